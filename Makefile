@@ -1,0 +1,92 @@
+# make lab        a virtual environment in .venv, then JupyterLab on the first notebook; at once from the second time on
+# make install    only the environment
+# make test       the whole gate, without a GPU, from nothing: ruff, the tests, every notebook as given and solved
+# make test-gpu   what needs an NVIDIA GPU: the device's tests, the notebooks on it, the benchmarks
+# make notebooks  notebooks/ built from solutions/
+# make bench      the benchmarks; BENCH="name ..." picks some
+#
+# LAB_ARGS="--no-browser --port 8899"   is handed to JupyterLab
+# PYTHON=python3.12                     makes the environment with this Python
+# VENV=folder                           keeps the environment there, or uses the one that is there
+# VENV=none                             uses the Python that is active (conda, a container's own torch): only what is
+#                                       missing is installed, never torch or Triton
+# TESTS="tests/kernels"                 runs only these; WORKERS=4 runs them on more cores
+
+VENV    ?= .venv
+NOTEBOOK ?= notebooks/00_start_here.ipynb
+TESTS   ?= tests notebooks build/solved
+WORKERS ?= 2
+
+ifeq ($(VENV),none)
+  python    := $(or $(PYTHON),python3)
+  installed := install-missing
+  ready     := install-missing-tools
+else
+  python    := $(VENV)/bin/python
+  installed := $(VENV)/.installed
+  ready     := $(VENV)/.installed-dev
+endif
+
+# JupyterLab refuses to start as root, which is what one is in most containers, unless it is told to.
+as_root := $(if $(filter 0,$(shell id -u)),--allow-root)
+
+# Tests and notebooks leave nothing in the learner's own .course, and two workers do not fight over the cores.
+gate := COURSE_HOME="$(CURDIR)/build/course" OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.PHONY: lab install test test-gpu notebooks bench install-missing install-missing-tools
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+lab: $(installed)
+	@JUPYTER_PREFER_ENV_PATH=1 $(python) -m jupyter lab "$(NOTEBOOK)" $(as_root) $(LAB_ARGS)
+
+install: $(installed)
+
+test: $(ready)
+	@$(python) -m ruff check .
+	@rm -rf build/solved build/course
+	@$(python) -m course_lib build --solved --out build/solved
+	@TRITON_INTERPRET=1 $(gate) $(python) -m pytest --nbmake -n $(WORKERS) --dist worksteal --durations 15 $(TESTS)
+
+test-gpu: $(ready)
+	@rm -rf build/solved
+	@$(python) -m course_lib build --solved --out build/solved
+	@COURSE_HOME="$(CURDIR)/build/course" $(python) -m pytest --nbmake --durations 15 tests/gpu notebooks build/solved
+	@$(python) -m course_lib bench $(BENCH)
+
+notebooks: $(installed)
+	@$(python) -m course_lib build
+
+bench: $(installed)
+	@$(python) -m course_lib bench $(BENCH)
+
+# The first Python here that the course runs on and that can make an environment; python3 gets to say why when none can.
+$(VENV)/bin/python:
+	@python="$(PYTHON)"; \
+	if [ -z "$$python" ]; then \
+	  for candidate in python3 python3.13 python3.12 python3.11 python3.10; do \
+	    if $$candidate -c 'import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' \
+	      2>/dev/null; then python=$$candidate; break; fi; \
+	  done; \
+	fi; \
+	python="$${python:-python3}"; \
+	if ! command -v "$$python" >/dev/null; then \
+	  echo "There is no $$python here. The course needs Python 3.10 to 3.13: install one, or name it with" \
+	    "PYTHON=/path/to/python3.12." >&2; exit 1; \
+	fi; \
+	"$$python" course_lib/bootstrap.py environment "$(VENV)"
+
+# The stamps are written last, so that an interrupted installation is taken up again.
+$(VENV)/.installed: requirements.txt $(VENV)/bin/python
+	@$(python) -m pip install --disable-pip-version-check -r requirements.txt
+	@touch "$@"
+
+$(VENV)/.installed-dev: requirements-dev.txt requirements.txt $(VENV)/bin/python
+	@$(python) -m pip install --disable-pip-version-check -r requirements-dev.txt
+	@touch "$@" "$(VENV)/.installed"
+
+install-missing:
+	@$(python) course_lib/bootstrap.py missing requirements.txt
+
+install-missing-tools:
+	@$(python) course_lib/bootstrap.py missing requirements-dev.txt

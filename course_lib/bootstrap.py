@@ -1,0 +1,162 @@
+"""Gets the course and what it needs onto a machine that has neither.
+
+Two readers use this file. The builder takes FIRST_CELL, the code cell that it puts at the head of every notebook. And
+`make`, or that cell, runs the file as a script, by any Python and before anything is installed:
+
+    python course_lib/bootstrap.py environment .venv           a virtual environment, or what hinders it, in a sentence
+    python course_lib/bootstrap.py missing requirements.txt    installs what is missing, never torch or Triton
+    python course_lib/bootstrap.py missing --notebook          the same for a notebook that something else serves
+
+So it imports nothing but the standard library, nothing of course_lib, and keeps to the grammar of old Pythons, which
+must be able to read the sentence that turns them away.
+"""
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+
+# THE place that names where notebooks on their own get the course from: a git URL, or the address of a .tar.gz or .zip
+# of it. Empty until the course is published: a notebook then says what to set. After a change: make notebooks.
+COURSE_REPOSITORY = ""
+
+FIRST_CELL = '''\
+# Set-up. Beside the course this cell only finds it; in Colab, say, it fetches the course first.
+import importlib.util, os, shutil, subprocess, sys, urllib.request
+from pathlib import Path
+
+COURSE_REPOSITORY = os.environ.get("COURSE_REPOSITORY", "{repository}")  # a git URL, or a .tar.gz or .zip of the course
+
+if importlib.util.find_spec("course_lib") is None:
+    here, fetched = Path.cwd(), Path.cwd() / "attention-course"
+    course_in = lambda folders: next((str(f) for f in folders if (f / "course_lib/home.py").exists()), None)
+    root = course_in([here, *here.parents])
+    if root is None:
+        if not course_in([fetched, *fetched.glob("*")]):
+            if not COURSE_REPOSITORY:
+                raise RuntimeError("The course is not here: set COURSE_REPOSITORY above to its address.")
+            if COURSE_REPOSITORY.endswith((".zip", ".tar.gz")):
+                archive, _ = urllib.request.urlretrieve(COURSE_REPOSITORY, Path(COURSE_REPOSITORY).name)
+                shutil.unpack_archive(archive, fetched)
+            else:
+                subprocess.run(["git", "clone", "--depth", "1", COURSE_REPOSITORY, fetched], check=True)
+        root = course_in([fetched, *fetched.glob("*")])
+        subprocess.run([sys.executable, root + "/course_lib/bootstrap.py", "missing", "--notebook"], check=True)
+    sys.path.insert(0, root)
+'''
+
+OLDEST, NEWEST = (3, 10), (3, 13)
+# Gigabytes, and matched to the machine's driver by whoever set it up: reported when missing, never installed over.
+NEVER_INSTALLED = ("torch", "triton")
+# A notebook that runs is served by something already, and is not what builds the others.
+NOT_FOR_A_NOTEBOOK = ("jupyterlab", "nbmake", "jupytext")
+
+
+def requirements(path):
+    """The requirements of a file and of those that it includes: a list of (name, requirement as pip takes it)."""
+    found = []
+    with open(path) as lines:
+        for line in lines:
+            line = line.split("#")[0].strip()
+            if line.startswith("-r "):
+                found += requirements(os.path.join(os.path.dirname(path), line[3:].strip()))
+            elif line:
+                requirement, _, marker = line.partition(";")
+                if not marker or sys.platform.startswith("linux"):  # the one marker used here is Linux
+                    found.append((re.match(r"[A-Za-z0-9._-]+", requirement).group(), requirement.strip()))
+    return found
+
+
+def module_of(name):
+    """The module that a distribution is imported as: pytest-xdist is xdist; the others are called alike."""
+    return {"pytest-xdist": "xdist"}.get(name, name.replace("-", "_"))
+
+
+def missing(path, notebook=False):
+    """The requirements of the file at `path` that cannot be imported here: (name, requirement) each."""
+    return [
+        (name, requirement)
+        for name, requirement in requirements(path)
+        if importlib.util.find_spec(module_of(name)) is None and not (notebook and name in NOT_FOR_A_NOTEBOOK)
+    ]
+
+
+def install_missing(path, notebook=False):
+    """Installs what is missing into the running Python and returns the exit status."""
+    wanted = missing(path, notebook)
+    left_to_you = [requirement for name, requirement in wanted if name in NEVER_INSTALLED]
+    if left_to_you:
+        print(
+            "This Python (%s) lacks %s, which the course does not install into an environment of yours. Install it the "
+            "way that fits your GPU, for example: %s -m pip install %s"
+            % (
+                sys.executable,
+                " and ".join(name for name, _ in wanted if name in NEVER_INSTALLED),
+                sys.executable,
+                " ".join('"%s"' % requirement for requirement in left_to_you),
+            ),
+            file=sys.stderr,
+        )
+        return 1
+    if not wanted:
+        return 0
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    # pip may still move torch as a dependency of something else: pinned to what is here, it cannot.
+    return subprocess.call(command + [requirement for _, requirement in wanted] + pins())
+
+
+def pins():
+    """Requirements that hold torch and Triton at the versions that are installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    held = []
+    for name in NEVER_INSTALLED:
+        try:
+            held.append("%s==%s" % (name, version(name)))
+        except PackageNotFoundError:
+            pass  # not installed, or by no package manager: nothing to hold
+    return held
+
+
+def obstacle():
+    """Why this Python cannot make the course's environment, as one sentence; None when it can."""
+    here = "This is Python %d.%d (%s)" % (sys.version_info[0], sys.version_info[1], sys.executable)
+    if not OLDEST <= sys.version_info[:2] <= NEWEST:
+        return (
+            "%s and the course needs Python 3.10 to 3.13: install one, or name it as in PYTHON=python3.12." % here
+        )
+    if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
+        return (
+            "%s, which cannot make a virtual environment: on Debian and Ubuntu run `sudo apt install python3.%d-venv`, "
+            "or use this Python as it is with VENV=none." % (here, sys.version_info[1])
+        )
+    return None
+
+
+def make_environment(folder):
+    """Makes a virtual environment in `folder` and returns the exit status."""
+    reason = obstacle()
+    if reason is None and os.path.isdir(folder) and os.listdir(folder):
+        if not os.path.exists(os.path.join(folder, "pyvenv.cfg")):
+            reason = "%s is no virtual environment and is not empty: name another folder with VENV=folder." % folder
+    if reason is not None:
+        print(reason, file=sys.stderr)
+        return 1
+    print("Making a virtual environment in %s with %s" % (folder, sys.executable), flush=True)
+    return subprocess.call([sys.executable, "-m", "venv", "--clear", folder])
+
+
+def main(arguments):
+    if len(arguments) == 2 and arguments[0] == "environment":
+        return make_environment(arguments[1])
+    if arguments == ["missing", "--notebook"]:
+        root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        return install_missing(os.path.join(root, "requirements.txt"), notebook=True)
+    if len(arguments) == 2 and arguments[0] == "missing":
+        return install_missing(arguments[1])
+    print(__doc__, file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

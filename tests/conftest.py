@@ -1,0 +1,39 @@
+"""What every test run needs: the tier decided before Triton is imported, and nothing written to a learner's .course."""
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# Set for this process and for the notebooks and workers that it starts; under xdist each worker inherits it.
+if "COURSE_HOME" not in os.environ:
+    _home = tempfile.TemporaryDirectory(prefix="course-tests-")  # removed with this process
+    os.environ["COURSE_HOME"] = _home.name
+
+from course_lib.hardware.device import interpreting, prepare_triton
+
+prepare_triton()
+
+GPU_TESTS = Path(__file__).resolve().parent / "gpu"
+
+# Two busy cores: an example that is slow once is no failure.
+settings.register_profile("course", deadline=None, print_blob=True)
+settings.load_profile("course")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--browser", action="store_true", help="run the tests that drive a real Chromium")
+    parser.addoption("--screenshot", metavar="DIR", help="where the browser tests save a picture of each notebook")
+
+
+def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if GPU_TESTS in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
+        if item.get_closest_marker("gpu") and interpreting():
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU; kernels run in the interpreter here"))
+        if item.get_closest_marker("browser") and not config.getoption("--browser"):
+            item.add_marker(pytest.mark.skip(reason="drives a real Chromium: ask for it with --browser"))
+    # Notebooks take longest: started first, they leave the short tests to fill both workers' ends.
+    items.sort(key=lambda item: item.path.suffix != ".ipynb")
