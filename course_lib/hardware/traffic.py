@@ -19,11 +19,10 @@ This is the only file of the course that knows Triton's inside, and it proves it
 whose counts are known. If that fails, :class:`MeterUnavailable` says so: a meter that guesses is worse than none.
 It imports nothing of the course, so that it can be loaded by its path alone.
 """
-from __future__ import annotations
-
 import contextlib
 import html
 import inspect
+import itertools
 import linecache
 import os
 import sys
@@ -170,8 +169,7 @@ class TrafficReport:
 
     def as_dict(self) -> dict:
         """Plain lists, strings and numbers, ready for ``json.dumps``."""
-        totals = dict(loaded_bytes=self.loaded_bytes, stored_bytes=self.stored_bytes, atomic_bytes=self.atomic_bytes,
-                      total_bytes=self.total_bytes)
+        totals = {key: getattr(self, key) for key in ("loaded_bytes", "stored_bytes", "atomic_bytes", "total_bytes")}
         plain = {key: [_plain(asdict(item)) for item in getattr(self, key)]
                  for key in ("tensors", "launches", "out_of_bounds", "allocations")}
         for row, traffic in zip(plain["tensors"], self.tensors):
@@ -254,7 +252,7 @@ class _View:
         self.address = tensor.data_ptr()
         self.item_bytes = tensor.element_size()
 
-    def contains(self, other: _View) -> bool:
+    def contains(self, other: "_View") -> bool:
         same = self.storage_address == other.storage_address and self.tensor.device == other.tensor.device
         return same and self.start <= other.start and other.end <= self.end
 
@@ -315,7 +313,7 @@ class TrafficMeter:
     or when this Triton's inside is not the one known here.
     """
 
-    _active: TrafficMeter | None = None
+    _active: "TrafficMeter | None" = None
 
     def __init__(self, *, count_sectors: bool = False, **tensors: torch.Tensor):
         self._count_sectors = count_sectors
@@ -327,13 +325,13 @@ class TrafficMeter:
         self._wild: dict[tuple, dict] = {}
         self._wild_unlisted = 0
         self._allocated: dict[int, weakref.ref] = {}  # storage address -> tensor
-        self._preparing_launch = False  # the interpreter wraps arguments in new tensors: no allocations of the learner's
+        self._preparing_launch = False  # then the interpreter makes tensors of its own, which nobody asked for
         self._allocations: list[Allocation] = []
         self._kernel = None
         self._scratch = np.zeros(16, dtype=np.uint8)  # where a wild compare-and-swap is sent instead
         self.watch(**tensors)
 
-    def watch(self, **tensors: torch.Tensor) -> TrafficMeter:
+    def watch(self, **tensors: torch.Tensor) -> "TrafficMeter":
         """Gives names to tensors; before, during or after the launches. Raises TypeError for what is no tensor."""
         for name, tensor in tensors.items():
             if not isinstance(tensor, torch.Tensor):
@@ -341,11 +339,11 @@ class TrafficMeter:
             self._named[name] = _View(tensor)
         return self
 
-    def __enter__(self) -> TrafficMeter:
+    def __enter__(self) -> "TrafficMeter":
         _require_interpreter()
         if TrafficMeter._active is not None:
-            raise MeterUnavailable("Another TrafficMeter is already counting. Leave its `with` block first, or name the "
-                                   "tensors in one meter.")
+            raise MeterUnavailable("Another TrafficMeter is already counting. Leave its `with` block first, or name "
+                                   "all tensors in one meter.")
         _self_test()
         self._open()
         return self
@@ -485,8 +483,8 @@ class TrafficMeter:
             if inside.any():
                 argument.row.add(kind, values[inside] - argument.origin, item_bytes)
             if not inside.all():
-                distance = values[~inside].astype(np.int64) - argument.low
-                self._record(kind, argument.row, argument.parameter, argument.view, distance // argument.view.item_bytes)
+                elements = (values[~inside].astype(np.int64) - argument.low) // argument.view.item_bytes
+                self._record(kind, argument.row, argument.parameter, argument.view, elements)
         return allowed
 
     def _account_by_address(self, kind: str, values: np.ndarray, item_bytes: int) -> np.ndarray:
@@ -522,8 +520,8 @@ class TrafficMeter:
                 self._wild_unlisted += elements.size
                 return
             length = 0 if view is None else (view.end - view.start) // view.item_bytes
-            record = self._wild[key] = dict(row=row, program=program, programs=set(), lanes=0, length=length,
-                                            low=None, high=None)
+            record = self._wild[key] = {"row": row, "program": program, "programs": set(), "lanes": 0,
+                                        "length": length, "low": None, "high": None}
         record["programs"].add(program)
         record["lanes"] += elements.size
         if view is not None:
@@ -556,8 +554,9 @@ class TrafficMeter:
                 name = min(given, key=lambda name: self._named[name].end - self._named[name].start)
             else:
                 qualified = next(iter(row.parameters), row.name)
-                choices = [row.name, qualified] + [f"{qualified} ({number})" for number in range(2, len(self._rows) + 2)]
-                name = next(choice for choice in choices if choice not in groups and choice not in self._named)
+                numbered = (f"{qualified} ({number})" for number in itertools.count(2))
+                name = next(choice for choice in itertools.chain((row.name, qualified), numbered)
+                            if choice not in groups and choice not in self._named)
             names[id(row)] = name
             groups.setdefault(name, []).append(row)
         return names, groups
@@ -781,8 +780,8 @@ def _require_interpreter() -> None:
     except ImportError as error:
         raise MeterUnavailable(f"Triton cannot be imported ({error}), so there is no kernel to meter.") from error
     if not _interpreting():
-        raise MeterUnavailable("Kernels run on the GPU in this process, where loads cannot be counted. Start Python with "
-                               "TRITON_INTERPRET=1 in its environment, before Triton is imported.")
+        raise MeterUnavailable("Kernels are compiled for the GPU in this process, where loads cannot be counted. Start "
+                               "Python with TRITON_INTERPRET=1 in its environment, before Triton is imported.")
     repair_interpreter()
 
 
@@ -817,11 +816,11 @@ def repair_interpreter() -> bool:
     return True
 
 
-def _self_test_kernel(source, target, total, length, BLOCK: tl.constexpr):  # noqa: F821
-    lanes = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # noqa: F821
-    values = tl.load(source + lanes, mask=lanes < length)  # noqa: F821
-    tl.store(target + lanes, values)  # noqa: F821
-    tl.atomic_add(total, 1.0)  # noqa: F821
+def _self_test_kernel(source, target, total, length):
+    lanes = tl.program_id(0) * 8 + tl.arange(0, 8)  # tl becomes a global of this file when the test first runs
+    values = tl.load(source + lanes, mask=lanes < length)
+    tl.store(target + lanes, values)  # the last six lanes lie outside
+    tl.atomic_add(total, 1.0)
 
 
 _self_test_result: str | None = None  # None: not run yet; "": passed; else what was wrong
@@ -838,15 +837,15 @@ def _self_test() -> None:
             meter = TrafficMeter(source=source)
             meter._open()
             try:
-                triton.jit(_self_test_kernel)[(2, )](source, target, total, 10, BLOCK=8)
+                triton.jit(_self_test_kernel)[(2, )](source, target, total, 10)
             finally:
                 meter._close()
             _self_test_result = _self_test_mismatch(meter.report(), target, total)
         except Exception as error:  # whatever moved inside Triton, the answer is the same: no meter
             _self_test_result = f"{type(error).__name__}: {error}"
     if _self_test_result:
-        raise MeterUnavailable(f"The traffic meter does not understand this Triton ({_self_test_result}). {_versions()} "
-                               "Install a Triton from 3.6 to 3.9 to count bytes; everything else works without it.")
+        raise MeterUnavailable(f"The traffic meter does not understand this Triton ({_self_test_result}). "
+                               f"{_versions()} Install Triton 3.6 to 3.9 to count bytes; all else works without it.")
 
 
 def _self_test_mismatch(report: TrafficReport, target: torch.Tensor, total: torch.Tensor) -> str:
