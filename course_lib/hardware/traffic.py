@@ -592,6 +592,10 @@ class _Allocations(TorchDispatchMode):
         super().__init__()
         self.meter = meter
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:  # True would import torch._dynamo on first use, a second of start-up
+        return False
+
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         if not self.meter._preparing_launch:

@@ -1,0 +1,63 @@
+"""What the memory kernels of chapter 01 ask of their arguments, and the sentences that say so."""
+import torch
+
+from course_lib.hardware.device import interpreting
+
+FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def check_tensor(name: str, tensor, dtypes=None) -> None:
+    """Raise ValueError unless `tensor` is one that a kernel can run on here, of a dtype among `dtypes` (None: any)."""
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor.")
+    if dtypes is not None and tensor.dtype not in dtypes:
+        allowed = ", ".join(str(dtype) for dtype in dtypes)
+        raise ValueError(f"{name} has dtype {tensor.dtype}; allowed are {allowed}.")
+    if interpreting():
+        if tensor.dtype == torch.bfloat16 and dtypes is not None:
+            raise ValueError(
+                f"{name} has dtype torch.bfloat16, with which Triton's interpreter computes wrong numbers; "
+                "use torch.float32 or torch.float16 there."
+            )
+    elif not tensor.is_cuda:
+        raise ValueError(
+            f"{name} is on device {tensor.device}; a compiled kernel needs a CUDA tensor. Move it with "
+            ".to('cuda'), or set TRITON_INTERPRET=1 before Python starts to run kernels on the CPU."
+        )
+
+
+def check_contiguous(name: str, tensor: torch.Tensor) -> None:
+    if not tensor.is_contiguous():
+        raise ValueError(
+            f"{name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}; it must be contiguous. "
+            f"Call {name}.contiguous() first."
+        )
+
+
+def check_alike(name: str, tensor: torch.Tensor, other_name: str, other: torch.Tensor) -> None:
+    """Raise ValueError unless both have one shape, dtype and device."""
+    for what in ("shape", "dtype", "device"):
+        given, wanted = getattr(tensor, what), getattr(other, what)
+        if given != wanted:
+            given, wanted = (tuple(given), tuple(wanted)) if what == "shape" else (given, wanted)
+            raise ValueError(f"{name} has {what} {given}; it must be that of {other_name}, {wanted}.")
+
+
+def integer_view(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """The tensor's bits as integers: a kernel that only moves data then takes every dtype, in the interpreter too."""
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    size = tensor.element_size()
+    if size not in integers:
+        raise ValueError(f"{name} has dtype {tensor.dtype} of {size} bytes; allowed are elements of at most 8 bytes.")
+    return tensor.view(integers[size])
+
+
+def output_like(out: torch.Tensor | None, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """`out` when it fits `tensor` in shape, dtype and device and is contiguous; a new tensor when it is None."""
+    if out is None:
+        return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    if not isinstance(out, torch.Tensor):
+        raise ValueError(f"out is a {type(out).__name__}; it must be a torch.Tensor, or None.")
+    check_alike("out", out, name, tensor)
+    check_contiguous("out", out)
+    return out
