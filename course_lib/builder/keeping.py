@@ -33,7 +33,8 @@ def build(
             built all the same.
     """
     folder = out or notebooks or NOTEBOOKS
-    if with_answers and folder.resolve() == (notebooks or NOTEBOOKS).resolve():
+    learners = folder.resolve() == (notebooks or NOTEBOOKS).resolve()
+    if with_answers and learners:
         raise BuildError(f"Solved chapters go to another folder than {relative(folder)}, which is the learner's.")
     built, refused = [], []
     # All are made before any is written: a fault in the last chapter leaves every notebook as it was.
@@ -41,7 +42,7 @@ def build(
     for source, notebook in made:
         path = folder / f"{source.stem}.ipynb"
         text = as_text(notebook)
-        if out is None and path.exists() and path.read_bytes() != text.encode() and holds_work(path):
+        if learners and path.exists() and path.read_bytes() != text.encode() and holds_work(path):
             refused.append(path)
             continue
         write(path, text)

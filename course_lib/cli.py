@@ -1,0 +1,169 @@
+"""The course's command line: python -m course_lib doctor | check | progress | reset | bench | build.
+
+Exit status: 0 when everything attempted passed, 1 when something did not, 2 when the command could not run; then one
+line on the error stream says why. What a command needs is imported by that command, so that --help is there at once.
+"""
+import argparse
+import json
+import os
+import pkgutil
+import sys
+from collections import Counter
+from importlib import import_module
+from pathlib import Path
+
+PASSED, NOT_PASSED, COULD_NOT_RUN, INTERRUPTED = 0, 1, 2, 130
+NO_FAULT = ("passed", "not_attempted", "unsupported")
+
+
+class CannotRun(Exception):
+    """A command that cannot do what was asked; the text is the one line that says why and what to do."""
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    return import_module("course_lib.hardware.doctor").main() or PASSED
+
+
+def check(arguments: argparse.Namespace) -> int:
+    """Prints the verdicts of files; one that cannot be read does not keep the others from being checked."""
+    if arguments.json:
+        require_writable(arguments.json)
+    checker = import_module("course_lib.checker")
+    verdicts, problems = [], []
+    for file in arguments.files:
+        try:
+            found = checker.check_file(file, exercise=arguments.exercise)
+            if not found:
+                raise checker.CourseError(f"{file}: holds no exercise; its cell begins with '# Exercise 3.2 · Title'.")
+        except checker.CourseError as error:
+            problems.append(str(error))
+            continue
+        if len(arguments.files) > 1:
+            print(f"{file}:")
+        for verdict in found:
+            print(verdict, flush=True)
+        verdicts += [{**verdict.as_dict(), "file": str(file)} for verdict in found]
+    if verdicts:
+        counts = Counter(verdict["outcome"].replace("_", " ") for verdict in verdicts)
+        print(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
+    if arguments.json:
+        import_module("course_lib.builder.keeping").write(
+            arguments.json, json.dumps(verdicts, ensure_ascii=False, indent=2) + "\n"
+        )
+    if problems:
+        raise CannotRun("\n".join(problems))
+    return PASSED if all(verdict["outcome"] in NO_FAULT for verdict in verdicts) else NOT_PASSED
+
+
+def require_writable(path: Path) -> None:
+    """Says before a minute's checking, not after it, that the result has nowhere to go."""
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise CannotRun(f"{path}: cannot be written; --json takes a file in a folder that exists and is yours.")
+
+
+def progress(arguments: argparse.Namespace) -> int:
+    checker = import_module("course_lib.checker")
+    try:
+        print(checker.progress())
+    except checker.CourseError as error:
+        raise CannotRun(str(error)) from error
+    return PASSED
+
+
+def reset(arguments: argparse.Namespace) -> int:
+    builder = import_module("course_lib.builder")
+    try:
+        notebook, copy = builder.reset(arguments.chapter)
+    except builder.BuildError as error:
+        raise CannotRun(str(error)) from error
+    print(f"{short(notebook)} is as it was given." + (f" Yours is kept as {short(copy)}." if copy else ""))
+    return PASSED
+
+
+def build(arguments: argparse.Namespace) -> int:
+    builder = import_module("course_lib.builder")
+    if arguments.check and (arguments.solved or arguments.out):
+        raise CannotRun("--check compares the learner's notebooks: it goes with neither --solved nor --out.")
+    out = arguments.out or (Path("build/solved") if arguments.solved else None)
+    try:
+        if arguments.check:
+            differing = builder.stale(arguments.names)
+            for path, reason in differing:
+                print(f"{short(path)} {reason}: `make notebooks` builds it.", file=sys.stderr)
+            return NOT_PASSED if differing else PASSED
+        built = builder.build(arguments.names, out=out, with_answers=arguments.solved)
+    except builder.BuildError as error:
+        raise CannotRun(str(error)) from error
+    print(f"Built {', '.join(str(short(path)) for path in built) or 'nothing: there are no chapters in solutions/'}.")
+    return PASSED
+
+
+def bench(arguments: argparse.Namespace) -> int:
+    folder = Path(__file__).parent / "bench"
+    known = sorted(module.name for module in pkgutil.iter_modules([str(folder)]) if not module.name.startswith("_"))
+    unknown = [name for name in arguments.names if name not in known]
+    if unknown:
+        raise CannotRun(f"There is no benchmark '{unknown[0]}'; there are: {', '.join(known) or 'none yet'}.")
+    if arguments.list or not known:
+        print("\n".join(known) or "There are no benchmarks yet.")
+        return PASSED
+    statuses = [import_module(f"course_lib.bench.{name}").main([]) or PASSED for name in arguments.names or known]
+    return max(statuses)
+
+
+def short(path: Path) -> Path:
+    """The path from where the command was given, if it lies below."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m course_lib", description="Write, check and measure attention kernels.")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+
+    def command(function, summary: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(function.__name__, help=summary, description=summary)
+        made.set_defaults(run=function)
+        return made
+
+    command(doctor, "Say what this machine is, what will and will not work on it, and what to do about that.")
+
+    made = command(check, "Check the exercises of notebooks or .py files; status 0 when all that was attempted passed.")
+    made.add_argument("files", nargs="+", metavar="FILE", type=Path, help="a notebook, or a .py file in percent format")
+    made.add_argument("--exercise", metavar="ID", help='only this one, such as "3.2"')
+    made.add_argument("--json", metavar="OUT", type=Path, help="write the verdicts to this file, as a list of objects")
+
+    command(progress, "Show what you have passed and what is open.")
+
+    made = command(reset, "Give a chapter's notebook back as it was given; yours is kept beside it under a dated name.")
+    made.add_argument("chapter", metavar="CHAPTER", help='its number or name, such as "03"')
+
+    made = command(bench, "Measure the course's kernels beside the libraries' own.")
+    made.add_argument("names", nargs="*", metavar="NAME", help="which benchmarks (all)")
+    made.add_argument("--list", action="store_true", help="only name them")
+
+    made = command(build, "Build the notebooks from solutions/; one that holds your work is never built over.")
+    made.add_argument("names", nargs="*", metavar="NAME", help='which chapters, such as "03" (all)')
+    made.add_argument("--check", action="store_true", help="build nothing; status 1 when a notebook differs")
+    made.add_argument("--solved", action="store_true", help="with the answers in, where each check must pass")
+    made.add_argument("--out", metavar="DIR", type=Path, help="another folder than notebooks/ (build/solved if solved)")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command that the arguments (those of the process by default) give, and returns the exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal without Unicode shows ? for ✓, and no traceback
+    parser = make_parser()
+    arguments = parser.parse_args(argv)
+    if not hasattr(arguments, "run"):
+        parser.print_help()
+        return PASSED
+    try:
+        return arguments.run(arguments)
+    except (CannotRun, OSError) as error:
+        print(error, file=sys.stderr)
+        return COULD_NOT_RUN
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        return INTERRUPTED
