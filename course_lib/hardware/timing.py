@@ -28,6 +28,11 @@ class Timing:
     high: float
     repeats: int
 
+    @property
+    def spread(self) -> float:
+        """(high - low) / median: 0.02 is a quiet machine, 0.5 a busy one."""
+        return (self.high - self.low) / self.median
+
     def bandwidth(self, bytes_moved: float) -> float:
         """Bytes/s at the median."""
         return bytes_moved / self.median
