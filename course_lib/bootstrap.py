@@ -10,7 +10,6 @@ Two readers use this file. The builder takes FIRST_CELL, the code cell that it p
 So it imports nothing but the standard library, nothing of course_lib, and keeps to the grammar of old Pythons, which
 must be able to read the sentence that turns them away.
 """
-import importlib.util
 import os
 import re
 import subprocess
@@ -72,12 +71,18 @@ def module_of(name):
     return {"pytest-xdist": "xdist"}.get(name, name.replace("-", "_"))
 
 
+def importable(module):
+    import importlib.util  # here, for a Python 2 that must get as far as its sentence
+
+    return importlib.util.find_spec(module) is not None
+
+
 def missing(path, notebook=False):
     """The requirements of the file at `path` that cannot be imported here: (name, requirement) each."""
     return [
         (name, requirement)
         for name, requirement in requirements(path)
-        if importlib.util.find_spec(module_of(name)) is None and not (notebook and name in NOT_FOR_A_NOTEBOOK)
+        if not importable(module_of(name)) and not (notebook and name in NOT_FOR_A_NOTEBOOK)
     ]
 
 
@@ -86,7 +91,7 @@ def install_missing(path, notebook=False):
     wanted = missing(path, notebook)
     left_to_you = [requirement for name, requirement in wanted if name in NEVER_INSTALLED]
     if left_to_you:
-        print(
+        say(
             "This Python (%s) lacks %s, which the course does not install into an environment of yours. Install it the "
             "way that fits your GPU, for example: %s -m pip install %s"
             % (
@@ -94,8 +99,7 @@ def install_missing(path, notebook=False):
                 " and ".join(name for name, _ in wanted if name in NEVER_INSTALLED),
                 sys.executable,
                 " ".join('"%s"' % requirement for requirement in left_to_you),
-            ),
-            file=sys.stderr,
+            )
         )
         return 1
     if not wanted:
@@ -125,7 +129,7 @@ def obstacle():
         return (
             "%s and the course needs Python 3.10 to 3.13: install one, or name it as in PYTHON=python3.12." % here
         )
-    if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
+    if not (importable("venv") and importable("ensurepip")):
         return (
             "%s, which cannot make a virtual environment: on Debian and Ubuntu run `sudo apt install python3.%d-venv`, "
             "or use this Python as it is with VENV=none." % (here, sys.version_info[1])
@@ -140,10 +144,14 @@ def make_environment(folder):
         if not os.path.exists(os.path.join(folder, "pyvenv.cfg")):
             reason = "%s is no virtual environment and is not empty: name another folder with VENV=folder." % folder
     if reason is not None:
-        print(reason, file=sys.stderr)
+        say(reason)
         return 1
-    print("Making a virtual environment in %s with %s" % (folder, sys.executable), flush=True)
+    say("Making a virtual environment in %s with %s." % (folder, sys.executable))
     return subprocess.call([sys.executable, "-m", "venv", "--clear", folder])
+
+
+def say(text):
+    sys.stderr.write(text + "\n")
 
 
 def main(arguments):
@@ -154,7 +162,7 @@ def main(arguments):
         return install_missing(os.path.join(root, "requirements.txt"), notebook=True)
     if len(arguments) == 2 and arguments[0] == "missing":
         return install_missing(arguments[1])
-    print(__doc__, file=sys.stderr)
+    say(__doc__)
     return 2
 
 

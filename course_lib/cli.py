@@ -117,7 +117,7 @@ def short(path: Path) -> Path:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m course_lib", description="Write, check and measure attention kernels.")
+    parser = argparse.ArgumentParser(prog="python -m course_lib", description="Write, check and measure kernels.")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
     def command(function, summary: str) -> argparse.ArgumentParser:
