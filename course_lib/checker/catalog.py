@@ -1,0 +1,90 @@
+"""Which exercises there are, and what the course itself answers to them."""
+from __future__ import annotations
+
+import functools
+import importlib
+import linecache
+import math
+import sys
+import types
+from pathlib import Path
+
+from course_lib.checker.cells import SOLUTION_PREFIX, exercise_cells
+from course_lib.checker.exercise import CourseError, Exercise, nearest
+from course_lib.home import ROOT
+
+
+@functools.cache
+def exercises() -> dict[str, Exercise]:
+    """Every exercise by id, in the order of chapters.
+
+    Raises:
+        CourseError: two modules define one id.
+    """
+    found: dict[str, Exercise] = {}
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    for path in sorted((ROOT / "exercises").glob("ch*.py")):
+        for exercise in importlib.import_module(f"exercises.{path.stem}").EXERCISES:
+            if exercise.id in found:
+                raise CourseError(f"Exercise {exercise.id} is defined twice, the second time in {path.name}.")
+            found[exercise.id] = exercise
+    return found
+
+
+def exercise(identity: str) -> Exercise:
+    """The exercise with this id.
+
+    Raises:
+        CourseError: there is none; with the nearest id and all that there are.
+    """
+    known = exercises()
+    if isinstance(identity, str) and identity.strip() in known:
+        return known[identity.strip()]
+    closest = nearest(str(identity), list(known))
+    raise CourseError(
+        f"There is no exercise {identity!r}. The nearest is {closest!r}; the exercises are {', '.join(known)}."
+    )
+
+
+def solution_file(chapter: str) -> Path:
+    """The source of a chapter ("03"), in `solutions/`."""
+    files = sorted((ROOT / "solutions").glob(f"{chapter}_*.py"))
+    if not files:
+        raise CourseError(f"There is no chapter {chapter}: solutions/ holds no file {chapter}_*.py.")
+    return files[0]
+
+
+@functools.cache
+def solution_source(identity: str) -> str:
+    """The course's own answer: the exercise's cell in the chapter's source, without the markers."""
+    path = solution_file(exercise(identity).chapter)
+    cells = exercise_cells(path)
+    if identity not in cells:
+        raise CourseError(f"{path.name} holds no cell that begins with `# Exercise {identity}`.")
+    lines = cells[identity].splitlines()
+    return "\n".join(line for line in lines if line.strip() not in ("# BEGIN SOLUTION", "# END SOLUTION")) + "\n"
+
+
+@functools.cache
+def reference(identity: str) -> tuple:
+    """The course's own functions for an exercise, in the order of its entries."""
+    import numpy
+    import torch
+
+    source, filename = solution_source(identity), f"{SOLUTION_PREFIX}{identity}>"
+    # Triton and tracebacks look sources up by file name; this one lives in the line cache alone.
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    module = types.ModuleType(f"course_solution_{identity.replace('.', '_')}")
+    module.__file__ = filename
+    sys.modules[module.__name__] = module
+    module.__dict__.update(torch=torch, np=numpy, math=math, F=torch.nn.functional)
+    try:
+        import triton
+        import triton.language
+
+        module.__dict__.update(triton=triton, tl=triton.language)
+    except ImportError:
+        pass  # an exercise that needs Triton then fails at its own first line, which names it
+    exec(compile(source, filename, "exec"), module.__dict__)
+    return tuple(module.__dict__[entry] for entry in exercise(identity).entries)

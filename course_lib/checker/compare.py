@@ -1,0 +1,220 @@
+"""Is a result right? Twice the error of a plain implementation in the same precision, plus a rounding band.
+
+The rule is that of the FlashAttention test-suite: the truth is computed in float64; the same formula, run plainly in the
+case's own dtype, shows what that dtype can give; an answer may err twice as much.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from course_lib.checker.exercise import Case, Exercise, InOut
+
+
+# A fingerprint is what a mistake makes of the inputs in float64; the learner's version of it rounds on top.
+FINGERPRINT_SLACK = 4.0
+
+
+@dataclass
+class Leaf:
+    """One tensor or number of a result, compared.
+
+    Attributes:
+        path: where it stands, "" for a lone result, "[1]" in a tuple, "written[0]" for an argument written in place.
+        problem: None when right, else a sentence.
+        got, want: the values (tensors in float64 where numeric).
+        wrong: boolean tensor, True where an element is outside the tolerance; None for numbers and shape errors.
+    """
+
+    path: str
+    problem: str | None = None
+    got: Any = None
+    want: Any = None
+    wrong: torch.Tensor | None = None
+
+
+@dataclass
+class Truth:
+    """What a case's result should be: float64 values, and for each tensor the largest allowed error, elementwise."""
+
+    want: Any
+    like: Any                                   # the plain implementation's result: its dtypes are the ones asked for
+    plains: list[Any] = field(default_factory=list)
+
+
+def arguments(case: Case, convert: Callable[[torch.Tensor], torch.Tensor]) -> tuple[list, list[torch.Tensor]]:
+    """A case's args with every tensor converted (a copy), and the ones that may be written."""
+    written: list[torch.Tensor] = []
+
+    def walk(value):
+        if isinstance(value, InOut):
+            written.append(convert(value.tensor))
+            return written[-1]
+        if isinstance(value, torch.Tensor):
+            return convert(value)
+        if isinstance(value, (tuple, list)):
+            return type(value)(walk(item) for item in value)
+        if isinstance(value, dict):
+            return {key: walk(item) for key, item in value.items()}
+        return value
+
+    return [walk(value) for value in case.args], written
+
+
+def call(function: Callable, case: Case, convert: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """What a plain function makes of a case: its result, and the arguments it wrote, if the case has such."""
+    args, written = arguments(case, convert)
+    result = function(*args)
+    return (result, {"written": written}) if written else result
+
+
+def float64(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in float64; integers stay what they are."""
+    return tensor.double() if tensor.is_floating_point() else tensor.clone()
+
+
+def _tf32(tensor):
+    """float32 with the 10-bit mantissa that tensor cores read; other dtypes as they are."""
+    if tensor.dtype != torch.float32:
+        return tensor.clone()
+    bits = tensor.contiguous().view(torch.int32)
+    return ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+def truth(exercise: Exercise, case: Case, tf32: bool) -> Truth:
+    """Run the oracle in float64, and plainly in the case's dtype."""
+    oracle = exercise.oracle_for(case)
+    like = call(oracle, case, torch.clone)
+    plains = [like, *(call(plain, case, torch.clone) for plain in exercise.plain)]
+    if tf32:
+        plains.append(call(oracle, case, _tf32))
+    return Truth(call(oracle, case, float64), like, plains)
+
+
+def leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
+    """The tensors and numbers of a nested result, with their paths."""
+    if isinstance(value, (tuple, list)):
+        return [leaf for index, item in enumerate(value) for leaf in leaves(item, f"{path}[{index}]")]
+    if isinstance(value, dict):
+        return [leaf for key in value for leaf in leaves(value[key], f"{path}.{key}" if isinstance(key, str) else f"{path}[{key}]")]
+    return [(path, value)]
+
+
+def _structure(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return [_structure(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _structure(item) for key, item in value.items()}
+    return None
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    if isinstance(value, (tuple, list)):
+        return f"{len(value)} values"
+    if value is None:
+        return "None (is a `return` missing?)"
+    return f"{type(value).__name__} {value!r}"[:80]
+
+
+def compare(got: Any, expected: Truth, exercise: Exercise) -> list[Leaf]:
+    """Every leaf of a result, compared with the truth; one leaf with a problem when the structures differ."""
+    if _structure(got) != _structure(expected.want):
+        return [Leaf("", f"it returned {_kind(got)}; expected is {_kind(expected.like)}", got, expected.want)]
+    results = []
+    plains = [dict(leaves(plain)) for plain in expected.plains]
+    likes = dict(leaves(expected.like))
+    for (path, mine), (_, want) in zip(leaves(got), leaves(expected.want)):
+        if isinstance(want, torch.Tensor):
+            allowed = tolerance(want, [plain[path] for plain in plains])
+            results.append(_compare_tensor(path, mine, want, allowed, likes[path]))
+        else:
+            results.append(_compare_number(path, mine, want, exercise.relative_tolerance))
+    return results
+
+
+def agrees(got: Any, fingerprint: Any, expected: Truth, exercise: Exercise) -> bool:
+    """Whether a result is what a known mistake makes of the case, give or take `FINGERPRINT_SLACK` tolerances.
+
+    The tolerance is the truth's own; where the mistake makes larger values than the truth, its errors are larger too.
+    """
+    if _structure(got) != _structure(fingerprint):
+        return False
+    wants, plains = dict(leaves(expected.want)), [dict(leaves(plain)) for plain in expected.plains]
+    for (path, mine), (_, told) in zip(leaves(got), leaves(fingerprint)):
+        want = wants.get(path)
+        if not isinstance(told, torch.Tensor):
+            problem = _compare_number(path, mine, told, exercise.relative_tolerance * FINGERPRINT_SLACK).problem
+        else:
+            allowed = tolerance(want, [plain[path] for plain in plains]) if isinstance(want, torch.Tensor) else 0.0 * told
+            growth = _largest(told) / max(_largest(want), 1e-30) if isinstance(want, torch.Tensor) else 1.0
+            # Not broadcast elementwise: a mistake may put a large value where the truth has a small one.
+            most = float(allowed.max()) if allowed.numel() else 0.0
+            problem = _compare_tensor(path, mine, told, torch.full_like(told, FINGERPRINT_SLACK * most * max(1.0, growth),
+                                                                        dtype=torch.float64), None).problem
+        if problem:
+            return False
+    return True
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    finite = tensor[torch.isfinite(tensor)] if tensor.is_floating_point() else tensor
+    return float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def _compare_number(path: str, got: Any, want: Any, relative: float) -> Leaf:
+    if isinstance(got, torch.Tensor) and got.numel() == 1:
+        got = got.item()
+    numeric = isinstance(want, (int, float)) and not isinstance(want, bool)
+    if not numeric or isinstance(got, (bool, str)) or not isinstance(got, (int, float)):
+        right = type(got) is type(want) and got == want
+    elif isinstance(want, int) and relative <= 1e-6:
+        right = got == want
+    else:
+        right = math.isclose(got, want, rel_tol=relative) or (math.isnan(want) and math.isnan(got))
+    shown = f"{want:,}" if isinstance(want, int) and numeric else f"{want!r}" if not isinstance(want, float) else f"{want:.6g}"
+    mine = f"{got:,}" if isinstance(got, int) and not isinstance(got, bool) else f"{got:.6g}" if isinstance(got, float) else repr(got)[:80]
+    return Leaf(path, None if right else f"got {mine}, expected {shown}", got, want)
+
+
+def tolerance(want: torch.Tensor, plains: list[torch.Tensor]) -> torch.Tensor:
+    """The allowed absolute error, elementwise, for a float64 truth and its plain implementations."""
+    finite = torch.isfinite(want)
+    plain_error = 0.0
+    for plain in plains:
+        usable = finite & torch.isfinite(plain)
+        if usable.any():
+            plain_error = max(plain_error, float((plain.double() - want)[usable].abs().max()))
+    size = want[finite].abs()
+    typical = float(size.square().mean().sqrt()) if size.numel() else 0.0
+    epsilon = torch.finfo(plains[0].dtype).eps if plains[0].is_floating_point() else 0.0
+    band = epsilon * (torch.where(finite, want.abs(), 0.0) + typical)
+    return 2.0 * plain_error + band
+
+
+def _compare_tensor(path: str, got: Any, want: torch.Tensor, allowed: torch.Tensor, like: torch.Tensor | None) -> Leaf:
+    """Compare with `want` within `allowed`; the dtype must be that of `like`, unless it is None."""
+    if not isinstance(got, torch.Tensor):
+        if isinstance(got, (int, float)) and want.dim() == 0:
+            got = torch.tensor(got, dtype=want.dtype if like is None else like.dtype)
+        else:
+            return Leaf(path, f"it returned {_kind(got)}; expected is {_kind(want)}", got, want)
+    if got.shape != want.shape:
+        return Leaf(path, f"the shape is {list(got.shape)}; expected is {list(want.shape)}", got, want)
+    if like is not None and got.dtype != like.dtype:
+        return Leaf(path, f"the dtype is {got.dtype}; expected is {like.dtype}", got, want)
+    if not want.is_floating_point():
+        wrong = got != want if not got.is_floating_point() else got.double() != want.double()
+    else:
+        value = got.double()
+        finite = torch.isfinite(want)
+        error = torch.where(finite & torch.isfinite(value), (value - want).abs(), math.inf)
+        same = (value == want) | (value.isnan() & want.isnan())  # infinities and NaN must stand where they belong
+        wrong = ~torch.where(finite, error <= allowed, same)
+        got = value
+    return Leaf(path, None if not wrong.any() else "values", got, want, wrong)

@@ -1,0 +1,189 @@
+"""What went wrong: the known mistake that a result matches, and where in the result the errors lie."""
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from course_lib.checker.compare import Leaf, Truth, agrees, call, float64
+from course_lib.checker.exercise import Case, Exercise, InOut, Mistake, Seen
+
+
+class Outcome:
+    """One finished case with all that the diagnosis needs."""
+
+    def __init__(self, case: Case, seen: Seen, got: Any, truth: Truth, leaves: Sequence[Leaf]):
+        self.case, self.seen, self.got, self.truth, self.leaves = case, seen, got, truth, leaves
+
+    @property
+    def right(self) -> bool:
+        """Whether every leaf is within the tolerance."""
+        return all(leaf.problem is None for leaf in self.leaves)
+
+
+def find_mistake(exercise: Exercise, outcomes: Sequence[Outcome]) -> Mistake | None:
+    """The one known mistake that explains every finished case, or None.
+
+    A fingerprint must agree with the learner's result in all cases and differ from the truth in at least one that
+    failed. Where two different ones agree, neither is named: silence beats a false lead.
+    """
+    failed = [outcome for outcome in outcomes if not outcome.right]
+    if not failed:
+        return None
+    matching = [mistake for mistake in exercise.mistakes if mistake.result and _explains(exercise, mistake, outcomes)]
+    if len(matching) == 1:
+        return matching[0]
+    for mistake in exercise.mistakes:
+        if mistake.when and any(mistake.when(o.case, o.seen, o.got) for o in failed):
+            return mistake
+    return None
+
+
+def _explains(exercise: Exercise, mistake: Mistake, outcomes: Sequence[Outcome]) -> bool:
+    distinguished = False
+    # Failing cases first: a wrong fingerprint is then dismissed after one look.
+    for outcome in sorted(outcomes, key=lambda outcome: outcome.right):
+        fingerprint = _fingerprint(mistake, outcome.case)
+        if fingerprint is None:
+            continue
+        if not agrees(outcome.got, fingerprint, outcome.truth, exercise):
+            return False
+        distinguished = distinguished or not outcome.right
+    return distinguished
+
+
+def _fingerprint(mistake: Mistake, case: Case) -> Any:
+    """What the mistake makes of the case in float64; None where it has nothing to say."""
+    silent = False
+
+    def result(*args):
+        nonlocal silent
+        value = mistake.result(*args)
+        silent = value is None and not any(isinstance(arg, InOut) for arg in case.args)
+        return value
+
+    try:
+        value = call(result, case, float64)
+    except Exception:
+        if os.environ.get("COURSE_STRICT"):
+            raise
+        return None  # an unlucky fingerprint must not cost the learner the verdict; tests run with COURSE_STRICT
+    return None if silent else value
+
+
+# ------------------------------------------------------------------------------------------------------------ where it is
+
+
+def describe(outcome: Outcome) -> str:
+    """One sentence on the first wrong leaf: how many elements, where the first is, and what they follow."""
+    leaf = next(leaf for leaf in outcome.leaves if leaf.problem)
+    where = f" in result{leaf.path}" if leaf.path else ""
+    if leaf.wrong is None:
+        return leaf.problem + where
+    total, bad = leaf.wrong.numel(), int(leaf.wrong.sum())
+    first = tuple(int(i) for i in leaf.wrong.nonzero()[0])
+    got, want = leaf.got[first].item() if leaf.wrong.dim() else leaf.got.item(), leaf.want[first].item() if leaf.wrong.dim() else leaf.want.item()
+    index = f"[{', '.join(map(str, first))}]" if first else "the value"
+    count = "the one element is wrong" if total == 1 else f"{bad:,} of {total:,} elements wrong"
+    text = f"{count}{where}, first {index}: got {got:.5g}, expected {want:.5g}"
+    pattern = follows(leaf)
+    if outcome.seen.unwritten:
+        text += f"; {outcome.seen.unwritten:,} elements hold memory that was never written"
+    return text + (f"; {pattern}" if pattern else "")
+
+
+def follows(leaf: Leaf) -> str:
+    """What the wrong elements have in common: a constant factor or offset, a tail, a tile, a triangle, or nothing found."""
+    wrong, got, want = leaf.wrong, leaf.got, leaf.want
+    if wrong is None or not want.is_floating_point() or wrong.dim() == 0 or wrong.numel() == 1:
+        return ""
+    if not torch.isfinite(got[wrong]).any():
+        kinds = [name for name, test in (("NaN", torch.isnan), ("infinite", torch.isinf)) if test(got[wrong]).any()]
+        prefix = f"all of them are {' or '.join(kinds)}" if kinds else ""
+        place = _place(wrong)
+        return ", ".join(part for part in (prefix, place) if part)
+    if wrong.sum() >= 3:
+        usable = torch.isfinite(got) & torch.isfinite(want) & wrong
+        factor = _constant((got / want)[usable & (want.abs() > 1e-6)])
+        if factor is not None:
+            return f"each is {factor:.4g} times what it should be"
+        offset = _constant((got - want)[usable])
+        if offset is not None:
+            return f"each is off by {offset:+.4g}"
+    return _place(wrong)
+
+
+def _constant(values: torch.Tensor) -> float | None:
+    if values.numel() < 3:
+        return None
+    middle = float(values.median())
+    close = (values - middle).abs() <= 0.005 * abs(middle)
+    return middle if middle and bool(close.all()) else None
+
+
+def _place(wrong: torch.Tensor) -> str:
+    """Where wrong elements lie along each dimension: "only from index 1024 on along dimension 0"."""
+    if bool(wrong.all()):
+        return "every element is wrong"
+    names = []
+    for dimension in range(wrong.dim()):
+        others = [d for d in range(wrong.dim()) if d != dimension]
+        line = wrong.any(dim=others) if others else wrong
+        every = wrong.all(dim=others) if others else wrong
+        length, where = wrong.shape[dimension], line.nonzero().flatten()
+        first, last = int(where[0]), int(where[-1])
+        if length > 1 and len(where) == last - first + 1 and len(where) < length:
+            solid = " (all of them)" if bool(every[where].all()) else ""
+            if last == length - 1 and first:
+                block = next((b for b in (256, 128, 64, 32, 16) if first % b == 0), None)
+                tail = ", a tile's edge" if block else ""
+                names.append(f"only from index {first} on along dimension {dimension}{tail}{solid}")
+            elif first == 0:
+                names.append(f"only up to index {last} along dimension {dimension}{solid}")
+            elif first == last:
+                names.append(f"only at index {first} along dimension {dimension}{solid}")
+    if names:
+        return "; ".join(names[:2])
+    if wrong.dim() >= 2 and wrong.shape[-1] > 2 and wrong.shape[-2] > 2:
+        rows = torch.arange(wrong.shape[-2])[:, None]
+        columns = torch.arange(wrong.shape[-1])[None, :] - (wrong.shape[-1] - wrong.shape[-2])
+        flat = wrong.reshape(-1, *wrong.shape[-2:]).any(dim=0)
+        if not flat[columns <= rows].any():
+            return "only above the diagonal"
+        if not flat[columns > rows].any():
+            return "only on and below the diagonal"
+        if not flat[columns != rows].any():
+            return "only on the diagonal"
+    return ""
+
+
+def picture(outcome: Outcome, most_cells: int = 48) -> str:
+    """An inline SVG of the worst matrix of the first wrong tensor: one square for a cell, or for several of them."""
+    leaf = next((leaf for leaf in outcome.leaves if leaf.problem and leaf.wrong is not None), None)
+    if leaf is None or leaf.wrong.dim() == 0 or leaf.wrong.numel() < 2:
+        return ""
+    wrong = leaf.wrong
+    matrix_shape = wrong.shape[-2:] if wrong.dim() >= 2 else (1, wrong.shape[0])
+    matrices = wrong.reshape(-1, *matrix_shape)
+    worst = int(matrices.sum(dim=(1, 2)).argmax())
+    matrix = matrices[worst].float()
+    rows, columns = matrix.shape
+    if rows == 0 or columns == 0:
+        return ""
+    grid = torch.nn.functional.adaptive_max_pool2d(matrix[None, None], (min(rows, most_cells), min(columns, most_cells)))[0, 0]
+    height, width = grid.shape
+    size = max(4, min(14, 480 // max(width, 1)))
+    squares = [f'<rect x="{x * size}" y="{y * size}" width="{size - 1}" height="{size - 1}" '
+               f'fill="{"#d55e00" if grid[y, x] > 0 else "#0a8f5b"}" fill-opacity="{0.95 if grid[y, x] > 0 else 0.28}"/>'
+               for y in range(height) for x in range(width)]
+    prefix = ""
+    if matrices.shape[0] > 1:
+        index = torch.unravel_index(torch.tensor(worst), wrong.shape[:-2])
+        prefix = f"[{', '.join(str(int(i)) for i in index)}, :, :] of "
+    scale = f", one square for up to {-(-rows // height)} × {-(-columns // width)}" if (rows, columns) != (height, width) else ""
+    caption = f"{prefix}the result, {rows} × {columns}{scale}: wrong in orange"
+    return (f'<svg width="{width * size}" height="{height * size}" role="img" aria-label="{html.escape(caption)}" '
+            f'style="display:block">{"".join(squares)}</svg><div style="opacity:.7;font-size:90%">{html.escape(caption)}</div>')

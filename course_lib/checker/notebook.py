@@ -1,0 +1,188 @@
+"""What a learner calls: `check`, `hint`, `solution`, `progress`; and `check_file` behind the command line."""
+from __future__ import annotations
+
+import html
+import os
+from pathlib import Path
+from typing import Any
+
+from course_lib.checker import catalog, cells
+from course_lib.checker.exercise import CourseError, Exercise
+from course_lib.checker.judge import judge
+from course_lib.checker.store import Standing, Store
+from course_lib.checker.verdict import OUTCOMES, Verdict, _shell
+
+_store: Store | None = None
+
+
+def _progress_file() -> Store:
+    global _store
+    if _store is None:
+        _store = Store()
+    return _store
+
+
+def check(exercise: str, *answers: Any, seed: int | None = None) -> Verdict:
+    """Judge the answer to an exercise and show what was found.
+
+    Args:
+        exercise: its id, "3.2".
+        answers: the function that its cell defines; several, in the order of the exercise, where it asks for several.
+            Without any, the notebook's variables of the names asked for are taken.
+        seed: repeats the inputs of an earlier check, whose verdict told its seed.
+
+    Returns:
+        The verdict; `.best` is your function once it has passed and the course's own until then.
+
+    Raises:
+        CourseError: an unknown id, or something that is not a function with a source; says what to pass.
+        AssertionError: with COURSE_STRICT set (the course's own tests), when the answer neither passed nor is unsupported.
+    """
+    task = catalog.exercise(exercise)
+    if not answers:
+        answers = _from_notebook(task)
+    if len(answers) != len(task.entries):
+        raise CourseError(f'Exercise {task.id} asks for {len(task.entries)} function(s), {", ".join(task.entries)}, and '
+                          f'{len(answers)} were given. Write check("{task.id}", {", ".join(task.entries)}).')
+    source, names = "", {}
+    for entry, answer in zip(task.entries, answers):
+        text, names[entry] = cells.source_of(answer, task.id)
+        if text not in source:
+            source += text if text.endswith("\n") else text + "\n"
+    verdict = judge(task, source, names, seed)
+    verdict.answers = tuple(answers)
+    _finish(verdict, task, source, origin="notebook")
+    verdict.show()
+    if os.environ.get("COURSE_STRICT") and verdict.outcome not in ("passed", "unsupported"):
+        raise AssertionError(str(verdict))
+    return verdict
+
+
+def _from_notebook(task: Exercise) -> tuple:
+    shell = _shell()
+    scope = shell.user_ns if shell is not None else {}
+    missing = [name for name in task.entries if name not in scope]
+    if missing:
+        raise CourseError(f'No answer was given. Write check("{task.id}", {", ".join(task.entries)}) after running the '
+                          f"cell that defines {missing[0]}.")
+    return tuple(scope[name] for name in task.entries)
+
+
+def _finish(verdict: Verdict, task: Exercise, source: str, origin: str) -> None:
+    """Keep the attempt, and tell the verdict what it can offer next."""
+    verdict.reference = lambda: catalog.reference(task.id)
+    store = _progress_file()
+    if verdict.outcome not in ("not_attempted", "unsupported"):
+        store.add(task.id, source, verdict.outcome, verdict.mistake, verdict.message, verdict.seconds, verdict.seed, origin)
+    shown = store.standings().get(task.id, Standing()).hints
+    verdict.hints_left = max(0, len(task.hints) - shown)
+
+
+def check_file(path: str | Path, exercise: str | None = None) -> list[Verdict]:
+    """Judge every exercise cell of a notebook or percent-format script (or the one asked for).
+
+    Raises:
+        CourseError: the file cannot be read, holds no exercise, or not the one asked for.
+    """
+    path = Path(path)
+    found = cells.exercise_cells(path)
+    if exercise is not None:
+        task = catalog.exercise(exercise)
+        if task.id not in found:
+            raise CourseError(f"{path}: holds no exercise {task.id}; it holds {', '.join(found) or 'none'}.")
+        found = {task.id: found[task.id]}
+    if not found:
+        raise CourseError(f"{path}: holds no exercise cell (one whose first line reads `# Exercise 3.2 · Title`).")
+    verdicts = []
+    for identity, source in found.items():
+        task = catalog.exercise(identity)
+        verdict = judge(task, source)
+        verdict.file = str(path)
+        _finish(verdict, task, source, origin=str(path))
+        verdicts.append(verdict)
+    return verdicts
+
+
+class _Shown:
+    """Text in a terminal, HTML in a notebook."""
+
+    def __init__(self, text: str, markup: str):
+        self._text, self._markup = text, markup
+
+    def __repr__(self) -> str:
+        return self._text
+
+    def _repr_html_(self) -> str:
+        return self._markup
+
+
+def hint(exercise: str) -> _Shown:
+    """The next hint for an exercise; the last one again once all are shown."""
+    task = catalog.exercise(exercise)
+    if not task.hints:
+        return _Shown(f"Exercise {task.id} has no hints.", f"<p>Exercise {task.id} has no hints.</p>")
+    number = _progress_file().next_hint(task.id, len(task.hints))
+    head = f"Hint {number + 1} of {len(task.hints)} for exercise {task.id}"
+    from course_lib.checker.verdict import _prose
+
+    return _Shown(f"{head}: {task.hints[number]}",
+                  f'<div style="border-left:4px solid #0072b2;padding:.3em .8em"><b>{head}.</b> {_prose(task.hints[number])}</div>')
+
+
+def solution(exercise: str) -> _Shown:
+    """The course's own answer to an exercise; that you looked is remembered in `progress()`, and costs nothing."""
+    task = catalog.exercise(exercise)
+    source = catalog.solution_source(task.id)
+    _progress_file().saw_solution(task.id)
+    try:
+        from pygments import highlight
+        from pygments.formatters import HtmlFormatter
+        from pygments.lexers import PythonLexer
+
+        body = highlight(source, PythonLexer(), HtmlFormatter(noclasses=True, nobackground=True, style="friendly"))
+    except ImportError:
+        body = f"<pre>{html.escape(source)}</pre>"
+    return _Shown(source, f'<div style="background:#fdfdfb;color:#222;padding:.2em 1em;border-radius:6px">{body}</div>')
+
+
+def progress() -> _Shown:
+    """Where you stand: every exercise of every chapter, with attempts and hints."""
+    standings = _progress_file().standings()
+    chapters: dict[str, list[tuple[Exercise, Standing]]] = {}
+    for task in catalog.exercises().values():
+        chapters.setdefault(task.chapter, []).append((task, standings.get(task.id, Standing())))
+    lines, rows = [], []
+    for chapter, tasks in chapters.items():
+        done = sum(standing.passed for _, standing in tasks)
+        title = catalog.solution_file(chapter).stem.replace("_", " ")
+        lines.append(f"{title}: {done} of {len(tasks)}")
+        lines += [f"  {_sign(standing)} {task.id} {task.title}{_effort(standing)}" for task, standing in tasks]
+        squares = "".join(_square(task, standing) for task, standing in tasks)
+        rows.append(f'<tr><td style="text-align:left;padding-right:1em">{html.escape(title)}</td><td style="text-align:left">'
+                    f"{squares}</td><td>{done} of {len(tasks)}</td></tr>")
+    total = sum(standing.passed for tasks in chapters.values() for _, standing in tasks)
+    count = sum(map(len, chapters.values()))
+    bar = (f'<div style="width:24em;height:.7em;border:1px solid #7a8290;border-radius:4px;margin:.3em 0"><div style="width:'
+           f'{100 * total / max(count, 1):.0f}%;height:100%;background:#0a8f5b;border-radius:3px"></div></div>')
+    return _Shown("\n".join([f"{total} of {count} exercises passed", *lines]),
+                  f"<div><b>{total} of {count}</b> exercises passed{bar}<table>{''.join(rows)}</table></div>")
+
+
+def _sign(standing: Standing) -> str:
+    return "✓" if standing.passed else OUTCOMES[standing.last][0] if standing.last else "○"
+
+
+def _effort(standing: Standing) -> str:
+    parts = [f"{standing.attempts} attempt{'s' * (standing.attempts != 1)}" if standing.attempts else "",
+             f"{standing.hints} hint{'s' * (standing.hints != 1)}" if standing.hints else "",
+             "solution seen" if standing.solution_seen else ""]
+    text = ", ".join(part for part in parts if part)
+    return f" ({text})" if text else ""
+
+
+def _square(task: Exercise, standing: Standing) -> str:
+    colour = "#0a8f5b" if standing.passed else "#c8511b" if standing.attempts else "transparent"
+    tip = html.escape(f"{task.id} {task.title}{_effort(standing)}", quote=True)
+    ink = "#fff" if standing.attempts else "inherit"
+    return (f'<span title="{tip}" style="display:inline-block;min-width:2.6em;text-align:center;margin:1px;padding:1px 4px;'
+            f'border:1px solid #7a8290;border-radius:3px;background:{colour};color:{ink}">{_sign(standing)} {task.id}</span>')

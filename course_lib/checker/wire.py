@@ -1,0 +1,137 @@
+"""Values on their way between judge and worker: JSON and raw bytes, never pickle.
+
+The worker runs strangers' code, so what comes back from it must not be able to run anything here. Self-contained
+(standard library and torch), because the worker loads this file without the rest of the course.
+"""
+from __future__ import annotations
+
+import json
+import math
+import struct
+
+import torch
+
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.bool, torch.complex64,
+    *(getattr(torch, name) for name in ("float8_e4m3fn", "float8_e5m2") if hasattr(torch, name)),
+)}
+MAX_TENSOR_BYTES = 2 << 30
+
+
+class WireError(ValueError):
+    """A value of a kind that cannot be sent, or a message that is not one."""
+
+
+def _raw(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+def _pack(value, buffers: list[bytes], depth: int = 0):
+    if depth > 16:
+        raise WireError("a value nested more than 16 deep")
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, int):
+        return {"int": str(int(value))}
+    if isinstance(value, float):
+        return {"float": repr(float(value))}
+    if type(value) is torch.Tensor or isinstance(value, torch.nn.Parameter):
+        name = str(value.dtype).removeprefix("torch.")
+        if name not in _DTYPES or value.layout != torch.strided:
+            raise WireError(f"a tensor of dtype {value.dtype} and layout {value.layout}")
+        cpu = value.detach().cpu().resolve_conj().resolve_neg()
+        strides = list(cpu.stride())
+        # Strided inputs keep their storage, gaps and all; everything else is sent packed.
+        extent = 1 + sum((size - 1) * stride for size, stride in zip(cpu.shape, strides)) if cpu.numel() else 0
+        if cpu.is_contiguous() or extent > 4 * cpu.numel() + 64:
+            packed, strides = cpu.contiguous(), None
+        else:
+            packed = torch.as_strided(cpu, (extent,), (1,), cpu.storage_offset())
+        buffers.append(_raw(packed))
+        return {"tensor": {"dtype": name, "shape": list(cpu.shape), "strides": strides, "buffer": len(buffers) - 1}}
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, (tuple, list)):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return {kind: [_pack(item, buffers, depth + 1) for item in value]}
+    if isinstance(value, dict):
+        return {"dict": [[_pack(key, buffers, depth + 1), _pack(item, buffers, depth + 1)] for key, item in value.items()]}
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():  # NumPy scalars
+        return _pack(value.item(), buffers, depth + 1)
+    if type(value).__module__ == "numpy" and type(value).__name__ == "ndarray":
+        return _pack(torch.from_numpy(value.copy()), buffers, depth + 1)
+    raise WireError(f"a value of type {type(value).__name__}")
+
+
+def _unpack(node, buffers: list[memoryview]):
+    if not isinstance(node, dict):
+        if node is None or isinstance(node, (bool, str)):
+            return node
+        raise WireError("a malformed message")
+    ((kind, body),) = node.items()
+    if kind == "int":
+        return int(body) if len(body) < 4000 else math.inf
+    if kind == "float":
+        return float(body)
+    if kind == "dtype":
+        return _DTYPES[body]
+    if kind in ("tuple", "list"):
+        items = [_unpack(item, buffers) for item in body]
+        return tuple(items) if kind == "tuple" else items
+    if kind == "dict":
+        return {_unpack(key, buffers): _unpack(item, buffers) for key, item in body}
+    if kind == "tensor":
+        return _unpack_tensor(body, buffers)
+    raise WireError(f"a malformed message ({kind!r})")
+
+
+def _unpack_tensor(body, buffers):
+    dtype, shape, strides = _DTYPES[body["dtype"]], tuple(map(int, body["shape"])), body["strides"]
+    if any(size < 0 for size in shape):
+        raise WireError("a malformed tensor")
+    data = buffers[body["buffer"]]
+    flat = torch.frombuffer(bytearray(data), dtype=dtype) if len(data) else torch.empty(0, dtype=dtype)
+    if strides is None:
+        if flat.numel() != math.prod(shape):
+            raise WireError("a malformed tensor")
+        return flat.reshape(shape)
+    extent = 1 + sum((size - 1) * int(stride) for size, stride in zip(shape, strides)) if math.prod(shape) else 0
+    if extent > flat.numel() or any(int(stride) < 0 for stride in strides):
+        raise WireError("a malformed tensor")
+    return torch.as_strided(flat, shape, tuple(map(int, strides)))
+
+
+def encode(value) -> bytes:
+    """One message: the length of a JSON header, the header, then the tensors' bytes.
+
+    Raises:
+        WireError: a value that is not a tensor, number, string, None, or a tuple, list or dict of these.
+    """
+    buffers: list[bytes] = []
+    body = _pack(value, buffers)
+    header = json.dumps({"body": body, "sizes": [len(buffer) for buffer in buffers]}).encode()
+    return b"".join([struct.pack("<Q", len(header)), header, *buffers])
+
+
+def decode(message: bytes):
+    """The value of a message.
+
+    Raises:
+        WireError: the bytes are not a message that `encode` makes.
+    """
+    try:
+        (length,) = struct.unpack_from("<Q", message)
+        view = memoryview(message)
+        header = json.loads(bytes(view[8 : 8 + length]))
+        buffers, start = [], 8 + length
+        for size in header["sizes"]:
+            if not isinstance(size, int) or size < 0 or start + size > len(message):
+                raise WireError("a malformed message: sizes do not fit")
+            buffers.append(view[start : start + size])
+            start += size
+        return _unpack(header["body"], buffers)
+    except WireError:
+        raise
+    except Exception as error:
+        raise WireError(f"a malformed message ({type(error).__name__})") from error
