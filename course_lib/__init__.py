@@ -1,25 +1,48 @@
 """Attention, from the memory hierarchy to Flash-Decoding: the library behind the course's notebooks.
 
 Importing it decides, before Triton is imported, whether kernels run on the GPU or in Triton's interpreter, and in a
-notebook begins to warm up the worker that checks run in.
+notebook begins to warm up the worker that checks run in. The names below are looked up when first used, so that
+`python -m course_lib --help` need not wait for PyTorch.
 """
 import os as _os
+import sys as _sys
+from importlib import import_module as _import_module
 
 from course_lib.hardware.device import prepare_triton as _prepare_triton
 
 _prepare_triton()
 
-from course_lib.checker import check, hint, progress, solution  # noqa: E402
-from course_lib.hardware.device import default_device, interpreting, machine  # noqa: E402
+_HOMES = {
+    "check": "course_lib.checker",
+    "default_device": "course_lib.hardware.device",
+    "hint": "course_lib.checker",
+    "interpreting": "course_lib.hardware.device",
+    "machine": "course_lib.hardware.device",
+    "progress": "course_lib.checker",
+    "solution": "course_lib.checker",
+}
 
-__all__ = ["check", "default_device", "hint", "interpreting", "machine", "progress", "solution"]
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str):
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it offers {', '.join(__all__)}")
+    return getattr(_import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
 
 
 def _warm_up_in_a_notebook() -> None:
+    if "IPython" not in _sys.modules or _os.environ.get("COURSE_NO_WARM_UP"):
+        return
     from course_lib.checker.verdict import _shell
     from course_lib.checker.worker import start_in_background
+    from course_lib.hardware.device import interpreting
 
-    if _shell() is not None and not _os.environ.get("COURSE_NO_WARM_UP"):
+    if _shell() is not None:
         start_in_background(interpreted=interpreting())
 
 
