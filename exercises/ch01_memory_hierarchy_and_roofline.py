@@ -1,0 +1,921 @@
+"""Chapter 01: how the answers on bytes, FLOPs, first kernels and the roofline are judged."""
+from __future__ import annotations
+
+import math
+
+import torch
+
+from course_lib.checker.exercise import Allocates, Case, Exercise, FasterThan, Forbids, LaunchesTriton, Mistake, Moves
+
+POWERS_OF_TWO = tuple(2**power for power in range(1, 17))
+
+
+# ----------------------------------------------------------------------------------------- 1.1 bytes and FLOPs on paper
+
+
+def elementwise_oracle(elements, inputs, flops_per_element, item_bytes):
+    return elements * flops_per_element, (inputs + 1) * elements * item_bytes
+
+
+def softmax_oracle(rows, columns, item_bytes):
+    return 4 * rows * columns, 2 * rows * columns * item_bytes
+
+
+def matmul_oracle(m, k, n, item_bytes):
+    return 2 * m * k * n, (m * k + k * n + m * n) * item_bytes
+
+
+def scores_oracle(heads, queries, keys, head_dim, item_bytes):
+    flops = 2 * heads * queries * keys * head_dim
+    return flops, heads * (queries * head_dim + keys * head_dim + queries * keys) * item_bytes
+
+
+COSTS = {
+    "elementwise_cost": elementwise_oracle,
+    "softmax_cost": softmax_oracle,
+    "matmul_cost": matmul_oracle,
+    "scores_cost": scores_oracle,
+}
+
+
+def cost_cases(draw):
+    elements, rows, columns = draw.integer(2, 10**6), draw.integer(2, 5000), draw.integer(2, 5000)
+    m, k, n = (draw.integer(2, 5000) for _ in range(3))
+    heads, queries, keys, head_dim = (draw.integer(2, top) for top in (64, 4000, 4000, 256))
+    return [
+        Case("x + y, 16 Mi float32", (2**24, 2, 1, 4), "elementwise_cost"),
+        Case(f"relu(scale * x + y), {elements:,} float16", (elements, 2, 3, 2), "elementwise_cost"),
+        Case("a softmax of 32 × 8192 rows of 8192, float16", (32 * 8192, 8192, 2), "softmax_cost"),
+        Case(f"a softmax of {rows:,} rows of {columns:,}, float32", (rows, columns, 4), "softmax_cost"),
+        Case("matmul 4096 × 4096 × 4096, float16", (4096, 4096, 4096, 2), "matmul_cost"),
+        Case("matrix times vector: 8192 × 8192 × 1, float16", (8192, 8192, 1, 2), "matmul_cost"),
+        Case(f"matmul [{m}, {k}] × [{k}, {n}], float32", (m, k, n, 4), "matmul_cost"),
+        Case("scores of 32 heads, 8192 × 8192, head dimension 128, float16", (32, 8192, 8192, 128, 2), "scores_cost"),
+        Case("scores of one query against 32768 keys, float16", (8, 1, 32768, 128, 2), "scores_cost"),
+        Case(f"scores of {heads} heads, {queries} × {keys}, head dimension {head_dim}, one byte an element",
+             (heads, queries, keys, head_dim, 1), "scores_cost"),
+    ]
+
+
+def _pair(got) -> tuple[float, float] | None:
+    usable = isinstance(got, (tuple, list)) and len(got) == 2 and all(isinstance(v, (int, float)) for v in got)
+    return (got[0], got[1]) if usable else None
+
+
+def _bytes_would_be(wrong):
+    """A `when` that recognises a wrong count of bytes: `wrong(entry, args)` is that count, or None."""
+
+    def when(case, seen, got):
+        pair, count = _pair(got), wrong(case.entry, case.args)
+        return pair is not None and count is not None and pair[1] == count != COSTS[case.entry](*case.args)[1]
+
+    return when
+
+
+def _flops_would_be(wrong):
+    """A `when` that recognises a wrong count of FLOPs."""
+
+    def when(case, seen, got):
+        pair, count = _pair(got), wrong(case.entry, case.args)
+        return pair is not None and count is not None and pair[0] == count != COSTS[case.entry](*case.args)[0]
+
+    return when
+
+
+def _swapped(case, seen, got):
+    right = COSTS[case.entry](*case.args)
+    return _pair(got) == right[::-1] != right
+
+
+def _output_bytes(entry, args):
+    if entry == "elementwise_cost":
+        return args[0] * args[-1]
+    if entry == "softmax_cost":
+        return args[0] * args[1] * args[-1]
+    if entry == "matmul_cost":
+        return args[0] * args[2] * args[-1]
+    return args[0] * args[1] * args[2] * args[-1]
+
+
+def _without_heads(entry, args, index):
+    return scores_oracle(1, *args[1:])[index] if entry == "scores_cost" else None
+
+
+def _no_reuse(entry, args):
+    """Bytes when every multiply-add fetches both operands."""
+    if entry == "matmul_cost":
+        m, k, n, item_bytes = args
+        return (2 * m * k * n + m * n) * item_bytes
+    if entry == "scores_cost":
+        heads, queries, keys, head_dim, item_bytes = args
+        return heads * (2 * queries * keys * head_dim + queries * keys) * item_bytes
+    return None
+
+
+def _heads_forgotten(case, seen, got):
+    return (_flops_would_be(lambda entry, args: _without_heads(entry, args, 0))(case, seen, got)
+            or _bytes_would_be(lambda entry, args: _without_heads(entry, args, 1))(case, seen, got))
+
+
+BYTES_AND_FLOPS = Exercise(
+    id="1.1",
+    title="Bytes and FLOPs on paper",
+    entries=("elementwise_cost", "softmax_cost", "matmul_cost", "scores_cost"),
+    cases=cost_cases,
+    oracle=COSTS,
+    hints=(
+        "For the bytes, forget the arithmetic. Which tensors must come in, which go out? Each counts once, in bytes: "
+        "its number of elements times `item_bytes`.",
+        "For the FLOPs, count what one element of the *result* costs, then multiply by the number of those elements. "
+        "One element of a matrix product takes k multiplications and k additions.",
+        "Softmax, per element: subtract the maximum, exp, add to the sum, divide: 4. Comparisons are not counted "
+        "here. The least traffic reads the matrix once and writes it once, however many passes a poor kernel makes.",
+        "Scores are a matrix product per head: `[queries, head_dim] × [head_dim, keys]`. The result is the large "
+        "thing: `heads * queries * keys` elements.",
+        "matmul: `2*m*k*n` and `(m*k + k*n + m*n) * item_bytes`. The scores are `matmul_cost(queries, head_dim, keys, "
+        "item_bytes)`, times `heads`, both numbers.",
+    ),
+    mistakes=(
+        Mistake(
+            "swapped", "The two numbers are right and in the wrong order: return the FLOPs first, then the bytes.",
+            when=_swapped,
+        ),
+        Mistake(
+            "elements_not_bytes",
+            "That is the number of elements moved, not of bytes. Multiply by `item_bytes`.",
+            when=_bytes_would_be(lambda entry, args: COSTS[entry](*args)[1] // args[-1]),
+        ),
+        Mistake(
+            "multiply_add_counted_once",
+            "Each multiply-add was counted as one operation. It is two, a multiplication and an addition; every "
+            "datasheet counts so.",
+            when=_flops_would_be(
+                lambda entry, args: COSTS[entry](*args)[0] // 2 if entry in ("matmul_cost", "scores_cost") else None),
+        ),
+        Mistake(
+            "output_not_counted",
+            "What is written was left out of the bytes. The result crosses the memory bus too; for the scores it is "
+            "by far the largest part.",
+            when=_bytes_would_be(lambda entry, args: COSTS[entry](*args)[1] - _output_bytes(entry, args)),
+        ),
+        Mistake(
+            "output_counted_twice",
+            "The result was counted twice in the bytes. A kernel that keeps its sums in registers writes each element "
+            "once and never reads it back.",
+            when=_bytes_would_be(lambda entry, args: COSTS[entry](*args)[1] + _output_bytes(entry, args)),
+        ),
+        Mistake(
+            "no_reuse",
+            "You counted a fetch of both operands for every multiply-add. That is what a kernel without any reuse "
+            "moves; the least is each matrix once, and the distance between the two is what tiling is for.",
+            when=_bytes_would_be(_no_reuse),
+        ),
+        Mistake(
+            "three_reads",
+            "You counted three reads of the row: for the maximum, for the sum, for the result. That is what a "
+            "three-pass kernel moves. The least is one read and one write, since a row can wait on the chip.",
+            when=_bytes_would_be(
+                lambda entry, args: 4 * args[0] * args[1] * args[2] if entry == "softmax_cost" else None),
+        ),
+        Mistake(
+            "softmax_operations",
+            "The FLOPs per element of the softmax are not 4. Counted here are: subtract the maximum, exp, add to the "
+            "sum, divide. The comparisons that find the maximum are not.",
+            when=lambda case, seen, got: case.entry == "softmax_cost" and _pair(got) is not None
+            and _pair(got)[0] in [count * case.args[0] * case.args[1] for count in (1, 2, 3, 5, 6)],
+        ),
+        Mistake(
+            "heads_forgotten",
+            "The number of heads is missing from one of the two. Every head has its own queries, keys and scores, so "
+            "it multiplies both.",
+            when=_heads_forgotten,
+        ),
+        Mistake(
+            "operations_per_element_ignored",
+            "`flops_per_element` is missing from the FLOPs of the elementwise operation: relu(scale * x + y) does "
+            "three operations on each element.",
+            when=_flops_would_be(lambda entry, args: args[0] if entry == "elementwise_cost" else None),
+        ),
+    ),
+)
+
+
+# ------------------------------------------------------------------------------------------ 1.2 balance point and bound
+
+
+def balance_oracle(teraflops, gigabytes_per_second):
+    return teraflops * 1e12 / (gigabytes_per_second * 1e9)
+
+
+def least_time_oracle(flops, bytes_moved, teraflops, gigabytes_per_second):
+    compute, memory = flops / (teraflops * 1e12), bytes_moved / (gigabytes_per_second * 1e9)
+    return ("compute" if compute >= memory else "memory"), max(compute, memory)
+
+
+def bound_cases(draw):
+    devices = {"A100": (312.0, 2000.0), "H100": (989.0, 3350.0), "H200": (989.0, 4800.0), "T4": (65.0, 320.0)}
+    cases = [Case(f"balance point of an {name}", sheet, "balance_point") for name, sheet in devices.items()]
+    side = draw.integer(700, 900)
+    operations = [
+        ("a softmax of 4.3 GB", "H100", softmax_oracle(32 * 8192, 8192, 2)),
+        ("a matmul of 8192", "H200", matmul_oracle(8192, 8192, 8192, 2)),
+        ("a matmul of 256", "H100", matmul_oracle(256, 256, 256, 2)),
+        ("one query against 131072 keys", "H200", scores_oracle(32, 1, 131072, 128, 2)),
+        ("attention scores, head dimension 128", "T4", scores_oracle(16, 4096, 4096, 128, 2)),
+        (f"a matmul of {side}, on either side of the balance point", draw.choice(("A100", "H100")),
+         matmul_oracle(side, side, side, 2)),
+    ]
+    cases += [Case(f"{what}, on an {name}", (*work, *devices[name]), "least_time") for what, name, work in operations]
+    teraflops, bandwidth = 10.0 ** draw.integer(0, 4), float(draw.integer(50, 9000))
+    flops, moved = float(draw.integer(1, 10**9)) * 1e3, float(draw.integer(1, 10**9))
+    cases.append(Case("a device and an operation made up here", (flops, moved, teraflops, bandwidth), "least_time"))
+    return cases
+
+
+def _other(bound: str) -> str:
+    return "memory" if bound == "compute" else "compute"
+
+
+def _least_time_with(combine):
+    """A fingerprint for `least_time` alone: `combine(flops, bytes, rate, bandwidth)`, in plain units."""
+
+    def result(*args):
+        if len(args) != 4:
+            return None
+        flops, moved, teraflops, gigabytes = args
+        return combine(flops, moved, teraflops * 1e12, gigabytes * 1e9)
+
+    return result
+
+
+def _unit_slip(case, seen, got):
+    want = (balance_oracle if case.entry == "balance_point" else least_time_oracle)(*case.args)
+    got, want = (got[1], want[1]) if isinstance(want, tuple) and _is_verdict(got) else (got, want)
+    if isinstance(got, bool) or not isinstance(got, (int, float)) or not isinstance(want, (int, float)) or not got > 0:
+        return False
+    power = math.log10(got / want)
+    return round(power) != 0 and abs(power - round(power)) < 1e-4
+
+
+def _is_verdict(got) -> bool:
+    return isinstance(got, (tuple, list)) and len(got) == 2 and isinstance(got[1], (int, float))
+
+
+def _side(flops, moved, rate, bandwidth) -> str:
+    return "compute" if flops / rate >= moved / bandwidth else "memory"
+
+
+BALANCE = Exercise(
+    id="1.2",
+    title="Balance point, bound and least time",
+    entries=("balance_point", "least_time"),
+    cases=bound_cases,
+    oracle={"balance_point": balance_oracle, "least_time": least_time_oracle},
+    hints=(
+        "Write the units down first. TFLOP/s is 10¹² FLOP/s, GB/s is 10⁹ bytes/s; the balance point is in FLOP/byte, "
+        "the time in seconds.",
+        "The balance point divides what the device can compute in a second by what it can move in a second. An H100's "
+        "is 989e12 / 3350e9 = 295 FLOP/byte.",
+        "Compute two times: the one that the arithmetic alone takes, `flops / rate`, and the one that the memory "
+        "alone takes, `bytes_moved / bandwidth`.",
+        "Memory and arithmetic work at the same time, so the larger of the two is the least time, and its side is the "
+        "bound.",
+        '`compute = flops / (teraflops * 1e12)`, `memory = bytes_moved / (gigabytes_per_second * 1e9)`; return '
+        '`("compute" if compute >= memory else "memory", max(compute, memory))`.',
+    ),
+    mistakes=(
+        Mistake(
+            "times_added",
+            "The two times were added. A GPU fetches the next bytes while it computes on the last ones, so the least "
+            "time is the larger of the two, not their sum.",
+            result=_least_time_with(lambda f, b, rate, width: (_side(f, b, rate, width), f / rate + b / width)),
+        ),
+        Mistake(
+            "smaller_time",
+            "That is the smaller of the two times. Both the arithmetic and the transfer must be finished, so the "
+            "larger one decides.",
+            result=_least_time_with(lambda f, b, rate, width: (_side(f, b, rate, width), min(f / rate, b / width))),
+        ),
+        Mistake(
+            "sides_swapped",
+            "The times are right and the two sides are exchanged. When the memory takes longer, the operation is "
+            "bound by "
+            'memory: "memory". Equally: an intensity below the balance point.',
+            result=_least_time_with(
+                lambda f, b, rate, width: (_other(_side(f, b, rate, width)), max(f / rate, b / width))),
+        ),
+        Mistake(
+            "intensity_against_one",
+            "The side was found by comparing FLOPs with bytes, which asks whether the intensity is above 1. What it "
+            "must be compared with is the device's balance point, which is in the hundreds.",
+            result=_least_time_with(
+                lambda f, b, rate, width: ("compute" if f >= b else "memory", max(f / rate, b / width))),
+        ),
+        Mistake(
+            "always_the_arithmetic",
+            "The time is that of the arithmetic alone, whatever the bytes. Most operations of a transformer wait for "
+            "memory.",
+            result=_least_time_with(lambda f, b, rate, width: (_side(f, b, rate, width), f / rate)),
+        ),
+        Mistake(
+            "balance_inverted",
+            "That is bytes per FLOP. The balance point is in FLOP per byte: arithmetic rate divided by bandwidth.",
+            when=lambda case, seen, got: case.entry == "balance_point" and isinstance(got, float) and got > 0
+            and math.isclose(got * balance_oracle(*case.args), 1.0, rel_tol=1e-6),
+        ),
+        Mistake(
+            "unit_slip",
+            "The number is right but for a power of ten. TFLOP/s is 1e12 FLOP/s, GB/s is 1e9 bytes/s, and the time is "
+            "asked for in seconds.",
+            when=_unit_slip,
+        ),
+    ),
+)
+
+
+# ------------------------------------------------------------------ what memory that no one wrote says of a kernel
+
+
+def _written(got, right: torch.Tensor) -> int | None:
+    """How many leading elements are there and right, when all the others were never written (NaN in a check)."""
+    if not isinstance(got, torch.Tensor) or got.shape != right.shape:
+        return None
+    got, right = got.flatten().double(), right.flatten().double()
+    count = int((~got.isnan()).sum())
+    if got[:count].isnan().any() or not torch.allclose(got[:count], right[:count], rtol=1e-2, atol=1e-3):
+        return None
+    return count
+
+
+def _first_block_only(right):
+    """A `when`: only the first block of the result was written. `right(*args)` is the true result."""
+
+    def when(case, seen, got):
+        expected = right(*case.args)
+        count = _written(got, expected)
+        return bool(count) and count in POWERS_OF_TWO and 2 * count <= expected.numel()
+
+    return when
+
+
+def _rounded_down(right):
+    """A `when`: the number of programs was rounded down, so that the last, partly filled block is unwritten."""
+
+    def when(case, seen, got):
+        expected = right(*case.args)
+        count, length = _written(got, expected), expected.numel()
+        return count is not None and count < length and any(count == length // block * block for block in POWERS_OF_TWO)
+
+    return when
+
+
+def _blocks_overlap(right):
+    """A `when`: program p starts at element p instead of p * BLOCK."""
+
+    def when(case, seen, got):
+        expected = right(*case.args)
+        count, length = _written(got, expected), expected.numel()
+        return count is not None and count < length and any(
+            count == -(-length // block) - 1 + block for block in POWERS_OF_TWO if 2 * block < length)
+
+    return when
+
+
+def _last_missing(right):
+    """A `when`: all was written but the last element."""
+
+    def when(case, seen, got):
+        expected = right(*case.args)
+        return expected.numel() > 1 and _written(got, expected) == expected.numel() - 1
+
+    return when
+
+
+def _past_the_end(case, seen, got) -> bool:
+    return bool(seen.out_of_bounds)
+
+
+def _same(got, expected: torch.Tensor) -> bool:
+    """Whether a result is this one up to rounding, NaN where it has NaN."""
+    return isinstance(got, torch.Tensor) and got.shape == expected.shape and torch.allclose(
+        got.double(), expected.double(), rtol=1e-2, atol=1e-2, equal_nan=True)
+
+
+ONLY_FIRST_BLOCK = (
+    "Only the first block of the result was written. Either one program was launched in all, or every program works "
+    "on block 0 because `tl.program_id(0) * BLOCK` is missing from the offsets."
+)
+ROUNDED_DOWN = (
+    "The end of the result was never written: the number of programs was rounded down, so the last, partly filled "
+    "block has none. Round up with `triton.cdiv`."
+)
+OVERLAP = (
+    "The blocks overlap: program 1 starts one element after program 0 instead of one block after it. Multiply the "
+    "program's number by the block's length."
+)
+LAST_MISSING = "All was written but the last element. Positions run from 0 to length - 1: `offsets < length` is the mask."
+NOT_MASKED = (
+    "The last program's block reaches past the end of the vector. Give every load and every store a mask: "
+    "`offsets < length`."
+)
+
+
+# ----------------------------------------------------------------------------------------------------- 1.3 vector add
+
+
+def add_oracle(x, y):
+    return x + y
+
+
+def add_cases(draw):
+    prime = draw.choice((1031, 2039, 4093))
+    cases = [
+        Case("4096 elements, whole blocks", (draw.normal(4096), draw.normal(4096))),
+        Case("one element", (draw.normal(1), draw.normal(1))),
+        Case("127 elements", (draw.normal(127), draw.normal(127))),
+        Case("1025 elements, one more than a block of 1024", (draw.normal(1025), draw.normal(1025))),
+        Case("3000 elements, float16", tuple(draw.normal(3000, dtype=torch.float16) for _ in "xy")),
+        Case(f"{prime} elements, a prime, values near 1e30", tuple(draw.normal(prime, scale=1e30) for _ in "xy")),
+        Case("700 elements: x is every second element of a longer vector, y every third",
+             (draw.strided(draw.normal(700), 2), draw.strided(draw.normal(700), 3))),
+    ]
+    if draw.on_gpu:
+        cases.append(Case("ten million elements and one", (draw.normal(10_000_001), draw.normal(10_000_001))))
+    return cases
+
+
+def _as_if_contiguous(x: torch.Tensor) -> torch.Tensor:
+    """What stands in memory from x's first element on; past x's last element nothing is known, hence NaN."""
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride()))
+    flat = torch.full((max(x.numel(), reach),), float("nan"), dtype=x.dtype)
+    flat[:reach] = x.as_strided((reach,), (1,))
+    return flat[: x.numel()].view(x.shape)
+
+
+def _strides_ignored(right, *positions):
+    """A `when`: the tensors at these positions of the arguments were read as if they were contiguous."""
+
+    def when(case, seen, got):
+        strided = [case.args[position] for position in positions]
+        if all(tensor.is_contiguous() for tensor in strided):
+            return False
+        read = list(case.args)
+        for position in positions:
+            read[position] = _as_if_contiguous(case.args[position])
+        expected = right(*read)
+        known = ~expected.isnan()
+        if not isinstance(got, torch.Tensor) or got.shape != expected.shape or not known.any():
+            return False
+        return (_same(got[known], expected[known]) and not _same(got, right(*case.args)))
+
+    return when
+
+
+VECTOR_ADD = Exercise(
+    id="1.3",
+    title="Vector add, any length",
+    entries=("vector_add",),
+    cases=add_cases,
+    oracle=add_oracle,
+    needs="triton",
+    requirements=(LaunchesTriton(), Forbids(("add", "sub"))),
+    hints=(
+        "Start from the kernel of chapter 00: a block of offsets, a mask, a load, a store. Here there are two loads.",
+        "The launcher needs a result (`torch.empty`, of x's dtype and device), a number of programs rounded up, and a "
+        "block length, say 1024.",
+        "A strided vector keeps its elements `x.stride(0)` apart. Either hand the stride to the kernel and multiply "
+        "the offsets by it, or make the input contiguous first, which costs an extra pass over it.",
+        "Kernel: `offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)`, `inside = offsets < length`, "
+        "`x = tl.load(x_pointer + offsets * x_stride, mask=inside)`, the same for y, then "
+        "`tl.store(result_pointer + offsets, x + y, mask=inside)`.",
+        "Launcher: `vector_add_kernel[(triton.cdiv(length, 1024),)](x, y, result, length, x.stride(0), y.stride(0), "
+        "BLOCK=1024)`.",
+    ),
+    mistakes=(
+        Mistake("tail_not_masked", NOT_MASKED, when=_past_the_end),
+        Mistake(
+            "stride_ignored",
+            "A strided input was read as if its elements were neighbours. Element i of x lies `i * x.stride(0)` "
+            "elements from the pointer.",
+            when=lambda case, seen, got: any(
+                _strides_ignored(add_oracle, *which)(case, seen, got) for which in ((0, 1), (0,), (1,))),
+        ),
+        Mistake("last_element_missing", LAST_MISSING, when=_last_missing(add_oracle)),
+        Mistake("only_first_block", ONLY_FIRST_BLOCK, when=_first_block_only(add_oracle)),
+        Mistake("blocks_overlap", OVERLAP, when=_blocks_overlap(add_oracle)),
+        Mistake("too_few_programs", ROUNDED_DOWN, when=_rounded_down(add_oracle)),
+        Mistake("x_added_to_itself", "The result is x + x: the second load reads x again. Load y from `y_pointer`.",
+                result=lambda x, y: x + x),
+        Mistake("y_added_to_itself", "The result is y + y: the first load reads y. Load x from `x_pointer`.",
+                result=lambda x, y: y + y),
+    ),
+)
+
+
+# -------------------------------------------------------------------------------------------------------- 1.4 row sum
+
+
+def row_sum_oracle(x):
+    return x.sum(dim=-1, dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+def row_sum_cases(draw):
+    rows, columns = draw.choice((3, 5, 7)), draw.choice((131, 257, 521))
+    # In every row the first 1024 numbers add up to far more than float16 can hold, the rest take it away again.
+    large = draw.uniform(2, 2048, low=100.0, high=200.0)
+    large[:, 1024:] *= -1
+    cases = [
+        Case("4 rows of 1024", (draw.normal(4, 1024),), metered=True),
+        Case("3 rows of 5000, longer than a block", (draw.normal(3, 5000, shift=0.5),), metered=True),
+        Case("one row of one element", (draw.normal(1, 1),)),
+        Case(f"{rows} rows of {columns}, primes", (draw.normal(rows, columns, scale=10.0),), metered=True),
+        Case("6 rows of 1025, stored column by column", (draw.transposed(draw.normal(6, 1025)),), metered=True),
+        Case("5 rows of 129, with a gap behind each row", (draw.spread_out(draw.normal(5, 129), 3),), metered=True),
+        Case("4 rows of 100, every second column of a wider matrix", (draw.strided(draw.normal(4, 100), 2),)),
+        Case("33 rows of 3", (draw.normal(33, 3),)),
+        Case("float16: 8 rows of 1500", (draw.normal(8, 1500, dtype=torch.float16, shift=1.0),), metered=True),
+        Case("float16: partial sums beyond what float16 can hold", (large.half(),)),
+    ]
+    if draw.on_gpu:
+        cases.append(Case("1000 rows of 100,003", (draw.normal(1000, 100_003),)))
+    return cases
+
+
+def _row_sum_bytes(x) -> int:
+    return x.numel() * x.element_size() + x.shape[0] * 4
+
+
+def _first_tile_only(case, seen, got) -> bool:
+    (x,) = case.args
+    return any(_same(got, x[:, :block].float().sum(dim=1)) for block in POWERS_OF_TWO if block < x.shape[1])
+
+
+def _last_tile_only(case, seen, got) -> bool:
+    (x,) = case.args
+    return any(_same(got, x[:, (x.shape[1] - 1) // block * block :].float().sum(dim=1))
+               for block in POWERS_OF_TWO if block < x.shape[1])
+
+
+def _tail_columns_dropped(case, seen, got) -> bool:
+    (x,) = case.args
+    return any(_same(got, x[:, : x.shape[1] // block * block].float().sum(dim=1))
+               for block in POWERS_OF_TWO if x.shape[1] % block)
+
+
+def _read_with(row_stride, column_stride):
+    """A `when`: the matrix was read with these strides, given as functions of x."""
+
+    def when(case, seen, got):
+        (x,) = case.args
+        strides = (row_stride(x), column_stride(x))
+        reach = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride()))
+        last = sum((size - 1) * stride for size, stride in zip(x.shape, strides))
+        if strides == x.stride() or not isinstance(got, torch.Tensor) or got.shape != x.shape[:1]:
+            return False
+        values = torch.zeros(max(reach, last + 1))
+        values[:reach] = x.as_strided((reach,), (1,)).float()
+        expected = values.as_strided(x.shape, strides).sum(dim=1)
+        inside = (torch.arange(x.shape[0]) * strides[0] + (x.shape[1] - 1) * strides[1]) < reach
+        return bool(inside.any()) and _same(got[inside], expected[inside])
+
+    return when
+
+
+def _half_accumulator(case, seen, got) -> bool:
+    """Every result is a float16 number although the rows' true sums are not."""
+    (x,) = case.args
+    if x.dtype != torch.float16 or not isinstance(got, torch.Tensor) or got.dtype != torch.float32:
+        return False
+    return got.numel() > 1 and bool((got.isinf() | got.isnan() | (got == got.half().float())).all())
+
+
+ROW_SUM = Exercise(
+    id="1.4",
+    title="Row sum, any shape and strides, one pass",
+    entries=("row_sum",),
+    cases=row_sum_cases,
+    oracle=row_sum_oracle,
+    needs="triton",
+    requirements=(
+        LaunchesTriton(),
+        Forbids(("sum", "mean", "mm", "mv", "matmul", "addmm", "addmv", "cumsum", "einsum", "dot", "bmm")),
+        Allocates(lambda x: max(64, x.numel() // 2)),
+        Moves(_row_sum_bytes),
+    ),
+    hints=(
+        "Let one program own one row. It walks along the row a block at a time and keeps what it has added so far.",
+        "Element [r, c] lies `r * x.stride(0) + c * x.stride(1)` elements from the pointer. Hand both strides to the "
+        "kernel; `x.contiguous()` would be a second pass over the whole matrix.",
+        "Keep a tile of partial sums, `tl.zeros([BLOCK], dtype=tl.float32)`, add each block to it, and reduce it once "
+        "after the loop with `tl.sum(partial, axis=0)`.",
+        "Where the mask is off, a load gives no value that you may rely on. In a sum it must be 0: "
+        "`tl.load(pointers, mask=inside, other=0.0)`.",
+        "`for start in range(0, columns, BLOCK):` with `offsets = start + tl.arange(0, BLOCK)`, `inside = offsets < "
+        "columns`, `partial += tl.load(x_pointer + row * row_stride + offsets * column_stride, mask=inside, "
+        "other=0.0)`. Launch `(rows,)` programs and store one number each.",
+    ),
+    mistakes=(
+        Mistake(
+            "row_stride_ignored",
+            "Rows were taken to lie `columns` elements apart. They lie `x.stride(0)` apart: a slice of a wider matrix "
+            "has gaps, a transposed one has its rows side by side.",
+            when=_read_with(lambda x: x.shape[1], lambda x: x.stride(1)),
+        ),
+        Mistake(
+            "column_stride_ignored",
+            "Neighbours in a row were taken to lie side by side. They lie `x.stride(1)` elements apart, which is not "
+            "1 for a transposed matrix.",
+            when=_read_with(lambda x: x.stride(0), lambda x: 1),
+        ),
+        Mistake(
+            "strides_ignored",
+            "The matrix was read as if it were contiguous. Use `x.stride(0)` for the rows and `x.stride(1)` for the "
+            "columns.",
+            when=_read_with(lambda x: x.shape[1], lambda x: 1),
+        ),
+        Mistake(
+            "row_not_masked",
+            "A load reaches past the end of a row or of the matrix. The mask must hold for each block of the row: "
+            "`offsets < columns`.",
+            when=_past_the_end,
+        ),
+        Mistake(
+            "half_accumulator",
+            "The sum was kept in float16, which holds 11 significant bits and nothing above 65504. Accumulate in "
+            "float32: `tl.zeros([BLOCK], dtype=tl.float32)`, or `.to(tl.float32)` on each block.",
+            when=_half_accumulator,
+        ),
+        Mistake(
+            "only_first_tile",
+            "Only the first block of each row was added. A row longer than BLOCK needs a loop over its blocks.",
+            when=_first_tile_only,
+        ),
+        Mistake(
+            "only_last_tile",
+            "Only the last block of each row is in the result: the sum is overwritten at every step. Add to it: "
+            "`partial += ...`.",
+            when=_last_tile_only,
+        ),
+        Mistake(
+            "tail_columns_dropped",
+            "The last, partly filled block of each row is missing: the loop ends too early. Let it run to `columns` "
+            "and mask the last block instead.",
+            when=_tail_columns_dropped,
+        ),
+        Mistake(
+            "last_row_missing",
+            "The last row was never written: one program is missing from the grid.",
+            when=lambda case, seen, got: case.args[0].shape[0] > 1
+            and _written(got, row_sum_oracle(case.args[0])) == case.args[0].shape[0] - 1,
+        ),
+        Mistake(
+            "columns_summed",
+            "The sum runs down the columns. A row's sum adds along the last dimension and there are as many results "
+            "as rows.",
+            when=lambda case, seen, got: isinstance(got, torch.Tensor) and len(set(case.args[0].shape)) > 1
+            and _same(got, case.args[0].float().sum(dim=0)),
+        ),
+        Mistake("mean_instead_of_sum", "That is the mean of each row: the sum was divided by the number of columns.",
+                result=lambda x: x.mean(dim=-1)),
+    ),
+)
+
+
+# ----------------------------------------------------------------------------------------- 1.5 fused scale-add-ReLU
+
+
+def fused_oracle(x, y, scale):
+    return torch.relu(x * scale + y)
+
+
+def unfused(x, y, scale):
+    return torch.relu(x * scale + y)
+
+
+def fused_cases(draw):
+    prime = draw.choice((509, 1021, 2053))
+    cases = [
+        Case("2048 elements", (draw.normal(2048), draw.normal(2048), 0.5), metered=True),
+        Case("one element", (draw.normal(1), draw.normal(1, shift=5.0), 2.0)),
+        Case("a matrix [33, 65]", (draw.normal(33, 65), draw.normal(33, 65), -1.5), metered=True),
+        Case("1025 elements", (draw.normal(1025), draw.normal(1025), 3.0), metered=True),
+        Case(f"{prime} elements, a prime; scale is 0", (draw.normal(prime), draw.normal(prime), 0.0)),
+        Case("[2, 3, 171], float16", (*(draw.normal(2, 3, 171, dtype=torch.float16) for _ in "xy"), 0.75), metered=True),
+        Case("700 elements, all negative before ReLU", (draw.uniform(700, low=1.0, high=2.0),
+                                                        draw.uniform(700, low=-1.0, high=0.0), -1.0)),
+    ]
+    if draw.on_gpu:
+        length = 2**25
+        cases.append(Case("32 Mi elements, timed", (draw.normal(length), draw.normal(length), 0.5)))
+    return cases
+
+
+def _fused_bytes(x, y, scale) -> int:
+    return 3 * x.numel() * x.element_size()
+
+
+SCALE_ADD_RELU = Exercise(
+    id="1.5",
+    title="Scale, add and ReLU in one kernel",
+    entries=("scale_add_relu",),
+    cases=fused_cases,
+    oracle=fused_oracle,
+    needs="triton",
+    requirements=(
+        LaunchesTriton(at_least=1, at_most=1, id="not_one_kernel"),
+        Forbids(("mul", "add", "relu", "clamp", "clamp_min", "maximum", "threshold", "addcmul", "where", "sub")),
+        Moves(_fused_bytes),
+        FasterThan(unfused, ratio=1.8, minimum_bytes=_fused_bytes),
+    ),
+    hints=(
+        "The unfused version moves 7 tensors' worth of bytes. Which of these seven are intermediate results that no "
+        "one asked for?",
+        "One kernel: load a block of x and a block of y, do all three operations on values in registers, store once.",
+        "For a contiguous tensor the shape does not matter to an elementwise operation: the kernel sees `x.numel()` "
+        "elements in a row.",
+        "ReLU is `tl.maximum(value, 0.0)`. `scale` is an ordinary argument of the kernel; Triton passes a Python "
+        "float as one.",
+        "`value = tl.load(x_pointer + offsets, mask=inside) * scale + tl.load(y_pointer + offsets, mask=inside)`, then "
+        "`tl.store(result_pointer + offsets, tl.maximum(value, 0.0), mask=inside)`; launch `triton.cdiv(x.numel(), "
+        "BLOCK)` programs.",
+    ),
+    mistakes=(
+        Mistake("relu_before_add", "ReLU was applied to scale * x, before y was added. It comes last.",
+                result=lambda x, y, scale: torch.relu(x * scale) + y),
+        Mistake("relu_missing", "Negative values are left in the result: the last step, ReLU, is missing.",
+                result=lambda x, y, scale: x * scale + y),
+        Mistake("sum_scaled", "The sum was scaled: that is scale * (x + y). Only x is to be scaled.",
+                result=lambda x, y, scale: torch.relu((x + y) * scale)),
+        Mistake("y_scaled", "y was scaled instead of x.", result=lambda x, y, scale: torch.relu(x + y * scale)),
+        Mistake("scale_missing", "`scale` is never used: the result is relu(x + y).",
+                result=lambda x, y, scale: torch.relu(x + y)),
+        Mistake("scale_added", "`scale` was added where it should multiply x.",
+                result=lambda x, y, scale: torch.relu(x + scale + y)),
+        Mistake("minimum_taken", "The positive values are gone and the negative ones are left: that is the minimum "
+                                 "with 0. ReLU is "
+                "the maximum.", result=lambda x, y, scale: (x * scale + y).clamp(max=0)),
+        Mistake("absolute_value", "Negative values came out positive: that is the absolute value. ReLU makes them 0.",
+                result=lambda x, y, scale: (x * scale + y).abs()),
+        Mistake("tail_not_masked", NOT_MASKED, when=_past_the_end),
+        Mistake("last_element_missing", LAST_MISSING, when=_last_missing(fused_oracle)),
+        Mistake("only_first_block", ONLY_FIRST_BLOCK, when=_first_block_only(fused_oracle)),
+        Mistake("blocks_overlap", OVERLAP, when=_blocks_overlap(fused_oracle)),
+        Mistake("too_few_programs", ROUNDED_DOWN, when=_rounded_down(fused_oracle)),
+        Mistake(
+            "several_kernels",
+            "There is more than one launch, so an intermediate result goes to memory and comes back, which is what "
+            "fusion is to avoid. Do all three steps between one load and one store.",
+            when=lambda case, seen, got: len(seen.launches) > 1,
+        ),
+    ),
+)
+
+
+# -------------------------------------------------------------------------- 1.6 where the multiply-add chain turns
+
+
+def turning_oracle(arithmetic_rate, bandwidth, item_bytes):
+    return arithmetic_rate * item_bytes / bandwidth
+
+
+def chain_seconds_oracle(elements, steps, arithmetic_rate, bandwidth, item_bytes):
+    return max(2 * steps * elements / arithmetic_rate, 2 * elements * item_bytes / bandwidth)
+
+
+def measured_oracle(steps, seconds):
+    slope = (seconds[-1] - seconds[-2]) / (steps[-1] - steps[-2])
+    return steps[-1] - (seconds[-1] - seconds[0]) / slope
+
+
+def own_ceilings() -> tuple[float, float] | None:
+    """This machine's (multiply-add rate [FLOP/s], copy bandwidth [bytes/s]); None before they were measured."""
+    from course_lib.hardware.ceilings import cache_path, read_cache
+
+    known = read_cache(cache_path())
+    return None if known is None else (known.fma_rate, known.copy_bandwidth)
+
+
+def turning_cases(draw):
+    rate, bandwidth = draw.integer(1, 10**5) * 1e9, draw.integer(10, 9000) * 1e9
+    length = draw.integer(10**6, 10**8)
+    steps = [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    floor, slope, overhead = draw.integer(10, 1000) * 1e-5, draw.integer(10, 1000) * 1e-7, draw.integer(1, 50) * 1e-6
+    # Floor and slope do not meet at the origin: a launch costs something too.
+    measured = [max(floor, overhead + step * slope) + 0.0 for step in (*steps, 4096, 8192)]
+    cases = [
+        Case("float32 on an A100: 19.5 TFLOP/s, 2 TB/s", (19.5e12, 2.0e12, 4), "turning_steps"),
+        Case("float16 values, the same rates", (19.5e12, 2.0e12, 2), "turning_steps"),
+        Case("a device made up for this check", (rate, bandwidth, 4), "turning_steps"),
+        Case("8 steps on an A100", (2**26, 8, 19.5e12, 2.0e12, 4), "chain_seconds"),
+        Case("512 steps on an A100", (2**26, 512, 19.5e12, 2.0e12, 4), "chain_seconds"),
+        Case("made up for this check, one step", (length, 1, rate, bandwidth, 4), "chain_seconds"),
+        Case("made up for this check, 100,000 steps", (length, 100_000, rate, bandwidth, 2), "chain_seconds"),
+        Case("a measured curve that turns at 40 steps", ([1, 2, 8, 64, 128], [1e-3, 1e-3, 1e-3, 1.6e-3, 3.2e-3]),
+             "measured_turning_steps"),
+        Case("a measured curve; each launch costs something too", ([*steps, 4096, 8192], measured),
+             "measured_turning_steps"),
+    ]
+    own = own_ceilings()
+    if own is not None:
+        cases.append(Case("float32 at this machine's own ceilings", (*own, 4), "turning_steps"))
+        cases.append(Case("64 steps at this machine's own ceilings", (2**24, 64, *own, 4), "chain_seconds"))
+    return cases
+
+
+def _turning_with(function):
+    """A fingerprint for `turning_steps` alone (three numbers)."""
+    return lambda *args: function(*args) if len(args) == 3 else None
+
+
+def _chain_with(function):
+    """A fingerprint for `chain_seconds` alone (five numbers)."""
+    return lambda *args: function(*args) if len(args) == 5 else None
+
+
+def _near(got, want) -> bool:
+    return isinstance(got, (int, float)) and not isinstance(got, bool) and math.isclose(got, want, rel_tol=1e-6)
+
+
+def _off_by(factor):
+    """A `when`: `turning_steps` is off by this factor."""
+    return lambda case, seen, got: case.entry == "turning_steps" and _near(got, factor * turning_oracle(*case.args))
+
+
+TURNING_POINT = Exercise(
+    id="1.6",
+    title="Where the multiply-add chain turns",
+    entries=("turning_steps", "chain_seconds", "measured_turning_steps"),
+    cases=turning_cases,
+    oracle={"turning_steps": turning_oracle, "chain_seconds": chain_seconds_oracle,
+            "measured_turning_steps": measured_oracle},
+    hints=(
+        "Write the FLOPs and the bytes of the chain for one element. Only one of the two depends on the number of "
+        "steps.",
+        "One element: 2 * steps FLOPs; one read and one write, 2 * item_bytes bytes. So the intensity is steps / "
+        "item_bytes.",
+        "The chain turns where its intensity equals the balance point, arithmetic_rate / bandwidth. Solve for the "
+        "steps; the answer need not be whole.",
+        "`turning_steps` is `arithmetic_rate / bandwidth * item_bytes`, and `chain_seconds` the larger of "
+        "`2 * steps * elements / arithmetic_rate` and `2 * elements * item_bytes / bandwidth`.",
+        "For the measured curve: the slope of its last two points is `(seconds[-1] - seconds[-2]) / (steps[-1] - "
+        "steps[-2])`. Walk down that line from the last point until the time is `seconds[0]`: "
+        "`steps[-1] - (seconds[-1] - seconds[0]) / slope`.",
+    ),
+    mistakes=(
+        Mistake(
+            "item_bytes_forgotten",
+            "That is the balance point, in FLOP/byte. The chain's intensity is steps / item_bytes, so the steps are "
+            "the balance point times `item_bytes`.",
+            when=lambda case, seen, got: case.entry == "turning_steps"
+            and _near(got, turning_oracle(*case.args) / case.args[2]),
+        ),
+        Mistake(
+            "balance_inverted",
+            "The two ceilings were divided the wrong way round: bandwidth / rate is in byte/FLOP.",
+            when=lambda case, seen, got: case.entry == "turning_steps"
+            and any(_near(got, power * case.args[1] / case.args[0]) for power in (1, case.args[2], 1 / case.args[2])),
+        ),
+        Mistake(
+            "write_not_counted",
+            "The steps are half of what they should be: the chain reads each element *and* writes it, 2 * item_bytes "
+            "bytes.",
+            when=_off_by(0.5),
+        ),
+        Mistake(
+            "multiply_add_counted_once",
+            "The steps are twice what they should be: one step is a multiply-add, 2 FLOPs.",
+            when=_off_by(2.0),
+        ),
+        Mistake(
+            "times_added",
+            "The two times were added. Arithmetic and memory work at the same time: the larger one decides.",
+            result=_chain_with(lambda n, s, rate, width, item: 2 * s * n / rate + 2 * n * item / width),
+        ),
+        Mistake(
+            "seconds_without_write",
+            "The memory's time counts one transfer per element. The chain reads and writes: `2 * elements * "
+            "item_bytes`.",
+            result=_chain_with(lambda n, s, rate, width, item: max(2 * s * n / rate, n * item / width)),
+        ),
+        Mistake(
+            "seconds_of_one_flop",
+            "The arithmetic's time counts one FLOP a step. A multiply-add is two: `2 * steps * elements`.",
+            result=_chain_with(lambda n, s, rate, width, item: max(s * n / rate, 2 * n * item / width)),
+        ),
+        Mistake(
+            "line_through_the_origin",
+            "The slope was taken from the origin to the last point. A launch costs time that does not grow with the "
+            "steps, so take the line through the last *two* points.",
+            when=lambda case, seen, got: case.entry == "measured_turning_steps"
+            and _near(got, case.args[1][0] / (case.args[1][-1] / case.args[0][-1])),
+        ),
+        Mistake(
+            "first_slow_point",
+            "That is one of the measured numbers of steps. The turn lies between two of them: intersect the floor "
+            "with the line through the last two points.",
+            when=lambda case, seen, got: case.entry == "measured_turning_steps" and got in case.args[0],
+        ),
+    ),
+)
+
+EXERCISES = (BYTES_AND_FLOPS, BALANCE, VECTOR_ADD, ROW_SUM, SCALE_ADD_RELU, TURNING_POINT)
