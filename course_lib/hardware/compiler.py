@@ -324,7 +324,7 @@ def _prepare(kernel, signature, constexprs=None, arch=90, num_warps=4, num_stage
             raise ValueError(f"signature has no entry for {name!r}, a parameter of {source.name}; give its type, such "
                              'as "*fp32" for a pointer or "i32" for an integer')
         elif not re.fullmatch(SIGNATURE_TYPE, str(signature[name])):
-            raise ValueError(f"signature says {name!r} is {signature[name]!r}; allowed are a number ({NUMBER_TYPES}), a "
+            raise ValueError(f"{name!r} is {signature[name]!r} in signature; allowed: a number ({NUMBER_TYPES}), a "
                              'pointer ("*fp16"), or a descriptor ("tensordesc<fp16[128,64]>")')
         else:
             entries[name] = signature[name]
