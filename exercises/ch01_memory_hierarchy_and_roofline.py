@@ -413,7 +413,7 @@ OVERLAP = (
     "The blocks overlap: program 1 starts one element after program 0 instead of one block after it. Multiply the "
     "program's number by the block's length."
 )
-LAST_MISSING = "All was written but the last element. Positions run from 0 to length - 1: `offsets < length` is the mask."
+LAST_MISSING = "All was written but the last element. Positions run from 0 to length - 1: mask with `offsets < length`."
 NOT_MASKED = (
     "The last program's block reaches past the end of the vector. Give every load and every store a mask: "
     "`offsets < length`."
