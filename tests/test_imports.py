@@ -1,0 +1,127 @@
+"""Imports point one way: a reader of a kernel needs nothing but the kernel, and the judge never holds an answer.
+
+kernels and hardware know nothing of the rest; figures and models may use both; the checker knows none of the kernels;
+exercises use the checker's vocabulary and what the hardware is; a chapter imports what a learner's notebook may.
+"""
+import ast
+from pathlib import Path
+
+import pytest
+
+from course_lib.home import ROOT
+
+# What a module of each part may import from the course; a part may always import itself, and course_lib.home is free.
+MAY_IMPORT = {
+    "course_lib/kernels": ["course_lib.hardware"],
+    "course_lib/hardware": ["course_lib.kernels"],
+    "course_lib/figures": ["course_lib.kernels", "course_lib.hardware"],
+    "course_lib/models": ["course_lib.kernels", "course_lib.hardware"],
+    "course_lib/checker": ["course_lib.hardware"],
+    "course_lib/bench": ["course_lib.kernels", "course_lib.hardware", "course_lib.models", "course_lib.figures"],
+    "course_lib/builder": ["course_lib.bootstrap"],
+    "course_lib/bootstrap.py": [],
+    "course_lib/home.py": [],
+    "exercises": ["course_lib.checker", "course_lib.hardware"],  # an exercise may judge by this machine's ceilings
+    "solutions": ["course_lib", "course_lib.kernels", "course_lib.hardware", "course_lib.figures", "course_lib.models"],
+}
+# Read as files by the builder, the catalogue and the tests, and imported by nobody.
+NOBODY_IMPORTS = ("notebooks", "solutions", "exercises", "tests")
+OURS = ("course_lib", *NOBODY_IMPORTS)
+
+
+def imports(source: str, package: str = "") -> set[str]:
+    """The course's modules that a source in `package` imports, wherever in it and however it is written."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            module = ".".join([*parents, *([node.module] if node.module else [])])
+            # A name is a module of its own, or something that the module defines.
+            inner = (f"{module}.{alias.name}" for alias in node.names)
+            found |= {name if is_module(name) else module for name in inner}
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            if getattr(node.func, "attr", getattr(node.func, "id", "")) in ("import_module", "__import__"):
+                found.add(node.args[0].value)
+    return {name for name in found if name.split(".")[0] in OURS}
+
+
+def is_module(name: str) -> bool:
+    path = ROOT / name.replace(".", "/")
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+def violations(part: str, source: str, package: str = "") -> set[str]:
+    """The imports of a source that its part may not make."""
+    own = part.removesuffix(".py").replace("/", ".")
+    allowed = {own, "course_lib.home", *MAY_IMPORT[part]}
+
+    def good(name: str) -> bool:
+        # The package's front, course_lib, is allowed by its own name only: it leads to everything.
+        return name in allowed or any(name.startswith(f"{other}.") for other in allowed - {"course_lib"})
+
+    return {name for name in imports(source, package) if not good(name)}
+
+
+def files(part: str) -> list[Path]:
+    path = ROOT / part
+    return [path] if path.suffix else sorted(path.rglob("*.py"))
+
+
+@pytest.mark.parametrize("part", MAY_IMPORT)
+def test_each_part_imports_only_what_it_may(part):
+    wrong = {
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in files(part)
+        for name in violations(part, path.read_text(encoding="utf-8"), ".".join(path.relative_to(ROOT).parts[:-1]))
+    }
+    assert not wrong
+
+
+def test_nobody_imports_chapters_notebooks_exercises_or_tests():
+    wrong = {
+        f"{path.relative_to(ROOT)} imports {name}"
+        for part in ("course_lib", "exercises", "solutions")
+        for path in sorted((ROOT / part).rglob("*.py"))
+        for name in imports(path.read_text(encoding="utf-8"), ".".join(path.relative_to(ROOT).parts[:-1]))
+        if name.split(".")[0] in NOBODY_IMPORTS
+    }
+    assert not wrong
+
+
+def test_every_part_of_the_library_is_held_to_a_rule():
+    fronts = {"course_lib/__init__.py", "course_lib/__main__.py", "course_lib/cli.py"}  # which lead to all of it
+    parts = {
+        f"course_lib/{path.name}"
+        for path in (ROOT / "course_lib").iterdir()
+        if path.suffix == ".py" or path.is_dir() and any(path.glob("*.py"))
+    }
+    assert parts <= {*MAY_IMPORT, *fronts}
+
+
+@pytest.mark.parametrize("part, source", [
+    ("course_lib/kernels", "from course_lib.checker import Exercise"),
+    ("course_lib/kernels", "def f():\n    import course_lib.figures.style"),
+    ("course_lib/kernels", "from course_lib import check"),
+    ("course_lib/kernels", "from course_lib import checker"),
+    ("course_lib/kernels", "from ..checker import judge"),
+    ("course_lib/checker", "from course_lib.kernels.vector_add import vector_add"),
+    ("course_lib/checker", "from importlib import import_module\nimport_module('course_lib.kernels')"),
+    ("exercises", "from course_lib.kernels.vector_add import vector_add"),
+    ("exercises", "from course_lib import solution"),
+    ("solutions", "from course_lib.builder import build"),
+    ("solutions", "from course_lib.checker import judge"),
+])
+def test_a_forbidden_import_is_caught_wherever_and_however_it_is_written(part, source):
+    assert violations(part, source, part.replace("/", "."))
+
+
+@pytest.mark.parametrize("part, source", [
+    ("course_lib/kernels", "import torch\nfrom course_lib.kernels.copy import copy\nfrom course_lib.home import ROOT"),
+    ("course_lib/figures", "from course_lib.hardware import roofline"),
+    ("exercises", "import torch\nfrom course_lib.checker import Exercise, Case"),
+    ("solutions", "from course_lib import check, hint\nfrom course_lib.kernels.vector_add import vector_add"),
+])
+def test_what_is_allowed_passes(part, source):
+    assert not violations(part, source, part.replace("/", "."))
