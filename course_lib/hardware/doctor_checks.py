@@ -151,7 +151,7 @@ def check_shared_memory(machine, around) -> Line | None:
         return None
     size = machine.shared_memory_per_block_bytes
     if size < SMALL_SHARED_MEMORY:
-        return Line("note", "Shared memory", f"{format_capacity(size)} for a program: kernels choose smaller tiles here",
+        return Line("note", "Shared memory", f"{format_capacity(size)} for a program: kernels take smaller tiles here",
                     "Nothing; your own tiles must fit it too.")  # fmt: skip
     return Line("ok", "Shared memory", f"{format_capacity(size)} for a program")
 
