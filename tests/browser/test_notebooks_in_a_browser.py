@@ -1,0 +1,136 @@
+"""Each notebook, run from its first cell to its last by a real browser in the JupyterLab that `make lab` serves.
+
+    .venv/bin/python -m pytest tests/browser --browser [--screenshot DIR] [-k 01]
+
+Copies of the notebooks are run, since JupyterLab saves what it shows. With --screenshot each is pictured to its full
+length, in the light theme and in the dark one.
+"""
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from course_lib.home import ROOT
+
+pytestmark = pytest.mark.browser
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+STARTS_WITHIN, RUNS_WITHIN = 120, 300  # seconds
+WIDTH, HEIGHT, TALLEST = 1280, 900, 16000  # pixels; Chromium draws nothing taller in one picture
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """The address of a JupyterLab that `make lab` serves, with copies of the notebooks in build/browser."""
+    copies = ROOT / "build" / "browser"
+    shutil.rmtree(copies, ignore_errors=True)
+    copies.mkdir(parents=True)
+    for path in NOTEBOOKS:
+        shutil.copy(path, copies)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options = f"--no-browser --port {port} --ServerApp.port_retries=0 --IdentityProvider.token=t"
+    options += " --expose-app-in-browser"
+    environment = {**os.environ, "COURSE_HOME": str(tmp_path_factory.mktemp("home"))}
+    with open(tmp_path_factory.mktemp("log") / "lab.txt", "w+") as log:
+        server = subprocess.Popen(["make", "lab", f"LAB_ARGS={options}"], cwd=ROOT, env=environment, stdout=log,
+                                  stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            address = f"http://127.0.0.1:{port}"
+            wait_until_served(f"{address}/api?token=t", server, log)
+            yield address
+        finally:
+            os.killpg(server.pid, signal.SIGTERM)
+            server.wait(30)
+
+
+def wait_until_served(address, server, log):
+    deadline = time.monotonic() + STARTS_WITHIN
+    while time.monotonic() < deadline and server.poll() is None:
+        try:
+            urllib.request.urlopen(address, timeout=5).close()
+            return
+        except OSError:
+            time.sleep(0.3)
+    log.seek(0)
+    pytest.fail(f"make lab served nothing:\n{log.read()[-2000:]}")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api")
+    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no Chromium here: install it, or name it with the variable CHROMIUM")
+    with playwright.sync_playwright() as started:
+        running = started.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield running
+        running.close()
+
+
+# The notebook that JupyterLab shows, once its kernel is up. The names are JupyterLab's own.
+READY = """() => {
+    const panel = window.jupyterapp?.shell.currentWidget;
+    return panel?.content?.model?.cells?.length && panel.sessionContext.session?.kernel?.status === "idle";
+}"""
+RUN_ALL = """async () => {
+    await window.jupyterapp.commands.execute("notebook:run-all-cells");
+    await window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.requestKernelInfo();
+}"""
+CELLS = "() => window.jupyterapp.shell.currentWidget.context.model.toJSON().cells"
+THEME = "theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})"
+UNFOLD = """() => {  // every cell drawn, however far down
+    window.jupyterapp.shell.currentWidget.content.notebookConfig = {
+        ...window.jupyterapp.shell.currentWidget.content.notebookConfig, windowingMode: "none"};
+    window.jupyterapp.shell.collapseLeft();
+}"""
+SCROLL = "top => { document.querySelector('.jp-WindowedPanel-outer').scrollTop = top; }"
+LENGTH = "() => Math.ceil(document.querySelector('.jp-WindowedPanel-outer').scrollHeight)"
+
+
+@pytest.mark.timeout(STARTS_WITHIN + RUNS_WITHIN + 120)
+@pytest.mark.parametrize("notebook", [path.stem for path in NOTEBOOKS])
+def test_a_notebook_runs_to_its_end_in_a_browser(lab, browser, notebook, request):
+    page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
+    page.set_default_timeout(RUNS_WITHIN * 1000)
+    try:
+        page.goto(f"{lab}/lab/tree/build/browser/{notebook}.ipynb?token=t&reset")
+        page.wait_for_function(READY)
+        page.evaluate(UNFOLD)
+        started = time.monotonic()
+        page.evaluate(RUN_ALL)
+        print(f"{notebook}: run in {time.monotonic() - started:.1f} s")
+        cells = [cell for cell in page.evaluate(CELLS) if cell["cell_type"] == "code" and "".join(cell["source"])]
+        if folder := request.config.getoption("--screenshot"):
+            take_pictures(page, Path(folder), notebook)
+        failed = [
+            f"{''.join(cell['source'])[:80]!r}: {output['ename']}: {output['evalue']}"
+            for cell in cells for output in cell["outputs"] if output["output_type"] == "error"
+        ]
+        assert not failed
+        assert all(cell["execution_count"] for cell in cells), "cells were left out"
+        assert page.get_by_text("Error displaying widget").count() == 0
+        assert page.get_by_text("Loading widget...").count() == 0
+    finally:
+        page.close()
+
+
+def take_pictures(page, folder, notebook):
+    """The whole notebook in both themes, as NAME-light-1.png and on, a picture for every 16,000 pixels of it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, theme in (("light", "JupyterLab Light"), ("dark", "JupyterLab Dark")):
+        page.evaluate(THEME, theme)
+        page.wait_for_timeout(1500)
+        length = page.evaluate(LENGTH)
+        page.set_viewport_size({"width": WIDTH, "height": min(length + 150, TALLEST)})
+        for part in range(-(-length // TALLEST)):
+            page.evaluate(SCROLL, part * TALLEST)
+            page.wait_for_timeout(1500)
+            page.screenshot(path=folder / f"{notebook}-{name}-{part + 1}.png")

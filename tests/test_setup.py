@@ -1,0 +1,178 @@
+"""make: what a fresh machine, a second start, another Python and an environment of one's own get."""
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from packaging.requirements import Requirement
+
+from course_lib import bootstrap
+from course_lib.home import ROOT
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """What set-up consists of, in a folder with a space in its name; with no requirements nothing is fetched."""
+    folder = tmp_path / "a course"
+    (folder / "course_lib").mkdir(parents=True)
+    for name in ("Makefile", "course_lib/bootstrap.py"):
+        shutil.copy(ROOT / name, folder / name)
+    for name in ("requirements.txt", "requirements-dev.txt"):
+        (folder / name).write_text("")
+    return folder
+
+
+@pytest.fixture
+def recorder(tmp_path):
+    """A stand-in for Python that writes down how it was called."""
+    program, log = tmp_path / "recorder", tmp_path / "log"
+    program.write_text(f'#!/bin/sh\necho "$@" >> "{log}"\n')
+    program.chmod(0o755)
+    log.touch()
+    return program, log
+
+
+def make(folder, *arguments, **environment):
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    return subprocess.run(["make", *map(str, arguments)], cwd=folder, env={**variables, **environment},
+                          capture_output=True, text=True)
+
+
+def test_a_fresh_machine_gets_an_environment_once(clone):
+    first = make(clone, "install", f"PYTHON={sys.executable}")
+    assert first.returncode == 0, first.stderr
+    assert (clone / ".venv" / "bin" / "python").exists()
+    second = make(clone, "install", "PYTHON=/not/asked/again")
+    assert second.returncode == 0 and "pip" not in second.stdout + second.stderr
+    os.utime(clone / "requirements.txt", (2**31, 2**31))
+    assert "pip" in make(clone, "install", "--dry-run").stdout, "new requirements are not installed"
+
+
+def test_an_interrupted_installation_is_taken_up_again(clone):
+    (clone / "requirements.txt").write_text("./not_here\n")
+    assert make(clone, "install", f"PYTHON={sys.executable}").returncode != 0
+    (clone / "requirements.txt").write_text("")
+    again = make(clone, "install", "PYTHON=/not/asked/again")
+    assert again.returncode == 0, again.stderr
+    assert (clone / ".venv" / ".installed").exists()
+
+
+def test_a_python_that_is_not_there_is_one_sentence(clone):
+    done = make(clone, "lab", "PYTHON=/no/such/python")
+    assert done.returncode != 0
+    said = [line for line in done.stderr.splitlines() if not line.startswith("make: ***")]
+    assert len(said) == 1 and "no /no/such/python here" in said[0] and "3.10 to 3.13" in said[0]
+
+
+def test_an_old_python_is_one_sentence(clone, tmp_path):
+    old = tmp_path / "python3.9"
+    run_as_old = "import runpy, sys; sys.argv = sys.argv[1:]; sys.version_info = (3, 9, 18); " \
+                 "runpy.run_path(sys.argv[0], run_name='__main__')"
+    old.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "{run_as_old}" "$@"\n')
+    old.chmod(0o755)
+    done = make(clone, "lab", f"PYTHON={old}")
+    said = [line for line in done.stderr.splitlines() if not line.startswith("make: ***")]
+    assert done.returncode != 0 and len(said) == 1 and said[0].startswith("This is Python 3.9")
+    assert not (clone / ".venv").exists()
+
+
+def test_a_python_that_will_not_do_is_passed_over_for_one_that_will(clone, tmp_path):
+    path = tmp_path / "bin"
+    path.mkdir()
+    (path / "python3").write_text("#!/bin/sh\nexit 1\n")
+    (path / "python3.12").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    for name in ("python3", "python3.12"):
+        (path / name).chmod(0o755)
+    done = make(clone, "install", PATH=f"{path}:/usr/bin:/bin")
+    assert done.returncode == 0, done.stderr
+    assert f"with {sys.executable}" in done.stderr
+
+
+def test_lab_opens_the_first_notebook_with_the_options_given(clone, recorder):
+    program, log = recorder
+    done = make(clone, "lab", "VENV=none", f"PYTHON={program}", "LAB_ARGS=--no-browser --port 8899")
+    assert done.returncode == 0, done.stderr
+    started = log.read_text().splitlines()[-1]
+    assert started.startswith("-m jupyter lab notebooks/00_start_here.ipynb")
+    assert started.endswith("--no-browser --port 8899")
+    assert ("--allow-root" in started) == (os.getuid() == 0)
+
+
+def test_an_environment_of_ones_own_is_given_only_what_it_lacks(clone, recorder):
+    program, log = recorder
+    assert make(clone, "lab", "VENV=none", f"PYTHON={program}").returncode == 0
+    assert log.read_text().splitlines()[0] == "course_lib/bootstrap.py missing requirements.txt"
+    assert "pip install" not in log.read_text() and not (clone / ".venv").exists()
+
+
+def test_an_environment_that_is_there_already_is_used(clone, recorder):
+    program, log = recorder
+    python = clone / "mine" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    shutil.copy(program, python)
+    assert make(clone, "lab", "VENV=mine").returncode == 0
+    calls = log.read_text().splitlines()
+    assert calls[0].startswith("-m pip install") and calls[1].startswith("-m jupyter lab")
+    assert not any("bootstrap" in call for call in calls)
+
+
+def test_nothing_is_registered_outside_the_environment():
+    recipe = (ROOT / "Makefile").read_text() + (ROOT / "course_lib" / "bootstrap.py").read_text()
+    assert "--user" not in recipe and "kernelspec" not in recipe and "ipykernel install" not in recipe
+
+
+# ---------------------------------------------------------------------------------------------------- the gate
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_the_ci_keeps_the_status_and_ends_with_the_tests_own_line(tmp_path, status):
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
+    (tmp_path / "Makefile").write_text(f"test:\n\t@echo '=== 3 passed in 1 s ==='; exit {status}\n")
+    done = subprocess.run([tmp_path / ".ci" / "run"], cwd="/", capture_output=True, text=True)
+    assert (done.returncode == 0) == (status == 0)
+    assert done.stdout.splitlines()[-1] == "=== 3 passed in 1 s ===" and done.stderr == ""
+
+
+def test_the_ci_does_not_hide_a_make_that_could_not_run(tmp_path):
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
+    (tmp_path / "Makefile").write_text("other:\n")
+    done = subprocess.run([tmp_path / ".ci" / "run"], cwd="/", capture_output=True, text=True)
+    assert done.returncode != 0 and "No rule to make target" in done.stdout
+
+
+# ---------------------------------------------------------------------------------------------------- requirements
+
+
+def requirements(name):
+    return [Requirement(line) for line in map(str.strip, (ROOT / name).read_text().splitlines())
+            if line and not line.startswith(("#", "-r"))]
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-dev.txt"])
+def test_what_the_tests_run_on_lies_within_the_ranges(name):
+    for requirement in requirements(name):
+        if requirement.marker is None or requirement.marker.evaluate():
+            assert requirement.specifier.contains(importlib.metadata.version(requirement.name)), str(requirement)
+
+
+def test_every_requirement_has_a_floor_and_a_ceiling():
+    for requirement in [*requirements("requirements.txt"), *requirements("requirements-dev.txt")]:
+        assert {specifier.operator for specifier in requirement.specifier} == {">=", "<"}, str(requirement)
+
+
+def test_learners_do_not_install_the_maintainers_tools():
+    learners = {requirement.name for requirement in requirements("requirements.txt")}
+    assert learners.isdisjoint(requirement.name for requirement in requirements("requirements-dev.txt"))
+
+
+def test_what_is_missing_is_read_from_the_same_lines():
+    every = bootstrap.requirements(str(ROOT / "requirements-dev.txt"))
+    assert {name for name, _ in every} == {
+        requirement.name for file in ("requirements.txt", "requirements-dev.txt") for requirement in requirements(file)
+        if requirement.marker is None or requirement.marker.evaluate()
+    }
+    assert all(str(Requirement(text)) for _, text in every)
