@@ -1,4 +1,4 @@
-"""The committed notebooks are what their sources build: nothing was edited in them, forgotten or left in its outputs."""
+"""The committed notebooks are what their sources build: no edit made in them, none forgotten, no outputs left."""
 import nbformat
 import pytest
 
