@@ -1,26 +1,32 @@
 """The checker: exercises, the worker that runs answers, the judge that decides, and what it says."""
-from course_lib.checker.exercise import (
-    AWKWARD_LENGTHS,
-    Allocates,
-    Case,
-    CourseError,
-    Draw,
-    Exercise,
-    FasterThan,
-    Forbids,
-    InOut,
-    LaunchesTriton,
-    Limits,
-    Mistake,
-    Moves,
-    Requirement,
-    Seen,
-)
+
+from course_lib.checker.draw import Draw
+from course_lib.checker.exercise import AWKWARD_LENGTHS, Case, CourseError, Exercise, InOut, Limits, Mistake, Seen
 from course_lib.checker.notebook import check, check_file, hint, progress, solution
+from course_lib.checker.requirements import Allocates, FasterThan, Forbids, LaunchesTriton, Moves, Requirement
 from course_lib.checker.verdict import CaseResult, Verdict
 
 __all__ = [
-    "AWKWARD_LENGTHS", "Allocates", "Case", "CaseResult", "CourseError", "Draw", "Exercise", "FasterThan", "Forbids", "InOut",
-    "LaunchesTriton", "Limits", "Mistake", "Moves", "Requirement", "Seen", "Verdict", "check", "check_file", "hint",
-    "progress", "solution",
+    "AWKWARD_LENGTHS",
+    "Allocates",
+    "Case",
+    "CaseResult",
+    "CourseError",
+    "Draw",
+    "Exercise",
+    "FasterThan",
+    "Forbids",
+    "InOut",
+    "LaunchesTriton",
+    "Limits",
+    "Mistake",
+    "Moves",
+    "Requirement",
+    "Seen",
+    "Verdict",
+    "check",
+    "check_file",
+    "hint",
+    "progress",
+    "solution",
 ]

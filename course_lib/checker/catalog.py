@@ -1,6 +1,8 @@
 """Which exercises there are, and what the course itself answers to them."""
+
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import linecache
@@ -10,7 +12,7 @@ import types
 from pathlib import Path
 
 from course_lib.checker.cells import SOLUTION_PREFIX, exercise_cells
-from course_lib.checker.exercise import CourseError, Exercise, nearest
+from course_lib.checker.exercise import CourseError, Exercise
 from course_lib.home import ROOT
 
 
@@ -41,7 +43,7 @@ def exercise(identity: str) -> Exercise:
     known = exercises()
     if isinstance(identity, str) and identity.strip() in known:
         return known[identity.strip()]
-    closest = nearest(str(identity), list(known))
+    closest = next(iter(difflib.get_close_matches(str(identity), list(known), n=1, cutoff=0.0)), None)
     raise CourseError(
         f"There is no exercise {identity!r}. The nearest is {closest!r}; the exercises are {', '.join(known)}."
     )

@@ -2,6 +2,7 @@
 
 An exercise cell is known by its first line, `# Exercise 3.2 · Title`, and by nothing else.
 """
+
 from __future__ import annotations
 
 import ast
@@ -91,8 +92,11 @@ def is_attempted(source: str, names: Sequence[str]) -> bool:
         tree = ast.parse(without_magics(source))
     except SyntaxError:
         return True
-    named = [node for node in tree.body
-             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and node.name in names]
+    named = [
+        node
+        for node in tree.body
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and node.name in names
+    ]
     if not named:
         return any(not isinstance(node, (ast.Expr, ast.Pass, ast.Import, ast.ImportFrom)) for node in tree.body)
     return any(not _is_stub(node) for node in named)
@@ -111,7 +115,8 @@ def _is_stub(node: ast.AST) -> bool:
 
 def _says_nothing(statement: ast.AST) -> bool:
     return isinstance(statement, ast.Pass) or (
-        isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
+        isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    )
 
 
 def _raises_not_implemented(statement: ast.AST) -> bool:
@@ -138,19 +143,24 @@ def source_of(answer: Any, exercise: str) -> tuple[str, str]:
     if code is None and inspect.isclass(target):
         code = next((member.__code__ for member in vars(target).values() if inspect.isfunction(member)), None)
     if code is None:
-        raise CourseError(f"{answer!r} has no Python source (it is built in, or an object of class "
-                          f"{type(answer).__name__}). {ask}")
+        raise CourseError(
+            f"{answer!r} has no Python source (it is built in, or an object of class {type(answer).__name__}). {ask}"
+        )
     if code.co_filename.startswith(SOLUTION_PREFIX):
         raise CourseError(f"That is the course's own answer, which `check(...).best` or `solution` gave. {ask}")
     lines = linecache.getlines(code.co_filename)
     if not lines:
-        raise CourseError(f"The source of {getattr(answer, '__name__', answer)!r} is not to be found: it was made by "
-                          f"exec or typed in a plain terminal. Define it in a notebook cell or a file. {ask}")
+        raise CourseError(
+            f"The source of {getattr(answer, '__name__', answer)!r} is not to be found: it was made by "
+            f"exec or typed in a plain terminal. Define it in a notebook cell or a file. {ask}"
+        )
     source = "".join(lines)
     name = _name_of(answer, target)
     if name is None or not re.search(rf"\b{re.escape(name)}\b", source):
-        raise CourseError(f"A function without a name of its own was given (a lambda?). Give it a name in the exercise "
-                          f"cell: `def ...` or `name = lambda ...`. {ask}")
+        raise CourseError(
+            f"A function without a name of its own was given (a lambda?). Give it a name in the exercise "
+            f"cell: `def ...` or `name = lambda ...`. {ask}"
+        )
     return textwrap.dedent(source), name
 
 
@@ -175,8 +185,11 @@ def undefined_names(source: str, known: Sequence[str] = ()) -> set[str]:
         table = symtable.symtable(without_magics(source), "cell", "exec")
     except SyntaxError:
         return set()
-    bound = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()
-             or symbol.is_namespace()}
+    bound = {
+        symbol.get_name()
+        for symbol in table.get_symbols()
+        if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
+    }
     read: set[str] = set()
     stack = [table]
     while stack:

@@ -1,8 +1,9 @@
 """Is a result right? Twice the error of a plain implementation in the same precision, plus a rounding band.
 
-The rule is that of the FlashAttention test-suite: the truth is computed in float64; the same formula, run plainly in the
-case's own dtype, shows what that dtype can give; an answer may err twice as much.
+The rule is that of the FlashAttention test-suite: the truth is computed in float64; the same formula, run plainly in
+the case's own dtype, shows what that dtype can give; an answer may err twice as much.
 """
+
 from __future__ import annotations
 
 import math
@@ -13,7 +14,6 @@ from typing import Any
 import torch
 
 from course_lib.checker.exercise import Case, Exercise, InOut
-
 
 # A fingerprint is what a mistake makes of the inputs in float64; the learner's version of it rounds on top.
 FINGERPRINT_SLACK = 4.0
@@ -42,7 +42,7 @@ class Truth:
     """What a case's result should be: float64 values, and for each tensor the largest allowed error, elementwise."""
 
     want: Any
-    like: Any                                   # the plain implementation's result: its dtypes are the ones asked for
+    like: Any  # the plain implementation's result: its dtypes are the ones asked for
     plains: list[Any] = field(default_factory=list)
 
 
@@ -100,7 +100,11 @@ def leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
     if isinstance(value, (tuple, list)):
         return [leaf for index, item in enumerate(value) for leaf in leaves(item, f"{path}[{index}]")]
     if isinstance(value, dict):
-        return [leaf for key in value for leaf in leaves(value[key], f"{path}.{key}" if isinstance(key, str) else f"{path}[{key}]")]
+        return [
+            leaf
+            for key in value
+            for leaf in leaves(value[key], f"{path}.{key}" if isinstance(key, str) else f"{path}[{key}]")
+        ]
     return [(path, value)]
 
 
@@ -151,12 +155,19 @@ def agrees(got: Any, fingerprint: Any, expected: Truth, exercise: Exercise) -> b
         if not isinstance(told, torch.Tensor):
             problem = _compare_number(path, mine, told, exercise.relative_tolerance * FINGERPRINT_SLACK).problem
         else:
-            allowed = tolerance(want, [plain[path] for plain in plains]) if isinstance(want, torch.Tensor) else 0.0 * told
+            allowed = (
+                tolerance(want, [plain[path] for plain in plains]) if isinstance(want, torch.Tensor) else 0.0 * told
+            )
             growth = _largest(told) / max(_largest(want), 1e-30) if isinstance(want, torch.Tensor) else 1.0
             # Not broadcast elementwise: a mistake may put a large value where the truth has a small one.
             most = float(allowed.max()) if allowed.numel() else 0.0
-            problem = _compare_tensor(path, mine, told, torch.full_like(told, FINGERPRINT_SLACK * most * max(1.0, growth),
-                                                                        dtype=torch.float64), None).problem
+            problem = _compare_tensor(
+                path,
+                mine,
+                told,
+                torch.full_like(told, FINGERPRINT_SLACK * most * max(1.0, growth), dtype=torch.float64),
+                None,
+            ).problem
         if problem:
             return False
     return True
@@ -177,8 +188,20 @@ def _compare_number(path: str, got: Any, want: Any, relative: float) -> Leaf:
         right = got == want
     else:
         right = math.isclose(got, want, rel_tol=relative) or (math.isnan(want) and math.isnan(got))
-    shown = f"{want:,}" if isinstance(want, int) and numeric else f"{want!r}" if not isinstance(want, float) else f"{want:.6g}"
-    mine = f"{got:,}" if isinstance(got, int) and not isinstance(got, bool) else f"{got:.6g}" if isinstance(got, float) else repr(got)[:80]
+    shown = (
+        f"{want:,}"
+        if isinstance(want, int) and numeric
+        else f"{want!r}"
+        if not isinstance(want, float)
+        else f"{want:.6g}"
+    )
+    mine = (
+        f"{got:,}"
+        if isinstance(got, int) and not isinstance(got, bool)
+        else f"{got:.6g}"
+        if isinstance(got, float)
+        else repr(got)[:80]
+    )
     return Leaf(path, None if right else f"got {mine}, expected {shown}", got, want)
 
 

@@ -1,4 +1,5 @@
 """What went wrong: the known mistake that a result matches, and where in the result the errors lie."""
+
 from __future__ import annotations
 
 import html
@@ -74,7 +75,9 @@ def _fingerprint(mistake: Mistake, case: Case) -> Any:
     return None if silent else value
 
 
-# ------------------------------------------------------------------------------------------------------------ where it is
+def most_telling(failed: Sequence[Outcome]) -> Outcome:
+    """The first failed case whose errors follow a pattern that can be put in words; else the first one."""
+    return next((o for o in failed if follows(next(leaf for leaf in o.leaves if leaf.problem))), failed[0])
 
 
 def describe(outcome: Outcome) -> str:
@@ -85,7 +88,10 @@ def describe(outcome: Outcome) -> str:
         return leaf.problem + where
     total, bad = leaf.wrong.numel(), int(leaf.wrong.sum())
     first = tuple(int(i) for i in leaf.wrong.nonzero()[0])
-    got, want = leaf.got[first].item() if leaf.wrong.dim() else leaf.got.item(), leaf.want[first].item() if leaf.wrong.dim() else leaf.want.item()
+    got, want = (
+        leaf.got[first].item() if leaf.wrong.dim() else leaf.got.item(),
+        leaf.want[first].item() if leaf.wrong.dim() else leaf.want.item(),
+    )
     index = f"[{', '.join(map(str, first))}]" if first else "the value"
     count = "the one element is wrong" if total == 1 else f"{bad:,} of {total:,} elements wrong"
     text = f"{count}{where}, first {index}: got {got:.5g}, expected {want:.5g}"
@@ -96,7 +102,7 @@ def describe(outcome: Outcome) -> str:
 
 
 def follows(leaf: Leaf) -> str:
-    """What the wrong elements have in common: a constant factor or offset, a tail, a tile, a triangle, or nothing found."""
+    """What the wrong elements have in common: a constant factor or offset, a tail, a triangle; "" when nothing is."""
     wrong, got, want = leaf.wrong, leaf.got, leaf.want
     if wrong is None or not want.is_floating_point() or wrong.dim() == 0 or wrong.numel() == 1:
         return ""
@@ -173,17 +179,29 @@ def picture(outcome: Outcome, most_cells: int = 48) -> str:
     rows, columns = matrix.shape
     if rows == 0 or columns == 0:
         return ""
-    grid = torch.nn.functional.adaptive_max_pool2d(matrix[None, None], (min(rows, most_cells), min(columns, most_cells)))[0, 0]
+    grid = torch.nn.functional.adaptive_max_pool2d(
+        matrix[None, None], (min(rows, most_cells), min(columns, most_cells))
+    )[0, 0]
     height, width = grid.shape
     size = max(4, min(14, 480 // max(width, 1)))
-    squares = [f'<rect x="{x * size}" y="{y * size}" width="{size - 1}" height="{size - 1}" '
-               f'fill="{"#d55e00" if grid[y, x] > 0 else "#0a8f5b"}" fill-opacity="{0.95 if grid[y, x] > 0 else 0.28}"/>'
-               for y in range(height) for x in range(width)]
+    squares = [
+        f'<rect x="{x * size}" y="{y * size}" width="{size - 1}" height="{size - 1}" '
+        f'fill="{"#d55e00" if grid[y, x] > 0 else "#0a8f5b"}" fill-opacity="{0.95 if grid[y, x] > 0 else 0.28}"/>'
+        for y in range(height)
+        for x in range(width)
+    ]
     prefix = ""
     if matrices.shape[0] > 1:
         index = torch.unravel_index(torch.tensor(worst), wrong.shape[:-2])
         prefix = f"[{', '.join(str(int(i)) for i in index)}, :, :] of "
-    scale = f", one square for up to {-(-rows // height)} × {-(-columns // width)}" if (rows, columns) != (height, width) else ""
+    scale = (
+        f", one square for up to {-(-rows // height)} × {-(-columns // width)}"
+        if (rows, columns) != (height, width)
+        else ""
+    )
     caption = f"{prefix}the result, {rows} × {columns}{scale}: wrong in orange"
-    return (f'<svg width="{width * size}" height="{height * size}" role="img" aria-label="{html.escape(caption)}" '
-            f'style="display:block">{"".join(squares)}</svg><div style="opacity:.7;font-size:90%">{html.escape(caption)}</div>')
+    return (
+        f'<svg width="{width * size}" height="{height * size}" role="img" aria-label="{html.escape(caption)}" '
+        f'style="display:block">{"".join(squares)}</svg>'
+        f'<div style="opacity:.7;font-size:90%">{html.escape(caption)}</div>'
+    )

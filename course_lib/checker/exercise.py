@@ -1,17 +1,20 @@
 """The vocabulary in which `exercises/` says how an answer is judged.
 
-An `Exercise` names the functions that a cell must define, draws its inputs, and holds what the judge alone may know: the
-oracle, the known mistakes and the requirements. Nothing here runs a learner's code.
+An `Exercise` names the functions that a cell must define, draws its inputs, and holds what the judge alone may know:
+the oracle, the known mistakes and the requirements. Nothing here runs a learner's code.
 """
+
 from __future__ import annotations
 
-import difflib
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from course_lib.checker.draw import Draw
+    from course_lib.checker.requirements import Requirement
 
 # Lengths at which kernels go wrong: one element, primes, and a block more or less one.
 AWKWARD_LENGTHS = (1, 2, 127, 128, 129, 257, 1000, 1023, 1024, 1025)
@@ -58,8 +61,8 @@ class Seen:
         launches: Triton kernels launched, by name.
         operations: PyTorch operations called (ATen names such as "mul", "_softmax"), with their number.
         largest_allocation: elements of the largest tensor that a PyTorch operation made.
-        traffic: bytes by tensor, named as the kernel's parameter: `{"x_pointer": {"loaded": 4096, "stored": 0, "atomic": 0,
-            "distinct_loaded": 4096, "distinct_stored": 0}}`; seen only in Triton's interpreter.
+        traffic: bytes by tensor, named as the kernel's parameter: `{"x_pointer": {"loaded": 4096, "stored": 0,
+            "atomic": 0, "distinct_loaded": 4096, "distinct_stored": 0}}`; seen only in Triton's interpreter.
         out_of_bounds: sentences on accesses outside a tensor, each with tensor, line and program.
         modified_inputs: names of arguments that were changed and should not have been.
         unwritten: elements of the result that hold memory which no one ever wrote.
@@ -104,123 +107,6 @@ class Mistake:
     when: Callable[[Case, Seen, Any], bool] | None = None
 
 
-class Requirement:
-    """Something asked of an answer beside the right numbers. Subclasses are dataclasses with an `id`."""
-
-    id: str = "requirement"
-
-    def complaint(self, case: Case, seen: Seen) -> str | None:
-        """One sentence when this case breaks the requirement, else None."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class LaunchesTriton(Requirement):
-    """The work is done by Triton kernels: between `at_least` and `at_most` launches a call."""
-
-    at_least: int = 1
-    at_most: int | None = None
-    id: str = "no_kernel_launched"
-
-    def complaint(self, case, seen):
-        count = len(seen.launches)
-        if count < self.at_least:
-            return f"No Triton kernel ran: {count} launches were seen and at least {self.at_least} is asked for."
-        if self.at_most is not None and count > self.at_most:
-            return (
-                f"{count} Triton kernels were launched ({', '.join(seen.launches[:5])}); this exercise asks for at most "
-                f"{self.at_most} in one call."
-            )
-        return None
-
-
-@dataclass(frozen=True)
-class Moves(Requirement):
-    """In metered cases the kernels move at most `slack` times the bytes that `minimum(*case.args)` counts."""
-
-    minimum: Callable[..., float]
-    slack: float = 1.05
-    id: str = "too_many_bytes"
-
-    def complaint(self, case, seen):
-        if not (case.metered and seen.traffic):
-            return None
-        minimum, moved = self.minimum(*case.args), seen.bytes_moved
-        if moved <= self.slack * minimum:
-            return None
-        worst = sorted(seen.traffic.items(), key=lambda item: -item[1]["loaded"] - item[1]["stored"])[:3]
-        detail = "; ".join(
-            f"{name}: {counts['loaded']:,} B loaded, {counts['stored']:,} B stored" for name, counts in worst
-        )
-        return (
-            f"Your kernels moved {moved:,} bytes where {minimum:,.0f} are enough ({moved / minimum:.2f} times as many). "
-            f"By tensor: {detail}."
-        )
-
-
-@dataclass(frozen=True)
-class Allocates(Requirement):
-    """No PyTorch operation makes a tensor of more than `elements(*case.args)` elements."""
-
-    elements: Callable[..., float]
-    id: str = "too_much_memory"
-
-    def complaint(self, case, seen):
-        allowed = self.elements(*case.args)
-        if seen.largest_allocation <= allowed:
-            return None
-        return (
-            f"A tensor of {seen.largest_allocation:,} elements was allocated; this exercise allows none above "
-            f"{allowed:,.0f}. What you keep must not grow with the whole matrix."
-        )
-
-
-@dataclass(frozen=True)
-class Forbids(Requirement):
-    """PyTorch operations that would skip the exercise, by ATen name ("_softmax", "mm", "scaled_dot_product")."""
-
-    operations: tuple[str, ...]
-    id: str = "forbidden_operation"
-
-    def complaint(self, case, seen):
-        used = sorted(
-            name for name in seen.operations for banned in self.operations
-            if name == banned or (len(banned) > 12 and banned in name)
-        )
-        if not used:
-            return None
-        return f"The answer calls PyTorch's `{used[0]}`, which does the exercise for you. Write that step yourself."
-
-
-@dataclass(frozen=True)
-class FasterThan(Requirement):
-    """On a GPU, in cases named `case`, the answer takes at most `1 / ratio` of the baseline's time.
-
-    Attributes:
-        baseline: `baseline(*args)`, sent to the worker by its source and timed there in the same run; no answer in it.
-        minimum_bytes: bytes that any answer must move; a time below these at the measured read bandwidth is refused.
-        minimum_flops: FLOPs that any answer must do, likewise.
-    """
-
-    baseline: Callable
-    ratio: float
-    minimum_bytes: Callable[..., float]
-    minimum_flops: Callable[..., float] | None = None
-    case: str = "timed"
-    id: str = "too_slow"
-
-    def complaint(self, case, seen):
-        if not seen.timing:
-            return None
-        answer, baseline = seen.timing["answer"], seen.timing["baseline"]
-        if answer * self.ratio <= baseline:
-            return None
-        return (
-            f"Your version takes {answer * 1e6:,.0f} µs and the baseline {baseline * 1e6:,.0f} µs: "
-            f"{baseline / answer:.2f} times as fast, where {self.ratio:g} times is asked for."
-        )
-
-
 @dataclass(frozen=True)
 class Limits:
     """What one check may use: seconds of wall clock (interpreted, on a GPU), bytes of memory, bytes printed."""
@@ -241,9 +127,11 @@ class Exercise:
         entries: the functions or classes that the cell must define, in the order `check` takes them.
         cases: `cases(draw)` makes fresh inputs, simple ones first.
         oracle: called with a case's args; its result in float64 is the truth, its result in the case's own dtype is the
-            plain implementation whose error sets the tolerance. A dict maps entry names to oracles where there are several.
+            plain implementation whose error sets the tolerance. A dict maps entry names to oracles where there are
+            several.
             For cases with a `driver` the oracle gets the case's args and returns what the driver should.
-        plain: further plain implementations in the same precision (another summation order, say); the largest error counts.
+        plain: further plain implementations in the same precision (another summation order, say); the largest error
+            counts.
         hints: from a nudge to nearly the answer.
         mistakes, requirements, limits: see their classes.
         needs: "any", "triton" (a kernel is written), "nvidia" or "hopper": the least hardware that can run it.
@@ -287,66 +175,3 @@ class Exercise:
         if isinstance(self.oracle, dict):
             return self.oracle[case.entry or self.entries[0]]
         return self.oracle
-
-
-class Draw:
-    """Fresh inputs from one seed. Everything is made on the CPU; the worker moves it to the device.
-
-    Attributes:
-        seed: the check's seed.
-        on_gpu: inputs may be large and take bfloat16; otherwise the interpreter runs them: few programs, tiny tensors.
-        bfloat16: this device computes in bfloat16.
-    """
-
-    def __init__(self, seed: int, on_gpu: bool = False, bfloat16: bool = False):
-        self.seed, self.on_gpu, self.bfloat16 = seed, on_gpu, bfloat16
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def normal(self, *shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0, shift: float = 0.0) -> torch.Tensor:
-        """Normal numbers of the given shape, times `scale`, plus `shift`."""
-        return (torch.randn(shape, generator=self._generator) * scale + shift).to(dtype)
-
-    def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Uniform numbers in [low, high)."""
-        return (torch.rand(shape, generator=self._generator) * (high - low) + low).to(dtype)
-
-    def integers(self, *shape: int, low: int, high: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        """Uniform integers in [low, high)."""
-        return torch.randint(low, high, shape, generator=self._generator).to(dtype)
-
-    def integer(self, low: int, high: int) -> int:
-        """One integer in [low, high)."""
-        return int(torch.randint(low, high, (), generator=self._generator))
-
-    def choice(self, options: Sequence) -> Any:
-        """One of the options."""
-        return options[self.integer(0, len(options))]
-
-    def permutation(self, length: int) -> torch.Tensor:
-        """The integers 0 .. length-1 in random order."""
-        return torch.randperm(length, generator=self._generator)
-
-    def spread_out(self, tensor: torch.Tensor, step: int = 2) -> torch.Tensor:
-        """The same values with a gap after every row, filled with NaN: reading by the wrong stride shows."""
-        if tensor.dim() < 2:
-            return self.strided(tensor, step)
-        wide = torch.full((*tensor.shape[:-1], tensor.shape[-1] + step), math.nan if tensor.is_floating_point() else 0)
-        wide = wide.to(tensor.dtype)
-        wide[..., : tensor.shape[-1]] = tensor
-        return wide[..., : tensor.shape[-1]]
-
-    def strided(self, tensor: torch.Tensor, step: int = 2) -> torch.Tensor:
-        """The same values with every element `step` apart along the last dimension."""
-        wide = torch.full((*tensor.shape, step), math.nan if tensor.is_floating_point() else 0).to(tensor.dtype)
-        wide[..., 0] = tensor
-        return wide[..., 0]
-
-    def transposed(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same values stored column by column."""
-        return tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
-
-
-def nearest(name: str, known: Sequence[str]) -> str | None:
-    """The known name most like the given one."""
-    matches = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.0)
-    return matches[0] if matches else None

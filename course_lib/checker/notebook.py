@@ -1,4 +1,5 @@
 """What a learner calls: `check`, `hint`, `solution`, `progress`; and `check_file` behind the command line."""
+
 from __future__ import annotations
 
 import html
@@ -36,14 +37,16 @@ def check(exercise: str, *answers: Any, seed: int | None = None) -> Verdict:
 
     Raises:
         CourseError: an unknown id, or something that is not a function with a source; says what to pass.
-        AssertionError: with COURSE_STRICT set (the course's own tests), when the answer neither passed nor is unsupported.
+        AssertionError: with COURSE_STRICT set (the course's own tests), unless the answer passed or is unsupported.
     """
     task = catalog.exercise(exercise)
     if not answers:
         answers = _from_notebook(task)
     if len(answers) != len(task.entries):
-        raise CourseError(f'Exercise {task.id} asks for {len(task.entries)} function(s), {", ".join(task.entries)}, and '
-                          f'{len(answers)} were given. Write check("{task.id}", {", ".join(task.entries)}).')
+        raise CourseError(
+            f"Exercise {task.id} asks for {len(task.entries)} function(s), {', '.join(task.entries)}, and "
+            f'{len(answers)} were given. Write check("{task.id}", {", ".join(task.entries)}).'
+        )
     source, names = "", {}
     for entry, answer in zip(task.entries, answers):
         text, names[entry] = cells.source_of(answer, task.id)
@@ -63,8 +66,10 @@ def _from_notebook(task: Exercise) -> tuple:
     scope = shell.user_ns if shell is not None else {}
     missing = [name for name in task.entries if name not in scope]
     if missing:
-        raise CourseError(f'No answer was given. Write check("{task.id}", {", ".join(task.entries)}) after running the '
-                          f"cell that defines {missing[0]}.")
+        raise CourseError(
+            f'No answer was given. Write check("{task.id}", {", ".join(task.entries)}) after running the '
+            f"cell that defines {missing[0]}."
+        )
     return tuple(scope[name] for name in task.entries)
 
 
@@ -73,7 +78,9 @@ def _finish(verdict: Verdict, task: Exercise, source: str, origin: str) -> None:
     verdict.reference = lambda: catalog.reference(task.id)
     store = _progress_file()
     if verdict.outcome not in ("not_attempted", "unsupported"):
-        store.add(task.id, source, verdict.outcome, verdict.mistake, verdict.message, verdict.seconds, verdict.seed, origin)
+        store.add(
+            task.id, source, verdict.outcome, verdict.mistake, verdict.message, verdict.seconds, verdict.seed, origin
+        )
     shown = store.standings().get(task.id, Standing()).hints
     verdict.hints_left = max(0, len(task.hints) - shown)
 
@@ -125,8 +132,11 @@ def hint(exercise: str) -> _Shown:
     head = f"Hint {number + 1} of {len(task.hints)} for exercise {task.id}"
     from course_lib.checker.verdict import _prose
 
-    return _Shown(f"{head}: {task.hints[number]}",
-                  f'<div style="border-left:4px solid #0072b2;padding:.3em .8em"><b>{head}.</b> {_prose(task.hints[number])}</div>')
+    return _Shown(
+        f"{head}: {task.hints[number]}",
+        f'<div style="border-left:4px solid #0072b2;padding:.3em .8em"><b>{head}.</b> '
+        f"{_prose(task.hints[number])}</div>",
+    )
 
 
 def solution(exercise: str) -> _Shown:
@@ -158,14 +168,21 @@ def progress() -> _Shown:
         lines.append(f"{title}: {done} of {len(tasks)}")
         lines += [f"  {_sign(standing)} {task.id} {task.title}{_effort(standing)}" for task, standing in tasks]
         squares = "".join(_square(task, standing) for task, standing in tasks)
-        rows.append(f'<tr><td style="text-align:left;padding-right:1em">{html.escape(title)}</td><td style="text-align:left">'
-                    f"{squares}</td><td>{done} of {len(tasks)}</td></tr>")
+        rows.append(
+            f'<tr><td style="text-align:left;padding-right:1em">{html.escape(title)}</td><td style="text-align:left">'
+            f"{squares}</td><td>{done} of {len(tasks)}</td></tr>"
+        )
     total = sum(standing.passed for tasks in chapters.values() for _, standing in tasks)
     count = sum(map(len, chapters.values()))
-    bar = (f'<div style="width:24em;height:.7em;border:1px solid #7a8290;border-radius:4px;margin:.3em 0"><div style="width:'
-           f'{100 * total / max(count, 1):.0f}%;height:100%;background:#0a8f5b;border-radius:3px"></div></div>')
-    return _Shown("\n".join([f"{total} of {count} exercises passed", *lines]),
-                  f"<div><b>{total} of {count}</b> exercises passed{bar}<table>{''.join(rows)}</table></div>")
+    bar = (
+        '<div style="width:24em;height:.7em;border:1px solid #7a8290;border-radius:4px;margin:.3em 0">'
+        f'<div style="width:{100 * total / max(count, 1):.0f}%;height:100%;background:#0a8f5b;border-radius:3px">'
+        "</div></div>"
+    )
+    return _Shown(
+        "\n".join([f"{total} of {count} exercises passed", *lines]),
+        f"<div><b>{total} of {count}</b> exercises passed{bar}<table>{''.join(rows)}</table></div>",
+    )
 
 
 def _sign(standing: Standing) -> str:
@@ -173,9 +190,11 @@ def _sign(standing: Standing) -> str:
 
 
 def _effort(standing: Standing) -> str:
-    parts = [f"{standing.attempts} attempt{'s' * (standing.attempts != 1)}" if standing.attempts else "",
-             f"{standing.hints} hint{'s' * (standing.hints != 1)}" if standing.hints else "",
-             "solution seen" if standing.solution_seen else ""]
+    parts = [
+        f"{standing.attempts} attempt{'s' * (standing.attempts != 1)}" if standing.attempts else "",
+        f"{standing.hints} hint{'s' * (standing.hints != 1)}" if standing.hints else "",
+        "solution seen" if standing.solution_seen else "",
+    ]
     text = ", ".join(part for part in parts if part)
     return f" ({text})" if text else ""
 
@@ -184,5 +203,8 @@ def _square(task: Exercise, standing: Standing) -> str:
     colour = "#0a8f5b" if standing.passed else "#c8511b" if standing.attempts else "transparent"
     tip = html.escape(f"{task.id} {task.title}{_effort(standing)}", quote=True)
     ink = "#fff" if standing.attempts else "inherit"
-    return (f'<span title="{tip}" style="display:inline-block;min-width:2.6em;text-align:center;margin:1px;padding:1px 4px;'
-            f'border:1px solid #7a8290;border-radius:3px;background:{colour};color:{ink}">{_sign(standing)} {task.id}</span>')
+    return (
+        f'<span title="{tip}" style="display:inline-block;min-width:2.6em;text-align:center;margin:1px;padding:1px 4px;'
+        f'border:1px solid #7a8290;border-radius:3px;background:{colour};color:{ink}">'
+        f"{_sign(standing)} {task.id}</span>"
+    )

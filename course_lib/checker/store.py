@@ -1,4 +1,5 @@
 """Every attempt's source and outcome, in one SQLite file that several notebooks and a command line may use at once."""
+
 from __future__ import annotations
 
 import contextlib
@@ -45,8 +46,10 @@ class Store:
             connection = self._connect()
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError) and "malformed" not in str(error):
-                raise CourseError(f"The progress file {self.path} cannot be opened ({error}). Set COURSE_HOME to a folder "
-                                  "that you can write to.") from error
+                raise CourseError(
+                    f"The progress file {self.path} cannot be opened ({error}). Set COURSE_HOME to a folder "
+                    "that you can write to."
+                ) from error
             self._put_aside()
             connection = self._connect()
         try:
@@ -78,8 +81,17 @@ class Store:
         self.set_aside = target
         print(f"The progress file was damaged. It is kept as {target}; a new one was begun.")
 
-    def add(self, exercise: str, source: str, outcome: str, mistake: str | None, message: str, seconds: float,
-            seed: int | None, origin: str | None) -> None:
+    def add(
+        self,
+        exercise: str,
+        source: str,
+        outcome: str,
+        mistake: str | None,
+        message: str,
+        seconds: float,
+        seed: int | None,
+        origin: str | None,
+    ) -> None:
         """Keep one attempt."""
         with self._open() as connection:
             connection.execute(
@@ -106,8 +118,11 @@ class Store:
             outcomes.setdefault(exercise, []).append(outcome)
         return {
             exercise: Standing(
-                attempts=len(outcomes.get(exercise, [])), passed="passed" in outcomes.get(exercise, []),
-                last=(outcomes.get(exercise) or [None])[-1], hints=hints.get(exercise, 0), solution_seen=exercise in seen,
+                attempts=len(outcomes.get(exercise, [])),
+                passed="passed" in outcomes.get(exercise, []),
+                last=(outcomes.get(exercise) or [None])[-1],
+                hints=hints.get(exercise, 0),
+                solution_seen=exercise in seen,
             )
             for exercise in {*outcomes, *hints, *seen}
         }
@@ -123,4 +138,6 @@ class Store:
     def saw_solution(self, exercise: str) -> None:
         """Remember that the solution was shown."""
         with self._open() as connection:
-            connection.execute("INSERT INTO solutions_seen VALUES (?, ?) ON CONFLICT DO NOTHING", (exercise, time.time()))
+            connection.execute(
+                "INSERT INTO solutions_seen VALUES (?, ?) ON CONFLICT DO NOTHING", (exercise, time.time())
+            )

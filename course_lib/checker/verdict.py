@@ -1,4 +1,5 @@
 """What a check says: a typed verdict, shown as a card in Jupyter and as text elsewhere."""
+
 from __future__ import annotations
 
 import html
@@ -17,8 +18,15 @@ OUTCOMES = {
 }
 
 # One neutral card for dark and light themes: borders carry the outcome's colour, the text keeps the theme's own.
-_COLOURS = {"passed": "#0a8f5b", "failed": "#c8511b", "error": "#c8511b", "timeout": "#b07d00", "crashed": "#b3261e",
-            "not_attempted": "#7a8290", "unsupported": "#7a8290"}
+_COLOURS = {
+    "passed": "#0a8f5b",
+    "failed": "#c8511b",
+    "error": "#c8511b",
+    "timeout": "#b07d00",
+    "crashed": "#b3261e",
+    "not_attempted": "#7a8290",
+    "unsupported": "#7a8290",
+}
 
 
 @dataclass(frozen=True)
@@ -79,9 +87,13 @@ class Verdict:
     def as_dict(self) -> dict:
         """The fields that `--json` writes."""
         return {
-            "file": self.file, "exercise": self.exercise, "outcome": self.outcome, "mistake": self.mistake,
+            "file": self.file,
+            "exercise": self.exercise,
+            "outcome": self.outcome,
+            "mistake": self.mistake,
             "message": " ".join(part for part in (self.message, self.diagnosis) if part),
-            "seconds": round(self.seconds, 3), "seed": self.seed,
+            "seconds": round(self.seconds, 3),
+            "seed": self.seed,
             "cases": [{"name": case.name, "outcome": case.outcome, "detail": case.detail} for case in self.cases],
         }
 
@@ -91,8 +103,10 @@ class Verdict:
         if self.diagnosis:
             lines.append(f"  Likely cause: {self.diagnosis}")
         if self.outcome not in ("passed", "not_attempted", "unsupported"):
-            lines += [f"    {OUTCOMES.get(case.outcome, ('·',))[0]} {case.name}{': ' + detail if detail else ''}"
-                      for case, detail in self._case_lines()]
+            lines += [
+                f"    {OUTCOMES.get(case.outcome, ('·',))[0]} {case.name}{': ' + detail if detail else ''}"
+                for case, detail in self._case_lines()
+            ]
             if self.printed:
                 lines.append("  It printed: " + _shorten(self.printed, 300))
             lines.append(f"  {self._what_next()}")
@@ -110,7 +124,7 @@ class Verdict:
         """Each case with its detail; a detail that only repeats the one above is not said again."""
         lines, said = [], None
         for case in self.cases:
-            lines.append((case, "the same" if case.detail and case.detail == said else case.detail))
+            lines.append((case, "the same" if len(case.detail) > 20 and case.detail == said else case.detail))
             said = case.detail
         return lines
 
@@ -135,8 +149,10 @@ class Verdict:
         if self.cases and self.outcome not in ("not_attempted", "unsupported"):
             rows.append(self._case_table())
         if self.printed:
-            rows.append('<details style="margin-top:.35em"><summary>What it printed</summary><pre style="max-height:12em;'
-                        f'overflow:auto">{html.escape(_shorten(self.printed, 4000))}</pre></details>')
+            rows.append(
+                '<details style="margin-top:.35em"><summary>What it printed</summary><pre style="max-height:12em;'
+                f'overflow:auto">{html.escape(_shorten(self.printed, 4000))}</pre></details>'
+            )
         if self.outcome not in ("passed", "not_attempted", "unsupported") and self._what_next():
             rows.append(f'<div style="margin-top:.35em;opacity:.7">{_prose(self._what_next())}</div>')
         return (
@@ -150,12 +166,16 @@ class Verdict:
             colour = _COLOURS.get(case.outcome, "#7a8290")
             sign = OUTCOMES.get(case.outcome, ("·", ""))[0]
             detail = f'<span style="opacity:.75"> · {_prose(text)}</span>' if text else ""
-            cells.append(f'<div><span style="color:{colour};display:inline-block;width:1.2em">{sign}</span>'
-                         f"{html.escape(case.name)}{detail}</div>")
+            cells.append(
+                f'<div><span style="color:{colour};display:inline-block;width:1.2em">{sign}</span>'
+                f"{html.escape(case.name)}{detail}</div>"
+            )
         right = sum(case.outcome == "passed" for case in self.cases)
         opened = " open" if self.outcome in ("failed", "error", "timeout", "crashed") else ""
-        return (f'<details style="margin-top:.35em"{opened}><summary style="cursor:pointer">{right} of {len(self.cases)} '
-                f"cases right</summary>{''.join(cells)}</details>")
+        return (
+            f'<details style="margin-top:.35em"{opened}><summary style="cursor:pointer">{right} of {len(self.cases)} '
+            f"cases right</summary>{''.join(cells)}</details>"
+        )
 
     def show(self) -> None:
         """Display the card (Jupyter) or print the text (elsewhere)."""
@@ -192,4 +212,6 @@ def _shorten(text: str, length: int) -> str:
 def _prose(text: str) -> str:
     """Escaped text in which `backticks` become code and line breaks stay."""
     parts = html.escape(text).split("`")
-    return "".join(f"<code>{part}</code>" if index % 2 else part for index, part in enumerate(parts)).replace("\n", "<br>")
+    return "".join(f"<code>{part}</code>" if index % 2 else part for index, part in enumerate(parts)).replace(
+        "\n", "<br>"
+    )

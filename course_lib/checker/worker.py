@@ -1,9 +1,10 @@
 """The judge's end of a worker: start it, send it a job, survive whatever it does.
 
-A worker is warm (PyTorch and Triton are imported once) and runs every check in a child of its own; see `worker_main`.
-There is at most one worker for each device kind: "native" runs kernels as this machine does, "interpreted" always in
-Triton's interpreter (on a GPU machine, for the bytes and the bounds).
+A worker is warm (PyTorch and Triton are imported once) and runs every check in a child of its own; see
+`worker_process`. There is at most one worker of each kind: "native" runs kernels as this machine does, "interpreted"
+always in Triton's interpreter (on a GPU machine, for the bytes and the bounds).
 """
+
 from __future__ import annotations
 
 import atexit
@@ -20,8 +21,8 @@ from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from course_lib.checker import wire
 from course_lib.checker.exercise import CourseError, Limits
+from course_lib.checker.worker_process import wire
 from course_lib.home import ROOT
 
 START_SECONDS = 120.0
@@ -90,9 +91,14 @@ class Worker:
             environment["TRITON_INTERPRET"] = "1"
         traffic = ROOT / "course_lib" / "hardware" / "traffic.py"
         self._process = subprocess.Popen(
-            [sys.executable, str(_HERE / "worker_main.py"), str(theirs.fileno()), str(traffic), str(ROOT)],
-            pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            env=environment, start_new_session=True, cwd="/",
+            [sys.executable, str(_HERE / "worker_process" / "main.py"), str(theirs.fileno()), str(traffic), str(ROOT)],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+            cwd="/",
         )
         theirs.close()
         self._connection, self._ready = Connection(ours.detach()), False

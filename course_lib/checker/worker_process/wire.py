@@ -3,6 +3,7 @@
 The worker runs strangers' code, so what comes back from it must not be able to run anything here. Self-contained
 (standard library and torch), because the worker loads this file without the rest of the course.
 """
+
 from __future__ import annotations
 
 import json
@@ -11,11 +12,23 @@ import struct
 
 import torch
 
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
-    torch.uint8, torch.bool, torch.complex64,
-    *(getattr(torch, name) for name in ("float8_e4m3fn", "float8_e5m2") if hasattr(torch, name)),
-)}
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+        torch.complex64,
+        *(getattr(torch, name) for name in ("float8_e4m3fn", "float8_e5m2") if hasattr(torch, name)),
+    )
+}
 MAX_TENSOR_BYTES = 2 << 30
 
 
@@ -56,7 +69,9 @@ def _pack(value, buffers: list[bytes], depth: int = 0):
         kind = "tuple" if isinstance(value, tuple) else "list"
         return {kind: [_pack(item, buffers, depth + 1) for item in value]}
     if isinstance(value, dict):
-        return {"dict": [[_pack(key, buffers, depth + 1), _pack(item, buffers, depth + 1)] for key, item in value.items()]}
+        return {
+            "dict": [[_pack(key, buffers, depth + 1), _pack(item, buffers, depth + 1)] for key, item in value.items()]
+        }
     if hasattr(value, "item") and getattr(value, "shape", None) == ():  # NumPy scalars
         return _pack(value.item(), buffers, depth + 1)
     if type(value).__module__ == "numpy" and type(value).__name__ == "ndarray":

@@ -1,0 +1,106 @@
+"""From an exercise and a cell to what the worker reports: jobs out, frames back."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from course_lib.checker.draw import Draw
+from course_lib.checker.exercise import Case, Exercise, InOut, Seen
+from course_lib.checker.requirements import FasterThan
+from course_lib.checker.worker import Ending, worker
+from course_lib.hardware.device import machine, supports_bfloat16
+
+
+@dataclass
+class Run:
+    """The cases of one job and what the worker said about them."""
+
+    cases: list[Case]
+    interpreted: bool
+    ending: Ending
+    frames: dict[int, dict] = field(default_factory=dict)
+    started: int | None = None
+
+    @property
+    def ended_in(self) -> str:
+        """The case during which the child ended early, in words."""
+        return f"in case “{self.cases[self.started].name}”" if self.started is not None else "while the cell itself ran"
+
+
+def run_cases(exercise: Exercise, source: str, names: dict[str, str], seed: int) -> list[Run]:
+    """Run an answer on the cases that one seed draws.
+
+    On a GPU small cases are interpreted first: wild accesses and bytes are seen there, and cannot hurt the device.
+
+    Raises:
+        WorkerDied: the worker itself broke.
+    """
+    if machine().tier == "none" or exercise.needs == "any":
+        return [_run(exercise, source, names, Draw(seed), interpreted=machine().tier == "none")]
+    runs = []
+    if exercise.interpretable:
+        runs.append(_run(exercise, source, names, Draw(seed), interpreted=True))
+        # A wild pointer seen here never reaches the device, and a broken cell is broken there too.
+        if not runs[0].ending.finished or any(frame.get("out_of_bounds") for frame in runs[0].frames.values()):
+            return runs
+    draw = Draw(seed, on_gpu=True, bfloat16=supports_bfloat16())
+    runs.append(_run(exercise, source, names, draw, interpreted=False))
+    return runs
+
+
+def _run(exercise: Exercise, source: str, names: dict[str, str], draw: Draw, interpreted: bool) -> Run:
+    cases = list(exercise.cases(draw))
+    baselines = [requirement for requirement in exercise.requirements if isinstance(requirement, FasterThan)]
+    job = {
+        "exercise": exercise.id,
+        "source": source,
+        "entries": names,
+        "device": "cuda" if draw.on_gpu else "cpu",
+        "cases": [
+            {
+                "entry": case.entry or exercise.entries[0],
+                "args": [_packed(value) for value in case.args],
+                "driver": _function_source(case.driver),
+                "baseline": next((_function_source(b.baseline) for b in baselines if b.case in case.name), None),
+            }
+            for case in cases
+        ],
+    }
+    seconds = exercise.limits.gpu_seconds if draw.on_gpu else exercise.limits.seconds
+    ending = worker(interpreted).run(job, exercise.limits, seconds)
+    run = Run(cases, interpreted, ending)
+    for frame in ending.frames:
+        if frame["kind"] == "start" and isinstance(frame.get("index"), int) and 0 <= frame["index"] < len(cases):
+            run.started = frame["index"]
+        elif frame["kind"] == "case" and frame.get("index") == run.started:
+            run.frames[run.started] = frame
+    return run
+
+
+def _packed(value: Any) -> Any:
+    if isinstance(value, InOut):
+        return {"in_out": value.tensor}
+    if isinstance(value, (tuple, list)):
+        return type(value)(_packed(item) for item in value)
+    if isinstance(value, dict):
+        return {key: _packed(item) for key, item in value.items()}
+    return value
+
+
+def _function_source(function: Callable | None) -> dict | None:
+    if function is None:
+        return None
+    return {"name": function.__name__, "source": textwrap.dedent(inspect.getsource(function))}
+
+
+def seen_in(frame: dict) -> Seen:
+    """A frame's observations, each forced into the type it should have: it comes from where strangers' code ran."""
+    known = {item.name for item in fields(Seen)}
+    values = {key: value for key, value in frame.items() if key in known and value is not None}
+    for key in ("launches", "out_of_bounds", "modified_inputs"):
+        values[key] = tuple(map(str, values.get(key) or ()))
+    return Seen(**values)

@@ -1,0 +1,163 @@
+"""Words for answers that did not run to their end: what happened, where, and what to do."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+from course_lib.checker import cells
+from course_lib.checker.exercise import Exercise
+from course_lib.checker.running import Run
+
+PREDEFINED = (
+    "torch",
+    "triton",
+    "tl",
+    "np",
+    "math",
+    "F",
+    "check",
+    "hint",
+    "solution",
+    "progress",
+    "get_ipython",
+    "__name__",
+    "__file__",
+)
+
+
+def stopped(exercise: Exercise, run: Run, source: str, names: dict[str, str]) -> tuple | None:
+    """(outcome, message, mistake id, diagnosis) when the answer did not run to its end, else None."""
+    ending = run.ending
+    last = ending.frames[-1] if ending.frames else {"kind": "nothing"}
+    if ending.too_much_output:
+        megabytes = exercise.limits.output_bytes / (1 << 20)
+        return (
+            "error",
+            f"The answer printed more than {megabytes:g} MB {run.ended_in} and was stopped. "
+            "Take the prints out, or print a few numbers.",
+            "too_much_output",
+            "",
+        )
+    if ending.timeout:
+        limit = exercise.limits.seconds if run.interpreted or exercise.needs == "any" else exercise.limits.gpu_seconds
+        return (
+            "timeout",
+            f"Still running after {limit:g} s, {run.ended_in}; it was stopped. Does a loop's condition "
+            "ever become false, and does each step bring it nearer?",
+            "timeout",
+            "",
+        )
+    if last["kind"] == "cell_error":
+        return _cell_error(exercise, last["error"], source)
+    if last["kind"] == "missing":
+        wanted = ", ".join(f"`{name}`" for name in last["names"])
+        return (
+            "error",
+            f"The cell does not define {wanted}. Keep the names that the exercise gives: {', '.join(names)}.",
+            "missing_name",
+            "",
+        )
+    if last["kind"] == "not_callable":
+        return ("error", f"`{last['names'][0]}` is not a function. Define it with `def`.", "missing_name", "")
+    if last["kind"] == "harness_error":
+        return (
+            "error",
+            "The checker itself failed on this answer; this is a fault of the course. "
+            + str(last.get("text", ""))[-600:],
+            None,
+            "",
+        )
+    if ending.forged or not ending.finished:
+        return ("crashed", _crash_message(run), "crashed", "")
+    return None
+
+
+def _crash_message(run: Run) -> str:
+    ending = run.ending
+    if ending.forged:
+        return f"The worker sent a message that is none ({ending.forged}). The answer must not write to its pipes."
+    if ending.signal is not None:
+        name = (
+            signal.Signals(ending.signal).name
+            if ending.signal in signal.Signals._value2member_map_
+            else str(ending.signal)
+        )
+        meaning = {
+            "SIGSEGV": "it reached memory that is not its own",
+            "SIGBUS": "it reached memory that does not exist",
+            "SIGKILL": "it was killed, most likely because memory ran out",
+            "SIGABRT": "a library gave up",
+            "SIGXFSZ": "it wrote a file of more than 256 MB",
+            "SIGFPE": "an integer was divided by zero",
+        }.get(name, "the process was ended by a signal")
+        return (
+            f"The worker died of {name} {run.ended_in}: {meaning}. Your notebook is not affected; the next check works."
+        )
+    return (
+        f"The worker ended with status {ending.exit_status} {run.ended_in}, without a result: does the answer end the "
+        "process (`os._exit`)? Your notebook is not affected; the next check works."
+    )
+
+
+def _cell_error(exercise: Exercise, error: dict, source: str) -> tuple:
+    outcome, message, mistake = error_message(error, source)
+    return outcome, f"The cell itself failed. {message}", mistake, ""
+
+
+def error_message(error: dict, source: str) -> tuple[str, str, str | None]:
+    """(outcome, message, mistake id) for an exception, in words that say what to do."""
+    kind, text = str(error.get("type")), str(error.get("text", "")).strip()
+    place = f" (line {error['line']} of the cell)" if error.get("line") else ""
+    if error.get("unusable"):
+        return "error", f"The result cannot be judged: {text}. Return plain tensors or numbers.", "unusable_result"
+    name = _undefined_name(error, source)
+    if name:
+        return (
+            "error",
+            (
+                f"`{name}` is not defined in this cell{place}. A check runs the exercise's cell alone: if `{name}` "
+                "comes from another cell, move its definition into this one."
+            ),
+            "undefined_name",
+        )
+    if kind == "SystemExit":
+        return "error", f"The answer called exit(){place}. Return the result instead.", "called_exit"
+    if error.get("out_of_memory"):
+        return (
+            "error",
+            (
+                f"The answer ran out of memory{place}: {_first_line(text)}. The limit is a few times what the "
+                "exercise needs; does a tensor grow with every step, or hold a whole matrix?"
+            ),
+            "out_of_memory",
+        )
+    if kind in ("ModuleNotFoundError", "ImportError") and "course_lib" in text:
+        return (
+            "error",
+            ("An answer must stand alone: `course_lib` cannot be imported during a check. Write the step yourself."),
+            "imports_the_course",
+        )
+    if kind == "SyntaxError":
+        return "error", f"SyntaxError{place}: {_first_line(text)}.", "syntax_error"
+    if kind == "NotImplementedError" and "Exercise" in text:
+        return (
+            "failed",
+            f"A part is still to be written{place}: the line `raise NotImplementedError` is reached.",
+            "unfinished",
+        )
+    return "error", f"{kind}{place}: {_first_line(text) or 'no message'}", None
+
+
+def _first_line(text: str) -> str:
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return line[:300].rstrip(".")
+
+
+def _undefined_name(error: dict, source: str) -> str | None:
+    text = f"{error.get('text', '')} {error.get('outer', '')}"
+    match = re.search(r"name '(\w+)' is not defined|NameError\(['\"](\w+) is not defined|free variable '(\w+)'", text)
+    if match is None:
+        return None
+    name = next(group for group in match.groups() if group)
+    return name if error.get("type") == "NameError" or name in cells.undefined_names(source, PREDEFINED) else None

@@ -1,0 +1,222 @@
+"""One check in a process of its own: runs the cases and streams what came out and what was seen."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import statistics
+import struct
+import time
+from pathlib import Path
+
+import torch
+import wire
+from answer import Answer, describe_error, usual_names
+from guards import GUARD, POISON, Arguments, count_pattern, fill
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+def observer():
+    """A mode that records PyTorch operations and poisons memory that is handed out uninitialised."""
+
+    class Observer(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.operations, self.largest = collections.Counter(), 0
+
+        def __torch_dispatch__(self, function, types_, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            name = function.overloadpacket.__name__
+            self.operations[name] += 1
+            if isinstance(result, torch.Tensor) and result.layout == torch.strided:
+                if "empty" in name and result.numel():
+                    flat = torch.as_strided(
+                        result, (result.untyped_storage().nbytes() // result.element_size(),), (1,), 0
+                    )
+                    fill(flat, POISON)
+                if function.is_view is False and not name.endswith("_"):
+                    self.largest = max(self.largest, result.numel())
+            return result
+
+    return Observer()
+
+
+def _parameter_names(function) -> list[str]:
+    code = getattr(function, "__code__", None)
+    return list(code.co_varnames[: code.co_argcount]) if code is not None else []
+
+
+class Child:
+    """Runs one job in a process of its own and streams frames to the worker."""
+
+    def __init__(self, traffic, pipe: int, folder: Path):
+        self.traffic, self.pipe, self.folder = traffic, pipe, folder
+
+    def send(self, frame: dict) -> None:
+        message = wire.encode(frame)
+        data = struct.pack("<Q", len(message)) + message
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self.pipe, view[: 1 << 20]) :]
+
+    def run(self, job: dict) -> None:
+        torch.set_num_threads(1)
+        self.job = job
+        self.device = torch.device(job["device"])
+        self.answer = Answer(job["source"], job["exercise"], self.folder)
+        try:
+            namespace = self.answer.run()
+        except BaseException as error:
+            self.send({"kind": "cell_error", "error": describe_error(error, self.answer.path)})
+            return
+        missing = [name for name in job["entries"].values() if name not in namespace]
+        if missing:
+            self.send({"kind": "missing", "names": missing})
+            return
+        self.functions = {entry: namespace[name] for entry, name in job["entries"].items()}
+        not_callable = [name for name, value in self.functions.items() if not callable(value)]
+        if not_callable:
+            self.send({"kind": "not_callable", "names": not_callable})
+            return
+        for index, case in enumerate(job["cases"]):
+            self.send({"kind": "start", "index": index})
+            frame = self.run_case(index, case)
+            self.send(frame)
+            if frame["error"] and (frame["error"]["out_of_memory"] or self.device.type == "cuda"):
+                break  # the next case would meet the same wall, or a device that this error has left unusable
+        self.send({"kind": "done"})
+
+    def run_case(self, index: int, case: dict) -> dict:
+        function = self.functions[case["entry"]]
+        if case["driver"]:
+            scope = usual_names()
+            exec(compile(case["driver"]["source"], "<driver>", "exec"), scope)
+            drive, functions = scope[case["driver"]["name"]], dict(self.functions)
+            names = _parameter_names(drive)[1:]
+
+            def call(*values):
+                return drive(functions, *values)
+        else:
+            names, call = _parameter_names(function), function
+        arguments = Arguments(case["args"], names, self.device)
+        seen = observer()
+        frame: dict = {"kind": "case", "index": index, "error": None, "result": None}
+        started = time.perf_counter()
+        result = None
+        with contextlib.ExitStack() as stack:
+            watching = self.watch(stack, seen)
+            started = time.perf_counter()
+            try:
+                result = call(*arguments.values)
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize()
+            except BaseException as error:
+                frame["error"] = describe_error(error, self.answer.path)
+            frame["seconds"] = time.perf_counter() - started
+        frame |= watching()
+        frame["operations"] = dict(seen.operations)
+        frame["largest_allocation"] = seen.largest
+        if frame["error"] is None or self.device.type == "cpu":
+            margins = [note for guard in arguments.guards if (note := guard.margin_written())]
+            frame["out_of_bounds"] = [*frame["out_of_bounds"], *margins]
+            frame["modified_inputs"] = [
+                guard.name for guard in arguments.guards if guard.name not in arguments.writable and guard.modified()
+            ]
+        if frame["error"] is None:
+            self.collect(frame, result, arguments)
+            if case["baseline"] and self.device.type == "cuda":
+                frame["timing"], again = self.time(case, call, arguments)
+                frame["result_after_timing"] = again
+        return frame
+
+    def watch(self, stack, observing):
+        """Enter the meters; the function returned gives what they saw once the stack has closed."""
+        if self.traffic is None:
+            stack.enter_context(observing)
+            return lambda: {"launches": [], "traffic": {}, "out_of_bounds": []}
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            meter = stack.enter_context(self.traffic.TrafficMeter())
+            stack.enter_context(observing)
+
+            def metered():
+                report = meter.report()
+                traffic = {
+                    row.name: {
+                        "loaded": row.loaded_bytes,
+                        "stored": row.stored_bytes,
+                        "atomic": row.atomic_bytes,
+                        "distinct_loaded": row.distinct_loaded_bytes,
+                        "distinct_stored": row.distinct_stored_bytes,
+                    }
+                    for row in report.tensors
+                }
+                accesses = [str(access) for access in report.out_of_bounds]
+                return {
+                    "launches": [launch.kernel for launch in report.launches],
+                    "traffic": traffic,
+                    "out_of_bounds": accesses,
+                }
+
+            return metered
+        launches = stack.enter_context(self.traffic.record_launches())
+        stack.enter_context(observing)
+        return lambda: {"launches": [launch.kernel for launch in launches], "traffic": {}, "out_of_bounds": []}
+
+    def collect(self, frame, result, arguments) -> None:
+        """Put the result and what was written in place into the frame, or say why it cannot be sent."""
+        written = {name: guard.tensor for name, guard in arguments.writable.items()}
+        try:
+            wire.encode(result)  # an unusable value is the answer's fault, and named as such
+            frame["result"], frame["written"] = result, written
+        except wire.WireError as error:
+            frame["error"] = {
+                "type": "TypeError",
+                "text": f"the answer returned {error}",
+                "outer": "",
+                "line": None,
+                "out_of_memory": False,
+                "unusable": True,
+            }
+            return
+        frame["unwritten"] = frame["guard_values"] = 0
+        for tensor in _tensors([result, written]):
+            frame["unwritten"] += count_pattern(tensor, POISON)
+            frame["guard_values"] += count_pattern(tensor, GUARD)
+
+    def time(self, case, call, arguments):
+        """Median seconds of the answer and the baseline, in turn, with the L2 cache flushed before every call."""
+        scope = usual_names()
+        exec(compile(case["baseline"]["source"], "<baseline>", "exec"), scope)
+        baseline = scope[case["baseline"]["name"]]
+        flush = torch.empty(256 << 20, dtype=torch.uint8, device=self.device)
+
+        def once(function):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            flush.zero_()
+            start.record()
+            function(*arguments.values)
+            end.record()
+            end.synchronize()
+            return start.elapsed_time(end) * 1e-3
+
+        times = {"answer": [], "baseline": []}
+        for _ in range(3):
+            once(call), once(baseline)
+        for _ in range(25):
+            times["answer"].append(once(call))
+            times["baseline"].append(once(baseline))
+        again = call(*arguments.values)
+        torch.cuda.synchronize()
+        return {name: statistics.median(values) for name, values in times.items()}, again
+
+
+def _tensors(value):
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)

@@ -1,0 +1,109 @@
+"""A case's arguments as the answer gets them: on the device, between poisoned margins, and remembered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+GUARD_BYTES = 16 << 10
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A NaN payload that arithmetic does not make by itself, for each floating-point type."""
+
+    float16: int
+    bfloat16: int
+    float32: int
+    float64: int
+
+    def bits(self, tensor):
+        """The payload for a tensor's dtype and the integer dtype to see it in; (None, None) for other dtypes."""
+        name = str(tensor.dtype).removeprefix("torch.")
+        integers = {"float16": torch.int16, "bfloat16": torch.int16, "float32": torch.int32, "float64": torch.int64}
+        return (getattr(self, name), integers[name]) if name in integers else (None, None)
+
+
+POISON = Pattern(0x7E5D, 0x7FDD, 0x7FC5_DEAD, 0x7FF8_DEAD_DEAD_DEAD)  # memory that was never written
+GUARD = Pattern(0x7E6B, 0x7FEB, 0x7FC6_BEEF, 0x7FF8_BEEF_BEEF_BEEF)  # the bands around every input
+
+
+def fill(tensor, pattern: Pattern) -> None:
+    """Fill a contiguous tensor with the pattern; integers get 0x5A bytes, booleans True."""
+    payload, integer = pattern.bits(tensor)
+    if payload is not None:
+        tensor.view(integer).fill_(payload)
+    elif tensor.dtype == torch.bool:
+        tensor.fill_(True)
+    elif not tensor.is_complex():
+        tensor.view(torch.uint8).fill_(0x5A)
+
+
+def count_pattern(tensor, pattern: Pattern) -> int:
+    """Elements of the tensor that hold the pattern."""
+    payload, integer = pattern.bits(tensor)
+    if payload is None or not tensor.numel():
+        return 0
+    return int((tensor.contiguous().view(integer) == payload).sum())
+
+
+class GuardedTensor:
+    """An input in the middle of a larger buffer whose margins are poisoned."""
+
+    def __init__(self, name: str, source, device):
+        self.name = name
+        extent = 1 + sum((n - 1) * s for n, s in zip(source.shape, source.stride())) if source.numel() else 0
+        margin = GUARD_BYTES // source.element_size()
+        self.margin, self.extent = margin, extent
+        self.buffer = torch.empty(margin + extent + margin, dtype=source.dtype, device=device)
+        fill(self.buffer, GUARD)
+        self.tensor = torch.as_strided(self.buffer, source.shape, source.stride(), margin)
+        if extent:
+            inner = torch.as_strided(source, (extent,), (1,), source.storage_offset())
+            self.buffer[margin : margin + extent].copy_(inner)
+        self.original = self.buffer.clone()
+
+    def _changed(self, part) -> bool:
+        if not self.buffer[part].numel():
+            return False
+        return not torch.equal(self.buffer[part].view(torch.uint8), self.original[part].view(torch.uint8))
+
+    def margin_written(self) -> str | None:
+        before, after = slice(0, self.margin), slice(self.margin + self.extent, None)
+        for part, where in ((before, "before the start"), (after, "past the end")):
+            if self._changed(part):
+                return f"the memory {where} of `{self.name}` was written"
+        return None
+
+    def modified(self) -> bool:
+        return self._changed(slice(self.margin, self.margin + self.extent))
+
+    def restore(self) -> None:
+        self.buffer.copy_(self.original)
+
+
+class Arguments:
+    """A case's arguments, moved to the device, guarded, and remembered."""
+
+    def __init__(self, packed, names, device):
+        self.device, self.guards, self.writable = device, [], {}
+        self.values = [
+            self._place(value, names[i] if i < len(names) else f"argument {i + 1}") for i, value in enumerate(packed)
+        ]
+
+    def _place(self, value, name):
+        if isinstance(value, torch.Tensor):
+            guard = GuardedTensor(name, value, self.device)
+            self.guards.append(guard)
+            return guard.tensor
+        if isinstance(value, dict) and set(value) == {"in_out"}:
+            guard = GuardedTensor(name, value["in_out"], self.device)
+            self.guards.append(guard)
+            self.writable[name] = guard
+            return guard.tensor
+        if isinstance(value, (tuple, list)):
+            return type(value)(self._place(item, f"{name}[{i}]") for i, item in enumerate(value))
+        if isinstance(value, dict):
+            return {key: self._place(item, f"{name}[{key!r}]") for key, item in value.items()}
+        return value

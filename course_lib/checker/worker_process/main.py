@@ -1,0 +1,235 @@
+"""The worker's own program: it runs answers, and holds none.
+
+Started as a script: `python main.py FD TRAFFIC_MODULE COURSE_ROOT`. It imports PyTorch and Triton once, then forks one
+child for every check (see `child`); when that crashes, hangs or prints without end, only the child dies. The course
+itself is not importable here: no oracle, solution or library kernel. The files of this folder therefore import nothing
+of it but each other.
+
+Messages to the worker: a JSON header (limits), then the job (see `wire`). Messages back: b"F" + a frame of the child,
+and at the end b"E" + JSON on how the child ended.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import ctypes
+import importlib.util
+import json
+import os
+import resource
+import selectors
+import shutil
+import signal
+import struct
+import sys
+import tempfile
+import time
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+import wire
+from child import Child, observer
+
+FRAME_LIMIT = 3 << 30
+
+
+def _load(name: str, path: str):
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _limit_child(limits: dict) -> None:
+    """Bounds on memory and file size that hold in this process and whatever it starts."""
+    if limits["memory_bytes"] and hasattr(resource, "RLIMIT_DATA"):
+        in_use = 0
+        with contextlib.suppress(OSError):
+            for line in Path("/proc/self/status").read_text().splitlines():
+                if line.startswith("VmData:"):
+                    in_use = int(line.split()[1]) << 10
+        limit = in_use + limits["memory_bytes"]
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (256 << 20, 256 << 20))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _die_with_parent() -> None:
+    """Linux: the kernel kills this process when the worker dies."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def _child_main(traffic, limits, job, frames: int, output: int, private_fds, folder: Path) -> None:
+    os.setsid()
+    _die_with_parent()
+    for fd in private_fds:
+        os.close(fd)
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    sys.stdin, sys.stdout, sys.stderr = (
+        open(0, closefd=False),
+        open(1, "w", buffering=1, closefd=False),
+        open(2, "w", buffering=1, closefd=False),
+    )
+    builtins.input = _no_input
+    os.chdir(folder)
+    _limit_child(limits)
+    child = Child(traffic, frames, folder)
+    try:
+        child.run(wire.decode(job))
+    except BaseException as error:  # the harness itself failed: say so rather than vanish
+        child.send({"kind": "harness_error", "text": "".join(traceback.format_exception(error))[-4000:]})
+    sys.stdout.flush()
+
+
+def _no_input(prompt=""):
+    raise EOFError("input() has no one to answer it during a check")
+
+
+class _Worker:
+    """The process that stays warm: takes jobs, forks, relays frames, enforces the limits."""
+
+    def __init__(self, connection: Connection, traffic):
+        self.connection, self.traffic = connection, traffic
+
+    def serve(self) -> None:
+        while True:
+            try:
+                limits = json.loads(self.connection.recv_bytes())
+                job = self.connection.recv_bytes()
+            except (EOFError, OSError):
+                return
+            self.one(limits, job)
+
+    def one(self, limits: dict, job: bytes) -> None:
+        frames_read, frames_write = os.pipe()
+        output_read, output_write = os.pipe()
+        folder = Path(tempfile.mkdtemp(prefix="course-check-"))
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                private = (self.connection.fileno(), frames_read, output_read)
+                _child_main(self.traffic, limits, job, frames_write, output_write, private, folder)
+                status = 0
+            finally:
+                os._exit(status)
+        os.close(frames_write)
+        os.close(output_write)
+        try:
+            ending = self.relay(pid, frames_read, output_read, limits)
+        finally:
+            os.close(frames_read)
+            os.close(output_read)
+            shutil.rmtree(folder, ignore_errors=True)
+        self.connection.send_bytes(b"E" + json.dumps(ending).encode())
+
+    def relay(self, pid: int, frames: int, output: int, limits: dict) -> dict:
+        """Pass frames on until the child ends or a limit is reached; then make sure that nothing of it is left."""
+        deadline = time.monotonic() + limits["seconds"]
+        self._status = None
+        pending, printed, printed_bytes, finished = bytearray(), bytearray(), 0, False
+        ending: dict = {"timeout": False, "too_much_output": False}
+        with selectors.DefaultSelector() as selector:
+            selector.register(frames, selectors.EVENT_READ)
+            selector.register(output, selectors.EVENT_READ)
+            while not finished and selector.get_map():
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    ending["timeout"] = True
+                    break
+                for key, _ in selector.select(left):
+                    data = os.read(key.fd, 1 << 20)
+                    if not data:
+                        selector.unregister(key.fd)
+                        # Frames close when the child is gone; its own children may hold the output open for ever.
+                        finished = finished or key.fd == frames
+                    elif key.fd == output:
+                        printed_bytes += len(data)
+                        printed = (printed + data)[: 64 << 10]
+                        if printed_bytes > limits["output_bytes"]:
+                            ending["too_much_output"] = finished = True
+                    else:
+                        pending += data
+                        finished = not self.forward(pending) or finished
+        if not (ending["timeout"] or ending["too_much_output"]):
+            self.let_end(pid, deadline)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        status = self._status if self._status is not None else os.waitpid(pid, 0)[1]
+        os.set_blocking(output, False)
+        with contextlib.suppress(BlockingIOError, OSError):
+            printed = (printed + os.read(output, 64 << 10))[: 64 << 10]
+        ending["signal"] = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+        ending["exit_status"] = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+        ending["printed"] = printed.decode("utf-8", "replace")[:8000]
+        return ending
+
+    _status: int | None = None
+
+    def let_end(self, pid: int, deadline: float) -> None:
+        """Wait a moment for a child that has closed its pipe to say how it ended."""
+        limit = min(deadline, time.monotonic() + 2.0)
+        while time.monotonic() < limit:
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                self._status = status
+                return
+            time.sleep(0.002)
+
+    def forward(self, pending: bytearray) -> bool:
+        """Send every whole frame in `pending` to the judge; False when the stream makes no sense."""
+        while len(pending) >= 8:
+            (length,) = struct.unpack_from("<Q", pending)
+            if length > FRAME_LIMIT:
+                return False
+            if len(pending) < 8 + length:
+                return True
+            self.connection.send_bytes(b"F" + bytes(pending[8 : 8 + length]))
+            del pending[: 8 + length]
+        return True
+
+
+def _belongs_to_course(entry: str, root: Path) -> bool:
+    """Whether a module search path lies in the course itself (an environment inside its folder does not count)."""
+    path = Path(entry or ".").resolve()
+    return path == root or (root in path.parents and "site-packages" not in path.parts and "lib" not in path.parts)
+
+
+def _warm_up(traffic) -> None:
+    """Pay for what happens once (the meter's self-test, the interpreter's first kernel) before the first check."""
+    with contextlib.suppress(traffic.MeterUnavailable), traffic.TrafficMeter(), observer():
+        torch.empty(1)
+
+
+def main() -> None:
+    fd, traffic_path, root = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.path[:] = [entry for entry in sys.path if not _belongs_to_course(entry, root)]
+    os.environ.pop("PYTHONPATH", None)
+    torch.set_num_threads(1)
+    traffic = None
+    with contextlib.suppress(ImportError):
+        import triton  # noqa: F401
+
+        traffic = _load("_course_traffic", traffic_path)
+        traffic.repair_interpreter()
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            _warm_up(traffic)
+    connection = Connection(fd)
+    ready = {"torch": torch.__version__, "triton": getattr(sys.modules.get("triton"), "__version__", None)}
+    connection.send_bytes(b"R" + json.dumps(ready).encode())
+    _Worker(connection, traffic).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""`check`, `hint`, `solution` and `progress` as a learner meets them in a notebook."""
+
+import json
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+import course_lib.checker.notebook as notebook
+from course_lib.checker import CourseError, catalog, cells, check, check_file, hint, progress
+from course_lib.checker.store import Store
+from tests.checker.samples import ALL
+
+
+@pytest.fixture(autouse=True)
+def course(tmp_path, monkeypatch):
+    """A course that consists of the sample exercises, with a progress file of its own."""
+    monkeypatch.setattr(catalog, "exercises", lambda: ALL)
+    monkeypatch.setattr(notebook, "_store", Store(tmp_path / "progress.sqlite3"))
+    monkeypatch.setattr(catalog, "reference", lambda identity: (lambda x: "the course's own",))
+    monkeypatch.delenv("COURSE_STRICT", raising=False)
+
+
+@pytest.fixture
+def shell():
+    shell = InteractiveShell.instance()
+    shell.reset(new_session=False)
+    shell.user_ns["torch"] = __import__("torch")
+    return shell
+
+
+def run(shell, source):
+    result = shell.run_cell(source)
+    result.raise_error()
+    return result.result
+
+
+RIGHT = "# Exercise 90.2 · Double\ndef double(x):\n    return x + x\n"
+
+
+def test_a_cells_function_is_checked_from_the_cells_source(shell):
+    run(shell, RIGHT)
+    assert check("90.2", shell.user_ns["double"]).passed
+
+
+def test_a_variable_of_another_cell_is_named(shell):
+    run(shell, "FACTOR = 2")
+    run(shell, "def double(x):\n    return FACTOR * x")
+    verdict = check("90.2", shell.user_ns["double"])
+    assert verdict.outcome == "error" and "`FACTOR` is not defined in this cell" in verdict.message
+
+
+def test_a_lambda_with_a_name_works_and_one_without_is_told_to_get_one(shell):
+    run(shell, "twice = lambda x: 2 * x")
+    assert check("90.2", shell.user_ns["twice"]).passed
+    run(shell, "functions = [lambda x: 2 * x]")
+    with pytest.raises(CourseError, match="name"):
+        check("90.2", shell.user_ns["functions"][0])
+
+
+def test_a_function_from_a_file_works(tmp_path, monkeypatch):
+    (tmp_path / "my_answers_902.py").write_text("def double(x):\n    return 2 * x\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    from my_answers_902 import double
+
+    assert check("90.2", double).passed
+
+
+@pytest.mark.parametrize(
+    "answer, words",
+    [
+        (7, "A int was given"),
+        ("double", "A str was given"),
+        (None, "A NoneType was given"),
+        (len, "no Python source"),
+    ],
+)
+def test_what_is_not_a_function_is_refused_with_what_to_pass(answer, words):
+    with pytest.raises(CourseError, match=words) as caught:
+        check("90.2", answer)
+    assert 'check("90.2", that_function)' in str(caught.value)
+
+
+def test_a_kernel_in_place_of_its_launcher_is_refused(shell):
+    run(shell, "import triton\n@triton.jit\ndef kernel(x):\n    pass")
+    with pytest.raises(CourseError, match="launches it"):
+        check("90.1", shell.user_ns["kernel"])
+
+
+def test_an_unknown_id_names_the_nearest_and_all():
+    with pytest.raises(CourseError, match=r"nearest is '90\.\d'.*90\.1, 90\.2"):
+        check("90.9", len)
+
+
+def test_too_few_functions_are_counted(shell):
+    run(shell, "def work(n): return 2 * n ** 3")
+    with pytest.raises(CourseError, match="asks for 2 function"):
+        check("90.5", shell.user_ns["work"])
+
+
+def test_best_is_the_courses_until_the_learners_passes(shell):
+    run(shell, "def double(x):\n    return x")
+    assert check("90.2", shell.user_ns["double"]).best(1) == "the course's own"
+    run(shell, RIGHT)
+    assert check("90.2", shell.user_ns["double"]).best is shell.user_ns["double"]
+
+
+def test_the_courses_own_answer_is_not_taken_for_a_learners():
+    scope = {}
+    exec(compile("def double(x): return 2 * x", f"{cells.SOLUTION_PREFIX}90.2>", "exec"), scope)
+    with pytest.raises(CourseError, match="course's own answer"):
+        check("90.2", scope["double"])
+
+
+def test_the_courses_own_tests_are_told_of_a_failure(shell, monkeypatch):
+    monkeypatch.setenv("COURSE_STRICT", "1")
+    run(shell, "def double(x):\n    return x")
+    with pytest.raises(AssertionError, match="not right yet"):
+        check("90.2", shell.user_ns["double"])
+
+
+def test_attempts_and_hints_show_in_progress(shell):
+    run(shell, RIGHT)
+    check("90.2", shell.user_ns["double"])
+    assert "first" in repr(hint("90.1")) and "second" in repr(hint("90.1")) and "second" in repr(hint("90.1"))
+    notebook._progress_file().saw_solution("90.3")
+    standings = notebook._progress_file().standings()
+    assert standings["90.2"].passed and standings["90.1"].hints == 2 and standings["90.3"].solution_seen
+
+
+def test_text_from_a_learner_cannot_become_markup(shell):
+    run(shell, "def double(x):\n    raise ValueError('<script>alert(1)</script>')")
+    verdict = check("90.2", shell.user_ns["double"])
+    assert "<script>" not in verdict._repr_html_() and "&lt;script&gt;" in verdict._repr_html_()
+
+
+def _notebook(path, *sources):
+    code = [
+        {"cell_type": "code", "metadata": {}, "source": source, "outputs": [], "execution_count": None}
+        for source in sources
+    ]
+    path.write_text(json.dumps({"cells": code, "metadata": {}, "nbformat": 4, "nbformat_minor": 4}))
+    return path
+
+
+def test_files_of_both_kinds_are_checked_cell_by_cell(tmp_path):
+    stub = "# Exercise 90.3 · Append in place\ndef append(cache, row, position):\n    raise NotImplementedError\n"
+    both = [
+        [v.outcome for v in check_file(path)]
+        for path in (_notebook(tmp_path / "answers.ipynb", "x = 1", RIGHT, stub), tmp_path / "answers.py")
+        if path.suffix == ".ipynb" or path.write_text(f"# %% [markdown]\n# # Title\n\n# %%\n{RIGHT}\n# %%\n{stub}")
+    ]
+    assert both == [["passed", "not_attempted"]] * 2
+
+
+@pytest.mark.parametrize(
+    "name, content, words",
+    [
+        ("missing.ipynb", None, "there is no such file"),
+        ("broken.ipynb", "{'cells': [", "not a readable notebook"),
+        ("list.ipynb", "[]", "not a readable notebook"),
+        ("empty.py", "x = 1\n", "holds no exercise cell"),
+        ("a.txt", "x", "only notebooks"),
+        ("binary.py", b"\xff\xfe\x00", "cannot be read"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_clear_line(tmp_path, name, content, words):
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(CourseError, match=words) as caught:
+        check_file(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_exercise_that_the_file_lacks_is_named(tmp_path):
+    with pytest.raises(CourseError, match="holds no exercise 90.1; it holds 90.2"):
+        check_file(_notebook(tmp_path / "answers.ipynb", RIGHT), "90.1")
+
+
+def test_progress_lists_every_exercise(monkeypatch, tmp_path):
+    monkeypatch.setattr(catalog, "solution_file", lambda chapter: tmp_path / f"{chapter}_sample.py")
+    assert all(identity in repr(progress()) for identity in ALL)
+    assert "0 of 6" in repr(progress())

@@ -1,0 +1,73 @@
+"""Real submissions: every classic wrong answer is rejected *and* rightly named; right but unusual ones pass."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from course_lib.checker import catalog
+from course_lib.checker.judge import judge
+
+CHAPTERS = {
+    path.stem: importlib.import_module(f"tests.mistakes.{path.stem}")
+    for path in sorted(Path(__file__).parent.glob("ch*.py"))
+}
+WRONG = [
+    pytest.param(identity, name, source, id=f"{identity}-{name}")
+    for chapter in CHAPTERS.values()
+    for identity, answers in chapter.WRONG.items()
+    for name, source in answers.items()
+]
+UNUSUAL = [
+    pytest.param(identity, source, id=f"{identity}-{name}".replace(" ", "-"))
+    for chapter in CHAPTERS.values()
+    for identity, answers in chapter.UNUSUAL.items()
+    for name, source in answers.items()
+]
+EXERCISES = [pytest.param(task, id=task.id) for task in catalog.exercises().values()]
+SLOWEST_CHECK_SECONDS = 10.0
+
+
+def _judged(identity, source, seed):
+    verdict = judge(catalog.exercise(identity), source, seed=seed)
+    if verdict.outcome == "unsupported":
+        pytest.skip(verdict.message)
+    assert verdict.seconds < SLOWEST_CHECK_SECONDS + 10, f"the check took {verdict.seconds:.1f} s"
+    return verdict
+
+
+@pytest.mark.parametrize("identity, name, source", WRONG)
+def test_a_wrong_answer_is_rejected_and_its_mistake_named(identity, name, source, monkeypatch):
+    monkeypatch.setenv("COURSE_STRICT", "1")  # a fingerprint that raises is a fault of the exercise
+    verdict = _judged(identity, source, seed=11)
+    assert not verdict.passed, f"{name} passed exercise {identity}"
+    assert verdict.mistake == name.split("__")[0], f"named {verdict.mistake}:\n{verdict}"
+
+
+@pytest.mark.parametrize("identity, source", UNUSUAL)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_right_but_unusual_answer_passes(identity, source, seed):
+    verdict = _judged(identity, source, seed)
+    assert verdict.passed, str(verdict)
+
+
+@pytest.mark.parametrize("task", EXERCISES)
+@pytest.mark.parametrize("seed", [None, 3])
+def test_the_courses_own_answer_passes(task, seed):
+    verdict = _judged(task.id, catalog.solution_source(task.id), seed)
+    assert verdict.passed, str(verdict)
+
+
+@pytest.mark.parametrize("task", EXERCISES)
+def test_every_exercise_is_tried_with_wrong_and_unusual_answers_and_has_hints(task):
+    chapter = CHAPTERS[f"ch{task.chapter}"]
+    assert len(chapter.WRONG.get(task.id, {})) >= 5, "fewer than five wrong submissions"
+    assert len(chapter.UNUSUAL.get(task.id, {})) >= 3, "fewer than three right but unusual submissions"
+    assert len(task.hints) >= 3, "fewer than three hints"
+
+
+@pytest.mark.parametrize("task", EXERCISES)
+def test_every_known_mistake_is_shown_by_a_submission(task):
+    shown = {name.split("__")[0] for name in CHAPTERS[f"ch{task.chapter}"].WRONG.get(task.id, {})}
+    unproven = [mistake.id for mistake in task.mistakes if mistake.id not in shown]
+    assert not unproven, f"no wrong submission proves that these are named: {unproven}"
