@@ -4,7 +4,7 @@ import torch
 
 from course_lib.checker import Allocates, Case, Exercise, Forbids, InOut, LaunchesTriton, Limits, Mistake, Moves
 
-QUICK = Limits(seconds=4.0)
+QUICK = Limits(seconds=4.0, memory_bytes=256 << 20)
 
 
 def _vectors(draw):

@@ -180,7 +180,7 @@ def test_half_precision_is_judged_by_its_own_rounding():
             "still to be written",
         ),
         (
-            "import threading, time\nthreading.Thread(target=time.sleep, args=(99,)).start()\ndef double(x): return 2 * x\n",
+            "import threading\nthreading.Timer(99, print).start()\ndef double(x): return 2 * x\n",
             "passed",
             "",
         ),
