@@ -1,0 +1,750 @@
+# %% [markdown]
+# # 01 · The memory hierarchy and the roofline
+#
+# **The question.** Two sums of 4 million float32 numbers. The additions are the same and so is the result. One takes
+# ten times as long as the other. What is it that takes the time?
+#
+# An H100 does 989 million million FLOPs in a second, and moves 3.35 million million bytes from its memory. Divide: in
+# the time it takes to fetch *one byte* it could do 295 operations. Most of what a transformer does at inference offers
+# it fewer than ten. So the first question about any kernel is not how much it computes but how much it moves, and this
+# chapter teaches you to answer it before you write a line: with a pencil, then with a meter, then with a clock.
+#
+# About ninety minutes. You will count bytes and FLOPs (1.1), place an operation on a device (1.2), write three kernels
+# (1.3 to 1.5), and predict to the step where a fourth one turns from waiting for memory to waiting for arithmetic
+# (1.6).
+
+# %%
+# course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
+from course_lib import check, default_device, hint, interpreting, machine, progress, solution
+
+import torch
+import triton
+import triton.language as tl
+
+from course_lib.hardware.timing import measure
+from course_lib.hardware.units import format_bandwidth, format_bytes, format_flop_rate, format_seconds
+
+device = default_device()
+on_gpu = machine().tier != "none"
+
+# %% [markdown]
+# ## The same sum, twice
+#
+# The numbers of the first sum are neighbours in memory. Those of the second lie 16 elements apart, as the numbers of
+# one column do in a matrix of 16 columns. **Predict:** the additions are the same. How much longer will the second one
+# take?
+
+# %%
+length = 2**25 if on_gpu else 2**22
+storage = torch.rand(16 * length, device=device)
+neighbours, spread_out = storage[:length], storage[::16]
+
+close = measure(lambda: neighbours.sum())
+far = measure(lambda: spread_out.sum())
+print(f"{length:,} additions each")
+print(f"neighbours:       {format_seconds(close.median)}")
+print(f"16 apart:         {format_seconds(far.median)}, {far.median / close.median:.1f} times as long")
+del storage, neighbours, spread_out
+
+# %% [markdown]
+# Memory does not hand out single numbers. A GPU fetches *sectors* of 32 bytes, a CPU *lines* of 64; ask for four bytes
+# and the other 28 or 60 come along. The second sum uses one number of each piece that it fetches, so up to 8 or 16
+# times as many bytes travel for it. The additions never mattered. What you saw is the price of bytes, and the first
+# rule of this course: **count the bytes that move, not the operations.**
+#
+# ## Where bytes wait
+#
+# Between the memory chips and the arithmetic lie several stores, each smaller and faster than the one below it. Fast
+# memory costs area on the chip, so there is little of it; large memory lies off the chip, and every byte from it passes
+# through a few thousand pins.
+#
+# | on an H100 | size | speed, all together | who decides what is in it |
+# |---|---|---|---|
+# | registers | 256 KiB on each of 132 multiprocessors, 33 MiB | above 100 TB/s | the compiler, from your values |
+# | shared memory and L1 | 256 KiB on each, 33 MiB | about 30 TB/s | you, by tiles; L1 by itself |
+# | L2 cache | 50 MiB | 5 to 10 TB/s | the hardware |
+# | HBM, "global memory" | 80 GB | 3.35 TB/s | your tensors live here |
+# | the host's memory, over PCIe | terabytes | 0.06 TB/s | your data loader |
+#
+# The second and third row's speeds depend on how one measures; the datasheet states only the fourth. So let us measure
+# the machine you have. The first call takes some seconds, and the result is remembered for every later chapter.
+
+# %%
+from course_lib.hardware.ceilings import ceilings
+
+here = ceilings()
+print(f"{here.device}, measured {here.measured_at[:10]}")
+print(f"copy, read + write     {format_bandwidth(here.copy_bandwidth)}")
+print(f"read alone             {format_bandwidth(here.read_bandwidth)}")
+if here.l2_bandwidth:
+    print(f"from the L2 cache      {format_bandwidth(here.l2_bandwidth)}")
+if here.on_chip_bandwidth:
+    print(f"{'L1, all together' if on_gpu else 'in the cache'}       {format_bandwidth(here.on_chip_bandwidth)}")
+print(f"multiply-adds          {format_flop_rate(here.fma_rate)}")
+for dtype, rate in here.matmul_rate.items():
+    print(f"matmul {dtype:<15} {format_flop_rate(rate)}")
+print(f"cost of a launch       {format_seconds(here.launch_overhead)}")
+
+# %% [markdown]
+# Here they are beside the stores that they belong to. Where the datasheet states a figure for your GPU, it stands next
+# to the measured one. A measured bandwidth of 85 to 93 % of the datasheet's is what the best kernel gets; the rest
+# goes into refreshing the cells and turning the bus round between reads and writes.
+
+# %%
+from course_lib.figures.hierarchy import hierarchy_plot
+
+hierarchy_plot(here)
+
+# %% [markdown]
+# ## Counting
+#
+# Two numbers describe an operation before any code exists.
+#
+# **FLOPs**: floating-point operations. A multiply-add counts as two, everywhere in this course and on every datasheet.
+# In a softmax we count four for each element: subtract the maximum, exp, add to the sum, divide. Comparisons are not
+# counted.
+#
+# **Bytes**: what must cross the memory bus at the very least. Each input is read once and each output written once,
+# however often a poor kernel does more.
+#
+# Worked, for `x + y` on $n$ float32 numbers: $n$ additions; $x$ and $y$ are read and the result is written, $3 \times
+# 4\,n = 12\,n$ bytes. Their quotient is the **arithmetic intensity**, here $n / 12n = 1/12$ FLOP/byte. For a product
+# of two $n \times n$ matrices in float16 it is $2n^3$ FLOPs over $3 \times 2\,n^2$ bytes: $n/3$, so it grows with the
+# size. This one fact is why matrices are what accelerators are built for.
+
+# %%
+# Exercise 1.1 · Bytes and FLOPs on paper
+def elementwise_cost(elements, inputs, flops_per_element, item_bytes):
+    """Work of an elementwise operation with `inputs` input tensors and one output, all of `elements` elements.
+
+    Args:
+        elements: elements of each tensor.
+        inputs: number of input tensors: 1 for relu(x), 2 for x + y.
+        flops_per_element: operations for each element of the result.
+        item_bytes: bytes of one element.
+
+    Returns:
+        (flops, bytes): two integers; bytes are the least that must be read and written.
+    """
+    # BEGIN SOLUTION
+    return elements * flops_per_element, (inputs + 1) * elements * item_bytes
+    # END SOLUTION
+
+
+def softmax_cost(rows, columns, item_bytes):
+    """Work of a softmax over each row of a [rows, columns] matrix, counting 4 FLOPs for each element.
+
+    Returns:
+        (flops, bytes), as above.
+    """
+    # BEGIN SOLUTION
+    return 4 * rows * columns, 2 * rows * columns * item_bytes
+    # END SOLUTION
+
+
+def matmul_cost(m, k, n, item_bytes):
+    """Work of the product of an [m, k] and a [k, n] matrix.
+
+    Returns:
+        (flops, bytes), as above; a multiply-add is two FLOPs.
+    """
+    # BEGIN SOLUTION
+    return 2 * m * k * n, (m * k + k * n + m * n) * item_bytes
+    # END SOLUTION
+
+
+def scores_cost(heads, queries, keys, head_dim, item_bytes):
+    """Work of attention's scores, Q Kᵀ, in every head: [queries, head_dim] times [keys, head_dim] transposed.
+
+    The scores are written to memory, and each head has queries and keys of its own. The scaling is not counted.
+
+    Returns:
+        (flops, bytes), as above.
+    """
+    # BEGIN SOLUTION
+    flops = 2 * heads * queries * keys * head_dim
+    elements = heads * (queries * head_dim + keys * head_dim + queries * keys)
+    return flops, elements * item_bytes
+    # END SOLUTION
+
+
+# %%
+counting = check("1.1", elementwise_cost, softmax_cost, matmul_cost, scores_cost)
+best_elementwise_cost, best_softmax_cost, best_matmul_cost, best_scores_cost = counting.best
+
+# %% [markdown]
+# Now put them to use. Here is one attention layer at a context of 8192, 32 heads of dimension 128, float16, step by
+# step, among some simpler operations. Before you run it, guess: which of attention's two matrix products has an
+# intensity above the 295 FLOP/byte that an H100 asks for?
+
+# %%
+N, H, D, half = 8192, 32, 128, 2
+scores = best_scores_cost(H, N, N, D, half)
+softmax = best_softmax_cost(H * N, N, half)
+operations = {
+    "x + y, float32": best_elementwise_cost(2**24, 2, 1, 4),
+    "relu(scale * x + y), float32": best_elementwise_cost(2**24, 2, 3, 4),
+    "matrix × vector, 8192": best_matmul_cost(8192, 8192, 1, half),
+    "matmul of 256": best_matmul_cost(256, 256, 256, half),
+    "matmul of 8192": best_matmul_cost(8192, 8192, 8192, half),
+    "attention: scores Q Kᵀ": scores,
+    "attention: softmax": softmax,
+    "attention: probabilities × V": scores,  # the same three matrices, with other roles
+    "attention, if no N × N matrix moved": (2 * scores[0] + softmax[0], 4 * H * N * D * half),
+}
+print(f"{'operation':<38}{'FLOPs':>12}{'bytes':>12}{'FLOP/byte':>12}")
+for name, (flops, moved) in operations.items():
+    print(f"{name:<38}{flops:>12.2e}{moved:>12.2e}{flops / moved:>12.2f}")
+
+# %% [markdown]
+# Neither of them. The scores are a matrix product and still do only about 124 operations for each byte, because they
+# write a matrix of $N \times N$ and have only $D = 128$ multiply-adds to spend on each of its elements. The softmax is
+# worse by a factor of a hundred. The last line is the same arithmetic if that matrix never went to memory: 4129
+# FLOP/byte, 33 times the intensity. Chapters 02 to 04 are the way from the third line from the bottom to the last one.
+#
+# ## The balance point
+#
+# A device has a rate of arithmetic and a bandwidth. Their quotient, in FLOP/byte, is its **balance point**. An
+# operation below it waits for memory: it is *memory-bound*, and a faster arithmetic unit would not help it. Above it,
+# it is *compute-bound*. Either way the two happen at the same time, so the least time is the larger of the two:
+#
+# $$ t_\text{least} = \max\left(\frac{\text{FLOPs}}{\text{rate}}, \frac{\text{bytes}}{\text{bandwidth}}\right) $$
+
+# %%
+from course_lib.hardware.datasheets import DATASHEETS
+
+print(f"{'datasheet':<12}{'memory':>9}{'bandwidth':>12}{'float16 matmul':>16}{'balance point':>16}")
+for name, sheet in DATASHEETS.items():
+    print(f"{name:<12}{format_bytes(sheet.memory_bytes):>9}{format_bandwidth(sheet.bandwidth):>12}"
+          f"{format_flop_rate(sheet.matmul_rate['float16']):>16}{sheet.balance_point('float16'):>11.0f} FLOP/B")
+matmul_dtype = "float16" if on_gpu else "float32"
+own_balance = here.matmul_rate[matmul_dtype] / here.copy_bandwidth
+print(f"\nthis machine, measured: {format_bandwidth(here.copy_bandwidth)}, {matmul_dtype} matmul "
+      f"{format_flop_rate(here.matmul_rate[matmul_dtype])}, balance point {own_balance:.0f} FLOP/B")
+
+# %% [markdown]
+# From the T4 to the B200 arithmetic grew 35 times and bandwidth 25 times. Arithmetic keeps getting cheaper than
+# movement, so what is memory-bound today will be so tomorrow, and more. The H200 is an H100 with faster memory and
+# nothing else: its balance point went *down*, and every memory-bound kernel got 1.4 times faster without a change.
+
+# %%
+# Exercise 1.2 · Balance point, bound and least time
+def balance_point(teraflops, gigabytes_per_second):
+    """The intensity [FLOP/byte] at which a device computes as long as it moves bytes.
+
+    Args:
+        teraflops: its arithmetic rate in TFLOP/s (1e12 FLOP/s).
+        gigabytes_per_second: its memory bandwidth in GB/s (1e9 bytes/s).
+    """
+    # BEGIN SOLUTION
+    return teraflops * 1e12 / (gigabytes_per_second * 1e9)
+    # END SOLUTION
+
+
+def least_time(flops, bytes_moved, teraflops, gigabytes_per_second):
+    """Which side an operation is on, and the least time that it can take on a device.
+
+    Args:
+        flops, bytes_moved: the work of the operation, as 1.1 counts it.
+        teraflops, gigabytes_per_second: the device, as above.
+
+    Returns:
+        (side, seconds): side is "memory" or "compute", the one that takes longer.
+    """
+    # BEGIN SOLUTION
+    compute = flops / (teraflops * 1e12)
+    memory = bytes_moved / (gigabytes_per_second * 1e9)
+    return ("compute" if compute >= memory else "memory"), max(compute, memory)
+    # END SOLUTION
+
+
+# %%
+best_balance_point, best_least_time = check("1.2", balance_point, least_time).best
+
+# %% [markdown]
+# With these two functions you can bound any operation on any device that exists or is announced. A row in which all
+# devices say *memory* is one that no faster tensor core will ever help.
+
+# %%
+names = ("A100", "H100", "H200", "B200")
+print(f"{'least time':<38}" + "".join(f"{name:>18}" for name in names))
+for operation, work in operations.items():
+    row = f"{operation:<38}"
+    for name in names:
+        sheet = DATASHEETS[name]
+        side, seconds = best_least_time(*work, sheet.matmul_rate["float16"] / 1e12, sheet.bandwidth / 1e9)
+        row += f"{format_seconds(seconds) + ' ' + side:>18}"
+    print(row)
+
+# %% [markdown]
+# ## The roofline
+#
+# Draw the attainable rate over the intensity, both on logarithmic axes. Below the balance point it is bandwidth ×
+# intensity, a slope; above it the arithmetic rate, a flat roof. No kernel can lie above this line, and how far it lies
+# below says what there is to gain. The roofline of *this* machine, as measured, with some of PyTorch's operations on
+# it:
+
+# %%
+from course_lib.figures.roofline import Measured, roofline_plot
+from course_lib.hardware.roofline import Work
+
+length = 2**26 if on_gpu else 2**24
+x, y, result = (torch.rand(length, device=device) for _ in range(3))
+rows = x.view(-1, 1024)
+size = 8192 if on_gpu else 1024
+dtype = getattr(torch, matmul_dtype)
+left, right = (torch.rand(size, size, device=device, dtype=dtype) for _ in range(2))
+
+points = [
+    Measured(Work("copy", 0, 2 * x.nbytes), measure(lambda: result.copy_(x))),
+    Measured(Work("x + y", *best_elementwise_cost(length, 2, 1, 4)), measure(lambda: torch.add(x, y, out=result))),
+    Measured(Work("softmax, rows of 1024", *best_softmax_cost(*rows.shape, 4)), measure(lambda: rows.softmax(dim=1))),
+    Measured(Work("matrix × vector", *best_matmul_cost(size, size, 1, right.element_size()), matmul_dtype),
+             measure(lambda: left @ right[0])),
+    Measured(Work(f"matmul of {size}", *best_matmul_cost(size, size, size, right.element_size()), matmul_dtype),
+             measure(lambda: left @ right)),
+]
+roofline_plot(here, points)
+
+# %% [markdown]
+# Read it twice. Along the slope sit the operations whose time is their bytes; improving their arithmetic would be work
+# for nothing. And the distance of each point from its roof is a grade: the copy and the addition are near it, and
+# whatever is not has something wrong with it that this course will teach you to name. (On a CPU the matrix-vector
+# product may lie *above* the slope: its matrix stays in the cache, so its bytes never reach the memory whose speed the
+# slope shows.)
+#
+# ## Coalescing: what a load really fetches
+#
+# Now down to the kernel. A program's block of values is spread over the threads of its warps, 32 threads a warp, and
+# the 32 addresses of one load are looked at together. The hardware fetches every 32-byte sector that any of them falls
+# into, once. Neighbouring threads that read neighbouring elements share sectors; that is called *coalescing*.
+
+# %%
+from course_lib.figures.coalescing import draw_sectors
+
+draw_sectors(strides=(1, 2, 8))
+
+# %% [markdown]
+# Here is the kernel behind the chapter's question. The only thing that differs between a good and a bad run is a number
+# that it is called with.
+
+
+# %%
+@triton.jit
+def strided_copy_kernel(x_pointer, result_pointer, length, stride, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
+    inside = offsets < length  # [BLOCK]
+    values = tl.load(x_pointer + offsets * stride, mask=inside)  # [BLOCK] neighbours are `stride` elements apart
+    tl.store(result_pointer + offsets, values, mask=inside)
+
+
+def strided_copy(x, stride):
+    """x[::stride], copied."""
+    result = torch.empty(triton.cdiv(x.numel(), stride), device=x.device)
+    grid = (triton.cdiv(result.numel(), 1024),)
+    strided_copy_kernel[grid](x, result, result.numel(), stride, BLOCK=1024)
+    return result
+
+
+# %% [markdown]
+# Without a GPU the **traffic meter** counts every byte that a kernel asks for, and the sectors that would have to
+# come; with one, the clock shows the same thing. **Predict** the ratio for strides 1, 2, 4, 8 and 16 before you run
+# it. Beyond which stride does it stop getting worse, and why?
+
+# %%
+if interpreting():
+    from course_lib.hardware.traffic import TrafficMeter
+
+    print("stride   bytes asked for   bytes in sectors   ratio")
+    for stride in (1, 2, 4, 8, 16):
+        storage = torch.rand(4096 * stride)
+        with TrafficMeter(count_sectors=True, storage=storage) as meter:
+            strided_copy(storage, stride)
+        row = meter.report()["storage"]
+        ratio = row.loaded_sector_bytes / row.loaded_bytes
+        print(f"{stride:>6}{row.loaded_bytes:>18,}{row.loaded_sector_bytes:>19,}{ratio:>8.1f}")
+else:
+    print("stride   copied elements           time   useful bandwidth   of the copy's ceiling")
+    for stride in (1, 2, 4, 8, 16):
+        storage = torch.rand(2**26 * stride, device=device)
+        timing = measure(lambda: strided_copy(storage, stride))
+        rate = timing.bandwidth(2 * 4 * 2**26)
+        print(f"{stride:>6}{2**26:>18,}{format_seconds(timing.median):>15}{format_bandwidth(rate):>19}"
+              f"{rate / here.copy_bandwidth:>23.0%}")
+    del storage
+
+# %% [markdown]
+# From stride 8 on every element has a sector to itself, and it cannot get worse than that in sectors. (On recent GPUs
+# the memory itself prefers to deliver two sectors at a time, so 16 may cost a little more than 8.)
+#
+# The compiler sees the difference too. Below, the kernel is compiled for an H100, with no need for one: once with a
+# stride of 1 that the compiler knows, once with a stride that it learns at run time. Look at how many bytes one thread
+# loads with one instruction.
+
+# %%
+from course_lib.hardware.compiler import compile_many
+
+signature = {"x_pointer": "*fp32", "result_pointer": "*fp32", "length": "i32", "stride": "i32"}
+known, unknown = compile_many([
+    dict(kernel=strided_copy_kernel, signature=signature, constexprs={"BLOCK": 1024, "stride": 1}, arch=90,
+         divisible=["x_pointer", "result_pointer", "length"]),
+    dict(kernel=strided_copy_kernel, signature=signature, constexprs={"BLOCK": 1024}, arch=90,
+         divisible=["x_pointer", "result_pointer", "length"]),
+])
+for title, view in (("stride 1", known), ("any stride", unknown)):
+    loads = ", ".join(f"{count} loads of {width} bytes" for width, count in view.load_widths.items())
+    print(f"{title:<12}each thread: {loads}; {view.registers} registers")
+
+# %% [markdown]
+# A thread that owns four neighbouring floats fetches them with one 16-byte load, if the compiler can prove that they
+# are neighbours and aligned. Triton gives it that knowledge at each launch: a stride equal to 1 is compiled in, and
+# numbers and pointers divisible by 16 are marked as such. You do nothing for it, except not to hide it.
+#
+# ## Vector add
+#
+# Your turn. In chapter 00 you mended a launcher and wrote a kernel with one load; here are two, of any length. An
+# input may be a view into something larger, whose elements lie `x.stride(0)` apart.
+
+
+# %%
+# Exercise 1.3 · Vector add, any length
+@triton.jit
+def vector_add_kernel(
+    x_pointer, y_pointer, result_pointer, length, x_stride, y_stride, BLOCK: tl.constexpr
+):
+    """Writes one block of the result: result[i] = x[i] + y[i]."""
+    # BEGIN SOLUTION
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
+    inside = offsets < length  # [BLOCK]
+    x = tl.load(x_pointer + offsets * x_stride, mask=inside)  # [BLOCK]
+    y = tl.load(y_pointer + offsets * y_stride, mask=inside)  # [BLOCK]
+    tl.store(result_pointer + offsets, x + y, mask=inside)
+    # END SOLUTION
+
+
+def vector_add(x, y):
+    """x + y by one Triton kernel. You may change the kernel's parameters.
+
+    Args:
+        x, y: [length], float32 or float16 and alike, any length from 1, any stride.
+
+    Returns:
+        [length], contiguous, of the same dtype.
+    """
+    # BEGIN SOLUTION
+    length = x.numel()
+    result = torch.empty(length, dtype=x.dtype, device=x.device)
+    grid = (triton.cdiv(length, 1024),)
+    vector_add_kernel[grid](x, y, result, length, x.stride(0), y.stride(0), BLOCK=1024)
+    return result
+    # END SOLUTION
+
+
+# %%
+best_vector_add = check("1.3", vector_add).best
+
+# %% [markdown]
+# **Predicted against measured.** One read of x, one of y, one write. Divide by the copy's bandwidth and you have a
+# prediction; on a GPU it is your kernel's, on a CPU that of PyTorch's addition, which moves the same bytes.
+
+# %%
+def compare(what, bytes_moved, function, flops=0):
+    """Print a prediction from bytes alone, and the measurement beside it."""
+    predicted, timing = bytes_moved / here.copy_bandwidth, measure(function)
+    print(f"{what}: {format_bytes(bytes_moved)}, predicted {format_seconds(predicted)}, "
+          f"measured {format_seconds(timing.median)}, {format_bandwidth(timing.bandwidth(bytes_moved))}, "
+          f"{predicted / timing.median:.0%} of the copy's bandwidth")
+    return timing
+
+
+if on_gpu:
+    compare("your vector add", 3 * x.nbytes, lambda: best_vector_add(x, y))
+compare("PyTorch's x + y", 3 * x.nbytes, lambda: torch.add(x, y, out=result))
+
+# %% [markdown]
+# ## A sum, in one pass
+#
+# A reduction makes something small out of something large: nearly all its bytes are reads. `x.sum(dim=1)` of a float32
+# matrix must read 4 bytes for each element and does one addition: an intensity of 1/4. The kernel has to do three
+# things well. Read each element once. Keep the partial sums where they cost nothing, in registers, and in float32 even
+# where the input is float16. And find the elements, wherever `x.stride()` says that they are.
+#
+# The check counts your bytes: $4 \cdot \text{rows} \cdot \text{columns}$ read, $4 \cdot \text{rows}$ written, 5 % of
+# grace. A second pass over the matrix, or a copy of it, shows.
+
+
+# %%
+# Exercise 1.4 · Row sum, any shape and strides, one pass
+@triton.jit
+def row_sum_kernel(
+    x_pointer, result_pointer, columns, row_stride, column_stride, BLOCK: tl.constexpr
+):
+    """Sums one row, a block at a time."""
+    # BEGIN SOLUTION
+    row = tl.program_id(0)
+    partial = tl.zeros([BLOCK], dtype=tl.float32)  # [BLOCK] one sum for each lane, combined once at the end
+    for start in range(0, columns, BLOCK):
+        offsets = start + tl.arange(0, BLOCK)  # [BLOCK]
+        pointers = x_pointer + row * row_stride + offsets * column_stride  # [BLOCK]
+        values = tl.load(pointers, mask=offsets < columns, other=0.0)  # [BLOCK] what is masked off must add nothing
+        partial += values.to(tl.float32)
+    tl.store(result_pointer + row, tl.sum(partial, axis=0))
+    # END SOLUTION
+
+
+def row_sum(x):
+    """The sum of each row, reading x once. You may change the kernel's parameters.
+
+    Args:
+        x: [rows, columns], float32 or float16, any strides, at least one row and one column.
+
+    Returns:
+        [rows] float32; sums are accumulated in float32.
+    """
+    # BEGIN SOLUTION
+    rows, columns = x.shape
+    result = torch.empty(rows, dtype=torch.float32, device=x.device)
+    row_sum_kernel[(rows,)](x, result, columns, x.stride(0), x.stride(1), BLOCK=1024)
+    return result
+    # END SOLUTION
+
+
+# %%
+best_row_sum = check("1.4", row_sum).best
+
+# %% [markdown]
+# One pass in *requested* bytes is not the end of it. Take a matrix and the same matrix transposed in memory, where a
+# row's elements lie far apart. The kernel asks for the same bytes. **Predict** what the memory has to deliver.
+
+# %%
+if interpreting():
+    by_rows = torch.rand(8, 1024)
+    for name, matrix in (("stored row by row", by_rows), ("stored column by column", by_rows.t().contiguous().t())):
+        with TrafficMeter(count_sectors=True, matrix=matrix) as meter:
+            best_row_sum(matrix)
+        row = meter.report()["matrix"]
+        print(f"{name:<24} asked for {row.loaded_bytes:,} B, read {row.times_read:.2f} times; "
+              f"in sectors {row.loaded_sector_bytes:,} B")
+else:
+    from course_lib.kernels.row_sum import row_sum as library_row_sum
+
+    by_rows = torch.rand(4096, 16384, device=device)
+    for name, matrix in (("stored row by row", by_rows), ("stored column by column", by_rows.t().contiguous().t())):
+        compare(f"your kernel, {name}", matrix.nbytes, lambda: best_row_sum(matrix))
+        compare(f"the course's, {name}", matrix.nbytes, lambda: library_row_sum(matrix))
+    del by_rows, matrix
+
+# %% [markdown]
+# With one program for each row, every element of the transposed matrix brings a sector that seven other rows need as
+# well, and other programs fetch it again. (The cache may still hold it for them, or not.) The remedy is to turn the
+# tile, not the matrix: let a program own many rows at once, so that its neighbouring threads are neighbours in memory.
+# The course's own kernel does that in `course_lib/kernels/row_sum.py`; it is worth the five minutes.
+#
+# ## Fusion foretold
+#
+# `torch.relu(scale * x + y)` is three kernels. The first reads x and writes a product. The second reads the product
+# and y, and writes a sum. The third reads the sum and writes the result:
+#
+# | kernel | reads | writes |
+# |---|---|---|
+# | `scale * x` | x | product |
+# | `product + y` | product, y | sum |
+# | `relu(sum)` | sum | result |
+#
+# Seven tensors cross the bus, and four of these crossings carry values that no one asked for. One kernel that keeps
+# them in registers moves three. **Predict** the gain. Then write it.
+
+
+# %%
+# Exercise 1.5 · Scale, add and ReLU in one kernel
+@triton.jit
+def scale_add_relu_kernel(
+    x_pointer, y_pointer, result_pointer, scale, length, BLOCK: tl.constexpr
+):
+    """Writes one block of the result: result[i] = max(scale * x[i] + y[i], 0)."""
+    # BEGIN SOLUTION
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
+    inside = offsets < length  # [BLOCK]
+    x = tl.load(x_pointer + offsets, mask=inside)  # [BLOCK]
+    y = tl.load(y_pointer + offsets, mask=inside)  # [BLOCK]
+    tl.store(result_pointer + offsets, tl.maximum(scale * x + y, 0.0), mask=inside)
+    # END SOLUTION
+
+
+def scale_add_relu(x, y, scale):
+    """relu(scale * x + y) by one Triton kernel, in one launch, moving three tensors' bytes.
+
+    Args:
+        x, y: contiguous, float32 or float16, of one shape and dtype; any number of dimensions.
+        scale: a Python float.
+
+    Returns:
+        a tensor like x.
+    """
+    # BEGIN SOLUTION
+    result = torch.empty_like(x)
+    grid = (triton.cdiv(x.numel(), 1024),)
+    scale_add_relu_kernel[grid](x, y, result, scale, x.numel(), BLOCK=1024)
+    return result
+    # END SOLUTION
+
+
+# %%
+best_scale_add_relu = check("1.5", scale_add_relu).best
+
+# %% [markdown]
+# Measured: on a GPU your kernel against PyTorch's three. On a CPU the same idea in PyTorch: the three steps are done
+# on a piece that fits the cache, before the next piece is begun. Both versions write into tensors that exist already,
+# so that only the traffic differs.
+
+# %%
+product, total = torch.empty_like(x), torch.empty_like(x)
+
+
+def unfused():
+    torch.mul(x, 0.5, out=product)
+    torch.add(product, y, out=total)
+    torch.clamp(total, min=0.0, out=result)
+
+
+def fused_in_the_cache(piece=2**17):
+    for start in range(0, length, piece):
+        part = slice(start, start + piece)
+        torch.mul(x[part], 0.5, out=result[part])
+        result[part].add_(y[part]).relu_()
+
+
+three = compare("three kernels", 7 * x.nbytes, unfused)
+fused = (lambda: best_scale_add_relu(x, y, 0.5)) if on_gpu else fused_in_the_cache
+one = compare("fused", 3 * x.nbytes, fused)
+print(f"predicted gain 7/3 = 2.33, measured {three.median / one.median:.2f}")
+del product, total, left, right, rows, y
+
+# %% [markdown]
+# Nothing was computed faster. Four transfers were left out. FlashAttention is this idea where it is hardest to have:
+# the thing to be kept on the chip is an $N \times N$ matrix that does not fit, and the softmax in the middle wants to
+# see whole rows of it. In the table of operations above it is the difference between the line *attention: scores* and
+# the last one.
+#
+# ## Walking along the roofline
+#
+# One more kernel, made for the purpose: read x once, apply `value = value * scale + bias` a number of times in
+# registers, write once. The bytes stay the same while the FLOPs grow with the steps, so that the steps move the kernel
+# from the slope to the roof. As long as it is on the slope, each further step should cost **nothing**. At how many
+# does the time begin to grow on your machine? Commit to a number first. The check judges your prediction against the
+# ceilings measured here, then you measure the kernel itself.
+
+# %%
+# Exercise 1.6 · Where the multiply-add chain turns
+def turning_steps(arithmetic_rate, bandwidth, item_bytes):
+    """The number of multiply-adds for each element at which the chain takes as long to compute as to move.
+
+    Args:
+        arithmetic_rate: of multiply-adds, in FLOP/s.
+        bandwidth: of the memory, in bytes/s.
+        item_bytes: bytes of an element; each is read once and written once.
+
+    Returns:
+        the steps, as a number that need not be whole.
+    """
+    # BEGIN SOLUTION
+    # Intensity of the chain: 2 * steps FLOPs over 2 * item_bytes bytes. It equals the balance point where it turns.
+    return arithmetic_rate / bandwidth * item_bytes
+    # END SOLUTION
+
+
+def chain_seconds(elements, steps, arithmetic_rate, bandwidth, item_bytes):
+    """The least time [s] of a chain of `steps` multiply-adds on each of `elements` elements, by the roofline."""
+    # BEGIN SOLUTION
+    compute = 2 * steps * elements / arithmetic_rate
+    memory = 2 * item_bytes * elements / bandwidth
+    return max(compute, memory)
+    # END SOLUTION
+
+
+def measured_turning_steps(steps, seconds):
+    """Where a measured curve turns: the steps at which its slope, extended downwards, meets its floor.
+
+    Args:
+        steps: numbers of steps, increasing; the first is well below the turn and the last two are well above it.
+        seconds: the time measured at each.
+
+    Returns:
+        where the line through the last two points has the time of the first point.
+    """
+    # BEGIN SOLUTION
+    slope = (seconds[-1] - seconds[-2]) / (steps[-1] - steps[-2])
+    return steps[-1] - (seconds[-1] - seconds[0]) / slope
+    # END SOLUTION
+
+
+# %%
+turning = check("1.6", turning_steps, chain_seconds, measured_turning_steps)
+best_turning_steps, best_chain_seconds, best_measured_turning_steps = turning.best
+
+predicted = best_turning_steps(here.fma_rate, here.copy_bandwidth, item_bytes=4)
+print(f"{format_flop_rate(here.fma_rate)} and {format_bandwidth(here.copy_bandwidth)}: the chain should turn at "
+      f"{predicted:.1f} steps")
+
+# %% [markdown]
+# And now the kernel. On a GPU `fma_chain` is a Triton kernel and its values stay in registers. On a CPU it is PyTorch
+# on pieces that stay in the cache. Each point is a median; the lines are your prediction and know nothing of the
+# points.
+
+# %%
+from course_lib.figures.turning_point import draw_turning_point
+from course_lib.kernels.fma_chain import fma_chain_work, run_fma_chain
+
+length = 2**27 if on_gpu else 2**23
+values, out = torch.rand(length, device=device), torch.empty(length, device=device)
+steps = sorted({max(1, round(predicted * 2.0**power)) for power in (-5, -4, -3, -2, -1, 0, 1, 2, 3, 4)})
+timings = [measure(lambda: run_fma_chain(values, count, out=out), seconds=0.2) for count in steps]
+seconds = [timing.median for timing in timings]
+measured = best_measured_turning_steps(steps, seconds)
+print(f"predicted {predicted:.1f} steps, measured {measured:.1f}: {measured / predicted:.2f} of the prediction")
+
+draw_turning_point(
+    steps, timings, predicted, measured,
+    lambda count: best_chain_seconds(length, count, here.fma_rate, here.copy_bandwidth, 4),
+)
+
+# %% [markdown]
+# The same points on the roofline. They climb the slope, round the corner and run along under the roof of
+# multiply-adds. That corner is the one number that decides what an optimisation is worth: left of it save bytes, right
+# of it save FLOPs.
+
+# %%
+roofline_plot(here, [Measured(fma_chain_work(length, count), timing) for count, timing in zip(steps, timings)])
+
+# %% [markdown]
+# ## What production systems do
+#
+# **Compilers fuse what is easy.** `torch.compile` turns chains of elementwise operations, with a reduction at their
+# end, into one Triton kernel each, much like your 1.5. What it will not invent is another algorithm, such as a softmax
+# that needs no whole row; those are written by hand and are what this course is about.
+#
+# **Serving systems raise the intensity of what they cannot shrink.** Generating one token multiplies every weight
+# matrix with a single vector, one FLOP per byte in float16, and an H100 can do 295. So servers collect the requests of
+# many users and multiply the matrix with all their vectors at once: the matrix is read once for all. The attention to
+# each user's own past cannot be shared in that way. That is what chapters 05 to 08 are for.
+#
+# **Profilers draw this plot.** Nsight Compute shows each kernel of a program on the roofline of the GPU, with a slope
+# for each level of the hierarchy. When someone says "62 % of peak", ask: of which roof?
+#
+# ## Papers
+#
+# - S. Williams, A. Waterman, D. Patterson, *Roofline: an insightful visual performance model for multicore architectures*,
+#   Communications of the ACM 52(4), 2009. The plot.
+# - A. Ivanov, N. Dryden, T. Ben-Nun, S. Li, T. Hoefler, *Data movement is all you need: a case study on optimizing
+#   transformers*, MLSys 2021, arXiv 2007.00072. A transformer's training step counted operator by operator.
+# - Z. Jia, M. Maggioni, B. Staiger, D. Scarpazza, *Dissecting the NVIDIA Volta GPU architecture via microbenchmarking*,
+#   2018, arXiv 1804.06826. How to measure what no datasheet states.
+# - T. Dao, D. Fu, S. Ermon, A. Rudra, C. Ré, *FlashAttention: fast and memory-efficient exact attention with
+#   IO-awareness*, NeurIPS 2022, arXiv 2205.14135. Section 2 is this chapter in a page and a half.
+
+# %%
+progress()
+
+# %% [markdown]
+# **Next.** [02 · Naive attention](02_naive_attention.ipynb) writes the $N \times N$ matrix to memory and reads it
+# back, four times over, and you will see in milliseconds what each of these crossings costs.
