@@ -24,7 +24,7 @@ from course_lib.figures.style import (
 )
 from course_lib.hardware.datasheets import datasheet_for
 from course_lib.hardware.roofline import Work, arithmetic_rate, balance_point, floor_time
-from course_lib.hardware.units import format_bandwidth, format_flop_rate, format_seconds, with_prefix
+from course_lib.hardware.units import format_bandwidth, format_flop_rate, format_seconds, format_tick
 
 SHORT_NAMES = {"float8_e4m3fn": "float8"}
 SAME_ROOF = 1.12  # rates this close are drawn as one line with both names
@@ -82,7 +82,7 @@ def roofline_plot(ceilings, points=(), title=None):
     axes.set_ylabel("rate [FLOP/s]")
     axes.xaxis.set_major_locator(LogLocator(base=4, numticks=20))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: fraction(value)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short_rate(value)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_tick(value)))
     axes.minorticks_off()
     axes.set_title(title or f"Roofline of {ceilings.device}, as measured")
     return figure
@@ -91,11 +91,6 @@ def roofline_plot(ceilings, points=(), title=None):
 def fraction(value: float) -> str:
     """An intensity as a tick label: 1/16, 4, 1024."""
     return f"{value:g}" if value >= 1 else f"1/{1 / value:g}"
-
-
-def short_rate(value: float) -> str:
-    """A power of ten as a tick label: 100 G, 1 T."""
-    return with_prefix(value, "").replace(".00", "").replace(".0", "").strip()
 
 
 def limits(ceilings, points) -> tuple[float, float, float, float]:

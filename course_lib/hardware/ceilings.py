@@ -2,7 +2,7 @@
 
 `ceilings()` measures once (a GPU: some seconds; a CPU: under ten) and remembers the result in the course's folder, one
 file for each device, PyTorch and driver. A ceiling is what can be reached, not what is usual on a busy machine: each
-figure is taken at the 10th percentile of its times, and comes with their spread.
+figure is the fastest run's, and comes with the spread of the runs.
 """
 import dataclasses
 import datetime
@@ -10,10 +10,11 @@ import hashlib
 import json
 import math
 
+from course_lib.hardware.cache_sweep import cache_sweep
 from course_lib.hardware.device import default_device, machine
 from course_lib.home import course_home
 
-FORMAT = 1  # of the cached file; raise it when what is measured changes
+FORMAT = 2  # of the cached file; raise it when what is measured changes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Ceilings:
     l2_bandwidth: float | None          # GPU only
     on_chip_bandwidth: float | None     # GPU: L1 of all multiprocessors; CPU: cache of all cores
     spread: dict[str, float]            # figure -> (90th - 10th percentile of its times) / median
+    sweep: tuple[tuple[int, float], ...]  # (window read again and again [bytes], bytes/s); on a CPU, one core's
     measured_at: str                    # ISO time, UTC
     notes: tuple[str, ...] = ()         # what could not be measured, and why
 
@@ -57,7 +59,7 @@ def measure_ceilings() -> Ceilings:
         from course_lib.hardware.gpu_ceilings import measure_gpu as measure_device
     else:
         from course_lib.hardware.cpu_ceilings import measure_cpu as measure_device
-    figures = measure_device()
+    figures = measure_device() | {"sweep": cache_sweep()}
     return Ceilings(
         device=machine().name,
         kind=default_device().type,
@@ -79,7 +81,8 @@ def read_cache(path) -> Ceilings | None:
     """What the file remembers; None when there is no file or it is damaged (then it is measured anew and rewritten)."""
     try:
         remembered = Ceilings(**json.loads(path.read_text()))
-        remembered = dataclasses.replace(remembered, notes=tuple(remembered.notes))
+        sweep = tuple((window, speed) for window, speed in remembered.sweep)
+        remembered = dataclasses.replace(remembered, notes=tuple(remembered.notes), sweep=sweep)
         return remembered if plausible(remembered) else None
     except (OSError, ValueError, TypeError):
         return None
@@ -89,8 +92,9 @@ def plausible(found: Ceilings) -> bool:
     """True when every figure is a positive, finite number: a half-edited file must not become a roof."""
     needed = [found.copy_bandwidth, found.read_bandwidth, found.fma_rate, found.launch_overhead]
     needed += list(found.matmul_rate.values())
+    needed += [speed for _, speed in found.sweep]
     needed += [value for value in (found.l2_bandwidth, found.on_chip_bandwidth) if value is not None]
-    return bool(found.matmul_rate) and all(
+    return bool(found.matmul_rate) and bool(found.sweep) and all(
         isinstance(value, (int, float)) and math.isfinite(value) and value > 0 for value in needed
     )
 

@@ -27,13 +27,13 @@ def measure_cpu() -> dict:
     chain, cached = fastest({elements: multiply_adds_of(elements) for elements in CACHED_ELEMENTS})
     one = torch.ones(1)
     calling = timed(lambda: [one.add_(1.0) for _ in range(OPERATORS_PER_TIMING)])
-    values_per_second = OPERATORS_PER_TIMING * cached / chain.low
+    values_per_second = OPERATORS_PER_TIMING * cached / chain.best
     return {
-        "copy_bandwidth": 2 * source.nbytes / copying.low,
-        "read_bandwidth": source.nbytes / reading.low,
-        "matmul_rate": {"float32": 2 * size**3 / product.low},
+        "copy_bandwidth": 2 * source.nbytes / copying.best,
+        "read_bandwidth": source.nbytes / reading.best,
+        "matmul_rate": {"float32": 2 * size**3 / product.best},
         "fma_rate": 2 * values_per_second,
-        "launch_overhead": calling.low / OPERATORS_PER_TIMING,
+        "launch_overhead": calling.best / OPERATORS_PER_TIMING,
         "l2_bandwidth": None,
         "on_chip_bandwidth": 8 * values_per_second,  # each multiply-add reads 4 bytes and writes 4, in the cache
         "spread": {
@@ -60,7 +60,7 @@ def timed(function) -> Timing:
 def fastest(runs: dict, cost=lambda size: size) -> tuple[Timing, int]:
     """Of functions keyed by their size, the one with the least time for each unit of `cost`: (timing, size)."""
     timings = {size: timed(run) for size, run in runs.items()}
-    best = min(timings, key=lambda size: timings[size].low / cost(size))
+    best = min(timings, key=lambda size: timings[size].best / cost(size))
     return timings[best], best
 
 

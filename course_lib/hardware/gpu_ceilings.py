@@ -58,7 +58,7 @@ def memory_figures(spread: dict) -> dict:
     figures = {}
     for figure, (run, bytes_moved) in runs.items():
         timing = timed(run)
-        figures[figure] = bytes_moved / timing.low
+        figures[figure] = bytes_moved / timing.best
         spread[figure] = timing.spread
     return figures
 
@@ -79,7 +79,7 @@ def multiply_add_rate(spread: dict) -> float:
 
     timing = timed(run)
     spread["fma_rate"] = timing.spread
-    return 2 * 16 * rounds * source.numel() / timing.low
+    return 2 * 16 * rounds * source.numel() / timing.best
 
 
 def launch_seconds(spread: dict) -> float:
@@ -112,7 +112,7 @@ def matmul_rates(spread: dict, notes: list) -> dict[str, float]:
         except RuntimeError as error:  # the library of this PyTorch has no such product for this GPU
             notes.append(f"The {name} matrix product could not be measured: {str(error).splitlines()[0]}")
             continue
-        rates[name] = 2 * size**3 / timing.low
+        rates[name] = 2 * size**3 / timing.best
         spread[f"matmul_rate.{name}"] = timing.spread
     return rates
 

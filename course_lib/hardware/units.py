@@ -43,6 +43,13 @@ def format_flop_rate(flops_per_second: float) -> str:
     return with_prefix(flops_per_second, "FLOP/s")
 
 
+def format_tick(value: float, unit: str = "", binary: bool = False) -> str:
+    """A round number as an axis shows it: 10 G, 500 M, 64 KiB."""
+    number, prefixed = with_prefix(value, unit, *((BINARY_PREFIXES, 1024) if binary else ())).split(" ")
+    number = number.rstrip("0").rstrip(".") if "." in number else number
+    return f"{number} {prefixed}".strip()
+
+
 def format_seconds(seconds: float) -> str:
     """A duration in s, ms, µs or ns."""
     if seconds == 0:
