@@ -5,7 +5,7 @@ A module of `course_lib.kernels` that has kernels says how they ship:
     def compile_cases() -> list[CompileCase]: ...
 
 and is held to it: it compiles, fits the architecture's shared memory, spills no more than it admits, and uses the
-matrix instruction it names. Compiling takes a real process of the compiler, for all modules at once.
+matrix instruction it names. Each module is one call of the compiler's process, so that xdist can spread them.
 """
 import ast
 import importlib
@@ -36,27 +36,16 @@ def is_jit(decorator: ast.expr) -> bool:
 MODULES = sorted(path.stem for path in KERNELS.glob("*.py") if has_launchable_kernels(path.read_text()))
 
 
-@pytest.fixture(scope="module")
-def results():
-    """Module -> [(case, architecture, view)], all compiled together."""
-    cases = {}
-    for name in MODULES:
-        module = importlib.import_module(f"course_lib.kernels.{name}")
-        cases[name] = module.compile_cases() if hasattr(module, "compile_cases") else []
-    flat = [(name, case, request) for name in MODULES for case in cases[name] for request in case.requests()]
-    views = compile_many([request for _, _, request in flat])
-    found = {name: [] for name in MODULES}
-    for (name, case, request), view in zip(flat, views, strict=True):
-        found[name].append((case, request["arch"], view))
-    return found
-
-
 @pytest.mark.parametrize("name", MODULES)
-@pytest.mark.xdist_group("compile gate")
-def test_kernels_compile_as_they_ship(results, name):
-    assert results[name], f"course_lib/kernels/{name}.py has kernels and no compile_cases() that lists a CompileCase"
-    assert all(isinstance(case, CompileCase) for case, _, _ in results[name])
-    problems = [problem for case, arch, view in results[name] for problem in case.problems(view, arch)]
+def test_kernels_compile_as_they_ship(name):
+    module = importlib.import_module(f"course_lib.kernels.{name}")
+    cases = module.compile_cases() if hasattr(module, "compile_cases") else []
+    assert cases, f"course_lib/kernels/{name}.py has kernels and no compile_cases() that lists a CompileCase"
+    assert all(isinstance(case, CompileCase) for case in cases)
+    asked = [(case, request) for case in cases for request in case.requests()]
+    views = compile_many([request for _, request in asked])
+    problems = [problem for (case, request), view in zip(asked, views)
+                for problem in case.problems(view, request["arch"])]
     assert not problems, "\n".join(problems)
 
 

@@ -36,6 +36,7 @@ class Architecture:
     shared_per_block: int  # bytes, the largest that a program may ask for
     shared_per_sm: int  # bytes
     warps_per_sm: int
+    programs_per_sm: int  # whatever their size
     registers_per_sm: int = 65536
     reserved_per_block: int = 1024  # shared bytes that the system keeps for each resident program
 
@@ -45,13 +46,13 @@ def _kib(count: int) -> int:
 
 
 ARCHITECTURES: dict[int, Architecture] = {
-    75: Architecture("sm_75", "T4", _kib(64), _kib(64), 32, reserved_per_block=0),
-    80: Architecture("sm_80", "A100", _kib(163), _kib(164), 64),
-    86: Architecture("sm_86", "A10, RTX 3090", _kib(99), _kib(100), 48),
-    89: Architecture("sm_89", "L4, RTX 4090", _kib(99), _kib(100), 48),
-    90: Architecture("sm_90", "H100, H200", _kib(227), _kib(228), 64),
-    100: Architecture("sm_100", "B200", _kib(227), _kib(228), 64),
-    120: Architecture("sm_120", "RTX 5090", _kib(99), _kib(100), 48),
+    75: Architecture("sm_75", "T4", _kib(64), _kib(64), 32, 16, reserved_per_block=0),
+    80: Architecture("sm_80", "A100", _kib(163), _kib(164), 64, 32),
+    86: Architecture("sm_86", "A10, RTX 3090", _kib(99), _kib(100), 48, 16),
+    89: Architecture("sm_89", "L4, RTX 4090", _kib(99), _kib(100), 48, 24),
+    90: Architecture("sm_90", "H100, H200", _kib(227), _kib(228), 64, 32),
+    100: Architecture("sm_100", "B200", _kib(227), _kib(228), 64, 32),
+    120: Architecture("sm_120", "RTX 5090", _kib(99), _kib(100), 48, 24),
 }
 
 # Matrix instructions as PTX spells them, in the order of their generations.
@@ -86,7 +87,7 @@ class CompiledKernel:
     instructions: dict[str, int]  # "tcgen05", "wgmma", "mma.sync"; those that occur
     load_widths: dict[int, int]  # bytes that one thread loads at once -> how many such loads from global memory
     store_widths: dict[int, int]
-    asynchronous_copies: dict[str, int]  # "cp.async" and "tma": loads that bypass the registers
+    asynchronous_copies: dict[str, int]  # "cp.async" and "tma": copies that bypass the registers
     ptx: str = field(repr=False)
     sass: str | None = field(repr=False, default=None)  # with want_sass=True
     ttgir: str = field(repr=False, default="")
@@ -110,7 +111,7 @@ class CompiledKernel:
         per_warp = -(-self.registers * 32 // 256) * 256  # registers are handed to warps in pieces of 256
         by_registers = limits.registers_per_sm // (per_warp * self.num_warps)
         by_shared = limits.shared_per_sm // max(1, self.shared_bytes + limits.reserved_per_block)
-        return min(by_registers, by_shared, limits.warps_per_sm // self.num_warps)
+        return min(by_registers, by_shared, limits.warps_per_sm // self.num_warps, limits.programs_per_sm)
 
     @property
     def matrix_instruction(self) -> str | None:

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from course_lib.hardware.compiler import CompileCase
 from course_lib.kernels.memory_checks import check_contiguous, check_tensor, integer_view, output_like
 
 BLOCK_BYTES = 8192
@@ -49,3 +50,15 @@ def copy(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
             bits, integer_view(out, "out"), length, BLOCK=block, num_warps=NUM_WARPS
         )
     return out
+
+
+def compile_cases() -> list[CompileCase]:
+    """What ships, for the compile gate: the narrowest and the widest item."""
+    pointers = ("x_pointer", "out_pointer")
+    return [
+        CompileCase(
+            copy_kernel, {**dict.fromkeys(pointers, kind), "length": "i32"}, {"BLOCK": BLOCK_BYTES // itemsize},
+            num_warps=NUM_WARPS, divisible=(*pointers, "length"), label=kind,
+        )
+        for kind, itemsize in (("*i8", 1), ("*i64", 8))
+    ]  # fmt: skip

@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from course_lib.hardware.compiler import CompileCase
 from course_lib.hardware.roofline import Work
 from course_lib.kernels.memory_checks import check_contiguous, check_tensor, output_like
 
@@ -99,3 +100,11 @@ def check_chain(x, steps, scale, bias, out) -> torch.Tensor:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ValueError(f"{name} is {value!r}; it must be a number.")
     return output_like(out, "x", x)
+
+
+def compile_cases() -> list[CompileCase]:
+    """What ships, for the compile gate: its one configuration."""
+    signature = {"x_pointer": "*fp32", "out_pointer": "*fp32", "length": "i32", "steps": "i32", "scale": "fp32",
+                 "bias": "fp32"}  # fmt: skip
+    divisible = ("x_pointer", "out_pointer", "length")
+    return [CompileCase(fma_chain_kernel, signature, {"BLOCK": BLOCK}, num_warps=NUM_WARPS, divisible=divisible)]

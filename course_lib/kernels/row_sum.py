@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from course_lib.hardware.compiler import CompileCase
 from course_lib.hardware.device import machine
 from course_lib.kernels.memory_checks import FLOAT_DTYPES, check_tensor
 
@@ -131,3 +132,21 @@ def as_matrix(x: torch.Tensor) -> torch.Tensor:
             f"x has shape {tuple(x.shape)} and strides {x.stride()}; its leading dimensions cannot be seen as one "
             "without a copy. Call x.contiguous() first, or sum it in slices."
         ) from error
+
+
+def compile_cases() -> list[CompileCase]:
+    """What ships, for the compile gate: a wide tile for rows that are contiguous, a tall one for columns that are."""
+    signature = {"x_pointer": "*fp16", "out_pointer": "*fp32"}
+    signature |= dict.fromkeys(("rows", "columns", "row_stride", "column_stride", "columns_per_split"), "i32")
+    tall = {"BLOCK_ROWS": TALL_TILE_ROWS, "BLOCK_COLUMNS": TILE_ELEMENTS // TALL_TILE_ROWS}
+    divisible = ("x_pointer", "out_pointer", "columns", "columns_per_split")
+    return [
+        CompileCase(
+            row_sum_kernel, signature, {"BLOCK_ROWS": 1, "BLOCK_COLUMNS": TILE_ELEMENTS, "column_stride": 1},
+            num_warps=NUM_WARPS, divisible=(*divisible, "row_stride"), label="wide",
+        ),
+        CompileCase(
+            row_sum_kernel, signature, {**tall, "row_stride": 1},
+            num_warps=NUM_WARPS, divisible=(*divisible, "rows", "column_stride"), label="tall",
+        ),
+    ]  # fmt: skip

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from course_lib.hardware.compiler import CompileCase
 from course_lib.kernels.memory_checks import FLOAT_DTYPES, check_alike, check_contiguous, check_tensor, output_like
 
 BLOCK_BYTES = 8192
@@ -60,3 +61,15 @@ def scale_add_relu(x: torch.Tensor, y: torch.Tensor, scale: float, out: torch.Te
             x, y, out, float(scale), length, BLOCK=block, num_warps=NUM_WARPS
         )
     return out
+
+
+def compile_cases() -> list[CompileCase]:
+    """What ships, for the compile gate: both item sizes, at lengths that are multiples of 16."""
+    pointers = ("x_pointer", "y_pointer", "out_pointer")
+    return [
+        CompileCase(
+            scale_add_relu_kernel, {**dict.fromkeys(pointers, kind), "scale": "fp32", "length": "i32"},
+            {"BLOCK": BLOCK_BYTES // itemsize}, num_warps=NUM_WARPS, divisible=(*pointers, "length"), label=kind,
+        )
+        for kind, itemsize in (("*fp32", 4), ("*fp16", 2))
+    ]  # fmt: skip

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from course_lib.hardware.compiler import CompileCase
 from course_lib.kernels.memory_checks import check_tensor, integer_view, output_like
 
 BLOCK = 1024
@@ -61,3 +62,16 @@ def fetched_bytes(length: int, stride: int, itemsize: int, sector_bytes: int = G
         return length * sector_bytes
     span = ((length - 1) * stride + 1) * itemsize if length else 0
     return -(-span // sector_bytes) * sector_bytes
+
+
+def compile_cases() -> list[CompileCase]:
+    """What ships, for the compile gate: stride 8, which the compiler does not know, and stride 1, which it does."""
+    signature = {"x_pointer": "*i32", "out_pointer": "*i32", "length": "i32", "stride": "i32"}
+    divisible = ("x_pointer", "out_pointer", "length")
+    return [
+        CompileCase(
+            strided_copy_kernel, signature, {"BLOCK": BLOCK, **fixed},
+            num_warps=NUM_WARPS, divisible=divisible, label=label,
+        )
+        for label, fixed in (("strided", {}), ("contiguous", {"stride": 1}))
+    ]  # fmt: skip

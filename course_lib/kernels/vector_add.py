@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from course_lib.hardware.compiler import CompileCase
 from course_lib.kernels.memory_checks import FLOAT_DTYPES, check_alike, check_contiguous, check_tensor, output_like
 
 BLOCK_BYTES = 8192  # of each tensor a program: with 4 warps, 64 bytes a thread, i.e. four 16-byte loads in flight
@@ -55,3 +56,15 @@ def vector_add(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor | None = None
         block = BLOCK_BYTES // x.element_size()
         vector_add_kernel[(triton.cdiv(length, block),)](x, y, out, length, BLOCK=block, num_warps=NUM_WARPS)
     return out
+
+
+def compile_cases() -> list[CompileCase]:
+    """What ships, for the compile gate: both item sizes, at lengths that are multiples of 16."""
+    pointers = ("x_pointer", "y_pointer", "out_pointer")
+    return [
+        CompileCase(
+            vector_add_kernel, {**dict.fromkeys(pointers, kind), "length": "i32"}, {"BLOCK": BLOCK_BYTES // itemsize},
+            num_warps=NUM_WARPS, divisible=(*pointers, "length"), label=kind,
+        )
+        for kind, itemsize in (("*fp32", 4), ("*fp16", 2))
+    ]  # fmt: skip
