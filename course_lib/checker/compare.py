@@ -28,6 +28,7 @@ class Leaf:
         problem: None when right, else a sentence.
         got, want: the values (tensors in float64 where numeric).
         wrong: boolean tensor, True where an element is outside the tolerance; None for numbers and shape errors.
+        excess: error over allowed error, elementwise; above 1 is wrong.
     """
 
     path: str
@@ -35,6 +36,7 @@ class Leaf:
     got: Any = None
     want: Any = None
     wrong: torch.Tensor | None = None
+    excess: torch.Tensor | None = None
 
 
 @dataclass
@@ -233,6 +235,7 @@ def _compare_tensor(path: str, got: Any, want: torch.Tensor, allowed: torch.Tens
         return Leaf(path, f"the dtype is {got.dtype}; expected is {like.dtype}", got, want)
     if not want.is_floating_point():
         wrong = got != want if not got.is_floating_point() else got.double() != want.double()
+        excess = torch.where(wrong, math.inf, 0.0)
     else:
         value = got.double()
         finite = torch.isfinite(want)
@@ -240,4 +243,7 @@ def _compare_tensor(path: str, got: Any, want: torch.Tensor, allowed: torch.Tens
         same = (value == want) | (value.isnan() & want.isnan())  # infinities and NaN must stand where they belong
         wrong = ~torch.where(finite, error <= allowed, same)
         got = value
-    return Leaf(path, None if not wrong.any() else "values", got, want, wrong)
+        excess = torch.where(
+            wrong, torch.where(finite, error / allowed.clamp(min=1e-300), math.inf).clamp(min=1.01), 0.0
+        )
+    return Leaf(path, None if not wrong.any() else "values", got, want, wrong, excess)

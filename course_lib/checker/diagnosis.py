@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 
 from course_lib.checker.compare import Leaf, Truth, agrees, call, float64
 from course_lib.checker.exercise import Case, Exercise, InOut, Mistake, Seen
+from course_lib.figures.error_map import error_map
 
 
 class Outcome:
@@ -166,42 +166,9 @@ def _place(wrong: torch.Tensor) -> str:
     return ""
 
 
-def picture(outcome: Outcome, most_cells: int = 48) -> str:
-    """An inline SVG of the worst matrix of the first wrong tensor: one square for a cell, or for several of them."""
-    leaf = next((leaf for leaf in outcome.leaves if leaf.problem and leaf.wrong is not None), None)
-    if leaf is None or leaf.wrong.dim() == 0 or leaf.wrong.numel() < 2:
+def picture(exercise: Exercise, outcome: Outcome) -> str:
+    """The error map of the first wrong tensor, as inline SVG; "" when a picture would say nothing more."""
+    leaf = next((leaf for leaf in outcome.leaves if leaf.problem and leaf.excess is not None), None)
+    if leaf is None or bool(leaf.wrong.all()):
         return ""
-    wrong = leaf.wrong
-    matrix_shape = wrong.shape[-2:] if wrong.dim() >= 2 else (1, wrong.shape[0])
-    matrices = wrong.reshape(-1, *matrix_shape)
-    worst = int(matrices.sum(dim=(1, 2)).argmax())
-    matrix = matrices[worst].float()
-    rows, columns = matrix.shape
-    if rows == 0 or columns == 0:
-        return ""
-    grid = torch.nn.functional.adaptive_max_pool2d(
-        matrix[None, None], (min(rows, most_cells), min(columns, most_cells))
-    )[0, 0]
-    height, width = grid.shape
-    size = max(4, min(14, 480 // max(width, 1)))
-    squares = [
-        f'<rect x="{x * size}" y="{y * size}" width="{size - 1}" height="{size - 1}" '
-        f'fill="{"#d55e00" if grid[y, x] > 0 else "#0a8f5b"}" fill-opacity="{0.95 if grid[y, x] > 0 else 0.28}"/>'
-        for y in range(height)
-        for x in range(width)
-    ]
-    prefix = ""
-    if matrices.shape[0] > 1:
-        index = torch.unravel_index(torch.tensor(worst), wrong.shape[:-2])
-        prefix = f"[{', '.join(str(int(i)) for i in index)}, :, :] of "
-    scale = (
-        f", one square for up to {-(-rows // height)} × {-(-columns // width)}"
-        if (rows, columns) != (height, width)
-        else ""
-    )
-    caption = f"{prefix}the result, {rows} × {columns}{scale}: wrong in orange"
-    return (
-        f'<svg width="{width * size}" height="{height * size}" role="img" aria-label="{html.escape(caption)}" '
-        f'style="display:block">{"".join(squares)}</svg>'
-        f'<div style="opacity:.7;font-size:90%">{html.escape(caption)}</div>'
-    )
+    return error_map(leaf.excess, exercise.tile)

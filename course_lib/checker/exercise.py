@@ -137,6 +137,7 @@ class Exercise:
         needs: "any", "triton" (a kernel is written), "nvidia" or "hopper": the least hardware that can run it.
         interpretable: whether it can run in Triton's interpreter.
         uses_dot: float32 `tl.dot` on a GPU may round its operands to tf32; the tolerance then allows for it.
+        tile: rows and columns of the tiles that the exercise prescribes; drawn on the picture of a wrong result.
         relative_tolerance: for answers that are plain numbers; tensors use the error of the plain implementation.
     """
 
@@ -154,6 +155,7 @@ class Exercise:
     interpretable: bool = True
     uses_dot: bool = False
     relative_tolerance: float = 1e-6
+    tile: tuple[int, int] | None = None
     points: int = 1
 
     def __post_init__(self):

@@ -128,7 +128,11 @@ def _weigh(exercise: Exercise, runs: list[Run], source: str, names: dict[str, st
         message = f"Case “{first.case.name}”: {diagnosis.describe(first)}."
         generic = "unwritten_memory" if any(o.seen.unwritten for o in failed) else None
         return speak(
-            "failed", message, known.id if known else generic, known.sentence if known else "", diagnosis.picture(first)
+            "failed",
+            message,
+            known.id if known else generic,
+            known.sentence if known else "",
+            diagnosis.picture(exercise, first),
         )
     for outcome in finished:
         for requirement in exercise.requirements:

@@ -186,7 +186,7 @@ def progress() -> _Shown:
 
 
 def _sign(standing: Standing) -> str:
-    return "✓" if standing.passed else OUTCOMES[standing.last][0] if standing.last else "○"
+    return "✓" if standing.passed else OUTCOMES[standing.last][0] if standing.last else "·"
 
 
 def _effort(standing: Standing) -> str:

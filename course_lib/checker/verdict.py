@@ -10,10 +10,10 @@ from typing import Any
 OUTCOMES = {
     "passed": ("✓", "passed"),
     "failed": ("✗", "not right yet"),
-    "not_attempted": ("○", "not attempted"),
+    "not_attempted": ("·", "not attempted"),
     "error": ("!", "raised an error"),
-    "timeout": ("⧖", "took too long"),
-    "crashed": ("✸", "crashed its worker"),
+    "timeout": ("∞", "took too long"),
+    "crashed": ("×", "crashed its worker"),
     "unsupported": ("–", "not on this machine"),
 }
 
