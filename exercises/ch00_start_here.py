@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker.exercise import Case, Exercise, Forbids, LaunchesTriton, Limits, Mistake
+from course_lib.checker import Case, Exercise, Forbids, LaunchesTriton, Limits, Mistake
 
 BLOCK = 256  # given in the cell of 0.1
 

@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from course_lib.checker.exercise import Allocates, Case, Exercise, FasterThan, Forbids, LaunchesTriton, Mistake, Moves
+from course_lib.checker import Allocates, Case, Exercise, FasterThan, Forbids, LaunchesTriton, Mistake, Moves
 
 POWERS_OF_TWO = tuple(2**power for power in range(1, 17))
 
@@ -700,7 +700,8 @@ def fused_cases(draw):
         Case("a matrix [33, 65]", (draw.normal(33, 65), draw.normal(33, 65), -1.5), metered=True),
         Case("1025 elements", (draw.normal(1025), draw.normal(1025), 3.0), metered=True),
         Case(f"{prime} elements, a prime; scale is 0", (draw.normal(prime), draw.normal(prime), 0.0)),
-        Case("[2, 3, 171], float16", (*(draw.normal(2, 3, 171, dtype=torch.float16) for _ in "xy"), 0.75), metered=True),
+        Case("[2, 3, 171], float16", (*(draw.normal(2, 3, 171, dtype=torch.float16) for _ in "xy"), 0.75),
+             metered=True),
         Case("700 elements, all negative before ReLU", (draw.uniform(700, low=1.0, high=2.0),
                                                         draw.uniform(700, low=-1.0, high=0.0), -1.0)),
     ]

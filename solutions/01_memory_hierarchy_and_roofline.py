@@ -1,13 +1,14 @@
 # %% [markdown]
 # # 01 · The memory hierarchy and the roofline
 #
-# **The question.** Two sums of 4 million float32 numbers. The additions are the same and so is the result. One takes
-# ten times as long as the other. What is it that takes the time?
+# **The question.** Two sums over the same count of float32 numbers: the same additions, millions of them. One takes ten
+# times as long as the other. What is it that takes the time?
 #
 # An H100 does 989 million million FLOPs in a second, and moves 3.35 million million bytes from its memory. Divide: in
-# the time it takes to fetch *one byte* it could do 295 operations. Most of what a transformer does at inference offers
-# it fewer than ten. So the first question about any kernel is not how much it computes but how much it moves, and this
-# chapter teaches you to answer it before you write a line: with a pencil, then with a meter, then with a clock.
+# the time it takes to fetch *one byte* it could do 295 operations. Most of what a transformer does while it generates
+# text offers it fewer than ten. So the first question about any kernel is not how much it computes but how much it
+# moves, and this chapter teaches you to answer it before you write a line: with a pencil, then with a meter, then with
+# a clock.
 #
 # About ninety minutes. You will count bytes and FLOPs (1.1), place an operation on a device (1.2), write three kernels
 # (1.3 to 1.5), and predict to the step where a fourth one turns from waiting for memory to waiting for arithmetic
@@ -16,6 +17,8 @@
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
 from course_lib import check, default_device, hint, interpreting, machine, progress, solution
+
+from functools import partial
 
 import torch
 import triton
@@ -35,16 +38,16 @@ on_gpu = machine().tier != "none"
 # take?
 
 # %%
-length = 2**25 if on_gpu else 2**22
-storage = torch.rand(16 * length, device=device)
-neighbours, spread_out = storage[:length], storage[::16]
+def time_two_sums(length):
+    storage = torch.rand(16 * length, device=device)
+    return measure(storage[:length].sum), measure(storage[::16].sum)
 
-close = measure(lambda: neighbours.sum())
-far = measure(lambda: spread_out.sum())
+
+length = 2**25 if on_gpu else 2**22
+close, far = time_two_sums(length)
 print(f"{length:,} additions each")
-print(f"neighbours:       {format_seconds(close.median)}")
-print(f"16 apart:         {format_seconds(far.median)}, {far.median / close.median:.1f} times as long")
-del storage, neighbours, spread_out
+print(f"neighbours: {format_seconds(close.median)}")
+print(f"16 apart:   {format_seconds(far.median)}, {far.median / close.median:.1f} times as long")
 
 # %% [markdown]
 # Memory does not hand out single numbers. A GPU fetches *sectors* of 32 bytes, a CPU *lines* of 64; ask for four bytes
@@ -62,7 +65,7 @@ del storage, neighbours, spread_out
 # |---|---|---|---|
 # | registers | 256 KiB on each of 132 multiprocessors, 33 MiB | above 100 TB/s | the compiler, from your values |
 # | shared memory and L1 | 256 KiB on each, 33 MiB | about 30 TB/s | you, by tiles; L1 by itself |
-# | L2 cache | 50 MiB | 5 to 10 TB/s | the hardware |
+# | L2 cache | 50 MiB | 5 to 7 TB/s | the hardware |
 # | HBM, "global memory" | 80 GB | 3.35 TB/s | your tensors live here |
 # | the host's memory, over PCIe | terabytes | 0.06 TB/s | your data loader |
 #
@@ -87,8 +90,8 @@ print(f"cost of a launch       {format_seconds(here.launch_overhead)}")
 
 # %% [markdown]
 # Here they are beside the stores that they belong to. Where the datasheet states a figure for your GPU, it stands next
-# to the measured one. A measured bandwidth of 85 to 93 % of the datasheet's is what the best kernel gets; the rest
-# goes into refreshing the cells and turning the bus round between reads and writes.
+# to the measured one. About 90 % of the datasheet's bandwidth is what the best kernel gets; the rest goes into
+# refreshing the cells and turning the bus round between reads and writes.
 
 # %%
 from course_lib.figures.hierarchy import hierarchy_plot
@@ -199,8 +202,8 @@ for name, (flops, moved) in operations.items():
 # %% [markdown]
 # Neither of them. The scores are a matrix product and still do only about 124 operations for each byte, because they
 # write a matrix of $N \times N$ and have only $D = 128$ multiply-adds to spend on each of its elements. The softmax is
-# worse by a factor of a hundred. The last line is the same arithmetic if that matrix never went to memory: 4129
-# FLOP/byte, 33 times the intensity. Chapters 02 to 04 are the way from the third line from the bottom to the last one.
+# worse by a factor of a hundred. The last line is the same arithmetic if that matrix never went to memory: 4128
+# FLOP/byte, 33 times the intensity. Chapters 02 to 04 are the way to that last line.
 #
 # ## The balance point
 #
@@ -223,9 +226,10 @@ print(f"\nthis machine, measured: {format_bandwidth(here.copy_bandwidth)}, {matm
       f"{format_flop_rate(here.matmul_rate[matmul_dtype])}, balance point {own_balance:.0f} FLOP/B")
 
 # %% [markdown]
-# From the T4 to the B200 arithmetic grew 35 times and bandwidth 25 times. Arithmetic keeps getting cheaper than
-# movement, so what is memory-bound today will be so tomorrow, and more. The H200 is an H100 with faster memory and
-# nothing else: its balance point went *down*, and every memory-bound kernel got 1.4 times faster without a change.
+# From the T4 to the B200 arithmetic grew 35 times and bandwidth 25 times, and the balance point stayed in the
+# hundreds: what is memory-bound today will be memory-bound on the next device. The H200 is an H100 with more and
+# faster memory and nothing else. Its balance point went *down*, and every memory-bound kernel got 1.4 times faster
+# without a change.
 
 # %%
 # Exercise 1.2 · Balance point, bound and least time
@@ -364,14 +368,12 @@ if interpreting():
         ratio = row.loaded_sector_bytes / row.loaded_bytes
         print(f"{stride:>6}{row.loaded_bytes:>18,}{row.loaded_sector_bytes:>19,}{ratio:>8.1f}")
 else:
-    print("stride   copied elements           time   useful bandwidth   of the copy's ceiling")
+    print("stride   elements copied           time   useful bandwidth   of the copy's ceiling")
     for stride in (1, 2, 4, 8, 16):
-        storage = torch.rand(2**26 * stride, device=device)
-        timing = measure(lambda: strided_copy(storage, stride))
-        rate = timing.bandwidth(2 * 4 * 2**26)
-        print(f"{stride:>6}{2**26:>18,}{format_seconds(timing.median):>15}{format_bandwidth(rate):>19}"
+        timing = measure(partial(strided_copy, torch.rand(2**25 * stride, device=device), stride))
+        rate = timing.bandwidth(2 * 4 * 2**25)
+        print(f"{stride:>6}{2**25:>18,}{format_seconds(timing.median):>15}{format_bandwidth(rate):>19}"
               f"{rate / here.copy_bandwidth:>23.0%}")
-    del storage
 
 # %% [markdown]
 # From stride 8 on every element has a sector to itself, and it cannot get worse than that in sectors. (On recent GPUs
@@ -385,11 +387,11 @@ else:
 from course_lib.hardware.compiler import compile_many
 
 signature = {"x_pointer": "*fp32", "result_pointer": "*fp32", "length": "i32", "stride": "i32"}
+request = {"kernel": strided_copy_kernel, "signature": signature, "arch": 90,
+           "divisible": ["x_pointer", "result_pointer", "length"]}
 known, unknown = compile_many([
-    dict(kernel=strided_copy_kernel, signature=signature, constexprs={"BLOCK": 1024, "stride": 1}, arch=90,
-         divisible=["x_pointer", "result_pointer", "length"]),
-    dict(kernel=strided_copy_kernel, signature=signature, constexprs={"BLOCK": 1024}, arch=90,
-         divisible=["x_pointer", "result_pointer", "length"]),
+    request | {"constexprs": {"BLOCK": 1024, "stride": 1}},
+    request | {"constexprs": {"BLOCK": 1024}},
 ])
 for title, view in (("stride 1", known), ("any stride", unknown)):
     loads = ", ".join(f"{count} loads of {width} bytes" for width, count in view.load_widths.items())
@@ -448,18 +450,17 @@ best_vector_add = check("1.3", vector_add).best
 # prediction; on a GPU it is your kernel's, on a CPU that of PyTorch's addition, which moves the same bytes.
 
 # %%
-def compare(what, bytes_moved, function, flops=0):
-    """Print a prediction from bytes alone, and the measurement beside it."""
-    predicted, timing = bytes_moved / here.copy_bandwidth, measure(function)
-    print(f"{what}: {format_bytes(bytes_moved)}, predicted {format_seconds(predicted)}, "
-          f"measured {format_seconds(timing.median)}, {format_bandwidth(timing.bandwidth(bytes_moved))}, "
-          f"{predicted / timing.median:.0%} of the copy's bandwidth")
-    return timing
+def compared(what, bytes_moved, timing):
+    """A prediction from bytes alone, and the measurement beside it, as a line of text."""
+    predicted = bytes_moved / here.copy_bandwidth
+    return (f"{what:<34}{format_bytes(bytes_moved):>8}: predicted {format_seconds(predicted)}, "
+            f"measured {format_seconds(timing.median)}, {format_bandwidth(timing.bandwidth(bytes_moved))}, "
+            f"{predicted / timing.median:.0%} of the copy's")
 
 
 if on_gpu:
-    compare("your vector add", 3 * x.nbytes, lambda: best_vector_add(x, y))
-compare("PyTorch's x + y", 3 * x.nbytes, lambda: torch.add(x, y, out=result))
+    print(compared("your vector add", 3 * x.nbytes, measure(lambda: best_vector_add(x, y))))
+print(compared("PyTorch's x + y", 3 * x.nbytes, measure(lambda: torch.add(x, y, out=result))))
 
 # %% [markdown]
 # ## A sum, in one pass
@@ -529,10 +530,9 @@ else:
     from course_lib.kernels.row_sum import row_sum as library_row_sum
 
     by_rows = torch.rand(4096, 16384, device=device)
-    for name, matrix in (("stored row by row", by_rows), ("stored column by column", by_rows.t().contiguous().t())):
-        compare(f"your kernel, {name}", matrix.nbytes, lambda: best_row_sum(matrix))
-        compare(f"the course's, {name}", matrix.nbytes, lambda: library_row_sum(matrix))
-    del by_rows, matrix
+    for name, matrix in (("row by row", by_rows), ("column by column", by_rows.t().contiguous().t())):
+        print(compared(f"your kernel, {name}", matrix.nbytes, measure(partial(best_row_sum, matrix))))
+        print(compared(f"the library's, {name}", matrix.nbytes, measure(partial(library_row_sum, matrix))))
 
 # %% [markdown]
 # With one program for each row, every element of the transposed matrix brings a sector that seven other rows need as
@@ -614,11 +614,11 @@ def fused_in_the_cache(piece=2**17):
         result[part].add_(y[part]).relu_()
 
 
-three = compare("three kernels", 7 * x.nbytes, unfused)
-fused = (lambda: best_scale_add_relu(x, y, 0.5)) if on_gpu else fused_in_the_cache
-one = compare("fused", 3 * x.nbytes, fused)
+three = measure(unfused)
+one = measure((lambda: best_scale_add_relu(x, y, 0.5)) if on_gpu else fused_in_the_cache)
+print(compared("three kernels", 7 * x.nbytes, three))
+print(compared("fused", 3 * x.nbytes, one))
 print(f"predicted gain 7/3 = 2.33, measured {three.median / one.median:.2f}")
-del product, total, left, right, rows, y
 
 # %% [markdown]
 # Nothing was computed faster. Four transfers were left out. FlashAttention is this idea where it is hardest to have:
@@ -698,7 +698,7 @@ from course_lib.kernels.fma_chain import fma_chain_work, run_fma_chain
 length = 2**27 if on_gpu else 2**23
 values, out = torch.rand(length, device=device), torch.empty(length, device=device)
 steps = sorted({max(1, round(predicted * 2.0**power)) for power in (-5, -4, -3, -2, -1, 0, 1, 2, 3, 4)})
-timings = [measure(lambda: run_fma_chain(values, count, out=out), seconds=0.2) for count in steps]
+timings = [measure(partial(run_fma_chain, values, count, out=out), seconds=0.2) for count in steps]
 seconds = [timing.median for timing in timings]
 measured = best_measured_turning_steps(steps, seconds)
 print(f"predicted {predicted:.1f} steps, measured {measured:.1f}: {measured / predicted:.2f} of the prediction")
@@ -733,8 +733,8 @@ roofline_plot(here, [Measured(fma_chain_work(length, count), timing) for count, 
 #
 # ## Papers
 #
-# - S. Williams, A. Waterman, D. Patterson, *Roofline: an insightful visual performance model for multicore architectures*,
-#   Communications of the ACM 52(4), 2009. The plot.
+# - S. Williams, A. Waterman, D. Patterson, *Roofline: an insightful visual performance model for multicore
+#   architectures*, Communications of the ACM 52(4), 2009. The plot.
 # - A. Ivanov, N. Dryden, T. Ben-Nun, S. Li, T. Hoefler, *Data movement is all you need: a case study on optimizing
 #   transformers*, MLSys 2021, arXiv 2007.00072. A transformer's training step counted operator by operator.
 # - Z. Jia, M. Maggioni, B. Staiger, D. Scarpazza, *Dissecting the NVIDIA Volta GPU architecture via microbenchmarking*,
