@@ -93,6 +93,11 @@ SCALE = Exercise(
             "The factor was added where it should multiply.",
             result=lambda x, factor: x + factor,
         ),
+        Mistake(
+            "past_the_end",
+            "The last block reaches past the end of the vector. Give load and store the mask `offsets < length`.",
+            when=lambda case, seen, got: bool(seen.out_of_bounds),
+        ),
     ),
 )
 
@@ -216,6 +221,11 @@ REVERSE = Exercise(
             "The end of the result was never written: the number of programs was rounded down. Round up with "
             "`triton.cdiv`.",
             when=_tail_unwritten,
+        ),
+        Mistake(
+            "past_the_end",
+            "The last block reaches past the end of the vector. Give load and store the mask `offsets < length`.",
+            when=lambda case, seen, got: bool(seen.out_of_bounds),
         ),
     ),
 )

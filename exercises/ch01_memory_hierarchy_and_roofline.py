@@ -492,7 +492,7 @@ VECTOR_ADD = Exercise(
         "BLOCK=1024)`.",
     ),
     mistakes=(
-        Mistake("tail_not_masked", NOT_MASKED, when=_past_the_end),
+        Mistake("past_the_end", NOT_MASKED, when=_past_the_end),
         Mistake(
             "stride_ignored",
             "A strided input was read as if its elements were neighbours. Element i of x lies `i * x.stride(0)` "
@@ -634,7 +634,7 @@ ROW_SUM = Exercise(
             when=_read_with(lambda x: x.shape[1], lambda x: 1),
         ),
         Mistake(
-            "row_not_masked",
+            "past_the_end",
             "A load reaches past the end of a row or of the matrix. The mask must hold for each block of the row: "
             "`offsets < columns`.",
             when=_past_the_end,
@@ -757,7 +757,7 @@ SCALE_ADD_RELU = Exercise(
                 "the maximum.", result=lambda x, y, scale: (x * scale + y).clamp(max=0)),
         Mistake("absolute_value", "Negative values came out positive: that is the absolute value. ReLU makes them 0.",
                 result=lambda x, y, scale: (x * scale + y).abs()),
-        Mistake("tail_not_masked", NOT_MASKED, when=_past_the_end),
+        Mistake("past_the_end", NOT_MASKED, when=_past_the_end),
         Mistake("last_element_missing", LAST_MISSING, when=_last_missing(fused_oracle)),
         Mistake("only_first_block", ONLY_FIRST_BLOCK, when=_first_block_only(fused_oracle)),
         Mistake("blocks_overlap", OVERLAP, when=_blocks_overlap(fused_oracle)),
