@@ -1,0 +1,146 @@
+"""What attention becomes when one step of the tiled algorithm is left out or done wrong: fingerprints for the judge.
+
+Everything works on [..., length, head_dim] tensors in the dtype given, plainly and with the whole score matrix in view.
+A slip that depends on how keys are cut into tiles takes `key_rows`; all slips walk the tiles from the first key on.
+"""
+from __future__ import annotations
+
+import math
+
+import torch
+
+
+def visible_pairs(query_length: int, key_length: int, distance: int = 0) -> torch.Tensor:
+    """The causal mask aligned to the end, bool [query_length, key_length]: the key is at most `distance` places later."""
+    position = torch.arange(query_length)[:, None] + key_length - query_length
+    return torch.arange(key_length)[None, :] <= position + distance
+
+
+def scores_of(query, key, visible=None, scale=None) -> torch.Tensor:
+    """Scaled scores [..., query_length, key_length], minus infinity where a pair is not visible."""
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = scale * (query @ key.transpose(-1, -2))
+    return scores if visible is None else scores.masked_fill(~visible, -math.inf)
+
+
+def attention(query, key, value, visible=None, scale=None, empty=0.0) -> torch.Tensor:
+    """Softmax attention; a row that sees no key is filled with `empty`."""
+    scores = scores_of(query, key, visible, scale)
+    nothing = (scores == -math.inf).all(dim=-1, keepdim=True)
+    probabilities = torch.softmax(scores.masked_fill(nothing, 0.0), dim=-1)
+    return (probabilities @ value).masked_fill(nothing, empty)
+
+
+def log_sum_exp(query, key, visible=None) -> torch.Tensor:
+    """log Σ exp of each row of scaled scores, in float32 at least; minus infinity for a row that sees no key."""
+    accurate = torch.float64 if query.dtype == torch.float64 else torch.float32
+    return torch.logsumexp(scores_of(query.to(accurate), key.to(accurate), visible), dim=-1)
+
+
+def prescaled(query, key, value, visible=None, empty=0.0) -> torch.Tensor:
+    """The same meaning, with scale and log2 e folded into the queries: another rounding that is as good."""
+    scores = scores_of(query * (math.log2(math.e) / math.sqrt(query.shape[-1])), key, visible, scale=1.0)
+    nothing = (scores == -math.inf).all(dim=-1, keepdim=True)
+    scores = scores.masked_fill(nothing, 0.0)
+    weights = torch.exp2(scores - scores.amax(dim=-1, keepdim=True))
+    return ((weights @ value) / weights.sum(dim=-1, keepdim=True)).masked_fill(nothing, empty)
+
+
+def without_running_max(query, key, value, visible=None, empty=0.0) -> torch.Tensor:
+    """exp of the scores as they are, in float32, where it overflows above 88."""
+    query, key, value = query.float(), key.float(), value.float()
+    scores = scores_of(query, key, visible)
+    weights = torch.exp(scores)
+    output = (weights @ value) / weights.sum(dim=-1, keepdim=True)
+    return output.masked_fill((scores == -math.inf).all(dim=-1, keepdim=True), empty).double()
+
+
+def streamed(query, key, value, key_rows, *, visible=None, rescale_sum=True, rescale_accumulator=True) -> torch.Tensor:
+    """The online softmax over tiles of keys, with a rescaling left out."""
+    scores = scores_of(query, key, visible)
+    running_max = torch.full_like(scores[..., :1], -math.inf)
+    running_sum = torch.zeros_like(running_max)
+    accumulator = torch.zeros(*scores.shape[:-1], value.shape[-1], dtype=value.dtype)
+    for start in range(0, scores.shape[-1], key_rows):
+        tile = scores[..., start : start + key_rows]
+        new_max = torch.maximum(running_max, tile.amax(dim=-1, keepdim=True))
+        reference = new_max.masked_fill(new_max == -math.inf, 0.0)
+        weights, rescale = torch.exp(tile - reference), torch.exp(running_max - reference)
+        running_sum = running_sum * (rescale if rescale_sum else 1.0) + weights.sum(dim=-1, keepdim=True)
+        accumulator = accumulator * (rescale if rescale_accumulator else 1.0)
+        accumulator = accumulator + weights @ value[..., start : start + key_rows, :]
+        running_max = new_max
+    return accumulator / running_sum.masked_fill(running_sum == 0, 1.0)
+
+
+def normalised_per_tile(query, key, value, key_rows, visible=None) -> torch.Tensor:
+    """A softmax of each tile by itself, the results added."""
+    starts = range(0, key.shape[-2], key_rows)
+    return sum(attention(query, key[..., s : s + key_rows, :], value[..., s : s + key_rows, :],
+                         None if visible is None else visible[:, s : s + key_rows]) for s in starts)
+
+
+def reduced_over_queries(query, key, value, query_rows, key_rows) -> torch.Tensor | None:
+    """Maximum and sum taken down the columns of each square tile instead of along its rows."""
+    scores = scores_of(query, key)
+    if query_rows != key_rows or scores.shape[-2] % query_rows or scores.shape[-1] % key_rows or scores.max() > 40:
+        return None
+    outputs = []
+    for first in range(0, scores.shape[-2], query_rows):
+        running_max = torch.full((*scores.shape[:-2], key_rows), -math.inf, dtype=scores.dtype)
+        running_sum = torch.zeros_like(running_max)
+        accumulator = torch.zeros(*scores.shape[:-2], query_rows, value.shape[-1], dtype=scores.dtype)
+        for start in range(0, scores.shape[-1], key_rows):
+            tile = scores[..., first : first + query_rows, start : start + key_rows]
+            new_max = torch.maximum(running_max, tile.amax(dim=-2))
+            weights, rescale = torch.exp(tile - new_max[..., None]), torch.exp(running_max - new_max)
+            running_sum = running_sum * rescale + weights.sum(dim=-2)
+            accumulator = accumulator * rescale[..., None] + weights @ value[..., start : start + key_rows, :]
+            running_max = new_max
+        outputs.append(accumulator / running_sum[..., None])
+    return torch.cat(outputs, dim=-2)
+
+
+def first_keys(query, key, value, count, visible=None, empty=0.0) -> torch.Tensor:
+    """Only the first `count` keys are looked at; NaN when that is none."""
+    if count <= 0:
+        return torch.full((*query.shape[:-1], value.shape[-1]), math.nan, dtype=value.dtype)
+    return attention(query, key[..., :count, :], value[..., :count, :], None if visible is None else visible[:, :count],
+                     empty=empty)
+
+
+def zeros_scored(query, key, value, key_rows, visible=None) -> torch.Tensor:
+    """The last tile filled up with zero keys and values that count: each scores 0 rather than minus infinity."""
+    missing = -key.shape[-2] % key_rows
+    key, value = (torch.nn.functional.pad(matrix, (0, 0, 0, missing)) for matrix in (key, value))
+    return attention(query, key, value, None if visible is None else torch.nn.functional.pad(visible, (0, missing), value=False))
+
+
+def transposed_by_shape(query, key, value) -> torch.Tensor | None:
+    """Keys read as if their memory held [head_dim, key_length]: element (d, n) at d · row stride + n."""
+    length, head_dim = key.shape[-2:]
+    if not key.is_contiguous() or length < head_dim:
+        return None
+    swapped = key.as_strided((*key.shape[:-2], head_dim, length), (*key.stride()[:-2], head_dim, 1))
+    return attention(query, swapped.transpose(-1, -2), value)
+
+
+def as_if_contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    """What a kernel reads that takes a dense tensor's memory in order, whatever its strides say."""
+    return tensor.as_strided(tensor.shape, torch.empty(tensor.shape, device="meta").stride())
+
+
+def ordered_rows(draw, heads: int, query_length: int, key_length: int, head_dim: int, descending: bool = False):
+    """Query, key, value whose scores grow (or fall) steadily along every row, from about -15 to 15."""
+    direction = draw.normal(head_dim)
+    direction = direction / direction.norm()
+    ramp = torch.linspace(-15, 15, key_length)
+    ramp = ramp.flip(0) if descending else ramp
+    query = math.sqrt(head_dim) * direction + 0.02 * draw.normal(heads, query_length, head_dim)
+    key = ramp[:, None] * direction + 0.02 * draw.normal(heads, key_length, head_dim)
+    return query, key, draw.normal(heads, key_length, head_dim)
+
+
+def length_first(tensor: torch.Tensor) -> torch.Tensor:
+    """The same [heads, length, head_dim] values, stored as [length, heads, head_dim], as models keep them."""
+    return tensor.transpose(0, 1).contiguous().transpose(0, 1)
