@@ -23,7 +23,7 @@ from pathlib import Path
 
 from course_lib.checker.exercise import CourseError, Limits
 from course_lib.checker.worker_process import wire
-from course_lib.home import ROOT
+from course_lib.home import ROOT, course_home
 
 START_SECONDS = 120.0
 GRACE_SECONDS = 5.0
@@ -85,7 +85,16 @@ class Worker:
             return
         self.stop()
         ours, theirs = socket.socketpair()
-        environment = {**os.environ, "MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1"}
+        # The compiled kernels of strangers stay apart from the notebook's own.
+        cache = course_home() / "worker-cache"
+        cache.mkdir(exist_ok=True)
+        environment = {
+            **os.environ,
+            "MPLBACKEND": "Agg",
+            "OMP_NUM_THREADS": "1",
+            "TRITON_CACHE_DIR": str(cache),
+            "CUDA_CACHE_PATH": str(cache),
+        }
         environment.pop("TRITON_INTERPRET", None)
         if self.interpreted:
             environment["TRITON_INTERPRET"] = "1"

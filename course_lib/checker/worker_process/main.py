@@ -2,7 +2,8 @@
 
 Started as a script: `python main.py FD TRAFFIC_MODULE COURSE_ROOT`. It imports PyTorch and Triton once, then forks one
 child for every check (see `child`); when that crashes, hangs or prints without end, only the child dies. The course
-itself is not importable here: no oracle, solution or library kernel. The files of this folder therefore import nothing
+itself is not importable here, and where the kernel helps not readable either (see `isolation`): no oracle, solution or
+library kernel. The files of this folder therefore import nothing
 of it but each other.
 
 Messages to the worker: a JSON header (limits), then the job (see `wire`). Messages back: b"F" + a frame of the child,
@@ -32,6 +33,7 @@ from pathlib import Path
 import torch
 import wire
 from child import Child, observer
+from isolation import restrict
 
 FRAME_LIMIT = 3 << 30
 
@@ -80,9 +82,12 @@ def _child_main(traffic, limits, job, frames: int, output: int, private_fds, fol
     )
     builtins.input = _no_input
     os.chdir(folder)
+    os.environ.update(HOME=str(folder), TMPDIR=str(folder), TORCHINDUCTOR_CACHE_DIR=str(folder / "inductor"))
+    tempfile.tempdir = str(folder)
     _limit_child(limits)
     child = Child(traffic, frames, folder)
     try:
+        restrict(writable=[folder, Path(os.environ["TRITON_CACHE_DIR"])])
         child.run(wire.decode(job))
     except BaseException as error:  # the harness itself failed: say so rather than vanish
         child.send({"kind": "harness_error", "text": "".join(traceback.format_exception(error))[-4000:]})
