@@ -73,6 +73,7 @@ def first_try(x, factor):
     return result
 
 
+# %%
 x = torch.randn(512, device=default_device())
 torch.equal(first_try(x, 3.0), 3.0 * x)
 
