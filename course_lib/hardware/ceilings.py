@@ -90,6 +90,8 @@ def read_cache(path) -> Ceilings | None:
 
 def plausible(found: Ceilings) -> bool:
     """True when every figure is a positive, finite number: a half-edited file must not become a roof."""
+    if not isinstance(found.matmul_rate, dict):
+        return False
     needed = [found.copy_bandwidth, found.read_bandwidth, found.fma_rate, found.launch_overhead]
     needed += list(found.matmul_rate.values())
     needed += [speed for _, speed in found.sweep]

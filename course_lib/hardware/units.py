@@ -12,6 +12,7 @@ def three_digits(value: float) -> str:
     """`value` (0 <= value < about 1000) with three significant digits and no exponent."""
     if value == 0:
         return "0"
+    value = float(f"{value:.3g}")  # first, so that 0.9999 is written as 1.00
     decimals = max(0, 2 - math.floor(math.log10(abs(value))))
     return f"{value:.{decimals}f}"
 

@@ -1,0 +1,124 @@
+"""The doctor: every kind of machine gets its findings, each trouble what to do about it."""
+import dataclasses
+
+import pytest
+
+from course_lib.hardware import doctor
+from course_lib.hardware.device import Machine
+from course_lib.hardware.doctor_checks import Surroundings, examine
+
+H100 = Machine(
+    tier="hopper", reason="sm_90, CUDA 13.0", gpu_name="NVIDIA H100", compute_capability=(9, 0), gpu_count=1,
+    sm_count=132, shared_memory_per_block_bytes=232448, shared_memory_per_sm_bytes=233472, registers_per_sm=65536,
+    l2_bytes=50 * 2**20, memory_bytes=80 * 2**30, driver=(13, 0), cpu_name="Xeon", cpu_cores=8, cpu_caches=(),
+    system="Linux",
+    python="3.12.3", torch="2.11.0+cu130", torch_cuda="13.0", triton="3.6.0",
+)  # fmt: skip
+FINE = Surroundings(
+    interpreting=False, interpret_variable=None, imported_too_early=False, interpreter_repaired=False,
+    triton_wanted="3.6.0", numpy="2.3.1", c_compiler="/usr/bin/gcc", missing_packages=(), home="/course/.course",
+    home_problem=None, ceilings=None,
+)  # fmt: skip
+NO_GPU = dataclasses.replace(
+    H100, tier="none", reason="no NVIDIA driver is installed here", gpu_name=None, compute_capability=None, gpu_count=0,
+    driver=None, torch="2.13.0+cpu", torch_cuda=None, triton="3.9.0",
+)  # fmt: skip
+INTERPRETING = dataclasses.replace(FINE, interpreting=True, interpret_variable="1", triton_wanted=None)
+
+
+def find(subject, machine=H100, around=FINE, **changes):
+    """The line on a subject, after changing fields of the machine or of its surroundings."""
+    for name, value in changes.items():
+        if name in {field.name for field in dataclasses.fields(Machine)}:
+            machine = dataclasses.replace(machine, **{name: value})
+        else:
+            around = dataclasses.replace(around, **{name: value})
+    return next((line for line in examine(machine, around) if line.subject == subject), None)
+
+
+def test_a_healthy_hopper_has_nothing_to_do():
+    lines = examine(H100, FINE)
+    assert {line.status for line in lines if line.subject != "Ceilings"} == {"ok"}
+    assert not [line.action for line in lines if line.subject != "Ceilings" and line.action]
+
+
+def test_a_machine_without_a_gpu_is_no_problem():
+    report = doctor.Report(examine(NO_GPU, INTERPRETING))
+    assert report.healthy
+    assert "interpreter" in report.text
+
+
+@pytest.mark.parametrize(
+    "subject, status, action, changes",
+    [
+        ("GPU", "warning", "Update the NVIDIA driver",
+         {"tier": "none", "driver": (12, 4), "reason": "serves CUDA 12.4, older than the CUDA 13.0"}),
+        ("GPU", "warning", "CUDA build", {"tier": "none", "reason": "H100 is there, but built without CUDA"}),
+        ("GPU", "warning", "T4", {"tier": "none", "reason": "Tesla V100 is sm_70; Triton needs sm_75",
+                                  "compute_capability": (7, 0)}),
+        ("GPU", "warning", "nvidia-smi", {"tier": "none", "gpu_name": None, "compute_capability": None,
+                                          "reason": "the NVIDIA driver is there but fails: cuInit"}),
+        ("GPU", "note", "Unset TRITON_INTERPRET", {"tier": "none", "reason": "TRITON_INTERPRET is set, so ..."}),
+        ("Interpreter", "problem", "import course_lib first", {"imported_too_early": True}),
+        ("Interpreter", "problem", "Unset", {"tier": "none", "interpret_variable": "0"}),
+        ("Triton", "problem", "Colab", {"triton": None, "system": "Darwin"}),
+        ("Triton", "problem", "WSL", {"triton": None, "system": "Windows"}),
+        ("Triton", "problem", "pip install", {"triton": None}),
+        ("Triton", "warning", "triton==3.6.0", {"triton": "3.7.1"}),
+        ("Triton", "warning", "triton==3.6.0", {"triton": "3.2.0"}),
+        ("PyTorch", "warning", "requirements.txt", {"torch": "2.5.1"}),
+        ("PyTorch", "problem", "make lab", {"torch": None}),
+        ("Python", "warning", "environment", {"python": "3.9.18"}),
+        ("Shared memory", "note", "tiles", {"shared_memory_per_block_bytes": 65536}),
+        ("bfloat16", "note", "float16", {"compute_capability": (7, 5)}),
+        ("C compiler", "problem", "gcc", {"c_compiler": None}),
+        ("Packages", "warning", "pip install", {"missing_packages": ("ipywidgets",)}),
+        ("Your work", "problem", "COURSE_HOME", {"home_problem": "/course cannot be written to"}),
+        ("Ceilings", "note", "bench memory", {}),
+    ],
+)  # fmt: skip
+def test_each_trouble_is_told_with_what_to_do(subject, status, action, changes):
+    line = find(subject, **changes)
+    assert line.status == status
+    assert action in line.action
+
+
+def test_a_triton_that_differs_in_the_last_digit_only_is_fine():
+    assert find("Triton", triton="3.6.1").status == "ok"
+
+
+def test_the_interpreter_line_speaks_of_the_repair():
+    assert "repaired for NumPy 2.3.1" in find("Interpreter", NO_GPU, INTERPRETING, interpreter_repaired=True).finding
+
+
+@pytest.mark.parametrize("machine, around", [(H100, FINE), (NO_GPU, INTERPRETING)], ids=["hopper", "no gpu"])
+def test_the_report_fits_one_screen(machine, around):
+    text = doctor.Report(examine(machine, around)).text.splitlines()
+    assert len(text) <= 24
+    assert max(map(len, text)) <= 120
+
+
+def test_the_table_in_a_notebook_escapes_what_it_shows():
+    line = find("Your work", home_problem="<script>")
+    assert "<script>" not in doctor.Report((line,))._repr_html_()
+
+
+def test_this_machine_can_be_looked_at(capsys):
+    assert doctor.main() in (0, 1)
+    assert "PyTorch" in capsys.readouterr().out
+
+
+def test_a_home_that_cannot_be_made_is_a_line_not_a_crash(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("COURSE_HOME", str(tmp_path / "file" / "home"))
+    report = doctor.doctor()
+    assert not report.healthy
+    assert "COURSE_HOME" in report.text
+
+
+def test_the_triton_that_torch_was_released_with_is_read_from_its_requirements(monkeypatch):
+    lists = {"plain": ["filelock", 'triton==3.6.0; platform_system == "Linux"'], "old": ["pytorch-triton==3.5.1"],
+             "cpu": ["filelock"]}  # fmt: skip
+    for name, expected in (("plain", "3.6.0"), ("old", "3.5.1"), ("cpu", None)):
+        monkeypatch.setattr(doctor.importlib.metadata, "requires", lambda _, name=name: lists[name])
+        assert doctor.triton_wanted_by_torch() == expected
