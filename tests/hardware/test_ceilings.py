@@ -98,6 +98,8 @@ def test_a_cpu_is_really_measured(monkeypatch):
     """Every figure is there and of the size that a computer has; no more can be asked of a busy machine."""
     monkeypatch.setattr(cpu_ceilings, "SECONDS", 0.02)
     monkeypatch.setattr(cpu_ceilings, "LEAST_TENSOR", 2**25)
+    monkeypatch.setattr(cpu_ceilings, "MATMUL_SIZES", (256,))
+    monkeypatch.setattr(cpu_ceilings, "CACHED_ELEMENTS", (16 * 1024,))
     figures = cpu_ceilings.measure_cpu()
     found = dataclasses.replace(ROUND, **figures)
     assert ceilings.plausible(found)
