@@ -110,7 +110,11 @@ def test_the_judges_memory_cannot_be_read():
 
 def test_processes_left_behind_are_ended():
     marker = "777123"
-    verdict = outcome_of(f"subprocess.Popen(['sleep', '{marker}'])")
+    verdict = outcome_of(
+        f"subprocess.Popen(['sleep', '{marker}'])",
+        f"subprocess.Popen(['sleep', '{marker}'], start_new_session=True)",
+        f"if os.fork() == 0: os.setsid(); os.fork(); os.execvp('sleep', ['sleep', '{marker}'])",
+    )
     assert verdict.passed, verdict
     running = [p for p in Path("/proc").glob("[0-9]*") if marker.encode() in _command(p)]
     assert not running

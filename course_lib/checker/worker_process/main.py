@@ -36,6 +36,7 @@ from child import Child, observer
 from isolation import restrict
 
 FRAME_LIMIT = 3 << 30
+END_OF_FRAMES = struct.pack("<Q", 0)  # processes that an answer left behind may hold the pipe open for ever
 
 
 def _load(name: str, path: str):
@@ -92,6 +93,27 @@ def _child_main(traffic, limits, job, frames: int, output: int, private_fds, fol
     except BaseException as error:  # the harness itself failed: say so rather than vanish
         child.send({"kind": "harness_error", "text": "".join(traceback.format_exception(error))[-4000:]})
     sys.stdout.flush()
+    os.write(frames, END_OF_FRAMES)
+
+
+def _adopt_orphans() -> None:
+    """Linux: what a dead child leaves running becomes a child of this process, also when it changed its session."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(36, 1)
+
+
+def _end_orphans() -> None:
+    """Kill every remaining child, and theirs as they arrive; gives up after five seconds of new ones."""
+    deadline = time.monotonic() + 5.0
+    children = Path("/proc/self/task") / str(os.getpid()) / "children"
+    while children.exists() and time.monotonic() < deadline:
+        left = [int(pid) for pid in children.read_text().split()]
+        if not left:
+            return
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
 
 
 def _no_input(prompt=""):
@@ -171,6 +193,7 @@ class _Worker:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         status = self._status if self._status is not None else os.waitpid(pid, 0)[1]
+        _end_orphans()
         os.set_blocking(output, False)
         with contextlib.suppress(BlockingIOError, OSError):
             printed = (printed + os.read(output, 64 << 10))[: 64 << 10]
@@ -192,10 +215,10 @@ class _Worker:
             time.sleep(0.002)
 
     def forward(self, pending: bytearray) -> bool:
-        """Send every whole frame in `pending` to the judge; False when the stream makes no sense."""
+        """Send every whole frame in `pending` to the judge; False at the stream's end, or when it makes no sense."""
         while len(pending) >= 8:
             (length,) = struct.unpack_from("<Q", pending)
-            if length > FRAME_LIMIT:
+            if length == 0 or length > FRAME_LIMIT:
                 return False
             if len(pending) < 8 + length:
                 return True
@@ -230,6 +253,7 @@ def main() -> None:
         traffic.repair_interpreter()
         if os.environ.get("TRITON_INTERPRET") == "1":
             _warm_up(traffic)
+    _adopt_orphans()
     connection = Connection(fd)
     ready = {"torch": torch.__version__, "triton": getattr(sys.modules.get("triton"), "__version__", None)}
     connection.send_bytes(b"R" + json.dumps(ready).encode())
