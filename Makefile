@@ -1,6 +1,6 @@
 # make lab        a virtual environment in .venv, then JupyterLab on the first notebook; at once from the second time on
 # make install    only the environment
-# make test       the whole gate, without a GPU, from nothing: ruff, the tests, every notebook as given and solved
+# make test       the whole gate, without a GPU, from nothing: the tests, ruff among them, every notebook as given and solved
 # make test-gpu   what needs an NVIDIA GPU: the device's tests, the notebooks on it, the benchmarks
 # make notebooks  notebooks/ built from solutions/
 # make bench      the benchmarks; BENCH="name ..." picks some
@@ -43,7 +43,6 @@ lab: $(installed)
 install: $(installed)
 
 test: $(ready)
-	@$(python) -m ruff check .
 	@rm -rf build/solved build/course
 	@$(python) -m course_lib build --solved --out build/solved
 	@TRITON_INTERPRET=1 $(gate) $(python) -m pytest --nbmake -n $(WORKERS) --dist worksteal --durations 15 $(TESTS)
