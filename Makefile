@@ -1,6 +1,6 @@
 # make lab        a virtual environment in .venv, then JupyterLab on the first notebook; at once from the second time on
 # make install    only the environment
-# make test       the whole gate, without a GPU, from nothing: the tests, ruff among them, every notebook as given and solved
+# make test       the whole gate, without a GPU, from nothing: tests, ruff, every notebook as given and solved
 # make test-gpu   what needs an NVIDIA GPU: the device's tests, the notebooks on it, the benchmarks
 # make notebooks  notebooks/ built from solutions/
 # make bench      the benchmarks; BENCH="name ..." picks some

@@ -6,8 +6,8 @@ from course_lib.home import ROOT
 
 
 def ruff(*arguments, source=None):
-    return subprocess.run([sys.executable, "-m", "ruff", "check", "--no-cache", "--output-format", "concise", *arguments],
-                          cwd=ROOT, input=source, capture_output=True, text=True)
+    command = [sys.executable, "-m", "ruff", "check", "--no-cache", "--output-format", "concise", *arguments]
+    return subprocess.run(command, cwd=ROOT, input=source, capture_output=True, text=True)
 
 
 def test_ruff_finds_nothing():
