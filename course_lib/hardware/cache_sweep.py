@@ -9,10 +9,10 @@ from course_lib.hardware.device import default_device, machine
 from course_lib.hardware.timing import measure
 
 SECONDS = 0.05  # for each window
-GPU_WINDOWS = tuple(2**power for power in range(13, 29))  # 8 KiB to 256 MiB
+GPU_WINDOWS = tuple(2**power for power in range(14, 31))  # 16 KiB to 1 GiB
 CPU_WINDOWS = tuple(2**power for power in range(14, 28))  # 16 KiB to 128 MiB
 CPU_BYTES_PER_RUN = 2**26
-GPU_BLOCK, GPU_ROUNDS = 2048, 1024
+GPU_ROUNDS = 2048
 
 
 def cache_sweep() -> tuple[tuple[int, float], ...]:
@@ -41,22 +41,20 @@ def core_speed(window_bytes: int) -> float:
 
 
 def gpu_sweep() -> tuple[tuple[int, float], ...]:
-    """Every program reads the whole window, block after block, starting where its number says."""
-    from course_lib.hardware.ceiling_kernels import reread_kernel
+    """Every program reads on through the window from a start of its own, over and over."""
+    from course_lib.hardware.gpu_ceilings import REREAD_BLOCK, REREAD_PROGRAMS_PER_SM, reread_window
 
-    programs = 16 * machine().sm_count
-    source = torch.rand(GPU_WINDOWS[-1] // 4, device="cuda")
+    programs = REREAD_PROGRAMS_PER_SM * machine().sm_count
+    windows = [window for window in GPU_WINDOWS if window <= machine().memory_bytes // 16]
+    source = torch.rand(windows[-1] // 4, device="cuda")
     sums = torch.empty(programs, device="cuda")
     speeds = []
-    for window_bytes in GPU_WINDOWS:
-
-        def read(blocks=window_bytes // (4 * GPU_BLOCK)):
-            reread_kernel[(programs,)](
-                source, sums, GPU_ROUNDS, BLOCK=GPU_BLOCK, BLOCKS=blocks, STEP=1, CACHE=".ca", num_warps=4
-            )
-
-        timing = measure(read, seconds=SECONDS, device="cuda")
-        speeds.append((window_bytes, programs * GPU_ROUNDS * GPU_BLOCK * 4 / timing.best))
+    for window_bytes in windows:
+        timing = measure(
+            lambda window_bytes=window_bytes: reread_window(source, sums, window_bytes, GPU_ROUNDS, ".ca"),
+            seconds=SECONDS, device="cuda",
+        )  # fmt: skip
+        speeds.append((window_bytes, programs * GPU_ROUNDS * REREAD_BLOCK * 4 / timing.median))
     return tuple(speeds)
 
 

@@ -27,9 +27,8 @@ def reread_kernel(x_pointer, out_pointer, rounds, BLOCK: tl.constexpr, BLOCKS: t
                   CACHE: tl.constexpr):  # fmt: skip
     """Reads a window of BLOCKS blocks over and over; BLOCKS is a power of two.
 
-    A window that fits the L2, CACHE ".cg" (past the L1) and a start of its own for every program (STEP = 1) measures
-    the L2. A window of a few KiB, CACHE ".ca" and one start for all (STEP = 0) measures what lies on each
-    multiprocessor.
+    Program p starts at block p * STEP. A window of some MiB, read past the L1 (CACHE ".cg"), measures the L2; one of a
+    few KiB (CACHE ".ca") measures what lies on each multiprocessor.
     """
     program = tl.program_id(0)
     total = tl.zeros([BLOCK], dtype=tl.float32)

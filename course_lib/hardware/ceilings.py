@@ -1,8 +1,8 @@
 """What this device can do at most, measured on it: the roofline of the machine at hand.
 
 `ceilings()` measures once (a GPU: some seconds; a CPU: under ten) and remembers the result in the course's folder, one
-file for each device, PyTorch and driver. A ceiling is what can be reached, not what is usual on a busy machine: each
-figure is the fastest run's, and comes with the spread of the runs.
+file for each device, PyTorch and driver. On a GPU each figure is the median of its runs; on a CPU, which others use at
+the same time, the fastest run's. Both come with the spread of the runs.
 """
 import dataclasses
 import datetime
@@ -14,7 +14,7 @@ from course_lib.hardware.cache_sweep import cache_sweep
 from course_lib.hardware.device import default_device, machine
 from course_lib.home import course_home
 
-FORMAT = 2  # of the cached file; raise it when what is measured changes
+FORMAT = 3  # of the cached file; raise it when what is measured changes
 
 
 @dataclasses.dataclass(frozen=True)

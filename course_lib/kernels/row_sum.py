@@ -21,9 +21,9 @@ from course_lib.hardware.compiler import CompileCase
 from course_lib.hardware.device import machine
 from course_lib.kernels.memory_checks import FLOAT_DTYPES, check_tensor
 
-TILE_ELEMENTS = 4096
-NUM_WARPS = 4
+TILE_ELEMENTS = 2048
 TALL_TILE_ROWS = 128
+WIDE_WARPS, TALL_WARPS = 4, 8
 LEAST_TILES_PER_SPLIT = 4  # below this a second launch costs more than the idle multiprocessors
 PROGRAMS_PER_SM = 8
 
@@ -97,14 +97,19 @@ def launch(matrix: torch.Tensor, out: torch.Tensor, columns_per_split: int) -> N
     grid = (triton.cdiv(rows, block_rows), triton.cdiv(columns, columns_per_split))
     row_sum_kernel[grid](
         matrix, out, rows, columns, matrix.stride(0), matrix.stride(1), columns_per_split,
-        BLOCK_ROWS=block_rows, BLOCK_COLUMNS=block_columns, num_warps=NUM_WARPS,
+        BLOCK_ROWS=block_rows, BLOCK_COLUMNS=block_columns, num_warps=TALL_WARPS if is_tall(matrix) else WIDE_WARPS,
     )  # fmt: skip
+
+
+def is_tall(matrix: torch.Tensor) -> bool:
+    """True when memory is contiguous down a column, as in a transposed tensor."""
+    return matrix.stride(0) == 1 and matrix.stride(1) != 1
 
 
 def choose_tile(matrix: torch.Tensor) -> tuple[int, int]:
     """(BLOCK_ROWS, BLOCK_COLUMNS): powers of two, about TILE_ELEMENTS in all, long along the contiguous dimension."""
     rows, columns = (triton.next_power_of_2(length) for length in matrix.shape)
-    if matrix.stride(0) == 1 and matrix.stride(1) != 1:
+    if is_tall(matrix):
         block_rows = min(rows, TALL_TILE_ROWS)
         return block_rows, min(columns, TILE_ELEMENTS // block_rows)
     block_columns = min(columns, TILE_ELEMENTS)
@@ -143,10 +148,10 @@ def compile_cases() -> list[CompileCase]:
     return [
         CompileCase(
             row_sum_kernel, signature, {"BLOCK_ROWS": 1, "BLOCK_COLUMNS": TILE_ELEMENTS, "column_stride": 1},
-            num_warps=NUM_WARPS, divisible=(*divisible, "row_stride"), label="wide",
+            num_warps=WIDE_WARPS, divisible=(*divisible, "row_stride"), label="wide",
         ),
         CompileCase(
             row_sum_kernel, signature, {**tall, "row_stride": 1},
-            num_warps=NUM_WARPS, divisible=(*divisible, "rows", "column_stride"), label="tall",
+            num_warps=TALL_WARPS, divisible=(*divisible, "rows", "column_stride"), label="tall",
         ),
     ]  # fmt: skip

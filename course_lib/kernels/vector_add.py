@@ -15,8 +15,8 @@ import triton.language as tl
 from course_lib.hardware.compiler import CompileCase
 from course_lib.kernels.memory_checks import FLOAT_DTYPES, check_alike, check_contiguous, check_tensor, output_like
 
-BLOCK_BYTES = 8192  # of each tensor a program: with 4 warps, 64 bytes a thread, i.e. four 16-byte loads in flight
-NUM_WARPS = 4
+BLOCK_BYTES = 4096  # of each tensor a program: with 8 warps, one 16-byte load a thread and a tensor
+NUM_WARPS = 8
 
 
 def vector_add_reference(x, y):

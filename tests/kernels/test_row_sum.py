@@ -68,9 +68,9 @@ def test_shares_are_whole_tiles(monkeypatch):
 
 
 def test_the_tile_is_long_where_memory_is_contiguous():
-    assert choose_tile(torch.empty(1000, 9000)) == (1, 4096)
-    assert choose_tile(torch.empty(9000, 1000).t()) == (128, 32)
-    assert choose_tile(torch.empty(9000, 20)) == (128, 32)
+    assert choose_tile(torch.empty(1000, 9000)) == (1, 2048)
+    assert choose_tile(torch.empty(9000, 1000).t()) == (128, 16)
+    assert choose_tile(torch.empty(9000, 20)) == (64, 32)
 
 
 def test_a_row_with_nan_or_infinity_harms_no_other():
