@@ -1,9 +1,10 @@
 """Chapter 03: how the answers on safe, one-pass, merged and streamed softmax are judged.
 
-From 3.1 to 3.4 the checker plays the memory: the answer gets a function `read`, and each call of it starts one pass, which
-hands out one tile after another from a single buffer. What a learner keeps of an earlier tile is overwritten, and a pass
-too many is refused; so "one pass" is tested by behaviour and not by reading the answer.
+From 3.1 to 3.4 the checker plays the memory: the answer gets a function `read`, and each call of it starts one pass,
+which hands out one tile after another from a single buffer. What a learner keeps of an earlier tile is overwritten, and
+a pass too many is refused; so "one pass" is tested by behaviour and not by reading the answer.
 """
+
 from __future__ import annotations
 
 import math
@@ -14,11 +15,21 @@ from course_lib.checker import Case, Exercise, Forbids, LaunchesTriton, Limits, 
 
 LOG2_E = math.log2(math.e)
 INF = math.inf
-SHORTCUTS = ("_softmax", "softmax", "_safe_softmax", "_log_softmax", "log_softmax", "logsumexp", "_logsumexp", "logaddexp",
-             "scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu")
+SHORTCUTS = (
+    "_softmax",
+    "softmax",
+    "_safe_softmax",
+    "_log_softmax",
+    "log_softmax",
+    "logsumexp",
+    "_logsumexp",
+    "logaddexp",
+    "scaled_dot_product_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+)
 
 
-# ------------------------------------------------------------------------------------------- what all of them have in common
+# -------------------------------------------------------------------------------------- what all of them have in common
 
 
 def _at_least_float32(x: torch.Tensor) -> torch.Tensor:
@@ -62,6 +73,27 @@ def _running(x, tile, *, rescale=True, rescale_tile=True, start=-INF, guard=True
     return maximum, total
 
 
+def _by_lanes(x, block):
+    """Softmax with a maximum and a sum for each lane of a tile, merged at the end: another order of the same steps."""
+    x = _at_least_float32(x)
+    lanes = _padded(x, block, -INF).view(x.shape[0], -1, block).transpose(1, 2)  # [rows, block, tiles]
+    maximum, total = _running(lanes, 1)
+    largest = maximum.amax(dim=1, keepdim=True)
+    total = (total * torch.exp(maximum - _reference(largest))).sum(dim=1, keepdim=True)
+    return torch.exp(x - largest) * (1 / total)
+
+
+def _by_log_sum_exp(x, block):
+    """Softmax as exp(x - L): one subtraction, and L's rounding error, which is larger the larger the scores are."""
+    maximum, total = _running(x, block)
+    return torch.exp(_at_least_float32(x) - (maximum + torch.log(total))[:, None])
+
+
+def _padded(x, block, fill):
+    """x with its rows filled up to whole tiles, as a load with `other=fill` sees them."""
+    return torch.nn.functional.pad(x, (0, -x.shape[-1] % block), value=fill)
+
+
 def _left_in_buffer(x, tile):
     """What a list of tiles holds once the pass is over: all are views of one buffer, which later tiles overwrote."""
     buffer = torch.full((*x.shape[:-1], min(tile, x.shape[-1])), math.nan, dtype=x.dtype)
@@ -74,8 +106,11 @@ def _left_in_buffer(x, tile):
 
 def _near(got, told, relative) -> bool:
     if isinstance(told, (tuple, list)):
-        return isinstance(got, (tuple, list)) and len(got) == len(told) and all(
-            _near(mine, theirs, relative) for mine, theirs in zip(got, told))
+        return (
+            isinstance(got, (tuple, list))
+            and len(got) == len(told)
+            and all(_near(mine, theirs, relative) for mine, theirs in zip(got, told))
+        )
     if not isinstance(got, torch.Tensor) or got.shape != told.shape:
         return False
     got, told = got.double(), told.double()
@@ -112,8 +147,9 @@ def _pass_refused(case, seen, got) -> bool:
 
 
 KEPT_THE_TILES = (
-    "Tiles were kept and used after the next one had arrived. There is one buffer on chip and every tile overwrites the "
-    "one before it, so a list of tiles holds the last one many times. Take from each tile what you need while it is there."
+    "Tiles were kept and used after the next one had arrived. There is one buffer on chip and every tile overwrites "
+    "the one before it, so a list of tiles holds the last one many times. Take from each tile what you need while it "
+    "is there."
 )
 NO_MAXIMUM = (
     "This is what the exponentials give when no maximum is subtracted: above 88.7 float32 overflows to inf, and "
@@ -166,7 +202,7 @@ def _levels(draw, columns):
 
 def _masked_prefix(draw, rows, columns, masked):
     """Rows whose first `masked` scores are -inf."""
-    x = draw.normal(rows, columns, scale=3.0)
+    x = draw.normal(rows, columns)
     x[:, :masked] = -INF
     return x
 
@@ -174,15 +210,22 @@ def _masked_prefix(draw, rows, columns, masked):
 def safe_softmax_cases(draw):
     return [
         Case("4 rows of 12 in tiles of 4", (draw.normal(4, 12), 4), driver=read_at_most_three_times),
-        Case("3 rows of 37 in tiles of 8, the last one narrower", (draw.normal(3, 37), 8), driver=read_at_most_three_times),
+        Case(
+            "3 rows of 37 in tiles of 8, the last one narrower",
+            (draw.normal(3, 37), 8),
+            driver=read_at_most_three_times,
+        ),
         Case("16 rows of 48 in square tiles", (draw.normal(16, 48), 16), driver=read_at_most_three_times),
         Case("rows of one element", (draw.normal(2, 1, scale=50.0), 8), driver=read_at_most_three_times),
         Case("logits to ±200", (draw.normal(5, 129, scale=80.0), 32), driver=read_at_most_three_times),
         Case("three rows at -1000, 0 and +1000", (_levels(draw, 63), 16), driver=read_at_most_three_times),
         Case("all elements equal", (draw.normal(1, 1, scale=100.0).repeat(4, 65), 32), driver=read_at_most_three_times),
         Case("ascending rows", (draw.normal(2, 127, scale=20.0).sort(dim=1)[0], 32), driver=read_at_most_three_times),
-        Case("descending rows", (draw.normal(2, 128, scale=20.0).sort(dim=1, descending=True)[0], 32),
-             driver=read_at_most_three_times),
+        Case(
+            "descending rows",
+            (draw.normal(2, 128, scale=20.0).sort(dim=1, descending=True)[0], 32),
+            driver=read_at_most_three_times,
+        ),
         Case("a first tile of -inf", (_masked_prefix(draw, 3, 40, 16), 16), driver=read_at_most_three_times),
     ]
 
@@ -232,8 +275,10 @@ def _softmax_per_tile(x, tile):
 
 def _sum_of_own_maxima(x, tile):
     """The sum's terms are relative to each tile's maximum, the outputs' to the row's."""
-    total = sum(torch.exp(part - _reference(part.amax(dim=1, keepdim=True))).sum(dim=1, keepdim=True)
-                for part in x.split(tile, dim=1))
+    total = sum(
+        torch.exp(part - _reference(part.amax(dim=1, keepdim=True))).sum(dim=1, keepdim=True)
+        for part in x.split(tile, dim=1)
+    )
     return torch.exp(x - x.amax(dim=1, keepdim=True)) / total
 
 
@@ -243,16 +288,20 @@ SAFE_SOFTMAX = Exercise(
     entries=("safe_softmax",),
     cases=safe_softmax_cases,
     oracle=safe_softmax_oracle,
-    plain=(lambda x, tile: torch.softmax(x, dim=-1),
-           lambda x, tile: torch.exp(x - x.amax(dim=1, keepdim=True)) / _running(x, tile)[1][:, None],
-           lambda x, tile: torch.exp2(x * LOG2_E - x.amax(dim=1, keepdim=True) * LOG2_E)
-           / _running(x, tile, base_2=True)[1][:, None]),
+    plain=(
+        _by_lanes,
+        _by_log_sum_exp,
+        lambda x, tile: torch.exp(x - x.amax(dim=1, keepdim=True)) / _running(x, tile)[1][:, None],
+        lambda x, tile: (
+            torch.exp2(x * LOG2_E - x.amax(dim=1, keepdim=True) * LOG2_E) / _running(x, tile, base_2=True)[1][:, None]
+        ),
+    ),
     requirements=(Forbids(SHORTCUTS),),
     hints=(
-        "Write down what each pass must know before it starts. Which of the three numbers of `exp(x - maximum) / total` "
-        "can be had without another?",
-        "Pass 1 finds the maximum of each row: a tensor of [rows] that starts at -inf and takes the larger of itself and "
-        "every tile's `amax(dim=1)`.",
+        "Write down what each pass must know before it starts. Which of the three numbers of `exp(x - maximum) / "
+        "total` can be had without another?",
+        "Pass 1 finds the maximum of each row: a tensor of [rows] that starts at -inf and takes the larger of itself "
+        "and every tile's `amax(dim=1)`.",
         "Pass 2 adds up `torch.exp(tile - maximum[:, None]).sum(dim=1)`. Pass 3 is that of `naive_softmax`, with the "
         "maximum subtracted.",
         "Each `for tile in read():` is one pass. For pass 1: `maximum = None`, then `largest = tile.amax(dim=1)` and "
@@ -289,30 +338,45 @@ SAFE_SOFTMAX = Exercise(
         ),
         Mistake(
             "softmax_per_tile",
-            "Each tile was made a softmax of its own. Its elements must be divided by the sum over the whole row, which "
-            "is known only when a pass over all tiles is over.",
+            "Each tile was made a softmax of its own. Its elements must be divided by the sum over the whole row, "
+            "which is known only when a pass over all tiles is over.",
             result=_softmax_per_tile,
         ),
-        Mistake("tile_not_rescaled", TILE_NOT_RESCALED.replace("the new running maximum instead, which the tile before "
-                "may have set", "the row's maximum instead, which pass 1 found"), result=_sum_of_own_maxima),
         Mistake(
-            "not_normalised", "The outputs were never divided by the sum.",
+            "tile_not_rescaled",
+            TILE_NOT_RESCALED.replace(
+                "the new running maximum instead, which the tile before may have set",
+                "the row's maximum instead, which pass 1 found",
+            ),
+            result=_sum_of_own_maxima,
+        ),
+        Mistake(
+            "not_normalised",
+            "The outputs were never divided by the sum.",
             result=lambda x, tile: torch.exp(x - x.amax(dim=1, keepdim=True)),
         ),
-        Mistake("kept_the_tiles", KEPT_THE_TILES, result=lambda x, tile: _softmax(_left_in_buffer(x, tile)),
-                when=_looks_like(safe_softmax_oracle, lambda x, tile: _left_in_buffer(
-                    torch.exp(x - x.amax(dim=1, keepdim=True)), tile) / _running(x, tile)[1][:, None])),
+        Mistake(
+            "kept_the_tiles",
+            KEPT_THE_TILES,
+            result=lambda x, tile: _softmax(_left_in_buffer(x, tile)),
+            when=_looks_like(
+                safe_softmax_oracle,
+                lambda x, tile: (
+                    _left_in_buffer(torch.exp(x - x.amax(dim=1, keepdim=True)), tile) / _running(x, tile)[1][:, None]
+                ),
+            ),
+        ),
         Mistake(
             "too_many_passes",
-            "A fourth pass was started. Three are enough: the maximum, the sum, the output. Is `read()` called once for "
-            "every row, or inside another loop?",
+            "A fourth pass was started. Three are enough: the maximum, the sum, the output. Is `read()` called once "
+            "for every row, or inside another loop?",
             when=_pass_refused,
         ),
     ),
 )
 
 
-# ------------------------------------------------------------------------------------------ 3.2 one pass, two statistics
+# ----------------------------------------------------------------------------------------- 3.2 one pass, two statistics
 
 
 def read_once(functions, x, tile):
@@ -345,10 +409,16 @@ def statistics_cases(draw):
         Case(f"3 rows of {prime}, a prime, in tiles of 32", (draw.normal(3, prime, scale=3.0), 32), driver=read_once),
         Case("rows of one element", (draw.normal(2, 1, scale=50.0), 8), driver=read_once),
         Case("one more than a tile: 129 in tiles of 128", (draw.normal(2, 129), 128), driver=read_once),
-        Case("ascending rows: the maximum grows at every tile",
-             (draw.normal(3, 127, scale=3.0).sort(dim=1)[0], 16), driver=read_once),
-        Case("descending rows: the maximum comes first",
-             (draw.normal(3, 128, scale=3.0).sort(dim=1, descending=True)[0], 16), driver=read_once),
+        Case(
+            "ascending rows: the maximum grows at every tile",
+            (draw.normal(3, 127, scale=3.0).sort(dim=1)[0], 16),
+            driver=read_once,
+        ),
+        Case(
+            "descending rows: the maximum comes first",
+            (draw.normal(3, 128, scale=3.0).sort(dim=1, descending=True)[0], 16),
+            driver=read_once,
+        ),
         Case("logits to ±200", (draw.normal(5, 129, scale=80.0), 32), driver=read_once),
         Case("three rows at -1000, 0 and +1000", (_levels(draw, 63), 16), driver=read_once),
         Case("all elements equal", (draw.normal(1, 1, scale=100.0).repeat(4, 65), 32), driver=read_once),
@@ -377,8 +447,11 @@ STATISTICS = Exercise(
     entries=("row_statistics",),
     cases=statistics_cases,
     oracle=statistics_oracle,
-    plain=(lambda x, tile: _running(x, tile), lambda x, tile: _running(x, tile, base_2=True),
-           lambda x, tile: _running(x, 1)),
+    plain=(
+        lambda x, tile: _running(x, tile),
+        lambda x, tile: _running(x, tile, base_2=True),
+        lambda x, tile: _running(x, 1),
+    ),
     requirements=(Forbids(SHORTCUTS),),
     hints=(
         "Suppose you know maximum and sum of everything before this tile. Write the sum of the whole, relative to the "
@@ -391,13 +464,13 @@ STATISTICS = Exercise(
         "Before the first tile the maximum is -inf and the sum 0, and exp(-inf - new) = 0 makes the first rescaling "
         "harmless. One thing goes wrong: a tile of nothing but -inf, where -inf - (-inf) is NaN.",
         "Measure such rows from 0: `reference = torch.where(new_max == -math.inf, 0.0, new_max)`, and use `reference` "
-        "in both exponentials: `rescale = torch.exp(running_max - reference)` and `torch.exp(tile - reference[:, None])`.",
+        "in both exponentials: `rescale = torch.exp(running_max - reference)` and `torch.exp(tile - reference[:, "
+        "None])`.",
     ),
     mistakes=(
         Mistake("no_running_max", NO_MAXIMUM, result=_summed_without_maximum),
         Mistake("sum_not_rescaled", SUM_NOT_RESCALED, result=lambda x, tile: _running(x, tile, rescale=False)),
-        Mistake("tile_not_rescaled", TILE_NOT_RESCALED,
-                result=lambda x, tile: _running(x, tile, rescale_tile=False)),
+        Mistake("tile_not_rescaled", TILE_NOT_RESCALED, result=lambda x, tile: _running(x, tile, rescale_tile=False)),
         Mistake(
             "max_starts_at_zero",
             "The running maximum starts at 0, so a row of negative scores is measured from 0 and not from its maximum; "
@@ -416,9 +489,20 @@ STATISTICS = Exercise(
             result=_last_tile_alone,
             when=_looks_like(statistics_oracle, _right_maximum_last_sum),
         ),
-        Mistake("kept_the_tiles", KEPT_THE_TILES, result=lambda x, tile: _statistics(_left_in_buffer(x, tile)),
-                when=_looks_like(statistics_oracle, lambda x, tile: (_statistics(x)[0], torch.exp(_left_in_buffer(
-                    _at_least_float32(x), tile) - _reference(_statistics(x)[0])[:, None]).sum(dim=1)))),
+        Mistake(
+            "kept_the_tiles",
+            KEPT_THE_TILES,
+            result=lambda x, tile: _statistics(_left_in_buffer(x, tile)),
+            when=_looks_like(
+                statistics_oracle,
+                lambda x, tile: (
+                    _statistics(x)[0],
+                    torch.exp(_left_in_buffer(_at_least_float32(x), tile) - _reference(_statistics(x)[0])[:, None]).sum(
+                        dim=1
+                    ),
+                ),
+            ),
+        ),
         Mistake(
             "second_pass",
             "`read()` was called a second time. The maximum is not needed before the sum starts: correct the sum "
@@ -426,7 +510,8 @@ STATISTICS = Exercise(
             when=_pass_refused,
         ),
         Mistake(
-            "swapped", "Maximum and sum are returned in the wrong order: the maximum comes first.",
+            "swapped",
+            "Maximum and sum are returned in the wrong order: the maximum comes first.",
             result=lambda x, tile: _statistics(x)[::-1],
         ),
         Mistake("cast_before_the_sum", CAST_BEFORE_THE_SUM, when=_rounded_to_half(statistics_oracle)),
@@ -434,7 +519,7 @@ STATISTICS = Exercise(
 )
 
 
-# ------------------------------------------------------------------------------------------------- 3.3 merging two halves
+# ----------------------------------------------------------------------------------------------- 3.3 merging two halves
 
 
 def merge_in_pairs(functions, *states):
@@ -460,14 +545,18 @@ def _in_a_row(merge):
     return fold
 
 
-def _merge(first, second, *, rescale=(True, True), weigh="rescaled", total="rescaled", guard=True, divide=True, kept=None):
+def _merge(
+    first, second, *, rescale=(True, True), weigh="rescaled", total="rescaled", guard=True, divide=True, kept=None
+):
     """Two states into one, with the classic steps left out on demand."""
     (first_max, first_sum, first_average), (second_max, second_sum, second_average) = first, second
     grown = torch.maximum(first_max, second_max) if kept is None else (first_max, second_max)[kept]
     reference = _reference(grown) if guard else grown
     ones = torch.ones_like(first_sum)
-    weights = [part_sum * (torch.exp(part_max - reference) if wanted else ones)
-               for part_max, part_sum, wanted in ((first_max, first_sum, rescale[0]), (second_max, second_sum, rescale[1]))]
+    weights = [
+        part_sum * (torch.exp(part_max - reference) if wanted else ones)
+        for part_max, part_sum, wanted in ((first_max, first_sum, rescale[0]), (second_max, second_sum, rescale[1]))
+    ]
     merged_sum = weights[0] + weights[1] if total == "rescaled" else first_sum + second_sum
     if weigh == "equal":
         return grown, merged_sum, (first_average + second_average) / 2
@@ -480,6 +569,19 @@ def _merge(first, second, *, rescale=(True, True), weigh="rescaled", total="resc
         divisor = torch.where(divisor == 0, ones, divisor)
     average = (weights[0][:, None] * first_average + weights[1][:, None] * second_average) / divisor[:, None]
     return grown, merged_sum, average
+
+
+def _merge_by_shares(first, second):
+    """The same by way of log-sum-exps and shares of the whole: right as well, and rounded in other places."""
+    (first_max, first_sum, first_average), (second_max, second_sum, second_average) = first, second
+    maximum = torch.maximum(first_max, second_max)
+    weights = [
+        torch.exp(part_max + torch.log(part_sum) - _reference(maximum))
+        for part_max, part_sum in ((first_max, first_sum), (second_max, second_sum))
+    ]
+    total = weights[0] + weights[1]
+    share = (weights[1] / torch.where(total == 0, 1.0, total))[:, None]
+    return maximum, total, first_average * (1 - share) + second_average * share
 
 
 def _state(scores, values):
@@ -513,10 +615,16 @@ def merge_cases(draw):
         Case("two parts of 8 keys", _states(draw, [8, 8]), driver=merge_in_pairs),
         Case("1 key and 200 keys", _states(draw, [1, 200]), driver=merge_in_pairs),
         Case("200 keys and 1 key", _states(draw, [200, 1]), driver=merge_in_pairs),
-        Case("scores rise: the second maximum is larger", _states(draw, [16, 16], scale=3.0, ascending=True),
-             driver=merge_in_pairs),
-        Case("scores fall: the first maximum is larger", _states(draw, [16, 16], scale=3.0, ascending=True)[::-1],
-             driver=merge_in_pairs),
+        Case(
+            "scores rise: the second maximum is larger",
+            _states(draw, [16, 16], scale=3.0, ascending=True),
+            driver=merge_in_pairs,
+        ),
+        Case(
+            "scores fall: the first maximum is larger",
+            _states(draw, [16, 16], scale=3.0, ascending=True)[::-1],
+            driver=merge_in_pairs,
+        ),
         Case("equal maxima", equal, driver=merge_in_pairs),
         Case("logits to ±200", far, driver=merge_in_pairs),
         Case("logits near +1000", _states(draw, [20, 30], shift=1000.0), driver=merge_in_pairs),
@@ -534,7 +642,11 @@ MERGE = Exercise(
     entries=("merge",),
     cases=merge_cases,
     oracle=_in_pairs(_merge),
-    plain=(_in_a_row(_merge), _in_pairs(lambda first, second: _merge(second, first))),
+    plain=(
+        _in_a_row(_merge),
+        _in_pairs(_merge_by_shares),
+        _in_pairs(lambda first, second: _merge_by_shares(second, first)),
+    ),
     hints=(
         "Both sums are right, each relative to its own maximum. Relative to which number can they be added?",
         "The merged maximum is the larger of the two. To move a sum from its maximum to the merged one, multiply it by "
@@ -586,10 +698,13 @@ MERGE = Exercise(
         ),
         Mistake(
             "older_maximum",
-            "Everything was measured from one part's maximum, whichever is larger. Where the other part's is far above, "
-            "its factor overflows. Take `torch.maximum` of the two.",
-            result=_in_pairs(lambda a, b: tuple(t.float() for t in _merge(
-                tuple(x.float() for x in a), tuple(x.float() for x in b), kept=0))),
+            "Everything was measured from one part's maximum, whichever is larger. Where the other part's is far "
+            "above, its factor overflows. Take `torch.maximum` of the two.",
+            result=_in_pairs(
+                lambda a, b: tuple(
+                    t.float() for t in _merge(tuple(x.float() for x in a), tuple(x.float() for x in b), kept=0)
+                )
+            ),
             when=_looks_like(_in_pairs(_merge), _in_pairs(lambda a, b: _merge(a, b, kept=1))),
         ),
         Mistake(
@@ -613,11 +728,14 @@ def _empty_nan(case, got) -> bool:
     if not isinstance(got, (tuple, list)) or len(got) != 3 or not all(isinstance(item, torch.Tensor) for item in got):
         return False
     empty = torch.stack([state[0] == -INF for state in case.args]).all(dim=0)
-    return all(item.shape[:1] == empty.shape for item in got) and bool(empty.any()) and any(
-        bool(item[empty].isnan().any()) and not bool(item[~empty].isnan().any()) for item in got)
+    return (
+        all(item.shape[:1] == empty.shape for item in got)
+        and bool(empty.any())
+        and any(bool(item[empty].isnan().any()) and not bool(item[~empty].isnan().any()) for item in got)
+    )
 
 
-# --------------------------------------------------------------------------------------------- 3.4 attention of one query
+# ------------------------------------------------------------------------------------------- 3.4 attention of one query
 
 
 def read_pairs_once(functions, query, keys, values, scale, tile):
@@ -645,8 +763,19 @@ def attention_oracle(query, keys, values, scale, tile):
     return _softmax(_scores(query, keys, scale)) @ _at_least_float32(values)
 
 
-def _streamed(query, keys, values, scale, tile, *, rescale_sum=True, rescale_accumulator=True, divide=True, backwards=False,
-              own_maximum=False):
+def _streamed(
+    query,
+    keys,
+    values,
+    scale,
+    tile,
+    *,
+    rescale_sum=True,
+    rescale_accumulator=True,
+    divide=True,
+    backwards=False,
+    own_maximum=False,
+):
     """Attention in one pass, with the classic steps left out on demand."""
     keys, values, query = map(_at_least_float32, (keys, values, query))
     if backwards:
@@ -707,7 +836,9 @@ def _no_maximum_attention(query, keys, values, scale, tile):
 
 
 def _tile_averages(query, keys, values, scale, tile):
-    parts = [_attention_of(_scores(query, part, scale), value) for part, value in zip(keys.split(tile), values.split(tile))]
+    parts = [
+        _attention_of(_scores(query, part, scale), value) for part, value in zip(keys.split(tile), values.split(tile))
+    ]
     return torch.stack(parts).mean(dim=0)
 
 
@@ -724,22 +855,28 @@ STREAMING = Exercise(
     plain=(
         _streamed,
         lambda *args: _streamed(*args, backwards=True),
-        lambda query, keys, values, scale, tile: attention_oracle(query * scale, keys, values, 1.0, tile)
-        if query.dtype != torch.float16 else _streamed(query, keys, values, scale, 1),
+        lambda query, keys, values, scale, tile: (
+            attention_oracle(query * scale, keys, values, 1.0, tile)
+            if query.dtype != torch.float16
+            else _streamed(query, keys, values, scale, 1)
+        ),
         lambda query, keys, values, scale, tile: _attention_of(
-            (_at_least_float32(keys) * _at_least_float32(query)).sum(dim=1) * scale, values),
+            (_at_least_float32(keys) * _at_least_float32(query)).sum(dim=1) * scale, values
+        ),
         # The scale and log2 e folded into one factor, as fast kernels do.
-        lambda query, keys, values, scale, tile: torch.softmax(
-            (_scores(query, keys, 1.0) * (scale * LOG2_E)) * (1 / LOG2_E), dim=0) @ _at_least_float32(values),
+        lambda query, keys, values, scale, tile: (
+            torch.softmax((_scores(query, keys, 1.0) * (scale * LOG2_E)) * (1 / LOG2_E), dim=0)
+            @ _at_least_float32(values)
+        ),
     ),
     requirements=(Forbids(SHORTCUTS),),
     hints=(
         "Three things travel from tile to tile: the running maximum, the running sum, and the accumulator, a weighted "
         "sum of value rows of [value_dim]. All three start empty.",
-        "The accumulator is a sum of terms exp(score - maximum) · value. When the maximum grows, every one of its terms "
-        "is off by the same factor as the terms of the running sum.",
-        "Per tile: scores [width] = key_tile @ query, times the scale; the new maximum; rescale = exp(old - new); weights "
-        "= exp(scores - new). Sum and accumulator both become `old * rescale + what this tile adds`.",
+        "The accumulator is a sum of terms exp(score - maximum) · value. When the maximum grows, every one of its "
+        "terms is off by the same factor as the terms of the running sum.",
+        "Per tile: scores [width] = key_tile @ query, times the scale; the new maximum; rescale = exp(old - new); "
+        "weights = exp(scores - new). Sum and accumulator both become `old * rescale + what this tile adds`.",
         "What this tile adds to the accumulator is `weights @ value_tile`. Divide by the sum once, after the loop.",
         "Convert `query`, `key_tile` and `value_tile` with `.float()` as they come in: the statistics must not be "
         "rounded to float16.",
@@ -748,20 +885,23 @@ STREAMING = Exercise(
         Mistake("no_running_max", NO_MAXIMUM, result=_no_maximum_attention),
         Mistake(
             "accumulator_not_rescaled",
-            "This is what you get when the accumulator is not rescaled as the running maximum grows: its terms are still "
-            "relative to older maxima. Multiply it by the same exp(old - new) as the running sum.",
+            "This is what you get when the accumulator is not rescaled as the running maximum grows: its terms are "
+            "still relative to older maxima. Multiply it by the same exp(old - new) as the running sum.",
             result=lambda *args: _streamed(*args, rescale_accumulator=False),
         ),
         Mistake("sum_not_rescaled", SUM_NOT_RESCALED, result=lambda *args: _streamed(*args, rescale_sum=False)),
         Mistake(
             "nothing_rescaled",
-            "Neither the sum nor the accumulator was rescaled as the maximum grew. Multiply both by exp(old - new) at each "
-            "tile. If you do, look at the order: once running_max has been overwritten, that factor is 1.",
+            "Neither the sum nor the accumulator was rescaled as the maximum grew. Multiply both by exp(old - new) at "
+            "each tile. If you do, look at the order: once running_max has been overwritten, that factor is 1.",
             result=lambda *args: _streamed(*args, rescale_sum=False, rescale_accumulator=False),
         ),
         Mistake("tile_not_rescaled", TILE_NOT_RESCALED, result=lambda *args: _streamed(*args, own_maximum=True)),
-        Mistake("not_normalised", "The accumulator was returned as it is. Divide it by the running sum, after the loop.",
-                result=lambda *args: _streamed(*args, divide=False)),
+        Mistake(
+            "not_normalised",
+            "The accumulator was returned as it is. Divide it by the running sum, after the loop.",
+            result=lambda *args: _streamed(*args, divide=False),
+        ),
         Mistake(
             "averages_without_weights",
             "Each tile was made an attention of its own, and these were averaged as equals. A tile with larger scores "
@@ -773,16 +913,35 @@ STREAMING = Exercise(
             "Only the last tile counted: sum and accumulator are overwritten at each tile instead of carried on.",
             result=_last_pair_only,
         ),
-        Mistake("scale_missing", "The scores were not multiplied by `scale`.",
-                result=lambda query, keys, values, scale, tile: _attention_of(_scores(query, keys, 1.0), values)),
-        Mistake("scale_twice", "The scale was applied twice: once to the query (or the keys) and once to the scores.",
-                result=lambda query, keys, values, scale, tile: _attention_of(_scores(query, keys, scale * scale), values)),
-        Mistake("kept_the_tiles", KEPT_THE_TILES, result=lambda query, keys, values, scale, tile: _attention_of(
-            _scores(query, _left_in_buffer(keys.T, tile).T, scale), _left_in_buffer(values.T, tile).T),
-            when=_looks_like(attention_oracle, lambda query, keys, values, scale, tile: _attention_of(
-                _scores(query, keys, scale), _left_in_buffer(values.T, tile).T))),
-        Mistake("second_pass", "`read()` was called a second time. Scores, sum and accumulator can all be had in one pass: "
-                "rescale what you have whenever the maximum grows.", when=_pass_refused),
+        Mistake(
+            "scale_missing",
+            "The scores were not multiplied by `scale`.",
+            result=lambda query, keys, values, scale, tile: _attention_of(_scores(query, keys, 1.0), values),
+        ),
+        Mistake(
+            "scale_twice",
+            "The scale was applied twice: once to the query (or the keys) and once to the scores.",
+            result=lambda query, keys, values, scale, tile: _attention_of(_scores(query, keys, scale * scale), values),
+        ),
+        Mistake(
+            "kept_the_tiles",
+            KEPT_THE_TILES,
+            result=lambda query, keys, values, scale, tile: _attention_of(
+                _scores(query, _left_in_buffer(keys.T, tile).T, scale), _left_in_buffer(values.T, tile).T
+            ),
+            when=_looks_like(
+                attention_oracle,
+                lambda query, keys, values, scale, tile: _attention_of(
+                    _scores(query, keys, scale), _left_in_buffer(values.T, tile).T
+                ),
+            ),
+        ),
+        Mistake(
+            "second_pass",
+            "`read()` was called a second time. Scores, sum and accumulator can all be had in one pass: "
+            "rescale what you have whenever the maximum grows.",
+            when=_pass_refused,
+        ),
         Mistake("cast_before_the_sum", CAST_BEFORE_THE_SUM, when=_rounded_to_half(attention_oracle)),
     ),
 )
@@ -800,7 +959,11 @@ def online_cases(draw):
     masked = _masked_prefix(draw, 2, 300, 128)
     cases = [
         Case("3 rows of 512, four tiles of 128", (draw.normal(3, 512), 128), metered=True),
-        Case(f"3 rows of {odd}, a prime, in tiles of 128", (draw.normal(3, odd, scale=2.0, shift=-4.0), 128), metered=True),
+        Case(
+            f"3 rows of {odd}, a prime, in tiles of 128",
+            (draw.normal(3, odd, scale=2.0, shift=-4.0), 128),
+            metered=True,
+        ),
         Case("rows of one element", (draw.normal(2, 1, scale=50.0), 16)),
         Case("one more than a tile: 129 in tiles of 128", (draw.normal(2, 129), 128), metered=True),
         Case("one less than a tile: 63 in tiles of 64", (draw.normal(2, 63), 64)),
@@ -811,8 +974,10 @@ def online_cases(draw):
         Case("5 rows with a gap behind each row", (draw.spread_out(draw.normal(5, 129), 3), 64)),
         Case("a first tile of -inf", (masked, 64)),
         Case("float16, 4 rows of 1000", (draw.normal(4, 1000, scale=2.0, dtype=torch.float16), 256), metered=True),
-        Case("float16, 70,001 equal scores: their sum is more than float16 holds",
-             (torch.full((1, 70_001), float(draw.integer(-3, 4)), dtype=torch.float16), 8192)),
+        Case(
+            "float16, 70,001 equal scores: their sum is more than float16 holds",
+            (torch.full((1, 70_001), float(draw.integer(-3, 4)), dtype=torch.float16), 8192),
+        ),
     ]
     if draw.on_gpu:
         dtype = torch.bfloat16 if draw.bfloat16 else torch.float16
@@ -821,11 +986,6 @@ def online_cases(draw):
             Case("8 rows of a million and one", (draw.normal(8, 1_000_001), 8192)),
         ]
     return cases
-
-
-def _padded(x, block, fill):
-    """x with its rows filled up to whole tiles, as a load with `other=fill` sees them."""
-    return torch.nn.functional.pad(x, (0, -x.shape[-1] % block), value=fill)
 
 
 def _unwritten_after(x, count):
@@ -881,8 +1041,11 @@ def _half_total_overflowed(case, seen, got) -> bool:
 
 
 def _third_read(case, seen, got) -> bool:
-    return case.metered and any(counts["loaded"] >= 2.9 * max(counts["distinct_loaded"], 1) for counts in seen.traffic.values()
-                                if counts["distinct_loaded"] >= case.args[0].numel() * case.args[0].element_size())
+    return case.metered and any(
+        counts["loaded"] >= 2.9 * max(counts["distinct_loaded"], 1)
+        for counts in seen.traffic.values()
+        if counts["distinct_loaded"] >= case.args[0].numel() * case.args[0].element_size()
+    )
 
 
 ONLINE_KERNEL = Exercise(
@@ -891,32 +1054,44 @@ ONLINE_KERNEL = Exercise(
     entries=("online_softmax",),
     cases=online_cases,
     oracle=online_oracle,
-    plain=(lambda x, block: _from_statistics(x, block).to(x.dtype),
-           lambda x, block: (torch.exp2(_at_least_float32(x) * LOG2_E - _statistics(x)[0][:, None] * LOG2_E)
-                             / _running(x, block, base_2=True)[1][:, None]).to(x.dtype)),
+    plain=(
+        lambda x, block: _from_statistics(x, block).to(x.dtype),
+        lambda x, block: _by_lanes(x, block).to(x.dtype),
+        lambda x, block: _by_log_sum_exp(x, block).to(x.dtype),
+        lambda x, block: (
+            torch.exp2(_at_least_float32(x) * LOG2_E - _statistics(x)[0][:, None] * LOG2_E)
+            / _running(x, block, base_2=True)[1][:, None]
+        ).to(x.dtype),
+    ),
     needs="triton",
-    requirements=(LaunchesTriton(), Forbids((*SHORTCUTS, "exp", "exp2", "max", "amax", "sum", "div")),
-                  Moves(lambda x, block: 3 * x.numel() * x.element_size(), slack=1.02)),
+    requirements=(
+        LaunchesTriton(),
+        Forbids((*SHORTCUTS, "exp", "exp2", "max", "amax", "sum", "div")),
+        Moves(lambda x, block: 3 * x.numel() * x.element_size(), slack=1.02),
+    ),
     hints=(
         "The kernel has the shape of the naive one: two loops over the row's tiles. The first finds what the second "
         "needs, and it may not run twice. You wrote its body in 3.2.",
         "Here a program owns one row, so running_max and running_sum are two scalars, and `tl.max(tile, axis=0)` and "
         "`tl.sum(weights, axis=0)` turn a tile of [BLOCK] into one.",
-        "Lanes past the end of the row must not count: load them as `other=float(\"-inf\")`. Their weight is exp(-inf) = 0 "
-        "and they never win a maximum.",
-        "Start with `running_max = float(\"-inf\")` and `running_sum = 0.0`. A first tile of -inf makes -inf - (-inf): use "
-        "`reference = tl.where(new_max == float(\"-inf\"), 0.0, new_max)` in both exponentials.",
-        "First loop: `tile = tl.load(x_row + offsets, mask=offsets < columns, other=float(\"-inf\")).to(tl.float32)`; "
+        'Lanes past the end of the row must not count: load them as `other=float("-inf")`. Their weight is '
+        "exp(-inf) = 0 and they never win a maximum.",
+        'Start with `running_max = float("-inf")` and `running_sum = 0.0`. A first tile of -inf makes -inf - '
+        '(-inf): use `reference = tl.where(new_max == float("-inf"), 0.0, new_max)` in both exponentials.',
+        'First loop: `tile = tl.load(x_row + offsets, mask=offsets < columns, other=float("-inf")).to(tl.float32)`; '
         "`new_max = tl.maximum(running_max, tl.max(tile, axis=0))`; `running_sum = running_sum * "
         "tl.exp(running_max - reference) + tl.sum(tl.exp(tile - reference), axis=0)`; `running_max = new_max`.",
     ),
     mistakes=(
         Mistake(
             "only_first_tile",
-            "Only the first tile of each row was written: the kernel has no loop over the tiles, or the loop ends after one. "
-            "Walk `for start in range(0, columns, BLOCK)`.",
-            result=lambda x, block: _unwritten_after(_softmax(x[:, :block]), block) if x.shape[1] <= block
-            else torch.cat([_softmax(x[:, :block]), torch.full_like(x[:, block:], math.nan)], dim=1),
+            "Only the first tile of each row was written: the kernel has no loop over the tiles, or the loop ends "
+            "after one. Walk `for start in range(0, columns, BLOCK)`.",
+            result=lambda x, block: (
+                _unwritten_after(_softmax(x[:, :block]), block)
+                if x.shape[1] <= block
+                else torch.cat([_softmax(x[:, :block]), torch.full_like(x[:, block:], math.nan)], dim=1)
+            ),
             when=_looks_like(online_oracle, lambda x, block: _unwritten_after(online_oracle(x, block), block)),
         ),
         Mistake(
@@ -929,24 +1104,36 @@ ONLINE_KERNEL = Exercise(
             "Maximum and sum are those of the row's last tile: they are overwritten in the loop instead of carried on.",
             result=_last_tile_statistics_of,
         ),
-        Mistake("softmax_per_tile", "Each tile was made a softmax of its own. Outputs can be written only when the whole row's "
-                "sum is known: in a second loop.", result=_softmax_per_tile),
+        Mistake(
+            "softmax_per_tile",
+            "Each tile was made a softmax of its own. Outputs can be written only when the whole row's "
+            "sum is known: in a second loop.",
+            result=_softmax_per_tile,
+        ),
         Mistake(
             "written_in_the_first_pass",
-            "Each tile was divided by the sum as it stood at that moment. Later tiles still add to it: write the outputs in a "
-            "second loop, after the first has ended.",
+            "Each tile was divided by the sum as it stood at that moment. Later tiles still add to it: write the "
+            "outputs in a second loop, after the first has ended.",
             result=_written_in_the_first_pass,
         ),
         Mistake("no_running_max", NO_MAXIMUM, result=lambda x, block: _naive_softmax(x)),
-        Mistake("sum_not_rescaled", SUM_NOT_RESCALED, result=lambda x, block: _from_statistics(x, block, rescale=False)),
-        Mistake("tile_not_rescaled", TILE_NOT_RESCALED,
-                result=lambda x, block: _from_statistics(x, block, rescale_tile=False)),
-        Mistake("max_starts_at_zero", "The running maximum starts at 0, so rows far below 0 underflow to 0/0. Start at -inf.",
-                result=_zero_start),
+        Mistake(
+            "sum_not_rescaled", SUM_NOT_RESCALED, result=lambda x, block: _from_statistics(x, block, rescale=False)
+        ),
+        Mistake(
+            "tile_not_rescaled",
+            TILE_NOT_RESCALED,
+            result=lambda x, block: _from_statistics(x, block, rescale_tile=False),
+        ),
+        Mistake(
+            "max_starts_at_zero",
+            "The running maximum starts at 0, so rows far below 0 underflow to 0/0. Start at -inf.",
+            result=_zero_start,
+        ),
         Mistake(
             "tail_not_masked",
-            "The lanes past the end of the row were scored as zeros, and each added exp(0 - maximum) to the sum. Load them as "
-            "`other=float(\"-inf\")`, or set their weights to 0.",
+            "The lanes past the end of the row were scored as zeros, and each added exp(0 - maximum) to the sum. Load "
+            'them as `other=float("-inf")`, or set their weights to 0.',
             result=lambda x, block: _softmax(_padded(x, block, 0.0))[:, : x.shape[1]],
             when=lambda case, seen, got: bool(seen.out_of_bounds),
         ),
@@ -956,12 +1143,15 @@ ONLINE_KERNEL = Exercise(
             "subtract 0 instead.",
             result=lambda x, block: _from_statistics(x, block, guard=False),
         ),
-        Mistake("row_stride_ignored", "Rows were read as if they followed each other without a gap. Row r begins at "
-                "`r * x_row_stride`.", when=_stride_ignored),
+        Mistake(
+            "row_stride_ignored",
+            "Rows were read as if they followed each other without a gap. Row r begins at `r * x_row_stride`.",
+            when=_stride_ignored,
+        ),
         Mistake(
             "sum_in_float16",
-            "The running sum was kept in float16: it ends at 65,504 and stops growing by ones at 2048. Convert the tile to "
-            "float32 when it is loaded, and keep the statistics there.",
+            "The running sum was kept in float16: it ends at 65,504 and stops growing by ones at 2048. Convert the "
+            "tile to float32 when it is loaded, and keep the statistics there.",
             when=_half_total_overflowed,
         ),
         Mistake(
@@ -987,7 +1177,9 @@ def lse_cases(draw):
     odd = draw.choice((257, 389, 509))
     cases = [
         Case("2 rows of 512, four parts", (draw.normal(2, 512), 4, 64), metered=True),
-        Case(f"2 rows of {odd}, a prime, three parts", (draw.normal(2, odd, scale=2.0, shift=-5.0), 3, 64), metered=True),
+        Case(
+            f"2 rows of {odd}, a prime, three parts", (draw.normal(2, odd, scale=2.0, shift=-5.0), 3, 64), metered=True
+        ),
         Case("one part", (draw.normal(3, 200, shift=3.0), 1, 64), metered=True),
         Case("one element, one part", (draw.normal(1, 1, scale=50.0), 1, 16)),
         Case("more parts than elements: 3 in 5 parts", (draw.normal(2, 3), 5, 16)),
@@ -1100,54 +1292,59 @@ LOG_SUM_EXP = Exercise(
     entries=("log_sum_exp",),
     cases=lse_cases,
     oracle=lse_oracle,
-    plain=(_lse_with(), _lse_with(base_2=True),
-           lambda x, parts, block: torch.logsumexp(_at_least_float32(x), dim=1)),
+    plain=(_lse_with(), _lse_with(base_2=True), lambda x, parts, block: torch.logsumexp(_at_least_float32(x), dim=1)),
     needs="triton",
     limits=Limits(seconds=8.0),
-    requirements=(LaunchesTriton(), Forbids((*SHORTCUTS, "exp", "exp2", "log", "max", "amax", "sum")),
-                  # Every element once, the result once; a few numbers for each part on top.
-                  Moves(lambda x, parts, block: x.numel() * x.element_size() + 4 * x.shape[0] * (1 + 6 * parts), slack=1.02)),
+    requirements=(
+        LaunchesTriton(),
+        Forbids((*SHORTCUTS, "exp", "exp2", "log", "max", "amax", "sum")),
+        # Every element once, the result once; a few numbers for each part on top.
+        Moves(lambda x, parts, block: x.numel() * x.element_size() + 4 * x.shape[0] * (1 + 6 * parts), slack=1.02),
+    ),
     hints=(
-        "The kernel is the first loop of 3.5 over a part of a row, and at its end one number is stored instead of a row "
-        "being written.",
-        "The number is `reference + tl.log(running_sum)`, with reference = running_max. For a part of nothing but -inf it "
-        "should be -inf: tl.log(0.0) is -inf already, so adding a reference of 0 keeps it.",
-        "The second launch is the same kernel with the parts' results as its input: one program a row, `columns = parts`, "
-        "one part. The log-sum-exp of log-sum-exps is the log-sum-exp of the whole.",
+        "The kernel is the first loop of 3.5 over a part of a row, and at its end one number is stored instead of a "
+        "row being written.",
+        "The number is `reference + tl.log(running_sum)`, with reference = running_max. For a part of nothing but "
+        "-inf it should be -inf: tl.log(0.0) is -inf already, so adding a reference of 0 keeps it.",
+        "The second launch is the same kernel with the parts' results as its input: one program a row, `columns = "
+        "parts`, one part. The log-sum-exp of log-sum-exps is the log-sum-exp of the whole.",
         "Program (row, part) covers the columns from `part * part_length` to `min((part + 1) * part_length, columns)`. "
         "Loop `for start in range(first, last, BLOCK)` and mask with `offsets < last`, not with `columns`.",
-        "Launcher: `part_length = triton.cdiv(columns, parts)`; `partial = torch.empty(rows, parts, dtype=torch.float32, "
-        "device=x.device)`; `lse_kernel[(rows, parts)](x, partial, columns, x.stride(0), part_length, BLOCK=block)`; then "
-        "`lse_kernel[(rows, 1)](partial, result, parts, parts, parts, BLOCK=block)`. The kernel stores at "
-        "`result_pointer + row * tl.num_programs(1) + part`.",
+        "Launcher: `part_length = triton.cdiv(columns, parts)`; `partial = torch.empty(rows, parts, "
+        "dtype=torch.float32, device=x.device)`; `lse_kernel[(rows, parts)](x, partial, columns, x.stride(0), "
+        "part_length, BLOCK=block)`; then `lse_kernel[(rows, 1)](partial, result, parts, parts, parts, BLOCK=block)`. "
+        "The kernel stores at `result_pointer + row * tl.num_programs(1) + part`.",
     ),
     mistakes=(
         Mistake("no_running_max", NO_MAXIMUM, result=_twice(_no_maximum_lse)),
         Mistake(
             "maximum_not_added_back",
-            "The logarithm of the sum is there and the maximum is not: log Σ exp(x) = maximum + log Σ exp(x - maximum).",
+            "The logarithm of the sum is there and the maximum is not: log Σ exp(x) = maximum + log Σ exp(x - "
+            "maximum).",
             result=_twice(_maximum_dropped),
         ),
         Mistake(
             "base_2",
-            "The result mixes base 2 and base e. Either use exp and log throughout, or exp2 of x · log2(e) and, at the end, "
-            "log2 divided by log2(e).",
+            "The result mixes base 2 and base e. Either use exp and log throughout, or exp2 of x · log2(e) and, at "
+            "the end, log2 divided by log2(e).",
             result=_twice(_in_base_2),
-            when=_looks_like(lse_oracle, _twice(_log2_of_sum), _twice(_powers_of_2), _units_of_log_2,
-                             _twice(_units_of_log_2_twice)),
+            when=_looks_like(
+                lse_oracle, _twice(_log2_of_sum), _twice(_powers_of_2), _units_of_log_2, _twice(_units_of_log_2_twice)
+            ),
         ),
         Mistake("sum_not_rescaled", SUM_NOT_RESCALED, result=_lse_with(rescale=False)),
         Mistake("tile_not_rescaled", TILE_NOT_RESCALED, result=_lse_with(rescale_tile=False)),
         Mistake(
             "parts_added",
-            "The parts' log-sum-exps were added up (or averaged). They are logarithms: exponentials add, their logarithms do "
-            "not. Merge them with the kernel itself.",
+            "The parts' log-sum-exps were added up (or averaged). They are logarithms: exponentials add, their "
+            "logarithms do not. Merge them with the kernel itself.",
             result=_parts_added,
             when=_looks_like(lse_oracle, _parts_averaged),
         ),
         Mistake(
             "only_the_maximum_merged",
-            "The merged result is the largest of the parts' log-sum-exps. The others count too: take the log-sum-exp of them.",
+            "The merged result is the largest of the parts' log-sum-exps. The others count too: take the log-sum-exp "
+            "of them.",
             result=lambda x, parts, block: _part_results(x, parts, block).amax(dim=1),
         ),
         Mistake(
@@ -1155,32 +1352,51 @@ LOG_SUM_EXP = Exercise(
             "Only the first part of each row counted. The second launch must read all `parts` results of a row.",
             result=lambda x, parts, block: lse_oracle(_cut(x, parts)[0], 1, block),
         ),
-        Mistake("only_first_tile", "Only the first tile of each part counted: the kernel needs a loop over the part's tiles.",
-                result=_first_tiles),
+        Mistake(
+            "only_first_tile",
+            "Only the first tile of each part counted: the kernel needs a loop over the part's tiles.",
+            result=_first_tiles,
+        ),
         Mistake(
             "parts_overlap",
-            "Parts ran past their own end, up to the end of a tile, and counted their neighbours' elements again. Mask with the "
-            "end of the part, `offsets < last`, and not only with the end of the row.",
+            "Parts ran past their own end, up to the end of a tile, and counted their neighbours' elements again. "
+            "Mask with the end of the part, `offsets < last`, and not only with the end of the row.",
             result=lambda x, parts, block: _overlapping(x, parts, block),
         ),
         Mistake(
             "tail_not_masked",
             "Lanes past the end were scored as zeros, and each added exp(0 - maximum) to the sum. Load them as "
-            "`other=float(\"-inf\")`.",
+            '`other=float("-inf")`.',
             result=_tail_scored,
             when=lambda case, seen, got: bool(seen.out_of_bounds),
         ),
         Mistake(
             "empty_state_nan",
-            "A part of nothing but -inf gave NaN: -inf - (-inf) is NaN. Where the new maximum is -inf, subtract 0 instead.",
+            "A part of nothing but -inf gave NaN: -inf - (-inf) is NaN. Where the new maximum is -inf, subtract 0 "
+            "instead.",
             result=_lse_with(guard=False),
-            when=lambda case, seen, got: isinstance(got, torch.Tensor) and got.shape == case.args[0].shape[:1]
-            and bool(torch.isneginf(case.args[0].float()).any()) and bool(got.isnan().any()) and not seen.unwritten,
+            when=lambda case, seen, got: (
+                isinstance(got, torch.Tensor)
+                and got.shape == case.args[0].shape[:1]
+                and bool(torch.isneginf(case.args[0].float()).any())
+                and bool(got.isnan().any())
+                and not seen.unwritten
+            ),
         ),
-        Mistake("row_stride_ignored", "Rows were read as if they followed each other without a gap. Row r begins at "
-                "`r * row_stride`.", when=lambda case, seen, got: _lse_stride_ignored(case, got)),
-        Mistake("cast_before_the_sum", CAST_BEFORE_THE_SUM, when=lambda case, seen, got: case.args[0].dtype == torch.float16
-                and isinstance(got, torch.Tensor) and _near(got, lse_oracle(*case.args), 5e-3)),
+        Mistake(
+            "row_stride_ignored",
+            "Rows were read as if they followed each other without a gap. Row r begins at `r * row_stride`.",
+            when=lambda case, seen, got: _lse_stride_ignored(case, got),
+        ),
+        Mistake(
+            "cast_before_the_sum",
+            CAST_BEFORE_THE_SUM,
+            when=lambda case, seen, got: (
+                case.args[0].dtype == torch.float16
+                and isinstance(got, torch.Tensor)
+                and _near(got, lse_oracle(*case.args), 5e-3)
+            ),
+        ),
     ),
 )
 
@@ -1189,7 +1405,9 @@ def _overlapping(x, parts, block):
     """Each part counted up to the end of its last tile, as far as the row goes."""
     length = -(-x.shape[1] // parts)
     reach = -(-length // block) * block
-    results = [lse_oracle(x[:, p * length : p * length + reach], 1, block) for p in range(parts) if p * length < x.shape[1]]
+    results = [
+        lse_oracle(x[:, p * length : p * length + reach], 1, block) for p in range(parts) if p * length < x.shape[1]
+    ]
     return lse_oracle(torch.stack(results, dim=1), 1, block)
 
 

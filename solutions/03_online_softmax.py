@@ -1,18 +1,18 @@
 # %% [markdown]
 # # 03 · Online softmax
 #
-# **The question.** One attention layer of 32 heads over 8192 tokens makes $32 \cdot 8192^2$ = 2.1 billion scores, 4.3 GB
-# in float16. A careful softmax over them reads each score three times and writes it once: 17.2 GB, which take an H200
-# 4.0 ms at the 4.25 TB/s that its memory was measured to copy. Both matrix products of the layer together are
+# **The question.** One attention layer of 32 heads over 8192 tokens makes $32 \cdot 8192^2$ = 2.1 billion scores, 4.3
+# GB in float16. A careful softmax over them reads each score three times and writes it once: 17.2 GB, which take an
+# H200 4.0 ms at the 4.25 TB/s that its memory was measured to copy. Both matrix products of the layer together are
 # $1.1 \cdot 10^{12}$ FLOPs, 1.5 ms at 720 TFLOP/s. The step with four operations an element takes longer than the step
 # with five hundred. How often does a softmax really have to touch a score?
 #
-# Four times, says the textbook. Three times, says a paper of two pages from 2018. Two, when a row fits on the chip. And
-# when all you want of the softmax is a weighted average, as in attention: **not once**. The same small trick stands
-# behind the last three answers, and behind every attention kernel in use today. This chapter takes it apart.
+# Four times, says the textbook. Three times, says a paper of two pages from 2018. Two, when a row fits on the chip.
+# And when all you want of the softmax is a weighted average, as in attention: **not once**. The same small trick
+# stands behind the last three answers, and behind every attention kernel in use today. This chapter takes it apart.
 #
-# About ninety minutes, six exercises: softmax in three passes (3.1), its statistics in one (3.2), merging partial results
-# (3.3), attention in one pass (3.4), and two Triton kernels (3.5, 3.6).
+# About ninety minutes, six exercises: softmax in three passes (3.1), its statistics in one (3.2), merging partial
+# results (3.3), attention in one pass (3.4), and two Triton kernels (3.5, 3.6).
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -39,8 +39,8 @@ on_gpu = machine().tier != "none"
 #
 # No output is known before the sum, and the sum needs every input. So a row is read once for the sum and once more for
 # the outputs. With the write, that is **three accesses** for each element. That much is forced by the formula, unless
-# the row can wait on the chip in between. An SM of an H100 has 228 KB for that: 58,000 float32 numbers, if one row may have
-# all of it.
+# the row can wait on the chip in between. An SM of an H100 has 228 KB for that: 58,000 float32 numbers, if one row may
+# have all of it.
 #
 # The formula as it stands has a fault, though. **Predict** before you run the next cell: what is the largest $x$ whose
 # exponential float32 can hold? And float16?
@@ -59,8 +59,9 @@ print("naive softmax:", (weights / weights.sum()).tolist()[0])
 print("it should be: ", scores.softmax(dim=1).tolist()[0])
 
 # %% [markdown]
-# inf / inf is NaN, and the finite score came out as 0, though a quarter of the weight above it is $e^{-1}$. Scores near 90 are
-# not exotic: a query and a key of dimension 128 with entries around 3 have a product beyond 1000. Float16 ends at 11.
+# inf / inf is NaN, and the finite score came out as 0, though a quarter of the weight above it is $e^{-1}$. Scores
+# near 90 are not exotic: a query and a key of dimension 128 with entries around 3 have a product beyond 1000. Float16
+# ends at 11.
 #
 # At the other end it is as bad. A row of scores near -200 has exponentials that are all 0, and 0 / 0 is NaN too.
 #
@@ -68,15 +69,15 @@ print("it should be: ", scores.softmax(dim=1).tolist()[0])
 #
 # $$e^{a+b} = e^a e^b$$
 #
-# The whole chapter is this line, used three times. The first use: subtract any constant $c$ from all scores of a row. Each
-# exponential becomes $e^{x_i}e^{-c}$. So does the sum, the factor cancels, and the softmax is what it was. With $c$ the
-# row's **maximum** the largest exponential is $e^0 = 1$. Nothing overflows, and the sum is at least 1, so nothing is divided
-# by zero. Terms far below the maximum still underflow to 0, where they belong.
+# The whole chapter is this line, used three times. The first use: subtract any constant $c$ from all scores of a row.
+# Each exponential becomes $e^{x_i}e^{-c}$. So does the sum, the factor cancels, and the softmax is what it was. With
+# $c$ the row's **maximum** the largest exponential is $e^0 = 1$. Nothing overflows, and the sum is at least 1, so
+# nothing is divided by zero. Terms far below the maximum still underflow to 0, where they belong.
 #
 # This is *safe* softmax, and it has its price: before the first exponential comes the maximum, and the maximum needs
-# every input. One read more. To count reads honestly we need a matrix that cannot be read on the sly. Here is one: you get
-# at it through `read()`, each call begins a **pass** over all columns, and a pass hands out tiles of a few columns, all in one
-# small buffer, as a chip would.
+# every input. One read more. To count reads honestly we need a matrix that cannot be read on the sly. Here is one: you
+# get at it through `read()`, each call begins a **pass** over all columns, and a pass hands out tiles of a few
+# columns, all in one small buffer, as a chip would.
 
 # %%
 def reader(x, tile):
@@ -116,7 +117,8 @@ print(f"{read.passes} passes, so {read.passes} reads and 1 write of each element
 print("scores near 1000:", naive_softmax(reader(x + 1000, tile=128))[0, :4])
 
 # %% [markdown]
-# **Exercise 3.1.** Make it safe. Three passes: one for the maxima, one for the sums, one for the outputs. A fourth is refused.
+# **Exercise 3.1.** Make it safe. Three passes: one for the maxima, one for the sums, one for the outputs. A fourth is
+# refused.
 
 # %%
 # Exercise 3.1 · Safe softmax, its statistics in two passes
@@ -144,13 +146,13 @@ def safe_softmax(read):
 best_safe_softmax = check("3.1", safe_softmax).best
 
 # %% [markdown]
-# Three reads and a write: **four accesses** an element, against the naive softmax's three. Being right costs a third more
-# time, if memory is what you wait for.
+# Three reads and a write: **four accesses** an element, against the naive softmax's three. Being right costs a third
+# more time, if memory is what you wait for.
 #
 # ## The maximum, in hindsight
 #
-# The second use of the identity. Suppose that you sum up exponentials relative to the largest score *so far*, and then a
-# larger one arrives. Every term of the sum is now off by the same factor:
+# The second use of the identity. Suppose that you sum up exponentials relative to the largest score *so far*, and then
+# a larger one arrives. Every term of the sum is now off by the same factor:
 #
 # $$e^{x - m_\text{new}} = e^{x - m_\text{old}} \cdot e^{m_\text{old} - m_\text{new}}$$
 #
@@ -162,25 +164,25 @@ best_safe_softmax = check("3.1", safe_softmax).best
 # | 2, 5 | 5 | $1.135 \cdot e^{3-5} + e^{2-5} + e^{5-5} = 0.154 + 0.050 + 1 = 1.203$ |
 #
 # and $e^{1-5}+e^{3-5}+e^{2-5}+e^{5-5}$ is 1.203 as well. Maximum and sum now come out of *one* pass. In the figure the
-# grey scores are gone from the chip; all that is left of them are the running numbers on the right. Watch the blue bars, the
-# weights relative to the current maximum: whenever the maximum grows, all earlier ones shrink by one common factor. (The
-# accumulator at the bottom right belongs to a later section; it shrinks by the same factor.)
+# grey scores are gone from the chip; all that is left of them are the running numbers on the right. Watch the blue
+# bars, the weights relative to the current maximum: whenever the maximum grows, all earlier ones shrink by one common
+# factor. (The accumulator at the bottom right belongs to a later section; it shrinks by the same factor.)
 
 # %%
 from course_lib.figures.online_softmax_stepper import online_softmax_stepper
 
 online_softmax_stepper(
-    scores=[0.5, 1.2, -0.3, 0.8, 1.9, 0.1, 2.6, 1.1, 0.2, -0.6, 1.4, 0.9, 1.0, 3.4, 0.4, 2.2],
+    scores=[0.5, 1.2, -0.3, 0.8, 1.7, 0.1, 2.6, 1.1, 0.2, -0.6, 1.4, 0.9, 1.0, 3.4, 0.4, 2.2],
     values=[[1, 0], [1, 1], [2, 1], [0, 2], [3, 1], [1, 2], [2, 3], [0, 1],
             [3, 3], [1, 3], [0, 0], [2, 2], [1, 1], [3, 2], [2, 0], [0, 3]],
     tile=4,
 )
 
 # %% [markdown]
-# Two corners need care. Before the first tile there is nothing, and nothing is the state $m = -\infty$, $\ell = 0$: every real
-# maximum is larger, and $e^{-\infty} = 0$ rescales nothing harmlessly. But scores can *be* $-\infty$: that is how masks hide keys.
-# After a tile of nothing else the new maximum is still $-\infty$, and $-\infty - (-\infty)$ is NaN, which then never leaves. The
-# usual way out is to subtract 0 in place of a maximum that is $-\infty$.
+# Two corners need care. Before the first tile there is nothing, and nothing is the state $m = -\infty$, $\ell = 0$:
+# every real maximum is larger, and $e^{-\infty} = 0$ rescales nothing harmlessly. But scores can *be* $-\infty$: that
+# is how masks hide keys. After a tile of nothing else the new maximum is still $-\infty$, and $-\infty - (-\infty)$ is
+# NaN, which then never leaves. The usual way out is to subtract 0 in place of a maximum that is $-\infty$.
 #
 # **Exercise 3.2.** The statistics of every row in one pass. A second call of `read()` is refused.
 
@@ -217,8 +219,8 @@ def row_statistics(read):
 best_row_statistics = check("3.2", row_statistics).best
 
 # %% [markdown]
-# Maxim Milakov and Natalia Gimelshein wrote this down in 2018 and called it *online* softmax, after online algorithms, which
-# must deal with each item as it arrives. With one pass for the statistics and one for the outputs:
+# Maxim Milakov and Natalia Gimelshein wrote this down in 2018 and called it *online* softmax, after online algorithms,
+# which must deal with each item as it arrives. With one pass for the statistics and one for the outputs:
 #
 # | | reads | writes | accesses per element | survives large scores |
 # |---|---|---|---|---|
@@ -226,29 +228,33 @@ best_row_statistics = check("3.2", row_statistics).best
 # | safe | 3 | 1 | 4 | yes |
 # | online | 2 | 1 | 3 | yes |
 #
-# The arithmetic grows, by one multiplication and one exponential a tile and row, and the traffic shrinks by a quarter. On a V100
-# they measured up to 1.3 times the speed of the safe softmax; 4/3 is 1.33. Below you will count the accesses of real kernels.
+# The arithmetic grows, by one multiplication and one exponential a tile and row, and the traffic shrinks by a quarter.
+# On a V100 they measured up to 1.3 times the speed of the safe softmax; 4/3 is 1.33. Below you will count the accesses
+# of real kernels.
 #
 # ## Merging
 #
-# Look at what a tile contributed above: its own maximum and its own sum. Nothing in the update asks for tiles to come in order, or
-# one at a time. Two *finished* halves of a row can be merged by the same rule, each moved to the larger of the two maxima:
+# Look at what a tile contributed above: its own maximum and its own sum. Nothing in the update asks for tiles to come
+# in order, or one at a time. Two *finished* halves of a row can be merged by the same rule, each moved to the larger
+# of the two maxima:
 #
 # $$m = \max(m_1, m_2), \qquad \ell = \ell_1 e^{m_1 - m} + \ell_2 e^{m_2 - m}$$
 #
-# What is a softmax for? In attention, for a weighted average: the output is $o = \sum_j y_j v_j$ over value rows $v_j$. If each half
-# knows the average $o_1$, $o_2$ over its own keys, the average over all of them weighs each by the share that its half has of the sum:
+# What is a softmax for? In attention, for a weighted average: the output is $o = \sum_j y_j v_j$ over value rows
+# $v_j$. If each half knows the average $o_1$, $o_2$ over its own keys, the average over all of them weighs each by the
+# share that its half has of the sum:
 #
 # $$o = \frac{\ell_1 e^{m_1 - m} \, o_1 + \ell_2 e^{m_2 - m} \, o_2}{\ell}$$
 #
-# So $(m, \ell, o)$ is a *state*, and merging takes two states to one. It is associative, $(a \cdot b) \cdot c = a \cdot (b \cdot c)$, and the
-# empty state $(-\infty, 0, 0)$ changes nothing. Anything with these two properties may be computed in any tree. Left to right is one tree
-# (the loop you wrote); here is another, whose parts can all be computed at once:
+# So $(m, \ell, o)$ is a *state*, and merging takes two states to one. It is associative, $(a \cdot b) \cdot c = a
+# \cdot (b \cdot c)$, and the empty state $(-\infty, 0, 0)$ changes nothing. Anything with these two properties may be
+# computed in any tree. Left to right is one tree (the loop you wrote); here is another, whose parts can all be
+# computed at once:
 
 # %%
 from course_lib.figures.merge_tree import draw_merge_tree
 
-draw_merge_tree(scores=[0.5, 1.2, -0.3, 0.8, 1.9, 0.1, 2.6, 1.1, 0.2, -0.6, 1.4, 0.9, 1.0, 3.4, 0.4, 2.2], parts=4)
+draw_merge_tree(scores=[0.5, 1.2, -0.3, 0.8, 1.7, 0.1, 2.6, 1.1, 0.2, -0.6, 1.4, 0.9, 1.0, 3.4, 0.4, 2.2], parts=4)
 
 # %% [markdown]
 # **Exercise 3.3.** Write the merge. Mind the parts that hold nothing.
@@ -284,8 +290,8 @@ def merge(first, second):
 best_merge = check("3.3", merge).best
 
 # %% [markdown]
-# Merge the same seven parts of a row of 1000 keys in four different orders. **Predict:** will the results be equal? Equal to the last
-# bit?
+# Merge the same seven parts of a row of 1000 keys in four different orders. **Predict:** will the results be equal?
+# Equal to the last bit?
 
 # %%
 def partial_state(scores, values):
@@ -314,33 +320,36 @@ orders = {
     "in pairs": in_pairs(parts),
     "shuffled, in pairs": in_pairs([parts[i] for i in torch.randperm(len(parts))]),
 }
-for name, (maximum, total, average) in orders.items():
+for name, (_, total, average) in orders.items():
     print(f"{name:<20} total {total[0].item():.6f}   average {average[0, 0].item():+.8f}   "
           f"error {(average - exact).abs().max().item():.1e}")
 
 # %% [markdown]
-# Equal, up to the last bit or two: addition in floating point is not quite associative, and the merge inherits that. For chapter 08 this
-# is the whole idea. A single query against a hundred thousand keys has no rows to share among 132 multiprocessors, so Flash-Decoding
-# cuts the *keys* into parts, gives each to a program, and merges. Servers that split a sequence over several GPUs do the same across
-# the network.
+# Equal, up to the last bit or two: addition in floating point is not quite associative, and the merge inherits that.
+# For chapter 08 this is the whole idea. A single query against a hundred thousand keys has no rows to share among 132
+# multiprocessors, so Flash-Decoding cuts the *keys* into parts, gives each to a program, and merges. Servers that
+# split a sequence over several GPUs do the same across the network.
 #
 # ## Attention without its scores
 #
-# The third use. While a row of scores streams past, keep one thing more: an **accumulator**, the sum of $e^{s_j - m} v_j$. Its terms
-# carry the same factor as the terms of $\ell$, so when the maximum grows it is rescaled by the same number:
+# The third use. While a row of scores streams past, keep one thing more: an **accumulator**, the sum of $e^{s_j - m}
+# v_j$. Its terms carry the same factor as the terms of $\ell$, so when the maximum grows it is rescaled by the same
+# number:
 #
-# $$\text{accumulator} \leftarrow \text{accumulator} \cdot e^{m_\text{old} - m_\text{new}} + \sum_{j \in \text{tile}} e^{s_j - m_\text{new}} \, v_j$$
+# $$\text{accumulator} \leftarrow \text{accumulator} \cdot e^{m_\text{old} - m_\text{new}}
+# + \sum_{j \in \text{tile}} e^{s_j - m_\text{new}} \, v_j$$
 #
-# After the last tile the output is accumulator $/ \ell$. The scores of a tile are made from $q$ and a tile of keys, turned into weights, used, and
-# forgotten. They are never written anywhere, and never read: **zero accesses**. What is kept of a row does not grow with it:
+# After the last tile the output is accumulator $/ \ell$. The scores of a tile are made from $q$ and a tile of keys,
+# turned into weights, used, and forgotten. They are never written anywhere, and never read: **zero accesses**. What is
+# kept of a row does not grow with it:
 #
 # | | kept for one query over $N$ keys, head dimension 128 | at $N$ = 8192 | at $N$ = 131,072 |
 # |---|---|---|---|
 # | scores in memory, float16 | $2N$ bytes | 16 KB | 262 KB |
 # | $m$, $\ell$, accumulator, float32 | $4 (128 + 2)$ bytes | 520 bytes | 520 bytes |
 #
-# Rescaling costs $d$ multiplications a tile, against about $4d$ FLOPs for every *key* in it: 0.4 % with tiles of 64 keys. That is the entire price
-# of never writing the score matrix.
+# Rescaling costs $d$ multiplications a tile, against about $4d$ FLOPs for every *key* in it: 0.4 % with tiles of 64
+# keys. That is the entire price of never writing the score matrix.
 #
 # **Exercise 3.4.** One query, one pass. This is FlashAttention's inner loop, in PyTorch.
 
@@ -379,8 +388,8 @@ def streaming_attention(query, read, scale):
 best_streaming_attention = check("3.4", streaming_attention).best
 
 # %% [markdown]
-# Once through the keys, once through the values, whatever the length, and nothing of length $N$ in between. Here it is on scores that
-# would be infinite without the maximum:
+# Once through the keys, once through the values, whatever the length, and nothing of length $N$ in between. Here it is
+# on scores that would be infinite without the maximum:
 
 # %%
 def pair_reader(keys, values, tile):
@@ -400,12 +409,13 @@ print(f"scores from {scores.min().item():.0f} to {scores.max().item():.0f}; "
       f"largest error {(streamed - exact).abs().max().item():.1e}")
 
 # %% [markdown]
-# Chapter 04 gives each program a block of queries instead of one and turns the loop into matrix products. The loop itself stays as you wrote it.
+# Chapter 04 gives each program a block of queries instead of one and turns the loop into matrix products. The loop
+# itself stays as you wrote it.
 #
 # ## In Triton
 #
-# In a kernel the tile is what one `tl.load` brings, and the pass is a loop over the row. One program owns one row. This is the naive softmax for rows
-# of any length, the three accesses in plain sight:
+# In a kernel the tile is what one `tl.load` brings, and the pass is a loop over the row. One program owns one row.
+# This is the naive softmax for rows of any length, the three accesses in plain sight:
 
 # %%
 @triton.jit
@@ -438,11 +448,13 @@ print("largest error", (naive_softmax_rows(x, 256) - x.softmax(dim=1)).abs().max
 print("scores near 1000:", naive_softmax_rows(x + 1000, 256)[0, :4].tolist())
 
 # %% [markdown]
-# Note the `other=float("-inf")`. A masked load has to put *something* into the lanes past the end of the row. Zero is the default of most people's fingers
-# and it is wrong here: a score of 0 has a weight of $e^0 = 1$. $-\infty$ is the neutral element, of the maximum and of the sum of exponentials alike.
+# Note the `other=float("-inf")`. A masked load has to put *something* into the lanes past the end of the row. Zero is
+# the default of most people's fingers and it is wrong here: a score of 0 has a weight of $e^0 = 1$. $-\infty$ is the
+# neutral element, of the maximum and of the sum of exponentials alike.
 #
-# **Exercise 3.5.** The online softmax, for rows longer than a tile. The launcher is given; the kernel is yours. The meter counts what it moves: three
-# accesses pass, four do not. Inputs may be float16, of which 65,504 is the largest: keep the statistics in float32.
+# **Exercise 3.5.** The online softmax, for rows longer than a tile. The launcher is given; the kernel is yours. The
+# meter counts what it moves: three accesses pass, four do not. Inputs may be float16, of which 65,504 is the largest:
+# keep the statistics in float32.
 
 # %%
 # Exercise 3.5 · Online softmax kernel for rows longer than a tile
@@ -495,8 +507,9 @@ best_online_softmax = check("3.5", online_softmax).best
 # %% [markdown]
 # ## Counted
 #
-# Without a GPU the traffic meter counts what each kernel asks of the memory; with one, the clock says what it costs. **Predict** the four numbers of the
-# last column before you run the cell. The rows are 5000 long, five tiles of 1024; the last kernel takes the whole row in one tile of 8192.
+# Without a GPU the traffic meter counts what each kernel asks of the memory; with one, the clock says what it costs.
+# **Predict** the four numbers of the last column before you run the cell. The rows are 5000 long, five tiles of 1024;
+# the last kernel takes the whole row in one tile of 8192.
 
 # %%
 from course_lib.kernels.softmax import softmax_online, softmax_single_pass, softmax_three_pass
@@ -522,15 +535,17 @@ else:
     print("One kernel at a time on the meter needs the interpreter; the clock follows below.")
 
 # %% [markdown]
-# The meter counts what kernels *ask for*. What of it reaches the memory chips is another matter: a GPU's cache keeps what was read a moment ago, and a row that
-# is read twice in quick succession may come from there the second time. The L2 of an H200 holds 50 MB. With a few hundred programs at work, each on a row of
-# its own, rows of up to some 10,000 float32 numbers fit in there together, and the safe softmax costs no more than the online one. It is on rows longer than that
-# that the third read is paid for in full.
+# The meter counts what kernels *ask for*. What of it reaches the memory chips is another matter: a GPU's cache keeps
+# what was read a moment ago, and a row that is read twice in quick succession may come from there the second time. The
+# L2 of an H200 holds 50 MB. With a few hundred programs at work, each on a row of its own, rows of up to some 10,000
+# float32 numbers fit in there together, and the safe softmax costs no more than the online one. It is on rows longer
+# than that that the third read is paid for in full.
 #
-# So the next cell takes rows of a million elements on a GPU. The prediction is accesses times bytes over the copy's bandwidth. On a CPU it compares two ways that
-# PyTorch has: four operations one after the other, which touch every element eight times (the maximum reads; subtraction, exponential and division
-# read and write; the sum reads), and `torch.softmax`, which fuses them and touches each twice, as a row of 65,536 fits in a core's cache. There the exponentials
-# themselves take time as well, and the prediction knows nothing of them.
+# So the next cell takes rows of a million elements on a GPU. The prediction is accesses times bytes over the copy's
+# bandwidth. On a CPU it compares two ways that PyTorch has: four operations one after the other, which touch every
+# element eight times (the maximum reads; subtraction, exponential and division read and write; the sum reads), and
+# `torch.softmax`, which fuses them and touches each twice, as a row of 65,536 fits in a core's cache. There the
+# exponentials themselves take time as well, and the prediction knows nothing of them.
 
 # %%
 def eager_softmax(x, out):
@@ -556,11 +571,12 @@ else:
         "four operations in a row": (8, lambda: eager_softmax(x, out)),
         "torch.softmax": (2, lambda: torch.softmax(x, dim=1, out=out)),
     }
-print(f"{x.shape[0]} rows of {x.shape[1]:,} float32, {format_bytes(x.nbytes)}; copying goes at {format_bandwidth(bandwidth)}")
+print(f"{x.shape[0]} rows of {x.shape[1]:,} float32, {format_bytes(x.nbytes)}; copying: {format_bandwidth(bandwidth)}")
 print(f"{'':<34}{'accesses':>10}{'predicted':>12}{'measured':>12}{'ratio':>8}")
 for name, (accesses, run) in contenders.items():
     predicted, measured = accesses * x.nbytes / bandwidth, measure(run).median
-    print(f"{name:<34}{accesses:>10}{format_seconds(predicted):>12}{format_seconds(measured):>12}{measured / predicted:>8.2f}")
+    times = f"{format_seconds(predicted):>12}{format_seconds(measured):>12}"
+    print(f"{name:<34}{accesses:>10}{times}{measured / predicted:>8.2f}")
 
 # %% [markdown]
 # ## One number for two: the log-sum-exp
@@ -569,17 +585,18 @@ for name, (accesses, run) in contenders.items():
 #
 # $$L = \log \sum_j e^{x_j} = m + \log \ell$$
 #
-# the **log-sum-exp** of the row. A softmax element is $e^{x_i - L}$, with no sum and no division left. A merge weighs its parts by
-# $e^{L_1 - L}$ and $e^{L_2 - L}$. And the merged number is the log-sum-exp *of the parts' log-sum-exps*:
+# the **log-sum-exp** of the row. A softmax element is $e^{x_i - L}$, with no sum and no division left. A merge weighs
+# its parts by $e^{L_1 - L}$ and $e^{L_2 - L}$. And the merged number is the log-sum-exp *of the parts' log-sum-exps*:
 #
 # $$L = \log\left(e^{L_1} + e^{L_2}\right)$$
 #
-# That is why kernels that need to remember a row of scores remember $L$: four bytes in place of the row. FlashAttention's backward pass recomputes every
-# probability from it. Flash-Decoding's parts hand it to the merge. And the loss of a language model is nothing else: $L$ minus the right token's score,
-# over a row as long as the vocabulary.
+# That is why kernels that need to remember a row of scores remember $L$: four bytes in place of the row.
+# FlashAttention's backward pass recomputes every probability from it. Flash-Decoding's parts hand it to the merge. And
+# the loss of a language model is nothing else: $L$ minus the right token's score, over a row as long as the
+# vocabulary.
 #
-# A word on bases. GPUs have an instruction for $2^x$ and none for $e^x$; the compiler makes $2^{x \log_2 e}$ of your `tl.exp`. Here is the naive kernel, compiled for
-# an H100:
+# A word on bases. GPUs have an instruction for $2^x$ and none for $e^x$; the compiler makes $2^{x \log_2 e}$ of your
+# `tl.exp`. Here is the naive kernel, compiled for an H100:
 
 # %%
 from course_lib.hardware.compiler import compile_view
@@ -590,15 +607,18 @@ lines = [line.strip() for line in compiled.ptx.splitlines()]
 exponentials = [index for index, line in enumerate(lines) if "ex2.approx" in line]
 print(len(exponentials), "exponentials in the kernel; the first, with what goes before it:")
 print("\n".join(lines[exponentials[0] - 1 : exponentials[0] + 1]))
-print("0f3FB8AA3B is", torch.tensor(0x3FB8AA3B, dtype=torch.int32).view(torch.float32).item(), "and log2(e) is", math.log2(math.e))
+factor = torch.tensor(0x3FB8AA3B, dtype=torch.int32).view(torch.float32).item()
+print(f"0f3FB8AA3B is {factor:.7f}, and log2(e) is {math.log2(math.e):.7f}")
 
 # %% [markdown]
-# Fast kernels spare themselves that multiplication: they fold $\log_2 e$ into the scale of the scores and use `tl.exp2` throughout. Then $m$ and $\log_2 \ell$ are in units of
-# $\log 2$, and whoever hands out $L$ must multiply it by $\ln 2$ at the end. Forget it and everything that merges by $L$ is off by 44 %. That is among the most common
+# Fast kernels spare themselves that multiplication: they fold $\log_2 e$ into the scale of the scores and use
+# `tl.exp2` throughout. Then $m$ and $\log_2 \ell$ are in units of $\log 2$, and whoever hands out $L$ must multiply it
+# by $\ln 2$ at the end. Forget it and everything that merges by $L$ is off by 44 %. That is among the most common
 # mistakes in attention kernels, and `check` will name it.
 #
-# **Exercise 3.6.** The log-sum-exp of rows so long that one program for each would leave most of the GPU idle. Each row is cut into `parts`, each part has a program of its
-# own that stores one number, and then the *same kernel* runs once more over these numbers. You write kernel and launcher. Every score is read once, and almost nothing is written.
+# **Exercise 3.6.** The log-sum-exp of rows so long that one program for each would leave most of the GPU idle. Each
+# row is cut into `parts`, each part has a program of its own that stores one number, and then the *same kernel* runs
+# once more over these numbers. You write kernel and launcher. Every score is read once, and almost nothing is written.
 
 # %%
 # Exercise 3.6 · Log-sum-exp of long rows, in parts
@@ -661,8 +681,9 @@ def log_sum_exp(x, parts, block):
 best_log_sum_exp = check("3.6", log_sum_exp).best
 
 # %% [markdown]
-# A loss, then: the cross-entropy of a few tokens over a vocabulary of 32,000, with the logits read once and the probabilities never written. On a GPU you can see
-# what the parts are for: with 8 rows and one program each, 8 multiprocessors work and the others watch.
+# A loss, then: the cross-entropy of a few tokens over a vocabulary of 32,000, with the logits read once and the
+# probabilities never written. On a GPU you can see what the parts are for: with 8 rows and one program each, 8
+# multiprocessors work and the others watch.
 
 # %%
 tokens, vocabulary = (8, 2**22) if on_gpu and not interpreting() else (2, 32_000)
@@ -673,33 +694,43 @@ print(f"loss {loss.item():.6f}, PyTorch's {torch.nn.functional.cross_entropy(log
 if on_gpu and not interpreting():
     for parts in (1, 4, 16, 64, 256):
         timing = measure(partial(best_log_sum_exp, logits, parts, 4096))
-        print(f"{parts:>4} parts: {format_seconds(timing.median):>10}, {format_bandwidth(timing.bandwidth(logits.nbytes))}")
+        bandwidth = format_bandwidth(timing.bandwidth(logits.nbytes))
+        print(f"{parts:>4} parts: {format_seconds(timing.median):>10}, {bandwidth}")
 
 # %% [markdown]
 # ## What production systems do
 #
-# **Every attention kernel runs this loop.** FlashAttention (2022) rescaled and normalised the output at each tile; FlashAttention-2 divides once, after the last tile, as you did in 3.4,
-# since arithmetic outside the matrix units is dear. FlashAttention-4 skips the rescaling altogether while the maximum has hardly moved: the state stays right, relative to an older
-# maximum, as long as nothing comes near overflow.
+# **Every attention kernel runs this loop.** FlashAttention (2022) rescaled and normalised the output at each tile;
+# FlashAttention-2 divides once, after the last tile, as you did in 3.4, since arithmetic outside the matrix units is
+# dear. FlashAttention-4 skips the rescaling altogether while the maximum has hardly moved: the state stays right,
+# relative to an older maximum, as long as nothing comes near overflow.
 #
-# **Softmax by itself** is written by the length of the row. Rows that fit in the registers of a program are read once and written once, two accesses. Longer ones fall back on three, and
-# libraries differ in whether their statistics take one pass or two. A matrix of scores that is softmaxed by itself at all is a sign that something could be fused.
+# **Softmax by itself** is written by the length of the row. Rows that fit in the registers of a program are read once
+# and written once, two accesses. Longer ones fall back on three, and libraries differ in whether their statistics take
+# one pass or two. A matrix of scores that is softmaxed by itself at all is a sign that something could be fused.
 #
-# **Merging is an interface.** FlashInfer offers the merge of two attention states as a function of its own, and vLLM uses one when many requests share a prompt: attention to the shared
-# part is computed once for all of them, that to each one's own part separately, and the two are merged by their log-sum-exps. Ring attention does it across GPUs.
+# **Merging is an interface.** FlashInfer offers the merge of two attention states as a function of its own, and vLLM
+# uses one when many requests share a prompt: attention to the shared part is computed once for all of them, that to
+# each one's own part separately, and the two are merged by their log-sum-exps. Ring attention does it across GPUs.
 #
-# **Losses over large vocabularies** use 3.6: the log-sum-exp of a row of 128,256 logits in one pass, in pieces, so that the probabilities are never stored.
+# **Losses over large vocabularies** use 3.6: the log-sum-exp of a row of 128,256 logits in one pass, in pieces, so
+# that the probabilities are never stored.
 #
 # ## Papers
 #
-# - M. Milakov, N. Gimelshein, *Online normalizer calculation for softmax*, 2018, [arXiv 1805.02867](https://arxiv.org/abs/1805.02867). Section 3 is exercise 3.2, section 3.1 the merge.
-# - M. Rabe, C. Staats, *Self-attention does not need O(n²) memory*, 2021, [arXiv 2112.05682](https://arxiv.org/abs/2112.05682). Exercise 3.4, on a TPU, before FlashAttention.
-# - T. Dao, D. Fu, S. Ermon, A. Rudra, C. Ré, *FlashAttention*, 2022, [arXiv 2205.14135](https://arxiv.org/abs/2205.14135). The loop with tiles of queries: chapter 04.
-# - T. Dao, *FlashAttention-2*, 2023, [arXiv 2307.08691](https://arxiv.org/abs/2307.08691). Section 3.1: divide once, keep the log-sum-exp and not the pair.
+# - M. Milakov, N. Gimelshein, *Online normalizer calculation for softmax*, 2018, [arXiv
+#   1805.02867](https://arxiv.org/abs/1805.02867). Section 3 is exercise 3.2, section 3.1 the merge.
+# - M. Rabe, C. Staats, *Self-attention does not need O(n²) memory*, 2021, [arXiv
+#   2112.05682](https://arxiv.org/abs/2112.05682). Exercise 3.4, on a TPU, before FlashAttention.
+# - T. Dao, D. Fu, S. Ermon, A. Rudra, C. Ré, *FlashAttention*, 2022, [arXiv
+#   2205.14135](https://arxiv.org/abs/2205.14135). The loop with tiles of queries: chapter 04.
+# - T. Dao, *FlashAttention-2*, 2023, [arXiv 2307.08691](https://arxiv.org/abs/2307.08691). Section 3.1: divide once,
+#   keep the log-sum-exp and not the pair.
 # - *FlashAttention-4*, 2026, [arXiv 2603.05451](https://arxiv.org/abs/2603.05451). When not to rescale.
 
 # %%
 progress()
 
 # %% [markdown]
-# **Next.** [04 · Tiling in Triton](04_triton_tiling.ipynb) gives the loop of 3.4 a block of queries, and with that you have FlashAttention.
+# **Next.** [04 · Tiling in Triton](04_triton_tiling.ipynb) gives the loop of 3.4 a block of queries, and with that you
+# have FlashAttention.
