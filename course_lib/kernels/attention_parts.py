@@ -1,0 +1,142 @@
+"""The parts that attention kernels are made of: small functions on tiles, each one idea of the algorithm.
+
+Names of the papers: running_max is m, running_sum is ℓ, accumulator is the unnormalised O. Scores are kept in units of
+log 2, since the hardware has exp2 and not exp: softmax(s) = 2^(s·log2 e) / Σ 2^(s·log2 e), and the factor log2 e costs
+nothing once it is folded into the scale.
+"""
+import triton
+import triton.language as tl
+
+LOG2_E = 1.4426950408889634
+LN_2 = tl.constexpr(0.6931471805599453)
+# Products of float32 tiles are computed in float32. Triton's default, tf32, keeps 10 bits of the mantissa.
+FLOAT32_PRECISION = tl.constexpr("ieee")
+CAREFUL_KEYS = tl.constexpr(16)  # the smallest tile of tl.dot: the careful pass must not cost the fast one registers
+
+
+@triton.jit
+def online_softmax_update(scores, running_max, running_sum, accumulator, scale_log2, MASKED: tl.constexpr):
+    """One step of the online softmax: weigh a tile of scores, and bring the earlier work to the new maximum.
+
+    scores [BLOCK_M, BLOCK_N] are unscaled; the scale rides along in the multiply-add of the exponent. The division by
+    running_sum waits until the last tile (FlashAttention-2: fewer FLOPs that are not matrix products).
+    """
+    new_max = tl.maximum(running_max, tl.max(scores, axis=1) * scale_log2)  # [BLOCK_M]
+    reference_max = new_max
+    if MASKED:
+        # A row that has seen no key yet has the maximum -inf, and -inf - -inf is NaN: measure such a row from 0.
+        reference_max = tl.where(new_max == float("-inf"), 0.0, new_max)
+    weights = tl.exp2(scores * scale_log2 - reference_max[:, None])  # [BLOCK_M, BLOCK_N]
+    rescale = tl.exp2(running_max - reference_max)  # [BLOCK_M], 1 where the maximum did not grow
+    running_sum = running_sum * rescale + tl.sum(weights, axis=1)
+    accumulator = accumulator * rescale[:, None]
+    return weights, new_max, running_sum, accumulator
+
+
+@triton.jit
+def load_rows(matrix, first_row, row_count, HEAD_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+              MASKED: tl.constexpr):
+    """A tile of a [row_count, HEAD_DIM] matrix, given as (pointer, row stride); zeros where the matrix has nothing."""
+    pointer, row_stride = matrix
+    rows = tl.arange(0, BLOCK_ROWS)
+    columns = tl.arange(0, BLOCK_D)
+    # 64 bits for the offset that grows with the length; inside a tile 32 do, and save registers.
+    pointer += tl.cast(first_row, tl.int64) * row_stride
+    pointers = pointer + (rows[:, None] * row_stride + columns[None, :])  # [BLOCK_ROWS, BLOCK_D]
+    if MASKED:
+        inside = (first_row + rows < row_count)[:, None] & (columns < HEAD_DIM)[None, :]
+        tile = tl.load(pointers, mask=inside, other=0.0)
+    elif HEAD_DIM < BLOCK_D:
+        tile = tl.load(pointers, mask=(columns < HEAD_DIM)[None, :], other=0.0)
+    else:
+        tile = tl.load(pointers)
+    return tile  # [BLOCK_ROWS, BLOCK_D]
+
+
+@triton.jit
+def visible_pairs(query_positions, key_positions, key_length, keys_before, keys_after):
+    """Which pairs of query and key count, [BLOCK_M, BLOCK_N].
+
+    A query sees the keys from keys_before places before its own position to keys_after places after it, of those that
+    exist; causal attention is keys_after = 0. A side whose bound is None has none, and costs nothing.
+    """
+    distance = key_positions[None, :] - query_positions[:, None]  # [BLOCK_M, BLOCK_N], above 0: the key comes later
+    visible = (key_positions < key_length)[None, :] & (distance == distance)
+    if keys_before is not None:
+        visible = visible & (distance >= -keys_before)
+    if keys_after is not None:
+        visible = visible & (distance <= keys_after)
+    return visible
+
+
+@triton.jit
+def key_ranges(first_position, last_position, key_length, keys_before, keys_after, BLOCK_N: tl.constexpr):
+    """Which keys the queries at first_position..last_position see, and which of their tiles need no mask.
+
+    Returns begin, whole_begin, whole_end, end: every query sees all of the tiles in [whole_begin, whole_end); those in
+    [begin, whole_begin) and [whole_end, end) need the mask; all others are skipped, neither loaded nor computed.
+    """
+    begin = 0
+    whole_begin = 0
+    whole_end = key_length // BLOCK_N * BLOCK_N
+    end = key_length
+    if keys_before is not None:
+        begin = tl.maximum(first_position - keys_before, 0) // BLOCK_N * BLOCK_N
+        whole_begin = tl.cdiv(tl.maximum(last_position - keys_before, 0), BLOCK_N) * BLOCK_N
+    if keys_after is not None:
+        end = tl.minimum(key_length, tl.maximum(last_position + keys_after + 1, 0))
+        whole_end = tl.minimum(key_length, tl.maximum(first_position + keys_after + 1, 0)) // BLOCK_N * BLOCK_N
+    # A band narrower than a tile has no whole tile: its left and right parts meet at whole_begin.
+    whole_begin = tl.minimum(whole_begin, end)
+    whole_end = tl.maximum(whole_end, whole_begin)
+    return begin, whole_begin, whole_end, end
+
+
+@triton.jit
+def all_finite(tile):
+    """Whether a tile [rows, columns] holds neither an infinity nor a NaN."""
+    finite = tl.abs(tile) < float("inf")  # False for NaN too
+    return tl.min(tl.min(finite.to(tl.int32), axis=1), axis=0) == 1
+
+
+@triton.jit
+def attend_carefully(query, keys, values, begin, end, query_positions, key_length, band, scale_log2,
+                     HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The softmax state over keys in [begin, end), when some value is infinite or NaN: slow, and only then needed.
+
+    The weight of a hidden key is 0, but 0 · NaN is NaN: in a tile under the mask one such value reaches every row of
+    the product, also rows that don't see its key. Here such values are left out of the products, and then added, key by
+    key, to the rows that see them.
+    """
+    keys_before, keys_after = band
+    BLOCK_M: tl.constexpr = query.shape[0]
+    BLOCK_D: tl.constexpr = query.shape[1]
+    running_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    running_sum = tl.zeros([BLOCK_M], tl.float32)
+    accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for start in tl.range(begin, end, BLOCK_N, num_stages=1):
+        key_tile = load_rows(keys, start, key_length, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED=True)
+        scores = tl.dot(query, tl.trans(key_tile), input_precision=FLOAT32_PRECISION)  # [BLOCK_M, BLOCK_N]
+        key_positions = start + tl.arange(0, BLOCK_N)
+        visible = visible_pairs(query_positions, key_positions, key_length, keys_before, keys_after)
+        scores = tl.where(visible, scores, float("-inf"))
+        weights, running_max, running_sum, accumulator = online_softmax_update(
+            scores, running_max, running_sum, accumulator, scale_log2, MASKED=True)
+        value_tile = load_rows(values, start, key_length, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED=True)
+        value_tile = tl.where(tl.abs(value_tile) < float("inf"), value_tile, 0.0).to(value_tile.dtype)
+        accumulator = tl.dot(weights.to(value_tile.dtype), value_tile, accumulator, input_precision=FLOAT32_PRECISION)
+    for position in tl.range(begin, end, num_stages=1):
+        value = load_rows(values, position, key_length, HEAD_DIM, 1, BLOCK_D, MASKED=True)  # [1, BLOCK_D]
+        visible = visible_pairs(query_positions, position + tl.arange(0, 1), key_length, keys_before, keys_after)
+        unbounded = ~(tl.abs(value) < float("inf"))
+        accumulator += tl.where(visible & unbounded, value, 0.0)  # [BLOCK_M, BLOCK_D]
+    return running_max, running_sum, accumulator
+
+
+@triton.jit
+def finish_rows(accumulator, running_max, running_sum):
+    """The output and the log-sum-exp (natural logarithm) of finished rows; zeros and -inf for a row that saw no key."""
+    total = tl.where(running_sum == 0.0, 1.0, running_sum)  # [BLOCK_M]
+    output = accumulator / total[:, None]  # [BLOCK_M, HEAD_DIM]
+    log_sum_exp = (running_max + tl.log2(total)) * LN_2  # [BLOCK_M], the maximum of an empty row being -inf
+    return output, log_sum_exp
