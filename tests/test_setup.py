@@ -34,10 +34,15 @@ def recorder(tmp_path):
     return program, log
 
 
-def make(folder, *arguments, **environment):
-    variables = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    return subprocess.run(["make", *map(str, arguments)], cwd=folder, env={**variables, **environment},
+def run(folder, *command, **environment):
+    """A command as a shell of its own would run it: this test may itself be run by make, which leaves variables."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    return subprocess.run([str(part) for part in command], cwd=folder, env={**inherited, **environment},
                           capture_output=True, text=True)
+
+
+def make(folder, *arguments, **environment):
+    return run(folder, "make", *arguments, **environment)
 
 
 def test_a_fresh_machine_gets_an_environment_once(clone):
@@ -131,7 +136,7 @@ def test_the_ci_keeps_the_status_and_ends_with_the_tests_own_line(tmp_path, stat
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
     (tmp_path / "Makefile").write_text(f"test:\n\t@echo '=== 3 passed in 1 s ==='; exit {status}\n")
-    done = subprocess.run([tmp_path / ".ci" / "run"], cwd="/", capture_output=True, text=True)
+    done = run("/", tmp_path / ".ci" / "run")
     assert (done.returncode == 0) == (status == 0)
     assert done.stdout.splitlines()[-1] == "=== 3 passed in 1 s ===" and done.stderr == ""
 
@@ -140,7 +145,7 @@ def test_the_ci_does_not_hide_a_make_that_could_not_run(tmp_path):
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
     (tmp_path / "Makefile").write_text("other:\n")
-    done = subprocess.run([tmp_path / ".ci" / "run"], cwd="/", capture_output=True, text=True)
+    done = run("/", tmp_path / ".ci" / "run")
     assert done.returncode != 0 and "No rule to make target" in done.stdout
 
 
