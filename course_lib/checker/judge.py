@@ -214,7 +214,7 @@ def _below_the_floor(exercise: Exercise, finished: list[diagnosis.Outcome]) -> s
         from course_lib.hardware.ceilings import ceilings
 
         least = requirement.minimum_bytes(*timed.case.args)
-        floor = least / ceilings().read_bandwidth
+        floor = least / ceilings().memory_bandwidth
         if timed.seen.timing["answer"] < FLOOR_MARGIN * floor:
             return (
                 f"{timed.seen.timing['answer'] * 1e6:.1f} µs cannot be: {least:,.0f} bytes must move, which takes "

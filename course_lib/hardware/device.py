@@ -69,9 +69,9 @@ def prepare_triton() -> None:
     if triton_imported_too_early():
         warnings.warn(TOO_EARLY, RuntimeWarning, stacklevel=3)
     elif interpreting():
-        from course_lib.hardware.interpreter import repair_interpreter
+        from course_lib.hardware.interpreter import repair_where_needed
 
-        repair_interpreter()
+        repair_where_needed()
 
 
 TOO_EARLY = (

@@ -1,9 +1,8 @@
-"""Make Triton 3.6's interpreter work with NumPy 2.4 and later.
+"""Which pairs of Triton and NumPy need their interpreter repaired.
 
 A loop over a run-time bound calls `int()` on a loaded scalar, which the interpreter holds as an array of shape [1].
-NumPy 2.4 refuses that ("only 0-dimensional arrays can be converted"); Triton 3.7 squeezes the array first. Here the
-older interpreter is given the same behaviour. Triton patches its tensor class anew at every launch, so its patching
-function is wrapped rather than the class.
+NumPy 2.4 refuses that ("only 0-dimensional arrays can be converted"); Triton 3.7 squeezes the array first. On Triton
+3.6 the traffic meter's module gives the interpreter the same behaviour.
 """
 import importlib.metadata
 
@@ -26,20 +25,9 @@ def needs_repair() -> bool:
     return triton is not None and numpy is not None and triton < FIXED_IN and numpy >= BREAKS_FROM_NUMPY
 
 
-def repair_interpreter() -> bool:
-    """Apply the repair where it is needed; True when it is in force. Imports Triton only on the affected pairs."""
-    if not needs_repair():
-        return False
-    from triton.runtime import interpreter
+def repair_where_needed() -> None:
+    """Repair the interpreter on the affected pairs; imports Triton only on those, so that others start fast."""
+    if needs_repair():
+        from course_lib.hardware.traffic import repair_interpreter  # the one module that touches Triton's inside
 
-    original = interpreter._patch_lang_tensor
-    if getattr(original, "squeezes_scalars", False):
-        return True
-
-    def patch_lang_tensor(tensor, scope, *arguments):
-        original(tensor, scope, *arguments)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    patch_lang_tensor.squeezes_scalars = True
-    interpreter._patch_lang_tensor = patch_lang_tensor
-    return True
+        repair_interpreter()

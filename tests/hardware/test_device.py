@@ -173,21 +173,3 @@ def test_the_interpreter_is_repaired_only_on_the_pair_that_needs_it(monkeypatch)
         versions = {"triton": triton_version, "numpy": numpy_version}
         monkeypatch.setattr(interpreter, "version_pair", versions.get)
         assert interpreter.needs_repair() is needed
-
-
-@pytest.mark.skipif(not device.interpreting(), reason="the interpreter's own patching runs only there")
-def test_the_repair_reads_a_scalar_held_as_an_array(monkeypatch):
-    """Triton 3.6 called int() on an array of shape [1], which NumPy 2.4 refuses."""
-    import numpy
-    from triton.runtime import interpreter as tritons
-
-    from course_lib.hardware import interpreter
-
-    monkeypatch.setattr(interpreter, "needs_repair", lambda: True)
-    monkeypatch.setattr(tritons, "_patch_lang_tensor", lambda tensor, scope: None)
-    assert interpreter.repair_interpreter() and interpreter.repair_interpreter()
-    attributes = {}
-    scope = type("Scope", (), {"set_attr": lambda self, owner, name, value: attributes.update({name: value})})()
-    tritons._patch_lang_tensor(None, scope)
-    scalar = type("Scalar", (), {"handle": type("Handle", (), {"data": numpy.array([7])})})()
-    assert attributes["__index__"](scalar) == 7
