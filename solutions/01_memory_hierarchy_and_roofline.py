@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 
 from course_lib.hardware.timing import measure
-from course_lib.hardware.units import format_bandwidth, format_bytes, format_flop_rate, format_seconds
+from course_lib.hardware.units import format_bandwidth, format_bytes, format_capacity, format_flop_rate, format_seconds
 
 device = default_device()
 on_gpu = machine().tier != "none"
@@ -39,8 +39,8 @@ on_gpu = machine().tier != "none"
 
 # %%
 def time_two_sums(length):
-    storage = torch.rand(16 * length, device=device)
-    return measure(storage[:length].sum), measure(storage[::16].sum)
+    storage = torch.ones(16 * length, device=device)
+    return measure(storage[:length].sum, flush=True), measure(storage[::16].sum, flush=True)  # from memory, not a cache
 
 
 length = 2**25 if on_gpu else 2**22
@@ -77,16 +77,17 @@ from course_lib.hardware.ceilings import ceilings
 
 here = ceilings()
 print(f"{here.device}, measured {here.measured_at[:10]}")
-print(f"copy, read + write     {format_bandwidth(here.copy_bandwidth)}")
-print(f"read alone             {format_bandwidth(here.read_bandwidth)}")
-if here.l2_bandwidth:
-    print(f"from the L2 cache      {format_bandwidth(here.l2_bandwidth)}")
-if here.on_chip_bandwidth:
-    print(f"{'L1, all together' if on_gpu else 'in the cache'}       {format_bandwidth(here.on_chip_bandwidth)}")
-print(f"multiply-adds          {format_flop_rate(here.fma_rate)}")
-for dtype, rate in here.matmul_rate.items():
-    print(f"matmul {dtype:<15} {format_flop_rate(rate)}")
-print(f"cost of a launch       {format_seconds(here.launch_overhead)}")
+figures = {
+    "copy, read + write": format_bandwidth(here.copy_bandwidth),
+    "read alone": format_bandwidth(here.read_bandwidth),
+    "from the L2 cache": here.l2_bandwidth and format_bandwidth(here.l2_bandwidth),
+    "from the caches of all cores": here.on_chip_bandwidth and format_bandwidth(here.on_chip_bandwidth),
+    "multiply-adds": format_flop_rate(here.fma_rate),
+    **{f"matmul {dtype}": format_flop_rate(rate) for dtype, rate in here.matmul_rate.items()},
+    "cost of a launch": format_seconds(here.launch_overhead),
+}
+for what, figure in figures.items():
+    print(f"{what:<32}{figure or 'not measured here'}")
 
 # %% [markdown]
 # Here they are beside the stores that they belong to. Where the datasheet states a figure for your GPU, it stands next
@@ -96,7 +97,7 @@ print(f"cost of a launch       {format_seconds(here.launch_overhead)}")
 # %%
 from course_lib.figures.hierarchy import hierarchy_plot
 
-hierarchy_plot(here)
+hierarchy_plot(machine(), here)
 
 # %% [markdown]
 # ## Counting
@@ -218,7 +219,7 @@ from course_lib.hardware.datasheets import DATASHEETS
 
 print(f"{'datasheet':<12}{'memory':>9}{'bandwidth':>12}{'float16 matmul':>16}{'balance point':>16}")
 for name, sheet in DATASHEETS.items():
-    print(f"{name:<12}{format_bytes(sheet.memory_bytes):>9}{format_bandwidth(sheet.bandwidth):>12}"
+    print(f"{name:<12}{format_capacity(sheet.memory_bytes):>9}{format_bandwidth(sheet.bandwidth):>12}"
           f"{format_flop_rate(sheet.matmul_rate['float16']):>16}{sheet.balance_point('float16'):>11.0f} FLOP/B")
 matmul_dtype = "float16" if on_gpu else "float32"
 own_balance = here.matmul_rate[matmul_dtype] / here.copy_bandwidth
@@ -294,28 +295,26 @@ from course_lib.hardware.roofline import Work
 
 length = 2**26 if on_gpu else 2**24
 x, y, result = (torch.rand(length, device=device) for _ in range(3))
-rows = x.view(-1, 1024)
-size = 8192 if on_gpu else 1024
-dtype = getattr(torch, matmul_dtype)
-left, right = (torch.rand(size, size, device=device, dtype=dtype) for _ in range(2))
+rows, softmax_result = x.view(-1, 1024), result.view(-1, 1024)
+size, item = (8192, 2) if on_gpu else (1024, 4)
+left, right = (torch.rand(size, size, device=device).to(getattr(torch, matmul_dtype)) for _ in range(2))
+weights, vector = x[: 2**24].view(4096, 4096), y[:4096]
 
 points = [
     Measured(Work("copy", 0, 2 * x.nbytes), measure(lambda: result.copy_(x))),
     Measured(Work("x + y", *best_elementwise_cost(length, 2, 1, 4)), measure(lambda: torch.add(x, y, out=result))),
-    Measured(Work("softmax, rows of 1024", *best_softmax_cost(*rows.shape, 4)), measure(lambda: rows.softmax(dim=1))),
-    Measured(Work("matrix × vector", *best_matmul_cost(size, size, 1, right.element_size()), matmul_dtype),
-             measure(lambda: left @ right[0])),
-    Measured(Work(f"matmul of {size}", *best_matmul_cost(size, size, size, right.element_size()), matmul_dtype),
+    Measured(Work("softmax, rows of 1024", *best_softmax_cost(*rows.shape, 4)),
+             measure(lambda: torch.softmax(rows, 1, out=softmax_result))),
+    Measured(Work("matrix × vector", *best_matmul_cost(4096, 4096, 1, 4)), measure(lambda: weights @ vector)),
+    Measured(Work(f"matmul of {size}", *best_matmul_cost(size, size, size, item), matmul_dtype),
              measure(lambda: left @ right)),
 ]
 roofline_plot(here, points)
 
 # %% [markdown]
 # Read it twice. Along the slope sit the operations whose time is their bytes; improving their arithmetic would be work
-# for nothing. And the distance of each point from its roof is a grade: the copy and the addition are near it, and
-# whatever is not has something wrong with it that this course will teach you to name. (On a CPU the matrix-vector
-# product may lie *above* the slope: its matrix stays in the cache, so its bytes never reach the memory whose speed the
-# slope shows.)
+# for nothing. And the distance of each point from its roof is a grade: the copy and the addition are near it, and what
+# is not has something to gain that this course will teach you to name.
 #
 # ## Coalescing: what a load really fetches
 #
@@ -607,15 +606,18 @@ def unfused():
     torch.clamp(total, min=0.0, out=result)
 
 
-def fused_in_the_cache(piece=2**17):
-    for start in range(0, length, piece):
+def fused_in_the_cache(piece=2**16):
+    for start in range(0, x.numel(), piece):
         part = slice(start, start + piece)
         torch.mul(x[part], 0.5, out=result[part])
         result[part].add_(y[part]).relu_()
 
 
+threads = torch.get_num_threads()
+torch.set_num_threads(1)  # on a CPU: pieces this small are not worth sharing among the cores
 three = measure(unfused)
 one = measure((lambda: best_scale_add_relu(x, y, 0.5)) if on_gpu else fused_in_the_cache)
+torch.set_num_threads(threads)
 print(compared("three kernels", 7 * x.nbytes, three))
 print(compared("fused", 3 * x.nbytes, one))
 print(f"predicted gain 7/3 = 2.33, measured {three.median / one.median:.2f}")
@@ -697,8 +699,9 @@ from course_lib.kernels.fma_chain import fma_chain_work, run_fma_chain
 
 length = 2**27 if on_gpu else 2**23
 values, out = torch.rand(length, device=device), torch.empty(length, device=device)
-steps = sorted({max(1, round(predicted * 2.0**power)) for power in (-5, -4, -3, -2, -1, 0, 1, 2, 3, 4)})
-timings = [measure(partial(run_fma_chain, values, count, out=out), seconds=0.2) for count in steps]
+steps = sorted({max(1, round(predicted * 2.0**power)) for power in (-4, -3, -2, -1, 0, 1, 2, 3)})
+repeats = 50 if on_gpu else 5
+timings = [measure(partial(run_fma_chain, values, count, out=out), warmup=1, repeats=repeats) for count in steps]
 seconds = [timing.median for timing in timings]
 measured = best_measured_turning_steps(steps, seconds)
 print(f"predicted {predicted:.1f} steps, measured {measured:.1f}: {measured / predicted:.2f} of the prediction")
