@@ -3,9 +3,9 @@
 #
 # **The question.** One attention layer reads 8192 tokens in 32 heads of dimension 128, in float16. Its inputs and its
 # output are 268 MB together. Its arithmetic is 1.1 TFLOP, which the tensor cores of an H100 do in 1.1 ms at the rate of
-# their datasheet. Written the way the formula is printed in the paper, the layer cannot finish in less than 5 ms on that
-# card, and at about 25,000 tokens it does not run at all: 80 GB are full. Where do the milliseconds and the gigabytes
-# go?
+# their datasheet. Written the way the formula is printed in the paper, the layer cannot finish in less than 5 ms on
+# that card, and with 26,000 tokens it does not run at all: 80 GB are full. Where do the milliseconds and the
+# gigabytes go?
 #
 # In this chapter you write that version, as three Triton kernels, because everything that follows is measured against
 # it. You count its bytes on paper, let a meter count them again, predict its time on your machine, and measure. Two
@@ -39,13 +39,13 @@ device = default_device()
 # | $P$ | probabilities | [query_length, key_length] | **4.3 GB** |
 #
 # Write $M$ for the number of queries, $N$ for the number of keys, $D$ for the head dimension and $H$ for the heads.
-# Each of the two products takes $2 H M N D$ FLOPs. The softmax takes about four for each score, $4 H M N$, which is 1.6 %
-# of the rest at $D = 128$. So the arithmetic is $4 H M N D$: for the question, $4 \cdot 32 \cdot 8192^2 \cdot 128 = 1.1
-# \cdot 10^{12}$.
+# Each of the two products takes $2 H M N D$ FLOPs. The softmax takes about four for each score, $4 H M N$, which is 1.6
+# % of the rest at $D = 128$. So the arithmetic is $4 H M N D$: for the question, $4 \cdot 32 \cdot 8192^2 \cdot 128 =
+# 1.1 \cdot 10^{12}$.
 #
 # The bytes are another matter. $S$ has 64 times the elements of $Q$ here, and no chip holds 4.3 GB: the L2 cache of an
-# H100 is 50 MB. A kernel that computes $S$ must leave it in memory, the next one must fetch it from there. Three kernels,
-# three *passes* over a matrix of $M \times N$:
+# H100 is 50 MB. A kernel that computes $S$ must leave it in memory, the next one must fetch it from there. Three
+# kernels, three *passes* over a matrix of $M \times N$:
 
 # %%
 from course_lib.figures.three_passes import draw_three_passes
@@ -58,8 +58,8 @@ draw_three_passes(heads=32, query_length=8192, key_length=8192, head_dim=128, it
 #
 # Chapter 01 says so in advance. The softmax does 4 FLOPs on an element that is read and written, 4 bytes in float16: an
 # intensity of 1 FLOP/byte, where an H100's balance point is 295. The products look better, and are still below the
-# balance: $2 M N D$ FLOPs against the $2 M N$ bytes of a float16 matrix make an intensity of $D$ FLOP/byte, 64 or 128 in
-# today's models. **All three passes wait for memory**, because of a matrix that nobody asked for.
+# balance: $2 M N D$ FLOPs against the $2 M N$ bytes of a float16 matrix make an intensity of $D$ FLOP/byte, 64 or 128
+# in today's models. **All three passes wait for memory**, because of a matrix that nobody asked for.
 #
 # Put it in a function. The numbers of the drawing are your first test.
 
@@ -117,19 +117,19 @@ total = sum(floor_time(work, roof) for work in question)
 print(f"  {'in all':8} {format_bytes(sum(work.bytes for work in question)):>8}{'':27}{format_seconds(total):>8}")
 
 # %% [markdown]
-# On a GPU every line should say *memory*. On a CPU the products may be bound by compute: a CPU computes some hundred
-# times slower than a GPU's matrix units and moves bytes only some tens of times slower, so its balance point is lower.
-# The softmax is bound by memory on both.
+# On a GPU with tensor cores every line should say *memory*. On a CPU the products are usually bound by compute: its
+# balance point is lower than their intensity. The softmax, with an intensity of 1 in float16 and of a half in float32,
+# is bound by memory everywhere.
 #
 # ## Where memory runs out
 #
-# Time is one price of the matrix. The other is that it must exist. While the softmax runs, $S$ and $P$ are both alive, and
-# so are $Q$, $K$, $V$ and the buffer of $O$:
+# Time is one price of the matrix. The other is that it must exist. While the softmax runs, $S$ and $P$ are both alive,
+# and so are $Q$, $K$, $V$ and the buffer of $O$:
 #
 # $$\text{bytes} = b \cdot H \cdot (4 N D + 2 N^2) \qquad \text{for } M = N \text{ and } b \text{ bytes an element}$$
 #
-# Doubling the context quadruples the matrices. The next figure has your machine on it, in black. The lower line is what the
-# same attention needs when $S$ and $P$ are never written, which is what you will build in chapters 03 and 04.
+# Doubling the context quadruples the matrices. The next figure has your machine on it, in black. The lower line is what
+# the same attention needs when $S$ and $P$ are never written, which is what you will build in chapters 03 and 04.
 
 # %%
 from course_lib.figures.attention_memory import draw_attention_memory
@@ -137,8 +137,8 @@ from course_lib.figures.attention_memory import draw_attention_memory
 draw_attention_memory(heads=32, head_dim=128, item_bytes=2, device_bytes=machine().memory_bytes)
 
 # %% [markdown]
-# Read the longest length of each device off the figure, then compute it exactly. The result is a whole number of tokens,
-# and the check asks for exact ones: one byte less memory may mean one token less.
+# Read the longest length of each device off the figure, then compute it exactly. The result is a whole number of
+# tokens, and the check asks for exact ones: one byte less memory may mean one token less.
 
 # %%
 # Exercise 2.2 · The longest sequence that fits
@@ -164,8 +164,8 @@ from course_lib.hardware.datasheets import DATASHEETS
 memories = {name: sheet.memory_bytes for name, sheet in DATASHEETS.items()} | {"this machine": machine().memory_bytes}
 for name, memory_bytes in memories.items():
     lengths = [best_longest_length(int(memory_bytes), heads, 128, 2) for heads in (1, 32, 8 * 32)]
-    print(f"{name:>12}, {format_capacity(memory_bytes):>8}: N = {lengths[0]:>7,} with one head, {lengths[1]:>6,} with 32, "
-          f"{lengths[2]:>6,} with a batch of 8 such layers' inputs")
+    print(f"{name:>12}, {format_capacity(memory_bytes):>8}: N = {lengths[0]:>7,} with one head, {lengths[1]:>6,} with "
+          f"32, {lengths[2]:>6,} with 32 heads and a batch of 8")
 
 # %% [markdown]
 # And that is memory for nothing else: no weights, no other layer, no gradients. In training it is worse, since $P$ of
@@ -173,19 +173,19 @@ for name, memory_bytes in memories.items():
 #
 # ## Who may see whom
 #
-# A language model predicts the next token, so a token must not see later ones: the *causal mask* hides the keys behind a
-# query's own position. Three questions decide whether a mask is right.
+# A language model predicts the next token, so a token must not see later ones: the *causal mask* hides the keys behind
+# a query's own position. Three questions decide whether a mask is right.
 #
 # **Does a token see itself?** Yes. Key $j$ is visible to query $i$ if $j \le p_i$, with $p_i$ the query's position.
 #
-# **What is the position of query $i$ when there are fewer queries than keys?** This is the usual case in serving: the keys of
-# 1000 earlier tokens lie in a cache, and 5 new tokens come as queries. The last query is the newest token and stands at the
-# last key, so $p_i = i + N - M$. The mask is aligned to the *bottom right*. A mask aligned to the top left would let the
-# newest token see 5 keys of 1005.
+# **What is the position of query $i$ when there are fewer queries than keys?** This is the usual case in serving: the
+# keys of 1000 earlier tokens lie in a cache, and 5 new tokens come as queries. The last query is the newest token and
+# stands at the last key, so $p_i = i + N - M$. The mask is aligned to the *bottom right*. A mask aligned to the top
+# left would let the newest token see 5 keys of 1005.
 #
-# **What if a query sees no key?** With more queries than keys the first $M - N$ positions are negative. The softmax of nothing
-# is not defined: computed without care it is $e^{-\infty - (-\infty)}$, NaN, which spreads to everything downstream. The
-# course says, as FlashAttention does: a row of zeros.
+# **What if a query sees no key?** With more queries than keys the first $M - N$ positions are negative. The softmax of
+# nothing is not defined: computed without care it is $e^{-\infty - (-\infty)}$, NaN, which spreads to everything
+# downstream. The course says, as FlashAttention does: a row of zeros.
 
 # %%
 from course_lib.kernels.attention_reference import visible_keys
@@ -196,9 +196,9 @@ for queries, keys in ((4, 4), (2, 5), (5, 3)):
         print("    " + " ".join("■" if visible else "·" for visible in row))
 
 # %% [markdown]
-# **Where does the mask go?** Before the softmax, as a score of $-\infty$: a hidden key then weighs $e^{-\infty} = 0$ and the
-# visible ones add up to 1. Zeroing probabilities afterwards leaves rows that add up to less than 1; a score of 0 is a weight
-# of $e^0 = 1$, which is not nothing.
+# **Where does the mask go?** Before the softmax, as a score of $-\infty$: a hidden key then weighs $e^{-\infty} = 0$
+# and the visible ones add up to 1. Zeroing probabilities afterwards leaves rows that add up to less than 1; a score of
+# 0 is a weight of $e^0 = 1$, which is not nothing.
 #
 # Write the mask first in plain PyTorch. It goes into a kernel in exercise 2.5.
 
@@ -208,7 +208,8 @@ def causal_softmax(scores: torch.Tensor) -> torch.Tensor:
     """Causal attention probabilities.
 
     scores: [heads, query_length, key_length], any float dtype. The last query stands at the last key.
-    Returns: the same shape and dtype. Each row adds up to 1, hidden keys have 0; a query that sees no key has a row of zeros.
+    Returns: the same shape and dtype. Each row adds up to 1, hidden keys have 0; a query that sees no key has a row of
+    zeros.
     """
     # BEGIN SOLUTION
     query_length, key_length = scores.shape[-2:]
@@ -228,15 +229,15 @@ best_causal_softmax = check("2.3", causal_softmax).best
 # ## A kernel on tiles
 #
 # Here is a kernel of the kind that you will write next: it works on a matrix in *tiles*, two-dimensional blocks of
-# positions. It subtracts a penalty from the scores that grows with the distance between query and key, which is how ALiBi
-# tells a model where tokens stand ([Press et al.](https://arxiv.org/abs/2108.12409)). Read it for four things:
+# positions. It subtracts a penalty from the scores that grows with the distance between query and key, which is how
+# ALiBi tells a model where tokens stand ([Press et al.](https://arxiv.org/abs/2108.12409)). Read it for four things:
 #
 # 1. **Which tile is mine?** Three program numbers: tile of rows, tile of columns, head.
-# 2. **Pointers.** A column of row offsets plus a row of column offsets is a tile of offsets: `[BLOCK_M, 1] + [1, BLOCK_N]`
-#    broadcasts to `[BLOCK_M, BLOCK_N]`, as in PyTorch.
+# 2. **Pointers.** A column of row offsets plus a row of column offsets is a tile of offsets: `[BLOCK_M, 1] + [1,
+#    BLOCK_N]` broadcasts to `[BLOCK_M, BLOCK_N]`, as in PyTorch.
 # 3. **Masks.** Lengths are seldom multiples of the tile, so both directions are masked, in the load and in the store.
-# 4. **The head's offset is an int64.** Program numbers are int32, and 32 heads of 8192² scores have 2³¹ elements: the last
-#    offset is the largest number that an int32 holds. One head more and the offset turns negative, silently.
+# 4. **The head's offset is an int64.** Program numbers are int32, and 32 heads of 8192² scores have 2³¹ elements: the
+#    last offset is the largest number that an int32 holds. One head more and the offset turns negative, silently.
 
 
 # %%
@@ -259,11 +260,13 @@ def distance_penalty_kernel(
 
 
 def distance_penalty(scores: torch.Tensor, slopes: torch.Tensor) -> torch.Tensor:
-    """scores[h, i, j] - slopes[h] * |position of query i - j|; scores [heads, queries, keys], contiguous; slopes [heads]."""
+    """scores[h, i, j] - slopes[h] · |position of query i - j|, for contiguous scores [heads, queries, keys]."""
     heads, query_length, key_length = scores.shape
     result = torch.empty_like(scores)
     grid = (triton.cdiv(query_length, 32), triton.cdiv(key_length, 64), heads)
-    distance_penalty_kernel[grid](scores, result, slopes, query_length, key_length, *scores.stride()[:2], BLOCK_M=32, BLOCK_N=64)
+    distance_penalty_kernel[grid](
+        scores, result, slopes, query_length, key_length, *scores.stride()[:2], BLOCK_M=32, BLOCK_N=64,
+    )
     return result
 
 
@@ -274,25 +277,26 @@ expected = example - slopes[:, None, None] * (positions - torch.arange(130, devi
 print("largest difference to PyTorch:", (distance_penalty(example, slopes) - expected).abs().max().item())
 
 # %% [markdown]
-# Now count. This innocent step reads the matrix and writes it: **two more crossings**, 8.6 GB for the question's layer, half
-# again as much as before. The same holds for a mask, a soft cap or a dropout that is a kernel of its own. So the mask belongs
-# *into* a kernel that has the scores in hand anyway.
+# Now count. This innocent step reads the matrix and writes it: **two more crossings**, 8.6 GB for the question's layer,
+# half again as much as before. The same holds for a mask, a soft cap or a dropout that is a kernel of its own. So the
+# mask belongs *into* a kernel that has the scores in hand anyway.
 #
 # ## Pass 1: the scores
 #
-# The program for a tile of $S$ needs BLOCK_M rows of $Q$ and BLOCK_N rows of $K$, each $D$ wide. One instruction multiplies
-# two tiles: `tl.dot(a, b)` with `a` [BLOCK_M, D] and `b` [D, BLOCK_N], on the tensor cores where there are any, accumulated in
-# float32. Three things about it:
+# The program for a tile of $S$ needs BLOCK_M rows of $Q$ and BLOCK_N rows of $K$, each $D$ wide. One instruction
+# multiplies two tiles: `tl.dot(a, b)` with `a` [BLOCK_M, D] and `b` [D, BLOCK_N], on the tensor cores where there are
+# any, accumulated in float32. Three things about it:
 #
-# - The second operand is $K^\top$. Nothing is transposed in memory: you load the tile with the dimension running down and the
-#   keys running across, and each index keeps *its own* stride.
-# - For float32 operands its default on a GPU is tf32, which keeps 10 bits of the mantissa. `input_precision="ieee"` computes
-#   in float32. For float16 it changes nothing.
+# - The second operand is $K^\top$. Nothing is transposed in memory: you load the tile with the dimension running down
+#   and the keys running across, and each index keeps *its own* stride.
+# - For float32 operands its default on a GPU is tf32, which keeps 10 bits of the mantissa. `input_precision="ieee"`
+#   computes in float32. For float16 it changes nothing.
 # - All sides of a tile must be powers of two, at least 16. Our head dimensions are; lengths are what masks are for.
 #
-# The tensors arrive as a model makes them. A projection leaves $Q$ as [length, heads, head_dim], and `.transpose(0, 1)` makes
-# [heads, length, head_dim] of it without moving a byte: the rows of a head then lie `heads * head_dim` elements apart. Only
-# the last dimension is contiguous. **Strides are part of the tensor**, so the kernel takes them as arguments.
+# The tensors arrive as a model makes them. A projection leaves $Q$ as [length, heads, head_dim], and `.transpose(0, 1)`
+# makes [heads, length, head_dim] of it without moving a byte: the rows of a head then lie `heads * head_dim` elements
+# apart. Only the last dimension is contiguous. **Strides are part of the tensor**, so the kernel takes them as
+# arguments.
 
 # %%
 # Exercise 2.4 · The scores kernel
@@ -328,8 +332,8 @@ def scores_kernel(
 def scores(query: torch.Tensor, key: torch.Tensor, scale: float) -> torch.Tensor:
     """S = scale · Q Kᵀ for every head.
 
-    query: [heads, query_length, head_dim]; key: [heads, key_length, head_dim]; head_dim 16, 32, 64 or 128. Any lengths, any
-    strides, save that the last dimension is contiguous.
+    query: [heads, query_length, head_dim]; key: [heads, key_length, head_dim]; head_dim 16, 32, 64 or 128. Any lengths,
+    any strides, save that the last dimension is contiguous.
     Returns: [heads, query_length, key_length], in the dtype of query.
     """
     heads, query_length, head_dim = query.shape
@@ -355,13 +359,13 @@ best_scores = check("2.4", scores).best
 #
 # $$P_{ij} = \frac{e^{S_{ij}}}{\sum_k e^{S_{ik}}}$$
 #
-# cannot be computed as it stands: $e^{89}$ exceeds what float32 holds, and scores beyond 89 occur in real models. Multiply
-# numerator and denominator by $e^{-m}$ with $m$ the row's maximum:
+# cannot be computed as it stands: $e^{89}$ exceeds what float32 holds, and scores beyond 89 occur in real models.
+# Multiply numerator and denominator by $e^{-m}$ with $m$ the row's maximum:
 #
 # $$P_{ij} = \frac{e^{S_{ij} - m}}{\sum_k e^{S_{ik} - m}}, \qquad m = \max_k S_{ik}$$
 #
-# The value is the same, no exponent is above 0, and at least one term of the sum is 1, so that it cannot vanish either. This
-# is the *safe* softmax:
+# The value is the same, no exponent is above 0, and at least one term of the sum is 1, so that it cannot vanish either.
+# This is the *safe* softmax:
 
 # %%
 row = torch.tensor([1.0, 50.0, 100.0])
@@ -369,15 +373,15 @@ print("as it stands:", (row.exp() / row.exp().sum()).tolist())
 print("safe:        ", ((row - row.max()).exp() / (row - row.max()).exp().sum()).tolist())
 
 # %% [markdown]
-# One program takes one row and holds it whole, in a tile as wide as the next power of two: the row is read once and written
-# once, as the formula demands, with the maximum, the weights and the sum computed on the chip in between. That works up to
-# some ten thousand keys; what to do with longer rows is the question of chapter 03.
+# One program takes one row and holds it whole, in a tile as wide as the next power of two: the row is read once and
+# written once, as the formula demands, with the maximum, the weights and the sum computed on the chip in between. That
+# works up to some ten thousand keys; what to do with longer rows is the question of chapter 03.
 #
-# The mask comes in here at no cost. Better still, a load whose mask is off moves no bytes, so a causal softmax need not even
-# read the hidden half of the matrix. (The scores kernel has computed and written it all the same.)
+# The mask comes in here at no cost. Better still, a load whose mask is off moves no bytes, so a causal softmax need not
+# even read the hidden half of the matrix. (The scores kernel has computed and written it all the same.)
 #
-# From here on the launcher is yours to complete as well. Write your guess down before you check: which value must `other=` have
-# in the load, and why is it not 0?
+# From here on the launcher is yours to complete as well. Write your guess down before you check: which value must
+# `other=` have in the load, and why is it not 0?
 
 # %%
 # Exercise 2.5 · The softmax kernel, safe and causal
@@ -389,7 +393,8 @@ def row_softmax_kernel(
 ):
     """Softmax of one row, held whole. Program (row, head); BLOCK is a power of two, at least key_length.
 
-    Strides in elements; the last dimension is contiguous. With CAUSAL, hidden keys get 0, and all keys of a row that sees none.
+    Strides in elements; the last dimension is contiguous. With CAUSAL, hidden keys get 0, and so does a whole row that
+    sees none.
     """
     # BEGIN SOLUTION
     row, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -437,9 +442,9 @@ best_row_softmax = check("2.5", row_softmax).best
 # %% [markdown]
 # ## Pass 3: the output
 #
-# $O = P V$ is a matrix product again, with one difference to the first. There the inner dimension was $D$ and fitted into a tile.
-# Here the inner dimension is the keys, thousands of them, so each program *loops*: a tile of $P$ times a tile of $V$, added to an
-# accumulator that stays in registers until the end.
+# $O = P V$ is a matrix product again, with one difference to the first. There the inner dimension was $D$ and fitted
+# into a tile. Here the inner dimension is the keys, thousands of them, so each program *loops*: a tile of $P$ times a
+# tile of $V$, added to an accumulator that stays in registers until the end.
 #
 # The kernel and its launcher are yours. Choose the tiles and the grid yourself.
 
@@ -460,7 +465,9 @@ def weighted_values_kernel(
     queries = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
     head = tl.program_id(1).to(tl.int64)
     dims = tl.arange(0, HEAD_DIM)  # [HEAD_DIM]
-    probabilities_rows = probabilities_pointer + head * probabilities_head_stride + queries[:, None] * probabilities_row_stride
+    probabilities_rows = (
+        probabilities_pointer + head * probabilities_head_stride + queries[:, None] * probabilities_row_stride
+    )  # [BLOCK_M, 1]
     values = value_pointer + head * value_head_stride
 
     accumulator = tl.zeros([BLOCK_M, HEAD_DIM], dtype=tl.float32)  # [BLOCK_M, HEAD_DIM]
@@ -480,8 +487,8 @@ def weighted_values_kernel(
 def weighted_values(probabilities: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """O = P V for every head.
 
-    probabilities: [heads, query_length, key_length]; value: [heads, key_length, head_dim], of one dtype, head_dim 16, 32, 64 or
-    128. Any lengths, any strides, save that the last dimension is contiguous.
+    probabilities: [heads, query_length, key_length]; value: [heads, key_length, head_dim], of one dtype; head_dim 16,
+    32, 64 or 128. Any lengths, any strides, save that the last dimension is contiguous.
     Returns: [heads, query_length, head_dim], in the dtype of value.
     """
     # BEGIN SOLUTION
@@ -524,17 +531,16 @@ for causal in (False, True):
     print(f"causal={causal!s:5}: largest error {error:.1e}")
 
 # %% [markdown]
-# Now meter the three kernels, pass by pass. Two columns need a word. *Asked for* is what the loads and stores request: a tile of
-# $Q$ is requested once for every tile of keys, over and over. *Distinct* counts each byte of a pass once, which is what reaches
-# memory when a cache answers the repeated requests. It does: $Q$ and $K$ of a head are 2 MB each at 8192 tokens, and L2 caches
-# hold tens of megabytes. The matrix, at gigabytes, no cache can hold. So it is the *distinct* column that your formula must meet
-# within 5 %.
+# Now meter the three kernels, pass by pass. Two columns need a word. *Asked for* is what the loads and stores request:
+# a tile of $Q$ is requested once for every tile of keys, over and over. *Distinct* counts each byte of a pass once,
+# which is what reaches memory when a cache answers the repeated requests. It does: $Q$ and $K$ of a head are 2 MB each
+# at 8192 tokens, and L2 caches hold tens of megabytes. The matrix, at gigabytes, no cache can hold. So it is the
+# *distinct* column that your formula must meet within 5 %.
 
 # %%
 if interpreting():
     from course_lib.hardware.traffic import TrafficMeter
 
-    shape = dict(heads=2, query_length=256, key_length=256, head_dim=64)
     query, key, value = (torch.randn(2, 256, 64, dtype=torch.float16) for _ in range(3))
     state = {}
     steps = {
@@ -543,28 +549,28 @@ if interpreting():
         "output": lambda: state.update(output=best_weighted_values(state["probabilities"], value)),
     }
     print("pass       formula     distinct   asked for   distinct / formula")
-    for (name, step), predicted in zip(steps.items(), best_pass_bytes(**shape, item_bytes=2)):
+    for (name, step), predicted in zip(steps.items(), best_pass_bytes(2, 256, 256, 64, 2)):
         with TrafficMeter() as meter:
             step()
         report = meter.report()
         distinct = sum(tensor.distinct_loaded_bytes + tensor.distinct_stored_bytes for tensor in report.tensors)
         print(f"{name:8} {predicted:>9,} {distinct:>12,} {report.total_bytes:>11,} {distinct / predicted:>12.3f}")
 else:
-    print("The meter counts where kernels are interpreted. Here they are compiled; the cards of exercises 2.4 to 2.6 tell\n"
-          "what your kernels moved when the check interpreted them.")
+    print("The meter counts where kernels are interpreted. Here they are compiled; the cards of exercises 2.4 to 2.6\n"
+          "tell what your kernels moved when the check interpreted them.")
 
 # %% [markdown]
 # ## Predicted against measured
 #
-# The prediction for each pass is the longer of two times: its bytes at your memory's measured rate, its FLOPs at your arithmetic's
-# measured rate. On a GPU your own kernels are timed. In the interpreter a kernel's time says nothing, so there PyTorch's CPU
-# operations stand in for the three passes: they write and read the same matrices.
+# The prediction for each pass is the longer of two times: its bytes at your memory's measured rate, its FLOPs at your
+# arithmetic's measured rate. On a GPU your own kernels are timed. In the interpreter a kernel's time says nothing, so
+# there PyTorch's CPU operations stand in for the three passes: they write and read the same matrices.
 
 # %%
 from course_lib.hardware.timing import measure
 
 if interpreting():
-    heads, length, head_dim, dtype = 8, 1536, 64, torch.float32
+    heads, length, head_dim, dtype = 4, 2048, 64, torch.float32
 else:
     fits = best_longest_length(int(0.4 * torch.cuda.mem_get_info()[0]), 16, 64, 2)
     heads, length, head_dim, dtype = 16, min(8192, 2 ** (fits.bit_length() - 1)), 64, torch.float16
@@ -589,19 +595,24 @@ else:
         lambda: best_row_softmax(S, False),
         lambda: best_weighted_values(P, value),
     ]
-print(f"{heads} heads, {length} × {length}, head dimension {head_dim}, {dtype}: each matrix {format_bytes(S.numel() * S.element_size())}")
+print(f"{heads} heads, {length} × {length}, head dimension {head_dim}, {dtype}: "
+      f"each matrix {format_bytes(S.numel() * S.element_size())}")
 print("pass       predicted   measured   predicted / measured   bound by")
 naive_seconds = 0.0
 for work, run in zip(works, runs):
     seconds, least = measure(run).median, floor_time(work, roof)
     naive_seconds += seconds
-    print(f"{work.name:8} {format_seconds(least):>11} {format_seconds(seconds):>10} {100 * least / seconds:>16.0f} %          {bound(work, roof)}")
-print(f"{'in all':8} {format_seconds(sum(floor_time(work, roof) for work in works)):>11} {format_seconds(naive_seconds):>10}")
+    print(f"{work.name:8} {format_seconds(least):>11} {format_seconds(seconds):>10} {100 * least / seconds:>16.0f} %"
+          f"          {bound(work, roof)}")
+least = sum(floor_time(work, roof) for work in works)
+share = 100 * least / naive_seconds
+print(f"{'in all':8} {format_seconds(least):>11} {format_seconds(naive_seconds):>10} {share:>16.0f} %")
 
 # %% [markdown]
-# Look at the last column first, then at the ratio. The softmax should come nearest to its prediction on a GPU: it does little but
-# move bytes. Where a pass takes twice its prediction or more, something other than bytes and FLOPs costs time: tiles that are too
-# small to keep the tensor cores fed, a row too long for its registers, on a CPU an `exp` that is computed in software.
+# Look at the last column first, then at the ratio. The softmax should come nearest to its prediction on a GPU: it does
+# little but move bytes. Where a pass takes twice its prediction or more, something other than bytes and FLOPs costs
+# time: tiles that are too small to keep the tensor cores fed, a row too long for its registers, on a CPU an `exp` that
+# is computed in software.
 #
 # Whatever the ratio, no tuning can bring the sum below the *predicted* column. The bytes are in the algorithm.
 
@@ -617,22 +628,24 @@ print(f"the arithmetic alone, at this machine's rate:     {format_seconds(produc
 print(f"Q, K, V and O moved once, nothing else:           {format_seconds(ends)}")
 
 # %% [markdown]
-# The last two lines are what is really needed. The distance between them and the first is what chapters 03 and 04 are about.
+# The last two lines are what is really needed. The distance between them and the first is what chapters 03 and 04 are
+# about.
 #
 # ## Which attention does PyTorch run?
 #
-# `F.scaled_dot_product_attention` (SDPA) is not one kernel. It has *backends*, and chooses by device, dtype, shapes and mask:
+# `F.scaled_dot_product_attention` (SDPA) is not one kernel. It has *backends*, and chooses by device, dtype, shapes and
+# mask:
 #
 # | backend | what it is | asks for |
 # |---|---|---|
-# | FLASH_ATTENTION | FlashAttention-2; on a CPU a tiled version of PyTorch's own | CUDA: float16 or bfloat16, sm_80 or later, no mask tensor |
-# | CUDNN_ATTENTION | cuDNN's fused kernels | CUDA: float16 or bfloat16, sm_80 or later; the fastest on Hopper |
+# | FLASH_ATTENTION | FlashAttention-2; on a CPU, PyTorch's own | CUDA: float16 or bfloat16, sm_80 on, no mask |
+# | CUDNN_ATTENTION | cuDNN's fused kernels | CUDA: float16 or bfloat16, sm_80 on |
 # | EFFICIENT_ATTENTION | xFormers' memory-efficient kernel | CUDA: also float32, also a mask tensor |
 # | MATH | the three passes of this chapter, in PyTorch operations | anything |
 #
-# Falling back to MATH is silent: the result is right, the layer is several times slower, and memory grows with $N^2$. A mask
-# passed as a tensor, a float32 input or an odd head dimension is enough on some versions. So look at what runs. Every PyTorch
-# operation passes through a dispatcher, and a dispatch mode sees its name:
+# Falling back to MATH is silent: the result is right, the layer is several times slower, and memory grows with $N^2$. A
+# mask passed as a tensor, a float32 input or an odd head dimension is enough on some versions. So look at what runs.
+# Every PyTorch operation passes through a dispatcher, and a dispatch mode sees its name:
 
 # %%
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -659,7 +672,8 @@ def what_runs(*args, **options):
     return fused or [name for name in operations.names if name in ("bmm", "matmul", "_softmax", "_safe_softmax")]
 
 
-four_dimensional = [tensor[None] for tensor in (query, key, value)]  # SDPA's fused backends want [batch, heads, length, head_dim]
+# The fused backends want [batch, heads, length, head_dim].
+four_dimensional = [tensor[None] for tensor in (query, key, value)]
 mask = torch.ones(length, length, dtype=torch.bool, device=device).tril()
 print("no mask:           ", *what_runs(*four_dimensional))
 print("is_causal=True:    ", *what_runs(*four_dimensional, is_causal=True))
@@ -669,33 +683,35 @@ print("three dimensions:  ", *what_runs(query, key, value))
 print("with gradients:    ", *what_runs(*(tensor.clone().requires_grad_() for tensor in four_dimensional)))
 
 # %% [markdown]
-# `sdpa_kernel` allows only the backends that you name, and raises where none of them can run. PyTorch puts the reasons into
-# warnings, so catch those too. What does each backend take, on the tensors that you timed above?
+# `sdpa_kernel` allows only the backends that you name, and raises where none of them can run. PyTorch puts the reasons
+# into warnings, so catch those too. What does each backend take, on the tensors that you timed above?
 
 # %%
 import warnings
 
 
 def first_reason(caught, error):
-    """The most telling line among PyTorch's warnings: the first that names a requirement."""
+    """What hinders a backend, in PyTorch's words: the first of its warnings that is more than a heading."""
     texts = [str(each.message).split(" (Triggered")[0] for each in caught]
-    telling = [text for text in texts if "not used because" not in text and "Runtime disabled" not in text and "disabled" not in text]
-    return (telling or texts or [str(error)])[0][:110]
+    reasons = [text for text in texts if "not used because" not in text and "disabled" not in text]
+    return reasons[0][:100] if reasons else "none for this device" if "No viable backend" in str(error) else str(error)
 
 
 print(f"three passes (above)   {format_seconds(naive_seconds)}")
-for backend in (SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+for name in ("MATH", "EFFICIENT_ATTENTION", "FLASH_ATTENTION", "CUDNN_ATTENTION"):
+    backend = getattr(SDPBackend, name)
     with warnings.catch_warnings(record=True) as caught, sdpa_kernel([backend]):
         warnings.simplefilter("always")
         try:
             timing = measure(lambda: F.scaled_dot_product_attention(*four_dimensional))
-            print(f"{backend.name:22} {format_seconds(timing.median)}")
+            print(f"{name:22} {format_seconds(timing.median)}")
         except RuntimeError as error:
-            print(f"{backend.name:22} does not run here: {first_reason(caught, error)}")
+            print(f"{name:22} does not run here: {first_reason(caught, error)}")
 
 # %% [markdown]
-# One trap remains, and it is the alignment of the causal mask. `is_causal=True` means *top left* in SDPA, by its documentation.
-# With as many queries as keys there is no difference. With 3 new tokens against a cache of 8 keys there is, and nothing warns you:
+# One trap remains, and it is the alignment of the causal mask. `is_causal=True` means *top left* in SDPA, by its
+# documentation. With as many queries as keys there is no difference. With 3 new tokens against a cache of 8 keys there
+# is, and nothing warns you:
 
 # %%
 from torch.nn.attention.bias import causal_lower_right
@@ -703,8 +719,8 @@ from torch.nn.attention.bias import causal_lower_right
 query, key, value = (torch.randn(1, 2, length, 64, device=device) for length in (3, 8, 8))
 exact = attention_reference(query, key, value, causal=True)
 for name, options in (
-    ("is_causal=True", dict(is_causal=True)),
-    ("attn_mask=causal_lower_right(3, 8)", dict(attn_mask=causal_lower_right(3, 8))),
+    ("is_causal=True", {"is_causal": True}),
+    ("attn_mask=causal_lower_right(3, 8)", {"attn_mask": causal_lower_right(3, 8)}),
 ):
     difference = (F.scaled_dot_product_attention(query, key, value, **options) - exact).abs().max().item()
     print(f"{name:36} differs from bottom-right by {difference:.2g}")
@@ -712,28 +728,29 @@ for name, options in (
 # %% [markdown]
 # ## What production systems do
 #
-# No serving engine and no trainer writes $S$ to memory any more. PyTorch's MATH backend, an eager `softmax(q @ k.T) @ v`, and
-# models that return their attention weights still do; a profile in which `softmax` is a large bar has usually found one of them.
-# The three passes remain useful as the reference that every fused kernel is tested against: twice *their* error against float64 is
-# what this course's checks, and FlashAttention's own tests, allow.
+# No serving engine and no trainer writes $S$ to memory any more. PyTorch's MATH backend, an eager `softmax(q @ k.T) @
+# v`, and models that return their attention weights still do; a profile in which `softmax` is a large bar has usually
+# found one of them. The three passes remain useful as the reference that every fused kernel is tested against: twice
+# *their* error against float64 is what this course's checks, and FlashAttention's own tests, allow.
 #
-# The order in which to look at a slow attention layer: which backend runs (this section); how many bytes it moves, against
-# $4 H N D b$; how far that time is from the arithmetic. Only then think of writing a kernel.
+# The order in which to look at a slow attention layer: which backend runs (this section); how many bytes it moves,
+# against $4 H N D b$; how far that time is from the arithmetic. Only then think of writing a kernel.
 #
 # ## Papers
 #
-# - Vaswani et al., *Attention Is All You Need*, 2017, [arxiv.org/abs/1706.03762](https://arxiv.org/abs/1706.03762): the formula, and why
-#   the scale is $1/\sqrt{D}$ (a footnote of §3.2.1).
-# - Dao et al., *FlashAttention*, 2022, [arxiv.org/abs/2205.14135](https://arxiv.org/abs/2205.14135), §2.2: this chapter's three
-#   passes, as "standard attention", with $O(ND + N^2)$ accesses to memory.
-# - Rabe and Staats, *Self-attention Does Not Need O(n²) Memory*, 2021, [arxiv.org/abs/2112.05682](https://arxiv.org/abs/2112.05682).
+# - Vaswani et al., *Attention Is All You Need*, 2017, [arxiv.org/abs/1706.03762](https://arxiv.org/abs/1706.03762): the
+#   formula, and why the scale is $1/\sqrt{D}$ (a footnote of §3.2.1).
+# - Dao et al., *FlashAttention*, 2022, [arxiv.org/abs/2205.14135](https://arxiv.org/abs/2205.14135), §2.2: this
+#   chapter's three passes, as "standard attention", with $O(ND + N^2)$ accesses to memory.
+# - Rabe and Staats, *Self-attention Does Not Need O(n²) Memory*, 2021,
+#   [arxiv.org/abs/2112.05682](https://arxiv.org/abs/2112.05682).
 # - Press et al., *Train Short, Test Long* (ALiBi), 2021, [arxiv.org/abs/2108.12409](https://arxiv.org/abs/2108.12409).
 #
 # ## What you take along
 #
-# Naive attention moves the $N \times N$ matrix four times; that is 98 % of its bytes at 8192 tokens, and its time. Its memory grows
-# with $N^2$. The mask goes before the softmax and is aligned to the end. The softmax needs the row's maximum before its first
-# exponential, and that is why a row seems to be needed whole. **It is not**, says chapter 03.
+# Naive attention moves the $N \times N$ matrix four times; that is 98 % of its bytes at 8192 tokens, and its time. Its
+# memory grows with $N^2$. The mask goes before the softmax and is aligned to the end. The softmax needs the row's
+# maximum before its first exponential, and that is why a row seems to be needed whole. **It is not**, says chapter 03.
 
 # %%
 progress()

@@ -44,8 +44,9 @@ def draw_attention_memory(heads=32, head_dim=128, item_bytes=2, device_bytes=Non
     naive = [naive_bytes(length, *shape) for length in LENGTHS]
     tiled = [tiled_bytes(length, *shape) for length in LENGTHS]
     figure, axes = new_figure(10, 5.6)
-    axes.plot(LENGTHS, naive, color=RED, marker="o", markersize=4, label="naive, S and P in memory: grows with N²")
-    axes.plot(LENGTHS, tiled, color=BLUE, marker="o", markersize=4, label="tiled, neither ever written: grows with N")
+    dots = {"marker": "o", "markersize": 4}
+    axes.plot(LENGTHS, naive, color=RED, **dots, label="naive, S and P in memory: grows with N²")
+    axes.plot(LENGTHS, tiled, color=BLUE, **dots, label="tiled, neither ever written: grows with N")
     axes.set(xscale="log", yscale="log", xlim=(LENGTHS[0], LENGTHS[-1] * 1.02), ylim=(tiled[0] / 2, 1.3e14))
 
     memories = [(name, DATASHEETS[name].memory_bytes, MUTED) for name in KNOWN]
@@ -57,11 +58,12 @@ def draw_attention_memory(heads=32, head_dim=128, item_bytes=2, device_bytes=Non
         longest = longest_that_fits(naive_bytes, capacity, *shape)
         axes.plot([longest], [capacity], marker="D", markersize=6.5, color=color, zorder=4)
         text = f"{name}, {format_capacity(capacity)}:\nnaive up to N = {longest:,}"
-        axes.annotate(text, (LENGTHS[-1], 10**height), xytext=(10, 0), textcoords="offset points", ha="left", va="center",
-                      fontsize=10.5, color=INK if color == BLACK else MUTED, annotation_clip=False)
+        axes.annotate(text, (LENGTHS[-1], 10**height), xytext=(10, 0), textcoords="offset points", ha="left",
+                      va="center", fontsize=10.5, color=INK if color == BLACK else MUTED, annotation_clip=False)
     axes.legend(loc="upper left")
     axes.xaxis.set_major_locator(FixedLocator(LENGTHS[::2]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 1024:g}k" if value >= 1024 else f"{value:g}"))
+    axes.xaxis.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{value / 1024:g}k" if value >= 1024 else f"{value:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.yaxis.set_major_locator(LogLocator(10, numticks=12))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(value)))

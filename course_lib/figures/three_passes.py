@@ -26,7 +26,8 @@ def draw_three_passes(heads=32, query_length=8192, key_length=8192, head_dim=128
         "V": heads * key_length * head_dim * item_bytes,
     }
     sizes["O"], sizes["P"] = sizes["Q"], sizes["S"]
-    side_of = {name: max(LEAST_SIDE, LARGEST_SIDE * (size / max(sizes.values())) ** 0.5) for name, size in sizes.items()}
+    largest = max(sizes.values())
+    side_of = {name: max(LEAST_SIDE, LARGEST_SIDE * (size / largest) ** 0.5) for name, size in sizes.items()}
     passes = (
         ("1", "S = scale · Q Kᵀ", ("Q", "K"), "S"),
         ("2", "P = softmax(S)", ("S",), "P"),
@@ -38,21 +39,26 @@ def draw_three_passes(heads=32, query_length=8192, key_length=8192, head_dim=128
         moved = sum(sizes[name] for name in inputs) + sizes[output]
         chip = FancyBboxPatch((left, CHIP), 3.7, 0.85, boxstyle="round,pad=0.04", facecolor="white", edgecolor=MUTED)
         axes.add_patch(chip)
-        axes.text(left + 1.85, CHIP + 0.58, f"kernel {number}", ha="center", va="center", color=MUTED, fontsize=10.5)
-        axes.text(left + 1.85, CHIP + 0.26, formula, ha="center", va="center", fontsize=13, color=INK)
+        middle = {"ha": "center", "va": "center"}
+        axes.text(left + 1.85, CHIP + 0.58, f"kernel {number}", color=MUTED, fontsize=10.5, **middle)
+        axes.text(left + 1.85, CHIP + 0.26, formula, fontsize=13, color=INK, **middle)
         axes.text(left + 1.85, CHIP + 1.22, f"{format_bytes(moved)} moved", ha="center", fontsize=12.5,
                   fontweight="bold", color=INK)
         centers = (0.35, 1.25) if inputs[0] == "Q" else (0.85, 2.15)
         for center, name in zip(centers, inputs):
             draw_tensor(axes, left + center, name, sizes[name], side_of[name], BLUE, up=True)
-        draw_tensor(axes, left + (3.15 if output == "O" else 2.85), output, sizes[output], side_of[output], ORANGE, up=False)
+        center = left + (3.15 if output == "O" else 2.85)
+        draw_tensor(axes, center, output, sizes[output], side_of[output], ORANGE, up=False)
     total = 2 * (sizes["S"] + sizes["P"]) + sizes["Q"] + sizes["K"] + sizes["V"] + sizes["O"]
     matrices = 2 * (sizes["S"] + sizes["P"])
     axes.axhspan(-1.02, 1.72, color=GRID, alpha=0.35, linewidth=0, zorder=0)
     axes.text(4.0, 1.48, "memory", color=MUTED, fontsize=11, va="center", ha="center")
-    axes.text(-0.15, -1.4, f"{heads} heads, {query_length:,} × {key_length:,}, head dimension {head_dim}, {item_bytes} bytes an "
-              f"element. In all {format_bytes(total)}, of which {100 * matrices / total:.0f} % are S and P.\n"
-              "Areas are to scale. Blue: read. Orange: written.", fontsize=11, va="center", color=INK)
+    caption = (
+        f"{heads} heads, {query_length:,} × {key_length:,}, head dimension {head_dim}, {item_bytes} bytes an element. "
+        f"In all {format_bytes(total)}, of which {100 * matrices / total:.0f} % are S and P.\n"
+        "Areas are to scale. Blue: read. Orange: written."
+    )
+    axes.text(-0.15, -1.4, caption, fontsize=11, va="center", color=INK)
     axes.set(xlim=(-0.25, 12.55), ylim=(-1.75, CHIP + 1.5), aspect="equal")
     axes.axis("off")
     return figure
@@ -61,10 +67,12 @@ def draw_three_passes(heads=32, query_length=8192, key_length=8192, head_dim=128
 def draw_tensor(axes, center, name, size, side, color, up):
     """A square whose area is the tensor's bytes, with an arrow to the chip (up) or from it."""
     bottom = MEMORY - 0.62
-    axes.add_patch(Rectangle((center - side / 2, bottom), side, side, facecolor=color, edgecolor="none", alpha=0.85, zorder=2))
+    square = Rectangle((center - side / 2, bottom), side, side, facecolor=color, edgecolor="none", alpha=0.85, zorder=2)
+    axes.add_patch(square)
     top = bottom + side
     begin, end = (top + 0.06, CHIP - 0.08) if up else (CHIP - 0.08, top + 0.06)
-    arrow = FancyArrowPatch((center, begin), (center, end), arrowstyle="-|>", mutation_scale=14, color=color, linewidth=2,
-                            zorder=3)
+    arrow = FancyArrowPatch((center, begin), (center, end), arrowstyle="-|>", mutation_scale=14, color=color,
+                            linewidth=2, zorder=3)
     axes.add_patch(arrow)
-    axes.text(center, bottom - 0.1, f"{name}\n{format_bytes(size)}", ha="center", va="top", fontsize=10, color=INK, linespacing=1.15)
+    axes.text(center, bottom - 0.1, f"{name}\n{format_bytes(size)}", ha="center", va="top", fontsize=10, color=INK,
+              linespacing=1.15)
