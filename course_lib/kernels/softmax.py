@@ -1,0 +1,201 @@
+"""Softmax over rows, three ways that differ in how often they read the row.
+
+    out[r, c] = exp(x[r, c] - m) / Σ exp(x[r, :] - m),    m = max x[r, :]
+
+    method        reads  writes   elements moved
+    three_pass      3      1            4          the maximum; the sum; the result
+    online          2      1            3          maximum and sum together, rescaling the sum when the maximum grows
+    one_pass        1      1            2          the row stays in registers: up to ONE_PASS_COLUMNS columns
+
+FLOPs: about 4 per element. In 16 bits one_pass does 1 FLOP per byte: memory is all that counts, and softmax can at best
+be as fast as a copy. The subtraction of the maximum keeps exp from overflowing, and cancels in the quotient.
+
+Source of the online form: Milakov and Gimelshein, Online normalizer calculation for softmax, arXiv 1805.02867.
+"""
+import torch
+import triton
+import triton.language as tl
+
+from course_lib.hardware.compiler import CompileCase
+from course_lib.kernels.memory_checks import FLOAT_DTYPES, check_tensor
+
+LOG2_E = tl.constexpr(1.4426950408889634)  # exp(x) = 2^(x·log2 e): the hardware has exp2
+METHODS = ("auto", "three_pass", "online", "one_pass")
+ONE_PASS_COLUMNS = 65536  # 64 elements for each of 1024 threads: still in registers
+TILE_COLUMNS = 8192  # of the methods that go over a row more than once
+TILE_ELEMENTS = 4096  # one_pass takes several short rows into one tile of this size
+
+
+def softmax_reference(x: torch.Tensor) -> torch.Tensor:
+    """The plain PyTorch meaning, in float32 at least: [rows, columns] -> [rows, columns]."""
+    wide = x.float() if x.dtype.itemsize < 4 else x
+    weights = torch.exp(wide - wide.amax(dim=-1, keepdim=True))
+    return (weights / weights.sum(dim=-1, keepdim=True)).to(x.dtype)
+
+
+@triton.jit
+def exponential(x, maximum):
+    """exp(x - maximum), and 0 for x = -inf even where the maximum is -inf as well."""
+    return tl.exp2((x - tl.where(maximum == float("-inf"), 0.0, maximum)) * LOG2_E)
+
+
+@triton.jit
+def normalise(weights, total, ZERO_EMPTY_ROWS: tl.constexpr):
+    """weights / total. A row of -inf has the total 0: NaN as in PyTorch, or zeros where an empty row has a meaning."""
+    if ZERO_EMPTY_ROWS:
+        total = tl.where(total == 0.0, 1.0, total)
+    return weights / total
+
+
+@triton.jit
+def softmax_one_pass_kernel(x_pointer, out_pointer, rows, columns, x_stride, out_stride,
+                            BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, ZERO_EMPTY_ROWS: tl.constexpr):
+    """One program: BLOCK_ROWS whole rows. 2 elements moved for each element."""
+    row = (tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))[:, None]  # [BLOCK_ROWS, 1]
+    column = tl.arange(0, BLOCK_COLUMNS)[None, :]  # [1, BLOCK_COLUMNS]
+    inside = (row < rows) & (column < columns)
+    x = tl.load(x_pointer + row * x_stride + column, mask=inside, other=float("-inf")).to(tl.float32)
+    weights = exponential(x, tl.max(x, axis=1, keep_dims=True))  # [BLOCK_ROWS, BLOCK_COLUMNS]
+    out = normalise(weights, tl.sum(weights, axis=1, keep_dims=True), ZERO_EMPTY_ROWS)
+    tl.store(out_pointer + row * out_stride + column, out.to(out_pointer.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def softmax_three_pass_kernel(x_pointer, out_pointer, columns, x_stride, out_stride,
+                              BLOCK_COLUMNS: tl.constexpr, ZERO_EMPTY_ROWS: tl.constexpr):
+    """One program: one row, read three times. 4 elements moved for each element."""
+    row = tl.program_id(0).to(tl.int64)
+    x_row = x_pointer + row * x_stride
+    maxima = tl.full([BLOCK_COLUMNS], float("-inf"), tl.float32)
+    for start in tl.range(0, columns, BLOCK_COLUMNS):
+        maxima = tl.maximum(maxima, load_tile(x_row, start, columns, BLOCK_COLUMNS))  # [BLOCK_COLUMNS]
+    maximum = tl.max(maxima, axis=0)
+    sums = tl.zeros([BLOCK_COLUMNS], tl.float32)
+    for start in tl.range(0, columns, BLOCK_COLUMNS):
+        sums += exponential(load_tile(x_row, start, columns, BLOCK_COLUMNS), maximum)  # [BLOCK_COLUMNS]
+    write_row(x_row, out_pointer + row * out_stride, columns, maximum, tl.sum(sums, axis=0), BLOCK_COLUMNS,
+              ZERO_EMPTY_ROWS)
+
+
+@triton.jit
+def softmax_online_kernel(x_pointer, out_pointer, columns, x_stride, out_stride,
+                          BLOCK_COLUMNS: tl.constexpr, ZERO_EMPTY_ROWS: tl.constexpr):
+    """One program: one row, read twice. 3 elements moved for each element.
+
+    Each lane of the tile keeps the maximum and the sum of the columns it has met. The lanes are merged once, at the
+    end, by the same rule: a sum is brought to a larger maximum by the factor exp(old maximum - new maximum).
+    """
+    row = tl.program_id(0).to(tl.int64)
+    x_row = x_pointer + row * x_stride
+    running_max = tl.full([BLOCK_COLUMNS], float("-inf"), tl.float32)
+    running_sum = tl.zeros([BLOCK_COLUMNS], tl.float32)
+    for start in tl.range(0, columns, BLOCK_COLUMNS):
+        x = load_tile(x_row, start, columns, BLOCK_COLUMNS)  # [BLOCK_COLUMNS]
+        new_max = tl.maximum(running_max, x)
+        running_sum = running_sum * exponential(running_max, new_max) + exponential(x, new_max)
+        running_max = new_max
+    maximum = tl.max(running_max, axis=0)
+    total = tl.sum(running_sum * exponential(running_max, maximum), axis=0)
+    write_row(x_row, out_pointer + row * out_stride, columns, maximum, total, BLOCK_COLUMNS, ZERO_EMPTY_ROWS)
+
+
+@triton.jit
+def load_tile(row_pointer, start, columns, BLOCK_COLUMNS: tl.constexpr):
+    """Columns start .. start + BLOCK_COLUMNS of a row in float32, -inf beyond its end."""
+    column = start + tl.arange(0, BLOCK_COLUMNS)
+    tile = tl.load(row_pointer + column, mask=column < columns, other=float("-inf"))
+    return tile.to(tl.float32)  # [BLOCK_COLUMNS]
+
+
+@triton.jit
+def write_row(x_row, out_row, columns, maximum, total, BLOCK_COLUMNS: tl.constexpr, ZERO_EMPTY_ROWS: tl.constexpr):
+    """The last pass over a row: read it once more, and write its softmax."""
+    for start in tl.range(0, columns, BLOCK_COLUMNS):
+        weights = exponential(load_tile(x_row, start, columns, BLOCK_COLUMNS), maximum)  # [BLOCK_COLUMNS]
+        out = normalise(weights, total, ZERO_EMPTY_ROWS).to(out_row.dtype.element_ty)
+        column = start + tl.arange(0, BLOCK_COLUMNS)
+        tl.store(out_row + column, out, mask=column < columns)
+
+
+def softmax(x: torch.Tensor, method: str = "auto") -> torch.Tensor:
+    """Softmax over the last dimension; arithmetic in float32.
+
+    Args:
+        x: [..., columns], float32, float16 or bfloat16, with a contiguous last dimension and leading dimensions that
+            flatten without a copy. Any number of columns.
+        method: "three_pass", "online", "one_pass" (at most ONE_PASS_COLUMNS columns), or "auto": one_pass where it can,
+            online elsewhere.
+
+    Returns:
+        A contiguous tensor of x's shape and dtype. A row that holds NaN or +inf, or nothing but -inf, gives NaN, as in
+        torch.softmax; other rows are not touched by it.
+
+    Raises:
+        ValueError: x or method is not as above; the message says what to do.
+    """
+    check_tensor("x", x, FLOAT_DTYPES)
+    if method not in METHODS:
+        raise ValueError(f"method is {method!r}; allowed are {', '.join(map(repr, METHODS))}.")
+    if x.dim() == 0 or x.numel() == 0:
+        raise ValueError(f"x has shape {tuple(x.shape)}; it must have at least one row and one column.")
+    if x.shape[-1] > 1 and x.stride(-1) != 1:
+        raise ValueError(
+            f"x has strides {x.stride()}; its last dimension must be contiguous (stride 1). Call x.contiguous() first."
+        )
+    try:
+        matrix = x.view(-1, x.shape[-1])
+    except RuntimeError as error:
+        raise ValueError(
+            f"x has shape {tuple(x.shape)} and strides {x.stride()}; its leading dimensions do not flatten without a "
+            "copy. Call x.contiguous() first."
+        ) from error
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    softmax_rows(matrix, out.view(matrix.shape), method)
+    return out
+
+
+def softmax_rows(matrix: torch.Tensor, out: torch.Tensor, method: str = "auto", zero_empty_rows: bool = False) -> None:
+    """Softmax of [rows, columns] into out, which may be the same tensor. Rows of -inf give zeros if asked to."""
+    rows, columns = matrix.shape
+    block_columns = triton.next_power_of_2(columns)
+    if method == "auto":
+        method = "one_pass" if columns <= ONE_PASS_COLUMNS else "online"
+    strides = (matrix.stride(0), out.stride(0))
+    if method == "one_pass":
+        if columns > ONE_PASS_COLUMNS:
+            raise ValueError(
+                f"method is 'one_pass' for {columns} columns; it takes at most {ONE_PASS_COLUMNS}. Use 'online'."
+            )
+        block_rows = max(1, TILE_ELEMENTS // block_columns)
+        softmax_one_pass_kernel[(triton.cdiv(rows, block_rows),)](
+            matrix, out, rows, columns, *strides, BLOCK_ROWS=block_rows, BLOCK_COLUMNS=block_columns,
+            ZERO_EMPTY_ROWS=zero_empty_rows, num_warps=warps_for(block_rows * block_columns),
+        )  # fmt: skip
+    else:
+        kernel = softmax_three_pass_kernel if method == "three_pass" else softmax_online_kernel
+        block_columns = min(block_columns, TILE_COLUMNS)
+        kernel[(rows,)](
+            matrix, out, columns, *strides, BLOCK_COLUMNS=block_columns, ZERO_EMPTY_ROWS=zero_empty_rows,
+            num_warps=warps_for(block_columns),
+        )  # fmt: skip
+
+
+def warps_for(tile_elements: int) -> int:
+    """Warps so that a thread holds about 16 elements, or 64 in the largest tile."""
+    return min(32, max(4, tile_elements // 512))
+
+
+def compile_cases() -> list[CompileCase]:
+    """What ships, for the compile gate: the widest tile of each method, without a spill."""
+    pointers = {"x_pointer": "*bf16", "out_pointer": "*bf16"}
+    sizes = dict.fromkeys(("rows", "columns", "x_stride", "out_stride"), "i32")
+    looped = {name: kind for name, kind in (pointers | sizes).items() if name != "rows"}
+    cases = [CompileCase(
+        softmax_one_pass_kernel, pointers | sizes,
+        {"BLOCK_ROWS": 1, "BLOCK_COLUMNS": ONE_PASS_COLUMNS, "ZERO_EMPTY_ROWS": False}, num_warps=32,
+        archs=(80, 90), label="of the widest row",
+    )]  # fmt: skip
+    for kernel in (softmax_three_pass_kernel, softmax_online_kernel):
+        constants = {"BLOCK_COLUMNS": TILE_COLUMNS, "ZERO_EMPTY_ROWS": False}
+        cases.append(CompileCase(kernel, looped, constants, num_warps=warps_for(TILE_COLUMNS), archs=(80, 90)))
+    return cases
