@@ -3,6 +3,7 @@
 Everything works on [..., length, head_dim] tensors in the dtype given, plainly and with the whole score matrix in view.
 A slip that depends on how keys are cut into tiles takes `key_rows`; all slips walk the tiles from the first key on.
 """
+
 from __future__ import annotations
 
 import math
@@ -11,7 +12,7 @@ import torch
 
 
 def visible_pairs(query_length: int, key_length: int, distance: int = 0) -> torch.Tensor:
-    """The causal mask aligned to the end, bool [query_length, key_length]: the key is at most `distance` places later."""
+    """The causal mask aligned to the end, bool [query_length, key_length]: a key at most `distance` places later."""
     position = torch.arange(query_length)[:, None] + key_length - query_length
     return torch.arange(key_length)[None, :] <= position + distance
 
@@ -76,8 +77,15 @@ def streamed(query, key, value, key_rows, *, visible=None, rescale_sum=True, res
 def normalised_per_tile(query, key, value, key_rows, visible=None) -> torch.Tensor:
     """A softmax of each tile by itself, the results added."""
     starts = range(0, key.shape[-2], key_rows)
-    return sum(attention(query, key[..., s : s + key_rows, :], value[..., s : s + key_rows, :],
-                         None if visible is None else visible[:, s : s + key_rows]) for s in starts)
+    return sum(
+        attention(
+            query,
+            key[..., s : s + key_rows, :],
+            value[..., s : s + key_rows, :],
+            None if visible is None else visible[:, s : s + key_rows],
+        )
+        for s in starts
+    )
 
 
 def reduced_over_queries(query, key, value, query_rows, key_rows) -> torch.Tensor | None:
@@ -105,15 +113,18 @@ def first_keys(query, key, value, count, visible=None, empty=0.0) -> torch.Tenso
     """Only the first `count` keys are looked at; NaN when that is none."""
     if count <= 0:
         return torch.full((*query.shape[:-1], value.shape[-1]), math.nan, dtype=value.dtype)
-    return attention(query, key[..., :count, :], value[..., :count, :], None if visible is None else visible[:, :count],
-                     empty=empty)
+    return attention(
+        query, key[..., :count, :], value[..., :count, :], None if visible is None else visible[:, :count], empty=empty
+    )
 
 
 def zeros_scored(query, key, value, key_rows, visible=None) -> torch.Tensor:
     """The last tile filled up with zero keys and values that count: each scores 0 rather than minus infinity."""
     missing = -key.shape[-2] % key_rows
     key, value = (torch.nn.functional.pad(matrix, (0, 0, 0, missing)) for matrix in (key, value))
-    return attention(query, key, value, None if visible is None else torch.nn.functional.pad(visible, (0, missing), value=False))
+    return attention(
+        query, key, value, None if visible is None else torch.nn.functional.pad(visible, (0, missing), value=False)
+    )
 
 
 def transposed_by_shape(query, key, value) -> torch.Tensor | None:

@@ -1,4 +1,5 @@
 """Chapter 04: how tiled attention is judged, from PyTorch to a kernel that is timed against FlashAttention-2."""
+
 from __future__ import annotations
 
 import math
@@ -38,57 +39,60 @@ def matrices(draw, heads, query_length, key_length, head_dim, dtype=torch.float3
 
 
 NO_RUNNING_MAX = (
-    "This is what comes out when the exponential is taken of the scores as they are. exp overflows float32 above 88, and "
-    "infinity divided by infinity is NaN. Subtract the row's running maximum first."
+    "This is what comes out when the exponential is taken of the scores as they are. exp overflows float32 above 88, "
+    "and infinity divided by infinity is NaN. Subtract the row's running maximum first."
 )
 ACCUMULATOR_NOT_RESCALED = (
-    "The accumulator is not rescaled when the running maximum grows: what earlier tiles added is still measured from the "
-    "old maximum. Multiply it by exp(old maximum - new maximum) before the tile's product is added."
+    "The accumulator is not rescaled when the running maximum grows: what earlier tiles added is still measured from "
+    "the old maximum. Multiply it by exp(old maximum - new maximum) before the tile's product is added."
 )
 SUM_NOT_RESCALED = (
-    "The running sum is not rescaled when the running maximum grows. Multiply it by exp(old maximum - new maximum), the same "
-    "factor that the accumulator gets."
+    "The running sum is not rescaled when the running maximum grows. Multiply it by exp(old maximum - new maximum), "
+    "the same factor that the accumulator gets."
 )
 NOTHING_RESCALED = (
-    "Neither the sum nor the accumulator is rescaled when the running maximum grows. Each tile is then weighed from another "
-    "maximum. Multiply both by exp(old maximum - new maximum)."
+    "Neither the sum nor the accumulator is rescaled when the running maximum grows. Each tile is then weighed from "
+    "another maximum. Multiply both by exp(old maximum - new maximum)."
 )
 SCALE_MISSING = "The scores are not scaled. Multiply the product of queries and keys by 1/√head_dim."
 SCALE_TWICE = (
-    "The scale is applied twice, so that the scores are divided by head_dim instead of its square root. Look for it both "
-    "where the queries are loaded and where the scores are made."
+    "The scale is applied twice, so that the scores are divided by head_dim instead of its square root. Look for it "
+    "both where the queries are loaded and where the scores are made."
 )
 PER_TILE = (
-    "Every tile is divided by its own sum and the results are added: a softmax for each tile instead of one for the row. "
-    "Keep one running sum and divide once, after the last tile."
+    "Every tile is divided by its own sum and the results are added: a softmax for each tile instead of one for the "
+    "row. Keep one running sum and divide once, after the last tile."
 )
 LAST_TILE_SKIPPED = (
-    "The last tile of keys is never looked at. A loop over `range(0, key_length, tile)` covers them all; one that ends at "
-    "`key_length - tile` does not."
+    "The last tile of keys is never looked at. A loop over `range(0, key_length, tile)` covers them all; one that ends "
+    "at `key_length - tile` does not."
 )
 FIRST_TILE_ONLY = (
-    "Only the first tile of keys is used. Does the loop move on? The keys of step j begin at j times the tile's rows, and the "
-    "pointers must move with it."
+    "Only the first tile of keys is used. Does the loop move on? The keys of step j begin at j times the tile's rows, "
+    "and the pointers must move with it."
 )
-KEYS_AS_VALUES = "The weights are multiplied with the keys. The second product takes the values: look at the pointer it loads from."
+KEYS_AS_VALUES = (
+    "The weights are multiplied with the keys. The second product takes the values: look at the pointer it loads from."
+)
 TRANSPOSED_KEY = (
-    "The keys were turned by their shape and not by their strides: [keys, head_dim] was read as if memory held [head_dim, "
-    "keys]. A transpose exchanges the strides (`.T`, `tl.trans`); reshape keeps the memory's order."
+    "The keys were turned by their shape and not by their strides: [keys, head_dim] was read as if memory held "
+    "[head_dim, keys]. A transpose exchanges the strides (`.T`, `tl.trans`); reshape keeps the memory's order."
 )
 WHOLE_MATRIX = (
-    "A matrix of query_length × key_length scores was allocated: that is naive attention. Hold one tile of scores at a time."
+    "A matrix of query_length × key_length scores was allocated: that is naive attention. Hold one tile of scores at a "
+    "time."
 )
 EMPTY_ROW = (
-    "A query that sees no key at all (there are more queries than keys) gives NaN: its maximum is minus infinity and its sum "
-    "0. Its output is 0 by definition: measure such a row from 0, and divide by 1 where the sum is 0."
+    "A query that sees no key at all (there are more queries than keys) gives NaN: its maximum is minus infinity and "
+    "its sum 0. Its output is 0 by definition: measure such a row from 0, and divide by 1 where the sum is 0."
 )
 STRIDES = (
-    "The tensors were read as if they were contiguous. Rows lie `stride(-2)` elements apart and heads `stride(-3)`; the "
-    "launcher passes both, and the pointer arithmetic must use them."
+    "The tensors were read as if they were contiguous. Rows lie `stride(-2)` elements apart and heads `stride(-3)`; "
+    "the launcher passes both, and the pointer arithmetic must use them."
 )
 MISALIGNED = (
-    "The causal mask is aligned to the first key. With unequal lengths the last query stands at the last key: query i is at "
-    "position i + key_length - query_length."
+    "The causal mask is aligned to the first key. With unequal lengths the last query stands at the last key: query i "
+    "is at position i + key_length - query_length."
 )
 SKIPS_TOO_MUCH = (
     "The mask is right, but the loop over keys ends too early (or too late) when the lengths differ: its end ignores "
@@ -98,11 +102,14 @@ NO_CAUSAL_MASK = "Nothing is masked: every query sees the keys after it too."
 
 
 def _close(got, right) -> bool:
-    return isinstance(got, torch.Tensor) and got.shape == right.shape and torch.allclose(
-        got.double(), right.double(), rtol=2e-2, atol=2e-2)
+    return (
+        isinstance(got, torch.Tensor)
+        and got.shape == right.shape
+        and torch.allclose(got.double(), right.double(), rtol=2e-2, atol=2e-2)
+    )
 
 
-# -------------------------------------------------------------------------------------------- 4.1 tiled attention, PyTorch
+# ---------------------------------------------------------------------------------- 4.1 tiled attention, PyTorch
 
 
 def tiled_oracle(query, key, value, query_rows, key_rows):
@@ -144,41 +151,70 @@ TILED = Exercise(
         Forbids(("scaled_dot_product", "scaled_dot_product_attention")),
     ),
     hints=(
-        "Two loops: the outer one takes `query_rows` queries, the inner one walks over all keys, `key_rows` at a time. Python "
-        "slices end at the tensor's end by themselves, so a smaller last tile needs no special care.",
-        "For each tile of queries start with running_max = -inf and running_sum = 0, both [rows, 1], and an accumulator of "
-        "zeros [rows, head_dim]. The inner step is the update of exercise 3.4, with a row for every query.",
-        "new_max = torch.maximum(running_max, scores.amax(dim=1, keepdim=True)); weights = torch.exp(scores - new_max); "
-        "rescale = torch.exp(running_max - new_max).",
-        "running_sum = running_sum * rescale + weights.sum(dim=1, keepdim=True) and accumulator = accumulator * rescale + "
-        "weights @ value_tile. After the inner loop: output[first : first + query_rows] = accumulator / running_sum.",
+        "Two loops: the outer one takes `query_rows` queries, the inner one walks over all keys, `key_rows` at a "
+        "time. Python slices end at the tensor's end by themselves, so a smaller last tile needs no special care.",
+        "For each tile of queries start with running_max = -inf and running_sum = 0, both [rows, 1], and an "
+        "accumulator of zeros [rows, head_dim]. The inner step is the update of exercise 3.4, with a row for every "
+        "query.",
+        "new_max = torch.maximum(running_max, scores.amax(dim=1, keepdim=True)); weights = torch.exp(scores - "
+        "new_max); rescale = torch.exp(running_max - new_max).",
+        "running_sum = running_sum * rescale + weights.sum(dim=1, keepdim=True) and accumulator = accumulator * "
+        "rescale + weights @ value_tile. After the inner loop: output[first : first + query_rows] = accumulator / "
+        "running_sum.",
     ),
     mistakes=(
         Mistake("no_running_max", NO_RUNNING_MAX, result=lambda q, k, v, rows, keys: without_running_max(q, k, v)),
-        Mistake("accumulator_not_rescaled", ACCUMULATOR_NOT_RESCALED,
-                result=lambda q, k, v, rows, keys: streamed(q, k, v, keys, rescale_accumulator=False)),
-        Mistake("sum_not_rescaled", SUM_NOT_RESCALED,
-                result=lambda q, k, v, rows, keys: streamed(q, k, v, keys, rescale_sum=False)),
-        Mistake("nothing_rescaled", NOTHING_RESCALED,
-                result=lambda q, k, v, rows, keys: streamed(q, k, v, keys, rescale_sum=False, rescale_accumulator=False)),
+        Mistake(
+            "accumulator_not_rescaled",
+            ACCUMULATOR_NOT_RESCALED,
+            result=lambda q, k, v, rows, keys: streamed(q, k, v, keys, rescale_accumulator=False),
+        ),
+        Mistake(
+            "sum_not_rescaled",
+            SUM_NOT_RESCALED,
+            result=lambda q, k, v, rows, keys: streamed(q, k, v, keys, rescale_sum=False),
+        ),
+        Mistake(
+            "nothing_rescaled",
+            NOTHING_RESCALED,
+            result=lambda q, k, v, rows, keys: streamed(q, k, v, keys, rescale_sum=False, rescale_accumulator=False),
+        ),
         Mistake("scale_missing", SCALE_MISSING, result=lambda q, k, v, rows, keys: attention(q, k, v, scale=1.0)),
-        Mistake("scale_twice", SCALE_TWICE,
-                result=lambda q, k, v, rows, keys: attention(q, k, v, scale=1 / q.shape[-1])),
+        Mistake(
+            "scale_twice", SCALE_TWICE, result=lambda q, k, v, rows, keys: attention(q, k, v, scale=1 / q.shape[-1])
+        ),
         Mistake("normalised_per_tile", PER_TILE, result=lambda q, k, v, rows, keys: normalised_per_tile(q, k, v, keys)),
-        Mistake("last_tile_skipped", LAST_TILE_SKIPPED,
-                result=lambda q, k, v, rows, keys: first_keys(q, k, v, (-(-k.shape[-2] // keys) - 1) * keys)),
-        Mistake("tail_keys_dropped",
-                "The keys of the last, smaller tile are missing: the number of tiles was rounded down. Use "
-                "`range(0, key_length, key_rows)`, or round up with `-(-key_length // key_rows)`.",
-                result=lambda q, k, v, rows, keys: first_keys(q, k, v, k.shape[-2] // keys * keys)),
+        Mistake(
+            "last_tile_skipped",
+            LAST_TILE_SKIPPED,
+            result=lambda q, k, v, rows, keys: first_keys(q, k, v, (-(-k.shape[-2] // keys) - 1) * keys),
+        ),
+        Mistake(
+            "tail_keys_dropped",
+            "The keys of the last, smaller tile are missing: the number of tiles was rounded down. Use "
+            "`range(0, key_length, key_rows)`, or round up with `-(-key_length // key_rows)`.",
+            result=lambda q, k, v, rows, keys: first_keys(q, k, v, k.shape[-2] // keys * keys),
+        ),
         Mistake("transposed_key", TRANSPOSED_KEY, result=lambda q, k, v, rows, keys: _reshaped_tiles(q, k, v, keys)),
-        Mistake("writes_the_score_matrix", WHOLE_MATRIX,
-                when=lambda case, seen, got: seen.largest_allocation >= case.args[0].shape[0] * case.args[1].shape[0]
-                > max(case.args[3] * case.args[4], case.args[0].numel(), case.args[1].numel())),
-        Mistake("a_row_of_scores",
-                "A tile of queries meets all keys at once, so the scores grow with key_length. Cut the keys into tiles too.",
-                when=lambda case, seen, got: seen.largest_allocation == case.args[3] * case.args[1].shape[0]
-                > max(case.args[3] * case.args[4], case.args[0].numel(), case.args[1].numel())),
+        Mistake(
+            "writes_the_score_matrix",
+            WHOLE_MATRIX,
+            when=lambda case, seen, got: (
+                seen.largest_allocation
+                >= case.args[0].shape[0] * case.args[1].shape[0]
+                > max(case.args[3] * case.args[4], case.args[0].numel(), case.args[1].numel())
+            ),
+        ),
+        Mistake(
+            "a_row_of_scores",
+            "A tile of queries meets all keys at once, so the scores grow with key_length. Cut the keys into "
+            "tiles too.",
+            when=lambda case, seen, got: (
+                seen.largest_allocation
+                == case.args[3] * case.args[1].shape[0]
+                > max(case.args[3] * case.args[4], case.args[0].numel(), case.args[1].numel())
+            ),
+        ),
     ),
 )
 
@@ -188,7 +224,7 @@ def _reshaped_tiles(query, key, value, key_rows):
     return attention(query, torch.cat([tile.reshape(tile.shape[1], tile.shape[0]).T for tile in tiles]), value)
 
 
-# -------------------------------------------------------------------------------------------- 4.2 block sizes and a budget
+# ---------------------------------------------------------------------------------- 4.2 block sizes and a budget
 
 TILE_CHOICES = (16, 32, 64, 128, 256)
 REGISTERS_FOR_TILES = 128
@@ -203,10 +239,23 @@ def traffic_oracle(heads, query_length, key_length, head_dim, item_bytes, query_
     return heads * (2 * query_length + 2 * query_tiles * key_length) * head_dim * item_bytes
 
 
-def _tiles(head_dim, item_bytes, budget, threads, *, fits=lambda need, budget: need <= budget,
-           registers=REGISTERS_FOR_TILES, order=lambda pair: pair, stages=2):
-    pairs = [(m, n) for m in TILE_CHOICES for n in TILE_CHOICES
-             if fits((m + 2 * stages * n) * head_dim * item_bytes, budget) and m * (head_dim + n) <= registers * threads]
+def _tiles(
+    head_dim,
+    item_bytes,
+    budget,
+    threads,
+    *,
+    fits=lambda need, budget: need <= budget,
+    registers=REGISTERS_FOR_TILES,
+    order=lambda pair: pair,
+    stages=2,
+):
+    pairs = [
+        (m, n)
+        for m in TILE_CHOICES
+        for n in TILE_CHOICES
+        if fits((m + 2 * stages * n) * head_dim * item_bytes, budget) and m * (head_dim + n) <= registers * threads
+    ]
     return max(pairs, key=order, default=None)
 
 
@@ -221,7 +270,11 @@ def budget_cases(draw):
         Case("128 × 64 tiles, head dimension 64, float16, 3 stages", (128, 64, 64, 2, 3), "shared_memory"),
         Case("64 × 64 tiles, head dimension 128, float32, one stage", (64, 64, 128, 4, 1), "shared_memory"),
         Case("128 × 128 tiles, head dimension 128, float16, 2 stages", (128, 128, 128, 2, 2), "shared_memory"),
-        Case("32 heads, 8192 × 8192, head dimension 128, float16, 128 queries a tile", (32, 8192, 8192, 128, 2, 128), "traffic"),
+        Case(
+            "32 heads, 8192 × 8192, head dimension 128, float16, 128 queries a tile",
+            (32, 8192, 8192, 128, 2, 128),
+            "traffic",
+        ),
         Case("one query, 1000 keys", (8, 1, 1000, 64, 2, 64), "traffic"),
         Case(f"{lengths[0]} queries, {lengths[1]} keys: a tile that is not full", (3, *lengths, 80, 4, 64), "traffic"),
         Case("H100: 227 KiB, head dimension 128, float16, 256 threads", (128, 2, 227 << 10, 256), "choose_tiles"),
@@ -245,48 +298,81 @@ BUDGET = Exercise(
     cases=budget_cases,
     oracle={"shared_memory": shared_memory_oracle, "traffic": traffic_oracle, "choose_tiles": choose_tiles_oracle},
     hints=(
-        "A tile of r rows takes r · head_dim · item_bytes. Which tiles lie in shared memory, and how many copies of each? "
-        "The queries are loaded once; keys and values come in a stream, `stages` tiles of each on their way or in use.",
-        "Traffic: count the programs of a head first, rounding up. Each reads its own queries, writes its own output, and "
-        "reads all keys and all values.",
-        "`choose_tiles` can try all 25 pairs. Keep those with shared_memory(...) <= budget and query_rows · (head_dim + "
-        "key_rows) <= 128 · threads.",
+        "A tile of r rows takes r · head_dim · item_bytes. Which tiles lie in shared memory, and how many copies of "
+        "each? The queries are loaded once; keys and values come in a stream, `stages` tiles of each on their way or "
+        "in use.",
+        "Traffic: count the programs of a head first, rounding up. Each reads its own queries, writes its own output, "
+        "and reads all keys and all values.",
+        "`choose_tiles` can try all 25 pairs. Keep those with shared_memory(...) <= budget and query_rows · (head_dim "
+        "+ key_rows) <= 128 · threads.",
         "Python compares tuples from the left: max(pairs) prefers the largest query_rows, then the largest key_rows. "
         "max(pairs, default=None) covers the case that none is left.",
     ),
     mistakes=(
-        Mistake("value_tile_forgotten", "Only one tile is counted for each stage. Keys and values both stream through: two tiles "
-                "for each stage.",
-                result=_for_arguments(5, lambda m, n, d, size, stages: (m + stages * n) * d * size)),
-        Mistake("stages_forgotten", "The stages are missing: with s stages, s tiles of keys and s of values are held at once.",
-                result=_for_arguments(5, lambda m, n, d, size, stages: (m + 2 * n) * d * size)),
-        Mistake("stages_on_queries", "The tile of queries is multiplied by the stages too. It is loaded once and stays.",
-                result=_for_arguments(5, lambda m, n, d, size, stages: stages * (m + 2 * n) * d * size)),
-        Mistake("keys_read_once", "Keys and values are counted once. Every program of a head reads them all: multiply by the "
-                "number of query tiles.",
-                result=_for_arguments(6, lambda h, q, k, d, size, m: h * (2 * q + 2 * k) * d * size)),
-        Mistake("output_forgotten", "The output is missing: it is written once, as many bytes as the queries.",
-                result=_for_arguments(6, lambda h, q, k, d, size, m: h * (q + 2 * -(-q // m) * k) * d * size)),
-        Mistake("tiles_rounded_down", "The number of query tiles was rounded down. A last tile that is not full reads all keys "
-                "too: round up.",
-                result=_for_arguments(6, lambda h, q, k, d, size, m: h * (2 * q + 2 * (q // m) * k) * d * size)),
-        Mistake("heads_forgotten", "The heads are missing: each has queries, keys, values and an output of its own.",
-                result=_for_arguments(6, lambda h, q, k, d, size, m: traffic_oracle(1, q, k, d, size, m))),
-        Mistake("registers_ignored", "The registers are not looked at. query_rows · (head_dim + key_rows) float32 values must "
-                "find room in 128 registers of each thread.",
-                result=_for_arguments(4, lambda d, size, budget, threads: _tiles(d, size, budget, threads, registers=1 << 30))),
-        Mistake("key_rows_first", "The largest key_rows is preferred. Bytes depend on query_rows alone: take the largest of those, "
-                "and the largest key_rows that goes with it.",
-                result=_for_arguments(4, lambda *args: _tiles(*args, order=lambda pair: pair[::-1]))),
-        Mistake("fits_strictly", "Tiles that fill the budget to the last byte were refused. They fit: compare with <=.",
-                result=_for_arguments(4, lambda *args: _tiles(*args, fits=lambda need, budget: need < budget))),
+        Mistake(
+            "value_tile_forgotten",
+            "Only one tile is counted for each stage. Keys and values both stream through: two tiles for each stage.",
+            result=_for_arguments(5, lambda m, n, d, size, stages: (m + stages * n) * d * size),
+        ),
+        Mistake(
+            "stages_forgotten",
+            "The stages are missing: with s stages, s tiles of keys and s of values are held at once.",
+            result=_for_arguments(5, lambda m, n, d, size, stages: (m + 2 * n) * d * size),
+        ),
+        Mistake(
+            "stages_on_queries",
+            "The tile of queries is multiplied by the stages too. It is loaded once and stays.",
+            result=_for_arguments(5, lambda m, n, d, size, stages: stages * (m + 2 * n) * d * size),
+        ),
+        Mistake(
+            "keys_read_once",
+            "Keys and values are counted once. Every program of a head reads them all: multiply by the "
+            "number of query tiles.",
+            result=_for_arguments(6, lambda h, q, k, d, size, m: h * (2 * q + 2 * k) * d * size),
+        ),
+        Mistake(
+            "output_forgotten",
+            "The output is missing: it is written once, as many bytes as the queries.",
+            result=_for_arguments(6, lambda h, q, k, d, size, m: h * (q + 2 * -(-q // m) * k) * d * size),
+        ),
+        Mistake(
+            "tiles_rounded_down",
+            "The number of query tiles was rounded down. A last tile that is not full reads all keys too: round up.",
+            result=_for_arguments(6, lambda h, q, k, d, size, m: h * (2 * q + 2 * (q // m) * k) * d * size),
+        ),
+        Mistake(
+            "heads_forgotten",
+            "The heads are missing: each has queries, keys, values and an output of its own.",
+            result=_for_arguments(6, lambda h, q, k, d, size, m: traffic_oracle(1, q, k, d, size, m)),
+        ),
+        Mistake(
+            "registers_ignored",
+            "The registers are not looked at. query_rows · (head_dim + key_rows) float32 values must "
+            "find room in 128 registers of each thread.",
+            result=_for_arguments(
+                4, lambda d, size, budget, threads: _tiles(d, size, budget, threads, registers=1 << 30)
+            ),
+        ),
+        Mistake(
+            "key_rows_first",
+            "The largest key_rows is preferred. Bytes depend on query_rows alone: take the largest of those, "
+            "and the largest key_rows that goes with it.",
+            result=_for_arguments(4, lambda *args: _tiles(*args, order=lambda pair: pair[::-1])),
+        ),
+        Mistake(
+            "fits_strictly",
+            "Tiles that fill the budget to the last byte were refused. They fit: compare with <=.",
+            result=_for_arguments(4, lambda *args: _tiles(*args, fits=lambda need, budget: need < budget)),
+        ),
     ),
 )
 
 
-# ---------------------------------------------------------------------------------------------------- kernels: vocabulary
+# ------------------------------------------------------------------------------------------ kernels: vocabulary
 
-SKIPS_THE_WORK = Forbids(("scaled_dot_product_attention", "_scaled_dot_product", "bmm", "mm", "matmul", "_softmax", "softmax"))
+SKIPS_THE_WORK = Forbids(
+    ("scaled_dot_product_attention", "_scaled_dot_product", "bmm", "mm", "matmul", "_softmax", "softmax")
+)
 
 
 def outputs_only(query, key, value, *rest):
@@ -323,8 +409,11 @@ def _whole_matrix(case, seen, got):
 def _rereads_queries(case, seen, got):
     """The queries were loaded more than once, and the numbers are right."""
     query, key, value = case.args[:3]
-    times = [counts["loaded"] / max(counts["distinct_loaded"], 1) for name, counts in seen.traffic.items()
-             if name.startswith("q") and counts["loaded"]]
+    times = [
+        counts["loaded"] / max(counts["distinct_loaded"], 1)
+        for name, counts in seen.traffic.items()
+        if name.startswith("q") and counts["loaded"]
+    ]
     return bool(times) and max(times) > 1.5 and _close(got, attention(query.double(), key.double(), value.double()))
 
 
@@ -336,7 +425,7 @@ def _all_as_if_contiguous(*tensors):
     return tuple(as_if_contiguous(tensor) for tensor in tensors)
 
 
-# ------------------------------------------------------------------------------------------- 4.3 the kernel without a mask
+# --------------------------------------------------------------------------------- 4.3 the kernel without a mask
 
 
 def kernel_oracle(query, key, value):
@@ -386,38 +475,55 @@ KERNEL = Exercise(
         Moves(tiled_bytes),
     ),
     hints=(
-        "The loop is that of exercise 4.1: `for first_key in range(0, key_length, BLOCK_N)`. Inside it, load a tile of keys "
-        "[BLOCK_N, HEAD_DIM] as the queries were loaded, with the keys' pointer and strides.",
-        "scores = tl.dot(query, tl.trans(key_tile), input_precision=\"ieee\") * scale is [BLOCK_M, BLOCK_N]. A row's maximum is "
-        "tl.max(scores, axis=1), a [BLOCK_M] vector; write new_max[:, None] to subtract it from every column.",
-        "weights = tl.exp(scores - new_max[:, None]); rescale = tl.exp(running_max - new_max). Bring running_sum and accumulator "
-        "(as rescale[:, None]) to the new maximum, then add the tile's part, and set running_max = new_max.",
-        "accumulator = accumulator * rescale[:, None] + tl.dot(weights.to(value_tile.dtype), value_tile, input_precision=\"ieee\"). "
-        "After the loop: store (accumulator / running_sum[:, None]).to(output_pointer.dtype.element_ty) at the output's pointers, "
-        "rows[:, None] * output_stride + columns[None, :] from output_pointer + head * output_head_stride.",
+        "The loop is that of exercise 4.1: `for first_key in range(0, key_length, BLOCK_N)`. Inside it, load a tile "
+        "of keys [BLOCK_N, HEAD_DIM] as the queries were loaded, with the keys' pointer and strides.",
+        'scores = tl.dot(query, tl.trans(key_tile), input_precision="ieee") * scale is [BLOCK_M, BLOCK_N]. A row\'s '
+        "maximum is tl.max(scores, axis=1), a [BLOCK_M] vector; write new_max[:, None] to subtract it from every "
+        "column.",
+        "weights = tl.exp(scores - new_max[:, None]); rescale = tl.exp(running_max - new_max). Bring running_sum and "
+        "accumulator (as rescale[:, None]) to the new maximum, then add the tile's part, and set running_max = "
+        "new_max.",
+        "accumulator = accumulator * rescale[:, None] + tl.dot(weights.to(value_tile.dtype), value_tile, "
+        'input_precision="ieee"). After the loop: store (accumulator / running_sum[:, '
+        "None]).to(output_pointer.dtype.element_ty) at the output's pointers, rows[:, None] * output_stride + "
+        "columns[None, :] from output_pointer + head * output_head_stride.",
     ),
     mistakes=(
         Mistake("no_running_max", NO_RUNNING_MAX, result=without_running_max),
-        Mistake("accumulator_not_rescaled", ACCUMULATOR_NOT_RESCALED,
-                result=lambda q, k, v: streamed(q, k, v, TILE, rescale_accumulator=False)),
-        Mistake("sum_not_rescaled", SUM_NOT_RESCALED, result=lambda q, k, v: streamed(q, k, v, TILE, rescale_sum=False)),
-        Mistake("nothing_rescaled", NOTHING_RESCALED,
-                result=lambda q, k, v: streamed(q, k, v, TILE, rescale_sum=False, rescale_accumulator=False)),
+        Mistake(
+            "accumulator_not_rescaled",
+            ACCUMULATOR_NOT_RESCALED,
+            result=lambda q, k, v: streamed(q, k, v, TILE, rescale_accumulator=False),
+        ),
+        Mistake(
+            "sum_not_rescaled", SUM_NOT_RESCALED, result=lambda q, k, v: streamed(q, k, v, TILE, rescale_sum=False)
+        ),
+        Mistake(
+            "nothing_rescaled",
+            NOTHING_RESCALED,
+            result=lambda q, k, v: streamed(q, k, v, TILE, rescale_sum=False, rescale_accumulator=False),
+        ),
         Mistake("scale_missing", SCALE_MISSING, result=_scale(0)),
         Mistake("scale_twice", SCALE_TWICE, result=_scale(2)),
-        Mistake("softmax_over_queries",
-                "Maximum and sum are taken over axis 0, the queries of the tile. The softmax of a query runs over its keys: "
-                "axis=1 of a [BLOCK_M, BLOCK_N] tile.", result=lambda q, k, v: reduced_over_queries(q, k, v, TILE, TILE)),
-        Mistake("only_first_tile", FIRST_TILE_ONLY,
-                result=lambda q, k, v: normalised_repeats(q, k, v)),
+        Mistake(
+            "softmax_over_queries",
+            "Maximum and sum are taken over axis 0, the queries of the tile. The softmax of a query runs over its "
+            "keys: "
+            "axis=1 of a [BLOCK_M, BLOCK_N] tile.",
+            result=lambda q, k, v: reduced_over_queries(q, k, v, TILE, TILE),
+        ),
+        Mistake("only_first_tile", FIRST_TILE_ONLY, result=lambda q, k, v: normalised_repeats(q, k, v)),
         Mistake("last_tile_skipped", LAST_TILE_SKIPPED, result=lambda q, k, v: first_keys(q, k, v, k.shape[1] - TILE)),
         Mistake("keys_used_as_values", KEYS_AS_VALUES, result=lambda q, k, v: attention(q, k, k)),
         Mistake("transposed_key", TRANSPOSED_KEY, result=transposed_by_shape),
         Mistake("strides_ignored", STRIDES, result=lambda q, k, v: attention(*_all_as_if_contiguous(q, k, v))),
         Mistake("writes_the_score_matrix", WHOLE_MATRIX, when=_whole_matrix),
-        Mistake("queries_reread",
-                "The tile of queries is loaded again for every tile of keys. It does not change: load it once, before the loop.",
-                when=_rereads_queries),
+        Mistake(
+            "queries_reread",
+            "The tile of queries is loaded again for every tile of keys. It does not change: load it once, before "
+            "the loop.",
+            when=_rereads_queries,
+        ),
     ),
 )
 
@@ -427,7 +533,7 @@ def normalised_repeats(query, key, value):
     return first_keys(query, key, value, TILE)
 
 
-# --------------------------------------------------------------------------------------------------- 4.4 causal, skipping
+# ----------------------------------------------------------------------------------------- 4.4 causal, skipping
 
 
 def causal_oracle(query, key, value):
@@ -460,7 +566,7 @@ def _visible(query, key, distance=0):
 
 
 def _until_tile_end(query, key, shift=0, offset=True):
-    """bool [query_length, key_length]: keys before the end of the query tile's last tile of keys, moved by `shift` tiles."""
+    """bool [query_length, key_length]: keys before the end of the query tile's last key tile, moved by `shift` tiles."""
     query_length, key_length = query.shape[1], key.shape[1]
     end = (torch.arange(query_length) // TILE + 1) * TILE
     end = end.clamp(max=query_length) + (key_length - query_length if offset else 0) + shift * TILE
@@ -502,53 +608,79 @@ CAUSAL = Exercise(
         Moves(causal_bytes),
     ),
     hints=(
-        "The last query stands at the last key. So query row i is at position i + key_length - query_length, and it sees the "
-        "keys up to and including its own position.",
-        "Which is the last key that any query of this program sees? That of its last row. One past it is where the loop over "
-        "keys ends: the tiles beyond are neither loaded nor computed.",
-        "end = tl.minimum(key_length, first_query + BLOCK_M + key_length - query_length), where first_query is the program's "
-        "first row. It can be negative; a loop up to it then makes no step.",
+        "The last query stands at the last key. So query row i is at position i + key_length - query_length, and it "
+        "sees the keys up to and including its own position.",
+        "Which is the last key that any query of this program sees? That of its last row. One past it is where the "
+        "loop over keys ends: the tiles beyond are neither loaded nor computed.",
+        "end = tl.minimum(key_length, first_query + BLOCK_M + key_length - query_length), where first_query is the "
+        "program's first row. It can be negative; a loop up to it then makes no step.",
         "Inside the loop: visible = keys[None, :] <= positions[:, None], then scores = tl.where(visible, scores, "
-        "float(\"-inf\")), before the maximum is taken.",
-        "A program whose queries see nothing ends with running_sum = 0. Divide by tl.where(running_sum == 0.0, 1.0, running_sum) "
-        "and its rows are 0 / 1 = 0.",
+        'float("-inf")), before the maximum is taken.',
+        "A program whose queries see nothing ends with running_sum = 0. Divide by tl.where(running_sum == 0.0, 1.0, "
+        "running_sum) and its rows are 0 / 1 = 0.",
     ),
     mistakes=(
         Mistake("no_causal_mask", NO_CAUSAL_MASK, result=lambda q, k, v: attention(q, k, v)),
-        Mistake("diagonal_not_masked",
-                "Tiles are skipped, but inside the tile on the diagonal nothing is masked: a query sees the later keys of its own "
-                "tile. Put minus infinity there before the maximum is taken.",
-                result=lambda q, k, v: attention(q, k, v, _until_tile_end(q, k))),
-        Mistake("causal_off_by_one",
-                "A query does not see the key at its own position. Causal attention hides the keys after it: the condition is <=, "
-                "not <.", result=lambda q, k, v: attention(q, k, v, _visible(q, k, -1))),
-        Mistake("sees_the_next_key",
-                "A query sees one key too many, the one right after its own position. Compare positions with <=, and count both "
-                "from 0.", result=lambda q, k, v: attention(q, k, v, _visible(q, k, 1) & _until_tile_end(q, k))),
-        Mistake("causal_misaligned", MISALIGNED,
-                result=lambda q, k, v: attention(q, k, v, torch.arange(k.shape[1]) <= torch.arange(q.shape[1])[:, None])),
-        Mistake("loop_end_ignores_offset", SKIPS_TOO_MUCH,
-                result=lambda q, k, v: attention(q, k, v, _visible(q, k) & _until_tile_end(q, k, offset=False))),
-        Mistake("diagonal_tile_skipped",
-                "The tile on the diagonal is skipped along with those above it. The loop must end after the key of the program's "
-                "last query: first_query + BLOCK_M, not first_query (plus key_length - query_length).",
-                result=lambda q, k, v: attention(q, k, v, _visible(q, k) & _until_tile_end(q, k, shift=-1))),
-        Mistake("mask_after_softmax",
-                "The mask sets weights to 0 after maximum and sum were taken, so hidden keys still count in the sum and the "
-                "weights of a row add up to less than 1. Mask the scores, with minus infinity.",
-                result=_masked_after_softmax),
-        Mistake("empty_row_nan", EMPTY_ROW,
-                result=lambda q, k, v: attention(q, k, v, _visible(q, k), empty=math.nan)),
-        Mistake("accumulator_not_rescaled", ACCUMULATOR_NOT_RESCALED,
-                result=lambda q, k, v: streamed(q, k, v, TILE, visible=_visible(q, k), rescale_accumulator=False)),
-        Mistake("does_not_skip",
-                "Every program reads all the keys, also those after its last query, and masks them away. End its loop after the "
-                "last key that its last query sees: half the bytes and half the time.", when=_reads_everything),
+        Mistake(
+            "diagonal_not_masked",
+            "Tiles are skipped, but inside the tile on the diagonal nothing is masked: a query sees the later "
+            "keys of its own tile. Put minus infinity there before the maximum is taken.",
+            result=lambda q, k, v: attention(q, k, v, _until_tile_end(q, k)),
+        ),
+        Mistake(
+            "causal_off_by_one",
+            "A query does not see the key at its own position. Causal attention hides the keys after it: the "
+            "condition is <=, "
+            "not <.",
+            result=lambda q, k, v: attention(q, k, v, _visible(q, k, -1)),
+        ),
+        Mistake(
+            "sees_the_next_key",
+            "A query sees one key too many, the one right after its own position. Compare positions with <=, and "
+            "count both "
+            "from 0.",
+            result=lambda q, k, v: attention(q, k, v, _visible(q, k, 1) & _until_tile_end(q, k)),
+        ),
+        Mistake(
+            "causal_misaligned",
+            MISALIGNED,
+            result=lambda q, k, v: attention(q, k, v, torch.arange(k.shape[1]) <= torch.arange(q.shape[1])[:, None]),
+        ),
+        Mistake(
+            "loop_end_ignores_offset",
+            SKIPS_TOO_MUCH,
+            result=lambda q, k, v: attention(q, k, v, _visible(q, k) & _until_tile_end(q, k, offset=False)),
+        ),
+        Mistake(
+            "diagonal_tile_skipped",
+            "The tile on the diagonal is skipped along with those above it. The loop must end after the key of "
+            "the program's last query: first_query + BLOCK_M, not first_query (plus key_length - query_length).",
+            result=lambda q, k, v: attention(q, k, v, _visible(q, k) & _until_tile_end(q, k, shift=-1)),
+        ),
+        Mistake(
+            "mask_after_softmax",
+            "The mask sets weights to 0 after maximum and sum were taken, so hidden keys still count in the sum "
+            "and the weights of a row add up to less than 1. Mask the scores, with minus infinity.",
+            result=_masked_after_softmax,
+        ),
+        Mistake("empty_row_nan", EMPTY_ROW, result=lambda q, k, v: attention(q, k, v, _visible(q, k), empty=math.nan)),
+        Mistake(
+            "accumulator_not_rescaled",
+            ACCUMULATOR_NOT_RESCALED,
+            result=lambda q, k, v: streamed(q, k, v, TILE, visible=_visible(q, k), rescale_accumulator=False),
+        ),
+        Mistake(
+            "does_not_skip",
+            "Every program reads all the keys, also those after its last query, and masks them away. End its loop "
+            "after the "
+            "last key that its last query sees: half the bytes and half the time.",
+            when=_reads_everything,
+        ),
     ),
 )
 
 
-# ------------------------------------------------------------------------------------------ 4.5 any lengths, any dimension
+# -------------------------------------------------------------------------------- 4.5 any lengths, any dimension
 
 
 def _mask(query, key, causal):
@@ -570,18 +702,27 @@ def ragged_cases(draw):
         Case("one query, one key", (*matrices(draw, 1, 1, 1, 16), False)),
         Case("two heads, 65 × 129, head dimension 32", (*matrices(draw, 2, 65, 129, 32), False)),
         Case(f"{prime} × {prime}, head dimension 24, causal", (*matrices(draw, 1, prime, prime, 24), True)),
-        Case("one query at the end of 200 keys, causal, float16", (*matrices(draw, 2, 1, 200, 80, dtype=torch.float16), True)),
+        Case(
+            "one query at the end of 200 keys, causal, float16",
+            (*matrices(draw, 2, 1, 200, 80, dtype=torch.float16), True),
+        ),
         Case("100 queries, 70 keys, causal: 30 queries see nothing", (*matrices(draw, 1, 100, 70, 32), True)),
         Case("70 queries, 100 keys, causal", (*matrices(draw, 1, 70, 100, 32), True)),
         Case("scores of ±150, 63 × 127", (*matrices(draw, 1, 63, 127, 32, score=BIG), False)),
         _layout_case(draw, "stored as [length, heads, head_dim], 30 × 90", 2, 30, 90, 48, rest=(False,)),
-        Case("NaN between the rows of each matrix",
-             (*(draw.spread_out(matrix, 24) for matrix in matrices(draw, 1, 50, 64, 40)), True)),
+        Case(
+            "NaN between the rows of each matrix",
+            (*(draw.spread_out(matrix, 24) for matrix in matrices(draw, 1, 50, 64, 40)), True),
+        ),
         Case("257 × 257, causal, bytes counted", (*matrices(draw, 1, 257, 257, 32), True), metered=True),
     ]
     if draw.on_gpu:
-        cases.append(Case("8 heads, 1000 × 3001, head dimension 72, float16, causal",
-                          (*matrices(draw, 8, 1000, 3001, 72, dtype=torch.float16), True)))
+        cases.append(
+            Case(
+                "8 heads, 1000 × 3001, head dimension 72, float16, causal",
+                (*matrices(draw, 8, 1000, 3001, 72, dtype=torch.float16), True),
+            )
+        )
     return cases
 
 
@@ -623,47 +764,77 @@ RAGGED = Exercise(
         Moves(tiled_bytes, slack=1.3),
     ),
     hints=(
-        "Three edges need a mask: query rows >= query_length, keys >= key_length, and columns >= head_dim. The first two are run-"
-        "time numbers; for the columns take BLOCK_D = max(16, triton.next_power_of_2(head_dim)) as a constexpr.",
-        "Load with mask=(rows < query_length)[:, None] & (columns < head_dim)[None, :] and other=0.0. Zero columns add nothing to "
-        "a dot product, so head_dim is done with that, in loads and in the store.",
-        "Zero keys are another matter: a key of zeros scores 0, and exp(0) is not 0. Their scores must become minus infinity: "
-        "visible = (keys < key_length)[None, :], and the causal condition on top of it.",
-        "A row that has seen no key yet has running_max = new_max = -inf, and -inf - -inf is NaN. Measure it from 0: reference "
-        "= tl.where(new_max == float(\"-inf\"), 0.0, new_max), then exp(scores - reference) is exp(-inf) = 0.",
+        "Three edges need a mask: query rows >= query_length, keys >= key_length, and columns >= head_dim. The first "
+        "two are run-time numbers; for the columns take BLOCK_D = max(16, triton.next_power_of_2(head_dim)) as a "
+        "constexpr.",
+        "Load with mask=(rows < query_length)[:, None] & (columns < head_dim)[None, :] and other=0.0. Zero columns "
+        "add nothing to a dot product, so head_dim is done with that, in loads and in the store.",
+        "Zero keys are another matter: a key of zeros scores 0, and exp(0) is not 0. Their scores must become minus "
+        "infinity: visible = (keys < key_length)[None, :], and the causal condition on top of it.",
+        "A row that has seen no key yet has running_max = new_max = -inf, and -inf - -inf is NaN. Measure it from 0: "
+        'reference = tl.where(new_max == float("-inf"), 0.0, new_max), then exp(scores - reference) is exp(-inf) = '
+        "0.",
         "The scale is 1/√head_dim, of the true one. The grid rounds up: (triton.cdiv(query_length, BLOCK_M), heads).",
     ),
     mistakes=(
-        Mistake("tail_keys_scored",
-                "The keys past the end were loaded as zeros and counted: a key of zeros scores 0, and exp(0 - maximum) is not 0. "
-                "Give their scores minus infinity.",
-                result=lambda q, k, v, causal: zeros_scored(q, k, v, TILE, _mask(q, k, causal))),
-        Mistake("query_tail_unwritten",
-                "The last, partly filled tile of queries was never computed: the grid was rounded down. Use "
-                "triton.cdiv(query_length, BLOCK_M).", result=_unwritten_tail),
-        Mistake("scale_of_the_padding",
-                "The scale is that of the padded head dimension. It is 1/√head_dim of the tensor, not of BLOCK_D.",
-                result=_scale_of_padding),
-        Mistake("causal_misaligned", MISALIGNED,
-                result=_ragged(lambda q, k: torch.arange(k.shape[1]) <= torch.arange(q.shape[1])[:, None])),
-        Mistake("loop_end_ignores_offset", SKIPS_TOO_MUCH,
-                result=_ragged(lambda q, k: _visible(q, k) & _until_tile_end(q, k, offset=False))),
-        Mistake("empty_row_nan", EMPTY_ROW,
-                result=lambda q, k, v, causal: attention(q, k, v, _mask(q, k, causal), empty=math.nan)),
-        Mistake("strides_ignored", STRIDES,
-                result=lambda q, k, v, causal: None if _has_gaps(q, k) else
-                attention(*_all_as_if_contiguous(q, k, v), _mask(q, k, causal))),
-        Mistake("head_dim_not_masked",
-                "Columns past head_dim were read or written: BLOCK_D is the next power of two, and its extra columns belong to the "
-                "next row. Mask the columns in every load and in the store.", when=_head_dim_access),
-        Mistake("output_written_out_of_bounds",
-                "The output was written past its end, or into another head's rows. Mask the store: rows < query_length and "
-                "columns < head_dim.",
-                when=lambda case, seen, got: any("writes" in access for access in seen.out_of_bounds)),
-        Mistake("tail_rows_read_out_of_bounds",
-                "Rows past the end of a matrix were read. Where the length is no multiple of the tile, the last tile's extra rows "
-                "belong to the next head or to no tensor: mask the loads.",
-                when=lambda case, seen, got: any("reads" in access for access in seen.out_of_bounds)),
+        Mistake(
+            "tail_keys_scored",
+            "The keys past the end were loaded as zeros and counted: a key of zeros scores 0, and exp(0 - "
+            "maximum) is not 0. Give their scores minus infinity.",
+            result=lambda q, k, v, causal: zeros_scored(q, k, v, TILE, _mask(q, k, causal)),
+        ),
+        Mistake(
+            "query_tail_unwritten",
+            "The last, partly filled tile of queries was never computed: the grid was rounded down. Use "
+            "triton.cdiv(query_length, BLOCK_M).",
+            result=_unwritten_tail,
+        ),
+        Mistake(
+            "scale_of_the_padding",
+            "The scale is that of the padded head dimension. It is 1/√head_dim of the tensor, not of BLOCK_D.",
+            result=_scale_of_padding,
+        ),
+        Mistake(
+            "causal_misaligned",
+            MISALIGNED,
+            result=_ragged(lambda q, k: torch.arange(k.shape[1]) <= torch.arange(q.shape[1])[:, None]),
+        ),
+        Mistake(
+            "loop_end_ignores_offset",
+            SKIPS_TOO_MUCH,
+            result=_ragged(lambda q, k: _visible(q, k) & _until_tile_end(q, k, offset=False)),
+        ),
+        Mistake(
+            "empty_row_nan",
+            EMPTY_ROW,
+            result=lambda q, k, v, causal: attention(q, k, v, _mask(q, k, causal), empty=math.nan),
+        ),
+        Mistake(
+            "strides_ignored",
+            STRIDES,
+            result=lambda q, k, v, causal: (
+                None if _has_gaps(q, k) else attention(*_all_as_if_contiguous(q, k, v), _mask(q, k, causal))
+            ),
+        ),
+        Mistake(
+            "head_dim_not_masked",
+            "Columns past head_dim were read or written: BLOCK_D is the next power of two, and its extra columns "
+            "belong to the "
+            "next row. Mask the columns in every load and in the store.",
+            when=_head_dim_access,
+        ),
+        Mistake(
+            "output_written_out_of_bounds",
+            "The output was written past its end, or into another head's rows. Mask the store: rows < "
+            "query_length and columns < head_dim.",
+            when=lambda case, seen, got: any("writes" in access for access in seen.out_of_bounds),
+        ),
+        Mistake(
+            "tail_rows_read_out_of_bounds",
+            "Rows past the end of a matrix were read. Where the length is no multiple of the tile, the last "
+            "tile's extra rows belong to the next head or to no tensor: mask the loads.",
+            when=lambda case, seen, got: any("reads" in access for access in seen.out_of_bounds),
+        ),
     ),
 )
 
@@ -673,7 +844,7 @@ def _has_gaps(query, key) -> bool:
     return query.shape[-1] == 40 and query.shape[-2] == 50 and key.shape[-2] == 64
 
 
-# -------------------------------------------------------------------------------------------------------- 4.6 log-sum-exp
+# ---------------------------------------------------------------------------------------------- 4.6 log-sum-exp
 
 
 def lse_oracle(query, key, value, causal):
@@ -724,7 +895,12 @@ def _empty_row_lse(value_for_empty):
 def _sum_of_rounded_weights(case, seen, got):
     """float16: the log-sum-exp errs as it does when the weights are rounded before they are added."""
     query, key, value, causal = case.args
-    if query.dtype != torch.float16 or not isinstance(got, tuple) or len(got) != 2 or not isinstance(got[1], torch.Tensor):
+    if (
+        query.dtype != torch.float16
+        or not isinstance(got, tuple)
+        or len(got) != 2
+        or not isinstance(got[1], torch.Tensor)
+    ):
         return False
     scores = scores_of(query.double(), key.double(), _mask(query, key, causal))
     right = torch.logsumexp(scores, dim=-1)
@@ -763,43 +939,67 @@ LSE = Exercise(
         Moves(lse_bytes, slack=1.3),
     ),
     hints=(
-        "Start from your kernel of 4.5: everything you need is there when its loop ends. Which two of the three running values "
-        "does log Σ exp(s) take?",
+        "Start from your kernel of 4.5: everything you need is there when its loop ends. Which two of the three "
+        "running values does log Σ exp(s) take?",
         "Σ exp(s) = exp(m) · Σ exp(s - m) = exp(m) · running_sum, so its logarithm is running_max + log(running_sum).",
-        "If your scores are in units of log 2 (exp2), so is running_max: (running_max + tl.log2(running_sum)) * ln 2 brings both "
-        "back, with ln 2 = 0.6931471805599453.",
-        "Store one float32 for each query: lse_pointer + head * query_length + rows, with mask=rows < query_length. A row that saw "
-        "no key has running_max = -inf; take the log of the sum that you divide by (1 there), and -inf + 0 is -inf.",
+        "If your scores are in units of log 2 (exp2), so is running_max: (running_max + tl.log2(running_sum)) * ln 2 "
+        "brings both back, with ln 2 = 0.6931471805599453.",
+        "Store one float32 for each query: lse_pointer + head * query_length + rows, with mask=rows < query_length. A "
+        "row that saw no key has running_max = -inf; take the log of the sum that you divide by (1 there), and -inf + "
+        "0 is -inf.",
     ),
     mistakes=(
-        Mistake("log_of_sum_only",
-                "The running maximum is missing from the log-sum-exp. The sum is of exp(score - maximum): add the maximum back.",
-                result=_wrong_lse(lambda row_max, row_sum: row_sum.log())),
-        Mistake("lse_in_base_2",
-                "The log-sum-exp is in base 2. The kernel works in units of log 2; multiply by ln 2 = 0.6931 before it is stored.",
-                result=_wrong_lse(lambda row_max, row_sum: (row_max + row_sum.log()) / math.log(2))),
-        Mistake("mixed_bases",
-                "The maximum is in units of log 2 and the logarithm of the sum is natural. Bring both to one base: (maximum + "
-                "log2(sum)) · ln 2.",
-                result=_wrong_lse(lambda row_max, row_sum: row_max / math.log(2) + row_sum.log())),
-        Mistake("sum_without_log",
-                "The maximum and the sum are added without a logarithm: log(exp(m) · sum) is m + log(sum).",
-                result=_wrong_lse(lambda row_max, row_sum: row_max + row_sum)),
-        Mistake("unscaled_maximum",
-                "The maximum is that of the raw scores. It must be scaled like them: maximum · scale + log(sum).",
-                result=lambda q, k, v, causal: (
-                    ragged_oracle(q, k, v, causal),
-                    _statistics(q, k, causal)[1] * math.sqrt(q.shape[-1])
-                    + _statistics(q, k, causal)[2].masked_fill(_statistics(q, k, causal)[1] == -math.inf, 1.0).log())),
-        Mistake("empty_row_lse_nan",
-                "A query that sees no key has a log-sum-exp of NaN. The logarithm of an empty sum is minus infinity.",
-                result=_empty_row_lse(math.nan)),
-        Mistake("empty_row_lse_zero",
-                "A query that sees no key has a log-sum-exp of 0, as if its weights added up to 1. The logarithm of an empty sum is "
-                "minus infinity.", result=_empty_row_lse(0.0)),
-        Mistake("probabilities_cast_before_sum",
-                "The weights were rounded to float16 before they were added up. Sum them in float32 first; the cast is only for "
-                "the matrix product with the values.", when=_sum_of_rounded_weights),
+        Mistake(
+            "log_of_sum_only",
+            "The running maximum is missing from the log-sum-exp. The sum is of exp(score - maximum): add the "
+            "maximum back.",
+            result=_wrong_lse(lambda row_max, row_sum: row_sum.log()),
+        ),
+        Mistake(
+            "lse_in_base_2",
+            "The log-sum-exp is in base 2. The kernel works in units of log 2; multiply by ln 2 = 0.6931 before "
+            "it is stored.",
+            result=_wrong_lse(lambda row_max, row_sum: (row_max + row_sum.log()) / math.log(2)),
+        ),
+        Mistake(
+            "mixed_bases",
+            "The maximum is in units of log 2 and the logarithm of the sum is natural. Bring both to one base: "
+            "(maximum + log2(sum)) · ln 2.",
+            result=_wrong_lse(lambda row_max, row_sum: row_max / math.log(2) + row_sum.log()),
+        ),
+        Mistake(
+            "sum_without_log",
+            "The maximum and the sum are added without a logarithm: log(exp(m) · sum) is m + log(sum).",
+            result=_wrong_lse(lambda row_max, row_sum: row_max + row_sum),
+        ),
+        Mistake(
+            "unscaled_maximum",
+            "The maximum is that of the raw scores. It must be scaled like them: maximum · scale + log(sum).",
+            result=lambda q, k, v, causal: (
+                ragged_oracle(q, k, v, causal),
+                _statistics(q, k, causal)[1] * math.sqrt(q.shape[-1])
+                + _statistics(q, k, causal)[2].masked_fill(_statistics(q, k, causal)[1] == -math.inf, 1.0).log(),
+            ),
+        ),
+        Mistake(
+            "empty_row_lse_nan",
+            "A query that sees no key has a log-sum-exp of NaN. The logarithm of an empty sum is minus infinity.",
+            result=_empty_row_lse(math.nan),
+        ),
+        Mistake(
+            "empty_row_lse_zero",
+            "A query that sees no key has a log-sum-exp of 0, as if its weights added up to 1. The logarithm of an "
+            "empty sum is "
+            "minus infinity.",
+            result=_empty_row_lse(0.0),
+        ),
+        Mistake(
+            "probabilities_cast_before_sum",
+            "The weights were rounded to float16 before they were added up. Sum them in float32 first; the cast is "
+            "only for "
+            "the matrix product with the values.",
+            when=_sum_of_rounded_weights,
+        ),
     ),
 )
 
@@ -811,14 +1011,16 @@ def _lse_from_maximum(query, key, causal):
     return row_max + row_sum.masked_fill(row_max == -math.inf, 1.0).log()
 
 
-# ---------------------------------------------------------------------------------------------------- 4.7 against the best
+# ------------------------------------------------------------------------------------------ 4.7 against the best
 
 
 def _head_by_head(function, query, key, value, causal):
     """`function` on one [length, head_dim] at a time: the score matrix of 16 heads would not fit."""
     visible = visible_pairs(query.shape[2], key.shape[2]) if causal else None
-    rows = [torch.stack([function(query[b, h], key[b, h], value[b, h], visible) for h in range(query.shape[1])])
-            for b in range(query.shape[0])]
+    rows = [
+        torch.stack([function(query[b, h], key[b, h], value[b, h], visible) for h in range(query.shape[1])])
+        for b in range(query.shape[0])
+    ]
     return torch.stack(rows)
 
 
@@ -839,7 +1041,16 @@ def fast_cases(draw):
     if draw.on_gpu and draw.bfloat16:  # before that Triton has no tensor-core instruction to race with
         cases += [
             case("bfloat16, 1000 × 1000, causal", 1, 4, 1000, 1000, 128, torch.bfloat16, True),
-            case("16 heads, 4096 × 4096, head dimension 128, bfloat16, timed", 1, 16, 4096, 4096, 128, torch.bfloat16, False),
+            case(
+                "16 heads, 4096 × 4096, head dimension 128, bfloat16, timed",
+                1,
+                16,
+                4096,
+                4096,
+                128,
+                torch.bfloat16,
+                False,
+            ),
         ]
     return cases
 
@@ -869,38 +1080,77 @@ FAST = Exercise(
         LaunchesTriton(at_most=1),
         Allocates(lambda q, k, v, causal: max(q.numel(), k.numel())),
         SKIPS_THE_WORK,
-        FasterThan(sdpa_flash, _required_speed(), lambda q, k, v, causal: 4 * q.numel() * q.element_size(),
-                   lambda q, k, v, causal: 4 * q.numel() * k.shape[2]),
+        FasterThan(
+            sdpa_flash,
+            _required_speed(),
+            lambda q, k, v, causal: 4 * q.numel() * q.element_size(),
+            lambda q, k, v, causal: 4 * q.numel() * k.shape[2],
+        ),
     ),
     hints=(
-        "Look at the compiled kernel before the clock: compile_view tells whether the accumulator spills and which matrix "
-        "instruction is used. On sm_90 you want wgmma, which takes 64 rows of queries for every four warps.",
-        "Head dimension 128 on Hopper: BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=2. Head dimension 64: 128, 64, 4 warps, "
-        "3 stages. On Ampere smaller key tiles: 128 × 64 with 8 warps.",
-        "Take the masks out of the main loop. Tiles that all queries see in full, and that are whole, need neither tl.where nor "
-        "a mask on the load: run them in a loop of their own, and the last ones in a second loop with masks.",
-        "Fold scale · log2 e into one factor and use tl.exp2(scores * factor - maximum): one multiply-add and one exp2 for each "
-        "score. Keep weights in the inputs' dtype for the second tl.dot, and hand it the accumulator: tl.dot(weights, value, "
-        "accumulator).",
-        "If head_dim equals BLOCK_D, don't mask the columns. Let the compiler see that strides are contiguous: pass the last "
-        "dimension as tl.arange without a stride. The course's own answer (`solution(\"4.7\")`) does no more than this.",
+        "Look at the compiled kernel before the clock: compile_view tells whether the accumulator spills and which "
+        "matrix instruction is used. On sm_90 you want wgmma, which takes 64 rows of queries for every four warps.",
+        "Head dimension 128 on Hopper: BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=2. Head dimension 64: 128, "
+        "64, 4 warps, 3 stages. On Ampere smaller key tiles: 128 × 64 with 8 warps.",
+        "Take the masks out of the main loop. Tiles that all queries see in full, and that are whole, need neither "
+        "tl.where nor a mask on the load: run them in a loop of their own, and the last ones in a second loop with "
+        "masks.",
+        "Fold scale · log2 e into one factor and use tl.exp2(scores * factor - maximum): one multiply-add and one "
+        "exp2 for each score. Keep weights in the inputs' dtype for the second tl.dot, and hand it the accumulator: "
+        "tl.dot(weights, value, accumulator).",
+        "If head_dim equals BLOCK_D, don't mask the columns. Let the compiler see that strides are contiguous: pass "
+        'the last dimension as tl.arange without a stride. The course\'s own answer (`solution("4.7")`) does no more '
+        "than this.",
     ),
     mistakes=(
-        Mistake("accumulator_not_rescaled", ACCUMULATOR_NOT_RESCALED,
-                result=lambda q, k, v, causal: None if max(q.shape[2], k.shape[2]) > 1000 else
-                _head_by_head(lambda a, b, c, m: streamed(a, b, c, 128, visible=m, rescale_accumulator=False), q, k, v, causal)),
-        Mistake("scale_missing", SCALE_MISSING,
-                result=lambda q, k, v, causal: None if k.shape[2] > 1000 else
-                _head_by_head(lambda a, b, c, m: attention(a, b, c, m, scale=1.0), q, k, v, causal)),
-        Mistake("causal_misaligned", MISALIGNED,
-                result=lambda q, k, v, causal: None if k.shape[2] > 1000 else
-                _head_by_head(lambda a, b, c, m: attention(a, b, c, m), q, k, v, False) if not causal else
-                _head_by_head(lambda a, b, c, m: attention(a, b, c, torch.arange(k.shape[2]) <= torch.arange(q.shape[2])[:, None]),
-                              q, k, v, True)),
-        Mistake("tail_keys_scored",
-                "The keys past the end were loaded as zeros and counted. Give their scores minus infinity.",
-                result=lambda q, k, v, causal: None if k.shape[2] > 1000 else
-                _head_by_head(lambda a, b, c, m: zeros_scored(a, b, c, 128, m), q, k, v, causal)),
+        Mistake(
+            "accumulator_not_rescaled",
+            ACCUMULATOR_NOT_RESCALED,
+            result=lambda q, k, v, causal: (
+                None
+                if max(q.shape[2], k.shape[2]) > 1000
+                else _head_by_head(
+                    lambda a, b, c, m: streamed(a, b, c, 128, visible=m, rescale_accumulator=False), q, k, v, causal
+                )
+            ),
+        ),
+        Mistake(
+            "scale_missing",
+            SCALE_MISSING,
+            result=lambda q, k, v, causal: (
+                None
+                if k.shape[2] > 1000
+                else _head_by_head(lambda a, b, c, m: attention(a, b, c, m, scale=1.0), q, k, v, causal)
+            ),
+        ),
+        Mistake(
+            "causal_misaligned",
+            MISALIGNED,
+            result=lambda q, k, v, causal: (
+                None
+                if k.shape[2] > 1000
+                else _head_by_head(lambda a, b, c, m: attention(a, b, c, m), q, k, v, False)
+                if not causal
+                else _head_by_head(
+                    lambda a, b, c, m: attention(
+                        a, b, c, torch.arange(k.shape[2]) <= torch.arange(q.shape[2])[:, None]
+                    ),
+                    q,
+                    k,
+                    v,
+                    True,
+                )
+            ),
+        ),
+        Mistake(
+            "tail_keys_scored",
+            "The keys past the end were loaded as zeros and counted. Give their scores minus infinity.",
+            result=lambda q, k, v, causal: (
+                None
+                if k.shape[2] > 1000
+                else _head_by_head(lambda a, b, c, m: zeros_scored(a, b, c, 128, m), q, k, v, causal)
+            ),
+        ),
         Mistake("writes_the_score_matrix", WHOLE_MATRIX, when=_whole_matrix),
     ),
 )

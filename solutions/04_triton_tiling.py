@@ -1,3 +1,92 @@
+# %% [markdown]
+# # 04 · Tiles: attention that stays on the chip
+#
+# **The question.** Chapter 02's layer has 8192 tokens and 32 heads of dimension 128. Its three passes move 17.7 GB,
+# and on an H100 at 3.35 TB/s that alone takes 5.3 ms. FlashAttention-3 runs attention there at up to 740 TFLOP/s
+# ([arXiv 2407.08608](https://arxiv.org/abs/2407.08608)), which makes 1.5 ms for the same layer. It does not skip a
+# single multiplication: its 1.1 TFLOP are the same, and it takes some exponentials more. Where did 3.8 ms go?
+#
+# Chapter 03 gave you the algebra: a row's softmax can be finished before its end is known, as long as what has been
+# added up is rescaled when the maximum grows. This chapter gives it a schedule. You cut the matrix into tiles that fit
+# on the chip, work out how large they may be, write the kernel, and prove by count that it never writes the scores.
+# Two hours, seven exercises, the last one on a GPU only.
+
+# %%
+# course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
+from course_lib import check, default_device, hint, interpreting, machine, progress, solution
+
+import math
+import re
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+from course_lib.hardware.units import format_bytes, format_seconds
+
+device = default_device()
+on_gpu = not interpreting()
+
+# %% [markdown]
+# ## Same FLOPs, other bytes
+#
+# Before any theory, take the time of both. PyTorch has a tiled attention behind `scaled_dot_product_attention`, on the
+# CPU too. Against it stands the formula as it is printed, in three operations. Both do $4 H N^2 D$ FLOPs. How many
+# times as fast will the tiled one be? Write your guess down, then run the cell.
+
+# %%
+from course_lib.hardware.timing import measure
+
+
+def naive_attention(query, key, value):
+    """Scores, softmax, product: each a matrix or an operation of its own. [..., length, head_dim]."""
+    scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])  # [..., length, length]
+    return torch.softmax(scores, dim=-1) @ value
+
+
+heads, length, head_dim, dtype = (32, 8192, 128, torch.float16) if on_gpu else (8, 2048, 64, torch.float32)
+query, key, value = (torch.randn(1, heads, length, head_dim, device=device, dtype=dtype) for _ in range(3))
+flops = 4 * heads * length**2 * head_dim
+matrix = heads * length**2 * query.element_size()
+print(f"{heads} heads, {length} × {length}, head dimension {head_dim}: {flops / 1e9:,.0f} GFLOP, "
+      f"one score matrix {format_bytes(matrix)}")
+for name, function in (("naive", naive_attention), ("tiled", F.scaled_dot_product_attention)):
+    timing = measure(partial(function, query, key, value), seconds=0.6, device=device)
+    print(f"  {name}: {timing},  {flops / timing.median / 1e9:,.0f} GFLOP/s")
+del query, key, value
+
+# %% [markdown]
+# ## Where a tile lives
+#
+# A GPU's multiprocessor (SM) has a memory of its own, *shared memory*, on the same silicon as its arithmetic: 64 KB on
+# a T4, 164 KB on an A100, 228 KB on an H100. All SMs of an A100 together read theirs at about 19 TB/s, ten times as
+# fast as HBM. The FlashAttention paper calls it SRAM. Besides, every thread has up to 255 registers of four bytes, and
+# an SM holds 65,536 of them, another 256 KB.
+#
+# A whole row of scores does not fit there, and a tile does. So hold a tile of queries and stream the keys and values
+# past it, tile after tile. What a query must remember between two tiles is what you computed in chapter 03: a running
+# maximum, a running sum, and an accumulator of $D$ numbers. The scores of a tile are made, used and forgotten.
+#
+# Walk through it. The score matrix is cut into tiles, with Q at its left, K above, V below and O at its right. Orange
+# is on the chip. Watch two things: how little the chip holds at any moment, and how often the same keys are read.
+
+# %%
+from course_lib.figures.tile_stepper import tile_stepper
+
+tile_stepper(query_length=768, key_length=768, head_dim=64, query_rows=128, key_rows=128, item_bytes=2)
+
+# %% [markdown]
+# ## First in PyTorch
+#
+# The loops come first, without pointers in the way. The outer loop takes a tile of queries, the inner one walks over
+# the keys. The streaming attention of exercise 3.4 is the inner loop for a single query; now it runs for a tile of
+# them, so each running value has one entry for every row.
+#
+# The check watches the size of every tensor you make. A matrix of all scores is refused, and so is a whole row of
+# tiles.
+
 # %%
 # Exercise 4.1 · Tiled attention in PyTorch
 def tiled_attention(query, key, value, query_rows, key_rows):
@@ -35,6 +124,37 @@ def tiled_attention(query, key, value, query_rows, key_rows):
     return output
     # END SOLUTION
 
+# %%
+best_tiled_attention = check("4.1", tiled_attention).best
+
+# %% [markdown]
+# `best_tiled_attention` is now yours, if it passed. Two runs with other tiles give the same result up to rounding: how
+# the matrix is cut is a matter of speed alone. That freedom is what the rest of the chapter spends.
+
+# %%
+query, key, value = (torch.randn(300, 32) for _ in range(3))
+exact = naive_attention(*(matrix.double() for matrix in (query, key, value)))
+for tiles in ((300, 300), (64, 32), (17, 101), (1, 1)):
+    error = (best_tiled_attention(query, key, value, *tiles).double() - exact).abs().max()
+    print(f"tiles of {tiles[0]:>3} × {tiles[1]:<3}: largest error {error:.1e}")
+
+# %% [markdown]
+# ## How large may a tile be?
+#
+# Count the bytes that all programs ask for. A program reads its $B_M$ queries once, writes as many rows of output, and
+# reads all keys and all values. A head has $\lceil N / B_M \rceil$ programs:
+#
+# $$\text{bytes} = b \cdot H \cdot \left( 2 N D + 2 N D \left\lceil \frac{N}{B_M} \right\rceil \right) \approx
+# \frac{2\, b\, H N^2 D}{B_M}$$
+#
+# The rows of a tile of queries, $B_M$, divide everything. The rows of a tile of keys do not occur at all: a smaller
+# tile of keys only means more steps. Hence the rule: **as many queries as fit, and keys as room is left.**
+#
+# Two things limit the fit. Shared memory holds the tile of queries and the tiles of keys and values; while one pair is
+# in use, the next is on its way, so with $s$ *stages* there are $s$ pairs of them. The registers hold what is
+# computed: the accumulator, $B_M \times D$, and the scores, $B_M \times B_N$, in float32, shared out among the threads
+# of the program (32 for each of its warps). A thread has 255 registers and needs part of them for weights in half
+# precision, pointers and operands. 128 for the two large tiles is a good first guess.
 
 # %%
 # Exercise 4.2 · Tiles within a budget
@@ -78,6 +198,74 @@ def choose_tiles(head_dim, item_bytes, shared_memory_bytes, threads):
     return max(fitting, default=None)
     # END SOLUTION
 
+# %%
+best_shared_memory, best_traffic, best_choose_tiles = check("4.2", shared_memory, traffic, choose_tiles).best
+
+# %% [markdown]
+# Now ask it about real chips. The last columns say what the chosen tile does to the question's layer: the bytes that
+# all programs ask for, beside the $4 N^2$ elements of naive attention's matrix.
+
+# %%
+from course_lib.hardware.compiler import ARCHITECTURES
+
+matrix_bytes = 32 * 4 * 8192**2 * 2
+print(f"{'':18}{'shared':>9}  {'head dim':>8}  {'threads':>7}  {'tiles':>10}  {'asked for':>9}"
+      f"   naive matrix {format_bytes(matrix_bytes)}")
+for arch in (75, 80, 89, 90):
+    limits = ARCHITECTURES[arch]
+    for head_dim_here, threads in ((64, 128), (128, 256)):
+        tiles = best_choose_tiles(head_dim_here, 2, limits.shared_per_block, threads)
+        asked = best_traffic(32, 8192, 8192, head_dim_here, 2, tiles[0])
+        print(f"{limits.example:18}{limits.shared_per_block:>9,}  {head_dim_here:>8}  {threads:>7}  "
+              f"{tiles[0]:>4} × {tiles[1]:<3}  {format_bytes(asked):>9}   {matrix_bytes / asked:.1f} times as much")
+
+# %% [markdown]
+# Look at those ratios: a factor of two to four, not of sixty. With $D = 128$ and 128 queries to a tile, the programs
+# together ask for half of what naive attention moves. Still they run far more than twice as fast, for *asked for* is
+# not *moved from HBM*. Each head's keys and values are 4 MB here, some hundred programs read the same ones at about
+# the same time, and the L2 cache (50 MB on an H100) answers all but the first. From HBM come little more than the
+# distinct bytes, 268 MB. Naive attention's matrix is 4.3 GB: no L2 helps there.
+#
+# That gives three floors for a tiled kernel, and the highest one counts: FLOPs over the matrix rate, bytes asked for
+# over the bandwidth of the L2, distinct bytes over that of HBM. On a GPU the next cell fills them in from your own
+# ceilings.
+
+# %%
+from course_lib.hardware.ceilings import ceilings
+
+roof = ceilings()
+rate_name = "float16" if on_gpu else "float32"
+floors = {
+    "1.1 TFLOP at the matrix rate": 4 * 32 * 8192**2 * 128 / roof.matmul_rate[rate_name],
+    "distinct bytes from memory": 4 * 32 * 8192 * 128 * 2 / roof.memory_bandwidth,
+    "naive: the matrix, four times": matrix_bytes / roof.memory_bandwidth,
+}
+if roof.l2_bandwidth:
+    floors["asked of the L2, 128 queries a tile"] = best_traffic(32, 8192, 8192, 128, 2, 128) / roof.l2_bandwidth
+for name, seconds in sorted(floors.items(), key=lambda item: item[1]):
+    print(f"{name:36} {format_seconds(seconds):>9}")
+
+# %% [markdown]
+# ## Now in Triton
+#
+# A Triton program is written for a tile, not for a thread. Four things turn the PyTorch version into a kernel:
+#
+# **Programs.** The outer loop disappears. Each tile of queries becomes a program, and each head too: a grid of (tiles,
+# heads). `tl.program_id(0)` says which tile is mine, `tl.program_id(1)` which head.
+#
+# **Pointer arithmetic.** There is no slicing. A tile's addresses are computed: row $i$ and column $j$ of a matrix lie
+# at `pointer + i * row_stride + j`. With `rows[:, None]` of shape [BLOCK_M, 1] and `columns[None, :]` of shape [1,
+# HEAD_DIM] one expression makes all BLOCK_M × HEAD_DIM addresses.
+#
+# **Products.** `tl.dot(a, b)` multiplies two tiles on the matrix units, with sums in float32. The keys are loaded as
+# [BLOCK_N, HEAD_DIM] and turned by `tl.trans`. For float32 inputs `input_precision="ieee"` keeps all 24 bits; by
+# default Triton takes tf32, which keeps 11.
+#
+# **Types.** The running values are float32, whatever the inputs are. Only for the second product the weights are cast
+# to the values' type, since both operands of `tl.dot` must agree.
+#
+# The head of the kernel is written: it loads the tile of queries. You write the loop and the store. Lengths are
+# multiples of 64 here, so that no mask is needed yet. Nothing reaches the output but a query's finished row.
 
 # %%
 # Exercise 4.3 · The forward kernel, without a mask
@@ -143,6 +331,134 @@ def flash_attention_full(query, key, value):
     )  # fmt: skip
     return output
 
+# %%
+best_attention = check("4.3", flash_attention_full).best
+
+# %% [markdown]
+# Stuck on what a message means? Every check can tell a missing rescale from a missing maximum, because each leaves its
+# own mark on the result. `hint("4.3")` goes from a nudge to nearly the answer.
+#
+# ## Proof by counting
+#
+# Does it really never write the scores? The meter counted every byte while the check ran. Here it counts again, for
+# your kernel, beside the formula that you wrote in 4.2. `metered` runs the kernel in the interpreter, on a machine
+# with a GPU too, in a process of its own. What will stand in the column *stored*?
+
+# %%
+from course_lib.hardware.metered import metered
+
+heads, length, head_dim = 2, 384, 64
+query, key, value = (torch.randn(heads, length, head_dim, dtype=torch.float16) for _ in range(3))
+report = metered(best_attention, query, key, value)
+predicted = best_traffic(heads, length, length, head_dim, 2, query_rows=64)
+scores = 4 * heads * length * length * 2
+print(f"formula {predicted:,} bytes, counted {report.total_bytes:,}: {report.total_bytes / predicted:.3f}")
+print(f"naive attention would move {scores:,} bytes of scores and probabilities besides its inputs and output")
+report
+
+# %% [markdown]
+# The output is written once and nothing else is. Queries are read once; keys and values 384 / 64 = 6 times, once for
+# each program of their head.
+#
+# ## IO complexity
+#
+# The paper states it as a theorem ([arXiv 2205.14135](https://arxiv.org/abs/2205.14135)): with $M$ elements of fast
+# memory, tiled attention moves $\Theta(N^2 D^2 / M)$ elements where naive attention moves $\Theta(N D + N^2)$, and no
+# exact algorithm does better for all $M$. Your formula says the same: bytes go with $N^2 D / B_M$, and the tile of
+# queries that fits is $B_M \propto M / D$ rows. Twice the memory, half the bytes.
+#
+# Let the meter judge that claim. The next kernel is the one you wrote with two switches more, which a later section
+# needs. Its tile of queries goes from 16 to 128 rows at a fixed length of 512; the queries and their accumulator take
+# from 6 to 49 kB of chip. Predict the last line before you run it.
+
+# %%
+@triton.jit
+def queries_outside_kernel(
+    query_pointer, key_pointer, value_pointer, output_pointer, length, scale,
+    HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    DIVIDE_EVERY_STEP: tl.constexpr, NATURAL_EXP: tl.constexpr,
+):  # fmt: skip
+    """FlashAttention-2's order: a program owns a tile of queries and streams over the keys. Contiguous, whole tiles."""
+    head = tl.program_id(1).to(tl.int64) * length * HEAD_DIM
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
+    columns = tl.arange(0, HEAD_DIM)  # [HEAD_DIM]
+    query_tile = rows[:, None] * HEAD_DIM + columns[None, :]  # [BLOCK_M, HEAD_DIM]
+    query = tl.load(query_pointer + head + query_tile)  # [BLOCK_M, HEAD_DIM]
+    running_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    running_sum = tl.zeros([BLOCK_M], tl.float32)
+    accumulator = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
+    for first_key in range(0, length, BLOCK_N):
+        keys = first_key + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+        key_tile = keys[:, None] * HEAD_DIM + columns[None, :]  # [BLOCK_N, HEAD_DIM]
+        scores = tl.dot(query, tl.trans(tl.load(key_pointer + head + key_tile)))  # [BLOCK_M, BLOCK_N]
+        if NATURAL_EXP:
+            scores = scores * scale
+            new_max = tl.maximum(running_max, tl.max(scores, axis=1))  # [BLOCK_M]
+            weights = tl.exp(scores - new_max[:, None])  # [BLOCK_M, BLOCK_N]
+            rescale = tl.exp(running_max - new_max)  # [BLOCK_M]
+        else:
+            scale_log2 = scale * 1.4426950408889634  # log2 e rides along in the scale
+            new_max = tl.maximum(running_max, tl.max(scores, axis=1) * scale_log2)
+            weights = tl.exp2(scores * scale_log2 - new_max[:, None])
+            rescale = tl.exp2(running_max - new_max)
+        new_sum = running_sum * rescale + tl.sum(weights, axis=1)
+        if DIVIDE_EVERY_STEP:
+            accumulator = accumulator * (running_sum * rescale / new_sum)[:, None]
+            weights = weights / new_sum[:, None]
+        else:
+            accumulator = accumulator * rescale[:, None]
+        value = tl.load(value_pointer + head + key_tile)  # [BLOCK_N, HEAD_DIM]
+        accumulator = tl.dot(weights.to(value.dtype), value, accumulator)  # [BLOCK_M, HEAD_DIM]
+        running_max, running_sum = new_max, new_sum
+    if not DIVIDE_EVERY_STEP:
+        accumulator = accumulator / running_sum[:, None]
+    tl.store(output_pointer + head + query_tile, accumulator.to(output_pointer.dtype.element_ty))
+
+
+def queries_outside(query, key, value, query_rows=64, key_rows=64, divide_every_step=False, natural_exp=False,
+                    **options):
+    """Attention of contiguous [heads, length, head_dim] tensors, the length a multiple of both tiles."""
+    heads, length, head_dim = query.shape
+    output = torch.empty_like(query)
+    queries_outside_kernel[(length // query_rows, heads)](
+        query, key, value, output, length, 1 / math.sqrt(head_dim), HEAD_DIM=head_dim, BLOCK_M=query_rows,
+        BLOCK_N=key_rows, DIVIDE_EVERY_STEP=divide_every_step, NATURAL_EXP=natural_exp, **options,
+    )  # fmt: skip
+    return output
+
+
+# %%
+query, key, value = (torch.randn(1, 512, 64, dtype=torch.float16) for _ in range(3))
+print("queries a tile   on the chip     formula     counted   counted / formula")
+for query_rows in (16, 32, 64, 128):
+    counted = metered(queries_outside, query, key, value, query_rows, 128).total_bytes
+    predicted = best_traffic(1, 512, 512, 64, 2, query_rows)
+    on_chip = query_rows * 64 * (2 + 4)  # the queries in float16, the accumulator in float32
+    print(f"{query_rows:>14}   {format_bytes(on_chip):>11} {predicted:>11,} {counted:>11,} "
+          f"{counted / predicted:>19.3f}")
+
+# %% [markdown]
+# ## Causal: half of the tiles are never touched
+#
+# A causal query sees the keys up to its own position. When the lengths differ, as in the second half of a prompt, the
+# two are aligned at the end: the last query stands at the last key, and query $i$ at position $i + N_k - N_q$.
+#
+# Masking a score with $-\infty$ costs as much as computing it. The gain is in what is not computed: of the tiles above
+# the diagonal every score is hidden, so the loop ends before them. For a long sequence that is half of the FLOPs and
+# half of the bytes. Only tiles on the diagonal need the mask at all. Step through it once more, and count the hatched
+# tiles.
+
+# %%
+tile_stepper(query_length=768, key_length=768, head_dim=64, query_rows=128, key_rows=128, item_bytes=2, causal=True)
+
+# %% [markdown]
+# The GPU has no instruction for $e^x$, it has one for $2^x$, `ex2`. `tl.exp(x)` is therefore `tl.exp2(x * 1.4427)`:
+# one multiplication for each score. But the scores are multiplied by the scale anyway. So fold $\log_2 e$ into the
+# scale once, on the host, and use `tl.exp2`; then maximum and exponent are in units of $\log 2$, and the weights are
+# the same as before. The launcher of the next exercise passes `scale_log2`.
+#
+# Mind the programs that have nothing to do. With more queries than keys the first queries see no key at all; their
+# output is zero by definition, and $0/0$ is not zero.
 
 # %%
 # Exercise 4.4 · A causal kernel that skips tiles
@@ -212,6 +528,39 @@ def flash_attention_causal(query, key, value):
     )  # fmt: skip
     return output
 
+# %%
+best_causal = check("4.4", flash_attention_causal).best
+
+# %%
+heads, length, head_dim = 1, 512, 32
+query, key, value = (torch.randn(heads, length, head_dim) for _ in range(3))
+full, causal = (metered(function, query, key, value).total_bytes for function in (best_attention, best_causal))
+print(f"full {full:,} bytes, causal {causal:,}: {causal / full:.2f}")
+tiles = length // 64
+print(f"tiles computed: {tiles * (tiles + 1) // 2} of {tiles * tiles}, {(tiles + 1) / (2 * tiles):.2f}")
+
+# %% [markdown]
+# The bytes fall less than the tiles because queries and outputs cross once either way, and both ratios stay above a
+# half because the tiles on the diagonal are computed whole. With 8192 tokens both are 0.51.
+
+# %% [markdown]
+# ## Ragged edges
+#
+# Lengths come from text, not from powers of two. Three edges get a mask, and each for a reason of its own:
+#
+# | edge | load | what else |
+# |---|---|---|
+# | queries past the end | masked, zeros | their rows are computed in vain and must not be stored |
+# | keys past the end | masked, zeros | **their scores must be $-\infty$**: a key of zeros scores 0, and $e^0$ counts |
+# | columns past the head dimension | masked, zeros | nothing: zeros add nothing to a dot product |
+#
+# A tile must have a power of two of columns, at least 16 for `tl.dot`. A head dimension of 80 is computed as one of
+# 128, with 48 columns of zeros: correct, and 37 % of the arithmetic thrown away.
+#
+# One thing more. With both masks a row can meet a tile of which it sees nothing before it meets any it does see. Its
+# maximum is then still $-\infty$, and $-\infty - (-\infty)$ is NaN. Measure such a row from 0 instead.
+#
+# From here on the kernel is all yours.
 
 # %%
 # Exercise 4.5 · Any length, any head dimension
@@ -291,6 +640,16 @@ def flash_attention_ragged(query, key, value, causal):
     return output
     # END SOLUTION
 
+# %%
+best_ragged = check("4.5", flash_attention_ragged).best
+
+# %% [markdown]
+# ## One number more for each row
+#
+# The backward pass needs the probabilities again, and recomputes them from the scores instead of storing a matrix. It
+# can do so from one number a row, the log-sum-exp $L_i = \log \sum_j e^{s_{ij}}$, because $P_{ij} = e^{s_{ij} - L_i}$.
+# The same number lets chapter 08 merge results of different programs. Training a layer thus keeps $O$ and $L$, 4 bytes
+# a query, and no matrix.
 
 # %%
 # Exercise 4.6 · The log-sum-exp as a second output
@@ -302,7 +661,7 @@ def lse_kernel(
     query_length, key_length, head_dim, scale_log2,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """As in 4.5; besides, each row's log Σ exp(scaled scores), natural logarithm, to lse_pointer [heads, query_length]."""
+    """As in 4.5, and log Σ exp(scaled scores) of each row, natural logarithm, to lse_pointer [heads, query_length]."""
     # BEGIN SOLUTION
     head = tl.program_id(1).to(tl.int64)
     first_query = tl.program_id(0) * BLOCK_M
@@ -374,6 +733,253 @@ def flash_attention_lse(query, key, value, causal):
     return output, lse
     # END SOLUTION
 
+# %%
+best_with_lse = check("4.6", flash_attention_lse).best
+
+# %% [markdown]
+# A test of the number: recompute the probabilities of one query from its log-sum-exp. They must add up to 1.
+
+# %%
+query, key, value = (torch.randn(1, 100, 32, device=device) for _ in range(3))
+_, log_sum_exp = best_with_lse(query, key, value, True)
+scores = query[0, 70] @ key[0, :71].T / math.sqrt(32)  # query 70 sees 71 keys
+total = torch.exp(scores - log_sum_exp[0, 70]).sum()
+print(f"query 70: log-sum-exp {log_sum_exp[0, 70]:.4f}, probabilities add up to {total:.5f}")
+
+# %% [markdown]
+# ## What the compiler made of it
+#
+# Shared memory and registers were a model in 4.2. The compiler knows the truth, and it needs no GPU to tell:
+# `compile_views` compiles a kernel for any architecture. Predict the row *shared memory* for the H100 with your
+# function before you look.
+
+# %%
+from course_lib.hardware.compiler import CompileError, compile_many, compile_views
+
+POINTERS = {f"{name}_pointer": "*fp16" for name in ("query", "key", "value", "output")}
+SIGNATURE = {**POINTERS, "length": "i32", "scale": "fp32"}
+
+
+def constants(head_dim, query_rows, key_rows, divide_every_step=False, natural_exp=False):
+    return {"HEAD_DIM": head_dim, "BLOCK_M": query_rows, "BLOCK_N": key_rows, "DIVIDE_EVERY_STEP": divide_every_step,
+            "NATURAL_EXP": natural_exp}
+
+
+print(f"predicted for 64 × 64 tiles, 2 stages: {best_shared_memory(64, 64, 64, 2, 2):,} bytes")
+views = compile_views(queries_outside_kernel, SIGNATURE, constants(64, 64, 64), archs=(75, 80, 90), num_warps=4,
+                      num_stages=2)
+views
+
+# %% [markdown]
+# Three generations, one source:
+#
+# - **T4**: no matrix instructions at all. Triton emits none for sm_75, so the product runs on the ordinary
+#   multiply-add units from registers, and those overflow: more than a thousand bytes of each thread are *spilled* to
+#   memory and read back at every step. The kernel is right, and slow. Smaller tiles ease it.
+# - **A100**: `mma.sync`, a warp at a time, operands in registers. `cp.async` brings the next tile while this one is
+#   used. Triton needs one buffer less than stages here, the pair in use having left for the registers: (64 + 2 · 64) ·
+#   64 · 2 = 24,576 bytes, your formula with one stage.
+# - **H100**: `wgmma`, four warps at a time, operands straight from shared memory. It takes 64 rows of queries at
+#   least, which is why a tile of 64 × 64 for 4 warps is the smallest that uses it. Your formula should meet the number
+#   to the byte.
+#
+# ### Choosing the tiles by measurement
+#
+# The model of 4.2 narrows the choice; the clock decides. Triton automates that: a kernel decorated with
+# `@triton.autotune(configs=[...], key=["length"])` times every configuration at its first call for a key and keeps the
+# best. First sort out what cannot work. A configuration that spills in the loop, or leaves no room for a second
+# program on an SM, need not be timed.
+
+# %%
+CONFIGURATIONS = ((64, 64, 4, 2), (64, 64, 4, 4), (128, 32, 4, 3), (128, 64, 4, 3), (128, 128, 8, 2), (128, 128, 4, 2))
+requests = [
+    {"kernel": queries_outside_kernel, "signature": SIGNATURE, "constexprs": constants(64, query_rows, key_rows),
+     "arch": 90, "num_warps": warps, "num_stages": stages}
+    for query_rows, key_rows, warps, stages in CONFIGURATIONS
+]
+if on_gpu:
+    trial = [torch.randn(32, 4096, 64, device=device, dtype=torch.float16) for _ in range(3)]
+print("sm_90, head dimension 64")
+print("   tiles     warps  stages  registers  spilled   shared  programs/SM" + "   TFLOP/s here" * on_gpu)
+for (query_rows, key_rows, warps, stages), view in zip(CONFIGURATIONS, compile_many(requests)):
+    line = f"{query_rows:>4} × {key_rows:<4} {warps:>7} {stages:>7}"
+    if isinstance(view, CompileError):
+        print(f"{line}  does not compile: {view}")
+        continue
+    line += f" {view.registers:>10} {view.spill_bytes:>6} B {view.shared_bytes:>8} {view.programs_per_sm:>12}"
+    if on_gpu:
+        try:
+            attempt = partial(queries_outside, *trial, query_rows, key_rows, num_warps=warps, num_stages=stages)
+            timing = measure(attempt, seconds=0.1)
+            line += f" {4 * 32 * 4096**2 * 64 / timing.median / 1e12:>14.0f}"
+        except triton.runtime.errors.OutOfResources:
+            line += "   does not fit"
+    print(line)
+
+# %% [markdown]
+# ## Four choices, four experiments
+#
+# FlashAttention (2022) and FlashAttention-2 (2023, [arXiv 2307.08691](https://arxiv.org/abs/2307.08691)) compute the
+# same thing with the same bytes saved, and the second is about twice as fast. Each of its choices can be tried alone.
+#
+# ### 1 · Which loop is outside
+#
+# The first paper's algorithm has the keys outside: load a tile of K and V once, walk over all queries, and update each
+# one's output. K and V are then read once. But now every tile of *output*, with its maximum and sum, is read and
+# written at every step. Which moves more? Here it is, one program for each head:
+
+# %%
+@triton.jit
+def keys_outside_kernel(
+    query_pointer, key_pointer, value_pointer, output_pointer, max_pointer, sum_pointer, length, scale,
+    HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """FlashAttention's first order: keys outside, queries inside, the outputs' state in memory between the visits."""
+    head = tl.program_id(0).to(tl.int64)
+    matrix = head * length * HEAD_DIM
+    columns = tl.arange(0, HEAD_DIM)  # [HEAD_DIM]
+    for first_key in range(0, length, BLOCK_N):
+        keys = first_key + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+        key_tile = matrix + keys[:, None] * HEAD_DIM + columns[None, :]  # [BLOCK_N, HEAD_DIM]
+        key = tl.load(key_pointer + key_tile)  # [BLOCK_N, HEAD_DIM], once for all queries
+        value = tl.load(value_pointer + key_tile)  # [BLOCK_N, HEAD_DIM]
+        for first_query in range(0, length, BLOCK_M):
+            rows = first_query + tl.arange(0, BLOCK_M)  # [BLOCK_M]
+            query_tile = matrix + rows[:, None] * HEAD_DIM + columns[None, :]  # [BLOCK_M, HEAD_DIM]
+            query = tl.load(query_pointer + query_tile)  # [BLOCK_M, HEAD_DIM]
+            running_max = tl.load(max_pointer + head * length + rows)  # [BLOCK_M]
+            running_sum = tl.load(sum_pointer + head * length + rows)  # [BLOCK_M]
+            output = tl.load(output_pointer + query_tile)  # [BLOCK_M, HEAD_DIM] float32
+            scores = tl.dot(query, tl.trans(key)) * scale  # [BLOCK_M, BLOCK_N]
+            new_max = tl.maximum(running_max, tl.max(scores, axis=1))
+            weights = tl.exp(scores - new_max[:, None])  # [BLOCK_M, BLOCK_N]
+            old_sum = running_sum * tl.exp(running_max - new_max)
+            new_sum = old_sum + tl.sum(weights, axis=1)
+            product = tl.dot(weights.to(value.dtype), value)  # [BLOCK_M, HEAD_DIM]
+            output = (output * old_sum[:, None] + product) / new_sum[:, None]
+            tl.store(output_pointer + query_tile, output)
+            tl.store(max_pointer + head * length + rows, new_max)
+            tl.store(sum_pointer + head * length + rows, new_sum)
+
+
+def keys_outside(query, key, value, query_rows=64, key_rows=64):
+    """Attention of contiguous [heads, length, head_dim] tensors, the length a multiple of both tiles; in float32."""
+    heads, length, head_dim = query.shape
+    output = torch.zeros(query.shape, device=query.device)
+    row_max = torch.full((heads, length), -math.inf, device=query.device)
+    row_sum = torch.zeros((heads, length), device=query.device)
+    keys_outside_kernel[(heads,)](query, key, value, output, row_max, row_sum, length, 1 / math.sqrt(head_dim),
+                                  HEAD_DIM=head_dim, BLOCK_M=query_rows, BLOCK_N=key_rows)
+    return output
+
+
+# %%
+query, key, value = (torch.randn(2, 256, 64, dtype=torch.float16) for _ in range(3))
+for name, function in (("keys outside", keys_outside), ("queries outside", queries_outside)):
+    report = metered(function, query, key, value)
+    programs = math.prod(report.launches[0].grid)
+    print(f"{name:16} {report.loaded_bytes:>10,} B loaded {report.stored_bytes:>10,} B stored   {programs} programs")
+exact = naive_attention(query.double(), key.double(), value.double())
+for function in (keys_outside, queries_outside):
+    result = function(*(matrix.to(device) for matrix in (query, key, value)))
+    print(f"largest error of {function.__name__}: {(result.cpu().double() - exact).abs().max():.1e}")
+
+# %% [markdown]
+# With queries outside, what grows is read-only, and the state never leaves the registers. With keys outside, an output
+# tile in float32 crosses twice for every tile of keys that crosses once.
+#
+# ### 2 · Parallel over the sequence
+#
+# The same table shows the second choice: 2 programs against 8. With keys outside, the queries of a head cannot be
+# shared out without two programs updating one row. FlashAttention had a program for each head of each sequence; a
+# batch of one with 16 heads then keeps 16 SMs of an A100's 108 busy, 15 %. With queries outside the tiles of a head
+# are independent: the same layer at 8192 tokens and 128 queries a tile has 1024 programs. On a GPU the next cell shows
+# what that is worth; without one it shows how much of an A100 has work.
+
+# %%
+if on_gpu:
+    for heads in (4, 16, 64):
+        trial = [torch.randn(heads, 4096, 64, device=device, dtype=torch.float16) for _ in range(3)]
+        slow, fast = (measure(partial(order, *trial), seconds=0.1).median for order in (keys_outside, queries_outside))
+        print(f"{heads:>3} heads: keys outside {format_seconds(slow)}, queries outside {format_seconds(fast)}: "
+              f"{slow / fast:.0f} times as fast")
+else:
+    print("8192 tokens, 128 queries a tile, 108 SMs\nheads   programs by head: SMs busy   programs by tile: SMs busy")
+    for heads in (1, 4, 16, 64, 256):
+        shares = [min(1.0, programs / 108) for programs in (heads, heads * 64)]
+        print(f"{heads:>5} {heads:>18} {shares[0]:>10.0%} {heads * 64:>18} {shares[1]:>10.0%}")
+
+# %% [markdown]
+# ### 3 · Fewer FLOPs that are not matrix products
+#
+# An A100 does 312 TFLOP/s on its matrix units and 19.5 on the others: a multiplication outside a product costs 16 of
+# those inside. FlashAttention kept the output normalised at every step, with a division or a multiplication for each
+# of its elements; FlashAttention-2 divides once, after the loop. And $e^x$ as $2^x$ with the factor folded in saves a
+# multiplication a score. The two switches of `queries_outside_kernel` are these choices. Count what is left in the
+# body of the compiled loop:
+
+# %%
+def loop_body(ptx):
+    """The text of the longest loop: from a label to the branch back to it."""
+    labels = {match[1]: match.start() for match in re.finditer(r"(?m)^(\$L\w+):", ptx)}
+    bodies = [ptx[labels[match[1]] : match.start()] for match in re.finditer(r"bra(?:\.uni)?\s+(\$L\w+);", ptx)
+              if labels.get(match[1], len(ptx)) < match.start()]
+    return max(bodies, key=len)
+
+
+FLOAT32 = r"\.(?:\w+\.)*f32\b"
+OPERATIONS = {"multiply": r"\bmul", "multiply-add": r"\bfma", "add": r"\badd", "subtract": r"\bsub",
+              "maximum": r"\bmax", "divide": r"\bdiv", "exp2": r"\bex2"}
+VARIANTS = {  # (divide every step, natural exp)
+    "FA1: divide every step, exp": (True, True),
+    "divide once, exp": (False, True),
+    "FA2: divide once, exp2": (False, False),
+}
+compiled = compile_many([
+    {"kernel": queries_outside_kernel, "signature": SIGNATURE, "constexprs": constants(64, 64, 64, *switches),
+     "arch": 80, "num_warps": 4, "num_stages": 2}
+    for switches in VARIANTS.values()
+])
+print(f"{'instructions a thread and step':30}" + "".join(f"{name:>14}" for name in OPERATIONS))
+for name, view in zip(VARIANTS, compiled):
+    body = loop_body(view.ptx)
+    print(f"{name:30}" + "".join(f"{len(re.findall(word + FLOAT32, body)):>14}" for word in OPERATIONS.values()))
+if on_gpu:
+    trial = [torch.randn(32, 4096, 64, device=device, dtype=torch.float16) for _ in range(3)]
+    for name, switches in VARIANTS.items():
+        print(f"{name:30} {measure(partial(queries_outside, *trial, 64, 64, *switches), seconds=0.2)}")
+
+# %% [markdown]
+# A thread has 32 of the tile's 64 × 64 scores (128 threads), in two rows, and 32 elements of the accumulator. So 32
+# instructions of a kind are one for each score, and the table can be read: dividing at every step costs a division for
+# each score and each row; the natural exp costs two multiplications a score, one for the scale and one inside `tl.exp`.
+# What is left are 32 multiplications that rescale the accumulator, 32 multiply-adds that scale a score and subtract the
+# maximum, 32 exponentials, 32 comparisons and 32 additions.
+#
+# ### 4 · Split the queries, not the keys
+#
+# Within a program, who computes what? FlashAttention gave each of its four warps a quarter of the keys of a tile. Each
+# then has a part of every row, and parts must be added through shared memory: writes, a barrier, reads, at every step.
+# FlashAttention-2 gives each warp a quarter of the *queries*: a warp owns its rows, and maximum, sum and accumulator
+# never leave it. Triton decides that for you. The compiled kernel says how: `warpsPerCTA = [4, 1]` is four warps along
+# the queries and one along the keys.
+
+# %%
+for view in views[1:]:
+    split = re.search(r"nvidia_mma<.*?warpsPerCTA = \[(\d+), (\d+)\]", view.ttgir)
+    print(f"{view.architecture.example}: {split[1]} warps along the queries, {split[2]} along the keys")
+
+# %% [markdown]
+# ## Race
+#
+# You have all of it together. The last exercise has no template: beat PyTorch's FlashAttention-2 backend, the
+# library's own CUDA kernels, on 16 heads × 4096 tokens of dimension 128 in bfloat16. On Hopper, 1.1 times its speed
+# passes: that backend was written for Ampere's `mma.sync`, and Triton gives you `wgmma`. Elsewhere 0.8 times passes,
+# because on an A100 the library is hard to catch. On a T4 only the numbers must be right. Without a GPU the check says
+# what it would need.
+#
+# What counts, in the order of what it brings: no spills; `wgmma`; no masks in the main loop; one multiply-add and one
+# `exp2` for a score. Look at the compiler view before the clock.
 
 # %%
 # Exercise 4.7 · Beat FlashAttention-2
@@ -480,11 +1086,11 @@ def fast_attention(query, key, value, causal):
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     hopper = query.is_cuda and torch.cuda.get_device_capability(query.device) >= (9, 0)
     if head_dim == 64:
-        tiles = dict(BLOCK_M=128, BLOCK_N=64, num_warps=4, num_stages=3)
+        tiles = {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
     elif hopper:
-        tiles = dict(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=2)
+        tiles = {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 2}
     else:
-        tiles = dict(BLOCK_M=128, BLOCK_N=32, num_warps=8, num_stages=2)
+        tiles = {"BLOCK_M": 128, "BLOCK_N": 32, "num_warps": 8, "num_stages": 2}
     fast_kernel[(triton.cdiv(query_length, tiles["BLOCK_M"]), batch * heads)](
         query, key, value, output, *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *output.stride()[:3],
         heads, query_length, key_length, math.log2(math.e) / math.sqrt(head_dim),
@@ -492,3 +1098,68 @@ def fast_attention(query, key, value, causal):
     )  # fmt: skip
     return output
     # END SOLUTION
+
+# %%
+best_fast = check("4.7", fast_attention).best
+
+# %% [markdown]
+# ## Predicted against measured
+#
+# On a GPU the next cell puts your kernel beside what PyTorch offers, over the length. Naive attention's curve ends
+# where its matrix no longer fits. Without a GPU it compares the CPU's two versions, naive and tiled, which tell the
+# same story at smaller sizes: the same FLOPs, and a growing gap once a head's matrix has left the cache.
+
+# %%
+def attention_rates(lengths, implementations, heads, head_dim, dtype):
+    """{name: [FLOP/s or None for each length]}; None where memory does not suffice."""
+    rates = {name: [] for name in implementations}
+    for length in lengths:
+        tensors = [torch.randn(1, heads, length, head_dim, device=device, dtype=dtype) for _ in range(3)]
+        for name, function in implementations.items():
+            try:
+                seconds = measure(partial(function, *tensors), seconds=0.15, device=device).median
+                rates[name].append(4 * heads * length**2 * head_dim / seconds)
+            except (torch.cuda.OutOfMemoryError, RuntimeError):
+                rates[name].append(None)
+    return rates
+
+
+implementations = {"naive": naive_attention, "PyTorch's tiled": F.scaled_dot_product_attention}
+if on_gpu:
+    implementations["yours (4.7)"] = lambda query, key, value: best_fast(query, key, value, False)
+lengths = (512, 1024, 2048, 4096, 8192, 16384) if on_gpu else (256, 512, 1024, 2048)
+sizes = (16, 128, torch.float16) if on_gpu else (4, 64, torch.float32)
+rates = attention_rates(lengths, implementations, *sizes)
+unit, factor = ("TFLOP/s", 1e12) if on_gpu else ("GFLOP/s", 1e9)
+print(f"{unit}:".ljust(18) + "".join(f"{length:>9}" for length in lengths))
+for name, values in rates.items():
+    print(f"{name:18}" + "".join("  no room" if rate is None else f"{rate / factor:>9.0f}" for rate in values))
+
+# %% [markdown]
+# ## What production systems do
+#
+# The kernel you wrote is the heart of all of them; the rest is hardware. **FlashAttention-2** is the portable CUDA
+# version, and what PyTorch's `SDPBackend.FLASH_ATTENTION` runs; its authors report up to 230 TFLOP/s on an A100, 73 %
+# of the peak. **FlashAttention-3** and **cuDNN** add what Hopper offers: a producer warp that only loads, products
+# that run while the softmax of another tile is computed, FP8 (chapter 09). **FlashAttention-4** ([arXiv
+# 2603.05451](https://arxiv.org/abs/2603.05451)) does it for Blackwell, where `exp` has become the bottleneck and is
+# partly computed by polynomials. **FlexAttention** in PyTorch generates a Triton kernel of this shape around a mask
+# that you write in Python. Choose in this order: `scaled_dot_product_attention`, FlexAttention when the mask is
+# unusual, and a kernel of your own when the computation is. The course's own library version of this chapter's kernel,
+# with sliding windows and grouped heads, is `course_lib/kernels/flash_attention.py`; after this chapter you can read
+# it.
+#
+# ## Papers
+#
+# - Dao, Fu, Ermon, Rudra, Ré: *FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness*, [arXiv
+#   2205.14135](https://arxiv.org/abs/2205.14135). Algorithm 1 is experiment 1's loop; Theorem 2 is the IO complexity.
+# - Dao: *FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning*,
+#   [arXiv 2307.08691](https://arxiv.org/abs/2307.08691). Section 3 has the choices of the four experiments.
+# - Tillet, Kung, Cox: *Triton: an intermediate language and compiler for tiled neural network computations*, MAPL 2019.
+# - Rabe, Staats: *Self-attention Does Not Need O(n²) Memory*, [arXiv 2112.05682](https://arxiv.org/abs/2112.05682).
+#
+# Next, in chapter 05: the same attention with one query at a time, where the keys come from a cache and the arithmetic
+# nearly vanishes.
+
+# %%
+progress()
