@@ -779,9 +779,12 @@ def chain_seconds_oracle(elements, steps, arithmetic_rate, bandwidth, item_bytes
     return max(2 * steps * elements / arithmetic_rate, 2 * elements * item_bytes / bandwidth)
 
 
+def _slope(steps, seconds):
+    return (seconds[-1] - seconds[-2]) / (steps[-1] - steps[-2])
+
+
 def measured_oracle(steps, seconds):
-    slope = (seconds[-1] - seconds[-2]) / (steps[-1] - steps[-2])
-    return steps[-1] - (seconds[-1] - seconds[0]) / slope
+    return seconds[0] / _slope(steps, seconds)
 
 
 def own_ceilings() -> tuple[float, float] | None:
@@ -796,7 +799,7 @@ def turning_cases(draw):
     rate, bandwidth = draw.integer(1, 10**5) * 1e9, draw.integer(10, 9000) * 1e9
     length = draw.integer(10**6, 10**8)
     steps = [1, 2, 4, 8, 16, 32, 64, 128, 256]
-    floor, slope, overhead = draw.integer(10, 1000) * 1e-5, draw.integer(10, 1000) * 1e-7, draw.integer(1, 50) * 1e-6
+    floor, slope, overhead = draw.integer(10, 300) * 1e-5, draw.integer(10, 1000) * 1e-7, draw.integer(1, 50) * 1e-6
     # Floor and slope do not meet at the origin: a launch costs something too.
     measured = [max(floor, overhead + step * slope) + 0.0 for step in (*steps, 4096, 8192)]
     cases = [
@@ -856,8 +859,8 @@ TURNING_POINT = Exercise(
         "`turning_steps` is `arithmetic_rate / bandwidth * item_bytes`, and `chain_seconds` the larger of "
         "`2 * steps * elements / arithmetic_rate` and `2 * elements * item_bytes / bandwidth`.",
         "For the measured curve: the slope of its last two points is `(seconds[-1] - seconds[-2]) / (steps[-1] - "
-        "steps[-2])`. Walk down that line from the last point until the time is `seconds[0]`: "
-        "`steps[-1] - (seconds[-1] - seconds[0]) / slope`.",
+        "steps[-2])`, in seconds per step. How many steps at that price take as long as the floor? "
+        "`seconds[0] / slope`.",
     ),
     mistakes=(
         Mistake(
@@ -902,16 +905,23 @@ TURNING_POINT = Exercise(
         ),
         Mistake(
             "line_through_the_origin",
-            "The slope was taken from the origin to the last point. A launch costs time that does not grow with the "
-            "steps, so take the line through the last *two* points.",
+            "The slope was taken from the origin to the last point. Part of that time does not grow with the steps, so "
+            "take the slope between the last *two* points.",
             when=lambda case, seen, got: case.entry == "measured_turning_steps"
             and _near(got, case.args[1][0] / (case.args[1][-1] / case.args[0][-1])),
         ),
         Mistake(
             "first_slow_point",
-            "That is one of the measured numbers of steps. The turn lies between two of them: intersect the floor "
-            "with the line through the last two points.",
+            "That is one of the measured numbers of steps. The turn lies between two of them: divide the floor by the "
+            "slope of the last two points.",
             when=lambda case, seen, got: case.entry == "measured_turning_steps" and got in case.args[0],
+        ),
+        Mistake(
+            "line_met_the_floor",
+            "You extended the line through the last two points down to the floor. That line carries every constant "
+            "cost with it. Asked for are the steps whose arithmetic alone takes as long as the floor: floor / slope.",
+            when=lambda case, seen, got: case.entry == "measured_turning_steps"
+            and _near(got, case.args[0][-1] - (case.args[1][-1] - case.args[1][0]) / _slope(*case.args)),
         ),
     ),
 )

@@ -665,18 +665,18 @@ def chain_seconds(elements, steps, arithmetic_rate, bandwidth, item_bytes):
 
 
 def measured_turning_steps(steps, seconds):
-    """Where a measured curve turns: the steps at which its slope, extended downwards, meets its floor.
+    """Where a measured curve turns: the number of steps whose arithmetic alone takes as long as the floor.
 
     Args:
         steps: numbers of steps, increasing; the first is well below the turn and the last two are well above it.
-        seconds: the time measured at each.
+        seconds: the time measured at each; the first one is the floor.
 
     Returns:
-        where the line through the last two points has the time of the first point.
+        the floor, divided by the time of one step: the slope between the last two points.
     """
     # BEGIN SOLUTION
-    slope = (seconds[-1] - seconds[-2]) / (steps[-1] - steps[-2])
-    return steps[-1] - (seconds[-1] - seconds[0]) / slope
+    seconds_per_step = (seconds[-1] - seconds[-2]) / (steps[-1] - steps[-2])
+    return seconds[0] / seconds_per_step
     # END SOLUTION
 
 
@@ -689,9 +689,9 @@ print(f"{format_flop_rate(here.fma_rate)} and {format_bandwidth(here.copy_bandwi
       f"{predicted:.1f} steps")
 
 # %% [markdown]
-# And now the kernel. On a GPU `fma_chain` is a Triton kernel and its values stay in registers. On a CPU it is PyTorch
-# on pieces that stay in the cache. Each point is a median; the lines are your prediction and know nothing of the
-# points.
+# And now the kernel. On a GPU the chain is a Triton kernel and its values stay in registers. On a CPU it is PyTorch on
+# pieces that stay in the cache. The grey line is your prediction and knows nothing of the points. What disturbs a run
+# only ever makes it slower, so the turn is read from the fastest tenth of the runs.
 
 # %%
 from course_lib.figures.turning_point import draw_turning_point
@@ -700,9 +700,9 @@ from course_lib.kernels.fma_chain import fma_chain_work, run_fma_chain
 length = 2**27 if on_gpu else 2**23
 values, out = torch.rand(length, device=device), torch.empty(length, device=device)
 steps = sorted({max(1, round(predicted * 2.0**power)) for power in (-4, -3, -2, -1, 0, 1, 2, 3)})
-repeats = 50 if on_gpu else 5
+repeats = 50 if on_gpu else 9
 timings = [measure(partial(run_fma_chain, values, count, out=out), warmup=1, repeats=repeats) for count in steps]
-seconds = [timing.median for timing in timings]
+seconds = [timing.low for timing in timings]
 measured = best_measured_turning_steps(steps, seconds)
 print(f"predicted {predicted:.1f} steps, measured {measured:.1f}: {measured / predicted:.2f} of the prediction")
 
@@ -712,8 +712,13 @@ draw_turning_point(
 )
 
 # %% [markdown]
-# The same points on the roofline. They climb the slope, round the corner and run along under the roof of
-# multiply-adds. That corner is the one number that decides what an optimisation is worth: left of it save bytes, right
+# A GPU has other warps to compute with while some wait for memory, so its points follow the line closely. A CPU
+# running PyTorch fetches a piece first and computes on it afterwards: it pays the *sum* of the two times, which near
+# the corner is up to twice the larger one. The roofline is a bound; how well a machine overlaps decides how near it
+# comes.
+#
+# The same points on the roofline. They climb the slope, round the corner and run along under the roof of multiply-adds.
+# That corner is the one number that decides what an optimisation is worth: left of it save bytes, right
 # of it save FLOPs.
 
 # %%

@@ -1,5 +1,5 @@
-"""Time over steps of the multiply-add chain: a floor that the memory sets, then a slope that the arithmetic sets."""
-from matplotlib.ticker import FuncFormatter
+"""Time over steps of the multiply-add chain: a floor that memory sets, then a slope that arithmetic sets."""
+from matplotlib.ticker import FuncFormatter, LogLocator
 
 from course_lib.figures.style import BLUE, INK, MUTED, RED, new_figure, styled
 from course_lib.hardware.units import format_seconds
@@ -16,22 +16,25 @@ def draw_turning_point(steps, timings, predicted: float, measured: float, predic
         predicted_seconds: `predicted_seconds(steps)` [s], by the roofline.
     """
     figure, axes = new_figure(9, 4.8)
-    medians = [timing.median for timing in timings]
-    spread = [[t.median - t.low for t in timings], [t.high - t.median for t in timings]]
+    fastest = [timing.low for timing in timings]
+    spread = [[0.0 for _ in timings], [timing.high - timing.low for timing in timings]]
     fine = [steps[0] * (steps[-1] / steps[0]) ** (index / 200) for index in range(201)]
     axes.plot(fine, [predicted_seconds(count) for count in fine], color=MUTED, label="roofline, predicted")
-    axes.errorbar(steps, medians, yerr=spread, fmt="o", color=BLUE, markersize=7, capsize=3, linewidth=1.2,
-                  label="measured: median, 10th to 90th percentile")  # fmt: skip
+    axes.errorbar(steps, fastest, yerr=spread, fmt="o", color=BLUE, markersize=7, capsize=3, linewidth=1.2,
+                  label="measured: 10th to 90th percentile of the runs")  # fmt: skip
     axes.set(xscale="log", yscale="log", xlabel="multiply-adds per element", ylabel="time")
     axes.set_xticks(steps, [str(count) for count in steps])
-    low, high = min([*medians, predicted_seconds(steps[0])]) / 1.6, max(medians) * 1.6
+    low = min([*fastest, predicted_seconds(steps[0])]) / 1.6
+    high = max(timing.high for timing in timings) * 1.6
     axes.set_ylim(low, high)
-    for count, color, name, side in ((predicted, INK, "predicted", "right"), (measured, RED, "measured", "left")):
+    sides = ("left", "right") if measured < predicted else ("right", "left")
+    for count, color, name, side in ((predicted, INK, "predicted", sides[0]), (measured, RED, "measured", sides[1])):
         if not steps[0] <= count <= steps[-1]:
             continue
         axes.axvline(count, color=color, linewidth=1.2, linestyle=(0, (4, 3)))
         axes.annotate(f"turns at {count:.3g}\n{name}", (count, high), xytext=(-5 if side == "right" else 5, -6),
                       textcoords="offset points", ha=side, va="top", color=color, fontsize=10.5)  # fmt: skip
+    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_seconds(value)))
     axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
     axes.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))

@@ -118,7 +118,7 @@ def scale_add_relu(x, y, scale):
 
 def turning(steps="arithmetic_rate / bandwidth * item_bytes", compute="2 * steps * elements / arithmetic_rate",
             memory="2 * item_bytes * elements / bandwidth", seconds="max(compute, memory)",
-            measured="steps[-1] - (seconds[-1] - seconds[0]) / slope",
+            measured="seconds[0] / slope",
             slope="(seconds[-1] - seconds[-2]) / (steps[-1] - steps[-2])"):
     """The cell of 1.6 with one part replaced."""
     return f"""# Exercise 1.6 · Where the multiply-add chain turns
@@ -254,7 +254,8 @@ def row_sum(x):
         "times_added": turning(seconds="compute + memory"),
         "seconds_without_write": turning(memory="item_bytes * elements / bandwidth"),
         "seconds_of_one_flop": turning(compute="steps * elements / arithmetic_rate"),
-        "line_through_the_origin": turning(slope="seconds[-1] / steps[-1]", measured="seconds[0] / slope"),
+        "line_through_the_origin": turning(slope="seconds[-1] / steps[-1]"),
+        "line_met_the_floor": turning(measured="steps[-1] - (seconds[-1] - seconds[0]) / slope"),
         "first_slow_point": turning(
             measured="next(count for count, time in zip(steps, seconds) if time > 1.05 * seconds[0])"),
     },
@@ -364,9 +365,7 @@ def row_sum(x):
         "by the intensity": turning(steps="arithmetic_rate * (2 * item_bytes) / (2 * bandwidth)"),
         "through the balance point": turning(
             seconds="compute if steps / item_bytes > arithmetic_rate / bandwidth else memory"),
-        "the line by its axis intercept": turning(
-            measured="(seconds[0] - (seconds[-1] - slope * steps[-1])) / slope"),
-        "a fit by numpy": turning(
-            measured="float((seconds[0] - np.polyfit(steps[-2:], seconds[-2:], 1)[1]) / slope)"),
+        "a tensor of one element": turning(measured="torch.tensor(seconds[0] / slope, dtype=torch.float64)"),
+        "a fit by numpy": turning(slope="float(np.polyfit(steps[-2:], seconds[-2:], 1)[0])"),
     },
 }
