@@ -7,7 +7,7 @@
 # $1.1 \cdot 10^{12}$ FLOPs, 1.5 ms at 720 TFLOP/s. The step with four operations an element takes longer than the step
 # with five hundred. How often does a softmax really have to touch a score?
 #
-# Four times, says the textbook. Three times, says a paper of two pages from 2018. Two, when a row fits on the chip.
+# Four times, says the textbook. Three times, says a short paper of 2018. Two, when a row fits on the chip.
 # And when all you want of the softmax is a weighted average, as in attention: **not once**. The same small trick
 # stands behind the last three answers, and behind every attention kernel in use today. This chapter takes it apart.
 #
@@ -59,9 +59,8 @@ print("naive softmax:", (weights / weights.sum()).tolist()[0])
 print("it should be: ", scores.softmax(dim=1).tolist()[0])
 
 # %% [markdown]
-# inf / inf is NaN, and the finite score came out as 0, though a quarter of the weight above it is $e^{-1}$. Scores
-# near 90 are not exotic: a query and a key of dimension 128 with entries around 3 have a product beyond 1000. Float16
-# ends at 11.
+# inf / inf is NaN, and the first score came out as 0 where 9 % belong. Scores near 90 are not exotic: two vectors of
+# dimension 128 that point the same way, with entries around 1, have a product of 128. Float16 ends at 11.
 #
 # At the other end it is as bad. A row of scores near -200 has exponentials that are all 0, and 0 / 0 is NaN too.
 #
@@ -164,9 +163,9 @@ best_safe_softmax = check("3.1", safe_softmax).best
 # | 2, 5 | 5 | $1.135 \cdot e^{3-5} + e^{2-5} + e^{5-5} = 0.154 + 0.050 + 1 = 1.203$ |
 #
 # and $e^{1-5}+e^{3-5}+e^{2-5}+e^{5-5}$ is 1.203 as well. Maximum and sum now come out of *one* pass. In the figure the
-# grey scores are gone from the chip; all that is left of them are the running numbers on the right. Watch the blue
+# grey scores are gone from the chip; all that is left of them are the running numbers at the bottom. Watch the blue
 # bars, the weights relative to the current maximum: whenever the maximum grows, all earlier ones shrink by one common
-# factor. (The accumulator at the bottom right belongs to a later section; it shrinks by the same factor.)
+# factor. (The accumulator, in green, belongs to a later section; it shrinks by the same factor.)
 
 # %%
 from course_lib.figures.online_softmax_stepper import online_softmax_stepper
@@ -401,7 +400,7 @@ def pair_reader(keys, values, tile):
     return read
 
 
-query, keys, values = 20 * torch.randn(64), torch.randn(3000, 64), torch.randn(3000, 8)
+query, keys, values = 5 * torch.randn(64), torch.randn(3000, 64), torch.randn(3000, 8)
 scores = keys @ query
 streamed = best_streaming_attention(query, pair_reader(keys, values, tile=128), 1.0)
 exact = scores.double().softmax(dim=0) @ values.double()
@@ -448,6 +447,8 @@ print("largest error", (naive_softmax_rows(x, 256) - x.softmax(dim=1)).abs().max
 print("scores near 1000:", naive_softmax_rows(x + 1000, 256)[0, :4].tolist())
 
 # %% [markdown]
+# (The interpreter computes with NumPy, which warns of the overflow. A GPU says nothing.)
+#
 # Note the `other=float("-inf")`. A masked load has to put *something* into the lanes past the end of the row. Zero is
 # the default of most people's fingers and it is wrong here: a score of 0 has a weight of $e^0 = 1$. $-\infty$ is the
 # neutral element, of the maximum and of the sum of exponentials alike.
@@ -512,13 +513,13 @@ best_online_softmax = check("3.5", online_softmax).best
 # the last kernel takes the whole row in one tile of 8192.
 
 # %%
-from course_lib.kernels.softmax import softmax_online, softmax_single_pass, softmax_three_pass
+from course_lib.kernels.softmax import softmax
 
 kernels = {
     "naive, overflows": lambda x: naive_softmax_rows(x, 1024),
-    "safe, the library's": softmax_three_pass,
+    "safe, the library's": partial(softmax, method="three_pass"),
     "online, yours (or the course's)": lambda x: best_online_softmax(x, 1024),
-    "a whole row at a time": softmax_single_pass,
+    "a whole row at a time": partial(softmax, method="one_pass"),
 }
 if interpreting():
     from course_lib.hardware.traffic import TrafficMeter
@@ -537,7 +538,7 @@ else:
 # %% [markdown]
 # The meter counts what kernels *ask for*. What of it reaches the memory chips is another matter: a GPU's cache keeps
 # what was read a moment ago, and a row that is read twice in quick succession may come from there the second time. The
-# L2 of an H200 holds 50 MB. With a few hundred programs at work, each on a row of its own, rows of up to some 10,000
+# L2 of an H100 holds 50 MB. With a few hundred programs at work, each on a row of its own, rows of up to some 10,000
 # float32 numbers fit in there together, and the safe softmax costs no more than the online one. It is on rows longer
 # than that that the third read is paid for in full.
 #
@@ -559,9 +560,9 @@ if on_gpu and not interpreting():
     x = torch.randn(264, 2**20, device=device)
     contenders = {
         "naive, overflows": (3, lambda: naive_softmax_rows(x, 4096)),
-        "safe, the library's": (4, lambda: softmax_three_pass(x)),
+        "safe, the library's": (4, lambda: softmax(x, method="three_pass")),
         "online, yours (or the course's)": (3, lambda: best_online_softmax(x, 4096)),
-        "online, the library's": (3, lambda: softmax_online(x)),
+        "online, the library's": (3, lambda: softmax(x, method="online")),
         "torch.softmax": (3, lambda: torch.softmax(x, dim=1)),
     }
 else:
