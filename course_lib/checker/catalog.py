@@ -11,6 +11,7 @@ import sys
 import types
 from pathlib import Path
 
+from course_lib.builder.answers import Cell, solved, stubbed
 from course_lib.checker.cells import SOLUTION_PREFIX, exercise_cells
 from course_lib.checker.exercise import CourseError, Exercise
 from course_lib.home import ROOT
@@ -58,14 +59,24 @@ def solution_file(chapter: str) -> Path:
 
 
 @functools.cache
-def solution_source(identity: str) -> str:
-    """The course's own answer: the exercise's cell in the chapter's source, without the markers."""
+def _solution_cell(identity: str) -> tuple[Cell, Path]:
     path = solution_file(exercise(identity).chapter)
     cells = exercise_cells(path)
     if identity not in cells:
         raise CourseError(f"{path.name} holds no cell that begins with `# Exercise {identity}`.")
-    lines = cells[identity].splitlines()
-    return "\n".join(line for line in lines if line.strip() not in ("# BEGIN SOLUTION", "# END SOLUTION")) + "\n"
+    return Cell("code", cells[identity], 1), path
+
+
+def solution_source(identity: str) -> str:
+    """The course's own answer: the exercise's cell in the chapter's source, without the markers."""
+    return solved(*_solution_cell(identity)) + "\n"
+
+
+def untouched_source(identity: str) -> str | None:
+    """The cell as the learner is given it; None for an exercise that is in no chapter."""
+    task = exercises().get(identity)
+    chapters = (ROOT / "solutions").glob(f"{task.chapter}_*.py") if task else ()
+    return stubbed(*_solution_cell(identity)) if any(chapters) else None
 
 
 @functools.cache

@@ -83,15 +83,21 @@ def exercise_cells(path: Path) -> dict[str, str]:
     return found
 
 
-def is_attempted(source: str, names: Sequence[str]) -> bool:
-    """Whether any of the named functions holds more than a docstring, `pass`, `...` and NotImplementedError.
+def is_attempted(source: str, names: Sequence[str], untouched: str | None = None) -> bool:
+    """Whether a cell holds an answer: any of the named functions more than a stub, and the code not as it was given.
 
-    A cell that does not parse, or does not define the names, counts as attempted as soon as it holds any statement.
+    A stub is a docstring, `pass`, `...` and NotImplementedError. A cell that does not parse, or does not define the
+    names, counts as attempted as soon as it holds any statement.
+
+    Args:
+        untouched: the cell as the learner was given it, if known; comments and layout are not compared.
     """
     try:
         tree = ast.parse(without_magics(source))
     except SyntaxError:
         return True
+    if untouched is not None and ast.dump(tree) == ast.dump(ast.parse(untouched)):
+        return False
     named = [
         node
         for node in tree.body

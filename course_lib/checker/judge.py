@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from course_lib.checker import cells, compare, diagnosis
+from course_lib.checker import catalog, cells, compare, diagnosis
 from course_lib.checker.exercise import Case, Exercise, InOut, Mistake
 from course_lib.checker.requirements import FasterThan
 from course_lib.checker.running import Run, run_cases, seen_in
@@ -40,7 +40,7 @@ def judge(exercise: Exercise, source: str, names: dict[str, str] | None = None, 
             exercise.id, exercise.title, outcome, message, seconds=time.perf_counter() - started, seed=seed, **more
         )
 
-    if not cells.is_attempted(source, tuple(names.values())):
+    if not cells.is_attempted(source, tuple(names.values()), catalog.untouched_source(exercise.id)):
         return verdict("not_attempted", "Nothing is written here yet. Replace the line under `# YOUR CODE HERE`.")
     reason = _unsupported(exercise)
     if reason:
