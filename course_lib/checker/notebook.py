@@ -10,7 +10,7 @@ from typing import Any
 from course_lib.checker import catalog, cells
 from course_lib.checker.exercise import CourseError, Exercise
 from course_lib.checker.judge import judge
-from course_lib.checker.store import Standing, Store
+from course_lib.checker.store import ASIDE, Standing, Store
 from course_lib.checker.verdict import OUTCOMES, Verdict, _shell
 
 _store: Store | None = None
@@ -55,9 +55,9 @@ def check(exercise: str, *answers: Any, seed: int | None = None) -> Verdict:
             source += text if text.endswith("\n") else text + "\n"
     verdict = judge(task, source, names, seed)
     verdict.answers = tuple(answers)
-    _finish(verdict, task, source, origin="notebook")
-    verdict.show()
     demonstration = cells.exercise_id(source) is None
+    _finish(verdict, task, source, ASIDE if demonstration and not verdict.passed else "notebook")
+    verdict.show()
     if os.environ.get("COURSE_STRICT") and not demonstration and verdict.outcome not in ("passed", "unsupported"):
         raise AssertionError(str(verdict))
     return verdict

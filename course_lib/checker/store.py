@@ -11,6 +11,8 @@ from pathlib import Path
 from course_lib.checker.exercise import CourseError
 from course_lib.home import course_home
 
+ASIDE = "aside"  # the origin of a trial outside the exercise's cell: its source is kept, but it is no attempt
+
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS attempts (
     id INTEGER PRIMARY KEY, made_at REAL NOT NULL, exercise TEXT NOT NULL, source TEXT NOT NULL, outcome TEXT NOT NULL,
@@ -110,7 +112,9 @@ class Store:
     def standings(self) -> dict[str, Standing]:
         """Where the learner stands, by exercise id."""
         with self._open() as connection:
-            rows = connection.execute("SELECT exercise, outcome FROM attempts ORDER BY id").fetchall()
+            rows = connection.execute(
+                "SELECT exercise, outcome FROM attempts WHERE origin IS NOT ? ORDER BY id", (ASIDE,)
+            ).fetchall()
             hints = dict(connection.execute("SELECT exercise, shown FROM hints").fetchall())
             seen = {row[0] for row in connection.execute("SELECT exercise FROM solutions_seen")}
         outcomes: dict[str, list[str]] = {}

@@ -113,9 +113,18 @@ def test_the_courses_own_answer_is_not_taken_for_a_learners():
 
 def test_the_courses_own_tests_are_told_of_a_failure(shell, monkeypatch):
     monkeypatch.setenv("COURSE_STRICT", "1")
-    run(shell, "def double(x):\n    return x")
+    run(shell, "# Exercise 90.2 · Double\ndef double(x):\n    return x")
     with pytest.raises(AssertionError, match="not right yet"):
         check("90.2", shell.user_ns["double"])
+
+
+def test_a_demonstration_is_judged_but_no_attempt(shell, monkeypatch):
+    """A chapter shows wrong answers on purpose, in cells that are no exercise."""
+    monkeypatch.setenv("COURSE_STRICT", "1")
+    run(shell, "def double(x):\n    return x")
+    assert check("90.2", shell.user_ns["double"]).outcome == "failed"
+    store = notebook._progress_file()
+    assert "90.2" not in store.standings() and len(store.attempts("90.2")) == 1
 
 
 def test_attempts_and_hints_show_in_progress(shell):
