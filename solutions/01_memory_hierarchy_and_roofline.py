@@ -606,7 +606,7 @@ def unfused():
     torch.clamp(total, min=0.0, out=result)
 
 
-def fused_in_the_cache(piece=2**16):
+def fused_in_the_cache(piece=2**18):
     for start in range(0, x.numel(), piece):
         part = slice(start, start + piece)
         torch.mul(x[part], 0.5, out=result[part])
@@ -697,7 +697,7 @@ print(f"{format_flop_rate(here.fma_rate)} and {format_bandwidth(here.copy_bandwi
 from course_lib.figures.turning_point import draw_turning_point
 from course_lib.kernels.fma_chain import fma_chain_work, run_fma_chain
 
-length = 2**27 if on_gpu else 2**23
+length = 2**27 if on_gpu else 2**24
 values, out = torch.rand(length, device=device), torch.empty(length, device=device)
 steps = sorted({max(1, round(predicted * 2.0**power)) for power in (-4, -3, -2, -1, 0, 1, 2, 3)})
 repeats = 50 if on_gpu else 9
