@@ -53,7 +53,7 @@ SCALE = Exercise(
     hints=(
         "Count on paper. With 1000 elements and blocks of 256, how many programs does the wrong answer start, and "
         "which element is the last one that any of them writes?",
-        "The number of programs must be the number of blocks that the vector *touches*, also when it fills the last "
+        "The number of programs must be the number of blocks that the vector touches, also when it fills the last "
         "one only in part. Division has to round up.",
         "The mask in the kernel already keeps the last program from writing past the end, so one program more is safe.",
         "`triton.cdiv(a, b)` divides and rounds up. Write `programs = triton.cdiv(x.numel(), BLOCK)`.",
@@ -184,7 +184,7 @@ REVERSE = Exercise(
     hints=(
         "A kernel is free to read one place and write another. Which element of x belongs at position 0 of the result? "
         "And at position i?",
-        "Let the program own a block of the *result*, as in 0.1: `offsets = program * BLOCK + tl.arange(0, BLOCK)`, "
+        "Let the program own a block of the result, as in 0.1: `offsets = program * BLOCK + tl.arange(0, BLOCK)`, "
         "mask `offsets < length`. Only the address of the load changes.",
         "Element i of the result is element `length - 1 - i` of x. The mask is about i and serves the load as well as "
         "the store: where i is outside, so is `length - 1 - i`.",

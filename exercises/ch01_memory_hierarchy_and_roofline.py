@@ -126,7 +126,7 @@ BYTES_AND_FLOPS = Exercise(
     hints=(
         "For the bytes, forget the arithmetic. Which tensors must come in, which go out? Each counts once, in bytes: "
         "its number of elements times `item_bytes`.",
-        "For the FLOPs, count what one element of the *result* costs, then multiply by the number of those elements. "
+        "For the FLOPs, count what one element of the result costs, then multiply by the number of those elements. "
         "One element of a matrix product takes k multiplications and k additions.",
         "Softmax, per element: subtract the maximum, exp, add to the sum, divide: 4. Comparisons are not counted "
         "here. The least traffic reads the matrix once and writes it once, however many passes a poor kernel makes.",
@@ -879,7 +879,7 @@ TURNING_POINT = Exercise(
         ),
         Mistake(
             "write_not_counted",
-            "The steps are half of what they should be: the chain reads each element *and* writes it, 2 * item_bytes "
+            "The steps are half of what they should be: the chain reads each element and writes it, 2 * item_bytes "
             "bytes.",
             when=_off_by(0.5),
         ),
@@ -907,7 +907,7 @@ TURNING_POINT = Exercise(
         Mistake(
             "line_through_the_origin",
             "The slope was taken from the origin to the last point. Part of that time does not grow with the steps, so "
-            "take the slope between the last *two* points.",
+            "take the slope between the last two points.",
             when=lambda case, seen, got: case.entry == "measured_turning_steps"
             and _near(got, case.args[1][0] / (case.args[1][-1] / case.args[0][-1])),
         ),

@@ -2,8 +2,8 @@
 # # 00 · Start here
 #
 # **The question.** Multiplying 16 million float32 numbers by a constant takes 16 million multiplications. The
-# arithmetic units of an H200 do that many in half a microsecond. The kernel needs 32 µs, and no one has written a
-# faster one. What does the chip do for the other 98 % of the time?
+# arithmetic units of an H200 do that many in half a microsecond. The kernel takes 32 µs at best, however it is
+# written. What does the chip do for the other 98 % of the time?
 #
 # You will have an answer with numbers at the end of chapter 01. This first notebook takes twenty minutes and shows what
 # you work with: your machine, a kernel, the check that judges what you write, and what happens when it goes wrong.
@@ -25,7 +25,7 @@ import triton.language as tl
 # in Triton's interpreter: the same source, the same results, one program after the other on the CPU, about half a
 # millisecond for each. You can then learn to write kernels and to count what they move. What you cannot do is time
 # them, and this course never pretends otherwise: without a GPU, timings are taken of PyTorch on your CPU, whose memory
-# obeys the same laws at a twentieth of the speed or less.
+# obeys the same laws at a fraction of the speed.
 #
 # `doctor()` says which of the two it is, and what to do about anything that is not as it should be.
 
