@@ -566,7 +566,7 @@ def _visible(query, key, distance=0):
 
 
 def _until_tile_end(query, key, shift=0, offset=True):
-    """bool [query_length, key_length]: keys before the end of the query tile's last key tile, moved by `shift` tiles."""
+    """bool [query_length, key_length]: keys before the end of the query tile's last key tile, moved `shift` tiles."""
     query_length, key_length = query.shape[1], key.shape[1]
     end = (torch.arange(query_length) // TILE + 1) * TILE
     end = end.clamp(max=query_length) + (key_length - query_length if offset else 0) + shift * TILE
