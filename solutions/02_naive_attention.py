@@ -353,7 +353,8 @@ def scores(query: torch.Tensor, key: torch.Tensor, scale: float) -> torch.Tensor
 best_scores = check("2.4", scores).best
 
 # %% [markdown]
-# The check also metered your kernel: what it loads and stores may exceed your formula of exercise 2.1 by at most 5 %.
+# The check also metered your kernel in the interpreter. The distinct bytes that it loads, and all that it stores, may
+# differ from your formula of exercise 2.1 by at most 5 %.
 #
 # ## Pass 2: the softmax
 #
@@ -531,6 +532,22 @@ for causal in (False, True):
     print(f"causal={causal!s:5}: largest error {error:.1e}")
 
 # %% [markdown]
+# The course's library has the same three passes as `naive_attention`, for [batch, heads, length, head_dim] and with
+# fewer key heads than query heads where a model has that. It also does what a careful launcher should: it refuses,
+# *before* it allocates anything, what will not fit. Ask it for twice your longest length. (`expand` makes tensors of
+# any size out of 256 bytes: their strides are 0.)
+
+# %%
+from course_lib.kernels.naive_attention import naive_attention
+
+too_long = 2 * best_longest_length(machine().memory_bytes, 32, 128, 2)
+pretended = torch.zeros(1, 1, 1, 128, dtype=torch.float16, device=device).expand(1, 32, too_long, 128)
+try:
+    naive_attention(pretended, pretended, pretended)
+except ValueError as refusal:
+    print(refusal)
+
+# %% [markdown]
 # Now meter the three kernels, pass by pass. Two columns need a word. *Asked for* is what the loads and stores request:
 # a tile of $Q$ is requested once for every tile of keys, over and over. *Distinct* counts each byte of a pass once,
 # which is what reaches memory when a cache answers the repeated requests. It does: $Q$ and $K$ of a head are 2 MB each
@@ -620,16 +637,25 @@ print(f"{'in all':8} {format_seconds(least):>11} {format_seconds(naive_seconds):
 S = P = None  # give the matrices back
 from course_lib.hardware.roofline import arithmetic_rate
 
-works = three_works(heads, length, length, head_dim, dtype)
 products = sum(work.flops for work in works) / arithmetic_rate(roof, str(dtype).removeprefix("torch."))
 ends = 4 * heads * length * head_dim * torch.empty(0, dtype=dtype).element_size() / roof.memory_bandwidth
 print(f"three passes, measured:                          {format_seconds(naive_seconds)}")
 print(f"the arithmetic alone, at this machine's rate:     {format_seconds(products)}")
 print(f"Q, K, V and O moved once, nothing else:           {format_seconds(ends)}")
 
+if not interpreting():
+    library = measure(lambda: naive_attention(query[None], key[None], value[None])).median
+    print(f"the course's own naive_attention:                 {format_seconds(library)}")
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    three_pass_attention(query, key, value)
+    print(f"memory above the inputs, at its peak:             "
+          f"{format_bytes(torch.cuda.max_memory_allocated() - before)}; two matrices are "
+          f"{format_bytes(2 * heads * length * length * query.element_size())}")
+
 # %% [markdown]
-# The last two lines are what is really needed. The distance between them and the first is what chapters 03 and 04 are
-# about.
+# The lines on the arithmetic and on Q, K, V and O are what is really needed. The distance between them and the first is
+# what chapters 03 and 04 are about.
 #
 # ## Which attention does PyTorch run?
 #
@@ -643,9 +669,10 @@ print(f"Q, K, V and O moved once, nothing else:           {format_seconds(ends)}
 # | EFFICIENT_ATTENTION | xFormers' memory-efficient kernel | CUDA: also float32, also a mask tensor |
 # | MATH | the three passes of this chapter, in PyTorch operations | anything |
 #
-# Falling back to MATH is silent: the result is right, the layer is several times slower, and memory grows with $N^2$. A
-# mask passed as a tensor, a float32 input or an odd head dimension is enough on some versions. So look at what runs.
-# Every PyTorch operation passes through a dispatcher, and a dispatch mode sees its name:
+# Falling back to MATH is silent: the result is right, the layer is several times slower, and its memory grows with
+# $N^2$. On CUDA a mask passed as a tensor rules out the first backend, float32 the first two, and tensors of three
+# dimensions rule out all but MATH. So look at what runs. Every PyTorch operation passes through a dispatcher, and a
+# dispatch mode sees its name. Guess first: which of the six calls below do not run a fused kernel on your device?
 
 # %%
 from torch.nn.attention import SDPBackend, sdpa_kernel
