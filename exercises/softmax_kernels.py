@@ -38,9 +38,9 @@ def online_oracle(x, block):
 
 def online_cases(draw):
     odd = draw.choice((257, 389, 509))
-    masked = masked_prefix(draw, 2, 300, 128)
+    masked = masked_prefix(draw, 2, 200, 128)
     cases = [
-        Case("3 rows of 512, four tiles of 128", (draw.normal(3, 512), 128), metered=True),
+        Case("2 rows of 512, four tiles of 128", (draw.normal(2, 512), 128), metered=True),
         Case(
             f"3 rows of {odd}, a prime, in tiles of 128",
             (draw.normal(3, odd, scale=2.0, shift=-4.0), 128),
@@ -49,13 +49,13 @@ def online_cases(draw):
         Case("rows of one element", (draw.normal(2, 1, scale=50.0), 16)),
         Case("one more than a tile: 129 in tiles of 128", (draw.normal(2, 129), 128), metered=True),
         Case("one less than a tile: 63 in tiles of 64", (draw.normal(2, 63), 64)),
-        Case("ascending rows: the maximum grows at every tile", (draw.normal(2, 500, scale=3.0).sort(dim=1)[0], 64)),
-        Case("descending rows", (draw.normal(2, 500, scale=3.0).sort(dim=1, descending=True)[0], 64)),
-        Case("logits to ±200", (draw.normal(3, 300, scale=80.0), 128)),
-        Case("three rows at -1000, 0 and +1000", (levels(draw, 200), 64)),
-        Case("5 rows with a gap behind each row", (draw.spread_out(draw.normal(5, 129), 3), 64)),
+        Case("ascending rows: the maximum grows at every tile", (draw.normal(2, 400, scale=3.0).sort(dim=1)[0], 64)),
+        Case("descending rows", (draw.normal(2, 300, scale=3.0).sort(dim=1, descending=True)[0], 64)),
+        Case("logits to ±200", (draw.normal(2, 300, scale=80.0), 128)),
+        Case("three rows at -1000, 0 and +1000", (levels(draw, 150), 64)),
+        Case("3 rows with a gap behind each row", (draw.spread_out(draw.normal(3, 129), 3), 64)),
         Case("a first tile of -inf", (masked, 64)),
-        Case("float16, 4 rows of 1000", (draw.normal(4, 1000, scale=2.0, dtype=torch.float16), 256), metered=True),
+        Case("float16, 2 rows of 1000", (draw.normal(2, 1000, scale=2.0, dtype=torch.float16), 256), metered=True),
         Case(
             "float16, 70,001 equal scores: their sum is more than float16 holds",
             (torch.full((1, 70_001), float(draw.integer(-3, 4)), dtype=torch.float16), 8192),
@@ -64,8 +64,8 @@ def online_cases(draw):
     if draw.on_gpu:
         dtype = torch.bfloat16 if draw.bfloat16 else torch.float16
         cases += [
-            Case("1000 rows of 50,257, a vocabulary", (draw.normal(1000, 50_257, dtype=dtype, scale=4.0), 4096)),
-            Case("8 rows of a million and one", (draw.normal(8, 1_000_001), 8192)),
+            Case("64 rows of 50,257, a vocabulary", (draw.normal(64, 50_257, dtype=dtype, scale=4.0), 4096)),
+            Case("2 rows of a million and one", (draw.normal(2, 1_000_001), 8192)),
         ]
     return cases
 
@@ -274,8 +274,8 @@ def lse_cases(draw):
     if draw.on_gpu:
         dtype = torch.bfloat16 if draw.bfloat16 else torch.float16
         cases += [
-            Case("512 rows of 128,256, a vocabulary", (draw.normal(512, 128_256, dtype=dtype, scale=4.0), 4, 4096)),
-            Case("2 rows of ten million and one", (draw.normal(2, 10_000_001), 256, 4096)),
+            Case("32 rows of 128,256, a vocabulary", (draw.normal(32, 128_256, dtype=dtype, scale=4.0), 4, 4096)),
+            Case("2 rows of two million and three", (draw.normal(2, 2_000_003), 256, 4096)),
         ]
     return cases
 

@@ -7,9 +7,9 @@
 # $1.1 \cdot 10^{12}$ FLOPs, 1.5 ms at 720 TFLOP/s. The step with four operations an element takes longer than the step
 # with five hundred. How often does a softmax really have to touch a score?
 #
-# Four times, says the textbook. Three times, says a short paper of 2018. Two, when a row fits on the chip.
-# And when all you want of the softmax is a weighted average, as in attention: **not once**. The same small trick
-# stands behind the last three answers, and behind every attention kernel in use today. This chapter takes it apart.
+# Four times, says the textbook. Three times, says a short paper of 2018. Two, when a row fits on the chip. And when
+# all you want of the softmax is a weighted average, as in attention: **not once**. The same small trick stands behind
+# the last three answers, and behind every attention kernel in use today. This chapter takes it apart.
 #
 # About ninety minutes, six exercises: softmax in three passes (3.1), its statistics in one (3.2), merging partial
 # results (3.3), attention in one pass (3.4), and two Triton kernels (3.5, 3.6).
@@ -344,11 +344,11 @@ for name, (_, total, average) in orders.items():
 #
 # | | kept for one query over $N$ keys, head dimension 128 | at $N$ = 8192 | at $N$ = 131,072 |
 # |---|---|---|---|
-# | scores in memory, float16 | $2N$ bytes | 16 KB | 262 KB |
+# | scores in memory, float16 | $2N$ bytes | 16.4 kB | 262 kB |
 # | $m$, $\ell$, accumulator, float32 | $4 (128 + 2)$ bytes | 520 bytes | 520 bytes |
 #
 # Rescaling costs $d$ multiplications a tile, against about $4d$ FLOPs for every *key* in it: 0.4 % with tiles of 64
-# keys. That is the entire price of never writing the score matrix.
+# keys. That is about all it costs never to write the score matrix.
 #
 # **Exercise 3.4.** One query, one pass. This is FlashAttention's inner loop, in PyTorch.
 
@@ -442,6 +442,7 @@ def naive_softmax_rows(x, block):
     return y
 
 
+# %%
 x = torch.randn(4, 1000, device=device)
 print("largest error", (naive_softmax_rows(x, 256) - x.softmax(dim=1)).abs().max().item())
 print("scores near 1000:", naive_softmax_rows(x + 1000, 256)[0, :4].tolist())
@@ -508,32 +509,24 @@ best_online_softmax = check("3.5", online_softmax).best
 # %% [markdown]
 # ## Counted
 #
-# Without a GPU the traffic meter counts what each kernel asks of the memory; with one, the clock says what it costs.
+# `metered` runs a function in the interpreter and counts what its kernels load and store, on a machine with a GPU too.
 # **Predict** the four numbers of the last column before you run the cell. The rows are 5000 long, five tiles of 1024;
-# the last kernel takes the whole row in one tile of 8192.
+# the last kernel takes a whole row in one tile of 8192.
 
 # %%
+from course_lib.hardware.metered import metered
 from course_lib.kernels.softmax import softmax
 
-kernels = {
-    "naive, overflows": lambda x: naive_softmax_rows(x, 1024),
-    "safe, the library's": partial(softmax, method="three_pass"),
-    "online, yours (or the course's)": lambda x: best_online_softmax(x, 1024),
-    "a whole row at a time": partial(softmax, method="one_pass"),
-}
-if interpreting():
-    from course_lib.hardware.traffic import TrafficMeter
-
-    x = torch.randn(3, 5000)
-    print(f"{'kernel':<34}{'loaded':>12}{'stored':>12}{'accesses per element':>24}")
-    for name, kernel in kernels.items():
-        with TrafficMeter() as meter:
-            kernel(x)
-        report = meter.report()
-        accesses = (report.loaded_bytes + report.stored_bytes) / x.nbytes
-        print(f"{name:<34}{format_bytes(report.loaded_bytes):>12}{format_bytes(report.stored_bytes):>12}{accesses:>24.2f}")
-else:
-    print("One kernel at a time on the meter needs the interpreter; the clock follows below.")
+x = torch.randn(3, 5000)
+print(f"{'kernel':<34}{'loaded':>12}{'stored':>12}{'accesses per element':>24}")
+for name, report in {
+    "naive, overflows": metered(naive_softmax_rows, x, 1024),
+    "safe, the library's": metered(softmax, x, method="three_pass"),
+    "online, yours (or the course's)": metered(best_online_softmax, x, 1024),
+    "a whole row at a time": metered(softmax, x, method="one_pass"),
+}.items():
+    accesses = (report.loaded_bytes + report.stored_bytes) / x.nbytes
+    print(f"{name:<34}{format_bytes(report.loaded_bytes):>12}{format_bytes(report.stored_bytes):>12}{accesses:>24.2f}")
 
 # %% [markdown]
 # The meter counts what kernels *ask for*. What of it reaches the memory chips is another matter: a GPU's cache keeps
