@@ -401,8 +401,8 @@ LOG_SUM_EXP = Exercise(
     hints=(
         "The kernel is the first loop of 3.5 over a part of a row, and at its end one number is stored instead of a "
         "row being written.",
-        "The number is `reference + tl.log(running_sum)`, with reference = running_max. For a part of nothing but "
-        "-inf it should be -inf: tl.log(0.0) is -inf already, so adding a reference of 0 keeps it.",
+        "The number is `running_max + tl.log(running_sum)`. For a part of nothing but -inf both terms are -inf, and so "
+        "is their sum, which is the result you want.",
         "The second launch is the same kernel with the parts' results as its input: one program a row, `columns = "
         "parts`, one part. The log-sum-exp of log-sum-exps is the log-sum-exp of the whole.",
         "Program (row, part) covers the columns from `part * part_length` to `min((part + 1) * part_length, columns)`. "

@@ -28,11 +28,13 @@ def reference_of(maximum: torch.Tensor) -> torch.Tensor:
 
 
 def softmax_of(x):
+    """Softmax over the last dimension, in the dtype given."""
     weights = torch.exp(x - reference_of(x.amax(dim=-1, keepdim=True)))
     return weights / weights.sum(dim=-1, keepdim=True)
 
 
 def statistics_of(x):
+    """Maximum and sum of exp(x - maximum) over the last dimension; -inf and 0 for nothing but -inf."""
     x = at_least_float32(x)
     maximum = x.amax(dim=-1)
     return maximum, torch.exp(x - reference_of(maximum)[..., None]).sum(dim=-1)
@@ -90,6 +92,7 @@ def left_in_buffer(x, tile):
 
 
 def near(got, told, relative) -> bool:
+    """Whether a result is this one up to `relative` of its largest element, NaN and infinities where it has them."""
     if isinstance(told, (tuple, list)):
         return (
             isinstance(got, (tuple, list))
@@ -128,6 +131,7 @@ def rounded_to_half(right, tensor_of=lambda args: args[0]):
 
 
 def pass_refused(case, seen, got) -> bool:
+    """The driver refused to start a pass."""
     return bool(seen.error) and "one pass more than" in str(seen.error.get("text"))
 
 
@@ -169,9 +173,11 @@ def masked_prefix(draw, rows, columns, masked):
 
 
 def naive_softmax(x, tile=None):
+    """Softmax without the maximum, in float32, where it overflows."""
     weights = torch.exp(x.float())
     return weights / weights.sum(dim=-1, keepdim=True)
 
 
 def softmax_per_tile(x, tile):
+    """Each tile made a softmax of its own."""
     return torch.cat([softmax_of(part) for part in x.split(tile, dim=1)], dim=1)

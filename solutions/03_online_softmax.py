@@ -601,7 +601,7 @@ signature = {"x_pointer": "*fp32", "y_pointer": "*fp32", "columns": "i32", "x_ro
 compiled = compile_view(naive_softmax_kernel, signature, {"BLOCK": 1024}, arch=90)
 lines = [line.strip() for line in compiled.ptx.splitlines()]
 exponentials = [index for index, line in enumerate(lines) if "ex2.approx" in line]
-print(len(exponentials), "exponentials in the kernel; the first, with what goes before it:")
+print(f"{len(exponentials)} exponentials for each of 128 threads, in two loops; the first, with what goes before it:")
 print("\n".join(lines[exponentials[0] - 1 : exponentials[0] + 1]))
 factor = torch.tensor(0x3FB8AA3B, dtype=torch.int32).view(torch.float32).item()
 print(f"0f3FB8AA3B is {factor:.7f}, and log2(e) is {math.log2(math.e):.7f}")
@@ -609,8 +609,8 @@ print(f"0f3FB8AA3B is {factor:.7f}, and log2(e) is {math.log2(math.e):.7f}")
 # %% [markdown]
 # Fast kernels spare themselves that multiplication: they fold $\log_2 e$ into the scale of the scores and use
 # `tl.exp2` throughout. Then $m$ and $\log_2 \ell$ are in units of $\log 2$, and whoever hands out $L$ must multiply it
-# by $\ln 2$ at the end. Forget it and everything that merges by $L$ is off by 44 %. That is among the most common
-# mistakes in attention kernels, and `check` will name it.
+# by $\ln 2$ at the end. Forget it and $L$ is too large by 44 %, while the outputs of the same kernel are still right:
+# nothing looks wrong until someone merges by $L$.
 #
 # **Exercise 3.6.** The log-sum-exp of rows so long that one program for each would leave most of the GPU idle. Each
 # row is cut into `parts`, each part has a program of its own that stores one number, and then the *same kernel* runs
@@ -677,9 +677,9 @@ def log_sum_exp(x, parts, block):
 best_log_sum_exp = check("3.6", log_sum_exp).best
 
 # %% [markdown]
-# A loss, then: the cross-entropy of a few tokens over a vocabulary of 32,000, with the logits read once and the
-# probabilities never written. On a GPU you can see what the parts are for: with 8 rows and one program each, 8
-# multiprocessors work and the others watch.
+# A loss, then: the cross-entropy of a few tokens, with the logits read once and the probabilities never written. A
+# vocabulary has 32,000 to 256,000 words. On a GPU the rows below are much longer still, 8 of four million, so that you
+# see what the parts are for: with one program a row, 8 multiprocessors work and the others watch.
 
 # %%
 tokens, vocabulary = (8, 2**22) if on_gpu and not interpreting() else (2, 32_000)
