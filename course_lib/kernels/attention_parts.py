@@ -54,19 +54,35 @@ def load_rows(matrix, first_row, row_count, HEAD_DIM: tl.constexpr, BLOCK_ROWS: 
 
 
 @triton.jit
-def visible_pairs(query_positions, key_positions, key_length, keys_before, keys_after):
-    """Which pairs of query and key count, [BLOCK_M, BLOCK_N].
+def visible_pairs(key_positions, band):
+    """Which pairs of query and key count, [BLOCK_M, BLOCK_N]: one comparison for each side that has a bound.
 
-    A query sees the keys from keys_before places before its own position to keys_after places after it, of those that
-    exist; causal attention is keys_after = 0. A side whose bound is None has none, and costs nothing.
+    band: (query_positions, key_length, keys_before, keys_after). A query sees the keys from keys_before places before
+    its own position to keys_after places after it, of those that exist; causal attention is keys_after = 0. A side
+    whose bound is None has none.
     """
-    distance = key_positions[None, :] - query_positions[:, None]  # [BLOCK_M, BLOCK_N], above 0: the key comes later
-    visible = (key_positions < key_length)[None, :] & (distance == distance)
-    if keys_before is not None:
-        visible = visible & (distance >= -keys_before)
+    query_positions, key_length, keys_before, keys_after = band
     if keys_after is not None:
-        visible = visible & (distance <= keys_after)
+        last_seen = tl.minimum(query_positions + keys_after, key_length - 1)  # [BLOCK_M]
+        visible = key_positions[None, :] <= last_seen[:, None]
+    else:
+        visible = key_positions[None, :] + 0 * query_positions[:, None] < key_length
+    if keys_before is not None:
+        visible = visible & (key_positions[None, :] >= (query_positions - keys_before)[:, None])
     return visible
+
+
+@triton.jit
+def seers(key_position, band):
+    """Which queries see one key, [BLOCK_M]: a column of `visible_pairs`."""
+    query_positions, key_length, keys_before, keys_after = band
+    distance = key_position - query_positions  # [BLOCK_M], above 0: the key comes later
+    sees = distance == distance
+    if keys_before is not None:
+        sees = sees & (distance >= -keys_before)
+    if keys_after is not None:
+        sees = sees & (distance <= keys_after)
+    return sees
 
 
 @triton.jit
@@ -100,15 +116,14 @@ def all_finite(tile):
 
 
 @triton.jit
-def attend_carefully(query, keys, values, begin, end, query_positions, key_length, band, scale_log2,
-                     HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr):
+def attend_carefully(query, keys, values, begin, end, key_length, band, scale_log2, HEAD_DIM: tl.constexpr,
+                     BLOCK_N: tl.constexpr):
     """The softmax state over keys in [begin, end), when some value is infinite or NaN: slow, and only then needed.
 
     The weight of a hidden key is 0, but 0 · NaN is NaN: in a tile under the mask one such value reaches every row of
     the product, also rows that don't see its key. Here such values are left out of the products, and then added, key by
     key, to the rows that see them.
     """
-    keys_before, keys_after = band
     BLOCK_M: tl.constexpr = query.shape[0]
     BLOCK_D: tl.constexpr = query.shape[1]
     running_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -117,9 +132,7 @@ def attend_carefully(query, keys, values, begin, end, query_positions, key_lengt
     for start in tl.range(begin, end, BLOCK_N, num_stages=1):
         key_tile = load_rows(keys, start, key_length, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED=True)
         scores = tl.dot(query, tl.trans(key_tile), input_precision=FLOAT32_PRECISION)  # [BLOCK_M, BLOCK_N]
-        key_positions = start + tl.arange(0, BLOCK_N)
-        visible = visible_pairs(query_positions, key_positions, key_length, keys_before, keys_after)
-        scores = tl.where(visible, scores, float("-inf"))
+        scores = tl.where(visible_pairs(start + tl.arange(0, BLOCK_N), band), scores, float("-inf"))
         weights, running_max, running_sum, accumulator = online_softmax_update(
             scores, running_max, running_sum, accumulator, scale_log2, MASKED=True)
         value_tile = load_rows(values, start, key_length, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED=True)
@@ -127,9 +140,8 @@ def attend_carefully(query, keys, values, begin, end, query_positions, key_lengt
         accumulator = tl.dot(weights.to(value_tile.dtype), value_tile, accumulator, input_precision=FLOAT32_PRECISION)
     for position in tl.range(begin, end, num_stages=1):
         value = load_rows(values, position, key_length, HEAD_DIM, 1, BLOCK_D, MASKED=True)  # [1, BLOCK_D]
-        visible = visible_pairs(query_positions, position + tl.arange(0, 1), key_length, keys_before, keys_after)
-        unbounded = ~(tl.abs(value) < float("inf"))
-        accumulator += tl.where(visible & unbounded, value, 0.0)  # [BLOCK_M, BLOCK_D]
+        unbounded = ~(tl.abs(value) < float("inf"))  # [1, BLOCK_D]
+        accumulator += tl.where(seers(position, band)[:, None] & unbounded, value, 0.0)  # [BLOCK_M, BLOCK_D]
     return running_max, running_sum, accumulator
 
 

@@ -42,8 +42,8 @@ SHARED_MEMORY_RESERVE = 2048
 
 # Best first, by 16-bit head dimension (padded). Measured on an H200; the older ones by registers without a spill.
 HOPPER_TILES = {
-    64: (Tiles(64, 128, 4, 3), Tiles(64, 64, 4, 3), Tiles(128, 64, 4, 3)),
-    128: (Tiles(64, 64, 4, 3), Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3)),
+    64: (Tiles(64, 128, 4, 3), Tiles(64, 128, 4, 2), Tiles(64, 64, 4, 4), Tiles(128, 64, 4, 3)),
+    128: (Tiles(64, 64, 4, 3), Tiles(128, 128, 8, 3)),
     256: (Tiles(128, 64, 8, 2), Tiles(64, 32, 4, 2)),
 }
 AMPERE_TILES = {
@@ -59,6 +59,7 @@ SCALAR_TILES = {
 }
 
 
+@functools.cache
 def candidate_tiles(arch: int, dtype: torch.dtype, block_d: int) -> tuple[Tiles, ...]:
     """Cuts worth trying for an architecture (75, 80, ...), a dtype and a padded head dimension: all fit its memory."""
     if dtype == torch.float32 or arch < 80:

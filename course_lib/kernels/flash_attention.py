@@ -13,6 +13,7 @@ D = 128, 16 bits and BLOCK_M = 128, one head: 4 MB of Q and O and 64 × 4 MB of 
 Extra memory: the output, and 4 bytes per query when the log-sum-exp is asked for.
 Sources: Dao et al., FlashAttention, arXiv 2205.14135; Dao, FlashAttention-2, arXiv 2307.08691.
 """
+import functools
 import math
 
 import torch
@@ -35,27 +36,30 @@ from course_lib.kernels.attention_parts import (
     visible_pairs,
 )
 from course_lib.kernels.attention_tiles import INTERPRETER_TILES, autotuned, candidate_tiles, length_class
+from course_lib.kernels.flash_attention_specialized import (
+    SPECIALIZED_TILES,
+    allocate_descriptors,
+    flash_attention_specialized_kernel,
+    specialization_pays,
+)
 from course_lib.kernels.flash_attention_tma import (
     copy_engine_takes,
-    descriptor,
+    descriptors,
     flash_attention_tma_kernel,
     set_tile_shapes,
 )
 
 
 @triton.jit
-def attend(query, keys, values, begin, end, query_positions, key_length, band, softmax_state, scale_log2,
+def attend(query, keys, values, begin, end, key_length, band, softmax_state, scale_log2,
            HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr):
     """Stream over the tiles of keys and values in [begin, end); returns the softmax state after them."""
-    keys_before, keys_after = band
     running_max, running_sum, accumulator = softmax_state
     for start in tl.range(begin, end, BLOCK_N):
         key_tile = load_rows(keys, start, key_length, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED)
         scores = tl.dot(query, tl.trans(key_tile), input_precision=FLOAT32_PRECISION)  # [BLOCK_M, BLOCK_N]
         if MASKED:
-            key_positions = start + tl.arange(0, BLOCK_N)
-            visible = visible_pairs(query_positions, key_positions, key_length, keys_before, keys_after)
-            scores = tl.where(visible, scores, float("-inf"))
+            scores = tl.where(visible_pairs(start + tl.arange(0, BLOCK_N), band), scores, float("-inf"))
         weights, running_max, running_sum, accumulator = online_softmax_update(
             scores, running_max, running_sum, accumulator, scale_log2, MASKED)
         value_tile = load_rows(values, start, key_length, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED)
@@ -88,11 +92,10 @@ def flash_attention_kernel(
 
     # Positions count from the first key, and the last query stands at the last key.
     first_position = first_query + key_length - query_length
-    query_positions = first_position + tl.arange(0, BLOCK_M)
+    band = first_position + tl.arange(0, BLOCK_M), key_length, keys_before, keys_after
     last_position = tl.minimum(first_position + BLOCK_M, key_length) - 1
     begin, whole_begin, whole_end, end = key_ranges(
         first_position, last_position, key_length, keys_before, keys_after, BLOCK_N)
-    band = keys_before, keys_after
 
     query = load_rows(queries, first_query, query_length, HEAD_DIM, BLOCK_M, BLOCK_D, MASKED=True)
     running_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -100,18 +103,18 @@ def flash_attention_kernel(
     accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     state = running_max, running_sum, accumulator
     if keys_before is not None:
-        state = attend(query, keys, values, begin, whole_begin, query_positions, key_length, band, state, scale_log2,
+        state = attend(query, keys, values, begin, whole_begin, key_length, band, state, scale_log2,
                        HEAD_DIM, BLOCK_N, BLOCK_D, MASKED=True)
-    state = attend(query, keys, values, whole_begin, whole_end, query_positions, key_length, band, state, scale_log2,
+    state = attend(query, keys, values, whole_begin, whole_end, key_length, band, state, scale_log2,
                    HEAD_DIM, BLOCK_N, BLOCK_D, MASKED=False)
-    state = attend(query, keys, values, whole_end, end, query_positions, key_length, band, state, scale_log2,
+    state = attend(query, keys, values, whole_end, end, key_length, band, state, scale_log2,
                    HEAD_DIM, BLOCK_N, BLOCK_D, MASKED=True)
 
     running_max, running_sum, accumulator = state
     if keys_before is not None or keys_after is not None:
         if not all_finite(accumulator):
             running_max, running_sum, accumulator = attend_carefully(
-                query, keys, values, begin, end, query_positions, key_length, band, scale_log2, HEAD_DIM, CAREFUL_KEYS)
+                query, keys, values, begin, end, key_length, band, scale_log2, HEAD_DIM, CAREFUL_KEYS)
     output, log_sum_exp = finish_rows(accumulator, running_max, running_sum)
     rows = first_query + tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_D)
@@ -156,25 +159,27 @@ def flash_attention(query, key, value, *, causal=False, window=None, scale=None,
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     lse = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device) if return_lse else None
 
-    arch = None if interpreting() else gpu_architecture(query.device)
-    if interpreting() and tiles is None:
-        tiles = INTERPRETER_TILES
     sizes = (query_heads, query_heads // key_heads, query_length, key_length)
-    options = (window, 0 if causal else window, scale * LOG2_E, head_dim, block_d)
-    if arch is not None and arch >= 90 and copy_engine_takes(query, key, value, output):
-        kernel, prepare = flash_attention_tma_kernel, set_tile_shapes
-        rows = (tiles.query_rows, tiles.key_rows) if tiles else (1, 1)  # the autotuner sets them to its choice
-        arguments = (
-            descriptor(query, rows[0], block_d), descriptor(key, rows[1], block_d), descriptor(value, rows[1], block_d),
-            descriptor(output, rows[0], block_d), lse, key, *key.stride()[:3], value, *value.stride()[:3],
-            *sizes, *options,
-        )  # fmt: skip
+    bounds = (window, 0 if causal else window)
+    shape = (scale * LOG2_E, head_dim, block_d)
+    strides = (*query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *output.stride()[:3])
+    arch = None if interpreting() else gpu_architecture(query.device)
+    prepare = None
+    if arch is None or arch < 90 or not copy_engine_takes(query, key, value, output):
+        kernel = flash_attention_kernel
+        arguments = (query, key, value, output, lse, *strides, *sizes, *bounds, *shape)
+        tiles = tiles or (INTERPRETER_TILES if interpreting() else None)
+    elif tiles is None and specialization_pays(arch, key, block_d, masked=causal or window is not None):
+        kernel, tiles = flash_attention_specialized_kernel, SPECIALIZED_TILES
+        arguments = (query, key, value, output, lse, *strides, *sizes, *shape)
+        triton.set_allocator(allocate_descriptors)
     else:
-        kernel, prepare = flash_attention_kernel, None
+        kernel, prepare = flash_attention_tma_kernel, set_tile_shapes
         arguments = (
-            query, key, value, output, lse, *query.stride()[:3], *key.stride()[:3], *value.stride()[:3],
-            *output.stride()[:3], *sizes, *options,
+            *descriptors(query, key, value, output, tiles, block_d), lse, key, *key.stride()[:3],
+            value, *value.stride()[:3], *sizes, *bounds, *shape,
         )  # fmt: skip
+
     settings = tiles.settings() if tiles else {}
     if tiles is None:
         lengths = (length_class(query_length), length_class(key_length))
@@ -184,6 +189,7 @@ def flash_attention(query, key, value, *, causal=False, window=None, scale=None,
     return (output, lse) if return_lse else output
 
 
+@functools.cache
 def gpu_architecture(device: torch.device) -> int:
     """90 for compute capability 9.0."""
     major, minor = torch.cuda.get_device_capability(device)

@@ -31,18 +31,15 @@ ALIGNMENT_BYTES = 16
 
 
 @triton.jit
-def attend(query, keys, values, batch, key_head, begin, end, query_positions, key_length, band, softmax_state,
-           scale_log2, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr):
+def attend(query, keys, values, batch, key_head, begin, end, band, softmax_state, scale_log2,
+           BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr):
     """Stream over the tiles of keys and values in [begin, end); returns the softmax state after them."""
-    keys_before, keys_after = band
     running_max, running_sum, accumulator = softmax_state
     for start in tl.range(begin, end, BLOCK_N):
         key_tile = keys.load([batch, key_head, start, 0]).reshape(BLOCK_N, BLOCK_D)
         scores = tl.dot(query, key_tile.T, input_precision=FLOAT32_PRECISION)  # [BLOCK_M, BLOCK_N]
         if MASKED:
-            key_positions = start + tl.arange(0, BLOCK_N)
-            visible = visible_pairs(query_positions, key_positions, key_length, keys_before, keys_after)
-            scores = tl.where(visible, scores, float("-inf"))
+            scores = tl.where(visible_pairs(start + tl.arange(0, BLOCK_N), band), scores, float("-inf"))
         weights, running_max, running_sum, accumulator = online_softmax_update(
             scores, running_max, running_sum, accumulator, scale_log2, MASKED)
         value_tile = values.load([batch, key_head, start, 0]).reshape(BLOCK_N, BLOCK_D)
@@ -69,11 +66,10 @@ def flash_attention_tma_kernel(
 
     # Positions count from the first key, and the last query stands at the last key.
     first_position = first_query + key_length - query_length
-    query_positions = first_position + tl.arange(0, BLOCK_M)
+    band = first_position + tl.arange(0, BLOCK_M), key_length, keys_before, keys_after
     last_position = tl.minimum(first_position + BLOCK_M, key_length) - 1
     begin, whole_begin, whole_end, end = key_ranges(
         first_position, last_position, key_length, keys_before, keys_after, BLOCK_N)
-    band = keys_before, keys_after
 
     query = queries.load([batch, head, first_query, 0]).reshape(BLOCK_M, BLOCK_D)
     running_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -81,12 +77,12 @@ def flash_attention_tma_kernel(
     accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     state = running_max, running_sum, accumulator
     if keys_before is not None:
-        state = attend(query, keys, values, batch, key_head, begin, whole_begin, query_positions, key_length, band,
-                       state, scale_log2, BLOCK_N, BLOCK_D, MASKED=True)
-    state = attend(query, keys, values, batch, key_head, whole_begin, whole_end, query_positions, key_length, band,
-                   state, scale_log2, BLOCK_N, BLOCK_D, MASKED=False)
-    state = attend(query, keys, values, batch, key_head, whole_end, end, query_positions, key_length, band,
-                   state, scale_log2, BLOCK_N, BLOCK_D, MASKED=True)
+        state = attend(query, keys, values, batch, key_head, begin, whole_begin, band, state, scale_log2,
+                       BLOCK_N, BLOCK_D, MASKED=True)
+    state = attend(query, keys, values, batch, key_head, whole_begin, whole_end, band, state, scale_log2,
+                   BLOCK_N, BLOCK_D, MASKED=False)
+    state = attend(query, keys, values, batch, key_head, whole_end, end, band, state, scale_log2,
+                   BLOCK_N, BLOCK_D, MASKED=True)
 
     running_max, running_sum, accumulator = state
     if keys_before is not None or keys_after is not None:
@@ -94,8 +90,8 @@ def flash_attention_tma_kernel(
             key_rows = key_pointer + batch.to(tl.int64) * key_batch_stride + key_head * key_head_stride
             value_rows = value_pointer + batch.to(tl.int64) * value_batch_stride + key_head * value_head_stride
             running_max, running_sum, accumulator = attend_carefully(
-                query, (key_rows, key_stride), (value_rows, value_stride), begin, end, query_positions, key_length,
-                band, scale_log2, HEAD_DIM, CAREFUL_KEYS)
+                query, (key_rows, key_stride), (value_rows, value_stride), begin, end, key_length, band, scale_log2,
+                HEAD_DIM, CAREFUL_KEYS)
     output, log_sum_exp = finish_rows(accumulator, running_max, running_sum)
     outputs.store([batch, head, first_query, 0], output.to(outputs.dtype).reshape(1, 1, BLOCK_M, BLOCK_D))
     if lse_pointer is not None:
@@ -113,9 +109,16 @@ def copy_engine_takes(*tensors: torch.Tensor) -> bool:
     )
 
 
-def descriptor(tensor: torch.Tensor, rows: int, block_d: int) -> TensorDescriptor:
-    """What the copy engine needs to know of a [batch, heads, length, head_dim] tensor read in tiles of `rows` rows."""
-    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1, 1, rows, block_d])
+def descriptors(query, key, value, output, tiles, block_d: int) -> list[TensorDescriptor]:
+    """What the copy engine needs to know of [batch, heads, length, head_dim] tensors, which it moves in tiles.
+
+    Without `tiles` the autotuner has yet to choose them; `set_tile_shapes` then puts its choice in.
+    """
+    rows = (tiles.query_rows, tiles.key_rows, tiles.key_rows, tiles.query_rows) if tiles else (1, 1, 1, 1)
+    return [
+        TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1, 1, tile_rows, block_d])
+        for tensor, tile_rows in zip((query, key, value, output), rows)
+    ]
 
 
 def set_tile_shapes(arguments: dict) -> None:
