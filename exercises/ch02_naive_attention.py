@@ -448,6 +448,16 @@ def _over(dimension: int):
     return result
 
 
+def _diagonal_hidden_and_nan(case, seen, got):
+    """Off by one, and no care for empty rows: the first token of a square sees nothing and becomes NaN."""
+    scores, *rest = case.args
+    if (rest and not rest[0]) or not isinstance(got, torch.Tensor) or got.shape != scores.shape:
+        return False
+    queries, keys = _positions(*scores.shape[-2:])
+    expected = _masked_softmax(scores.double(), keys < queries, empty=math.nan)
+    return torch.equal(got.isnan(), expected.isnan()) and _same(got, expected)
+
+
 MASK_MISTAKES = (
     Mistake(
         "causal_misaligned",
@@ -459,6 +469,7 @@ MASK_MISTAKES = (
         "diagonal_hidden",
         "The mask is off by one: a token must see itself. Keep keys at or before the query's position (`<=`, not `<`).",
         result=_with_visible(lambda queries, keys: keys < queries),
+        when=_diagonal_hidden_and_nan,
     ),
     Mistake(
         "one_key_too_many",

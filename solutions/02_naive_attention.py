@@ -54,7 +54,8 @@ draw_three_passes(heads=32, query_length=8192, key_length=8192, head_dim=128, it
 
 # %% [markdown]
 # The matrix crosses the memory bus four times: written, read, written, read. These four crossings are 98 % of all that
-# moves. An H100 moves at most 3.35 TB/s (its datasheet), so 17.4 GB take 5.2 ms, five times as long as the arithmetic.
+# moves. An H100 moves at most 3.35 TB/s (its datasheet), so 17.4 GB take 5.2 ms, nearly five times as long as the
+# arithmetic.
 #
 # Chapter 01 says so in advance. The softmax does 4 FLOPs on an element that is read and written, 4 bytes in float16: an
 # intensity of 1 FLOP/byte, where an H100's balance point is 295. The products look better, and are still below the
@@ -169,7 +170,8 @@ for name, memory_bytes in memories.items():
 
 # %% [markdown]
 # And that is memory for nothing else: no weights, no other layer, no gradients. In training it is worse, since $P$ of
-# *every* layer is kept for the backward pass. Models before 2022 had contexts of 1024 or 2048 tokens for this reason.
+# *every* layer is kept for the backward pass. GPT-2 read 1024 tokens and GPT-3 read 2048; this is a large part of the
+# reason.
 #
 # ## Who may see whom
 #
@@ -360,8 +362,9 @@ best_scores = check("2.4", scores).best
 #
 # $$P_{ij} = \frac{e^{S_{ij}}}{\sum_k e^{S_{ik}}}$$
 #
-# cannot be computed as it stands: $e^{89}$ exceeds what float32 holds, and scores beyond 89 occur in real models.
-# Multiply numerator and denominator by $e^{-m}$ with $m$ the row's maximum:
+# cannot be computed as it stands: $e^{89}$ exceeds what float32 holds, and nothing keeps scores below 89: the authors
+# of ViT-22B met far larger ones in training ([Dehghani et al.](https://arxiv.org/abs/2302.05442)). Multiply numerator
+# and denominator by $e^{-m}$ with $m$ the row's maximum:
 #
 # $$P_{ij} = \frac{e^{S_{ij} - m}}{\sum_k e^{S_{ik} - m}}, \qquad m = \max_k S_{ik}$$
 #
@@ -755,10 +758,10 @@ for name, options in (
 # %% [markdown]
 # ## What production systems do
 #
-# No serving engine and no trainer writes $S$ to memory any more. PyTorch's MATH backend, an eager `softmax(q @ k.T) @
-# v`, and models that return their attention weights still do; a profile in which `softmax` is a large bar has usually
-# found one of them. The three passes remain useful as the reference that every fused kernel is tested against: twice
-# *their* error against float64 is what this course's checks, and FlashAttention's own tests, allow.
+# No mainstream serving engine or trainer writes $S$ to memory any more. PyTorch's MATH backend, an eager `softmax(q @
+# k.T) @ v`, and models that return their attention weights still do; a profile in which `softmax` is a large bar has
+# usually found one of them. The three passes remain useful as the reference that every fused kernel is tested against:
+# twice *their* error against float64 is what this course's checks, and FlashAttention's own tests, allow.
 #
 # The order in which to look at a slow attention layer: which backend runs (this section); how many bytes it moves,
 # against $4 H N D b$; how far that time is from the arithmetic. Only then think of writing a kernel.

@@ -158,6 +158,7 @@ COMPARE = "visible = keys <= queries"
 WRONG_MASK = {
     "causal_misaligned": changed("2.3", (" + (key_length - query_length)", "")),
     "diagonal_hidden": changed("2.3", (COMPARE, "visible = keys < queries")),
+    "diagonal_hidden__2": changed("2.3", (COMPARE, "visible = keys < queries"), (FILLED, "probabilities")),
     "one_key_too_many": changed("2.3", (COMPARE, "visible = keys <= queries + 1")),
     "mask_inverted": changed("2.3", (COMPARE, "visible = keys > queries")),
     "mask_after_softmax": changed("2.3", (SOFTMAX, "torch.softmax(scores, dim=-1)")),
@@ -388,6 +389,7 @@ WRONG_SOFTMAX = {
     "causal_ignored": changed("2.5", ("CAUSAL=causal", "CAUSAL=False")),
     "causal_misaligned": changed("2.5", (VISIBLE, "keys <= row")),
     "diagonal_hidden": changed("2.5", (VISIBLE, VISIBLE.replace("<=", "<"))),
+    "diagonal_hidden__2": changed("2.5", (VISIBLE, VISIBLE.replace("<=", "<")), (EMPTY_MAX, "pass")),
     "one_key_too_many": changed("2.5", (VISIBLE, VISIBLE + " + 1")),
     "mask_inverted": changed("2.5", (VISIBLE, VISIBLE.replace("<=", ">"))),
     "mask_after_softmax": changed(
