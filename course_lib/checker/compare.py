@@ -149,30 +149,30 @@ def agrees(got: Any, fingerprint: Any, expected: Truth, exercise: Exercise) -> b
 
     The tolerance is the truth's own; where the mistake makes larger values than the truth, its errors are larger too.
     """
-    if _structure(got) != _structure(fingerprint):
+    if not (_structure(got) == _structure(fingerprint) == _structure(expected.want)):
         return False
-    wants, plains = dict(leaves(expected.want)), [dict(leaves(plain)) for plain in expected.plains]
-    for (path, mine), (_, told) in zip(leaves(got), leaves(fingerprint)):
-        want = wants.get(path)
-        if not isinstance(told, torch.Tensor):
-            problem = _compare_number(path, mine, told, exercise.relative_tolerance * FINGERPRINT_SLACK).problem
-        else:
-            allowed = (
-                tolerance(want, [plain[path] for plain in plains]) if isinstance(want, torch.Tensor) else 0.0 * told
-            )
-            growth = _largest(told) / max(_largest(want), 1e-30) if isinstance(want, torch.Tensor) else 1.0
-            # Not broadcast elementwise: a mistake may put a large value where the truth has a small one.
-            most = float(allowed.max()) if allowed.numel() else 0.0
+    plains = [dict(leaves(plain)) for plain in expected.plains]
+    for (path, mine), (_, told), (_, want) in zip(leaves(got), leaves(fingerprint), leaves(expected.want)):
+        if isinstance(told, torch.Tensor) != isinstance(want, torch.Tensor):
+            return False
+        if isinstance(told, torch.Tensor):
+            allowed = _fingerprint_tolerance(told, want, [plain[path] for plain in plains])
             problem = _compare_tensor(
-                path,
-                mine,
-                told,
-                torch.full_like(told, FINGERPRINT_SLACK * most * max(1.0, growth), dtype=torch.float64),
-                None,
+                path, mine, told, torch.full_like(told, allowed, dtype=torch.float64), None
             ).problem
+        else:
+            problem = _compare_number(path, mine, told, exercise.relative_tolerance * FINGERPRINT_SLACK).problem
         if problem:
             return False
     return True
+
+
+def _fingerprint_tolerance(told: torch.Tensor, want: torch.Tensor, plains: list[torch.Tensor]) -> float:
+    """One absolute error for all elements: a mistake may put a large value where the truth has a small one."""
+    rounding = torch.finfo(plains[0].dtype).eps * _largest(told) if plains[0].is_floating_point() else 0.0
+    allowed = tolerance(want, plains) if want.is_floating_point() else torch.zeros(())
+    growth = max(1.0, _largest(told) / max(_largest(want), 1e-30)) if _largest(want) else 1.0
+    return FINGERPRINT_SLACK * max(rounding, growth * (float(allowed.max()) if allowed.numel() else 0.0))
 
 
 def _largest(tensor: torch.Tensor) -> float:

@@ -24,6 +24,11 @@ class Outcome:
         """Whether every leaf is within the tolerance."""
         return all(leaf.problem is None for leaf in self.leaves)
 
+    @property
+    def first_problem(self) -> Leaf:
+        """The first wrong leaf of a case that is not right."""
+        return next(leaf for leaf in self.leaves if leaf.problem)
+
 
 def find_mistake(exercise: Exercise, outcomes: Sequence[Outcome]) -> Mistake | None:
     """The one known mistake that explains every finished case, or None.
@@ -77,28 +82,42 @@ def _fingerprint(mistake: Mistake, case: Case) -> Any:
 
 def most_telling(failed: Sequence[Outcome]) -> Outcome:
     """The first failed case whose errors follow a pattern that can be put in words; else the first one."""
-    return next((o for o in failed if follows(next(leaf for leaf in o.leaves if leaf.problem))), failed[0])
+    return next((o for o in failed if follows(o.first_problem)), failed[0])
 
 
 def describe(outcome: Outcome) -> str:
-    """One sentence on the first wrong leaf: how many elements, where the first is, and what they follow."""
-    leaf = next(leaf for leaf in outcome.leaves if leaf.problem)
+    """The first wrong leaf in full: how many elements, where the first is, and what they follow."""
+    leaf = outcome.first_problem
+    if leaf.wrong is None:
+        return brief(outcome)
+    first = tuple(int(i) for i in leaf.wrong.nonzero()[0]) if leaf.wrong.dim() else ()
+    got, want = leaf.got[first].item(), leaf.want[first].item()
+    here = f"[{', '.join(map(str, first))}]" if first else "The value"
+    return f"{brief(outcome)}. {here} is {got:.5g} and should be {want:.5g}"
+
+
+def brief(outcome: Outcome) -> str:
+    """The first wrong leaf in a few words, for a list of cases."""
+    leaf = outcome.first_problem
     where = f" in result{leaf.path}" if leaf.path else ""
     if leaf.wrong is None:
         return leaf.problem + where
     total, bad = leaf.wrong.numel(), int(leaf.wrong.sum())
-    first = tuple(int(i) for i in leaf.wrong.nonzero()[0])
-    got, want = (
-        leaf.got[first].item() if leaf.wrong.dim() else leaf.got.item(),
-        leaf.want[first].item() if leaf.wrong.dim() else leaf.want.item(),
-    )
-    index = f"[{', '.join(map(str, first))}]" if first else "the value"
-    count = "the one element is wrong" if total == 1 else f"{bad:,} of {total:,} elements wrong"
-    text = f"{count}{where}, first {index}: got {got:.5g}, expected {want:.5g}"
-    pattern = follows(leaf)
-    if outcome.seen.unwritten:
-        text += f"; {outcome.seen.unwritten:,} elements hold memory that was never written"
-    return text + (f"; {pattern}" if pattern else "")
+    if total == 1:
+        text = f"the one element{where} is wrong"
+    elif bad == total:
+        text = f"all {total:,} elements{where} are wrong"
+    else:
+        text = f"{bad:,} of {total:,} elements{where} are wrong"
+    notes = [follows(leaf)]
+    if outcome.seen.unwritten >= bad:
+        notes = ["never written" if total > 1 else "it was never written", place(leaf.wrong)]
+    elif outcome.seen.unwritten:
+        notes.append(f"{outcome.seen.unwritten:,} hold memory that was never written")
+    if outcome.seen.guard_values:
+        notes.append(f"{outcome.seen.guard_values:,} come from memory beside an input")
+    notes = [note for note in notes if note]
+    return f"{text}: {', '.join(notes)}" if notes else text
 
 
 def follows(leaf: Leaf) -> str:
@@ -108,21 +127,19 @@ def follows(leaf: Leaf) -> str:
         return ""
     if not torch.isfinite(got[wrong]).any():
         kinds = [name for name, test in (("NaN", torch.isnan), ("infinite", torch.isinf)) if test(got[wrong]).any()]
-        prefix = f"all of them are {' or '.join(kinds)}" if kinds else ""
-        place = _place(wrong)
-        return ", ".join(part for part in (prefix, place) if part)
-    if wrong.sum() >= 3:
-        usable = torch.isfinite(got) & torch.isfinite(want) & wrong
-        factor = _constant((got / want)[usable & (want.abs() > 1e-6)])
-        if factor is not None:
-            return f"each is {factor:.4g} times what it should be"
-        offset = _constant((got - want)[usable])
-        if offset is not None:
-            return f"each is off by {offset:+.4g}"
-    return _place(wrong)
+        return ", ".join(part for part in (" or ".join(kinds), place(wrong)) if part)
+    usable = torch.isfinite(got) & torch.isfinite(want) & wrong
+    factor = _constant((got / want)[usable & (want.abs() > 1e-6)])
+    if factor is not None:
+        return f"each is {factor:.4g} times what it should be"
+    offset = _constant((got - want)[usable])
+    if offset is not None:
+        return f"each is off by {offset:+.4g}"
+    return place(wrong)
 
 
 def _constant(values: torch.Tensor) -> float | None:
+    """The value that at least three numbers share, if they do."""
     if values.numel() < 3:
         return None
     middle = float(values.median())
@@ -130,29 +147,13 @@ def _constant(values: torch.Tensor) -> float | None:
     return middle if middle and bool(close.all()) else None
 
 
-def _place(wrong: torch.Tensor) -> str:
-    """Where wrong elements lie along each dimension: "only from index 1024 on along dimension 0"."""
-    if bool(wrong.all()):
-        return "every element is wrong"
-    names = []
-    for dimension in range(wrong.dim()):
-        others = [d for d in range(wrong.dim()) if d != dimension]
-        line = wrong.any(dim=others) if others else wrong
-        every = wrong.all(dim=others) if others else wrong
-        length, where = wrong.shape[dimension], line.nonzero().flatten()
-        first, last = int(where[0]), int(where[-1])
-        if length > 1 and len(where) == last - first + 1 and len(where) < length:
-            solid = " (all of them)" if bool(every[where].all()) else ""
-            if last == length - 1 and first:
-                block = next((b for b in (256, 128, 64, 32, 16) if first % b == 0), None)
-                tail = ", a tile's edge" if block else ""
-                names.append(f"only from index {first} on along dimension {dimension}{tail}{solid}")
-            elif first == 0:
-                names.append(f"only up to index {last} along dimension {dimension}{solid}")
-            elif first == last:
-                names.append(f"only at index {first} along dimension {dimension}{solid}")
+def place(wrong: torch.Tensor) -> str:
+    """Where wrong elements lie: "all from index 768, a multiple of 256, on", "only above the diagonal"; or ""."""
+    if wrong.dim() == 0 or bool(wrong.all()):
+        return ""
+    names = [name for name in (_stretch(wrong, dimension) for dimension in range(wrong.dim())) if name]
     if names:
-        return "; ".join(names[:2])
+        return " and ".join(names[:2])
     if wrong.dim() >= 2 and wrong.shape[-1] > 2 and wrong.shape[-2] > 2:
         rows = torch.arange(wrong.shape[-2])[:, None]
         columns = torch.arange(wrong.shape[-1])[None, :] - (wrong.shape[-1] - wrong.shape[-2])
@@ -161,9 +162,26 @@ def _place(wrong: torch.Tensor) -> str:
             return "only above the diagonal"
         if not flat[columns > rows].any():
             return "only on and below the diagonal"
-        if not flat[columns != rows].any():
-            return "only on the diagonal"
     return ""
+
+
+def _stretch(wrong: torch.Tensor, dimension: int) -> str:
+    """Where along one dimension the wrong elements stand, when that is one stretch and not the whole."""
+    others = [d for d in range(wrong.dim()) if d != dimension]
+    touched = wrong.any(dim=others) if others else wrong
+    where = touched.nonzero().flatten()
+    first, last, length = int(where[0]), int(where[-1]), wrong.shape[dimension]
+    if len(where) == length or len(where) != last - first + 1:
+        return ""
+    whole = bool((wrong.all(dim=others) if others else wrong)[where].all())
+    along = f" along dimension {dimension}" if wrong.dim() > 1 else ""
+    every = "all" if whole else "only"
+    if first == last:
+        return f"{every} at index {first}{along}"
+    if last == length - 1:
+        block = next((b for b in (256, 128, 64, 32, 16) if first % b == 0), None)
+        return f"{every} from index {first}{f', a multiple of {block},' if block else ''} on{along}"
+    return f"{every} from index {first} to {last}{along}"
 
 
 def picture(exercise: Exercise, outcome: Outcome) -> str:

@@ -125,7 +125,7 @@ def _weigh(exercise: Exercise, runs: list[Run], source: str, names: dict[str, st
         )
     if failed:
         first = diagnosis.most_telling(failed)
-        message = f"Case “{first.case.name}”: {diagnosis.describe(first)}."
+        message = f"In case “{first.case.name}” {diagnosis.describe(first)}."
         generic = "unwritten_memory" if any(o.seen.unwritten for o in failed) else None
         return speak(
             "failed",
@@ -245,7 +245,7 @@ def _case_results(
 
 def _case_result(exercise: Exercise, outcome: diagnosis.Outcome) -> CaseResult:
     if not outcome.right:
-        return CaseResult(outcome.case.name, "failed", diagnosis.describe(outcome))
+        return CaseResult(outcome.case.name, "failed", diagnosis.brief(outcome))
     if outcome.seen.out_of_bounds:
         return CaseResult(outcome.case.name, "failed", "right numbers, but memory outside a tensor was reached")
     complaint = next(filter(None, (r.complaint(outcome.case, outcome.seen) for r in exercise.requirements)), None)

@@ -41,9 +41,10 @@ def error_map(
     shape = (min(rows, most_cells), min(columns, most_cells))
     grid = torch.nn.functional.adaptive_max_pool2d(matrix.clamp(max=1e30)[None, None], shape)[0, 0]
     size = max(4, min(16, width_pixels // grid.shape[1]))
-    width, height = grid.shape[1] * size, grid.shape[0] * size
+    tall = max(size, 16) if grid.shape[0] == 1 else size  # a vector is a strip that can be seen
+    width, height = grid.shape[1] * size, grid.shape[0] * tall
     squares = "".join(
-        f'<rect x="{x * size}" y="{y * size}" width="{size - 1}" height="{size - 1}" {_paint(float(grid[y, x]))}/>'
+        f'<rect x="{x * size}" y="{y * tall}" width="{size - 1}" height="{tall - 1}" {_paint(float(grid[y, x]))}/>'
         for y in range(grid.shape[0])
         for x in range(grid.shape[1])
     )
@@ -87,5 +88,8 @@ def _caption(excess, matrices: int, worst: int, size: tuple, drawn: tuple, tile:
     patch = ""
     if size != drawn:
         patch = f", each square the worst of up to {-(-size[0] // drawn[0])} × {-(-size[1] // drawn[1])}"
+        if excess.dim() == 1:
+            patch = f", each square the worst of up to {-(-size[1] // drawn[1])}"
     edges = f"; lines are the edges of {tile[0]} × {tile[1]} tiles" if tile else ""
-    return f"{place}the result, {size[0]} × {size[1]}{patch}: wrong in orange, the darker the further off{edges}"
+    shape = f"{size[1]} elements" if excess.dim() == 1 else f"{size[0]} × {size[1]}"
+    return f"{place}the result, {shape}{patch}: wrong in orange, the darker the further off{edges}"
