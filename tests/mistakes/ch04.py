@@ -44,20 +44,28 @@ TILED_WRONG = {
     "sum_not_rescaled": changed("4.1", ("running_sum * rescale + weights", "running_sum + weights")),
     "nothing_rescaled": changed("4.1", ("rescale = torch.exp(running_max - new_max)", "rescale = 1.0")),
     "scale_missing": changed("4.1", ("scores = scale * (query_tile @ key_tile.T)", "scores = query_tile @ key_tile.T")),
-    "scale_twice": changed("4.1", ("query_tile = query[first_query : first_query + query_rows]",
-                                   "query_tile = scale * query[first_query : first_query + query_rows]")),
+    "scale_twice": changed(
+        "4.1",
+        (
+            "query_tile = query[first_query : first_query + query_rows]",
+            "query_tile = scale * query[first_query : first_query + query_rows]",
+        ),
+    ),
     "normalised_per_tile": changed(
         "4.1",
-        ("accumulator = accumulator * rescale + weights @ value_tile",
-         "accumulator = accumulator + torch.softmax(scores, dim=1) @ value_tile"),
+        (
+            "accumulator = accumulator * rescale + weights @ value_tile",
+            "accumulator = accumulator + torch.softmax(scores, dim=1) @ value_tile",
+        ),
         ("accumulator / running_sum", "accumulator"),
     ),
-    "last_tile_skipped": changed(
-        "4.1", (KEY_LOOP, "for first_key in range(0, key.shape[0] - key_rows, key_rows):")),
+    "last_tile_skipped": changed("4.1", (KEY_LOOP, "for first_key in range(0, key.shape[0] - key_rows, key_rows):")),
     "last_tile_skipped__counted": changed(
-        "4.1", (KEY_LOOP, "for first_key in [key_rows * step for step in range(-(-key.shape[0] // key_rows) - 1)]:")),
+        "4.1", (KEY_LOOP, "for first_key in [key_rows * step for step in range(-(-key.shape[0] // key_rows) - 1)]:")
+    ),
     "tail_keys_dropped": changed(
-        "4.1", (KEY_LOOP, "for first_key in range(0, key.shape[0] - key_rows + 1, key_rows):")),
+        "4.1", (KEY_LOOP, "for first_key in range(0, key.shape[0] - key_rows + 1, key_rows):")
+    ),
     "transposed_key": changed("4.1", ("key_tile.T", "key_tile.reshape(key_tile.shape[1], key_tile.shape[0])")),
     "writes_the_score_matrix": NAIVE,
     "a_row_of_scores": ROWS_AT_ONCE,
@@ -104,19 +112,24 @@ def tiled_attention(query, key, value, query_rows, key_rows):
 BUDGET_WRONG = {
     "value_tile_forgotten": changed("4.2", ("query_rows + 2 * stages * key_rows", "query_rows + stages * key_rows")),
     "stages_forgotten": changed("4.2", ("query_rows + 2 * stages * key_rows", "query_rows + 2 * key_rows")),
-    "stages_on_queries": changed("4.2", ("(query_rows + 2 * stages * key_rows)", "stages * (query_rows + 2 * key_rows)")),
+    "stages_on_queries": changed(
+        "4.2", ("(query_rows + 2 * stages * key_rows)", "stages * (query_rows + 2 * key_rows)")
+    ),
     "keys_read_once": changed("4.2", ("query_tiles * 2 * key_length", "2 * key_length")),
     "output_forgotten": changed("4.2", ("2 * query_length + query_tiles", "query_length + query_tiles")),
     "tiles_rounded_down": changed("4.2", ("-(-query_length // query_rows)", "query_length // query_rows")),
     "heads_forgotten": changed("4.2", ("return heads * rows", "return rows")),
     "registers_ignored": changed("4.2", ("and query_rows * (head_dim + key_rows) <= 128 * threads", "")),
     "key_rows_first": changed(
-        "4.2", ("max(fitting, default=None)", "max(fitting, key=lambda pair: (pair[1], pair[0]), default=None)")),
+        "4.2", ("max(fitting, default=None)", "max(fitting, key=lambda pair: (pair[1], pair[0]), default=None)")
+    ),
     "fits_strictly": changed("4.2", ("stages=2) <= shared_memory_bytes", "stages=2) < shared_memory_bytes")),
 }
 # The wrong budgets of the first two would make choose_tiles wrong too, which calls shared_memory: only one is at fault.
-OWN_BUDGET = ("shared_memory(query_rows, key_rows, head_dim, item_bytes, stages=2)",
-              "(query_rows + 4 * key_rows) * head_dim * item_bytes")
+OWN_BUDGET = (
+    "shared_memory(query_rows, key_rows, head_dim, item_bytes, stages=2)",
+    "(query_rows + 4 * key_rows) * head_dim * item_bytes",
+)
 for _name in ("value_tile_forgotten", "stages_forgotten", "stages_on_queries"):
     BUDGET_WRONG[_name] = BUDGET_WRONG[_name].replace(*OWN_BUDGET)
 
@@ -135,7 +148,9 @@ def traffic(heads, query_length, key_length, head_dim, item_bytes, query_rows):
 def choose_tiles(head_dim, item_bytes, shared_memory_bytes, threads):
     for m in (256, 128, 64, 32, 16):
         for n in (256, 128, 64, 32, 16):
-            if shared_memory(m, n, head_dim, item_bytes, 2) <= shared_memory_bytes and m * (head_dim + n) / threads <= 128:
+            if m * (head_dim + n) / threads > 128:
+                continue
+            if shared_memory(m, n, head_dim, item_bytes, 2) <= shared_memory_bytes:
                 return m, n
 """
 
@@ -153,36 +168,51 @@ KERNEL_WRONG = {
     "accumulator_not_rescaled": changed("4.3", ("accumulator * rescale[:, None] + product", "accumulator + product")),
     "sum_not_rescaled": changed("4.3", ("running_sum * rescale + tl.sum", "running_sum + tl.sum")),
     "nothing_rescaled": changed(
-        "4.3", ("rescale = tl.exp(running_max - new_max)", "rescale = tl.full([BLOCK_M], 1.0, tl.float32)")),
+        "4.3", ("rescale = tl.exp(running_max - new_max)", "rescale = tl.full([BLOCK_M], 1.0, tl.float32)")
+    ),
     "scale_missing": changed("4.3", ('input_precision="ieee") * scale', 'input_precision="ieee")')),
     "scale_twice": changed("4.3", ('input_precision="ieee") * scale', 'input_precision="ieee") * scale * scale')),
     "softmax_over_queries": changed(
-        "4.3", ("tl.max(scores, axis=1)", "tl.max(scores, axis=0)"), ("tl.sum(weights, axis=1)", "tl.sum(weights, axis=0)")),
+        "4.3",
+        ("tl.max(scores, axis=1)", "tl.max(scores, axis=0)"),
+        ("tl.sum(weights, axis=1)", "tl.sum(weights, axis=0)"),
+    ),
     "only_first_tile": changed("4.3", ("keys = first_key + tl.arange(0, BLOCK_N)", "keys = tl.arange(0, BLOCK_N)")),
     "only_first_tile__no_loop": changed("4.3", (LOOP, "for first_key in range(0, BLOCK_N, BLOCK_N):")),
     "last_tile_skipped": changed("4.3", (LOOP, "for first_key in range(0, key_length - BLOCK_N, BLOCK_N):")),
     "keys_used_as_values": changed(
-        "4.3", ("value_pointer + head * value_head_stride + value_offsets", "key_pointer + head * key_head_stride + key_offsets")),
+        "4.3",
+        (
+            "value_pointer + head * value_head_stride + value_offsets",
+            "key_pointer + head * key_head_stride + key_offsets",
+        ),
+    ),
     "transposed_key": changed(
         "4.3",
-        ("key_offsets = keys[:, None] * key_stride + columns[None, :]",
-         "key_offsets = columns[:, None] * key_stride + keys[None, :]"),
+        (
+            "key_offsets = keys[:, None] * key_stride + columns[None, :]",
+            "key_offsets = columns[:, None] * key_stride + keys[None, :]",
+        ),
         ("tl.trans(key_tile)", "key_tile"),
     ),
     "strides_ignored": changed(
         "4.3",
-        ("head = tl.program_id(1).to(tl.int64)",
-         "head = tl.program_id(1).to(tl.int64)\n"
-         "    query_stride = HEAD_DIM\n    key_stride = HEAD_DIM\n    value_stride = HEAD_DIM\n"
-         "    query_head_stride = tl.num_programs(0) * BLOCK_M * HEAD_DIM\n"
-         "    key_head_stride = key_length * HEAD_DIM\n"
-         "    value_head_stride = key_head_stride"),
+        (
+            "head = tl.program_id(1).to(tl.int64)",
+            "head = tl.program_id(1).to(tl.int64)\n"
+            "    query_stride = HEAD_DIM\n    key_stride = HEAD_DIM\n    value_stride = HEAD_DIM\n"
+            "    query_head_stride = tl.num_programs(0) * BLOCK_M * HEAD_DIM\n"
+            "    key_head_stride = key_length * HEAD_DIM\n"
+            "    value_head_stride = key_head_stride",
+        ),
     ),
     "queries_reread": changed(
         "4.3",
-        ("        keys = first_key + tl.arange(0, BLOCK_N)",
-         "        query = tl.load(query_pointer + head * query_head_stride + query_offsets)\n"
-         "        keys = first_key + tl.arange(0, BLOCK_N)"),
+        (
+            "        keys = first_key + tl.arange(0, BLOCK_N)",
+            "        query = tl.load(query_pointer + head * query_head_stride + query_offsets)\n"
+            "        keys = first_key + tl.arange(0, BLOCK_N)",
+        ),
     ),
     "writes_the_score_matrix": """# Exercise 4.3 · The forward kernel, without a mask
 @triton.jit
@@ -217,20 +247,29 @@ FLAT_GRID = changed(
     ("rows = tl.program_id(0) * BLOCK_M", "rows = tl.program_id(0) % tiles * BLOCK_M"),
 )
 BACKWARDS = changed(
-    "4.3", ("keys = first_key + tl.arange(0, BLOCK_N)", "keys = key_length - BLOCK_N - first_key + tl.arange(0, BLOCK_N)"))
+    "4.3",
+    ("keys = first_key + tl.arange(0, BLOCK_N)", "keys = key_length - BLOCK_N - first_key + tl.arange(0, BLOCK_N)"),
+)
 BASE_TWO = changed(
-    "4.3", ("tl.exp(", "tl.exp2("), ('input_precision="ieee") * scale', 'input_precision="ieee") * (scale * 1.4426950408889634)'))
+    "4.3",
+    ("tl.exp(", "tl.exp2("),
+    ('input_precision="ieee") * scale', 'input_precision="ieee") * (scale * 1.4426950408889634)'),
+)
 KEYS_TURNED_BY_POINTERS = changed(
     "4.3",
-    ("key_offsets = keys[:, None] * key_stride + columns[None, :]",
-     "key_offsets = columns[:, None] + keys[None, :] * key_stride"),
+    (
+        "key_offsets = keys[:, None] * key_stride + columns[None, :]",
+        "key_offsets = columns[:, None] + keys[None, :] * key_stride",
+    ),
     ("tl.trans(key_tile)", "key_tile"),
 )
 SMALL_KEY_TILES = changed("4.3", ("BLOCK_M=64, BLOCK_N=64", "BLOCK_M=64, BLOCK_N=32"))
 LARGE_QUERY_TILES = changed(
     "4.3",
-    ("grid = (query.shape[1] // 64, query.shape[0])", "rows = 128 if query.shape[1] % 128 == 0 else 64\n"
-     "    grid = (query.shape[1] // rows, query.shape[0])"),
+    (
+        "grid = (query.shape[1] // 64, query.shape[0])",
+        "rows = 128 if query.shape[1] % 128 == 0 else 64\n    grid = (query.shape[1] // rows, query.shape[0])",
+    ),
     ("BLOCK_M=64, BLOCK_N=64", "BLOCK_M=rows, BLOCK_N=64"),
 )
 
@@ -246,17 +285,30 @@ CAUSAL_WRONG = {
     "causal_off_by_one": changed(
         "4.4",
         ("keys[None, :] <= positions[:, None]", "keys[None, :] < positions[:, None]"),
-        ("weights = tl.exp2(scores - new_max[:, None])",
-         'new_max = tl.where(new_max == float("-inf"), -1e38, new_max)\n'
-         "        weights = tl.exp2(scores - new_max[:, None])"),
+        (
+            "weights = tl.exp2(scores - new_max[:, None])",
+            'new_max = tl.where(new_max == float("-inf"), -1e38, new_max)\n'
+            "        weights = tl.exp2(scores - new_max[:, None])",
+        ),
     ),
-    "sees_the_next_key": changed("4.4", ("keys[None, :] <= positions[:, None]", "keys[None, :] <= positions[:, None] + 1")),
-    "causal_misaligned": changed("4.4", (POSITIONS, "positions = rows"), (END, "end = tl.minimum(key_length, first_query + BLOCK_M)")),
-    "loop_end_ignores_offset": changed("4.4", (END, "end = tl.minimum(key_length, first_query + BLOCK_M)"),
-                                       ("weights = tl.exp2(scores - new_max[:, None])",
-                                        'new_max = tl.where(new_max == float("-inf"), -1e38, new_max)\n'
-                                        "        weights = tl.exp2(scores - new_max[:, None])")),
-    "diagonal_tile_skipped": changed("4.4", (END, "end = tl.minimum(key_length, first_query + key_length - query_length)")),
+    "sees_the_next_key": changed(
+        "4.4", ("keys[None, :] <= positions[:, None]", "keys[None, :] <= positions[:, None] + 1")
+    ),
+    "causal_misaligned": changed(
+        "4.4", (POSITIONS, "positions = rows"), (END, "end = tl.minimum(key_length, first_query + BLOCK_M)")
+    ),
+    "loop_end_ignores_offset": changed(
+        "4.4",
+        (END, "end = tl.minimum(key_length, first_query + BLOCK_M)"),
+        (
+            "weights = tl.exp2(scores - new_max[:, None])",
+            'new_max = tl.where(new_max == float("-inf"), -1e38, new_max)\n'
+            "        weights = tl.exp2(scores - new_max[:, None])",
+        ),
+    ),
+    "diagonal_tile_skipped": changed(
+        "4.4", (END, "end = tl.minimum(key_length, first_query + key_length - query_length)")
+    ),
     "mask_after_softmax": changed(
         "4.4",
         (MASK, "visible = keys[None, :] <= positions[:, None]"),
@@ -319,12 +371,17 @@ def flash_attention_causal(query, key, value):
 LARGE_NUMBER = changed(
     "4.4",
     ('scores, float("-inf"))', "scores, -1e30)"),
-    ("    total = tl.where(running_sum == 0.0, 1.0, running_sum)",
-     "    total = tl.where(positions < 0, float(\"inf\"), running_sum)"),
+    (
+        "    total = tl.where(running_sum == 0.0, 1.0, running_sum)",
+        '    total = tl.where(positions < 0, float("inf"), running_sum)',
+    ),
 )
 ONE_KEY_TILE_AT_A_TIME_BACKWARDS = changed(
     "4.4",
-    ("for first_key in range(0, end, BLOCK_N):", "for last_key in range(0, end, BLOCK_N):\n        first_key = end - BLOCK_N - last_key"),
+    (
+        "for first_key in range(0, end, BLOCK_N):",
+        "for last_key in range(0, end, BLOCK_N):\n        first_key = end - BLOCK_N - last_key",
+    ),
     (NEW_MAX, NEW_MAX + '\n        new_max = tl.where(new_max == float("-inf"), -1e38, new_max)'),
 )
 
@@ -333,38 +390,54 @@ ONE_KEY_TILE_AT_A_TIME_BACKWARDS = changed(
 COLUMNS_MASKED = " & (columns < head_dim)[None, :]"
 
 RAGGED_WRONG = {
-    "tail_keys_scored": changed(
-        "4.5", ("visible = (keys < key_length)[None, :]", "visible = (keys >= 0)[None, :]")),
+    "tail_keys_scored": changed("4.5", ("visible = (keys < key_length)[None, :]", "visible = (keys >= 0)[None, :]")),
     "query_tail_unwritten": changed("4.5", ("triton.cdiv(query_length, 64)", "query_length // 64")),
-    "scale_of_the_padding": changed("4.5", ("math.log2(math.e) / math.sqrt(head_dim)", "math.log2(math.e) / math.sqrt(block_d)")),
-    "causal_misaligned": changed("4.5", (POSITIONS, "positions = rows"), (END, "end = tl.minimum(key_length, first_query + BLOCK_M)")),
+    "scale_of_the_padding": changed(
+        "4.5", ("math.log2(math.e) / math.sqrt(head_dim)", "math.log2(math.e) / math.sqrt(block_d)")
+    ),
+    "causal_misaligned": changed(
+        "4.5", (POSITIONS, "positions = rows"), (END, "end = tl.minimum(key_length, first_query + BLOCK_M)")
+    ),
     "loop_end_ignores_offset": changed("4.5", (END, "end = tl.minimum(key_length, first_query + BLOCK_M)")),
     "empty_row_nan": changed("4.5", ("tl.where(running_sum == 0.0, 1.0, running_sum)", "running_sum")),
     "strides_ignored": changed(
         "4.5",
-        ("head = tl.program_id(1).to(tl.int64)",
-         "head = tl.program_id(1).to(tl.int64)\n"
-         "    query_stride = head_dim\n    key_stride = head_dim\n    value_stride = head_dim\n"
-         "    query_head_stride = query_length * head_dim\n"
-         "    key_head_stride = key_length * head_dim\n    value_head_stride = key_head_stride"),
+        (
+            "head = tl.program_id(1).to(tl.int64)",
+            "head = tl.program_id(1).to(tl.int64)\n"
+            "    query_stride = head_dim\n    key_stride = head_dim\n    value_stride = head_dim\n"
+            "    query_head_stride = query_length * head_dim\n"
+            "    key_head_stride = key_length * head_dim\n    value_head_stride = key_head_stride",
+        ),
     ),
     "head_dim_not_masked": changed("4.5", (COLUMNS_MASKED, "")),
-    "output_written_out_of_bounds": changed("4.5", (", output, mask=inside)", ", output, mask=(columns < head_dim)[None, :])")),
+    "output_written_out_of_bounds": changed(
+        "4.5", (", output, mask=inside)", ", output, mask=(columns < head_dim)[None, :])")
+    ),
     "tail_rows_read_out_of_bounds": changed(
-        "4.5", ("present = (keys < key_length)[:, None] & (columns < head_dim)[None, :]", "present = (columns < head_dim)[None, :]")),
+        "4.5",
+        (
+            "present = (keys < key_length)[:, None] & (columns < head_dim)[None, :]",
+            "present = (columns < head_dim)[None, :]",
+        ),
+    ),
 }
 
 RAGGED_COUNTED = changed(
     "4.5",
-    ("    for first_key in range(0, end, BLOCK_N):",
-     "    for index in range(0, tl.cdiv(end, BLOCK_N)):\n"
-     "        first_key = index * BLOCK_N"),
+    (
+        "    for first_key in range(0, end, BLOCK_N):",
+        "    for index in range(0, tl.cdiv(end, BLOCK_N)):\n        first_key = index * BLOCK_N",
+    ),
 )
 RAGGED_LARGE_NUMBER = changed(
     "4.5",
     ('scores = tl.where(visible, scores, float("-inf"))', "scores = tl.where(visible, scores, -1e30)"),
     ('reference_max = tl.where(new_max == float("-inf"), 0.0, new_max)', "reference_max = new_max"),
-    ("accumulator / total[:, None]", "tl.where((positions >= 0)[:, None] | (CAUSAL == 0), accumulator / total[:, None], 0.0)"),
+    (
+        "accumulator / total[:, None]",
+        "tl.where((positions >= 0)[:, None] | (CAUSAL == 0), accumulator / total[:, None], 0.0)",
+    ),
 )
 RAGGED_WIDE_TILES = changed("4.5", ("BLOCK_M=64, BLOCK_N=64", "BLOCK_M=64, BLOCK_N=32"))
 # ------------------------------------------------------------------------------------------------------------------ 4.6
@@ -378,12 +451,19 @@ LSE_WRONG = {
     "sum_without_log": changed("4.6", (LSE_LINE, "log_sum_exp = running_max * 0.6931471805599453 + total")),
     "unscaled_maximum": changed("4.6", (LSE_LINE, "log_sum_exp = running_max / scale_log2 + tl.log(total)")),
     "empty_row_lse_nan": changed(
-        "4.6", (LSE_LINE, "log_sum_exp = (running_max - running_max + running_max + tl.log2(total)) * 0.6931471805599453")),
+        "4.6",
+        (LSE_LINE, "log_sum_exp = (running_max - running_max + running_max + tl.log2(total)) * 0.6931471805599453"),
+    ),
     "empty_row_lse_zero": changed(
-        "4.6", (LSE_LINE, LSE_LINE + '\n    log_sum_exp = tl.where(running_sum == 0.0, 0.0, log_sum_exp)')),
+        "4.6", (LSE_LINE, LSE_LINE + "\n    log_sum_exp = tl.where(running_sum == 0.0, 0.0, log_sum_exp)")
+    ),
     "probabilities_cast_before_sum": changed(
-        "4.6", ("rescale = tl.exp2(running_max - reference_max)",
-                "weights = weights.to(query.dtype).to(tl.float32)\n        rescale = tl.exp2(running_max - reference_max)")),
+        "4.6",
+        (
+            "rescale = tl.exp2(running_max - reference_max)",
+            "weights = weights.to(query.dtype).to(tl.float32)\n        rescale = tl.exp2(running_max - reference_max)",
+        ),
+    ),
 }
 
 LSE_NATURAL = changed(
@@ -398,20 +478,35 @@ LSE_KEYS_OF_32 = changed("4.6", ("BLOCK_M=64, BLOCK_N=64", "BLOCK_M=64, BLOCK_N=
 # ------------------------------------------------------------------------------------------------------------------ 4.7
 
 FAST_WRONG = {
-    "accumulator_not_rescaled": changed("4.7", ("accumulator * rescale[:, None])", "accumulator)"),
-                                        ("BLOCK_N\": 64", "BLOCK_N\": 128"), ("BLOCK_N\": 32", "BLOCK_N\": 128")),
+    "accumulator_not_rescaled": changed(
+        "4.7",
+        ("accumulator * rescale[:, None])", "accumulator)"),
+        ('BLOCK_N": 64', 'BLOCK_N": 128'),
+    ),
     "scale_missing": changed("4.7", ("math.log2(math.e) / math.sqrt(head_dim)", "math.log2(math.e)")),
     "causal_misaligned": changed("4.7", ("offset = key_length - query_length", "offset = 0")),
-    "tail_keys_scored": changed("4.7", ("visible = (keys < key_length)[None, :]", "visible = (keys >= 0)[None, :]"),
-                                ("BLOCK_N\": 64", "BLOCK_N\": 128"), ("BLOCK_N\": 32", "BLOCK_N\": 128")),
+    "tail_keys_scored": changed(
+        "4.7",
+        ("visible = (keys < key_length)[None, :]", "visible = (keys >= 0)[None, :]"),
+        ('BLOCK_N": 64', 'BLOCK_N": 128'),
+    ),
     "writes_the_score_matrix": changed(
-        "4.7", ("    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)\n",
-                "    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)\n"
-                "    scores = torch.empty(batch, heads, query_length, key_length, device=query.device)\n")),
+        "4.7",
+        (
+            "    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)\n",
+            "    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)\n"
+            "    scores = torch.empty(batch, heads, query_length, key_length, device=query.device)\n",
+        ),
+    ),
 }
 FAST_ONE_LOOP = changed(
-    "4.7", ("whole_end = key_length // BLOCK_N * BLOCK_N", "whole_end = 0"),
-    ("whole_end = tl.minimum(key_length, tl.maximum(first_query + offset + 1, 0)) // BLOCK_N * BLOCK_N", "whole_end = 0"))
+    "4.7",
+    ("whole_end = key_length // BLOCK_N * BLOCK_N", "whole_end = 0"),
+    (
+        "whole_end = tl.minimum(key_length, tl.maximum(first_query + offset + 1, 0)) // BLOCK_N * BLOCK_N",
+        "whole_end = 0",
+    ),
+)
 
 WRONG = {
     "4.1": TILED_WRONG,
@@ -427,13 +522,18 @@ UNUSUAL = {
     "4.1": {
         "keys in the outer loop": KEYS_OUTSIDE,
         "a softmax per tile, merged by log-sum-exp": MERGED_PARTS,
-        "base two": changed("4.1", ("torch.exp(", "torch.exp2("), ("scale = 1 / math", "scale = math.log2(math.e) / math")),
+        "base two": changed(
+            "4.1", ("torch.exp(", "torch.exp2("), ("scale = 1 / math", "scale = math.log2(math.e) / math")
+        ),
     },
     "4.2": {
         "loops and early return": LOOPED_CHOICE,
-        "ceil of a fraction": changed("4.2", ("-(-query_length // query_rows)", "math.ceil(query_length / query_rows)")),
-        "a list for a tuple's maximum": changed("4.2", ("return max(fitting, default=None)",
-                                                        "return sorted(fitting)[-1] if fitting else None")),
+        "ceil of a fraction": changed(
+            "4.2", ("-(-query_length // query_rows)", "math.ceil(query_length / query_rows)")
+        ),
+        "a list for a tuple's maximum": changed(
+            "4.2", ("return max(fitting, default=None)", "return sorted(fitting)[-1] if fitting else None")
+        ),
     },
     "4.3": {
         "a flat grid": FLAT_GRID,
@@ -460,7 +560,11 @@ UNUSUAL = {
     },
     "4.7": {
         "one loop": FAST_ONE_LOOP,
-        "tiles of 64": changed("4.7", ("BLOCK_M\": 128, \"BLOCK_N\": 128, \"num_warps\": 8", "BLOCK_M\": 128, \"BLOCK_N\": 64, \"num_warps\": 8")),
-        "stages of three": changed("4.7", ("\"BLOCK_N\": 32, \"num_warps\": 8, \"num_stages\": 2", "\"BLOCK_N\": 32, \"num_warps\": 8, \"num_stages\": 3")),
+        "tiles of 64": changed(
+            "4.7", ('BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8', 'BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8')
+        ),
+        "three stages": changed(
+            "4.7", ('"BLOCK_N": 128, "num_warps": 8, "num_stages": 2', '"BLOCK_N": 64, "num_warps": 8, "num_stages": 3')
+        ),
     },
 }
