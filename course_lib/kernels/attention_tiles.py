@@ -51,7 +51,13 @@ AMPERE_TILES = {
     128: (Tiles(128, 32, 8, 3), Tiles(64, 32, 4, 3)),
     256: (Tiles(64, 32, 8, 2), Tiles(64, 16, 8, 2)),
 }
-# Without matrix instructions (sm_75, or float32) a product's operands stay in registers: small tiles, many warps.
+# A product of float32 tiles is three tf32 products: see FLOAT32_PRECISION.
+FLOAT32_TILES = {
+    64: (Tiles(128, 64, 8, 2), Tiles(64, 32, 4, 2)),
+    128: (Tiles(128, 64, 8, 2), Tiles(128, 32, 8, 2), Tiles(64, 32, 4, 2)),
+    256: (Tiles(64, 32, 8, 2), Tiles(32, 16, 4, 1)),
+}
+# Without matrix instructions a product's operands stay in registers: small tiles, many warps.
 SCALAR_TILES = {
     64: (Tiles(32, 32, 4, 2), Tiles(32, 32, 8, 1)),
     128: (Tiles(32, 32, 8, 1), Tiles(32, 16, 8, 1)),
@@ -62,8 +68,10 @@ SCALAR_TILES = {
 @functools.cache
 def candidate_tiles(arch: int, dtype: torch.dtype, block_d: int) -> tuple[Tiles, ...]:
     """Cuts worth trying for an architecture (75, 80, ...), a dtype and a padded head dimension: all fit its memory."""
-    if dtype == torch.float32 or arch < 80:
+    if arch < 80:
         table = SCALAR_TILES
+    elif dtype == torch.float32:
+        table = FLOAT32_TILES
     else:
         table = HOPPER_TILES if arch in (90, 100) else AMPERE_TILES
     known = max((known for known in ARCHITECTURES if known <= arch), default=75)
@@ -86,5 +94,5 @@ def autotuned(kernel, candidates: tuple[Tiles, ...], situation: tuple, prepare=N
 
 
 def length_class(length: int) -> int:
-    """Lengths that may share one choice: the power of two above, between 512 and 8192."""
-    return min(max(triton.next_power_of_2(length), 512), 8192)
+    """Lengths that share one choice: the power of two above, between 64 and 8192."""
+    return min(max(triton.next_power_of_2(length), 64), 8192)

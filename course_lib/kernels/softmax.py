@@ -12,18 +12,27 @@ be as fast as a copy. The subtraction of the maximum keeps exp from overflowing,
 
 Source of the online form: Milakov and Gimelshein, Online normalizer calculation for softmax, arXiv 1805.02867.
 """
+import math
+
 import torch
 import triton
 import triton.language as tl
 
 from course_lib.hardware.compiler import CompileCase
+from course_lib.hardware.device import machine
 from course_lib.kernels.memory_checks import FLOAT_DTYPES, check_tensor
 
 LOG2_E = tl.constexpr(1.4426950408889634)  # exp(x) = 2^(x·log2 e): the hardware has exp2
 METHODS = ("auto", "three_pass", "online", "one_pass")
 ONE_PASS_COLUMNS = 65536  # 64 elements for each of 1024 threads: still in registers
-TILE_COLUMNS = 8192  # of the methods that go over a row more than once
-TILE_ELEMENTS = 4096  # one_pass takes several short rows into one tile of this size
+# Of wider rows only one fits a multiprocessor at a time, which then waits for memory, computes, and waits again. On an
+# H200 that costs more than reading the row a second time, most of it from the L2 cache.
+AUTO_ONE_PASS_COLUMNS = 32768
+PREFETCH_BYTES = 65536  # rows of this size: programs stay, and fetch the next row while they work on one
+PREFETCH_STAGES, PREFETCH_PROGRAMS_PER_SM = 3, 3
+TILE_COLUMNS, TILE_WARPS = 8192, 32  # of the methods that go over a row more than once
+TILE_ELEMENTS = 2048  # one_pass takes several short rows into one tile of this size
+LARGEST_GROUP = 8  # 16 bytes of a 16-bit type
 
 
 def softmax_reference(x: torch.Tensor) -> torch.Tensor:
@@ -41,23 +50,31 @@ def exponential(x, maximum):
 
 @triton.jit
 def normalise(weights, total, ZERO_EMPTY_ROWS: tl.constexpr):
-    """weights / total. A row of -inf has the total 0: NaN as in PyTorch, or zeros where an empty row has a meaning."""
+    """weights / total, with one division a row. A row of -inf has the total 0: NaN as in PyTorch, or zeros if asked."""
     if ZERO_EMPTY_ROWS:
         total = tl.where(total == 0.0, 1.0, total)
-    return weights / total
+    return weights * (1.0 / total)
 
 
 @triton.jit
-def softmax_one_pass_kernel(x_pointer, out_pointer, rows, columns, x_stride, out_stride,
-                            BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, ZERO_EMPTY_ROWS: tl.constexpr):
-    """One program: BLOCK_ROWS whole rows. 2 elements moved for each element."""
-    row = (tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))[:, None]  # [BLOCK_ROWS, 1]
+def softmax_one_pass_kernel(x_pointer, out_pointer, rows, column_groups, x_stride_groups, out_stride_groups,
+                            GROUP: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+                            STAGES: tl.constexpr, ZERO_EMPTY_ROWS: tl.constexpr):
+    """One program: BLOCK_ROWS whole rows at a time. 2 elements moved for each element.
+
+    Columns and strides come as numbers of groups of GROUP elements, so that the compiler knows what divides them: it
+    then loads a group at once, also where the number of columns is not a multiple of 16.
+    """
     column = tl.arange(0, BLOCK_COLUMNS)[None, :]  # [1, BLOCK_COLUMNS]
-    inside = (row < rows) & (column < columns)
-    x = tl.load(x_pointer + row * x_stride + column, mask=inside, other=float("-inf")).to(tl.float32)
-    weights = exponential(x, tl.max(x, axis=1, keep_dims=True))  # [BLOCK_ROWS, BLOCK_COLUMNS]
-    out = normalise(weights, tl.sum(weights, axis=1, keep_dims=True), ZERO_EMPTY_ROWS)
-    tl.store(out_pointer + row * out_stride + column, out.to(out_pointer.dtype.element_ty), mask=inside)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(rows, BLOCK_ROWS), tl.num_programs(0), num_stages=STAGES):
+        row = (tl.cast(tile, tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))[:, None]  # [BLOCK_ROWS, 1]
+        inside = (row < rows) & (column < column_groups * GROUP)
+        x_pointers = x_pointer + row * (x_stride_groups * GROUP) + column
+        x = tl.load(x_pointers, mask=inside, other=float("-inf")).to(tl.float32)  # [BLOCK_ROWS, BLOCK_COLUMNS]
+        weights = exponential(x, tl.max(x, axis=1, keep_dims=True))
+        out = normalise(weights, tl.sum(weights, axis=1, keep_dims=True), ZERO_EMPTY_ROWS)
+        out_pointers = out_pointer + row * (out_stride_groups * GROUP) + column
+        tl.store(out_pointers, out.to(out_pointer.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -103,18 +120,20 @@ def softmax_online_kernel(x_pointer, out_pointer, columns, x_stride, out_stride,
 def load_tile(row_pointer, start, columns, BLOCK_COLUMNS: tl.constexpr):
     """Columns start .. start + BLOCK_COLUMNS of a row in float32, -inf beyond its end."""
     column = start + tl.arange(0, BLOCK_COLUMNS)
-    tile = tl.load(row_pointer + column, mask=column < columns, other=float("-inf"))
+    # The L2 cache is asked to keep the row: it is read again.
+    tile = tl.load(row_pointer + column, mask=column < columns, other=float("-inf"), eviction_policy="evict_last")
     return tile.to(tl.float32)  # [BLOCK_COLUMNS]
 
 
 @triton.jit
 def write_row(x_row, out_row, columns, maximum, total, BLOCK_COLUMNS: tl.constexpr, ZERO_EMPTY_ROWS: tl.constexpr):
-    """The last pass over a row: read it once more, and write its softmax."""
+    """The last pass over a row: read it once more, and write its softmax. The cache may forget both."""
     for start in tl.range(0, columns, BLOCK_COLUMNS):
-        weights = exponential(load_tile(x_row, start, columns, BLOCK_COLUMNS), maximum)  # [BLOCK_COLUMNS]
-        out = normalise(weights, total, ZERO_EMPTY_ROWS).to(out_row.dtype.element_ty)
         column = start + tl.arange(0, BLOCK_COLUMNS)
-        tl.store(out_row + column, out, mask=column < columns)
+        inside = column < columns
+        x = tl.load(x_row + column, mask=inside, other=float("-inf"), eviction_policy="evict_first").to(tl.float32)
+        out = normalise(exponential(x, maximum), total, ZERO_EMPTY_ROWS)  # [BLOCK_COLUMNS]
+        tl.store(out_row + column, out.to(out_row.dtype.element_ty), mask=inside, eviction_policy="evict_first")
 
 
 def softmax(x: torch.Tensor, method: str = "auto") -> torch.Tensor:
@@ -123,8 +142,8 @@ def softmax(x: torch.Tensor, method: str = "auto") -> torch.Tensor:
     Args:
         x: [..., columns], float32, float16 or bfloat16, with a contiguous last dimension and leading dimensions that
             flatten without a copy. Any number of columns.
-        method: "three_pass", "online", "one_pass" (at most ONE_PASS_COLUMNS columns), or "auto": one_pass where it can,
-            online elsewhere.
+        method: "three_pass", "online", "one_pass" (at most ONE_PASS_COLUMNS columns), or "auto": one_pass up to
+            AUTO_ONE_PASS_COLUMNS, online beyond.
 
     Returns:
         A contiguous tensor of x's shape and dtype. A row that holds NaN or +inf, or nothing but -inf, gives NaN, as in
@@ -156,46 +175,54 @@ def softmax(x: torch.Tensor, method: str = "auto") -> torch.Tensor:
 
 def softmax_rows(matrix: torch.Tensor, out: torch.Tensor, method: str = "auto", zero_empty_rows: bool = False) -> None:
     """Softmax of [rows, columns] into out, which may be the same tensor. Rows of -inf give zeros if asked to."""
-    rows, columns = matrix.shape
-    block_columns = triton.next_power_of_2(columns)
+    columns = matrix.shape[1]
     if method == "auto":
-        method = "one_pass" if columns <= ONE_PASS_COLUMNS else "online"
-    strides = (matrix.stride(0), out.stride(0))
+        method = "one_pass" if columns <= AUTO_ONE_PASS_COLUMNS else "online"
+    if method == "one_pass" and columns > ONE_PASS_COLUMNS:
+        raise ValueError(f"method is 'one_pass' for {columns} columns; it takes {ONE_PASS_COLUMNS} at most: use 'online'.")
     if method == "one_pass":
-        if columns > ONE_PASS_COLUMNS:
-            raise ValueError(
-                f"method is 'one_pass' for {columns} columns; it takes at most {ONE_PASS_COLUMNS}. Use 'online'."
-            )
-        block_rows = max(1, TILE_ELEMENTS // block_columns)
-        softmax_one_pass_kernel[(triton.cdiv(rows, block_rows),)](
-            matrix, out, rows, columns, *strides, BLOCK_ROWS=block_rows, BLOCK_COLUMNS=block_columns,
-            ZERO_EMPTY_ROWS=zero_empty_rows, num_warps=warps_for(block_rows * block_columns),
-        )  # fmt: skip
+        launch_one_pass(matrix, out, zero_empty_rows)
     else:
         kernel = softmax_three_pass_kernel if method == "three_pass" else softmax_online_kernel
-        block_columns = min(block_columns, TILE_COLUMNS)
-        kernel[(rows,)](
-            matrix, out, columns, *strides, BLOCK_COLUMNS=block_columns, ZERO_EMPTY_ROWS=zero_empty_rows,
-            num_warps=warps_for(block_columns),
+        block_columns = min(triton.next_power_of_2(columns), TILE_COLUMNS)
+        kernel[(matrix.shape[0],)](
+            matrix, out, columns, matrix.stride(0), out.stride(0), BLOCK_COLUMNS=block_columns,
+            ZERO_EMPTY_ROWS=zero_empty_rows, num_warps=max(1, min(TILE_WARPS, block_columns // 256)),
         )  # fmt: skip
+
+
+def launch_one_pass(matrix: torch.Tensor, out: torch.Tensor, zero_empty_rows: bool) -> None:
+    rows, columns = matrix.shape
+    block_columns = triton.next_power_of_2(columns)
+    block_rows = max(1, TILE_ELEMENTS // block_columns)
+    group = math.gcd(columns, matrix.stride(0), out.stride(0), LARGEST_GROUP)
+    programs, stages = triton.cdiv(rows, block_rows), 1
+    if block_columns * matrix.element_size() == PREFETCH_BYTES and matrix.element_size() < 4 and machine().sm_count:
+        programs, stages = min(programs, PREFETCH_PROGRAMS_PER_SM * machine().sm_count), PREFETCH_STAGES
+    softmax_one_pass_kernel[(programs,)](
+        matrix, out, rows, columns // group, matrix.stride(0) // group, out.stride(0) // group, GROUP=group,
+        BLOCK_ROWS=block_rows, BLOCK_COLUMNS=block_columns, STAGES=stages, ZERO_EMPTY_ROWS=zero_empty_rows,
+        num_warps=warps_for(block_rows * block_columns),
+    )  # fmt: skip
 
 
 def warps_for(tile_elements: int) -> int:
-    """Warps so that a thread holds about 16 elements, or 64 in the largest tile."""
-    return min(32, max(4, tile_elements // 512))
+    """Warps so that a thread holds from 16 elements, in the smallest tile, to 64, in the largest."""
+    return {2048: 4, 4096: 4, 8192: 4, 16384: 8, 32768: 16, 65536: 32}[max(2048, tile_elements)]
 
 
 def compile_cases() -> list[CompileCase]:
     """What ships, for the compile gate: the widest tile of each method, without a spill."""
     pointers = {"x_pointer": "*bf16", "out_pointer": "*bf16"}
-    sizes = dict.fromkeys(("rows", "columns", "x_stride", "out_stride"), "i32")
-    looped = {name: kind for name, kind in (pointers | sizes).items() if name != "rows"}
+    groups = dict.fromkeys(("rows", "column_groups", "x_stride_groups", "out_stride_groups"), "i32")
+    looped = pointers | dict.fromkeys(("columns", "x_stride", "out_stride"), "i32")
+    constants = {"GROUP": 8, "BLOCK_ROWS": 1, "BLOCK_COLUMNS": AUTO_ONE_PASS_COLUMNS, "STAGES": 1,
+                 "ZERO_EMPTY_ROWS": False}  # fmt: skip
     cases = [CompileCase(
-        softmax_one_pass_kernel, pointers | sizes,
-        {"BLOCK_ROWS": 1, "BLOCK_COLUMNS": ONE_PASS_COLUMNS, "ZERO_EMPTY_ROWS": False}, num_warps=32,
+        softmax_one_pass_kernel, pointers | groups, constants, num_warps=warps_for(AUTO_ONE_PASS_COLUMNS),
         archs=(80, 90), label="of the widest row",
     )]  # fmt: skip
     for kernel in (softmax_three_pass_kernel, softmax_online_kernel):
         constants = {"BLOCK_COLUMNS": TILE_COLUMNS, "ZERO_EMPTY_ROWS": False}
-        cases.append(CompileCase(kernel, looped, constants, num_warps=warps_for(TILE_COLUMNS), archs=(80, 90)))
+        cases.append(CompileCase(kernel, looped, constants, num_warps=TILE_WARPS, archs=(80, 90)))
     return cases
