@@ -499,13 +499,17 @@ FAST_WRONG = {
         ),
     ),
 }
-FAST_ONE_LOOP = changed(
+FAST_KEYS_TURNED = changed(
     "4.7",
-    ("whole_end = key_length // BLOCK_N * BLOCK_N", "whole_end = 0"),
     (
-        "whole_end = tl.minimum(key_length, tl.maximum(first_query + offset + 1, 0)) // BLOCK_N * BLOCK_N",
-        "whole_end = 0",
+        "key_pointers = key_pointer + keys[:, None] * key_stride + columns[None, :]",
+        "key_pointers = key_pointer + keys[None, :] * key_stride + columns[:, None]",
     ),
+    (
+        "key_tile = tl.load(key_pointers, mask=present, other=0.0)",
+        "key_tile = tl.load(key_pointers, mask=(keys < key_length)[None, :], other=0.0)",
+    ),
+    ("tl.dot(query, tl.trans(key_tile))", "tl.dot(query, key_tile)"),
 )
 
 WRONG = {
@@ -559,12 +563,8 @@ UNUSUAL = {
         "tiles of 32 keys": LSE_KEYS_OF_32,
     },
     "4.7": {
-        "one loop": FAST_ONE_LOOP,
-        "tiles of 64": changed(
-            "4.7", ('BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8', 'BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8')
-        ),
-        "three stages": changed(
-            "4.7", ('"BLOCK_N": 128, "num_warps": 8, "num_stages": 2', '"BLOCK_N": 64, "num_warps": 8, "num_stages": 3')
-        ),
+        "keys turned by their pointers": FAST_KEYS_TURNED,
+        "natural base": changed("4.7", ("tl.exp2", "tl.exp"), ("math.log2(math.e) / math.sqrt", "1 / math.sqrt")),
+        "programs in order": changed("4.7", ("tile = tl.num_programs(0) - 1 - tile", "tile = tile + 0")),
     },
 }
