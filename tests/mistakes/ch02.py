@@ -674,6 +674,16 @@ def scores(query, key, scale):
     one_score[(m, h)](query, key, out, m, n, scale, *query.stride()[:2], *key.stride()[:2], D=d, BN=256)
     return out
 """
+WRONG_SCORES["not_one_pass__3"] = """# Exercise 2.4 · The scores kernel
+@triton.jit
+def touch_kernel(s):
+    tl.store(s, tl.load(s))
+
+def scores(query, key, scale):
+    result = (query[:, :, None, :].float() * key[:, None, :, :].float()).sum(-1).mul(scale).to(query.dtype)
+    touch_kernel[(1,)](result)
+    return result
+"""
 WRONG_SOFTMAX["not_one_pass"] = """# Exercise 2.5 · The softmax kernel, safe and causal
 @triton.jit
 def three_reads(x, y, M, N, xh, xm, CAUSAL: tl.constexpr, BLOCK: tl.constexpr):
