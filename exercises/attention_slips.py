@@ -47,6 +47,21 @@ def prescaled(query, key, value, visible=None, empty=0.0) -> torch.Tensor:
     return ((weights @ value) / weights.sum(dim=-1, keepdim=True)).masked_fill(nothing, empty)
 
 
+def merged(query, key, value, key_rows) -> torch.Tensor:
+    """The same meaning, each tile of keys finished by itself and merged by log-sum-exp: as good, rounded more."""
+    output, total = None, None
+    for start in range(0, key.shape[-2], key_rows):
+        keys, values = key[..., start : start + key_rows, :], value[..., start : start + key_rows, :]
+        part, log_sum = attention(query, keys, values), torch.logsumexp(scores_of(query, keys), dim=-1, keepdim=True)
+        if output is None:
+            output, total = part, log_sum
+            continue
+        together = torch.logaddexp(total, log_sum)
+        output = output * torch.exp(total - together) + part * torch.exp(log_sum - together)
+        total = together
+    return output
+
+
 def without_running_max(query, key, value, visible=None, empty=0.0) -> torch.Tensor:
     """exp of the scores as they are, in float32, where it overflows above 88."""
     query, key, value = query.float(), key.float(), value.float()

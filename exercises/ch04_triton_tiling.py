@@ -14,6 +14,7 @@ from exercises.attention_slips import (
     first_keys,
     length_first,
     log_sum_exp,
+    merged,
     normalised_per_tile,
     ordered_rows,
     prescaled,
@@ -120,6 +121,10 @@ def tiled_prescaled(query, key, value, query_rows, key_rows):
     return prescaled(query, key, value)
 
 
+def tiled_merged(query, key, value, query_rows, key_rows):
+    return merged(query, key, value, key_rows)
+
+
 def tiled_cases(draw):
     def case(name, query_length, key_length, head_dim, query_rows, key_rows, score=1.0):
         query, key, value = (matrix[0] for matrix in matrices(draw, 1, query_length, key_length, head_dim, score=score))
@@ -145,7 +150,7 @@ TILED = Exercise(
     entries=("tiled_attention",),
     cases=tiled_cases,
     oracle=tiled_oracle,
-    plain=(tiled_prescaled,),
+    plain=(tiled_prescaled, tiled_merged),
     requirements=(
         Allocates(lambda q, k, v, rows, keys: max(q.numel(), k.numel(), rows * max(keys, q.shape[-1]))),
         Forbids(("scaled_dot_product", "scaled_dot_product_attention")),
