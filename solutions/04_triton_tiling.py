@@ -1122,9 +1122,9 @@ best_fast = check("4.7", fast_attention).best
 # %% [markdown]
 # ## Predicted against measured
 #
-# On a GPU the next cell puts your kernel beside what PyTorch offers, over the length. Naive attention's curve ends
-# where its matrix no longer fits. Without a GPU it compares the CPU's two versions, naive and tiled, which tell the
-# same story at smaller sizes: the same FLOPs, and a growing gap once a head's matrix has left the cache.
+# On a GPU the next cell puts your kernel beside what PyTorch offers, over the length. Naive attention's row ends where
+# its matrix no longer fits. Without a GPU it compares the CPU's two versions, naive and tiled, at smaller sizes: the
+# same FLOPs at two rates.
 
 # %%
 def attention_rates(lengths, implementations, heads, head_dim, dtype):
@@ -1151,6 +1151,28 @@ unit, factor = ("TFLOP/s", 1e12) if on_gpu else ("GFLOP/s", 1e9)
 print(f"{unit}:".ljust(18) + "".join(f"{length:>9}" for length in lengths))
 for name, values in rates.items():
     print(f"{name:18}" + "".join("  no room" if rate is None else f"{rate / factor:>9.0f}" for rate in values))
+
+# %% [markdown]
+# The same on the roofline of your machine, at the longest length that all of them reached. Naive attention does $D$
+# FLOPs for each of the $b$ bytes of an element that crosses, an intensity of $D / b$ whatever the length. Tiled
+# attention moves its inputs and its output, so its intensity grows with the length, and it stands far to the right. On
+# a GPU the first is held by the memory slope and the second by the flat roof. A CPU's balance point lies so low that
+# both stand to the right of it; there the bus is only a part of what the matrix costs, and the gap is smaller.
+
+# %%
+from course_lib.figures.roofline import Measured, roofline_plot
+from course_lib.hardware.roofline import Work
+
+longest = max(index for index in range(len(lengths)) if all(values[index] for values in rates.values()))
+heads, head_dim, dtype = sizes
+length, item_bytes = lengths[longest], torch.empty(0, dtype=dtype).element_size()
+flops = 4 * heads * length**2 * head_dim
+inputs_and_output = 4 * heads * length * head_dim * item_bytes
+points = []
+for name, values in rates.items():
+    moved = inputs_and_output + (4 * heads * length**2 * item_bytes if name == "naive" else 0)
+    points.append(Measured(Work(name, flops, moved, unit=rate_name), flops / values[longest]))
+roofline_plot(roof, points)
 
 # %% [markdown]
 # ## What production systems do
