@@ -51,9 +51,10 @@ def check_attention_inputs(query, key, value, *, window=None, scale=None):
         )
     if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 0):
         raise ValueError(f"window is {window!r}; it must be None (no limit) or an int of at least 0, a number of keys.")
-    # The running maximum is taken over raw scores and scaled afterwards, which keeps order only for a scale >= 0.
-    if scale is not None and not 0 <= scale < math.inf:
-        raise ValueError(f"scale is {scale!r}; it must be finite and at least 0. For a negative one, pass -query.")
+    # The running maximum is taken over raw scores and scaled afterwards: a negative scale would turn their order round,
+    # and 0 would make NaN of the -inf that hides a key.
+    if scale is not None and not 0 < scale < math.inf:
+        raise ValueError(f"scale is {scale!r}; it must be finite and above 0. For a negative one, pass -query.")
 
 
 def check_runnable(name, tensor):

@@ -12,6 +12,8 @@ LN_2 = tl.constexpr(0.6931471805599453)
 # Products of float32 tiles, on matrix units that keep 10 bits of a mantissa (tf32): each tile is split into a large and
 # a small part, and three products recover float32's accuracy. Triton's default is one product, with errors of 1e-3.
 FLOAT32_PRECISION = tl.constexpr("tf32x3")
+# Arguments that Triton is not to compile anew for when one is 1 or a multiple of 16: lengths change with every request.
+SIZES = ("query_heads", "heads_per_key_head", "query_length", "key_length", "keys_before", "keys_after")
 CAREFUL_KEYS = tl.constexpr(16)  # the smallest tile of tl.dot: the careful pass must not cost the fast one registers
 
 

@@ -27,6 +27,7 @@ from course_lib.kernels.attention_parts import (
     CAREFUL_KEYS,
     FLOAT32_PRECISION,
     LOG2_E,
+    SIZES,
     all_finite,
     attend_carefully,
     finish_rows,
@@ -68,7 +69,7 @@ def attend(query, keys, values, begin, end, key_length, band, softmax_state, sca
     return running_max, running_sum, accumulator
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def flash_attention_kernel(
     query_pointer, key_pointer, value_pointer, output_pointer, lse_pointer,
     query_batch_stride, query_head_stride, query_stride,
@@ -138,7 +139,7 @@ def flash_attention(query, key, value, *, causal=False, window=None, scale=None,
         causal: query i sees the keys up to position i + key_length - query_length: aligned to the end.
         window: if given, a query sees at most `window` keys before its own position, besides its own; without causal
             also at most `window` after it.
-        scale: factor of the scores, at least 0; 1/√head_dim when None.
+        scale: factor of the scores, above 0; 1/√head_dim when None.
         return_lse: also return the log-sum-exp of each row of scaled scores, natural logarithm, float32
             [batch, query_heads, query_length].
         tiles: an `attention_tiles.Tiles` to use; when None, the fastest of `candidate_tiles` as measured on this GPU at

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from course_lib.hardware.compiler import CompileCase
-from course_lib.kernels.attention_parts import finish_rows, online_softmax_update
+from course_lib.kernels.attention_parts import SIZES, finish_rows, online_softmax_update
 from course_lib.kernels.attention_tiles import Tiles
 
 SPECIALIZED_TILES = Tiles(128, 128, warps=4, stages=2)
@@ -25,7 +25,7 @@ SPECIALIZED_LEAST_KEYS = 2048
 TRITON_VERSIONS_RUN = ("3.6",)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES[:4])
 def flash_attention_specialized_kernel(
     query_pointer, key_pointer, value_pointer, output_pointer, lse_pointer,
     query_batch_stride, query_head_stride, query_stride,

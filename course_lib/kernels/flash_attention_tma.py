@@ -18,6 +18,7 @@ from course_lib.hardware.compiler import CompileCase
 from course_lib.kernels.attention_parts import (
     CAREFUL_KEYS,
     FLOAT32_PRECISION,
+    SIZES,
     all_finite,
     attend_carefully,
     finish_rows,
@@ -47,7 +48,7 @@ def attend(query, keys, values, batch, key_head, begin, end, band, softmax_state
     return running_max, running_sum, accumulator  # [BLOCK_M], [BLOCK_M], [BLOCK_M, BLOCK_D]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def flash_attention_tma_kernel(
     queries, keys, values, outputs, lse_pointer,
     key_pointer, key_batch_stride, key_head_stride, key_stride,

@@ -88,7 +88,7 @@ def naive_attention(query, key, value, *, causal=False, scale=None) -> torch.Ten
         key, value: [batch, key_heads, key_length, head_dim], of query's dtype and device; query_heads is a multiple of
             key_heads, and query head h reads key head h // (query_heads // key_heads).
         causal: query i sees the keys up to position i + key_length - query_length: aligned to the end.
-        scale: factor of the scores, at least 0; 1/√head_dim when None.
+        scale: factor of the scores, above 0; 1/√head_dim when None.
 
     Returns the output, contiguous, of query's shape and dtype. A query that sees no key gets zeros. As in plain
     PyTorch, a NaN in value reaches every row of its head, since the weight of a hidden key is 0 and 0 · NaN is NaN.

@@ -179,7 +179,9 @@ def softmax_rows(matrix: torch.Tensor, out: torch.Tensor, method: str = "auto", 
     if method == "auto":
         method = "one_pass" if columns <= AUTO_ONE_PASS_COLUMNS else "online"
     if method == "one_pass" and columns > ONE_PASS_COLUMNS:
-        raise ValueError(f"method is 'one_pass' for {columns} columns; it takes {ONE_PASS_COLUMNS} at most: use 'online'.")
+        raise ValueError(
+            f"method is 'one_pass' for {columns} columns; it takes {ONE_PASS_COLUMNS} at most; use 'online'."
+        )
     if method == "one_pass":
         launch_one_pass(matrix, out, zero_empty_rows)
     else:
