@@ -47,6 +47,29 @@ def prescaled(query, key, value, visible=None, empty=0.0) -> torch.Tensor:
     return ((weights @ value) / weights.sum(dim=-1, keepdim=True)).masked_fill(nothing, empty)
 
 
+def _rounding(query, key) -> torch.Tensor:
+    """How far float32 sums of a score's products may stray, [..., query_length, key_length]: 2 ε Σ |q||k| · scale."""
+    accurate = torch.promote_types(query.dtype, torch.float32)
+    sizes = query.abs().to(accurate) @ key.abs().to(accurate).transpose(-1, -2)
+    return 2 * torch.finfo(torch.float32).eps / math.sqrt(query.shape[-1]) * sizes
+
+
+def rounded(query, key, value, visible=None, empty=0.0) -> torch.Tensor:
+    """The same meaning with every other score off by as much as float32 sums in another order may be."""
+    scores, stray = scores_of(query, key, visible), _rounding(query, key)
+    sign = 1.0 - 2.0 * (torch.arange(key.shape[-2]) % 2)
+    scores = scores.to(stray.dtype) + sign * stray
+    nothing = (scores == -math.inf).all(dim=-1, keepdim=True)
+    probabilities = torch.softmax(scores.masked_fill(nothing, 0.0), dim=-1)
+    return (probabilities @ value.to(stray.dtype)).masked_fill(nothing, empty).to(value.dtype)
+
+
+def rounded_log_sum_exp(query, key, visible=None) -> torch.Tensor:
+    """The log-sum-exp with every score too large by as much as float32 sums in another order may make it."""
+    stray = _rounding(query, key)
+    return torch.logsumexp(scores_of(query.to(stray.dtype), key.to(stray.dtype), visible) + stray, dim=-1)
+
+
 def merged(query, key, value, key_rows) -> torch.Tensor:
     """The same meaning, each tile of keys finished by itself and merged by log-sum-exp: as good, rounded more."""
     output, total = None, None

@@ -19,6 +19,8 @@ from exercises.attention_slips import (
     ordered_rows,
     prescaled,
     reduced_over_queries,
+    rounded,
+    rounded_log_sum_exp,
     scores_of,
     streamed,
     transposed_by_shape,
@@ -125,6 +127,10 @@ def tiled_merged(query, key, value, query_rows, key_rows):
     return merged(query, key, value, key_rows)
 
 
+def tiled_rounded(query, key, value, query_rows, key_rows):
+    return rounded(query, key, value)
+
+
 def tiled_cases(draw):
     def case(name, query_length, key_length, head_dim, query_rows, key_rows, score=1.0):
         query, key, value = (matrix[0] for matrix in matrices(draw, 1, query_length, key_length, head_dim, score=score))
@@ -150,7 +156,7 @@ TILED = Exercise(
     entries=("tiled_attention",),
     cases=tiled_cases,
     oracle=tiled_oracle,
-    plain=(tiled_prescaled, tiled_merged),
+    plain=(tiled_prescaled, tiled_merged, tiled_rounded),
     requirements=(
         Allocates(lambda q, k, v, rows, keys: max(q.numel(), k.numel(), rows * max(keys, q.shape[-1]))),
         Forbids(("scaled_dot_product", "scaled_dot_product_attention")),
@@ -470,7 +476,7 @@ KERNEL = Exercise(
     entries=("flash_attention_full",),
     cases=kernel_cases,
     oracle=kernel_oracle,
-    plain=(kernel_prescaled,),
+    plain=(kernel_prescaled, rounded),
     needs="triton",
     uses_dot=True,
     requirements=(
@@ -549,6 +555,10 @@ def causal_prescaled(query, key, value):
     return prescaled(query, key, value, visible_pairs(query.shape[1], key.shape[1]))
 
 
+def causal_rounded(query, key, value):
+    return rounded(query, key, value, visible_pairs(query.shape[1], key.shape[1]))
+
+
 def causal_cases(draw):
     cases = [
         Case("one tile, on the diagonal", matrices(draw, 1, 64, 64, 32)),
@@ -603,7 +613,7 @@ CAUSAL = Exercise(
     entries=("flash_attention_causal",),
     cases=causal_cases,
     oracle=causal_oracle,
-    plain=(causal_prescaled,),
+    plain=(causal_prescaled, causal_rounded),
     needs="triton",
     uses_dot=True,
     requirements=(
@@ -700,6 +710,10 @@ def ragged_prescaled(query, key, value, causal):
     return prescaled(query, key, value, _mask(query, key, causal))
 
 
+def ragged_rounded(query, key, value, causal):
+    return rounded(query, key, value, _mask(query, key, causal))
+
+
 def ragged_cases(draw):
     prime = draw.choice((67, 71, 73, 79, 83))
     cases = [
@@ -759,7 +773,7 @@ RAGGED = Exercise(
     entries=("flash_attention_ragged",),
     cases=ragged_cases,
     oracle=ragged_oracle,
-    plain=(ragged_prescaled,),
+    plain=(ragged_prescaled, ragged_rounded),
     needs="triton",
     uses_dot=True,
     requirements=(
@@ -857,6 +871,18 @@ def lse_oracle(query, key, value, causal):
     return attention(query, key, value, visible), log_sum_exp(query, key, visible)
 
 
+def lse_from_maximum(query, key, value, causal):
+    """As a kernel makes it: maximum plus logarithm of the sum, in float32 at least."""
+    accurate = torch.promote_types(query.dtype, torch.float32)
+    _, row_max, row_sum = _statistics(query.to(accurate), key.to(accurate), causal)
+    lse = row_max + row_sum.masked_fill(row_max == -math.inf, 1.0).log()
+    return ragged_prescaled(query, key, value, causal), lse
+
+
+def lse_rounded(query, key, value, causal):
+    return ragged_rounded(query, key, value, causal), rounded_log_sum_exp(query, key, _mask(query, key, causal))
+
+
 def lse_cases(draw):
     return [
         Case("two heads, 128 × 128", (*matrices(draw, 2, 128, 128, 32), False)),
@@ -934,7 +960,7 @@ LSE = Exercise(
     entries=("flash_attention_lse",),
     cases=lse_cases,
     oracle=lse_oracle,
-    plain=(lambda q, k, v, causal: (ragged_prescaled(q, k, v, causal), _lse_from_maximum(q, k, causal)),),
+    plain=(lse_from_maximum, lse_rounded),
     needs="triton",
     uses_dot=True,
     requirements=(
@@ -1007,13 +1033,6 @@ LSE = Exercise(
         ),
     ),
 )
-
-
-def _lse_from_maximum(query, key, causal):
-    """The log-sum-exp as a kernel makes it: maximum plus logarithm of the sum, in float32 at least."""
-    accurate = torch.float64 if query.dtype == torch.float64 else torch.float32
-    _, row_max, row_sum = _statistics(query.to(accurate), key.to(accurate), causal)
-    return row_max + row_sum.masked_fill(row_max == -math.inf, 1.0).log()
 
 
 # ------------------------------------------------------------------------------------------ 4.7 against the best
