@@ -88,8 +88,11 @@ def _child_main(traffic, limits, job, frames: int, output: int, private_fds, fol
     _limit_child(limits)
     child = Child(traffic, frames, folder)
     try:
+        job = wire.decode(job)
+        if job["device"] == "cuda":
+            torch.zeros(1, device="cuda")  # the driver opens more than a confined process may, and keeps it open
         restrict(writable=[folder, Path(os.environ["TRITON_CACHE_DIR"])])
-        child.run(wire.decode(job))
+        child.run(job)
     except BaseException as error:  # the harness itself failed: say so rather than vanish
         child.send({"kind": "harness_error", "text": "".join(traceback.format_exception(error))[-4000:]})
     sys.stdout.flush()
