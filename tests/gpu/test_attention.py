@@ -18,7 +18,7 @@ from course_lib.kernels.naive_attention import naive_attention
 from course_lib.kernels.softmax import softmax, softmax_rows
 
 HALVES = [torch.float16] + ([torch.bfloat16] if supports_bfloat16() else [])
-# One choice for all: 250 examples would spend their time on tuning. Others are covered where they are chosen.
+# One choice for all: so many examples would spend their time on tuning. Others are covered where they are chosen.
 SMALL = Tiles(64, 32, warps=4, stages=2)
 
 
@@ -41,15 +41,15 @@ def assert_as_good_as_sdpa(query, key, value, tiles=None, causal=False, window=N
     assert torch.allclose(lse.double().masked_fill(empty, 0), expected_lse.masked_fill(empty, 0), rtol=1e-5, atol=1e-4)
 
 
-@settings(max_examples=250, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
+@settings(max_examples=85, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(data=st.data())
-def test_any_shape_strides_dtype_and_mask_are_right(data):
+def test_any_shape_strides_and_mask_are_right(dtype, data):
     draw = data.draw
     torch.manual_seed(draw(st.integers(0, 1000)))
     batch, (key_heads, group) = draw(st.integers(1, 3)), draw(st.sampled_from([(1, 1), (1, 3), (2, 2), (4, 1)]))
     query_length, key_length = draw(st.integers(1, 400)), draw(st.integers(1, 400))
-    head_dim = draw(st.sampled_from([40, 64, 128]))
-    dtype = draw(st.sampled_from([torch.float32, *HALVES]))
+    head_dim = draw(st.sampled_from([40, 64]))
     layout = draw(st.sampled_from(["contiguous", "length first", "odd strides"]))
 
     def make(heads, length):
@@ -64,8 +64,8 @@ def test_any_shape_strides_dtype_and_mask_are_right(data):
     assert_as_good_as_sdpa(*inputs, tiles=SMALL, causal=draw(st.booleans()), window=window)
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("head_dim", [16, 64, 96, 128, 256])
+@pytest.mark.parametrize("head_dim, dtype", [(16, HALVES[0]), (64, HALVES[-1]), (96, HALVES[0]), (128, HALVES[-1]),
+                                             (128, torch.float32), (256, HALVES[0])], ids=str)  # fmt: skip
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_the_tuned_kernels_are_right(dtype, head_dim, causal):
     inputs = random(2, 4, 1000, head_dim, dtype=dtype), *(random(2, 2, 1100, head_dim, dtype=dtype) for _ in range(2))
