@@ -40,6 +40,9 @@ INTERPRETER_TILES = Tiles(64, 64, warps=4, stages=1)
 # Beside the tiles: barriers of the copy engine, and scratch for the reductions over a row.
 SHARED_MEMORY_RESERVE = 2048
 
+# With 227 KB of shared memory and a copy engine (TMA) that pays: Hopper, and Blackwell's data-centre parts.
+LARGE_ARCHITECTURES = (90, 100, 103)
+
 # Best first, by 16-bit head dimension (padded). Measured on an H200; the older ones by registers without a spill.
 HOPPER_TILES = {
     64: (Tiles(64, 128, 4, 3), Tiles(64, 128, 4, 2), Tiles(64, 64, 4, 4), Tiles(128, 64, 4, 3)),
@@ -76,9 +79,9 @@ def candidate_tiles(arch: int, dtype: torch.dtype, block_d: int) -> tuple[Tiles,
     if arch < 80:
         table = SCALAR_TILES
     elif dtype == torch.float32:
-        table = HOPPER_FLOAT32_TILES if arch in (90, 100) else AMPERE_FLOAT32_TILES
+        table = HOPPER_FLOAT32_TILES if arch in LARGE_ARCHITECTURES else AMPERE_FLOAT32_TILES
     else:
-        table = HOPPER_TILES if arch in (90, 100) else AMPERE_TILES
+        table = HOPPER_TILES if arch in LARGE_ARCHITECTURES else AMPERE_TILES
     known = max((known for known in ARCHITECTURES if known <= arch), default=75)
     room = ARCHITECTURES[known].shared_per_block - SHARED_MEMORY_RESERVE
     itemsize = torch.empty((), dtype=dtype).element_size()

@@ -36,7 +36,13 @@ from course_lib.kernels.attention_parts import (
     online_softmax_update,
     visible_pairs,
 )
-from course_lib.kernels.attention_tiles import INTERPRETER_TILES, autotuned, candidate_tiles, length_class
+from course_lib.kernels.attention_tiles import (
+    INTERPRETER_TILES,
+    LARGE_ARCHITECTURES,
+    autotuned,
+    candidate_tiles,
+    length_class,
+)
 from course_lib.kernels.flash_attention_specialized import (
     SPECIALIZED_TILES,
     allocate_descriptors,
@@ -166,7 +172,7 @@ def flash_attention(query, key, value, *, causal=False, window=None, scale=None,
     strides = (*query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *output.stride()[:3])
     arch = None if interpreting() else gpu_architecture(query.device)
     prepare = None
-    if arch is None or arch < 90 or not copy_engine_takes(query, key, value, output):
+    if arch not in LARGE_ARCHITECTURES or not copy_engine_takes(query, key, value, output):
         kernel = flash_attention_kernel
         arguments = (query, key, value, output, lse, *strides, *sizes, *bounds, *shape)
         tiles = tiles or (INTERPRETER_TILES if interpreting() else None)
