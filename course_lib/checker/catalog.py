@@ -42,8 +42,9 @@ def exercise(identity: str) -> Exercise:
         CourseError: there is none; with the nearest id and all that there are.
     """
     known = exercises()
-    if isinstance(identity, str) and identity.strip() in known:
-        return known[identity.strip()]
+    name = str(identity).strip()  # 1.3 without quotes is a number, and plain enough
+    if name in known:
+        return known[name]
     closest = next(iter(difflib.get_close_matches(str(identity), list(known), n=1, cutoff=0.0)), None)
     raise CourseError(
         f"There is no exercise {identity!r}. The nearest is {closest!r}; the exercises are {', '.join(known)}."

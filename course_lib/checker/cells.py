@@ -158,7 +158,8 @@ def source_of(answer: Any, exercise: str) -> tuple[str, str]:
     if not lines:
         raise CourseError(
             f"The source of {getattr(answer, '__name__', answer)!r} is not to be found: it was made by "
-            f"exec or typed in a plain terminal. Define it in a notebook cell or a file. {ask}"
+            "exec, under a cell magic such as %%time, or typed in a plain terminal. Define it in a notebook cell without "
+            f"a cell magic, or in a file. {ask}"
         )
     source = "".join(lines)
     name = _name_of(answer, target)
@@ -180,6 +181,19 @@ def _name_of(answer: Any, target: Any) -> str | None:
     if names:
         return names[0]
     return name if name and name.isidentifier() else None
+
+
+def kernel_at(source: str, line: int | None) -> tuple[str, list[str]] | None:
+    """The name and the parameters of the jitted function that holds a line of a cell; None elsewhere."""
+    try:
+        tree = ast.parse(without_magics(source))
+    except SyntaxError:
+        return None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and line is not None and node.lineno <= line <= node.end_lineno:
+            if any("jit" in ast.dump(decorator) for decorator in node.decorator_list):
+                return node.name, [argument.arg for argument in node.args.args]
+    return None
 
 
 def undefined_names(source: str, known: Sequence[str] = ()) -> set[str]:

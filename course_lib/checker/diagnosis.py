@@ -39,6 +39,8 @@ def find_mistake(exercise: Exercise, outcomes: Sequence[Outcome]) -> Mistake | N
     failed = [outcome for outcome in outcomes if not outcome.right]
     if not failed:
         return None
+    if any(leaf.problem and leaf.wrong is None and "dtype" in leaf.problem for o in failed for leaf in o.leaves):
+        return None  # the numbers may be right in another dtype, which the message says
     matching = [mistake for mistake in exercise.mistakes if mistake.result and _explains(exercise, mistake, outcomes)]
     if len(matching) == 1:
         return matching[0]

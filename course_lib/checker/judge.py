@@ -248,5 +248,7 @@ def _case_result(exercise: Exercise, outcome: diagnosis.Outcome) -> CaseResult:
         return CaseResult(outcome.case.name, "failed", diagnosis.brief(outcome))
     if outcome.seen.out_of_bounds:
         return CaseResult(outcome.case.name, "failed", "right numbers, but memory outside a tensor was reached")
+    if outcome.seen.modified_inputs:
+        return CaseResult(outcome.case.name, "failed", f"the argument `{outcome.seen.modified_inputs[0]}` was changed")
     complaint = next(filter(None, (r.complaint(outcome.case, outcome.seen) for r in exercise.requirements)), None)
     return CaseResult(outcome.case.name, "failed" if complaint else "passed", complaint or "")

@@ -26,6 +26,20 @@ PREDEFINED = (
 )
 
 
+# What a beginner's slip looks like from inside Triton, and what it means.
+ADVICE = {
+    "has no len()": "The grid must be a tuple: `kernel[(programs,)](...)`, with the comma.",
+    "'function' object is not subscriptable": "A kernel needs `@triton.jit` above its `def`.",
+    "outside of the scope of a kernel": "A kernel is launched with a grid, `kernel[grid](...)`; in the launcher "
+    "`triton.cdiv` is meant, `tl.` functions work in kernels alone.",
+    "has no attribute 'is_ptr'": "A kernel is launched with a grid: `kernel[grid](...)`.",
+    "'float' object cannot be interpreted as an integer": "A whole number is needed: `triton.cdiv(length, BLOCK)` or "
+    "`//`, not `/`.",
+    "must be a power of 2": "`tl.arange` needs a power of two; a mask takes care of the rest.",
+    "did you forget to add @triton.jit": "A helper that a kernel calls needs `@triton.jit` too.",
+}
+
+
 def stopped(exercise: Exercise, run: Run, source: str, names: dict[str, str]) -> tuple | None:
     """(outcome, message, mistake id, diagnosis) when the answer did not run to its end, else None."""
     ending = run.ending
@@ -43,8 +57,9 @@ def stopped(exercise: Exercise, run: Run, source: str, names: dict[str, str]) ->
         limit = exercise.limits.seconds if run.interpreted or exercise.needs == "any" else exercise.limits.gpu_seconds
         return (
             "timeout",
-            f"Still running after {limit:g} s, {run.ended_in}; it was stopped. Does a loop's condition "
-            "ever become false, and does each step bring it nearer?",
+            f"Still running after {limit:g} s, {run.ended_in}; it was stopped. Either a loop never ends (does its "
+            "condition become false, does each step bring it nearer?), or there are far too many small steps: a program "
+            "or a loop step for each element, where one for each block is meant.",
             "timeout",
             "",
         )
@@ -112,6 +127,14 @@ def error_message(error: dict, source: str) -> tuple[str, str, str | None]:
     if error.get("unusable"):
         return "error", f"The result cannot be judged: {text}. Return plain tensors or numbers.", "unusable_result"
     name = _undefined_name(error, source)
+    kernel = cells.kernel_at(source, error.get("line")) if name else None
+    if name and kernel:
+        return (
+            "error",
+            f"`{name}` is not defined{place}: it is no parameter of the kernel `{kernel[0]}`, which has "
+            f"{', '.join(f'`{parameter}`' for parameter in kernel[1])}, and nothing of that name stands in this cell.",
+            "undefined_name",
+        )
     if name:
         return (
             "error",
@@ -146,6 +169,9 @@ def error_message(error: dict, source: str) -> tuple[str, str, str | None]:
             f"A part is still to be written{place}: the line `raise NotImplementedError` is reached.",
             "unfinished",
         )
+    for pattern, advice in ADVICE.items():
+        if pattern in f"{text} {error.get('outer', '')}":
+            return "error", f"{kind}{place}: {_first_line(text)}. {advice}", None
     return "error", f"{kind}{place}: {_first_line(text) or 'no message'}", None
 
 

@@ -172,7 +172,7 @@ class Worker:
                 header = {**asdict(limits), "seconds": seconds, "memory_bytes": memory}
                 self._connection.send_bytes(json.dumps(header).encode())
                 self._connection.send_bytes(wire.encode(job))
-                return self._collect(time.monotonic() + seconds + GRACE_SECONDS)
+                return self._collect(time.monotonic() + 3 * seconds + GRACE_SECONDS)
             except BaseException:  # also an interrupted cell: what runs now must not go on unseen
                 self.stop()
                 raise

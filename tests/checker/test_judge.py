@@ -234,3 +234,27 @@ def test_a_triton_exercise_without_its_hardware_is_unsupported():
     if machine().tier == "hopper":
         pytest.skip("this machine supports everything")
     assert judge(replace(ADD, needs="hopper"), ADD_CELL).outcome == "unsupported"
+
+
+@pytest.mark.parametrize(
+    "old, new, words",
+    [
+        ("[(triton.cdiv(x.numel(), 512),)]", "[triton.cdiv(x.numel(), 512)]", "must be a tuple"),
+        ("@triton.jit\n", "", "@triton.jit"),
+        ("kernel[(triton.cdiv(x.numel(), 512),)](", "kernel(", "launched with a grid"),
+        ("triton.cdiv(x.numel(), 512)", "x.numel() / 512 + 1", "whole number"),
+        (
+            "tl.load(x + i * x_stride",
+            "tl.load(x_pointer + i * x_stride",
+            "no parameter of the kernel `kernel`, which has `x`",
+        ),
+    ],
+)
+def test_a_beginners_slip_is_put_in_words(old, new, words):
+    verdict = judge(ADD, changed(ADD_CELL, old, new))
+    assert verdict.outcome == "error" and words in verdict.message, verdict
+
+
+def test_an_error_inside_a_kernel_names_the_kernels_line():
+    verdict = judge(ADD, changed(ADD_CELL, "tl.arange(0, BLOCK)", "tl.arrange(0, BLOCK)"))
+    assert "line 4 of the cell" in verdict.message, verdict

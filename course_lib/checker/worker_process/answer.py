@@ -70,7 +70,7 @@ def describe_error(error: BaseException, path: Path) -> dict:
         inner = inner.__cause__
         if not type(inner).__module__.startswith("triton"):
             break
-    line = _location(error, path) or _location(inner, path)
+    line = _location(inner, path) or _location(error, path)  # in the kernel rather than at its launch
     return {
         "type": type(inner).__name__,
         "text": str(inner)[:4000],

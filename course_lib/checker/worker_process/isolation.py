@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import struct
 import sys
 from pathlib import Path
@@ -38,8 +39,19 @@ def _libc():
 
 
 def readable_folders() -> list[str]:
-    """The system, this Python, and every folder that it imports from."""
-    return [*SYSTEM, sys.prefix, sys.base_prefix, sys.exec_prefix, *(entry for entry in sys.path if entry)]
+    """The system, this Python, every folder that it imports from, and the C compiler that Triton calls."""
+    libraries = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    return [
+        *(*SYSTEM, sys.prefix, sys.base_prefix, sys.exec_prefix, *_compiler_folders()),
+        *(entry for entry in (*sys.path, *libraries, os.environ.get("CUDA_HOME", "")) if entry),
+    ]
+
+
+def _compiler_folders() -> list[str]:
+    """Where the compilers stand, with their libraries beside them; never a folder that holds somebody's home."""
+    found = [shutil.which(name) for name in (os.environ.get("CC"), "gcc", "clang", "cc") if name]
+    prefixes = {Path(path).resolve().parent.parent for path in found if path}
+    return [str(prefix) for prefix in prefixes if prefix != Path.home() and prefix not in Path.home().parents]
 
 
 def restrict(writable: list[Path]) -> None:
