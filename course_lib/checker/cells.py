@@ -158,8 +158,8 @@ def source_of(answer: Any, exercise: str) -> tuple[str, str]:
     if not lines:
         raise CourseError(
             f"The source of {getattr(answer, '__name__', answer)!r} is not to be found: it was made by "
-            "exec, under a cell magic such as %%time, or typed in a plain terminal. Define it in a notebook cell without "
-            f"a cell magic, or in a file. {ask}"
+            "exec, under a cell magic such as %%time, or typed in a plain terminal. Define it in a notebook cell, "
+            f"without a cell magic, or in a file. {ask}"
         )
     source = "".join(lines)
     name = _name_of(answer, target)

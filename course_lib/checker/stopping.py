@@ -58,8 +58,8 @@ def stopped(exercise: Exercise, run: Run, source: str, names: dict[str, str]) ->
         return (
             "timeout",
             f"Still running after {limit:g} s, {run.ended_in}; it was stopped. Either a loop never ends (does its "
-            "condition become false, does each step bring it nearer?), or there are far too many small steps: a program "
-            "or a loop step for each element, where one for each block is meant.",
+            "condition become false, does each step bring it nearer?), or there are far too many small steps: a "
+            "program or a loop step for each element, where one for each block is meant.",
             "timeout",
             "",
         )

@@ -193,7 +193,8 @@ def test_progress_lists_every_exercise(monkeypatch, tmp_path):
 
 
 def test_a_cell_as_it_was_given_is_not_attempted_even_when_its_launcher_is_whole():
-    given = "@triton.jit\ndef kernel(x):\n    # YOUR CODE HERE\n    pass\n\n\ndef double(x):\n    kernel[(1,)](x)\n    return x\n"
+    kernel = "@triton.jit\ndef kernel(x):\n    # YOUR CODE HERE\n    pass\n\n\n"
+    given = kernel + "def double(x):\n    kernel[(1,)](x)\n    return x\n"
     touched_up = given.replace("# YOUR CODE HERE", "# my note") + "\n\n# later\n"
     assert not cells.is_attempted(touched_up, ("double",), given)
     assert cells.is_attempted(given.replace("pass", "tl.store(x, 1)"), ("double",), given)
