@@ -1175,6 +1175,24 @@ for name, values in rates.items():
 roofline_plot(roof, points)
 
 # %% [markdown]
+# For the whole field in one run, on a GPU, give a terminal five minutes: `python -m course_lib bench attention`
+# measures the course's library kernel beside FlashAttention-2, cuDNN, FlexAttention and what else is installed, causal
+# and not. Run the next cell after it.
+
+# %%
+import json
+
+from course_lib.figures.throughput import throughput_figure
+from course_lib.home import course_home
+
+record = course_home() / "bench" / "attention.json"
+if record.exists():
+    picture = throughput_figure(json.loads(record.read_text()))
+else:
+    picture = "Nothing is measured yet: python -m course_lib bench attention (it needs an NVIDIA GPU)."
+picture
+
+# %% [markdown]
 # ## What production systems do
 #
 # The kernel you wrote is the heart of all of them; the rest is hardware. **FlashAttention-2** is the portable CUDA
