@@ -2,11 +2,12 @@
 
 from course_lib.checker.draw import Draw
 from course_lib.checker.exercise import AWKWARD_LENGTHS, Case, CourseError, Exercise, InOut, Limits, Mistake, Seen
-from course_lib.checker.notebook import check, check_file, hint, progress, solution
+from course_lib.checker.notebook import attempts, check, check_file, hint, progress, solution
 from course_lib.checker.requirements import Allocates, FasterThan, Forbids, LaunchesTriton, Moves, Requirement
 from course_lib.checker.verdict import CaseResult, Verdict
 
 __all__ = [
+    "attempts",
     "AWKWARD_LENGTHS",
     "Allocates",
     "Case",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,9 @@ def check(exercise: str, *answers: Any, seed: int | None = None) -> Verdict:
             source += text if text.endswith("\n") else text + "\n"
     verdict = judge(task, source, names, seed)
     verdict.answers = tuple(answers)
+    renamed = [f"`{name}`" for entry, name in names.items() if name != entry]
+    if verdict.passed and renamed:
+        verdict.message += f" Rename {', '.join(renamed)} to {', '.join(task.entries)} before you hand a file in."
     demonstration = cells.exercise_id(source) is None
     _finish(verdict, task, source, ASIDE if demonstration and not verdict.passed else "notebook")
     verdict.show()
@@ -155,6 +159,24 @@ def solution(exercise: str) -> _Shown:
     except ImportError:
         body = f"<pre>{html.escape(source)}</pre>"
     return _Shown(source, f'<div style="background:#fdfdfb;color:#222;padding:.2em 1em;border-radius:6px">{body}</div>')
+
+
+def attempts(exercise: str) -> _Shown:
+    """Every version of your answer that was checked, oldest first, with what the check said."""
+    task = catalog.exercise(exercise)
+    kept = _progress_file().attempts(task.id)
+    if not kept:
+        return _Shown(f"No attempt at exercise {task.id} yet.", f"<p>No attempt at exercise {task.id} yet.</p>")
+    lines, rows = [], []
+    for number, row in enumerate(kept, 1):
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["made_at"]))
+        head = f"{number}. {when} {OUTCOMES[row['outcome']][1]}"
+        lines += [head, row["source"].rstrip(), ""]
+        rows.append(
+            f"<details><summary>{head}: {html.escape(row['message'][:160])}</summary>"
+            f"<pre>{html.escape(row['source'])}</pre></details>"
+        )
+    return _Shown("\n".join(lines), "".join(rows))
 
 
 def progress() -> _Shown:

@@ -6,7 +6,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import course_lib.checker.notebook as notebook
-from course_lib.checker import CourseError, catalog, cells, check, check_file, hint, progress
+from course_lib.checker import CourseError, attempts, catalog, cells, check, check_file, hint, progress
 from course_lib.checker.store import Store
 from tests.checker.samples import ALL
 
@@ -198,3 +198,26 @@ def test_a_cell_as_it_was_given_is_not_attempted_even_when_its_launcher_is_whole
     touched_up = given.replace("# YOUR CODE HERE", "# my note") + "\n\n# later\n"
     assert not cells.is_attempted(touched_up, ("double",), given)
     assert cells.is_attempted(given.replace("pass", "tl.store(x, 1)"), ("double",), given)
+
+
+def test_every_version_can_be_seen_again(shell):
+    for factor in (1, 2):
+        run(shell, f"# Exercise 90.2 · Double\ndef double(x):\n    return {factor} * x")
+        check("90.2", shell.user_ns["double"])
+    shown = repr(attempts("90.2"))
+    assert shown.index("return 1 * x") < shown.index("return 2 * x") and "not right yet" in shown
+    assert "No attempt" in repr(attempts("90.1"))
+
+
+def test_a_renamed_answer_passes_with_a_word_about_files(shell):
+    run(shell, "def twofold(x):\n    return 2 * x")
+    verdict = check("90.2", shell.user_ns["twofold"])
+    assert verdict.passed and "Rename `twofold` to double" in verdict.message
+
+
+def test_a_number_without_quotes_is_understood_and_an_error_is_one_line(shell):
+    run(shell, RIGHT)
+    assert check(90.2, shell.user_ns["double"]).passed
+    with pytest.raises(CourseError) as caught:
+        check(90.7, shell.user_ns["double"])
+    assert len(caught.value._render_traceback_()) == 1
