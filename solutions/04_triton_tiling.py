@@ -1175,7 +1175,7 @@ for name, values in rates.items():
 roofline_plot(roof, points)
 
 # %% [markdown]
-# For the whole field in one run, on a GPU, give a terminal five minutes: `python -m course_lib bench attention`
+# For the whole field in one run, on a GPU, go to a terminal: `python -m course_lib bench attention`
 # measures the course's library kernel beside FlashAttention-2, cuDNN, FlexAttention and what else is installed, causal
 # and not. Run the next cell after it.
 
