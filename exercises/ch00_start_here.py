@@ -56,7 +56,8 @@ SCALE = Exercise(
         "The number of programs must be the number of blocks that the vector touches, also when it fills the last "
         "one only in part. Division has to round up.",
         "The mask in the kernel already keeps the last program from writing past the end, so one program more is safe.",
-        "`triton.cdiv(a, b)` divides and rounds up. Write `programs = triton.cdiv(x.numel(), BLOCK)`.",
+        "`triton.cdiv(a, b)` divides and rounds up. Write `programs = triton.cdiv(x.numel(), BLOCK)`. (`tl.cdiv` is "
+        "the same thing for use inside a kernel; in a launcher it raises an error on a GPU.)",
     ),
     mistakes=(
         Mistake(
@@ -64,6 +65,18 @@ SCALE = Exercise(
             "The division that counts the programs rounds down, so the last, partly filled block has no program and "
             "its elements are never written. Round up: look at the line that sets the number of programs.",
             result=lambda x, factor: _only_first(x * factor, x.numel() // BLOCK * BLOCK),
+        ),
+        Mistake(
+            "at_least_one_program",
+            "Vectors shorter than a block come out whole, longer ones lose their last, partly filled block: the "
+            "division rounds down, and `max(1, ...)` mends the shortest vectors alone. Round up.",
+            result=lambda x, factor: _only_first(x * factor, max(1, x.numel() // BLOCK) * BLOCK),
+        ),
+        Mistake(
+            "rounded_to_nearest",
+            "The division that counts the programs rounds to the nearest number. A last block that is less than half "
+            "full then has no program. However little is in it, it needs one: round up.",
+            result=lambda x, factor: _only_first(x * factor, round(x.numel() / BLOCK) * BLOCK),
         ),
         Mistake(
             "only_first_block",
@@ -131,6 +144,16 @@ def _like(got, expected: torch.Tensor) -> bool:
             and torch.equal(got.isnan(), expected.isnan()))
 
 
+def _nothing_stored(case, seen, got) -> bool:
+    """Whether kernels were launched and none of them stored anything; short vectors may have had no program at all."""
+    (x,) = case.args
+    if not seen.launches or x.numel() < 2048:
+        return False
+    if not seen.traffic:
+        return seen.unwritten == x.numel()
+    return not any(counts["stored"] or counts["atomic"] for counts in seen.traffic.values())
+
+
 def _reversed_within_blocks(case, seen, got) -> bool:
     (x,) = case.args
     length = x.numel()
@@ -192,6 +215,12 @@ REVERSE = Exercise(
         "`tl.store(result_pointer + offsets, values, mask=inside)`. The launcher is that of 0.1.",
     ),
     mistakes=(
+        Mistake(
+            "nothing_stored",
+            "Nothing was ever stored in the result. A kernel hands nothing back: what it computes reaches memory by "
+            "`tl.store` alone. Is there one in the kernel, and is there at least one program?",
+            when=_nothing_stored,
+        ),
         Mistake(
             "not_reversed",
             "The result is x in its old order. If you turn round both the load's addresses and the store's, the two "

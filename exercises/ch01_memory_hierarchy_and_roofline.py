@@ -41,7 +41,8 @@ COSTS = {
 def cost_cases(draw):
     elements, rows, columns = draw.integer(2, 10**6), draw.integer(2, 5000), draw.integer(2, 5000)
     m, k, n = (draw.integer(2, 5000) for _ in range(3))
-    heads, queries, keys, head_dim = (draw.integer(2, top) for top in (64, 4000, 4000, 256))
+    # Three heads or more: with two, a forgotten head count and a multiply-add counted once look alike.
+    heads, queries, keys, head_dim = (draw.integer(3, top) for top in (64, 4000, 4000, 256))
     return [
         Case("x + y, 16 Mi float32", (2**24, 2, 1, 4), "elementwise_cost"),
         Case(f"relu(scale * x + y), {elements:,} float16", (elements, 2, 3, 2), "elementwise_cost"),
@@ -97,8 +98,16 @@ def _output_bytes(entry, args):
     return args[0] * args[1] * args[2] * args[-1]
 
 
-def _without_heads(entry, args, index):
-    return scores_oracle(1, *args[1:])[index] if entry == "scores_cost" else None
+def _without_heads(flops, moved):
+    """A fingerprint for `scores_cost` alone (five numbers): the heads are missing from the FLOPs, the bytes or both."""
+
+    def result(*args):
+        if len(args) != 5:
+            return None
+        whole, one = scores_oracle(*args), scores_oracle(1, *args[1:])
+        return (one if flops else whole)[0], (one if moved else whole)[1]
+
+    return result
 
 
 def _no_reuse(entry, args):
@@ -110,11 +119,6 @@ def _no_reuse(entry, args):
         heads, queries, keys, head_dim, item_bytes = args
         return heads * (2 * queries * keys * head_dim + queries * keys) * item_bytes
     return None
-
-
-def _heads_forgotten(case, seen, got):
-    return (_flops_would_be(lambda entry, args: _without_heads(entry, args, 0))(case, seen, got)
-            or _bytes_would_be(lambda entry, args: _without_heads(entry, args, 1))(case, seen, got))
 
 
 BYTES_AND_FLOPS = Exercise(
@@ -186,9 +190,21 @@ BYTES_AND_FLOPS = Exercise(
         ),
         Mistake(
             "heads_forgotten",
-            "The number of heads is missing from one of the two. Every head has its own queries, keys and scores, so "
-            "it multiplies both.",
-            when=_heads_forgotten,
+            "The number of heads is missing from both numbers of the scores. Every head has its own queries, keys and "
+            "scores, so it multiplies the FLOPs and the bytes.",
+            result=_without_heads(flops=True, moved=True),
+        ),
+        Mistake(
+            "heads_forgotten_in_flops",
+            "The number of heads is missing from the FLOPs of the scores. Every head multiplies its own queries with "
+            "its own keys.",
+            result=_without_heads(flops=True, moved=False),
+        ),
+        Mistake(
+            "heads_forgotten_in_bytes",
+            "The number of heads is missing from the bytes of the scores. Every head has its own queries, keys and "
+            "scores, and it multiplies all three.",
+            result=_without_heads(flops=False, moved=True),
         ),
         Mistake(
             "operations_per_element_ignored",
@@ -297,6 +313,19 @@ BALANCE = Exercise(
             result=_least_time_with(lambda f, b, rate, width: (_side(f, b, rate, width), min(f / rate, b / width))),
         ),
         Mistake(
+            "comparison_reversed",
+            "The comparison is the wrong way round: you return the shorter of the two times, with its side. Both the "
+            "arithmetic and the transfer must be finished, so it is the longer one that decides.",
+            result=_least_time_with(
+                lambda f, b, rate, width: (_other(_side(f, b, rate, width)), min(f / rate, b / width))),
+        ),
+        Mistake(
+            "seconds_before_side",
+            "The two are returned in the wrong order: first the side, \"memory\" or \"compute\", then the seconds.",
+            when=lambda case, seen, got: case.entry == "least_time" and isinstance(got, (tuple, list)) and len(got) == 2
+            and isinstance(got[1], str) and isinstance(got[0], (int, float)),
+        ),
+        Mistake(
             "sides_swapped",
             "The times are right and the two sides are exchanged. When the memory takes longer, the operation is "
             "bound by "
@@ -345,6 +374,19 @@ def _written(got, right: torch.Tensor) -> int | None:
     if got[:count].isnan().any() or not torch.allclose(got[:count], right[:count], rtol=1e-2, atol=1e-3):
         return None
     return count
+
+
+def _nothing_stored(right, shortest=2048):
+    """A `when`: kernels were launched and none stored anything; short inputs may have had no program at all."""
+
+    def when(case, seen, got):
+        if not seen.launches or case.args[0].numel() < shortest:
+            return False
+        if not seen.traffic:
+            return seen.unwritten == right(*case.args).numel()
+        return not any(counts["stored"] or counts["atomic"] for counts in seen.traffic.values())
+
+    return when
 
 
 def _first_block_only(right):
@@ -401,6 +443,10 @@ def _same(got, expected: torch.Tensor) -> bool:
         got.double(), expected.double(), rtol=1e-2, atol=1e-2, equal_nan=True)
 
 
+NOTHING_STORED = (
+    "Nothing was ever stored in the result. A kernel hands nothing back: what it computes reaches memory by `tl.store` "
+    "alone. Is there one in the kernel, and is there at least one program?"
+)
 ONLY_FIRST_BLOCK = (
     "Only the first block of the result was written. Either one program was launched in all, or every program works "
     "on block 0 because `tl.program_id(0) * BLOCK` is missing from the offsets."
@@ -466,6 +512,19 @@ def _stride_ignored(case, seen, got) -> bool:
     return False
 
 
+def _stored_with_a_stride(case, seen, got) -> bool:
+    """Whether the result was written at an input's stride, with holes between its elements."""
+    expected = add_oracle(*case.args)
+    if not isinstance(got, torch.Tensor) or got.shape != expected.shape or got.numel() < 16:
+        return False
+    for stride in {tensor.stride(0) for tensor in case.args} - {1}:
+        spread = torch.full_like(got, float("nan"))
+        spread[::stride] = expected[: spread[::stride].numel()].to(got)
+        if _same(got, spread):
+            return True
+    return False
+
+
 VECTOR_ADD = Exercise(
     id="1.3",
     title="Vector add, any length",
@@ -487,6 +546,13 @@ VECTOR_ADD = Exercise(
         "BLOCK=1024)`.",
     ),
     mistakes=(
+        Mistake("nothing_stored", NOTHING_STORED, when=_nothing_stored(add_oracle)),
+        Mistake(
+            "stored_with_a_stride",
+            "The result was written at an input's stride: there are holes in it, and half or more of it went past its "
+            "end. The result is contiguous, so store at `offsets`.",
+            when=_stored_with_a_stride,
+        ),
         Mistake("past_the_end", NOT_MASKED, when=_past_the_end),
         Mistake(
             "stride_ignored",
@@ -511,6 +577,12 @@ VECTOR_ADD = Exercise(
 
 def row_sum_oracle(x):
     return x.sum(dim=-1, dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+def row_sum_in_another_order(x):
+    """The row sum, off by as much as float32 additions in another order may be: ε Σ|x|."""
+    accurate = torch.promote_types(x.dtype, torch.float32)
+    return row_sum_oracle(x) + torch.finfo(accurate).eps * x.abs().sum(dim=-1, dtype=accurate)
 
 
 def row_sum_cases(draw):
@@ -539,21 +611,49 @@ def _row_sum_bytes(x) -> int:
     return x.numel() * x.element_size() + x.shape[0] * 4
 
 
-def _first_tile_only(case, seen, got) -> bool:
+def _only_columns(stretches):
+    """A `when`: only a part of each row was added. `stretches(rows, columns)` are the slices that it may have been.
+
+    Looks at float32 alone: there a lost column can't be mistaken for rounding.
+    """
+
+    def when(case, seen, got):
+        (x,) = case.args
+        if x.dtype != torch.float32 or not isinstance(got, torch.Tensor) or got.shape != x.shape[:1]:
+            return False
+        right = row_sum_oracle(x)
+
+        def close(expected):
+            return torch.allclose(got.double(), expected.double(), rtol=1e-4, atol=1e-3)
+
+        return not close(right) and any(close(row_sum_oracle(x[:, part])) for part in stretches(*x.shape))
+
+    return when
+
+
+_rows_for_columns = _only_columns(lambda rows, columns: [slice(rows)] if rows < columns else [])
+_first_tile_only = _only_columns(
+    lambda rows, columns: [slice(block) for block in POWERS_OF_TWO if 2 * block <= columns])
+_last_tile_only = _only_columns(
+    lambda rows, columns: [slice((columns - 1) // block * block, None) for block in POWERS_OF_TWO if block < columns])
+_tail_columns_dropped = _only_columns(
+    lambda rows, columns: [slice(columns // block * block) for block in POWERS_OF_TWO if columns % block])
+
+
+def _store_past_the_end(case, seen, got) -> bool:
+    return any(" writes " in access for access in seen.out_of_bounds)
+
+
+def _only_row_zero(x):
+    result = x.sum(dim=-1)
+    result[1:] = float("nan")
+    return result
+
+
+def _copied(case, seen, got) -> bool:
+    """Whether a right result cost a copy of the matrix."""
     (x,) = case.args
-    return any(_same(got, x[:, :block].float().sum(dim=1)) for block in POWERS_OF_TWO if 2 * block <= x.shape[1])
-
-
-def _last_tile_only(case, seen, got) -> bool:
-    (x,) = case.args
-    return any(_same(got, x[:, (x.shape[1] - 1) // block * block :].float().sum(dim=1))
-               for block in POWERS_OF_TWO if block < x.shape[1])
-
-
-def _tail_columns_dropped(case, seen, got) -> bool:
-    (x,) = case.args
-    return any(_same(got, x[:, : x.shape[1] // block * block].float().sum(dim=1))
-               for block in POWERS_OF_TWO if x.shape[1] % block)
+    return seen.largest_allocation >= x.numel() > 64 and "clone" in seen.operations and _same(got, row_sum_oracle(x))
 
 
 def _read_with(row_stride, column_stride):
@@ -590,6 +690,7 @@ ROW_SUM = Exercise(
     entries=("row_sum",),
     cases=row_sum_cases,
     oracle=row_sum_oracle,
+    plain=(row_sum_in_another_order,),
     needs="triton",
     requirements=(
         LaunchesTriton(),
@@ -603,13 +704,20 @@ ROW_SUM = Exercise(
         "kernel; `x.contiguous()` would be a second pass over the whole matrix.",
         "Keep a tile of partial sums, `tl.zeros([BLOCK], dtype=tl.float32)`, add each block to it, and reduce it once "
         "after the loop with `tl.sum(partial, axis=0)`.",
-        "Where the mask is off, a load gives no value that you may rely on. In a sum it must be 0: "
-        "`tl.load(pointers, mask=inside, other=0.0)`.",
+        "What a load gives where the mask is off, Triton leaves undefined. In practice it is mostly 0; a sum should "
+        "not depend on that: `tl.load(pointers, mask=inside, other=0.0)`.",
         "`for start in range(0, columns, BLOCK):` with `offsets = start + tl.arange(0, BLOCK)`, `inside = offsets < "
         "columns`, `partial += tl.load(x_pointer + row * row_stride + offsets * column_stride, mask=inside, "
         "other=0.0)`. Launch `(rows,)` programs and store one number each.",
     ),
     mistakes=(
+        Mistake("nothing_stored", NOTHING_STORED, when=_nothing_stored(row_sum_oracle)),
+        Mistake(
+            "rows_for_columns",
+            "Of each row only as many elements were added as there are rows. The length of a row is the number of "
+            "columns, `x.shape[1]`; `x.shape[0]` is the number of rows.",
+            when=_rows_for_columns,
+        ),
         Mistake(
             "row_stride_ignored",
             "Rows were taken to lie `columns` elements apart. They lie `x.stride(0)` apart: a slice of a wider matrix "
@@ -629,16 +737,17 @@ ROW_SUM = Exercise(
             when=_read_with(lambda x: x.shape[1], lambda x: 1),
         ),
         Mistake(
-            "past_the_end",
-            "A load reaches past the end of a row or of the matrix. The mask must hold for each block of the row: "
-            "`offsets < columns`.",
-            when=_past_the_end,
+            "store_past_the_end",
+            "A store reaches past the end of the result. A program owns one row and writes one number: reduce the "
+            "block with `tl.sum(..., axis=0)` and store it at `result_pointer + row`. (A program that owns several "
+            "rows needs a mask on its store: `rows_of_mine < rows`.)",
+            when=_store_past_the_end,
         ),
         Mistake(
-            "half_accumulator",
-            "The sum was kept in float16, which holds 11 significant bits and nothing above 65504. Accumulate in "
-            "float32: `tl.zeros([BLOCK], dtype=tl.float32)`, or `.to(tl.float32)` on each block.",
-            when=_half_accumulator,
+            "past_the_end",
+            "A load reaches past the end of a row or of the matrix. The mask must hold for each block of the row, "
+            "`offsets < columns`, and `columns` must be `x.shape[1]`.",
+            when=_past_the_end,
         ),
         Mistake(
             "only_first_tile",
@@ -652,15 +761,34 @@ ROW_SUM = Exercise(
             when=_last_tile_only,
         ),
         Mistake(
+            "half_accumulator",
+            "The sum was kept in float16, which holds 11 significant bits and nothing above 65504. Accumulate in "
+            "float32: `tl.zeros([BLOCK], dtype=tl.float32)`, or `.to(tl.float32)` on each block.",
+            when=_half_accumulator,
+        ),
+        Mistake(
             "tail_columns_dropped",
             "The last, partly filled block of each row is missing: the loop ends too early. Let it run to `columns` "
             "and mask the last block instead.",
             when=_tail_columns_dropped,
         ),
         Mistake(
+            "only_row_zero",
+            "Only row 0 was written. Either one program was launched in all (each row needs its own: the grid is "
+            "`(rows,)`), or every program takes itself for number 0: a grid of one axis is numbered by "
+            "`tl.program_id(0)`.",
+            result=_only_row_zero,
+        ),
+        Mistake(
+            "contiguous_copy",
+            "`contiguous()` copies a matrix whose elements are not in a row: a second pass over all its bytes, before "
+            "your kernel begins. Leave the matrix where it is and give the kernel both strides.",
+            when=_copied,
+        ),
+        Mistake(
             "last_row_missing",
             "The last row was never written: one program is missing from the grid.",
-            when=lambda case, seen, got: case.args[0].shape[0] > 1
+            when=lambda case, seen, got: case.args[0].shape[0] > 2
             and _written(got, row_sum_oracle(case.args[0])) == case.args[0].shape[0] - 1,
         ),
         Mistake(
@@ -711,6 +839,38 @@ def _fused_bytes(x, y, scale) -> int:
     return 3 * x.numel() * x.element_size()
 
 
+def _rows_counted(x, y, scale):
+    """The result when `x.shape[0]` stands for the number of elements; memory that no one writes holds NaN."""
+    result = fused_oracle(x, y, scale).flatten()
+    result[x.shape[0] :] = float("nan")
+    return result.view(x.shape)
+
+
+def _maximum_over_the_block(case, seen, got) -> bool:
+    """Whether each block holds one number, the largest of its values; lanes that are masked off count as 0."""
+    x, y, scale = case.args
+    if not isinstance(got, torch.Tensor) or got.shape != x.shape or x.dtype != torch.float32 or x.numel() < 16:
+        return False
+    values = (x * scale + y).flatten()
+    if _same(got, fused_oracle(*case.args)):
+        return False
+    for block in POWERS_OF_TWO[2:]:
+        padded = torch.nn.functional.pad(values, (0, -values.numel() % block)).view(-1, block)
+        largest = padded.amax(dim=1, keepdim=True).expand_as(padded).flatten()[: values.numel()]
+        if torch.allclose(got.flatten(), largest, rtol=1e-4, atol=1e-5):
+            return True
+        if block >= values.numel():
+            break
+    return False
+
+
+def _all_zero(case, seen, got) -> bool:
+    """Whether zeros were stored everywhere: the interpreter takes any block for true, so `max(block, 0)` is 0."""
+    stored = any(counts["stored"] for counts in seen.traffic.values())
+    all_zero = isinstance(got, torch.Tensor) and got.numel() > 16 and not got.any()
+    return stored and all_zero and bool(fused_oracle(*case.args).any())
+
+
 SCALE_ADD_RELU = Exercise(
     id="1.5",
     title="Scale, add and ReLU in one kernel",
@@ -731,8 +891,9 @@ SCALE_ADD_RELU = Exercise(
         "One kernel: load a block of x and a block of y, do all three operations on values in registers, store once.",
         "For a contiguous tensor the shape does not matter to an elementwise operation: the kernel sees `x.numel()` "
         "elements in a row.",
-        "ReLU is `tl.maximum(value, 0.0)`. `scale` is an ordinary argument of the kernel; Triton passes a Python "
-        "float as one.",
+        "ReLU is `tl.maximum(value, 0.0)`, element by element. (`tl.max` reduces a block to one number, and Python's "
+        "`max` is not for blocks: it may compile on a GPU and gives wrong numbers in the interpreter.) `scale` is an "
+        "ordinary argument of the kernel; Triton passes a Python float as one.",
         "`value = tl.load(x_pointer + offsets, mask=inside) * scale + tl.load(y_pointer + offsets, mask=inside)`, then "
         "`tl.store(result_pointer + offsets, tl.maximum(value, 0.0), mask=inside)`; launch `triton.cdiv(x.numel(), "
         "BLOCK)` programs.",
@@ -740,8 +901,21 @@ SCALE_ADD_RELU = Exercise(
     mistakes=(
         Mistake("relu_before_add", "ReLU was applied to scale * x, before y was added. It comes last.",
                 result=lambda x, y, scale: torch.relu(x * scale) + y),
-        Mistake("relu_missing", "Negative values are left in the result: the last step, ReLU, is missing.",
-                result=lambda x, y, scale: x * scale + y),
+        Mistake("nothing_stored", NOTHING_STORED, when=_nothing_stored(fused_oracle)),
+        Mistake("rows_counted", "Only as many elements were written as the tensor has rows: `x.shape[0]` and `len(x)` "
+                                "count those. The number of elements is `x.numel()`.", result=_rows_counted),
+        Mistake("maximum_over_the_block",
+                "All elements of a block are the same, the largest of them: `tl.max` reduces a block to one number. "
+                "`tl.maximum(value, 0.0)` compares element by element.", when=_maximum_over_the_block),
+        Mistake("python_max",
+                "Zeros were stored everywhere. Was ReLU written with Python's `max`? It asks whether a whole block is "
+                "larger than 0, to which the interpreter has no right answer. In a kernel it is `tl.maximum`.",
+                when=_all_zero),
+        Mistake("relu_missing", "Negative values are left in the result: the last step, ReLU, is missing, or is "
+                                "Python's `max`, which does not compare element by element. Use `tl.maximum`.",
+                result=lambda x, y, scale: x * scale + y,
+                when=lambda case, seen, got: _same(got, case.args[0] * case.args[2] + case.args[1])
+                and not _same(got, fused_oracle(*case.args))),
         Mistake("sum_scaled", "The sum was scaled: that is scale * (x + y). Only x is to be scaled.",
                 result=lambda x, y, scale: torch.relu((x + y) * scale)),
         Mistake("y_scaled", "y was scaled instead of x.", result=lambda x, y, scale: torch.relu(x + y * scale)),
@@ -837,6 +1011,17 @@ def _near(got, want) -> bool:
     return isinstance(got, (int, float)) and not isinstance(got, bool) and math.isclose(got, want, rel_tol=1e-6)
 
 
+def _slope_over_all_points(case, seen, got) -> bool:
+    """Whether the slope ran from the first point to the last, or is a straight line's fitted to all of them."""
+    if case.entry != "measured_turning_steps":
+        return False
+    steps, seconds = (torch.tensor(values, dtype=torch.float64) for values in case.args)
+    ends = (seconds[-1] - seconds[0]) / (steps[-1] - steps[0])
+    away = steps - steps.mean()
+    fitted = (away * (seconds - seconds.mean())).sum() / (away * away).sum()
+    return any(_near(got, float(seconds[0] / slope)) for slope in (ends, fitted))
+
+
 def _off_by(factor):
     """A `when`: `turning_steps` is off by this factor."""
     return lambda case, seen, got: (case.entry == "turning_steps" and case.args[2] == 4
@@ -910,6 +1095,20 @@ TURNING_POINT = Exercise(
             "take the slope between the last two points.",
             when=lambda case, seen, got: case.entry == "measured_turning_steps"
             and _near(got, case.args[1][0] / (case.args[1][-1] / case.args[0][-1])),
+        ),
+        Mistake(
+            "slope_over_all_points",
+            "The slope was taken over all points. The first ones lie on the floor, where a step costs nothing; take it "
+            "between the last two, `(seconds[-1] - seconds[-2]) / (steps[-1] - steps[-2])`.",
+            when=_slope_over_all_points,
+        ),
+        Mistake(
+            "slope_inverted",
+            "A quotient is upside down. The slope is in seconds per step, `(seconds[-1] - seconds[-2]) / (steps[-1] - "
+            "steps[-2])`, and the answer is the floor divided by it, a number of steps.",
+            when=lambda case, seen, got: case.entry == "measured_turning_steps"
+            and any(_near(got, wrong) for wrong in (case.args[1][0] * _slope(*case.args),
+                                                    _slope(*case.args) / case.args[1][0])),
         ),
         Mistake(
             "first_slow_point",

@@ -45,9 +45,17 @@ def reverse(x):
 """
 
 
+def reverse_with(body):
+    """A whole cell for 0.2 with this body of the kernel and the right launcher."""
+    head, rest = reverse().split("    offsets = ", 1)
+    return f"{head}    {body}\n\ndef reverse(x):{rest.split('def reverse(x):', 1)[1]}"
+
+
 WRONG = {
     "0.1": {
         "too_few_programs": scale(programs="x.numel() // BLOCK"),
+        "at_least_one_program": scale(programs="max(1, x.numel() // BLOCK)"),
+        "rounded_to_nearest": scale(programs="round(x.numel() / BLOCK)"),
         "only_first_block": scale(programs="1"),
         "only_first_block__2": scale(SCALE_KERNEL.replace("tl.program_id(0) * BLOCK + ", "")),
         "blocks_overlap": scale(SCALE_KERNEL.replace("tl.program_id(0) * BLOCK", "tl.program_id(0)")),
@@ -67,6 +75,9 @@ def scale(x, factor):
                                       '"Exercise 0.1")\n    programs = triton'),
     },
     "0.2": {
+        "nothing_stored": reverse_with("pass"),
+        "nothing_stored__2": reverse_with("""offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    return tl.load(x_pointer + length - 1 - offsets, mask=offsets < length)"""),
         "not_reversed": reverse(load="x_pointer + offsets"),
         "not_reversed__2": reverse(store="result_pointer + length - 1 - offsets"),
         "reversed_within_blocks": reverse(

@@ -148,13 +148,18 @@ WRONG = {
         "no_reuse": costs(matmul_cost="2 * m * k * n, (2 * m * k * n + m * n) * item_bytes"),
         "three_reads": costs(softmax_cost="4 * rows * columns, 4 * rows * columns * item_bytes"),
         "softmax_operations": costs(softmax_cost="5 * rows * columns, 2 * rows * columns * item_bytes"),
-        "heads_forgotten": costs(scores_cost=COSTS["scores_cost"].replace("heads * (", "(")),
-        "heads_forgotten__2": costs(scores_cost=COSTS["scores_cost"].replace("2 * heads * ", "2 * ")),
+        "heads_forgotten": costs(scores_cost=COSTS["scores_cost"].replace("heads * (", "(").replace("2 * heads", "2")),
+        "heads_forgotten_in_bytes": costs(scores_cost=COSTS["scores_cost"].replace("heads * (", "(")),
+        "heads_forgotten_in_flops": costs(scores_cost=COSTS["scores_cost"].replace("2 * heads * ", "2 * ")),
         "operations_per_element_ignored": costs(elementwise_cost="elements, (inputs + 1) * elements * item_bytes"),
     },
     "1.2": {
         "times_added": bounds(seconds="compute + memory"),
         "smaller_time": bounds(seconds="min(compute, memory)"),
+        "comparison_reversed": bounds(side="'memory' if compute >= memory else 'compute'",
+                                      seconds="min(compute, memory)"),
+        "seconds_before_side": bounds(side="max(compute, memory)",
+                                      seconds="'compute' if compute >= memory else 'memory'"),
         "sides_swapped": bounds(side="'memory' if compute >= memory else 'compute'"),
         "intensity_against_one": bounds(side="'compute' if flops >= bytes_moved else 'memory'"),
         "always_the_arithmetic": bounds(seconds="compute"),
@@ -163,6 +168,16 @@ WRONG = {
         "unit_slip__2": bounds(seconds="max(compute, memory) * 1e6"),
     },
     "1.3": {
+        "nothing_stored": changed(VECTOR_ADD, ("tl.store(result_pointer + offsets, x + y, mask=inside)", "pass")),
+        "nothing_stored__2": changed(
+            VECTOR_ADD, ("tl.store(result_pointer + offsets, x + y, mask=inside)", "return x + y")),
+        "nothing_stored__3": changed(
+            VECTOR_ADD, ("tl.store(result_pointer + offsets, x + y, mask=inside)", "pass"),
+            ("torch.empty", "torch.zeros")),
+        "stored_with_a_stride": changed(
+            VECTOR_ADD, ("result_pointer + offsets", "result_pointer + offsets * x_stride")),
+        "stored_with_a_stride__2": changed(
+            VECTOR_ADD, ("result_pointer + offsets", "result_pointer + offsets * y_stride")),
         "past_the_end": changed(VECTOR_ADD, (", mask=inside", "")),
         "past_the_end__2": changed(VECTOR_ADD, ("x + y, mask=inside", "x + y")),
         "stride_ignored": changed(VECTOR_ADD, ("offsets * x_stride", "offsets"), ("offsets * y_stride", "offsets")),
@@ -181,6 +196,14 @@ def vector_add(x, y):
         "forbidden_operation": changed(VECTOR_ADD, ("return result", "return x + y")),
     },
     "1.4": {
+        "nothing_stored": changed(
+            ROW_SUM, ("tl.store(result_pointer + row, tl.sum(partial, axis=0))", "return tl.sum(partial, axis=0)")),
+        "rows_for_columns": changed(ROW_SUM, ("x, result, columns,", "x, result, rows,")),
+        "only_row_zero": changed(ROW_SUM, ("(rows,)](", "(triton.cdiv(rows, 1024),)](")),
+        "only_row_zero__2": changed(ROW_SUM, ("tl.program_id(0)", "tl.program_id(1)")),
+        "store_past_the_end": changed(
+            ROW_SUM, ("result_pointer + row, tl.sum(partial, axis=0)",
+                      "result_pointer + row + tl.arange(0, BLOCK), partial")),
         "row_stride_ignored": changed(ROW_SUM, ("row * row_stride", "row * columns")),
         "column_stride_ignored": changed(ROW_SUM, ("offsets * column_stride", "offsets")),
         "strides_ignored": changed(
@@ -192,6 +215,10 @@ def vector_add(x, y):
             ("dtype=tl.float32", "dtype=tl.float16 if HALF else tl.float32"),
             ("values.to(tl.float32)", "values")),
         "only_first_tile": changed(ROW_SUM, ("range(0, columns, BLOCK)", "range(0, BLOCK, BLOCK)")),
+        "only_first_tile__2": changed(
+            ROW_SUM, ("    for start in range(0, columns, BLOCK):\n        offsets = start + tl.arange(0, BLOCK)",
+                      "    for start in range(0, 1):\n        offsets = tl.arange(0, BLOCK)"),
+            ("partial += values.to(tl.float32)", "partial = values"), ("BLOCK=256", "BLOCK=1024")),
         "only_last_tile": changed(ROW_SUM, ("partial += ", "partial = ")),
         "tail_columns_dropped": changed(
             ROW_SUM, ("range(0, columns, BLOCK)", "range(0, columns // BLOCK * BLOCK, BLOCK)")),
@@ -220,12 +247,23 @@ def row_sum(x):
         values = tl.load(x_pointer + row * row_stride + offsets * column_stride, mask=offsets < columns, other=0.0)
         partial += values.to(tl.float32) * 0.0
     tl.store""")),
-        "too_much_memory": changed(
+        "contiguous_copy": changed(
             ROW_SUM, ("rows, columns = x.shape", "x = x.contiguous()\n    rows, columns = x.shape")),
+        "too_much_memory": changed(
+            ROW_SUM, ("rows, columns = x.shape", "x = x * 1.0\n    rows, columns = x.shape")),
         "forbidden_operation": changed(ROW_SUM, ("return result", "return x.sum(dim=1, dtype=torch.float32)")),
     },
     "1.5": {
         "relu_before_add": changed(FUSED, ("tl.maximum(scale * x + y, 0.0)", "tl.maximum(scale * x, 0.0) + y")),
+        "nothing_stored": changed(
+            FUSED, ("tl.store(result_pointer + offsets, tl.maximum(scale * x + y, 0.0), mask=inside)", "pass")),
+        "rows_counted": changed(FUSED, ("    programs =", "    count = x.shape[0]\n    programs ="),
+                                ("triton.cdiv(x.numel(), 256)", "triton.cdiv(count, 256)"),
+                                ("scale, x.numel()", "scale, count")),
+        "rows_counted__2": changed(FUSED, ("scale, x.numel()", "scale, len(x)")),
+        "maximum_over_the_block": changed(FUSED, ("tl.maximum(scale * x + y, 0.0)", "tl.max(scale * x + y, 0)")),
+        "python_max": changed(FUSED, ("tl.maximum(scale * x + y, 0.0)", "max(scale * x + y, 0)")),
+        "relu_missing__2": changed(FUSED, ("tl.maximum(scale * x + y, 0.0)", "max(0.0, scale * x + y)")),
         "relu_missing": changed(FUSED, ("tl.maximum(scale * x + y, 0.0)", "scale * x + y")),
         "sum_scaled": changed(FUSED, ("scale * x + y", "scale * (x + y)")),
         "y_scaled": changed(FUSED, ("scale * x + y", "x + scale * y")),
@@ -255,6 +293,10 @@ def row_sum(x):
         "seconds_without_write": turning(memory="item_bytes * elements / bandwidth"),
         "seconds_of_one_flop": turning(compute="steps * elements / arithmetic_rate"),
         "line_through_the_origin": turning(slope="seconds[-1] / steps[-1]"),
+        "slope_over_all_points": turning(slope="(seconds[-1] - seconds[0]) / (steps[-1] - steps[0])"),
+        "slope_over_all_points__2": turning(slope="float(np.polyfit(steps, seconds, 1)[0])"),
+        "slope_inverted": turning(slope="(steps[-1] - steps[-2]) / (seconds[-1] - seconds[-2])"),
+        "slope_inverted__2": turning(measured="slope / seconds[0]"),
         "line_met_the_floor": turning(measured="steps[-1] - (seconds[-1] - seconds[0]) / slope"),
         "first_slow_point": turning(
             measured="next(count for count, time in zip(steps, seconds) if time > 1.05 * seconds[0])"),
@@ -346,6 +388,7 @@ def row_sum(x):
             ROW_SUM, ("partial = tl.zeros([BLOCK], dtype=tl.float32)", "partial = 0.0"),
             ("partial += values.to(tl.float32)", "partial += tl.sum(values.to(tl.float32), axis=0)"),
             ("tl.sum(partial, axis=0)", "partial")),
+        "32 lanes, so that each adds up many numbers": changed(ROW_SUM, ("BLOCK=256", "BLOCK=32")),
         "the whole row at once": changed(
             ROW_SUM, ("BLOCK=256", "BLOCK=triton.next_power_of_2(columns)")),
     },
