@@ -15,7 +15,8 @@ def check_attention_inputs(query, key, value, *, window=None, scale=None):
     Shapes: query [batch, query_heads, query_length, head_dim]; key, value [batch, key_heads, key_length, head_dim].
     """
     for name, tensor in (("query", query), ("key", key), ("value", value)):
-        check_runnable(name, tensor)
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor.")
         if tensor.dim() != 4:
             raise ValueError(
                 f"{name} has shape {tuple(tensor.shape)}; it must have the four dimensions "
@@ -28,6 +29,7 @@ def check_attention_inputs(query, key, value, *, window=None, scale=None):
                 f"{name} has stride {tensor.stride(-1)} in its last dimension; the head dimension must be contiguous "
                 f"(stride 1). Call {name}.contiguous() first."
             )
+    check_runnable("query", query)  # and with it key and value, which must be alike
     for name, tensor in (("key", key), ("value", value)):
         for what, given, wanted in (
             ("dtype", tensor.dtype, query.dtype),

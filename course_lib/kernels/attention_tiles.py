@@ -6,6 +6,7 @@ small ones let two programs share a multiprocessor, so that one multiplies matri
 Which wins depends on the GPU, so the candidates are few and a first call measures them.
 """
 import functools
+import math
 from typing import NamedTuple
 
 import torch
@@ -88,17 +89,22 @@ def candidate_tiles(arch: int, dtype: torch.dtype, block_d: int) -> tuple[Tiles,
     return tuple(tiles for tiles in table[max(64, block_d)] if tiles.shared_bytes(block_d, itemsize) <= room)
 
 
-@functools.cache
-def autotuned(kernel, candidates: tuple[Tiles, ...], situation: tuple, prepare=None):
-    """The kernel, tuned over the candidates at its first launch; one choice for each situation that is passed here.
+CHOSEN: dict[tuple, Tiles] = {}
 
-    prepare: called with the launch's arguments by name before every launch, when the choice is known.
-    """
-    configs = [
-        triton.Config(tiles.blocks(), num_warps=tiles.warps, num_stages=tiles.stages, pre_hook=prepare)
-        for tiles in candidates
-    ]
-    return triton.autotune(configs=configs, key=[])(kernel)
+
+def fastest_tiles(situation: tuple, candidates: tuple[Tiles, ...], launch) -> Tiles:
+    """Which candidate is fastest, by measuring `launch(tiles)` of each: once for each situation, then remembered."""
+    if situation not in CHOSEN:
+        CHOSEN[situation] = min(candidates, key=lambda tiles: milliseconds(launch, tiles))
+    return CHOSEN[situation]
+
+
+def milliseconds(launch, tiles: Tiles) -> float:
+    """Median time of a launch; infinite for tiles that this GPU has no room for."""
+    try:
+        return triton.testing.do_bench(lambda: launch(tiles), warmup=10, rep=50, return_mode="median")
+    except triton.runtime.errors.OutOfResources:
+        return math.inf
 
 
 def length_class(length: int) -> int:

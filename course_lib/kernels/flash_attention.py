@@ -39,8 +39,8 @@ from course_lib.kernels.attention_parts import (
 from course_lib.kernels.attention_tiles import (
     INTERPRETER_TILES,
     LARGE_ARCHITECTURES,
-    autotuned,
     candidate_tiles,
+    fastest_tiles,
     length_class,
 )
 from course_lib.kernels.flash_attention_specialized import (
@@ -53,7 +53,6 @@ from course_lib.kernels.flash_attention_tma import (
     copy_engine_takes,
     descriptors,
     flash_attention_tma_kernel,
-    set_tile_shapes,
 )
 
 
@@ -161,38 +160,42 @@ def flash_attention(query, key, value, *, causal=False, window=None, scale=None,
     check_attention_inputs(query, key, value, window=window, scale=scale)
     batch, query_heads, query_length, head_dim = query.shape
     key_heads, key_length = key.shape[1:3]
-    scale = 1 / math.sqrt(head_dim) if scale is None else scale
-    block_d = triton.next_power_of_2(head_dim)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     lse = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device) if return_lse else None
 
+    block_d = triton.next_power_of_2(head_dim)
+    masked = causal or window is not None
+    arch = None if interpreting() else gpu_architecture(query.device)
+    copied_by_engine = arch in LARGE_ARCHITECTURES and copy_engine_takes(query, key, value, output)
+    specialized = copied_by_engine and tiles is None and specialization_pays(arch, query, key, block_d, masked)
+    strides = (*query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *output.stride()[:3])
     sizes = (query_heads, query_heads // key_heads, query_length, key_length)
     bounds = (window, 0 if causal else window)
-    shape = (scale * LOG2_E, head_dim, block_d)
-    strides = (*query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *output.stride()[:3])
-    arch = None if interpreting() else gpu_architecture(query.device)
-    prepare = None
-    if arch not in LARGE_ARCHITECTURES or not copy_engine_takes(query, key, value, output):
-        kernel = flash_attention_kernel
-        arguments = (query, key, value, output, lse, *strides, *sizes, *bounds, *shape)
-        tiles = tiles or (INTERPRETER_TILES if interpreting() else None)
-    elif tiles is None and specialization_pays(arch, key, block_d, masked=causal or window is not None):
-        kernel, tiles = flash_attention_specialized_kernel, SPECIALIZED_TILES
-        arguments = (query, key, value, output, lse, *strides, *sizes, *shape)
-        triton.set_allocator(allocate_descriptors)
-    else:
-        kernel, prepare = flash_attention_tma_kernel, set_tile_shapes
-        arguments = (
-            *descriptors(query, key, value, output, tiles, block_d), lse, key, *key.stride()[:3],
-            value, *value.stride()[:3], *sizes, *bounds, *shape,
-        )  # fmt: skip
+    shape = (LOG2_E * (1 / math.sqrt(head_dim) if scale is None else scale), head_dim, block_d)
 
-    settings = tiles.settings() if tiles else {}
-    if tiles is None:
+    def launch(tiles):
+        grid = (triton.cdiv(query_length, tiles.query_rows) * batch * query_heads,)
+        if specialized:
+            triton.set_allocator(allocate_descriptors)
+            flash_attention_specialized_kernel[grid](
+                query, key, value, output, lse, *strides, *sizes, *shape, **tiles.settings())
+        elif copied_by_engine:
+            flash_attention_tma_kernel[grid](
+                *descriptors(query, key, value, output, tiles, block_d), lse, key, *key.stride()[:3],
+                value, *value.stride()[:3], *sizes, *bounds, *shape, **tiles.settings())
+        else:
+            flash_attention_kernel[grid](
+                query, key, value, output, lse, *strides, *sizes, *bounds, *shape, **tiles.settings())
+
+    if tiles is None and arch is None:
+        tiles = INTERPRETER_TILES
+    elif specialized:
+        tiles = SPECIALIZED_TILES
+    elif tiles is None:
         lengths = (length_class(query_length), length_class(key_length))
-        situation = (query.device, query.dtype, causal, window is None, *lengths)
-        kernel = autotuned(kernel, candidate_tiles(arch, query.dtype, block_d), situation, prepare)
-    kernel[lambda meta: (triton.cdiv(query_length, meta["BLOCK_M"]) * batch * query_heads,)](*arguments, **settings)
+        situation = (query.device, query.dtype, block_d, copied_by_engine, causal, window is None, *lengths)
+        tiles = fastest_tiles(situation, candidate_tiles(arch, query.dtype, block_d), launch)
+    launch(tiles)
     return (output, lse) if return_lse else output
 
 

@@ -5,10 +5,11 @@ exponentials, multiply. While they take exponentials the matrix units idle. `war
 the loop instead: one warp group issues the copies, and each of two others owns half of the query rows and runs free of
 the other, so that one can multiply while the other takes exponentials. Asked for 4 warps, the compiled kernel has 12.
 
-Triton does this on Hopper for a narrow form, which is what is here: descriptors made in the kernel, one loop, no mask,
-head dimension 128. Found by measurement on an H200 with Triton 3.6: masks that depend on the query's row come out
-wrong, and so does a third stage; other versions compile this form, but were not run. `flash_attention` takes this
-kernel only for what was seen to be right, and faster.
+Triton does this on Hopper for a narrow form, which is what is here: descriptors made in the kernel, one loop, head
+dimension 128, and no mask anywhere, so that lengths are multiples of the tiles. Found by measurement on an H200 with
+Triton 3.6: a mask that depends on the query's row comes out wrong for half of the rows, and a third stage gives NaN.
+Other versions compile this form, but were not run. `flash_attention` takes this kernel only for what was seen to be
+right, and faster.
 """
 import torch
 import triton
@@ -20,7 +21,7 @@ from course_lib.kernels.attention_tiles import Tiles
 
 SPECIALIZED_TILES = Tiles(128, 128, warps=4, stages=2)
 SPECIALIZED_BLOCK_D = 128
-# The first kernel call of a program makes its descriptors, which short sequences don't repay.
+# Each program makes its descriptors first, which short sequences don't repay.
 SPECIALIZED_LEAST_KEYS = 2048
 TRITON_VERSIONS_RUN = ("3.6",)
 
@@ -35,8 +36,8 @@ def flash_attention_specialized_kernel(
     query_heads, heads_per_key_head, query_length, key_length, scale_log2,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_M queries of one head against all keys, whose number is a multiple of BLOCK_N."""
-    query_blocks = tl.cdiv(query_length, BLOCK_M)
+    """One program: BLOCK_M queries of one head against all keys. The lengths are multiples of BLOCK_M and BLOCK_N."""
+    query_blocks = query_length // BLOCK_M
     batch_and_head = tl.program_id(0) // query_blocks
     first_query = tl.program_id(0) % query_blocks * BLOCK_M
     batch = (batch_and_head // query_heads).to(tl.int64)
@@ -72,11 +73,11 @@ def flash_attention_specialized_kernel(
     if lse_pointer is not None:
         rows = first_query + tl.arange(0, BLOCK_M)
         lse_row = lse_pointer + batch_and_head.to(tl.int64) * query_length
-        tl.store(lse_row + rows, log_sum_exp, mask=rows < query_length)
+        tl.store(lse_row + rows, log_sum_exp)
 
 
-def specialization_pays(arch: int, key: torch.Tensor, block_d: int, masked: bool) -> bool:
-    """Whether the kernel above is right, and faster than the others, for keys of [batch, heads, length, head_dim]."""
+def specialization_pays(arch: int, query: torch.Tensor, key: torch.Tensor, block_d: int, masked: bool) -> bool:
+    """Whether the kernel above is right, and faster than the others, on these [batch, heads, length, head_dim]."""
     return (
         arch == 90
         and triton.__version__.startswith(TRITON_VERSIONS_RUN)
@@ -85,6 +86,7 @@ def specialization_pays(arch: int, key: torch.Tensor, block_d: int, masked: bool
         and block_d == SPECIALIZED_BLOCK_D
         and key.shape[2] >= SPECIALIZED_LEAST_KEYS
         and key.shape[2] % SPECIALIZED_TILES.key_rows == 0
+        and query.shape[2] % SPECIALIZED_TILES.query_rows == 0
     )
 
 

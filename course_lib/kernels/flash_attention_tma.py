@@ -111,21 +111,12 @@ def copy_engine_takes(*tensors: torch.Tensor) -> bool:
 
 
 def descriptors(query, key, value, output, tiles, block_d: int) -> list[TensorDescriptor]:
-    """What the copy engine needs to know of [batch, heads, length, head_dim] tensors, which it moves in tiles.
-
-    Without `tiles` the autotuner has yet to choose them; `set_tile_shapes` then puts its choice in.
-    """
-    rows = (tiles.query_rows, tiles.key_rows, tiles.key_rows, tiles.query_rows) if tiles else (1, 1, 1, 1)
+    """What the copy engine needs to know of [batch, heads, length, head_dim] tensors, which it moves in tiles."""
+    rows = (tiles.query_rows, tiles.key_rows, tiles.key_rows, tiles.query_rows)
     return [
         TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1, 1, tile_rows, block_d])
         for tensor, tile_rows in zip((query, key, value, output), rows)
     ]
-
-
-def set_tile_shapes(arguments: dict) -> None:
-    """Tell the descriptors of a launch which tiles the autotuner chose."""
-    for name, rows in (("queries", "BLOCK_M"), ("keys", "BLOCK_N"), ("values", "BLOCK_N"), ("outputs", "BLOCK_M")):
-        arguments[name].block_shape = [1, 1, arguments[rows], arguments["BLOCK_D"]]
 
 
 def compile_cases() -> list[CompileCase]:

@@ -57,24 +57,40 @@ def normalise(weights, total, ZERO_EMPTY_ROWS: tl.constexpr):
 
 
 @triton.jit
+def softmax_of_whole_rows(x_pointer, out_pointer, first_row, rows, columns, x_stride, out_stride,
+                          BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, ZERO_EMPTY_ROWS: tl.constexpr):
+    """Read BLOCK_ROWS rows, and write their softmax: 2 elements moved for each element."""
+    row = (first_row + tl.arange(0, BLOCK_ROWS))[:, None]  # [BLOCK_ROWS, 1]
+    column = tl.arange(0, BLOCK_COLUMNS)[None, :]  # [1, BLOCK_COLUMNS]
+    inside = (row < rows) & (column < columns)
+    x = tl.load(x_pointer + row * x_stride + column, mask=inside, other=float("-inf")).to(tl.float32)
+    weights = exponential(x, tl.max(x, axis=1, keep_dims=True))  # [BLOCK_ROWS, BLOCK_COLUMNS]
+    out = normalise(weights, tl.sum(weights, axis=1, keep_dims=True), ZERO_EMPTY_ROWS)
+    tl.store(out_pointer + row * out_stride + column, out.to(out_pointer.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def softmax_one_pass_kernel(x_pointer, out_pointer, rows, column_groups, x_stride_groups, out_stride_groups,
                             GROUP: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
-                            STAGES: tl.constexpr, ZERO_EMPTY_ROWS: tl.constexpr):
-    """One program: BLOCK_ROWS whole rows at a time. 2 elements moved for each element.
+                            ZERO_EMPTY_ROWS: tl.constexpr):
+    """One program: BLOCK_ROWS whole rows.
 
     Columns and strides come as numbers of groups of GROUP elements, so that the compiler knows what divides them: it
     then loads a group at once, also where the number of columns is not a multiple of 16.
     """
-    column = tl.arange(0, BLOCK_COLUMNS)[None, :]  # [1, BLOCK_COLUMNS]
-    for tile in tl.range(tl.program_id(0), tl.cdiv(rows, BLOCK_ROWS), tl.num_programs(0), num_stages=STAGES):
-        row = (tl.cast(tile, tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))[:, None]  # [BLOCK_ROWS, 1]
-        inside = (row < rows) & (column < column_groups * GROUP)
-        x_pointers = x_pointer + row * (x_stride_groups * GROUP) + column
-        x = tl.load(x_pointers, mask=inside, other=float("-inf")).to(tl.float32)  # [BLOCK_ROWS, BLOCK_COLUMNS]
-        weights = exponential(x, tl.max(x, axis=1, keep_dims=True))
-        out = normalise(weights, tl.sum(weights, axis=1, keep_dims=True), ZERO_EMPTY_ROWS)
-        out_pointers = out_pointer + row * (out_stride_groups * GROUP) + column
-        tl.store(out_pointers, out.to(out_pointer.dtype.element_ty), mask=inside)
+    first_row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS
+    softmax_of_whole_rows(x_pointer, out_pointer, first_row, rows, column_groups * GROUP, x_stride_groups * GROUP,
+                          out_stride_groups * GROUP, BLOCK_ROWS, BLOCK_COLUMNS, ZERO_EMPTY_ROWS)
+
+
+@triton.jit
+def softmax_one_pass_prefetch_kernel(x_pointer, out_pointer, rows, column_groups, x_stride_groups, out_stride_groups,
+                                     GROUP: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+                                     ZERO_EMPTY_ROWS: tl.constexpr):
+    """One program: one row after another, the next ones on their way to shared memory while it works on one."""
+    for row in tl.range(tl.program_id(0), rows, tl.num_programs(0), num_stages=STAGES):
+        softmax_of_whole_rows(x_pointer, out_pointer, tl.cast(row, tl.int64), rows, column_groups * GROUP,
+                              x_stride_groups * GROUP, out_stride_groups * GROUP, 1, BLOCK_COLUMNS, ZERO_EMPTY_ROWS)
 
 
 @triton.jit
@@ -198,14 +214,21 @@ def launch_one_pass(matrix: torch.Tensor, out: torch.Tensor, zero_empty_rows: bo
     block_columns = triton.next_power_of_2(columns)
     block_rows = max(1, TILE_ELEMENTS // block_columns)
     group = math.gcd(columns, matrix.stride(0), out.stride(0), LARGEST_GROUP)
-    programs, stages = triton.cdiv(rows, block_rows), 1
-    if block_columns * matrix.element_size() == PREFETCH_BYTES and matrix.element_size() < 4 and machine().sm_count:
-        programs, stages = min(programs, PREFETCH_PROGRAMS_PER_SM * machine().sm_count), PREFETCH_STAGES
-    softmax_one_pass_kernel[(programs,)](
-        matrix, out, rows, columns // group, matrix.stride(0) // group, out.stride(0) // group, GROUP=group,
-        BLOCK_ROWS=block_rows, BLOCK_COLUMNS=block_columns, STAGES=stages, ZERO_EMPTY_ROWS=zero_empty_rows,
-        num_warps=warps_for(block_rows * block_columns),
-    )  # fmt: skip
+    arguments = (matrix, out, rows, columns // group, matrix.stride(0) // group, out.stride(0) // group)
+    constants = {"GROUP": group, "BLOCK_COLUMNS": block_columns, "ZERO_EMPTY_ROWS": zero_empty_rows}
+    warps = warps_for(block_rows * block_columns)
+    itemsize = matrix.element_size()
+    if itemsize < 4 and block_columns * itemsize == PREFETCH_BYTES and has_room_for_prefetch():
+        programs = min(rows, PREFETCH_PROGRAMS_PER_SM * machine().sm_count)
+        softmax_one_pass_prefetch_kernel[(programs,)](*arguments, **constants, STAGES=PREFETCH_STAGES, num_warps=warps)
+    else:
+        programs = triton.cdiv(rows, block_rows)
+        softmax_one_pass_kernel[(programs,)](*arguments, **constants, BLOCK_ROWS=block_rows, num_warps=warps)
+
+
+def has_room_for_prefetch() -> bool:
+    """Whether shared memory holds the rows on their way: on Hopper it does. Never in the interpreter."""
+    return machine().tier != "none" and machine().shared_memory_per_block_bytes >= PREFETCH_STAGES * PREFETCH_BYTES
 
 
 def warps_for(tile_elements: int) -> int:
@@ -218,12 +241,13 @@ def compile_cases() -> list[CompileCase]:
     pointers = {"x_pointer": "*bf16", "out_pointer": "*bf16"}
     groups = dict.fromkeys(("rows", "column_groups", "x_stride_groups", "out_stride_groups"), "i32")
     looped = pointers | dict.fromkeys(("columns", "x_stride", "out_stride"), "i32")
-    constants = {"GROUP": 8, "BLOCK_ROWS": 1, "BLOCK_COLUMNS": AUTO_ONE_PASS_COLUMNS, "STAGES": 1,
-                 "ZERO_EMPTY_ROWS": False}  # fmt: skip
-    cases = [CompileCase(
-        softmax_one_pass_kernel, pointers | groups, constants, num_warps=warps_for(AUTO_ONE_PASS_COLUMNS),
-        archs=(80, 90), label="of the widest row",
-    )]  # fmt: skip
+    constants = {"GROUP": 8, "BLOCK_COLUMNS": AUTO_ONE_PASS_COLUMNS, "ZERO_EMPTY_ROWS": False}
+    cases = [
+        CompileCase(softmax_one_pass_kernel, pointers | groups, constants | {"BLOCK_ROWS": 1},
+                    num_warps=warps_for(AUTO_ONE_PASS_COLUMNS), archs=(80, 90)),
+        CompileCase(softmax_one_pass_prefetch_kernel, pointers | groups, constants | {"STAGES": PREFETCH_STAGES},
+                    num_warps=warps_for(AUTO_ONE_PASS_COLUMNS), archs=(90,)),
+    ]  # fmt: skip
     for kernel in (softmax_three_pass_kernel, softmax_online_kernel):
         constants = {"BLOCK_COLUMNS": TILE_COLUMNS, "ZERO_EMPTY_ROWS": False}
         cases.append(CompileCase(kernel, looped, constants, num_warps=TILE_WARPS, archs=(80, 90)))

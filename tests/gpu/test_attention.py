@@ -1,11 +1,10 @@
 """Attention and softmax compiled and run on the GPU: right on what the interpreter can't afford, lean and fast."""
 import math
+from random import Random
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from course_lib.hardware.device import machine, supports_bfloat16
@@ -41,27 +40,28 @@ def assert_as_good_as_sdpa(query, key, value, tiles=None, causal=False, window=N
     assert torch.allclose(lse.double().masked_fill(empty, 0), expected_lse.masked_fill(empty, 0), rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
-@settings(max_examples=85, phases=[Phase.explicit, Phase.reuse, Phase.generate])
-@given(data=st.data())
-def test_any_shape_strides_and_mask_are_right(dtype, data):
-    draw = data.draw
-    torch.manual_seed(draw(st.integers(0, 1000)))
-    batch, (key_heads, group) = draw(st.integers(1, 3)), draw(st.sampled_from([(1, 1), (1, 3), (2, 2), (4, 1)]))
-    query_length, key_length = draw(st.integers(1, 400)), draw(st.integers(1, 400))
-    head_dim = draw(st.sampled_from([40, 64]))
-    layout = draw(st.sampled_from(["contiguous", "length first", "odd strides"]))
+@pytest.mark.parametrize("seed", range(28))
+def test_any_shape_strides_dtype_and_mask_are_right(seed):
+    """Ten times as many draws as in the interpreter."""
+    torch.manual_seed(seed)
+    draw = Random(seed)
+    for _ in range(9):
+        batch, (key_heads, group) = draw.randint(1, 3), draw.choice([(1, 1), (1, 3), (2, 2), (4, 1)])
+        query_length, key_length = draw.randint(1, 400), draw.randint(1, 400)
+        head_dim, dtype = draw.choice([40, 64]), draw.choice([torch.float32, *HALVES])
+        layout = draw.choice(["contiguous", "length first", "odd strides"])
+        inputs = [make(layout, batch, heads, length, head_dim, dtype) for heads, length in
+                  ((key_heads * group, query_length), (key_heads, key_length), (key_heads, key_length))]  # fmt: skip
+        mask = {"causal": draw.random() < 0.5, "window": draw.choice([None, None, 0, 1, 31, 32, 100, 1000])}
+        assert_as_good_as_sdpa(*inputs, tiles=SMALL, **mask)
 
-    def make(heads, length):
-        if layout == "length first":
-            return random(batch, length, heads, head_dim, dtype=dtype).transpose(1, 2)
-        if layout == "odd strides":  # not multiples of 16 bytes: the kernel that computes its own addresses
-            return random(batch, heads, length, head_dim + 3, dtype=dtype)[..., :head_dim]
-        return random(batch, heads, length, head_dim, dtype=dtype)
 
-    inputs = make(key_heads * group, query_length), make(key_heads, key_length), make(key_heads, key_length)
-    window = draw(st.sampled_from([None, None, 0, 1, 31, 32, 100, 1000]))
-    assert_as_good_as_sdpa(*inputs, tiles=SMALL, causal=draw(st.booleans()), window=window)
+def make(layout, batch, heads, length, head_dim, dtype):
+    if layout == "length first":
+        return random(batch, length, heads, head_dim, dtype=dtype).transpose(1, 2)
+    if layout == "odd strides":  # not multiples of 16 bytes: the kernel that computes its own addresses
+        return random(batch, heads, length, head_dim + 3, dtype=dtype)[..., :head_dim]
+    return random(batch, heads, length, head_dim, dtype=dtype)
 
 
 @pytest.mark.parametrize("head_dim, dtype", [(16, HALVES[0]), (64, HALVES[-1]), (96, HALVES[0]), (128, HALVES[-1]),
@@ -74,7 +74,8 @@ def test_the_tuned_kernels_are_right(dtype, head_dim, causal):
 
 @pytest.mark.parametrize("query_length", [1, 127, 128, 129, 1000, 2048])
 def test_the_specialised_kernel_is_right(query_length):
-    """Triton 3.6 gave NaN for other tiles and masks of this form, so all its rows are looked at."""
+    """A mask on its log-sum-exp left half of the rows wrong (Triton 3.6), so every row is looked at; lengths that would
+    need one go to another kernel."""
     for dtype in HALVES:
         query = random(1, 4, query_length, 128, dtype=dtype)
         for key_length in (2048, 2176, 4096):
