@@ -1,0 +1,37 @@
+"""Gluon under one set of names, whatever Triton calls them: what was renamed between 3.6 and 3.9 is settled here.
+
+Gluon is Triton's lower level: the same Python, but the kernel chooses each tile's layout in registers or shared memory,
+issues copies and matrix products itself, and says when to wait for them. It has no interpreter.
+
+Importing this module raises an ImportError, in one sentence, on a Triton without the parts for Hopper.
+"""
+import triton
+
+try:
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia.hopper import (
+        fence_async_shared,
+        mbarrier,
+        tma,
+        warpgroup_mma,
+        warpgroup_mma_init,
+        warpgroup_mma_wait,
+    )
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    # 3.9 keeps the names of 3.6 only to raise; 3.6 doesn't know those of 3.9.
+    if hasattr(tma, "async_load"):
+        load_tile, store_tile = tma.async_load, tma.async_store
+    else:
+        load_tile, store_tile = tma.async_copy_global_to_shared, tma.async_copy_shared_to_global
+    wait_for_stores = tma.store_wait
+except (ImportError, AttributeError) as error:
+    raise ImportError(
+        f"Triton {triton.__version__} lacks a part of Gluon for Hopper ({error}); install Triton 3.6 to 3.9."
+    ) from error
+
+__all__ = [
+    "TensorDescriptor", "fence_async_shared", "gl", "gluon", "load_tile", "mbarrier", "store_tile", "wait_for_stores",
+    "warpgroup_mma", "warpgroup_mma_init", "warpgroup_mma_wait",
+]  # fmt: skip

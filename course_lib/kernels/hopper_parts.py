@@ -1,0 +1,144 @@
+"""The parts of attention on Hopper: which tile a program works on, which keys it needs, and softmax on registers.
+
+A warp group (four warps, 128 threads) multiplies 64 rows at a time. The result of `wgmma` lies in registers as the
+hardware prescribes (`NVMMADistributedLayout`): warp w holds rows 16w to 16w + 15, and of each row four neighbouring
+threads hold all the columns. So a row's maximum costs two exchanges between threads, and the weights lie where the next
+product expects its left operand: they never leave the registers.
+"""
+from course_lib.kernels.gluon_compat import gl, gluon, mbarrier
+
+LN_2 = gl.constexpr(0.6931471805599453)
+
+
+@gluon.jit
+def tile_of(ticket, batch, query_heads, query_length, heads_at_once, TILE_ROWS: gl.constexpr):
+    """(batch index, head, first query) of the tile with this number: the order in which tiles are handed out.
+
+    A few heads at once, as many as leave their keys and values in the L2 cache; of these the last queries first, which
+    see the most keys under a causal mask: long tiles early, short ones to fill the gaps at the end.
+    """
+    heads = batch * query_heads
+    query_tiles = gl.cdiv(query_length, TILE_ROWS)
+    group = ticket // (heads_at_once * query_tiles)
+    place = ticket % (heads_at_once * query_tiles)
+    first_head = group * heads_at_once
+    heads_here = gl.minimum(heads_at_once, heads - first_head)
+    batch_and_head = first_head + place % heads_here
+    query_tile = query_tiles - 1 - place // heads_here
+    return batch_and_head // query_heads, batch_and_head % query_heads, query_tile * TILE_ROWS
+
+
+@gluon.jit
+def draw_ticket(counter, tiles):
+    """The number of the next tile for this program; tiles or more when there is none left.
+
+    Every program begins with the tile of its own number, so the counter stands for the tiles after those. Each program
+    draws once in vain, which makes `tiles` draws in all: the last one leaves the counter at 0 for the next launch.
+    """
+    drawn = gl.atomic_add(counter, 1)
+    gl.store(counter, 0, mask=drawn == tiles - 1)
+    return gl.num_programs(0) + drawn
+
+
+@gluon.jit
+def write_ticket(slot, ticket):
+    """Puts a ticket where the other groups of warps read it, a slot [1] in shared memory; returns it."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    slot.store(gl.full([1], ticket, gl.int32, LAYOUT))
+    return ticket
+
+
+@gluon.jit
+def read_ticket(slot):
+    """The ticket in a slot [1], as a number."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    return gl.max(slot.load(LAYOUT), axis=0)
+
+
+@gluon.jit
+def key_blocks(first_position, key_length, band, TILE_ROWS: gl.constexpr, BLOCK_N: gl.constexpr):
+    """The blocks of keys that a tile of queries, the first at first_position, has to read, counted from the first key.
+
+    Returns begin, whole_begin, whole_end, end. Blocks are taken from the last to the first: those in [whole_end, end)
+    under a mask, at least one (possibly of hidden keys only: a pipeline wants work), then [whole_begin, whole_end),
+    which every query sees whole, then [begin, whole_begin) under a mask again.
+    """
+    keys_before, keys_after = band
+    last_position = gl.minimum(first_position + TILE_ROWS, key_length) - 1
+    begin = 0
+    whole_begin = 0
+    whole_end = key_length // BLOCK_N
+    end = gl.cdiv(key_length, BLOCK_N)
+    if keys_after is not None:
+        end = gl.minimum(end, gl.cdiv(gl.maximum(last_position + keys_after + 1, 0), BLOCK_N))
+        whole_end = gl.minimum(whole_end, gl.maximum(first_position + keys_after + 1, 0) // BLOCK_N)
+    end = gl.maximum(end, 1)
+    if keys_before is not None:
+        begin = gl.minimum(gl.maximum(first_position - keys_before, 0) // BLOCK_N, end - 1)
+        whole_begin = gl.cdiv(gl.maximum(last_position - keys_before, 0), BLOCK_N)
+    whole_end = gl.minimum(whole_end, end - 1)
+    whole_begin = gl.minimum(whole_begin, end - 1)
+    whole_end = gl.maximum(whole_end, whole_begin)
+    return begin, whole_begin, whole_end, end
+
+
+@gluon.jit
+def hide_scores(scores, query_positions, first_key, key_length, band):
+    """Scores [64, BLOCK_N] with minus infinity at the keys that a query does not see."""
+    keys_before, keys_after = band
+    BLOCK_N: gl.constexpr = scores.shape[1]
+    columns: gl.constexpr = gl.SliceLayout(0, scores.type.layout)
+    key_positions = first_key + gl.arange(0, BLOCK_N, layout=columns)  # [BLOCK_N]
+    seen_end = gl.full_like(query_positions, 0) + key_length  # [64]
+    if keys_after is not None:
+        seen_end = gl.minimum(seen_end, query_positions + keys_after + 1)
+    visible = gl.expand_dims(key_positions, 0) < gl.expand_dims(seen_end, 1)  # [64, BLOCK_N]
+    if keys_before is not None:
+        seen_begin = query_positions - keys_before  # [64]
+        visible = visible & (gl.expand_dims(key_positions, 0) >= gl.expand_dims(seen_begin, 1))
+    return gl.where(visible, scores, float("-inf"))
+
+
+@gluon.jit
+def online_softmax(scores, running_max, running_sum, scale_log2, MASKED: gl.constexpr):
+    """Weighs a block of scores [64, BLOCK_N]; returns the weights, the factor for earlier work, and the new state.
+
+    The same step as in the portable kernel, but for the accumulator, which a matrix product still holds at this time,
+    and for running_sum, [64, 4]: each of the four threads of a row sums its own weights, and they meet after the last.
+    """
+    new_max = gl.maximum(running_max, gl.max(scores, axis=1) * scale_log2)  # [64]
+    reference_max = new_max
+    if MASKED:
+        # A row that has seen no key has the maximum -inf, and -inf - -inf is NaN: measure such a row from 0.
+        reference_max = gl.where(new_max == float("-inf"), 0.0, new_max)
+    weights = gl.exp2(scores * scale_log2 - gl.expand_dims(reference_max, 1))  # [64, BLOCK_N]
+    rescale = gl.exp2(running_max - reference_max)  # [64], 1 where the maximum did not grow
+    ROWS: gl.constexpr = gl.SliceLayout(1, running_sum.type.layout)
+    running_sum = running_sum * gl.expand_dims(gl.convert_layout(rescale, ROWS, assert_trivial=True), 1)
+    running_sum += sum_by_thread(weights)  # [64, 4]
+    return weights, rescale, new_max, running_sum
+
+
+@gluon.jit
+def sum_by_thread(weights):
+    """The sums of a row's weights, one for each of the four threads that hold it: [64, BLOCK_N] -> [64, 4]."""
+    ROWS: gl.constexpr = weights.shape[0]
+    COLUMNS: gl.constexpr = weights.shape[1]
+    by_thread = weights.reshape([ROWS, COLUMNS // 8, 4, 2])  # wgmma deals a row's columns out in pairs
+    return gl.sum(gl.sum(by_thread, axis=3), axis=1)
+
+
+@gluon.jit
+def finish_rows(running_max, running_sum):
+    """The factor of a finished row's output and its log-sum-exp (natural); 0 and -inf for a row that saw no key."""
+    total = gl.where(running_sum == 0.0, 1.0, running_sum)  # [64]
+    return 1.0 / total, (running_max + gl.log2(total)) * LN_2
+
+
+@gluon.jit
+def new_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    """COUNT barriers in shared memory, each of which completes a phase after that many arrivals."""
+    barriers = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for index in gl.static_range(COUNT):
+        mbarrier.init(barriers.index(index), count=ARRIVALS)
+    return barriers
