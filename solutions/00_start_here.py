@@ -22,10 +22,10 @@ import triton.language as tl
 # ## Your machine
 #
 # Where there is an NVIDIA GPU from the T4 on, kernels are compiled for it and run there. Where there is none, they run
-# in Triton's interpreter: the same source, the same results, one program after the other on the CPU, about half a
-# millisecond for each. You can then learn to write kernels and to count what they move. What you cannot do is time
-# them, and this course never pretends otherwise: without a GPU, timings are taken of PyTorch on your CPU, whose memory
-# obeys the same laws at a fraction of the speed.
+# in Triton's interpreter: the same source and, but for a few things that a check names, the same results; one program
+# after the other on the CPU, about half a millisecond for each. You can then learn to write kernels and to count what
+# they move. What you cannot do is time them, and this course never pretends otherwise: without a GPU, timings are taken
+# of PyTorch on your CPU, whose memory obeys the same laws at a fraction of the speed.
 #
 # `doctor()` says which of the two it is, and what to do about anything that is not as it should be.
 
@@ -48,7 +48,8 @@ draw_blocks(length=10, block=4)
 # %% [markdown]
 # A program learns one thing from the outside, its number, and works out everything else from it: which elements are
 # mine? Program 2 finds that two of its four positions lie past the end. It must neither read nor write there, and says
-# so with a *mask*.
+# so with a *mask*. (A program 3 would find all of its positions past the end and do nothing. One program too many is
+# harmless; one too few leaves elements out.)
 #
 # Here is the whole of it for `result = factor * x`, first the kernel, then the function that launches it. Four lines of
 # the kernel do what all kernels of this course do: find the offsets, mask, load, store.
@@ -78,38 +79,45 @@ x = torch.randn(512, device=default_device())
 torch.equal(first_try(x, 3.0), 3.0 * x)
 
 # %% [markdown]
-# `tl.load` and `tl.store` take a pointer for each element: `x_pointer + offsets` is a block of 256 addresses. `BLOCK`
-# is a `tl.constexpr`, a number that the compiler knows; `tl.arange` needs a power of two. The square brackets hold the
-# *grid*, how many programs there are.
+# A tensor that is passed at the launch arrives in the kernel as a bare pointer to its first element. There is no
+# `x.shape` and no `x[i]` in there, which is why the length is handed over as well. `tl.load` and `tl.store` take a
+# pointer for each element: `x_pointer + offsets` is a block of 256 addresses. A lane whose mask is off reads nothing
+# and writes nothing, and the value it holds in between means nothing.
+#
+# The kernel's `BLOCK` is a parameter, a `tl.constexpr`, which is a number that the compiler knows; `tl.arange` needs a
+# power of two. The launcher passes it, and that this cell's global has the same name is a convenience: `BLOCK=256`
+# would do as well. The square brackets hold the *grid*, how many programs there are. It is a tuple of up to three
+# numbers, hence the comma in `(programs,)`, and `tl.program_id(0)` is a program's number along the first of them.
 #
 # On 512 elements the result is right to the last bit. That is how most wrong kernels look to the person who wrote them.
 #
 # ## A check that fails
 #
-# `check` takes an exercise's number and your function. It draws new inputs each time, chosen to be unkind: one
-# element, a prime number of them, one more or less than a block, huge values, odd strides. Your code runs in a process
-# of its own and is compared with a float64 result. Predict first: which of the cases will this one get wrong?
+# `check` takes an exercise's number and your function. It draws new inputs each time, chosen to be unkind: one element,
+# a prime number of them, one more or less than a block, huge values, in later chapters odd strides too. Your code runs
+# in a process of its own and is compared with a float64 result. Predict first: which of the cases will this one get
+# wrong?
 
 # %%
 check("0.1", first_try)
 
 # %% [markdown]
 # Read the card from the top. The first lines say in which case it went wrong, and where in the result. *Likely cause*
-# is there when the wrong result is exactly what a known mistake makes of these inputs: not a guess from the source,
-# which the check does not look at. The strip shows the wrong elements in orange. Below it stands each case with its
-# own outcome.
+# is there when what came out is what a known mistake makes of these inputs: it is told from the results and from what
+# the kernel read and wrote, not from the source, which the check does not look at. Where no known mistake fits, it is
+# left out. The strip shows the wrong elements in orange. Below it stands each case with its own outcome.
 #
 # The result's memory is filled with NaN before your kernel sees it, so an element that no program writes cannot look
 # right by accident.
 #
 # ## A check that passes
 #
-# Now yours. An exercise's cell begins with its number, and you replace the two lines at `YOUR CODE HERE`. Keep the
-# function's name. The cell has to stand alone, since it is sent to the check by itself; `torch`, `triton`, `tl`, `np`,
-# `math` and `F` are there without an import.
+# Now yours. An exercise's cell begins with its number. You replace the comment `YOUR CODE HERE` and the line below it,
+# a `raise` or a `pass`, by as many lines as you need. Keep the function's name. The cell has to stand alone, since it
+# is sent to the check by itself; `torch`, `triton`, `tl`, `np`, `math` and `F` are there without an import.
 #
-# Only one line is missing in this one. Take more than a minute? `hint("0.1")` gives a nudge, and each further call a
-# stronger one.
+# Only one line is missing in this one. (`triton.cdiv` is made for launchers and `tl.cdiv` for kernels. The interpreter
+# takes either in a launcher; on a GPU the second raises an error.)
 
 # %%
 # Exercise 0.1 · Scale a vector of any length
@@ -149,9 +157,11 @@ best_scale = check("0.1", scale).best
 # %% [markdown]
 # `check(...).best` is your function once it has passed, and the course's own until then. So the cells further down work
 # whether you have solved the exercise or not, and you can read on and come back.
+#
+# Taking more than a minute? `hint("0.1")` gives a nudge, and each further call a stronger one. Remove the `#` to ask.
 
 # %%
-hint("0.1")
+# hint("0.1")
 
 # %% [markdown]
 # `solution("0.1")` shows the course's answer. Looking costs nothing and is remembered; writing it yourself is what you
@@ -242,7 +252,8 @@ x[:3]  # still here
 # ## Your first kernel
 #
 # This one you write yourself, kernel and launcher: the vector backwards. The kernel has the four lines of the one
-# above, and one of them reads somewhere else. Before you begin, answer on paper: for position `i` of the result, which
+# above, and one of them reads somewhere else. There is no global `BLOCK` in this cell: your launcher passes the number,
+# `BLOCK=256` say, by the parameter's name. Before you begin, answer on paper: for position `i` of the result, which
 # element of `x` is it? And is the mask about the position written or the position read?
 
 
@@ -292,7 +303,8 @@ progress()
 # %% [markdown]
 # A terminal offers the same: `python -m course_lib check notebooks/00_start_here.ipynb` checks a whole notebook,
 # `python -m course_lib progress` prints where you stand, and `python -m course_lib reset 00` gives you a fresh
-# notebook and keeps a dated copy of yours.
+# notebook and keeps a dated copy of yours. (Close the notebook's tab before a reset, or its autosave writes the old one
+# back.)
 #
 # **Next.** In [01 · The memory hierarchy and the roofline](01_memory_hierarchy_and_roofline.ipynb) you count what a
 # kernel moves, measure what your machine can do, and find out what the chip does with the other 98 % of the time.

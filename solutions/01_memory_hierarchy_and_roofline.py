@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 01 · The memory hierarchy and the roofline
 #
-# **The question.** Two sums over the same count of float32 numbers: the same additions, millions of them. One takes ten
-# times as long as the other. What is it that takes the time?
+# **The question.** Two sums over the same count of float32 numbers: the same additions, millions of them. One takes
+# many times as long as the other. What is it that takes the time?
 #
 # An H100 does 989 million million FLOPs in a second, and moves 3.35 million million bytes from its memory. Divide: in
 # the time it takes to fetch *one byte* it could do 295 operations. Most of what a transformer does while it generates
@@ -52,8 +52,9 @@ print(f"16 apart:   {format_seconds(far.median)}, {far.median / close.median:.1f
 # %% [markdown]
 # Memory does not hand out single numbers. A GPU fetches *sectors* of 32 bytes, a CPU *lines* of 64; ask for four bytes
 # and the other 28 or 60 come along. The second sum uses one number of each piece that it fetches, so up to 8 or 16
-# times as many bytes travel for it. The additions never mattered. What you saw is the price of bytes, and the first
-# rule of this course: **count the bytes that move, not the operations.**
+# times as many bytes travel for it. (On a CPU it may be far more than 16 times as long: fetching ahead suffers too, and
+# PyTorch adds scattered numbers without vector instructions.) The count of additions never mattered. What you saw is
+# the price of bytes, and the first rule of this course: **count the bytes that move, not the operations.**
 #
 # ## Where bytes wait
 #
@@ -66,11 +67,13 @@ print(f"16 apart:   {format_seconds(far.median)}, {far.median / close.median:.1f
 # | registers | 256 KiB on each of 132 multiprocessors, 33 MiB | above 100 TB/s | the compiler, from your values |
 # | shared memory and L1 | 256 KiB on each, 33 MiB | about 30 TB/s | you, by tiles; L1 by itself |
 # | L2 cache | 50 MiB | 5 to 7 TB/s | the hardware |
-# | HBM, "global memory" | 80 GB | 3.35 TB/s | your tensors live here |
+# | HBM, "global memory" | 80 GiB | 3.35 TB/s | your tensors live here |
 # | the host's memory, over PCIe | terabytes | 0.06 TB/s | your data loader |
 #
 # The second and third row's speeds depend on how one measures; the datasheet states only the fourth. So let us measure
-# the machine you have. The first call takes some seconds, and the result is remembered for every later chapter.
+# the machine you have. Close what else is running first: the call takes some seconds, and its result is remembered for
+# every later chapter. If something reaches far more than 100 % of a ceiling later on, the ceiling was measured on a
+# busy machine. Then run `here = ceilings(refresh=True)` and go on.
 
 # %%
 from course_lib.hardware.ceilings import ceilings
@@ -87,9 +90,14 @@ figures = {
     "cost of a launch": format_seconds(here.launch_overhead),
 }
 for what, figure in figures.items():
-    print(f"{what:<32}{figure or 'not measured here'}")
+    if figure:  # the two lines on caches are for one kind of device each
+        print(f"{what:<32}{figure}")
 
 # %% [markdown]
+# The memory has two speeds, since reading alone and copying do not cost it the same. This chapter uses both, each for
+# one purpose. The *roof* of a plot is the larger of the two, as it is meant to be what no kernel passes. A *prediction*
+# for a kernel that reads and writes takes the copy's, as the copy does the same.
+#
 # Here they are beside the stores that they belong to. Where the datasheet states a figure for your GPU, it stands next
 # to the measured one. About 90 % of the datasheet's bandwidth is what the best kernel gets; the rest goes into
 # refreshing the cells and turning the bus round between reads and writes.
@@ -128,7 +136,8 @@ def elementwise_cost(elements, inputs, flops_per_element, item_bytes):
         item_bytes: bytes of one element.
 
     Returns:
-        (flops, bytes): two integers; bytes are the least that must be read and written.
+        (flops, bytes): two integers; bytes are the least that must be read and written. A verdict calls the FLOPs
+        result[0] and the bytes result[1].
     """
     # BEGIN SOLUTION
     return elements * flops_per_element, (inputs + 1) * elements * item_bytes
@@ -222,9 +231,9 @@ for name, sheet in DATASHEETS.items():
     print(f"{name:<12}{format_capacity(sheet.memory_bytes):>9}{format_bandwidth(sheet.bandwidth):>12}"
           f"{format_flop_rate(sheet.matmul_rate['float16']):>16}{sheet.balance_point('float16'):>11.0f} FLOP/B")
 matmul_dtype = "float16" if on_gpu else "float32"
-own_balance = here.matmul_rate[matmul_dtype] / here.copy_bandwidth
-print(f"\nthis machine, measured: {format_bandwidth(here.copy_bandwidth)}, {matmul_dtype} matmul "
-      f"{format_flop_rate(here.matmul_rate[matmul_dtype])}, balance point {own_balance:.0f} FLOP/B")
+own_balance = here.matmul_rate[matmul_dtype] / here.memory_bandwidth  # the larger bandwidth: the roof
+print(f"\nthis machine, measured: {format_bandwidth(here.memory_bandwidth)}, {matmul_dtype} matmul "
+      f"{format_flop_rate(here.matmul_rate[matmul_dtype])}, balance point {own_balance:.3g} FLOP/B")
 
 # %% [markdown]
 # From the T4 to the B200 arithmetic grew 35 times and bandwidth 25 times, and the balance point stayed in the
@@ -267,8 +276,10 @@ def least_time(flops, bytes_moved, teraflops, gigabytes_per_second):
 best_balance_point, best_least_time = check("1.2", balance_point, least_time).best
 
 # %% [markdown]
-# With these two functions you can bound any operation on any device that exists or is announced. A row in which all
-# devices say *memory* is one that no faster tensor core will ever help.
+# With these two functions you can bound any operation on any device that exists or is announced. The rate below is that
+# of the float16 matrix units for every line. For `x + y` in float32 that flatters the device, since the ordinary units
+# that do it are 15 to 30 times slower; it is memory-bound all the same. A row in which all devices say *memory* is one
+# that no faster tensor core will ever help.
 
 # %%
 names = ("A100", "H100", "H200", "B200")
@@ -285,9 +296,11 @@ for operation, work in operations.items():
 # ## The roofline
 #
 # Draw the attainable rate over the intensity, both on logarithmic axes. Below the balance point it is bandwidth ×
-# intensity, a slope; above it the arithmetic rate, a flat roof. No kernel can lie above this line, and how far it lies
-# below says what there is to gain. The roofline of *this* machine, as measured, with some of PyTorch's operations on
-# it:
+# intensity, a slope; above it the arithmetic rate, a flat roof. No kernel that goes to memory can lie above this line,
+# and how far it lies below says what there is to gain. The roofline of *this* machine, as measured, with some of
+# PyTorch's operations on it. The copy does no FLOP and has an intensity of 0, which a logarithmic axis does not reach:
+# it stands at the left edge, and its height there is its bandwidth, read off the slope. Where two points nearly
+# coincide, one number is moved aside, and a line leads back to its place.
 
 # %%
 from course_lib.figures.roofline import Measured, roofline_plot
@@ -309,12 +322,17 @@ points = [
     Measured(Work(f"matmul of {size}", *best_matmul_cost(size, size, size, item), matmul_dtype),
              measure(lambda: left @ right)),
 ]
+for point in points:
+    if point.share_of_roof(here) > 1.2:
+        print(f"{point.work.name} lies above its roof: its data sat in a cache, or the ceilings were measured on a "
+              "busy machine. In that case: here = ceilings(refresh=True)")
 roofline_plot(here, points)
 
 # %% [markdown]
 # Read it twice. Along the slope sit the operations whose time is their bytes; improving their arithmetic would be work
-# for nothing. And the distance of each point from its roof is a grade: the copy and the addition are near it, and what
-# is not has something to gain that this course will teach you to name.
+# for nothing. And the distance of each point from its roof is a grade. On a GPU the copy and the addition are near it.
+# On a CPU, where reading alone can be much faster than copying, whatever also writes stays below. What is far from its
+# roof for no such reason has something to gain that this course will teach you to name.
 #
 # ## Coalescing: what a load really fetches
 #
@@ -397,9 +415,10 @@ for title, view in (("stride 1", known), ("any stride", unknown)):
     print(f"{title:<12}each thread: {loads}; {view.registers} registers")
 
 # %% [markdown]
-# A thread that owns four neighbouring floats fetches them with one 16-byte load, if the compiler can prove that they
-# are neighbours and aligned. Triton gives it that knowledge at each launch: a stride equal to 1 is compiled in, and
-# numbers and pointers divisible by 16 are marked as such. You do nothing for it, except not to hide it.
+# Four warps of 32 threads share the block of 1024, so a thread has 8 floats to load. If the compiler can prove that
+# four of them are neighbours and aligned, it fetches those four with one load of 16 bytes, the widest there is; if not,
+# each float is a load of its own. Triton gives it that knowledge at each launch: a stride equal to 1 is compiled in,
+# and numbers and pointers divisible by 16 are marked as such. You do nothing for it, except not to hide it.
 #
 # ## Vector add
 #
@@ -452,9 +471,8 @@ best_vector_add = check("1.3", vector_add).best
 def compared(what, bytes_moved, timing):
     """A prediction from bytes alone, and the measurement beside it, as a line of text."""
     predicted = bytes_moved / here.copy_bandwidth
-    return (f"{what:<34}{format_bytes(bytes_moved):>8}: predicted {format_seconds(predicted)}, "
-            f"measured {format_seconds(timing.median)}, {format_bandwidth(timing.bandwidth(bytes_moved))}, "
-            f"{predicted / timing.median:.0%} of the copy's")
+    return (f"{what:<32}{format_bytes(bytes_moved):>8}: predicted {format_seconds(predicted):>7}, "
+            f"measured {format_seconds(timing.median):>7}, {predicted / timing.median:4.0%} of the copy's speed")
 
 
 if on_gpu:
@@ -471,6 +489,18 @@ print(compared("PyTorch's x + y", 3 * x.nbytes, measure(lambda: torch.add(x, y, 
 #
 # The check counts your bytes: $4 \cdot \text{rows} \cdot \text{columns}$ read, $4 \cdot \text{rows}$ written, 5 % of
 # grace. A second pass over the matrix, or a copy of it, shows.
+#
+# The words that you need and have not met yet, all of them in
+# [Triton's language reference](https://triton-lang.org/main/python-api/triton.language.html):
+#
+# | in the kernel | what it does |
+# |---|---|
+# | `tl.zeros([BLOCK], dtype=tl.float32)` | a block of zeros, in registers |
+# | `for start in range(0, columns, BLOCK):` | a loop as in Python; its bounds may be known at run time only |
+# | `tl.load(pointers, mask=inside, other=0.0)` | `other` is what a lane with its mask off holds; else undefined |
+# | `values.to(tl.float32)` | the block in another dtype |
+# | `tl.sum(block, axis=0)` | reduces a block to one number, or a tile along one of its axes |
+# | `tl.store(result_pointer + row, number)` | one pointer and one number, no block and no mask |
 
 
 # %%
@@ -551,7 +581,8 @@ else:
 # | `relu(sum)` | sum | result |
 #
 # Seven tensors cross the bus, and four of these crossings carry values that no one asked for. One kernel that keeps
-# them in registers moves three. **Predict** the gain. Then write it.
+# them in registers moves three. **Predict** the gain. Then write it. One new word: `tl.maximum(block, 0.0)` compares
+# element by element, where `tl.max` would reduce the block to a single number. Python's own `max` is not for blocks.
 
 
 # %%
@@ -692,6 +723,9 @@ print(f"{format_flop_rate(here.fma_rate)} and {format_bandwidth(here.copy_bandwi
 # And now the kernel. On a GPU the chain is a Triton kernel and its values stay in registers. On a CPU it is PyTorch on
 # pieces that stay in the cache. The grey line is your prediction and knows nothing of the points. What disturbs a run
 # only ever makes it slower, so the turn is read from the fastest tenth of the runs.
+#
+# Expect a flat stretch and then a slope on a GPU. On a CPU expect a slope from the first steps on, gentle at first:
+# there the steps before the corner are not free, and the text below the picture says why.
 
 # %%
 from course_lib.figures.turning_point import draw_turning_point
@@ -699,7 +733,8 @@ from course_lib.kernels.fma_chain import fma_chain_work, run_fma_chain
 
 length = 2**27 if on_gpu else 2**24
 values, out = torch.rand(length, device=device), torch.empty(length, device=device)
-steps = sorted({max(1, round(predicted * 2.0**power)) for power in (-4, -3, -2, -1, 0, 1, 2, 3)})
+corner = max(1.0, predicted)
+steps = sorted({max(1, round(corner * 2.0**power)) for power in (-4, -3, -2, -1, 0, 1, 2, 3)})
 repeats = 50 if on_gpu else 9
 timings = [measure(partial(run_fma_chain, values, count, out=out), warmup=1, repeats=repeats) for count in steps]
 seconds = [timing.low for timing in timings]
@@ -725,6 +760,15 @@ draw_turning_point(
 roofline_plot(here, [Measured(fma_chain_work(length, count), timing) for count, timing in zip(steps, timings)])
 
 # %% [markdown]
+# ## The first question, answered
+#
+# Chapter 00 asked what an H200 does while it multiplies 16.8 million float32 numbers by a constant. The kernel reads 4
+# bytes and writes 4 for each number, $2 \cdot 4 \cdot 16.8$ million = 134 MB. At about 4.2 TB/s, of the 4.8 that the
+# datasheet states, they take 32 µs. The multiplications take half a microsecond if the multiply-add units do one each
+# in every cycle, some 34 million million a second. The intensity is 1/8 FLOP/byte, two orders of magnitude left of the
+# corner. So for 98 % of the time the arithmetic units wait for bytes. No better arithmetic will shorten that; only
+# fewer bytes will, and whoever fuses this multiplication into the kernel before it or after it gets it for nothing.
+#
 # ## What production systems do
 #
 # **Compilers fuse what is easy.** `torch.compile` turns chains of elementwise operations, with a reduction at their

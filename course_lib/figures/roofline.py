@@ -4,10 +4,12 @@ Both axes are logarithmic. The slope is memory: at an intensity of I FLOP/byte n
 lines are arithmetic. A kernel's distance below its own roof is what is left to gain without doing less work.
 """
 import dataclasses
+import itertools
 import math
 
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator
+from matplotlib.transforms import ScaledTranslation
 
 from course_lib.figures.style import (
     BLUE,
@@ -27,6 +29,7 @@ from course_lib.hardware.roofline import Work, arithmetic_rate, balance_point, f
 from course_lib.hardware.units import format_bandwidth, format_flop_rate, format_seconds, format_tick
 
 SHORT_NAMES = {"float8_e4m3fn": "float8"}
+MARKER = 15  # diameter of a kernel's mark [points]
 SAME_ROOF = 1.12  # rates this close are drawn as one line with both names
 
 
@@ -102,7 +105,7 @@ def limits(ceilings, points) -> tuple[float, float, float, float]:
     achieved = [point.work.flops / point.time for point in points if point.work.flops]
     achieved += [low_x * point.work.bytes / point.time for point in points if not point.work.flops]
     low_y = min([ceilings.memory_bandwidth * low_x / 2, *(value / 2 for value in achieved)])
-    return low_x, high_x, low_y, 3 * max(rates)
+    return low_x, high_x, low_y, max([3 * max(rates), *(value * 2 for value in achieved)])
 
 
 def draw_slopes(axes, ceilings, low_x: float) -> None:
@@ -150,12 +153,15 @@ def draw_roofs(axes, ceilings, roofs, high_x: float) -> None:
 
 def draw_balance_points(axes, ceilings, roofs, low_y: float) -> None:
     """Where the ordinary and the fastest matrix units turn from waiting for memory to waiting for arithmetic."""
-    for _, rate, color in {roofs[-1], next(roof for roof in roofs if roof[0] == "multiply-add")}:
+    corners = sorted({roofs[-1], next(roof for roof in roofs if roof[0] == "multiply-add")}, key=lambda roof: roof[1])
+    for _, rate, color in corners:
         ridge = balance_point(rate, ceilings.memory_bandwidth)
         axes.plot([ridge, ridge], [low_y, rate], color=color, linewidth=1, linestyle=(0, (2, 3)))
+        # Corners may lie close together: the name of the lower one then stands on its left.
+        left = len(corners) == 2 and rate == corners[0][1]
         axes.annotate(
-            f"balance {ridge:.3g}", (ridge, low_y), xytext=(4, 6), textcoords="offset points", rotation=90,
-            va="bottom", fontsize=10,
+            f"balance {ridge:.3g}", (ridge, low_y), xytext=(-4 if left else 4, 6), textcoords="offset points",
+            rotation=90, ha="right" if left else "left", va="bottom", fontsize=10,
         )  # fmt: skip
 
 
@@ -173,17 +179,32 @@ def draw_datasheet(axes, ceilings, low_x: float, high_x: float) -> None:
 
 
 def draw_points(axes, points, low_x: float, high_x: float) -> None:
-    """Numbered markers, small enough to stand side by side."""
+    """Numbered markers. One that would cover another stands beside its place, tied to a dot that marks it."""
+    taken: list[tuple[float, float]] = []
+    to_pixels, points_per_pixel = axes.transData, 72 / axes.figure.dpi
     for number, point in enumerate(points, start=1):
         intensity = min(max(point.work.intensity, low_x), high_x)
         rate = point.work.flops / point.time if point.work.flops else intensity * point.work.bytes / point.time
+        x, y = (value * points_per_pixel for value in to_pixels.transform((intensity, rate)))
+        shift = next(
+            shift for shift in itertools.count(0, MARKER + 6)
+            if all(math.dist((x + shift, y), other) > MARKER for other in taken)
+        )  # fmt: skip
+        taken.append((x + shift, y))
+        if shift:
+            axes.plot([intensity], [rate], marker="o", markersize=5, color=INK, linestyle="none", zorder=4,
+                      markeredgecolor="white", markeredgewidth=0.7, clip_on=False)  # fmt: skip
+            axes.annotate("", (intensity, rate), xytext=(shift, 0), textcoords="offset points", annotation_clip=False,
+                          arrowprops={"arrowstyle": "-", "color": INK, "linewidth": 1.2, "shrinkA": 0, "shrinkB": 0},
+                          zorder=4)  # fmt: skip
+        moved = to_pixels + ScaledTranslation(shift / 72, 0, axes.figure.dpi_scale_trans)
         axes.plot(
-            [intensity], [rate], marker="o", markersize=15, color=INK, markeredgecolor="white", linestyle="none",
-            zorder=5, clip_on=False,
+            [intensity], [rate], marker="o", markersize=MARKER, color=INK, markeredgecolor="white", linestyle="none",
+            zorder=5, clip_on=False, transform=moved,
         )  # fmt: skip
         axes.annotate(
-            str(number), (intensity, rate), color="white", ha="center", va="center_baseline", fontsize=9.5, zorder=6,
-            fontweight="bold", annotation_clip=False,
+            str(number), (intensity, rate), xytext=(shift, 0), textcoords="offset points", color="white", ha="center",
+            va="center_baseline", fontsize=9.5, zorder=6, fontweight="bold", annotation_clip=False,
         )  # fmt: skip
 
 

@@ -39,5 +39,5 @@ def draw_turning_point(steps, timings, predicted: float, measured: float, predic
     axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
     axes.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.16), ncols=2, borderaxespad=0)
-    axes.set_title("The chain is free until it turns")
+    axes.set_title("Where the chain turns from memory to arithmetic")
     return figure

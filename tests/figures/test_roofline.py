@@ -54,6 +54,29 @@ def test_no_label_of_the_roofline_covers_another(ceilings):
         assert not box.overlaps(other_box), f"{name!r} covers {other!r}"
 
 
+def test_the_names_of_two_near_corners_do_not_cover_each_other():
+    near = dataclasses.replace(CPU, matmul_rate={"float32": 1.15 * CPU.fma_rate})
+    names = [(name, box) for name, box in label_boxes(roofline_plot(near)) if name.startswith("balance")]
+    assert len(names) == 2 and not names[0][1].overlaps(names[1][1])
+
+
+def test_kernels_at_one_place_of_the_roofline_have_numbers_side_by_side():
+    crowd = [Measured(Work(f"kernel {n}", 2**28, 2**29), 0.02 * (1 + 0.01 * n)) for n in range(4)]
+    figure = roofline_plot(CPU, crowd)
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw(renderer)
+    numbers = [text.get_window_extent(renderer) for text in figure.axes[0].texts if text.get_text() in "1234"
+               and text.get_text()]  # fmt: skip
+    assert len(numbers) == 4
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(numbers, 2))
+
+
+def test_a_kernel_above_every_roof_is_still_in_the_picture():
+    impossible = Measured(Work("kernel", 2**40, 2**20), 2**40 / (50 * max(CPU.matmul_rate.values())))
+    axes = roofline_plot(CPU, [impossible]).axes[0]
+    assert axes.get_ylim()[1] > impossible.work.flops / impossible.time
+
+
 def test_every_label_is_inside_the_picture():
     figure = roofline_plot(GPU, POINTS)
     for name, box in label_boxes(figure):
