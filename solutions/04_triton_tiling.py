@@ -24,7 +24,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from course_lib.hardware.units import format_bytes, format_seconds
+from course_lib.hardware.units import format_bytes, format_flop_rate, format_seconds
 
 device = default_device()
 on_gpu = not interpreting()
@@ -57,7 +57,7 @@ print(f"{heads} heads, {length} × {length}, head dimension {head_dim}: {flops /
       f"one score matrix {format_bytes(matrix)}")
 for name, function in (("naive", naive_attention), ("tiled", F.scaled_dot_product_attention)):
     timing = measure(partial(function, query, key, value), warmup=1, seconds=0.6, device=device)
-    print(f"  {name}: {timing},  {flops / timing.median / 1e9:,.0f} GFLOP/s")
+    print(f"  {name}: {timing},  {format_flop_rate(timing.rate(flops))}")
 del query, key, value
 
 # %% [markdown]
