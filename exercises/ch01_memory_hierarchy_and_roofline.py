@@ -380,8 +380,8 @@ def _nothing_stored(right, shortest=2048):
     """A `when`: kernels were launched and none stored anything; short inputs may have had no program at all."""
 
     def when(case, seen, got):
-        if not seen.launches or case.args[0].numel() < shortest:
-            return False
+        if not isinstance(got, torch.Tensor) or not seen.launches or case.args[0].numel() < shortest:
+            return False  # no result means that it raised an error
         if not seen.traffic:
             return seen.unwritten == right(*case.args).numel()
         return not any(counts["stored"] or counts["atomic"] for counts in seen.traffic.values())
@@ -930,7 +930,9 @@ SCALE_ADD_RELU = Exercise(
                 result=lambda x, y, scale: (x * scale + y).abs()),
         Mistake("past_the_end", NOT_MASKED, when=_past_the_end),
         Mistake("last_element_missing", LAST_MISSING, when=_last_missing(fused_oracle)),
-        Mistake("only_first_block", ONLY_FIRST_BLOCK, when=_first_block_only(fused_oracle)),
+        Mistake("only_first_block",
+                ONLY_FIRST_BLOCK + " (Count them from `x.numel()`; a matrix's `x.shape[0]` is its number of rows.)",
+                when=_first_block_only(fused_oracle)),
         Mistake("blocks_overlap", OVERLAP, when=_blocks_overlap(fused_oracle)),
         Mistake("too_few_programs", ROUNDED_DOWN, when=_rounded_down(fused_oracle)),
         Mistake(

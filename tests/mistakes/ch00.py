@@ -87,6 +87,7 @@ def scale(x, factor):
         "only_first_block__2": reverse(programs="1"),
         "too_few_programs": reverse(programs="x.numel() // 256"),
         "past_the_end": reverse(mask="offsets > -1"),
+        "undefined_name": reverse(load="x_pointer + number - 1 - offsets"),
         "forbidden_operation": '''# Exercise 0.2 · Reverse a vector
 @triton.jit
 def copy_kernel(x_pointer, result_pointer, length, BLOCK: tl.constexpr):

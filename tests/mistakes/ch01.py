@@ -194,10 +194,12 @@ def vector_add(x, y):
     return torch.lerp(x, y, 0.5) * 2
 """,
         "forbidden_operation": changed(VECTOR_ADD, ("return result", "return x + y")),
+        "undefined_name": changed(VECTOR_ADD, ("x + y, mask=inside", "x + z, mask=inside")),
     },
     "1.4": {
         "nothing_stored": changed(
             ROW_SUM, ("tl.store(result_pointer + row, tl.sum(partial, axis=0))", "return tl.sum(partial, axis=0)")),
+        "undefined_name": changed(ROW_SUM, ("tl.sum(partial, axis=0)", "tl.sum(total, axis=0)")),
         "rows_for_columns": changed(ROW_SUM, ("x, result, columns,", "x, result, rows,")),
         "only_row_zero": changed(ROW_SUM, ("(rows,)](", "(triton.cdiv(rows, 1024),)](")),
         "only_row_zero__2": changed(ROW_SUM, ("tl.program_id(0)", "tl.program_id(1)")),
@@ -257,6 +259,7 @@ def row_sum(x):
         "relu_before_add": changed(FUSED, ("tl.maximum(scale * x + y, 0.0)", "tl.maximum(scale * x, 0.0) + y")),
         "nothing_stored": changed(
             FUSED, ("tl.store(result_pointer + offsets, tl.maximum(scale * x + y, 0.0), mask=inside)", "pass")),
+        "undefined_name": changed(FUSED, ("scale * x + y", "scale * x + z")),
         "rows_counted": changed(FUSED, ("    programs =", "    count = x.shape[0]\n    programs ="),
                                 ("triton.cdiv(x.numel(), 256)", "triton.cdiv(count, 256)"),
                                 ("scale, x.numel()", "scale, count")),
@@ -274,6 +277,7 @@ def row_sum(x):
         "past_the_end": changed(FUSED, (", mask=inside", "")),
         "last_element_missing": changed(FUSED, ("offsets < length", "offsets < length - 1")),
         "only_first_block": changed(FUSED, ("tl.program_id(0) * BLOCK + ", "")),
+        "only_first_block__2": changed(FUSED, ("triton.cdiv(x.numel(), 256)", "triton.cdiv(x.shape[0], 256)")),
         "blocks_overlap": changed(FUSED, ("tl.program_id(0) * BLOCK", "tl.program_id(0)")),
         "too_few_programs": changed(FUSED, ("triton.cdiv(x.numel(), 256)", "x.numel() // 256")),
         "several_kernels": changed(
