@@ -26,6 +26,7 @@ Source: Shah et al., FlashAttention-3, arXiv 2407.08608, Algorithm 2.
 """
 import functools
 import math
+from copy import copy
 from typing import NamedTuple
 
 import torch
@@ -357,14 +358,16 @@ class Arrangement(NamedTuple):
                 "TURNS": self.turns, "CONSUMER_REGISTERS": consumer, "PRODUCER_REGISTERS": producer}  # fmt: skip
 
 
-# By head dimension (padded), as measured on an H200. At 64 the exponentials are the limit, not the products: three
-# consumers keep them busier than two, and turns at the matrix units only hold them up.
-UNMASKED_64 = Arrangement(128, stages=4, query_buffers=2, consumers=3, turns=False)
-ARRANGEMENTS = {
+# At head dimension 64 the exponentials are the limit, not the products: three consumers keep them busier than two, and
+# turns at the matrix units would only hold them up. But a tile of 192 queries computes more behind a causal mask than
+# one of 128, which counts where sequences are short.
+THREE_CONSUMERS = Arrangement(128, stages=4, query_buffers=2, consumers=3, turns=False)
+TWO_CONSUMERS = {  # by head dimension, padded
     64: Arrangement(128, stages=4, query_buffers=2, consumers=2, turns=False),
     128: Arrangement(128, stages=2, query_buffers=2, consumers=2, turns=True),
     256: Arrangement(64, stages=2, query_buffers=1, consumers=2, turns=True),
 }
+LONG = 8192  # queries, from which three consumers win under a mask too
 L2_SHARE_BYTES = 16 * 2**20  # of keys and values in use at a time: a third of an H200's L2 cache
 
 
@@ -379,8 +382,9 @@ def flash_attention_hopper(query, key, value, *, causal=False, window=None, scal
         causal, window, scale, return_lse: see `flash_attention`.
         arrangement: an `Arrangement` to use; by head dimension when None.
 
-    Returns the output, contiguous, or (output, log-sum-exp [batch, query_heads, query_length]). One difference: a NaN
-    or an infinity in a key or value that a mask hides can reach queries whose block of keys it lies in.
+    Returns the output, contiguous, or (output, log-sum-exp [batch, query_heads, query_length]), the same bits at every
+    run. One difference: a NaN or an infinity in a value that a mask hides can reach the queries of the same tile, since
+    its weight is 0, and 0 · NaN is NaN.
 
     Raises the ValueErrors of `flash_attention`, a ValueError for inputs that only `flash_attention` takes, and a
     RuntimeError where this machine cannot run the kernel.
@@ -394,13 +398,15 @@ def flash_attention_hopper(query, key, value, *, causal=False, window=None, scal
     heads_per_key_head = query_heads // key_heads
     scale = 1 / math.sqrt(head_dim) if scale is None else scale
     block_d = padded_head_dim(head_dim)
-    arrangement = arrangement or arrangement_for(block_d, masked=causal or window is not None)
+    arrangement = arrangement or arrangement_for(block_d, query_length, masked=causal or window is not None)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     lse = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device) if return_lse else None
 
     tiles = triton.cdiv(query_length, GROUP_ROWS.value * arrangement.consumers) * batch * query_heads
     key_bytes = 2 * key_length * head_dim * key.element_size() // heads_per_key_head  # K and V, per query head
-    heads_at_once = max(1, L2_SHARE_BYTES // max(1, key_bytes))
+    heads_at_once = min(batch * query_heads, max(1, L2_SHARE_BYTES // max(1, key_bytes)))
+    if window is not None:
+        window = min(window, query_length + key_length)  # sees as much, and sums with it stay within 32 bits
     programs = min(tiles, multiprocessors(query.device))
     flash_attention_hopper_kernel[(programs,)](
         descriptor(query, GROUP_ROWS.value, block_d), descriptor(key, arrangement.key_rows, block_d),
@@ -413,9 +419,11 @@ def flash_attention_hopper(query, key, value, *, causal=False, window=None, scal
     return (output, lse) if return_lse else output
 
 
-def arrangement_for(block_d: int, masked: bool) -> Arrangement:
-    """The arrangement that was fastest on an H200, by padded head dimension and whether there is a mask."""
-    return UNMASKED_64 if block_d == 64 and not masked else ARRANGEMENTS[block_d]
+def arrangement_for(block_d: int, query_length: int, masked: bool) -> Arrangement:
+    """The arrangement that was fastest on an H200, for a padded head dimension, with or without a mask."""
+    if block_d == 64 and (not masked or query_length >= LONG):
+        return THREE_CONSUMERS
+    return TWO_CONSUMERS[block_d]
 
 
 def padded_head_dim(head_dim: int) -> int:
@@ -425,10 +433,18 @@ def padded_head_dim(head_dim: int) -> int:
 
 def descriptor(tensor: torch.Tensor, rows: int, block_d: int) -> TensorDescriptor:
     """What the copy engine needs to know of a [batch, heads, length, head_dim] tensor moved in tiles of `rows` rows."""
+    known = copy(descriptor_like(tensor.shape, tensor.stride(), tensor.dtype, rows, block_d))
+    known.base = tensor
+    return known
+
+
+@functools.lru_cache(1024)
+def descriptor_like(shape, strides, dtype, rows, block_d) -> TensorDescriptor:
+    """A descriptor for tensors like this, checked once and not at every launch; its own tensor is a stand-in."""
     # A dimension of size 1 is never stepped over; its stride may be anything, but the engine wants one that it knows.
-    strides = [stride if size > 1 else block_d for size, stride in zip(tensor.shape[:3], tensor.stride())]
-    layout = tile_layout(rows, block_d, tensor.dtype)
-    return TensorDescriptor(tensor, list(tensor.shape), [*strides, 1], [1, 1, rows, block_d], layout)
+    strides = [stride if size > 1 else block_d for size, stride in zip(shape[:3], strides)]
+    layout = tile_layout(rows, block_d, dtype)
+    return TensorDescriptor(torch.empty(1, dtype=dtype), list(shape), [*strides, 1], [1, 1, rows, block_d], layout)
 
 
 @functools.cache
@@ -456,20 +472,24 @@ def stream_counter(device: torch.device, _stream: int) -> torch.Tensor:
 
 
 # Scores, weights and accumulator leave a consumer some 25 registers. What finds none are a few numbers of the tile,
-# such as where its output goes, set aside before the loop over keys and fetched after it.
-MAX_SPILL_BYTES = 40
+# such as where its output goes, most of them set aside before the loop over keys and fetched after it. How many depends
+# on Triton: for three consumers under a mask 3.6 spills 32 bytes and 3.9 spills 176. With 3.6 they are faster than two
+# all the same, from the length on that `arrangement_for` says.
+FEW_SPILLS, SPILLS_OF_THREE = 40, 192
 
 
 def compile_cases() -> list[CompileCase]:
-    """What ships, for the compile gate: each arrangement once, over the kinds of mask."""
+    """What ships, for the compile gate: each arrangement once, with the masks that need the most registers."""
     return [
-        compile_case(64, "fp16"), compile_case(64, "bf16", keys_after="i32"),
-        compile_case(128, "bf16", keys_after="i32", keys_before="i32"), compile_case(256, "bf16", keys_after="i32"),
-    ]  # fmt: skip
+        compile_case(64, THREE_CONSUMERS, "fp16", keys_after="i32", max_spill_bytes=SPILLS_OF_THREE),
+        compile_case(64, TWO_CONSUMERS[64], "bf16", keys_after="i32"),
+        compile_case(128, TWO_CONSUMERS[128], "bf16", keys_after="i32", keys_before="i32"),
+        compile_case(256, TWO_CONSUMERS[256], "bf16", keys_after="i32"),
+    ]
 
 
-def compile_case(block_d, kind, keys_before=None, keys_after=None) -> CompileCase:
-    arrangement = arrangement_for(block_d, masked=keys_after is not None)
+def compile_case(block_d, arrangement, kind, keys_before=None, keys_after=None,
+                 max_spill_bytes=FEW_SPILLS) -> CompileCase:
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[kind]
     rows = {"queries": GROUP_ROWS.value, "keys": arrangement.key_rows, "values": arrangement.key_rows,
             "outputs": GROUP_ROWS.value}  # fmt: skip
@@ -482,6 +502,6 @@ def compile_case(block_d, kind, keys_before=None, keys_after=None) -> CompileCas
     constants = {name: None for name, kind in given.items() if kind is None} | arrangement.settings()
     return CompileCase(
         flash_attention_hopper_kernel, types, constants, num_warps=4, archs=(90,), instruction="wgmma",
-        max_spill_bytes=MAX_SPILL_BYTES, options={"maxnreg": arrangement.registers[2]},
-        label=f"{kind} {block_d} {given}",
+        max_spill_bytes=max_spill_bytes, options={"maxnreg": arrangement.registers[2]},
+        label=f"{kind} {block_d} {given} {arrangement.consumers} consumers",
     )  # fmt: skip

@@ -68,15 +68,9 @@ def input_refusal(query, key, value) -> Refusal | None:
                 f"{name} begins {tensor.data_ptr() % COPY_ENGINE_BYTES} bytes after a multiple of {COPY_ENGINE_BYTES}; "
                 f"the copy engine wants none. Call {name}.clone() first.",
             )
-        for what, size, stride in zip(("batch", "head", "length"), tensor.shape, tensor.stride()):
-            # A dimension of size 1 is never stepped over, whatever its stride says.
-            if size > 1 and (stride <= 0 or stride * tensor.element_size() % COPY_ENGINE_BYTES):
-                return Refusal(
-                    ValueError,
-                    f"{name} has stride {stride} in its {what} dimension; the copy engine wants a positive multiple of "
-                    f"{COPY_ENGINE_BYTES // tensor.element_size()} elements ({COPY_ENGINE_BYTES} bytes). Call "
-                    f"{name}.contiguous() first, with a head dimension that is such a multiple.",
-                )
+        refusal = stride_refusal(name, tensor.shape, tensor.stride(), tensor.element_size())
+        if refusal is not None:
+            return refusal
     row_bytes = query.shape[3] * query.element_size()
     if row_bytes % COPY_ENGINE_BYTES:
         return Refusal(
@@ -84,4 +78,19 @@ def input_refusal(query, key, value) -> Refusal | None:
             f"query has head dimension {query.shape[3]}; rows of the output would be {row_bytes} bytes, and the copy "
             f"engine wants multiples of {COPY_ENGINE_BYTES}.",
         )
+    return None
+
+
+@functools.lru_cache(1024)
+def stride_refusal(name: str, shape: tuple, strides: tuple, item_bytes: int) -> Refusal | None:
+    """What the copy engine has against these strides, in elements; None if nothing."""
+    for what, size, stride in zip(("batch", "head", "length"), shape, strides):
+        # A dimension of size 1 is never stepped over, whatever its stride says.
+        if size > 1 and (stride <= 0 or stride * item_bytes % COPY_ENGINE_BYTES):
+            return Refusal(
+                ValueError,
+                f"{name} has stride {stride} in its {what} dimension; the copy engine wants a positive multiple of "
+                f"{COPY_ENGINE_BYTES // item_bytes} elements ({COPY_ENGINE_BYTES} bytes). Call {name}.contiguous() "
+                "first, with a head dimension that is such a multiple.",
+            )
     return None

@@ -77,6 +77,13 @@ def test_large_scores_do_not_overflow(head_dim):
     assert_right(query * 30, key * 30, value, causal=True)
 
 
+def test_a_window_wider_than_any_tensor_is_no_window():
+    """Positions are 32-bit numbers: one plus such a window would come out below zero."""
+    query, key, value = (normal(1, 2, 300, 128) for _ in range(3))
+    for window in (2**31 - 1, 2**40):
+        assert torch.equal(hopper(query, key, value, window=window), hopper(query, key, value, window=300))
+
+
 def test_strides_are_respected():
     """Heads after the length in memory, rows of a wider tensor, and a batch of one whose stride means nothing."""
     packed = normal(2, 300, 3, 4, 128)

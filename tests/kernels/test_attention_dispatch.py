@@ -160,6 +160,25 @@ def test_rows_of_an_odd_number_of_bytes_are_refused():
     assert "head dimension 20" in input_refusal(query, key, value).reason
 
 
+def test_a_descriptor_made_from_a_known_one_describes_its_own_tensor():
+    """Descriptors are made once for a shape; one that kept the first tensor's address would read freed memory."""
+    from course_lib.kernels.flash_attention_hopper import descriptor
+
+    first, second = (torch.empty(2, 3, 40, 64, dtype=torch.float16) for _ in range(2))
+    described = [descriptor(tensor, 64, 64) for tensor in (first, second, first.transpose(1, 2))]
+    assert [one.base.data_ptr() for one in described] == [first.data_ptr(), second.data_ptr(), first.data_ptr()]
+    assert described[1].shape == [2, 3, 40, 64] and described[2].shape == [2, 40, 3, 64]
+    assert described[2].strides == [7680, 64, 2560, 1]
+    assert described[0].block_shape == [1, 1, 64, 64]
+
+
+def test_a_descriptor_says_nothing_odd_of_a_dimension_of_one_element():
+    from course_lib.kernels.flash_attention_hopper import descriptor
+
+    tensor = torch.empty(1, 2, 40, 32, dtype=torch.float16)
+    assert descriptor(tensor.as_strided(tensor.shape, (3, 1280, 32, 1)), 64, 64).strides == [64, 1280, 32, 1]
+
+
 # --------------------------------------------------------------------------------------------- errors, the same ones
 
 
