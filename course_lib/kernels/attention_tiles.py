@@ -55,19 +55,13 @@ AMPERE_TILES = {
     128: (Tiles(64, 64, 8, 2), Tiles(64, 32, 4, 3), Tiles(128, 32, 8, 3)),
     256: (Tiles(64, 16, 8, 2), Tiles(32, 32, 4, 2)),
 }
-# A product of float32 tiles is three tf32 products (see FLOAT32_PRECISION), whose operands need more registers.
-HOPPER_FLOAT32_TILES = {
-    64: (Tiles(128, 64, 8, 2), Tiles(64, 32, 4, 2)),
-    128: (Tiles(128, 64, 8, 2), Tiles(128, 32, 8, 2)),
-    256: (Tiles(64, 32, 8, 2), Tiles(32, 16, 4, 1)),
-}
-AMPERE_FLOAT32_TILES = {
-    64: (Tiles(32, 32, 4, 2), Tiles(64, 32, 8, 2)),
-    128: (Tiles(32, 32, 4, 2), Tiles(32, 16, 4, 2)),
+# Without matrix instructions a product's operands stay in registers: small tiles.
+FLOAT32_TILES = {
+    64: (Tiles(32, 32, 4, 2), Tiles(64, 32, 8, 1)),
+    128: (Tiles(32, 32, 4, 2), Tiles(64, 32, 8, 1), Tiles(32, 16, 8, 1)),
     256: (Tiles(32, 16, 8, 1), Tiles(16, 16, 8, 1)),
 }
-# Without matrix instructions a product's operands stay in registers: small tiles, many warps.
-SCALAR_TILES = {
+TURING_TILES = {
     64: (Tiles(32, 32, 4, 2), Tiles(32, 32, 8, 1)),
     128: (Tiles(32, 32, 8, 1), Tiles(32, 16, 8, 1)),
     256: (Tiles(32, 16, 8, 1), Tiles(16, 16, 8, 1)),
@@ -77,10 +71,10 @@ SCALAR_TILES = {
 @functools.cache
 def candidate_tiles(arch: int, dtype: torch.dtype, block_d: int) -> tuple[Tiles, ...]:
     """Cuts worth trying for an architecture (75, 80, ...), a dtype and a padded head dimension: all fit its memory."""
-    if arch < 80:
-        table = SCALAR_TILES
-    elif dtype == torch.float32:
-        table = HOPPER_FLOAT32_TILES if arch in LARGE_ARCHITECTURES else AMPERE_FLOAT32_TILES
+    if dtype == torch.float32:
+        table = FLOAT32_TILES
+    elif arch < 80:
+        table = TURING_TILES
     else:
         table = HOPPER_TILES if arch in LARGE_ARCHITECTURES else AMPERE_TILES
     known = max((known for known in ARCHITECTURES if known <= arch), default=75)

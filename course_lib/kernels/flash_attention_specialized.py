@@ -5,11 +5,11 @@ exponentials, multiply. While they take exponentials the matrix units idle. `war
 the loop instead: one warp group issues the copies, and each of two others owns half of the query rows and runs free of
 the other, so that one can multiply while the other takes exponentials. Asked for 4 warps, the compiled kernel has 12.
 
-Triton does this on Hopper for a narrow form, which is what is here: descriptors made in the kernel, one loop, head
-dimension 128, and no mask anywhere, so that lengths are multiples of the tiles. Found by measurement on an H200 with
-Triton 3.6: a mask that depends on the query's row comes out wrong for half of the rows, and a third stage gives NaN.
-Other versions compile this form, but were not run. `flash_attention` takes this kernel only for what was seen to be
-right, and faster.
+Triton does this on Hopper for a narrow form, which is what is here: descriptors made in the kernel, one loop, no mask,
+so that lengths are multiples of the tiles, and nothing but the output. Found by measurement on an H200 with Triton 3.6:
+a mask by rows and a log-sum-exp come out wrong for the second half of a tile's rows, and a third stage gives NaN. Other
+versions compile this form, but were not run. `flash_attention` takes this kernel only for what was seen to be right,
+and faster.
 """
 import torch
 import triton
@@ -28,7 +28,7 @@ TRITON_VERSIONS_RUN = ("3.6",)
 
 @triton.jit(do_not_specialize=SIZES[:4])
 def flash_attention_specialized_kernel(
-    query_pointer, key_pointer, value_pointer, output_pointer, lse_pointer,
+    query_pointer, key_pointer, value_pointer, output_pointer,
     query_batch_stride, query_head_stride, query_stride,
     key_batch_stride, key_head_stride, key_stride,
     value_batch_stride, value_head_stride, value_stride,
@@ -68,21 +68,19 @@ def flash_attention_specialized_kernel(
         value_tile = values.load([start, 0])  # [BLOCK_N, BLOCK_D]
         accumulator = tl.dot(weights.to(value_tile.dtype), value_tile, accumulator)  # [BLOCK_M, BLOCK_D]
 
-    output, log_sum_exp = finish_rows(accumulator, running_max, running_sum)
+    output, _ = finish_rows(accumulator, running_max, running_sum)
     outputs.store([first_query, 0], output.to(output_pointer.dtype.element_ty))
-    if lse_pointer is not None:
-        rows = first_query + tl.arange(0, BLOCK_M)
-        lse_row = lse_pointer + batch_and_head.to(tl.int64) * query_length
-        tl.store(lse_row + rows, log_sum_exp)
 
 
-def specialization_pays(arch: int, query: torch.Tensor, key: torch.Tensor, block_d: int, masked: bool) -> bool:
-    """Whether the kernel above is right, and faster than the others, on these [batch, heads, length, head_dim]."""
+def specialization_pays(arch: int, query: torch.Tensor, key: torch.Tensor, block_d: int) -> bool:
+    """Whether the kernel above is right, and faster than the others, on these [batch, heads, length, head_dim].
+
+    That is without a mask and a log-sum-exp, which it knows nothing of.
+    """
     return (
         arch == 90
         and triton.__version__.startswith(TRITON_VERSIONS_RUN)
         and key.dtype != torch.float32
-        and not masked
         and block_d == SPECIALIZED_BLOCK_D
         and key.shape[2] >= SPECIALIZED_LEAST_KEYS
         and key.shape[2] % SPECIALIZED_TILES.key_rows == 0
@@ -98,7 +96,7 @@ def allocate_descriptors(size: int, alignment: int, stream) -> torch.Tensor:
 def compile_cases() -> list[CompileCase]:
     """What ships, for the compile gate."""
     matrices = ("query", "key", "value", "output")
-    types = {f"{matrix}_pointer": "*bf16" for matrix in matrices} | {"lse_pointer": "*fp32", "scale_log2": "fp32"}
+    types = {f"{matrix}_pointer": "*bf16" for matrix in matrices} | {"scale_log2": "fp32"}
     types |= {f"{matrix}{part}_stride": "i32" for matrix in matrices for part in ("_batch", "_head", "")}
     types |= dict.fromkeys(("query_heads", "heads_per_key_head", "query_length", "key_length"), "i32")
     constants = {"HEAD_DIM": 128, "BLOCK_D": SPECIALIZED_BLOCK_D, **SPECIALIZED_TILES.blocks()}
