@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from course_lib.checker import catalog, cells, compare, diagnosis
@@ -188,9 +189,17 @@ def _result(case: Case, frame: dict, key: str) -> Any:
 
 
 def _mistake_of_error(exercise: Exercise, errors: list) -> Mistake | None:
-    for mistake in exercise.mistakes:
-        if mistake.when and any(mistake.when(case, seen_in(frame), None) for case, frame in errors):
-            return mistake
+    """A mistake that explains a raised error: one that looks at the error itself, or at an access outside a tensor.
+
+    What else was seen of a case that stopped halfway (launches, bytes) is only half of it, and proves nothing.
+    """
+    for mistake in exercise.mistakes if errors else ():
+        for case, frame in errors:
+            seen = seen_in(frame)
+            if mistake.when is None or not mistake.when(case, seen, None):
+                continue
+            if seen.out_of_bounds or not mistake.when(case, replace(seen, error=None), None):
+                return mistake
     return None
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from course_lib.checker import Mistake
+from course_lib.checker import Case, Mistake
 from course_lib.checker.judge import judge
 from course_lib.hardware.device import machine
 from tests.checker.samples import ADD, ADD_CELL, APPEND, COUNTER, DOUBLE, HALF, TWO
@@ -61,6 +61,17 @@ def test_two_fingerprints_that_agree_name_nothing():
     )
     verdict = judge(twins, "def double(x):\n    return 0 * x\n")
     assert verdict.outcome == "failed" and verdict.mistake is None
+
+
+def test_half_of_a_run_proves_no_mistake():
+    """A kernel that raised has launched nothing yet; that is no sign of the mistake that launches nothing."""
+    lazy = Mistake("launches_nothing", "No kernel.", when=lambda case, seen, got: not seen.launches)
+    division = Mistake(
+        "by_zero", "You divide.", when=lambda case, seen, got: (seen.error or {}).get("type") == "ZeroDivisionError"
+    )
+    verdict = judge(replace(ADD, mistakes=(lazy, division)), "def add(x, y):\n    raise KeyError(1 / 1)\n")
+    assert verdict.outcome == "error" and verdict.mistake is None
+    assert judge(replace(ADD, mistakes=(lazy, division)), "def add(x, y):\n    return 1 / 0\n").mistake == "by_zero"
 
 
 def test_a_constant_factor_is_found():
@@ -258,3 +269,18 @@ def test_a_beginners_slip_is_put_in_words(old, new, words):
 def test_an_error_inside_a_kernel_names_the_kernels_line():
     verdict = judge(ADD, changed(ADD_CELL, "tl.arange(0, BLOCK)", "tl.arrange(0, BLOCK)"))
     assert "line 4 of the cell" in verdict.message, verdict
+
+
+def test_a_sum_that_cancels_may_err_by_the_size_of_its_terms():
+    """A plain implementation that is exact by luck must not make every other order of adding wrong."""
+
+    def cases(draw):
+        x = draw.normal(64, scale=1000.0)
+        return [Case("its terms cancel", (torch.cat([x, -x.flip(0), draw.normal(1, scale=1e-3)]),))]
+
+    task = replace(DOUBLE, entries=("total",), cases=cases, oracle=lambda x: x.sum(), requirements=())
+    sequential = (
+        "def total(x):\n    result = x[0]\n    for value in x[1:]: result = result + value\n    return result\n"
+    )
+    assert all(judge(task, sequential).passed for _ in range(10))
+    assert judge(task, "def total(x):\n    return x[1:].sum()\n").outcome == "failed"
