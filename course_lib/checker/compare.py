@@ -144,14 +144,16 @@ def _kind(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return f"{len(value)} values"
     if value is None:
-        return "None (is a `return` missing?)"
+        return "None"
     return f"{type(value).__name__} {value!r}"[:80]
 
 
 def compare(got: Any, expected: Truth, exercise: Exercise) -> list[Leaf]:
     """Every leaf of a result, compared with the truth; one leaf with a problem when the structures differ."""
     if _structure(got) != _structure(expected.want):
-        return [Leaf("", f"it returned {_kind(got)}; expected is {_kind(expected.like)}", got, expected.want)]
+        doubt = " (is a `return` missing?)" if got is None else ""
+        text = f"it returned {_kind(got)}{doubt}; expected is {_kind(expected.like)}"
+        return [Leaf("", text, got, expected.want)]
     results = []
     plains = [dict(leaves(plain)) for plain in expected.plains]
     likes = dict(leaves(expected.like))

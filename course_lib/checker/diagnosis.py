@@ -83,8 +83,13 @@ def _fingerprint(mistake: Mistake, case: Case) -> Any:
 
 
 def most_telling(failed: Sequence[Outcome]) -> Outcome:
-    """The first failed case whose errors follow a pattern that can be put in words; else the first one."""
-    return next((o for o in failed if follows(o.first_problem)), failed[0])
+    """The first failed case whose errors follow a pattern that can be put in words; else the one that is worst.
+
+    A result that is off by a rounding, or by a hair in one element, says less than one that is wrong altogether.
+    """
+    with_pattern = [o for o in failed if follows(o.first_problem)]
+    clear = [o for o in failed if o.first_problem.excess is None or float(o.first_problem.excess.max()) > 100]
+    return next(iter([o for o in with_pattern if o in clear] or clear or with_pattern or failed))
 
 
 def describe(outcome: Outcome) -> str:
@@ -95,7 +100,8 @@ def describe(outcome: Outcome) -> str:
     first = tuple(int(i) for i in leaf.wrong.nonzero()[0]) if leaf.wrong.dim() else ()
     got, want = leaf.got[first].item(), leaf.want[first].item()
     here = f"[{', '.join(map(str, first))}]" if first else "The value"
-    return f"{brief(outcome)}. {here} is {got:.5g} and should be {want:.5g}"
+    digits = next((d for d in (5, 7, 9, 12) if f"{got:.{d}g}" != f"{want:.{d}g}"), 17)
+    return f"{brief(outcome)}. {here} is {got:.{digits}g} and should be {want:.{digits}g}"
 
 
 def brief(outcome: Outcome) -> str:
@@ -132,7 +138,7 @@ def follows(leaf: Leaf) -> str:
         return ", ".join(part for part in (" or ".join(kinds), place(wrong)) if part)
     usable = torch.isfinite(got) & torch.isfinite(want) & wrong
     factor = _constant((got / want)[usable & (want.abs() > 1e-6)])
-    if factor is not None:
+    if factor is not None and abs(factor - 1) > 0.01:
         return f"each is {factor:.4g} times what it should be"
     offset = _constant((got - want)[usable])
     if offset is not None:

@@ -8,6 +8,7 @@ import os
 import statistics
 import struct
 import time
+import warnings
 from pathlib import Path
 
 import numpy
@@ -64,7 +65,9 @@ class Child:
     def run(self, job: dict) -> None:
         torch.set_num_threads(1)
         self.job = job
-        numpy.seterr(all="ignore")  # the interpreter's overflows are the answer's to show, not the log's
+        # The interpreter's overflows are the answer's to show, not the log's.
+        numpy.seterr(all="ignore")
+        warnings.simplefilter("ignore", RuntimeWarning)
         self.device = torch.device(job["device"])
         self.answer = Answer(job["source"], job["exercise"], self.folder)
         try:
