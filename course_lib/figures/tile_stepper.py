@@ -140,8 +140,8 @@ def draw_map(axes, walk: Walk, index: int, labels: bool) -> None:
         box(column, -GAP - STRIP, 1, STRIP, color)
         box(column, rows + GAP, 1, STRIP, color)
     names = {
-        "Q": (-GAP - STRIP / 2, -0.25),
-        "K": (columns + 0.3, -GAP - STRIP / 2),
+        "Q": (-GAP - STRIP / 2, rows + 0.3),
+        "K": (-0.3, -GAP - STRIP / 2),
         "V": (columns + 0.3, rows + GAP + STRIP / 2),
         "O": (columns + GAP + STRIP / 2, -0.25),
     }
