@@ -307,8 +307,10 @@ def _keys_for(draw, query, count, scale, spread, order=None, level=0.0, dtype=to
 
 
 def attention_cases(draw):
-    def case(name, count, tile, dim=8, value_dim=8, spread=1.0, order=None, level=0.0, dtype=torch.float32):
-        query, scale = draw.normal(dim), dim**-0.5
+    def case(
+        name, count, tile, dim=8, value_dim=8, spread=1.0, order=None, level=0.0, dtype=torch.float32, scale=None
+    ):
+        query, scale = draw.normal(dim), dim**-0.5 if scale is None else scale
         keys = _keys_for(draw, query, count, scale, spread, order, level, dtype)
         values = draw.normal(count, value_dim, dtype=dtype)
         return Case(name, (query.to(dtype), keys, values, scale, tile), driver=read_pairs_once)
@@ -316,6 +318,7 @@ def attention_cases(draw):
     return [
         case("16 keys in tiles of 4", 16, 4),
         case("one key", 1, 16),
+        case("40 keys of dimension 16, scale 0.7", 40, 16, dim=16, scale=0.7),
         case("67 keys, a prime, in tiles of 16; 5 value columns", 67, 16, dim=16, value_dim=5),
         case("129 keys in tiles of 128", 129, 128, dim=32, value_dim=16),
         case("ascending scores: the maximum grows at every tile", 96, 16, spread=3.0, order="ascending"),
@@ -425,6 +428,13 @@ STREAMING = Exercise(
             "scale_twice",
             "The scale was applied twice: once to the query (or the keys) and once to the scores.",
             result=lambda query, keys, values, scale, tile: _attention_of(_scores(query, keys, scale * scale), values),
+        ),
+        Mistake(
+            "scale_ignored",
+            "The scores were multiplied by 1/√dim, whatever `scale` is. Use the argument: it may be any number.",
+            result=lambda query, keys, values, scale, tile: _attention_of(
+                _scores(query, keys, len(query) ** -0.5), values
+            ),
         ),
         Mistake(
             "kept_the_tiles",

@@ -276,6 +276,7 @@ def streaming_attention(query, read, scale):
 """,
         "last_tile_only": changed("3.4", ("running_sum * rescale + ", ""), ("accumulator * rescale + ", "")),
         "scale_missing": changed("3.4", ("query.float() * scale", "query.float()")),
+        "scale_ignored": changed("3.4", ("query.float() * scale", "query.float() * query.shape[0] ** -0.5")),
         "scale_twice": changed(
             "3.4", ("scores = key_tile.float() @ query", "scores = key_tile.float() @ query * scale")
         ),
