@@ -408,8 +408,9 @@ LOG_SUM_EXP = Exercise(
         "Program (row, part) covers the columns from `part * part_length` to `min((part + 1) * part_length, columns)`. "
         "Loop `for start in range(first, last, BLOCK)` and mask with `offsets < last`, not with `columns`.",
         "Launcher: `part_length = triton.cdiv(columns, parts)`; `partial = torch.empty(rows, parts, "
-        "dtype=torch.float32, device=x.device)`; `lse_kernel[(rows, parts)](x, partial, columns, x.stride(0), "
-        "part_length, BLOCK=block)`; then `lse_kernel[(rows, 1)](partial, result, parts, parts, parts, BLOCK=block)`. "
+        "dtype=torch.float32, device=x.device)`; `result` likewise, of `rows` elements; "
+        "`log_sum_exp_kernel[(rows, parts)](x, partial, columns, x.stride(0), part_length, BLOCK=block)`; then "
+        "`log_sum_exp_kernel[(rows, 1)](partial, result, parts, parts, parts, BLOCK=block)`. "
         "The kernel stores at `result_pointer + row * tl.num_programs(1) + part`.",
     ),
     mistakes=(
