@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from course_lib.checker.draw import Draw
     from course_lib.checker.requirements import Requirement
 
-# Lengths at which kernels go wrong: one element, primes, and a block more or less one.
-AWKWARD_LENGTHS = (1, 2, 127, 128, 129, 257, 1000, 1023, 1024, 1025)
-
 
 class CourseError(ValueError):
     """A request that cannot be met, in one sentence: what was given, what is allowed, what to do."""

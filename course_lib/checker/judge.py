@@ -215,19 +215,24 @@ def _mistake_of_access(exercise: Exercise, finished: list[diagnosis.Outcome]) ->
 
 
 def _below_the_floor(exercise: Exercise, finished: list[diagnosis.Outcome]) -> str | None:
-    """A time that the memory of this machine cannot reach is a broken measurement, not a triumph."""
+    """A time that this machine's memory or arithmetic cannot reach is a broken measurement, not a triumph."""
     for requirement in exercise.requirements:
         timed = next((o for o in finished if o.seen.timing), None)
         if not isinstance(requirement, FasterThan) or timed is None:
             continue
         from course_lib.hardware.ceilings import ceilings
 
-        least = requirement.minimum_bytes(*timed.case.args)
-        floor = least / ceilings().memory_bandwidth
+        here, least = ceilings(), requirement.minimum_bytes(*timed.case.args)
+        floor, reason = least / here.memory_bandwidth, f"{least:,.0f} bytes must move"
+        if requirement.minimum_flops is not None:
+            flops = requirement.minimum_flops(*timed.case.args)
+            arithmetic = flops / max([here.fma_rate, *here.matmul_rate.values()])
+            if arithmetic > floor:
+                floor, reason = arithmetic, f"{flops:,.0f} FLOPs must be done"
         if timed.seen.timing["answer"] < FLOOR_MARGIN * floor:
             return (
-                f"{timed.seen.timing['answer'] * 1e6:.1f} µs cannot be: {least:,.0f} bytes must move, which takes "
-                f"{floor * 1e6:.1f} µs on this machine. Is the work skipped, or kept from an earlier call?"
+                f"{timed.seen.timing['answer'] * 1e6:.1f} µs cannot be: {reason}, which takes {floor * 1e6:.1f} µs on "
+                "this machine. Is the work skipped, or kept from an earlier call?"
             )
     return None
 

@@ -29,7 +29,6 @@ _DTYPES = {
         *(getattr(torch, name) for name in ("float8_e4m3fn", "float8_e5m2") if hasattr(torch, name)),
     )
 }
-MAX_TENSOR_BYTES = 2 << 30
 
 
 class WireError(ValueError):
