@@ -283,6 +283,8 @@ def longest_cases(draw):
         Case(f"memory for exactly {length} tokens, {heads} heads of {head_dim}", (exactly, *shape)),
         Case("the same, less one byte", (exactly - 1, *shape)),
         Case("not enough for a single token", (100, 32, 128, 2)),
+        # One byte short of 70,000,000 tokens: too close for a square root in floating point.
+        Case("one byte short of 70,000,000 tokens", (9_800_017_919_999_999, 1, 64, 1)),
         Case("a length in the millions: 10¹⁶ bytes", (10**16 + draw.integer(0, 10**6), 1, 64, 1)),
     ]
 
