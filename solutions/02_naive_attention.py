@@ -4,8 +4,8 @@
 # **The question.** One attention layer reads 8192 tokens in 32 heads of dimension 128, in float16. Its inputs and its
 # output are 268 MB together. Its arithmetic is 1.1 TFLOP, which the tensor cores of an H100 do in 1.1 ms at the rate of
 # their datasheet. Written the way the formula is printed in the paper, the layer cannot finish in less than 5 ms on
-# that card, and with 26,000 tokens it does not run at all: 80 GB are full. Where do the milliseconds and the
-# gigabytes go?
+# that card, and with 26,000 tokens it does not run at all: the card's 80 GB (80 GiB, as the chips count) are full.
+# Where do the milliseconds and the gigabytes go?
 #
 # In this chapter you write that version, as three Triton kernels, because everything that follows is measured against
 # it. You count its bytes on paper, let a meter count them again, predict its time on your machine, and measure. Two
@@ -60,7 +60,7 @@ draw_three_passes(heads=32, query_length=8192, key_length=8192, head_dim=128, it
 # Chapter 01 says so in advance. The softmax does 4 FLOPs on an element that is read and written, 4 bytes in float16: an
 # intensity of 1 FLOP/byte, where an H100's balance point is 295. The products look better, and are still below the
 # balance: $2 M N D$ FLOPs against the $2 M N$ bytes of a float16 matrix make an intensity of $D$ FLOP/byte, 64 or 128
-# in today's models. **All three passes wait for memory**, because of a matrix that nobody asked for.
+# in today's models. **On an H100 all three passes wait for memory**, because of a matrix that nobody asked for.
 #
 # Put it in a function. The numbers of the drawing are your first test.
 
@@ -118,9 +118,10 @@ total = sum(floor_time(work, roof) for work in question)
 print(f"  {'in all':8} {format_bytes(sum(work.bytes for work in question)):>8}{'':27}{format_seconds(total):>8}")
 
 # %% [markdown]
-# On a GPU with tensor cores every line should say *memory*. On a CPU the products are usually bound by compute: its
-# balance point is lower than their intensity. The softmax, with an intensity of 1 in float16 and of a half in float32,
-# is bound by memory everywhere.
+# On a data-centre GPU every line should say *memory*. Some GeForce cards have slower tensor cores for their bandwidth:
+# an RTX 3090's balance point is about 76 FLOP/byte, and there the products, at 124, are bound by compute. So they
+# usually are on a CPU, whose balance point is lower than their intensity too. The softmax, with an intensity of 1 in
+# float16 and of a half in float32, is bound by memory everywhere.
 #
 # ## Where memory runs out
 #
@@ -463,7 +464,8 @@ def weighted_values_kernel(
 ):
     """BLOCK_M rows of O = P V, of one head: a loop over the keys, BLOCK_N at a time.
 
-    Strides in elements; the last dimension of every tensor is contiguous. HEAD_DIM is a power of two.
+    Strides in elements; the last dimension of every tensor is contiguous. HEAD_DIM is a power of two. The accumulator
+    is float32 and stays in registers: O is stored once, after the loop.
     """
     # BEGIN SOLUTION
     queries = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
@@ -665,6 +667,9 @@ if not interpreting():
 # | CUDNN_ATTENTION | cuDNN's fused kernels | CUDA: float16 or bfloat16, sm_80 on |
 # | EFFICIENT_ATTENTION | xFormers' memory-efficient kernel | CUDA: also float32, also a mask tensor |
 # | MATH | the three passes of this chapter, in PyTorch operations | anything |
+#
+# MATH usually takes longer than your own three passes: it scales $Q$ and $K$ separately, its softmax is one that is
+# safe for rows that see nothing, and it allocates every intermediate anew.
 #
 # Falling back to MATH is silent: the result is right, the layer is several times slower, and its memory grows with
 # $N^2$. On CUDA a mask passed as a tensor rules out the first backend, float32 the first two, and tensors of three

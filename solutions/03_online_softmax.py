@@ -124,6 +124,8 @@ print("scores near 1000:", naive_softmax(reader(x + 1000, tile=128))[0, :4])
 def safe_softmax(read):
     """Softmax over the rows of a matrix that is read tile by tile, safe for scores of any size.
 
+    Without torch.softmax, logsumexp or logaddexp.
+
     Args:
         read: each `for tile in read():` is one pass; tiles are [rows, width] float32, the widths add up to `columns`.
             At most three passes. A tile is overwritten by the next one.
@@ -163,9 +165,10 @@ best_safe_softmax = check("3.1", safe_softmax).best
 # | 2, 5 | 5 | $1.135 \cdot e^{3-5} + e^{2-5} + e^{5-5} = 0.154 + 0.050 + 1 = 1.203$ |
 #
 # and $e^{1-5}+e^{3-5}+e^{2-5}+e^{5-5}$ is 1.203 as well. Maximum and sum now come out of *one* pass. In the figure the
-# grey scores are gone from the chip; all that is left of them are the running numbers at the bottom. Watch the blue
-# bars, the weights relative to the current maximum: whenever the maximum grows, all earlier ones shrink by one common
-# factor. (The accumulator, in green, belongs to a later section; it shrinks by the same factor.)
+# current tile, the one on the chip, is orange: its scores above, its weights below. The grey scores are gone from the
+# chip; all that is left of them are the running numbers at the bottom. Watch the blue bars, the weights of earlier
+# tiles relative to the current maximum: whenever the maximum grows, they shrink by one common factor. (The
+# accumulator, in green, belongs to a later section; it shrinks by the same factor.)
 
 # %%
 from course_lib.figures.online_softmax_stepper import online_softmax_stepper
@@ -357,6 +360,8 @@ for name, (_, total, average) in orders.items():
 def streaming_attention(query, read, scale):
     """softmax(scale * keys @ query) @ values, with the keys and values seen once.
 
+    Without torch.softmax, logsumexp or logaddexp.
+
     Args:
         query: [dim], float32 or float16.
         read: `for key_tile, value_tile in read():` is the one pass; [width, dim] and [width, value_dim], of the query's
@@ -531,7 +536,7 @@ for name, report in {
 # %% [markdown]
 # The meter counts what kernels *ask for*. What of it reaches the memory chips is another matter: a GPU's cache keeps
 # what was read a moment ago, and a row that is read twice in quick succession may come from there the second time. The
-# L2 of an H100 holds 50 MB. With a few hundred programs at work, each on a row of its own, rows of up to some 10,000
+# L2 of an H100 holds 50 MB. With a thousand programs at work, each on a row of its own, rows of up to some 10,000
 # float32 numbers fit in there together, and the safe softmax costs no more than the online one. It is on rows longer
 # than that that the third read is paid for in full.
 #
@@ -540,7 +545,8 @@ for name, report in {
 # element eight times (the maximum reads; subtraction, exponential and division read and write; the sum reads), and
 # `torch.softmax`, which touches it twice, as a row of 65,536 waits in a core's cache between its passes. A CPU has no
 # unit for exponentials and computes each as a polynomial, of which this prediction knows nothing. The last line, one
-# exponential of each element and no more, says what that costs: take it off the others before you judge them.
+# exponential of each element and no more, gives the order of magnitude of that cost. It cannot be subtracted from the
+# others: on some CPUs it takes as long as the whole of `torch.softmax`.
 
 # %%
 def eager_softmax(x, out):
@@ -650,6 +656,8 @@ def log_sum_exp_kernel(x_pointer, result_pointer, columns, x_row_stride, part_le
 
 def log_sum_exp(x, parts, block):
     """log(sum(exp(x))) of every row, each row cut into parts that different programs work on.
+
+    Without torch.softmax, logsumexp or logaddexp.
 
     Args:
         x: [rows, columns], float32, float16 or bfloat16; elements of a row are contiguous, rows any stride apart. May

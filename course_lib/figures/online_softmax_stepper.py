@@ -75,7 +75,7 @@ def draw_steps(scores, values, tile: int, chosen: list[int] | None = None):
         draw_scores(axes[0, column], scores, steps[index])
         draw_weights(axes[1, column], scores, steps[index])
         draw_numbers(axes[2, column], steps[index], largest_number)
-        axes[0, column].set_title(f"tile {index + 1} of {len(steps)}", fontsize=12)
+        axes[0, column].set_title(f"tile {index + 1} of {len(steps)} (orange)", fontsize=12)
     axes[0, 0].set_ylabel("scores", fontsize=11)
     axes[1, 0].set_ylabel("weights $e^{s-m}$", fontsize=11)
     return figure

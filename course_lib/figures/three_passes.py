@@ -51,15 +51,15 @@ def draw_three_passes(heads=32, query_length=8192, key_length=8192, head_dim=128
         draw_tensor(axes, center, output, sizes[output], side_of[output], ORANGE, up=False)
     total = 2 * (sizes["S"] + sizes["P"]) + sizes["Q"] + sizes["K"] + sizes["V"] + sizes["O"]
     matrices = 2 * (sizes["S"] + sizes["P"])
-    axes.axhspan(-1.02, 1.72, color=GRID, alpha=0.35, linewidth=0, zorder=0)
+    axes.axhspan(-1.19, 1.72, color=GRID, alpha=0.35, linewidth=0, zorder=0)
     axes.text(4.0, 1.48, "memory", color=MUTED, fontsize=11, va="center", ha="center")
     caption = (
         f"{heads} heads, {query_length:,} × {key_length:,}, head dimension {head_dim}, {item_bytes} bytes an element. "
         f"In all {format_bytes(total)}, of which {100 * matrices / total:.0f} % are S and P.\n"
         "Areas are to scale. Blue: read. Orange: written."
     )
-    axes.text(-0.15, -1.4, caption, fontsize=11, va="center", color=INK)
-    axes.set(xlim=(-0.25, 12.55), ylim=(-1.75, CHIP + 1.5), aspect="equal")
+    axes.text(-0.15, -1.55, caption, fontsize=11, va="center", color=INK)
+    axes.set(xlim=(-0.25, 12.55), ylim=(-1.9, CHIP + 1.5), aspect="equal")
     axes.axis("off")
     return figure
 
