@@ -10,6 +10,8 @@ import math
 
 import torch
 
+UNDERFLOW = -104.0  # exp of anything smaller is 0 in float32
+
 
 def visible_pairs(query_length: int, key_length: int, distance: int = 0) -> torch.Tensor:
     """The causal mask aligned to the end, bool [query_length, key_length]: a key at most `distance` places later."""
@@ -92,6 +94,12 @@ def without_running_max(query, key, value, visible=None, empty=0.0) -> torch.Ten
     weights = torch.exp(scores)
     output = (weights @ value) / weights.sum(dim=-1, keepdim=True)
     return output.masked_fill((scores == -math.inf).all(dim=-1, keepdim=True), empty).double()
+
+
+def from_zero(query, key, value, visible=None, lost=0.0) -> torch.Tensor:
+    """A running maximum that starts at 0: rows whose exponentials then all underflow in float32 come out as `lost`."""
+    under = scores_of(query, key, visible).amax(dim=-1, keepdim=True) < UNDERFLOW
+    return attention(query, key, value, visible).masked_fill(under, lost)
 
 
 def streamed(query, key, value, key_rows, *, visible=None, rescale_sum=True, rescale_accumulator=True) -> torch.Tensor:

@@ -9,9 +9,11 @@ import torch
 from course_lib.checker import Allocates, Case, Exercise, FasterThan, Forbids, LaunchesTriton, Mistake, Moves
 from course_lib.hardware.device import machine
 from exercises.attention_slips import (
+    UNDERFLOW,
     as_if_contiguous,
     attention,
     first_keys,
+    from_zero,
     length_first,
     log_sum_exp,
     merged,
@@ -41,9 +43,20 @@ def matrices(draw, heads, query_length, key_length, head_dim, dtype=torch.float3
     return query, key, draw.normal(heads, key_length, head_dim, dtype=dtype)
 
 
+def far_below(draw, heads, query_length, key_length, head_dim=32):
+    """Query, key and value whose scores all lie near -200, where exp(score - 0) is 0 in float32."""
+    query = draw.normal(heads, query_length, head_dim, scale=0.3, shift=5.0)
+    key = draw.normal(heads, key_length, head_dim, scale=0.2, shift=-7.0)
+    return query, key, draw.normal(heads, key_length, head_dim)
+
+
 NO_RUNNING_MAX = (
     "This is what comes out when the exponential is taken of the scores as they are. exp overflows float32 above 88, "
     "and infinity divided by infinity is NaN. Subtract the row's running maximum first."
+)
+STARTS_AT_ZERO = (
+    "The running maximum starts at 0, so a row whose scores all lie far below 0 is measured from 0: every exponential "
+    "underflows and the sum is 0. Start it at minus infinity."
 )
 ACCUMULATOR_NOT_RESCALED = (
     "The accumulator is not rescaled when the running maximum grows: what earlier tiles added is still measured from "
@@ -144,6 +157,7 @@ def tiled_cases(draw):
         case(f"{prime} queries, 301 keys, tiles of 32 × 64", prime, 301, 16, 32, 64),
         case("40 queries, 33 keys: one more than a tile of 32", 40, 33, 8, 16, 32),
         case("scores of ±150: exp overflows", 100, 200, 32, 32, 32, score=BIG),
+        Case("all scores near -200", (*(m[0] for m in far_below(draw, 1, 40, 70)), 32, 32)),
         Case("scores grow along every row", (*ascending, 32, 32)),
         Case("scores fall along every row", (*descending, 32, 32)),
         case("the whole of K and V in one tile", 64, 100, 16, 16, 128),
@@ -175,6 +189,11 @@ TILED = Exercise(
     ),
     mistakes=(
         Mistake("no_running_max", NO_RUNNING_MAX, result=lambda q, k, v, rows, keys: without_running_max(q, k, v)),
+        Mistake(
+            "maximum_starts_at_zero",
+            STARTS_AT_ZERO,
+            result=lambda q, k, v, rows, keys: from_zero(q, k, v, lost=math.nan),
+        ),
         Mistake(
             "accumulator_not_rescaled",
             ACCUMULATOR_NOT_RESCALED,
@@ -454,6 +473,7 @@ def kernel_cases(draw):
         Case("two heads, 192 × 192", matrices(draw, 2, 192, 192, 32)),
         Case("128 queries, 320 keys", matrices(draw, 1, 128, 320, 16)),
         Case("scores of ±150: exp overflows", matrices(draw, 1, 64, 192, 32, score=BIG)),
+        Case("all scores near -200", far_below(draw, 1, 64, 128)),
         Case("scores grow along every row", ordered_rows(draw, 1, 64, 192, 32)),
         Case("scores fall along every row", ordered_rows(draw, 1, 64, 192, 32, descending=True)),
         Case("all scores equal", (torch.zeros_like(equal[0]), *equal[1:])),
@@ -501,6 +521,7 @@ KERNEL = Exercise(
     ),
     mistakes=(
         Mistake("no_running_max", NO_RUNNING_MAX, result=without_running_max),
+        Mistake("maximum_starts_at_zero", STARTS_AT_ZERO, result=lambda q, k, v: from_zero(q, k, v, lost=math.nan)),
         Mistake(
             "accumulator_not_rescaled",
             ACCUMULATOR_NOT_RESCALED,
@@ -566,6 +587,7 @@ def causal_cases(draw):
         Case("64 queries at the end of 256 keys", matrices(draw, 1, 64, 256, 32)),
         Case("128 queries, 64 keys: the first 64 queries see nothing", matrices(draw, 1, 128, 64, 32)),
         Case("scores of ±150: exp overflows", matrices(draw, 1, 128, 128, 32, score=BIG)),
+        Case("all scores near -200", far_below(draw, 1, 64, 128)),
         Case("scores grow along every row", ordered_rows(draw, 1, 128, 128, 16)),
         Case("float16, head dimension 64", matrices(draw, 1, 128, 128, 64, dtype=torch.float16)),
         _layout_case(draw, "two heads, stored as [length, heads, head_dim]", 2, 64, 128, 32),
@@ -679,6 +701,7 @@ CAUSAL = Exercise(
             result=_masked_after_softmax,
         ),
         Mistake("empty_row_nan", EMPTY_ROW, result=lambda q, k, v: attention(q, k, v, _visible(q, k), empty=math.nan)),
+        Mistake("maximum_starts_at_zero", STARTS_AT_ZERO, result=lambda q, k, v: from_zero(q, k, v, _visible(q, k))),
         Mistake(
             "accumulator_not_rescaled",
             ACCUMULATOR_NOT_RESCALED,
@@ -728,6 +751,7 @@ def ragged_cases(draw):
         Case("100 queries, 70 keys, causal: 30 queries see nothing", (*matrices(draw, 1, 100, 70, 32), True)),
         Case("70 queries, 100 keys, causal", (*matrices(draw, 1, 70, 100, 32), True)),
         Case("scores of ±150, 63 × 127", (*matrices(draw, 1, 63, 127, 32, score=BIG), False)),
+        Case("all scores near -200, 65 × 70", (*far_below(draw, 1, 65, 70), False)),
         _layout_case(draw, "stored as [length, heads, head_dim], 30 × 90", 2, 30, 90, 48, rest=(False,)),
         Case(
             "NaN between the rows of each matrix",
@@ -829,6 +853,11 @@ RAGGED = Exercise(
             result=lambda q, k, v, causal: attention(q, k, v, _mask(q, k, causal), empty=math.nan),
         ),
         Mistake(
+            "maximum_starts_at_zero",
+            STARTS_AT_ZERO,
+            result=lambda q, k, v, causal: from_zero(q, k, v, _mask(q, k, causal)),
+        ),
+        Mistake(
             "strides_ignored",
             STRIDES,
             result=lambda q, k, v, causal: (
@@ -889,6 +918,7 @@ def lse_cases(draw):
         Case("65 × 63, causal", (*matrices(draw, 1, 65, 63, 32), True)),
         Case("one query, one key", (*matrices(draw, 1, 1, 1, 16), True)),
         Case("scores of ±150, 64 × 130", (*matrices(draw, 1, 64, 130, 32, score=BIG), False)),
+        Case("all scores near -200, 64 × 70", (*far_below(draw, 1, 64, 70), False)),
         Case("100 queries, 40 keys, causal: 60 queries see nothing", (*matrices(draw, 1, 100, 40, 32), True)),
         Case("float16, 96 × 200", (*matrices(draw, 1, 96, 200, 64, dtype=torch.float16), False)),
         Case("scores grow along every row", (*ordered_rows(draw, 1, 50, 150, 16), False)),
@@ -921,6 +951,13 @@ def _empty_row_lse(value_for_empty):
         return output, lse.masked_fill(lse == -math.inf, value_for_empty)
 
     return result
+
+
+def _lse_from_zero(query, key, value, causal):
+    """The maximum starts at 0: a row without a key, or with scores that underflow, ends with it and a sum of 0."""
+    output, lse = lse_oracle(query, key, value, causal)
+    lost = lse < UNDERFLOW
+    return output.masked_fill(lost[..., None], 0.0), lse.masked_fill(lost, 0.0)
 
 
 def _sum_of_rounded_weights(case, seen, got):
@@ -1024,6 +1061,7 @@ LSE = Exercise(
             "minus infinity.",
             result=_empty_row_lse(0.0),
         ),
+        Mistake("maximum_starts_at_zero", STARTS_AT_ZERO, result=_lse_from_zero),
         Mistake(
             "probabilities_cast_before_sum",
             "The weights were rounded to float16 before they were added up. Sum them in float32 first; the cast is "

@@ -40,6 +40,9 @@ TILED_WRONG = {
         ("weights = torch.exp(scores - new_max)", "weights = torch.exp(scores)"),
         ("rescale = torch.exp(running_max - new_max)", "rescale = torch.ones_like(new_max)"),
     ),
+    "maximum_starts_at_zero": changed(
+        "4.1", ("torch.full((query_tile.shape[0], 1), -math.inf)", "torch.zeros(query_tile.shape[0], 1)")
+    ),
     "accumulator_not_rescaled": changed("4.1", ("accumulator * rescale + weights", "accumulator + weights")),
     "sum_not_rescaled": changed("4.1", ("running_sum * rescale + weights", "running_sum + weights")),
     "nothing_rescaled": changed("4.1", ("rescale = torch.exp(running_max - new_max)", "rescale = 1.0")),
@@ -164,6 +167,9 @@ KERNEL_WRONG = {
         "4.3",
         ("weights = tl.exp(scores - new_max[:, None])", "weights = tl.exp(scores)"),
         ("rescale = tl.exp(running_max - new_max)", "rescale = tl.full([BLOCK_M], 1.0, tl.float32)"),
+    ),
+    "maximum_starts_at_zero": changed(
+        "4.3", ('tl.full([BLOCK_M], float("-inf"), tl.float32)', "tl.zeros([BLOCK_M], tl.float32)")
     ),
     "accumulator_not_rescaled": changed("4.3", ("accumulator * rescale[:, None] + product", "accumulator + product")),
     "sum_not_rescaled": changed("4.3", ("running_sum * rescale + tl.sum", "running_sum + tl.sum")),
@@ -315,6 +321,9 @@ CAUSAL_WRONG = {
         ("weights.to(value_tile.dtype)", "tl.where(visible, weights, 0.0).to(value_tile.dtype)"),
     ),
     "empty_row_nan": changed("4.4", ("tl.where(running_sum == 0.0, 1.0, running_sum)", "running_sum")),
+    "maximum_starts_at_zero": changed(
+        "4.4", ('tl.full([BLOCK_M], float("-inf"), tl.float32)', "tl.zeros([BLOCK_M], tl.float32)")
+    ),
     "accumulator_not_rescaled": changed("4.4", ("accumulator * rescale[:, None] + product", "accumulator + product")),
     "does_not_skip": changed(
         "4.4",
@@ -390,6 +399,9 @@ ONE_KEY_TILE_AT_A_TIME_BACKWARDS = changed(
 COLUMNS_MASKED = " & (columns < head_dim)[None, :]"
 
 RAGGED_WRONG = {
+    "maximum_starts_at_zero": changed(
+        "4.5", ('tl.full([BLOCK_M], float("-inf"), tl.float32)', "tl.zeros([BLOCK_M], tl.float32)")
+    ),
     "tail_keys_scored": changed("4.5", ("visible = (keys < key_length)[None, :]", "visible = (keys >= 0)[None, :]")),
     "query_tail_unwritten": changed("4.5", ("triton.cdiv(query_length, 64)", "query_length // 64")),
     "scale_of_the_padding": changed(
@@ -445,6 +457,9 @@ RAGGED_WIDE_TILES = changed("4.5", ("BLOCK_M=64, BLOCK_N=64", "BLOCK_M=64, BLOCK
 LSE_LINE = "log_sum_exp = (running_max + tl.log2(total)) * 0.6931471805599453"
 
 LSE_WRONG = {
+    "maximum_starts_at_zero": changed(
+        "4.6", ('tl.full([BLOCK_M], float("-inf"), tl.float32)', "tl.zeros([BLOCK_M], tl.float32)")
+    ),
     "log_of_sum_only": changed("4.6", (LSE_LINE, "log_sum_exp = tl.log(total)")),
     "lse_in_base_2": changed("4.6", (LSE_LINE, "log_sum_exp = running_max + tl.log2(total)")),
     "mixed_bases": changed("4.6", (LSE_LINE, "log_sum_exp = running_max + tl.log(total)")),
