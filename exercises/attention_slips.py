@@ -176,15 +176,10 @@ def zeros_scored(query, key, value, key_rows, visible=None) -> torch.Tensor:
 def transposed_by_shape(query, key, value) -> torch.Tensor | None:
     """Keys read as if their memory held [head_dim, key_length]: element (d, n) at d · row stride + n."""
     length, head_dim = key.shape[-2:]
-    if not key.is_contiguous() or length < head_dim:
+    if not (query.is_contiguous() and key.is_contiguous()) or length < head_dim:
         return None
     swapped = key.as_strided((*key.shape[:-2], head_dim, length), (*key.stride()[:-2], head_dim, 1))
     return attention(query, swapped.transpose(-1, -2), value)
-
-
-def as_if_contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """What a kernel reads that takes a dense tensor's memory in order, whatever its strides say."""
-    return tensor.as_strided(tensor.shape, torch.empty(tensor.shape, device="meta").stride())
 
 
 def ordered_rows(draw, heads: int, query_length: int, key_length: int, head_dim: int, descending: bool = False):

@@ -10,7 +10,6 @@ from course_lib.checker import Allocates, Case, Exercise, FasterThan, Forbids, L
 from course_lib.hardware.device import machine
 from exercises.attention_slips import (
     UNDERFLOW,
-    as_if_contiguous,
     attention,
     first_keys,
     from_zero,
@@ -103,8 +102,8 @@ EMPTY_ROW = (
     "its sum 0. Its output is 0 by definition: measure such a row from 0, and divide by 1 where the sum is 0."
 )
 STRIDES = (
-    "The tensors were read as if they were contiguous. Rows lie `stride(-2)` elements apart and heads `stride(-3)`; "
-    "the launcher passes both, and the pointer arithmetic must use them."
+    "A tensor was read as if it were contiguous, or by another tensor's strides. Its rows lie `stride(-2)` elements "
+    "apart and its heads `stride(-3)`; the launcher passes both, and the pointer arithmetic must use them."
 )
 MISALIGNED = (
     "The causal mask is aligned to the first key. With unequal lengths the last query stands at the last key: query i "
@@ -448,11 +447,16 @@ def _rereads_queries(case, seen, got):
 
 
 def _layout_case(draw, name, *sizes, rest=()):
-    return Case(name, (*(length_first(matrix) for matrix in matrices(draw, *sizes)), *rest))
+    """Two heads: q as [length, heads, head_dim], k and v with gaps of their own, the output contiguous."""
+    query, key, value = matrices(draw, *sizes)
+    gap = query.shape[-1] // 4
+    return Case(name, (length_first(query), draw.spread_out(key, gap), draw.spread_out(value, 3 * gap), *rest))
 
 
-def _all_as_if_contiguous(*tensors):
-    return tuple(as_if_contiguous(tensor) for tensor in tensors)
+def _read_as_contiguous(query, key, value, visible=None):
+    """In the case of three layouts the NaN in the gaps of K or V reaches every output; elsewhere nothing changes."""
+    output = attention(query, key, value, visible)
+    return output if query.is_contiguous() else torch.full_like(output, math.nan)
 
 
 # --------------------------------------------------------------------------------- 4.3 the kernel without a mask
@@ -478,7 +482,7 @@ def kernel_cases(draw):
         Case("scores fall along every row", ordered_rows(draw, 1, 64, 192, 32, descending=True)),
         Case("all scores equal", (torch.zeros_like(equal[0]), *equal[1:])),
         Case("float16, head dimension 64", matrices(draw, 2, 64, 128, 64, dtype=torch.float16)),
-        _layout_case(draw, "two heads, stored as [length, heads, head_dim]", 2, 128, 128, 32),
+        _layout_case(draw, "two heads; q, k and v each stored in another way", 2, 128, 128, 32),
         Case("256 × 256, bytes counted", matrices(draw, 1, 256, 256, 64), metered=True),
     ]
     if draw.on_gpu:
@@ -548,7 +552,7 @@ KERNEL = Exercise(
         Mistake("last_tile_skipped", LAST_TILE_SKIPPED, result=lambda q, k, v: first_keys(q, k, v, k.shape[1] - TILE)),
         Mistake("keys_used_as_values", KEYS_AS_VALUES, result=lambda q, k, v: attention(q, k, k)),
         Mistake("transposed_key", TRANSPOSED_KEY, result=transposed_by_shape),
-        Mistake("strides_ignored", STRIDES, result=lambda q, k, v: attention(*_all_as_if_contiguous(q, k, v))),
+        Mistake("strides_ignored", STRIDES, result=_read_as_contiguous),
         Mistake("writes_the_score_matrix", WHOLE_MATRIX, when=_whole_matrix),
         Mistake(
             "queries_reread",
@@ -590,7 +594,7 @@ def causal_cases(draw):
         Case("all scores near -200", far_below(draw, 1, 64, 128)),
         Case("scores grow along every row", ordered_rows(draw, 1, 128, 128, 16)),
         Case("float16, head dimension 64", matrices(draw, 1, 128, 128, 64, dtype=torch.float16)),
-        _layout_case(draw, "two heads, stored as [length, heads, head_dim]", 2, 64, 128, 32),
+        _layout_case(draw, "two heads; q, k and v each stored in another way", 2, 64, 128, 32),
         Case("320 × 320, bytes counted", matrices(draw, 1, 320, 320, 32), metered=True),
     ]
     if draw.on_gpu:
@@ -752,7 +756,7 @@ def ragged_cases(draw):
         Case("70 queries, 100 keys, causal", (*matrices(draw, 1, 70, 100, 32), True)),
         Case("scores of ±150, 63 × 127", (*matrices(draw, 1, 63, 127, 32, score=BIG), False)),
         Case("all scores near -200, 65 × 70", (*far_below(draw, 1, 65, 70), False)),
-        _layout_case(draw, "stored as [length, heads, head_dim], 30 × 90", 2, 30, 90, 48, rest=(False,)),
+        _layout_case(draw, "q, k and v each stored in another way, 30 × 90", 2, 30, 90, 48, rest=(False,)),
         Case(
             "NaN between the rows of each matrix",
             (*(draw.spread_out(matrix, 24) for matrix in matrices(draw, 1, 50, 64, 40)), True),
@@ -861,7 +865,7 @@ RAGGED = Exercise(
             "strides_ignored",
             STRIDES,
             result=lambda q, k, v, causal: (
-                None if _has_gaps(q, k) else attention(*_all_as_if_contiguous(q, k, v), _mask(q, k, causal))
+                None if _has_gaps(q, k) else _read_as_contiguous(q, k, v, _mask(q, k, causal))
             ),
         ),
         Mistake(
@@ -873,8 +877,8 @@ RAGGED = Exercise(
         ),
         Mistake(
             "output_written_out_of_bounds",
-            "The output was written past its end, or into another head's rows. Mask the store: rows < "
-            "query_length and columns < head_dim.",
+            "The output was written past its end, or into another head's rows. Is the store masked (rows < "
+            "query_length and columns < head_dim), or does the store use another tensor's strides?",
             when=lambda case, seen, got: any("writes" in access for access in seen.out_of_bounds),
         ),
         Mistake(
@@ -914,7 +918,7 @@ def lse_rounded(query, key, value, causal):
 
 def lse_cases(draw):
     return [
-        Case("two heads, 128 × 128", (*matrices(draw, 2, 128, 128, 32), False)),
+        Case("two heads, 65 × 129", (*matrices(draw, 2, 65, 129, 32), False)),
         Case("65 × 63, causal", (*matrices(draw, 1, 65, 63, 32), True)),
         Case("one query, one key", (*matrices(draw, 1, 1, 1, 16), True)),
         Case("scores of ±150, 64 × 130", (*matrices(draw, 1, 64, 130, 32, score=BIG), False)),
@@ -1150,7 +1154,7 @@ FAST = Exercise(
         ),
     ),
     hints=(
-        "Look at the compiled kernel before the clock: compile_view tells whether the accumulator spills and which "
+        "Look at the compiled kernel before the clock: compile_views tells whether the accumulator spills and which "
         "matrix instruction is used. On sm_90 you want wgmma, which takes 64 rows of queries for every four warps.",
         "Head dimension 128 on Hopper: BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=2. Head dimension 64: 128, "
         "64, 4 warps, 3 stages. On Ampere smaller key tiles: 128 × 64 with 8 warps.",

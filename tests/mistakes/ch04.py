@@ -212,6 +212,12 @@ KERNEL_WRONG = {
             "    value_head_stride = key_head_stride",
         ),
     ),
+    "strides_ignored__keys_by_the_queries": changed(
+        "4.3", ("keys[:, None] * key_stride", "keys[:, None] * query_stride")
+    ),
+    "strides_ignored__values_by_the_queries": changed(
+        "4.3", ("keys[:, None] * value_stride", "keys[:, None] * query_stride")
+    ),
     "queries_reread": changed(
         "4.3",
         (
