@@ -111,10 +111,11 @@ def _strides_ignored(right: Callable, positions: tuple[int, ...]):
 
 
 def _past_the_end(verb: str):
-    """A `when`: memory outside a tensor was reached by a load ("reads") or a store ("writes")."""
+    """A `when`: memory outside a tensor was reached, first by a load ("reads") or by a store ("writes")."""
 
     def when(case, seen, got):
-        return any(f": {verb} " in sentence for sentence in seen.out_of_bounds)
+        # The first access is the one that the card shows: the diagnosis speaks of the same.
+        return any(f": {verb} " in sentence for sentence in seen.out_of_bounds[:1])
 
     return when
 
@@ -631,11 +632,11 @@ def _same_head(which: int):
 
 UNMASKED_READ = (
     "A load reaches past the last row of a tensor. Tiles at the edge are only partly filled: give the load a mask "
-    "(`rows[:, None] < length`) and `other=0.0`."
+    "(`rows[:, None] < length`) and `other=0.0`. If it has one, are two lengths or strides exchanged?"
 )
 UNMASKED_WRITE = (
     "A store reaches past the end of the result. A length is seldom a multiple of the tile: mask the store in both "
-    "directions, rows and columns."
+    "directions, rows and columns. If it is masked, are two lengths or strides exchanged?"
 )
 ONE_TILE = (
     "Only the first tile of each matrix was written. Either the grid has too few programs, or every program works "
@@ -853,9 +854,10 @@ ROW_SOFTMAX = Exercise(
             when=_strides_ignored(row_softmax_oracle, (0,)),
         ),
         Mistake("out_of_bounds_write", "The store reaches past the end of the result: mask it with `keys < "
-                                       "key_length`.",
+                                       "key_length`. If it is masked, are two strides or the grid's axes exchanged?",
                 when=_past_the_end("writes")),
-        Mistake("tail_not_masked", "The load reaches past the end of the scores: mask it with `keys < key_length`.",
+        Mistake("tail_not_masked", "The load reaches past the end of the scores: mask it with `keys < key_length`. If "
+                                   "it is masked, are two strides or the grid's axes exchanged?",
                 when=_past_the_end("reads")),
         Mistake("only_first_head", HEADS_MISSING, when=_only_some_heads_written),
     ),
@@ -1015,7 +1017,8 @@ OUTPUT = Exercise(
         ),
         Mistake("out_of_bounds_write", UNMASKED_WRITE, when=_past_the_end("writes")),
         Mistake("keys_not_masked", "A load reaches past the last row or key. Mask P in both directions and V along "
-                                   "the keys, with `other=0.0`.", when=_past_the_end("reads")),
+                                   "the keys, with `other=0.0`. If you do, are two lengths or strides exchanged?",
+                when=_past_the_end("reads")),
         Mistake("only_first_rows", "Only the first tile of rows was written. Either the grid has one program per "
                                    "head, or `tl.program_id` times the block is missing from the rows.",
                 when=_writes_one_tile(output_oracle)),

@@ -463,8 +463,8 @@ LOG_SUM_EXP = Exercise(
         ),
         Mistake(
             "tail_not_masked",
-            "Lanes past the end were scored as zeros, and each added exp(0 - maximum) to the sum. Load them as "
-            '`other=float("-inf")`.',
+            "Lanes past the end were read, or scored as zeros, and added to the sum. Mask the load with `offsets < "
+            'last` and `other=float("-inf")`. If you do, are two lengths or strides exchanged?',
             result=_tail_scored,
             when=lambda case, seen, got: bool(seen.out_of_bounds),
         ),
