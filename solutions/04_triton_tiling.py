@@ -55,18 +55,22 @@ flops = 4 * heads * length**2 * head_dim
 matrix = heads * length**2 * query.element_size()
 print(f"{heads} heads, {length} × {length}, head dimension {head_dim}: {flops / 1e9:,.0f} GFLOP, "
       f"one score matrix {format_bytes(matrix)}")
+rates = []
 for name, function in (("naive", naive_attention), ("tiled", F.scaled_dot_product_attention)):
     timing = measure(partial(function, query, key, value), warmup=1, seconds=0.6, device=device)
-    print(f"  {name}: {timing},  {format_flop_rate(timing.rate(flops))}")
+    rates.append(timing.rate(flops))
+    print(f"  {name}: {timing},  {format_flop_rate(rates[-1])}")
+print(f"  tiled is {rates[1] / rates[0]:.1f} times as fast")
 del query, key, value
 
 # %% [markdown]
 # ## Where a tile lives
 #
 # A GPU's multiprocessor (SM) has a memory of its own, *shared memory*, on the same silicon as its arithmetic: 64 KB on
-# a T4, 164 KB on an A100, 228 KB on an H100. All SMs of an A100 together read theirs at about 19 TB/s, ten times as
-# fast as HBM. The FlashAttention paper calls it SRAM. Besides, every thread has up to 255 registers of four bytes, and
-# an SM holds 65,536 of them, another 256 KB.
+# a T4, 164 KB on an A100, 228 KB on an H100. On the last two a program may use 1 KB less than the SM has: 166,912 and
+# 232,448 bytes. All SMs of an A100 together read theirs at about 19 TB/s, ten times as fast as HBM. The FlashAttention
+# paper calls it SRAM. Besides, every thread has up to 255 registers of four bytes, and an SM holds 65,536 of them,
+# another 256 KB.
 #
 # A whole row of scores does not fit there, and a tile does. So hold a tile of queries and stream the keys and values
 # past it, tile after tile. What a query must remember between two tiles is what you computed in chapter 03: a running
@@ -145,10 +149,10 @@ for tiles in ((300, 300), (64, 32), (17, 101), (1, 1)):
 # ## How large may a tile be?
 #
 # Count the bytes that all programs ask for. A program reads its $B_M$ queries once, writes as many rows of output, and
-# reads all keys and all values. A head has $\lceil N / B_M \rceil$ programs:
+# reads all keys and all values. With $N_q$ queries and $N_k$ keys a head has $\lceil N_q / B_M \rceil$ programs:
 #
-# $$\text{bytes} = b \cdot H \cdot \left( 2 N D + 2 N D \left\lceil \frac{N}{B_M} \right\rceil \right) \approx
-# \frac{2\, b\, H N^2 D}{B_M}$$
+# $$\text{bytes} = b \cdot H \cdot \left( 2 N_q D + 2 N_k D \left\lceil \frac{N_q}{B_M} \right\rceil \right)
+# \approx \frac{2\, b\, H N_q N_k D}{B_M}$$
 #
 # The rows of a tile of queries, $B_M$, divide everything. The rows of a tile of keys do not occur at all: a smaller
 # tile of keys only means more steps. Hence the rule: **as many queries as fit, and keys as room is left.**
@@ -231,7 +235,7 @@ for arch in (75, 80, 89, 90):
 #
 # That gives three floors for a tiled kernel, and the highest one counts: FLOPs over the matrix rate, bytes asked for
 # over the bandwidth of the L2, distinct bytes over that of HBM. On a GPU the next cell fills them in from your own
-# ceilings.
+# ceilings. On a CPU arithmetic is the highest floor by far.
 
 # %%
 from course_lib.hardware.ceilings import ceilings
@@ -323,7 +327,7 @@ def flash_attention_full(query, key, value):
         [heads, query_length, head_dim], in query's dtype. The kernel may move no more bytes than `traffic` says for
         tiles of 64 queries.
     """
-    # How many programs along each axis of the grid? Axis 0: tiles of 64 queries. Axis 1: heads.
+    # Set `grid` = (tiles of 64 queries, heads).
     # BEGIN SOLUTION
     grid = (query.shape[1] // 64, query.shape[0])
     # END SOLUTION
@@ -520,6 +524,7 @@ def flash_attention_causal(query, key, value):
         [heads, query_length, head_dim], in query's dtype. The last query stands at the last key: query i sees the keys
         0 to i + key_length - query_length. A query that sees none has an output of zeros.
     """
+    # Set `grid` = (tiles of 64 queries, heads).
     # BEGIN SOLUTION
     grid = (query.shape[1] // 64, query.shape[0])
     # END SOLUTION
@@ -544,7 +549,8 @@ print(f"tiles computed: {tiles * (tiles + 1) // 2} of {tiles * tiles}, {(tiles +
 
 # %% [markdown]
 # The bytes fall less than the tiles because queries and outputs cross once either way, and both ratios stay above a
-# half because the tiles on the diagonal are computed whole. With 8192 tokens both are 0.51.
+# half because the tiles on the diagonal are computed whole. With 8192 tokens the ratio is
+# 0.50 for the tiles and 0.51 for the bytes.
 
 # %% [markdown]
 # ## Ragged edges
@@ -783,8 +789,8 @@ views
 #   used. Triton needs one buffer less than stages here, the pair in use having left for the registers: (64 + 2 · 64) ·
 #   64 · 2 = 24,576 bytes, your formula with one stage.
 # - **H100**: `wgmma`, four warps at a time, operands straight from shared memory. It takes 64 rows of queries at
-#   least, which is why a tile of 64 × 64 for 4 warps is the smallest that uses it. Your formula should meet the number
-#   to the byte, or miss it by a few that synchronisation takes.
+#   least for every 4 warps: a tile of 64 × 16 still uses it, one of 32 × 64 does not. Your formula should meet the
+#   number to the byte, or miss it by a few that synchronisation takes.
 #
 # ### Choosing the tiles by measurement
 #
