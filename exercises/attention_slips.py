@@ -164,6 +164,18 @@ def first_keys(query, key, value, count, visible=None, empty=0.0) -> torch.Tenso
     )
 
 
+def last_keys(query, key, value, key_rows) -> torch.Tensor:
+    """Only the last tile of keys counts."""
+    start = (key.shape[-2] - 1) // key_rows * key_rows
+    return attention(query, key[..., start:, :], value[..., start:, :])
+
+
+def not_divided(query, key, value) -> torch.Tensor:
+    """The weights are measured from the row's maximum and never divided by their sum."""
+    scores = scores_of(query, key)
+    return torch.exp(scores - scores.amax(dim=-1, keepdim=True)) @ value
+
+
 def zeros_scored(query, key, value, key_rows, visible=None) -> torch.Tensor:
     """The last tile filled up with zero keys and values that count: each scores 0 rather than minus infinity."""
     missing = -key.shape[-2] % key_rows

@@ -13,10 +13,12 @@ from exercises.attention_slips import (
     attention,
     first_keys,
     from_zero,
+    last_keys,
     length_first,
     log_sum_exp,
     merged,
     normalised_per_tile,
+    not_divided,
     ordered_rows,
     prescaled,
     reduced_over_queries,
@@ -57,6 +59,13 @@ STARTS_AT_ZERO = (
     "The running maximum starts at 0, so a row whose scores all lie far below 0 is measured from 0: every exponential "
     "underflows and the sum is 0. Start it at minus infinity."
 )
+MAXIMUM_NOT_UPDATED = (
+    "The running maximum is never updated, so it stays at minus infinity, every rescaling is by 0, and only the last "
+    "tile of keys counts. End the step with running_max = new_max."
+)
+NOT_DIVIDED = "The accumulator is not divided by the running sum. Divide once, after the last tile."
+NATURAL_EXP = "scale_log2 already holds log2(e), and the exponential is the natural one. Take tl.exp2 throughout."
+LOG2E_MISSING = "The exponential is tl.exp2 and the scale lacks log2(e): 2^x is not e^x. Multiply by math.log2(math.e)."
 ACCUMULATOR_NOT_RESCALED = (
     "The accumulator is not rescaled when the running maximum grows: what earlier tiles added is still measured from "
     "the old maximum. Multiply it by exp(old maximum - new maximum) before the tile's product is added."
@@ -193,6 +202,12 @@ TILED = Exercise(
             STARTS_AT_ZERO,
             result=lambda q, k, v, rows, keys: from_zero(q, k, v, lost=math.nan),
         ),
+        Mistake(
+            "maximum_not_updated",
+            MAXIMUM_NOT_UPDATED,
+            result=lambda q, k, v, rows, keys: last_keys(q, k, v, keys),
+        ),
+        Mistake("not_divided", NOT_DIVIDED, result=lambda q, k, v, rows, keys: not_divided(q, k, v)),
         Mistake(
             "accumulator_not_rescaled",
             ACCUMULATOR_NOT_RESCALED,
@@ -539,6 +554,8 @@ KERNEL = Exercise(
             NOTHING_RESCALED,
             result=lambda q, k, v: streamed(q, k, v, TILE, rescale_sum=False, rescale_accumulator=False),
         ),
+        Mistake("maximum_not_updated", MAXIMUM_NOT_UPDATED, result=lambda q, k, v: last_keys(q, k, v, TILE)),
+        Mistake("not_divided", NOT_DIVIDED, result=not_divided),
         Mistake("scale_missing", SCALE_MISSING, result=_scale(0)),
         Mistake("scale_twice", SCALE_TWICE, result=_scale(2)),
         Mistake(
@@ -707,6 +724,16 @@ CAUSAL = Exercise(
         Mistake("empty_row_nan", EMPTY_ROW, result=lambda q, k, v: attention(q, k, v, _visible(q, k), empty=math.nan)),
         Mistake("maximum_starts_at_zero", STARTS_AT_ZERO, result=lambda q, k, v: from_zero(q, k, v, _visible(q, k))),
         Mistake(
+            "natural_exp",
+            NATURAL_EXP,
+            result=lambda q, k, v: attention(q, k, v, _visible(q, k), scale=math.log2(math.e) / math.sqrt(q.shape[-1])),
+        ),
+        Mistake(
+            "log2e_missing",
+            LOG2E_MISSING,
+            result=lambda q, k, v: attention(q, k, v, _visible(q, k), scale=math.log(2) / math.sqrt(q.shape[-1])),
+        ),
+        Mistake(
             "accumulator_not_rescaled",
             ACCUMULATOR_NOT_RESCALED,
             result=lambda q, k, v: streamed(q, k, v, TILE, visible=_visible(q, k), rescale_accumulator=False),
@@ -860,6 +887,20 @@ RAGGED = Exercise(
             "maximum_starts_at_zero",
             STARTS_AT_ZERO,
             result=lambda q, k, v, causal: from_zero(q, k, v, _mask(q, k, causal)),
+        ),
+        Mistake(
+            "natural_exp",
+            NATURAL_EXP,
+            result=lambda q, k, v, causal: attention(
+                q, k, v, _mask(q, k, causal), scale=math.log2(math.e) / math.sqrt(q.shape[-1])
+            ),
+        ),
+        Mistake(
+            "log2e_missing",
+            LOG2E_MISSING,
+            result=lambda q, k, v, causal: attention(
+                q, k, v, _mask(q, k, causal), scale=math.log(2) / math.sqrt(q.shape[-1])
+            ),
         ),
         Mistake(
             "strides_ignored",

@@ -40,9 +40,11 @@ TILED_WRONG = {
         ("weights = torch.exp(scores - new_max)", "weights = torch.exp(scores)"),
         ("rescale = torch.exp(running_max - new_max)", "rescale = torch.ones_like(new_max)"),
     ),
+    "maximum_not_updated": changed("4.1", ("running_max = new_max", "running_max = running_max")),
     "maximum_starts_at_zero": changed(
         "4.1", ("torch.full((query_tile.shape[0], 1), -math.inf)", "torch.zeros(query_tile.shape[0], 1)")
     ),
+    "not_divided": changed("4.1", ("accumulator / running_sum", "accumulator")),
     "accumulator_not_rescaled": changed("4.1", ("accumulator * rescale + weights", "accumulator + weights")),
     "sum_not_rescaled": changed("4.1", ("running_sum * rescale + weights", "running_sum + weights")),
     "nothing_rescaled": changed("4.1", ("rescale = torch.exp(running_max - new_max)", "rescale = 1.0")),
@@ -168,6 +170,7 @@ KERNEL_WRONG = {
         ("weights = tl.exp(scores - new_max[:, None])", "weights = tl.exp(scores)"),
         ("rescale = tl.exp(running_max - new_max)", "rescale = tl.full([BLOCK_M], 1.0, tl.float32)"),
     ),
+    "maximum_not_updated": changed("4.3", ("running_max = new_max", "running_max = running_max")),
     "maximum_starts_at_zero": changed(
         "4.3", ('tl.full([BLOCK_M], float("-inf"), tl.float32)', "tl.zeros([BLOCK_M], tl.float32)")
     ),
@@ -327,6 +330,8 @@ CAUSAL_WRONG = {
         ("weights.to(value_tile.dtype)", "tl.where(visible, weights, 0.0).to(value_tile.dtype)"),
     ),
     "empty_row_nan": changed("4.4", ("tl.where(running_sum == 0.0, 1.0, running_sum)", "running_sum")),
+    "natural_exp": changed("4.4", ("tl.exp2(", "tl.exp(")),
+    "log2e_missing": changed("4.4", ("math.log2(math.e) / math.sqrt", "1 / math.sqrt")),
     "maximum_starts_at_zero": changed(
         "4.4", ('tl.full([BLOCK_M], float("-inf"), tl.float32)', "tl.zeros([BLOCK_M], tl.float32)")
     ),
@@ -405,6 +410,8 @@ ONE_KEY_TILE_AT_A_TIME_BACKWARDS = changed(
 COLUMNS_MASKED = " & (columns < head_dim)[None, :]"
 
 RAGGED_WRONG = {
+    "natural_exp": changed("4.5", ("tl.exp2(", "tl.exp(")),
+    "log2e_missing": changed("4.5", ("math.log2(math.e) / math.sqrt", "1 / math.sqrt")),
     "maximum_starts_at_zero": changed(
         "4.5", ('tl.full([BLOCK_M], float("-inf"), tl.float32)', "tl.zeros([BLOCK_M], tl.float32)")
     ),
