@@ -853,12 +853,12 @@ ROW_SOFTMAX = Exercise(
             "r * stride(1)`.",
             when=_strides_ignored(row_softmax_oracle, (0,)),
         ),
-        Mistake("out_of_bounds_write", "The store reaches past the end of the result: mask it with `keys < "
-                                       "key_length`. If it is masked, are two strides or the grid's axes exchanged?",
-                when=_past_the_end("writes")),
         Mistake("tail_not_masked", "The load reaches past the end of the scores: mask it with `keys < key_length`. If "
                                    "it is masked, are two strides or the grid's axes exchanged?",
                 when=_past_the_end("reads")),
+        Mistake("out_of_bounds_write", "The store reaches past the end of the result: mask it with `keys < "
+                                       "key_length`. If it is masked, are two strides or the grid's axes exchanged?",
+                when=_past_the_end("writes")),
         Mistake("only_first_head", HEADS_MISSING, when=_only_some_heads_written),
     ),
 )
