@@ -276,14 +276,14 @@ def test_a_sum_that_cancels_may_err_by_the_size_of_its_terms():
     """A plain implementation that is exact by luck must not make every other order of adding wrong."""
 
     def cases(draw):
-        x = draw.normal(64, scale=1000.0)
+        x = draw.normal(8, scale=1000.0)
         return [Case("its terms cancel", (torch.cat([x, -x.flip(0), draw.normal(1, scale=1e-3)]),))]
 
     task = replace(DOUBLE, entries=("total",), cases=cases, oracle=lambda x: x.sum(), requirements=())
     sequential = (
         "def total(x):\n    result = x[0]\n    for value in x[1:]: result = result + value\n    return result\n"
     )
-    assert all(judge(task, sequential).passed for _ in range(10))
+    assert all(judge(task, sequential, seed=seed).passed for seed in range(10))
     assert judge(task, "def total(x):\n    return x[1:].sum()\n").outcome == "failed"
 
 

@@ -171,6 +171,7 @@ KERNEL_WRONG = {
         ("rescale = tl.exp(running_max - new_max)", "rescale = tl.full([BLOCK_M], 1.0, tl.float32)"),
     ),
     "maximum_not_updated": changed("4.3", ("running_max = new_max", "running_max = running_max")),
+    "not_divided": changed("4.3", ("accumulator / running_sum[:, None]", "accumulator")),
     "maximum_starts_at_zero": changed(
         "4.3", ('tl.full([BLOCK_M], float("-inf"), tl.float32)', "tl.zeros([BLOCK_M], tl.float32)")
     ),
