@@ -51,6 +51,11 @@ def check_attention_inputs(query, key, value, *, window=None, scale=None):
         raise ValueError(
             f"query has head dimension {query.shape[3]}; supported are {MIN_HEAD_DIM} to {MAX_HEAD_DIM}."
         )
+    check_window_and_scale(window, scale)
+
+
+def check_window_and_scale(window, scale):
+    """Raise a ValueError unless window is None or a number of keys, and scale None or a number above 0."""
     if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 0):
         raise ValueError(f"window is {window!r}; it must be None (no limit) or an int of at least 0, a number of keys.")
     # The running maximum is taken over raw scores and scaled afterwards: a negative scale would turn their order round,

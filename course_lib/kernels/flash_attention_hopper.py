@@ -24,10 +24,7 @@ Bytes: as for `flash_attention`. Tiles are handed out such that the keys and val
 
 Source: Shah et al., FlashAttention-3, arXiv 2407.08608, Algorithm 2.
 """
-import functools
 import math
-from copy import copy
-from typing import NamedTuple
 
 import torch
 import triton
@@ -36,18 +33,35 @@ from course_lib.hardware.compiler import CompileCase
 from course_lib.kernels.attention_checks import check_attention_inputs
 from course_lib.kernels.attention_parts import LOG2_E
 from course_lib.kernels.gluon_compat import (
-    TensorDescriptor,
     fence_async_shared,
     gl,
     gluon,
     load_tile,
     mbarrier,
-    store_tile,
     wait_for_stores,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from course_lib.kernels.hopper_launch import (
+    Arrangement,
+    descriptor,
+    descriptor_type,
+    multiprocessors,
+    ticket_counter,
+)
 from course_lib.kernels.hopper_limits import hopper_refusal
+from course_lib.kernels.hopper_operands import (
+    block_scale,
+    kept_weights,
+    left_operand,
+    load_values,
+    query_operand,
+    right_operand,
+    scale_channels,
+    tile_scale,
+    weight_exponent,
+    write_rows,
+)
 from course_lib.kernels.hopper_parts import (
     draw_ticket,
     finish_rows,
@@ -74,7 +88,7 @@ def produce(descriptors, buffers, barriers, tickets, counter, sizes, band, STAGE
     before the first passes at once, which is what an empty buffer wants.
     """
     queries, keys, values, _outputs = descriptors
-    query_tiles, key_tiles, value_tiles = buffers
+    query_tiles, key_tiles, value_tiles, _output_tiles = buffers
     query_ready, query_free, key_ready, key_free, value_ready, value_free, _turns = barriers
     slots, ticket_ready, ticket_free = tickets
     batch, query_heads, heads_per_key_head, query_length, key_length, heads_at_once = sizes
@@ -106,8 +120,7 @@ def produce(descriptors, buffers, barriers, tickets, counter, sizes, band, STAGE
             load_tile(keys, [batch_index, key_head, first_key, 0], key_ready.index(stage), key_tiles.index(stage))
             mbarrier.wait(value_free.index(stage), phase ^ 1)
             mbarrier.expect(value_ready.index(stage), values.block_type.nbytes)
-            load_tile(values, [batch_index, key_head, first_key, 0], value_ready.index(stage),
-                      value_tiles.index(stage))
+            load_values(values, batch_index, key_head, first_key, value_ready.index(stage), value_tiles.index(stage))
             blocks_done += 1
 
         ticket = draw_ticket(counter, tiles)
@@ -137,22 +150,21 @@ def ask_for_scores(query, key_tiles, barriers, my_turn, blocks_done, LAYOUT: gl.
 def ask_for_output(weights, accumulator, value_tiles, blocks_done):
     """Sets the matrix units to add P V of the block before this one to the output, [64, HEAD_DIM]; doesn't wait."""
     STAGES: gl.constexpr = value_tiles.shape[0]
-    BLOCK_N: gl.constexpr = value_tiles.shape[3]
-    HEAD_DIM: gl.constexpr = value_tiles.shape[4]
-    value_tile = value_tiles.index((blocks_done - 1) % STAGES).reshape([BLOCK_N, HEAD_DIM])
-    return warpgroup_mma(weights, value_tile, accumulator, is_async=True)
+    value_tile = right_operand(value_tiles.index((blocks_done - 1) % STAGES))
+    return warpgroup_mma(left_operand(weights, value_tiles.dtype), value_tile, accumulator, is_async=True)
 
 
 @gluon.jit
-def step(query, buffers, barriers, turns, blocks_done, first_key, query_positions, key_length, band, scale_log2,
-         weights, softmax_state, accumulator, MASKED: gl.constexpr, TURNS: gl.constexpr):
+def step(query, buffers, barriers, turns, blocks_done, block, query_positions, key_length, band, scaling, weights,
+         softmax_state, accumulator, MASKED: gl.constexpr, TURNS: gl.constexpr):
     """One block of keys: its scores and softmax, while the product of the block before it is under way."""
-    _query_tiles, key_tiles, value_tiles = buffers
+    _query_tiles, key_tiles, value_tiles, _output_tiles = buffers
     _query_ready, _query_free, _key_ready, key_free, value_ready, value_free, _turns = barriers
     my_turn, next_turn = turns
     running_max, running_sum = softmax_state
     STAGES: gl.constexpr = key_tiles.shape[0]
     SCORES: gl.constexpr = running_max.type.layout.parent
+    BLOCK_N: gl.constexpr = key_tiles.shape[3]
     stage = blocks_done % STAGES
 
     scores = ask_for_scores(query, key_tiles, barriers, my_turn, blocks_done, SCORES, TURNS)  # [64, BLOCK_N]
@@ -163,9 +175,10 @@ def step(query, buffers, barriers, turns, blocks_done, first_key, query_position
     mbarrier.arrive(key_free.index(stage), count=1)
 
     if MASKED:
-        scores = hide_scores(scores, query_positions, first_key, key_length, band)
+        scores = hide_scores(scores, query_positions, block * BLOCK_N, key_length, band)
     next_weights, rescale, running_max, running_sum = online_softmax(
-        scores, running_max, running_sum, scale_log2, MASKED)
+        scores, running_max, running_sum, block_scale(scaling, block, BLOCK_N), MASKED,
+        weight_exponent(key_tiles.dtype))
     # The values are wanted only in the next step. But a wait on a barrier is a loop, and keeps the compiler from moving
     # the wait for the product, which comes next, to before the softmax: ptxas does, and then nothing overlaps.
     mbarrier.wait(value_ready.index(stage), blocks_done // STAGES & 1)
@@ -173,27 +186,29 @@ def step(query, buffers, barriers, turns, blocks_done, first_key, query_position
     mbarrier.arrive(value_free.index((blocks_done - 1) % STAGES), count=1)
     ROWS: gl.constexpr = gl.SliceLayout(1, accumulator.type.layout)
     accumulator = accumulator * gl.expand_dims(gl.convert_layout(rescale, ROWS, assert_trivial=True), 1)
-    weights = gl.convert_layout(next_weights.to(key_tiles.dtype), weights.type.layout, assert_trivial=True)
+    OPERAND: gl.constexpr = weights.type.layout
+    weights = kept_weights(next_weights, key_tiles.dtype, OPERAND)
     return weights, (running_max, running_sum), accumulator
 
 
 @gluon.jit
-def consume(outputs, lse_pointer, buffers, barriers, tickets, sizes, band, scale_log2, GROUP: gl.constexpr,
+def consume(outputs, lse_pointer, buffers, barriers, tickets, sizes, band, scales, GROUP: gl.constexpr,
             GROUPS: gl.constexpr, QUERY_BUFFERS: gl.constexpr, TURNS: gl.constexpr):
     """A consumer: attention for 64 of the queries of each tile."""
-    query_tiles, key_tiles, value_tiles = buffers
+    query_tiles, key_tiles, value_tiles, output_tiles = buffers
     query_ready, query_free, _key_ready, key_free, value_ready, value_free, all_turns = barriers
     slots, ticket_ready, ticket_free = tickets
-    batch, query_heads, _heads_per_key_head, query_length, key_length, heads_at_once = sizes
+    batch, query_heads, heads_per_key_head, query_length, key_length, heads_at_once = sizes
     keys_before, keys_after = band
     TILE_ROWS: gl.constexpr = GROUP_ROWS * GROUPS
     STAGES: gl.constexpr = key_tiles.shape[0]
     BLOCK_N: gl.constexpr = key_tiles.shape[3]
     HEAD_DIM: gl.constexpr = key_tiles.shape[4]
-    # Where wgmma leaves its results: the four warps one below the other, and in steps of 16 along the inner dimension.
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
-    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, OUTPUT, 2)  # left operand in registers: where SCORES has them
+    # Where wgmma leaves its results: the four warps one below the other. It sums over 32 bytes at a time.
+    DEPTH: gl.constexpr = 256 // key_tiles.dtype.primitive_bitwidth
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, DEPTH])
+    OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, DEPTH])
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, OUTPUT, DEPTH // 8)  # left operand in registers
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
     turns = all_turns.index(GROUP), all_turns.index((GROUP + 1) % GROUPS)
     my_turn, next_turn = turns
@@ -210,7 +225,8 @@ def consume(outputs, lse_pointer, buffers, barriers, tickets, sizes, band, scale
             tile_query + key_length - query_length, key_length, band, TILE_ROWS, BLOCK_N)
         buffer = tiles_done % QUERY_BUFFERS * GROUPS + GROUP
         mbarrier.wait(query_ready.index(buffer), tiles_done // QUERY_BUFFERS & 1)
-        query = query_tiles.index(buffer).reshape([GROUP_ROWS, HEAD_DIM])
+        query = query_operand(query_tiles, buffer)
+        scaling = tile_scale(scales, sizes, batch_index, head, first_query), scales, sizes, batch_index, head
 
         # The first block has no product to hide behind: the other consumers' work fills the matrix units.
         scores = ask_for_scores(query, key_tiles, barriers, my_turn, blocks_done, SCORES, TURNS)
@@ -228,34 +244,41 @@ def consume(outputs, lse_pointer, buffers, barriers, tickets, sizes, band, scale
         running_max = gl.full([GROUP_ROWS], float("-inf"), gl.float32, ROWS)
         running_sum = sum_by_thread(gl.zeros([GROUP_ROWS, BLOCK_N], gl.float32, SCORES))
         weights, _rescale, running_max, running_sum = online_softmax(
-            scores, running_max, running_sum, scale_log2, True)
-        weights = gl.convert_layout(weights.to(key_tiles.dtype), WEIGHTS, assert_trivial=True)
+            scores, running_max, running_sum, block_scale(scaling, end - 1, BLOCK_N), True,
+            weight_exponent(key_tiles.dtype))
+        weights = kept_weights(weights, key_tiles.dtype, WEIGHTS)
         state = running_max, running_sum
         accumulator = gl.zeros([GROUP_ROWS, HEAD_DIM], gl.float32, OUTPUT)
         mbarrier.wait(value_ready.index(stage), blocks_done // STAGES & 1)
         blocks_done += 1
 
         if keys_after is not None:
-            for block in range(end - 1 - whole_end):
+            for count in range(end - 1 - whole_end):
+                block = end - 2 - count
                 weights, state, accumulator = step(
-                    query, buffers, barriers, turns, blocks_done, (end - 2 - block) * BLOCK_N, query_positions,
-                    key_length, band, scale_log2, weights, state, accumulator, True, TURNS)
+                    query, buffers, barriers, turns, blocks_done, block, query_positions, key_length, band, scaling,
+                    weights, state, accumulator, True, TURNS)
                 blocks_done += 1
-        for _block in range(whole_end - whole_begin):
+        query = query_operand(query_tiles, buffer)
+        for count in range(whole_end - whole_begin):
+            block = whole_end - 1 - count
             weights, state, accumulator = step(
-                query, buffers, barriers, turns, blocks_done, 0, query_positions, key_length, band, scale_log2,
+                query, buffers, barriers, turns, blocks_done, block, query_positions, key_length, band, scaling,
                 weights, state, accumulator, False, TURNS)
             blocks_done += 1
         if keys_before is not None:
-            for block in range(whole_begin - begin):
+            query = query_operand(query_tiles, buffer)
+            for count in range(whole_begin - begin):
+                block = whole_begin - 1 - count
                 weights, state, accumulator = step(
-                    query, buffers, barriers, turns, blocks_done, (whole_begin - 1 - block) * BLOCK_N, query_positions,
-                    key_length, band, scale_log2, weights, state, accumulator, True, TURNS)
+                    query, buffers, barriers, turns, blocks_done, block, query_positions, key_length, band, scaling,
+                    weights, state, accumulator, True, TURNS)
                 blocks_done += 1
 
         accumulator = ask_for_output(weights, accumulator, value_tiles, blocks_done)
         running_max, running_sum = state
-        share, log_sum_exp = finish_rows(running_max, gl.convert_layout(gl.sum(running_sum, axis=1), ROWS))
+        share, log_sum_exp = finish_rows(
+            running_max, gl.convert_layout(gl.sum(running_sum, axis=1), ROWS), weight_exponent(key_tiles.dtype))
         if lse_pointer is not None:
             rows = first_query + gl.arange(0, GROUP_ROWS, layout=ROWS)
             lse_row = lse_pointer + (batch_index * query_heads + head).to(gl.int64) * query_length
@@ -263,9 +286,11 @@ def consume(outputs, lse_pointer, buffers, barriers, tickets, sizes, band, scale
         accumulator = warpgroup_mma_wait(0, deps=[accumulator])
         mbarrier.arrive(value_free.index((blocks_done - 1) % STAGES), count=1)
         share = gl.convert_layout(share, gl.SliceLayout(1, OUTPUT), assert_trivial=True)
-        query.store((accumulator * gl.expand_dims(share, 1)).to(outputs.dtype))  # the queries are done with
-        fence_async_shared()  # the copy engine sees what these threads wrote
-        store_tile(outputs, [batch_index, head, first_query, 0], query_tiles.index(buffer))
+        finished = scale_channels(accumulator * gl.expand_dims(share, 1), scales, sizes, batch_index, head)
+        output_buffer = GROUP
+        if outputs.dtype == query_tiles.dtype:
+            output_buffer = buffer  # the queries are done with: their tile takes the output
+        write_rows(outputs, finished, output_tiles.index(output_buffer), batch_index, head, first_query)
         if QUERY_BUFFERS == 1:
             wait_for_stores(0)
             mbarrier.arrive(query_free.index(buffer), count=1)
@@ -281,10 +306,12 @@ def consume(outputs, lse_pointer, buffers, barriers, tickets, sizes, band, scale
 # Triton compiles anew for sizes that are 1 or multiples of 16; these would make dozens of kernels that don't differ.
 SIZES = ("batch", "query_heads", "heads_per_key_head", "query_length", "key_length", "heads_at_once")
 
+SCALES = ("query_scales", "key_scales", "value_scales")  # of 8-bit inputs
+
 
 @gluon.jit(do_not_specialize=(*SIZES, "keys_before", "keys_after"))
 def flash_attention_hopper_kernel(
-    queries, keys, values, outputs, lse_pointer, counter,
+    queries, keys, values, outputs, lse_pointer, counter, query_scales, key_scales, value_scales,
     batch, query_heads, heads_per_key_head, query_length, key_length, heads_at_once,
     keys_before, keys_after, scale_log2,
     STAGES: gl.constexpr, GROUPS: gl.constexpr, QUERY_BUFFERS: gl.constexpr, TURNS: gl.constexpr,
@@ -296,7 +323,10 @@ def flash_attention_hopper_kernel(
     key_shape: gl.constexpr = [STAGES] + keys.block_type.shape  # [.., 1, 1, BLOCK_N, HEAD_DIM]
     query_tiles = gl.allocate_shared_memory(dtype, query_shape, queries.layout)
     key_tiles = gl.allocate_shared_memory(dtype, key_shape, keys.layout)
-    value_tiles = gl.allocate_shared_memory(dtype, key_shape, values.layout)
+    value_tiles = gl.allocate_shared_memory(dtype, [STAGES] + values.block_type.shape, values.layout)
+    output_tiles = query_tiles
+    if outputs.dtype != dtype:  # 8-bit queries leave too little room for a 16-bit output
+        output_tiles = gl.allocate_shared_memory(outputs.dtype, [GROUPS] + outputs.block_type.shape, outputs.layout)
     slots = gl.allocate_shared_memory(gl.int32, [TICKET_SLOTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     # *_ready: the copy engine counts its bytes. *_free: each consumer that read the buffer says so.
     query_ready = new_barriers(QUERY_BUFFERS * GROUPS, 1)
@@ -312,50 +342,30 @@ def flash_attention_hopper_kernel(
     mbarrier.arrive(turns.index(0), count=1)  # the first consumer begins
 
     descriptors = queries, keys, values, outputs
-    buffers = query_tiles, key_tiles, value_tiles
+    buffers = query_tiles, key_tiles, value_tiles, output_tiles
     barriers = query_ready, query_free, key_ready, key_free, value_ready, value_free, turns
     tickets = slots, ticket_ready, ticket_free
     sizes = batch, query_heads, heads_per_key_head, query_length, key_length, heads_at_once
     band = keys_before, keys_after
+    scales = scale_log2, query_scales, key_scales, value_scales
     if GROUPS == 2:
         gl.warp_specialize([
-            (consume, (outputs, lse_pointer, buffers, barriers, tickets, sizes, band, scale_log2, 0, GROUPS,
+            (consume, (outputs, lse_pointer, buffers, barriers, tickets, sizes, band, scales, 0, GROUPS,
                        QUERY_BUFFERS, TURNS)),
-            (consume, (outputs, lse_pointer, buffers, barriers, tickets, sizes, band, scale_log2, 1, GROUPS,
+            (consume, (outputs, lse_pointer, buffers, barriers, tickets, sizes, band, scales, 1, GROUPS,
                        QUERY_BUFFERS, TURNS)),
             (produce, (descriptors, buffers, barriers, tickets, counter, sizes, band, STAGES, GROUPS, QUERY_BUFFERS)),
         ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consume, (outputs, lse_pointer, buffers, barriers, tickets, sizes, band, scale_log2, 0, GROUPS,
+            (consume, (outputs, lse_pointer, buffers, barriers, tickets, sizes, band, scales, 0, GROUPS,
                        QUERY_BUFFERS, TURNS)),
-            (consume, (outputs, lse_pointer, buffers, barriers, tickets, sizes, band, scale_log2, 1, GROUPS,
+            (consume, (outputs, lse_pointer, buffers, barriers, tickets, sizes, band, scales, 1, GROUPS,
                        QUERY_BUFFERS, TURNS)),
-            (consume, (outputs, lse_pointer, buffers, barriers, tickets, sizes, band, scale_log2, 2, GROUPS,
+            (consume, (outputs, lse_pointer, buffers, barriers, tickets, sizes, band, scales, 2, GROUPS,
                        QUERY_BUFFERS, TURNS)),
             (produce, (descriptors, buffers, barriers, tickets, counter, sizes, band, STAGES, GROUPS, QUERY_BUFFERS)),
         ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
-
-
-class Arrangement(NamedTuple):
-    """How a program is arranged: keys per block, buffers for K and V and for Q, consumers, whether these take turns."""
-
-    key_rows: int
-    stages: int
-    query_buffers: int
-    consumers: int
-    turns: bool
-
-    @property
-    def registers(self) -> tuple[int, int, int]:
-        """Per thread: of a consumer, of the producer, and at the start, when all share 64k of them alike."""
-        return (240, 24, 168) if self.consumers == 2 else (160, 32, 128)
-
-    def settings(self) -> dict:
-        """What it is for a kernel's launch, but for num_warps and maxnreg."""
-        consumer, producer, _ = self.registers
-        return {"STAGES": self.stages, "GROUPS": self.consumers, "QUERY_BUFFERS": self.query_buffers,
-                "TURNS": self.turns, "CONSUMER_REGISTERS": consumer, "PRODUCER_REGISTERS": producer}  # fmt: skip
 
 
 # At head dimension 64 the exponentials are the limit, not the products: three consumers keep them busier than two, and
@@ -393,15 +403,25 @@ def flash_attention_hopper(query, key, value, *, causal=False, window=None, scal
     refusal = hopper_refusal(query, key, value)
     if refusal is not None:
         raise refusal.error(f"flash_attention_hopper: {refusal.reason} flash_attention takes these inputs.")
+    block_d = padded_head_dim(query.shape[3])
+    arrangement = arrangement or arrangement_for(block_d, query.shape[2], masked=causal or window is not None)
+    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    lse = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device) if return_lse else None
+    values = descriptor(value, arrangement.key_rows, block_d)
+    launch(query, key, values, output, lse, (None, None, None), causal, window, scale, arrangement)
+    return (output, lse) if return_lse else output
+
+
+def launch(query, key, values, output, lse, scales, causal, window, scale, arrangement) -> None:
+    """Starts the kernel on checked tensors; `values` comes as the copy engine's descriptor.
+
+    scales: of 8-bit queries, keys and values, or three times None.
+    """
     batch, query_heads, query_length, head_dim = query.shape
     key_heads, key_length = key.shape[1:3]
     heads_per_key_head = query_heads // key_heads
     scale = 1 / math.sqrt(head_dim) if scale is None else scale
     block_d = padded_head_dim(head_dim)
-    arrangement = arrangement or arrangement_for(block_d, query_length, masked=causal or window is not None)
-    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    lse = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device) if return_lse else None
-
     tiles = triton.cdiv(query_length, GROUP_ROWS.value * arrangement.consumers) * batch * query_heads
     key_bytes = 2 * key_length * head_dim * key.element_size() // heads_per_key_head  # K and V, per query head
     heads_at_once = min(batch * query_heads, max(1, L2_SHARE_BYTES // max(1, key_bytes)))
@@ -409,14 +429,12 @@ def flash_attention_hopper(query, key, value, *, causal=False, window=None, scal
         window = min(window, query_length + key_length)  # sees as much, and sums with it stay within 32 bits
     programs = min(tiles, multiprocessors(query.device))
     flash_attention_hopper_kernel[(programs,)](
-        descriptor(query, GROUP_ROWS.value, block_d), descriptor(key, arrangement.key_rows, block_d),
-        descriptor(value, arrangement.key_rows, block_d), descriptor(output, GROUP_ROWS.value, block_d),
-        lse, ticket_counter(query.device),
+        descriptor(query, GROUP_ROWS.value, block_d), descriptor(key, arrangement.key_rows, block_d), values,
+        descriptor(output, GROUP_ROWS.value, block_d), lse, ticket_counter(query.device), *scales,
         batch, query_heads, heads_per_key_head, query_length, key_length, heads_at_once,
         window, 0 if causal else window, scale * LOG2_E,
         **arrangement.settings(), num_warps=4, maxnreg=arrangement.registers[2],
     )  # fmt: skip
-    return (output, lse) if return_lse else output
 
 
 def arrangement_for(block_d: int, query_length: int, masked: bool) -> Arrangement:
@@ -429,46 +447,6 @@ def arrangement_for(block_d: int, query_length: int, masked: bool) -> Arrangemen
 def padded_head_dim(head_dim: int) -> int:
     """The width of a tile in shared memory: the copy engine fills what is more than head_dim with zeros."""
     return max(64, triton.next_power_of_2(head_dim))
-
-
-def descriptor(tensor: torch.Tensor, rows: int, block_d: int) -> TensorDescriptor:
-    """What the copy engine needs to know of a [batch, heads, length, head_dim] tensor moved in tiles of `rows` rows."""
-    known = copy(descriptor_like(tensor.shape, tensor.stride(), tensor.dtype, rows, block_d))
-    known.base = tensor
-    return known
-
-
-@functools.lru_cache(1024)
-def descriptor_like(shape, strides, dtype, rows, block_d) -> TensorDescriptor:
-    """A descriptor for tensors like this, checked once and not at every launch; its own tensor is a stand-in."""
-    # A dimension of size 1 is never stepped over; its stride may be anything, but the engine wants one that it knows.
-    strides = [stride if size > 1 else block_d for size, stride in zip(shape[:3], strides)]
-    layout = tile_layout(rows, block_d, dtype)
-    return TensorDescriptor(torch.empty(1, dtype=dtype), list(shape), [*strides, 1], [1, 1, rows, block_d], layout)
-
-
-@functools.cache
-def tile_layout(rows: int, block_d: int, dtype: torch.dtype):
-    """How a tile lies in shared memory: as wgmma reads it and the copy engine writes it, its banks swizzled."""
-    element = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}[dtype]
-    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, block_d], element)
-
-
-@functools.cache
-def multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def ticket_counter(device: torch.device) -> torch.Tensor:
-    """A counter at 0, int32 [1], that no other kernel uses meanwhile; the kernel leaves it at 0."""
-    if torch.cuda.is_current_stream_capturing():
-        return torch.zeros(1, dtype=torch.int32, device=device)  # the graph's own, set to 0 at every replay
-    return stream_counter(device, torch.cuda.current_stream(device).cuda_stream)
-
-
-@functools.cache
-def stream_counter(device: torch.device, _stream: int) -> torch.Tensor:
-    return torch.zeros(1, dtype=torch.int32, device=device)
 
 
 # Scores, weights and accumulator leave a consumer some 25 registers. What finds none are a few numbers of the tile,
@@ -490,16 +468,19 @@ def compile_cases() -> list[CompileCase]:
 
 def compile_case(block_d, arrangement, kind, keys_before=None, keys_after=None,
                  max_spill_bytes=FEW_SPILLS) -> CompileCase:
-    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[kind]
-    rows = {"queries": GROUP_ROWS.value, "keys": arrangement.key_rows, "values": arrangement.key_rows,
-            "outputs": GROUP_ROWS.value}  # fmt: skip
-    types = {name: f"tensordesc<{kind}[1,1,{count},{block_d}],{tile_layout(count, block_d, dtype)!r}>"
-             for name, count in rows.items()}  # fmt: skip
-    types |= {"lse_pointer": "*fp32", "counter": "*i32", "scale_log2": "fp32"}
-    types |= dict.fromkeys(SIZES, "i32")
+    """kind: "fp16" or "bf16", or "fp8e4nv" with an output in bf16 and with scales."""
+    key_rows, fp8 = arrangement.key_rows, kind == "fp8e4nv"
+    types = {
+        "queries": descriptor_type(kind, GROUP_ROWS.value, block_d), "keys": descriptor_type(kind, key_rows, block_d),
+        "values": descriptor_type(kind, *((block_d, key_rows) if fp8 else (key_rows, block_d))),
+        "outputs": descriptor_type("bf16" if fp8 else kind, GROUP_ROWS.value, block_d),
+        "lse_pointer": "*fp32", "counter": "*i32", "scale_log2": "fp32",
+    }  # fmt: skip
+    types |= dict.fromkeys(SIZES, "i32") | (dict.fromkeys(SCALES, "*fp32") if fp8 else {})
     given = {"keys_before": keys_before, "keys_after": keys_after}
     types |= {name: kind for name, kind in given.items() if kind}
     constants = {name: None for name, kind in given.items() if kind is None} | arrangement.settings()
+    constants |= {} if fp8 else dict.fromkeys(SCALES)
     return CompileCase(
         flash_attention_hopper_kernel, types, constants, num_warps=4, archs=(90,), instruction="wgmma",
         max_spill_bytes=max_spill_bytes, options={"maxnreg": arrangement.registers[2]},

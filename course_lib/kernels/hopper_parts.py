@@ -100,7 +100,7 @@ def hide_scores(scores, query_positions, first_key, key_length, band):
 
 
 @gluon.jit
-def online_softmax(scores, running_max, running_sum, scale_log2, MASKED: gl.constexpr):
+def online_softmax(scores, running_max, running_sum, scale_log2, MASKED: gl.constexpr, EXPONENT: gl.constexpr):
     """Weighs a block of scores [64, BLOCK_N]; returns the weights, the factor for earlier work, and the new state.
 
     The same step as in the portable kernel, but for the accumulator, which a matrix product still holds at this time,
@@ -111,7 +111,8 @@ def online_softmax(scores, running_max, running_sum, scale_log2, MASKED: gl.cons
     if MASKED:
         # A row that has seen no key has the maximum -inf, and -inf - -inf is NaN: measure such a row from 0.
         reference_max = gl.where(new_max == float("-inf"), 0.0, new_max)
-    weights = gl.exp2(scores * scale_log2 - gl.expand_dims(reference_max, 1))  # [64, BLOCK_N]
+    shift = reference_max - EXPONENT  # the largest weight is 2 to this power
+    weights = gl.exp2(scores * scale_log2 - gl.expand_dims(shift, 1))  # [64, BLOCK_N]
     rescale = gl.exp2(running_max - reference_max)  # [64], 1 where the maximum did not grow
     ROWS: gl.constexpr = gl.SliceLayout(1, running_sum.type.layout)
     running_sum = running_sum * gl.expand_dims(gl.convert_layout(rescale, ROWS, assert_trivial=True), 1)
@@ -129,10 +130,10 @@ def sum_by_thread(weights):
 
 
 @gluon.jit
-def finish_rows(running_max, running_sum):
+def finish_rows(running_max, running_sum, EXPONENT: gl.constexpr):
     """The factor of a finished row's output and its log-sum-exp (natural); 0 and -inf for a row that saw no key."""
     total = gl.where(running_sum == 0.0, 1.0, running_sum)  # [64]
-    return 1.0 / total, (running_max + gl.log2(total)) * LN_2
+    return 1.0 / total, (running_max + gl.log2(total) - EXPONENT) * LN_2
 
 
 @gluon.jit

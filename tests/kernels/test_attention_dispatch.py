@@ -162,7 +162,7 @@ def test_rows_of_an_odd_number_of_bytes_are_refused():
 
 def test_a_descriptor_made_from_a_known_one_describes_its_own_tensor():
     """Descriptors are made once for a shape; one that kept the first tensor's address would read freed memory."""
-    from course_lib.kernels.flash_attention_hopper import descriptor
+    from course_lib.kernels.hopper_launch import descriptor
 
     first, second = (torch.empty(2, 3, 40, 64, dtype=torch.float16) for _ in range(2))
     described = [descriptor(tensor, 64, 64) for tensor in (first, second, first.transpose(1, 2))]
@@ -173,7 +173,7 @@ def test_a_descriptor_made_from_a_known_one_describes_its_own_tensor():
 
 
 def test_a_descriptor_says_nothing_odd_of_a_dimension_of_one_element():
-    from course_lib.kernels.flash_attention_hopper import descriptor
+    from course_lib.kernels.hopper_launch import descriptor
 
     tensor = torch.empty(1, 2, 40, 32, dtype=torch.float16)
     assert descriptor(tensor.as_strided(tensor.shape, (3, 1280, 32, 1)), 64, 64).strides == [64, 1280, 32, 1]

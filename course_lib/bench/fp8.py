@@ -1,0 +1,128 @@
+"""`python -m course_lib bench fp8`: attention in 8 bits on Hopper, how fast it is and how far off.
+
+Speed, in TFLOP/s: 16384 tokens, 2048 channels in heads of 64, 128 or 256, beside the library's kernel for bf16 in the
+same run; the time of the quantisation apart, which a model does once when it makes queries, keys and values.
+
+Error: inputs with outliers as in FlashAttention-3's Table 3 (arXiv 2407.08608), normal numbers of which one in a
+thousand has another added, ten times as wide. One scale for a whole head is what most do; blocks and the rotation are
+tried one at a time. Root mean square of output - exact, in float64, and the same over that of the exact output.
+
+Figures and versions go to fp8.json in the course's bench folder.
+"""
+import functools
+import json
+import math
+
+import torch
+
+from course_lib.bench.attention import clocks
+from course_lib.hardware.device import machine
+from course_lib.hardware.timing import measure
+from course_lib.home import course_home
+from course_lib.kernels.attention_reference import attention_reference
+from course_lib.kernels.hopper_limits import machine_refusal
+from course_lib.kernels.quantise_fp8 import (
+    KEY_ROWS,
+    QUERY_ROWS,
+    Fp8Inputs,
+    Fp8Rows,
+    Fp8Values,
+    quantise_for_attention,
+    quantise_rows_reference,
+    quantise_values_reference,
+    signed_hadamard,
+)
+
+TOKENS, CHANNELS = 16384, 2048
+SECONDS_PER_FIGURE = 0.15
+ROWS = [(head_dim, length, causal)
+        for head_dim in (64, 128, 256) for length in (16384, 4096) for causal in (False, True)]  # fmt: skip
+ERROR_SHAPE = 1, 8, 4096, 128
+
+
+def with_outliers(shape, dtype=torch.bfloat16) -> torch.Tensor:
+    """Normal numbers; to one in a thousand another is added that was drawn ten times as wide."""
+    rare = torch.rand(shape, device="cuda") < 0.001
+    return (torch.randn(shape, device="cuda") + 10 * torch.randn(shape, device="cuda") * rare).to(dtype)
+
+
+def quantised(query, key, value, *, blocks: bool, rotate: bool) -> Fp8Inputs:
+    """FP8 inputs with a scale for each block and channel, or with one for each head."""
+    if blocks:
+        return quantise_for_attention(query, key, value, rotate=rotate)
+    rotation = signed_hadamard(query.shape[3], 0, query.device, query.dtype) if rotate else None
+    rows = []
+    for tensor, block_rows in ((query, QUERY_ROWS), (key, KEY_ROWS)):
+        whole = quantise_rows_reference(tensor, rotation, tensor.shape[2])
+        blocks_of_it = math.ceil(tensor.shape[2] / block_rows)
+        rows.append(Fp8Rows(whole.codes, whole.scales.expand(-1, -1, blocks_of_it).contiguous()))
+    largest = value.float().abs().amax(dim=(2, 3), keepdim=True)  # makes every channel's largest value the same
+    codes = quantise_values_reference(torch.cat([value, largest.expand(-1, -1, 1, value.shape[3]).to(value)], dim=2))
+    places = math.ceil(value.shape[2] / 16) * 16
+    return Fp8Inputs(*rows, Fp8Values(codes.codes[..., :places].contiguous(), codes.scales), query.dtype)
+
+
+def measure_errors() -> dict:
+    """{way: (root mean square error, the same relative to the output)} on inputs with outliers."""
+    from course_lib.kernels.flash_attention_fp8 import flash_attention_fp8
+    from course_lib.kernels.flash_attention_hopper import flash_attention_hopper
+
+    query, key, value = (with_outliers(ERROR_SHAPE) for _ in range(3))
+    exact = attention_reference(query.double(), key.double(), value.double())
+    outputs = {"bf16": flash_attention_hopper(query, key, value)}
+    for rotate in (False, True):
+        for blocks in (False, True):
+            name = ("e4m3, a scale for each block" if blocks else "e4m3, one scale") + (", rotated" if rotate else "")
+            outputs[name] = flash_attention_fp8(quantised(query, key, value, blocks=blocks, rotate=rotate))
+    errors = {}
+    for name, output in outputs.items():
+        error = (output.double() - exact).square().mean().sqrt()
+        errors[name] = (error.item(), (error / exact.square().mean().sqrt()).item())
+    return errors
+
+
+def measure_row(head_dim: int, length: int, causal: bool) -> dict:
+    """{"bf16", "fp8": TFLOP/s, "quantise_us": microseconds} of one problem."""
+    from course_lib.kernels.flash_attention_fp8 import flash_attention_fp8
+    from course_lib.kernels.flash_attention_hopper import flash_attention_hopper
+
+    heads, batch = CHANNELS // head_dim, TOKENS // length
+    query, key, value = (torch.randn(batch, heads, length, head_dim, device="cuda", dtype=torch.bfloat16)
+                         for _ in range(3))  # fmt: skip
+    inputs = quantise_for_attention(query, key, value)
+    flops = 4 * batch * heads * length**2 * head_dim / (2 if causal else 1)
+    runs = {"bf16": functools.partial(flash_attention_hopper, query, key, value, causal=causal),
+            "fp8": functools.partial(flash_attention_fp8, inputs, causal=causal)}  # fmt: skip
+    row = {name: flops / measure(run, seconds=SECONDS_PER_FIGURE).median / 1e12 for name, run in runs.items()}
+    quantise = functools.partial(quantise_for_attention, query, key, value)
+    return row | {"quantise_us": measure(quantise, seconds=SECONDS_PER_FIGURE).median * 1e6}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and print both tables; returns the exit status."""
+    refusal = machine_refusal(torch.device("cuda"))
+    if refusal is not None:
+        print(f"bench fp8 cannot run: {refusal.reason}")
+        return 0
+    torch.manual_seed(0)
+    before = clocks()
+    speed = {}
+    print(f"{'TFLOP/s':<20}{'bf16':>8}{'e4m3':>8}{'ratio':>8}{'quantise, µs':>15}")
+    for head_dim, length, causal in ROWS:
+        name = f"D{head_dim} {'causal' if causal else 'full'} {length}"
+        row = speed[name] = measure_row(head_dim, length, causal)
+        print(f"{name:<20}{row['bf16']:>8.0f}{row['fp8']:>8.0f}{row['fp8'] / row['bf16']:>8.2f}"
+              f"{row['quantise_us']:>15.0f}", flush=True)  # fmt: skip
+    errors = measure_errors()
+    print(f"\n{'inputs with outliers, ' + str(ERROR_SHAPE):<44}{'RMS error':>12}{'of the output':>15}")
+    for name, (absolute, relative) in errors.items():
+        print(f"{name:<44}{absolute:>12.1e}{100 * relative:>13.1f} %")
+    this = machine()
+    record = {"gpu": this.gpu_name, "torch": torch.__version__, "triton": this.triton, "clocks_before": before,
+              "clocks_after": clocks(), "speed": speed, "errors": errors}  # fmt: skip
+    folder = course_home() / "bench"
+    folder.mkdir(exist_ok=True)
+    (folder / "fp8.json").write_text(json.dumps(record, indent=1))
+    print(f"\n{this.gpu_name}, PyTorch {torch.__version__}, Triton {this.triton}; clocks SM, memory, power, "
+          f"temperature: {before} before, {record['clocks_after']} after.\nWritten: {folder / 'fp8.json'}")  # fmt: skip
+    return 0

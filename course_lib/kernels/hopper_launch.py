@@ -1,0 +1,77 @@
+"""What the host prepares for the Hopper kernel: how a program is arranged, what the copy engine is told, a counter."""
+import functools
+from copy import copy
+from typing import NamedTuple
+
+import torch
+
+from course_lib.kernels.gluon_compat import TensorDescriptor, gl
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8e4nv": torch.float8_e4m3fn}  # by the compiler's names
+GLUON_DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float8_e4m3fn: gl.float8e4nv}
+
+
+class Arrangement(NamedTuple):
+    """How a program is arranged: keys per block, buffers for K and V and for Q, consumers, whether these take turns."""
+
+    key_rows: int
+    stages: int
+    query_buffers: int
+    consumers: int
+    turns: bool
+
+    @property
+    def registers(self) -> tuple[int, int, int]:
+        """Per thread: of a consumer, of the producer, and at the start, when all share 64k of them alike."""
+        return (240, 24, 168) if self.consumers == 2 else (160, 32, 128)
+
+    def settings(self) -> dict:
+        """What it is for a kernel's launch, but for num_warps and maxnreg."""
+        consumer, producer, _ = self.registers
+        return {"STAGES": self.stages, "GROUPS": self.consumers, "QUERY_BUFFERS": self.query_buffers,
+                "TURNS": self.turns, "CONSUMER_REGISTERS": consumer, "PRODUCER_REGISTERS": producer}  # fmt: skip
+
+
+def descriptor(tensor: torch.Tensor, rows: int, block_d: int) -> TensorDescriptor:
+    """What the copy engine needs to know of a [batch, heads, length, head_dim] tensor moved in tiles of `rows` rows."""
+    known = copy(descriptor_like(tensor.shape, tensor.stride(), tensor.dtype, rows, block_d))
+    known.base = tensor
+    return known
+
+
+@functools.lru_cache(1024)
+def descriptor_like(shape, strides, dtype, rows, block_d) -> TensorDescriptor:
+    """A descriptor for tensors like this, checked once and not at every launch; its own tensor is a stand-in."""
+    # A dimension of size 1 is never stepped over; its stride may be anything, but the engine wants one that it knows.
+    strides = [stride if size > 1 else block_d for size, stride in zip(shape[:3], strides)]
+    layout = tile_layout(rows, block_d, dtype)
+    return TensorDescriptor(torch.empty(1, dtype=dtype), list(shape), [*strides, 1], [1, 1, rows, block_d], layout)
+
+
+@functools.cache
+def tile_layout(rows: int, block_d: int, dtype: torch.dtype):
+    """How a tile lies in shared memory: as wgmma reads it and the copy engine writes it, its banks swizzled."""
+    element = GLUON_DTYPES[dtype]
+    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, block_d], element)
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def ticket_counter(device: torch.device) -> torch.Tensor:
+    """A counter at 0, int32 [1], that no other kernel uses meanwhile; the kernel leaves it at 0."""
+    if torch.cuda.is_current_stream_capturing():
+        return torch.zeros(1, dtype=torch.int32, device=device)  # the graph's own, set to 0 at every replay
+    return stream_counter(device, torch.cuda.current_stream(device).cuda_stream)
+
+
+@functools.cache
+def stream_counter(device: torch.device, _stream: int) -> torch.Tensor:
+    return torch.zeros(1, dtype=torch.int32, device=device)
+
+
+def descriptor_type(kind: str, rows: int, columns: int) -> str:
+    """A descriptor of tiles [1, 1, rows, columns] as the compiler's signatures spell it; kind is a key of DTYPES."""
+    return f"tensordesc<{kind}[1,1,{rows},{columns}],{tile_layout(rows, columns, DTYPES[kind])!r}>"
