@@ -30,7 +30,9 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--exercise", action="append", help="an id (3.2) or a chapter (3); may be given again")
     parser.add_argument("--json", type=Path, metavar="OUT", help="keep the trials here, and go on from what is there")
-    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="checks that a survivor or a right answer must pass")
+    parser.add_argument(
+        "--seeds", type=int, default=len(SEEDS), help="checks that a survivor or a right answer must pass"
+    )
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=60.0, help="stop after this time")
     other = parser.add_mutually_exclusive_group()

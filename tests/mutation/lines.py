@@ -22,7 +22,7 @@ def spread(function: Callable, tasks: Sequence, processes: int, until: float) ->
                 return
             yield function(task)
         return
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+    with multiprocessing.get_context("spawn").Pool(processes, initializer=_alone_on_a_core) as pool:
         results = pool.imap_unordered(function, tasks)
         for _ in tasks:
             with contextlib.suppress(multiprocessing.TimeoutError):
@@ -30,6 +30,13 @@ def spread(function: Callable, tasks: Sequence, processes: int, until: float) ->
             if time.monotonic() > until:
                 pool.terminate()
                 return
+
+
+def _alone_on_a_core() -> None:
+    """Threads of PyTorch that wait for a core that other processes hold make a check ten times as long."""
+    import torch
+
+    torch.set_num_threads(1)
 
 
 def kept(path: Path | None) -> list[dict]:
