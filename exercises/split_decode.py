@@ -558,7 +558,7 @@ def fast_cases(draw):
         case("1 sequence, 8/2 heads, 300 keys, float16", 1, 8, 2, 300, 64, torch.float16),
         case("3 sequences, 4/4 heads, 1 key, float16", 3, 4, 4, 1, 128, torch.float16),
         case("2 sequences, 32/2 heads, 5001 keys, float16", 2, 32, 2, 5001, 128, torch.float16),
-        case("40 sequences, 16/8 heads, 777 keys, float16", 40, 16, 8, 777, 64, torch.float16),
+        case("20 sequences, 16/8 heads, 333 keys, float16", 20, 16, 8, 333, 64, torch.float16),
     ]
     if draw.on_gpu and draw.bfloat16:  # before that Triton has no tensor-core instruction to race with
         cases += [
@@ -586,9 +586,11 @@ def _wrongly(function, largest=6000):
 
 
 def _whole_tiles(rows):
+    """A fingerprint: the keys of whole tiles alone. Where there is none, 0/0 or zeros come out, and it says nothing."""
+
     def cut(query, key, value):
-        whole = key.shape[-2] // rows * rows
-        return attention(query, key[:whole], value[:whole]) if whole else torch.zeros_like(query)
+        whole = key.shape[2] // rows * rows
+        return _wrongly(attention)(query, key[:, :, :whole], value[:, :, :whole]) if whole else None
 
     return cut
 
@@ -632,7 +634,7 @@ FAST = Exercise(
         Mistake(
             "last_tile_left_out",
             "The last keys are missing: only whole tiles were read. What is left over needs a masked step of its own.",
-            result=tuple(_wrongly(_whole_tiles(rows)) for rows in (16, 32, 64, 128, 256)),
+            result=tuple(_whole_tiles(rows) for rows in (16, 32, 64, 128, 256)),
         ),
         Mistake(
             "scale_missing",

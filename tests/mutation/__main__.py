@@ -6,6 +6,9 @@ there: begin another file after a change of the exercises.
 
 With --unusual the right but unusual answers of tests/mistakes are judged instead, on as many seeds as asked for, and
 with --diagnosis the wrong ones: how many get the right name, none, or a wrong one. Both take --json too.
+
+Without a GPU the exercises that need one are judged in the interpreter, by their small cases and without their speed;
+those in Gluon are left out.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from tests.mutation.equivalent import reason_for
 from tests.mutation.lines import keep
 from tests.mutation.submissions import right_ones, wrong_ones
 from tests.mutation.trial import SEEDS, Trial, all_mutants, program_of, remembered, run
+from tests.mutation.without_gpu import judged_here
 
 
 def arguments() -> argparse.Namespace:
@@ -43,8 +47,8 @@ def arguments() -> argparse.Namespace:
 
 
 def chosen(wanted: list[str] | None) -> list[str]:
-    """The exercises asked for, in that order; all by default."""
-    known = list(catalog.exercises())
+    """The exercises asked for, in that order, as far as this machine can judge them; all by default."""
+    known = [identity for identity in catalog.exercises() if judged_here(identity)]
     if not wanted:
         return known
     return [identity for asked in wanted for identity in known if asked in (identity, identity.split(".")[0])]

@@ -12,6 +12,7 @@ from pathlib import Path
 from course_lib.checker import catalog
 from tests.mutation.lines import kept, spread
 from tests.mutation.mutants import Mutant, mutants_of
+from tests.mutation.without_gpu import judge_here
 
 SEEDS = (1, 2, 3, 4, 5)
 
@@ -62,13 +63,11 @@ def program_of(mutant: Mutant) -> str:
 
 def tried(mutant: Mutant, seeds: Iterable[int] = SEEDS) -> Trial:
     """Judge one mutant; a survivor costs a check for each seed, any other usually one."""
-    from course_lib.checker.judge import judge
-
     started, verdicts, error = time.perf_counter(), [], ""
     os.environ["COURSE_STRICT"] = "1"  # a fingerprint that raises is a fault of the exercise
     for seed in seeds:
         try:
-            verdict = judge(catalog.exercise(mutant.exercise), mutant.source, seed=seed)
+            verdict = judge_here(mutant.exercise, mutant.source, seed)
         except Exception as problem:
             error = f"{type(problem).__name__}: {problem}"[:300]
             break
