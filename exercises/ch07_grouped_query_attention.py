@@ -598,6 +598,7 @@ def kernel_cases(draw):
         case("groups of 5, three KV heads", 15, 3, 16, [90], 100),
         case("groups of 20: more rows than 16", 40, 2, 16, [66], 70),
         case("one KV head for 16 query heads", 16, 1, 32, [130], 160),
+        case("2,051 tokens", 2, 1, 16, [2051], 2060),
         case("scores of ±150: exp overflows", 8, 2, 32, [150], 192, score=BIG),
         Case("all scores near -200", (far[0] * 0.3 + 5.0, far[1] * 0.2 - 7.0, *far[2:])),
         Case(LAYOUTS, layouts),
