@@ -150,7 +150,7 @@ def paged_cases(draw):
         Case("scores rise along the keys: the last split weighs most", apart(draw, 4, 32, 90, 16, 3)),
         Case("scores fall along the keys, steeply for one head of the group", falling),
         Case("all scores near -200", (far[0] * 0.3 + 5.0, far[1] * 0.2 - 7.0, *far[2:], 2)),
-        case("pages of 1 token, out of 4,000", 4, 1, 16, [21], 1, splits=2, pages=4000),
+        case("pages of 1 token, out of 4,000", 4, 1, 16, [150], 1, splits=2, pages=4000),
         case("pages of 20 tokens, 7 splits", 6, 1, 32, [135], 20, splits=7),
         case("pages of 128 tokens", 2, 1, 16, [130, 90], 128, splits=2),
         case("lengths 0 and 20, 3 splits", 4, 1, 16, [0, 20], 16, splits=3),
