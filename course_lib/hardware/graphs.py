@@ -3,6 +3,8 @@
 A step of decode takes the host 50 to 100 µs in Python and the GPU perhaps ten. Timed as a call, the host is all that
 one sees. Serving systems record the step and replay it, which costs the host 5 µs; and so it is timed here.
 """
+import warnings
+
 import torch
 
 
@@ -11,7 +13,8 @@ def recorded(function):
 
     The graph keeps every grid, every number and every pointer of the recording: tensors that `function` reads may get
     other contents, and must stay where they are. Each replay returns the same object, what `function` returned when it
-    was recorded, with new contents. `function` is called once before, so that everything is compiled.
+    was recorded, with new contents. Before it is recorded, `function` is called twice: to compile, and to see whether
+    it waits.
 
     Raises a RuntimeError where there is no GPU, and for a function that cannot be recorded: one that waits for the GPU
     (`.item()`, `.tolist()`, a comparison in an `if`) or copies from ordinary memory.
@@ -22,6 +25,7 @@ def recorded(function):
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     try:
+        call_without_waiting(function)
         with torch.cuda.graph(graph):
             result = function()
     except RuntimeError as error:
@@ -34,3 +38,19 @@ def recorded(function):
         return result
 
     return replay
+
+
+def call_without_waiting(function) -> None:
+    """Call `function`; a RuntimeError where it waits for the GPU.
+
+    Found out in time: after a recording that broke off, PyTorch (seen with 2.11) draws no random numbers on the GPU any
+    more.
+    """
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the mode does not find every wait
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        function()
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
