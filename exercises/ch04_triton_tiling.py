@@ -1449,7 +1449,7 @@ def _wide(tensors):
 def _as_projected(draw, batch, heads, query_length, key_length, head_dim):
     """Query, key and value [batch, heads, length, head_dim], as projections leave them, each with another gap."""
     stored = []
-    for length, gap in ((query_length, 0), (key_length, 16), (key_length, 48)):
+    for length, gap in ((query_length, 16), (key_length, 32), (key_length, 48)):
         flat = draw.normal(batch, length, heads, head_dim + gap, dtype=torch.float16)
         stored.append(flat[..., :head_dim].transpose(1, 2))
     return stored
@@ -1474,8 +1474,9 @@ def fast_cases(draw):
         Case("all scores near -200, float16", (*(m[None].half() for m in far_below(draw, 2, 70, 200, 64)), False)),
         Case("1024 equal scores, values near 100, float16", (*(m[None] for m in _wide(overflowing(draw))), False)),
         Case(
-            "2 × 3 heads, 100 × 150, stored [batch, length, heads, head_dim], k and v with gaps of their own, float16",
-            (*_as_projected(draw, 2, 3, 100, 150, 64), True),
+            # The first query sees all keys but one of four tiles of 64, the last query some of the sixth.
+            "2 × 3 heads, 100 × 354, stored [batch, length, heads, head_dim] with a gap for each, causal, float16",
+            (*_as_projected(draw, 2, 3, 100, 354, 64), True),
         ),
     ]
     if draw.on_gpu and draw.bfloat16:  # before that Triton has no tensor-core instruction to race with
