@@ -75,7 +75,8 @@ def record(operations=STORY, blocks: int = 12, block_size: int = 4, share_prefix
         try:
             title, note, new = _perform(allocator, operation, name, *rest)
         except OutOfBlocks as refusal:
-            title, note, new = f"{name} is refused", str(refusal).split(";")[0].replace("block", "page") + ". Nothing has changed.", set()
+            why = str(refusal).split(";")[0].replace("block", "page")
+            title, note, new = f"{name} is refused", f"{why}. Nothing has changed.", set()
         taken = free - allocator.free_blocks
         note = note.replace("{taken}", _pages(taken)).replace("{freed}", _pages(-taken))
         note = note[0].upper() + note[1:]
