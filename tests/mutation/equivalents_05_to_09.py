@@ -33,6 +33,12 @@ TOKENS_ALONE = (
     "The tokens are judged, and the cases' tokens win by more than such a rounding: a cache in float16 is as good."
 )
 TWO_DIMENSIONS = "A transpose names its two dimensions in either order."
+IN_EIGHTS = "Registers are multiples of 8, which another test sees to, and so are their sums."
+WHOLE_KILOBYTES = (
+    "Tiles take whole kilobytes. 226 and 227 of them are 113 · 2 and a prime, which no rows and columns of tiles "
+    "multiply to; 228 would need more registers than a thread can have, or the best that fits is another one."
+)
+ANY_IN_FLIGHT = "Whether any group is in flight counts, not how many: a wait that lets N run leaves none, or some."
 SAYS_ONLY = "Only the words of the MemoryError differ, and they are the answer's own."
 
 EQUIVALENT = (
@@ -62,6 +68,37 @@ EQUIVALENT = (
         )
     ),
     _("6.1", "longest, end = 0, 0", "longest, end = 1, 0", "Where no slot is free, the result is 0 either way."),
+    _("9.2", "65_536", "65537", "65,537 is a prime: no number of groups divides it where it does not divide 65,536."),
+    _(
+        "9.2",
+        "128 * groups",
+        "127 * groups",
+        "The shares 512 / groups and 516 / groups, rounded down to multiples of 8, are the same for every number of "
+        "groups: none has a multiple of 8 · groups between 512 and 516.03.",
+    ),
+    _("9.2", "24 <= count", "23 <= count", IN_EIGHTS),
+    _("9.2", "<= 256", "<= 257", IN_EIGHTS),
+    _("9.2", "groups * starting_registers(groups)", "(groups * starting_registers(groups)) + 1", IN_EIGHTS),
+    _("9.3", "query_buffers) <=", "query_buffers) <", WHOLE_KILOBYTES),
+    *(
+        _("9.3", "232_448 - 1024", bound, WHOLE_KILOBYTES)
+        for bound in (
+            "(232_448 - 1024) + 1",
+            "232447 - 1024",
+            "232449 - 1024",
+            "232_448 - 1023",
+            "232_448 - 1025",
+            "232_448 - 512",
+            "232_448",
+            "232_448 + 1024",
+        )  # fmt: skip
+    ),
+    _("9.3", "key_rows, stages", "stages, key_rows", MULTIPLIED),
+    _("9.3", "head_dim, item_bytes", "item_bytes, head_dim", MULTIPLIED),
+    _("9.4", "tile_cycles(1, 1", "tile_cycles(1, 2", "The number of scores cancels in the share."),
+    _("9.4", "tile_cycles(1, 1", "tile_cycles(2, 1", "The number of scores cancels in the share."),
+    _("9.6", "in_flight += 1", "in_flight += 2", ANY_IN_FLIGHT),
+    _("9.6", "in_flight += 1", "in_flight = 1", ANY_IN_FLIGHT),
     # ---- what is nobody's business
     _("6.6", "[0] * pages", "[1] * pages", "A page's number of holders is set when it is taken, and not read before."),
     *(_("6.6", "{more + copying}", other, SAYS_ONLY) for other in ("{copying}", "{more - copying}", "{more}")),
@@ -127,6 +164,14 @@ EQUIVALENT = (
             ("8.2 8.5", "tl.zeros([BLOCK_G, HEAD_DIM], tl.float32)"),
         )
     ),
+    _("9.5", "torch.ones(1, 1, dtype=vectors.dtype, device", "torch.ones(1, 1, device", DEFAULT_DTYPE),
+    _(
+        "9.5",
+        "torch.cat([torch.cat([matrix, matrix], dim=1), torch.cat([matrix, -matrix], dim=1)])",
+        "(torch.cat([torch.cat([matrix, matrix], dim=1), torch.cat([matrix, -matrix], dim=1)])).half().float()",
+        "1 and -1 are the same numbers in float16.",
+    ),
+    _("9.5", ".to(torch.float8_e4m3fn).float()", ".to(torch.float8_e4m3fn)", "What is assigned to a slice is cast."),
     *(
         _("5.6", computed, f"({computed}).half().float()", TOKENS_ALONE)
         for computed in (
