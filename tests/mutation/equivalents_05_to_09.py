@@ -35,8 +35,7 @@ TOKENS_ALONE = (
 TWO_DIMENSIONS = "A transpose names its two dimensions in either order."
 IN_EIGHTS = "Registers are multiples of 8, which another test sees to, and so are their sums."
 WHOLE_KILOBYTES = (
-    "Tiles take whole kilobytes. 226 and 227 of them are 113 · 2 and a prime, which no rows and columns of tiles "
-    "multiply to; 228 would need more registers than a thread can have, or the best that fits is another one."
+    "Tiles take whole kilobytes, and no sizes of tiles multiply to 226 or 227 of them, which are 2 · 113 and a prime."
 )
 ANY_IN_FLIGHT = "Whether any group is in flight counts, not how many: a wait that lets N run leaves none, or some."
 SAYS_ONLY = "Only the words of the MemoryError differ, and they are the answer's own."
@@ -90,8 +89,7 @@ EQUIVALENT = (
             "232_448 - 1025",
             "232_448 - 512",
             "232_448",
-            "232_448 + 1024",
-        )  # fmt: skip
+        )
     ),
     _("9.3", "key_rows, stages", "stages, key_rows", MULTIPLIED),
     _("9.3", "head_dim, item_bytes", "item_bytes, head_dim", MULTIPLIED),
