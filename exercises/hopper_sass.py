@@ -121,7 +121,7 @@ def listings(draw):
         ("registers spilled", kernel(in_turn, spills=spills, registers=shares)),
         ("one product, and a wait that lets one run", kernel(["scores", 1, "softmax", 0])),
         ("a wait that lets one run, before any product", kernel([1, "softmax", "scores", 0, "softmax", "softmax"])),
-        ("a softmax within a group that is not closed yet", kernel(["open", "softmax", "scores", 0, "softmax", "softmax"])),
+        ("a group that is not closed yet", kernel(["open", "softmax", "scores", 0, "softmax", "softmax"])),
         ("two softmaxes", kernel(["softmax", *overlapped, "other", "softmax", "scores", 0], spills=spills[:1],
                                  registers=[("DEALLOC", 32), ("TRY_ALLOC", 160), ("DEALLOC", 96)])),
     ]  # fmt: skip
