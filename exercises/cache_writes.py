@@ -69,6 +69,7 @@ def append_cases(draw):
         case("37 new tokens: more than a tile, and not a multiple", 1, 2, 37, 32, 64, [somewhere]),
         case("the last slot", 2, 1, 1, 16, 10, [9, 2]),
         case("16 new tokens that fill the cache to its end", 1, 3, 16, 16, 25, [9]),
+        case("behind 2,049 and 2,051 tokens", 2, 1, 2, 16, 2060, [2049, 2051]),
         case("a cache stored [batch, capacity, heads, head_dim]", 2, 3, 3, 16, 11, [2, 6], cache_store=tokens_first),
         case("float16, 2 × 4 heads of 128, 16 new tokens", 2, 4, 16, 128, 40, [11, 20], dtype=half, metered=True),
     ]

@@ -103,6 +103,7 @@ def number_cases(draw):
         Case("the largest is negative", (negative, 64), code, quantised),
         Case("a block of zeros", (empty, 32), code, quantised),
         Case("the last block is smaller: 70 rows in blocks of 32", (plain(70, 32), 32), code, quantised),
+        Case("the last block is one row: 65 in blocks of 32", (plain(65, 32), 32), code, quantised),
     ]
 
 

@@ -98,6 +98,8 @@ def listings(draw):
                 listing.softmax(exponentials)
                 if spills:
                     listing.add(*spills)
+            elif part == "open":  # a piece of a product whose group nothing has closed yet
+                listing.add("HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24")
             elif part == "other":
                 listing.add("DEPBAR.LE SB0, 0x0")
             else:
@@ -118,6 +120,8 @@ def listings(draw):
         ("a wait for something else before the softmax", kernel(["scores", "output", 1, "other", "softmax", 0])),
         ("registers spilled", kernel(in_turn, spills=spills, registers=shares)),
         ("one product, and a wait that lets one run", kernel(["scores", 1, "softmax", 0])),
+        ("a wait that lets one run, before any product", kernel([1, "softmax", "scores", 0, "softmax", "softmax"])),
+        ("a group that is not closed yet", kernel(["open", "softmax", "scores", 0, "softmax", "softmax"])),
         ("two softmaxes", kernel(["softmax", *overlapped, "other", "softmax", "scores", 0], spills=spills[:1],
                                  registers=[("DEALLOC", 32), ("TRY_ALLOC", 160), ("DEALLOC", 96)])),
     ]  # fmt: skip

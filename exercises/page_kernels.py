@@ -148,10 +148,10 @@ def append_cases(draw):
         return Case(name, (key, value, InOut(key_pages), InOut(value_pages), slots), metered=metered)
 
     def packed(key, value, key_pages, value_pages):
-        """Keys and values as two thirds of one tensor, as a fused projection of q, k and v leaves them."""
+        """Keys as a third of one tensor, as a fused projection of q, k and v leaves them; values head by head."""
         together = torch.cat([key * 0, key, value], dim=1)
-        heads = key.shape[1]
-        return together[:, heads : 2 * heads], together[:, 2 * heads :].contiguous(), key_pages, value_pages
+        heads, by_head = key.shape[1], value.transpose(0, 1).contiguous().transpose(0, 1)
+        return together[:, heads : 2 * heads], by_head, key_pages, value_pages
 
     def token_by_token(key, value, key_pages, value_pages):
         return key, value, tokens_first(key_pages), value_pages
@@ -168,7 +168,7 @@ def append_cases(draw):
         case("pages of one token", [3, 0, 5], 6, 2, 1, 16),
         case("head dimension 80", [7, 2, 12], 8, 2, 8, 80),
         case("float16, head dimension 128", [1, 30, 17], 16, 2, 16, 128, torch.float16),
-        case("keys cut out of a fused q, k, v", [6, 1, 11], 4, 2, 4, 16, change=packed),
+        case("keys cut out of a fused q, k, v; values stored head by head", [6, 1, 11], 4, 2, 4, 16, change=packed),
         case("key pages stored token by token", [6, 1, 11], 4, 2, 4, 16, change=token_by_token),
         case("12 tokens, 2 heads, bytes counted", list(range(3, 15)), 4, 2, 4, 64, metered=True),
     ]  # fmt: skip

@@ -269,6 +269,7 @@ def splits_cases(draw):
         choice("which for 50 keys, less than one tile?", 1, 32, 8, 50, 128, 2, H200),
         choice("which for 50 keys on a chip of 5000 slots?", 1, 8, 1, 50, 64, 2, WIDE),
         choice("which for 640 keys there?", 1, 8, 1, 640, 64, 2, WIDE),
+        choice("which for 639 keys there: not quite ten tiles?", 1, 8, 1, 639, 64, 2, WIDE),
         choice("which for 131072 keys there?", 1, 8, 1, 131072, 64, 2, WIDE),
         choice("which for 64 sequences of 4096 keys?", 64, 32, 8, 4096, 128, 2, H200),
         choice("which for 16 sequences of 8192 keys, 128 programs without a split?", 16, 32, 8, 8192, 128, 2, H200),

@@ -4,14 +4,16 @@ Three tables, bf16, head dimension 128, caches full. First six shapes of batch, 
 cache and with pages of 16 and 64 tokens in random order; then page sizes; then contexts from 8k to 512k at batch 1.
 
 Figures are bytes of keys and values read per second (query and output are a thousandth of them) and µs: the median of
-repeated calls between GPU events, the L2 cache flushed before each, so that launches count and the host's preparation
-does not. "graph" is a replayed CUDA graph of the contiguous kernel, timed likewise. Every result is compared with FA2's
-before it is timed. Figures, versions and clocks go to decode.json and a plot to decode.png, in the course's bench
-folder.
+repeated steps between GPU events, the L2 cache flushed before each. Each step is a replayed CUDA graph, everyone's
+alike: from Python the host takes longer than the GPU in half of the rows, and would be what is timed. What a call takes
+the host is in a table of its own. Every result is compared with FA2's before it is timed. Figures, versions and clocks
+go to decode.json and a plot to decode.png, in the course's bench folder.
 """
 import dataclasses
 import functools
 import json
+import statistics
+import time
 import warnings
 
 import torch
@@ -21,6 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from course_lib.bench.attention import LARGEST_DIFFERENCE, SECONDS_PER_FIGURE, clocks
 from course_lib.hardware.ceilings import ceilings
 from course_lib.hardware.device import machine, supports_bfloat16
+from course_lib.hardware.graphs import recorded
 from course_lib.hardware.timing import measure
 from course_lib.home import course_home
 from course_lib.kernels.decode_attention import decode_attention
@@ -30,7 +33,8 @@ from course_lib.kernels.paged_attention import paged_decode_attention
 
 HEAD_DIM = 128
 SDPA = {"FA2": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
-CONTIGUOUS, GRAPH = "ours", "ours, graph"
+HOST_CALLS = 50  # in a row: fewer than the driver's queue holds
+HOST_ROUNDS = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,19 +82,17 @@ def in_pages(cache, order, page_size: int) -> torch.Tensor:
     return pages
 
 
-def graph_of(function):
-    """A function that replays the CUDA graph of `function`."""
-    function()
+def host_seconds(function) -> float:
+    """What a call of `function` takes the host: the median of some rounds, in none of which it waits for the GPU."""
+    rounds = []
+    for _ in range(HOST_ROUNDS):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        for _ in range(HOST_CALLS):
+            function()
+        rounds.append((time.perf_counter() - started) / HOST_CALLS)
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = function()
-
-    def replay():
-        graph.replay()
-        return result
-
-    return replay
+    return statistics.median(rounds)
 
 
 def implementations(row: Row, query, key, value, lengths):
@@ -100,9 +102,7 @@ def implementations(row: Row, query, key, value, lengths):
     plan = decode_plan(query, row.key_heads, row.context)
     buffers = {"output": torch.empty_like(query),
                "workspace": decode_workspace(row.batch, row.query_heads, HEAD_DIM, plan.splits)}  # fmt: skip
-    contiguous = functools.partial(decode_attention, query, key, value, lengths, **buffers, validate=False)
-    yield CONTIGUOUS, contiguous
-    yield GRAPH, graph_of(contiguous)
+    yield "ours", functools.partial(decode_attention, query, key, value, lengths, **buffers, validate=False)
     for page_size in row.page_sizes:
         blocks = row.context // page_size
         order = torch.randperm(row.batch * blocks, device="cuda")
@@ -119,12 +119,17 @@ def sdpa_decode(backend, query, key, value):
 
 
 def measure_row(row: Row) -> dict:
-    """{column: {"bandwidth" [bytes/s], "us", "low", "high", "difference"} or {"missing": why}} for one problem."""
+    """{column: results} for one problem.
+
+    Results are "bandwidth" [bytes/s]; "us", "low" and "high", the median and spread of a step on the GPU; "host_us" of
+    a call; and "difference" from FA2; or "missing": why there are none.
+    """
     inputs = row.inputs()
     results, reference = {}, None
     for name, decode in implementations(row, *inputs):
         try:
-            result = decode()
+            replay = recorded(decode)
+            result = replay()
             torch.cuda.synchronize()
         except RuntimeError as error:  # a backend that this machine or this PyTorch lacks
             results[name] = {"missing": str(error).strip().splitlines()[0][:120]}
@@ -134,9 +139,10 @@ def measure_row(row: Row) -> dict:
         if not difference < LARGEST_DIFFERENCE:
             results[name] = {"missing": f"wrong: differs from FA2 by {difference:.1e}"}
             continue
-        timing = measure(decode, seconds=SECONDS_PER_FIGURE)
+        timing = measure(replay, seconds=SECONDS_PER_FIGURE)
         results[name] = {"bandwidth": row.bytes_read / timing.median, "us": timing.median * 1e6,
-                         "low": timing.low * 1e6, "high": timing.high * 1e6, "difference": difference}  # fmt: skip
+                         "low": timing.low * 1e6, "high": timing.high * 1e6,
+                         "host_us": host_seconds(decode) * 1e6, "difference": difference}  # fmt: skip
     return results
 
 
@@ -152,13 +158,17 @@ def measure_rows(rows: list[Row]) -> list[dict]:
     return measured
 
 
-def print_table(title: str, rows: list[dict]) -> None:
+def print_table(title: str, rows: list[dict], cell) -> None:
+    """A line for each row and a column for each implementation; cell(result) is its text."""
     columns = list(rows[0]["results"])
-    print(f"\n{title}: TB/s (µs)\n{'batch, heads, context':<22}" + "".join(f"{name:>17}" for name in columns))
+    print(f"\n{title}\n{'batch, heads, context':<22}" + "".join(f"{name:>16}" for name in columns))
     for row in rows:
-        cells = [f"{row['results'][name]['bandwidth'] / 1e12:.2f} ({row['results'][name]['us']:.1f})"
-                 if "us" in row["results"][name] else "–" for name in columns]  # fmt: skip
-        print(f"{row['name']:<22}" + "".join(f"{cell:>17}" for cell in cells))
+        results = [row["results"][name] for name in columns]
+        print(f"{row['name']:<22}" + "".join(f"{cell(result) if 'us' in result else '–':>16}" for result in results))
+
+
+def speed(result: dict) -> str:
+    return f"{result['bandwidth'] / 1e12:.2f} ({result['us']:.1f})"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -183,7 +193,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     decode_bandwidth_figure(record).savefig(folder / "decode.png")
     for title, rows in tables.items():
-        print_table(title, rows)
+        print_table(f"{title}: TB/s (µs)", rows, speed)
+    print_table("the host's part of a call that is no graph: µs", tables["decode"], lambda it: f"{it['host_us']:.0f}")
     print(f"\n{this.gpu_name}, PyTorch {torch.__version__}, cuDNN {record['cudnn']}, Triton {this.triton}; pure read "
           f"{roof.read_bandwidth / 1e12:.2f} TB/s; clocks SM, memory, power, temperature: {before} before, "
           f"{record['clocks_after']} after.\nWritten: {folder / 'decode.json'}, {folder / 'decode.png'}")  # fmt: skip

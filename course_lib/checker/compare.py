@@ -7,7 +7,8 @@ the case's own dtype, shows what that dtype can give; an answer may err twice as
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +25,7 @@ class Leaf:
     """One tensor or number of a result, compared.
 
     Attributes:
-        path: where it stands, "" for a lone result, "[1]" in a tuple, "written[0]" for an argument written in place.
+        path: where it stands, as `leaves` says it; `place_of` puts it in words.
         problem: None when right, else a sentence.
         got, want: the values (tensors in float64 where numeric).
         wrong: boolean tensor, True where an element is outside the tolerance; None for numbers and shape errors.
@@ -46,6 +47,7 @@ class Truth:
     want: Any
     like: Any  # the plain implementation's result: its dtypes are the ones asked for
     plains: list[Any] = field(default_factory=list)
+    in_place: bool = False  # whether the case has arguments to write: results are then pairs, as `call` makes them
 
 
 def arguments(case: Case, convert: Callable[[torch.Tensor], torch.Tensor]) -> tuple[list, list[torch.Tensor]]:
@@ -95,7 +97,8 @@ def truth(exercise: Exercise, case: Case, tf32: bool) -> Truth:
     if tf32:
         plains.append(call(oracle, case, _tf32))
     plains += _shaken(oracle, case)
-    return Truth(call(oracle, case, float64), like, plains)
+    in_place = any(isinstance(value, InOut) for value in case.args)
+    return Truth(call(oracle, case, float64), like, plains, in_place)
 
 
 def _shaken(oracle: Callable, case: Case) -> list[Any]:
@@ -130,6 +133,18 @@ def leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
     return [(path, value)]
 
 
+def place_of(path: str, written: Sequence[str]) -> str:
+    """Where a leaf stands, for the learner: "result[1]", "`key_pages`" for an argument written in place, "" for a lone
+    result. `written` names these arguments, in order; none where the case has none.
+    """
+    if written:  # `call` makes pairs: what was returned, and what was written
+        argument = re.fullmatch(r"\[1\]\.written\[(\d+)\]", path)
+        if argument:
+            return f"`{written[int(argument[1])]}`"
+        path = path.removeprefix("[0]")
+    return f"result{path}" if path else ""
+
+
 def _structure(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return [_structure(item) for item in value]
@@ -151,8 +166,9 @@ def _kind(value: Any) -> str:
 def compare(got: Any, expected: Truth, exercise: Exercise) -> list[Leaf]:
     """Every leaf of a result, compared with the truth; one leaf with a problem when the structures differ."""
     if _structure(got) != _structure(expected.want):
-        doubt = " (is a `return` missing?)" if got is None else ""
-        text = f"it returned {_kind(got)}{doubt}; expected is {_kind(expected.like)}"
+        returned, wanted = (got[0], expected.like[0]) if expected.in_place else (got, expected.like)
+        doubt = " (is a `return` missing?)" if returned is None else ""
+        text = f"it returned {_kind(returned)}{doubt}; expected is {_kind(wanted)}"
         return [Leaf("", text, got, expected.want)]
     results = []
     plains = [dict(leaves(plain)) for plain in expected.plains]
@@ -232,6 +248,8 @@ def _compare_number(path: str, got: Any, want: Any, relative: float) -> Leaf:
         if isinstance(got, int) and not isinstance(got, bool)
         else f"{got:.6g}"
         if isinstance(got, float)
+        else _kind(got)
+        if got is None or isinstance(got, (torch.Tensor, tuple, list))
         else repr(got)[:80]
     )
     return Leaf(path, None if right else f"got {mine}, expected {shown}", got, want)

@@ -8,16 +8,19 @@ from typing import Any
 
 import torch
 
-from course_lib.checker.compare import Leaf, Truth, agrees, call, float64, leaves
+from course_lib.checker.compare import Leaf, Truth, agrees, call, float64, leaves, place_of
 from course_lib.checker.exercise import Case, Exercise, InOut, Mistake, Seen
 from course_lib.figures.error_map import error_map
 
 
 class Outcome:
-    """One finished case with all that the diagnosis needs."""
+    """One finished case with all that the diagnosis needs; `written` names the arguments written in place."""
 
-    def __init__(self, case: Case, seen: Seen, got: Any, truth: Truth, leaves: Sequence[Leaf]):
+    def __init__(
+        self, case: Case, seen: Seen, got: Any, truth: Truth, leaves: Sequence[Leaf], written: Sequence[str] = ()
+    ):
         self.case, self.seen, self.got, self.truth, self.leaves = case, seen, got, truth, leaves
+        self.written = tuple(written)
 
     @property
     def right(self) -> bool:
@@ -157,7 +160,8 @@ def describe(outcome: Outcome) -> str:
 def brief(outcome: Outcome) -> str:
     """The first wrong leaf in a few words, for a list of cases."""
     leaf = outcome.first_problem
-    where = f" in result{leaf.path}" if leaf.path else ""
+    where = place_of(leaf.path, outcome.written)
+    where = f" in {where}" if where else ""
     if leaf.wrong is None:
         return leaf.problem + where
     total, bad = leaf.wrong.numel(), int(leaf.wrong.sum())

@@ -210,7 +210,7 @@ def _compare_case(exercise: Exercise, run: Run, case: Case, frame: dict) -> diag
     leaves = compare.compare(got, expected, exercise)
     if "result_after_timing" in frame:  # a kernel that is right only the first time is not right
         leaves += compare.compare(_result(case, frame, "result_after_timing"), expected, exercise)
-    return diagnosis.Outcome(case, seen_in(frame), got, expected, leaves)
+    return diagnosis.Outcome(case, seen_in(frame), got, expected, leaves, written=frame.get("written") or ())
 
 
 def _result(case: Case, frame: dict, key: str) -> Any:

@@ -75,9 +75,10 @@ def record(operations=STORY, blocks: int = 12, block_size: int = 4, share_prefix
         try:
             title, note, new = _perform(allocator, operation, name, *rest)
         except OutOfBlocks as refusal:
-            title, note, new = f"{name} is refused", str(refusal).split(";")[0] + ". Nothing has changed.", set()
+            why = str(refusal).split(";")[0].replace("block", "page")
+            title, note, new = f"{name} is refused", f"{why}. Nothing has changed.", set()
         taken = free - allocator.free_blocks
-        note = note.replace("{taken}", _blocks(taken)).replace("{freed}", _blocks(-taken))
+        note = note.replace("{taken}", _pages(taken)).replace("{freed}", _pages(-taken))
         note = note[0].upper() + note[1:]
         names += [other for other in allocator.sequences if other not in names]
         frames.append(
@@ -92,8 +93,9 @@ def record(operations=STORY, blocks: int = 12, block_size: int = 4, share_prefix
     return Story(blocks, block_size, tuple(frames), tuple(names))
 
 
-def _blocks(count: int) -> str:
-    return "no block" if count == 0 else "1 block" if count == 1 else f"{count} blocks"
+def _pages(count: int) -> str:
+    """As chapter 06 calls what the allocator calls blocks."""
+    return "no page" if count == 0 else "1 page" if count == 1 else f"{count} pages"
 
 
 def _perform(allocator, operation, name, *rest):
@@ -104,7 +106,7 @@ def _perform(allocator, operation, name, *rest):
     if operation == "free":
         shared = sum(allocator.pool.references(block) > 1 for block in allocator.block_table(name))
         allocator.free(name)
-        kept = f"; {_blocks(shared)} stay with others" if shared else ""
+        kept = f"; {_pages(shared)} stay with others" if shared else ""
         return f"{name} ends", f"{{freed}} free again{kept}.", set()
     tokens = rest[0]
     placed = allocator.add(name, tokens) if operation == "add" else allocator.append(name, tokens)
@@ -115,5 +117,5 @@ def _perform(allocator, operation, name, *rest):
         return f"{name} comes with {many}", f"{{taken}} taken{found}.", new
     if placed.copies:
         source, target = placed.copies[0]
-        return f"{name} gets {many}", f"Its last block was shared: {source} is copied to {target} first.", new
+        return f"{name} gets {many}", f"Its last page was shared: {source} is copied to {target} first.", new
     return f"{name} gets {many}", "{taken} taken.", new

@@ -119,7 +119,7 @@ def draw_moments(story: Story, chosen: tuple[int, ...] | None = None):
     for panel in list(axes.flat)[len(chosen) :]:
         panel.axis("off")
     figure.supxlabel(
-        "A box is a block, a cell a slot for one token. Stripes: several sequences read the same memory. "
+        "A box is a page, a cell a slot for one token. Stripes: several sequences read the same memory. "
         "Thick: written in this step.",
         fontsize=11,
         color=INK,

@@ -136,6 +136,7 @@ def _legend(figure) -> None:
 def draw_schedules(schedules):
     """A panel for each schedule, each with a time axis of its own: how full the chip is shows in its height."""
     figure, axes = new_figure(11.5, 4.6, columns=len(schedules), sharey=True, squeeze=False)
+    figure.get_layout_engine().set(wspace=0.06)  # a number at the end of an axis, and the 0 of the next
     for panel, schedule in zip(axes[0], schedules):
         draw_schedule(panel, schedule, schedule.seconds)
         _head(panel, schedule)

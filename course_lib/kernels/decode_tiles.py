@@ -2,12 +2,14 @@
 
 A program is bound by memory. What counts is how many bytes are on their way: Little's law asks for 4.4 TB/s · 0.8 µs /
 132 = 27 KB on each multiprocessor of an H200. And how seldom its warps wait for each other, which they do several times
-in each tile. Two cuts do well on different problems, at D = 128 in 16 bits:
+in each tile. Three cuts do well on different problems, at D = 128 in 16 bits:
 
     large    128 keys, two tiles of K and V in flight: 136 KB of shared memory, one program on a multiprocessor. Best
              where splits can give every multiprocessor one program: nothing is read while programs change.
+    medium   64 keys, two tiles in flight: 70 KB, two programs on a multiprocessor. Best where without splits there are
+             about two for each: 32 sequences of 8 KV heads, which need no merge then.
     small    64 keys, one tile in flight: 38 KB, four programs on a multiprocessor. Best where there are more programs
-             than multiprocessors anyway: a long wave of many programs ends more evenly than four short ones of few.
+             than that anyway: a long wave of many programs ends more evenly than four short ones of few.
 
 `decode_plan` takes the cut, with its number of splits, whose estimated time is less.
 Measured on an H200: see `python -m course_lib bench decode`.
@@ -29,7 +31,7 @@ LEAST_ROWS = 16
 MOST_ROWS = {128: 64, 256: 32}
 INTERPRETED_KEYS = 64
 LARGE_ELEMENTS, SMALL_ELEMENTS = 16384, 8192  # of a tile of keys
-MOST_RESIDENTS = 4
+MOST_ROWS_MERGED_IN_FEW_REGISTERS = 8
 
 
 class Cut(NamedTuple):
@@ -58,13 +60,21 @@ def decode_cuts(arch: int | None, dtype: torch.dtype, block_d: int, heads_per_ke
     limits = ARCHITECTURES[max(known for known in ARCHITECTURES if known <= arch)]
     warps = 4 if rows == LEAST_ROWS else 8
     small = Tiles(rows, min(64, SMALL_ELEMENTS // block_d), warps, stages=2)
-    residents = limits.shared_per_sm // (buffered_bytes(small, block_d) + SHARED_MEMORY_RESERVE)
+    medium = small._replace(stages=3)
     large = Tiles(rows, min(128, LARGE_ELEMENTS // block_d), warps, stages=3)
     if buffered_bytes(large, block_d) > limits.shared_per_block - 2 * SHARED_MEMORY_RESERVE or rows == 64:
         large = Tiles(rows, small.key_rows, warps, stages=3)  # 64 rows of 128 scores would not fit the registers
     if rows > LEAST_ROWS:  # eight warps of one program fill the registers that four programs would share
         return (Cut(large, 1),)
-    return Cut(large, 1), Cut(small, max(1, min(MOST_RESIDENTS, residents)))
+    # Merging the rows of a group of 16 takes 150 registers: no more than three programs fit then.
+    few = heads_per_key_head > MOST_ROWS_MERGED_IN_FEW_REGISTERS
+    return (Cut(large, 1), Cut(medium, min(2, residents(limits, medium, block_d))),
+            Cut(small, min(3 if few else 4, residents(limits, small, block_d))))  # fmt: skip
+
+
+def residents(limits, tiles: Tiles, block_d: int) -> int:
+    """Programs whose shared memory fits into a multiprocessor's; at least 1."""
+    return max(1, limits.shared_per_sm // (buffered_bytes(tiles, block_d) + SHARED_MEMORY_RESERVE))
 
 
 def buffered_bytes(tiles: Tiles, block_d: int) -> int:

@@ -7,7 +7,7 @@ import torch
 
 from course_lib.checker import Case, Exercise, Mistake
 from course_lib.checker.judge import judge
-from tests.checker.samples import ADD, DOUBLE, QUICK, TWO
+from tests.checker.samples import ADD, APPEND, DOUBLE, QUICK, TWO
 
 TOTAL = Exercise(
     id="91.1",
@@ -125,3 +125,22 @@ def test_what_the_failing_cases_share_is_said(wrong, told):
     cell = f"def scaled(x, twice):\n    return x * (2 if twice else 3) + (1 if {wrong} else 0)\n"
     message = judge(task, cell).message
     assert ("Only cases with" in message) == (told is not None) and (told or "") in message, message
+
+
+@pytest.mark.parametrize(
+    "body, told",
+    [
+        ("there[place - 1] = row", "8 of 24 elements in `there` are wrong"),
+        ("there[place] = row; return row", "got a tensor of shape [4], expected None."),
+        ("there[place] = row; return row, row", "it returned 2 values; expected is None."),
+    ],
+)
+def test_what_is_written_in_place_is_called_as_the_learner_calls_it(body, told):
+    verdict = judge(APPEND, f"def append(there, row, place):\n    {body}\n")
+    assert verdict.outcome == "failed" and told in verdict.message
+
+
+def test_a_result_beside_what_is_written_is_the_only_result():
+    both = replace(APPEND, oracle=lambda cache, row, position: (cache[position].copy_(row), cache[0].clone())[1])
+    verdict = judge(both, "def append(cache, row, position):\n    cache[position] = row\n")
+    assert "it returned None; expected is a tensor of shape [4]." in verdict.message

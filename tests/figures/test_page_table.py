@@ -19,9 +19,9 @@ def frame(story, title):
 def test_the_story_shows_sharing_copying_freeing_and_finding_again():
     story = record()
     assert "8 tokens found in the pool" in frame(story, "C comes").note
-    assert frame(story, "B is forked").note.startswith("No block taken")
+    assert frame(story, "B is forked").note.startswith("No page taken")
     assert "is copied to" in frame(story, "D gets").note
-    assert "2 blocks stay with others" in frame(story, "A ends").note
+    assert "2 pages stay with others" in frame(story, "A ends").note
     assert "8 tokens found" in frame(story, "F comes").note, "found again after everybody had left"
 
 
@@ -38,6 +38,7 @@ def test_owners_and_filled_slots_follow_the_tables():
 def test_a_full_pool_is_a_moment_of_its_own():
     story = record([("add", "A", range(8)), ("append", "A", range(9))], blocks=3, block_size=4)
     assert story.frames[1].title == "A is refused" and story.frames[1].note.endswith("Nothing has changed.")
+    assert "page" in story.frames[1].note and "block" not in story.frames[1].note
     assert story.frames[1].tables == story.frames[0].tables
 
 

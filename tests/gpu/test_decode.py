@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from course_lib.hardware.device import machine, supports_bfloat16
+from course_lib.hardware.graphs import recorded
 from course_lib.hardware.timing import measure
 from course_lib.kernels.cache_append import (
     append_to_cache,
@@ -30,6 +31,7 @@ from tests.kernels.decode_cases import (
     forget_beyond,
     largest_terms,
     odd_strides,
+    plain_results,
     random_tensor,
 )
 
@@ -51,7 +53,7 @@ def draw_lengths(draw, batch, capacity):
 def assert_right(function, reference, query, key, value, *indices, case="", **options):
     ours = function(query, key, value, *indices, return_lse=True, **options)
     right = reference(query.double(), key.double(), value.double(), *indices, return_lse=True)
-    theirs = reference(query, key, value, *indices, return_lse=True)
+    theirs = plain_results(reference, query, key, value, *indices)
     assert_close_to_float64(ours, right, theirs, case, largest_terms(query, key))
 
 
@@ -224,19 +226,39 @@ def test_offsets_beyond_two_to_the_31_are_right():
     assert_right(paged_decode_attention, paged_decode_reference, query, pages, pages, table, lengths)
 
 
+def test_a_recorded_function_gives_new_results_for_new_contents():
+    numbers = torch.arange(5.0, device="cuda")
+    replay = recorded(lambda: numbers * 2)
+    numbers += 1
+    assert replay().tolist() == [2, 4, 6, 8, 10]
+
+
+def test_a_function_that_waits_for_the_gpu_is_not_recorded_and_leaves_it_usable():
+    """A recording that breaks off leaves PyTorch's random numbers unusable: it must not begin."""
+    numbers = torch.ones(5, device="cuda")
+    with pytest.raises(RuntimeError, match="waits for the GPU"):
+        recorded(lambda: numbers * numbers.sum().item())
+    assert torch.randn(5, device="cuda").isfinite().all() and recorded(lambda: numbers + 1)().tolist() == [2] * 5
+
+
+def seconds(function) -> float:
+    """Of a step on the GPU. Called from Python some take longer there, which says nothing of the kernel."""
+    return measure(recorded(function)).median
+
+
 @pytest.mark.skipif(machine().compute_capability != (9, 0), reason="the figures are those of Hopper")
 @pytest.mark.parametrize("shape", [(1, 32, 8, 131072), (1, 32, 8, 8192), (16, 32, 8, 8192), (1, 32, 32, 32768)])
 def test_decode_outruns_fa2_and_keeps_up_with_cudnn(shape):
     query, key, value, lengths = decode_inputs(*shape)
-    options = {"output": torch.empty_like(query), "validate": False}
-    ours = measure(lambda: decode_attention(query, key, value, lengths, **options)).median
+    ours = seconds(lambda: decode_attention(query, key, value, lengths, validate=False))
+
+    def sdpa():
+        return F.scaled_dot_product_attention(query[:, :, None], key, value, enable_gqa=True)
+
     # cuDNN's and ours differ by a percent or two either way, as does one run from another.
     for backend, ratio in ((SDPBackend.FLASH_ATTENTION, 1.02), (SDPBackend.CUDNN_ATTENTION, 0.97)):
         with sdpa_kernel(backend):
-            theirs = measure(
-                lambda: F.scaled_dot_product_attention(query[:, :, None], key, value, enable_gqa=True)
-            ).median
-        assert theirs / ours >= ratio
+            assert seconds(sdpa) / ours >= ratio
 
 
 @pytest.mark.skipif(machine().compute_capability != (9, 0), reason="the figures are those of Hopper")
@@ -245,5 +267,5 @@ def test_single_token_pages_cost_no_more_than_twice():
     times = {}
     for page_size in (1, 64):
         pools = as_pages(Random(0), key, value, page_size)
-        times[page_size] = measure(lambda: paged_decode_attention(query, *pools, lengths, validate=False)).median  # noqa: B023
+        times[page_size] = seconds(lambda: paged_decode_attention(query, *pools, lengths, validate=False))  # noqa: B023
     assert times[1] <= 2 * times[64]

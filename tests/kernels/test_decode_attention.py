@@ -9,7 +9,14 @@ from course_lib.hardware.device import interpreting
 from course_lib.kernels.decode_attention import decode_attention
 from course_lib.kernels.decode_reference import decode_attention_reference
 from course_lib.kernels.decode_workspace import decode_workspace
-from tests.kernels.decode_cases import assert_close_to_float64, forget_beyond, largest_terms, odd_strides, random_tensor
+from tests.kernels.decode_cases import (
+    assert_close_to_float64,
+    forget_beyond,
+    largest_terms,
+    odd_strides,
+    plain_results,
+    random_tensor,
+)
 
 pytestmark = pytest.mark.skipif(not interpreting(), reason="small shapes for the interpreter; tests/gpu has the others")
 
@@ -25,7 +32,7 @@ def assert_right(query, key, value, lengths, case="", **options):
     scale = {"scale": options.get("scale")}
     right = decode_attention_reference(query.double(), *(tensor.double() for tensor in known), lengths,
                                        return_lse=True, **scale)  # fmt: skip
-    theirs = decode_attention_reference(query, *known, lengths, return_lse=True, **scale)
+    theirs = plain_results(decode_attention_reference, query, *known, lengths, **scale)
     assert_close_to_float64(ours, right, theirs, case, largest_terms(query, key, options.get("scale")))
     return ours
 
@@ -66,6 +73,20 @@ def test_a_group_larger_than_a_tile_takes_several_programs():
 def test_large_scores_do_not_overflow():
     query, key, value = tensors(Random(0), 1, 1, 2, 90, 16)
     assert_right(100 * query, 100 * key, value, torch.tensor([90]), splits=3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("head_dim, length", [(16, 5), (128, 150), (64, 3000)])
+def test_the_tolerance_sees_a_log_sum_exp_without_the_last_key(dtype, head_dim, length):
+    query, key, value = tensors(Random(length), 1, 1, 4, length, head_dim, dtype)
+    exact = [tensor.double() for tensor in (query, key, value)]
+    output, lse = decode_attention_reference(*exact, torch.tensor([length]), return_lse=True)
+    _, without = decode_attention_reference(*exact, torch.tensor([length - 1]), return_lse=True)
+    theirs = plain_results(decode_attention_reference, query, key, value, torch.tensor([length]))
+    assert_close_to_float64((output.to(dtype), lse.float()), (output, lse), theirs, terms=largest_terms(query, key))
+    with pytest.raises(AssertionError):
+        assert_close_to_float64((output.to(dtype), without.float()), (output, lse), theirs,
+                                terms=largest_terms(query, key))  # fmt: skip
 
 
 @pytest.mark.parametrize("splits", [1, 4])

@@ -101,6 +101,13 @@ def test_one_wave_is_filled_and_none_begun_for_a_few_programs(shape):
     assert 120 <= shape[0] * chosen.programs * chosen.splits <= 132
 
 
+@pytest.mark.parametrize("group", [1, 4, 8, 16])
+def test_two_programs_for_each_multiprocessor_need_no_splits(group):
+    """With 16 heads in a group the merge of two splits left room for three programs of four, and a second wave."""
+    chosen = plan(32, 8 * group, 8, 4096)
+    assert chosen.splits == 1 and chosen.tiles.stages == 3
+
+
 def test_splits_that_are_given_are_kept():
     assert [plan(2, 8, 2, 1000, splits).splits for splits in (1, 5, 300)] == [1, 5, 300]
 

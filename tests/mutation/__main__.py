@@ -2,17 +2,19 @@
 
 Prints every mutant that passed and is not known to be equivalent, every one that some seeds let pass, and a table; exit
 status 1 when there is one of the first kind. With --json the trials are kept, one a line, and a later run goes on from
-there.
+there: begin another file after a change of the exercises.
 
 With --unusual the right but unusual answers of tests/mistakes are judged instead, on as many seeds as asked for, and
-with --diagnosis the wrong ones: how many get the right name, none, or a wrong one.
+with --diagnosis the wrong ones: how many get the right name, none, or a wrong one. Both take --json too.
+
+Without a GPU the exercises that need one are judged in the interpreter, by their small cases and without their speed;
+those in Gluon are left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
-import json
 import sys
 import time
 from pathlib import Path
@@ -20,8 +22,10 @@ from pathlib import Path
 from course_lib.checker import catalog
 from course_lib.hardware.device import prepare_triton
 from tests.mutation.equivalent import reason_for
+from tests.mutation.lines import keep
 from tests.mutation.submissions import right_ones, wrong_ones
 from tests.mutation.trial import SEEDS, Trial, all_mutants, program_of, remembered, run
+from tests.mutation.without_gpu import judged_here
 
 
 def arguments() -> argparse.Namespace:
@@ -30,7 +34,9 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--exercise", action="append", help="an id (3.2) or a chapter (3); may be given again")
     parser.add_argument("--json", type=Path, metavar="OUT", help="keep the trials here, and go on from what is there")
-    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="checks that a survivor must pass")
+    parser.add_argument(
+        "--seeds", type=int, default=len(SEEDS), help="checks that a survivor or a right answer must pass"
+    )
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=60.0, help="stop after this time")
     other = parser.add_mutually_exclusive_group()
@@ -41,8 +47,8 @@ def arguments() -> argparse.Namespace:
 
 
 def chosen(wanted: list[str] | None) -> list[str]:
-    """The exercises asked for, in that order; all by default."""
-    known = list(catalog.exercises())
+    """The exercises asked for, in that order, as far as this machine can judge them; all by default."""
+    known = [identity for identity in catalog.exercises() if judged_here(identity)]
     if not wanted:
         return known
     return [identity for asked in wanted for identity in known if asked in (identity, identity.split(".")[0])]
@@ -88,11 +94,12 @@ def main() -> int:
     prepare_triton()
     options = arguments()
     until = time.monotonic() + 60 * options.minutes
+    exercises, long = chosen(options.exercise), (options.processes, options.json, until)
     if options.unusual:
-        return 1 if right_ones(chosen(options.exercise), options.seeds, until) else 0
+        return 1 if right_ones(exercises, options.seeds, *long) else 0
     if options.diagnosis:
-        return 1 if wrong_ones(chosen(options.exercise), seed=11, until=until) else 0
-    mutants = all_mutants(chosen(options.exercise))
+        return 1 if wrong_ones(exercises, 11, *long) else 0
+    mutants = all_mutants(exercises)
     if options.list:
         print(*mutants, sep="\n")
         return 0
@@ -100,9 +107,7 @@ def main() -> int:
     left = [mutant for mutant in mutants if program_of(mutant) not in done]
     for trial in run(left, range(1, options.seeds + 1), options.processes, until):
         done[program_of(trial.mutant)] = trial
-        if options.json:
-            with options.json.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(trial.as_dict(), ensure_ascii=False) + "\n")
+        keep(options.json, trial.as_dict())
     trials = [done[program_of(mutant)] for mutant in mutants if program_of(mutant) in done]
     return 1 if report(trials, len(mutants) - len(trials)) else 0
 

@@ -11,7 +11,7 @@ OPERATORS = {
     ast.BitOr: "|", ast.MatMult: "@", ast.Pow: "**", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
     ast.Eq: "==", ast.NotEq: "!=",
 }  # fmt: skip
-NOT_LOGIC = {"input_precision", "num_warps", "num_stages", "device"}  # keywords that change no number in a check
+NOT_LOGIC = {"input_precision", "num_warps", "num_stages", "device"}  # arguments that change no number in a check
 ATOMS = (ast.Name, ast.Constant, ast.Call, ast.Attribute, ast.Subscript, ast.List)
 
 
@@ -96,6 +96,9 @@ class Text:
                 skipped.update(ast.walk(node))
             elif isinstance(node, ast.keyword) and node.arg in NOT_LOGIC:
                 skipped.update(ast.walk(node))
+            elif isinstance(node, ast.Dict):  # arguments that are handed on by **
+                for key, value in zip(node.keys, node.values):
+                    skipped.update(ast.walk(value) if getattr(key, "value", None) in NOT_LOGIC else ())
         return (node for node in ast.walk(self.tree) if node not in skipped)
 
     def blocks(self) -> Iterator[list[ast.stmt]]:
@@ -109,6 +112,16 @@ class Text:
 
 def _is_docstring(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def named(text: Text, node: ast.AST) -> str:
+    """The name of the argument that a node is given as, in a call or in a dict of arguments; "" where it has none."""
+    parent = text.parents[node]
+    if isinstance(parent, ast.keyword):
+        return parent.arg or ""
+    if isinstance(parent, ast.Dict) and node in parent.values:
+        return str(getattr(parent.keys[parent.values.index(node)], "value", ""))
+    return ""
 
 
 def called(node: ast.AST) -> str:

@@ -10,7 +10,7 @@ import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tests.mutation.edits import OPERATORS, Text, called, names
+from tests.mutation.edits import OPERATORS, Text, called, named, names
 
 OTHER_CALLS = {
     "exp": ("exp2",), "exp2": ("exp",), "log": ("log2",), "log2": ("log",), "max": ("sum", "min"), "sum": ("max",),
@@ -158,8 +158,7 @@ def numbers_changed(text: Text) -> Iterator[str]:
         if not isinstance(node, ast.Constant) or isinstance(node.value, bool) or _is_axis(text, node):
             continue
         if isinstance(node.value, int):
-            parent = text.parents[node]
-            if not (isinstance(parent, ast.keyword) and parent.arg.isupper()):  # a block must be a power of two
+            if not named(text, node).isupper():  # a block must be a power of two
                 yield text.replaced(node, str(node.value + 1))
                 if node.value > 0:
                     yield text.replaced(node, str(node.value - 1))

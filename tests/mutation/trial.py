@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
-import multiprocessing
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from course_lib.checker import catalog
+from tests.mutation.lines import kept, spread
 from tests.mutation.mutants import Mutant, mutants_of
+from tests.mutation.without_gpu import judge_here
 
 SEEDS = (1, 2, 3, 4, 5)
 
@@ -64,13 +63,11 @@ def program_of(mutant: Mutant) -> str:
 
 def tried(mutant: Mutant, seeds: Iterable[int] = SEEDS) -> Trial:
     """Judge one mutant; a survivor costs a check for each seed, any other usually one."""
-    from course_lib.checker.judge import judge
-
     started, verdicts, error = time.perf_counter(), [], ""
     os.environ["COURSE_STRICT"] = "1"  # a fingerprint that raises is a fault of the exercise
     for seed in seeds:
         try:
-            verdict = judge(catalog.exercise(mutant.exercise), mutant.source, seed=seed)
+            verdict = judge_here(mutant.exercise, mutant.source, seed)
         except Exception as problem:
             error = f"{type(problem).__name__}: {problem}"[:300]
             break
@@ -86,23 +83,10 @@ def all_mutants(exercises: Iterable[str]) -> list[Mutant]:
     return [mutant for exercise in exercises for mutant in mutants_of(exercise, catalog.solution_source(exercise))]
 
 
-def run(mutants: Iterable[Mutant], seeds: Iterable[int], processes: int, until: float) -> Iterator[Trial]:
+def run(mutants: Sequence[Mutant], seeds: Iterable[int], processes: int, until: float) -> Iterator[Trial]:
     """Trials as they finish, until the clock (`time.monotonic`) says `until`."""
     seeds = tuple(seeds)
-    if processes == 1:
-        for mutant in mutants:
-            if time.monotonic() > until:
-                return
-            yield tried(mutant, seeds)
-        return
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        results = pool.imap_unordered(_tried, [(mutant, seeds) for mutant in mutants])
-        for _ in mutants:
-            with contextlib.suppress(multiprocessing.TimeoutError):
-                yield results.next(timeout=max(0.1, until - time.monotonic()))
-            if time.monotonic() > until:
-                pool.terminate()
-                return
+    return spread(_tried, [(mutant, seeds) for mutant in mutants], processes, until)
 
 
 def _tried(task: tuple[Mutant, tuple[int, ...]]) -> Trial:
@@ -111,12 +95,9 @@ def _tried(task: tuple[Mutant, tuple[int, ...]]) -> Trial:
 
 def remembered(path: Path | None, mutants: Iterable[Mutant]) -> dict[str, Trial]:
     """Trials of an earlier run, by program, as far as the same programs are still asked for."""
-    if path is None or not path.exists():
-        return {}
     wanted = {program_of(mutant): mutant for mutant in mutants}
     found = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
+    for row in kept(path):
         if row["program"] in wanted:
             verdicts = tuple(tuple(verdict) for verdict in row["verdicts"])
             found[row["program"]] = Trial(wanted[row["program"]], verdicts, row["seconds"], row["error"])

@@ -3,8 +3,8 @@ import pytest
 
 from course_lib.checker.draw import Draw
 from course_lib.serving import BlockAllocator, DoubleFree, OutOfBlocks
+from exercises.page_allocator import ALLOCATOR, random_script
 from exercises.page_bookkeeping import PageBook, replay, told_by
-from exercises.page_memory import ALLOCATOR, random_script
 from exercises.page_sharing import SHARING, fitting, random_forks
 
 
