@@ -146,7 +146,7 @@ def paged_cases(draw):
         case("1 sequence of 96 tokens, pages of 16, 2 splits", 4, 1, 16, [96], 16, splits=2, spare=0),
         case("160 tokens that fill their table to its end, 2 splits", 4, 1, 16, [160], 16, splits=2, spare=0),
         case("one split: nothing to merge; a group of 20", 20, 1, 16, [50], 16, splits=1),
-        case(f"lengths {prime}, 1 and 64, 2 KV heads, 2 splits", 4, 2, 16, [prime, 1, 64], 16, splits=2),
+        case(f"lengths {prime}, 1 and 64, 3 KV heads, 2 splits", 6, 3, 16, [prime, 1, 64], 16, splits=2),
         Case("scores rise along the keys: the last split weighs most", apart(draw, 4, 32, 90, 16, 3)),
         Case("scores fall along the keys, steeply for one head of the group", falling),
         Case("all scores near -200", (far[0] * 0.3 + 5.0, far[1] * 0.2 - 7.0, *far[2:], 2)),
