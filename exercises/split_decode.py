@@ -146,7 +146,7 @@ def paged_cases(draw):
         case("1 sequence of 96 tokens, pages of 16, 2 splits", 4, 1, 16, [96], 16, splits=2, spare=0),
         case("160 tokens that fill their table to its end, 2 splits", 4, 1, 16, [160], 16, splits=2, spare=0),
         case("one split: nothing to merge; a group of 20", 20, 1, 16, [50], 16, splits=1),
-        case(f"lengths {prime}, 1 and 64, 2 KV heads, 2 splits", 4, 2, 16, [prime, 1, 64], 16, splits=2),
+        case(f"lengths {prime}, 1 and 64, 3 KV heads, 2 splits", 6, 3, 16, [prime, 1, 64], 16, splits=2),
         Case("scores rise along the keys: the last split weighs most", apart(draw, 4, 32, 90, 16, 3)),
         Case("scores fall along the keys, steeply for one head of the group", falling),
         Case("all scores near -200", (far[0] * 0.3 + 5.0, far[1] * 0.2 - 7.0, *far[2:], 2)),
@@ -560,17 +560,31 @@ def fast_oracle(query, key, value):
     return _group_by_group(attention, query, key, value)
 
 
+def _falling(draw, batch, context, head_dim):
+    """Two query heads on one KV head: the scores of one fall from 200 to -200 along the keys, the other's hardly."""
+    query, key, value, _ = cached(draw, 2, 1, head_dim, [context] * batch, context)
+    direction = draw.normal(head_dim)
+    direction = direction / direction.norm()
+    query = math.sqrt(head_dim) * direction * torch.tensor([200.0, 1.0])[:, None] + 0.1 * query
+    key = torch.linspace(1, -1, context)[:, None] * direction + 0.01 * key
+    return query.half(), key.half(), value.half()
+
+
 def fast_cases(draw):
     def case(name, batch, query_heads, key_heads, context, head_dim, dtype):
         capacity = [context] * batch
         query, key, value, _ = cached(draw, query_heads, key_heads, head_dim, capacity, context, dtype=dtype)
         return Case(name, (query, key, value))
 
+    far = cached(draw, 2, 1, 64, [200], 200, dtype=torch.float16)
     cases = [
         case("1 sequence, 8/2 heads, 300 keys, float16", 1, 8, 2, 300, 64, torch.float16),
         case("3 sequences, 4/4 heads, 1 key, float16", 3, 4, 4, 1, 128, torch.float16),
         case("2 sequences, 32/2 heads, 5001 keys, float16", 2, 32, 2, 5001, 128, torch.float16),
         case("20 sequences, 8/8 heads, 200 keys, float16", 20, 8, 8, 200, 64, torch.float16),
+        Case("all scores near -200, float16", (far[0] * 0.3 + 5.0, far[1] * 0.2 - 5.0, far[2])),
+        # So many sequences that no GPU splits them: several tiles for a program.
+        Case("80 sequences, 2/1 heads, 200 keys; scores fall, steeply for one, float16", _falling(draw, 80, 200, 64)),
     ]
     if draw.on_gpu and draw.bfloat16:  # before that Triton has no tensor-core instruction to race with
         cases += [

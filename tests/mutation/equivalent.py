@@ -6,11 +6,11 @@ its exercises takes is stale, and a test says so; an entry whose mutant is rejec
 
 from __future__ import annotations
 
-from tests.mutation import equivalents_00_to_04, equivalents_05_to_09
+from tests.mutation import equivalents_00_to_04, equivalents_05_to_09, equivalents_of_races
 from tests.mutation.mutants import Mutant
 from tests.mutation.reasons import Equivalent
 
-EQUIVALENT = equivalents_00_to_04.EQUIVALENT + equivalents_05_to_09.EQUIVALENT
+EQUIVALENT = equivalents_00_to_04.EQUIVALENT + equivalents_05_to_09.EQUIVALENT + equivalents_of_races.EQUIVALENT
 
 
 def reason_for(mutant: Mutant) -> str:

@@ -50,16 +50,18 @@ class Equivalent:
         exercises: their ids.
         old, new: a piece of the changed line before and after; of several lines joined by " ; ".
         why: why the answer stays right, or why no check can tell.
+        place: where the same line stands several times, which of them this is true of, from 1; 0 for all.
     """
 
     exercises: tuple[str, ...]
     old: str
     new: str
     why: str
+    place: int = 0
 
     def explains(self, mutant: Mutant) -> bool:
         """Whether this is the mutant's change."""
-        if mutant.exercise not in self.exercises:
+        if mutant.exercise not in self.exercises or self.place not in (0, mutant.occurrence + 1):
             return False
         place = mutant.before.find(self.old)
         while place >= 0:
@@ -69,5 +71,6 @@ class Equivalent:
         return False
 
 
-def entry(exercises: str, old: str, new: str, why: str) -> Equivalent:
-    return Equivalent(tuple(exercises.split()), old, new, why)
+def entry(exercises: str, old: str, new: str, why: str, place: int = 0) -> Equivalent:
+    """An entry of the list, its exercises as words of one text."""
+    return Equivalent(tuple(exercises.split()), old, new, why, place)

@@ -1,0 +1,171 @@
+"""Exercises 4.7 and 8.6, which race on a GPU: what passes their small cases although it differs, and why it may.
+
+Here numbers are judged, in float16. What makes an answer slower and no number wrong is the clock's business.
+"""
+
+from __future__ import annotations
+
+from tests.mutation.reasons import (
+    A_CONDITION,
+    ANOTHER_BLOCK,
+    ANY_REFERENCE,
+    FIRST_RESCALING,
+    IMPLICIT_CAST,
+    LOW_ENOUGH,
+    NOT_THE_MAXIMUM,
+    OFFSETS_OF_64_BITS,
+    REFUSED_BY_COMPILERS,
+    SAME_NUMBER,
+    STARTS_EXACT,
+)
+from tests.mutation.reasons import entry as _
+
+FURTHER_TILES = "The further tiles hold only keys that are hidden: more work, and the same numbers."
+MASKED_TILES = "Tiles that could go without masks are masked: more work, and the same numbers."
+NEVER_LESS = "The bound that is left out is never the smaller one: the first row of a program is one of the queries."
+NOT_READ = "Where MASKED is False, fast_step does not read these."
+OTHER_TILES = (
+    "Which tiles a GPU gets changes no number. Those of one kind of GPU are the fastest there, and may not fit the "
+    "shared memory of another, which only that GPU can tell."
+)
+TUNED_FOR_HOPPER = (
+    "On Hopper HEAD_DIM and BLOCK_N are the same, 64 or 128; on other GPUs 128 and 64, and there this fails."
+)
+IN_ANOTHER_ORDER = "Programs in another order give the same tiles."
+HIDDEN_ANYWAY = "The scores of these lanes are replaced by -inf before they are used."
+WEIGHT_0 = "What stands in these lanes is multiplied by a weight of 0."
+NOT_STORED = "Rows beyond the queries are computed and never stored, whatever stands in them."
+FLOAT16_ALREADY = "Inputs are float16 here, so this changes no number. On a GPU it makes the product a slow one."
+AS_PLAIN_FLOAT16 = (
+    "The plain implementation in float16, which sets the tolerance, rounds it too; a rounding for each tile or score "
+    "is no more than the output's own. Weights are at most 1, so their sum stays below 65,504."
+)
+
+SIZES = "running_max, running_sum, accumulator, scale_log2, HEAD_DIM, BLOCK_N"
+STEP = "query, key_pointer, value_pointer, key_stride, value_stride, first_key, key_length, positions"
+END = "tl.minimum(key_length, tl.maximum(first_query + BLOCK_M + offset, 0))"
+WHOLE_END = "tl.minimum(key_length, tl.maximum(first_query + offset + 1, 0)) // BLOCK_N * BLOCK_N"
+
+EQUIVALENT = (
+    # ---- tiles
+    _("4.7", "range(whole_end, end, BLOCK_N)", "range(whole_end, end + BLOCK_N, BLOCK_N)", FURTHER_TILES),
+    *(
+        _("4.7", END, end, FURTHER_TILES)
+        for end in (
+            "key_length",
+            "tl.maximum(key_length, tl.maximum(first_query + BLOCK_M + offset, 0))",
+            "tl.maximum(first_query + BLOCK_M + offset, 0)",
+            "tl.minimum(key_length, tl.maximum(first_query + BLOCK_M + offset, 1))",
+        )
+    ),
+    _("4.7", f"end = {END}", "pass", FURTHER_TILES),
+    _("4.7", END, "tl.minimum(key_length, (first_query + BLOCK_M + offset))", "A range to a number below 0 is empty."),
+    _("4.7", WHOLE_END, "tl.maximum(first_query + offset + 1, 0) // BLOCK_N * BLOCK_N", NEVER_LESS),
+    *(
+        _("4.7", WHOLE_END, end, MASKED_TILES)
+        for end in (
+            "tl.minimum(key_length, 0) // BLOCK_N * BLOCK_N",
+            "tl.minimum(key_length, tl.maximum((first_query + offset), 0)) // BLOCK_N * BLOCK_N",
+            "tl.minimum(key_length, tl.maximum(1, 0)) // BLOCK_N * BLOCK_N",
+            "tl.minimum(key_length, tl.maximum(offset + 1, 0)) // BLOCK_N * BLOCK_N",
+            "tl.minimum(key_length, tl.maximum(first_query + offset + 0, 0)) // BLOCK_N * BLOCK_N",
+            "tl.minimum(key_length, tl.maximum(first_query + offset - 1, 0)) // BLOCK_N * BLOCK_N",
+            "tl.minimum(key_length, tl.maximum(first_query + offset + 1, 1)) // BLOCK_N * BLOCK_N",
+            "tl.minimum(key_length, tl.maximum(first_query + offset + 1, 0)) // BLOCK_M * BLOCK_N",
+            "tl.minimum(query_length, tl.maximum(first_query + offset + 1, 0)) // BLOCK_N * BLOCK_N",
+        )
+    ),
+    _("4.7", "whole_end = key_length // BLOCK_N", "whole_end = key_length // BLOCK_M", MASKED_TILES),
+    *(
+        _("4.7", "range(0, whole_end, BLOCK_N)", f"range(0, {end}, BLOCK_N)", "whole_end is a whole number of tiles.")
+        for end in ("whole_end - 1", "whole_end // BLOCK_N * BLOCK_N")
+    ),
+    _("4.7", "if MASKED:", "if True:", MASKED_TILES),
+    _("4.7", "if CAUSAL:", "if True:", IN_ANOTHER_ORDER, place=2),
+    _("4.7", "if CAUSAL:", "if False:", IN_ANOTHER_ORDER, place=2),
+    _("4.7", "tile = tl.num_programs(0) - 1 - tile", "pass", IN_ANOTHER_ORDER),
+    *(
+        _("4.7", STEP, STEP.replace("key_length, positions", unread), NOT_READ, place=1)
+        for unread in ("key_length, columns", "key_length, rows", "positions, key_length", "query_length, positions")
+    ),
+    _("4.7", SIZES, SIZES.replace("HEAD_DIM, BLOCK_N", "BLOCK_N, HEAD_DIM"), TUNED_FOR_HOPPER),
+    # ---- which GPU
+    *(
+        _("4.7", f"if {old}:", f"if {new}:", OTHER_TILES)
+        for old, news in (
+            (
+                "capability < (8, 0)",
+                ("False", "True", "capability < (0, 8)", "capability < (7, 0)", "capability < (8, 1)",
+                 "capability < (9, 0)", "capability <= (8, 0)", "capability > (8, 0)"),
+            ),
+            (
+                "head_dim == 64",
+                ("False", "True", "head_dim != 64", "head_dim == 32", "head_dim == 63", "head_dim == 65"),
+            ),
+            (
+                "capability == (9, 0)",
+                ("False", "True", "capability != (9, 0)", "capability == (0, 9)", "capability == (10, 0)",
+                 "capability == (8, 0)", "capability == (9, 1)"),
+            ),
+        )
+        for new in news
+    ),  # fmt: skip
+    *(
+        _("4.7", f'"{block}": {size}', f'"{block}": {size // 2}', ANOTHER_BLOCK)
+        for block, size in (("BLOCK_M", 32), ("BLOCK_N", 32), ("BLOCK_M", 128), ("BLOCK_N", 64), ("BLOCK_N", 128))
+    ),
+    _("4.7", 'tiles = {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 2}', "pass", OTHER_TILES),
+    _("4.7", "key.shape[2]", "value.shape[2]", SAME_NUMBER),
+    # ---- offsets and types
+    _("4.7", ".to(tl.int64)", "", OFFSETS_OF_64_BITS),
+    _("4.7", "tl.int64", "tl.int32", OFFSETS_OF_64_BITS),
+    _("4.7", "(accumulator / total[:, None]).to(output_pointer.dtype.element_ty)", "(accumulator / total[:, None])",
+      IMPLICIT_CAST),
+    *(
+        _("4.7", f"{start}, tl.float32)", f"{start}, tl.float16)", REFUSED_BY_COMPILERS)
+        for start in ('[BLOCK_M], float("-inf")', "[BLOCK_M]", "[BLOCK_M, HEAD_DIM]")
+    ),
+    *(
+        _("4.7", zeros, f"({zeros}).to(tl.float16).to(tl.float32)", STARTS_EXACT)
+        for zeros in ("tl.zeros([BLOCK_M], tl.float32)", "tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)")
+    ),
+    *(
+        _("4.7", load, f"({load}).to(tl.float16).to(tl.float32)", FLOAT16_ALREADY)
+        for load in ("tl.load(value_pointers, mask=present, other=0.0)", "tl.load(value_pointers)")
+    ),
+    *(
+        _("4.7", value, f"({value}).to(tl.float16).to(tl.float32)", AS_PLAIN_FLOAT16)
+        for value in (
+            "tl.dot(query, tl.trans(key_tile))",
+            'tl.where(visible, scores, float("-inf"))',
+            "tl.exp2(scores * scale_log2 - reference_max[:, None])",
+            "tl.exp2(running_max - reference_max)",
+            "running_sum * rescale + tl.sum(weights, axis=1)",
+            "tl.where(running_sum == 0.0, 1.0, running_sum)",
+        )
+    ),
+    # ---- lanes that do not count
+    _("4.7", "visible & (keys[None, :] <= positions[:, None])", "(keys[None, :] <= positions[:, None])",
+      "A key at or before a query's position is one that exists."),
+    _("4.7", "visible & (keys[None, :] <= positions[:, None])",
+      "(visible & (keys[None, :] <= positions[:, None])).to(tl.float16).to(tl.float32)", A_CONDITION),
+    _("4.7", "tl.load(key_pointers, mask=present, other=0.0)", "tl.load(key_pointers, mask=present)", HIDDEN_ANYWAY),
+    _("4.7", "tl.load(key_pointers, mask=present, other=0.0)", "tl.load(key_pointers, mask=present, other=1.0)",
+      HIDDEN_ANYWAY),
+    _("4.7", "tl.load(value_pointers, mask=present, other=0.0)", "tl.load(value_pointers, mask=present, other=1.0)",
+      WEIGHT_0),
+    _("4.7", "mask=inside, other=0.0", "mask=inside", NOT_STORED),
+    _("4.7", "mask=inside, other=0.0", "mask=inside, other=1.0", NOT_STORED),
+    # ---- maxima and sums
+    _("4.7", '[BLOCK_M], float("-inf")', "[BLOCK_M], -1e30", LOW_ENOUGH),
+    _("4.7", '[BLOCK_M], float("-inf")', "[BLOCK_M], -1e4", LOW_ENOUGH),
+    _("4.7", "tl.zeros([BLOCK_M], tl.float32)", "tl.full([BLOCK_M], 1.0, tl.float32)", FIRST_RESCALING),
+    _("4.7", 'float("-inf"), 0.0, new_max', 'float("-inf"), 1.0, new_max', ANY_REFERENCE),
+    *(
+        _("4.7", maximum, f"({maximum}).to(tl.float16).to(tl.float32)", NOT_THE_MAXIMUM)
+        for maximum in (
+            "tl.maximum(running_max, tl.max(scores, axis=1) * scale_log2)",
+            'tl.where(new_max == float("-inf"), 0.0, new_max)',
+        )
+    ),
+)  # fmt: skip
