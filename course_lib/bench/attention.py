@@ -62,7 +62,7 @@ class Row:
 
 
 ROWS = [Row(128, causal, length) for length in (16384, 8192, 4096, 2048, 1024, 512) for causal in (False, True)]
-ROWS += [Row(64, causal, length) for length in (16384, 4096, 1024) for causal in (False, True)]
+ROWS += [Row(64, causal, length) for length in (16384, 8192, 4096, 2048, 1024) for causal in (False, True)]
 
 
 def sdpa(backend):

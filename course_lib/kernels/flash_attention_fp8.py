@@ -64,9 +64,9 @@ def flash_attention_fp8(inputs: Fp8Inputs, *, causal=False, window=None, scale=N
 
 
 def compile_cases() -> list[CompileCase]:
-    """What ships, for the compile gate; a window needs the most registers, and at head dimension 256 more than exist."""
+    """What ships, for the compile gate; at head dimension 256 a window needs more registers than exist."""
     masks = {"causal": {"keys_after": "i32"}, "window": {"keys_before": "i32", "keys_after": "i32"}}
-    spilled = {(256, "causal"): 160, (256, "window"): 256}  # bytes a thread, with the Triton that needs the most
+    spilled = {(256, "causal"): 200, (256, "window"): 256}  # bytes a thread, with the Triton that needs the most
     return [sixteen_bits.compile_case(head_dim, ARRANGEMENTS[head_dim], "fp8e4nv", **given,
                                       max_spill_bytes=spilled.get((head_dim, mask), 40))
             for head_dim in HEAD_DIMS for mask, given in masks.items()]  # fmt: skip
