@@ -91,7 +91,7 @@ EQUIVALENT = (
             "232_448",
         )
     ),
-    _("9.3", "key_rows, stages", "stages, key_rows", MULTIPLIED),
+    _("9.3", "consumers, key_rows, stages", "consumers, stages, key_rows", MULTIPLIED),
     _("9.3", "head_dim, item_bytes", "item_bytes, head_dim", MULTIPLIED),
     _("9.4", "tile_cycles(1, 1", "tile_cycles(1, 2", "The number of scores cancels in the share."),
     _("9.4", "tile_cycles(1, 1", "tile_cycles(2, 1", "The number of scores cancels in the share."),

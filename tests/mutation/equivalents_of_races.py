@@ -23,6 +23,9 @@ from tests.mutation.reasons import entry as _
 FURTHER_TILES = "The further tiles hold only keys that are hidden: more work, and the same numbers."
 MASKED_TILES = "Tiles that could go without masks are masked: more work, and the same numbers."
 NEVER_LESS = "The bound that is left out is never the smaller one: the first row of a program is one of the queries."
+A_KEY_IN_EVERY_TILE = "Every tile that is looked at has a key, and no score comes near: exp of the difference is 0."
+CONTIGUOUS = "Keys and values are contiguous and of one shape here, so their strides are the same."
+NO_SPLIT_EMPTY = "The launcher cuts so that every split has a key."
 NOT_READ = "Where MASKED is False, fast_step does not read these."
 OTHER_TILES = (
     "Which tiles a GPU gets changes no number. Those of one kind of GPU are the fastest there, and may not fit the "
@@ -34,7 +37,7 @@ TUNED_FOR_HOPPER = (
 IN_ANOTHER_ORDER = "Programs in another order give the same tiles."
 HIDDEN_ANYWAY = "The scores of these lanes are replaced by -inf before they are used."
 WEIGHT_0 = "What stands in these lanes is multiplied by a weight of 0."
-NOT_STORED = "Rows beyond the queries are computed and never stored, whatever stands in them."
+NOT_STORED = "Rows beyond the queries, or the group, are computed and never stored, whatever stands in them."
 FLOAT16_ALREADY = "Inputs are float16 here, so this changes no number. On a GPU it makes the product a slow one."
 AS_PLAIN_FLOAT16 = (
     "The plain implementation in float16, which sets the tolerance, rounds it too; a rounding for each tile or score "
@@ -80,7 +83,7 @@ EQUIVALENT = (
         _("4.7", "range(0, whole_end, BLOCK_N)", f"range(0, {end}, BLOCK_N)", "whole_end is a whole number of tiles.")
         for end in ("whole_end - 1", "whole_end // BLOCK_N * BLOCK_N")
     ),
-    _("4.7", "if MASKED:", "if True:", MASKED_TILES),
+    _("4.7 8.6", "if MASKED:", "if True:", MASKED_TILES),
     _("4.7", "if CAUSAL:", "if True:", IN_ANOTHER_ORDER, place=2),
     _("4.7", "if CAUSAL:", "if False:", IN_ANOTHER_ORDER, place=2),
     _("4.7", "tile = tl.num_programs(0) - 1 - tile", "pass", IN_ANOTHER_ORDER),
@@ -89,6 +92,8 @@ EQUIVALENT = (
         for unread in ("key_length, columns", "key_length, rows", "positions, key_length", "query_length, positions")
     ),
     _("4.7", SIZES, SIZES.replace("HEAD_DIM, BLOCK_N", "BLOCK_N, HEAD_DIM"), TUNED_FOR_HOPPER),
+    _("8.6", "tl.maximum(last - first, 0)", "(last - first)", NO_SPLIT_EMPTY),
+    _("8.6", "tl.maximum(last - first, 0)", "tl.maximum(last - first, 1)", NO_SPLIT_EMPTY),
     # ---- which GPU
     *(
         _("4.7", f"if {old}:", f"if {new}:", OTHER_TILES)
@@ -117,8 +122,13 @@ EQUIVALENT = (
     _("4.7", 'tiles = {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 2}', "pass", OTHER_TILES),
     _("4.7", "key.shape[2]", "value.shape[2]", SAME_NUMBER),
     # ---- offsets and types
-    _("4.7", ".to(tl.int64)", "", OFFSETS_OF_64_BITS),
-    _("4.7", "tl.int64", "tl.int32", OFFSETS_OF_64_BITS),
+    _("4.7 8.6", ".to(tl.int64)", "", OFFSETS_OF_64_BITS),
+    _("4.7 8.6", "tl.int64", "tl.int32", OFFSETS_OF_64_BITS),
+    *(
+        _("8.6", f"{one}_{kind}", f"{other}_{kind}", CONTIGUOUS)
+        for one, other in (("key", "value"), ("value", "key"))
+        for kind in ("stride", "head_stride", "batch_stride")
+    ),
     _("4.7", "(accumulator / total[:, None]).to(output_pointer.dtype.element_ty)", "(accumulator / total[:, None])",
       IMPLICIT_CAST),
     *(
@@ -144,7 +154,32 @@ EQUIVALENT = (
             "tl.where(running_sum == 0.0, 1.0, running_sum)",
         )
     ),
+    *(
+        _("8.6", load, f"({load}).to(tl.float16).to(tl.float32)", FLOAT16_ALREADY)
+        for load in (
+            "tl.load(value_pointers, mask=(keys < last)[:, None], other=0.0)",
+            'tl.load(value_pointers, eviction_policy="evict_first")',
+        )
+    ),
+    *(
+        _("8.6", value, f"({value}).to(tl.float16).to(tl.float32)", AS_PLAIN_FLOAT16)
+        for value in (
+            "tl.dot(query, tl.trans(key_tile))",
+            'tl.where((keys < last)[None, :], scores, float("-inf"))',
+            "tl.exp2(scores * scale_log2 - new_max[:, None])",
+            "tl.exp2(running_max - new_max)",
+            "column_sums * rescale[:, None] + weights",
+        )
+    ),
     # ---- lanes that do not count
+    *(
+        _("8.6", f"tl.load(key_pointers, mask=(keys < last)[:, None]{old}", f"tl.load(key_pointers, mask=(keys < last)[:, None]{new}", HIDDEN_ANYWAY)
+        for old, new in ((", other=0.0", ""), (", other=0.0", ", other=1.0"))
+    ),
+    _("8.6", "tl.load(value_pointers, mask=(keys < last)[:, None], other=0.0", "tl.load(value_pointers, mask=(keys < last)[:, None], other=1.0", WEIGHT_0),
+    _("8.6", "< GROUP)[:, None], other=0.0", "< GROUP)[:, None]", NOT_STORED),
+    _("8.6", "< GROUP)[:, None], other=0.0", "< GROUP)[:, None], other=1.0", NOT_STORED),
+    *(_("8.6", 'scores, float("-inf")', f"scores, {low}", A_KEY_IN_EVERY_TILE) for low in ("-1e30", "-1e4")),
     _("4.7", "visible & (keys[None, :] <= positions[:, None])", "(keys[None, :] <= positions[:, None])",
       "A key at or before a query's position is one that exists."),
     _("4.7", "visible & (keys[None, :] <= positions[:, None])",
