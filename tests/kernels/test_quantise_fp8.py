@@ -4,6 +4,7 @@ import math
 import pytest
 import torch
 
+from course_lib.bench.fp8 import quantised
 from course_lib.hardware.device import interpreting
 from course_lib.kernels.attention_reference import attention_reference
 from course_lib.kernels.quantise_fp8 import (
@@ -102,6 +103,22 @@ def test_the_rotation_pays_where_there_are_outliers_and_costs_nothing_where_ther
 
     assert worst_score(with_outliers, True) < worst_score(with_outliers, False) / 1.5
     assert worst_score(normal, True) < 1.25 * worst_score(normal, False)
+
+
+@needs_interpreter
+@pytest.mark.parametrize("length", [64, 130, 256])
+def test_one_scale_for_a_head_is_what_the_benchmark_compares_with(length):
+    query, key, value = (normal(1, 2, length, 64, seed=seed).half() for seed in range(3))
+    inputs = quantised(query, key, value, blocks=False, rotate=False)
+    usual = quantise_for_attention(query, key, value, rotate=False)
+    for made, meant in zip(inputs[:3], usual[:3]):
+        assert made.codes.shape == meant.codes.shape and made.scales.shape == meant.scales.shape
+        largest = made.scales.amax(dim=2, keepdim=True)
+        assert torch.equal(made.scales, largest.expand_as(made.scales))
+        torch.testing.assert_close(largest[..., 0], meant.scales.amax(dim=2))
+    restored = restored_rows(inputs.query, QUERY_ROWS), restored_values(inputs.value, length)
+    for meant, got in zip((query, value), restored):
+        assert (got - meant).norm() < 0.04 * meant.float().norm()
 
 
 @needs_interpreter
