@@ -1,0 +1,35 @@
+"""What must stand in the machine code of the Hopper kernels, and no result tells: read with exercise 9.6's answer."""
+import pytest
+
+from course_lib.checker.catalog import reference
+from course_lib.hardware.compiler import compile_many
+from course_lib.kernels import flash_attention_fp8
+from course_lib.kernels.flash_attention_hopper import THREE_CONSUMERS, TWO_CONSUMERS, compile_case
+
+CASES = {
+    "bf16, head dimension 128": compile_case(128, TWO_CONSUMERS[128], "bf16"),
+    "fp16, head dimension 64": compile_case(64, THREE_CONSUMERS, "fp16", keys_after="i32"),
+    "e4m3, head dimension 128": compile_case(128, flash_attention_fp8.ARRANGEMENTS[128], "fp8e4nv", keys_after="i32"),
+}
+
+
+@pytest.mark.slow
+def test_registers_move_and_exponentials_run_under_products():
+    """Without the first the consumers spill; without the second ptxas has moved a wait, and nothing overlaps."""
+    census, hidden = reference("9.6")
+    views = compile_many([{**case.requests()[0], "want_sass": True} for case in CASES.values()])
+    for (name, case), view in zip(CASES.items(), views):
+        sass = view.sass.replace("QGMMA", "HGMMA")  # the same instruction on 8-bit operands
+        products, registers, _spills = census(sass)
+        assert products > 0, name
+        for task in ("CONSUMER_REGISTERS", "PRODUCER_REGISTERS"):
+            assert case.constexprs[task] in registers, (name, registers)
+        # A tile's first block has no product before it; each loop over blocks that follows has.
+        loops = 2 if "keys_after" in case.signature else 1
+        share = loops / (loops + 1)
+        assert hidden(sass) >= 0.9 * share * view.sass.count("MUFU.EX2"), name
+
+
+def test_eight_bits_use_the_matrix_units_of_eight_bits():
+    view, = compile_many([{**CASES["e4m3, head dimension 128"].requests()[0], "want_sass": True}])
+    assert "QGMMA" in view.sass and "HGMMA" not in view.sass
