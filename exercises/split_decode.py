@@ -576,14 +576,14 @@ def fast_cases(draw):
         query, key, value, _ = cached(draw, query_heads, key_heads, head_dim, capacity, context, dtype=dtype)
         return Case(name, (query, key, value))
 
-    far = cached(draw, 2, 1, 64, [200], 200, dtype=torch.float16)
+    far = cached(draw, 2, 1, 64, [300], 300, dtype=torch.float16)
     cases = [
         case("1 sequence, 8/2 heads, 300 keys, float16", 1, 8, 2, 300, 64, torch.float16),
         case("3 sequences, 4/4 heads, 1 key, float16", 3, 4, 4, 1, 128, torch.float16),
         case("2 sequences, 32/2 heads, 5001 keys, float16", 2, 32, 2, 5001, 128, torch.float16),
         case("20 sequences, 8/8 heads, 200 keys, float16", 20, 8, 8, 200, 64, torch.float16),
-        Case("200 equal scores, values near 600, float16", (far[0] * 0, far[1], far[2] * 10 + 600)),
-        Case("all scores near -200, float16", (far[0] * 0.3 + 5.0, far[1] * 0.2 - 5.0, far[2])),
+        Case("300 equal scores, values near 600, float16", (far[0] * 0, far[1], far[2] * 10 + 600)),
+        Case("300 keys, all scores near -200, float16", (far[0] * 0.3 + 5.0, far[1] * 0.2 - 5.0, far[2])),
         # So many sequences that no GPU splits them: several tiles for a program.
         Case("80 sequences, 2/1 heads, 200 keys; scores fall, steeply for one, float16", _falling(draw, 80, 200, 64)),
     ]

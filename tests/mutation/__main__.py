@@ -21,7 +21,7 @@ from pathlib import Path
 
 from course_lib.checker import catalog
 from course_lib.hardware.device import prepare_triton
-from tests.mutation.equivalent import reason_for
+from tests.mutation.equivalent import always_passes, reason_for
 from tests.mutation.lines import keep
 from tests.mutation.submissions import right_ones, wrong_ones
 from tests.mutation.trial import SEEDS, Trial, all_mutants, program_of, remembered, run
@@ -65,7 +65,7 @@ def report(trials: list[Trial], missing: int) -> int:
             print(f"LUCKY, rejected after {passed} passes:", trial.mutant)
         if trial.error:
             print("JUDGE RAISED", trial.error, trial.mutant)
-        if trial.verdicts and not trial.survived and reason_for(trial.mutant):
+        if trial.verdicts and not trial.survived and always_passes(trial.mutant):
             print("REJECTED THOUGH EQUIVALENT:", trial.mutant, trial.verdicts[-1])
     print(f"\n{'exercise':10}{'mutants':>9}{'killed':>9}{'named':>9}{'lucky':>9}{'equivalent':>12}{'survivors':>11}")
     table = collections.defaultdict(list)

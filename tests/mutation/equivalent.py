@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tests.mutation import equivalents_00_to_04, equivalents_05_to_09, equivalents_of_races
 from tests.mutation.mutants import Mutant
-from tests.mutation.reasons import Equivalent
+from tests.mutation.reasons import ANYTHING, Equivalent
 
 EQUIVALENT = equivalents_00_to_04.EQUIVALENT + equivalents_05_to_09.EQUIVALENT + equivalents_of_races.EQUIVALENT
 
@@ -16,6 +16,11 @@ EQUIVALENT = equivalents_00_to_04.EQUIVALENT + equivalents_05_to_09.EQUIVALENT +
 def reason_for(mutant: Mutant) -> str:
     """Why a mutant may pass; "" when it may not."""
     return next((entry.why for entry in EQUIVALENT if entry.explains(mutant)), "")
+
+
+def always_passes(mutant: Mutant) -> bool:
+    """Whether the list says that this very change is no mistake, so that a rejection is a fault."""
+    return any(entry.explains(mutant) for entry in EQUIVALENT if entry.new != ANYTHING)
 
 
 def stale(mutants: list[Mutant]) -> list[tuple[str, Equivalent]]:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from tests.mutation.reasons import (
     A_CONDITION,
-    ANOTHER_BLOCK,
     ANY_REFERENCE,
+    ANYTHING,
+    DEFAULT_DTYPE,
     FIRST_RESCALING,
     IMPLICIT_CAST,
     LOW_ENOUGH,
     NOT_THE_MAXIMUM,
     OFFSETS_OF_64_BITS,
+    ONE_DIMENSION,
     REFUSED_BY_COMPILERS,
     SAME_NUMBER,
     STARTS_EXACT,
@@ -26,6 +28,10 @@ NEVER_LESS = "The bound that is left out is never the smaller one: the first row
 A_KEY_IN_EVERY_TILE = "Every tile that is looked at has a key, and no score comes near: exp of the difference is 0."
 CONTIGUOUS = "Keys and values are contiguous and of one shape here, so their strides are the same."
 NO_SPLIT_EMPTY = "The launcher cuts so that every split has a key."
+NO_KEY_NO_CHANGE = "A further tile without a key changes neither maximum nor sums, as one with keys came before it."
+OTHER_SPLITS = (
+    "Any number of splits, and any length of them that is whole tiles and covers the context, gives the same numbers."
+)
 NOT_READ = "Where MASKED is False, fast_step does not read these."
 OTHER_TILES = (
     "Which tiles a GPU gets changes no number. Those of one kind of GPU are the fastest there, and may not fit the "
@@ -44,6 +50,7 @@ AS_PLAIN_FLOAT16 = (
     "is no more than the output's own. Weights are at most 1, so their sum stays below 65,504."
 )
 
+LAST = "mask=(keys < last)[:, None]"
 SIZES = "running_max, running_sum, accumulator, scale_log2, HEAD_DIM, BLOCK_N"
 STEP = "query, key_pointer, value_pointer, key_stride, value_stride, first_key, key_length, positions"
 END = "tl.minimum(key_length, tl.maximum(first_query + BLOCK_M + offset, 0))"
@@ -94,33 +101,34 @@ EQUIVALENT = (
     _("4.7", SIZES, SIZES.replace("HEAD_DIM, BLOCK_N", "BLOCK_N, HEAD_DIM"), TUNED_FOR_HOPPER),
     _("8.6", "tl.maximum(last - first, 0)", "(last - first)", NO_SPLIT_EMPTY),
     _("8.6", "tl.maximum(last - first, 0)", "tl.maximum(last - first, 1)", NO_SPLIT_EMPTY),
-    # ---- which GPU
     *(
-        _("4.7", f"if {old}:", f"if {new}:", OTHER_TILES)
-        for old, news in (
-            (
-                "capability < (8, 0)",
-                ("False", "True", "capability < (0, 8)", "capability < (7, 0)", "capability < (8, 1)",
-                 "capability < (9, 0)", "capability <= (8, 0)", "capability > (8, 0)"),
-            ),
-            (
-                "head_dim == 64",
-                ("False", "True", "head_dim != 64", "head_dim == 32", "head_dim == 63", "head_dim == 65"),
-            ),
-            (
-                "capability == (9, 0)",
-                ("False", "True", "capability != (9, 0)", "capability == (0, 9)", "capability == (10, 0)",
-                 "capability == (8, 0)", "capability == (9, 1)"),
-            ),
-        )
-        for new in news
-    ),  # fmt: skip
-    *(
-        _("4.7", f'"{block}": {size}', f'"{block}": {size // 2}', ANOTHER_BLOCK)
-        for block, size in (("BLOCK_M", 32), ("BLOCK_N", 32), ("BLOCK_M", 128), ("BLOCK_N", 64), ("BLOCK_N", 128))
+        _("8.6", "range(first, whole, BLOCK_N)", f"range(first, {end}, BLOCK_N)", "Both ends are multiples of a tile.")
+        for end in ("whole - 1", "whole // BLOCK_N * BLOCK_N")
     ),
-    _("4.7", 'tiles = {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 2}', "pass", OTHER_TILES),
+    _("8.6", "if whole < last:", "if True:", NO_KEY_NO_CHANGE),
+    _("8.6", "if whole < last:", "if whole <= last:", NO_KEY_NO_CHANGE),
+    _("8.6", "key_stride, value_stride", "value_stride, key_stride", CONTIGUOUS),
+    _(
+        "8.6",
+        "splits = triton.cdiv(context, split_length) ; outputs = torch.empty(splits, batch, query_heads, head_dim, "
+        "dtype=torch.float32, device=query.device)",
+        "outputs = torch.empty(splits, batch, query_heads, head_dim, dtype=torch.float32, device=query.device) ; "
+        "splits = triton.cdiv(context, split_length)",
+        "More room than is needed: a split's place does not depend on how many there are.",
+    ),
+    # ---- what a launcher chooses
+    *(
+        _("4.7", line, ANYTHING, OTHER_TILES)
+        for line in ("if capability < (8, 0):", "elif head_dim == 64:", "elif capability == (9, 0):", "tiles = {")
+    ),
+    *(
+        _("8.6", line, ANYTHING, OTHER_TILES)
+        for line in ("if capability in ((8, 0), (9, 0), (10, 0)):", "elif capability >= (8, 0):", "tiles = {")
+    ),
+    *(_("8.6", line, ANYTHING, OTHER_SPLITS) for line in ("splits = max(1,", "split_length =")),
     _("4.7", "key.shape[2]", "value.shape[2]", SAME_NUMBER),
+    _("8.6", "key.shape[1:3]", "value.shape[1:3]", SAME_NUMBER),
+    _("8.6", "output.to(output_pointer.dtype.element_ty)", "output", IMPLICIT_CAST),
     # ---- offsets and types
     _("4.7 8.6", ".to(tl.int64)", "", OFFSETS_OF_64_BITS),
     _("4.7 8.6", "tl.int64", "tl.int32", OFFSETS_OF_64_BITS),
@@ -136,8 +144,14 @@ EQUIVALENT = (
         for start in ('[BLOCK_M], float("-inf")', "[BLOCK_M]", "[BLOCK_M, HEAD_DIM]")
     ),
     *(
-        _("4.7", zeros, f"({zeros}).to(tl.float16).to(tl.float32)", STARTS_EXACT)
-        for zeros in ("tl.zeros([BLOCK_M], tl.float32)", "tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)")
+        _("8.6", f"{start}, tl.float32)", f"{start}, tl.float16)", REFUSED_BY_COMPILERS)
+        for start in ('[BLOCK_G], float("-inf")', "[BLOCK_G, BLOCK_N]", "[BLOCK_G, HEAD_DIM]")
+    ),
+    *(
+        _(exercise, f"tl.zeros({size}, tl.float32)", f"(tl.zeros({size}, tl.float32)).to(tl.float16).to(tl.float32)",
+          STARTS_EXACT)
+        for exercise, size in (("4.7", "[BLOCK_M]"), ("4.7", "[BLOCK_M, HEAD_DIM]"), ("8.6", "[BLOCK_G, BLOCK_N]"),
+                               ("8.6", "[BLOCK_G, HEAD_DIM]"))
     ),
     *(
         _("4.7", load, f"({load}).to(tl.float16).to(tl.float32)", FLOAT16_ALREADY)
@@ -157,7 +171,7 @@ EQUIVALENT = (
     *(
         _("8.6", load, f"({load}).to(tl.float16).to(tl.float32)", FLOAT16_ALREADY)
         for load in (
-            "tl.load(value_pointers, mask=(keys < last)[:, None], other=0.0)",
+            f"tl.load(value_pointers, {LAST}, other=0.0)",
             'tl.load(value_pointers, eviction_policy="evict_first")',
         )
     ),
@@ -169,14 +183,30 @@ EQUIVALENT = (
             "tl.exp2(scores * scale_log2 - new_max[:, None])",
             "tl.exp2(running_max - new_max)",
             "column_sums * rescale[:, None] + weights",
+            "tl.sum(column_sums, axis=1)",
+            'tl.load(lses_pointer + partial_rows, mask=present, other=float("-inf"))',
+            "tl.load(outputs_pointer + partial_offsets, mask=present[:, None], other=0.0)",
+            "tl.exp2(lses - tl.max(lses, axis=0))",
+            "tl.sum(weights[:, None] * parts, axis=0) / tl.sum(weights, axis=0)",
         )
+    ),
+    _("8.6", "dtype=torch.float32, device", "device", DEFAULT_DTYPE),
+    _(
+        "8.6",
+        "head_dim, dtype=torch.float32",
+        "head_dim, dtype=torch.float16",
+        "A split's output is an average of values in float16: rounded to it, it errs as much as the output itself.",
     ),
     # ---- lanes that do not count
     *(
-        _("8.6", f"tl.load(key_pointers, mask=(keys < last)[:, None]{old}", f"tl.load(key_pointers, mask=(keys < last)[:, None]{new}", HIDDEN_ANYWAY)
-        for old, new in ((", other=0.0", ""), (", other=0.0", ", other=1.0"))
+        _("8.6", f"tl.load({pointers}, {LAST}, other=0.0", f"tl.load({pointers}, {LAST}{other}", why)
+        for pointers, other, why in (
+            ("key_pointers", "", HIDDEN_ANYWAY),
+            ("key_pointers", ", other=1.0", HIDDEN_ANYWAY),
+            ("value_pointers", ", other=1.0", WEIGHT_0),
+        )
     ),
-    _("8.6", "tl.load(value_pointers, mask=(keys < last)[:, None], other=0.0", "tl.load(value_pointers, mask=(keys < last)[:, None], other=1.0", WEIGHT_0),
+    _("8.6", "mask=present[:, None], other=0.0", "mask=present[:, None], other=1.0", WEIGHT_0),
     _("8.6", "< GROUP)[:, None], other=0.0", "< GROUP)[:, None]", NOT_STORED),
     _("8.6", "< GROUP)[:, None], other=0.0", "< GROUP)[:, None], other=1.0", NOT_STORED),
     *(_("8.6", 'scores, float("-inf")', f"scores, {low}", A_KEY_IN_EVERY_TILE) for low in ("-1e30", "-1e4")),
@@ -192,6 +222,18 @@ EQUIVALENT = (
     _("4.7", "mask=inside, other=0.0", "mask=inside", NOT_STORED),
     _("4.7", "mask=inside, other=0.0", "mask=inside, other=1.0", NOT_STORED),
     # ---- maxima and sums
+    _("8.6", '[BLOCK_G], float("-inf")', "[BLOCK_G], -1e30", LOW_ENOUGH),
+    _("8.6", '[BLOCK_G], float("-inf")', "[BLOCK_G], -1e4", LOW_ENOUGH),
+    *(
+        _("8.6", 'mask=present, other=float("-inf")', f"mask=present, other={low}", LOW_ENOUGH)
+        for low in ("-1e30", "-1e4")
+    ),
+    *(
+        _("8.6", f"tl.zeros({size}, tl.float32)", f"tl.full({size}, 1.0, tl.float32)", FIRST_RESCALING)
+        for size in ("[BLOCK_G, BLOCK_N]", "[BLOCK_G, HEAD_DIM]")
+    ),
+    _("8.6", "tl.max(lses, axis=0)", "tl.max(lses)", ONE_DIMENSION),
+    _("8.6", "tl.sum(weights, axis=0)", "tl.sum(weights)", ONE_DIMENSION),
     _("4.7", '[BLOCK_M], float("-inf")', "[BLOCK_M], -1e30", LOW_ENOUGH),
     _("4.7", '[BLOCK_M], float("-inf")', "[BLOCK_M], -1e4", LOW_ENOUGH),
     _("4.7", "tl.zeros([BLOCK_M], tl.float32)", "tl.full([BLOCK_M], 1.0, tl.float32)", FIRST_RESCALING),

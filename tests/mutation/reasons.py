@@ -42,13 +42,17 @@ DEFAULT_DTYPE = "torch.empty makes float32 by default."
 IN_ANY_ORDER = "The two statements do not depend on each other."
 
 
+ANYTHING = "…"
+
+
 @dataclass(frozen=True)
 class Equivalent:
     """In some exercises, `old` may be written as `new`.
 
     Attributes:
         exercises: their ids.
-        old, new: a piece of the changed line before and after; of several lines joined by " ; ".
+        old, new: a piece of the changed line before and after; of several lines joined by " ; ". ANYTHING as new is
+            for a line that only chooses among right ways: what it becomes may fail, but if it passes, it is right.
         why: why the answer stays right, or why no check can tell.
         place: where the same line stands several times, which of them this is true of, from 1; 0 for all.
     """
@@ -63,6 +67,8 @@ class Equivalent:
         """Whether this is the mutant's change."""
         if mutant.exercise not in self.exercises or self.place not in (0, mutant.occurrence + 1):
             return False
+        if self.new == ANYTHING:
+            return self.old in mutant.before
         place = mutant.before.find(self.old)
         while place >= 0:
             if mutant.before[:place] + self.new + mutant.before[place + len(self.old) :] == mutant.after:

@@ -14,7 +14,7 @@ from course_lib.hardware.device import machine
 from tests.mutation.equivalent import EQUIVALENT, reason_for, stale
 from tests.mutation.lines import keep, kept, spread
 from tests.mutation.mutants import mutants_of
-from tests.mutation.reasons import entry
+from tests.mutation.reasons import ANYTHING, entry
 from tests.mutation.submissions import Check, right_ones
 from tests.mutation.trial import all_mutants, tried
 from tests.mutation.without_gpu import judge_here, judged_here
@@ -93,6 +93,12 @@ def test_an_entry_may_speak_of_one_place_alone():
         entry("9.9", "a + b", "a - b", "an example", place).explains(m) for place in (0, 1, 2) for m in mutants
     ]
     assert explained == [True, True, True, False, False, True]
+
+
+def test_a_line_that_only_chooses_may_become_anything_that_passes():
+    chooses = entry("9.9", "range(0, limit, 16)", ANYTHING, "an example")
+    explained = {mutant.before for mutant in mutants_of("9.9", ANSWER) if chooses.explains(mutant)}
+    assert explained == {"for start in range(0, limit, 16):"}
 
 
 def test_a_run_goes_on_from_what_it_kept(tmp_path, capsys):
