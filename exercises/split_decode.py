@@ -578,7 +578,7 @@ def fast_cases(draw):
 
     far = cached(draw, 2, 1, 64, [300], 300, dtype=torch.float16)
     cases = [
-        case("1 sequence, 8/2 heads, 300 keys, float16", 1, 8, 2, 300, 64, torch.float16),
+        case("1 sequence, 40/2 heads, 300 keys, float16: more rows than 16", 1, 40, 2, 300, 64, torch.float16),
         case("3 sequences, 4/4 heads, 1 key, float16", 3, 4, 4, 1, 128, torch.float16),
         case("2 sequences, 32/2 heads, 5001 keys, float16", 2, 32, 2, 5001, 128, torch.float16),
         case("20 sequences, 8/8 heads, 200 keys, float16", 20, 8, 8, 200, 64, torch.float16),

@@ -116,8 +116,8 @@ EQUIVALENT = (
     # ---- blocks
     _("5.3", "BLOCK_T = 16", "BLOCK_T = 8", ANOTHER_BLOCK),
     _("7.5 8.2 8.5", "BLOCK_N=64", "BLOCK_N=32", ANOTHER_BLOCK),
-    _("7.5 8.2 8.5", "max(16, triton", "max(8, triton", ROWS_OF_ANY_NUMBER),
-    _("7.5 8.2 8.5", "max(16, triton.next_power_of_2(group))", "triton.next_power_of_2(group)", ROWS_OF_ANY_NUMBER),
+    _("7.5 8.2 8.5 8.6", "max(16, triton", "max(8, triton", ROWS_OF_ANY_NUMBER),
+    _("7.5 8.2 8.5 8.6", "max(16, triton.next_power_of_2(group))", "triton.next_power_of_2(group)", ROWS_OF_ANY_NUMBER),
     # ---- offsets
     _("5.3 6.4 6.5 7.5 8.2 8.5", ".to(tl.int64)", "", OFFSETS_OF_64_BITS),
     _("5.3 6.4 6.5 7.5 8.2 8.5", "tl.int64", "tl.int32", OFFSETS_OF_64_BITS),

@@ -107,6 +107,14 @@ EQUIVALENT = (
     ),
     _("8.6", "if whole < last:", "if True:", NO_KEY_NO_CHANGE),
     _("8.6", "if whole < last:", "if whole <= last:", NO_KEY_NO_CHANGE),
+    *(
+        _("8.6", "*key.stride()[:3], *value.stride()[:3]", strides, CONTIGUOUS)
+        for strides in (
+            "*value.stride()[:3], *value.stride()[:3]",
+            "*key.stride()[:3], *key.stride()[:3]",
+            "*value.stride()[:3], *key.stride()[:3]",
+        )
+    ),
     _("8.6", "key_stride, value_stride", "value_stride, key_stride", CONTIGUOUS),
     _(
         "8.6",
