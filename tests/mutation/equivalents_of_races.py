@@ -247,10 +247,10 @@ EQUIVALENT = (
     _("4.7", "tl.zeros([BLOCK_M], tl.float32)", "tl.full([BLOCK_M], 1.0, tl.float32)", FIRST_RESCALING),
     _("4.7", 'float("-inf"), 0.0, new_max', 'float("-inf"), 1.0, new_max', ANY_REFERENCE),
     *(
-        _("4.7", maximum, f"({maximum}).to(tl.float16).to(tl.float32)", NOT_THE_MAXIMUM)
-        for maximum in (
-            "tl.maximum(running_max, tl.max(scores, axis=1) * scale_log2)",
-            'tl.where(new_max == float("-inf"), 0.0, new_max)',
+        _(exercises, maximum, f"({maximum}).to(tl.float16).to(tl.float32)", NOT_THE_MAXIMUM)
+        for exercises, maximum in (
+            ("4.7 8.6", "tl.maximum(running_max, tl.max(scores, axis=1) * scale_log2)"),
+            ("4.7", 'tl.where(new_max == float("-inf"), 0.0, new_max)'),
         )
     ),
 )  # fmt: skip
