@@ -30,9 +30,9 @@ def live_oracle(key_rows, head_dim, item_bytes):
     return key_rows * (4 + item_bytes) // 8 + head_dim * 4 // 8
 
 
-def consumer_oracle(consumers, producer):
+def consumer_oracle(consumers, producer, *, most=256, step=8):
     left = (consumers + 1) * starting_oracle(consumers + 1) - producer
-    return min(256, left // consumers // 8 * 8)
+    return min(most, left // consumers // step * step)
 
 
 def register_cases(draw):
@@ -175,6 +175,11 @@ REGISTER_SHARES = Exercise(
             result=_only(3, lambda keys, dim, item: keys * (4 + item) // 8 + dim * item // 8),
         ),
         Mistake(
+            "bytes_for_registers",
+            "You counted bytes. A register holds four of them.",
+            result=_only(3, lambda keys, dim, item: 4 * live_oracle(keys, dim, item)),
+        ),
+        Mistake(
             "rows_of_the_tile",
             "You spread the 64 rows of a group over 64 threads, or took 128 rows for 128 threads: a register too many "
             "for each. A group's 64 rows are held by 128 threads.",
@@ -189,6 +194,16 @@ REGISTER_SHARES = Exercise(
                     256, (consumers * starting_oracle(consumers) - producer) // consumers // 8 * 8
                 ),
             ),
+        ),
+        Mistake(
+            "share_not_capped",
+            "One consumer was given more registers than a thread can name: 256 is the most.",
+            result=_only(2, lambda consumers, producer: consumer_oracle(consumers, producer, most=10**6)),
+        ),
+        Mistake(
+            "share_no_multiple_of_eight",
+            "What a consumer gets is not rounded down to a multiple of 8. `setmaxnreg` takes multiples of 8 only.",
+            result=_only(2, lambda consumers, producer: consumer_oracle(consumers, producer, step=1)),
         ),
         Mistake(
             "shared_pool_of_the_chip",
@@ -430,8 +445,12 @@ CYCLES = Exercise(
     mistakes=(
         Mistake(
             "one_product",
-            "Half of the FLOPs are missing: there are two products, Q Kᵀ and P V, and each multiply-add is two FLOPs.",
-            result=_only(5, lambda m, n, d, f, e: (2 * m * n * d / f, m * n / e)),
+            "Half of the FLOPs are missing: there are two products, Q Kᵀ and P V, and each multiply-add is two FLOPs. "
+            "That makes 4 · head_dim for each score, in tile_cycles and in the balance.",
+            result=(
+                _only(5, lambda m, n, d, f, e: (2 * m * n * d / f, m * n / e)),
+                _only(2, lambda f, e: f / (2 * e)),
+            ),
         ),
         Mistake(
             "exponentials_of_the_output",
@@ -480,11 +499,6 @@ CYCLES = Exercise(
                     exponentials / (max(products, exponentials) if overlapped else products + exponentials)
                 )
             ),
-        ),
-        Mistake(
-            "balance_of_one_product",
-            "The balance counts one product of 2 · head_dim FLOPs for each score. There are two: 4 · head_dim.",
-            result=_only(2, lambda f, e: f / (2 * e)),
         ),
         Mistake(
             "balance_upside_down",

@@ -27,15 +27,19 @@ def census_oracle(text, *, spills=("STL", "LDL"), changes=("DEALLOC", "TRY_ALLOC
 
 
 def hidden_oracle(
-    text, *, exponential=("MUFU.EX2",), waits="WARPGROUP.DEPBAR", waits_for_all=False, ignore_waits=False
+    text,
+    *,
+    exponential=("MUFU.EX2",),
+    waits="WARPGROUP.DEPBAR",
+    left_by_a_wait=min,
+    closes_a_group=lambda operands: "gsb0" in operands,
 ):
     in_flight = hidden = 0
     for name, operands in instructions(text):
         if name.split(".")[0] == "HGMMA":
-            in_flight += "gsb0" in operands
-        elif waits in name and not ignore_waits:
-            left = int(operands.split(",")[-1], 16)
-            in_flight = 0 if waits_for_all else min(in_flight, left)
+            in_flight += closes_a_group(operands)
+        elif waits in name:
+            in_flight = left_by_a_wait(in_flight, int(operands.split(",")[-1], 16))
         elif name.startswith(exponential):
             hidden += in_flight > 0
     return hidden
@@ -158,6 +162,12 @@ def _all_exponentials(case, seen, got):
     return case.entry == "hidden_exponentials" and got == every != hidden_oracle(case.args[0])
 
 
+def _digits_only(case, seen, got):
+    """Of 0xf0 and 0x18 only decimal digits were taken: the first ones, 0 and 0, or the last ones, 0 and 18."""
+    ends = (lambda text: int(re.match(r"\d+", text)[0]), lambda text: int(re.search(r"\d+$", text)[0]))
+    return any(census_mistake(number=number)(case, seen, got) for number in ends)
+
+
 READING = Exercise(
     id="9.6",
     title="Reading the machine code",
@@ -212,6 +222,13 @@ READING = Exercise(
             every=True,
         ),
         Mistake(
+            "numbers_read_as_decimal",
+            "The registers are hexadecimal: 0x18 is 24, and neither 0 nor 18. Take all of it, letters too, and read it "
+            "by int(text, 16).",
+            when=_digits_only,
+            every=True,
+        ),
+        Mistake(
             "any_barrier_taken",
             "DEPBAR.LE SB0 was taken for a wait for products. It waits for loads and the like; products are waited "
             "for by WARPGROUP.DEPBAR.LE gsb0.",
@@ -222,14 +239,28 @@ READING = Exercise(
             "waits_for_all",
             "Each wait was taken for a wait for all products. Its last operand says how many groups may still run: "
             "after 0x1 one product goes on.",
-            when=hidden_mistake(waits_for_all=True),
+            when=hidden_mistake(left_by_a_wait=lambda in_flight, allowed: 0),
+            every=True,
+        ),
+        Mistake(
+            "wait_sets_the_count",
+            "After a wait with N, N products were taken to be in flight. It waits until at most N are, and there may "
+            "have been fewer, even none: min(in_flight, N).",
+            when=hidden_mistake(left_by_a_wait=lambda in_flight, allowed: allowed),
+            every=True,
+        ),
+        Mistake(
+            "open_group_counted",
+            "An HGMMA without gsb0 was counted as a group in flight. Several make one product; the one that has gsb0 "
+            "among its operands closes the group, and a wait knows only closed ones.",
+            when=hidden_mistake(closes_a_group=lambda operands: True),
             every=True,
         ),
         Mistake(
             "waits_ignored",
             "Every exponential after the first product was counted. After WARPGROUP.DEPBAR.LE gsb0, 0x0 no product "
             "runs any more.",
-            when=hidden_mistake(ignore_waits=True),
+            when=hidden_mistake(left_by_a_wait=lambda in_flight, allowed: in_flight),
             every=True,
         ),
         Mistake(

@@ -179,5 +179,13 @@ RING = Exercise(
             "loads.",
             result=played(copies=lambda blocks: range(blocks - 1)),
         ),
+        Mistake(
+            "consumers_wait_for_ever",
+            "The producer has come to its end, and a consumer waits at ready[buffer] for a parity that will not come. "
+            "Play one buffer by hand: when use n has landed, phase n of ready[buffer] is complete, and the consumer "
+            "wants the parity n & 1 with n = block // stages. The producer, who waits for use n - 1 to be over, wants "
+            "the other one.",
+            when=lambda case, seen, got: isinstance(got, dict) and got["ending"].startswith("deadlock: consumer"),
+        ),
     ),
 )

@@ -41,6 +41,9 @@ RING_WRONG = {
         "9.1",
         (f"(blocks):\n        {BUFFER}\n        yield {ASK}", f"(blocks - 1):\n        {BUFFER}\n        yield {ASK}"),
     ),
+    "consumers_wait_for_ever": changed(
+        "9.1", (ASK, '"wait", "free", buffer, 1'), (READY, '"wait", "ready", buffer, block & 1')
+    ),
 }  # fmt: skip
 
 COUNTERS_FLIPPED = """# Exercise 9.1 · The phases of a ring
@@ -115,7 +118,11 @@ REGISTERS_WRONG = {
     "weights_forgotten": changed("9.2", ("(4 + item_bytes)", "4")),
     "weights_in_float32": changed("9.2", ("(4 + item_bytes)", "8")),
     "accumulator_in_item_bytes": changed("9.2", ("head_dim * 4", "head_dim * item_bytes")),
+    "bytes_for_registers": changed("9.2", ("tile_bytes // (128 * 4)", "tile_bytes // 128")),
     "rows_of_the_tile": changed("9.2", ("tile_bytes = 64 *", "tile_bytes = 128 *")),
+    "share_not_capped": changed("9.2", ("min(256, (pool - producer) // consumers // 8 * 8)",
+                                        "(pool - producer) // consumers // 8 * 8")),
+    "share_no_multiple_of_eight": changed("9.2", ("consumers // 8 * 8", "consumers")),
     "producer_not_counted": changed("9.2", (POOL, "pool = consumers * starting_registers(consumers)")),
     "shared_pool_of_the_chip": changed("9.2", (POOL, "pool = 512")),
 }
@@ -195,6 +202,10 @@ OWN_TIMES = ("products, exponentials = tile_cycles(1, 1, head_dim, flops_per_cyc
 
 CYCLES_WRONG = {
     "one_product": changed("9.4", (PAIR, PAIR.replace("4 *", "2 *")), OWN_TIMES),
+    "one_product__and_all_that_follows": changed(
+        "9.4", (PAIR, PAIR.replace("4 *", "2 *")), (BALANCED, "flops_per_cycle / (2 * exps_per_cycle)")
+    ),
+    "one_product__in_the_balance": changed("9.4", (BALANCED, "flops_per_cycle / (2 * exps_per_cycle)")),
     "exponentials_of_the_output": changed(
         "9.4", (PAIR, PAIR.replace("scores / exps", "query_rows * head_dim / exps")), OWN_TIMES
     ),
@@ -206,7 +217,6 @@ CYCLES_WRONG = {
     "always_hidden": changed("9.4", (SHARE, "1.0 if overlapped else products / (products + exponentials)")),
     "longer_where_in_turn": changed("9.4", (SHARE, "products / max(products, exponentials)")),
     "share_of_the_exponentials": changed("9.4", ("return products / (max", "return exponentials / (max")),
-    "balance_of_one_product": changed("9.4", (BALANCED, "flops_per_cycle / (2 * exps_per_cycle)")),
     "balance_upside_down": changed("9.4", (BALANCED, "4 * exps_per_cycle / flops_per_cycle")),
 }
 
@@ -316,9 +326,15 @@ READING_WRONG = {
     "requests_only": changed("9.6", (r"USETMAXREG\S*", r"USETMAXREG\.TRY_ALLOC\S*")),
     "releases_only": changed("9.6", (r"USETMAXREG\S*", r"USETMAXREG\.DEALLOC\S*")),
     "numbers_left_as_text": changed("9.6", ("[int(count, 16) for count in registers]", "registers")),
+    "numbers_read_as_decimal": changed("9.6", (r"(0x[0-9a-f]+)\s*;", r"(\d+)\s*;"), ("int(count, 16)", "int(count)")),
+    "numbers_read_as_decimal__the_first_digits": changed(
+        "9.6", (r"(0x[0-9a-f]+)\s*;", r"(\d+)x"), ("int(count, 16)", "int(count)")
+    ),
     "any_barrier_taken": changed("9.6", (r"WARPGROUP\.DEPBAR\.LE gsb0, ", r"DEPBAR\.LE \S+, ")),
     "waits_for_all": changed("9.6", (FLIGHT, "in_flight = 0")),
+    "wait_sets_the_count": changed("9.6", (FLIGHT, "in_flight = int(wait[1], 16)")),
     "waits_ignored": changed("9.6", (FLIGHT, "pass")),
+    "open_group_counted": changed("9.6", (' and "gsb0" in line', "")),
     "every_special_function": changed("9.6", ('"MUFU.EX2" in line', '"MUFU" in line')),
     "all_exponentials": changed("9.6", (EXP, '"MUFU.EX2" in line')),
 }
