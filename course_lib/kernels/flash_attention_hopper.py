@@ -157,7 +157,12 @@ def ask_for_output(weights, accumulator, value_tiles, blocks_done):
 @gluon.jit
 def step(query, buffers, barriers, turns, blocks_done, block, query_positions, key_length, band, scaling, weights,
          softmax_state, accumulator, MASKED: gl.constexpr, TURNS: gl.constexpr):
-    """One block of keys: its scores and softmax, while the product of the block before it is under way."""
+    """One block of keys: its scores and softmax, while the product of the block before it is under way.
+
+    weights are those of the block before, [64, BLOCK_N] as `kept_weights` keeps them; softmax_state is running_max [64]
+    and running_sum [64, 4]. Returns weights and state of this block, and the accumulator [64, HEAD_DIM], to which the
+    block before has been added.
+    """
     _query_tiles, key_tiles, value_tiles, _output_tiles = buffers
     _query_ready, _query_free, _key_ready, key_free, value_ready, value_free, _turns = barriers
     my_turn, next_turn = turns

@@ -32,27 +32,30 @@ class Arrangement(NamedTuple):
                 "TURNS": self.turns, "CONSUMER_REGISTERS": consumer, "PRODUCER_REGISTERS": producer}  # fmt: skip
 
 
-def descriptor(tensor: torch.Tensor, rows: int, block_d: int) -> TensorDescriptor:
-    """What the copy engine needs to know of a [batch, heads, length, head_dim] tensor moved in tiles of `rows` rows."""
-    known = copy(descriptor_like(tensor.shape, tensor.stride(), tensor.dtype, rows, block_d))
+def descriptor(tensor: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """What the copy engine needs to know of a tensor that moves in tiles [1, 1, rows, columns].
+
+    The tensor is [batch, heads, length, head_dim], or, for 8-bit values, transposed: [batch, heads, head_dim, places].
+    """
+    known = copy(descriptor_like(tensor.shape, tensor.stride(), tensor.dtype, rows, columns))
     known.base = tensor
     return known
 
 
 @functools.lru_cache(1024)
-def descriptor_like(shape, strides, dtype, rows, block_d) -> TensorDescriptor:
+def descriptor_like(shape, strides, dtype, rows, columns) -> TensorDescriptor:
     """A descriptor for tensors like this, checked once and not at every launch; its own tensor is a stand-in."""
     # A dimension of size 1 is never stepped over; its stride may be anything, but the engine wants one that it knows.
-    strides = [stride if size > 1 else block_d for size, stride in zip(shape[:3], strides)]
-    layout = tile_layout(rows, block_d, dtype)
-    return TensorDescriptor(torch.empty(1, dtype=dtype), list(shape), [*strides, 1], [1, 1, rows, block_d], layout)
+    strides = [stride if size > 1 else columns for size, stride in zip(shape[:3], strides)]
+    layout = tile_layout(rows, columns, dtype)
+    return TensorDescriptor(torch.empty(1, dtype=dtype), list(shape), [*strides, 1], [1, 1, rows, columns], layout)
 
 
 @functools.cache
-def tile_layout(rows: int, block_d: int, dtype: torch.dtype):
+def tile_layout(rows: int, columns: int, dtype: torch.dtype):
     """How a tile lies in shared memory: as wgmma reads it and the copy engine writes it, its banks swizzled."""
     element = GLUON_DTYPES[dtype]
-    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, block_d], element)
+    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, columns], element)
 
 
 @functools.cache
@@ -69,6 +72,7 @@ def ticket_counter(device: torch.device) -> torch.Tensor:
 
 @functools.cache
 def stream_counter(device: torch.device, _stream: int) -> torch.Tensor:
+    """A stream's own counter: kernels of one stream follow each other, those of two may run at once."""
     return torch.zeros(1, dtype=torch.int32, device=device)
 
 

@@ -9,8 +9,8 @@ does not: of each 16 columns thread t, of four, has 2t, 2t + 1, 2t + 8 and 2t + 
 does not mind the order of the keys. So the weights stay where they are, under other names, and `quantise_fp8` puts the
 values into that order.
 
-8-bit numbers are codes: times a scale for each block of queries and of keys and for each channel of values. None of
-these costs the loop over keys more than a multiplication.
+8-bit numbers are codes: times a scale for each block of queries and of keys and for each channel of values. All that
+this adds to the loop over keys is, for each block, the load of one number and one multiplication of it.
 """
 from course_lib.kernels.gluon_compat import fence_async_shared, gl, gluon, load_tile, store_tile
 
@@ -22,7 +22,7 @@ QUERIES_OF_A_SCALE, KEYS_OF_A_SCALE = gl.constexpr(64), gl.constexpr(128)
 
 @gluon.constexpr_function
 def weight_exponent(dtype):
-    """The power of 2 that the largest weight of a row is; it cancels in the end."""
+    """The exponent of a row's largest weight as a power of 2; the factor cancels in the end."""
     return FP8_EXPONENT if dtype.primitive_bitwidth == 8 else 0
 
 
@@ -31,7 +31,7 @@ def query_operand(query_tiles, buffer):
     """A consumer's queries as the left operand of Q Kᵀ, [64, HEAD_DIM]."""
     if query_tiles.dtype.primitive_bitwidth == 8:
         # The compiler must not recognise the buffer from one loop to the next: ptxas 12.8 computes an address that
-        # three loops share before the first of them, and leaves it undefined where that one has no turns.
+        # three loops share before the first of them, and leaves it undefined where that one's body never runs.
         buffer = unknown(buffer)
     return query_tiles.index(buffer).reshape([query_tiles.shape[3], query_tiles.shape[4]])
 
@@ -44,7 +44,7 @@ def unknown(number):
 
 @gluon.jit
 def load_values(values, batch_index, key_head, first_key, ready, tile):
-    """Asks for a block of values, [BLOCK_N, HEAD_DIM] or in 8 bits [HEAD_DIM, BLOCK_N]; returns its tile."""
+    """Asks for a tile of values, [BLOCK_N, HEAD_DIM] or in 8 bits [HEAD_DIM, BLOCK_N], and returns the tile."""
     if values.dtype.primitive_bitwidth == 8:
         load_tile(values, [batch_index, key_head, 0, first_key], ready, tile)
     else:
@@ -55,7 +55,7 @@ def load_values(values, batch_index, key_head, first_key, ready, tile):
 @gluon.jit
 def right_operand(value_tile):
     """A block of values [1, 1, ..] in shared memory as the right operand of P V, [BLOCK_N, HEAD_DIM]."""
-    operand = value_tile.reshape([value_tile.shape[2], value_tile.shape[3]])
+    operand = value_tile.reshape([value_tile.shape[2], value_tile.shape[3]])  # in 8 bits [HEAD_DIM, BLOCK_N]
     if value_tile.dtype.primitive_bitwidth == 8:
         operand = operand.permute((1, 0))
     return operand
@@ -66,7 +66,7 @@ def kept_weights(weights, dtype: gl.constexpr, OPERAND: gl.constexpr):
     """Weights [64, BLOCK_N], float32, as they wait for their product, laid out as its left operand.
 
     In 16 bits they are cast at once, for room. Not in 8: a loop carries elements one by one, and would take the four of
-    a register apart and put them together again at every turn.
+    a register apart and put them together again in each iteration.
     """
     if dtype.primitive_bitwidth == 8:
         ROWS: gl.constexpr = weights.shape[0]
@@ -97,7 +97,7 @@ def left_operand(kept, dtype: gl.constexpr):
 
 @gluon.jit
 def tile_scale(scales, sizes, batch_index, head, first_query):
-    """What the scores of a consumer's queries in this tile are multiplied by, but for their keys' scales."""
+    """What the scores of a consumer's 64 queries are multiplied by in every block, its keys' scale apart."""
     scale_log2, query_scales, _key_scales, _value_scales = scales
     if query_scales is not None:
         _batch, query_heads, _heads_per_key_head, query_length, _key_length, _heads_at_once = sizes
@@ -109,7 +109,7 @@ def tile_scale(scales, sizes, batch_index, head, first_query):
 
 @gluon.jit
 def block_scale(scaling, block, BLOCK_N: gl.constexpr):
-    """What they are multiplied by in one block of keys; scaling begins with what `tile_scale` returned."""
+    """What the scores of one block of keys are multiplied by; scaling[0] is what `tile_scale` returned."""
     scale, scales, sizes, batch_index, head = scaling
     _scale_log2, _query_scales, key_scales, _value_scales = scales
     if key_scales is not None:

@@ -103,6 +103,7 @@ def hide_scores(scores, query_positions, first_key, key_length, band):
 def online_softmax(scores, running_max, running_sum, scale_log2, MASKED: gl.constexpr, EXPONENT: gl.constexpr):
     """Weighs a block of scores [64, BLOCK_N]; returns the weights, the factor for earlier work, and the new state.
 
+    Weights are measured such that a row's largest so far is 2 ** EXPONENT; `finish_rows` is given the same EXPONENT.
     The same step as in the portable kernel, but for the accumulator, which a matrix product still holds at this time,
     and for running_sum, [64, 4]: each of the four threads of a row sums its own weights, and they meet after the last.
     """
@@ -131,7 +132,10 @@ def sum_by_thread(weights):
 
 @gluon.jit
 def finish_rows(running_max, running_sum, EXPONENT: gl.constexpr):
-    """The factor of a finished row's output and its log-sum-exp (natural); 0 and -inf for a row that saw no key."""
+    """The factor of a finished row's output and its log-sum-exp (natural), both [64].
+
+    A row that saw no key has the sum 0 and the maximum -inf: factor 1, for its output is 0 already, and -inf.
+    """
     total = gl.where(running_sum == 0.0, 1.0, running_sum)  # [64]
     return 1.0 / total, (running_max + gl.log2(total) - EXPONENT) * LN_2
 
