@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import torch
 
@@ -740,6 +741,21 @@ def _access(*words):
     return lambda case, seen, got: any(word in access for access in seen.out_of_bounds for word in words)
 
 
+def _program_beyond_the_key_heads(case, seen, got):
+    """A program whose place on the grid's second axis is no KV head reached outside a tensor."""
+    key_heads = case.args[1].shape[1]
+    programs = [re.search(r"program \(\d+, (\d+)", access) for access in seen.out_of_bounds]
+    return any(program and int(program[1]) >= key_heads for program in programs)
+
+
+def _output_strays(case, seen, got):
+    """Written outside, and the second head is wrong already: rows were stored further apart than they lie."""
+    if case.name != LAYOUTS or not isinstance(got, torch.Tensor) or not _access("writes output")(case, seen, got):
+        return False
+    right = decode(*case.args)
+    return got.shape == right.shape and not torch.allclose(got[0, 1].double(), right[0, 1].double(), atol=0.02)
+
+
 KERNEL = Exercise(
     id="7.5",
     title="A decode kernel that reads each key once",
@@ -898,6 +914,18 @@ KERNEL = Exercise(
             "A length was read that isn't there. The grid is (batch, key_heads): does each program take its sequence "
             "from program_id(0) and its KV head from program_id(1)?",
             when=_access("lengths"),
+        ),
+        Mistake(
+            "program_for_each_query_head",
+            "There are more programs than KV heads, and those beyond the last one reached outside. A program takes a "
+            "whole group: the grid is (batch, key_heads), not (batch, query_heads).",
+            when=_program_beyond_the_key_heads,
+        ),
+        Mistake(
+            "output_by_other_strides",
+            "The output was written by another tensor's strides. It has strides of its own among the kernel's "
+            "arguments: output_batch_stride and output_head_stride.",
+            when=_output_strays,
         ),
         Mistake(
             "group_rows_not_masked",

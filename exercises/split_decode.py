@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -32,14 +33,25 @@ from exercises.paged_slips import (
     whole_pages,
     without_table,
 )
-from exercises.split_kernels import BIG, HEADS_BY_MODULO, LAST_KEYS_LOST, SKIPS_THE_WORK
+from exercises.split_kernels import (
+    BIG,
+    HEADS_BY_MODULO,
+    INTO_THE_NEXT,
+    LAST_KEYS_LOST,
+    MISSING_SPLITS_COUNTED,
+    PAST_THE_END,
+    SKIPS_THE_WORK,
+)
 from exercises.split_slips import (
     STRAYED,
     attend,
     attend_prescaled,
     combine,
+    combine_equally,
     combine_in_turn,
+    combine_padded,
     combine_wrongly,
+    into_the_next,
     is_pair,
     partials,
     rounded_down,
@@ -263,6 +275,12 @@ def _base_2_and_natural(outputs, lses):
     return combine(outputs, lses * math.log(2))[0], largest + total.masked_fill(total == 0, 1.0).log()
 
 
+_EQUALLY = (
+    *_either_span(combine_equally),
+    *_either_span(partial(combine_equally, guarded=True)),
+    *_either_span(partial(combine_equally, present=True)),
+)
+
 _OTHER_BASES = (
     _base_2,
     _base_2_and_natural,
@@ -315,6 +333,14 @@ def _read(read):
     return result
 
 
+def _past_the_end(query, key_pages, value_pages, block_tables, lengths, splits):
+    """Every split as long as the first. Says nothing where NaN stands behind the sequences."""
+    if bool(value_pages.isnan().any()):
+        return None
+    read = _read(lambda length, page_size, blocks: -(-length // splits) * splits)
+    return read(query, key_pages, value_pages, block_tables, lengths, splits)
+
+
 def _length_of_the_first(query, key_pages, value_pages, block_tables, lengths, splits):
     """None where that looks for pages that a sequence does not have."""
     needed = -(-int(lengths[0]) // key_pages.shape[2])
@@ -359,6 +385,8 @@ def _nan_of_empty_splits(case, seen, got):
     if not is_pair(got) or seen.out_of_bounds or got[0].dim() != 3:
         return False
     *_, lengths, splits = case.args
+    if bool(case.args[2].isnan().any()):
+        return False  # NaN may come from the slots that hold no token
     page_size = case.args[1].shape[2]
     nan = got[0].isnan().flatten(1).any(dim=1)
     for span in (rounded_up, _by_pages(page_size)):
@@ -412,7 +440,12 @@ PAGED = Exercise(
             "averaged_without_weights",
             "The splits were averaged as equals. Each counts by its share of the softmax: weigh it by exp(its "
             "log-sum-exp - the whole's).",
-            result=(*_weighed("mean"), *_weighed("mean of those with keys")),
+            result=(*_weighed("mean"), *_weighed("mean of those with keys"), *_EQUALLY),
+        ),
+        Mistake(
+            "missing_splits_counted",
+            MISSING_SPLITS_COUNTED,
+            result=(*_either_span(combine_padded), *_either_span(partial(combine_padded, least=16))),
         ),
         Mistake(
             "added_without_weights",
@@ -453,6 +486,12 @@ PAGED = Exercise(
             LAST_KEYS_LOST,
             result=(_lost_keys(lambda page_size: rounded_down), _lost_keys(_by_pages_down)),
         ),
+        Mistake(
+            "reaches_into_the_next_split",
+            INTO_THE_NEXT,
+            result=tuple(_merged(combine, span=into_the_next(key_rows)) for key_rows in (16, 32, 64, 128)),
+        ),
+        Mistake("past_the_sequences_end", PAST_THE_END, result=_past_the_end),
         Mistake(
             "last_page_read_whole",
             "The last page was read to its end, and what stands behind the last token was counted. Mask the keys from "
@@ -531,9 +570,16 @@ PAGED = Exercise(
             when=_nan_of_unused_slots,
         ),
         Mistake(
+            "rows_of_no_head_read",
+            "Queries that aren't there were read. The heads of KV head h begin at h · GROUP, and only GROUP of the "
+            "tile's BLOCK_G rows are heads: mask the load, and the stores too.",
+            when=lambda case, seen, got: any("reads query_pointer" in access for access in seen.out_of_bounds),
+        ),
+        Mistake(
             "read_out_of_bounds",
             "Memory outside a tensor was read. Entries of the table that a length doesn't reach are no pages (they are "
-            "-1 here), and a tile may reach past the last key: mask the loads of table, keys and values.",
+            "-1 here), and a tile may reach past the last key: mask the loads of table, keys and values. A sequence's "
+            "row of the table begins at sequence · table_stride.",
             when=lambda case, seen, got: any("reads" in access for access in seen.out_of_bounds),
         ),
         Mistake(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 
@@ -17,13 +18,16 @@ from exercises.split_slips import (
     by_the_longest,
     close,
     combine,
+    combine_equally,
     combine_in_turn,
+    combine_padded,
     combine_wrongly,
     exact,
     into_the_next,
     is_pair,
     looks_like,
     partials,
+    past_the_end,
     rounded_down,
     wrong_lses,
 )
@@ -53,6 +57,18 @@ NATURAL_EXP = "scale_log2 already holds log2(e), and the exponential is the natu
 LAST_KEYS_LOST = (
     "The last keys of a sequence belong to no split: length / splits was rounded down. A split has ⌈length / splits⌉ "
     "keys, tl.cdiv(length, splits), and the last ones have fewer."
+)
+PAST_THE_END = (
+    "The last split that has keys goes on behind the last token of the sequence, and empty ones are no longer empty. A "
+    "split ends where the sequence does, if that is earlier: tl.minimum(first + split_length, length)."
+)
+INTO_THE_NEXT = (
+    "A split's last tile goes on into the keys of the next split, which counts them again. The mask must end at the "
+    "split's own end, not at the sequence's."
+)
+MISSING_SPLITS_COUNTED = (
+    "Splits that don't exist were merged: BLOCK_S is a power of two, and the rows from `splits` on were loaded with a "
+    'log-sum-exp of 0, which is a weight of exp(0). Load them with other=float("-inf").'
 )
 TAIL_SCORED = (
     "Keys past the end were loaded as zeros and counted: a key of zeros scores 0, and exp(0 - maximum) is not 0. Give "
@@ -255,6 +271,13 @@ def _reaches_nan(query, key_cache, value_cache, lengths, splits):
     return outputs, lses
 
 
+def _past_the_end(query, key_cache, value_cache, lengths, splits):
+    """Says nothing where NaN stands behind the sequences: what a maximum makes of it is not agreed on."""
+    if bool(value_cache.isnan().any()):
+        return None
+    return _partially(span=past_the_end)(query, key_cache, value_cache, lengths, splits)
+
+
 def _strides_ignored(query, key_cache, value_cache, lengths, splits):
     """In the case with gaps nothing can be said of what is read there; elsewhere nothing changes."""
     return None if not key_cache.is_contiguous() else partial_oracle(query, key_cache, value_cache, lengths, splits)
@@ -293,10 +316,10 @@ PARTIAL = Exercise(
         Mistake("last_keys_lost", LAST_KEYS_LOST, result=_partially(span=rounded_down)),
         Mistake(
             "reaches_into_the_next_split",
-            "A split's last tile goes on into the keys of the next split, which counts them again. The mask must end "
-            "at the split's own end, not at the sequence's.",
+            INTO_THE_NEXT,
             result=_partially(span=into_the_next(KEY_ROWS)),
         ),
+        Mistake("past_the_sequences_end", PAST_THE_END, result=_past_the_end),
         Mistake(
             "split_of_the_longest",
             "The size of a split was taken from the longest sequence. Every sequence is split by its own length: "
@@ -501,6 +524,20 @@ def _lse_instead(name):
     return lambda outputs, lses: (combine(outputs, lses)[0], wrong_lses(lses)[name])
 
 
+def _weighed_by_the_logarithm(case, seen, got):
+    """Where all log-sum-exps are near 300 that is nearly a plain average, which says nothing."""
+    hows = ("by the log-sum-exp itself", "mean")
+    by_logarithm, plain = (looks_like(combine, _combined(how), parts=1)(case, seen, got) for how in hows)
+    return by_logarithm and not plain
+
+
+def _lse_from_the_largest(outputs, lses, empty=-math.inf):
+    """The right output with a log-sum-exp that is measured from the largest."""
+    output, lse = combine(outputs, lses)
+    nothing = lse == -math.inf
+    return output, (lse - lses.amax(dim=0).masked_fill(nothing, 0.0)).masked_fill(nothing, empty)
+
+
 def _empty_whole(value, lse):
     """What a sequence without any key becomes."""
 
@@ -574,13 +611,13 @@ COMBINE = Exercise(
             "averaged_without_weights",
             "The partial outputs were averaged as equals. A split whose scores are higher has a larger share of the "
             "softmax: weigh it by exp(its log-sum-exp - the whole's).",
-            result=_combined("mean"),
+            result=(_combined("mean"), combine_equally, partial(combine_equally, guarded=True)),
         ),
         Mistake(
             "averaged_without_weights_where_present",
             "The partial outputs of the splits that have keys were averaged as equals. A split whose scores are higher "
             "has a larger share of the softmax: weigh it by exp(its log-sum-exp - the whole's).",
-            result=_combined("mean of those with keys"),
+            result=(_combined("mean of those with keys"), partial(combine_equally, present=True)),
         ),
         Mistake(
             "added_without_weights",
@@ -614,7 +651,12 @@ COMBINE = Exercise(
         Mistake(
             "weighed_by_the_logarithm",
             "The log-sum-exps themselves were taken as weights. They are the weights' logarithms: take tl.exp of them.",
-            when=looks_like(combine, _combined("by the log-sum-exp itself"), parts=1),
+            when=_weighed_by_the_logarithm,
+        ),
+        Mistake(
+            "missing_splits_counted",
+            MISSING_SPLITS_COUNTED,
+            result=(combine_padded, partial(combine_padded, least=16)),
         ),
         Mistake(
             "no_maximum",
@@ -628,6 +670,12 @@ COMBINE = Exercise(
             "The largest of the log-sum-exps was handed out as the whole's. The others add to it: largest + log Σ "
             "exp(lse - largest).",
             result=_lse_instead("the largest"),
+        ),
+        Mistake(
+            "lse_without_the_largest",
+            "The largest log-sum-exp is missing from the merged one. The sum is of exp(lse - largest): add the largest "
+            "to its logarithm.",
+            result=(_lse_from_the_largest, partial(_lse_from_the_largest, empty=0.0)),
         ),
         Mistake(
             "lse_last",
@@ -679,6 +727,12 @@ COMBINE = Exercise(
             "Only the first 2, 4, 8, ... splits are merged. BLOCK_S must be the next power of two *above*: "
             "triton.next_power_of_2(splits), with a mask.",
             result=_only_some(_largest_power_of_two),
+        ),
+        Mistake(
+            "tile_of_fixed_size",
+            "Only the first splits are merged: BLOCK_S is one number for all calls. It must have room for all of them: "
+            "triton.next_power_of_2(splits), with a mask.",
+            result=tuple(_only_some(lambda splits, rows=rows: slice(0, rows)) for rows in (8, 16, 32)),
         ),
         Mistake(
             "read_out_of_bounds",

@@ -133,24 +133,23 @@ OCCUPANCY = Exercise(
         ),
         Mistake(
             "one_split_too_many",
-            "The number of splits was rounded up, and the programs no longer fit in one wave. Round down.",
+            "splits_for_one_wave rounds up, and the programs no longer fit in one wave. Round down.",
             result=_for_arguments(3, lambda batch, heads, slots: -(-slots // (batch * heads))),
         ),
         Mistake(
             "split_to_the_nearest",
-            "The number of splits was rounded to the nearest whole number, which is too many half of the time. Round "
-            "down.",
+            "splits_for_one_wave rounds to the nearest whole number, which is too many half of the time. Round down.",
             result=_for_arguments(3, lambda batch, heads, slots: max(1, round(slots / (batch * heads)))),
         ),
         Mistake(
             "no_split_at_all",
-            "With more sequences and heads than slots the division gives 0, and nothing would be launched. There is "
-            "always at least 1.",
+            "With more sequences and heads than slots the division in splits_for_one_wave gives 0, and nothing would "
+            "be launched. There is always at least 1.",
             result=_for_arguments(3, lambda batch, heads, slots: slots // (batch * heads)),
         ),
         Mistake(
             "batch_forgotten_in_splits",
-            "Only the KV heads share the slots in your formula; the sequences of the batch do too.",
+            "In splits_for_one_wave only the KV heads share the slots; the sequences of the batch do too.",
             result=_for_arguments(3, lambda batch, heads, slots: max(1, slots // heads)),
         ),
     ),
@@ -249,7 +248,7 @@ def splits_cases(draw):
         return Case(name, args, "decode_microseconds")
 
     def choice(name, *args):
-        return Case(name, _priced(*args), "choose_splits", driver=price_of_choice)
+        return Case(f"{name} Judged by its µs", _priced(*args), "choose_splits", driver=price_of_choice)
 
     batch, key_heads = draw.integer(2, 12), draw.choice((1, 2, 4, 8))
     group, context = draw.choice((1, 2, 4, 8)), draw.integer(2000, 60000)

@@ -46,6 +46,12 @@ def into_the_next(key_rows: int) -> Callable:
     return span
 
 
+def past_the_end(length: int, splits: int, split: int, longest: int = 0) -> tuple[int, int]:
+    """The slip: ⌈length / splits⌉ keys for every split, those behind the sequence's end too."""
+    size = -(-length // splits)
+    return split * size, (split + 1) * size
+
+
 # ------------------------------------------------------------------------------------------------- partial results
 
 
@@ -175,6 +181,28 @@ def combine_wrongly(outputs, lses, how: str):
         weights = lses.masked_fill(~present, 0.0)
         return (weights[..., None] * outputs).sum(dim=0) / weights.sum(dim=0)[..., None], lse
     raise ValueError(f"how is {how!r}")
+
+
+def combine_equally(outputs, lses, *, present: bool = False, guarded: bool = False):
+    """All splits weighed by 1, and a log-sum-exp of these weights: the largest and the logarithm of their number.
+
+    Args:
+        present: only splits that have keys are counted.
+        guarded: where no split has a key the log-sum-exp is minus infinity all the same.
+    """
+    largest = lses.amax(dim=0)
+    counted = (lses > -math.inf).sum(dim=0) if present else torch.full_like(largest, len(lses))
+    lse = largest.masked_fill(largest == -math.inf, 0.0) + counted.log()
+    if guarded:
+        lse = lse.masked_fill(largest == -math.inf, -math.inf)
+    return outputs.sum(dim=0) / counted.clamp(min=1)[..., None], lse
+
+
+def combine_padded(outputs, lses, least: int = 1):
+    """Splits that don't exist, up to a power of two and at least `least`, merged as zeros whose log-sum-exp is 0."""
+    missing = max(least, 1 << (len(lses) - 1).bit_length()) - len(lses)
+    parts = torch.cat([outputs, outputs.new_zeros(missing, *outputs.shape[1:])])
+    return combine(parts, torch.cat([lses, lses.new_zeros(missing, *lses.shape[1:])]))
 
 
 def wrong_lses(lses) -> dict[str, torch.Tensor]:

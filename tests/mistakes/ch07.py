@@ -293,6 +293,10 @@ SCORES = 'scores = tl.dot(query, tl.trans(key_tile), input_precision="ieee") * s
 NOWHERE = 'scores = tl.where((keys < length)[None, :], scores, float("-inf"))'
 OF_KEY_HEAD = "key_pointer += sequence * key_batch_stride + key_head * key_head_stride"
 OF_VALUE_HEAD = "value_pointer += sequence * value_batch_stride + key_head * value_head_stride"
+OUTPUT_AS_QUERY = (
+    ("rows)[:, None] * output_head_stride", "rows)[:, None] * query_head_stride"),
+    ("output_pointer + sequence * output_batch_stride", "output_pointer + sequence * query_batch_stride"),
+)
 NO_NAN = ("weights = tl.exp2(scores - new_max[:, None])",
           'new_max = tl.where(new_max == float("-inf"), -1e38, new_max)\n'
           "        weights = tl.exp2(scores - new_max[:, None])")  # fmt: skip
@@ -461,6 +465,8 @@ KERNEL_WRONG = {
         ),
     ),
     "grid_axes_exchanged": changed("7.5", ("grid = (batch, key_heads)", "grid = (key_heads, batch)")),
+    "program_for_each_query_head": changed("7.5", ("grid = (batch, key_heads)", "grid = (batch, query_heads)")),
+    "output_by_other_strides": changed("7.5", *OUTPUT_AS_QUERY),
     "group_rows_not_masked": changed("7.5", ("in_group = (rows < GROUP)[:, None]", "in_group = (rows >= 0)[:, None]")),
     "group_rows_not_masked__in_the_store": changed(
         "7.5", ("+ output_rows, output, mask=in_group)", "+ output_rows, output)")

@@ -108,6 +108,7 @@ def split_attention(query, key_cache, value_cache, lengths, splits):
 PARTIAL_WRONG = {
     "last_keys_lost": changed("8.2", (SPLIT_LENGTH, "split_length = length // splits")),
     "reaches_into_the_next_split": changed("8.2", (PRESENT, "present = keys < length")),
+    "past_the_sequences_end": changed("8.2", (LAST, "last = first + split_length")),
     "split_of_the_longest": changed(
         "8.2",
         (SPLIT_LENGTH, "split_length = tl.cdiv(longest, splits)"),
@@ -204,6 +205,15 @@ COMBINE_WRONG = {
             "    tl.store(output_pointer + row * HEAD_DIM + columns, average / splits)",
         ),
     ),
+    "averaged_without_weights__and_their_number_as_the_sum": changed(
+        "8.3", (WEIGHTS, "weights = tl.where(present, 1.0, 0.0)"), (MERGED_LSE, "reference + tl.log(divisor)")
+    ),
+    "averaged_without_weights__and_the_log_sum_exp_guarded": changed(
+        "8.3", (WEIGHTS, "weights = tl.where(present, 1.0, 0.0)")
+    ),
+    "averaged_without_weights_where_present__and_their_number_as_the_sum": changed(
+        "8.3", (WEIGHTS, 'weights = tl.where(lses > float("-inf"), 1.0, 0.0)')
+    ),
     "added_without_weights": changed("8.3", (COMBINED, "tl.sum(parts, axis=0)")),
     "not_divided": changed("8.3", (COMBINED, "tl.sum(weights[:, None] * parts, axis=0)")),
     "weighed_in_base_2": changed("8.3", (WEIGHTS, "weights = tl.exp2(lses - reference)")),
@@ -225,6 +235,12 @@ COMBINE_WRONG = {
             "tl.sum(tl.where(weights > 0.0, lses, 0.0), axis=0)",
         ),
     ),
+    "missing_splits_counted": changed("8.3", (LOADED, LOADED.replace('float("-inf")', "0.0"))),
+    "missing_splits_counted__in_a_tile_of_16": changed(
+        "8.3", (LOADED, LOADED.replace('float("-inf")', "0.0")), (NEXT_POWER, f"max(16, {NEXT_POWER})")
+    ),
+    "lse_without_the_largest": instead_of_lse("tl.log(divisor)"),
+    "lse_without_the_largest__guarded": instead_of_lse('tl.where(total == 0.0, float("-inf"), tl.log(divisor))'),
     "lse_largest": instead_of_lse("largest"),
     "lse_last": instead_of_lse("tl.load(lses_pointer + (splits - 1) * rows + row)"),
     "lse_first": instead_of_lse("tl.load(lses_pointer + row)"),
@@ -238,6 +254,8 @@ COMBINE_WRONG = {
     ),
     "last_split_left_out": changed("8.3", ("present = members < splits", "present = members < splits - 1")),
     "splits_beyond_a_power_of_two": changed("8.3", (NEXT_POWER, "1 << (splits.bit_length() - 1)")),
+    "tile_of_fixed_size": changed("8.3", (NEXT_POWER, "16")),
+    "tile_of_fixed_size__of_32": changed("8.3", (NEXT_POWER, "32")),
     "read_out_of_bounds": changed("8.3", (LOADED, "lses = tl.load(lses_pointer + partial_rows)")),
 }
 
@@ -324,6 +342,9 @@ PAGED_LSE = "log_sum_exp = (running_max + tl.log2(total)) * 0.6931471805599453"
 PAGED_TOTAL = "total = tl.where(running_sum == 0.0, 1.0, running_sum)"
 PAGED_WEIGHTS = "weights = tl.exp(lses - reference)  # [BLOCK_S]"
 PAGED_REFERENCE = 'reference = tl.where(largest == float("-inf"), 0.0, largest)'
+PAGED_LOADED = LOADED.removesuffix("  # [BLOCK_S]")
+PAGED_HEADS = "heads = key_head * GROUP + members"
+PAST_THE_SPLIT = (("keys < last", "keys < length"), ("ahead < last", "ahead < length"))
 PAGED_LENGTH = "length = tl.load(lengths_pointer + sequence)"
 WHOLE = "output = tl.sum(weights[:, None] * parts, axis=0) / divisor  # [HEAD_DIM]"
 BY_PAGES = (SPLIT_LENGTH, "split_length = tl.cdiv(tl.cdiv(length, PAGE_SIZE), splits) * PAGE_SIZE")
@@ -345,6 +366,10 @@ PAGED_WRONG = {
             'output = tl.sum(parts, axis=0) / tl.maximum(tl.sum((lses > float("-inf")).to(tl.float32), axis=0), 1.0)',
         ),
     ),
+    "averaged_without_weights__and_their_number_as_the_sum": changed(
+        "8.5", (PAGED_WEIGHTS, "weights = tl.where(present, 1.0, 0.0)"), (MERGED_LSE, "reference + tl.log(divisor)")
+    ),
+    "missing_splits_counted": changed("8.5", (PAGED_LOADED, PAGED_LOADED.replace('float("-inf")', "0.0"))),
     "added_without_weights": changed("8.5", (WHOLE, "output = tl.sum(parts, axis=0)")),
     "not_divided": changed("8.5", (WHOLE, "output = tl.sum(weights[:, None] * parts, axis=0)")),
     "merged_in_the_wrong_base": changed("8.5", (PAGED_WEIGHTS, "weights = tl.exp2(lses - reference)")),
@@ -361,6 +386,9 @@ PAGED_WRONG = {
     "empty_split_nan": changed("8.5", (PAGED_TOTAL, "total = running_sum")),
     "empty_split_nan__in_splits_of_pages": changed("8.5", BY_PAGES, (PAGED_TOTAL, "total = running_sum")),
     "last_keys_lost": changed("8.5", (SPLIT_LENGTH, "split_length = length // splits")),
+    "reaches_into_the_next_split": changed("8.5", *PAST_THE_SPLIT),
+    "reaches_into_the_next_split__in_tiles_of_16": changed("8.5", *PAST_THE_SPLIT, ("BLOCK_N=64", "BLOCK_N=16")),
+    "past_the_sequences_end": changed("8.5", (LAST, "last = first + split_length")),
     "last_keys_lost__in_splits_of_pages": changed(
         "8.5", (SPLIT_LENGTH, "split_length = tl.cdiv(length, PAGE_SIZE) // splits * PAGE_SIZE")
     ),
@@ -409,6 +437,7 @@ PAGED_WRONG = {
             "tl.load(value_pointer + value_offsets)",
         ),
     ),
+    "rows_of_no_head_read": changed("8.5", (PAGED_HEADS, "heads = key_head * BLOCK_G + members")),
     "read_out_of_bounds": changed(
         "8.5",
         (PAGES, "pages = tl.load(table_pointer + keys // PAGE_SIZE).to(tl.int64)"),
