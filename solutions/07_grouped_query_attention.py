@@ -91,7 +91,7 @@ best_key_head_of, best_groups = check("7.1", key_head_of, groups).best
 # intensity by using a key for many queries of the same head. Decode has a single query, and the only others that may
 # use the same key are those of its group.
 #
-# An H100's balance point is 295 FLOP/byte. With $G = 1$ its matrix units do useful work for 1 of 295 cycles, with
+# An H100's balance point is 295.2 FLOP/byte. With $G = 1$ its matrix units do useful work for 1 of 295 cycles, with
 # $G = 8$ for 8 of 295. The group divides the bytes, and the time with them, and even MQA is far from being held up by
 # arithmetic.
 #
@@ -136,7 +136,7 @@ best_cache_bytes, best_decode_intensity, best_balanced_group = checked.best
 
 # %% [markdown]
 # The question's model in numbers, on an H100 by its datasheet and on the device you sit at. The FLOPs are the same in
-# every row: $4 \cdot 64 \cdot 128 \cdot 32768 \cdot 80 = 86$ GFLOP. Which of the two columns of time falls with the
+# every row: $4 \cdot 64 \cdot 128 \cdot 32768 \cdot 80 = 86$ GFLOP. Which of the H100's two times falls with the
 # group, and by how much?
 
 # %%
@@ -240,9 +240,10 @@ best_pool_heads = check("7.3", pool_heads).best
 # Try it on a model of your own. The next cell trains chapter 05's byte-level model in a smaller size, with 8 heads of
 # 16 and a KV head for each, for 150 steps on nine tenths of its text. Then it converts it, and trains the converted
 # ones on for 8 steps (5 %) and for 30 (20 %). The loss is measured on the tenth that no model has read, in nats for
-# each byte; before any training it is ln 256 = 5.5 and more. Two rows are there for honesty: the model that was not
-# converted also gains by training on, and the last one keeps the first head of each group instead of the mean. What
-# will conversion cost before uptraining, and how much of it do 8 steps mend? It takes some ten seconds.
+# each byte; before any training it is ln 256 = 5.5 and more. Two rows are there for honesty: the first is the model
+# that was not converted, and shows what training on does by itself; the last keeps the first head of each group instead
+# of the mean. What will conversion cost before uptraining, and how much of it do 8 steps mend? It takes some ten
+# seconds, and a minute or more where other programs use the processor too.
 
 # %%
 import dataclasses
@@ -309,10 +310,11 @@ for name, key_heads, pool in (
 
 # %% [markdown]
 # In the run that this text describes, conversion to 2 KV heads cost 0.65 nats at first; 8 steps mended more than half
-# of it, and 30 steps three quarters. The first head of each group began 0.45 nats behind the mean and was still behind
-# after 30 steps. So the mean is the better start, and the training on is what does it. The model is small and young,
-# and each of its heads is still needed. For a large one Ainslie et al. report that 8 of 64 heads were already usable
-# after conversion, and that a single one was so only after uptraining.
+# of it, and 30 steps three quarters; the same steps left the model that was not converted where it was. The first head
+# of each group began 0.45 nats behind the mean and was still behind after 30 steps. So the mean is the better start,
+# and the training on is what does it. The model is small and young, and each of its heads is still needed. For a large
+# one Ainslie et al. report that 8 of 64 heads were already usable after conversion, and that a single one was so only
+# after uptraining.
 #
 # ## Shared in memory, repeated in time
 #
@@ -339,7 +341,8 @@ def grouped_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tenso
 
     Returns:
         softmax(query · Kᵀ / √head_dim) · V for every query head, [batch, query_heads, head_dim], in query's dtype. No
-        tensor that you make may be larger than key, or than one score for each query head and key.
+        tensor that you make may have more elements than key, or than the scores (one for each sequence, query head and
+        key) where these are more.
     """
     # BEGIN SOLUTION
     grouped = query.unflatten(1, (key.shape[1], -1))  # [batch, key_heads, group, head_dim]: neighbours stay together

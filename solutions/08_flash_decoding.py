@@ -330,7 +330,7 @@ best_split_attention = check("8.2", split_attention).best
 def combine_kernel(
     outputs_pointer, lses_pointer, output_pointer, lse_pointer, splits, HEAD_DIM: tl.constexpr, BLOCK_S: tl.constexpr
 ):
-    """Program r: row r, a query head of a sequence, from all splits. In split s it is row s · rows + r of the parts."""
+    """Program r of one axis: row r, a query head of a sequence. In split s that is row s · rows + r of the parts."""
     row, rows = tl.program_id(0), tl.num_programs(0)
     # BEGIN SOLUTION
     members = tl.arange(0, BLOCK_S)  # [BLOCK_S], of which the first `splits` exist
@@ -469,8 +469,8 @@ def decode_microseconds(splits, batch, query_heads, key_heads, context, head_dim
 def choose_splits(batch, query_heads, key_heads, context, head_dim, item_bytes, chip):
     """A number of splits whose decode_microseconds are the least, or at most half a percent above.
 
-    Every split has at least 64 keys and there are at most 256: from 1 up to context // 64 and 256. One split is always
-    allowed.
+    Every split has at least 64 keys and there are at most 256 splits: from 1 to the smaller of context // 64 and 256.
+    One split is always allowed.
     """
     # BEGIN SOLUTION
     most = max(1, min(256, context // 64))
@@ -701,14 +701,14 @@ for length in (1, 20, 100, 1000, 10_000, 131_072):
     size = -(-length // fixed)
     with_keys = -(-length // size)
     moved, cached = 2 * fixed * 32 * 129 * 4, 2 * 8 * length * 128 * 2
-    share = f"{moved / cached:.1%}" if moved < cached else f"{moved / cached:.0f} times"
+    share = f"{moved / cached:.1%}" if moved < cached else f"{moved / cached:.3g} times"
     print(f"{length:>8,}{size:>17,}{with_keys:>18}{format_bytes(moved):>17}{share:>14}")
 
 # %% [markdown]
-# A megabyte of partial results takes an H200 a quarter of a microsecond. At short lengths it is many times the cache
-# and still less than the launch. On a GPU the next cell records one step for a capacity of 131,072 and replays it while
-# the sequence grows. Look at two things: the results stay right, and the time follows the length though nothing was
-# recorded anew.
+# Half a megabyte of partial results takes an H200 an eighth of a microsecond. At short lengths it is many times the
+# cache and still less than the launch. On a GPU the next cell records one step for a capacity of 131,072 and replays it
+# while the sequence grows. Look at two things: the results stay right, and the time follows the length though nothing
+# was recorded anew.
 
 # %%
 if on_gpu:
