@@ -40,7 +40,7 @@ def scaled_cases(draw):
 
 
 def _reads(first_row):
-    """What comes out when the tile of a program's n-th turn is loaded from `first_row(first tile, n)`."""
+    """What comes out when the tile of a program's n-th iteration is loaded from `first_row(first tile, n)`."""
 
     def result(source, factor):
         tiles = len(source) // ROWS
@@ -95,8 +95,8 @@ RING_KERNEL = Exercise(
         ),
         Mistake(
             "not_stored",
-            "Some rows of the result were never written. Does every turn of the consumer's loop end in store_tile, at "
-            "the row (first_tile + block) * ROWS?",
+            "Some rows of the result were never written. Does every iteration of the consumer's loop end in "
+            "store_tile, at the row (first_tile + block) * ROWS?",
             when=lambda case, seen, got: seen.unwritten > 0,
         ),
     ),
@@ -132,7 +132,7 @@ def overlap_cases(draw):
         return Case(name, (query, key, draw.normal(heads, key_length, 128, dtype=dtype)))
 
     return [
-        case("1 block of keys: no turn of your loop", 1, 128, 128),
+        case("1 block of keys: your loop has nothing to do", 1, 128, 128),
         case("2 blocks", 1, 128, 256),
         case("5 blocks: every buffer is used again", 2, 256, 640),
         case("the maximum grows from block to block", 2, 128, 1024, score=ORDERED, growing=True),
@@ -231,7 +231,7 @@ OVERLAP = Exercise(
         ),
         Mistake(
             "first_weights_kept",
-            "The weights of block 0 are used for every block. At the end of each turn the new weights become the "
+            "The weights of block 0 are used for every block. At the end of each iteration the new weights become the "
             "operand: operand = as_operand(weights, query.dtype).",
             result=_small(lambda q, k, v: _blockwise(q, k, v, keep_first=True)),
         ),

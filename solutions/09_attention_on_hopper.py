@@ -274,7 +274,7 @@ best_start, best_is_legal, best_live, best_share = check("9.2", starting_registe
                                                          registers_of_a_consumer).best
 
 # %%
-print("consumers  each has   tiles of 64 queries × keys, head dimension: registers they fill")
+print("consumers  each has   what its tiles fill, for keys × head dimension")
 for consumers, producer_keeps in ((2, 24), (3, 32)):
     room = best_share(consumers, producer_keeps)
     sizes = ((128, 64), (128, 128), (64, 256))
@@ -405,7 +405,7 @@ for name, (flops, exps) in CHIPS.items():
 # softmax, while the matrix units work on the output. Only then wait for that one.
 #
 # Two things can spoil it silently, and did while the library's kernel was written. An unfinished product that is
-# carried over from one turn of the loop to the next makes the compiler serialise all of them. And `ptxas`, which
+# carried over from one iteration to the next makes the compiler serialise all of them. And `ptxas`, which
 # makes the machine code, moves a wait for a product upwards: it put "wait for the output" before the softmax, and
 # nothing overlapped any more. A wait on an mbarrier in between holds it back, for that is a loop, and nothing moves
 # across a loop. The result was right both times. Only the clock, or the machine code, tells.
@@ -723,9 +723,21 @@ for name, view in (("chapter 04's, with descriptors", with_descriptors), ("this 
 # ## Now in Gluon
 #
 # First the ring of 9.1 for real. One warp brings tiles, four warps multiply them by a factor, the copy engine takes
-# them away. What is new is small. `mbarrier.expect` tells a barrier how many bytes make its phase. `index(buffer)`
-# picks a buffer or a barrier. `gl.warp_specialize` sends the first function to the launch's own warps and each
-# further one to warps of its own. A wrong wait is a kernel that never ends; the check gives it 30 seconds.
+# them away. `gl.warp_specialize` sends the first function to the launch's own warps and each further one to warps of
+# its own. What else of the language you need:
+#
+# | call | what it does |
+# |---|---|
+# | `ready.index(buffer)`, `buffers.index(buffer)` | picks a barrier, or a tile in shared memory |
+# | `mbarrier.wait(barrier, parity)` | as in 9.1 |
+# | `mbarrier.expect(barrier, bytes)` | these many bytes, once copied, complete the barrier's phase |
+# | `mbarrier.arrive(barrier, count=1)` | as in 9.1 |
+# | `load_tile(descriptor, [row, column], barrier, tile)` | asks for the tile that begins there; does not wait |
+# | `tile.load(LAYOUT)`, `tile.store(numbers)` | shared memory to registers, and back |
+# | `numbers.to(gl.float32)` | casts, as in Triton |
+# | `store_tile(descriptor, [row, column], tile)` | asks the copy engine to write a tile; does not wait |
+#
+# A wrong wait is a kernel that never ends; the check gives it 30 seconds.
 
 # %%
 # Exercise 9.7 · A producer and a consumer
@@ -853,9 +865,10 @@ for whose, view in zip(scaled_kernels, compile_many(requests)):
 # `attend_overlapped` the first block is done, and its weights wait in `operand`. You write the body of the loop:
 #
 # 1. ask for the scores of `block`, then for the output of `block - 1`; with TURNS, pass the token on;
-# 2. wait until one product at most still runs; the keys' buffer is then free;
+# 2. wait until one product at most still runs (`warpgroup_mma_wait(N, deps=[result])` gives back the result, which may
+#    be read from then on); the keys' buffer is then free;
 # 3. weigh the scores;
-# 4. wait for the values of `block`, which the next turn needs; standing here, this wait keeps the next one in its
+# 4. wait for the values of `block`, which the next iteration needs; standing here, this wait keeps the next one in its
 #    place;
 # 5. wait for the output; free the values of `block - 1`; rescale the accumulator; make the weights the operand.
 #
@@ -924,7 +937,7 @@ def ask_for_output(weights, accumulator, tiles, block):
 
 @gluon.jit
 def weigh(scores, running_max, running_sum, scale_log2):
-    """Chapter 04's softmax step: weights as an operand, the factor for earlier work, the new maximum and sum."""
+    """Chapter 04's softmax step: weights in float32, the factor for earlier work, the new maximum and sum."""
     new_max = gl.maximum(running_max, gl.max(scores, axis=1) * scale_log2)  # [64]
     weights = gl.exp2(scores * scale_log2 - gl.expand_dims(new_max, 1))  # [64, KEY_ROWS]
     rescale = gl.exp2(running_max - new_max)  # [64]
@@ -1110,17 +1123,17 @@ for (whose, way), view in zip(orders, compile_many(requests)):
 # %%
 # TFLOP/s of one H200 (PyTorch 2.11, CUDA 13.0, cuDNN 9.19, Triton 3.6), 16 heads of 128, 16,384 × 16,384, bf16.
 ON_AN_H200 = {
-    "with descriptors": 483, "and split by the compiler": 554, "9.8, in turn": 573, "9.8, in turn, taking turns": 561,
-    "9.8, overlapped": 637, "9.8, overlapped, taking turns": 634, "library: and persistent": 650, "cuDNN": 612,
-    "FlashAttention-2": 349,
+    "with descriptors": 483, "and split by the compiler": 554, "9.8, no overlap": 573,
+    "9.8, no overlap, taking turns": 561, "9.8, overlapped": 637, "9.8, overlapped, taking turns": 634,
+    "library: and persistent": 650, "cuDNN": 612, "FlashAttention-2": 349,
 }
 
 RUNGS = {  # name: (the model's schedule, what runs: the 9.8 kernel's options, or a function)
     "chapter 04: pointers": ("two groups, in step", "pointers"),
     "with descriptors": ("two groups, in step", "descriptors"),
     "and split by the compiler": (None, "portable"),
-    "9.8, in turn": ("two groups, in step", {"overlapped": False, "turns": False}),
-    "9.8, in turn, taking turns": ("two groups, taking turns", {"overlapped": False, "turns": True}),
+    "9.8, no overlap": ("two groups, in step", {"overlapped": False, "turns": False}),
+    "9.8, no overlap, taking turns": ("two groups, taking turns", {"overlapped": False, "turns": True}),
     "9.8, overlapped": ("two groups, in step, overlapped", {"overlapped": True, "turns": False}),
     "9.8, overlapped, taking turns": ("two groups, taking turns, overlapped", {"overlapped": True, "turns": True}),
     "library: and persistent": ("two groups, taking turns, overlapped", "hopper"),
