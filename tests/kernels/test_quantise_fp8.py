@@ -91,6 +91,12 @@ def test_attention_of_what_is_restored_is_close_to_attention(dtype):
     assert (wrong - exact).norm() / exact.norm() > 0.5
 
 
+def test_kernel_and_quantisation_mean_the_same_blocks():
+    from course_lib.kernels.hopper_operands import KEYS_OF_A_SCALE, QUERIES_OF_A_SCALE
+
+    assert (QUERIES_OF_A_SCALE.value, KEYS_OF_A_SCALE.value) == (QUERY_ROWS, KEY_ROWS)
+
+
 def test_the_rotation_pays_where_there_are_outliers_and_costs_nothing_where_there_are_none():
     rotation = signed_hadamard(128, 0, CPU, torch.float32)
 
