@@ -533,7 +533,7 @@ for batch, query_heads, key_heads, context in shapes:
 # With 132 multiprocessors 13 sequences of 60,000 keys are the close case: 104 programs leave 28 slots empty, and in 5
 # parts they fill four waves, the last one nearly to its end. Both libraries cut. The model does so where a program
 # draws 40 GB/s, for then 104 of them draw less than there is. The H200 that this course was measured on gave a single
-# program 49 GB/s, with which 91 draw everything, and there the model sees nothing to gain.
+# program 49 GB/s, with which some 90 draw everything, and there the model sees nothing to gain.
 #
 # ## Pages, groups and splits at once
 #
