@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from course_lib.checker.exercise import Case, Exercise, InOut
 
 # A fingerprint is what a mistake makes of the inputs in float64; the learner's version of it rounds on top.
 FINGERPRINT_SLACK = 4.0
+SHAKES, MORE_SHAKES = 3, 5  # exact results of inputs a rounding off, from which a tolerance is taken
 
 
 @dataclass
@@ -96,12 +97,22 @@ def truth(exercise: Exercise, case: Case, tf32: bool) -> Truth:
     plains = [like, *(call(plain, case, torch.clone) for plain in exercise.plain)]
     if tf32:
         plains.append(call(oracle, case, _tf32))
-    plains += _shaken(oracle, case)
+    plains += _shaken(oracle, case, SHAKES, seed=0)
     in_place = any(isinstance(value, InOut) for value in case.args)
     return Truth(call(oracle, case, float64), like, plains, in_place)
 
 
-def _shaken(oracle: Callable, case: Case) -> list[Any]:
+def surer(expected: Truth, exercise: Exercise, case: Case) -> Truth:
+    """The same truth with a tolerance from more draws: what a result that failed is held against once more.
+
+    Where two large scores tie, a whole result hangs on one rounding, and a few draws can all be lucky: of 41,000 checks
+    of right answers one failed with three, and passes with eight.
+    """
+    more = _shaken(exercise.oracle_for(case), case, MORE_SHAKES, seed=1)
+    return replace(expected, plains=expected.plains + more)
+
+
+def _shaken(oracle: Callable, case: Case, draws: int, seed: int) -> list[Any]:
     """The exact results of inputs moved by one float32 rounding, up or down at random.
 
     A right answer that adds in another order errs by about as much: where large terms cancel, far more than a plain
@@ -109,7 +120,7 @@ def _shaken(oracle: Callable, case: Case) -> list[Any]:
     """
     if sum(tensor.numel() for _, tensor in leaves(list(case.args)) if isinstance(tensor, torch.Tensor)) > 1 << 18:
         return []
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
 
     def shake(tensor):
         if not tensor.is_floating_point():
@@ -117,7 +128,7 @@ def _shaken(oracle: Callable, case: Case) -> list[Any]:
         signs = torch.randint(0, 2, tensor.shape, generator=generator) * 2 - 1
         return tensor.double() * (1 + signs * torch.finfo(torch.float32).eps)
 
-    return [call(oracle, case, shake) for _ in range(3)]
+    return [call(oracle, case, shake) for _ in range(draws)]
 
 
 def leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:

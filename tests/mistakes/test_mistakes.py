@@ -51,6 +51,12 @@ def test_a_right_but_unusual_answer_passes(identity, source, seed):
     assert verdict.passed, str(verdict)
 
 
+def test_a_tie_of_two_large_scores_fails_no_right_answer():
+    """Seed 176 of 7.4: scores of ±150, and one rounding decides a head. It was the one failure in 41,000 checks."""
+    verdict = _judged("7.4", CHAPTERS["ch07"].UNUSUAL["7.4"]["online"], seed=176)
+    assert verdict.passed, str(verdict)
+
+
 @pytest.mark.parametrize("task", EXERCISES)
 @pytest.mark.parametrize("seed", [None, 3])
 def test_the_courses_own_answer_passes(task, seed):
