@@ -606,10 +606,17 @@ FP8_ON_AN_H200 = {64: (594, 513), 128: (721, 841), 256: (795, 1174)}
 
 rates = FP8_ON_AN_H200
 if on_hopper:
-    from course_lib.bench.fp8 import measure_row
+    from course_lib.hardware.timing import measure
+    from course_lib.kernels import flash_attention_fp8, flash_attention_hopper, quantise_fp8
 
-    rows = {head_dim: measure_row(head_dim, 16_384, causal=False) for head_dim in rates}
-    rates = {head_dim: (row["bf16"], row["fp8"]) for head_dim, row in rows.items()}
+    rates = {}
+    for head_dim in FP8_ON_AN_H200:
+        shape = 1, 2048 // head_dim, 16_384, head_dim
+        tensors = [torch.randn(shape, device=default_device(), dtype=torch.bfloat16) for _ in range(3)]
+        runs = (partial(flash_attention_hopper.flash_attention_hopper, *tensors),
+                partial(flash_attention_fp8.flash_attention_fp8, quantise_fp8.quantise_for_attention(*tensors)))
+        timings = [measure(run, seconds=0.2, device=default_device()) for run in runs]
+        rates[head_dim] = [timing.rate(4 * 2048 * 16_384**2) / 1e12 for timing in timings]
 print(f"TFLOP/s, {'this GPU' if on_hopper else 'an H200'}, full, 16,384 tokens")
 print("head dimension    bf16     FP8   ratio   predicted")
 for head_dim, (bf16, fp8) in rates.items():
