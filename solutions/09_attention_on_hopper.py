@@ -589,7 +589,7 @@ for name, found in errors.items():
 # One thing is hard. In 8 bits `wgmma` wants the dimension it sums over to lie innermost. For $P V$ that is the keys, so
 # values must come transposed. And the weights must become the left operand, of which each thread should hold four
 # neighbouring keys in a register, while the scores leave it pairs of keys that lie eight apart. To move them between
-# threads would cost as much as the product. But a sum does not mind the order of its terms: the weights stay where they
+# threads takes instructions in each block. But a sum does not mind the order of its terms: the weights stay where they
 # are, and the *values* are stored in the order in which the weights lie. Whoever quantises and transposes them moves
 # them anyway. (There the rotation is a matrix product, 2 D FLOPs for each element: on the matrix units that is less
 # trouble than the D log₂ D additions.)
@@ -628,7 +628,7 @@ for head_dim, (bf16, fp8) in rates.items():
 # and at 64 a loss. There exponentials were the limit before, and bf16 has room for a third consumer. FP8 has not,
 # though 9.2's count would have it: its weights wait in float32 (`kept_weights` in `hopper_operands.py` says why), and
 # with 4 bytes for each the tiles alone fill 160 registers. The model also gives products twice the rate; large matrix
-# products in FP8 do 1270 TFLOP/s on that H200, beside 720 to 800 in bf16. And it knows nothing of latency. Nsight
+# products in FP8 do 1270 TFLOP/s on an H200, beside 720 to 800 in bf16. And it knows nothing of latency. Nsight
 # Compute counts what a unit really did, for 16,384 tokens without a mask:
 #
 # | one H200 | matrix units busy | exponentials' unit busy | a scheduler issues in | clock |
@@ -640,8 +640,9 @@ for head_dim, (bf16, fp8) in rates.items():
 #
 # In the last row nothing is busy even half of the time. Each group of warps goes through a chain, scores, maximum,
 # exponentials, cast, product, and in FP8 the product at its end no longer covers the rest. What would is another
-# group, and there are no registers for one. At head dimension 256 the products are long enough, and the kernel comes
-# to what FlashAttention-3's abstract calls "close to 1.2 PFLOP/s".
+# group. A third one finds its registers with 64 keys a block, and then the shorter blocks cost more than it brings: 843
+# against 871 TFLOP/s, in one run. At head dimension 256 the products are long enough, and the kernel comes to what
+# FlashAttention-3's abstract calls "close to 1.2 PFLOP/s".
 #
 # Read the clock, too. The card may run at 1.98 GHz, and under these kernels it draws so much power that it does not.
 # And multiply: 82 % of 132 · 4096 FLOPs at 1.69 GHz are 750 TFLOP/s, where the cell has 721. In FP8 you find a tenth
