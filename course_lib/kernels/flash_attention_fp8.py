@@ -20,7 +20,7 @@ from course_lib.kernels.hopper_limits import machine_refusal
 from course_lib.kernels.quantise_fp8 import HEAD_DIMS, Fp8Inputs
 
 ARRANGEMENTS = {  # by head dimension
-    64: Arrangement(128, stages=4, query_buffers=2, consumers=2, turns=False),
+    64: Arrangement(128, stages=4, query_buffers=2, consumers=3, turns=False),
     128: Arrangement(128, stages=4, query_buffers=2, consumers=2, turns=False),
     256: Arrangement(128, stages=2, query_buffers=1, consumers=2, turns=False),
 }
@@ -64,9 +64,7 @@ def flash_attention_fp8(inputs: Fp8Inputs, *, causal=False, window=None, scale=N
 
 
 def compile_cases() -> list[CompileCase]:
-    """What ships, for the compile gate; at head dimension 256 a window needs more registers than exist."""
+    """What ships, for the compile gate."""
     masks = {"causal": {"keys_after": "i32"}, "window": {"keys_before": "i32", "keys_after": "i32"}}
-    spilled = {(256, "causal"): 200, (256, "window"): 256}  # bytes a thread, with the Triton that needs the most
-    return [sixteen_bits.compile_case(head_dim, ARRANGEMENTS[head_dim], "fp8e4nv", **given,
-                                      max_spill_bytes=spilled.get((head_dim, mask), 40))
-            for head_dim in HEAD_DIMS for mask, given in masks.items()]  # fmt: skip
+    return [sixteen_bits.compile_case(head_dim, ARRANGEMENTS[head_dim], "fp8e4nv", **given)
+            for head_dim in HEAD_DIMS for given in masks.values()]  # fmt: skip

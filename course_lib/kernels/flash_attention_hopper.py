@@ -151,7 +151,10 @@ def ask_for_output(weights, accumulator, value_tiles, blocks_done):
     """Sets the matrix units to add P V of the block before this one to the output, [64, HEAD_DIM]; doesn't wait."""
     STAGES: gl.constexpr = value_tiles.shape[0]
     value_tile = right_operand(value_tiles.index((blocks_done - 1) % STAGES))
-    return warpgroup_mma(left_operand(weights, value_tiles.dtype), value_tile, accumulator, is_async=True)
+    DEPTH: gl.constexpr = 32 // value_tiles.dtype.primitive_bitwidth  # numbers that lie side by side in a register
+    OPERAND: gl.constexpr = gl.DotOperandLayout(0, accumulator.type.layout, DEPTH)
+    operand = left_operand(weights, value_tiles.dtype, OPERAND)
+    return warpgroup_mma(operand, value_tile, accumulator, is_async=True)
 
 
 @gluon.jit
@@ -191,9 +194,30 @@ def step(query, buffers, barriers, turns, blocks_done, block, query_positions, k
     mbarrier.arrive(value_free.index((blocks_done - 1) % STAGES), count=1)
     ROWS: gl.constexpr = gl.SliceLayout(1, accumulator.type.layout)
     accumulator = accumulator * gl.expand_dims(gl.convert_layout(rescale, ROWS, assert_trivial=True), 1)
-    OPERAND: gl.constexpr = weights.type.layout
-    weights = kept_weights(next_weights, key_tiles.dtype, OPERAND)
+    weights = kept_weights(next_weights, key_tiles.dtype)
     return weights, (running_max, running_sum), accumulator
+
+
+@gluon.jit
+def pass_on(barriers, turns, blocks_done, blocks, STAGES: gl.constexpr, TURNS: gl.constexpr):
+    """Blocks of which this consumer needs nothing, and others of its tile do: says so; returns blocks_done after them.
+
+    It waits for each to arrive, though: before that, its word would count for the block before in the same buffer.
+    """
+    _query_ready, _query_free, key_ready, key_free, value_ready, value_free, _turns = barriers
+    my_turn, next_turn = turns
+    for _ in range(blocks):
+        stage = blocks_done % STAGES
+        phase = blocks_done // STAGES & 1
+        if TURNS:
+            mbarrier.wait(my_turn, blocks_done & 1)
+            mbarrier.arrive(next_turn, count=1)
+        mbarrier.wait(key_ready.index(stage), phase)
+        mbarrier.arrive(key_free.index(stage), count=1)
+        mbarrier.wait(value_ready.index(stage), phase)
+        mbarrier.arrive(value_free.index(stage), count=1)
+        blocks_done += 1
+    return blocks_done
 
 
 @gluon.jit
@@ -213,7 +237,6 @@ def consume(outputs, lse_pointer, buffers, barriers, tickets, sizes, band, scale
     DEPTH: gl.constexpr = 256 // key_tiles.dtype.primitive_bitwidth
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, DEPTH])
     OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, DEPTH])
-    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, OUTPUT, DEPTH // 8)  # left operand in registers
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
     turns = all_turns.index(GROUP), all_turns.index((GROUP + 1) % GROUPS)
     my_turn, next_turn = turns
@@ -225,9 +248,16 @@ def consume(outputs, lse_pointer, buffers, barriers, tickets, sizes, band, scale
         batch_index, head, tile_query = tile_of(ticket, batch, query_heads, query_length, heads_at_once, TILE_ROWS)
         first_query = tile_query + GROUP * GROUP_ROWS
         query_positions = first_query + key_length - query_length + gl.arange(0, GROUP_ROWS, layout=ROWS)
-        # All consumers of a tile go through the same blocks, so that they can share buffers and turns.
-        begin, whole_begin, whole_end, end = key_blocks(
+        tile_begin, _whole_begin, _whole_end, tile_end = key_blocks(
             tile_query + key_length - query_length, key_length, band, TILE_ROWS, BLOCK_N)
+        begin, whole_begin, whole_end, end = key_blocks(
+            first_query + key_length - query_length, key_length, band, GROUP_ROWS, BLOCK_N)
+        if first_query >= query_length:  # no queries: one block, for the sake of the pipeline
+            begin = tile_begin
+            whole_begin = tile_begin
+            whole_end = tile_begin
+            end = tile_begin + 1
+        blocks_done = pass_on(barriers, turns, blocks_done, tile_end - end, STAGES, TURNS)
         buffer = tiles_done % QUERY_BUFFERS * GROUPS + GROUP
         mbarrier.wait(query_ready.index(buffer), tiles_done // QUERY_BUFFERS & 1)
         query = query_operand(query_tiles, buffer)
@@ -251,7 +281,7 @@ def consume(outputs, lse_pointer, buffers, barriers, tickets, sizes, band, scale
         weights, _rescale, running_max, running_sum = online_softmax(
             scores, running_max, running_sum, block_scale(scaling, end - 1, BLOCK_N), True,
             weight_exponent(key_tiles.dtype))
-        weights = kept_weights(weights, key_tiles.dtype, WEIGHTS)
+        weights = kept_weights(weights, key_tiles.dtype)
         state = running_max, running_sum
         accumulator = gl.zeros([GROUP_ROWS, HEAD_DIM], gl.float32, OUTPUT)
         mbarrier.wait(value_ready.index(stage), blocks_done // STAGES & 1)
@@ -290,6 +320,7 @@ def consume(outputs, lse_pointer, buffers, barriers, tickets, sizes, band, scale
             gl.store(lse_row + rows, log_sum_exp, mask=rows < query_length)
         accumulator = warpgroup_mma_wait(0, deps=[accumulator])
         mbarrier.arrive(value_free.index((blocks_done - 1) % STAGES), count=1)
+        blocks_done = pass_on(barriers, turns, blocks_done, begin - tile_begin, STAGES, TURNS)
         share = gl.convert_layout(share, gl.SliceLayout(1, OUTPUT), assert_trivial=True)
         finished = scale_channels(accumulator * gl.expand_dims(share, 1), scales, sizes, batch_index, head)
         output_buffer = GROUP
@@ -373,16 +404,13 @@ def flash_attention_hopper_kernel(
         ], [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
 
 
-# At head dimension 64 the exponentials are the limit, not the products: three consumers keep them busier than two, and
-# turns at the matrix units would only hold them up. But a tile of 192 queries computes more behind a causal mask than
-# one of 128, which counts where sequences are short.
-THREE_CONSUMERS = Arrangement(128, stages=4, query_buffers=2, consumers=3, turns=False)
-TWO_CONSUMERS = {  # by head dimension, padded
-    64: Arrangement(128, stages=4, query_buffers=2, consumers=2, turns=False),
+# At head dimension 64 a block takes as long in exponentials as in products: three consumers keep both busier than two,
+# and turns at the matrix units would only hold them up.
+ARRANGEMENTS = {  # by head dimension, padded
+    64: Arrangement(128, stages=4, query_buffers=2, consumers=3, turns=False),
     128: Arrangement(128, stages=2, query_buffers=2, consumers=2, turns=True),
     256: Arrangement(64, stages=2, query_buffers=1, consumers=2, turns=True),
 }
-LONG = 8192  # queries, from which three consumers win under a mask too
 L2_SHARE_BYTES = 16 * 2**20  # of keys and values in use at a time: a third of an H200's L2 cache
 
 
@@ -409,7 +437,7 @@ def flash_attention_hopper(query, key, value, *, causal=False, window=None, scal
     if refusal is not None:
         raise refusal.error(f"flash_attention_hopper: {refusal.reason} flash_attention takes these inputs.")
     block_d = padded_head_dim(query.shape[3])
-    arrangement = arrangement or arrangement_for(block_d, query.shape[2], masked=causal or window is not None)
+    arrangement = arrangement or ARRANGEMENTS[block_d]
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     lse = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device) if return_lse else None
     values = descriptor(value, arrangement.key_rows, block_d)
@@ -442,32 +470,24 @@ def launch(query, key, values, output, lse, scales, causal, window, scale, arran
     )  # fmt: skip
 
 
-def arrangement_for(block_d: int, query_length: int, masked: bool) -> Arrangement:
-    """The arrangement that was fastest on an H200, for a padded head dimension, with or without a mask."""
-    if block_d == 64 and (not masked or query_length >= LONG):
-        return THREE_CONSUMERS
-    return TWO_CONSUMERS[block_d]
-
-
 def padded_head_dim(head_dim: int) -> int:
     """The width of a tile in shared memory: the copy engine fills what is more than head_dim with zeros."""
     return max(64, triton.next_power_of_2(head_dim))
 
 
 # Scores, weights and accumulator leave a consumer some 25 registers. What finds none are a few numbers of the tile,
-# such as where its output goes, most of them set aside before the loop over keys and fetched after it. How many depends
-# on Triton: for three consumers under a mask 3.6 spills 32 bytes and 3.9 spills 176. With 3.6 they are faster than two
-# all the same, from the length on that `arrangement_for` says.
-FEW_SPILLS, SPILLS_OF_THREE = 40, 192
+# such as where its output goes: set aside before the loop over keys and fetched after it. Triton 3.6 to 3.8 need 24
+# bytes at most for 16-bit inputs (a window at head dimension 128) and 40 for 8-bit ones (at 256); 3.9 needs up to 88.
+FEW_SPILLS = 96
 
 
 def compile_cases() -> list[CompileCase]:
     """What ships, for the compile gate: each arrangement once, with the masks that need the most registers."""
     return [
-        compile_case(64, THREE_CONSUMERS, "fp16", keys_after="i32", max_spill_bytes=SPILLS_OF_THREE),
-        compile_case(64, TWO_CONSUMERS[64], "bf16", keys_after="i32"),
-        compile_case(128, TWO_CONSUMERS[128], "bf16", keys_after="i32", keys_before="i32"),
-        compile_case(256, TWO_CONSUMERS[256], "bf16", keys_after="i32"),
+        compile_case(64, ARRANGEMENTS[64], "fp16", keys_after="i32", keys_before="i32"),
+        compile_case(64, ARRANGEMENTS[64], "bf16", keys_after="i32"),
+        compile_case(128, ARRANGEMENTS[128], "bf16", keys_after="i32", keys_before="i32"),
+        compile_case(256, ARRANGEMENTS[256], "bf16", keys_after="i32"),
     ]
 
 

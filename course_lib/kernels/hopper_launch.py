@@ -1,5 +1,6 @@
 """What the host prepares for the Hopper kernel: how a program is arranged, what the copy engine is told, a counter."""
 import functools
+from collections.abc import Iterator
 from copy import copy
 from typing import NamedTuple
 
@@ -63,10 +64,23 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+GRAPH_LAUNCHES = 4096
+spare_counters: dict[torch.device, Iterator[torch.Tensor]] = {}
+
+
 def ticket_counter(device: torch.device) -> torch.Tensor:
-    """A counter at 0, int32 [1], that no other kernel uses meanwhile; the kernel leaves it at 0."""
+    """A counter at 0, int32 [1], that no other kernel uses meanwhile; the kernel leaves it at 0.
+
+    A launch that is being recorded in a graph has one of its own, made at the first launch that was not. Without any
+    left, the graph gets a counter that every replay sets to 0 first, which is one launch more.
+    """
+    spare = spare_counters.get(device)
     if torch.cuda.is_current_stream_capturing():
-        return torch.zeros(1, dtype=torch.int32, device=device)  # the graph's own, set to 0 at every replay
+        counter = next(spare, None) if spare is not None else None
+        return torch.zeros(1, dtype=torch.int32, device=device) if counter is None else counter
+    if spare is None:
+        spare_counters[device] = iter(torch.zeros(GRAPH_LAUNCHES, dtype=torch.int32, device=device).split(1))
+        torch.cuda.current_stream(device).synchronize()  # a graph may be replayed on any stream
     return stream_counter(device, torch.cuda.current_stream(device).cuda_stream)
 
 

@@ -62,27 +62,20 @@ def right_operand(value_tile):
 
 
 @gluon.jit
-def kept_weights(weights, dtype: gl.constexpr, OPERAND: gl.constexpr):
-    """Weights [64, BLOCK_N], float32, as they wait for their product, laid out as its left operand.
+def kept_weights(weights, dtype: gl.constexpr):
+    """Weights [64, BLOCK_N], float32, as they wait for their product: whole registers, int32 [64, BLOCK_N / n].
 
-    In 16 bits they are cast at once, for room. Not in 8: a loop carries elements one by one, and would take the four of
-    a register apart and put them together again in each iteration.
+    A register holds n numbers of the operand, two of 16 bits or four of 8. Kept as such they could not stay together: a
+    loop carries a tile number by number, so registers are taken apart at its end and put together at its beginning.
     """
+    ROWS: gl.constexpr = weights.shape[0]
+    COLUMNS: gl.constexpr = weights.shape[1]
     if dtype.primitive_bitwidth == 8:
-        ROWS: gl.constexpr = weights.shape[0]
-        COLUMNS: gl.constexpr = weights.shape[1]
-        as_the_operand_has_them = weights.reshape([ROWS, COLUMNS // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4))
-        kept = gl.convert_layout(as_the_operand_has_them.reshape([ROWS, COLUMNS]), OPERAND)
-    else:
-        kept = gl.convert_layout(weights.to(dtype), OPERAND, assert_trivial=True)
-    return kept
-
-
-@gluon.jit
-def left_operand(kept, dtype: gl.constexpr):
-    """Kept weights as the left operand of P V, in registers."""
-    if dtype.primitive_bitwidth == 8:
-        # Four to a register at once: the compiler's own cast takes the pairs that the hardware makes apart again.
+        # What thread t has of 16 columns, 8 b + 2 t + c, it has as the operand's columns 4 t + 2 b + c.
+        by_thread = weights.reshape([ROWS, COLUMNS // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4))
+        even, odd = gl.split(by_thread.reshape([ROWS, COLUMNS // 4, 2, 2]))
+        first, third = gl.split(even)
+        second, fourth = gl.split(odd)
         kept = gl.inline_asm_elementwise(
             """
             {
@@ -91,8 +84,28 @@ def left_operand(kept, dtype: gl.constexpr):
                 cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;
                 mov.b32 $0, {low, high};
             }
-            """, "=r,f,f,f,f", [kept], dtype=gl.float8e4nv, is_pure=True, pack=4)  # fmt: skip
+            """, "=r,f,f,f,f", [first, second, third, fourth], dtype=gl.int32, is_pure=True, pack=1)  # fmt: skip
+    else:
+        first, second = gl.split(weights.reshape([ROWS, COLUMNS // 2, 2]))
+        CAST: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32 $0, $2, $1;"
+        kept = gl.inline_asm_elementwise(CAST, "=r,f,f", [first, second], dtype=gl.int32, is_pure=True, pack=1)
     return kept
+
+
+@gluon.jit
+def left_operand(kept, dtype: gl.constexpr, OPERAND: gl.constexpr):
+    """Kept weights as the left operand of P V, in registers: the same bits, [64, BLOCK_N] in the layout OPERAND."""
+    ROWS: gl.constexpr = kept.shape[0]
+    if dtype.primitive_bitwidth == 8:
+        # Each number is given its whole register, and four that have the same one become that register again.
+        each = gl.join(gl.join(kept, kept), gl.join(kept, kept)).reshape([ROWS, 4 * kept.shape[1]])
+        each = gl.convert_layout(each, OPERAND, assert_trivial=True)
+        bits = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r,r,r,r", [each], dtype=gl.int8, is_pure=True, pack=4)
+    else:
+        each = gl.join(kept, kept).reshape([ROWS, 2 * kept.shape[1]])
+        each = gl.convert_layout(each, OPERAND, assert_trivial=True)
+        bits = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r,r", [each], dtype=gl.int16, is_pure=True, pack=2)
+    return bits.to(dtype, bitcast=True)
 
 
 @gluon.jit

@@ -84,19 +84,39 @@ def key_blocks(first_position, key_length, band, TILE_ROWS: gl.constexpr, BLOCK_
 
 @gluon.jit
 def hide_scores(scores, query_positions, first_key, key_length, band):
-    """Scores [64, BLOCK_N] with minus infinity at the keys that a query does not see."""
+    """Scores [64, BLOCK_N] with minus infinity at the keys that a query does not see.
+
+    Of each 8 columns thread t, of the four of a row, has 2t and 2t + 1. Where its own visible keys begin and end is one
+    subtraction for a row; each of its columns is then compared with a number that is known when the kernel is compiled.
+    """
     keys_before, keys_after = band
+    ROWS: gl.constexpr = scores.shape[0]
     BLOCK_N: gl.constexpr = scores.shape[1]
-    columns: gl.constexpr = gl.SliceLayout(0, scores.type.layout)
-    key_positions = first_key + gl.arange(0, BLOCK_N, layout=columns)  # [BLOCK_N]
-    seen_end = gl.full_like(query_positions, 0) + key_length  # [64]
+    dealt = scores.reshape([ROWS, BLOCK_N // 8, 4, 2])
+    BY_THREAD: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, dealt.type.layout))  # of [64, 4]
+    BY_COLUMN: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, dealt.type.layout))  # of [BLOCK_N / 8, 2]
+    eights = gl.arange(0, BLOCK_N // 8, layout=gl.SliceLayout(1, BY_COLUMN))
+    pairs = gl.arange(0, 2, layout=gl.SliceLayout(0, BY_COLUMN))
+    columns = 8 * gl.expand_dims(eights, 1) + gl.expand_dims(pairs, 0)
+    columns = gl.expand_dims(gl.expand_dims(columns, 0), 2)  # [1, BLOCK_N / 8, 1, 2]
+    threads_first_key = first_key + 2 * gl.arange(0, 4, layout=gl.SliceLayout(0, BY_THREAD))  # [4]
+
+    positions = gl.convert_layout(query_positions, gl.SliceLayout(1, BY_THREAD), assert_trivial=True)  # [64]
+    seen_end = gl.full_like(positions, 0) + key_length
     if keys_after is not None:
-        seen_end = gl.minimum(seen_end, query_positions + keys_after + 1)
-    visible = gl.expand_dims(key_positions, 0) < gl.expand_dims(seen_end, 1)  # [64, BLOCK_N]
+        seen_end = gl.minimum(seen_end, positions + keys_after + 1)
+    visible = columns < from_threads_first(seen_end, threads_first_key)  # [64, BLOCK_N / 8, 4, 2]
     if keys_before is not None:
-        seen_begin = query_positions - keys_before  # [64]
-        visible = visible & (gl.expand_dims(key_positions, 0) >= gl.expand_dims(seen_begin, 1))
-    return gl.where(visible, scores, float("-inf"))
+        visible = visible & (columns >= from_threads_first(positions - keys_before, threads_first_key))
+    hidden = gl.where(visible, dealt, float("-inf")).reshape([ROWS, BLOCK_N])
+    return gl.convert_layout(hidden, scores.type.layout, assert_trivial=True)
+
+
+@gluon.jit
+def from_threads_first(keys, threads_first_key):
+    """The key of each row [64], counted from a thread's first key [4]: [64, 1, 4, 1]."""
+    distance = gl.expand_dims(keys, 1) - gl.expand_dims(threads_first_key, 0)
+    return gl.expand_dims(gl.expand_dims(distance, 1), 3)
 
 
 @gluon.jit
@@ -107,7 +127,7 @@ def online_softmax(scores, running_max, running_sum, scale_log2, MASKED: gl.cons
     The same step as in the portable kernel, but for the accumulator, which a matrix product still holds at this time,
     and for running_sum, [64, 4]: each of the four threads of a row sums its own weights, and they meet after the last.
     """
-    new_max = gl.maximum(running_max, gl.max(scores, axis=1) * scale_log2)  # [64]
+    new_max = gl.maximum(running_max, row_max(scores) * scale_log2)  # [64]
     reference_max = new_max
     if MASKED:
         # A row that has seen no key has the maximum -inf, and -inf - -inf is NaN: measure such a row from 0.
@@ -119,6 +139,18 @@ def online_softmax(scores, running_max, running_sum, scale_log2, MASKED: gl.cons
     running_sum = running_sum * gl.expand_dims(gl.convert_layout(rescale, ROWS, assert_trivial=True), 1)
     running_sum += sum_by_thread(weights)  # [64, 4]
     return weights, rescale, new_max, running_sum
+
+
+@gluon.jit
+def row_max(scores):
+    """The maximum of each row: [64, BLOCK_N] -> [64].
+
+    A maximum takes a few cycles before the next can use it. Along a row they would all wait for one another; here a
+    thread has four for a row under way, and joins them at the end.
+    """
+    ROWS: gl.constexpr = gl.SliceLayout(1, scores.type.layout)
+    by_sixteen = gl.max(scores.reshape([scores.shape[0], scores.shape[1] // 16, 16]), axis=1)
+    return gl.convert_layout(gl.max(by_sixteen, axis=1), ROWS, assert_trivial=True)
 
 
 @gluon.jit

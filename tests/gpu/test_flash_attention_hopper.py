@@ -137,7 +137,7 @@ def test_the_dispatcher_picks_it_and_falls_back():
     torch.testing.assert_close(attention(query, shifted, value), hopper(query, key, value), rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize(("head_dim", "causal"), [(64, False), (128, True), (128, False)])
+@pytest.mark.parametrize(("head_dim", "causal"), [(64, False), (64, True), (128, True), (128, False)])
 def test_it_is_faster_than_cudnn(head_dim, causal):
     from torch.nn.attention import SDPBackend, sdpa_kernel
 

@@ -1,14 +1,16 @@
 """What must stand in the machine code of the Hopper kernels, and no result tells: read with exercise 9.6's answer."""
+import re
+
 import pytest
 
 from course_lib.checker.catalog import reference
 from course_lib.hardware.compiler import compile_many
 from course_lib.kernels import flash_attention_fp8
-from course_lib.kernels.flash_attention_hopper import THREE_CONSUMERS, TWO_CONSUMERS, compile_case
+from course_lib.kernels.flash_attention_hopper import ARRANGEMENTS, compile_case
 
 CASES = {
-    "bf16, head dimension 128": compile_case(128, TWO_CONSUMERS[128], "bf16"),
-    "fp16, head dimension 64": compile_case(64, THREE_CONSUMERS, "fp16", keys_after="i32"),
+    "bf16, head dimension 128": compile_case(128, ARRANGEMENTS[128], "bf16"),
+    "fp16, head dimension 64": compile_case(64, ARRANGEMENTS[64], "fp16", keys_after="i32"),
     "e4m3, head dimension 128": compile_case(128, flash_attention_fp8.ARRANGEMENTS[128], "fp8e4nv", keys_after="i32"),
 }
 
@@ -28,6 +30,17 @@ def test_registers_move_and_exponentials_run_under_products():
         loops = 2 if "keys_after" in case.signature else 1
         share = loops / (loops + 1)
         assert hidden(sass) >= 0.9 * share * view.sass.count("MUFU.EX2"), name
+
+
+@pytest.mark.slow
+def test_registers_stay_whole_and_masks_are_not_stored():
+    """A loop that carries 16-bit numbers takes registers apart and joins them again (PRMT); comparisons that come long
+    before their scores are packed into words bit by bit (SEL). Each cost a tenth of the causal kernel's speed."""
+    views = compile_many([{**case.requests()[0], "want_sass": True} for case in CASES.values()])
+    for name, view in zip(CASES, views):
+        instructions = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+ )?\s*(\w+)", view.sass, re.MULTILINE)
+        assert instructions.count("HGMMA") + instructions.count("QGMMA") > 0, name
+        assert instructions.count("PRMT") < 16 and instructions.count("SEL") < 16, name
 
 
 def test_eight_bits_use_the_matrix_units_of_eight_bits():
