@@ -2,24 +2,26 @@
 # # 09 · Attention on Hopper
 #
 # **The question.** Chapter 04's kernel, in the library's version with all that plain Triton offers, does attention on
-# an H200 at 619 TFLOP/s with head dimension 128, and at 456 with head dimension 64. The FLOPs are the same in both
-# rows, the keys come from the same cache, and the same GPU multiplies plain matrices at 720 to 800. Where is the
-# rest, and why does a smaller head cost a quarter of the speed?
+# an H200 at 541 TFLOP/s with head dimension 128, and at 447 with head dimension 64. The FLOPs are the same in both
+# rows, the keys come from the same cache, and the same GPU multiplies plain matrices at 781. Where is the rest, and
+# why does a smaller head cost a sixth of the speed?
 #
 # | bf16, TFLOP/s | FlashAttention-2 | cuDNN | portable (chapter 04) | this chapter's |
 # |---|---|---|---|---|
-# | D = 128, full, 16k | 362 | 692 | 619 | **730** |
-# | D = 128, causal, 16k | 322 | 641 | 508 | **685** |
-# | D = 128, full, 4k | 356 | 676 | 552 | 638 |
-# | D = 128, causal, 4k | 296 | 577 | 465 | 562 |
-# | D = 64, full, 16k | 311 | 485 | 456 | **588** |
-# | D = 64, causal, 16k | 292 | 470 | 462 | **499** |
+# | D = 128, full, 16k | 325 | 656 | 541 | **695** |
+# | D = 128, causal, 16k | 301 | 618 | 495 | **709** |
+# | D = 128, full, 4k | 315 | 627 | 504 | **658** |
+# | D = 128, causal, 4k | 278 | 529 | 434 | **628** |
+# | D = 64, full, 16k | 286 | 459 | 447 | **557** |
+# | D = 64, causal, 16k | 279 | 447 | 447 | **548** |
 #
 # One run on one H200 (PyTorch 2.11, CUDA 13.0, cuDNN 9.19, Triton 3.6), 16,384 tokens, 16 heads of 128 or 32 of 64.
 # The first two columns are PyTorch's `scaled_dot_product_attention`. The last is
 # `course_lib/kernels/flash_attention_hopper.py` with `hopper_parts.py` beside it, which you can read after this
-# chapter. Another run, on a warmer card: 720, 652, 670, 562, 546 and 470 in the last column, beside cuDNN's 688, 635,
-# 671, 573, 491 and 474. Compare within a run.
+# chapter. The columns took turns, in changing order. Not for politeness: a card that works at its power limit gets
+# slower as it gets warmer, and whoever comes after a hungry kernel pays for it, by up to 5 % here. In a run without
+# turns the last column was 691, 714, 687, 641, 582 and 577, beside cuDNN's 680, 630, 666, 576, 499 and 476. Compare
+# within a run.
 #
 # The algorithm does not change any more: same tiles, same online softmax, same bytes. What changes is *when* things
 # happen. You will go from chapter 04's kernel to this one in seven steps, with a prediction for each. Without a
@@ -59,10 +61,10 @@ print(f"{machine().name}: " + ("the kernels of this chapter run here." if on_hop
 # So the work for the other unit must come from elsewhere: from other queries, or from another block of keys.
 #
 # The next figure is a model. Its rates are the datasheet's, and the softmax takes 1.3 times as long as its
-# exponentials, for it also takes maxima, subtracts, adds and casts. That factor is fitted to one number of the table:
-# at head dimension 64 the softmax is the limit, and 588 TFLOP/s are 1 / 1.3 of the 760 that plain products reach.
-# Look at the blue bars: where there is white between them, the matrix units wait. Which two of the five would you
-# build?
+# exponentials, for it also takes maxima, subtracts, adds and casts. That factor is fitted to one measurement: at head
+# dimension 64 the softmax is the limit, and 588 TFLOP/s, this kernel's best run there, are 1 / 1.3 of the 790 that
+# plain products reached in it. Look at the blue bars: where there is white between them, the matrix units wait. Which
+# two of the five would you build?
 
 # %%
 from course_lib.figures.hopper_timeline import busy, draw_timelines, run_schedule
@@ -340,9 +342,9 @@ for head_dim, consumers, registers in ((64, 3, 160), (64, 2, 240), (128, 2, 240)
     print(f"{head_dim:>14}  {consumers:>9}  {registers:>9}   {str(tuple(chosen)):>27}   {used:>7,} bytes")
 
 # %% [markdown]
-# Compare with `TWO_CONSUMERS` and `THREE_CONSUMERS` in `flash_attention_hopper.py`: your rule finds what measurements
-# on an H200 chose. Three consumers with head dimension 128 fit with 64 keys only, so that takes two. FlashAttention-3
-# uses 176 keys there, which fill registers and memory better; Gluon's tiles are powers of two.
+# Compare with `ARRANGEMENTS` in `flash_attention_hopper.py`: your rule finds what measurements on an H200 chose.
+# Three consumers with head dimension 128 fit with 64 keys only, so that takes two. FlashAttention-3 uses 176 keys
+# there, which fill registers and memory better; Gluon's tiles are powers of two.
 #
 # ## Why exp is the next wall
 #
@@ -397,6 +399,12 @@ for name, (flops, exps) in CHIPS.items():
 # 2250 TFLOP/s of bf16), they are even at 128, and everything that is not hidden perfectly costs. So
 # [FlashAttention-4](https://arxiv.org/abs/2603.05451) computes some of the exponentials as polynomials, on the units
 # for multiply-adds, and skips rescaling while the maximum hardly moves.
+#
+# Would that help here, at head dimension 64? It was tried: one in eight exponentials as a polynomial of degree 3. The
+# exponentials' unit has an eighth less to do, and the kernel falls from 533 to 494 TFLOP/s; with one in four, from
+# 542 to 470 in another run. A polynomial takes eight instructions in place of one, and a warp issues its instructions
+# in order: its way through a block gets longer, and nothing here was waiting for the exponentials' unit alone. On
+# Blackwell, with products twice as fast beside the same unit, it pays.
 #
 # ## Steps 5 and 6 · The overlap and the turns
 #
@@ -465,7 +473,7 @@ for order, lengths in orders.items():
 # copies, two get half of the rows each. It needs 4 warps, descriptors made in the kernel, one loop and no mask; then
 # the compiled kernel has 12 warps. With 8 warps it is ignored without a word. With a mask by rows, or with the
 # log-sum-exp stored, it computed wrong results for half of the rows (Triton 3.6). So it can't be causal, and there
-# the portable kernel does without: 508 TFLOP/s against 619, beside 685 and 730. It gives two groups the freedom to
+# the portable kernel does without: 495 TFLOP/s against 541, beside 709 and 695. It gives two groups the freedom to
 # drift apart. It knows nothing of the order that makes the difference: whose products go first, and what runs under
 # them. That is why this kernel is written one level lower, in **Gluon**: the same Python and the same compiler, but
 # you choose the layouts, issue the copies and products, and wait for them yourself.
@@ -580,43 +588,44 @@ for name, found in errors.items():
 #
 # ## FP8 in the kernel
 #
-# `flash_attention_fp8.py` is the kernel of this chapter with other operands; not a barrier changes. Each block's scores
-# are multiplied by the scales of their queries and keys, in the multiply-add where the softmax has its own scale. A
-# scale for a block of values would have to go into the weights, so values have one for each *channel* instead, by which
-# a finished tile is multiplied once. Weights are made up to 2⁸ and not up to 1: e4m3 has room for that, and its
-# smallest step, 2⁻⁹, then drops fewer of the small ones. The factor is in the sum as well and cancels.
+# `flash_attention_fp8.py` is the kernel of this chapter with other operands; not a barrier changes. Each block's
+# scores are multiplied by the scales of their queries and keys, in the multiply-add where the softmax has its own
+# scale. A scale for a block of values would have to go into the weights, so values have one for each *channel*
+# instead, by which a finished tile is multiplied once. Weights are made up to 2⁸ and not up to 1: e4m3 has room for
+# that, and its smallest step, 2⁻⁹, then drops fewer of the small ones. The factor is in the sum as well and cancels.
 #
-# One thing is hard. In 8 bits `wgmma` wants the dimension it sums over to lie innermost. For $P V$ that is the keys, so
-# values must come transposed. And the weights must become the left operand, of which each thread should hold four
+# One thing is hard. In 8 bits `wgmma` wants the dimension it sums over to lie innermost. For $P V$ that is the keys,
+# so values must come transposed. And the weights must become the left operand, of which each thread should hold four
 # neighbouring keys in a register, while the scores leave it pairs of keys that lie eight apart. To move them between
-# threads takes instructions in each block. But a sum does not mind the order of its terms: the weights stay where they
-# are, and the *values* are stored in the order in which the weights lie. Whoever quantises and transposes them moves
-# them anyway. (There the rotation is a matrix product, 2 D FLOPs for each element: on the matrix units that is less
-# trouble than the D log₂ D additions.)
+# threads takes instructions in each block. But a sum does not mind the order of its terms: the weights stay where
+# they are, and the *values* are stored in the order in which the weights lie. Whoever quantises and transposes them
+# moves them anyway. (There the rotation is a matrix product, 2 D FLOPs for each element: on the matrix units that is
+# less trouble than the D log₂ D additions.)
 #
-# What do you expect of it? The products take half as long, the exponentials as long as before. So for the schedule, FP8
-# with head dimension 128 is what bf16 is with 64, and with 256 what bf16 is with 128. The model's gain is therefore
-# twice the share of the time that the matrix units are busy at half the head dimension, over that at the whole: for 256
-# that is 2 · 0.86 / 0.99. The cell takes both from the schedule with the overlap and without turns, which is how
-# this kernel runs in 8 bits.
+# What do you expect of it? The products take half as long, the exponentials as long as before. So for the schedule,
+# FP8 with head dimension 128 is what bf16 is with 64, and with 256 what bf16 is with 128. The model's gain is
+# therefore twice the share of the time that the matrix units are busy at half the head dimension, over that at the
+# whole: for 256 that is 2 · 0.86 / 0.99. The cell takes both from the schedule with the overlap and without turns,
+# which is how this kernel runs in 8 bits.
 
 # %%
-# (TFLOP/s in bf16, in FP8) of one H200, 16,384 × 16,384.
-FP8_ON_AN_H200 = {64: (594, 513), 128: (721, 841), 256: (795, 1174)}
+# (TFLOP/s in bf16, in FP8) of one H200, 16,384 × 16,384, taking turns.
+FP8_ON_AN_H200 = {64: (568, 623), 128: (691, 771), 256: (709, 1163)}
 
 rates = FP8_ON_AN_H200
 if on_hopper:
-    from course_lib.hardware.timing import measure
+    from course_lib.hardware.timing import measure_together
     from course_lib.kernels import flash_attention_fp8, flash_attention_hopper, quantise_fp8
 
     rates = {}
     for head_dim in FP8_ON_AN_H200:
         shape = 1, 2048 // head_dim, 16_384, head_dim
         tensors = [torch.randn(shape, device=default_device(), dtype=torch.bfloat16) for _ in range(3)]
-        runs = (partial(flash_attention_hopper.flash_attention_hopper, *tensors),
-                partial(flash_attention_fp8.flash_attention_fp8, quantise_fp8.quantise_for_attention(*tensors)))
-        timings = [measure(run, seconds=0.2, device=default_device()) for run in runs]
-        rates[head_dim] = [timing.rate(4 * 2048 * 16_384**2) / 1e12 for timing in timings]
+        inputs = quantise_fp8.quantise_for_attention(*tensors)
+        runs = {"bf16": partial(flash_attention_hopper.flash_attention_hopper, *tensors),
+                "fp8": partial(flash_attention_fp8.flash_attention_fp8, inputs)}
+        timings = measure_together(runs, seconds=0.2, device=default_device())
+        rates[head_dim] = [timing.rate(4 * 2048 * 16_384**2) / 1e12 for timing in timings.values()]
 print(f"TFLOP/s, {'this GPU' if on_hopper else 'an H200'}, full, 16,384 tokens")
 print("head dimension    bf16     FP8   ratio   predicted")
 for head_dim, (bf16, fp8) in rates.items():
@@ -624,30 +633,29 @@ for head_dim, (bf16, fp8) in rates.items():
     print(f"{head_dim:>14} {bf16:>7.0f} {fp8:>7.0f} {fp8 / bf16:>7.2f} {2 * half / whole:>11.2f}")
 
 # %% [markdown]
-# The gain grows with the head dimension as the model has it, and is smaller: half as fast again at 256, a sixth at 128,
-# and at 64 a loss. There exponentials were the limit before, and bf16 has room for a third consumer. FP8 has not,
-# though 9.2's count would have it: its weights wait in float32 (`kept_weights` in `hopper_operands.py` says why), and
-# with 4 bytes for each the tiles alone fill 160 registers. The model also gives products twice the rate; large matrix
-# products in FP8 do 1270 TFLOP/s on an H200, beside 720 to 800 in bf16. And it knows nothing of latency. Nsight
-# Compute counts what a unit really did, for 16,384 tokens without a mask:
+# The gain grows with the head dimension as the model has it, and is smaller: two thirds at 256, and a tenth at 64 and
+# 128. The model gives products twice the rate; large matrix products in FP8 do 1420 TFLOP/s on that H200, beside 781
+# in bf16. And it knows nothing of latency. Nsight Compute counts what a unit really did, for 16,384 tokens without a
+# mask:
 #
 # | one H200 | matrix units busy | exponentials' unit busy | a scheduler issues in | clock |
 # |---|---|---|---|---|
-# | bf16, head dimension 128 | 82 % | 43 % | 38 % of the cycles | 1.69 GHz |
-# | bf16, head dimension 64 | 62 % | 64 % | 50 % | 1.81 GHz |
-# | FP8, head dimension 256 | 71 % | 36 % | 39 % | 1.71 GHz |
-# | FP8, head dimension 128 | 47 % | 49 % | 43 % | 1.81 GHz |
+# | bf16, head dimension 128 | 82 % | 42 % | 38 % of the cycles | 1.67 GHz |
+# | bf16, head dimension 64 | 63 % | 65 % | 51 % | 1.77 GHz |
+# | FP8, head dimension 256 | 75 % | 39 % | 39 % | 1.69 GHz |
+# | FP8, head dimension 128 | 47 % | 49 % | 42 % | 1.81 GHz |
+# | FP8, head dimension 64 | 35 % | 72 % | 56 % | 1.81 GHz |
 #
-# In the last row nothing is busy even half of the time. Each group of warps goes through a chain, scores, maximum,
+# In the fourth row nothing is busy even half of the time. Each group of warps goes through a chain, scores, maximum,
 # exponentials, cast, product, and in FP8 the product at its end no longer covers the rest. What would is another
-# group. A third one finds its registers with 64 keys a block, and then the shorter blocks cost more than it brings: 843
-# against 871 TFLOP/s, in one run. At head dimension 256 the products are long enough, and the kernel comes to what
-# FlashAttention-3's abstract calls "close to 1.2 PFLOP/s".
+# group, as at head dimension 64. Here a third one finds its registers with 64 keys a block only, and then the shorter
+# blocks cost more than it brings: 828 against 843 TFLOP/s, in one run. At head dimension 256 the products are long
+# enough, and the kernel comes to what FlashAttention-3's abstract calls "close to 1.2 PFLOP/s".
 #
 # Read the clock, too. The card may run at 1.98 GHz, and under these kernels it draws so much power that it does not.
-# And multiply: 82 % of 132 · 4096 FLOPs at 1.69 GHz are 750 TFLOP/s, where the cell has 721. In FP8 you find a tenth
-# more than the cell has. The profiler watches one launch, the cell's time is the median of many in a row: take shares
-# from the one, rates from the other.
+# And multiply: 82 % of 132 · 4096 FLOPs at 1.67 GHz are 740 TFLOP/s, where the cell has 691. In FP8 you find a tenth
+# to a fifth more than the cell has. The profiler watches one launch of a cool card, the cell's time is the median of
+# many in turns: take shares from the one, rates from the other.
 #
 # And the error, of the kernel itself now, on 8 heads of 4096 tokens with outliers: root mean square 0.018 with one
 # scale and no rotation, 0.017 with a scale for each block, **0.0084** with the rotation, 2.1 times less.
@@ -715,7 +723,7 @@ best_census, best_hidden = check("9.6", census, hidden_exponentials).best
 # %%
 from course_lib.kernels import flash_attention_hopper
 
-case = flash_attention_hopper.compile_case(128, flash_attention_hopper.TWO_CONSUMERS[128], "bf16")
+case = flash_attention_hopper.compile_case(128, flash_attention_hopper.ARRANGEMENTS[128], "bf16")
 (specialised,) = compile_many([{**case.requests()[0], "want_sass": True}])
 for name, view in (("chapter 04's, with descriptors", with_descriptors), ("this chapter's", specialised)):
     products, registers, spills = best_census(view.sass)
@@ -727,6 +735,35 @@ for name, view in (("chapter 04's, with descriptors", with_descriptors), ("this 
 # chapter's has half of its exponentials covered. The count is of the code as it stands: the other half belongs to
 # each tile's first block, which runs once, and has no output before it. Of the registers moved, 24 are the producer's
 # and 240 the consumers'; the others belong to the code around them, in which Triton sends the warps to their tasks.
+#
+# ## What no result shows
+#
+# Reading pays. There was a time when this kernel was right, three consumers overlapped as they should, and at head
+# dimension 64 under a causal mask it was no faster than cuDNN: 475 TFLOP/s beside 474, where without a mask it had
+# 541 beside 471. Its loop over blocks that every query sees whole took 475 instructions. Without a mask, the same
+# loop took 409. Same Python, same work. What could the other 66 be?
+#
+# - **64 times `PRMT`**, which picks bytes from two registers. To the compiler a loop carries a tile number by number.
+#   Under a mask three loops follow one another, and it no longer saw that two 16-bit weights arrive in the register
+#   in which they left. So it took each register apart at the end of a block, and joined the halves at the beginning
+#   of the next. Now the loops carry 32-bit words, and what lies in them is nobody's business (`kept_weights` in
+#   `hopper_operands.py`).
+# - **A block under a mask took 816.** To compare positions needs no scores, so the compiler did it early, while the
+#   scores were on their way. But there are 7 registers for the results of comparisons, not 64. It packed the results
+#   into words, bit by bit, and unpacked them when the scores had come. Counted from a thread's own first key, columns
+#   are constants: a comparison is one instruction, there is nothing to prepare, and the block takes 540 (`hide_scores`
+#   in `hopper_parts.py`).
+# - **Blocks for nobody.** A tile has 192 queries. Of its last block of 128 keys, the first 64 queries often see
+#   nothing, and where 1024 queries end, 128 of the last tile's do not exist. Each consumer now takes the blocks that
+#   its own queries see, and passes the others' on: it waits for them and frees them (`pass_on` in
+#   `flash_attention_hopper.py`).
+#
+# The first two brought 526 beside the same 474. The third brought from 437 to 470 at 4k, and from 281 to 338 at 1k,
+# in another run. A fourth find was in the profile: `ncu --section SourceCounters` says for each instruction how often
+# a warp stood before it, and why. A fifth of the time they stood at `FMNMX`, the maximum, and waited for the one
+# before: along a row each needs the last one's result. Four at a time for each row, joined at the end (`row_max`),
+# brought 1 % in bf16 and 2 to 6 % in FP8, less than it promised: the time went to the exponentials, for which more
+# warps now queue.
 #
 # ## Now in Gluon
 #
@@ -1131,9 +1168,9 @@ for (whose, way), view in zip(orders, compile_many(requests)):
 # %%
 # TFLOP/s of one H200 (PyTorch 2.11, CUDA 13.0, cuDNN 9.19, Triton 3.6), 16 heads of 128, 16,384 × 16,384, bf16.
 ON_AN_H200 = {
-    "with descriptors": 483, "and split by the compiler": 554, "9.8, no overlap": 573,
-    "9.8, no overlap, taking turns": 561, "9.8, overlapped": 637, "9.8, overlapped, taking turns": 634,
-    "library: and persistent": 650, "cuDNN": 612, "FlashAttention-2": 349,
+    "chapter 04: pointers": 376, "with descriptors": 499, "and split by the compiler": 563, "9.8, no overlap": 551,
+    "9.8, no overlap, taking turns": 549, "9.8, overlapped": 656, "9.8, overlapped, taking turns": 654,
+    "library: and persistent": 716, "cuDNN": 649, "FlashAttention-2": 322,
 }
 
 RUNGS = {  # name: (the model's schedule, what runs: the 9.8 kernel's options, or a function)
@@ -1172,17 +1209,16 @@ def rung_function(what, query, key, value):
     return partial(portable if what == "portable" else hopper, query, key, value)
 
 
-measured, matrix_rate, length = ON_AN_H200, 801e12, 16_384
+measured, matrix_rate, length = ON_AN_H200, 745e12, 16_384
 if on_hopper:
     from course_lib.hardware.ceilings import ceilings
-    from course_lib.hardware.timing import measure
+    from course_lib.hardware.timing import measure_together
 
     matrix_rate = ceilings().matmul_rate["bfloat16"]
     tensors = [torch.randn(1, 16, length, 128, device=default_device(), dtype=torch.bfloat16) for _ in range(3)]
-    measured = {}
-    for name, (_, what) in RUNGS.items():
-        seconds = measure(rung_function(what, *tensors), seconds=0.3, device=default_device()).median
-        measured[name] = 4 * 16 * length**2 * 128 / seconds / 1e12
+    runs = {name: rung_function(what, *tensors) for name, (_, what) in RUNGS.items()}
+    timings = measure_together(runs, seconds=0.3, device=default_device())
+    measured = {name: timing.rate(4 * 16 * length**2 * 128) / 1e12 for name, timing in timings.items()}
 print(f"TFLOP/s, {'this GPU' if on_hopper else 'an H200'}; plain matrix products: {matrix_rate / 1e12:.0f}")
 print(f"{'':32} predicted    measured")
 for name, (schedule, _) in RUNGS.items():
@@ -1190,23 +1226,23 @@ for name, (schedule, _) in RUNGS.items():
     print(f"{name:32} {predicted:>9}   {format(measured[name], '.0f') if name in measured else 'not taken':>9}")
 
 # %% [markdown]
-# On that H200 the first prediction is right, and for the right reason: with descriptors, 485 predicted and 483
-# measured. The warps of chapter 04's kernel share one loop and its barriers and meet at every block, so its two
-# groups *are* in step.
+# On that H200 chapter 04's kernel lies around its prediction of 452: below it with pointers, 376, and above it with
+# descriptors, 499. Its warps share one loop and its barriers and meet at every block, so its two groups *are* nearly
+# in step.
 #
-# The next ones are instructive where they are wrong. Two consumers that share nothing but a producer reach 573 and
-# not 485. Nobody orders them, and they drift apart by themselves. So there is little left for the turns to do, and
-# waiting for the token costs something: 561 and 634 with them, 573 and 637 without. The overlap brings 64 TFLOP/s
-# more, though not all that the model gives to groups in step, for some of that is had already. It does not depend on
-# luck: each group hides its own exponentials whatever the other does. FlashAttention-3 takes turns, and so does the
-# library at head dimensions 128 and 256; at 64, where the softmax is the limit, it does not.
+# The next ones are instructive where they are wrong. Two consumers that share nothing but a producer reach 551 and
+# not 452. Nobody orders them, and they drift apart by themselves. So nothing is left for the turns to do: 549 and 654
+# with them, 551 and 656 without. The overlap brings 105 TFLOP/s more, though not all that the model gives to groups in
+# step, for some of that is had already. It does not depend on luck: each group hides its own exponentials whatever the
+# other does. FlashAttention-3 takes turns, and so does the library at head dimensions 128 and 256; at 64, where the
+# softmax is the limit, it does not.
 #
-# The last rung, persistence, brings 650: four fifths of the 801 of plain products, and more than cuDNN in that run.
-# What the model leaves out takes the rest: the first and last block of a tile, and a clock that falls under such a
-# load. The table at the head of the chapter is from another run, with 730 in the same place. A third gave the last
-# five of our rungs 581, 615, 706, 647 and 645. There *no* turns and *no* persistence win, by a tenth; taken in quick
-# alternation, kernels with and without turns are even. So believe the big steps, up to the overlap. Of rungs that lie a
-# few percent apart, which one you run first decides: the card is coolest then.
+# The last rung, persistence, brings 716: nearly the 745 of plain products, which meet the same power limit, and a tenth
+# more than cuDNN in that run. What the model leaves out takes the rest: the first and last block of a tile, and a
+# clock that falls under such a load. The rungs took turns here, each round in another order (`measure_together`).
+# Timed one after the other, the last five of our rungs once came out as 581, 615, 706, 647 and 645, and persistence
+# seemed to cost a tenth. What ran last had lost, on the warmest card. So mind the order before you believe a few
+# percent.
 #
 # ## What production systems do
 #

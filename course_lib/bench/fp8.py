@@ -1,8 +1,8 @@
 """`python -m course_lib bench fp8`: attention in 8 bits on Hopper, how fast it is and how far off.
 
 Speed, in TFLOP/s: 16384 tokens, 2048 channels in heads of 64, 128 or 256, beside the library's kernel for bf16 in the
-same run, both as CUDA graphs; the time of the quantisation apart, which a model does once when it makes queries, keys
-and values.
+same run, both as CUDA graphs and in turns; the time of the quantisation apart, which a model does once when it makes
+queries, keys and values.
 
 Error: inputs with outliers as in FlashAttention-3's Table 3 (arXiv 2407.08608), normal numbers of which one in a
 thousand has another added, ten times as wide. One scale for a whole head is what most do; blocks and the rotation are
@@ -19,7 +19,7 @@ import torch
 from course_lib.bench.attention import clocks
 from course_lib.hardware.device import machine
 from course_lib.hardware.graphs import recorded
-from course_lib.hardware.timing import measure
+from course_lib.hardware.timing import measure, measure_together
 from course_lib.home import course_home
 from course_lib.kernels.attention_reference import attention_reference
 from course_lib.kernels.hopper_limits import machine_refusal
@@ -36,7 +36,7 @@ from course_lib.kernels.quantise_fp8 import (
 )
 
 TOKENS, CHANNELS = 16384, 2048
-SECONDS_PER_FIGURE = 0.15
+SECONDS_PER_FIGURE = 0.3
 ROWS = [(head_dim, length, causal)
         for head_dim in (64, 128, 256) for length in (16384, 4096) for causal in (False, True)]  # fmt: skip
 ERROR_SHAPE = 1, 8, 4096, 128
@@ -95,7 +95,8 @@ def measure_row(head_dim: int, length: int, causal: bool) -> dict:
     flops = 4 * batch * heads * length**2 * head_dim / (2 if causal else 1)
     runs = {"bf16": functools.partial(flash_attention_hopper, query, key, value, causal=causal),
             "fp8": functools.partial(flash_attention_fp8, inputs, causal=causal)}  # fmt: skip
-    row = {name: flops / measure(recorded(run), seconds=SECONDS_PER_FIGURE).median / 1e12 for name, run in runs.items()}
+    timings = measure_together({name: recorded(run) for name, run in runs.items()}, seconds=SECONDS_PER_FIGURE)
+    row = {name: timing.rate(flops) / 1e12 for name, timing in timings.items()}
     quantise = functools.partial(quantise_for_attention, query, key, value)
     return row | {"quantise_us": measure(quantise, seconds=SECONDS_PER_FIGURE).median * 1e6}
 

@@ -6,8 +6,10 @@ a CPU the wall clock.
 """
 import dataclasses
 import math
+import random
 import statistics
 import time
+from collections.abc import Mapping
 
 import torch
 
@@ -73,6 +75,46 @@ def measure(function, *, warmup=3, repeats=None, seconds=0.3, flush=None, device
         estimate = max(estimate, time.perf_counter() - started, 1e-7)  # the flush takes its part of the budget too
         repeats = int(min(MAX_REPEATS, max(5, seconds / estimate)))
     return summarize(time_once(function, flush_buffer, repeats))
+
+
+def measure_together(functions, *, rounds=10, seconds=0.3, flush=None, device=None) -> dict[str, Timing]:
+    """Time functions that are to be compared: in many short turns, every round in another order.
+
+    A GPU at its power limit gets slower as it gets warmer, and a kernel pays for the appetite of the one that ran
+    before it. Timed one after the other, the same kernel has come out 5 % apart on an H200, first and last in a row.
+
+    Args:
+        functions: {name: function}, each called with no arguments.
+        rounds: turns of each function, at least 2.
+        seconds: the time to spend on each function, over all rounds.
+        flush, device: see `measure`.
+
+    Returns {name: Timing}, in the order of `functions`.
+
+    Raises:
+        TypeError: `functions` is not a mapping, or something in it cannot be called.
+        ValueError: `functions` is empty, or another argument makes no sense; the message names it.
+    """
+    if not isinstance(functions, Mapping):
+        raise TypeError(f"functions is a {type(functions).__name__}; pass {{name: function}}, e.g. "
+                        "measure_together({'mine': mine, 'theirs': theirs}).")  # fmt: skip
+    if not functions:
+        raise ValueError("functions is empty; pass at least one {name: function}.")
+    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 2:
+        raise ValueError(f"rounds is {rounds!r}; it must be a whole number of at least 2.")
+    first = [measure(function, seconds=seconds / rounds, flush=flush, device=device) for function in functions.values()]
+    repeats = {name: max(1, timing.repeats) for name, timing in zip(functions, first)}
+    device = torch.device(device) if device is not None else default_device()
+    flush_buffer = make_flush_buffer(device) if flush or (flush is None and device.type == "cuda") else None
+    time_once = gpu_seconds if device.type == "cuda" else cpu_seconds
+    taken = {name: [] for name in functions}
+    order, chance = list(functions), random.Random(0)
+    for _ in range(rounds):
+        chance.shuffle(order)
+        for name in order:
+            functions[name]()
+            taken[name] += time_once(functions[name], flush_buffer, repeats[name])
+    return {name: summarize(seconds) for name, seconds in taken.items()}
 
 
 def check_arguments(function, warmup, repeats, seconds, device) -> torch.device:

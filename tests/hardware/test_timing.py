@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from course_lib.hardware.timing import Timing, measure, summarize
+from course_lib.hardware.timing import Timing, measure, measure_together, summarize
 
 
 def test_a_known_duration_is_measured():
@@ -77,3 +77,45 @@ def test_something_that_cannot_be_called_is_refused():
 def test_an_error_of_the_function_is_the_callers_to_see():
     with pytest.raises(ZeroDivisionError):
         measure(lambda: 1 / 0, device="cpu")
+
+
+def test_together_functions_take_turns_in_changing_order():
+    """Each result is its own function's, and nobody always comes after the same other."""
+    calls = []
+
+    def called(name, seconds):
+        def function():
+            calls.append(name)
+            time.sleep(seconds)
+
+        return function
+
+    times = {"slow": 0.008, "fast": 0.001, "middle": 0.003}
+    timings = measure_together({name: called(name, seconds) for name, seconds in times.items()},
+                               rounds=8, seconds=0.2, device="cpu")  # fmt: skip
+    assert list(timings) == list(times)
+    for name, seconds in times.items():
+        assert seconds <= timings[name].best and timings[name].median < seconds + 0.003
+        assert timings[name].repeats >= 8
+    turns = [name for name, before in zip(calls[1:], calls) if name != before]
+    followers = {(before, after) for before, after in zip(turns, turns[1:])}
+    assert {before for before, after in followers if after == "fast"} == {"slow", "middle"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        (({},), ValueError, "functions is empty"),
+        (([print],), TypeError, "functions is a list"),
+        (({"mine": 3},), TypeError, "function is 3"),
+    ],
+)
+def test_together_refuses_what_it_cannot_time(arguments, error, words):
+    with pytest.raises(error, match=words):
+        measure_together(*arguments, device="cpu")
+
+
+@pytest.mark.parametrize("rounds", [1, 0, 2.5, True])
+def test_together_wants_at_least_two_rounds(rounds):
+    with pytest.raises(ValueError, match="rounds is"):
+        measure_together({"mine": lambda: None}, rounds=rounds, device="cpu")
