@@ -1,15 +1,14 @@
-"""What went wrong: the known mistake that a result matches, and where in the result the errors lie."""
+"""What went wrong, in words: where in a result the errors lie, what they follow, what the failing cases share."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from course_lib.checker.compare import Leaf, Truth, agrees, call, float64, leaves, place_of
-from course_lib.checker.exercise import Case, Exercise, InOut, Mistake, Seen
+from course_lib.checker.compare import Leaf, Truth, leaves, place_of
+from course_lib.checker.exercise import Case, Exercise, Seen
 from course_lib.figures.error_map import error_map
 
 
@@ -31,81 +30,6 @@ class Outcome:
     def first_problem(self) -> Leaf:
         """The first wrong leaf of a case that is not right."""
         return next(leaf for leaf in self.leaves if leaf.problem)
-
-
-def find_mistake(exercise: Exercise, outcomes: Sequence[Outcome]) -> Mistake | None:
-    """The one known mistake that explains every finished case, or None.
-
-    A fingerprint (one of a mistake's several, if it has such) must agree with the learner's result in all cases and
-    differ from the truth in at least one that failed. Where those of two mistakes agree, neither is named: silence
-    beats a false lead.
-    """
-    failed = [outcome for outcome in outcomes if not outcome.right]
-    if not failed:
-        return None
-    if any(leaf.problem and leaf.wrong is None and "dtype" in leaf.problem for o in failed for leaf in o.leaves):
-        return None  # the numbers may be right in another dtype, which the message says
-    # Failing cases first: a wrong fingerprint is then dismissed after one look.
-    ordered = sorted(outcomes, key=lambda outcome: outcome.right)
-    matching = [
-        mistake
-        for mistake in exercise.mistakes
-        if any(_explains(exercise, result, ordered) for result in _fingerprints(mistake))
-    ]
-    if len(matching) == 1:
-        return matching[0]
-    for mistake in exercise.mistakes:
-        if mistake.when and _shows(mistake, failed):
-            return mistake
-    return None
-
-
-def _shows(mistake: Mistake, failed: Sequence[Outcome]) -> bool:
-    """Whether a mistake is seen in a failing case; with `every`, in all those of the function that it is seen in."""
-    seen_of: dict[str | None, list[bool]] = {}
-    for outcome in failed:
-        seen = bool(mistake.when(outcome.case, outcome.seen, outcome.got))
-        if seen and not mistake.every:
-            return True
-        seen_of.setdefault(outcome.case.entry, []).append(seen)
-    return mistake.every and any(all(seen) for seen in seen_of.values())
-
-
-def _fingerprints(mistake: Mistake) -> tuple[Callable, ...]:
-    if mistake.result is None:
-        return ()
-    return mistake.result if isinstance(mistake.result, tuple) else (mistake.result,)
-
-
-def _explains(exercise: Exercise, result: Callable, outcomes: Sequence[Outcome]) -> bool:
-    distinguished = False
-    for outcome in outcomes:
-        fingerprint = _fingerprint(result, outcome.case)
-        if fingerprint is None:
-            continue
-        if not agrees(outcome.got, fingerprint, outcome.truth, exercise):
-            return False
-        distinguished = distinguished or not outcome.right
-    return distinguished
-
-
-def _fingerprint(result: Callable, case: Case) -> Any:
-    """What a mistake makes of the case in float64; None where it has nothing to say."""
-    silent = False
-
-    def made(*args):
-        nonlocal silent
-        value = result(*args)
-        silent = value is None and not any(isinstance(arg, InOut) for arg in case.args)
-        return value
-
-    try:
-        value = call(made, case, float64)
-    except Exception:
-        if os.environ.get("COURSE_STRICT"):
-            raise
-        return None  # an unlucky fingerprint must not cost the learner the verdict; tests run with COURSE_STRICT
-    return None if silent else value
 
 
 UNDEFINED_LANES = (

@@ -11,6 +11,7 @@ from typing import Any
 
 from course_lib.checker import catalog, cells, compare, diagnosis
 from course_lib.checker.exercise import Case, Exercise, InOut, Mistake
+from course_lib.checker.known_mistakes import find_mistake, of_its_function
 from course_lib.checker.requirements import FasterThan
 from course_lib.checker.running import Run, run_cases, seen_in
 from course_lib.checker.stopping import error_message, stopped
@@ -44,14 +45,15 @@ def judge(exercise: Exercise, source: str, names: dict[str, str] | None = None, 
 
     if not cells.is_attempted(source, tuple(names.values()), catalog.untouched_source(exercise.id)):
         return verdict("not_attempted", "Nothing is written here yet. Replace the line under `# YOUR CODE HERE`.")
-    reason = _unsupported(exercise)
+    reason = unsupported_here(exercise)
     if reason:
         return verdict("unsupported", reason)
     try:
         runs = run_cases(exercise, cells.without_magics(source), names, seed)
     except WorkerDied as error:
         return verdict(
-            "crashed", f"The worker process ended during the check: {error}. The next check starts a new one."
+            "crashed",
+            f"The worker process ended during the check: {str(error).rstrip('.')}. The next check starts a new one.",
         )
     for run in runs:
         stop = stopped(exercise, run, source, names)
@@ -75,7 +77,8 @@ def judge(exercise: Exercise, source: str, names: dict[str, str] | None = None, 
     return _weigh(exercise, runs, source, names, verdict, again)
 
 
-def _unsupported(exercise: Exercise) -> str | None:
+def unsupported_here(exercise: Exercise) -> str | None:
+    """Why this machine cannot judge an exercise and what would; None when it can."""
     here = machine()
     if exercise.needs == "hopper" and (here.tier != "hopper" or here.compute_capability != (9, 0)):
         return (
@@ -118,7 +121,7 @@ def _weigh(
         )
 
     undefined = "" if wild or not failed else diagnosis.undefined_lanes(failed, again)
-    known = diagnosis.find_mistake(exercise, finished) if failed and not undefined else None
+    known = find_mistake(exercise, finished, bool(errors)) if failed and not undefined else None
     if known is None and errors:
         known = _mistake_of_error(exercise, errors)
     if wild and (known is None or known.result is None):
@@ -140,7 +143,7 @@ def _weigh(
             known.sentence if known else "",
         )
     if failed:
-        first = diagnosis.most_telling(failed)
+        first = diagnosis.most_telling(of_its_function(exercise, known, failed) if known else failed)
         names = inspect.signature(exercise.oracle_for(first.case)).parameters
         together = diagnosis.shared([o for o in finished if o.case.entry == first.case.entry], list(names))
         message = f"In {_which(exercise, first.case)} {diagnosis.describe(first)}. {together}".strip()

@@ -10,7 +10,7 @@ from typing import Any
 
 from course_lib.checker import catalog, cells
 from course_lib.checker.exercise import CourseError, Exercise
-from course_lib.checker.judge import judge
+from course_lib.checker.judge import judge, unsupported_here
 from course_lib.checker.store import ASIDE, Standing, Store
 from course_lib.checker.verdict import OUTCOMES, Verdict, _shell
 
@@ -189,7 +189,7 @@ def attempts(exercise: str) -> _Shown:
 
 
 def progress() -> _Shown:
-    """Where you stand: every exercise of every chapter, with attempts and hints."""
+    """Where you stand: every exercise of every chapter, with attempts and hints; how to hand in what is done."""
     standings = progress_file().standings()
     chapters: dict[str, list[tuple[Exercise, Standing]]] = {}
     for task in catalog.exercises().values():
@@ -212,9 +212,32 @@ def progress() -> _Shown:
         f'<div style="width:{100 * total / max(count, 1):.0f}%;height:100%;background:#0a8f5b;border-radius:3px">'
         "</div></div>"
     )
+    sentence, code = _handing_in(chapters)
     return _Shown(
-        "\n".join([f"{total} of {count} exercises passed", *lines]),
-        f"<div><b>{total} of {count}</b> exercises passed{bar}<table>{''.join(rows)}</table></div>",
+        "\n".join([f"{total} of {count} exercises passed", *lines, *([f"{sentence} {code}"] if code else [])]),
+        f"<div><b>{total} of {count}</b> exercises passed{bar}<table>{''.join(rows)}</table>"
+        f"{f'{html.escape(sentence)} <code>{html.escape(code)}</code>' if code else ''}</div>",
+    )
+
+
+def _handing_in(chapters: dict[str, list[tuple[Exercise, Standing]]]) -> tuple[str, str]:
+    """A sentence on the chapters that are done, and the line that hands one in; empty while none is.
+
+    An exercise that this machine cannot judge keeps no chapter open, as long as another of it has passed.
+    """
+    done, limited = [], False
+    for chapter, tasks in chapters.items():
+        left = [task for task, standing in tasks if not standing.passed]
+        if len(left) < len(tasks) and all(unsupported_here(task) for task in left):
+            done.append(chapter)
+            limited = limited or bool(left)
+    if not done:
+        return "", ""
+    what = "All that this machine can judge" if limited else "All"
+    which, it = ("chapter", "it") if len(done) == 1 else ("chapters", "one")
+    return (
+        f"{what} of {which} {', '.join(done)} passed. To hand {it} in, if somebody grades your work:",
+        f'from course_lib import submit; submit("{done[-1]}")',
     )
 
 

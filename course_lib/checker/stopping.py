@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import signal
 
 from course_lib.checker import cells
 from course_lib.checker.exercise import Exercise
 from course_lib.checker.running import Run
+from course_lib.hardware import signals
 
 PREDEFINED = (
     "torch",
@@ -103,30 +103,19 @@ def stopped(exercise: Exercise, run: Run, source: str, names: dict[str, str]) ->
             "",
         )
     if ending.forged or not ending.finished:
-        return ("crashed", _crash_message(run), "crashed", "")
+        return ("crashed", _crash_message(exercise, run), "crashed", "")
     return None
 
 
-def _crash_message(run: Run) -> str:
+def _crash_message(exercise: Exercise, run: Run) -> str:
     ending = run.ending
     if ending.forged:
         return f"The worker sent a message that is none ({ending.forged}). The answer must not write to its pipes."
     if ending.signal is not None:
-        name = (
-            signal.Signals(ending.signal).name
-            if ending.signal in signal.Signals._value2member_map_
-            else str(ending.signal)
-        )
-        meaning = {
-            "SIGSEGV": "it reached memory that is not its own",
-            "SIGBUS": "it reached memory that does not exist",
-            "SIGKILL": "it was killed, most likely because memory ran out",
-            "SIGABRT": "a library gave up",
-            "SIGXFSZ": "it wrote a file of more than 256 MB",
-            "SIGFPE": "an integer was divided by zero",
-        }.get(name, "the process was ended by a signal")
+        compiled = not run.interpreted and exercise.needs != "any"
         return (
-            f"The worker died of {name} {run.ended_in}: {meaning}. Your notebook is not affected; the next check works."
+            f"The worker {signals.died_of(ending.signal, compiled, run.ended_in)} Your notebook is not affected; the "
+            "next check works."
         )
     return (
         f"The worker ended with status {ending.exit_status} {run.ended_in}, without a result: does the answer end the "
@@ -188,6 +177,10 @@ def error_message(error: dict, source: str) -> tuple[str, str, str | None]:
             f"A part is still to be written{place}: the line `raise NotImplementedError` is reached.",
             "unfinished",
         )
+    tool = re.search(r"`?(\w+)`? failed with error code (-?\d+)", text)
+    died = signals.signal_of(int(tool[2])) if tool else None
+    if died:  # Triton tells no more than the number
+        return "error", f"{kind}{place}: `{tool[1]}`, a part of the compiler, {signals.died_of(died, True)}", None
     for pattern, advice in ADVICE.items():
         if pattern in f"{text} {error.get('outer', '')}":
             return "error", f"{kind}{place}: {_first_line(text)}. {advice}", None

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from course_lib.checker.exercise import CourseError, Limits
 from course_lib.checker.worker_process import wire
+from course_lib.hardware import signals
 from course_lib.home import ROOT, course_home
 
 START_SECONDS = 120.0
@@ -160,10 +161,28 @@ class Worker:
                 raise WorkerDied("the worker did not answer in time")
             return self._connection.recv_bytes()
         except (EOFError, OSError) as error:
-            errors = b""
-            if self._process is not None and self._process.poll() is not None and self._process.stderr:
-                errors = self._process.stderr.read()[-2000:]
-            raise WorkerDied(f"the worker process ended. {errors.decode(errors='replace')}".strip()) from error
+            raise self._died() from error
+
+    def _send(self, message: bytes) -> None:
+        try:
+            self._connection.send_bytes(message)
+        except OSError as error:
+            raise self._died() from error
+
+    def _died(self) -> WorkerDied:
+        """How a process that no longer answers ended, in words."""
+        process, printed = self._process, ""
+        if process is None:
+            return WorkerDied("it was stopped")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(1.0)  # its end of the connection closes a moment before it has ended
+        if process.poll() is None:
+            return WorkerDied("it closed its connection")
+        with contextlib.suppress(ValueError):  # another thread's `stop` has closed the pipe
+            printed = process.stderr.read()[-2000:].decode(errors="replace").strip()
+        number = signals.signal_of(process.returncode)
+        ended = signals.died_of(number, compiled=False) if number else f"ended with status {process.returncode}."
+        return WorkerDied(f"it {ended}{f' It printed: {printed}' if printed else ''}")
 
     def run(self, job: dict, limits: Limits, seconds: float) -> Ending:
         """Run one job in a fresh child.
@@ -181,8 +200,8 @@ class Worker:
                 self.wait_until_ready()
                 memory = limits.memory_bytes if self.interpreted or job["device"] == "cpu" else 0
                 header = {**asdict(limits), "seconds": seconds, "memory_bytes": memory}
-                self._connection.send_bytes(json.dumps(header).encode())
-                self._connection.send_bytes(wire.encode(job))
+                self._send(json.dumps(header).encode())
+                self._send(wire.encode(job))
                 return self._collect(time.monotonic() + 3 * seconds + GRACE_SECONDS)
             except BaseException:  # also an interrupted cell: what runs now must not go on unseen
                 self.stop()

@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from course_lib.hardware import signals
 from course_lib.hardware.kernel_source import NO_DEFAULT, KernelSource, parameters_of
 
 __all__ = ["ARCHITECTURES", "Architecture", "CompileCase", "CompileError", "CompiledKernel", "Comparison",
@@ -359,7 +360,10 @@ def _run_worker(requests: list[dict], timeout: float) -> list[dict]:
             try:
                 done = subprocess.run([sys.executable, str(worker), str(sent), str(received)], env=environment,
                                       capture_output=True, text=True, timeout=timeout)
-                failure = f"the compiler's process ended with status {done.returncode}: {done.stderr.strip()[-2000:]}"
+                number = signals.signal_of(done.returncode)
+                ended = signals.died_of(number, compiled=True) if number else f"ended with status {done.returncode}."
+                printed = done.stderr.strip()[-2000:]
+                failure = f"the compiler's process {ended}{f' It printed: {printed}' if printed else ''}"
             except subprocess.TimeoutExpired:
                 failure = f"the compiler was not done after {timeout:g} s"
             with open(received, "rb") as stream:

@@ -144,3 +144,84 @@ def test_a_result_beside_what_is_written_is_the_only_result():
     both = replace(APPEND, oracle=lambda cache, row, position: (cache[position].copy_(row), cache[0].clone())[1])
     verdict = judge(both, "def append(cache, row, position):\n    cache[position] = row\n")
     assert "it returned None; expected is a tensor of shape [4]." in verdict.message
+
+
+def _of(count, function):
+    """A fingerprint of the function that takes this many arguments."""
+    return lambda *sides: function(*sides) if len(sides) == count else None
+
+
+PERIMETER = Mistake("adds_once", "There are two sides of each length.", result=_of(2, lambda a, b: a + b))
+DIAGONAL = Mistake("square_root_left_out", "Take the root.", result=_of(3, lambda a, b, c: a * a + b * b + c * c))
+METRES = Mistake("metres", "The sides are in centimetres.", result=lambda *sides: _box(*[side / 100 for side in sides]))
+WIDE = Mistake("wide", "b is the shorter one.", result=lambda *sides: sum(sides) if len(sides) == 2 else _box(*sides))
+TALL = Mistake("tall", "c is up.", result=lambda *s: _box(*s) if len(s) == 2 else sum(side * side for side in s))
+
+
+def _box(*sides):
+    return 2 * sum(sides) if len(sides) == 2 else sum(side * side for side in sides) ** 0.5
+
+
+def _call_diagonal(functions, a, b, c):
+    return functions["diagonal"](a, b, c)
+
+
+def box(mistakes, driver=None):
+    """An exercise that asks for two functions, of which the second may be judged through a driver."""
+    sides = ((3.0, 4.0), (5.0, 6.0)), ((3.0, 4.0, 5.0), (2.0, 3.0, 7.0))
+    cases = [Case(f"{a} × {b}", (a, b)) for a, b in sides[0]]
+    cases += [Case(f"{a} × {b} × {c}", (a, b, c), entry="diagonal", driver=driver) for a, b, c in sides[1]]
+    entries = ("perimeter", "diagonal")
+    oracle = dict.fromkeys(entries, _box)
+    return Exercise("91.2", "A box", entries, lambda draw: cases, oracle, limits=QUICK, mistakes=mistakes)
+
+
+def boxed(perimeter="2 * (a + b)", diagonal="(a * a + b * b + c * c) ** 0.5"):
+    """A cell that answers `box`."""
+    return f"def perimeter(a, b):\n    return {perimeter}\ndef diagonal(a, b, c):\n    return {diagonal}\n"
+
+
+TWO_SLIPS = boxed("a + b", "a * a + b * b + c * c")
+
+
+@pytest.mark.parametrize("mistakes", [(PERIMETER, DIAGONAL), (DIAGONAL, PERIMETER)])
+def test_of_a_mistake_in_each_of_two_functions_the_first_functions_is_named(mistakes):
+    """No single mistake makes both results, and each explains its own function to the last digit."""
+    verdict = judge(box(mistakes), TWO_SLIPS)
+    assert verdict.mistake == "adds_once" and "of `perimeter`" in verdict.message
+    mended = judge(box(mistakes), boxed(diagonal="a * a + b * b + c * c"))
+    assert mended.mistake == "square_root_left_out" and "of `diagonal`" in mended.message
+
+
+def test_a_mistake_that_leaves_the_other_function_right_is_named_while_that_is_wrong():
+    assert judge(box((WIDE,)), boxed("a + b", "a + b + c")).mistake == "wide"
+
+
+@pytest.mark.parametrize(
+    "mistakes, cell",
+    [
+        pytest.param((PERIMETER, DIAGONAL), boxed("3 * a + b", "a + b + c"), id="neither-is-known"),
+        pytest.param((PERIMETER, WIDE, DIAGONAL), TWO_SLIPS, id="two-mistakes-make-the-same-of-the-first"),
+        pytest.param((METRES,), boxed("(a + b) / 50", "a + b + c"), id="it-claims-something-else-of-the-other"),
+        pytest.param(
+            (PERIMETER, DIAGONAL),
+            TWO_SLIPS.replace("a + b\n", "a + b if a < 4 else 1 / 0\n", 1),
+            id="a-case-of-the-first-function-raised",
+        ),
+        pytest.param((TALL,), boxed("3 * a + b", "a * a + b * b + c * c"), id="the-first-function-is-not-explained"),
+    ],
+)
+def test_no_mistake_is_named_on_the_half_of_the_evidence_that_suits_it(mistakes, cell):
+    assert judge(box(mistakes), cell).mistake is None
+
+
+def test_a_function_behind_a_driver_may_have_called_the_others():
+    swapped = replace(box((PERIMETER, DIAGONAL), _call_diagonal), entries=("diagonal", "perimeter"))
+    plain = [replace(case, entry=case.entry or "perimeter") for case in swapped.cases(None)]
+    assert judge(replace(swapped, cases=lambda draw: plain), TWO_SLIPS).mistake is None
+
+
+def test_the_case_that_is_told_is_one_that_the_named_mistake_explains():
+    """The message told of the first function, and the likely cause of the second."""
+    verdict = judge(box((DIAGONAL,)), boxed("7 * a", "a * a + b * b + c * c"))
+    assert verdict.mistake == "square_root_left_out" and "of `diagonal`" in verdict.message

@@ -14,7 +14,8 @@ import torch
 from course_lib.checker import Draw, Seen, catalog, compare
 from course_lib.checker.catalog import solution_source
 from course_lib.checker.cells import undefined_names
-from course_lib.checker.diagnosis import Outcome, find_mistake
+from course_lib.checker.diagnosis import Outcome
+from course_lib.checker.known_mistakes import find_mistake
 from course_lib.hardware.compiler import compile_many
 from exercises import hopper_kernels
 from tests.mistakes import ch09

@@ -1,15 +1,19 @@
 """`check`, `hint`, `solution` and `progress` as a learner meets them in a notebook."""
 
+import html
 import json
 import sys
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
+import course_lib.checker.judge as judging
 import course_lib.checker.notebook as notebook
 from course_lib.checker import CourseError, Verdict, attempts, catalog, cells, check, check_file, hint, progress
 from course_lib.checker.store import Store
-from tests.checker.samples import ALL
+from tests.checker.samples import ADD, ALL, DOUBLE
 
 
 @pytest.fixture(autouse=True)
@@ -218,6 +222,54 @@ def test_progress_lists_every_exercise(monkeypatch, tmp_path):
     monkeypatch.setattr(catalog, "solution_file", lambda chapter: tmp_path / f"{chapter}_sample.py")
     assert all(identity in repr(progress()) for identity in ALL)
     assert "0 of 6" in repr(progress())
+
+
+@pytest.fixture
+def chapters(monkeypatch, tmp_path):
+    """Chapter 90 with two exercises, of which a Hopper alone can judge one; chapter 91 with one."""
+    for task in (DOUBLE, replace(DOUBLE, id="91.1")):
+        notebook.progress_file().add(task.id, "x", "failed", None, "", 0.1, 1, "notebook")
+    tasks = [DOUBLE, replace(ADD, needs="hopper"), replace(DOUBLE, id="91.1")]
+    monkeypatch.setattr(catalog, "exercises", lambda: {task.id: task for task in tasks})
+    monkeypatch.setattr(catalog, "solution_file", lambda chapter: tmp_path / f"{chapter}_sample.py")
+    return lambda identity: notebook.progress_file().add(identity, "x", "passed", None, "", 0.1, 1, "notebook")
+
+
+def _shown(hardware):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(judging, "machine", lambda: hardware)
+        return progress()
+
+
+NO_GPU = SimpleNamespace(tier="none", name="a CPU", compute_capability=None, triton="3.4", reason="No GPU.")
+H100 = SimpleNamespace(tier="hopper", name="an H100", compute_capability=(9, 0), triton="3.4", reason="sm_90")
+
+
+def test_progress_says_how_a_chapter_is_handed_in_once_all_of_it_passed(chapters):
+    assert "submit" not in repr(_shown(H100)) + _shown(H100)._repr_html_()
+    chapters("90.2")
+    assert "submit" not in repr(_shown(H100)) + _shown(H100)._repr_html_()
+    chapters("90.1")
+    for text in (repr(_shown(H100)), html.unescape(_shown(H100)._repr_html_())):
+        assert text.count("submit(") == 1 and "All of chapter 90 passed" in text
+        assert 'from course_lib import submit; submit("90")' in text
+
+
+def test_what_this_machine_cannot_judge_keeps_no_chapter_open(chapters):
+    chapters("90.2")
+    assert "All that this machine can judge of chapter 90 passed" in repr(_shown(NO_GPU))
+
+
+def test_a_chapter_of_which_nothing_can_be_judged_is_not_done(chapters, monkeypatch):
+    monkeypatch.setattr(catalog, "exercises", lambda: {"90.1": replace(ADD, needs="hopper")})
+    assert "submit" not in repr(_shown(NO_GPU))
+
+
+def test_several_chapters_are_named_in_one_line(chapters):
+    for identity in ("90.1", "90.2", "91.1"):
+        chapters(identity)
+    line = repr(_shown(H100)).splitlines()[-1]
+    assert "chapters 90, 91 passed" in line and 'submit("91")' in line and line.count("submit(") == 1
 
 
 def test_a_cell_as_it_was_given_is_not_attempted_even_when_its_launcher_is_whole():

@@ -70,6 +70,13 @@ class Bomb:
         return os._exit, (3, )
 
 
+class Abort:
+    """The same, but as LLVM does it where it meets what must never happen."""
+
+    def __reduce__(self):
+        return os.abort, ()
+
+
 def matmul(arch, **changes):
     request = {"kernel": matmul_kernel, "signature": MATMUL, "constexprs": {"TILE": 64, "DEPTH": 64}, "arch": arch}
     return {**request, **changes}
@@ -91,6 +98,7 @@ def views():
         "wrong": {"kernel": wrong_kernel, "signature": {"out": "*fp32"}, "constexprs": {"BLOCK": 16}},
         "tensor": {"kernel": tensor_using_kernel, "signature": {"out": "*fp32"}, "constexprs": {"BLOCK": 16}},
         "bomb": {"kernel": wrong_kernel, "signature": {"out": "*fp32"}, "constexprs": {"BLOCK": Bomb()}},
+        "aborts": {"kernel": wrong_kernel, "signature": {"out": "*fp32"}, "constexprs": {"BLOCK": Abort()}},
         "after the bomb": {**add, "constexprs": {"BLOCK": 512}},
     }
     return dict(zip(requests, compile_many(requests.values()), strict=True))
@@ -150,6 +158,8 @@ def test_a_tensor_used_as_a_global_is_named(views):
 def test_a_crash_of_the_compiler_costs_one_kernel_not_the_batch(views):
     assert isinstance(views["bomb"], CompileError) and "status 3" in str(views["bomb"])
     assert views["after the bomb"].registers > 0
+    aborted = str(views["aborts"])
+    assert "the compiler's process died of SIGABRT (abort)" in aborted and "a shape, layout or dtype" in aborted
 
 
 def test_the_comparison_has_a_column_for_each_architecture():
