@@ -11,7 +11,8 @@ Four things then happen at once that used to happen in turn:
     copies       K and V of later blocks arrive while earlier ones are used; Q of the next tile, too.
     overlap      the scores of block i are asked for before the product of block i - 1's weights with its values; while
                  that product runs, the softmax of block i is computed.
-    ping-pong    consumers take turns at the matrix units: one multiplies while the other takes exponentials.
+    ping-pong    consumers take turns at the matrix units: one multiplies while the other takes exponentials. Where it
+                 pays: see ARRANGEMENTS.
     tiles        a program stays for many tiles, and one tile's end overlaps the next one's beginning.
 
 Registers go where they are needed: the producer gives its own back, so that a consumer thread has 240 (with three
@@ -162,9 +163,9 @@ def step(query, buffers, barriers, turns, blocks_done, block, query_positions, k
          softmax_state, accumulator, MASKED: gl.constexpr, TURNS: gl.constexpr):
     """One block of keys: its scores and softmax, while the product of the block before it is under way.
 
-    weights are those of the block before, [64, BLOCK_N] as `kept_weights` keeps them; softmax_state is running_max [64]
-    and running_sum [64, 4]. Returns weights and state of this block, and the accumulator [64, HEAD_DIM], to which the
-    block before has been added.
+    weights are those of the block before, as `kept_weights` keeps them: int32 [64, BLOCK_N / n]; softmax_state is
+    running_max [64] and running_sum [64, 4]. Returns weights and state of this block, and the accumulator
+    [64, HEAD_DIM], to which the block before has been added.
     """
     _query_tiles, key_tiles, value_tiles, _output_tiles = buffers
     _query_ready, _query_free, _key_ready, key_free, value_ready, value_free, _turns = barriers
@@ -200,9 +201,9 @@ def step(query, buffers, barriers, turns, blocks_done, block, query_positions, k
 
 @gluon.jit
 def pass_on(barriers, turns, blocks_done, blocks, STAGES: gl.constexpr, TURNS: gl.constexpr):
-    """Blocks of which this consumer needs nothing, and others of its tile do: says so; returns blocks_done after them.
+    """Passes over blocks that only others of its tile need: frees their buffers; returns blocks_done after them.
 
-    It waits for each to arrive, though: before that, its word would count for the block before in the same buffer.
+    It waits for each to arrive: before that, its arrival would count for the block before in the same buffer.
     """
     _query_ready, _query_free, key_ready, key_free, value_ready, value_free, _turns = barriers
     my_turn, next_turn = turns
@@ -475,14 +476,14 @@ def padded_head_dim(head_dim: int) -> int:
     return max(64, triton.next_power_of_2(head_dim))
 
 
-# Scores, weights and accumulator leave a consumer some 25 registers. What finds none are a few numbers of the tile,
-# such as where its output goes: set aside before the loop over keys and fetched after it. Triton 3.6 to 3.8 need 24
-# bytes at most for 16-bit inputs (a window at head dimension 128) and 40 for 8-bit ones (at 256); 3.9 needs up to 88.
+# Beside scores, weights and accumulator a few numbers of the tile may find no register, such as where its output goes:
+# they are set aside before the loop over keys and fetched after it. Triton 3.6 to 3.8 need 24 bytes at most for 16-bit
+# inputs (a window at head dimension 128) and 40 for 8-bit ones (at 256); 3.9 needs up to 88.
 FEW_SPILLS = 96
 
 
 def compile_cases() -> list[CompileCase]:
-    """What ships, for the compile gate: each arrangement once, with the masks that need the most registers."""
+    """What ships, for the compile gate: each arrangement, with the masks that need the most registers."""
     return [
         compile_case(64, ARRANGEMENTS[64], "fp16", keys_after="i32", keys_before="i32"),
         compile_case(64, ARRANGEMENTS[64], "bf16", keys_after="i32"),

@@ -64,15 +64,15 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-GRAPH_LAUNCHES = 4096
+GRAPH_LAUNCHES = 4096  # in all graphs of a device
 spare_counters: dict[torch.device, Iterator[torch.Tensor]] = {}
 
 
 def ticket_counter(device: torch.device) -> torch.Tensor:
     """A counter at 0, int32 [1], that no other kernel uses meanwhile; the kernel leaves it at 0.
 
-    A launch that is being recorded in a graph has one of its own, made at the first launch that was not. Without any
-    left, the graph gets a counter that every replay sets to 0 first, which is one launch more.
+    A launch that is being recorded in a graph has one of its own, from a store made at the device's first launch that
+    was not. Where there is no store, or it is used up, every replay sets the counter to 0 first: one launch more.
     """
     spare = spare_counters.get(device)
     if torch.cuda.is_current_stream_capturing():

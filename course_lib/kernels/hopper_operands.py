@@ -4,10 +4,10 @@
 reads a tile in either order of its dimensions. In 8 bits the dimension that it sums over must be the inner one: for
 Q Kᵀ that is the head dimension, as it lies; for P V it is the keys, so values come transposed, [HEAD_DIM, BLOCK_N].
 
-A block's scores become the left operand of P V. In 16 bits each thread holds what the operand asks of it. In 8 bits it
-does not: of each 16 columns thread t, of four, has 2t, 2t + 1, 2t + 8 and 2t + 9, and should have 4t to 4t + 3. A sum
-does not mind the order of the keys. So the weights stay where they are, under other names, and `quantise_fp8` puts the
-values into that order.
+A block's weights become the left operand of P V, and lie as its scores did. In 16 bits each thread holds what the
+operand asks of it. In 8 bits it does not: of each 16 columns thread t, of four, has 2t, 2t + 1, 2t + 8 and 2t + 9, and
+should have 4t to 4t + 3. A sum does not mind the order of the keys. So the weights stay where they are, under other
+names, and `quantise_fp8` puts the values into that order.
 
 8-bit numbers are codes: times a scale for each block of queries and of keys and for each channel of values. All that
 this adds to the loop over keys is, for each block, the load of one number and one multiplication of it.
@@ -65,7 +65,7 @@ def right_operand(value_tile):
 def kept_weights(weights, dtype: gl.constexpr):
     """Weights [64, BLOCK_N], float32, as they wait for their product: whole registers, int32 [64, BLOCK_N / n].
 
-    A register holds n numbers of the operand, two of 16 bits or four of 8. Kept as such they could not stay together: a
+    A register holds n numbers of the operand, two of 16 bits or four of 8. As such numbers they would not stay in it: a
     loop carries a tile number by number, so registers are taken apart at its end and put together at its beginning.
     """
     ROWS: gl.constexpr = weights.shape[0]
@@ -97,7 +97,7 @@ def left_operand(kept, dtype: gl.constexpr, OPERAND: gl.constexpr):
     """Kept weights as the left operand of P V, in registers: the same bits, [64, BLOCK_N] in the layout OPERAND."""
     ROWS: gl.constexpr = kept.shape[0]
     if dtype.primitive_bitwidth == 8:
-        # Each number is given its whole register, and four that have the same one become that register again.
+        # `join` gives each number a copy of its whole register; the assembly takes the four copies as one again.
         each = gl.join(gl.join(kept, kept), gl.join(kept, kept)).reshape([ROWS, 4 * kept.shape[1]])
         each = gl.convert_layout(each, OPERAND, assert_trivial=True)
         bits = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r,r,r,r", [each], dtype=gl.int8, is_pure=True, pack=4)

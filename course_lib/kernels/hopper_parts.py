@@ -86,8 +86,8 @@ def key_blocks(first_position, key_length, band, TILE_ROWS: gl.constexpr, BLOCK_
 def hide_scores(scores, query_positions, first_key, key_length, band):
     """Scores [64, BLOCK_N] with minus infinity at the keys that a query does not see.
 
-    Of each 8 columns thread t, of the four of a row, has 2t and 2t + 1. Where its own visible keys begin and end is one
-    subtraction for a row; each of its columns is then compared with a number that is known when the kernel is compiled.
+    Of each 8 columns thread t, of the four of a row, has 2t and 2t + 1. One subtraction for a row counts the key at
+    which what is seen begins, or ends, from the thread's first; its columns are then numbers that the compiler knows.
     """
     keys_before, keys_after = band
     ROWS: gl.constexpr = scores.shape[0]
@@ -114,7 +114,7 @@ def hide_scores(scores, query_positions, first_key, key_length, band):
 
 @gluon.jit
 def from_threads_first(keys, threads_first_key):
-    """The key of each row [64], counted from a thread's first key [4]: [64, 1, 4, 1]."""
+    """A key for each row [64], where what it sees begins or ends, counted from a thread's first [4]: [64, 1, 4, 1]."""
     distance = gl.expand_dims(keys, 1) - gl.expand_dims(threads_first_key, 0)
     return gl.expand_dims(gl.expand_dims(distance, 1), 3)
 
@@ -132,7 +132,7 @@ def online_softmax(scores, running_max, running_sum, scale_log2, MASKED: gl.cons
     if MASKED:
         # A row that has seen no key has the maximum -inf, and -inf - -inf is NaN: measure such a row from 0.
         reference_max = gl.where(new_max == float("-inf"), 0.0, new_max)
-    shift = reference_max - EXPONENT  # the largest weight is 2 to this power
+    shift = reference_max - EXPONENT  # so that the largest weight is 2 ** EXPONENT
     weights = gl.exp2(scores * scale_log2 - gl.expand_dims(shift, 1))  # [64, BLOCK_N]
     rescale = gl.exp2(running_max - reference_max)  # [64], 1 where the maximum did not grow
     ROWS: gl.constexpr = gl.SliceLayout(1, running_sum.type.layout)
