@@ -19,9 +19,9 @@
 # heads of 128 or 32 of 64. The first two columns are PyTorch's `scaled_dot_product_attention`. The last is
 # `course_lib/kernels/flash_attention_hopper.py` with `hopper_parts.py` beside it, which you can read after this
 # chapter. The columns were measured in alternation, in changing order: a card that works at its power limit gets
-# slower as it gets warmer, and whoever comes after a hungry kernel pays for it. The same two kernels have differed by
-# 5 %, either way round. In a run on a cooler card, one column after the other, the last was 691, 714, 687, 641, 582
-# and 577, beside cuDNN's 680, 630, 666, 576, 499 and 476. Compare within a run.
+# slower as it gets warmer, and whoever comes after a hungry kernel pays for it. Two versions of the FP8 kernel, even
+# in alternation, came out 6 % apart one after the other. In a run without alternation the last column was 691, 714,
+# 687, 641, 582 and 577, beside cuDNN's 680, 630, 666, 576, 499 and 476. Compare within a run.
 #
 # The algorithm does not change any more: same tiles, same online softmax, same bytes. What changes is *when* things
 # happen. You will go from chapter 04's kernel to this one in seven steps, with a prediction for most. Without a
@@ -651,7 +651,7 @@ for head_dim, (bf16, fp8) in rates.items():
 # In the fourth row nothing is busy even half of the time. Each group of warps goes through a chain, scores, maximum,
 # exponentials, cast, product, and in FP8 the product at its end no longer covers the rest. What would is another
 # group, as at head dimension 64. Here a third one finds its registers with 64 keys a block only, and then the shorter
-# blocks cost more than it brings, 2 %. At head dimension 256 the products are long enough, and the kernel comes to
+# blocks cost at least what it brings. At head dimension 256 the products are long enough, and the kernel comes to
 # what FlashAttention-3's abstract calls "close to 1.2 PFLOP/s".
 #
 # Read the clock, too. The card may run at 1.98 GHz, and under these kernels it draws so much power that it does not.
@@ -765,8 +765,8 @@ for name, view in (("chapter 04's, with descriptors", with_descriptors), ("this 
 # causal, from 437 to 470 at 4k, and from 281 to 338 at 1k. A fourth find was in the profile: `ncu --section
 # SourceCounters` says for each instruction how often a warp stood before it, and why. A fifth of the time they stood
 # at `FMNMX`, the maximum, and waited for the one before: along a row each needs the last one's result. Four at a time
-# for each row, joined at the end (`row_max`), brought 1 % in bf16 and 2 to 6 % in FP8, less than it promised: warps
-# that come sooner to the exponentials wait longer for them.
+# for each row, joined at the end (`row_max`), brought 1 % in bf16, and in FP8 no more than the order of measuring can
+# make: warps that come sooner to the exponentials wait longer for them.
 #
 # ## Now in Gluon
 #
@@ -1240,7 +1240,7 @@ for name, (schedule, _) in RUNGS.items():
 # 741, are its largest miss: it passes the token for nothing, and takes a block's times as fixed. The overlap brings
 # 105 TFLOP/s more, though not all that the model gives to groups in step, for some of that is had already. It does
 # not depend on luck: each group hides its own exponentials whatever the other does. FlashAttention-3 takes turns, and
-# so does the library in 16 bits at head dimensions 128 and 256, where they make no difference beyond 1 %; at 64 they
+# so does the library in 16 bits at head dimensions 128 and 256, where they make no difference beyond 2 %; at 64 they
 # cost.
 #
 # The last rung, persistence, brings 716: nearly the 745 of plain products, which meet the same power limit, and a

@@ -1,8 +1,8 @@
 """`python -m course_lib bench fp8`: attention in 8 bits on Hopper, how fast it is and how far off.
 
 Speed, in TFLOP/s: 16384 tokens, 2048 channels in heads of 64, 128 or 256, beside the library's kernel for bf16 in the
-same run, both as CUDA graphs and in turns; the time of the quantisation apart, which a model does once when it makes
-queries, keys and values.
+same run, both as CUDA graphs and in alternation; the time of the quantisation apart, which a model does once when it
+makes queries, keys and values.
 
 Error: inputs with outliers as in FlashAttention-3's Table 3 (arXiv 2407.08608), normal numbers of which one in a
 thousand has another added, ten times as wide. One scale for a whole head is what most do; blocks and the rotation are

@@ -65,8 +65,7 @@ def measure(function, *, warmup=3, repeats=None, seconds=0.3, flush=None, device
         ValueError: another argument makes no sense; the message names it.
     """
     device = check_arguments(function, warmup, repeats, seconds, device)
-    flush_buffer = make_flush_buffer(device) if flush or (flush is None and device.type == "cuda") else None
-    time_once = gpu_seconds if device.type == "cuda" else cpu_seconds
+    time_once, flush_buffer = clock(device, flush)
     for _ in range(warmup):
         function()
     if repeats is None:
@@ -81,7 +80,7 @@ def measure_together(functions, *, rounds=10, seconds=0.3, flush=None, device=No
     """Time functions that are to be compared: in many short turns, every round in another order.
 
     A GPU at its power limit gets slower as it gets warmer, and a kernel pays for the appetite of the one that ran
-    before it. Timed one after the other, the same kernel has come out 5 % apart on an H200, first and last in a row.
+    before it. On an H200 two kernels that are even in alternation came out 6 % apart, timed one after the other.
 
     Args:
         functions: {name: function}, each called with no arguments.
@@ -102,11 +101,9 @@ def measure_together(functions, *, rounds=10, seconds=0.3, flush=None, device=No
         raise ValueError("functions is empty; pass at least one {name: function}.")
     if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 2:
         raise ValueError(f"rounds is {rounds!r}; it must be a whole number of at least 2.")
-    first = [measure(function, seconds=seconds / rounds, flush=flush, device=device) for function in functions.values()]
-    repeats = {name: max(1, timing.repeats) for name, timing in zip(functions, first)}
-    device = torch.device(device) if device is not None else default_device()
-    flush_buffer = make_flush_buffer(device) if flush or (flush is None and device.type == "cuda") else None
-    time_once = gpu_seconds if device.type == "cuda" else cpu_seconds
+    repeats = {name: measure(function, seconds=seconds / rounds, flush=flush, device=device).repeats
+               for name, function in functions.items()}  # fmt: skip
+    time_once, flush_buffer = clock(torch.device(device) if device is not None else default_device(), flush)
     taken = {name: [] for name in functions}
     order, chance = list(functions), random.Random(0)
     for _ in range(rounds):
@@ -115,6 +112,12 @@ def measure_together(functions, *, rounds=10, seconds=0.3, flush=None, device=No
             functions[name]()
             taken[name] += time_once(functions[name], flush_buffer, repeats[name])
     return {name: summarize(seconds) for name, seconds in taken.items()}
+
+
+def clock(device: torch.device, flush: bool | None):
+    """(what times calls on this device, the buffer that flushes its cache before each, or None)."""
+    flush_buffer = make_flush_buffer(device) if flush or (flush is None and device.type == "cuda") else None
+    return gpu_seconds if device.type == "cuda" else cpu_seconds, flush_buffer
 
 
 def check_arguments(function, warmup, repeats, seconds, device) -> torch.device:

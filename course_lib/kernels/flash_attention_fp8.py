@@ -66,5 +66,7 @@ def flash_attention_fp8(inputs: Fp8Inputs, *, causal=False, window=None, scale=N
 def compile_cases() -> list[CompileCase]:
     """What ships, for the compile gate."""
     masks = {"causal": {"keys_after": "i32"}, "window": {"keys_before": "i32", "keys_after": "i32"}}
-    return [sixteen_bits.compile_case(head_dim, ARRANGEMENTS[head_dim], "fp8e4nv", **given)
-            for head_dim in HEAD_DIMS for given in masks.values()]  # fmt: skip
+    spilled = {(256, "window"): 88}  # bytes a thread, with Triton 3.9
+    return [sixteen_bits.compile_case(head_dim, ARRANGEMENTS[head_dim], "fp8e4nv", **given,
+                                      max_spill_bytes=spilled.get((head_dim, mask), sixteen_bits.FEW_SPILLS))
+            for head_dim in HEAD_DIMS for mask, given in masks.items()]  # fmt: skip

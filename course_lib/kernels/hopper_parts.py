@@ -2,8 +2,8 @@
 
 A warp group (four warps, 128 threads) multiplies 64 rows at a time. The result of `wgmma` lies in registers as the
 hardware prescribes (`NVMMADistributedLayout`): warp w holds rows 16w to 16w + 15, and of each row four neighbouring
-threads hold all the columns. So a row's maximum costs two exchanges between threads, and the weights lie where the next
-product expects its left operand: they never leave the registers.
+threads hold all the columns. So a row's maximum costs two exchanges between threads, and in 16 bits the weights lie
+where the next product expects its left operand: they never leave the registers.
 """
 from course_lib.kernels.gluon_compat import gl, gluon, mbarrier
 
