@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from course_lib.checker.exercise import Case, Exercise, InOut
+from course_lib.checker.evaluate import call, float64, is_large
+from course_lib.checker.exercise import Case, Exercise
 
 # A fingerprint is what a mistake makes of the inputs in float64; the learner's version of it rounds on top.
 FINGERPRINT_SLACK = 4.0
@@ -29,8 +30,9 @@ class Leaf:
         path: where it stands, as `leaves` says it; `place_of` puts it in words.
         problem: None when right, else a sentence.
         got, want: the values (tensors in float64 where numeric).
-        wrong: boolean tensor, True where an element is outside the tolerance; None for numbers and shape errors.
-        excess: error over allowed error, elementwise; above 1 is wrong.
+        wrong: boolean tensor, True where an element is outside the tolerance; None where none is, for numbers and for
+            errors of shape.
+        excess: error over allowed error, elementwise; above 1 is wrong; None where `wrong` is.
     """
 
     path: str
@@ -49,37 +51,14 @@ class Truth:
     like: Any  # the plain implementation's result: its dtypes are the ones asked for
     plains: list[Any] = field(default_factory=list)
     in_place: bool = False  # whether the case has arguments to write: results are then pairs, as `call` makes them
+    _allowed: dict[str, torch.Tensor] = field(default_factory=dict, init=False, repr=False)
 
-
-def arguments(case: Case, convert: Callable[[torch.Tensor], torch.Tensor]) -> tuple[list, list[torch.Tensor]]:
-    """A case's args with every tensor converted (a copy), and the ones that may be written."""
-    written: list[torch.Tensor] = []
-
-    def walk(value):
-        if isinstance(value, InOut):
-            written.append(convert(value.tensor))
-            return written[-1]
-        if isinstance(value, torch.Tensor):
-            return convert(value)
-        if isinstance(value, (tuple, list)):
-            return type(value)(walk(item) for item in value)
-        if isinstance(value, dict):
-            return {key: walk(item) for key, item in value.items()}
-        return value
-
-    return [walk(value) for value in case.args], written
-
-
-def call(function: Callable, case: Case, convert: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """What a plain function makes of a case: its result, and the arguments it wrote, if the case has such."""
-    args, written = arguments(case, convert)
-    result = function(*args)
-    return (result, {"written": written}) if written else result
-
-
-def float64(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in float64; integers stay what they are."""
-    return tensor.double() if tensor.is_floating_point() else tensor.clone()
+    def allowed(self, path: str) -> torch.Tensor:
+        """The largest allowed error of a tensor, elementwise, on its device; worked out once."""
+        if path not in self._allowed:
+            plains = [dict(leaves(plain))[path] for plain in self.plains]
+            self._allowed[path] = tolerance(dict(leaves(self.want))[path], plains)
+        return self._allowed[path]
 
 
 def _tf32(tensor):
@@ -98,8 +77,7 @@ def truth(exercise: Exercise, case: Case, tf32: bool) -> Truth:
     if tf32:
         plains.append(call(oracle, case, _tf32))
     plains += _shaken(oracle, case, SHAKES, seed=0)
-    in_place = any(isinstance(value, InOut) for value in case.args)
-    return Truth(call(oracle, case, float64), like, plains, in_place)
+    return Truth(call(oracle, case, float64), like, plains, case.in_place)
 
 
 def surer(expected: Truth, exercise: Exercise, case: Case) -> Truth:
@@ -118,7 +96,7 @@ def _shaken(oracle: Callable, case: Case, draws: int, seed: int) -> list[Any]:
     A right answer that adds in another order errs by about as much: where large terms cancel, far more than a plain
     implementation that happened to be lucky. Skipped for large cases, whose many elements leave no room for luck.
     """
-    if sum(tensor.numel() for _, tensor in leaves(list(case.args)) if isinstance(tensor, torch.Tensor)) > 1 << 18:
+    if is_large(case):
         return []
     generator = torch.Generator().manual_seed(seed)
 
@@ -182,12 +160,10 @@ def compare(got: Any, expected: Truth, exercise: Exercise) -> list[Leaf]:
         text = f"it returned {_kind(returned)}{doubt}; expected is {_kind(wanted)}"
         return [Leaf("", text, got, expected.want)]
     results = []
-    plains = [dict(leaves(plain)) for plain in expected.plains]
     likes = dict(leaves(expected.like))
     for (path, mine), (_, want) in zip(leaves(got), leaves(expected.want)):
         if isinstance(want, torch.Tensor):
-            allowed = tolerance(want, [plain[path] for plain in plains])
-            results.append(_compare_tensor(path, mine, want, allowed, likes[path]))
+            results.append(_compare_tensor(path, mine, want, expected.allowed(path), likes[path]))
         else:
             results.append(_compare_number(path, mine, want, exercise.relative_tolerance))
     return results
@@ -200,16 +176,15 @@ def agrees(got: Any, fingerprint: Any, expected: Truth, exercise: Exercise) -> b
     """
     if not (_structure(got) == _structure(fingerprint) == _structure(expected.want)):
         return False
-    plains = [dict(leaves(plain)) for plain in expected.plains]
+    likes = dict(leaves(expected.like))
     for (path, mine), (_, told), (_, want) in zip(leaves(got), leaves(fingerprint), leaves(expected.want)):
         if isinstance(told, torch.Tensor) != isinstance(want, torch.Tensor):
             return False
         if isinstance(told, torch.Tensor):
             told = _as_stored(told, mine)
-            allowed = _fingerprint_tolerance(told, want, [plain[path] for plain in plains])
-            problem = _compare_tensor(
-                path, mine, told, torch.full_like(told, allowed, dtype=torch.float64), None
-            ).problem
+            band = _fingerprint_tolerance(told, want, likes[path], expected.allowed(path))
+            allowed = torch.full_like(told, band, dtype=torch.float64)
+            problem = _compare_tensor(path, mine, told, allowed, None).problem
         else:
             problem = _compare_number(path, mine, told, exercise.relative_tolerance * FINGERPRINT_SLACK).problem
         if problem:
@@ -224,17 +199,22 @@ def _as_stored(told: torch.Tensor, mine: Any) -> torch.Tensor:
     return torch.where(told.abs() > torch.finfo(mine.dtype).max, told.sign() * math.inf, told)
 
 
-def _fingerprint_tolerance(told: torch.Tensor, want: torch.Tensor, plains: list[torch.Tensor]) -> float:
+def _fingerprint_tolerance(
+    told: torch.Tensor, want: torch.Tensor, like: torch.Tensor, allowed: torch.Tensor
+) -> float:
     """One absolute error for all elements: a mistake may put a large value where the truth has a small one."""
-    rounding = torch.finfo(plains[0].dtype).eps * _largest(told) if plains[0].is_floating_point() else 0.0
-    allowed = tolerance(want, plains) if want.is_floating_point() else torch.zeros(())
+    rounding = torch.finfo(like.dtype).eps * _largest(told) if like.is_floating_point() else 0.0
     growth = max(1.0, _largest(told) / max(_largest(want), 1e-30)) if _largest(want) else 1.0
     return FINGERPRINT_SLACK * max(rounding, growth * (float(allowed.max()) if allowed.numel() else 0.0))
 
 
 def _largest(tensor: torch.Tensor) -> float:
-    finite = tensor[torch.isfinite(tensor)] if tensor.is_floating_point() else tensor
-    return float(finite.double().abs().max()) if finite.numel() else 0.0  # a mask of booleans has no abs
+    """The largest size of a finite element; 0 where there is none."""
+    if not tensor.numel():
+        return 0.0
+    if tensor.is_floating_point():
+        tensor = torch.where(torch.isfinite(tensor), tensor, 0.0)
+    return float(tensor.double().abs().max())  # a mask of booleans has no abs
 
 
 def _compare_number(path: str, got: Any, want: Any, relative: float) -> Leaf:
@@ -268,19 +248,18 @@ def _compare_number(path: str, got: Any, want: Any, relative: float) -> Leaf:
 
 def tolerance(want: torch.Tensor, plains: list[torch.Tensor]) -> torch.Tensor:
     """The allowed absolute error, elementwise, for a float64 truth and its plain implementations; 0 for integers."""
-    if not want.is_floating_point():
-        return torch.zeros(want.shape, dtype=torch.float64)
+    if not want.is_floating_point() or not want.numel():
+        return torch.zeros(want.shape, dtype=torch.float64, device=want.device)
     finite = torch.isfinite(want)
     plain_error = 0.0
     for plain in plains:
-        usable = finite & torch.isfinite(plain)
-        if usable.any():
-            plain_error = max(plain_error, float((plain.double() - want)[usable].abs().max()))
-    size = want[finite].abs()
-    typical = float(size.square().mean().sqrt()) if size.numel() else 0.0
+        plain = plain.to(want.device)
+        error = torch.where(finite & torch.isfinite(plain), (plain.double() - want).abs(), 0.0)
+        plain_error = max(plain_error, float(error.max()))
+    size = torch.where(finite, want.abs(), 0.0)
+    typical = float((size.square().sum() / finite.sum().clamp(min=1)).sqrt())
     epsilon = torch.finfo(plains[0].dtype).eps if plains[0].is_floating_point() else 0.0
-    band = epsilon * (torch.where(finite, want.abs(), 0.0) + typical)
-    return 2.0 * plain_error + band
+    return 2.0 * plain_error + epsilon * (size + typical)
 
 
 def _compare_tensor(path: str, got: Any, want: torch.Tensor, allowed: torch.Tensor, like: torch.Tensor | None) -> Leaf:
@@ -294,6 +273,7 @@ def _compare_tensor(path: str, got: Any, want: torch.Tensor, allowed: torch.Tens
         return Leaf(path, f"the shape is {list(got.shape)}; expected is {list(want.shape)}", got, want)
     if like is not None and got.dtype != like.dtype:
         return Leaf(path, f"the dtype is {got.dtype}; expected is {like.dtype}", got, want)
+    got, allowed = got.to(want.device), allowed.to(want.device)
     if not want.is_floating_point():
         wrong = got != want if not got.is_floating_point() else got.double() != want.double()
         excess = torch.where(wrong, math.inf, 0.0)
@@ -307,4 +287,6 @@ def _compare_tensor(path: str, got: Any, want: torch.Tensor, allowed: torch.Tens
         excess = torch.where(
             wrong, torch.where(finite, error / allowed.clamp(min=1e-300), math.inf).clamp(min=1.01), 0.0
         )
-    return Leaf(path, None if not wrong.any() else "values", got, want, wrong, excess)
+    if not wrong.any():
+        return Leaf(path, None, got, want)
+    return Leaf(path, "values", got.cpu(), want.cpu(), wrong.cpu(), excess.cpu())

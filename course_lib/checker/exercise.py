@@ -53,6 +53,11 @@ class Case:
     driver: Callable | None = None
     metered: bool = False
 
+    @property
+    def in_place(self) -> bool:
+        """Whether arguments are there to be written."""
+        return any(isinstance(value, InOut) for value in self.args)
+
 
 @dataclass(frozen=True)
 class Seen:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from course_lib.checker import catalog, cells, compare, diagnosis
-from course_lib.checker.exercise import Case, Exercise, InOut, Mistake
+from course_lib.checker import catalog, cells, compare, diagnosis, evaluate
+from course_lib.checker.exercise import Case, Exercise, Mistake
 from course_lib.checker.known_mistakes import find_mistake, of_its_function
 from course_lib.checker.requirements import FasterThan
 from course_lib.checker.running import Run, run_cases, seen_in
@@ -74,7 +74,10 @@ def judge(exercise: Exercise, source: str, names: dict[str, str] | None = None, 
         repeated = run_cases(exercise, cells.without_magics(source), names, seed, undefined_lanes=False)
         return [frame for run in repeated for frame in run.frames.values() if not frame.get("error")]
 
-    return _weigh(exercise, runs, source, names, verdict, again)
+    try:
+        return _weigh(exercise, runs, source, names, verdict, again)
+    finally:
+        evaluate.release()
 
 
 def unsupported_here(exercise: Exercise) -> str | None:
@@ -224,7 +227,7 @@ def _all_leaves(exercise: Exercise, case: Case, frame: dict, expected: compare.T
 
 
 def _result(case: Case, frame: dict, key: str) -> Any:
-    if any(isinstance(value, InOut) for value in case.args):
+    if case.in_place:
         return frame[key], {"written": list(frame["written"].values())}
     return frame[key]
 

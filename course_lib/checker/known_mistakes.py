@@ -6,9 +6,10 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from course_lib.checker.compare import agrees, call, float64
+from course_lib.checker.compare import agrees
 from course_lib.checker.diagnosis import Outcome
-from course_lib.checker.exercise import Case, Exercise, InOut, Mistake
+from course_lib.checker.evaluate import call, float64
+from course_lib.checker.exercise import Case, Exercise, Mistake
 
 
 def find_mistake(exercise: Exercise, outcomes: Sequence[Outcome], raised: bool = False) -> Mistake | None:
@@ -138,7 +139,7 @@ def _fingerprint(result: Callable, case: Case) -> Any:
     def made(*args):
         nonlocal silent
         value = result(*args)
-        silent = value is None and not any(isinstance(arg, InOut) for arg in case.args)
+        silent = value is None and not case.in_place
         return value
 
     try:

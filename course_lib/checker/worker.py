@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import hashlib
 import json
 import os
 import signal
@@ -199,7 +200,9 @@ class Worker:
             try:
                 self.wait_until_ready()
                 memory = limits.memory_bytes if self.interpreted or job["device"] == "cpu" else 0
-                header = {**asdict(limits), "seconds": seconds, "memory_bytes": memory}
+                header = {**asdict(limits), "seconds": seconds, "memory_bytes": memory, "compiles": None}
+                if job["device"] == "cuda":
+                    header["compiles"] = hashlib.sha256(job["source"].encode()).hexdigest()
                 self._send(json.dumps(header).encode())
                 self._send(wire.encode(job))
                 return self._collect(time.monotonic() + 3 * seconds + GRACE_SECONDS)

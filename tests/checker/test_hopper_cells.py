@@ -11,7 +11,7 @@ import sys
 import pytest
 import torch
 
-from course_lib.checker import Draw, Seen, catalog, compare
+from course_lib.checker import Draw, Seen, catalog, compare, evaluate
 from course_lib.checker.catalog import solution_source
 from course_lib.checker.cells import undefined_names
 from course_lib.checker.diagnosis import Outcome
@@ -112,7 +112,7 @@ def test_each_fingerprint_names_its_own_slip(identity):
             continue
         outcomes = []
         for case, truth in zip(cases, truths):
-            got = compare.call(mistake.result, case, torch.Tensor.float).to(case.args[0].dtype)
+            got = evaluate.call(mistake.result, case, torch.Tensor.float).to(case.args[0].dtype)
             outcomes.append(Outcome(case, Seen(), got, truth, compare.compare(got, truth, task)))
         found = find_mistake(task, outcomes)
         assert found is mistake, f"{mistake.id} was named {found.id if found else None}"

@@ -192,7 +192,7 @@ class Child:
         """Put the result and what was written in place into the frame, or say why it cannot be sent."""
         written = {name: guard.tensor for name, guard in arguments.writable.items()}
         try:
-            wire.encode(result)  # an unusable value is the answer's fault, and named as such
+            wire.verify(result)  # an unusable value is the answer's fault, and named as such
             frame["result"], frame["written"] = result, written
         except Exception as error:
             known = isinstance(error, wire.WireError)

@@ -38,11 +38,12 @@ class WireError(ValueError):
     """A value of a kind that cannot be sent, or a message that is not one."""
 
 
-def _raw(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+def _raw(tensor: torch.Tensor) -> memoryview:
+    return memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
-def _pack(value, buffers: list[bytes], depth: int = 0):
+def _pack(value, buffers: list[torch.Tensor], depth: int = 0):
+    """A value as JSON, with its tensors put into `buffers`."""
     if depth > 16:
         raise WireError("a value nested more than 16 deep")
     if value is None or isinstance(value, (bool, str)):
@@ -65,7 +66,7 @@ def _pack(value, buffers: list[bytes], depth: int = 0):
             packed, strides = cpu.contiguous(), None
         else:
             packed = torch.as_strided(cpu, (extent,), (1,), cpu.storage_offset())
-        buffers.append(_raw(packed))
+        buffers.append(packed)
         return {"tensor": {"dtype": name, "shape": list(cpu.shape), "strides": strides, "buffer": len(buffers) - 1}}
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}
@@ -127,10 +128,20 @@ def encode(value) -> bytes:
     Raises:
         WireError: a value that is not a tensor, number, string, None, or a tuple, list or dict of these.
     """
-    buffers: list[bytes] = []
-    body = _pack(value, buffers)
+    tensors: list[torch.Tensor] = []
+    body = _pack(value, tensors)
+    buffers = [_raw(tensor) for tensor in tensors]
     header = json.dumps({"body": body, "sizes": [len(buffer) for buffer in buffers]}).encode()
     return b"".join([struct.pack("<Q", len(header)), header, *buffers])
+
+
+def verify(value) -> None:
+    """Nothing, for a value that `encode` takes.
+
+    Raises:
+        WireError: as `encode`.
+    """
+    _pack(value, [])
 
 
 def decode(message: bytes):

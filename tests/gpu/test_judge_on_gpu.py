@@ -1,0 +1,54 @@
+"""The judge on a GPU machine: where it computes what is right, and how long a learner waits for a changed kernel."""
+
+import os
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from course_lib.checker import catalog, compare, evaluate
+from course_lib.checker.draw import Draw
+from course_lib.checker.judge import judge, unsupported_here
+from course_lib.hardware.device import supports_bfloat16
+
+KERNELS = [task for task in catalog.exercises().values() if task.needs != "any" and not unsupported_here(task)]
+MANY_CORES = len(os.sched_getaffinity(0)) >= 8 if hasattr(os, "sched_getaffinity") else False
+
+
+@pytest.mark.parametrize("task", KERNELS, ids=lambda task: task.id)
+def test_the_truth_of_large_cases_is_computed_on_the_gpu_and_is_the_same(task, monkeypatch):
+    cases = [c for c in task.cases(Draw(3, on_gpu=True, bfloat16=supports_bfloat16())) if evaluate.is_large(c)]
+    for case in cases:
+        there = compare.truth(task, case, tf32=task.uses_dot)
+        results = {path: leaf for path, leaf in compare.leaves(there.want) if isinstance(leaf, torch.Tensor)}
+        assert all(leaf.is_cuda for leaf in results.values()), f"{case.name}: the oracle does not run on a GPU"
+        assert all(leaf.problem is None for leaf in compare.compare(there.like, there, task)), case.name
+        if sum(leaf.numel() for leaf in results.values()) > 1 << 22:
+            continue  # minutes on a CPU
+        with monkeypatch.context() as without_gpu:
+            without_gpu.setattr(evaluate, "machine", lambda: SimpleNamespace(tier="none"))
+            here = compare.truth(task, case, tf32=task.uses_dot)
+        for path, want in compare.leaves(here.want):
+            if path in results:
+                torch.testing.assert_close(results[path].cpu(), want, msg=f"{case.name}: {path or 'the result'}")
+                mine, theirs = float(here.allowed(path).max()), float(there.allowed(path).max())
+                assert mine / 5 <= theirs <= 5 * mine, f"{case.name}: {theirs:.2e} is allowed, on a CPU {mine:.2e}"
+    evaluate.release()
+
+
+@pytest.mark.skipif(not MANY_CORES, reason="kernels are compiled side by side on eight cores or more")
+@pytest.mark.parametrize("identity", ["2.6", "4.5", "7.5", "8.5"])
+def test_a_changed_kernel_is_checked_within_ten_seconds(identity):
+    """Lines above a kernel change its place, which Triton's cache keys hold: everything is compiled anew."""
+    task = catalog.exercise(identity)
+    judge(task, catalog.solution_source(identity))  # starts the workers
+    verdict = judge(task, "\n" * random.SystemRandom().randrange(100, 100_000) + catalog.solution_source(identity))
+    assert verdict.passed, str(verdict)
+    assert verdict.seconds < 10, f"{verdict.seconds:.1f} s"
+
+
+def test_the_judge_keeps_no_memory_of_the_gpu():
+    task = catalog.exercise("1.5")
+    assert judge(task, catalog.solution_source("1.5")).passed
+    assert torch.cuda.memory_reserved() < 64 << 20
