@@ -260,7 +260,7 @@ def heads_in_one_place(attend, case, unwritten, got) -> bool:
     if got.shape != right.shape:
         return False
     left, right = got[0].reshape(got.shape[1], -1).double(), right.reshape(*got.shape[:2], -1).double()
-    whose = torch.isclose(left[None], right, rtol=0.02, atol=0.02, equal_nan=True).all(dim=-1)
+    whose = torch.isclose(left.expand_as(right), right, rtol=0.02, atol=0.02, equal_nan=True).all(dim=-1)
     return bool(whose.any(dim=0).all() and not whose[0].all())
 
 

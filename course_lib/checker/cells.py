@@ -18,7 +18,7 @@ from course_lib.checker.exercise import CourseError
 
 HEADER = re.compile(r"^#\s*Exercise\s+(\d+\.\d+)\b\s*[·:.–-]?\s*(.*)$")
 SOLUTION_PREFIX = "<course solution "
-_MAGIC = re.compile(r"^(\s*)([%!].*)$", re.MULTILINE)
+_MAGIC = re.compile(r"^([^\S\n]*)([%!].*)$", re.MULTILINE)  # \s would run over lines, in quadratic time
 
 
 def exercise_id(source: str) -> str | None:
@@ -91,6 +91,20 @@ def exercise_cells(path: Path) -> dict[str, str]:
         if identity:
             found[identity] = source
     return found
+
+
+def why_unreadable(source: str) -> str | None:
+    """Why a cell is beyond Python's parser: nested too deeply, or characters that are none; None for any other.
+
+    An error of syntax is no such reason: it is found, and told, where the cell runs.
+    """
+    try:
+        ast.dump(ast.parse(without_magics(source)))
+    except SyntaxError:
+        return None
+    except (RecursionError, MemoryError, ValueError) as error:
+        return f"The cell cannot be read as Python ({type(error).__name__}: {str(error)[:200] or 'too deeply nested'})."
+    return None
 
 
 def is_attempted(source: str, names: Sequence[str], untouched: str | None = None) -> bool:

@@ -13,13 +13,24 @@ from course_lib.figures.error_map import error_map
 
 
 class Outcome:
-    """One finished case with all that the diagnosis needs; `written` names the arguments written in place."""
+    """One finished case with all that the diagnosis needs.
+
+    `written` names the arguments written in place; `interpreted` tells a case that Triton's interpreter ran from one
+    that a GPU ran.
+    """
 
     def __init__(
-        self, case: Case, seen: Seen, got: Any, truth: Truth, leaves: Sequence[Leaf], written: Sequence[str] = ()
+        self,
+        case: Case,
+        seen: Seen,
+        got: Any,
+        truth: Truth,
+        leaves: Sequence[Leaf],
+        written: Sequence[str] = (),
+        interpreted: bool = True,
     ):
         self.case, self.seen, self.got, self.truth, self.leaves = case, seen, got, truth, leaves
-        self.written = tuple(written)
+        self.written, self.interpreted = tuple(written), interpreted
 
     @property
     def right(self) -> bool:
@@ -42,13 +53,13 @@ UNDEFINED_LANES = (
 def undefined_lanes(failed: Sequence[Outcome], again: Callable[[], list[dict]]) -> str:
     """The sentence on lanes that a load left undefined, where it is proved that they spoil the result; else "".
 
-    Proof is a result that carries their NaN's payload, or one whose NaN are gone when the cases are run `again` with 0
-    in those lanes.
+    Proof is a result that carries their NaN's payload, or one whose NaN are gone when the interpreter runs its cases
+    `again` with 0 in those lanes.
     """
     suspects = [o for o in failed if o.seen.undefined_loads]
     guilty = next((o for o in suspects if o.seen.undefined_values), None)
     if guilty is None and any(_nan_count(o.got) for o in suspects):
-        before = sum(_nan_count(o.got) for o in failed)
+        before = sum(_nan_count(o.got) for o in failed if o.interpreted)
         after = sum(_nan_count([frame.get("result"), frame.get("written")]) for frame in again())
         guilty = suspects[0] if after < before else None
     return UNDEFINED_LANES.format(place=guilty.seen.undefined_loads[0]) if guilty else ""

@@ -11,7 +11,7 @@ from typing import Any
 
 from course_lib.checker import catalog, cells, compare, diagnosis, evaluate
 from course_lib.checker.exercise import Case, Exercise, Mistake
-from course_lib.checker.known_mistakes import find_mistake, of_its_function
+from course_lib.checker.known_mistakes import find_mistake, is_seen, of_its_function
 from course_lib.checker.requirements import FasterThan
 from course_lib.checker.running import Run, run_cases, seen_in
 from course_lib.checker.stopping import error_message, stopped
@@ -43,6 +43,9 @@ def judge(exercise: Exercise, source: str, names: dict[str, str] | None = None, 
             exercise.id, exercise.title, outcome, message, seconds=time.perf_counter() - started, seed=seed, **more
         )
 
+    unreadable = cells.why_unreadable(source)
+    if unreadable:
+        return verdict("error", unreadable, mistake="unreadable_source")
     if not cells.is_attempted(source, tuple(names.values()), catalog.untouched_source(exercise.id)):
         return verdict("not_attempted", "Nothing is written here yet. Replace the line under `# YOUR CODE HERE`.")
     reason = unsupported_here(exercise)
@@ -163,7 +166,7 @@ def _weigh(
             complaint = requirement.complaint(outcome.case, outcome.seen)
             if complaint:
                 named = next(
-                    (m for m in exercise.mistakes if m.when and m.when(outcome.case, outcome.seen, outcome.got)), None
+                    (m for m in exercise.mistakes if is_seen(m, outcome.case, outcome.seen, outcome.got)), None
                 )
                 return speak(
                     "failed",
@@ -217,7 +220,8 @@ def _compare_case(exercise: Exercise, run: Run, case: Case, frame: dict) -> diag
     if any(leaf.problem for leaf in leaves):
         expected = compare.surer(expected, exercise, case)
         leaves = _all_leaves(exercise, case, frame, expected)
-    return diagnosis.Outcome(case, seen_in(frame), got, expected, leaves, written=frame.get("written") or ())
+    written = frame.get("written") or ()
+    return diagnosis.Outcome(case, seen_in(frame), got, expected, leaves, written, run.interpreted)
 
 
 def _all_leaves(exercise: Exercise, case: Case, frame: dict, expected: compare.Truth) -> list[compare.Leaf]:
@@ -240,9 +244,9 @@ def _mistake_of_error(exercise: Exercise, errors: list) -> Mistake | None:
     for mistake in exercise.mistakes if errors else ():
         for case, frame in errors:
             seen = seen_in(frame)
-            if mistake.when is None or not mistake.when(case, seen, None):
+            if not is_seen(mistake, case, seen, None):
                 continue
-            if seen.out_of_bounds or not mistake.when(case, replace(seen, error=None), None):
+            if seen.out_of_bounds or not is_seen(mistake, case, replace(seen, error=None), None):
                 return mistake
     return None
 
@@ -252,7 +256,7 @@ def _mistake_of_access(exercise: Exercise, finished: list[diagnosis.Outcome]) ->
         (
             m
             for m in exercise.mistakes
-            if m.when and any(o.seen.out_of_bounds and m.when(o.case, o.seen, o.got) for o in finished)
+            if any(o.seen.out_of_bounds and is_seen(m, o.case, o.seen, o.got) for o in finished)
         ),
         None,
     )

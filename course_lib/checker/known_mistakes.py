@@ -9,7 +9,7 @@ from typing import Any
 from course_lib.checker.compare import agrees
 from course_lib.checker.diagnosis import Outcome
 from course_lib.checker.evaluate import call, float64
-from course_lib.checker.exercise import Case, Exercise, Mistake
+from course_lib.checker.exercise import Case, Exercise, Mistake, Seen
 
 
 def find_mistake(exercise: Exercise, outcomes: Sequence[Outcome], raised: bool = False) -> Mistake | None:
@@ -41,7 +41,7 @@ def find_mistake(exercise: Exercise, outcomes: Sequence[Outcome], raised: bool =
     if of_one_function:
         return of_one_function
     for mistake in exercise.mistakes:
-        if mistake.when and _shows(mistake, failed):
+        if _shows(mistake, failed):
             return mistake
     return None
 
@@ -98,7 +98,7 @@ def of_its_function(exercise: Exercise, mistake: Mistake, failed: Sequence[Outco
         _function(exercise, outcome)
         for outcome in failed
         if any(_explains(exercise, result, [outcome]) for result in _fingerprints(mistake))
-        or (mistake.when and mistake.when(outcome.case, outcome.seen, outcome.got))
+        or is_seen(mistake, outcome.case, outcome.seen, outcome.got)
     }
     return [outcome for outcome in failed if _function(exercise, outcome) in shown] or failed
 
@@ -107,11 +107,26 @@ def _shows(mistake: Mistake, failed: Sequence[Outcome]) -> bool:
     """Whether a mistake is seen in a failing case; with `every`, in all those of the function that it is seen in."""
     seen_of: dict[str | None, list[bool]] = {}
     for outcome in failed:
-        seen = bool(mistake.when(outcome.case, outcome.seen, outcome.got))
+        seen = is_seen(mistake, outcome.case, outcome.seen, outcome.got)
         if seen and not mistake.every:
             return True
         seen_of.setdefault(outcome.case.entry, []).append(seen)
     return mistake.every and any(all(seen) for seen in seen_of.values())
+
+
+def is_seen(mistake: Mistake, case: Case, seen: Seen, got: Any) -> bool:
+    """Whether a mistake's `when` recognises it in a case."""
+    try:
+        return mistake.when is not None and bool(mistake.when(case, seen, got))
+    except Exception:
+        _raise_when_strict()
+        return False
+
+
+def _raise_when_strict() -> None:
+    """Within an `except`: one unlucky guess must not cost the learner the verdict; tests run with COURSE_STRICT."""
+    if os.environ.get("COURSE_STRICT"):
+        raise
 
 
 def _fingerprints(mistake: Mistake) -> tuple[Callable, ...]:
@@ -145,7 +160,6 @@ def _fingerprint(result: Callable, case: Case) -> Any:
     try:
         value = call(made, case, float64)
     except Exception:
-        if os.environ.get("COURSE_STRICT"):
-            raise
-        return None  # an unlucky fingerprint must not cost the learner the verdict; tests run with COURSE_STRICT
+        _raise_when_strict()
+        return None
     return None if silent else value

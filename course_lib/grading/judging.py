@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import threading
 from os import _exit
 
-from course_lib.checker import catalog, cells
+from course_lib.checker import catalog
 from course_lib.checker.judge import judge
 from course_lib.checker.verdict import Verdict
 from course_lib.grading.reading import LARGEST_SOURCE, Answer
@@ -32,13 +31,6 @@ def row_of(answer: Answer) -> dict:
         size = len(answer.source) / 1024
         text = f"The cell holds {size:,.0f} kB of text; at most {LARGEST_SOURCE >> 10} kB are judged."
         return _row(task.id, "error", text, answer, mistake="source_too_long")
-    try:
-        ast.parse(cells.without_magics(answer.source))
-    except SyntaxError:
-        pass  # the judge has words for it
-    except (RecursionError, MemoryError, ValueError) as error:
-        text = f"The cell cannot be read as Python ({type(error).__name__}: {str(error)[:200]})."
-        return _row(task.id, "error", text, answer, mistake="unreadable_source")
     last_resort = threading.Timer(DEADLINE, _exit, (70,))  # this process dies; the scheduler gives the task to another
     last_resort.daemon = True
     last_resort.start()

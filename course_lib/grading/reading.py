@@ -21,6 +21,8 @@ from course_lib.grading.submission import is_submission, sources_in
 
 LARGEST_FILE = 32 << 20
 LARGEST_SOURCE = 256 << 10
+LARGEST_SCRIPT = 4 << 20
+MOST_CELLS = 5_000  # reading takes time for every cell: millions in one file would keep a grader busy for an hour
 KINDS = (".ipynb", ".py", ".json")
 
 
@@ -156,8 +158,16 @@ def _pairs(content: bytes) -> list[tuple[str, str]]:
         raise Unreadable("is no text (not UTF-8).") from None
     if "\0" in text:
         raise Unreadable("is no text (it holds zero bytes).")
+    is_script = not text.lstrip().startswith("{")
+    if is_script and len(content) > LARGEST_SCRIPT:
+        raise Unreadable(
+            f"has {len(content) / 2**20:,.1f} MB; of a script at most {LARGEST_SCRIPT >> 20} MB are read."
+        )
+    number = text.count("%%" if is_script else '"cell_type"')
+    if number > MOST_CELLS:
+        raise Unreadable(f"has {number:,} cells; at most {MOST_CELLS:,} are read.")
     try:
-        if not text.lstrip().startswith("{"):
+        if is_script:
             return _exercises(cells.percent_cells("it", text))
         parsed = json.loads(text)
         if is_submission(parsed):

@@ -1,11 +1,13 @@
 """What the diagnosis says beyond each exercise's list of mistakes, and when it is silent."""
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 
-from course_lib.checker import Case, Exercise, Mistake
+from course_lib.checker import Case, Exercise, Mistake, Seen, compare
+from course_lib.checker.diagnosis import Outcome, undefined_lanes
 from course_lib.checker.judge import judge
 from tests.checker.samples import ADD, APPEND, DOUBLE, QUICK, TWO
 
@@ -57,6 +59,27 @@ def test_nan_of_another_cause_is_not_blamed_on_a_harmless_load():
     harmless = "tl.where(i < n, tl.load(x + i, mask=i < n), 0.0)"
     verdict = judge(TOTAL, total(harmless, end="tl.sum(value, axis=0) + tl.sqrt(-1.0 - tl.sum(value * value, axis=0))"))
     assert verdict.outcome == "failed" and verdict.mistake is None
+
+
+def test_what_a_gpu_leaves_unwritten_is_not_blamed_on_the_interpreters_loads():
+    """The interpreter's cases alone are run again: NaN that only the GPU's results hold are no proof."""
+    case, nan = Case("one", (torch.zeros(2),)), torch.full((2,), math.nan)
+    wrong = [compare.Leaf("", "values", nan, torch.zeros(2, dtype=torch.float64))]
+    seen, truth = Seen(undefined_loads=("kernel, line 4",)), compare.Truth(None, None)
+    interpreted = Outcome(case, seen, nan, truth, wrong, interpreted=True)
+    on_gpu = Outcome(case, Seen(), nan, truth, wrong, interpreted=False)
+    assert undefined_lanes([interpreted, on_gpu], lambda: [{"result": nan}]) == ""
+    assert "kernel, line 4" in undefined_lanes([interpreted, on_gpu], lambda: [{"result": torch.zeros(2)}])
+
+
+def test_a_guess_that_fails_costs_no_verdict(monkeypatch):
+    unlucky = Mistake("unlucky", "No.", when=lambda case, seen, got: got.no_such_attribute)
+    monkeypatch.delenv("COURSE_STRICT", raising=False)
+    verdict = judge(replace(TOTAL, mistakes=(unlucky,)), total("tl.load(x + i, mask=i < n, other=1.0)"))
+    assert verdict.outcome == "failed" and verdict.mistake is None
+    monkeypatch.setenv("COURSE_STRICT", "1")
+    with pytest.raises(AttributeError):
+        judge(replace(TOTAL, mistakes=(unlucky,)), total("tl.load(x + i, mask=i < n, other=1.0)"))
 
 
 def test_a_proof_goes_before_a_guess():

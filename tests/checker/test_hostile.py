@@ -37,6 +37,38 @@ def the_next_check_works():
     assert judge(DOUBLE, RIGHT).passed
 
 
+# ------------------------------------------------------------------------------------------ sources that fight Python
+
+LONG_SUM = "+".join(["1"] * 50_000)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        RIGHT + "# \ud800\n",
+        RIGHT + "name = '\ud800'\n",
+        RIGHT + f"number = {LONG_SUM}\n",
+        RIGHT + "number = " + "-" * 100_000 + "1\n",
+        RIGHT + "number = a" + ".b" * 100_000 + "\n",
+        RIGHT + "if 0: pass\n" + "elif 0: pass\n" * 20_000,
+        "number = " + "(" * 100_000 + ")" * 100_000,
+        RIGHT + "\0",
+    ],
+    ids=["half a character", "in a string", "sum", "minus", "attributes", "elif", "brackets", "zero byte"],
+)
+def test_a_source_that_python_cannot_read_is_an_error_of_the_cell(source):
+    verdict = judge(DOUBLE, source)
+    assert verdict.outcome == "error", verdict
+    assert verdict.mistake == "unreadable_source" or "SyntaxError" in verdict.message
+
+
+@pytest.mark.parametrize("filling", ["\n", " \n", "\t\n\f", " "], ids=["lines", "spaced lines", "tabs", "one line"])
+def test_reading_a_long_source_takes_time_in_proportion_to_its_length(filling):
+    started = time.monotonic()
+    assert judge(DOUBLE, filling * 250_000 + "\n" + RIGHT).passed
+    assert time.monotonic() - started < 20
+
+
 # ----------------------------------------------------------------------------------------------- looking for answers
 
 
