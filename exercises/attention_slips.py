@@ -246,24 +246,6 @@ def stored_in_one_head(attend):
     return result
 
 
-def heads_in_one_place(attend, case, unwritten, got) -> bool:
-    """Whether every head stored its rows in head 0's place, and on a GPU, where programs end in any order, any won.
-
-    Args:
-        attend: makes the right result, [heads, rows, ...], of the case's arguments.
-        unwritten: elements of the result that were never written.
-        got: the learner's result.
-    """
-    if not isinstance(got, torch.Tensor) or got.dim() < 2 or len(got) < 2 or unwritten != got[1:].numel():
-        return False
-    right = attend(*case.args)
-    if got.shape != right.shape:
-        return False
-    left, right = got[0].reshape(got.shape[1], -1).double(), right.reshape(*got.shape[:2], -1).double()
-    whose = torch.isclose(left.expand_as(right), right, rtol=0.02, atol=0.02, equal_nan=True).all(dim=-1)
-    return bool(whose.any(dim=0).all() and not whose[0].all())
-
-
 def only_first(attend, *, heads=False, rows=None):
     """A fingerprint of too small a grid: only the first head, or the first `rows` queries, were ever written."""
 

@@ -83,7 +83,8 @@ def _full_float32() -> Iterator[None]:
 def release() -> None:
     """Give the GPU's memory back that large cases have used: the answer that is judged next needs it."""
     if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+        with contextlib.suppress(RuntimeError):  # a notebook's broken device has nothing to give
+            torch.cuda.empty_cache()
 
 
 def float64(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch
 from course_lib.checker import Case, Exercise, Mistake, Seen, compare
 from course_lib.checker.diagnosis import Outcome, undefined_lanes
 from course_lib.checker.judge import judge
+from course_lib.checker.known_mistakes import find_mistake
 from tests.checker.samples import ADD, APPEND, DOUBLE, QUICK, TWO
 
 TOTAL = Exercise(
@@ -70,6 +71,24 @@ def test_what_a_gpu_leaves_unwritten_is_not_blamed_on_the_interpreters_loads():
     on_gpu = Outcome(case, Seen(), nan, truth, wrong, interpreted=False)
     assert undefined_lanes([interpreted, on_gpu], lambda: [{"result": nan}]) == ""
     assert "kernel, line 4" in undefined_lanes([interpreted, on_gpu], lambda: [{"result": torch.zeros(2)}])
+
+
+@pytest.mark.parametrize("factor, mistake", [(3, "tripled"), (4, None)])
+def test_a_race_on_a_gpu_hides_no_mistake_that_the_interpreter_shows(factor, mistake):
+    """Which of two programs wins there, no fingerprint foresees; what ran in order is evidence enough."""
+    task = replace(DOUBLE, mistakes=(Mistake("tripled", "Three.", result=lambda x: 3 * x),), requirements=())
+    x = torch.tensor([1.0, 2.0, 3.0])
+    case = Case("three", (x,))
+    truth = compare.truth(task, case, tf32=False)
+
+    def outcome(got, interpreted):
+        return Outcome(case, Seen(), got, truth, compare.compare(got, truth, task), (), interpreted)
+
+    raced = outcome(torch.tensor([3.0, 0.5, 9.0]), interpreted=False)
+    found = find_mistake(task, [outcome(factor * x, interpreted=True), raced])
+    assert (found and found.id) == mistake
+    assert find_mistake(task, [outcome(2 * x, interpreted=True), raced]) is None
+    assert find_mistake(task, [raced]) is None
 
 
 def test_a_guess_that_fails_costs_no_verdict(monkeypatch):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from course_lib.checker import Case, Exercise, InOut, compare, evaluate
+from course_lib.checker.judge import judge
 
 BIG, SMALL = Case("big", (torch.ones(evaluate.LARGE + 1),)), Case("small", (torch.ones(3),))
 
@@ -29,6 +30,16 @@ def test_what_the_gpu_cannot_do_is_done_on_the_cpu(gpu):
         return x.sum().item()  # RuntimeError on "meta", as when memory runs out
 
     assert evaluate.call(needs_values, BIG, evaluate.float64) == evaluate.LARGE + 1
+
+
+def test_a_device_that_a_notebook_broke_costs_no_verdict(monkeypatch):
+    def broken():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", broken)
+    task = Exercise(id="1.1", title="t", entries=("f",), cases=lambda draw: [Case("c", (3,))], oracle=lambda n: n + 1)
+    assert judge(task, "def f(n):\n    return n + 1\n").passed
 
 
 def test_without_a_gpu_everything_is_computed_where_it_lies():

@@ -751,7 +751,7 @@ WRONG_SOFTMAX["forbidden_operation"] = changed(
 WRONG_SOFTMAX["no_kernel_launched"] = """# Exercise 2.5 · The softmax kernel, safe and causal
 def row_softmax(scores, causal):
     m, n = scores.shape[-2:]
-    visible = torch.ones(m, n, dtype=torch.bool).tril(n - m if causal else n)
+    visible = torch.ones(m, n, dtype=torch.bool, device=scores.device).tril(n - m if causal else n)
     return torch.softmax(scores.masked_fill(~visible, -math.inf), -1).masked_fill(~visible, 0)
 """
 WRONG_OUTPUT["no_kernel_launched"] = """# Exercise 2.6 · The output kernel

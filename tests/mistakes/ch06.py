@@ -495,16 +495,14 @@ DECODE_WRONG = {
 def paged_decode(query, key_pages, value_pages, block_tables, lengths):
     output = torch.zeros_like(query)
     for b, length in enumerate(lengths.tolist()):
-        for h in range(query.shape[1]):
-            top, total, acc = -math.inf, 0.0, torch.zeros(query.shape[2])
-            for p in range(length):
-                page, slot = int(block_tables[b, p // key_pages.shape[2]]), p % key_pages.shape[2]
-                s = float((query[b, h].float() * key_pages[page, h, slot].float()).sum()) / query.shape[2] ** 0.5
-                new = max(top, s)
-                w, r = math.exp(s - new), math.exp(top - new) if total else 0.0
-                total, acc, top = total * r + w, acc * r + w * value_pages[page, h, slot].float(), new
-            if total:
-                output[b, h] = acc / total
+        if length:
+            pages = block_tables[b, : -(-length // key_pages.shape[2])].long()
+            keys, values = (
+                cache[pages].transpose(0, 1).flatten(1, 2)[:, :length].float() for cache in (key_pages, value_pages)
+            )
+            scores = (query[b, :, None].float() * keys).sum(-1) / query.shape[2] ** 0.5
+            weights = (scores - scores.amax(-1, keepdim=True)).exp()
+            output[b] = (weights[..., None] * values).sum(1) / weights.sum(-1, keepdim=True)
     return output
 """,
 }  # fmt: skip
