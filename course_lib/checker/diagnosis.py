@@ -16,7 +16,7 @@ class Outcome:
     """One finished case with all that the diagnosis needs.
 
     `written` names the arguments written in place; `interpreted` tells a case that Triton's interpreter ran from one
-    that a GPU ran.
+    that a GPU ran; `unsteady` one whose result changed, by more than rounding, when the same inputs ran again.
     """
 
     def __init__(
@@ -28,9 +28,10 @@ class Outcome:
         leaves: Sequence[Leaf],
         written: Sequence[str] = (),
         interpreted: bool = True,
+        unsteady: bool = False,
     ):
         self.case, self.seen, self.got, self.truth, self.leaves = case, seen, got, truth, leaves
-        self.written, self.interpreted = tuple(written), interpreted
+        self.written, self.interpreted, self.unsteady = tuple(written), interpreted, unsteady
 
     @property
     def right(self) -> bool:
@@ -47,6 +48,14 @@ UNDEFINED_LANES = (
     "A load has a mask and no `other=`: what it gives where the mask is off is undefined (a check puts NaN there), and "
     "it reached the result. Say what those lanes should hold: 0 adds nothing to a sum, -inf wins no maximum. The load: "
     "{place}"
+)
+
+
+RACE = (
+    "The same inputs give another result from run to run. A GPU's programs run side by side and end in any order: do "
+    "two of them write to the same place, or does one read what another has yet to write? Give each a place of its "
+    "own, add with tl.atomic_add, or let a second kernel combine what the first has stored. (The interpreter runs one "
+    "program after the other, and cannot show this.)"
 )
 
 
@@ -115,6 +124,8 @@ def brief(outcome: Outcome) -> str:
         notes.append(f"{outcome.seen.undefined_values:,} come from lanes that a load left undefined")
     if outcome.seen.guard_values:
         notes.append(f"{outcome.seen.guard_values:,} come from memory beside an input")
+    if outcome.unsteady:
+        notes.append(f"{outcome.seen.differing} of {outcome.seen.repeats} more runs gave another result")
     notes = [note for note in notes if note]
     return f"{text}: {', '.join(notes)}" if notes else text
 

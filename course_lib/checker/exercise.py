@@ -76,6 +76,7 @@ class Seen:
         undefined_values: elements of the result that come from lanes which a masked load without `other=` left
             undefined.
         undefined_loads: the lines of such loads, used or not; seen only in Triton's interpreter.
+        repeats, differing: further runs with the same inputs, on a GPU, and how many of them gave another result.
         seconds: the call's wall-clock time.
         timing: medians of a speed requirement, `{"answer": s, "baseline": s}`; empty unless asked for.
         error: the exception's type, text and line in the cell, when the call raised.
@@ -91,6 +92,8 @@ class Seen:
     guard_values: int = 0
     undefined_values: int = 0
     undefined_loads: tuple[str, ...] = ()
+    repeats: int = 0
+    differing: int = 0
     seconds: float = 0.0
     timing: dict[str, float] = field(default_factory=dict)
     error: dict[str, Any] | None = None

@@ -153,12 +153,16 @@ def _weigh(
         names = inspect.signature(exercise.oracle_for(first.case)).parameters
         together = diagnosis.shared([o for o in finished if o.case.entry == first.case.entry], list(names))
         message = f"In {_which(exercise, first.case)} {diagnosis.describe(first)}. {together}".strip()
-        generic = "unwritten_memory" if any(o.seen.unwritten for o in failed) else None
+        generic, sentence = None, undefined
+        if any(o.seen.unwritten for o in failed):
+            generic = "unwritten_memory"
+        elif any(o.unsteady for o in failed):
+            generic, sentence = "race", undefined or diagnosis.RACE
         return speak(
             "failed",
             message,
             known.id if known else "undefined_lanes" if undefined else generic,
-            known.sentence if known else undefined,
+            known.sentence if known else sentence,
             diagnosis.picture(exercise, first),
         )
     for outcome in finished:
@@ -216,23 +220,29 @@ def _praise(exercise: Exercise, finished: list[diagnosis.Outcome]) -> str:
 def _compare_case(exercise: Exercise, run: Run, case: Case, frame: dict) -> diagnosis.Outcome:
     expected = compare.truth(exercise, case, tf32=exercise.uses_dot and not run.interpreted)
     got = _result(case, frame, "result")
-    leaves = _all_leaves(exercise, case, frame, expected)
+    # Atomic additions round differently from run to run; what differs by more than rounding is a race.
+    unsteady = "result_repeated" in frame and not compare.agrees(
+        got, _result(case, frame, "result_repeated"), expected, exercise
+    )
+    keys = ["result", *(["result_repeated"] if unsteady else []), "result_after_timing"]
+    results = [_result(case, frame, key) for key in keys if key in frame]
+
+    def compared() -> list[compare.Leaf]:
+        """All leaves of all results; a kernel that is right only the first time is not right."""
+        return [leaf for result in results for leaf in compare.compare(result, expected, exercise)]
+
+    leaves = compared()
     if any(leaf.problem for leaf in leaves):
         expected = compare.surer(expected, exercise, case)
-        leaves = _all_leaves(exercise, case, frame, expected)
+        leaves = compared()
     written = frame.get("written") or ()
-    return diagnosis.Outcome(case, seen_in(frame), got, expected, leaves, written, run.interpreted)
-
-
-def _all_leaves(exercise: Exercise, case: Case, frame: dict, expected: compare.Truth) -> list[compare.Leaf]:
-    """The case's result, compared; a kernel that is right only the first time is not right."""
-    keys = [key for key in ("result", "result_after_timing") if key in frame]
-    return [leaf for key in keys for leaf in compare.compare(_result(case, frame, key), expected, exercise)]
+    return diagnosis.Outcome(case, seen_in(frame), got, expected, leaves, written, run.interpreted, unsteady)
 
 
 def _result(case: Case, frame: dict, key: str) -> Any:
     if case.in_place:
-        return frame[key], {"written": list(frame["written"].values())}
+        written = frame.get("written_repeated" if key == "result_repeated" else "written") or {}
+        return frame[key], {"written": list(written.values())}
     return frame[key]
 
 

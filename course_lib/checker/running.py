@@ -74,6 +74,7 @@ def _run(
         "entries": names,
         "device": "cuda" if draw.on_gpu else "cpu",
         "undefined_lanes": undefined_lanes,
+        "runs": _runs(draw),
         "cases": [
             {
                 "entry": case.entry or exercise.entries[0],
@@ -95,6 +96,11 @@ def _run(
     return run
 
 
+def _runs(draw: Draw) -> int:
+    """How often each case runs: programs that race differ from run to run, and the interpreter's never race."""
+    return 20 if draw.on_gpu else 1
+
+
 def _take(run: Run, frame: dict) -> None:
     """Note a frame; one out of turn was not sent by the harness, which starts and reports each case once, in order."""
     turn, kind, index = len(run.frames), frame["kind"], frame.get("index")
@@ -106,7 +112,7 @@ def _take(run: Run, frame: dict) -> None:
         run.ending.forged = run.ending.forged or "a case out of turn"
 
 
-_COUNTS = ("largest_allocation", "unwritten", "guard_values", "undefined_values")
+_COUNTS = ("largest_allocation", "unwritten", "guard_values", "undefined_values", "repeats", "differing")
 _KINDS = {
     **dict.fromkeys(("error", "operations", "traffic", "timing", "written"), dict),
     **dict.fromkeys(("launches", "out_of_bounds", "modified_inputs", "undefined_loads"), list),

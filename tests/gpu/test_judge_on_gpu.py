@@ -10,6 +10,7 @@ import torch
 from course_lib.checker import catalog, compare, evaluate
 from course_lib.checker.draw import Draw
 from course_lib.checker.judge import judge, unsupported_here
+from course_lib.checker.running import run_cases
 from course_lib.hardware.device import supports_bfloat16
 
 KERNELS = [task for task in catalog.exercises().values() if task.needs != "any" and not unsupported_here(task)]
@@ -46,6 +47,16 @@ def test_a_changed_kernel_is_checked_within_ten_seconds(identity):
     verdict = judge(task, "\n" * random.SystemRandom().randrange(100, 100_000) + catalog.solution_source(identity))
     assert verdict.passed, str(verdict)
     assert verdict.seconds < 10, f"{verdict.seconds:.1f} s"
+
+
+@pytest.mark.parametrize("identity", ["2.5", "4.5", "6.5"])
+def test_every_case_runs_again_and_kernels_without_atomics_give_the_same_bits(identity):
+    task = catalog.exercise(identity)
+    runs = run_cases(task, catalog.solution_source(identity), {name: name for name in task.entries}, seed=3)
+    assert not runs[-1].interpreted
+    for frame in runs[-1].frames.values():
+        assert frame["repeats"] >= 5 and frame["differing"] == 0, runs[-1].cases[frame["index"]].name
+    assert all("repeats" not in frame for frame in runs[0].frames.values())
 
 
 def test_the_judge_keeps_no_memory_of_the_gpu():

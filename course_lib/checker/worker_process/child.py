@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import math
 import os
 import statistics
 import struct
@@ -18,6 +19,8 @@ import wire
 from answer import Answer, describe_error, usual_names
 from guards import GUARD, POISON, UNDEFINED, Arguments, count_pattern, fill
 from torch.utils._python_dispatch import TorchDispatchMode
+
+REPEAT_SECONDS = 0.2  # for all further runs of a case
 
 
 def observer():
@@ -148,6 +151,9 @@ class Child:
             ]
         if frame["error"] is None:
             self.collect(frame, result, arguments)
+        if frame["error"] is None and self.job["runs"] > 1 and not (frame["unwritten"] or frame["guard_values"]):
+            self.repeat(frame, call, arguments)
+        if frame["error"] is None:
             if case["baseline"] and self.device.type == "cuda":
                 frame["timing"], again = self.time(case, call, arguments)
                 frame["result_after_timing"] = again
@@ -193,6 +199,8 @@ class Child:
         written = {name: guard.tensor for name, guard in arguments.writable.items()}
         try:
             wire.verify(result)  # an unusable value is the answer's fault, and named as such
+            if self.job["runs"] > 1:  # which may write into the same memory
+                result, written = _copy(result), _copy(written)
             frame["result"], frame["written"] = result, written
         except Exception as error:
             known = isinstance(error, wire.WireError)
@@ -210,6 +218,34 @@ class Child:
             frame["unwritten"] += count_pattern(tensor, POISON)
             frame["guard_values"] += count_pattern(tensor, GUARD)
             frame["undefined_values"] += count_pattern(tensor, UNDEFINED)
+
+    def repeat(self, frame, call, arguments) -> None:
+        """Call again with the same inputs, until all runs or the time are over: programs that race show here.
+
+        Puts the number of further runs into the frame, of those whose result differs in a bit, and the result that
+        lies farthest from the first.
+        """
+        first, farthest = [frame["result"], frame["written"]], 0.0
+        frame["repeats"] = frame["differing"] = 0
+        deadline = time.perf_counter() + REPEAT_SECONDS
+        while frame["repeats"] < self.job["runs"] - 1 and time.perf_counter() < deadline:
+            for guard in arguments.guards:
+                guard.restore()
+            try:
+                result = call(*arguments.values)
+                wire.verify(result)
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize()
+            except BaseException as error:
+                frame["error"] = describe_error(error, self.answer.path)
+                return
+            frame["repeats"] += 1
+            again = [result, {name: guard.tensor for name, guard in arguments.writable.items()}]
+            distance = _distance(again, first)
+            frame["differing"] += distance is not None
+            if distance is not None and (distance > farthest or frame["differing"] == 1):
+                farthest = distance
+                frame["result_repeated"], frame["written_repeated"] = _copy(again[0]), _copy(again[1])
 
     def time(self, case, call, arguments):
         """Median seconds of the answer and the baseline, in turn, with the L2 cache flushed before every call."""
@@ -238,12 +274,50 @@ class Child:
         return {name: statistics.median(values) for name, values in times.items()}, again
 
 
-def _tensors(value):
+def _copy(value):
+    """A value whose tensors are the learner's no more."""
     if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
+        return value.detach().clone()
+    if isinstance(value, (tuple, list)):
+        copies = [_copy(item) for item in value]
+        return tuple(copies) if isinstance(value, tuple) else copies
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    return value
+
+
+def _distance(again, first) -> float | None:
+    """The largest difference of two results' elements, infinite where one is NaN or of another kind; None for the same
+    bits."""
+    again, first = list(_leaves(again)), list(_leaves(first))
+    if list(map(_kind, again)) != list(map(_kind, first)):
+        return math.inf
+    pairs = [pair for pair in zip(again, first) if isinstance(pair[0], torch.Tensor)]
+    unequal = [(a, b) for a, b in pairs if not torch.equal(_bytes(a), _bytes(b))]
+    if not unequal:
+        return None
+    return max(float((a.double() - b.double()).abs().nan_to_num(nan=math.inf).max()) for a, b in unequal)
+
+
+def _kind(leaf):
+    """What must be the same of two leaves before their elements are compared; of a plain value all of it."""
+    return (leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else repr(leaf)
+
+
+def _bytes(tensor):
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _leaves(value):
+    if isinstance(value, (tuple, list)):
         for item in value:
-            yield from _tensors(item)
+            yield from _leaves(item)
     elif isinstance(value, dict):
         for item in value.values():
-            yield from _tensors(item)
+            yield from _leaves(item)
+    else:
+        yield value
+
+
+def _tensors(value):
+    return (leaf for leaf in _leaves(value) if isinstance(leaf, torch.Tensor))

@@ -126,7 +126,7 @@ def _compile_ahead(traffic, job: dict, frames: int, folder: Path, seconds: float
         place = folder / f"ahead-{number}"
         place.mkdir()
         _confine(job, folder)
-        Child(traffic, frames, place).run({**job, "cases": cases})
+        Child(traffic, frames, place).run({**job, "cases": cases, "runs": 1})
 
     parts = ahead.shares(job["cases"], ahead.helpers(len(job["cases"])))
     ahead.in_helpers([functools.partial(helper, *part) for part in enumerate(parts)], seconds)
