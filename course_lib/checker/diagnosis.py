@@ -16,7 +16,8 @@ class Outcome:
     """One finished case with all that the diagnosis needs.
 
     `written` names the arguments written in place; `interpreted` tells a case that Triton's interpreter ran from one
-    that a GPU ran; `unsteady` one whose result changed, by more than rounding, when the same inputs ran again.
+    that a GPU ran; `unsteady` one whose result changed, by more than rounding, when the same inputs ran again;
+    `kept` one that was right until other numbers stood in the same memory.
     """
 
     def __init__(
@@ -29,9 +30,10 @@ class Outcome:
         written: Sequence[str] = (),
         interpreted: bool = True,
         unsteady: bool = False,
+        kept: bool = False,
     ):
         self.case, self.seen, self.got, self.truth, self.leaves = case, seen, got, truth, leaves
-        self.written, self.interpreted, self.unsteady = tuple(written), interpreted, unsteady
+        self.written, self.interpreted, self.unsteady, self.kept = tuple(written), interpreted, unsteady, kept
 
     @property
     def right(self) -> bool:
@@ -56,6 +58,11 @@ RACE = (
     "two of them write to the same place, or does one read what another has yet to write? Give each a place of its "
     "own, add with tl.atomic_add, or let a second kernel combine what the first has stored. (The interpreter runs one "
     "program after the other, and cannot show this.)"
+)
+
+KEPT = (
+    "It was right at first, and wrong in the last of the timed calls, which find other numbers in the same memory. Is "
+    "something kept of an earlier call? Compute all of it each time."
 )
 
 

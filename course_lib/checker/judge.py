@@ -158,6 +158,8 @@ def _weigh(
             generic = "unwritten_memory"
         elif any(o.unsteady for o in failed):
             generic, sentence = "race", undefined or diagnosis.RACE
+        elif any(o.kept for o in failed):
+            generic, sentence = "kept_result", undefined or diagnosis.KEPT
         return speak(
             "failed",
             message,
@@ -224,8 +226,7 @@ def _compare_case(exercise: Exercise, run: Run, case: Case, frame: dict) -> diag
     unsteady = "result_repeated" in frame and not compare.agrees(
         got, _result(case, frame, "result_repeated"), expected, exercise
     )
-    keys = ["result", *(["result_repeated"] if unsteady else []), "result_after_timing"]
-    results = [_result(case, frame, key) for key in keys if key in frame]
+    results = [got, *([_result(case, frame, "result_repeated")] if unsteady else [])]
 
     def compared() -> list[compare.Leaf]:
         """All leaves of all results; a kernel that is right only the first time is not right."""
@@ -235,8 +236,13 @@ def _compare_case(exercise: Exercise, run: Run, case: Case, frame: dict) -> diag
     if any(leaf.problem for leaf in leaves):
         expected = compare.surer(expected, exercise, case)
         leaves = compared()
+    kept = False
+    if "result_after_timing" in frame and not any(leaf.problem for leaf in leaves):
+        last = compare.truth(exercise, run.timed_last(case), tf32=exercise.uses_dot)
+        leaves += compare.compare(frame["result_after_timing"], last, exercise)
+        kept = any(leaf.problem for leaf in leaves)
     written = frame.get("written") or ()
-    return diagnosis.Outcome(case, seen_in(frame), got, expected, leaves, written, run.interpreted, unsteady)
+    return diagnosis.Outcome(case, seen_in(frame), got, expected, leaves, written, run.interpreted, unsteady, kept)
 
 
 def _result(case: Case, frame: dict, key: str) -> Any:

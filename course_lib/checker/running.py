@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from course_lib.checker.draw import Draw
+from course_lib.checker.evaluate import arguments
 from course_lib.checker.exercise import Case, Exercise, InOut, Seen
 from course_lib.checker.requirements import FasterThan
 from course_lib.checker.worker import Ending, worker
 from course_lib.hardware.device import machine, supports_bfloat16
+
+TIMED_CALLS = 29  # the worker's runs to warm up, those that it times, and one to see that the answer is still right
 
 
 @dataclass
@@ -24,6 +28,16 @@ class Run:
     ending: Ending
     frames: dict[int, dict] = field(default_factory=dict)
     started: int | None = None
+    turns: list[int] = field(default_factory=list)
+
+    def timed_last(self, case: Case) -> Case:
+        """The case as the last of the timed calls gets it: the worker rolls the tensors of each by other amounts."""
+        number = itertools.count(self.turns[-1], self.turns[-1])
+
+        def rolled(tensor):
+            return tensor.roll(next(number), -1) if tensor.is_floating_point() else tensor
+
+        return replace(case, args=tuple(arguments(case, rolled)[0]))
 
     @property
     def ended_in(self) -> str:
@@ -67,6 +81,7 @@ def _run(
     undefined_lanes: bool = True,
 ) -> Run:
     cases = list(exercise.cases(draw))
+    turns = [2 * draw.integer(0, 1 << 20) + 1 for _ in range(TIMED_CALLS)]  # odd: no whole turn of a power of two
     baselines = [requirement for requirement in exercise.requirements if isinstance(requirement, FasterThan)]
     job = {
         "exercise": exercise.id,
@@ -80,6 +95,7 @@ def _run(
                 "entry": case.entry or exercise.entries[0],
                 "args": [_packed(value) for value in case.args],
                 "driver": _function_source(case.driver),
+                "turns": turns,
                 "baseline": next((_function_source(b.baseline) for b in baselines if b.case in case.name), None),
             }
             for case in cases
@@ -87,7 +103,7 @@ def _run(
     }
     seconds = exercise.limits.gpu_seconds if draw.on_gpu else exercise.limits.seconds
     ending = worker(interpreted).run(job, exercise.limits, seconds)
-    run = Run(cases, interpreted, ending)
+    run = Run(cases, interpreted, ending, turns=turns)
     for frame in ending.frames:
         _take(run, frame)
     complete = len(run.frames) == len(cases) or any(frame.get("error") for frame in run.frames.values())

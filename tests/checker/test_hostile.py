@@ -93,7 +93,7 @@ def test_the_job_that_the_process_holds_names_no_answer():
     verdict = judge(DOUBLE, cell)
     assert not verdict.passed
     told = "['cases', 'device', 'entries', 'exercise', 'runs', 'source', 'undefined_lanes']"
-    assert verdict.printed.splitlines()[:2] == [told, "['args', 'baseline', 'driver', 'entry']"]
+    assert verdict.printed.splitlines()[:2] == [told, "['args', 'baseline', 'driver', 'entry', 'turns']"]
 
 
 @pytest.mark.skipif(landlock_version() < 1, reason="this kernel has no Landlock")

@@ -21,6 +21,7 @@ from guards import GUARD, POISON, UNDEFINED, Arguments, count_pattern, fill
 from torch.utils._python_dispatch import TorchDispatchMode
 
 REPEAT_SECONDS = 0.2  # for all further runs of a case
+WARM_UP_RUNS, TIMED_RUNS = 3, 25
 
 
 def observer():
@@ -248,11 +249,24 @@ class Child:
                 frame["result_repeated"], frame["written_repeated"] = _copy(again[0]), _copy(again[1])
 
     def time(self, case, call, arguments):
-        """Median seconds of the answer and the baseline, in turn, with the L2 cache flushed before every call."""
+        """Median seconds of the answer and the baseline, in turn, and the answer's last result.
+
+        Before every call the L2 cache is flushed and the inputs are new: each tensor rolled along its last dimension,
+        by another of the case's `turns` and differently from the tensors before it. What was kept of an earlier call
+        is then no answer.
+        """
         scope = usual_names()
         exec(compile(case["baseline"]["source"], "<baseline>", "exec"), scope)
         baseline = scope[case["baseline"]["name"]]
         flush = torch.empty(256 << 20, dtype=torch.uint8, device=self.device)
+
+        inputs = [guard for guard in arguments.guards if guard.tensor.is_floating_point()]
+        turns = iter(case["turns"])
+
+        def turn():
+            by = next(turns)
+            for number, guard in enumerate(inputs, start=1):
+                guard.tensor.copy_(guard.first.roll(number * by, -1))
 
         def once(function):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -264,11 +278,13 @@ class Child:
             return start.elapsed_time(end) * 1e-3
 
         times = {"answer": [], "baseline": []}
-        for _ in range(3):
-            once(call), once(baseline)
-        for _ in range(25):
-            times["answer"].append(once(call))
-            times["baseline"].append(once(baseline))
+        for run in range(WARM_UP_RUNS + TIMED_RUNS):
+            turn()
+            pair = once(call), once(baseline)
+            if run >= WARM_UP_RUNS:
+                times["answer"].append(pair[0])
+                times["baseline"].append(pair[1])
+        turn()
         again = call(*arguments.values)
         torch.cuda.synchronize()
         return {name: statistics.median(values) for name, values in times.items()}, again

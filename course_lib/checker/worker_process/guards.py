@@ -67,6 +67,11 @@ class GuardedTensor:
             self.buffer[margin : margin + extent].copy_(inner)
         self.original = self.buffer.clone()
 
+    @property
+    def first(self):
+        """The tensor as it came, whatever was written since."""
+        return torch.as_strided(self.original, self.tensor.shape, self.tensor.stride(), self.margin)
+
     def _changed(self, part) -> bool:
         if not self.buffer[part].numel():
             return False
