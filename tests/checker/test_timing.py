@@ -30,6 +30,8 @@ class Event:
     def elapsed_time(self, other): return (other.at - self.at) * 1e3
 
 torch.cuda.Event, torch.cuda.synchronize = Event, lambda: None
+empty = torch.empty
+torch.empty = lambda size, **more: empty(8 if size == 256 << 20 else size, **more)  # no L2 cache to flush here
 child = Child(None, 1, None)
 child.device = torch.device("cpu")
 x, y = torch.arange(8.0), torch.arange(8.0) * 10
@@ -78,6 +80,7 @@ def test_a_result_that_was_kept_of_an_earlier_call_does_not_pass(monkeypatch, fr
     frame |= {"timing": {"answer": 1.0, "baseline": 2.0}, "result_after_timing": 2 * (last if fresh else case.args[0])}
     run.frames[0] = frame
     monkeypatch.setattr(judging, "run_cases", lambda *args, **more: [run])
+    monkeypatch.setattr(judging, "_below_the_floor", lambda *args: None)
     verdict = judging.judge(FAST, "def double(x):\n    return 2 * x\n")
     assert verdict.outcome == outcome, verdict
     if not fresh:
