@@ -94,6 +94,12 @@ def test_slow_answers_are_not_run_twenty_times():
     assert time.monotonic() - started < 20 * 0.15
 
 
+def test_further_runs_print_nothing():
+    says = "    import sys\n    print(runs)\n    print('e', file=sys.stderr)\n"
+    verdict = judge(DOUBLE, COUNTED + says + "    return 2 * x\n")
+    assert verdict.passed and verdict.printed.split() == ["1", "e", "21", "e"]
+
+
 def test_what_the_interpreter_runs_it_runs_once(monkeypatch):
     monkeypatch.undo()
     verdict = judge(DOUBLE, COUNTED + "    print(runs)\n    return 2 * x\n")

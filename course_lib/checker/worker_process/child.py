@@ -153,10 +153,12 @@ class Child:
         if frame["error"] is None:
             self.collect(frame, result, arguments)
         if frame["error"] is None and self.job["runs"] > 1 and not (frame["unwritten"] or frame["guard_values"]):
-            self.repeat(frame, call, arguments)
+            with _quietly():
+                self.repeat(frame, call, arguments)
         if frame["error"] is None:
             if case["baseline"] and self.device.type == "cuda":
-                frame["timing"], again = self.time(case, call, arguments)
+                with _quietly():
+                    frame["timing"], again = self.time(case, call, arguments)
                 frame["result_after_timing"] = again
         return frame
 
@@ -288,6 +290,13 @@ class Child:
         again = call(*arguments.values)
         torch.cuda.synchronize()
         return {name: statistics.median(values) for name, values in times.items()}, again
+
+
+@contextlib.contextmanager
+def _quietly():
+    """What an answer prints it has printed in its first run."""
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+        yield
 
 
 def _copy(value):
