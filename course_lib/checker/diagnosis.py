@@ -17,7 +17,8 @@ class Outcome:
 
     `written` names the arguments written in place; `interpreted` tells a case that Triton's interpreter ran from one
     that a GPU ran; `unsteady` one whose result changed, by more than rounding, when the same inputs ran again;
-    `kept` one that was right until other numbers stood in the same memory.
+    `kept` one whose first run was another than all later ones, or that was right until other numbers stood in the same
+    memory; `right_at_first` one whose first result is right, whatever the later ones are.
     """
 
     def __init__(
@@ -29,11 +30,13 @@ class Outcome:
         leaves: Sequence[Leaf],
         written: Sequence[str] = (),
         interpreted: bool = True,
+        right_at_first: bool | None = None,
         unsteady: bool = False,
         kept: bool = False,
     ):
         self.case, self.seen, self.got, self.truth, self.leaves = case, seen, got, truth, leaves
         self.written, self.interpreted, self.unsteady, self.kept = tuple(written), interpreted, unsteady, kept
+        self.right_at_first = self.right if right_at_first is None else right_at_first
 
     @property
     def right(self) -> bool:
@@ -56,13 +59,14 @@ UNDEFINED_LANES = (
 RACE = (
     "The same inputs give another result from run to run. A GPU's programs run side by side and end in any order: do "
     "two of them write to the same place, or does one read what another has yet to write? Give each a place of its "
-    "own, add with tl.atomic_add, or let a second kernel combine what the first has stored. (The interpreter runs one "
-    "program after the other, and cannot show this.)"
+    "own, add with tl.atomic_add, or let a second kernel combine what the first has stored. Or is something kept from "
+    "call to call, a buffer or a counter that is not set back? (The interpreter runs one program after the other.)"
 )
 
 KEPT = (
-    "It was right at first, and wrong in the last of the timed calls, which find other numbers in the same memory. Is "
-    "something kept of an earlier call? Compute all of it each time."
+    "The first call gave one result and later ones another, with the same inputs or, in timed calls, with other "
+    "numbers in the same memory. Is something kept from call to call: a result, a buffer or a counter that is not set "
+    "back?"
 )
 
 
@@ -131,7 +135,7 @@ def brief(outcome: Outcome) -> str:
         notes.append(f"{outcome.seen.undefined_values:,} come from lanes that a load left undefined")
     if outcome.seen.guard_values:
         notes.append(f"{outcome.seen.guard_values:,} come from memory beside an input")
-    if outcome.unsteady:
+    if outcome.unsteady or outcome.kept and outcome.seen.differing:
         notes.append(f"{outcome.seen.differing} of {outcome.seen.repeats} more runs gave another result")
     notes = [note for note in notes if note]
     return f"{text}: {', '.join(notes)}" if notes else text

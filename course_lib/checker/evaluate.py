@@ -17,6 +17,7 @@ from course_lib.hardware.device import machine
 
 LARGE = 1 << 18  # elements of a case's tensors, together
 GPU = torch.device("cuda")
+_on_the_gpu = True
 
 
 def arguments(case: Case, convert: Callable[[torch.Tensor], torch.Tensor]) -> tuple[list, list[torch.Tensor]]:
@@ -56,7 +57,7 @@ def call(function: Callable, case: Case, convert: Callable[[torch.Tensor], torch
 
     The result of a large case lies on the GPU, where this machine has one with room for it.
     """
-    if is_large(case) and machine().tier != "none":
+    if _on_the_gpu and is_large(case) and machine().tier != "none":
         # No memory left there, or a device that a kernel in this notebook broke: the CPU is slower, not worse.
         with contextlib.suppress(RuntimeError), GPU, _full_float32():
             return _called(function, case, lambda tensor: convert(tensor.to(GPU)))
@@ -78,6 +79,17 @@ def _full_float32() -> Iterator[None]:
         yield
     finally:
         matmul.fp32_precision = before
+
+
+@contextlib.contextmanager
+def on_the_cpu() -> Iterator[None]:
+    """Within this, large cases are computed on the CPU like all others."""
+    global _on_the_gpu
+    before, _on_the_gpu = _on_the_gpu, False
+    try:
+        yield
+    finally:
+        _on_the_gpu = before
 
 
 def release() -> None:

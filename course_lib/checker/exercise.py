@@ -76,7 +76,8 @@ class Seen:
         undefined_values: elements of the result that come from lanes which a masked load without `other=` left
             undefined.
         undefined_loads: the lines of such loads, used or not; seen only in Triton's interpreter.
-        repeats, differing: further runs with the same inputs, on a GPU, and how many of them gave another result.
+        repeats, differing, changes: further runs with the same inputs, on a GPU; how many of them gave another result
+            than the first, and how many another than the run before.
         seconds: the call's wall-clock time.
         timing: medians of a speed requirement, `{"answer": s, "baseline": s}`; empty unless asked for.
         error: the exception's type, text and line in the cell, when the call raised.
@@ -94,6 +95,7 @@ class Seen:
     undefined_loads: tuple[str, ...] = ()
     repeats: int = 0
     differing: int = 0
+    changes: int = 0
     seconds: float = 0.0
     timing: dict[str, float] = field(default_factory=dict)
     error: dict[str, Any] | None = None

@@ -34,13 +34,13 @@ def find_mistake(exercise: Exercise, outcomes: Sequence[Outcome], raised: bool =
 
 
 def _mistake_in(exercise: Exercise, outcomes: Sequence[Outcome], raised: bool) -> Mistake | None:
-    failed = [outcome for outcome in outcomes if not outcome.right]
+    failed = [outcome for outcome in outcomes if not outcome.right_at_first]
     if not failed:
         return None
     if any(leaf.problem and leaf.wrong is None and "dtype" in leaf.problem for o in failed for leaf in o.leaves):
         return None  # the numbers may be right in another dtype, which the message says
     # Failing cases first: a wrong fingerprint is then dismissed after one look.
-    ordered = sorted(outcomes, key=lambda outcome: outcome.right)
+    ordered = sorted(outcomes, key=lambda outcome: outcome.right_at_first)
     matching = [
         mistake
         for mistake in exercise.mistakes
@@ -154,7 +154,7 @@ def _explains(exercise: Exercise, result: Callable, outcomes: Sequence[Outcome])
             continue
         if not agrees(outcome.got, fingerprint, outcome.truth, exercise):
             return False
-        distinguished = distinguished or not outcome.right
+        distinguished = distinguished or not outcome.right_at_first
     return distinguished
 
 

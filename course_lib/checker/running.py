@@ -16,7 +16,7 @@ from course_lib.checker.requirements import FasterThan
 from course_lib.checker.worker import Ending, worker
 from course_lib.hardware.device import machine, supports_bfloat16
 
-TIMED_CALLS = 29  # the worker's runs to warm up, those that it times, and one to see that the answer is still right
+TIMED_CALLS = 29  # 3 to warm up, 25 that count, and one to see that the answer is still right
 
 
 @dataclass
@@ -128,9 +128,9 @@ def _take(run: Run, frame: dict) -> None:
         run.ending.forged = run.ending.forged or "a case out of turn"
 
 
-_COUNTS = ("largest_allocation", "unwritten", "guard_values", "undefined_values", "repeats", "differing")
+_COUNTS = ("largest_allocation", "unwritten", "guard_values", "undefined_values", "repeats", "differing", "changes")
 _KINDS = {
-    **dict.fromkeys(("error", "operations", "traffic", "timing", "written"), dict),
+    **dict.fromkeys(("error", "operations", "traffic", "timing", "written", "written_repeated"), dict),
     **dict.fromkeys(("launches", "out_of_bounds", "modified_inputs", "undefined_loads"), list),
     **dict.fromkeys(_COUNTS, int),
     "seconds": float,

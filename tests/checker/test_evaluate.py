@@ -42,6 +42,21 @@ def test_a_device_that_a_notebook_broke_costs_no_verdict(monkeypatch):
     assert judge(task, "def f(n):\n    return n + 1\n").passed
 
 
+def test_a_gpu_too_small_to_compare_on_costs_no_verdict(monkeypatch):
+    real = compare.truth
+
+    def truth(*args, **more):
+        if evaluate._on_the_gpu:
+            raise torch.OutOfMemoryError
+        return real(*args, **more)
+
+    monkeypatch.setattr(compare, "truth", truth)
+    task = Exercise(id="1.1", title="t", entries=("f",), cases=lambda draw: [Case("c", (3,))], oracle=lambda n: n + 1)
+    assert judge(task, "def f(n):\n    return n + 1\n").passed
+    assert judge(task, "def f(n):\n    return n + 2\n").outcome == "failed"
+    assert evaluate._on_the_gpu
+
+
 def test_without_a_gpu_everything_is_computed_where_it_lies():
     assert evaluate.call(torch.neg, BIG, evaluate.float64).device.type == "cpu"
 

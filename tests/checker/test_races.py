@@ -1,11 +1,13 @@
 """Answers that are right once and not always. Here a counter stands for a GPU's order of programs."""
 
+import math
 import time
 from dataclasses import replace
 
 import pytest
+import torch
 
-from course_lib.checker import running
+from course_lib.checker import Mistake, running
 from course_lib.checker.judge import judge
 from tests.checker.samples import ADD, ADD_CELL, APPEND, DOUBLE
 
@@ -29,9 +31,39 @@ def test_a_result_that_changes_once_in_twenty_runs_is_a_race(unlucky):
     assert "run side by side" in verdict.diagnosis
 
 
-def test_a_first_result_that_is_wrong_alone_is_a_race_too():
-    verdict = judge(DOUBLE, COUNTED + "    return x + 1 if runs == 1 else 2 * x\n")
-    assert verdict.mistake == "race" and "19 of 19 more runs" in verdict.message
+@pytest.mark.parametrize("first, later", [("x + 1", "2 * x"), ("2 * x", "x + 1"), ("3 * x", "4 * x")])
+def test_a_first_result_unlike_all_later_ones_is_something_kept(first, later):
+    verdict = judge(DOUBLE, COUNTED + f"    return {first} if runs == 1 else {later}\n")
+    assert verdict.mistake == "kept_result" and "19 of 19 more runs" in verdict.message
+    assert "kept from call to call" in verdict.diagnosis
+
+
+def test_a_buffer_that_is_added_to_and_never_set_back_is_asked_about():
+    grows = "sums = {}\ndef double(x):\n    total = sums.setdefault(x.shape, torch.zeros_like(x))\n"
+    verdict = judge(replace(DOUBLE, requirements=()), grows + "    total += 2 * x\n    return total\n")
+    assert verdict.outcome == "failed" and "not set back" in verdict.diagnosis
+
+
+def test_scratch_memory_is_poisoned_in_every_run():
+    """Else the second run would find there what the first one left, and differ from it."""
+    verdict = judge(DOUBLE, "def double(x):\n    return (2 * x + 0 * torch.empty_like(x)).nan_to_num(nan=5.0)\n")
+    assert verdict.outcome == "failed" and verdict.mistake is None
+
+
+def test_a_race_beside_infinities_is_found():
+    """Whose difference is NaN: it must not pass for the largest."""
+    infinity = torch.full((1,), -math.inf)
+    task = replace(DOUBLE, oracle=lambda x: torch.cat([infinity.to(x.dtype), x.flatten()]), requirements=())
+    steady = "torch.cat([torch.tensor([-math.inf]), x.flatten()])"
+    assert judge(task, f"def double(x):\n    return {steady}\n").passed
+    cell = COUNTED + f"    right = {steady}\n    return right * (1 + 1e-7) if runs == 2 else right + (runs == 9)\n"
+    assert judge(task, cell).mistake == "race"
+
+
+def test_a_known_mistake_is_no_name_for_a_result_that_was_right_at_first():
+    guess = Mistake("guess", "Three.", result=lambda x: 3 * x, when=lambda case, seen, got: True)
+    verdict = judge(replace(DOUBLE, mistakes=(guess,)), COUNTED + "    return 3 * x if runs == 4 else 2 * x\n")
+    assert verdict.mistake == "race"
 
 
 OTHERS = ["torch.full_like(x, math.nan)", "torch.cat([2 * x, x])", "None", "(2 * x).half()", "7"]

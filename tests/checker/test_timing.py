@@ -39,10 +39,13 @@ arguments = Arguments([x, y, 3], ["x", "y", "n"], child.device)
 calls = []
 def answer(x, y, n):
     calls.append([x[0].item(), y[0].item()])
-    return x + y
-source = {"name": "baseline", "source": "def baseline(x, y, n):\\n    return x"}
+    result = x + y
+    x.zero_()  # spoils what the baseline would find
+    return result
+torch.seen = []
+source = {"name": "baseline", "source": "def baseline(x, y, n):\\n    torch.seen.append([x[0].item(), y[0].item()])"}
 timing, last = child.time({"baseline": source, "turns": list(range(1, 30))}, answer, arguments)
-print(json.dumps({"timing": timing, "last": last.tolist(), "calls": calls}))
+print(json.dumps({"timing": timing, "last": last.tolist(), "calls": calls, "baselines": torch.seen}))
 """
 
 
@@ -59,6 +62,10 @@ def test_every_timed_call_has_other_numbers_in_the_same_memory(timed):
     assert all(first != second for first, second in zip(timed["calls"], timed["calls"][1:]))
     assert timed["calls"][0] == [7.0, 60.0], "x rolled by 1, y by 2"
     assert set(timed["timing"]) == {"answer", "baseline"} and min(timed["timing"].values()) >= 0
+
+
+def test_the_baseline_finds_the_answers_numbers(timed):
+    assert timed["baselines"] == timed["calls"][:-1]
 
 
 def test_the_judge_knows_what_the_last_call_got(timed):
@@ -84,4 +91,4 @@ def test_a_result_that_was_kept_of_an_earlier_call_does_not_pass(monkeypatch, fr
     verdict = judging.judge(FAST, "def double(x):\n    return 2 * x\n")
     assert verdict.outcome == outcome, verdict
     if not fresh:
-        assert verdict.mistake == "kept_result" and "kept of an earlier call" in verdict.diagnosis
+        assert verdict.mistake == "kept_result" and "kept from call to call" in verdict.diagnosis

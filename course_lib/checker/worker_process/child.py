@@ -21,7 +21,8 @@ from guards import GUARD, POISON, UNDEFINED, Arguments, count_pattern, fill
 from torch.utils._python_dispatch import TorchDispatchMode
 
 REPEAT_SECONDS = 0.2  # for all further runs of a case
-WARM_UP_RUNS, TIMED_RUNS = 3, 25
+SLOW = 5.0  # seconds of a first run, compiling included, after which there are none
+WARM_UP_RUNS = 3
 
 
 def observer():
@@ -152,15 +153,23 @@ class Child:
             ]
         if frame["error"] is None:
             self.collect(frame, result, arguments)
-        if frame["error"] is None and self.job["runs"] > 1 and not (frame["unwritten"] or frame["guard_values"]):
-            with _quietly():
-                self.repeat(frame, call, arguments)
         if frame["error"] is None:
-            if case["baseline"] and self.device.type == "cuda":
+            try:
                 with _quietly():
-                    frame["timing"], again = self.time(case, call, arguments)
-                frame["result_after_timing"] = again
+                    self.run_on(frame, case, call, arguments)
+            except BaseException as error:
+                frame["error"] = describe_error(error, self.answer.path)
         return frame
+
+    def run_on(self, frame, case, call, arguments) -> None:
+        """Call an answer that has once come to its end again and again: with the same inputs, then with the clock."""
+        sound = not (frame["unwritten"] or frame["guard_values"])
+        if self.job["runs"] > 1 and sound and frame["seconds"] < SLOW:
+            self.repeat(frame, call, arguments)
+        if case["baseline"] and self.device.type == "cuda":
+            frame["timing"], again = self.time(case, call, arguments)
+            wire.verify(again)
+            frame["result_after_timing"] = again
 
     def watch(self, stack, observing):
         """Enter the meters; the function returned gives what they saw once the stack has closed."""
@@ -225,30 +234,33 @@ class Child:
     def repeat(self, frame, call, arguments) -> None:
         """Call again with the same inputs, until all runs or the time are over: programs that race show here.
 
-        Puts the number of further runs into the frame, of those whose result differs in a bit, and the result that
-        lies farthest from the first.
+        Puts the number of further runs into the frame, of those whose result differs in a bit from the first, of those
+        that differ from the run before, and the result that lies farthest from the first.
         """
-        first, farthest = [frame["result"], frame["written"]], 0.0
-        frame["repeats"] = frame["differing"] = 0
-        deadline = time.perf_counter() + REPEAT_SECONDS
-        while frame["repeats"] < self.job["runs"] - 1 and time.perf_counter() < deadline:
+        first = before = [frame["result"], frame["written"]]
+        farthest, started = -1.0, time.perf_counter()
+        frame["repeats"] = frame["differing"] = frame["changes"] = 0
+        while frame["repeats"] < self.job["runs"] - 1 and time.perf_counter() - started < REPEAT_SECONDS:
             for guard in arguments.guards:
                 guard.restore()
-            try:
+            seen = observer()  # fresh memory is poisoned again, so that no run finds what the last one left there
+            with _in_threads_too(seen), seen:
                 result = call(*arguments.values)
-                wire.verify(result)
-                if self.device.type == "cuda":
-                    torch.cuda.synchronize()
-            except BaseException as error:
-                frame["error"] = describe_error(error, self.answer.path)
-                return
+            if self.device.type == "cuda":
+                torch.cuda.synchronize()
             frame["repeats"] += 1
             again = [result, {name: guard.tensor for name, guard in arguments.writable.items()}]
             distance = _distance(again, first)
-            frame["differing"] += distance is not None
-            if distance is not None and (distance > farthest or frame["differing"] == 1):
+            frame["changes"] += _distance(again, before) is not None
+            if distance is None:
+                before = first
+                continue
+            wire.verify(result)
+            frame["differing"] += 1
+            before = _copy(again)
+            if distance > farthest:
                 farthest = distance
-                frame["result_repeated"], frame["written_repeated"] = _copy(again[0]), _copy(again[1])
+                frame["result_repeated"], frame["written_repeated"] = before
 
     def time(self, case, call, arguments):
         """Median seconds of the answer and the baseline, in turn, and the answer's last result.
@@ -263,10 +275,8 @@ class Child:
         flush = torch.empty(256 << 20, dtype=torch.uint8, device=self.device)
 
         inputs = [guard for guard in arguments.guards if guard.tensor.is_floating_point()]
-        turns = iter(case["turns"])
 
-        def turn():
-            by = next(turns)
+        def turn(by):
             for number, guard in enumerate(inputs, start=1):
                 guard.tensor.copy_(guard.first.roll(number * by, -1))
 
@@ -280,16 +290,15 @@ class Child:
             return start.elapsed_time(end) * 1e-3
 
         times = {"answer": [], "baseline": []}
-        for run in range(WARM_UP_RUNS + TIMED_RUNS):
-            turn()
-            pair = once(call), once(baseline)
-            if run >= WARM_UP_RUNS:
-                times["answer"].append(pair[0])
-                times["baseline"].append(pair[1])
-        turn()
+        *rounds, last = case["turns"]
+        for by in rounds:
+            for name, function in (("answer", call), ("baseline", baseline)):
+                turn(by)  # also before the second of the two, which then starts as the first one did
+                times[name].append(once(function))
+        turn(last)
         again = call(*arguments.values)
         torch.cuda.synchronize()
-        return {name: statistics.median(values) for name, values in times.items()}, again
+        return {name: statistics.median(values[WARM_UP_RUNS:]) for name, values in times.items()}, again
 
 
 @contextlib.contextmanager
@@ -321,7 +330,12 @@ def _distance(again, first) -> float | None:
     unequal = [(a, b) for a, b in pairs if not torch.equal(_bytes(a), _bytes(b))]
     if not unequal:
         return None
-    return max(float((a.double() - b.double()).abs().nan_to_num(nan=math.inf).max()) for a, b in unequal)
+    return max(_farthest(a.double(), b.double()) for a, b in unequal)
+
+
+def _farthest(a, b) -> float:
+    same = (a == b) | (a.isnan() & b.isnan())  # also infinities, whose difference is NaN
+    return float(torch.where(same, 0.0, (a - b).abs().nan_to_num(nan=math.inf)).max())
 
 
 def _kind(leaf):
