@@ -108,8 +108,8 @@ check("0.1", first_try)
 # left out. The strip shows the wrong elements in orange. Below it stands each case with its own outcome.
 #
 # The result's memory is filled with NaN before your kernel sees it, so an element that no program writes cannot look
-# right by accident. On a GPU each case runs twenty times with the same inputs: programs run side by side there, and a
-# result that depends on which of them is first is not right.
+# right by accident. On a GPU each case runs up to twenty times with the same inputs: programs run side by side there,
+# and a result that depends on which of them is first is not right.
 #
 # ## A check that passes
 #

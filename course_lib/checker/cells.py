@@ -103,7 +103,8 @@ def why_unreadable(source: str) -> str | None:
     except SyntaxError:
         return None
     except (RecursionError, MemoryError, ValueError) as error:
-        return f"The cell cannot be read as Python ({type(error).__name__}: {str(error)[:200] or 'too deeply nested'})."
+        reason = f"{type(error).__name__}: {str(error)[:200] or 'too deeply nested'}"
+        return f"The cell cannot be read as Python ({reason}). Split what is nested so deeply, or delete the character."
     return None
 
 
