@@ -1,6 +1,6 @@
 """Chapter 02: wrong submissions, by the mistake that the verdict must name, and right ones written otherwise."""
 
-from tests.mistakes.edits import changed
+from tests.mistakes.edits import changed, in_tf32
 
 # -------------------------------------------------------------------------------------------- 2.1 bytes of three passes
 
@@ -771,7 +771,7 @@ UNUSUAL = {
     "2.1": UNUSUAL_BYTES,
     "2.2": UNUSUAL_LONGEST,
     "2.3": UNUSUAL_MASK,
-    "2.4": UNUSUAL_SCORES,
+    "2.4": UNUSUAL_SCORES | {"tl.dot in tf32": in_tf32("2.4")},
     "2.5": UNUSUAL_SOFTMAX,
-    "2.6": UNUSUAL_OUTPUT,
+    "2.6": UNUSUAL_OUTPUT | {"tl.dot in tf32": in_tf32("2.6")},
 }

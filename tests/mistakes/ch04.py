@@ -3,7 +3,7 @@
 Most are the course's own answer with one step changed, as a learner would get it wrong.
 """
 
-from tests.mistakes.edits import changed
+from tests.mistakes.edits import changed, in_tf32
 
 # ------------------------------------------------------------------------------------------------------------------ 4.1
 
@@ -690,6 +690,7 @@ UNUSUAL = {
         ),
     },
     "4.3": {
+        "tl.dot in tf32": in_tf32("4.3"),
         "a flat grid": FLAT_GRID,
         "last keys first": BACKWARDS,
         "base two": BASE_TWO,
@@ -698,6 +699,7 @@ UNUSUAL = {
         "tiles of 128 queries": LARGE_QUERY_TILES,
     },
     "4.4": {
+        "tl.dot in tf32": in_tf32("4.4"),
         "a while loop and the diagonal by itself": TWO_LOOPS,
         "a large negative number": LARGE_NUMBER,
         "natural base": changed("4.4", *NATURAL_BASE),
@@ -705,6 +707,7 @@ UNUSUAL = {
         "the diagonal first": ONE_KEY_TILE_AT_A_TIME_BACKWARDS,
     },
     "4.5": {
+        "tl.dot in tf32": in_tf32("4.5"),
         "tiles counted": RAGGED_COUNTED,
         "a large negative number": RAGGED_LARGE_NUMBER,
         "natural base": changed("4.5", *NATURAL_BASE),
@@ -712,6 +715,7 @@ UNUSUAL = {
         "tiles of 32 keys": RAGGED_WIDE_TILES,
     },
     "4.6": {
+        "tl.dot in tf32": in_tf32("4.6"),
         "natural base": LSE_NATURAL,
         "each part in natural units": LSE_FROM_SUM,
         "last programs first": changed("4.6", LAST_PROGRAMS_FIRST),

@@ -3,7 +3,7 @@
 Most are the course's own answer with one step changed, as a learner would get it wrong.
 """
 
-from tests.mistakes.edits import changed
+from tests.mistakes.edits import changed, in_tf32
 
 # ------------------------------------------------------------------------------------------------------------------ 7.1
 
@@ -646,6 +646,7 @@ UNUSUAL = {
         "online": SHARED_ONLINE,
     },
     "7.5": {
+        "tl.dot in tf32": in_tf32("7.5"),
         "grid turned": GRID_TURNED,
         "flat grid": FLAT_GRID,
         "base e": BASE_E,

@@ -3,7 +3,7 @@
 Most are the course's own answer with one step changed, as a learner would get it wrong.
 """
 
-from tests.mistakes.edits import changed
+from tests.mistakes.edits import changed, in_tf32
 
 # ------------------------------------------------------------------------------------------------------------------ 8.1
 
@@ -508,8 +508,8 @@ def kernel(q, k, v, table, lengths, parts, lses, arrived, out, lse_out, q_seq, q
             total = total * tl.exp(top - new) + weight
             top = new
         some = total > 0
-        acc = (acc / tl.where(some, total, 1.0)[:, None]).to(out.dtype.element_ty)
-        tl.store(out + rows[:, None] * D + d[None, :], acc, mask=real[:, None])
+        acc = acc / tl.where(some, total, 1.0)[:, None]
+        tl.store(out + rows[:, None] * D + d[None, :], acc.to(out.dtype.element_ty), mask=real[:, None])
         tl.store(lse_out + rows, tl.where(some, top + tl.log(tl.where(some, total, 1.0)), float("-inf")), mask=real)
 
 def flash_decode(query, key_pages, value_pages, block_tables, lengths, splits):
@@ -570,6 +570,7 @@ UNUSUAL = {
         "a bound in place of a maximum": changed("8.1", (ONE_WAVE, "slots // (batch * key_heads) or 1")),
     },
     "8.2": {
+        "tl.dot in tf32": in_tf32("8.2"),
         "products by hand, no tl.dot": changed(
             "8.2",
             (
@@ -641,6 +642,7 @@ UNUSUAL = {
         ),
     },
     "8.5": {
+        "tl.dot in tf32": in_tf32("8.5"),
         "one launch: the last program to arrive merges": ARRIVALS,
         "splits of whole pages": changed("8.5", BY_PAGES),
         "tiles of 16 keys": changed("8.5", ("BLOCK_N=64", "BLOCK_N=16")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,7 +23,9 @@ def spread(function: Callable, tasks: Sequence, processes: int, until: float) ->
                 return
             yield function(task)
         return
-    with multiprocessing.get_context("spawn").Pool(processes, initializer=_alone_on_a_core) as pool:
+    context = multiprocessing.get_context("spawn")
+    turn = context.Value("i", 0)
+    with context.Pool(processes, initializer=_alone_on_a_core, initargs=(turn,)) as pool:
         results = pool.imap_unordered(function, tasks)
         for _ in tasks:
             with contextlib.suppress(multiprocessing.TimeoutError):
@@ -32,11 +35,19 @@ def spread(function: Callable, tasks: Sequence, processes: int, until: float) ->
                 return
 
 
-def _alone_on_a_core() -> None:
-    """Threads of PyTorch that wait for a core that other processes hold make a check ten times as long."""
+def _alone_on_a_core(turn: Any) -> None:
+    """Threads that wait for a core that other processes hold make a check ten times as long.
+
+    Where a process can be held to a core it is, and so are the judge's workers, which it starts.
+    """
     import torch
 
     torch.set_num_threads(1)
+    if hasattr(os, "sched_setaffinity"):
+        with turn.get_lock():
+            cores = sorted(os.sched_getaffinity(0))
+            os.sched_setaffinity(0, {cores[turn.value % len(cores)]})
+            turn.value += 1
 
 
 def kept(path: Path | None) -> list[dict]:
