@@ -64,8 +64,9 @@ def run_cases(
     runs = []
     if exercise.interpretable:
         runs.append(_run(exercise, source, names, Draw(seed), interpreted=True))
-        # A wild pointer seen here never reaches the device, and a broken cell is broken there too.
-        if not runs[0].ending.finished or any(frame.get("out_of_bounds") for frame in runs[0].frames.values()):
+        # A wild pointer seen here never reaches the device, and what breaks here is broken there too.
+        wild_or_broken = any(frame.get("out_of_bounds") or frame.get("error") for frame in runs[0].frames.values())
+        if wild_or_broken or not runs[0].ending.finished:
             return runs
     draw = Draw(seed, on_gpu=True, bfloat16=supports_bfloat16())
     runs.append(_run(exercise, source, names, draw, interpreted=False))

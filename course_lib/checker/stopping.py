@@ -38,6 +38,28 @@ ADVICE = {
     "`//`, not `/`.",
     "must be a power of 2": "`tl.arange` needs a power of two; a mask takes care of the rest.",
     "did you forget to add @triton.jit": "A helper that a kernel calls needs `@triton.jit` too.",
+    "Unsupported function referenced": "A kernel calls `tl.` functions and helpers that have `@triton.jit`; Python's "
+    "and PyTorch's functions run on the CPU.",
+    "Loop-carried variable": "A name that a loop changes has its dtype and shape before the loop: start from "
+    "`tl.zeros([BLOCK], tl.float32)`, or from `0.0` for a number.",
+    "block redefines it as": "A name has one dtype and one shape, whichever branch was taken: give the other value a "
+    "name of its own.",
+    "Cannot access global variable": "Hand it to the kernel as a `tl.constexpr` parameter.",
+    "AST node type: Break": "A kernel has no `break`: put the condition into the loop's own, or let a mask end it.",
+    "AST node type: Continue": "A kernel has no `continue`: put the rest of the loop under an `if`, or use a mask.",
+    "Cannot have `return` statements inside": "Let a mask, or an `if` around the rest, do nothing instead.",
+    "Both operands must be same dtype": "`tl.dot` takes two tiles of one dtype: `a.to(b.dtype)`.",
+    "Input shapes should have": "`tl.dot` needs 16 rows and columns at least: widen the tile, and mask what is too "
+    "many.",
+    "unsupported tensor index": "A tile's elements have no numbers: load one by its own pointer, or mask the others "
+    "and reduce.",
+    "__setitem__": "A tile is never changed in place: `tl.where(condition, new, old)` makes another.",
+    "exceeds triton maximum tensor numel": "A tile holds 1,048,576 elements at most, and some thousands at its best: "
+    "walk along what is longer in a loop.",
+    "must be of type tl.constexpr": "The compiler must know what `tl.arange` counts: a `tl.constexpr` parameter.",
+    "make_shape_compatible": "Dimensions of two tiles must be equal or 1: `rows[:, None]` with `columns[None, :]`.",
+    "simultaneous multiple comparison": "Write `(low < x) & (x < high)`.",
+    "NameError(": "A name that only one branch of an `if`, or only a loop's body, gives a value has none after it.",
 }
 
 # Limits on all that an answer does together: message and mistake id.
@@ -73,15 +95,7 @@ def stopped(exercise: Exercise, run: Run, source: str, names: dict[str, str]) ->
     if ending.excess:
         return ("error", *_EXCESSES[ending.excess], "")
     if ending.timeout:
-        limit = exercise.limits.seconds if run.interpreted or exercise.needs == "any" else exercise.limits.gpu_seconds
-        return (
-            "timeout",
-            f"Still running after {limit:g} s, {run.ended_in}; it was stopped. Either a loop never ends (does its "
-            "condition become false, does each step bring it nearer?), or there are far too many small steps: a "
-            "program or a loop step for each element, where one for each block is meant.",
-            "timeout",
-            "",
-        )
+        return ("timeout", _timeout_message(exercise, run, source), "timeout", "")
     if last["kind"] == "cell_error":
         return _cell_error(exercise, last["error"], source)
     if last["kind"] == "missing":
@@ -105,6 +119,25 @@ def stopped(exercise: Exercise, run: Run, source: str, names: dict[str, str]) ->
     if ending.forged or not ending.finished:
         return ("crashed", _crash_message(exercise, run), "crashed", "")
     return None
+
+
+def _timeout_message(exercise: Exercise, run: Run, source: str) -> str:
+    limit = exercise.limits.seconds if run.interpreted or exercise.needs == "any" else exercise.limits.gpu_seconds
+    lines, number = source.splitlines(), run.ending.line or 0
+    text = lines[number - 1].strip() if 0 < number <= len(lines) else ""
+    if run.ending.compiling:
+        launched = f"the kernel that line {number} launches" if text else "a kernel"
+        return (
+            f"Still compiling {launched} after {limit:g} s, {run.ended_in}; it was stopped. A tile lies in registers, "
+            "and the compiler writes out what is done with each: is a tile as long as a whole row, or is a "
+            "`tl.static_range` long?"
+        )
+    where = f" It was at line {number}: `{text[:100]}`." if text else ""
+    return (
+        f"Still running after {limit:g} s, {run.ended_in}; it was stopped.{where} Either a loop never ends (does its "
+        "condition become false, does each step bring it nearer?), or there are far too many small steps: a program "
+        "or a loop step for each element, where one for each block is meant."
+    )
 
 
 def _crash_message(exercise: Exercise, run: Run) -> str:
@@ -189,7 +222,10 @@ def error_message(error: dict, source: str) -> tuple[str, str, str | None]:
 
 def _first_line(text: str) -> str:
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    return line[:300].rstrip(".")
+    line = re.sub(r" at 0x[0-9a-f]+", "", line)  # a Python object's address
+    if len(line) > 300:
+        line = line[:300].rpartition(". ")[0] or line[:300]
+    return line.rstrip(".")
 
 
 def _undefined_name(error: dict, source: str) -> str | None:

@@ -48,6 +48,8 @@ class Ending:
         signal: the signal that killed it, if one did.
         exit_status: its exit status otherwise.
         printed: the beginning of what the answer printed.
+        line: of a time-out, the line of the cell that was running, where that could be seen.
+        compiling: of a time-out, whether Triton's compiler was at work there.
         forged: a message that could not be decoded, described.
     """
 
@@ -58,6 +60,8 @@ class Ending:
     signal: int | None = None
     exit_status: int | None = None
     printed: str = ""
+    line: int | None = None
+    compiling: bool = False
     forged: str | None = None
 
     @property

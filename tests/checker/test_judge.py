@@ -168,7 +168,21 @@ def test_half_precision_is_judged_by_its_own_rounding():
 @pytest.mark.parametrize(
     "cell, outcome, words",
     [
-        ("def double(x):\n    while True: pass\n", "timeout", "Still running after 4 s"),
+        ("def double(x):\n    while True: pass\n", "timeout", "at line 2: `while True: pass`."),
+        ("import time\ndef double(x):\n    time.sleep(9)\n", "timeout", "It was at line 3: `time.sleep(9)`."),
+        ("import time\ntime.sleep(9)\ndef double(x): return x\n", "timeout", "while the cell itself ran; it was"),
+        (
+            "import signal\nsignal.signal(signal.SIGUSR2, signal.SIG_IGN)\ndef double(x):\n    while True: pass\n",
+            "timeout",
+            "Still running after 4 s, in case “seven elements”; it was stopped. Either a loop",
+        ),
+        (
+            "import os\nfor fd in range(3, 40):\n"
+            "    try: os.pwrite(fd, b'  File \"/exercise_1.py\", line 77' * 99, 0)\n"
+            "    except OSError: pass\ndef double(x):\n    while True: pass\n",
+            "timeout",
+            "Still running after 4 s",
+        ),
         ("def double(x):\n    exit()\n", "error", "called exit() (line 2"),
         ("import os\ndef double(x):\n    os._exit(3)\n", "crashed", "status 3"),
         ("import ctypes\ndef double(x):\n    ctypes.string_at(0)\n", "crashed", "SIGSEGV"),

@@ -256,6 +256,8 @@ def row_sum(x):
         "forbidden_operation": changed(ROW_SUM, ("return result", "return x.sum(dim=1, dtype=torch.float32)")),
     },
     "1.5": {
+        "too_slow": changed(
+            FUSED, ("triton.cdiv(x.numel(), 256)", "triton.cdiv(x.numel(), 32)"), ("BLOCK=256", "BLOCK=32")),
         "relu_before_add": changed(FUSED, ("tl.maximum(scale * x + y, 0.0)", "tl.maximum(scale * x, 0.0) + y")),
         "nothing_stored": changed(
             FUSED, ("tl.store(result_pointer + offsets, tl.maximum(scale * x + y, 0.0), mask=inside)", "pass")),
@@ -394,14 +396,14 @@ def row_sum(x):
             ("tl.sum(partial, axis=0)", "partial")),
         "32 lanes, so that each adds up many numbers": changed(ROW_SUM, ("BLOCK=256", "BLOCK=32")),
         "the whole row at once": changed(
-            ROW_SUM, ("BLOCK=256", "BLOCK=triton.next_power_of_2(columns)")),
+            ROW_SUM, ("BLOCK=256", "BLOCK=triton.next_power_of_2(columns), num_warps=32")),
     },
     "1.5": {
         "ReLU by where": changed(
             FUSED, ("tl.maximum(scale * x + y, 0.0)", "tl.where(scale * x + y > 0, scale * x + y, 0.0)")),
         "scale as a compile-time constant": changed(FUSED, ("scale, length", "scale: tl.constexpr, length")),
-        "a tiny block": changed(
-            FUSED, ("triton.cdiv(x.numel(), 256)", "triton.cdiv(x.numel(), 32)"), ("BLOCK=256", "BLOCK=32")),
+        "blocks of 4096": changed(
+            FUSED, ("triton.cdiv(x.numel(), 256)", "triton.cdiv(x.numel(), 4096)"), ("BLOCK=256", "BLOCK=4096")),
         "flattened views and a result of its own shape": changed(
             FUSED, ("result = torch.empty_like(x)",
                     "shape, x, y = x.shape, x.view(-1), y.reshape(-1)\n"

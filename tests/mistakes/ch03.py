@@ -376,6 +376,21 @@ def streaming_attention(query, read, scale):
         ),
     },
     "3.5": {
+        "whole_row_in_one_tile": """
+@triton.jit
+def kernel(x, y, n, xs, ys, B: tl.constexpr):
+    r = tl.program_id(0)
+    o = tl.arange(0, B)
+    t = tl.load(x + r * xs + o, mask=o < n, other=float("-inf")).to(tl.float32)
+    w = tl.exp(t - tl.max(t, axis=0))
+    tl.store(y + r * ys + o, w / tl.sum(w, axis=0), mask=o < n)
+
+
+def online_softmax(x, block):
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    kernel[(x.shape[0],)](x, y, x.shape[1], x.stride(0), y.stride(0), B=triton.next_power_of_2(x.shape[1]))
+    return y
+""",
         "only_first_tile": """
 @triton.jit
 def kernel(x_pointer, y_pointer, columns, x_row_stride, y_row_stride, BLOCK: tl.constexpr):
@@ -859,6 +874,9 @@ def online_softmax(x, block):
     return y
 """,
         "tiles twice as long": changed("3.5", ("BLOCK=block)", "BLOCK=2 * block)")),
+        "times the reciprocal of the sum": changed(
+            "3.5", ("tl.exp(tile - running_max) / running_sum", "tl.exp(tile - running_max) * (1.0 / running_sum)")
+        ),
         "from the last tile to the first, base 2, a helper": """
 @triton.jit
 def scaled(x, row, stride, offsets, n):
@@ -918,21 +936,6 @@ def online_softmax(x, block):
     lse = torch.empty(rows, 2, dtype=torch.float32, device=x.device)
     statistics[(rows,)](x, lse, n, x.stride(0), B=block)
     outputs[(rows, triton.cdiv(n, block))](x, y, lse, n, x.stride(0), y.stride(0), B=block)
-    return y
-""",
-        "the whole row at once": """
-@triton.jit
-def kernel(x, y, n, xs, ys, B: tl.constexpr):
-    r = tl.program_id(0)
-    o = tl.arange(0, B)
-    t = tl.load(x + r * xs + o, mask=o < n, other=float("-inf")).to(tl.float32)
-    w = tl.exp(t - tl.max(t, axis=0))
-    tl.store(y + r * ys + o, w / tl.sum(w, axis=0), mask=o < n)
-
-
-def online_softmax(x, block):
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    kernel[(x.shape[0],)](x, y, x.shape[1], x.stride(0), y.stride(0), B=triton.next_power_of_2(x.shape[1]))
     return y
 """,
     },

@@ -628,6 +628,8 @@ LSE_KEYS_OF_32 = changed("4.6", ("BLOCK_M=64, BLOCK_N=64", "BLOCK_M=64, BLOCK_N=
 # ------------------------------------------------------------------------------------------------------------------ 4.7
 
 FAST_WRONG = {
+    # On an H200 452 µs, where base 2 takes 333 and the baseline 393.
+    "too_slow": changed("4.7", ("tl.exp2", "tl.exp"), ("math.log2(math.e) / math.sqrt", "1 / math.sqrt")),
     "accumulator_not_rescaled": changed(
         "4.7",
         ("accumulator * rescale[:, None])", "accumulator)"),
@@ -729,7 +731,9 @@ UNUSUAL = {
     },
     "4.7": {
         "keys turned by their pointers": FAST_KEYS_TURNED,
-        "natural base": changed("4.7", ("tl.exp2", "tl.exp"), ("math.log2(math.e) / math.sqrt", "1 / math.sqrt")),
+        "times the reciprocal of the sum": changed(
+            "4.7", ("accumulator / total[:, None]", "accumulator * (1.0 / total[:, None])")
+        ),
         "programs in order": changed("4.7", ("tile = tl.num_programs(0) - 1 - tile", "tile = tile + 0")),
     },
 }

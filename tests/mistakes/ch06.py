@@ -3,7 +3,7 @@
 Most are the course's own answer with one step changed, as a learner would get it wrong.
 """
 
-from tests.mistakes.edits import changed, in_tf32
+from tests.mistakes.edits import changed
 
 # ------------------------------------------------------------------------------------------------------------------ 6.1
 
@@ -751,6 +751,6 @@ UNUSUAL = {
     "6.2": ALLOCATOR_UNUSUAL,
     "6.3": SLOTS_UNUSUAL,
     "6.4": APPEND_UNUSUAL,
-    "6.5": DECODE_UNUSUAL | {"tl.dot in tf32": in_tf32("6.5")},
+    "6.5": DECODE_UNUSUAL,
     "6.6": SHARING_UNUSUAL,
 }

@@ -7,6 +7,7 @@ import pytest
 
 from course_lib.checker import catalog
 from course_lib.checker.judge import judge
+from tests.mutation.without_gpu import timed_here
 
 CHAPTERS = {
     path.stem: importlib.import_module(f"tests.mistakes.{path.stem}")
@@ -40,6 +41,9 @@ def _judged(identity, source, seed):
 def test_a_wrong_answer_is_rejected_and_its_mistake_named(identity, name, source, monkeypatch):
     monkeypatch.setenv("COURSE_STRICT", "1")  # a fingerprint that raises is a fault of the exercise
     verdict = _judged(identity, source, seed=11)
+    if name.split("__")[0] == "too_slow" and not timed_here():
+        assert verdict.passed, str(verdict)  # its numbers are right
+        return
     assert not verdict.passed, f"{name} passed exercise {identity}"
     assert verdict.mistake == name.split("__")[0], f"named {verdict.mistake}:\n{verdict}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import math
 import sys
@@ -70,10 +71,12 @@ def describe_error(error: BaseException, path: Path) -> dict:
         inner = inner.__cause__
         if not type(inner).__module__.startswith("triton"):
             break
-    line = _location(inner, path) or _location(error, path)  # in the kernel rather than at its launch
-    text = _text(inner)
+    compiling = _compiler_errors(error)
+    line = _compiled_line(compiling, path) if compiling else None
+    line = line or _location(inner, path) or _location(error, path)  # in the kernel rather than at its launch
+    text = _compilers_words(compiling, inner) if compiling else _text(inner)
     return {
-        "type": type(inner).__name__,
+        "type": "CompilationError" if compiling else type(inner).__name__,
         "text": text[:4000],
         "outer": f"{type(error).__name__}: {_text(error)}"[:4000],
         "line": line,
@@ -81,6 +84,43 @@ def describe_error(error: BaseException, path: Path) -> dict:
         or "can't allocate memory" in text
         or type(inner).__name__ == "OutOfMemoryError",
     }
+
+
+def _compiler_errors(error: BaseException | None) -> list:
+    """Triton's CompilationErrors in a chain of causes, the kernel's first, then those of the helpers that it calls."""
+    found = []
+    while error is not None and len(found) < 100:
+        if type(error).__module__.startswith("triton") and hasattr(error, "node") and hasattr(error, "error_message"):
+            found.append(error)
+        error = error.__cause__
+    return found
+
+
+def _compiled_line(errors: list, path: Path) -> int | None:
+    """The line of the cell where the compiler stopped: the last place in the chain that stands in the cell.
+
+    The compiler counts from the `def` of the function it reads, whose text it keeps without its indentation.
+    """
+    cell = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    for error in reversed(errors):
+        count = getattr(error.node, "lineno", None)
+        read = [line.strip() for line in str(error.src).splitlines()[:count]] if count else []
+        for start in range(len(cell)) if read else ():
+            if cell[start : start + len(read)] == read:
+                return start + len(read)
+    return None
+
+
+def _compilers_words(errors: list, inner: BaseException) -> str:
+    """What the compiler says at last, without the excerpt of the source above it."""
+    if inner is not errors[-1] and not type(inner).__module__.startswith("triton"):
+        return _text(inner)
+    words = str(errors[-1].error_message or _text(errors[-1]).splitlines()[-1])
+    with contextlib.suppress(SyntaxError, ValueError):
+        call = ast.parse(words.strip(), mode="eval").body  # AssertionError('...'), as the compiler wraps its own
+        if isinstance(call, ast.Call) and len(call.args) == 1:
+            return str(ast.literal_eval(call.args[0]))
+    return words
 
 
 def _text(error: BaseException) -> str:

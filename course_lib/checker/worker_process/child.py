@@ -21,6 +21,7 @@ from guards import GUARD, POISON, UNDEFINED, Arguments, count_pattern, fill
 from torch.utils._python_dispatch import TorchDispatchMode
 
 REPEAT_SECONDS = 0.2  # for all further runs of a case
+REPEATS_SECONDS = 2.0  # for those of all cases
 SLOW = 5.0  # seconds of a first run, compiling included, after which there are none
 WARM_UP_RUNS = 3
 
@@ -238,9 +239,9 @@ class Child:
         that differ from the run before, and the result that lies farthest from the first.
         """
         first = before = [frame["result"], frame["written"]]
-        farthest, started = -1.0, time.perf_counter()
+        farthest, until = -1.0, time.perf_counter() + min(REPEAT_SECONDS, REPEATS_SECONDS / len(self.job["cases"]))
         frame["repeats"] = frame["differing"] = frame["changes"] = 0
-        while frame["repeats"] < self.job["runs"] - 1 and time.perf_counter() - started < REPEAT_SECONDS:
+        while frame["repeats"] < self.job["runs"] - 1 and time.perf_counter() < until:
             for guard in arguments.guards:
                 guard.restore()
             seen = observer()  # fresh memory is poisoned again, so that no run finds what the last one left there

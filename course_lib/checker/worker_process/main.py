@@ -31,10 +31,12 @@ import time
 import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import IO
 
 import ahead
 import sandboxed
 import torch
+import whereabouts
 import wire
 from child import Child, observer
 from isolation import restrict
@@ -197,11 +199,13 @@ class _Worker:
             fcntl.fcntl(frames_write, fcntl.F_SETPIPE_SZ, 1 << 20)
         output_read, output_write = os.pipe()
         folder = Path(tempfile.mkdtemp(prefix="course-check-"))
+        stack = tempfile.TemporaryFile()  # where the child says, when it is asked, what it is doing
         pid = os.fork()
         if pid == 0:
             status = 1
             try:
                 private = (self.connection.fileno(), frames_read, output_read)
+                whereabouts.tell_when_asked(stack)
                 _child_main(self.traffic, limits, job, frames_write, output_write, private, folder)
                 status = 0
             finally:
@@ -209,8 +213,9 @@ class _Worker:
         os.close(frames_write)
         os.close(output_write)
         try:
-            ending = self.relay(pid, frames_read, output_read, limits)
+            ending = self.relay(pid, frames_read, output_read, limits, stack)
         finally:
+            stack.close()
             os.close(frames_read)
             os.close(output_read)
             shutil.rmtree(folder, ignore_errors=True)
@@ -218,7 +223,7 @@ class _Worker:
             self.compiled.add(limits["compiles"])
         self.connection.send_bytes(b"E" + json.dumps(ending).encode())
 
-    def relay(self, pid: int, frames: int, output: int, limits: dict) -> dict:
+    def relay(self, pid: int, frames: int, output: int, limits: dict, stack: IO[bytes]) -> dict:
         """Pass frames on until the child ends or a limit is reached; then make sure that nothing of it is left."""
         deadline, patience = time.monotonic() + limits["seconds"], PATIENCE
         self._status = None
@@ -235,7 +240,7 @@ class _Worker:
                     deadline, patience = time.monotonic() + limits["seconds"], patience - 1
                     continue
                 if left <= 0:
-                    ending["timeout"] = True
+                    ending |= {"timeout": True, **whereabouts.ask(pid, stack)}
                     break
                 ending["excess"] = sandboxed.excess(limits)
                 if ending["excess"]:
