@@ -292,8 +292,9 @@ print("largest difference to PyTorch:", (distance_penalty(example, slopes) - exp
 #
 # - The second operand is $K^\top$. Nothing is transposed in memory: you load the tile with the dimension running down
 #   and the keys running across, and each index keeps *its own* stride.
-# - For float32 operands its default on a GPU is tf32, which keeps 10 bits of the mantissa. `input_precision="ieee"`
-#   computes in float32. For float16 it changes nothing.
+# - For float32 operands its default on a GPU is tf32: the tensor cores cut the mantissa to 10 bits, without rounding,
+#   and a sum of products comes out a thousandth too small. `input_precision="ieee"` computes in float32; a check takes
+#   either. For float16 it changes nothing.
 # - All sides of a tile must be powers of two, at least 16. Our head dimensions are; lengths are what masks are for.
 #
 # The tensors arrive as a model makes them. A projection leaves $Q$ as [length, heads, head_dim], and `.transpose(0, 1)`

@@ -61,16 +61,21 @@ class Truth:
         return self._allowed[path]
 
 
-def _tf32(tensor):
-    """float32 with 9 bits of the mantissa; other dtypes as they are.
+def _cut(bits: int) -> Callable:
+    """float32 without the last bits of its mantissa; other dtypes as they are."""
 
-    Tensor cores cut the operands of a tf32 product to 10 bits, without rounding, so that all errors go one way and add
-    up. They cut a kernel's own values too, such as the weights that multiply the values, where an oracle has none to
-    cut: its inputs are cut by a bit more instead.
-    """
-    if tensor.dtype != torch.float32:
-        return tensor.clone()
-    return (tensor.contiguous().view(torch.int32) & ~0x3FFF).view(torch.float32)
+    def cut(tensor):
+        if tensor.dtype != torch.float32:
+            return tensor.clone()
+        return (tensor.contiguous().view(torch.int32) & -(1 << bits)).view(torch.float32)
+
+    return cut
+
+
+# Tensor cores cut the operands of a tf32 product to 10 bits of mantissa, without rounding: all errors go one way and
+# add up. They cut a kernel's own values too, such as the weights that multiply the values. An oracle has none to cut,
+# so its inputs are cut by a bit more as well; and by 10 bits, since where two scores tie either may be the nearer.
+_TF32 = (_cut(13), _cut(14))
 
 
 def truth(exercise: Exercise, case: Case, tf32: bool) -> Truth:
@@ -79,8 +84,8 @@ def truth(exercise: Exercise, case: Case, tf32: bool) -> Truth:
     like = call(oracle, case, torch.clone)
     plains = [like, *(call(plain, case, torch.clone) for plain in exercise.plain)]
     if tf32:
-        plains.append(call(oracle, case, _tf32))
-    plains += _shaken(oracle, case, SHAKES, seed=0)
+        plains += [call(oracle, case, cut) for cut in _TF32]
+    plains += shaken(oracle, case, SHAKES, seed=0)
     return Truth(call(oracle, case, float64), like, plains, case.in_place)
 
 
@@ -90,12 +95,12 @@ def surer(expected: Truth, exercise: Exercise, case: Case) -> Truth:
     Where two large scores tie, a whole result hangs on one rounding, and a few draws can all be lucky: of 41,000 checks
     of right answers one failed with three, and passes with eight.
     """
-    more = _shaken(exercise.oracle_for(case), case, MORE_SHAKES, seed=1)
+    more = shaken(exercise.oracle_for(case), case, MORE_SHAKES, seed=1)
     return replace(expected, plains=expected.plains + more)
 
 
-def _shaken(oracle: Callable, case: Case, draws: int, seed: int) -> list[Any]:
-    """The exact results of inputs moved by one float32 rounding, up or down at random.
+def shaken(oracle: Callable, case: Case, draws: int, seed: int) -> list[Any]:
+    """An oracle's exact results of inputs moved by one float32 rounding, up or down at random.
 
     A right answer that adds in another order errs by about as much: where large terms cancel, far more than a plain
     implementation that happened to be lucky. Skipped for large cases, whose many elements leave no room for luck.
@@ -173,10 +178,11 @@ def compare(got: Any, expected: Truth, exercise: Exercise) -> list[Leaf]:
     return results
 
 
-def agrees(got: Any, fingerprint: Any, expected: Truth, exercise: Exercise) -> bool:
+def agrees(got: Any, fingerprint: Any, expected: Truth, exercise: Exercise, draws: Sequence[Any] = ()) -> bool:
     """Whether a result is what a known mistake makes of the case, give or take `FINGERPRINT_SLACK` tolerances.
 
     The tolerance is the truth's own; where the mistake makes larger values than the truth, its errors are larger too.
+    With `draws`, what the mistake makes of inputs a rounding off, the largest difference to them counts as well.
     """
     if not (_structure(got) == _structure(fingerprint) == _structure(expected.want)):
         return False
@@ -187,6 +193,7 @@ def agrees(got: Any, fingerprint: Any, expected: Truth, exercise: Exercise) -> b
         if isinstance(told, torch.Tensor):
             told = _as_stored(told, mine)
             band = _fingerprint_tolerance(told, want, likes[path], expected.allowed(path))
+            band = max(band, *(FINGERPRINT_SLACK * _largest(dict(leaves(draw))[path] - told) for draw in draws), 0.0)
             allowed = torch.full_like(told, band, dtype=torch.float64)
             problem = _compare_tensor(path, mine, told, allowed, None).problem
         else:

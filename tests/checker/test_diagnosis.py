@@ -91,6 +91,24 @@ def test_a_race_on_a_gpu_hides_no_mistake_that_the_interpreter_shows(factor, mis
     assert find_mistake(task, [raced]) is None
 
 
+@pytest.mark.parametrize(
+    "small, large, off, mistake",
+    [(3, 1, "0", "waves"), (3, 2, "0", None), (2, 1, "0", None), (3, 1, "0.5 * (x > 1)", None)],
+)
+def test_a_mistake_that_rounds_more_than_the_right_answer_is_named_where_the_other_cases_prove_it(
+    small, large, off, mistake
+):
+    """float32 holds sin(1e4 x) to 1e-3 where x is 3, and 2 x to 1e-7."""
+    task = replace(
+        DOUBLE,
+        cases=lambda draw: [Case(f"small {i}", (draw.uniform(5, low=1e-6, high=1e-5),)) for i in range(small)]
+        + [Case(f"large {i}", (draw.uniform(50, low=2.0, high=4.0),)) for i in range(large)],
+        mistakes=(Mistake("waves", "No waves.", result=lambda x: 2 * x + torch.sin(1e4 * x)),),
+    )
+    cell = f"def double(x):\n    return 2 * x + torch.sin(1e4 * x) + {off}\n"
+    assert judge(task, cell, seed=4).mistake == mistake
+
+
 def test_a_guess_that_fails_costs_no_verdict(monkeypatch):
     unlucky = Mistake("unlucky", "No.", when=lambda case, seen, got: got.no_such_attribute)
     monkeypatch.delenv("COURSE_STRICT", raising=False)

@@ -61,6 +61,12 @@ def test_a_tie_of_two_large_scores_fails_no_right_answer():
     assert verdict.passed, str(verdict)
 
 
+def test_a_mistake_is_named_where_its_own_rounding_is_larger_than_the_right_answers():
+    """Seed 40 of 3.4: among the keys that should have been replaced there are scores of ±150."""
+    verdict = _judged("3.4", CHAPTERS["ch03"].WRONG["3.4"]["kept_the_tiles"], seed=40)
+    assert verdict.mistake == "kept_the_tiles", str(verdict)
+
+
 @pytest.mark.parametrize("task", EXERCISES)
 @pytest.mark.parametrize("seed", [None, 3])
 def test_the_courses_own_answer_passes(task, seed):
