@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from course_lib.checker import catalog, cells, compare, diagnosis, evaluate
+from course_lib.checker import catalog, cells, compare, compiling, diagnosis, evaluate
 from course_lib.checker.exercise import Case, Exercise, Mistake
 from course_lib.checker.known_mistakes import find_mistake, is_seen, of_its_function
 from course_lib.checker.requirements import FasterThan
@@ -53,6 +53,7 @@ def judge(exercise: Exercise, source: str, names: dict[str, str] | None = None, 
     reason = unsupported_here(exercise)
     if reason:
         return verdict("unsupported", reason)
+    compiling.prepare(exercise)
     try:
         runs = run_cases(exercise, cells.without_magics(source), names, seed)
     except WorkerDied as error:
@@ -197,6 +198,9 @@ def _weigh(
     too_fast = _below_the_floor(exercise, finished)
     if too_fast:
         return speak("failed", too_fast, "below_the_floor")
+    refused = compiling.refusal(exercise, cells.without_magics(source), runs)
+    if refused:
+        return speak("failed", refused, "does_not_compile")
     return speak("passed", _praise(exercise, finished))
 
 

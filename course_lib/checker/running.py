@@ -90,6 +90,7 @@ def _run(
         "entries": names,
         "device": "cuda" if draw.on_gpu else "cpu",
         "undefined_lanes": undefined_lanes,
+        "records_variants": compiles_without_gpu(exercise),
         "runs": _runs(draw),
         "cases": [
             {
@@ -113,6 +114,11 @@ def _run(
     return run
 
 
+def compiles_without_gpu(exercise: Exercise) -> bool:
+    """Whether a passing answer's kernels go before the compiler because no GPU on this machine compiles them."""
+    return machine().tier == "none" and exercise.needs == "triton" and exercise.interpretable
+
+
 def _runs(draw: Draw) -> int:
     """How often each case runs: programs that race differ from run to run, and the interpreter's never race."""
     return 20 if draw.on_gpu else 1
@@ -132,7 +138,7 @@ def _take(run: Run, frame: dict) -> None:
 _COUNTS = ("largest_allocation", "unwritten", "guard_values", "undefined_values", "repeats", "differing", "changes")
 _KINDS = {
     **dict.fromkeys(("error", "operations", "traffic", "timing", "written", "written_repeated"), dict),
-    **dict.fromkeys(("launches", "out_of_bounds", "modified_inputs", "undefined_loads"), list),
+    **dict.fromkeys(("launches", "out_of_bounds", "modified_inputs", "undefined_loads", "variants"), list),
     **dict.fromkeys(_COUNTS, int),
     "seconds": float,
 }

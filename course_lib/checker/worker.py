@@ -1,8 +1,9 @@
 """The judge's end of a worker: start it, send it a job, survive whatever it does.
 
 A worker is warm (PyTorch and Triton are imported once) and runs every check in a child of its own; see
-`worker_process`. There is at most one worker of each kind: "native" runs kernels as this machine does, "interpreted"
-always in Triton's interpreter (on a GPU machine, for the bytes and the bounds).
+`worker_process`. There is at most one worker of each kind: "native" runs kernels as this machine does (without a GPU
+the compiler only reads them, see `compiling`), "interpreted" always in Triton's interpreter (on a GPU machine, for the
+bytes and the bounds).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Ending:
     """How a check's child ended, and the frames that it sent before.
 
     Attributes:
-        frames: decoded messages, in order: cell_error, missing, start, case, done.
+        frames: decoded messages, in order: cell_error, missing, start, case, compiled, done.
         timeout, too_much_output: the limit that ended it.
         excess: another limit that ended it: "results" (bytes sent back), in a sandbox "processes" or "memory".
         signal: the signal that killed it, if one did.
@@ -205,6 +206,7 @@ class Worker:
                 self.wait_until_ready()
                 memory = limits.memory_bytes if self.interpreted or job["device"] == "cpu" else 0
                 header = {**asdict(limits), "seconds": seconds, "memory_bytes": memory, "compiles": None}
+                header["front_end"] = "compile" in job
                 if job["device"] == "cuda":
                     header["compiles"] = hashlib.sha256(job["source"].encode()).hexdigest()
                 self._send(json.dumps(header).encode())

@@ -7,6 +7,9 @@
 The meter works where Triton *interprets* kernels (``TRITON_INTERPRET=1``): there each load and store is a call into one
 small module, and this file stands in front of that module. Nothing here runs on a GPU, except :func:`record_launches`.
 
+The interpreter also runs what no GPU can: :func:`record_variants` notes what a compiler would be given at each launch,
+and :func:`refusal`, in a process that does not interpret, gives it to the compiler's front end.
+
 How a byte finds its tensor. When a kernel starts, every pointer argument gets a number in the sixteen address bits that
 no machine uses. Pointer arithmetic carries the number along, so a load knows which *parameter* it came from, even when
 the address has wandered into a neighbouring tensor. The number is taken off again before memory is touched. Pointers
@@ -26,7 +29,9 @@ import inspect
 import itertools
 import linecache
 import os
+import re
 import sys
+import types
 import weakref
 from dataclasses import asdict, dataclass, field
 
@@ -36,7 +41,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
     "Allocation", "Launch", "MeterUnavailable", "OutOfBounds", "TensorTraffic", "TrafficMeter", "TrafficReport",
-    "record_launches", "repair_interpreter",
+    "front_end_is_known", "record_launches", "record_variants", "refusal", "repair_interpreter",
 ]
 
 TAG_SHIFT = 48  # user addresses end below bit 48 on x86-64 and AArch64; the bits above carry the argument's number
@@ -793,6 +798,266 @@ def _compiled_launches(notify):
 
 def _three(grid) -> tuple[int, int, int]:
     return tuple((*(int(extent) for extent in grid), 1, 1)[:3])
+
+
+# ------------------------------------------------------------------------- what the compiler is given, and what it says
+
+# A kernel is refused that none of them takes. Hopper comes first: it has the dtypes that most kernels use.
+ARCHITECTURES = (90, 80, 100)
+MAX_VARIANTS = 256
+_NO_ARGUMENT = "failed to specialize argument"  # Triton's words on a value that it cannot hand to a kernel
+# Not the kernel's fault, though the compiler wraps them like everything else that is raised while it reads a kernel.
+_FAULTS_OF_THE_PROCESS = (MemoryError, OSError, ImportError)
+
+
+class _CannotBeSent(Exception):
+    """A value that has no plain form, so that the other process cannot compile for it."""
+
+
+@contextlib.contextmanager
+def record_variants():
+    """Yields a list that fills with what Triton would have to compile for the block's interpreted launches.
+
+    Each is plain data and there once: the kernel's name and line, the parameters' types as Triton's own launcher finds
+    them (an int of 1 is a constant there), the constants' values and the launch's options; or, under "unbound", what
+    the launcher says of an argument that it does not take. A launch that has no plain form is left out; so is
+    everything in a Triton not known here.
+    """
+    variants: list[dict] = []
+    if not _interpreting() or not _binding_is_known():
+        yield variants
+        return
+    from triton.runtime.interpreter import InterpretedFunction
+    run, seen = InterpretedFunction.run, set()
+
+    def recording(self, *args, grid, warmup, **kwargs):
+        with contextlib.suppress(Exception):  # what cannot be recorded is not compiled
+            variant = _variant(self, args, kwargs)
+            key = repr(variant)
+            if key not in seen and len(variants) < MAX_VARIANTS:
+                seen.add(key)
+                variants.append(variant)
+        return run(self, *args, grid=grid, warmup=warmup, **kwargs)
+
+    with _replaced(InterpretedFunction, "run", recording):
+        yield variants
+
+
+def _variant(interpreted, args: tuple, kwargs: dict) -> dict:
+    """One launch, bound as a GPU's launcher binds it (JITFunction.run and ._pack_args)."""
+    from triton._utils import find_paths_if, get_iterable_path
+    code = interpreted.fn.__code__
+    variant = {"kernel": code.co_name, "line": code.co_firstlineno, "signature": {}, "constants": [], "options": {}}
+    try:
+        bound, specialization, options = _binder(interpreted)(*args, **kwargs)
+    except TypeError as error:
+        # A helper is another object where it is compiled, and may be an argument there, also in a tuple.
+        if not str(error).startswith(_NO_ARGUMENT) or str(error).endswith(("InterpretedFunction", "tuple")):
+            raise
+        return {**variant, "unbound": str(error)}
+    kinds, values = [pair[0] for pair in specialization], list(bound.values())
+    constants = find_paths_if(kinds, lambda _, kind: kind == "constexpr")
+    return {
+        **variant, "signature": {name: _plain_types(kind) for name, kind in zip(bound, kinds)},
+        "constants": [(path, _sent(get_iterable_path(values, path))) for path in constants],
+        "options": {name: value for name, value in options.items() if type(value) in (bool, int, float, str)},
+    }
+
+
+@functools.lru_cache(maxsize=256)
+def _binder(interpreted):
+    from triton.backends.compiler import BaseBackend
+    from triton.runtime.jit import JITFunction, create_function_from_signature
+    function = JITFunction(interpreted.fn, **interpreted.kwargs)
+    return create_function_from_signature(function.signature, function.params, BaseBackend)
+
+
+def _plain_types(kind):
+    """A type, or the tuple of a tuple's types; the fields of a named tuple would be lost on the way."""
+    if isinstance(kind, tuple):
+        if type(kind) is not tuple:
+            raise _CannotBeSent(type(kind).__name__)
+        return tuple(map(_plain_types, kind))
+    return kind
+
+
+def _sent(value, depth: int = 0) -> tuple:
+    """A constant as (kind, plain value)."""
+    import triton.language as tl
+    if value is None or type(value) in (bool, int, float, str):
+        return "plain", value
+    if isinstance(value, tl.constexpr):
+        return "constexpr", _sent(value.value, depth + 1)
+    if type(value) is tl.dtype:
+        return "dtype", value.name
+    if isinstance(value, torch.dtype):
+        return "torch", str(value).removeprefix("torch.")
+    if type(value) is tuple and depth < 4:
+        return "tuple", tuple(_sent(item, depth + 1) for item in value)
+    code = getattr(getattr(value, "fn", None), "__code__", None)
+    if code is not None:
+        return "function", (code.co_name, code.co_firstlineno)
+    raise _CannotBeSent(type(value).__name__)
+
+
+def _received(sent: tuple, functions):
+    """The reverse of _sent; `functions` gives the kernel or helper of a name and line."""
+    import triton.language as tl
+    kind, value = sent
+    if kind == "constexpr":
+        return tl.constexpr(_received(value, functions))
+    if kind == "dtype":
+        return tl.dtype(value)
+    if kind == "torch":
+        return getattr(torch, value)
+    if kind == "tuple":
+        return tuple(_received(item, functions) for item in value)
+    if kind == "function":
+        return functions(*value)
+    return value
+
+
+def refusal(variant: dict, functions) -> BaseException | None:
+    """What Triton raises on a kernel that its launcher or the compiler's front end (Python to Triton's IR) refuses, and
+    None when they take it.
+
+    Args:
+        variant: of :func:`record_variants`.
+        functions: called with a function's name and first line, gives the JITFunction or raises LookupError.
+
+    Raises:
+        Exception: the compiler was not asked, or failed for another reason than the kernel; that is no refusal.
+    """
+    if "unbound" in variant:
+        return TypeError(variant["unbound"])
+    function = functions(variant["kernel"], variant["line"])
+    constants = {tuple(path): _received(sent, functions) for path, sent in variant["constants"]}
+    first = None
+    for architecture in ARCHITECTURES:
+        refused = _front_end(function, variant["signature"], constants, dict(variant["options"]), architecture)
+        if refused is None:
+            return None
+        first = first or refused
+    return first
+
+
+def _front_end(function, signature: dict, constants: dict, options: dict, architecture: int) -> Exception | None:
+    """The beginning of triton.compile: no pass, no LLVM and no ptxas; it takes milliseconds and needs no driver."""
+    from triton._C.libtriton import ir
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import ASTSource, make_backend
+    target = GPUTarget("cuda", architecture, 32)
+    backend = make_backend(target)
+    source = ASTSource(function, signature, constants, {})
+    try:
+        parsed = backend.parse_options(dict(options))
+    except (AssertionError, ValueError) as error:  # a number of warps that is no power of two
+        return error
+    unknown = [name for name in options if not hasattr(parsed, name)]
+    if unknown:
+        return KeyError(f"Keyword argument {unknown[0]} was specified but unrecognised")
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    implementation, modules = backend.get_codegen_implementation(parsed), backend.get_module_map()
+    try:
+        source.hash()  # looks through the functions that the kernel calls
+        source.make_ir(target, parsed, implementation, modules, context)
+    except Exception as error:
+        if not _is_refusal(error):
+            raise
+        return error
+    return None
+
+
+def _is_refusal(error: BaseException) -> bool:
+    from triton.compiler.errors import CompilationError
+    if not isinstance(error, CompilationError):
+        return type(error) is RuntimeError and str(error).startswith("Unsupported function referenced")
+    innermost = error
+    while innermost.__cause__ is not None:
+        innermost = innermost.__cause__
+    if isinstance(innermost, _FAULTS_OF_THE_PROCESS):
+        return False
+    said = str(getattr(innermost, "error_message", None) or "")  # an exception's repr, where its cause was dropped
+    return not re.match("|".join(rf"(?:\w+\.)?{fault.__name__}\(" for fault in _FAULTS_OF_THE_PROCESS), said)
+
+
+def find_function(namespace: dict, code: types.CodeType, name: str, line: int):
+    """The JITFunction of a name and first line, from a cell's namespace or, inside a function, from the cell's code.
+
+    Raises:
+        LookupError: there is none, or it needs another function's variables.
+    """
+    import triton
+    from triton.runtime.jit import JITFunction
+    for value in list(namespace.values()):
+        for _ in range(8):  # autotuners and heuristics wrap a kernel, and each other
+            if isinstance(value, JITFunction) or not hasattr(value, "fn"):
+                break
+            value = value.fn
+        if isinstance(value, JITFunction) and _is_at(value.fn.__code__, name, line):
+            return value
+    inner = [code]
+    while inner:
+        candidate = inner.pop()
+        inner += [constant for constant in candidate.co_consts if isinstance(constant, types.CodeType)]
+        if _is_at(candidate, name, line) and not candidate.co_freevars:
+            return triton.jit(types.FunctionType(candidate, namespace, name))
+    raise LookupError(name)
+
+
+def _is_at(code: types.CodeType, name: str, line: int) -> bool:
+    return (code.co_name, code.co_firstlineno) == (name, line)
+
+
+def _taken_kernel(source, target, total, length):
+    kept = 0.0
+    for index in range(total, length):
+        kept += tl.load(source + index)
+    tl.store(target, kept)
+
+
+def _refused_kernel(source, target, total, length):
+    kept = 0
+    for index in range(total, length):
+        kept += tl.load(source + index)  # an int that becomes a float
+    tl.store(target, kept)
+
+
+_KNOWN_TYPES = {"source": "*fp32", "target": "*fp16", "total": "constexpr", "length": "i32"}
+
+
+@functools.lru_cache(maxsize=1)
+def _binding_is_known() -> bool:
+    """Whether this Triton binds arguments as is known here; tried once, on a kernel whose types are known."""
+    global tl
+    try:
+        import triton
+        import triton.language as tl
+        kernel = triton.jit(_taken_kernel)
+        variant = _variant(kernel, (torch.zeros(1), torch.zeros(1, dtype=torch.float16), 1), {"length": 7})
+        return variant["signature"] == _KNOWN_TYPES and variant["constants"] == [((2, ), ("plain", 1))]
+    except Exception:
+        return False
+
+
+@functools.lru_cache(maxsize=1)
+def front_end_is_known() -> bool:
+    """Whether this Triton's front end can be asked; tried once, on a kernel that it takes and one that it refuses."""
+    global tl
+    if _interpreting():
+        return False
+    try:
+        import triton
+        import triton.language as tl
+        launch = {"line": 0, "constants": [((2, ), ("plain", 1))], "options": {"num_warps": 4}}
+        good = {**launch, "kernel": "_taken_kernel", "signature": {**_KNOWN_TYPES}}
+        bad = {**launch, "kernel": "_refused_kernel", "signature": {**_KNOWN_TYPES}}
+        taken, refused = (refusal(variant, lambda name, line: triton.jit(globals()[name])) for variant in (good, bad))
+        return taken is None and refused is not None and "Loop-carried variable" in str(refused)
+    except Exception:
+        return False
 
 
 # ------------------------------------------------------------------------- is this a Triton that can be metered?

@@ -13,6 +13,7 @@ import time
 import warnings
 from pathlib import Path
 
+import compiling
 import numpy
 import torch
 import wire
@@ -92,6 +93,10 @@ class Child:
         numpy.seterr(all="ignore")
         warnings.simplefilter("ignore", RuntimeWarning)
         self.device = torch.device(job["device"])
+        if "compile" in job:
+            self.send(compiling.read(self.traffic, job, self.folder))
+            self.send({"kind": "done"})
+            return
         self.undefined = UNDEFINED if job["undefined_lanes"] else None
         self.answer = Answer(job["source"], job["exercise"], self.folder)
         try:
@@ -180,6 +185,8 @@ class Child:
             return lambda: {"launches": [], "traffic": {}, "out_of_bounds": []}
         if os.environ.get("TRITON_INTERPRET") == "1":
             meter = stack.enter_context(self.traffic.TrafficMeter(undefined_lanes=self.undefined))
+            asked = self.job["records_variants"]
+            variants = stack.enter_context(self.traffic.record_variants()) if asked else []
             stack.enter_context(observing)
 
             def metered():
@@ -200,6 +207,7 @@ class Child:
                     "traffic": traffic,
                     "out_of_bounds": accesses,
                     "undefined_loads": list(report.undefined_loads),
+                    "variants": variants,
                 }
 
             return metered

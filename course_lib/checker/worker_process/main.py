@@ -194,6 +194,8 @@ class _Worker:
 
     def one(self, limits: dict, job: bytes) -> None:
         limits["ahead"] = limits["compiles"] is not None and limits["compiles"] not in self.compiled
+        if limits["front_end"] and self.traffic is not None:
+            self.traffic.front_end_is_known()  # tries it once, for all children
         frames_read, frames_write = os.pipe()
         with contextlib.suppress(OSError, AttributeError):  # more than Linux's 64 KiB at a time
             fcntl.fcntl(frames_write, fcntl.F_SETPIPE_SZ, 1 << 20)
