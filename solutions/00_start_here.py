@@ -23,9 +23,11 @@ import triton.language as tl
 #
 # Where there is an NVIDIA GPU from the T4 on, kernels are compiled for it and run there. Where there is none, they run
 # in Triton's interpreter: the same source and, but for a few things that a check names, the same results; one program
-# after the other on the CPU, about half a millisecond for each. You can then learn to write kernels and to count what
-# they move. What you cannot do is time them, and this course never pretends otherwise: without a GPU, timings are taken
-# of PyTorch on your CPU, whose memory obeys the same laws at a fraction of the speed.
+# after the other on the CPU, about half a millisecond for each. The interpreter is Python and also runs what no GPU
+# can, a `break` in a loop for one. So a check that finds the numbers right has Triton's compiler, which needs no GPU,
+# read the kernels too. You can then learn to write kernels and to count what they move. What you cannot do is time
+# them, and this course never pretends otherwise: without a GPU, timings are taken of PyTorch on your CPU, whose memory
+# obeys the same laws at a fraction of the speed.
 #
 # `doctor()` says which of the two it is, and what to do about anything that is not as it should be.
 
@@ -117,8 +119,8 @@ check("0.1", first_try)
 # a `raise` or a `pass`, by as many lines as you need. Keep the function's name. The cell has to stand alone, since it
 # is sent to the check by itself; `torch`, `triton`, `tl`, `np`, `math` and `F` are there without an import.
 #
-# Only one line is missing in this one. (`triton.cdiv` is made for launchers and `tl.cdiv` for kernels. The interpreter
-# takes either in a launcher; on a GPU the second raises an error.)
+# Only one line is missing in this one. (`triton.cdiv` is made for launchers and `tl.cdiv` for kernels. In a launcher
+# the interpreter takes either; on a GPU, and in a check, the second raises an error.)
 
 # %%
 # Exercise 0.1 · Scale a vector of any length

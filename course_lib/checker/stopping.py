@@ -36,6 +36,7 @@ ADVICE = {
     "has no attribute 'is_ptr'": "A kernel is launched with a grid: `kernel[grid](...)`.",
     "'float' object cannot be interpreted as an integer": "A whole number is needed: `triton.cdiv(length, BLOCK)` or "
     "`//`, not `/`.",
+    "num_warps must be a power of 2": "1, 2, 4, 8, 16 or 32.",
     "must be a power of 2": "`tl.arange` needs a power of two; a mask takes care of the rest.",
     "did you forget to add @triton.jit": "A helper that a kernel calls needs `@triton.jit` too.",
     "Unsupported function referenced": "A kernel calls `tl.` functions and helpers that have `@triton.jit`; Python's "
@@ -59,6 +60,10 @@ ADVICE = {
     "must be of type tl.constexpr": "The compiler must know what `tl.arange` counts: a `tl.constexpr` parameter.",
     "make_shape_compatible": "Dimensions of two tiles must be equal or 1: `rows[:, None]` with `columns[None, :]`.",
     "simultaneous multiple comparison": "Write `(low < x) & (x < high)`.",
+    "failed to specialize argument": "A kernel takes tensors, numbers, None, and constants as `tl.constexpr`.",
+    "was specified but unrecognised": "It is neither a parameter of the kernel nor an option such as `num_warps`.",
+    "AttributeError(\"'int' object has no attribute": "An argument of 1 is a constant for the compiler: a Python "
+    "number and no tensor.",
     "NameError(": "A name that only one branch of an `if`, or only a loop's body, gives a value has none after it.",
 }
 

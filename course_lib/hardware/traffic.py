@@ -805,6 +805,7 @@ def _three(grid) -> tuple[int, int, int]:
 # A kernel is refused that none of them takes. Hopper comes first: it has the dtypes that most kernels use.
 ARCHITECTURES = (90, 80, 100)
 MAX_VARIANTS = 256
+_NO_KERNEL = "Cannot call @triton.jit'd outside of the scope of a kernel"  # Triton's words on one without a grid
 _NO_ARGUMENT = "failed to specialize argument"  # Triton's words on a value that it cannot hand to a kernel
 # Not the kernel's fault, though the compiler wraps them like everything else that is raised while it reads a kernel.
 _FAULTS_OF_THE_PROCESS = (MemoryError, OSError, ImportError)
@@ -822,13 +823,21 @@ def record_variants():
     them (an int of 1 is a constant there), the constants' values and the launch's options; or, under "unbound", what
     the launcher says of an argument that it does not take. A launch that has no plain form is left out; so is
     everything in a Triton not known here.
+
+    Within the block a kernel or a helper that is called without a grid, outside of a kernel, raises what it raises on a
+    GPU: the interpreter would run it.
     """
     variants: list[dict] = []
     if not _interpreting() or not _binding_is_known():
         yield variants
         return
     from triton.runtime.interpreter import InterpretedFunction
-    run, seen = InterpretedFunction.run, set()
+    run, call, seen, running = InterpretedFunction.run, InterpretedFunction.__call__, set(), []
+
+    def called(self, *args, **kwargs):
+        if not running:
+            raise RuntimeError(_NO_KERNEL)
+        return call(self, *args, **kwargs)
 
     def recording(self, *args, grid, warmup, **kwargs):
         with contextlib.suppress(Exception):  # what cannot be recorded is not compiled
@@ -837,9 +846,13 @@ def record_variants():
             if key not in seen and len(variants) < MAX_VARIANTS:
                 seen.add(key)
                 variants.append(variant)
-        return run(self, *args, grid=grid, warmup=warmup, **kwargs)
+        running.append(self)
+        try:
+            return run(self, *args, grid=grid, warmup=warmup, **kwargs)
+        finally:
+            running.pop()
 
-    with _replaced(InterpretedFunction, "run", recording):
+    with _replaced(InterpretedFunction, "run", recording), _replaced(InterpretedFunction, "__call__", called):
         yield variants
 
 

@@ -148,6 +148,22 @@ def test_a_kernel_that_no_gpu_can_run_fails_and_is_told_why(cell, words, monkeyp
     assert re.search(words, judge(ROWS, cell).message)
 
 
+@pytest.mark.parametrize(
+    "launcher, told",
+    [
+        ("(tl.cdiv(x.shape[0], 1),)", "`triton.cdiv` is meant"),
+        ("(same(x.shape[0]),)", "Cannot call"),
+        ("(triton.cdiv(x.shape[0], 1),)", ""),
+        ("(same.fn(x.shape[0]),)", ""),
+    ],
+)
+def test_a_kernels_function_called_by_a_launcher_raises_as_on_a_gpu(launcher, told):
+    helper = "@triton.jit\ndef same(value):\n    return value\n\n\n"
+    verdict = judge(ROWS, changed(("(x.shape[0],)]", f"{launcher}]"), (STORED, f"same({STORED})"), before=helper))
+    assert verdict.passed == (told == ""), verdict
+    assert told in verdict.message
+
+
 def test_a_refused_answer_is_no_best_answer():
     assert not judge(ROWS, ONLY_INTERPRETED["break"][0]).passed
 

@@ -19,7 +19,6 @@ from tests.mutation.reasons import (
     ONE_DIMENSION,
     ONE_TILE_MORE,
     PROMOTED,
-    REFUSED_BY_COMPILERS,
     SAME_NUMBER,
     SAME_SIZE,
     STARTS_EXACT,
@@ -131,12 +130,6 @@ EQUIVALENT = (
         "(tl.zeros([BLOCK], dtype=tl.float32)).to(tl.float16).to(tl.float32)",
         "Zeros are zeros in float16 too.",
     ),
-    _(
-        "1.4",
-        "dtype=tl.float32)",
-        "dtype=tl.float16)",
-        PROMOTED + " A GPU's compiler refuses it: the type changes in a loop.",
-    ),
     _("1.4", "values.to(tl.float32)", "values", PROMOTED),
     _("1.4", "rows, dtype=torch.float32,", "rows,", DEFAULT_DTYPE),
     _("2.5 3.5", ".to(tl.float32)", "", "The maximum of float16 numbers is exact, and " + PROMOTED),
@@ -155,11 +148,6 @@ EQUIVALENT = (
     _("3.6", "parts, dtype=torch.float32,", "parts,", DEFAULT_DTYPE),
     _("3.6", "rows, 1, dtype=torch.float32,", "rows, 1,", DEFAULT_DTYPE),
     _("4.6", "(heads, query_length), dtype=torch.float32,", "(heads, query_length),", DEFAULT_DTYPE),
-    _("4.3 4.4 4.5 4.6", 'float("-inf"), tl.float32)', 'float("-inf"), tl.float16)', REFUSED_BY_COMPILERS),
-    _("4.3 4.4 4.5 4.6", "[BLOCK_M], tl.float32)", "[BLOCK_M], tl.float16)", REFUSED_BY_COMPILERS),
-    _("4.3 4.4", "HEAD_DIM], tl.float32)", "HEAD_DIM], tl.float16)", REFUSED_BY_COMPILERS),
-    _("4.5 4.6", "BLOCK_D], tl.float32)", "BLOCK_D], tl.float16)", REFUSED_BY_COMPILERS),
-    _("2.6", "dtype=tl.float32)", "dtype=tl.float16)", REFUSED_BY_COMPILERS),
     *(
         _(exercises, zeros, f"({zeros}).to(tl.float16).to(tl.float32)", STARTS_EXACT)
         for exercises, zeros in (

@@ -14,7 +14,6 @@ from tests.mutation.reasons import (
     NOT_THE_MAXIMUM,
     OFFSETS_OF_64_BITS,
     ONE_DIMENSION,
-    REFUSED_BY_COMPILERS,
     STARTS_EXACT,
 )
 from tests.mutation.reasons import entry as _
@@ -137,19 +136,6 @@ EQUIVALENT = (
         "query * scale",
         "A query that is scaled in float16 is rounded once more, by no more than when it was stored; its products are "
         "added in float32 all the same.",
-    ),
-    *(
-        _(exercises, f"{start}, tl.float32)", f"{start}, tl.float16)", REFUSED_BY_COMPILERS)
-        for exercises, start in (
-            ("6.5", '[1], float("-inf")'),
-            ("7.5", '[ROWS], float("-inf")'),
-            ("8.2 8.5", '[BLOCK_G], float("-inf")'),
-            ("6.5", "[1]"),
-            ("7.5", "[ROWS]"),
-            ("6.5", "[HEAD_DIM]"),
-            ("7.5", "[ROWS, HEAD_DIM]"),
-            ("8.2 8.5", "[BLOCK_G, HEAD_DIM]"),
-        )
     ),
     *(
         _(exercises, zeros, f"({zeros}).to(tl.float16).to(tl.float32)", STARTS_EXACT)

@@ -16,7 +16,6 @@ from tests.mutation.reasons import (
     NOT_THE_MAXIMUM,
     OFFSETS_OF_64_BITS,
     ONE_DIMENSION,
-    REFUSED_BY_COMPILERS,
     SAME_NUMBER,
     STARTS_EXACT,
 )
@@ -147,14 +146,6 @@ EQUIVALENT = (
     ),
     _("4.7", "(accumulator / total[:, None]).to(output_pointer.dtype.element_ty)", "(accumulator / total[:, None])",
       IMPLICIT_CAST),
-    *(
-        _("4.7", f"{start}, tl.float32)", f"{start}, tl.float16)", REFUSED_BY_COMPILERS)
-        for start in ('[BLOCK_M], float("-inf")', "[BLOCK_M]", "[BLOCK_M, HEAD_DIM]")
-    ),
-    *(
-        _("8.6", f"{start}, tl.float32)", f"{start}, tl.float16)", REFUSED_BY_COMPILERS)
-        for start in ('[BLOCK_G], float("-inf")', "[BLOCK_G, BLOCK_N]", "[BLOCK_G, HEAD_DIM]")
-    ),
     *(
         _(exercise, f"tl.zeros({size}, tl.float32)", f"(tl.zeros({size}, tl.float32)).to(tl.float16).to(tl.float32)",
           STARTS_EXACT)

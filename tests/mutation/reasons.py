@@ -30,10 +30,6 @@ ONE_TILE_MORE = "One tile more, all of whose lanes are masked off."
 SAME_SIZE = "BLOCK_M and BLOCK_N are equal here."
 SAME_NUMBER = "Query, key and value have as many heads, and rows as long; keys are as many as values."
 WHOLE_TILES = "The length is a whole number of tiles here, and both ends give the same tiles."
-REFUSED_BY_COMPILERS = (
-    "float16 and float32 together are float32 in Triton, so the interpreter goes on in float32; a GPU's compiler "
-    "refuses it, since a variable may not change its type in a loop."
-)
 STARTS_EXACT = "0 and -inf are the same numbers in float16."
 NO_FEWER_THAN_16 = "Head dimensions are 16 or more."
 A_CONDITION = "A condition that is rounded is still true or false."
