@@ -129,7 +129,7 @@ def stopped(exercise: Exercise, run: Run, source: str, names: dict[str, str]) ->
 def _timeout_message(exercise: Exercise, run: Run, source: str) -> str:
     limit = exercise.limits.seconds if run.interpreted or exercise.needs == "any" else exercise.limits.gpu_seconds
     lines, number = source.splitlines(), run.ending.line or 0
-    text = lines[number - 1].strip() if 0 < number <= len(lines) else ""
+    text = lines[number - 1].partition(" #")[0].strip() if 0 < number <= len(lines) else ""
     if run.ending.compiling:
         launched = f"the kernel that line {number} launches" if text else "a kernel"
         return (
