@@ -221,6 +221,22 @@ def test_a_result_of_another_kind_is_refused(result):
         ("def double(x):\n    return double(x)\n", "error"),
         ("def double(x):\n    raise SystemExit(0)\n", "error"),
         ("class E(Exception):\n    __cause__ = property(lambda s: s)\ndef double(x):\n    raise E()\n", "error"),
+        (
+            "class E(Exception):\n    __module__ = 'triton'\n    __cause__ = property(lambda s: s)\n"
+            "def double(x):\n    raise E()\n",
+            "error",
+        ),
+        (
+            "class E(Exception):\n    __module__ = 'triton'\n    node = error_message = property(lambda s: 1 / 0)\n"
+            "def double(x):\n    raise E()\n",
+            "error",
+        ),
+        (
+            "class E(Exception):\n    __module__ = 'triton'\n    node = error_message = src = 7\n    __cause__ = 7\n"
+            "def double(x):\n    raise E()\n",
+            "error",
+        ),
+        ("class E(Exception):\n    __module__ = 7\ndef double(x):\n    raise E()\n", "error"),
         ("class double:\n    def __call__(self, x): return x\n", "error"),
         ("import sys\nsys.modules[__name__] = None\ndouble = 1\n", "error"),
     ],

@@ -66,15 +66,14 @@ def _location(error: BaseException, path: Path) -> int | None:
 
 def describe_error(error: BaseException, path: Path) -> dict:
     """An exception as plain data; the cause counts where Triton wraps it."""
-    inner = error
-    while inner.__cause__ is not None and type(error).__module__.startswith("triton"):
-        inner = inner.__cause__
-        if not type(inner).__module__.startswith("triton"):
-            break
-    compiling = _compiler_errors(error)
-    line = _compiled_line(compiling, path) if compiling else None
+    chain = _causes(error)
+    inner, compiling = chain[-1], []
+    line, text = None, _text(inner)
+    with contextlib.suppress(Exception):  # an exception of the answer's own may fight back
+        compiling = [cause for cause in chain if hasattr(cause, "node") and hasattr(cause, "error_message")]
+        if compiling:
+            line, text = _compiled_line(compiling, path), _compilers_words(compiling, inner)
     line = line or _location(inner, path) or _location(error, path)  # in the kernel rather than at its launch
-    text = _compilers_words(compiling, inner) if compiling else _text(inner)
     return {
         "type": "CompilationError" if compiling else type(inner).__name__,
         "text": text[:4000],
@@ -86,14 +85,19 @@ def describe_error(error: BaseException, path: Path) -> dict:
     }
 
 
-def _compiler_errors(error: BaseException | None) -> list:
-    """Triton's CompilationErrors in a chain of causes, the kernel's first, then those of the helpers that it calls."""
-    found = []
-    while error is not None and len(found) < 100:
-        if type(error).__module__.startswith("triton") and hasattr(error, "node") and hasattr(error, "error_message"):
-            found.append(error)
-        error = error.__cause__
-    return found
+def _causes(error: BaseException) -> list[BaseException]:
+    """An exception, and what it was raised from as long as Triton's own wrap another.
+
+    The compiler's come in this order: the kernel's first, then those of the helpers that it calls, then what was met.
+    """
+    chain = [error]
+    with contextlib.suppress(Exception):
+        while len(chain) < 100 and str(type(chain[-1]).__module__).startswith("triton"):
+            cause = chain[-1].__cause__
+            if not isinstance(cause, BaseException):
+                break
+            chain.append(cause)
+    return chain
 
 
 def _compiled_line(errors: list, path: Path) -> int | None:
