@@ -74,7 +74,7 @@ def _cut(bits: int) -> Callable:
 
 # Tensor cores cut the operands of a tf32 product to 10 bits of mantissa, without rounding: all errors go one way and
 # add up. They cut a kernel's own values too, such as the weights that multiply the values. An oracle has none to cut,
-# so its inputs are cut by a bit more as well; and by 10 bits, since where two scores tie either may be the nearer.
+# so its inputs are cut by a bit more as well; and to 10 bits, since where two scores tie either may be the nearer.
 _TF32 = (_cut(13), _cut(14))
 
 
