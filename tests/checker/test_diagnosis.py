@@ -109,6 +109,20 @@ def test_a_mistake_that_rounds_more_than_the_right_answer_is_named_where_the_oth
     assert judge(task, cell, seed=4).mistake == mistake
 
 
+def test_a_mistake_that_says_nothing_of_inputs_a_rounding_off_costs_no_verdict(monkeypatch):
+    monkeypatch.delenv("COURSE_STRICT", raising=False)
+    task = replace(
+        DOUBLE,
+        cases=lambda draw: [Case(f"small {i}", (draw.uniform(5, low=1e-6, high=1e-5),)) for i in range(3)]
+        + [Case("large", (draw.uniform(50, low=2.0, high=4.0),))],
+        mistakes=(
+            Mistake("waves", "", result=lambda x: 2 * x + torch.sin(1e4 * x) if torch.equal(x, x.float()) else None),
+        ),
+    )
+    verdict = judge(task, "def double(x):\n    return 2 * x + torch.sin(1e4 * x)\n", seed=4)
+    assert verdict.outcome == "failed" and verdict.mistake is None
+
+
 def test_a_guess_that_fails_costs_no_verdict(monkeypatch):
     unlucky = Mistake("unlucky", "No.", when=lambda case, seen, got: got.no_such_attribute)
     monkeypatch.delenv("COURSE_STRICT", raising=False)
