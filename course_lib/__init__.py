@@ -40,8 +40,8 @@ def __dir__() -> list[str]:
 def _warm_up_in_a_notebook() -> None:
     if "IPython" not in _sys.modules or _os.environ.get("COURSE_NO_WARM_UP"):
         return
-    from course_lib.checker.verdict import _shell
-    from course_lib.checker.worker import start_in_background
+    from course_lib.checker.judge.verdict import _shell
+    from course_lib.checker.runner.worker import start_in_background
     from course_lib.hardware.device import interpreting
 
     if _shell() is not None:

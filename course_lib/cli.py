@@ -21,7 +21,7 @@ class CannotRun(Exception):
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    return import_module("course_lib.hardware.doctor").main() or PASSED
+    return import_module("course_lib.hardware.doctor.report").main() or PASSED
 
 
 def check(arguments: argparse.Namespace) -> int:

@@ -32,7 +32,7 @@ import triton.language as tl
 # `doctor()` says which of the two it is, and what to do about anything that is not as it should be.
 
 # %%
-from course_lib.hardware.doctor import doctor
+from course_lib.hardware.doctor.report import doctor
 
 doctor()
 
@@ -43,7 +43,7 @@ doctor()
 # consecutive elements. Here a vector of 10 elements is cut into blocks of 4:
 
 # %%
-from course_lib.figures.blocks import draw_blocks
+from course_lib.figures.memory.blocks import draw_blocks
 
 draw_blocks(length=10, block=4)
 

@@ -76,7 +76,7 @@ print(f"16 apart:   {format_seconds(far.median)}, {far.median / close.median:.1f
 # busy machine. Then run `here = ceilings(refresh=True)` and go on.
 
 # %%
-from course_lib.hardware.ceilings import ceilings
+from course_lib.hardware.ceilings.measured import ceilings
 
 here = ceilings()
 print(f"{here.device}, measured {here.measured_at[:10]}")
@@ -103,7 +103,7 @@ for what, figure in figures.items():
 # refreshing the cells and turning the bus round between reads and writes.
 
 # %%
-from course_lib.figures.hierarchy import hierarchy_plot
+from course_lib.figures.memory.hierarchy import hierarchy_plot
 
 hierarchy_plot(machine(), here)
 
@@ -303,7 +303,7 @@ for operation, work in operations.items():
 # coincide, one number is moved aside, and a line leads back to its place.
 
 # %%
-from course_lib.figures.roofline import Measured, roofline_plot
+from course_lib.figures.memory.roofline import Measured, roofline_plot
 from course_lib.hardware.roofline import Work
 
 length = 2**26 if on_gpu else 2**24
@@ -341,7 +341,7 @@ roofline_plot(here, points)
 # into, once. Neighbouring threads that read neighbouring elements share sectors; that is called *coalescing*.
 
 # %%
-from course_lib.figures.coalescing import draw_sectors
+from course_lib.figures.memory.coalescing import draw_sectors
 
 draw_sectors(strides=(1, 2, 8))
 
@@ -374,7 +374,7 @@ def strided_copy(x, stride):
 
 # %%
 if interpreting():
-    from course_lib.hardware.traffic import TrafficMeter
+    from course_lib.hardware.meter.traffic import TrafficMeter
 
     print("stride   bytes asked for   bytes in sectors   ratio")
     for stride in (1, 2, 4, 8, 16):
@@ -401,7 +401,7 @@ else:
 # loads with one instruction.
 
 # %%
-from course_lib.hardware.compiler import compile_many
+from course_lib.hardware.compiler.views import compile_many
 
 signature = {"x_pointer": "*fp32", "result_pointer": "*fp32", "length": "i32", "stride": "i32"}
 request = {"kernel": strided_copy_kernel, "signature": signature, "arch": 90,
@@ -556,7 +556,7 @@ if interpreting():
         print(f"{name:<24} asked for {row.loaded_bytes:,} B, read {row.times_read:.2f} times; "
               f"in sectors {row.loaded_sector_bytes:,} B")
 else:
-    from course_lib.kernels.row_sum import row_sum as library_row_sum
+    from course_lib.kernels.memory.row_sum import row_sum as library_row_sum
 
     by_rows = torch.rand(4096, 16384, device=device)
     for name, matrix in (("row by row", by_rows), ("column by column", by_rows.t().contiguous().t())):
@@ -567,7 +567,7 @@ else:
 # With one program for each row, every element of the transposed matrix brings a sector that seven other rows need as
 # well, and other programs fetch it again. (The cache may still hold it for them, or not.) The remedy is to turn the
 # tile, not the matrix: let a program own many rows at once, so that its neighbouring threads are neighbours in memory.
-# The course's own kernel does that in `course_lib/kernels/row_sum.py`; it is worth the five minutes.
+# The course's own kernel does that in `course_lib/kernels/memory/row_sum.py`; it is worth the five minutes.
 #
 # ## Fusion foretold
 #
@@ -728,8 +728,8 @@ print(f"{format_flop_rate(here.fma_rate)} and {format_bandwidth(here.copy_bandwi
 # there the steps before the corner are not free, and the text below the picture says why.
 
 # %%
-from course_lib.figures.turning_point import draw_turning_point
-from course_lib.kernels.fma_chain import fma_chain_work, run_fma_chain
+from course_lib.figures.memory.turning_point import draw_turning_point
+from course_lib.kernels.memory.fma_chain import fma_chain_work, run_fma_chain
 
 length = 2**27 if on_gpu else 2**24
 values, out = torch.rand(length, device=device), torch.empty(length, device=device)

@@ -48,7 +48,7 @@ device = default_device()
 # kernels, three *passes* over a matrix of $M \times N$:
 
 # %%
-from course_lib.figures.three_passes import draw_three_passes
+from course_lib.figures.attention.three_passes import draw_three_passes
 
 draw_three_passes(heads=32, query_length=8192, key_length=8192, head_dim=128, item_bytes=2)
 
@@ -89,7 +89,7 @@ best_pass_bytes = check("2.1", pass_bytes).best
 # the question's layer take at least on the device you sit at?
 
 # %%
-from course_lib.hardware.ceilings import ceilings
+from course_lib.hardware.ceilings.measured import ceilings
 from course_lib.hardware.roofline import Work, bound, floor_time
 from course_lib.hardware.units import format_bandwidth, format_bytes, format_capacity, format_seconds
 
@@ -134,7 +134,7 @@ print(f"  {'in all':8} {format_bytes(sum(work.bytes for work in question)):>8}{'
 # the same attention needs when $S$ and $P$ are never written, which is what you will build in chapters 03 and 04.
 
 # %%
-from course_lib.figures.attention_memory import draw_attention_memory
+from course_lib.figures.attention.memory import draw_attention_memory
 
 draw_attention_memory(heads=32, head_dim=128, item_bytes=2, device_bytes=machine().memory_bytes)
 
@@ -191,7 +191,7 @@ for name, memory_bytes in memories.items():
 # downstream. The course says, as FlashAttention does: a row of zeros.
 
 # %%
-from course_lib.kernels.attention_reference import visible_keys
+from course_lib.kernels.attention.reference import visible_keys
 
 for queries, keys in ((4, 4), (2, 5), (5, 3)):
     print(f"{queries} queries, {keys} keys")
@@ -529,7 +529,7 @@ def three_pass_attention(query, key, value, causal=False):
     return best_weighted_values(best_row_softmax(best_scores(query, key, scale), causal), value)
 
 
-from course_lib.kernels.attention_reference import attention_reference
+from course_lib.kernels.attention.reference import attention_reference
 
 query, key, value = (torch.randn(2, length, 64, device=device) for length in (100, 150, 150))
 for causal in (False, True):
@@ -544,7 +544,7 @@ for causal in (False, True):
 # any size out of 256 bytes: their strides are 0.)
 
 # %%
-from course_lib.kernels.naive_attention import naive_attention
+from course_lib.kernels.attention.naive import naive_attention
 
 too_long = 2 * best_longest_length(machine().memory_bytes, 32, 128, 2)
 pretended = torch.zeros(1, 1, 1, 128, dtype=torch.float16, device=device).expand(1, 32, too_long, 128)
@@ -561,7 +561,7 @@ except ValueError as refusal:
 # *distinct* column that your formula must meet within 5 %.
 
 # %%
-from course_lib.hardware.metered import metered  # on a GPU machine too: in a process of its own, which interprets
+from course_lib.hardware.meter.metered import metered  # on a GPU machine too: in a process of its own, which interprets
 
 small_query, small_key, small_value = (torch.randn(2, 256, 64, dtype=torch.float16, device=device) for _ in range(3))
 small_scores = best_scores(small_query, small_key, 0.125)

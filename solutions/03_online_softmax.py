@@ -25,7 +25,7 @@ import torch
 import triton
 import triton.language as tl
 
-from course_lib.hardware.ceilings import ceilings
+from course_lib.hardware.ceilings.measured import ceilings
 from course_lib.hardware.timing import measure
 from course_lib.hardware.units import format_bandwidth, format_bytes, format_seconds
 
@@ -171,7 +171,7 @@ best_safe_softmax = check("3.1", safe_softmax).best
 # accumulator, in green, belongs to a later section; it shrinks by the same factor.)
 
 # %%
-from course_lib.figures.online_softmax_stepper import online_softmax_stepper
+from course_lib.figures.softmax.one_pass_stepper import online_softmax_stepper
 
 online_softmax_stepper(
     scores=[0.5, 1.2, -0.3, 0.8, 1.7, 0.1, 2.6, 1.1, 0.2, -0.6, 1.4, 0.9, 1.0, 3.4, 0.4, 2.2],
@@ -254,7 +254,7 @@ best_row_statistics = check("3.2", row_statistics).best
 # computed at once:
 
 # %%
-from course_lib.figures.merge_tree import draw_merge_tree
+from course_lib.figures.softmax.merge_tree import draw_merge_tree
 
 draw_merge_tree(scores=[0.5, 1.2, -0.3, 0.8, 1.7, 0.1, 2.6, 1.1, 0.2, -0.6, 1.4, 0.9, 1.0, 3.4, 0.4, 2.2], parts=4)
 
@@ -519,8 +519,8 @@ best_online_softmax = check("3.5", online_softmax).best
 # the last kernel takes a whole row in one tile of 8192.
 
 # %%
-from course_lib.hardware.metered import metered
-from course_lib.kernels.softmax import softmax
+from course_lib.hardware.meter.metered import metered
+from course_lib.kernels.softmax.rows import softmax
 
 x = torch.randn(3, 5000)
 print(f"{'kernel':<34}{'loaded':>12}{'stored':>12}{'accesses per element':>24}")
@@ -601,7 +601,7 @@ for name, (accesses, run) in contenders.items():
 # `tl.exp`. Here is the naive kernel, compiled for an H100:
 
 # %%
-from course_lib.hardware.compiler import compile_view
+from course_lib.hardware.compiler.views import compile_view
 
 signature = {"x_pointer": "*fp32", "y_pointer": "*fp32", "columns": "i32", "x_row_stride": "i32", "y_row_stride": "i32"}
 compiled = compile_view(naive_softmax_kernel, signature, {"BLOCK": 1024}, arch=90)

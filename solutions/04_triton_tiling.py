@@ -80,7 +80,7 @@ del query, key, value
 # is on the chip. Watch two things: how little the chip holds at any moment, and how often the same keys are read.
 
 # %%
-from course_lib.figures.tile_stepper import tile_stepper
+from course_lib.figures.attention.tile_stepper import tile_stepper
 
 tile_stepper(query_length=768, key_length=768, head_dim=64, query_rows=128, key_rows=128, item_bytes=2)
 
@@ -213,7 +213,7 @@ best_shared_memory, best_traffic, best_choose_tiles = check("4.2", shared_memory
 # all programs ask for, beside the $4 N^2$ elements of naive attention's matrix.
 
 # %%
-from course_lib.hardware.compiler import ARCHITECTURES
+from course_lib.hardware.compiler.views import ARCHITECTURES
 
 matrix_bytes = 32 * 4 * 8192**2 * 2
 print(f"{'':18}{'shared':>9}  {'head dim':>8}  {'threads':>7}  {'tiles':>10}  {'asked for':>9}"
@@ -238,7 +238,7 @@ for arch in (75, 80, 89, 90):
 # ceilings. On a CPU arithmetic is the highest floor by far.
 
 # %%
-from course_lib.hardware.ceilings import ceilings
+from course_lib.hardware.ceilings.measured import ceilings
 
 roof = ceilings()
 rate_name = "float16" if on_gpu else "float32"
@@ -352,7 +352,7 @@ best_attention = check("4.3", flash_attention_full).best
 # with a GPU too, in a process of its own. What will stand in the column *stored*?
 
 # %%
-from course_lib.hardware.metered import metered
+from course_lib.hardware.meter.metered import metered
 
 heads, length, head_dim = 2, 384, 64
 query, key, value = (torch.randn(heads, length, head_dim, dtype=torch.float16) for _ in range(3))
@@ -763,7 +763,7 @@ print(f"query 70: log-sum-exp {log_sum_exp[0, 70]:.4f}, probabilities add up to 
 # function before you look.
 
 # %%
-from course_lib.hardware.compiler import CompileError, compile_many, compile_views
+from course_lib.hardware.compiler.views import CompileError, compile_many, compile_views
 
 POINTERS = {f"{name}_pointer": "*fp16" for name in ("query", "key", "value", "output")}
 SIGNATURE = {**POINTERS, "length": "i32", "scale": "fp32"}
@@ -1166,7 +1166,7 @@ for name, values in rates.items():
 # both stand to the right of it; there the bus is only a part of what the matrix costs, and the gap is smaller.
 
 # %%
-from course_lib.figures.roofline import Measured, roofline_plot
+from course_lib.figures.memory.roofline import Measured, roofline_plot
 from course_lib.hardware.roofline import Work
 
 longest = max(index for index in range(len(lengths)) if all(values[index] for values in rates.values()))
@@ -1188,7 +1188,7 @@ roofline_plot(roof, points)
 # %%
 import json
 
-from course_lib.figures.throughput import throughput_figure
+from course_lib.figures.memory.throughput import throughput_figure
 from course_lib.home import course_home
 
 record = course_home() / "bench" / "attention.json"
@@ -1209,7 +1209,7 @@ picture
 # partly computed by polynomials. **FlexAttention** in PyTorch generates a Triton kernel of this shape around a mask
 # that you write in Python. Choose in this order: `scaled_dot_product_attention`, FlexAttention when the mask is
 # unusual, and a kernel of your own when the computation is. The course's own library version of this chapter's kernel,
-# with sliding windows and grouped heads, is `course_lib/kernels/flash_attention.py`; after this chapter you can read
+# with sliding windows and grouped heads, is `course_lib/kernels/attention/flash.py`; after this chapter you can read
 # it.
 #
 # ## Papers

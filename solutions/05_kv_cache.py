@@ -25,7 +25,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from course_lib.hardware.ceilings import ceilings
+from course_lib.hardware.ceilings.measured import ceilings
 from course_lib.hardware.timing import measure
 from course_lib.hardware.units import format_bytes, format_flop_rate, format_seconds
 
@@ -48,7 +48,7 @@ print(f"{roof.device}: {format_bytes(roof.memory_bandwidth)}/s, "
 # query asks the keys that were kept. Walk through the steps, and watch the two counts.
 
 # %%
-from course_lib.figures.cache_stepper import cache_stepper
+from course_lib.figures.cache.stepper import cache_stepper
 
 cache_stepper("Alice was not a bit hurt, and she jumped up", prompt_length=4)
 
@@ -162,7 +162,7 @@ for name in ("T4", "A100", "H200"):
 # Llama-3.1-8B reads with the same shape: the cache is then larger than the model.
 
 # %%
-from course_lib.figures.cache_calculator import cache_calculator
+from course_lib.figures.cache.calculator import cache_calculator
 from course_lib.models.config import PRESETS
 
 cache_calculator(PRESETS, batch=16, length=4096)
@@ -211,7 +211,7 @@ for length in (512, 1024, 2048, 4096, 8191):
 caches = buffers = None  # their memory is free again
 
 # %%
-from course_lib.figures.step_times import draw_step_times
+from course_lib.figures.cache.step_times import draw_step_times
 
 draw_step_times(append_times, "Append one token to the keys and values of a layer")
 
@@ -282,7 +282,7 @@ best_append = check("5.3", append_to_cache).best
 # %% [markdown]
 # A new row is read once and written once. With 8 KV heads of dimension 128 in 16 bits that makes 8 kB for the key and
 # the value of a token, which takes an H200 2 ns: in decode such a kernel is all launch. Production kernels therefore do
-# it along with something else, such as turning the key by its position. `course_lib/kernels/cache_append.py` at least
+# it along with something else, such as turning the key by its position. `course_lib/kernels/decode/append.py` at least
 # appends keys and values in one launch.
 #
 # ## Who sees what: positions
@@ -621,10 +621,10 @@ draw_step_times(step_times, "One step of the tiny model")
 # behind it, and a step for a batch. Predict which of the two limits each will sit under.
 
 # %%
-from course_lib.figures.roofline import Measured, roofline_plot
+from course_lib.figures.memory.roofline import Measured, roofline_plot
 from course_lib.hardware.device import supports_bfloat16
 from course_lib.hardware.roofline import Work, bound, floor_time
-from course_lib.kernels.decode_attention import decode_attention
+from course_lib.kernels.decode.attention import decode_attention
 from course_lib.models.config import ModelConfig
 from course_lib.models.decoder import Decoder
 

@@ -172,7 +172,7 @@ for name, timeline in timelines.items():
 # fork D, and the pages that A leaves behind.
 
 # %%
-from course_lib.figures.page_table import page_table_stepper
+from course_lib.figures.paged.table import page_table_stepper
 
 page_table_stepper()
 
@@ -256,7 +256,7 @@ for name, timeline in timelines.items():
 print(f"preempted for want of pages: {timelines['pages of 16'].preemptions} times")
 
 # %%
-from course_lib.figures.waste_timeline import draw_waste
+from course_lib.figures.paged.waste_timeline import draw_waste
 
 shown = ("2048 for everyone", "the truth, in powers of two", "pages of 16")
 draw_waste({name: timelines[name] for name in shown}, steps=3000)
@@ -495,7 +495,7 @@ print("bit for bit the same:", torch.equal(before, after))
 # besides.
 
 # %%
-from course_lib.hardware.metered import metered
+from course_lib.hardware.meter.metered import metered
 
 length, cache = 64, 64 * 512
 print(f"{'page size':>9}{'loaded':>12}{'predicted':>12}{'of it the table':>17}")
@@ -520,7 +520,7 @@ for size in (1, 4, 16, 64):
 # And what do large pages cost? Memory, on the same trace:
 
 # %%
-from course_lib.figures.waste_timeline import draw_waste_by_page_size
+from course_lib.figures.paged.waste_timeline import draw_waste_by_page_size
 
 sizes = (1, 16, 32, 64, 128, 256)
 draw_waste_by_page_size([replay(trace, PagedCache(slots, size), most_steps=2500).shares() for size in sizes], sizes)
@@ -605,7 +605,7 @@ results = [paged_loop(*arguments, carried=carried) for carried in (False, True)]
 print("the same result, up to rounding:", torch.allclose(*results, atol=1e-5))
 
 # %%
-from course_lib.hardware.compiler import compile_many
+from course_lib.hardware.compiler.views import compile_many
 
 types = {"query_pointer": "*fp16", "key_pointer": "*fp16", "value_pointer": "*fp16", "tables_pointer": "*i32",
          "lengths_pointer": "*i32", "output_pointer": "*fp16", "page_stride": "i32", "head_stride": "i32",
@@ -630,7 +630,7 @@ for (carried, stages), view in zip(variants, views):
 #
 # With the carried entry the address is there at the start of the iteration, as in a contiguous cache, and the ring
 # grows with the stages. The library's kernel does that for tiles of any number of pages
-# (`course_lib/kernels/paged_attention.py`). Nothing in the numbers would have told you; the compiler's view did. On a
+# (`course_lib/kernels/paged/attention.py`). Nothing in the numbers would have told you; the compiler's view did. On a
 # GPU the next cell takes the time of both.
 
 # %%
@@ -811,14 +811,14 @@ print(f"8 answers: {for_answers} pages more and {copies} copies (predicted {8 * 
 # what was replayed.
 
 # %%
-from course_lib.hardware.ceilings import ceilings
+from course_lib.hardware.ceilings.measured import ceilings
 
 batch, tokens, heads, head_dim = 32, 4096, 8, 128
 cache_bytes = 2 * batch * tokens * heads * head_dim * 2
 if on_gpu:
     from course_lib.hardware.timing import measure
-    from course_lib.kernels.decode_attention import decode_attention
-    from course_lib.kernels.paged_attention import paged_decode_attention
+    from course_lib.kernels.decode.attention import decode_attention
+    from course_lib.kernels.paged.attention import paged_decode_attention
 
     floor = cache_bytes / ceilings().memory_bandwidth
     print(f"predicted: {format_bytes(cache_bytes)}, {format_seconds(floor)} at "

@@ -38,7 +38,7 @@ on_gpu = not interpreting()
 # $G$, with $H_k = H_q / G$ KV heads.
 
 # %%
-from course_lib.figures.head_maps import draw_head_maps
+from course_lib.figures.decode.head_maps import draw_head_maps
 
 draw_head_maps(query_heads=8, key_heads=(8, 2, 1))
 
@@ -140,7 +140,7 @@ best_cache_bytes, best_decode_intensity, best_balanced_group = checked.best
 # group, and by how much?
 
 # %%
-from course_lib.hardware.ceilings import ceilings
+from course_lib.hardware.ceilings.measured import ceilings
 from course_lib.hardware.datasheets import DATASHEETS
 
 roof = ceilings()
@@ -163,7 +163,7 @@ print(f"balance: an H100 needs groups of {best_balanced_group(h100.matmul_rate['
 # A GPU has room for all groups in use on its slope; a CPU, with its slow arithmetic, for the first few.
 
 # %%
-from course_lib.figures.decode_roofline import draw_decode_roofline
+from course_lib.figures.decode.roofline import draw_decode_roofline
 
 draw_decode_roofline(roof, unit, item_bytes=2 if on_gpu else 4)
 
@@ -173,7 +173,7 @@ draw_decode_roofline(roof, unit, item_bytes=2 if on_gpu else 4)
 # Bytes for each token of context, 16-bit caches. The hollow mark is the same model with a KV head for every query head.
 
 # %%
-from course_lib.figures.cache_per_token import draw_cache_per_token
+from course_lib.figures.cache.per_token import draw_cache_per_token
 
 draw_cache_per_token()
 
@@ -446,7 +446,7 @@ def head_by_head(query, key_cache, value_cache, lengths):
 # the cell.
 
 # %%
-from course_lib.hardware.metered import metered
+from course_lib.hardware.meter.metered import metered
 
 lengths = torch.tensor([192, 150], dtype=torch.int32)
 for key_heads in (16, 2):
@@ -475,7 +475,7 @@ for key_heads in (16, 2):
 # padding: masked in the load, computed for nothing, masked in the store.
 
 # %%
-from course_lib.figures.packed_tile import draw_packed_tile
+from course_lib.figures.decode.packed_tile import draw_packed_tile
 
 draw_packed_tile(query_heads=16, key_heads=2, tile_rows=16, key_rows=32)
 
@@ -596,7 +596,7 @@ for key_heads in (16, 8, 4, 2, 1):
 # own.
 
 # %%
-from course_lib.kernels.decode_attention import decode_attention
+from course_lib.kernels.decode.attention import decode_attention
 
 
 def pytorch_attention(query, key, value):

@@ -46,7 +46,7 @@ on_gpu = not interpreting()
 # %%
 from course_lib.hardware.device import supports_bfloat16
 from course_lib.hardware.timing import measure
-from course_lib.kernels.decode_attention import decode_attention
+from course_lib.kernels.decode.attention import decode_attention
 
 
 def in_splits(query, key, value, splits):
@@ -159,7 +159,7 @@ for chip_name, multiprocessors in (("T4", 40), ("A100", 108), ("H100 or H200", 1
 # the bandwidths are measured: the chip's as in chapter 01, and one program's by the run without splits above.
 
 # %%
-from course_lib.hardware.ceilings import ceilings
+from course_lib.hardware.ceilings.measured import ceilings
 
 H200 = {"slots": 132, "bandwidth": 4.3e12, "program_bandwidth": 40e9, "start_seconds": 2e-6, "launch_seconds": 3e-6}
 
@@ -195,7 +195,7 @@ for splits in (1, 2, 4, 8, 16):
 # takes. **Before you look:** on 132 slots 16 splits are 128 programs, and 17 are 136. What will the one split more do?
 
 # %%
-from course_lib.figures.sm_timeline import sm_timeline
+from course_lib.figures.decode.sm_timeline import sm_timeline
 
 whole = best_splits_for_one_wave(1, 8, chip["slots"])
 sm_timeline(batch=1, query_heads=32, key_heads=8, context=131072, head_dim=128, chip=chip, show=(1, whole, whole + 1))
@@ -406,7 +406,7 @@ for splits in (1, 2, 3, 16, 100):
 # keys.
 
 # %%
-from course_lib.hardware.metered import metered
+from course_lib.hardware.meter.metered import metered
 
 query, key_cache, value_cache = torch.randn(1, 8, 64), torch.randn(1, 2, 512, 64), torch.randn(1, 2, 512, 64)
 lengths = torch.tensor([512], dtype=torch.int32)
@@ -490,15 +490,16 @@ best_decode_microseconds, best_choose_splits = check("8.4", decode_microseconds,
 # *smallest* number that reaches 85 % of the best; numbers that leave a split of whole tiles as long as the number
 # before are left out.
 #
-# **This course's library** has your model in another unit, `course_lib/kernels/splits.py`: the keys of a split for each
-# wave, 128 more for each wave's start, and 7 for each split that must be merged, in the time in which a multiprocessor
-# reads one key and its value, 16 ns at head dimension 128. The 128 and the 7 were measured on an H200, where we
+# **This course's library** has your model in another unit, `course_lib/kernels/decode/splits.py`: the keys of a
+# split for each wave, 128 more for each wave's start, and 7 for each split that must be merged, in the time in which a
+# multiprocessor reads one key and its value, 16 ns at head dimension 128. The 128 and the 7 were measured on an H200,
+# where we
 # assumed. A last wave counts as 95 % of a whole one, however few programs it has, or as more when it is fuller. There
 # is one slot on each multiprocessor; a split has about 64 keys at least, there are at most 256, and the least time
 # wins.
 
 # %%
-from course_lib.kernels.splits import choose_splits as library_choice
+from course_lib.kernels.decode.splits import choose_splits as library_choice
 
 
 def flash_attention_2_choice(programs, slots, key_tiles, most=128):
@@ -676,7 +677,7 @@ best_flash_decode = check("8.5", flash_decode).best
 # %% [markdown]
 # Two launches, one for the splits and one for the merge. The library needs a single one. Each program, when its part is
 # in memory, adds 1 to a counter of its sequence and KV head; whoever finds that all others have arrived merges, while
-# the parts still lie in the L2 cache. It is worth reading: `finish_split` in `course_lib/kernels/combine_splits.py`.
+# the parts still lie in the L2 cache. It is worth reading: `finish_split` in `course_lib/kernels/decode/combine.py`.
 #
 # ## A grid that may not change
 #
@@ -692,7 +693,7 @@ best_flash_decode = check("8.5", flash_decode).best
 # to do, and leaves zeros and $-\infty$.
 
 # %%
-from course_lib.kernels.decode_attention import decode_attention
+from course_lib.kernels.decode.attention import decode_attention
 
 fixed = library_choice(1, 8, 131072, 132)
 print(f"{fixed} splits, chosen for 131,072 tokens and 132 multiprocessors")
@@ -712,7 +713,7 @@ for length in (1, 20, 100, 1000, 10_000, 131_072):
 
 # %%
 if on_gpu:
-    from course_lib.kernels.decode_workspace import decode_workspace
+    from course_lib.kernels.decode.workspace import decode_workspace
 
     query, key_cache, value_cache, lengths = cache_of(131072)
     fixed = library_choice(1, 8, 131072, multiprocessors)
@@ -899,7 +900,7 @@ best_fast_decode = check("8.6", fast_decode).best
 # out, and both begin below the floor: the floor is that of its memory, and a short context lies in its L2 and L3.
 
 # %%
-from course_lib.figures.context_scaling import context_scaling_figure
+from course_lib.figures.attention.context_scaling import context_scaling_figure
 from course_lib.hardware.graphs import recorded  # a function as a CUDA graph, made as above
 
 

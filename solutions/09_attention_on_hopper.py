@@ -17,7 +17,7 @@
 #
 # One run on one H200 (PyTorch 2.11, CUDA 13.0, cuDNN 9.19, Triton 3.6), 16,384 tokens (at 4k, four sequences), 16
 # heads of 128 or 32 of 64. The first two columns are PyTorch's `scaled_dot_product_attention`. The last is
-# `course_lib/kernels/flash_attention_hopper.py` with `hopper_parts.py` beside it, which you can read after this
+# `course_lib/kernels/hopper/flash.py` with `parts.py` beside it, which you can read after this
 # chapter. The columns were measured in alternation, in changing order: a card that works at its power limit gets
 # slower as it gets warmer, and whoever comes after a hungry kernel pays for it. Two versions of the FP8 kernel, even
 # in alternation, came out 6 % apart one after the other. In a run without alternation the last column was 691, 714,
@@ -39,7 +39,7 @@ import torch
 import torch.nn.functional as F
 import triton
 
-from course_lib.hardware.compiler import CompileError, compile_many
+from course_lib.hardware.compiler.views import CompileError, compile_many
 
 on_hopper = machine().tier == "hopper" and machine().compute_capability == (9, 0)
 print(f"{machine().name}: " + ("the kernels of this chapter run here." if on_hopper else
@@ -67,7 +67,7 @@ print(f"{machine().name}: " + ("the kernels of this chapter run here." if on_hop
 # two of the five would you build?
 
 # %%
-from course_lib.figures.hopper_timeline import busy, draw_timelines, run_schedule
+from course_lib.figures.hopper.timeline import busy, draw_timelines, run_schedule
 
 draw_timelines(head_dim=128)
 
@@ -102,7 +102,7 @@ for head_dim in (128, 64):
 # speed: the loads were asynchronous before. What you gain is that *loading takes no threads*.
 
 # %%
-from course_lib.kernels import flash_attention, flash_attention_tma
+from course_lib.kernels.attention import flash as flash_attention, flash_tma as flash_attention_tma
 
 cases = [flash_attention.compile_case(90, 128, torch.bfloat16), flash_attention_tma.compile_case(90, 128)]
 with_pointers, with_descriptors = compile_many([{**case.requests()[0], "want_sass": True} for case in cases])
@@ -169,7 +169,7 @@ best_producer, best_consumer = check("9.1", producer, consumer).best
 # full, and from then on the slower consumer sets the pace.
 
 # %%
-from course_lib.figures.ring_trace import draw_ring
+from course_lib.figures.hopper.ring_trace import draw_ring
 from course_lib.hardware.ring_model import play_ring
 
 ring, events = {"producer": best_producer, "consumer": best_consumer}, []
@@ -342,7 +342,7 @@ for head_dim, consumers, registers in ((64, 3, 160), (64, 2, 240), (128, 2, 240)
     print(f"{head_dim:>14}  {consumers:>9}  {registers:>9}   {str(tuple(chosen)):>27}   {used:>7,} bytes")
 
 # %% [markdown]
-# Compare with `ARRANGEMENTS` in `flash_attention_hopper.py`: your rule finds what measurements on an H200 chose.
+# Compare with `ARRANGEMENTS` in `kernels/hopper/flash.py`: your rule finds what measurements on an H200 chose.
 # Three consumers with head dimension 128 fit with 64 keys only, so that takes two. FlashAttention-3 uses 176 keys
 # there, which fill registers and memory better; Gluon's tiles are powers of two.
 #
@@ -617,7 +617,8 @@ FP8_ON_AN_H200 = {64: (568, 623), 128: (691, 771), 256: (709, 1163)}
 rates = FP8_ON_AN_H200
 if on_hopper:
     from course_lib.hardware.timing import measure_together
-    from course_lib.kernels import flash_attention_fp8, flash_attention_hopper, quantise_fp8
+    from course_lib.kernels.hopper import flash as flash_attention_hopper, flash_fp8 as flash_attention_fp8
+    from course_lib.kernels.quantised import fp8 as quantise_fp8
 
     rates = {}
     for head_dim in FP8_ON_AN_H200:
@@ -724,7 +725,7 @@ best_census, best_hidden = check("9.6", census, hidden_exponentials).best
 # whose order the compiler chose?
 
 # %%
-from course_lib.kernels import flash_attention_hopper
+from course_lib.kernels.hopper import flash as flash_attention_hopper
 
 case = flash_attention_hopper.compile_case(128, flash_attention_hopper.ARRANGEMENTS[128], "bf16")
 (specialised,) = compile_many([{**case.requests()[0], "want_sass": True}])
@@ -759,7 +760,7 @@ for name, view in (("chapter 04's, with descriptors", with_descriptors), ("this 
 # - **Blocks for nobody.** A tile has 192 queries. Of its last block of 128 keys, the first 64 queries often see
 #   nothing, and where 1024 queries end, 128 of the last tile's do not exist. Each consumer now takes the blocks that
 #   its own queries see, and passes over the rest: it waits for them and frees them (`pass_on` in
-#   `flash_attention_hopper.py`).
+#   `kernels/hopper/flash.py`).
 #
 # The first two brought 526 beside the same 474. The third brought, in another run at the same head dimension and
 # causal, from 437 to 470 at 4k, and from 281 to 338 at 1k. A fourth find was in the profile: `ncu --section
@@ -1214,7 +1215,7 @@ def rung_function(what, query, key, value):
 
 measured, matrix_rate, length = ON_AN_H200, 745e12, 16_384
 if on_hopper:
-    from course_lib.hardware.ceilings import ceilings
+    from course_lib.hardware.ceilings.measured import ceilings
     from course_lib.hardware.timing import measure_together
 
     matrix_rate = ceilings().matmul_rate["bfloat16"]
@@ -1254,8 +1255,9 @@ for name, (schedule, _) in RUNGS.items():
 #
 # **FlashAttention-3** is this schedule in CUTLASS, and what vLLM and SGLang run on Hopper. **cuDNN** has kernels of
 # the same kind; PyTorch takes them when you ask for `SDPBackend.CUDNN_ATTENTION`. **FlashInfer** has kernels in this
-# style for paged caches. In the course's library, `course_lib.kernels.attention.choose` says which kernel a call
-# would take, and why. On **Blackwell** the accumulator moves out of the registers into a *tensor memory* of its own,
+# style for paged caches. In the course's library, `course_lib.kernels.attention.dispatch.choose` says
+# which kernel a call would take, and why. On **Blackwell** the accumulator moves out of the registers into a *tensor
+# memory* of its own,
 # a single thread issues a product, and warps are specialised further: FlashAttention-4 gives softmax and rescaling to
 # different groups, because exponentials are the limit there. You computed why in 9.4.
 #

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from course_lib import builder
 from course_lib.builder import BuildError, keeping
 from course_lib.builder.notebook import fingerprint
-from course_lib.checker import catalog
+from course_lib.checker.specification import catalog
 from course_lib.home import ROOT
 
 CHAPTER = '''\

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from course_lib.hardware.compiler import CompileCase, compile_many
+from course_lib.hardware.compiler.views import CompileCase, compile_many
 
 KERNELS = Path(__file__).resolve().parents[1] / "course_lib" / "kernels"
 

@@ -20,13 +20,13 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from course_lib.hardware.ceilings import ceilings
+from course_lib.hardware.ceilings.measured import ceilings
 from course_lib.hardware.device import machine, supports_bfloat16
 from course_lib.hardware.graphs import recorded
 from course_lib.hardware.timing import measure_together
 from course_lib.home import course_home
-from course_lib.kernels.flash_attention import flash_attention
-from course_lib.kernels.naive_attention import memory_available, memory_needed, naive_attention
+from course_lib.kernels.attention.flash import flash_attention
+from course_lib.kernels.attention.naive import memory_available, memory_needed, naive_attention
 
 TOKENS = 16384
 SECONDS_PER_FIGURE = 0.3
@@ -106,10 +106,10 @@ def ours(query, key, value, causal):
 def implementations() -> dict:
     """Column name -> function(query, key, value, causal). The Gluon kernel is there once the course has it."""
     found = {"FA2": sdpa(SDPBackend.FLASH_ATTENTION), "cuDNN": sdpa(SDPBackend.CUDNN_ATTENTION), "flex": flex,
-             "naive": naive, "ours": ours}  # fmt: skip
+             "naive": naive, "ours": ours}
     if machine().tier == "hopper":
         try:
-            hopper = importlib.import_module("course_lib.kernels.flash_attention_hopper").flash_attention_hopper
+            hopper = importlib.import_module("course_lib.kernels.hopper.flash").flash_attention_hopper
         except (ImportError, AttributeError):
             return found
         found["ours, Gluon"] = lambda query, key, value, causal: hopper(query, key, value, causal=causal)
@@ -141,7 +141,7 @@ def measure_row(row: Row, columns: dict) -> dict:
     timings = measure_together(replays, seconds=SECONDS_PER_FIGURE) if replays else {}
     for name, timing in timings.items():
         results[name] |= {"tflops": row.flops / timing.median / 1e12, "low": row.flops / timing.high / 1e12,
-                          "high": row.flops / timing.low / 1e12, "ms": timing.median * 1e3}  # fmt: skip
+                          "high": row.flops / timing.low / 1e12, "ms": timing.median * 1e3}
     return results
 
 
@@ -150,7 +150,7 @@ def clocks() -> str:
     query = "--query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu"
     try:
         return subprocess.run(["nvidia-smi", query, "--format=csv,noheader"], capture_output=True, text=True,
-                              timeout=20).stdout.strip()  # fmt: skip
+                              timeout=20).stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
         return ""
 
@@ -191,11 +191,11 @@ def main(arguments: list[str] | None = None) -> int:
         "cudnn": torch.backends.cudnn.version(), "clocks_before": before, "clocks_after": clocks(),
         "matmul_tflops": {dtype: rate / 1e12 for dtype, rate in roof.items()},
         "rows": [dataclasses.asdict(row) | {"name": row.name, "results": table[row.name]} for row in ROWS],
-    }  # fmt: skip
+    }
     folder = course_home() / "bench"
     folder.mkdir(exist_ok=True)
     (folder / "attention.json").write_text(json.dumps(record, indent=1))
-    from course_lib.figures.throughput import throughput_figure
+    from course_lib.figures.memory.throughput import throughput_figure
 
     pictures = {128: folder / "attention.png", 64: folder / "attention_64.png"}
     for head_dim, picture in pictures.items():
@@ -204,5 +204,5 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"\n{this.gpu_name}, PyTorch {torch.__version__}, cuDNN {record['cudnn']}, Triton {this.triton}; "
           f"clocks SM, memory, power, temperature: {before} before, {record['clocks_after']} after. "
           f"Spread: 10th to 90th percentile of ours.\n"
-          f"Written: {', '.join(map(str, [folder / 'attention.json', *pictures.values()]))}")  # fmt: skip
+          f"Written: {', '.join(map(str, [folder / 'attention.json', *pictures.values()]))}")
     return 0

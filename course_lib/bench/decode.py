@@ -21,15 +21,15 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from course_lib.bench.attention import LARGEST_DIFFERENCE, SECONDS_PER_FIGURE, clocks
-from course_lib.hardware.ceilings import ceilings
+from course_lib.hardware.ceilings.measured import ceilings
 from course_lib.hardware.device import machine, supports_bfloat16
 from course_lib.hardware.graphs import recorded
 from course_lib.hardware.timing import measure
 from course_lib.home import course_home
-from course_lib.kernels.decode_attention import decode_attention
-from course_lib.kernels.decode_tiles import decode_plan
-from course_lib.kernels.decode_workspace import decode_workspace
-from course_lib.kernels.paged_attention import paged_decode_attention
+from course_lib.kernels.decode.attention import decode_attention
+from course_lib.kernels.decode.tiles import decode_plan
+from course_lib.kernels.decode.workspace import decode_workspace
+from course_lib.kernels.paged.attention import paged_decode_attention
 
 HEAD_DIM = 128
 SDPA = {"FA2": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
@@ -65,7 +65,7 @@ class Row:
 
 
 TABLE = [Row(1, 32, 8, 131072), Row(1, 32, 8, 8192), Row(16, 32, 8, 8192), Row(64, 32, 8, 4096),
-         Row(1, 32, 32, 32768), Row(16, 64, 8, 16384)]  # fmt: skip
+         Row(1, 32, 32, 32768), Row(16, 64, 8, 16384)]
 PAGES = [Row(1, 32, 8, 131072, (1, 16, 64, 256)), Row(16, 32, 8, 8192, (1, 16, 64, 256))]
 CONTEXTS = [Row(1, 32, 8, 1024 * thousands) for thousands in (8, 16, 32, 64, 128, 256, 512)]
 
@@ -101,7 +101,7 @@ def implementations(row: Row, query, key, value, lengths):
         yield name, functools.partial(sdpa_decode, backend, query, key, value)
     plan = decode_plan(query, row.key_heads, row.context)
     buffers = {"output": torch.empty_like(query),
-               "workspace": decode_workspace(row.batch, row.query_heads, HEAD_DIM, plan.splits)}  # fmt: skip
+               "workspace": decode_workspace(row.batch, row.query_heads, HEAD_DIM, plan.splits)}
     yield "ours", functools.partial(decode_attention, query, key, value, lengths, **buffers, validate=False)
     for page_size in row.page_sizes:
         blocks = row.context // page_size
@@ -109,7 +109,7 @@ def implementations(row: Row, query, key, value, lengths):
         pages = [in_pages(cache, order, page_size) for cache in (key, value)]
         tables = order.view(row.batch, blocks).int()
         yield page_column(page_size), functools.partial(
-            paged_decode_attention, query, *pages, tables, lengths, **buffers, validate=False)  # fmt: skip
+            paged_decode_attention, query, *pages, tables, lengths, **buffers, validate=False)
         del pages
 
 
@@ -142,7 +142,7 @@ def measure_row(row: Row) -> dict:
         timing = measure(replay, seconds=SECONDS_PER_FIGURE)
         results[name] = {"bandwidth": row.bytes_read / timing.median, "us": timing.median * 1e6,
                          "low": timing.low * 1e6, "high": timing.high * 1e6,
-                         "host_us": host_seconds(decode) * 1e6, "difference": difference}  # fmt: skip
+                         "host_us": host_seconds(decode) * 1e6, "difference": difference}
     return results
 
 
@@ -185,11 +185,11 @@ def main(arguments: list[str] | None = None) -> int:
         "gpu": this.gpu_name, "torch": torch.__version__, "triton": this.triton,
         "cudnn": torch.backends.cudnn.version(), "clocks_before": before, "clocks_after": clocks(),
         "read_bandwidth": roof.read_bandwidth, "copy_bandwidth": roof.copy_bandwidth, "tables": tables,
-    }  # fmt: skip
+    }
     folder = course_home() / "bench"
     folder.mkdir(exist_ok=True)
     (folder / "decode.json").write_text(json.dumps(record, indent=1))
-    from course_lib.figures.decode_bandwidth import decode_bandwidth_figure
+    from course_lib.figures.decode.bandwidth import decode_bandwidth_figure
 
     decode_bandwidth_figure(record).savefig(folder / "decode.png")
     for title, rows in tables.items():
@@ -197,5 +197,5 @@ def main(arguments: list[str] | None = None) -> int:
     print_table("the host's part of a call that is no graph: µs", tables["decode"], lambda it: f"{it['host_us']:.0f}")
     print(f"\n{this.gpu_name}, PyTorch {torch.__version__}, cuDNN {record['cudnn']}, Triton {this.triton}; pure read "
           f"{roof.read_bandwidth / 1e12:.2f} TB/s; clocks SM, memory, power, temperature: {before} before, "
-          f"{record['clocks_after']} after.\nWritten: {folder / 'decode.json'}, {folder / 'decode.png'}")  # fmt: skip
+          f"{record['clocks_after']} after.\nWritten: {folder / 'decode.json'}, {folder / 'decode.png'}")
     return 0

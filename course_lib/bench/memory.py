@@ -5,11 +5,11 @@ the multiply-add chain alone is measured, in its blocked form.
 """
 import torch
 
-from course_lib.hardware.ceilings import ceilings
+from course_lib.hardware.ceilings.measured import ceilings
 from course_lib.hardware.device import machine
 from course_lib.hardware.timing import measure
 from course_lib.hardware.units import format_bandwidth, format_flop_rate, format_seconds
-from course_lib.kernels.fma_chain import fma_chain_work, run_fma_chain
+from course_lib.kernels.memory.fma_chain import fma_chain_work, run_fma_chain
 
 GPU_ELEMENTS = 2**28  # float32: 1 GiB
 CPU_ELEMENTS = 2**24
@@ -30,7 +30,7 @@ def print_ceilings(found) -> None:
     print(f"{found.device}, measured {found.measured_at}")
     rows = [("copy", "copy_bandwidth", format_bandwidth), ("read", "read_bandwidth", format_bandwidth),
             ("L2", "l2_bandwidth", format_bandwidth), ("on chip", "on_chip_bandwidth", format_bandwidth),
-            ("multiply-add", "fma_rate", format_flop_rate), ("launch", "launch_overhead", format_seconds)]  # fmt: skip
+            ("multiply-add", "fma_rate", format_flop_rate), ("launch", "launch_overhead", format_seconds)]
     for name, figure, write in rows:
         value = getattr(found, figure)
         if value is not None:
@@ -38,18 +38,18 @@ def print_ceilings(found) -> None:
             print(f"  {name:<24}{write(value):>16}{spread}")
     for name, rate in found.matmul_rate.items():
         print(f"  {f'{name} matmul':<24}{format_flop_rate(rate):>16}"
-              f"   ± {100 * found.spread[f'matmul_rate.{name}'] / 2:.1f} %")  # fmt: skip
+              f"   ± {100 * found.spread[f'matmul_rate.{name}'] / 2:.1f} %")
     for note in found.notes:
         print(f"  {note}")
 
 
 def memory_cases(elements: int):
     """(name, function, bytes) of PyTorch's copy and then of each memory-bound kernel, on `elements` float32 values."""
-    from course_lib.kernels.copy import copy
-    from course_lib.kernels.row_sum import row_sum
-    from course_lib.kernels.scale_add_relu import scale_add_relu, scale_add_relu_reference
-    from course_lib.kernels.strided_copy import strided_copy
-    from course_lib.kernels.vector_add import vector_add
+    from course_lib.kernels.memory.copy import copy
+    from course_lib.kernels.memory.row_sum import row_sum
+    from course_lib.kernels.memory.scale_add_relu import scale_add_relu, scale_add_relu_reference
+    from course_lib.kernels.memory.strided_copy import strided_copy
+    from course_lib.kernels.memory.vector_add import vector_add
 
     x, y, out = (torch.randn(elements, device=machine_device()) for _ in range(3))
     ragged = elements - 3
@@ -107,4 +107,4 @@ def print_chain(found) -> None:
         timing = measure(lambda steps=steps: run_fma_chain(x, steps, out=out))
         print(f"  {steps:>4} steps, {work.intensity:>6.3g} FLOP/byte {format_seconds(timing.median):>12}"
               f"{format_bandwidth(work.bytes / timing.median):>14}"
-              f"{format_flop_rate(work.flops / timing.median):>18}")  # fmt: skip
+              f"{format_flop_rate(work.flops / timing.median):>18}")

@@ -8,7 +8,7 @@ import torch
 from course_lib.hardware.device import machine, supports_bfloat16
 from course_lib.hardware.timing import measure
 from course_lib.hardware.units import format_bandwidth
-from course_lib.kernels.softmax import ONE_PASS_COLUMNS, softmax_rows
+from course_lib.kernels.softmax.rows import ONE_PASS_COLUMNS, softmax_rows
 
 BYTES = 2**30
 COLUMNS = (1024, 4096, 5000, 16384, 32768, 65536, 1048576)

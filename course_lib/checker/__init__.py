@@ -1,10 +1,17 @@
 """The checker: exercises, the worker that runs answers, the judge that decides, and what it says."""
 
-from course_lib.checker.draw import Draw
-from course_lib.checker.exercise import Case, CourseError, Exercise, InOut, Limits, Mistake, Seen
-from course_lib.checker.notebook import attempts, check, check_file, hint, progress, solution
-from course_lib.checker.requirements import Allocates, FasterThan, Forbids, LaunchesTriton, Moves, Requirement
-from course_lib.checker.verdict import CaseResult, Verdict
+from course_lib.checker.judge.verdict import CaseResult, Verdict
+from course_lib.checker.notebook.commands import attempts, check, check_file, hint, progress, solution
+from course_lib.checker.specification.draw import Draw
+from course_lib.checker.specification.exercise import Case, CourseError, Exercise, InOut, Limits, Mistake, Seen
+from course_lib.checker.specification.requirements import (
+    Allocates,
+    FasterThan,
+    Forbids,
+    LaunchesTriton,
+    Moves,
+    Requirement,
+)
 
 __all__ = [
     "attempts",

@@ -8,13 +8,13 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from course_lib.checker import catalog, cells
-from course_lib.checker.exercise import CourseError, Exercise
-from course_lib.checker.judge import judge
-from course_lib.checker.notebook import progress_file
-from course_lib.checker.store import ASIDE
-from course_lib.checker.verdict import OUTCOMES, Verdict, _shell
-from course_lib.checker.worker import end_workers
+from course_lib.checker.judge.decide import judge
+from course_lib.checker.judge.verdict import OUTCOMES, Verdict, _shell
+from course_lib.checker.notebook.commands import progress_file
+from course_lib.checker.notebook.store import ASIDE
+from course_lib.checker.runner.worker import end_workers
+from course_lib.checker.specification import catalog, cells
+from course_lib.checker.specification.exercise import CourseError, Exercise
 from course_lib.grading.submission import write_submission
 from course_lib.grading.version import course_version
 

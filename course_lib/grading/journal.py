@@ -12,7 +12,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from course_lib.checker.exercise import CourseError
+from course_lib.checker.specification.exercise import CourseError
 from course_lib.grading.version import version_for
 
 # Outcomes that another machine or another try may change: kept in the table, but graded again when resumed.

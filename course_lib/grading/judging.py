@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from os import _exit
 
-from course_lib.checker import catalog
-from course_lib.checker.judge import judge
-from course_lib.checker.verdict import Verdict
+from course_lib.checker.judge.decide import judge
+from course_lib.checker.judge.verdict import Verdict
+from course_lib.checker.specification import catalog
 from course_lib.grading.reading import LARGEST_SOURCE, Answer
 
 DEADLINE = 900.0  # seconds; far above any exercise's own limits, which the worker keeps

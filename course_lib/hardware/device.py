@@ -69,7 +69,7 @@ def prepare_triton() -> None:
     if triton_imported_too_early():
         warnings.warn(TOO_EARLY, RuntimeWarning, stacklevel=3)
     elif interpreting():
-        from course_lib.hardware.interpreter import repair_where_needed
+        from course_lib.hardware.meter.interpreter import repair_where_needed
 
         repair_where_needed()
 

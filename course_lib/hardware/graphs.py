@@ -31,7 +31,7 @@ def recorded(function):
     except RuntimeError as error:
         why = str(error).strip().splitlines()[0]
         raise RuntimeError(f"This function cannot be recorded as a CUDA graph: it waits for the GPU somewhere, or "
-                           f"copies from ordinary memory ({why}).") from error  # fmt: skip
+                           f"copies from ordinary memory ({why}).") from error
 
     def replay():
         graph.replay()

@@ -96,13 +96,13 @@ def measure_together(functions, *, rounds=10, seconds=0.3, flush=None, device=No
     """
     if not isinstance(functions, Mapping):
         raise TypeError(f"functions is a {type(functions).__name__}; pass {{name: function}}, e.g. "
-                        "measure_together({'mine': mine, 'theirs': theirs}).")  # fmt: skip
+                        "measure_together({'mine': mine, 'theirs': theirs}).")
     if not functions:
         raise ValueError("functions is empty; pass at least one {name: function}.")
     if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 2:
         raise ValueError(f"rounds is {rounds!r}; it must be a whole number of at least 2.")
     repeats = {name: measure(function, seconds=seconds / rounds, flush=flush, device=device).repeats
-               for name, function in functions.items()}  # fmt: skip
+               for name, function in functions.items()}
     time_once, flush_buffer = clock(torch.device(device) if device is not None else default_device(), flush)
     taken = {name: [] for name in functions}
     order, chance = list(functions), random.Random(0)

@@ -29,7 +29,7 @@ class KVCache:
 
     def __init__(self, config: ModelConfig, batch: int, capacity: int, *, dtype: torch.dtype = torch.float32,
                  device: torch.device | str = "cpu", attention: Callable = torch_attention,
-                 decode: Callable | None = None):  # fmt: skip
+                 decode: Callable | None = None):
         for name, value in (("batch", batch), ("capacity", capacity)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1.")

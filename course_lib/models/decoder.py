@@ -3,8 +3,8 @@
 It runs with or without a KV cache, and its attention is whatever function it is given:
 
     Decoder(config)                                         # PyTorch's
-    Decoder(config, attention=attention_reference)          # naive, from course_lib.kernels.attention_reference
-    Decoder(config, attention=attention)                    # the course's kernels, from course_lib.kernels.attention
+    Decoder(config, attention=attention_reference)          # naive, from course_lib.kernels.attention.reference
+    Decoder(config, attention=attention)                    # the course's, from course_lib.kernels.attention.dispatch
     Decoder(config, attention=your_own)                     # your_own(query, key, value, causal=True)
 
 Source: Touvron et al., LLaMA, arXiv 2302.13971; grouped heads: Ainslie et al., arXiv 2305.13245.
@@ -95,7 +95,7 @@ class Decoder(nn.Module):
     def new_cache(self, batch: int, capacity: int, decode: Callable | None = None) -> KVCache:
         """An empty contiguous cache of this model's shape, dtype, device and attention; `decode` as in `KVCache`."""
         return KVCache(self.config, batch, capacity, dtype=self.dtype, device=self.device, attention=self.attention,
-                       decode=decode)  # fmt: skip
+                       decode=decode)
 
     def forward(self, tokens: torch.Tensor, cache=None, *, last_only: bool = False) -> torch.Tensor:
         """Logits of the next token after each of `tokens`.

@@ -12,7 +12,7 @@ from course_lib.models.tokenizer import decode, encode
 
 
 def stream(model: Decoder, prompt: torch.Tensor, new_tokens: int, *, cached: bool = True, cache=None,
-           temperature: float = 0.0, seed: int = 0) -> Iterator[torch.Tensor]:  # fmt: skip
+           temperature: float = 0.0, seed: int = 0) -> Iterator[torch.Tensor]:
     """The new tokens one after another, each int64 [batch], as soon as it is known.
 
     Args:

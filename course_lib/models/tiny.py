@@ -13,7 +13,7 @@ TEXT = Path(__file__).resolve().parent / "data" / "alice.txt"  # its source is n
 TINY = ModelConfig(
     vocabulary=VOCABULARY, layers=4, width=96, query_heads=4, key_heads=2, head_dim=32, hidden=192, context=256,
     tied=True,
-)  # 394,080 parameters  # fmt: skip
+)  # 394,080 parameters
 
 
 def tiny_text() -> str:

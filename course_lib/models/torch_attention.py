@@ -2,7 +2,7 @@
 import torch
 import torch.nn.functional as F
 
-from course_lib.kernels.attention_reference import visible_keys
+from course_lib.kernels.attention.reference import visible_keys
 
 
 def torch_attention(query, key, value, *, causal: bool = False) -> torch.Tensor:

@@ -9,12 +9,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from course_lib.hardware.device import machine, supports_bfloat16
 from course_lib.hardware.timing import measure
-from course_lib.kernels.attention_reference import attention_reference, visible_keys
-from course_lib.kernels.attention_tiles import Tiles
-from course_lib.kernels.flash_attention import flash_attention
-from course_lib.kernels.flash_attention_specialized import TRITON_VERSIONS_RUN
-from course_lib.kernels.naive_attention import naive_attention
-from course_lib.kernels.softmax import softmax, softmax_rows
+from course_lib.kernels.attention.flash import flash_attention
+from course_lib.kernels.attention.naive import naive_attention
+from course_lib.kernels.attention.reference import attention_reference, visible_keys
+from course_lib.kernels.attention.tiles import Tiles
+from course_lib.kernels.hopper.flash_specialized import TRITON_VERSIONS_RUN
+from course_lib.kernels.softmax.rows import softmax, softmax_rows
 
 HALVES = [torch.float16] + ([torch.bfloat16] if supports_bfloat16() else [])
 # One choice for all: so many examples would spend their time on tuning. Others are covered where they are chosen.
@@ -53,7 +53,7 @@ def test_any_shape_strides_dtype_and_mask_are_right(seed):
         head_dim, dtype = draw.choice([40, 64]), draw.choice([torch.float32, *HALVES])
         layout = draw.choice(["contiguous", "length first", "odd strides"])
         inputs = [make(layout, batch, heads, length, head_dim, dtype) for heads, length in
-                  ((key_heads * group, query_length), (key_heads, key_length), (key_heads, key_length))]  # fmt: skip
+                  ((key_heads * group, query_length), (key_heads, key_length), (key_heads, key_length))]
         mask = {"causal": draw.random() < 0.5, "window": draw.choice([None, None, 0, 1, 31, 32, 100, 1000])}
         assert_as_good_as_sdpa(*inputs, tiles=SMALL, **mask)
 
@@ -67,7 +67,7 @@ def make(layout, batch, heads, length, head_dim, dtype):
 
 
 @pytest.mark.parametrize("head_dim, dtype", [(16, HALVES[0]), (64, HALVES[-1]), (96, HALVES[0]), (128, HALVES[-1]),
-                                             (128, torch.float32), (256, HALVES[0])], ids=str)  # fmt: skip
+                                             (128, torch.float32), (256, HALVES[0])], ids=str)
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_the_tuned_kernels_are_right(dtype, head_dim, causal):
     inputs = random(2, 4, 1000, head_dim, dtype=dtype), *(random(2, 2, 1100, head_dim, dtype=dtype) for _ in range(2))
@@ -97,7 +97,7 @@ def test_a_bad_number_reaches_only_the_rows_that_see_it(bad, name, mask):
     output = flash_attention(**inputs, **mask)
     touched = torch.zeros(1, 2, 400, dtype=torch.bool, device="cuda")
     touched[0, 1] = torch.arange(400, device="cuda") == 210 if name == "query" else visible_keys(
-        400, 400, **mask, device="cuda")[:, 210]  # fmt: skip
+        400, 400, **mask, device="cuda")[:, 210]
     assert torch.allclose(output[~touched], clean[~touched], atol=1e-3)
     if name == "value":
         column = output[touched][:, 3]
@@ -154,7 +154,7 @@ def test_softmax_is_right(columns, dtype):
 @pytest.mark.parametrize("columns, dtype, share", [
     (1024, torch.float32, 0.93), (4096, torch.float32, 0.93), (5000, torch.float32, 0.93), (16384, torch.float32, 0.93),
     (1024, torch.float16, 0.93), (5000, torch.float16, 0.93), (32768, torch.float16, 0.88), (65536, torch.float16, 0.8),
-], ids=str)  # fmt: skip
+], ids=str)
 def test_softmax_is_nearly_a_copy(columns, dtype, share):
     x = random(2**30 // dtype.itemsize // columns, columns, dtype=dtype)
     out = torch.empty_like(x)

@@ -10,22 +10,22 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from course_lib.hardware.device import machine, supports_bfloat16
 from course_lib.hardware.graphs import recorded
 from course_lib.hardware.timing import measure
-from course_lib.kernels.cache_append import (
+from course_lib.kernels.decode.append import (
     append_to_cache,
     append_to_cache_reference,
     append_to_pages,
     append_to_pages_reference,
 )
-from course_lib.kernels.combine_splits import combine_splits, combine_splits_reference
-from course_lib.kernels.decode_attention import decode_attention
-from course_lib.kernels.decode_reference import (
+from course_lib.kernels.decode.attention import decode_attention
+from course_lib.kernels.decode.combine import combine_splits, combine_splits_reference
+from course_lib.kernels.decode.reference import (
     decode_attention_reference,
     paged_decode_reference,
     paged_prefill_reference,
 )
-from course_lib.kernels.decode_workspace import decode_workspace
-from course_lib.kernels.paged_attention import paged_decode_attention, paged_prefill_attention
-from tests.kernels.decode_cases import (
+from course_lib.kernels.decode.workspace import decode_workspace
+from course_lib.kernels.paged.attention import paged_decode_attention, paged_prefill_attention
+from tests.kernels.decode.cases import (
     as_pages,
     assert_close_to_float64,
     forget_beyond,
@@ -69,7 +69,7 @@ def test_decode_is_right_for_any_shape_lengths_strides_pages_and_splits(seed):
         lengths, splits = draw_lengths(draw, batch, capacity), draw.choice([None, 1, 2, 3, 7, 40])
         query = some(draw, batch, key_heads * group, head_dim, dtype=dtype)
         key, value = (forget_beyond(some(draw, batch, key_heads, capacity, head_dim, dtype=dtype), lengths)
-                      for _ in range(2))  # fmt: skip
+                      for _ in range(2))
         pools = list(as_pages(draw, key, value, page_size))
         if draw.random() < 0.5:
             query, key, value = odd_strides(query), odd_strides(key), odd_strides(value)
@@ -77,7 +77,7 @@ def test_decode_is_right_for_any_shape_lengths_strides_pages_and_splits(seed):
         case = f"{seed=} {batch=} {key_heads=} {group=} {capacity=} {head_dim=} {lengths=} {splits=} {dtype=}"
         assert_right(decode_attention, decode_attention_reference, query, key, value, lengths, splits=splits, case=case)
         assert_right(paged_decode_attention, paged_decode_reference, query, *pools, lengths, splits=splits,
-                     case=f"{case} {page_size=}")  # fmt: skip
+                     case=f"{case} {page_size=}")
 
 
 @pytest.mark.parametrize("seed", range(16))
@@ -96,7 +96,7 @@ def test_prefill_after_any_prefix_is_right(seed):
         query = some(draw, sum(new), key_heads * group, head_dim, dtype=dtype)
         assert_right(paged_prefill_attention, paged_prefill_reference, query, torch.nan_to_num(key_pages),
                      torch.nan_to_num(value_pages), tables, starts, lengths,
-                     case=f"{seed=} {new=} {lengths=} {page_size=} {group=} {head_dim=} {dtype=}")  # fmt: skip
+                     case=f"{seed=} {new=} {lengths=} {page_size=} {group=} {head_dim=} {dtype=}")
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -104,7 +104,7 @@ def test_appends_land_where_they_belong(seed):
     draw = Random(seed)
     for _ in range(5):
         batch, heads, new_tokens, head_dim = (draw.randint(1, 9), draw.randint(1, 9), draw.choice([1, 2, 100]),
-                                              draw.choice([33, 64, 128, 256]))  # fmt: skip
+                                              draw.choice([33, 64, 128, 256]))
         capacity, dtype = new_tokens + draw.randint(0, 200), draw.choice([torch.float32, *HALVES])
         new = [some(draw, batch, heads, new_tokens, head_dim, dtype=dtype) for _ in range(2)]
         caches = [some(draw, batch, heads, capacity, head_dim, dtype=dtype) for _ in range(2)]
@@ -171,9 +171,9 @@ def test_a_step_in_a_graph_follows_the_lengths_and_tables_and_allocates_nothing(
 
     def step():
         decode_attention(query, key, value, lengths, splits=splits, output=output, workspace=workspaces[0],
-                         return_lse=True, validate=False)  # fmt: skip
+                         return_lse=True, validate=False)
         paged_decode_attention(query, key_pages, value_pages, tables, lengths, splits=splits, output=paged_output,
-                               workspace=workspaces[1], return_lse=True, validate=False)  # fmt: skip
+                               workspace=workspaces[1], return_lse=True, validate=False)
 
     step()
     torch.cuda.synchronize()
@@ -188,7 +188,7 @@ def test_a_step_in_a_graph_follows_the_lengths_and_tables_and_allocates_nothing(
         lengths.copy_(torch.tensor(new_lengths))
         # The first sequence moves to other pages.
         free = torch.tensor([page for page in range(key_pages.shape[0]) if page not in tables.tolist()[1]
-                             and page not in tables.tolist()[2]], device="cuda")  # fmt: skip
+                             and page not in tables.tolist()[2]], device="cuda")
         moved = free[torch.randperm(len(free), device="cuda")[: tables.shape[1]]]
         for pool in (key_pages, value_pages):
             pool[moved] = pool[tables[0].long()].clone()

@@ -5,8 +5,8 @@ import torch
 
 from course_lib.hardware.device import machine
 from course_lib.hardware.timing import measure
-from course_lib.kernels.attention_reference import attention_reference, visible_keys
-from course_lib.kernels.quantise_fp8 import (
+from course_lib.kernels.attention.reference import attention_reference, visible_keys
+from course_lib.kernels.quantised.fp8 import (
     KEY_ROWS,
     QUERY_ROWS,
     quantise_for_attention,
@@ -28,7 +28,7 @@ MASKS = [{}, {"causal": True}, {"causal": True, "window": 77}, {"window": 100}]
 
 
 def fp8(*arguments, **options):
-    from course_lib.kernels.flash_attention_fp8 import flash_attention_fp8
+    from course_lib.kernels.hopper.flash_fp8 import flash_attention_fp8
 
     return flash_attention_fp8(*arguments, **options)
 
@@ -119,7 +119,7 @@ def test_outliers_cost_less_with_the_rotation():
 
 
 def test_it_outruns_bfloat16_by_half_at_head_dimension_256():
-    from course_lib.kernels.flash_attention_hopper import flash_attention_hopper
+    from course_lib.kernels.hopper.flash import flash_attention_hopper
 
     query, key, value = (normal(1, 8, 16384, 256) for _ in range(3))
     inputs = quantise_for_attention(query, key, value)

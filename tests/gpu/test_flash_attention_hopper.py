@@ -6,8 +6,8 @@ import torch
 
 from course_lib.hardware.device import machine
 from course_lib.hardware.timing import measure
-from course_lib.kernels.attention import attention, choose
-from course_lib.kernels.attention_reference import attention_reference, visible_keys
+from course_lib.kernels.attention.dispatch import attention, choose
+from course_lib.kernels.attention.reference import attention_reference, visible_keys
 from tests.gpu.attention_claims import assert_agrees, ragged_shapes
 
 pytestmark = pytest.mark.skipif(
@@ -19,7 +19,7 @@ MASKS = [{}, {"causal": True}, {"causal": True, "window": 77}, {"window": 100}]
 
 
 def hopper(*arguments, **options):
-    from course_lib.kernels.flash_attention_hopper import flash_attention_hopper
+    from course_lib.kernels.hopper.flash import flash_attention_hopper
 
     return flash_attention_hopper(*arguments, **options)
 

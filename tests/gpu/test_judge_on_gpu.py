@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from course_lib.checker import catalog, compare, evaluate
-from course_lib.checker.draw import Draw
-from course_lib.checker.judge import judge, unsupported_here
-from course_lib.checker.running import run_cases
+from course_lib.checker.judge import compare, evaluate
+from course_lib.checker.judge.decide import judge, unsupported_here
+from course_lib.checker.runner.running import run_cases
+from course_lib.checker.specification import catalog
+from course_lib.checker.specification.draw import Draw
 from course_lib.hardware.device import supports_bfloat16
 
 KERNELS = [task for task in catalog.exercises().values() if task.needs != "any" and not unsupported_here(task)]

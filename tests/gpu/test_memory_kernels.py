@@ -4,12 +4,12 @@ import torch
 
 from course_lib.hardware.device import machine, supports_bfloat16
 from course_lib.hardware.timing import measure
-from course_lib.kernels.copy import copy
-from course_lib.kernels.fma_chain import fma_chain, fma_chain_reference
-from course_lib.kernels.row_sum import row_sum
-from course_lib.kernels.scale_add_relu import scale_add_relu, scale_add_relu_reference
-from course_lib.kernels.strided_copy import strided_copy
-from course_lib.kernels.vector_add import vector_add
+from course_lib.kernels.memory.copy import copy
+from course_lib.kernels.memory.fma_chain import fma_chain, fma_chain_reference
+from course_lib.kernels.memory.row_sum import row_sum
+from course_lib.kernels.memory.scale_add_relu import scale_add_relu, scale_add_relu_reference
+from course_lib.kernels.memory.strided_copy import strided_copy
+from course_lib.kernels.memory.vector_add import vector_add
 
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if supports_bfloat16() else [])
 LENGTHS = [0, 1, 31, 2047, 2048, 2049, 1_000_003, 2**24]

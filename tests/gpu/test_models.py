@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from course_lib.hardware.device import supports_bfloat16
-from course_lib.kernels.attention import attention
-from course_lib.kernels.decode_attention import decode_attention
+from course_lib.kernels.attention.dispatch import attention
+from course_lib.kernels.decode.attention import decode_attention
 from course_lib.models.config import ModelConfig
 from course_lib.models.decoder import Decoder
 from course_lib.models.generation import generate
@@ -15,7 +15,7 @@ from course_lib.models.training import initialize, train_tiny_model
 
 CONFIG = ModelConfig(
     vocabulary=256, layers=3, width=256, query_heads=8, key_heads=2, head_dim=64, hidden=512, context=512
-)  # fmt: skip
+)
 
 
 def model_of(key_heads, dtype=torch.float32):

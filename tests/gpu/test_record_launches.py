@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from course_lib.hardware.traffic import MeterUnavailable, TrafficMeter, record_launches
+from course_lib.hardware.meter.traffic import MeterUnavailable, TrafficMeter, record_launches
 
 
 @triton.jit

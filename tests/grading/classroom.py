@@ -11,7 +11,6 @@ each row there once, no right answer failed, no wrong or hostile one passed, the
 import argparse
 import ast
 import csv
-import importlib
 import json
 import os
 import random
@@ -19,8 +18,9 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from course_lib.checker import catalog
+from course_lib.checker.specification import catalog
 from course_lib.home import ROOT
+from tests.submissions.everything import unusual, wrong
 
 HOSTILE_SHARE = 0.2
 ANSWERS = ROOT / "solutions" / "03_online_softmax.py"
@@ -99,19 +99,18 @@ def make(folder: Path, learners: int, chapters: list[str], seed: int) -> None:
     for number in range(learners):
         chapter = chapters[number % len(chapters)]
         tasks = [task for task in catalog.exercises().values() if task.chapter == chapter]
-        kept = importlib.import_module(f"tests.mistakes.ch{chapter}")
         path = folder / f"learner_{number:04d}_{chapter}.ipynb"
         hostile = number % round(1 / HOSTILE_SHARE) == 0
         sources, kinds = [], {}
         for task in tasks:
             way = draw.choices(["right", "unusual", "wrong", "none"], [5, 1, 3, 1])[0]
-            if way == "unusual" and not kept.UNUSUAL.get(task.id):
+            if way == "unusual" and not unusual(task.id):
                 way = "right"
             if way == "wrong":
-                name, source = draw.choice(list(kept.WRONG[task.id].items()))
+                name, source = draw.choice(list(wrong(task.id).items()))
                 kinds[task.id] = f"wrong {name.split('__')[0]}"
             elif way == "unusual":
-                source, kinds[task.id] = draw.choice(list(kept.UNUSUAL[task.id].values())), way
+                source, kinds[task.id] = draw.choice(list(unusual(task.id).values())), way
             else:
                 source = catalog.solution_source(task.id) if way == "right" else catalog.untouched_source(task.id)
                 kinds[task.id] = way
@@ -147,7 +146,7 @@ def compare(folder: Path, table: Path) -> int:
         allowed = {
             "right": ("passed",), "unusual": ("passed",), "none": ("not_attempted",), "spoiled": ("unreadable",),
             "wrong": ("failed", "error", "timeout"), "hostile": ("failed", "error", "timeout", "crashed"),
-        }[sort]  # fmt: skip
+        }[sort]
         if outcome not in allowed:
             wrongs.append(f"{name} {exercise} {kind}: {outcome} {row['message'][:200] if row else ''}")
         if sort == "wrong" and row:

@@ -5,10 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-import course_lib.checker.notebook as notebook
+import course_lib.checker.notebook.commands as notebook
 import course_lib.grading.handing_in as handing_in
-from course_lib.checker import CourseError, catalog
-from course_lib.checker.store import ASIDE, Store
+from course_lib.checker import CourseError
+from course_lib.checker.notebook.store import ASIDE, Store
+from course_lib.checker.specification import catalog
 from course_lib.grading.handing_in import submit
 from course_lib.grading.reading import answers_in
 from tests.checker.samples import ALL

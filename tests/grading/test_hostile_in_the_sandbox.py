@@ -2,9 +2,9 @@
 
 import pytest
 
-from course_lib.checker.worker import confine_workers
+from course_lib.checker.runner.worker import confine_workers
 from course_lib.grading import sandbox
-from tests.checker import test_hostile
+from tests.checker.judge import test_hostile
 
 pytestmark = pytest.mark.skipif(
     sandbox.why_not() is not None, reason=f"no sandbox on this machine: {sandbox.why_not()}"

@@ -17,7 +17,7 @@ def row(exercise="3.1", outcome="passed", **more):
     return {
         "exercise": exercise, "outcome": outcome, "points": 1, "mistake": None, "message": "Right.", "seconds": 0.5,
         "seed": 7, "cases": [], **more,
-    }  # fmt: skip
+    }
 
 
 def test_rows_are_there_again_after_the_run_was_killed(tmp_path):

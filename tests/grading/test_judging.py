@@ -4,7 +4,8 @@ import io
 
 import pytest
 
-from course_lib.checker import CaseResult, Verdict, catalog
+from course_lib.checker import CaseResult, Verdict
+from course_lib.checker.specification import catalog
 from course_lib.grading import bar as bar_module
 from course_lib.grading import judging
 from course_lib.grading.bar import Bar

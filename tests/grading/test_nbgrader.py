@@ -10,7 +10,7 @@ import pytest
 
 from course_lib import builder
 from course_lib.builder import build_notebook
-from course_lib.checker import catalog
+from course_lib.checker.specification import catalog
 from course_lib.home import ROOT
 
 CHAPTER = os.environ.get("NBGRADER_CHAPTER", "00")

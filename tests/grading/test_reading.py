@@ -5,7 +5,8 @@ import os
 
 import pytest
 
-from course_lib.checker import CourseError, catalog
+from course_lib.checker import CourseError
+from course_lib.checker.specification import catalog
 from course_lib.grading import reading
 from course_lib.grading.reading import Unreadable, answers_in, files_in, read_bytes
 from course_lib.grading.submission import FORMAT, VERSION

@@ -16,8 +16,9 @@ from distributed import LocalCluster
 from distributed.scheduler import KilledWorker
 
 from course_lib import cli
-from course_lib.checker import CourseError, catalog
-from course_lib.checker.worker import confine_workers
+from course_lib.checker import CourseError
+from course_lib.checker.runner.worker import confine_workers
+from course_lib.checker.specification import catalog
 from course_lib.grading import cluster, sandbox
 from course_lib.grading.journal import Journal
 from course_lib.grading.reading import Answer
@@ -128,7 +129,7 @@ def test_a_second_run_judges_nothing_again_and_a_new_file_alone(folder, rows, mo
     assert sum(task[0] == "judge" for task in judged) == 6
     assert {row["file"].rsplit("/", 1)[1] for row in found if row["outcome"] == "passed"} == {
         "right.ipynb", "copied.ipynb", "late.py",
-    }  # fmt: skip
+    }
 
 
 def test_a_table_that_was_edited_is_not_written_over(folder, rows, tmp_path):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from course_lib.checker.judge import judge
-from course_lib.checker.worker import confine_workers
+from course_lib.checker.judge.decide import judge
+from course_lib.checker.runner.worker import confine_workers
 from course_lib.grading import sandbox
 from course_lib.home import ROOT
 from tests.checker.samples import ADD, ADD_CELL, DOUBLE

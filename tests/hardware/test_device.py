@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 H100 = {
     "name": "NVIDIA H100", "capability_major": 9, "capability_minor": 0, "driver_cuda": [13, 0], "gpu_count": 1,
     "sm_count": 132, "memory_bytes": 80 * 2**30,
-}  # fmt: skip
+}
 
 
 def run_python(code: str, **variables) -> str:
@@ -91,7 +91,7 @@ def test_bfloat16_and_float8_follow_the_generation():
     )
     assert run_python(code).splitlines() == [
         "nvidia False False", "nvidia True False", "nvidia True True", "hopper True True",
-    ]  # fmt: skip
+    ]
 
 
 def test_triton_imported_too_early_is_noticed_and_said():
@@ -166,10 +166,10 @@ def test_the_machines_facts_are_of_this_machine():
 
 
 def test_the_interpreter_is_repaired_only_on_the_pair_that_needs_it(monkeypatch):
-    from course_lib.hardware import interpreter
+    from course_lib.hardware.meter import interpreter
 
     for triton_version, numpy_version, needed in (((3, 6), (2, 4), True), ((3, 6), (2, 3), False),
-                                                  ((3, 7), (2, 5), False), (None, (2, 5), False)):  # fmt: skip
+                                                  ((3, 7), (2, 5), False), (None, (2, 5), False)):
         versions = {"triton": triton_version, "numpy": numpy_version}
         monkeypatch.setattr(interpreter, "version_pair", versions.get)
         assert interpreter.needs_repair() is needed

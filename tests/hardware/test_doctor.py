@@ -3,9 +3,9 @@ import dataclasses
 
 import pytest
 
-from course_lib.hardware import doctor
 from course_lib.hardware.device import Machine
-from course_lib.hardware.doctor_checks import Surroundings, examine
+from course_lib.hardware.doctor import report as doctor
+from course_lib.hardware.doctor.checks import Surroundings, examine
 
 H100 = Machine(
     tier="hopper", reason="sm_90, CUDA 13.0", gpu_name="NVIDIA H100", compute_capability=(9, 0), gpu_count=1,
@@ -13,16 +13,16 @@ H100 = Machine(
     l2_bytes=50 * 2**20, memory_bytes=80 * 2**30, driver=(13, 0), cpu_name="Xeon", cpu_cores=8, cpu_caches=(),
     system="Linux",
     python="3.12.3", torch="2.11.0+cu130", torch_cuda="13.0", triton="3.6.0",
-)  # fmt: skip
+)
 FINE = Surroundings(
     interpreting=False, interpret_variable=None, imported_too_early=False, interpreter_repaired=False,
     triton_wanted="3.6.0", numpy="2.3.1", c_compiler="/usr/bin/gcc", missing_packages=(), home="/course/.course",
     home_problem=None, ceilings=None,
-)  # fmt: skip
+)
 NO_GPU = dataclasses.replace(
     H100, tier="none", reason="no NVIDIA driver is installed here", gpu_name=None, compute_capability=None, gpu_count=0,
     driver=None, torch="2.13.0+cpu", torch_cuda=None, triton="3.9.0",
-)  # fmt: skip
+)
 INTERPRETING = dataclasses.replace(FINE, interpreting=True, interpret_variable="1", triton_wanted=None)
 
 
@@ -76,7 +76,7 @@ def test_a_machine_without_a_gpu_is_no_problem():
         ("Your work", "problem", "COURSE_HOME", {"home_problem": "/course cannot be written to"}),
         ("Ceilings", "note", "bench memory", {}),
     ],
-)  # fmt: skip
+)
 def test_each_trouble_is_told_with_what_to_do(subject, status, action, changes):
     line = find(subject, **changes)
     assert line.status == status
@@ -118,7 +118,7 @@ def test_a_home_that_cannot_be_made_is_a_line_not_a_crash(monkeypatch, tmp_path)
 
 def test_the_triton_that_torch_was_released_with_is_read_from_its_requirements(monkeypatch):
     lists = {"plain": ["filelock", 'triton==3.6.0; platform_system == "Linux"'], "old": ["pytorch-triton==3.5.1"],
-             "cpu": ["filelock"]}  # fmt: skip
+             "cpu": ["filelock"]}
     for name, expected in (("plain", "3.6.0"), ("old", "3.5.1"), ("cpu", None)):
         monkeypatch.setattr(doctor.importlib.metadata, "requires", lambda _, name=name: lists[name])
         assert doctor.triton_wanted_by_torch() == expected

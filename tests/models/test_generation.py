@@ -4,9 +4,9 @@ import dataclasses
 import pytest
 import torch
 
-from course_lib.kernels.attention import attention
-from course_lib.kernels.attention_reference import attention_reference
-from course_lib.kernels.decode_attention import decode_attention
+from course_lib.kernels.attention.dispatch import attention
+from course_lib.kernels.attention.reference import attention_reference
+from course_lib.kernels.decode.attention import decode_attention
 from course_lib.models.cache import KVCache
 from course_lib.models.config import ModelConfig
 from course_lib.models.decoder import Decoder
@@ -15,7 +15,7 @@ from course_lib.models.training import initialize
 
 CONFIG = ModelConfig(
     vocabulary=61, layers=3, width=32, query_heads=4, key_heads=4, head_dim=16, hidden=48, context=64
-)  # fmt: skip
+)
 HEADS = {"MHA": 4, "GQA": 2, "MQA": 1}
 
 

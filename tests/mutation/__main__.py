@@ -4,7 +4,7 @@ Prints every mutant that passed and is not known to be equivalent, every one tha
 status 1 when there is one of the first kind. With --json the trials are kept, one a line, and a later run goes on from
 there: begin another file after a change of the exercises.
 
-With --unusual the right but unusual answers of tests/mistakes are judged instead, on as many seeds as asked for, and
+With --unusual the right but unusual answers of tests/submissions are judged instead, on as many seeds as asked for, and
 with --diagnosis the wrong ones: how many get the right name, none, or a wrong one. Both take --json too.
 
 Without a GPU the exercises that need one are judged in the interpreter, by their small cases and without their speed;
@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-from course_lib.checker import catalog
+from course_lib.checker.specification import catalog
 from course_lib.hardware.device import prepare_triton
 from tests.mutation.equivalent import always_passes, reason_for
 from tests.mutation.lines import keep

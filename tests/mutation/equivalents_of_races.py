@@ -244,4 +244,4 @@ EQUIVALENT = (
             ("4.7", 'tl.where(new_max == float("-inf"), 0.0, new_max)'),
         )
     ),
-)  # fmt: skip
+)

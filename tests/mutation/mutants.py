@@ -16,11 +16,11 @@ OTHER_CALLS = {
     "exp": ("exp2",), "exp2": ("exp",), "log": ("log2",), "log2": ("log",), "max": ("sum", "min"), "sum": ("max",),
     "amax": ("sum", "amin"), "maximum": ("minimum",), "minimum": ("maximum",), "isqrt": ("sqrt",),
     "ones": ("zeros",), "cdiv": (),
-}  # fmt: skip
+}
 OTHER_OPERATORS = {
     "+": ("-",), "-": ("+",), "*": (), "/": ("*",), "//": (), "%": ("//",), "&": ("|",), "|": ("&",), "@": (),
     "**": (), "<": ("<=", ">"), "<=": ("<", ">="), ">": (">=", "<"), ">=": (">", "<="), "==": ("!=",), "!=": ("==",),
-}  # fmt: skip
+}
 DROPPABLE = {"mask", "other", "axis", "dim", "keepdim", "dtype", "default", "key"}
 ROUNDED_EARLY = {"exp", "exp2", "dot", "sum", "max", "amax", "load", "zeros", "where"}
 KERNEL_KINDS = ("_pointer", "_head_stride", "_row_stride", "_batch_stride", "_stride", "_length")
@@ -198,7 +198,7 @@ def loops_cut(text: Text) -> Iterator[str]:
             (f"{first} + {step}", end, step), (first, f"{end} - {step}", step), (first, f"{end} + {step}", step),
             (first, end, f"2 * {step}"), (first, f"{first} + {step}", step), (first, whole, step),
             (first, f"{end} - 1", step),
-        ):  # fmt: skip
+        ):
             if (a, b, c) == (first, end, step):
                 continue
             yield text.replaced(node, f"range({a}, {b}, {c})")
@@ -390,4 +390,4 @@ OPERATORS_BY_NAME: dict[str, Callable[[Text], Iterator[str | None]]] = {
         infinities_changed, numbers_changed, calls_exchanged, calls_dropped, axes_exchanged, arguments_exchanged,
         names_confused, branches_fixed, rounded_early, statements_deleted, statements_exchanged,
     )
-}  # fmt: skip
+}

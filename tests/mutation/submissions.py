@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import collections
 import hashlib
-import importlib
 import itertools
 import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from course_lib.checker import catalog
+from course_lib.checker.specification import catalog
 from tests.mutation.lines import keep, kept, spread
 from tests.mutation.without_gpu import judge_here, timed_here
+from tests.submissions.everything import submissions_to
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,15 @@ def judged(check: Check) -> dict:
     return {
         "key": check.key, "outcome": verdict.outcome, "mistake": verdict.mistake,
         "message": verdict.message[:600], "seconds": round(verdict.seconds, 3),
-    }  # fmt: skip
+    }
 
 
 def submissions(kind: str, exercises: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """(exercise, name, source) of tests/mistakes: "WRONG", or "UNUSUAL" with the course's own answers among them."""
+    """(exercise, name, source) of tests/submissions: "WRONG", or "UNUSUAL" with the course's own answers among them."""
     for exercise in exercises:
-        chapter = importlib.import_module(f"tests.mistakes.ch{catalog.exercise(exercise).chapter}")
         if kind == "UNUSUAL":
             yield exercise, "the course's own", catalog.solution_source(exercise)
-        for name, source in getattr(chapter, kind).get(exercise, {}).items():
+        for name, source in getattr(submissions_to(exercise), kind).items():
             yield exercise, name, source
 
 

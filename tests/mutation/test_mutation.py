@@ -3,13 +3,12 @@
 The whole of it is a command: `python -m tests.mutation`.
 """
 
-import importlib
 import random
 import time
 
 import pytest
 
-from course_lib.checker import catalog
+from course_lib.checker.specification import catalog
 from course_lib.hardware.device import machine
 from tests.mutation.equivalent import EQUIVALENT, reason_for, stale
 from tests.mutation.lines import keep, kept, spread
@@ -18,8 +17,8 @@ from tests.mutation.reasons import ANYTHING, entry
 from tests.mutation.submissions import Check, right_ones
 from tests.mutation.trial import all_mutants, tried
 from tests.mutation.without_gpu import judge_here, judged_here
+from tests.submissions.everything import unusual
 
-CHAPTER_05 = importlib.import_module("tests.mistakes.ch05")
 SAMPLE = 6  # judged in the gate; the same ones until an answer changes
 
 ANSWER = '''# Exercise 9.9 · An example
@@ -103,7 +102,7 @@ def test_a_line_that_only_chooses_may_become_anything_that_passes():
 
 def test_a_run_goes_on_from_what_it_kept(tmp_path, capsys):
     path, until = tmp_path / "checks.jsonl", time.monotonic() + 60
-    answers = 1 + len(CHAPTER_05.UNUSUAL["5.4"])
+    answers = 1 + len(unusual("5.4"))
     assert right_ones(["5.4"], 1, 1, path, until) == 0 and len(kept(path)) == answers
     with path.open("a") as file:
         file.write('{"key": ["5.4", "cut short by a ki')

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from course_lib.checker import catalog
+from course_lib.checker.specification import catalog
 from tests.mutation.lines import kept, spread
 from tests.mutation.mutants import Mutant, mutants_of
 from tests.mutation.without_gpu import judge_here
@@ -53,7 +53,7 @@ class Trial:
             "exercise": mutant.exercise, "operator": mutant.operator, "line": mutant.line, "before": mutant.before,
             "after": mutant.after, "occurrence": mutant.occurrence, "program": program_of(mutant),
             "verdicts": self.verdicts, "seconds": round(self.seconds, 2), "error": self.error,
-        }  # fmt: skip
+        }
 
 
 def program_of(mutant: Mutant) -> str:

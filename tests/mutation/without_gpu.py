@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from course_lib.checker import catalog
-from course_lib.checker.exercise import Exercise, Limits
-from course_lib.checker.judge import judge
-from course_lib.checker.requirements import FasterThan
-from course_lib.checker.verdict import Verdict
+from course_lib.checker.judge.decide import judge
+from course_lib.checker.judge.verdict import Verdict
+from course_lib.checker.specification import catalog
+from course_lib.checker.specification.exercise import Exercise, Limits
+from course_lib.checker.specification.requirements import FasterThan
 from course_lib.hardware.device import machine
 
 # What launchers ask of their GPU, as an H100 or H200 answers it.

@@ -1,11 +1,13 @@
 """The library's allocator passes the exercises' own scripts, and the judge's agrees with it on any other."""
 import pytest
 
-from course_lib.checker.draw import Draw
+from course_lib.checker.specification.draw import Draw
 from course_lib.serving import BlockAllocator, DoubleFree, OutOfBlocks
-from exercises.page_allocator import ALLOCATOR, random_script
-from exercises.page_bookkeeping import PageBook, replay, told_by
-from exercises.page_sharing import SHARING, fitting, random_forks
+from exercises.ch06_paged_attention.bookkeeping import PageBook, replay, told_by
+from exercises.ch06_paged_attention.ex2_page_allocator import EXERCISE as ALLOCATOR
+from exercises.ch06_paged_attention.ex2_page_allocator import random_script
+from exercises.ch06_paged_attention.ex6_sharing import EXERCISE as SHARING
+from exercises.ch06_paged_attention.ex6_sharing import fitting, random_forks
 
 
 class Library:

@@ -1,0 +1,247 @@
+"""What went wrong, in words: where in a result the errors lie, what they follow, what the failing cases share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from course_lib.checker.judge.compare import Leaf, Truth, leaves, place_of
+from course_lib.checker.specification.exercise import Case, Exercise, Seen
+from course_lib.figures.error_map import error_map
+
+
+class Outcome:
+    """One finished case with all that the diagnosis needs.
+
+    `written` names the arguments written in place; `interpreted` tells a case that Triton's interpreter ran from one
+    that a GPU ran; `unsteady` one whose result changed, by more than rounding, when the same inputs ran again;
+    `kept` one whose first run was another than all later ones, or that was right until other numbers stood in the same
+    memory; `right_at_first` one whose first result is right, whatever the later ones are.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        seen: Seen,
+        got: Any,
+        truth: Truth,
+        leaves: Sequence[Leaf],
+        written: Sequence[str] = (),
+        interpreted: bool = True,
+        right_at_first: bool | None = None,
+        unsteady: bool = False,
+        kept: bool = False,
+    ):
+        self.case, self.seen, self.got, self.truth, self.leaves = case, seen, got, truth, leaves
+        self.written, self.interpreted, self.unsteady, self.kept = tuple(written), interpreted, unsteady, kept
+        self.right_at_first = self.right if right_at_first is None else right_at_first
+
+    @property
+    def right(self) -> bool:
+        """Whether every leaf is within the tolerance."""
+        return all(leaf.problem is None for leaf in self.leaves)
+
+    @property
+    def first_problem(self) -> Leaf:
+        """The first wrong leaf of a case that is not right."""
+        return next(leaf for leaf in self.leaves if leaf.problem)
+
+
+UNDEFINED_LANES = (
+    "A load has a mask and no `other=`: what it gives where the mask is off is undefined (a check puts NaN there), and "
+    "it reached the result. Say what those lanes should hold: 0 adds nothing to a sum, -inf wins no maximum. The load: "
+    "{place}"
+)
+
+
+RACE = (
+    "The same inputs give another result from run to run. A GPU's programs run side by side and end in any order: do "
+    "two of them write to the same place, or does one read what another has yet to write? Give each a place of its "
+    "own, add with tl.atomic_add, or let a second kernel combine what the first has stored. Or is something kept from "
+    "call to call, a buffer or a counter that is not set back? (The interpreter runs one program after the other.)"
+)
+
+KEPT = (
+    "The first call gave one result and later ones another, with the same inputs or, in timed calls, with other "
+    "numbers in the same memory. Is something kept from call to call: a result, a buffer or a counter that is not set "
+    "back?"
+)
+
+
+def undefined_lanes(failed: Sequence[Outcome], again: Callable[[], list[dict]]) -> str:
+    """The sentence on lanes that a load left undefined, where it is proved that they spoil the result; else "".
+
+    Proof is a result that carries their NaN's payload, or one whose NaN are gone when the interpreter runs its cases
+    `again` with 0 in those lanes.
+    """
+    suspects = [o for o in failed if o.seen.undefined_loads]
+    guilty = next((o for o in suspects if o.seen.undefined_values), None)
+    if guilty is None and any(_nan_count(o.got) for o in suspects):
+        before = sum(_nan_count(o.got) for o in failed if o.interpreted)
+        after = sum(_nan_count([frame.get("result"), frame.get("written")]) for frame in again())
+        guilty = suspects[0] if after < before else None
+    return UNDEFINED_LANES.format(place=guilty.seen.undefined_loads[0]) if guilty else ""
+
+
+def _nan_count(result: Any) -> int:
+    tensors = [leaf for _, leaf in leaves(result) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+    return sum(int(tensor.isnan().sum()) for tensor in tensors)
+
+
+def most_telling(failed: Sequence[Outcome]) -> Outcome:
+    """The first failed case whose errors follow a pattern that can be put in words; else the one that is worst.
+
+    A result that is off by a rounding, or by a hair in one element, says less than one that is wrong altogether.
+    """
+    with_pattern = [o for o in failed if follows(o.first_problem)]
+    clear = [o for o in failed if o.first_problem.excess is None or float(o.first_problem.excess.max()) > 100]
+    return next(iter([o for o in with_pattern if o in clear] or clear or with_pattern or failed))
+
+
+def describe(outcome: Outcome) -> str:
+    """The first wrong leaf in full: how many elements, where the first is, and what they follow."""
+    leaf = outcome.first_problem
+    if leaf.wrong is None:
+        return brief(outcome)
+    first = tuple(int(i) for i in leaf.wrong.nonzero()[0]) if leaf.wrong.dim() else ()
+    got, want = leaf.got[first].item(), leaf.want[first].item()
+    here = f"[{', '.join(map(str, first))}]" if first else "The value"
+    digits = next((d for d in (5, 7, 9, 12) if f"{got:.{d}g}" != f"{want:.{d}g}"), 17)
+    return f"{brief(outcome)}. {here} is {got:.{digits}g} and should be {want:.{digits}g}"
+
+
+def brief(outcome: Outcome) -> str:
+    """The first wrong leaf in a few words, for a list of cases."""
+    leaf = outcome.first_problem
+    where = place_of(leaf.path, outcome.written)
+    where = f" in {where}" if where else ""
+    if leaf.wrong is None:
+        return leaf.problem + where
+    total, bad = leaf.wrong.numel(), int(leaf.wrong.sum())
+    if total == 1:
+        text = f"the one element{where} is wrong"
+    elif bad == total:
+        text = f"all {total:,} elements{where} are wrong"
+    else:
+        text = f"{bad:,} of {total:,} elements{where} are wrong"
+    notes = [follows(leaf)]
+    if outcome.seen.unwritten >= bad:
+        notes = ["never written" if total > 1 else "it was never written", place(leaf.wrong)]
+    elif outcome.seen.unwritten:
+        notes.append(f"{outcome.seen.unwritten:,} hold memory that was never written")
+    if outcome.seen.undefined_values:
+        notes.append(f"{outcome.seen.undefined_values:,} come from lanes that a load left undefined")
+    if outcome.seen.guard_values:
+        notes.append(f"{outcome.seen.guard_values:,} come from memory beside an input")
+    if outcome.unsteady or outcome.kept and outcome.seen.differing:
+        notes.append(f"{outcome.seen.differing} of {outcome.seen.repeats} more runs gave another result")
+    notes = [note for note in notes if note]
+    return f"{text}: {', '.join(notes)}" if notes else text
+
+
+def follows(leaf: Leaf) -> str:
+    """What the wrong elements have in common: a constant factor or offset, a tail, a triangle; "" when nothing is."""
+    wrong, got, want = leaf.wrong, leaf.got, leaf.want
+    if wrong is None or not want.is_floating_point() or wrong.dim() == 0 or wrong.numel() == 1:
+        return ""
+    if not torch.isfinite(got[wrong]).any():
+        kinds = [name for name, test in (("NaN", torch.isnan), ("infinite", torch.isinf)) if test(got[wrong]).any()]
+        return ", ".join(part for part in (" or ".join(kinds), place(wrong)) if part)
+    usable = torch.isfinite(got) & torch.isfinite(want) & wrong
+    factor = _constant((got / want)[usable & (want.abs() > 1e-6)])
+    if factor is not None and abs(factor - 1) > 0.01:
+        return f"each is {factor:.4g} times what it should be"
+    offset = _constant((got - want)[usable])
+    if offset is not None:
+        return f"each is off by {offset:+.4g}"
+    return place(wrong)
+
+
+def _constant(values: torch.Tensor) -> float | None:
+    """The value that at least three numbers share, if they do."""
+    if values.numel() < 3:
+        return None
+    middle = float(values.median())
+    close = (values - middle).abs() <= 0.005 * abs(middle)
+    return middle if middle and bool(close.all()) else None
+
+
+def shared(finished: Sequence[Outcome], names: Sequence[str] = ()) -> str:
+    """What all failing cases have and no right one does, as a sentence; "" where nothing is, or one side is too few.
+
+    Args:
+        finished: all cases, of which at least two must be right, and as many wrong or their trait a rare one.
+        names: of the arguments, for switches such as `causal`.
+    """
+    wrong = [_traits(o.case, names) for o in finished if not o.right]
+    right = [_traits(o.case, names) for o in finished if o.right]
+    if not wrong or len(right) < 2:
+        return ""
+    telling = [trait for trait in wrong[0] if all(trait in w for w in wrong) and not any(trait in r for r in right)]
+    return f"Only cases with {telling[0]} are wrong." if telling else ""
+
+
+def _traits(case: Case, names: Sequence[str]) -> list[str]:
+    """What is special about a case's arguments, the most telling first."""
+    tensors = [leaf for _, leaf in leaves(list(case.args)) if isinstance(leaf, torch.Tensor)]
+    floats = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
+    found = {
+        "float16 inputs": any(tensor.dtype == torch.float16 for tensor in floats),
+        "bfloat16 inputs": any(tensor.dtype == torch.bfloat16 for tensor in floats),
+        "an input that is not contiguous": any(not tensor.is_contiguous() for tensor in tensors),
+        "minus infinity among the inputs": any(bool(torch.isneginf(tensor).any()) for tensor in floats),
+        "more than one head (dimension 0 of the inputs)": any(t.dim() == 3 and t.shape[0] > 1 for t in floats),
+        "inputs above 50 in size": any(float(t.abs().nan_to_num(posinf=0.0).max()) > 50 for t in floats),
+        "a length that is no multiple of 16": any(size % 16 for t in floats if t.dim() > 1 for size in t.shape[-2:-1]),
+    }
+    for name, value in zip(names, case.args):
+        if isinstance(value, bool):
+            found[f"`{name}={value}`"] = True
+    return [trait for trait, holds in found.items() if holds]
+
+
+def place(wrong: torch.Tensor) -> str:
+    """Where wrong elements lie: "all from index 768, a multiple of 256, on", "only above the diagonal"; or ""."""
+    if wrong.dim() == 0 or bool(wrong.all()):
+        return ""
+    names = [name for name in (_stretch(wrong, dimension) for dimension in range(wrong.dim())) if name]
+    if names:
+        return " and ".join(names[:2])
+    if wrong.dim() >= 2 and wrong.shape[-1] > 2 and wrong.shape[-2] > 2:
+        rows = torch.arange(wrong.shape[-2])[:, None]
+        columns = torch.arange(wrong.shape[-1])[None, :] - (wrong.shape[-1] - wrong.shape[-2])
+        flat = wrong.reshape(-1, *wrong.shape[-2:]).any(dim=0)
+        if not flat[columns <= rows].any():
+            return "only above the diagonal"
+        if not flat[columns > rows].any():
+            return "only on and below the diagonal"
+    return ""
+
+
+def _stretch(wrong: torch.Tensor, dimension: int) -> str:
+    """Where along one dimension the wrong elements stand, when that is one stretch and not the whole."""
+    others = [d for d in range(wrong.dim()) if d != dimension]
+    touched = wrong.any(dim=others) if others else wrong
+    where = touched.nonzero().flatten()
+    first, last, length = int(where[0]), int(where[-1]), wrong.shape[dimension]
+    if len(where) == length or len(where) != last - first + 1:
+        return ""
+    whole = bool((wrong.all(dim=others) if others else wrong)[where].all())
+    along = f" along dimension {dimension}" if wrong.dim() > 1 else ""
+    every = "all" if whole else "only"
+    if first == last:
+        return f"{every} at index {first}{along}"
+    if last == length - 1:
+        block = next((b for b in (256, 128, 64, 32, 16) if first % b == 0), None)
+        return f"{every} from index {first}{f', a multiple of {block},' if block else ''} on{along}"
+    return f"{every} from index {first} to {last}{along}"
+
+
+def picture(exercise: Exercise, outcome: Outcome) -> str:
+    """The error map of the first wrong tensor, as inline SVG; "" when a picture would say nothing more."""
+    leaf = next((leaf for leaf in outcome.leaves if leaf.problem and leaf.excess is not None), None)
+    if leaf is None or bool(leaf.wrong.all()):
+        return ""
+    return error_map(leaf.excess, exercise.tile)

@@ -1,0 +1,104 @@
+"""What a plain PyTorch function makes of a case: an oracle, a plain implementation, a mistake's fingerprint.
+
+Large cases are computed on the GPU where there is one: in float64 on one CPU core they took up to half a minute. Their
+results stay there, and are compared there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from course_lib.checker.specification.exercise import Case, InOut
+from course_lib.hardware.device import machine
+
+LARGE = 1 << 18  # elements of a case's tensors, together
+GPU = torch.device("cuda")
+_on_the_gpu = True
+
+
+def arguments(case: Case, convert: Callable[[torch.Tensor], torch.Tensor]) -> tuple[list, list[torch.Tensor]]:
+    """A case's args with every tensor converted (a copy), and the ones that may be written."""
+    written: list[torch.Tensor] = []
+
+    def walk(value):
+        if isinstance(value, InOut):
+            written.append(convert(value.tensor))
+            return written[-1]
+        if isinstance(value, torch.Tensor):
+            return convert(value)
+        if isinstance(value, (tuple, list)):
+            return type(value)(walk(item) for item in value)
+        if isinstance(value, dict):
+            return {key: walk(item) for key, item in value.items()}
+        return value
+
+    return [walk(value) for value in case.args], written
+
+
+def is_large(case: Case) -> bool:
+    """Whether a case's tensors, those that may be written among them, hold more than `LARGE` elements."""
+    elements = 0
+
+    def count(tensor):
+        nonlocal elements
+        elements += tensor.numel()
+        return tensor
+
+    arguments(case, count)
+    return elements > LARGE
+
+
+def call(function: Callable, case: Case, convert: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """What a plain function makes of a case: its result, and the arguments it wrote, if the case has such.
+
+    The result of a large case lies on the GPU, where this machine has one with room for it.
+    """
+    if _on_the_gpu and is_large(case) and machine().tier != "none":
+        # No memory left there, or a device that a kernel in this notebook broke: the CPU is slower, not worse.
+        with contextlib.suppress(RuntimeError), GPU, _full_float32():
+            return _called(function, case, lambda tensor: convert(tensor.to(GPU)))
+    return _called(function, case, convert)
+
+
+def _called(function: Callable, case: Case, convert: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    args, written = arguments(case, convert)
+    result = function(*args)
+    return (result, {"written": written}) if written else result
+
+
+@contextlib.contextmanager
+def _full_float32() -> Iterator[None]:
+    """float32 products in float32, whatever a notebook has set: its tf32 would widen the tolerance."""
+    matmul = torch.backends.cuda.matmul
+    before, matmul.fp32_precision = matmul.fp32_precision, "ieee"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
+
+
+@contextlib.contextmanager
+def on_the_cpu() -> Iterator[None]:
+    """Within this, large cases are computed on the CPU like all others."""
+    global _on_the_gpu
+    before, _on_the_gpu = _on_the_gpu, False
+    try:
+        yield
+    finally:
+        _on_the_gpu = before
+
+
+def release() -> None:
+    """Give the GPU's memory back that large cases have used: the answer that is judged next needs it."""
+    if torch.cuda.is_initialized():
+        with contextlib.suppress(RuntimeError):  # a notebook's broken device has nothing to give
+            torch.cuda.empty_cache()
+
+
+def float64(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in float64; integers stay what they are."""
+    return tensor.double() if tensor.is_floating_point() else tensor.clone()

@@ -1,0 +1,266 @@
+"""What a learner calls: `check`, `hint`, `solution`, `progress`; and `check_file` behind the command line."""
+
+from __future__ import annotations
+
+import html
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from course_lib.checker.judge.decide import judge, unsupported_here
+from course_lib.checker.judge.verdict import OUTCOMES, Verdict, _shell
+from course_lib.checker.notebook.store import ASIDE, Standing, Store
+from course_lib.checker.specification import catalog, cells
+from course_lib.checker.specification.exercise import CourseError, Exercise
+
+_store: Store | None = None
+
+
+def progress_file() -> Store:
+    """The store of this process's attempts."""
+    global _store
+    if _store is None:
+        _store = Store()
+    return _store
+
+
+def check(exercise: str, *answers: Any, seed: int | None = None) -> Verdict:
+    """Judge the answer to an exercise and show what was found.
+
+    Args:
+        exercise: its id, "3.2".
+        answers: the function that its cell defines; several, in the order of the exercise, where it asks for several.
+            Without any, the notebook's variables of the names asked for are taken.
+        seed: repeats the inputs of an earlier check, whose verdict told its seed.
+
+    Returns:
+        The verdict; `.best` is your function once it has passed and the course's own until then.
+
+    Raises:
+        CourseError: an unknown id, or something that is not a function with a source; says what to pass.
+        AssertionError: with COURSE_STRICT set (the course's own tests), unless the answer passed or is unsupported. A
+            chapter's demonstration, which stands in a cell that is no exercise, may be wrong. Under nbgrader, which
+            sets NBGRADER_EXECUTION and gives a cell its points when it does not raise, unless the answer passed.
+    """
+    task = catalog.exercise(exercise)
+    if not answers:
+        answers = _from_notebook(task)
+    if len(answers) != len(task.entries):
+        raise CourseError(
+            f"Exercise {task.id} asks for {len(task.entries)} function(s), {', '.join(task.entries)}, and "
+            f'{len(answers)} were given. Write check("{task.id}", {", ".join(task.entries)}).'
+        )
+    source, names = "", {}
+    for entry, answer in zip(task.entries, answers):
+        text, names[entry] = cells.source_of(answer, task.id)
+        if text not in source:
+            source += text if text.endswith("\n") else text + "\n"
+    verdict = judge(task, source, names, seed)
+    verdict.answers = tuple(answers)
+    renamed = [f"`{name}`" for entry, name in names.items() if name != entry]
+    if verdict.passed and renamed:
+        verdict.message += f" Rename {', '.join(renamed)} to {', '.join(task.entries)} before you hand a file in."
+    demonstration = cells.exercise_id(source) is None
+    _finish(verdict, task, source, ASIDE if demonstration and not verdict.passed else "notebook")
+    verdict.show()
+    if not demonstration and verdict.outcome not in _good_enough():
+        raise AssertionError(str(verdict))
+    return verdict
+
+
+def _good_enough() -> tuple[str, ...]:
+    """The outcomes after which `check` does not raise; in a learner's notebook, all."""
+    if os.environ.get("NBGRADER_EXECUTION"):
+        return ("passed",)
+    return ("passed", "unsupported") if os.environ.get("COURSE_STRICT") else tuple(OUTCOMES)
+
+
+def _from_notebook(task: Exercise) -> tuple:
+    shell = _shell()
+    scope = shell.user_ns if shell is not None else {}
+    missing = [name for name in task.entries if name not in scope]
+    if missing:
+        raise CourseError(
+            f'No answer was given. Write check("{task.id}", {", ".join(task.entries)}) after running the '
+            f"cell that defines {missing[0]}."
+        )
+    return tuple(scope[name] for name in task.entries)
+
+
+def _finish(verdict: Verdict, task: Exercise, source: str, origin: str) -> None:
+    """Keep the attempt, and tell the verdict what it can offer next."""
+    verdict.reference = lambda: catalog.reference(task.id)
+    store = progress_file()
+    if verdict.outcome not in ("not_attempted", "unsupported"):
+        store.add(
+            task.id, source, verdict.outcome, verdict.mistake, verdict.message, verdict.seconds, verdict.seed, origin
+        )
+    shown = store.standings().get(task.id, Standing()).hints
+    verdict.hints_left = max(0, len(task.hints) - shown)
+
+
+def check_file(path: str | Path, exercise: str | None = None) -> list[Verdict]:
+    """Judge every exercise cell of a notebook or percent-format script (or the one asked for).
+
+    Raises:
+        CourseError: the file cannot be read, holds no exercise, or not the one asked for.
+    """
+    path = Path(path)
+    found = cells.exercise_cells(path)
+    if exercise is not None:
+        task = catalog.exercise(exercise)
+        if task.id not in found:
+            raise CourseError(f"{path}: holds no exercise {task.id}; it holds {', '.join(found) or 'none'}.")
+        found = {task.id: found[task.id]}
+    if not found:
+        raise CourseError(f"{path}: holds no exercise cell (one whose first line reads `# Exercise 3.2 · Title`).")
+    verdicts = []
+    for identity, source in found.items():
+        task = catalog.exercise(identity)
+        verdict = judge(task, source)
+        verdict.file = str(path)
+        _finish(verdict, task, source, origin=str(path))
+        verdicts.append(verdict)
+    return verdicts
+
+
+class _Shown:
+    """Text in a terminal, HTML in a notebook."""
+
+    def __init__(self, text: str, markup: str):
+        self._text, self._markup = text, markup
+
+    def __repr__(self) -> str:
+        return self._text
+
+    def _repr_html_(self) -> str:
+        return self._markup
+
+
+def hint(exercise: str) -> _Shown:
+    """The next hint for an exercise; the last one again once all are shown."""
+    task = catalog.exercise(exercise)
+    if not task.hints:
+        return _Shown(f"Exercise {task.id} has no hints.", f"<p>Exercise {task.id} has no hints.</p>")
+    number = progress_file().next_hint(task.id, len(task.hints))
+    head = f"Hint {number + 1} of {len(task.hints)} for exercise {task.id}"
+    from course_lib.checker.judge.verdict import _prose
+
+    return _Shown(
+        f"{head}: {task.hints[number]}",
+        f'<div style="border-left:4px solid #0072b2;padding:.3em .8em"><b>{head}.</b> '
+        f"{_prose(task.hints[number])}</div>",
+    )
+
+
+def solution(exercise: str) -> _Shown:
+    """The course's own answer to an exercise; that you looked is remembered in `progress()`, and costs nothing."""
+    task = catalog.exercise(exercise)
+    source = catalog.solution_source(task.id)
+    progress_file().saw_solution(task.id)
+    try:
+        from pygments import highlight
+        from pygments.formatters import HtmlFormatter
+        from pygments.lexers import PythonLexer
+
+        body = highlight(source, PythonLexer(), HtmlFormatter(noclasses=True, nobackground=True, style="friendly"))
+    except ImportError:
+        body = f"<pre>{html.escape(source)}</pre>"
+    return _Shown(source, f'<div style="background:#fdfdfb;color:#222;padding:.2em 1em;border-radius:6px">{body}</div>')
+
+
+def attempts(exercise: str) -> _Shown:
+    """Every version of your answer that was checked, oldest first, with what the check said."""
+    task = catalog.exercise(exercise)
+    kept = progress_file().attempts(task.id)
+    if not kept:
+        return _Shown(f"No attempt at exercise {task.id} yet.", f"<p>No attempt at exercise {task.id} yet.</p>")
+    lines, rows = [], []
+    for number, row in enumerate(kept, 1):
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["made_at"]))
+        head = f"{number}. {when} {OUTCOMES[row['outcome']][1]}"
+        lines += [head, row["source"].rstrip(), ""]
+        rows.append(
+            f"<details><summary>{head}: {html.escape(row['message'][:160])}</summary>"
+            f"<pre>{html.escape(row['source'])}</pre></details>"
+        )
+    return _Shown("\n".join(lines), "".join(rows))
+
+
+def progress() -> _Shown:
+    """Where you stand: every exercise of every chapter, with attempts and hints; how to hand in what is done."""
+    standings = progress_file().standings()
+    chapters: dict[str, list[tuple[Exercise, Standing]]] = {}
+    for task in catalog.exercises().values():
+        chapters.setdefault(task.chapter, []).append((task, standings.get(task.id, Standing())))
+    lines, rows = [], []
+    for chapter, tasks in chapters.items():
+        done = sum(standing.passed for _, standing in tasks)
+        title = catalog.solution_file(chapter).stem.replace("_", " ")
+        lines.append(f"{title}: {done} of {len(tasks)}")
+        lines += [f"  {_sign(standing)} {task.id} {task.title}{_effort(standing)}" for task, standing in tasks]
+        squares = "".join(_square(task, standing) for task, standing in tasks)
+        rows.append(
+            f'<tr><td style="text-align:left;padding-right:1em">{html.escape(title)}</td><td style="text-align:left">'
+            f"{squares}</td><td>{done} of {len(tasks)}</td></tr>"
+        )
+    total = sum(standing.passed for tasks in chapters.values() for _, standing in tasks)
+    count = sum(map(len, chapters.values()))
+    bar = (
+        '<div style="width:24em;height:.7em;border:1px solid #7a8290;border-radius:4px;margin:.3em 0">'
+        f'<div style="width:{100 * total / max(count, 1):.0f}%;height:100%;background:#0a8f5b;border-radius:3px">'
+        "</div></div>"
+    )
+    sentence, code = _handing_in(chapters)
+    return _Shown(
+        "\n".join([f"{total} of {count} exercises passed", *lines, *([f"{sentence} {code}"] if code else [])]),
+        f"<div><b>{total} of {count}</b> exercises passed{bar}<table>{''.join(rows)}</table>"
+        f"{f'{html.escape(sentence)} <code>{html.escape(code)}</code>' if code else ''}</div>",
+    )
+
+
+def _handing_in(chapters: dict[str, list[tuple[Exercise, Standing]]]) -> tuple[str, str]:
+    """A sentence on the chapters that are done, and the line that hands one in; empty while none is.
+
+    An exercise that this machine cannot judge keeps no chapter open, as long as another of it has passed.
+    """
+    done, limited = [], False
+    for chapter, tasks in chapters.items():
+        left = [task for task, standing in tasks if not standing.passed]
+        if len(left) < len(tasks) and all(unsupported_here(task) for task in left):
+            done.append(chapter)
+            limited = limited or bool(left)
+    if not done:
+        return "", ""
+    what = "All that this machine can judge" if limited else "All"
+    which, it = ("chapter", "it") if len(done) == 1 else ("chapters", "one")
+    return (
+        f"{what} of {which} {', '.join(done)} passed. To hand {it} in, if somebody grades your work:",
+        f'from course_lib import submit; submit("{done[-1]}")',
+    )
+
+
+def _sign(standing: Standing) -> str:
+    return "✓" if standing.passed else OUTCOMES[standing.last][0] if standing.last else "·"
+
+
+def _effort(standing: Standing) -> str:
+    parts = [
+        f"{standing.attempts} attempt{'s' * (standing.attempts != 1)}" if standing.attempts else "",
+        f"{standing.hints} hint{'s' * (standing.hints != 1)}" if standing.hints else "",
+        "solution seen" if standing.solution_seen else "",
+    ]
+    text = ", ".join(part for part in parts if part)
+    return f" ({text})" if text else ""
+
+
+def _square(task: Exercise, standing: Standing) -> str:
+    colour = "#0a8f5b" if standing.passed else "#c8511b" if standing.attempts else "transparent"
+    tip = html.escape(f"{task.id} {task.title}{_effort(standing)}", quote=True)
+    ink = "#fff" if standing.attempts else "inherit"
+    return (
+        f'<span title="{tip}" style="display:inline-block;min-width:2.6em;text-align:center;margin:1px;padding:1px 4px;'
+        f'border:1px solid #7a8290;border-radius:3px;background:{colour};color:{ink}">'
+        f"{_sign(standing)} {task.id}</span>"
+    )

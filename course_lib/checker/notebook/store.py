@@ -1,0 +1,147 @@
+"""Every attempt's source and outcome, in one SQLite file that several notebooks and a command line may use at once."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from course_lib.checker.specification.exercise import CourseError
+from course_lib.home import course_home
+
+ASIDE = "aside"  # the origin of a trial outside the exercise's cell: its source is kept, but it is no attempt
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS attempts (
+    id INTEGER PRIMARY KEY, made_at REAL NOT NULL, exercise TEXT NOT NULL, source TEXT NOT NULL, outcome TEXT NOT NULL,
+    mistake TEXT, message TEXT NOT NULL, seconds REAL NOT NULL, seed INTEGER, origin TEXT
+);
+CREATE INDEX IF NOT EXISTS attempts_by_exercise ON attempts (exercise, made_at);
+CREATE TABLE IF NOT EXISTS hints (exercise TEXT PRIMARY KEY, shown INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS solutions_seen (exercise TEXT PRIMARY KEY, seen_at REAL NOT NULL);
+"""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a learner stands with one exercise: attempts made, whether one passed, the last outcome, hints shown."""
+
+    attempts: int = 0
+    passed: bool = False
+    last: str | None = None
+    hints: int = 0
+    solution_seen: bool = False
+
+
+class Store:
+    """The progress file. Writes wait up to ten seconds for each other; a damaged file is set aside, never deleted."""
+
+    def __init__(self, path: Path | None = None):
+        self.path = path or course_home() / "progress.sqlite3"
+        self.set_aside: Path | None = None
+
+    @contextlib.contextmanager
+    def _open(self):
+        try:
+            connection = self._connect()
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError) and "malformed" not in str(error):
+                raise CourseError(
+                    f"The progress file {self.path} cannot be opened ({error}). Set COURSE_HOME to a folder "
+                    "that you can write to."
+                ) from error
+            self._put_aside()
+            connection = self._connect()
+        try:
+            with connection:
+                yield connection
+        finally:
+            connection.close()
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, timeout=10.0)
+        try:
+            # A rollback journal, not WAL: home folders on network drives have no shared memory between processes.
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.executescript(_SCHEMA)
+            connection.execute("SELECT exercise, outcome FROM attempts ORDER BY id DESC LIMIT 1").fetchall()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _put_aside(self) -> None:
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        target = self.path.with_name(f"{self.path.name}.damaged-{stamp}")
+        number = 1
+        while target.exists():
+            target = self.path.with_name(f"{self.path.name}.damaged-{stamp}-{number}")
+            number += 1
+        self.path.rename(target)
+        self.set_aside = target
+        print(f"The progress file was damaged. It is kept as {target}; a new one was begun.")
+
+    def add(
+        self,
+        exercise: str,
+        source: str,
+        outcome: str,
+        mistake: str | None,
+        message: str,
+        seconds: float,
+        seed: int | None,
+        origin: str | None,
+    ) -> None:
+        """Keep one attempt."""
+        with self._open() as connection:
+            connection.execute(
+                "INSERT INTO attempts (made_at, exercise, source, outcome, mistake, message, seconds, seed, origin) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (time.time(), exercise, source, outcome, mistake, message, seconds, seed, origin),
+            )
+
+    def attempts(self, exercise: str) -> list[dict]:
+        """All attempts at an exercise, oldest first: made_at, source, outcome, mistake, message, seconds, seed."""
+        with self._open() as connection:
+            connection.row_factory = sqlite3.Row
+            rows = connection.execute("SELECT * FROM attempts WHERE exercise = ? ORDER BY id", (exercise,)).fetchall()
+        return [dict(row) for row in rows]
+
+    def standings(self) -> dict[str, Standing]:
+        """Where the learner stands, by exercise id."""
+        with self._open() as connection:
+            rows = connection.execute(
+                "SELECT exercise, outcome FROM attempts WHERE origin IS NOT ? ORDER BY id", (ASIDE,)
+            ).fetchall()
+            hints = dict(connection.execute("SELECT exercise, shown FROM hints").fetchall())
+            seen = {row[0] for row in connection.execute("SELECT exercise FROM solutions_seen")}
+        outcomes: dict[str, list[str]] = {}
+        for exercise, outcome in rows:
+            outcomes.setdefault(exercise, []).append(outcome)
+        return {
+            exercise: Standing(
+                attempts=len(outcomes.get(exercise, [])),
+                passed="passed" in outcomes.get(exercise, []),
+                last=(outcomes.get(exercise) or [None])[-1],
+                hints=hints.get(exercise, 0),
+                solution_seen=exercise in seen,
+            )
+            for exercise in {*outcomes, *hints, *seen}
+        }
+
+    def next_hint(self, exercise: str, available: int) -> int:
+        """Count one more hint as shown (at most `available`) and return which one, from 0."""
+        with self._open() as connection:
+            connection.execute("INSERT INTO hints VALUES (?, 0) ON CONFLICT DO NOTHING", (exercise,))
+            (shown,) = connection.execute("SELECT shown FROM hints WHERE exercise = ?", (exercise,)).fetchone()
+            connection.execute("UPDATE hints SET shown = ? WHERE exercise = ?", (min(shown + 1, available), exercise))
+        return min(shown, available - 1)
+
+    def saw_solution(self, exercise: str) -> None:
+        """Remember that the solution was shown."""
+        with self._open() as connection:
+            connection.execute(
+                "INSERT INTO solutions_seen VALUES (?, ?) ON CONFLICT DO NOTHING", (exercise, time.time())
+            )

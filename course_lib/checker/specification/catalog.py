@@ -1,0 +1,114 @@
+"""Which exercises there are, and what the course itself answers to them."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import linecache
+import math
+import sys
+import types
+from pathlib import Path
+
+from course_lib.builder.answers import Cell, solved, stubbed
+from course_lib.checker.specification.cells import SOLUTION_PREFIX, exercise_cells
+from course_lib.checker.specification.exercise import CourseError, Exercise
+from course_lib.home import ROOT
+
+
+def exercise_files() -> dict[str, Path]:
+    """Where each exercise is described, by its id: 5.4 is exercises/ch05_*/ex4_*.py. In the order of chapters."""
+    found = {}
+    for path in (ROOT / "exercises").glob("ch[0-9][0-9]_*/ex*_*.py"):
+        chapter, number = int(path.parent.name[2:4]), int(path.stem.partition("_")[0].removeprefix("ex"))
+        found[chapter, number, path.name] = path
+    return {f"{chapter}.{number}": found[chapter, number, name] for chapter, number, name in sorted(found)}
+
+
+@functools.cache
+def exercises() -> dict[str, Exercise]:
+    """Every exercise by id, in the order of chapters.
+
+    Raises:
+        CourseError: a file holds another exercise than its name says.
+    """
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    found: dict[str, Exercise] = {}
+    for identity, path in exercise_files().items():
+        found[identity] = importlib.import_module(f"exercises.{path.parent.name}.{path.stem}").EXERCISE
+        if found[identity].id != identity:
+            raise CourseError(
+                f"{path.relative_to(ROOT)} describes exercise {found[identity].id}; by its name it is {identity}."
+            )
+    return found
+
+
+def exercise(identity: str) -> Exercise:
+    """The exercise with this id.
+
+    Raises:
+        CourseError: there is none; with the nearest id and all that there are.
+    """
+    known = exercises()
+    name = str(identity).strip()  # 1.3 without quotes is a number, and plain enough
+    if name in known:
+        return known[name]
+    closest = next(iter(difflib.get_close_matches(str(identity), list(known), n=1, cutoff=0.0)), None)
+    raise CourseError(
+        f"There is no exercise {identity!r}. The nearest is {closest!r}; the exercises are {', '.join(known)}."
+    )
+
+
+def solution_file(chapter: str) -> Path:
+    """The source of a chapter ("03"), in `solutions/`."""
+    files = sorted((ROOT / "solutions").glob(f"{chapter}_*.py"))
+    if not files:
+        raise CourseError(f"There is no chapter {chapter}: solutions/ holds no file {chapter}_*.py.")
+    return files[0]
+
+
+@functools.cache
+def _solution_cell(identity: str) -> tuple[Cell, Path]:
+    path = solution_file(exercise(identity).chapter)
+    cells = exercise_cells(path)
+    if identity not in cells:
+        raise CourseError(f"{path.name} holds no cell that begins with `# Exercise {identity}`.")
+    return Cell("code", cells[identity], 1), path
+
+
+def solution_source(identity: str) -> str:
+    """The course's own answer: the exercise's cell in the chapter's source, without the markers."""
+    return solved(*_solution_cell(identity)) + "\n"
+
+
+def untouched_source(identity: str) -> str | None:
+    """The cell as the learner is given it; None for an exercise that is in no chapter."""
+    task = exercises().get(identity)
+    chapters = (ROOT / "solutions").glob(f"{task.chapter}_*.py") if task else ()
+    return stubbed(*_solution_cell(identity)) if any(chapters) else None
+
+
+@functools.cache
+def reference(identity: str) -> tuple:
+    """The course's own functions for an exercise, in the order of its entries."""
+    import numpy
+    import torch
+
+    source, filename = solution_source(identity), f"{SOLUTION_PREFIX}{identity}>"
+    # Triton and tracebacks look sources up by file name; this one lives in the line cache alone.
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    module = types.ModuleType(f"course_solution_{identity.replace('.', '_')}")
+    module.__file__ = filename
+    sys.modules[module.__name__] = module
+    module.__dict__.update(torch=torch, np=numpy, math=math, F=torch.nn.functional)
+    try:
+        import triton
+        import triton.language
+
+        module.__dict__.update(triton=triton, tl=triton.language)
+    except ImportError:
+        pass  # an exercise that needs Triton then fails at its own first line, which names it
+    exec(compile(source, filename, "exec"), module.__dict__)
+    return tuple(module.__dict__[entry] for entry in exercise(identity).entries)

@@ -1,0 +1,202 @@
+"""The vocabulary in which `exercises/` says how an answer is judged.
+
+An `Exercise` names the functions that a cell must define, draws its inputs, and holds what the judge alone may know:
+the oracle, the known mistakes and the requirements. Nothing here runs a learner's code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from course_lib.checker.specification.draw import Draw
+    from course_lib.checker.specification.requirements import Requirement
+
+
+class CourseError(ValueError):
+    """A request that cannot be met, in one sentence: what was given, what is allowed, what to do."""
+
+    def _render_traceback_(self) -> list[str]:
+        # In a notebook the sentence says it all; the lines of the checker that lead to it would bury it.
+        return [f"{type(self).__name__}: {self}"]
+
+
+@dataclass(frozen=True)
+class InOut:
+    """An argument that the answer is meant to write into; its final contents are judged along with what is returned."""
+
+    tensor: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of the learner's function.
+
+    Attributes:
+        name: what is special about it, as a learner reads it: "1025 elements, one more than a block".
+        args: positional arguments: tensors (any strides; they arrive guarded and bit for bit the same), `InOut`,
+            numbers, strings, and tuples, lists and dicts of these.
+        entry: which of the exercise's functions is called; the first one by default.
+        driver: a function `driver(functions, *args)` run in the worker in place of a plain call, for answers that are
+            classes or take several calls. Its source is sent, so it must stand alone and hold no answer; `functions`
+            is a dict from entry name to the learner's object.
+        metered: count the bytes that this call moves (needs Triton's interpreter).
+    """
+
+    name: str
+    args: tuple
+    entry: str | None = None
+    driver: Callable | None = None
+    metered: bool = False
+
+    @property
+    def in_place(self) -> bool:
+        """Whether arguments are there to be written."""
+        return any(isinstance(value, InOut) for value in self.args)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the worker observed while it ran one case.
+
+    Attributes:
+        launches: Triton kernels launched, by name.
+        operations: PyTorch operations called (ATen names such as "mul", "_softmax"), with their number.
+        largest_allocation: elements of the largest tensor that a PyTorch operation made.
+        traffic: bytes by tensor, named as the kernel's parameter: `{"x_pointer": {"loaded": 4096, "stored": 0,
+            "atomic": 0, "distinct_loaded": 4096, "distinct_stored": 0}}`; seen only in Triton's interpreter.
+        out_of_bounds: sentences on accesses outside a tensor, each with tensor, line and program.
+        modified_inputs: names of arguments that were changed and should not have been.
+        unwritten: elements of the result that hold memory which no one ever wrote.
+        guard_values: elements of the result that were read from beside an input.
+        undefined_values: elements of the result that come from lanes which a masked load without `other=` left
+            undefined.
+        undefined_loads: the lines of such loads, used or not; seen only in Triton's interpreter.
+        repeats, differing, changes: further runs with the same inputs, on a GPU; how many of them gave another result
+            than the first, and how many another than the run before.
+        seconds: the call's wall-clock time.
+        timing: medians of a speed requirement, `{"answer": s, "baseline": s}`; empty unless asked for.
+        error: the exception's type, text and line in the cell, when the call raised.
+    """
+
+    launches: tuple[str, ...] = ()
+    operations: dict[str, int] = field(default_factory=dict)
+    largest_allocation: int = 0
+    traffic: dict[str, dict[str, int]] = field(default_factory=dict)
+    out_of_bounds: tuple[str, ...] = ()
+    modified_inputs: tuple[str, ...] = ()
+    unwritten: int = 0
+    guard_values: int = 0
+    undefined_values: int = 0
+    undefined_loads: tuple[str, ...] = ()
+    repeats: int = 0
+    differing: int = 0
+    changes: int = 0
+    seconds: float = 0.0
+    timing: dict[str, float] = field(default_factory=dict)
+    error: dict[str, Any] | None = None
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes loaded and stored by Triton kernels, all tensors together; an atomic update does both."""
+        return sum(counts["loaded"] + counts["stored"] + 2 * counts["atomic"] for counts in self.traffic.values())
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A classic wrong answer: how to recognise it, and one plain sentence on the cause and where to look.
+
+    Attributes:
+        id: snake_case name, unique in its exercise.
+        sentence: what went wrong and where to look, in the second person.
+        result: the fingerprint: called like the oracle, returns what this mistake makes of the same arguments; None
+            where it has nothing to say. Several for a mistake that takes several forms.
+        when: recognises the mistake from what was seen in a failing case instead: `when(case, seen, got) -> bool`.
+        every: `when` must hold in every failing case (of one of the exercise's functions, where it has several); by
+            default one is enough.
+    """
+
+    id: str
+    sentence: str
+    result: Callable | tuple[Callable, ...] | None = None
+    when: Callable[[Case, Seen, Any], bool] | None = None
+    every: bool = False
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one check may use: seconds of wall clock (interpreted, on a GPU), bytes of memory, bytes printed, and
+    processes at once (counted in grading's sandbox)."""
+
+    seconds: float = 8.0
+    gpu_seconds: float = 60.0
+    memory_bytes: int = 1 << 30
+    output_bytes: int = 1 << 20
+    processes: int = 32
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One exercise: what a cell must define and how it is judged.
+
+    Attributes:
+        id: "3.2"; the cell's first line reads `# Exercise 3.2 · Title`.
+        title: as on that line.
+        entries: the functions or classes that the cell must define, in the order `check` takes them.
+        cases: `cases(draw)` makes fresh inputs, simple ones first.
+        oracle: called with a case's args; its result in float64 is the truth, its result in the case's own dtype is the
+            plain implementation whose error sets the tolerance. A dict maps entry names to oracles where there are
+            several.
+            For cases with a `driver` the oracle gets the case's args and returns what the driver should.
+        plain: further plain implementations in the same precision (another summation order, say); the largest error
+            counts.
+        hints: from a nudge to nearly the answer.
+        mistakes, requirements, limits: see their classes.
+        needs: "any", "triton" (a kernel is written), "nvidia": the least hardware that can run it; or "hopper": a
+            GPU of compute capability 9.0 and no other, for wgmma exists there alone.
+        interpretable: whether it can run in Triton's interpreter.
+        uses_dot: float32 `tl.dot` on a GPU may round its operands to tf32; the tolerance then allows for it.
+        tile: rows and columns of the tiles that the exercise prescribes; drawn on the picture of a wrong result.
+        relative_tolerance: for answers that are plain numbers; tensors use the error of the plain implementation.
+    """
+
+    id: str
+    title: str
+    entries: tuple[str, ...]
+    cases: Callable[[Draw], Sequence[Case]]
+    oracle: Callable | dict[str, Callable]
+    hints: tuple[str, ...] = ()
+    mistakes: tuple[Mistake, ...] = ()
+    requirements: tuple[Requirement, ...] = ()
+    limits: Limits = Limits()
+    plain: tuple[Callable, ...] = ()
+    needs: str = "any"
+    interpretable: bool = True
+    uses_dot: bool = False
+    relative_tolerance: float = 1e-6
+    tile: tuple[int, int] | None = None
+    points: int = 1
+
+    def __post_init__(self):
+        if self.needs not in ("any", "triton", "nvidia", "hopper"):
+            raise CourseError(f"Exercise {self.id}: needs={self.needs!r}; allowed are any, triton, nvidia, hopper.")
+        if isinstance(self.entries, str) or not self.entries:
+            raise CourseError(f"Exercise {self.id}: entries must be a tuple of function names, not {self.entries!r}.")
+        names = [mistake.id for mistake in self.mistakes]
+        if len(set(names)) != len(names):
+            raise CourseError(f"Exercise {self.id}: two mistakes share an id among {names}.")
+
+    @property
+    def chapter(self) -> str:
+        """Two digits, as in file names: "03"."""
+        return f"{int(self.id.split('.')[0]):02d}"
+
+    def oracle_for(self, case: Case) -> Callable:
+        """The oracle that answers this case."""
+        if isinstance(self.oracle, dict):
+            return self.oracle[case.entry or self.entries[0]]
+        return self.oracle

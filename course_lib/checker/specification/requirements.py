@@ -1,0 +1,127 @@
+"""What is asked of an answer beside the right numbers: kernels launched, bytes moved, memory, calls, speed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from course_lib.checker.specification.exercise import Case, Seen
+
+
+class Requirement:
+    """Something asked of an answer beside the right numbers. Subclasses are dataclasses with an `id`."""
+
+    id: str = "requirement"
+
+    def complaint(self, case: Case, seen: Seen) -> str | None:
+        """One sentence when this case breaks the requirement, else None."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class LaunchesTriton(Requirement):
+    """The work is done by Triton kernels: between `at_least` and `at_most` launches a call."""
+
+    at_least: int = 1
+    at_most: int | None = None
+    id: str = "no_kernel_launched"
+
+    def complaint(self, case, seen):
+        count = len(seen.launches)
+        if count < self.at_least:
+            return f"No Triton kernel ran: {count} launches were seen and at least {self.at_least} is asked for."
+        if self.at_most is not None and count > self.at_most:
+            return (
+                f"{count} Triton kernels were launched ({', '.join(seen.launches[:5])}); this exercise asks for at "
+                f"most {self.at_most} in one call."
+            )
+        return None
+
+
+@dataclass(frozen=True)
+class Moves(Requirement):
+    """In metered cases the kernels move at most `slack` times the bytes that `minimum(*case.args)` counts."""
+
+    minimum: Callable[..., float]
+    slack: float = 1.05
+    id: str = "too_many_bytes"
+
+    def complaint(self, case, seen):
+        if not (case.metered and seen.traffic):
+            return None
+        minimum, moved = self.minimum(*case.args), seen.bytes_moved
+        if moved <= self.slack * minimum:
+            return None
+        worst = sorted(seen.traffic.items(), key=lambda item: -item[1]["loaded"] - item[1]["stored"])[:3]
+        detail = "; ".join(
+            f"{name}: {counts['loaded']:,} B loaded, {counts['stored']:,} B stored" for name, counts in worst
+        )
+        return (
+            f"Your kernels moved {moved:,} bytes where {minimum:,.0f} are enough ({moved / minimum:.2f} times as "
+            f"many). By tensor: {detail}."
+        )
+
+
+@dataclass(frozen=True)
+class Allocates(Requirement):
+    """No PyTorch operation makes a tensor of more than `elements(*case.args)` elements."""
+
+    elements: Callable[..., float]
+    id: str = "too_much_memory"
+
+    def complaint(self, case, seen):
+        allowed = self.elements(*case.args)
+        if seen.largest_allocation <= allowed:
+            return None
+        return (
+            f"A tensor of {seen.largest_allocation:,} elements was allocated; this exercise allows none above "
+            f"{allowed:,.0f}. What you keep must not grow with the whole matrix."
+        )
+
+
+@dataclass(frozen=True)
+class Forbids(Requirement):
+    """PyTorch operations that would skip the exercise, by ATen name ("_softmax", "mm", "scaled_dot_product")."""
+
+    operations: tuple[str, ...]
+    id: str = "forbidden_operation"
+
+    def complaint(self, case, seen):
+        used = sorted(
+            name
+            for name in seen.operations
+            for banned in self.operations
+            if name == banned or (len(banned) > 12 and banned in name)
+        )
+        if not used:
+            return None
+        return f"The answer calls PyTorch's `{used[0]}`, which does the exercise for you. Write that step yourself."
+
+
+@dataclass(frozen=True)
+class FasterThan(Requirement):
+    """On a GPU, in cases named `case`, the answer takes at most `1 / ratio` of the baseline's time.
+
+    Attributes:
+        baseline: `baseline(*args)`, sent to the worker by its source and timed there in the same run; no answer in it.
+        minimum_bytes: bytes that any answer must move; a time below these at the measured read bandwidth is refused.
+        minimum_flops: FLOPs that any answer must do, likewise.
+    """
+
+    baseline: Callable
+    ratio: float
+    minimum_bytes: Callable[..., float]
+    minimum_flops: Callable[..., float] | None = None
+    case: str = "timed"
+    id: str = "too_slow"
+
+    def complaint(self, case, seen):
+        if not seen.timing:
+            return None
+        answer, baseline = seen.timing["answer"], seen.timing["baseline"]
+        if answer * self.ratio <= baseline:
+            return None
+        return (
+            f"Your version takes {answer * 1e6:,.0f} µs and the baseline {baseline * 1e6:,.0f} µs: "
+            f"{baseline / answer:.2f} times as fast, where {self.ratio:g} times is asked for."
+        )

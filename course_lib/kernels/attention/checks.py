@@ -1,0 +1,74 @@
+"""What every attention launcher asks of its arguments, and the sentences it answers with when they don't comply."""
+import math
+
+import torch
+
+from course_lib.kernels.memory.checks import FLOAT_DTYPES, check_tensor
+
+MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
+BFLOAT16_CAPABILITY = (8, 0)
+
+
+def check_attention_inputs(query, key, value, *, window=None, scale=None):
+    """Raise a ValueError, naming argument, value and what is allowed, unless a kernel can run on these.
+
+    Shapes: query [batch, query_heads, query_length, head_dim]; key, value [batch, key_heads, key_length, head_dim].
+    """
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor.")
+        if tensor.dim() != 4:
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)}; it must have the four dimensions "
+                "[batch, heads, length, head_dim]."
+            )
+        if tensor.numel() == 0:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, which is empty; no dimension may be 0.")
+        if tensor.stride(-1) != 1:
+            raise ValueError(
+                f"{name} has stride {tensor.stride(-1)} in its last dimension; the head dimension must be contiguous "
+                f"(stride 1). Call {name}.contiguous() first."
+            )
+    check_runnable("query", query)  # and with it key and value, which must be alike
+    for name, tensor in (("key", key), ("value", value)):
+        for what, given, wanted in (
+            ("dtype", tensor.dtype, query.dtype),
+            ("device", tensor.device, query.device),
+            ("batch size", tensor.shape[0], query.shape[0]),
+            ("head dimension", tensor.shape[3], query.shape[3]),
+        ):
+            if given != wanted:
+                raise ValueError(f"{name} has {what} {given}; it must be that of query, {wanted}.")
+    if key.shape != value.shape:
+        raise ValueError(
+            f"value has shape {tuple(value.shape)}; its heads and length must be those of key, {tuple(key.shape)}."
+        )
+    if query.shape[1] % key.shape[1] != 0:
+        raise ValueError(
+            f"query has {query.shape[1]} heads; it must have a multiple of the {key.shape[1]} that key and value have."
+        )
+    if not MIN_HEAD_DIM <= query.shape[3] <= MAX_HEAD_DIM:
+        raise ValueError(
+            f"query has head dimension {query.shape[3]}; supported are {MIN_HEAD_DIM} to {MAX_HEAD_DIM}."
+        )
+    check_window_and_scale(window, scale)
+
+
+def check_window_and_scale(window, scale):
+    """Raise a ValueError unless window is None or a number of keys, and scale None or a number above 0."""
+    if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 0):
+        raise ValueError(f"window is {window!r}; it must be None (no limit) or an int of at least 0, a number of keys.")
+    # The running maximum is taken over raw scores and scaled afterwards: a negative scale would turn their order round,
+    # and 0 would make NaN of the -inf that hides a key.
+    if scale is not None and not 0 < scale < math.inf:
+        raise ValueError(f"scale is {scale!r}; it must be finite and above 0. For a negative one, pass -query.")
+
+
+def check_runnable(name, tensor):
+    """Raise a ValueError unless Triton can compute here with a tensor of this dtype and device."""
+    check_tensor(name, tensor, FLOAT_DTYPES)
+    if tensor.dtype == torch.bfloat16 and torch.cuda.get_device_capability(tensor.device) < BFLOAT16_CAPABILITY:
+        raise ValueError(
+            f"{name} has dtype torch.bfloat16, which {torch.cuda.get_device_name(tensor.device)} has no arithmetic for "
+            "(that takes compute capability 8.0); use torch.float16."
+        )

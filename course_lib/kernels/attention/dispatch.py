@@ -1,0 +1,48 @@
+"""Attention by the fastest of the course's kernels that can take these inputs on this machine.
+
+    attention(query, key, value, causal=True)      # computes
+    choose(query, key, value)                      # only says which kernel would, and why
+
+The portable kernel takes everything that attention takes. The one for Hopper is faster and asks for more: see
+`hopper_limits`. The choice changes the time and the rounding, and one thing more: with the portable kernel a NaN or an
+infinity in a value that a mask hides stays hidden; with the other it can reach queries of the same tile.
+"""
+from typing import NamedTuple
+
+from course_lib.kernels.attention.checks import check_attention_inputs
+from course_lib.kernels.attention.flash import flash_attention
+from course_lib.kernels.hopper.limits import hopper_refusal
+
+
+class Choice(NamedTuple):
+    """The kernel to run, "hopper" or "portable", and why, in one sentence."""
+
+    kernel: str
+    reason: str
+
+
+def choose(query, key, value, *, causal=False, window=None, scale=None) -> Choice:
+    """Which kernel `attention` runs for these arguments, and why. Runs nothing.
+
+    Raises the ValueError that `attention` raises where no kernel takes them.
+    """
+    check_attention_inputs(query, key, value, window=window, scale=scale)
+    refusal = hopper_refusal(query, key, value)
+    if refusal is None:
+        return Choice("hopper", "the GPU is a Hopper, and its copy engine and matrix units take these inputs.")
+    return Choice("portable", refusal.reason)
+
+
+def attention(query, key, value, *, causal=False, window=None, scale=None, return_lse=False):
+    """Exact softmax attention. Arguments, results and errors are those of `flash_attention`, but for `tiles`.
+
+    query: [batch, query_heads, query_length, head_dim]; key, value: [batch, key_heads, key_length, head_dim].
+    Returns the output, of query's shape and dtype, or (output, log-sum-exp [batch, query_heads, query_length]).
+    """
+    options = {"causal": causal, "window": window, "scale": scale, "return_lse": return_lse}
+    if choose(query, key, value, causal=causal, window=window, scale=scale).kernel == "portable":
+        return flash_attention(query, key, value, **options)
+    # Only here, where it is known to work: Gluon needs a Triton that has it.
+    from course_lib.kernels.hopper.flash import flash_attention_hopper
+
+    return flash_attention_hopper(query, key, value, **options)

@@ -1,0 +1,138 @@
+"""FlashAttention, forward, on Hopper and later: the tensor memory accelerator (TMA) moves the tiles.
+
+The algorithm, FLOPs and bytes are those of `flash_attention`. What differs is who computes addresses. There, each
+thread computes the addresses of its own 16-byte pieces and keeps them in registers. Here one thread hands a tile's
+coordinates to a copy engine, which knows the tensor from a descriptor (pointer, shape, strides, tile shape), fills in
+zeros where the tensor ends, and leaves the registers to the accumulator. With 64 × 64 tiles and head dimension 128 a
+thread then needs 138 registers instead of 168.
+
+The engine asks for a pointer and strides that are multiples of 16 bytes; `flash_attention` takes this kernel when they
+are, and its own otherwise.
+"""
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from course_lib.hardware.compiler.views import CompileCase
+from course_lib.kernels.attention.parts import (
+    CAREFUL_KEYS,
+    FLOAT32_PRECISION,
+    SIZES,
+    all_finite,
+    attend_carefully,
+    finish_rows,
+    key_ranges,
+    online_softmax_update,
+    visible_pairs,
+)
+from course_lib.kernels.attention.tiles import candidate_tiles
+
+ALIGNMENT_BYTES = 16
+
+
+@triton.jit
+def attend(query, keys, values, batch, key_head, begin, end, band, softmax_state, scale_log2,
+           BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr):
+    """Stream over the tiles of keys and values in [begin, end); returns the softmax state after them."""
+    running_max, running_sum, accumulator = softmax_state
+    for start in tl.range(begin, end, BLOCK_N):
+        key_tile = keys.load([batch, key_head, start, 0]).reshape(BLOCK_N, BLOCK_D)
+        scores = tl.dot(query, key_tile.T, input_precision=FLOAT32_PRECISION)  # [BLOCK_M, BLOCK_N]
+        if MASKED:
+            scores = tl.where(visible_pairs(start + tl.arange(0, BLOCK_N), band), scores, float("-inf"))
+        weights, running_max, running_sum, accumulator = online_softmax_update(
+            scores, running_max, running_sum, accumulator, scale_log2, MASKED)
+        value_tile = values.load([batch, key_head, start, 0]).reshape(BLOCK_N, BLOCK_D)
+        accumulator = tl.dot(weights.to(value_tile.dtype), value_tile, accumulator, input_precision=FLOAT32_PRECISION)
+    return running_max, running_sum, accumulator  # [BLOCK_M], [BLOCK_M], [BLOCK_M, BLOCK_D]
+
+
+@triton.jit(do_not_specialize=SIZES)
+def flash_attention_tma_kernel(
+    queries, keys, values, outputs, lse_pointer,
+    key_pointer, key_batch_stride, key_head_stride, key_stride,
+    value_pointer, value_batch_stride, value_head_stride, value_stride,
+    query_heads, heads_per_key_head, query_length, key_length, keys_before, keys_after, scale_log2,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """One program: BLOCK_M queries of one head, against all the keys that they see."""
+    query_blocks = tl.cdiv(query_length, BLOCK_M)
+    batch_and_head = tl.program_id(0) // query_blocks
+    # The last queries see the most keys when causal: begin with them, so that the short programs fill the gaps.
+    first_query = (query_blocks - 1 - tl.program_id(0) % query_blocks) * BLOCK_M
+    batch = batch_and_head // query_heads
+    head = batch_and_head % query_heads
+    key_head = head // heads_per_key_head
+
+    # Positions count from the first key, and the last query stands at the last key.
+    first_position = first_query + key_length - query_length
+    band = first_position + tl.arange(0, BLOCK_M), key_length, keys_before, keys_after
+    last_position = tl.minimum(first_position + BLOCK_M, key_length) - 1
+    begin, whole_begin, whole_end, end = key_ranges(
+        first_position, last_position, key_length, keys_before, keys_after, BLOCK_N)
+
+    query = queries.load([batch, head, first_query, 0]).reshape(BLOCK_M, BLOCK_D)
+    running_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    running_sum = tl.zeros([BLOCK_M], tl.float32)
+    accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    state = running_max, running_sum, accumulator
+    if keys_before is not None:
+        state = attend(query, keys, values, batch, key_head, begin, whole_begin, band, state, scale_log2,
+                       BLOCK_N, BLOCK_D, MASKED=True)
+    state = attend(query, keys, values, batch, key_head, whole_begin, whole_end, band, state, scale_log2,
+                   BLOCK_N, BLOCK_D, MASKED=False)
+    state = attend(query, keys, values, batch, key_head, whole_end, end, band, state, scale_log2,
+                   BLOCK_N, BLOCK_D, MASKED=True)
+
+    running_max, running_sum, accumulator = state
+    if keys_before is not None or keys_after is not None:
+        if not all_finite(accumulator):
+            key_rows = key_pointer + batch.to(tl.int64) * key_batch_stride + key_head * key_head_stride
+            value_rows = value_pointer + batch.to(tl.int64) * value_batch_stride + key_head * value_head_stride
+            running_max, running_sum, accumulator = attend_carefully(
+                query, (key_rows, key_stride), (value_rows, value_stride), begin, end, key_length, band, scale_log2,
+                HEAD_DIM, CAREFUL_KEYS)
+    output, log_sum_exp = finish_rows(accumulator, running_max, running_sum)
+    outputs.store([batch, head, first_query, 0], output.to(outputs.dtype).reshape(1, 1, BLOCK_M, BLOCK_D))
+    if lse_pointer is not None:
+        rows = first_query + tl.arange(0, BLOCK_M)
+        lse_row = lse_pointer + batch_and_head.to(tl.int64) * query_length
+        tl.store(lse_row + rows, log_sum_exp, mask=rows < query_length)
+
+
+def copy_engine_takes(*tensors: torch.Tensor) -> bool:
+    """Whether the copy engine can address all of these [batch, heads, length, head_dim] tensors."""
+    return all(
+        tensor.data_ptr() % ALIGNMENT_BYTES == 0
+        and all(stride > 0 and stride * tensor.element_size() % ALIGNMENT_BYTES == 0 for stride in tensor.stride()[:3])
+        for tensor in tensors
+    )
+
+
+def descriptors(query, key, value, output, tiles, block_d: int) -> list[TensorDescriptor]:
+    """What the copy engine needs to know of [batch, heads, length, head_dim] tensors, which it moves in tiles."""
+    rows = (tiles.query_rows, tiles.key_rows, tiles.key_rows, tiles.query_rows)
+    return [
+        TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1, 1, tile_rows, block_d])
+        for tensor, tile_rows in zip((query, key, value, output), rows)
+    ]
+
+
+def compile_cases() -> list[CompileCase]:
+    """What ships, for the compile gate: the best tiles of each head dimension with a window, which has all the code."""
+    return [compile_case(*case) for case in ((90, 64), (90, 128), (90, 256), (100, 128))]
+
+
+def compile_case(arch: int, head_dim: int) -> CompileCase:
+    tiles = candidate_tiles(arch, torch.bfloat16, head_dim)[0]
+    rows = {"queries": "BLOCK_M", "keys": "BLOCK_N", "values": "BLOCK_N", "outputs": "BLOCK_M"}
+    types = {name: f"tensordesc<bf16[1,1,{tiles.blocks()[block]},{head_dim}]>" for name, block in rows.items()}
+    types |= {"lse_pointer": "*fp32", "key_pointer": "*bf16", "value_pointer": "*bf16", "scale_log2": "fp32"}
+    types |= {f"{matrix}{part}_stride": "i32" for matrix in ("key", "value") for part in ("_batch", "_head", "")}
+    sizes = ("query_heads", "heads_per_key_head", "query_length", "key_length", "keys_before", "keys_after")
+    return CompileCase(
+        flash_attention_tma_kernel, types | dict.fromkeys(sizes, "i32"),
+        {"HEAD_DIM": head_dim, "BLOCK_D": head_dim, **tiles.blocks()}, num_warps=tiles.warps, num_stages=tiles.stages,
+        archs=(arch,), instruction={90: "wgmma"}, label=f"{head_dim} {tuple(tiles)}",
+    )  # fmt: skip

@@ -1,0 +1,105 @@
+"""Exercise 2.2: the longest sequence whose tensors fit into memory."""
+
+from __future__ import annotations
+
+import math
+
+from course_lib.checker import Case, Exercise, Mistake
+
+
+def bytes_alive(length, heads, head_dim, item_bytes):
+    return item_bytes * heads * (2 * length * length + 4 * length * head_dim)
+
+
+def longest_oracle(memory_bytes, heads, head_dim, item_bytes):
+    # 2N² + 4DN <= memory / (b·h)  <=>  (N + D)² <= memory / (2·b·h) + D²
+    return math.isqrt(memory_bytes // (2 * item_bytes * heads) + head_dim * head_dim) - head_dim
+
+
+def longest_cases(draw):
+    heads, head_dim, item_bytes = draw.integer(2, 65), draw.choice((64, 80, 128)), draw.choice((2, 4))
+    length = draw.integer(1000, 60000)
+    exactly = bytes_alive(length, heads, head_dim, item_bytes)
+    shape = (heads, head_dim, item_bytes)
+    return [
+        Case("80 GB, 32 heads of 128, float16", (80 * 10**9, 32, 128, 2)),
+        Case("16 GB (a T4), 12 heads of 64, float32", (16 * 10**9, 12, 64, 4)),
+        Case("141 GB (an H200), one head of 128, float16", (141 * 10**9, 1, 128, 2)),
+        Case(f"memory for exactly {length} tokens, {heads} heads of {head_dim}", (exactly, *shape)),
+        Case("the same, less one byte", (exactly - 1, *shape)),
+        Case("not enough for a single token", (100, 32, 128, 2)),
+        # One byte short of 70,000,000 tokens: too close for a square root in floating point.
+        Case("one byte short of 70,000,000 tokens", (9_800_017_919_999_999, 1, 64, 1)),
+        Case("a length in the millions: 10¹⁶ bytes", (10**16 + draw.integer(0, 10**6), 1, 64, 1)),
+    ]
+
+
+def _largest_power(memory_bytes, *shape):
+    longest = longest_oracle(memory_bytes, *shape)
+    return 1 << (longest.bit_length() - 1) if longest else 0
+
+
+EXERCISE = Exercise(
+    id="2.2",
+    title="The longest sequence that fits",
+    entries=("longest_length",),
+    cases=longest_cases,
+    oracle=longest_oracle,
+    hints=(
+        "Write down first how many bytes a length N needs, all six tensors together. Four of them grow with N, two "
+        "with N².",
+        "Q, K, V and O: 4 · N · head_dim elements per head. S and P: 2 · N² elements per head. All times heads and "
+        "item_bytes.",
+        "You need the largest whole N whose bytes do not exceed memory_bytes. A loop over N is too slow for "
+        "millions; halve an interval instead, or solve the quadratic.",
+        "Solving: (N + D)² ≤ memory / (2 · item_bytes · heads) + D². `math.isqrt` takes an exact whole root of a "
+        "whole number, which `math.sqrt` does not.",
+        "`math.isqrt(memory_bytes // (2 * item_bytes * heads) + head_dim**2) - head_dim`",
+    ),
+    mistakes=(
+        Mistake(
+            "one_matrix",
+            "Only one N × N matrix was counted. While the softmax runs, the scores it reads and the probabilities "
+            "it writes both exist.",
+            result=lambda m, h, d, b: math.isqrt(m // (b * h) + 4 * d * d) - 2 * d,
+        ),
+        Mistake(
+            "one_matrix_alone",
+            "Only the scores were counted. The probabilities are a second matrix of that size, and Q, K, V and O "
+            "need room too.",
+            result=lambda m, h, d, b: math.isqrt(m // (b * h)),
+        ),
+        Mistake(
+            "inputs_forgotten",
+            "The two matrices were counted, and Q, K, V and O were not: 4 · N · head_dim elements per head. It is "
+            "little, and the answer is then too long by about head_dim tokens.",
+            result=lambda m, h, d, b: math.isqrt(m // (2 * b * h)),
+        ),
+        Mistake(
+            "one_too_long",
+            "That is the first length that does not fit. Return the one before it.",
+            result=lambda m, h, d, b: longest_oracle(m, h, d, b) + 1,
+        ),
+        Mistake(
+            "one_too_short",
+            "One token more would fit: a need that equals memory_bytes is allowed.",
+            when=lambda case, seen, got: isinstance(got, int) and got == longest_oracle(*case.args) - 1,
+        ),
+        Mistake(
+            "heads_forgotten",
+            "The number of heads is missing: every head has matrices of its own.",
+            result=lambda m, h, d, b: longest_oracle(m, 1, d, b),
+        ),
+        Mistake(
+            "bytes_forgotten",
+            "item_bytes is missing: memory is counted in bytes, tensors in elements.",
+            result=lambda m, h, d, b: longest_oracle(m, h, d, 1),
+        ),
+        Mistake(
+            "powers_of_two_only",
+            "You tried powers of two. The longest length that fits may lie almost a factor of two above the last "
+            "of them.",
+            result=_largest_power,
+        ),
+    ),
+)

@@ -1,0 +1,154 @@
+"""Exercise 4.2: tiles within a budget."""
+
+from __future__ import annotations
+
+from course_lib.checker import Case, Exercise, Mistake
+
+TILE_CHOICES = (16, 32, 64, 128, 256)
+REGISTERS_FOR_TILES = 128
+
+
+def shared_memory_oracle(query_rows, key_rows, head_dim, item_bytes, stages):
+    return (query_rows + 2 * stages * key_rows) * head_dim * item_bytes
+
+
+def traffic_oracle(heads, query_length, key_length, head_dim, item_bytes, query_rows):
+    query_tiles = -(-query_length // query_rows)
+    return heads * (2 * query_length + 2 * query_tiles * key_length) * head_dim * item_bytes
+
+
+def _tiles(
+    head_dim,
+    item_bytes,
+    budget,
+    threads,
+    *,
+    fits=lambda need, budget: need <= budget,
+    registers=REGISTERS_FOR_TILES,
+    order=lambda pair: pair,
+    stages=2,
+):
+    pairs = [
+        (m, n)
+        for m in TILE_CHOICES
+        for n in TILE_CHOICES
+        if fits((m + 2 * stages * n) * head_dim * item_bytes, budget) and m * (head_dim + n) <= registers * threads
+    ]
+    return max(pairs, key=order, default=None)
+
+
+def choose_tiles_oracle(head_dim, item_bytes, shared_memory_bytes, threads):
+    return _tiles(head_dim, item_bytes, shared_memory_bytes, threads)
+
+
+def budget_cases(draw):
+    lengths = [draw.integer(2, 5000) for _ in "qk"]
+    exact = shared_memory_oracle(64, 64, 128, 2, 2)
+    return [
+        Case("128 × 64 tiles, head dimension 64, float16, 3 stages", (128, 64, 64, 2, 3), "shared_memory"),
+        Case("64 × 64 tiles, head dimension 128, float32, one stage", (64, 64, 128, 4, 1), "shared_memory"),
+        Case("128 × 128 tiles, head dimension 128, float16, 2 stages", (128, 128, 128, 2, 2), "shared_memory"),
+        Case(
+            "32 heads, 8192 × 8192, head dimension 128, float16, 128 queries a tile",
+            (32, 8192, 8192, 128, 2, 128),
+            "traffic",
+        ),
+        Case("one query, 1000 keys", (8, 1, 1000, 64, 2, 64), "traffic"),
+        Case(f"{lengths[0]} queries, {lengths[1]} keys: a tile that is not full", (3, *lengths, 80, 4, 64), "traffic"),
+        Case("H100: 227 KiB, head dimension 128, float16, 256 threads", (128, 2, 227 << 10, 256), "choose_tiles"),
+        Case("H100, head dimension 64, 128 threads", (64, 2, 227 << 10, 128), "choose_tiles"),
+        Case("T4: 64 KiB, head dimension 128, float16, 128 threads", (128, 2, 64 << 10, 128), "choose_tiles"),
+        Case("RTX 4090: 99 KiB, head dimension 256, float16, 256 threads", (256, 2, 99 << 10, 256), "choose_tiles"),
+        Case("a budget that 64 × 64 tiles fill to the last byte", (128, 2, exact, 128), "choose_tiles"),
+        Case("the same, less one byte", (128, 2, exact - 1, 128), "choose_tiles"),
+        Case(
+            "48 KiB, head dimension 16, 64 threads: the largest beside the smallest",
+            (16, 2, 48 << 10, 64),
+            "choose_tiles",
+        ),
+        Case("16 KiB, head dimension 16, 256 threads: shared memory decides", (16, 2, 16 << 10, 256), "choose_tiles"),
+        Case("head dimension 65, one column more than registers for 128 × 64", (65, 2, 227 << 10, 128), "choose_tiles"),
+        Case("16 KiB and float32 rows of 256: nothing fits", (256, 4, 16 << 10, 128), "choose_tiles"),
+    ]
+
+
+def _for_arguments(count, function):
+    """A fingerprint for one of the exercise's functions, told apart by how many arguments it takes."""
+    return lambda *args: function(*args) if len(args) == count else None
+
+
+EXERCISE = Exercise(
+    id="4.2",
+    title="Tiles within a budget",
+    entries=("shared_memory", "traffic", "choose_tiles"),
+    cases=budget_cases,
+    oracle={"shared_memory": shared_memory_oracle, "traffic": traffic_oracle, "choose_tiles": choose_tiles_oracle},
+    hints=(
+        "A tile of r rows takes r · head_dim · item_bytes. Which tiles lie in shared memory, and how many copies of "
+        "each? The queries are loaded once; keys and values come in a stream, `stages` tiles of each on their way or "
+        "in use.",
+        "Traffic: count the programs of a head first, rounding up. Each reads its own queries, writes its own output, "
+        "and reads all keys and all values.",
+        "`choose_tiles` can try all 25 pairs. Keep those with shared_memory(...) <= budget and query_rows · (head_dim "
+        "+ key_rows) <= 128 · threads.",
+        "Python compares tuples from the left: max(pairs) prefers the largest query_rows, then the largest key_rows. "
+        "max(pairs, default=None) covers the case that none is left.",
+    ),
+    mistakes=(
+        Mistake(
+            "value_tile_forgotten",
+            "Only one tile is counted for each stage. Keys and values both stream through: two tiles for each stage.",
+            result=_for_arguments(5, lambda m, n, d, size, stages: (m + stages * n) * d * size),
+        ),
+        Mistake(
+            "stages_forgotten",
+            "The stages are missing: with s stages, s tiles of keys and s of values are held at once.",
+            result=_for_arguments(5, lambda m, n, d, size, stages: (m + 2 * n) * d * size),
+        ),
+        Mistake(
+            "stages_on_queries",
+            "The tile of queries is multiplied by the stages too. It is loaded once and stays.",
+            result=_for_arguments(5, lambda m, n, d, size, stages: stages * (m + 2 * n) * d * size),
+        ),
+        Mistake(
+            "keys_read_once",
+            "Keys and values are counted once. Every program of a head reads them all: multiply by the "
+            "number of query tiles.",
+            result=_for_arguments(6, lambda h, q, k, d, size, m: h * (2 * q + 2 * k) * d * size),
+        ),
+        Mistake(
+            "output_forgotten",
+            "The output is missing: it is written once, as many bytes as the queries.",
+            result=_for_arguments(6, lambda h, q, k, d, size, m: h * (q + 2 * -(-q // m) * k) * d * size),
+        ),
+        Mistake(
+            "tiles_rounded_down",
+            "The number of query tiles was rounded down. A last tile that is not full reads all keys too: round up.",
+            result=_for_arguments(6, lambda h, q, k, d, size, m: h * (2 * q + 2 * (q // m) * k) * d * size),
+        ),
+        Mistake(
+            "heads_forgotten",
+            "The heads are missing: each has queries, keys, values and an output of its own.",
+            result=_for_arguments(6, lambda h, q, k, d, size, m: traffic_oracle(1, q, k, d, size, m)),
+        ),
+        Mistake(
+            "registers_ignored",
+            "The registers are not looked at. query_rows · (head_dim + key_rows) float32 values must "
+            "find room in 128 registers of each thread.",
+            result=_for_arguments(
+                4, lambda d, size, budget, threads: _tiles(d, size, budget, threads, registers=1 << 30)
+            ),
+        ),
+        Mistake(
+            "key_rows_first",
+            "The largest key_rows is preferred. Bytes depend on query_rows alone: take the largest of those, "
+            "and the largest key_rows that goes with it.",
+            result=_for_arguments(4, lambda *args: _tiles(*args, order=lambda pair: pair[::-1])),
+        ),
+        Mistake(
+            "fits_strictly",
+            "Tiles that fill the budget to the last byte were refused. They fit: compare with <=.",
+            result=_for_arguments(4, lambda *args: _tiles(*args, fits=lambda need, budget: need < budget)),
+        ),
+    ),
+)

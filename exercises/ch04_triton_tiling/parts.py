@@ -1,0 +1,159 @@
+"""What the exercises of chapter 04 share: inputs, bytes on paper, and the slips of every tiled kernel."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from course_lib.checker import Case, Forbids, Mistake
+from exercises.ch04_triton_tiling.sentences import (
+    HALF_ACCUMULATOR,
+    HEAD_FORGOTTEN,
+    KEY_NOT_TRANSPOSED,
+    ONLY_FIRST_HEAD,
+    ONLY_FIRST_ROWS,
+    READS_OUTSIDE,
+    STORED_IN_ONE_HEAD,
+    WRITES_OUTSIDE,
+)
+from exercises.topics.attention import (
+    attention,
+    close_to,
+    heads_forgotten,
+    keys_not_turned,
+    length_first,
+    only_first,
+    stored_in_one_head,
+    visible_pairs,
+)
+from exercises.topics.evidence import (
+    GRID_AXES_EXCHANGED,
+    NAN_FROM_THE_START,
+    all_nan,
+    first_access,
+    program_beyond_the_heads,
+)
+
+TILE = 64  # BLOCK_M and BLOCK_N of the kernels in 4.3 to 4.6, as their launchers set them
+BIG = 55.0  # standard deviation of scores whose exponentials overflow in float32
+
+
+def matrices(draw, heads, query_length, key_length, head_dim, dtype=torch.float32, score=1.0):
+    """Query, key and value [heads, length, head_dim] whose scaled scores have the standard deviation `score`."""
+    size = math.sqrt(score)
+    query = draw.normal(heads, query_length, head_dim, dtype=dtype, scale=size)
+    key = draw.normal(heads, key_length, head_dim, dtype=dtype, scale=size)
+    return query, key, draw.normal(heads, key_length, head_dim, dtype=dtype)
+
+
+def far_below(draw, heads, query_length, key_length, head_dim=32):
+    """Query, key and value whose scores all lie near -200, where exp(score - 0) is 0 in float32."""
+    query = draw.normal(heads, query_length, head_dim, scale=0.3, shift=5.0)
+    key = draw.normal(heads, key_length, head_dim, scale=0.2, shift=-7.0)
+    return query, key, draw.normal(heads, key_length, head_dim)
+
+
+SKIPS_THE_WORK = Forbids(
+    ("scaled_dot_product_attention", "_scaled_dot_product", "bmm", "mm", "matmul", "_softmax", "softmax")
+)
+
+
+def outputs_only(query, key, value, *rest):
+    """The largest tensor that a kernel's launcher has any use for."""
+    return max(query.numel(), key.numel(), value.numel())
+
+
+def keys_read(query_length, key_length, causal, query_rows=TILE, key_rows=TILE) -> int:
+    """Rows of K (or V) of one head that all its programs load, tiles above the diagonal skipped."""
+    total = 0
+    for first in range(0, query_length, query_rows):
+        end = min(query_length, first + query_rows) + key_length - query_length if causal else key_length
+        total += min(key_length, -(-max(0, end) // key_rows) * key_rows)
+    return total
+
+
+def tiled_bytes(query, key, value, causal=False, *, lse=False) -> int:
+    """Bytes that programs of 64 queries move, keys in tiles of 64."""
+    heads, query_length, head_dim = query.shape
+    rows = 2 * query_length + 2 * keys_read(query_length, key.shape[1], causal)
+    return heads * (rows * head_dim * query.element_size() + 4 * query_length * lse)
+
+
+def causal_bytes(query, key, value) -> int:
+    return tiled_bytes(query, key, value, True)
+
+
+def makes_whole_matrix(case, seen, got):
+    query, key = case.args[:2]
+    pairs = query.shape[-3] * query.shape[-2] * key.shape[-2]
+    return seen.largest_allocation >= pairs > outputs_only(*case.args)
+
+
+def rereads_queries(case, seen, got):
+    """The queries were loaded more than once, and the numbers are right."""
+    query, key, value = case.args[:3]
+    times = [
+        counts["loaded"] / max(counts["distinct_loaded"], 1)
+        for name, counts in seen.traffic.items()
+        if name.startswith("q") and counts["loaded"]
+    ]
+    return bool(times) and max(times) > 1.5 and close_to(got, attention(query.double(), key.double(), value.double()))
+
+
+def layout_case(draw, name, *sizes, rest=()):
+    """Two heads: q as [length, heads, head_dim], k and v with gaps of their own, the output contiguous."""
+    query, key, value = matrices(draw, *sizes)
+    gap = query.shape[-1] // 4
+    return Case(name, (length_first(query), draw.spread_out(key, gap), draw.spread_out(value, 3 * gap), *rest))
+
+
+def read_as_contiguous(query, key, value, visible=None):
+    """In the case of three layouts the NaN in the gaps of K or V reaches every output; elsewhere nothing changes."""
+    output = attention(query, key, value, visible)
+    return output if query.is_contiguous() else torch.full_like(output, math.nan)
+
+
+def overflowing(draw, dtype=torch.float16):
+    """Equal scores, and values near 100 in float16: the weighted sum of 1024 of them is more than float16 holds."""
+    query, key, value = matrices(draw, 1, 64, 1024, 16, dtype=dtype)
+    return torch.zeros_like(query), key, value * 0.25 + 100.0
+
+
+def _half_accumulator(case, seen, got):
+    """float16: infinities or NaN where a sum over 1024 keys passed 65,504."""
+    output = got[0] if isinstance(got, tuple) else got
+    long = case.args[0].dtype == torch.float16 and case.args[1].shape[-2] >= 1024
+    return long and isinstance(output, torch.Tensor) and not bool(torch.isfinite(output).any())
+
+
+def of_every_kernel(attend, mask=lambda q, k, *rest: None):
+    """The slips of grids and heads, for kernels with a grid of (tiles of 64 queries, heads)."""
+
+    def unturned(query, key, value, *rest):
+        return keys_not_turned(query, key, value, TILE, mask(query, key, *rest))
+
+    return (
+        Mistake("head_forgotten", HEAD_FORGOTTEN, result=heads_forgotten(attend)),
+        Mistake("stored_in_one_head", STORED_IN_ONE_HEAD, result=stored_in_one_head(attend)),
+        Mistake("only_first_head", ONLY_FIRST_HEAD, result=only_first(attend, heads=True)),
+        Mistake("only_first_rows", ONLY_FIRST_ROWS, result=only_first(attend, rows=TILE)),
+        Mistake("nan_from_the_start", NAN_FROM_THE_START, when=all_nan, every=True),
+        Mistake("accumulator_in_float16", HALF_ACCUMULATOR, when=_half_accumulator, every=True),
+        Mistake("key_not_transposed", KEY_NOT_TRANSPOSED, result=unturned),
+        Mistake("grid_axes_exchanged", GRID_AXES_EXCHANGED, when=program_beyond_the_heads),
+    )
+
+
+OUTSIDE = (
+    Mistake("reads_outside", READS_OUTSIDE, when=first_access("reads")),
+    Mistake("writes_outside", WRITES_OUTSIDE, when=first_access("writes")),
+)
+
+
+def causal_pairs(query, key, distance=0):
+    return visible_pairs(query.shape[1], key.shape[1], distance)
+
+
+def causal_mask(query, key, causal):
+    return causal_pairs(query, key) if causal else None

@@ -1,0 +1,113 @@
+"""Exercise 7.1: which KV head a query head reads, and which query heads read a KV head."""
+
+from __future__ import annotations
+
+import torch
+
+from course_lib.checker import Case, Exercise, Mistake
+from exercises.ch07_grouped_query_attention.slips import BY_COUNT, BY_MODULO
+from exercises.topics.formulas import for_arguments
+
+
+def key_head_driver(functions, query_head, query_heads, key_heads):
+    try:
+        return functions["key_head_of"](query_head, query_heads, key_heads)
+    except ValueError:
+        return "ValueError"
+
+
+def groups_driver(functions, query_heads, key_heads):
+    try:
+        return functions["groups"](query_heads, key_heads)
+    except ValueError:
+        return "ValueError"
+
+
+def key_head_oracle(query_head, query_heads, key_heads):
+    if query_heads % key_heads:
+        return "ValueError"
+    return [head for head in range(key_heads) for _ in range(query_heads // key_heads)][query_head]
+
+
+def groups_oracle(query_heads, key_heads):
+    if query_heads % key_heads:
+        return "ValueError"
+    members = [
+        [head for head in range(query_heads) if key_head_oracle(head, query_heads, key_heads) == key_head]
+        for key_head in range(key_heads)
+    ]
+    return torch.tensor(members)
+
+
+def head_map_cases(draw):
+    head = draw.integer(9, 31)
+
+    def of_head(name, *args):
+        return Case(name, args, "key_head_of", key_head_driver)
+
+    def of_all(name, *args):
+        return Case(name, args, "groups", groups_driver)
+
+    return [
+        of_head("query head 5 of 8, 2 KV heads", 5, 8, 2),
+        of_head("query head 2 of 8, 4 KV heads", 2, 8, 4),
+        of_head("query head 11 of 12, 3 KV heads", 11, 12, 3),
+        of_head(f"query head {head} of 32, 8 KV heads", head, 32, 8),
+        of_head("as many KV heads as query heads", 6, 7, 7),
+        of_head("one KV head for all 71", 30, 71, 1),
+        of_head("10 query heads, 4 KV heads: refused", 9, 10, 4),
+        of_head("2 query heads, 4 KV heads: refused", 1, 2, 4),
+        of_all("8 query heads, 2 KV heads", 8, 2),
+        of_all("15 query heads, 5 KV heads", 15, 5),
+        of_all("7 of each", 7, 7),
+        of_all("5 query heads, one KV head", 5, 1),
+        of_all("9 query heads, 2 KV heads: refused", 9, 2),
+    ]
+
+
+def _where_it_divides(count, slip):
+    """A fingerprint that says nothing of head counts that don't divide: those have a mistake of their own."""
+    return for_arguments(count, lambda *args: slip(*args) if args[-2] % args[-1] == 0 else None)
+
+
+EXERCISE = Exercise(
+    id="7.1",
+    title="The head map",
+    entries=("key_head_of", "groups"),
+    cases=head_map_cases,
+    oracle={"key_head_of": key_head_oracle, "groups": groups_oracle},
+    hints=(
+        "How many query heads share one KV head? That is the group's size, and it is the same for all of them.",
+        "Groups are neighbours. With 8 query heads and 2 KV heads, 0 1 2 3 read KV head 0 and 4 5 6 7 read KV head 1: "
+        "a whole-number division by the group's size.",
+        "groups is the way back: KV head k is read by query heads k * group to (k + 1) * group - 1. As a tensor, that "
+        "is torch.arange(query_heads) in rows of `group`.",
+        "Before anything else: if query_heads % key_heads != 0: raise ValueError(...), with both numbers in its text.",
+    ),
+    mistakes=(
+        Mistake("by_modulo", BY_MODULO, result=_where_it_divides(3, lambda h, q, k: h % k)),
+        Mistake(
+            "groups_by_modulo",
+            BY_MODULO,
+            result=_where_it_divides(2, lambda q, k: torch.arange(q).view(-1, k).T),
+        ),
+        Mistake("by_count", BY_COUNT, result=_where_it_divides(3, lambda h, q, k: h // k)),
+        Mistake(
+            "groups_of_key_heads",
+            "You made groups of key_heads members each. It is the other way round: a row for each KV head, with "
+            "query_heads // key_heads members.",
+            result=_where_it_divides(2, lambda q, k: torch.arange(q).view(-1, k)),
+        ),
+        Mistake(
+            "groups_turned",
+            "The groups are right, and stand in columns. Row k holds the query heads of KV head k.",
+            result=_where_it_divides(2, lambda q, k: torch.arange(q).view(k, -1).T),
+        ),
+        Mistake(
+            "not_refused",
+            "Head counts that don't divide were accepted. Some query heads would then share a KV head with fewer "
+            "others, or read one that isn't there; no kernel is written for that. Raise a ValueError.",
+            when=lambda case, seen, got: case.args[-2] % case.args[-1] != 0 and not isinstance(got, str),
+        ),
+    ),
+)

@@ -1,0 +1,256 @@
+"""Exercise 8.4: into how many parts to split the keys."""
+
+from __future__ import annotations
+
+from course_lib.checker import Case, Exercise, Mistake
+
+LEAST_KEYS, MOST_SPLITS = 64, 256
+
+
+CLOSE_ENOUGH = 1.005  # half a percent above the least time is as good: no model is better than that
+
+
+H200 = {"slots": 132, "bandwidth": 4.3e12, "program_bandwidth": 40e9, "start_seconds": 2e-6, "launch_seconds": 3e-6}
+
+
+T4 = {"slots": 40, "bandwidth": 0.25e12, "program_bandwidth": 12e9, "start_seconds": 3e-6, "launch_seconds": 5e-6}
+
+
+# Imagined: so many slots that splitting never stops to pay, and only what is allowed limits it.
+WIDE = {
+    "slots": 5000,
+    "bandwidth": 20e12,
+    "program_bandwidth": 10e9,
+    "start_seconds": 1e-7,
+    "launch_seconds": 1e-8,
+}
+
+
+def _pass_seconds(programs, program_bytes, chip, *, starts=None):
+    """The kernel over the keys, wave after wave; `starts` how often a program's start is waited for."""
+    full, rest = divmod(programs, chip["slots"])
+    waves = [chip["slots"]] * full + [rest] * bool(rest)
+    reading = sum(n * program_bytes / min(chip["bandwidth"], n * chip["program_bandwidth"]) for n in waves)
+    return reading + chip["start_seconds"] * (len(waves) if starts is None else starts)
+
+
+def _model(
+    splits,
+    batch,
+    query_heads,
+    key_heads,
+    context,
+    head_dim,
+    item_bytes,
+    chip,
+    *,
+    matrices=2,
+    keys=lambda context, splits: -(-context // splits),
+    starts=None,
+    crossings=2,
+    partial_heads=None,
+    numbers=lambda head_dim: head_dim + 1,
+    partial_bytes=4,
+    launch=True,
+    free_when_single=True,
+):
+    """decode_microseconds, with the classic slips on demand."""
+    program_bytes = matrices * keys(context, splits) * head_dim * item_bytes
+    seconds = _pass_seconds(batch * key_heads * splits, program_bytes, chip, starts=starts)
+    if splits == 1 and free_when_single:
+        return 1e6 * seconds
+    heads = query_heads if partial_heads is None else partial_heads(query_heads, key_heads)
+    moved = crossings * splits * batch * heads * numbers(head_dim) * partial_bytes
+    return 1e6 * (seconds + launch * chip["launch_seconds"] + moved / chip["bandwidth"])
+
+
+def decode_microseconds_oracle(*args):
+    return _model(*args)
+
+
+def _allowed(context):
+    return range(1, max(1, min(MOST_SPLITS, context // LEAST_KEYS)) + 1)
+
+
+def _choice(price, *args):
+    """The number of splits with the least `price(splits, *args)`; args as of choose_splits."""
+    return min(_allowed(args[3]), key=lambda splits: price(splits, *args))
+
+
+def _priced(*args):
+    """args of choose_splits with a price list: microseconds for each number of splits, from 1; the best ones alike."""
+    prices = [_model(splits, *args) for splits in _allowed(args[3])]
+    best = min(prices)
+    return (*args, [best if price <= CLOSE_ENOUGH * best else price for price in prices])
+
+
+def price_of_choice(functions, batch, query_heads, key_heads, context, head_dim, item_bytes, chip, prices):
+    splits = functions["choose_splits"](batch, query_heads, key_heads, context, head_dim, item_bytes, dict(chip))
+    if isinstance(splits, bool) or not isinstance(splits, int) or not 1 <= splits <= len(prices):
+        raise ValueError(f"choose_splits returned {splits!r}; a whole number from 1 to {len(prices)} is asked for here")
+    return prices[splits - 1]
+
+
+def price_oracle(*args):
+    return min(args[-1])
+
+
+def splits_cases(draw):
+    def microseconds(name, *args):
+        return Case(name, args, "decode_microseconds")
+
+    def choice(name, *args):
+        return Case(f"{name} Judged by its µs", _priced(*args), "choose_splits", driver=price_of_choice)
+
+    batch, key_heads = draw.integer(2, 12), draw.choice((1, 2, 4, 8))
+    group, context = draw.choice((1, 2, 4, 8)), draw.integer(2000, 60000)
+    drawn = (batch, key_heads * group, key_heads, context, 64, 4)
+    return [
+        microseconds("131072 keys of one sequence, 32/8 heads, no split, H200", 1, 1, 32, 8, 131072, 128, 2, H200),
+        microseconds("the same with 16 splits", 16, 1, 32, 8, 131072, 128, 2, H200),
+        microseconds("17 splits: a second wave of 4 programs", 17, 1, 32, 8, 131072, 128, 2, H200),
+        microseconds("1000 keys in 7 splits of 142 or 143", 7, 2, 16, 2, 1000, 64, 2, T4),
+        microseconds("33 splits of an 8-bit cache: two whole waves", 33, 1, 32, 8, 50000, 128, 1, H200),
+        microseconds(
+            f"{batch} sequences, {key_heads * group}/{key_heads} heads, {context} keys, 9 splits", 9, *drawn, T4
+        ),
+        choice("which number for 131072 keys, 32/8 heads, H200?", 1, 32, 8, 131072, 128, 2, H200),
+        choice("which for 8192 keys?", 1, 32, 8, 8192, 128, 2, H200),
+        choice("which for 256 keys?", 1, 32, 8, 256, 128, 2, H200),
+        choice("which for 50 keys, less than one tile?", 1, 32, 8, 50, 128, 2, H200),
+        choice("which for 50 keys on a chip of 5000 slots?", 1, 8, 1, 50, 64, 2, WIDE),
+        choice("which for 640 keys there?", 1, 8, 1, 640, 64, 2, WIDE),
+        choice("which for 639 keys there: not quite ten tiles?", 1, 8, 1, 639, 64, 2, WIDE),
+        choice("which for 131072 keys there?", 1, 8, 1, 131072, 64, 2, WIDE),
+        choice("which for 64 sequences of 4096 keys?", 64, 32, 8, 4096, 128, 2, H200),
+        choice("which for 16 sequences of 8192 keys, 128 programs without a split?", 16, 32, 8, 8192, 128, 2, H200),
+        choice("which for 13 sequences of 60000 keys, 104 programs without a split?", 13, 32, 8, 60000, 128, 2, H200),
+        choice("which for one KV head with 128 query heads, 16384 keys?", 1, 128, 1, 16384, 128, 2, H200),
+        choice(f"which for {batch} sequences, {key_heads * group}/{key_heads} heads, {context} keys, T4?", *drawn, T4),
+    ]
+
+
+def _timed(**slips):
+    """A fingerprint for decode_microseconds."""
+    return lambda *args: _model(*args, **slips) if isinstance(args[-1], dict) else None
+
+
+def _chosen(choose):
+    """A fingerprint for choose_splits: the price of `choose(*args)`, held to what is allowed."""
+
+    def result(*args):
+        if isinstance(args[-1], dict):
+            return None
+        *args, prices = args
+        return prices[min(max(1, choose(*args)), len(prices)) - 1]
+
+    return result
+
+
+def _one_wave(batch, query_heads, key_heads, context, head_dim, item_bytes, chip):
+    return chip["slots"] // (batch * key_heads)
+
+
+EXERCISE = Exercise(
+    id="8.4",
+    title="How many splits",
+    entries=("decode_microseconds", "choose_splits"),
+    cases=splits_cases,
+    oracle={"decode_microseconds": decode_microseconds_oracle, "choose_splits": price_oracle},
+    hints=(
+        "Two terms, in seconds first. The pass over the keys is kernel_seconds of all programs; what does one read? "
+        "Keys and values of its split, and splits that are not even are as slow as the longest one.",
+        "program_bytes = 2 · ⌈context / splits⌉ · head_dim · item_bytes, and there are batch · key_heads · splits "
+        "programs.",
+        "The second term is 0 for one split. Otherwise: launch_seconds, and the partial results at the full bandwidth, "
+        "once written and once read. For every split, sequence and *query* head these are head_dim + 1 float32 "
+        "numbers.",
+        "`choose_splits` may try them all: min(range(1, most + 1), key=lambda splits: decode_microseconds(splits, "
+        "...)), with most = max(1, min(256, context // 64)).",
+    ),
+    mistakes=(
+        Mistake(
+            "in_seconds",
+            "The result is in seconds; microseconds are asked for: times 1e6.",
+            result=lambda *args: 1e-6 * _model(*args) if isinstance(args[-1], dict) else None,
+        ),
+        Mistake(
+            "values_forgotten",
+            "A program reads one matrix in your formula. It reads keys and values: twice as many bytes.",
+            result=_timed(matrices=1),
+        ),
+        Mistake(
+            "keys_rounded_down",
+            "context / splits was rounded down, so that keys are left over. The largest split has ⌈context / splits⌉ "
+            "keys.",
+            result=_timed(keys=lambda context, splits: context // splits),
+        ),
+        Mistake(
+            "keys_in_fractions",
+            "context / splits was not rounded. A split holds whole keys, and the longest one decides: ⌈context / "
+            "splits⌉.",
+            result=_timed(keys=lambda context, splits: context / splits),
+        ),
+        Mistake(
+            "partials_cross_once",
+            "The partial results are counted once. They are written by the one kernel and read by the other: twice.",
+            result=_timed(crossings=1),
+        ),
+        Mistake(
+            "partials_by_key_heads",
+            "The partial results are counted for the KV heads. Every query head has its own output and its own "
+            "log-sum-exp.",
+            result=_timed(partial_heads=lambda query_heads, key_heads: key_heads),
+        ),
+        Mistake(
+            "log_sum_exp_forgotten",
+            "The log-sum-exps are missing: each partial result is head_dim numbers and one more.",
+            result=_timed(numbers=lambda head_dim: head_dim),
+        ),
+        Mistake(
+            "partials_in_half_precision",
+            "The partial results are counted with the cache's item_bytes. They are float32, 4 bytes a number.",
+            result=lambda *args: _model(*args, partial_bytes=args[6]) if isinstance(args[-1], dict) else None,
+        ),
+        Mistake(
+            "launch_forgotten",
+            "The second kernel's launch is missing: launch_seconds, whenever there is more than one split.",
+            result=_timed(launch=False),
+        ),
+        Mistake(
+            "combine_without_a_split",
+            "With one split you count a combine. Nothing is left to combine: the kernel writes the output itself.",
+            result=_timed(free_when_single=False),
+        ),
+        Mistake(
+            "combine_forgotten",
+            "The choice looks at the pass over the keys alone. What a split adds in partial results and in a second "
+            "launch counts too, most of all for short contexts.",
+            result=_chosen(lambda *args: _choice(lambda *a: _model(*a, crossings=0, launch=False), *args)),
+        ),
+        Mistake(
+            "always_one_wave",
+            "The choice fills the chip once, whatever that costs and gains. Short contexts are better off without a "
+            "second kernel, and programs that leave a part of the chip idle may gain by a second wave. Compare the "
+            "times.",
+            result=_chosen(_one_wave),
+        ),
+        Mistake(
+            "one_wave_rounded_up",
+            "The choice is the chip's slots divided by batch · key_heads, rounded up: a few programs more than one "
+            "wave, and a second wave for them. Compare the times.",
+            result=_chosen(lambda *args: -(-args[6]["slots"] // (args[0] * args[2]))),
+        ),
+        Mistake(
+            "as_many_as_allowed",
+            "The choice is the largest number that is allowed. Each split costs its partial results: compare the "
+            "times.",
+            result=_chosen(lambda *args: MOST_SPLITS),
+        ),
+        Mistake(
+            "slowest_chosen",
+            "The choice is the slowest number of splits, not the fastest. Take the minimum.",
+            result=_chosen(lambda *args: _choice(lambda *a: -_model(*a), *args)),
+        ),
+    ),
+)

@@ -1,0 +1,191 @@
+"""Exercise 9.1: the schedule of a producer and its consumers, played on a model of the ring and its barriers."""
+
+from __future__ import annotations
+
+from course_lib.checker import Case, Exercise, Mistake
+from course_lib.hardware.ring_model import play_ring
+
+
+def schedule(
+    *,
+    producer_buffer=lambda block, stages: block % stages,
+    consumer_buffer=lambda block, stages: block % stages,
+    producer_parity=lambda block, stages: block // stages & 1 ^ 1,
+    consumer_parity=lambda block, stages: block // stages & 1,
+    producer_waits=True,
+    consumer_waits=True,
+    copies=lambda blocks: range(blocks),
+    waits_for_its_copy=False,
+    frees="after",
+):
+    """A producer and a consumer as `play_ring` takes them, with the classic slips on demand."""
+
+    def producer(blocks, stages):
+        for block in copies(blocks):
+            buffer = producer_buffer(block, stages)
+            if producer_waits:
+                yield "wait", "free", buffer, producer_parity(block, stages)
+            yield "load", buffer, block
+            if waits_for_its_copy:
+                yield "wait", "ready", buffer, consumer_parity(block, stages)
+
+    def consumer(blocks, stages):
+        for block in range(blocks):
+            buffer = consumer_buffer(block, stages)
+            if consumer_waits:
+                yield "wait", "ready", buffer, consumer_parity(block, stages)
+            if frees == "before":
+                yield "arrive", "free", buffer
+            yield "read", buffer
+            if frees == "after":
+                yield "arrive", "free", buffer
+
+    return {"producer": producer, "consumer": consumer}
+
+
+def played(**slips):
+    """What the ring makes of a schedule with these slips: called like the driver, but for the functions."""
+    return lambda *args: play_ring(schedule(**slips), *args)
+
+
+def ring_cases(draw):
+    def case(name, blocks, stages, read_ticks, copy_ticks=20):
+        return Case(name, (blocks, stages, len(read_ticks), copy_ticks, read_ticks), driver=play_ring)
+
+    stages, blocks = draw.choice((3, 5, 6)), draw.integer(14, 30)
+    slow, fast = draw.integer(60, 90), draw.integer(2, 6)
+    return [
+        case("1 block, 1 buffer, 1 consumer", 1, 1, [5]),
+        case("5 blocks, 1 buffer", 5, 1, [5]),
+        case("8 blocks, 2 buffers, slow copies", 8, 2, [5], copy_ticks=100),
+        case("9 blocks, 3 buffers, a slow consumer", 9, 3, [60]),
+        case("8 blocks, 4 buffers, 2 consumers", 8, 4, [10, 10]),
+        case("7 blocks, 2 buffers, 2 consumers, the second slow", 7, 2, [5, 50]),
+        case(f"{blocks} blocks, {stages} buffers, 2 consumers, the first slow", blocks, stages, [slow, fast]),
+        case("3 blocks, 4 buffers: more than needed", 3, 4, [5]),
+    ]
+
+
+EXERCISE = Exercise(
+    id="9.1",
+    title="The phases of a ring",
+    entries=("producer", "consumer"),
+    cases=ring_cases,
+    oracle=played(),
+    hints=(
+        "Give each use of a buffer a number: block b is use b // stages of buffer b % stages. The first use is number "
+        "0.",
+        "When block b has landed, ready[buffer] has completed phase b // stages. A consumer waits for that phase's "
+        "parity.",
+        "Before use n of a buffer can be filled, use n - 1 must be over: free[buffer] must have completed phase n - "
+        "1. Its parity is the other one, and for n = 0 it is 1, which a fresh barrier lets pass.",
+        'The producer: ("wait", "free", buffer, phase ^ 1), ("load", buffer, block). A consumer: ("wait", "ready", '
+        'buffer, phase), ("read", buffer), ("arrive", "free", buffer), with phase = block // stages & 1 in both.',
+    ),
+    mistakes=(
+        Mistake(
+            "producer_waits_for_its_own_phase",
+            "The producer waits for free[buffer] to complete the phase of the use that it is about to begin. Nobody "
+            "can complete it before there is something to read: everyone waits for ever. It wants the phase before, "
+            "whose parity is the other one; on a fresh barrier that passes.",
+            result=played(producer_parity=lambda block, stages: block // stages & 1),
+        ),
+        Mistake(
+            "consumer_waits_for_the_phase_before",
+            "A consumer waits for the phase before its own, which is complete before the copy has even begun. It reads "
+            "what is not there yet. Use n of a buffer is ready when phase n of ready[buffer] is complete.",
+            result=(
+                played(consumer_parity=lambda block, stages: block // stages & 1 ^ 1),
+                played(
+                    consumer_parity=lambda block, stages: block // stages & 1 ^ 1,
+                    producer_parity=lambda block, stages: block // stages & 1,
+                ),
+            ),
+        ),
+        Mistake(
+            "parity_of_the_block",
+            "The parity changes with every block. A barrier's phase changes when its buffer comes round again, after "
+            "`stages` blocks: the phase is block // stages.",
+            result=(
+                played(
+                    producer_parity=lambda block, stages: block & 1 ^ 1, consumer_parity=lambda block, stages: block & 1
+                ),
+                played(producer_parity=lambda block, stages: block & 1 ^ 1),
+                played(consumer_parity=lambda block, stages: block & 1),
+            ),
+        ),
+        Mistake(
+            "parity_of_the_buffer",
+            "The parity is that of the buffer's number. It says how often the buffer was used, not which one it is: "
+            "block // stages & 1.",
+            result=played(
+                producer_parity=lambda block, stages: block % stages & 1 ^ 1,
+                consumer_parity=lambda block, stages: block % stages & 1,
+            ),
+        ),
+        Mistake(
+            "parity_never_changes",
+            "The parity stays the same for every use of a buffer. It flips each time the buffer comes round again: "
+            "block // stages & 1.",
+            result=(
+                played(producer_parity=lambda block, stages: 1, consumer_parity=lambda block, stages: 0),
+                played(producer_parity=lambda block, stages: 1),
+                played(consumer_parity=lambda block, stages: 0),
+            ),
+        ),
+        Mistake(
+            "filled_without_asking",
+            "The producer fills a buffer without waiting until its last use is over: blocks are overwritten before or "
+            "while they are read. Wait for free[buffer] before each load.",
+            result=played(producer_waits=False),
+        ),
+        Mistake(
+            "read_without_asking",
+            "A consumer reads without waiting for the copy. Wait for ready[buffer] first.",
+            result=played(consumer_waits=False),
+        ),
+        Mistake(
+            "never_freed",
+            "No consumer ever says that it is done with a buffer, so the producer waits for ever once all buffers are "
+            "full. Arrive at free[buffer] after each read.",
+            result=played(frees="never"),
+        ),
+        Mistake(
+            "freed_before_read",
+            "A consumer frees its buffer before it reads it. The copy engine may then be faster than the reader. "
+            "Arrive at free[buffer] after the read.",
+            result=played(frees="before"),
+        ),
+        Mistake(
+            "one_buffer_only",
+            "All blocks go through one buffer, and the others stay unused: no copy can run ahead. Block b belongs into "
+            "buffer b % stages.",
+            result=played(
+                producer_buffer=lambda block, stages: 0,
+                consumer_buffer=lambda block, stages: 0,
+                producer_parity=lambda block, stages: block & 1 ^ 1,
+                consumer_parity=lambda block, stages: block & 1,
+            ),
+        ),
+        Mistake(
+            "waits_for_its_own_copy",
+            "The producer waits for each copy before it asks for the next, so that only one is under way at a time. "
+            "Who asks need not wait: the copy engine arrives at ready[buffer] by itself.",
+            result=played(waits_for_its_copy=True),
+        ),
+        Mistake(
+            "last_block_missing",
+            "The producer stops one block early, and the consumers wait for the last one for ever. There are `blocks` "
+            "loads.",
+            result=played(copies=lambda blocks: range(blocks - 1)),
+        ),
+        Mistake(
+            "consumers_wait_for_ever",
+            "The producer has come to its end, and a consumer waits at ready[buffer] for a parity that will not come. "
+            "Play one buffer by hand: when use n has landed, phase n of ready[buffer] is complete, and the consumer "
+            "wants the parity n & 1 with n = block // stages. The producer, who waits for use n - 1 to be over, wants "
+            "the other one.",
+            when=lambda case, seen, got: isinstance(got, dict) and got["ending"].startswith("deadlock: consumer"),
+        ),
+    ),
+)

@@ -1,0 +1,263 @@
+"""Exercise 9.5: eight bits for attention's inputs, and a rotation that spreads outliers before they are rounded."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from course_lib.checker import Case, Exercise, Forbids, Mistake
+
+LARGEST = 448.0  # of float8_e4m3fn
+
+
+def hadamard_matrix(size: int) -> torch.Tensor:
+    """[size, size] of 1 and -1 in the order in which doubling makes it, float64."""
+    matrix = torch.ones(1, 1, dtype=torch.float64)
+    while matrix.shape[0] < size:
+        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
+    return matrix
+
+
+# A driver is sent to the worker by its source alone, so these two stand by themselves.
+
+
+def rotated(functions, vectors):
+    """The learner's rotation, and the largest difference between scores before and after it, over their size."""
+    turned = functions["hadamard"](vectors.clone())
+    before, after = vectors @ vectors.T, turned @ turned.T
+    return turned, round(float((before - after).norm() / before.norm()), 3)
+
+
+def quantised(functions, tensor, rows):
+    """What codes and scales amount to: is every code an e4m3 value, the scales, the error over the size."""
+    import torch
+
+    codes, scales = functions["quantise"](tensor, rows)
+    # What lies beyond 448 becomes NaN (PyTorch 2.11) or 448 (2.13); both are e4m3 values.
+    exact = bool(((codes.to(torch.float8_e4m3fn).to(codes.dtype) == codes) | codes.isnan()).all())
+    codes = codes.to(torch.float8_e4m3fn).float()
+    largest = float(codes.abs().max())
+    restored = codes * scales.repeat_interleave(rows)[: len(tensor), None]
+    size = float(tensor.norm())
+    return exact, scales, largest, float((restored - tensor).norm()) / size if size else float(restored.norm())
+
+
+def hadamard_of(vectors, *, divisor=None):
+    size = vectors.shape[-1]
+    matrix = hadamard_matrix(size).to(vectors.dtype)
+    return vectors @ matrix / (math.sqrt(size) if divisor is None else divisor(size))
+
+
+def rotated_oracle(vectors):
+    return hadamard_of(vectors), 0.0
+
+
+def by_doubling(vectors):
+    """The same rotation, its additions in the order of the fast transform: another rounding that is as good."""
+    shape, width = vectors.shape, 1
+    while width < shape[-1]:
+        pairs = vectors.reshape(-1, 2, width)
+        vectors = torch.stack((pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]), dim=1).reshape(shape)
+        width *= 2
+    return vectors / math.sqrt(shape[-1]), 0.0
+
+
+def scales_of(tensor, rows, *, largest=LARGEST, size=lambda block: block.abs().amax()):
+    scales = torch.stack([size(block) for block in tensor.split(rows)]) / largest
+    return torch.where(scales == 0, torch.ones_like(scales), scales)
+
+
+def quantised_with(tensor, rows, scales):
+    codes = (tensor.float() / scales.float().repeat_interleave(rows)[: len(tensor), None]).to(torch.float8_e4m3fn)
+    restored = codes.double() * scales.double().repeat_interleave(rows)[: len(tensor), None]
+    size = float(tensor.double().norm())
+    error = float((restored - tensor.double()).norm())
+    return True, scales, float(codes.float().abs().max()), error / size if size else error
+
+
+def quantised_oracle(tensor, rows):
+    return quantised_with(tensor, rows, scales_of(tensor, rows))
+
+
+def number_cases(draw):
+    rows, blocks = draw.choice((16, 48)), draw.integer(3, 6)
+    heavy = draw.normal(96, 64)
+    heavy[draw.integer(0, 96), draw.integer(0, 64)] = 400.0
+    growing = draw.normal(128, 32) * torch.logspace(-4, 3, 128)[:, None]
+    negative = draw.normal(64, 32)
+    negative[7, 3] = -60.0
+    empty = torch.cat((draw.normal(32, 16), torch.zeros(32, 16)))
+    plain, turn, code = draw.normal, "hadamard", "quantise"
+    one_hot = torch.zeros(3, 64)
+    one_hot[0, 0] = one_hot[1, 5] = one_hot[2, 63] = 8.0
+    return [
+        Case("20 vectors of 64", (plain(20, 64),), turn, rotated),
+        Case("5 vectors of 128", (plain(5, 128),), turn, rotated),
+        Case("one number each", (plain(4, 1),), turn, rotated),
+        Case("vectors of 2", (plain(7, 2),), turn, rotated),
+        Case("one outlier in each", (one_hot,), turn, rotated),
+        Case("64 × 32, one block", (plain(64, 32), 64), code, quantised),
+        Case(f"{rows * blocks} × 64 in blocks of {rows}", (plain(rows * blocks, 64), rows), code, quantised),
+        Case("an outlier of 400 in one block", (heavy, 32), code, quantised),
+        Case("rows from 0.0001 to 1000", (growing, 16), code, quantised),
+        Case("the largest is negative", (negative, 64), code, quantised),
+        Case("a block of zeros", (empty, 32), code, quantised),
+        Case("the last block is smaller: 70 rows in blocks of 32", (plain(70, 32), 32), code, quantised),
+        Case("the last block is one row: 65 in blocks of 32", (plain(65, 32), 32), code, quantised),
+    ]
+
+
+def _vectors(slip):
+    """A fingerprint of the rotation: the rotated vectors, and how far scores then are from what they were."""
+
+    def result(*args):
+        if len(args) != 1:
+            return None
+        vectors, turned = args[0], slip(args[0])
+        before, after = vectors @ vectors.T, turned @ turned.T
+        return turned, round(float((before - after).norm() / before.norm()), 3)
+
+    return result
+
+
+def _codes(scales):
+    return lambda *args: quantised_with(*args, scales(*args)) if len(args) == 2 else None
+
+
+def _not_rounded(case, seen, got):
+    """The numbers were scaled and never cast, so that codes are no e4m3 values."""
+    return len(case.args) == 2 and isinstance(got, (tuple, list)) and len(got) == 4 and got[0] is False
+
+
+def _whole_tensor(tensor, rows):
+    count = -(-len(tensor) // rows)
+    return scales_of(tensor, len(tensor)).expand(count).clone()
+
+
+def _walsh(vectors):
+    """The rows of the matrix in order of their sign changes: a rotation, but another one."""
+    matrix = hadamard_matrix(vectors.shape[-1])
+    changes = (matrix[:, 1:] != matrix[:, :-1]).sum(dim=1)
+    return vectors @ matrix[changes.argsort()].T.to(vectors.dtype) / math.sqrt(vectors.shape[-1])
+
+
+EXERCISE = Exercise(
+    id="9.5",
+    title="Eight bits, and where outliers go",
+    entries=("hadamard", "quantise"),
+    cases=number_cases,
+    oracle={"hadamard": rotated_oracle, "quantise": quantised_oracle},
+    plain=(lambda *args: by_doubling(*args) if len(args) == 1 else quantised_oracle(*args),),
+    relative_tolerance=2e-3,
+    requirements=(Forbids(("_fake_quantize_per_tensor_affine", "quantize_per_tensor")),),
+    hints=(
+        "H of 2n is [[H, H], [H, -H]], and H of 1 is [[1]]. torch.cat twice doubles the matrix.",
+        "Each row of H has the length √head_dim. Divide by that, and the rotation keeps lengths and dot products.",
+        "One scale for each block: the largest absolute value of the block, divided by 448. torch.split(tensor, rows) "
+        "gives the blocks, the last one as small as it is.",
+        "codes = (block / scale).to(torch.float8_e4m3fn).float(). A block of zeros would divide by 0: its scale is 1.",
+    ),
+    mistakes=(
+        Mistake(
+            "not_normalised",
+            "The rotated vectors are √head_dim times too long, and scores grow by head_dim. Divide by √head_dim.",
+            result=_vectors(lambda vectors: hadamard_of(vectors, divisor=lambda size: 1.0)),
+        ),
+        Mistake(
+            "divided_by_the_size",
+            "The rotated vectors are √head_dim times too short. Each row of H has the length √head_dim; divide by "
+            "that, not by head_dim.",
+            result=_vectors(lambda vectors: hadamard_of(vectors, divisor=float)),
+        ),
+        Mistake(
+            "sign_changes_order",
+            "That is a Hadamard matrix in another order of its rows (by the number of sign changes). Here the order "
+            "is the one in which doubling makes it.",
+            result=_vectors(_walsh),
+        ),
+        Mistake(
+            "only_one_doubling",
+            "Neighbours (or the two halves) were added and subtracted once. The matrix is doubled log2(head_dim) "
+            "times.",
+            result=(_vectors(lambda v: _one_doubling(v, 1)), _vectors(lambda v: _one_doubling(v, v.shape[-1] // 2))),
+        ),
+        Mistake(
+            "one_scale_for_all",
+            "All blocks have the same scale, that of the largest value of the tensor. An outlier then costs every "
+            "block its precision: each block has a scale of its own.",
+            result=_codes(_whole_tensor),
+        ),
+        Mistake(
+            "sign_forgotten",
+            "The scale was taken from the largest value, not from the largest absolute value. Where the largest is "
+            "negative, codes pass 448 and become NaN or are cut off.",
+            result=_codes(lambda tensor, rows: scales_of(tensor, rows, size=lambda block: block.amax())),
+        ),
+        Mistake(
+            "largest_of_another_format",
+            "The largest code is not 448. e4m3fn reaches from -448 to 448; 240 is e4m3fnuz, 57,344 is e5m2, and 127 an "
+            "8-bit integer.",
+            result=tuple(
+                _codes(lambda tensor, rows, largest=largest: scales_of(tensor, rows, largest=largest))
+                for largest in (240.0, 127.0, 57344.0)
+            ),
+        ),
+        Mistake(
+            "mean_for_largest",
+            "The scale was taken from the mean of the absolute values. What is larger than 448 scales becomes NaN or "
+            "is cut off: take the largest.",
+            result=_codes(lambda tensor, rows: scales_of(tensor, rows, size=lambda block: block.abs().mean())),
+        ),
+        Mistake(
+            "scale_upside_down",
+            "You returned what the values were multiplied with, 448 / largest. The scale is what codes are multiplied "
+            "with to restore them: largest / 448.",
+            when=lambda case, seen, got: _upside_down(case, got),
+        ),
+        Mistake(
+            "zeros_divided_by_zero",
+            "A block of zeros has the scale 0, and 0 / 0 is NaN. Give such a block the scale 1.",
+            when=lambda case, seen, got: _zero_scale(case, got),
+            every=True,
+        ),
+        Mistake(
+            "not_rounded",
+            "The codes are not e4m3 values: they were scaled and never cast. (block / "
+            "scale).to(torch.float8_e4m3fn).float() rounds them.",
+            when=_not_rounded,
+        ),
+    ),
+)
+
+
+def _one_doubling(vectors, width):
+    if vectors.shape[-1] < 2:
+        return vectors
+    pairs = vectors.reshape(-1, 2, width)
+    turned = torch.stack((pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]), dim=1)
+    return turned.reshape(vectors.shape) / math.sqrt(2)
+
+
+def _result_of_quantise(case, got):
+    good = len(case.args) == 2 and isinstance(got, (tuple, list)) and len(got) == 4 and isinstance(got[1], torch.Tensor)
+    return got if good else None
+
+
+def _upside_down(case, got):
+    parts = _result_of_quantise(case, got)
+    right = scales_of(*case.args) if parts else None
+    return (
+        parts is not None and parts[1].shape == right.shape and torch.allclose(parts[1].float() * right, torch.ones(()))
+    )
+
+
+def _zero_scale(case, got):
+    """Only blocks of zeros are wrong: their scale is 0, or their restored values are NaN."""
+    parts = _result_of_quantise(case, got)
+    if parts is None:
+        return False
+    zero = torch.stack([block.abs().amax() == 0 for block in case.args[0].split(case.args[1])])
+    right = scales_of(*case.args)
+    same = parts[1].shape == right.shape and torch.allclose(parts[1][~zero].float(), right[~zero])
+    return bool(zero.any()) and same

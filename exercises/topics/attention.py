@@ -1,0 +1,303 @@
+"""What attention becomes when one step of the tiled algorithm is left out or done wrong: fingerprints for the judge.
+
+Everything works on [..., length, head_dim] tensors in the dtype given, plainly and with the whole score matrix in view.
+A slip that depends on how keys are cut into tiles takes `key_rows`; all slips walk the tiles from the first key on.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+UNDERFLOW = -104.0  # exp of anything smaller is 0 in float32
+
+
+def visible_pairs(query_length: int, key_length: int, distance: int = 0) -> torch.Tensor:
+    """The causal mask aligned to the end, bool [query_length, key_length]: a key at most `distance` places later."""
+    position = torch.arange(query_length)[:, None] + key_length - query_length
+    return torch.arange(key_length)[None, :] <= position + distance
+
+
+def scores_of(query, key, visible=None, scale=None) -> torch.Tensor:
+    """Scaled scores [..., query_length, key_length], minus infinity where a pair is not visible."""
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = scale * (query @ key.transpose(-1, -2))
+    return scores if visible is None else scores.masked_fill(~visible, -math.inf)
+
+
+def attention(query, key, value, visible=None, scale=None, empty=0.0) -> torch.Tensor:
+    """Softmax attention; a row that sees no key is filled with `empty`."""
+    scores = scores_of(query, key, visible, scale)
+    nothing = (scores == -math.inf).all(dim=-1, keepdim=True)
+    probabilities = torch.softmax(scores.masked_fill(nothing, 0.0), dim=-1)
+    return (probabilities @ value).masked_fill(nothing, empty)
+
+
+def log_sum_exp(query, key, visible=None) -> torch.Tensor:
+    """log Σ exp of each row of scaled scores, in float32 at least; minus infinity for a row that sees no key."""
+    accurate = torch.float64 if query.dtype == torch.float64 else torch.float32
+    return torch.logsumexp(scores_of(query.to(accurate), key.to(accurate), visible), dim=-1)
+
+
+def prescaled(query, key, value, visible=None, empty=0.0) -> torch.Tensor:
+    """The same meaning, with scale and log2 e folded into the queries: another rounding that is as good."""
+    scores = scores_of(query * (math.log2(math.e) / math.sqrt(query.shape[-1])), key, visible, scale=1.0)
+    nothing = (scores == -math.inf).all(dim=-1, keepdim=True)
+    scores = scores.masked_fill(nothing, 0.0)
+    weights = torch.exp2(scores - scores.amax(dim=-1, keepdim=True))
+    return ((weights @ value) / weights.sum(dim=-1, keepdim=True)).masked_fill(nothing, empty)
+
+
+def _rounding(query, key) -> torch.Tensor:
+    """How far float32 sums of a score's products may stray, [..., query_length, key_length]: 2 ε Σ |q||k| · scale."""
+    accurate = torch.promote_types(query.dtype, torch.float32)
+    sizes = query.abs().to(accurate) @ key.abs().to(accurate).transpose(-1, -2)
+    return 2 * torch.finfo(torch.float32).eps / math.sqrt(query.shape[-1]) * sizes
+
+
+def rounded(query, key, value, visible=None, empty=0.0) -> torch.Tensor:
+    """The same meaning with every other score off by as much as float32 sums in another order may be."""
+    scores, stray = scores_of(query, key, visible), _rounding(query, key)
+    sign = 1.0 - 2.0 * (torch.arange(key.shape[-2]) % 2)
+    scores = scores.to(stray.dtype) + sign * stray
+    nothing = (scores == -math.inf).all(dim=-1, keepdim=True)
+    probabilities = torch.softmax(scores.masked_fill(nothing, 0.0), dim=-1)
+    return (probabilities @ value.to(stray.dtype)).masked_fill(nothing, empty).to(value.dtype)
+
+
+def rounded_log_sum_exp(query, key, visible=None) -> torch.Tensor:
+    """The log-sum-exp with every score too large by as much as float32 sums in another order may make it."""
+    stray = _rounding(query, key)
+    return torch.logsumexp(scores_of(query.to(stray.dtype), key.to(stray.dtype), visible) + stray, dim=-1)
+
+
+def merged(query, key, value, key_rows) -> torch.Tensor:
+    """The same meaning, each tile of keys finished by itself and merged by log-sum-exp: as good, rounded more."""
+    output, total = None, None
+    for start in range(0, key.shape[-2], key_rows):
+        keys, values = key[..., start : start + key_rows, :], value[..., start : start + key_rows, :]
+        part, log_sum = attention(query, keys, values), torch.logsumexp(scores_of(query, keys), dim=-1, keepdim=True)
+        if output is None:
+            output, total = part, log_sum
+            continue
+        together = torch.logaddexp(total, log_sum)
+        output = output * torch.exp(total - together) + part * torch.exp(log_sum - together)
+        total = together
+    return output
+
+
+def without_running_max(query, key, value, visible=None, empty=0.0, guarded=False) -> torch.Tensor:
+    """exp of the scores as they are, in float32, where it overflows above 88; guarded: a sum of 0 counts as 1."""
+    query, key, value = query.float(), key.float(), value.float()
+    scores = scores_of(query, key, visible)
+    weights = torch.exp(scores)
+    row_sum = weights.sum(dim=-1, keepdim=True)
+    output = (weights @ value) / (row_sum.masked_fill(row_sum == 0, 1.0) if guarded else row_sum)
+    return output.masked_fill((scores == -math.inf).all(dim=-1, keepdim=True), empty).double()
+
+
+def from_zero(query, key, value, visible=None, lost=0.0) -> torch.Tensor:
+    """A running maximum that starts at 0: rows whose exponentials then all underflow in float32 come out as `lost`."""
+    under = scores_of(query, key, visible).amax(dim=-1, keepdim=True) < UNDERFLOW
+    return attention(query, key, value, visible).masked_fill(under, lost)
+
+
+def streamed(
+    query, key, value, key_rows, *, visible=None, rescale_sum=True, rescale_accumulator=True, divided_before=0
+) -> torch.Tensor:
+    """The online softmax over tiles of keys, with a rescaling left out.
+
+    divided_before: [query_length] or a number: at tiles that begin before it the accumulator is divided by the sum.
+    """
+    scores = scores_of(query, key, visible)
+    running_max = torch.full_like(scores[..., :1], -math.inf)
+    running_sum = torch.zeros_like(running_max)
+    accumulator = torch.zeros(*scores.shape[:-1], value.shape[-1], dtype=value.dtype)
+    for start in range(0, scores.shape[-1], key_rows):
+        tile = scores[..., start : start + key_rows]
+        new_max = torch.maximum(running_max, tile.amax(dim=-1, keepdim=True))
+        reference = new_max.masked_fill(new_max == -math.inf, 0.0)
+        weights, rescale = torch.exp(tile - reference), torch.exp(running_max - reference)
+        running_sum = running_sum * (rescale if rescale_sum else 1.0) + weights.sum(dim=-1, keepdim=True)
+        accumulator = accumulator * (rescale if rescale_accumulator else 1.0)
+        accumulator = accumulator + weights @ value[..., start : start + key_rows, :]
+        divided = torch.as_tensor(start < divided_before).reshape(-1, 1)
+        accumulator = torch.where(divided, accumulator / running_sum.masked_fill(running_sum == 0, 1.0), accumulator)
+        running_max = new_max
+    return accumulator / running_sum.masked_fill(running_sum == 0, 1.0)
+
+
+def normalised_per_tile(query, key, value, key_rows, visible=None) -> torch.Tensor:
+    """A softmax of each tile by itself, the results added."""
+    starts = range(0, key.shape[-2], key_rows)
+    return sum(
+        attention(
+            query,
+            key[..., s : s + key_rows, :],
+            value[..., s : s + key_rows, :],
+            None if visible is None else visible[:, s : s + key_rows],
+        )
+        for s in starts
+    )
+
+
+def reduced_over_queries(query, key, value, query_rows, key_rows) -> torch.Tensor | None:
+    """Maximum and sum taken down the columns of each square tile instead of along its rows."""
+    scores = scores_of(query, key)
+    if query_rows != key_rows or scores.shape[-2] % query_rows or scores.shape[-1] % key_rows or scores.max() > 40:
+        return None
+    outputs = []
+    for first in range(0, scores.shape[-2], query_rows):
+        running_max = torch.full((*scores.shape[:-2], key_rows), -math.inf, dtype=scores.dtype)
+        running_sum = torch.zeros_like(running_max)
+        accumulator = torch.zeros(*scores.shape[:-2], query_rows, value.shape[-1], dtype=scores.dtype)
+        for start in range(0, scores.shape[-1], key_rows):
+            tile = scores[..., first : first + query_rows, start : start + key_rows]
+            new_max = torch.maximum(running_max, tile.amax(dim=-2))
+            weights, rescale = torch.exp(tile - new_max[..., None]), torch.exp(running_max - new_max)
+            running_sum = running_sum * rescale + weights.sum(dim=-2)
+            accumulator = accumulator * rescale[..., None] + weights @ value[..., start : start + key_rows, :]
+            running_max = new_max
+        outputs.append(accumulator / running_sum[..., None])
+    return torch.cat(outputs, dim=-2)
+
+
+def first_keys(query, key, value, count, visible=None, empty=0.0) -> torch.Tensor:
+    """Only the first `count` keys are looked at; NaN when that is none."""
+    if count <= 0:
+        return torch.full((*query.shape[:-1], value.shape[-1]), math.nan, dtype=value.dtype)
+    return attention(
+        query, key[..., :count, :], value[..., :count, :], None if visible is None else visible[:, :count], empty=empty
+    )
+
+
+def last_keys(query, key, value, key_rows) -> torch.Tensor:
+    """Only the last tile of keys counts."""
+    start = (key.shape[-2] - 1) // key_rows * key_rows
+    return attention(query, key[..., start:, :], value[..., start:, :])
+
+
+def not_divided(query, key, value, visible=None) -> torch.Tensor:
+    """The weights are measured from the row's maximum and never divided by their sum."""
+    scores = scores_of(query, key, visible)
+    row_max = scores.amax(dim=-1, keepdim=True)
+    return torch.exp(scores - row_max.masked_fill(row_max == -math.inf, 0.0)) @ value
+
+
+def hidden_scored(query, key, value, visible, read, fill) -> torch.Tensor:
+    """Pairs that are not visible score `fill`, for the first `read` [query_length] keys; the rest is not looked at.
+
+    Keys past the end are zeros, and score `fill` as well.
+    """
+    missing = max(0, int(read.max()) - key.shape[-2])
+    key, value = (torch.nn.functional.pad(matrix, (0, 0, 0, missing)) for matrix in (key, value))
+    seen = torch.nn.functional.pad(visible, (0, missing), value=False)
+    scores = torch.where(seen, scores_of(query, key), fill)
+    unread = torch.arange(key.shape[-2])[None, :] >= read[:, None]
+    return _softmax_or_nothing(scores.masked_fill(unread, -math.inf)) @ value
+
+
+def _softmax_or_nothing(scores) -> torch.Tensor:
+    nothing = (scores == -math.inf).all(dim=-1, keepdim=True)
+    return torch.softmax(scores.masked_fill(nothing, 0.0), dim=-1).masked_fill(nothing, 0.0)
+
+
+def keys_not_turned(query, key, value, key_rows, visible=None) -> torch.Tensor | None:
+    """Queries multiplied with tiles of keys that were not transposed, where the padded head dimension permits it."""
+    head_dim, key_length = query.shape[-1], key.shape[-2]
+    if max(16, 1 << (head_dim - 1).bit_length()) != key_rows:
+        return None
+    pad = torch.nn.functional.pad
+    tiles = pad(key, (0, key_rows - head_dim, 0, -key_length % key_rows)).split(key_rows, dim=-2)
+    scores = torch.cat([pad(query, (0, key_rows - head_dim)) @ tile for tile in tiles], dim=-1)[..., :key_length]
+    scores = scores / math.sqrt(head_dim)
+    return _softmax_or_nothing(scores if visible is None else scores.masked_fill(~visible, -math.inf)) @ value
+
+
+def heads_forgotten(attend, names="qkv"):
+    """Fingerprints of a missing head offset: `attend(query, key, value, ...)` with head 0 of some for every head."""
+
+    def forgetting(chosen):
+        def result(query, key, value, *rest):
+            if query.shape[0] < 2:
+                return attend(query, key, value, *rest)
+            matrices = [
+                matrix[:1].expand_as(matrix) if name in chosen else matrix
+                for name, matrix in zip("qkv", (query, key, value))
+            ]
+            return attend(*matrices, *rest)
+
+        return result
+
+    choices = ("q", "k", "v", "kv", "qk", "qkv")
+    return tuple(forgetting(chosen) for chosen in choices if set(chosen) <= set(names))
+
+
+def stored_in_one_head(attend):
+    """A fingerprint of a missing head offset in the store: the last head's output in the first one's place."""
+
+    def result(*args):
+        output = attend(*args)
+        only = torch.full_like(output, math.nan)
+        only[0] = output[-1]
+        return only
+
+    return result
+
+
+def only_first(attend, *, heads=False, rows=None):
+    """A fingerprint of too small a grid: only the first head, or the first `rows` queries, were ever written."""
+
+    def result(*args):
+        output = attend(*args).clone()
+        if heads:
+            output[1:] = math.nan
+        if rows is not None:
+            output[:, rows:] = math.nan
+        return output
+
+    return result
+
+
+def zeros_scored(query, key, value, key_rows, visible=None) -> torch.Tensor:
+    """The last tile filled up with zero keys and values that count: each scores 0 rather than minus infinity."""
+    missing = -key.shape[-2] % key_rows
+    key, value = (torch.nn.functional.pad(matrix, (0, 0, 0, missing)) for matrix in (key, value))
+    return attention(
+        query, key, value, None if visible is None else torch.nn.functional.pad(visible, (0, missing), value=False)
+    )
+
+
+def transposed_by_shape(query, key, value) -> torch.Tensor | None:
+    """Keys read as if their memory held [head_dim, key_length]: element (d, n) at d · row stride + n."""
+    length, head_dim = key.shape[-2:]
+    if not (query.is_contiguous() and key.is_contiguous()) or length < head_dim:
+        return None
+    swapped = key.as_strided((*key.shape[:-2], head_dim, length), (*key.stride()[:-2], head_dim, 1))
+    return attention(query, swapped.transpose(-1, -2), value)
+
+
+def ordered_rows(draw, heads: int, query_length: int, key_length: int, head_dim: int, descending: bool = False):
+    """Query, key, value whose scores grow (or fall) steadily along every row, from about -15 to 15."""
+    direction = draw.normal(head_dim)
+    direction = direction / direction.norm()
+    ramp = torch.linspace(-15, 15, key_length)
+    ramp = ramp.flip(0) if descending else ramp
+    query = math.sqrt(head_dim) * direction + 0.02 * draw.normal(heads, query_length, head_dim)
+    key = ramp[:, None] * direction + 0.02 * draw.normal(heads, key_length, head_dim)
+    return query, key, draw.normal(heads, key_length, head_dim)
+
+
+def length_first(tensor: torch.Tensor) -> torch.Tensor:
+    """The same [heads, length, head_dim] values, stored as [length, heads, head_dim], as models keep them."""
+    return tensor.transpose(0, 1).contiguous().transpose(0, 1)
+
+
+def close_to(got, right) -> bool:
+    """Whether a result is this one up to what 16 bits round off."""
+    return (
+        isinstance(got, torch.Tensor)
+        and got.shape == right.shape
+        and torch.allclose(got.double(), right.double(), rtol=2e-2, atol=2e-2)
+    )

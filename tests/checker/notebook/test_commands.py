@@ -1,0 +1,304 @@
+"""`check`, `hint`, `solution` and `progress` as a learner meets them in a notebook."""
+
+import html
+import json
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+import course_lib.checker.judge.decide as judging
+import course_lib.checker.notebook.commands as notebook
+from course_lib.checker import CourseError, Verdict, attempts, check, check_file, hint, progress
+from course_lib.checker.notebook.store import Store
+from course_lib.checker.specification import catalog, cells
+from tests.checker.samples import ADD, ALL, DOUBLE
+
+
+@pytest.fixture(autouse=True)
+def course(tmp_path, monkeypatch):
+    """A course that consists of the sample exercises, with a progress file of its own."""
+    monkeypatch.setattr(catalog, "exercises", lambda: ALL)
+    monkeypatch.setattr(notebook, "_store", Store(tmp_path / "progress.sqlite3"))
+    monkeypatch.setattr(catalog, "reference", lambda identity: (lambda x: "the course's own",))
+    monkeypatch.delenv("COURSE_STRICT", raising=False)
+    monkeypatch.delenv("NBGRADER_EXECUTION", raising=False)
+
+
+@pytest.fixture
+def shell(monkeypatch):
+    """IPython's shell, whose module is __main__ for as long: reset takes from it what starting a process asks for."""
+    main = sys.modules["__main__"]
+    shell = InteractiveShell.instance()
+    sys.modules["__main__"] = main
+    monkeypatch.setitem(sys.modules, "__main__", shell.user_module)
+    shell.reset(new_session=False)
+    shell.user_ns["torch"] = __import__("torch")
+    return shell
+
+
+def run(shell, source):
+    result = shell.run_cell(source)
+    result.raise_error()
+    return result.result
+
+
+RIGHT = "# Exercise 90.2 · Double\ndef double(x):\n    return x + x\n"
+
+
+def test_a_cells_function_is_checked_from_the_cells_source(shell):
+    run(shell, RIGHT)
+    assert check("90.2", shell.user_ns["double"]).passed
+
+
+def test_a_variable_of_another_cell_is_named(shell):
+    run(shell, "FACTOR = 2")
+    run(shell, "def double(x):\n    return FACTOR * x")
+    verdict = check("90.2", shell.user_ns["double"])
+    assert verdict.outcome == "error" and "`FACTOR` is not defined in this cell" in verdict.message
+
+
+def test_a_lambda_with_a_name_works_and_one_without_is_told_to_get_one(shell):
+    run(shell, "twice = lambda x: 2 * x")
+    assert check("90.2", shell.user_ns["twice"]).passed
+    run(shell, "functions = [lambda x: 2 * x]")
+    with pytest.raises(CourseError, match="name"):
+        check("90.2", shell.user_ns["functions"][0])
+
+
+def test_a_function_from_a_file_works(tmp_path, monkeypatch):
+    (tmp_path / "my_answers_902.py").write_text("def double(x):\n    return 2 * x\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    from my_answers_902 import double
+
+    assert check("90.2", double).passed
+
+
+@pytest.mark.parametrize(
+    "answer, words",
+    [
+        (7, "A int was given"),
+        ("double", "A str was given"),
+        (None, "A NoneType was given"),
+        (len, "no Python source"),
+    ],
+)
+def test_what_is_not_a_function_is_refused_with_what_to_pass(answer, words):
+    with pytest.raises(CourseError, match=words) as caught:
+        check("90.2", answer)
+    assert 'check("90.2", that_function)' in str(caught.value)
+
+
+def test_a_kernel_in_place_of_its_launcher_is_refused(shell):
+    run(shell, "import triton\n@triton.jit\ndef kernel(x):\n    pass")
+    with pytest.raises(CourseError, match="launches it"):
+        check("90.1", shell.user_ns["kernel"])
+
+
+def test_an_unknown_id_names_the_nearest_and_all():
+    with pytest.raises(CourseError, match=r"nearest is '90\.\d'.*90\.1, 90\.2"):
+        check("90.9", len)
+
+
+def test_too_few_functions_are_counted(shell):
+    run(shell, "def work(n): return 2 * n ** 3")
+    with pytest.raises(CourseError, match="asks for 2 function"):
+        check("90.5", shell.user_ns["work"])
+
+
+def test_best_is_the_courses_until_the_learners_passes(shell):
+    run(shell, "def double(x):\n    return x")
+    assert check("90.2", shell.user_ns["double"]).best(1) == "the course's own"
+    run(shell, RIGHT)
+    assert check("90.2", shell.user_ns["double"]).best is shell.user_ns["double"]
+
+
+def test_the_courses_own_answer_is_not_taken_for_a_learners():
+    scope = {}
+    exec(compile("def double(x): return 2 * x", f"{cells.SOLUTION_PREFIX}90.2>", "exec"), scope)
+    with pytest.raises(CourseError, match="course's own answer"):
+        check("90.2", scope["double"])
+
+
+def test_the_courses_own_tests_are_told_of_a_failure(shell, monkeypatch):
+    monkeypatch.setenv("COURSE_STRICT", "1")
+    run(shell, "# Exercise 90.2 · Double\ndef double(x):\n    return x")
+    with pytest.raises(AssertionError, match="not right yet"):
+        check("90.2", shell.user_ns["double"])
+
+
+@pytest.mark.parametrize("way", ["autograde", "validate"])
+def test_under_nbgrader_a_check_raises_unless_it_passes(shell, monkeypatch, way):
+    monkeypatch.setenv("NBGRADER_EXECUTION", way)
+    run(shell, RIGHT)
+    assert check("90.2", shell.user_ns["double"]).passed
+    for body in ("return x", 'raise NotImplementedError("Exercise 90.2")'):
+        run(shell, f"# Exercise 90.2 · Double\ndef double(x):\n    {body}")
+        with pytest.raises(AssertionError, match="not right yet|not attempted"):
+            check("90.2", shell.user_ns["double"])
+    run(shell, "def demonstrated(x):\n    return x")
+    assert check("90.2", shell.user_ns["demonstrated"]).outcome == "failed"
+
+
+def test_under_nbgrader_what_this_machine_cannot_judge_gets_no_points(shell, monkeypatch):
+    monkeypatch.setattr(notebook, "judge", lambda *a: Verdict("90.2", "Double", "unsupported", "No GPU here."))
+    run(shell, RIGHT)
+    assert check("90.2", shell.user_ns["double"]).outcome == "unsupported"
+    monkeypatch.setenv("NBGRADER_EXECUTION", "autograde")
+    with pytest.raises(AssertionError, match="No GPU here"):
+        check("90.2", shell.user_ns["double"])
+
+
+def test_a_demonstration_is_judged_but_no_attempt(shell, monkeypatch):
+    """A chapter shows wrong answers on purpose, in cells that are no exercise."""
+    monkeypatch.setenv("COURSE_STRICT", "1")
+    run(shell, "def double(x):\n    return x")
+    assert check("90.2", shell.user_ns["double"]).outcome == "failed"
+    store = notebook.progress_file()
+    assert "90.2" not in store.standings() and len(store.attempts("90.2")) == 1
+
+
+def test_attempts_and_hints_show_in_progress(shell):
+    run(shell, RIGHT)
+    check("90.2", shell.user_ns["double"])
+    assert "first" in repr(hint("90.1")) and "second" in repr(hint("90.1")) and "second" in repr(hint("90.1"))
+    notebook.progress_file().saw_solution("90.3")
+    standings = notebook.progress_file().standings()
+    assert standings["90.2"].passed and standings["90.1"].hints == 2 and standings["90.3"].solution_seen
+
+
+def test_text_from_a_learner_cannot_become_markup(shell):
+    run(shell, "def double(x):\n    raise ValueError('<script>alert(1)</script>')")
+    verdict = check("90.2", shell.user_ns["double"])
+    assert "<script>" not in verdict._repr_html_() and "&lt;script&gt;" in verdict._repr_html_()
+
+
+def _notebook(path, *sources):
+    code = [
+        {"cell_type": "code", "metadata": {}, "source": source, "outputs": [], "execution_count": None}
+        for source in sources
+    ]
+    path.write_text(json.dumps({"cells": code, "metadata": {}, "nbformat": 4, "nbformat_minor": 4}))
+    return path
+
+
+def test_files_of_both_kinds_are_checked_cell_by_cell(tmp_path):
+    stub = "# Exercise 90.3 · Append in place\ndef append(cache, row, position):\n    raise NotImplementedError\n"
+    both = [
+        [v.outcome for v in check_file(path)]
+        for path in (_notebook(tmp_path / "answers.ipynb", "x = 1", RIGHT, stub), tmp_path / "answers.py")
+        if path.suffix == ".ipynb" or path.write_text(f"# %% [markdown]\n# # Title\n\n# %%\n{RIGHT}\n# %%\n{stub}")
+    ]
+    assert both == [["passed", "not_attempted"]] * 2
+
+
+@pytest.mark.parametrize(
+    "name, content, words",
+    [
+        ("missing.ipynb", None, "there is no such file"),
+        ("broken.ipynb", "{'cells': [", "not a readable notebook"),
+        ("list.ipynb", "[]", "not a readable notebook"),
+        ("empty.py", "x = 1\n", "holds no exercise cell"),
+        ("a.txt", "x", "only notebooks"),
+        ("binary.py", b"\xff\xfe\x00", "cannot be read"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_clear_line(tmp_path, name, content, words):
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(CourseError, match=words) as caught:
+        check_file(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_exercise_that_the_file_lacks_is_named(tmp_path):
+    with pytest.raises(CourseError, match="holds no exercise 90.1; it holds 90.2"):
+        check_file(_notebook(tmp_path / "answers.ipynb", RIGHT), "90.1")
+
+
+def test_progress_lists_every_exercise(monkeypatch, tmp_path):
+    monkeypatch.setattr(catalog, "solution_file", lambda chapter: tmp_path / f"{chapter}_sample.py")
+    assert all(identity in repr(progress()) for identity in ALL)
+    assert "0 of 6" in repr(progress())
+
+
+@pytest.fixture
+def chapters(monkeypatch, tmp_path):
+    """Chapter 90 with two exercises, of which a Hopper alone can judge one; chapter 91 with one."""
+    for task in (DOUBLE, replace(DOUBLE, id="91.1")):
+        notebook.progress_file().add(task.id, "x", "failed", None, "", 0.1, 1, "notebook")
+    tasks = [DOUBLE, replace(ADD, needs="hopper"), replace(DOUBLE, id="91.1")]
+    monkeypatch.setattr(catalog, "exercises", lambda: {task.id: task for task in tasks})
+    monkeypatch.setattr(catalog, "solution_file", lambda chapter: tmp_path / f"{chapter}_sample.py")
+    return lambda identity: notebook.progress_file().add(identity, "x", "passed", None, "", 0.1, 1, "notebook")
+
+
+def _shown(hardware):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(judging, "machine", lambda: hardware)
+        return progress()
+
+
+NO_GPU = SimpleNamespace(tier="none", name="a CPU", compute_capability=None, triton="3.4", reason="No GPU.")
+H100 = SimpleNamespace(tier="hopper", name="an H100", compute_capability=(9, 0), triton="3.4", reason="sm_90")
+
+
+def test_progress_says_how_a_chapter_is_handed_in_once_all_of_it_passed(chapters):
+    assert "submit" not in repr(_shown(H100)) + _shown(H100)._repr_html_()
+    chapters("90.2")
+    assert "submit" not in repr(_shown(H100)) + _shown(H100)._repr_html_()
+    chapters("90.1")
+    for text in (repr(_shown(H100)), html.unescape(_shown(H100)._repr_html_())):
+        assert text.count("submit(") == 1 and "All of chapter 90 passed" in text
+        assert 'from course_lib import submit; submit("90")' in text
+
+
+def test_what_this_machine_cannot_judge_keeps_no_chapter_open(chapters):
+    chapters("90.2")
+    assert "All that this machine can judge of chapter 90 passed" in repr(_shown(NO_GPU))
+
+
+def test_a_chapter_of_which_nothing_can_be_judged_is_not_done(chapters, monkeypatch):
+    monkeypatch.setattr(catalog, "exercises", lambda: {"90.1": replace(ADD, needs="hopper")})
+    assert "submit" not in repr(_shown(NO_GPU))
+
+
+def test_several_chapters_are_named_in_one_line(chapters):
+    for identity in ("90.1", "90.2", "91.1"):
+        chapters(identity)
+    line = repr(_shown(H100)).splitlines()[-1]
+    assert "chapters 90, 91 passed" in line and 'submit("91")' in line and line.count("submit(") == 1
+
+
+def test_a_cell_as_it_was_given_is_not_attempted_even_when_its_launcher_is_whole():
+    kernel = "@triton.jit\ndef kernel(x):\n    # YOUR CODE HERE\n    pass\n\n\n"
+    given = kernel + "def double(x):\n    kernel[(1,)](x)\n    return x\n"
+    touched_up = given.replace("# YOUR CODE HERE", "# my note") + "\n\n# later\n"
+    assert not cells.is_attempted(touched_up, ("double",), given)
+    assert cells.is_attempted(given.replace("pass", "tl.store(x, 1)"), ("double",), given)
+
+
+def test_every_version_can_be_seen_again(shell):
+    for factor in (1, 2):
+        run(shell, f"# Exercise 90.2 · Double\ndef double(x):\n    return {factor} * x")
+        check("90.2", shell.user_ns["double"])
+    shown = repr(attempts("90.2"))
+    assert shown.index("return 1 * x") < shown.index("return 2 * x") and "not right yet" in shown
+    assert "No attempt" in repr(attempts("90.1"))
+
+
+def test_a_renamed_answer_passes_with_a_word_about_files(shell):
+    run(shell, "def twofold(x):\n    return 2 * x")
+    verdict = check("90.2", shell.user_ns["twofold"])
+    assert verdict.passed and "Rename `twofold` to double" in verdict.message
+
+
+def test_a_number_without_quotes_is_understood_and_an_error_is_one_line(shell):
+    run(shell, RIGHT)
+    assert check(90.2, shell.user_ns["double"]).passed
+    with pytest.raises(CourseError) as caught:
+        check(90.7, shell.user_ns["double"])
+    assert len(caught.value._render_traceback_()) == 1

@@ -1,0 +1,79 @@
+"""Inputs for the tests of the serving kernels, on any device, and the tolerance they are held to."""
+import math
+from random import Random
+
+import torch
+
+
+def random_tensor(draw: Random, *shape, dtype, device="cpu"):
+    generator = torch.Generator().manual_seed(draw.randrange(2**31))
+    return torch.randn(shape, generator=generator).to(device, dtype)
+
+
+def odd_strides(tensor):
+    """The same numbers in memory that has gaps: rows wider than the head, and one head more than there is."""
+    wide = torch.full((*tensor.shape[:-2], tensor.shape[-2] + 1, tensor.shape[-1] + 8), math.nan,
+                      dtype=tensor.dtype, device=tensor.device)
+    view = wide[..., 1:, 8:]
+    view.copy_(tensor)
+    return view
+
+
+def as_pages(draw: Random, key, value, page_size, spare=3):
+    """The contiguous caches [batch, key_heads, capacity, head_dim] as pages in any order; NaN wherever nothing is.
+
+    Returns key_pages, value_pages and the int32 block tables [batch, max_blocks].
+    """
+    batch, key_heads, capacity, head_dim = key.shape
+    blocks = -(-capacity // page_size)
+    order = list(range(batch * blocks + spare))
+    draw.shuffle(order)
+    tables = torch.tensor(order[: batch * blocks]).view(batch, blocks)
+    pages = []
+    for cache in (key, value):
+        pool = torch.full((len(order), key_heads, page_size, head_dim), math.nan, dtype=key.dtype, device=key.device)
+        padded = torch.nn.functional.pad(cache, (0, 0, 0, blocks * page_size - capacity), value=math.nan)
+        pool[tables.flatten().to(key.device)] = padded.unflatten(2, (blocks, page_size)).transpose(1, 2).flatten(0, 1)
+        pages.append(pool)
+    return *pages, tables.int().to(key.device)
+
+
+def forget_beyond(cache, lengths):
+    """NaN in place of every token that its sequence doesn't have."""
+    positions = torch.arange(cache.shape[2], device=cache.device)
+    return cache.masked_fill((positions >= lengths[:, None])[:, None, :, None], math.nan)
+
+
+def largest_terms(query, key, scale=None):
+    """A bound of Σ |scale · query_i · key_i|, the size of the terms of a score, by Cauchy and Schwarz."""
+    lengths = [torch.nan_to_num(tensor.double()).norm(dim=-1).max().item() for tensor in (query, key)]
+    return lengths[0] * lengths[1] * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+
+
+def plain_results(reference, *tensors_and_indices, **options):
+    """(output, log-sum-exp) of plain PyTorch, each in the dtype that the kernels keep it in.
+
+    The output has that of the inputs. The log-sum-exp is float32 always, so the plain one is computed in float32 too:
+    in float16 it errs by its own last digit, 0.004 at a value of 8, and twice that would hide a key that was lost.
+    """
+    output, _ = reference(*tensors_and_indices, return_lse=True, **options)
+    widened = [tensor.float() if tensor.is_floating_point() else tensor for tensor in tensors_and_indices]
+    return output, reference(*widened, return_lse=True, **options)[1]
+
+
+def assert_close_to_float64(ours, right, theirs, case="", terms=1.0):
+    """Within twice the error of plain PyTorch in the same dtype against float64, plus its rounding.
+
+    ours, right, theirs: (output, log-sum-exp), theirs from `plain_results`. A score is a sum whose rounding goes with
+    the size of its `terms`, however small the sum: of a single key plain PyTorch may hit the last digit by chance. In
+    the interpreter the kernels' log-sum-exps err by up to 0.6 · eps · terms; the band allows 4.
+    """
+    for mine, expected, plain, size in zip(ours, right, theirs, (1.0, terms)):
+        assert plain.dtype == mine.dtype, f"the plain result is {plain.dtype}, which says nothing of {mine.dtype}"
+        empty = expected == -math.inf
+        assert torch.equal(mine == -math.inf, empty), case
+        eps = torch.finfo(mine.dtype).eps
+        mine, expected, plain = (tensor.double().masked_fill(empty, 0) for tensor in (mine, expected, plain))
+        # Four roundings of the last digit: of the maximum, the logarithm, their sum and its product with log 2.
+        rounding = 4 * eps * max(1, size, expected.abs().max().item())
+        assert (mine - expected).abs().max() <= 2 * (plain - expected).abs().max() + rounding, case

@@ -1,0 +1,97 @@
+"""Wrong answers to exercise 2.3, and unusual right ones."""
+
+from tests.submissions.edits import changed
+
+FILLED = "probabilities.masked_fill(~visible, 0)"
+
+
+SOFTMAX = "torch.softmax(scores.masked_fill(~visible, -math.inf), dim=-1)"
+
+
+COMPARE = "visible = keys <= queries"
+
+
+WRONG = {
+    "causal_misaligned": changed("2.3", (" + (key_length - query_length)", "")),
+    "diagonal_hidden": changed("2.3", (COMPARE, "visible = keys < queries")),
+    "diagonal_hidden__2": changed("2.3", (COMPARE, "visible = keys < queries"), (FILLED, "probabilities")),
+    "one_key_too_many": changed("2.3", (COMPARE, "visible = keys <= queries + 1")),
+    "offset_reversed": changed("2.3", ("(key_length - query_length)", "(query_length - key_length)")),
+    "offset_reversed__tril": """# Exercise 2.3 · The causal mask
+def causal_softmax(scores):
+    m, n = scores.shape[-2:]
+    visible = torch.ones(m, n, dtype=torch.bool).tril(m - n)
+    return torch.softmax(scores.masked_fill(~visible, -math.inf), dim=-1)
+""",
+    "empty_row_uniform__minus_a_billion": changed(
+        "2.3",
+        (SOFTMAX, "torch.softmax(torch.where(visible, scores.float(), -1e9), dim=-1).to(scores.dtype)"),
+        (FILLED, "probabilities"),
+    ),
+    "mask_inverted": changed("2.3", (COMPARE, "visible = keys > queries")),
+    "mask_after_softmax": changed("2.3", (SOFTMAX, "torch.softmax(scores, dim=-1)")),
+    "mask_after_softmax__2": """# Exercise 2.3 · The causal mask
+def causal_softmax(scores):
+    m, n = scores.shape[-2:]
+    return torch.softmax(scores, dim=-1).tril(diagonal=n - m)
+""",
+    "hidden_scored_zero": changed(
+        "2.3", (SOFTMAX, "torch.softmax(scores.masked_fill(~visible, 0.0), dim=-1)"), (FILLED, "probabilities")
+    ),
+    "hidden_scored_zero__2": """# Exercise 2.3 · The causal mask
+def causal_softmax(scores):
+    m, n = scores.shape[-2:]
+    return torch.softmax(scores.tril(diagonal=n - m), dim=-1)
+""",
+    "empty_row_nan": changed("2.3", (FILLED, "probabilities")),
+    "empty_row_uniform": changed(
+        "2.3",
+        (SOFTMAX, "torch.softmax(scores.masked_fill(~visible, torch.finfo(scores.dtype).min), dim=-1)"),
+        (FILLED, "probabilities"),
+    ),
+    "wrong_axis": changed("2.3", ("dim=-1)", "dim=-2)")),
+    "softmax_over_heads": changed("2.3", ("dim=-1)", "dim=0)")),
+    "no_mask": """# Exercise 2.3 · The causal mask
+def causal_softmax(scores):
+    return scores.softmax(-1)
+""",
+}
+
+
+UNUSUAL = {
+    "an additive mask and nan_to_num": """# Exercise 2.3 · The causal mask
+def causal_softmax(scores):
+    m, n = scores.shape[-2:]
+    hidden = torch.ones(m, n, device=scores.device).triu(diagonal=n - m + 1).bool()
+    bias = torch.zeros(m, n, dtype=scores.dtype, device=scores.device).masked_fill_(hidden, float("-inf"))
+    return torch.nan_to_num(torch.softmax(scores + bias, dim=-1), nan=0.0)
+""",
+    "by hand in float32": """# Exercise 2.3 · The causal mask
+def causal_softmax(scores):
+    m, n = scores.shape[-2:]
+    visible = torch.ones(m, n, dtype=torch.bool, device=scores.device).tril(n - m)
+    x = torch.where(visible, scores.float(), float("-inf"))
+    top = x.amax(dim=-1, keepdim=True).clamp(min=-1e30)
+    weights = torch.exp2((x - top) * 1.4426950408889634)
+    return (weights / weights.sum(dim=-1, keepdim=True).clamp(min=1e-30)).to(scores.dtype)
+""",
+    "row by row": """# Exercise 2.3 · The causal mask
+def causal_softmax(scores):
+    m, n = scores.shape[-2:]
+    result = torch.zeros_like(scores)
+    for i in range(m):
+        seen = i + n - m + 1
+        if seen > 0:
+            result[:, i, :seen] = torch.softmax(scores[:, i, :seen], dim=-1)
+    return result
+""",
+    "from the end": """# Exercise 2.3 · The causal mask
+def causal_softmax(scores):
+    m, n = scores.shape[-2:]
+    after = torch.arange(n - 1, -1, -1, device=scores.device)  # keys still to come behind this one
+    left = torch.arange(m - 1, -1, -1, device=scores.device)  # queries still to come behind this one
+    visible = after[None, :] >= left[:, None]
+    p = F.softmax(torch.where(visible, scores, torch.full_like(scores, -math.inf)), dim=-1)
+    return torch.where(visible, p, torch.zeros_like(p))
+""",
+}

@@ -1,0 +1,160 @@
+"""Wrong answers to exercise 3.4, and unusual right ones."""
+
+from tests.submissions.edits import changed
+
+WRONG = {
+        "no_running_max": """
+def streaming_attention(query, read, scale):
+    total = accumulator = 0.0
+    for key_tile, value_tile in read():
+        weights = torch.exp(key_tile.float() @ query.float() * scale)
+        total, accumulator = total + weights.sum(), accumulator + weights @ value_tile.float()
+    return accumulator / total
+""",
+        "accumulator_not_rescaled": changed("3.4", ("accumulator * rescale + ", "accumulator + ")),
+        "sum_not_rescaled": changed("3.4", ("running_sum * rescale + ", "running_sum + ")),
+        "nothing_rescaled": changed(
+            "3.4",
+            (
+                "rescale = torch.exp(running_max - new_max)",
+                "running_max = new_max\n        rescale = torch.exp(running_max - new_max)",
+            ),
+        ),
+        "divided_at_every_tile": changed(
+            "3.4",
+            (
+                "        running_max = new_max",
+                "        accumulator = accumulator / running_sum\n        running_max = new_max",
+            ),
+            ("return accumulator / running_sum", "return accumulator"),
+        ),
+        "divided_at_every_tile__and_at_the_end": changed(
+            "3.4",
+            (
+                "        running_max = new_max",
+                "        accumulator = accumulator / running_sum\n        running_max = new_max",
+            ),
+        ),
+        "nan_from_the_start": changed("3.4", ("running_max - new_max", "new_max - running_max")),
+        "tile_not_rescaled": changed("3.4", ("torch.exp(scores - new_max)", "torch.exp(scores - scores.max())")),
+        "not_normalised": changed("3.4", ("return accumulator / running_sum", "return accumulator")),
+        "averages_without_weights": """
+def streaming_attention(query, read, scale):
+    averages = []
+    for key_tile, value_tile in read():
+        scores = key_tile.float() @ query.float() * scale
+        weights = torch.exp(scores - scores.max())
+        averages.append((weights / weights.sum()) @ value_tile.float())
+    return torch.stack(averages).mean(dim=0)
+""",
+        "last_tile_only__maximum_not_updated": changed("3.4", ("        running_max = new_max\n", "")),
+        "last_tile_only": changed("3.4", ("running_sum * rescale + ", ""), ("accumulator * rescale + ", "")),
+        "scale_missing": changed("3.4", ("query.float() * scale", "query.float()")),
+        "scale_ignored": changed("3.4", ("query.float() * scale", "query.float() * query.shape[0] ** -0.5")),
+        "scale_twice": changed(
+            "3.4", ("scores = key_tile.float() @ query", "scores = key_tile.float() @ query * scale")
+        ),
+        "kept_the_tiles": """
+def streaming_attention(query, read, scale):
+    pairs = list(read())
+    keys, values = torch.cat([pair[0] for pair in pairs]).float(), torch.cat([pair[1] for pair in pairs]).float()
+    scores = keys @ query.float() * scale
+    weights = torch.exp(scores - scores.max())
+    return (weights / weights.sum()) @ values
+""",
+        "kept_the_tiles__of_values": """
+def streaming_attention(query, read, scale):
+    scores, tiles = [], []
+    for key_tile, value_tile in read():
+        scores.append(key_tile.float() @ query.float() * scale)
+        tiles.append(value_tile)
+    scores = torch.cat(scores)
+    weights = torch.exp(scores - scores.max())
+    return (weights / weights.sum()) @ torch.cat(tiles).float()
+""",
+        "second_pass": """
+def streaming_attention(query, read, scale):
+    scores = torch.cat([keys.float() @ query.float() * scale for keys, _ in read()])
+    weights = torch.exp(scores - scores.max())
+    weights = weights / weights.sum()
+    start, result = 0, 0.0
+    for _, values in read():
+        result = result + weights[start : start + len(values)] @ values.float()
+        start += len(values)
+    return result
+""",
+        "cast_before_the_sum": changed(
+            "3.4",
+            (
+                "weights = torch.exp(scores - new_max)",
+                "weights = torch.exp(scores - new_max).to(key_tile.dtype).float()",
+            ),
+        ),
+        "cast_before_the_sum__float16_scores": changed(
+            "3.4", ("scores = key_tile.float() @ query", "scores = (key_tile @ query.to(key_tile.dtype)).float()")
+        ),
+    }
+
+
+UNUSUAL = {
+        "normalised at every tile, as in the first FlashAttention": """
+def streaming_attention(query, read, scale):
+    m, s, out = torch.tensor(-math.inf), torch.tensor(0.0), 0.0
+    for k, v in read():
+        scores = (k.float() * query.float()).sum(-1) * scale
+        new = torch.maximum(m, scores.amax())
+        w = torch.exp(scores - new)
+        old = s * torch.exp(m - new)
+        s = old + w.sum()
+        out = (out * old + (w[:, None] * v.float()).sum(0)) / s
+        m = new
+    return out
+""",
+        "base 2, scale folded in": """
+def streaming_attention(query, read, scale):
+    factor = scale * 1.4426950408889634
+    m, s, a = None, None, None
+    for k, v in read():
+        raw = torch.mv(k.float(), query.float())
+        top = raw.max() * factor
+        new = top if m is None else torch.maximum(m, top)
+        w = torch.exp2(raw * factor - new)
+        part = torch.mv(v.float().T, w)
+        if m is None:
+            s, a = w.sum(), part
+        else:
+            r = torch.exp2(m - new)
+            s, a = s * r + w.sum(), a * r + part
+        m = new
+    return a / s
+""",
+        "one key at a time": """
+def streaming_attention(query, read, scale):
+    q = query.double()
+    m, s, a = -math.inf, 0.0, 0.0
+    for k, v in read():
+        for i in range(k.shape[0]):
+            score = float(k[i].double() @ q) * scale
+            new = max(m, score)
+            r, w = math.exp(m - new), math.exp(score - new)
+            s, a, m = s * r + w, a * r + w * v[i].double(), new
+    return (a / s).float()
+""",
+        "states of tiles merged by their log-sum-exps": """
+def streaming_attention(query, read, scale):
+    total = out = None
+    for k, v in read():
+        scores = k.float() @ (query.float() * scale)
+        top = scores.max()
+        w = torch.exp(scores - top)
+        lse, mean = top + torch.log(w.sum()), (w / w.sum()) @ v.float()
+        if total is None:
+            total, out = lse, mean
+        else:
+            share = torch.sigmoid(lse - total)
+            big, small = torch.maximum(lse, total), torch.minimum(lse, total)
+            total = big + torch.log1p(torch.exp(small - big))
+            out = out + share * (mean - out)
+    return out
+""",
+    }

@@ -1,0 +1,163 @@
+"""Wrong answers to exercise 5.6, and unusual right ones."""
+
+
+HEADER = """# Exercise 5.6 · Greedy generation with a cache
+def generate_cached(model, prompt, new_tokens):
+    cache = [[None, None] for _ in range(model.layers)]
+
+    def run(tokens, positions):
+        x = model.embed(tokens)
+        for layer in range(model.layers):
+            query, *pair = model.project(layer, x, positions)
+            for place, new in enumerate(pair):
+                old = cache[layer][place]
+                cache[layer][place] = new if old is None else torch.cat([old, new], dim=1)
+            x = model.finish(layer, x, model.attend(query, *cache[layer]))
+        return model.logits(x)
+
+"""
+
+
+def generated(body):
+    return HEADER + body
+
+
+GOOD = """    token = run(prompt, torch.arange(len(prompt)))[-1:].argmax(-1)
+    result = [token]
+    for step in range(1, new_tokens):
+        token = run(token, torch.tensor([len(prompt) + step - 1]))[-1:].argmax(-1)
+        result.append(token)
+    return torch.cat(result)
+"""
+
+
+LATER = "torch.tensor([len(prompt) + step - 1])"
+
+
+TWICE = """    run(prompt, torch.arange(len(prompt)))
+    token, result = prompt[-1:], []
+    for step in range(new_tokens):
+        token = run(token, torch.tensor([len(prompt) + step - 1]))[-1:].argmax(-1)
+        result.append(token)
+    return torch.cat(result)
+"""
+
+
+WRONG = {
+    "positions_restart": generated(GOOD.replace(LATER, "torch.arange(1)")),
+    "positions_count_steps": generated(GOOD.replace(LATER, "torch.tensor([step])")),
+    "positions_count_steps__from_zero": generated(GOOD.replace(LATER, "torch.tensor([step - 1])")),
+    "position_stands_still": generated(GOOD.replace(LATER, "torch.tensor([len(prompt)])")),
+    "every_row_run_on": generated("""    tokens, position, result = prompt, 0, []
+    for step in range(new_tokens):
+        logits = run(tokens, torch.arange(position, position + len(tokens)))
+        position += len(tokens)
+        tokens = logits.argmax(-1)
+        result.append(tokens[-1:])
+    return torch.cat(result)
+"""),
+    "cache_not_asked": generated(GOOD).replace("model.attend(query, *cache[layer])", "model.attend(query, *pair)"),
+    "one_token_too_many": generated(GOOD.replace("range(1, new_tokens)", "range(1, new_tokens + 1)")),
+    "position_too_late": generated(GOOD.replace(LATER, "torch.tensor([len(prompt) + step])")),
+    "position_too_early": generated(GOOD.replace(LATER, "torch.tensor([len(prompt) + step - 2])")),
+    "last_prompt_token_twice": generated(TWICE),
+    "last_prompt_token_twice_later": generated(TWICE.replace("+ step - 1", "+ step")),
+    "new_tokens_not_kept": generated(GOOD).replace(
+        "cache[layer][place] = new if old is None else torch.cat([old, new], dim=1)\n"
+        "            x = model.finish(layer, x, model.attend(query, *cache[layer]))",
+        "if old is None:\n                    cache[layer][place] = new\n"
+        "                else:\n                    pair[place] = torch.cat([old, new], dim=1)\n"
+        "            x = model.finish(layer, x, model.attend(query, *pair))",
+    ),
+    "one_cache_for_all_layers": generated(GOOD).replace(
+        "[[None, None] for _ in range(model.layers)]", "[[None, None]] * model.layers"
+    ),
+    "first_logits": generated(GOOD.replace("len(prompt)))[-1:]", "len(prompt)))[:1]")),
+    "prompt_at_one_position": generated(
+        GOOD.replace("torch.arange(len(prompt))", "torch.zeros(len(prompt), dtype=torch.int64)")
+    ),
+    "prompt_returned": generated(GOOD.replace("torch.cat(result)", "torch.cat([prompt, *result])")),
+    "first_token_dropped": generated("""    token = run(prompt, torch.arange(len(prompt)))[-1:].argmax(-1)
+    result = []
+    for position in range(len(prompt), len(prompt) + new_tokens):
+        token = run(token, torch.tensor([position]))[-1:].argmax(-1)
+        result.append(token)
+    return torch.cat(result)
+"""),
+    "everything_into_the_cache": generated("""    tokens = prompt
+    for _ in range(new_tokens):
+        logits = run(tokens, torch.arange(len(tokens)))
+        tokens = torch.cat([tokens, logits[-1:].argmax(-1)])
+    return tokens[len(prompt):]
+"""),
+    "whole_sequence_again": """# Exercise 5.6 · Greedy generation with a cache
+def generate_cached(model, prompt, new_tokens):
+    tokens = prompt
+    for _ in range(new_tokens):
+        positions = torch.arange(len(tokens))
+        x = model.embed(tokens)
+        for layer in range(model.layers):
+            x = model.finish(layer, x, model.attend(*model.project(layer, x, positions)))
+        tokens = torch.cat([tokens, model.logits(x)[-1:].argmax(-1)])
+    return tokens[len(prompt):]
+""",
+}
+
+
+UNUSUAL = {
+    "the prompt's last token alone": generated("""    if len(prompt) > 1:
+        run(prompt[:-1], torch.arange(len(prompt) - 1))
+    token, result = prompt[-1:], []
+    for step in range(new_tokens):
+        token = run(token, torch.tensor([len(prompt) + step - 1]))[-1:].argmax(-1)
+        result.append(token)
+    return torch.cat(result)
+"""),
+    "token by token from the start": generated("""    for position, token in enumerate(prompt):
+        logits = run(token[None], torch.tensor([position]))
+    result = torch.zeros(new_tokens, dtype=torch.int64)
+    for step in range(new_tokens):
+        result[step] = logits[0].argmax()
+        if step + 1 < new_tokens:
+            logits = run(result[step : step + 1], torch.tensor([len(prompt) + step]))
+    return result
+"""),
+    "one run more than needed": generated("""    tokens, known = prompt, 0
+    found = []
+    logits = run(prompt, torch.arange(len(prompt)))
+    position = len(prompt)
+    for _ in range(new_tokens):
+        found.append(int(logits[-1].argmax()))
+        logits = run(torch.tensor(found[-1:]), torch.tensor([position]))
+        position += 1
+    return torch.tensor(found)
+"""),
+    "preallocated buffers": """# Exercise 5.6 · Greedy generation with a cache
+class Cache:
+    def __init__(self, capacity):
+        self.capacity, self.buffers, self.length = capacity, {}, 0
+
+    def add(self, layer, *pair):
+        for place, new in enumerate(pair):
+            if (layer, place) not in self.buffers:
+                self.buffers[layer, place] = new.new_empty(new.shape[0], self.capacity, new.shape[2])
+            self.buffers[layer, place][:, self.length : self.length + new.shape[1]] = new
+        end = self.length + pair[0].shape[1]
+        return self.buffers[layer, 0][:, :end], self.buffers[layer, 1][:, :end]
+
+def generate_cached(model, prompt, new_tokens):
+    cache = Cache(len(prompt) + new_tokens - 1)
+    tokens, output = prompt, []
+    while True:
+        x = model.embed(tokens)
+        positions = torch.arange(cache.length, cache.length + len(tokens))
+        for layer in range(model.layers):
+            query, key, value = model.project(layer, x, positions)
+            x = model.finish(layer, x, model.attend(query, *cache.add(layer, key, value)))
+        cache.length += len(tokens)
+        tokens = model.logits(x[-1:]).argmax(dim=-1)
+        output.append(tokens)
+        if len(output) == new_tokens:
+            return torch.cat(output)
+""",
+}

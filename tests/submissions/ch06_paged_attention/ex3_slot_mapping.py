@@ -1,0 +1,67 @@
+"""Wrong answers to exercise 6.3, and unusual right ones."""
+
+from tests.submissions.edits import changed
+
+PAGE = "table[positions // page_size].long() * page_size"
+
+
+WRONG = {
+    "table_not_multiplied": changed("6.3", (PAGE, "table[positions // page_size].long()")),
+    "offset_forgotten": changed("6.3", (PAGE + " + positions % page_size", PAGE)),
+    "position_added_whole": changed("6.3", (PAGE + " + positions % page_size", PAGE + " + positions")),
+    "division_and_remainder_exchanged": changed(
+        "6.3", (PAGE + " + positions % page_size",
+                "table[positions % page_size].long() * page_size + positions // page_size")
+    ),
+    "offset_counted_anew": changed("6.3", (PAGE + " + positions % page_size",
+                                           PAGE + " + torch.arange(new) % page_size")),
+    "page_looked_up_once": changed(
+        "6.3", (PAGE + " + positions % page_size",
+                "table[(length - new) // page_size].long() * page_size + (length - new) % page_size"
+                " + torch.arange(new)")
+    ),
+    "old_tokens_too": changed("6.3", ("torch.arange(length - new, length)", "torch.arange(length)")),
+    "positions_run_on": """# Exercise 6.3 · Slot mapping
+def slot_mapping(block_tables, lengths, new_tokens, page_size):
+    sequence = torch.repeat_interleave(torch.arange(len(lengths)), new_tokens.long())
+    position = (lengths - new_tokens)[sequence] + torch.arange(len(sequence))
+    return block_tables[sequence, position // page_size].long() * page_size + position % page_size
+""",
+    "pages_consecutive": changed("6.3", (PAGE + " + positions % page_size", "table[0].long() * page_size + positions")),
+    "table_ignored": changed("6.3", (PAGE + " + positions % page_size", "positions")),
+    "first_table_for_all": changed("6.3", (PAGE, "block_tables[0][positions // page_size].long() * page_size")),
+    "positions_from_zero": changed("6.3", ("torch.arange(length - new, length)", "torch.arange(new)")),
+    "one_token_late": changed("6.3", ("torch.arange(length - new, length)", "torch.arange(length, length + new)")),
+    "one_token_late__by_one": changed(
+        "6.3", ("torch.arange(length - new, length)", "torch.arange(length - new + 1, length + 1)")
+    ),
+    "one_token_early": changed(
+        "6.3", ("torch.arange(length - new, length)", "torch.arange(length - new - 1, length - 1)")
+    ),
+}  # fmt: skip
+
+
+UNUSUAL = {
+    "token by token": """# Exercise 6.3 · Slot mapping
+def slot_mapping(block_tables, lengths, new_tokens, page_size):
+    slots = []
+    for b in range(len(lengths)):
+        for p in range(int(lengths[b]) - int(new_tokens[b]), int(lengths[b])):
+            slots.append(int(block_tables[b][p // page_size]) * page_size + p % page_size)
+    return torch.tensor(slots, dtype=torch.int64)
+""",
+    "without a loop": """# Exercise 6.3 · Slot mapping
+def slot_mapping(block_tables, lengths, new_tokens, page_size):
+    sequence = torch.repeat_interleave(torch.arange(len(lengths)), new_tokens.long())
+    first = torch.cumsum(new_tokens, 0) - new_tokens
+    position = (lengths - new_tokens)[sequence] + torch.arange(len(sequence)) - first[sequence]
+    page = block_tables[sequence, position // page_size]
+    return (page * page_size + position % page_size).long()
+""",
+    "every slot first": """# Exercise 6.3 · Slot mapping
+def slot_mapping(block_tables, lengths, new_tokens, page_size):
+    every = (block_tables.long()[:, :, None] * page_size + torch.arange(page_size)).flatten(1)
+    rows = [row[n - k:n] for row, n, k in zip(every, lengths.tolist(), new_tokens.tolist())]
+    return torch.cat(rows)
+""",
+}

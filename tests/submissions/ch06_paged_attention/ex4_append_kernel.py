@@ -1,0 +1,117 @@
+"""Wrong answers to exercise 6.4, and unusual right ones."""
+
+from tests.submissions.edits import changed
+
+KEY_ROW = "page * key_page_stride + head * key_page_head_stride + offset * key_slot_stride"
+
+
+VALUE_ROW = "page * value_page_stride + head * value_page_head_stride + offset * value_slot_stride"
+
+
+def rows(pattern):
+    """Both rows of the pool computed another way."""
+    return changed("6.4", (KEY_ROW, pattern.format("key")), (VALUE_ROW, pattern.format("value")))
+
+
+WRONG = {
+    "slot_used_as_row": rows("slot * {0}_slot_stride + head * {0}_page_head_stride"),
+    "page_and_offset_exchanged": changed("6.4", ("page = slot // PAGE_SIZE", "page = slot % PAGE_SIZE"),
+                                         ("offset = slot % PAGE_SIZE", "offset = slot // PAGE_SIZE")),
+    "offset_forgotten": rows("page * {0}_page_stride + head * {0}_page_head_stride"),
+    "page_not_multiplied": rows("page * {0}_slot_stride + head * {0}_page_head_stride + offset * {0}_slot_stride"),
+    "heads_of_a_page_forgotten": rows("(page + head) * {0}_page_head_stride + offset * {0}_slot_stride"),
+    "heads_of_a_page_forgotten__head_by_its_stride": rows(
+        "page * PAGE_SIZE * HEAD_DIM + head * {0}_page_head_stride + offset * {0}_slot_stride"
+    ),
+    "page_not_multiplied__by_its_width": rows(
+        "page * PAGE_SIZE + head * {0}_page_head_stride + offset * {0}_slot_stride"
+    ),
+    # Outside the slots, in the case of the fused tensor too, and nothing to do with where keys are read.
+    "out_of_bounds": changed("6.4", ("tl.load(slots_pointer + token)", "tl.load(slots_pointer + token + head)")),
+    "heads_of_a_page_forgotten__by_sizes": rows("(page * PAGE_SIZE + offset) * HEAD_DIM + head * PAGE_SIZE * HEAD_DIM"),
+    "head_and_slot_exchanged": rows("page * {0}_page_stride + head * {0}_slot_stride + offset * {0}_page_head_stride"),
+    "head_and_slot_exchanged__by_sizes": rows("((page * PAGE_SIZE + offset) * tl.num_programs(1) + head) * HEAD_DIM"),
+    "slot_zero_skipped": changed("6.4", ("slot >= 0", "slot > 0")),
+    "tokens_read_contiguously": changed(
+        "6.4", ("token * key_stride + head * key_head_stride", "(token * tl.num_programs(1) + head) * HEAD_DIM"),
+    ),
+    "slots_ignored": changed("6.4", ("page = slot // PAGE_SIZE", "page = token // PAGE_SIZE"),
+                             ("offset = slot % PAGE_SIZE", "offset = token % PAGE_SIZE")),
+    "one_slot_late": changed("6.4", ("page = slot // PAGE_SIZE", "page = (slot + 1) // PAGE_SIZE"),
+                             ("offset = slot % PAGE_SIZE", "offset = (slot + 1) % PAGE_SIZE")),
+    "first_head_for_all": changed("6.4", ("token * key_stride + head * key_head_stride", "token * key_stride"),
+                                  ("token * value_stride + head * value_head_stride", "token * value_stride")),
+    "heads_on_top_of_each_other": rows("page * {0}_page_stride + offset * {0}_slot_stride"),
+    "keys_and_values_exchanged": changed(
+        "6.4", ("tl.store(key_pages_pointer", "tl.store(other_pool"),
+        ("tl.store(value_pages_pointer", "tl.store(key_pages_pointer"),
+        ("tl.store(other_pool", "tl.store(value_pages_pointer"),
+        (KEY_ROW, "THE_ROW"), (VALUE_ROW, KEY_ROW), ("THE_ROW", VALUE_ROW),
+    ),
+    "keys_written_twice": changed(
+        "6.4",
+        ("tl.load(value_pointer + token * value_stride + head * value_head_stride + columns, mask=inside)", "key"),
+    ),
+    "strides_ignored": rows("((page * tl.num_programs(1) + head) * PAGE_SIZE + offset) * HEAD_DIM"),
+    "other_strides": changed("6.4", (VALUE_ROW, KEY_ROW)),
+    "values_not_written": changed(
+        "6.4", ("    tl.store(value_pages_pointer + value_row + columns, value, mask=inside)\n", "")
+    ),
+    "padding_written": changed("6.4", (" & (slot >= 0)", "")),
+    "padding_written__clamped": changed(
+        "6.4", (" & (slot >= 0)", ""),
+        ("slot = tl.load(slots_pointer + token)", "slot = tl.maximum(tl.load(slots_pointer + token), 0)"),
+    ),
+    "columns_not_masked": changed("6.4", ("(columns < HEAD_DIM) & (slot >= 0)", "(columns >= 0) & (slot >= 0)")),
+}  # fmt: skip
+
+
+UNUSUAL = {
+    "an early return": changed(
+        "6.4", ("    page = slot // PAGE_SIZE", "    if slot < 0:\n        return\n    page = slot // PAGE_SIZE"),
+        (" & (slot >= 0)", ""),
+    ),
+    "a program for each token": """# Exercise 6.4 · Append into pages
+@triton.jit
+def kernel(k, v, kp, vp, slots, k0, k1, v0, v1, kp0, kp1, kp2, vp0, vp1, vp2,
+           H: tl.constexpr, BH: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, S: tl.constexpr):
+    t = tl.program_id(0)
+    slot = tl.load(slots + t)
+    h, d = tl.arange(0, BH)[:, None], tl.arange(0, BD)[None, :]
+    ok = (h < H) & (d < D) & (slot > -1)
+    tl.store(kp + slot // S * kp0 + h * kp1 + slot % S * kp2 + d, tl.load(k + t * k0 + h * k1 + d, mask=ok), mask=ok)
+    tl.store(vp + slot // S * vp0 + h * vp1 + slot % S * vp2 + d, tl.load(v + t * v0 + h * v1 + d, mask=ok), mask=ok)
+
+def append_to_pages(key, value, key_pages, value_pages, slots):
+    n, h, d = key.shape
+    kernel[(n,)](key, value, key_pages, value_pages, slots, *key.stride()[:2], *value.stride()[:2],
+                 *key_pages.stride()[:3], *value_pages.stride()[:3], H=h, BH=triton.next_power_of_2(h),
+                 D=d, BD=triton.next_power_of_2(d), S=key_pages.shape[2])
+""",
+    "keys and values in turn": """# Exercise 6.4 · Append into pages
+@triton.jit
+def put(x, pool, slots, x0, x1, p0, p1, p2, D: tl.constexpr, BD: tl.constexpr, S: tl.constexpr):
+    t, h = tl.program_id(0), tl.program_id(1)
+    d = tl.arange(0, BD)
+    slot = tl.load(slots + t)
+    row = tl.load(x + t * x0 + h * x1 + d, mask=d < D, other=0.0)
+    tl.store(pool + (slot // S) * p0 + h * p1 + (slot - slot // S * S) * p2 + d, row, mask=(d < D) & (slot >= 0))
+
+@triton.jit
+def both(k, v, kp, vp, slots, k0, k1, v0, v1, kp0, kp1, kp2, vp0, vp1, vp2,
+         D: tl.constexpr, BD: tl.constexpr, S: tl.constexpr):
+    put(k, kp, slots, k0, k1, kp0, kp1, kp2, D, BD, S)
+    put(v, vp, slots, v0, v1, vp0, vp1, vp2, D, BD, S)
+
+def append_to_pages(key, value, key_pages, value_pages, slots):
+    n, h, d = key.shape
+    both[(n, h)](key, value, key_pages, value_pages, slots, *key.stride()[:2], *value.stride()[:2],
+                 *key_pages.stride()[:3], *value_pages.stride()[:3], d, triton.next_power_of_2(d), key_pages.shape[2])
+""",
+    "a grid of one dimension": changed(
+        "6.4", ("append_kernel[(tokens, heads)](", "append_kernel[(tokens * heads,)](\n        heads,"),
+        ("def append_kernel(\n", "def append_kernel(\n    heads,\n"),
+        ("token = tl.program_id(0).to(tl.int64)", "token = (tl.program_id(0) // heads).to(tl.int64)"),
+        ("head = tl.program_id(1).to(tl.int64)", "head = (tl.program_id(0) % heads).to(tl.int64)"),
+    ),
+}  # fmt: skip

@@ -1,0 +1,79 @@
+"""Wrong answers to exercise 7.1, and unusual right ones."""
+
+from tests.submissions.edits import changed
+
+REFUSAL = """    if query_heads % key_heads:
+        raise ValueError(f"key_heads = {key_heads} must divide query_heads = {query_heads}.")
+"""
+
+
+DIVISION = "return query_head // (query_heads // key_heads)"
+
+
+MEMBERS = "torch.arange(query_heads).view(key_heads, -1)"
+
+
+WRONG = {
+    "by_modulo": changed("7.1", (DIVISION, "return query_head % key_heads")),
+    "groups_by_modulo": changed("7.1", (MEMBERS, "torch.arange(query_heads).view(-1, key_heads).T")),
+    "groups_by_modulo__listed": changed(
+        "7.1", (MEMBERS, "torch.tensor([list(range(k, query_heads, key_heads)) for k in range(key_heads)])")
+    ),
+    "by_count": changed("7.1", (DIVISION, "return query_head // key_heads")),
+    "groups_of_key_heads": changed("7.1", (MEMBERS, "torch.arange(query_heads).view(-1, key_heads)")),
+    "groups_turned": changed("7.1", (MEMBERS, "torch.arange(query_heads).view(key_heads, -1).T")),
+    "not_refused": changed("7.1", (REFUSAL, "")),
+    "not_refused__in_one_of_them": """# Exercise 7.1 · The head map
+def key_head_of(query_head, query_heads, key_heads):
+    if query_heads % key_heads:
+        raise ValueError("no")
+    return query_head * key_heads // query_heads
+
+def groups(query_heads, key_heads):
+    group = query_heads // key_heads
+    return torch.tensor([list(range(k * group, (k + 1) * group)) for k in range(key_heads)])
+""",
+}
+
+
+SCALED_MAP = """# Exercise 7.1 · The head map
+def key_head_of(query_head, query_heads, key_heads):
+    group, rest = divmod(query_heads, key_heads)
+    if rest != 0:
+        raise ValueError("the heads do not divide")
+    return query_head * key_heads // query_heads
+
+def groups(query_heads, key_heads):
+    found = [[] for _ in range(key_heads)]
+    for head in range(query_heads):
+        found[key_head_of(head, query_heads, key_heads)].append(head)
+    return torch.tensor(found)
+"""
+
+
+TENSOR_MAP = """# Exercise 7.1 · The head map
+def groups(query_heads, key_heads):
+    if query_heads % key_heads != 0:
+        raise ValueError(f"{query_heads} / {key_heads}")
+    return torch.stack(torch.arange(query_heads).chunk(key_heads))
+
+def key_head_of(query_head, query_heads, key_heads):
+    return next(k for k, group in enumerate(groups(query_heads, key_heads).tolist()) if query_head in group)
+"""
+
+
+REPEATED_MAP = changed(
+    "7.1",
+    (DIVISION, "return int(torch.arange(key_heads).repeat_interleave(query_heads // key_heads)[query_head])"),
+    (
+        MEMBERS,
+        "torch.arange(query_heads // key_heads) + torch.arange(0, query_heads, query_heads // key_heads)[:, None]",
+    ),
+)
+
+
+UNUSUAL = {
+        "multiplied first, lists filled": SCALED_MAP,
+        "by a tensor": TENSOR_MAP,
+        "repeated and added": REPEATED_MAP,
+    }

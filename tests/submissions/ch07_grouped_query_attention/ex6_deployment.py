@@ -1,0 +1,85 @@
+"""Wrong answers to exercise 7.6, and unusual right ones."""
+
+from tests.submissions.edits import changed
+
+HERE = "heads_here = max(1, key_heads // ranks)"
+
+
+OWN_RANK_BYTES = (
+    "rank_cache_bytes(layers, key_heads, head_dim, tokens, item_bytes, ranks)",
+    "2 * layers * -(-key_heads // ranks) * head_dim * tokens * item_bytes",
+)
+
+
+WRONG = {
+    "replication_forgotten": changed("7.6", (HERE, "heads_here = key_heads / ranks")),
+    "no_head_left": changed("7.6", (HERE, "heads_here = key_heads // ranks")),
+    "not_divided_among_ranks": changed("7.6", (HERE, "heads_here = key_heads")),
+    "values_forgotten": changed("7.6", ("return 2 * layers", "return layers")),
+    "smallest_chosen": changed("7.6", ("return max(fitting", "return min(fitting")),
+    "uneven_split": changed(
+        "7.6",
+        ("        and (key_heads % ranks == 0 or ranks % key_heads == 0)\n", ""),
+        (
+            " rank_cache_bytes(layers, key_heads, head_dim, tokens, item_bytes, ranks) <=",
+            " 2 * layers * -(-key_heads // ranks) * head_dim * tokens * item_bytes <=",
+        ),
+    ),
+    "groups_uneven": changed("7.6", ("query_heads % key_heads == 0\n        and ", "")),
+    "budget_of_one_for_all": changed(
+        "7.6",
+        (
+            "rank_cache_bytes(layers, key_heads, head_dim, tokens, item_bytes, ranks) <=",
+            "2 * layers * key_heads * head_dim * tokens * item_bytes <=",
+        ),
+    ),
+    "fits_strictly": changed("7.6", ("<= budget_bytes", "< budget_bytes")),
+    "powers_of_two_only": changed(
+        "7.6", ("query_heads % key_heads == 0", "query_heads % key_heads == 0 and key_heads & (key_heads - 1) == 0")
+    ),
+}
+
+
+for _name in ("no_head_left", "not_divided_among_ranks", "values_forgotten", "replication_forgotten"):
+    head, _, tail = WRONG[_name].partition("def choose_key_heads")
+    WRONG[_name] = head + "def choose_key_heads" + tail.replace(*OWN_RANK_BYTES)
+
+
+DEPLOYMENT_DOWNWARDS = """# Exercise 7.6 · KV heads for a budget
+def rank_cache_bytes(layers, key_heads, head_dim, tokens, item_bytes, ranks):
+    return math.ceil(key_heads / ranks) * tokens * layers * head_dim * item_bytes * 2
+
+def choose_key_heads(layers, query_heads, head_dim, tokens, item_bytes, budget_bytes, ranks):
+    for heads in range(query_heads, 0, -1):
+        fair = math.gcd(heads, ranks) in (heads, ranks)
+        if query_heads % heads == 0 and fair:
+            if rank_cache_bytes(layers, heads, head_dim, tokens, item_bytes, ranks) <= budget_bytes:
+                return heads
+"""
+
+
+DEPLOYMENT_BY_ROOM = """# Exercise 7.6 · KV heads for a budget
+def rank_cache_bytes(layers, key_heads, head_dim, tokens, item_bytes, ranks):
+    copies = max(ranks // key_heads, 1)
+    return 2 * layers * key_heads * copies * head_dim * tokens * item_bytes // ranks
+
+def choose_key_heads(layers, query_heads, head_dim, tokens, item_bytes, budget_bytes, ranks):
+    room = int(budget_bytes // (2 * layers * head_dim * tokens * item_bytes))  # heads on a rank
+    best = None
+    for here in range(1, room + 1):
+        if query_heads % (here * ranks) == 0:
+            best = here * ranks
+    return best
+"""
+
+
+DEPLOYMENT_ALWAYS_EVEN = changed(
+    "7.6", ("(key_heads % ranks == 0 or ranks % key_heads == 0)", "key_heads % ranks == 0")
+)
+
+
+UNUSUAL = {
+        "downwards": DEPLOYMENT_DOWNWARDS,
+        "by room": DEPLOYMENT_BY_ROOM,
+        "heads never copied": DEPLOYMENT_ALWAYS_EVEN,
+    }

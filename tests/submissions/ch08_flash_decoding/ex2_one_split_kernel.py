@@ -1,0 +1,180 @@
+"""Wrong answers to exercise 8.2, and unusual right ones."""
+
+from tests.submissions.ch08_flash_decoding.shared import LAST, SCALE, SPLIT_LENGTH
+from tests.submissions.edits import changed, in_tf32
+
+PRESENT = "present = keys < last  # what follows belongs to the next split"
+
+
+TOTAL = "total = tl.where(running_sum == 0.0, 1.0, running_sum)  # without a key: 0 / 1 = 0, and -inf + log 1 = -inf"
+
+
+LSE = "log_sum_exp = (running_max + tl.log2(total)) * 0.6931471805599453  # natural, for whoever merges"
+
+
+HIDDEN = 'scores = tl.where(present[None, :], scores, float("-inf"))'
+
+
+ROWS = "rows = (split * batch + sequence) * key_heads * GROUP + heads"
+
+
+HEAD_BY_HEAD = """# Exercise 8.2 · One split of the keys
+@triton.jit
+def kernel(q, k, v, lengths, o, l, qb, qh, kb, kh, kn, vb, vh, vn, batch, key_heads, splits, scale,
+           G: tl.constexpr, D: tl.constexpr, N: tl.constexpr):
+    program = tl.program_id(0)
+    split = program % splits
+    head = (program // splits) % (key_heads * G)
+    sequence = program // (splits * key_heads * G)
+    kv = head // G
+    d = tl.arange(0, D)
+    query = tl.load(q + sequence * qb + head * qh + d).to(tl.float32)
+    length = tl.load(lengths + sequence)
+    size = (length + splits - 1) // splits
+    end = min(split * size + size, length)
+    top = -float("inf")
+    total = 0.0
+    acc = tl.zeros([D], tl.float32)
+    start = split * size
+    while start < end:
+        n = start + tl.arange(0, N)
+        here = n < end
+        keys = tl.load(k + sequence * kb + kv * kh + n[:, None] * kn + d[None, :], mask=here[:, None], other=0.0)
+        scores = tl.where(here, tl.sum(keys.to(tl.float32) * query[None, :], 1) * scale, -float("inf"))
+        new = tl.maximum(top, tl.max(scores, 0))
+        p = tl.exp(scores - new)
+        values = tl.load(v + sequence * vb + kv * vh + n[:, None] * vn + d[None, :], mask=here[:, None], other=0.0)
+        acc = acc * tl.exp(top - new) + tl.sum(p[:, None] * values.to(tl.float32), 0)
+        total = total * tl.exp(top - new) + tl.sum(p, 0)
+        top = new
+        start += N
+    row = (split * batch + sequence) * key_heads * G + head
+    if total > 0:
+        tl.store(o + row * D + d, acc / total)
+        tl.store(l + row, top + tl.log(total))
+    else:
+        tl.store(o + row * D + d, tl.zeros([D], tl.float32))
+        tl.store(l + row, -float("inf"))
+
+def split_attention(query, key_cache, value_cache, lengths, splits):
+    batch, heads, dim = query.shape
+    key_heads = key_cache.shape[1]
+    outputs = query.new_empty((splits, batch, heads, dim), dtype=torch.float32)
+    lses = query.new_empty((splits, batch, heads), dtype=torch.float32)
+    kernel[(splits * batch * heads,)](query, key_cache, value_cache, lengths, outputs, lses, *query.stride()[:2],
+        *key_cache.stride()[:3], *value_cache.stride()[:3], batch, key_heads, splits, dim ** -0.5,
+        G=heads // key_heads, D=dim, N=64)
+    return outputs, lses
+"""
+
+
+WRONG = {
+    "last_keys_lost": changed("8.2", (SPLIT_LENGTH, "split_length = length // splits")),
+    "reaches_into_the_next_split": changed("8.2", (PRESENT, "present = keys < length")),
+    "past_the_sequences_end": changed("8.2", (LAST, "last = first + split_length")),
+    "split_of_the_longest": changed(
+        "8.2",
+        (SPLIT_LENGTH, "split_length = tl.cdiv(longest, splits)"),
+        ("value_stride, scale_log2,", "value_stride, longest, scale_log2,"),
+        (f"*value_cache.stride()[:3], {SCALE}", f"*value_cache.stride()[:3], int(lengths.max()), {SCALE}"),
+    ),
+    "split_of_the_capacity": changed(
+        "8.2",
+        (SPLIT_LENGTH, "split_length = tl.cdiv(capacity, splits)"),
+        ("value_stride, scale_log2,", "value_stride, capacity, scale_log2,"),
+        (f"*value_cache.stride()[:3], {SCALE}", f"*value_cache.stride()[:3], key_cache.shape[2], {SCALE}"),
+    ),
+    "length_of_the_first": changed("8.2", ("tl.load(lengths_pointer + sequence)", "tl.load(lengths_pointer)")),
+    "keys_used_as_values": changed(
+        "8.2", ("tl.load(value_pointer + value_offsets", "tl.load(key_pointer + key_offsets")
+    ),
+    "scale_missing": changed("8.2", ('input_precision="ieee") * scale_log2', 'input_precision="ieee")')),
+    "sum_not_rescaled": changed("8.2", ("running_sum * rescale + tl.sum", "running_sum + tl.sum")),
+    "not_normalised": changed("8.2", ("accumulator / total[:, None]", "accumulator")),
+    "lse_in_base_2": changed("8.2", (LSE, "log_sum_exp = running_max + tl.log2(total)")),
+    "log_of_sum_only": changed("8.2", (LSE, "log_sum_exp = tl.log(total)")),
+    "log_of_sum_only__empty_ones_right": changed("8.2", (LSE, "log_sum_exp = tl.log(running_sum)")),
+    "mixed_bases": changed("8.2", (LSE, "log_sum_exp = running_max + tl.log(total)")),
+    "empty_split_nan": changed("8.2", (TOTAL, "total = running_sum")),
+    "empty_split_counts": changed(
+        "8.2", (LSE, LSE + "\n    log_sum_exp = tl.where(running_sum == 0.0, 0.0, log_sum_exp)")
+    ),
+    "natural_exp": changed("8.2", ("tl.exp2(", "tl.exp(")),
+    "natural_exp__and_log": changed("8.2", ("tl.exp2(", "tl.exp("), (LSE, "log_sum_exp = running_max + tl.log(total)")),
+    "no_running_max": changed(
+        "8.2",
+        ("tl.exp2(scores - new_max[:, None])", "tl.exp2(scores)"),
+        ("tl.exp2(running_max - new_max)", "tl.full([BLOCK_G], 1.0, tl.float32)"),
+        (LSE, "log_sum_exp = tl.log(total)"),
+    ),
+    "maximum_starts_at_zero": changed(
+        "8.2", ('tl.full([BLOCK_G], float("-inf"), tl.float32)', "tl.zeros([BLOCK_G], tl.float32)")
+    ),
+    "accumulator_not_rescaled": changed("8.2", ("accumulator * rescale[:, None] + product", "accumulator + product")),
+    "tail_keys_scored": changed("8.2", (HIDDEN, "")),
+    "heads_by_modulo": changed("8.2", ("heads = key_head * GROUP + members", "heads = key_head + members * key_heads")),
+    "splits_and_sequences_exchanged": changed(
+        "8.2", (ROWS, "rows = (sequence * splits + split) * key_heads * GROUP + heads")
+    ),
+    "unused_slots_reach_the_result": changed(
+        "8.2",
+        (
+            "tl.load(value_pointer + value_offsets, mask=present[:, None], other=0.0)",
+            "tl.load(value_pointer + value_offsets, mask=(keys < capacity)[:, None], other=0.0)",
+        ),
+        ("value_stride, scale_log2,", "value_stride, capacity, scale_log2,"),
+        (f"*value_cache.stride()[:3], {SCALE}", f"*value_cache.stride()[:3], key_cache.shape[2], {SCALE}"),
+    ),
+    "keys_read_for_every_head": HEAD_BY_HEAD,
+    "read_out_of_bounds": changed(
+        "8.2",
+        (
+            "tl.load(key_pointer + key_offsets, mask=present[:, None], other=0.0)",
+            "tl.load(key_pointer + key_offsets)",
+        ),
+    ),
+    "written_out_of_bounds": changed("8.2", (", mask=members < GROUP)", ")")),
+}
+
+
+UNUSUAL = {
+        "tl.dot in tf32": in_tf32("8.2"),
+        "products by hand, no tl.dot": changed(
+            "8.2",
+            (
+                'tl.dot(query, tl.trans(key_tile), input_precision="ieee")',
+                "tl.sum(query.to(tl.float32)[:, None, :] * key_tile.to(tl.float32)[None, :, :], axis=2)",
+            ),
+            (
+                'tl.dot(weights.to(value_tile.dtype), value_tile, input_precision="ieee")',
+                "tl.sum(weights[:, :, None] * value_tile.to(tl.float32)[None, :, :], axis=1)",
+            ),
+        ),
+        "natural base": changed(
+            "8.2",
+            ("tl.exp2(", "tl.exp("),
+            (SCALE, "1 / math.sqrt(head_dim)"),
+            (LSE, "log_sum_exp = running_max + tl.log(total)"),
+        ),
+        "tiles of 16 keys": changed("8.2", ("BLOCK_N=64", "BLOCK_N=16")),
+        "tiles of 128 keys": changed("8.2", ("BLOCK_N=64", "BLOCK_N=128")),
+        "lengths rounded up another way": changed(
+            "8.2", (SPLIT_LENGTH, "split_length = (length + splits - 1) // splits")
+        ),
+        "last keys first": changed(
+            "8.2",
+            (
+                "for start in range(first, last, BLOCK_N):",
+                "for step in range(tl.cdiv(last - first, BLOCK_N)):\n"
+                "        start = first + (tl.cdiv(last - first, BLOCK_N) - 1 - step) * BLOCK_N",
+            ),
+        ),
+        "scaled queries": changed(
+            "8.2",
+            (
+                "    key_pointer += seq",
+                "    query = (query.to(tl.float32) * scale_log2).to(query.dtype)\n    key_pointer += seq",
+            ),
+            (', input_precision="ieee") * scale_log2', ', input_precision="ieee")'),
+        ),
+    }

@@ -1,0 +1,68 @@
+"""Wrong answers to exercise 8.4, and unusual right ones."""
+
+from tests.submissions.edits import changed
+
+PROGRAM = "program_bytes = 2 * -(-context // splits) * head_dim * item_bytes"
+
+
+CHOICE = "min(range(1, most + 1), key=lambda splits: decode_microseconds(splits, *shape))"
+
+
+WAVE = 'chip["slots"] // (batch * key_heads)'
+
+
+WRONG = {
+    "values_forgotten": changed("8.4", (PROGRAM, "program_bytes = -(-context // splits) * head_dim * item_bytes")),
+    "keys_rounded_down": changed("8.4", (PROGRAM, "program_bytes = 2 * (context // splits) * head_dim * item_bytes")),
+    "keys_in_fractions": changed("8.4", (PROGRAM, "program_bytes = 2 * context / splits * head_dim * item_bytes")),
+    "in_seconds": changed("8.4", ("return 1e6 * seconds", "return seconds")),
+    "partials_cross_once": changed("8.4", ("+ 2 * partial_bytes", "+ partial_bytes")),
+    "partials_by_key_heads": changed("8.4", ("batch * query_heads * (head_dim", "batch * key_heads * (head_dim")),
+    "log_sum_exp_forgotten": changed("8.4", ("(head_dim + 1) * 4", "head_dim * 4")),
+    "partials_in_half_precision": changed("8.4", ("(head_dim + 1) * 4", "(head_dim + 1) * item_bytes")),
+    "launch_forgotten": changed("8.4", ('chip["launch_seconds"] + 2', "2")),
+    "combine_without_a_split": changed("8.4", ("if splits > 1:", "if splits > 0:")),
+    "combine_forgotten": changed(
+        "8.4",
+        (
+            CHOICE,
+            "min(range(1, most + 1), key=lambda n: kernel_seconds(\n"
+            "        batch * key_heads * n, 2 * -(-context // n) * head_dim * item_bytes, chip))",
+        ),
+    ),
+    "always_one_wave": changed("8.4", (CHOICE, f"max(1, min(most, {WAVE}))")),
+    "one_wave_rounded_up": changed("8.4", (CHOICE, 'max(1, min(most, -(-chip["slots"] // (batch * key_heads))))')),
+    "as_many_as_allowed": changed("8.4", (CHOICE, "most")),
+    "slowest_chosen": changed("8.4", (CHOICE, CHOICE.replace("min(", "max("))),
+}
+
+
+LISTED = changed(
+    "8.4",
+    (
+        f"return {CHOICE}",
+        "best, least = None, math.inf\n"
+        "    for splits in range(most, 0, -1):\n"
+        "        seconds = decode_microseconds(splits, *shape)\n"
+        "        if seconds < 1.004 * least:\n"
+        "            best, least = splits, min(least, seconds)\n"
+        "    return best",
+    ),
+)
+
+
+UNUSUAL = {
+        "any of those as good": LISTED,
+        "sorted by time": changed(
+            "8.4", (CHOICE, "sorted((decode_microseconds(n, *shape), n) for n in range(1, most + 1))[0][1]")
+        ),
+        "ceil of a fraction": changed("8.4", ("-(-context // splits)", "math.ceil(context / splits)")),
+        "candidates that differ in their longest split": changed(
+            "8.4",
+            (
+                CHOICE,
+                "min([n for n in range(1, most + 1) if n == 1 or -(-context // n) != -(-context // (n - 1))],\n"
+                "               key=lambda splits: decode_microseconds(splits, *shape))",
+            ),
+        ),
+    }

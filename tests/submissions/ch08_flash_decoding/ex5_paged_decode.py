@@ -1,0 +1,232 @@
+"""Wrong answers to exercise 8.5, and unusual right ones."""
+
+from tests.submissions.ch08_flash_decoding.shared import LAST, LOADED, MERGED_LSE, SCALE, SPLIT_LENGTH
+from tests.submissions.edits import changed, in_tf32
+
+PAGES = "pages = next_pages.to(tl.int64)  # [BLOCK_N]"
+
+
+SAME_STEP = "pages = tl.load(table_pointer + keys // PAGE_SIZE, mask=present, other=0).to(tl.int64)"
+
+
+PAGED_LSE = "log_sum_exp = (running_max + tl.log2(total)) * 0.6931471805599453"
+
+
+PAGED_TOTAL = "total = tl.where(running_sum == 0.0, 1.0, running_sum)"
+
+
+PAGED_WEIGHTS = "weights = tl.exp(lses - reference)  # [BLOCK_S]"
+
+
+PAGED_LOADED = LOADED.removesuffix("  # [BLOCK_S]")
+
+
+PAGED_HEADS = "heads = key_head * GROUP + members"
+
+
+PAST_THE_SPLIT = (("keys < last", "keys < length"), ("ahead < last", "ahead < length"))
+
+
+PAGED_LENGTH = "length = tl.load(lengths_pointer + sequence)"
+
+
+WHOLE = "output = tl.sum(weights[:, None] * parts, axis=0) / divisor  # [HEAD_DIM]"
+
+
+BY_PAGES = (SPLIT_LENGTH, "split_length = tl.cdiv(tl.cdiv(length, PAGE_SIZE), splits) * PAGE_SIZE")
+
+
+def paged_lse(expression):
+    return changed("8.5", (MERGED_LSE, expression))
+
+
+WRONG = {
+    "averaged_without_weights": changed("8.5", (WHOLE, "output = tl.sum(parts, axis=0) / splits")),
+    "averaged_without_weights__in_splits_of_pages": changed(
+        "8.5", BY_PAGES, (WHOLE, "output = tl.sum(parts, axis=0) / splits")
+    ),
+    "averaged_without_weights__where_present": changed(
+        "8.5",
+        (
+            WHOLE,
+            'output = tl.sum(parts, axis=0) / tl.maximum(tl.sum((lses > float("-inf")).to(tl.float32), axis=0), 1.0)',
+        ),
+    ),
+    "averaged_without_weights__and_their_number_as_the_sum": changed(
+        "8.5", (PAGED_WEIGHTS, "weights = tl.where(present, 1.0, 0.0)"), (MERGED_LSE, "reference + tl.log(divisor)")
+    ),
+    "missing_splits_counted": changed("8.5", (PAGED_LOADED, PAGED_LOADED.replace('float("-inf")', "0.0"))),
+    "added_without_weights": changed("8.5", (WHOLE, "output = tl.sum(parts, axis=0)")),
+    "not_divided": changed("8.5", (WHOLE, "output = tl.sum(weights[:, None] * parts, axis=0)")),
+    "merged_in_the_wrong_base": changed("8.5", (PAGED_WEIGHTS, "weights = tl.exp2(lses - reference)")),
+    "merged_in_the_wrong_base__stored_in_base_2": changed(
+        "8.5", (PAGED_LSE, "log_sum_exp = running_max + tl.log2(total)")
+    ),
+    "merged_in_the_wrong_base__and_the_lse_too": changed(
+        "8.5", (PAGED_WEIGHTS, "weights = tl.exp2(lses - reference)"), (MERGED_LSE, "largest + tl.log2(divisor)")
+    ),
+    "lse_not_merged": paged_lse("largest"),
+    "lse_not_merged__the_last": paged_lse("tl.load(lses_pointer + (splits - 1) * rows + row)"),
+    "lse_not_merged__the_first": paged_lse("tl.load(lses_pointer + row)"),
+    "lse_not_merged__the_sum": paged_lse("tl.sum(tl.where(present, lses, 0.0), axis=0)"),
+    "empty_split_nan": changed("8.5", (PAGED_TOTAL, "total = running_sum")),
+    "empty_split_nan__in_splits_of_pages": changed("8.5", BY_PAGES, (PAGED_TOTAL, "total = running_sum")),
+    "last_keys_lost": changed("8.5", (SPLIT_LENGTH, "split_length = length // splits")),
+    "reaches_into_the_next_split": changed("8.5", *PAST_THE_SPLIT),
+    "reaches_into_the_next_split__in_tiles_of_16": changed("8.5", *PAST_THE_SPLIT, ("BLOCK_N=64", "BLOCK_N=16")),
+    "past_the_sequences_end": changed("8.5", (LAST, "last = first + split_length")),
+    "last_keys_lost__in_splits_of_pages": changed(
+        "8.5", (SPLIT_LENGTH, "split_length = tl.cdiv(length, PAGE_SIZE) // splits * PAGE_SIZE")
+    ),
+    "last_page_read_whole": changed(
+        "8.5", (PAGED_LENGTH, f"{PAGED_LENGTH}\n    length = tl.cdiv(length, PAGE_SIZE) * PAGE_SIZE")
+    ),
+    "last_page_left_out": changed(
+        "8.5", (PAGED_LENGTH, f"{PAGED_LENGTH}\n    length = length // PAGE_SIZE * PAGE_SIZE")
+    ),
+    "one_token_too_few": changed("8.5", (PAGED_LENGTH, f"{PAGED_LENGTH}\n    length = tl.maximum(length - 1, 0)")),
+    "length_of_the_first": changed("8.5", (PAGED_LENGTH, "length = tl.load(lengths_pointer)")),
+    "keys_used_as_values": changed(
+        "8.5", ("tl.load(value_pointer + value_offsets", "tl.load(key_pointer + key_offsets")
+    ),
+    "page_not_multiplied": changed(
+        "8.5",
+        ("pages * key_page_stride", "pages * key_stride"),
+        ("pages * value_page_stride", "pages * value_stride"),
+    ),
+    "offset_left_out": changed(
+        "8.5", (" + keys % PAGE_SIZE * key_stride", ""), (" + keys % PAGE_SIZE * value_stride", "")
+    ),
+    "pages_taken_in_order": changed(
+        "8.5", (PAGES, "pages = (tl.load(table_pointer) + keys // PAGE_SIZE).to(tl.int64)")
+    ),
+    "pages_taken_in_order__without_the_table": changed("8.5", (PAGES, "pages = (keys // PAGE_SIZE).to(tl.int64)")),
+    "table_of_the_first_sequence": changed(
+        "8.5",
+        ("    table_pointer += sequence * table_stride\n", ""),
+        (PAGES, "pages = tl.maximum(next_pages, 0).to(tl.int64)"),
+    ),
+    "heads_by_modulo": changed("8.5", ("heads = key_head * GROUP + members", "heads = key_head + members * key_heads")),
+    "scale_missing": changed("8.5", (SCALE, "math.log2(math.e)")),
+    "empty_sequence_not_written": changed(
+        "8.5",
+        (
+            "    tl.store(output_pointer + row * HEAD_DIM",
+            '    if largest == float("-inf"):\n        return\n    tl.store(output_pointer + row * HEAD_DIM',
+        ),
+    ),
+    "empty_sequence_counts": changed("8.5", (MERGED_LSE, "reference + tl.log(divisor)")),
+    "unused_slots_reach_the_result": changed(
+        "8.5",
+        (
+            "tl.load(value_pointer + value_offsets, mask=present[:, None], other=0.0)",
+            "tl.load(value_pointer + value_offsets)",
+        ),
+    ),
+    "rows_of_no_head_read": changed("8.5", (PAGED_HEADS, "heads = key_head * BLOCK_G + members")),
+    "read_out_of_bounds": changed(
+        "8.5",
+        (PAGES, "pages = tl.load(table_pointer + keys // PAGE_SIZE).to(tl.int64)"),
+        ("mask=present[:, None], other", "mask=(keys >= 0)[:, None], other"),
+    ),
+    "written_out_of_bounds": changed("8.5", (", mask=members < GROUP)", ")")),
+    "keys_not_split": changed(
+        "8.5",
+        (
+            "paged_split_kernel[(splits, key_heads, batch)]",
+            "splits = 1\n    paged_split_kernel[(splits, key_heads, batch)]",
+        ),
+    ),
+}
+
+
+ARRIVALS = """# Exercise 8.5 · Flash-Decoding on a paged cache
+@triton.jit
+def kernel(q, k, v, table, lengths, parts, lses, arrived, out, lse_out, q_seq, q_head, k_page, k_head, k_row,
+           v_page, v_head, v_row, t_row, scale,
+           G: tl.constexpr, M: tl.constexpr, D: tl.constexpr, P: tl.constexpr, N: tl.constexpr):
+    b, h, s = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    batch, kv, splits = tl.num_programs(0), tl.num_programs(1), tl.num_programs(2)
+    g = tl.arange(0, M)
+    d = tl.arange(0, D)
+    heads = h * G + g
+    real = g < G
+    query = tl.load(q + b * q_seq + heads[:, None] * q_head + d[None, :], mask=real[:, None], other=0.0)
+    length = tl.load(lengths + b)
+    blocks = tl.cdiv(tl.cdiv(length, P), splits)
+    begin = s * blocks * P
+    end = tl.minimum(length, begin + blocks * P)
+    top = tl.full([M], -1e30, tl.float32)
+    total = tl.zeros([M], tl.float32)
+    acc = tl.zeros([M, D], tl.float32)
+    start = begin
+    while start < end:
+        n = start + tl.arange(0, N)
+        ok = n < end
+        page = tl.load(table + b * t_row + n // P, mask=ok, other=0).to(tl.int64)
+        key = tl.load(k + h * k_head + page[:, None] * k_page + (n % P)[:, None] * k_row + d[None, :],
+                      mask=ok[:, None], other=0.0)
+        scores = tl.where(ok[None, :], tl.dot(query, tl.trans(key), input_precision="ieee") * scale, -1e30)
+        new = tl.maximum(top, tl.max(scores, 1))
+        p = tl.where(ok[None, :], tl.exp(scores - new[:, None]), 0.0)
+        value = tl.load(v + h * v_head + page[:, None] * v_page + (n % P)[:, None] * v_row + d[None, :],
+                        mask=ok[:, None], other=0.0)
+        acc = acc * tl.exp(top - new)[:, None] + tl.dot(p.to(value.dtype), value, input_precision="ieee")
+        total = total * tl.exp(top - new) + tl.sum(p, 1)
+        top = new
+        start += N
+    rows = b * kv * G + heads
+    each = batch * kv * G
+    lse = tl.where(total > 0, top + tl.log(tl.maximum(total, 1e-37)), float("-inf"))
+    acc = acc / tl.maximum(total, 1e-37)[:, None]
+    tl.store(parts + (s * each + rows)[:, None] * D + d[None, :], acc, mask=real[:, None])
+    tl.store(lses + s * each + rows, lse, mask=real)
+    tl.debug_barrier()
+    if tl.atomic_add(arrived + b * kv + h, 1) == splits - 1:
+        top = tl.full([M], -1e30, tl.float32)
+        total = tl.zeros([M], tl.float32)
+        acc = tl.zeros([M, D], tl.float32)
+        for i in range(0, splits):
+            here = tl.load(lses + i * each + rows, mask=real, other=float("-inf"))
+            part = tl.load(parts + (i * each + rows)[:, None] * D + d[None, :], mask=real[:, None], other=0.0)
+            new = tl.maximum(top, here)
+            weight = tl.exp(here - new)
+            acc = acc * tl.exp(top - new)[:, None] + part * weight[:, None]
+            total = total * tl.exp(top - new) + weight
+            top = new
+        some = total > 0
+        acc = acc / tl.where(some, total, 1.0)[:, None]
+        tl.store(out + rows[:, None] * D + d[None, :], acc.to(out.dtype.element_ty), mask=real[:, None])
+        tl.store(lse_out + rows, tl.where(some, top + tl.log(tl.where(some, total, 1.0)), float("-inf")), mask=real)
+
+def flash_decode(query, key_pages, value_pages, block_tables, lengths, splits):
+    batch, heads, dim = query.shape
+    kv, page = key_pages.shape[1:3]
+    new = lambda *shape: torch.empty(shape, dtype=torch.float32, device=query.device)
+    parts, lses, lse = new(splits, batch, heads, dim), new(splits, batch, heads), new(batch, heads)
+    output = torch.empty((batch, heads, dim), dtype=query.dtype, device=query.device)
+    arrived = torch.zeros(batch, kv, dtype=torch.int32, device=query.device)
+    kernel[(batch, kv, splits)](query, key_pages, value_pages, block_tables, lengths, parts, lses, arrived, output, lse,
+        *query.stride()[:2], *key_pages.stride()[:3], *value_pages.stride()[:3], block_tables.stride(0), dim ** -0.5,
+        G=heads // kv, M=max(16, triton.next_power_of_2(heads // kv)), D=dim, P=page, N=32)
+    return output, lse
+"""
+
+
+UNUSUAL = {
+        "tl.dot in tf32": in_tf32("8.5"),
+        "one launch: the last program to arrive merges": ARRIVALS,
+        "splits of whole pages": changed("8.5", BY_PAGES),
+        "tiles of 16 keys": changed("8.5", ("BLOCK_N=64", "BLOCK_N=16")),
+        "log-sum-exps in base 2 between the kernels": changed(
+            "8.5",
+            (PAGED_LSE, "log_sum_exp = running_max + tl.log2(total)"),
+            (PAGED_WEIGHTS, "weights = tl.exp2(lses - reference)"),
+            (MERGED_LSE, "(largest + tl.log2(divisor)) * 0.6931471805599453"),
+        ),
+        "page numbers in the step that needs them": changed("8.5", (PAGES, SAME_STEP)),
+        "partial results in the query's dtype where that is float32": changed(
+            "8.5",
+            ("dtype=torch.float32, device=query.device)\n    lses", "dtype=torch.float32).to(query.device)\n    lses"),
+        ),
+    }

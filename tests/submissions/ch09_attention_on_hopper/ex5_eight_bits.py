@@ -1,0 +1,98 @@
+"""Wrong answers to exercise 9.5, and unusual right ones."""
+
+from course_lib.checker.specification.catalog import solution_source
+from tests.submissions.edits import changed
+
+ROOT = "/ math.sqrt(vectors.shape[-1])"
+
+
+LARGEST = "largest = block.abs().max()"
+
+
+SCALE = "scale = largest / 448 if largest > 0 else torch.ones_like(largest)"
+
+
+CODES = "(block / scale).to(torch.float8_e4m3fn).float()"
+
+
+WRONG = {
+    "not_normalised": changed("9.5", (ROOT, "")),
+    "divided_by_the_size": changed("9.5", (ROOT, "/ vectors.shape[-1]")),
+    "sign_changes_order": changed(
+        "9.5",
+        (
+            "return vectors",
+            "matrix = matrix[(matrix[:, 1:] != matrix[:, :-1]).sum(1).argsort()].T\n    return vectors",
+        ),
+    ),
+    "only_one_doubling": """# Exercise 9.5 · Eight bits, and where outliers go
+def hadamard(vectors):
+    if vectors.shape[-1] == 1:
+        return vectors
+    first, second = vectors.chunk(2, dim=-1)
+    return torch.cat([first + second, first - second], dim=-1) / math.sqrt(2)
+
+""" + "def quantise" + solution_source("9.5").split("def quantise")[1],
+    "only_one_doubling__neighbours": """# Exercise 9.5 · Eight bits, and where outliers go
+def hadamard(vectors):
+    if vectors.shape[-1] == 1:
+        return vectors
+    first, second = vectors[..., 0::2], vectors[..., 1::2]
+    return torch.stack([first + second, first - second], dim=-1).flatten(-2) / math.sqrt(2)
+
+""" + "def quantise" + solution_source("9.5").split("def quantise")[1],
+    "one_scale_for_all": changed("9.5", (LARGEST, "largest = tensor.abs().max()")),
+    "sign_forgotten": changed("9.5", (LARGEST, "largest = block.max()")),
+    "largest_of_another_format": changed("9.5", ("largest / 448", "largest / 240")),
+    "largest_of_another_format__int8": changed("9.5", ("largest / 448", "largest / 127")),
+    "largest_of_another_format__e5m2": changed("9.5", ("largest / 448", "largest / 57344")),
+    "mean_for_largest": changed("9.5", (LARGEST, "largest = block.abs().mean()")),
+    "scale_upside_down": changed("9.5", ("scales.append(scale)", "scales.append(1 / scale)")),
+    "zeros_divided_by_zero": changed("9.5", (SCALE, "scale = largest / 448")),
+    "not_rounded": changed("9.5", (CODES, "block / scale")),
+    "not_rounded__to_integers": changed("9.5", (CODES, "(block / scale).round()")),
+}  # fmt: skip
+
+
+FAST_TRANSFORM = """# Exercise 9.5 · Eight bits, and where outliers go
+def hadamard(vectors):
+    result, width = vectors.clone(), 1
+    while width < vectors.shape[-1]:
+        pairs = result.reshape(-1, vectors.shape[-1] // (2 * width), 2, width)
+        result = torch.stack([pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]], dim=2)
+        width *= 2
+    return result.reshape(vectors.shape) * vectors.shape[-1] ** -0.5
+
+def quantise(tensor, rows):
+    padded = F.pad(tensor, (0, 0, 0, -len(tensor) % rows))
+    blocks = padded.reshape(-1, rows, tensor.shape[1])
+    scales = blocks.abs().amax((1, 2)) / 448
+    scales[scales == 0] = 1
+    codes = (blocks * (1 / scales[:, None, None])).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return codes.float().reshape(padded.shape)[: len(tensor)], scales
+"""
+
+
+SIGNS_BY_BITS = """# Exercise 9.5 · Eight bits, and where outliers go
+def hadamard(vectors):
+    d = vectors.shape[-1]
+    signs = torch.tensor([[(-1.0) ** bin(i & j).count("1") for j in range(d)] for i in range(d)])
+    return torch.einsum("...i,ij->...j", vectors, signs.to(vectors.dtype)) / d**0.5
+
+def quantise(tensor, rows):
+    codes, scales = [], []
+    for block in tensor.split(rows):
+        scale = block.abs().max() / 448
+        if scale == 0:
+            scale = torch.tensor(1.0)
+        codes.append((block / scale).to(torch.float8_e4m3fn))
+        scales.append(float(scale))
+    return torch.cat([c.float() for c in codes]), torch.tensor(scales)
+"""
+
+
+UNUSUAL = {
+        "the fast transform, and blocks at once": FAST_TRANSFORM,
+        "signs by common bits": SIGNS_BY_BITS,
+        "float64 within": changed("9.5", (CODES, "(block.double() / scale).to(torch.float8_e4m3fn).float()")),
+    }

@@ -1,0 +1,68 @@
+"""Wrong answers to exercise 9.6, and unusual right ones."""
+
+from tests.submissions.edits import changed
+
+SPILLS = 'names.count("STL") + names.count("LDL")'
+
+
+PREDICATE = r"(?:@!?U?P\w+\s+)?"
+
+
+FLIGHT = "in_flight = min(in_flight, int(wait[1], 16))"
+
+
+EXP = '"MUFU.EX2" in line and in_flight > 0'
+
+
+WRONG = {
+    "loads_of_spills_forgotten": changed("9.6", (SPILLS, 'names.count("STL")')),
+    "stores_of_spills_forgotten": changed("9.6", (SPILLS, 'names.count("LDL")')),
+    "predicated_missed": changed("9.6", (PREDICATE, "")),
+    "requests_only": changed("9.6", (r"USETMAXREG\S*", r"USETMAXREG\.TRY_ALLOC\S*")),
+    "releases_only": changed("9.6", (r"USETMAXREG\S*", r"USETMAXREG\.DEALLOC\S*")),
+    "numbers_left_as_text": changed("9.6", ("[int(count, 16) for count in registers]", "registers")),
+    "numbers_read_as_decimal": changed("9.6", (r"(0x[0-9a-f]+)\s*;", r"(\d+)\s*;"), ("int(count, 16)", "int(count)")),
+    "numbers_read_as_decimal__the_first_digits": changed(
+        "9.6", (r"(0x[0-9a-f]+)\s*;", r"(\d+)x"), ("int(count, 16)", "int(count)")
+    ),
+    "any_barrier_taken": changed("9.6", (r"WARPGROUP\.DEPBAR\.LE gsb0, ", r"DEPBAR\.LE \S+, ")),
+    "waits_for_all": changed("9.6", (FLIGHT, "in_flight = 0")),
+    "wait_sets_the_count": changed("9.6", (FLIGHT, "in_flight = int(wait[1], 16)")),
+    "waits_ignored": changed("9.6", (FLIGHT, "pass")),
+    "open_group_counted": changed("9.6", (' and "gsb0" in line', "")),
+    "every_special_function": changed("9.6", ('"MUFU.EX2" in line', '"MUFU" in line')),
+    "all_exponentials": changed("9.6", (EXP, '"MUFU.EX2" in line')),
+}
+
+
+LINE_BY_LINE = """# Exercise 9.6 · Reading the machine code
+def census(text):
+    products, registers, spills = 0, [], 0
+    for line in text.split("\\n"):
+        if "HGMMA." in line:
+            products += 1
+        if "USETMAXREG" in line:
+            registers.append(int(line.replace(";", "").split()[-1], 0))
+        if " STL" in line or " LDL" in line:
+            spills += 1
+    return products, tuple(registers), spills
+
+def hidden_exponentials(text):
+    flying, count = 0, 0
+    for line in text.split("\\n"):
+        if "gsb0" in line and "DEPBAR" not in line:
+            flying += 1
+        if "WARPGROUP.DEPBAR" in line:
+            allowed = int(line.split("gsb0,")[1].strip(" ;"), 16)
+            while flying > allowed:
+                flying -= 1
+        count += "EX2" in line and bool(flying)
+    return count
+"""
+
+
+UNUSUAL = {
+        "line by line": LINE_BY_LINE,
+        "predicates taken off first": changed("9.6", (PREDICATE, r"(?:@\S+\s+)?")),
+        "booleans added": changed("9.6", ("hidden += 1", "hidden += bool(in_flight)")),
+    }

@@ -1,0 +1,21 @@
+"""Wrong answers made from right ones."""
+
+from course_lib.checker.specification.catalog import solution_source
+
+
+def edited(source, *replacements):
+    """A source with each (old, new) replaced wherever it stands; an old that is not there is an error."""
+    for old, new in replacements:
+        assert old in source, f"the answer no longer holds {old!r}"
+        source = source.replace(old, new)
+    return source
+
+
+def changed(identity, *replacements):
+    """The course's answer with each (old, new) replaced, as `edited` does it."""
+    return edited(solution_source(identity), *replacements)
+
+
+def in_tf32(identity):
+    """The course's answer with `tl.dot`'s default precision, which on a GPU cuts float32 operands to tf32."""
+    return changed(identity, (', input_precision="ieee"', ""))
