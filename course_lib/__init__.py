@@ -4,6 +4,7 @@ Importing it decides, before Triton is imported, whether kernels run on the GPU 
 notebook begins to warm up the worker that checks run in. The names below are looked up when first used, so that
 `python -m course_lib --help` need not wait for PyTorch.
 """
+
 import os as _os
 import sys as _sys
 from importlib import import_module as _import_module

@@ -1,4 +1,5 @@
 """`python -m course_lib`: the course's command line."""
+
 import sys
 
 from course_lib.cli import main

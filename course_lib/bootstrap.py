@@ -10,6 +10,7 @@ Two readers use this file. The builder takes FIRST_CELL, the code cell that it p
 So it imports nothing but the standard library, nothing of course_lib, and keeps to the grammar of old Pythons, which
 must be able to read the sentence that turns them away.
 """
+
 import os
 import re
 import subprocess
@@ -19,7 +20,7 @@ import sys
 # of it. Empty until the course is published: a notebook then says what to set. After a change: make notebooks.
 COURSE_REPOSITORY = ""
 
-FIRST_CELL = '''\
+FIRST_CELL = """\
 # Set-up. Beside the course this cell only finds it; in Colab, say, it fetches the course first.
 import importlib.util, os, shutil, subprocess, sys, urllib.request
 from pathlib import Path
@@ -42,7 +43,7 @@ if importlib.util.find_spec("course_lib") is None:
         root = course_in([fetched, *fetched.glob("*")])
         subprocess.run([sys.executable, root + "/course_lib/bootstrap.py", "missing", "--notebook"], check=True)
     sys.path.insert(0, root)
-'''
+"""
 
 OLDEST, NEWEST = (3, 10), (3, 13)
 # Gigabytes, and matched to the machine's driver by whoever set it up: reported when missing, never installed over.
@@ -126,9 +127,7 @@ def obstacle():
     """Why this Python cannot make the course's environment, as one sentence; None when it can."""
     here = "This is Python %d.%d (%s)" % (sys.version_info[0], sys.version_info[1], sys.executable)
     if not OLDEST <= sys.version_info[:2] <= NEWEST:
-        return (
-            "%s and the course needs Python 3.10 to 3.13: install one, or name it as in PYTHON=python3.12." % here
-        )
+        return "%s and the course needs Python 3.10 to 3.13: install one, or name it as in PYTHON=python3.12." % here
     if not (importable("venv") and importable("ensurepip")):
         return (
             "%s, which cannot make a virtual environment: on Debian and Ubuntu run `sudo apt install python3.%d-venv`, "

@@ -3,6 +3,7 @@
 Exit status: 0 when everything attempted passed, 1 when something did not, 2 when the command could not run; then one
 line on the error stream says why. What a command needs is imported by that command, so that --help is there at once.
 """
+
 import argparse
 import json
 import os

@@ -3,6 +3,7 @@
 The course's root is the folder that holds `course_lib`, `solutions` and `exercises`. What a learner makes (attempts,
 progress, measured ceilings) goes to `.course/` in that root, or to the folder that COURSE_HOME names.
 """
+
 import os
 from pathlib import Path
 

@@ -283,7 +283,7 @@ def attention_kernel(
     value_head_stride, value_stride, output_head_stride, output_stride,
     key_length, scale,
     HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+):
     """One program: BLOCK_M queries of one head, against all keys, BLOCK_N at a time."""
     head = tl.program_id(1).to(tl.int64)  # 64 bits: a head's offset can pass 2^31 elements
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
@@ -335,7 +335,7 @@ def flash_attention_full(query, key, value):
     attention_kernel[grid](
         query, key, value, output, *query.stride()[:2], *key.stride()[:2], *value.stride()[:2], *output.stride()[:2],
         key.shape[1], 1 / math.sqrt(query.shape[2]), HEAD_DIM=query.shape[2], BLOCK_M=64, BLOCK_N=64,
-    )  # fmt: skip
+    )
     return output
 
 # %%
@@ -384,7 +384,7 @@ def queries_outside_kernel(
     query_pointer, key_pointer, value_pointer, output_pointer, length, scale,
     HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     DIVIDE_EVERY_STEP: tl.constexpr, NATURAL_EXP: tl.constexpr,
-):  # fmt: skip
+):
     """FlashAttention-2's order: a program owns a tile of queries and streams over the keys. Contiguous, whole tiles."""
     head = tl.program_id(1).to(tl.int64) * length * HEAD_DIM
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
@@ -430,7 +430,7 @@ def queries_outside(query, key, value, query_rows=64, key_rows=64, divide_every_
     queries_outside_kernel[(length // query_rows, heads)](
         query, key, value, output, length, 1 / math.sqrt(head_dim), HEAD_DIM=head_dim, BLOCK_M=query_rows,
         BLOCK_N=key_rows, DIVIDE_EVERY_STEP=divide_every_step, NATURAL_EXP=natural_exp, **options,
-    )  # fmt: skip
+    )
     return output
 
 
@@ -476,7 +476,7 @@ def causal_kernel(
     value_head_stride, value_stride, output_head_stride, output_stride,
     query_length, key_length, scale_log2,
     HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+):
     """One program: BLOCK_M queries of one head, against the keys up to the one that its last query stands at."""
     head = tl.program_id(1).to(tl.int64)
     first_query = tl.program_id(0) * BLOCK_M
@@ -533,7 +533,7 @@ def flash_attention_causal(query, key, value):
     causal_kernel[grid](
         query, key, value, output, *query.stride()[:2], *key.stride()[:2], *value.stride()[:2], *output.stride()[:2],
         query.shape[1], key.shape[1], scale_log2, HEAD_DIM=query.shape[2], BLOCK_M=64, BLOCK_N=64,
-    )  # fmt: skip
+    )
     return output
 
 # %%
@@ -580,7 +580,7 @@ def ragged_kernel(
     value_head_stride, value_stride, output_head_stride, output_stride,
     query_length, key_length, head_dim, scale_log2,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
-):  # fmt: skip
+):
     """One program: BLOCK_M queries of one head. Rows past a length and columns past head_dim are never touched."""
     # BEGIN SOLUTION
     head = tl.program_id(1).to(tl.int64)
@@ -645,7 +645,7 @@ def flash_attention_ragged(query, key, value, causal):
         query, key, value, output, *query.stride()[:2], *key.stride()[:2], *value.stride()[:2], *output.stride()[:2],
         query_length, key_length, head_dim, math.log2(math.e) / math.sqrt(head_dim),
         BLOCK_D=block_d, BLOCK_M=64, BLOCK_N=64, CAUSAL=causal,
-    )  # fmt: skip
+    )
     return output
     # END SOLUTION
 
@@ -669,7 +669,7 @@ def lse_kernel(
     value_head_stride, value_stride, output_head_stride, output_stride,
     query_length, key_length, head_dim, scale_log2,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
-):  # fmt: skip
+):
     """As in 4.5, and log Σ exp(scaled scores) of each row, natural logarithm, to lse_pointer [heads, query_length]."""
     # BEGIN SOLUTION
     head = tl.program_id(1).to(tl.int64)
@@ -738,7 +738,7 @@ def flash_attention_lse(query, key, value, causal):
         *query.stride()[:2], *key.stride()[:2], *value.stride()[:2], *output.stride()[:2],
         query_length, key_length, head_dim, math.log2(math.e) / math.sqrt(head_dim),
         BLOCK_D=block_d, BLOCK_M=64, BLOCK_N=64, CAUSAL=causal,
-    )  # fmt: skip
+    )
     return output, lse
     # END SOLUTION
 
@@ -832,7 +832,7 @@ if on_gpu:
     tuned_kernel[lambda meta: (4096 // meta["BLOCK_M"], 32)](
         *trial, torch.empty_like(trial[0]), 4096, 1 / math.sqrt(64), HEAD_DIM=64, DIVIDE_EVERY_STEP=False,
         NATURAL_EXP=False,
-    )  # fmt: skip
+    )
     print("autotune keeps", tuned_kernel.best_config)
 
 # %% [markdown]
@@ -852,7 +852,7 @@ if on_gpu:
 def keys_outside_kernel(
     query_pointer, key_pointer, value_pointer, output_pointer, max_pointer, sum_pointer, length, scale,
     HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+):
     """FlashAttention's first order: keys outside, queries inside, the outputs' state in memory between the visits."""
     head = tl.program_id(0).to(tl.int64)
     matrix = head * length * HEAD_DIM
@@ -1009,7 +1009,7 @@ def fast_step(
     query, key_pointer, value_pointer, key_stride, value_stride, first_key, key_length, positions,
     running_max, running_sum, accumulator, scale_log2,
     HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
+):
     """One tile of keys and values. Only the tiles at the edges are MASKED."""
     # BEGIN SOLUTION
     keys = first_key + tl.arange(0, BLOCK_N)  # [BLOCK_N]
@@ -1048,7 +1048,7 @@ def fast_kernel(
     value_batch_stride, value_head_stride, value_stride, output_batch_stride, output_head_stride, output_stride,
     heads, query_length, key_length, scale_log2,
     HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
-):  # fmt: skip
+):
     """One program: BLOCK_M queries of one head of one sequence; whole tiles first, the masked ones after them."""
     # BEGIN SOLUTION
     batch = (tl.program_id(1) // heads).to(tl.int64)
@@ -1118,7 +1118,7 @@ def fast_attention(query, key, value, causal):
         query, key, value, output, *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *output.stride()[:3],
         heads, query_length, key_length, math.log2(math.e) / math.sqrt(head_dim),
         HEAD_DIM=head_dim, CAUSAL=causal, **tiles,
-    )  # fmt: skip
+    )
     return output
     # END SOLUTION
 

@@ -324,7 +324,7 @@ def append_kernel(
     key_page_stride, key_page_head_stride, key_slot_stride,
     value_page_stride, value_page_head_stride, value_slot_stride,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE_SIZE: tl.constexpr,
-):  # fmt: skip
+):
     """One program: the key and the value of one token and one head."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
@@ -356,7 +356,7 @@ def append_to_pages(key, value, key_pages, value_pages, slots):
         key, value, key_pages, value_pages, slots, *key.stride()[:2], *value.stride()[:2],
         *key_pages.stride()[:3], *value_pages.stride()[:3],
         HEAD_DIM=head_dim, BLOCK_D=triton.next_power_of_2(head_dim), PAGE_SIZE=key_pages.shape[2],
-    )  # fmt: skip
+    )
 
 # %%
 best_append = check("6.4", append_to_pages).best
@@ -403,7 +403,7 @@ def paged_decode_kernel(
     query_stride, query_head_stride, key_page_stride, key_head_stride, key_slot_stride,
     value_page_stride, value_head_stride, value_slot_stride, table_stride, output_stride, output_head_stride,
     scale, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
-):  # fmt: skip
+):
     """One program: the query of one sequence and one head, against the sequence's keys, a page at a time."""
     sequence = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
@@ -460,7 +460,7 @@ def paged_decode(query, key_pages, value_pages, block_tables, lengths):
         query, key_pages, value_pages, block_tables, lengths, output, *query.stride()[:2], *key_pages.stride()[:3],
         *value_pages.stride()[:3], block_tables.stride(0), *output.stride()[:2], 1 / math.sqrt(head_dim),
         HEAD_DIM=head_dim, PAGE_SIZE=key_pages.shape[2],
-    )  # fmt: skip
+    )
     return output
 
 # %%
@@ -544,7 +544,7 @@ def paged_loop_kernel(
     query_pointer, key_pointer, value_pointer, tables_pointer, lengths_pointer, output_pointer,
     page_stride, head_stride, slot_stride, table_stride, scale,
     HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, CARRIED: tl.constexpr,
-):  # fmt: skip
+):
     """One program: the 16 query heads of one KV head of one sequence, a page at a time."""
     sequence = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
@@ -593,7 +593,7 @@ def paged_loop(query, key_pages, value_pages, block_tables, lengths, carried, st
         query, key_pages, value_pages, block_tables, lengths, output, *key_pages.stride()[:3], block_tables.stride(0),
         math.log2(math.e) / math.sqrt(query.shape[2]), HEAD_DIM=query.shape[2], PAGE_SIZE=key_pages.shape[2],
         CARRIED=carried, num_warps=4, num_stages=stages,
-    )  # fmt: skip
+    )
     return output
 
 

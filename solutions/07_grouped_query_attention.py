@@ -497,7 +497,7 @@ def grouped_decode_kernel(
     query_batch_stride, query_head_stride, key_batch_stride, key_head_stride, key_stride,
     value_batch_stride, value_head_stride, value_stride, output_batch_stride, output_head_stride, scale_log2,
     GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+):
     """One program: the GROUP query heads of one KV head of one sequence, in a tile of ROWS rows, against its keys."""
     # BEGIN SOLUTION
     sequence = tl.program_id(0).to(tl.int64)  # 64 bits: a cache can pass 2^31 elements
@@ -561,7 +561,7 @@ def grouped_decode(query, key_cache, value_cache, lengths):
         query, key_cache, value_cache, output, lengths, *query.stride()[:2], *key_cache.stride()[:3],
         *value_cache.stride()[:3], *output.stride()[:2], math.log2(math.e) / math.sqrt(head_dim),
         GROUP=group, ROWS=rows, HEAD_DIM=head_dim, BLOCK_N=64,
-    )  # fmt: skip
+    )
     return output
 
 

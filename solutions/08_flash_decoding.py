@@ -232,7 +232,7 @@ def split_kernel(
     query_batch_stride, query_head_stride, key_batch_stride, key_head_stride, key_stride,
     value_batch_stride, value_head_stride, value_stride, scale_log2,
     GROUP: tl.constexpr, BLOCK_G: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+):
     """Program (split, KV head, sequence): the GROUP query heads of one KV head against one split of its keys."""
     split, splits = tl.program_id(0), tl.num_programs(0)
     key_head, key_heads = tl.program_id(1), tl.num_programs(1)
@@ -305,7 +305,7 @@ def split_attention(query, key_cache, value_cache, lengths, splits):
         query, key_cache, value_cache, lengths, outputs, lses, *query.stride()[:2], *key_cache.stride()[:3],
         *value_cache.stride()[:3], math.log2(math.e) / math.sqrt(head_dim), GROUP=group,
         BLOCK_G=max(16, triton.next_power_of_2(group)), HEAD_DIM=head_dim, BLOCK_N=64,
-    )  # fmt: skip
+    )
     return outputs, lses
 
 # %%
@@ -558,7 +558,7 @@ def paged_split_kernel(
     query_batch_stride, query_head_stride, key_page_stride, key_head_stride, key_stride,
     value_page_stride, value_head_stride, value_stride, table_stride, scale_log2,
     GROUP: tl.constexpr, BLOCK_G: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+):
     """Program (split, KV head, sequence): one split of the keys, wherever their pages lie."""
     # BEGIN SOLUTION
     split, splits = tl.program_id(0), tl.num_programs(0)
@@ -664,7 +664,7 @@ def flash_decode(query, key_pages, value_pages, block_tables, lengths, splits):
         *key_pages.stride()[:3], *value_pages.stride()[:3], block_tables.stride(0),
         math.log2(math.e) / math.sqrt(head_dim), GROUP=group, BLOCK_G=max(16, triton.next_power_of_2(group)),
         HEAD_DIM=head_dim, PAGE_SIZE=page_size, BLOCK_N=64,
-    )  # fmt: skip
+    )
     merge_kernel[(batch * query_heads,)](
         outputs, lses, output, lse, splits, HEAD_DIM=head_dim, BLOCK_S=triton.next_power_of_2(splits)
     )
@@ -758,7 +758,7 @@ else:
 def fast_step(
     query, key_pointer, value_pointer, key_stride, value_stride, start, last, running_max, column_sums, accumulator,
     scale_log2, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
+):
     """One tile of keys and values. Only a split's last tile is MASKED."""
     # BEGIN SOLUTION
     keys = (start + tl.arange(0, BLOCK_N)).to(tl.int64)  # [BLOCK_N]
@@ -789,7 +789,7 @@ def fast_split_kernel(
     query_batch_stride, query_head_stride, key_batch_stride, key_head_stride, key_stride,
     value_batch_stride, value_head_stride, value_stride, context, split_length, scale_log2,
     GROUP: tl.constexpr, BLOCK_G: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+):
     """Program (split, KV head, sequence): whole tiles of its split first, what is left over after them."""
     # BEGIN SOLUTION
     split, key_head, key_heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
@@ -876,7 +876,7 @@ def fast_decode(query, key, value):
         query, key, value, outputs, lses, *query.stride()[:2], *key.stride()[:3], *value.stride()[:3], context,
         split_length, math.log2(math.e) / math.sqrt(head_dim), GROUP=group,
         BLOCK_G=max(16, triton.next_power_of_2(group)), HEAD_DIM=head_dim, **tiles,
-    )  # fmt: skip
+    )
     fast_combine_kernel[(batch * query_heads,)](
         outputs, lses, output, splits, HEAD_DIM=head_dim, BLOCK_S=triton.next_power_of_2(splits)
     )

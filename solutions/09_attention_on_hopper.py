@@ -466,7 +466,7 @@ for order, lengths in orders.items():
 
 # %% [markdown]
 # The library draws, with the last queries first and as many heads at once as leave their keys and values in the L2
-# cache (`tile_of` in `hopper_parts.py`).
+# cache (`tile_of` in `parts.py`).
 #
 # ## Could the compiler do all this?
 #
@@ -751,12 +751,12 @@ for name, view in (("chapter 04's, with descriptors", with_descriptors), ("this 
 #   Under a mask several loops follow one another, and it no longer saw that two 16-bit weights arrive in the register
 #   in which they left. So it took each of the 32 registers apart at the end of a block, and joined the halves at the
 #   beginning of the next. Now the loops carry 32-bit words, and what lies in them is nobody's business
-#   (`kept_weights` in `hopper_operands.py`).
+#   (`kept_weights` in `operands.py`).
 # - **A block under a mask took 816 instructions.** To compare positions needs no scores, so the compiler did it
 #   early, while the scores were on their way. But there are 7 registers for the results of comparisons, not 64. It
 #   packed the results into words, bit by bit, and unpacked them when the scores had come. Counted from a thread's own
 #   first key, columns are constants: a comparison is one instruction, there is nothing to prepare, and the block
-#   takes 540 (`hide_scores` in `hopper_parts.py`).
+#   takes 540 (`hide_scores` in `parts.py`).
 # - **Blocks for nobody.** A tile has 192 queries. Of its last block of 128 keys, the first 64 queries often see
 #   nothing, and where 1024 queries end, 128 of the last tile's do not exist. Each consumer now takes the blocks that
 #   its own queries see, and passes over the rest: it waits for them and frees them (`pass_on` in
@@ -1136,7 +1136,7 @@ def hopper_attention(query, key, value, overlapped=True, turns=True):
         descriptor(query, 64), descriptor(key, 128), descriptor(value, 128), descriptor(output, 64),
         query.shape[1], key.shape[1], math.log2(math.e) / math.sqrt(128), OVERLAPPED=overlapped, TURNS=turns,
         num_warps=4, maxnreg=168,
-    )  # fmt: skip
+    )
     return output
 
 # %%

@@ -1,4 +1,5 @@
 """What every test run needs: the tier decided before Triton is imported, and nothing written to a learner's .course."""
+
 import os
 import tempfile
 from pathlib import Path

@@ -1,4 +1,5 @@
 """The first cell of every notebook, where the course is and where it is not; and what is installed, by whom."""
+
 import json
 import os
 import shutil
@@ -56,8 +57,13 @@ WHERE = "import course_lib.home; print(course_lib.home.ROOT)"
 def run(cell, folder, *, then=WHERE, **environment):
     """The cell, and a line after it, in a fresh Python in `folder`."""
     variables = {name: value for name, value in os.environ.items() if name not in ("COURSE_REPOSITORY", "PYTHONPATH")}
-    return subprocess.run([sys.executable, "-c", f"{cell}\n{then}"], cwd=folder, env={**variables, **environment},
-                          capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-c", f"{cell}\n{then}"],
+        cwd=folder,
+        env={**variables, **environment},
+        capture_output=True,
+        text=True,
+    )
 
 
 def test_one_notebook_in_an_empty_folder_gets_the_course_from_a_git_remote(tmp_path, empty, remote, monkeypatch):
@@ -118,7 +124,8 @@ def test_the_repository_is_named_in_one_place_only(tmp_path, monkeypatch):
     monkeypatch.setattr(builder.notebook, "COURSE_REPOSITORY", "https://example.org/course.git")
     (tmp_path / "03_sample.py").write_text(CHAPTER)
     assert "https://example.org/course.git" in "".join(
-        builder.build_notebook(tmp_path / "03_sample.py")["cells"][1]["source"])
+        builder.build_notebook(tmp_path / "03_sample.py")["cells"][1]["source"]
+    )
     text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "solutions").glob("*.py"))
     assert "COURSE_REPOSITORY" not in text and "git clone" not in text
 
@@ -140,7 +147,7 @@ def installed(monkeypatch):
 
 
 def requested(command):
-    return [word for word in command[command.index("install") + 1:] if not word.startswith("-")]
+    return [word for word in command[command.index("install") + 1 :] if not word.startswith("-")]
 
 
 def test_where_nothing_is_missing_nothing_is_installed(installed):

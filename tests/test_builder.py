@@ -1,4 +1,5 @@
 """The builder: answers never reach the learner, no work of the learner is lost, one source gives one result."""
+
 import json
 import os
 import subprocess
@@ -138,8 +139,11 @@ def test_a_solved_chapter_keeps_the_answers_and_differs_in_nothing_else(tmp_path
 def test_the_notebook_is_valid_clean_and_begins_with_its_title_and_the_set_up(tmp_path):
     notebook = built(tmp_path, CHAPTER)
     nbformat.validate(nbformat.from_dict(notebook))
-    assert all(not cell["outputs"] and cell["execution_count"] is None
-               for cell in notebook["cells"] if cell["cell_type"] == "code")
+    assert all(
+        not cell["outputs"] and cell["execution_count"] is None
+        for cell in notebook["cells"]
+        if cell["cell_type"] == "code"
+    )
     title, set_up = sources_of(notebook)[:2]
     assert title.startswith("# A chapter\n\nWith prose, and $O(N)$")
     assert "course_lib" in set_up and len(set_up.splitlines()) < 25
@@ -156,8 +160,10 @@ def test_the_same_source_gives_the_same_bytes_in_another_folder_and_process(tmp_
     (tmp_path / "elsewhere").mkdir()
     path = tmp_path / "elsewhere" / "03_sample.py"
     path.write_text(CHAPTER)
-    program = "import sys; from pathlib import Path; from course_lib import builder; sys.stdout.write(" \
-              "builder.as_text(builder.build_notebook(Path(sys.argv[1]))))"
+    program = (
+        "import sys; from pathlib import Path; from course_lib import builder; sys.stdout.write("
+        "builder.as_text(builder.build_notebook(Path(sys.argv[1]))))"
+    )
     environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONIOENCODING": "utf-8"}
     command = [sys.executable, "-c", program, path]
     there = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=True)
@@ -177,7 +183,9 @@ def test_cells_that_say_the_same_have_ids_of_their_own(tmp_path):
 
 # ------------------------------------------------------------------------------------------------------- nbgrader
 
-CHECKED = CHAPTER + '''
+CHECKED = (
+    CHAPTER
+    + """
 # %%
 check("3.2", lambda x: x)
 
@@ -186,12 +194,16 @@ best = check("3.1", double).best
 
 # %%
 check("3.1", double)
-'''
+"""
+)
 
 
 def nbgrader_metadata(notebook):
-    return {cell["metadata"]["nbgrader"]["grade_id"]: (cell["metadata"]["nbgrader"], "".join(cell["source"]))
-            for cell in notebook["cells"] if "nbgrader" in cell["metadata"]}
+    return {
+        cell["metadata"]["nbgrader"]["grade_id"]: (cell["metadata"]["nbgrader"], "".join(cell["source"]))
+        for cell in notebook["cells"]
+        if "nbgrader" in cell["metadata"]
+    }
 
 
 def test_an_exercise_is_nbgraders_solution_and_the_first_check_after_it_carries_its_points(tmp_path):
@@ -199,12 +211,21 @@ def test_an_exercise_is_nbgraders_solution_and_the_first_check_after_it_carries_
     assert set(cells) == {"exercise-3-1", "check-3-1", "exercise-3-2", "check-3-2"}
     solution, text = cells["exercise-3-1"]
     assert text.startswith("# Exercise 3.1") and solution == {
-        "grade": False, "grade_id": "exercise-3-1", "locked": False, "schema_version": 3, "solution": True,
+        "grade": False,
+        "grade_id": "exercise-3-1",
+        "locked": False,
+        "schema_version": 3,
+        "solution": True,
         "task": False,
     }
     check, text = cells["check-3-1"]
     assert text == 'best = check("3.1", double).best' and check == {
-        "grade": True, "grade_id": "check-3-1", "locked": True, "points": 1, "schema_version": 3, "solution": False,
+        "grade": True,
+        "grade_id": "check-3-1",
+        "locked": True,
+        "points": 1,
+        "schema_version": 3,
+        "solution": False,
         "task": False,
     }
 
@@ -219,8 +240,11 @@ def test_the_source_may_say_how_many_points_an_exercise_is_worth(tmp_path):
 
 @pytest.mark.parametrize("path", builder.chapters(), ids=lambda path: path.stem)
 def test_every_exercise_of_a_chapter_has_one_graded_cell_with_its_points(path):
-    points = {name: cell["points"] for name, (cell, _) in nbgrader_metadata(builder.build_notebook(path)).items()
-              if cell["grade"]}
+    points = {
+        name: cell["points"]
+        for name, (cell, _) in nbgrader_metadata(builder.build_notebook(path)).items()
+        if cell["grade"]
+    }
     tasks = [task for task in catalog.exercises().values() if task.chapter == path.stem[:2]]
     assert points == {f"check-{task.id.replace('.', '-')}": task.points for task in tasks}
 
@@ -298,12 +322,18 @@ def test_a_notebook_with_work_in_it_is_not_built_over_and_the_others_are(course)
     assert "More." in (course["notebooks"] / "04_other.ipynb").read_text()
 
 
-@pytest.mark.parametrize("work", [
-    lambda notebook: notebook["cells"].append({"cell_type": "markdown", "id": "x", "metadata": {}, "source": "mine"}),
-    lambda notebook: notebook["cells"].pop(3),
-    lambda notebook: notebook["cells"].reverse(),
-    lambda notebook: notebook["metadata"].pop("course"),
-], ids=["a note added", "a cell deleted", "cells moved", "not the builder's"])
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda notebook: notebook["cells"].append(
+            {"cell_type": "markdown", "id": "x", "metadata": {}, "source": "mine"}
+        ),
+        lambda notebook: notebook["cells"].pop(3),
+        lambda notebook: notebook["cells"].reverse(),
+        lambda notebook: notebook["metadata"].pop("course"),
+    ],
+    ids=["a note added", "a cell deleted", "cells moved", "not the builder's"],
+)
 def test_whatever_might_be_work_is_taken_for_it(course, work):
     [path] = builder.build(**course)
     edit(path, work)
@@ -325,8 +355,9 @@ def run_in_an_editor(notebook):
         if cell["cell_type"] == "code":
             cell |= {"execution_count": number, "outputs": [{"output_type": "stream", "name": "stdout", "text": "4\n"}]}
             cell["metadata"]["scrolled"] = True
-    notebook["cells"].append({"cell_type": "code", "id": "new", "metadata": {}, "source": "", "outputs": [],
-                              "execution_count": None})
+    notebook["cells"].append(
+        {"cell_type": "code", "id": "new", "metadata": {}, "source": "", "outputs": [], "execution_count": None}
+    )
     notebook["metadata"]["language_info"] = {"name": "python", "version": "3.12.1"}
 
 

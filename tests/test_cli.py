@@ -1,4 +1,5 @@
 """The command line: what each command says, and its exit status, on good input and on bad."""
+
 import json
 import os
 import subprocess
@@ -16,7 +17,10 @@ def run(*arguments, **environment):
     """The command line in a process of its own, as a learner runs it."""
     return subprocess.run(
         [sys.executable, "-m", "course_lib", *map(str, arguments)],
-        cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
     )
 
 
@@ -40,8 +44,10 @@ def verdict(exercise, outcome, **more):
 
 
 def test_help_is_there_at_once_because_nothing_heavy_is_imported():
-    code = "import sys; from course_lib.cli import main; main([]); " \
-           "sys.exit(str([m for m in ('torch', 'triton', 'numpy', 'IPython', 'jupytext') if m in sys.modules]))"
+    code = (
+        "import sys; from course_lib.cli import main; main([]); "
+        "sys.exit(str([m for m in ('torch', 'triton', 'numpy', 'IPython', 'jupytext') if m in sys.modules]))"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stderr.strip() == "[]"
     assert "doctor" in done.stdout and "usage: python -m course_lib" in done.stdout
@@ -55,10 +61,18 @@ def test_an_unknown_command_is_refused_with_those_there_are():
 # ----------------------------------------------------------------------------------------------------------- check
 
 
-@pytest.mark.parametrize("outcome, status", [
-    ("passed", 0), ("not_attempted", 0), ("unsupported", 0),
-    ("failed", 1), ("error", 1), ("timeout", 1), ("crashed", 1),
-])
+@pytest.mark.parametrize(
+    "outcome, status",
+    [
+        ("passed", 0),
+        ("not_attempted", 0),
+        ("unsupported", 0),
+        ("failed", 1),
+        ("error", 1),
+        ("timeout", 1),
+        ("crashed", 1),
+    ],
+)
 def test_the_status_says_whether_all_that_was_attempted_passed(checked, capsys, outcome, status):
     checked["mine.py"] = [verdict("3.1", "passed"), verdict("3.2", outcome)]
     assert cli.main(["check", "mine.py"]) == status
@@ -71,7 +85,12 @@ def test_json_holds_what_the_design_promises(checked, tmp_path):
     assert cli.main(["check", "some/mine.py", "--json", str(out)]) == 1
     passed, failed = json.loads(out.read_text())
     assert passed | {"message": ""} == passed | {
-        "file": "some/mine.py", "exercise": "3.1", "outcome": "passed", "mistake": None, "message": "", "seconds": 0.25,
+        "file": "some/mine.py",
+        "exercise": "3.1",
+        "outcome": "passed",
+        "mistake": None,
+        "message": "",
+        "seconds": 0.25,
         "cases": [{"name": "n=1", "outcome": "passed", "detail": "why"}],
     }
     assert failed["mistake"] == "no-maximum" and "What to know." in failed["message"]
@@ -94,16 +113,19 @@ def test_a_file_that_cannot_be_read_does_not_hide_the_others(checked, capsys, tm
     assert "1 passed" in said.out and [entry["file"] for entry in json.loads(out.read_text())] == ["mine.py"]
 
 
-@pytest.mark.parametrize("name, content, words", [
-    ("missing.ipynb", None, "no such file"),
-    ("broken.ipynb", '{"cells": [', "not a readable notebook"),
-    ("empty.ipynb", "", "not a readable notebook"),
-    ("list.ipynb", "[]", "not a readable notebook"),
-    ("no_cells.ipynb", '{"nbformat": 4, "nbformat_minor": 5, "metadata": {}}', "not a readable notebook"),
-    ("plain.py", "print(1)\n", "no exercise"),
-    ("notes.txt", "hello", "notebook"),
-    ("latin.py", b"# Exercise 1.1 \xb7 T\n", "cannot be read"),
-])
+@pytest.mark.parametrize(
+    "name, content, words",
+    [
+        ("missing.ipynb", None, "no such file"),
+        ("broken.ipynb", '{"cells": [', "not a readable notebook"),
+        ("empty.ipynb", "", "not a readable notebook"),
+        ("list.ipynb", "[]", "not a readable notebook"),
+        ("no_cells.ipynb", '{"nbformat": 4, "nbformat_minor": 5, "metadata": {}}', "not a readable notebook"),
+        ("plain.py", "print(1)\n", "no exercise"),
+        ("notes.txt", "hello", "notebook"),
+        ("latin.py", b"# Exercise 1.1 \xb7 T\n", "cannot be read"),
+    ],
+)
 def test_bad_files_get_one_clear_line_and_status_2(tmp_path, capsys, name, content, words):
     path = tmp_path / name
     if content is not None:

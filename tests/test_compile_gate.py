@@ -7,6 +7,7 @@ A module of `course_lib.kernels` that has kernels says how they ship:
 and is held to it: it compiles, fits the architecture's shared memory, spills no more than it admits, and uses the
 matrix instruction it names. Each module is one call of the compiler's process, so that xdist can spread them.
 """
+
 import ast
 import importlib
 from pathlib import Path
@@ -44,8 +45,9 @@ def test_kernels_compile_as_they_ship(name):
     assert all(isinstance(case, CompileCase) for case in cases)
     asked = [(case, request) for case in cases for request in case.requests()]
     views = compile_many([request for _, request in asked])
-    problems = [problem for (case, request), view in zip(asked, views)
-                for problem in case.problems(view, request["arch"])]
+    problems = [
+        problem for (case, request), view in zip(asked, views) for problem in case.problems(view, request["arch"])
+    ]
     assert not problems, "\n".join(problems)
 
 

@@ -3,6 +3,7 @@
 kernels and hardware know nothing of the rest; figures and models may use both; the checker knows none of the kernels;
 exercises use the checker's vocabulary and what the hardware is; a chapter imports what a learner's notebook may.
 """
+
 import ast
 from pathlib import Path
 
@@ -21,14 +22,25 @@ MAY_IMPORT = {
     "course_lib/checker": ["course_lib.hardware", "course_lib.figures.error_map", "course_lib.builder.answers"],
     # Grading is the judge put to work on files; the builder knows how to write one whole or not at all.
     "course_lib/grading": ["course_lib.checker", "course_lib.hardware", "course_lib.builder.keeping"],
-    "course_lib/bench": ["course_lib.kernels", "course_lib.hardware", "course_lib.models", "course_lib.figures",
-                         "course_lib.serving"],
+    "course_lib/bench": [
+        "course_lib.kernels",
+        "course_lib.hardware",
+        "course_lib.models",
+        "course_lib.figures",
+        "course_lib.serving",
+    ],
     "course_lib/builder": ["course_lib.bootstrap"],
     "course_lib/bootstrap.py": [],
     "course_lib/home.py": [],
     "exercises": ["course_lib.checker", "course_lib.hardware"],  # an exercise may judge by this machine's ceilings
-    "solutions": ["course_lib", "course_lib.kernels", "course_lib.hardware", "course_lib.figures", "course_lib.models",
-                  "course_lib.serving"],
+    "solutions": [
+        "course_lib",
+        "course_lib.kernels",
+        "course_lib.hardware",
+        "course_lib.figures",
+        "course_lib.models",
+        "course_lib.serving",
+    ],
 }
 # Read as files by the builder, the catalogue and the tests, and imported by nobody.
 NOBODY_IMPORTS = ("notebooks", "solutions", "exercises", "tests")
@@ -106,28 +118,37 @@ def test_every_part_of_the_library_is_held_to_a_rule():
     assert parts <= {*MAY_IMPORT, *fronts}
 
 
-@pytest.mark.parametrize("part, source", [
-    ("course_lib/kernels", "from course_lib.checker import Exercise"),
-    ("course_lib/kernels", "def f():\n    import course_lib.figures.style"),
-    ("course_lib/kernels", "from course_lib import check"),
-    ("course_lib/kernels", "from course_lib import checker"),
-    ("course_lib/kernels", "from ..checker import judge"),
-    ("course_lib/checker", "from course_lib.kernels.memory.vector_add import vector_add"),
-    ("course_lib/checker", "from importlib import import_module\nimport_module('course_lib.kernels')"),
-    ("exercises", "from course_lib.kernels.memory.vector_add import vector_add"),
-    ("exercises", "from course_lib import solution"),
-    ("solutions", "from course_lib.builder import build"),
-    ("solutions", "from course_lib.checker import judge"),
-])
+@pytest.mark.parametrize(
+    "part, source",
+    [
+        ("course_lib/kernels", "from course_lib.checker import Exercise"),
+        ("course_lib/kernels", "def f():\n    import course_lib.figures.style"),
+        ("course_lib/kernels", "from course_lib import check"),
+        ("course_lib/kernels", "from course_lib import checker"),
+        ("course_lib/kernels", "from ..checker import judge"),
+        ("course_lib/checker", "from course_lib.kernels.memory.vector_add import vector_add"),
+        ("course_lib/checker", "from importlib import import_module\nimport_module('course_lib.kernels')"),
+        ("exercises", "from course_lib.kernels.memory.vector_add import vector_add"),
+        ("exercises", "from course_lib import solution"),
+        ("solutions", "from course_lib.builder import build"),
+        ("solutions", "from course_lib.checker import judge"),
+    ],
+)
 def test_a_forbidden_import_is_caught_wherever_and_however_it_is_written(part, source):
     assert violations(part, source, part.replace("/", "."))
 
 
-@pytest.mark.parametrize("part, source", [
-    ("course_lib/kernels", "import torch\nfrom course_lib.kernels.memory import copy\nimport course_lib.home"),
-    ("course_lib/figures", "from course_lib.hardware import roofline"),
-    ("exercises", "import torch\nfrom course_lib.checker import Exercise, Case"),
-    ("solutions", "from course_lib import check, hint\nfrom course_lib.kernels.memory.vector_add import vector_add"),
-])
+@pytest.mark.parametrize(
+    "part, source",
+    [
+        ("course_lib/kernels", "import torch\nfrom course_lib.kernels.memory import copy\nimport course_lib.home"),
+        ("course_lib/figures", "from course_lib.hardware import roofline"),
+        ("exercises", "import torch\nfrom course_lib.checker import Exercise, Case"),
+        (
+            "solutions",
+            "from course_lib import check, hint\nfrom course_lib.kernels.memory.vector_add import vector_add",
+        ),
+    ],
+)
 def test_what_is_allowed_passes(part, source):
     assert not violations(part, source, part.replace("/", "."))

@@ -1,4 +1,5 @@
 """make: what a fresh machine, a second start, another Python and an environment of one's own get."""
+
 import importlib.metadata
 import itertools
 import os
@@ -40,8 +41,9 @@ def recorder(tmp_path):
 def run(folder, *command, **environment):
     """A command as a shell of its own would run it: this test may itself be run by make, which leaves variables."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    return subprocess.run([str(part) for part in command], cwd=folder, env={**inherited, **environment},
-                          capture_output=True, text=True)
+    return subprocess.run(
+        [str(part) for part in command], cwd=folder, env={**inherited, **environment}, capture_output=True, text=True
+    )
 
 
 def make(folder, *arguments, **environment):
@@ -76,8 +78,10 @@ def test_a_python_that_is_not_there_is_one_sentence(clone):
 
 def test_an_old_python_is_one_sentence(clone, tmp_path):
     old = tmp_path / "python3.9"
-    run_as_old = "import runpy, sys; sys.argv = sys.argv[1:]; sys.version_info = (3, 9, 18); " \
-                 "runpy.run_path(sys.argv[0], run_name='__main__')"
+    run_as_old = (
+        "import runpy, sys; sys.argv = sys.argv[1:]; sys.version_info = (3, 9, 18); "
+        "runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
     old.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "{run_as_old}" "$@"\n')
     old.chmod(0o755)
     done = make(clone, "lab", f"PYTHON={old}")
@@ -156,8 +160,11 @@ def test_the_ci_does_not_hide_a_make_that_could_not_run(tmp_path):
 
 
 def requirements(name):
-    return [Requirement(line) for line in map(str.strip, (ROOT / name).read_text().splitlines())
-            if line and not line.startswith(("#", "-r"))]
+    return [
+        Requirement(line)
+        for line in map(str.strip, (ROOT / name).read_text().splitlines())
+        if line and not line.startswith(("#", "-r"))
+    ]
 
 
 @pytest.mark.parametrize("name", REQUIREMENTS)
@@ -181,7 +188,9 @@ def test_learners_do_not_install_the_instructors_or_the_maintainers_tools():
 def test_what_is_missing_is_read_from_the_same_lines():
     every = bootstrap.requirements(str(ROOT / "requirements-dev.txt"))
     assert {name for name, _ in every} == {
-        requirement.name for file in REQUIREMENTS for requirement in requirements(file)
+        requirement.name
+        for file in REQUIREMENTS
+        for requirement in requirements(file)
         if requirement.marker is None or requirement.marker.evaluate()
     }
     assert all(str(Requirement(text)) for _, text in every)

@@ -1,4 +1,5 @@
 """ruff, as a test: one run of the gate tells all that is wrong, style and behaviour together."""
+
 import subprocess
 import sys
 
@@ -13,6 +14,16 @@ def ruff(*arguments, source=None):
 def test_ruff_finds_nothing():
     done = ruff(".")
     assert done.returncode == 0, "\n" + done.stdout + done.stderr
+
+
+def test_every_file_is_laid_out_by_ruff():
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", "format", "--no-cache", "--check", "."],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, "run `.venv/bin/ruff format .`\n" + done.stdout + done.stderr
 
 
 def test_ruff_would_find_something():

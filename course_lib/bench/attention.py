@@ -9,6 +9,7 @@ and attention_64.png, in the course's bench folder.
 
 Triton's own tutorial kernel is not a column: it is not part of any package that could be called.
 """
+
 import dataclasses
 import functools
 import importlib
@@ -105,8 +106,13 @@ def ours(query, key, value, causal):
 
 def implementations() -> dict:
     """Column name -> function(query, key, value, causal). The Gluon kernel is there once the course has it."""
-    found = {"FA2": sdpa(SDPBackend.FLASH_ATTENTION), "cuDNN": sdpa(SDPBackend.CUDNN_ATTENTION), "flex": flex,
-             "naive": naive, "ours": ours}
+    found = {
+        "FA2": sdpa(SDPBackend.FLASH_ATTENTION),
+        "cuDNN": sdpa(SDPBackend.CUDNN_ATTENTION),
+        "flex": flex,
+        "naive": naive,
+        "ours": ours,
+    }
     if machine().tier == "hopper":
         try:
             hopper = importlib.import_module("course_lib.kernels.hopper.flash").flash_attention_hopper
@@ -140,8 +146,12 @@ def measure_row(row: Row, columns: dict) -> dict:
         results[name] = {"difference": difference}
     timings = measure_together(replays, seconds=SECONDS_PER_FIGURE) if replays else {}
     for name, timing in timings.items():
-        results[name] |= {"tflops": row.flops / timing.median / 1e12, "low": row.flops / timing.high / 1e12,
-                          "high": row.flops / timing.low / 1e12, "ms": timing.median * 1e3}
+        results[name] |= {
+            "tflops": row.flops / timing.median / 1e12,
+            "low": row.flops / timing.high / 1e12,
+            "high": row.flops / timing.low / 1e12,
+            "ms": timing.median * 1e3,
+        }
     return results
 
 
@@ -149,8 +159,9 @@ def clocks() -> str:
     """SM and memory clock, power and temperature as the driver gives them; empty without nvidia-smi."""
     query = "--query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu"
     try:
-        return subprocess.run(["nvidia-smi", query, "--format=csv,noheader"], capture_output=True, text=True,
-                              timeout=20).stdout.strip()
+        return subprocess.run(
+            ["nvidia-smi", query, "--format=csv,noheader"], capture_output=True, text=True, timeout=20
+        ).stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
         return ""
 
@@ -187,8 +198,12 @@ def main(arguments: list[str] | None = None) -> int:
     roof = ceilings().matmul_rate
     this = machine()
     record = {
-        "gpu": this.gpu_name, "torch": torch.__version__, "triton": this.triton,
-        "cudnn": torch.backends.cudnn.version(), "clocks_before": before, "clocks_after": clocks(),
+        "gpu": this.gpu_name,
+        "torch": torch.__version__,
+        "triton": this.triton,
+        "cudnn": torch.backends.cudnn.version(),
+        "clocks_before": before,
+        "clocks_after": clocks(),
         "matmul_tflops": {dtype: rate / 1e12 for dtype, rate in roof.items()},
         "rows": [dataclasses.asdict(row) | {"name": row.name, "results": table[row.name]} for row in ROWS],
     }
@@ -201,8 +216,10 @@ def main(arguments: list[str] | None = None) -> int:
     for head_dim, picture in pictures.items():
         throughput_figure(record, head_dim).savefig(picture)
     print_table(table, list(columns))
-    print(f"\n{this.gpu_name}, PyTorch {torch.__version__}, cuDNN {record['cudnn']}, Triton {this.triton}; "
-          f"clocks SM, memory, power, temperature: {before} before, {record['clocks_after']} after. "
-          f"Spread: 10th to 90th percentile of ours.\n"
-          f"Written: {', '.join(map(str, [folder / 'attention.json', *pictures.values()]))}")
+    print(
+        f"\n{this.gpu_name}, PyTorch {torch.__version__}, cuDNN {record['cudnn']}, Triton {this.triton}; "
+        f"clocks SM, memory, power, temperature: {before} before, {record['clocks_after']} after. "
+        f"Spread: 10th to 90th percentile of ours.\n"
+        f"Written: {', '.join(map(str, [folder / 'attention.json', *pictures.values()]))}"
+    )
     return 0

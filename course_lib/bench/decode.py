@@ -9,6 +9,7 @@ alike: from Python the host takes longer than the GPU in half of the rows, and w
 the host is in a table of its own. Every result is compared with FA2's before it is timed. Figures, versions and clocks
 go to decode.json and a plot to decode.png, in the course's bench folder.
 """
+
 import dataclasses
 import functools
 import json
@@ -64,8 +65,14 @@ class Row:
         return [query, *caches, torch.full((self.batch,), self.context, dtype=torch.int32, device="cuda")]
 
 
-TABLE = [Row(1, 32, 8, 131072), Row(1, 32, 8, 8192), Row(16, 32, 8, 8192), Row(64, 32, 8, 4096),
-         Row(1, 32, 32, 32768), Row(16, 64, 8, 16384)]
+TABLE = [
+    Row(1, 32, 8, 131072),
+    Row(1, 32, 8, 8192),
+    Row(16, 32, 8, 8192),
+    Row(64, 32, 8, 4096),
+    Row(1, 32, 32, 32768),
+    Row(16, 64, 8, 16384),
+]
 PAGES = [Row(1, 32, 8, 131072, (1, 16, 64, 256)), Row(16, 32, 8, 8192, (1, 16, 64, 256))]
 CONTEXTS = [Row(1, 32, 8, 1024 * thousands) for thousands in (8, 16, 32, 64, 128, 256, 512)]
 
@@ -100,16 +107,20 @@ def implementations(row: Row, query, key, value, lengths):
     for name, backend in SDPA.items():
         yield name, functools.partial(sdpa_decode, backend, query, key, value)
     plan = decode_plan(query, row.key_heads, row.context)
-    buffers = {"output": torch.empty_like(query),
-               "workspace": decode_workspace(row.batch, row.query_heads, HEAD_DIM, plan.splits)}
+    buffers = {
+        "output": torch.empty_like(query),
+        "workspace": decode_workspace(row.batch, row.query_heads, HEAD_DIM, plan.splits),
+    }
     yield "ours", functools.partial(decode_attention, query, key, value, lengths, **buffers, validate=False)
     for page_size in row.page_sizes:
         blocks = row.context // page_size
         order = torch.randperm(row.batch * blocks, device="cuda")
         pages = [in_pages(cache, order, page_size) for cache in (key, value)]
         tables = order.view(row.batch, blocks).int()
-        yield page_column(page_size), functools.partial(
-            paged_decode_attention, query, *pages, tables, lengths, **buffers, validate=False)
+        yield (
+            page_column(page_size),
+            functools.partial(paged_decode_attention, query, *pages, tables, lengths, **buffers, validate=False),
+        )
         del pages
 
 
@@ -140,9 +151,14 @@ def measure_row(row: Row) -> dict:
             results[name] = {"missing": f"wrong: differs from FA2 by {difference:.1e}"}
             continue
         timing = measure(replay, seconds=SECONDS_PER_FIGURE)
-        results[name] = {"bandwidth": row.bytes_read / timing.median, "us": timing.median * 1e6,
-                         "low": timing.low * 1e6, "high": timing.high * 1e6,
-                         "host_us": host_seconds(decode) * 1e6, "difference": difference}
+        results[name] = {
+            "bandwidth": row.bytes_read / timing.median,
+            "us": timing.median * 1e6,
+            "low": timing.low * 1e6,
+            "high": timing.high * 1e6,
+            "host_us": host_seconds(decode) * 1e6,
+            "difference": difference,
+        }
     return results
 
 
@@ -182,9 +198,15 @@ def main(arguments: list[str] | None = None) -> int:
     tables = {"decode": measure_rows(TABLE), "page sizes": measure_rows(PAGES), "context": measure_rows(CONTEXTS)}
     this, roof = machine(), ceilings()
     record = {
-        "gpu": this.gpu_name, "torch": torch.__version__, "triton": this.triton,
-        "cudnn": torch.backends.cudnn.version(), "clocks_before": before, "clocks_after": clocks(),
-        "read_bandwidth": roof.read_bandwidth, "copy_bandwidth": roof.copy_bandwidth, "tables": tables,
+        "gpu": this.gpu_name,
+        "torch": torch.__version__,
+        "triton": this.triton,
+        "cudnn": torch.backends.cudnn.version(),
+        "clocks_before": before,
+        "clocks_after": clocks(),
+        "read_bandwidth": roof.read_bandwidth,
+        "copy_bandwidth": roof.copy_bandwidth,
+        "tables": tables,
     }
     folder = course_home() / "bench"
     folder.mkdir(exist_ok=True)
@@ -195,7 +217,9 @@ def main(arguments: list[str] | None = None) -> int:
     for title, rows in tables.items():
         print_table(f"{title}: TB/s (µs)", rows, speed)
     print_table("the host's part of a call that is no graph: µs", tables["decode"], lambda it: f"{it['host_us']:.0f}")
-    print(f"\n{this.gpu_name}, PyTorch {torch.__version__}, cuDNN {record['cudnn']}, Triton {this.triton}; pure read "
-          f"{roof.read_bandwidth / 1e12:.2f} TB/s; clocks SM, memory, power, temperature: {before} before, "
-          f"{record['clocks_after']} after.\nWritten: {folder / 'decode.json'}, {folder / 'decode.png'}")
+    print(
+        f"\n{this.gpu_name}, PyTorch {torch.__version__}, cuDNN {record['cudnn']}, Triton {this.triton}; pure read "
+        f"{roof.read_bandwidth / 1e12:.2f} TB/s; clocks SM, memory, power, temperature: {before} before, "
+        f"{record['clocks_after']} after.\nWritten: {folder / 'decode.json'}, {folder / 'decode.png'}"
+    )
     return 0

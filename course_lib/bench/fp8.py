@@ -10,6 +10,7 @@ tried one at a time. Root mean square of output - exact, in float64, and the sam
 
 Figures and versions go to fp8.json in the course's bench folder.
 """
+
 import functools
 import json
 import math
@@ -37,8 +38,9 @@ from course_lib.kernels.quantised.fp8 import (
 
 TOKENS, CHANNELS = 16384, 2048
 SECONDS_PER_FIGURE = 0.3
-ROWS = [(head_dim, length, causal)
-        for head_dim in (64, 128, 256) for length in (16384, 4096) for causal in (False, True)]
+ROWS = [
+    (head_dim, length, causal) for head_dim in (64, 128, 256) for length in (16384, 4096) for causal in (False, True)
+]
 ERROR_SHAPE = 1, 8, 4096, 128
 
 
@@ -89,12 +91,15 @@ def measure_row(head_dim: int, length: int, causal: bool) -> dict:
     from course_lib.kernels.hopper.flash_fp8 import flash_attention_fp8
 
     heads, batch = CHANNELS // head_dim, TOKENS // length
-    query, key, value = (torch.randn(batch, heads, length, head_dim, device="cuda", dtype=torch.bfloat16)
-                         for _ in range(3))
+    query, key, value = (
+        torch.randn(batch, heads, length, head_dim, device="cuda", dtype=torch.bfloat16) for _ in range(3)
+    )
     inputs = quantise_for_attention(query, key, value)
     flops = 4 * batch * heads * length**2 * head_dim / (2 if causal else 1)
-    runs = {"bf16": functools.partial(flash_attention_hopper, query, key, value, causal=causal),
-            "fp8": functools.partial(flash_attention_fp8, inputs, causal=causal)}
+    runs = {
+        "bf16": functools.partial(flash_attention_hopper, query, key, value, causal=causal),
+        "fp8": functools.partial(flash_attention_fp8, inputs, causal=causal),
+    }
     timings = measure_together({name: recorded(run) for name, run in runs.items()}, seconds=SECONDS_PER_FIGURE)
     row = {name: timing.rate(flops) / 1e12 for name, timing in timings.items()}
     quantise = functools.partial(quantise_for_attention, query, key, value)
@@ -114,18 +119,30 @@ def main(arguments: list[str] | None = None) -> int:
     for head_dim, length, causal in ROWS:
         name = f"D{head_dim} {'causal' if causal else 'full'} {length}"
         row = speed[name] = measure_row(head_dim, length, causal)
-        print(f"{name:<20}{row['bf16']:>8.0f}{row['fp8']:>8.0f}{row['fp8'] / row['bf16']:>8.2f}"
-              f"{row['quantise_us']:>15.0f}", flush=True)
+        print(
+            f"{name:<20}{row['bf16']:>8.0f}{row['fp8']:>8.0f}{row['fp8'] / row['bf16']:>8.2f}"
+            f"{row['quantise_us']:>15.0f}",
+            flush=True,
+        )
     errors = measure_errors()
     print(f"\n{'inputs with outliers, ' + str(ERROR_SHAPE):<44}{'RMS error':>12}{'of the output':>15}")
     for name, (absolute, relative) in errors.items():
         print(f"{name:<44}{absolute:>12.1e}{100 * relative:>13.1f} %")
     this = machine()
-    record = {"gpu": this.gpu_name, "torch": torch.__version__, "triton": this.triton, "clocks_before": before,
-              "clocks_after": clocks(), "speed": speed, "errors": errors}
+    record = {
+        "gpu": this.gpu_name,
+        "torch": torch.__version__,
+        "triton": this.triton,
+        "clocks_before": before,
+        "clocks_after": clocks(),
+        "speed": speed,
+        "errors": errors,
+    }
     folder = course_home() / "bench"
     folder.mkdir(exist_ok=True)
     (folder / "fp8.json").write_text(json.dumps(record, indent=1))
-    print(f"\n{this.gpu_name}, PyTorch {torch.__version__}, Triton {this.triton}; clocks SM, memory, power, "
-          f"temperature: {before} before, {record['clocks_after']} after.\nWritten: {folder / 'fp8.json'}")
+    print(
+        f"\n{this.gpu_name}, PyTorch {torch.__version__}, Triton {this.triton}; clocks SM, memory, power, "
+        f"temperature: {before} before, {record['clocks_after']} after.\nWritten: {folder / 'fp8.json'}"
+    )
     return 0

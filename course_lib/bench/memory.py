@@ -3,6 +3,7 @@
 On a GPU every kernel runs on tensors of about a gigabyte. On a CPU the interpreter's times would say nothing, so there
 the multiply-add chain alone is measured, in its blocked form.
 """
+
 import torch
 
 from course_lib.hardware.ceilings.measured import ceilings
@@ -28,17 +29,24 @@ def main(arguments: list[str] | None = None) -> int:
 
 def print_ceilings(found) -> None:
     print(f"{found.device}, measured {found.measured_at}")
-    rows = [("copy", "copy_bandwidth", format_bandwidth), ("read", "read_bandwidth", format_bandwidth),
-            ("L2", "l2_bandwidth", format_bandwidth), ("on chip", "on_chip_bandwidth", format_bandwidth),
-            ("multiply-add", "fma_rate", format_flop_rate), ("launch", "launch_overhead", format_seconds)]
+    rows = [
+        ("copy", "copy_bandwidth", format_bandwidth),
+        ("read", "read_bandwidth", format_bandwidth),
+        ("L2", "l2_bandwidth", format_bandwidth),
+        ("on chip", "on_chip_bandwidth", format_bandwidth),
+        ("multiply-add", "fma_rate", format_flop_rate),
+        ("launch", "launch_overhead", format_seconds),
+    ]
     for name, figure, write in rows:
         value = getattr(found, figure)
         if value is not None:
             spread = f"   ± {100 * found.spread[figure] / 2:.1f} %" if figure in found.spread else ""
             print(f"  {name:<24}{write(value):>16}{spread}")
     for name, rate in found.matmul_rate.items():
-        print(f"  {f'{name} matmul':<24}{format_flop_rate(rate):>16}"
-              f"   ± {100 * found.spread[f'matmul_rate.{name}'] / 2:.1f} %")
+        print(
+            f"  {f'{name} matmul':<24}{format_flop_rate(rate):>16}"
+            f"   ± {100 * found.spread[f'matmul_rate.{name}'] / 2:.1f} %"
+        )
     for note in found.notes:
         print(f"  {note}")
 
@@ -75,8 +83,10 @@ def memory_cases(elements: int):
     for stride in (2, 8, 32):
         view = x[::stride]
         target = out[: view.numel()]
-        yield f"strided copy, stride {stride}", lambda view=view, target=target: strided_copy(view, out=target), (
-            2 * 4 * view.numel()
+        yield (
+            f"strided copy, stride {stride}",
+            lambda view=view, target=target: strided_copy(view, out=target),
+            (2 * 4 * view.numel()),
         )
 
 
@@ -105,6 +115,8 @@ def print_chain(found) -> None:
     for steps in CHAIN_STEPS:
         work = fma_chain_work(elements, steps)
         timing = measure(lambda steps=steps: run_fma_chain(x, steps, out=out))
-        print(f"  {steps:>4} steps, {work.intensity:>6.3g} FLOP/byte {format_seconds(timing.median):>12}"
-              f"{format_bandwidth(work.bytes / timing.median):>14}"
-              f"{format_flop_rate(work.flops / timing.median):>18}")
+        print(
+            f"  {steps:>4} steps, {work.intensity:>6.3g} FLOP/byte {format_seconds(timing.median):>12}"
+            f"{format_bandwidth(work.bytes / timing.median):>14}"
+            f"{format_flop_rate(work.flops / timing.median):>18}"
+        )

@@ -3,6 +3,7 @@
 Bandwidth counts one read and one write of each element, what softmax must move; a method that reads a row again shows
 as slower. Tensors of a gigabyte; medians with the L2 cache flushed before each run.
 """
+
 import torch
 
 from course_lib.hardware.device import machine, supports_bfloat16

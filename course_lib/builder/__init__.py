@@ -11,6 +11,7 @@ The same source gives the same bytes: cell ids come from the cells' contents and
 notebook carries hashes of its source and of its cells, by which a notebook that nobody edited, even one of an older
 source, is told from one that holds a learner's work. The first is built over; the second never.
 """
+
 from course_lib.builder.answers import BuildError, Cell, exercise_of
 from course_lib.builder.keeping import NOTEBOOKS, SOURCES, build, chapters, holds_work, reset, stale
 from course_lib.builder.notebook import as_text, build_notebook, read_cells

@@ -1,4 +1,5 @@
 """From an exercise's cell to the learner's: the marked answers found, held to the rules and replaced by stubs."""
+
 import ast
 import re
 from dataclasses import dataclass, field

@@ -1,4 +1,5 @@
 """Notebooks written and no work lost: a learner's is not built over, a reset keeps a copy, a write is whole or none."""
+
 import json
 import os
 import shutil

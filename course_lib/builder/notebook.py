@@ -1,4 +1,5 @@
 """A chapter's source made into a notebook: the same bytes from the same source, on any machine."""
+
 import hashlib
 import json
 import re

@@ -4,6 +4,7 @@ Colours are Okabe and Ito's, told apart by colour-blind readers too; every plot 
 that it reads alike in JupyterLab's light and dark themes. Figures are made without pyplot: nothing global changes, and
 none is shown twice.
 """
+
 import functools
 import io
 

@@ -160,9 +160,7 @@ def _pairs(content: bytes) -> list[tuple[str, str]]:
         raise Unreadable("is no text (it holds zero bytes).")
     is_script = not text.lstrip().startswith("{")
     if is_script and len(content) > LARGEST_SCRIPT:
-        raise Unreadable(
-            f"has {len(content) / 2**20:,.1f} MB; of a script at most {LARGEST_SCRIPT >> 20} MB are read."
-        )
+        raise Unreadable(f"has {len(content) / 2**20:,.1f} MB; of a script at most {LARGEST_SCRIPT >> 20} MB are read.")
     number = text.count("%%" if is_script else '"cell_type"')
     if number > MOST_CELLS:
         raise Unreadable(f"has {number:,} cells; at most {MOST_CELLS:,} are read.")

@@ -9,6 +9,7 @@ are wrapped for the compiler or for the interpreter at that moment, and never ag
 first thing that `course_lib` does. A GPU that cannot be used (driver too old, below sm_75, a PyTorch without CUDA) is
 not an error: the course falls back to the interpreter and `machine().reason` says why.
 """
+
 import dataclasses
 import functools
 import importlib.metadata
@@ -31,25 +32,25 @@ TRUE_WORDS = ("1", "true", "on", "yes", "y")  # what Triton itself reads as true
 class Machine:
     """What this machine is. Sizes in bytes; None means that it was not found or does not apply."""
 
-    tier: str                                    # "none" | "nvidia" | "hopper"
-    reason: str                                  # one sentence: why this tier
-    gpu_name: str | None                         # set also when the GPU cannot be used
-    compute_capability: tuple[int, int] | None   # (9, 0) on an H100
+    tier: str  # "none" | "nvidia" | "hopper"
+    reason: str  # one sentence: why this tier
+    gpu_name: str | None  # set also when the GPU cannot be used
+    compute_capability: tuple[int, int] | None  # (9, 0) on an H100
     gpu_count: int
-    sm_count: int | None                         # streaming multiprocessors
-    shared_memory_per_block_bytes: int | None    # the most that one program may ask for
+    sm_count: int | None  # streaming multiprocessors
+    shared_memory_per_block_bytes: int | None  # the most that one program may ask for
     shared_memory_per_sm_bytes: int | None
-    registers_per_sm: int | None                 # 32-bit registers
+    registers_per_sm: int | None  # 32-bit registers
     l2_bytes: int | None
-    memory_bytes: int | None                     # the GPU's memory; the host's on tier "none"
-    driver: tuple[int, int] | None               # the newest CUDA version that the driver serves
+    memory_bytes: int | None  # the GPU's memory; the host's on tier "none"
+    driver: tuple[int, int] | None  # the newest CUDA version that the driver serves
     cpu_name: str
-    cpu_cores: int                               # that this process may use
-    cpu_caches: tuple[tuple[str, int], ...]      # (("L1", 49152), ("L2", ...), ...), of one core; empty when unknown
-    system: str                                  # "Linux", "Darwin", "Windows"
+    cpu_cores: int  # that this process may use
+    cpu_caches: tuple[tuple[str, int], ...]  # (("L1", 49152), ("L2", ...), ...), of one core; empty when unknown
+    system: str  # "Linux", "Darwin", "Windows"
     python: str
     torch: str | None
-    torch_cuda: str | None                       # CUDA version that PyTorch was built for
+    torch_cuda: str | None  # CUDA version that PyTorch was built for
     triton: str | None
 
     @property

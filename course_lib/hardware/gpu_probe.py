@@ -6,6 +6,7 @@ Only the standard library is used, so that the answer comes in the time of a bar
 
 CUDA_VISIBLE_DEVICES is honoured, because the driver honours it. The first visible device is the one described.
 """
+
 import ctypes
 import json
 import sys

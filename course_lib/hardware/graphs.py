@@ -3,6 +3,7 @@
 A step of decode takes the host 50 to 100 µs in Python and the GPU perhaps ten. Timed as a call, the host is all that
 one sees. Serving systems record the step and replay it, which costs the host 5 µs; and so it is timed here.
 """
+
 import warnings
 
 import torch
@@ -30,8 +31,10 @@ def recorded(function):
             result = function()
     except RuntimeError as error:
         why = str(error).strip().splitlines()[0]
-        raise RuntimeError(f"This function cannot be recorded as a CUDA graph: it waits for the GPU somewhere, or "
-                           f"copies from ordinary memory ({why}).") from error
+        raise RuntimeError(
+            f"This function cannot be recorded as a CUDA graph: it waits for the GPU somewhere, or "
+            f"copies from ordinary memory ({why})."
+        ) from error
 
     def replay():
         graph.replay()

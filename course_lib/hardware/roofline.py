@@ -8,6 +8,7 @@
 Below the balance point an operation waits for memory, above it for arithmetic. Source: Williams, Waterman, Patterson,
 "Roofline: an insightful visual performance model", CACM 52(4), 2009.
 """
+
 import dataclasses
 import math
 

@@ -4,6 +4,7 @@ Warm up first (compilation, caches, clocks), flush the cache before every run, r
 spread. On a GPU the time between two events on its stream is taken, so what the host does meanwhile does not count; on
 a CPU the wall clock.
 """
+
 import dataclasses
 import math
 import random
@@ -95,14 +96,18 @@ def measure_together(functions, *, rounds=10, seconds=0.3, flush=None, device=No
         ValueError: `functions` is empty, or another argument makes no sense; the message names it.
     """
     if not isinstance(functions, Mapping):
-        raise TypeError(f"functions is a {type(functions).__name__}; pass {{name: function}}, e.g. "
-                        "measure_together({'mine': mine, 'theirs': theirs}).")
+        raise TypeError(
+            f"functions is a {type(functions).__name__}; pass {{name: function}}, e.g. "
+            "measure_together({'mine': mine, 'theirs': theirs})."
+        )
     if not functions:
         raise ValueError("functions is empty; pass at least one {name: function}.")
     if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 2:
         raise ValueError(f"rounds is {rounds!r}; it must be a whole number of at least 2.")
-    repeats = {name: measure(function, seconds=seconds / rounds, flush=flush, device=device).repeats
-               for name, function in functions.items()}
+    repeats = {
+        name: measure(function, seconds=seconds / rounds, flush=flush, device=device).repeats
+        for name, function in functions.items()
+    }
     time_once, flush_buffer = clock(torch.device(device) if device is not None else default_device(), flush)
     taken = {name: [] for name in functions}
     order, chance = list(functions), random.Random(0)

@@ -2,6 +2,7 @@
 
 Rates and sizes of data transfers use powers of 1000 (as datasheets do); capacities of caches use KiB and MiB.
 """
+
 import math
 
 DECIMAL_PREFIXES = ("", "k", "M", "G", "T", "P", "E")

@@ -7,6 +7,7 @@ A decoder asks four things of a cache, and any object that answers them will do 
     attend(layer, query)        attention of the new tokens' queries over all that is stored
     advance(new_tokens)         the tokens are in every layer now; count them
 """
+
 from collections.abc import Callable
 
 import torch
@@ -27,9 +28,17 @@ class KVCache:
             head_dim], the whole buffers of a layer, lengths int32 [batch]. None: `attention` does that too.
     """
 
-    def __init__(self, config: ModelConfig, batch: int, capacity: int, *, dtype: torch.dtype = torch.float32,
-                 device: torch.device | str = "cpu", attention: Callable = torch_attention,
-                 decode: Callable | None = None):
+    def __init__(
+        self,
+        config: ModelConfig,
+        batch: int,
+        capacity: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        attention: Callable = torch_attention,
+        decode: Callable | None = None,
+    ):
         for name, value in (("batch", batch), ("capacity", capacity)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1.")

@@ -1,8 +1,9 @@
 """The shape of a Llama-style decoder in eight numbers, what it costs, and the shapes of released models.
 
-    parameters            = what must be read to run one token [elements]
-    cache bytes per token = 2 · layers · key_heads · head_dim · item_bytes      (one key and one value in every layer)
+parameters            = what must be read to run one token [elements]
+cache bytes per token = 2 · layers · key_heads · head_dim · item_bytes      (one key and one value in every layer)
 """
+
 import dataclasses
 import math
 

@@ -9,6 +9,7 @@ It runs with or without a KV cache, and its attention is whatever function it is
 
 Source: Touvron et al., LLaMA, arXiv 2302.13971; grouped heads: Ainslie et al., arXiv 2305.13245.
 """
+
 from collections.abc import Callable
 
 import torch
@@ -94,8 +95,9 @@ class Decoder(nn.Module):
 
     def new_cache(self, batch: int, capacity: int, decode: Callable | None = None) -> KVCache:
         """An empty contiguous cache of this model's shape, dtype, device and attention; `decode` as in `KVCache`."""
-        return KVCache(self.config, batch, capacity, dtype=self.dtype, device=self.device, attention=self.attention,
-                       decode=decode)
+        return KVCache(
+            self.config, batch, capacity, dtype=self.dtype, device=self.device, attention=self.attention, decode=decode
+        )
 
     def forward(self, tokens: torch.Tensor, cache=None, *, last_only: bool = False) -> torch.Tensor:
         """Logits of the next token after each of `tokens`.

@@ -3,6 +3,7 @@
 Without a cache every step runs the whole sequence: n(n + 1)/2 tokens pass through the model for n steps from nothing.
 With one, the prompt passes once (prefill) and then each token once (decode).
 """
+
 from collections.abc import Iterator
 
 import torch
@@ -11,8 +12,16 @@ from course_lib.models.decoder import Decoder
 from course_lib.models.tokenizer import decode, encode
 
 
-def stream(model: Decoder, prompt: torch.Tensor, new_tokens: int, *, cached: bool = True, cache=None,
-           temperature: float = 0.0, seed: int = 0) -> Iterator[torch.Tensor]:
+def stream(
+    model: Decoder,
+    prompt: torch.Tensor,
+    new_tokens: int,
+    *,
+    cached: bool = True,
+    cache=None,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> Iterator[torch.Tensor]:
     """The new tokens one after another, each int64 [batch], as soon as it is known.
 
     Args:

@@ -1,10 +1,11 @@
 """The parts of a Llama-style block other than attention: RMSNorm, rotary positions, SwiGLU.
 
-    RMSNorm(x) = x / √(mean(x²) + ε) · weight             Zhang and Sennrich, arXiv 1910.07467
-    rotary:      pair i of a head is turned by the angle position · base^(-2i / head_dim), so that the product of a
-                 query and a key depends on the distance of their positions alone. Su et al., arXiv 2104.09864
-    SwiGLU(x)  = (silu(x W_gate) · x W_up) W_down         Shazeer, arXiv 2002.05202
+RMSNorm(x) = x / √(mean(x²) + ε) · weight             Zhang and Sennrich, arXiv 1910.07467
+rotary:      pair i of a head is turned by the angle position · base^(-2i / head_dim), so that the product of a
+             query and a key depends on the distance of their positions alone. Su et al., arXiv 2104.09864
+SwiGLU(x)  = (silu(x W_gate) · x W_up) W_down         Shazeer, arXiv 2002.05202
 """
+
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -1,8 +1,9 @@
 """A byte-level model small enough to train in a notebook, and the text that it learns.
 
-    model = trained_tiny_model()                  # trains the first time, in under a minute on two cores
-    print(complete(model, "Alice was ", 200))
+model = trained_tiny_model()                  # trains the first time, in under a minute on two cores
+print(complete(model, "Alice was ", 200))
 """
+
 from pathlib import Path
 
 from course_lib.models.config import ModelConfig
@@ -11,7 +12,14 @@ from course_lib.models.tokenizer import VOCABULARY
 TEXT = Path(__file__).resolve().parent / "data" / "alice.txt"  # its source is named in the README beside it
 
 TINY = ModelConfig(
-    vocabulary=VOCABULARY, layers=4, width=96, query_heads=4, key_heads=2, head_dim=32, hidden=192, context=256,
+    vocabulary=VOCABULARY,
+    layers=4,
+    width=96,
+    query_heads=4,
+    key_heads=2,
+    head_dim=32,
+    hidden=192,
+    context=256,
     tied=True,
 )  # 394,080 parameters
 

@@ -1,4 +1,5 @@
 """The simplest tokenizer there is: a token is a byte."""
+
 import torch
 
 VOCABULARY = 256

@@ -1,4 +1,5 @@
 """PyTorch's own attention behind the course's interface: query heads in groups, and causal aligned to the end."""
+
 import torch
 import torch.nn.functional as F
 

@@ -3,6 +3,7 @@
 The matrices of the blocks are trained with Muon (Jordan et al., 2024), which gets as far in three steps as AdamW does
 in five; embedding and norms with AdamW. Both warm up and then decay along a cosine.
 """
+
 import dataclasses
 import hashlib
 import math

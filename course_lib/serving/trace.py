@@ -61,8 +61,12 @@ def sample_trace(
     Raises:
         ValueError: a number out of its range; the message names it.
     """
-    for name, value in (("count", count), ("arrivals_per_step", arrivals_per_step), ("prompt_mean", prompt_mean),
-                        ("output_mean", output_mean)):
+    for name, value in (
+        ("count", count),
+        ("arrivals_per_step", arrivals_per_step),
+        ("prompt_mean", prompt_mean),
+        ("output_mean", output_mean),
+    ):
         if not value > 0:
             raise ValueError(f"{name} is {value!r}; it must be above 0.")
     if spread < 0 or context < 2:

@@ -50,8 +50,12 @@ def _reversed_within_blocks(case, seen, got) -> bool:
 
 def _shifted_by_one(case, seen, got) -> bool:
     (x,) = case.args
-    return (isinstance(got, torch.Tensor) and got.shape == x.shape and x.numel() > 2
-            and torch.equal(got[1:], x.flip(0)[:-1]))
+    return (
+        isinstance(got, torch.Tensor)
+        and got.shape == x.shape
+        and x.numel() > 2
+        and torch.equal(got[1:], x.flip(0)[:-1])
+    )
 
 
 def _written(got) -> int | None:

@@ -61,8 +61,11 @@ def blocks_overlap(right):
     def when(case, seen, got):
         expected = right(*case.args)
         count, length = written(got, expected), expected.numel()
-        return count is not None and count < length and any(
-            count == -(-length // block) - 1 + block for block in POWERS_OF_TWO)
+        return (
+            count is not None
+            and count < length
+            and any(count == -(-length // block) - 1 + block for block in POWERS_OF_TWO)
+        )
 
     return when
 
@@ -83,8 +86,11 @@ def past_the_end(case, seen, got) -> bool:
 
 def same(got, expected: torch.Tensor) -> bool:
     """Whether a result is this one up to rounding, NaN where it has NaN."""
-    return isinstance(got, torch.Tensor) and got.shape == expected.shape and torch.allclose(
-        got.double(), expected.double(), rtol=1e-2, atol=1e-2, equal_nan=True)
+    return (
+        isinstance(got, torch.Tensor)
+        and got.shape == expected.shape
+        and torch.allclose(got.double(), expected.double(), rtol=1e-2, atol=1e-2, equal_nan=True)
+    )
 
 
 NOTHING_STORED = (

@@ -45,8 +45,11 @@ def cost_cases(draw):
         Case(f"matmul [{m}, {k}] × [{k}, {n}], float32", (m, k, n, 4), "matmul_cost"),
         Case("scores of 32 heads, 8192 × 8192, head dimension 128, float16", (32, 8192, 8192, 128, 2), "scores_cost"),
         Case("scores of one query against 32768 keys, float16", (8, 1, 32768, 128, 2), "scores_cost"),
-        Case(f"scores of {heads} heads, {queries} × {keys}, head dimension {head_dim}, one byte an element",
-             (heads, queries, keys, head_dim, 1), "scores_cost"),
+        Case(
+            f"scores of {heads} heads, {queries} × {keys}, head dimension {head_dim}, one byte an element",
+            (heads, queries, keys, head_dim, 1),
+            "scores_cost",
+        ),
     ]
 
 
@@ -133,7 +136,8 @@ EXERCISE = Exercise(
     ),
     mistakes=(
         Mistake(
-            "swapped", "The two numbers are right and in the wrong order: return the FLOPs first, then the bytes.",
+            "swapped",
+            "The two numbers are right and in the wrong order: return the FLOPs first, then the bytes.",
             when=_swapped,
             every=True,
         ),
@@ -148,7 +152,8 @@ EXERCISE = Exercise(
             "Each multiply-add was counted as one operation. It is two, a multiplication and an addition; every "
             "datasheet counts so.",
             when=_flops_would_be(
-                lambda entry, args: COSTS[entry](*args)[0] // 2 if entry in ("matmul_cost", "scores_cost") else None),
+                lambda entry, args: COSTS[entry](*args)[0] // 2 if entry in ("matmul_cost", "scores_cost") else None
+            ),
             every=True,
         ),
         Mistake(
@@ -177,15 +182,19 @@ EXERCISE = Exercise(
             "You counted three reads of the row: for the maximum, for the sum, for the result. That is what a "
             "three-pass kernel moves. The least is one read and one write, since a row can wait on the chip.",
             when=_bytes_would_be(
-                lambda entry, args: 4 * args[0] * args[1] * args[2] if entry == "softmax_cost" else None),
+                lambda entry, args: 4 * args[0] * args[1] * args[2] if entry == "softmax_cost" else None
+            ),
             every=True,
         ),
         Mistake(
             "softmax_operations",
             "The FLOPs per element of the softmax are not 4. Counted here are: subtract the maximum, exp, add to the "
             "sum, divide. The comparisons that find the maximum are not.",
-            when=lambda case, seen, got: case.entry == "softmax_cost" and _pair(got) is not None
-            and _pair(got)[0] in [count * case.args[0] * case.args[1] for count in (1, 2, 3, 5, 6)],
+            when=lambda case, seen, got: (
+                case.entry == "softmax_cost"
+                and _pair(got) is not None
+                and _pair(got)[0] in [count * case.args[0] * case.args[1] for count in (1, 2, 3, 5, 6)]
+            ),
             every=True,
         ),
         Mistake(

@@ -31,8 +31,11 @@ def bound_cases(draw):
         ("a matmul of 256", "H100", matmul_oracle(256, 256, 256, 2)),
         ("one query against 131072 keys", "H200", scores_oracle(32, 1, 131072, 128, 2)),
         ("attention scores, head dimension 128", "T4", scores_oracle(16, 4096, 4096, 128, 2)),
-        (f"a matmul of {side}, on either side of the balance point", draw.choice(("A100", "H100")),
-         matmul_oracle(side, side, side, 2)),
+        (
+            f"a matmul of {side}, on either side of the balance point",
+            draw.choice(("A100", "H100")),
+            matmul_oracle(side, side, side, 2),
+        ),
     ]
     cases += [Case(f"{what}, on an {name}", (*work, *devices[name]), "least_time") for what, name, work in operations]
     teraflops, bandwidth = 10.0 ** draw.integer(0, 4), float(draw.integer(50, 9000))
@@ -89,7 +92,7 @@ EXERCISE = Exercise(
         "alone takes, `bytes_moved / bandwidth`.",
         "Memory and arithmetic work at the same time, so the larger of the two is the least time, and its side is the "
         "bound.",
-        '`compute = flops / (teraflops * 1e12)`, `memory = bytes_moved / (gigabytes_per_second * 1e9)`; return '
+        "`compute = flops / (teraflops * 1e12)`, `memory = bytes_moved / (gigabytes_per_second * 1e9)`; return "
         '`("compute" if compute >= memory else "memory", max(compute, memory))`.',
     ),
     mistakes=(
@@ -110,13 +113,19 @@ EXERCISE = Exercise(
             "The comparison is the wrong way round: you return the shorter of the two times, with its side. Both the "
             "arithmetic and the transfer must be finished, so it is the longer one that decides.",
             result=_least_time_with(
-                lambda f, b, rate, width: (_other(_side(f, b, rate, width)), min(f / rate, b / width))),
+                lambda f, b, rate, width: (_other(_side(f, b, rate, width)), min(f / rate, b / width))
+            ),
         ),
         Mistake(
             "seconds_before_side",
-            "The two are returned in the wrong order: first the side, \"memory\" or \"compute\", then the seconds.",
-            when=lambda case, seen, got: case.entry == "least_time" and isinstance(got, (tuple, list)) and len(got) == 2
-            and isinstance(got[1], str) and isinstance(got[0], (int, float)),
+            'The two are returned in the wrong order: first the side, "memory" or "compute", then the seconds.',
+            when=lambda case, seen, got: (
+                case.entry == "least_time"
+                and isinstance(got, (tuple, list))
+                and len(got) == 2
+                and isinstance(got[1], str)
+                and isinstance(got[0], (int, float))
+            ),
             every=True,
         ),
         Mistake(
@@ -125,14 +134,16 @@ EXERCISE = Exercise(
             "bound by "
             'memory: "memory". Equally: an intensity below the balance point.',
             result=_least_time_with(
-                lambda f, b, rate, width: (_other(_side(f, b, rate, width)), max(f / rate, b / width))),
+                lambda f, b, rate, width: (_other(_side(f, b, rate, width)), max(f / rate, b / width))
+            ),
         ),
         Mistake(
             "intensity_against_one",
             "The side was found by comparing FLOPs with bytes, which asks whether the intensity is above 1. What it "
             "must be compared with is the device's balance point, which is in the hundreds.",
             result=_least_time_with(
-                lambda f, b, rate, width: ("compute" if f >= b else "memory", max(f / rate, b / width))),
+                lambda f, b, rate, width: ("compute" if f >= b else "memory", max(f / rate, b / width))
+            ),
         ),
         Mistake(
             "always_the_arithmetic",
@@ -143,8 +154,12 @@ EXERCISE = Exercise(
         Mistake(
             "balance_inverted",
             "That is bytes per FLOP. The balance point is in FLOP per byte: arithmetic rate divided by bandwidth.",
-            when=lambda case, seen, got: case.entry == "balance_point" and isinstance(got, float) and got > 0
-            and math.isclose(got * balance_oracle(*case.args), 1.0, rel_tol=1e-6),
+            when=lambda case, seen, got: (
+                case.entry == "balance_point"
+                and isinstance(got, float)
+                and got > 0
+                and math.isclose(got * balance_oracle(*case.args), 1.0, rel_tol=1e-6)
+            ),
             every=True,
         ),
         Mistake(

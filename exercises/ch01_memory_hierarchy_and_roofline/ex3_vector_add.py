@@ -35,8 +35,10 @@ def add_cases(draw):
         Case("1025 elements, one more than a block of 1024", (draw.normal(1025), draw.normal(1025))),
         Case("3000 elements, float16", tuple(draw.normal(3000, dtype=torch.float16) for _ in "xy")),
         Case(f"{prime} elements, a prime, values near 1e30", tuple(draw.normal(prime, scale=1e30) for _ in "xy")),
-        Case("700 elements: x is every second element of a longer vector, y every third",
-             (draw.strided(draw.normal(700), 2), draw.strided(draw.normal(700), 3))),
+        Case(
+            "700 elements: x is every second element of a longer vector, y every third",
+            (draw.strided(draw.normal(700), 2), draw.strided(draw.normal(700), 3)),
+        ),
     ]
     if draw.on_gpu:
         cases.append(Case("ten million elements and one", (draw.normal(10_000_001), draw.normal(10_000_001))))
@@ -113,17 +115,19 @@ EXERCISE = Exercise(
             "Element i of x lies `i * x.stride(0)` elements from the pointer, and y has a stride of its own.",
             when=_stride_ignored,
         ),
-        Mistake("last_element_missing", LAST_MISSING, when=last_missing(add_oracle),
-                every=True),
-        Mistake("only_first_block", ONLY_FIRST_BLOCK, when=first_block_only(add_oracle),
-                every=True),
-        Mistake("blocks_overlap", OVERLAP, when=blocks_overlap(add_oracle),
-                every=True),
-        Mistake("too_few_programs", ROUNDED_DOWN, when=rounded_down(add_oracle),
-                every=True),
-        Mistake("x_added_to_itself", "The result is x + x: the second load reads x again. Load y from `y_pointer`.",
-                result=lambda x, y: x + x),
-        Mistake("y_added_to_itself", "The result is y + y: the first load reads y. Load x from `x_pointer`.",
-                result=lambda x, y: y + y),
+        Mistake("last_element_missing", LAST_MISSING, when=last_missing(add_oracle), every=True),
+        Mistake("only_first_block", ONLY_FIRST_BLOCK, when=first_block_only(add_oracle), every=True),
+        Mistake("blocks_overlap", OVERLAP, when=blocks_overlap(add_oracle), every=True),
+        Mistake("too_few_programs", ROUNDED_DOWN, when=rounded_down(add_oracle), every=True),
+        Mistake(
+            "x_added_to_itself",
+            "The result is x + x: the second load reads x again. Load y from `y_pointer`.",
+            result=lambda x, y: x + x,
+        ),
+        Mistake(
+            "y_added_to_itself",
+            "The result is y + y: the first load reads y. Load x from `x_pointer`.",
+            result=lambda x, y: y + y,
+        ),
     ),
 )

@@ -70,11 +70,14 @@ def _only_columns(stretches):
 
 _rows_for_columns = _only_columns(lambda rows, columns: [slice(rows)] if rows < columns else [])
 _first_tile_only = _only_columns(
-    lambda rows, columns: [slice(block) for block in POWERS_OF_TWO if 2 * block <= columns])
+    lambda rows, columns: [slice(block) for block in POWERS_OF_TWO if 2 * block <= columns]
+)
 _last_tile_only = _only_columns(
-    lambda rows, columns: [slice((columns - 1) // block * block, None) for block in POWERS_OF_TWO if block < columns])
+    lambda rows, columns: [slice((columns - 1) // block * block, None) for block in POWERS_OF_TWO if block < columns]
+)
 _tail_columns_dropped = _only_columns(
-    lambda rows, columns: [slice(columns // block * block) for block in POWERS_OF_TWO if columns % block])
+    lambda rows, columns: [slice(columns // block * block) for block in POWERS_OF_TWO if columns % block]
+)
 
 
 def _store_past_the_end(case, seen, got) -> bool:
@@ -228,18 +231,25 @@ EXERCISE = Exercise(
         Mistake(
             "last_row_missing",
             "The last row was never written: one program is missing from the grid.",
-            when=lambda case, seen, got: case.args[0].shape[0] > 1
-            and written(got, row_sum_oracle(case.args[0])) == case.args[0].shape[0] - 1,
+            when=lambda case, seen, got: (
+                case.args[0].shape[0] > 1 and written(got, row_sum_oracle(case.args[0])) == case.args[0].shape[0] - 1
+            ),
             every=True,
         ),
         Mistake(
             "columns_summed",
             "The sum runs down the columns. A row's sum adds along the last dimension and there are as many results "
             "as rows.",
-            when=lambda case, seen, got: isinstance(got, torch.Tensor) and len(set(case.args[0].shape)) > 1
-            and same(got, case.args[0].float().sum(dim=0)),
+            when=lambda case, seen, got: (
+                isinstance(got, torch.Tensor)
+                and len(set(case.args[0].shape)) > 1
+                and same(got, case.args[0].float().sum(dim=0))
+            ),
         ),
-        Mistake("mean_instead_of_sum", "That is the mean of each row: the sum was divided by the number of columns.",
-                result=lambda x: x.mean(dim=-1)),
+        Mistake(
+            "mean_instead_of_sum",
+            "That is the mean of each row: the sum was divided by the number of columns.",
+            result=lambda x: x.mean(dim=-1),
+        ),
     ),
 )

@@ -41,8 +41,9 @@ def fused_cases(draw):
         Case("a matrix [33, 65]", (draw.normal(33, 65), draw.normal(33, 65), -1.5), metered=True),
         Case("1025 elements", (draw.normal(1025), draw.normal(1025), 3.0), metered=True),
         Case(f"{prime} elements, a prime; scale is 0", (draw.normal(prime), draw.normal(prime), 0.0)),
-        Case("[2, 3, 171], float16", (*(draw.normal(2, 3, 171, dtype=torch.float16) for _ in "xy"), 0.75),
-             metered=True),
+        Case(
+            "[2, 3, 171], float16", (*(draw.normal(2, 3, 171, dtype=torch.float16) for _ in "xy"), 0.75), metered=True
+        ),
         Case("700 elements, all but one negative before ReLU", (negative, draw.uniform(700), 1.5)),
     ]
     if draw.on_gpu:
@@ -115,47 +116,78 @@ EXERCISE = Exercise(
         "BLOCK)` programs.",
     ),
     mistakes=(
-        Mistake("relu_before_add", "ReLU was applied to scale * x, before y was added. It comes last.",
-                result=lambda x, y, scale: torch.relu(x * scale) + y),
+        Mistake(
+            "relu_before_add",
+            "ReLU was applied to scale * x, before y was added. It comes last.",
+            result=lambda x, y, scale: torch.relu(x * scale) + y,
+        ),
         Mistake("nothing_stored", NOTHING_STORED, when=nothing_stored(fused_oracle)),
-        Mistake("rows_counted", "Only as many elements were written as the tensor has rows: `x.shape[0]` and `len(x)` "
-                                "count those. The number of elements is `x.numel()`.", result=_rows_counted),
-        Mistake("maximum_over_the_block",
-                "All elements of a block are the same, the largest of them: `tl.max` reduces a block to one number. "
-                "`tl.maximum(value, 0.0)` compares element by element.", when=_maximum_over_the_block),
-        Mistake("python_max",
-                "Zeros were stored everywhere. Was ReLU written with Python's `max`? It asks whether a whole block is "
-                "larger than 0, to which the interpreter has no right answer. In a kernel it is `tl.maximum`.",
-                when=_all_zero,
-                every=True),
-        Mistake("relu_missing", "Negative values are left in the result: the last step, ReLU, is missing, or is "
-                                "Python's `max`, which does not compare element by element. Use `tl.maximum`.",
-                result=lambda x, y, scale: x * scale + y,
-                when=lambda case, seen, got: same(got, case.args[0] * case.args[2] + case.args[1])
-                and not same(got, fused_oracle(*case.args))),
-        Mistake("sum_scaled", "The sum was scaled: that is scale * (x + y). Only x is to be scaled.",
-                result=lambda x, y, scale: torch.relu((x + y) * scale)),
+        Mistake(
+            "rows_counted",
+            "Only as many elements were written as the tensor has rows: `x.shape[0]` and `len(x)` "
+            "count those. The number of elements is `x.numel()`.",
+            result=_rows_counted,
+        ),
+        Mistake(
+            "maximum_over_the_block",
+            "All elements of a block are the same, the largest of them: `tl.max` reduces a block to one number. "
+            "`tl.maximum(value, 0.0)` compares element by element.",
+            when=_maximum_over_the_block,
+        ),
+        Mistake(
+            "python_max",
+            "Zeros were stored everywhere. Was ReLU written with Python's `max`? It asks whether a whole block is "
+            "larger than 0, to which the interpreter has no right answer. In a kernel it is `tl.maximum`.",
+            when=_all_zero,
+            every=True,
+        ),
+        Mistake(
+            "relu_missing",
+            "Negative values are left in the result: the last step, ReLU, is missing, or is "
+            "Python's `max`, which does not compare element by element. Use `tl.maximum`.",
+            result=lambda x, y, scale: x * scale + y,
+            when=lambda case, seen, got: (
+                same(got, case.args[0] * case.args[2] + case.args[1]) and not same(got, fused_oracle(*case.args))
+            ),
+        ),
+        Mistake(
+            "sum_scaled",
+            "The sum was scaled: that is scale * (x + y). Only x is to be scaled.",
+            result=lambda x, y, scale: torch.relu((x + y) * scale),
+        ),
         Mistake("y_scaled", "y was scaled instead of x.", result=lambda x, y, scale: torch.relu(x + y * scale)),
-        Mistake("scale_missing", "`scale` is never used: the result is relu(x + y).",
-                result=lambda x, y, scale: torch.relu(x + y)),
-        Mistake("scale_added", "`scale` was added where it should multiply x.",
-                result=lambda x, y, scale: torch.relu(x + scale + y)),
-        Mistake("minimum_taken", "The positive values are gone and the negative ones are left: that is the minimum "
-                                 "with 0. ReLU is "
-                "the maximum.", result=lambda x, y, scale: (x * scale + y).clamp(max=0)),
-        Mistake("absolute_value", "Negative values came out positive: that is the absolute value. ReLU makes them 0.",
-                result=lambda x, y, scale: (x * scale + y).abs()),
+        Mistake(
+            "scale_missing",
+            "`scale` is never used: the result is relu(x + y).",
+            result=lambda x, y, scale: torch.relu(x + y),
+        ),
+        Mistake(
+            "scale_added",
+            "`scale` was added where it should multiply x.",
+            result=lambda x, y, scale: torch.relu(x + scale + y),
+        ),
+        Mistake(
+            "minimum_taken",
+            "The positive values are gone and the negative ones are left: that is the minimum "
+            "with 0. ReLU is "
+            "the maximum.",
+            result=lambda x, y, scale: (x * scale + y).clamp(max=0),
+        ),
+        Mistake(
+            "absolute_value",
+            "Negative values came out positive: that is the absolute value. ReLU makes them 0.",
+            result=lambda x, y, scale: (x * scale + y).abs(),
+        ),
         Mistake("past_the_end", NOT_MASKED, when=past_the_end),
-        Mistake("last_element_missing", LAST_MISSING, when=last_missing(fused_oracle),
-                every=True),
-        Mistake("only_first_block",
-                ONLY_FIRST_BLOCK + " (Count them from `x.numel()`; a matrix's `x.shape[0]` is its number of rows.)",
-                when=first_block_only(fused_oracle),
-                every=True),
-        Mistake("blocks_overlap", OVERLAP, when=blocks_overlap(fused_oracle),
-                every=True),
-        Mistake("too_few_programs", ROUNDED_DOWN, when=rounded_down(fused_oracle),
-                every=True),
+        Mistake("last_element_missing", LAST_MISSING, when=last_missing(fused_oracle), every=True),
+        Mistake(
+            "only_first_block",
+            ONLY_FIRST_BLOCK + " (Count them from `x.numel()`; a matrix's `x.shape[0]` is its number of rows.)",
+            when=first_block_only(fused_oracle),
+            every=True,
+        ),
+        Mistake("blocks_overlap", OVERLAP, when=blocks_overlap(fused_oracle), every=True),
+        Mistake("too_few_programs", ROUNDED_DOWN, when=rounded_down(fused_oracle), every=True),
         Mistake(
             "several_kernels",
             "There is more than one launch, so an intermediate result goes to memory and comes back, which is what "

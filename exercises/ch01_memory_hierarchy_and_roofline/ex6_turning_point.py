@@ -48,10 +48,16 @@ def turning_cases(draw):
         Case("512 steps on an A100", (2**26, 512, 19.5e12, 2.0e12, 4), "chain_seconds"),
         Case("made up for this check, one step", (length, 1, rate, bandwidth, 4), "chain_seconds"),
         Case("made up for this check, 100,000 steps", (length, 100_000, rate, bandwidth, 2), "chain_seconds"),
-        Case("a measured curve that turns at 40 steps", ([1, 2, 8, 64, 128], [1e-3, 1.01e-3, 1.02e-3, 1.6e-3, 3.2e-3]),
-             "measured_turning_steps"),
-        Case("a measured curve; each launch costs something too", ([*steps, 4096, 8192], measured),
-             "measured_turning_steps"),
+        Case(
+            "a measured curve that turns at 40 steps",
+            ([1, 2, 8, 64, 128], [1e-3, 1.01e-3, 1.02e-3, 1.6e-3, 3.2e-3]),
+            "measured_turning_steps",
+        ),
+        Case(
+            "a measured curve; each launch costs something too",
+            ([*steps, 4096, 8192], measured),
+            "measured_turning_steps",
+        ),
     ]
     own = own_ceilings()
     if own is not None:
@@ -82,8 +88,9 @@ def _slope_over_all_points(case, seen, got) -> bool:
 
 def _off_by(factor):
     """A `when`: `turning_steps` is off by this factor."""
-    return lambda case, seen, got: (case.entry == "turning_steps" and case.args[2] == 4
-                                    and _near(got, factor * turning_oracle(*case.args)))
+    return lambda case, seen, got: (
+        case.entry == "turning_steps" and case.args[2] == 4 and _near(got, factor * turning_oracle(*case.args))
+    )
 
 
 EXERCISE = Exercise(
@@ -91,8 +98,11 @@ EXERCISE = Exercise(
     title="Where the multiply-add chain turns",
     entries=("turning_steps", "chain_seconds", "measured_turning_steps"),
     cases=turning_cases,
-    oracle={"turning_steps": turning_oracle, "chain_seconds": chain_seconds_oracle,
-            "measured_turning_steps": measured_oracle},
+    oracle={
+        "turning_steps": turning_oracle,
+        "chain_seconds": chain_seconds_oracle,
+        "measured_turning_steps": measured_oracle,
+    },
     hints=(
         "Write the FLOPs and the bytes of the chain for one element. Only one of the two depends on the number of "
         "steps.",
@@ -111,14 +121,19 @@ EXERCISE = Exercise(
             "item_bytes_forgotten",
             "That is the balance point, in FLOP/byte. The chain's intensity is steps / item_bytes, so the steps are "
             "the balance point times `item_bytes`.",
-            when=lambda case, seen, got: case.entry == "turning_steps" and case.args[2] == 4
-            and _near(got, turning_oracle(*case.args) / 4),
+            when=lambda case, seen, got: (
+                case.entry == "turning_steps" and case.args[2] == 4 and _near(got, turning_oracle(*case.args) / 4)
+            ),
         ),
         Mistake(
             "balance_inverted",
             "The two ceilings were divided the wrong way round: bandwidth / rate is in byte/FLOP.",
-            when=lambda case, seen, got: case.entry == "turning_steps"
-            and any(_near(got, power * case.args[1] / case.args[0]) for power in (1, case.args[2], 1 / case.args[2])),
+            when=lambda case, seen, got: (
+                case.entry == "turning_steps"
+                and any(
+                    _near(got, power * case.args[1] / case.args[0]) for power in (1, case.args[2], 1 / case.args[2])
+                )
+            ),
         ),
         Mistake(
             "write_not_counted",
@@ -151,8 +166,10 @@ EXERCISE = Exercise(
             "line_through_the_origin",
             "The slope was taken from the origin to the last point. Part of that time does not grow with the steps, so "
             "take the slope between the last two points.",
-            when=lambda case, seen, got: case.entry == "measured_turning_steps"
-            and _near(got, case.args[1][0] / (case.args[1][-1] / case.args[0][-1])),
+            when=lambda case, seen, got: (
+                case.entry == "measured_turning_steps"
+                and _near(got, case.args[1][0] / (case.args[1][-1] / case.args[0][-1]))
+            ),
         ),
         Mistake(
             "slope_over_all_points",
@@ -164,9 +181,13 @@ EXERCISE = Exercise(
             "slope_inverted",
             "A quotient is upside down. The slope is in seconds per step, `(seconds[-1] - seconds[-2]) / (steps[-1] - "
             "steps[-2])`, and the answer is the floor divided by it, a number of steps.",
-            when=lambda case, seen, got: case.entry == "measured_turning_steps"
-            and any(_near(got, wrong) for wrong in (case.args[1][0] * _slope(*case.args),
-                                                    _slope(*case.args) / case.args[1][0])),
+            when=lambda case, seen, got: (
+                case.entry == "measured_turning_steps"
+                and any(
+                    _near(got, wrong)
+                    for wrong in (case.args[1][0] * _slope(*case.args), _slope(*case.args) / case.args[1][0])
+                )
+            ),
         ),
         Mistake(
             "first_slow_point",
@@ -178,8 +199,10 @@ EXERCISE = Exercise(
             "line_met_the_floor",
             "You extended the line through the last two points down to the floor. That line carries every constant "
             "cost with it. Asked for are the steps whose arithmetic alone takes as long as the floor: floor / slope.",
-            when=lambda case, seen, got: case.entry == "measured_turning_steps"
-            and _near(got, case.args[0][-1] - (case.args[1][-1] - case.args[1][0]) / _slope(*case.args)),
+            when=lambda case, seen, got: (
+                case.entry == "measured_turning_steps"
+                and _near(got, case.args[0][-1] - (case.args[1][-1] - case.args[1][0]) / _slope(*case.args))
+            ),
         ),
     ),
 )

@@ -20,8 +20,10 @@ def pass_bytes_cases(draw):
         Case("a single query against 32768 keys", (32, 1, 32768, 128, 2)),
         Case("8 heads, 512 queries, 4096 keys, float32", (8, 512, 4096, 64, 4)),
         Case("one of everything, one byte an element", (1, 1, 1, 1, 1)),
-        Case(f"{heads} heads, {queries} × {keys}, head dimension {head_dim}, {item_bytes} B an element",
-             (heads, queries, keys, head_dim, item_bytes)),
+        Case(
+            f"{heads} heads, {queries} × {keys}, head dimension {head_dim}, {item_bytes} B an element",
+            (heads, queries, keys, head_dim, item_bytes),
+        ),
     ]
 
 
@@ -63,15 +65,21 @@ EXERCISE = Exercise(
         Mistake(
             "softmax_one_way",
             "The softmax counts one crossing of the matrix. It reads the scores and writes the probabilities: two.",
-            result=lambda h, m, n, d, b: (h * b * (m * d + n * d + m * n), h * b * m * n,
-                                          h * b * (m * n + n * d + m * d)),
+            result=lambda h, m, n, d, b: (
+                h * b * (m * d + n * d + m * n),
+                h * b * m * n,
+                h * b * (m * n + n * d + m * d),
+            ),
         ),
         Mistake(
             "softmax_reads_three_times",
             "The softmax counts a read of the row for the maximum, one for the sum and one for the result. A row "
             "that fits on the chip is read once.",
-            result=lambda h, m, n, d, b: (h * b * (m * d + n * d + m * n), 4 * h * b * m * n,
-                                          h * b * (m * n + n * d + m * d)),
+            result=lambda h, m, n, d, b: (
+                h * b * (m * d + n * d + m * n),
+                4 * h * b * m * n,
+                h * b * (m * n + n * d + m * d),
+            ),
         ),
         Mistake(
             "heads_forgotten",

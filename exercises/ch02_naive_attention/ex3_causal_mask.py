@@ -60,10 +60,15 @@ EXERCISE = Exercise(
                 lambda scores: masked_softmax(scores, _shifted_back(scores), empty=math.nan),
             ),
         ),
-        Mistake("softmax_over_heads", "The softmax runs over the heads. Each query shares its weight among the "
-                                      "keys: dim=-1.",
-                result=lambda scores: over(0)(scores) if scores.shape[0] > 1 else None),
-        Mistake("no_mask", "No key is hidden. A query may see the keys at or before its own position only.",
-                result=lambda scores: torch.softmax(scores, dim=-1)),
+        Mistake(
+            "softmax_over_heads",
+            "The softmax runs over the heads. Each query shares its weight among the keys: dim=-1.",
+            result=lambda scores: over(0)(scores) if scores.shape[0] > 1 else None,
+        ),
+        Mistake(
+            "no_mask",
+            "No key is hidden. A query may see the keys at or before its own position only.",
+            result=lambda scores: torch.softmax(scores, dim=-1),
+        ),
     ),
 )

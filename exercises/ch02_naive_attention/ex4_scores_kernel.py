@@ -49,29 +49,48 @@ def _tiled_loads(query, key, scale):
 def scores_cases(draw):
     half, prime = torch.float16, draw.choice((67, 71, 101))
     cases = [
-        Case("2 heads, 128 × 128, head dimension 64", (draw.normal(2, 128, 64), draw.normal(2, 128, 64), 0.125),
-             metered=True),
+        Case(
+            "2 heads, 128 × 128, head dimension 64",
+            (draw.normal(2, 128, 64), draw.normal(2, 128, 64), 0.125),
+            metered=True,
+        ),
         # Many heads: the error of a single product says nothing about the error that is due.
         Case("24 heads of one query and one key", (draw.normal(24, 1, 16), draw.normal(24, 1, 16), 0.25)),
         Case("one query against 257 keys", (draw.normal(2, 1, 32), draw.normal(2, 257, 32), 32**-0.5)),
-        Case("129 queries, 65 keys, a scale of 0.7", (draw.normal(2, 129, 16), draw.normal(2, 65, 16), 0.7),
-             metered=True),
-        Case(f"{prime} queries, 130 keys, laid out [length, heads, head_dim] as a projection leaves them",
-             (heads_first(draw, 3, prime, 32), heads_first(draw, 3, 130, 32), 32**-0.5)),
-        Case("a gap behind each row of Q and of K",
-             (with_gaps(draw.normal(2, 40, 64), 16), with_gaps(draw.normal(2, 50, 64), 24), 0.125)),
-        Case("float16, 100 × 200, head dimension 128",
-             (draw.normal(2, 100, 128, dtype=half), draw.normal(2, 200, 128, dtype=half), 128**-0.5), metered=True),
+        Case(
+            "129 queries, 65 keys, a scale of 0.7", (draw.normal(2, 129, 16), draw.normal(2, 65, 16), 0.7), metered=True
+        ),
+        Case(
+            f"{prime} queries, 130 keys, laid out [length, heads, head_dim] as a projection leaves them",
+            (heads_first(draw, 3, prime, 32), heads_first(draw, 3, 130, 32), 32**-0.5),
+        ),
+        Case(
+            "a gap behind each row of Q and of K",
+            (with_gaps(draw.normal(2, 40, 64), 16), with_gaps(draw.normal(2, 50, 64), 24), 0.125),
+        ),
+        Case(
+            "float16, 100 × 200, head dimension 128",
+            (draw.normal(2, 100, 128, dtype=half), draw.normal(2, 200, 128, dtype=half), 128**-0.5),
+            metered=True,
+        ),
         Case("scores of ±200", (draw.normal(1, 33, 16, scale=40.0), draw.normal(1, 34, 16), 0.5)),
     ]
     if draw.on_gpu:
         shape = (2, 1025, 128)
-        cases.append(Case("float16, 2 heads, 1025 × 1025",
-                          (draw.normal(*shape, dtype=half), draw.normal(*shape, dtype=half), 128**-0.5)))
+        cases.append(
+            Case(
+                "float16, 2 heads, 1025 × 1025",
+                (draw.normal(*shape, dtype=half), draw.normal(*shape, dtype=half), 128**-0.5),
+            )
+        )
         if draw.bfloat16:
             bf16 = torch.bfloat16
-            cases.append(Case("bfloat16, 4 heads, 500 × 777",
-                              (draw.normal(4, 500, 64, dtype=bf16), draw.normal(4, 777, 64, dtype=bf16), 0.125)))
+            cases.append(
+                Case(
+                    "bfloat16, 4 heads, 500 × 777",
+                    (draw.normal(4, 500, 64, dtype=bf16), draw.normal(4, 777, 64, dtype=bf16), 0.125),
+                )
+            )
     return cases
 
 
@@ -98,8 +117,9 @@ def _same_head(which: int):
     def result(query, key, scale):
         if query.shape[0] < 2:
             return None
-        first = [tensor[:1].expand_as(tensor) if which in (place, 2) else tensor
-                 for place, tensor in enumerate((query, key))]
+        first = [
+            tensor[:1].expand_as(tensor) if which in (place, 2) else tensor for place, tensor in enumerate((query, key))
+        ]
         return scores_oracle(*first, scale)
 
     return result
@@ -135,35 +155,52 @@ EXERCISE = Exercise(
         "tl.program_id(2).to(tl.int64)`: 32 heads of 8192² scores are 2³¹ elements, as many as an int32 can number.",
         "Load Q as [BLOCK_M, HEAD_DIM]. Load K straight away as [HEAD_DIM, BLOCK_N]: `keys[None, :] * key_row_stride + "
         "dims[:, None]`. Rows beyond the length are masked, `other=0.0`.",
-        "`tile = tl.dot(query, key_transposed, input_precision=\"ieee\") * scale`, stored with the mask "
+        '`tile = tl.dot(query, key_transposed, input_precision="ieee") * scale`, stored with the mask '
         "`(queries[:, None] < query_length) & (keys[None, :] < key_length)`.",
     ),
     mistakes=(
-        Mistake("scale_missing", "The scores are not scaled. Multiply the product by `scale`.",
-                result=lambda query, key, scale: scores_oracle(query, key, 1.0)),
+        Mistake(
+            "scale_missing",
+            "The scores are not scaled. Multiply the product by `scale`.",
+            result=lambda query, key, scale: scores_oracle(query, key, 1.0),
+        ),
         Mistake(
             "key_not_transposed",
             "Q was multiplied with K as it was loaded, [BLOCK_N, HEAD_DIM]. Such a product exists only where HEAD_DIM "
             "is BLOCK_N, and is wrong there too: load K as [HEAD_DIM, BLOCK_N], or turn the tile over with `tl.trans`.",
             result=_keys_not_turned,
         ),
-        Mistake("scale_twice", "The scale was applied twice: once to Q or K and once to the product, say. Apply it "
-                               "once.",
-                result=lambda query, key, scale: scores_oracle(query, key, scale * scale)),
-        Mistake("divided_by_root_as_well",
-                "The scores are multiplied by `scale` and divided by the root of head_dim as well. The scale is an "
-                "argument here, and it is all that is asked for.",
-                result=lambda query, key, scale: scores_oracle(query, key, scale / math.sqrt(query.shape[-1]))),
-        Mistake("divided_by_scale", "The product was divided by `scale`. It is a factor: 1/√head_dim, as a rule.",
-                result=lambda query, key, scale: scores_oracle(query, key, 1.0 / scale)),
-        Mistake("head_ignored_in_query", "Every head was computed from the Q of head 0. Add `head * "
-                                         "query_head_stride` to its pointer.", result=_same_head(0)),
-        Mistake("head_ignored_in_key", "Every head was computed from the K of head 0. Add `head * key_head_stride` "
-                                       "to its pointer.",
-                result=_same_head(1)),
-        Mistake("head_ignored", "Every head was computed from the Q and K of head 0. Move both pointers to the "
-                                "program's head.",
-                result=_same_head(2)),
+        Mistake(
+            "scale_twice",
+            "The scale was applied twice: once to Q or K and once to the product, say. Apply it once.",
+            result=lambda query, key, scale: scores_oracle(query, key, scale * scale),
+        ),
+        Mistake(
+            "divided_by_root_as_well",
+            "The scores are multiplied by `scale` and divided by the root of head_dim as well. The scale is an "
+            "argument here, and it is all that is asked for.",
+            result=lambda query, key, scale: scores_oracle(query, key, scale / math.sqrt(query.shape[-1])),
+        ),
+        Mistake(
+            "divided_by_scale",
+            "The product was divided by `scale`. It is a factor: 1/√head_dim, as a rule.",
+            result=lambda query, key, scale: scores_oracle(query, key, 1.0 / scale),
+        ),
+        Mistake(
+            "head_ignored_in_query",
+            "Every head was computed from the Q of head 0. Add `head * query_head_stride` to its pointer.",
+            result=_same_head(0),
+        ),
+        Mistake(
+            "head_ignored_in_key",
+            "Every head was computed from the K of head 0. Add `head * key_head_stride` to its pointer.",
+            result=_same_head(1),
+        ),
+        Mistake(
+            "head_ignored",
+            "Every head was computed from the Q and K of head 0. Move both pointers to the program's head.",
+            result=_same_head(2),
+        ),
         Mistake(
             "strides_ignored",
             "A tensor with gaps was read as if its rows touched. Rows lie `stride(1)` elements apart and heads "
@@ -178,9 +215,7 @@ EXERCISE = Exercise(
         ),
         Mistake("out_of_bounds_write", UNMASKED_WRITE, when=first_access("writes")),
         Mistake("rows_not_masked", UNMASKED_READ, when=first_access("reads")),
-        Mistake("only_first_tile", ONE_TILE, when=writes_one_tile(scores_oracle),
-                every=True),
-        Mistake("only_first_head", HEADS_MISSING, when=only_some_heads_written,
-                every=True),
+        Mistake("only_first_tile", ONE_TILE, when=writes_one_tile(scores_oracle), every=True),
+        Mistake("only_first_head", HEADS_MISSING, when=only_some_heads_written, every=True),
     ),
 )

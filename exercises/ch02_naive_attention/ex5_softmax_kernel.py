@@ -30,8 +30,11 @@ def row_softmax_cases(draw):
     cases = [
         Case("2 heads, 6 rows of 128", (draw.normal(2, 6, 128), False), metered=True),
         Case("one row of one key", (draw.normal(1, 1, 1), False)),
-        Case(f"5 rows of {prime}, a prime, scores below zero", (draw.normal(1, 5, prime, shift=-8.0), False),
-             metered=True),
+        Case(
+            f"5 rows of {prime}, a prime, scores below zero",
+            (draw.normal(1, 5, prime, shift=-8.0), False),
+            metered=True,
+        ),
         Case("scores of ±200", (draw.normal(2, 3, 100, scale=70.0), False)),
         Case("scores near +1000", (draw.normal(1, 4, 129, shift=1000.0), False)),
         Case("rows that climb", (ascending, False)),
@@ -40,8 +43,10 @@ def row_softmax_cases(draw):
         Case("a gap behind each row", (with_gaps(draw.normal(2, 5, 129), 31), False)),
         Case("1100 keys, float16", (draw.normal(1, 3, 1100, dtype=half, scale=3.0), False), metered=True),
         Case("causal, 9 × 9", (draw.normal(2, 9, 9, scale=2.0), True)),
-        Case("causal, 5 queries at the end of 37 keys, a gap behind each row",
-             (with_gaps(draw.normal(2, 5, 37), 5), True)),
+        Case(
+            "causal, 5 queries at the end of 37 keys, a gap behind each row",
+            (with_gaps(draw.normal(2, 5, 37), 5), True),
+        ),
         Case("causal, 7 queries, 4 keys: three see nothing", (draw.normal(2, 7, 4), True)),
     ]
     if draw.on_gpu:
@@ -104,8 +109,11 @@ EXERCISE = Exercise(
     oracle=row_softmax_oracle,
     needs="triton",
     limits=PATIENT,
-    requirements=(LaunchesTriton(), Forbids(("_softmax", "softmax", "exp", "logsumexp", "log_softmax", "_log_softmax")),
-                  OnePass(row_softmax_bytes)),
+    requirements=(
+        LaunchesTriton(),
+        Forbids(("_softmax", "softmax", "exp", "logsumexp", "log_softmax", "_log_softmax")),
+        OnePass(row_softmax_bytes),
+    ),
     hints=(
         "One program owns one row and holds it whole, in a tile of `triton.next_power_of_2(key_length)`. So it "
         "needs one load, one store, and no loop.",
@@ -116,7 +124,7 @@ EXERCISE = Exercise(
         "The causal mask is one comparison: `keys <= row + key_length - query_length`. Put it into the load's "
         "mask, and hidden keys are not even read. The store still covers all keys, since hidden ones must become "
         "0.",
-        "Rows that see no key: `largest = tl.where(largest == float(\"-inf\"), 0.0, largest)`, so that exp(-inf - "
+        'Rows that see no key: `largest = tl.where(largest == float("-inf"), 0.0, largest)`, so that exp(-inf - '
         "0) = 0, and `total = tl.where(total == 0.0, 1.0, total)` before the division.",
     ),
     mistakes=(
@@ -130,19 +138,25 @@ EXERCISE = Exercise(
         Mistake(
             "tail_scored_zero",
             "Keys that do not exist were scored 0: the tile is wider than the row, and the rest of it came from "
-            "`other=0.0`. Each adds exp(0 - maximum) to the sum. Load with `other=float(\"-inf\")`.",
+            '`other=0.0`. Each adds exp(0 - maximum) to the sum. Load with `other=float("-inf")`.',
             result=lambda scores, causal: _padded_with_zeros(scores, causal, every_hidden_key=False),
         ),
         Mistake(
             "hidden_and_tail_scored_zero",
             "Hidden keys and keys that do not exist were scored 0: the load's mask is right and its `other=0.0` is "
-            "not. A score of 0 weighs exp(0 - maximum). Load with `other=float(\"-inf\")`.",
+            'not. A score of 0 weighs exp(0 - maximum). Load with `other=float("-inf")`.',
             result=lambda scores, causal: _padded_with_zeros(scores, causal, every_hidden_key=True),
         ),
-        Mistake("not_normalised", "The weights were not divided by their sum: the largest of each row is 1.",
-                result=_not_normalised),
-        Mistake("causal_ignored", "`causal` has no effect: with it, a query sees no key behind its own position.",
-                result=_no_causal),
+        Mistake(
+            "not_normalised",
+            "The weights were not divided by their sum: the largest of each row is 1.",
+            result=_not_normalised,
+        ),
+        Mistake(
+            "causal_ignored",
+            "`causal` has no effect: with it, a query sees no key behind its own position.",
+            result=_no_causal,
+        ),
         *MASK_MISTAKES,
         Mistake(
             "only_first_tile",
@@ -157,13 +171,18 @@ EXERCISE = Exercise(
             "r * stride(1)`.",
             when=strides_ignored(row_softmax_oracle, (0,)),
         ),
-        Mistake("tail_not_masked", "The load reaches past the end of the scores: mask it with `keys < key_length`. If "
-                                   "it is masked, are two strides or the grid's axes exchanged?",
-                when=first_access("reads")),
-        Mistake("out_of_bounds_write", "The store reaches past the end of the result: mask it with `keys < "
-                                       "key_length`. If it is masked, are two strides or the grid's axes exchanged?",
-                when=first_access("writes")),
-        Mistake("only_first_head", HEADS_MISSING, when=only_some_heads_written,
-                every=True),
+        Mistake(
+            "tail_not_masked",
+            "The load reaches past the end of the scores: mask it with `keys < key_length`. If "
+            "it is masked, are two strides or the grid's axes exchanged?",
+            when=first_access("reads"),
+        ),
+        Mistake(
+            "out_of_bounds_write",
+            "The store reaches past the end of the result: mask it with `keys < "
+            "key_length`. If it is masked, are two strides or the grid's axes exchanged?",
+            when=first_access("writes"),
+        ),
+        Mistake("only_first_head", HEADS_MISSING, when=only_some_heads_written, every=True),
     ),
 )

@@ -51,28 +51,44 @@ def output_cases(draw):
     half, prime = torch.float16, draw.choice((67, 71, 101))
     causal = _weights(draw, 2, 40, 40).tril()
     cases = [
-        Case("2 heads, 64 × 256, head dimension 64", (_weights(draw, 2, 64, 256), draw.normal(2, 256, 64)),
-             metered=True),
+        Case(
+            "2 heads, 64 × 256, head dimension 64", (_weights(draw, 2, 64, 256), draw.normal(2, 256, 64)), metered=True
+        ),
         Case("one query, one key", (_weights(draw, 1, 1, 1), draw.normal(1, 1, 16))),
         Case("one query against 257 keys", (_weights(draw, 2, 1, 257), draw.normal(2, 257, 32)), metered=True),
         Case("65 queries, 300 keys", (_weights(draw, 1, 65, 300), draw.normal(1, 300, 16, shift=1.0))),
         Case("3 keys, fewer than any tile", (_weights(draw, 2, 33, 3), draw.normal(2, 3, 32))),
         Case("zeros above the diagonal", (causal, draw.normal(2, 40, 64))),
-        Case(f"{prime} queries, 150 keys; V laid out [length, heads, head_dim], a gap behind each row of P",
-             (with_gaps(_weights(draw, 3, prime, 150), 10), heads_first(draw, 3, 150, 32))),
-        Case("float16, 40 × 520, head dimension 128, values near 3",
-             (_weights(draw, 1, 40, 520, dtype=half), draw.normal(1, 520, 128, dtype=half, shift=3.0)), metered=True),
+        Case(
+            f"{prime} queries, 150 keys; V laid out [length, heads, head_dim], a gap behind each row of P",
+            (with_gaps(_weights(draw, 3, prime, 150), 10), heads_first(draw, 3, 150, 32)),
+        ),
+        Case(
+            "float16, 40 × 520, head dimension 128, values near 3",
+            (_weights(draw, 1, 40, 520, dtype=half), draw.normal(1, 520, 128, dtype=half, shift=3.0)),
+            metered=True,
+        ),
         # Each tile adds the same; a float16 sum rounds it the same way each time, and the errors add up.
-        Case("float16, one query, 4096 equal weights, values near 3.5",
-             (torch.full((1, 1, 4096), 2.0**-12, dtype=half), _columns(draw, 4096, 16).to(half))),
+        Case(
+            "float16, one query, 4096 equal weights, values near 3.5",
+            (torch.full((1, 1, 4096), 2.0**-12, dtype=half), _columns(draw, 4096, 16).to(half)),
+        ),
     ]
     if draw.on_gpu:
-        cases.append(Case("float16, 2 heads, 1025 × 1025",
-                          (_weights(draw, 2, 1025, 1025, dtype=half), draw.normal(2, 1025, 128, dtype=half))))
+        cases.append(
+            Case(
+                "float16, 2 heads, 1025 × 1025",
+                (_weights(draw, 2, 1025, 1025, dtype=half), draw.normal(2, 1025, 128, dtype=half)),
+            )
+        )
         if draw.bfloat16:
             bf16 = torch.bfloat16
-            cases.append(Case("bfloat16, 4 heads, 500 × 777",
-                              (_weights(draw, 4, 500, 777, dtype=bf16), draw.normal(4, 777, 64, dtype=bf16))))
+            cases.append(
+                Case(
+                    "bfloat16, 4 heads, 500 × 777",
+                    (_weights(draw, 4, 500, 777, dtype=bf16), draw.normal(4, 777, 64, dtype=bf16)),
+                )
+            )
     return cases
 
 
@@ -93,8 +109,10 @@ def _head_ignored(*places):
     def result(probabilities, value):
         if value.shape[0] < 2:
             return None
-        args = [tensor[:1].expand_as(tensor) if place in places else tensor
-                for place, tensor in enumerate((probabilities, value))]
+        args = [
+            tensor[:1].expand_as(tensor) if place in places else tensor
+            for place, tensor in enumerate((probabilities, value))
+        ]
         return output_oracle(*args)
 
     return result
@@ -136,7 +154,7 @@ EXERCISE = Exercise(
         "In the last step of the loop keys are missing. Mask both loads, with `other=0.0`: 0 · 0 adds nothing, "
         "while 0 times something unread may be NaN.",
         "`for start in range(0, key_length, BLOCK_N): keys = start + tl.arange(0, BLOCK_N)` ... `accumulator += "
-        "tl.dot(probabilities, value, input_precision=\"ieee\")`. The grid is `(triton.cdiv(query_length, "
+        'tl.dot(probabilities, value, input_precision="ieee")`. The grid is `(triton.cdiv(query_length, '
         "BLOCK_M), heads)`.",
     ),
     mistakes=(
@@ -162,13 +180,21 @@ EXERCISE = Exercise(
             "The result was divided by the number of keys. The probabilities are weights that add up to 1 already.",
             result=lambda probabilities, value: output_oracle(probabilities, value) / value.shape[1],
         ),
-        Mistake("head_ignored_in_value", "Every head was given the V of head 0. Add `head * value_head_stride` to "
-                                         "its pointer.",
-                result=_head_ignored(1)),
-        Mistake("head_ignored_in_probabilities", "Every head was given the P of head 0. Add `head * "
-                                                 "probabilities_head_stride` to its pointer.", result=_head_ignored(0)),
-        Mistake("head_ignored", "Every head was given the P and V of head 0. Move both pointers to the program's head.",
-                result=_head_ignored(0, 1)),
+        Mistake(
+            "head_ignored_in_value",
+            "Every head was given the V of head 0. Add `head * value_head_stride` to its pointer.",
+            result=_head_ignored(1),
+        ),
+        Mistake(
+            "head_ignored_in_probabilities",
+            "Every head was given the P of head 0. Add `head * probabilities_head_stride` to its pointer.",
+            result=_head_ignored(0),
+        ),
+        Mistake(
+            "head_ignored",
+            "Every head was given the P and V of head 0. Move both pointers to the program's head.",
+            result=_head_ignored(0, 1),
+        ),
         Mistake(
             "strides_ignored",
             "A tensor with gaps was read as if its rows touched. Use `stride(0)` for the heads and `stride(1)` for "
@@ -182,13 +208,19 @@ EXERCISE = Exercise(
             when=_transposed_probabilities,
         ),
         Mistake("out_of_bounds_write", UNMASKED_WRITE, when=first_access("writes")),
-        Mistake("keys_not_masked", "A load reaches past the last row or key. Mask P in both directions and V along "
-                                   "the keys, with `other=0.0`. If you do, are two lengths or strides exchanged?",
-                when=first_access("reads")),
-        Mistake("only_first_rows", "Only the first tile of rows was written. Either the grid has one program per "
-                                   "head, or `tl.program_id` times the block is missing from the rows.",
-                when=writes_one_tile(output_oracle),
-                every=True),
+        Mistake(
+            "keys_not_masked",
+            "A load reaches past the last row or key. Mask P in both directions and V along "
+            "the keys, with `other=0.0`. If you do, are two lengths or strides exchanged?",
+            when=first_access("reads"),
+        ),
+        Mistake(
+            "only_first_rows",
+            "Only the first tile of rows was written. Either the grid has one program per "
+            "head, or `tl.program_id` times the block is missing from the rows.",
+            when=writes_one_tile(output_oracle),
+            every=True,
+        ),
         Mistake(
             "accumulator_in_float16",
             "Only float16 goes wrong, and by its rounding: the accumulator is float16, so that each of many tiles "
@@ -196,7 +228,6 @@ EXERCISE = Exercise(
             when=_half_accumulator,
             every=True,
         ),
-        Mistake("only_first_head", HEADS_MISSING, when=only_some_heads_written,
-                every=True),
+        Mistake("only_first_head", HEADS_MISSING, when=only_some_heads_written, every=True),
     ),
 )

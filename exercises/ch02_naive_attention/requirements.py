@@ -7,8 +7,19 @@ from dataclasses import dataclass
 
 from course_lib.checker import Limits, Requirement
 
-MATRIX_PRODUCTS = ("mm", "bmm", "matmul", "einsum", "addmm", "baddbmm", "mv", "dot", "linear",
-                   "scaled_dot_product_attention", "_scaled_dot_product")
+MATRIX_PRODUCTS = (
+    "mm",
+    "bmm",
+    "matmul",
+    "einsum",
+    "addmm",
+    "baddbmm",
+    "mv",
+    "dot",
+    "linear",
+    "scaled_dot_product_attention",
+    "_scaled_dot_product",
+)
 PATIENT = Limits(seconds=12.0)  # many small programs are right, and slow in the interpreter
 SMALLEST_TILE = 16  # rows of the smallest tile that tl.dot takes
 
@@ -36,15 +47,22 @@ class OnePass(Requirement):
         crossing = sum(row["distinct_loaded"] for row in rows) if self.most_loaded else loaded
         crossing += sum(row["stored"] + 2 * row["atomic"] for row in rows)
         if crossing > 1.05 * least:
-            detail = "; ".join(f"{name}: {row['loaded']:,} B loaded, {row['stored']:,} B stored"
-                               for name, row in seen.traffic.items())
-            return (f"This pass moved {crossing:,} bytes and needs {least:,.0f} "
-                    f"({crossing / least:.2f} times as many). By tensor: {detail}.")
+            detail = "; ".join(
+                f"{name}: {row['loaded']:,} B loaded, {row['stored']:,} B stored" for name, row in seen.traffic.items()
+            )
+            return (
+                f"This pass moved {crossing:,} bytes and needs {least:,.0f} "
+                f"({crossing / least:.2f} times as many). By tensor: {detail}."
+            )
         if crossing < 0.95 * least:
-            return (f"The kernels moved {crossing:,} bytes and the pass takes {least:,.0f}: a part of it was done "
-                    "outside Triton. Let the kernel do the whole pass.")
+            return (
+                f"The kernels moved {crossing:,} bytes and the pass takes {least:,.0f}: a part of it was done "
+                "outside Triton. Let the kernel do the whole pass."
+            )
         if self.most_loaded and loaded > 1.05 * self.most_loaded(*case.args):
-            return (f"The loads ask for {loaded:,} bytes, more than tiles of {SMALLEST_TILE} rows would "
-                    f"({self.most_loaded(*case.args):,.0f}). Load a tile of each operand once and use it for a whole "
-                    "tile of the result.")
+            return (
+                f"The loads ask for {loaded:,} bytes, more than tiles of {SMALLEST_TILE} rows would "
+                f"({self.most_loaded(*case.args):,.0f}). Load a tile of each operand once and use it for a whole "
+                "tile of the result."
+            )
         return None

@@ -12,8 +12,16 @@ import torch
 LOG2_E = math.log2(math.e)
 INF = math.inf
 SHORTCUTS = (
-    "_softmax", "softmax", "_safe_softmax", "_log_softmax", "log_softmax", "logsumexp", "_logsumexp", "logaddexp",
-    "scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu",
+    "_softmax",
+    "softmax",
+    "_safe_softmax",
+    "_log_softmax",
+    "log_softmax",
+    "logsumexp",
+    "_logsumexp",
+    "logaddexp",
+    "scaled_dot_product_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
 )
 
 

@@ -36,14 +36,24 @@ def size_cases(draw):
             f"{item_bytes} B an element",
             (*shape, batch, length, item_bytes),
         ),
-        Case("Llama-3-8B on 80 GB, sequences of 8192", (80 * 10**9, 8_030_261_248, 32, 32, 8, 128, 8192, 2),
-             entry="sequences_that_fit"),
-        Case(f"memory for exactly {fits} sequences", (exact, parameters, *shape, length, item_bytes),
-             entry="sequences_that_fit"),
-        Case("the same, less one byte", (exact - 1, parameters, *shape, length, item_bytes),
-             entry="sequences_that_fit"),
-        Case("weights alone do not fit: Llama-2-70B on 80 GB", (80 * 10**9, 68_976_648_192, *LLAMA_2_70B, 4096, 2),
-             entry="sequences_that_fit"),
+        Case(
+            "Llama-3-8B on 80 GB, sequences of 8192",
+            (80 * 10**9, 8_030_261_248, 32, 32, 8, 128, 8192, 2),
+            entry="sequences_that_fit",
+        ),
+        Case(
+            f"memory for exactly {fits} sequences",
+            (exact, parameters, *shape, length, item_bytes),
+            entry="sequences_that_fit",
+        ),
+        Case(
+            "the same, less one byte", (exact - 1, parameters, *shape, length, item_bytes), entry="sequences_that_fit"
+        ),
+        Case(
+            "weights alone do not fit: Llama-2-70B on 80 GB",
+            (80 * 10**9, 68_976_648_192, *LLAMA_2_70B, 4096, 2),
+            entry="sequences_that_fit",
+        ),
     ]
 
 

@@ -13,12 +13,31 @@ from exercises.topics.decode import tokens_first
 
 TILE = 16  # BLOCK_T, as the launcher sets it
 # Not copy_, which Triton's interpreter itself calls.
-COPIES = ("index_put", "index_put_", "_index_put_impl_", "index_copy", "index_copy_", "scatter", "scatter_",
-          "slice_scatter", "cat", "where")
+COPIES = (
+    "index_put",
+    "index_put_",
+    "_index_put_impl_",
+    "index_copy",
+    "index_copy_",
+    "scatter",
+    "scatter_",
+    "slice_scatter",
+    "cat",
+    "where",
+)
 
 
-def write(key, value, key_cache, value_cache, positions, *, slot=lambda start, token, new: start + token,
-          heads=lambda head, count: (head, head), tokens=None):
+def write(
+    key,
+    value,
+    key_cache,
+    value_cache,
+    positions,
+    *,
+    slot=lambda start, token, new: start + token,
+    heads=lambda head, count: (head, head),
+    tokens=None,
+):
     """Append in place, token by token; the options are slips.
 
     slot: `slot(start, token, new_tokens)`, where a token goes. Outside its head's slots it lands, as a pointer would,
@@ -54,8 +73,19 @@ def new_rows(draw, batch, heads, new, head_dim, dtype=torch.float32, store=lambd
 def append_cases(draw):
     half = torch.float16
 
-    def case(name, batch, heads, new, head_dim, capacity, positions, dtype=torch.float32, projected=False,
-             cache_store=lambda cache: cache, **options):
+    def case(
+        name,
+        batch,
+        heads,
+        new,
+        head_dim,
+        capacity,
+        positions,
+        dtype=torch.float32,
+        projected=False,
+        cache_store=lambda cache: cache,
+        **options,
+    ):
         rows = new_rows(draw, batch, heads, new, head_dim, dtype, tokens_first if projected else lambda rows: rows)
         caches = filled(draw, batch, heads, capacity, head_dim, dtype, cache_store)
         return Case(name, (*rows, *caches, torch.tensor(positions, dtype=torch.int32)), **options)
@@ -74,10 +104,21 @@ def append_cases(draw):
         case("float16, 2 × 4 heads of 128, 16 new tokens", 2, 4, 16, 128, 40, [11, 20], dtype=half, metered=True),
     ]
     if draw.on_gpu:
-        cases.append(case("64 sequences, 8 heads of 128, float16", 64, 8, 1, 128, 500,
-                          draw.integers(64, low=0, high=500).tolist(), dtype=half))
-        cases.append(case("a prompt of 300, float16, projected", 2, 8, 300, 128, 900, [17, 500], dtype=half,
-                          projected=True))
+        cases.append(
+            case(
+                "64 sequences, 8 heads of 128, float16",
+                64,
+                8,
+                1,
+                128,
+                500,
+                draw.integers(64, low=0, high=500).tolist(),
+                dtype=half,
+            )
+        )
+        cases.append(
+            case("a prompt of 300, float16, projected", 2, 8, 300, 128, 900, [17, 500], dtype=half, projected=True)
+        )
     return cases
 
 

@@ -36,8 +36,17 @@ def step_rounded(*args):
 def step_cases(draw):
     half = torch.float16
 
-    def case(name, query_heads, key_heads, head_dim, capacity, past, dtype=torch.float32, score=1.0,
-             arrange=lambda cache: cache):
+    def case(
+        name,
+        query_heads,
+        key_heads,
+        head_dim,
+        capacity,
+        past,
+        dtype=torch.float32,
+        score=1.0,
+        arrange=lambda cache: cache,
+    ):
         batch, size = len(past), math.sqrt(score)
         query = draw.normal(batch, query_heads, head_dim, dtype=dtype, scale=size)
         key = draw.normal(batch, key_heads, head_dim, dtype=dtype, scale=size)
@@ -60,8 +69,9 @@ def step_cases(draw):
         case("float16", 4, 2, 64, 130, [128, 57], dtype=half),
     ]
     if draw.on_gpu:
-        cases.append(case("float16, 32 query heads on 8 KV heads, 4000 tokens", 32, 8, 128, 4096, [4000, 77, 2048],
-                          dtype=half))
+        cases.append(
+            case("float16, 32 query heads on 8 KV heads, 4000 tokens", 32, 8, 128, 4096, [4000, 77, 2048], dtype=half)
+        )
     return cases
 
 

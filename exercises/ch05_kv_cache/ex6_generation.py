@@ -95,8 +95,22 @@ def uncached(model, prompt, new_tokens, margins=None):
     return tokens[len(prompt) :]
 
 
-def with_cache(model, prompt, new_tokens, *, shift=0, restart=False, again=False, keep=True, shared=False, row=-1,
-               batch_positions=True, start=None, advance=1, asked=True):
+def with_cache(
+    model,
+    prompt,
+    new_tokens,
+    *,
+    shift=0,
+    restart=False,
+    again=False,
+    keep=True,
+    shared=False,
+    row=-1,
+    batch_positions=True,
+    start=None,
+    advance=1,
+    asked=True,
+):
     """Generation with a cache; the options are slips.
 
     shift: added to the positions after the prompt. restart: each later token stands at position 0.

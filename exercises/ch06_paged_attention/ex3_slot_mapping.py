@@ -57,7 +57,10 @@ def _from_first_new(place):
     def result(block_tables, lengths, new_tokens, page_size):
         first = (lengths - new_tokens).tolist()
         return slots_of(
-            block_tables, lengths, new_tokens, page_size,
+            block_tables,
+            lengths,
+            new_tokens,
+            page_size,
             place=lambda row, i, size, tables: place(tables[row].tolist(), first[row], i - first[row], size),
         )
 

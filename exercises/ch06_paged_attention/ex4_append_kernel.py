@@ -95,8 +95,14 @@ def _start_of_short_pages(numbers):
 
 def by_the_keys_strides(key, value, key_pages, value_pages, slots):
     appended(key, value, key_pages, value_pages.clone(), slots)
-    appended(value, value, value_pages, value_pages.clone(), slots,
-             start=lambda slot, head, token, pool: start_of(slot, head, token, key_pages))
+    appended(
+        value,
+        value,
+        value_pages,
+        value_pages.clone(),
+        slots,
+        start=lambda slot, head, token, pool: start_of(slot, head, token, key_pages),
+    )
 
 
 def exchanged(key, value, key_pages, value_pages, slots):
@@ -135,8 +141,14 @@ def append_cases(draw):
     return [
         case("4 tokens into one page of one head", [8, 9, 10, 11], 4, 1, 4, 16),
         case("3 sequences, a token each, 2 heads", [5, 14, 3], 5, 2, 4, 16),
-        case("a prompt of 11 tokens over 3 pages in any order", [4 * page[i // 4] + i % 4 for i in range(11)], 6, 2, 4,
-             32),
+        case(
+            "a prompt of 11 tokens over 3 pages in any order",
+            [4 * page[i // 4] + i % 4 for i in range(11)],
+            6,
+            2,
+            4,
+            32,
+        ),
         case("slot -1: padding that must not be written", [9, -1, 2, -1], 4, 2, 4, 16),
         case("9 tokens anywhere, 3 heads", anywhere, 10, 3, 4, 16),
         case("pages of one token", [3, 0, 5], 6, 2, 1, 16),
@@ -174,8 +186,11 @@ EXERCISE = Exercise(
     cases=append_cases,
     oracle=appended,
     needs="triton",
-    requirements=(LaunchesTriton(at_most=1), Forbids(("index_put", "index_put_", "index_copy_", "scatter_")),
-                  Moves(append_bytes, slack=1.05)),
+    requirements=(
+        LaunchesTriton(at_most=1),
+        Forbids(("index_put", "index_put_", "index_copy_", "scatter_")),
+        Moves(append_bytes, slack=1.05),
+    ),
     hints=(
         "A program copies one row of head_dim numbers for the keys and one for the values: those of one token and one "
         "head. program_id(0) is the token, program_id(1) the head.",
@@ -200,9 +215,9 @@ EXERCISE = Exercise(
         Mistake(
             "page_and_offset_exchanged",
             "The quotient was used as the offset and the remainder as the page. The page is slot // PAGE_SIZE.",
-            result=_begins(lambda page, head, offset, *strides: (
-                offset * strides[0] + head * strides[1] + page * strides[2]
-            )),
+            result=_begins(
+                lambda page, head, offset, *strides: offset * strides[0] + head * strides[1] + page * strides[2]
+            ),
         ),
         Mistake(
             "offset_forgotten",
@@ -225,9 +240,7 @@ EXERCISE = Exercise(
             result=(
                 _begins(lambda page, head, offset, *strides: (page + head) * strides[1] + offset * strides[2]),
                 _begins_by_sizes(lambda page, head, offset, heads, size: (page + head) * size + offset),
-                lambda *args: appended(
-                    *args, start=_start_of_short_pages(lambda pool: pool.shape[2] * pool.shape[3])
-                ),
+                lambda *args: appended(*args, start=_start_of_short_pages(lambda pool: pool.shape[2] * pool.shape[3])),
             ),
         ),
         Mistake(
@@ -285,10 +298,16 @@ EXERCISE = Exercise(
             result=_begins(lambda page, head, offset, *strides: page * strides[0] + offset * strides[2]),
         ),
         Mistake("keys_and_values_exchanged", "Keys went into value_pages and values into key_pages.", result=exchanged),
-        Mistake("keys_written_twice", "The keys were written into both pools. Load the values for the second.",
-                result=keys_twice),
-        Mistake("values_not_written", "Only the keys are written. The values go to the same slot of value_pages.",
-                result=nothing_of_the_values),
+        Mistake(
+            "keys_written_twice",
+            "The keys were written into both pools. Load the values for the second.",
+            result=keys_twice,
+        ),
+        Mistake(
+            "values_not_written",
+            "Only the keys are written. The values go to the same slot of value_pages.",
+            result=nothing_of_the_values,
+        ),
         Mistake(
             "padding_written",
             "A token whose slot is -1 was written: before the pool, over the last slot of the head before, or into "

@@ -190,8 +190,19 @@ EXERCISE = Exercise(
     requirements=(
         LaunchesTriton(at_most=1),
         Allocates(lambda query, key_pages, *others: query.numel()),
-        Forbids(("scaled_dot_product_attention", "_scaled_dot_product", "bmm", "mm", "matmul", "softmax", "_softmax",
-                 "index_select", "gather")),
+        Forbids(
+            (
+                "scaled_dot_product_attention",
+                "_scaled_dot_product",
+                "bmm",
+                "mm",
+                "matmul",
+                "softmax",
+                "_softmax",
+                "index_select",
+                "gather",
+            )
+        ),
         Moves(decode_bytes, slack=1.15),
     ),
     hints=(
@@ -334,7 +345,9 @@ EXERCISE = Exercise(
             "Each page is measured from its own maximum. Where that is far below the one before, exp(old maximum - new "
             "maximum) overflows. The new maximum is the larger one of the old and the page's.",
             result=lambda query, key_pages, *others: paged_decode(
-                query, key_pages, *others,
+                query,
+                key_pages,
+                *others,
                 attend=lambda q, k, v: _maximum_of_the_page(q, k, v, key_pages.shape[2]),
             ),
         ),

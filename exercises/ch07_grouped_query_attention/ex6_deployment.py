@@ -45,8 +45,11 @@ def deployment_cases(draw):
         Case("8 GPUs, 20 GB on each", (80, 64, 128, 131072, 2, 20e9, 8), "choose_key_heads"),
         Case("8 GPUs, 6 GB on each: room for one head", (80, 64, 128, 131072, 2, 6e9, 8), "choose_key_heads"),
         Case("8 GPUs, 5 GB on each: not even one head fits", (80, 64, 128, 131072, 2, 5e9, 8), "choose_key_heads"),
-        Case("a budget that 8 heads on 2 GPUs fill to the last byte", (32, 32, 128, 65536, 2, exact, 2),
-             "choose_key_heads"),
+        Case(
+            "a budget that 8 heads on 2 GPUs fill to the last byte",
+            (32, 32, 128, 65536, 2, exact, 2),
+            "choose_key_heads",
+        ),
         Case("one byte less than that", (32, 32, 128, 65536, 2, exact - 1, 2), "choose_key_heads"),
         Case("one GPU, 6 GB: room for one head", (80, 64, 128, 131072, 2, 6e9, 1), "choose_key_heads"),
         Case("48 query heads, 4 GPUs", (40, 48, 128, 65536, 2, 9e9, 4), "choose_key_heads"),

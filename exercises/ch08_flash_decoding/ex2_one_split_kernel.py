@@ -138,12 +138,16 @@ def partial_cases(draw):
         Case("scores of ±150: exp overflows", (*cached(draw, 4, 1, 32, [150], 160, score=BIG), 2)),
         Case("all scores near -200", (*far_below(draw, 4, 1, 32, [90], 96), 2)),
         Case("scores grow along the keys, 300 of them", (*ascending(draw, 4, 32, 300), 2)),
-        Case("float16, 8 query heads on 1 KV head, head dimension 64", (
-            *cached(draw, 8, 1, 64, [200], 256, dtype=torch.float16), 2)),
+        Case(
+            "float16, 8 query heads on 1 KV head, head dimension 64",
+            (*cached(draw, 8, 1, 64, [200], 256, dtype=torch.float16), 2),
+        ),
         Case("20 query heads on 1 KV head", (*cached(draw, 20, 1, 16, [50], 64), 2)),
         Case("NaN in the slots behind each sequence", (*cached(draw, 4, 1, 16, [70, 33], 96, unused=math.nan), 2)),
-        Case("keys stored token by token, values with gaps", (
-            *strided_arguments(draw, *cached(draw, 4, 2, 16, [40, 90], 128)), 2)),
+        Case(
+            "keys stored token by token, values with gaps",
+            (*strided_arguments(draw, *cached(draw, 4, 2, 16, [40, 90], 128)), 2),
+        ),
         Case("300 keys, 2 KV heads, 3 splits, bytes counted", (*cached(draw, 8, 2, 32, [300], 320), 3), metered=True),
     ]
     if draw.on_gpu:

@@ -99,8 +99,20 @@ def _split_and_merged(attend, merge):
     return result
 
 
-def paged(draw, query_heads, key_heads, head_dim, lengths, page_size, *, pages=None, unused=None, dtype=torch.float32,
-          score=1.0, spare=1):
+def paged(
+    draw,
+    query_heads,
+    key_heads,
+    head_dim,
+    lengths,
+    page_size,
+    *,
+    pages=None,
+    unused=None,
+    dtype=torch.float32,
+    score=1.0,
+    spare=1,
+):
     """Query, key pages, value pages, tables and lengths, ready as a case's arguments, without the splits.
 
     pages: how many there are; three more than are needed by default.
@@ -172,8 +184,18 @@ def paged_cases(draw):
     ]
     if draw.on_gpu:
         lengths = [5000, 1, 4097, 0]
-        cases.append(case("4 sequences to 5000 tokens, 32/8 heads, float16, 16 splits", 32, 8, 128, lengths, 16,
-                          splits=16, dtype=torch.float16))
+        cases.append(
+            case(
+                "4 sequences to 5000 tokens, 32/8 heads, float16, 16 splits",
+                32,
+                8,
+                128,
+                lengths,
+                16,
+                splits=16,
+                dtype=torch.float16,
+            )
+        )
     return cases
 
 
@@ -385,8 +407,9 @@ def _nan_of_empty_splits(case, seen, got):
     page_size = case.args[1].shape[2]
     nan = got[0].isnan().flatten(1).any(dim=1)
     for span in (rounded_up, _by_pages(page_size)):
-        empty = [any(first >= end for first, end in (span(n, splits, s) for s in range(splits)))
-                 for n in lengths.tolist()]
+        empty = [
+            any(first >= end for first, end in (span(n, splits, s) for s in range(splits))) for n in lengths.tolist()
+        ]
         if any(empty) and nan.tolist() == empty and bool((lengths[nan] > 0).any()):
             return True
     return False

@@ -75,9 +75,21 @@ class Listing:
                 self.add(f"@!P2 FMUL R{register}, R{register}, R{register}")
 
     def noise(self):
-        self.add(*(self.draw.choice(("IMAD.MOV.U32 R9, RZ, RZ, R11", "UIADD3 UR4, UR4, 0x1, URZ", "MUFU.RCP R7, R7",
-                                     "SYNCS.PHASECHK.TRANS64.TRYWAIT P4, [UR11+0x30140], R12",
-                                     "UTMALDG.4D [UR8], [UR16]", "MUFU.LG2 R6, R6")) for _ in range(3)))
+        self.add(
+            *(
+                self.draw.choice(
+                    (
+                        "IMAD.MOV.U32 R9, RZ, RZ, R11",
+                        "UIADD3 UR4, UR4, 0x1, URZ",
+                        "MUFU.RCP R7, R7",
+                        "SYNCS.PHASECHK.TRANS64.TRYWAIT P4, [UR11+0x30140], R12",
+                        "UTMALDG.4D [UR8], [UR16]",
+                        "MUFU.LG2 R6, R6",
+                    )
+                )
+                for _ in range(3)
+            )
+        )
 
     def text(self):
         return ".text.attention_kernel:\n" + "\n".join(self.lines) + "\n"
@@ -126,8 +138,14 @@ def listings(draw):
         ("one product, and a wait that lets one run", kernel(["scores", 1, "softmax", 0])),
         ("a wait that lets one run, before any product", kernel([1, "softmax", "scores", 0, "softmax", "softmax"])),
         ("a group that is not closed yet", kernel(["open", "softmax", "scores", 0, "softmax", "softmax"])),
-        ("two softmaxes", kernel(["softmax", *overlapped, "other", "softmax", "scores", 0], spills=spills[:1],
-                                 registers=[("DEALLOC", 32), ("TRY_ALLOC", 160), ("DEALLOC", 96)])),
+        (
+            "two softmaxes",
+            kernel(
+                ["softmax", *overlapped, "other", "softmax", "scores", 0],
+                spills=spills[:1],
+                registers=[("DEALLOC", 32), ("TRY_ALLOC", 160), ("DEALLOC", 96)],
+            ),
+        ),
     ]
 
 

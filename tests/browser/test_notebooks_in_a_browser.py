@@ -5,6 +5,7 @@
 Copies of the notebooks are run, since JupyterLab saves what it shows. With --screenshot each is pictured to its full
 length, a screen at a time, in the light theme and in the dark one.
 """
+
 import os
 import shutil
 import signal
@@ -42,8 +43,9 @@ def lab(tmp_path_factory):
     command = ["make", "lab", f"NOTEBOOK={copies.relative_to(ROOT) / NOTEBOOKS[0].name}", f"LAB_ARGS={options}"]
     environment = {**os.environ, "COURSE_HOME": str(tmp_path_factory.mktemp("home"))}
     with open(tmp_path_factory.mktemp("log") / "lab.txt", "w+") as log:
-        server = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log,
-                                  stderr=subprocess.STDOUT, start_new_session=True)
+        server = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
         try:
             address = f"http://127.0.0.1:{port}"
             wait_until_served(f"{address}/api?token=t", server, log)
@@ -114,7 +116,9 @@ def test_a_notebook_runs_to_its_end_in_a_browser(lab, browser, notebook, request
             take_pictures(page, Path(folder), notebook)
         failed = [
             f"{''.join(cell['source'])[:80]!r}: {output['ename']}: {output['evalue']}"
-            for cell in cells for output in cell["outputs"] if output["output_type"] == "error"
+            for cell in cells
+            for output in cell["outputs"]
+            if output["output_type"] == "error"
         ]
         assert not failed
         assert all(cell["execution_count"] for cell in cells), "cells were left out"

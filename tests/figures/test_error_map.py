@@ -1,4 +1,5 @@
 """The error map shows the worst matrix, marks what is wrong and where tiles end."""
+
 import re
 import xml.etree.ElementTree as ElementTree
 

@@ -1,4 +1,5 @@
 """What the tests of the Hopper kernels share: shapes to try, and when a result is right."""
+
 import random
 
 import torch
@@ -6,8 +7,15 @@ import torch
 
 def ragged_shapes(seed: int) -> list[tuple[int, int, int, int, int]]:
     """(batch, query heads, key heads, query length, key length): the awkward ones, and six at random."""
-    shapes = [(1, 1, 1, 128, 128), (1, 1, 1, 1, 1), (2, 4, 2, 300, 300), (1, 3, 1, 129, 257), (2, 2, 1, 257, 129),
-              (1, 8, 8, 64, 1000), (3, 2, 2, 513, 64)]
+    shapes = [
+        (1, 1, 1, 128, 128),
+        (1, 1, 1, 1, 1),
+        (2, 4, 2, 300, 300),
+        (1, 3, 1, 129, 257),
+        (2, 2, 1, 257, 129),
+        (1, 8, 8, 64, 1000),
+        (3, 2, 2, 513, 64),
+    ]
     chance = random.Random(seed)
     for _ in range(6):
         key_heads = chance.choice([1, 2, 3])

@@ -1,4 +1,5 @@
 """Attention and softmax compiled and run on the GPU: right on what the interpreter can't afford, lean and fast."""
+
 import math
 from random import Random
 
@@ -52,8 +53,10 @@ def test_any_shape_strides_dtype_and_mask_are_right(seed):
         query_length, key_length = draw.randint(1, 400), draw.randint(1, 400)
         head_dim, dtype = draw.choice([40, 64]), draw.choice([torch.float32, *HALVES])
         layout = draw.choice(["contiguous", "length first", "odd strides"])
-        inputs = [make(layout, batch, heads, length, head_dim, dtype) for heads, length in
-                  ((key_heads * group, query_length), (key_heads, key_length), (key_heads, key_length))]
+        inputs = [
+            make(layout, batch, heads, length, head_dim, dtype)
+            for heads, length in ((key_heads * group, query_length), (key_heads, key_length), (key_heads, key_length))
+        ]
         mask = {"causal": draw.random() < 0.5, "window": draw.choice([None, None, 0, 1, 31, 32, 100, 1000])}
         assert_as_good_as_sdpa(*inputs, tiles=SMALL, **mask)
 
@@ -66,8 +69,11 @@ def make(layout, batch, heads, length, head_dim, dtype):
     return random(batch, heads, length, head_dim, dtype=dtype)
 
 
-@pytest.mark.parametrize("head_dim, dtype", [(16, HALVES[0]), (64, HALVES[-1]), (96, HALVES[0]), (128, HALVES[-1]),
-                                             (128, torch.float32), (256, HALVES[0])], ids=str)
+@pytest.mark.parametrize(
+    "head_dim, dtype",
+    [(16, HALVES[0]), (64, HALVES[-1]), (96, HALVES[0]), (128, HALVES[-1]), (128, torch.float32), (256, HALVES[0])],
+    ids=str,
+)
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_the_tuned_kernels_are_right(dtype, head_dim, causal):
     inputs = random(2, 4, 1000, head_dim, dtype=dtype), *(random(2, 2, 1100, head_dim, dtype=dtype) for _ in range(2))
@@ -96,8 +102,11 @@ def test_a_bad_number_reaches_only_the_rows_that_see_it(bad, name, mask):
     inputs[name][0, 1, 210, 3] = bad
     output = flash_attention(**inputs, **mask)
     touched = torch.zeros(1, 2, 400, dtype=torch.bool, device="cuda")
-    touched[0, 1] = torch.arange(400, device="cuda") == 210 if name == "query" else visible_keys(
-        400, 400, **mask, device="cuda")[:, 210]
+    touched[0, 1] = (
+        torch.arange(400, device="cuda") == 210
+        if name == "query"
+        else visible_keys(400, 400, **mask, device="cuda")[:, 210]
+    )
     assert torch.allclose(output[~touched], clean[~touched], atol=1e-3)
     if name == "value":
         column = output[touched][:, 3]
@@ -151,10 +160,20 @@ def test_softmax_is_right(columns, dtype):
         assert (softmax(x, method) - expected).abs().max() <= allowed
 
 
-@pytest.mark.parametrize("columns, dtype, share", [
-    (1024, torch.float32, 0.93), (4096, torch.float32, 0.93), (5000, torch.float32, 0.93), (16384, torch.float32, 0.93),
-    (1024, torch.float16, 0.93), (5000, torch.float16, 0.93), (32768, torch.float16, 0.88), (65536, torch.float16, 0.8),
-], ids=str)
+@pytest.mark.parametrize(
+    "columns, dtype, share",
+    [
+        (1024, torch.float32, 0.93),
+        (4096, torch.float32, 0.93),
+        (5000, torch.float32, 0.93),
+        (16384, torch.float32, 0.93),
+        (1024, torch.float16, 0.93),
+        (5000, torch.float16, 0.93),
+        (32768, torch.float16, 0.88),
+        (65536, torch.float16, 0.8),
+    ],
+    ids=str,
+)
 def test_softmax_is_nearly_a_copy(columns, dtype, share):
     x = random(2**30 // dtype.itemsize // columns, columns, dtype=dtype)
     out = torch.empty_like(x)

@@ -1,4 +1,5 @@
 """Decode, paged attention and appends on the GPU: right over ten times the interpreter's draws, repeatable, fast."""
+
 import math
 from random import Random
 
@@ -68,16 +69,24 @@ def test_decode_is_right_for_any_shape_lengths_strides_pages_and_splits(seed):
         capacity = draw.choice([draw.randint(1, 200), draw.randint(200, 3000)])
         lengths, splits = draw_lengths(draw, batch, capacity), draw.choice([None, 1, 2, 3, 7, 40])
         query = some(draw, batch, key_heads * group, head_dim, dtype=dtype)
-        key, value = (forget_beyond(some(draw, batch, key_heads, capacity, head_dim, dtype=dtype), lengths)
-                      for _ in range(2))
+        key, value = (
+            forget_beyond(some(draw, batch, key_heads, capacity, head_dim, dtype=dtype), lengths) for _ in range(2)
+        )
         pools = list(as_pages(draw, key, value, page_size))
         if draw.random() < 0.5:
             query, key, value = odd_strides(query), odd_strides(key), odd_strides(value)
             pools[:2] = odd_strides(pools[0]), odd_strides(pools[1])
         case = f"{seed=} {batch=} {key_heads=} {group=} {capacity=} {head_dim=} {lengths=} {splits=} {dtype=}"
         assert_right(decode_attention, decode_attention_reference, query, key, value, lengths, splits=splits, case=case)
-        assert_right(paged_decode_attention, paged_decode_reference, query, *pools, lengths, splits=splits,
-                     case=f"{case} {page_size=}")
+        assert_right(
+            paged_decode_attention,
+            paged_decode_reference,
+            query,
+            *pools,
+            lengths,
+            splits=splits,
+            case=f"{case} {page_size=}",
+        )
 
 
 @pytest.mark.parametrize("seed", range(16))
@@ -94,17 +103,29 @@ def test_prefill_after_any_prefix_is_right(seed):
         key_pages, value_pages, tables = as_pages(draw, key, value, page_size)
         starts = torch.tensor([0, *new], device="cuda").cumsum(0)
         query = some(draw, sum(new), key_heads * group, head_dim, dtype=dtype)
-        assert_right(paged_prefill_attention, paged_prefill_reference, query, torch.nan_to_num(key_pages),
-                     torch.nan_to_num(value_pages), tables, starts, lengths,
-                     case=f"{seed=} {new=} {lengths=} {page_size=} {group=} {head_dim=} {dtype=}")
+        assert_right(
+            paged_prefill_attention,
+            paged_prefill_reference,
+            query,
+            torch.nan_to_num(key_pages),
+            torch.nan_to_num(value_pages),
+            tables,
+            starts,
+            lengths,
+            case=f"{seed=} {new=} {lengths=} {page_size=} {group=} {head_dim=} {dtype=}",
+        )
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_appends_land_where_they_belong(seed):
     draw = Random(seed)
     for _ in range(5):
-        batch, heads, new_tokens, head_dim = (draw.randint(1, 9), draw.randint(1, 9), draw.choice([1, 2, 100]),
-                                              draw.choice([33, 64, 128, 256]))
+        batch, heads, new_tokens, head_dim = (
+            draw.randint(1, 9),
+            draw.randint(1, 9),
+            draw.choice([1, 2, 100]),
+            draw.choice([33, 64, 128, 256]),
+        )
         capacity, dtype = new_tokens + draw.randint(0, 200), draw.choice([torch.float32, *HALVES])
         new = [some(draw, batch, heads, new_tokens, head_dim, dtype=dtype) for _ in range(2)]
         caches = [some(draw, batch, heads, capacity, head_dim, dtype=dtype) for _ in range(2)]
@@ -170,10 +191,29 @@ def test_a_step_in_a_graph_follows_the_lengths_and_tables_and_allocates_nothing(
     workspaces = [decode_workspace(3, 8, 64, splits) for _ in range(2)]
 
     def step():
-        decode_attention(query, key, value, lengths, splits=splits, output=output, workspace=workspaces[0],
-                         return_lse=True, validate=False)
-        paged_decode_attention(query, key_pages, value_pages, tables, lengths, splits=splits, output=paged_output,
-                               workspace=workspaces[1], return_lse=True, validate=False)
+        decode_attention(
+            query,
+            key,
+            value,
+            lengths,
+            splits=splits,
+            output=output,
+            workspace=workspaces[0],
+            return_lse=True,
+            validate=False,
+        )
+        paged_decode_attention(
+            query,
+            key_pages,
+            value_pages,
+            tables,
+            lengths,
+            splits=splits,
+            output=paged_output,
+            workspace=workspaces[1],
+            return_lse=True,
+            validate=False,
+        )
 
     step()
     torch.cuda.synchronize()
@@ -187,8 +227,14 @@ def test_a_step_in_a_graph_follows_the_lengths_and_tables_and_allocates_nothing(
         query.normal_()
         lengths.copy_(torch.tensor(new_lengths))
         # The first sequence moves to other pages.
-        free = torch.tensor([page for page in range(key_pages.shape[0]) if page not in tables.tolist()[1]
-                             and page not in tables.tolist()[2]], device="cuda")
+        free = torch.tensor(
+            [
+                page
+                for page in range(key_pages.shape[0])
+                if page not in tables.tolist()[1] and page not in tables.tolist()[2]
+            ],
+            device="cuda",
+        )
         moved = free[torch.randperm(len(free), device="cuda")[: tables.shape[1]]]
         for pool in (key_pages, value_pages):
             pool[moved] = pool[tables[0].long()].clone()

@@ -1,4 +1,5 @@
 """The Hopper kernel on a Hopper GPU: right on any shape, the same bits at every run, and fast."""
+
 import math
 
 import pytest
@@ -144,6 +145,7 @@ def test_it_is_faster_than_cudnn(head_dim, causal):
     query, key, value = (normal(2, 2048 // head_dim, 8192, head_dim) for _ in range(3))
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         theirs = measure(
-            lambda: torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=causal)).median
+            lambda: torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
+        ).median
     ours = measure(lambda: hopper(query, key, value, causal=causal)).median
     assert ours < 1.05 * theirs, f"{ours * 1e3:.2f} ms against cuDNN's {theirs * 1e3:.2f} ms"

@@ -1,4 +1,5 @@
 """Chapter 01's kernels compiled and run on the GPU: right at any length, beyond 2^31 elements, and fast."""
+
 import pytest
 import torch
 

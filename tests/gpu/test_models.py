@@ -1,4 +1,5 @@
 """The small decoder on a GPU: the same tokens with a cache and without, and with the course's kernels in it."""
+
 import dataclasses
 from functools import partial
 

@@ -1,4 +1,5 @@
 """On a GPU, launches are recorded at the place through which every compiled kernel goes."""
+
 import pytest
 import torch
 import triton
@@ -23,13 +24,15 @@ def tuned_kernel(pointer, length, BLOCK: tl.constexpr):
 def test_launches_are_recorded_with_kernel_and_grid():
     x = torch.ones(100, device="cuda")
     with record_launches() as launches:
-        double_kernel[(2, )](x, 100, BLOCK=64)
+        double_kernel[(2,)](x, 100, BLOCK=64)
         tuned_kernel[lambda meta: (triton.cdiv(100, meta["BLOCK"]), 1)](x, 100)
-        double_kernel.warmup(x, 100, BLOCK=32, grid=(1, ))
+        double_kernel.warmup(x, 100, BLOCK=32, grid=(1,))
         torch.relu(x)
-    double_kernel[(2, )](x, 100, BLOCK=64)
-    assert [(launch.kernel, launch.grid) for launch in launches] == \
-        [("double_kernel", (2, 1, 1)), ("tuned_kernel", (2, 1, 1))]
+    double_kernel[(2,)](x, 100, BLOCK=64)
+    assert [(launch.kernel, launch.grid) for launch in launches] == [
+        ("double_kernel", (2, 1, 1)),
+        ("tuned_kernel", (2, 1, 1)),
+    ]
     assert launches[0].file == __file__
     assert (x == 8).all()
 

@@ -144,8 +144,12 @@ def compare(folder: Path, table: Path) -> int:
         counts[kind.split()[0], outcome] += 1
         sort, _, detail = kind.partition(" ")
         allowed = {
-            "right": ("passed",), "unusual": ("passed",), "none": ("not_attempted",), "spoiled": ("unreadable",),
-            "wrong": ("failed", "error", "timeout"), "hostile": ("failed", "error", "timeout", "crashed"),
+            "right": ("passed",),
+            "unusual": ("passed",),
+            "none": ("not_attempted",),
+            "spoiled": ("unreadable",),
+            "wrong": ("failed", "error", "timeout"),
+            "hostile": ("failed", "error", "timeout", "crashed"),
         }[sort]
         if outcome not in allowed:
             wrongs.append(f"{name} {exercise} {kind}: {outcome} {row['message'][:200] if row else ''}")

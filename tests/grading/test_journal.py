@@ -15,8 +15,15 @@ from course_lib.grading.version import course_version, version_for
 
 def row(exercise="3.1", outcome="passed", **more):
     return {
-        "exercise": exercise, "outcome": outcome, "points": 1, "mistake": None, "message": "Right.", "seconds": 0.5,
-        "seed": 7, "cases": [], **more,
+        "exercise": exercise,
+        "outcome": outcome,
+        "points": 1,
+        "mistake": None,
+        "message": "Right.",
+        "seconds": 0.5,
+        "seed": 7,
+        "cases": [],
+        **more,
     }
 
 

@@ -128,7 +128,9 @@ def test_a_second_run_judges_nothing_again_and_a_new_file_alone(folder, rows, mo
     assert {task[2].exercise for task in judged if task[0] == "judge"} == {f"2.{n}" for n in range(1, 7)}
     assert sum(task[0] == "judge" for task in judged) == 6
     assert {row["file"].rsplit("/", 1)[1] for row in found if row["outcome"] == "passed"} == {
-        "right.ipynb", "copied.ipynb", "late.py",
+        "right.ipynb",
+        "copied.ipynb",
+        "late.py",
     }
 
 

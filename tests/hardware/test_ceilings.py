@@ -1,4 +1,5 @@
 """Ceilings: measured once, remembered per device, never believed when damaged."""
+
 import dataclasses
 import json
 
@@ -10,9 +11,19 @@ from course_lib.hardware.ceilings import measured as ceilings
 from course_lib.hardware.ceilings.measured import Ceilings
 
 ROUND = Ceilings(
-    device="any", kind="cpu", copy_bandwidth=2e10, read_bandwidth=3e10, matmul_rate={"float32": 1e11}, fma_rate=4e10,
-    launch_overhead=2e-6, l2_bandwidth=None, on_chip_bandwidth=1e11, spread={"fma_rate": 0.1},
-    sweep=((16384, 9e10), (2**25, 2e10)), measured_at="2026-01-01T00:00:00+00:00", notes=("a note",),
+    device="any",
+    kind="cpu",
+    copy_bandwidth=2e10,
+    read_bandwidth=3e10,
+    matmul_rate={"float32": 1e11},
+    fma_rate=4e10,
+    launch_overhead=2e-6,
+    l2_bandwidth=None,
+    on_chip_bandwidth=1e11,
+    spread={"fma_rate": 0.1},
+    sweep=((16384, 9e10), (2**25, 2e10)),
+    measured_at="2026-01-01T00:00:00+00:00",
+    notes=("a note",),
 )
 
 

@@ -1,4 +1,5 @@
 """The tier: decided before Triton is imported, from what the driver says, and explained."""
+
 import json
 import os
 import subprocess
@@ -11,8 +12,13 @@ from course_lib.hardware import device, gpu_probe
 
 ROOT = Path(__file__).resolve().parents[2]
 H100 = {
-    "name": "NVIDIA H100", "capability_major": 9, "capability_minor": 0, "driver_cuda": [13, 0], "gpu_count": 1,
-    "sm_count": 132, "memory_bytes": 80 * 2**30,
+    "name": "NVIDIA H100",
+    "capability_major": 9,
+    "capability_minor": 0,
+    "driver_cuda": [13, 0],
+    "gpu_count": 1,
+    "sm_count": 132,
+    "memory_bytes": 80 * 2**30,
 }
 
 
@@ -90,13 +96,17 @@ def test_bfloat16_and_float8_follow_the_generation():
         "    print(device.machine().tier, device.supports_bfloat16(), device.supports_float8())\n"
     )
     assert run_python(code).splitlines() == [
-        "nvidia False False", "nvidia True False", "nvidia True True", "hopper True True",
+        "nvidia False False",
+        "nvidia True False",
+        "nvidia True True",
+        "hopper True True",
     ]
 
 
 def test_triton_imported_too_early_is_noticed_and_said():
     code = (
-        "import warnings, triton\n" + pretend({"missing": "none"})
+        "import warnings, triton\n"
+        + pretend({"missing": "none"})
         + "with warnings.catch_warnings(record=True) as caught:\n"
         "    warnings.simplefilter('always'); device.prepare_triton(); device.prepare_triton()\n"
         "print(device.triton_imported_too_early(), 'Restart' in str(caught[0].message))"
@@ -168,8 +178,12 @@ def test_the_machines_facts_are_of_this_machine():
 def test_the_interpreter_is_repaired_only_on_the_pair_that_needs_it(monkeypatch):
     from course_lib.hardware.meter import interpreter
 
-    for triton_version, numpy_version, needed in (((3, 6), (2, 4), True), ((3, 6), (2, 3), False),
-                                                  ((3, 7), (2, 5), False), (None, (2, 5), False)):
+    for triton_version, numpy_version, needed in (
+        ((3, 6), (2, 4), True),
+        ((3, 6), (2, 3), False),
+        ((3, 7), (2, 5), False),
+        (None, (2, 5), False),
+    ):
         versions = {"triton": triton_version, "numpy": numpy_version}
         monkeypatch.setattr(interpreter, "version_pair", versions.get)
         assert interpreter.needs_repair() is needed

@@ -1,4 +1,5 @@
 """The doctor: every kind of machine gets its findings, each trouble what to do about it."""
+
 import dataclasses
 
 import pytest
@@ -8,20 +9,51 @@ from course_lib.hardware.doctor import report as doctor
 from course_lib.hardware.doctor.checks import Surroundings, examine
 
 H100 = Machine(
-    tier="hopper", reason="sm_90, CUDA 13.0", gpu_name="NVIDIA H100", compute_capability=(9, 0), gpu_count=1,
-    sm_count=132, shared_memory_per_block_bytes=232448, shared_memory_per_sm_bytes=233472, registers_per_sm=65536,
-    l2_bytes=50 * 2**20, memory_bytes=80 * 2**30, driver=(13, 0), cpu_name="Xeon", cpu_cores=8, cpu_caches=(),
+    tier="hopper",
+    reason="sm_90, CUDA 13.0",
+    gpu_name="NVIDIA H100",
+    compute_capability=(9, 0),
+    gpu_count=1,
+    sm_count=132,
+    shared_memory_per_block_bytes=232448,
+    shared_memory_per_sm_bytes=233472,
+    registers_per_sm=65536,
+    l2_bytes=50 * 2**20,
+    memory_bytes=80 * 2**30,
+    driver=(13, 0),
+    cpu_name="Xeon",
+    cpu_cores=8,
+    cpu_caches=(),
     system="Linux",
-    python="3.12.3", torch="2.11.0+cu130", torch_cuda="13.0", triton="3.6.0",
+    python="3.12.3",
+    torch="2.11.0+cu130",
+    torch_cuda="13.0",
+    triton="3.6.0",
 )
 FINE = Surroundings(
-    interpreting=False, interpret_variable=None, imported_too_early=False, interpreter_repaired=False,
-    triton_wanted="3.6.0", numpy="2.3.1", c_compiler="/usr/bin/gcc", missing_packages=(), home="/course/.course",
-    home_problem=None, ceilings=None,
+    interpreting=False,
+    interpret_variable=None,
+    imported_too_early=False,
+    interpreter_repaired=False,
+    triton_wanted="3.6.0",
+    numpy="2.3.1",
+    c_compiler="/usr/bin/gcc",
+    missing_packages=(),
+    home="/course/.course",
+    home_problem=None,
+    ceilings=None,
 )
 NO_GPU = dataclasses.replace(
-    H100, tier="none", reason="no NVIDIA driver is installed here", gpu_name=None, compute_capability=None, gpu_count=0,
-    driver=None, torch="2.13.0+cpu", torch_cuda=None, triton="3.9.0",
+    H100,
+    tier="none",
+    reason="no NVIDIA driver is installed here",
+    gpu_name=None,
+    compute_capability=None,
+    gpu_count=0,
+    driver=None,
+    torch="2.13.0+cpu",
+    torch_cuda=None,
+    triton="3.9.0",
 )
 INTERPRETING = dataclasses.replace(FINE, interpreting=True, interpret_variable="1", triton_wanted=None)
 
@@ -51,13 +83,30 @@ def test_a_machine_without_a_gpu_is_no_problem():
 @pytest.mark.parametrize(
     "subject, status, action, changes",
     [
-        ("GPU", "warning", "Update the NVIDIA driver",
-         {"tier": "none", "driver": (12, 4), "reason": "serves CUDA 12.4, older than the CUDA 13.0"}),
+        (
+            "GPU",
+            "warning",
+            "Update the NVIDIA driver",
+            {"tier": "none", "driver": (12, 4), "reason": "serves CUDA 12.4, older than the CUDA 13.0"},
+        ),
         ("GPU", "warning", "CUDA build", {"tier": "none", "reason": "H100 is there, but built without CUDA"}),
-        ("GPU", "warning", "T4", {"tier": "none", "reason": "Tesla V100 is sm_70; Triton needs sm_75",
-                                  "compute_capability": (7, 0)}),
-        ("GPU", "warning", "nvidia-smi", {"tier": "none", "gpu_name": None, "compute_capability": None,
-                                          "reason": "the NVIDIA driver is there but fails: cuInit"}),
+        (
+            "GPU",
+            "warning",
+            "T4",
+            {"tier": "none", "reason": "Tesla V100 is sm_70; Triton needs sm_75", "compute_capability": (7, 0)},
+        ),
+        (
+            "GPU",
+            "warning",
+            "nvidia-smi",
+            {
+                "tier": "none",
+                "gpu_name": None,
+                "compute_capability": None,
+                "reason": "the NVIDIA driver is there but fails: cuInit",
+            },
+        ),
         ("GPU", "note", "Unset TRITON_INTERPRET", {"tier": "none", "reason": "TRITON_INTERPRET is set, so ..."}),
         ("Interpreter", "problem", "import course_lib first", {"imported_too_early": True}),
         ("Interpreter", "problem", "Unset", {"tier": "none", "interpret_variable": "0"}),
@@ -117,8 +166,11 @@ def test_a_home_that_cannot_be_made_is_a_line_not_a_crash(monkeypatch, tmp_path)
 
 
 def test_the_triton_that_torch_was_released_with_is_read_from_its_requirements(monkeypatch):
-    lists = {"plain": ["filelock", 'triton==3.6.0; platform_system == "Linux"'], "old": ["pytorch-triton==3.5.1"],
-             "cpu": ["filelock"]}
+    lists = {
+        "plain": ["filelock", 'triton==3.6.0; platform_system == "Linux"'],
+        "old": ["pytorch-triton==3.5.1"],
+        "cpu": ["filelock"],
+    }
     for name, expected in (("plain", "3.6.0"), ("old", "3.5.1"), ("cpu", None)):
         monkeypatch.setattr(doctor.importlib.metadata, "requires", lambda _, name=name: lists[name])
         assert doctor.triton_wanted_by_torch() == expected

@@ -1,4 +1,5 @@
 """What a CUDA graph is asked for without a GPU; with one, tests/gpu/test_decode.py records and replays."""
+
 import pytest
 import torch
 

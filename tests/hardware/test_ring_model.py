@@ -1,4 +1,5 @@
 """The model of a ring and its barriers: what completes, what waits, and what a read meets."""
+
 import pytest
 
 from course_lib.hardware.ring_model import play_ring
@@ -31,8 +32,10 @@ def test_a_right_schedule_reads_every_block_in_order_whatever_the_speeds(stages,
 
 def test_a_fresh_barrier_lets_parity_1_pass_and_parity_0_wait():
     for parity, ending in ((1, "finished"), (0, "deadlock: producer at free[0] parity 0")):
-        steps = {"producer": lambda blocks, stages, parity=parity: [("wait", "free", 0, parity)],
-                 "consumer": lambda blocks, stages: []}
+        steps = {
+            "producer": lambda blocks, stages, parity=parity: [("wait", "free", 0, parity)],
+            "consumer": lambda blocks, stages: [],
+        }
         assert play_ring(steps, 1, 1, 1, 5, [5])["ending"] == ending
 
 
@@ -67,9 +70,16 @@ def test_events_say_who_did_what_when():
     assert all(begin < end for *_, begin, end in events)
 
 
-@pytest.mark.parametrize("step", [
-    ("wait", "full", 0, 0), ("wait", "free", 3, 0), ("wait", "free", 0, 2), ("read", 0), "x",
-])
+@pytest.mark.parametrize(
+    "step",
+    [
+        ("wait", "full", 0, 0),
+        ("wait", "free", 3, 0),
+        ("wait", "free", 0, 2),
+        ("read", 0),
+        "x",
+    ],
+)
 def test_a_step_that_does_not_exist_is_refused_with_those_that_do(step):
     with pytest.raises(ValueError, match="does not exist"):
         play_ring({"producer": lambda b, s: [step], "consumer": consumer}, 1, 1, 1, 5, [5])

@@ -1,4 +1,5 @@
 """FLOPs, bytes and the least time that follows from them."""
+
 import dataclasses
 import math
 
@@ -69,8 +70,16 @@ def test_a_unit_that_was_not_measured_is_named_with_those_that_were():
 
 @pytest.mark.parametrize(
     "gpu_name, sheet",
-    [("NVIDIA H200", "H200"), ("NVIDIA A100-SXM4-80GB", "A100"), ("Tesla T4", "T4"), ("NVIDIA H100 80GB HBM3", "H100"),
-     ("NVIDIA H100 PCIe", None), ("NVIDIA H200 NVL", None), ("NVIDIA GeForce RTX 4090", None), (None, None)],
+    [
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H200 NVL", None),
+        ("NVIDIA GeForce RTX 4090", None),
+        (None, None),
+    ],
 )
 def test_a_datasheet_is_found_by_the_drivers_name_and_never_a_variants(gpu_name, sheet):
     found = datasheet_for(gpu_name)

@@ -1,4 +1,5 @@
 """Timing: medians with a spread, and no silent nonsense."""
+
 import math
 import time
 
@@ -91,8 +92,9 @@ def test_together_functions_take_turns_in_changing_order():
         return function
 
     times = {"slow": 0.008, "fast": 0.001, "middle": 0.003}
-    timings = measure_together({name: called(name, seconds) for name, seconds in times.items()},
-                               rounds=8, seconds=0.2, device="cpu")
+    timings = measure_together(
+        {name: called(name, seconds) for name, seconds in times.items()}, rounds=8, seconds=0.2, device="cpu"
+    )
     assert list(timings) == list(times)
     for name, seconds in times.items():
         assert seconds <= timings[name].best and timings[name].median < seconds + 0.003

@@ -1,4 +1,5 @@
 """Quantities with their units, three digits."""
+
 import pytest
 
 from course_lib.hardware.units import (

@@ -1,4 +1,5 @@
 """The shapes of released models are theirs: their parameters come out as published, to the element."""
+
 import dataclasses
 
 import pytest
@@ -46,13 +47,16 @@ def test_the_cache_counts_what_a_cache_reserves():
     assert cache.bytes == SMALL.cache_bytes(3, 17, item_bytes=4)
 
 
-@pytest.mark.parametrize("wrong, name", [
-    ({"key_heads": 3}, "query_heads"),
-    ({"head_dim": 7}, "head_dim"),
-    ({"layers": 0}, "layers"),
-    ({"width": 2.5}, "width"),
-    ({"rotary_base": 0.0}, "rotary_base"),
-])
+@pytest.mark.parametrize(
+    "wrong, name",
+    [
+        ({"key_heads": 3}, "query_heads"),
+        ({"head_dim": 7}, "head_dim"),
+        ({"layers": 0}, "layers"),
+        ({"width": 2.5}, "width"),
+        ({"rotary_base": 0.0}, "rotary_base"),
+    ],
+)
 def test_sizes_that_do_not_fit_are_named(wrong, name):
     with pytest.raises(ValueError, match=name):
         dataclasses.replace(SMALL, **wrong)

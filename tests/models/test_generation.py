@@ -1,4 +1,5 @@
 """With a cache or without: the same tokens. Prefill in any pieces, any number of heads, any attention."""
+
 import dataclasses
 
 import pytest
@@ -13,9 +14,7 @@ from course_lib.models.decoder import Decoder
 from course_lib.models.generation import complete, generate, stream
 from course_lib.models.training import initialize
 
-CONFIG = ModelConfig(
-    vocabulary=61, layers=3, width=32, query_heads=4, key_heads=4, head_dim=16, hidden=48, context=64
-)
+CONFIG = ModelConfig(vocabulary=61, layers=3, width=32, query_heads=4, key_heads=4, head_dim=16, hidden=48, context=64)
 HEADS = {"MHA": 4, "GQA": 2, "MQA": 1}
 
 
@@ -162,13 +161,16 @@ def test_text_goes_in_and_text_comes_out():
     assert isinstance(complete(model, "é", 3), str)
 
 
-@pytest.mark.parametrize("arguments, name", [
-    ({"prompt": torch.zeros(3, dtype=torch.int64)}, "prompt"),
-    ({"prompt": torch.zeros(1, 0, dtype=torch.int64)}, "prompt"),
-    ({"new_tokens": -1}, "new_tokens"),
-    ({"temperature": -0.5}, "temperature"),
-    ({"cached": False, "cache": object()}, "cached"),
-])
+@pytest.mark.parametrize(
+    "arguments, name",
+    [
+        ({"prompt": torch.zeros(3, dtype=torch.int64)}, "prompt"),
+        ({"prompt": torch.zeros(1, 0, dtype=torch.int64)}, "prompt"),
+        ({"new_tokens": -1}, "new_tokens"),
+        ({"temperature": -0.5}, "temperature"),
+        ({"cached": False, "cache": object()}, "cached"),
+    ],
+)
 def test_what_makes_no_sense_is_named_at_once(arguments, name):
     with pytest.raises(ValueError, match=name):
         stream(model_of(), **({"prompt": prompts(1, 2), "new_tokens": 1} | arguments))

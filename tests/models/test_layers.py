@@ -1,4 +1,5 @@
 """The parts of a block do what their formulas say."""
+
 import torch
 
 from course_lib.models.layers import RMSNorm, SwiGLU, rotary_angles, rotate

@@ -1,4 +1,5 @@
 """The tiny model learns its text, the same way each time, and is remembered."""
+
 import dataclasses
 
 import pytest
@@ -62,10 +63,13 @@ def test_a_trained_model_is_remembered_and_a_damaged_file_is_no_reason_to_fail(t
     assert len(calls) == 2 and not second.training
 
 
-@pytest.mark.parametrize("arguments, name", [
-    ({"text": "too short"}, "text has 9 bytes"),
-    ({"config": dataclasses.replace(SMALLER, vocabulary=128)}, "vocabulary"),
-])
+@pytest.mark.parametrize(
+    "arguments, name",
+    [
+        ({"text": "too short"}, "text has 9 bytes"),
+        ({"config": dataclasses.replace(SMALLER, vocabulary=128)}, "vocabulary"),
+    ],
+)
 def test_what_cannot_be_trained_is_named(arguments, name):
     with pytest.raises(ValueError, match=name):
         train_tiny_model(**arguments)

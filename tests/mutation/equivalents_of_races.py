@@ -144,13 +144,25 @@ EQUIVALENT = (
         for one, other in (("key", "value"), ("value", "key"))
         for kind in ("stride", "head_stride", "batch_stride")
     ),
-    _("4.7", "(accumulator / total[:, None]).to(output_pointer.dtype.element_ty)", "(accumulator / total[:, None])",
-      IMPLICIT_CAST),
+    _(
+        "4.7",
+        "(accumulator / total[:, None]).to(output_pointer.dtype.element_ty)",
+        "(accumulator / total[:, None])",
+        IMPLICIT_CAST,
+    ),
     *(
-        _(exercise, f"tl.zeros({size}, tl.float32)", f"(tl.zeros({size}, tl.float32)).to(tl.float16).to(tl.float32)",
-          STARTS_EXACT)
-        for exercise, size in (("4.7", "[BLOCK_M]"), ("4.7", "[BLOCK_M, HEAD_DIM]"), ("8.6", "[BLOCK_G, BLOCK_N]"),
-                               ("8.6", "[BLOCK_G, HEAD_DIM]"))
+        _(
+            exercise,
+            f"tl.zeros({size}, tl.float32)",
+            f"(tl.zeros({size}, tl.float32)).to(tl.float16).to(tl.float32)",
+            STARTS_EXACT,
+        )
+        for exercise, size in (
+            ("4.7", "[BLOCK_M]"),
+            ("4.7", "[BLOCK_M, HEAD_DIM]"),
+            ("8.6", "[BLOCK_G, BLOCK_N]"),
+            ("8.6", "[BLOCK_G, HEAD_DIM]"),
+        )
     ),
     *(
         _("4.7", load, f"({load}).to(tl.float16).to(tl.float32)", FLOAT16_ALREADY)
@@ -209,15 +221,31 @@ EQUIVALENT = (
     _("8.6", "< GROUP)[:, None], other=0.0", "< GROUP)[:, None]", NOT_STORED),
     _("8.6", "< GROUP)[:, None], other=0.0", "< GROUP)[:, None], other=1.0", NOT_STORED),
     *(_("8.6", 'scores, float("-inf")', f"scores, {low}", A_KEY_IN_EVERY_TILE) for low in ("-1e30", "-1e4")),
-    _("4.7", "visible & (keys[None, :] <= positions[:, None])", "(keys[None, :] <= positions[:, None])",
-      "A key at or before a query's position is one that exists."),
-    _("4.7", "visible & (keys[None, :] <= positions[:, None])",
-      "(visible & (keys[None, :] <= positions[:, None])).to(tl.float16).to(tl.float32)", A_CONDITION),
+    _(
+        "4.7",
+        "visible & (keys[None, :] <= positions[:, None])",
+        "(keys[None, :] <= positions[:, None])",
+        "A key at or before a query's position is one that exists.",
+    ),
+    _(
+        "4.7",
+        "visible & (keys[None, :] <= positions[:, None])",
+        "(visible & (keys[None, :] <= positions[:, None])).to(tl.float16).to(tl.float32)",
+        A_CONDITION,
+    ),
     _("4.7", "tl.load(key_pointers, mask=present, other=0.0)", "tl.load(key_pointers, mask=present)", HIDDEN_ANYWAY),
-    _("4.7", "tl.load(key_pointers, mask=present, other=0.0)", "tl.load(key_pointers, mask=present, other=1.0)",
-      HIDDEN_ANYWAY),
-    _("4.7", "tl.load(value_pointers, mask=present, other=0.0)", "tl.load(value_pointers, mask=present, other=1.0)",
-      WEIGHT_0),
+    _(
+        "4.7",
+        "tl.load(key_pointers, mask=present, other=0.0)",
+        "tl.load(key_pointers, mask=present, other=1.0)",
+        HIDDEN_ANYWAY,
+    ),
+    _(
+        "4.7",
+        "tl.load(value_pointers, mask=present, other=0.0)",
+        "tl.load(value_pointers, mask=present, other=1.0)",
+        WEIGHT_0,
+    ),
     _("4.7", "mask=inside, other=0.0", "mask=inside", NOT_STORED),
     _("4.7", "mask=inside, other=0.0", "mask=inside, other=1.0", NOT_STORED),
     # ---- maxima and sums

@@ -13,13 +13,36 @@ from dataclasses import dataclass
 from tests.mutation.edits import OPERATORS, Text, called, named, names
 
 OTHER_CALLS = {
-    "exp": ("exp2",), "exp2": ("exp",), "log": ("log2",), "log2": ("log",), "max": ("sum", "min"), "sum": ("max",),
-    "amax": ("sum", "amin"), "maximum": ("minimum",), "minimum": ("maximum",), "isqrt": ("sqrt",),
-    "ones": ("zeros",), "cdiv": (),
+    "exp": ("exp2",),
+    "exp2": ("exp",),
+    "log": ("log2",),
+    "log2": ("log",),
+    "max": ("sum", "min"),
+    "sum": ("max",),
+    "amax": ("sum", "amin"),
+    "maximum": ("minimum",),
+    "minimum": ("maximum",),
+    "isqrt": ("sqrt",),
+    "ones": ("zeros",),
+    "cdiv": (),
 }
 OTHER_OPERATORS = {
-    "+": ("-",), "-": ("+",), "*": (), "/": ("*",), "//": (), "%": ("//",), "&": ("|",), "|": ("&",), "@": (),
-    "**": (), "<": ("<=", ">"), "<=": ("<", ">="), ">": (">=", "<"), ">=": (">", "<="), "==": ("!=",), "!=": ("==",),
+    "+": ("-",),
+    "-": ("+",),
+    "*": (),
+    "/": ("*",),
+    "//": (),
+    "%": ("//",),
+    "&": ("|",),
+    "|": ("&",),
+    "@": (),
+    "**": (),
+    "<": ("<=", ">"),
+    "<=": ("<", ">="),
+    ">": (">=", "<"),
+    ">=": (">", "<="),
+    "==": ("!=",),
+    "!=": ("==",),
 }
 DROPPABLE = {"mask", "other", "axis", "dim", "keepdim", "dtype", "default", "key"}
 ROUNDED_EARLY = {"exp", "exp2", "dot", "sum", "max", "amax", "load", "zeros", "where"}
@@ -195,8 +218,12 @@ def loops_cut(text: Text) -> Iterator[str]:
         first, end, step = ("0", arguments[0], "1") if len(arguments) == 1 else (*arguments, "1")[:3]
         whole = f"{end} // {step} * {step}" if step != "1" else end  # the tail dropped, where there is one
         for a, b, c in (
-            (f"{first} + {step}", end, step), (first, f"{end} - {step}", step), (first, f"{end} + {step}", step),
-            (first, end, f"2 * {step}"), (first, f"{first} + {step}", step), (first, whole, step),
+            (f"{first} + {step}", end, step),
+            (first, f"{end} - {step}", step),
+            (first, f"{end} + {step}", step),
+            (first, end, f"2 * {step}"),
+            (first, f"{first} + {step}", step),
+            (first, whole, step),
             (first, f"{end} - 1", step),
         ):
             if (a, b, c) == (first, end, step):
@@ -386,8 +413,22 @@ def _in_order(text: Text, old: list[ast.stmt], new: list[ast.stmt]) -> str:
 OPERATORS_BY_NAME: dict[str, Callable[[Text], Iterator[str | None]]] = {
     function.__name__: function
     for function in (
-        keywords_dropped, operands_dropped, operators_exchanged, operands_exchanged, bounds_moved, loops_cut,
-        infinities_changed, numbers_changed, calls_exchanged, calls_dropped, axes_exchanged, arguments_exchanged,
-        names_confused, branches_fixed, rounded_early, statements_deleted, statements_exchanged,
+        keywords_dropped,
+        operands_dropped,
+        operators_exchanged,
+        operands_exchanged,
+        bounds_moved,
+        loops_cut,
+        infinities_changed,
+        numbers_changed,
+        calls_exchanged,
+        calls_dropped,
+        axes_exchanged,
+        arguments_exchanged,
+        names_confused,
+        branches_fixed,
+        rounded_early,
+        statements_deleted,
+        statements_exchanged,
     )
 }

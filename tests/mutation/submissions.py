@@ -35,8 +35,11 @@ def judged(check: Check) -> dict:
     """The check's verdict as a row that can be kept."""
     verdict = judge_here(check.exercise, check.source, check.seed)
     return {
-        "key": check.key, "outcome": verdict.outcome, "mistake": verdict.mistake,
-        "message": verdict.message[:600], "seconds": round(verdict.seconds, 3),
+        "key": check.key,
+        "outcome": verdict.outcome,
+        "mistake": verdict.mistake,
+        "message": verdict.message[:600],
+        "seconds": round(verdict.seconds, 3),
     }
 
 

@@ -50,9 +50,16 @@ class Trial:
         """For one line of JSON."""
         mutant = self.mutant
         return {
-            "exercise": mutant.exercise, "operator": mutant.operator, "line": mutant.line, "before": mutant.before,
-            "after": mutant.after, "occurrence": mutant.occurrence, "program": program_of(mutant),
-            "verdicts": self.verdicts, "seconds": round(self.seconds, 2), "error": self.error,
+            "exercise": mutant.exercise,
+            "operator": mutant.operator,
+            "line": mutant.line,
+            "before": mutant.before,
+            "after": mutant.after,
+            "occurrence": mutant.occurrence,
+            "program": program_of(mutant),
+            "verdicts": self.verdicts,
+            "seconds": round(self.seconds, 2),
+            "error": self.error,
         }
 
 

@@ -3,6 +3,7 @@
 A model of the memory runs beside the allocator: slots that hold what was written to them. Every sequence must read its
 own tokens back at any time.
 """
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st

@@ -1,4 +1,5 @@
 """Block tables, copy-on-write, shared prefixes; and that a refused call has changed nothing."""
+
 import pytest
 
 from course_lib.serving import BlockAllocator, DoubleFree, OutOfBlocks, UnknownSequence
@@ -30,11 +31,15 @@ def test_only_the_end_of_the_last_block_is_wasted():
     assert allocator.used_slots == 0 + 1 + 15 + 16 + 17 + 160
 
 
-@pytest.mark.parametrize("call", [
-    lambda allocator: allocator.add("new", range(9)),
-    lambda allocator: allocator.append("a", range(8)),
-    lambda allocator: allocator.append("child", range(9)),
-], ids=["add", "append", "append-with-a-copy"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda allocator: allocator.add("new", range(9)),
+        lambda allocator: allocator.append("a", range(8)),
+        lambda allocator: allocator.append("child", range(9)),
+    ],
+    ids=["add", "append", "append-with-a-copy"],
+)
 def test_a_full_pool_leaves_everything_as_it_was(call):
     allocator = BlockAllocator(4, block_size=4)
     allocator.add("a", range(6))
@@ -90,8 +95,12 @@ def test_a_sequence_freed_twice_or_used_after_it_is_refused():
     allocator.free("a")
     with pytest.raises(DoubleFree, match="'a' holds no blocks"):
         allocator.free("a")
-    uses = (allocator.block_table, allocator.length, lambda name: allocator.append(name, [1]),
-            lambda name: allocator.fork(name, "b"))
+    uses = (
+        allocator.block_table,
+        allocator.length,
+        lambda name: allocator.append(name, [1]),
+        lambda name: allocator.fork(name, "b"),
+    )
     for use in uses:
         with pytest.raises(UnknownSequence, match="no sequence 'a'"):
             use("a")

@@ -1,4 +1,5 @@
 """Blocks are counted rightly, and what nobody holds is refused."""
+
 import pytest
 
 from course_lib.serving import BlockPool, DoubleFree, FreedBlockUsed, OutOfBlocks, chain_hash

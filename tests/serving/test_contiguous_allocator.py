@@ -1,4 +1,5 @@
 """Runs of slots: placed first fit, never overlapping, and refused where no hole is long enough."""
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

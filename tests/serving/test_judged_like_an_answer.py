@@ -1,4 +1,5 @@
 """The library's allocator passes the exercises' own scripts, and the judge's agrees with it on any other."""
+
 import pytest
 
 from course_lib.checker.specification.draw import Draw

@@ -1,4 +1,5 @@
 """A replayed trace: every slot is accounted for, nobody starves, and small cases come out as counted by hand."""
+
 import statistics
 
 import pytest
@@ -54,13 +55,17 @@ def test_the_sequence_admitted_last_is_preempted_and_finishes_later():
     assert timeline.running[:3] == [2, 2, 1] and timeline.steps == 3 + 1 + 2
 
 
-@pytest.mark.parametrize("cache", [
-    lambda: ContiguousCache(4000, lambda request: 512),
-    lambda: ContiguousCache(4000, lambda request: request.final_tokens),
-    lambda: PagedCache(4000, 1),
-    lambda: PagedCache(4000, 16),
-    lambda: PagedCache(4000, 100, headroom=0),
-], ids=["maximum", "exact", "pages-of-1", "pages-of-16", "pages-of-100-without-headroom"])
+@pytest.mark.parametrize(
+    "cache",
+    [
+        lambda: ContiguousCache(4000, lambda request: 512),
+        lambda: ContiguousCache(4000, lambda request: request.final_tokens),
+        lambda: PagedCache(4000, 1),
+        lambda: PagedCache(4000, 16),
+        lambda: PagedCache(4000, 100, headroom=0),
+    ],
+    ids=["maximum", "exact", "pages-of-1", "pages-of-16", "pages-of-100-without-headroom"],
+)
 def test_every_slot_is_accounted_for_at_every_step_and_everyone_is_served(cache):
     trace = sample_trace(60, seed=1, arrivals_per_step=0.3, prompt_mean=60, output_mean=80, context=512)
     cache = cache()

@@ -210,9 +210,7 @@ def _as_stored(told: torch.Tensor, mine: Any) -> torch.Tensor:
     return torch.where(told.abs() > torch.finfo(mine.dtype).max, told.sign() * math.inf, told)
 
 
-def _fingerprint_tolerance(
-    told: torch.Tensor, want: torch.Tensor, like: torch.Tensor, allowed: torch.Tensor
-) -> float:
+def _fingerprint_tolerance(told: torch.Tensor, want: torch.Tensor, like: torch.Tensor, allowed: torch.Tensor) -> float:
     """One absolute error for all elements: a mistake may put a large value where the truth has a small one."""
     rounding = torch.finfo(like.dtype).eps * _largest(told) if like.is_floating_point() else 0.0
     growth = max(1.0, _largest(told) / max(_largest(want), 1e-30)) if _largest(want) else 1.0

@@ -1,4 +1,5 @@
 """How much memory attention needs over the sequence length: with S and P written out, and without."""
+
 import math
 
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
@@ -58,15 +59,28 @@ def draw_attention_memory(heads=32, head_dim=128, item_bytes=2, device_bytes=Non
         longest = longest_that_fits(naive_bytes, capacity, *shape)
         axes.plot([longest], [capacity], marker="D", markersize=6.5, color=color, zorder=4)
         text = f"{name}, {format_capacity(capacity)}:\nnaive up to N = {longest:,}"
-        axes.annotate(text, (LENGTHS[-1], 10**height), xytext=(10, 0), textcoords="offset points", ha="left",
-                      va="center", fontsize=10.5, color=INK if color == BLACK else MUTED, annotation_clip=False)
+        axes.annotate(
+            text,
+            (LENGTHS[-1], 10**height),
+            xytext=(10, 0),
+            textcoords="offset points",
+            ha="left",
+            va="center",
+            fontsize=10.5,
+            color=INK if color == BLACK else MUTED,
+            annotation_clip=False,
+        )
     axes.legend(loc="upper left")
     axes.xaxis.set_major_locator(FixedLocator(LENGTHS[::2]))
     axes.xaxis.set_major_formatter(
-        FuncFormatter(lambda value, _: f"{value / 1024:g}k" if value >= 1024 else f"{value:g}"))
+        FuncFormatter(lambda value, _: f"{value / 1024:g}k" if value >= 1024 else f"{value:g}")
+    )
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.yaxis.set_major_locator(LogLocator(10, numticks=12))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(value)))
-    axes.set(xlabel="sequence length N (queries and keys)", ylabel="bytes of one layer's attention",
-             title=f"One layer, {heads} heads of {head_dim}, {item_bytes} bytes an element")
+    axes.set(
+        xlabel="sequence length N (queries and keys)",
+        ylabel="bytes of one layer's attention",
+        title=f"One layer, {heads} heads of {head_dim}, {item_bytes} bytes an element",
+    )
     return figure

@@ -1,4 +1,5 @@
 """Naive attention's three kernels: which bytes each reads from memory and which it leaves there, drawn to scale."""
+
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
 from course_lib.figures.style import BLUE, GRID, INK, MUTED, ORANGE, new_figure, styled
@@ -42,8 +43,15 @@ def draw_three_passes(heads=32, query_length=8192, key_length=8192, head_dim=128
         middle = {"ha": "center", "va": "center"}
         axes.text(left + 1.85, CHIP + 0.58, f"kernel {number}", color=MUTED, fontsize=10.5, **middle)
         axes.text(left + 1.85, CHIP + 0.26, formula, fontsize=13, color=INK, **middle)
-        axes.text(left + 1.85, CHIP + 1.22, f"{format_bytes(moved)} moved", ha="center", fontsize=12.5,
-                  fontweight="bold", color=INK)
+        axes.text(
+            left + 1.85,
+            CHIP + 1.22,
+            f"{format_bytes(moved)} moved",
+            ha="center",
+            fontsize=12.5,
+            fontweight="bold",
+            color=INK,
+        )
         centers = (0.35, 1.25) if inputs[0] == "Q" else (0.85, 2.15)
         for center, name in zip(centers, inputs):
             draw_tensor(axes, left + center, name, sizes[name], side_of[name], BLUE, up=True)
@@ -71,8 +79,17 @@ def draw_tensor(axes, center, name, size, side, color, up):
     axes.add_patch(square)
     top = bottom + side
     begin, end = (top + 0.06, CHIP - 0.08) if up else (CHIP - 0.08, top + 0.06)
-    arrow = FancyArrowPatch((center, begin), (center, end), arrowstyle="-|>", mutation_scale=14, color=color,
-                            linewidth=2, zorder=3)
+    arrow = FancyArrowPatch(
+        (center, begin), (center, end), arrowstyle="-|>", mutation_scale=14, color=color, linewidth=2, zorder=3
+    )
     axes.add_patch(arrow)
-    axes.text(center, bottom - 0.1, f"{name}\n{format_bytes(size)}", ha="center", va="top", fontsize=10, color=INK,
-              linespacing=1.15)
+    axes.text(
+        center,
+        bottom - 0.1,
+        f"{name}\n{format_bytes(size)}",
+        ha="center",
+        va="top",
+        fontsize=10,
+        color=INK,
+        linespacing=1.15,
+    )

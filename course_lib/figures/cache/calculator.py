@@ -3,6 +3,7 @@
 The still version compares all models at one batch and length; in a live notebook one chooses model, batch, length and
 bytes of a cached element.
 """
+
 import io
 
 from matplotlib.patches import Patch
@@ -56,8 +57,16 @@ def draw_memory(shapes: dict, batch: int, length: int, item_bytes: float = 2):
         axes.barh(row, weights, color=BLUE, height=0.66)
         axes.barh(row, cache, left=weights, color=ORANGE, height=0.66)
         text = f"{format_bytes(weights)} + {format_bytes(cache)}"
-        axes.annotate(text, (1, row), xycoords=("axes fraction", "data"), xytext=(8, 0), textcoords="offset points",
-                      va="center", fontsize=10.5, annotation_clip=False)
+        axes.annotate(
+            text,
+            (1, row),
+            xycoords=("axes fraction", "data"),
+            xytext=(8, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=10.5,
+            annotation_clip=False,
+        )
         largest = max(largest, weights + cache)
     lines = [
         axes.axvline(DATASHEETS[gpu].memory_bytes, color=INK, linewidth=1.5, linestyle=style, label=f"one {gpu}")

@@ -1,4 +1,5 @@
 """What one token leaves in the cache of real models, and what it would with a KV head for every query head."""
+
 import dataclasses
 
 from matplotlib.lines import Line2D
@@ -67,13 +68,28 @@ def draw_cache_per_token(models: tuple[CacheShape, ...] = MODELS, item_bytes: fl
         if full > kept:
             axes.plot([kept, full], [row, row], color=color, linewidth=1.6, alpha=0.6, zorder=1)
             axes.plot([full], [row], marker="o", markersize=9, color="white", markeredgecolor=MUTED, zorder=3)
-            axes.annotate(format_bytes(full), (full, row), xytext=(10, 0), textcoords="offset points", va="center",
-                          color=MUTED)
-            axes.annotate(f"{full / kept:.3g} ×", ((kept * full) ** 0.5, row), xytext=(0, 5), ha="center",
-                          textcoords="offset points", color=color, fontweight="bold")
+            axes.annotate(
+                format_bytes(full), (full, row), xytext=(10, 0), textcoords="offset points", va="center", color=MUTED
+            )
+            axes.annotate(
+                f"{full / kept:.3g} ×",
+                ((kept * full) ** 0.5, row),
+                xytext=(0, 5),
+                ha="center",
+                textcoords="offset points",
+                color=color,
+                fontweight="bold",
+            )
         axes.plot([kept], [row], marker="o", markersize=11, color=color, zorder=3)
-        axes.annotate(format_bytes(kept), (kept, row), xytext=(-10 if full > kept else 10, 0), va="center", color=INK,
-                      ha="right" if full > kept else "left", textcoords="offset points")
+        axes.annotate(
+            format_bytes(kept),
+            (kept, row),
+            xytext=(-10 if full > kept else 10, 0),
+            va="center",
+            color=INK,
+            ha="right" if full > kept else "left",
+            textcoords="offset points",
+        )
     largest = max(model.full_bytes_per_token(item_bytes) for model in models)
     smallest = min(model.bytes_per_token(item_bytes) for model in models)
     axes.set(xscale="log", xlim=(smallest / 3, largest * 3), ylim=(-0.6, len(models) - 0.4))
@@ -86,8 +102,16 @@ def draw_cache_per_token(models: tuple[CacheShape, ...] = MODELS, item_bytes: fl
     axes.set_title("A token in the cache")
     marks = [
         Line2D([], [], marker="o", markersize=10, color=INK, linestyle="none", label="as released"),
-        Line2D([], [], marker="o", markersize=9, color="white", markeredgecolor=MUTED, linestyle="none",
-               label="with all heads"),
+        Line2D(
+            [],
+            [],
+            marker="o",
+            markersize=9,
+            color="white",
+            markeredgecolor=MUTED,
+            linestyle="none",
+            label="with all heads",
+        ),
     ]
     axes.legend(handles=marks, loc="upper right", bbox_to_anchor=(1.0, 1.14), ncols=2, borderaxespad=0)
     return figure

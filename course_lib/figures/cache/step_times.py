@@ -31,8 +31,16 @@ def draw_step_times(times: dict[str, dict[int, float]], title: str):
     axes.set(xlim=(0, 1.04 * longest), ylim=(-0.05 * factor * slowest, 1.12 * factor * slowest))
     heights = spread_labels([seconds for _, _, seconds, _ in ends], 0.085 * factor * slowest)
     for (name, tokens, _, color), height in zip(ends, heights):
-        axes.annotate(name, (tokens, height), xytext=(10, 0), textcoords="offset points", va="center", color=color,
-                      fontsize=11, annotation_clip=False)
+        axes.annotate(
+            name,
+            (tokens, height),
+            xytext=(10, 0),
+            textcoords="offset points",
+            va="center",
+            color=color,
+            fontsize=11,
+            annotation_clip=False,
+        )
     axes.set(xlabel="tokens before the step", ylabel=f"one step [{unit}]")
     axes.set_title(title)
     return figure

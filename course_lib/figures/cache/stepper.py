@@ -2,6 +2,7 @@
 
 The still version shows the last step; in a live notebook a slider walks through all of them.
 """
+
 import dataclasses
 import functools
 
@@ -53,9 +54,18 @@ def draw_generation(generation: Generation, step: int):
             draw_row(axes, generation, row, cached, row > step)
         for column, word in enumerate(generation.words):
             given = column < generation.prompt_length
-            axes.text(column + 0.5, -0.15, word, rotation=45, ha="left", va="bottom", fontsize=10.5,
-                      color=INK if column <= generation.known(step) else MUTED, fontweight="bold" if given else None,
-                      clip_on=False)
+            axes.text(
+                column + 0.5,
+                -0.15,
+                word,
+                rotation=45,
+                ha="left",
+                va="bottom",
+                fontsize=10.5,
+                color=INK if column <= generation.known(step) else MUTED,
+                fontweight="bold" if given else None,
+                clip_on=False,
+            )
         total, steps = generation.computed(step, cached), f"{step + 1} step{'s' if step else ''}"
         name = "with a cache" if cached else "without a cache"
         axes.set_title(f"{name}: {total} keys and values in {steps}", pad=60, fontsize=13)
@@ -78,8 +88,17 @@ def draw_row(axes, generation: Generation, row: int, cached: bool, later: bool) 
         if not later:
             axes.text(column + 0.5, row + 0.5, WORDS[state], ha="center", va="center", fontsize=8.5, color=ink)
     column = generation.known(row)
-    axes.add_patch(Rectangle((column + 0.04, row + 0.06), 0.92, 0.88, facecolor="none", linestyle=(0, (2, 2)),
-                             edgecolor=GRID if later else INK, linewidth=1.2))
+    axes.add_patch(
+        Rectangle(
+            (column + 0.04, row + 0.06),
+            0.92,
+            0.88,
+            facecolor="none",
+            linestyle=(0, (2, 2)),
+            edgecolor=GRID if later else INK,
+            linewidth=1.2,
+        )
+    )
     if not later:
         axes.text(column + 0.5, row + 0.5, "?", ha="center", va="center", fontsize=10, color=INK)
 

@@ -1,4 +1,5 @@
 """Decode on one page: bandwidth of each implementation by problem, and time against the length of the context."""
+
 from course_lib.figures.style import INK, MUTED, PALETTE, new_figure, styled
 
 MARKERS = "osD^vPX"
@@ -22,13 +23,23 @@ def decode_bandwidth_figure(record: dict):
     colors = dict(zip(names, PALETTE))
     width = BAR_WIDTH / len(names)
     for index, name in enumerate(names):
-        points = [(place + (index - (len(names) - 1) / 2) * width, row["results"][name]["bandwidth"] / 1e12)
-                  for place, row in enumerate(rows) if "bandwidth" in row["results"][name]]
-        bars.bar([x for x, _ in points], [height for _, height in points], width=0.92 * width, color=colors[name],
-                 label=name)
+        points = [
+            (place + (index - (len(names) - 1) / 2) * width, row["results"][name]["bandwidth"] / 1e12)
+            for place, row in enumerate(rows)
+            if "bandwidth" in row["results"][name]
+        ]
+        bars.bar(
+            [x for x, _ in points], [height for _, height in points], width=0.92 * width, color=colors[name], label=name
+        )
     bars.axhline(roof / 1e12, color=MUTED, linestyle="--", linewidth=1.5)
-    bars.annotate(f"pure read: {roof / 1e12:.2f}", (-0.5, roof / 1e12), xytext=(0, 5), textcoords="offset points",
-                  color=INK, fontsize=10)
+    bars.annotate(
+        f"pure read: {roof / 1e12:.2f}",
+        (-0.5, roof / 1e12),
+        xytext=(0, 5),
+        textcoords="offset points",
+        color=INK,
+        fontsize=10,
+    )
     bars.set_ylim(0, 1.15 * roof / 1e12)
     bars.set_xticks(range(len(rows)), [row["name"].replace(", ", "\n") for row in rows])
     bars.set_xlabel("batch, query heads / KV heads, context")
@@ -44,8 +55,14 @@ def decode_bandwidth_figure(record: dict):
             lines.plot(*zip(*points), color=colors[name], marker=marker, markersize=6)
     lines.plot(contexts, [row["bytes"] / roof * 1e6 for row in rows], color=MUTED, linestyle="--", linewidth=1.5)
     middle = len(rows) // 2
-    lines.annotate("the bytes at pure read", (contexts[middle], rows[middle]["bytes"] / roof * 1e6), xytext=(14, -24),
-                   textcoords="offset points", color=INK, fontsize=10)
+    lines.annotate(
+        "the bytes at pure read",
+        (contexts[middle], rows[middle]["bytes"] / roof * 1e6),
+        xytext=(14, -24),
+        textcoords="offset points",
+        color=INK,
+        fontsize=10,
+    )
     lines.set_xscale("log", base=2)
     lines.set_yscale("log")
     ticks = [tick for tick in (5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000) if lines.get_ylim()[0] <= tick]

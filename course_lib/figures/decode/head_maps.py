@@ -1,4 +1,5 @@
 """Which query head reads which KV head: multi-head, grouped and multi-query attention side by side."""
+
 from matplotlib.patches import FancyBboxPatch
 
 from course_lib.figures.style import INK, MUTED, PALETTE, new_figure, styled
@@ -65,8 +66,25 @@ def _draw_panel(axes, left: float, query_heads: int, key_heads: int) -> None:
 
 
 def _draw_head(axes, x: float, y: float, name: str, color: str, filled: bool) -> None:
-    box = FancyBboxPatch((x - 0.36, y - 0.32), 0.72, 0.64, boxstyle="round,pad=0.03", edgecolor=color, linewidth=1.6,
-                         facecolor=color if filled else "white", zorder=2)
+    box = FancyBboxPatch(
+        (x - 0.36, y - 0.32),
+        0.72,
+        0.64,
+        boxstyle="round,pad=0.03",
+        edgecolor=color,
+        linewidth=1.6,
+        facecolor=color if filled else "white",
+        zorder=2,
+    )
     axes.add_patch(box)
-    axes.text(x, y, name, ha="center", va="center", fontsize=10.5, zorder=3,
-              color="white" if filled else INK, fontweight="bold" if filled else "normal")
+    axes.text(
+        x,
+        y,
+        name,
+        ha="center",
+        va="center",
+        fontsize=10.5,
+        zorder=3,
+        color="white" if filled else INK,
+        fontweight="bold" if filled else "normal",
+    )

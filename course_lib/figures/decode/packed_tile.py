@@ -1,4 +1,5 @@
 """The query heads of one KV head in the rows of a tile: a group packed for the matrix units, with its padding."""
+
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from course_lib.figures.style import BLUE, GREEN, INK, MUTED, ORANGE, new_figure, styled
@@ -49,11 +50,19 @@ def draw_packed_tile(query_heads: int = 16, key_heads: int = 2, tile_rows: int =
 
 
 def _row(axes, left: float, top: float, index: int, width: float, color: str, padding: bool = False) -> None:
-    axes.add_patch(Rectangle(
-        (left, top - CELL * (index + 1) + 0.03), width, CELL - 0.06, facecolor="none" if padding else color,
-        edgecolor=MUTED if padding else color, linewidth=0.9, hatch="///" if padding else None, linestyle="-",
-        alpha=0.55 if padding else 0.85,
-    ))
+    axes.add_patch(
+        Rectangle(
+            (left, top - CELL * (index + 1) + 0.03),
+            width,
+            CELL - 0.06,
+            facecolor="none" if padding else color,
+            edgecolor=MUTED if padding else color,
+            linewidth=0.9,
+            hatch="///" if padding else None,
+            linestyle="-",
+            alpha=0.55 if padding else 0.85,
+        )
+    )
 
 
 def _draw_heads(axes, top: float, query_heads: int, group: int) -> None:
@@ -68,8 +77,15 @@ def _draw_tile(axes, left: float, top: float, group: int, tile_rows: int) -> Non
         _row(axes, left, top, row, WIDTH, BLUE, padding=row >= group)
     axes.text(left, top + 0.2, f"tile [{tile_rows}, head_dim]", fontsize=11, fontweight="bold")
     if tile_rows > group:
-        axes.text(left + WIDTH / 2, top - CELL * (group + tile_rows) / 2, "masked off", ha="center", va="center",
-                  color=INK, bbox={"facecolor": "white", "edgecolor": "none", "pad": 2, "alpha": 0.9})
+        axes.text(
+            left + WIDTH / 2,
+            top - CELL * (group + tile_rows) / 2,
+            "masked off",
+            ha="center",
+            va="center",
+            color=INK,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 2, "alpha": 0.9},
+        )
 
 
 def _draw_scores(axes, left: float, top: float, group: int, tile_rows: int, key_rows: int) -> None:
@@ -78,8 +94,15 @@ def _draw_scores(axes, left: float, top: float, group: int, tile_rows: int, key_
     height = CELL * min(tile_rows, 12)
     axes.text(left + 0.32, top - height / 2, "·", ha="center", va="center", fontsize=22)
     axes.add_patch(Rectangle((key_left, top - height), 2.6, height, facecolor=GREEN, alpha=0.8, edgecolor="none"))
-    axes.text(key_left + 1.3, top - height / 2, f"{key_rows} keys of\nKV head 0,\nread once", ha="center", va="center",
-              color="white", fontweight="bold")
+    axes.text(
+        key_left + 1.3,
+        top - height / 2,
+        f"{key_rows} keys of\nKV head 0,\nread once",
+        ha="center",
+        va="center",
+        color="white",
+        fontweight="bold",
+    )
     axes.text(key_left, top + 0.2, f"Kᵀ [head_dim, {key_rows}]", fontsize=11, fontweight="bold")
     axes.text(left + 3.72, top - height / 2, "=", ha="center", va="center", fontsize=18)
     for row in range(tile_rows):

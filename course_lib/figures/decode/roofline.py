@@ -1,8 +1,9 @@
 """Decode attention on the roofline: each group size is a point on the memory slope, as high as its intensity.
 
-    intensity = 2 · group / item_bytes        [FLOP/byte]: 4 · head_dim FLOPs for each query head of a group and key,
-                                              2 · head_dim · item_bytes bytes for the group
+intensity = 2 · group / item_bytes        [FLOP/byte]: 4 · head_dim FLOPs for each query head of a group and key,
+                                          2 · head_dim · item_bytes bytes for the group
 """
+
 from matplotlib.ticker import FuncFormatter, LogLocator
 
 from course_lib.figures.style import BLUE, INK, MUTED, ORANGE, PURPLE, RED, new_figure, styled
@@ -44,22 +45,38 @@ def draw_decode_roofline(ceilings, unit: str = "float16", item_bytes: float = 2,
     axes.set(xscale="log", yscale="log", xlim=(low_x, high_x), ylim=(lowest / 1.8, rate * (6 if not measured else 14)))
     roof = f"{unit}, {format_flop_rate(rate)}; memory, {format_bandwidth(bandwidth)}"
     axes.plot([low_x, ridge, high_x], [bandwidth * low_x, rate, rate], color=INK, linewidth=2.4, label=roof)
-    axes.plot([ridge, ridge], [lowest / 1.8, rate], color=MUTED, linewidth=1, linestyle=(0, (2, 3)),
-              label=f"balance, {ridge:.3g} FLOP/byte")
+    axes.plot(
+        [ridge, ridge],
+        [lowest / 1.8, rate],
+        color=MUTED,
+        linewidth=1,
+        linestyle=(0, (2, 3)),
+        label=f"balance, {ridge:.3g} FLOP/byte",
+    )
     for group in shown:
         _mark_group(axes, group, group_intensity(group, item_bytes), ceilings, unit)
     for (name, line), (color, marker) in zip(measured.items(), LINES):
         points = sorted(line.items())
-        axes.plot([group_intensity(group, item_bytes) for group, _ in points], [value for _, value in points],
-                  color=color, marker=marker, markersize=7, linewidth=1.6, zorder=4,
-                  label=f"measured: {name}")
+        axes.plot(
+            [group_intensity(group, item_bytes) for group, _ in points],
+            [value for _, value in points],
+            color=color,
+            marker=marker,
+            markersize=7,
+            linewidth=1.6,
+            zorder=4,
+            label=f"measured: {name}",
+        )
     axes.legend(loc="upper left", fontsize=10.5)
     axes.xaxis.set_major_locator(LogLocator(base=4, numticks=20))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if value >= 1 else f"1/{1 / value:g}"))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_tick(value)))
     axes.minorticks_off()
-    axes.set(xlabel="arithmetic intensity [FLOP/byte]", ylabel="rate [FLOP/s]",
-             title=f"Decode attention on {ceilings.device}")
+    axes.set(
+        xlabel="arithmetic intensity [FLOP/byte]",
+        ylabel="rate [FLOP/s]",
+        title=f"Decode attention on {ceilings.device}",
+    )
     return figure
 
 

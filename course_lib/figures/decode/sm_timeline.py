@@ -99,8 +99,16 @@ def draw_schedule(axes, schedule: Schedule, longest: float) -> None:
     axes.add_patch(Rectangle((0, 0), end, schedule.slots, facecolor=IDLE, edgecolor="none"))
     for slot, start, seconds, head in schedule.bars():
         width = max(seconds * factor - gap, 0.4 * seconds * factor)
-        axes.add_patch(Rectangle((start * factor, slot), width, 1, facecolor=HEAD_COLORS[head % len(HEAD_COLORS)],
-                                 edgecolor="white", linewidth=0.25))
+        axes.add_patch(
+            Rectangle(
+                (start * factor, slot),
+                width,
+                1,
+                facecolor=HEAD_COLORS[head % len(HEAD_COLORS)],
+                edgecolor="white",
+                linewidth=0.25,
+            )
+        )
     if schedule.combine_seconds:
         rows = min(schedule.slots, schedule.batch * schedule.query_heads)
         axes.add_patch(Rectangle((end, 0), schedule.combine_seconds * factor, rows, facecolor=INK, edgecolor="none"))
@@ -202,8 +210,14 @@ def sm_timeline(batch, query_heads, key_heads, context, head_dim, item_bytes=2, 
     Raises:
         ValueError: sizes that make no schedule; the message names them and what is allowed.
     """
-    sizes = {"batch": batch, "query_heads": query_heads, "key_heads": key_heads, "context": context,
-             "head_dim": head_dim, "item_bytes": item_bytes}
+    sizes = {
+        "batch": batch,
+        "query_heads": query_heads,
+        "key_heads": key_heads,
+        "context": context,
+        "head_dim": head_dim,
+        "item_bytes": item_bytes,
+    }
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"{name} is {size!r}; it must be a whole number of at least 1.")

@@ -28,8 +28,14 @@ def draw_ring(events, title: str = ""):
             axis.barh(buffer, end - begin, left=begin, height=0.78, color=GRID, edgecolor="white")
         elif what == "read":
             lane = readers.index(who)
-            axis.barh(buffer - 0.39 + (lane + 0.5) * height, end - begin, left=begin, height=height, edgecolor="white",
-                      color=READERS[lane])
+            axis.barh(
+                buffer - 0.39 + (lane + 0.5) * height,
+                end - begin,
+                left=begin,
+                height=height,
+                edgecolor="white",
+                color=READERS[lane],
+            )
         else:
             continue
         middle = buffer if what == "copy" else buffer - 0.39 + (readers.index(who) + 0.5) * height

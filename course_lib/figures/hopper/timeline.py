@@ -46,8 +46,13 @@ SCHEDULES = {  # groups, whether they take turns, whether each overlaps its own 
     "two groups, taking turns, overlapped": (2, True, True),
 }
 
-DRAWN = ("one group, in turn", "one group, overlapped", "two groups, in step", "two groups, taking turns",
-         "two groups, taking turns, overlapped")
+DRAWN = (
+    "one group, in turn",
+    "one group, overlapped",
+    "two groups, in step",
+    "two groups, taking turns",
+    "two groups, taking turns, overlapped",
+)
 
 
 def run_schedule(name: str, head_dim: int = 128, blocks: int = 40, softmax_factor=SOFTMAX_FACTOR) -> list[Task]:
@@ -135,8 +140,11 @@ def draw_timelines(head_dim: int = 128, softmax_factor=SOFTMAX_FACTOR, cycles: i
         axis.spines["left"].set_visible(False)
         if row + 1 == len(names):
             axis.set_xlabel(f"cycles of a multiprocessor, head dimension {head_dim}, blocks of {KEY_ROWS} keys")
-    handles = [Patch(color=COLORS[group, unit], label=f"group {group}: {text}")
-               for group in (0, 1) for unit, text in (("matrix", "S and O"), ("softmax", "softmax"))]
+    handles = [
+        Patch(color=COLORS[group, unit], label=f"group {group}: {text}")
+        for group in (0, 1)
+        for unit, text in (("matrix", "S and O"), ("softmax", "softmax"))
+    ]
     figure.legend(handles=handles, loc="outside upper center", ncols=4)
     return figure
 

@@ -1,4 +1,5 @@
 """What a warp's load fetches: 32 lanes, the elements that they ask for, and the sectors that have to come."""
+
 from matplotlib.patches import Rectangle
 
 from course_lib.figures.style import BLUE, GRID, INK, ORANGE, new_figure, styled
@@ -33,8 +34,10 @@ def draw_sectors(strides=(1, 2, 8), item_bytes: int = 4):
             axes.plot([sector * per_sector] * 2, [bottom, bottom + 0.42], color="white", linewidth=1.2)
         count = len(fetched)
         used = 100 * LANES * item_bytes / (count * SECTOR_BYTES)
-        text = (f"stride {stride}: {LANES} lanes ask for {LANES * item_bytes} bytes, and {count} sectors of "
-                f"{SECTOR_BYTES} bytes come: {used:g} % used")
+        text = (
+            f"stride {stride}: {LANES} lanes ask for {LANES * item_bytes} bytes, and {count} sectors of "
+            f"{SECTOR_BYTES} bytes come: {used:g} % used"
+        )
         axes.text(0, bottom + 0.5, text, color=INK, fontsize=10.5, va="bottom")
     for color, name in ((BLUE, "asked for"), (ORANGE, "fetched with it"), (GRID, "left alone")):
         axes.plot([], [], marker="s", linestyle="none", markersize=9, color=color, label=name)

@@ -1,4 +1,5 @@
 """The memory hierarchy of this machine: how much each level holds, and how fast it is, beside the datasheet."""
+
 import dataclasses
 
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
@@ -32,15 +33,30 @@ def gpu_levels(machine, ceilings) -> list[Level]:
     sheet = datasheet_for(machine.gpu_name)
     count = machine.sm_count
     return [
-        Level("registers", 4 * machine.registers_per_sm * count, None,
-              detail=f"{format_capacity(4 * machine.registers_per_sm)} × {count} multiprocessors"),
-        Level("L1 and shared memory", machine.shared_memory_per_sm_bytes * count, ceilings.on_chip_bandwidth,
-              sheet.on_chip_bytes_per_sm * count if sheet and sheet.on_chip_bytes_per_sm else None,
-              detail=f"shared: {format_capacity(machine.shared_memory_per_sm_bytes)} × {count} multiprocessors"),
-        Level("L2 cache", machine.l2_bytes, ceilings.l2_bandwidth, sheet.l2_bytes if sheet else None,
-              detail="one for all"),
-        Level("device memory", machine.memory_bytes, ceilings.memory_bandwidth, sheet.memory_bytes if sheet else None,
-              sheet.bandwidth if sheet else None, detail="HBM or GDDR"),
+        Level(
+            "registers",
+            4 * machine.registers_per_sm * count,
+            None,
+            detail=f"{format_capacity(4 * machine.registers_per_sm)} × {count} multiprocessors",
+        ),
+        Level(
+            "L1 and shared memory",
+            machine.shared_memory_per_sm_bytes * count,
+            ceilings.on_chip_bandwidth,
+            sheet.on_chip_bytes_per_sm * count if sheet and sheet.on_chip_bytes_per_sm else None,
+            detail=f"shared: {format_capacity(machine.shared_memory_per_sm_bytes)} × {count} multiprocessors",
+        ),
+        Level(
+            "L2 cache", machine.l2_bytes, ceilings.l2_bandwidth, sheet.l2_bytes if sheet else None, detail="one for all"
+        ),
+        Level(
+            "device memory",
+            machine.memory_bytes,
+            ceilings.memory_bandwidth,
+            sheet.memory_bytes if sheet else None,
+            sheet.bandwidth if sheet else None,
+            detail="HBM or GDDR",
+        ),
     ]
 
 
@@ -92,8 +108,15 @@ def draw_bars(axes, pairs, write) -> None:
         if promise:
             axes.plot([promise], [row], marker="D", markersize=9, color=PAPER, markeredgecolor=INK, markeredgewidth=1.4)
             text += f"\ndatasheet {write(promise)}"
-        axes.annotate(text, (max(value or low, promise or low), row), xytext=(10, 0), textcoords="offset points",
-                      va="center", fontsize=10.5, color=INK if value else MUTED)
+        axes.annotate(
+            text,
+            (max(value or low, promise or low), row),
+            xytext=(10, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=10.5,
+            color=INK if value else MUTED,
+        )
     axes.yaxis.grid(False)
     axes.xaxis.set_minor_locator(NullLocator())
 
@@ -109,14 +132,22 @@ def cache_sweep_plot(machine, ceilings):
     low, high = min(speeds) / 1.6, max(speeds) * 1.6
     top = high * (high / low) ** 0.25  # room for the names above the line
     axes.set_ylim(low, top)
-    caches = machine.cpu_caches if ceilings.kind == "cpu" else (
-        ("L1 and shared memory", machine.shared_memory_per_sm_bytes), ("L2", machine.l2_bytes)
+    caches = (
+        machine.cpu_caches
+        if ceilings.kind == "cpu"
+        else (("L1 and shared memory", machine.shared_memory_per_sm_bytes), ("L2", machine.l2_bytes))
     )
     for name, size in caches:
         if sizes[0] <= size <= sizes[-1]:
             axes.axvline(size, color=MUTED, linewidth=1, linestyle=(0, (2, 3)))
-            axes.annotate(f"{name}\n{format_capacity(size)}", (size, top), xytext=(5, -2), textcoords="offset points",
-                          va="top", fontsize=10)
+            axes.annotate(
+                f"{name}\n{format_capacity(size)}",
+                (size, top),
+                xytext=(5, -2),
+                textcoords="offset points",
+                va="top",
+                fontsize=10,
+            )
     axes.xaxis.set_major_locator(LogLocator(base=4, numticks=20))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_tick(value, "B", binary=True)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_tick(value)))

@@ -3,6 +3,7 @@
 Both axes are logarithmic. The slope is memory: at an intensity of I FLOP/byte no kernel passes bandwidth * I. The flat
 lines are arithmetic. A kernel's distance below its own roof is what is left to gain without doing less work.
 """
+
 import dataclasses
 import itertools
 import math
@@ -118,8 +119,14 @@ def draw_slopes(axes, ceilings, low_x: float) -> None:
         (near, ceilings.on_chip_bandwidth, MUTED, ":", 1.6),
     ):
         if bandwidth is not None:
-            axes.plot([low_x, highest / bandwidth], [bandwidth * low_x, highest], color=color, linestyle=line,
-                      linewidth=width, label=f"{name} {format_bandwidth(bandwidth)}")
+            axes.plot(
+                [low_x, highest / bandwidth],
+                [bandwidth * low_x, highest],
+                color=color,
+                linestyle=line,
+                linewidth=width,
+                label=f"{name} {format_bandwidth(bandwidth)}",
+            )
 
 
 def merge_roofs(ceilings) -> list[tuple[str, float, str]]:
@@ -145,8 +152,13 @@ def draw_roofs(axes, ceilings, roofs, high_x: float) -> None:
     for (name, rate, color), height in zip(roofs, spread_labels(wanted, least_gap=0.085)):
         axes.plot([rate / ceilings.memory_bandwidth, high_x], [rate, rate], color=color)
         axes.annotate(
-            f"{name}\n{format_flop_rate(rate)}", (high_x, rate), xytext=(1.03, height), textcoords="axes fraction",
-            va="center", fontsize=10, annotation_clip=False,
+            f"{name}\n{format_flop_rate(rate)}",
+            (high_x, rate),
+            xytext=(1.03, height),
+            textcoords="axes fraction",
+            va="center",
+            fontsize=10,
+            annotation_clip=False,
             arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.8, "shrinkA": 2, "shrinkB": 0},
         )
 
@@ -160,8 +172,14 @@ def draw_balance_points(axes, ceilings, roofs, low_y: float) -> None:
         # Corners may lie close together: the name of the lower one then stands on its left.
         left = len(corners) == 2 and rate == corners[0][1]
         axes.annotate(
-            f"balance {ridge:.3g}", (ridge, low_y), xytext=(-4 if left else 4, 6), textcoords="offset points",
-            rotation=90, ha="right" if left else "left", va="bottom", fontsize=10,
+            f"balance {ridge:.3g}",
+            (ridge, low_y),
+            xytext=(-4 if left else 4, 6),
+            textcoords="offset points",
+            rotation=90,
+            ha="right" if left else "left",
+            va="bottom",
+            fontsize=10,
         )
 
 
@@ -173,7 +191,10 @@ def draw_datasheet(axes, ceilings, low_x: float, high_x: float) -> None:
     roof = sheet.matmul_rate["float16"]
     ridge = roof / sheet.bandwidth
     axes.plot(
-        [low_x, ridge, high_x], [sheet.bandwidth * low_x, roof, roof], color=MUTED, linewidth=1,
+        [low_x, ridge, high_x],
+        [sheet.bandwidth * low_x, roof, roof],
+        color=MUTED,
+        linewidth=1,
         label="datasheet, float16",
     )
 
@@ -187,24 +208,58 @@ def draw_points(axes, points, low_x: float, high_x: float) -> None:
         rate = point.work.flops / point.time if point.work.flops else intensity * point.work.bytes / point.time
         x, y = (value * points_per_pixel for value in to_pixels.transform((intensity, rate)))
         shift = next(
-            shift for shift in itertools.count(0, MARKER + 6)
+            shift
+            for shift in itertools.count(0, MARKER + 6)
             if all(math.dist((x + shift, y), other) > MARKER for other in taken)
         )
         taken.append((x + shift, y))
         if shift:
-            axes.plot([intensity], [rate], marker="o", markersize=5, color=INK, linestyle="none", zorder=4,
-                      markeredgecolor="white", markeredgewidth=0.7, clip_on=False)
-            axes.annotate("", (intensity, rate), xytext=(shift, 0), textcoords="offset points", annotation_clip=False,
-                          arrowprops={"arrowstyle": "-", "color": INK, "linewidth": 1.2, "shrinkA": 0, "shrinkB": 0},
-                          zorder=4)
+            axes.plot(
+                [intensity],
+                [rate],
+                marker="o",
+                markersize=5,
+                color=INK,
+                linestyle="none",
+                zorder=4,
+                markeredgecolor="white",
+                markeredgewidth=0.7,
+                clip_on=False,
+            )
+            axes.annotate(
+                "",
+                (intensity, rate),
+                xytext=(shift, 0),
+                textcoords="offset points",
+                annotation_clip=False,
+                arrowprops={"arrowstyle": "-", "color": INK, "linewidth": 1.2, "shrinkA": 0, "shrinkB": 0},
+                zorder=4,
+            )
         moved = to_pixels + ScaledTranslation(shift / 72, 0, axes.figure.dpi_scale_trans)
         axes.plot(
-            [intensity], [rate], marker="o", markersize=MARKER, color=INK, markeredgecolor="white", linestyle="none",
-            zorder=5, clip_on=False, transform=moved,
+            [intensity],
+            [rate],
+            marker="o",
+            markersize=MARKER,
+            color=INK,
+            markeredgecolor="white",
+            linestyle="none",
+            zorder=5,
+            clip_on=False,
+            transform=moved,
         )
         axes.annotate(
-            str(number), (intensity, rate), xytext=(shift, 0), textcoords="offset points", color="white", ha="center",
-            va="center_baseline", fontsize=9.5, zorder=6, fontweight="bold", annotation_clip=False,
+            str(number),
+            (intensity, rate),
+            xytext=(shift, 0),
+            textcoords="offset points",
+            color="white",
+            ha="center",
+            va="center_baseline",
+            fontsize=9.5,
+            zorder=6,
+            fontweight="bold",
+            annotation_clip=False,
         )
 
 
@@ -215,5 +270,6 @@ def add_legends(axes, ceilings, points) -> None:
         axes.add_artist(slopes)
         marks = [Line2D([], [], linestyle="none") for _ in points]
         texts = [f"{number}   {point.describe(ceilings)}" for number, point in enumerate(points, start=1)]
-        axes.legend(marks, texts, loc="upper left", bbox_to_anchor=(0, -0.13), borderaxespad=0, handlelength=0,
-                    handletextpad=0)
+        axes.legend(
+            marks, texts, loc="upper left", bbox_to_anchor=(0, -0.13), borderaxespad=0, handlelength=0, handletextpad=0
+        )

@@ -1,4 +1,5 @@
 """Throughput over the sequence length: every implementation of `bench attention` against the machine's roof."""
+
 from course_lib.figures.style import INK, MUTED, PALETTE, new_figure, styled
 
 MARKERS = "osD^vPX"
@@ -27,19 +28,32 @@ def throughput_figure(record: dict, head_dim: int = 128):
         for name, color, marker in zip(names, PALETTE, MARKERS):
             points = sorted(
                 (row["length"], row["results"][name]["tflops"])
-                for row in rows if row["causal"] == causal and "tflops" in row["results"][name]
+                for row in rows
+                if row["causal"] == causal and "tflops" in row["results"][name]
             )
             if points:
-                axis.plot(*zip(*points), color=color, marker=marker, markersize=6, label=name,
-                          linewidth=3 if name.startswith("ours") else 1.8)
+                axis.plot(
+                    *zip(*points),
+                    color=color,
+                    marker=marker,
+                    markersize=6,
+                    label=name,
+                    linewidth=3 if name.startswith("ours") else 1.8,
+                )
         axis.set_xscale("log", base=2)
         axis.set_xticks(lengths, [f"{length // 1024}k" if length >= 1024 else str(length) for length in lengths])
         axis.set_xlabel("sequence length (16384 tokens in all)")
         axis.set_title("causal" if causal else "full")
         if roof:
             axis.axhline(roof, color=MUTED, linestyle="--", linewidth=1.5)
-            axis.annotate(f"large matrix product: {roof:.0f}", (lengths[0], roof), xytext=(0, 5),
-                          textcoords="offset points", color=INK, fontsize=10)
+            axis.annotate(
+                f"large matrix product: {roof:.0f}",
+                (lengths[0], roof),
+                xytext=(0, 5),
+                textcoords="offset points",
+                color=INK,
+                fontsize=10,
+            )
         axis.set_ylim(bottom=0, top=1.15 * roof if roof else None)
     axes[0].set_ylabel("TFLOP/s")
     handles, labels = axes[0].get_legend_handles_labels()

@@ -59,26 +59,48 @@ def draw_pool(axes, story: Story, frame: Frame, scale: float = 1.0) -> None:
             Rectangle((x, y), width, 1, fill=False, edgecolor=INK if strong else MUTED, linewidth=2.4 if strong else 1)
         )
         shared = f"  × {len(readers)}" if len(readers) > 1 else ""
-        axes.text(x, y - 0.07, f"{block}{shared}", fontsize=10.5 * scale, va="bottom", color=INK if readers else MUTED,
-                  fontweight="bold" if shared else "normal")
+        axes.text(
+            x,
+            y - 0.07,
+            f"{block}{shared}",
+            fontsize=10.5 * scale,
+            va="bottom",
+            color=INK if readers else MUTED,
+            fontweight="bold" if shared else "normal",
+        )
 
 
 def draw_tables(axes, story: Story, frame: Frame, scale: float = 1.0) -> None:
     """One row for each sequence: its name, its block table and its length."""
     for row, (name, table) in enumerate(frame.tables.items()):
         y = row * 0.78 - 0.1
-        badge = FancyBboxPatch((TABLE_X, y), 0.6, 0.5, boxstyle="round,pad=0.02", facecolor=color_of(story, name),
-                               edgecolor="none")
+        badge = FancyBboxPatch(
+            (TABLE_X, y), 0.6, 0.5, boxstyle="round,pad=0.02", facecolor=color_of(story, name), edgecolor="none"
+        )
         axes.add_patch(badge)
-        axes.text(TABLE_X + 0.3, y + 0.26, name, ha="center", va="center", color="white", fontweight="bold",
-                  fontsize=11.5 * scale)
+        axes.text(
+            TABLE_X + 0.3,
+            y + 0.26,
+            name,
+            ha="center",
+            va="center",
+            color="white",
+            fontweight="bold",
+            fontsize=11.5 * scale,
+        )
         for index, block in enumerate(table):
             x = TABLE_X + 0.9 + 0.72 * index
             edge = INK if block in frame.new else MUTED
             axes.add_patch(Rectangle((x, y), 0.72, 0.5, facecolor="white", edgecolor=edge, linewidth=1))
             axes.text(x + 0.36, y + 0.26, str(block), ha="center", va="center", fontsize=10.5 * scale)
-        axes.text(TABLE_X + 1.05 + 0.72 * len(table), y + 0.26, f"{frame.lengths[name]} tokens", va="center",
-                  fontsize=10 * scale, color=MUTED)
+        axes.text(
+            TABLE_X + 1.05 + 0.72 * len(table),
+            y + 0.26,
+            f"{frame.lengths[name]} tokens",
+            va="center",
+            fontsize=10 * scale,
+            color=MUTED,
+        )
 
 
 def color_of(story: Story, name: str) -> str:

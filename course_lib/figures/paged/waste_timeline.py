@@ -35,8 +35,15 @@ def draw_waste(timelines, steps: int | None = None, title: str = ""):
         panel.stackplot(moments, layers, colors=[color for _, color, _ in LAYERS], linewidth=0)
         panel.set(xlim=(0, moments[-1] or 1), ylim=(0, 100), xlabel="step of the server")
         panel.set_title(name, fontsize=13)
-        panel.text(0.03, 0.05, mean_use(timeline, shown), transform=panel.transAxes, color="white", fontsize=11,
-                   fontweight="bold")
+        panel.text(
+            0.03,
+            0.05,
+            mean_use(timeline, shown),
+            transform=panel.transAxes,
+            color="white",
+            fontsize=11,
+            fontweight="bold",
+        )
     axes[0][0].set_ylabel("share of the cache, %")
     handles = [panel.fill_between([], [], color=color, linewidth=0) for _, color, _ in LAYERS]
     figure.legend(handles, [words for _, _, words in LAYERS], loc="outside lower center", ncols=len(LAYERS))

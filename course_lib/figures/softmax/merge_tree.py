@@ -1,4 +1,5 @@
 """The parts of a row, each with its maximum and sum, merged in pairs."""
+
 import math
 
 from matplotlib.patches import FancyBboxPatch
@@ -56,11 +57,29 @@ def draw_merge_tree(scores, parts: int):
                     below = (child + 0.5) * wide / 2 - 0.5
                     shrink = math.exp(levels[depth - 1][child][0] - maximum)
                     axes.plot([below, x], [y - 0.9, y - 0.34], color=MUTED, linewidth=1.4, zorder=1)
-                    axes.text((below + x) / 2, y - 0.62, f"ℓ × {shrink:.2f}", fontsize=10.5, ha="center", va="center",
-                              color=INK, bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1.5})
+                    axes.text(
+                        (below + x) / 2,
+                        y - 0.62,
+                        f"ℓ × {shrink:.2f}",
+                        fontsize=10.5,
+                        ha="center",
+                        va="center",
+                        color=INK,
+                        bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1.5},
+                    )
             color = PALETTE[index % len(PALETTE)] if not depth else INK
-            axes.add_patch(FancyBboxPatch((x - 1.55, y - 0.34), 3.1, 0.68, boxstyle="round,pad=0.02,rounding_size=0.12",
-                                          facecolor=PAPER, edgecolor=color, linewidth=1.8, zorder=2))
+            axes.add_patch(
+                FancyBboxPatch(
+                    (x - 1.55, y - 0.34),
+                    3.1,
+                    0.68,
+                    boxstyle="round,pad=0.02,rounding_size=0.12",
+                    facecolor=PAPER,
+                    edgecolor=color,
+                    linewidth=1.8,
+                    zorder=2,
+                )
+            )
             axes.text(x, y, f"m = {maximum:.1f}   ℓ = {total:.2f}", ha="center", va="center", fontsize=10.5, zorder=3)
         name = "each part" if not depth else "the whole row" if len(level) == 1 else "merged"
         axes.text(-0.8, y, name, ha="right", va="center", color=MUTED)

@@ -68,8 +68,9 @@ def draw_steps(scores, values, tile: int, chosen: list[int] | None = None):
     steps = online_steps(scores, values, tile)
     chosen = chosen_steps(steps) if chosen is None else chosen
     width = 10.4 if len(chosen) > 1 else 6.4
-    figure, axes = new_figure(width, 7.0, rows=3, columns=len(chosen), squeeze=False, sharey="row",
-                              height_ratios=(1.25, 1, 1.1))
+    figure, axes = new_figure(
+        width, 7.0, rows=3, columns=len(chosen), squeeze=False, sharey="row", height_ratios=(1.25, 1, 1.1)
+    )
     largest_number = max(max(step.running_sum, *map(abs, step.accumulator)) for step in steps)
     for column, index in enumerate(chosen):
         draw_scores(axes[0, column], scores, steps[index])
@@ -92,9 +93,16 @@ def draw_scores(axes, scores, step: Step) -> None:
         else:
             axes.bar(position, score, facecolor="none", edgecolor=MUTED, linestyle=":", width=0.8)
     axes.axhline(step.running_max, color=BLUE, linewidth=1.6)
-    axes.text(len(scores) - 0.4, step.running_max + 0.03 * (high - low), f"m = {step.running_max:.1f}", color=BLUE,
-              ha="right", va="bottom", fontsize=11,
-              bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1, "alpha": 0.85})
+    axes.text(
+        len(scores) - 0.4,
+        step.running_max + 0.03 * (high - low),
+        f"m = {step.running_max:.1f}",
+        color=BLUE,
+        ha="right",
+        va="bottom",
+        fontsize=11,
+        bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1, "alpha": 0.85},
+    )
     axes.set(xlim=(-0.7, len(scores) - 0.3), ylim=(low - 0.08 * (high - low), high + 0.2 * (high - low)), xticks=[])
     axes.grid(axis="x", visible=False)
 
@@ -103,8 +111,13 @@ def draw_weights(axes, scores, step: Step) -> None:
     """What every score seen so far weighs, relative to the maximum so far."""
     for position in range(step.end):
         current = position >= step.start
-        axes.bar(position, math.exp(scores[position] - step.running_max), width=0.8, color=ORANGE if current else BLUE,
-                 alpha=1.0 if current else 0.55)
+        axes.bar(
+            position,
+            math.exp(scores[position] - step.running_max),
+            width=0.8,
+            color=ORANGE if current else BLUE,
+            alpha=1.0 if current else 0.55,
+        )
     note = f"earlier weights × {step.rescale:.2f}" if step.rescale < 1 else "maximum unchanged" if step.start else ""
     axes.text(0.5, 0.985, note, transform=axes.transAxes, ha="center", va="top", fontsize=10.5, color=INK)
     axes.set(xlim=(-0.7, len(scores) - 0.3), ylim=(0, 1.28), xticks=[], yticks=[0, 0.5, 1])
@@ -118,10 +131,15 @@ def draw_numbers(axes, step: Step, largest: float) -> None:
     for position, (_, value, color) in enumerate(bars):
         axes.barh(position, value, color=color, height=0.62)
         output = f", ÷ ℓ: {value / step.running_sum:.2f}" if position else ""
-        axes.text(max(value, 0) + 0.03 * largest, position, f"{value:.2f}{output}", va="center", fontsize=10.5,
-                  color=INK)
-    axes.set(xlim=(min(0, *step.accumulator), 2.1 * largest), yticks=range(len(bars)),
-             yticklabels=[name for name, _, _ in bars], xticks=[])
+        axes.text(
+            max(value, 0) + 0.03 * largest, position, f"{value:.2f}{output}", va="center", fontsize=10.5, color=INK
+        )
+    axes.set(
+        xlim=(min(0, *step.accumulator), 2.1 * largest),
+        yticks=range(len(bars)),
+        yticklabels=[name for name, _, _ in bars],
+        xticks=[],
+    )
     if not axes.yaxis_inverted():  # the columns of a strip share this axis
         axes.invert_yaxis()
     axes.grid(visible=False)

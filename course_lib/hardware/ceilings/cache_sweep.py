@@ -3,6 +3,7 @@
 A window that fits a level is read at that level's speed; a larger one is not. So the sizes of the caches are measured,
 not only looked up. On a GPU all multiprocessors read together; on a CPU one core does, since its caches are its own.
 """
+
 import torch
 
 from course_lib.hardware.device import default_device, machine
@@ -34,9 +35,7 @@ def core_speed(window_bytes: int) -> float:
     passes = max(1, CPU_BYTES_PER_RUN // window_bytes)
     window = torch.ones(window_bytes // 4).expand(passes, -1)  # [passes, elements], every row the same memory
     sums = torch.empty(passes)
-    timing = measure(
-        lambda: torch.sum(window, dim=1, out=sums), seconds=SECONDS, warmup=1, flush=False, device="cpu"
-    )
+    timing = measure(lambda: torch.sum(window, dim=1, out=sums), seconds=SECONDS, warmup=1, flush=False, device="cpu")
     return passes * window_bytes / timing.best
 
 
@@ -52,7 +51,8 @@ def gpu_sweep() -> tuple[tuple[int, float], ...]:
     for window_bytes in windows:
         timing = measure(
             lambda window_bytes=window_bytes: reread_window(source, sums, window_bytes, GPU_ROUNDS, ".ca"),
-            seconds=SECONDS, device="cuda",
+            seconds=SECONDS,
+            device="cuda",
         )
         speeds.append((window_bytes, programs * GPU_ROUNDS * REREAD_BLOCK * 4 / timing.median))
     return tuple(speeds)

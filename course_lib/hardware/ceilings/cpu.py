@@ -5,6 +5,7 @@
   the roof of anything written as a chain of operators; a compiled loop with its values in registers would pass it.
 - Matrix product: float32, through the vendor's library.
 """
+
 import torch
 
 from course_lib.hardware.device import machine

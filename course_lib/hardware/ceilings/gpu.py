@@ -1,4 +1,5 @@
 """The ceilings of a GPU: memory, L2, what lies on the multiprocessors, multiply-adds, matrix units, launches."""
+
 import time
 
 import torch

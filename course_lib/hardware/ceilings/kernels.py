@@ -2,6 +2,7 @@
 
 They stand apart from the chapters' kernels, so that a chapter can be measured against them.
 """
+
 import triton
 import triton.language as tl
 
@@ -23,8 +24,9 @@ def read_kernel(x_pointer, out_pointer, rounds, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def reread_kernel(x_pointer, out_pointer, rounds, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, STEP: tl.constexpr,
-                  CACHE: tl.constexpr):
+def reread_kernel(
+    x_pointer, out_pointer, rounds, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, STEP: tl.constexpr, CACHE: tl.constexpr
+):
     """Reads a window of BLOCKS blocks over and over; BLOCKS is a power of two.
 
     Program p starts at block p * STEP. A window of some MiB, read past the L1 (CACHE ".cg"), measures the L2; one of a

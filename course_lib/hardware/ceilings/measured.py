@@ -4,6 +4,7 @@
 file for each device, PyTorch and driver. On a GPU each figure is the median of its runs; on a CPU, which others use at
 the same time, the fastest run's. Both come with the spread of the runs.
 """
+
 import dataclasses
 import datetime
 import hashlib
@@ -21,19 +22,19 @@ FORMAT = 3  # of the cached file; raise it when what is measured changes
 class Ceilings:
     """Measured ceilings of one device. Bandwidths in bytes/s, rates in FLOP/s, launch_overhead in seconds."""
 
-    device: str                         # its name, e.g. "NVIDIA H200"
-    kind: str                           # "cuda" | "cpu"
-    copy_bandwidth: float               # bytes read plus bytes written, per second
+    device: str  # its name, e.g. "NVIDIA H200"
+    kind: str  # "cuda" | "cpu"
+    copy_bandwidth: float  # bytes read plus bytes written, per second
     read_bandwidth: float
-    matmul_rate: dict[str, float]       # dtype name ("float32", "tf32", "float16", ...) -> FLOP/s
-    fma_rate: float                     # float32 multiply-adds on ordinary units, two FLOPs each
-    launch_overhead: float              # host seconds for each launch of an empty kernel (CPU: smallest operator call)
-    l2_bandwidth: float | None          # GPU only
-    on_chip_bandwidth: float | None     # GPU: L1 of all multiprocessors; CPU: cache of all cores
-    spread: dict[str, float]            # figure -> (90th - 10th percentile of its times) / median
+    matmul_rate: dict[str, float]  # dtype name ("float32", "tf32", "float16", ...) -> FLOP/s
+    fma_rate: float  # float32 multiply-adds on ordinary units, two FLOPs each
+    launch_overhead: float  # host seconds for each launch of an empty kernel (CPU: smallest operator call)
+    l2_bandwidth: float | None  # GPU only
+    on_chip_bandwidth: float | None  # GPU: L1 of all multiprocessors; CPU: cache of all cores
+    spread: dict[str, float]  # figure -> (90th - 10th percentile of its times) / median
     sweep: tuple[tuple[int, float], ...]  # (window read again and again [bytes], bytes/s); on a CPU, one core's
-    measured_at: str                    # ISO time, UTC
-    notes: tuple[str, ...] = ()         # what could not be measured, and why
+    measured_at: str  # ISO time, UTC
+    notes: tuple[str, ...] = ()  # what could not be measured, and why
 
     @property
     def memory_bandwidth(self) -> float:
@@ -96,8 +97,10 @@ def plausible(found: Ceilings) -> bool:
     needed += list(found.matmul_rate.values())
     needed += [speed for _, speed in found.sweep]
     needed += [value for value in (found.l2_bandwidth, found.on_chip_bandwidth) if value is not None]
-    return bool(found.matmul_rate) and bool(found.sweep) and all(
-        isinstance(value, (int, float)) and math.isfinite(value) and value > 0 for value in needed
+    return (
+        bool(found.matmul_rate)
+        and bool(found.sweep)
+        and all(isinstance(value, (int, float)) and math.isfinite(value) and value > 0 for value in needed)
     )
 
 

@@ -5,6 +5,7 @@ So nothing is imported: from the live function, every name in its source is foll
 sent along, helper kernels by their own source in turn. Functions with the same globals share one namespace over there,
 so that equal names of different files cannot meet.
 """
+
 import ast
 import importlib.util
 import inspect
@@ -38,8 +39,12 @@ class KernelSource:
                 links[name], values[name] = self._add_function(value), None
             else:
                 values[name] = encoded(value)
-        return {"namespaces": self._namespaces, "kernel": self._kernel, "constexprs": values,
-                "function_constexprs": links}
+        return {
+            "namespaces": self._namespaces,
+            "kernel": self._kernel,
+            "constexprs": values,
+            "function_constexprs": links,
+        }
 
     def _add_function(self, kernel) -> tuple[int, str]:
         function = function_of(kernel)
@@ -98,8 +103,10 @@ def function_of(kernel) -> types.FunctionType:
     while not isinstance(inner, types.FunctionType) and hasattr(inner, "fn"):
         inner = inner.fn
     if not isinstance(inner, types.FunctionType) or inner is kernel:
-        raise TypeError(f"expected a kernel, a function decorated with @triton.jit; got {type(kernel).__name__} "
-                        f"{getattr(kernel, '__name__', kernel)!r}. Pass the kernel itself, not its launcher")
+        raise TypeError(
+            f"expected a kernel, a function decorated with @triton.jit; got {type(kernel).__name__} "
+            f"{getattr(kernel, '__name__', kernel)!r}. Pass the kernel itself, not its launcher"
+        )
     return inner
 
 
@@ -109,8 +116,12 @@ def decorator_of(value) -> str | None:
     while hasattr(inner, "fn") and not isinstance(inner.fn, types.FunctionType):
         inner = inner.fn
     kind = type(inner).__name__
-    return {"JITFunction": "triton.jit", "InterpretedFunction": "triton.jit", "GluonJITFunction": "gluon.jit",
-            "ConstexprFunction": "triton.constexpr_function"}.get(kind)
+    return {
+        "JITFunction": "triton.jit",
+        "InterpretedFunction": "triton.jit",
+        "GluonJITFunction": "gluon.jit",
+        "ConstexprFunction": "triton.constexpr_function",
+    }.get(kind)
 
 
 def source_of(function: types.FunctionType) -> tuple[str, int]:
@@ -118,8 +129,10 @@ def source_of(function: types.FunctionType) -> tuple[str, int]:
     try:
         lines, _ = inspect.getsourcelines(function)
     except (OSError, TypeError) as error:
-        raise ValueError(f"the source of {function.__name__} cannot be read ({error}); define it in a file or a "
-                         "notebook cell, not through exec") from error
+        raise ValueError(
+            f"the source of {function.__name__} cannot be read ({error}); define it in a file or a "
+            "notebook cell, not through exec"
+        ) from error
     source = textwrap.dedent("".join(lines))
     start = re.search(r"^def\s", source, re.MULTILINE).start()
     return source[start:], source[:start].count("\n")

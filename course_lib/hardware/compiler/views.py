@@ -8,6 +8,7 @@ compile them. The kernel travels by its source, with the helpers and constants i
 notebook cell compiles as well as one in a file. Signature entries are Triton's: "*fp16" a pointer to float16, "i32" an
 integer, "fp32" a number, "tensordesc<fp16[128,64]>" a tensor descriptor.
 """
+
 import html
 import os
 import pickle
@@ -23,8 +24,17 @@ from pathlib import Path
 from course_lib.hardware import signals
 from course_lib.hardware.compiler.kernel_source import NO_DEFAULT, KernelSource, parameters_of
 
-__all__ = ["ARCHITECTURES", "Architecture", "CompileCase", "CompileError", "CompiledKernel", "Comparison",
-           "compile_many", "compile_view", "compile_views"]
+__all__ = [
+    "ARCHITECTURES",
+    "Architecture",
+    "CompileCase",
+    "CompileError",
+    "CompiledKernel",
+    "Comparison",
+    "compile_many",
+    "compile_view",
+    "compile_views",
+]
 
 
 @dataclass(frozen=True)
@@ -122,8 +132,11 @@ class CompiledKernel:
     def rows(self) -> list[tuple[str, str]]:
         """(what, value) as the table shows them."""
         limits = self.architecture
-        spills = "none" if not self.spill_bytes else \
-            f"{self.spill_bytes} B ({self.spill_stores} stores, {self.spill_loads} loads)"
+        spills = (
+            "none"
+            if not self.spill_bytes
+            else f"{self.spill_bytes} B ({self.spill_stores} stores, {self.spill_loads} loads)"
+        )
         fits = "fits" if self.fits else "DOES NOT FIT"
         matrix = ", ".join(f"{kind} × {count}" for kind, count in self.instructions.items())
         copies = ", ".join(f"{kind} × {count}" for kind, count in self.asynchronous_copies.items())
@@ -145,7 +158,7 @@ class CompiledKernel:
         return "\n".join([self.name] + [f"  {what.ljust(width)}  {value}" for what, value in self.rows()])
 
     def _repr_html_(self) -> str:
-        return Comparison((self, ))._repr_html_()
+        return Comparison((self,))._repr_html_()
 
 
 def _widths(widths: Mapping[int, int]) -> str:
@@ -204,9 +217,19 @@ class CompileCase:
 
     def requests(self) -> list[dict]:
         """Arguments for :func:`compile_many`, one per architecture."""
-        return [{"kernel": self.kernel, "signature": self.signature, "constexprs": self.constexprs, "arch": arch,
-                 "num_warps": self.num_warps, "num_stages": self.num_stages, "divisible": self.divisible,
-                 **self.options} for arch in self.archs]
+        return [
+            {
+                "kernel": self.kernel,
+                "signature": self.signature,
+                "constexprs": self.constexprs,
+                "arch": arch,
+                "num_warps": self.num_warps,
+                "num_stages": self.num_stages,
+                "divisible": self.divisible,
+                **self.options,
+            }
+            for arch in self.archs
+        ]
 
     def problems(self, view: "CompiledKernel | CompileError", arch: int) -> list[str]:
         """Sentences about what is not as it should be; empty when all is well."""
@@ -218,8 +241,10 @@ class CompileCase:
             limit = view.architecture.shared_per_block
             found.append(f"{name} needs {view.shared_bytes} bytes of shared memory, and {limit} exist")
         if self.max_spill_bytes is not None and view.spill_bytes > self.max_spill_bytes:
-            found.append(f"{name} spills {view.spill_bytes} bytes per thread at {view.registers} registers; "
-                         f"{self.max_spill_bytes} are allowed")
+            found.append(
+                f"{name} spills {view.spill_bytes} bytes per thread at {view.registers} registers; "
+                f"{self.max_spill_bytes} are allowed"
+            )
         expected = self.instruction.get(arch) if isinstance(self.instruction, Mapping) else self.instruction
         if expected is not None and expected not in view.instructions:
             found.append(f"{name} should use {expected}; it uses {view.matrix_instruction or 'no matrix instruction'}")
@@ -229,9 +254,18 @@ class CompileCase:
 # --------------------------------------------------------------------------------------------------- entry points
 
 
-def compile_view(kernel, signature: Mapping[str, str], constexprs: Mapping[str, object] | None = None, *, arch=90,
-                 num_warps: int = 4, num_stages: int = 3, divisible: Iterable[str] | None = None,
-                 want_sass: bool = False, **options) -> CompiledKernel:
+def compile_view(
+    kernel,
+    signature: Mapping[str, str],
+    constexprs: Mapping[str, object] | None = None,
+    *,
+    arch=90,
+    num_warps: int = 4,
+    num_stages: int = 3,
+    divisible: Iterable[str] | None = None,
+    want_sass: bool = False,
+    **options,
+) -> CompiledKernel:
     """Compiles one kernel for one architecture and says what became of it.
 
     kernel      a @triton.jit or @gluon.jit function, autotuned or not
@@ -246,28 +280,47 @@ def compile_view(kernel, signature: Mapping[str, str], constexprs: Mapping[str, 
     Raises TypeError for what is no kernel, ValueError for an unknown architecture or an incomplete signature,
     CompileError with the compiler's words where it refuses.
     """
-    request = {"kernel": kernel, "signature": signature, "constexprs": constexprs or {}, "arch": arch,
-               "num_warps": num_warps, "num_stages": num_stages, "divisible": divisible, "want_sass": want_sass,
-               **options}
-    view, = compile_many([request])
+    request = {
+        "kernel": kernel,
+        "signature": signature,
+        "constexprs": constexprs or {},
+        "arch": arch,
+        "num_warps": num_warps,
+        "num_stages": num_stages,
+        "divisible": divisible,
+        "want_sass": want_sass,
+        **options,
+    }
+    (view,) = compile_many([request])
     if isinstance(view, CompileError):
         raise view
     return view
 
 
-def compile_views(kernel, signature: Mapping[str, str], constexprs: Mapping[str, object] | None = None, *,
-                  archs: Iterable[int | str] = (75, 80, 90), **configuration) -> Comparison:
+def compile_views(
+    kernel,
+    signature: Mapping[str, str],
+    constexprs: Mapping[str, object] | None = None,
+    *,
+    archs: Iterable[int | str] = (75, 80, 90),
+    **configuration,
+) -> Comparison:
     """:func:`compile_view` for several architectures, side by side. Raises what it raises."""
-    views = compile_many([{"kernel": kernel, "signature": signature, "constexprs": constexprs or {}, "arch": arch,
-                           **configuration} for arch in archs])
+    views = compile_many(
+        [
+            {"kernel": kernel, "signature": signature, "constexprs": constexprs or {}, "arch": arch, **configuration}
+            for arch in archs
+        ]
+    )
     for view in views:
         if isinstance(view, CompileError):
             raise view
     return Comparison(tuple(views))
 
 
-def compile_many(requests: Iterable[Mapping], *, jobs: int | None = None,
-                 timeout: float = 600) -> list["CompiledKernel | CompileError"]:
+def compile_many(
+    requests: Iterable[Mapping], *, jobs: int | None = None, timeout: float = 600
+) -> list["CompiledKernel | CompileError"]:
     """Compiles many kernels in as few processes as there are cores; a result or a CompileError for each, in order.
 
     Each request is a dict of :func:`compile_view`'s arguments by name. Bad arguments raise at once, before anything is
@@ -303,8 +356,9 @@ def _name_of(kernel) -> str:
     return getattr(kernel, "__name__", None) or getattr(getattr(kernel, "fn", None), "__name__", repr(kernel))
 
 
-def _prepare(kernel, signature, constexprs=None, arch=90, num_warps=4, num_stages=3, divisible=None, want_sass=False,
-             **options) -> dict:
+def _prepare(
+    kernel, signature, constexprs=None, arch=90, num_warps=4, num_stages=3, divisible=None, want_sass=False, **options
+) -> dict:
     arch = _arch_number(arch)
     source = KernelSource(kernel)
     parameters = parameters_of(source.function)
@@ -312,8 +366,10 @@ def _prepare(kernel, signature, constexprs=None, arch=90, num_warps=4, num_stage
     for given, what in ((signature, "signature"), (constexprs, "constexprs")):
         unknown = [name for name in given if name not in parameters]
         if unknown:
-            raise ValueError(f"{what} names {', '.join(map(repr, unknown))}, which {source.name} does not take; its "
-                             f"parameters are {', '.join(parameters)}")
+            raise ValueError(
+                f"{what} names {', '.join(map(repr, unknown))}, which {source.name} does not take; its "
+                f"parameters are {', '.join(parameters)}"
+            )
     entries = {}
     for name, (is_constexpr, default) in parameters.items():
         if default is not NO_DEFAULT and (is_constexpr or name not in signature):
@@ -323,23 +379,37 @@ def _prepare(kernel, signature, constexprs=None, arch=90, num_warps=4, num_stage
         elif is_constexpr or signature.get(name) == "constexpr":
             raise ValueError(f"constexprs has no value for {name!r}, a tl.constexpr parameter of {source.name}")
         elif name not in signature:
-            raise ValueError(f"signature has no entry for {name!r}, a parameter of {source.name}; give its type, such "
-                             'as "*fp32" for a pointer or "i32" for an integer')
+            raise ValueError(
+                f"signature has no entry for {name!r}, a parameter of {source.name}; give its type, such "
+                'as "*fp32" for a pointer or "i32" for an integer'
+            )
         elif not re.fullmatch(SIGNATURE_TYPE, str(signature[name])):
-            raise ValueError(f"{name!r} is {signature[name]!r} in signature; allowed: a number ({NUMBER_TYPES}), a "
-                             'pointer ("*fp16"), or a descriptor ("tensordesc<fp16[128,64]>")')
+            raise ValueError(
+                f"{name!r} is {signature[name]!r} in signature; allowed: a number ({NUMBER_TYPES}), a "
+                'pointer ("*fp16"), or a descriptor ("tensordesc<fp16[128,64]>")'
+            )
         else:
             entries[name] = signature[name]
     if divisible is None:
-        divisible = [name for name, kind in entries.items()
-                     if kind.startswith("*") or (re.fullmatch(r"[iu]\d+", kind) and "stride" in name.lower())]
+        divisible = [
+            name
+            for name, kind in entries.items()
+            if kind.startswith("*") or (re.fullmatch(r"[iu]\d+", kind) and "stride" in name.lower())
+        ]
     unknown = [name for name in divisible if name not in entries]
     if unknown:
         raise ValueError(f"divisible names {', '.join(map(repr, unknown))}, which {source.name} does not take")
     return {
-        "signature": entries, "arch": arch, "num_warps": num_warps, "num_stages": num_stages, "options": options,
-        "divisible": [name for name in divisible if entries[name] != "constexpr"], "want_sass": want_sass,
-        "first_line": source.first_line, "name": source.name, "missing": source.missing,
+        "signature": entries,
+        "arch": arch,
+        "num_warps": num_warps,
+        "num_stages": num_stages,
+        "options": options,
+        "divisible": [name for name in divisible if entries[name] != "constexpr"],
+        "want_sass": want_sass,
+        "first_line": source.first_line,
+        "name": source.name,
+        "missing": source.missing,
         **source.packed(constexprs),
     }
 
@@ -355,11 +425,16 @@ def _run_worker(requests: list[dict], timeout: float) -> list[dict]:
     with tempfile.TemporaryDirectory() as folder:
         sent, received = Path(folder) / "requests", Path(folder) / "results"
         while len(results) < len(requests):
-            sent.write_bytes(pickle.dumps(requests[len(results):]))
+            sent.write_bytes(pickle.dumps(requests[len(results) :]))
             received.write_bytes(b"")
             try:
-                done = subprocess.run([sys.executable, str(worker), str(sent), str(received)], env=environment,
-                                      capture_output=True, text=True, timeout=timeout)
+                done = subprocess.run(
+                    [sys.executable, str(worker), str(sent), str(received)],
+                    env=environment,
+                    capture_output=True,
+                    text=True,
+                    timeout=timeout,
+                )
                 number = signals.signal_of(done.returncode)
                 ended = signals.died_of(number, compiled=True) if number else f"ended with status {done.returncode}."
                 printed = done.stderr.strip()[-2000:]
@@ -370,8 +445,9 @@ def _run_worker(requests: list[dict], timeout: float) -> list[dict]:
                 while stream.peek(1):
                     results.append(pickle.load(stream))
             if len(results) < len(requests):  # the next one broke the process; go on behind it
-                results.append({"error": {"kind": "crash", "message": failure, "line_in_kernel": None,
-                                          "diagnostics": ""}})
+                results.append(
+                    {"error": {"kind": "crash", "message": failure, "line_in_kernel": None, "diagnostics": ""}}
+                )
     return results
 
 
@@ -390,16 +466,29 @@ def _read_result(request: dict, result: dict) -> "CompiledKernel | CompileError"
         return CompileError(message, kind=error["kind"], line=line, diagnostics=error["diagnostics"])
     ptx = result["ptx"]
     matrix = {kind: len(re.findall(pattern, ptx)) for kind, pattern in MATRIX_INSTRUCTIONS.items()}
-    copies = {"tma": len(re.findall(r"\bcp\.async\.bulk\.tensor", ptx)),
-              "cp.async": len(re.findall(r"\bcp\.async\.c[ag]\b", ptx))}
+    copies = {
+        "tma": len(re.findall(r"\bcp\.async\.bulk\.tensor", ptx)),
+        "cp.async": len(re.findall(r"\bcp\.async\.c[ag]\b", ptx)),
+    }
     return CompiledKernel(
-        name=result["name"], arch=request["arch"], num_warps=result["num_warps"], num_stages=request["num_stages"],
-        registers=result["registers"], spill_bytes=result["stack_bytes"], spill_stores=result["spill_stores"],
-        spill_loads=result["spill_loads"], shared_bytes=result["shared_bytes"],
+        name=result["name"],
+        arch=request["arch"],
+        num_warps=result["num_warps"],
+        num_stages=request["num_stages"],
+        registers=result["registers"],
+        spill_bytes=result["stack_bytes"],
+        spill_stores=result["spill_stores"],
+        spill_loads=result["spill_loads"],
+        shared_bytes=result["shared_bytes"],
         instructions={kind: count for kind, count in matrix.items() if count},
-        load_widths=_access_widths(ptx, "ld"), store_widths=_access_widths(ptx, "st"),
-        asynchronous_copies={kind: count for kind, count in copies.items() if count}, ptx=ptx, sass=result["sass"],
-        ttgir=result["ttgir"], triton=result["triton"])
+        load_widths=_access_widths(ptx, "ld"),
+        store_widths=_access_widths(ptx, "st"),
+        asynchronous_copies={kind: count for kind, count in copies.items() if count},
+        ptx=ptx,
+        sass=result["sass"],
+        ttgir=result["ttgir"],
+        triton=result["triton"],
+    )
 
 
 def _access_widths(ptx: str, operation: str) -> dict[int, int]:

@@ -6,6 +6,7 @@ A process that interprets kernels cannot compile them (Triton decides at import)
 the interpreter off. It needs no GPU: Triton's wheel carries ptxas and the disassembler. REQUESTS is a pickled list;
 RESULTS grows by one pickled dict per request, so that a crash of the compiler costs one kernel and not the batch.
 """
+
 import importlib
 import os
 import pickle
@@ -125,6 +126,7 @@ def _import(name: str):
 
 def _decoded(value):
     import triton.language as tl
+
     kind, content = value
     if kind == "constexpr":
         return tl.constexpr(_decoded(content))
@@ -139,11 +141,12 @@ def _decoded(value):
 def _compile(kernel, constexprs: dict, request: dict, folder: Path) -> dict:
     import triton
     from triton.backends.compiler import GPUTarget
+
     if kernel.is_gluon():
         from triton.experimental.gluon._runtime import GluonASTSource as Source
     else:
         from triton.compiler import ASTSource as Source
-    attributes = {(kernel.arg_names.index(name), ): [["tt.divisibility", 16]] for name in request["divisible"]}
+    attributes = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in request["divisible"]}
     source = Source(kernel, request["signature"], constexprs, attributes)
     options = {"num_warps": request["num_warps"], "num_stages": request["num_stages"], **request["options"]}
     compiled = triton.compile(source, target=GPUTarget("cuda", request["arch"], 32), options=options)
@@ -154,9 +157,16 @@ def _compile(kernel, constexprs: dict, request: dict, folder: Path) -> dict:
     registers = max(int(count) for count in re.findall(r"REG:(\d+)", usage))
     stack = max(int(count) for count in re.findall(r"STACK:(\d+)", usage))
     result = {
-        "name": compiled.metadata.name, "registers": registers, "stack_bytes": stack, "spill_stores": 0,
-        "spill_loads": 0, "shared_bytes": compiled.metadata.shared, "num_warps": compiled.metadata.num_warps,
-        "ptx": _text(compiled.asm["ptx"]), "sass": None, "ttgir": _text(compiled.asm["ttgir"]),
+        "name": compiled.metadata.name,
+        "registers": registers,
+        "stack_bytes": stack,
+        "spill_stores": 0,
+        "spill_loads": 0,
+        "shared_bytes": compiled.metadata.shared,
+        "num_warps": compiled.metadata.num_warps,
+        "ptx": _text(compiled.asm["ptx"]),
+        "sass": None,
+        "ttgir": _text(compiled.asm["ttgir"]),
         "triton": triton.__version__,
     }
     if stack or request["want_sass"]:
@@ -173,6 +183,7 @@ def _text(value) -> str:
 
 def _tool(name: str, *arguments: str) -> str:
     import triton
+
     program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
     done = subprocess.run([str(program), *arguments], capture_output=True, text=True)
     if done.returncode:

@@ -2,6 +2,7 @@
 
 Nothing is looked up here, so every kind of machine can be put before it.
 """
+
 import dataclasses
 import re
 import sys
@@ -31,23 +32,34 @@ class Surroundings:
     """What the doctor looks at beside the machine itself."""
 
     interpreting: bool
-    interpret_variable: str | None   # TRITON_INTERPRET as it is set
+    interpret_variable: str | None  # TRITON_INTERPRET as it is set
     imported_too_early: bool
     interpreter_repaired: bool
-    triton_wanted: str | None        # the Triton that the installed PyTorch was released with, "3.6.0"
+    triton_wanted: str | None  # the Triton that the installed PyTorch was released with, "3.6.0"
     numpy: str | None
     c_compiler: str | None
     missing_packages: tuple[str, ...]
     home: str
     home_problem: str | None
-    ceilings: object | None          # remembered `Ceilings`, None when not measured yet
+    ceilings: object | None  # remembered `Ceilings`, None when not measured yet
 
 
 def examine(machine: Machine, around: Surroundings) -> tuple[Line, ...]:
     """Every finding on a machine and its surroundings, the most telling first."""
     checks = (
-        check_tier, check_gpu, check_interpreter, check_torch, check_triton, check_python, check_shared_memory,
-        check_dtypes, check_c_compiler, check_cpu, check_packages, check_home, check_ceilings,
+        check_tier,
+        check_gpu,
+        check_interpreter,
+        check_torch,
+        check_triton,
+        check_python,
+        check_shared_memory,
+        check_dtypes,
+        check_c_compiler,
+        check_cpu,
+        check_packages,
+        check_home,
+        check_ceilings,
     )
     return tuple(line for check in checks if (line := check(machine, around)) is not None)
 
@@ -95,13 +107,21 @@ def check_gpu(machine, around) -> Line:
 
 def check_interpreter(machine, around) -> Line | None:
     if around.imported_too_early:
-        return Line("problem", "Interpreter", "Triton was imported before course_lib, set up for a GPU.",
-                    "Restart the notebook's kernel and import course_lib first.")
+        return Line(
+            "problem",
+            "Interpreter",
+            "Triton was imported before course_lib, set up for a GPU.",
+            "Restart the notebook's kernel and import course_lib first.",
+        )
     if not around.interpreting:
         if machine.tier == "none" and machine.triton is not None:
-            return Line("problem", "Interpreter", f"TRITON_INTERPRET={around.interpret_variable} turns it off, "
-                        "and there is no usable GPU: no kernel can run.",
-                        "Unset TRITON_INTERPRET and restart the notebook's kernel.")
+            return Line(
+                "problem",
+                "Interpreter",
+                f"TRITON_INTERPRET={around.interpret_variable} turns it off, "
+                "and there is no usable GPU: no kernel can run.",
+                "Unset TRITON_INTERPRET and restart the notebook's kernel.",
+            )
         return None
     if machine.triton is None:
         return None
@@ -124,25 +144,44 @@ def check_triton(machine, around) -> Line:
         if machine.system == "Linux":
             return Line("problem", "Triton", "not installed", "pip install -r requirements.txt")
         system = {"Darwin": "macOS"}.get(machine.system, machine.system)
-        action = "Use WSL 2 (Linux inside Windows), Colab or a Linux machine" if system == "Windows" else \
-            "Use Colab, a Linux machine or a Linux container"
-        return Line("problem", "Triton", f"has no package for {system}; chapters without kernels of yours still run",
-                    f"{action} for the Triton exercises.")
+        action = (
+            "Use WSL 2 (Linux inside Windows), Colab or a Linux machine"
+            if system == "Windows"
+            else "Use Colab, a Linux machine or a Linux container"
+        )
+        return Line(
+            "problem",
+            "Triton",
+            f"has no package for {system}; chapters without kernels of yours still run",
+            f"{action} for the Triton exercises.",
+        )
     wanted = around.triton_wanted
     if not TRITONS[0] <= pair(machine.triton) <= TRITONS[1]:
-        return Line("warning", "Triton", f"{machine.triton}; the course is tested with {span(TRITONS)}",
-                    f'pip install "triton=={wanted}"' if wanted else REINSTALL)
+        return Line(
+            "warning",
+            "Triton",
+            f"{machine.triton}; the course is tested with {span(TRITONS)}",
+            f'pip install "triton=={wanted}"' if wanted else REINSTALL,
+        )
     if wanted and pair(wanted) != pair(machine.triton):
-        return Line("warning", "Triton", f"{machine.triton}, but PyTorch {machine.torch} was released with {wanted}; "
-                    "torch.compile may fail", f'pip install "triton=={wanted}"')
+        return Line(
+            "warning",
+            "Triton",
+            f"{machine.triton}, but PyTorch {machine.torch} was released with {wanted}; torch.compile may fail",
+            f'pip install "triton=={wanted}"',
+        )
     return Line("ok", "Triton", machine.triton)
 
 
 def check_python(machine, around) -> Line:
     oldest, newest = PYTHONS
     if not oldest <= pair(machine.python) <= newest:
-        return Line("warning", "Python", f"{machine.python}; the course is tested with {span(PYTHONS)}",
-                    "Make an environment with one of those.")
+        return Line(
+            "warning",
+            "Python",
+            f"{machine.python}; the course is tested with {span(PYTHONS)}",
+            "Make an environment with one of those.",
+        )
     return Line("ok", "Python", f"{machine.python} at {sys.executable}")
 
 
@@ -151,15 +190,27 @@ def check_shared_memory(machine, around) -> Line | None:
         return None
     size = machine.shared_memory_per_block_bytes
     if size < SMALL_SHARED_MEMORY:
-        return Line("note", "Shared memory", f"{format_capacity(size)} for a program: kernels take smaller tiles here",
-                    "Nothing; your own tiles must fit it too.")
+        return Line(
+            "note",
+            "Shared memory",
+            f"{format_capacity(size)} for a program: kernels take smaller tiles here",
+            "Nothing; your own tiles must fit it too.",
+        )
     return Line("ok", "Shared memory", f"{format_capacity(size)} for a program")
 
 
 def check_dtypes(machine, around) -> Line | None:
     if machine.tier == "none":
-        return Line("note", "bfloat16", "not for kernels here: the interpreter computes wrong numbers with it",
-                    "Nothing; checks use float32 and float16.") if around.interpreting else None
+        return (
+            Line(
+                "note",
+                "bfloat16",
+                "not for kernels here: the interpreter computes wrong numbers with it",
+                "Nothing; checks use float32 and float16.",
+            )
+            if around.interpreting
+            else None
+        )
     if machine.compute_capability < (8, 0):
         return Line("note", "bfloat16", "this GPU has none", "Nothing; checks use float16 instead.")
     return Line("ok", "bfloat16", "yes" + (", and FP8" if machine.compute_capability >= (8, 9) else ""))
@@ -168,8 +219,12 @@ def check_dtypes(machine, around) -> Line | None:
 def check_c_compiler(machine, around) -> Line | None:
     if machine.tier == "none" or around.c_compiler:
         return None
-    return Line("problem", "C compiler", "none found; Triton builds each kernel's launcher with one",
-                "Install gcc (apt-get install gcc), or name a compiler in CC.")
+    return Line(
+        "problem",
+        "C compiler",
+        "none found; Triton builds each kernel's launcher with one",
+        "Install gcc (apt-get install gcc), or name a compiler in CC.",
+    )
 
 
 def check_cpu(machine, around) -> Line:
@@ -183,8 +238,12 @@ def check_cpu(machine, around) -> Line:
 def check_packages(machine, around) -> Line | None:
     if not around.missing_packages:
         return None
-    return Line("warning", "Packages", f"missing: {', '.join(around.missing_packages)}",
-                "pip install -r requirements.txt (on Colab: only what a notebook says it misses).")
+    return Line(
+        "warning",
+        "Packages",
+        f"missing: {', '.join(around.missing_packages)}",
+        "pip install -r requirements.txt (on Colab: only what a notebook says it misses).",
+    )
 
 
 def check_home(machine, around) -> Line:
@@ -198,5 +257,9 @@ def check_ceilings(machine, around) -> Line:
     if found is None:
         return Line("note", "Ceilings", "not measured yet", "Chapter 01 does; or python -m course_lib bench memory.")
     best = max(found.matmul_rate, key=found.matmul_rate.get)
-    return Line("ok", "Ceilings", f"copy {format_bandwidth(found.copy_bandwidth)}, {best} matmul "
-                f"{format_flop_rate(found.matmul_rate[best])}, measured {found.measured_at[:10]}")
+    return Line(
+        "ok",
+        "Ceilings",
+        f"copy {format_bandwidth(found.copy_bandwidth)}, {best} matmul "
+        f"{format_flop_rate(found.matmul_rate[best])}, measured {found.measured_at[:10]}",
+    )

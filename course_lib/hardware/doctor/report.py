@@ -1,4 +1,5 @@
 """One screen on what this machine is, what will and won't work on it, and what to do about that."""
+
 import dataclasses
 import html
 import importlib.metadata

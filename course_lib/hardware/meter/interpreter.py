@@ -7,6 +7,7 @@ NumPy 2.4 refuses that ("only 0-dimensional arrays can be converted"); Triton 3.
 A mask that a scalar condition is part of is refused by the interpreter (seen with Triton 3.9), though not by the meter
 under which checks run. In a notebook, where answers are called outside of checks, that is repaired too.
 """
+
 import importlib.metadata
 import sys
 

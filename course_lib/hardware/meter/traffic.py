@@ -22,6 +22,7 @@ This is the only file of the course that knows Triton's inside, and it proves it
 whose counts are known. If that fails, :class:`MeterUnavailable` says so: a meter that guesses is worse than none.
 It imports nothing of the course, so that it can be loaded by its path alone.
 """
+
 import contextlib
 import functools
 import html
@@ -40,8 +41,18 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
-    "Allocation", "Launch", "MeterUnavailable", "OutOfBounds", "TensorTraffic", "TrafficMeter", "TrafficReport",
-    "front_end_is_known", "record_launches", "record_variants", "refusal", "repair_interpreter",
+    "Allocation",
+    "Launch",
+    "MeterUnavailable",
+    "OutOfBounds",
+    "TensorTraffic",
+    "TrafficMeter",
+    "TrafficReport",
+    "front_end_is_known",
+    "record_launches",
+    "record_variants",
+    "refusal",
+    "repair_interpreter",
 ]
 
 TAG_SHIFT = 48  # user addresses end below bit 48 on x86-64 and AArch64; the bits above carry the argument's number
@@ -51,8 +62,12 @@ MAX_RECORDS = 64  # distinct (kernel, line, tensor) places kept; further ones ar
 MAX_ALLOCATIONS = 256
 SECTOR_BYTES = 32  # the smallest piece a GPU's L2 hands out
 # Triton's name of a float type: ours, and NumPy's types of its bits and of its values in the interpreter.
-_FLOATS = {"fp16": ("float16", np.uint16, np.float16), "bf16": ("bfloat16", np.uint16, np.uint16),
-           "fp32": ("float32", np.uint32, np.float32), "fp64": ("float64", np.uint64, np.float64)}
+_FLOATS = {
+    "fp16": ("float16", np.uint16, np.float16),
+    "bf16": ("bfloat16", np.uint16, np.uint16),
+    "fp32": ("float32", np.uint32, np.float32),
+    "fp64": ("float64", np.uint64, np.float64),
+}
 
 
 class MeterUnavailable(RuntimeError):
@@ -126,12 +141,17 @@ class OutOfBounds:
         elif self.last_element < 0:
             where = f"{self.tensor} before its start (element {self.first_element})"
         else:
-            span = f"element {self.last_element}" if self.first_element == self.last_element else \
-                f"elements {self.first_element} to {self.last_element}"
+            span = (
+                f"element {self.last_element}"
+                if self.first_element == self.last_element
+                else f"elements {self.first_element} to {self.last_element}"
+            )
             where = f"{self.tensor} outside its {self.length} elements ({span}; 0 to {self.length - 1} exist)"
         others = f" and {self.programs - 1} more" if self.programs > 1 else ""
-        return (f"{self.kernel}, line {self.line}: {verb} {where}, {self.lanes} lane(s), "
-                f"program {self.program}{others}: {self.source}")
+        return (
+            f"{self.kernel}, line {self.line}: {verb} {where}, {self.lanes} lane(s), "
+            f"program {self.program}{others}: {self.source}"
+        )
 
 
 @dataclass(frozen=True)
@@ -180,8 +200,10 @@ class TrafficReport:
     def as_dict(self) -> dict:
         """Plain lists, strings and numbers, ready for ``json.dumps``."""
         totals = {key: getattr(self, key) for key in ("loaded_bytes", "stored_bytes", "atomic_bytes", "total_bytes")}
-        plain = {key: [_plain(asdict(item)) for item in getattr(self, key)]
-                 for key in ("tensors", "launches", "out_of_bounds", "allocations")}
+        plain = {
+            key: [_plain(asdict(item)) for item in getattr(self, key)]
+            for key in ("tensors", "launches", "out_of_bounds", "allocations")
+        }
         for row, traffic in zip(plain["tensors"], self.tensors):
             row["times_read"] = traffic.times_read
         return {**totals, **plain, "out_of_bounds_unlisted": self.out_of_bounds_unlisted}
@@ -189,11 +211,26 @@ class TrafficReport:
     def _table(self) -> list[tuple[str, ...]]:
         rows = [("tensor", "shape", "loaded", "times read", "stored", "atomic")]
         for row in self.tensors:
-            rows.append((row.name, "×".join(map(str, row.shape)) + " " + row.dtype, readable_bytes(row.loaded_bytes),
-                         f"{row.times_read:.2f}" if row.loaded_bytes else "–", readable_bytes(row.stored_bytes),
-                         readable_bytes(row.atomic_bytes)))
-        rows.append(("total", "", readable_bytes(self.loaded_bytes), "", readable_bytes(self.stored_bytes),
-                     readable_bytes(self.atomic_bytes)))
+            rows.append(
+                (
+                    row.name,
+                    "×".join(map(str, row.shape)) + " " + row.dtype,
+                    readable_bytes(row.loaded_bytes),
+                    f"{row.times_read:.2f}" if row.loaded_bytes else "–",
+                    readable_bytes(row.stored_bytes),
+                    readable_bytes(row.atomic_bytes),
+                )
+            )
+        rows.append(
+            (
+                "total",
+                "",
+                readable_bytes(self.loaded_bytes),
+                "",
+                readable_bytes(self.stored_bytes),
+                readable_bytes(self.atomic_bytes),
+            )
+        )
         return rows
 
     def _notes(self) -> list[str]:
@@ -211,8 +248,13 @@ class TrafficReport:
     def __str__(self) -> str:
         rows = self._table()
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines = ["  ".join(cell.ljust(width) if column < 2 else cell.rjust(width)
-                           for column, (cell, width) in enumerate(zip(row, widths))).rstrip() for row in rows]
+        lines = [
+            "  ".join(
+                cell.ljust(width) if column < 2 else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(row, widths))
+            ).rstrip()
+            for row in rows
+        ]
         return "\n".join(lines + self._notes())
 
     def _repr_html_(self) -> str:
@@ -288,7 +330,7 @@ class _Row:
         if kind == "atomic":
             self.atomic_lanes += offsets.size
         for past in range(0, item_bytes, self.slot_bytes):  # once, unless a pointer was cast to a wider type
-            for touched in ("load", "store") if kind == "atomic" else (kind, ):
+            for touched in ("load", "store") if kind == "atomic" else (kind,):
                 self.touched[touched][slots + past // self.slot_bytes] = True
         if self.count_sectors and kind == "load":
             self.sector_bytes += SECTOR_BYTES * np.unique(offsets // np.uint64(SECTOR_BYTES)).size
@@ -356,14 +398,17 @@ class TrafficMeter:
     def __enter__(self) -> "TrafficMeter":
         _require_interpreter()
         if TrafficMeter._active is not None:
-            raise MeterUnavailable("Another TrafficMeter is already counting. Leave its `with` block first, or name "
-                                   "all tensors in one meter.")
+            raise MeterUnavailable(
+                "Another TrafficMeter is already counting. Leave its `with` block first, or name "
+                "all tensors in one meter."
+            )
         _self_test()
         self._open()
         return self
 
     def _open(self) -> None:
         from triton.runtime import interpreter
+
         TrafficMeter._active = self
         self._stack = contextlib.ExitStack()
         try:
@@ -375,8 +420,7 @@ class TrafficMeter:
                 self._stack.enter_context(_replaced(builder, "create_masked_load", load))
             self._stack.enter_context(_replaced(interpreter, "_implicit_cvt", self._tagging(interpreter._implicit_cvt)))
             executor = interpreter.GridExecutor
-            self._stack.enter_context(
-                _replaced(executor, "_init_args_hst", self._registering(executor._init_args_hst)))
+            self._stack.enter_context(_replaced(executor, "_init_args_hst", self._registering(executor._init_args_hst)))
             self._stack.enter_context(_interpreted_launches(self._on_launch))
             self._stack.enter_context(_Allocations(self))
         except BaseException:
@@ -545,6 +589,7 @@ class TrafficMeter:
 
     def _record(self, kind, row: _Row | None, parameter, view: _View | None, elements: np.ndarray) -> None:
         from triton.runtime.interpreter import interpreter_builder
+
         file, line = _kernel_line()
         program = tuple(interpreter_builder.grid_idx)
         key = (kind, id(row), parameter, self._kernel, file, line)
@@ -554,8 +599,15 @@ class TrafficMeter:
                 self._wild_unlisted += elements.size
                 return
             length = 0 if view is None else (view.end - view.start) // view.item_bytes
-            record = self._wild[key] = {"row": row, "program": program, "programs": set(), "lanes": 0,
-                                        "length": length, "low": None, "high": None}
+            record = self._wild[key] = {
+                "row": row,
+                "program": program,
+                "programs": set(),
+                "lanes": 0,
+                "length": length,
+                "low": None,
+                "high": None,
+            }
         record["programs"].add(program)
         record["lanes"] += elements.size
         if view is not None:
@@ -572,16 +624,30 @@ class TrafficMeter:
         wild = []
         for (kind, _, parameter, kernel, file, line), record in self._wild.items():
             row = record["row"]
-            wild.append(OutOfBounds(
-                kind=kind, tensor=names[id(row)] if row else "unknown", parameter=parameter, kernel=kernel, file=file,
-                line=line, source=linecache.getline(file, line).strip(), program=record["program"],
-                programs=len(record["programs"]), lanes=record["lanes"], first_element=record["low"],
-                last_element=record["high"], length=record["length"]))
+            wild.append(
+                OutOfBounds(
+                    kind=kind,
+                    tensor=names[id(row)] if row else "unknown",
+                    parameter=parameter,
+                    kernel=kernel,
+                    file=file,
+                    line=line,
+                    source=linecache.getline(file, line).strip(),
+                    program=record["program"],
+                    programs=len(record["programs"]),
+                    lanes=record["lanes"],
+                    first_element=record["low"],
+                    last_element=record["high"],
+                    length=record["length"],
+                )
+            )
         undefined = tuple(
             f"{kernel}, line {line}: {linecache.getline(file, line).split('  #')[0].strip()}"
-            for kernel, file, line in self._undefined_loads)
-        return TrafficReport(tensors, tuple(self._launches), tuple(wild), self._wild_unlisted, tuple(self._allocations),
-                             undefined)
+            for kernel, file, line in self._undefined_loads
+        )
+        return TrafficReport(
+            tensors, tuple(self._launches), tuple(wild), self._wild_unlisted, tuple(self._allocations), undefined
+        )
 
     def _resolve_names(self) -> tuple[dict[int, str], dict[str, list[_Row]]]:
         names: dict[int, str] = {}
@@ -593,8 +659,11 @@ class TrafficMeter:
             else:
                 qualified = next(iter(row.parameters), row.name)
                 numbered = (f"{qualified} ({number})" for number in itertools.count(2))
-                name = next(choice for choice in itertools.chain((row.name, qualified), numbered)
-                            if choice not in groups and choice not in self._named)
+                name = next(
+                    choice
+                    for choice in itertools.chain((row.name, qualified), numbered)
+                    if choice not in groups and choice not in self._named
+                )
             names[id(row)] = name
             groups.setdefault(name, []).append(row)
         return names, groups
@@ -612,15 +681,21 @@ class TrafficMeter:
                 touched = np.logical_or.reduce([row.byte_map(kind)[:shortest] for row in rows])
                 distinct[kind] = int(np.count_nonzero(touched))
         return TensorTraffic(
-            name=name, parameters=tuple(dict.fromkeys(p for row in rows for p in row.parameters)),
-            shape=tuple(view.tensor.shape), dtype=str(view.tensor.dtype).removeprefix("torch."),
+            name=name,
+            parameters=tuple(dict.fromkeys(p for row in rows for p in row.parameters)),
+            shape=tuple(view.tensor.shape),
+            dtype=str(view.tensor.dtype).removeprefix("torch."),
             size_bytes=view.tensor.numel() * view.item_bytes,
-            loaded_bytes=sum(row.bytes["load"] for row in rows), stored_bytes=sum(row.bytes["store"] for row in rows),
+            loaded_bytes=sum(row.bytes["load"] for row in rows),
+            stored_bytes=sum(row.bytes["store"] for row in rows),
             atomic_bytes=sum(row.bytes["atomic"] for row in rows),
             atomic_operations=sum(row.atomic_lanes for row in rows),
-            loads=sum(row.calls["load"] for row in rows), stores=sum(row.calls["store"] for row in rows),
-            distinct_loaded_bytes=distinct["load"], distinct_stored_bytes=distinct["store"],
-            loaded_sector_bytes=sum(row.sector_bytes for row in rows) if self._count_sectors else None)
+            loads=sum(row.calls["load"] for row in rows),
+            stores=sum(row.calls["store"] for row in rows),
+            distinct_loaded_bytes=distinct["load"],
+            distinct_stored_bytes=distinct["store"],
+            loaded_sector_bytes=sum(row.sector_bytes for row in rows) if self._count_sectors else None,
+        )
 
 
 class _Allocations(TorchDispatchMode):
@@ -650,7 +725,8 @@ class _Allocations(TorchDispatchMode):
         self.meter._allocated[address] = weakref.ref(tensor)
         if len(self.meter._allocations) < MAX_ALLOCATIONS:
             self.meter._allocations.append(
-                Allocation(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), count))
+                Allocation(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), count)
+            )
 
 
 def _tensors_in(value):
@@ -715,6 +791,7 @@ def _fitted(mask: np.ndarray, pointers: np.ndarray) -> np.ndarray:
 def _kernel_line() -> tuple[str, int]:
     """File and line of the innermost frame that is neither this file's, Triton's nor NumPy's: the kernel's own."""
     import triton
+
     foreign = (os.path.dirname(os.path.abspath(triton.__file__)), os.path.dirname(os.path.abspath(np.__file__)))
     frame = sys._getframe(1)
     while frame is not None:
@@ -757,6 +834,7 @@ def record_launches():
 @contextlib.contextmanager
 def _interpreted_launches(notify):
     from triton.runtime import interpreter
+
     executor, builder = interpreter.GridExecutor, interpreter.interpreter_builder
     call, set_grid = executor.__call__, builder.set_grid_dim
     running = []
@@ -782,6 +860,7 @@ def _interpreted_launches(notify):
 def _compiled_launches(notify):
     try:
         from triton.compiler.compiler import CompiledKernel
+
         prepare = CompiledKernel.launch_metadata  # called for each launch, whichever way it was asked for
     except (ImportError, AttributeError) as error:
         raise MeterUnavailable(f"Launches cannot be recorded: {error}. {_versions()}") from error
@@ -832,6 +911,7 @@ def record_variants():
         yield variants
         return
     from triton.runtime.interpreter import InterpretedFunction
+
     run, call, seen, running = InterpretedFunction.run, InterpretedFunction.__call__, set(), []
 
     def called(self, *args, **kwargs):
@@ -859,6 +939,7 @@ def record_variants():
 def _variant(interpreted, args: tuple, kwargs: dict) -> dict:
     """One launch, bound as a GPU's launcher binds it (JITFunction.run and ._pack_args)."""
     from triton._utils import find_paths_if, get_iterable_path
+
     code = interpreted.fn.__code__
     variant = {"kernel": code.co_name, "line": code.co_firstlineno, "signature": {}, "constants": [], "options": {}}
     try:
@@ -871,7 +952,8 @@ def _variant(interpreted, args: tuple, kwargs: dict) -> dict:
     kinds, values = [pair[0] for pair in specialization], list(bound.values())
     constants = find_paths_if(kinds, lambda _, kind: kind == "constexpr")
     return {
-        **variant, "signature": {name: _plain_types(kind) for name, kind in zip(bound, kinds)},
+        **variant,
+        "signature": {name: _plain_types(kind) for name, kind in zip(bound, kinds)},
         "constants": [(path, _sent(get_iterable_path(values, path))) for path in constants],
         "options": {name: value for name, value in options.items() if type(value) in (bool, int, float, str)},
     }
@@ -881,6 +963,7 @@ def _variant(interpreted, args: tuple, kwargs: dict) -> dict:
 def _binder(interpreted):
     from triton.backends.compiler import BaseBackend
     from triton.runtime.jit import JITFunction, create_function_from_signature
+
     function = JITFunction(interpreted.fn, **interpreted.kwargs)
     return create_function_from_signature(function.signature, function.params, BaseBackend)
 
@@ -897,6 +980,7 @@ def _plain_types(kind):
 def _sent(value, depth: int = 0) -> tuple:
     """A constant as (kind, plain value)."""
     import triton.language as tl
+
     if value is None or type(value) in (bool, int, float, str):
         return "plain", value
     if isinstance(value, tl.constexpr):
@@ -916,6 +1000,7 @@ def _sent(value, depth: int = 0) -> tuple:
 def _received(sent: tuple, functions):
     """The reverse of _sent; `functions` gives the kernel or helper of a name and line."""
     import triton.language as tl
+
     kind, value = sent
     if kind == "constexpr":
         return tl.constexpr(_received(value, functions))
@@ -959,6 +1044,7 @@ def _front_end(function, signature: dict, constants: dict, options: dict, archit
     from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget
     from triton.compiler.compiler import ASTSource, make_backend
+
     target = GPUTarget("cuda", architecture, 32)
     backend = make_backend(target)
     source = ASTSource(function, signature, constants, {})
@@ -985,6 +1071,7 @@ def _front_end(function, signature: dict, constants: dict, options: dict, archit
 
 def _is_refusal(error: BaseException) -> bool:
     from triton.compiler.errors import CompilationError
+
     if not isinstance(error, CompilationError):
         return type(error) is RuntimeError and str(error).startswith("Unsupported function referenced")
     innermost = error
@@ -1004,6 +1091,7 @@ def find_function(namespace: dict, code: types.CodeType, name: str, line: int):
     """
     import triton
     from triton.runtime.jit import JITFunction
+
     for value in list(namespace.values()):
         for _ in range(8):  # autotuners and heuristics wrap a kernel, and each other
             if isinstance(value, JITFunction) or not hasattr(value, "fn"):
@@ -1048,9 +1136,10 @@ def _binding_is_known() -> bool:
     try:
         import triton
         import triton.language as tl
+
         kernel = triton.jit(_taken_kernel)
         variant = _variant(kernel, (torch.zeros(1), torch.zeros(1, dtype=torch.float16), 1), {"length": 7})
-        return variant["signature"] == _KNOWN_TYPES and variant["constants"] == [((2, ), ("plain", 1))]
+        return variant["signature"] == _KNOWN_TYPES and variant["constants"] == [((2,), ("plain", 1))]
     except Exception:
         return False
 
@@ -1064,7 +1153,8 @@ def front_end_is_known() -> bool:
     try:
         import triton
         import triton.language as tl
-        launch = {"line": 0, "constants": [((2, ), ("plain", 1))], "options": {"num_warps": 4}}
+
+        launch = {"line": 0, "constants": [((2,), ("plain", 1))], "options": {"num_warps": 4}}
         good = {**launch, "kernel": "_taken_kernel", "signature": {**_KNOWN_TYPES}}
         bad = {**launch, "kernel": "_refused_kernel", "signature": {**_KNOWN_TYPES}}
         taken, refused = (refusal(variant, lambda name, line: triton.jit(globals()[name])) for variant in (good, bad))
@@ -1078,6 +1168,7 @@ def front_end_is_known() -> bool:
 
 def _versions() -> str:
     import triton
+
     return f"Seen: Triton {triton.__version__}, NumPy {np.__version__}, PyTorch {torch.__version__}."
 
 
@@ -1095,8 +1186,10 @@ def _require_interpreter() -> None:
     except ImportError as error:
         raise MeterUnavailable(f"Triton cannot be imported ({error}), so there is no kernel to meter.") from error
     if not _interpreting():
-        raise MeterUnavailable("Kernels are compiled for the GPU in this process, where loads cannot be counted. Start "
-                               "Python with TRITON_INTERPRET=1 in its environment, before Triton is imported.")
+        raise MeterUnavailable(
+            "Kernels are compiled for the GPU in this process, where loads cannot be counted. Start "
+            "Python with TRITON_INTERPRET=1 in its environment, before Triton is imported."
+        )
     repair_interpreter()
 
 
@@ -1177,33 +1270,45 @@ def _self_test() -> None:
         try:
             import triton
             import triton.language as tl
+
             source, target, total = torch.arange(10.0), torch.zeros(16)[:10], torch.zeros(1)
             meter = TrafficMeter(source=source)
             meter._open()
             try:
-                triton.jit(_self_test_kernel)[(2, )](source, target, total, 10)
+                triton.jit(_self_test_kernel)[(2,)](source, target, total, 10)
             finally:
                 meter._close()
             _self_test_result = _self_test_mismatch(meter.report(), target, total)
         except Exception as error:  # whatever moved inside Triton, the answer is the same: no meter
             _self_test_result = f"{type(error).__name__}: {error}"
     if _self_test_result:
-        raise MeterUnavailable(f"The traffic meter does not understand this Triton ({_self_test_result}). "
-                               f"{_versions()} Install Triton 3.6 to 3.9 to count bytes; all else works without it.")
+        raise MeterUnavailable(
+            f"The traffic meter does not understand this Triton ({_self_test_result}). "
+            f"{_versions()} Install Triton 3.6 to 3.9 to count bytes; all else works without it."
+        )
 
 
 def _self_test_mismatch(report: TrafficReport, target: torch.Tensor, total: torch.Tensor) -> str:
     wild = report.out_of_bounds[0] if report.out_of_bounds else None
     seen = {
-        "loaded": report["source"].loaded_bytes, "stored": report["target"].stored_bytes,
-        "atomic": report["total"].atomic_operations, "grid": report.launches[0].grid,
-        "result": target.tolist(), "count": total.item(),
+        "loaded": report["source"].loaded_bytes,
+        "stored": report["target"].stored_bytes,
+        "atomic": report["total"].atomic_operations,
+        "grid": report.launches[0].grid,
+        "result": target.tolist(),
+        "count": total.item(),
         "wild": wild and (wild.kind, wild.tensor, wild.first_element, wild.last_element, wild.program),
         "line": wild and wild.line - _self_test_kernel.__code__.co_firstlineno,
     }
     expected = {
-        "loaded": 40, "stored": 40, "atomic": 2, "grid": (2, 1, 1), "result": [float(i) for i in range(10)],
-        "count": 2.0, "wild": ("store", "target", 10, 15, (1, 0, 0)), "line": 3,
+        "loaded": 40,
+        "stored": 40,
+        "atomic": 2,
+        "grid": (2, 1, 1),
+        "result": [float(i) for i in range(10)],
+        "count": 2.0,
+        "wild": ("store", "target", 10, 15, (1, 0, 0)),
+        "line": 3,
     }
     wrong = [f"{key} is {seen[key]}, not {value}" for key, value in expected.items() if seen[key] != value]
     return "; ".join(wrong)

@@ -1,4 +1,5 @@
 """What every attention launcher asks of its arguments, and the sentences it answers with when they don't comply."""
+
 import math
 
 import torch
@@ -48,9 +49,7 @@ def check_attention_inputs(query, key, value, *, window=None, scale=None):
             f"query has {query.shape[1]} heads; it must have a multiple of the {key.shape[1]} that key and value have."
         )
     if not MIN_HEAD_DIM <= query.shape[3] <= MAX_HEAD_DIM:
-        raise ValueError(
-            f"query has head dimension {query.shape[3]}; supported are {MIN_HEAD_DIM} to {MAX_HEAD_DIM}."
-        )
+        raise ValueError(f"query has head dimension {query.shape[3]}; supported are {MIN_HEAD_DIM} to {MAX_HEAD_DIM}.")
     check_window_and_scale(window, scale)
 
 

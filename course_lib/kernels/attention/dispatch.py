@@ -4,9 +4,10 @@
     choose(query, key, value)                      # only says which kernel would, and why
 
 The portable kernel takes everything that attention takes. The one for Hopper is faster and asks for more: see
-`hopper_limits`. The choice changes the time and the rounding, and one thing more: with the portable kernel a NaN or an
+`hopper.limits`. The choice changes the time and the rounding, and one thing more: with the portable kernel a NaN or an
 infinity in a value that a mask hides stays hidden; with the other it can reach queries of the same tile.
 """
+
 from typing import NamedTuple
 
 from course_lib.kernels.attention.checks import check_attention_inputs

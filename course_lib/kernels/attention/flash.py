@@ -13,6 +13,7 @@ D = 128, 16 bits and BLOCK_M = 128, one head: 4 MB of Q and O and 64 × 4 MB of 
 Extra memory: the output, and 4 bytes per query when the log-sum-exp is asked for.
 Sources: Dao et al., FlashAttention, arXiv 2205.14135; Dao, FlashAttention-2, arXiv 2307.08691.
 """
+
 import functools
 import math
 
@@ -57,8 +58,21 @@ from course_lib.kernels.hopper.flash_specialized import (
 
 
 @triton.jit
-def attend(query, keys, values, begin, end, key_length, band, softmax_state, scale_log2,
-           HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr):
+def attend(
+    query,
+    keys,
+    values,
+    begin,
+    end,
+    key_length,
+    band,
+    softmax_state,
+    scale_log2,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    MASKED: tl.constexpr,
+):
     """Stream over the tiles of keys and values in [begin, end); returns the softmax state after them."""
     running_max, running_sum, accumulator = softmax_state
     for start in tl.range(begin, end, BLOCK_N):
@@ -67,7 +81,8 @@ def attend(query, keys, values, begin, end, key_length, band, softmax_state, sca
         if MASKED:
             scores = tl.where(visible_pairs(start + tl.arange(0, BLOCK_N), band), scores, float("-inf"))
         weights, running_max, running_sum, accumulator = online_softmax_update(
-            scores, running_max, running_sum, accumulator, scale_log2, MASKED)
+            scores, running_max, running_sum, accumulator, scale_log2, MASKED
+        )
         value_tile = load_rows(values, start, key_length, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED)
         weights = weights.to(value_tile.dtype)
         accumulator = tl.dot(weights, value_tile, accumulator, input_precision=FLOAT32_PRECISION)
@@ -101,7 +116,8 @@ def flash_attention_kernel(
     band = first_position + tl.arange(0, BLOCK_M), key_length, keys_before, keys_after
     last_position = tl.minimum(first_position + BLOCK_M, key_length) - 1
     begin, whole_begin, whole_end, end = key_ranges(
-        first_position, last_position, key_length, keys_before, keys_after, BLOCK_N)
+        first_position, last_position, key_length, keys_before, keys_after, BLOCK_N
+    )
 
     query = load_rows(queries, first_query, query_length, HEAD_DIM, BLOCK_M, BLOCK_D, MASKED=True)
     running_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -109,25 +125,67 @@ def flash_attention_kernel(
     accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     state = running_max, running_sum, accumulator
     if keys_before is not None:
-        state = attend(query, keys, values, begin, whole_begin, key_length, band, state, scale_log2,
-                       HEAD_DIM, BLOCK_N, BLOCK_D, MASKED=True)
-    state = attend(query, keys, values, whole_begin, whole_end, key_length, band, state, scale_log2,
-                   HEAD_DIM, BLOCK_N, BLOCK_D, MASKED=False)
-    state = attend(query, keys, values, whole_end, end, key_length, band, state, scale_log2,
-                   HEAD_DIM, BLOCK_N, BLOCK_D, MASKED=True)
+        state = attend(
+            query,
+            keys,
+            values,
+            begin,
+            whole_begin,
+            key_length,
+            band,
+            state,
+            scale_log2,
+            HEAD_DIM,
+            BLOCK_N,
+            BLOCK_D,
+            MASKED=True,
+        )
+    state = attend(
+        query,
+        keys,
+        values,
+        whole_begin,
+        whole_end,
+        key_length,
+        band,
+        state,
+        scale_log2,
+        HEAD_DIM,
+        BLOCK_N,
+        BLOCK_D,
+        MASKED=False,
+    )
+    state = attend(
+        query,
+        keys,
+        values,
+        whole_end,
+        end,
+        key_length,
+        band,
+        state,
+        scale_log2,
+        HEAD_DIM,
+        BLOCK_N,
+        BLOCK_D,
+        MASKED=True,
+    )
 
     running_max, running_sum, accumulator = state
     if keys_before is not None or keys_after is not None:
         if not all_finite(accumulator):
             running_max, running_sum, accumulator = attend_carefully(
-                query, keys, values, begin, end, key_length, band, scale_log2, HEAD_DIM, CAREFUL_KEYS)
+                query, keys, values, begin, end, key_length, band, scale_log2, HEAD_DIM, CAREFUL_KEYS
+            )
     output, log_sum_exp = finish_rows(accumulator, running_max, running_sum)
     rows = first_query + tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_D)
     outputs = output_pointer + batch * output_batch_stride + head * output_head_stride
-    tl.store(outputs + rows.to(tl.int64)[:, None] * output_stride + columns[None, :],
-             output.to(output_pointer.dtype.element_ty),
-             mask=(rows < query_length)[:, None] & (columns < HEAD_DIM)[None, :])
+    tl.store(
+        outputs + rows.to(tl.int64)[:, None] * output_stride + columns[None, :],
+        output.to(output_pointer.dtype.element_ty),
+        mask=(rows < query_length)[:, None] & (columns < HEAD_DIM)[None, :],
+    )
     if lse_pointer is not None:
         lse_row = lse_pointer + batch_and_head.to(tl.int64) * query_length
         tl.store(lse_row + rows, log_sum_exp, mask=rows < query_length)
@@ -178,14 +236,25 @@ def flash_attention(query, key, value, *, causal=False, window=None, scale=None,
         if specialized:
             triton.set_allocator(allocate_descriptors)
             flash_attention_specialized_kernel[grid](
-                query, key, value, output, *strides, *sizes, *shape, **tiles.settings())
+                query, key, value, output, *strides, *sizes, *shape, **tiles.settings()
+            )
         elif copied_by_engine:
             flash_attention_tma_kernel[grid](
-                *descriptors(query, key, value, output, tiles, block_d), lse, key, *key.stride()[:3],
-                value, *value.stride()[:3], *sizes, *bounds, *shape, **tiles.settings())
+                *descriptors(query, key, value, output, tiles, block_d),
+                lse,
+                key,
+                *key.stride()[:3],
+                value,
+                *value.stride()[:3],
+                *sizes,
+                *bounds,
+                *shape,
+                **tiles.settings(),
+            )
         else:
             flash_attention_kernel[grid](
-                query, key, value, output, lse, *strides, *sizes, *bounds, *shape, **tiles.settings())
+                query, key, value, output, lse, *strides, *sizes, *bounds, *shape, **tiles.settings()
+            )
 
     if tiles is None and arch is None:
         tiles = INTERPRETER_TILES

@@ -9,6 +9,7 @@ thread then needs 138 registers instead of 168.
 The engine asks for a pointer and strides that are multiples of 16 bytes; `flash_attention` takes this kernel when they
 are, and its own otherwise.
 """
+
 import torch
 import triton
 import triton.language as tl
@@ -32,8 +33,21 @@ ALIGNMENT_BYTES = 16
 
 
 @triton.jit
-def attend(query, keys, values, batch, key_head, begin, end, band, softmax_state, scale_log2,
-           BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr):
+def attend(
+    query,
+    keys,
+    values,
+    batch,
+    key_head,
+    begin,
+    end,
+    band,
+    softmax_state,
+    scale_log2,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    MASKED: tl.constexpr,
+):
     """Stream over the tiles of keys and values in [begin, end); returns the softmax state after them."""
     running_max, running_sum, accumulator = softmax_state
     for start in tl.range(begin, end, BLOCK_N):
@@ -42,7 +56,8 @@ def attend(query, keys, values, batch, key_head, begin, end, band, softmax_state
         if MASKED:
             scores = tl.where(visible_pairs(start + tl.arange(0, BLOCK_N), band), scores, float("-inf"))
         weights, running_max, running_sum, accumulator = online_softmax_update(
-            scores, running_max, running_sum, accumulator, scale_log2, MASKED)
+            scores, running_max, running_sum, accumulator, scale_log2, MASKED
+        )
         value_tile = values.load([batch, key_head, start, 0]).reshape(BLOCK_N, BLOCK_D)
         accumulator = tl.dot(weights.to(value_tile.dtype), value_tile, accumulator, input_precision=FLOAT32_PRECISION)
     return running_max, running_sum, accumulator  # [BLOCK_M], [BLOCK_M], [BLOCK_M, BLOCK_D]
@@ -70,7 +85,8 @@ def flash_attention_tma_kernel(
     band = first_position + tl.arange(0, BLOCK_M), key_length, keys_before, keys_after
     last_position = tl.minimum(first_position + BLOCK_M, key_length) - 1
     begin, whole_begin, whole_end, end = key_ranges(
-        first_position, last_position, key_length, keys_before, keys_after, BLOCK_N)
+        first_position, last_position, key_length, keys_before, keys_after, BLOCK_N
+    )
 
     query = queries.load([batch, head, first_query, 0]).reshape(BLOCK_M, BLOCK_D)
     running_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -78,12 +94,39 @@ def flash_attention_tma_kernel(
     accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     state = running_max, running_sum, accumulator
     if keys_before is not None:
-        state = attend(query, keys, values, batch, key_head, begin, whole_begin, band, state, scale_log2,
-                       BLOCK_N, BLOCK_D, MASKED=True)
-    state = attend(query, keys, values, batch, key_head, whole_begin, whole_end, band, state, scale_log2,
-                   BLOCK_N, BLOCK_D, MASKED=False)
-    state = attend(query, keys, values, batch, key_head, whole_end, end, band, state, scale_log2,
-                   BLOCK_N, BLOCK_D, MASKED=True)
+        state = attend(
+            query,
+            keys,
+            values,
+            batch,
+            key_head,
+            begin,
+            whole_begin,
+            band,
+            state,
+            scale_log2,
+            BLOCK_N,
+            BLOCK_D,
+            MASKED=True,
+        )
+    state = attend(
+        query,
+        keys,
+        values,
+        batch,
+        key_head,
+        whole_begin,
+        whole_end,
+        band,
+        state,
+        scale_log2,
+        BLOCK_N,
+        BLOCK_D,
+        MASKED=False,
+    )
+    state = attend(
+        query, keys, values, batch, key_head, whole_end, end, band, state, scale_log2, BLOCK_N, BLOCK_D, MASKED=True
+    )
 
     running_max, running_sum, accumulator = state
     if keys_before is not None or keys_after is not None:
@@ -91,8 +134,17 @@ def flash_attention_tma_kernel(
             key_rows = key_pointer + batch.to(tl.int64) * key_batch_stride + key_head * key_head_stride
             value_rows = value_pointer + batch.to(tl.int64) * value_batch_stride + key_head * value_head_stride
             running_max, running_sum, accumulator = attend_carefully(
-                query, (key_rows, key_stride), (value_rows, value_stride), begin, end, key_length, band, scale_log2,
-                HEAD_DIM, CAREFUL_KEYS)
+                query,
+                (key_rows, key_stride),
+                (value_rows, value_stride),
+                begin,
+                end,
+                key_length,
+                band,
+                scale_log2,
+                HEAD_DIM,
+                CAREFUL_KEYS,
+            )
     output, log_sum_exp = finish_rows(accumulator, running_max, running_sum)
     outputs.store([batch, head, first_query, 0], output.to(outputs.dtype).reshape(1, 1, BLOCK_M, BLOCK_D))
     if lse_pointer is not None:

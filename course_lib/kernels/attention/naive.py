@@ -9,6 +9,7 @@ then overwritten by -inf. Bytes: S and P are each written once and read once, 4 
 head, beside which Q, K, V and O are small. At N = 8192, 32 heads and 16 bits, S alone has 4.3 GB.
 This is what FlashAttention is measured against: the same numbers, and nearly all of its traffic avoidable.
 """
+
 import math
 
 import torch
@@ -48,8 +49,11 @@ def scores_kernel(
     if CAUSAL:  # aligned to the end: the last query sees the last key
         scores = tl.where(column <= row + (key_length - query_length), scores, float("-inf"))
     scores_row = scores_pointer + (batch_and_head * query_length + row) * key_length
-    tl.store(scores_row + column, scores.to(scores_pointer.dtype.element_ty),
-             mask=(row < query_length) & (column < key_length))
+    tl.store(
+        scores_row + column,
+        scores.to(scores_pointer.dtype.element_ty),
+        mask=(row < query_length) & (column < key_length),
+    )
 
 
 @triton.jit
@@ -75,8 +79,9 @@ def weighted_values_kernel(
         output = tl.dot(probabilities, value, output, input_precision=FLOAT32_PRECISION)
     column = tl.arange(0, BLOCK_D)[None, :]
     output_row = output_pointer + (batch_and_head * query_length + row) * HEAD_DIM
-    tl.store(output_row + column, output.to(output_pointer.dtype.element_ty),
-             mask=(row < query_length) & (column < HEAD_DIM))
+    tl.store(
+        output_row + column, output.to(output_pointer.dtype.element_ty), mask=(row < query_length) & (column < HEAD_DIM)
+    )
 
 
 def naive_attention(query, key, value, *, causal=False, scale=None) -> torch.Tensor:

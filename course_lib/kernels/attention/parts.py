@@ -4,6 +4,7 @@ Names of the papers: running_max is m, running_sum is ℓ, accumulator is the un
 log 2, since the hardware has exp2 and not exp: softmax(s) = 2^(s·log2 e) / Σ 2^(s·log2 e), and the factor log2 e costs
 nothing once it is folded into the scale.
 """
+
 import triton
 import triton.language as tl
 
@@ -37,8 +38,15 @@ def online_softmax_update(scores, running_max, running_sum, accumulator, scale_l
 
 
 @triton.jit
-def load_rows(matrix, first_row, row_count, HEAD_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
-              MASKED: tl.constexpr):
+def load_rows(
+    matrix,
+    first_row,
+    row_count,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    MASKED: tl.constexpr,
+):
     """A tile of a [row_count, HEAD_DIM] matrix, given as (pointer, row stride); zeros where the matrix has nothing."""
     pointer, row_stride = matrix
     rows = tl.arange(0, BLOCK_ROWS)
@@ -118,8 +126,9 @@ def all_finite(tile):
 
 
 @triton.jit
-def attend_carefully(query, keys, values, begin, end, key_length, band, scale_log2, HEAD_DIM: tl.constexpr,
-                     BLOCK_N: tl.constexpr):
+def attend_carefully(
+    query, keys, values, begin, end, key_length, band, scale_log2, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr
+):
     """The softmax state over keys in [begin, end), when some value is infinite or NaN: slow, and only then needed.
 
     The weight of a hidden key is 0, but 0 · NaN is NaN: in a tile under the mask one such value reaches every row of
@@ -136,7 +145,8 @@ def attend_carefully(query, keys, values, begin, end, key_length, band, scale_lo
         scores = tl.dot(query, tl.trans(key_tile), input_precision=FLOAT32_PRECISION)  # [BLOCK_M, BLOCK_N]
         scores = tl.where(visible_pairs(start + tl.arange(0, BLOCK_N), band), scores, float("-inf"))
         weights, running_max, running_sum, accumulator = online_softmax_update(
-            scores, running_max, running_sum, accumulator, scale_log2, MASKED=True)
+            scores, running_max, running_sum, accumulator, scale_log2, MASKED=True
+        )
         value_tile = load_rows(values, start, key_length, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED=True)
         value_tile = tl.where(tl.abs(value_tile) < float("inf"), value_tile, 0.0).to(value_tile.dtype)
         accumulator = tl.dot(weights.to(value_tile.dtype), value_tile, accumulator, input_precision=FLOAT32_PRECISION)

@@ -7,6 +7,7 @@
 It writes S and P whole: 4 · batch · query_heads · query_length · key_length · head_dim FLOPs, and memory that grows
 with query_length · key_length. Use it on small tensors, in float64 when it serves as an oracle.
 """
+
 import math
 
 import torch

@@ -5,6 +5,7 @@ key_rows) · head_dim elements; the scores and the accumulator lie in registers.
 small ones let two programs share a multiprocessor, so that one multiplies matrices while the other takes exponentials.
 Which wins depends on the GPU, so the candidates are few and a first call measures them.
 """
+
 import functools
 import math
 from typing import NamedTuple

@@ -7,6 +7,7 @@ No FLOPs. Bytes: each new key and value read once and written once, 4 · key_hea
 for 8 heads of 128 numbers of 16 bits. A decode step of one sequence moves that little: the launch is its time.
 Source of the slots: Kwon et al., PagedAttention, arXiv 2309.06180.
 """
+
 import triton
 import triton.language as tl
 

@@ -11,6 +11,7 @@ To draw that bandwidth takes all multiprocessors, and one sequence has 8 KV head
 among `splits` programs, and the last to finish merges what all have found (see `combine_splits.finish_split`).
 Source: Dao et al., Flash-Decoding for long-context inference, 2023; Ainslie et al., GQA, arXiv 2305.13245.
 """
+
 import math
 
 import triton
@@ -68,8 +69,17 @@ def decode_attention_kernel(
         key_rows = positions.to(tl.int64) * key_stride
         value_rows = key_rows if SAME_STRIDES else positions.to(tl.int64) * value_stride
         running_max, weight_sums, accumulator = attend_to_tile(
-            query, keys + key_rows, values + value_rows, positions < end,
-            running_max, weight_sums, accumulator, scale_log2, HEAD_DIM, BLOCK_D)
+            query,
+            keys + key_rows,
+            values + value_rows,
+            positions < end,
+            running_max,
+            weight_sums,
+            accumulator,
+            scale_log2,
+            HEAD_DIM,
+            BLOCK_D,
+        )
 
     finish_split(running_max, tl.sum(weight_sums, axis=1), accumulator, heads, is_head,
                  (output_pointer + batch * output_batch_stride, output_head_stride),
@@ -78,8 +88,19 @@ def decode_attention_kernel(
                  HEAD_DIM, GROUP_ROWS)  # fmt: skip
 
 
-def decode_attention(query, key_cache, value_cache, lengths, *, scale=None, splits=None, return_lse=False, output=None,
-                     workspace=None, validate=True):
+def decode_attention(
+    query,
+    key_cache,
+    value_cache,
+    lengths,
+    *,
+    scale=None,
+    splits=None,
+    return_lse=False,
+    output=None,
+    workspace=None,
+    validate=True,
+):
     """Attention of one query token per sequence to the sequence's keys in a contiguous cache.
 
     Args:

@@ -3,6 +3,7 @@
 Checks of shapes, dtypes and strides cost the host some microseconds. Checks of what lengths and tables *say* read the
 device's memory, which waits for it: launchers make those with `validate=True` only.
 """
+
 import math
 
 import torch
@@ -76,9 +77,7 @@ def check_query_and_cache(query, caches: dict, cache_dimensions: str, scale, que
             f"query has {query.shape[1]} heads; it must have a multiple of the {keys.shape[1]} that {key_name} has."
         )
     if not MIN_HEAD_DIM <= query.shape[2] <= MAX_HEAD_DIM:
-        raise ValueError(
-            f"query has head dimension {query.shape[2]}; supported are {MIN_HEAD_DIM} to {MAX_HEAD_DIM}."
-        )
+        raise ValueError(f"query has head dimension {query.shape[2]}; supported are {MIN_HEAD_DIM} to {MAX_HEAD_DIM}.")
     # The maximum is taken over raw scores and scaled afterwards, so a scale may not turn their order round.
     if scale is not None and not 0 < scale < math.inf:
         raise ValueError(f"scale is {scale!r}; it must be finite and above 0. For a negative one, pass -query.")

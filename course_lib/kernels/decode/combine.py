@@ -8,6 +8,7 @@ course save the launch: whichever of their programs finishes last merges (`finis
 that come from elsewhere: another GPU, a prefix that sequences share, an exercise.
 Source: Dao et al., Flash-Decoding for long-context inference, 2023.
 """
+
 import torch
 import triton
 import triton.language as tl
@@ -40,8 +41,21 @@ def store_heads(output, lse, heads, is_head, outputs, lse_pointer, HEAD_DIM: tl.
 
 
 @triton.jit
-def finish_split(running_max, running_sum, accumulator, heads, is_head, outputs, lse_pointer, workspace,
-                 batch, query_heads, heads_per_key_head, HEAD_DIM: tl.constexpr, GROUP_ROWS: tl.constexpr):
+def finish_split(
+    running_max,
+    running_sum,
+    accumulator,
+    heads,
+    is_head,
+    outputs,
+    lse_pointer,
+    workspace,
+    batch,
+    query_heads,
+    heads_per_key_head,
+    HEAD_DIM: tl.constexpr,
+    GROUP_ROWS: tl.constexpr,
+):
     """Store what a program found: the result itself if it saw all keys, else its part, which the last one merges.
 
     outputs: (pointer of the sequence, head stride); lse_pointer: of the sequence, or None;
@@ -78,8 +92,17 @@ def finish_split(running_max, running_sum, accumulator, heads, is_head, outputs,
 
 
 @triton.jit(do_not_specialize=("rows",))
-def combine_splits_kernel(partial_outputs, partial_lses, output, lse, rows, splits,
-                          HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_ROWS: tl.constexpr):
+def combine_splits_kernel(
+    partial_outputs,
+    partial_lses,
+    output,
+    lse,
+    rows,
+    splits,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+):
     """One program: BLOCK_ROWS pairs of sequence and query head, all of their parts."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)  # [BLOCK_ROWS]
     inside = row < rows

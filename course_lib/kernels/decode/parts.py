@@ -4,6 +4,7 @@ In decode each sequence has one query token. The query heads that share a KV hea
 so a key or value that was loaded serves the whole group: `heads_per_key_head` times the intensity of a kernel that
 takes one head at a time, and one pass over the cache.
 """
+
 import triton
 import triton.language as tl
 
@@ -58,11 +59,21 @@ def load_cache_rows(rows, inside, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr)
 
 
 @triton.jit
-def attend_to_tile(query, key_rows, value_rows, inside, running_max, weight_sums, accumulator, scale_log2,
-                   HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+def attend_to_tile(
+    query,
+    key_rows,
+    value_rows,
+    inside,
+    running_max,
+    weight_sums,
+    accumulator,
+    scale_log2,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """The softmax state after one more tile of keys and values, given as pointers [BLOCK_N] to their rows.
 
-    The online softmax of `attention_parts.online_softmax_update`, but for the running sum: each of a tile's columns has
+    The online softmax of `attention.parts.online_softmax_update`, but for the running sum: each of a tile's columns has
     one of its own, weight_sums [BLOCK_M, BLOCK_N]. A row's columns lie in different warps, which would have to wait for
     each other; their sums can do so once, after the last tile.
     """

@@ -3,6 +3,7 @@
 One sequence after another: its keys and values are cut out of the cache, or gathered from its pages, and
 `attention_reference` does the rest. Use it on small tensors, in float64 when it serves as an oracle.
 """
+
 import torch
 
 from course_lib.kernels.attention.reference import attention_reference
@@ -33,8 +34,9 @@ def paged_decode_reference(query, key_pages, value_pages, block_tables, lengths,
                                    return_lse=return_lse)  # fmt: skip
 
 
-def paged_prefill_reference(query, key_pages, value_pages, block_tables, query_starts, lengths, *, scale=None,
-                            return_lse=False):
+def paged_prefill_reference(
+    query, key_pages, value_pages, block_tables, query_starts, lengths, *, scale=None, return_lse=False
+):
     """Causal attention of query [tokens, query_heads, head_dim], the last tokens of each sequence, to its pages.
 
     Tokens query_starts[i] to query_starts[i + 1] are those of sequence i; the last of them is at lengths[i] - 1.

@@ -14,6 +14,7 @@ emptier than 95 % leaves bandwidth unused. 17 parts instead of 16 would need a s
 and take nearly twice as long.
 Source: Dao et al., Flash-Decoding for long-context inference, 2023 (the split); the cost model is this course's.
 """
+
 import functools
 
 import torch

@@ -14,6 +14,7 @@ in each tile. Three cuts do well on different problems, at D = 128 in 16 bits:
 `decode_plan` takes the cut, with its number of splits, whose estimated time is less.
 Measured on an H200: see `python -m course_lib bench decode`.
 """
+
 import functools
 from typing import NamedTuple
 

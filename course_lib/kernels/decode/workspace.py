@@ -6,6 +6,7 @@
 4 · splits · batch · query_heads · (head_dim + 1) bytes of partial results, and counters of programs that have arrived.
 Counters are 0 before and after every step, so a workspace serves any number of steps, one after another.
 """
+
 from typing import NamedTuple
 
 import torch

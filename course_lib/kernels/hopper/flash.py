@@ -25,6 +25,7 @@ Bytes: as for `flash_attention`. Tiles are handed out such that the keys and val
 
 Source: Shah et al., FlashAttention-3, arXiv 2407.08608, Algorithm 2.
 """
+
 import math
 
 import torch
@@ -81,8 +82,18 @@ TICKET_SLOTS = gl.constexpr(2)
 
 
 @gluon.jit
-def produce(descriptors, buffers, barriers, tickets, counter, sizes, band, STAGES: gl.constexpr, GROUPS: gl.constexpr,
-            QUERY_BUFFERS: gl.constexpr):
+def produce(
+    descriptors,
+    buffers,
+    barriers,
+    tickets,
+    counter,
+    sizes,
+    band,
+    STAGES: gl.constexpr,
+    GROUPS: gl.constexpr,
+    QUERY_BUFFERS: gl.constexpr,
+):
     """The producer: draws tiles, and asks the copy engine for all that they need, in the order of its use.
 
     A buffer's n-th use waits until its n-1-th is over. Barriers tell odd phases from even ones; to wait for the phase
@@ -110,8 +121,12 @@ def produce(descriptors, buffers, barriers, tickets, counter, sizes, band, STAGE
             buffer = tiles_done % QUERY_BUFFERS * GROUPS + group
             mbarrier.wait(query_free.index(buffer), phase ^ 1)
             mbarrier.expect(query_ready.index(buffer), queries.block_type.nbytes)
-            load_tile(queries, [batch_index, head, first_query + group * GROUP_ROWS, 0], query_ready.index(buffer),
-                      query_tiles.index(buffer))
+            load_tile(
+                queries,
+                [batch_index, head, first_query + group * GROUP_ROWS, 0],
+                query_ready.index(buffer),
+                query_tiles.index(buffer),
+            )
         for block in range(end - begin):
             first_key = (end - 1 - block) * BLOCK_N
             stage = blocks_done % STAGES
@@ -159,8 +174,23 @@ def ask_for_output(weights, accumulator, value_tiles, blocks_done):
 
 
 @gluon.jit
-def step(query, buffers, barriers, turns, blocks_done, block, query_positions, key_length, band, scaling, weights,
-         softmax_state, accumulator, MASKED: gl.constexpr, TURNS: gl.constexpr):
+def step(
+    query,
+    buffers,
+    barriers,
+    turns,
+    blocks_done,
+    block,
+    query_positions,
+    key_length,
+    band,
+    scaling,
+    weights,
+    softmax_state,
+    accumulator,
+    MASKED: gl.constexpr,
+    TURNS: gl.constexpr,
+):
     """One block of keys: its scores and softmax, while the product of the block before it is under way.
 
     weights are those of the block before, as `kept_weights` keeps them: int32 [64, BLOCK_N / n]; softmax_state is
@@ -186,8 +216,8 @@ def step(query, buffers, barriers, turns, blocks_done, block, query_positions, k
     if MASKED:
         scores = hide_scores(scores, query_positions, block * BLOCK_N, key_length, band)
     next_weights, rescale, running_max, running_sum = online_softmax(
-        scores, running_max, running_sum, block_scale(scaling, block, BLOCK_N), MASKED,
-        weight_exponent(key_tiles.dtype))
+        scores, running_max, running_sum, block_scale(scaling, block, BLOCK_N), MASKED, weight_exponent(key_tiles.dtype)
+    )
     # The values are wanted only in the next step. But a wait on a barrier is a loop, and keeps the compiler from moving
     # the wait for the product, which comes next, to before the softmax: ptxas does, and then nothing overlaps.
     mbarrier.wait(value_ready.index(stage), blocks_done // STAGES & 1)
@@ -222,8 +252,20 @@ def pass_on(barriers, turns, blocks_done, blocks, STAGES: gl.constexpr, TURNS: g
 
 
 @gluon.jit
-def consume(outputs, lse_pointer, buffers, barriers, tickets, sizes, band, scales, GROUP: gl.constexpr,
-            GROUPS: gl.constexpr, QUERY_BUFFERS: gl.constexpr, TURNS: gl.constexpr):
+def consume(
+    outputs,
+    lse_pointer,
+    buffers,
+    barriers,
+    tickets,
+    sizes,
+    band,
+    scales,
+    GROUP: gl.constexpr,
+    GROUPS: gl.constexpr,
+    QUERY_BUFFERS: gl.constexpr,
+    TURNS: gl.constexpr,
+):
     """A consumer: attention for 64 of the queries of each tile."""
     query_tiles, key_tiles, value_tiles, output_tiles = buffers
     query_ready, query_free, _key_ready, key_free, value_ready, value_free, all_turns = barriers
@@ -250,9 +292,11 @@ def consume(outputs, lse_pointer, buffers, barriers, tickets, sizes, band, scale
         first_query = tile_query + GROUP * GROUP_ROWS
         query_positions = first_query + key_length - query_length + gl.arange(0, GROUP_ROWS, layout=ROWS)
         tile_begin, _whole_begin, _whole_end, tile_end = key_blocks(
-            tile_query + key_length - query_length, key_length, band, TILE_ROWS, BLOCK_N)
+            tile_query + key_length - query_length, key_length, band, TILE_ROWS, BLOCK_N
+        )
         begin, whole_begin, whole_end, end = key_blocks(
-            first_query + key_length - query_length, key_length, band, GROUP_ROWS, BLOCK_N)
+            first_query + key_length - query_length, key_length, band, GROUP_ROWS, BLOCK_N
+        )
         if first_query >= query_length:  # no queries: one block, for the sake of the pipeline
             begin = tile_begin
             whole_begin = tile_begin
@@ -280,8 +324,13 @@ def consume(outputs, lse_pointer, buffers, barriers, tickets, sizes, band, scale
         running_max = gl.full([GROUP_ROWS], float("-inf"), gl.float32, ROWS)
         running_sum = sum_by_thread(gl.zeros([GROUP_ROWS, BLOCK_N], gl.float32, SCORES))
         weights, _rescale, running_max, running_sum = online_softmax(
-            scores, running_max, running_sum, block_scale(scaling, end - 1, BLOCK_N), True,
-            weight_exponent(key_tiles.dtype))
+            scores,
+            running_max,
+            running_sum,
+            block_scale(scaling, end - 1, BLOCK_N),
+            True,
+            weight_exponent(key_tiles.dtype),
+        )
         weights = kept_weights(weights, key_tiles.dtype)
         state = running_max, running_sum
         accumulator = gl.zeros([GROUP_ROWS, HEAD_DIM], gl.float32, OUTPUT)
@@ -292,29 +341,72 @@ def consume(outputs, lse_pointer, buffers, barriers, tickets, sizes, band, scale
             for count in range(end - 1 - whole_end):
                 block = end - 2 - count
                 weights, state, accumulator = step(
-                    query, buffers, barriers, turns, blocks_done, block, query_positions, key_length, band, scaling,
-                    weights, state, accumulator, True, TURNS)
+                    query,
+                    buffers,
+                    barriers,
+                    turns,
+                    blocks_done,
+                    block,
+                    query_positions,
+                    key_length,
+                    band,
+                    scaling,
+                    weights,
+                    state,
+                    accumulator,
+                    True,
+                    TURNS,
+                )
                 blocks_done += 1
         query = query_operand(query_tiles, buffer)
         for count in range(whole_end - whole_begin):
             block = whole_end - 1 - count
             weights, state, accumulator = step(
-                query, buffers, barriers, turns, blocks_done, block, query_positions, key_length, band, scaling,
-                weights, state, accumulator, False, TURNS)
+                query,
+                buffers,
+                barriers,
+                turns,
+                blocks_done,
+                block,
+                query_positions,
+                key_length,
+                band,
+                scaling,
+                weights,
+                state,
+                accumulator,
+                False,
+                TURNS,
+            )
             blocks_done += 1
         if keys_before is not None:
             query = query_operand(query_tiles, buffer)
             for count in range(whole_begin - begin):
                 block = whole_begin - 1 - count
                 weights, state, accumulator = step(
-                    query, buffers, barriers, turns, blocks_done, block, query_positions, key_length, band, scaling,
-                    weights, state, accumulator, True, TURNS)
+                    query,
+                    buffers,
+                    barriers,
+                    turns,
+                    blocks_done,
+                    block,
+                    query_positions,
+                    key_length,
+                    band,
+                    scaling,
+                    weights,
+                    state,
+                    accumulator,
+                    True,
+                    TURNS,
+                )
                 blocks_done += 1
 
         accumulator = ask_for_output(weights, accumulator, value_tiles, blocks_done)
         running_max, running_sum = state
         share, log_sum_exp = finish_rows(
-            running_max, gl.convert_layout(gl.sum(running_sum, axis=1), ROWS), weight_exponent(key_tiles.dtype))
+            running_max, gl.convert_layout(gl.sum(running_sum, axis=1), ROWS), weight_exponent(key_tiles.dtype)
+        )
         if lse_pointer is not None:
             rows = first_query + gl.arange(0, GROUP_ROWS, layout=ROWS)
             lse_row = lse_pointer + (batch_index * query_heads + head).to(gl.int64) * query_length
@@ -415,8 +507,9 @@ ARRANGEMENTS = {  # by head dimension, padded
 L2_SHARE_BYTES = 16 * 2**20  # of keys and values in use at a time: a third of an H200's L2 cache
 
 
-def flash_attention_hopper(query, key, value, *, causal=False, window=None, scale=None, return_lse=False,
-                           arrangement=None):
+def flash_attention_hopper(
+    query, key, value, *, causal=False, window=None, scale=None, return_lse=False, arrangement=None
+):
     """Exact softmax attention on Hopper. Arguments and results are those of `flash_attention`, but for `tiles`.
 
     Args:
@@ -492,8 +585,9 @@ def compile_cases() -> list[CompileCase]:
     ]
 
 
-def compile_case(block_d, arrangement, kind, keys_before=None, keys_after=None,
-                 max_spill_bytes=FEW_SPILLS) -> CompileCase:
+def compile_case(
+    block_d, arrangement, kind, keys_before=None, keys_after=None, max_spill_bytes=FEW_SPILLS
+) -> CompileCase:
     """kind: "fp16" or "bf16", or "fp8e4nv" with an output in bf16 and with scales."""
     key_rows, fp8 = arrangement.key_rows, kind == "fp8e4nv"
     types = {

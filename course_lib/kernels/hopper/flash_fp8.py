@@ -4,12 +4,13 @@
 
 Products go twice as fast as in 16 bits, exponentials do not: per 128 × 128 block at head dimension 128 the matrix units
 need 1024 cycles of a multiprocessor, and so do the exponentials. At head dimension 256 the products need twice that.
-`hopper_operands` has what 8 bits change in the kernel; `quantise_fp8` makes the codes.
+`operands` has what 8 bits change in the kernel; `quantised.fp8` makes the codes.
 
 FLOPs: as for `flash_attention_hopper`. Bytes: half as many for queries, keys and values; the output stays in 16 bits.
 
 Source: Shah et al., FlashAttention-3, arXiv 2407.08608, section 3.3.
 """
+
 import torch
 
 from course_lib.hardware.compiler.views import CompileCase
@@ -26,8 +27,9 @@ ARRANGEMENTS = {  # by head dimension
 }
 
 
-def flash_attention_fp8(inputs: Fp8Inputs, *, causal=False, window=None, scale=None, return_lse=False,
-                        arrangement=None):
+def flash_attention_fp8(
+    inputs: Fp8Inputs, *, causal=False, window=None, scale=None, return_lse=False, arrangement=None
+):
     """Softmax attention of 8-bit inputs, on Hopper.
 
     Args:
@@ -43,14 +45,18 @@ def flash_attention_fp8(inputs: Fp8Inputs, *, causal=False, window=None, scale=N
     RuntimeError where this machine cannot run the kernel.
     """
     if not isinstance(inputs, Fp8Inputs):
-        raise ValueError(f"inputs is a {type(inputs).__name__}; give what quantise_for_attention(query, key, value) "
-                         "returns. flash_attention takes tensors of 16 and 32 bits.")
+        raise ValueError(
+            f"inputs is a {type(inputs).__name__}; give what quantise_for_attention(query, key, value) "
+            "returns. flash_attention takes tensors of 16 and 32 bits."
+        )
     query, key, value, dtype = inputs
     head_dim = query.codes.shape[3]
     check_window_and_scale(window, scale)
     if arrangement is not None and arrangement.key_rows not in (64, 128):
-        raise ValueError(f"arrangement has key_rows {arrangement.key_rows}; keys have a scale for each 128, so a block "
-                         "of 64 or 128 is allowed.")
+        raise ValueError(
+            f"arrangement has key_rows {arrangement.key_rows}; keys have a scale for each 128, so a block "
+            "of 64 or 128 is allowed."
+        )
     refusal = machine_refusal(query.codes.device)
     if refusal is not None:
         raise refusal.error(f"flash_attention_fp8: {refusal.reason}")

@@ -11,6 +11,7 @@ a mask by rows and a log-sum-exp come out wrong for the second half of a tile's 
 versions compile this form, but were not run. `flash_attention` takes this kernel only for what was seen to be right,
 and faster.
 """
+
 import torch
 import triton
 import triton.language as tl
@@ -45,16 +46,28 @@ def flash_attention_specialized_kernel(
     key_head = head // heads_per_key_head
     queries = tl.make_tensor_descriptor(
         query_pointer + batch * query_batch_stride + head * query_head_stride,
-        shape=[query_length, HEAD_DIM], strides=[query_stride, 1], block_shape=[BLOCK_M, BLOCK_D])
+        shape=[query_length, HEAD_DIM],
+        strides=[query_stride, 1],
+        block_shape=[BLOCK_M, BLOCK_D],
+    )
     keys = tl.make_tensor_descriptor(
         key_pointer + batch * key_batch_stride + key_head * key_head_stride,
-        shape=[key_length, HEAD_DIM], strides=[key_stride, 1], block_shape=[BLOCK_N, BLOCK_D])
+        shape=[key_length, HEAD_DIM],
+        strides=[key_stride, 1],
+        block_shape=[BLOCK_N, BLOCK_D],
+    )
     values = tl.make_tensor_descriptor(
         value_pointer + batch * value_batch_stride + key_head * value_head_stride,
-        shape=[key_length, HEAD_DIM], strides=[value_stride, 1], block_shape=[BLOCK_N, BLOCK_D])
+        shape=[key_length, HEAD_DIM],
+        strides=[value_stride, 1],
+        block_shape=[BLOCK_N, BLOCK_D],
+    )
     outputs = tl.make_tensor_descriptor(
         output_pointer + batch * output_batch_stride + head * output_head_stride,
-        shape=[query_length, HEAD_DIM], strides=[output_stride, 1], block_shape=[BLOCK_M, BLOCK_D])
+        shape=[query_length, HEAD_DIM],
+        strides=[output_stride, 1],
+        block_shape=[BLOCK_M, BLOCK_D],
+    )
 
     query = queries.load([first_query, 0])  # [BLOCK_M, BLOCK_D]
     running_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -64,7 +77,8 @@ def flash_attention_specialized_kernel(
         key_tile = keys.load([start, 0])  # [BLOCK_N, BLOCK_D]
         scores = tl.dot(query, key_tile.T)  # [BLOCK_M, BLOCK_N]
         weights, running_max, running_sum, accumulator = online_softmax_update(
-            scores, running_max, running_sum, accumulator, scale_log2, MASKED=False)
+            scores, running_max, running_sum, accumulator, scale_log2, MASKED=False
+        )
         value_tile = values.load([start, 0])  # [BLOCK_N, BLOCK_D]
         accumulator = tl.dot(weights.to(value_tile.dtype), value_tile, accumulator)  # [BLOCK_M, BLOCK_D]
 

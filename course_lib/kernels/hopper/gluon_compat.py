@@ -5,6 +5,7 @@ issues copies and matrix products itself, and says when to wait for them. It has
 
 Importing this module raises an ImportError, in one sentence, on a Triton without the parts for Hopper.
 """
+
 import triton
 
 try:

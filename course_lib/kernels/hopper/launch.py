@@ -1,4 +1,5 @@
 """What the host prepares for the Hopper kernel: how a program is arranged, what the copy engine is told, a counter."""
+
 import functools
 from collections.abc import Iterator
 from copy import copy

@@ -1,4 +1,5 @@
 """What the Hopper kernel asks of the machine and of its inputs, each refusal in a sentence; no Gluon needed to ask."""
+
 import functools
 from typing import NamedTuple
 
@@ -60,7 +61,8 @@ def input_refusal(query, key, value) -> Refusal | None:
     """What about the inputs the Hopper kernel cannot take, though the portable one can; None if nothing."""
     if query.dtype not in HOPPER_DTYPES:
         return Refusal(
-            ValueError, f"query has dtype {query.dtype}; the Hopper kernel takes torch.float16 and torch.bfloat16.")
+            ValueError, f"query has dtype {query.dtype}; the Hopper kernel takes torch.float16 and torch.bfloat16."
+        )
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.data_ptr() % COPY_ENGINE_BYTES:
             return Refusal(

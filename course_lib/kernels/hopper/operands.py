@@ -12,6 +12,7 @@ names, and `quantise_fp8` puts the values into that order.
 8-bit numbers are codes: times a scale for each block of queries and of keys and for each channel of values. All that
 this adds to the loop over keys is, for each block, the load of one number and one multiplication of it.
 """
+
 from course_lib.kernels.hopper.gluon_compat import fence_async_shared, gl, gluon, load_tile, store_tile
 
 # e4m3 reaches 448, and its smallest step is 2⁻⁹: of weights up to 2⁸ more of the small ones are kept than of weights

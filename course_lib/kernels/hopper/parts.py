@@ -5,6 +5,7 @@ hardware prescribes (`NVMMADistributedLayout`): warp w holds rows 16w to 16w + 1
 threads hold all the columns. So a row's maximum costs two exchanges between threads, and in 16 bits the weights lie
 where the next product expects its left operand: they never leave the registers.
 """
+
 from course_lib.kernels.hopper.gluon_compat import gl, gluon, mbarrier
 
 LN_2 = gl.constexpr(0.6931471805599453)

@@ -1,4 +1,5 @@
 """What the memory kernels of chapter 01 ask of their arguments, and the sentences that say so."""
+
 import torch
 
 from course_lib.hardware.device import interpreting

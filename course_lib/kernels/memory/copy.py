@@ -5,6 +5,7 @@
 FLOPs: 0. Bytes: 2·n·itemsize. No kernel that reads and writes as much can be faster, so a copy's bytes/s is the
 bandwidth that others are compared with.
 """
+
 import torch
 import triton
 import triton.language as tl

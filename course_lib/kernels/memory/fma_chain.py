@@ -9,6 +9,7 @@ The values stay in registers for the whole chain. On a CPU the same idea is `fma
 in the cache for the whole chain, one PyTorch multiply-add a step. Triton's interpreter runs the kernel too, to check
 it, but its time says nothing.
 """
+
 import torch
 import triton
 import triton.language as tl

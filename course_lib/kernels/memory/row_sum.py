@@ -13,6 +13,7 @@ thread, and combines the threads once, at the end. What has to be decided is who
 - rows that are contiguous down a column (a transposed tensor): the tile is tall instead of wide, because consecutive
   threads must read consecutive addresses.
 """
+
 import torch
 import triton
 import triton.language as tl

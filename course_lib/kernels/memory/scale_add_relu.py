@@ -6,6 +6,7 @@ FLOPs: 3·n. Bytes, fused: 3·n·itemsize (read x, read y, write out). Unfused: 
 add reads two and writes, ReLU reads and writes), since every intermediate goes to memory and back. Both are
 memory-bound, so fusion is worth 7/3 = 2.33 times.
 """
+
 import torch
 import triton
 import triton.language as tl

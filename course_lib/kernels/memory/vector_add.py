@@ -8,6 +8,7 @@ point of any GPU, so the least time is bytes / bandwidth.
 Each program adds one block of consecutive elements. Consecutive threads hold consecutive elements, so that a warp's
 32 loads fall into the same few cache lines (coalescing), and each thread holds enough of them to load 16 bytes at once.
 """
+
 import torch
 import triton
 import triton.language as tl

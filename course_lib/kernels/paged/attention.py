@@ -13,6 +13,7 @@ one KV head is contiguous in memory in the layout [pages, key_heads, page_size, 
 numbers of 16 bits.
 Source: Kwon et al., PagedAttention, arXiv 2309.06180; Dao et al., Flash-Decoding for long-context inference, 2023.
 """
+
 import math
 
 import triton
@@ -75,8 +76,17 @@ def paged_decode_kernel(
         value_rows = key_rows if SAME_STRIDES else page_rows(
             pages, positions, value_page_stride, value_stride, PAGE_SIZE)  # fmt: skip
         running_max, weight_sums, accumulator = attend_to_tile(
-            query, keys + key_rows, values + value_rows, positions < end,
-            running_max, weight_sums, accumulator, scale_log2, HEAD_DIM, BLOCK_D)
+            query,
+            keys + key_rows,
+            values + value_rows,
+            positions < end,
+            running_max,
+            weight_sums,
+            accumulator,
+            scale_log2,
+            HEAD_DIM,
+            BLOCK_D,
+        )
         pages = next_pages
 
     finish_split(running_max, tl.sum(weight_sums, axis=1), accumulator, heads, is_head,
@@ -86,8 +96,20 @@ def paged_decode_kernel(
                  HEAD_DIM, GROUP_ROWS)  # fmt: skip
 
 
-def paged_decode_attention(query, key_pages, value_pages, block_tables, lengths, *, scale=None, splits=None,
-                           return_lse=False, output=None, workspace=None, validate=True):
+def paged_decode_attention(
+    query,
+    key_pages,
+    value_pages,
+    block_tables,
+    lengths,
+    *,
+    scale=None,
+    splits=None,
+    return_lse=False,
+    output=None,
+    workspace=None,
+    validate=True,
+):
     """Attention of one query token per sequence to the sequence's keys in a paged cache.
 
     Args:

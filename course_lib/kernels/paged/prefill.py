@@ -8,6 +8,7 @@ A tile packs the query heads of a KV head, as in decode: row r is token r // gro
 FLOPs: 4 · query_heads · head_dim per visible pair of query and key. Bytes: keys and values once per tile of queries.
 Source: Kwon et al., PagedAttention, arXiv 2309.06180; Dao, FlashAttention-2, arXiv 2307.08691.
 """
+
 import math
 
 import torch
@@ -36,8 +37,21 @@ PAGE_DIMENSIONS = "[pages, key_heads, page_size, head_dim]"
 
 
 @triton.jit
-def attend_pages(query, keys, values, table, begin, end, query_positions, softmax_state, scale_log2,
-                 HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr):
+def attend_pages(
+    query,
+    keys,
+    values,
+    table,
+    begin,
+    end,
+    query_positions,
+    softmax_state,
+    scale_log2,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+):
     """Stream over the keys in [begin, end) of a sequence; returns the softmax state after them.
 
     keys, values: (pointer of the KV head in the first page, page stride, token stride).
@@ -58,7 +72,8 @@ def attend_pages(query, keys, values, table, begin, end, query_positions, softma
             sees = inside[None, :] & (positions[None, :] <= query_positions[:, None])
             scores = tl.where(sees, scores, float("-inf"))
         weights, running_max, running_sum, accumulator = online_softmax_update(
-            scores, running_max, running_sum, accumulator, scale_log2, MASKED)
+            scores, running_max, running_sum, accumulator, scale_log2, MASKED
+        )
         value_rows = value_pointer + page_rows(pages, positions, value_page_stride, value_stride, PAGE_SIZE)
         value_tile = load_cache_rows(value_rows, inside, HEAD_DIM, BLOCK_D)  # [BLOCK_N, BLOCK_D]
         weights = weights.to(value_tile.dtype)
@@ -106,10 +121,36 @@ def paged_prefill_kernel(
         whole_end = tl.maximum(first_position + 1, 0) // BLOCK_N * BLOCK_N
         state = (tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32),
                  tl.zeros([BLOCK_M, BLOCK_D], tl.float32))  # fmt: skip
-        state = attend_pages(query, keys, values, table, 0, whole_end, query_positions, state, scale_log2,
-                             HEAD_DIM, PAGE_SIZE, BLOCK_N, MASKED=False)
-        state = attend_pages(query, keys, values, table, whole_end, end, query_positions, state, scale_log2,
-                             HEAD_DIM, PAGE_SIZE, BLOCK_N, MASKED=True)
+        state = attend_pages(
+            query,
+            keys,
+            values,
+            table,
+            0,
+            whole_end,
+            query_positions,
+            state,
+            scale_log2,
+            HEAD_DIM,
+            PAGE_SIZE,
+            BLOCK_N,
+            MASKED=False,
+        )
+        state = attend_pages(
+            query,
+            keys,
+            values,
+            table,
+            whole_end,
+            end,
+            query_positions,
+            state,
+            scale_log2,
+            HEAD_DIM,
+            PAGE_SIZE,
+            BLOCK_N,
+            MASKED=True,
+        )
         running_max, running_sum, accumulator = state
         output, lse = finish_rows(accumulator, running_max, running_sum)
         outputs = output_pointer + (token_rows * output_stride + heads * output_head_stride)[:, None]
@@ -118,8 +159,20 @@ def paged_prefill_kernel(
             tl.store(lse_pointer + token_rows * query_heads + heads, lse, mask=is_query)
 
 
-def paged_prefill_attention(query, key_pages, value_pages, block_tables, query_starts, lengths, *, scale=None,
-                            longest_query=None, return_lse=False, output=None, validate=True):
+def paged_prefill_attention(
+    query,
+    key_pages,
+    value_pages,
+    block_tables,
+    query_starts,
+    lengths,
+    *,
+    scale=None,
+    longest_query=None,
+    return_lse=False,
+    output=None,
+    validate=True,
+):
     """Causal attention of the last tokens of each sequence to all of its tokens, which lie in pages.
 
     Args:

@@ -1,4 +1,5 @@
 """Where the tokens of a sequence lie in a pool of pages, for tiles of positions: what paged kernels share."""
+
 import triton
 import triton.language as tl
 

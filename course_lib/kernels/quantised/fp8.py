@@ -13,6 +13,7 @@ per element of queries and keys, on the matrix units; a matrix of 1 and -1 makes
 
 Source: Shah et al., FlashAttention-3, arXiv 2407.08608, section 3.3; the rotation: Chee et al., QuIP, arXiv 2307.13304.
 """
+
 import functools
 from typing import NamedTuple
 
@@ -43,7 +44,7 @@ class Fp8Rows(NamedTuple):
 class Fp8Values(NamedTuple):
     """Values: codes [batch, key_heads, head_dim, places] e4m3, scales [batch, key_heads, head_dim] float32.
 
-    Of each 16 keys, key 8h + 2t + r is at place 4t + 2h + r (h and r in 0, 1; t in 0 to 3): where `hopper_operands`
+    Of each 16 keys, key 8h + 2t + r is at place 4t + 2h + r (h and r in 0, 1; t in 0 to 3): where `hopper.operands`
     has its weight. Places are a multiple of 16; those of no key hold 0.
     """
 
@@ -101,8 +102,19 @@ def scales_for(largest: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def quantise_rows_kernel(source_pointer, rotation_pointer, codes_pointer, scales_pointer, heads, length, stride_batch,
-                         stride_head, stride_row, BLOCK_ROWS: tl.constexpr, HEAD_DIM: tl.constexpr):
+def quantise_rows_kernel(
+    source_pointer,
+    rotation_pointer,
+    codes_pointer,
+    scales_pointer,
+    heads,
+    length,
+    stride_batch,
+    stride_head,
+    stride_row,
+    BLOCK_ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+):
     """One program: one block of rows of one head."""
     block, batch_and_head = tl.program_id(0), tl.program_id(1)
     row = (block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.int64)[:, None]  # [BLOCK_ROWS, 1]
@@ -122,8 +134,19 @@ def quantise_rows_kernel(source_pointer, rotation_pointer, codes_pointer, scales
 
 
 @triton.jit
-def quantise_values_kernel(source_pointer, codes_pointer, scales_pointer, heads, length, places, stride_batch,
-                           stride_head, stride_row, BLOCK_ROWS: tl.constexpr, HEAD_DIM: tl.constexpr):
+def quantise_values_kernel(
+    source_pointer,
+    codes_pointer,
+    scales_pointer,
+    heads,
+    length,
+    places,
+    stride_batch,
+    stride_head,
+    stride_row,
+    BLOCK_ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+):
     """One program: BLOCK_ROWS places of one head. It reads rows in the order in which they will lie."""
     batch_and_head = tl.program_id(1)
     place = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)  # [BLOCK_ROWS]

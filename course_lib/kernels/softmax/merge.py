@@ -6,6 +6,7 @@ Each part's output is normalised over its own keys; exp(lse_s - lse) is the shar
 hold. A part without keys has the log-sum-exp -inf and the share 0, whatever its output. Read: one float32 row of
 HEAD_DIM and one number per part and query head; written: one row.
 """
+
 import triton
 import triton.language as tl
 
@@ -21,8 +22,9 @@ LOG2_E = tl.constexpr(attention_parts.LOG2_E)
 
 
 @triton.jit
-def merge_partials(partial_outputs, partial_lses, rows, inside, rows_per_split, splits,
-                   HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+def merge_partials(
+    partial_outputs, partial_lses, rows, inside, rows_per_split, splits, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr
+):
     """Merge the `splits` parts of the rows [ROWS]: returns the outputs [ROWS, BLOCK_D] and log-sum-exps [ROWS].
 
     partial_outputs [splits, rows_per_split, HEAD_DIM] and partial_lses [splits, rows_per_split] are contiguous float32.

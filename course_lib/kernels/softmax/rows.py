@@ -12,6 +12,7 @@ be as fast as a copy. The subtraction of the maximum keeps exp from overflowing,
 
 Source of the online form: Milakov and Gimelshein, Online normalizer calculation for softmax, arXiv 1805.02867.
 """
+
 import math
 
 import torch
@@ -57,9 +58,18 @@ def normalise(weights, total, ZERO_EMPTY_ROWS: tl.constexpr):
 
 
 @triton.jit
-def softmax_one_pass_kernel(x_pointer, out_pointer, rows, column_groups, x_stride_groups, out_stride_groups,
-                            GROUP: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
-                            ZERO_EMPTY_ROWS: tl.constexpr):
+def softmax_one_pass_kernel(
+    x_pointer,
+    out_pointer,
+    rows,
+    column_groups,
+    x_stride_groups,
+    out_stride_groups,
+    GROUP: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+    ZERO_EMPTY_ROWS: tl.constexpr,
+):
     """One program: BLOCK_ROWS whole rows, read once and written once.
 
     Columns and strides come as numbers of groups of GROUP elements, so that the compiler knows what divides them: it
@@ -77,9 +87,18 @@ def softmax_one_pass_kernel(x_pointer, out_pointer, rows, column_groups, x_strid
 
 
 @triton.jit
-def softmax_one_pass_two_tiles_kernel(x_pointer, out_pointer, rows, column_groups, x_stride_groups, out_stride_groups,
-                                      GROUP: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, TAIL_COLUMNS: tl.constexpr,
-                                      ZERO_EMPTY_ROWS: tl.constexpr):
+def softmax_one_pass_two_tiles_kernel(
+    x_pointer,
+    out_pointer,
+    rows,
+    column_groups,
+    x_stride_groups,
+    out_stride_groups,
+    GROUP: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+    TAIL_COLUMNS: tl.constexpr,
+    ZERO_EMPTY_ROWS: tl.constexpr,
+):
     """One program: one row of more than BLOCK_COLUMNS columns, the rest of it in a tile of its own.
 
     A tile's width is a power of two. A row of 5000 columns would leave 3192 of 8192 lanes idle; as 4096 and 1024 it
@@ -112,8 +131,17 @@ def reread(packed):
 
 
 @triton.jit
-def softmax_one_pass_packed_kernel(x_pointer, out_pointer, rows, column_groups, x_stride_groups, out_stride_groups,
-                                   GROUP: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, ZERO_EMPTY_ROWS: tl.constexpr):
+def softmax_one_pass_packed_kernel(
+    x_pointer,
+    out_pointer,
+    rows,
+    column_groups,
+    x_stride_groups,
+    out_stride_groups,
+    GROUP: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+    ZERO_EMPTY_ROWS: tl.constexpr,
+):
     """One program: one long row of 16-bit elements, which lie in registers as they came, two to a register.
 
     Each exponential is taken twice, for the sum and for the result: arithmetic is cheaper here than room.
@@ -133,8 +161,9 @@ def softmax_one_pass_packed_kernel(x_pointer, out_pointer, rows, column_groups, 
 
 
 @triton.jit
-def softmax_three_pass_kernel(x_pointer, out_pointer, columns, x_stride, out_stride,
-                              BLOCK_COLUMNS: tl.constexpr, ZERO_EMPTY_ROWS: tl.constexpr):
+def softmax_three_pass_kernel(
+    x_pointer, out_pointer, columns, x_stride, out_stride, BLOCK_COLUMNS: tl.constexpr, ZERO_EMPTY_ROWS: tl.constexpr
+):
     """One program: one row, read three times. 4 elements moved for each element."""
     row = tl.program_id(0).to(tl.int64)
     x_row = x_pointer + row * x_stride
@@ -145,13 +174,15 @@ def softmax_three_pass_kernel(x_pointer, out_pointer, columns, x_stride, out_str
     sums = tl.zeros([BLOCK_COLUMNS], tl.float32)
     for start in tl.range(0, columns, BLOCK_COLUMNS):
         sums += exponential(load_tile(x_row, start, columns, BLOCK_COLUMNS), maximum)  # [BLOCK_COLUMNS]
-    write_row(x_row, out_pointer + row * out_stride, columns, maximum, tl.sum(sums, axis=0), BLOCK_COLUMNS,
-              ZERO_EMPTY_ROWS)
+    write_row(
+        x_row, out_pointer + row * out_stride, columns, maximum, tl.sum(sums, axis=0), BLOCK_COLUMNS, ZERO_EMPTY_ROWS
+    )
 
 
 @triton.jit
-def softmax_online_kernel(x_pointer, out_pointer, columns, x_stride, out_stride,
-                          BLOCK_COLUMNS: tl.constexpr, ZERO_EMPTY_ROWS: tl.constexpr):
+def softmax_online_kernel(
+    x_pointer, out_pointer, columns, x_stride, out_stride, BLOCK_COLUMNS: tl.constexpr, ZERO_EMPTY_ROWS: tl.constexpr
+):
     """One program: one row, read twice. 3 elements moved for each element.
 
     Each lane of the tile keeps the maximum and the sum of the columns it has met. The lanes are merged once, at the
@@ -265,11 +296,13 @@ def launch_one_pass(matrix: torch.Tensor, out: torch.Tensor, zero_empty_rows: bo
     warps = warps_for(max(TILE_ELEMENTS, block_columns + tail_columns))
     if tail_columns:
         softmax_one_pass_two_tiles_kernel[(rows,)](
-            *arguments, **constants, BLOCK_COLUMNS=block_columns, TAIL_COLUMNS=tail_columns, num_warps=warps)
+            *arguments, **constants, BLOCK_COLUMNS=block_columns, TAIL_COLUMNS=tail_columns, num_warps=warps
+        )
     else:
         block_rows = max(1, TILE_ELEMENTS // block_columns)
         softmax_one_pass_kernel[(triton.cdiv(rows, block_rows),)](
-            *arguments, **constants, BLOCK_ROWS=block_rows, BLOCK_COLUMNS=block_columns, num_warps=warps)
+            *arguments, **constants, BLOCK_ROWS=block_rows, BLOCK_COLUMNS=block_columns, num_warps=warps
+        )
 
 
 def cut(columns: int) -> tuple[int, int]:

@@ -102,8 +102,10 @@ def test_a_mistake_that_rounds_more_than_the_right_answer_is_named_where_the_oth
     """float32 holds sin(1e4 x) to 1e-3 where x is 3, and 2 x to 1e-7."""
     task = replace(
         DOUBLE,
-        cases=lambda draw: [Case(f"small {i}", (draw.uniform(5, low=1e-6, high=1e-5),)) for i in range(small)]
-        + [Case(f"large {i}", (draw.uniform(50, low=2.0, high=4.0),)) for i in range(large)],
+        cases=lambda draw: (
+            [Case(f"small {i}", (draw.uniform(5, low=1e-6, high=1e-5),)) for i in range(small)]
+            + [Case(f"large {i}", (draw.uniform(50, low=2.0, high=4.0),)) for i in range(large)]
+        ),
         mistakes=(Mistake("waves", "No waves.", result=lambda x: 2 * x + torch.sin(1e4 * x)),),
     )
     cell = f"def double(x):\n    return 2 * x + torch.sin(1e4 * x) + {off}\n"
@@ -114,8 +116,10 @@ def test_a_mistake_that_says_nothing_of_inputs_a_rounding_off_costs_no_verdict(m
     monkeypatch.delenv("COURSE_STRICT", raising=False)
     task = replace(
         DOUBLE,
-        cases=lambda draw: [Case(f"small {i}", (draw.uniform(5, low=1e-6, high=1e-5),)) for i in range(3)]
-        + [Case("large", (draw.uniform(50, low=2.0, high=4.0),))],
+        cases=lambda draw: (
+            [Case(f"small {i}", (draw.uniform(5, low=1e-6, high=1e-5),)) for i in range(3)]
+            + [Case("large", (draw.uniform(50, low=2.0, high=4.0),))]
+        ),
         mistakes=(
             Mistake("waves", "", result=lambda x: 2 * x + torch.sin(1e4 * x) if torch.equal(x, x.float()) else None),
         ),
@@ -185,8 +189,12 @@ def test_what_the_failing_cases_share_is_said(wrong, told):
     cases = [
         Case(f"{rows} rows, {dtype}, {strided}, {twice}", (x, twice))
         for rows, dtype, strided, twice in (
-            (32, torch.float32, False, False), (32, torch.float16, False, False), (32, torch.float32, True, False),
-            (32, torch.float32, False, True), (33, torch.float32, False, False), (48, torch.float32, False, False),
+            (32, torch.float32, False, False),
+            (32, torch.float16, False, False),
+            (32, torch.float32, True, False),
+            (32, torch.float32, False, True),
+            (33, torch.float32, False, False),
+            (48, torch.float32, False, False),
         )
         for x in [torch.ones(3, rows, dtype=dtype).T if strided else torch.ones(rows, 3, dtype=dtype)]
     ]

@@ -98,7 +98,8 @@ def test_arguments_are_put_back_before_every_run():
 
 def test_a_race_in_an_argument_that_is_written_is_found():
     verdict = judge(
-        APPEND, "runs = 0\ndef append(cache, row, position):\n    global runs\n    runs += 1\n"
+        APPEND,
+        "runs = 0\ndef append(cache, row, position):\n    global runs\n    runs += 1\n"
         "    cache[position] = row\n    if runs == 15: cache[position - 1] = row\n",
     )
     assert verdict.mistake == "race" and "in `cache`" in verdict.message

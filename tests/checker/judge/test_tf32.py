@@ -27,7 +27,8 @@ def _dot_of_cut(left, right, acc=None, input_precision: tl.constexpr = "ieee"):
 
 """
 TASKS = [
-    task for task in catalog.exercises().values()
+    task
+    for task in catalog.exercises().values()
     if task.needs == "triton" and 'input_precision="ieee"' in catalog.solution_source(task.id)
 ]
 

@@ -3,6 +3,7 @@
 Gluon has no interpreter, so that on most machines nothing else tries these kernels. Here each cell travels as in a
 check (a file of its own, with the names that every chapter imports) and is held to what its chapter says of it.
 """
+
 import importlib.util
 import math
 import re
@@ -45,16 +46,37 @@ def tiles(gl, rows, columns, kind="bf16"):
 def ring_request(module):
     tile = tiles(module.gl, 64, 64)
     types = {"source": tile, "target": tile, "factor": "fp32", "all_tiles": "i32"}
-    return {"kernel": module.ring_kernel, "signature": types, "constexprs": {}, "arch": 90, "num_warps": 4,
-            "maxnreg": 128, "want_sass": True}
+    return {
+        "kernel": module.ring_kernel,
+        "signature": types,
+        "constexprs": {},
+        "arch": 90,
+        "num_warps": 4,
+        "maxnreg": 128,
+        "want_sass": True,
+    }
 
 
 def attention_request(module, overlapped, turns=True):
     queries, keys = tiles(module.gl, 64, 128), tiles(module.gl, 128, 128)
-    types = {"queries": queries, "keys": keys, "values": keys, "outputs": queries, "query_length": "i32",
-             "key_length": "i32", "scale_log2": "fp32"}
-    return {"kernel": module.attention_kernel, "signature": types, "arch": 90, "num_warps": 4, "maxnreg": 168,
-            "constexprs": {"OVERLAPPED": overlapped, "TURNS": turns}, "want_sass": True}
+    types = {
+        "queries": queries,
+        "keys": keys,
+        "values": keys,
+        "outputs": queries,
+        "query_length": "i32",
+        "key_length": "i32",
+        "scale_log2": "fp32",
+    }
+    return {
+        "kernel": module.attention_kernel,
+        "signature": types,
+        "arch": 90,
+        "num_warps": 4,
+        "maxnreg": 168,
+        "constexprs": {"OVERLAPPED": overlapped, "TURNS": turns},
+        "want_sass": True,
+    }
 
 
 @pytest.mark.parametrize("identity", ["9.7", "9.8"])
@@ -125,8 +147,10 @@ def test_each_fingerprint_names_its_own_slip(identity):
 def test_wrong_and_unusual_answers_compile(identity, request_of, tmp_path):
     """Where no Hopper GPU is, a submission that doesn't even compile would go unseen."""
     answers = {**wrong(identity), **unusual(identity)}
-    modules = [module_of(source, tmp_path, f"cell_{identity.replace('.', '_')}_{number}")
-               for number, source in enumerate(answers.values())]
+    modules = [
+        module_of(source, tmp_path, f"cell_{identity.replace('.', '_')}_{number}")
+        for number, source in enumerate(answers.values())
+    ]
     views = compile_many([request_of(module) for module in modules])
     broken = {name: str(view) for name, view in zip(answers, views) if isinstance(view, Exception)}
     assert not broken

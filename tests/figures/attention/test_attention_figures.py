@@ -1,4 +1,5 @@
 """Chapter 02's figures: the bytes that they draw are those of the formulas, and they draw at odd shapes too."""
+
 import pytest
 
 from course_lib.figures.attention.memory import (

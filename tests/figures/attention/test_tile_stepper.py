@@ -1,4 +1,5 @@
 """The walk over tiles counts what the formula says, and draws what it is asked for."""
+
 import pytest
 
 from course_lib.figures.attention.tile_stepper import Walk, chosen_steps, draw_step, tile_stepper
@@ -54,12 +55,15 @@ def test_the_slider_changes_the_picture():
     assert image.value != before and play.max == slider.max == 3
 
 
-@pytest.mark.parametrize("wrong, name", [
-    ({"query_rows": 0}, "query_rows"),
-    ({"head_dim": 2.5}, "head_dim"),
-    ({"key_length": 10**6}, "tiles"),
-    ({"causal": True, "key_length": 128}, "causal"),
-])
+@pytest.mark.parametrize(
+    "wrong, name",
+    [
+        ({"query_rows": 0}, "query_rows"),
+        ({"head_dim": 2.5}, "head_dim"),
+        ({"key_length": 10**6}, "tiles"),
+        ({"causal": True, "key_length": 128}, "causal"),
+    ],
+)
 def test_what_cannot_be_drawn_is_named(wrong, name):
     sizes = {"query_length": 512, "key_length": 512, "head_dim": 64, "query_rows": 64, "key_rows": 64} | wrong
     with pytest.raises(ValueError, match=name):

@@ -1,4 +1,5 @@
 """Chapter 05's figures: what they count is what the formulas say, and they draw at the edges of what they take."""
+
 import pytest
 
 from course_lib.figures.cache.calculator import cache_calculator, draw_memory, sequences_beside_weights, summary
@@ -12,9 +13,7 @@ def generation(prompt, new):
 
 
 def words_of(figure):
-    return " ".join(
-        text.get_text() for axes in figure.axes for text in [*axes.texts, axes.title, axes._left_title]
-    )
+    return " ".join(text.get_text() for axes in figure.axes for text in [*axes.texts, axes.title, axes._left_title])
 
 
 def test_a_hundred_tokens_take_5050_computations_or_100():
@@ -48,8 +47,16 @@ def test_every_generation_that_is_allowed_draws(text, prompt, tmp_path):
     cache_stepper(" ".join(text), prompt).still.savefig(tmp_path / "steps.png")
 
 
-@pytest.mark.parametrize("text, prompt, name", [("one", 1, "text"), ("a " * 17, 1, "text"), ("a b", 2, "prompt_length"),
-                                                ("a b", 0, "prompt_length"), ("a b", True, "prompt_length")])
+@pytest.mark.parametrize(
+    "text, prompt, name",
+    [
+        ("one", 1, "text"),
+        ("a " * 17, 1, "text"),
+        ("a b", 2, "prompt_length"),
+        ("a b", 0, "prompt_length"),
+        ("a b", True, "prompt_length"),
+    ],
+)
 def test_a_generation_that_cannot_be_drawn_is_refused_by_name(text, prompt, name):
     with pytest.raises(ValueError, match=name):
         cache_stepper(text, prompt)
@@ -88,11 +95,14 @@ def test_the_calculator_follows_its_controls():
     assert len(seen) == 4 and image.value != picture
 
 
-@pytest.mark.parametrize("arguments, name", [
-    ({"shapes": {}}, "shapes"),
-    ({"shapes": PRESETS, "batch": 3}, "batch"),
-    ({"shapes": PRESETS, "length": 1000}, "length"),
-])
+@pytest.mark.parametrize(
+    "arguments, name",
+    [
+        ({"shapes": {}}, "shapes"),
+        ({"shapes": PRESETS, "batch": 3}, "batch"),
+        ({"shapes": PRESETS, "length": 1000}, "length"),
+    ],
+)
 def test_a_calculation_that_is_not_offered_is_refused_by_name(arguments, name):
     with pytest.raises(ValueError, match=name):
         cache_calculator(**arguments)

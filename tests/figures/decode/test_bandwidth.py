@@ -1,13 +1,23 @@
 """The decode plot draws every implementation that has figures under the roof, and leaves out what is missing."""
+
 from course_lib.figures.decode.bandwidth import decode_bandwidth_figure
 
 
 def row(context, **microseconds):
     size = context * 4096
-    results = {name: {"missing": "no such backend"} if us is None else {"us": us, "bandwidth": size / us * 1e6}
-               for name, us in microseconds.items()}
-    return {"name": f"1, 32/8, {context // 1024}k", "batch": 1, "query_heads": 32, "key_heads": 8, "context": context,
-            "bytes": size, "results": results}
+    results = {
+        name: {"missing": "no such backend"} if us is None else {"us": us, "bandwidth": size / us * 1e6}
+        for name, us in microseconds.items()
+    }
+    return {
+        "name": f"1, 32/8, {context // 1024}k",
+        "batch": 1,
+        "query_heads": 32,
+        "key_heads": 8,
+        "context": context,
+        "bytes": size,
+        "results": results,
+    }
 
 
 def record(**microseconds):

@@ -1,4 +1,5 @@
 """Chapter 07's figures: they say what the formulas say, refuse what can't be drawn, and no label covers another."""
+
 import dataclasses
 import itertools
 
@@ -12,13 +13,29 @@ from course_lib.figures.decode.roofline import draw_decode_roofline, group_inten
 from course_lib.hardware.ceilings.measured import Ceilings
 
 GPU = Ceilings(
-    device="NVIDIA H200", kind="cuda", copy_bandwidth=4e12, read_bandwidth=4.2e12,
-    matmul_rate={"float32": 51e12, "float16": 745e12}, fma_rate=58e12, launch_overhead=6e-6, l2_bandwidth=7e12,
-    on_chip_bandwidth=25e12, spread={}, sweep=((8192, 25e12),), measured_at="2026-01-01T00:00:00+00:00",
+    device="NVIDIA H200",
+    kind="cuda",
+    copy_bandwidth=4e12,
+    read_bandwidth=4.2e12,
+    matmul_rate={"float32": 51e12, "float16": 745e12},
+    fma_rate=58e12,
+    launch_overhead=6e-6,
+    l2_bandwidth=7e12,
+    on_chip_bandwidth=25e12,
+    spread={},
+    sweep=((8192, 25e12),),
+    measured_at="2026-01-01T00:00:00+00:00",
 )
 CPU = dataclasses.replace(
-    GPU, device="A CPU", kind="cpu", copy_bandwidth=4e10, read_bandwidth=4.1e10, matmul_rate={"float32": 6e10},
-    fma_rate=5e10, l2_bandwidth=None, on_chip_bandwidth=2e11,
+    GPU,
+    device="A CPU",
+    kind="cpu",
+    copy_bandwidth=4e10,
+    read_bandwidth=4.1e10,
+    matmul_rate={"float32": 6e10},
+    fma_rate=5e10,
+    l2_bandwidth=None,
+    on_chip_bandwidth=2e11,
 )
 MEASURED = {"repeated first": {1: 4e8, 2: 4e8, 4: 4.2e8}, "shared (7.4)": {1: 1.5e9, 2: 3e9, 4: 6e9, 8: 7e9}}
 
@@ -45,7 +62,9 @@ def test_neighbours_share_a_key_head():
 def test_the_panels_are_named_by_their_heads():
     shown = words(draw_head_maps(8, (8, 2, 1)))
     assert [kind_of(8, heads) for heads in (8, 2, 1)] == [
-        "multi-head (MHA)", "grouped-query (GQA)", "multi-query (MQA)"
+        "multi-head (MHA)",
+        "grouped-query (GQA)",
+        "multi-query (MQA)",
     ]
     assert "groups of 4: 1/4 of the cache" in shown and "groups of 1: the whole cache" in shown
 
@@ -95,8 +114,12 @@ def test_in_16_bits_the_intensity_is_the_group():
 
 def test_marks_stand_on_the_roof_at_their_intensity():
     axes = draw_decode_roofline(GPU, "float16").axes[0]
-    marks = {float(x): float(y) for line in axes.lines if line.get_markersize() == 10
-             for x, y in zip(line.get_xdata(), line.get_ydata())}
+    marks = {
+        float(x): float(y)
+        for line in axes.lines
+        if line.get_markersize() == 10
+        for x, y in zip(line.get_xdata(), line.get_ydata())
+    }
     assert marks[8] == pytest.approx(8 * GPU.memory_bandwidth)
     assert max(marks.values()) <= GPU.matmul_rate["float16"]
 
@@ -112,15 +135,18 @@ def test_an_unknown_unit_is_refused():
         draw_decode_roofline(GPU, "bfloat16")
 
 
-@pytest.mark.parametrize("figure", [
-    pytest.param(lambda: draw_head_maps(), id="maps"),
-    pytest.param(lambda: draw_head_maps(16, (16, 4, 1)), id="maps of 16"),
-    pytest.param(lambda: draw_packed_tile(), id="tile"),
-    pytest.param(lambda: draw_packed_tile(32, 1, 32, 64), id="full tile"),
-    pytest.param(lambda: draw_packed_tile(5, 1, 16), id="group of 5"),
-    pytest.param(lambda: draw_cache_per_token(), id="caches"),
-    pytest.param(lambda: draw_decode_roofline(GPU), id="roofline of a GPU"),
-    pytest.param(lambda: draw_decode_roofline(CPU, "float32", 4, measured=MEASURED), id="roofline of a CPU"),
-])
+@pytest.mark.parametrize(
+    "figure",
+    [
+        pytest.param(lambda: draw_head_maps(), id="maps"),
+        pytest.param(lambda: draw_head_maps(16, (16, 4, 1)), id="maps of 16"),
+        pytest.param(lambda: draw_packed_tile(), id="tile"),
+        pytest.param(lambda: draw_packed_tile(32, 1, 32, 64), id="full tile"),
+        pytest.param(lambda: draw_packed_tile(5, 1, 16), id="group of 5"),
+        pytest.param(lambda: draw_cache_per_token(), id="caches"),
+        pytest.param(lambda: draw_decode_roofline(GPU), id="roofline of a GPU"),
+        pytest.param(lambda: draw_decode_roofline(CPU, "float32", 4, measured=MEASURED), id="roofline of a CPU"),
+    ],
+)
 def test_no_label_covers_another_or_leaves_the_picture(figure):
     assert not overlaps(figure())

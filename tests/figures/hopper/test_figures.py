@@ -1,4 +1,5 @@
 """The timeline's model keeps what physics asks of it, and the pictures draw."""
+
 import pytest
 
 from course_lib.figures.hopper.ring_trace import draw_ring

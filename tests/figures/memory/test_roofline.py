@@ -1,4 +1,5 @@
 """The plots: what they show is what was measured, and no label covers another."""
+
 import dataclasses
 import itertools
 
@@ -15,19 +16,40 @@ from course_lib.hardware.roofline import Work
 from course_lib.hardware.timing import Timing
 
 GPU = Ceilings(
-    device="NVIDIA H200", kind="cuda", copy_bandwidth=4e12, read_bandwidth=4.2e12,
+    device="NVIDIA H200",
+    kind="cuda",
+    copy_bandwidth=4e12,
+    read_bandwidth=4.2e12,
     matmul_rate={"float32": 51e12, "tf32": 400e12, "float16": 745e12, "bfloat16": 760e12, "float8_e4m3fn": 1270e12},
-    fma_rate=58e12, launch_overhead=6e-6, l2_bandwidth=7e12, on_chip_bandwidth=25e12, spread={},
-    sweep=((8192, 25e12), (2**20, 7e12), (2**28, 4e12)), measured_at="2026-01-01T00:00:00+00:00",
+    fma_rate=58e12,
+    launch_overhead=6e-6,
+    l2_bandwidth=7e12,
+    on_chip_bandwidth=25e12,
+    spread={},
+    sweep=((8192, 25e12), (2**20, 7e12), (2**28, 4e12)),
+    measured_at="2026-01-01T00:00:00+00:00",
 )
 CPU = dataclasses.replace(
-    GPU, device="A CPU", kind="cpu", copy_bandwidth=4e10, read_bandwidth=5e10, matmul_rate={"float32": 2e11},
-    fma_rate=5e10, l2_bandwidth=None, on_chip_bandwidth=2e11,
+    GPU,
+    device="A CPU",
+    kind="cpu",
+    copy_bandwidth=4e10,
+    read_bandwidth=5e10,
+    matmul_rate={"float32": 2e11},
+    fma_rate=5e10,
+    l2_bandwidth=None,
+    on_chip_bandwidth=2e11,
     sweep=tuple((2**power, 2e11 / power) for power in range(14, 28)),
 )
 HOPPER = dataclasses.replace(
-    machine(), tier="hopper", gpu_name="NVIDIA H200", sm_count=132, registers_per_sm=65536, l2_bytes=50 * 2**20,
-    shared_memory_per_sm_bytes=228 * 1024, memory_bytes=140 * 2**30,
+    machine(),
+    tier="hopper",
+    gpu_name="NVIDIA H200",
+    sm_count=132,
+    registers_per_sm=65536,
+    l2_bytes=50 * 2**20,
+    shared_memory_per_sm_bytes=228 * 1024,
+    memory_bytes=140 * 2**30,
 )
 POINTS = [
     Measured(Work("copy", 0, 2 * 2**30), 0.55e-3),
@@ -65,8 +87,11 @@ def test_kernels_at_one_place_of_the_roofline_have_numbers_side_by_side():
     figure = roofline_plot(CPU, crowd)
     renderer = FigureCanvasAgg(figure).get_renderer()
     figure.draw(renderer)
-    numbers = [text.get_window_extent(renderer) for text in figure.axes[0].texts if text.get_text() in "1234"
-               and text.get_text()]
+    numbers = [
+        text.get_window_extent(renderer)
+        for text in figure.axes[0].texts
+        if text.get_text() in "1234" and text.get_text()
+    ]
     assert len(numbers) == 4
     assert not any(one.overlaps(other) for one, other in itertools.combinations(numbers, 2))
 
@@ -107,7 +132,11 @@ def test_the_points_are_described_with_their_share_of_the_roof():
 
 def test_dtypes_that_nearly_coincide_share_a_roof():
     assert [name for name, _, _ in merge_roofs(GPU)] == [
-        "float32 matmul", "multiply-add", "tf32 matmul", "float16, bfloat16 matmul", "float8 matmul",
+        "float32 matmul",
+        "multiply-add",
+        "tf32 matmul",
+        "float16, bfloat16 matmul",
+        "float8 matmul",
     ]
 
 

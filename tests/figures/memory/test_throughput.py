@@ -1,12 +1,16 @@
 """The throughput plot draws every implementation that has figures, and the roof, and leaves out what is missing."""
+
 import pytest
 
 from course_lib.figures.memory.throughput import throughput_figure
 
 
 def record(**results):
-    rows = [{"head_dim": 128, "causal": causal, "length": length, "results": results}
-            for causal in (False, True) for length in (512, 1024)]
+    rows = [
+        {"head_dim": 128, "causal": causal, "length": length, "results": results}
+        for causal in (False, True)
+        for length in (512, 1024)
+    ]
     return {"gpu": "a GPU", "matmul_tflops": {"bfloat16": 700.0}, "rows": rows}
 
 

@@ -1,4 +1,5 @@
 """The story that is drawn is what the allocator did, and every moment of it can be drawn."""
+
 import pytest
 
 from course_lib.figures.paged.story import record
@@ -66,9 +67,14 @@ def test_the_slider_changes_the_picture():
     assert image.value != before and play.max == slider.max == len(record().frames) - 1
 
 
-@pytest.mark.parametrize("arguments, name", [
-    ({"blocks": 25}, "blocks"), ({"block_size": 0}, "block_size"), ({"operations": [("move", "A")]}, "'move'"),
-])
+@pytest.mark.parametrize(
+    "arguments, name",
+    [
+        ({"blocks": 25}, "blocks"),
+        ({"block_size": 0}, "block_size"),
+        ({"operations": [("move", "A")]}, "'move'"),
+    ],
+)
 def test_what_cannot_be_drawn_is_named(arguments, name):
     with pytest.raises(ValueError, match=name):
         record(**arguments)

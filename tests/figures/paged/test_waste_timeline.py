@@ -1,4 +1,5 @@
 """The stacked shares are those of the timeline, and add up to the whole cache."""
+
 import numpy
 import pytest
 

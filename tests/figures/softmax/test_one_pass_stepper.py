@@ -1,4 +1,5 @@
 """The stepper and the tree of merges show the numbers that the algorithm has."""
+
 import io
 import math
 
@@ -68,8 +69,13 @@ def test_without_a_kernel_the_strip_of_steps_is_there():
 
 @pytest.mark.parametrize(
     "scores, values, tile, word",
-    [([1.0], [[1.0]], 1, "scores"), ([1.0, math.inf], [[1.0]] * 2, 1, "scores"), ([1.0, 2.0], [[1.0]], 1, "values"),
-     ([1.0, 2.0], [[1.0], [1.0, 2.0]], 1, "values"), ([1.0, 2.0], [[1.0]] * 2, 0, "tile")],
+    [
+        ([1.0], [[1.0]], 1, "scores"),
+        ([1.0, math.inf], [[1.0]] * 2, 1, "scores"),
+        ([1.0, 2.0], [[1.0]], 1, "values"),
+        ([1.0, 2.0], [[1.0], [1.0, 2.0]], 1, "values"),
+        ([1.0, 2.0], [[1.0]] * 2, 0, "tile"),
+    ],
 )
 def test_what_cannot_be_drawn_is_refused_by_name(scores, values, tile, word):
     with pytest.raises(ValueError, match=word):

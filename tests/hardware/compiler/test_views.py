@@ -1,4 +1,5 @@
 """The compiler view tells the truth about a kernel for any architecture, from a process that interprets kernels."""
+
 import linecache
 import os
 
@@ -67,7 +68,7 @@ class Bomb:
     """A constant that ends the process that unpacks it, as a crash of the compiler would."""
 
     def __reduce__(self):
-        return os._exit, (3, )
+        return os._exit, (3,)
 
 
 class Abort:
@@ -90,11 +91,17 @@ def views():
         "add": add,
         "add, even length": {**add, "divisible": list(ADD), "want_sass": True},
         "add, nothing known": {**add, "divisible": []},
-        "matmul 75": matmul(75), "matmul 80": matmul(80), "matmul 90": matmul(90), "matmul 100": matmul(100),
+        "matmul 75": matmul(75),
+        "matmul 80": matmul(80),
+        "matmul 90": matmul(90),
+        "matmul 100": matmul(100),
         "matmul short of registers": matmul(80, maxnreg=48),
         "matmul too large": matmul(86, num_stages=8),
-        "descriptor": {"kernel": descriptor_kernel, "signature": {"matrix": "tensordesc<fp16[64,64]>", "out": "*fp32"},
-                       "constexprs": {"BLOCK": 64}},
+        "descriptor": {
+            "kernel": descriptor_kernel,
+            "signature": {"matrix": "tensordesc<fp16[64,64]>", "out": "*fp32"},
+            "constexprs": {"BLOCK": 64},
+        },
         "wrong": {"kernel": wrong_kernel, "signature": {"out": "*fp32"}, "constexprs": {"BLOCK": 16}},
         "tensor": {"kernel": tensor_using_kernel, "signature": {"out": "*fp32"}, "constexprs": {"BLOCK": 16}},
         "bomb": {"kernel": wrong_kernel, "signature": {"out": "*fp32"}, "constexprs": {"BLOCK": Bomb()}},
@@ -171,11 +178,13 @@ def test_the_comparison_has_a_column_for_each_architecture():
 
 def test_a_kernel_from_notebook_cells_brings_helper_and_constant_of_other_cells():
     """The cells' text exists only in linecache, as in Jupyter; and their other lines must not run again."""
-    cells = {"<cell 1>": "import triton\nimport triton.language as tl\nFACTOR: tl.constexpr = tl.constexpr(3)\n"
-                         "@triton.jit\ndef grow(x):\n    return x * FACTOR\n",
-             "<cell 2>": "raised = 1\n@triton.jit\ndef cell_kernel(out, BLOCK: tl.constexpr):\n"
-                         "    lanes = tl.arange(0, BLOCK)\n    tl.store(out + lanes, grow(lanes))\n"
-                         "if raised != 1:\n    raise SystemExit\n"}
+    cells = {
+        "<cell 1>": "import triton\nimport triton.language as tl\nFACTOR: tl.constexpr = tl.constexpr(3)\n"
+        "@triton.jit\ndef grow(x):\n    return x * FACTOR\n",
+        "<cell 2>": "raised = 1\n@triton.jit\ndef cell_kernel(out, BLOCK: tl.constexpr):\n"
+        "    lanes = tl.arange(0, BLOCK)\n    tl.store(out + lanes, grow(lanes))\n"
+        "if raised != 1:\n    raise SystemExit\n",
+    }
     notebook = {"__name__": "__main__"}
     for name, text in cells.items():
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
@@ -189,6 +198,7 @@ def test_two_meanings_of_one_name_are_refused():
         @triton.jit
         def scaled(x):
             return x * factor
+
         return scaled
 
     first, second = make(tl.constexpr(2)), make(tl.constexpr(3))
@@ -219,19 +229,25 @@ def test_a_gluon_kernel_compiles():
 # ------------------------------------------------------------------------------------------------- refused at once
 
 
-@pytest.mark.parametrize(("changes", "error", "words"), [
-    ({"arch": 70}, ValueError, r"arch was 70; allowed are 75 \(T4\), 80"),
-    ({"arch": "hopper"}, ValueError, "arch was 'hopper'"),
-    ({"kernel": len}, TypeError, "decorated with @triton.jit; got builtin_function_or_method 'len'"),
-    ({"kernel": lambda x: x}, TypeError, "Pass the kernel itself"),
-    ({"signature": {}}, ValueError, "no entry for 'left', a parameter of add_kernel"),
-    ({"signature": {**ADD, "size": "i32"}}, ValueError, "names 'size', which add_kernel does not take"),
-    ({"signature": {**ADD, "left": "*float"}}, ValueError, r"'left' is '\*float'"),
-    ({"constexprs": {"BLOK": 3}}, ValueError, "constexprs names 'BLOK'"),
-    ({"divisible": ["strid"]}, ValueError, "divisible names 'strid'"),
-    ({"kernel": matmul_kernel, "signature": MATMUL, "constexprs": {"TILE": 64}}, ValueError,
-     "no value for 'DEPTH', a tl.constexpr parameter of matmul_kernel"),
-])
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"arch": 70}, ValueError, r"arch was 70; allowed are 75 \(T4\), 80"),
+        ({"arch": "hopper"}, ValueError, "arch was 'hopper'"),
+        ({"kernel": len}, TypeError, "decorated with @triton.jit; got builtin_function_or_method 'len'"),
+        ({"kernel": lambda x: x}, TypeError, "Pass the kernel itself"),
+        ({"signature": {}}, ValueError, "no entry for 'left', a parameter of add_kernel"),
+        ({"signature": {**ADD, "size": "i32"}}, ValueError, "names 'size', which add_kernel does not take"),
+        ({"signature": {**ADD, "left": "*float"}}, ValueError, r"'left' is '\*float'"),
+        ({"constexprs": {"BLOK": 3}}, ValueError, "constexprs names 'BLOK'"),
+        ({"divisible": ["strid"]}, ValueError, "divisible names 'strid'"),
+        (
+            {"kernel": matmul_kernel, "signature": MATMUL, "constexprs": {"TILE": 64}},
+            ValueError,
+            "no value for 'DEPTH', a tl.constexpr parameter of matmul_kernel",
+        ),
+    ],
+)
 def test_bad_arguments_are_refused_by_name_before_anything_is_compiled(changes, error, words):
     with pytest.raises(error, match=words):
         compile_many([{"kernel": add_kernel, "signature": ADD, "constexprs": {}, **changes}])

@@ -1,4 +1,5 @@
 """Bytes are counted alike in this process and in one of their own; chapter 04's kernels meet their formulas."""
+
 import math
 
 import pytest

@@ -1,4 +1,5 @@
 """The traffic meter counts exactly, finds what leaves a tensor, and never lets it through."""
+
 import importlib.util
 import inspect
 import json
@@ -127,8 +128,13 @@ def line_of(kernel, text):
 def triton_state():
     """Everything of Triton that the meter replaces."""
     executor, builder = interpreter.GridExecutor, interpreter.interpreter_builder
-    return (interpreter._interpreter, interpreter._implicit_cvt, executor._init_args_hst, executor.__call__,
-            "set_grid_dim" in vars(builder))
+    return (
+        interpreter._interpreter,
+        interpreter._implicit_cvt,
+        executor._init_args_hst,
+        executor.__call__,
+        "set_grid_dim" in vars(builder),
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- counting
@@ -138,7 +144,7 @@ def triton_state():
 def test_a_masked_tail_counts_active_lanes_only(dtype):
     source, target = torch.ones(1000).to(dtype), torch.zeros(1000).to(dtype)
     with TrafficMeter() as meter:
-        copy_kernel[(8, )](source, target, 1000, BLOCK=128)
+        copy_kernel[(8,)](source, target, 1000, BLOCK=128)
     report = meter.report()
     size = 1000 * source.element_size()
     assert (report["source"].loaded_bytes, report["source"].stored_bytes) == (size, 0)
@@ -154,7 +160,7 @@ def test_a_masked_tail_counts_active_lanes_only(dtype):
 def test_any_length_and_block_count_each_element_once(length, block):
     source, target = torch.randn(length), torch.empty(length)
     with TrafficMeter() as meter:
-        copy_kernel[(triton.cdiv(length, block), )](source, target, length, BLOCK=block)
+        copy_kernel[(triton.cdiv(length, block),)](source, target, length, BLOCK=block)
     assert (meter.report().loaded_bytes, meter.report().stored_bytes) == (4 * length, 4 * length)
     assert not meter.report().out_of_bounds
 
@@ -162,7 +168,7 @@ def test_any_length_and_block_count_each_element_once(length, block):
 def test_reading_again_shows_as_times_read():
     source, target = torch.randn(64), torch.empty(64)
     with TrafficMeter() as meter:
-        run_time_loop_kernel[(1, )](source, target, torch.tensor([5]), BLOCK=64)
+        run_time_loop_kernel[(1,)](source, target, torch.tensor([5]), BLOCK=64)
     assert meter.report()["source"].times_read == 5.0
     assert meter.report()["source"].distinct_loaded_bytes == 256
     torch.testing.assert_close(target, source * 5)
@@ -171,7 +177,7 @@ def test_reading_again_shows_as_times_read():
 def test_strides_are_followed_and_gaps_are_not_counted():
     matrix, total = torch.randn(6, 40)[:, ::2], torch.empty(6)
     with TrafficMeter(matrix=matrix) as meter:
-        matrix_kernel[(6, )](matrix, total, 6, 20, *matrix.stride(), BLOCK=32)
+        matrix_kernel[(6,)](matrix, total, 6, 20, *matrix.stride(), BLOCK=32)
     assert meter.report()["matrix"].loaded_bytes == meter.report()["matrix"].distinct_loaded_bytes == 6 * 20 * 4
     assert not meter.report().out_of_bounds
     torch.testing.assert_close(total, matrix.sum(dim=1))
@@ -182,7 +188,7 @@ def test_neighbouring_lanes_that_read_distant_bytes_cost_whole_sectors():
     sectors = []
     for matrix in (rows, rows.T):
         with TrafficMeter(count_sectors=True, matrix=matrix) as meter:
-            matrix_kernel[(32, )](matrix, total, 32, 32, *matrix.stride(), BLOCK=32)
+            matrix_kernel[(32,)](matrix, total, 32, 32, *matrix.stride(), BLOCK=32)
         sectors.append(meter.report()["matrix"].loaded_sector_bytes)
     assert sectors == [32 * 32 * 4, 32 * 32 * 32]
 
@@ -190,11 +196,13 @@ def test_neighbouring_lanes_that_read_distant_bytes_cost_whole_sectors():
 def test_two_launches_add_up_and_are_both_listed():
     source, target = torch.randn(100), torch.empty(100)
     with TrafficMeter() as meter:
-        copy_kernel[(1, )](source, target, 100, BLOCK=128)
-        copy_kernel[(2, )](source, target, 100, BLOCK=64)
+        copy_kernel[(1,)](source, target, 100, BLOCK=128)
+        copy_kernel[(2,)](source, target, 100, BLOCK=64)
     report = meter.report()
-    assert [(launch.kernel, launch.grid) for launch in report.launches] == \
-        [("copy_kernel", (1, 1, 1)), ("copy_kernel", (2, 1, 1))]
+    assert [(launch.kernel, launch.grid) for launch in report.launches] == [
+        ("copy_kernel", (1, 1, 1)),
+        ("copy_kernel", (2, 1, 1)),
+    ]
     assert report["source"].loaded_bytes == 800 and report["source"].distinct_loaded_bytes == 400
     assert report.launches[0].line == line_of(copy_kernel, "def copy_kernel")
 
@@ -202,7 +210,7 @@ def test_two_launches_add_up_and_are_both_listed():
 def test_atomics_are_counted_apart():
     counters, old = torch.zeros(8), torch.zeros(4, dtype=torch.int32)
     with TrafficMeter() as meter:
-        atomic_kernel[(4, )](counters, old, BLOCK=16)
+        atomic_kernel[(4,)](counters, old, BLOCK=16)
     report = meter.report()
     assert (report["counters"].atomic_operations, report["counters"].atomic_bytes) == (64, 256)
     assert report["counters"].distinct_stored_bytes == 32
@@ -216,9 +224,9 @@ def test_descriptors_count_what_lies_inside_their_shape(where):
     with TrafficMeter(source=source, target=target) as meter:
         if where == "host":
             boxes = [TensorDescriptor.from_tensor(tensor, [16, 16]) for tensor in (source, target)]
-            host_descriptor_kernel[(2, )](*boxes, BLOCK=16)
+            host_descriptor_kernel[(2,)](*boxes, BLOCK=16)
         else:
-            device_descriptor_kernel[(2, )](source, target, 20, 16, BLOCK=16)
+            device_descriptor_kernel[(2,)](source, target, 20, 16, BLOCK=16)
     report = meter.report()
     assert report["source"].loaded_bytes == report["target"].stored_bytes == 20 * 16 * 4
     assert not report.out_of_bounds and torch.equal(source, target)
@@ -227,16 +235,16 @@ def test_descriptors_count_what_lies_inside_their_shape(where):
 def test_a_descriptor_larger_than_its_tensor_is_out_of_bounds():
     source, target = torch.randn(20, 16), torch.zeros(32, 16)
     with TrafficMeter() as meter:
-        device_descriptor_kernel[(2, )](source, target, 32, 16, BLOCK=16)
-    wild, = meter.report().out_of_bounds
+        device_descriptor_kernel[(2,)](source, target, 32, 16, BLOCK=16)
+    (wild,) = meter.report().out_of_bounds
     assert (wild.kind, wild.tensor, wild.lanes, wild.length) == ("load", "source", 12 * 16, 320)
 
 
 def test_the_meter_changes_no_result():
     source, plain, metered = torch.randn(500), torch.empty(500), torch.empty(500)
-    copy_kernel[(4, )](source, plain, 500, BLOCK=128)
+    copy_kernel[(4,)](source, plain, 500, BLOCK=128)
     with TrafficMeter():
-        copy_kernel[(4, )](source, metered, 500, BLOCK=128)
+        copy_kernel[(4,)](source, metered, 500, BLOCK=128)
     assert torch.equal(plain, metered)
 
 
@@ -246,19 +254,19 @@ def test_the_meter_changes_no_result():
 def test_a_given_name_covers_views_and_may_be_given_afterwards():
     buffer, target = torch.randn(200), torch.empty(100)
     with TrafficMeter(buffer=buffer) as meter:
-        copy_kernel[(1, )](buffer[:100], target, 100, BLOCK=128)
-        copy_kernel[(1, )](buffer[100:], target, 100, BLOCK=128)
+        copy_kernel[(1,)](buffer[:100], target, 100, BLOCK=128)
+        copy_kernel[(1,)](buffer[100:], target, 100, BLOCK=128)
     meter.watch(result=target)
     report = meter.report()
     assert [row.name for row in report.tensors] == ["buffer", "result"]
     assert report["buffer"].loaded_bytes == report["buffer"].distinct_loaded_bytes == 800
-    assert report["result"].parameters == ("copy_kernel.target", )
+    assert report["result"].parameters == ("copy_kernel.target",)
 
 
 def test_three_parts_of_one_buffer_are_three_rows():
     query, key, value = torch.randn(3 * 64).chunk(3)
     with TrafficMeter(query=query, key=key, value=value) as meter:
-        copy_kernel[(1, )](query, value, 64, BLOCK=64)
+        copy_kernel[(1,)](query, value, 64, BLOCK=64)
     assert meter.report()["query"].loaded_bytes == meter.report()["value"].stored_bytes == 256
     assert [row.name for row in meter.report().tensors] == ["query", "value"]
 
@@ -266,8 +274,8 @@ def test_three_parts_of_one_buffer_are_three_rows():
 def test_a_tensor_passed_on_keeps_its_row_and_equal_names_are_told_apart():
     first, between, last = torch.randn(64), torch.empty(64), torch.empty(64)
     with TrafficMeter() as meter:
-        copy_kernel[(1, )](first, between, 64, BLOCK=64)
-        copy_kernel[(1, )](between, last, 64, BLOCK=64)
+        copy_kernel[(1,)](first, between, 64, BLOCK=64)
+        copy_kernel[(1,)](between, last, 64, BLOCK=64)
     names = {row.name: (row.loaded_bytes, row.stored_bytes) for row in meter.report().tensors}
     assert names == {"source": (256, 0), "target": (256, 256), "copy_kernel.target": (0, 256)}
 
@@ -276,7 +284,7 @@ def test_a_freed_temporary_does_not_share_its_row_with_the_next():
     source, target = torch.randn(4096), torch.empty(4096)
     with TrafficMeter(target=target) as meter:
         for _ in range(3):
-            copy_kernel[(1, )](source + 1, target, 4096, BLOCK=4096)
+            copy_kernel[(1,)](source + 1, target, 4096, BLOCK=4096)
     rows = [row for row in meter.report().tensors if row.name != "target"]
     assert [row.loaded_bytes for row in rows] == [4 * 4096] * 3
 
@@ -289,7 +297,7 @@ def test_what_is_no_tensor_cannot_be_watched():
 def test_an_unknown_row_names_those_seen():
     source, target = torch.randn(8), torch.empty(8)
     with TrafficMeter() as meter:
-        copy_kernel[(1, )](source, target, 8, BLOCK=8)
+        copy_kernel[(1,)](source, target, 8, BLOCK=8)
     with pytest.raises(KeyError, match="source"):
         meter.report()["sauce"]
 
@@ -300,8 +308,8 @@ def test_an_unknown_row_names_those_seen():
 def test_an_unmasked_tail_is_named_with_line_program_and_elements():
     source, target = torch.randn(1000), torch.zeros(1000)
     with TrafficMeter() as meter:
-        unmasked_load_kernel[(8, )](source, target, 1000, BLOCK=128)
-    wild, = meter.report().out_of_bounds
+        unmasked_load_kernel[(8,)](source, target, 1000, BLOCK=128)
+    (wild,) = meter.report().out_of_bounds
     assert (wild.kind, wild.tensor, wild.parameter, wild.kernel) == ("load", "source", "source", "unmasked_load_kernel")
     assert (wild.first_element, wild.last_element, wild.length) == (1000, 1023, 1000)
     assert (wild.program, wild.programs, wild.lanes) == ((7, 0, 0), 1, 24)
@@ -312,11 +320,11 @@ def test_an_unmasked_tail_is_named_with_line_program_and_elements():
 
 
 def test_a_wild_store_never_reaches_the_guard_band_beside_the_tensor():
-    buffer = torch.full((64 + 100 + 64, ), -1.0)
+    buffer = torch.full((64 + 100 + 64,), -1.0)
     target = buffer[64:164]
     with TrafficMeter() as meter:
-        unmasked_store_kernel[(1, )](torch.randn(100), target, 100, BLOCK=128)
-    wild, = meter.report().out_of_bounds
+        unmasked_store_kernel[(1,)](torch.randn(100), target, 100, BLOCK=128)
+    (wild,) = meter.report().out_of_bounds
     assert (wild.kind, wild.tensor, wild.first_element, wild.last_element) == ("store", "target", 100, 127)
     assert (buffer[164:] == -1.0).all() and (buffer[:64] == -1.0).all()
 
@@ -325,8 +333,8 @@ def test_reaching_into_a_neighbouring_known_tensor_is_still_out_of_bounds():
     left, right = torch.arange(128.0).split(64)
     target = torch.empty(64)
     with TrafficMeter(left=left, right=right) as meter:
-        shifted_load_kernel[(1, )](left, target, 32, BLOCK=64)
-    wild, = meter.report().out_of_bounds
+        shifted_load_kernel[(1,)](left, target, 32, BLOCK=64)
+    (wild,) = meter.report().out_of_bounds
     assert (wild.tensor, wild.first_element, wild.last_element) == ("left", 64, 95)
     assert target[:32].tolist() == left[32:].tolist() and target[32:].isnan().all()
 
@@ -335,8 +343,8 @@ def test_reaching_into_a_neighbouring_known_tensor_is_still_out_of_bounds():
 def test_a_pointer_gone_far_astray_does_not_kill_the_process(shift):
     source, target = torch.randn(64), torch.zeros(64)
     with TrafficMeter() as meter:
-        shifted_load_kernel[(1, )](source, target, shift, BLOCK=64)
-    wild, = meter.report().out_of_bounds
+        shifted_load_kernel[(1,)](source, target, shift, BLOCK=64)
+    (wild,) = meter.report().out_of_bounds
     assert (wild.kind, wild.tensor) == ("load", "source")
     assert (wild.first_element, wild.last_element) == (shift, -1 if shift == -40 else shift + 63)
 
@@ -345,24 +353,26 @@ def test_a_wild_atomic_is_dropped():
     counters, old = torch.zeros(16)[:4], torch.zeros(16, dtype=torch.int32)[:2]
     whole = counters._base, old._base
     with TrafficMeter() as meter:
-        atomic_kernel[(4, )](counters, old, BLOCK=16)
-    assert {(wild.kind, wild.tensor) for wild in meter.report().out_of_bounds} == \
-        {("atomic", "counters"), ("atomic", "old")}
+        atomic_kernel[(4,)](counters, old, BLOCK=16)
+    assert {(wild.kind, wild.tensor) for wild in meter.report().out_of_bounds} == {
+        ("atomic", "counters"),
+        ("atomic", "old"),
+    }
     assert [base.count_nonzero().item() for base in whole] == [4, 2]
     assert meter.report()["old"].atomic_operations == 2
 
 
 def test_the_line_is_the_helpers_and_the_kernel_the_launched_one():
     with TrafficMeter() as meter:
-        calling_kernel[(1, )](torch.randn(10), torch.empty(16), BLOCK=16)
-    wild, = meter.report().out_of_bounds
+        calling_kernel[(1,)](torch.randn(10), torch.empty(16), BLOCK=16)
+    (wild,) = meter.report().out_of_bounds
     assert wild.kernel == "calling_kernel"
     assert wild.line == line_of(careless_helper, "tl.load")
 
 
 def test_an_empty_tensor_has_no_inside():
     with TrafficMeter() as meter:
-        unmasked_load_kernel[(1, )](torch.empty(0), torch.empty(16), 0, BLOCK=16)
+        unmasked_load_kernel[(1,)](torch.empty(0), torch.empty(16), 0, BLOCK=16)
     assert meter.report().out_of_bounds[0].lanes == 16
 
 
@@ -372,7 +382,7 @@ def test_a_page_table_of_addresses_finds_its_tensors():
         made = pages[1] + 1  # known because it was made inside the block
         table = torch.tensor([pages[0].data_ptr(), made.data_ptr()])
         target = torch.empty(32)
-        table_kernel[(2, )](table, target, BLOCK=16)
+        table_kernel[(2,)](table, target, BLOCK=16)
     assert meter.report()["first"].loaded_bytes == 64
     assert not meter.report().out_of_bounds
     assert torch.equal(target, torch.cat([pages[0], made]))
@@ -381,8 +391,8 @@ def test_a_page_table_of_addresses_finds_its_tensors():
 def test_an_address_that_nobody_owns_is_not_read():
     target = torch.zeros(16)
     with TrafficMeter() as meter:
-        table_kernel[(1, )](torch.tensor([4096]), target, BLOCK=16)
-    wild, = meter.report().out_of_bounds
+        table_kernel[(1,)](torch.tensor([4096]), target, BLOCK=16)
+    (wild,) = meter.report().out_of_bounds
     assert (wild.tensor, wild.first_element, wild.lanes) == ("unknown", None, 16)
     assert "belongs to no tensor" in str(wild)
 
@@ -390,7 +400,7 @@ def test_an_address_that_nobody_owns_is_not_read():
 def test_lanes_of_one_load_may_belong_to_two_tensors():
     left, right, target = torch.zeros(16), torch.ones(16), torch.empty(16)
     with TrafficMeter() as meter:
-        mixed_pointer_kernel[(1, )](left, right, target, BLOCK=16)
+        mixed_pointer_kernel[(1,)](left, right, target, BLOCK=16)
     report = meter.report()
     assert report["left"].loaded_bytes == report["right"].loaded_bytes == 32
     assert not report.out_of_bounds and target.tolist() == [0.0, 1.0] * 8
@@ -399,7 +409,7 @@ def test_lanes_of_one_load_may_belong_to_two_tensors():
 def test_the_list_of_places_is_bounded_and_the_rest_counted(monkeypatch):
     monkeypatch.setattr(traffic, "MAX_RECORDS", 1)
     with TrafficMeter() as meter:
-        shifted_load_kernel[(1, )](torch.randn(8), torch.empty(4), 4, BLOCK=8)
+        shifted_load_kernel[(1,)](torch.randn(8), torch.empty(4), 4, BLOCK=8)
     assert len(meter.report().out_of_bounds) == 1
     assert meter.report().out_of_bounds_unlisted == 4
 
@@ -409,7 +419,7 @@ def test_the_list_of_places_is_bounded_and_the_rest_counted(monkeypatch):
 
 def test_the_report_reads_as_table_html_and_json():
     with TrafficMeter() as meter:
-        unmasked_load_kernel[(8, )](torch.randn(1000), torch.zeros(1000), 1000, BLOCK=128)
+        unmasked_load_kernel[(8,)](torch.randn(1000), torch.zeros(1000), 1000, BLOCK=128)
     report = meter.report()
     plain = json.loads(json.dumps(report.as_dict()))
     assert plain["loaded_bytes"] == 4000 and plain["tensors"][0]["times_read"] == 1.0
@@ -425,7 +435,7 @@ def test_new_memory_is_listed_and_views_are_not():
         scores = x @ x.T
         scores.mul_(2).view(64)
         x.clone()
-        copy_kernel[(1, )](x, scores, 64, BLOCK=64)
+        copy_kernel[(1,)](x, scores, 64, BLOCK=64)
     assert [(made.shape, made.bytes) for made in meter.report().allocations] == [((8, 8), 256), ((8, 8), 256)]
 
 
@@ -436,11 +446,11 @@ def test_an_exception_in_a_kernel_leaves_triton_as_it_was():
     before = triton_state()
     with pytest.raises(Exception, match="too small"):
         with TrafficMeter() as meter:
-            failing_kernel[(1, )](torch.randn(16), BLOCK=16)
+            failing_kernel[(1,)](torch.randn(16), BLOCK=16)
     assert triton_state() == before
     assert meter.report()["source"].loaded_bytes == 64
     with TrafficMeter() as again:
-        copy_kernel[(1, )](torch.randn(16), torch.empty(16), 16, BLOCK=16)
+        copy_kernel[(1,)](torch.randn(16), torch.empty(16), 16, BLOCK=16)
     assert again.report().loaded_bytes == 64
 
 
@@ -451,7 +461,7 @@ def test_a_second_meter_is_refused_and_the_first_goes_on():
         with pytest.raises(MeterUnavailable, match="already counting"):
             with TrafficMeter():
                 pass
-        copy_kernel[(1, )](source, target, 16, BLOCK=16)
+        copy_kernel[(1,)](source, target, 16, BLOCK=16)
     assert meter.report().loaded_bytes == 64
     assert triton_state() == before
 
@@ -459,7 +469,7 @@ def test_a_second_meter_is_refused_and_the_first_goes_on():
 def test_wrong_arguments_raise_what_they_raise_without_a_meter():
     with pytest.raises(TypeError, match="length"):
         with TrafficMeter():
-            copy_kernel[(1, )](torch.randn(4), torch.empty(4), BLOCK=4)
+            copy_kernel[(1,)](torch.randn(4), torch.empty(4), BLOCK=4)
 
 
 # --------------------------------------------------------------------------------------- a Triton it does not know
@@ -495,7 +505,7 @@ def test_the_file_loads_by_its_path_alone():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     with module.TrafficMeter() as meter:
-        copy_kernel[(1, )](torch.randn(16), torch.empty(16), 16, BLOCK=16)
+        copy_kernel[(1,)](torch.randn(16), torch.empty(16), 16, BLOCK=16)
     assert meter.report().total_bytes == 128
     assert "import course_lib" not in (text := Path(traffic.__file__).read_text()) and "from course_lib" not in text
 
@@ -504,7 +514,7 @@ def test_a_loop_bound_read_from_memory_runs_after_the_repair():
     """Triton 3.6 under NumPy 2.4 raised 'only 0-dimensional arrays can be converted'."""
     traffic.repair_interpreter()
     target = torch.empty(16)
-    run_time_loop_kernel[(1, )](torch.ones(16), target, torch.tensor([3]), BLOCK=16)
+    run_time_loop_kernel[(1,)](torch.ones(16), target, torch.tensor([3]), BLOCK=16)
     assert target.tolist() == [3.0] * 16
     assert traffic.repair_interpreter() is False
 
@@ -522,11 +532,11 @@ def test_a_mask_with_a_scalar_condition_runs_after_the_repair(slot, wanted):
     """The interpreter said 'mask has unsupported dtype' to an answer that had passed its check under the meter."""
     traffic.repair_masks()
     target = torch.zeros(4)
-    scalar_condition_kernel[(1, )](torch.ones(4), target, torch.tensor([slot]), LENGTH=3, BLOCK=4)
+    scalar_condition_kernel[(1,)](torch.ones(4), target, torch.tensor([slot]), LENGTH=3, BLOCK=4)
     assert target.tolist() == wanted
     assert traffic.repair_masks() is False
     with traffic.TrafficMeter() as meter:
-        scalar_condition_kernel[(1, )](torch.ones(4), target, torch.tensor([slot]), LENGTH=3, BLOCK=4)
+        scalar_condition_kernel[(1,)](torch.ones(4), target, torch.tensor([slot]), LENGTH=3, BLOCK=4)
     assert meter.report().loaded_bytes == 8 + (12 if slot >= 0 else 0)
 
 
@@ -538,25 +548,26 @@ def test_launches_are_recorded_with_kernel_and_grid():
     with record_launches() as launches:
         copy_kernel[lambda meta: (triton.cdiv(16, meta["BLOCK"]), 1)](source, target, 16, BLOCK=8)
         torch.add(source, target)
-    copy_kernel[(1, )](source, target, 16, BLOCK=16)
+    copy_kernel[(1,)](source, target, 16, BLOCK=16)
     assert [(launch.kernel, launch.grid) for launch in launches] == [("copy_kernel", (2, 1, 1))]
     assert launches[0].file == __file__
 
 
 def test_a_launch_refused_before_it_starts_is_not_recorded():
     with record_launches() as launches, pytest.raises(TypeError):
-        copy_kernel[(1, )](BLOCK=8)
+        copy_kernel[(1,)](BLOCK=8)
     assert launches == []
 
 
 def test_compiled_launches_are_seen_where_triton_prepares_them(monkeypatch):
     """No GPU here: a stand-in kernel walks through the method that every launch of a compiled kernel calls."""
     from triton.compiler.compiler import CompiledKernel
+
     kernel = CompiledKernel.__new__(CompiledKernel)
     kernel.__dict__.update(name="add_kernel", src=copy_kernel, module=None)
     monkeypatch.setattr(CompiledKernel, "launch_metadata", lambda self, grid, stream, *args: "unchanged")
     launches = []
     with traffic._compiled_launches(launches.append):
         assert kernel.launch_metadata((4, 2), 0, "x") == "unchanged"
-    assert kernel.launch_metadata((1, ), 0) == "unchanged"
+    assert kernel.launch_metadata((1,), 0) == "unchanged"
     assert [(launch.kernel, launch.grid) for launch in launches] == [("add_kernel", (4, 2, 1))]

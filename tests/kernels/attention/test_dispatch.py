@@ -1,4 +1,5 @@
 """Which attention kernel runs is decided by what the machine and the inputs allow, and is always explained."""
+
 import sys
 
 import pytest
@@ -183,13 +184,17 @@ def test_a_descriptor_says_nothing_odd_of_a_dimension_of_one_element():
 
 
 @needs_interpreter
-@pytest.mark.parametrize(("change", "words"), [
-    ({"key": torch.zeros(1, 2, 40, 48, dtype=torch.float16)}, "key has head dimension 48"),
-    ({"value": torch.zeros(1, 2, 41, 32, dtype=torch.float16)}, "value has shape"),
-    ({"query": torch.zeros(1, 3, 40, 32, dtype=torch.float16)}, "query has 3 heads"),
-    ({"window": -1}, "window is -1"),
-    ({"scale": -0.5}, "scale is -0.5"),
-], ids=lambda change: next(iter(change)) if isinstance(change, dict) else "")
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"key": torch.zeros(1, 2, 40, 48, dtype=torch.float16)}, "key has head dimension 48"),
+        ({"value": torch.zeros(1, 2, 41, 32, dtype=torch.float16)}, "value has shape"),
+        ({"query": torch.zeros(1, 3, 40, 32, dtype=torch.float16)}, "query has 3 heads"),
+        ({"window": -1}, "window is -1"),
+        ({"scale": -0.5}, "scale is -0.5"),
+    ],
+    ids=lambda change: next(iter(change)) if isinstance(change, dict) else "",
+)
 def test_bad_input_gets_one_answer_from_all(change, words):
     from course_lib.kernels.attention.flash import flash_attention
     from course_lib.kernels.hopper.flash import flash_attention_hopper

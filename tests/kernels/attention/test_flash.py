@@ -1,4 +1,5 @@
 """FlashAttention against float64, on the shapes and masks that break tiles, and its manners with bad input."""
+
 import math
 
 import pytest

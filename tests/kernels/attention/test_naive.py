@@ -1,4 +1,5 @@
 """Naive attention against float64, and its refusal of what the memory can't hold."""
+
 import pytest
 import torch
 

@@ -1,4 +1,5 @@
 """Inputs for the tests of the serving kernels, on any device, and the tolerance they are held to."""
+
 import math
 from random import Random
 
@@ -12,8 +13,12 @@ def random_tensor(draw: Random, *shape, dtype, device="cpu"):
 
 def odd_strides(tensor):
     """The same numbers in memory that has gaps: rows wider than the head, and one head more than there is."""
-    wide = torch.full((*tensor.shape[:-2], tensor.shape[-2] + 1, tensor.shape[-1] + 8), math.nan,
-                      dtype=tensor.dtype, device=tensor.device)
+    wide = torch.full(
+        (*tensor.shape[:-2], tensor.shape[-2] + 1, tensor.shape[-1] + 8),
+        math.nan,
+        dtype=tensor.dtype,
+        device=tensor.device,
+    )
     view = wide[..., 1:, 8:]
     view.copy_(tensor)
     return view

@@ -1,4 +1,5 @@
 """Decode over a contiguous cache against float64: any group, head dimension, lengths, strides and number of splits."""
+
 import math
 from random import Random
 
@@ -30,8 +31,9 @@ def assert_right(query, key, value, lengths, case="", **options):
     ours = decode_attention(query, key, value, lengths, return_lse=True, **options)
     known = [torch.nan_to_num(tensor) for tensor in (key, value)]
     scale = {"scale": options.get("scale")}
-    right = decode_attention_reference(query.double(), *(tensor.double() for tensor in known), lengths,
-                                       return_lse=True, **scale)
+    right = decode_attention_reference(
+        query.double(), *(tensor.double() for tensor in known), lengths, return_lse=True, **scale
+    )
     theirs = plain_results(decode_attention_reference, query, *known, lengths, **scale)
     assert_close_to_float64(ours, right, theirs, case, largest_terms(query, key, options.get("scale")))
     return ours
@@ -42,16 +44,24 @@ def test_any_shape_lengths_strides_and_splits_are_right(seed):
     draw = Random(seed)
     batch, key_heads, group = draw.choice([(1, 1, 1), (2, 1, 3), (1, 2, 4), (3, 1, 8), (1, 1, 16), (1, 1, 32)])
     capacity, head_dim = draw.randint(1, 150), draw.choice([16, 33, 64, 80, 96, 128])
-    query, key, value = tensors(draw, batch, key_heads, group, capacity, head_dim,
-                                draw.choice([torch.float32, torch.float16]))
+    query, key, value = tensors(
+        draw, batch, key_heads, group, capacity, head_dim, draw.choice([torch.float32, torch.float16])
+    )
     lengths = torch.tensor([draw.choice([0, 1, capacity, draw.randint(0, capacity)]) for _ in range(batch)])
     lengths = lengths.to(draw.choice([torch.int32, torch.int64]))
     key, value = forget_beyond(key, lengths), forget_beyond(value, lengths)
     if draw.random() < 0.5:
         query, key, value = odd_strides(query), odd_strides(key), odd_strides(value)
     splits, scale = draw.choice([None, 1, 2, 3, 5]), draw.choice([None, 0.3])
-    assert_right(query, key, value, lengths, splits=splits, scale=scale,
-                 case=f"{seed=} {key_heads=} {group=} {capacity=} {head_dim=} {lengths=} {splits=}")
+    assert_right(
+        query,
+        key,
+        value,
+        lengths,
+        splits=splits,
+        scale=scale,
+        case=f"{seed=} {key_heads=} {group=} {capacity=} {head_dim=} {lengths=} {splits=}",
+    )
 
 
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 128, 129])
@@ -85,15 +95,17 @@ def test_the_tolerance_sees_a_log_sum_exp_without_the_last_key(dtype, head_dim, 
     theirs = plain_results(decode_attention_reference, query, key, value, torch.tensor([length]))
     assert_close_to_float64((output.to(dtype), lse.float()), (output, lse), theirs, terms=largest_terms(query, key))
     with pytest.raises(AssertionError):
-        assert_close_to_float64((output.to(dtype), without.float()), (output, lse), theirs,
-                                terms=largest_terms(query, key))
+        assert_close_to_float64(
+            (output.to(dtype), without.float()), (output, lse), theirs, terms=largest_terms(query, key)
+        )
 
 
 @pytest.mark.parametrize("splits", [1, 4])
 def test_a_sequence_without_tokens_gets_zeros(splits):
     query, key, value = tensors(Random(0), 2, 1, 2, 20, 16)
-    output, lse = decode_attention(query, key * math.nan, value * math.nan, torch.tensor([0, 0]), splits=splits,
-                                   return_lse=True)
+    output, lse = decode_attention(
+        query, key * math.nan, value * math.nan, torch.tensor([0, 0]), splits=splits, return_lse=True
+    )
     assert torch.all(output == 0) and torch.all(lse == -math.inf)
 
 

@@ -1,4 +1,5 @@
 """What the compiler makes of the decode kernels: wide copies, as many tiles in flight with pages as without."""
+
 import dataclasses
 
 import pytest

@@ -1,4 +1,5 @@
 """The number of splits fills the chip in whole waves, and the merge of splits is that of one softmax."""
+
 import math
 from random import Random
 
@@ -36,8 +37,9 @@ def test_splits_never_get_smaller_than_a_tile_and_never_more_with_a_larger_batch
         assert all(1 <= count <= max(1, -(-longest // LEAST_KEYS_PER_SPLIT)) for count in counts)
 
 
-@pytest.mark.parametrize("name, value", [("batch", 0), ("key_heads", -1), ("longest", -1), ("multiprocessors", 0),
-                                         ("longest", 1.5)])
+@pytest.mark.parametrize(
+    "name, value", [("batch", 0), ("key_heads", -1), ("longest", -1), ("multiprocessors", 0), ("longest", 1.5)]
+)
 def test_numbers_that_make_no_sense_are_refused_by_name(name, value):
     numbers = {"batch": 1, "key_heads": 8, "longest": 100, "multiprocessors": 132} | {name: value}
     with pytest.raises(ValueError, match=f"{name} is {value}"):
@@ -71,13 +73,16 @@ def test_log_sum_exps_far_apart_do_not_overflow():
 
 
 @in_the_interpreter
-@pytest.mark.parametrize("change, words", [
-    ({"partial_outputs": torch.zeros(2, 3, 16)}, ["partial_outputs", "[splits, batch, query_heads, head_dim]"]),
-    ({"partial_outputs": torch.zeros(2, 1, 3, 16).half()}, ["partial_outputs", "float16", "float32"]),
-    ({"partial_outputs": torch.zeros(2, 1, 16, 3).mT}, ["partial_outputs", "contiguous()"]),
-    ({"partial_lses": torch.zeros(3, 1, 3)}, ["partial_lses", "(3, 1, 3)", "(2, 1, 3)"]),
-    ({"dtype": torch.int32}, ["dtype", "int32"]),
-])
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"partial_outputs": torch.zeros(2, 3, 16)}, ["partial_outputs", "[splits, batch, query_heads, head_dim]"]),
+        ({"partial_outputs": torch.zeros(2, 1, 3, 16).half()}, ["partial_outputs", "float16", "float32"]),
+        ({"partial_outputs": torch.zeros(2, 1, 16, 3).mT}, ["partial_outputs", "contiguous()"]),
+        ({"partial_lses": torch.zeros(3, 1, 3)}, ["partial_lses", "(3, 1, 3)", "(2, 1, 3)"]),
+        ({"dtype": torch.int32}, ["dtype", "int32"]),
+    ],
+)
 def test_the_merge_refuses_bad_input(change, words):
     inputs = {"partial_outputs": torch.zeros(2, 1, 3, 16), "partial_lses": torch.zeros(2, 1, 3)} | change
     with pytest.raises(ValueError) as refusal:

@@ -1,4 +1,5 @@
 """What must stand in the machine code of the Hopper kernels, and no result tells: read with exercise 9.6's answer."""
+
 import re
 
 import pytest
@@ -44,5 +45,5 @@ def test_registers_stay_whole_and_masks_are_not_stored():
 
 
 def test_eight_bits_use_the_matrix_units_of_eight_bits():
-    view, = compile_many([{**CASES["e4m3, head dimension 128"].requests()[0], "want_sass": True}])
+    (view,) = compile_many([{**CASES["e4m3, head dimension 128"].requests()[0], "want_sass": True}])
     assert "QGMMA" in view.sass and "HGMMA" not in view.sass

@@ -1,4 +1,5 @@
 """The multiply-add chain: the same numbers by the kernel and in blocks, and its FLOPs counted."""
+
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,4 +1,5 @@
 """Chapter 01's elementwise kernels: right for any length, strict about what they are given."""
+
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,4 +1,5 @@
 """Row sum: any shape, any strides, one pass."""
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -22,8 +23,21 @@ def assert_right(x):
 
 @pytest.mark.parametrize(
     "shape",
-    [(0, 5), (5, 0), (0, 0), (1, 1), (1, 40000), (3, 4096), (3, 4097), (130, 3), (7, 33), (2, 3, 5), (0, 3, 5), (11,),
-     (0,)],
+    [
+        (0, 5),
+        (5, 0),
+        (0, 0),
+        (1, 1),
+        (1, 40000),
+        (3, 4096),
+        (3, 4097),
+        (130, 3),
+        (7, 33),
+        (2, 3, 5),
+        (0, 3, 5),
+        (11,),
+        (0,),
+    ],
     ids=str,
 )
 def test_any_shape(shape):
@@ -31,11 +45,20 @@ def test_any_shape(shape):
 
 
 @settings(max_examples=25)
-@given(st.integers(1, 70), st.integers(1, 70), st.integers(1, 3), st.integers(1, 3), st.booleans(),
-       st.sampled_from([torch.float32, torch.float16]))
+@given(
+    st.integers(1, 70),
+    st.integers(1, 70),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.booleans(),
+    st.sampled_from([torch.float32, torch.float16]),
+)
 def test_any_strides(rows, columns, row_step, column_step, transposed, dtype):
-    storage = torch.randn(columns * column_step, rows * row_step).t() if transposed else \
-        torch.randn(rows * row_step, columns * column_step)
+    storage = (
+        torch.randn(columns * column_step, rows * row_step).t()
+        if transposed
+        else torch.randn(rows * row_step, columns * column_step)
+    )
     assert_right(storage.to(dtype)[::row_step, ::column_step])
 
 

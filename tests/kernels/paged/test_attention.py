@@ -1,4 +1,5 @@
 """Paged decode and prefill against float64: any page size, order of pages, lengths, groups and splits."""
+
 import math
 from random import Random
 
@@ -24,16 +25,18 @@ PAGE_SIZES = [1, 2, 3, 7, 16, 64, 100, 256]
 
 
 def paged(draw, batch, key_heads, capacity, head_dim, page_size, lengths, dtype=torch.float32):
-    key, value = (forget_beyond(random_tensor(draw, batch, key_heads, capacity, head_dim, dtype=dtype), lengths)
-                  for _ in range(2))
+    key, value = (
+        forget_beyond(random_tensor(draw, batch, key_heads, capacity, head_dim, dtype=dtype), lengths) for _ in range(2)
+    )
     return as_pages(draw, key, value, page_size)
 
 
 def assert_right(function, reference, query, key_pages, value_pages, tables, *indices, case="", **options):
     ours = function(query, key_pages, value_pages, tables, *indices, return_lse=True, **options)
     scale = {"scale": options.get("scale")}
-    right = reference(query.double(), key_pages.double(), value_pages.double(), tables, *indices, return_lse=True,
-                      **scale)
+    right = reference(
+        query.double(), key_pages.double(), value_pages.double(), tables, *indices, return_lse=True, **scale
+    )
     theirs = plain_results(reference, query, key_pages, value_pages, tables, *indices, **scale)
     assert_close_to_float64(ours, right, theirs, case, largest_terms(query, key_pages, options.get("scale")))
     return ours
@@ -56,17 +59,32 @@ def test_decode_with_any_pages_lengths_strides_and_splits_is_right(seed):
     if draw.random() < 0.5:
         query, key_pages, value_pages = odd_strides(query), odd_strides(key_pages), odd_strides(value_pages)
         tables = torch.nn.functional.pad(tables, (0, 5), value=-7)[:, : tables.shape[1]]
-    assert_right(paged_decode_attention, paged_decode_reference, query, key_pages, value_pages, tables, lengths,
-                 splits=splits, scale=draw.choice([None, 0.3]),
-                 case=f"{seed=} {page_size=} {group=} {capacity=} {head_dim=} {lengths=} {splits=}")
+    assert_right(
+        paged_decode_attention,
+        paged_decode_reference,
+        query,
+        key_pages,
+        value_pages,
+        tables,
+        lengths,
+        splits=splits,
+        scale=draw.choice([None, 0.3]),
+        case=f"{seed=} {page_size=} {group=} {capacity=} {head_dim=} {lengths=} {splits=}",
+    )
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 32, 63, 64, 65, 80])
 def test_lengths_around_the_pages_are_right(length):
     draw, lengths = Random(length), torch.tensor([length])
     query = random_tensor(draw, 1, 2, 16, dtype=torch.float32)
-    assert_right(paged_decode_attention, paged_decode_reference, query, *paged(draw, 1, 1, 80, 16, 16, lengths),
-                 lengths, splits=2)
+    assert_right(
+        paged_decode_attention,
+        paged_decode_reference,
+        query,
+        *paged(draw, 1, 1, 80, 16, 16, lengths),
+        lengths,
+        splits=2,
+    )
 
 
 def test_pages_may_be_shared_and_give_the_bits_of_a_contiguous_cache():
@@ -76,8 +94,9 @@ def test_pages_may_be_shared_and_give_the_bits_of_a_contiguous_cache():
     key_pages, value_pages, table = as_pages(draw, key, value, 16)
     tables, lengths = table.repeat(2, 1), torch.tensor([48, 20])
     output = paged_decode_attention(query.repeat(2, 1, 1), key_pages, value_pages, tables, lengths, splits=2)
-    contiguous = decode_attention(query.repeat(2, 1, 1), key.repeat(2, 1, 1, 1), value.repeat(2, 1, 1, 1), lengths,
-                                  splits=2)
+    contiguous = decode_attention(
+        query.repeat(2, 1, 1), key.repeat(2, 1, 1, 1), value.repeat(2, 1, 1, 1), lengths, splits=2
+    )
     assert torch.equal(output, contiguous)
 
 
@@ -96,8 +115,17 @@ def test_prefill_after_any_prefix_is_right(seed):
     query = random_tensor(draw, sum(new), key_heads * group, head_dim, dtype=dtype)
     if draw.random() < 0.5:
         query, key_pages, value_pages = odd_strides(query), odd_strides(key_pages), odd_strides(value_pages)
-    assert_right(paged_prefill_attention, paged_prefill_reference, query, key_pages, value_pages, tables, starts,
-                 lengths, case=f"{seed=} {new=} {lengths=} {page_size=} {group=}")
+    assert_right(
+        paged_prefill_attention,
+        paged_prefill_reference,
+        query,
+        key_pages,
+        value_pages,
+        tables,
+        starts,
+        lengths,
+        case=f"{seed=} {new=} {lengths=} {page_size=} {group=}",
+    )
 
 
 def test_prefill_never_reads_what_no_sequence_has():
@@ -139,24 +167,30 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("change, words", [
-    *BAD,
-    ({"block_tables": torch.tensor([[4, 1]])}, ["block_tables", "(1, 2)"]),
-    ({"splits": 1.5}, ["splits", "1.5"]),
-])
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        *BAD,
+        ({"block_tables": torch.tensor([[4, 1]])}, ["block_tables", "(1, 2)"]),
+        ({"splits": 1.5}, ["splits", "1.5"]),
+    ],
+)
 def test_decode_refuses_bad_input_with_the_argument_its_value_and_what_is_allowed(change, words):
     with pytest.raises(ValueError) as refusal:
         paged_decode_attention(**(good_inputs() | change))
     assert all(word in str(refusal.value) for word in words), str(refusal.value)
 
 
-@pytest.mark.parametrize("change, words", [
-    *BAD,
-    ({"query_starts": torch.tensor([0, 1, 3])}, ["query_starts", "0 to 3", "0 to 2"]),
-    ({"query_starts": torch.tensor([0, 3, 2])}, ["query_starts", "3 to 2"]),
-    ({"query_starts": torch.tensor([0, 2])}, ["query_starts", "(2,)", "3"]),
-    ({"lengths": torch.tensor([16, 0])}, ["query_starts", "lengths[1] = 0"]),
-])
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        *BAD,
+        ({"query_starts": torch.tensor([0, 1, 3])}, ["query_starts", "0 to 3", "0 to 2"]),
+        ({"query_starts": torch.tensor([0, 3, 2])}, ["query_starts", "3 to 2"]),
+        ({"query_starts": torch.tensor([0, 2])}, ["query_starts", "(2,)", "3"]),
+        ({"lengths": torch.tensor([16, 0])}, ["query_starts", "lengths[1] = 0"]),
+    ],
+)
 def test_prefill_refuses_bad_input_with_the_argument_its_value_and_what_is_allowed(change, words):
     with pytest.raises(ValueError) as refusal:
         paged_prefill_attention(**({"query_starts": torch.tensor([0, 1, 2])} | good_inputs() | change))

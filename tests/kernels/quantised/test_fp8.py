@@ -1,4 +1,5 @@
 """FP8 inputs of attention: what the codes stand for, and what the rotation does to outliers."""
+
 import math
 
 import pytest
@@ -66,8 +67,12 @@ def test_values_come_transposed_in_the_order_of_the_kernels_weights(length):
     quantised = quantise_values_reference(value)
     places = math.ceil(length / 16) * 16
     assert quantised.codes.shape == (1, 2, 64, places) and quantised.codes.is_contiguous()
-    order = [16 * group + key for group in range(places // 16) for t in range(4)
-             for key in (2 * t, 2 * t + 1, 2 * t + 8, 2 * t + 9)]
+    order = [
+        16 * group + key
+        for group in range(places // 16)
+        for t in range(4)
+        for key in (2 * t, 2 * t + 1, 2 * t + 8, 2 * t + 9)
+    ]
     restored = restored_values(quantised, length)
     for place, key in enumerate(order):
         stored = quantised.codes[..., place].float() * quantised.scales
@@ -103,8 +108,10 @@ def test_the_rotation_pays_where_there_are_outliers_and_costs_nothing_where_ther
     def worst_score(draw, rotated):
         query, key = draw(4, 4, 512, 128), draw(4, 4, 512, 128, seed=7)
         matrix = rotation if rotated else None
-        restored = [restored_rows(quantise_rows_reference(side, matrix, rows), rows)
-                    for side, rows in ((query, QUERY_ROWS), (key, KEY_ROWS))]
+        restored = [
+            restored_rows(quantise_rows_reference(side, matrix, rows), rows)
+            for side, rows in ((query, QUERY_ROWS), (key, KEY_ROWS))
+        ]
         return (restored[0] @ restored[1].mT - query @ key.mT).abs().amax(dim=(2, 3)).mean() / math.sqrt(128)
 
     assert worst_score(with_outliers, True) < worst_score(with_outliers, False) / 1.5

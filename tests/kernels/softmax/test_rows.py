@@ -1,4 +1,5 @@
 """Softmax over rows: all methods against float64, on widths around the tiles and rows that overflow."""
+
 import math
 
 import pytest
@@ -33,8 +34,13 @@ def test_a_million_columns_are_right(method):
 @pytest.mark.parametrize("row", ["rising", "falling", "equal", "large", "hidden"])
 def test_a_missing_running_maximum_would_overflow(method, row):
     position = torch.arange(9000.0)
-    x = {"rising": position, "falling": -position, "equal": torch.full((9000,), 500.0), "large": 1e30 * position,
-         "hidden": torch.where(position < 8500, -math.inf, position)}[row]
+    x = {
+        "rising": position,
+        "falling": -position,
+        "equal": torch.full((9000,), 500.0),
+        "large": 1e30 * position,
+        "hidden": torch.where(position < 8500, -math.inf, position),
+    }[row]
     assert_right(x[None], method)
 
 

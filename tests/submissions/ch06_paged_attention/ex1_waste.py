@@ -47,7 +47,7 @@ WRONG = {
         "6.1", ("(prompt + (output + 1) / 2) / reserved",
                 "sum(prompt + step for step in range(output)) / output / reserved")
     ),
-}  # fmt: skip
+}
 
 
 UNUSUAL = {
@@ -95,4 +95,4 @@ def mean_use(prompt, output, reserved):
          "    for start, size, _ in sorted([*regions, (slots, 0, 0)]):"),
         ("    longest = max(longest, slots - end)\n", ""),
     ),
-}  # fmt: skip
+}

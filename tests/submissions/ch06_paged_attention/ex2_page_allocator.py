@@ -78,7 +78,7 @@ WRONG = {
                 "assert sequence in self.pages_of\n        self.unused.extend(self.pages_of.pop(sequence))")
     ),
     "pool_not_checked": changed("6.2", (CHECK, "")),
-}  # fmt: skip
+}
 
 
 UNUSUAL = {
@@ -144,4 +144,4 @@ class PageAllocator:
         "6.2", ("class PageAllocator:", "class PoolIsFull(MemoryError):\n    pass\n\n\nclass PageAllocator:"),
         ("raise MemoryError(", "raise PoolIsFull("),
     ),
-}  # fmt: skip
+}

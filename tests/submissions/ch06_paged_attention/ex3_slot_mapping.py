@@ -38,7 +38,7 @@ def slot_mapping(block_tables, lengths, new_tokens, page_size):
     "one_token_early": changed(
         "6.3", ("torch.arange(length - new, length)", "torch.arange(length - new - 1, length - 1)")
     ),
-}  # fmt: skip
+}
 
 
 UNUSUAL = {

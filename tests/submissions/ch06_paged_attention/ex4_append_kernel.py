@@ -63,7 +63,7 @@ WRONG = {
         ("slot = tl.load(slots_pointer + token)", "slot = tl.maximum(tl.load(slots_pointer + token), 0)"),
     ),
     "columns_not_masked": changed("6.4", ("(columns < HEAD_DIM) & (slot >= 0)", "(columns >= 0) & (slot >= 0)")),
-}  # fmt: skip
+}
 
 
 UNUSUAL = {
@@ -114,4 +114,4 @@ def append_to_pages(key, value, key_pages, value_pages, slots):
         ("token = tl.program_id(0).to(tl.int64)", "token = (tl.program_id(0) // heads).to(tl.int64)"),
         ("head = tl.program_id(1).to(tl.int64)", "head = (tl.program_id(0) % heads).to(tl.int64)"),
     ),
-}  # fmt: skip
+}

@@ -100,7 +100,7 @@ def paged_decode(query, key_pages, value_pages, block_tables, lengths):
             output[b] = (weights[..., None] * values).sum(1) / weights.sum(-1, keepdim=True)
     return output
 """,
-}  # fmt: skip
+}
 
 
 UNUSUAL = {
@@ -162,4 +162,4 @@ def paged_decode(query, key_pages, value_pages, block_tables, lengths):
          "        accumulator = accumulator * before + tl.sum(weights[:, None] / running_sum * value, axis=0)"),
         ("accumulator / tl.where(running_sum == 0.0, 1.0, running_sum)", "accumulator"),
     ),
-}  # fmt: skip
+}

@@ -88,7 +88,7 @@ WRONG = {
     ),
     "order_lost": changed("6.6", ("tuple(tokens[:end])", "tuple(sorted(tokens[:end]))")),
     "order_lost__sum": changed("6.6", ("tuple(tokens[:end])", "sum(tokens[:end])")),
-}  # fmt: skip
+}
 
 
 UNUSUAL = {
@@ -175,4 +175,4 @@ def page_keys(tokens, page_size):
                                            "yield from (hash(tuple(tokens[:end])) for end in ends)")),
     "lowest page first": changed("6.6", ("self.unused.pop() for", "self.unused.pop(0) for")),
     "nothing to copy is None": changed("6.6", ("return copies", "return copies or None")),
-}  # fmt: skip
+}

@@ -34,7 +34,7 @@ OUTPUT_AS_QUERY = (
 
 NO_NAN = ("weights = tl.exp2(scores - new_max[:, None])",
           'new_max = tl.where(new_max == float("-inf"), -1e38, new_max)\n'
-          "        weights = tl.exp2(scores - new_max[:, None])")  # fmt: skip
+          "        weights = tl.exp2(scores - new_max[:, None])")
 
 
 def with_capacity(*replacements):

@@ -47,7 +47,7 @@ WRONG = {
     "consumers_wait_for_ever": changed(
         "9.1", (ASK, '"wait", "free", buffer, 1'), (READY, '"wait", "ready", buffer, block & 1')
     ),
-}  # fmt: skip
+}
 
 
 COUNTERS_FLIPPED = """# Exercise 9.1 · The phases of a ring

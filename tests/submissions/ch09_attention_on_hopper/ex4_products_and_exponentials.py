@@ -12,7 +12,7 @@ BALANCED = "flops_per_cycle / (4 * exps_per_cycle)"
 
 
 OWN_TIMES = ("products, exponentials = tile_cycles(1, 1, head_dim, flops_per_cycle, exps_per_cycle)",
-             "products, exponentials = 4 * head_dim / flops_per_cycle, 1 / exps_per_cycle")  # fmt: skip
+             "products, exponentials = 4 * head_dim / flops_per_cycle, 1 / exps_per_cycle")
 
 
 WRONG = {

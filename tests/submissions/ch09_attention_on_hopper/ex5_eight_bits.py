@@ -51,7 +51,7 @@ def hadamard(vectors):
     "zeros_divided_by_zero": changed("9.5", (SCALE, "scale = largest / 448")),
     "not_rounded": changed("9.5", (CODES, "block / scale")),
     "not_rounded__to_integers": changed("9.5", (CODES, "(block / scale).round()")),
-}  # fmt: skip
+}
 
 
 FAST_TRANSFORM = """# Exercise 9.5 · Eight bits, and where outliers go

@@ -88,4 +88,4 @@ UNUSUAL = {
          "        mbarrier.wait(value_ready.index(stage), block // STAGES & 1)  # here"),
         (NEW_OPERAND, "        operand = following\n    accumulator = ask"),
     ),
-}  # fmt: skip
+}
