@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from course_lib.grading.imports import imported
 from course_lib.home import ROOT
 
 # What a module of each part may import from the course; a part may always import itself, and course_lib.home is free.
@@ -44,30 +45,11 @@ MAY_IMPORT = {
 }
 # Read as files by the builder, the catalogue and the tests, and imported by nobody.
 NOBODY_IMPORTS = ("notebooks", "solutions", "exercises", "tests")
-OURS = ("course_lib", *NOBODY_IMPORTS)
 
 
 def imports(source: str, package: str = "") -> set[str]:
-    """The course's modules that a source in `package` imports, wherever in it and however it is written."""
-    found = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-            module = ".".join([*parents, *([node.module] if node.module else [])])
-            # A name is a module of its own, or something that the module defines.
-            inner = (f"{module}.{alias.name}" for alias in node.names)
-            found |= {name if is_module(name) else module for name in inner}
-        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-            if getattr(node.func, "attr", getattr(node.func, "id", "")) in ("import_module", "__import__"):
-                found.add(node.args[0].value)
-    return {name for name in found if name.split(".")[0] in OURS}
-
-
-def is_module(name: str) -> bool:
-    path = ROOT / name.replace(".", "/")
-    return path.is_dir() or path.with_suffix(".py").is_file()
+    """The course's modules that a source in `package` imports."""
+    return imported(ast.parse(source), package, ROOT)
 
 
 def violations(part: str, source: str, package: str = "") -> set[str]:
@@ -106,6 +88,51 @@ def test_nobody_imports_chapters_notebooks_exercises_or_tests():
         if name.split(".")[0] in NOBODY_IMPORTS and name.split(".")[0] != part  # exercises may share among themselves
     }
     assert not wrong
+
+
+def strays(chapter: str, source: str) -> set[str]:
+    """What a file of exercises/ imports from exercises/ that is neither its own chapter's nor a topic."""
+    homes = (f"exercises.{chapter}", "exercises.topics")
+    return {
+        name
+        for name in imports(source, f"exercises.{chapter}")
+        if name.startswith("exercises") and not any(name == home or name.startswith(f"{home}.") for home in homes)
+    }
+
+
+def test_no_chapters_exercises_import_another_chapters_and_no_topic_a_chapters():
+    wrong = {
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in sorted((ROOT / "exercises").glob("*/*.py"))
+        for name in strays(path.parent.name, path.read_text(encoding="utf-8"))
+    }
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    "folder, source",
+    [
+        ("ch04_triton_tiling", "from exercises.ch03_online_softmax.slips import MASKED"),
+        ("ch04_triton_tiling", "from exercises.ch03_online_softmax import slips"),
+        ("ch04_triton_tiling", "from ..ch03_online_softmax import slips"),
+        ("ch04_triton_tiling", "def cases(draw):\n    import exercises.ch03_online_softmax.slips"),
+        ("topics", "from exercises.ch04_triton_tiling.parts import tiles"),
+    ],
+)
+def test_an_import_from_another_chapter_is_caught(folder, source):
+    assert strays(folder, source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from exercises.ch04_triton_tiling.parts import tiles",
+        "from exercises.topics import attention",
+        "from exercises.topics.attention import attended",
+    ],
+)
+def test_an_import_from_ones_own_chapter_or_a_topic_passes(source):
+    assert not strays("ch04_triton_tiling", source)
 
 
 def test_every_part_of_the_library_is_held_to_a_rule():

@@ -10,7 +10,7 @@ from course_lib.checker import CourseError
 from course_lib.grading import journal as journal_module
 from course_lib.grading import tables
 from course_lib.grading.journal import Journal
-from course_lib.grading.version import course_version, version_for
+from course_lib.grading.version import version_for
 
 
 def row(exercise="3.1", outcome="passed", **more):
@@ -102,11 +102,6 @@ def test_the_table_is_known_again_unless_somebody_changed_it(tmp_path):
         assert journal.wrote(out)
         out.write_text("a,b,points taken off\n")
         assert not journal.wrote(out)
-
-
-def test_a_chapters_version_is_its_own():
-    assert len({course_version(), course_version("03"), course_version("04")}) == 3
-    assert version_for("3.1") == course_version("03") and version_for("") == course_version()
 
 
 def test_a_spreadsheet_finds_no_formula_and_no_broken_line():

@@ -1,0 +1,80 @@
+"""Which of the course's files a file needs: read from its source, without importing anything."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+OURS = ("course_lib", "notebooks", "solutions", "exercises", "tests")
+
+
+def imported(tree: ast.AST, package: str, root: Path) -> set[str]:
+    """The course's modules that a source in `package` imports, wherever in it and however it is written."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            module = ".".join([*parents, *([node.module] if node.module else [])])
+            # A name is a module of its own, or something that the module defines.
+            inner = (f"{module}.{alias.name}" for alias in node.names)
+            found |= {name if is_module(name, root) else module for name in inner}
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            if getattr(node.func, "attr", getattr(node.func, "id", "")) in ("import_module", "__import__"):
+                found.add(str(node.args[0].value))
+    return {name for name in found if name.split(".")[0] in OURS}
+
+
+def is_module(name: str, root: Path) -> bool:
+    path = root / name.replace(".", "/")
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+def closure(start: Iterable[Path], root: Path) -> set[Path]:
+    """These files and every one that they need, directly or through others."""
+    by_name: dict[str, list[Path]] = {}
+    for path in (root / "course_lib").rglob("*.py"):
+        by_name.setdefault(path.name, []).append(path)
+    found: set[Path] = set()
+    passed: set[Path] = set()  # fronts of packages on the way to a module: they run, but what they offer is not needed
+    left = list(start)
+    while left:
+        path = left.pop()
+        if path in found:
+            continue
+        found.add(path)
+        package = ".".join(path.relative_to(root).parts[:-1])
+        mentioned = _mentioned(path.read_text(encoding="utf-8"), package, root)
+        for module in mentioned.modules:
+            *parents, last = module.split(".")
+            folder = root.joinpath(*parents)
+            left += filter(Path.is_file, (folder / last / "__init__.py", folder / f"{last}.py"))
+            passed.update(root.joinpath(*parents[:depth], "__init__.py") for depth in range(1, len(parents) + 1))
+        left += filter(Path.is_file, (path.with_name(f"{name}.py") for name in mentioned.siblings))
+        left += (other for name in mentioned.files for other in by_name.get(name, ()))
+    return found | set(filter(Path.is_file, passed))
+
+
+class _Mentioned(NamedTuple):
+    modules: set[str]  # of the course
+    siblings: set[str]  # what may lie beside the file: a program's own folder is where it imports from
+    files: set[str]  # names of Python files, as a program is named that is started
+
+
+@functools.cache
+def _mentioned(source: str, package: str, root: Path) -> _Mentioned:
+    siblings: set[str] = set()
+    files: set[str] = set()
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            siblings |= {alias.name for alias in node.names if "." not in alias.name}
+        elif isinstance(node, ast.ImportFrom) and node.module and "." not in node.module and not node.level:
+            siblings.add(node.module)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith(".py"):
+            files.add(node.value.rpartition("/")[2])
+    return _Mentioned(imported(tree, package, root), siblings, files - {"__init__.py"})
