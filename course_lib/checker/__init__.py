@@ -4,6 +4,7 @@ from course_lib.checker.judge.verdict import CaseResult, Verdict
 from course_lib.checker.notebook.commands import attempts, check, check_file, hint, progress, solution
 from course_lib.checker.specification.draw import Draw
 from course_lib.checker.specification.exercise import Case, CourseError, Exercise, InOut, Limits, Mistake, Seen
+from course_lib.checker.specification.needs import ANY, HOPPER, HOPPER_AND_LATER, NVIDIA, TRITON, Needs
 from course_lib.checker.specification.requirements import (
     Allocates,
     FasterThan,
@@ -14,6 +15,11 @@ from course_lib.checker.specification.requirements import (
 )
 
 __all__ = [
+    "ANY",
+    "HOPPER",
+    "HOPPER_AND_LATER",
+    "NVIDIA",
+    "TRITON",
     "attempts",
     "Allocates",
     "Case",
@@ -28,6 +34,7 @@ __all__ = [
     "Limits",
     "Mistake",
     "Moves",
+    "Needs",
     "Requirement",
     "Seen",
     "Verdict",

@@ -2,7 +2,7 @@
 
     tier "none"     no usable NVIDIA GPU: kernels run in Triton's interpreter, on CPU tensors
     tier "nvidia"   sm_75 (Turing) to sm_89: real kernels
-    tier "hopper"   sm_90 and later: real kernels, and the chapters on Hopper's asynchrony
+    tier "hopper"   sm_90 and later, Blackwell too: real kernels, and asynchronous copies; wgmma is on sm_90 alone
 
 `TRITON_INTERPRET` must be set before Triton is first imported: Triton's own library functions (`tl.sum`, `tl.softmax`)
 are wrapped for the compiler or for the interpreter at that moment, and never again. `prepare_triton` is therefore the

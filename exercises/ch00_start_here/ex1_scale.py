@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import Case, Exercise, Forbids, LaunchesTriton, Limits, Mistake
+from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Limits, Mistake
 
 BLOCK = 256  # given in the cell of 0.1
 
@@ -45,7 +45,7 @@ EXERCISE = Exercise(
     entries=("scale",),
     cases=scale_cases,
     oracle=scale_oracle,
-    needs="triton",
+    needs=TRITON,
     limits=Limits(seconds=4.0, gpu_seconds=30.0),
     requirements=(LaunchesTriton(), Forbids(("mul", "div"))),
     hints=(

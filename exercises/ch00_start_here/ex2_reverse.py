@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import Case, Exercise, Forbids, LaunchesTriton, Limits, Mistake
+from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Limits, Mistake
 
 
 def reverse_oracle(x):
@@ -88,7 +88,7 @@ EXERCISE = Exercise(
     entries=("reverse",),
     cases=reverse_cases,
     oracle=reverse_oracle,
-    needs="triton",
+    needs=TRITON,
     limits=Limits(seconds=4.0, gpu_seconds=30.0),
     requirements=(LaunchesTriton(), Forbids(("flip", "index", "gather", "index_select"))),
     hints=(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import Case, Exercise, Forbids, LaunchesTriton, Mistake
+from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Mistake
 from exercises.ch01_memory_hierarchy_and_roofline.blocks import (
     LAST_MISSING,
     NOT_MASKED,
@@ -86,7 +86,7 @@ EXERCISE = Exercise(
     entries=("vector_add",),
     cases=add_cases,
     oracle=add_oracle,
-    needs="triton",
+    needs=TRITON,
     requirements=(LaunchesTriton(), Forbids(("add", "sub"))),
     hints=(
         "Start from the kernel of chapter 00: a block of offsets, a mask, a load, a store. Here there are two loads.",

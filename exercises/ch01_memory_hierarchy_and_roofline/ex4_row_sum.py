@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import Allocates, Case, Exercise, Forbids, LaunchesTriton, Mistake, Moves
+from course_lib.checker import TRITON, Allocates, Case, Exercise, Forbids, LaunchesTriton, Mistake, Moves
 from exercises.ch01_memory_hierarchy_and_roofline.blocks import (
     NOTHING_STORED,
     POWERS_OF_TWO,
@@ -130,7 +130,7 @@ EXERCISE = Exercise(
     cases=row_sum_cases,
     oracle=row_sum_oracle,
     plain=(row_sum_in_another_order,),
-    needs="triton",
+    needs=TRITON,
     requirements=(
         LaunchesTriton(),
         Forbids(("sum", "mean", "mm", "mv", "matmul", "addmm", "addmv", "cumsum", "einsum", "dot", "bmm")),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import Case, Exercise, FasterThan, Forbids, LaunchesTriton, Limits, Mistake, Moves
+from course_lib.checker import TRITON, Case, Exercise, FasterThan, Forbids, LaunchesTriton, Limits, Mistake, Moves
 from exercises.ch01_memory_hierarchy_and_roofline.blocks import (
     LAST_MISSING,
     NOT_MASKED,
@@ -48,7 +48,7 @@ def fused_cases(draw):
     ]
     if draw.on_gpu:
         length = 2**25
-        cases.append(Case("32 Mi elements, timed", (draw.normal(length), draw.normal(length), 0.5)))
+        cases.append(Case("32 Mi elements", (draw.normal(length), draw.normal(length), 0.5), timed=True))
     return cases
 
 
@@ -94,7 +94,7 @@ EXERCISE = Exercise(
     entries=("scale_add_relu",),
     cases=fused_cases,
     oracle=fused_oracle,
-    needs="triton",
+    needs=TRITON,
     limits=Limits(memory_bytes=3 << 30),  # the timed case on a GPU brings tensors of 134 MB
     requirements=(
         LaunchesTriton(at_least=1, at_most=1, id="not_one_kernel"),

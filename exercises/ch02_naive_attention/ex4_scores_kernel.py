@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from course_lib.checker import Case, Exercise, Forbids, LaunchesTriton, Mistake
+from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Mistake
 from exercises.ch02_naive_attention.ex1_bytes_of_three_passes import pass_bytes_oracle
 from exercises.ch02_naive_attention.requirements import MATRIX_PRODUCTS, PATIENT, SMALLEST_TILE, OnePass
 from exercises.ch02_naive_attention.slips import (
@@ -141,7 +141,7 @@ EXERCISE = Exercise(
     cases=scores_cases,
     oracle=scores_oracle,
     plain=(scores_in_turn,),
-    needs="triton",
+    needs=TRITON,
     limits=PATIENT,
     uses_dot=True,
     requirements=(LaunchesTriton(), Forbids(MATRIX_PRODUCTS), OnePass(scores_bytes, _tiled_loads)),

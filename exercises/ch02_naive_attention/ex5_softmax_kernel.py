@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from course_lib.checker import Case, Exercise, Forbids, LaunchesTriton, Mistake
+from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Mistake
 from exercises.ch02_naive_attention.masks import MASK_MISTAKES, causal_oracle, causal_visible
 from exercises.ch02_naive_attention.requirements import PATIENT, OnePass
 from exercises.ch02_naive_attention.slips import HEADS_MISSING, only_some_heads_written, same
@@ -107,7 +107,7 @@ EXERCISE = Exercise(
     entries=("row_softmax",),
     cases=row_softmax_cases,
     oracle=row_softmax_oracle,
-    needs="triton",
+    needs=TRITON,
     limits=PATIENT,
     requirements=(
         LaunchesTriton(),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from course_lib.checker import Case, Exercise, Forbids, LaunchesTriton, Mistake
+from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Mistake
 from exercises.ch02_naive_attention.ex1_bytes_of_three_passes import pass_bytes_oracle
 from exercises.ch02_naive_attention.requirements import MATRIX_PRODUCTS, PATIENT, SMALLEST_TILE, OnePass
 from exercises.ch02_naive_attention.slips import (
@@ -140,7 +140,7 @@ EXERCISE = Exercise(
     entries=("weighted_values",),
     cases=output_cases,
     oracle=output_oracle,
-    needs="triton",
+    needs=TRITON,
     limits=PATIENT,
     uses_dot=True,
     requirements=(LaunchesTriton(), Forbids((*MATRIX_PRODUCTS, "mul", "sum")), OnePass(output_bytes, _output_loads)),

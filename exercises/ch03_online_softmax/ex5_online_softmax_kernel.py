@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from course_lib.checker import Case, Exercise, Forbids, LaunchesTriton, Mistake, Moves
+from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Mistake, Moves
 from exercises.ch03_online_softmax.slips import (
     LOAD_NOT_MASKED,
     LOG2_E,
@@ -143,7 +143,7 @@ EXERCISE = Exercise(
             / running_statistics(x, block, base_2=True)[1][:, None]
         ).to(x.dtype),
     ),
-    needs="triton",
+    needs=TRITON,
     requirements=(
         LaunchesTriton(),
         Forbids((*SHORTCUTS, "exp", "exp2", "max", "amax", "sum", "div")),
@@ -176,7 +176,7 @@ EXERCISE = Exercise(
             "whole_row_in_one_tile",
             "The tile grows with the row. A tile lies in registers, a few thousand elements at its best: take `block` "
             "elements at a time, and walk along the row.",
-            when=lambda case, seen, got: bool(seen.error) and "maximum tensor numel" in seen.error["text"],
+            when=lambda case, seen, got: bool(seen.error) and "maximum tensor numel" in seen.error.text,
         ),
         Mistake(
             "first_tile_statistics",

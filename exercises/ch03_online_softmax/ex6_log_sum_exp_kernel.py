@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import Case, Exercise, Forbids, LaunchesTriton, Limits, Mistake, Moves
+from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Limits, Mistake, Moves
 from exercises.ch03_online_softmax.slips import (
     CAST_BEFORE_THE_SUM,
     INF,
@@ -185,7 +185,7 @@ EXERCISE = Exercise(
     cases=lse_cases,
     oracle=lse_oracle,
     plain=(_lse_with(), _lse_with(base_2=True), lambda x, parts, block: torch.logsumexp(at_least_float32(x), dim=1)),
-    needs="triton",
+    needs=TRITON,
     limits=Limits(seconds=8.0),
     requirements=(
         LaunchesTriton(),

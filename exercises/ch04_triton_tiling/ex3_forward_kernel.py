@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from course_lib.checker import Allocates, Case, Exercise, LaunchesTriton, Mistake, Moves
+from course_lib.checker import TRITON, Allocates, Case, Exercise, LaunchesTriton, Mistake, Moves
 from exercises.ch04_triton_tiling.parts import (
     BIG,
     OUTSIDE,
@@ -99,7 +99,7 @@ EXERCISE = Exercise(
     cases=kernel_cases,
     oracle=kernel_oracle,
     plain=(kernel_prescaled, rounded),
-    needs="triton",
+    needs=TRITON,
     uses_dot=True,
     requirements=(
         LaunchesTriton(at_most=1),

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from course_lib.checker import Allocates, Case, Exercise, LaunchesTriton, Mistake, Moves
+from course_lib.checker import TRITON, Allocates, Case, Exercise, LaunchesTriton, Mistake, Moves
 from exercises.ch04_triton_tiling.parts import (
     BIG,
     OUTSIDE,
@@ -209,7 +209,7 @@ EXERCISE = Exercise(
     cases=causal_cases,
     oracle=causal_oracle,
     plain=(causal_prescaled, causal_rounded),
-    needs="triton",
+    needs=TRITON,
     uses_dot=True,
     requirements=(
         LaunchesTriton(at_most=1),

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from course_lib.checker import Allocates, Case, Exercise, LaunchesTriton, Mistake, Moves
+from course_lib.checker import TRITON, Allocates, Case, Exercise, LaunchesTriton, Mistake, Moves
 from exercises.ch04_triton_tiling.ex4_causal_kernel import of_causal_kernels, read_by_program, unguarded, until_tile_end
 from exercises.ch04_triton_tiling.parts import (
     BIG,
@@ -117,7 +117,7 @@ EXERCISE = Exercise(
     cases=ragged_cases,
     oracle=ragged_oracle,
     plain=(ragged_prescaled, ragged_rounded),
-    needs="triton",
+    needs=TRITON,
     uses_dot=True,
     requirements=(
         LaunchesTriton(at_most=1),

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from course_lib.checker import Allocates, Case, Exercise, LaunchesTriton, Mistake, Moves
+from course_lib.checker import TRITON, Allocates, Case, Exercise, LaunchesTriton, Mistake, Moves
 from exercises.ch04_triton_tiling.ex5_ragged_kernel import ragged_oracle, ragged_prescaled, ragged_rounded
 from exercises.ch04_triton_tiling.parts import (
     BIG,
@@ -144,7 +144,7 @@ EXERCISE = Exercise(
     cases=lse_cases,
     oracle=lse_oracle,
     plain=(lse_from_maximum, lse_rounded),
-    needs="triton",
+    needs=TRITON,
     uses_dot=True,
     requirements=(
         LaunchesTriton(at_most=1),

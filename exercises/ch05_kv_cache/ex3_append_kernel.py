@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import Case, Exercise, Forbids, InOut, LaunchesTriton, Mistake, Moves
+from course_lib.checker import TRITON, Case, Exercise, Forbids, InOut, LaunchesTriton, Mistake, Moves
 from exercises.topics.decode import tokens_first
 
 TILE = 16  # BLOCK_T, as the launcher sets it
@@ -206,7 +206,7 @@ EXERCISE = Exercise(
     entries=("append_to_cache",),
     cases=append_cases,
     oracle=append_oracle,
-    needs="triton",
+    needs=TRITON,
     requirements=(LaunchesTriton(), Forbids(COPIES), Moves(append_bytes)),
     hints=(
         "A program has a sequence, a head and a tile of new tokens: three program numbers. It copies a tile [BLOCK_T, "

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from course_lib.checker import Case, Exercise, InOut, Mistake
+from course_lib.checker import TRITON, Case, Exercise, InOut, Mistake
 from exercises.topics.attention import attention, prescaled, rounded
 from exercises.topics.decode import by_modulo, each_sequence, first_head, tokens_first
 
@@ -182,7 +182,7 @@ EXERCISE = Exercise(
     cases=step_cases,
     oracle=step,
     plain=(step_prescaled, step_rounded),
-    needs="triton",
+    needs=TRITON,
     uses_dot=True,
     hints=(
         "Two things in this order: the new key and value go into the cache, then the query asks all slots in use. How "

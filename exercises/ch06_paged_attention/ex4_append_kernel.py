@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from course_lib.checker import Case, Exercise, Forbids, InOut, LaunchesTriton, Mistake, Moves
+from course_lib.checker import TRITON, Case, Exercise, Forbids, InOut, LaunchesTriton, Mistake, Moves
 from exercises.topics.paging import (
     tokens_first,
 )
@@ -185,7 +185,7 @@ EXERCISE = Exercise(
     entries=("append_to_pages",),
     cases=append_cases,
     oracle=appended,
-    needs="triton",
+    needs=TRITON,
     requirements=(
         LaunchesTriton(at_most=1),
         Forbids(("index_put", "index_put_", "index_copy_", "scatter_")),

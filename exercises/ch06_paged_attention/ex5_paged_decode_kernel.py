@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from course_lib.checker import Allocates, Case, Exercise, Forbids, LaunchesTriton, Mistake, Moves
+from course_lib.checker import TRITON, Allocates, Case, Exercise, Forbids, LaunchesTriton, Mistake, Moves
 from exercises.topics.attention import (
     attention,
     from_zero,
@@ -185,7 +185,7 @@ EXERCISE = Exercise(
     cases=decode_cases,
     oracle=paged_decode,
     plain=(decode_prescaled, decode_rounded),
-    needs="triton",
+    needs=TRITON,
     uses_dot=True,
     requirements=(
         LaunchesTriton(at_most=1),

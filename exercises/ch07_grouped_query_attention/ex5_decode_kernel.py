@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from course_lib.checker import Allocates, Case, Exercise, Forbids, LaunchesTriton, Mistake, Moves
+from course_lib.checker import TRITON, Allocates, Case, Exercise, Forbids, LaunchesTriton, Mistake, Moves
 from exercises.ch07_grouped_query_attention.kernel_slips import (
     GAP,
     LAYOUTS,
@@ -96,7 +96,7 @@ EXERCISE = Exercise(
     cases=kernel_cases,
     oracle=decode,
     plain=(decode_prescaled, decode_rounded),
-    needs="triton",
+    needs=TRITON,
     uses_dot=True,
     requirements=(
         LaunchesTriton(at_most=1),

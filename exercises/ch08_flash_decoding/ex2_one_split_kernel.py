@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from course_lib.checker import Allocates, Case, Exercise, LaunchesTriton, Mistake, Moves
+from course_lib.checker import TRITON, Allocates, Case, Exercise, LaunchesTriton, Mistake, Moves
 from exercises.ch08_flash_decoding.slips import (
     SKIPS_THE_WORK,
     STRAYED,
@@ -277,7 +277,7 @@ EXERCISE = Exercise(
     cases=partial_cases,
     oracle=partial_oracle,
     plain=(partial_prescaled, partial_rounded, *map(partial_with, STRAYED)),
-    needs="triton",
+    needs=TRITON,
     uses_dot=True,
     requirements=(
         LaunchesTriton(at_most=1),

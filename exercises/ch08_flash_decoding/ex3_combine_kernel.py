@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from course_lib.checker import Allocates, Case, Exercise, LaunchesTriton, Mistake, Moves
+from course_lib.checker import TRITON, Allocates, Case, Exercise, LaunchesTriton, Mistake, Moves
 from exercises.ch08_flash_decoding.slips import (
     SKIPS_THE_WORK,
     close,
@@ -153,7 +153,7 @@ EXERCISE = Exercise(
     cases=combine_cases,
     oracle=combine,
     plain=(combine_in_turn,),
-    needs="triton",
+    needs=TRITON,
     requirements=(
         LaunchesTriton(at_most=1),
         Allocates(lambda outputs, lses: outputs.numel()),

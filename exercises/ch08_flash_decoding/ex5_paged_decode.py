@@ -9,6 +9,7 @@ from functools import partial
 import torch
 
 from course_lib.checker import (
+    TRITON,
     Allocates,
     Case,
     Exercise,
@@ -434,7 +435,7 @@ EXERCISE = Exercise(
         _split_and_merged(attend_prescaled, combine_in_turn),
         *(_split_and_merged(strayed, combine) for strayed in STRAYED),
     ),
-    needs="triton",
+    needs=TRITON,
     uses_dot=True,
     requirements=(
         LaunchesTriton(at_most=2),

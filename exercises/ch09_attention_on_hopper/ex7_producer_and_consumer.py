@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import Case, Exercise, Forbids, LaunchesTriton, Limits, Mistake
+from course_lib.checker import HOPPER, Case, Exercise, Forbids, LaunchesTriton, Limits, Mistake
 from exercises.ch09_attention_on_hopper.sentences import A_DEADLOCK
 
 ROWS, PROGRAMS = 64, 8  # of 9.7, as its launcher sets them
@@ -47,7 +47,7 @@ EXERCISE = Exercise(
     entries=("scaled",),
     cases=scaled_cases,
     oracle=scaled_oracle,
-    needs="hopper",
+    needs=HOPPER,
     interpretable=False,  # Gluon has no interpreter
     limits=Limits(gpu_seconds=30.0),
     requirements=(LaunchesTriton(at_most=1), Forbids(("mul", "mul_", "copy_", "clone"))),

@@ -2,7 +2,7 @@
 
 import torch
 
-from course_lib.checker import Allocates, Case, Exercise, Forbids, InOut, LaunchesTriton, Limits, Mistake, Moves
+from course_lib.checker import TRITON, Allocates, Case, Exercise, Forbids, InOut, LaunchesTriton, Limits, Mistake, Moves
 
 QUICK = Limits(seconds=4.0, memory_bytes=256 << 20)
 
@@ -19,7 +19,7 @@ ADD = Exercise(
     entries=("add",),
     cases=_vectors,
     oracle=lambda x, y: x + y,
-    needs="triton",
+    needs=TRITON,
     limits=QUICK,
     mistakes=(
         Mistake("subtracts", "You subtract.", result=lambda x, y: x - y),

@@ -14,7 +14,7 @@ from course_lib.checker.specification import catalog
 from course_lib.checker.specification.draw import Draw
 from course_lib.hardware.device import supports_bfloat16
 
-KERNELS = [task for task in catalog.exercises().values() if task.needs != "any" and not unsupported_here(task)]
+KERNELS = [task for task in catalog.exercises().values() if task.needs.uses_gpu and not unsupported_here(task)]
 MANY_CORES = len(os.sched_getaffinity(0)) >= 8 if hasattr(os, "sched_getaffinity") else False
 
 
@@ -55,9 +55,9 @@ def test_every_case_runs_again_and_kernels_without_atomics_give_the_same_bits(id
     task = catalog.exercise(identity)
     runs = run_cases(task, catalog.solution_source(identity), {name: name for name in task.entries}, seed=3)
     assert not runs[-1].interpreted
-    for frame in runs[-1].frames.values():
-        assert frame["repeats"] >= 5 and frame["differing"] == 0, runs[-1].cases[frame["index"]].name
-    assert all("repeats" not in frame for frame in runs[0].frames.values())
+    for index, frame in runs[-1].frames.items():
+        assert frame.seen.repeats >= 5 and frame.seen.differing == 0, runs[-1].cases[index].name
+    assert all(frame.seen.repeats == 0 for frame in runs[0].frames.values())
 
 
 def test_the_judge_keeps_no_memory_of_the_gpu():

@@ -74,6 +74,12 @@ def test_a_healthy_hopper_has_nothing_to_do():
     assert not [line.action for line in lines if line.subject != "Ceilings" and line.action]
 
 
+def test_a_blackwell_is_not_told_that_it_is_a_hopper():
+    assert find("What works").finding.endswith("every chapter")
+    later = find("What works", gpu_name="NVIDIA B200", compute_capability=(10, 0)).finding
+    assert "every chapter but what Hopper alone can run" in later
+
+
 def test_a_machine_without_a_gpu_is_no_problem():
     report = doctor.Report(examine(NO_GPU, INTERPRETING))
     assert report.healthy

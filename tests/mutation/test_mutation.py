@@ -9,6 +9,7 @@ import time
 import pytest
 
 from course_lib.checker.specification import catalog
+from course_lib.checker.specification.needs import ANY, TRITON
 from course_lib.hardware.device import machine
 from tests.mutation.equivalent import EQUIVALENT, reason_for, stale
 from tests.mutation.lines import keep, kept, spread
@@ -136,7 +137,7 @@ def test_a_race_is_judged_without_its_clock_where_there_is_no_gpu():
 def test_a_sample_of_the_mutants_is_rejected_or_explained(every_mutant):
     if machine().tier != "none":
         pytest.skip("the interpreter's cases are what the sample is for")
-    usable = [mutant for mutant in every_mutant if catalog.exercise(mutant.exercise).needs in ("any", "triton")]
+    usable = [mutant for mutant in every_mutant if catalog.exercise(mutant.exercise).needs in (ANY, TRITON)]
     for mutant in random.Random(5).sample(usable, SAMPLE):
         trial = tried(mutant, seeds=(1,))
         assert not trial.error and trial.survived == bool(reason_for(mutant)), f"{mutant}\n{trial.verdicts}"

@@ -4,6 +4,7 @@ import pytest
 
 from course_lib.checker.judge.decide import judge
 from course_lib.checker.specification import catalog
+from course_lib.checker.specification.needs import TRITON
 from tests.mutation.without_gpu import timed_here
 from tests.submissions.everything import unusual, wrong
 
@@ -69,7 +70,7 @@ def test_the_courses_own_answer_passes(task, seed):
 @pytest.mark.parametrize("task", EXERCISES)
 def test_every_exercise_is_tried_with_wrong_and_unusual_answers_and_has_hints(task):
     assert len(wrong(task.id)) >= 5, "fewer than five wrong submissions"
-    least = 5 if task.needs == "triton" and task.chapter in ("02", "03", "04") else 3
+    least = 5 if task.needs == TRITON and task.chapter in ("02", "03", "04") else 3
     assert len(unusual(task.id)) >= least, f"fewer than {least} right but unusual submissions"
     assert len(task.hints) >= 3, "fewer than three hints"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,10 +16,12 @@ from course_lib.checker.judge.known_mistakes import find_mistake, is_seen, of_it
 from course_lib.checker.judge.stopping import error_message, stopped
 from course_lib.checker.judge.verdict import CaseResult, Verdict
 from course_lib.checker.runner import compiling
-from course_lib.checker.runner.running import Run, run_cases, seen_in
+from course_lib.checker.runner.frames import Frame
+from course_lib.checker.runner.running import Run, run_cases
 from course_lib.checker.runner.worker import WorkerDied
 from course_lib.checker.specification import catalog, cells
 from course_lib.checker.specification.exercise import Case, Exercise, Mistake
+from course_lib.checker.specification.needs import missing
 from course_lib.checker.specification.requirements import FasterThan
 from course_lib.hardware.device import machine
 
@@ -77,10 +79,10 @@ def judge(exercise: Exercise, source: str, names: dict[str, str] | None = None, 
                 printed=_printable(run.ending.printed),
             )
 
-    def again() -> list[dict]:
+    def again() -> list[Frame]:
         """The results of all cases with 0 in the lanes that loads leave undefined, as the interpreter gives it."""
         repeated = run_cases(exercise, cells.without_magics(source), names, seed, undefined_lanes=False)
-        return [frame for run in repeated for frame in run.frames.values() if not frame.get("error")]
+        return [frame for run in repeated for frame in run.frames.values() if not frame.error]
 
     try:
         return _weigh(exercise, runs, source, names, verdict, again)
@@ -94,20 +96,7 @@ def judge(exercise: Exercise, source: str, names: dict[str, str] | None = None, 
 
 def unsupported_here(exercise: Exercise) -> str | None:
     """Why this machine cannot judge an exercise and what would; None when it can."""
-    here = machine()
-    if exercise.needs == "hopper" and (here.tier != "hopper" or here.compute_capability != (9, 0)):
-        return (
-            "This exercise needs a Hopper GPU (H100, H200: compute capability 9.0, which alone has wgmma); this "
-            f"machine has {here.name}."
-        )
-    if exercise.needs == "nvidia" and here.tier == "none":
-        return (
-            "This exercise needs an NVIDIA GPU (T4 or newer, as in Colab); this machine has none that works. "
-            f"{here.reason}"
-        )
-    if exercise.needs != "any" and here.triton is None:
-        return "This exercise needs Triton, which exists for Linux only. Use Linux, WSL2 or Colab."
-    return None
+    return missing(exercise.needs, machine())
 
 
 def _weigh(
@@ -117,18 +106,18 @@ def _weigh(
     for number, run in enumerate(runs):
         for index, case in enumerate(run.cases):
             frame = run.frames.get(index)
-            if frame is not None and not frame.get("error"):
+            if frame is not None and not frame.error:
                 outcomes[number, index] = _compare_case(exercise, run, case, frame)
     results, errors = [], []
     for number, run in enumerate(runs):
         here = {index: outcome for (job, index), outcome in outcomes.items() if job == number}
         results += _case_results(exercise, run, here, source)
-        errors += [(run.cases[i], frame) for i, frame in run.frames.items() if frame.get("error")]
+        errors += [(run.cases[i], frame) for i, frame in run.frames.items() if frame.error]
     finished = list(outcomes.values())
     printed = next((_printable(run.ending.printed) for run in runs if run.ending.printed), "")
     failed = [outcome for outcome in finished if not outcome.right]
     wild = [(o.case, o.seen.out_of_bounds[0]) for o in finished if o.seen.out_of_bounds]
-    wild += [(case, str(frame["out_of_bounds"][0])) for case, frame in errors if frame.get("out_of_bounds")]
+    wild += [(case, frame.seen.out_of_bounds[0]) for case, frame in errors if frame.seen.out_of_bounds]
 
     def speak(outcome: str, message: str, mistake: str | None = None, sentence: str = "", picture: str = "") -> Verdict:
         return verdict(
@@ -150,7 +139,7 @@ def _weigh(
         )
     if errors:
         case, frame = errors[0]
-        outcome, message, mistake = error_message(frame["error"], source)
+        outcome, message, mistake = error_message(frame.error, source)
         return speak(
             outcome,
             f"In {_which(exercise, case)}: {message}",
@@ -231,38 +220,35 @@ def _praise(exercise: Exercise, finished: list[diagnosis.Outcome]) -> str:
     return text
 
 
-def _compare_case(exercise: Exercise, run: Run, case: Case, frame: dict) -> diagnosis.Outcome:
+def _compare_case(exercise: Exercise, run: Run, case: Case, frame: Frame) -> diagnosis.Outcome:
     expected = compare.truth(exercise, case, tf32=exercise.uses_dot and not run.interpreted)
-    got, seen = _result(case, frame, "result"), seen_in(frame)
+    got, seen = _result(case, frame.result, frame.written), frame.seen
     leaves = compare.compare(got, expected, exercise)
     if any(leaf.problem for leaf in leaves):
         expected = compare.surer(expected, exercise, case)
         leaves = compare.compare(got, expected, exercise)
     right_at_first = not any(leaf.problem for leaf in leaves)
     unsteady = kept = False
-    if "result_repeated" in frame:
-        repeated = _result(case, frame, "result_repeated")
+    if frame.has_repeated:
+        repeated = _result(case, frame.result_repeated, frame.written_repeated)
         # Atomic additions round differently from run to run; what differs by more than rounding is no rounding.
         if not compare.agrees(got, repeated, expected, exercise):
             kept = seen.changes == 1 < seen.repeats == seen.differing  # the first run alone was another
             unsteady = not kept
             leaves += compare.compare(repeated, expected, exercise)
-    timed = any(isinstance(item, FasterThan) and item.case in case.name for item in exercise.requirements)
-    if timed and not run.interpreted and seen.timing and right_at_first and not unsteady:
+    if case.timed and not run.interpreted and seen.timing and right_at_first and not unsteady:
         last = compare.truth(exercise, run.timed_last(case), tf32=exercise.uses_dot)
-        after = compare.compare(frame.get("result_after_timing"), last, exercise)
+        after = compare.compare(frame.result_after_timing, last, exercise)
         kept = kept or any(leaf.problem for leaf in after)
         leaves += after
     return diagnosis.Outcome(
-        case, seen, got, expected, leaves, frame.get("written") or (), run.interpreted, right_at_first, unsteady, kept
+        case, seen, got, expected, leaves, tuple(frame.written), run.interpreted, right_at_first, unsteady, kept
     )
 
 
-def _result(case: Case, frame: dict, key: str) -> Any:
-    if case.in_place:
-        written = frame.get("written_repeated" if key == "result_repeated" else "written") or {}
-        return frame[key], {"written": list(written.values())}
-    return frame[key]
+def _result(case: Case, returned: Any, written: Mapping[str, Any]) -> Any:
+    """A result as `evaluate.call` makes it."""
+    return (returned, {"written": list(written.values())}) if case.in_place else returned
 
 
 def _mistake_of_error(exercise: Exercise, errors: list) -> Mistake | None:
@@ -272,7 +258,7 @@ def _mistake_of_error(exercise: Exercise, errors: list) -> Mistake | None:
     """
     for mistake in exercise.mistakes if errors else ():
         for case, frame in errors:
-            seen = seen_in(frame)
+            seen = frame.seen
             if not is_seen(mistake, case, seen, None):
                 continue
             if seen.out_of_bounds or not is_seen(mistake, case, replace(seen, error=None), None):
@@ -325,8 +311,8 @@ def _case_results(
             ended = index == run.started and not run.ending.finished
             state = ("timeout" if run.ending.timeout else "crashed") if ended else "not_run"
             results.append(CaseResult(case.name, state, "" if ended else "not reached"))
-        elif frame.get("error"):
-            results.append(CaseResult(case.name, "error", error_message(frame["error"], source)[1]))
+        elif frame.error:
+            results.append(CaseResult(case.name, "error", error_message(frame.error, source)[1]))
         elif index in outcomes:
             results.append(_case_result(exercise, outcomes[index]))
         else:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from course_lib.checker.judge.compare import Leaf, Truth, leaves, place_of
+from course_lib.checker.runner.frames import Frame
 from course_lib.checker.specification.exercise import Case, Exercise, Seen
 from course_lib.figures.error_map import error_map
 
@@ -70,7 +71,7 @@ KEPT = (
 )
 
 
-def undefined_lanes(failed: Sequence[Outcome], again: Callable[[], list[dict]]) -> str:
+def undefined_lanes(failed: Sequence[Outcome], again: Callable[[], list[Frame]]) -> str:
     """The sentence on lanes that a load left undefined, where it is proved that they spoil the result; else "".
 
     Proof is a result that carries their NaN's payload, or one whose NaN are gone when the interpreter runs its cases
@@ -80,7 +81,7 @@ def undefined_lanes(failed: Sequence[Outcome], again: Callable[[], list[dict]]) 
     guilty = next((o for o in suspects if o.seen.undefined_values), None)
     if guilty is None and any(_nan_count(o.got) for o in suspects):
         before = sum(_nan_count(o.got) for o in failed if o.interpreted)
-        after = sum(_nan_count([frame.get("result"), frame.get("written")]) for frame in again())
+        after = sum(_nan_count([frame.result, dict(frame.written)]) for frame in again())
         guilty = suspects[0] if after < before else None
     return UNDEFINED_LANES.format(place=guilty.seen.undefined_loads[0]) if guilty else ""
 

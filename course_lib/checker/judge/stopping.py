@@ -6,7 +6,7 @@ import re
 
 from course_lib.checker.runner.running import Run
 from course_lib.checker.specification import cells
-from course_lib.checker.specification.exercise import Exercise
+from course_lib.checker.specification.exercise import Exercise, RaisedError
 from course_lib.hardware import signals
 
 PREDEFINED = (
@@ -87,7 +87,7 @@ _EXCESSES = {
 def stopped(exercise: Exercise, run: Run, source: str, names: dict[str, str]) -> tuple | None:
     """(outcome, message, mistake id, diagnosis) when the answer did not run to its end, else None."""
     ending = run.ending
-    last = ending.frames[-1] if ending.frames else {"kind": "nothing"}
+    last = run.last
     if ending.too_much_output:
         megabytes = exercise.limits.output_bytes / (1 << 20)
         return (
@@ -101,23 +101,22 @@ def stopped(exercise: Exercise, run: Run, source: str, names: dict[str, str]) ->
         return ("error", *_EXCESSES[ending.excess], "")
     if ending.timeout:
         return ("timeout", _timeout_message(exercise, run, source), "timeout", "")
-    if last["kind"] == "cell_error":
-        return _cell_error(exercise, last["error"], source)
-    if last["kind"] == "missing":
-        wanted = ", ".join(f"`{name}`" for name in last["names"])
+    if last.error is not None:
+        return _cell_error(last.error, source)
+    if last.kind == "missing":
+        wanted = ", ".join(f"`{name}`" for name in last.names)
         return (
             "error",
             f"The cell does not define {wanted}. Keep the names that the exercise gives: {', '.join(names)}.",
             "missing_name",
             "",
         )
-    if last["kind"] == "not_callable":
-        return ("error", f"`{last['names'][0]}` is not a function. Define it with `def`.", "missing_name", "")
-    if last["kind"] == "harness_error":
+    if last.kind == "not_callable":
+        return ("error", f"`{last.names[0]}` is not a function. Define it with `def`.", "missing_name", "")
+    if last.kind == "harness_error":
         return (
             "error",
-            "The checker itself failed on this answer; this is a fault of the course. "
-            + str(last.get("text", ""))[-600:],
+            "The checker itself failed on this answer; this is a fault of the course. " + last.text[-600:],
             None,
             "",
         )
@@ -127,7 +126,7 @@ def stopped(exercise: Exercise, run: Run, source: str, names: dict[str, str]) ->
 
 
 def _timeout_message(exercise: Exercise, run: Run, source: str) -> str:
-    limit = exercise.limits.seconds if run.interpreted or exercise.needs == "any" else exercise.limits.gpu_seconds
+    limit = exercise.limits.seconds if run.interpreted or not exercise.needs.uses_gpu else exercise.limits.gpu_seconds
     lines, number = source.splitlines(), run.ending.line or 0
     text = lines[number - 1].partition(" #")[0].strip() if 0 < number <= len(lines) else ""
     if run.ending.compiling:
@@ -150,7 +149,7 @@ def _crash_message(exercise: Exercise, run: Run) -> str:
     if ending.forged:
         return f"The worker sent a message that is none ({ending.forged}). The answer must not write to its pipes."
     if ending.signal is not None:
-        compiled = not run.interpreted and exercise.needs != "any"
+        compiled = not run.interpreted and exercise.needs.uses_gpu
         return (
             f"The worker {signals.died_of(ending.signal, compiled, run.ended_in)} Your notebook is not affected; the "
             "next check works."
@@ -161,19 +160,19 @@ def _crash_message(exercise: Exercise, run: Run) -> str:
     )
 
 
-def _cell_error(exercise: Exercise, error: dict, source: str) -> tuple:
+def _cell_error(error: RaisedError, source: str) -> tuple:
     outcome, message, mistake = error_message(error, source)
     return outcome, f"The cell itself failed. {message}", mistake, ""
 
 
-def error_message(error: dict, source: str) -> tuple[str, str, str | None]:
+def error_message(error: RaisedError, source: str) -> tuple[str, str, str | None]:
     """(outcome, message, mistake id) for an exception, in words that say what to do."""
-    kind, text = str(error.get("type")), str(error.get("text", "")).strip()
-    place = f" (line {error['line']} of the cell)" if error.get("line") else ""
-    if error.get("unusable"):
+    kind, text = error.type, error.text.strip()
+    place = f" (line {error.line} of the cell)" if error.line else ""
+    if error.unusable:
         return "error", f"The result cannot be judged: {text}. Return plain tensors or numbers.", "unusable_result"
     name = _undefined_name(error, source)
-    kernel = cells.kernel_at(source, error.get("line")) if name else None
+    kernel = cells.kernel_at(source, error.line) if name else None
     if name and kernel:
         return (
             "error",
@@ -192,7 +191,7 @@ def error_message(error: dict, source: str) -> tuple[str, str, str | None]:
         )
     if kind == "SystemExit":
         return "error", f"The answer called exit(){place}. Return the result instead.", "called_exit"
-    if error.get("out_of_memory"):
+    if error.out_of_memory:
         return (
             "error",
             (
@@ -220,7 +219,7 @@ def error_message(error: dict, source: str) -> tuple[str, str, str | None]:
     if died:  # Triton tells no more than the number
         return "error", f"{kind}{place}: `{tool[1]}`, a part of the compiler, {signals.died_of(died, True)}", None
     for pattern, advice in ADVICE.items():
-        if pattern in f"{text} {error.get('outer', '')}":
+        if pattern in f"{text} {error.outer}":
             return "error", f"{kind}{place}: {_first_line(text)}. {advice}", None
     return "error", f"{kind}{place}: {_first_line(text) or 'no message'}", None
 
@@ -233,10 +232,10 @@ def _first_line(text: str) -> str:
     return line.rstrip(".")
 
 
-def _undefined_name(error: dict, source: str) -> str | None:
-    text = f"{error.get('text', '')} {error.get('outer', '')}"
+def _undefined_name(error: RaisedError, source: str) -> str | None:
+    text = f"{error.text} {error.outer}"
     match = re.search(r"name '(\w+)' is not defined|NameError\(['\"](\w+) is not defined|free variable '(\w+)'", text)
     if match is None:
         return None
     name = next(group for group in match.groups() if group)
-    return name if error.get("type") == "NameError" or name in cells.undefined_names(source, PREDEFINED) else None
+    return name if error.type == "NameError" or name in cells.undefined_names(source, PREDEFINED) else None

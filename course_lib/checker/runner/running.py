@@ -6,13 +6,15 @@ import inspect
 import itertools
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from course_lib.checker.judge.evaluate import arguments
+from course_lib.checker.runner.frames import Frame, LastWord, last_word, read_messages
 from course_lib.checker.runner.worker import Ending, worker
 from course_lib.checker.specification.draw import Draw
-from course_lib.checker.specification.exercise import Case, Exercise, InOut, Seen
+from course_lib.checker.specification.exercise import Case, Exercise, InOut
+from course_lib.checker.specification.nested import map_leaves
 from course_lib.checker.specification.requirements import FasterThan
 from course_lib.hardware.device import machine, supports_bfloat16
 
@@ -26,7 +28,7 @@ class Run:
     cases: list[Case]
     interpreted: bool
     ending: Ending
-    frames: dict[int, dict] = field(default_factory=dict)
+    frames: dict[int, Frame] = field(default_factory=dict)
     started: int | None = None
     turns: list[int] = field(default_factory=list)
 
@@ -38,6 +40,11 @@ class Run:
             return tensor.roll(next(number), -1) if tensor.is_floating_point() else tensor
 
         return replace(case, args=tuple(arguments(case, rolled)[0]))
+
+    @property
+    def last(self) -> LastWord:
+        """The last that its child said."""
+        return last_word(self.ending.frames)
 
     @property
     def ended_in(self) -> str:
@@ -59,13 +66,13 @@ def run_cases(
     """
     if not undefined_lanes:
         return [_run(exercise, source, names, Draw(seed), interpreted=True, undefined_lanes=False)]
-    if machine().tier == "none" or exercise.needs == "any":
+    if machine().tier == "none" or not exercise.needs.uses_gpu:
         return [_run(exercise, source, names, Draw(seed), interpreted=machine().tier == "none")]
     runs = []
     if exercise.interpretable:
         runs.append(_run(exercise, source, names, Draw(seed), interpreted=True))
         # A wild pointer seen here never reaches the device, and what breaks here is broken there too.
-        wild_or_broken = any(frame.get("out_of_bounds") or frame.get("error") for frame in runs[0].frames.values())
+        wild_or_broken = any(frame.seen.out_of_bounds or frame.error for frame in runs[0].frames.values())
         if wild_or_broken or not runs[0].ending.finished:
             return runs
     draw = Draw(seed, on_gpu=True, bfloat16=supports_bfloat16())
@@ -95,28 +102,24 @@ def _run(
         "cases": [
             {
                 "entry": case.entry or exercise.entries[0],
-                "args": [_packed(value) for value in case.args],
+                "args": [map_leaves(_packed, value) for value in case.args],
                 "driver": _function_source(case.driver),
                 "turns": turns,
-                "baseline": next((_function_source(b.baseline) for b in baselines if b.case in case.name), None),
+                "baseline": _function_source(baselines[0].baseline) if baselines and case.timed else None,
             }
             for case in cases
         ],
     }
     seconds = exercise.limits.gpu_seconds if draw.on_gpu else exercise.limits.seconds
     ending = worker(interpreted).run(job, exercise.limits, seconds)
-    run = Run(cases, interpreted, ending, turns=turns)
-    for frame in ending.frames:
-        _take(run, frame)
-    complete = len(run.frames) == len(cases) or any(frame.get("error") for frame in run.frames.values())
-    if ending.frames and ending.frames[-1]["kind"] == "done" and not complete:
-        ending.forged = ending.forged or "it says that all is done, and cases are missing"
-    return run
+    report = read_messages(ending.frames, len(cases))
+    ending.forged = ending.forged or report.forged
+    return Run(cases, interpreted, ending, report.cases, report.started, turns)
 
 
 def compiles_without_gpu(exercise: Exercise) -> bool:
     """Whether a passing answer's kernels go before the compiler because no GPU on this machine compiles them."""
-    return machine().tier == "none" and exercise.needs == "triton" and exercise.interpretable
+    return machine().tier == "none" and exercise.needs.interpreted_without_gpu and exercise.interpretable
 
 
 def _runs(draw: Draw) -> int:
@@ -124,56 +127,11 @@ def _runs(draw: Draw) -> int:
     return 20 if draw.on_gpu else 1
 
 
-def _take(run: Run, frame: dict) -> None:
-    """Note a frame; one out of turn was not sent by the harness, which starts and reports each case once, in order."""
-    turn, kind, index = len(run.frames), frame["kind"], frame.get("index")
-    if kind == "start" and index == turn < len(run.cases) and run.started in (None, turn - 1):
-        run.started = index
-    elif kind == "case" and index == turn == run.started and _well_formed(frame):
-        run.frames[index] = frame
-    elif kind in ("start", "case"):
-        run.ending.forged = run.ending.forged or "a case out of turn"
-
-
-_COUNTS = ("largest_allocation", "unwritten", "guard_values", "undefined_values", "repeats", "differing", "changes")
-_KINDS = {
-    **dict.fromkeys(("error", "operations", "traffic", "timing", "written", "written_repeated"), dict),
-    **dict.fromkeys(("launches", "out_of_bounds", "modified_inputs", "undefined_loads", "variants"), list),
-    **dict.fromkeys(_COUNTS, int),
-    "seconds": float,
-}
-
-
-def _well_formed(frame: dict) -> bool:
-    """Whether a case's frame holds what the harness puts there, so that nothing that reads it can fail."""
-    kinds = all(frame.get(key) is None or type(frame[key]) is kind for key, kind in _KINDS.items())
-    numbers = [*(frame.get("operations") or {}).values(), *(frame.get("timing") or {}).values()] if kinds else [None]
-    for counts in (frame.get("traffic") or {}).values() if kinds else ():
-        complete = isinstance(counts, dict) and {"loaded", "stored", "atomic", "distinct_loaded"} <= set(counts)
-        numbers += counts.values() if complete else [None]
-    return kinds and ("result" in frame or bool(frame.get("error"))) and all(type(n) in (int, float) for n in numbers)
-
-
-def _packed(value: Any) -> Any:
-    if isinstance(value, InOut):
-        return {"in_out": value.tensor}
-    if isinstance(value, (tuple, list)):
-        return type(value)(_packed(item) for item in value)
-    if isinstance(value, dict):
-        return {key: _packed(item) for key, item in value.items()}
-    return value
+def _packed(leaf: Any) -> Any:
+    return {"in_out": leaf.tensor} if isinstance(leaf, InOut) else leaf
 
 
 def _function_source(function: Callable | None) -> dict | None:
     if function is None:
         return None
     return {"name": function.__name__, "source": textwrap.dedent(inspect.getsource(function))}
-
-
-def seen_in(frame: dict) -> Seen:
-    """A frame's observations, each forced into the type it should have: it comes from where strangers' code ran."""
-    known = {item.name for item in fields(Seen)}
-    values = {key: value for key, value in frame.items() if key in known and value is not None}
-    for key in ("launches", "out_of_bounds", "modified_inputs", "undefined_loads"):
-        values[key] = tuple(map(str, values.get(key) or ()))
-    return Seen(**values)

@@ -12,17 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from course_lib.checker.specification.errors import CourseError
+from course_lib.checker.specification.needs import ANY, Needs
+
 if TYPE_CHECKING:
     from course_lib.checker.specification.draw import Draw
     from course_lib.checker.specification.requirements import Requirement
-
-
-class CourseError(ValueError):
-    """A request that cannot be met, in one sentence: what was given, what is allowed, what to do."""
-
-    def _render_traceback_(self) -> list[str]:
-        # In a notebook the sentence says it all; the lines of the checker that lead to it would bury it.
-        return [f"{type(self).__name__}: {self}"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +40,7 @@ class Case:
             classes or take several calls. Its source is sent, so it must stand alone and hold no answer; `functions`
             is a dict from entry name to the learner's object.
         metered: count the bytes that this call moves (needs Triton's interpreter).
+        timed: on a GPU, time this call for the exercise's `FasterThan`.
     """
 
     name: str
@@ -52,11 +48,33 @@ class Case:
     entry: str | None = None
     driver: Callable | None = None
     metered: bool = False
+    timed: bool = False
 
     @property
     def in_place(self) -> bool:
         """Whether arguments are there to be written."""
         return any(isinstance(value, InOut) for value in self.args)
+
+
+@dataclass(frozen=True)
+class RaisedError:
+    """An exception that a call raised.
+
+    Attributes:
+        type: its class, by name.
+        text: what it says.
+        outer: class and text of the exception that it arrived in, where Triton wraps it.
+        line: the line of the cell where it was raised, where that is known.
+        out_of_memory: whether memory ran out.
+        unusable: whether nothing was raised, but what was returned cannot be judged.
+    """
+
+    type: str
+    text: str
+    outer: str = ""
+    line: int | None = None
+    out_of_memory: bool = False
+    unusable: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,7 +98,7 @@ class Seen:
             than the first, and how many another than the run before.
         seconds: the call's wall-clock time.
         timing: medians of a speed requirement, `{"answer": s, "baseline": s}`; empty unless asked for.
-        error: the exception's type, text and line in the cell, when the call raised.
+        error: the exception, when the call raised one.
     """
 
     launches: tuple[str, ...] = ()
@@ -98,7 +116,7 @@ class Seen:
     changes: int = 0
     seconds: float = 0.0
     timing: dict[str, float] = field(default_factory=dict)
-    error: dict[str, Any] | None = None
+    error: RaisedError | None = None
 
     @property
     def bytes_moved(self) -> int:
@@ -156,8 +174,7 @@ class Exercise:
             counts.
         hints: from a nudge to nearly the answer.
         mistakes, requirements, limits: see their classes.
-        needs: "any", "triton" (a kernel is written), "nvidia": the least hardware that can run it; or "hopper": a
-            GPU of compute capability 9.0 and no other, for wgmma exists there alone.
+        needs: the least machine that can run it; `needs.py` has names for the usual ones.
         interpretable: whether it can run in Triton's interpreter.
         uses_dot: float32 `tl.dot` on a GPU may round its operands to tf32; the tolerance then allows for it.
         tile: rows and columns of the tiles that the exercise prescribes; drawn on the picture of a wrong result.
@@ -174,7 +191,7 @@ class Exercise:
     requirements: tuple[Requirement, ...] = ()
     limits: Limits = Limits()
     plain: tuple[Callable, ...] = ()
-    needs: str = "any"
+    needs: Needs = ANY
     interpretable: bool = True
     uses_dot: bool = False
     relative_tolerance: float = 1e-6
@@ -182,8 +199,11 @@ class Exercise:
     points: int = 1
 
     def __post_init__(self):
-        if self.needs not in ("any", "triton", "nvidia", "hopper"):
-            raise CourseError(f"Exercise {self.id}: needs={self.needs!r}; allowed are any, triton, nvidia, hopper.")
+        if not isinstance(self.needs, Needs):
+            raise CourseError(
+                f"Exercise {self.id}: needs={self.needs!r}; it must be a `Needs`, such as TRITON of "
+                "course_lib/checker/specification/needs.py."
+            )
         if isinstance(self.entries, str) or not self.entries:
             raise CourseError(f"Exercise {self.id}: entries must be a tuple of function names, not {self.entries!r}.")
         names = [mistake.id for mistake in self.mistakes]

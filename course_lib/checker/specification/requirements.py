@@ -100,7 +100,7 @@ class Forbids(Requirement):
 
 @dataclass(frozen=True)
 class FasterThan(Requirement):
-    """On a GPU, in cases named `case`, the answer takes at most `1 / ratio` of the baseline's time.
+    """On a GPU, in timed cases, the answer takes at most `1 / ratio` of the baseline's time.
 
     Attributes:
         baseline: `baseline(*args)`, sent to the worker by its source and timed there in the same run; no answer in it.
@@ -112,7 +112,6 @@ class FasterThan(Requirement):
     ratio: float
     minimum_bytes: Callable[..., float]
     minimum_flops: Callable[..., float] | None = None
-    case: str = "timed"
     id: str = "too_slow"
 
     def complaint(self, case, seen):

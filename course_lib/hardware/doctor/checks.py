@@ -7,7 +7,7 @@ import dataclasses
 import re
 import sys
 
-from course_lib.hardware.device import Machine
+from course_lib.hardware.device import HOPPER_CAPABILITY, Machine
 from course_lib.hardware.units import format_bandwidth, format_capacity, format_flop_rate
 
 PYTHONS = ((3, 10), (3, 13))
@@ -76,8 +76,11 @@ def span(versions: tuple[tuple[int, int], tuple[int, int]]) -> str:
 
 
 def check_tier(machine, around) -> Line:
+    later = machine.compute_capability is not None and machine.compute_capability > HOPPER_CAPABILITY
     works = {
-        "hopper": "real kernels, Hopper's own features, FP8: every chapter",
+        "hopper": "real kernels, FP8: every chapter but what Hopper alone can run (wgmma)"
+        if later
+        else "real kernels, Hopper's own features, FP8: every chapter",
         "nvidia": "real kernels: every chapter but those on Hopper's own features",
         "none": "every notebook and check but those about speed; kernels run in Triton's interpreter, slowly",
     }

@@ -6,18 +6,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from course_lib.checker import Case, Exercise, Mistake, Seen
+from course_lib.checker import TRITON, Case, Exercise, Mistake, Seen
 from course_lib.checker.judge import compare
 from course_lib.checker.judge.decide import judge
 from course_lib.checker.judge.diagnosis import Outcome, undefined_lanes
 from course_lib.checker.judge.known_mistakes import find_mistake
+from course_lib.checker.runner.frames import Frame
 from tests.checker.samples import ADD, APPEND, DOUBLE, QUICK, TWO
 
 TOTAL = Exercise(
     id="91.1",
     title="Sum",
     entries=("total",),
-    needs="triton",
+    needs=TRITON,
     limits=QUICK,
     oracle=lambda x: x.sum(dim=0, keepdim=True),
     cases=lambda draw: [Case("whole", (draw.normal(64),)), Case("a tail", (draw.normal(50, shift=2.0),))],
@@ -70,8 +71,8 @@ def test_what_a_gpu_leaves_unwritten_is_not_blamed_on_the_interpreters_loads():
     seen, truth = Seen(undefined_loads=("kernel, line 4",)), compare.Truth(None, None)
     interpreted = Outcome(case, seen, nan, truth, wrong, interpreted=True)
     on_gpu = Outcome(case, Seen(), nan, truth, wrong, interpreted=False)
-    assert undefined_lanes([interpreted, on_gpu], lambda: [{"result": nan}]) == ""
-    assert "kernel, line 4" in undefined_lanes([interpreted, on_gpu], lambda: [{"result": torch.zeros(2)}])
+    assert undefined_lanes([interpreted, on_gpu], lambda: [Frame(result=nan)]) == ""
+    assert "kernel, line 4" in undefined_lanes([interpreted, on_gpu], lambda: [Frame(result=torch.zeros(2))])
 
 
 @pytest.mark.parametrize("factor, mistake", [(3, "tripled"), (4, None)])

@@ -10,6 +10,7 @@ from course_lib.checker.judge import compare
 from course_lib.checker.judge.decide import _result
 from course_lib.checker.runner.running import run_cases
 from course_lib.checker.specification import catalog
+from course_lib.checker.specification.needs import TRITON
 
 CUT = """
 @triton.jit
@@ -29,7 +30,7 @@ def _dot_of_cut(left, right, acc=None, input_precision: tl.constexpr = "ieee"):
 TASKS = [
     task
     for task in catalog.exercises().values()
-    if task.needs == "triton" and 'input_precision="ieee"' in catalog.solution_source(task.id)
+    if task.needs == TRITON and 'input_precision="ieee"' in catalog.solution_source(task.id)
 ]
 
 
@@ -40,11 +41,11 @@ def wrong_cases(task, seed: int, tf32: bool) -> list[str]:
     wrong, judged = [], 0
     for index, frame in run.frames.items():
         case = run.cases[index]
-        assert not frame["error"], frame["error"]
+        assert frame.error is None, frame.error
         if any(isinstance(value, torch.Tensor) and value.dtype == torch.float32 for value in case.args):
             judged += 1
             expected = compare.truth(task, case, tf32=tf32)
-            leaves = compare.compare(_result(case, frame, "result"), expected, task)
+            leaves = compare.compare(_result(case, frame.result, frame.written), expected, task)
             wrong += [case.name] if any(leaf.problem for leaf in leaves) else []
     assert judged
     return wrong

@@ -11,7 +11,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import course_lib.checker.judge.decide as judging
 import course_lib.checker.notebook.commands as notebook
-from course_lib.checker import CourseError, Verdict, attempts, check, check_file, hint, progress
+from course_lib.checker import HOPPER, CourseError, Verdict, attempts, check, check_file, hint, progress
 from course_lib.checker.notebook.store import Store
 from course_lib.checker.specification import catalog, cells
 from tests.checker.samples import ADD, ALL, DOUBLE
@@ -230,7 +230,7 @@ def chapters(monkeypatch, tmp_path):
     """Chapter 90 with two exercises, of which a Hopper alone can judge one; chapter 91 with one."""
     for task in (DOUBLE, replace(DOUBLE, id="91.1")):
         notebook.progress_file().add(task.id, "x", "failed", None, "", 0.1, 1, "notebook")
-    tasks = [DOUBLE, replace(ADD, needs="hopper"), replace(DOUBLE, id="91.1")]
+    tasks = [DOUBLE, replace(ADD, needs=HOPPER), replace(DOUBLE, id="91.1")]
     monkeypatch.setattr(catalog, "exercises", lambda: {task.id: task for task in tasks})
     monkeypatch.setattr(catalog, "solution_file", lambda chapter: tmp_path / f"{chapter}_sample.py")
     return lambda identity: notebook.progress_file().add(identity, "x", "passed", None, "", 0.1, 1, "notebook")
@@ -262,7 +262,7 @@ def test_what_this_machine_cannot_judge_keeps_no_chapter_open(chapters):
 
 
 def test_a_chapter_of_which_nothing_can_be_judged_is_not_done(chapters, monkeypatch):
-    monkeypatch.setattr(catalog, "exercises", lambda: {"90.1": replace(ADD, needs="hopper")})
+    monkeypatch.setattr(catalog, "exercises", lambda: {"90.1": replace(ADD, needs=HOPPER)})
     assert "submit" not in repr(_shown(NO_GPU))
 
 

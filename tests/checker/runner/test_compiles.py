@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from course_lib.checker import Case, Exercise, Limits
+from course_lib.checker import TRITON, Case, Exercise, Limits
 from course_lib.checker.judge.decide import judge
 from course_lib.checker.runner import compiling
 from course_lib.checker.runner import worker as workers
@@ -27,7 +27,7 @@ ROWS = Exercise(
     id="90.7",
     title="Row sums",
     entries=("row_sum",),
-    needs="triton",
+    needs=TRITON,
     limits=Limits(seconds=6.0),
     oracle=lambda x: x.sum(-1),
     cases=lambda draw: [
@@ -308,7 +308,7 @@ def test_what_only_the_launch_knows_is_no_reason_to_refuse(cell):
     assert not [message for message in said() if message is not None]
 
 
-TRITON_EXERCISES = [task for task in catalog.exercises().values() if task.needs == "triton"]
+TRITON_EXERCISES = [task for task in catalog.exercises().values() if task.needs == TRITON]
 
 
 @pytest.mark.parametrize("task", TRITON_EXERCISES, ids=[task.id for task in TRITON_EXERCISES])
@@ -326,9 +326,7 @@ def test_a_machine_with_a_gpu_never_asks_the_compiler_beforehand(monkeypatch):
 
 
 def test_exercises_without_a_kernel_never_ask_the_compiler():
-    assert not [
-        task.id for task in catalog.exercises().values() if task.needs != "triton" and compiles_without_gpu(task)
-    ]
+    assert not [task.id for task in catalog.exercises().values() if task.needs != TRITON and compiles_without_gpu(task)]
 
 
 # -------------------------------------------------------------------------------------- when the compiler cannot answer

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from course_lib.checker import Case, FasterThan
+from course_lib.checker import TRITON, Case, FasterThan
 from course_lib.checker.judge import decide as judging
-from course_lib.checker.runner import running
+from course_lib.checker.runner import frames, running
 from course_lib.checker.runner.worker import Ending
 from tests.checker.samples import DOUBLE
 
@@ -70,23 +70,23 @@ def test_the_baseline_finds_the_answers_numbers(timed):
 
 
 def test_the_judge_knows_what_the_last_call_got(timed):
-    case = Case("timed", (torch.arange(8.0), torch.arange(8.0) * 10, 3))
+    case = Case("timed", (torch.arange(8.0), torch.arange(8.0) * 10, 3), timed=True)
     x, y, n = running.Run([case], False, Ending(), turns=list(range(1, 30))).timed_last(case).args
     assert (x + y).tolist() == timed["last"] and n == 3
     assert case.args[0].tolist() == torch.arange(8.0).tolist()
 
 
-FAST = replace(DOUBLE, requirements=(FasterThan(torch.add, 1.0, lambda x: 0, lambda x: 0),), needs="triton")
+FAST = replace(DOUBLE, requirements=(FasterThan(torch.add, 1.0, lambda x: 0, lambda x: 0),), needs=TRITON)
 
 
 @pytest.mark.parametrize("fresh, outcome", [(True, "passed"), (False, "failed")])
 def test_a_result_that_was_kept_of_an_earlier_call_does_not_pass(monkeypatch, fresh, outcome):
-    case = Case("timed", (torch.arange(1.0, 6.0),))
+    case = Case("1 to 5", (torch.arange(1.0, 6.0),), timed=True)
     run = running.Run([case], False, Ending([{"kind": "done"}]), turns=[4, 3])
     last = run.timed_last(case).args[0]
     frame = {"kind": "case", "index": 0, "error": None, "result": 2 * case.args[0], "written": {}, "seconds": 1.0}
     frame |= {"timing": {"answer": 1.0, "baseline": 2.0}, "result_after_timing": 2 * (last if fresh else case.args[0])}
-    run.frames[0] = frame
+    run.frames[0] = frames.frame(frame)
     monkeypatch.setattr(judging, "run_cases", lambda *args, **more: [run])
     monkeypatch.setattr(judging, "_below_the_floor", lambda *args: None)
     verdict = judging.judge(FAST, "def double(x):\n    return 2 * x\n")

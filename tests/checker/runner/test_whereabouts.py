@@ -15,8 +15,9 @@ from course_lib.checker.runner.process import whereabouts
 from course_lib.checker.runner.running import Run
 from course_lib.checker.runner.worker import Ending
 from course_lib.checker.specification.exercise import Exercise
+from course_lib.checker.specification.needs import TRITON
 
-TASK = Exercise("9.9", "Double", ("double",), cases=lambda draw: [], oracle=lambda x: x, needs="triton")
+TASK = Exercise("9.9", "Double", ("double",), cases=lambda draw: [], oracle=lambda x: x, needs=TRITON)
 SOURCE = "import compiler\n\ndef double(x):\n    compiler.compile()\n"
 
 
