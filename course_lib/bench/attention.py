@@ -125,7 +125,8 @@ def implementations() -> dict:
 def measure_row(row: Row, columns: dict) -> dict:
     """{column: {"tflops", "low", "high", "ms"} or {"missing": why}} for one problem."""
     query, key, value = row.inputs()
-    results, replays, reference = {}, {}, None
+    results: dict[str, dict] = {}
+    replays, reference = {}, None
     for name, attention in columns.items():
         if name == "naive" and memory_needed(query, row.length) > memory_available(query.device) / 2:
             results[name] = {"missing": "does not fit"}

@@ -16,6 +16,7 @@ import json
 import statistics
 import time
 import warnings
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -59,7 +60,7 @@ class Row:
 
     def inputs(self) -> list[torch.Tensor]:
         dtype = torch.bfloat16 if supports_bfloat16() else torch.float16
-        options = {"device": "cuda", "dtype": dtype}
+        options: dict[str, Any] = {"device": "cuda", "dtype": dtype}
         query = torch.randn(self.batch, self.query_heads, HEAD_DIM, **options)
         caches = [torch.randn(self.batch, self.key_heads, self.context, HEAD_DIM, **options) for _ in range(2)]
         return [query, *caches, torch.full((self.batch,), self.context, dtype=torch.int32, device="cuda")]
@@ -115,13 +116,15 @@ def implementations(row: Row, query, key, value, lengths):
     for page_size in row.page_sizes:
         blocks = row.context // page_size
         order = torch.randperm(row.batch * blocks, device="cuda")
-        pages = [in_pages(cache, order, page_size) for cache in (key, value)]
+        key_pages, value_pages = (in_pages(cache, order, page_size) for cache in (key, value))
         tables = order.view(row.batch, blocks).int()
         yield (
             page_column(page_size),
-            functools.partial(paged_decode_attention, query, *pages, tables, lengths, **buffers, validate=False),
+            functools.partial(
+                paged_decode_attention, query, key_pages, value_pages, tables, lengths, **buffers, validate=False
+            ),
         )
-        del pages
+        del key_pages, value_pages
 
 
 def sdpa_decode(backend, query, key, value):
@@ -136,7 +139,8 @@ def measure_row(row: Row) -> dict:
     a call; and "difference" from FA2; or "missing": why there are none.
     """
     inputs = row.inputs()
-    results, reference = {}, None
+    results: dict[str, dict] = {}
+    reference = None
     for name, decode in implementations(row, *inputs):
         try:
             replay = recorded(decode)

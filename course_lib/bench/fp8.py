@@ -55,15 +55,16 @@ def quantised(query, key, value, *, blocks: bool, rotate: bool) -> Fp8Inputs:
     if blocks:
         return quantise_for_attention(query, key, value, rotate=rotate)
     rotation = signed_hadamard(query.shape[3], 0, query.device, query.dtype) if rotate else None
-    rows = []
-    for tensor, block_rows in ((query, QUERY_ROWS), (key, KEY_ROWS)):
+    rows = {}
+    for name, tensor, block_rows in (("query", query, QUERY_ROWS), ("key", key, KEY_ROWS)):
         whole = quantise_rows_reference(tensor, rotation, tensor.shape[2])
         blocks_of_it = math.ceil(tensor.shape[2] / block_rows)
-        rows.append(Fp8Rows(whole.codes, whole.scales.expand(-1, -1, blocks_of_it).contiguous()))
+        rows[name] = Fp8Rows(whole.codes, whole.scales.expand(-1, -1, blocks_of_it).contiguous())
     largest = value.float().abs().amax(dim=(2, 3), keepdim=True)  # makes every channel's largest value the same
     codes = quantise_values_reference(torch.cat([value, largest.expand(-1, -1, 1, value.shape[3]).to(value)], dim=2))
     places = math.ceil(value.shape[2] / 16) * 16
-    return Fp8Inputs(*rows, Fp8Values(codes.codes[..., :places].contiguous(), codes.scales), query.dtype)
+    values = Fp8Values(codes.codes[..., :places].contiguous(), codes.scales)
+    return Fp8Inputs(rows["query"], rows["key"], values, query.dtype)
 
 
 def measure_errors() -> dict:

@@ -4,6 +4,9 @@ Bandwidth counts one read and one write of each element, what softmax must move;
 as slower. Tensors of a gigabyte; medians with the L2 cache flushed before each run.
 """
 
+import functools
+from collections.abc import Callable
+
 import torch
 
 from course_lib.hardware.device import machine, supports_bfloat16
@@ -46,8 +49,8 @@ def print_row(dtype: torch.dtype, columns: int, copy: float) -> None:
     out = torch.empty_like(x)
     torch.compiler.reset()
     compiled = torch.compile(lambda tensor: torch.softmax(tensor, -1), dynamic=False)
-    runs = [lambda: torch.softmax(x, -1), lambda: compiled(x)]
-    runs += [lambda method=method: softmax_rows(x, out, method) for method in METHODS]
+    runs: list[Callable[[], object]] = [functools.partial(torch.softmax, x, -1), functools.partial(compiled, x)]
+    runs += [functools.partial(softmax_rows, x, out, method) for method in METHODS]
     fits = [name != "one_pass" or columns <= ONE_PASS_COLUMNS for name in ("torch", "compile", *METHODS)]
     cells = [
         f"{measure(run, seconds=SECONDS_PER_FIGURE).bandwidth(2 * x.nbytes) / copy:.3f}" if fit else "–"

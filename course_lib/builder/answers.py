@@ -11,6 +11,8 @@ BEGIN, END = "# BEGIN SOLUTION", "# END SOLUTION"
 # A misspelt marker would hand the answer to the learner: whatever looks like one must be one.
 LIKE_A_MARKER = re.compile(r"#?\s*(begin|end)[\s_]*solutions?\b", re.IGNORECASE)
 
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
 
 class BuildError(ValueError):
     """A chapter that cannot be built, or a notebook that must not be overwritten; the text says which and why."""
@@ -112,19 +114,19 @@ def parsed(text: str, cell: Cell, path: Path, when: str = "") -> ast.Module:
         raise BuildError(f"{path}, line {line}: {when}the exercise cell is not valid Python ({error.msg}).") from error
 
 
-def enclosing_function(tree: ast.Module, marker: int, content: int) -> ast.FunctionDef | None:
+def enclosing_function(tree: ast.Module, marker: int, content: int) -> Function | None:
     """The innermost function whose `def` comes before line index `marker` and whose body holds line index `content`."""
     found = [
         node
         for node in ast.walk(tree)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         and node.lineno - 1 < marker
-        and content <= node.end_lineno - 1
+        and content < (node.end_lineno or 0)
     ]
     return max(found, key=lambda node: node.lineno, default=None)
 
 
-def is_kernel(function: ast.FunctionDef) -> bool:
+def is_kernel(function: Function) -> bool:
     """Whether the function is compiled by Triton or Gluon: decorated with `jit`, called or not, under any prefix."""
     for decorator in function.decorator_list:
         target = decorator.func if isinstance(decorator, ast.Call) else decorator

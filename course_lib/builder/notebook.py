@@ -58,7 +58,8 @@ def build_notebook(path: Path, with_answers: bool = False) -> dict:
 def chapter_cells(path: Path, with_answers: bool) -> list[Cell]:
     """The source's cells, held to the rules, with the answers or their stubs."""
     shown, chapter = relative(path), int(path.name[:2])
-    cells, seen = [], {}
+    cells: list[Cell] = []
+    seen: dict[str, int] = {}  # where each exercise stands
     for cell in read_cells(path):
         exercise, place = exercise_of(cell), f"{shown}, line {cell.line}"
         if exercise is None:
@@ -97,7 +98,7 @@ def with_ids(cells: Iterable[Cell]) -> list[dict]:
             stem = "exercise-" + exercise.replace(".", "-")
         identity = next(i for i in (stem, *(f"{stem}-{n}" for n in range(2, 1000))) if i not in used)
         used.add(identity)
-        entry = {"cell_type": cell.kind, "id": identity, "metadata": cell.metadata}
+        entry: dict = {"cell_type": cell.kind, "id": identity, "metadata": cell.metadata}
         if cell.kind == "code":
             entry |= {"execution_count": None, "outputs": []}
         entries.append(entry | {"source": cell.text.splitlines(keepends=True)})

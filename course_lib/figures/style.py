@@ -9,6 +9,7 @@ import functools
 import io
 
 import matplotlib
+from cycler import cycler
 from matplotlib.figure import Figure
 
 PAPER = "#FCFCFA"  # the card
@@ -37,7 +38,7 @@ SETTINGS = {
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "axes.prop_cycle": matplotlib.cycler(color=PALETTE),
+    "axes.prop_cycle": cycler(color=PALETTE),
     "grid.color": GRID,
     "grid.linewidth": 0.8,
     "text.color": INK,

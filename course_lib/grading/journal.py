@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 from pathlib import Path
+from typing import BinaryIO
 
 from course_lib.checker.specification.exercise import CourseError
 from course_lib.grading.version import version_for
@@ -32,10 +33,10 @@ class Journal:
         self._end = 0
         self.written: set[str] = set()
         self.other_versions = 0
-        self._file = None
+        self._opened: BinaryIO | None = None
 
     def __enter__(self) -> Journal:
-        self._file = open(self.path, "a+b")
+        self._opened = open(self.path, "a+b")
         try:
             self._lock()
             self._read()
@@ -46,6 +47,12 @@ class Journal:
 
     def __exit__(self, *exception) -> None:
         self._file.close()
+
+    @property
+    def _file(self) -> BinaryIO:
+        if self._opened is None:
+            raise ValueError("The journal is not open; use it as a context manager.")
+        return self._opened
 
     def _lock(self) -> None:
         try:

@@ -187,6 +187,8 @@ class Run:
         if path in self.problems:
             yield name | row_for_file(self.problems[path])
         content = self.content_of.get(path)
+        if content is None:
+            return
         for exercise in self.exercises.get(content, ()):
             if (content, exercise) in self.journal:
                 yield name | self.journal.row(content, exercise)

@@ -18,10 +18,10 @@ def torch_attention(query, key, value, *, causal: bool = False) -> torch.Tensor:
     Returns the output, of query's shape and dtype.
     """
     query_length, key_length = query.shape[2], key.shape[2]
-    grouped = {"enable_gqa": True} if query.shape[1] != key.shape[1] else {}
+    grouped = query.shape[1] != key.shape[1]
     if causal and query_length == key_length and query_length > 1:
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True, **grouped)
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
     mask = None
     if causal and query_length > 1:  # a single query stands at the last key and sees them all
         mask = visible_keys(query_length, key_length, causal=True, device=query.device)
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, **grouped)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=grouped)

@@ -76,8 +76,9 @@ def train_tiny_model(
         model.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for each in (*optimizers, *schedules):
-            each.step()
+        for optimizer, schedule in zip(optimizers, schedules):
+            optimizer.step()
+            schedule.step()
         if report is not None:
             report(step, loss.item())
     return model.eval()

@@ -119,7 +119,7 @@ class BlockAllocator:
             raise ValueError(f"There is a sequence {sequence!r} already; append to it, free it, or take another name.")
         keys = self._known_keys(tokens) if self.share_prefixes else []
         cached = len(keys) * self.block_size
-        revived = sum(self.pool.references(self.pool.find(key)) == 0 for key in keys)
+        revived = sum(self.pool.is_free(key) for key in keys)
         self._check_room(sequence, self._blocks_for(len(tokens)) - len(keys) + revived)
         self._sequences[sequence] = _Sequence([self.pool.reuse(key) for key in keys], cached, keys[-1] if keys else b"")
         return replace(self.append(sequence, tokens[cached:]), cached=cached)
@@ -139,7 +139,7 @@ class BlockAllocator:
         write_to_shared = bool(tokens) and offset > 0 and self.pool.references(state.blocks[-1]) > 1
         blocks_after = self._blocks_for(state.length + len(tokens))
         self._check_room(sequence, blocks_after - len(state.blocks) + write_to_shared)
-        copies = ()
+        copies: tuple[tuple[int, int], ...] = ()
         if write_to_shared:
             source, target = state.blocks[-1], self.pool.take()
             self.pool.release(source)

@@ -97,6 +97,11 @@ class BlockPool:
         if key not in self._block_of:
             self._block_of[key], self._key_of[block] = block, key
 
+    def is_free(self, key: bytes) -> bool:
+        """Whether a block with that content is there, and no sequence holds it."""
+        block = self.find(key)
+        return block is not None and self.references(block) == 0
+
     def find(self, key: bytes) -> int | None:
         """The block with that content, in use or free; None when no block holds it any more."""
         return self._block_of.get(key)

@@ -136,7 +136,8 @@ def replay(trace: Sequence[Request], cache: ContiguousCache | PagedCache, most_s
     Raises:
         CacheFull: a request is larger than the whole cache; the message names it.
     """
-    coming, line = deque(sorted(trace, key=lambda request: request.arrival)), deque()
+    coming = deque(sorted(trace, key=lambda request: request.arrival))
+    line: deque[Request] = deque()
     left: dict[int, int] = {}  # tokens that a running sequence will still make, by name; in the order of admission
     running: dict[int, Request] = {}
     timeline, step = Timeline(cache.slots), 0

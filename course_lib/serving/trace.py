@@ -78,8 +78,8 @@ def sample_trace(
         return max(1, round(random_numbers.lognormvariate(math.log(mean) - spread**2 / 2, spread)))
 
     requests, now = [], 0.0
-    for name in range(count):
+    for number in range(count):
         now += random_numbers.expovariate(arrivals_per_step)
         prompt = min(length(prompt_mean), context // 2)
-        requests.append(Request(name, int(now), prompt, min(length(output_mean), context - prompt)))
+        requests.append(Request(number, int(now), prompt, min(length(output_mean), context - prompt)))
     return requests

@@ -124,7 +124,7 @@ class Store:
             exercise: Standing(
                 attempts=len(outcomes.get(exercise, [])),
                 passed="passed" in outcomes.get(exercise, []),
-                last=(outcomes.get(exercise) or [None])[-1],
+                last=outcomes[exercise][-1] if exercise in outcomes else None,
                 hints=hints.get(exercise, 0),
                 solution_seen=exercise in seen,
             )

@@ -164,7 +164,7 @@ def draw_ledger(axes, walk: Walk, index: int) -> None:
     """What the chip holds, and what has been read and written, beside naive attention's sum."""
     chip = walk.on_chip(index)
     read, written = walk.bytes_after(index)
-    lines = [("on the chip now", None, None)]
+    lines: list[tuple[str, int | None, str | None]] = [("on the chip now", None, None)]
     lines += [(name, size, ORANGE) for name, size in chip.items()]
     lines += [
         ("in all", sum(chip.values()), None),

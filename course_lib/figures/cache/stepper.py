@@ -83,8 +83,9 @@ def draw_row(axes, generation: Generation, row: int, cached: bool, later: bool) 
     """The boxes of one step: filled by what becomes of the word, and the word that the step generates in outline."""
     for column, state in enumerate(generation.states(row, cached)):
         color, ink = LOOKS[state]
-        box = {"facecolor": PAPER, "edgecolor": GRID} if later else {"facecolor": color, "edgecolor": PAPER}
-        axes.add_patch(Rectangle((column + 0.04, row + 0.06), 0.92, 0.88, linewidth=1, **box))
+        face, edge = (PAPER, GRID) if later else (color, PAPER)
+        box = Rectangle((column + 0.04, row + 0.06), 0.92, 0.88, linewidth=1, facecolor=face, edgecolor=edge)
+        axes.add_patch(box)
         if not later:
             axes.text(column + 0.5, row + 0.5, WORDS[state], ha="center", va="center", fontsize=8.5, color=ink)
     column = generation.known(row)

@@ -1,5 +1,7 @@
 """The query heads of one KV head in the rows of a tile: a group packed for the matrix units, with its padding."""
 
+from typing import Any
+
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from course_lib.figures.style import BLUE, GREEN, INK, MUTED, ORANGE, new_figure, styled
@@ -31,7 +33,7 @@ def draw_packed_tile(query_heads: int = 16, key_heads: int = 2, tile_rows: int =
     _draw_heads(axes, top, query_heads, group)
     tile_left = 4.6
     _draw_tile(axes, tile_left, top, group, tile_rows)
-    arrow = {"arrowstyle": "-|>", "mutation_scale": 14, "color": BLUE, "linewidth": 1.8}
+    arrow: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 14, "color": BLUE, "linewidth": 1.8}
     middle = top - CELL * group / 2
     axes.add_patch(FancyArrowPatch((WIDTH + 0.15, middle), (tile_left - 0.15, middle), **arrow))
     axes.text((WIDTH + tile_left) / 2, middle + 0.16, "one load", ha="center", color=BLUE)

@@ -7,6 +7,7 @@ makes it longer by `softmax_factor`; 1.3 is fitted to one figure, an H200's 588 
 softmax is the limit, against its 760 for plain matrix products. Who waits for whom is as in the kernel.
 """
 
+import math
 from dataclasses import dataclass, field
 
 from matplotlib.patches import Patch
@@ -28,9 +29,9 @@ class Task:
     block: int
     work: float
     after: list = field(default_factory=list, repr=False)
-    ready: float | None = None
-    begin: float | None = None
-    end: float | None = None
+    ready: float = math.inf  # when it may begin; infinite until then, as are its begin and its end
+    begin: float = math.inf
+    end: float = math.inf
 
     @property
     def unit(self) -> str:
@@ -74,11 +75,11 @@ def run_schedule(name: str, head_dim: int = 128, blocks: int = 40, softmax_facto
     done = []
     while waiting:
         for task in waiting:
-            if task.ready is None and all(before.end is not None for before in task.after):
+            if task.ready > now and all(before.end <= now for before in task.after):
                 task.ready = now
         rates = []
         for unit in ("matrix", "softmax"):
-            asking = [task for task in waiting if task.unit == unit and task.ready is not None]
+            asking = [task for task in waiting if task.unit == unit and task.ready <= now]
             if asking and unit == "matrix" and turns:
                 asking = [min(asking, key=lambda task: task.ready)]  # of equals the first in the group's order
             elif unit == "matrix":  # a group's own products run in the order in which it asked for them
@@ -87,7 +88,7 @@ def run_schedule(name: str, head_dim: int = 128, blocks: int = 40, softmax_facto
         step = min(left[id(task)] / rate for task, rate in rates)
         now += step
         for task, rate in rates:
-            task.begin = now - step if task.begin is None else task.begin
+            task.begin = min(task.begin, now - step)
             left[id(task)] -= step * rate
             if left[id(task)] < 1e-6:
                 task.end = now

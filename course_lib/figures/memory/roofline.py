@@ -7,6 +7,7 @@ lines are arithmetic. A kernel's distance below its own roof is what is left to 
 import dataclasses
 import itertools
 import math
+from typing import Any
 
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator
@@ -39,7 +40,7 @@ class Measured:
     """One kernel's work and the seconds that it took (a number or a `Timing`)."""
 
     work: Work
-    seconds: object
+    seconds: Any  # a number, or a Timing, whose median counts
 
     def __post_init__(self):
         if not (math.isfinite(self.time) and self.time > 0):

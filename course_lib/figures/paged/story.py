@@ -1,6 +1,7 @@
 """A script of operations on a real allocator, recorded frame by frame: what `page_table` draws."""
 
 import dataclasses
+from collections.abc import Hashable
 
 from course_lib.serving import BlockAllocator, OutOfBlocks
 
@@ -38,8 +39,8 @@ class Frame:
 
     title: str
     note: str
-    tables: dict[str, tuple[int, ...]]
-    lengths: dict[str, int]
+    tables: dict[Hashable, tuple[int, ...]]
+    lengths: dict[Hashable, int]
     new: frozenset[int]
 
 
@@ -50,7 +51,7 @@ class Story:
     blocks: int
     block_size: int
     frames: tuple[Frame, ...]
-    names: tuple[str, ...]
+    names: tuple[Hashable, ...]
 
 
 def record(operations=STORY, blocks: int = 12, block_size: int = 4, share_prefixes: bool = True) -> Story:
@@ -67,7 +68,9 @@ def record(operations=STORY, blocks: int = 12, block_size: int = 4, share_prefix
     for name, value, most in (("blocks", blocks, MOST_BLOCKS), ("block_size", block_size, MOST_BLOCK_SIZE)):
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
             raise ValueError(f"{name} is {value!r}; from 1 to {most} can be drawn.")
-    allocator, frames, names = BlockAllocator(blocks, block_size, share_prefixes), [], []
+    allocator = BlockAllocator(blocks, block_size, share_prefixes)
+    frames: list[Frame] = []
+    names: list[Hashable] = []
     for operation, name, *rest in operations:
         if operation not in ("add", "append", "fork", "free"):
             raise ValueError(f"{operation!r} is no operation; there are add, append, fork and free.")

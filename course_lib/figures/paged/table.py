@@ -3,6 +3,7 @@
 The still version shows four moments; in a live notebook a slider walks through all of them.
 """
 
+from collections.abc import Hashable
 from functools import partial
 
 from matplotlib.patches import FancyBboxPatch, Rectangle
@@ -18,9 +19,9 @@ GAP_X, GAP_Y = 0.55, 0.5
 TABLE_X = -7.4  # where the names of the tables stand
 
 
-def owners(frame: Frame) -> dict[int, list[str]]:
+def owners(frame: Frame) -> dict[int, list[Hashable]]:
     """The sequences that hold each block, in the order in which they came."""
-    found: dict[int, list[str]] = {}
+    found: dict[int, list[Hashable]] = {}
     for name, table in frame.tables.items():
         for block in table:
             found.setdefault(block, []).append(name)
@@ -103,7 +104,7 @@ def draw_tables(axes, story: Story, frame: Frame, scale: float = 1.0) -> None:
         )
 
 
-def color_of(story: Story, name: str) -> str:
+def color_of(story: Story, name: Hashable) -> str:
     """A sequence's colour, the same in all frames."""
     return COLORS[story.names.index(name) % len(COLORS)]
 
