@@ -128,7 +128,7 @@ def rounded_to_half(right, tensor_of=lambda args: args[0]):
 
 def pass_refused(case, seen, got) -> bool:
     """The driver refused to start a pass."""
-    return bool(seen.error) and "one pass more than" in str(seen.error.get("text"))
+    return seen.error is not None and "one pass more than" in seen.error.text
 
 
 LAST_TILE_ONLY = (

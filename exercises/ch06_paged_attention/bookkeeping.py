@@ -173,7 +173,7 @@ def slip(base: type = PageBook, **methods) -> Callable:
 
 def method_hidden(case, seen, got) -> bool:
     """Whether an attribute has taken the name of a method, which can then not be called."""
-    return bool(seen.error) and "object is not callable" in seen.error["text"]
+    return bool(seen.error) and "object is not callable" in seen.error.text
 
 
 METHOD_HIDDEN = (

@@ -161,7 +161,7 @@ def _not_refused(case, seen, got):
 
 def _other_exception(case, seen, got):
     refusals = ("MemoryError", "KeyError")
-    raised = bool(seen.error) and seen.error["type"] in ("Exception", "RuntimeError", "ValueError", "AssertionError")
+    raised = seen.error is not None and seen.error.type in ("Exception", "RuntimeError", "ValueError", "AssertionError")
     return raised and any(word in line for line in told_by(PageBook, *case.args) for word in refusals)
 
 
@@ -287,7 +287,7 @@ EXERCISE = Exercise(
             "pool_not_checked",
             "A page was taken from an empty free list. Compare what is needed with what is free first, and raise "
             "MemoryError.",
-            when=lambda case, seen, got: bool(seen.error) and seen.error["type"] in ("IndexError", "StopIteration"),
+            when=lambda case, seen, got: bool(seen.error) and seen.error.type in ("IndexError", "StopIteration"),
         ),
     ),
 )

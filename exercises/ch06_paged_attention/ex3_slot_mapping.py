@@ -44,7 +44,7 @@ def slot_cases(draw):
 
 def _offset_beyond(case, seen, got):
     """The error names an entry of the table that a remainder, taken as a quotient, would ask for."""
-    found = re.search(r"index (\d+) is out of bounds", seen.error["text"] if seen.error else "")
+    found = re.search(r"index (\d+) is out of bounds", seen.error.text if seen.error else "")
     if not found or not case.name.startswith("decode"):
         return False
     tables, lengths, _, size = case.args

@@ -457,7 +457,7 @@ EXERCISE = Exercise(
             "The page for the copy was not counted: MemoryError must be raised, with nothing changed, when the new "
             "pages and the copy together are more than are free.",
             result=lambda *args: told_by(_NoRoomForCopy, *args) if isinstance(args[0], str) else None,
-            when=lambda case, seen, got: bool(seen.error) and seen.error["type"] in ("IndexError", "StopIteration"),
+            when=lambda case, seen, got: bool(seen.error) and seen.error.type in ("IndexError", "StopIteration"),
         ),
         Mistake(
             "half_appended",
@@ -470,7 +470,7 @@ EXERCISE = Exercise(
         Mistake(
             "pair_without_list",
             "`append` returns the pair itself. Asked for is a list, with that pair in it or with none.",
-            when=lambda case, seen, got: bool(seen.error) and "(source, target) pairs" in seen.error["text"],
+            when=lambda case, seen, got: bool(seen.error) and "(source, target) pairs" in seen.error.text,
         ),
         Mistake(
             "new_page_not_counted",
@@ -520,7 +520,7 @@ EXERCISE = Exercise(
         Mistake(
             "key_not_hashable",
             "A key must be hashable, or no dict can find it: make a tuple of the list.",
-            when=lambda case, seen, got: bool(seen.error) and "unhashable" in seen.error["text"],
+            when=lambda case, seen, got: bool(seen.error) and "unhashable" in seen.error.text,
         ),
         Mistake(
             "order_lost",

@@ -16,6 +16,7 @@ import torch
 
 from course_lib.checker.judge.evaluate import call, float64, is_large
 from course_lib.checker.specification.exercise import Case, Exercise
+from course_lib.checker.specification.nested import leaves, structure
 
 # A fingerprint is what a mistake makes of the inputs in float64; the learner's version of it rounds on top.
 FINGERPRINT_SLACK = 4.0
@@ -27,7 +28,7 @@ class Leaf:
     """One tensor or number of a result, compared.
 
     Attributes:
-        path: where it stands, as `leaves` says it; `place_of` puts it in words.
+        path: where it stands, as `nested.leaves` says it; `place_of` puts it in words.
         problem: None when right, else a sentence.
         got, want: the values (tensors in float64 where numeric).
         wrong: boolean tensor, True where an element is outside the tolerance; None where none is, for numbers and for
@@ -118,19 +119,6 @@ def shaken(oracle: Callable, case: Case, draws: int, seed: int) -> list[Any]:
     return [call(oracle, case, shake) for _ in range(draws)]
 
 
-def leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
-    """The tensors and numbers of a nested result, with their paths."""
-    if isinstance(value, (tuple, list)):
-        return [leaf for index, item in enumerate(value) for leaf in leaves(item, f"{path}[{index}]")]
-    if isinstance(value, dict):
-        return [
-            leaf
-            for key in value
-            for leaf in leaves(value[key], f"{path}.{key}" if isinstance(key, str) else f"{path}[{key}]")
-        ]
-    return [(path, value)]
-
-
 def place_of(path: str, written: Sequence[str]) -> str:
     """Where a leaf stands, for the learner: "result[1]", "`key_pages`" for an argument written in place, "" for a lone
     result. `written` names these arguments, in order; none where the case has none.
@@ -141,14 +129,6 @@ def place_of(path: str, written: Sequence[str]) -> str:
             return f"`{written[int(argument[1])]}`"
         path = path.removeprefix("[0]")
     return f"result{path}" if path else ""
-
-
-def _structure(value: Any) -> Any:
-    if isinstance(value, (tuple, list)):
-        return [_structure(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _structure(item) for key, item in value.items()}
-    return None
 
 
 def _kind(value: Any) -> str:
@@ -163,7 +143,7 @@ def _kind(value: Any) -> str:
 
 def compare(got: Any, expected: Truth, exercise: Exercise) -> list[Leaf]:
     """Every leaf of a result, compared with the truth; one leaf with a problem when the structures differ."""
-    if _structure(got) != _structure(expected.want):
+    if structure(got) != structure(expected.want):
         returned, wanted = (got[0], expected.like[0]) if expected.in_place else (got, expected.like)
         doubt = " (is a `return` missing?)" if returned is None else ""
         text = f"it returned {_kind(returned)}{doubt}; expected is {_kind(wanted)}"
@@ -184,7 +164,7 @@ def agrees(got: Any, fingerprint: Any, expected: Truth, exercise: Exercise, draw
     The tolerance is the truth's own; where the mistake makes larger values than the truth, its errors are larger too.
     With `draws`, what the mistake makes of inputs a rounding off, the largest difference to them counts as well.
     """
-    if not (_structure(got) == _structure(fingerprint) == _structure(expected.want)):
+    if not (structure(got) == structure(fingerprint) == structure(expected.want)):
         return False
     likes = dict(leaves(expected.like))
     for (path, mine), (_, told), (_, want) in zip(leaves(got), leaves(fingerprint), leaves(expected.want)):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from course_lib.checker.specification.exercise import Case, InOut
+from course_lib.checker.specification.nested import leaves, map_leaves, tensors
 from course_lib.hardware.device import machine
 
 LARGE = 1 << 18  # elements of a case's tensors, together
@@ -24,32 +25,19 @@ def arguments(case: Case, convert: Callable[[torch.Tensor], torch.Tensor]) -> tu
     """A case's args with every tensor converted (a copy), and the ones that may be written."""
     written: list[torch.Tensor] = []
 
-    def walk(value):
-        if isinstance(value, InOut):
-            written.append(convert(value.tensor))
+    def converted(leaf: Any) -> Any:
+        if isinstance(leaf, InOut):
+            written.append(convert(leaf.tensor))
             return written[-1]
-        if isinstance(value, torch.Tensor):
-            return convert(value)
-        if isinstance(value, (tuple, list)):
-            return type(value)(walk(item) for item in value)
-        if isinstance(value, dict):
-            return {key: walk(item) for key, item in value.items()}
-        return value
+        return convert(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
-    return [walk(value) for value in case.args], written
+    return [map_leaves(converted, value) for value in case.args], written
 
 
 def is_large(case: Case) -> bool:
     """Whether a case's tensors, those that may be written among them, hold more than `LARGE` elements."""
-    elements = 0
-
-    def count(tensor):
-        nonlocal elements
-        elements += tensor.numel()
-        return tensor
-
-    arguments(case, count)
-    return elements > LARGE
+    written = [leaf.tensor for _, leaf in leaves(case.args) if isinstance(leaf, InOut)]
+    return sum(tensor.numel() for tensor in [*tensors(case.args), *written]) > LARGE
 
 
 def call(function: Callable, case: Case, convert: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from dataclasses import replace
 
 from course_lib.checker.judge.stopping import error_message
+from course_lib.checker.runner.frames import raised_error
 from course_lib.checker.runner.running import Run, compiles_without_gpu
 from course_lib.checker.runner.worker import WorkerDied, start_in_background, worker
 from course_lib.checker.specification.exercise import CourseError, Exercise
@@ -85,17 +86,15 @@ def _compile(exercise: Exercise, source: str, variants: list[dict]) -> list[str 
 
 
 def _message(error: object, source: str) -> str:
-    """An error's words, with each part forced into the type it should have: it comes from where strangers' code ran."""
-    sent = error if isinstance(error, dict) else {}
-    plain = {key: str(sent.get(key, ""))[:4000] for key in ("type", "text", "outer")}
-    return error_message({**plain, "line": sent["line"] if type(sent.get("line")) is int else None}, source)[1]
+    """What a learner is told of the compiler's refusal; that it ran out of memory says nothing of the answer."""
+    return error_message(replace(raised_error(error), out_of_memory=False, unusable=False), source)[1]
 
 
 def _recorded(runs: list[Run]) -> list[dict]:
     """What was launched, as far as the judge can sort it; what the values are is for the compiling process to bear."""
     variants = []
     for frame in (frame for run in runs for frame in run.frames.values()):
-        for variant in (frame.get("variants") or ())[:MOST_RECORDED]:
+        for variant in frame.variants[:MOST_RECORDED]:
             if not isinstance(variant, dict) or any(type(variant.get(key)) is not kind for key, kind in _PARTS.items()):
                 continue
             if variant["kernel"].isidentifier():  # it will stand in the message

@@ -80,7 +80,7 @@ def test_rounding_may_differ_from_run_to_run():
     """As atomic additions make it, which take the order in which programs come."""
     assert judge(DOUBLE, COUNTED + "    return 2 * x * (1 + (runs % 3) * 1e-7)\n").passed
     frames = runs_of(COUNTED + "    return 2 * x * (1 + (runs % 3) * 3e-7)\n")
-    assert frames[0]["repeats"] == 19 and 10 <= frames[0]["differing"] < 19
+    assert frames[0].seen.repeats == 19 and 10 <= frames[0].seen.differing < 19
 
 
 def test_a_wrong_result_that_rounds_in_several_ways_is_no_race():
@@ -124,7 +124,7 @@ def test_a_result_with_memory_that_was_never_written_is_that_and_no_race():
 def test_slow_answers_are_not_run_twenty_times():
     started = time.monotonic()
     frames = runs_of(COUNTED + "    import time\n    time.sleep(0.15)\n    return 2 * x\n")
-    assert [frame["repeats"] for frame in frames.values()] == [2, 2]
+    assert [frame.seen.repeats for frame in frames.values()] == [2, 2]
     assert time.monotonic() - started < 20 * 0.15
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from course_lib.checker.judge.stopping import error_message
+from course_lib.checker.runner.frames import raised_error
 from tests.checker.runner import refused_kernels
 
 WORKER_PROCESS = Path(__file__).resolve().parents[3] / "course_lib" / "checker" / "runner" / "process"
@@ -50,7 +51,7 @@ def described():
 def test_a_refused_kernel_is_told_with_its_line_the_compilers_words_and_advice(described, name):
     line, words, advice = SAID[name]
     assert described[name] is not None, "the compiler took it"
-    outcome, message, _ = error_message(described[name], refused_kernels.cell(name))
+    outcome, message, _ = error_message(raised_error(described[name]), refused_kernels.cell(name))
     assert outcome == "error"
     assert words in message and advice in message, message
     assert "at 0x" not in message and "\n" not in message and "tl.store" not in message, message
@@ -61,7 +62,7 @@ def test_a_refused_kernel_is_told_with_its_line_the_compilers_words_and_advice(d
 def test_an_error_in_a_helper_is_told_with_the_helpers_line(described):
     cell = refused_kernels.cell("inside a helper")
     line = cell[: cell.index("return tl.dot")].count("\n") + 1
-    message = error_message(described["inside a helper"], cell)[1]
+    message = error_message(raised_error(described["inside a helper"]), cell)[1]
     assert f"(line {line} of the cell)" in message and "rank" in message, message
 
 

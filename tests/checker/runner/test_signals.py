@@ -13,6 +13,7 @@ from course_lib.checker.judge.decide import judge
 from course_lib.checker.judge.stopping import error_message, stopped
 from course_lib.checker.runner.running import Run, run_cases
 from course_lib.checker.runner.worker import Ending, Worker, WorkerDied
+from course_lib.checker.specification.exercise import RaisedError
 from tests.checker.samples import ADD, ADD_CELL, DOUBLE
 
 RIGHT = "def double(x):\n    return x + x\n"
@@ -90,10 +91,10 @@ def test_a_worker_that_dies_before_the_job_reaches_it_is_no_broken_pipe(monkeypa
 def test_a_tool_of_the_compiler_that_died_is_put_in_words(code, words):
     """Triton says of ptxas no more than the number."""
     text = f"PTXAS error: `ptxas` failed with error code {code}\n`ptxas` stderr:\n\nRepro command: ..."
-    message = error_message({"type": "PTXASError", "text": text, "line": 4}, ADD_CELL)[1]
+    message = error_message(RaisedError("PTXASError", text, line=4), ADD_CELL)[1]
     assert words in message and "(line 4 of the cell)" in message and "error code" not in message
 
 
 def test_a_tool_of_the_compiler_that_refused_keeps_its_own_words():
     text = "PTXAS error: `ptxas` failed with error code 2\n"
-    assert "failed with error code 2" in error_message({"type": "PTXASError", "text": text}, ADD_CELL)[1]
+    assert "failed with error code 2" in error_message(RaisedError("PTXASError", text), ADD_CELL)[1]

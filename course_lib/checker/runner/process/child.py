@@ -14,6 +14,7 @@ import warnings
 from pathlib import Path
 
 import compiling
+import nested
 import numpy
 import torch
 import wire
@@ -317,22 +318,15 @@ def _quietly():
         yield
 
 
-def _copy(value):
+def _copy(value, name=""):
     """A value whose tensors are the learner's no more."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, (tuple, list)):
-        copies = [_copy(item) for item in value]
-        return tuple(copies) if isinstance(value, tuple) else copies
-    if isinstance(value, dict):
-        return {key: _copy(item) for key, item in value.items()}
-    return value
+    return value.detach().clone() if isinstance(value, torch.Tensor) else nested.rebuilt(value, _copy)
 
 
 def _distance(again, first) -> float | None:
     """The largest difference of two results' elements, infinite where one is NaN or of another kind; None for the same
     bits."""
-    again, first = list(_leaves(again)), list(_leaves(first))
+    again, first = list(nested.leaves(again)), list(nested.leaves(first))
     if list(map(_kind, again)) != list(map(_kind, first)):
         return math.inf
     pairs = [pair for pair in zip(again, first) if isinstance(pair[0], torch.Tensor)]
@@ -356,16 +350,5 @@ def _bytes(tensor):
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def _leaves(value):
-    if isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _leaves(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _leaves(item)
-    else:
-        yield value
-
-
 def _tensors(value):
-    return (leaf for leaf in _leaves(value) if isinstance(leaf, torch.Tensor))
+    return (leaf for leaf in nested.leaves(value) if isinstance(leaf, torch.Tensor))

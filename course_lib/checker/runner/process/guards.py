@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import nested
 import torch
 
 GUARD_BYTES = 16 << 10
@@ -101,17 +102,11 @@ class Arguments:
         ]
 
     def _place(self, value, name):
-        if isinstance(value, torch.Tensor):
-            guard = GuardedTensor(name, value, self.device)
-            self.guards.append(guard)
-            return guard.tensor
-        if isinstance(value, dict) and set(value) == {"in_out"}:
-            guard = GuardedTensor(name, value["in_out"], self.device)
-            self.guards.append(guard)
+        in_out = isinstance(value, dict) and set(value) == {"in_out"}
+        if not in_out and not isinstance(value, torch.Tensor):
+            return nested.rebuilt(value, self._place, name)
+        guard = GuardedTensor(name, value["in_out"] if in_out else value, self.device)
+        self.guards.append(guard)
+        if in_out:
             self.writable[name] = guard
-            return guard.tensor
-        if isinstance(value, (tuple, list)):
-            return type(value)(self._place(item, f"{name}[{i}]") for i, item in enumerate(value))
-        if isinstance(value, dict):
-            return {key: self._place(item, f"{name}[{key!r}]") for key, item in value.items()}
-        return value
+        return guard.tensor
