@@ -18,6 +18,8 @@ from course_lib.checker.specification.nested import map_leaves
 from course_lib.checker.specification.requirements import FasterThan
 from course_lib.hardware.device import machine, supports_bfloat16
 
+REPEAT_SECONDS = 0.2  # for all further runs of a case
+REPEATS_SECONDS = 2.0  # for those of all cases
 TIMED_CALLS = 29  # 3 to warm up, 25 that count, and one to see that the answer is still right
 
 
@@ -99,6 +101,7 @@ def _run(
         "undefined_lanes": undefined_lanes,
         "records_variants": compiles_without_gpu(exercise),
         "runs": _runs(draw),
+        "repeat_seconds": min(REPEAT_SECONDS, REPEATS_SECONDS / max(1, len(cases))),
         "cases": [
             {
                 "entry": case.entry or exercise.entries[0],

@@ -1,7 +1,6 @@
 """Answers that are right once and not always. Here a counter stands for a GPU's order of programs."""
 
 import math
-import time
 from dataclasses import replace
 
 import pytest
@@ -17,7 +16,10 @@ COUNTED = "runs = 0\ndef double(x):\n    global runs\n    runs += 1\n"
 
 @pytest.fixture(autouse=True)
 def twenty_runs(monkeypatch):
+    """All of them: on a busy machine the time for them would be over before the twentieth."""
     monkeypatch.setattr(running, "_runs", lambda draw: 20)
+    monkeypatch.setattr(running, "REPEAT_SECONDS", 60.0)
+    monkeypatch.setattr(running, "REPEATS_SECONDS", 120.0)
 
 
 def runs_of(cell, exercise=DOUBLE):
@@ -26,7 +28,9 @@ def runs_of(cell, exercise=DOUBLE):
 
 @pytest.mark.parametrize("unlucky", [2, 7, 20])
 def test_a_result_that_changes_once_in_twenty_runs_is_a_race(unlucky):
-    verdict = judge(DOUBLE, COUNTED + f"    return torch.where(x > 0, 2 * x, 0) if runs == {unlucky} else 2 * x\n")
+    """A number is lost, whatever its sign: the negative ones will not do, for 1 of 128 draws of seven holds none."""
+    lost = f"(torch.arange(x.shape[-1]) > 0) * 2 * x if runs == {unlucky} else 2 * x"
+    verdict = judge(DOUBLE, COUNTED + f"    return {lost}\n")
     assert verdict.outcome == "failed" and verdict.mistake == "race"
     assert "1 of 19 more runs gave another result" in verdict.message
     assert "run side by side" in verdict.diagnosis
@@ -121,11 +125,10 @@ def test_a_result_with_memory_that_was_never_written_is_that_and_no_race():
     assert verdict.mistake == "unwritten_memory"
 
 
-def test_slow_answers_are_not_run_twenty_times():
-    started = time.monotonic()
+def test_slow_answers_are_not_run_twenty_times(monkeypatch):
+    monkeypatch.setattr(running, "REPEAT_SECONDS", 0.2)
     frames = runs_of(COUNTED + "    import time\n    time.sleep(0.15)\n    return 2 * x\n")
-    assert [frame.seen.repeats for frame in frames.values()] == [2, 2]
-    assert time.monotonic() - started < 20 * 0.15
+    assert all(1 <= frame.seen.repeats <= 2 for frame in frames.values()), "a busy machine may get to one only"
 
 
 def test_further_runs_print_nothing():

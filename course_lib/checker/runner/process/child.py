@@ -22,8 +22,6 @@ from answer import Answer, describe_error, usual_names
 from guards import GUARD, POISON, UNDEFINED, Arguments, count_pattern, fill
 from torch.utils._python_dispatch import TorchDispatchMode
 
-REPEAT_SECONDS = 0.2  # for all further runs of a case
-REPEATS_SECONDS = 2.0  # for those of all cases
 SLOW = 5.0  # seconds of a first run, compiling included, after which there are none
 WARM_UP_RUNS = 3
 
@@ -248,7 +246,7 @@ class Child:
         that differ from the run before, and the result that lies farthest from the first.
         """
         first = before = [frame["result"], frame["written"]]
-        farthest, until = -1.0, time.perf_counter() + min(REPEAT_SECONDS, REPEATS_SECONDS / len(self.job["cases"]))
+        farthest, until = -1.0, time.perf_counter() + self.job["repeat_seconds"]
         frame["repeats"] = frame["differing"] = frame["changes"] = 0
         while frame["repeats"] < self.job["runs"] - 1 and time.perf_counter() < until:
             for guard in arguments.guards:
