@@ -213,7 +213,7 @@ best_shared_memory, best_traffic, best_choose_tiles = check("4.2", shared_memory
 # all programs ask for, beside the $4 N^2$ elements of naive attention's matrix.
 
 # %%
-from course_lib.hardware.compiler.views import ARCHITECTURES
+from course_lib.hardware.compiler.architectures import ARCHITECTURES
 
 matrix_bytes = 32 * 4 * 8192**2 * 2
 print(f"{'':18}{'shared':>9}  {'head dim':>8}  {'threads':>7}  {'tiles':>10}  {'asked for':>9}"
@@ -566,8 +566,11 @@ print(f"tiles computed: {tiles * (tiles + 1) // 2} of {tiles * tiles}, {(tiles +
 # A tile must have a power of two of columns, at least 16 for `tl.dot`. A head dimension of 80 is computed as one of
 # 128, with 48 columns of zeros: correct, and 37 % of the arithmetic thrown away.
 #
-# One thing more. With both masks a row can meet a tile of which it sees nothing before it meets any it does see. Its
-# maximum is then still $-\infty$, and $-\infty - (-\infty)$ is NaN. Measure such a row from 0 instead.
+# One thing more. Under a causal mask with more queries than keys, the first queries see no key at all. In 4.4 the
+# lengths were multiples of the tile, so these queries had tiles to themselves, and the loops of those programs made no
+# step. Here one tile can hold queries of both kinds. The maximum of a query that sees nothing then stays $-\infty$, and
+# $-\infty - (-\infty)$ is NaN. Measure such a row from 0 instead. (A query that sees any key sees key 0, so its maximum
+# is finite from the first tile on.)
 #
 # From here on the kernel is all yours.
 
@@ -796,9 +799,10 @@ views
 #
 # The model of 4.2 narrows the choice; the clock decides. Triton automates that: a kernel decorated with
 # `@triton.autotune(configs=[...], key=["length"])` times every configuration at its first call for a key and keeps the
-# best. First sort out what cannot work: a configuration that spills in the loop or does not fit need not be timed. A
-# single program on an SM is no fault by itself: eight warps with large tiles can keep the matrix units as busy as two
-# programs of four. On a GPU the last column is the clock's, and the last line Triton's own choice.
+# best. The compiler's columns come first, because a configuration that does not fit or that spills in the loop need not
+# be timed. Of these six all fit and none spills (Triton 3.6), so here only the clock can decide. A single program on an
+# SM is no fault by itself: eight warps with large tiles can keep the matrix units as busy as two programs of four. On a
+# GPU the last column is the clock's, and the last line Triton's own choice.
 
 # %%
 CONFIGURATIONS = ((64, 64, 4, 2), (64, 64, 4, 4), (128, 32, 4, 3), (128, 64, 4, 3), (128, 128, 8, 2), (128, 128, 4, 2))
@@ -910,11 +914,12 @@ for function in (keys_outside, queries_outside):
 #
 # ### 2 · Parallel over the sequence
 #
-# The same table shows the second choice: 2 programs against 8. With keys outside, the queries of a head cannot be
-# shared out without two programs updating one row. FlashAttention had a program for each head of each sequence; a
-# batch of one with 16 heads then keeps 16 SMs of an A100's 108 busy, 15 %. With queries outside the tiles of a head
-# are independent: the same layer at 8192 tokens and 128 queries a tile has 1024 programs. On a GPU the next cell shows
-# what that is worth; without one it shows how much of an A100 has work.
+# The same table shows the second choice: 2 programs against 8. With keys outside, the keys of a head cannot be shared
+# out among programs, because two programs would then update the same row of the output. (The queries could be. But each
+# program would then read all keys for itself, and reading them once was the point of this order.) So FlashAttention had
+# one program for each head of each sequence. A batch of one with 16 heads then keeps 16 of an A100's 108 SMs busy,
+# 15 %. With queries outside the tiles of a head are independent: the same layer at 8192 tokens and 128 queries a tile
+# has 1024 programs. On a GPU the next cell shows what that is worth; without one it shows how much of an A100 has work.
 
 # %%
 if on_gpu:
@@ -933,10 +938,10 @@ else:
 # ### 3 · Fewer FLOPs that are not matrix products
 #
 # An A100 does 312 TFLOP/s on its matrix units and 19.5 on the others: a multiplication outside a product costs 16 of
-# those inside. FlashAttention kept the output normalised at every step, with a division or a multiplication for each
-# of its elements; FlashAttention-2 divides once, after the loop. And $e^x$ as $2^x$ with the factor folded in saves a
-# multiplication a score. The two switches of `queries_outside_kernel` are these choices. Count what is left in the
-# body of the compiled loop:
+# those inside. FlashAttention kept the output normalised at every step, with a division or a multiplication for each of
+# its elements; FlashAttention-2 divides once, after the loop. A second saving is older: $e^x$ computed as $2^x$, with
+# the factor folded into the scale, saves a multiplication a score, and the first FlashAttention's code did that too.
+# The two switches of `queries_outside_kernel` are these choices. Count what is left in the body of the compiled loop:
 
 # %%
 def loop_body(ptx):
@@ -951,9 +956,9 @@ FLOAT32 = r"\.(?:\w+\.)*f32\b"
 OPERATIONS = {"multiply": r"\bmul", "multiply-add": r"\bfma", "add": r"\badd", "subtract": r"\bsub",
               "maximum": r"\bmax", "divide": r"\bdiv", "exp2": r"\bex2"}
 VARIANTS = {  # (divide every step, natural exp)
-    "FA1: divide every step, exp": (True, True),
+    "divide every step, exp": (True, True),
     "divide once, exp": (False, True),
-    "FA2: divide once, exp2": (False, False),
+    "divide once, exp2": (False, False),
 }
 compiled = compile_many([
     {"kernel": queries_outside_kernel, "signature": SIGNATURE, "constexprs": constants(64, 64, 64, *switches),

@@ -110,6 +110,10 @@ def function_of(kernel) -> types.FunctionType:
     return inner
 
 
+def name_of(kernel) -> str:
+    return getattr(kernel, "__name__", None) or getattr(getattr(kernel, "fn", None), "__name__", repr(kernel))
+
+
 def decorator_of(value) -> str | None:
     """The decorator to write above a jit function's source over there, or None for other things."""
     inner = value

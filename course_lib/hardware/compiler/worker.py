@@ -1,58 +1,96 @@
 """Compiles kernels for an architecture that need not be present. Run as a script, in a process of its own.
 
-    python worker.py REQUESTS RESULTS
+    python worker.py FD
 
-A process that interprets kernels cannot compile them (Triton decides at import), so `compiler.py` starts this one with
-the interpreter off. It needs no GPU: Triton's wheel carries ptxas and the disassembler. REQUESTS is a pickled list;
-RESULTS grows by one pickled dict per request, so that a crash of the compiler costs one kernel and not the batch.
+A process that interprets kernels cannot compile them (Triton decides at import), so `process.py` starts this one with
+the interpreter off. It needs no GPU: Triton's wheel carries ptxas and the disassembler. It imports Triton once and then
+forks a child for each request that comes over the socket FD, so that a crash of the compiler costs one kernel, and one
+kernel leaves nothing behind for the next. It ends when the socket closes, or when nobody has asked for a while.
 """
 
+import contextlib
 import importlib
 import os
 import pickle
 import re
+import resource
 import subprocess
 import sys
 import tempfile
+import traceback
 import types
+from multiprocessing.connection import Connection
 from pathlib import Path
 
+IDLE_SECONDS = 600
 
-def main(requests_path: str, results_path: str) -> None:
+
+def main(fd: str) -> None:
     here = str(Path(__file__).parent)
     sys.path[:] = [entry for entry in sys.path if entry != here]  # this folder's files are no top-level modules
-    requests = pickle.loads(Path(requests_path).read_bytes())
-    with open(results_path, "ab") as results, tempfile.TemporaryDirectory() as folder:
-        for index, request in enumerate(requests):
-            stderr = Path(folder) / f"stderr_{index}.txt"
-            with _stderr_into(stderr):
-                result = _answer(request, Path(folder) / f"request_{index}")
-            if "error" in result:
-                result["error"]["diagnostics"] = stderr.read_text(errors="replace")[-4000:]
-            pickle.dump(result, results)
-            results.flush()
+    connection = Connection(int(fd))
+    _warm_up()
+    with contextlib.suppress(EOFError, OSError):
+        while connection.poll(IDLE_SECONDS):
+            request, seconds = pickle.loads(connection.recv_bytes())
+            connection.send_bytes(pickle.dumps(_in_a_child(request, seconds)))
 
 
-class _stderr_into:
-    """Sends file descriptor 2 into a file: MLIR writes its diagnostics there, past Python."""
+def _warm_up() -> None:
+    """What every child would do again: import the compiler, and compute the digest of Triton's own files."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(Exception):  # what is wrong, a request is told
+        source = "def nothing(pointer):\n    tl.store(pointer, 0)"
+        space = {"functions": [("nothing", "triton.jit", source)], "modules": {}, "imports": {}, "constants": {}}
+        request = {
+            "namespaces": [{**space, "links": {}}],
+            "kernel": (0, "nothing"),
+            "constexprs": {},
+            "function_constexprs": {},
+            "signature": {"pointer": "*i32"},
+            "divisible": [],
+            "arch": 80,
+            "num_warps": 1,
+            "num_stages": 1,
+            "options": {},
+            "want_sass": False,
+        }
+        _compile(*_rebuild(request, Path(folder)), request, Path(folder))
 
-    def __init__(self, path: Path):
-        self.path = path
 
-    def __enter__(self):
-        sys.stderr.flush()
-        self.saved = os.dup(2)
-        with open(self.path, "wb") as target:
-            os.dup2(target.fileno(), 2)
+def _in_a_child(request: bytes, seconds: float) -> dict:
+    """The answer of a child that may use so many seconds of the processor; or how it ended, and what it printed."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        result, stderr = folder / "result", folder / "stderr"
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                _limit(seconds)
+                os.dup2(os.open(stderr, os.O_WRONLY | os.O_CREAT), 2)  # MLIR writes there, past Python
+                answer = _answer(pickle.loads(request), folder)
+                if "error" in answer:
+                    answer["error"]["diagnostics"] = stderr.read_text(errors="replace")[-4000:]
+                result.write_bytes(pickle.dumps(answer))
+                status = 0
+            except BaseException:  # what is raised here is no answer; the end says so
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if status == 0 and result.exists():
+            return pickle.loads(result.read_bytes())
+        printed = stderr.read_text(errors="replace")[-2000:] if stderr.exists() else ""
+        return {"ended": status, "printed": printed}
 
-    def __exit__(self, *exception):
-        sys.stderr.flush()
-        os.dup2(self.saved, 2)
-        os.close(self.saved)
+
+def _limit(seconds: float) -> None:
+    whole = max(1, round(seconds))
+    resource.setrlimit(resource.RLIMIT_CPU, (whole, whole + 5))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _answer(request: dict, folder: Path) -> dict:
-    folder.mkdir()
     try:
         kernel, constexprs = _rebuild(request, folder)
         return _compile(kernel, constexprs, request, folder)

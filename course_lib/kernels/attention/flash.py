@@ -21,7 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
-from course_lib.hardware.compiler.views import CompileCase
+from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.hardware.device import interpreting
 from course_lib.kernels.attention.checks import check_attention_inputs
 from course_lib.kernels.attention.flash_tma import (

@@ -8,12 +8,13 @@ Which wins depends on the GPU, so the candidates are few and a first call measur
 
 import functools
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 import triton
 
-from course_lib.hardware.compiler.views import ARCHITECTURES
+from course_lib.hardware.compiler.architectures import ARCHITECTURES
 
 
 class Tiles(NamedTuple):
@@ -72,6 +73,7 @@ TURING_TILES = {
 @functools.cache
 def candidate_tiles(arch: int, dtype: torch.dtype, block_d: int) -> tuple[Tiles, ...]:
     """Cuts worth trying for an architecture (75, 80, ...), a dtype and a padded head dimension: all fit its memory."""
+    table: Mapping[int, tuple[Tiles, ...]]
     if dtype == torch.float32:
         table = FLOAT32_TILES
     elif arch < 80:

@@ -11,7 +11,7 @@ Source of the slots: Kwon et al., PagedAttention, arXiv 2309.06180.
 import triton
 import triton.language as tl
 
-from course_lib.hardware.compiler.views import CompileCase
+from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.kernels.decode.checks import check_indices, check_rows, check_same
 from course_lib.kernels.memory.checks import check_tensor, integer_view
 

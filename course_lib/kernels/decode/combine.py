@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from course_lib.hardware.compiler.views import CompileCase
+from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.kernels.attention.parts import finish_rows
 from course_lib.kernels.memory.checks import FLOAT_DTYPES, check_alike, check_contiguous, check_tensor
 from course_lib.kernels.softmax.merge import merge_partials

@@ -21,7 +21,8 @@ from typing import NamedTuple
 import torch
 import triton
 
-from course_lib.hardware.compiler.views import ARCHITECTURES, CompileCase
+from course_lib.hardware.compiler.architectures import ARCHITECTURES
+from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.hardware.device import interpreting
 from course_lib.kernels.attention.tiles import SHARED_MEMORY_RESERVE, Tiles, candidate_tiles
 from course_lib.kernels.decode.splits import cheapest_splits, estimated_keys, multiprocessor_count

@@ -31,7 +31,7 @@ import math
 import torch
 import triton
 
-from course_lib.hardware.compiler.views import CompileCase
+from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.kernels.attention.checks import check_attention_inputs
 from course_lib.kernels.attention.parts import LOG2_E
 from course_lib.kernels.hopper.gluon_compat import (

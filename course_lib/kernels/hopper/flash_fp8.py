@@ -13,7 +13,7 @@ Source: Shah et al., FlashAttention-3, arXiv 2407.08608, section 3.3.
 
 import torch
 
-from course_lib.hardware.compiler.views import CompileCase
+from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.kernels.attention.checks import check_window_and_scale
 from course_lib.kernels.hopper import flash as sixteen_bits
 from course_lib.kernels.hopper.launch import Arrangement, descriptor

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from course_lib.hardware.compiler.views import CompileCase
+from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.kernels.attention.parts import SIZES, finish_rows, online_softmax_update
 from course_lib.kernels.attention.tiles import Tiles
 

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from course_lib.hardware.compiler.views import CompileCase
+from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.hardware.roofline import Work
 from course_lib.kernels.memory.checks import check_contiguous, check_tensor, output_like
 

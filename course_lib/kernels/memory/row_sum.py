@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from course_lib.hardware.compiler.views import CompileCase
+from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.hardware.device import machine
 from course_lib.kernels.memory.checks import FLOAT_DTYPES, check_tensor
 

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from course_lib.hardware.compiler.views import CompileCase
+from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.kernels.memory.checks import FLOAT_DTYPES, check_alike, check_contiguous, check_tensor, output_like
 
 BLOCK_BYTES = 4096  # one 16-byte load a thread and a tensor

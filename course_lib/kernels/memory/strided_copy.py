@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from course_lib.hardware.compiler.views import CompileCase
+from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.kernels.memory.checks import check_tensor, integer_view, output_like
 
 BLOCK = 1024

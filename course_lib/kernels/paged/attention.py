@@ -19,7 +19,7 @@ import math
 import triton
 import triton.language as tl
 
-from course_lib.hardware.compiler.views import CompileCase
+from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.kernels.attention.parts import LOG2_E
 from course_lib.kernels.decode.checks import (
     check_indices,

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from course_lib.hardware.compiler.views import CompileCase
+from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.kernels.attention.parts import (
     FLOAT32_PRECISION,
     LOG2_E,

@@ -2,20 +2,17 @@
 
 import linecache
 import os
+from pathlib import Path
 
 import pytest
 import torch
 import triton
 import triton.language as tl
 
-from course_lib.hardware.compiler.views import (
-    ARCHITECTURES,
-    CompileCase,
-    CompileError,
-    compile_many,
-    compile_view,
-    compile_views,
-)
+from course_lib.hardware.compiler import process
+from course_lib.hardware.compiler.architectures import ARCHITECTURES
+from course_lib.hardware.compiler.cases import CompileCase
+from course_lib.hardware.compiler.views import CompileError, compile_many, compile_view, compile_views
 
 ADD = {"left": "*fp32", "right": "*fp32", "out": "*fp32", "length": "i32"}
 MATMUL = {"left": "*fp16", "right": "*fp16", "out": "*fp32", "inner": "i32", "stride": "i32"}
@@ -167,6 +164,54 @@ def test_a_crash_of_the_compiler_costs_one_kernel_not_the_batch(views):
     assert views["after the bomb"].registers > 0
     aborted = str(views["aborts"])
     assert "the compiler's process died of SIGABRT (abort)" in aborted and "a shape, layout or dtype" in aborted
+
+
+class Endless:
+    """A constant that computes for ever while it is unpacked, as the compiler does on a tile of 100,003 elements."""
+
+    def __reduce__(self):
+        return exec, ("while True: pass",)
+
+
+def test_a_compiler_that_never_ends_is_stopped_by_the_processors_clock_and_the_next_kernel_compiles():
+    request = {"kernel": add_kernel, "signature": ADD}
+    requests = [{**request, "constexprs": {"BLOCK": Endless()}}, {**request, "constexprs": {"BLOCK": 256}}]
+    endless, fine = compile_many(requests, jobs=1, processor_seconds=2)
+    assert "not done after 2 s of processor time" in str(endless)
+    assert fine.registers > 0
+
+
+def test_a_process_is_kept_for_the_next_kernels_and_replaced_when_it_dies_or_the_environment_changes(monkeypatch):
+    process.stop_idle()
+    compile_view(add_kernel, ADD)
+    (first,) = process._idle
+    compile_view(add_kernel, ADD)
+    assert process._idle == [first]
+    first.popen.kill()
+    first.popen.wait()
+    assert compile_view(add_kernel, ADD).registers > 0
+    (second,) = process._idle
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(Path(os.environ["COURSE_HOME"]) / "another cache"))
+    assert compile_view(add_kernel, ADD).registers > 0
+    assert second not in process._idle and second.popen.poll() is not None
+
+
+def test_equal_requests_are_compiled_once(monkeypatch):
+    asked = []
+    compile_share = process.compile_share
+    monkeypatch.setattr(
+        process, "compile_share", lambda share, seconds: asked.extend(share) or compile_share(share, seconds)
+    )
+    request = {"kernel": add_kernel, "signature": ADD}
+    first, other, again = compile_many([request, {**request, "arch": 80}, dict(request)])
+    assert len(asked) == 2 and first == again and (first.arch, other.arch) == (90, 80)
+
+
+def test_a_changed_constant_of_a_kernels_module_is_seen_though_compiled_kernels_are_kept(monkeypatch):
+    before = compile_view(add_kernel, ADD, arch=80)
+    monkeypatch.setitem(globals(), "SCALE", tl.constexpr(3.0))
+    changed = compile_view(add_kernel, ADD, arch=80)
+    assert before.ptx != changed.ptx
 
 
 def test_the_comparison_has_a_column_for_each_architecture():

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from course_lib.hardware.compiler.views import CompileCase, compile_many
+from course_lib.hardware.compiler.cases import CompileCase
+from course_lib.hardware.compiler.views import compile_many
 from course_lib.kernels.decode import attention as decode_attention
 from course_lib.kernels.paged import attention as paged_attention
 
