@@ -7,48 +7,12 @@ from typing import Any
 
 import torch
 
-from course_lib.checker.judge.compare import Leaf, Truth, leaves, place_of
+from course_lib.checker.judge.compare import Leaf, place_of
+from course_lib.checker.judge.outcome import Outcome
 from course_lib.checker.runner.frames import Frame
-from course_lib.checker.specification.exercise import Case, Exercise, Seen
+from course_lib.checker.specification.exercise import Case, Exercise
+from course_lib.checker.specification.nested import tensors
 from course_lib.figures.error_map import error_map
-
-
-class Outcome:
-    """One finished case with all that the diagnosis needs.
-
-    `written` names the arguments written in place; `interpreted` tells a case that Triton's interpreter ran from one
-    that a GPU ran; `unsteady` one whose result changed, by more than rounding, when the same inputs ran again;
-    `kept` one whose first run was another than all later ones, or that was right until other numbers stood in the same
-    memory; `right_at_first` one whose first result is right, whatever the later ones are.
-    """
-
-    def __init__(
-        self,
-        case: Case,
-        seen: Seen,
-        got: Any,
-        truth: Truth,
-        leaves: Sequence[Leaf],
-        written: Sequence[str] = (),
-        interpreted: bool = True,
-        right_at_first: bool | None = None,
-        unsteady: bool = False,
-        kept: bool = False,
-    ):
-        self.case, self.seen, self.got, self.truth, self.leaves = case, seen, got, truth, leaves
-        self.written, self.interpreted, self.unsteady, self.kept = tuple(written), interpreted, unsteady, kept
-        self.right_at_first = self.right if right_at_first is None else right_at_first
-
-    @property
-    def right(self) -> bool:
-        """Whether every leaf is within the tolerance."""
-        return all(leaf.problem is None for leaf in self.leaves)
-
-    @property
-    def first_problem(self) -> Leaf:
-        """The first wrong leaf of a case that is not right."""
-        return next(leaf for leaf in self.leaves if leaf.problem)
-
 
 UNDEFINED_LANES = (
     "A load has a mask and no `other=`: what it gives where the mask is off is undefined (a check puts NaN there), and "
@@ -87,8 +51,7 @@ def undefined_lanes(failed: Sequence[Outcome], again: Callable[[], list[Frame]])
 
 
 def _nan_count(result: Any) -> int:
-    tensors = [leaf for _, leaf in leaves(result) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
-    return sum(int(tensor.isnan().sum()) for tensor in tensors)
+    return sum(int(tensor.isnan().sum()) for tensor in tensors(result) if tensor.is_floating_point())
 
 
 def most_telling(failed: Sequence[Outcome]) -> Outcome:
@@ -99,6 +62,16 @@ def most_telling(failed: Sequence[Outcome]) -> Outcome:
     with_pattern = [o for o in failed if follows(o.first_problem)]
     clear = [o for o in failed if o.first_problem.excess is None or float(o.first_problem.excess.max()) > 100]
     return next(iter([o for o in with_pattern if o in clear] or clear or with_pattern or failed))
+
+
+def which(exercise: Exercise, case: Case) -> str:
+    """The case that a verdict speaks of, and which of several functions it calls."""
+    return f"case “{case.name}”" + (f" of {called(exercise, case)}" if len(exercise.entries) > 1 else "")
+
+
+def called(exercise: Exercise, case: Case) -> str:
+    """The function that a case calls, as code."""
+    return f"`{case.entry or exercise.entries[0]}`"
 
 
 def describe(outcome: Outcome) -> str:
@@ -119,14 +92,14 @@ def brief(outcome: Outcome) -> str:
     where = place_of(leaf.path, outcome.written)
     where = f" in {where}" if where else ""
     if leaf.wrong is None:
-        return leaf.problem + where
+        return outcome.problem + where
     total, bad = leaf.wrong.numel(), int(leaf.wrong.sum())
     if total == 1:
         text = f"the one element{where} is wrong"
     elif bad == total:
         text = f"all {total:,} elements{where} are wrong"
     else:
-        text = f"{bad:,} of {total:,} elements{where} are wrong"
+        text = f"{bad:,} of {total:,} elements{where} {'is' if bad == 1 else 'are'} wrong"
     notes = [follows(leaf)]
     if outcome.seen.unwritten >= bad:
         notes = ["never written" if total > 1 else "it was never written", place(leaf.wrong)]
@@ -186,12 +159,12 @@ def shared(finished: Sequence[Outcome], names: Sequence[str] = ()) -> str:
 
 def _traits(case: Case, names: Sequence[str]) -> list[str]:
     """What is special about a case's arguments, the most telling first."""
-    tensors = [leaf for _, leaf in leaves(list(case.args)) if isinstance(leaf, torch.Tensor)]
-    floats = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
+    inputs = tensors(case.args)
+    floats = [tensor for tensor in inputs if tensor.is_floating_point() and tensor.numel()]
     found = {
         "float16 inputs": any(tensor.dtype == torch.float16 for tensor in floats),
         "bfloat16 inputs": any(tensor.dtype == torch.bfloat16 for tensor in floats),
-        "an input that is not contiguous": any(not tensor.is_contiguous() for tensor in tensors),
+        "an input that is not contiguous": any(not tensor.is_contiguous() for tensor in inputs),
         "minus infinity among the inputs": any(bool(torch.isneginf(tensor).any()) for tensor in floats),
         "more than one head (dimension 0 of the inputs)": any(t.dim() == 3 and t.shape[0] > 1 for t in floats),
         "inputs above 50 in size": any(float(t.abs().nan_to_num(posinf=0.0).max()) > 50 for t in floats),
@@ -242,7 +215,7 @@ def _stretch(wrong: torch.Tensor, dimension: int) -> str:
 
 def picture(exercise: Exercise, outcome: Outcome) -> str:
     """The error map of the first wrong tensor, as inline SVG; "" when a picture would say nothing more."""
-    leaf = next((leaf for leaf in outcome.leaves if leaf.problem and leaf.excess is not None), None)
-    if leaf is None or bool(leaf.wrong.all()):
-        return ""
-    return error_map(leaf.excess, exercise.tile)
+    for leaf in outcome.leaves:
+        if leaf.problem and leaf.wrong is not None and leaf.excess is not None:
+            return "" if bool(leaf.wrong.all()) else error_map(leaf.excess, exercise.tile)
+    return ""

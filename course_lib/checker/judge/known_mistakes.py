@@ -1,20 +1,45 @@
-"""The known mistake that a wrong result matches: its fingerprint in the results, or what was seen while they came."""
+"""Which known mistake explains what was found: by its fingerprint in the results, or by what was seen.
+
+`find_mistake` is the one place where mistakes are looked up.
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from course_lib.checker.judge.compare import SHAKES, agrees, shaken
-from course_lib.checker.judge.diagnosis import Outcome
-from course_lib.checker.judge.evaluate import call, float64
+from course_lib.checker.judge.fingerprints import (
+    contradicts,
+    explains,
+    fingerprints,
+    nearly_explains,
+    raise_when_strict,
+)
+from course_lib.checker.judge.outcome import Outcome
 from course_lib.checker.specification.exercise import Case, Exercise, Mistake, Seen
 
-PROOFS = 3  # failing cases that must agree with a fingerprint before another one's disagreement may be rounding
+if TYPE_CHECKING:
+    from course_lib.checker.judge.evidence import Complaint, Evidence, Raised
 
 
-def find_mistake(exercise: Exercise, outcomes: Sequence[Outcome], raised: bool = False) -> Mistake | None:
+def find_mistake(evidence: Evidence) -> Mistake | None:
+    """The known mistake that explains what went wrong, or None.
+
+    It is looked for in wrong numbers first, unless lanes that a load left undefined have spoilt them; then in errors
+    that were raised, in accesses outside a tensor, and in the requirement that right numbers break.
+    """
+    found = None
+    if evidence.failed and not evidence.undefined:
+        found = of_wrong_numbers(evidence.exercise, evidence.finished, raised=bool(evidence.errors))
+    found = found or _of_an_error(evidence.exercise, evidence.errors)
+    found = found or _of_an_access(evidence.exercise, evidence.finished)
+    if found is None and evidence.numbers_are_right:
+        found = _of_a_requirement(evidence.exercise, evidence.complaints)
+    return found
+
+
+def of_wrong_numbers(exercise: Exercise, outcomes: Sequence[Outcome], raised: bool = False) -> Mistake | None:
     """The one known mistake that explains every finished case, or those of the first function that fails, or None.
 
     A fingerprint (one of a mistake's several, if it has such) must agree with the learner's result in all cases and
@@ -25,17 +50,46 @@ def find_mistake(exercise: Exercise, outcomes: Sequence[Outcome], raised: bool =
     together name nothing, those that Triton's interpreter ran, one program after the other, are asked alone.
 
     Args:
+        exercise: the exercise, whose mistakes are tried.
         outcomes: the finished cases.
         raised: whether other cases raised an error, so that what finished is not all that went wrong.
     """
     interpreted = [outcome for outcome in outcomes if outcome.interpreted]
-    found = _mistake_in(exercise, outcomes, raised)
+    found = _of_these_numbers(exercise, outcomes, raised)
     if found is None and len(interpreted) < len(outcomes):
-        found = _mistake_in(exercise, interpreted, raised)
+        found = _of_these_numbers(exercise, interpreted, raised)
     return found
 
 
-def _mistake_in(exercise: Exercise, outcomes: Sequence[Outcome], raised: bool) -> Mistake | None:
+def _of_an_error(exercise: Exercise, errors: Sequence[Raised]) -> Mistake | None:
+    """A mistake that explains a raised error: one that looks at the error itself, or at an access outside a tensor.
+
+    What else was seen of a case that stopped halfway (launches, bytes) is only half of it, and proves nothing.
+    """
+    for mistake in exercise.mistakes if errors else ():
+        for raised in errors:
+            if not is_seen(mistake, raised.case, raised.seen, None):
+                continue
+            without = replace(raised.seen, error=None)
+            if raised.seen.out_of_bounds or not is_seen(mistake, raised.case, without, None):
+                return mistake
+    return None
+
+
+def _of_an_access(exercise: Exercise, finished: Sequence[Outcome]) -> Mistake | None:
+    """A mistake that is seen in a finished case which reached outside a tensor."""
+    wild = [outcome for outcome in finished if outcome.seen.out_of_bounds]
+    return next((mistake for mistake in exercise.mistakes if any(_seen_in(mistake, outcome) for outcome in wild)), None)
+
+
+def _of_a_requirement(exercise: Exercise, complaints: Sequence[Complaint]) -> Mistake | None:
+    """A mistake that is seen in the first case which breaks a requirement."""
+    if not complaints:
+        return None
+    return next((mistake for mistake in exercise.mistakes if _seen_in(mistake, complaints[0].outcome)), None)
+
+
+def _of_these_numbers(exercise: Exercise, outcomes: Sequence[Outcome], raised: bool) -> Mistake | None:
     failed = [outcome for outcome in outcomes if not outcome.right_at_first]
     if not failed:
         return None
@@ -46,11 +100,11 @@ def _mistake_in(exercise: Exercise, outcomes: Sequence[Outcome], raised: bool) -
     matching = [
         mistake
         for mistake in exercise.mistakes
-        if any(_explains(exercise, result, ordered) for result in _fingerprints(mistake))
+        if any(explains(exercise, result, ordered) for result in fingerprints(mistake))
     ]
     if len(matching) == 1:
         return matching[0]
-    of_one_function = None if raised else _mistake_of_first_function(exercise, outcomes)
+    of_one_function = None if raised else _of_the_first_function(exercise, outcomes)
     if of_one_function:
         return of_one_function
     for mistake in exercise.mistakes:
@@ -59,12 +113,12 @@ def _mistake_in(exercise: Exercise, outcomes: Sequence[Outcome], raised: bool) -
     nearly = [
         mistake
         for mistake in exercise.mistakes
-        if any(_nearly_explains(exercise, result, ordered) for result in _fingerprints(mistake))
+        if any(nearly_explains(exercise, result, ordered) for result in fingerprints(mistake))
     ]
     return nearly[0] if len(nearly) == 1 else None
 
 
-def _mistake_of_first_function(exercise: Exercise, outcomes: Sequence[Outcome]) -> Mistake | None:
+def _of_the_first_function(exercise: Exercise, outcomes: Sequence[Outcome]) -> Mistake | None:
     """The one known mistake that explains all cases of the first function that fails; None when that leaves a doubt.
 
     Where an exercise asks for several functions and two are wrong, each in its own way, no mistake explains the whole.
@@ -84,24 +138,13 @@ def _mistake_of_first_function(exercise: Exercise, outcomes: Sequence[Outcome]) 
     matching = [
         (mistake, result)
         for mistake in exercise.mistakes
-        for result in _fingerprints(mistake)
-        if _explains(exercise, result, ordered)
+        for result in fingerprints(mistake)
+        if explains(exercise, result, ordered)
     ]
     if len({mistake.id for mistake, _ in matching}) != 1:
         return None
-    fits = any(not _contradicts(exercise, result, others) for _, result in matching)
+    fits = any(not contradicts(exercise, result, others) for _, result in matching)
     return matching[0][0] if fits else None
-
-
-def _contradicts(exercise: Exercise, result: Callable, outcomes: Sequence[Outcome]) -> bool:
-    """Whether a fingerprint makes of one of these cases neither what the learner got nor what is right."""
-    for outcome in outcomes:
-        fingerprint = _fingerprint(result, outcome.case)
-        if fingerprint is None:
-            continue
-        if not any(agrees(value, fingerprint, outcome.truth, exercise) for value in (outcome.got, outcome.truth.want)):
-            return True
-    return False
 
 
 def _function(exercise: Exercise, outcome: Outcome) -> str:
@@ -115,8 +158,7 @@ def of_its_function(exercise: Exercise, mistake: Mistake, failed: Sequence[Outco
     shown = {
         _function(exercise, outcome)
         for outcome in failed
-        if any(_explains(exercise, result, [outcome]) for result in _fingerprints(mistake))
-        or is_seen(mistake, outcome.case, outcome.seen, outcome.got)
+        if any(explains(exercise, result, [outcome]) for result in fingerprints(mistake)) or _seen_in(mistake, outcome)
     }
     return [outcome for outcome in failed if _function(exercise, outcome) in shown] or failed
 
@@ -125,11 +167,15 @@ def _shows(mistake: Mistake, failed: Sequence[Outcome]) -> bool:
     """Whether a mistake is seen in a failing case; with `every`, in all those of the function that it is seen in."""
     seen_of: dict[str | None, list[bool]] = {}
     for outcome in failed:
-        seen = is_seen(mistake, outcome.case, outcome.seen, outcome.got)
+        seen = _seen_in(mistake, outcome)
         if seen and not mistake.every:
             return True
         seen_of.setdefault(outcome.case.entry, []).append(seen)
     return mistake.every and any(all(seen) for seen in seen_of.values())
+
+
+def _seen_in(mistake: Mistake, outcome: Outcome) -> bool:
+    return is_seen(mistake, outcome.case, outcome.seen, outcome.got)
 
 
 def is_seen(mistake: Mistake, case: Case, seen: Seen, got: Any) -> bool:
@@ -137,75 +183,5 @@ def is_seen(mistake: Mistake, case: Case, seen: Seen, got: Any) -> bool:
     try:
         return mistake.when is not None and bool(mistake.when(case, seen, got))
     except Exception:
-        _raise_when_strict()
+        raise_when_strict()
         return False
-
-
-def _raise_when_strict() -> None:
-    """Within an `except`: one unlucky guess must not cost the learner the verdict; tests run with COURSE_STRICT."""
-    if os.environ.get("COURSE_STRICT"):
-        raise
-
-
-def _fingerprints(mistake: Mistake) -> tuple[Callable, ...]:
-    if mistake.result is None:
-        return ()
-    return mistake.result if isinstance(mistake.result, tuple) else (mistake.result,)
-
-
-def _explains(exercise: Exercise, result: Callable, outcomes: Sequence[Outcome]) -> bool:
-    distinguished = False
-    for outcome in outcomes:
-        fingerprint = _fingerprint(result, outcome.case)
-        if fingerprint is None:
-            continue
-        if not agrees(outcome.got, fingerprint, outcome.truth, exercise):
-            return False
-        distinguished = distinguished or not outcome.right_at_first
-    return distinguished
-
-
-def _nearly_explains(exercise: Exercise, result: Callable, outcomes: Sequence[Outcome]) -> bool:
-    """Whether a fingerprint agrees with all cases but one, and with that one as far as the mistake's own rounding goes.
-
-    What is exact for the right answer need not be so for a wrong one: scores of ±150 that the truth never weighs make
-    of a float32 rounding a difference that the truth's tolerance knows nothing of.
-    """
-    doubtful, agreeing = [], 0
-    for outcome in outcomes:
-        fingerprint = _fingerprint(result, outcome.case)
-        if fingerprint is None:
-            continue
-        if agrees(outcome.got, fingerprint, outcome.truth, exercise):
-            agreeing += not outcome.right_at_first
-        else:
-            doubtful.append((outcome, fingerprint))
-        if len(doubtful) > 1:
-            return False
-    if not doubtful or agreeing < PROOFS:
-        return False
-    outcome, fingerprint = doubtful[0]
-    try:
-        draws = shaken(result, outcome.case, SHAKES, seed=0)
-        return agrees(outcome.got, fingerprint, outcome.truth, exercise, draws)
-    except Exception:  # also where the mistake has nothing to say of inputs a rounding off
-        _raise_when_strict()
-        return False
-
-
-def _fingerprint(result: Callable, case: Case) -> Any:
-    """What a mistake makes of the case in float64; None where it has nothing to say."""
-    silent = False
-
-    def made(*args):
-        nonlocal silent
-        value = result(*args)
-        silent = value is None and not case.in_place
-        return value
-
-    try:
-        value = call(made, case, float64)
-    except Exception:
-        _raise_when_strict()
-        return None
-    return None if silent else value

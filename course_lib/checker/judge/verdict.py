@@ -38,6 +38,21 @@ class CaseResult:
     detail: str = ""
 
 
+@dataclass(frozen=True)
+class Finding:
+    """What one rule finds; the first finding becomes the verdict.
+
+    Attributes:
+        outcome, message, mistake, diagnosis, picture: as in `Verdict`.
+    """
+
+    outcome: str
+    message: str
+    mistake: str | None = None
+    diagnosis: str = ""
+    picture: str = ""
+
+
 @dataclass
 class Verdict:
     """The result of one check.

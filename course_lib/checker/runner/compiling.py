@@ -10,7 +10,7 @@ import hashlib
 from collections import OrderedDict
 from dataclasses import replace
 
-from course_lib.checker.judge.stopping import error_message
+from course_lib.checker.judge.exceptions import error_message
 from course_lib.checker.runner.frames import raised_error
 from course_lib.checker.runner.running import Run, compiles_without_gpu
 from course_lib.checker.runner.worker import WorkerDied, start_in_background, worker

@@ -1,7 +1,6 @@
 """What the judge says of right, wrong and hostile answers."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -62,7 +61,7 @@ def test_integers_are_compared_exactly_and_their_mistakes_named():
     name = DOUBLE.entries[0]
     assert judge(slots, f"def {name}(x):\n    return x + x\n").passed
     verdict = judge(slots, f"def {name}(x):\n    return 2 * x + (x == x[3])\n")
-    assert verdict.outcome == "failed" and "1 of 20 elements are wrong" in verdict.message, verdict
+    assert verdict.outcome == "failed" and "1 of 20 elements is wrong" in verdict.message, verdict
     assert judge(slots, f"def {name}(x):\n    return x ** 2\n").mistake == "squares"
 
 
@@ -315,24 +314,3 @@ def test_a_sum_that_cancels_may_err_by_the_size_of_its_terms():
     )
     assert all(judge(task, sequential, seed=seed).passed for seed in range(10))
     assert judge(task, "def total(x):\n    return x[1:].sum()\n").outcome == "failed"
-
-
-@pytest.mark.parametrize(
-    "seconds, words", [(0.5e-6, "12,000 bytes must move"), (1.4e-6, "4,000 FLOPs must be done"), (3e-6, None)]
-)
-def test_a_time_below_the_roofline_is_refused(monkeypatch, seconds, words):
-    from course_lib.checker import FasterThan, Seen
-    from course_lib.checker.judge import decide as judging
-    from course_lib.checker.judge.compare import Truth
-    from course_lib.checker.judge.diagnosis import Outcome
-    from course_lib.hardware.ceilings import measured as ceilings
-
-    floor_of_bytes = words is not None and "bytes" in words
-    rate = 1e12 if floor_of_bytes else 4000 / 2e-6
-    here = SimpleNamespace(memory_bandwidth=12_000 / 1e-6, fma_rate=rate, matmul_rate={"float16": rate / 2})
-    monkeypatch.setattr(ceilings, "ceilings", lambda: here)
-    faster = FasterThan(torch.add, 1.0, lambda x: 12 * x.numel(), lambda x: 4 * x.numel())
-    seen = Seen(timing={"answer": seconds, "baseline": 1.0})
-    outcome = Outcome(Case("timed", (torch.zeros(1000),)), seen, None, Truth(None, None), [])
-    said = judging._below_the_floor(replace(DOUBLE, requirements=(faster,)), [outcome])
-    assert said is None if words is None else words in said

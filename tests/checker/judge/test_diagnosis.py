@@ -9,8 +9,9 @@ import torch
 from course_lib.checker import TRITON, Case, Exercise, Mistake, Seen
 from course_lib.checker.judge import compare
 from course_lib.checker.judge.decide import judge
-from course_lib.checker.judge.diagnosis import Outcome, undefined_lanes
-from course_lib.checker.judge.known_mistakes import find_mistake
+from course_lib.checker.judge.diagnosis import undefined_lanes
+from course_lib.checker.judge.known_mistakes import of_wrong_numbers
+from course_lib.checker.judge.outcome import Outcome
 from course_lib.checker.runner.frames import Frame
 from tests.checker.samples import ADD, APPEND, DOUBLE, QUICK, TWO
 
@@ -87,10 +88,10 @@ def test_a_race_on_a_gpu_hides_no_mistake_that_the_interpreter_shows(factor, mis
         return Outcome(case, Seen(), got, truth, compare.compare(got, truth, task), (), interpreted)
 
     raced = outcome(torch.tensor([3.0, 0.5, 9.0]), interpreted=False)
-    found = find_mistake(task, [outcome(factor * x, interpreted=True), raced])
+    found = of_wrong_numbers(task, [outcome(factor * x, interpreted=True), raced])
     assert (found and found.id) == mistake
-    assert find_mistake(task, [outcome(2 * x, interpreted=True), raced]) is None
-    assert find_mistake(task, [raced]) is None
+    assert of_wrong_numbers(task, [outcome(2 * x, interpreted=True), raced]) is None
+    assert of_wrong_numbers(task, [raced]) is None
 
 
 @pytest.mark.parametrize(

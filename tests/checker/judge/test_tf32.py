@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from course_lib.checker.judge import compare
-from course_lib.checker.judge.decide import _result
+from course_lib.checker.judge.outcome import result_of
 from course_lib.checker.runner.running import run_cases
 from course_lib.checker.specification import catalog
 from course_lib.checker.specification.needs import TRITON
@@ -45,7 +45,7 @@ def wrong_cases(task, seed: int, tf32: bool) -> list[str]:
         if any(isinstance(value, torch.Tensor) and value.dtype == torch.float32 for value in case.args):
             judged += 1
             expected = compare.truth(task, case, tf32=tf32)
-            leaves = compare.compare(_result(case, frame.result, frame.written), expected, task)
+            leaves = compare.compare(result_of(case, frame.result, frame.written), expected, task)
             wrong += [case.name] if any(leaf.problem for leaf in leaves) else []
     assert judged
     return wrong

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from course_lib.checker.judge.stopping import error_message
+from course_lib.checker.judge.exceptions import error_message
 from course_lib.checker.runner.frames import raised_error
 from tests.checker.runner import refused_kernels
 

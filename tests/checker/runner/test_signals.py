@@ -10,7 +10,8 @@ import pytest
 
 from course_lib.checker import Case
 from course_lib.checker.judge.decide import judge
-from course_lib.checker.judge.stopping import error_message, stopped
+from course_lib.checker.judge.exceptions import error_message
+from course_lib.checker.judge.stopping import stopped
 from course_lib.checker.runner.running import Run, run_cases
 from course_lib.checker.runner.worker import Ending, Worker, WorkerDied
 from course_lib.checker.specification.exercise import RaisedError
@@ -47,7 +48,7 @@ def test_an_assertion_of_the_compiler_is_shown_with_the_abort():
 def killed(number, interpreted):
     """What is said of a child that this signal ended in its first case."""
     run = Run([Case("seven elements", ())], interpreted, Ending(signal=number), started=0)
-    return stopped(ADD, run, ADD_CELL, {"add": "add"})[1]
+    return stopped(ADD, run, ADD_CELL, {"add": "add"}).message
 
 
 @pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGSEGV, signal.SIGILL, signal.SIGTRAP])

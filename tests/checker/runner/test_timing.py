@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from course_lib.checker import TRITON, Case, FasterThan
 from course_lib.checker.judge import decide as judging
 from course_lib.checker.runner import frames, running
 from course_lib.checker.runner.worker import Ending
+from course_lib.hardware.ceilings import measured as ceilings
 from tests.checker.samples import DOUBLE
 
 WORKER = Path(running.__file__).parent / "process"
@@ -88,7 +90,8 @@ def test_a_result_that_was_kept_of_an_earlier_call_does_not_pass(monkeypatch, fr
     frame |= {"timing": {"answer": 1.0, "baseline": 2.0}, "result_after_timing": 2 * (last if fresh else case.args[0])}
     run.frames[0] = frames.frame(frame)
     monkeypatch.setattr(judging, "run_cases", lambda *args, **more: [run])
-    monkeypatch.setattr(judging, "_below_the_floor", lambda *args: None)
+    here = SimpleNamespace(memory_bandwidth=1.0, fma_rate=1.0, matmul_rate={})
+    monkeypatch.setattr(ceilings, "ceilings", lambda: here)
     verdict = judging.judge(FAST, "def double(x):\n    return 2 * x\n")
     assert verdict.outcome == outcome, verdict
     if not fresh:

@@ -124,6 +124,6 @@ def test_nonsense_is_no_line(written):
 )
 def test_a_compiler_that_does_not_end_is_told_apart_from_a_loop(line, words):
     run = Run([], interpreted=False, ending=Ending(timeout=True, line=line, compiling=True))
-    outcome, message, mistake, _ = stopped(TASK, run, SOURCE, {"double": "double"})
-    assert (outcome, mistake) == ("timeout", "timeout")
-    assert words in message and "loop never ends" not in message
+    found = stopped(TASK, run, SOURCE, {"double": "double"})
+    assert (found.outcome, found.mistake) == ("timeout", "timeout")
+    assert words in found.message and "loop never ends" not in found.message

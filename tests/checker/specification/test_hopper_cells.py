@@ -14,8 +14,8 @@ import torch
 
 from course_lib.checker import Draw, Seen
 from course_lib.checker.judge import compare, evaluate
-from course_lib.checker.judge.diagnosis import Outcome
-from course_lib.checker.judge.known_mistakes import find_mistake
+from course_lib.checker.judge.known_mistakes import of_wrong_numbers
+from course_lib.checker.judge.outcome import Outcome
 from course_lib.checker.specification import catalog
 from course_lib.checker.specification.catalog import solution_source
 from course_lib.checker.specification.cells import undefined_names
@@ -138,7 +138,7 @@ def test_each_fingerprint_names_its_own_slip(identity):
         for case, truth in zip(cases, truths):
             got = evaluate.call(mistake.result, case, torch.Tensor.float).to(case.args[0].dtype)
             outcomes.append(Outcome(case, Seen(), got, truth, compare.compare(got, truth, task)))
-        found = find_mistake(task, outcomes)
+        found = of_wrong_numbers(task, outcomes)
         assert found is mistake, f"{mistake.id} was named {found.id if found else None}"
 
 

@@ -1,0 +1,155 @@
+"""All that a verdict is decided from, typed. What costs something is worked out when a rule first asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from course_lib.checker.judge import diagnosis
+from course_lib.checker.judge.known_mistakes import find_mistake
+from course_lib.checker.judge.outcome import Outcome, compare_case
+from course_lib.checker.judge.stopping import stopped
+from course_lib.checker.judge.verdict import Finding
+from course_lib.checker.runner.frames import Frame
+from course_lib.checker.runner.running import Run, run_cases
+from course_lib.checker.specification import cells
+from course_lib.checker.specification.exercise import Case, Exercise, Mistake, RaisedError, Seen
+from course_lib.checker.specification.requirements import Requirement
+
+
+@dataclass(frozen=True, eq=False)
+class Raised:
+    """A case that raised an error, with what was seen of it until then."""
+
+    case: Case
+    seen: Seen
+    error: RaisedError
+
+
+@dataclass(frozen=True, eq=False)
+class WildAccess:
+    """The first access outside a tensor in a case, in words."""
+
+    case: Case
+    sentence: str
+
+
+@dataclass(frozen=True, eq=False)
+class Complaint:
+    """The first requirement that a case breaks, and how, in words."""
+
+    outcome: Outcome
+    requirement: Requirement
+    sentence: str
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What is known of one answer; `dataclasses.replace` makes a copy in which nothing is worked out yet.
+
+    Attributes:
+        exercise: what is asked for.
+        source: the whole cell that holds the answer.
+        names: entry name to the name that the function has in the cell.
+        seed: draws the inputs.
+        runs: what the workers reported; none before the answer has run.
+        died: how a worker itself ended, where one did.
+    """
+
+    exercise: Exercise
+    source: str
+    names: Mapping[str, str]
+    seed: int = 0
+    runs: Sequence[Run] = ()
+    died: str | None = None
+
+    @cached_property
+    def cell(self) -> str:
+        """The source as it runs, without IPython's magics."""
+        return cells.without_magics(self.source)
+
+    @cached_property
+    def stop(self) -> tuple[Run, Finding] | None:
+        """The first run in which the answer did not come to its end, and what is found of it."""
+        for run in self.runs:
+            found = stopped(self.exercise, run, self.source, self.names)
+            if found is not None:
+                return run, found
+        return None
+
+    @cached_property
+    def outcomes(self) -> dict[tuple[int, int], Outcome]:
+        """The finished cases, compared, by run and case; none where the answer did not come to its end."""
+        return {
+            (number, index): compare_case(self.exercise, run, case, run.frames[index])
+            for number, run in enumerate(() if self.stop else self.runs)
+            for index, case in enumerate(run.cases)
+            if index in run.frames and run.frames[index].error is None
+        }
+
+    @cached_property
+    def finished(self) -> list[Outcome]:
+        """The finished cases, in order."""
+        return list(self.outcomes.values())
+
+    @cached_property
+    def failed(self) -> list[Outcome]:
+        """The finished cases whose numbers are wrong."""
+        return [outcome for outcome in self.finished if not outcome.right]
+
+    @cached_property
+    def errors(self) -> list[Raised]:
+        """The cases that raised an error."""
+        return [
+            Raised(run.cases[index], frame.seen, frame.error)
+            for run in self.runs
+            for index, frame in run.frames.items()
+            if frame.error is not None
+        ]
+
+    @cached_property
+    def wild(self) -> list[WildAccess]:
+        """The cases that reached outside a tensor: those that finished first."""
+        cases: list[Outcome | Raised] = [*self.finished, *self.errors]
+        return [WildAccess(o.case, o.seen.out_of_bounds[0]) for o in cases if o.seen.out_of_bounds]
+
+    @cached_property
+    def numbers_are_right(self) -> bool:
+        """Whether every case finished with the right numbers, and none reached outside a tensor."""
+        return not (self.failed or self.errors or self.wild)
+
+    @cached_property
+    def undefined(self) -> str:
+        """The sentence on lanes that a load left undefined, where these spoilt the numbers; else ""."""
+        return "" if self.wild or not self.failed else diagnosis.undefined_lanes(self.failed, self.run_with_zeros)
+
+    @cached_property
+    def complaints(self) -> list[Complaint]:
+        """The first broken requirement of each case whose numbers are right."""
+        found = (self._complaint(o) for o in self.finished if o.right and not o.seen.out_of_bounds)
+        return [complaint for complaint in found if complaint is not None]
+
+    @cached_property
+    def known(self) -> Mistake | None:
+        """The known mistake that explains what went wrong."""
+        return find_mistake(self)
+
+    @property
+    def printed(self) -> str:
+        """What the answer printed, without what would move a terminal's cursor or turn a line's direction round."""
+        texts = [self.stop[0].ending.printed] if self.stop else [run.ending.printed for run in self.runs]
+        text = next(filter(None, texts), "")
+        return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
+
+    def run_with_zeros(self) -> list[Frame]:
+        """The results of all cases with 0 in the lanes that loads leave undefined, as the interpreter gives it."""
+        runs = run_cases(self.exercise, self.cell, dict(self.names), self.seed, undefined_lanes=False)
+        return [frame for run in runs for frame in run.frames.values() if frame.error is None]
+
+    def _complaint(self, outcome: Outcome) -> Complaint | None:
+        for requirement in self.exercise.requirements:
+            sentence = requirement.complaint(outcome.case, outcome.seen)
+            if sentence:
+                return Complaint(outcome, requirement, sentence)
+        return None

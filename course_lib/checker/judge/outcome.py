@@ -1,0 +1,114 @@
+"""One finished case: what the answer made of it, compared with what it should have been."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from course_lib.checker.judge import compare
+from course_lib.checker.judge.compare import Leaf, Truth
+from course_lib.checker.runner.frames import Frame
+from course_lib.checker.runner.running import Run
+from course_lib.checker.specification.exercise import Case, Exercise, Seen
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """One finished case with all that the diagnosis needs.
+
+    Attributes:
+        case, seen: the case, and what was observed while it ran.
+        got: the first run's result, as `evaluate.call` makes it.
+        truth: what it should be.
+        leaves: every tensor and number of the results, compared; those of later runs too, where they differ.
+        written: the names of the arguments written in place.
+        interpreted: whether Triton's interpreter ran the case, and not a GPU.
+        first_was_right: whether the first result is right, whatever the later ones are; None for "as all leaves are".
+        unsteady: whether the result changed, by more than rounding, when the same inputs ran again.
+        kept: whether the first run was another than all later ones, or the result right until other numbers stood in
+            the same memory.
+    """
+
+    case: Case
+    seen: Seen
+    got: Any
+    truth: Truth
+    leaves: Sequence[Leaf]
+    written: tuple[str, ...] = ()
+    interpreted: bool = True
+    first_was_right: bool | None = None
+    unsteady: bool = False
+    kept: bool = False
+
+    @property
+    def right(self) -> bool:
+        """Whether every leaf is within the tolerance."""
+        return all(leaf.problem is None for leaf in self.leaves)
+
+    @property
+    def right_at_first(self) -> bool:
+        """Whether the first result is right, whatever the later ones are."""
+        return self.right if self.first_was_right is None else self.first_was_right
+
+    @property
+    def first_problem(self) -> Leaf:
+        """The first wrong leaf of a case that is not right."""
+        return next(leaf for leaf in self.leaves if leaf.problem)
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with that leaf."""
+        return self.first_problem.problem or ""
+
+
+def compare_case(exercise: Exercise, run: Run, case: Case, frame: Frame) -> Outcome:
+    """Compare what came back for one case that raised nothing."""
+    expected = compare.truth(exercise, case, tf32=exercise.uses_dot and not run.interpreted)
+    got = result_of(case, frame.result, frame.written)
+    leaves = compare.compare(got, expected, exercise)
+    if _wrong(leaves):
+        expected = compare.surer(expected, exercise, case)
+        leaves = compare.compare(got, expected, exercise)
+    right_at_first = not _wrong(leaves)
+    unsteady = kept = False
+    if frame.has_repeated:
+        repeated = result_of(case, frame.result_repeated, frame.written_repeated)
+        # Atomic additions round differently from run to run; what differs by more than rounding is no rounding.
+        if not compare.agrees(got, repeated, expected, exercise):
+            kept = frame.seen.changes == 1 < frame.seen.repeats == frame.seen.differing  # the first alone was another
+            unsteady = not kept
+            leaves += compare.compare(repeated, expected, exercise)
+    if right_at_first and not unsteady:
+        after = _after_timing(exercise, run, case, frame)
+        kept = kept or _wrong(after)
+        leaves += after
+    return Outcome(
+        case,
+        frame.seen,
+        got,
+        expected,
+        leaves,
+        tuple(frame.written),
+        run.interpreted,
+        right_at_first,
+        unsteady,
+        kept,
+    )
+
+
+def _after_timing(exercise: Exercise, run: Run, case: Case, frame: Frame) -> list[Leaf]:
+    """The result of the last timed call, which got other numbers; none where nothing was timed."""
+    if not case.timed or run.interpreted or not frame.seen.timing:
+        return []
+    last = compare.truth(exercise, run.timed_last(case), tf32=exercise.uses_dot)
+    return compare.compare(frame.result_after_timing, last, exercise)
+
+
+def _wrong(leaves: Sequence[Leaf]) -> bool:
+    return any(leaf.problem for leaf in leaves)
+
+
+def result_of(case: Case, returned: Any, written: Mapping[str, Any]) -> Any:
+    """A result as `evaluate.call` makes it: with what was written, where the case has arguments to write."""
+    return (returned, {"written": list(written.values())}) if case.in_place else returned
