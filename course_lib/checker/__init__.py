@@ -7,6 +7,7 @@ from course_lib.checker.specification.exercise import Case, CourseError, Exercis
 from course_lib.checker.specification.needs import ANY, HOPPER, HOPPER_AND_LATER, NVIDIA, TRITON, Needs
 from course_lib.checker.specification.requirements import (
     Allocates,
+    CompilesWith,
     FasterThan,
     Forbids,
     LaunchesTriton,
@@ -24,6 +25,7 @@ __all__ = [
     "Allocates",
     "Case",
     "CaseResult",
+    "CompilesWith",
     "CourseError",
     "Draw",
     "Exercise",

@@ -66,6 +66,10 @@ def passed(evidence: Evidence) -> Finding:
     moved = max((outcome.seen.bytes_moved for outcome in evidence.finished if outcome.case.metered), default=0)
     if moved:
         text += f" The largest metered case moved {moved:,} bytes."
+    compiled = next((outcome.seen for outcome in evidence.finished if outcome.case.compiled), None)
+    if compiled is not None:
+        broken = f", after {len(compiled.graph_breaks)} graph breaks" if compiled.graph_breaks else ""
+        text += f" `torch.compile` made {compiled.graphs} graph{'s' if compiled.graphs != 1 else ''}{broken}."
     timed = _timed(evidence)
     if timed is not None:
         timing = timed.seen.timing

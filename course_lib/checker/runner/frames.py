@@ -17,8 +17,11 @@ LONGEST_TEXT = 4000  # characters of an error's text
 DEEPEST = 16  # containers in one another: more than the harness sends
 _BEYOND = 1 << 63  # no count is as large
 
-_NUMBERS = ("largest_allocation", "unwritten", "guard_values", "undefined_values", "repeats", "differing", "changes")
-_NAMES = ("launches", "out_of_bounds", "modified_inputs", "undefined_loads")
+_NUMBERS = (
+    *("largest_allocation", "unwritten", "guard_values", "undefined_values", "repeats", "differing", "changes"),
+    *("graphs", "captured"),
+)
+_NAMES = ("launches", "out_of_bounds", "modified_inputs", "undefined_loads", "graph_breaks")
 _KINDS: dict[str, type] = {
     **dict.fromkeys(("error", "operations", "traffic", "timing", "written", "written_repeated"), dict),
     **dict.fromkeys((*_NAMES, "variants"), list),

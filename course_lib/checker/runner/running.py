@@ -108,6 +108,7 @@ def _run(
                 "args": [map_leaves(_packed, value) for value in case.args],
                 "driver": _function_source(case.driver),
                 "turns": turns,
+                "compiled": case.compiled,
                 "baseline": _function_source(baselines[0].baseline) if baselines and case.timed else None,
             }
             for case in cases

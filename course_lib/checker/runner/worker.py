@@ -112,7 +112,7 @@ class Worker:
         environment.pop("TRITON_INTERPRET", None)
         if self.interpreted:
             environment["TRITON_INTERPRET"] = "1"
-        traffic = ROOT / "course_lib" / "hardware" / "meter" / "traffic.py"
+        traffic = ROOT / "course_lib/hardware/meter/traffic"
         program = str(_HERE / "process" / "main.py")
         command = [sys.executable, program, str(theirs.fileno()), str(traffic), str(ROOT)]
         if _confinement is not None:
@@ -207,6 +207,7 @@ class Worker:
                 memory = limits.memory_bytes if self.interpreted or job["device"] == "cpu" else 0
                 header = {**asdict(limits), "seconds": seconds, "memory_bytes": memory, "compiles": None}
                 header["front_end"] = "compile" in job
+                header["compiled"] = any(case["compiled"] for case in job.get("cases", ()))
                 if job["device"] == "cuda":
                     header["compiles"] = hashlib.sha256(job["source"].encode()).hexdigest()
                 self._send(json.dumps(header).encode())

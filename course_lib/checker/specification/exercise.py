@@ -41,6 +41,8 @@ class Case:
             is a dict from entry name to the learner's object.
         metered: count the bytes that this call moves (needs Triton's interpreter).
         timed: on a GPU, time this call for the exercise's `FasterThan`.
+        compiled: `torch.compile` compiles in this call, and graphs are counted; elsewhere it hands its function back.
+            Operations inside a graph are not observed, apart from calls of PyTorch that the compiled code makes.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Case:
     driver: Callable | None = None
     metered: bool = False
     timed: bool = False
+    compiled: bool = False
 
     @property
     def in_place(self) -> bool:
@@ -96,6 +99,8 @@ class Seen:
         undefined_loads: the lines of such loads, used or not; seen only in Triton's interpreter.
         repeats, differing, changes: further runs with the same inputs, on a GPU; how many of them gave another result
             than the first, and how many another than the run before.
+        graphs, captured: in a compiled case, the graphs that `torch.compile` made, and the calls that they hold.
+        graph_breaks: what ended a graph early, one line for each time.
         seconds: the call's wall-clock time.
         timing: medians of a speed requirement, `{"answer": s, "baseline": s}`; empty unless asked for.
         error: the exception, when the call raised one.
@@ -114,6 +119,9 @@ class Seen:
     repeats: int = 0
     differing: int = 0
     changes: int = 0
+    graphs: int = 0
+    captured: int = 0
+    graph_breaks: tuple[str, ...] = ()
     seconds: float = 0.0
     timing: dict[str, float] = field(default_factory=dict)
     error: RaisedError | None = None

@@ -99,6 +99,36 @@ class Forbids(Requirement):
 
 
 @dataclass(frozen=True)
+class CompilesWith(Requirement):
+    """In compiled cases `torch.compile` makes exactly `graphs` graphs, with at least `captured` calls in them all."""
+
+    graphs: int = 1
+    captured: int = 1
+    id: str = "wrong_number_of_graphs"
+
+    def complaint(self, case: Case, seen: Seen) -> str | None:
+        if not case.compiled:
+            return None
+        asked = f"{self.graphs} {'is' if self.graphs == 1 else 'are'} asked for"
+        if seen.graphs == 0:
+            return (
+                f"`torch.compile` made no graph, where {asked}: nothing was compiled. Wrap the function that does the "
+                "work in `torch.compile`, and call what it returns."
+            )
+        made = f"`torch.compile` made {seen.graphs} graph{'s' if seen.graphs > 1 else ''}"
+        if seen.graphs != self.graphs:
+            broken = len(seen.graph_breaks)
+            why = f" The graph broke {_times(broken)}, first here: {seen.graph_breaks[0]}." if broken else ""
+            return f"{made}, where {asked}.{why}"
+        if seen.captured < self.captured:
+            return (
+                f"{made}, as asked for, but of {seen.captured} call{'s' if seen.captured != 1 else ''} only, where at "
+                f"least {self.captured} belong into it: the work is done outside."
+            )
+        return None
+
+
+@dataclass(frozen=True)
 class FasterThan(Requirement):
     """On a GPU, in timed cases, the answer takes at most `1 / ratio` of the baseline's time.
 
@@ -124,3 +154,7 @@ class FasterThan(Requirement):
             f"Your version takes {answer * 1e6:,.0f} µs and the baseline {baseline * 1e6:,.0f} µs: "
             f"{baseline / answer:.2f} times as fast, where {self.ratio:g} times is asked for."
         )
+
+
+def _times(number: int) -> str:
+    return {1: "once", 2: "twice"}.get(number, f"{number} times")

@@ -23,7 +23,7 @@ TIMED = """
 import json, sys, time
 sys.path.insert(0, sys.argv[1])
 import torch
-from child import Child
+import again
 from guards import Arguments
 
 class Event:
@@ -35,10 +35,9 @@ class Event:
 torch.cuda.Event, torch.cuda.synchronize = Event, lambda: None
 empty = torch.empty
 torch.empty = lambda size, **more: empty(8 if size == 256 << 20 else size, **more)  # no L2 cache to flush here
-child = Child(None, 1, None)
-child.device = torch.device("cpu")
+cpu = torch.device("cpu")
 x, y = torch.arange(8.0), torch.arange(8.0) * 10
-arguments = Arguments([x, y, 3], ["x", "y", "n"], child.device)
+arguments = Arguments([x, y, 3], ["x", "y", "n"], cpu)
 calls = []
 def answer(x, y, n):
     calls.append([x[0].item(), y[0].item()])
@@ -47,7 +46,7 @@ def answer(x, y, n):
     return result
 torch.seen = []
 source = {"name": "baseline", "source": "def baseline(x, y, n):\\n    torch.seen.append([x[0].item(), y[0].item()])"}
-timing, last = child.time({"baseline": source, "turns": list(range(1, 30))}, answer, arguments)
+timing, last = again.measure(cpu, {"baseline": source, "turns": list(range(1, 30))}, answer, arguments)
 print(json.dumps({"timing": timing, "last": last.tolist(), "calls": calls, "baselines": torch.seen}))
 """
 

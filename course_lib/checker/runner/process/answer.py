@@ -10,6 +10,8 @@ import traceback
 import types
 from pathlib import Path
 
+import graphs
+
 
 class Answer:
     """A learner's cell, compiled from a file of its own so that Triton and tracebacks find its source."""
@@ -73,6 +75,8 @@ def describe_error(error: BaseException, path: Path) -> dict:
         compiling = [cause for cause in chain if hasattr(cause, "node") and hasattr(cause, "error_message")]
         if compiling:
             line, text = _compiled_line(compiling, path), _compilers_words(compiling, inner)
+        if str(type(inner).__module__).startswith("torch._dynamo"):
+            text = graphs.in_a_line(text)
     line = line or _location(inner, path) or _location(error, path)  # in the kernel rather than at its launch
     return {
         "type": "CompilationError" if compiling else type(inner).__name__,

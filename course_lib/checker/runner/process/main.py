@@ -1,6 +1,6 @@
 """The worker's own program: it runs answers, and holds none.
 
-Started as a script: `python main.py FD TRAFFIC_MODULE COURSE_ROOT`. It imports PyTorch and Triton once, then forks one
+Started as a script: `python main.py FD TRAFFIC_FOLDER COURSE_ROOT`. It imports PyTorch and Triton once, then forks one
 child for every check (see `child`); when that crashes, hangs or prints without end, only the child dies. The course
 itself is not importable here, and where the kernel helps not readable either (see `isolation`): no oracle, solution or
 library kernel. The files of this folder therefore import nothing
@@ -34,12 +34,14 @@ from pathlib import Path
 from typing import IO
 
 import ahead
+import graphs
 import sandboxed
 import torch
 import whereabouts
 import wire
-from child import Child, observer
+from child import Child
 from isolation import restrict
+from observing import Observer
 
 FRAME_LIMIT = 3 << 30
 FRAMES_LIMIT = 512 << 20  # of a check on the CPU, all frames together: what the judge must hold
@@ -48,8 +50,10 @@ PATIENCE = 2  # times that a limit is granted again to a child that other progra
 END_OF_FRAMES = struct.pack("<Q", 0)  # processes that an answer left behind may hold the pipe open for ever
 
 
-def _load(name: str, path: str):
-    spec = importlib.util.spec_from_file_location(name, path)
+def _load(name: str, folder: str):
+    """A folder as a package of its own, by whatever name; nothing of the course around it can be imported through it."""
+    front = str(Path(folder) / "__init__.py")
+    spec = importlib.util.spec_from_file_location(name, front, submodule_search_locations=[folder])
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
@@ -196,6 +200,8 @@ class _Worker:
         limits["ahead"] = limits["compiles"] is not None and limits["compiles"] not in self.compiled
         if limits["front_end"] and self.traffic is not None:
             self.traffic.front_end_is_known()  # tries it once, for all children
+        if limits["compiled"]:
+            graphs.prepare()
         frames_read, frames_write = os.pipe()
         with contextlib.suppress(OSError, AttributeError):  # more than Linux's 64 KiB at a time
             fcntl.fcntl(frames_write, fcntl.F_SETPIPE_SZ, 1 << 20)
@@ -317,13 +323,13 @@ def _warm_up(traffic) -> None:
     """Pay for what happens once (imports, the meter's self-test, the interpreter's first kernel) before any check."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     with contextlib.suppress(traffic.MeterUnavailable):
-        with traffic.TrafficMeter() if interpreted else traffic.record_launches(), observer():
+        with traffic.TrafficMeter() if interpreted else traffic.record_launches(), Observer():
             torch.empty(1)
 
 
 def main() -> None:
     sandboxed.begin()
-    fd, traffic_path, root = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    fd, traffic_folder, root = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.path[:] = [entry for entry in sys.path if not _belongs_to_course(entry, root)]
     os.environ.pop("PYTHONPATH", None)
@@ -332,7 +338,7 @@ def main() -> None:
     with contextlib.suppress(ImportError):
         import triton  # noqa: F401
 
-        traffic = _load("_course_traffic", traffic_path)
+        traffic = _load("_course_traffic", traffic_folder)
         traffic.repair_interpreter()
         _warm_up(traffic)
     _adopt_orphans()

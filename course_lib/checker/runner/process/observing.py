@@ -1,0 +1,71 @@
+"""What is observed of an answer while it runs: PyTorch's operations, and memory that nobody wrote."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import torch
+from guards import POISON, fill
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Observer(TorchDispatchMode):
+    """Records PyTorch operations and poisons memory that is handed out uninitialised.
+
+    While it is on, `torch.compile` compiles nothing: every operation of the answer is seen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: collections.Counter[str] = collections.Counter()
+        self.largest = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:  # True would import torch._dynamo on first use, a second of start-up
+        return False
+
+    def __torch_dispatch__(self, function, types_, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        name = function.overloadpacket.__name__
+        self.operations[name] += 1
+        if isinstance(result, torch.Tensor) and result.layout == torch.strided:
+            if "empty" in name and result.numel():
+                length = result.untyped_storage().nbytes() // result.element_size()
+                fill(torch.as_strided(result, (length,), (1,), 0), POISON)
+            if function.is_view is False and not name.endswith("_"):
+                self.largest = max(self.largest, result.numel())
+        return result
+
+
+class ObserverOutsideGraphs(Observer):
+    """Off while `torch.compile` compiles. Of compiled code it sees the operations that call PyTorch, such as "mm"."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, function, types_, args=(), kwargs=None):  # again, for `_should_skip_dynamo` to find it
+        return super().__torch_dispatch__(function, types_, args, kwargs)
+
+
+@contextlib.contextmanager
+def in_threads_too(observing: Observer) -> Iterator[None]:
+    """A dispatch mode holds for the thread that enters it alone; here every thread that is started enters it."""
+    run = threading.Thread.run
+
+    def observed(thread):
+        with observing:
+            run(thread)
+
+    threading.Thread.run = observed  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        threading.Thread.run = run  # type: ignore[method-assign]
