@@ -55,6 +55,7 @@ def closure(start: Iterable[Path], root: Path) -> set[Path]:
             left += filter(Path.is_file, (folder / last / "__init__.py", folder / f"{last}.py"))
             passed.update(root.joinpath(*parents[:depth], "__init__.py") for depth in range(1, len(parents) + 1))
         left += filter(Path.is_file, (path.with_name(f"{name}.py") for name in mentioned.siblings))
+        left += (other for name in mentioned.folders for other in (root / name).glob("*.py"))
         left += (other for name in mentioned.files for other in by_name.get(name, ()))
     return found | set(filter(Path.is_file, passed))
 
@@ -63,12 +64,14 @@ class _Mentioned(NamedTuple):
     modules: set[str]  # of the course
     siblings: set[str]  # what may lie beside the file: a program's own folder is where it imports from
     files: set[str]  # names of Python files, as a program is named that is started
+    folders: set[str]  # of the course, from its root: what a program is given to load
 
 
 @functools.cache
 def _mentioned(source: str, package: str, root: Path) -> _Mentioned:
     siblings: set[str] = set()
     files: set[str] = set()
+    folders: set[str] = set()
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -77,4 +80,6 @@ def _mentioned(source: str, package: str, root: Path) -> _Mentioned:
             siblings.add(node.module)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith(".py"):
             files.add(node.value.rpartition("/")[2])
-    return _Mentioned(imported(tree, package, root), siblings, files - {"__init__.py"})
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("course_lib/"):
+            folders.add(node.value)
+    return _Mentioned(imported(tree, package, root), siblings, files - {"__init__.py"}, folders)

@@ -1,6 +1,6 @@
-"""The compiler's processes, from outside: started when first needed, kept for the next kernels, replaced when they die.
+"""The compiler's processes, from outside: started when needed, kept for the next kernels, replaced when they die.
 
-One holds Triton ready and compiles each kernel in a child of its own (see `worker.py`), so a crash of the compiler costs
+One holds Triton ready and compiles each kernel in a child of its own (see `worker.py`): a crash of the compiler costs
 one kernel. Time is limited in seconds of the processor, which other programs on the machine do not use up.
 """
 

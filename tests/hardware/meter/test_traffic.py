@@ -1,8 +1,11 @@
 """The traffic meter counts exactly, finds what leaves a tensor, and never lets it through."""
 
-import importlib.util
 import inspect
 import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +19,17 @@ from triton.runtime import interpreter
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from course_lib.hardware.meter import traffic
-from course_lib.hardware.meter.traffic import MeterUnavailable, TrafficMeter, record_launches
+from course_lib.hardware.meter.traffic import (
+    MeterUnavailable,
+    TrafficMeter,
+    accounts,
+    record_launches,
+    self_test,
+    tensors,
+    triton_internals,
+)
 
-pytestmark = pytest.mark.skipif(not traffic._interpreting(), reason="the meter works in the interpreter")
+pytestmark = pytest.mark.skipif(not triton_internals.interpreting(), reason="the meter works in the interpreter")
 
 
 @triton.jit
@@ -407,7 +418,7 @@ def test_lanes_of_one_load_may_belong_to_two_tensors():
 
 
 def test_the_list_of_places_is_bounded_and_the_rest_counted(monkeypatch):
-    monkeypatch.setattr(traffic, "MAX_RECORDS", 1)
+    monkeypatch.setattr(accounts, "MAX_RECORDS", 1)
     with TrafficMeter() as meter:
         shifted_load_kernel[(1,)](torch.randn(8), torch.empty(4), 4, BLOCK=8)
     assert len(meter.report().out_of_bounds) == 1
@@ -476,7 +487,7 @@ def test_wrong_arguments_raise_what_they_raise_without_a_meter():
 
 
 def test_moved_internals_turn_the_meter_off_with_a_message(monkeypatch):
-    monkeypatch.setattr(traffic, "_self_test_result", None)
+    monkeypatch.setattr(self_test, "_result", None)
     monkeypatch.delattr(interpreter.GridExecutor, "_init_args_hst")
     with pytest.raises(MeterUnavailable, match=rf"_init_args_hst.*Triton {triton.__version__}.*NumPy {np.__version__}"):
         with TrafficMeter():
@@ -485,9 +496,9 @@ def test_moved_internals_turn_the_meter_off_with_a_message(monkeypatch):
 
 
 def test_a_miscount_turns_the_meter_off(monkeypatch):
-    monkeypatch.setattr(traffic, "_self_test_result", None)
-    add = traffic._Row.add
-    monkeypatch.setattr(traffic._Row, "add", lambda row, kind, offsets, size: add(row, kind, offsets[1:], size))
+    monkeypatch.setattr(self_test, "_result", None)
+    add = tensors.Row.add
+    monkeypatch.setattr(tensors.Row, "add", lambda row, kind, offsets, size: add(row, kind, offsets[1:], size))
     with pytest.raises(MeterUnavailable, match="loaded is 32, not 40"):
         with TrafficMeter():
             pass
@@ -500,14 +511,35 @@ def test_without_the_interpreter_it_says_how_to_start_it(monkeypatch):
             pass
 
 
-def test_the_file_loads_by_its_path_alone():
-    spec = importlib.util.spec_from_file_location("meter_by_path", Path(traffic.__file__))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    with module.TrafficMeter() as meter:
-        copy_kernel[(1,)](torch.randn(16), torch.empty(16), 16, BLOCK=16)
-    assert meter.report().total_bytes == 128
-    assert "import course_lib" not in (text := Path(traffic.__file__).read_text()) and "from course_lib" not in text
+ALONE = """
+import importlib.util, sys
+front = sys.argv[1] + "/__init__.py"
+spec = importlib.util.spec_from_file_location("meter", front, submodule_search_locations=[sys.argv[1]])
+meter = sys.modules["meter"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(meter)
+import torch
+with meter.TrafficMeter() as traffic:
+    torch.ones(4)
+print(traffic.report().allocations[0].bytes, [name for name in sys.modules if name.startswith("course_lib")])
+"""
+
+
+def test_the_folder_loads_as_a_package_of_its_own_without_the_course(tmp_path):
+    """As the checker's worker does, which must not see the course."""
+    folder = str(Path(traffic.__file__).parent)
+    environment = {**os.environ, "PYTHONPATH": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, folder], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "16 []", done.stderr
+
+
+def test_one_file_alone_touches_tritons_inside():
+    """Of the meter, and of all that stands on it: what Triton does not promise to keep is imported in one place."""
+    private = re.compile(r"from triton\.(_|runtime|compiler|backends)|interpreter_builder|\.handle\b")
+    folder = Path(traffic.__file__).parent
+    touching = [path.name for path in sorted(folder.glob("*.py")) if private.search(path.read_text())]
+    assert touching == ["triton_internals.py"]
 
 
 def test_a_loop_bound_read_from_memory_runs_after_the_repair():
@@ -567,7 +599,7 @@ def test_compiled_launches_are_seen_where_triton_prepares_them(monkeypatch):
     kernel.__dict__.update(name="add_kernel", src=copy_kernel, module=None)
     monkeypatch.setattr(CompiledKernel, "launch_metadata", lambda self, grid, stream, *args: "unchanged")
     launches = []
-    with traffic._compiled_launches(launches.append):
+    with triton_internals.compiled_launches(launches.append):
         assert kernel.launch_metadata((4, 2), 0, "x") == "unchanged"
     assert kernel.launch_metadata((1,), 0) == "unchanged"
     assert [(launch.kernel, launch.grid) for launch in launches] == [("add_kernel", (4, 2, 1))]

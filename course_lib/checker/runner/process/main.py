@@ -51,7 +51,7 @@ END_OF_FRAMES = struct.pack("<Q", 0)  # processes that an answer left behind may
 
 
 def _load(name: str, folder: str):
-    """A folder as a package of its own, by whatever name; nothing of the course around it can be imported through it."""
+    """A folder as a package of its own: nothing of the course around it can be imported through it."""
     front = str(Path(folder) / "__init__.py")
     spec = importlib.util.spec_from_file_location(name, front, submodule_search_locations=[folder])
     module = importlib.util.module_from_spec(spec)

@@ -1,0 +1,23 @@
+"""Where in the source a kernel is."""
+
+import os
+import sys
+
+import numpy as np
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_KNOWN_KERNELS = os.path.join(_HERE, "known_kernels.py")
+
+
+def kernel_line() -> tuple[str, int]:
+    """File and line of the innermost frame that is neither this folder's, Triton's nor NumPy's: the kernel's own."""
+    import triton
+
+    foreign = tuple(os.path.dirname(os.path.abspath(module.__file__)) + os.sep for module in (triton, np))
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = os.path.abspath(frame.f_code.co_filename)
+        if file == _KNOWN_KERNELS or not file.startswith((*foreign, _HERE + os.sep)):
+            return frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return "unknown", 0

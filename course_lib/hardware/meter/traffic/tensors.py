@@ -1,0 +1,81 @@
+"""What the meter knows of a tensor: where it lies, what was done to it, and which addresses an argument may touch.
+
+How a byte finds its tensor. When a kernel starts, every pointer argument gets a number in the sixteen address bits that
+no machine uses. Pointer arithmetic carries the number along, so a load knows which *parameter* it came from, even when
+the address has wandered into a neighbouring tensor. The number is taken off again before memory is touched.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+TAG_SHIFT = 48  # user addresses end below bit 48 on x86-64 and AArch64; the bits above carry the argument's number
+ADDRESS_MASK = np.uint64((1 << TAG_SHIFT) - 1)
+MAX_TAG = 0x7FFF  # leaves the sign bit alone, for kernels that turn a pointer into an int64 and back
+SECTOR_BYTES = 32  # the smallest piece a GPU's L2 hands out
+
+
+def span_bytes(tensor: torch.Tensor) -> int:
+    """Bytes from a view's first element to the end of its last one."""
+    if tensor.numel() == 0:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return (last + 1) * tensor.element_size()
+
+
+class View:
+    """Where a tensor lies: its storage (kept alive, so that no address is given out twice), start and length."""
+
+    def __init__(self, tensor: torch.Tensor):
+        self.tensor = tensor.detach()
+        storage = tensor.untyped_storage()
+        self.storage, self.storage_address, self.storage_bytes = storage, storage.data_ptr(), storage.nbytes()
+        self.start = tensor.storage_offset() * tensor.element_size()  # bytes from the storage's start
+        self.end = self.start + span_bytes(tensor)
+        self.address = tensor.data_ptr()
+        self.item_bytes = tensor.element_size()
+
+    def contains(self, other: View) -> bool:
+        same = self.storage_address == other.storage_address and self.tensor.device == other.tensor.device
+        return same and self.start <= other.start and other.end <= self.end
+
+
+class Row:
+    """Counters of one tensor. Offsets are bytes from the storage's start."""
+
+    def __init__(self, view: View, name: str, parameter: str | None, count_sectors: bool):
+        self.view, self.name, self.count_sectors = view, name, count_sectors
+        self.parameters = {parameter: None} if parameter else {}  # an ordered set
+        self.bytes = {"load": 0, "store": 0, "atomic": 0}
+        self.calls = {"load": 0, "store": 0, "atomic": 0}
+        self.atomic_lanes = 0
+        self.sector_bytes = 0
+        self.slot_bytes = view.item_bytes  # resolution of the maps below
+        slots = -(-view.storage_bytes // self.slot_bytes)
+        self.touched = {"load": np.zeros(slots, dtype=bool), "store": np.zeros(slots, dtype=bool)}
+
+    def add(self, kind: str, offsets: np.ndarray, item_bytes: int) -> None:
+        self.bytes[kind] += offsets.size * item_bytes
+        self.calls[kind] += 1
+        slots = offsets.view(np.int64) // self.slot_bytes
+        if kind == "atomic":
+            self.atomic_lanes += offsets.size
+        for past in range(0, item_bytes, self.slot_bytes):  # once, unless a pointer was cast to a wider type
+            for touched in ("load", "store") if kind == "atomic" else (kind,):
+                self.touched[touched][slots + past // self.slot_bytes] = True
+        if self.count_sectors and kind == "load":
+            self.sector_bytes += SECTOR_BYTES * np.unique(offsets // np.uint64(SECTOR_BYTES)).size
+
+    def byte_map(self, kind: str) -> np.ndarray:
+        return np.repeat(self.touched[kind], self.slot_bytes)
+
+
+class Argument:
+    """One pointer argument of the running kernel: the addresses it may touch, its number included."""
+
+    def __init__(self, tag: int, parameter: str, view: View, address: int, row: Row):
+        self.parameter, self.view, self.row = parameter, view, row
+        self.low = (tag << TAG_SHIFT) + address
+        self.high = self.low + (view.end - view.start)
+        self.origin = np.uint64(self.low - view.start)  # where the storage starts; never below the tag, as low >= start

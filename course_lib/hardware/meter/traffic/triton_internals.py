@@ -1,0 +1,352 @@
+"""The only file of the course that touches what Triton does not promise to keep: here a new version is adapted to.
+
+Nothing here decides anything; the others ask in their own terms. Whether this Triton is one that is known is proved by
+kernels whose counts and refusals are known (see `self_test` and `front_end`); where that fails, the meter is off.
+Triton is imported when first asked for, since it is not on every machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+
+from .results import Launch, MeterUnavailable
+
+NO_ARGUMENT = "failed to specialize argument"  # Triton's words on a value that it cannot hand to a kernel
+NO_KERNEL = "Cannot call @triton.jit'd outside of the scope of a kernel"  # its words on one without a grid
+_NO_REFUSAL = (MemoryError, OSError, ImportError)  # wrapped by the compiler like all that is raised while it reads
+
+
+def versions() -> str:
+    import triton
+
+    return f"Seen: Triton {triton.__version__}, NumPy {np.__version__}, PyTorch {torch.__version__}."
+
+
+def interpreting() -> bool:
+    try:
+        from triton import knobs
+    except ImportError:
+        return False
+    return bool(knobs.runtime.interpret)
+
+
+@contextlib.contextmanager
+def replaced(owner: object, name: str, value: object) -> Iterator[None]:
+    """Sets an attribute and restores it exactly, deleting it where it was only inherited."""
+    missing = object()
+    before = vars(owner).get(name, missing)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        delattr(owner, name) if before is missing else setattr(owner, name, before)
+
+
+# --------------------------------------------------------------------------------------------- the interpreter's memory
+
+
+@contextlib.contextmanager
+def memory_behind(shim: Callable[[object], object]) -> Iterator[None]:
+    """Puts ``shim(memory)`` where the interpreter looks for the module through which it touches memory."""
+    from triton.runtime import interpreter
+
+    with replaced(interpreter, "_interpreter", shim(interpreter._interpreter)):
+        yield
+
+
+@contextlib.contextmanager
+def filled_loads(filling: Callable[[str, tuple[int, ...]], np.ndarray | None]) -> Iterator[None]:
+    """Asks ``filling(type, shape)`` for what a load gives in lanes that are masked off, where ``other=`` is missing."""
+    from triton.runtime import interpreter
+
+    builder = interpreter.interpreter_builder
+    original = builder.create_masked_load
+
+    def load(pointers, mask, other, *rest, **more):
+        if other is None and not mask.data.all():
+            values = filling(str(pointers.get_element_ty()), pointers.data.shape)
+            other = None if values is None else interpreter.TensorHandle(values, pointers.get_element_ty())
+        return original(pointers, mask, other, *rest, **more)
+
+    with replaced(builder, "create_masked_load", load):
+        yield
+
+
+@contextlib.contextmanager
+def tagged_pointers(address: Callable[[object], int | None]) -> Iterator[None]:
+    """Gives a pointer argument the address that ``address(host tensor)`` says; a descriptor's base as well."""
+    from triton.runtime import interpreter
+
+    original = interpreter._implicit_cvt
+
+    def convert(argument):
+        converted = original(argument)
+        tagged = address(argument)
+        if tagged is not None and hasattr(argument, "data_ptr"):
+            converted.handle.data = np.array([tagged], dtype=np.uint64)
+        return converted
+
+    with replaced(interpreter, "_implicit_cvt", convert):
+        yield
+
+
+@contextlib.contextmanager
+def copied_arguments(
+    copying: Callable[[], contextlib.AbstractContextManager], notify: Callable[[str, dict, dict], None]
+) -> Iterator[None]:
+    """Calls ``notify(kernel, given, host)`` at every launch: its arguments by parameter, and their copies on the host.
+
+    The interpreter copies them within ``copying()``.
+    """
+    from triton.runtime import interpreter
+
+    executor = interpreter.GridExecutor
+    original = executor._init_args_hst
+
+    def init_args(self, args, kwargs):
+        with copying():
+            hosts, host_kwargs = original(self, args, kwargs)
+        given, host = {}, {}
+        # Wrong arguments: the executor makes the same call next and raises this.
+        with contextlib.suppress(TypeError):
+            given = inspect.getcallargs(self.fn, *args, **kwargs)
+            host = inspect.getcallargs(self.fn, *hosts, **host_kwargs)
+        notify(self.fn.__name__, given if host else {}, host)
+        return hosts, host_kwargs
+
+    with replaced(executor, "_init_args_hst", init_args):
+        yield
+
+
+def running_program() -> tuple[int, int, int]:
+    from triton.runtime.interpreter import interpreter_builder
+
+    return tuple(interpreter_builder.grid_idx)
+
+
+# ------------------------------------------------------------------------------------------------------------- launches
+
+
+@contextlib.contextmanager
+def interpreted_launches(notify: Callable[[Launch], None]) -> Iterator[None]:
+    from triton.runtime import interpreter
+
+    executor, builder = interpreter.GridExecutor, interpreter.interpreter_builder
+    call, set_grid = executor.__call__, builder.set_grid_dim
+    running = []
+
+    def remembering(self, *args, **kwargs):
+        running.append(self.fn)
+        try:
+            return call(self, *args, **kwargs)
+        finally:
+            running.pop()
+
+    def announcing(*grid):  # called once for every launch, after the grid is known and before the first program
+        if running:
+            code = running[-1].__code__
+            notify(Launch(running[-1].__name__, _three(grid), code.co_filename, code.co_firstlineno))
+        return set_grid(*grid)
+
+    with replaced(executor, "__call__", remembering), replaced(builder, "set_grid_dim", announcing):
+        yield
+
+
+@contextlib.contextmanager
+def compiled_launches(notify: Callable[[Launch], None]) -> Iterator[None]:
+    try:
+        from triton.compiler.compiler import CompiledKernel
+
+        prepare = CompiledKernel.launch_metadata  # called for each launch, whichever way it was asked for
+    except (ImportError, AttributeError) as error:
+        raise MeterUnavailable(f"Launches cannot be recorded: {error}. {versions()}") from error
+
+    def announcing(self, grid, stream, *args):
+        code = getattr(getattr(getattr(self.src, "fn", None), "fn", None), "__code__", None)
+        file, line = (code.co_filename, code.co_firstlineno) if code else ("unknown", 0)
+        notify(Launch(self.name, _three(grid), file, line))
+        return prepare(self, grid, stream, *args)
+
+    with replaced(CompiledKernel, "launch_metadata", announcing):
+        yield
+
+
+def _three(grid) -> tuple[int, int, int]:
+    return tuple((*(int(extent) for extent in grid), 1, 1)[:3])
+
+
+@contextlib.contextmanager
+def interpreted_calls(notify: Callable[[object, tuple, dict], None]) -> Iterator[None]:
+    """Calls ``notify(kernel, args, kwargs)`` before each interpreted launch. What is called without a grid, outside of
+    a kernel, raises what it raises on a GPU."""
+    from triton.runtime.interpreter import InterpretedFunction
+
+    run, call, running = InterpretedFunction.run, InterpretedFunction.__call__, []
+
+    def called(self, *args, **kwargs):
+        if not running:
+            raise RuntimeError(NO_KERNEL)
+        return call(self, *args, **kwargs)
+
+    def recording(self, *args, grid, warmup, **kwargs):
+        notify(self, args, kwargs)
+        running.append(self)
+        try:
+            return run(self, *args, grid=grid, warmup=warmup, **kwargs)
+        finally:
+            running.pop()
+
+    with replaced(InterpretedFunction, "run", recording), replaced(InterpretedFunction, "__call__", called):
+        yield
+
+
+# --------------------------------------------------------------------------------- how a compiler's launcher would bind
+
+
+def bound_launch(interpreted, args: tuple, kwargs: dict) -> tuple[dict[str, object], list[tuple], dict[str, object]]:
+    """A launch as a GPU's launcher binds it (JITFunction.run and ._pack_args): the parameters' types in Triton's form,
+    the constants as (path, value), and the options."""
+    from triton._utils import find_paths_if, get_iterable_path
+
+    bound, specialization, options = _binder(interpreted)(*args, **kwargs)
+    kinds, values = [pair[0] for pair in specialization], list(bound.values())
+    paths = find_paths_if(kinds, lambda _, kind: kind == "constexpr")
+    return dict(zip(bound, kinds)), [(path, get_iterable_path(values, path)) for path in paths], options
+
+
+@functools.lru_cache(maxsize=256)
+def _binder(interpreted):
+    from triton.backends.compiler import BaseBackend
+    from triton.runtime.jit import JITFunction, create_function_from_signature
+
+    function = JITFunction(interpreted.fn, **interpreted.kwargs)
+    return create_function_from_signature(function.signature, function.params, BaseBackend)
+
+
+def jit_function(value: object):
+    """The JITFunction under autotuners and heuristics, which wrap a kernel, and each other; None of other things."""
+    from triton.runtime.jit import JITFunction
+
+    for _ in range(8):
+        if isinstance(value, JITFunction) or not hasattr(value, "fn"):
+            break
+        value = value.fn
+    return value if isinstance(value, JITFunction) else None
+
+
+# -------------------------------------------------------------------------------------------- the compiler's front end
+
+
+def front_end(function, signature: dict, constants: dict, options: dict, architecture: int) -> Exception | None:
+    """What the beginning of triton.compile raises on a kernel that it refuses. There is no pass in it, no LLVM and no
+    ptxas; it takes milliseconds and needs no driver."""
+    from triton._C.libtriton import ir
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import ASTSource, make_backend
+
+    target = GPUTarget("cuda", architecture, 32)
+    backend = make_backend(target)
+    source = ASTSource(function, signature, constants, {})
+    try:
+        parsed = backend.parse_options(dict(options))
+    except (AssertionError, ValueError) as error:  # a number of warps that is no power of two
+        return error
+    unknown = [name for name in options if not hasattr(parsed, name)]
+    if unknown:
+        return KeyError(f"Keyword argument {unknown[0]} was specified but unrecognised")
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    implementation, modules = backend.get_codegen_implementation(parsed), backend.get_module_map()
+    try:
+        source.hash()  # looks through the functions that the kernel calls
+        source.make_ir(target, parsed, implementation, modules, context)
+    except Exception as error:
+        if not _is_refusal(error):
+            raise
+        return error
+    return None
+
+
+def _is_refusal(error: BaseException) -> bool:
+    from triton.compiler.errors import CompilationError
+
+    if not isinstance(error, CompilationError):
+        return type(error) is RuntimeError and str(error).startswith("Unsupported function referenced")
+    innermost: BaseException = error
+    while innermost.__cause__ is not None:
+        innermost = innermost.__cause__
+    if isinstance(innermost, _NO_REFUSAL):
+        return False
+    said = str(getattr(innermost, "error_message", None) or "")  # an exception's repr, where its cause was dropped
+    return not re.match("|".join(rf"(?:\w+\.)?{fault.__name__}\(" for fault in _NO_REFUSAL), said)
+
+
+# -------------------------------------------------------------------------------------------------------------- repairs
+
+
+def repair_interpreter() -> bool:
+    """Lets Triton 3.6's interpreter run loops with run-time bounds under NumPy 2.4 and later.
+
+    That Triton turns a loop bound, an array of one element, into an int by ``int(array)``, which NumPy >= 2.4 refuses.
+    Returns whether a repair was needed now; does nothing when none is. Call it before the first interpreted launch.
+    """
+    from triton.runtime import interpreter
+
+    class Probe:
+        class handle:
+            data = np.array([3], dtype=np.int32)
+
+    class Scope:
+        set_attr = staticmethod(setattr)
+
+    patch = interpreter._patch_lang_tensor
+    patch(Probe, Scope)
+    try:
+        range(Probe())
+        return False
+    except TypeError:
+        pass
+
+    def patch_lang_tensor(tensor, *scope):
+        patch(tensor, *scope)
+        tensor.__index__ = lambda self: int(self.handle.data.item())  # the launch's scope restores what was there
+
+    interpreter._patch_lang_tensor = patch_lang_tensor
+    return True
+
+
+def repair_masks() -> bool:
+    """Lets the interpreter take a mask that a scalar condition is part of: ``(lanes < length) & (slot >= 0)``.
+
+    It keeps a comparison of scalars in the type of what was compared. Spread over a block and combined with a mask,
+    that makes a mask of integers, which loads and stores refuse ("mask has unsupported dtype"); compiled kernels and
+    the meter take it. Returns whether a repair was needed now. Call it before the first interpreted launch.
+    """
+    from triton.runtime import interpreter
+
+    builder = interpreter.interpreter_builder
+    if hasattr(builder, "takes_any_mask"):
+        return False
+    for name, place in (("create_masked_load", 1), ("create_masked_store", 2)):
+        setattr(builder, name, _with_boolean_mask(getattr(builder, name), place, interpreter.TensorHandle))
+    builder.takes_any_mask = True
+    return True
+
+
+def _with_boolean_mask(operation, place, handle):
+    @functools.wraps(operation)
+    def run(*arguments, **named):
+        mask = arguments[place]
+        if mask.data.dtype != bool:
+            arguments = (*arguments[:place], handle(mask.data.astype(bool), mask.dtype), *arguments[place + 1 :])
+        return operation(*arguments, **named)
+
+    return run
