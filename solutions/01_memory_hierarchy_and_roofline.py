@@ -4,11 +4,11 @@
 # **The question.** Two sums over the same count of float32 numbers: the same additions, millions of them. One takes
 # many times as long as the other. What is it that takes the time?
 #
-# An H100 does 989 million million FLOPs in a second, and moves 3.35 million million bytes from its memory. Divide: in
-# the time it takes to fetch *one byte* it could do 295 operations. Most of what a transformer does while it generates
-# text offers it fewer than ten. So the first question about any kernel is not how much it computes but how much it
-# moves, and this chapter teaches you to answer it before you write a line: with a pencil, then with a meter, then with
-# a clock.
+# An H100 can do 989 TFLOP/s in float16: 989 · 10¹² floating-point operations (FLOPs) in a second. Its memory delivers
+# 3.35 TB/s, which is 3.35 · 10¹² bytes in a second. So in the time in which it fetches *one byte* it could do 989 /
+# 3.35 = 295 operations. Most of what a transformer does while it generates text needs fewer than ten for each byte. So
+# the first question about any kernel is not how much it computes but how much it moves, and this chapter teaches you to
+# answer it before you write a line: with a pencil, then with a meter, then with a clock.
 #
 # About ninety minutes. You will count bytes and FLOPs (1.1), place an operation on a device (1.2), write three kernels
 # (1.3 to 1.5), and predict to the step where a fourth one turns from waiting for memory to waiting for arithmetic
@@ -763,11 +763,12 @@ roofline_plot(here, [Measured(fma_chain_work(length, count), timing) for count, 
 # ## The first question, answered
 #
 # Chapter 00 asked what an H200 does while it multiplies 16.8 million float32 numbers by a constant. The kernel reads 4
-# bytes and writes 4 for each number, $2 \cdot 4 \cdot 16.8$ million = 134 MB. At about 4.2 TB/s, of the 4.8 that the
-# datasheet states, they take 32 µs. The multiplications take half a microsecond if the multiply-add units do one each
-# in every cycle, some 34 million million a second. The intensity is 1/8 FLOP/byte, two orders of magnitude left of the
-# corner. So for 98 % of the time the arithmetic units wait for bytes. No better arithmetic will shorten that; only
-# fewer bytes will, and whoever fuses this multiplication into the kernel before it or after it gets it for nothing.
+# bytes and writes 4 for each number, $2 \cdot 4 \cdot 16.8$ million = 134 MB. An H200's memory was measured to copy
+# 4.25 TB/s, reads and writes together; its datasheet states 4.8. At 4.25 TB/s the 134 MB take 32 µs. The
+# multiplications take half a microsecond: the multiply-add units can do one each in every cycle, which makes 34 · 10¹²
+# in a second. The intensity is 1/8 FLOP/byte, two orders of magnitude left of the corner. So for 98 % of the time the
+# arithmetic units wait for bytes. No better arithmetic will shorten that; only fewer bytes will, and whoever fuses this
+# multiplication into the kernel before it or after it gets it for nothing.
 #
 # ## What production systems do
 #
@@ -798,5 +799,5 @@ roofline_plot(here, [Measured(fma_chain_work(length, count), timing) for count, 
 progress()
 
 # %% [markdown]
-# **Next.** [02 · Naive attention](02_naive_attention.ipynb) writes the $N \times N$ matrix to memory and reads it
-# back, four times over, and you will see in milliseconds what each of these crossings costs.
+# **Next.** [02 · Naive attention](02_naive_attention.ipynb) writes an $N \times N$ matrix to memory and reads it back,
+# twice. That makes four crossings of the memory bus, and you will see in milliseconds what they cost.

@@ -39,9 +39,9 @@ device = default_device()
 # | $P$ | probabilities | [query_length, key_length] | **4.3 GB** |
 #
 # Write $M$ for the number of queries, $N$ for the number of keys, $D$ for the head dimension and $H$ for the heads.
-# Each of the two products takes $2 H M N D$ FLOPs. The softmax takes about four for each score, $4 H M N$, which is 1.6
-# % of the rest at $D = 128$. So the arithmetic is $4 H M N D$: for the question, $4 \cdot 32 \cdot 8192^2 \cdot 128 =
-# 1.1 \cdot 10^{12}$.
+# Each of the two products takes $2 H M N D$ FLOPs. The softmax takes about four for each score, $4 H M N$. At $D = 128$
+# that is 1/128 of what the products take, 0.78 %, so we leave it out. The arithmetic is then $4 H M N D$: for the
+# question, $4 \cdot 32 \cdot 8192^2 \cdot 128 = 1.1 \cdot 10^{12}$.
 #
 # The bytes are another matter. $S$ has 64 times the elements of $Q$ here, and no chip holds 4.3 GB: the L2 cache of an
 # H100 is 50 MB. A kernel that computes $S$ must leave it in memory, the next one must fetch it from there. Three
@@ -295,7 +295,9 @@ print("largest difference to PyTorch:", (distance_penalty(example, slopes) - exp
 # - For float32 operands its default on a GPU is tf32: the tensor cores cut the mantissa to 10 bits, without rounding,
 #   and a sum of products comes out a thousandth too small. `input_precision="ieee"` computes in float32; a check takes
 #   either. For float16 it changes nothing.
-# - All sides of a tile must be powers of two, at least 16. Our head dimensions are; lengths are what masks are for.
+# - All sides of a tile must be powers of two. The side that the product sums over, here $D$, must be at least 16 in
+#   float16 and 8 in float32. The other two may be smaller, but the tensor cores multiply 16 rows at a time, so smaller
+#   tiles leave them partly idle. Our head dimensions fit. For lengths that do not, there are masks.
 #
 # The tensors arrive as a model makes them. A projection leaves $Q$ as [length, heads, head_dim], and `.transpose(0, 1)`
 # makes [heads, length, head_dim] of it without moving a byte: the rows of a head then lie `heads * head_dim` elements
@@ -631,7 +633,10 @@ print(f"{'in all':8} {format_seconds(least):>11} {format_seconds(naive_seconds):
 # time: tiles that are too small to keep the tensor cores fed, a row too long for its registers, on a CPU an `exp` that
 # is computed in software.
 #
-# Whatever the ratio, no tuning can bring the sum below the *predicted* column. The bytes are in the algorithm.
+# Whatever the ratio, tuning the three kernels does not remove their bytes: each of them has to read and write what the
+# algorithm passes from one to the next. A ratio above 100 % can still be printed, and it does not mean that bytes were
+# saved. A CPU may keep part of the matrix in its cache from one pass to the next, or the ceiling was measured while the
+# machine was busy.
 
 # %%
 S = P = None  # give the matrices back

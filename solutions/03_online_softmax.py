@@ -4,7 +4,7 @@
 # **The question.** One attention layer of 32 heads over 8192 tokens makes $32 \cdot 8192^2$ = 2.1 billion scores, 4.3
 # GB in float16. A careful softmax over them reads each score three times and writes it once: 17.2 GB, which take an
 # H200 4.0 ms at the 4.25 TB/s that its memory was measured to copy. Both matrix products of the layer together are
-# $1.1 \cdot 10^{12}$ FLOPs, 1.5 ms at 720 TFLOP/s. The step with four operations an element takes longer than the step
+# $1.1 \cdot 10^{12}$ FLOPs, 1.5 ms at 740 TFLOP/s. The step with four operations an element takes longer than the step
 # with five hundred. How often does a softmax really have to touch a score?
 #
 # Four times, says the textbook. Three times, says a short paper of 2018. Two, when a row fits on the chip. And when
@@ -59,8 +59,11 @@ print("naive softmax:", (weights / weights.sum()).tolist()[0])
 print("it should be: ", scores.softmax(dim=1).tolist()[0])
 
 # %% [markdown]
-# inf / inf is NaN, and the first score came out as 0 where 9 % belong. Scores near 90 are not exotic: two vectors of
-# dimension 128 that point the same way, with entries around 1, have a product of 128. Float16 ends at 11.
+# inf / inf is NaN, and the first score came out as 0 where 9 % belong. Can a model's scores become that large? A score
+# is the product of a query and a key, divided by $\sqrt{D}$. Take two vectors of dimension 128 that point the same way.
+# With entries around 1 their product is 128 and their score $128 / \sqrt{128} = 11.3$. That is already too large for
+# float16, whose exponentials end at 11.09. With entries around 3 the score is 102, and float32, which ends at 88.7,
+# overflows too.
 #
 # At the other end it is as bad. A row of scores near -200 has exponentials that are all 0, and 0 / 0 is NaN too.
 #
@@ -147,8 +150,8 @@ def safe_softmax(read):
 best_safe_softmax = check("3.1", safe_softmax).best
 
 # %% [markdown]
-# Three reads and a write: **four accesses** an element, against the naive softmax's three. Being right costs a third
-# more time, if memory is what you wait for.
+# Three reads and a write make **four accesses** for each element, where the naive softmax has three. So if memory is
+# what you wait for, the safe version takes a third longer, because it reads the row once more.
 #
 # ## The maximum, in hindsight
 #
@@ -455,9 +458,10 @@ print("scores near 1000:", naive_softmax_rows(x + 1000, 256)[0, :4].tolist())
 # %% [markdown]
 # (The interpreter computes with NumPy, which warns of the overflow. A GPU says nothing.)
 #
-# Note the `other=float("-inf")`. A masked load has to put *something* into the lanes past the end of the row. Zero is
-# the default of most people's fingers and it is wrong here: a score of 0 has a weight of $e^0 = 1$. $-\infty$ is the
-# neutral element, of the maximum and of the sum of exponentials alike.
+# Note the `other=float("-inf")`. A masked load has to put *something* into the lanes, the elements of the tile, that
+# lie past the end of the row. Most people type `other=0.0` out of habit. Here that is wrong: a score of 0 has the
+# weight $e^0 = 1$, so every lane past the end would count. With $-\infty$ none does: it never becomes the maximum, and
+# its exponential adds 0 to the sum.
 #
 # **Exercise 3.5.** The online softmax, for rows longer than a tile. The launcher is given; the kernel is yours. The
 # meter counts what it moves: three accesses pass, four do not. Inputs may be float16, of which 65,504 is the largest:

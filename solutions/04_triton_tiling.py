@@ -68,7 +68,7 @@ del query, key, value
 #
 # A GPU's multiprocessor (SM) has a memory of its own, *shared memory*, on the same silicon as its arithmetic: 64 KB on
 # a T4, 164 KB on an A100, 228 KB on an H100. On the last two a program may use 1 KB less than the SM has: 166,912 and
-# 232,448 bytes. All SMs of an A100 together read theirs at about 19 TB/s, ten times as fast as HBM. The FlashAttention
+# 232,448 bytes. All SMs of an A100 together read theirs at about 19 TB/s, nine times as fast as HBM. The FlashAttention
 # paper calls it SRAM. Besides, every thread has up to 255 registers of four bytes, and an SM holds 65,536 of them,
 # another 256 KB.
 #

@@ -7,7 +7,7 @@
 #
 # Up to now all queries came at once. A model that writes has one at a time, and it has seen everything else before.
 # This chapter keeps what it has seen: the KV cache. You count what it saves and what it costs, write the kernel that
-# fills it and a step of attention that asks it, and generate text with a model that you train here, in half a minute,
+# fills it and a step of attention that reads it, and generate text with a model that you train here, in half a minute,
 # once with a cache and once without. The tokens must be the same. One to two hours, six exercises.
 
 # %%
@@ -45,7 +45,7 @@ print(f"{roof.device}: {format_bytes(roof.memory_bandwidth)}/s, "
 # Nearly all of that was known. The mask is causal, so nothing that comes later changes what a token sees, and its keys
 # and values are the same in every step. The queries of earlier tokens are not needed at all: what they led to, the
 # tokens after them, is there already. So keep the keys and values, in every layer, and run only the newest token. Its
-# query asks the keys that were kept. Walk through the steps, and watch the two counts.
+# query is compared with every key that was kept. Walk through the steps, and watch the two counts.
 
 # %%
 from course_lib.figures.cache.stepper import cache_stepper
@@ -148,14 +148,15 @@ for name, key_heads in (("with 64 KV heads", 64), ("as released, 8 KV heads", 8)
     print(f"Llama-2-70B {name + ':':25} {format_bytes(token):>8} a token, {format_bytes(sequence):>8} for 4096 of "
           f"them, {format_bytes(batch):>8} for 512 sequences of 2048")
 
-for name in ("T4", "A100", "H200"):
+for name in ("A100", "H200"):
     count = best_sequences_that_fit(int(DATASHEETS[name].memory_bytes), 8_030_261_248, 32, 32, 8, 128, 8192, 2)
     print(f"Llama-3-8B on one {name + ':':5} room for {count:>3} × 8192 tokens beside the weights")
 
 # %% [markdown]
 # With all its heads a single token would take 2.62 MB, as much as a photograph, and a batch of 512 sequences of 2048
-# tokens 2.75 TB, as much as 18 H200s have. The released model has 8 KV heads and needs an eighth. Beside Llama-3-8B a
-# T4 has room for one long sequence: memory decides how many can be served at once, and not arithmetic.
+# tokens 2.75 TB, as much as 18 H200s have. The released model has 8 KV heads and needs an eighth. So memory decides how
+# many sequences can be served at once, and not arithmetic. A T4 is not in the list, because it has no room for any: of
+# its 16 GB PyTorch sees 14.7 GiB, which are 15.8 GB, and the weights of Llama-3-8B alone take 16.06 GB.
 #
 # Here are other models, 16 sequences of 4096 tokens each. In a live notebook the calculator below the picture takes
 # other batches, lengths and number formats. Try Llama-3-8B with one sequence of 131,072 tokens, which its successor
@@ -172,8 +173,9 @@ cache_calculator(PRESETS, batch=16, length=4096)
 #
 # The obvious way to add a token is `torch.cat([cache, new], dim=2)`. It allocates a buffer for one token more, copies
 # everything and appends the token. With $c$ bytes a token, step $i$ reads and writes $c\, i$ bytes each, and $n$ tokens
-# move $c\, n^2$ in all. For Llama-3-8B, with its 131 kB a token, 8192 tokens copy 8.8 TB, which an H200 at 4.25 TB/s
-# does in two seconds, for nothing. While it copies, both buffers exist: the cache needs twice its memory.
+# move $c\, n^2$ in all. For Llama-3-8B, with its 131 kB a token, 8192 tokens move 8.8 TB. An H200, whose memory was
+# measured to copy 4.25 TB/s, spends two seconds on them, for nothing. While it copies, both buffers exist: the cache
+# needs twice its memory.
 #
 # The other way allocates a buffer of the largest length once and writes each token into its slot. That moves $2 c$
 # bytes a token, whatever the length. What it costs is memory that may never be used; chapter 06 is about that.
@@ -216,7 +218,8 @@ from course_lib.figures.cache.step_times import draw_step_times
 draw_step_times(append_times, "Append one token to the keys and values of a layer")
 
 # %% [markdown]
-# One line rises with the length and one stays flat. Over a whole generation the area under each is the time. (Without a
+# The time of the concatenated cache grows with the length, because every step copies all tokens so far. The time of the
+# preallocated cache does not depend on the length. The area under a line is the time of a whole generation. (Without a
 # GPU, small copies can beat their least time, as they stay in the processor's own cache; large ones take longer than
 # theirs, since the operating system has to hand out a fresh buffer page by page.)
 #
@@ -292,12 +295,12 @@ best_append = check("5.3", append_to_cache).best
 #
 # **The mask.** It sees the slots up to past + $i$, no more and no fewer. In decode, with one new token, it sees all
 # that are in use, and PyTorch's `is_causal=True`, which is aligned to the first key, would show it the first one alone.
-# **The length.** The newest token counts itself. Its key is appended before it asks; a length that was read before is
-# one too few, and one read off the buffer's size is far too many. **The position encoding.** Scores alone do not say
-# where a token stands. *Rotary* positions turn each query and each key by angles that grow with its position, so that
-# their product depends on the distance between the two. A key is turned *before* it is stored, once and for all. A
-# query that is turned by another position's angles asks for something else, and no error is raised: the text only gets
-# worse.
+# **The length.** The newest token counts itself: its key is appended before its query is compared with the keys. A
+# length that was read before is one too few, and one read off the buffer's size is far too many. **The position
+# encoding.** Scores alone do not say where a token stands. *Rotary* positions turn each query and each key by angles
+# that grow with its position, so that their product depends on the distance between the two. A key is turned *before*
+# it is stored, once and for all. A query that is turned by another position's angles gets the scores of wrong
+# distances. No error is raised: the text only gets worse.
 #
 # The mask first. Let it do two jobs at once: hide later tokens, and hide slots that hold no token of the sequence.
 
@@ -570,8 +573,8 @@ print(textwrap.indent(textwrap.fill("The Rabbit " + texts["with yours"], 100), "
 # The gain is modest, because the text is short and the model tiny: much of a step is PyTorch's own overhead, some
 # dozens of operators a layer, with a cache and without. The length tells. The next cell takes the time of a single step
 # behind more and more tokens, with the library's preallocated cache. (The text would be nonsense beyond the 256 bytes
-# that the model was trained on; the time does not mind.) Which of the two lines will be flat, and from which length on
-# will the other one rise?
+# that the model was trained on; the time does not mind.) Will the time with a cache stay flat? And from which length on
+# will the time without a cache rise?
 
 # %%
 lengths = (256, 1024, 2048, 4096, 8192) if on_gpu else (16, 128, 256, 512, 1024)
@@ -612,9 +615,9 @@ draw_step_times(step_times, "One step of the tiny model")
 #
 # $$\text{bytes} = w\, b + B \cdot L \cdot \text{bytes per token}$$
 #
-# and for Llama-3-8B the second term passes the first at 115,000 tokens in all, 56 sequences of 2048. From there on most
-# of what a step reads are caches, and a larger batch gains little: the intensity of attention over a cache does not
-# depend on it.
+# For Llama-3-8B the caches become larger than the weights at 115,000 tokens in all, 56 sequences of 2048. From there on
+# most of what a step reads is cache, and a larger batch gains little: the intensity of attention over a cache does not
+# depend on the batch.
 #
 # The next cell builds some layers of a real model's shape (a smaller one without a GPU), with random weights, and
 # computes the floor of three workloads from these formulas before it measures them: the prompt, a step for one sequence
@@ -697,7 +700,12 @@ roofline_plot(roof, points)
 # 3.1 ms and one took 2.0. That is why servers batch, and what limits the batch is the memory for caches. Both hang
 # below the slope there, at 33 and 40 % of it: reading these two layers takes 0.8 ms, and beside that PyTorch's overhead
 # for dozens of operators is no small thing. On a CPU the balance point lies lower, and a batch of eight is closer to
-# it.
+# it or beyond it.
+#
+# Up to two balance points are marked at the foot of the picture: where the ordinary multiply-add units meet the slope,
+# and where the fastest matrix products do. The words *bound by* above go by the rate of matrix products in the dtype of
+# these layers, which need not be either of the two. So compare each point with the flat roof that bears that dtype's
+# name.
 #
 # Two workloads in one model: the kernels of chapter 04 are for the first. For the second the arithmetic hardly matters,
 # and every byte of the cache does.

@@ -471,7 +471,7 @@ for key_heads in (16, 2):
 # same tile that chapter 04 had for 64 queries of one head. Each tile of keys is loaded once, and meets all of them in
 # one `tl.dot`.
 #
-# A matrix instruction wants 16 rows at least, and Triton's tiles are powers of two. With $G = 8$ half of the rows are
+# The tensor cores multiply 16 rows at a time, and Triton's tiles are powers of two. With $G = 8$ half of the rows are
 # padding: masked in the load, computed for nothing, masked in the store.
 
 # %%
@@ -744,7 +744,8 @@ for name in ("H200", "H100"):
 # %% [markdown]
 # 242 FLOP/byte: decode with MLA stands at the balance point, and is the first decode that keeps the matrix units busy.
 # GQA could only get there with groups of 242. It has a price: the latent belongs to all heads, so tensor parallelism
-# must copy it to every rank, as it would a single KV head. A later chapter builds the kernel.
+# must copy it to every rank, as it would a single KV head. DeepSeek has published its kernel as
+# [FlashMLA](https://github.com/deepseek-ai/FlashMLA).
 #
 # ## What production systems do
 #

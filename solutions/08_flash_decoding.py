@@ -3,7 +3,7 @@
 #
 # **The question.** A layer of Llama 3 8B's shape has 32 query heads on 8 KV heads of dimension 128. At 131,072 tokens
 # of context its cache holds $2 \cdot 8 \cdot 131072 \cdot 128$ numbers of two bytes, 537 MB, and every token that is
-# generated reads them all. An H200 was measured to read 4.37 TB/s; at 4.3 TB/s that is 125 µs. Chapter 07's kernel
+# generated reads them all. An H200's memory was measured to read 4.37 TB/s, so that takes 123 µs. Chapter 07's kernel
 # reads each byte once, with the query heads of a group packed into one tile. It runs one program for each KV head, and
 # the chip has 132 multiprocessors. How long does it take?
 #
@@ -161,7 +161,7 @@ for chip_name, multiprocessors in (("T4", 40), ("A100", 108), ("H100 or H200", 1
 # %%
 from course_lib.hardware.ceilings.measured import ceilings
 
-H200 = {"slots": 132, "bandwidth": 4.3e12, "program_bandwidth": 40e9, "start_seconds": 2e-6, "launch_seconds": 3e-6}
+H200 = {"slots": 132, "bandwidth": 4.37e12, "program_bandwidth": 40e9, "start_seconds": 2e-6, "launch_seconds": 3e-6}
 
 
 def kernel_seconds(programs, program_bytes, chip):
@@ -188,7 +188,7 @@ for splits in (1, 2, 4, 8, 16):
 
 # %% [markdown]
 # That answers the question, on paper. On the H200 of the assumptions one program for each KV head takes 1.68 ms for
-# bytes that the memory could deliver in 125 µs. Generating a token with 32 such layers would take 54 ms for attention
+# bytes that the memory could deliver in 123 µs. Generating a token with 32 such layers would take 54 ms for attention
 # alone instead of 4 ms.
 #
 # The next picture is the model, drawn. Every bar is a program: its height is the slot it has, its length the time it
@@ -202,8 +202,10 @@ sm_timeline(batch=1, query_heads=32, key_heads=8, context=131072, head_dim=128, 
 
 # %% [markdown]
 # With the H200's numbers a wave of four programs costs nearly as much as all the rest, as four draw 160 GB/s together.
-# The curve on the right falls while the chip fills, and from there on is a saw: each time the programs pass a multiple
-# of the slots it jumps, and its minima, the *whole waves*, creep up with what splitting costs.
+# In a live notebook a slider below the picture goes through all numbers of splits, and a curve beside it shows the time
+# of each. The time falls while the chip fills. From there on the curve looks like a saw: it jumps each time the
+# programs become more than a multiple of the slots, and its minima, the *whole waves*, rise slowly with the cost of
+# merging.
 #
 # ## One split, finished by itself
 #
@@ -647,6 +649,9 @@ def flash_decode(query, key_pages, value_pages, block_tables, lengths, splits):
         lengths: [batch], int32: the tokens of each sequence, from 0.
         splits: at least 1. Which keys a split has is up to you.
 
+    No tensor that PyTorch allocates may have more elements than key_pages, or than the partial results of all splits
+    where those are more: splits · batch · query_heads · (head_dim + 1).
+
     Returns:
         (output, lse): [batch, query_heads, head_dim] in query's dtype, and [batch, query_heads], float32, the natural
         log-sum-exp over all keys. Zeros and -inf for a sequence without tokens.
@@ -744,7 +749,7 @@ else:
 # the chip that it was written for. On a T4 only the numbers must be right. Without a GPU the check says what it would
 # need.
 #
-# What to look for. First, bytes on their way: Little's law asks for $4.3\,\text{TB/s} \cdot 0.8\,\text{µs} / 132$, 26
+# What to look for. First, bytes on their way: Little's law asks for $4.37\,\text{TB/s} \cdot 0.8\,\text{µs} / 132$, 26
 # KB on each multiprocessor at any time. A program with tiles of 128 keys has 32 KB for keys and 32 KB for values under
 # way while it works on as many; that fills 128 KB of shared memory, so one program lives on a multiprocessor, and 16
 # splits of 8 heads make a wave. Second, warps that do not wait for each other. With 16 rows of queries four warps lie
@@ -895,8 +900,8 @@ best_fast_decode = check("8.6", fast_decode).best
 # reach *their* floor at once, a line that lies higher by the share of the chip that is idle. On a GPU every step is
 # recorded and replayed, as above: called from Python, all of them would take what the host takes, and that is flat too.
 #
-# **Predict** where the bend is. If the fixed part is 10 µs, an H200 delivers 43 MB at 4.3 TB/s in the meantime, and
-# that is 10,500 tokens of 4096 bytes. On a CPU the lines differ by the number of cores once there is enough to share
+# **Predict** where the bend is. If the fixed part is 10 µs, an H200 reads 44 MB at 4.37 TB/s in the meantime, and
+# that is 10,700 tokens of 4096 bytes. On a CPU the lines differ by the number of cores once there is enough to share
 # out, and both begin below the floor: the floor is that of its memory, and a short context lies in its L2 and L3.
 
 # %%

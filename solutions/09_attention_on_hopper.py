@@ -3,8 +3,8 @@
 #
 # **The question.** Chapter 04's kernel, in the library's version with all that plain Triton offers, does attention on
 # an H200 at 541 TFLOP/s with head dimension 128, and at 447 with head dimension 64. The FLOPs are the same in both
-# rows, the keys come from the same cache, and the same GPU multiplies plain matrices (`torch.matmul`) at 781. Where
-# is the rest, and why does a smaller head cost a sixth of the speed?
+# rows, the keys come from the same cache, and the same GPU multiplied plain matrices (`torch.matmul`) at 781. Where is
+# the rest, and why does a smaller head cost a sixth of the speed?
 #
 # | bf16, TFLOP/s | FlashAttention-2 | cuDNN | portable (chapter 04) | this chapter's |
 # |---|---|---|---|---|
@@ -15,13 +15,14 @@
 # | D = 64, full, 16k | 286 | 459 | 447 | **557** |
 # | D = 64, causal, 16k | 279 | 447 | 447 | **548** |
 #
-# One run on one H200 (PyTorch 2.11, CUDA 13.0, cuDNN 9.19, Triton 3.6), 16,384 tokens (at 4k, four sequences), 16
-# heads of 128 or 32 of 64. The first two columns are PyTorch's `scaled_dot_product_attention`. The last is
-# `course_lib/kernels/hopper/flash.py` with `parts.py` beside it, which you can read after this
-# chapter. The columns were measured in alternation, in changing order: a card that works at its power limit gets
-# slower as it gets warmer, and whoever comes after a hungry kernel pays for it. Two versions of the FP8 kernel, even
-# in alternation, came out 6 % apart one after the other. In a run without alternation the last column was 691, 714,
-# 687, 641, 582 and 577, beside cuDNN's 680, 630, 666, 576, 499 and 476. Compare within a run.
+# One run on one H200 (PyTorch 2.11, CUDA 13.0, cuDNN 9.19, Triton 3.6), 16,384 tokens (at 4k, four sequences), 16 heads
+# of 128 or 32 of 64. The first two columns are PyTorch's `scaled_dot_product_attention`. The last is
+# `course_lib/kernels/hopper/flash.py` with `parts.py` beside it, which you can read after this chapter. The columns
+# were measured in alternation, in changing order: a card that works at its power limit gets slower as it gets warmer,
+# and whoever comes after a hungry kernel pays for it. Two versions of the FP8 kernel, even in alternation, came out 6 %
+# apart one after the other. In a run without alternation the last column was 691, 714, 687, 641, 582 and 577, beside
+# cuDNN's 680, 630, 666, 576, 499 and 476. Plain bf16 matrix products too came out anywhere from 720 to 790 TFLOP/s,
+# depending on the run. So compare figures of one run only.
 #
 # The algorithm does not change any more: same tiles, same online softmax, same bytes. What changes is *when* things
 # happen. You will go from chapter 04's kernel to this one in seven steps, with a prediction for most. Without a
@@ -60,11 +61,13 @@ print(f"{machine().name}: " + ("the kernels of this chapter run here." if on_hop
 # work at the same time; only the data do. The softmax of a block needs its scores, and the output needs the softmax.
 # So the work for the other unit must come from elsewhere: from other queries, or from another block of keys.
 #
-# The next figure is a model. Its rates are the datasheet's, and the softmax takes 1.3 times as long as its
-# exponentials, for it also takes maxima, subtracts, adds and casts. That factor is fitted to one measurement: at head
-# dimension 64 the softmax is the limit, and the 588 TFLOP/s of this kernel's first run were 1 / 1.3 of the 760 that
-# plain products reached in it. Look at the blue bars: where there is white between them, the matrix units wait. Which
-# two of the five would you build?
+# The next figure is a model. Time runs from left to right, in cycles. A bar is the work of one group of warps, which
+# has 64 of the 128 queries, on a block of 128 keys. So its two products, S and O, take 512 cycles each, and its
+# exponentials 512 as well. The rates are the datasheet's, but the model's softmax takes 1.3 times as long as its
+# exponentials, 666 cycles, because it also takes maxima, subtracts, adds and casts. That factor is fitted to one
+# measurement: at head dimension 64 the softmax is the limit, and there this kernel reached 588 TFLOP/s in its first
+# run, which is 1 / 1.3 of 760, the middle of what plain products reach. Look at the blue bars: where there is white
+# between them, the matrix units wait. Which two of the five would you build?
 
 # %%
 from course_lib.figures.hopper.timeline import busy, draw_timelines, run_schedule
@@ -72,12 +75,12 @@ from course_lib.figures.hopper.timeline import busy, draw_timelines, run_schedul
 draw_timelines(head_dim=128)
 
 # %% [markdown]
-# Read them from the top. *In turn*: 61 %. *Overlapped*: the scores of block 1 are asked for before the output of
-# block 0, and the softmax of block 1 runs under that output. *Two groups in step*: two groups of warps do the same
-# thing at the same moment, share each unit, and gain nothing. *Taking turns*: one group multiplies while the other
-# takes exponentials. The last does both. For this head dimension the model finds turns enough; you will see at the
-# end what it leaves out. And for head dimension 64? Products take half as long, the softmax is the same. Predict its
-# last line before you run the cell.
+# Read them from the top. *In turn*: 61 %, which is the two thirds from above with the longer softmax. *Overlapped*: the
+# scores of block 1 are asked for before the output of block 0, and the softmax of block 1 runs under that output. *Two
+# groups in step*: two groups of warps do the same thing at the same moment, share each unit, and gain nothing. *Taking
+# turns*: one group multiplies while the other takes exponentials. The last does both. For this head dimension the model
+# finds turns enough; you will see at the end what it leaves out. And for head dimension 64? Products take half as long,
+# the softmax is the same. Predict its last line before you run the cell.
 
 # %%
 for head_dim in (128, 64):
@@ -423,9 +426,10 @@ for name, (flops, exps) in CHIPS.items():
 # mbarriers does it: each consumer waits for its own before it asks for products, and arrives at the other's when it
 # has asked. They pass a token.
 #
-# FlashAttention-3's ablation ([Table 2](https://arxiv.org/abs/2407.08608), H100, fp16) puts numbers on the overlap:
-# 661 TFLOP/s with it and with specialised warps, 582 without the first, 570 without the second. For the turns alone
-# it has none.
+# FlashAttention-3's ablation ([Table 2](https://arxiv.org/abs/2407.08608), H100, fp16) puts numbers on the overlap: 661
+# TFLOP/s with it and with specialised warps, 582 without the overlap, 570 without the specialised warps. For the turns
+# the paper's section 3.1 gives an example: they bring fp16 attention from 570 to between 620 and 640 TFLOP/s, at head
+# dimension 128 and 8192 tokens.
 #
 # ## Step 7 · Stay
 #
@@ -637,9 +641,9 @@ for head_dim, (bf16, fp8) in rates.items():
 
 # %% [markdown]
 # The gain grows with the head dimension as the model has it, and is smaller: FP8 is faster by 64 % at 256, and by 12
-# and 10 % at 128 and 64. The model gives products twice the rate; large matrix products in FP8 do 1420 TFLOP/s on
-# that H200, beside 781 in bf16. And it knows nothing of latency. Nsight Compute counts what a unit really did, for
-# 16,384 tokens without a mask:
+# and 10 % at 128 and 64. The model gives products twice the rate; large matrix products in FP8 did 1420 TFLOP/s on that
+# H200, beside 781 in bf16. And it knows nothing of latency. Nsight Compute counts what a unit really did, for 16,384
+# tokens without a mask:
 #
 # | one H200 | matrix units busy | exponentials' unit busy | a scheduler starts an instruction in | clock |
 # |---|---|---|---|---|
@@ -747,11 +751,11 @@ for name, view in (("chapter 04's, with descriptors", with_descriptors), ("this 
 # 541 beside 471. Its loop over blocks that every query sees whole had 475 instructions too, as it happens, and
 # without a mask the same loop had 409. Same Python, same work. What could the other 66 be?
 #
-# - **64 times `PRMT`**, which picks bytes from two registers. To the compiler a loop carries a tile number by number.
-#   Under a mask several loops follow one another, and it no longer saw that two 16-bit weights arrive in the register
-#   in which they left. So it took each of the 32 registers apart at the end of a block, and joined the halves at the
-#   beginning of the next. Now the loops carry 32-bit words, and what lies in them is nobody's business
-#   (`kept_weights` in `operands.py`).
+# - **64 times `PRMT`**, which picks bytes from two registers. The compiler keeps each element of a tile in a register
+#   of its own across the loop. Under a mask several loops follow one another, and it no longer saw that two 16-bit
+#   weights arrive in the register in which they left. So it took each of the 32 registers apart at the end of a block,
+#   and joined the halves at the beginning of the next. Now the loops carry 32-bit words with two weights each, which
+#   the compiler has no reason to take apart (`kept_weights` in `operands.py`).
 # - **A block under a mask took 816 instructions.** To compare positions needs no scores, so the compiler did it
 #   early, while the scores were on their way. But there are 7 registers for the results of comparisons, not 64. It
 #   packed the results into words, bit by bit, and unpacked them when the scores had come. Counted from a thread's own
@@ -1244,9 +1248,9 @@ for name, (schedule, _) in RUNGS.items():
 # so does the library in 16 bits at head dimensions 128 and 256, where they make no difference beyond 2 %; at 64 they
 # cost.
 #
-# The last rung, persistence, brings 716: nearly the 745 of plain products, which meet the same power limit, and a
-# tenth more than cuDNN in that run. What the model leaves out takes the rest: the first and last block of a tile, and
-# a clock that falls under such a load. The rungs were measured in alternation here, each round in another order
+# The last rung, persistence, brings 716: nearly the 745 of plain products in that run, which meet the same power limit,
+# and a tenth more than cuDNN. What the model leaves out takes the rest: the first and last block of a tile, and a clock
+# that falls under such a load. The rungs were measured in alternation here, each round in another order
 # (`measure_together`). Timed one after the other, the last five of our rungs once came out as 581, 615, 706, 647 and
 # 645, and turns and persistence seemed to cost a twelfth. What ran last had lost, on the warmest card. So mind the
 # order before you believe a few percent.

@@ -15,7 +15,11 @@ DECADES = 4.0  # errors from 1 to 10^4 tolerances span the colours
 
 
 def error_map(
-    excess: torch.Tensor, tile: tuple[int, int] | None = None, most_cells: int = 48, width_pixels: int = 384
+    excess: torch.Tensor,
+    tile: tuple[int, int] | None = None,
+    most_cells: int = 48,
+    width_pixels: int = 384,
+    height_pixels: int = 240,
 ) -> str:
     """Draw the matrix of a result that holds the most wrong elements.
 
@@ -23,7 +27,7 @@ def error_map(
         excess: [..., rows, columns] or [columns]: error over allowed error; above 1 is wrong, NaN counts as infinite.
         tile: rows and columns of the kernel's tiles, whose edges are drawn.
         most_cells: along each side; larger matrices are shown by the worst element of each patch.
-        width_pixels: the picture's width at most.
+        width_pixels, height_pixels: the picture's width and height at most, so that the cases below it stay in view.
 
     Returns:
         SVG and a caption as HTML; "" when there is nothing to draw (a scalar, an empty tensor, no error).
@@ -40,11 +44,11 @@ def error_map(
     rows, columns = matrix.shape
     shape = (min(rows, most_cells), min(columns, most_cells))
     grid = torch.nn.functional.adaptive_max_pool2d(matrix.clamp(max=1e30)[None, None], shape)[0, 0]
-    size = max(4, min(16, width_pixels // grid.shape[1]))
-    tall = max(size, 16) if grid.shape[0] == 1 else size  # a vector is a strip that can be seen
-    width, height = grid.shape[1] * size, grid.shape[0] * tall
+    size = max(4, min(16, width_pixels // grid.shape[1], height_pixels // grid.shape[0]))
+    wide, tall = (max(size, 16) if count == 1 else size for count in (grid.shape[1], grid.shape[0]))  # strips are seen
+    width, height = grid.shape[1] * wide, grid.shape[0] * tall
     squares = "".join(
-        f'<rect x="{x * size}" y="{y * tall}" width="{size - 1}" height="{tall - 1}" {_paint(float(grid[y, x]))}/>'
+        f'<rect x="{x * wide}" y="{y * tall}" width="{wide - 1}" height="{tall - 1}" {_paint(float(grid[y, x]))}/>'
         for y in range(grid.shape[0])
         for x in range(grid.shape[1])
     )

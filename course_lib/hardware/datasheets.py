@@ -43,7 +43,7 @@ DATASHEETS = {
     "A100": Datasheet(
         "A100",
         80 * GIB,
-        2.0e12,
+        2.039e12,
         {"float16": 312e12, "bfloat16": 312e12, "tf32": 156e12},
         19.5e12,
         108,

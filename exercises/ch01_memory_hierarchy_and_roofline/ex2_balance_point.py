@@ -21,9 +21,14 @@ def least_time_oracle(flops, bytes_moved, teraflops, gigabytes_per_second):
     return ("compute" if compute >= memory else "memory"), max(compute, memory)
 
 
+def _a(name):
+    """The name with its article: an A100, an H100, a T4."""
+    return f"{'an' if name[0] in 'AH' else 'a'} {name}"
+
+
 def bound_cases(draw):
-    devices = {"A100": (312.0, 2000.0), "H100": (989.0, 3350.0), "H200": (989.0, 4800.0), "T4": (65.0, 320.0)}
-    cases = [Case(f"balance point of an {name}", sheet, "balance_point") for name, sheet in devices.items()]
+    devices = {"A100": (312.0, 2039.0), "H100": (989.0, 3350.0), "H200": (989.0, 4800.0), "T4": (65.0, 320.0)}
+    cases = [Case(f"balance point of {_a(name)}", sheet, "balance_point") for name, sheet in devices.items()]
     side = draw.integer(700, 900)
     operations = [
         ("a softmax of 4.3 GB", "H100", softmax_oracle(32 * 8192, 8192, 2)),
@@ -37,7 +42,7 @@ def bound_cases(draw):
             matmul_oracle(side, side, side, 2),
         ),
     ]
-    cases += [Case(f"{what}, on an {name}", (*work, *devices[name]), "least_time") for what, name, work in operations]
+    cases += [Case(f"{what}, on {_a(name)}", (*work, *devices[name]), "least_time") for what, name, work in operations]
     teraflops, bandwidth = 10.0 ** draw.integer(0, 4), float(draw.integer(50, 9000))
     flops, moved = float(draw.integer(1, 10**9)) * 1e3, float(draw.integer(1, 10**9))
     cases.append(Case("a device and an operation made up here", (flops, moved, teraflops, bandwidth), "least_time"))

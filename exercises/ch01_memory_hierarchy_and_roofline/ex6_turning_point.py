@@ -41,11 +41,11 @@ def turning_cases(draw):
     # Floor and slope do not meet at the origin: a launch costs something too.
     measured = [max(floor, overhead + step * slope) + 0.0 for step in (*steps, 4096, 8192)]
     cases = [
-        Case("float32 on an A100: 19.5 TFLOP/s, 2 TB/s", (19.5e12, 2.0e12, 4), "turning_steps"),
-        Case("float16 values, the same rates", (19.5e12, 2.0e12, 2), "turning_steps"),
+        Case("float32 on an A100: 19.5 TFLOP/s, 2.039 TB/s", (19.5e12, 2.039e12, 4), "turning_steps"),
+        Case("float16 values, the same rates", (19.5e12, 2.039e12, 2), "turning_steps"),
         Case("a device made up for this check", (rate, bandwidth, 4), "turning_steps"),
-        Case("8 steps on an A100", (2**26, 8, 19.5e12, 2.0e12, 4), "chain_seconds"),
-        Case("512 steps on an A100", (2**26, 512, 19.5e12, 2.0e12, 4), "chain_seconds"),
+        Case("8 steps on an A100", (2**26, 8, 19.5e12, 2.039e12, 4), "chain_seconds"),
+        Case("512 steps on an A100", (2**26, 512, 19.5e12, 2.039e12, 4), "chain_seconds"),
         Case("made up for this check, one step", (length, 1, rate, bandwidth, 4), "chain_seconds"),
         Case("made up for this check, 100,000 steps", (length, 100_000, rate, bandwidth, 2), "chain_seconds"),
         Case(

@@ -133,7 +133,7 @@ EXERCISE = Exercise(
         "add nothing to a dot product, so head_dim is done with that, in loads and in the store.",
         "Zero keys are another matter: a key of zeros scores 0, and exp(0) is not 0. Their scores must become minus "
         "infinity: visible = (keys < key_length)[None, :], and the causal condition on top of it.",
-        "A row that has seen no key yet has running_max = new_max = -inf, and -inf - -inf is NaN. Measure it from 0: "
+        "A row that sees no key has running_max = new_max = -inf, and -inf - -inf is NaN. Measure such a row from 0: "
         'reference = tl.where(new_max == float("-inf"), 0.0, new_max), then exp(scores - reference) is exp(-inf) = '
         "0.",
         "The scale is 1/√head_dim, of the true one. The grid rounds up: (triton.cdiv(query_length, BLOCK_M), heads).",

@@ -124,9 +124,10 @@ EXERCISE = Exercise(
         "Fold scale · log2 e into one factor and use tl.exp2(scores * factor - maximum): one multiply-add and one "
         "exp2 for each score. Keep weights in the inputs' dtype for the second tl.dot, and hand it the accumulator: "
         "tl.dot(weights, value, accumulator).",
-        "If head_dim equals BLOCK_D, don't mask the columns. Let the compiler see that strides are contiguous: pass "
-        'the last dimension as tl.arange without a stride. The course\'s own answer (`solution("4.7")`) does no more '
-        "than this.",
+        "head_dim is 64 or 128, a power of two, so the columns need no mask. Add tl.arange(0, HEAD_DIM) to the "
+        "pointers without a stride: then the compiler sees neighbours and loads 16 bytes at a time. Under a causal "
+        "mask let the longest programs start first: tile = tl.num_programs(0) - 1 - tl.program_id(0). With the other "
+        'hints that is all that the course\'s own answer does (`solution("4.7")`).',
     ),
     mistakes=(
         Mistake(

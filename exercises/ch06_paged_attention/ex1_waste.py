@@ -241,8 +241,8 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "half_a_token_short",
-            "The mean is half a token short. The length is counted after each step, so it runs from prompt + 1 to "
-            "prompt + output, and its mean is prompt + (output + 1) / 2.",
+            "The mean is too small, by half a token or by a whole one. The length is counted after each step, so it "
+            "runs from prompt + 1 to prompt + output, and its mean is prompt + (output + 1) / 2.",
             result=(
                 _use(lambda prompt, output, reserved: (prompt + output / 2) / reserved),
                 _use(lambda prompt, output, reserved: (prompt + (output - 1) / 2) / reserved),

@@ -107,7 +107,8 @@ EXERCISE = Exercise(
     hints=(
         "A program owns a KV head of a sequence: sequence = tl.program_id(0), key_head = tl.program_id(1), and the "
         "grid is (batch, key_heads). Its query heads are key_head * GROUP + rows, with rows = tl.arange(0, ROWS).",
-        "tl.dot needs at least 16 rows, and tiles are powers of two: ROWS = max(16, triton.next_power_of_2(group)). "
+        "A tile has a power of two of rows. The tensor cores multiply 16 rows at a time, so with fewer they are partly "
+        "idle: take ROWS = max(16, triton.next_power_of_2(group)). "
         "Rows from GROUP on are padding: mask=(rows < GROUP)[:, None] in the load of the queries and in the store.",
         "The loop is that of chapter 04, with one tile of queries: for first_key in range(0, length, BLOCK_N), where "
         "length = tl.load(lengths_pointer + sequence). Load keys and values with mask=(keys < length)[:, None], other="

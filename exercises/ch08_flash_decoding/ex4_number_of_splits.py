@@ -10,7 +10,7 @@ LEAST_KEYS, MOST_SPLITS = 64, 256
 CLOSE_ENOUGH = 1.005  # half a percent above the least time is as good: no model is better than that
 
 
-H200 = {"slots": 132, "bandwidth": 4.3e12, "program_bandwidth": 40e9, "start_seconds": 2e-6, "launch_seconds": 3e-6}
+H200 = {"slots": 132, "bandwidth": 4.37e12, "program_bandwidth": 40e9, "start_seconds": 2e-6, "launch_seconds": 3e-6}
 
 
 T4 = {"slots": 40, "bandwidth": 0.25e12, "program_bandwidth": 12e9, "start_seconds": 3e-6, "launch_seconds": 5e-6}

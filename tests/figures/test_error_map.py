@@ -43,6 +43,14 @@ def test_one_wrong_element_of_a_large_matrix_still_shows():
     assert "each square the worst of up to 105 × 7" in markup
 
 
+@pytest.mark.parametrize("rows, columns", [(36, 16), (5000, 300), (64, 1), (2, 2), (1, 257)])
+def test_a_matrix_that_is_wrong_all_over_leaves_room_for_the_cases(rows, columns):
+    markup = error_map(torch.full((rows, columns), 9.0))
+    svg = ElementTree.fromstring(markup[: markup.index("</svg>") + 6])
+    width, height = int(svg.get("width")), int(svg.get("height"))
+    assert 8 <= width <= 384 and 8 <= height <= 240
+
+
 @pytest.mark.parametrize("excess", [torch.tensor(3.0), torch.zeros(0, 4), torch.zeros(4, 4)])
 def test_nothing_to_draw_gives_nothing(excess):
     assert error_map(excess) == ""

@@ -50,8 +50,8 @@ ADVICE = {
     "AST node type: Continue": "A kernel has no `continue`: put the rest of the loop under an `if`, or use a mask.",
     "Cannot have `return` statements inside": "Let a mask, or an `if` around the rest, do nothing instead.",
     "Both operands must be same dtype": "`tl.dot` takes two tiles of one dtype: `a.to(b.dtype)`.",
-    "Input shapes should have": "`tl.dot` needs 16 rows and columns at least: widen the tile, and mask what is too "
-    "many.",
+    "Input shapes should have": "`tl.dot` sums over a side of at least 16 numbers (8 in float32, 32 in 8 bits): widen "
+    "the tile, and mask what is too many.",
     "unsupported tensor index": "A tile's elements have no numbers: load one by its own pointer, or mask the others "
     "and reduce.",
     "__setitem__": "A tile is never changed in place: `tl.where(condition, new, old)` makes another.",

@@ -138,20 +138,48 @@ class _Shown:
         return self._markup
 
 
+class _Hint(_Shown):
+    """Shown in a notebook as soon as it is given, so that several in one cell all appear."""
+
+    _shown_at: int | None = None
+
+    def show(self) -> None:
+        """Display it in a notebook; a terminal prints the value of a line by itself."""
+        shell = _shell()
+        if shell is None:
+            return
+        from IPython.display import publish_display_data
+
+        self._shown_at = shell.execution_count
+        publish_display_data({"text/plain": self._text, "text/html": self._markup})
+
+    def _ipython_display_(self) -> None:
+        # `hint` has shown it already; a hint that ends the same cell is not shown twice.
+        shell = _shell()
+        if shell is None:
+            print(self)
+        elif self._shown_at != shell.execution_count:
+            self.show()
+
+
 def hint(exercise: str) -> _Shown:
-    """The next hint for an exercise; the last one again once all are shown."""
+    """Show the next hint for an exercise; the last one again once all are shown."""
     task = catalog.exercise(exercise)
     if not task.hints:
-        return _Shown(f"Exercise {task.id} has no hints.", f"<p>Exercise {task.id} has no hints.</p>")
+        none = _Hint(f"Exercise {task.id} has no hints.", f"<p>Exercise {task.id} has no hints.</p>")
+        none.show()
+        return none
     number = progress_file().next_hint(task.id, len(task.hints))
     head = f"Hint {number + 1} of {len(task.hints)} for exercise {task.id}"
     from course_lib.checker.judge.verdict import _prose
 
-    return _Shown(
+    given = _Hint(
         f"{head}: {task.hints[number]}",
         f'<div style="border-left:4px solid #0072b2;padding:.3em .8em"><b>{head}.</b> '
         f"{_prose(task.hints[number])}</div>",
     )
+    given.show()
+    return given
 
 
 def solution(exercise: str) -> _Shown:

@@ -42,7 +42,9 @@ def summary(name: str, shape, batch: int, length: int, item_bytes: float) -> str
 
 @styled
 def draw_memory(shapes: dict, batch: int, length: int, item_bytes: float = 2):
-    """Weights and caches of the models, a bar each, on one scale, with the memory of two GPUs across.
+    """Weights and caches of the models, a bar each, with the memory of two GPUs across.
+
+    Models that fit on the smaller GPU have a panel and a scale of their own: beside 405B, 1B would be a hairline.
 
     Args:
         shapes: {name: shape}; a shape has `parameters`, `cache_bytes` and `cache_bytes_per_token`, as
@@ -50,8 +52,33 @@ def draw_memory(shapes: dict, batch: int, length: int, item_bytes: float = 2):
         batch, length: sequences, and tokens of each.
         item_bytes: of a cached element; weights take 2.
     """
-    figure, axes = new_figure(11, 1.9 + 0.5 * len(shapes))
-    largest = max(DATASHEETS[gpu].memory_bytes for gpu in KNOWN)
+    smaller = min(KNOWN, key=lambda gpu: DATASHEETS[gpu].memory_bytes)
+    panels: dict[str, dict] = {f"they fit on one {smaller}": {}, f"they need more than one {smaller}": {}}
+    fitting, exceeding = panels.values()
+    for name, shape in shapes.items():
+        total = WEIGHT_BYTES * shape.parameters + shape.cache_bytes(batch, length, item_bytes)
+        (fitting if total <= DATASHEETS[smaller].memory_bytes else exceeding)[name] = shape
+    filled = {title: models for title, models in panels.items() if models}
+    heights = [1.1 + 0.5 * len(models) for models in filled.values()]
+    options = {"rows": len(filled), "squeeze": False, "height_ratios": heights}
+    figure, axes = new_figure(11, 1.0 + sum(heights), **options)
+    for panel, (title, models) in zip(axes[:, 0], filled.items()):
+        lines = _draw_bars(panel, models, batch, length, item_bytes, DATASHEETS[smaller].memory_bytes)
+        if len(filled) > 1:
+            panel.set_title(title, fontsize=12)
+    axes[-1, 0].set_xlabel("bytes of memory")
+    handles = [Patch(color=BLUE, label="weights, 16 bits"), Patch(color=ORANGE, label="KV cache"), *lines]
+    figure.legend(handles=handles, loc="outside lower right", ncols=4)
+    sequences = "1 sequence" if batch == 1 else f"{batch:,} sequences"
+    unit = "byte" if item_bytes == 1 else "bytes"
+    heading = f"{sequences} of {length:,} tokens, {item_bytes:g} {unit} a cached element"
+    figure.suptitle(heading, x=0.01, ha="left", fontweight="bold", color=INK)
+    return figure
+
+
+def _draw_bars(axes, shapes: dict, batch: int, length: int, item_bytes: float, least: float) -> list:
+    """A bar for each model, on a scale of at least `least` bytes; the lines of the GPUs' memories, for the legend."""
+    largest = least
     for row, shape in enumerate(shapes.values()):
         weights, cache = WEIGHT_BYTES * shape.parameters, shape.cache_bytes(batch, length, item_bytes)
         axes.barh(row, weights, color=BLUE, height=0.66)
@@ -76,13 +103,7 @@ def draw_memory(shapes: dict, batch: int, length: int, item_bytes: float = 2):
     axes.set_yticks(range(len(shapes)), list(shapes))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_tick(value, "B") if value else "0"))
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel("bytes of memory")
-    handles = [Patch(color=BLUE, label="weights, 16 bits"), Patch(color=ORANGE, label="KV cache"), *lines]
-    figure.legend(handles=handles, loc="outside lower right", ncols=4)
-    sequences = "1 sequence" if batch == 1 else f"{batch:,} sequences"
-    unit = "byte" if item_bytes == 1 else "bytes"
-    axes.set_title(f"{sequences} of {length:,} tokens, {item_bytes:g} {unit} a cached element")
-    return figure
+    return lines
 
 
 class CacheCalculator:

@@ -14,8 +14,8 @@ from course_lib.figures.stepping import Stepper
 from course_lib.figures.style import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PURPLE, SKY, new_figure, styled
 from course_lib.hardware.units import format_seconds
 
-# An H200's multiprocessors and the bandwidth that was measured on it; the others are round assumptions.
-H200 = {"slots": 132, "bandwidth": 4.3e12, "program_bandwidth": 40e9, "start_seconds": 2e-6, "launch_seconds": 3e-6}
+# An H200's multiprocessors, and the bandwidth at which it was measured to read; the others are round assumptions.
+H200 = {"slots": 132, "bandwidth": 4.37e12, "program_bandwidth": 40e9, "start_seconds": 2e-6, "launch_seconds": 3e-6}
 MOST_SPLITS = 256
 PARTIAL_BYTES = 4  # partial outputs and log-sum-exps are float32
 IDLE = "#ECEFF1"

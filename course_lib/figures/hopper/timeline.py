@@ -140,7 +140,7 @@ def draw_timelines(head_dim: int = 128, softmax_factor=SOFTMAX_FACTOR, cycles: i
         axis.grid(axis="y", visible=False)
         axis.spines["left"].set_visible(False)
         if row + 1 == len(names):
-            axis.set_xlabel(f"cycles of a multiprocessor, head dimension {head_dim}, blocks of {KEY_ROWS} keys")
+            axis.set_xlabel(f"cycles; a bar is {GROUP_ROWS} queries × {KEY_ROWS} keys, head dimension {head_dim}")
     handles = [
         Patch(color=COLORS[group, unit], label=f"group {group}: {text}")
         for group in (0, 1)

@@ -96,6 +96,18 @@ def record(operations=STORY, blocks: int = 12, block_size: int = 4, share_prefix
     return Story(blocks, block_size, tuple(frames), tuple(names))
 
 
+def _arrival(allocator, name: str, cached: int) -> str:
+    """Which pages a new sequence found filled, and how many it took for the rest of its tokens."""
+    table = allocator.block_table(name)
+    found, rest = table[: cached // allocator.block_size], table[cached // allocator.block_size :]
+    if not found:
+        return f"{_pages(len(rest))} taken."
+    where = f"page {found[0]}" if len(found) == 1 else f"pages {', '.join(map(str, found[:-1]))} and {found[-1]}"
+    alone = [allocator.pool.references(block) == 1 for block in found]
+    state = "shared from now on" if not any(alone) else "free, not overwritten" if all(alone) else "some of them free"
+    return f"{cached} tokens found in {where}, {state}.\n{_pages(len(rest)).capitalize()} more taken."
+
+
 def _pages(count: int) -> str:
     """As chapter 06 calls what the allocator calls blocks."""
     return "no page" if count == 0 else "1 page" if count == 1 else f"{count} pages"
@@ -116,8 +128,7 @@ def _perform(allocator, operation, name, *rest):
     new = {slot // allocator.block_size for slot in placed.slots}
     many = "1 token" if len(tokens) == 1 else f"{len(tokens)} tokens"
     if operation == "add":
-        found = f"; {placed.cached} tokens found in the pool" if placed.cached else ""
-        return f"{name} comes with {many}", f"{{taken}} taken{found}.", new
+        return f"{name} comes with {many}", _arrival(allocator, name, placed.cached), new
     if placed.copies:
         source, target = placed.copies[0]
         return f"{name} gets {many}", f"Its last page was shared: {source} is copied to {target} first.", new

@@ -119,7 +119,7 @@ def draw_frame(axes, story: Story, index: int, scale: float = 1.0) -> None:
     right = COLUMNS * (story.block_size * SLOT + GAP_X) - GAP_X
     axes.text(TABLE_X, height, frame.note, fontsize=11 * scale, va="top", color=INK)
     axes.set_title(f"{index + 1} · {frame.title}", fontsize=13 * scale, pad=10)
-    lowest = max(height + 0.5, 0.78 * len(frame.tables) + 0.2)
+    lowest = max(height + 0.75, 0.78 * len(frame.tables) + 0.2)
     axes.set(xlim=(TABLE_X - 0.1, right + 0.1), ylim=(lowest, -0.55))
     axes.axis("off")
 
@@ -154,7 +154,7 @@ def chosen_moments(story: Story) -> tuple[int, ...]:
     """Four moments that tell the story: the first with a shared prefix, the first copy, the first end, the last."""
     frames = story.frames
     wanted = [
-        next((i for i, frame in enumerate(frames) if "found in the pool" in frame.note), None),
+        next((i for i, frame in enumerate(frames) if "tokens found in" in frame.note), None),
         next((i for i, frame in enumerate(frames) if "copied" in frame.note), None),
         next((i for i, frame in enumerate(frames) if frame.title.endswith("ends")), None),
         len(frames) - 1,

@@ -38,7 +38,7 @@ def draw_waste(timelines, steps: int | None = None, title: str = ""):
         panel.text(
             0.03,
             0.05,
-            mean_use(timeline, shown),
+            mean_use(timeline),
             transform=panel.transAxes,
             color="white",
             fontsize=11,
@@ -46,16 +46,21 @@ def draw_waste(timelines, steps: int | None = None, title: str = ""):
         )
     axes[0][0].set_ylabel("share of the cache, %")
     handles = [panel.fill_between([], [], color=color, linewidth=0) for _, color, _ in LAYERS]
-    figure.legend(handles, [words for _, _, words in LAYERS], loc="outside lower center", ncols=len(LAYERS))
+    figure.legend(
+        handles, [words for _, _, words in LAYERS], loc="outside lower center", ncols=len(LAYERS), columnspacing=1.2
+    )
     if title:
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold", color=INK)
     return figure
 
 
-def mean_use(timeline, steps: int) -> str:
-    """The mean share that holds tokens over the first steps in which somebody waits (over all, if nobody ever does)."""
-    busy = [step for step in range(steps) if timeline.waiting[step]] or list(range(steps))
-    return f"{100 * sum(timeline.used[step] for step in busy) / len(busy) / timeline.slots:.0f} % hold tokens"
+def mean_use(timeline) -> str:
+    """The mean share that holds tokens, over all steps in which somebody waits (over all, if nobody ever does).
+
+    It is what `Timeline.shares` says, so steps that are not drawn count too.
+    """
+    busy = [step for step in range(timeline.steps) if timeline.waiting[step]] or list(range(timeline.steps))
+    return f"{100 * sum(timeline.used[step] for step in busy) / len(busy) / timeline.slots:.1f} % hold tokens"
 
 
 @styled

@@ -169,6 +169,19 @@ def test_attempts_and_hints_show_in_progress(shell):
     assert standings["90.2"].passed and standings["90.1"].hints == 2 and standings["90.3"].solution_seen
 
 
+def test_every_hint_of_a_cell_is_shown_and_the_last_one_once(shell, monkeypatch):
+    """Only a cell's last value is displayed, so of three calls in a cell the first two were lost."""
+    shown = []
+    monkeypatch.setattr("IPython.display.publish_display_data", lambda data: shown.append(data["text/plain"]))
+    monkeypatch.setattr(notebook, "_shell", lambda: SimpleNamespace(execution_count=3, user_ns={}))
+    first, second = hint("90.1"), hint("90.1")
+    second._ipython_display_()
+    assert len(shown) == 2 and "first" in shown[0] and "second" in shown[1]
+    monkeypatch.setattr(notebook, "_shell", lambda: SimpleNamespace(execution_count=4, user_ns={}))
+    first._ipython_display_()
+    assert len(shown) == 3 and shown[2] == shown[0], "in a later cell it is shown again"
+
+
 def test_text_from_a_learner_cannot_become_markup(shell):
     run(shell, "def double(x):\n    raise ValueError('<script>alert(1)</script>')")
     verdict = check("90.2", shell.user_ns["double"])

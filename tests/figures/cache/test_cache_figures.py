@@ -13,7 +13,8 @@ def generation(prompt, new):
 
 
 def words_of(figure):
-    return " ".join(text.get_text() for axes in figure.axes for text in [*axes.texts, axes.title, axes._left_title])
+    texts = [text for axes in figure.axes for text in [*axes.texts, axes.title, axes._left_title]]
+    return " ".join([figure.get_suptitle(), *(text.get_text() for text in texts)])
 
 
 def test_a_hundred_tokens_take_5050_computations_or_100():
@@ -79,6 +80,17 @@ def test_as_many_sequences_fit_as_are_said_and_not_one_more():
 def test_every_model_has_its_bar_and_its_bytes():
     words = words_of(draw_memory(PRESETS, 16, 4096))
     assert "16 sequences of 4,096 tokens" in words and "13.5 GB + 34.4 GB" in words
+
+
+def test_the_smallest_model_has_a_bar_that_can_be_seen_beside_the_largest():
+    figure = draw_memory(PRESETS, 16, 4096)
+    for axes in figure.axes:
+        names = [label.get_text() for label in axes.get_yticklabels()]
+        totals = dict.fromkeys(names, 0.0)
+        for bar in axes.patches:
+            totals[names[round(bar.get_y() + bar.get_height() / 2)]] += bar.get_width()
+        assert min(totals.values()) > 0.05 * axes.get_xlim()[1], totals
+    assert len(figure.axes) == 2 and len(draw_memory({"one": PRESETS["Llama-3.2-1B"]}, 1, 4096).axes) == 1
 
 
 def test_the_calculator_follows_its_controls():

@@ -14,7 +14,7 @@ def schedule(splits, **changes):
 def test_one_wave_reads_all_bytes_at_the_chips_bandwidth():
     one = schedule(16)
     assert one.waves == [128] and one.busy == 128 / 132
-    assert one.wave_seconds[0] == pytest.approx(2e-6 + 2 * 8 * 131072 * 128 * 2 / 4.3e12)
+    assert one.wave_seconds[0] == pytest.approx(2e-6 + 2 * 8 * 131072 * 128 * 2 / 4.37e12)
 
 
 def test_a_few_programs_draw_no_more_than_their_own_rate():
@@ -28,7 +28,7 @@ def test_one_split_too_many_costs_a_second_wave_of_its_own():
 
 def test_the_combine_is_free_without_a_split_and_grows_with_the_splits():
     assert schedule(1).combine_seconds == 0
-    assert schedule(16).combine_seconds == pytest.approx(3e-6 + 2 * 16 * 32 * 129 * 4 / 4.3e12)
+    assert schedule(16).combine_seconds == pytest.approx(3e-6 + 2 * 16 * 32 * 129 * 4 / 4.37e12)
     assert schedule(64).combine_seconds > schedule(16).combine_seconds
 
 
@@ -44,7 +44,7 @@ def test_each_panel_says_programs_waves_and_time():
     texts = [text.get_text() for axes in figure.axes for text in axes.texts]
     assert texts == [
         "8 programs, 1 wave, 6% of the slots busy\n1.68 ms",
-        "136 programs, 2 waves, 52% of the slots busy\n227 µs",
+        "136 programs, 2 waves, 52% of the slots busy\n225 µs",
     ]
 
 

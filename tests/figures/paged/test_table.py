@@ -19,11 +19,13 @@ def frame(story, title):
 
 def test_the_story_shows_sharing_copying_freeing_and_finding_again():
     story = record()
-    assert "8 tokens found in the pool" in frame(story, "C comes").note
+    found = "8 tokens found in pages 0 and 1, shared from now on.\n1 page more taken."
+    assert frame(story, "C comes").note == found
     assert frame(story, "B is forked").note.startswith("No page taken")
     assert "is copied to" in frame(story, "D gets").note
     assert "2 pages stay with others" in frame(story, "A ends").note
-    assert "8 tokens found" in frame(story, "F comes").note, "found again after everybody had left"
+    found_again = "8 tokens found in pages 0 and 1, free, not overwritten.\n1 page more taken."
+    assert frame(story, "F comes").note == found_again, "found again after everybody had left"
 
 
 def test_owners_and_filled_slots_follow_the_tables():

@@ -40,8 +40,14 @@ def test_the_layers_hold_the_timelines_numbers(timelines):
 
 def test_the_mean_is_taken_while_somebody_waits():
     timeline = Timeline(10, used=[0, 8, 6], waiting=[0, 2, 1])
-    assert mean_use(timeline, 3) == "70 % hold tokens"
-    assert mean_use(Timeline(10, used=[2, 4], waiting=[0, 0]), 2) == "30 % hold tokens"
+    assert mean_use(timeline) == "70.0 % hold tokens"
+    assert mean_use(Timeline(10, used=[2, 4], waiting=[0, 0])) == "30.0 % hold tokens"
+
+
+def test_a_panel_that_shows_the_beginning_says_what_the_whole_timeline_says(timelines):
+    timeline = timelines["256 each"]
+    figure = draw_waste({"one": timeline}, steps=20)
+    assert figure.axes[0].texts[0].get_text() == f"{100 * timeline.shares()['used']:.1f} % hold tokens"
 
 
 def test_bars_are_the_sum_of_what_is_wasted(timelines):
