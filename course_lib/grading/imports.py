@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -80,6 +81,6 @@ def _mentioned(source: str, package: str, root: Path) -> _Mentioned:
             siblings.add(node.module)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith(".py"):
             files.add(node.value.rpartition("/")[2])
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("course_lib/"):
+        elif isinstance(node, ast.Constant) and re.fullmatch(r"course_lib(/\w+)+", str(node.value)):
             folders.add(node.value)
     return _Mentioned(imported(tree, package, root), siblings, files - {"__init__.py"}, folders)

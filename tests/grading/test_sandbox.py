@@ -52,13 +52,13 @@ def test_nothing_of_the_course_is_there(confined, folder):
 
 @works
 def test_of_the_course_only_the_workers_own_files_are_there(confined):
-    names = {"isolation.py", "child.py", "wire.py", "traffic.py"}
+    names = {"isolation.py", "child.py", "wire.py", "meter.py"}
     verdict = verdict_of(
         f"found = [f for d, _, files in os.walk({str(ROOT)!r}) if '/lib' not in d for f in files]",
         "print(sorted(f for f in found if f.endswith('.py')))",
     )
     seen = set(eval(verdict.printed.splitlines()[0])) if verdict.printed else set()
-    assert seen <= {path.name for path in (ROOT / sandbox.WORKER_FILES[0]).glob("*.py")} | {"traffic.py"}
+    assert seen <= {path.name for folder in sandbox.WORKER_FILES for path in (ROOT / folder).glob("*.py")}
     assert seen >= names or confined == "with Landlock"
 
 
