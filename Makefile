@@ -1,6 +1,8 @@
 # make lab        a virtual environment in .venv, then JupyterLab on the first notebook; at once from the second time on
 # make install    only the environment
 # make test       the whole gate, without a GPU, from nothing: tests, ruff, every notebook as given and solved
+# make test CHAPTER=04   of it what an author of chapter 04 needs, in two minutes: its notebook as given and solved, its
+#                 exercises with their wrong and unusual answers, style, imports, and that the notebook is the source's
 # make test-gpu   what needs an NVIDIA GPU: the device's tests, the notebooks on it, the benchmarks
 # make notebooks  notebooks/ built from solutions/
 # make bench      the benchmarks; BENCH="name ..." picks some
@@ -10,11 +12,13 @@
 # VENV=folder                           keeps the environment there, or uses the one that is there
 # VENV=none                             uses the Python that is active (conda, a container's own torch): only what is
 #                                       missing is installed, never torch or Triton
-# TESTS="tests/kernels"                 runs only these; WORKERS=4 runs them on more cores
+# TESTS="tests/kernels"                 runs only these; WORKERS=4 runs them on more cores; ARGS="-k causal" is handed
+#                                       to pytest
 
 VENV    ?= .venv
 NOTEBOOK ?= notebooks/00_start_here.ipynb
-TESTS   ?= tests notebooks build/solved
+CHAPTER ?=
+TESTS   ?= $(if $(CHAPTER),$(of_a_chapter),tests notebooks build/solved)
 WORKERS ?= 2
 
 ifeq ($(VENV),none)
@@ -33,7 +37,15 @@ as_root := $(if $(filter 0,$(shell id -u)),--allow-root)
 # Tests and notebooks leave nothing in the learner's own .course, and two workers do not fight over the cores.
 gate := COURSE_HOME="$(CURDIR)/build/course" OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: lab install test test-gpu notebooks bench install-missing install-missing-tools
+# Where a chapter's tests are; pytest itself leaves out those of other chapters.
+of_a_chapter = --chapter $(CHAPTER) tests/submissions tests/notebooks tests/test_style.py tests/test_imports.py \
+  $(sources:solutions/%.py=notebooks/%.ipynb) $(sources:solutions/%.py=build/solved/%.ipynb)
+sources = $(wildcard solutions/$(CHAPTER)_*.py)
+
+# A busy machine fails no notebook: each cell has half an hour.
+pytest := -m pytest --nbmake --nbmake-timeout 1800 --durations 15 $(ARGS)
+
+.PHONY: lab install test known-chapter test-gpu notebooks bench install-missing install-missing-tools
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -42,15 +54,20 @@ lab: $(installed)
 
 install: $(installed)
 
-test: $(ready)
+test: known-chapter $(ready)
 	@rm -rf build/solved build/course
-	@$(python) -m course_lib build --solved --out build/solved
-	@TRITON_INTERPRET=1 $(gate) $(python) -m pytest --nbmake -n $(WORKERS) --dist worksteal --durations 15 $(TESTS)
+	@$(python) -m course_lib build --solved --out build/solved $(CHAPTER)
+	@TRITON_INTERPRET=1 $(gate) $(python) $(pytest) -n $(WORKERS) --dist worksteal $(TESTS)
+
+# Without a chapter there is nothing to know.
+known-chapter:
+	@$(if $(CHAPTER),$(if $(sources),,echo "There is no chapter $(CHAPTER). CHAPTER takes one of these:" \
+	  $(foreach source,$(wildcard solutions/*.py),$(firstword $(subst _, ,$(notdir $(source)))))"." >&2; exit 2))
 
 test-gpu: $(ready)
 	@rm -rf build/solved
 	@$(python) -m course_lib build --solved --out build/solved
-	@COURSE_HOME="$(CURDIR)/build/course" $(python) -m pytest --nbmake --durations 15 tests/gpu notebooks build/solved
+	@COURSE_HOME="$(CURDIR)/build/course" $(python) $(pytest) tests/gpu notebooks build/solved
 	@$(python) -m course_lib bench $(BENCH)
 
 notebooks: $(installed)

@@ -24,11 +24,29 @@ settings.load_profile("course")
 
 
 def pytest_addoption(parser):
+    parser.addoption("--chapter", metavar="NN", help="of the tests of single chapters only those of this one: 04")
     parser.addoption("--browser", action="store_true", help="run the tests that drive a real Chromium")
     parser.addoption("--screenshot", metavar="DIR", help="where the browser tests save a picture of each notebook")
 
 
+def chapter_of(item) -> str | None:
+    """The chapter ("04") that a test is about, by its parameter; None for a test of all or of none."""
+    given = getattr(item, "callspec", None) and item.callspec.params
+    if not given:
+        return None
+    if "task" in given:
+        return given["task"].chapter
+    if "identity" in given:
+        return given["identity"].partition(".")[0].zfill(2)
+    return str(given["chapter"])[:2] if "chapter" in given else None
+
+
 def pytest_collection_modifyitems(config, items):
+    chapter = config.getoption("--chapter")
+    if chapter:
+        others = [item for item in items if chapter_of(item) not in (None, chapter)]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in others]
     for item in items:
         if GPU_TESTS in item.path.parents:
             item.add_marker(pytest.mark.gpu)
@@ -36,5 +54,5 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU; kernels run in the interpreter here"))
         if item.get_closest_marker("browser") and not config.getoption("--browser"):
             item.add_marker(pytest.mark.skip(reason="drives a real Chromium: ask for it with --browser"))
-    # Notebooks take longest: started first, they leave the short tests to fill both workers' ends.
-    items.sort(key=lambda item: item.path.suffix != ".ipynb")
+    # What takes longest is started first, and leaves the short tests to fill both workers' ends.
+    items.sort(key=lambda item: item.path.suffix != ".ipynb" and item.get_closest_marker("slow") is None)

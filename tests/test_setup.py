@@ -3,6 +3,7 @@
 import importlib.metadata
 import itertools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -156,6 +157,55 @@ def test_the_ci_does_not_hide_a_make_that_could_not_run(tmp_path):
     assert done.returncode != 0 and "No rule to make target" in done.stdout
 
 
+@pytest.fixture
+def chapters(clone):
+    (clone / "solutions").mkdir()
+    for name in ("03_online_softmax", "04_triton_tiling"):
+        (clone / "solutions" / f"{name}.py").write_text("")
+    return clone
+
+
+def test_a_chapters_author_runs_its_notebooks_its_submissions_and_the_rules(chapters, recorder):
+    program, log = recorder
+    done = make(chapters, "test", "CHAPTER=04", "VENV=none", f"PYTHON={program}")
+    assert done.returncode == 0, done.stderr
+    built, run = [line for line in log.read_text().splitlines() if "bootstrap" not in line]
+    assert built == "-m course_lib build --solved --out build/solved 04"
+    assert "--chapter 04" in run and "03_online" not in run
+    for part in ("notebooks/04_triton_tiling.ipynb", "build/solved/04_triton_tiling.ipynb", "tests/submissions"):
+        assert f" {part}" in run
+    for part in ("tests/notebooks", "tests/test_style.py", "tests/test_imports.py"):
+        assert f" {part}" in run and (ROOT / part).exists()
+
+
+def test_without_a_chapter_everything_is_run(chapters, recorder):
+    program, log = recorder
+    assert make(chapters, "test", "VENV=none", f"PYTHON={program}").returncode == 0
+    run = log.read_text().splitlines()[-1]
+    assert run.endswith(" tests notebooks build/solved") and "--chapter" not in run
+
+
+@pytest.mark.parametrize("chapter", ["77", "4", "triton"])
+def test_a_chapter_that_does_not_exist_is_refused_in_words_before_anything_runs(chapters, recorder, chapter):
+    program, log = recorder
+    done = make(chapters, "test", f"CHAPTER={chapter}", "VENV=none", f"PYTHON={program}")
+    said = [line for line in done.stderr.splitlines() if not line.startswith("make: ***")]
+    assert done.returncode != 0 and log.read_text() == ""
+    assert said == [f"There is no chapter {chapter}. CHAPTER takes one of these: 03 04."]
+
+
+def test_a_chapter_leaves_out_the_tests_of_other_chapters_and_no_general_one():
+    def collected(*arguments):
+        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *arguments]
+        done = run(ROOT, *command, "tests/submissions", "tests/notebooks")
+        return {line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line}
+
+    every, fourth = collected(), collected("--chapter", "04")
+    about = {name for name in every if re.search(r"\[(4\.\d|04_)", name)}
+    general = {name for name in every if "[" not in name}
+    assert about and general and fourth == about | general
+
+
 # ---------------------------------------------------------------------------------------------------- requirements
 
 
@@ -172,6 +222,28 @@ def test_what_the_tests_run_on_lies_within_the_ranges(name):
     for requirement in requirements(name):
         if requirement.marker is None or requirement.marker.evaluate():
             assert requirement.specifier.contains(importlib.metadata.version(requirement.name)), str(requirement)
+
+
+# What PyTorch's CUDA wheels for Linux pin, read from their metadata on the package index.
+TRITON_OF = {"2.9": "3.5", "2.10": "3.6", "2.11": "3.6", "2.12": "3.7", "2.13": "3.7"}
+
+
+def outermost(requirement, versions):
+    """The first and the last of these versions that lie within a requirement."""
+    within = [version for version in versions if requirement.specifier.contains(f"{version}.0")]
+    return within[0], within[-1]
+
+
+def test_the_oldest_and_the_newest_torch_bring_a_triton_that_is_allowed_too():
+    """Once the ranges said torch from 2.9 and Triton from 3.6 on: torch 2.9 pins 3.5, so no pip found both."""
+    wanted = {requirement.name: requirement for requirement in requirements("requirements.txt")}
+    oldest, newest = outermost(wanted["torch"], TRITON_OF)
+    assert str(wanted["torch"].specifier) in (f">={oldest},<2.14", f"<2.14,>={oldest}"), "a torch that TRITON_OF lacks"
+    for torch in (oldest, newest):
+        assert wanted["triton"].specifier.contains(f"{TRITON_OF[torch]}.0"), f"torch {torch} pins {TRITON_OF[torch]}"
+    assert f">={TRITON_OF[oldest]}" in str(wanted["triton"].specifier), "the oldest Triton comes with the oldest torch"
+    before = list(TRITON_OF)[list(TRITON_OF).index(oldest) - 1]
+    assert not wanted["triton"].specifier.contains(f"{TRITON_OF[before]}.0"), f"torch {before} could be allowed too"
 
 
 def test_every_requirement_has_a_floor_and_a_ceiling():

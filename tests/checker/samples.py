@@ -5,6 +5,7 @@ import torch
 from course_lib.checker import TRITON, Allocates, Case, Exercise, Forbids, InOut, LaunchesTriton, Limits, Mistake, Moves
 
 QUICK = Limits(seconds=4.0, memory_bytes=256 << 20)
+ENDLESS = Limits(seconds=2.0, memory_bytes=256 << 20)  # for answers that are waited for in vain
 
 
 def _vectors(draw):

@@ -9,9 +9,11 @@ import course_lib.checker.notebook.commands as notebook
 import course_lib.grading.handing_in as handing_in
 from course_lib.checker import CourseError
 from course_lib.checker.notebook.store import ASIDE, Store
+from course_lib.checker.runner.worker import end_workers, worker
 from course_lib.checker.specification import catalog
 from course_lib.grading.handing_in import submit
 from course_lib.grading.reading import answers_in
+from course_lib.hardware.device import interpreting
 from tests.checker.samples import ALL
 
 RIGHT = "# Exercise 90.2 · Double\ndef double(x):\n    return 2 * x\n"
@@ -24,6 +26,14 @@ def course(tmp_path, monkeypatch):
     monkeypatch.setattr(catalog, "exercises", lambda: {name: ALL[name] for name in ("90.2", "90.3")})
     monkeypatch.setattr(notebook, "_store", Store(tmp_path / "progress.sqlite3"))
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def ended(monkeypatch):
+    """How often the workers were to be ended. They live on: starting one takes two seconds, and each test hands in."""
+    times = []
+    monkeypatch.setattr(handing_in, "end_workers", lambda: times.append(1))
+    return times
 
 
 def attempt(source, outcome, origin="notebook"):
@@ -47,6 +57,21 @@ def test_the_last_attempt_that_passed_is_handed_in_and_judged_again():
     assert [verdict.outcome for verdict in submitted.verdicts] == ["passed", "not_attempted"]
     assert entries_of(submitted)["90.2"]["source"] == RIGHT and entries_of(submitted)["90.3"]["source"] is None
     assert "submission_90.json" in repr(submitted) and "1 of 2" in submitted._repr_html_()
+
+
+def test_a_worker_in_which_code_has_run_does_not_judge_what_is_handed_in(monkeypatch):
+    monkeypatch.setattr(handing_in, "end_workers", end_workers)
+    attempt(RIGHT, "passed")
+    worker(interpreted=interpreting()).wait_until_ready()
+    before = worker(interpreted=interpreting())._process.pid
+    assert submit("90").verdicts[0].passed
+    assert worker(interpreted=interpreting())._process.pid != before
+
+
+def test_workers_are_ended_once_for_a_chapter(ended):
+    attempt(RIGHT, "passed")
+    submit("90")
+    assert len(ended) == 1
 
 
 def test_what_the_store_says_of_an_outcome_is_not_believed():

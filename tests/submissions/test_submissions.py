@@ -1,10 +1,15 @@
 """Real submissions: every classic wrong answer is rejected *and* rightly named; right but unusual ones pass."""
 
+import time
+import zlib
+from dataclasses import replace
+
+import psutil
 import pytest
 
 from course_lib.checker.judge.decide import judge
+from course_lib.checker.runner.worker import worker
 from course_lib.checker.specification import catalog
-from course_lib.checker.specification.needs import TRITON
 from tests.mutation.without_gpu import timed_here
 from tests.submissions.everything import unusual, wrong
 
@@ -19,14 +24,25 @@ UNUSUAL = [
     for name, source in unusual(identity).items()
 ]
 EXERCISES = [pytest.param(task, id=task.id) for task in catalog.exercises().values()]
-SLOWEST_CHECK_SECONDS = 10.0
+SLOWEST_CHECK_SECONDS = 10.0  # of a processor: on a busy machine the clock says nothing of the check
+PATIENCE_SECONDS = 120.0  # for an answer that a busy machine slows down; none of these loops for ever
+
+
+def _processor_seconds():
+    """What this process, and the children in which the worker has run answers, have computed so far."""
+    worker(interpreted=True).wait_until_ready()
+    times = psutil.Process(worker(interpreted=True)._process.pid).cpu_times()
+    return time.process_time() + times.children_user + times.children_system
 
 
 def _judged(identity, source, seed):
-    verdict = judge(catalog.exercise(identity), source, seed=seed)
+    task = catalog.exercise(identity)
+    started = _processor_seconds()
+    verdict = judge(replace(task, limits=replace(task.limits, seconds=PATIENCE_SECONDS)), source, seed=seed)
     if verdict.outcome == "unsupported":
         pytest.skip(verdict.message)
-    assert verdict.seconds < SLOWEST_CHECK_SECONDS + 10, f"the check took {verdict.seconds:.1f} s"
+    seconds = _processor_seconds() - started
+    assert seconds < SLOWEST_CHECK_SECONDS, f"the check took {seconds:.1f} s of a processor"
     return verdict
 
 
@@ -42,9 +58,9 @@ def test_a_wrong_answer_is_rejected_and_its_mistake_named(identity, name, source
 
 
 @pytest.mark.parametrize("identity, source", UNUSUAL)
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_right_but_unusual_answer_passes(identity, source, seed):
-    verdict = _judged(identity, source, seed)
+def test_a_right_but_unusual_answer_passes(identity, source):
+    """Each on inputs of its own, the same in every run: together they see more of what is drawn than any two seeds."""
+    verdict = _judged(identity, source, seed=zlib.crc32(source.encode()) >> 1)
     assert verdict.passed, str(verdict)
 
 
@@ -61,9 +77,9 @@ def test_a_mistake_is_named_where_its_own_rounding_is_larger_than_the_right_answ
 
 
 @pytest.mark.parametrize("task", EXERCISES)
-@pytest.mark.parametrize("seed", [None, 3])
-def test_the_courses_own_answer_passes(task, seed):
-    verdict = _judged(task.id, catalog.solution_source(task.id), seed)
+def test_the_courses_own_answer_passes(task):
+    """On inputs that are the same in every run; on fresh ones each solved notebook checks it."""
+    verdict = _judged(task.id, catalog.solution_source(task.id), seed=3)
     assert verdict.passed, str(verdict)
 
 

