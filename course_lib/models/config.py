@@ -55,11 +55,6 @@ class ModelConfig:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be a positive number.")
 
     @property
-    def group_size(self) -> int:
-        """Query heads that share one key head: 1 is multi-head, query_heads is multi-query attention."""
-        return self.query_heads // self.key_heads
-
-    @property
     def layer_parameters(self) -> int:
         """Elements of one block: the four projections of attention, the three of SwiGLU, two norms."""
         attention = 2 * self.width * (self.query_heads + self.key_heads) * self.head_dim

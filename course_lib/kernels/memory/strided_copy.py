@@ -18,8 +18,6 @@ from course_lib.kernels.memory.checks import check_tensor, integer_view, output_
 
 BLOCK = 1024
 NUM_WARPS = 4
-GPU_SECTOR_BYTES = 32
-CPU_LINE_BYTES = 64
 
 
 def strided_copy_reference(x):
@@ -57,14 +55,6 @@ def strided_copy(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tens
             bits, integer_view(out, "out"), length, x.stride(0), BLOCK=BLOCK, num_warps=NUM_WARPS
         )
     return out
-
-
-def fetched_bytes(length: int, stride: int, itemsize: int, sector_bytes: int = GPU_SECTOR_BYTES) -> int:
-    """Bytes fetched to read `length` elements at distance `stride`, from an aligned start, in whole sectors."""
-    if stride * itemsize >= sector_bytes:
-        return length * sector_bytes
-    span = ((length - 1) * stride + 1) * itemsize if length else 0
-    return -(-span // sector_bytes) * sector_bytes
 
 
 def compile_cases() -> list[CompileCase]:

@@ -7,7 +7,7 @@ import matplotlib
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from course_lib.figures.memory.hierarchy import cache_sweep_plot, cpu_levels, gpu_levels, hierarchy_plot
+from course_lib.figures.memory.hierarchy import cpu_levels, gpu_levels, hierarchy_plot
 from course_lib.figures.memory.roofline import Measured, merge_roofs, roofline_plot
 from course_lib.figures.style import spread_labels
 from course_lib.hardware.ceilings.measured import Ceilings
@@ -173,12 +173,6 @@ def test_the_hierarchy_of_a_cpu_takes_each_levels_speed_from_the_sweep():
     assert speeds[:3] == [2e11 / 14, 2e11 / 19, 2e11 / 24]
     assert speeds[3] == 5e10
     assert hierarchy_plot(here, CPU).axes
-
-
-@pytest.mark.parametrize("ceilings, here", [(GPU, HOPPER), (CPU, machine())], ids=["gpu", "cpu"])
-def test_the_sweep_is_drawn_whole(ceilings, here):
-    (line, *_) = cache_sweep_plot(here, ceilings).axes[0].lines
-    assert len(line.get_xdata()) == len(ceilings.sweep)
 
 
 def test_labels_are_moved_apart_and_stay_in_order():

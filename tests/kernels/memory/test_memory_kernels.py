@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from course_lib.hardware.device import interpreting, supports_bfloat16
 from course_lib.kernels.memory.copy import copy, copy_reference
 from course_lib.kernels.memory.scale_add_relu import scale_add_relu, scale_add_relu_reference
-from course_lib.kernels.memory.strided_copy import fetched_bytes, strided_copy, strided_copy_reference
+from course_lib.kernels.memory.strided_copy import strided_copy, strided_copy_reference
 from course_lib.kernels.memory.vector_add import vector_add, vector_add_reference
 
 LENGTHS = [0, 1, 127, 2047, 2048, 2049, 10007]
@@ -68,14 +68,6 @@ def test_strided_copy_agrees_with_slicing(length, stride):
 
 def test_a_stride_of_zero_repeats_one_element():
     assert torch.equal(strided_copy(torch.tensor([3.0]).expand(2000)), torch.full((2000,), 3.0))
-
-
-def test_fetched_bytes_counts_whole_sectors():
-    assert fetched_bytes(1024, 1, 4) == 4096
-    assert fetched_bytes(1024, 2, 4) == 8192
-    assert fetched_bytes(1024, 8, 4) == fetched_bytes(1024, 100, 4) == 32 * 1024
-    assert fetched_bytes(0, 1, 4) == 0
-    assert fetched_bytes(1, 1, 4) == 32
 
 
 GOOD = torch.ones(8)
