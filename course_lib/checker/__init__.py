@@ -3,7 +3,7 @@
 from course_lib.checker.judge.verdict import CaseResult, Verdict
 from course_lib.checker.notebook.commands import attempts, check, check_file, hint, progress, solution
 from course_lib.checker.specification.draw import Draw
-from course_lib.checker.specification.exercise import Case, CourseError, Exercise, InOut, Limits, Mistake, Seen
+from course_lib.checker.specification.exercise import Case, CourseError, Exercise, InOut, Limits, Mistake, PerRank, Seen
 from course_lib.checker.specification.needs import ANY, HOPPER, HOPPER_AND_LATER, NVIDIA, TRITON, Needs
 from course_lib.checker.specification.requirements import (
     Allocates,
@@ -37,6 +37,7 @@ __all__ = [
     "Mistake",
     "Moves",
     "Needs",
+    "PerRank",
     "Requirement",
     "Seen",
     "Verdict",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -90,6 +91,8 @@ def brief(outcome: Outcome) -> str:
     """The first wrong leaf in a few words, for a list of cases."""
     leaf = outcome.first_problem
     where = place_of(leaf.path, outcome.written)
+    if outcome.case.distributed:
+        where = re.sub(r"^result\[(\d+)\]", r"rank \1's result", where)
     where = f" in {where}" if where else ""
     if leaf.wrong is None:
         return outcome.problem + where

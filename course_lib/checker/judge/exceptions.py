@@ -86,7 +86,9 @@ def error_message(error: RaisedError, source: str) -> Said:
 
 
 def _place(error: RaisedError) -> str:
-    return f" (line {error.line} of the cell)" if error.line else ""
+    parts = [f"rank {error.rank}"] if error.rank is not None else []
+    parts += [f"line {error.line} of the cell"] if error.line else []
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _unusable(error: RaisedError, source: str) -> Said | None:

@@ -84,12 +84,29 @@ def _timeout_message(exercise: Exercise, run: Run, source: str) -> str:
             "and the compiler writes out what is done with each: is a tile as long as a whole row, or is a "
             "`tl.static_range` long?"
         )
+    if run.ending.ranks:
+        return (
+            f"Still running after {limit:g} s, {run.ended_in}; it was stopped. {_ranks_at(run.ending.ranks, lines)} A "
+            "collective returns when every rank has called it: does each rank call the same ones, in the same order? "
+            "Or does a loop never end?"
+        )
     where = f" It was at line {number}: `{text[:100]}`." if text else ""
     return (
         f"Still running after {limit:g} s, {run.ended_in}; it was stopped.{where} Either a loop never ends (does its "
         "condition become false, does each step bring it nearer?), or there are far too many small steps: a program "
         "or a loop step for each element, where one for each block is meant."
     )
+
+
+def _ranks_at(ranks: Mapping[str, int | None], lines: list[str]) -> str:
+    """Where each rank was: "Rank 0 had returned. Rank 1 was at line 4: `distributed.all_reduce(x)`."."""
+    said = []
+    for rank, line in ranks.items():
+        if type(line) is int and 0 < line <= len(lines):
+            said.append(f"Rank {rank} was at line {line}: `{lines[line - 1].partition(' #')[0].strip()[:100]}`.")
+        else:
+            said.append(f"Rank {rank} was not in the cell: it had returned, or was about to begin.")
+    return " ".join(said)
 
 
 def _crash_message(exercise: Exercise, run: Run) -> str:

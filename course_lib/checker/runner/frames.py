@@ -93,6 +93,7 @@ class Report:
 
     cases: dict[int, Frame] = field(default_factory=dict)
     started: int | None = None
+    rank: int | None = None
     forged: str | None = None
 
 
@@ -119,6 +120,8 @@ def _note(report: Report, message: dict, expected: int) -> None:
         report.started = index
     elif kind == "case" and index is not None and index == turn == report.started and well_formed(message):
         report.cases[index] = frame(message)
+    elif kind == "rank" and type(message.get("rank")) is int:
+        report.rank = message["rank"]
     elif kind in ("start", "case"):
         report.forged = report.forged or "a case out of turn"
 
@@ -194,7 +197,7 @@ def seen_in(message: dict) -> Seen:
 def raised_error(sent: object) -> RaisedError:
     """An error as it was sent, with each part forced into the type that it should have."""
     parts = sent if isinstance(sent, dict) else {}
-    line = parts.get("line")
+    line, rank = parts.get("line"), parts.get("rank")
     return RaisedError(
         type=_text(parts.get("type")) or "Error",
         text=_text(parts.get("text")),
@@ -202,6 +205,7 @@ def raised_error(sent: object) -> RaisedError:
         line=line if type(line) is int else None,
         out_of_memory=parts.get("out_of_memory") is True,
         unusable=parts.get("unusable") is True,
+        rank=rank if type(rank) is int else None,
     )
 
 

@@ -13,7 +13,7 @@ from course_lib.checker.judge.evaluate import arguments
 from course_lib.checker.runner.frames import Frame, LastWord, last_word, read_messages
 from course_lib.checker.runner.worker import Ending, worker
 from course_lib.checker.specification.draw import Draw
-from course_lib.checker.specification.exercise import Case, Exercise, InOut
+from course_lib.checker.specification.exercise import Case, Exercise, InOut, PerRank
 from course_lib.checker.specification.nested import map_leaves
 from course_lib.checker.specification.requirements import FasterThan
 from course_lib.hardware.device import machine, supports_bfloat16
@@ -33,6 +33,7 @@ class Run:
     frames: dict[int, Frame] = field(default_factory=dict)
     started: int | None = None
     turns: list[int] = field(default_factory=list)
+    rank: int | None = None  # of several, the one that ended the child
 
     def timed_last(self, case: Case) -> Case:
         """The case as the last of the timed calls gets it: the worker rolls the tensors of each by other amounts."""
@@ -51,7 +52,8 @@ class Run:
     @property
     def ended_in(self) -> str:
         """The case during which the child ended early, in words."""
-        return f"in case “{self.cases[self.started].name}”" if self.started is not None else "while the cell itself ran"
+        case = f"in case “{self.cases[self.started].name}”" if self.started is not None else "while the cell itself ran"
+        return f"on rank {self.rank}, {case}" if self.rank is not None else case
 
 
 def run_cases(
@@ -67,19 +69,41 @@ def run_cases(
         WorkerDied: the worker itself broke.
     """
     if not undefined_lanes:
-        return [_run(exercise, source, names, Draw(seed), interpreted=True, undefined_lanes=False)]
-    if machine().tier == "none" or not exercise.needs.uses_gpu:
-        return [_run(exercise, source, names, Draw(seed), interpreted=machine().tier == "none")]
-    runs = []
-    if exercise.interpretable:
-        runs.append(_run(exercise, source, names, Draw(seed), interpreted=True))
+        return _grouped(exercise, source, names, Draw(seed), interpreted=True, undefined_lanes=False)
+    no_gpu, runs = machine().tier == "none", []
+    if no_gpu or not exercise.needs.uses_gpu or exercise.interpretable:
+        runs = _grouped(exercise, source, names, Draw(seed), interpreted=no_gpu or exercise.needs.uses_gpu)
         # A wild pointer seen here never reaches the device, and what breaks here is broken there too.
-        wild_or_broken = any(frame.seen.out_of_bounds or frame.error for frame in runs[0].frames.values())
-        if wild_or_broken or not runs[0].ending.finished:
+        alone = not any(case.distributed for run in runs for case in run.cases)
+        if no_gpu or alone and not exercise.needs.uses_gpu or any(_wild_or_broken(run) for run in runs):
             return runs
     draw = Draw(seed, on_gpu=True, bfloat16=supports_bfloat16())
-    runs.append(_run(exercise, source, names, draw, interpreted=False))
+    return runs + _grouped(exercise, source, names, draw, interpreted=False)
+
+
+def _wild_or_broken(run: Run) -> bool:
+    return not run.ending.finished or any(frame.seen.out_of_bounds or frame.error for frame in run.frames.values())
+
+
+def _grouped(exercise: Exercise, source: str, names: dict[str, str], draw: Draw, **how: bool) -> list[Run]:
+    """Run the cases of one draw, those of each number of ranks in a job of their own; no more after one that broke.
+
+    On GPUs only those run that this machine has enough GPUs for; one process of an exercise that uses none needs none.
+    """
+    cases, runs = list(exercise.cases(draw)), []
+    for world in sorted({_world(case) for case in cases}) or [0]:
+        group = [case for case in cases if _world(case) == world]
+        if draw.on_gpu and (world > machine().gpu_count or world == 0 and not exercise.needs.uses_gpu):
+            continue
+        runs.append(_run(exercise, source, names, draw, group, world, **how))
+        if not runs[-1].ending.finished:
+            break
     return runs
+
+
+def _world(case: Case) -> int:
+    """How many ranks run a case; 0 for a process without a group."""
+    return case.ranks if case.distributed else 0
 
 
 def _run(
@@ -87,10 +111,11 @@ def _run(
     source: str,
     names: dict[str, str],
     draw: Draw,
+    cases: list[Case],
+    world: int,
     interpreted: bool,
     undefined_lanes: bool = True,
 ) -> Run:
-    cases = list(exercise.cases(draw))
     turns = [2 * draw.integer(0, 1 << 20) + 1 for _ in range(TIMED_CALLS)]  # odd: no whole turn of a power of two
     baselines = [requirement for requirement in exercise.requirements if isinstance(requirement, FasterThan)]
     job = {
@@ -100,12 +125,13 @@ def _run(
         "device": "cuda" if draw.on_gpu else "cpu",
         "undefined_lanes": undefined_lanes,
         "records_variants": compiles_without_gpu(exercise),
-        "runs": _runs(draw),
+        "ranks": world,
+        "runs": 1 if world else _runs(draw),
         "repeat_seconds": min(REPEAT_SECONDS, REPEATS_SECONDS / max(1, len(cases))),
         "cases": [
             {
                 "entry": case.entry or exercise.entries[0],
-                "args": [map_leaves(_packed, value) for value in case.args],
+                "args": [_argument(value) for value in case.args],
                 "driver": _function_source(case.driver),
                 "turns": turns,
                 "compiled": case.compiled,
@@ -118,7 +144,7 @@ def _run(
     ending = worker(interpreted).run(job, exercise.limits, seconds)
     report = read_messages(ending.frames, len(cases))
     ending.forged = ending.forged or report.forged
-    return Run(cases, interpreted, ending, report.cases, report.started, turns)
+    return Run(cases, interpreted, ending, report.cases, report.started, turns, report.rank)
 
 
 def compiles_without_gpu(exercise: Exercise) -> bool:
@@ -127,8 +153,16 @@ def compiles_without_gpu(exercise: Exercise) -> bool:
 
 
 def _runs(draw: Draw) -> int:
-    """How often each case runs: programs that race differ from run to run, and the interpreter's never race."""
+    """How often each case runs: programs that race differ from run to run, and the interpreter's never race.
+
+    Not those of several ranks, which would have to agree on when to stop.
+    """
     return 20 if draw.on_gpu else 1
+
+
+def _argument(value: Any) -> Any:
+    packed = map_leaves(_packed, value)
+    return {"per_rank": list(packed)} if isinstance(value, PerRank) else packed
 
 
 def _packed(leaf: Any) -> Any:

@@ -51,6 +51,7 @@ class Ending:
         printed: the beginning of what the answer printed.
         line: of a time-out, the line of the cell that was running, where that could be seen.
         compiling: of a time-out, whether Triton's compiler was at work there.
+        ranks: of a time-out of several ranks, the line for each, None for one that is not in the cell.
         forged: a message that could not be decoded, described.
     """
 
@@ -63,6 +64,7 @@ class Ending:
     printed: str = ""
     line: int | None = None
     compiling: bool = False
+    ranks: dict[str, int | None] = field(default_factory=dict)
     forged: str | None = None
 
     @property

@@ -14,6 +14,7 @@ import torch
 
 from course_lib.checker.specification.errors import CourseError
 from course_lib.checker.specification.needs import ANY, Needs
+from course_lib.checker.specification.nested import leaves
 
 if TYPE_CHECKING:
     from course_lib.checker.specification.draw import Draw
@@ -25,6 +26,10 @@ class InOut:
     """An argument that the answer is meant to write into; its final contents are judged along with what is returned."""
 
     tensor: torch.Tensor
+
+
+class PerRank(tuple):
+    """An argument that differs from rank to rank, in a case with several: one value for each rank, in order."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,10 @@ class Case:
         timed: on a GPU, time this call for the exercise's `FasterThan`.
         compiled: `torch.compile` compiles in this call, and graphs are counted; elsewhere it hands its function back.
             Operations inside a graph are not observed, apart from calls of PyTorch that the compiled code makes.
+        ranks: how many processes run this call at once, each a rank of one `torch.distributed` group that is there when
+            the cell runs: NCCL where there are as many GPUs, else gloo on the CPU. A `PerRank` among `args` gives each
+            its own value, and the oracle all of them. The result is the list of what the ranks return. A group of one
+            is a case with `ranks=1` and a `PerRank`.
     """
 
     name: str
@@ -52,6 +61,26 @@ class Case:
     metered: bool = False
     timed: bool = False
     compiled: bool = False
+    ranks: int = 1
+
+    def __post_init__(self) -> None:
+        if type(self.ranks) is not int or self.ranks < 1:
+            raise CourseError(f"Case {self.name!r}: ranks={self.ranks!r}; it is a number of processes, 1 or more.")
+        for value in self.args:
+            if isinstance(value, PerRank) and len(value) != self.ranks:
+                raise CourseError(
+                    f"Case {self.name!r}: a PerRank holds {len(value)} values, and there are {self.ranks} ranks."
+                )
+        if self.distributed and (self.timed or any(isinstance(leaf, InOut) for _, leaf in leaves(self.args))):
+            raise CourseError(
+                f"Case {self.name!r}: a case with ranks is not timed, and has no argument to write; the answer "
+                "returns its result."
+            )
+
+    @property
+    def distributed(self) -> bool:
+        """Whether the call is one of a group's ranks."""
+        return self.ranks > 1 or any(isinstance(value, PerRank) for value in self.args)
 
     @property
     def in_place(self) -> bool:
@@ -70,6 +99,7 @@ class RaisedError:
         line: the line of the cell where it was raised, where that is known.
         out_of_memory: whether memory ran out.
         unusable: whether nothing was raised, but what was returned cannot be judged.
+        rank: of several processes, the one that raised it.
     """
 
     type: str
@@ -78,6 +108,7 @@ class RaisedError:
     line: int | None = None
     out_of_memory: bool = False
     unusable: bool = False
+    rank: int | None = None
 
 
 @dataclass(frozen=True)

@@ -73,12 +73,16 @@ class Child:
             self.send({"kind": "not_callable", "names": not_callable})
             return
         for index, case in enumerate(job["cases"]):
+            self.await_turn()
             self.send({"kind": "start", "index": index})
             frame = self.run_case(index, case)
             self.send(frame)
             if frame["error"] and (frame["error"]["out_of_memory"] or self.device.type == "cuda"):
                 break  # the next case would meet the same wall, or a device that this error has left unusable
         self.send({"kind": "done"})
+
+    def await_turn(self) -> None:
+        """Return when the next case may begin."""
 
     def run_case(self, index: int, case: dict) -> dict:
         function = self.functions[case["entry"]]

@@ -54,11 +54,12 @@ def _compiler_folders() -> list[str]:
     return [str(prefix) for prefix in prefixes if prefix != Path.home() and prefix not in Path.home().parents]
 
 
-def restrict(writable: list[Path]) -> None:
+def restrict(writable: list[Path], tcp_later: bool = False) -> None:
     """Confine this process, and all that it starts, for good; does nothing where there is no Landlock.
 
     Args:
         writable: folders that may also be written, such as the check's own and the compiler's cache.
+        tcp_later: leave TCP open, for `close_tcp` to close once the connections that are needed have been made.
 
     Raises:
         OSError: the kernel has Landlock but refused it.
@@ -68,7 +69,10 @@ def restrict(writable: list[Path]) -> None:
         return
     everything = _ALL_BY_VERSION[max(v for v in _ALL_BY_VERSION if v <= version)]
     rules = struct.pack(
-        "<QQQ", everything, _TCP if version >= 4 else 0, _SIGNALS_AND_ABSTRACT_SOCKETS if version >= 6 else 0
+        "<QQQ",
+        everything,
+        _TCP if version >= 4 and not tcp_later else 0,
+        _SIGNALS_AND_ABSTRACT_SOCKETS if version >= 6 else 0,
     )
     libc = _libc()
     ruleset = _checked(libc.syscall(_CREATE_RULESET, rules, 8 if version < 4 else 16 if version < 6 else 24, 0))
@@ -77,6 +81,19 @@ def restrict(writable: list[Path]) -> None:
             _allow(libc, ruleset, folder, _EXECUTE | _READ_FILE | _READ_DIR)
         for folder in (*writable, "/dev"):
             _allow(libc, ruleset, folder, everything)
+        _checked(libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0))
+        _checked(libc.syscall(_RESTRICT_SELF, ruleset, 0))
+    finally:
+        os.close(ruleset)
+
+
+def close_tcp() -> None:
+    """Close TCP for this thread and all that it starts: no new connection is made, and those there are stay."""
+    if landlock_version() < 4:
+        return
+    libc = _libc()
+    ruleset = _checked(libc.syscall(_CREATE_RULESET, struct.pack("<QQ", 0, _TCP), 16, 0))
+    try:
         _checked(libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0))
         _checked(libc.syscall(_RESTRICT_SELF, ruleset, 0))
     finally:

@@ -35,12 +35,13 @@ from typing import IO
 
 import ahead
 import graphs
+import ranks
 import sandboxed
 import torch
 import whereabouts
 import wire
 from child import Child
-from isolation import restrict
+from isolation import close_tcp, restrict
 from observing import Observer
 
 FRAME_LIMIT = 3 << 30
@@ -106,6 +107,9 @@ def _child_main(traffic, limits, job, frames: int, output: int, private_fds, fol
     child = Child(traffic, frames, folder)
     try:
         job = wire.decode(job)
+        if job.get("ranks"):
+            _run_ranks(traffic, job, child, folder)
+            return
         if limits["ahead"] and not sandboxed.inside():  # there the number of processes and threads is limited
             _compile_ahead(traffic, job, frames, folder, ahead.SHARE * limits["seconds"])
         _confine(job, folder)
@@ -114,6 +118,34 @@ def _child_main(traffic, limits, job, frames: int, output: int, private_fds, fol
         child.send({"kind": "harness_error", "text": "".join(traceback.format_exception(error))[-4000:]})
     sys.stdout.flush()
     os.write(frames, END_OF_FRAMES)
+
+
+def _run_ranks(traffic, job: dict, child: Child, folder: Path) -> None:
+    """Run a job as several ranks. The process that starts them runs no answer, and is confined all the same."""
+
+    def begin(job: dict, number: int, frames: int, turns: int) -> None:
+        rank = ranks.RankChild(traffic, frames, folder, turns)
+        try:
+            if job["device"] != "cpu":
+                open_the_gpu(job["device"])
+            ranks.join(job, number, folder)
+            if job["device"] == "cpu":
+                close_tcp()  # the rest is closed already
+            else:
+                restrict(writable)
+            place = folder / f"rank-{number}"
+            place.mkdir()
+            rank.folder = place
+            rank.run(job)
+        except BaseException as error:
+            text = "".join(traceback.format_exception(error))[-4000:]
+            rank.send({"kind": "harness_error", "text": f"On rank {number}: {text}"})
+
+    writable = [folder, Path(os.environ["TRITON_CACHE_DIR"])]
+    if job["device"] == "cpu":
+        restrict(writable, tcp_later=True)
+    ranks.Launcher(job, child.send, begin).run(close=(child.pipe,))
+    os.write(child.pipe, END_OF_FRAMES)
 
 
 def _confine(job: dict, folder: Path) -> None:
@@ -138,9 +170,9 @@ def _compile_ahead(traffic, job: dict, frames: int, folder: Path, seconds: float
     ahead.in_helpers([functools.partial(helper, *part) for part in enumerate(parts)], seconds)
 
 
-def open_the_gpu() -> None:
+def open_the_gpu(device: str = "cuda") -> None:
     """Start CUDA and Triton's driver: they open more than a confined process may, and keep it open."""
-    torch.zeros(1, device="cuda")
+    torch.zeros(1, device=device)
     with contextlib.suppress(ImportError):
         from triton.runtime import driver
 
@@ -154,7 +186,9 @@ def _adopt_orphans() -> None:
 
 
 def _was_starved(pid: int, seconds: float) -> bool:
-    """Whether a child wants to compute and got less than half of that time; one that sleeps or spins did not."""
+    """Whether a child, or one of its ranks, wants to compute and got less than half of that time."""
+    if any(_was_starved(rank, seconds) for rank in whereabouts.ranks_of(pid)):
+        return True
     with contextlib.suppress(OSError, IndexError, ValueError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         used = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -248,7 +282,7 @@ class _Worker:
                     deadline, patience = time.monotonic() + limits["seconds"], patience - 1
                     continue
                 if left <= 0:
-                    ending |= {"timeout": True, **whereabouts.ask(pid, stack)}
+                    ending |= {"timeout": True, **whereabouts.ask_all(pid, stack)}
                     break
                 ending["excess"] = sandboxed.excess(limits)
                 if ending["excess"]:

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import time
+from pathlib import Path
 from typing import IO
 
 SIGNAL = getattr(signal, "SIGUSR2", None)  # LLVM, which Triton compiles with, keeps SIGUSR1 for itself
@@ -33,12 +34,34 @@ def ask(pid: int, file: IO[bytes]) -> dict:
         return {}
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, SIGNAL)
+    start = os.fstat(file.fileno()).st_size
     text, deadline = "", time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
-        before, text = text, os.pread(file.fileno(), MOST, 0).decode("utf-8", "replace")
+        before, text = text, os.pread(file.fileno(), MOST, start).decode("utf-8", "replace")
         if text and text == before:
             break
         time.sleep(0.02)
     frames = _FRAME.findall(text)  # the innermost first
     lines = [int(line) for path, line in frames if _CELL.search(path)]
     return {"line": lines[0] if lines else None, "compiling": any(_COMPILER.search(path) for path, _ in frames)}
+
+
+def ranks_of(pid: int) -> dict[int, int]:
+    """By process, the ranks that a child has started and that have not ended: they bear their number as a name."""
+    found = {}
+    with contextlib.suppress(OSError, ValueError):
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            name = Path(f"/proc/{child}/comm").read_text().strip()
+            if name.startswith("rank "):
+                found[int(child)] = int(name.removeprefix("rank "))
+    return found
+
+
+def ask_all(pid: int, file: IO[bytes]) -> dict:
+    """As `ask`, with a child's `ranks` where it has any: each one's line, None for one that is not in the cell."""
+    ranks = ranks_of(pid)
+    if not ranks:
+        return ask(pid, file)
+    told = {number: ask(process, file) for process, number in sorted(ranks.items(), key=lambda item: item[1])}
+    first = next((answer for answer in told.values() if answer.get("line") is not None), {})
+    return {**first, "ranks": {str(number): answer.get("line") for number, answer in told.items()}}

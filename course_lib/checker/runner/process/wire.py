@@ -31,7 +31,7 @@ _DTYPES = {
 }
 
 
-_LARGEST = 3 << 30  # bytes of one tensor; one whose strides are 0 would be small on the way and larger at the end
+LARGEST = 3 << 30  # bytes of one tensor; one whose strides are 0 would be small on the way and larger at the end
 
 
 class WireError(ValueError):
@@ -56,7 +56,7 @@ def _pack(value, buffers: list[torch.Tensor], depth: int = 0):
         name = str(value.dtype).removeprefix("torch.")
         if name not in _DTYPES or value.layout != torch.strided:
             raise WireError(f"a tensor of dtype {value.dtype} and layout {value.layout}")
-        if value.numel() * value.element_size() > _LARGEST:
+        if value.numel() * value.element_size() > LARGEST:
             raise WireError(f"a tensor of {value.numel():,} elements")
         cpu = value.detach().cpu().resolve_conj().resolve_neg()
         strides = list(cpu.stride())
@@ -108,7 +108,7 @@ def _unpack(node, buffers: list[memoryview]):
 
 def _unpack_tensor(body, buffers):
     dtype, shape, strides = _DTYPES[body["dtype"]], tuple(map(int, body["shape"])), body["strides"]
-    if any(size < 0 for size in shape) or math.prod(shape) * dtype.itemsize > _LARGEST:
+    if any(size < 0 for size in shape) or math.prod(shape) * dtype.itemsize > LARGEST:
         raise WireError("a malformed tensor")
     data = buffers[body["buffer"]]
     flat = torch.frombuffer(bytearray(data), dtype=dtype) if len(data) else torch.empty(0, dtype=dtype)
