@@ -7,6 +7,7 @@ from dataclasses import replace
 import psutil
 import pytest
 
+from course_lib.checker import TRITON
 from course_lib.checker.judge.decide import judge
 from course_lib.checker.runner.worker import worker
 from course_lib.checker.specification import catalog

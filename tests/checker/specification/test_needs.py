@@ -157,7 +157,10 @@ def test_a_word_is_no_needs():
 
 
 def test_a_package_that_is_missing_makes_an_exercise_unsupported_and_nothing_runs():
-    verdict = judge(replace(DOUBLE, needs=Needs(packages=("no_such_package",))), "import os\nos._exit(3)\ndef double(x):\n    return 2 * x\n")
+    verdict = judge(
+        replace(DOUBLE, needs=Needs(packages=("no_such_package",))),
+        "import os\nos._exit(3)\ndef double(x):\n    return 2 * x\n",
+    )
     assert verdict.outcome == "unsupported" and "`no_such_package`" in verdict.message
 
 
