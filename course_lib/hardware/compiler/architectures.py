@@ -35,10 +35,8 @@ ARCHITECTURES: dict[int, Architecture] = {
 
 def architecture_number(arch: int | str) -> int:
     """The key of ARCHITECTURES that 90 or "sm_90" means. Raises ValueError for any other."""
-    number = arch
-    if isinstance(arch, str):
-        digits = arch.removeprefix("sm_")
-        number = int(digits) if digits.isdigit() else None
+    digits = str(arch).removeprefix("sm_")
+    number = int(digits) if digits.isdigit() else 0
     if number not in ARCHITECTURES:
         known = ", ".join(f"{key} ({value.example})" for key, value in ARCHITECTURES.items())
         raise ValueError(f"arch was {arch!r}; allowed are {known}")

@@ -33,7 +33,8 @@ class KernelSource:
 
     def packed(self, constexprs: dict) -> dict:
         """What worker.py rebuilds the kernel from, with the values of its constexpr parameters."""
-        links, values = {}, {}
+        links: dict[str, tuple[int, str]] = {}
+        values: dict[str, tuple[str, object] | None] = {}
         for name, value in constexprs.items():
             if decorator_of(value):
                 links[name], values[name] = self._add_function(value), None
@@ -111,7 +112,8 @@ def function_of(kernel) -> types.FunctionType:
 
 
 def name_of(kernel) -> str:
-    return getattr(kernel, "__name__", None) or getattr(getattr(kernel, "fn", None), "__name__", repr(kernel))
+    named = getattr(kernel, "__name__", None) or getattr(getattr(kernel, "fn", None), "__name__", None)
+    return named or repr(kernel)
 
 
 def decorator_of(value) -> str | None:
@@ -138,8 +140,8 @@ def source_of(function: types.FunctionType) -> tuple[str, int]:
             "notebook cell, not through exec"
         ) from error
     source = textwrap.dedent("".join(lines))
-    start = re.search(r"^def\s", source, re.MULTILINE).start()
-    return source[start:], source[:start].count("\n")
+    decorators = re.split(r"^(?=def\s)", source, maxsplit=1, flags=re.MULTILINE)[0]
+    return source[len(decorators) :], decorators.count("\n")
 
 
 NO_DEFAULT = inspect.Parameter.empty

@@ -21,6 +21,7 @@ import traceback
 import types
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 IDLE_SECONDS = 600
 
@@ -102,7 +103,7 @@ def _describe(error: Exception) -> dict:
     # Triton wraps the cause once per call it was inlined into; the innermost error has the sentence, the outermost
     # the line of the kernel itself.
     line = getattr(getattr(error, "node", None), "lineno", None)
-    deepest = error
+    deepest: BaseException = error
     while deepest.__cause__ is not None and type(deepest).__name__ == "CompilationError":
         deepest = deepest.__cause__
     message = getattr(deepest, "error_message", None) or str(deepest) or type(deepest).__name__
@@ -112,7 +113,7 @@ def _describe(error: Exception) -> dict:
 # ------------------------------------------------------------------------------------ the kernel, from what was sent
 
 
-def _rebuild(request: dict, folder: Path):
+def _rebuild(request: dict, folder: Path) -> tuple[Any, dict]:
     """Writes each namespace to a file (Triton reads a kernel's source from one) and links them by name."""
     spaces = []
     for number, sent in enumerate(request["namespaces"]):

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import types
 
 import numpy as np
 
@@ -13,8 +14,8 @@ def kernel_line() -> tuple[str, int]:
     """File and line of the innermost frame that is neither this folder's, Triton's nor NumPy's: the kernel's own."""
     import triton
 
-    foreign = tuple(os.path.dirname(os.path.abspath(module.__file__)) + os.sep for module in (triton, np))
-    frame = sys._getframe(1)
+    foreign = tuple(os.path.dirname(os.path.abspath(str(module.__file__))) + os.sep for module in (triton, np))
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         file = os.path.abspath(frame.f_code.co_filename)
         if file == _KNOWN_KERNELS or not file.startswith((*foreign, _HERE + os.sep)):

@@ -69,7 +69,7 @@ class OutOfBounds:
 
     def __str__(self) -> str:
         verb = {"load": "reads", "store": "writes", "atomic": "updates"}[self.kind]
-        if self.first_element is None:
+        if self.first_element is None or self.last_element is None:
             where = "memory that belongs to no tensor"
         elif self.last_element < 0:
             where = f"{self.tensor} before its start (element {self.first_element})"
@@ -142,7 +142,7 @@ class TrafficReport:
         return {**totals, **plain, "out_of_bounds_unlisted": self.out_of_bounds_unlisted}
 
     def _table(self) -> list[tuple[str, ...]]:
-        rows = [("tensor", "shape", "loaded", "times read", "stored", "atomic")]
+        rows: list[tuple[str, ...]] = [("tensor", "shape", "loaded", "times read", "stored", "atomic")]
         for row in self.tensors:
             rows.append(
                 (
@@ -208,7 +208,6 @@ def readable_bytes(count: int) -> str:
     """1536 → '1.54 kB': decimal units, as bandwidth is quoted in."""
     if count < 1000:
         return f"{count} B"
-    for unit in ("kB", "MB", "GB", "TB"):
-        count /= 1000
-        if count < 1000 or unit == "TB":
-            return f"{count:.3g} {unit}"
+    units = ("kB", "MB", "GB", "TB")
+    power = next((power for power in range(1, len(units)) if count < 1000 ** (power + 1)), len(units))
+    return f"{count / 1000**power:.3g} {units[power - 1]}"

@@ -140,7 +140,7 @@ def interpreted_launches(notify: Callable[[Launch], None]) -> Iterator[None]:
 
     executor, builder = interpreter.GridExecutor, interpreter.interpreter_builder
     call, set_grid = executor.__call__, builder.set_grid_dim
-    running = []
+    running: list = []
 
     def remembering(self, *args, **kwargs):
         running.append(self.fn)
@@ -179,7 +179,8 @@ def compiled_launches(notify: Callable[[Launch], None]) -> Iterator[None]:
 
 
 def _three(grid) -> tuple[int, int, int]:
-    return tuple((*(int(extent) for extent in grid), 1, 1)[:3])
+    x, y, z, *_ = (*(int(extent) for extent in grid), 1, 1)
+    return x, y, z
 
 
 @contextlib.contextmanager
@@ -188,7 +189,8 @@ def interpreted_calls(notify: Callable[[object, tuple, dict], None]) -> Iterator
     a kernel, raises what it raises on a GPU."""
     from triton.runtime.interpreter import InterpretedFunction
 
-    run, call, running = InterpretedFunction.run, InterpretedFunction.__call__, []
+    run, call = InterpretedFunction.run, InterpretedFunction.__call__
+    running: list = []
 
     def called(self, *args, **kwargs):
         if not running:
@@ -310,7 +312,7 @@ def repair_interpreter() -> bool:
     patch = interpreter._patch_lang_tensor
     patch(Probe, Scope)
     try:
-        range(Probe())
+        range(Probe())  # type: ignore[call-overload]  # the patch has just made it an index
         return False
     except TypeError:
         pass

@@ -31,5 +31,6 @@ class UndefinedLanes:
         bits = getattr(self._bits, ours, None)
         if bits is None:
             return None
-        self.seen[(self._accounts.kernel, *kernel_line())] = None
+        file, line = kernel_line()
+        self.seen[self._accounts.kernel, file, line] = None
         return np.full(shape, bits, dtype=integer).view(value)
