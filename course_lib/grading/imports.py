@@ -82,5 +82,5 @@ def _mentioned(source: str, package: str, root: Path) -> _Mentioned:
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith(".py"):
             files.add(node.value.rpartition("/")[2])
         elif isinstance(node, ast.Constant) and re.fullmatch(r"course_lib(/\w+)+", str(node.value)):
-            folders.add(node.value)
+            folders.add(str(node.value))
     return _Mentioned(imported(tree, package, root), siblings, files - {"__init__.py"}, folders)

@@ -56,7 +56,18 @@ class Machine:
     @property
     def name(self) -> str:
         """The device that measurements speak about: the GPU when it is used, else the CPU."""
-        return self.gpu_name if self.tier != "none" else self.cpu_name
+        return self.gpu_name if self.gpu_name and self.tier != "none" else self.cpu_name
+
+    def computes_like(self, capability: tuple[int, int]) -> bool:
+        """Whether kernels run on a GPU of this compute capability or a later one."""
+        return self.tier != "none" and self.compute_capability is not None and self.compute_capability >= capability
+
+
+def known(fact: int | None) -> int:
+    """A fact that every usable GPU has. Raises RuntimeError where there is none."""
+    if fact is None:
+        raise RuntimeError("This is known of a GPU alone, and this machine has none that works.")
+    return fact
 
 
 def prepare_triton() -> None:
@@ -101,12 +112,12 @@ def default_device():
 
 def supports_bfloat16() -> bool:
     """True where bf16 arithmetic is real and right: sm_80 and later, never in the interpreter."""
-    return machine().tier != "none" and machine().compute_capability >= (8, 0)
+    return machine().computes_like((8, 0))
 
 
 def supports_float8() -> bool:
     """True where the matrix units take FP8: sm_89 and later."""
-    return machine().tier != "none" and machine().compute_capability >= (8, 9)
+    return machine().computes_like((8, 9))
 
 
 @functools.cache
@@ -166,7 +177,7 @@ def machine() -> Machine:
     capability = (facts["capability_major"], facts["capability_minor"]) if found else None
     if reason is None and interpreting():
         tier, reason = "none", "TRITON_INTERPRET is set, so kernels run in the interpreter although there is a GPU"
-    elif reason is not None:
+    elif reason is not None or capability is None:
         tier = "none"
     else:
         tier = "hopper" if capability >= HOPPER_CAPABILITY else "nvidia"
@@ -174,7 +185,7 @@ def machine() -> Machine:
     version, torch_cuda = torch_build()
     return Machine(
         tier=tier,
-        reason=reason,
+        reason=reason or "no GPU was found",
         gpu_name=facts.get("name"),
         compute_capability=capability,
         gpu_count=facts.get("gpu_count", 0),

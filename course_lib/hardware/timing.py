@@ -109,7 +109,7 @@ def measure_together(functions, *, rounds=10, seconds=0.3, flush=None, device=No
         for name, function in functions.items()
     }
     time_once, flush_buffer = clock(torch.device(device) if device is not None else default_device(), flush)
-    taken = {name: [] for name in functions}
+    taken: dict[str, list[float]] = {name: [] for name in functions}
     order, chance = list(functions), random.Random(0)
     for _ in range(rounds):
         chance.shuffle(order)

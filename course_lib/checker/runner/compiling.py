@@ -105,7 +105,8 @@ def _recorded(runs: list[Run]) -> list[dict]:
 def _most_different(variants: list[dict]) -> dict[str, dict]:
     """As many as one check compiles, by a key of each: every kernel once, then those with types or constants that no
     other has, then those that differ in less."""
-    ranked, known = {}, set()
+    ranked: dict[str, tuple[int, dict]] = {}
+    known: set[tuple] = set()
     for variant in variants:
         kernel = (variant["kernel"], variant["line"])
         parts = {(*kernel, part, repr(variant[part])) for part in ("signature", "constants")}

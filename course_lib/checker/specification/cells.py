@@ -133,7 +133,7 @@ def is_attempted(source: str, names: Sequence[str], untouched: str | None = None
     return any(not _is_stub(node) for node in named)
 
 
-def _is_stub(node: ast.AST) -> bool:
+def _is_stub(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     if isinstance(node, ast.ClassDef):
         methods = [item for item in node.body if isinstance(item, ast.FunctionDef)]
         return all(_is_stub(method) for method in methods) if methods else all(map(_says_nothing, node.body))
@@ -215,7 +215,7 @@ def kernel_at(source: str, line: int | None) -> tuple[str, list[str]] | None:
     except SyntaxError:
         return None
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and line is not None and node.lineno <= line <= node.end_lineno:
+        if isinstance(node, ast.FunctionDef) and line is not None and node.lineno <= line <= (node.end_lineno or 0):
             if any("jit" in ast.dump(decorator) for decorator in node.decorator_list):
                 return node.name, [argument.arg for argument in node.args.args]
     return None

@@ -60,8 +60,7 @@ def draw_memory(shapes: dict, batch: int, length: int, item_bytes: float = 2):
         (fitting if total <= DATASHEETS[smaller].memory_bytes else exceeding)[name] = shape
     filled = {title: models for title, models in panels.items() if models}
     heights = [1.1 + 0.5 * len(models) for models in filled.values()]
-    options = {"rows": len(filled), "squeeze": False, "height_ratios": heights}
-    figure, axes = new_figure(11, 1.0 + sum(heights), **options)
+    figure, axes = new_figure(11, 1.0 + sum(heights), rows=len(filled), squeeze=False, height_ratios=heights)
     for panel, (title, models) in zip(axes[:, 0], filled.items()):
         lines = _draw_bars(panel, models, batch, length, item_bytes, DATASHEETS[smaller].memory_bytes)
         if len(filled) > 1:

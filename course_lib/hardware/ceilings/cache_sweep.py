@@ -6,7 +6,7 @@ not only looked up. On a GPU all multiprocessors read together; on a CPU one cor
 
 import torch
 
-from course_lib.hardware.device import default_device, machine
+from course_lib.hardware.device import default_device, known, machine
 from course_lib.hardware.timing import measure
 
 SECONDS = 0.05  # for each window
@@ -43,8 +43,8 @@ def gpu_sweep() -> tuple[tuple[int, float], ...]:
     """Every program reads on through the window from a start of its own, over and over."""
     from course_lib.hardware.ceilings.gpu import REREAD_BLOCK, REREAD_PROGRAMS_PER_SM, reread_window
 
-    programs = REREAD_PROGRAMS_PER_SM * machine().sm_count
-    windows = [window for window in GPU_WINDOWS if window <= machine().memory_bytes // 16]
+    programs = REREAD_PROGRAMS_PER_SM * known(machine().sm_count)
+    windows = [window for window in GPU_WINDOWS if window <= known(machine().memory_bytes) // 16]
     source = torch.rand(windows[-1] // 4, device="cuda")
     sums = torch.empty(programs, device="cuda")
     speeds = []

@@ -5,7 +5,7 @@ import time
 import torch
 
 from course_lib.hardware.ceilings.kernels import multiply_add_kernel, nothing_kernel, read_kernel, reread_kernel
-from course_lib.hardware.device import machine, supports_bfloat16, supports_float8
+from course_lib.hardware.device import known, machine, supports_bfloat16, supports_float8
 from course_lib.hardware.timing import Timing, measure
 
 SECONDS = 0.2  # for each figure
@@ -20,7 +20,8 @@ LAUNCHES, LAUNCH_ROUNDS = 1000, 5
 
 def measure_gpu() -> dict:
     """The figures of `Ceilings`, as keyword arguments."""
-    spread, notes = {}, []
+    spread: dict[str, float] = {}
+    notes: list[str] = []
     figures = memory_figures(spread)
     figures["fma_rate"] = multiply_add_rate(spread)
     figures["launch_overhead"] = launch_seconds(spread)
@@ -38,7 +39,7 @@ def memory_figures(spread: dict) -> dict:
     source = torch.rand(size // 4, device="cuda")
     target = torch.empty_like(source)
     programs = source.numel() // (READ_BLOCK * READ_ROUNDS)
-    sums = torch.empty(max(programs, REREAD_PROGRAMS_PER_SM * machine().sm_count), device="cuda")
+    sums = torch.empty(max(programs, REREAD_PROGRAMS_PER_SM * known(machine().sm_count)), device="cuda")
 
     def read():
         read_kernel[(programs,)](source, sums, READ_ROUNDS, BLOCK=READ_BLOCK, num_warps=4)
@@ -46,11 +47,11 @@ def memory_figures(spread: dict) -> dict:
     def reread(window_bytes, rounds, cache):
         reread_window(source, sums, power_of_two(window_bytes), rounds, cache)
 
-    reread_bytes = REREAD_PROGRAMS_PER_SM * machine().sm_count * REREAD_BLOCK * 4  # a round
+    reread_bytes = REREAD_PROGRAMS_PER_SM * known(machine().sm_count) * REREAD_BLOCK * 4  # a round
     runs = {
         "copy_bandwidth": (lambda: target.copy_(source), 2 * source.nbytes),
         "read_bandwidth": (read, programs * READ_ROUNDS * READ_BLOCK * 4),
-        "l2_bandwidth": (lambda: reread(machine().l2_bytes // 2, 2048, ".cg"), 2048 * reread_bytes),
+        "l2_bandwidth": (lambda: reread(known(machine().l2_bytes) // 2, 2048, ".cg"), 2048 * reread_bytes),
         "on_chip_bandwidth": (lambda: reread(ON_CHIP_WINDOW, 16384, ".ca"), 16384 * reread_bytes),
     }
     figures = {}
@@ -70,7 +71,7 @@ def reread_window(source, sums, window_bytes: int, rounds: int, cache: str) -> N
     """
     blocks = window_bytes // (4 * REREAD_BLOCK)
     step = int(blocks * 0.618) | 1  # the golden section spreads any number of starts evenly; odd, so that all differ
-    reread_kernel[(REREAD_PROGRAMS_PER_SM * machine().sm_count,)](
+    reread_kernel[(REREAD_PROGRAMS_PER_SM * known(machine().sm_count),)](
         source, sums, rounds, BLOCK=REREAD_BLOCK, BLOCKS=blocks, STEP=step, CACHE=cache, num_warps=4
     )
 
@@ -82,7 +83,7 @@ def power_of_two(value: int) -> int:
 
 def multiply_add_rate(spread: dict) -> float:
     """FLOP/s of float32 multiply-adds in registers."""
-    programs, rounds = 64 * machine().sm_count, 256
+    programs, rounds = 64 * known(machine().sm_count), 256
     source = torch.rand(programs * MULTIPLY_ADD_BLOCK, device="cuda")
     target = torch.empty_like(source)
 
@@ -111,9 +112,9 @@ def launch_seconds(spread: dict) -> float:
 
 def matmul_rates(spread: dict, notes: list) -> dict[str, float]:
     """FLOP/s of a square matrix product, for each dtype that this GPU and its libraries multiply."""
-    size = 8192 if machine().sm_count >= 100 else 4096
+    size = 8192 if known(machine().sm_count) >= 100 else 4096
     names = ["float32"]
-    names += ["tf32"] if machine().compute_capability >= (8, 0) else []
+    names += ["tf32"] if machine().computes_like((8, 0)) else []
     names += ["float16"]
     names += ["bfloat16"] if supports_bfloat16() else []
     names += ["float8_e4m3fn"] if supports_float8() else []

@@ -15,6 +15,7 @@ import re
 import time
 import types
 from pathlib import Path
+from typing import cast
 
 from answer import Answer, describe_error
 
@@ -28,7 +29,7 @@ def read(traffic, job: dict, folder: Path) -> dict:
         A frame: the places in the job of those that it takes, and of the one that it refuses with what it says; places
         that are missing are of kernels about which it could not be asked.
     """
-    frame = {"kind": "compiled", "taken": [], "refused": None, "error": None}
+    frame: dict = {"kind": "compiled", "taken": [], "refused": None, "error": None}
     if traffic is None or not traffic.front_end_is_known():
         return frame
     answer = Answer(job["source"], job["exercise"], folder)
@@ -80,9 +81,9 @@ def _for_want_of_a_global(error: BaseException, tree: ast.Module, code: types.Co
     kernels = {function.name for function in functions if function.decorator_list}
     locals_ = (inner.co_varnames for inner in _codes(code) if inner.co_name in kernels)
     known = {*namespace, *dir(builtins)}.union(*locals_)
-    words = ""
-    while error is not None and len(words) < 1 << 20:  # the causes: a helper's error, in the error of its caller
-        words, error = f"{words}\n{error}", error.__cause__
+    words, cause = "", cast("BaseException | None", error)
+    while cause is not None and len(words) < 1 << 20:  # the causes: a helper's error, in the error of its caller
+        words, cause = f"{words}\n{cause}", cause.__cause__
     return bool(set(re.findall(r"NameError\(['\"](\w+) is not defined", words)) - known)
 
 

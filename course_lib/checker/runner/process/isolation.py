@@ -79,8 +79,8 @@ def restrict(writable: list[Path], tcp_later: bool = False) -> None:
     try:
         for folder in readable_folders():
             _allow(libc, ruleset, folder, _EXECUTE | _READ_FILE | _READ_DIR)
-        for folder in (*writable, "/dev"):
-            _allow(libc, ruleset, folder, everything)
+        for place in (*writable, Path("/dev")):
+            _allow(libc, ruleset, place, everything)
         _checked(libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0))
         _checked(libc.syscall(_RESTRICT_SELF, ruleset, 0))
     finally:
