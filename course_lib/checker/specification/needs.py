@@ -87,7 +87,6 @@ TRITON = Needs(triton=True)
 NVIDIA = Needs(triton=True, gpus=1)
 HOPPER = Needs(triton=True, gpus=1, exact=(9, 0))
 HOPPER_AND_LATER = Needs(triton=True, gpus=1, capability=(9, 0))
-TWO_GPUS = Needs(gpus=2)
 
 
 def missing(needs: Needs, here: Machine) -> str | None:

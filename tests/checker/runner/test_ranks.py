@@ -55,7 +55,7 @@ def with_lines(*lines):
 
 def test_a_two_rank_all_reduce_passes_on_gloo():
     verdict = judge(MEAN, RIGHT)
-    assert verdict.passed and len(verdict.cases) == 2, verdict
+    assert verdict.passed and len(verdict.cases) in (2, 4), f"{verdict}; on two GPUs each case runs there too"
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_cases_of_one_two_and_three_ranks_and_one_without_stand_in_one_exercise(
     cell = with_lines("if not dist.is_initialized(): return weight * row", "dist.all_reduce(total)")
     task = replace(MEAN, cases=cases, oracle=oracle, mistakes=(), requirements=())
     verdict = judge(task, cell)
-    assert verdict.passed and len(verdict.cases) == 5, verdict
+    assert verdict.passed and len(verdict.cases) >= 5, verdict
     assert judge(task, RIGHT).outcome == "error", "without a group there is no collective"
 
 

@@ -9,7 +9,7 @@ from course_lib.checker import ANY, HOPPER, HOPPER_AND_LATER, NVIDIA, TRITON, Co
 from course_lib.checker.judge.decide import judge
 from course_lib.checker.specification import catalog
 from course_lib.checker.specification.draw import Draw
-from course_lib.checker.specification.needs import TWO_GPUS, missing
+from course_lib.checker.specification.needs import missing
 from tests.checker.samples import DOUBLE
 
 
@@ -50,7 +50,7 @@ MACHINES = {
         (HOPPER, {"H100", "8 H100"}),
         (HOPPER_AND_LATER, {"H100", "8 H100", "B200"}),
         (Needs(capability=(8, 0)), {"A100", "H100", "8 H100", "B200"}),
-        (TWO_GPUS, {"8 H100"}),
+        (Needs(gpus=2), {"8 H100"}),
         (Needs(packages=("json", "torch.nn")), {*MACHINES}),
     ],
 )
@@ -86,9 +86,9 @@ def test_a_machine_that_has_what_is_needed_lacks_nothing_and_no_other(needs, eno
             "is there.",
         ),
         (TRITON, MAC, "This exercise needs Triton, which exists for Linux only. Use Linux, WSL2 or Colab."),
-        (TWO_GPUS, H100, "This exercise needs 2 NVIDIA GPUs in one machine; this machine has 1."),
+        (Needs(gpus=2), H100, "This exercise needs 2 NVIDIA GPUs in one machine; this machine has 1."),
         (
-            TWO_GPUS,
+            Needs(gpus=2),
             VOLTA,
             "This exercise needs 2 NVIDIA GPUs in one machine; this machine has none that works. V100 is sm_70.",
         ),

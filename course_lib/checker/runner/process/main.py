@@ -12,15 +12,12 @@ and at the end b"E" + JSON on how the child ended.
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import ctypes
 import fcntl
-import functools
 import importlib.util
 import json
 import os
-import resource
 import selectors
 import shutil
 import signal
@@ -28,155 +25,33 @@ import struct
 import sys
 import tempfile
 import time
-import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO
 
-import ahead
 import graphs
-import ranks
 import sandboxed
 import torch
 import whereabouts
-import wire
-from child import Child
-from isolation import close_tcp, restrict
+from forked import run
 from observing import Observer
 
 FRAME_LIMIT = 3 << 30
 FRAMES_LIMIT = 512 << 20  # of a check on the CPU, all frames together: what the judge must hold
 TICK = 0.05  # seconds between two counts of a sandboxed answer's processes
 PATIENCE = 2  # times that a limit is granted again to a child that other programs kept from computing
-END_OF_FRAMES = struct.pack("<Q", 0)  # processes that an answer left behind may hold the pipe open for ever
 
 
 def _load(name: str, folder: str):
     """A folder as a package of its own: nothing of the course around it can be imported through it."""
     front = str(Path(folder) / "__init__.py")
     spec = importlib.util.spec_from_file_location(name, front, submodule_search_locations=[folder])
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{front} cannot be loaded")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
-
-
-def _limit_child(limits: dict) -> None:
-    """Bounds on memory and file size that hold in this process and whatever it starts."""
-    if limits["memory_bytes"] and hasattr(resource, "RLIMIT_DATA"):
-        in_use = 0
-        with contextlib.suppress(OSError):
-            for line in Path("/proc/self/status").read_text().splitlines():
-                if line.startswith("VmData:"):
-                    in_use = int(line.split()[1]) << 10
-        limit = in_use + limits["memory_bytes"]
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (256 << 20, 256 << 20))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    sandboxed.limit_processes(limits["processes"])
-
-
-def _die_with_parent() -> None:
-    """Linux: the kernel kills this process when the worker dies."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-
-
-def _child_main(traffic, limits, job, frames: int, output: int, private_fds, folder: Path) -> None:
-    os.setsid()
-    sandboxed.guard(False)
-    _die_with_parent()
-    for fd in private_fds:
-        os.close(fd)
-    with open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    sys.stdin, sys.stdout, sys.stderr = (
-        open(0, closefd=False),
-        open(1, "w", buffering=1, closefd=False),
-        open(2, "w", buffering=1, closefd=False),
-    )
-    builtins.input = _no_input
-    os.chdir(folder)
-    os.environ.update(HOME=str(folder), TMPDIR=str(folder), TORCHINDUCTOR_CACHE_DIR=str(folder / "inductor"))
-    tempfile.tempdir = str(folder)
-    for name in ("TRITON_CACHE_DIR", "CUDA_CACHE_PATH"):
-        os.environ.setdefault(name, str(folder / "kernels"))
-    _limit_child(limits)
-    child = Child(traffic, frames, folder)
-    try:
-        job = wire.decode(job)
-        if job.get("ranks"):
-            _run_ranks(traffic, job, child, folder)
-            return
-        if limits["ahead"] and not sandboxed.inside():  # there the number of processes and threads is limited
-            _compile_ahead(traffic, job, frames, folder, ahead.SHARE * limits["seconds"])
-        _confine(job, folder)
-        child.run(job)
-    except BaseException as error:  # the harness itself failed: say so rather than vanish
-        child.send({"kind": "harness_error", "text": "".join(traceback.format_exception(error))[-4000:]})
-    sys.stdout.flush()
-    os.write(frames, END_OF_FRAMES)
-
-
-def _run_ranks(traffic, job: dict, child: Child, folder: Path) -> None:
-    """Run a job as several ranks. The process that starts them runs no answer, and is confined all the same."""
-
-    def begin(job: dict, number: int, frames: int, turns: int) -> None:
-        rank = ranks.RankChild(traffic, frames, folder, turns)
-        try:
-            if job["device"] != "cpu":
-                open_the_gpu(job["device"])
-            ranks.join(job, number, folder)
-            if job["device"] == "cpu":
-                close_tcp()  # the rest is closed already
-            else:
-                restrict(writable)
-            place = folder / f"rank-{number}"
-            place.mkdir()
-            rank.folder = place
-            rank.run(job)
-        except BaseException as error:
-            text = "".join(traceback.format_exception(error))[-4000:]
-            rank.send({"kind": "harness_error", "text": f"On rank {number}: {text}"})
-
-    writable = [folder, Path(os.environ["TRITON_CACHE_DIR"])]
-    if job["device"] == "cpu":
-        restrict(writable, tcp_later=True)
-    ranks.Launcher(job, child.send, begin).run(close=(child.pipe,))
-    os.write(child.pipe, END_OF_FRAMES)
-
-
-def _confine(job: dict, folder: Path) -> None:
-    """Open what the job's device needs, and then nothing more but the folder and the compiler's cache."""
-    if job["device"] == "cuda":
-        open_the_gpu()
-    restrict(writable=[folder, Path(os.environ["TRITON_CACHE_DIR"])])
-
-
-def _compile_ahead(traffic, job: dict, frames: int, folder: Path, seconds: float) -> None:
-    """Run the job's cases in helpers; before this process starts CUDA, which does not survive a fork."""
-
-    def helper(number, cases):
-        _die_with_parent()
-        os.dup2(os.open(os.devnull, os.O_WRONLY), frames)
-        place = folder / f"ahead-{number}"
-        place.mkdir()
-        _confine(job, folder)
-        Child(traffic, frames, place).run({**job, "cases": cases, "runs": 1})
-
-    parts = ahead.shares(job["cases"], ahead.helpers(len(job["cases"])))
-    ahead.in_helpers([functools.partial(helper, *part) for part in enumerate(parts)], seconds)
-
-
-def open_the_gpu(device: str = "cuda") -> None:
-    """Start CUDA and Triton's driver: they open more than a confined process may, and keep it open."""
-    torch.zeros(1, device=device)
-    with contextlib.suppress(ImportError):
-        from triton.runtime import driver
-
-        driver.active.get_current_device()
 
 
 def _adopt_orphans() -> None:
@@ -208,10 +83,6 @@ def _end_orphans() -> None:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
-
-
-def _no_input(prompt=""):
-    raise EOFError("input() has no one to answer it during a check")
 
 
 class _Worker:
@@ -248,7 +119,7 @@ class _Worker:
             try:
                 private = (self.connection.fileno(), frames_read, output_read)
                 whereabouts.tell_when_asked(stack)
-                _child_main(self.traffic, limits, job, frames_write, output_write, private, folder)
+                run(self.traffic, limits, job, frames_write, output_write, private, folder)
                 status = 0
             finally:
                 os._exit(status)
