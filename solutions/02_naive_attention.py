@@ -1,15 +1,20 @@
 # %% [markdown]
 # # 02 · Naive attention
 #
-# **The question.** One attention layer reads 8192 tokens in 32 heads of dimension 128, in float16. Its inputs and its
-# output are 268 MB together. Its arithmetic is 1.1 TFLOP, which the tensor cores of an H100 do in 1.1 ms at the rate of
-# their datasheet. Written the way the formula is printed in the paper, the layer cannot finish in less than 5 ms on
-# that card, and with 26,000 tokens it does not run at all: the card's 80 GB (80 GiB, as the chips count) are full.
-# Where do the milliseconds and the gigabytes go?
+# **The question.** One attention layer reads 8192 tokens. It has 32 heads of dimension 128 and works in float16. Its
+# inputs and its output are 268 MB together, and its arithmetic is 1.1 TFLOP. An H100 does that arithmetic in 1.1 ms,
+# at the rate that the datasheet states for its *tensor cores*. These are the units that multiply small matrices; each
+# of the 132 multiprocessors has four. But if you write the layer the way the paper prints the formula, it cannot
+# finish in less than 5 ms on that card. With 26,000 tokens it does not run at all, because the card's 80 GiB of
+# memory are full. Where do the milliseconds and the gigabytes go?
 #
-# In this chapter you write that version, as three Triton kernels, because everything that follows is measured against
-# it. You count its bytes on paper, let a meter count them again, predict its time on your machine, and measure. Two
-# hours, six exercises.
+# In this chapter you write that version, as three Triton kernels. Everything later in the course is measured against
+# it. You count its bytes on paper, and a meter counts them again. Then you predict its time on your machine and
+# measure it.
+#
+# **Time.** Six exercises, about 3.5 hours in all. The core path takes at most two hours: exercises 2.1, 2.3, 2.4 and
+# 2.5, and the measurement after them. You can skip a section marked **Deeper**, but run its cells as they are. Later
+# cells use what they define, and the course's answers stand in for yours.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -31,6 +36,9 @@ device = default_device()
 #
 # $$S = \frac{1}{\sqrt{D}}\,Q K^\top, \qquad P = \operatorname{softmax}(S)\ \text{row by row}, \qquad O = P V$$
 #
+# Every query is compared with every key, which gives the scores $S$. The softmax turns each row of scores into
+# weights that add up to 1, and the output is the average of the values with these weights.
+#
 # | | name | shape, for each head | in the question's layer |
 # |---|---|---|---|
 # | $Q$, $O$ | queries, output | [query_length, head_dim] | 67 MB each |
@@ -38,14 +46,18 @@ device = default_device()
 # | $S$ | scores | [query_length, key_length] | **4.3 GB** |
 # | $P$ | probabilities | [query_length, key_length] | **4.3 GB** |
 #
-# Write $M$ for the number of queries, $N$ for the number of keys, $D$ for the head dimension and $H$ for the heads.
-# Each of the two products takes $2 H M N D$ FLOPs. The softmax takes about four for each score, $4 H M N$. At $D = 128$
-# that is 1/128 of what the products take, 0.78 %, so we leave it out. The arithmetic is then $4 H M N D$: for the
-# question, $4 \cdot 32 \cdot 8192^2 \cdot 128 = 1.1 \cdot 10^{12}$.
+# First the arithmetic. We write $M$ for the number of queries, $N$ for the number of keys, $D$ for the head dimension
+# and $H$ for the number of heads. Each of the two matrix products takes $2 H M N D$ FLOPs, because a multiply-add
+# counts as two. The softmax takes about four FLOPs for each score, $4 H M N$. At $D = 128$ that is 1/128 of what the
+# products take, 0.78 %, so we leave it out. The arithmetic is then $4 H M N D$. For the question's layer this is
+# $4 \cdot 32 \cdot 8192^2 \cdot 128 = 1.1 \cdot 10^{12}$ FLOPs, about a millisecond on an H100.
 #
-# The bytes are another matter. $S$ has 64 times the elements of $Q$ here, and no chip holds 4.3 GB: the L2 cache of an
-# H100 is 50 MB. A kernel that computes $S$ must leave it in memory, the next one must fetch it from there. Three
-# kernels, three *passes* over a matrix of $M \times N$:
+# Now count the bytes. The score matrix $S$ has one number for every pair of a query and a key. That is 64 times as
+# many numbers as $Q$ has, or 4.3 GB for this one layer. The largest memory on the chip, the L2 cache, holds 50 MB, so
+# $S$ does not fit. The kernel that computes $S$ has to write it out to memory, and the kernel that needs it has to
+# read it back. The same happens with $P$. So there are three kernels, and each reads its inputs from memory and
+# writes its result there. We call each one a *pass*. In the drawing, blue is read, orange is written, and the area of
+# a square stands for its bytes:
 
 # %%
 from course_lib.figures.attention.three_passes import draw_three_passes
@@ -53,16 +65,18 @@ from course_lib.figures.attention.three_passes import draw_three_passes
 draw_three_passes(heads=32, query_length=8192, key_length=8192, head_dim=128, item_bytes=2)
 
 # %% [markdown]
-# The matrix crosses the memory bus four times: written, read, written, read. These four crossings are 98 % of all that
-# moves. An H100 moves at most 3.35 TB/s (its datasheet), so 17.4 GB take 5.2 ms, nearly five times as long as the
-# arithmetic.
+# A matrix of $M \times N$ crosses the memory bus four times: $S$ is written and read, then $P$ is written and read.
+# These four crossings are 98 % of all the bytes that move. An H100 moves at most 3.35 TB/s (its datasheet), so the
+# 17.4 GB in all take 5.2 ms. That is nearly five times as long as the arithmetic.
 #
-# Chapter 01 says so in advance. The softmax does 4 FLOPs on an element that is read and written, 4 bytes in float16: an
-# intensity of 1 FLOP/byte, where an H100's balance point is 295. The products look better, and are still below the
-# balance: $2 M N D$ FLOPs against the $2 M N$ bytes of a float16 matrix make an intensity of $D$ FLOP/byte, 64 or 128
-# in today's models. **On an H100 all three passes wait for memory**, because of a matrix that nobody asked for.
+# The arithmetic intensity of chapter 01, FLOPs for each byte moved, says the same in advance. The softmax does 4
+# FLOPs on each element and moves 4 bytes, because a float16 is read and written. Its intensity is 1 FLOP/byte, and an
+# H100's balance point is 295. The products come closer, but they stay below it too. In each head a product does
+# $2 M N D$ FLOPs and moves at least the $2 M N$ bytes of a float16 matrix. That makes at most $D$ FLOP/byte, and $D$
+# is 64 or 128 in today's models. **On an H100 all three passes wait for memory**, because they write and read a
+# matrix that is not even part of the result.
 #
-# Put it in a function. The numbers of the drawing are your first test.
+# **Exercise 2.1.** Put the count into a function. The numbers in the drawing are your first test.
 
 # %%
 # Exercise 2.1 · Bytes of the three passes
@@ -84,9 +98,10 @@ def pass_bytes(heads: int, query_length: int, key_length: int, head_dim: int, it
 best_pass_bytes = check("2.1", pass_bytes).best
 
 # %% [markdown]
-# From bytes to milliseconds: divide by what your memory can do. `ceilings()` measured that in chapter 01 and remembers
-# it; here it measures again if it has to, for a few seconds. Before you run the cell, guess: how many milliseconds will
-# the question's layer take at least on the device you sit at?
+# To turn bytes into milliseconds, divide them by the bandwidth of your memory. `ceilings()` measured that in chapter
+# 01 and remembers it. If it has to measure again, it takes a few seconds. The next cell divides for each pass and
+# says what limits it: *memory* or *compute*. **Predict** before you run it: what is the least time that the
+# question's layer can take on your device, in milliseconds?
 
 # %%
 from course_lib.hardware.ceilings.measured import ceilings
@@ -97,7 +112,7 @@ PASSES = ("scores", "softmax", "output")
 
 
 def three_works(heads, query_length, key_length, head_dim, dtype):
-    """What each pass must do, as chapter 01 writes it: FLOPs, bytes, and which units do the arithmetic."""
+    """The work of each pass, as in chapter 01: FLOPs, bytes, and which units do the arithmetic."""
     pairs = heads * query_length * key_length
     flops = (2 * pairs * head_dim, 4 * pairs, 2 * pairs * head_dim)
     item_bytes = torch.empty(0, dtype=dtype).element_size()
@@ -118,20 +133,27 @@ total = sum(floor_time(work, roof) for work in question)
 print(f"  {'in all':8} {format_bytes(sum(work.bytes for work in question)):>8}{'':27}{format_seconds(total):>8}")
 
 # %% [markdown]
-# On a data-centre GPU every line should say *memory*. Some GeForce cards have slower tensor cores for their bandwidth:
-# an RTX 3090's balance point is about 76 FLOP/byte, and there the products, at 124, are bound by compute. So they
-# usually are on a CPU, whose balance point is lower than their intensity too. The softmax, with an intensity of 1 in
-# float16 and of a half in float32, is bound by memory everywhere.
+# On a data-centre GPU every line should say *memory*. Some GeForce cards have slower tensor cores relative to their
+# bandwidth. An RTX 3090 has a balance point of about 76 FLOP/byte. The products have an intensity of 124, so on that
+# card they are bound by compute. On a CPU they usually are too, because its balance point is also lower than their
+# intensity. The softmax is bound by memory everywhere, because its intensity is only 1 in float16 and one half in
+# float32.
 #
 # ## Where memory runs out
 #
-# Time is one price of the matrix. The other is that it must exist. While the softmax runs, $S$ and $P$ are both alive,
-# and so are $Q$, $K$, $V$ and the buffer of $O$:
+# **Deeper.** This section and its exercise 2.2 are about the gigabytes. The rest of the chapter is about the
+# milliseconds.
 #
-# $$\text{bytes} = b \cdot H \cdot (4 N D + 2 N^2) \qquad \text{for } M = N \text{ and } b \text{ bytes an element}$$
+# The matrix takes time because it has to move. It also takes room, because all of it has to exist at once. While the
+# softmax runs, $S$ and $P$ are both in memory, and so are $Q$, $K$, $V$ and the space for $O$. With $M = N$ and $b$
+# bytes for each element, that makes:
 #
-# Doubling the context quadruples the matrices. The next figure has your machine on it, in black. The lower line is what
-# the same attention needs when $S$ and $P$ are never written, which is what you will build in chapters 03 and 04.
+# $$\text{bytes} = b \cdot H \cdot (4 N D + 2 N^2)$$
+#
+# In the question's layer the first term is 268 MB and the second is 8.6 GB. If you double the context, the second
+# term becomes four times as large. The next figure shows the memory that is needed at each length, with your machine
+# in black. The lower line is the same attention when $S$ and $P$ are never written to memory. You will build that in
+# chapters 03 and 04.
 
 # %%
 from course_lib.figures.attention.memory import draw_attention_memory
@@ -139,16 +161,16 @@ from course_lib.figures.attention.memory import draw_attention_memory
 draw_attention_memory(heads=32, head_dim=128, item_bytes=2, device_bytes=machine().memory_bytes)
 
 # %% [markdown]
-# Read the longest length of each device off the figure, then compute it exactly. The result is a whole number of
-# tokens, and the check asks for exact ones: one byte less memory may mean one token less.
+# **Exercise 2.2.** Read the longest length for each device off the figure, then compute it exactly. The result is a
+# whole number of tokens. The check wants the exact number, because one byte less of memory may mean one token less.
 
 # %%
 # Exercise 2.2 · The longest sequence that fits
 def longest_length(memory_bytes: int, heads: int, head_dim: int, item_bytes: int) -> int:
     """The largest N for which naive attention fits into memory_bytes, with N queries and N keys; 0 if not even 1 fits.
 
-    Alive at once are Q, K, V and O, [heads, N, head_dim] each, and S and P, [heads, N, N] each. All of memory_bytes may
-    be used. memory_bytes may be 10**16, so a loop over N is too slow.
+    In memory at the same time are Q, K, V and O, [heads, N, head_dim] each, and S and P, [heads, N, N] each. All of
+    memory_bytes may be used. memory_bytes may be 10**16, so a loop over N is too slow.
     """
     # BEGIN SOLUTION
     # item_bytes · heads · (2N² + 4·D·N) <= memory   <=>   (N + D)² <= memory / (2 · item_bytes · heads) + D²
@@ -170,25 +192,30 @@ for name, memory_bytes in memories.items():
           f"32, {lengths[2]:>6,} with 32 heads and a batch of 8")
 
 # %% [markdown]
-# And that is memory for nothing else: no weights, no other layer, no gradients. In training it is worse, since $P$ of
-# *every* layer is kept for the backward pass. GPT-2 read 1024 tokens and GPT-3 read 2048; this is a large part of the
-# reason.
+# This memory holds nothing else yet: no weights, no other layer, no gradients. Training needs even more, because $P$
+# of *every* layer is kept for the backward pass. GPT-2 read 1024 tokens and GPT-3 read 2048, and this is a large part
+# of the reason.
 #
 # ## Who may see whom
 #
-# A language model predicts the next token, so a token must not see later ones: the *causal mask* hides the keys behind
-# a query's own position. Three questions decide whether a mask is right.
+# A language model predicts the next token, so a token must not see any later one. The *causal mask* takes care of
+# that: it hides all keys that come after a query's own position. Three questions decide whether a mask is right.
 #
-# **Does a token see itself?** Yes. Key $j$ is visible to query $i$ if $j \le p_i$, with $p_i$ the query's position.
+# **Does a token see itself?** Yes. Query $i$ sees key $j$ if $j \le p_i$, where $p_i$ is the query's position.
 #
-# **What is the position of query $i$ when there are fewer queries than keys?** This is the usual case in serving: the
-# keys of 1000 earlier tokens lie in a cache, and 5 new tokens come as queries. The last query is the newest token and
-# stands at the last key, so $p_i = i + N - M$. The mask is aligned to the *bottom right*. A mask aligned to the top
-# left would let the newest token see 5 keys of 1005.
+# **What is the position of query $i$ when there are fewer queries than keys?** This is the usual case in serving. For
+# example, the keys of 1000 earlier tokens are kept in a cache, and 5 new tokens arrive as queries: $N = 1005$ and
+# $M = 5$. The last query is the newest token, so it has the position of the last key. In general $p_i = i + N - M$;
+# here the first query has the position 1000. We say that the mask is aligned to the *bottom right* corner of the
+# score matrix. A mask that is aligned to the top left would let the newest token see only 5 keys of 1005.
 #
-# **What if a query sees no key?** With more queries than keys the first $M - N$ positions are negative. The softmax of
-# nothing is not defined: computed without care it is $e^{-\infty - (-\infty)}$, NaN, which spreads to everything
-# downstream. The course says, as FlashAttention does: a row of zeros.
+# **What if a query sees no key?** This happens when there are more queries than keys, because the first $M - N$
+# positions are then negative. The softmax of no scores is not defined. Computed without care it contains
+# $e^{-\infty - (-\infty)}$. That is NaN, and it spreads to everything computed from it. This course does what
+# FlashAttention does: such a row is all zeros.
+#
+# The next cell prints three masks, with ■ for each key that a query sees. In the third one the first two queries see
+# no key.
 
 # %%
 from course_lib.kernels.attention.reference import visible_keys
@@ -199,11 +226,12 @@ for queries, keys in ((4, 4), (2, 5), (5, 3)):
         print("    " + " ".join("■" if visible else "·" for visible in row))
 
 # %% [markdown]
-# **Where does the mask go?** Before the softmax, as a score of $-\infty$: a hidden key then weighs $e^{-\infty} = 0$
-# and the visible ones add up to 1. Zeroing probabilities afterwards leaves rows that add up to less than 1; a score of
-# 0 is a weight of $e^0 = 1$, which is not nothing.
+# **Where does the mask go?** It goes in front of the softmax, as a score of $-\infty$. A hidden key then has the
+# weight $e^{-\infty} = 0$, and the weights of the visible keys add up to 1. If you set probabilities to zero after
+# the softmax instead, the rows add up to less than 1. If you set hidden scores to 0 before it, each hidden key still
+# counts with the weight $e^0 = 1$.
 #
-# Write the mask first in plain PyTorch. It goes into a kernel in exercise 2.5.
+# **Exercise 2.3.** Write the mask in plain PyTorch first. In exercise 2.5 it goes into a kernel.
 
 # %%
 # Exercise 2.3 · The causal mask
@@ -220,7 +248,7 @@ def causal_softmax(scores: torch.Tensor) -> torch.Tensor:
     keys = torch.arange(key_length, device=scores.device)[None, :]  # [1, N]
     visible = keys <= queries  # [M, N]
     probabilities = torch.softmax(scores.masked_fill(~visible, -math.inf), dim=-1)
-    # Rows without a visible key are NaN now. Hidden pairs have 0 in every other row, so one fill mends them all.
+    # A row without a visible key is all NaN now. In other rows hidden keys are already 0, so one fill repairs it.
     return probabilities.masked_fill(~visible, 0)
     # END SOLUTION
 
@@ -231,16 +259,22 @@ best_causal_softmax = check("2.3", causal_softmax).best
 # %% [markdown]
 # ## A kernel on tiles
 #
-# Here is a kernel of the kind that you will write next: it works on a matrix in *tiles*, two-dimensional blocks of
-# positions. It subtracts a penalty from the scores that grows with the distance between query and key, which is how
-# ALiBi tells a model where tokens stand ([Press et al.](https://arxiv.org/abs/2108.12409)). Read it for four things:
+# The kernels of this chapter work on matrices. So a program's block becomes a *tile*: a block with two dimensions,
+# here 32 rows by 64 columns. Read one such kernel before you write your own. It subtracts a penalty from each score,
+# and the penalty grows with the distance between query and key. This is how ALiBi tells a model where each token is
+# ([Press et al.](https://arxiv.org/abs/2108.12409)). Look for four things:
 #
-# 1. **Which tile is mine?** Three program numbers: tile of rows, tile of columns, head.
-# 2. **Pointers.** A column of row offsets plus a row of column offsets is a tile of offsets: `[BLOCK_M, 1] + [1,
-#    BLOCK_N]` broadcasts to `[BLOCK_M, BLOCK_N]`, as in PyTorch.
-# 3. **Masks.** Lengths are seldom multiples of the tile, so both directions are masked, in the load and in the store.
-# 4. **The head's offset is an int64.** Program numbers are int32, and 32 heads of 8192² scores have 2³¹ elements: the
-#    last offset is the largest number that an int32 holds. One head more and the offset turns negative, silently.
+# 1. **Which tile is mine?** A program has three numbers here: one for its tile of rows, one for its tile of columns
+#    and one for its head.
+# 2. **Pointers.** A tile needs an offset for each of its elements. You get them by adding a column of row offsets and
+#    a row of column offsets: `[BLOCK_M, 1] + [1, BLOCK_N]` broadcasts to `[BLOCK_M, BLOCK_N]`, as in PyTorch.
+# 3. **Masks.** The lengths are seldom multiples of the tile's sides, so the last tiles reach past the end. Both
+#    directions are masked, in the load and in the store.
+# 4. **The head's offset is an int64.** Program numbers are int32. In 32 heads there are $32 \cdot 8192^2 = 2^{31}$
+#    scores, so the last offset is exactly the largest number that an int32 can hold. With one more head the offset
+#    would turn negative, and nothing would warn you.
+#
+# The last line of the cell compares the result with PyTorch's.
 
 
 # %%
@@ -280,29 +314,32 @@ expected = example - slopes[:, None, None] * (positions - torch.arange(130, devi
 print("largest difference to PyTorch:", (distance_penalty(example, slopes) - expected).abs().max().item())
 
 # %% [markdown]
-# Now count. This innocent step reads the matrix and writes it: **two more crossings**, 8.6 GB for the question's layer,
-# half again as much as before. The same holds for a mask, a soft cap or a dropout that is a kernel of its own. So the
-# mask belongs *into* a kernel that has the scores in hand anyway.
+# Now count the bytes of this small step. It reads the matrix and writes it, so it adds **two more crossings**. That
+# is 8.6 GB for the question's layer, half as much again as before. The same is true of any other step that is a
+# kernel of its own: a mask, a dropout, or a soft cap (a smooth upper limit on the scores). So the mask belongs
+# *inside* a kernel that has the scores loaded anyway.
 #
 # ## Pass 1: the scores
 #
-# The program for a tile of $S$ needs BLOCK_M rows of $Q$ and BLOCK_N rows of $K$, each $D$ wide. One instruction
-# multiplies two tiles: `tl.dot(a, b)` with `a` [BLOCK_M, D] and `b` [D, BLOCK_N], on the tensor cores where there are
-# any, accumulated in float32. Three things about it:
+# The program for one tile of $S$ needs BLOCK_M rows of $Q$ and BLOCK_N rows of $K$, and each row has $D$ numbers. One
+# call multiplies the two tiles. `tl.dot(a, b)` takes `a` [BLOCK_M, D] and `b` [D, BLOCK_N], and adds up the products
+# in float32. It runs on the tensor cores if the device has them. You need to know three things about it:
 #
-# - The second operand is $K^\top$. Nothing is transposed in memory: you load the tile with the dimension running down
-#   and the keys running across, and each index keeps *its own* stride.
-# - For float32 operands its default on a GPU is tf32: the tensor cores cut the mantissa to 10 bits, without rounding,
-#   and a sum of products comes out a thousandth too small. `input_precision="ieee"` computes in float32; a check takes
-#   either. For float16 it changes nothing.
-# - All sides of a tile must be powers of two. The side that the product sums over, here $D$, must be at least 16 in
-#   float16 and 8 in float32. The other two may be smaller, but the tensor cores multiply 16 rows at a time, so smaller
-#   tiles leave them partly idle. Our head dimensions fit. For lengths that do not, there are masks.
+# - **The second operand is $K^\top$.** You do not have to transpose anything in memory. You load the tile with the
+#   dimension running down and the keys running across, and each of the two indices keeps *its own* stride.
+# - **Float32 operands are cut short by default.** On a GPU `tl.dot` then computes in tf32. In this format the tensor
+#   cores use only the first 10 of the 23 bits of a float32's mantissa. The other bits are cut off without rounding,
+#   so a sum of products comes out a thousandth too small. `input_precision="ieee"` computes in full float32. The
+#   check accepts both. For float16 the setting changes nothing.
+# - **All sides of a tile must be powers of two.** The side that is summed over, here $D$, must be at least 16 in
+#   float16 and 8 in float32. The other two may be smaller. But the tensor cores multiply 16 rows at a time, so
+#   smaller tiles leave them partly idle. Our head dimensions fit. Sequence lengths need not fit, because the masks
+#   take care of them.
 #
-# The tensors arrive as a model makes them. A projection leaves $Q$ as [length, heads, head_dim], and `.transpose(0, 1)`
-# makes [heads, length, head_dim] of it without moving a byte: the rows of a head then lie `heads * head_dim` elements
-# apart. Only the last dimension is contiguous. **Strides are part of the tensor**, so the kernel takes them as
-# arguments.
+# The tensors arrive in the layout in which a model makes them. A projection gives $Q$ as [length, heads, head_dim].
+# `.transpose(0, 1)` turns that into [heads, length, head_dim] without moving a byte. So the rows of one head do not
+# lie next to each other: they are `heads * head_dim` elements apart, 4096 in the question's layer. Only the last
+# dimension is contiguous. **Strides are part of the tensor**, so the kernel takes them as arguments.
 
 # %%
 # Exercise 2.4 · The scores kernel
@@ -319,7 +356,7 @@ def scores_kernel(
     # BEGIN SOLUTION
     queries = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
     keys = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
-    head = tl.program_id(2).to(tl.int64)  # an int32 counts to 32 heads of 8192² scores and no further
+    head = tl.program_id(2).to(tl.int64)  # in int32 the offset overflows beyond 32 heads of 8192² scores
     dims = tl.arange(0, HEAD_DIM)  # [HEAD_DIM]
 
     query_tile = query_pointer + head * query_head_stride + queries[:, None] * query_row_stride + dims[None, :]
@@ -339,7 +376,7 @@ def scores(query: torch.Tensor, key: torch.Tensor, scale: float) -> torch.Tensor
     """S = scale · Q Kᵀ for every head.
 
     query: [heads, query_length, head_dim]; key: [heads, key_length, head_dim]; head_dim 16, 32, 64 or 128. Any lengths,
-    any strides, save that the last dimension is contiguous.
+    any strides, except that the last dimension is contiguous.
     Returns: [heads, query_length, key_length], in the dtype of query.
     """
     heads, query_length, head_dim = query.shape
@@ -359,21 +396,26 @@ def scores(query: torch.Tensor, key: torch.Tensor, scale: float) -> torch.Tensor
 best_scores = check("2.4", scores).best
 
 # %% [markdown]
-# The check also metered your kernel in the interpreter. The distinct bytes that it loads, and all that it stores, may
-# differ from your formula of exercise 2.1 by at most 5 %.
+# The check also metered your kernel in the interpreter. It compared two counts with your formula of exercise 2.1: the
+# distinct bytes that the kernel loads (each byte counted once) and all bytes that it stores. They may differ from the
+# formula by at most 5 %.
 #
 # ## Pass 2: the softmax
 #
+# The softmax turns each row of scores into weights that add up to 1:
+#
 # $$P_{ij} = \frac{e^{S_{ij}}}{\sum_k e^{S_{ik}}}$$
 #
-# cannot be computed as it stands: $e^{89}$ exceeds what float32 holds, and nothing keeps scores below 89: the authors
-# of ViT-22B met far larger ones in training ([Dehghani et al.](https://arxiv.org/abs/2302.05442)). Multiply numerator
-# and denominator by $e^{-m}$ with $m$ the row's maximum:
+# You cannot compute it in this form, because the exponentials may overflow. $e^{89}$ is already more than float32 can
+# hold, and nothing keeps scores below 89. The authors of ViT-22B met far larger ones in training ([Dehghani et
+# al.](https://arxiv.org/abs/2302.05442)). The remedy is to subtract the row's maximum $m$ from all scores first. This
+# multiplies the numerator and the denominator by the same factor, $e^{-m}$:
 #
 # $$P_{ij} = \frac{e^{S_{ij} - m}}{\sum_k e^{S_{ik} - m}}, \qquad m = \max_k S_{ik}$$
 #
-# The value is the same, no exponent is above 0, and at least one term of the sum is 1, so that it cannot vanish either.
-# This is the *safe* softmax:
+# The value stays the same, but now no exponent is above 0, so nothing overflows. At least one term of the sum is
+# $e^0 = 1$, so the sum cannot become 0 either. This is the *safe* softmax. The next cell computes the row 1, 50, 100
+# in both ways. Without the maximum, the last weight comes out as NaN.
 
 # %%
 row = torch.tensor([1.0, 50.0, 100.0])
@@ -381,15 +423,19 @@ print("as it stands:", (row.exp() / row.exp().sum()).tolist())
 print("safe:        ", ((row - row.max()).exp() / (row - row.max()).exp().sum()).tolist())
 
 # %% [markdown]
-# One program takes one row and holds it whole, in a tile as wide as the next power of two: the row is read once and
-# written once, as the formula demands, with the maximum, the weights and the sum computed on the chip in between. That
-# works up to some ten thousand keys; what to do with longer rows is the question of chapter 03.
+# In your kernel one program takes one row and holds all of it. Its tile is as wide as the next power of two, for
+# example 8192 for 5000 keys. The row is read once and written once. The maximum, the weights and the sum are computed
+# on the chip in between. This works up to some ten thousand keys, and chapter 03 deals with longer rows.
 #
-# The mask comes in here at no cost. Better still, a load whose mask is off moves no bytes, so a causal softmax need not
-# even read the hidden half of the matrix. (The scores kernel has computed and written it all the same.)
+# The mask goes into this kernel and costs no bytes. It even saves some, because a load moves no bytes where its mask
+# is off. So a causal softmax does not have to read the hidden half of the matrix. (The scores kernel has computed and
+# written that half all the same.)
 #
-# From here on the launcher is yours to complete as well. Write your guess down before you check: which value must
-# `other=` have in the load, and why is it not 0?
+# Some new words: `tl.exp(block)` and `tl.where(condition, a, b)` work element by element, as in PyTorch.
+# `tl.max(block, axis=0)` is the largest element. In the launcher, `triton.next_power_of_2(5000)` is 8192.
+#
+# **Exercise 2.5.** From here on you complete the launcher as well. Write your guess down before you check: which
+# value must `other=` have in the load, and why is it not 0?
 
 # %%
 # Exercise 2.5 · The softmax kernel, safe and causal
@@ -428,7 +474,7 @@ def row_softmax_kernel(
 def row_softmax(scores: torch.Tensor, causal: bool) -> torch.Tensor:
     """Softmax over the keys of each row, computed in float32.
 
-    scores: [heads, query_length, key_length], rows of up to 16384 keys, any strides save that the last dimension is
+    scores: [heads, query_length, key_length], rows of up to 16384 keys, any strides except that the last dimension is
     contiguous. causal: hide the keys behind each query's position; the last query stands at the last key.
     Returns: the same shape and dtype, contiguous. A row that sees no key is all zeros.
     """
@@ -450,11 +496,14 @@ best_row_softmax = check("2.5", row_softmax).best
 # %% [markdown]
 # ## Pass 3: the output
 #
-# $O = P V$ is a matrix product again, with one difference to the first. There the inner dimension was $D$ and fitted
-# into a tile. Here the inner dimension is the keys, thousands of them, so each program *loops*: a tile of $P$ times a
-# tile of $V$, added to an accumulator that stays in registers until the end.
+# **Deeper.** Exercise 2.6 puts a loop around `tl.dot`. Chapter 04 uses such a loop again.
 #
-# The kernel and its launcher are yours. Choose the tiles and the grid yourself.
+# $O = P V$ is a matrix product again, but with one difference. In pass 1 the sum ran over $D$, at most 128 numbers,
+# which fit into one tile. Here the sum runs over the keys, and there are thousands of them. So each program *loops*
+# over the keys. In each step it multiplies a tile of $P$ by a tile of $V$ and adds the product to an accumulator. The
+# accumulator is a tile of [BLOCK_M, HEAD_DIM] numbers that stays in registers until the end.
+#
+# **Exercise 2.6.** You write the kernel and its launcher, and you choose the tiles and the grid.
 
 # %%
 # Exercise 2.6 · The output kernel
@@ -497,7 +546,7 @@ def weighted_values(probabilities: torch.Tensor, value: torch.Tensor) -> torch.T
     """O = P V for every head.
 
     probabilities: [heads, query_length, key_length]; value: [heads, key_length, head_dim], of one dtype; head_dim 16,
-    32, 64 or 128. Any lengths, any strides, save that the last dimension is contiguous.
+    32, 64 or 128. Any lengths, any strides, except that the last dimension is contiguous.
     Returns: [heads, query_length, head_dim], in the dtype of value.
     """
     # BEGIN SOLUTION
@@ -521,12 +570,13 @@ best_weighted_values = check("2.6", weighted_values).best
 # %% [markdown]
 # ## The whole, and its bytes
 #
-# Three launches are attention. The course's plain reference, in float64, says whether they agree.
+# The three launches together are attention. The next cell compares their result with the course's plain reference in
+# float64, without a mask and with one.
 
 
 # %%
 def three_pass_attention(query, key, value, causal=False):
-    """Attention over [heads, length, head_dim] tensors, S and P written to memory."""
+    """Attention over [heads, length, head_dim] tensors; S and P are written to memory."""
     scale = 1 / math.sqrt(query.shape[-1])
     return best_weighted_values(best_row_softmax(best_scores(query, key, scale), causal), value)
 
@@ -540,10 +590,10 @@ for causal in (False, True):
     print(f"causal={causal!s:5}: largest error {error:.1e}")
 
 # %% [markdown]
-# The course's library has the same three passes as `naive_attention`, for [batch, heads, length, head_dim] and with
-# fewer key heads than query heads where a model has that. It also does what a careful launcher should: it refuses,
-# *before* it allocates anything, what will not fit. Ask it for twice your longest length. (`expand` makes tensors of
-# any size out of 256 bytes: their strides are 0.)
+# The course's library has the same three passes as `naive_attention`. It takes [batch, heads, length, head_dim], and
+# fewer key heads than query heads for models that have that. A careful launcher refuses what will not fit *before* it
+# allocates anything, and this one does. The next cell shows the refusal by asking for twice your longest length.
+# (`expand` makes tensors of that size out of 256 bytes, with strides of 0.)
 
 # %%
 from course_lib.kernels.attention.naive import naive_attention
@@ -556,14 +606,15 @@ except ValueError as refusal:
     print(refusal)
 
 # %% [markdown]
-# Now meter the three kernels, pass by pass. Two columns need a word. *Asked for* is what the loads and stores request:
-# a tile of $Q$ is requested once for every tile of keys, over and over. *Distinct* counts each byte of a pass once,
-# which is what reaches memory when a cache answers the repeated requests. It does: $Q$ and $K$ of a head are 2 MB each
-# at 8192 tokens, and L2 caches hold tens of megabytes. The matrix, at gigabytes, no cache can hold. So it is the
-# *distinct* column that your formula must meet within 5 %.
+# Now meter the three kernels, pass by pass. Two columns need an explanation. *Asked for* is everything that the loads
+# and stores request. A tile of $Q$ is requested again for every tile of keys, so this number is large. *Distinct*
+# counts each byte of a pass only once. That is what reaches memory if a cache answers the repeated requests. And a
+# cache does: $Q$ and $K$ of one head are 2 MB each at 8192 tokens, and L2 caches hold tens of megabytes. But no cache
+# can hold the matrix with its gigabytes. So the *distinct* column is the one that your formula must match, within 5
+# %.
 
 # %%
-from course_lib.hardware.meter.metered import metered  # on a GPU machine too: in a process of its own, which interprets
+from course_lib.hardware.meter.metered import metered  # interprets in a separate process, with a GPU too
 
 small_query, small_key, small_value = (torch.randn(2, 256, 64, dtype=torch.float16, device=device) for _ in range(3))
 small_scores = best_scores(small_query, small_key, 0.125)
@@ -581,9 +632,12 @@ for (name, report), predicted in zip(reports.items(), best_pass_bytes(2, 256, 25
 # %% [markdown]
 # ## Predicted against measured
 #
-# The prediction for each pass is the longer of two times: its bytes at your memory's measured rate, its FLOPs at your
-# arithmetic's measured rate. On a GPU your own kernels are timed. In the interpreter a kernel's time says nothing, so
-# there PyTorch's CPU operations stand in for the three passes: they write and read the same matrices.
+# How close do the kernels come to the shortest possible time? The prediction for each pass is the longer of two
+# times: its bytes at the measured rate of your memory, or its FLOPs at the measured rate of your arithmetic.
+#
+# On a GPU your own kernels are timed. In the interpreter the time of a kernel says nothing, so there PyTorch's CPU
+# operations stand in for the three passes. They write and read the same matrices. **Predict:** which of the three
+# passes will come nearest to its prediction?
 
 # %%
 from course_lib.hardware.timing import measure
@@ -628,18 +682,21 @@ share = 100 * least / naive_seconds
 print(f"{'in all':8} {format_seconds(least):>11} {format_seconds(naive_seconds):>10} {share:>16.0f} %")
 
 # %% [markdown]
-# Look at the last column first, then at the ratio. The softmax should come nearest to its prediction on a GPU: it does
-# little but move bytes. Where a pass takes twice its prediction or more, something other than bytes and FLOPs costs
-# time: tiles that are too small to keep the tensor cores fed, a row too long for its registers, on a CPU an `exp` that
-# is computed in software.
+# Look at the last column first, then at the ratio. On a GPU the softmax should come nearest to its prediction,
+# because it does little but move bytes. If a pass takes twice its prediction or more, something other than bytes and
+# FLOPs costs time. The tiles may be too small to keep the tensor cores busy, or a row may be too long for its
+# registers. On a CPU it may be `exp`, which is computed in software there.
 #
-# Whatever the ratio, tuning the three kernels does not remove their bytes: each of them has to read and write what the
-# algorithm passes from one to the next. A ratio above 100 % can still be printed, and it does not mean that bytes were
-# saved. A CPU may keep part of the matrix in its cache from one pass to the next, or the ceiling was measured while the
-# machine was busy.
+# Whatever the ratio is, tuning the three kernels does not remove their bytes, because each kernel has to read what
+# the one before it wrote. You may still see a ratio above 100 %. This does not mean that bytes were saved. A CPU may
+# keep part of the matrix in its cache from one pass to the next. Or the ceiling is too low, because it was measured
+# while the machine was busy.
+#
+# How much of the time is needed at all? The next cell puts two lower limits beside the measured time: the arithmetic
+# alone, and moving only $Q$, $K$, $V$ and $O$.
 
 # %%
-S = P = None  # give the matrices back
+S = P = None  # free the two matrices
 from course_lib.hardware.roofline import arithmetic_rate
 
 products = sum(work.flops for work in works) / arithmetic_rate(roof, str(dtype).removeprefix("torch."))
@@ -659,28 +716,25 @@ if not interpreting():
           f"{format_bytes(2 * heads * length * length * query.element_size())}")
 
 # %% [markdown]
-# The lines on the arithmetic and on Q, K, V and O are what is really needed. The distance between them and the first is
-# what chapters 03 and 04 are about.
+# The arithmetic, and moving $Q$, $K$, $V$ and $O$ once, are what the layer really needs. The gap between these two
+# lines and the first one is what chapters 03 and 04 are about.
 #
 # ## Which attention does PyTorch run?
 #
-# `F.scaled_dot_product_attention` (SDPA) is not one kernel. It has *backends*, and chooses by device, dtype, shapes and
-# mask:
+# **Deeper.** `F.scaled_dot_product_attention` (SDPA) chooses among four *backends*. The first three are *fused*: one
+# kernel does all three passes.
 #
-# | backend | what it is | asks for |
+# | backend | from | on CUDA it takes |
 # |---|---|---|
-# | FLASH_ATTENTION | FlashAttention-2; on a CPU, PyTorch's own | CUDA: float16 or bfloat16, sm_80 on, no mask |
-# | CUDNN_ATTENTION | cuDNN's fused kernels | CUDA: float16 or bfloat16, sm_80 on |
-# | EFFICIENT_ATTENTION | xFormers' memory-efficient kernel | CUDA: also float32, also a mask tensor |
-# | MATH | the three passes of this chapter, in PyTorch operations | anything |
+# | FLASH_ATTENTION | FlashAttention-2; on a CPU, PyTorch | float16 and bfloat16, from sm_80 (A100), no mask tensor |
+# | CUDNN_ATTENTION | cuDNN | float16 and bfloat16, from sm_80 |
+# | EFFICIENT_ATTENTION | xFormers | also float32, also a mask tensor |
+# | MATH | PyTorch operations, pass by pass | anything, also three dimensions |
 #
-# MATH usually takes longer than your own three passes: it scales $Q$ and $K$ separately, its softmax is one that is
-# safe for rows that see nothing, and it allocates every intermediate anew.
-#
-# Falling back to MATH is silent: the result is right, the layer is several times slower, and its memory grows with
-# $N^2$. On CUDA a mask passed as a tensor rules out the first backend, float32 the first two, and tensors of three
-# dimensions rule out all but MATH. So look at what runs. Every PyTorch operation passes through a dispatcher, and a
-# dispatch mode sees its name. Guess first: which of the six calls below do not run a fused kernel on your device?
+# SDPA does not tell you when it falls back to MATH. The result is right, but the layer is several times slower and
+# its memory grows with $N^2$. (MATH is usually slower even than your passes: it scales $Q$ and $K$ separately,
+# allocates every intermediate and guards against empty rows.) The next cell records what runs. Guess first: which of
+# the six calls use no fused kernel on your device?
 
 # %%
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -707,7 +761,7 @@ def what_runs(*args, **options):
     return fused or [name for name in operations.names if name in ("bmm", "matmul", "_softmax", "_safe_softmax")]
 
 
-# The fused backends want [batch, heads, length, head_dim].
+# The fused backends take [batch, heads, length, head_dim].
 four_dimensional = [tensor[None] for tensor in (query, key, value)]
 mask = torch.ones(length, length, dtype=torch.bool, device=device).tril()
 print("no mask:           ", *what_runs(*four_dimensional))
@@ -718,15 +772,15 @@ print("three dimensions:  ", *what_runs(query, key, value))
 print("with gradients:    ", *what_runs(*(tensor.clone().requires_grad_() for tensor in four_dimensional)))
 
 # %% [markdown]
-# `sdpa_kernel` allows only the backends that you name, and raises where none of them can run. PyTorch puts the reasons
-# into warnings, so catch those too. What does each backend take, on the tensors that you timed above?
+# `sdpa_kernel` allows only the backends that you name, and raises an error if none can run. How long does each one
+# take on the tensors timed above?
 
 # %%
 import warnings
 
 
 def first_reason(caught, error):
-    """What hinders a backend, in PyTorch's words: the first of its warnings that is more than a heading."""
+    """Why a backend does not run, in PyTorch's words: the first of its warnings that is more than a heading."""
     texts = [str(each.message).split(" (Triggered")[0] for each in caught]
     reasons = [text for text in texts if "not used because" not in text and "disabled" not in text]
     return reasons[0][:100] if reasons else "none for this device" if "No viable backend" in str(error) else str(error)
@@ -744,9 +798,8 @@ for name in ("MATH", "EFFICIENT_ATTENTION", "FLASH_ATTENTION", "CUDNN_ATTENTION"
             print(f"{name:22} does not run here: {first_reason(caught, error)}")
 
 # %% [markdown]
-# One trap remains, and it is the alignment of the causal mask. `is_causal=True` means *top left* in SDPA, by its
-# documentation. With as many queries as keys there is no difference. With 3 new tokens against a cache of 8 keys there
-# is, and nothing warns you:
+# One trap: `is_causal=True` in SDPA aligns the mask to the *top left*, as documented. For 3 queries and 8 keys this
+# is not our mask, and nothing warns you:
 
 # %%
 from torch.nn.attention.bias import causal_lower_right
@@ -763,29 +816,33 @@ for name, options in (
 # %% [markdown]
 # ## What production systems do
 #
-# No mainstream serving engine or trainer writes $S$ to memory any more. PyTorch's MATH backend, an eager `softmax(q @
-# k.T) @ v`, and models that return their attention weights still do; a profile in which `softmax` is a large bar has
-# usually found one of them. The three passes remain useful as the reference that every fused kernel is tested against:
-# twice *their* error against float64 is what this course's checks, and FlashAttention's own tests, allow.
-#
-# The order in which to look at a slow attention layer: which backend runs (this section); how many bytes it moves,
-# against $4 H N D b$; how far that time is from the arithmetic. Only then think of writing a kernel.
+# No mainstream serving engine or trainer writes $S$ to memory any more. Three things still do: PyTorch's MATH
+# backend, a plain `softmax(q @ k.T) @ v`, and models that return their attention weights. If `softmax` is a large bar
+# in a profile, you have usually found one of them. The three passes remain useful as a reference: this course's
+# checks and FlashAttention's own tests allow a fused kernel twice *their* error against float64. When an attention
+# layer is slow, look at three things in this order. Which backend runs? How many bytes does it move, compared with
+# the $4 H N D b$ of $Q$, $K$, $V$ and $O$? How far is its time from that of the arithmetic? Only then think of
+# writing a kernel.
 #
 # ## Papers
 #
-# - Vaswani et al., *Attention Is All You Need*, 2017, [arxiv.org/abs/1706.03762](https://arxiv.org/abs/1706.03762): the
-#   formula, and why the scale is $1/\sqrt{D}$ (a footnote of §3.2.1).
+# - Vaswani et al., *Attention Is All You Need*, 2017, [arxiv.org/abs/1706.03762](https://arxiv.org/abs/1706.03762):
+#   the formula, and why the scale is $1/\sqrt{D}$ (a footnote of §3.2.1).
 # - Dao et al., *FlashAttention*, 2022, [arxiv.org/abs/2205.14135](https://arxiv.org/abs/2205.14135), §2.2: this
-#   chapter's three passes, as "standard attention", with $O(ND + N^2)$ accesses to memory.
+#   chapter's three passes as "standard attention", with $O(ND + N^2)$ accesses to memory.
 # - Rabe and Staats, *Self-attention Does Not Need O(n²) Memory*, 2021,
 #   [arxiv.org/abs/2112.05682](https://arxiv.org/abs/2112.05682).
-# - Press et al., *Train Short, Test Long* (ALiBi), 2021, [arxiv.org/abs/2108.12409](https://arxiv.org/abs/2108.12409).
+# - Press et al., *Train Short, Test Long* (ALiBi), 2021,
+#   [arxiv.org/abs/2108.12409](https://arxiv.org/abs/2108.12409).
 #
 # ## What you take along
 #
-# Naive attention moves the $N \times N$ matrix four times; that is 98 % of its bytes at 8192 tokens, and its time. Its
-# memory grows with $N^2$. The mask goes before the softmax and is aligned to the end. The softmax needs the row's
-# maximum before its first exponential, and that is why a row seems to be needed whole. **It is not**, says chapter 03.
+# - Naive attention moves the $N \times N$ matrix four times. At 8192 tokens that is 98 % of its bytes, and it decides
+#   its time.
+# - Its memory grows with $N^2$.
+# - The mask goes in front of the softmax and is aligned to the end.
+# - The softmax needs the row's maximum before its first exponential, so it seems to need the whole row at once.
+#   Chapter 03 shows that **it does not**.
 
 # %%
 progress()

@@ -2,17 +2,20 @@
 # # 03 · Online softmax
 #
 # **The question.** One attention layer of 32 heads over 8192 tokens makes $32 \cdot 8192^2$ = 2.1 billion scores, 4.3
-# GB in float16. A careful softmax over them reads each score three times and writes it once: 17.2 GB, which take an
-# H200 4.0 ms at the 4.25 TB/s that its memory was measured to copy. Both matrix products of the layer together are
-# $1.1 \cdot 10^{12}$ FLOPs, 1.5 ms at 740 TFLOP/s. The step with four operations an element takes longer than the step
-# with five hundred. How often does a softmax really have to touch a score?
+# GB in float16. A careful softmax reads each score three times and writes it once. That is 17.2 GB, and it takes an
+# H200 4.0 ms at the 4.25 TB/s that its memory was measured to copy. The two matrix products of the layer are
+# $1.1 \cdot 10^{12}$ FLOPs together, which take 1.5 ms at 740 TFLOP/s. So the softmax takes longer than the products,
+# although it does four operations for each score and they do about five hundred. How many times does a softmax have
+# to access a score, that is, read it from memory or write it there?
 #
-# Four times, says the textbook. Three times, says a short paper of 2018. Two, when a row fits on the chip. And when
-# all you want of the softmax is a weighted average, as in attention: **not once**. The same small trick stands behind
-# the last three answers, and behind every attention kernel in use today. This chapter takes it apart.
+# The textbook needs four accesses. A short paper of 2018 needs three. Two are enough when a row fits on the chip. And
+# when all you want from the softmax is a weighted average, as in attention, you need **none at all**. One small trick
+# is behind the last three answers, and behind every attention kernel in use today. This chapter takes it apart.
 #
-# About ninety minutes, six exercises: softmax in three passes (3.1), its statistics in one (3.2), merging partial
-# results (3.3), attention in one pass (3.4), and two Triton kernels (3.5, 3.6).
+# **Time.** Six exercises, about 3 hours in all: softmax in three passes (3.1), its statistics in one (3.2), merging
+# partial results (3.3), attention in one pass (3.4), and two Triton kernels (3.5, 3.6). The core path takes at most
+# two hours: 3.1, 3.2, 3.4 and 3.5. You can skip the sections marked **Deeper** until you begin chapter 08, which
+# needs them. Run their cells as they are.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -33,22 +36,27 @@ device = default_device()
 on_gpu = machine().tier != "none"
 
 # %% [markdown]
-# ## Why a row seems to need itself whole
+# ## Why a softmax seems to need the whole row
+#
+# A softmax turns a row of scores $x_i$ into weights $y_i$ that add up to 1. Each weight is the exponential of its
+# score, divided by the sum of all exponentials:
 #
 # $$y_i = \frac{e^{x_i}}{\sum_j e^{x_j}}$$
 #
-# No output is known before the sum, and the sum needs every input. So a row is read once for the sum and once more for
-# the outputs. With the write, that is **three accesses** for each element. That much is forced by the formula, unless
-# the row can wait on the chip in between. An SM of an H100 has 228 KB for that: 58,000 float32 numbers, if one row may
-# have all of it.
+# For the row 1, 2 that gives 0.27 and 0.73. You cannot compute any output before you know the sum, and the sum needs
+# every input. So a row is read once for the sum and once more for the outputs. With the write, that makes **three
+# accesses** for each element. The formula forces this, unless the row can stay on the chip between the two reads. A
+# multiprocessor of an H100 has 228 KB of shared memory for that: 58,000 float32 numbers, if one row may have all of
+# it.
 #
-# The formula as it stands has a fault, though. **Predict** before you run the next cell: what is the largest $x$ whose
-# exponential float32 can hold? And float16?
+# The formula also has a fault: an exponential can overflow. **Predict** before you run the next cell: what is the
+# largest $x$ whose exponential float32 can hold? And float16? The cell prints both and then computes the softmax of
+# 88, 89, 90 as the formula says.
 
 # %%
 for dtype in (torch.float16, torch.float32, torch.float64):
     limits = torch.finfo(dtype)
-    smallest = limits.smallest_normal * limits.eps  # the last number before zero
+    smallest = limits.smallest_normal * limits.eps  # the smallest number above zero
     print(f"{str(dtype):<15} largest {limits.max:.3g} = exp({math.log(limits.max):.1f}), "
           f"smallest {smallest:.3g} = exp({math.log(smallest):.1f})")
 
@@ -59,27 +67,34 @@ print("naive softmax:", (weights / weights.sum()).tolist()[0])
 print("it should be: ", scores.softmax(dim=1).tolist()[0])
 
 # %% [markdown]
-# inf / inf is NaN, and the first score came out as 0 where 9 % belong. Can a model's scores become that large? A score
-# is the product of a query and a key, divided by $\sqrt{D}$. Take two vectors of dimension 128 that point the same way.
-# With entries around 1 their product is 128 and their score $128 / \sqrt{128} = 11.3$. That is already too large for
-# float16, whose exponentials end at 11.09. With entries around 3 the score is 102, and float32, which ends at 88.7,
-# overflows too.
+# The last two exponentials overflowed to infinity, and inf / inf is NaN. The first weight came out as 0, although it
+# should be 9 %.
 #
-# At the other end it is as bad. A row of scores near -200 has exponentials that are all 0, and 0 / 0 is NaN too.
+# Can a model's scores become that large? A score is the product of a query and a key, divided by $\sqrt{D}$. Take two
+# vectors of dimension 128 that point the same way. If their entries are around 1, their product is 128 and their
+# score is $128 / \sqrt{128} = 11.3$. That is already too large for float16, whose exponentials end at 11.09. If their
+# entries are around 3, the score is 102. Then float32 overflows too, because it ends at 88.7.
+#
+# The other end is just as bad. In a row of scores near -200 all exponentials are 0, and 0 / 0 is NaN too.
 #
 # ## One identity
 #
 # $$e^{a+b} = e^a e^b$$
 #
-# The whole chapter is this line, used three times. The first use: subtract any constant $c$ from all scores of a row.
-# Each exponential becomes $e^{x_i}e^{-c}$. So does the sum, the factor cancels, and the softmax is what it was. With
-# $c$ the row's **maximum** the largest exponential is $e^0 = 1$. Nothing overflows, and the sum is at least 1, so
-# nothing is divided by zero. Terms far below the maximum still underflow to 0, where they belong.
+# The whole chapter is this one line, used three times. The first use removes the overflow. If you subtract the same
+# constant $c$ from all scores of a row, each exponential is multiplied by $e^{-c}$. So is their sum, so the factor
+# cancels and the softmax stays the same. Now choose the row's **maximum** for $c$. The largest exponential becomes
+# $e^0 = 1$, so nothing overflows. The sum is at least 1, so nothing is divided by zero. Scores far below the maximum
+# still underflow to 0. That is fine, because their weight is almost 0 anyway.
 #
-# This is *safe* softmax, and it has its price: before the first exponential comes the maximum, and the maximum needs
-# every input. One read more. To count reads honestly we need a matrix that cannot be read on the sly. Here is one: you
-# get at it through `read()`, each call begins a **pass** over all columns, and a pass hands out tiles of a few
-# columns, all in one small buffer, as a chip would.
+# This is the *safe* softmax, and it costs one more read. You need the maximum before the first exponential, and the
+# maximum needs every input.
+#
+# To count reads honestly, we need a matrix that you cannot read without being counted. The function `reader` makes
+# one. The only way to the numbers is `read()`, and each call begins a **pass**: one walk over all columns. A pass
+# hands out *tiles* of a few columns each, 128 in the example below. They all come in one small buffer, as on a chip,
+# so each tile overwrites the one before. The cell runs the naive softmax on such a matrix. Expect two passes, and NaN
+# for scores near 1000.
 
 # %%
 def reader(x, tile):
@@ -91,7 +106,7 @@ def reader(x, tile):
 
     Returns:
         A function: each call starts one pass and yields the tiles, [rows, at most tile]. There is one buffer, which
-        every tile overwrites. Its attribute `passes` counts.
+        every tile overwrites. The function's attribute `passes` counts the passes.
     """
     buffer = torch.empty(x.shape[0], min(tile, x.shape[1]), dtype=x.dtype, device=x.device)
 
@@ -107,7 +122,7 @@ def reader(x, tile):
 
 
 def naive_softmax(read):
-    """Softmax over the rows in two passes, as the formula says it. Overflows beyond 88."""
+    """Softmax over the rows in two passes, as the formula says. Overflows for scores beyond 88."""
     total = sum(tile.exp().sum(dim=1) for tile in read())  # pass 1
     return torch.cat([tile.exp() / total[:, None] for tile in read()], dim=1)  # pass 2
 
@@ -119,8 +134,8 @@ print(f"{read.passes} passes, so {read.passes} reads and 1 write of each element
 print("scores near 1000:", naive_softmax(reader(x + 1000, tile=128))[0, :4])
 
 # %% [markdown]
-# **Exercise 3.1.** Make it safe. Three passes: one for the maxima, one for the sums, one for the outputs. A fourth is
-# refused.
+# **Exercise 3.1.** Make it safe in three passes: one for the maxima, one for the sums, one for the outputs. A fourth
+# pass is refused.
 
 # %%
 # Exercise 3.1 · Safe softmax, its statistics in two passes
@@ -153,25 +168,30 @@ best_safe_softmax = check("3.1", safe_softmax).best
 # Three reads and a write make **four accesses** for each element, where the naive softmax has three. So if memory is
 # what you wait for, the safe version takes a third longer, because it reads the row once more.
 #
-# ## The maximum, in hindsight
+# ## Correcting the sum afterwards
 #
-# The second use of the identity. Suppose that you sum up exponentials relative to the largest score *so far*, and then
-# a larger one arrives. Every term of the sum is now off by the same factor:
+# Can one pass find both the maximum and the sum? This is the second use of the identity. Suppose that you add up
+# exponentials relative to the largest score *so far*, and then a larger one arrives. Every term of your sum is now
+# wrong, but all of them by the same factor:
 #
 # $$e^{x - m_\text{new}} = e^{x - m_\text{old}} \cdot e^{m_\text{old} - m_\text{new}}$$
 #
-# so the sum can be put right without looking at a single old score again. Take the row 1, 3, 2, 5 in tiles of two:
+# So one multiplication corrects the whole sum, and you do not have to look at a single old score again. As an
+# example, take the row 1, 3, 2, 5 in tiles of two:
 #
 # | after tile | running maximum $m$ | running sum $\ell$ |
 # |---|---|---|
 # | 1, 3 | 3 | $e^{1-3} + e^{3-3} = 1.135$ |
 # | 2, 5 | 5 | $1.135 \cdot e^{3-5} + e^{2-5} + e^{5-5} = 0.154 + 0.050 + 1 = 1.203$ |
 #
-# and $e^{1-5}+e^{3-5}+e^{2-5}+e^{5-5}$ is 1.203 as well. Maximum and sum now come out of *one* pass. In the figure the
-# current tile, the one on the chip, is orange: its scores above, its weights below. The grey scores are gone from the
-# chip; all that is left of them are the running numbers at the bottom. Watch the blue bars, the weights of earlier
-# tiles relative to the current maximum: whenever the maximum grows, they shrink by one common factor. (The
-# accumulator, in green, belongs to a later section; it shrinks by the same factor.)
+# All four scores at once give the same sum: $e^{1-5}+e^{3-5}+e^{2-5}+e^{5-5}$ is 1.203 as well. So you now get the
+# maximum and the sum from *one* pass.
+#
+# The next figure shows this for a row of 16 scores. The tile that is on the chip is orange, with its scores above and
+# its weights below. The scores in grey have left the chip, and all that is left of them are the running numbers at
+# the bottom. Watch the blue bars: they are the weights of earlier tiles, relative to the current maximum. Whenever
+# the maximum grows, they all shrink by the same factor. (The accumulator, in green, belongs to a later section. It
+# shrinks by that factor too.)
 
 # %%
 from course_lib.figures.softmax.one_pass_stepper import online_softmax_stepper
@@ -184,12 +204,16 @@ online_softmax_stepper(
 )
 
 # %% [markdown]
-# Two corners need care. Before the first tile there is nothing, and nothing is the state $m = -\infty$, $\ell = 0$:
-# every real maximum is larger, and $e^{-\infty} = 0$ rescales nothing harmlessly. But scores can *be* $-\infty$: that
-# is how masks hide keys. After a tile of nothing else the new maximum is still $-\infty$, and $-\infty - (-\infty)$ is
-# NaN, which then never leaves. The usual way out is to subtract 0 in place of a maximum that is $-\infty$.
+# Two cases need care. The first is the start. Before the first tile you have seen nothing, so the state is
+# $m = -\infty$ and $\ell = 0$. Every real maximum is larger than that. The first tile then multiplies $\ell$ by
+# $e^{-\infty} = 0$, which does no harm because $\ell$ is 0.
 #
-# **Exercise 3.2.** The statistics of every row in one pass. A second call of `read()` is refused.
+# The second case is a score that *is* $-\infty$, which is how masks hide keys. If a tile holds nothing else, the new
+# maximum is still $-\infty$. Then $-\infty - (-\infty)$ is NaN, and once a NaN is in the sum it stays there. The
+# usual way out is to subtract 0 instead of the maximum when the maximum is $-\infty$.
+#
+# **Exercise 3.2.** Compute the statistics of every row, its maximum and its sum, in one pass. A second call of
+# `read()` is refused.
 
 # %%
 # Exercise 3.2 · One pass, running maximum and sum
@@ -224,8 +248,8 @@ def row_statistics(read):
 best_row_statistics = check("3.2", row_statistics).best
 
 # %% [markdown]
-# Maxim Milakov and Natalia Gimelshein wrote this down in 2018 and called it *online* softmax, after online algorithms,
-# which must deal with each item as it arrives. With one pass for the statistics and one for the outputs:
+# Maxim Milakov and Natalia Gimelshein published this in 2018. They called it *online* softmax, because an online
+# algorithm deals with each item as it arrives. It takes one pass for the statistics and one for the outputs:
 #
 # | | reads | writes | accesses per element | survives large scores |
 # |---|---|---|---|---|
@@ -233,28 +257,38 @@ best_row_statistics = check("3.2", row_statistics).best
 # | safe | 3 | 1 | 4 | yes |
 # | online | 2 | 1 | 3 | yes |
 #
-# The arithmetic grows, by one multiplication and one exponential a tile and row, and the traffic shrinks by a quarter.
-# On a V100 they measured up to 1.3 times the speed of the safe softmax; 4/3 is 1.33. Below you will count the accesses
-# of real kernels.
+# The arithmetic grows a little, by one multiplication and one exponential for each tile of a row. The traffic shrinks
+# by a quarter, from four accesses to three. If memory sets the time, the online softmax should be 4/3 = 1.33 times as
+# fast as the safe one. On a V100 they measured up to 1.3 times. Below you will count the accesses of real kernels.
 #
 # ## Merging
 #
-# Look at what a tile contributed above: its own maximum and its own sum. Nothing in the update asks for tiles to come
-# in order, or one at a time. Two *finished* halves of a row can be merged by the same rule, each moved to the larger
-# of the two maxima:
+# **Deeper.** Chapter 08 builds on this section. The rest of this chapter needs only the word *merge*.
+#
+# Look again at what a tile contributed above: its own maximum and its own sum. The update does not need the tiles in
+# order, and it does not need them one at a time. So you can also cut a row into two halves, *finish* each half, and
+# then merge the two results. The rule is the same as before: bring each sum to the larger of the two maxima, then
+# add.
 #
 # $$m = \max(m_1, m_2), \qquad \ell = \ell_1 e^{m_1 - m} + \ell_2 e^{m_2 - m}$$
 #
-# What is a softmax for? In attention, for a weighted average: the output is $o = \sum_j y_j v_j$ over value rows
-# $v_j$. If each half knows the average $o_1$, $o_2$ over its own keys, the average over all of them weighs each by the
-# share that its half has of the sum:
+# For the halves 1, 3 and 2, 5 of the row above, $\ell_1 = 1.135$ and $\ell_2 = 1.050$. They merge to
+# $1.135 \cdot e^{3-5} + 1.050 = 1.203$.
+#
+# Attention uses the softmax for a weighted average: the output is $o = \sum_j y_j v_j$ over value rows $v_j$. These
+# averages can be merged too. Let $o_1$ and $o_2$ be the averages over the keys of each half. The average over all
+# keys weighs each half by its share of the sum:
 #
 # $$o = \frac{\ell_1 e^{m_1 - m} \, o_1 + \ell_2 e^{m_2 - m} \, o_2}{\ell}$$
 #
-# So $(m, \ell, o)$ is a *state*, and merging takes two states to one. It is associative, $(a \cdot b) \cdot c = a
-# \cdot (b \cdot c)$, and the empty state $(-\infty, 0, 0)$ changes nothing. Anything with these two properties may be
-# computed in any tree. Left to right is one tree (the loop you wrote); here is another, whose parts can all be
-# computed at once:
+# In the example the first half's sum, rescaled, is 0.154. Its share is $0.154 / 1.203$ = 13 %, and the second half
+# has the other 87 %.
+#
+# We call $(m, \ell, o)$ a *state*: it is all that you have to keep of the keys seen so far. Merging makes one state
+# out of two, and we write it $a \cdot b$. It is associative, $(a \cdot b) \cdot c = a \cdot (b \cdot c)$, and merging
+# with the empty state $(-\infty, 0, 0)$ changes nothing. So you may compute the merges in any tree. Going from left
+# to right is one tree, and it is the loop that you wrote. The drawing shows another one, whose parts can all be
+# computed at the same time:
 
 # %%
 from course_lib.figures.softmax.merge_tree import draw_merge_tree
@@ -262,7 +296,7 @@ from course_lib.figures.softmax.merge_tree import draw_merge_tree
 draw_merge_tree(scores=[0.5, 1.2, -0.3, 0.8, 1.7, 0.1, 2.6, 1.1, 0.2, -0.6, 1.4, 0.9, 1.0, 3.4, 0.4, 2.2], parts=4)
 
 # %% [markdown]
-# **Exercise 3.3.** Write the merge. Mind the parts that hold nothing.
+# **Exercise 3.3.** Write the merge. Take care of the parts that hold no key.
 
 # %%
 # Exercise 3.3 · Merge two partial results
@@ -295,8 +329,8 @@ def merge(first, second):
 best_merge = check("3.3", merge).best
 
 # %% [markdown]
-# Merge the same seven parts of a row of 1000 keys in four different orders. **Predict:** will the results be equal?
-# Equal to the last bit?
+# The next cell merges the same seven parts of a row of 1000 keys in four different orders. **Predict:** will the
+# results be equal? Will they be equal to the last bit?
 
 # %%
 def partial_state(scores, values):
@@ -330,33 +364,37 @@ for name, (_, total, average) in orders.items():
           f"error {(average - exact).abs().max().item():.1e}")
 
 # %% [markdown]
-# Equal, up to the last bit or two: addition in floating point is not quite associative, and the merge inherits that.
-# For chapter 08 this is the whole idea. A single query against a hundred thousand keys has no rows to share among 132
-# multiprocessors, so Flash-Decoding cuts the *keys* into parts, gives each to a program, and merges. Servers that
-# split a sequence over several GPUs do the same across the network.
+# They are equal, up to the last bit or two. Addition in floating point is not quite associative, so the merge is not
+# quite associative either.
+#
+# Chapter 08 is built on this. A single query against a hundred thousand keys has no rows that could be shared among
+# 132 multiprocessors. So Flash-Decoding cuts the *keys* into parts, gives each part to a program and merges the
+# results. Servers that split a sequence over several GPUs do the same across the network.
 #
 # ## Attention without its scores
 #
-# The third use. While a row of scores streams past, keep one thing more: an **accumulator**, the sum of $e^{s_j - m}
-# v_j$. Its terms carry the same factor as the terms of $\ell$, so when the maximum grows it is rescaled by the same
-# number:
+# The third use of the identity removes the scores themselves from memory. While a row of scores streams past, keep
+# one more thing: an **accumulator**. It is the sum of $e^{s_j - m} v_j$ over the scores $s_j$ seen so far, a vector
+# as long as a value row, for example 128 numbers. Its terms carry the same factor as the terms of $\ell$. So when the
+# maximum grows, you rescale the accumulator by the same number:
 #
 # $$\text{accumulator} \leftarrow \text{accumulator} \cdot e^{m_\text{old} - m_\text{new}}
 # + \sum_{j \in \text{tile}} e^{s_j - m_\text{new}} \, v_j$$
 #
-# After the last tile the output is accumulator $/ \ell$. The scores of a tile are made from $q$ and a tile of keys,
-# turned into weights, used, and forgotten. They are never written anywhere, and never read: **zero accesses**. What is
-# kept of a row does not grow with it:
+# After the last tile, the output is accumulator $/ \ell$. The scores of a tile are computed from $q$ and a tile of
+# keys, turned into weights, used and forgotten. They are never written to memory and never read from it: **zero
+# accesses**. What you keep for a row does not grow with the length of the row:
 #
 # | | kept for one query over $N$ keys, head dimension 128 | at $N$ = 8192 | at $N$ = 131,072 |
 # |---|---|---|---|
 # | scores in memory, float16 | $2N$ bytes | 16.4 kB | 262 kB |
 # | $m$, $\ell$, accumulator, float32 | $4 (128 + 2)$ bytes | 520 bytes | 520 bytes |
 #
-# Rescaling costs $d$ multiplications a tile, against about $4d$ FLOPs for every *key* in it: 0.4 % with tiles of 64
-# keys. That is about all it costs never to write the score matrix.
+# The price is the rescaling. It takes $D$ multiplications for each tile, where $D$ is the head dimension. The
+# products take about $4D$ FLOPs for every *key* in the tile. With 64 keys in a tile that is $256 D$, so the rescaling
+# adds 0.4 %. This is about all that it costs to keep the score matrix out of memory.
 #
-# **Exercise 3.4.** One query, one pass. This is FlashAttention's inner loop, in PyTorch.
+# **Exercise 3.4.** Compute the attention of one query in one pass. This is FlashAttention's inner loop, in PyTorch.
 
 # %%
 # Exercise 3.4 · Attention of one query, in one pass
@@ -395,8 +433,8 @@ def streaming_attention(query, read, scale):
 best_streaming_attention = check("3.4", streaming_attention).best
 
 # %% [markdown]
-# Once through the keys, once through the values, whatever the length, and nothing of length $N$ in between. Here it is
-# on scores that would be infinite without the maximum:
+# Your function reads the keys once and the values once, however many there are, and it never holds anything of length
+# $N$. The next cell runs it on scores whose exponentials would be infinite without the maximum:
 
 # %%
 def pair_reader(keys, values, tile):
@@ -416,13 +454,14 @@ print(f"scores from {scores.min().item():.0f} to {scores.max().item():.0f}; "
       f"largest error {(streamed - exact).abs().max().item():.1e}")
 
 # %% [markdown]
-# Chapter 04 gives each program a block of queries instead of one and turns the loop into matrix products. The loop
-# itself stays as you wrote it.
+# Chapter 04 gives each program a block of queries instead of one, and so turns the loop's work into matrix products.
+# The loop itself stays as you wrote it.
 #
 # ## In Triton
 #
-# In a kernel the tile is what one `tl.load` brings, and the pass is a loop over the row. One program owns one row.
-# This is the naive softmax for rows of any length, the three accesses in plain sight:
+# In a kernel, a tile is what one `tl.load` brings, and a pass is a loop over the row. Each program works on one row.
+# Here is the naive softmax for rows of any length. Comments mark its three accesses. The cell after it runs the
+# kernel twice, on ordinary scores and on scores near 1000, where you should see NaN again.
 
 # %%
 @triton.jit
@@ -456,16 +495,18 @@ print("largest error", (naive_softmax_rows(x, 256) - x.softmax(dim=1)).abs().max
 print("scores near 1000:", naive_softmax_rows(x + 1000, 256)[0, :4].tolist())
 
 # %% [markdown]
-# (The interpreter computes with NumPy, which warns of the overflow. A GPU says nothing.)
+# (The interpreter computes with NumPy, which warns of the overflow. A GPU does not warn you.)
 #
-# Note the `other=float("-inf")`. A masked load has to put *something* into the lanes, the elements of the tile, that
-# lie past the end of the row. Most people type `other=0.0` out of habit. Here that is wrong: a score of 0 has the
-# weight $e^0 = 1$, so every lane past the end would count. With $-\infty$ none does: it never becomes the maximum, and
-# its exponential adds 0 to the sum.
+# Look at the `other=float("-inf")`. A masked load has to put *something* into the lanes, the elements of the tile,
+# that lie past the end of the row. Most people type `other=0.0` out of habit. Here that is wrong: a score of 0 has
+# the weight $e^0 = 1$, so every lane past the end would count. With $-\infty$ no such lane counts: it never becomes
+# the maximum, and its exponential adds 0 to the sum.
 #
-# **Exercise 3.5.** The online softmax, for rows longer than a tile. The launcher is given; the kernel is yours. The
-# meter counts what it moves: three accesses pass, four do not. Inputs may be float16, of which 65,504 is the largest:
-# keep the statistics in float32.
+# **Exercise 3.5.** Write the online softmax for rows longer than a tile. The launcher is given, and the kernel is
+# yours. The check meters what it moves: three accesses pass, four do not. Inputs may be float16, where the largest
+# number is 65,504, so keep the statistics in float32. The words that you need: `tl.exp(block)` and
+# `tl.where(condition, a, b)` work element by element, and so does `tl.maximum(a, b)`. All three take single numbers
+# too. `tl.max(block, axis=0)` is the largest element of a block.
 
 # %%
 # Exercise 3.5 · Online softmax kernel for rows longer than a tile
@@ -518,9 +559,10 @@ best_online_softmax = check("3.5", online_softmax).best
 # %% [markdown]
 # ## Counted
 #
-# `metered` runs a function in the interpreter and counts what its kernels load and store, on a machine with a GPU too.
-# **Predict** the four numbers of the last column before you run the cell. The rows are 5000 long, five tiles of 1024;
-# the last kernel takes a whole row in one tile of 8192.
+# `metered` runs a function in the interpreter and counts what its kernels load and store. It does so on a machine
+# with a GPU too. The next cell meters four kernels on rows of 5000 elements. The naive kernel and yours take a row in
+# five tiles of 1024. The last kernel holds a whole row on the chip. **Predict** the four numbers of the last column
+# before you run the cell.
 
 # %%
 from course_lib.hardware.meter.metered import metered
@@ -538,19 +580,23 @@ for name, report in {
     print(f"{name:<34}{format_bytes(report.loaded_bytes):>12}{format_bytes(report.stored_bytes):>12}{accesses:>24.2f}")
 
 # %% [markdown]
-# The meter counts what kernels *ask for*. What of it reaches the memory chips is another matter: a GPU's cache keeps
-# what was read a moment ago, and a row that is read twice in quick succession may come from there the second time. The
-# L2 of an H100 holds 50 MB. With a thousand programs at work, each on a row of its own, rows of up to some 10,000
-# float32 numbers fit in there together, and the safe softmax costs no more than the online one. It is on rows longer
-# than that that the third read is paid for in full.
+# The meter counts what kernels *ask for*. Not all of that has to come from the memory chips. A GPU's cache keeps what
+# was read a moment ago, so a row that is read twice in quick succession may come from there the second time. The L2
+# cache of an H100 holds 50 MB. Suppose that a thousand programs are at work, each on a row of its own. Rows of up to
+# some 10,000 float32 numbers then fit into the cache together, and the safe softmax costs no more than the online
+# one. Only on longer rows do you pay for the third read in full.
 #
-# So the next cell takes rows of a million elements on a GPU. The prediction is accesses times bytes over the copy's
-# bandwidth. On a CPU it compares two ways that PyTorch has: four operations one after the other, which touch every
-# element eight times (the maximum reads; subtraction, exponential and division read and write; the sum reads), and
-# `torch.softmax`, which touches it twice, as a row of 65,536 waits in a core's cache between its passes. A CPU has no
-# unit for exponentials and computes each as a polynomial, of which this prediction knows nothing. The last line, one
-# exponential of each element and no more, gives the order of magnitude of that cost. It cannot be subtracted from the
-# others: on some CPUs it takes as long as the whole of `torch.softmax`.
+# So on a GPU the next cell takes rows of a million elements. The prediction is the bytes of all accesses, divided by
+# the bandwidth of a copy.
+#
+# On a CPU the cell compares two softmaxes of PyTorch. The first does one operation after the other and accesses every
+# element eight times: the maximum and the sum read it, and the subtraction, the exponential and the division each
+# read and write it. The second is `torch.softmax`. It accesses every element twice, because a row of 65,536 stays in
+# a core's cache between its passes.
+#
+# A CPU has no unit for exponentials, so it computes each one as a polynomial. The prediction leaves this out. The
+# last line, one exponential of each element and nothing else, shows you the order of magnitude of that cost. You
+# cannot subtract it from the other lines: on some CPUs it takes as long as the whole of `torch.softmax`.
 
 # %%
 def eager_softmax(x, out):
@@ -573,7 +619,7 @@ else:
     x = torch.randn(256, 2**16)
     out = torch.empty_like(x)
     contenders = {
-        "four operations in a row": (8, lambda: eager_softmax(x, out)),
+        "one operation after another": (8, lambda: eager_softmax(x, out)),
         "torch.softmax": (2, lambda: torch.softmax(x, dim=1, out=out)),
         "one exponential of each element": (2, lambda: torch.exp(x, out=out)),
     }
@@ -587,22 +633,26 @@ for name, (accesses, run) in contenders.items():
 # %% [markdown]
 # ## One number for two: the log-sum-exp
 #
-# Maximum and sum always travel together, and they can travel as one:
+# **Deeper.** Chapter 08 merges by this number, and exercise 4.6 of chapter 04 stores it.
+#
+# The maximum and the sum of a row are always used together, and one number can stand for both:
 #
 # $$L = \log \sum_j e^{x_j} = m + \log \ell$$
 #
-# the **log-sum-exp** of the row. A softmax element is $e^{x_i - L}$, with no sum and no division left. A merge weighs
-# its parts by $e^{L_1 - L}$ and $e^{L_2 - L}$. And the merged number is the log-sum-exp *of the parts' log-sum-exps*:
+# This is the **log-sum-exp** of the row. For the row 1, 3, 2, 5 it is $5 + \log 1.203 = 5.185$. With it, a weight of
+# the softmax is $e^{x_i - L}$, so you need no sum and no division any more. A merge weighs its two parts by
+# $e^{L_1 - L}$ and $e^{L_2 - L}$. And you get the merged $L$ as the log-sum-exp *of the parts' log-sum-exps*:
 #
 # $$L = \log\left(e^{L_1} + e^{L_2}\right)$$
 #
-# That is why kernels that need to remember a row of scores remember $L$: four bytes in place of the row.
-# FlashAttention's backward pass recomputes every probability from it. Flash-Decoding's parts hand it to the merge. And
-# the loss of a language model is nothing else: $L$ minus the right token's score, over a row as long as the
-# vocabulary.
+# That is why a kernel that has to remember a row of scores remembers $L$: four bytes instead of the row.
+# FlashAttention's backward pass recomputes every probability from it. In Flash-Decoding each part hands it to the
+# merge. The loss of a language model uses it as well: the loss of one token is $L$ minus the right token's score,
+# over a row as long as the vocabulary.
 #
-# A word on bases. GPUs have an instruction for $2^x$ and none for $e^x$; the compiler makes $2^{x \log_2 e}$ of your
-# `tl.exp`. Here is the naive kernel, compiled for an H100:
+# GPUs compute exponentials to the base 2. They have an instruction for $2^x$ and none for $e^x$, so the compiler
+# turns your `tl.exp` into $2^{x \log_2 e}$. The next cell compiles the naive kernel for an H100. Look for a
+# multiplication just before the exponential `ex2`:
 
 # %%
 from course_lib.hardware.compiler.views import compile_view
@@ -617,14 +667,16 @@ factor = torch.tensor(0x3FB8AA3B, dtype=torch.int32).view(torch.float32).item()
 print(f"0f3FB8AA3B is {factor:.7f}, and log2(e) is {math.log2(math.e):.7f}")
 
 # %% [markdown]
-# Fast kernels spare themselves that multiplication: they fold $\log_2 e$ into the scale of the scores and use
-# `tl.exp2` throughout. Then $m$ and $\log_2 \ell$ are in units of $\log 2$, and whoever hands out $L$ must multiply it
-# by $\ln 2$ at the end. Forget it and $L$ is too large by 44 %, while the outputs of the same kernel are still right:
-# nothing looks wrong until someone merges by $L$.
+# Fast kernels save that multiplication. They fold $\log_2 e$ into the scale of the scores and use `tl.exp2`
+# throughout. Then $m + \log_2 \ell$ is the log-sum-exp to the base 2, and you have to multiply it by $\ln 2$ to get
+# $L$. If you forget this, $L$ is too large by 44 %, while the outputs of the same kernel are still right. You only
+# notice when something merges by $L$.
 #
-# **Exercise 3.6.** The log-sum-exp of rows so long that one program for each would leave most of the GPU idle. Each
-# row is cut into `parts`, each part has a program of its own that stores one number, and then the *same kernel* runs
-# once more over these numbers. You write kernel and launcher. Every score is read once, and almost nothing is written.
+# **Exercise 3.6.** Compute the log-sum-exp of a few very long rows. With one program for each row, most of the GPU
+# would be idle. So each row is cut into `parts`, and each part has a program of its own that stores one number. Then
+# the *same kernel* runs once more, over these numbers. You write the kernel and the launcher. Every score is read
+# once, and almost nothing is written. Three new words: `tl.log(x)` is the natural logarithm, `tl.minimum(a, b)` is
+# the smaller of two numbers, and `tl.num_programs(1)` is the size of the grid along its second axis.
 
 # %%
 # Exercise 3.6 · Log-sum-exp of long rows, in parts
@@ -645,14 +697,14 @@ def log_sum_exp_kernel(x_pointer, result_pointer, columns, x_row_stride, part_le
     running_sum = 0.0
     for start in range(first, last, BLOCK):
         offsets = start + tl.arange(0, BLOCK)  # [BLOCK]
-        # `last`, not `columns`: what follows belongs to the next part.
+        # `last`, not `columns`: elements from `last` on belong to the next part.
         tile = tl.load(x_pointer + row * x_row_stride + offsets, mask=offsets < last, other=float("-inf"))
         tile = tile.to(tl.float32)  # [BLOCK]
         new_max = tl.maximum(running_max, tl.max(tile, axis=0))
         reference = tl.where(new_max == float("-inf"), 0.0, new_max)  # never -inf - -inf
         running_sum = running_sum * tl.exp(running_max - reference) + tl.sum(tl.exp(tile - reference), axis=0)
         running_max = new_max
-    # An empty part: -inf + log(1).
+    # An empty part has the maximum -inf and the sum 0: take log(1) for it, and -inf + log(1) is -inf.
     log_sum = tl.log(tl.where(running_sum == 0.0, 1.0, running_sum))
     tl.store(result_pointer + row * tl.num_programs(1) + part, running_max + log_sum)
     # END SOLUTION
@@ -689,9 +741,10 @@ def log_sum_exp(x, parts, block):
 best_log_sum_exp = check("3.6", log_sum_exp).best
 
 # %% [markdown]
-# A loss, then: the cross-entropy of a few tokens, with the logits read once and the probabilities never written. A
-# vocabulary has 32,000 to 256,000 words. On a GPU the rows below are much longer still, 8 of four million, so that you
-# see what the parts are for: with one program a row, 8 multiprocessors work and the others watch.
+# The next cell computes the loss of a language model, the cross-entropy, for a few tokens. It reads the logits (the
+# scores of all words) once and never writes the probabilities. A vocabulary has 32,000 to 256,000 words. On a GPU the
+# cell takes much longer rows, 8 of four million, so that you can see what the parts are for. With one program for
+# each row, 8 multiprocessors work and all others are idle.
 
 # %%
 tokens, vocabulary = (8, 2**22) if on_gpu and not interpreting() else (2, 32_000)
@@ -708,37 +761,34 @@ if on_gpu and not interpreting():
 # %% [markdown]
 # ## What production systems do
 #
-# **Every attention kernel runs this loop.** FlashAttention (2022) rescaled and normalised the output at each tile;
-# FlashAttention-2 divides once, after the last tile, as you did in 3.4, since arithmetic outside the matrix units is
-# dear. FlashAttention-4 skips the rescaling altogether while the maximum has hardly moved: the state stays right,
-# relative to an older maximum, as long as nothing comes near overflow.
-#
-# **Softmax by itself** is written by the length of the row. Rows that fit in the registers of a program are read once
-# and written once, two accesses. Longer ones fall back on three, and libraries differ in whether their statistics take
-# one pass or two. A matrix of scores that is softmaxed by itself at all is a sign that something could be fused.
-#
-# **Merging is an interface.** FlashInfer offers the merge of two attention states as a function of its own, and vLLM
-# uses one when many requests share a prompt: attention to the shared part is computed once for all of them, that to
-# each one's own part separately, and the two are merged by their log-sum-exps. Ring attention does it across GPUs.
-#
-# **Losses over large vocabularies** use 3.6: the log-sum-exp of a row of 128,256 logits in one pass, in pieces, so
-# that the probabilities are never stored.
+# - **Attention kernels** all run this loop. FlashAttention (2022) rescaled and normalised the output at each tile.
+#   FlashAttention-2 divides once, after the last tile, because arithmetic outside the tensor cores is slow.
+#   FlashAttention-4 skips the rescaling while the maximum has hardly moved. The state is then relative to an older
+#   maximum, and that is right as long as nothing comes near overflow.
+# - **A softmax by itself** takes two accesses if a row fits into a program's registers. Longer rows take three, or
+#   four in libraries that need two passes for the statistics. If the rows are attention scores, something could be
+#   fused.
+# - **Merging** is a function of its own in FlashInfer. vLLM uses one when many requests share a prompt: attention to
+#   the shared part is computed once for all of them, and then merged with the rest by log-sum-exp. Ring attention
+#   merges across GPUs.
+# - **Losses** take the log-sum-exp of a row of 128,256 logits in pieces, as in 3.6, and never store the
+#   probabilities.
 #
 # ## Papers
 #
 # - M. Milakov, N. Gimelshein, *Online normalizer calculation for softmax*, 2018, [arXiv
 #   1805.02867](https://arxiv.org/abs/1805.02867). Section 3 is exercise 3.2, section 3.1 the merge.
 # - M. Rabe, C. Staats, *Self-attention does not need O(n²) memory*, 2021, [arXiv
-#   2112.05682](https://arxiv.org/abs/2112.05682). Exercise 3.4, on a TPU, before FlashAttention.
+#   2112.05682](https://arxiv.org/abs/2112.05682). Exercise 3.4 on a TPU, before FlashAttention.
 # - T. Dao, D. Fu, S. Ermon, A. Rudra, C. Ré, *FlashAttention*, 2022, [arXiv
-#   2205.14135](https://arxiv.org/abs/2205.14135). The loop with tiles of queries: chapter 04.
+#   2205.14135](https://arxiv.org/abs/2205.14135). The loop with tiles of queries, as in chapter 04.
 # - T. Dao, *FlashAttention-2*, 2023, [arXiv 2307.08691](https://arxiv.org/abs/2307.08691). Section 3.1: divide once,
-#   keep the log-sum-exp and not the pair.
+#   and keep the log-sum-exp instead of the pair.
 # - *FlashAttention-4*, 2026, [arXiv 2603.05451](https://arxiv.org/abs/2603.05451). When not to rescale.
 
 # %%
 progress()
 
 # %% [markdown]
-# **Next.** [04 · Tiling in Triton](04_triton_tiling.ipynb) gives the loop of 3.4 a block of queries, and with that you
-# have FlashAttention.
+# **Next.** [04 · Tiling in Triton](04_triton_tiling.ipynb) gives the loop of 3.4 a block of queries, and with that
+# you have FlashAttention.
