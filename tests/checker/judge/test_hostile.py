@@ -93,7 +93,7 @@ def test_the_job_that_the_process_holds_names_no_answer():
     cell = HARNESS + double("print(sorted(harness().job))", "print(sorted(harness().job['cases'][0]))")
     verdict = judge(DOUBLE, cell)
     assert not verdict.passed
-    job = ["cases", "device", "entries", "exercise", "records_variants", "repeat_seconds", "runs", "source"]
+    job = ["cases", "device", "entries", "exercise", "ranks", "records_variants", "repeat_seconds", "runs", "source"]
     told = str([*job, "undefined_lanes"])
     assert verdict.printed.splitlines()[:2] == [told, "['args', 'baseline', 'driver', 'entry', 'turns']"]
 
