@@ -729,12 +729,12 @@ if not interpreting():
 # | FLASH_ATTENTION | FlashAttention-2; on a CPU, PyTorch | float16 and bfloat16, from sm_80 (A100), no mask tensor |
 # | CUDNN_ATTENTION | cuDNN | float16 and bfloat16, from sm_80 |
 # | EFFICIENT_ATTENTION | xFormers | also float32, also a mask tensor |
-# | MATH | PyTorch operations, pass by pass | anything, also three dimensions |
+# | MATH | PyTorch, pass by pass | anything, also three dimensions |
 #
 # SDPA does not tell you when it falls back to MATH. The result is right, but the layer is several times slower and
-# its memory grows with $N^2$. (MATH is usually slower even than your passes: it scales $Q$ and $K$ separately,
+# its memory grows with $N^2$. (It is usually slower even than your passes: it scales $Q$ and $K$ separately,
 # allocates every intermediate and guards against empty rows.) The next cell records what runs. Guess first: which of
-# the six calls use no fused kernel on your device?
+# the six calls are not fused?
 
 # %%
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -772,8 +772,8 @@ print("three dimensions:  ", *what_runs(query, key, value))
 print("with gradients:    ", *what_runs(*(tensor.clone().requires_grad_() for tensor in four_dimensional)))
 
 # %% [markdown]
-# `sdpa_kernel` allows only the backends that you name, and raises an error if none can run. How long does each one
-# take on the tensors timed above?
+# `sdpa_kernel` allows only the backends that you name, and raises an error if none can run. How long does each take
+# on the tensors from above?
 
 # %%
 import warnings
@@ -798,8 +798,8 @@ for name in ("MATH", "EFFICIENT_ATTENTION", "FLASH_ATTENTION", "CUDNN_ATTENTION"
             print(f"{name:22} does not run here: {first_reason(caught, error)}")
 
 # %% [markdown]
-# One trap: `is_causal=True` in SDPA aligns the mask to the *top left*, as documented. For 3 queries and 8 keys this
-# is not our mask, and nothing warns you:
+# One trap: `is_causal=True` in SDPA aligns the mask to the *top left*, as documented. For 3 queries and 8 keys that
+# differs, and nothing warns you:
 
 # %%
 from torch.nn.attention.bias import causal_lower_right
