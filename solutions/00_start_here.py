@@ -1,14 +1,14 @@
 # %% [markdown]
 # # 00 · Start here
 #
-# **The question.** Multiplying 16 million float32 numbers by a constant takes 16 million multiplications. The
-# arithmetic units of an H200 do that many in half a microsecond. The kernel takes 32 µs at best, however it is
-# written. What does the chip do for the other 98 % of the time?
+# **The question.** You multiply 16 million float32 numbers by a constant. That takes 16 million multiplications, and
+# the arithmetic units of an H200 do that many in half a microsecond. But the kernel takes at least 32 µs, no matter
+# how you write it. What does the chip do for the other 98 % of the time?
 #
-# You will have an answer with numbers at the end of chapter 01. This first notebook takes twenty minutes and shows what
-# you work with: your machine, a kernel, the check that judges what you write, and what happens when it goes wrong.
+# You will have an answer with numbers at the end of chapter 01. This first notebook shows you what you will work
+# with: your machine, a kernel, the check that judges what you write, and what happens when something goes wrong.
 #
-# Run the cells from top to bottom with Shift+Enter.
+# **Time.** About 40 minutes. Run the cells from top to bottom with Shift+Enter.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -21,15 +21,20 @@ import triton.language as tl
 # %% [markdown]
 # ## Your machine
 #
-# Where there is an NVIDIA GPU from the T4 on, kernels are compiled for it and run there. Where there is none, they run
-# in Triton's interpreter: the same source and, but for a few things that a check names, the same results; one program
-# after the other on the CPU, about half a millisecond for each. The interpreter is Python and also runs what no GPU
-# can, a `break` in a loop for one. So a check that finds the numbers right has Triton's compiler, which needs no GPU,
-# read the kernels too. You can then learn to write kernels and to count what they move. What you cannot do is time
-# them, and this course never pretends otherwise: without a GPU, timings are taken of PyTorch on your CPU, whose memory
-# obeys the same laws at a fraction of the speed.
+# The course runs with or without a GPU. If your machine has an NVIDIA GPU, a T4 or newer, your kernels are compiled
+# for it and run on it.
 #
-# `doctor()` says which of the two it is, and what to do about anything that is not as it should be.
+# If it has none, your kernels run in Triton's interpreter, which executes the same source code in Python on your CPU.
+# The results are the same, apart from a few cases that a check tells you about. The interpreter also accepts code
+# that no GPU can run, such as a `break` in a loop, because it is Python. So when a check finds your numbers right, it
+# also gives your kernels to Triton's compiler, which needs no GPU.
+#
+# Without a GPU you can still learn to write kernels and to count the bytes that they move. You cannot time them, and
+# this course never pretends that you can. It times PyTorch on your CPU instead, whose memory obeys the same laws at a
+# fraction of the speed.
+#
+# The next cell, `doctor()`, says whether your kernels run on a GPU or in the interpreter. If anything is not as it
+# should be, it tells you what to do about it.
 
 # %%
 from course_lib.hardware.doctor.report import doctor
@@ -39,8 +44,11 @@ doctor()
 # %% [markdown]
 # ## A kernel
 #
-# A kernel is a function that many *programs* run at once, each on its own piece of the data. The pieces are *blocks* of
-# consecutive elements. Here a vector of 10 elements is cut into blocks of 4:
+# A kernel is a function written for a GPU. You write it once, and the GPU runs many copies of it at the same time.
+# Triton calls each copy a *program*. Every program works on its own piece of the data, a *block* of consecutive
+# elements. (The interpreter runs them one after the other, about half a millisecond each.)
+#
+# The picture below shows a vector of 10 elements cut into blocks of 4, one block for each of three programs.
 
 # %%
 from course_lib.figures.memory.blocks import draw_blocks
@@ -48,13 +56,18 @@ from course_lib.figures.memory.blocks import draw_blocks
 draw_blocks(length=10, block=4)
 
 # %% [markdown]
-# A program learns one thing from the outside, its number, and works out everything else from it: which elements are
-# mine? Program 2 finds that two of its four positions lie past the end. It must neither read nor write there, and says
-# so with a *mask*. (A program 3 would find all of its positions past the end and do nothing. One program too many is
-# harmless; one too few leaves elements out.)
+# All programs run the same code. The only difference between them is their number, from which each program computes
+# which elements belong to it. In the picture, program 2 gets positions 8 to 11, but the vector's last position is 9.
+# So it must neither read nor write at two of its four positions. A *mask* prevents that. It is a block that is true
+# where a position exists and false where it does not.
 #
-# Here is the whole of it for `result = factor * x`, first the kernel, then the function that launches it. Four lines of
-# the kernel do what all kernels of this course do: find the offsets, mask, load, store.
+# (You could also launch a program 3. All of its positions lie past the end, so it would do nothing. One program too
+# many is harmless, but one too few leaves elements out.)
+#
+# The next cell holds all the code for `result = factor * x`: first the kernel, then the *launcher*, an ordinary
+# Python function that starts the kernel. Starting it is called a *launch*. The kernel's four lines do what all
+# kernels of this course do: find the offsets (the positions that the program owns), mask, load, store. The cell after
+# it compares the result with PyTorch's on 512 elements.
 
 # %%
 # A first try. It has a mistake in it; see whether you find it before the check does.
@@ -81,46 +94,56 @@ x = torch.randn(512, device=default_device())
 torch.equal(first_try(x, 3.0), 3.0 * x)
 
 # %% [markdown]
-# A tensor that is passed at the launch arrives in the kernel as a bare pointer to its first element. There is no
-# `x.shape` and no `x[i]` in there, which is why the length is handed over as well. `tl.load` and `tl.store` take a
-# pointer for each element: `x_pointer + offsets` is a block of 256 addresses. A lane whose mask is off reads nothing
-# and writes nothing, and the value it holds in between means nothing.
+# A few things in this code look unlike PyTorch:
 #
-# The kernel's `BLOCK` is a parameter, a `tl.constexpr`, which is a number that the compiler knows; `tl.arange` needs a
-# power of two. The launcher passes it, and that this cell's global has the same name is a convenience: `BLOCK=256`
-# would do as well. The square brackets hold the *grid*, how many programs there are. It is a tuple of up to three
-# numbers, hence the comma in `(programs,)`, and `tl.program_id(0)` is a program's number along the first of them.
+# - **Pointers.** When you pass a tensor to a kernel, only a *pointer* arrives there, the address of the tensor's
+#   first element. The kernel has no `x.shape` and no `x[i]`, so the launcher passes the length as well. `tl.load` and
+#   `tl.store` take one address for each element: `x_pointer + offsets` is a block of 256 addresses.
+# - **Lanes.** One position of a block is called a *lane*, so this block has 256 lanes. Where a lane's mask is off,
+#   nothing is read and nothing is written. After such a load, the lane's value is undefined.
+# - **Constants.** `BLOCK` is a `tl.constexpr`, a number that the compiler knows. `tl.arange` needs such a number, and
+#   it must be a power of two. The launcher passes it. The global variable has the same name only for convenience;
+#   `BLOCK=256` would work as well.
+# - **The grid.** The square brackets hold the *grid*, which says how many programs to start. It is a tuple of up to
+#   three numbers, so there is a comma in `(programs,)`. A program gets its number along the first of them from
+#   `tl.program_id(0)`.
 #
-# On 512 elements the result is right to the last bit. That is how most wrong kernels look to the person who wrote them.
+# On 512 elements the result is right to the last bit. That is typical of wrong kernels, because most of them work on
+# the input that their author tries first.
 #
 # ## A check that fails
 #
-# `check` takes an exercise's number and your function. It draws new inputs each time, chosen to be unkind: one element,
-# a prime number of them, one more or less than a block, huge values, in later chapters odd strides too. Your code runs
-# in a process of its own and is compared with a float64 result. Predict first: which of the cases will this one get
-# wrong?
+# `check` takes an exercise's number and your function. It draws new inputs each time, chosen to be difficult: one
+# element, a prime number of them, one more or less than a block, huge values, and in later chapters elements that are
+# not neighbours in memory. Your code runs in a process of its own, and its result is compared with one computed in
+# float64.
+#
+# **Predict** first: in which of the cases will this function be wrong?
 
 # %%
 check("0.1", first_try)
 
 # %% [markdown]
-# Read the card from the top. The first lines say in which case it went wrong, and where in the result. *Likely cause*
-# is there when what came out is what a known mistake makes of these inputs: it is told from the results and from what
-# the kernel read and wrote, not from the source, which the check does not look at. Where no known mistake fits, it is
-# left out. The strip shows the wrong elements in orange. Below it stands each case with its own outcome.
+# Read the card from the top. The first lines say in which case the result was wrong, and where in the result.
 #
-# The result's memory is filled with NaN before your kernel sees it, so an element that no program writes cannot look
-# right by accident. On a GPU each case runs up to twenty times with the same inputs: programs run side by side there,
-# and a result that depends on which of them is first is not right.
+# *Likely cause* appears when a known mistake would produce this result from these inputs. The check works that out
+# from the results and from what the kernel read and wrote, without looking at your source code. If no known mistake
+# fits, the line is left out. The strip shows the wrong elements in orange. Below it, every case is listed with its
+# own outcome.
+#
+# Before your kernel runs, the check fills the result's memory with NaN. So an element that no program writes cannot
+# be right by accident. On a GPU each case runs up to twenty times with the same inputs. Programs run side by side
+# there, and a result that depends on which program comes first counts as wrong.
 #
 # ## A check that passes
 #
-# Now yours. An exercise's cell begins with its number. You replace the comment `YOUR CODE HERE` and the line below it,
-# a `raise` or a `pass`, by as many lines as you need. Keep the function's name. The cell has to stand alone, since it
-# is sent to the check by itself; `torch`, `triton`, `tl`, `np`, `math` and `F` are there without an import.
+# Now it is your turn. An exercise's cell begins with its number. Replace the comment `YOUR CODE HERE` and the line
+# below it, a `raise` or a `pass`, with as many lines as you need. Keep the function's name. The cell has to work on
+# its own, because only this cell is sent to the check. You can use `torch`, `triton`, `tl`, `np`, `math` and `F`
+# without importing them.
 #
-# Only one line is missing in this one. (`triton.cdiv` is made for launchers and `tl.cdiv` for kernels. In a launcher
-# the interpreter takes either; on a GPU, and in a check, the second raises an error.)
+# In this exercise only one line is missing. To divide and round up, use `triton.cdiv` in a launcher and `tl.cdiv` in
+# a kernel. (In a launcher the interpreter accepts both, but on a GPU and in a check `tl.cdiv` raises an error.)
 
 # %%
 # Exercise 0.1 · Scale a vector of any length
@@ -158,24 +181,27 @@ def scale(x, factor):
 best_scale = check("0.1", scale).best
 
 # %% [markdown]
-# `check(...).best` is your function once it has passed, and the course's own until then. So the cells further down work
-# whether you have solved the exercise or not, and you can read on and come back.
+# `check(...).best` is your function once it has passed. Until then it is the course's own. So the cells further down
+# work whether or not you have solved the exercise, and you can read on and come back.
 #
-# Taking more than a minute? `hint("0.1")` gives a nudge, and each further call a stronger one. Remove the `#` to ask.
+# If you are stuck for more than a minute, `hint("0.1")` gives you a nudge, and each further call gives a stronger
+# one. Remove the `#` to see it.
 
 # %%
 # hint("0.1")
 
 # %% [markdown]
-# `solution("0.1")` shows the course's answer. Looking costs nothing and is remembered; writing it yourself is what you
-# came for. Every version that you check is kept, so nothing you try is ever lost.
+# `solution("0.1")` shows the course's answer. Looking costs nothing, but it is recorded, and you learn more by
+# writing the answer yourself. Every version that you check is kept, so nothing you try is ever lost.
 #
 # ## Predicted and measured
 #
-# Before each measurement of this course you write down what you expect, in bytes and seconds. For 16 Mi float32
-# numbers the kernel reads 67 MB and writes 67 MB. The cell below times it: your kernel on a GPU, PyTorch's own
-# multiplication on a CPU, where Triton's interpreter would be timing Python. Which of your machine's speeds do you
-# expect to see, that of its arithmetic or that of its memory?
+# Before each measurement in this course you write down what you expect, in bytes and seconds. Here is the first one.
+# For 16 Mi float32 numbers (2²⁴ of them, at 4 bytes each) the kernel reads 67 MB and writes 67 MB.
+#
+# The next cell times your kernel on a GPU. On a CPU it times PyTorch's own multiplication, because a time from
+# Triton's interpreter would only be Python's time. It prints two rates: bytes moved per second and multiplications
+# per second. **Predict:** which of the two will be close to the most that your machine can do?
 
 # %%
 from course_lib.hardware.timing import measure
@@ -194,15 +220,18 @@ print(f"{format_bytes(bytes_moved)} moved:             {format_bandwidth(timing.
 print(f"{length / 1e6:.1f} million multiplications: {format_flop_rate(timing.rate(length))}")
 
 # %% [markdown]
-# Compare the last line with what the device can compute: about 60 TFLOP/s in float32 on an H200, 8 TFLOP/s on a T4,
-# some tens to hundreds of GFLOP/s on a CPU. The multiplications are hardly noticed. The line above it is close to the
-# speed of the memory, and chapter 01 measures how close.
+# Compare the last line with the arithmetic that a device can do: about 60 TFLOP/s in float32 on an H200, 8 TFLOP/s on
+# a T4, and some tens to hundreds of GFLOP/s on a CPU. (A FLOP is one floating-point operation, and 1 TFLOP/s is 10¹²
+# of them per second.) The multiplications need only a small part of that.
+#
+# The line above it is close to the speed of the memory. Chapter 01 measures how close.
 #
 # ## What a crash looks like
 #
-# A kernel works with bare addresses. Nothing keeps it from reading past the end of a tensor, and on a GPU an illegal
-# access normally ends your session: every tensor is gone and the notebook must be restarted. Here, small cases run
-# first where every access is watched. This answer has no mask:
+# A kernel works with plain addresses, and nothing stops it from reading past the end of a tensor. On a GPU such an
+# illegal access normally ends your session: you lose every tensor and have to restart the notebook.
+#
+# The check prevents that, because it runs small cases first and watches every access. The next answer has no mask:
 
 
 # %%
@@ -222,12 +251,15 @@ def unmasked(x, factor):
 check("0.1", unmasked)
 
 # %% [markdown]
-# The card names the tensor, the line of the cell, the program and the elements. And when an answer really does bring
-# its process down, or never comes to an end, it is not your notebook's process:
+# The card names the tensor, the line of the cell, the program and the elements.
+#
+# Some answers do crash their process, and some never finish. The next two cells show one of each. Both happen in the
+# check's own process, so your notebook goes on. (The second takes longer, because the check waits for its time
+# limit.)
 
 
 # %%
-# Wrong on purpose: reads address 0, which belongs to no one. The operating system ends a process for that.
+# Wrong on purpose: reads address 0, which no process may read. The operating system ends a process that does.
 def wild(x, factor):
     import ctypes
 
@@ -254,10 +286,12 @@ x[:3]  # still here
 # %% [markdown]
 # ## Your first kernel
 #
-# This one you write yourself, kernel and launcher: the vector backwards. The kernel has the four lines of the one
-# above, and one of them reads somewhere else. There is no global `BLOCK` in this cell: your launcher passes the number,
-# `BLOCK=256` say, by the parameter's name. Before you begin, answer on paper: for position `i` of the result, which
-# element of `x` is it? And is the mask about the position written or the position read?
+# This time you write both parts, the kernel and the launcher. They turn a vector backwards. The kernel has the same
+# four lines as the one above, but one of them reads somewhere else. This cell has no global `BLOCK`, so your launcher
+# passes the number by the parameter's name, for example `BLOCK=256`.
+#
+# Before you begin, answer two questions on paper. Which element of `x` belongs at position `i` of the result? And is
+# the mask about the position that you write or the position that you read?
 
 
 # %%
@@ -296,21 +330,27 @@ best_reverse(torch.arange(10.0, device=default_device()))
 # %% [markdown]
 # ## Where you stand
 #
-# The outcomes that a check can have: *passed*; *not right yet*; *not attempted*; *raised an error*; *took too long*;
-# *crashed its worker*; and *not on this machine*, which says what would be needed. `progress()` shows them all, over
-# every chapter. It is kept in the folder `.course` beside the notebooks, together with each version you have checked.
+# A check has seven possible outcomes: *passed*; *not right yet*; *not attempted*; *raised an error*; *took too long*;
+# *crashed its worker*, when the process that ran your code died; and *not on this machine*, which says what would be
+# needed.
+#
+# `progress()` shows the outcomes for every chapter. They are kept in the folder `.course` beside the notebooks,
+# together with each version you have checked.
 
 # %%
 progress()
 
 # %% [markdown]
-# A terminal offers the same: `python -m course_lib check notebooks/00_start_here.ipynb` checks a whole notebook,
-# `python -m course_lib progress` prints where you stand, and `python -m course_lib reset 00` gives you a fresh
-# notebook and keeps a dated copy of yours. (Close the notebook's tab before a reset, or its autosave writes the old one
-# back.)
+# You can do the same from a terminal:
 #
-# If somebody grades your work, `from course_lib import submit` and then `submit("00")` judge this chapter's exercises
-# once more and write one small file to hand in.
+# - `python -m course_lib check notebooks/00_start_here.ipynb` checks a whole notebook.
+# - `python -m course_lib progress` prints where you stand.
+# - `python -m course_lib reset 00` gives you a fresh notebook and keeps a dated copy of yours. Close the notebook's
+#   tab first, or its autosave writes the old one back.
 #
-# **Next.** In [01 · The memory hierarchy and the roofline](01_memory_hierarchy_and_roofline.ipynb) you count what a
-# kernel moves, measure what your machine can do, and find out what the chip does with the other 98 % of the time.
+# If somebody grades your work, run `from course_lib import submit` and then `submit("00")`. It judges this chapter's
+# exercises once more and writes one small file that you hand in.
+#
+# **Next.** In [01 · The memory hierarchy and the roofline](01_memory_hierarchy_and_roofline.ipynb) you count the
+# bytes that a kernel moves, measure what your machine can do, and find out what the chip does with the other 98 % of
+# the time.

@@ -1,18 +1,21 @@
 # %% [markdown]
 # # 01 · The memory hierarchy and the roofline
 #
-# **The question.** Two sums over the same count of float32 numbers: the same additions, millions of them. One takes
-# many times as long as the other. What is it that takes the time?
+# **The question.** You run two sums over the same count of float32 numbers. Both do the same additions, millions of
+# them, but one takes many times as long as the other. What takes the time?
 #
 # An H100 can do 989 TFLOP/s in float16: 989 · 10¹² floating-point operations (FLOPs) in a second. Its memory delivers
-# 3.35 TB/s, which is 3.35 · 10¹² bytes in a second. So in the time in which it fetches *one byte* it could do 989 /
-# 3.35 = 295 operations. Most of what a transformer does while it generates text needs fewer than ten for each byte. So
-# the first question about any kernel is not how much it computes but how much it moves, and this chapter teaches you to
-# answer it before you write a line: with a pencil, then with a meter, then with a clock.
+# 3.35 TB/s, which is 3.35 · 10¹² bytes in a second. So while it fetches *one byte*, it could do 989 / 3.35 = 295
+# operations. Most of what a transformer does while it generates text needs fewer than ten operations for each byte.
+# So the first question about a kernel is how much it moves, not how much it computes. In this chapter you learn to
+# answer it: with a pencil before you write any code, then with a meter that counts bytes, then with a clock.
 #
-# About ninety minutes. You will count bytes and FLOPs (1.1), place an operation on a device (1.2), write three kernels
-# (1.3 to 1.5), and predict to the step where a fourth one turns from waiting for memory to waiting for arithmetic
-# (1.6).
+# You will count bytes and FLOPs (1.1), find the least time that an operation needs on a device (1.2), and write three
+# kernels (1.3 to 1.5). Then you predict how many steps of arithmetic a fourth kernel can do for free while it waits
+# for memory (1.6).
+#
+# **Time.** About three hours in all. The core path takes two hours at most. You can skip passages marked **Deeper**,
+# since nothing outside them depends on them.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -33,9 +36,10 @@ on_gpu = machine().tier != "none"
 # %% [markdown]
 # ## The same sum, twice
 #
-# The numbers of the first sum are neighbours in memory. Those of the second lie 16 elements apart, as the numbers of
-# one column do in a matrix of 16 columns. **Predict:** the additions are the same. How much longer will the second one
-# take?
+# The next cell adds up the same count of numbers twice. In the first sum the numbers are neighbours in memory. In the
+# second they lie 16 elements apart, like the numbers of one column in a matrix of 16 columns.
+#
+# **Predict:** how much longer will the second sum take?
 
 # %%
 def time_two_sums(length):
@@ -50,30 +54,43 @@ print(f"neighbours: {format_seconds(close.median)}")
 print(f"16 apart:   {format_seconds(far.median)}, {far.median / close.median:.1f} times as long")
 
 # %% [markdown]
-# Memory does not hand out single numbers. A GPU fetches *sectors* of 32 bytes, a CPU *lines* of 64; ask for four bytes
-# and the other 28 or 60 come along. The second sum uses one number of each piece that it fetches, so up to 8 or 16
-# times as many bytes travel for it. (On a CPU it may be far more than 16 times as long: fetching ahead suffers too, and
-# PyTorch adds scattered numbers without vector instructions.) The count of additions never mattered. What you saw is
-# the price of bytes, and the first rule of this course: **count the bytes that move, not the operations.**
+# The second sum takes longer because memory does not deliver single numbers. A GPU fetches *sectors* of 32 bytes, and
+# a CPU fetches *lines* of 64 bytes. When you need four bytes, the other 28 or 60 come along. The second sum uses only
+# one number of each piece that it fetches. So it moves up to 8 times as many bytes on a GPU, and up to 16 times as
+# many on a CPU. (On a CPU it may take far more than 16 times as long, because the CPU is worse at fetching such
+# numbers ahead, and PyTorch adds them without vector instructions.)
+#
+# The number of additions made no difference, but the number of bytes did. This is the first rule of this course:
+# **count the bytes that move, not the operations.**
 #
 # ## Where bytes wait
 #
-# Between the memory chips and the arithmetic lie several stores, each smaller and faster than the one below it. Fast
-# memory costs area on the chip, so there is little of it; large memory lies off the chip, and every byte from it passes
-# through a few thousand pins.
+# A GPU is built from many copies of one unit, the *multiprocessor*; an H100 has 132. Each has arithmetic units and
+# some fast memory of its own, and each program runs on one multiprocessor. Numbers on their way from the memory chips
+# to the arithmetic pass through several stores. In the table, each store is smaller and faster than the one under it.
+# Fast memory is small because it takes up area on the chip. Large memory lies off the chip, and every byte from there
+# passes through a few thousand pins.
 #
 # | on an H100 | size | speed, all together | who decides what is in it |
 # |---|---|---|---|
 # | registers | 256 KiB on each of 132 multiprocessors, 33 MiB | above 100 TB/s | the compiler, from your values |
-# | shared memory and L1 | 256 KiB on each, 33 MiB | about 30 TB/s | you, by tiles; L1 by itself |
+# | shared memory and L1 | 256 KiB on each, 33 MiB | about 30 TB/s | you, by the tiles you load; the hardware for L1 |
 # | L2 cache | 50 MiB | 5 to 7 TB/s | the hardware |
-# | HBM, "global memory" | 80 GiB | 3.35 TB/s | your tensors live here |
+# | HBM, "global memory" | 80 GiB | 3.35 TB/s | you: your tensors live here |
 # | the host's memory, over PCIe | terabytes | 0.06 TB/s | your data loader |
 #
-# The second and third row's speeds depend on how one measures; the datasheet states only the fourth. So let us measure
-# the machine you have. Close what else is running first: the call takes some seconds, and its result is remembered for
-# every later chapter. If something reaches far more than 100 % of a ceiling later on, the ceiling was measured on a
-# busy machine. Then run `here = ceilings(refresh=True)` and go on.
+# *Registers* hold the values that a program is computing with. *Shared memory* holds the tiles that a program works
+# on. A *tile* is a block with two dimensions, for example 64 × 64 numbers of a matrix. *L1* is a cache in the rest of
+# the same 256 KiB. The *L2 cache* serves all multiprocessors. *HBM* (high-bandwidth memory) is the GPU's main memory,
+# and *PCIe* is its connection to the host.
+#
+# The speeds in the second and third row depend on how you measure them, and the datasheet states only the fourth. So
+# the next cell measures your machine. The results are its *ceilings*, the highest speeds that a kernel can reach
+# here, and the cost of a launch, which is the time to start one kernel.
+#
+# Close other programs first. The call takes some seconds, and the result is kept for every later chapter. If
+# something reaches far more than 100 % of a ceiling later on, the ceiling was measured on a busy machine. In that
+# case run `here = ceilings(refresh=True)` and go on.
 
 # %%
 from course_lib.hardware.ceilings.measured import ceilings
@@ -90,17 +107,17 @@ figures = {
     "cost of a launch": format_seconds(here.launch_overhead),
 }
 for what, figure in figures.items():
-    if figure:  # the two lines on caches are for one kind of device each
+    if figure:  # of the two lines on caches, a CPU has only the second
         print(f"{what:<32}{figure}")
 
 # %% [markdown]
-# The memory has two speeds, since reading alone and copying do not cost it the same. This chapter uses both, each for
-# one purpose. The *roof* of a plot is the larger of the two, as it is meant to be what no kernel passes. A *prediction*
-# for a kernel that reads and writes takes the copy's, as the copy does the same.
+# The memory has two speeds, because reading alone and copying use it differently. The *roof* of a plot is the larger
+# of the two, because no kernel should be able to pass it. A *prediction* for a kernel that reads and writes uses the
+# copy's speed, because a copy does the same.
 #
-# Here they are beside the stores that they belong to. Where the datasheet states a figure for your GPU, it stands next
-# to the measured one. About 90 % of the datasheet's bandwidth is what the best kernel gets; the rest goes into
-# refreshing the cells and turning the bus round between reads and writes.
+# The next picture shows these speeds beside the stores that they belong to. If your GPU's datasheet states a figure,
+# it stands next to the measured one. The best kernel gets about 90 % of the datasheet's bandwidth; the rest goes into
+# refreshing the memory cells and switching the bus between reads and writes.
 
 # %%
 from course_lib.figures.memory.hierarchy import hierarchy_plot
@@ -110,19 +127,22 @@ hierarchy_plot(machine(), here)
 # %% [markdown]
 # ## Counting
 #
-# Two numbers describe an operation before any code exists.
+# Two numbers describe an operation before any code exists: how much it computes and how much it has to move.
 #
-# **FLOPs**: floating-point operations. A multiply-add counts as two, everywhere in this course and on every datasheet.
-# In a softmax we count four for each element: subtract the maximum, exp, add to the sum, divide. Comparisons are not
-# counted.
+# **FLOPs** are floating-point operations. A multiply-add counts as two, everywhere in this course and on every
+# datasheet. For a softmax we count four for each element: subtract the maximum, exp, add to the sum, divide.
+# Comparisons are not counted.
 #
-# **Bytes**: what must cross the memory bus at the very least. Each input is read once and each output written once,
-# however often a poor kernel does more.
+# **Bytes** are what must cross the memory bus at the very least. Each input is read once and each output is written
+# once. A poor kernel moves more, but we count the minimum.
 #
-# Worked, for `x + y` on $n$ float32 numbers: $n$ additions; $x$ and $y$ are read and the result is written, $3 \times
-# 4\,n = 12\,n$ bytes. Their quotient is the **arithmetic intensity**, here $n / 12n = 1/12$ FLOP/byte. For a product
-# of two $n \times n$ matrices in float16 it is $2n^3$ FLOPs over $3 \times 2\,n^2$ bytes: $n/3$, so it grows with the
-# size. This one fact is why matrices are what accelerators are built for.
+# Take `x + y` on $n$ float32 numbers. It does $n$ additions. It reads $x$ and $y$ and writes the result, so it moves
+# $3 \times 4\,n = 12\,n$ bytes. FLOPs divided by bytes is called the **arithmetic intensity**. Here it is $n / 12n =
+# 1/12$ FLOP/byte.
+#
+# Now take a product of two $n \times n$ matrices in float16. It does $2n^3$ FLOPs and moves $3 \times 2\,n^2$ bytes,
+# so its intensity is $n/3$ and grows with the size. At $n = 256$ it is 85 FLOP/byte. That is why accelerators are
+# built for matrices. In the exercise you write such counts as functions.
 
 # %%
 # Exercise 1.1 · Bytes and FLOPs on paper
@@ -186,9 +206,10 @@ counting = check("1.1", elementwise_cost, softmax_cost, matmul_cost, scores_cost
 best_elementwise_cost, best_softmax_cost, best_matmul_cost, best_scores_cost = counting.best
 
 # %% [markdown]
-# Now put them to use. Here is one attention layer at a context of 8192, 32 heads of dimension 128, float16, step by
-# step, among some simpler operations. Before you run it, guess: which of attention's two matrix products has an
-# intensity above the 295 FLOP/byte that an H100 asks for?
+# The next cell uses your four functions on one attention layer, step by step, among some simpler operations. The
+# layer has a context of 8192 and 32 heads of dimension 128, in float16. Before you run the cell, guess: which of its
+# two matrix products, $Q K^\top$ and probabilities × $V$, has an intensity above the 295 FLOP/byte that an H100 can
+# do?
 
 # %%
 N, H, D, half = 8192, 32, 128, 2
@@ -202,7 +223,7 @@ operations = {
     "matmul of 8192": best_matmul_cost(8192, 8192, 8192, half),
     "attention: scores Q Kᵀ": scores,
     "attention: softmax": softmax,
-    "attention: probabilities × V": scores,  # the same three matrices, with other roles
+    "attention: probabilities × V": scores,  # matrices of the same three shapes, so the same counts
     "attention, if no N × N matrix moved": (2 * scores[0] + softmax[0], 4 * H * N * D * half),
 }
 print(f"{'operation':<38}{'FLOPs':>12}{'bytes':>12}{'FLOP/byte':>12}")
@@ -210,18 +231,27 @@ for name, (flops, moved) in operations.items():
     print(f"{name:<38}{flops:>12.2e}{moved:>12.2e}{flops / moved:>12.2f}")
 
 # %% [markdown]
-# Neither of them. The scores are a matrix product and still do only about 124 operations for each byte, because they
-# write a matrix of $N \times N$ and have only $D = 128$ multiply-adds to spend on each of its elements. The softmax is
-# worse by a factor of a hundred. The last line is the same arithmetic if that matrix never went to memory: 4128
-# FLOP/byte, 33 times the intensity. Chapters 02 to 04 are the way to that last line.
+# Neither of them. The scores are a matrix product, but they do only about 124 operations for each byte. They write a
+# matrix of $N \times N$, and each of its elements gets only $D = 128$ multiply-adds. The softmax is worse by a factor
+# of a hundred.
+#
+# The last line is the same arithmetic, but there the $N \times N$ matrix never goes to memory. Its intensity is 4128
+# FLOP/byte, 33 times as high. Chapters 02 to 04 show you how to get to that last line.
 #
 # ## The balance point
 #
-# A device has a rate of arithmetic and a bandwidth. Their quotient, in FLOP/byte, is its **balance point**. An
-# operation below it waits for memory: it is *memory-bound*, and a faster arithmetic unit would not help it. Above it,
-# it is *compute-bound*. Either way the two happen at the same time, so the least time is the larger of the two:
+# Whether an operation waits for memory or for arithmetic depends on the device too. Divide the device's rate of
+# arithmetic by its bandwidth, and you get its **balance point** in FLOP/byte. For the H100 it is 295. An operation
+# with a lower intensity waits for memory. It is *memory-bound*, and a faster arithmetic unit would not help it. An
+# operation with a higher intensity is *compute-bound*. In both cases the device moves bytes and computes at the same
+# time, so the least time is the larger of the two:
 #
 # $$ t_\text{least} = \max\left(\frac{\text{FLOPs}}{\text{rate}}, \frac{\text{bytes}}{\text{bandwidth}}\right) $$
+#
+# For `x + y` on 16 Mi float32 numbers, an H100 needs 60 µs to move 201 MB and far less than that for the additions.
+# So the least time is 60 µs.
+#
+# The next cell prints the balance points of some GPUs and of your machine.
 
 # %%
 from course_lib.hardware.datasheets import DATASHEETS
@@ -236,10 +266,10 @@ print(f"\nthis machine, measured: {format_bandwidth(here.memory_bandwidth)}, {ma
       f"{format_flop_rate(here.matmul_rate[matmul_dtype])}, balance point {own_balance:.3g} FLOP/B")
 
 # %% [markdown]
-# From the T4 to the B200 arithmetic grew 35 times and bandwidth 25 times, and the balance point stayed in the
-# hundreds: what is memory-bound today will be memory-bound on the next device. The H200 is an H100 with more and
+# From the T4 to the B200, arithmetic became 35 times and memory 25 times as fast, so the balance point stayed in the
+# hundreds. What is memory-bound today will be memory-bound on the next device. The H200 is an H100 with more and
 # faster memory and nothing else. Its balance point went *down*, and every memory-bound kernel got 1.4 times faster
-# without a change.
+# without any change. Now write the balance point and the least time as functions.
 
 # %%
 # Exercise 1.2 · Balance point, bound and least time
@@ -276,10 +306,12 @@ def least_time(flops, bytes_moved, teraflops, gigabytes_per_second):
 best_balance_point, best_least_time = check("1.2", balance_point, least_time).best
 
 # %% [markdown]
-# With these two functions you can bound any operation on any device that exists or is announced. The rate below is that
-# of the float16 matrix units for every line. For `x + y` in float32 that flatters the device, since the ordinary units
-# that do it are 15 to 30 times slower; it is memory-bound all the same. A row in which all devices say *memory* is one
-# that no faster tensor core will ever help.
+# These two functions give you a bound for any operation on any device, even one that has only been announced. The
+# next cell prints it for the operations above. Every line uses the float16 rate of the *tensor cores*, the units that
+# multiply small matrices (an H100 multiprocessor has four). For `x + y` in float32 this rate is too high, because the
+# ordinary units that do it are 15 to 30 times slower. But `x + y` is memory-bound all the same.
+#
+# Look for the rows in which all devices say *memory*. No faster tensor core will ever help those operations.
 
 # %%
 names = ("A100", "H100", "H200", "B200")
@@ -295,12 +327,15 @@ for operation, work in operations.items():
 # %% [markdown]
 # ## The roofline
 #
-# Draw the attainable rate over the intensity, both on logarithmic axes. Below the balance point it is bandwidth ×
-# intensity, a slope; above it the arithmetic rate, a flat roof. No kernel that goes to memory can lie above this line,
-# and how far it lies below says what there is to gain. The roofline of *this* machine, as measured, with some of
-# PyTorch's operations on it. The copy does no FLOP and has an intensity of 0, which a logarithmic axis does not reach:
-# it stands at the left edge, and its height there is its bandwidth, read off the slope. Where two points nearly
-# coincide, one number is moved aside, and a line leads back to its place.
+# The roofline shows the same bound as a picture: the highest rate that a kernel can reach, drawn over its intensity
+# on logarithmic axes. Below the balance point that rate is bandwidth × intensity, a slope. Above it, the limit is the
+# rate of arithmetic, a flat roof. The two meet in a corner at the balance point. No kernel that goes to memory can
+# lie above this line, and its distance below the line shows what there is to gain.
+#
+# The next cell draws the roofline of *your* machine, as measured, with some of PyTorch's operations on it. The copy
+# does no FLOPs, so its intensity is 0, and a logarithmic axis has no place for 0. So the copy stands at the left
+# edge, and if it lies on the slope there, it reaches the memory's full bandwidth. If two points nearly coincide, one
+# number is moved aside, and a line leads back to its place.
 
 # %%
 from course_lib.figures.memory.roofline import Measured, roofline_plot
@@ -324,21 +359,29 @@ points = [
 ]
 for point in points:
     if point.share_of_roof(here) > 1.2:
-        print(f"{point.work.name} lies above its roof: its data sat in a cache, or the ceilings were measured on a "
+        print(f"{point.work.name} lies above its roof: its data came from a cache, or the ceilings were measured on a "
               "busy machine. In that case: here = ceilings(refresh=True)")
 roofline_plot(here, points)
 
 # %% [markdown]
-# Read it twice. Along the slope sit the operations whose time is their bytes; improving their arithmetic would be work
-# for nothing. And the distance of each point from its roof is a grade. On a GPU the copy and the addition are near it.
-# On a CPU, where reading alone can be much faster than copying, whatever also writes stays below. What is far from its
-# roof for no such reason has something to gain that this course will teach you to name.
+# The picture tells you two things. First, the operations along the slope spend their time on bytes, so improving
+# their arithmetic gains nothing. Second, the distance of each point from its roof shows how good it is. On a GPU the
+# copy and the addition are near it. On a CPU the roof is often the speed of reading alone, which can be much faster
+# than copying, so a kernel that also writes stays below it. If a point is far from its roof for no such reason,
+# something can be gained, and this course teaches you to name it.
 #
 # ## Coalescing: what a load really fetches
 #
-# Now down to the kernel. A program's block of values is spread over the threads of its warps, 32 threads a warp, and
-# the 32 addresses of one load are looked at together. The hardware fetches every 32-byte sector that any of them falls
-# into, once. Neighbouring threads that read neighbouring elements share sectors; that is called *coalescing*.
+# Now look at a single load. A GPU runs a program on many *threads*. 32 threads form a *warp* and execute each
+# instruction together. By default a program has four warps, and a block's values are spread over their 128 threads.
+#
+# When a warp loads, the hardware looks at its 32 addresses together. It fetches each 32-byte sector that they fall
+# into, and fetches it only once. If neighbouring threads read neighbouring elements, they share sectors. This is
+# called *coalescing*. With float32, 32 neighbours need only 4 sectors.
+#
+# The picture shows one load of a warp at three *strides*. A stride is the distance from one element to the next,
+# counted in elements. The warp's 32 threads are called lanes there, because each of them loads one position of the
+# block.
 
 # %%
 from course_lib.figures.memory.coalescing import draw_sectors
@@ -346,8 +389,8 @@ from course_lib.figures.memory.coalescing import draw_sectors
 draw_sectors(strides=(1, 2, 8))
 
 # %% [markdown]
-# Here is the kernel behind the chapter's question. The only thing that differs between a good and a bad run is a number
-# that it is called with.
+# The next kernel reads memory in the way that made the second sum slow. The only thing that differs between a good
+# and a bad run is the number passed as `stride`.
 
 
 # %%
@@ -368,9 +411,10 @@ def strided_copy(x, stride):
 
 
 # %% [markdown]
-# Without a GPU the **traffic meter** counts every byte that a kernel asks for, and the sectors that would have to
-# come; with one, the clock shows the same thing. **Predict** the ratio for strides 1, 2, 4, 8 and 16 before you run
-# it. Beyond which stride does it stop getting worse, and why?
+# The next cell runs it at five strides. Without a GPU, the **traffic meter** counts every byte that the kernel asks
+# for and the bytes of all the sectors that would have to come. With a GPU, the clock shows the same effect.
+# **Predict** the ratio of the two counts for strides 1, 2, 4, 8 and 16 before you run it. Beyond which stride does it
+# stop getting worse, and why?
 
 # %%
 if interpreting():
@@ -393,12 +437,13 @@ else:
               f"{rate / here.copy_bandwidth:>23.0%}")
 
 # %% [markdown]
-# From stride 8 on every element has a sector to itself, and it cannot get worse than that in sectors. (On recent GPUs
-# the memory itself prefers to deliver two sectors at a time, so 16 may cost a little more than 8.)
+# From stride 8 on, every element has a sector to itself, because a sector holds 8 float32 numbers. Counted in
+# sectors, it cannot get worse than that. (On recent GPUs the memory itself prefers to deliver two sectors at a time,
+# so 16 may cost a little more than 8.)
 #
-# The compiler sees the difference too. Below, the kernel is compiled for an H100, with no need for one: once with a
-# stride of 1 that the compiler knows, once with a stride that it learns at run time. Look at how many bytes one thread
-# loads with one instruction.
+# **Deeper** (the core path goes on at *Vector add*). The stride also changes what the compiler can do. The next cell
+# compiles the kernel for an H100, which works without one. First the compiler knows that the stride is 1, then it
+# does not. Look at how many bytes one thread loads with one instruction.
 
 # %%
 from course_lib.hardware.compiler.views import compile_many
@@ -415,15 +460,19 @@ for title, view in (("stride 1", known), ("any stride", unknown)):
     print(f"{title:<12}each thread: {loads}; {view.registers} registers")
 
 # %% [markdown]
-# Four warps of 32 threads share the block of 1024, so a thread has 8 floats to load. If the compiler can prove that
-# four of them are neighbours and aligned, it fetches those four with one load of 16 bytes, the widest there is; if not,
-# each float is a load of its own. Triton gives it that knowledge at each launch: a stride equal to 1 is compiled in,
-# and numbers and pointers divisible by 16 are marked as such. You do nothing for it, except not to hide it.
+# The block of 1024 is shared by 128 threads, so each thread has 8 floats to load. If the compiler can prove that four
+# of them are neighbours, at an address divisible by 16, it fetches the four with one load of 16 bytes, the widest
+# there is. If not, each float is a load of its own.
+#
+# Triton gives the compiler this knowledge at each launch. A stride equal to 1 is compiled in as a constant, and
+# numbers and pointers divisible by 16 are marked as such. You need not do anything for it, as long as you pass
+# strides and lengths as they are.
 #
 # ## Vector add
 #
-# Your turn. In chapter 00 you mended a launcher and wrote a kernel with one load; here are two, of any length. An
-# input may be a view into something larger, whose elements lie `x.stride(0)` apart.
+# Now it is your turn. In chapter 00 you mended a launcher and wrote a kernel with one load. This kernel has two
+# loads, and it must work for any length. An input may be a view into something larger, so its elements can lie
+# `x.stride(0)` apart.
 
 
 # %%
@@ -464,12 +513,13 @@ def vector_add(x, y):
 best_vector_add = check("1.3", vector_add).best
 
 # %% [markdown]
-# **Predicted against measured.** One read of x, one of y, one write. Divide by the copy's bandwidth and you have a
-# prediction; on a GPU it is your kernel's, on a CPU that of PyTorch's addition, which moves the same bytes.
+# **Predicted against measured.** Your kernel reads x once, reads y once and writes the result once. Divide those
+# bytes by the copy's bandwidth, and you have a prediction of its time. The next cell compares it with the time of
+# your kernel on a GPU, or of PyTorch's addition on a CPU, which moves the same bytes.
 
 # %%
 def compared(what, bytes_moved, timing):
-    """A prediction from bytes alone, and the measurement beside it, as a line of text."""
+    """One line of text: the time predicted from the bytes alone, and the measured time beside it."""
     predicted = bytes_moved / here.copy_bandwidth
     return (f"{what:<32}{format_bytes(bytes_moved):>8}: predicted {format_seconds(predicted):>7}, "
             f"measured {format_seconds(timing.median):>7}, {predicted / timing.median:4.0%} of the copy's speed")
@@ -482,22 +532,25 @@ print(compared("PyTorch's x + y", 3 * x.nbytes, measure(lambda: torch.add(x, y, 
 # %% [markdown]
 # ## A sum, in one pass
 #
-# A reduction makes something small out of something large: nearly all its bytes are reads. `x.sum(dim=1)` of a float32
-# matrix must read 4 bytes for each element and does one addition: an intensity of 1/4. The kernel has to do three
-# things well. Read each element once. Keep the partial sums where they cost nothing, in registers, and in float32 even
-# where the input is float16. And find the elements, wherever `x.stride()` says that they are.
+# A reduction makes something small out of something large, so nearly all its bytes are reads. For example,
+# `x.sum(dim=1)` of a float32 matrix must read 4 bytes for each element and does one addition, an intensity of 1/4.
+# The kernel has to do three things well:
 #
-# The check counts your bytes: $4 \cdot \text{rows} \cdot \text{columns}$ read, $4 \cdot \text{rows}$ written, 5 % of
-# grace. A second pass over the matrix, or a copy of it, shows.
+# - Read each element once.
+# - Keep the partial sums in registers, where they cost nothing, and in float32 even if the input is float16.
+# - Find the elements by `x.stride()`, which holds two strides: from row to row and from column to column.
 #
-# The words that you need and have not met yet, all of them in
-# [Triton's language reference](https://triton-lang.org/main/python-api/triton.language.html):
+# The check counts your bytes. It allows $4 \cdot \text{rows} \cdot \text{columns}$ read and $4 \cdot \text{rows}$
+# written, plus 5 %. So it notices a second pass over the matrix or a copy of it.
+#
+# You need some words that you have not met yet, all from [Triton's language
+# reference](https://triton-lang.org/main/python-api/triton.language.html):
 #
 # | in the kernel | what it does |
 # |---|---|
 # | `tl.zeros([BLOCK], dtype=tl.float32)` | a block of zeros, in registers |
-# | `for start in range(0, columns, BLOCK):` | a loop as in Python; its bounds may be known at run time only |
-# | `tl.load(pointers, mask=inside, other=0.0)` | `other` is what a lane with its mask off holds; else undefined |
+# | `for start in range(0, columns, BLOCK):` | a loop as in Python; its bounds may be numbers known only at run time |
+# | `tl.load(pointers, mask=inside, other=0.0)` | a lane with its mask off gets `other`, else an undefined value |
 # | `values.to(tl.float32)` | the block in another dtype |
 # | `tl.sum(block, axis=0)` | reduces a block to one number, or a tile along one of its axes |
 # | `tl.store(result_pointer + row, number)` | one pointer and one number, no block and no mask |
@@ -543,8 +596,10 @@ def row_sum(x):
 best_row_sum = check("1.4", row_sum).best
 
 # %% [markdown]
-# One pass in *requested* bytes is not the end of it. Take a matrix and the same matrix transposed in memory, where a
-# row's elements lie far apart. The kernel asks for the same bytes. **Predict** what the memory has to deliver.
+# **Deeper** (the core path goes on at *Fusion foretold*). Your kernel asks for each byte once, but the memory may
+# still have to deliver more. Take a matrix, and then the same matrix stored column by column, so that the elements of
+# a row lie far apart. The kernel asks for the same bytes of both. **Predict** what the memory has to deliver for
+# each.
 
 # %%
 if interpreting():
@@ -564,15 +619,16 @@ else:
         print(compared(f"the library's, {name}", matrix.nbytes, measure(partial(library_row_sum, matrix))))
 
 # %% [markdown]
-# With one program for each row, every element of the transposed matrix brings a sector that seven other rows need as
-# well, and other programs fetch it again. (The cache may still hold it for them, or not.) The remedy is to turn the
-# tile, not the matrix: let a program own many rows at once, so that its neighbouring threads are neighbours in memory.
-# The course's own kernel does that in `course_lib/kernels/memory/row_sum.py`; it is worth the five minutes.
+# In the second matrix, each sector holds elements of eight different rows. A program that owns one row uses only one
+# of the eight, and the programs of the other seven rows fetch the same sector again. (The cache may still hold it for
+# them, or not.) The remedy is to give each program a tile of many rows, so that neighbouring threads read
+# neighbouring elements. The course's own kernel does that. Reading it, in `course_lib/kernels/memory/row_sum.py`, is
+# worth five minutes.
 #
 # ## Fusion foretold
 #
-# `torch.relu(scale * x + y)` is three kernels. The first reads x and writes a product. The second reads the product
-# and y, and writes a sum. The third reads the sum and writes the result:
+# PyTorch runs `torch.relu(scale * x + y)` as three kernels, and each of them writes its result to memory for the next
+# one to read:
 #
 # | kernel | reads | writes |
 # |---|---|---|
@@ -580,9 +636,12 @@ else:
 # | `product + y` | product, y | sum |
 # | `relu(sum)` | sum | result |
 #
-# Seven tensors cross the bus, and four of these crossings carry values that no one asked for. One kernel that keeps
-# them in registers moves three. **Predict** the gain. Then write it. One new word: `tl.maximum(block, 0.0)` compares
-# element by element, where `tl.max` would reduce the block to a single number. Python's own `max` is not for blocks.
+# That makes seven tensors that cross the bus. Four of these crossings carry the product and the sum, which nobody
+# needs in the end. If one kernel does all three steps, it can keep them in registers, and then only three tensors
+# move. Joining kernels in this way is called *fusion*.
+#
+# **Predict** the gain, and then write the kernel. You need one new word: `tl.maximum(block, 0.0)` compares element by
+# element. (`tl.max` would reduce the block to a single number, and Python's own `max` does not work on blocks.)
 
 
 # %%
@@ -623,9 +682,9 @@ def scale_add_relu(x, y, scale):
 best_scale_add_relu = check("1.5", scale_add_relu).best
 
 # %% [markdown]
-# Measured: on a GPU your kernel against PyTorch's three. On a CPU the same idea in PyTorch: the three steps are done
-# on a piece that fits the cache, before the next piece is begun. Both versions write into tensors that exist already,
-# so that only the traffic differs.
+# The next cell measures the gain. On a GPU it times your kernel against PyTorch's three. On a CPU it tries the same
+# idea in PyTorch, by doing all three steps on a piece that fits the cache before it begins the next. Both versions
+# write into tensors that exist already, so only the traffic differs.
 
 # %%
 product, total = torch.empty_like(x), torch.empty_like(x)
@@ -645,7 +704,7 @@ def fused_in_the_cache(piece=2**18):
 
 
 threads = torch.get_num_threads()
-torch.set_num_threads(1)  # on a CPU: pieces this small are not worth sharing among the cores
+torch.set_num_threads(1)  # on a CPU: sharing pieces this small among the cores costs more than it saves
 three = measure(unfused)
 one = measure((lambda: best_scale_add_relu(x, y, 0.5)) if on_gpu else fused_in_the_cache)
 torch.set_num_threads(threads)
@@ -654,18 +713,23 @@ print(compared("fused", 3 * x.nbytes, one))
 print(f"predicted gain 7/3 = 2.33, measured {three.median / one.median:.2f}")
 
 # %% [markdown]
-# Nothing was computed faster. Four transfers were left out. FlashAttention is this idea where it is hardest to have:
-# the thing to be kept on the chip is an $N \times N$ matrix that does not fit, and the softmax in the middle wants to
-# see whole rows of it. In the table of operations above it is the difference between the line *attention: scores* and
-# the last one.
+# The arithmetic did not get faster. The gain comes from the four transfers that the fused version leaves out.
+#
+# FlashAttention is the same idea in a harder place. What it has to keep on the chip is an $N \times N$ matrix that
+# does not fit there, and the softmax in the middle needs whole rows of it. In the table of operations above, this
+# idea is the difference between the line *attention: scores* and the last one.
 #
 # ## Walking along the roofline
 #
-# One more kernel, made for the purpose: read x once, apply `value = value * scale + bias` a number of times in
-# registers, write once. The bytes stay the same while the FLOPs grow with the steps, so that the steps move the kernel
-# from the slope to the roof. As long as it is on the slope, each further step should cost **nothing**. At how many
-# does the time begin to grow on your machine? Commit to a number first. The check judges your prediction against the
-# ceilings measured here, then you measure the kernel itself.
+# **Deeper** (the core path goes on at *The first question, answered*). The last kernel shows both sides of the
+# roofline. It reads x once, applies `value = value * scale + bias` a number of times in registers, and writes once.
+# Each of these multiply-adds is a *step*. With more steps the FLOPs grow while the bytes stay the same, so the kernel
+# moves from the slope to the roof. On the slope each further step should cost **nothing**, because the kernel waits
+# for memory anyway.
+#
+# At how many steps does the time begin to grow on your machine? That number is the *turn*. Write down a guess first.
+# In the exercise you write the prediction as functions, and the check judges it against the ceilings measured here.
+# After that you measure the kernel itself.
 
 # %%
 # Exercise 1.6 · Where the multiply-add chain turns
@@ -720,12 +784,13 @@ print(f"{format_flop_rate(here.fma_rate)} and {format_bandwidth(here.copy_bandwi
       f"{predicted:.1f} steps")
 
 # %% [markdown]
-# And now the kernel. On a GPU the chain is a Triton kernel and its values stay in registers. On a CPU it is PyTorch on
-# pieces that stay in the cache. The grey line is your prediction and knows nothing of the points. What disturbs a run
-# only ever makes it slower, so the turn is read from the fastest tenth of the runs.
+# Now measure the kernel. On a GPU the chain is a Triton kernel, and its values stay in registers. On a CPU it is
+# PyTorch working on pieces that stay in the cache. The grey line in the picture is your prediction and does not use
+# the measured points. A disturbance can only make a run slower, so the turn is read from the fastest tenth of the
+# runs.
 #
-# Expect a flat stretch and then a slope on a GPU. On a CPU expect a slope from the first steps on, gentle at first:
-# there the steps before the corner are not free, and the text below the picture says why.
+# On a GPU, expect a flat stretch and then a slope. On a CPU, expect a slope from the first steps on, gentle at first.
+# There the steps before the corner are not free, and the text below the picture says why.
 
 # %%
 from course_lib.figures.memory.turning_point import draw_turning_point
@@ -747,14 +812,14 @@ draw_turning_point(
 )
 
 # %% [markdown]
-# A GPU has other warps to compute with while some wait for memory, so its points follow the line closely. A CPU
-# running PyTorch fetches a piece first and computes on it afterwards: it pays the *sum* of the two times, which near
-# the corner is up to twice the larger one. The roofline is a bound; how well a machine overlaps decides how near it
-# comes.
+# On a GPU, some warps compute while others wait for memory, so the points follow the line closely. A CPU running
+# PyTorch first fetches a piece and then computes on it. So it pays the *sum* of the two times, which near the corner
+# is up to twice the larger one. The roofline is only a bound. How near a machine comes to it depends on how well it
+# moves and computes at the same time.
 #
-# The same points on the roofline. They climb the slope, round the corner and run along under the roof of multiply-adds.
-# That corner is the one number that decides what an optimisation is worth: left of it save bytes, right
-# of it save FLOPs.
+# The next cell shows the same points on the roofline. They climb the slope, turn at the corner and run along under
+# the roof of the multiply-adds. The corner tells you which optimisation is worth your time: left of it save bytes,
+# right of it save FLOPs.
 
 # %%
 roofline_plot(here, [Measured(fma_chain_work(length, count), timing) for count, timing in zip(steps, timings)])
@@ -762,36 +827,39 @@ roofline_plot(here, [Measured(fma_chain_work(length, count), timing) for count, 
 # %% [markdown]
 # ## The first question, answered
 #
-# Chapter 00 asked what an H200 does while it multiplies 16.8 million float32 numbers by a constant. The kernel reads 4
-# bytes and writes 4 for each number, $2 \cdot 4 \cdot 16.8$ million = 134 MB. An H200's memory was measured to copy
-# 4.25 TB/s, reads and writes together; its datasheet states 4.8. At 4.25 TB/s the 134 MB take 32 µs. The
-# multiplications take half a microsecond: the multiply-add units can do one each in every cycle, which makes 34 · 10¹²
-# in a second. The intensity is 1/8 FLOP/byte, two orders of magnitude left of the corner. So for 98 % of the time the
-# arithmetic units wait for bytes. No better arithmetic will shorten that; only fewer bytes will, and whoever fuses this
-# multiplication into the kernel before it or after it gets it for nothing.
+# Chapter 00 asked what an H200 does while it multiplies 16.8 million float32 numbers by a constant. Start with the
+# bytes. The kernel reads 4 bytes and writes 4 for each number, so it moves $2 \cdot 4 \cdot 16.8$ million = 134 MB.
+# An H200's memory was measured to copy 4.25 TB/s, reads and writes together; its datasheet states 4.8. At 4.25 TB/s
+# the 134 MB take 32 µs.
+#
+# The multiplications take half a microsecond, because the multiply-add units can do 34 · 10¹² of them in a second,
+# one each in every cycle. The intensity is 1/8 FLOP/byte, two orders of magnitude left of the corner.
+#
+# So for 98 % of the time the arithmetic units wait for bytes. Better arithmetic cannot shorten that, but fewer bytes
+# can. If you fuse this multiplication into the kernel before or after it, it costs you nothing.
 #
 # ## What production systems do
 #
-# **Compilers fuse what is easy.** `torch.compile` turns chains of elementwise operations, with a reduction at their
-# end, into one Triton kernel each, much like your 1.5. What it will not invent is another algorithm, such as a softmax
-# that needs no whole row; those are written by hand and are what this course is about.
+# **Compilers fuse what is easy.** `torch.compile` turns a chain of elementwise operations, with a reduction at its
+# end, into one Triton kernel, much like your 1.5. It does not invent other algorithms, such as a softmax that needs
+# no whole row. Those are written by hand, and this course is about them.
 #
 # **Serving systems raise the intensity of what they cannot shrink.** Generating one token multiplies every weight
-# matrix with a single vector, one FLOP per byte in float16, and an H100 can do 295. So servers collect the requests of
-# many users and multiply the matrix with all their vectors at once: the matrix is read once for all. The attention to
-# each user's own past cannot be shared in that way. That is what chapters 05 to 08 are for.
+# matrix by a single vector. That is one FLOP per byte in float16, while an H100 can do 295. So servers collect the
+# requests of many users and multiply the matrix by all their vectors at once, which reads the matrix only once. The
+# attention to each user's own past cannot be shared like that, and chapters 05 to 08 deal with it.
 #
 # **Profilers draw this plot.** Nsight Compute shows each kernel of a program on the roofline of the GPU, with a slope
-# for each level of the hierarchy. When someone says "62 % of peak", ask: of which roof?
+# for each level of the hierarchy. When someone says "62 % of peak", ask which roof they mean.
 #
 # ## Papers
 #
 # - S. Williams, A. Waterman, D. Patterson, *Roofline: an insightful visual performance model for multicore
 #   architectures*, Communications of the ACM 52(4), 2009. The plot.
 # - A. Ivanov, N. Dryden, T. Ben-Nun, S. Li, T. Hoefler, *Data movement is all you need: a case study on optimizing
-#   transformers*, MLSys 2021, arXiv 2007.00072. A transformer's training step counted operator by operator.
-# - Z. Jia, M. Maggioni, B. Staiger, D. Scarpazza, *Dissecting the NVIDIA Volta GPU architecture via microbenchmarking*,
-#   2018, arXiv 1804.06826. How to measure what no datasheet states.
+#   transformers*, MLSys 2021, arXiv 2007.00072. It counts a transformer's training step operator by operator.
+# - Z. Jia, M. Maggioni, B. Staiger, D. Scarpazza, *Dissecting the NVIDIA Volta GPU architecture via
+#   microbenchmarking*, 2018, arXiv 1804.06826. How to measure what no datasheet states.
 # - T. Dao, D. Fu, S. Ermon, A. Rudra, C. Ré, *FlashAttention: fast and memory-efficient exact attention with
 #   IO-awareness*, NeurIPS 2022, arXiv 2205.14135. Section 2 is this chapter in a page and a half.
 
@@ -799,5 +867,6 @@ roofline_plot(here, [Measured(fma_chain_work(length, count), timing) for count, 
 progress()
 
 # %% [markdown]
-# **Next.** [02 · Naive attention](02_naive_attention.ipynb) writes an $N \times N$ matrix to memory and reads it back,
-# twice. That makes four crossings of the memory bus, and you will see in milliseconds what they cost.
+# **Next.** In [02 · Naive attention](02_naive_attention.ipynb) you write an $N \times N$ matrix to memory and read it
+# back, and you do that twice. Those are four crossings of the memory bus, and you will see in milliseconds what they
+# cost.
