@@ -67,9 +67,9 @@ print(f"16 apart:   {format_seconds(far.median)}, {far.median / close.median:.1f
 #
 # A GPU is built from many copies of one unit, the *multiprocessor*; an H100 has 132. Each has arithmetic units and
 # some fast memory of its own, and each program runs on one multiprocessor. Numbers on their way from the memory chips
-# to the arithmetic pass through several stores. In the table, each store is smaller and faster than the one under it.
-# Fast memory is small because it takes up area on the chip. Large memory lies off the chip, and every byte from there
-# passes through a few thousand pins.
+# to the arithmetic pass through several stores. In the table, each store is faster than the one under it, and none is
+# larger. Fast memory is small because it takes up area on the chip. Large memory lies off the chip, and every byte
+# from there passes through a few thousand pins.
 #
 # | on an H100 | size | speed, all together | who decides what is in it |
 # |---|---|---|---|
