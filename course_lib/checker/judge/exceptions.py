@@ -59,6 +59,8 @@ ADVICE = {
     "walk along what is longer in a loop.",
     "must be of type tl.constexpr": "The compiler must know what `tl.arange` counts: a `tl.constexpr` parameter.",
     "make_shape_compatible": "Dimensions of two tiles must be equal or 1: `rows[:, None]` with `columns[None, :]`.",
+    "bind: Permission denied": "In a check the ranks use the group that is there: a new one would need "
+    "connections, and an answer may make none.",
     "simultaneous multiple comparison": "Write `(low < x) & (x < high)`.",
     "failed to specialize argument": "A kernel takes tensors, numbers, None, and constants as `tl.constexpr`.",
     "was specified but unrecognised": "It is neither a parameter of the kernel nor an option such as `num_warps`.",

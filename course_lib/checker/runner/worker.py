@@ -164,14 +164,19 @@ class Worker:
         self._ready = True
 
     def _receive(self, deadline: float) -> bytes:
+        connection = self._connection
+        if connection is None:
+            raise WorkerDied("it was stopped")
         try:
-            if not self._connection.poll(max(0.0, deadline - time.monotonic())):
+            if not connection.poll(max(0.0, deadline - time.monotonic())):
                 raise WorkerDied("the worker did not answer in time")
-            return self._connection.recv_bytes()
+            return connection.recv_bytes()
         except (EOFError, OSError) as error:
             raise self._died() from error
 
     def _send(self, message: bytes) -> None:
+        if self._connection is None:
+            raise WorkerDied("it was stopped")
         try:
             self._connection.send_bytes(message)
         except OSError as error:
@@ -187,7 +192,7 @@ class Worker:
         if process.poll() is None:
             return WorkerDied("it closed its connection")
         with contextlib.suppress(ValueError):  # another thread's `stop` has closed the pipe
-            printed = process.stderr.read()[-2000:].decode(errors="replace").strip()
+            printed = process.stderr.read()[-2000:].decode(errors="replace").strip() if process.stderr else ""
         number = signals.signal_of(process.returncode)
         ended = signals.died_of(number, compiled=False) if number else f"ended with status {process.returncode}."
         return WorkerDied(f"it {ended}{f' It printed: {printed}' if printed else ''}")
@@ -210,6 +215,7 @@ class Worker:
                 header = {**asdict(limits), "seconds": seconds, "memory_bytes": memory, "compiles": None}
                 header["front_end"] = "compile" in job
                 header["compiled"] = any(case["compiled"] for case in job.get("cases", ()))
+                header["ranks"] = job.get("ranks", 0)
                 if job["device"] == "cuda":
                     header["compiles"] = hashlib.sha256(job["source"].encode()).hexdigest()
                 self._send(json.dumps(header).encode())

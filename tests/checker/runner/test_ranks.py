@@ -121,6 +121,34 @@ def test_what_a_rank_does_wrong_is_rejected_in_words(cell, outcome, mistake, wor
     assert words in verdict.message, verdict
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("dist.barrier()", "parts = [total, total]", "dist.all_gather_object(parts, row)", "total = sum(parts)"),
+        ("work = dist.all_reduce(total, async_op=True)", "work.wait()"),
+        (
+            *("other, peer = torch.empty_like(total), 1 - dist.get_rank()", "sent = dist.isend(total, peer)"),
+            *("dist.recv(other, peer)", "sent.wait()", "total = total + other"),
+        ),
+        (
+            *("import threading", "thread = threading.Thread(target=lambda: dist.all_reduce(total))"),
+            *("thread.start()", "thread.join()"),
+        ),
+    ],
+    ids=["objects", "asynchronous", "sent and received", "in a thread"],
+)
+def test_every_other_way_to_the_same_mean_passes(lines):
+    verdict = judge(replace(MEAN, requirements=()), with_lines(*lines))
+    assert verdict.passed, verdict
+
+
+def test_a_new_group_is_refused_with_the_reason():
+    cell = with_lines("pair = dist.new_group([0, 1])", "dist.all_reduce(total, group=pair)")
+    verdict = judge(MEAN, cell)
+    if not verdict.passed:  # where Landlock knows TCP
+        assert verdict.outcome == "error" and "the ranks use the group that is there" in verdict.message, verdict
+
+
 HANGING = {
     "rank 1 waits for a collective that rank 0 never enters": (
         with_lines("if dist.get_rank() == 1:", "    dist.all_reduce(total)"),

@@ -14,11 +14,13 @@ import sys
 import tempfile
 import traceback
 from pathlib import Path
+from typing import IO
 
 import ahead
 import ranks
 import sandboxed
 import torch
+import whereabouts
 import wire
 from child import Child
 from isolation import close_tcp, restrict
@@ -47,7 +49,7 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
-def run(traffic, limits, job, frames: int, output: int, private_fds, folder: Path) -> None:
+def run(traffic, limits, job, frames: int, output: int, private_fds, folder: Path, stacks: list[IO[bytes]]) -> None:
     """Run a job in this process, for which the worker has forked it.
 
     Args:
@@ -57,7 +59,9 @@ def run(traffic, limits, job, frames: int, output: int, private_fds, folder: Pat
         frames, output: where to write what was seen, and what the answer prints.
         private_fds: descriptors of the worker's, to be closed.
         folder: the job's own.
+        stacks: where to write, when asked, what this process is doing; one file, or one for each rank.
     """
+    whereabouts.tell_when_asked(stacks[0])
     os.setsid()
     sandboxed.guard(False)
     _die_with_parent()
@@ -83,7 +87,7 @@ def run(traffic, limits, job, frames: int, output: int, private_fds, folder: Pat
     try:
         job = wire.decode(job)
         if job.get("ranks"):
-            _run_ranks(traffic, job, child, folder)
+            _run_ranks(traffic, job, child, folder, stacks)
             return
         if limits["ahead"] and not sandboxed.inside():  # there the number of processes and threads is limited
             _compile_ahead(traffic, job, frames, folder, ahead.SHARE * limits["seconds"])
@@ -95,10 +99,11 @@ def run(traffic, limits, job, frames: int, output: int, private_fds, folder: Pat
     os.write(frames, END_OF_FRAMES)
 
 
-def _run_ranks(traffic, job: dict, child: Child, folder: Path) -> None:
+def _run_ranks(traffic, job: dict, child: Child, folder: Path, stacks: list[IO[bytes]]) -> None:
     """Run a job as several ranks. The process that starts them runs no answer, and is confined all the same."""
 
     def begin(job: dict, number: int, frames: int, turns: int) -> None:
+        whereabouts.tell_when_asked(stacks[number])
         rank = ranks.RankChild(traffic, frames, folder, turns)
         try:
             if job["device"] != "cpu":

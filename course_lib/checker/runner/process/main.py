@@ -112,23 +112,24 @@ class _Worker:
             fcntl.fcntl(frames_write, fcntl.F_SETPIPE_SZ, 1 << 20)
         output_read, output_write = os.pipe()
         folder = Path(tempfile.mkdtemp(prefix="course-check-"))
-        stack = tempfile.TemporaryFile()  # where the child says, when it is asked, what it is doing
+        # Where the child says, when it is asked, what it is doing: each of its ranks in a file of its own.
+        stacks: list[IO[bytes]] = [tempfile.TemporaryFile() for _ in range(max(1, limits["ranks"]))]
         pid = os.fork()
         if pid == 0:
             status = 1
             try:
                 private = (self.connection.fileno(), frames_read, output_read)
-                whereabouts.tell_when_asked(stack)
-                run(self.traffic, limits, job, frames_write, output_write, private, folder)
+                run(self.traffic, limits, job, frames_write, output_write, private, folder, stacks)
                 status = 0
             finally:
                 os._exit(status)
         os.close(frames_write)
         os.close(output_write)
         try:
-            ending = self.relay(pid, frames_read, output_read, limits, stack)
+            ending = self.relay(pid, frames_read, output_read, limits, stacks)
         finally:
-            stack.close()
+            for stack in stacks:
+                stack.close()
             os.close(frames_read)
             os.close(output_read)
             shutil.rmtree(folder, ignore_errors=True)
@@ -136,7 +137,7 @@ class _Worker:
             self.compiled.add(limits["compiles"])
         self.connection.send_bytes(b"E" + json.dumps(ending).encode())
 
-    def relay(self, pid: int, frames: int, output: int, limits: dict, stack: IO[bytes]) -> dict:
+    def relay(self, pid: int, frames: int, output: int, limits: dict, stacks: list[IO[bytes]]) -> dict:
         """Pass frames on until the child ends or a limit is reached; then make sure that nothing of it is left."""
         deadline, patience = time.monotonic() + limits["seconds"], PATIENCE
         self._status = None
@@ -153,7 +154,7 @@ class _Worker:
                     deadline, patience = time.monotonic() + limits["seconds"], patience - 1
                     continue
                 if left <= 0:
-                    ending |= {"timeout": True, **whereabouts.ask_all(pid, stack)}
+                    ending |= {"timeout": True, **whereabouts.ask_all(pid, stacks)}
                     break
                 ending["excess"] = sandboxed.excess(limits)
                 if ending["excess"]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 SIGNAL = getattr(signal, "SIGUSR2", None)  # LLVM, which Triton compiles with, keeps SIGUSR1 for itself
-PATIENCE = 0.5  # seconds for the child to write its stack
+PATIENCE = 1.5  # seconds for the child to write its stack
 MOST = 64 << 10  # bytes of it that are read
 _FRAME = re.compile(r'^  File "(?P<file>[^"\n]*)", line (?P<line>\d{1,7})\b', re.MULTILINE)
 _CELL = re.compile(r"/exercise_\w+\.py$")
@@ -25,6 +25,10 @@ def tell_when_asked(file: IO[bytes]) -> None:
         faulthandler.register(SIGNAL, file=file, all_threads=False)
 
 
+def _read(file: IO[bytes]) -> str:
+    return os.pread(file.fileno(), MOST, 0).decode("utf-8", "replace")
+
+
 def ask(pid: int, file: IO[bytes]) -> dict:
     """`line`: the line of the cell that a child is at, or None; `compiling`: whether Triton compiles there.
 
@@ -32,15 +36,16 @@ def ask(pid: int, file: IO[bytes]) -> dict:
     """
     if SIGNAL is None or not hasattr(faulthandler, "register"):
         return {}
+    patience = 0.0
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, SIGNAL)
-    start = os.fstat(file.fileno()).st_size
-    text, deadline = "", time.monotonic() + PATIENCE
+        patience = PATIENCE
+    text, deadline = _read(file), time.monotonic() + patience
     while time.monotonic() < deadline:
-        before, text = text, os.pread(file.fileno(), MOST, start).decode("utf-8", "replace")
+        time.sleep(0.02)
+        before, text = text, _read(file)
         if text and text == before:
             break
-        time.sleep(0.02)
     frames = _FRAME.findall(text)  # the innermost first
     lines = [int(line) for path, line in frames if _CELL.search(path)]
     return {"line": lines[0] if lines else None, "compiling": any(_COMPILER.search(path) for path, _ in frames)}
@@ -57,11 +62,15 @@ def ranks_of(pid: int) -> dict[int, int]:
     return found
 
 
-def ask_all(pid: int, file: IO[bytes]) -> dict:
-    """As `ask`, with a child's `ranks` where it has any: each one's line, None for one that is not in the cell."""
-    ranks = ranks_of(pid)
+def ask_all(pid: int, files: list[IO[bytes]]) -> dict:
+    """As `ask`, with a child's `ranks` where it has any: each one's line, None for one that is not in the cell.
+
+    Args:
+        files: one for the child, or for each of its ranks.
+    """
+    ranks = {number: process for process, number in ranks_of(pid).items() if 0 <= number < len(files)}
     if not ranks:
-        return ask(pid, file)
-    told = {number: ask(process, file) for process, number in sorted(ranks.items(), key=lambda item: item[1])}
+        return ask(pid, files[0])
+    told = {number: ask(ranks[number], files[number]) for number in sorted(ranks)}
     first = next((answer for answer in told.values() if answer.get("line") is not None), {})
     return {**first, "ranks": {str(number): answer.get("line") for number, answer in told.items()}}

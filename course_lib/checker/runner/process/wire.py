@@ -39,7 +39,7 @@ class WireError(ValueError):
 
 
 def _raw(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _pack(value, buffers: list[torch.Tensor], depth: int = 0):
@@ -59,9 +59,9 @@ def _pack(value, buffers: list[torch.Tensor], depth: int = 0):
         if value.numel() * value.element_size() > LARGEST:
             raise WireError(f"a tensor of {value.numel():,} elements")
         cpu = value.detach().cpu().resolve_conj().resolve_neg()
-        strides = list(cpu.stride())
+        strides: list[int] | None = list(cpu.stride())
         # Strided inputs keep their storage, gaps and all; everything else is sent packed.
-        extent = 1 + sum((size - 1) * stride for size, stride in zip(cpu.shape, strides)) if cpu.numel() else 0
+        extent = 1 + sum((size - 1) * stride for size, stride in zip(cpu.shape, cpu.stride())) if cpu.numel() else 0
         if cpu.is_contiguous() or extent > 4 * cpu.numel() + 64:
             packed, strides = cpu.contiguous(), None
         else:
