@@ -95,7 +95,7 @@ def test_the_job_that_the_process_holds_names_no_answer():
     assert not verdict.passed
     job = ["cases", "device", "entries", "exercise", "ranks", "records_variants", "repeat_seconds", "runs", "source"]
     told = str([*job, "undefined_lanes"])
-    assert verdict.printed.splitlines()[:2] == [told, "['args', 'baseline', 'driver', 'entry', 'turns']"]
+    assert verdict.printed.splitlines()[:2] == [told, "['args', 'baseline', 'compiled', 'driver', 'entry', 'turns']"]
 
 
 @pytest.mark.skipif(landlock_version() < 1, reason="this kernel has no Landlock")
