@@ -42,7 +42,8 @@ def judge(exercise: Exercise, source: str, names: dict[str, str] | None = None, 
         return _verdict(evidence, finding, started)
     evidence = _run(evidence)
     try:
-        return _weigh(evidence, started)
+        # A copy: what was compared, on a GPU perhaps, must be gone when the memory is given back.
+        return _weigh(replace(evidence), started)
     except torch.OutOfMemoryError:  # of the GPU, where large cases are compared
         evaluate.release()
         with evaluate.on_the_cpu():

@@ -1,12 +1,15 @@
 """What the judge says of right, wrong and hostile answers."""
 
+import gc
 from dataclasses import replace
 
 import pytest
 import torch
 
 from course_lib.checker import HOPPER, Case, Mistake
+from course_lib.checker.judge import evaluate
 from course_lib.checker.judge.decide import judge
+from course_lib.checker.judge.outcome import Outcome
 from course_lib.hardware.device import machine
 from tests.checker.samples import ADD, ADD_CELL, APPEND, COUNTER, DOUBLE, ENDLESS, HALF, TWO
 
@@ -20,6 +23,19 @@ def test_a_right_kernel_passes_and_its_bytes_are_told():
     verdict = judge(ADD, ADD_CELL)
     assert verdict.passed, verdict
     assert "12,300 bytes" in verdict.message
+
+
+def test_what_was_compared_is_gone_when_memory_is_given_back(monkeypatch):
+    """On a GPU it lies there: a judge that still held it kept 1.6 GB from the learner's next kernel."""
+
+    def outcomes():
+        return sum(isinstance(thing, Outcome) for thing in gc.get_objects())
+
+    left = []
+    monkeypatch.setattr(evaluate, "release", lambda: left.append(outcomes()))
+    before = outcomes()
+    assert judge(DOUBLE, "def double(x): return 2 * x\n").passed
+    assert left == [before]
 
 
 @pytest.mark.parametrize(
