@@ -11,6 +11,7 @@ from course_lib.checker.judge.decide import judge
 from course_lib.checker.runner.worker import confine_workers
 from course_lib.grading import sandbox
 from course_lib.home import ROOT
+from tests.checker.runner import test_graphs, test_ranks
 from tests.checker.samples import ADD, ADD_CELL, DOUBLE
 
 works = pytest.mark.skipif(sandbox.why_not() is not None, reason=f"no sandbox on this machine: {sandbox.why_not()}")
@@ -41,6 +42,14 @@ def verdict_of(*lines):
 def test_right_answers_pass_and_wrong_ones_are_named(confined):
     assert judge(ADD, ADD_CELL).passed
     assert judge(ADD, ADD_CELL.replace("x_stride, mask=mask) +", "x_stride, mask=mask) -")).mistake == "subtracts"
+
+
+@works
+def test_ranks_find_each_other_and_graphs_are_compiled_in_the_sandbox(confined):
+    assert judge(test_ranks.MEAN, test_ranks.RIGHT).passed
+    assert judge(test_ranks.MEAN, test_ranks.with_lines("pass")).mistake == "not_reduced"
+    verdict = judge(test_graphs.LAYER, test_graphs.ONE_GRAPH)
+    assert verdict.passed and "made 1 graph" in verdict.message, verdict
 
 
 @works
