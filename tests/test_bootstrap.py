@@ -74,7 +74,7 @@ def test_one_notebook_in_an_empty_folder_gets_the_course_from_a_git_remote(tmp_p
     monkeypatch.setenv("COURSE_REPOSITORY", remote.as_uri())
     monkeypatch.delenv("PYTHONPATH", raising=False)
     notebook = nbformat.read(empty / "03_sample.ipynb", as_version=4)
-    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(empty)}}).execute()
+    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(empty)}}).execute()
     assert f"course in {empty / 'attention-course'}" in notebook.cells[-1].outputs[0].text
 
 

@@ -21,6 +21,15 @@ MAY_IMPORT = {
     "course_lib/serving": [],  # who holds which memory is plain Python, without tensors
     # The error map is drawn on the verdict card; the builder knows an answer from the stub that stands in its place.
     "course_lib/checker": ["course_lib.hardware", "course_lib.figures.error_map", "course_lib.builder.answers"],
+    # Within it, from the words of an exercise to the learner: each part uses those before it.
+    "course_lib/checker/specification": ["course_lib.hardware", "course_lib.builder.answers"],
+    "course_lib/checker/runner": ["course_lib.checker.specification", "course_lib.hardware"],
+    "course_lib/checker/judge": [
+        "course_lib.checker.runner",
+        "course_lib.checker.specification",
+        "course_lib.hardware",
+        "course_lib.figures.error_map",
+    ],
     # Grading is the judge put to work on files; the builder knows how to write one whole or not at all.
     "course_lib/grading": ["course_lib.checker", "course_lib.hardware", "course_lib.builder.keeping"],
     "course_lib/bench": [

@@ -8,12 +8,11 @@ from dataclasses import replace
 
 import torch
 
-from course_lib.checker.judge import evaluate
+from course_lib.checker.judge import compiling, evaluate
 from course_lib.checker.judge.case_lines import case_lines
 from course_lib.checker.judge.evidence import Evidence
 from course_lib.checker.judge.rules import AFTER_THE_RUN, BEFORE_THE_RUN, first_finding
 from course_lib.checker.judge.verdict import Finding, Verdict
-from course_lib.checker.runner import compiling
 from course_lib.checker.runner.running import run_cases
 from course_lib.checker.runner.worker import WorkerDied
 from course_lib.checker.specification.exercise import Exercise

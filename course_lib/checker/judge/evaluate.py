@@ -12,26 +12,13 @@ from typing import Any
 
 import torch
 
-from course_lib.checker.specification.exercise import Case, InOut
-from course_lib.checker.specification.nested import leaves, map_leaves, tensors
+from course_lib.checker.specification.exercise import Case, InOut, arguments
+from course_lib.checker.specification.nested import leaves, tensors
 from course_lib.hardware.device import machine
 
 LARGE = 1 << 18  # elements of a case's tensors, together
 GPU = torch.device("cuda")
 _on_the_gpu = True
-
-
-def arguments(case: Case, convert: Callable[[torch.Tensor], torch.Tensor]) -> tuple[list, list[torch.Tensor]]:
-    """A case's args with every tensor converted (a copy), and the ones that may be written."""
-    written: list[torch.Tensor] = []
-
-    def converted(leaf: Any) -> Any:
-        if isinstance(leaf, InOut):
-            written.append(convert(leaf.tensor))
-            return written[-1]
-        return convert(leaf) if isinstance(leaf, torch.Tensor) else leaf
-
-    return [map_leaves(converted, value) for value in case.args], written
 
 
 def is_large(case: Case) -> bool:

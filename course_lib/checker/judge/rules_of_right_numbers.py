@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from course_lib.checker.judge import compiling
 from course_lib.checker.judge.evidence import Evidence
 from course_lib.checker.judge.outcome import Outcome
 from course_lib.checker.judge.verdict import Finding
-from course_lib.checker.runner import compiling
 from course_lib.checker.specification.exercise import Case
 from course_lib.checker.specification.requirements import FasterThan
 

@@ -9,11 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from course_lib.checker.judge.evaluate import arguments
 from course_lib.checker.runner.frames import Frame, LastWord, last_word, read_messages
 from course_lib.checker.runner.worker import Ending, worker
 from course_lib.checker.specification.draw import Draw
-from course_lib.checker.specification.exercise import Case, Exercise, InOut, PerRank
+from course_lib.checker.specification.exercise import Case, Exercise, InOut, PerRank, arguments
 from course_lib.checker.specification.nested import map_leaves
 from course_lib.checker.specification.requirements import FasterThan
 from course_lib.hardware.device import machine, supports_bfloat16

@@ -14,7 +14,7 @@ import torch
 
 from course_lib.checker.specification.errors import CourseError
 from course_lib.checker.specification.needs import ANY, Needs
-from course_lib.checker.specification.nested import leaves
+from course_lib.checker.specification.nested import leaves, map_leaves
 
 if TYPE_CHECKING:
     from course_lib.checker.specification.draw import Draw
@@ -86,6 +86,19 @@ class Case:
     def in_place(self) -> bool:
         """Whether arguments are there to be written."""
         return any(isinstance(value, InOut) for value in self.args)
+
+
+def arguments(case: Case, convert: Callable[[torch.Tensor], torch.Tensor]) -> tuple[list, list[torch.Tensor]]:
+    """A case's args with every tensor converted (a copy), and the ones that may be written."""
+    written: list[torch.Tensor] = []
+
+    def converted(leaf: Any) -> Any:
+        if isinstance(leaf, InOut):
+            written.append(convert(leaf.tensor))
+            return written[-1]
+        return convert(leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+    return [map_leaves(converted, value) for value in case.args], written
 
 
 @dataclass(frozen=True)

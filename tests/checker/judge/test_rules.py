@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from course_lib.checker import Allocates, Case, FasterThan, Mistake, Needs, Requirement, Seen
-from course_lib.checker.judge import diagnosis, rules_of_numbers, rules_of_right_numbers
+from course_lib.checker.judge import compiling, diagnosis, rules_of_numbers, rules_of_right_numbers
 from course_lib.checker.judge.case_lines import case_lines
 from course_lib.checker.judge.evidence import Evidence
 from course_lib.checker.judge.rules import (
@@ -38,7 +38,6 @@ from course_lib.checker.judge.rules_of_right_numbers import (
     passed,
     requirement_broken,
 )
-from course_lib.checker.runner import compiling
 from course_lib.checker.runner.frames import Frame
 from course_lib.checker.runner.running import Run
 from course_lib.checker.runner.worker import Ending

@@ -89,7 +89,7 @@ def test_tritons_compiler_is_seen_at_work(tmp_path):
         child = subprocess.Popen(command, pass_fds=[fd], env=environment, stdout=subprocess.PIPE)
         try:
             assert child.stdout.readline() == b"ready\n"  # a signal before that would end it
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 600
             while child.poll() is None and time.monotonic() < deadline:
                 if whereabouts.ask(child.pid, stack)["compiling"] and b"make_llir" in os.pread(fd, 1 << 16, 0):
                     return

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from course_lib.checker import TRITON, Case, Exercise, Limits
+from course_lib.checker.judge import compiling
 from course_lib.checker.judge.decide import judge
-from course_lib.checker.runner import compiling
 from course_lib.checker.runner import worker as workers
 from course_lib.checker.runner.running import compiles_without_gpu
 from course_lib.checker.runner.worker import Ending, WorkerDied
