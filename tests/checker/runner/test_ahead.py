@@ -34,7 +34,7 @@ def _in_a_process_of_its_own(folder: Path, program: str) -> subprocess.Completed
     """Helpers are forked, which pytest's own threads would not survive."""
     head = f"import os, signal, sys, time\nsys.path.insert(0, {str(Path(ahead.__file__).parent)!r})\nimport ahead\n"
     return subprocess.run(
-        [sys.executable, "-c", head + textwrap.dedent(program)], cwd=folder, capture_output=True, text=True, timeout=6000
+        [sys.executable, "-c", head + textwrap.dedent(program)], cwd=folder, capture_output=True, text=True, timeout=600
     )
 
 
