@@ -6,7 +6,7 @@ from course_lib.checker.specification.catalog import solution_source
 def edited(source, *replacements):
     """A source with each (old, new) replaced wherever it stands; an old that is not there is an error."""
     for old, new in replacements:
-        assert old in source, f"the answer no longer holds {old!r}"
+        assert old in source, f"the answer does not hold {old!r}, so nothing can be changed there"
         source = source.replace(old, new)
     return source
 

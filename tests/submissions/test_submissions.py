@@ -1,5 +1,6 @@
 """Real submissions: every classic wrong answer is rejected *and* rightly named; right but unusual ones pass."""
 
+import re
 import time
 import zlib
 from dataclasses import replace
@@ -11,6 +12,7 @@ from course_lib.checker import TRITON
 from course_lib.checker.judge.decide import judge
 from course_lib.checker.runner.worker import worker
 from course_lib.checker.specification import catalog
+from course_lib.home import ROOT
 from tests.mutation.without_gpu import timed_here
 from tests.submissions.everything import unusual, wrong
 
@@ -90,6 +92,20 @@ def test_every_exercise_is_tried_with_wrong_and_unusual_answers_and_has_hints(ta
     least = 5 if task.needs == TRITON and task.chapter in ("02", "03", "04") else 3
     assert len(unusual(task.id)) >= least, f"fewer than {least} right but unusual submissions"
     assert len(task.hints) >= 3, "fewer than three hints"
+
+
+@pytest.mark.parametrize("task", EXERCISES)
+def test_the_cell_and_its_description_have_one_title(task):
+    """A contributor gave them two, and nothing said so."""
+    first = catalog.untouched_source(task.id).splitlines()[0]
+    assert first == f"# Exercise {task.id} · {task.title}"
+
+
+@pytest.mark.parametrize("chapter", sorted({task.chapter for task in catalog.exercises().values()}))
+def test_the_readme_says_how_many_exercises_a_chapter_has(chapter):
+    number = sum(task.chapter == chapter for task in catalog.exercises().values())
+    (row,) = re.findall(rf"^\| {chapter} \|.*\| (\d+) \|[^|]*\|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert int(row) == number
 
 
 @pytest.mark.parametrize("task", EXERCISES)

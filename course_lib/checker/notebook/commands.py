@@ -111,7 +111,10 @@ def check_file(path: str | Path, exercise: str | None = None) -> list[Verdict]:
     if exercise is not None:
         task = catalog.exercise(exercise)
         if task.id not in found:
-            raise CourseError(f"{path}: holds no exercise {task.id}; it holds {', '.join(found) or 'none'}.")
+            raise CourseError(
+                f"{path}: holds no exercise {task.id}; it holds {', '.join(found) or 'none'}. An exercise's cell "
+                f"begins with the line `# Exercise {task.id} · {task.title}`."
+            )
         found = {task.id: found[task.id]}
     if not found:
         raise CourseError(f"{path}: holds no exercise cell (one whose first line reads `# Exercise 3.2 · Title`).")
