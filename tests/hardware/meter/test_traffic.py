@@ -483,6 +483,55 @@ def test_wrong_arguments_raise_what_they_raise_without_a_meter():
             copy_kernel[(1,)](torch.randn(4), torch.empty(4), BLOCK=4)
 
 
+@triton.jit
+def undefined_scalar_kernel(source, target, length):
+    tl.store(target, tl.load(source, mask=length > 1))
+
+
+@triton.jit
+def zero_for_a_scalar_kernel(source, target, length):
+    tl.store(target, tl.load(source, mask=length > 1, other=0.0))
+
+
+@triton.jit
+def zero_by_position_kernel(source, target, length):
+    tl.store(target, tl.load(source, length > 1, 0))
+
+
+@triton.jit
+def zero_constant_kernel(source, target, length, ZERO: tl.constexpr = 0.0):
+    lanes = tl.arange(0, 1)
+    tl.store(target + lanes, tl.load(source + lanes, mask=lanes < length - 1, other=ZERO))
+
+
+@triton.jit
+def zero_for_a_block_kernel(source, target, length):
+    lanes = tl.arange(0, 8)
+    tl.store(target + lanes, tl.load(source + lanes, mask=lanes < length - 1, other=0), mask=lanes < 1)
+
+
+class Sevens:
+    float32 = 0x40E0_0000
+
+
+@pytest.mark.parametrize(
+    "kernel", [zero_for_a_scalar_kernel, zero_by_position_kernel, zero_constant_kernel, zero_for_a_block_kernel]
+)
+def test_a_zero_that_a_load_is_given_is_not_missing(kernel):
+    """`other=0.0` of a scalar is falsy in the interpreter, so that right answers were told to write what they had."""
+    source, target = torch.ones(8), torch.ones(8)
+    with TrafficMeter(undefined_lanes=Sevens) as meter:
+        kernel[(1,)](source, target, 1)
+    assert target[0] == 0.0 and not meter.report().undefined_loads
+
+
+def test_a_scalar_that_a_load_leaves_undefined_is_still_seen():
+    source, target = torch.ones(8), torch.ones(8)
+    with TrafficMeter(undefined_lanes=Sevens) as meter:
+        undefined_scalar_kernel[(1,)](source, target, 1)
+    assert target[0] == 7.0 and len(meter.report().undefined_loads) == 1
+
+
 # --------------------------------------------------------------------------------------- a Triton it does not know
 
 
@@ -500,6 +549,18 @@ def test_a_miscount_turns_the_meter_off(monkeypatch):
     add = tensors.Row.add
     monkeypatch.setattr(tensors.Row, "add", lambda row, kind, offsets, size: add(row, kind, offsets[1:], size))
     with pytest.raises(MeterUnavailable, match="loaded is 32, not 40"):
+        with TrafficMeter():
+            pass
+
+
+def test_a_triton_that_defines_all_lanes_by_itself_turns_the_meter_off(monkeypatch):
+    monkeypatch.setattr(self_test, "_result", None)
+    semantic = interpreter.interpreter_semantic
+    load, zero = semantic.load, semantic.to_tensor(0.0)
+    monkeypatch.setattr(
+        semantic, "load", lambda pointer, mask, other, *rest: load(pointer, mask, other or zero, *rest), raising=False
+    )
+    with pytest.raises(MeterUnavailable, match="undefined is 0, not 1"):
         with TrafficMeter():
             pass
 

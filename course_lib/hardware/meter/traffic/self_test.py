@@ -10,6 +10,12 @@ from .results import MeterUnavailable, TrafficReport
 _result: str | None = None  # None: not run yet; "": passed; else what was wrong
 
 
+class _Seven:
+    """What the self-test's kernel finds in lanes that its load leaves undefined: 7.0."""
+
+    float32 = 0x40E0_0000
+
+
 def require_interpreter() -> None:
     try:
         import triton  # noqa: F401
@@ -24,12 +30,15 @@ def require_interpreter() -> None:
 
 
 def prove(meter_class: type) -> None:
-    """Counts a kernel whose traffic is known: 10 of 16 lanes loaded, 10 stored, 6 stored past the end, 2 atomics."""
+    """Counts a kernel whose traffic is known: 10 of 16 lanes loaded, 10 stored, 6 stored past the end, 2 atomics.
+
+    One of its two loads leaves lanes undefined.
+    """
     global _result
     if _result is None:
         try:
             source, target, total = torch.arange(10.0), torch.zeros(16)[:10], torch.zeros(1)
-            kernel, meter = known_kernels.jit("metered_kernel"), meter_class(source=source)
+            kernel, meter = known_kernels.jit("metered_kernel"), meter_class(source=source, undefined_lanes=_Seven)
             meter._open()
             try:
                 kernel[(2,)](source, target, total, 10)
@@ -56,6 +65,7 @@ def _mismatch(report: TrafficReport, target: torch.Tensor, total: torch.Tensor) 
         "count": total.item(),
         "wild": wild and (wild.kind, wild.tensor, wild.first_element, wild.last_element, wild.program),
         "line": wild and wild.line - known_kernels.metered_kernel.__code__.co_firstlineno,
+        "undefined": len(report.undefined_loads),
     }
     expected = {
         "loaded": 40,
@@ -66,6 +76,7 @@ def _mismatch(report: TrafficReport, target: torch.Tensor, total: torch.Tensor) 
         "count": 2.0,
         "wild": ("store", "target", 10, 15, (1, 0, 0)),
         "line": 3,
+        "undefined": 1,
     }
     wrong = [f"{key} is {seen[key]}, not {value}" for key, value in expected.items() if seen[key] != value]
     return "; ".join(wrong)

@@ -63,19 +63,32 @@ def memory_behind(shim: Callable[[object], object]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def filled_loads(filling: Callable[[str, tuple[int, ...]], np.ndarray | None]) -> Iterator[None]:
-    """Asks ``filling(type, shape)`` for what a load gives in lanes that are masked off, where ``other=`` is missing."""
+    """Asks ``filling(type, shape)`` for what a load gives in lanes that are masked off, where ``other=`` is missing.
+
+    Triton's `load` asks for the truth of `other`. In the interpreter the one element of a scalar has one, so that its
+    0.0 is lost on the way to the builder, which is why the arguments of that `load` are looked at too.
+    """
     from triton.runtime import interpreter
 
-    builder = interpreter.interpreter_builder
-    original = builder.create_masked_load
+    builder, semantic = interpreter.interpreter_builder, interpreter.interpreter_semantic
+    original, asked = builder.create_masked_load, semantic.load
+    was_given = False
+
+    def noting(pointer, mask, other, *rest, **more):
+        nonlocal was_given
+        was_given = other is not None
+        try:
+            return asked(pointer, mask, other, *rest, **more)
+        finally:
+            was_given = False
 
     def load(pointers, mask, other, *rest, **more):
-        if other is None and not mask.data.all():
+        if other is None and not was_given and not mask.data.all():
             values = filling(str(pointers.get_element_ty()), pointers.data.shape)
             other = None if values is None else interpreter.TensorHandle(values, pointers.get_element_ty())
         return original(pointers, mask, other, *rest, **more)
 
-    with replaced(builder, "create_masked_load", load):
+    with replaced(semantic, "load", noting), replaced(builder, "create_masked_load", load):
         yield
 
 
