@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from course_lib.checker import Mistake
+from course_lib.checker import Case, Mistake
 from course_lib.checker.judge.decide import judge
 from course_lib.checker.runner import running
 from tests.checker.samples import ADD, ADD_CELL, APPEND, DOUBLE
@@ -113,6 +113,11 @@ def test_an_answer_may_write_into_the_same_memory_each_time():
     reused = "out = {}\ndef double(x):\n    return torch.mul(x, 2, out=out.setdefault(x.shape, torch.empty_like(x)))\n"
     verdict = judge(replace(DOUBLE, requirements=()), reused)
     assert verdict.passed, verdict
+
+
+def test_one_element_of_any_stride_is_compared_from_run_to_run():
+    one = replace(DOUBLE, requirements=(), cases=lambda draw: [Case("one element", (draw.normal(1),))])
+    assert judge(one, "def double(x):\n    return (2 * torch.cat([x, x]))[::2]\n").passed
 
 
 def test_an_error_in_a_later_run_is_told():

@@ -50,6 +50,16 @@ def test_strides_and_what_lies_in_the_gaps_survive():
     assert transposed.stride() == (1, 6) and torch.equal(transposed, wide.t())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.uint8])
+@pytest.mark.parametrize("shape", [(1,), (1, 1)])
+def test_one_element_may_have_any_stride(dtype, shape):
+    """Such a tensor counts as contiguous, and its bytes could not be had: "the checker itself failed"."""
+    wide = torch.arange(12).to(dtype)
+    view = torch.as_strided(wide, shape, tuple(5 - dimension for dimension in range(len(shape))), 3)
+    back = wire.decode(wire.encode(view))
+    assert back.shape == view.shape and back.dtype == dtype and back.item() == 3
+
+
 def test_nan_payloads_survive():
     poison = torch.tensor([0x7FC5_DEAD], dtype=torch.int32).view(torch.float32)
     assert wire.decode(wire.encode(poison)).view(torch.int32).item() == 0x7FC5_DEAD

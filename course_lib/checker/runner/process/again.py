@@ -98,7 +98,7 @@ def _distance(again, first) -> float | None:
     if list(map(_kind, again)) != list(map(_kind, first)):
         return math.inf
     pairs = [pair for pair in zip(again, first) if isinstance(pair[0], torch.Tensor)]
-    unequal = [(a, b) for a, b in pairs if not torch.equal(_bytes(a), _bytes(b))]
+    unequal = [(a, b) for a, b in pairs if not torch.equal(wire.as_bytes(a), wire.as_bytes(b))]
     if not unequal:
         return None
     return max(_farthest(a.double(), b.double()) for a, b in unequal)
@@ -112,7 +112,3 @@ def _farthest(a, b) -> float:
 def _kind(leaf):
     """What must be the same of two leaves before their elements are compared; of a plain value all of it."""
     return (leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else repr(leaf)
-
-
-def _bytes(tensor):
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -38,8 +38,15 @@ class WireError(ValueError):
     """A value of a kind that cannot be sent, or a message that is not one."""
 
 
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's elements, in order, as bytes."""
+    packed = tensor.detach().contiguous()
+    # One element is contiguous with any stride, and keeps it through `reshape`; `view` asks for a stride of 1.
+    return packed.as_strided((packed.numel(),), (1,)).view(torch.uint8)
+
+
 def _raw(tensor: torch.Tensor) -> memoryview:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return as_bytes(tensor).numpy().data
 
 
 def _pack(value, buffers: list[torch.Tensor], depth: int = 0):
