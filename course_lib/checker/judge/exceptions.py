@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
+from course_lib.checker.runner.interpretable import needs_a_gpu
 from course_lib.checker.specification import cells
 from course_lib.checker.specification.exercise import RaisedError
 from course_lib.hardware import signals
@@ -31,6 +32,8 @@ PREDEFINED = (
 ADVICE = {
     "has no len()": "The grid must be a tuple: `kernel[(programs,)](...)`, with the comma.",
     "'function' object is not subscriptable": "A kernel needs `@triton.jit` above its `def`.",
+    "Torch not compiled with CUDA": "There is no GPU here: a new tensor goes where the inputs are, `device=x.device`.",
+    "Found no NVIDIA driver": "There is no GPU here: a new tensor goes where the inputs are, `device=x.device`.",
     "outside of the scope of a kernel": "A kernel is launched with a grid, `kernel[grid](...)`; in the launcher "
     "`triton.cdiv` is meant, `tl.` functions work in kernels alone.",
     "has no attribute 'is_ptr'": "A kernel is launched with a grid: `kernel[grid](...)`.",
@@ -158,6 +161,15 @@ def _unfinished(error: RaisedError, source: str) -> Said | None:
     return Said("failed", text, "unfinished")
 
 
+def _only_on_a_gpu(error: RaisedError, source: str) -> Said | None:
+    """What the interpreter lacks and a GPU has."""
+    reason = needs_a_gpu(error, source)
+    if reason is None:
+        return None
+    text = f"The answer {reason}{_place(error)}. That works on a GPU alone, so it cannot be judged on this machine."
+    return Said("unsupported", text)
+
+
 def _tool_that_died(error: RaisedError, source: str) -> Said | None:
     """A part of the compiler that a signal ended; Triton tells no more of it than the number."""
     tool = re.search(r"`?(\w+)`? failed with error code (-?\d+)", error.text)
@@ -185,6 +197,7 @@ _READINGS: tuple[Callable[[RaisedError, str], Said | None], ...] = (
     _imports_the_course,
     _syntax_error,
     _unfinished,
+    _only_on_a_gpu,
     _tool_that_died,
     _beginners_slip,
 )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from course_lib.checker.runner.frames import Frame, LastWord, last_word, read_messages
+from course_lib.checker.runner.interpretable import needs_a_gpu
 from course_lib.checker.runner.worker import Ending, worker
 from course_lib.checker.specification.draw import Draw
 from course_lib.checker.specification.exercise import Case, Exercise, InOut, PerRank, arguments
@@ -74,10 +75,18 @@ def run_cases(
         runs = _grouped(exercise, source, names, Draw(seed), interpreted=no_gpu or exercise.needs.uses_gpu)
         # A wild pointer seen here never reaches the device, and what breaks here is broken there too.
         alone = not any(case.distributed for run in runs for case in run.cases)
+        if not no_gpu and _is_for_a_gpu_alone(runs, source):
+            runs = []
         if no_gpu or alone and not exercise.needs.uses_gpu or any(_wild_or_broken(run) for run in runs):
             return runs
     draw = Draw(seed, on_gpu=True, bfloat16=supports_bfloat16())
     return runs + _grouped(exercise, source, names, draw, interpreted=False)
+
+
+def _is_for_a_gpu_alone(runs: list[Run], source: str) -> bool:
+    """Whether the interpreter lacks what an answer uses, so that what it raised there says nothing."""
+    errors = (frame.error for run in runs for frame in run.frames.values())
+    return any(error is not None and needs_a_gpu(error, source) for error in errors)
 
 
 def _wild_or_broken(run: Run) -> bool:

@@ -4,8 +4,9 @@ A loop over a run-time bound calls `int()` on a loaded scalar, which the interpr
 NumPy 2.4 refuses that ("only 0-dimensional arrays can be converted"); Triton 3.7 squeezes the array first. On Triton
 3.6 the traffic meter's module gives the interpreter the same behaviour.
 
-A mask that a scalar condition is part of is refused by the interpreter (seen with Triton 3.9), though not by the meter
-under which checks run. In a notebook, where answers are called outside of checks, that is repaired too.
+It also refuses what compiled kernels do (seen with Triton 3.6 to 3.9): a scalar condition in a mask, methods of a float
+argument, names imported from triton.language, autotuned kernels without a GPU. The worker, in which checks run, is
+always repaired, and so is a notebook, where answers are called outside of checks.
 """
 
 import importlib.metadata
@@ -35,11 +36,7 @@ def repair_where_needed() -> None:
 
     A notebook imports Triton itself in its first cell.
     """
-    if needs_repair():
+    if needs_repair() or "IPython" in sys.modules and version_pair("triton") is not None:
         from course_lib.hardware.meter.traffic import repair_interpreter  # the one module that touches Triton's inside
 
         repair_interpreter()
-    if "IPython" in sys.modules and version_pair("triton") is not None:
-        from course_lib.hardware.meter.traffic import repair_masks
-
-        repair_masks()

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from triton.language import arange, load, static_range
+from triton.language import store as put
 from triton.runtime import interpreter
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -603,9 +605,14 @@ def test_one_file_alone_touches_tritons_inside():
     assert touching == ["triton_internals.py"]
 
 
-def test_a_loop_bound_read_from_memory_runs_after_the_repair():
-    """Triton 3.6 under NumPy 2.4 raised 'only 0-dimensional arrays can be converted'."""
+@pytest.fixture
+def repaired():
+    """The interpreter as the checks have it; what was repaired stays so, as in the worker."""
     traffic.repair_interpreter()
+
+
+def test_a_loop_bound_read_from_memory_runs_after_the_repair(repaired):
+    """Triton 3.6 under NumPy 2.4 raised 'only 0-dimensional arrays can be converted'."""
     target = torch.empty(16)
     run_time_loop_kernel[(1,)](torch.ones(16), target, torch.tensor([3]), BLOCK=16)
     assert target.tolist() == [3.0] * 16
@@ -621,16 +628,80 @@ def scalar_condition_kernel(source, target, slot_pointer, LENGTH: tl.constexpr, 
 
 
 @pytest.mark.parametrize("slot, wanted", [(3, [1.0, 1.0, 1.0, 0.0]), (-1, [0.0] * 4)])
-def test_a_mask_with_a_scalar_condition_runs_after_the_repair(slot, wanted):
-    """The interpreter said 'mask has unsupported dtype' to an answer that had passed its check under the meter."""
-    traffic.repair_masks()
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_a_mask_with_a_scalar_condition_runs_after_the_repair(repaired, slot, wanted, dtype):
+    """The interpreter said 'mask has unsupported dtype' to a condition on an integer, and of a float, to
+    `mask & (tl.max(scores) > 0)`, "ufunc 'bitwise_and' not supported"."""
     target = torch.zeros(4)
-    scalar_condition_kernel[(1,)](torch.ones(4), target, torch.tensor([slot]), LENGTH=3, BLOCK=4)
+    scalar_condition_kernel[(1,)](torch.ones(4), target, torch.tensor([slot], dtype=dtype), LENGTH=3, BLOCK=4)
     assert target.tolist() == wanted
-    assert traffic.repair_masks() is False
     with traffic.TrafficMeter() as meter:
-        scalar_condition_kernel[(1,)](torch.ones(4), target, torch.tensor([slot]), LENGTH=3, BLOCK=4)
-    assert meter.report().loaded_bytes == 8 + (12 if slot >= 0 else 0)
+        scalar_condition_kernel[(1,)](torch.ones(4), target, torch.tensor([slot], dtype=dtype), LENGTH=3, BLOCK=4)
+    assert meter.report()["source"].loaded_bytes == (12 if slot >= 0 else 0)
+
+
+@triton.jit
+def scalar_choice_kernel(source, target, length, BLOCK: tl.constexpr):
+    lanes = tl.arange(0, BLOCK)
+    values = tl.load(source + lanes, mask=lanes < length, other=0.0)
+    chosen = (lanes < length) & ~(tl.max(values) > 10.0) | (tl.sum(values) == 99.0)
+    tl.store(target + lanes, tl.where(chosen, values, -1.0))
+
+
+def test_a_block_is_chosen_by_conditions_on_its_own_sums(repaired):
+    target = torch.empty(4)
+    scalar_choice_kernel[(1,)](torch.ones(4), target, 3, BLOCK=4)
+    assert target.tolist() == [1.0, 1.0, 1.0, -1.0]
+
+
+@triton.jit
+def factor_kernel(source, target, factor, BLOCK: tl.constexpr):
+    lanes = tl.arange(0, BLOCK)
+    tl.store(target + lanes, tl.load(source + lanes) * factor.to(tl.float16) + 0.0 * tl.exp(factor))
+
+
+def test_a_float_argument_has_the_methods_of_a_scalar(repaired):
+    """It was a Python number: "'float' object has no attribute 'to'"."""
+    target = torch.empty(4)
+    factor_kernel[(1,)](torch.ones(4), target, 2.5, BLOCK=4)
+    assert target.tolist() == [2.5] * 4
+
+
+@triton.jit
+def imported_names_kernel(source, target, length, BLOCK: tl.constexpr):
+    lanes = arange(0, BLOCK)
+    for part in static_range(2):
+        put(target + part * BLOCK + lanes, load(source + lanes, mask=lanes < length, other=7.0))
+
+
+def test_names_imported_from_triton_are_the_interpreters_in_a_kernel_and_their_own_again_after_it(repaired):
+    """Of `load(...)` in a kernel it said "Did you forget to add @triton.jit ?"."""
+    target = torch.empty(8)
+    imported_names_kernel[(1,)](torch.ones(4), target, 3, BLOCK=4)
+    assert target.tolist() == [1.0, 1.0, 1.0, 7.0] * 2
+    assert load is tl.load and put is tl.store and static_range is tl.static_range
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 8}), triton.Config({"BLOCK": 4})], key=["length"])
+@triton.jit
+def tuned_kernel(source, target, length, BLOCK: tl.constexpr):
+    lanes = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(target + lanes, tl.load(source + lanes, mask=lanes < length), mask=lanes < length)
+
+
+def test_an_autotuned_kernel_runs_once_by_its_first_configuration(repaired):
+    """The tuner asked for a GPU to time them on: "0 active drivers"."""
+    target = torch.zeros(10)
+    with traffic.TrafficMeter() as meter:
+        tuned_kernel[lambda meta: (triton.cdiv(10, meta["BLOCK"]),)](torch.ones(10), target, 10)
+    assert target.tolist() == [1.0] * 10
+    assert [launch.grid for launch in meter.report().launches] == [(2, 1, 1)]
+
+
+def test_a_triton_that_has_moved_what_is_repaired_stays_as_it_is(monkeypatch):
+    monkeypatch.delattr(interpreter, "_implicit_cvt")
+    monkeypatch.delattr(interpreter, "_patch_lang")
+    assert traffic.repair_interpreter() is False
 
 
 # ---------------------------------------------------------------------------------------------------------- launches

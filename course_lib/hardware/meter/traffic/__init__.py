@@ -31,7 +31,7 @@ from .results import (
     TrafficReport,
     readable_bytes,
 )
-from .triton_internals import repair_interpreter, repair_masks
+from .triton_internals import repair_interpreter
 from .variants import record_variants
 
 __all__ = [
@@ -49,5 +49,4 @@ __all__ = [
     "record_variants",
     "refusal",
     "repair_interpreter",
-    "repair_masks",
 ]

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import inspect
 import re
+import types
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -308,10 +309,22 @@ def _is_refusal(error: BaseException) -> bool:
 
 
 def repair_interpreter() -> bool:
-    """Lets Triton 3.6's interpreter run loops with run-time bounds under NumPy 2.4 and later.
+    """Lets the interpreter run what it refuses and compiled kernels do: each of the repairs below, where it is needed.
 
-    That Triton turns a loop bound, an array of one element, into an int by ``int(array)``, which NumPy >= 2.4 refuses.
-    Returns whether a repair was needed now; does nothing when none is. Call it before the first interpreted launch.
+    Returns whether anything was repaired now. Call it before the first interpreted launch. A Triton whose inside is not
+    the one known here stays as it is.
+    """
+    repaired = False
+    for repair in _REPAIRS:
+        with contextlib.suppress(Exception):
+            repaired = repair() or repaired
+    return repaired
+
+
+def _repair_loops() -> bool:
+    """Loops with run-time bounds under NumPy 2.4 and later.
+
+    Triton 3.6 turns a loop bound, an array of one element, into an int by ``int(array)``, which NumPy >= 2.4 refuses.
     """
     from triton.runtime import interpreter
 
@@ -338,30 +351,91 @@ def repair_interpreter() -> bool:
     return True
 
 
-def repair_masks() -> bool:
-    """Lets the interpreter take a mask that a scalar condition is part of: ``(lanes < length) & (slot >= 0)``.
+def _repair_conditions() -> bool:
+    """Conditions on scalars in a mask: ``(lanes < length) & (slot >= 0)``, ``mask & (tl.max(scores) > 0)``.
 
-    It keeps a comparison of scalars in the type of what was compared. Spread over a block and combined with a mask,
-    that makes a mask of integers, which loads and stores refuse ("mask has unsupported dtype"); compiled kernels and
-    the meter take it. Returns whether a repair was needed now. Call it before the first interpreted launch.
+    The interpreter keeps a comparison in the type of what was compared. That of two scalars, spread over a block, is a
+    block of numbers again: integers are no mask ("mask has unsupported dtype"), and floats cannot be combined with one
+    ("ufunc 'bitwise_and' not supported").
     """
+    import triton.language as tl
     from triton.runtime import interpreter
 
-    builder = interpreter.interpreter_builder
-    if hasattr(builder, "takes_any_mask"):
+    builder, handle = interpreter.interpreter_builder, interpreter.TensorHandle
+    one = handle(np.ones(1, dtype=np.float32), tl.float32)
+    if builder.create_fcmpOGT(one, one).dtype == tl.int1:
         return False
-    for name, place in (("create_masked_load", 1), ("create_masked_store", 2)):
-        setattr(builder, name, _with_boolean_mask(getattr(builder, name), place, interpreter.TensorHandle))
-    builder.takes_any_mask = True
+    original = builder.binary_op
+
+    def binary_op(left, right, operation):
+        result = original(left, right, operation)
+        return handle(result.data, tl.int1) if result.data.dtype == np.bool_ else result
+
+    builder.binary_op = binary_op
     return True
 
 
-def _with_boolean_mask(operation, place, handle):
-    @functools.wraps(operation)
-    def run(*arguments, **named):
-        mask = arguments[place]
-        if mask.data.dtype != bool:
-            arguments = (*arguments[:place], handle(mask.data.astype(bool), mask.dtype), *arguments[place + 1 :])
-        return operation(*arguments, **named)
+def _repair_numbers() -> bool:
+    """A float argument is a float32 in a kernel, as on a GPU, so that ``factor.to(tl.float16)`` works."""
+    import triton.language as tl
+    from triton.runtime import interpreter
 
-    return run
+    original = interpreter._implicit_cvt
+    if not isinstance(original(0.5), float):
+        return False
+
+    def convert(argument):
+        if not isinstance(argument, float):
+            return original(argument)
+        return tl.tensor(interpreter.TensorHandle(np.array([argument], dtype=np.float32), tl.float32), tl.float32)
+
+    interpreter._implicit_cvt = convert
+    return True
+
+
+def _repair_imports() -> bool:
+    """Triton's functions under a name of their own, as after ``from triton.language import load``.
+
+    A launch gives the module triton.language the interpreter's functions; here such names get them too.
+    """
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    original = interpreter._patch_lang
+    if hasattr(original, "patches_names"):
+        return False
+
+    def patch_lang(function):
+        names = function.__globals__
+        plain = {
+            name: value
+            for name, value in names.items()
+            if isinstance(value, (types.FunctionType, type)) and vars(tl).get(value.__name__) is value
+        }
+        scope = original(function)
+        restore = scope.restore
+
+        def restore_names_too():
+            names.update(plain)
+            restore()
+
+        scope.restore = restore_names_too
+        names.update({name: vars(tl)[value.__name__] for name, value in plain.items()})
+        return scope
+
+    patch_lang.patches_names = True  # type: ignore[attr-defined]
+    interpreter._patch_lang = patch_lang
+    return True
+
+
+def _repair_tuning() -> bool:
+    """``triton.autotune`` takes the first configuration: there is no GPU to time them on ("0 active drivers")."""
+    from triton.runtime.autotuner import Autotuner
+
+    if not interpreting() or isinstance(Autotuner.do_bench, property):
+        return False
+    Autotuner.do_bench = property(lambda tuner: lambda kernel_call, quantiles: [0.0] * len(quantiles))
+    return True
+
+
+_REPAIRS = (_repair_loops, _repair_conditions, _repair_numbers, _repair_imports, _repair_tuning)
