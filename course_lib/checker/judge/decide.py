@@ -12,7 +12,7 @@ from course_lib.checker.judge import compiling, evaluate
 from course_lib.checker.judge.case_lines import case_lines
 from course_lib.checker.judge.evidence import Evidence
 from course_lib.checker.judge.rules import AFTER_THE_RUN, BEFORE_THE_RUN, first_finding
-from course_lib.checker.judge.verdict import Finding, Verdict
+from course_lib.checker.judge.verdict import Finding, Verdict, readable
 from course_lib.checker.runner.running import run_cases
 from course_lib.checker.runner.worker import WorkerDied
 from course_lib.checker.specification.exercise import Exercise
@@ -73,14 +73,16 @@ def _weigh(evidence: Evidence, started: float) -> Verdict:
 
 
 def _verdict(evidence: Evidence, finding: Finding, started: float) -> Verdict:
+    """The finding with a line for each case; texts of the answer's own, such as an exception's, are made readable."""
+    lines = [replace(line, detail=readable(line.detail)) for line in case_lines(evidence)]
     return Verdict(
         evidence.exercise.id,
         evidence.exercise.title,
         finding.outcome,
-        finding.message,
+        readable(finding.message),
         finding.mistake,
-        finding.diagnosis,
-        case_lines(evidence),
+        readable(finding.diagnosis),
+        lines,
         time.perf_counter() - started,
         evidence.seed,
         evidence.printed,

@@ -224,6 +224,11 @@ def _shell():
     return shell if shell is not None and hasattr(shell, "kernel") else None
 
 
+def readable(text: str) -> str:
+    """A text without what would move a terminal's cursor, turn a line's direction round, or be no Unicode in a file."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
+
+
 def _shorten(text: str, length: int) -> str:
     return text if len(text) <= length else text[:length] + " …"
 

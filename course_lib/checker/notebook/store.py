@@ -94,7 +94,8 @@ class Store:
         seed: int | None,
         origin: str | None,
     ) -> None:
-        """Keep one attempt."""
+        """Keep one attempt. What is no Unicode in its source is kept as "?"."""
+        source = source.encode(errors="replace").decode()
         with self._open() as connection:
             connection.execute(
                 "INSERT INTO attempts (made_at, exercise, source, outcome, mistake, message, seconds, seed, origin) "

@@ -4,6 +4,7 @@ What the kernel keeps closed (files, processes, the network) stands in test_isol
 against code that runs inside of it is said in the instructor's page on isolation.
 """
 
+import json
 import os
 import time
 from dataclasses import replace
@@ -218,6 +219,12 @@ def test_a_result_of_another_kind_is_refused(result):
     "cell, outcome",
     [
         ("class E(Exception):\n    def __str__(self): raise KeyError(1)\ndef double(x):\n    raise E()\n", "error"),
+        ("class E(Exception):\n    def __str__(self): raise SystemExit\ndef double(x):\n    raise E()\n", "error"),
+        (
+            "class T(str):\n    __getitem__ = __format__ = __contains__ = lambda *x: 1 / 0\n"
+            "class E(Exception):\n    def __str__(self): return T('x')\ndef double(x):\n    raise E()\n",
+            "error",
+        ),
         ("class E(BaseException):\n    pass\ndef double(x):\n    raise E('x' * 10**7)\n", "error"),
         ("def double(x):\n    raise KeyboardInterrupt\n", "error"),
         ("def double(x):\n    return double(x)\n", "error"),
@@ -247,6 +254,17 @@ def test_an_error_that_fights_back_is_an_error(cell, outcome):
     verdict = judge(DOUBLE, cell)
     assert verdict.outcome == outcome and len(str(verdict)) < 8000, str(verdict)[:500]
     assert "fault of the course" not in verdict.message, verdict
+
+
+@pytest.mark.parametrize("text", ["\\ud800", "\\x1b[2J\\x1b]0;title\\x07", "\\u202e"])
+@pytest.mark.parametrize(
+    "where", ["def double(x):\n    raise ValueError('{}')\n", "raise ValueError('{}')\ndouble = 1\n"]
+)
+def test_what_an_errors_text_would_do_to_a_terminal_or_a_file_is_not_handed_on(where, text):
+    verdict = judge(DOUBLE, where.format(text))
+    said = str(verdict) + json.dumps(verdict.as_dict(), ensure_ascii=False) + verdict._repr_html_()
+    assert verdict.outcome == "error" and "ValueError" in said and "�" in said
+    assert not [c for c in said if not c.isprintable() and c != "\n"]
 
 
 # ------------------------------------------------------------------------------ the right numbers, and not by the work

@@ -207,6 +207,16 @@ def test_files_of_both_kinds_are_checked_cell_by_cell(tmp_path):
     assert both == [["passed", "not_attempted"]] * 2
 
 
+@pytest.mark.parametrize("line", ["raise ValueError('\\ud800')", "x = '\ud800'"], ids=["raised", "in the source"])
+def test_what_is_no_unicode_ends_no_check(tmp_path, line):
+    """Half of a pair in an error's text could not be stored: `check` ended, and the other verdicts were lost."""
+    broken = f"# Exercise 90.2 · Double\ndef double(x):\n    {line}\n"
+    other = "# Exercise 90.3 · Append in place\ndef append(cache, row, position):\n    cache[position] = row\n"
+    verdicts = check_file(_notebook(tmp_path / "answers.ipynb", broken, other))
+    assert [verdict.outcome for verdict in verdicts] == ["error", "passed"]
+    assert attempts("90.2")._repr_html_().encode()
+
+
 @pytest.mark.parametrize(
     "name, content, words",
     [

@@ -132,8 +132,8 @@ def _compilers_words(errors: list, inner: BaseException) -> str:
 
 
 def _text(error: BaseException) -> str:
-    """An exception's text; a class of the answer's own may fail at that too."""
+    """An exception's text; a class of the answer's own may fail at that too, or give a string that is not Python's."""
     try:
-        return str(error)
-    except Exception:
+        return str.__str__(str(error))
+    except BaseException:  # also exit()
         return "its text cannot be had"
