@@ -175,6 +175,26 @@ def test_several_functions_have_their_own_oracles_and_names():
     assert "got 1,024, expected 768" in judge(TWO, cell.replace("12", "16"), names={"flops": "work"}).message
 
 
+TWO_RIGHT = "def flops(n): return 2 * n**3\ndef moved(n): return 12 * n**2\n"
+
+
+@pytest.mark.parametrize(
+    "exercise, cell",
+    [
+        (TWO, TWO_RIGHT + 'flops, moved = check("90.5", flops, moved).best\n'),
+        (TWO, TWO_RIGHT + 'flops, moved = check("90.5").best\nassert flops(1) == 2\n'),
+        (TWO, TWO_RIGHT + 'check("90.5", flops, moved, seed=3).show()\n'),
+        (DOUBLE, 'def double(x): return x + x\ndouble = check("90.2", double).best\n'),
+        (DOUBLE, 'def double(x): return x + x\nbest = check("90.2").best\nassert best(1) == 2\n'),
+        (DOUBLE, 'earlier = check("90.1").best\ndef double(x): return x + x\nearlier(1, 2)\n'),
+    ],
+)
+def test_a_check_in_the_answers_own_cell_gives_the_answer_back(exercise, cell):
+    """Two functions could not be unpacked ("cannot unpack non-iterable _Silent object"), and one was lost."""
+    verdict = judge(exercise, cell)
+    assert verdict.passed, verdict
+
+
 def test_half_precision_is_judged_by_its_own_rounding():
     assert judge(HALF, "def row_sum(x):\n    return x.float().sum(-1).half()\n").passed
     assert judge(HALF, "def row_sum(x):\n    return x.sum(-1)\n").passed

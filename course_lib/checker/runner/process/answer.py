@@ -8,21 +8,30 @@ import math
 import sys
 import traceback
 import types
+from collections.abc import Iterable
 from pathlib import Path
 
 import graphs
 
 
 class Answer:
-    """A learner's cell, compiled from a file of its own so that Triton and tracebacks find its source."""
+    """A learner's cell, compiled from a file of its own so that Triton and tracebacks find its source.
 
-    def __init__(self, source: str, label: str, folder: Path):
+    Args:
+        source: the cell.
+        label: the exercise's id.
+        folder: where its file goes.
+        names: of the functions that it must define.
+    """
+
+    def __init__(self, source: str, label: str, folder: Path, names: Iterable[str] = ()):
         self.path = folder / f"exercise_{label.replace('.', '_')}.py"
         self.path.write_text(source, encoding="utf-8")
         self.module = types.ModuleType("answer")
         self.module.__file__ = str(self.path)
         sys.modules["answer"] = self.module
         self.module.__dict__.update(usual_names())
+        self.module.__dict__["check"] = _Check(self.module.__dict__, label, tuple(names))
         self.source = source
 
     def run(self) -> dict:
@@ -38,6 +47,25 @@ class _Silent:
 
     def __getattr__(self, name):
         return self
+
+
+class _Check(_Silent):
+    """Stands in for `check` in the answer's own cell, where the `best` function is the one that is being checked."""
+
+    def __init__(self, namespace: dict, label: str, names: tuple[str, ...]):
+        self.namespace, self.label, self.names = namespace, label, names
+
+    def __call__(self, exercise=None, *answers, seed=None):
+        if not answers and exercise == self.label:
+            answers = tuple(self.namespace.get(name) for name in self.names)
+        return _Checked(answers) if answers else _Silent()
+
+
+class _Checked(_Silent):
+    """What it gives: like a verdict, with the answers as they were handed over as its `best`."""
+
+    def __init__(self, answers: tuple):
+        self.best = answers[0] if len(answers) == 1 else answers
 
 
 def usual_names() -> dict:

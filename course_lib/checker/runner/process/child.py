@@ -57,7 +57,7 @@ class Child:
         else:
             graphs.hand_back()
         self.undefined = UNDEFINED if job["undefined_lanes"] else None
-        self.answer = Answer(job["source"], job["exercise"], self.folder)
+        self.answer = Answer(job["source"], job["exercise"], self.folder, job["entries"].values())
         try:
             namespace = self.answer.run()
         except BaseException as error:
