@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
+from course_lib.checker.judge import pytorch_in_kernels
 from course_lib.checker.runner.interpretable import needs_a_gpu
 from course_lib.checker.specification import cells
 from course_lib.checker.specification.exercise import RaisedError
@@ -180,6 +181,15 @@ def _tool_that_died(error: RaisedError, source: str) -> Said | None:
     return Said("error", f"{error.type}{_place(error)}: {what}")
 
 
+def _pytorchs_habit(error: RaisedError, source: str) -> Said | None:
+    """A line of a kernel that would work on PyTorch's tensors."""
+    found = pytorch_in_kernels.advice(error, source)
+    if found is None:
+        return None
+    code, words = found
+    return Said("error", f"`{code}`{_place(error)} is PyTorch's and does not work in a kernel. {words}")
+
+
 def _beginners_slip(error: RaisedError, source: str) -> Said | None:
     """Words of Triton's that a beginner's slip brings about, with advice."""
     told = f"{error.text} {error.outer}"
@@ -199,6 +209,7 @@ _READINGS: tuple[Callable[[RaisedError, str], Said | None], ...] = (
     _unfinished,
     _only_on_a_gpu,
     _tool_that_died,
+    _pytorchs_habit,
     _beginners_slip,
 )
 
