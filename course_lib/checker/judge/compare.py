@@ -210,9 +210,10 @@ def _compare_number(path: str, got: Any, want: Any, relative: float) -> Leaf:
     if isinstance(got, torch.Tensor) and got.numel() == 1:
         got = got.item()
     numeric = isinstance(want, (int, float)) and not isinstance(want, bool)
+    exact = numeric and isinstance(want, int) and relative <= 1e-6
     if not numeric or isinstance(got, (bool, str)) or not isinstance(got, (int, float)):
         right = type(got) is type(want) and got == want
-    elif isinstance(want, int) and relative <= 1e-6:
+    elif exact:
         right = got == want
     else:
         right = math.isclose(got, want, rel_tol=relative) or (math.isnan(want) and math.isnan(got))
@@ -232,7 +233,10 @@ def _compare_number(path: str, got: Any, want: Any, relative: float) -> Leaf:
         if got is None or isinstance(got, (torch.Tensor, tuple, list))
         else repr(got)[:80]
     )
-    return Leaf(path, None if right else f"got {mine}, expected {shown}", got, want)
+    problem = f"got {mine}, expected {shown}"
+    if exact and isinstance(got, float) and not got.is_integer():
+        problem = f"got {mine}, a float; expected is the integer {shown}"
+    return Leaf(path, None if right else problem, got, want)
 
 
 def tolerance(want: torch.Tensor, plains: list[torch.Tensor]) -> torch.Tensor:

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from course_lib.checker import HOPPER, Case, Mistake
+from course_lib.checker import HOPPER, Case, Exercise, Mistake
 from course_lib.checker.judge import evaluate
 from course_lib.checker.judge.decide import judge
 from course_lib.checker.judge.outcome import Outcome
 from course_lib.hardware.device import machine
-from tests.checker.samples import ADD, ADD_CELL, APPEND, COUNTER, DOUBLE, ENDLESS, HALF, TWO
+from tests.checker.samples import ADD, ADD_CELL, APPEND, COUNTER, DOUBLE, ENDLESS, HALF, QUICK, TWO
 
 
 def changed(cell, old, new):
@@ -79,6 +79,30 @@ def test_integers_are_compared_exactly_and_their_mistakes_named():
     verdict = judge(slots, f"def {name}(x):\n    return 2 * x + (x == x[3])\n")
     assert verdict.outcome == "failed" and "1 of 20 elements is wrong" in verdict.message, verdict
     assert judge(slots, f"def {name}(x):\n    return x ** 2\n").mistake == "squares"
+
+
+@pytest.mark.parametrize(
+    "body, words",
+    [
+        ("2.15966", "got 2.15966, a float; expected is the integer 3"),
+        ("torch.tensor(2.15966)", "got 2.15966, a float; expected is the integer 3"),
+        ("4", "got 4, expected 3"),
+        ("4.0", "got 4, expected 3"),
+        ("3.0", None),
+    ],
+)
+def test_a_float_where_an_integer_is_asked_is_told(body, words):
+    """Of 2.15966 where 3 is right it looked as though another number would do."""
+    count = Exercise(
+        id="90.9",
+        title="Count",
+        entries=("count",),
+        limits=QUICK,
+        oracle=lambda x: x.numel(),
+        cases=lambda draw: [Case("three elements", (draw.normal(3),))],
+    )
+    verdict = judge(count, f"def count(x):\n    return {body}\n")
+    assert verdict.passed if words is None else words in verdict.message, verdict
 
 
 def test_two_fingerprints_that_agree_name_nothing():
