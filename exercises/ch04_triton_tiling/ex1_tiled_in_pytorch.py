@@ -8,7 +8,21 @@ import torch
 
 from course_lib.checker import Allocates, Case, Exercise, Forbids, Mistake
 from exercises.ch04_triton_tiling.parts import BIG, far_below, matrices
-from exercises.ch04_triton_tiling.sentences import (
+from exercises.topics.attention import (
+    attention,
+    first_keys,
+    from_zero,
+    last_keys,
+    merged,
+    normalised_per_tile,
+    not_divided,
+    ordered_rows,
+    prescaled,
+    rounded,
+    streamed,
+    without_running_max,
+)
+from exercises.topics.attention_sentences import (
     ACCUMULATOR_NOT_RESCALED,
     DIVIDED_AT_EVERY_TILE,
     LAST_TILE_SKIPPED,
@@ -23,20 +37,6 @@ from exercises.ch04_triton_tiling.sentences import (
     SUM_NOT_RESCALED,
     TRANSPOSED_KEY,
     WHOLE_MATRIX,
-)
-from exercises.topics.attention import (
-    attention,
-    first_keys,
-    from_zero,
-    last_keys,
-    merged,
-    normalised_per_tile,
-    not_divided,
-    ordered_rows,
-    prescaled,
-    rounded,
-    streamed,
-    without_running_max,
 )
 from exercises.topics.evidence import NAN_FROM_THE_START, all_nan
 

@@ -23,7 +23,21 @@ from exercises.ch04_triton_tiling.parts import (
     overflowing,
     tiled_bytes,
 )
-from exercises.ch04_triton_tiling.sentences import (
+from exercises.topics.attention import (
+    attention,
+    close_to,
+    from_zero,
+    hidden_scored,
+    not_divided,
+    ordered_rows,
+    prescaled,
+    rounded,
+    scores_of,
+    streamed,
+    visible_pairs,
+    without_running_max,
+)
+from exercises.topics.attention_sentences import (
     ACCUMULATOR_NOT_RESCALED,
     DIVIDED_AT_EVERY_TILE,
     EMPTY_ROW,
@@ -44,20 +58,6 @@ from exercises.ch04_triton_tiling.sentences import (
     SKIPS_TOO_MUCH,
     STARTS_AT_ZERO,
     SUM_NOT_RESCALED,
-)
-from exercises.topics.attention import (
-    attention,
-    close_to,
-    from_zero,
-    hidden_scored,
-    not_divided,
-    ordered_rows,
-    prescaled,
-    rounded,
-    scores_of,
-    streamed,
-    visible_pairs,
-    without_running_max,
 )
 
 

@@ -23,7 +23,8 @@ from exercises.ch04_triton_tiling.parts import (
     read_as_contiguous,
     tiled_bytes,
 )
-from exercises.ch04_triton_tiling.sentences import (
+from exercises.topics.attention import attention, from_zero, hidden_scored, prescaled, rounded, streamed, zeros_scored
+from exercises.topics.attention_sentences import (
     ACCUMULATOR_NOT_RESCALED,
     EMPTY_ROW,
     HIDDEN_SCORED_ZERO,
@@ -39,7 +40,6 @@ from exercises.ch04_triton_tiling.sentences import (
     STRIDES,
     WRITES_PAST_THE_END,
 )
-from exercises.topics.attention import attention, from_zero, hidden_scored, prescaled, rounded, streamed, zeros_scored
 from exercises.topics.evidence import first_access
 
 

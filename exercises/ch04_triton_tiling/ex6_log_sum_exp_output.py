@@ -19,7 +19,6 @@ from exercises.ch04_triton_tiling.parts import (
     outputs_only,
     tiled_bytes,
 )
-from exercises.ch04_triton_tiling.sentences import READS_PAST_THE_END, STARTS_AT_ZERO, WRITES_PAST_THE_END
 from exercises.topics.attention import (
     UNDERFLOW,
     attention,
@@ -30,6 +29,7 @@ from exercises.topics.attention import (
     scores_of,
     stored_in_one_head,
 )
+from exercises.topics.attention_sentences import READS_PAST_THE_END, STARTS_AT_ZERO, WRITES_PAST_THE_END
 from exercises.topics.evidence import first_access
 
 

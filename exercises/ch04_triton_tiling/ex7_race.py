@@ -7,8 +7,8 @@ import torch
 from course_lib.checker import NVIDIA, Allocates, Case, Exercise, FasterThan, LaunchesTriton, Mistake
 from course_lib.hardware.device import machine
 from exercises.ch04_triton_tiling.parts import BIG, SKIPS_THE_WORK, far_below, makes_whole_matrix, matrices, overflowing
-from exercises.ch04_triton_tiling.sentences import ACCUMULATOR_NOT_RESCALED, MISALIGNED, SCALE_MISSING, WHOLE_MATRIX
 from exercises.topics.attention import attention, streamed, visible_pairs, zeros_scored
+from exercises.topics.attention_sentences import ACCUMULATOR_NOT_RESCALED, MISALIGNED, SCALE_MISSING, WHOLE_MATRIX
 
 
 def _head_by_head(function, query, key, value, causal):

@@ -7,16 +7,6 @@ import math
 import torch
 
 from course_lib.checker import Case, Forbids, Mistake
-from exercises.ch04_triton_tiling.sentences import (
-    HALF_ACCUMULATOR,
-    HEAD_FORGOTTEN,
-    KEY_NOT_TRANSPOSED,
-    ONLY_FIRST_HEAD,
-    ONLY_FIRST_ROWS,
-    READS_OUTSIDE,
-    STORED_IN_ONE_HEAD,
-    WRITES_OUTSIDE,
-)
 from exercises.topics.attention import (
     attention,
     close_to,
@@ -26,6 +16,16 @@ from exercises.topics.attention import (
     only_first,
     stored_in_one_head,
     visible_pairs,
+)
+from exercises.topics.attention_sentences import (
+    HALF_ACCUMULATOR,
+    HEAD_FORGOTTEN,
+    KEY_NOT_TRANSPOSED,
+    ONLY_FIRST_HEAD,
+    ONLY_FIRST_ROWS,
+    READS_OUTSIDE,
+    STORED_IN_ONE_HEAD,
+    WRITES_OUTSIDE,
 )
 from exercises.topics.evidence import (
     GRID_AXES_EXCHANGED,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 from course_lib.checker.judge import diagnosis
+from course_lib.checker.judge.explain import Made, differ
 from course_lib.checker.judge.known_mistakes import find_mistake
 from course_lib.checker.judge.outcome import Outcome, compare_case
 from course_lib.checker.judge.stopping import stopped
@@ -14,8 +15,12 @@ from course_lib.checker.judge.verdict import Finding
 from course_lib.checker.runner.frames import Frame
 from course_lib.checker.runner.running import Run, run_cases
 from course_lib.checker.specification import cells
+from course_lib.checker.specification.draw import Draw
 from course_lib.checker.specification.exercise import Case, Exercise, Mistake, RaisedError, Seen
+from course_lib.checker.specification.model import Model
 from course_lib.checker.specification.requirements import Requirement
+
+DRAWS = 4  # of all cases, until one tells two explanations apart
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,9 +152,32 @@ class Evidence:
         runs = run_cases(self.exercise, self.cell, dict(self.names), self.seed, undefined_lanes=False)
         return [frame for run in runs for frame in run.frames.values() if frame.error is None]
 
+    def run_where_they_differ(self, model: Model, one: Made, other: Made) -> Outcome | None:
+        """The answer on one more case, drawn so that two sets of slips make different things of it; None for no such.
+
+        A case that does not come to its end tells nothing either.
+        """
+        entry = model.entry or self.exercise.entries[0]
+        for further in range(1, DRAWS + 1):
+            drawn = self.exercise.drawn(Draw(self.seed + further))
+            mine = [case for case in drawn if (case.entry or self.exercise.entries[0]) == entry]
+            telling = next((case for case in mine if differ(model, one, other, case)), None)
+            if telling is None:
+                continue
+            alone = replace(self.exercise, cases=partial(_one_case, telling), contracts=())
+            run = run_cases(alone, self.cell, dict(self.names), self.seed)[0]
+            frame = run.frames.get(0)
+            if run.ending.finished and frame is not None and frame.error is None:
+                return compare_case(self.exercise, run, telling, frame)
+        return None
+
     def _complaint(self, outcome: Outcome) -> Complaint | None:
         for requirement in self.exercise.requirements:
             sentence = requirement.complaint(outcome.case, outcome.seen)
             if sentence:
                 return Complaint(outcome, requirement, sentence)
         return None
+
+
+def _one_case(case: Case, draw: Draw) -> list[Case]:
+    return [case]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from course_lib.checker.judge.explain import Made, explain
 from course_lib.checker.judge.fingerprints import (
     contradicts,
     explains,
@@ -18,6 +19,7 @@ from course_lib.checker.judge.fingerprints import (
 )
 from course_lib.checker.judge.outcome import Outcome
 from course_lib.checker.specification.exercise import Case, Exercise, Mistake, Seen
+from course_lib.checker.specification.model import Model
 
 if TYPE_CHECKING:
     from course_lib.checker.judge.evidence import Complaint, Evidence, Raised
@@ -26,17 +28,43 @@ if TYPE_CHECKING:
 def find_mistake(evidence: Evidence) -> Mistake | None:
     """The known mistake that explains what went wrong, or None.
 
+    A model of the exercise is asked first, then the fingerprints that authors wrote.
+
     It is looked for in wrong numbers first, unless lanes that a load left undefined have spoilt them; then in errors
     that were raised, in accesses outside a tensor, and in the requirement that right numbers break.
     """
     found = None
     if evidence.failed and not evidence.undefined:
-        found = of_wrong_numbers(evidence.exercise, evidence.finished, raised=bool(evidence.errors))
+        found = _of_a_model(evidence) or of_wrong_numbers(
+            evidence.exercise, evidence.finished, raised=bool(evidence.errors)
+        )
     found = found or _of_an_error(evidence.exercise, evidence.errors)
     found = found or _of_an_access(evidence.exercise, evidence.finished)
     if found is None and evidence.numbers_are_right:
         found = _of_a_requirement(evidence.exercise, evidence.complaints)
     return found
+
+
+def _of_a_model(evidence: Evidence) -> Mistake | None:
+    """The slips with which a model of the first function that fails makes all that the answer made, as one mistake."""
+    wrong = {_function(evidence.exercise, outcome) for outcome in evidence.finished if not outcome.right_at_first}
+    first = next((entry for entry in evidence.exercise.entries if entry in wrong), None)
+    mine = [outcome for outcome in evidence.finished if _function(evidence.exercise, outcome) == first]
+    for model in evidence.exercise.models:
+        if (model.entry or evidence.exercise.entries[0]) != first:
+            continue
+
+        def again(one: Made, other: Made, model: Model = model) -> Outcome | None:
+            return evidence.run_where_they_differ(model, one, other)
+
+        found = explain(model, mine, bool(evidence.wild), again)
+        if found:
+            return Mistake(found.slips[0].mistake, found.sentence, result=_nothing_more)
+    return None
+
+
+def _nothing_more(*args: Any) -> None:
+    """The fingerprint of what a model has explained already: it has nothing to add."""
 
 
 def of_wrong_numbers(exercise: Exercise, outcomes: Sequence[Outcome], raised: bool = False) -> Mistake | None:

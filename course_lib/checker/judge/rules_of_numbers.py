@@ -56,6 +56,11 @@ def _wrong(evidence: Evidence, mistake: str | None, sentence: str = "") -> Findi
     of_the_function = [outcome for outcome in evidence.finished if outcome.case.entry == first.case.entry]
     together = diagnosis.shared(of_the_function, arguments)
     message = f"In {diagnosis.which(exercise, first.case)} {diagnosis.describe(first)}. {together}".strip()
+    if evidence.wild:
+        access = evidence.wild[0]
+        message += (
+            f" Memory outside a tensor was reached in {diagnosis.which(exercise, access.case)}: {access.sentence}"
+        )
     return Finding("failed", message, mistake, sentence, diagnosis.picture(exercise, first))
 
 

@@ -98,7 +98,7 @@ def _grouped(exercise: Exercise, source: str, names: dict[str, str], draw: Draw,
 
     On GPUs only those run that this machine has enough GPUs for; one process of an exercise that uses none needs none.
     """
-    cases, runs = list(exercise.cases(draw)), []
+    cases, runs = exercise.drawn(draw), []
     for world in sorted({_world(case) for case in cases}) or [0]:
         group = [case for case in cases if _world(case) == world]
         if draw.on_gpu and (world > machine().gpu_count or world == 0 and not exercise.needs.uses_gpu):

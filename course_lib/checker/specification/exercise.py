@@ -17,7 +17,9 @@ from course_lib.checker.specification.needs import ANY, Needs
 from course_lib.checker.specification.nested import leaves, map_leaves
 
 if TYPE_CHECKING:
+    from course_lib.checker.specification.contract import Contract
     from course_lib.checker.specification.draw import Draw
+    from course_lib.checker.specification.model import Model
     from course_lib.checker.specification.requirements import Requirement
 
 
@@ -217,7 +219,9 @@ class Exercise:
         id: "3.2"; the cell's first line reads `# Exercise 3.2 · Title`.
         title: as on that line.
         entries: the functions or classes that the cell must define, in the order `check` takes them.
-        cases: `cases(draw)` makes fresh inputs, simple ones first.
+        cases: `cases(draw)` makes fresh inputs, simple ones first: those that teach something.
+        contracts: what the docstring promises; further cases are drawn from it, where Triton's interpreter or no kernel
+            at all runs them.
         oracle: called with a case's args; its result in float64 is the truth, its result in the case's own dtype is the
             plain implementation whose error sets the tolerance. A dict maps entry names to oracles where there are
             several.
@@ -225,7 +229,9 @@ class Exercise:
         plain: further plain implementations in the same precision (another summation order, say); the largest error
             counts.
         hints: from a nudge to nearly the answer.
-        mistakes, requirements, limits: see their classes.
+        models: what the functions compute, with the slips that explain a wrong result; one for a function, or several
+            that are asked in turn.
+        mistakes, requirements, limits: see their classes. A mistake's fingerprint is tried where no model explains.
         needs: the least machine that can run it; `needs.py` has names for the usual ones.
         interpretable: whether it can run in Triton's interpreter.
         uses_dot: float32 `tl.dot` on a GPU may round its operands to tf32; the tolerance then allows for it.
@@ -238,6 +244,8 @@ class Exercise:
     entries: tuple[str, ...]
     cases: Callable[[Draw], Sequence[Case]]
     oracle: Callable | dict[str, Callable]
+    contracts: tuple[Contract, ...] = ()
+    models: tuple[Model, ...] = ()
     hints: tuple[str, ...] = ()
     mistakes: tuple[Mistake, ...] = ()
     requirements: tuple[Requirement, ...] = ()
@@ -261,6 +269,11 @@ class Exercise:
         names = [mistake.id for mistake in self.mistakes]
         if len(set(names)) != len(names):
             raise CourseError(f"Exercise {self.id}: two mistakes share an id among {names}.")
+
+    def drawn(self, draw: Draw) -> list[Case]:
+        """The cases of one check. A GPU, which compiles for every shape anew, gets those that teach alone."""
+        cases = list(self.cases(draw))
+        return cases if draw.on_gpu else cases + [case for contract in self.contracts for case in contract.cases(draw)]
 
     @property
     def chapter(self) -> str:

@@ -34,6 +34,9 @@ _DTYPES = {
 LARGEST = 3 << 30  # bytes of one tensor; one whose strides are 0 would be small on the way and larger at the end
 
 
+SPARSE = 1 << 22  # elements of a storage that is sent although most of it lies between a tensor's own
+
+
 class WireError(ValueError):
     """A value of a kind that cannot be sent, or a message that is not one."""
 
@@ -67,9 +70,9 @@ def _pack(value, buffers: list[torch.Tensor], depth: int = 0):
             raise WireError(f"a tensor of {value.numel():,} elements")
         cpu = value.detach().cpu().resolve_conj().resolve_neg()
         strides: list[int] | None = list(cpu.stride())
-        # Strided inputs keep their storage, gaps and all; everything else is sent packed.
+        # Inputs keep their strides and their storage, gaps and all; what is mostly gap, and large, is sent packed.
         extent = 1 + sum((size - 1) * stride for size, stride in zip(cpu.shape, cpu.stride())) if cpu.numel() else 0
-        if cpu.is_contiguous() or extent > 4 * cpu.numel() + 64:
+        if not cpu.numel() or extent > max(4 * cpu.numel(), SPARSE):
             packed, strides = cpu.contiguous(), None
         else:
             packed = torch.as_strided(cpu, (extent,), (1,), cpu.storage_offset())

@@ -1,4 +1,4 @@
-"""What verdicts on chapter 04 say of slips that several of its exercises share."""
+"""What verdicts say of the slips of tiled attention."""
 
 from __future__ import annotations
 

@@ -1,0 +1,202 @@
+"""Which slips explain an answer: the smallest set with which the exercise's model makes what the answer made.
+
+A set explains an answer only if it does so in every case that finished. Where several do, the answer runs once more, on
+a case drawn so that they differ on it.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from course_lib.checker.judge.fingerprints import raise_when_strict
+from course_lib.checker.judge.outcome import Outcome
+from course_lib.checker.specification.exercise import Case, arguments
+from course_lib.checker.specification.model import Model, Slip, Slips
+from course_lib.checker.specification.nested import leaves, structure
+
+ROUNDING = 3e-4  # of the largest value: what a float32 kernel and a model that adds in another order may differ by
+ROUNDING_16 = 1e-2  # the same where results have 16 bits
+ROUNDS = 3  # further cases that are drawn to tell explanations apart
+
+
+@dataclass(frozen=True)
+class Made:
+    """How an answer may have been made: its slips, and its style in what right answers differ by."""
+
+    slips: tuple[Slip, ...]
+    style: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Predicted:
+    """What an answer made so gives, and whether it reaches outside a tensor."""
+
+    value: Any
+    outside: bool
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The slips that an answer makes, the most basic first."""
+
+    slips: tuple[Slip, ...]
+
+    @property
+    def sentence(self) -> str:
+        """What a learner is told."""
+        if len(self.slips) == 1:
+            return self.slips[0].sentence
+        first, second = self.slips
+        return f"Two things are wrong. First: {first.sentence} Second: {second.sentence}"
+
+
+def explain(
+    model: Model,
+    outcomes: Sequence[Outcome],
+    outside: bool = False,
+    again: Callable[[Made, Made], Outcome | None] | None = None,
+) -> Explanation | None:
+    """The slips that reproduce every outcome, or None where none do, or where several do and nothing tells them apart.
+
+    Args:
+        model: of the function whose cases these are.
+        outcomes: the finished cases of the function, one of them wrong at least.
+        outside: whether an access outside a tensor was seen; slips that make one are then asked first.
+        again: runs the answer on a case on which two sets of slips differ; None where it finds no such case.
+    """
+    found = _smallest(model, outcomes, outside)
+    for _ in range(ROUNDS):
+        other = next((made for made in found if _told(made) != _told(found[0])), None)
+        if other is None or again is None:
+            break
+        outcome = again(found[0], other)
+        if outcome is None:
+            break
+        found = [made for made in found if _reproduces(model, made, outcome)]
+    if len({_told(made) for made in found}) == 1:
+        return Explanation(found[0].slips)
+    common = tuple(slip for slip in model.slips if found and all(slip in made.slips for made in found))
+    return Explanation(common) if common else None
+
+
+def _told(made: Made) -> tuple[str, ...]:
+    """What a learner would be told: two ways of making the same mistakes need not be told apart."""
+    return tuple(slip.mistake for slip in made.slips)
+
+
+def differ(model: Model, one: Made, other: Made, case: Case) -> bool:
+    """Whether two answers make different things of a case, both of which the model can say."""
+    mine, theirs = (_predicted(model, made, case) for made in (one, other))
+    return mine is not None and theirs is not None and not alike(mine.value, theirs.value)
+
+
+def _smallest(model: Model, outcomes: Sequence[Outcome], outside: bool) -> list[Made]:
+    """All explanations of one slip, else all of two; those that reach outside a tensor as the answer did, if any.
+
+    Styles are tried with one slip. Two are looked for in the first style alone.
+    """
+    search = _Search(model, sorted(outcomes, key=lambda outcome: (outcome.right_at_first, _cost(outcome.case))))
+    found = [made for style in model.styles for slip in model.slips if search.explains(made := Made((slip,), style))]
+    if not found and model.pairs:
+        found = [made for made in search.pairs() if search.explains(made)]
+    return [made for made in found if search.reaches_outside(made) == outside] or (found if outside else [])
+
+
+class _Search:
+    """Answers that may have been made, against all outcomes; the first is wrong and the cheapest to compute."""
+
+    def __init__(self, model: Model, outcomes: Sequence[Outcome]):
+        self.model, self.outcomes = model, outcomes
+
+    def pairs(self) -> Iterator[Made]:
+        """Two slips that both change the first case, or of which one does and explains it, with the first style."""
+        style, first = self.model.styles[0], self.outcomes[0]
+        right = _predicted(self.model, Made((), style), first.case)
+        changes, explains = {}, {}
+        for slip in self.model.slips:
+            alone = _predicted(self.model, Made((slip,), style), first.case)
+            changes[slip] = right is None or alone is None or not alike(right.value, alone.value)
+            explains[slip] = alone is not None and alike(first.got, alone.value)
+        slips = [slip for slip in self.model.slips if not slip.alone]
+        for one, other in itertools.combinations(slips, 2):
+            if one.mistake != other.mistake and (
+                changes[one] and changes[other] or explains[one] and changes[one] or explains[other] and changes[other]
+            ):
+                yield Made((one, other), style)
+
+    def explains(self, made: Made) -> bool:
+        """Whether an answer made so gives every outcome, and can be told from a right one.
+
+        An error that is too small for a model's rounding is explained by no slip: one without effect would do for it.
+        """
+        shows = False
+        for outcome in self.outcomes:
+            predicted = _predicted(self.model, made, outcome.case)
+            if predicted is None or not alike(outcome.got, predicted.value):
+                return False
+            shows = shows or not outcome.right_at_first and not alike(outcome.truth.want, predicted.value)
+        return shows
+
+    def reaches_outside(self, made: Made) -> bool:
+        """Whether an answer made so reaches outside a tensor in some case."""
+        predicted = (_predicted(self.model, made, outcome.case) for outcome in self.outcomes)
+        return any(seen is not None and seen.outside for seen in predicted)
+
+
+def _reproduces(model: Model, made: Made, outcome: Outcome) -> bool:
+    predicted = _predicted(model, made, outcome.case)
+    return predicted is not None and alike(outcome.got, predicted.value)
+
+
+def _cost(case: Case) -> int:
+    return sum(leaf.numel() for _, leaf in leaves(case.args) if isinstance(leaf, torch.Tensor))
+
+
+def _predicted(model: Model, made: Made, case: Case) -> _Predicted | None:
+    """What the model makes of the case; it gets copies with the same strides, and writes those that are written."""
+    try:
+        args, written = arguments(case, copy.deepcopy) if case.in_place else (case.args, [])
+        with torch.no_grad():
+            slips = Slips([*(slip.id for slip in made.slips), *made.style])
+            result = model.compute(slips, *args)
+        if result is None and not written:
+            return None
+        return _Predicted((result, {"written": written}) if written else result, slips.outside)
+    except Exception:
+        raise_when_strict()
+        return None
+
+
+def alike(got: Any, predicted: Any) -> bool:
+    """Whether a result is what a model makes, up to rounding. What is not finite must stand in the same places."""
+    if structure(got) != structure(predicted):
+        return False
+    return all(_same(mine, told) for (_, mine), (_, told) in zip(leaves(got), leaves(predicted)))
+
+
+def _same(got: Any, told: Any) -> bool:
+    if not isinstance(told, torch.Tensor) or not isinstance(got, torch.Tensor):
+        if isinstance(told, (int, float)) and isinstance(got, (int, float)):
+            return math.isclose(got, told, rel_tol=1e-6) or (math.isnan(told) and math.isnan(got))
+        return type(got) is type(told) and got == told
+    if got.shape != told.shape:
+        return False
+    if not told.is_floating_point() or not got.is_floating_point():
+        return bool(torch.equal(got.double(), told.double()))
+    wide = got.element_size() > 2
+    got, told = got.double().cpu(), told.to(got.dtype).double().cpu()
+    finite = torch.isfinite(told)
+    if not torch.equal(torch.isfinite(got), finite):
+        return False
+    got, told = got[finite], told[finite]
+    if not told.numel():
+        return True
+    band = (ROUNDING if wide else ROUNDING_16) * float(told.abs().max()) + 1e-30
+    return bool((got - told).abs().max() <= band)

@@ -1,0 +1,77 @@
+"""Queries, keys and values for the contracts of attention exercises: magnitudes that each break something."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from course_lib.checker.specification.contract import Level
+
+
+def drawn(
+    draw, *, heads, query_length, key_length, head_dim, dtype, scores, query_layout, key_layout, value_layout, **options
+):
+    """query, key, value [heads, length, head_dim] and the options, in order: what a contract's `make` wants."""
+    query, key, value = scores(draw, heads, query_length, key_length, head_dim)
+    query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
+    return query_layout(draw, query), key_layout(draw, key), value_layout(draw, value), *options.values()
+
+
+def ordinary(draw, heads, query_length, key_length, head_dim):
+    return (draw.normal(heads, length, head_dim) for length in (query_length, key_length, key_length))
+
+
+def large(draw, heads, query_length, key_length, head_dim):
+    query, key, value = ordinary(draw, heads, query_length, key_length, head_dim)
+    return query * 7.0, key * 7.0, value
+
+
+def far_below(near):
+    """Scores that all lie near a number far below zero, where exp(score - 0) is 0."""
+
+    def make(draw, heads, query_length, key_length, head_dim):
+        size = math.sqrt(-near / math.sqrt(head_dim))
+        query = draw.normal(heads, query_length, head_dim, scale=0.05, shift=1.0) * size
+        key = draw.normal(heads, key_length, head_dim, scale=0.05, shift=-1.0) * size
+        return query, key, draw.normal(heads, key_length, head_dim)
+
+    return make
+
+
+def ordered(slope):
+    """Scores that rise (or fall) by `slope` from each key to the next."""
+
+    def make(draw, heads, query_length, key_length, head_dim):
+        ramp = slope * (torch.arange(key_length) - key_length / 2)
+        direction = torch.ones(head_dim) / math.sqrt(head_dim)
+        query = math.sqrt(head_dim) * direction + 0.02 * draw.normal(heads, query_length, head_dim)
+        key = ramp[:, None] * direction + 0.02 * draw.normal(heads, key_length, head_dim)
+        return query, key, draw.normal(heads, key_length, head_dim)
+
+    return make
+
+
+def heads_apart(draw, heads, query_length, key_length, head_dim):
+    """Heads whose scores lie 160 apart."""
+    query, key, value = far_below(-20.0)(draw, heads, query_length, key_length, head_dim)
+    sign = torch.tensor([1.0 if head % 2 else -1.0 for head in range(heads)])[:, None, None]
+    return query * 2, key * 2 * sign, value
+
+
+def equal(draw, heads, query_length, key_length, head_dim):
+    """All scores are 0, and the values lie near 80: a sum of a thousand of them passes what 16 bits hold."""
+    query, key, value = ordinary(draw, heads, query_length, key_length, head_dim)
+    return query * 0, key, value * 0.25 + 80.0
+
+
+MAGNITUDES = (
+    Level(ordinary, ""),
+    Level(large, "scores of ±150"),
+    Level(far_below(-160.0), "scores near -160"),
+    Level(far_below(-24.0), "scores near -24"),
+    Level(ordered(0.15), "scores that rise along every row"),
+    Level(ordered(-0.15), "scores that fall along every row"),
+    Level(heads_apart, "heads whose scores lie 160 apart"),
+    Level(equal, "equal scores, values near 80"),
+)

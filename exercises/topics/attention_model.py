@@ -1,0 +1,257 @@
+"""Tiled attention as a kernel computes it, step by step, with what can go wrong at each step.
+
+Programs of `query_rows` queries of one head walk over the keys, `key_rows` at a time, with a running maximum, a running
+sum and an accumulator (FlashAttention-2, arXiv 2307.08691, algorithm 1). All heads and tiles of queries are computed at
+once, in float32, so that a model overflows where a kernel does.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from course_lib.checker.specification.model import Model, Slip, Slips
+from exercises.topics.memory import load, tile_offsets
+
+LN_2 = math.log(2)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How the right answer is cut up: what an exercise prescribes.
+
+    Attributes:
+        query_rows, key_rows: of a tile.
+        causal: whether every query is masked; None where the case's fourth argument says so.
+        masked: whether rows past a length are masked; otherwise lengths are whole tiles, and nothing is.
+        returns_lse: whether the log-sum-exp is a second result.
+    """
+
+    query_rows: int = 64
+    key_rows: int = 64
+    causal: bool | None = False
+    masked: bool = True
+    returns_lse: bool = False
+
+
+def attention_model(shape: Shape, slips: tuple[Slip, ...], styles: tuple[tuple[str, ...], ...] = ((),)) -> Model:
+    """The model of a kernel of this shape, called with query, key, value [heads, length, head_dim] and perhaps causal.
+
+    Styles: "unguarded" measures a row that has seen no key from minus infinity, and divides by a sum of 0.
+    """
+
+    def compute(slips: Slips, query, key, value, *rest):
+        causal = bool(rest[0]) if shape.causal is None else shape.causal
+        return _Tiled(slips, shape, query, key, value, causal).result()
+
+    return Model(compute, slips, styles)
+
+
+class _Tiled:
+    """One call. Tiles are [heads, tiles of queries, rows, ...]."""
+
+    def __init__(self, slips: Slips, shape: Shape, query, key, value, causal: bool):
+        self.slips, self.shape, self.causal = slips, shape, causal
+        self.heads, self.query_length, self.head_dim = query.shape
+        self.key_length = key.shape[1]
+        self.query, self.key, self.value = query, key, value
+
+    def result(self):
+        s = self.slips
+        tiles = -(-self.query_length // self.shape.query_rows)
+        query = self._loaded("query", tiles * self.shape.query_rows).unflatten(1, (tiles, -1)).float()
+        self.rows = torch.arange(tiles * self.shape.query_rows).view(tiles, -1)  # [tiles, rows]
+        reach = max(self.key_length, self.query_length if s("as_many_keys_as_queries") else 0)
+        steps = -(-max(reach, 1) // self.shape.key_rows)
+        keys = self._loaded("key", steps * self.shape.key_rows)
+        values = self._loaded("value", steps * self.shape.key_rows)
+        if s("keys_used_as_values"):
+            values = keys
+        if s("values_used_as_keys"):
+            keys = values
+        maximum = torch.full((self.heads, *self.rows.shape), 0.0 if s("maximum_starts_at_zero") else -math.inf)
+        total, accumulator = torch.zeros_like(maximum), torch.zeros_like(query)
+        for step in range(steps):
+            active = self._reads(step)  # [tiles]
+            if not active.any():
+                continue
+            here = slice(step * self.shape.key_rows, (step + 1) * self.shape.key_rows)
+            if s("only_first_tile"):
+                here = slice(0, self.shape.key_rows)
+            after = self._step(query, keys[:, here], values[:, here], here.start, maximum, total, accumulator)
+            if after is None:
+                return None
+            chosen = active[None, :, None]
+            maximum, total = torch.where(chosen, after[0], maximum), torch.where(chosen, after[1], total)
+            accumulator = torch.where(chosen[..., None], after[2], accumulator)
+        return self._finished(maximum, total, accumulator)
+
+    def _loaded(self, name: str, rows: int) -> torch.Tensor:
+        """[heads, rows, head_dim] of query, key or value, as the kernel's pointers reach them; rows past the end 0."""
+        s, tensor = self.slips, getattr(self, name)
+        strides = tensor.stride()
+        for other in ("query", "key", "value"):
+            if s(f"strides_ignored__{name}_by_{other}"):
+                strides = getattr(self, other).stride()
+            if s(f"strides_ignored__{name}_rows_by_{other}"):
+                strides = (strides[0], getattr(self, other).stride(1), 1)
+        if s(f"strides_ignored__{name}", "strides_ignored"):
+            strides = (tensor.shape[1] * self.head_dim, self.head_dim, 1)
+        if s(f"head_forgotten__{name}", "head_forgotten"):
+            strides = (0, *strides[1:])
+        if name == "key" and s("transposed_key"):
+            strides = (strides[0], 1, strides[1])
+        offsets = tile_offsets(rows, self.head_dim, strides, self.heads)
+        present = (torch.arange(rows) < tensor.shape[1])[None, :, None]
+        if s(f"{name}_tail_not_masked") or not self.shape.masked:
+            present = torch.ones_like(present)
+        return load(s, tensor, offsets, present)
+
+    def _reads(self, step: int) -> torch.Tensor:
+        """bool [tiles]: which programs look at this tile of keys."""
+        s, first = self.slips, step * self.shape.key_rows
+        end = torch.full((len(self.rows),), self.key_length)
+        if s("as_many_keys_as_queries"):
+            end = torch.full_like(end, self.query_length)
+        if s("last_tile_skipped"):
+            end = end - self.shape.key_rows
+        if s("partial_tile_skipped"):
+            end = end // self.shape.key_rows * self.shape.key_rows
+        if self.causal and not s("no_causal_mask__and_no_end"):
+            offset = 0 if s("causal_misaligned", "loop_end_ignores_offset") else self.key_length - self.query_length
+            last = self.rows[:, 0] + (0 if s("diagonal_tile_skipped") else self.shape.query_rows) + offset
+            end = torch.minimum(end, last)
+        if s("first_tile_of_keys_skipped") and step == 0:
+            return torch.zeros(len(self.rows), dtype=torch.bool)
+        return first < end
+
+    def _scale(self) -> float:
+        s, scale = self.slips, self.head_dim**-0.5
+        if s("scale_missing"):
+            scale = 1.0
+        if s("scale_twice"):
+            scale *= self.head_dim**-0.5
+        if s("scale_without_root"):
+            scale = 1 / self.head_dim
+        if s("scale_inverted"):
+            scale = self.head_dim**0.5
+        if s("scale_by_length"):
+            scale = self.key_length**-0.5
+        if s("scale_of_the_padding"):
+            scale = max(16, 1 << (self.head_dim - 1).bit_length()) ** -0.5
+        if s("log2e_missing"):
+            scale *= LN_2
+        if s("natural_exp"):
+            scale /= LN_2
+        return scale
+
+    def _visible(self, first: int, count: int) -> torch.Tensor:
+        """bool [tiles, rows, keys]: the pairs that the mask keeps."""
+        s, keys = self.slips, first + torch.arange(count)
+        visible = torch.ones(*self.rows.shape, count, dtype=torch.bool)
+        if self.causal and not s("no_causal_mask", "no_causal_mask__and_no_end"):
+            offset = 0 if s("causal_misaligned", "causal_misaligned__mask") else self.key_length - self.query_length
+            distance = -1 if s("causal_off_by_one") else 1 if s("sees_the_next_key") else 0
+            visible = keys <= (self.rows + offset + distance)[..., None]
+            if s("mask_turned_round"):
+                visible = keys >= (self.rows + offset)[..., None]
+        return visible if s("tail_keys_scored") or not self.shape.masked else visible & (keys < self.key_length)
+
+    def _step(self, query, keys, values, first, maximum, total, accumulator):
+        s = self.slips
+        turned = keys.float() if s("key_not_transposed") else keys.float().transpose(1, 2)
+        if turned.shape[1:] != (self.head_dim, self.shape.key_rows):
+            return None  # no such product: the kernel does not compile
+        scores = query @ turned[:, None] * self._scale()  # [heads, tiles, rows, keys]
+        visible = self._visible(first, keys.shape[1])
+        hidden = 0.0 if s("hidden_scored_zero") else -1e30 if s("empty_row_uniform") else -math.inf
+        if not s("mask_after_softmax"):
+            scores = torch.where(visible, scores, hidden)
+        if s("softmax_over_queries", "maximum_over_queries"):
+            top = scores.amax(2)  # one number for each key, where one for each query belongs: tiles are square
+        elif s("maximum_of_the_tile"):
+            top = scores.amax((2, 3), keepdim=True)[..., 0].expand_as(maximum)
+        elif s("minimum_for_maximum"):
+            top = scores.amin(3)
+        else:
+            top = scores.amax(3)
+        new = top if s("maximum_forgets_the_old") else torch.maximum(maximum, top)
+        if s("no_running_max"):
+            new = torch.zeros_like(new)
+        reference = new if s("unguarded", "empty_row_nan") else torch.where(new == -math.inf, 0.0, new)
+        weights = torch.exp(scores - (maximum if s("old_maximum_in_weights") else reference)[..., None])
+        rescale = torch.exp(reference - maximum if s("rescale_turned_round") else maximum - reference)
+        if s("no_running_max"):
+            rescale = torch.ones_like(rescale)
+        if s("mask_after_softmax"):
+            added = _row_sums(s, weights)
+            weights = torch.where(visible, weights, 0.0)
+        else:
+            added = _row_sums(s, weights)
+        if self.value.dtype != torch.float32:
+            weights = weights.to(self.value.dtype).float()
+        product = weights @ values.float()[:, None]
+        sum_factor = torch.ones_like(rescale) if s("sum_not_rescaled", "nothing_rescaled") else rescale
+        own_factor = torch.ones_like(rescale) if s("accumulator_not_rescaled", "nothing_rescaled") else rescale
+        total = (total + added) * sum_factor if s("sum_rescaled_after_adding") else total * sum_factor + added
+        if s("sum_not_kept"):
+            total = added
+        if s("accumulator_rescaled_after_adding"):
+            accumulator = (accumulator + product) * own_factor[..., None]
+        elif s("accumulator_overwritten"):
+            accumulator = product
+        else:
+            accumulator = accumulator * own_factor[..., None] + product
+        if s("accumulator_in_float16") and self.value.dtype == torch.float16:
+            accumulator = accumulator.half().float()
+        if s("divided_at_every_tile"):
+            accumulator = accumulator / total[..., None]
+        return maximum if s("maximum_not_updated") else new, total, accumulator
+
+    def _finished(self, maximum, total, accumulator):
+        s = self.slips
+        divisor = total if s("unguarded", "empty_row_nan") else torch.where(total == 0, 1.0, total)
+        output = accumulator if s("not_divided") else accumulator / divisor[..., None]
+        if s("divided_by_the_maximum"):
+            output = accumulator / maximum[..., None]
+        output = output.flatten(1, 2)[:, : self.query_length].to(self.query.dtype)
+        written = torch.ones(output.shape[:2], dtype=torch.bool)
+        if s("only_first_head"):
+            written[1:] = False
+        if s("only_first_rows"):
+            written[:, self.shape.query_rows :] = False
+        if s("query_tail_unwritten"):
+            written[:, self.query_length // self.shape.query_rows * self.shape.query_rows :] = False
+        if s("stored_in_one_head"):
+            written[1:] = False
+            output = output[-1:].expand_as(output)
+        output = output.masked_fill(~written[..., None], math.nan)
+        if not self.shape.returns_lse:
+            return output
+        return output, self._log_sum_exp(maximum, total).masked_fill(~written, math.nan)
+
+    def _log_sum_exp(self, maximum, total):
+        s = self.slips
+        guarded = torch.where(total == 0, 1.0, total)
+        log_sum = maximum + torch.log(guarded)
+        if s("lse_without_maximum"):
+            log_sum = torch.log(total)
+        if s("lse_is_the_maximum"):
+            log_sum = maximum
+        if s("lse_is_the_sum"):
+            log_sum = total
+        if s("lse_maximum_subtracted"):
+            log_sum = torch.log(guarded) - maximum
+        if s("lse_in_base_two"):
+            log_sum = log_sum / LN_2
+        if s("lse_maximum_in_base_two"):
+            log_sum = maximum / LN_2 + torch.log(guarded)
+        if s("lse_sum_in_base_two"):
+            log_sum = maximum + torch.log2(guarded)
+        return log_sum.flatten(1, 2)[:, : self.query_length]
+
+
+def _row_sums(s: Slips, weights: torch.Tensor) -> torch.Tensor:
+    return weights.sum(2) if s("softmax_over_queries", "sum_over_queries") else weights.sum(3)

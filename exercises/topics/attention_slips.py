@@ -1,0 +1,238 @@
+"""The slips of tiled attention in words, the most basic first: of two in one answer, the earlier is told first."""
+
+from __future__ import annotations
+
+from course_lib.checker.specification.model import Slip
+from exercises.topics.attention_sentences import (
+    ACCUMULATOR_NOT_RESCALED,
+    DIVIDED_AT_EVERY_TILE,
+    EMPTY_ROW,
+    FIRST_TILE_ONLY,
+    HALF_ACCUMULATOR,
+    HEAD_FORGOTTEN,
+    HIDDEN_SCORED_ZERO,
+    KEY_NOT_TRANSPOSED,
+    KEYS_AS_VALUES,
+    LAST_TILE_SKIPPED,
+    LOG2E_MISSING,
+    MAXIMUM_NOT_UPDATED,
+    MISALIGNED,
+    NATURAL_EXP,
+    NEXT_KEY,
+    NO_CAUSAL_MASK,
+    NO_RUNNING_MAX,
+    NOT_DIVIDED,
+    NOTHING_RESCALED,
+    OFF_BY_ONE,
+    ONLY_FIRST_HEAD,
+    ONLY_FIRST_ROWS,
+    SCALE_MISSING,
+    SCALE_TWICE,
+    SKIPS_TOO_MUCH,
+    STARTS_AT_ZERO,
+    STORED_IN_ONE_HEAD,
+    SUM_NOT_RESCALED,
+    TRANSPOSED_KEY,
+)
+
+TENSORS = ("query", "key", "value")
+
+TILED = (
+    Slip("only_first_head", ONLY_FIRST_HEAD),
+    Slip("only_first_rows", ONLY_FIRST_ROWS),
+    Slip("stored_in_one_head", STORED_IN_ONE_HEAD),
+    Slip("keys_used_as_values", KEYS_AS_VALUES),
+    Slip(
+        "values_used_as_keys",
+        "The queries are multiplied with the values. The first product takes the keys: look at the pointer it loads "
+        "from.",
+    ),
+    Slip("transposed_key", TRANSPOSED_KEY),
+    Slip("key_not_transposed", KEY_NOT_TRANSPOSED),
+    Slip("scale_missing", SCALE_MISSING),
+    Slip("scale_twice", SCALE_TWICE),
+    Slip("scale_inverted", "The scores are multiplied by √head_dim. They are divided by it: the scale is 1/√head_dim."),
+    Slip("scale_by_length", "The scale is taken from the number of keys. It is 1/√head_dim, whatever the length."),
+    Slip("log2e_missing", LOG2E_MISSING),
+    Slip("natural_exp", NATURAL_EXP),
+    Slip("not_divided", NOT_DIVIDED),
+    Slip(
+        "divided_by_the_maximum", "The accumulator is divided by the running maximum. It is divided by the running sum."
+    ),
+    Slip("divided_at_every_tile", DIVIDED_AT_EVERY_TILE),
+    Slip(
+        "softmax_over_queries",
+        "Maximum and sum are taken over axis 0, the queries of the tile. The softmax of a query runs over its keys: "
+        "axis=1 of a [BLOCK_M, BLOCK_N] tile.",
+    ),
+    Slip(
+        "maximum_over_queries",
+        "The maximum is taken over axis 0, the queries of the tile. Each query has a maximum over its keys: "
+        "axis=1 of a "
+        "[BLOCK_M, BLOCK_N] tile.",
+    ),
+    Slip(
+        "sum_over_queries",
+        "The sum is taken over axis 0, the queries of the tile. Each query has a sum over its keys: axis=1 of a "
+        "[BLOCK_M, BLOCK_N] tile.",
+    ),
+    Slip("no_running_max", NO_RUNNING_MAX),
+    Slip("maximum_not_updated", MAXIMUM_NOT_UPDATED),
+    Slip(
+        "maximum_forgets_the_old",
+        "The new maximum is the tile's own, even where an earlier tile held a larger score. Then "
+        "exp(old maximum - new maximum) grows without bound. Take tl.maximum of the running one and the tile's.",
+    ),
+    Slip(
+        "minimum_for_maximum",
+        "The smallest score of the tile is taken where the largest belongs, so that exp of the others can overflow.",
+    ),
+    Slip(
+        "old_maximum_in_weights",
+        "The weights are measured from the maximum before this tile, and everything else from the one after it. "
+        "Use the "
+        "new maximum in the weights too.",
+    ),
+    Slip("maximum_starts_at_zero", STARTS_AT_ZERO),
+    Slip("nothing_rescaled", NOTHING_RESCALED),
+    Slip("accumulator_not_rescaled", ACCUMULATOR_NOT_RESCALED),
+    Slip("sum_not_rescaled", SUM_NOT_RESCALED),
+    Slip(
+        "rescale_turned_round",
+        "The factor is exp(new maximum - old maximum). What was added before has to shrink when the maximum grows: it "
+        "is exp(old maximum - new maximum).",
+    ),
+    Slip(
+        "accumulator_rescaled_after_adding",
+        "The accumulator is rescaled after the tile's product was added. The product is measured from the new maximum "
+        "already: rescale first, then add.",
+    ),
+    Slip(
+        "sum_rescaled_after_adding",
+        "The running sum is rescaled after the tile's weights were added. They are measured from the new maximum "
+        "already: rescale first, then add.",
+    ),
+    Slip(
+        "accumulator_overwritten",
+        "The accumulator holds the last tile's product alone: it is overwritten where it should be added to.",
+    ),
+    Slip("sum_not_kept", "The running sum holds the last tile's weights alone. Add them to what it held, rescaled."),
+    Slip("only_first_tile", FIRST_TILE_ONLY),
+    Slip("last_tile_skipped", LAST_TILE_SKIPPED),
+    Slip(
+        "first_tile_of_keys_skipped",
+        "The first tile of keys is never looked at. The loop begins at key 0.",
+    ),
+    Slip(
+        "as_many_keys_as_queries",
+        "Only as many keys were used as there are queries. The loop runs to `key_length`: is that `key.shape[1]` "
+        "in the "
+        "launcher?",
+    ),
+    Slip("head_forgotten", HEAD_FORGOTTEN),
+    *(
+        Slip(
+            f"head_forgotten__{name}",
+            f"Head 0 of `{name}` is used for every head: head · {name}_head_stride is missing.",
+        )
+        for name in TENSORS
+    ),
+    Slip(
+        "strides_ignored",
+        "The tensors are read as if they were contiguous. Rows lie `stride(-2)` elements apart and heads "
+        "`stride(-3)`; the launcher passes both.",
+    ),
+    *(
+        Slip(
+            f"strides_ignored__{name}",
+            f"`{name}` is read as if it were contiguous. Its rows lie {name}_stride elements apart and its heads "
+            f"{name}_head_stride.",
+        )
+        for name in TENSORS
+    ),
+    *(
+        Slip(
+            f"strides_ignored__{name}{which}_by_{other}",
+            f"`{name}` is read by {said} of `{other}`. It has {own} of its own.",
+            alone=True,
+        )
+        for name in TENSORS
+        for other in TENSORS
+        if name != other
+        for which, said, own in (("", "the strides", "strides"), ("_rows", "the row stride", "one"))
+    ),
+    Slip("accumulator_in_float16", HALF_ACCUMULATOR),
+)
+
+CAUSAL = (
+    Slip("no_causal_mask", NO_CAUSAL_MASK),
+    Slip("no_causal_mask__and_no_end", NO_CAUSAL_MASK),
+    Slip(
+        "mask_turned_round", "The mask is the wrong way round: each query sees the keys after it and not those before."
+    ),
+    Slip("causal_misaligned", MISALIGNED),
+    Slip("causal_misaligned__mask", MISALIGNED),
+    Slip("loop_end_ignores_offset", SKIPS_TOO_MUCH),
+    Slip("causal_off_by_one", OFF_BY_ONE),
+    Slip("sees_the_next_key", NEXT_KEY),
+    Slip(
+        "diagonal_tile_skipped", "The tile on the diagonal is skipped. Its keys before each query's position are seen."
+    ),
+    Slip("hidden_scored_zero", HIDDEN_SCORED_ZERO),
+    Slip(
+        "mask_after_softmax",
+        "The mask is applied after the exponentials were summed, so hidden keys take weight away from the visible. "
+        "Give hidden scores minus infinity before the maximum is taken.",
+    ),
+    Slip("empty_row_nan", EMPTY_ROW),
+    Slip(
+        "empty_row_uniform",
+        "A query that sees no key shares its weight evenly among hidden ones: a large negative number stands where "
+        "minus infinity belongs, and such a row cannot tell it from a score. Its output is zeros.",
+    ),
+)
+
+RAGGED = (
+    Slip(
+        "tail_keys_scored",
+        "The keys past the end were loaded as zeros and counted: a key of zeros scores 0, and exp(0 - maximum) is not "
+        "0. Give their scores minus infinity.",
+    ),
+    Slip(
+        "partial_tile_skipped",
+        "The last, partly filled tile of keys is never looked at: the number of tiles is rounded down. The loop runs "
+        "over `range(0, key_length, BLOCK_N)`.",
+    ),
+    Slip(
+        "query_tail_unwritten",
+        "The last, partly filled tile of queries was never computed: the grid was rounded down. Use "
+        "triton.cdiv(query_length, BLOCK_M).",
+    ),
+    Slip(
+        "scale_of_the_padding",
+        "The scale is that of the padded head dimension. It is 1/√head_dim of the tensor, not of BLOCK_D.",
+    ),
+    *(
+        Slip(
+            f"{name}_tail_not_masked",
+            f"The rows of `{name}` past its length are loaded as they lie in memory, from the next head or from no "
+            "tensor at all. Mask that load.",
+        )
+        for name in TENSORS
+    ),
+)
+
+LOG_SUM_EXP = (
+    Slip(
+        "lse_without_maximum", "The log-sum-exp is the logarithm of the sum alone. Add the maximum it is measured from."
+    ),
+    Slip("lse_is_the_maximum", "The running maximum was stored as the log-sum-exp. Add the logarithm of the sum."),
+    Slip("lse_is_the_sum", "The running sum was stored as the log-sum-exp. Take its logarithm and add the maximum."),
+    Slip("lse_maximum_subtracted", "The maximum is subtracted from the logarithm of the sum. It is added."),
+    Slip("lse_in_base_two", "The log-sum-exp is in base two. Multiply it by ln 2: the natural logarithm is asked for."),
+    Slip(
+        "lse_maximum_in_base_two",
+        "The running maximum is still in units of log 2 where the sum's logarithm is natural. Multiply it by ln 2.",
+    ),
+    Slip("lse_sum_in_base_two", "The sum's logarithm is tl.log2 where the maximum is natural. Both are natural here."),
+)

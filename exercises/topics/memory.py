@@ -1,0 +1,36 @@
+"""Memory as a kernel sees it: a pointer and offsets, for models whose slips take a wrong one."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+
+from course_lib.checker.specification.model import Slips
+
+
+def load(
+    slips: Slips, tensor: torch.Tensor, offsets: torch.Tensor, mask: torch.Tensor | None = None, other: float = 0.0
+) -> torch.Tensor:
+    """What `tl.load(pointer + offsets, mask, other)` gives: NaN where the offset is outside the tensor's memory.
+
+    tensor: any strides; its pointer is that of its first element. offsets: int64, in elements. The result has the
+    offsets' shape. What lies between the tensor's own elements is its memory too, as in a slice of a larger one.
+    """
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    memory = tensor.as_strided((span,), (1,))
+    inside = (offsets >= 0) & (offsets < span)
+    wanted = torch.ones_like(inside) if mask is None else mask.expand(offsets.shape)
+    if bool((wanted & ~inside).any()):
+        slips.outside = True
+    values = memory[torch.where(inside, offsets, 0)]
+    empty = math.nan if tensor.is_floating_point() else 0
+    return torch.where(wanted, torch.where(inside, values, empty), other).to(tensor.dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def tile_offsets(rows: int, columns: int, strides: tuple[int, ...], heads: int) -> torch.Tensor:
+    """Offsets of [heads, rows, columns] elements by strides (of a head, of a row, of a column)."""
+    indices = torch.meshgrid(torch.arange(heads), torch.arange(rows), torch.arange(columns), indexing="ij")
+    return sum(index * stride for index, stride in zip(indices, strides))

@@ -1,0 +1,141 @@
+"""Wrong answers are explained by the smallest set of slips of a model, and by none that does not explain all."""
+
+import pytest
+import torch
+
+from course_lib.checker import Case, Exercise
+from course_lib.checker.judge import compare
+from course_lib.checker.judge.explain import Made, differ, explain
+from course_lib.checker.judge.outcome import Outcome
+from course_lib.checker.specification.exercise import Seen
+from course_lib.checker.specification.model import Model, Slip, Slips
+
+
+def compute(slips, x):
+    y = x if slips("scale_missing") else 2 * x
+    y = y if slips("offset_missing") else y + 1
+    if slips("first_row_only"):
+        y[1:] = float("nan")
+    if slips("reads_on"):
+        slips.outside = True
+    if slips("negative_forgotten"):
+        y = torch.where(x < 0, 0.0, y)
+    return y
+
+
+SLIPS = ("first_row_only", "scale_missing", "offset_missing", "negative_forgotten", "reads_on")
+MODEL = Model(compute, tuple(Slip(name, f"It is {name}.") for name in SLIPS))
+
+
+def oracle(x):
+    return 2 * x + 1
+
+
+TASK = Exercise("0.9", "A test", ("f",), lambda draw: [], oracle)
+
+
+def outcome(got_of, x):
+    case = Case("x", (x,))
+    truth = compare.truth(TASK, case, tf32=False)
+    got = got_of(x.clone())
+    return Outcome(case, Seen(), got, truth, compare.compare(got, truth, TASK))
+
+
+def inputs(positive=False):
+    torch.manual_seed(0)
+    made = [torch.randn(4, 5), torch.randn(2, 3)]
+    return [x.abs() for x in made] if positive else made
+
+
+def explained(answer, positive=False, **more):
+    found = explain(MODEL, [outcome(answer, x) for x in inputs(positive)], **more)
+    return found and [slip.id for slip in found.slips]
+
+
+def test_one_slip():
+    assert explained(lambda x: 2 * x) == ["offset_missing"]
+
+
+def test_two_slips_the_basic_one_first():
+    assert explained(lambda x: x) == ["scale_missing", "offset_missing"]
+
+
+def test_both_are_told():
+    found = explain(MODEL, [outcome(lambda x: x, x) for x in inputs()])
+    assert found.sentence == "Two things are wrong. First: It is scale_missing. Second: It is offset_missing."
+
+
+def test_what_no_slip_makes_has_no_explanation():
+    assert explained(lambda x: 3 * x) is None
+
+
+def test_what_explains_only_one_case_is_no_explanation():
+    assert explained(lambda x: 2 * x if len(x) == 4 else x) is None
+
+
+def test_an_error_below_the_models_rounding_is_blamed_on_no_slip():
+    """Without that a slip that changes nothing in these cases would explain it."""
+    assert explained(lambda x: (2 * x + 1) * (1 + 5e-5), positive=True) is None
+
+
+@pytest.mark.parametrize("outside, cause", [(True, "too_far"), (False, "too_short")])
+def test_an_access_outside_tells_explanations_apart(outside, cause):
+    def either(slips, x):
+        slips.outside = slips("too_far")
+        return 2 * x if slips("too_far", "too_short") else 2 * x + 1
+
+    model = Model(either, (Slip("too_short", "It ends early."), Slip("too_far", "It ends late.")))
+    found = explain(model, [outcome(lambda x: 2 * x, x) for x in inputs()], outside)
+    assert [slip.id for slip in found.slips] == [cause]
+
+
+def alternatives(slips, x):
+    """Two slips that differ on negative numbers alone."""
+    if slips("absolute"):
+        return x.abs()
+    if slips("copied"):
+        return x.clone()
+    return 2 * x + 1
+
+
+EITHER = Model(alternatives, (Slip("absolute", "It is the size."), Slip("copied", "It is a copy.")))
+
+
+@pytest.mark.parametrize("answer, cause", [(torch.abs, "absolute"), (torch.clone, "copied")])
+def test_a_further_case_tells_two_explanations_apart(answer, cause):
+    seen = [outcome(answer, x) for x in inputs(positive=True)]
+    asked = []
+
+    def again(one, other):
+        asked.append((one, other))
+        return outcome(answer, torch.tensor([[-1.0, 2.0]]))
+
+    assert [slip.id for slip in explain(EITHER, seen, again=again).slips] == [cause]
+    assert len(asked) == 1
+
+
+def test_two_explanations_that_nothing_tells_apart_are_not_named():
+    assert (
+        explain(EITHER, [outcome(torch.abs, x) for x in inputs(positive=True)], again=lambda one, other: None) is None
+    )
+
+
+def test_two_explanations_differ_on_a_case_or_not():
+    one, other = (Made((slip,)) for slip in EITHER.slips)
+    assert differ(EITHER, one, other, Case("negative", (torch.tensor([-1.0]),)))
+    assert not differ(EITHER, one, other, Case("positive", (torch.tensor([1.0]),)))
+
+
+def test_a_style_is_tried_and_never_told():
+    def styled(slips, x):
+        y = x + 1 if slips("scale_missing") else 2 * x + 1
+        return torch.where(x < 0, -y, y) if slips("signed") and slips("scale_missing") else y
+
+    model = Model(styled, (Slip("scale_missing", "No scale."),), styles=((), ("signed",)))
+    seen = [outcome(lambda x: torch.where(x < 0, -(x + 1), x + 1), x) for x in inputs()]
+    assert [slip.id for slip in explain(model, seen).slips] == ["scale_missing"]
+
+
+def test_slips_know_their_names():
+    slips = Slips(["scale_missing"])
+    assert slips("scale_missing") and slips("other", "scale_missing") and not slips("other")
