@@ -80,7 +80,7 @@ def explain(
         if outcome is None:
             break
         found = [made for made in found if _reproduces(model, made, outcome)]
-    if len({_told(made) for made in found}) == 1:
+    if len({_told(made) for made in found}) == 1 or found and model.first_of_equals:
         return Explanation(found[0].slips)
     common = tuple(slip for slip in model.slips if found and all(slip in made.slips for made in found))
     return Explanation(common) if common else None
@@ -88,7 +88,7 @@ def explain(
 
 def _told(made: Made) -> tuple[str, ...]:
     """What a learner would be told: two ways of making the same mistakes need not be told apart."""
-    return tuple(slip.mistake for slip in made.slips)
+    return tuple(slip.sentence for slip in made.slips)
 
 
 def differ(model: Model, one: Made, other: Made, case: Case) -> bool:
@@ -126,7 +126,7 @@ class _Search:
             explains[slip] = alone is not None and alike(first.got, alone.value)
         slips = [slip for slip in self.model.slips if not slip.alone]
         for one, other in itertools.combinations(slips, 2):
-            if one.mistake != other.mistake and (
+            if one.sentence != other.sentence and (
                 changes[one] and changes[other] or explains[one] and changes[one] or explains[other] and changes[other]
             ):
                 yield Made((one, other), style)

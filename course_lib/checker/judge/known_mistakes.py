@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from course_lib.checker.judge.explain import Made, explain
 from course_lib.checker.judge.fingerprints import (
     contradicts,
@@ -17,9 +19,11 @@ from course_lib.checker.judge.fingerprints import (
     nearly_explains,
     raise_when_strict,
 )
+from course_lib.checker.judge.formula_slips import formula_model
 from course_lib.checker.judge.outcome import Outcome
 from course_lib.checker.specification.exercise import Case, Exercise, Mistake, Seen
 from course_lib.checker.specification.model import Model
+from course_lib.checker.specification.nested import leaves
 
 if TYPE_CHECKING:
     from course_lib.checker.judge.evidence import Complaint, Evidence, Raised
@@ -35,9 +39,9 @@ def find_mistake(evidence: Evidence) -> Mistake | None:
     """
     found = None
     if evidence.failed and not evidence.undefined:
-        found = _of_a_model(evidence) or of_wrong_numbers(
-            evidence.exercise, evidence.finished, raised=bool(evidence.errors)
-        )
+        found = _of_a_model(evidence)
+        found = found or of_wrong_numbers(evidence.exercise, evidence.finished, raised=bool(evidence.errors))
+        found = found or _of_a_formula(evidence)
     found = found or _of_an_error(evidence.exercise, evidence.errors)
     found = found or _of_an_access(evidence.exercise, evidence.finished)
     if found is None and evidence.numbers_are_right:
@@ -45,11 +49,38 @@ def find_mistake(evidence: Evidence) -> Mistake | None:
     return found
 
 
-def _of_a_model(evidence: Evidence) -> Mistake | None:
-    """The slips with which a model of the first function that fails makes all that the answer made, as one mistake."""
+def _first_wrong(evidence: Evidence) -> tuple[str | None, list[Outcome]]:
+    """The first function, in the exercise's order, that fails, and its cases."""
     wrong = {_function(evidence.exercise, outcome) for outcome in evidence.finished if not outcome.right_at_first}
     first = next((entry for entry in evidence.exercise.entries if entry in wrong), None)
-    mine = [outcome for outcome in evidence.finished if _function(evidence.exercise, outcome) == first]
+    return first, [outcome for outcome in evidence.finished if _function(evidence.exercise, outcome) == first]
+
+
+def _of_a_formula(evidence: Evidence) -> Mistake | None:
+    """A small change of the formula itself that makes what the answer made, here and on cases drawn afresh."""
+    first, mine = _first_wrong(evidence)
+    plain = not any(isinstance(leaf, torch.Tensor) for o in mine for _, leaf in leaves([o.case.args, o.truth.want]))
+    if first is None or not plain or any(outcome.case.driver for outcome in mine):
+        return None
+    model = formula_model(evidence.exercise.oracle_for(mine[0].case), first)
+    found = explain(model, mine + evidence.run_afresh(first)) if model else None
+    if found is None:
+        return None
+    return Mistake(found.slips[0].mistake, _in_which_result(mine) + found.sentence, result=_nothing_more)
+
+
+def _in_which_result(outcomes: Sequence[Outcome]) -> str:
+    """Which of several results is wrong, where only one is."""
+    wrong = {leaf.path for outcome in outcomes for leaf in outcome.leaves if leaf.problem}
+    several = any(len(outcome.leaves) > 1 for outcome in outcomes)
+    place = next(iter(wrong)) if several and len(wrong) == 1 else ""
+    ordinals = {"[0]": "first", "[1]": "second", "[2]": "third", "[3]": "fourth"}
+    return f"In the {ordinals[place]} result: " if place in ordinals else ""
+
+
+def _of_a_model(evidence: Evidence) -> Mistake | None:
+    """The slips with which a model of the first function that fails makes all that the answer made, as one mistake."""
+    first, mine = _first_wrong(evidence)
     for model in evidence.exercise.models:
         if (model.entry or evidence.exercise.entries[0]) != first:
             continue

@@ -67,6 +67,7 @@ class Model:
             guarded. They are tried with every set of slips, in turn, and never told.
         entry: the function of the exercise that it is a model of; the first one by default.
         pairs: whether two slips at once are looked for.
+        first_of_equals: of several explanations that no drawn case tells apart, name the first; else none is named.
     """
 
     compute: Callable[..., Any]
@@ -74,6 +75,7 @@ class Model:
     styles: tuple[tuple[str, ...], ...] = ((),)
     entry: str | None = None
     pairs: bool = True
+    first_of_equals: bool = False
 
     def __post_init__(self) -> None:
         names = [slip.id for slip in self.slips]

@@ -1,0 +1,357 @@
+"""Slips in a formula, made from the formula itself: a factor left out, a name for another, rounded the other way.
+
+Where an exercise asks for numbers, its oracle is a few lines of arithmetic. Each small change of these lines is a slip,
+and what it makes of the cases is known without anyone having written it down.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import functools
+import inspect
+import textwrap
+from collections.abc import Callable, Container, Iterator
+from dataclasses import replace
+from typing import Any
+
+from course_lib.checker.specification.model import Model, Slip, Slips
+
+MOST_FOR_PAIRS = 80  # slips of a formula; of more, two at once are not looked for
+UNITS = {1e3: "thousand", 1e6: "million", 1e9: "billion", 1e12: "trillion"}
+
+
+@functools.cache
+def formula_model(oracle: Callable, entry: str | None = None) -> Model | None:
+    """A model of a plain Python formula, with all small changes of it as slips; None where there is no source.
+
+    A formula that only hands its arguments to another function of its module is changed there too.
+    """
+    versions = _versions(oracle)
+    if not versions:
+        return None
+    changes = {
+        change.slip.id: (version, change)
+        for version, (_, tree) in versions.items()
+        for change in _changes(tree, version, inspect.signature(oracle).parameters)
+    }
+    results = {slip.id: (slip, change) for slip, change in _changes_of_the_result()}
+
+    @functools.cache
+    def changed(names: frozenset[str]) -> Callable | None:
+        """The formula with these changes; None where two of them are of two versions of one function."""
+        mine = [changes[name] for name in names if name in changes]
+        edited = {versions[version][0]: version for version, _ in mine}
+        if len(edited) < len({version for version, _ in mine}):
+            return None
+        scope = dict(oracle.__globals__)
+        for function, version in {oracle.__name__: "", **edited}.items():
+            tree = _Edit([change for of, change in mine if of == version]).visit(_numbered(versions[version][1]))
+            exec(compile(ast.fix_missing_locations(tree), f"<{function}>", "exec"), scope)
+        return scope[oracle.__name__]
+
+    names = [*changes, *results]
+
+    def compute(slips: Slips, *args: Any) -> Any:
+        made = frozenset(name for name in names if slips(name))
+        function = changed(made)
+        if function is None:
+            return None
+        result = function(*args)
+        for name in made & {*results}:
+            result = results[name][1](result)
+        return result
+
+    slips = [change.slip for _, change in changes.values()] + [slip for slip, _ in results.values()]
+    in_pairs = sum(not slip.alone for slip in slips) <= MOST_FOR_PAIRS
+    return Model(compute, tuple(slips), entry=entry, pairs=in_pairs, first_of_equals=True)
+
+
+def _versions(oracle: Callable) -> dict[str, tuple[str, ast.Module]]:
+    """Version to function and tree: the formula, the same with its names replaced by what they are, its helpers."""
+    tree = _parsed(oracle)
+    if tree is None:
+        return {}
+    versions = {"": (oracle.__name__, tree)}
+    if (inlined := _inlined(tree)) is not tree:
+        versions["inlined_"] = (oracle.__name__, inlined)
+    called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    for name in sorted(called):
+        helper = oracle.__globals__.get(name)
+        if inspect.isfunction(helper) and helper.__module__ == oracle.__module__ and (parsed := _parsed(helper)):
+            versions[f"{name}_"] = (name, parsed)
+    return versions
+
+
+def _parsed(function: Callable) -> ast.Module | None:
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    return tree if len(tree.body) == 1 and isinstance(tree.body[0], ast.FunctionDef) else None
+
+
+class _Change:
+    """One change of a formula: the node it replaces, by its number in the tree, or all nodes of one name."""
+
+    def __init__(self, slip: Slip, node: int | None, replacement: ast.expr | Callable[[Any], ast.expr]):
+        self.slip, self.node, self.replacement = slip, node, replacement
+
+
+class _Edit(ast.NodeTransformer):
+    """Applies changes to a numbered tree."""
+
+    def __init__(self, changes: list[_Change]):
+        self.changes = {change.node: change for change in changes}
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        change = self.changes.get(getattr(node, "number", None))
+        node = super().generic_visit(node)
+        if change is None:
+            return node
+        return change.replacement(node) if callable(change.replacement) else change.replacement
+
+
+def _numbered(tree: ast.Module) -> ast.Module:
+    """A copy of a tree whose nodes carry their numbers."""
+    copied = ast.parse(ast.unparse(tree))
+    for number, node in enumerate(ast.walk(copied)):
+        node.number = number  # type: ignore[attr-defined]
+    return copied
+
+
+def _inlined(tree: ast.Module) -> ast.Module:
+    """The same formula with every name that is assigned once replaced by what it is; the tree itself without such."""
+    function = copy.deepcopy(tree).body[0]
+    assert isinstance(function, ast.FunctionDef)
+    meant: dict[str, ast.expr] = {}
+    kept: list[ast.stmt] = []
+    for statement in function.body:
+        statement = _Meanings(meant).visit(statement)
+        if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+            target, value = statement.targets[0], statement.value
+            if isinstance(target, ast.Name):
+                meant[target.id] = value
+                continue
+            if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+                meant |= {name.id: part for name, part in zip(target.elts, value.elts) if isinstance(name, ast.Name)}
+                continue
+        kept.append(statement)
+    if not meant or not all(isinstance(statement, (ast.Return, ast.Expr)) for statement in kept):
+        return tree
+    function.body = kept
+    return ast.Module([function], [])
+
+
+class _Meanings(ast.NodeTransformer):
+    def __init__(self, meant: dict[str, ast.expr]):
+        self.meant = meant
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return copy.deepcopy(self.meant[node.id]) if isinstance(node.ctx, ast.Load) and node.id in self.meant else node
+
+
+def _changes(tree: ast.Module, version: str, parameters: Container[str]) -> Iterator[_Change]:
+    """All changes of a tree, each once; the version sets the ids of two trees apart."""
+    seen = set()
+    for change in _all_changes(_numbered(tree), parameters):
+        name, _, way = change.slip.id.partition("__")
+        alone = bool(version) or name in ("wrong_name", "taken_as_fixed")
+        change.slip = replace(change.slip, id=f"{name}__{version}{way}", alone=alone)
+        if change.slip.id not in seen:
+            seen.add(change.slip.id)
+            yield change
+
+
+def _all_changes(tree: ast.Module, public: Container[str]) -> Iterator[_Change]:
+    """Changes that can be told by the names that learners know, those of the formula's parameters."""
+    function = tree.body[0]
+    assert isinstance(function, ast.FunctionDef)
+    parameters = [argument.arg for argument in function.args.args if argument.arg in public]
+    parents = {child: node for node in ast.walk(function) for child in ast.iter_child_nodes(node)}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in parameters:
+            yield from _of_a_name(node, parents.get(node), parameters)
+        elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
+            yield from _of_a_number(node, parents.get(node))
+        elif isinstance(node, ast.BinOp):
+            yield from _of_an_operation(node, parents.get(node), parameters)
+        elif isinstance(node, ast.Compare) and len(node.ops) == 1:
+            yield from _of_a_comparison(node)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("max", "min"):
+            yield from _of_a_limit(node, parameters)
+
+
+def _of_a_name(node: ast.Name, parent: ast.AST | None, parameters: list[str]) -> Iterator[_Change]:
+    number = node.number  # type: ignore[attr-defined]
+    for size in (2, 4) if node.id.endswith("_bytes") else ():
+        slip = Slip(f"taken_as_fixed__{number}_{size}", f"`{node.id}` is taken to be {size}, whatever is given.")
+        yield _Change(slip, number, ast.Constant(size))
+    for other in parameters:
+        if other != node.id:
+            slip = Slip(f"wrong_name__{number}_{other}", f"`{other}` stands where `{node.id}` belongs.")
+            yield _Change(slip, number, ast.Name(other, ast.Load()))
+    if isinstance(parent, ast.BinOp) and isinstance(parent.op, (ast.Mult, ast.Div, ast.FloorDiv)):
+        below = parent.right is node and not isinstance(parent.op, ast.Mult)
+        said = f"It is not divided by `{node.id}`." if below else f"`{node.id}` is missing as a factor."
+        yield _Change(Slip(f"factor_missing__{number}", said), number, ast.Constant(1))
+        square = ast.BinOp(ast.Name(node.id, ast.Load()), ast.Mult(), ast.Name(node.id, ast.Load()))
+        said = f"It is divided by `{node.id}` twice." if below else f"`{node.id}` is counted twice."
+        yield _Change(Slip(f"factor_twice__{number}", said), number, square)
+
+
+def _of_a_number(node: ast.Constant, parent: ast.AST | None) -> Iterator[_Change]:
+    number, value = node.number, node.value  # type: ignore[attr-defined]
+    if not isinstance(parent, ast.BinOp) or not isinstance(value, (int, float)):
+        return
+    if isinstance(parent.op, (ast.Mult, ast.Div, ast.FloorDiv)) and value not in (0, 1):
+        below = parent.right is node and not isinstance(parent.op, ast.Mult)
+        said = f"It is not divided by {value:g}." if below else f"A factor of {value:g} is missing."
+        yield _Change(Slip(f"factor_missing__{number}", said), number, ast.Constant(1))
+    if isinstance(parent.op, (ast.Mult, ast.Div, ast.FloorDiv)) and value in (2, 4, 8):
+        for wrong in {value // 2, value * 2} - {1}:
+            said = f"A factor is {wrong} where it should be {value}."
+            yield _Change(Slip(f"wrong_factor__{number}_{wrong}", said), number, ast.Constant(wrong))
+    if isinstance(parent.op, (ast.Add, ast.Sub)):
+        yield _Change(Slip(f"off_by_one__{number}", f"It is off by {value:g}."), number, ast.Constant(0))
+
+
+def _of_an_operation(node: ast.BinOp, parent: ast.AST | None, parameters: list[str]) -> Iterator[_Change]:
+    number = node.number  # type: ignore[attr-defined]
+    if isinstance(node.op, (ast.Add, ast.Sub)):
+        for kept, lost in ((node.left, node.right), (node.right, node.left)):
+            if isinstance(node.op, ast.Sub) and kept is node.right:
+                continue
+            keep = functools.partial(_side, kept is node.left)
+            yield _Change(Slip(f"term_missing__{number}_{kept is node.left}", _lost(lost, parameters)), number, keep)
+        turned = ast.Sub() if isinstance(node.op, ast.Add) else ast.Add()
+        said = (
+            "Two parts are subtracted where they are added."
+            if isinstance(node.op, ast.Add)
+            else ("Two parts are added where one is taken from the other.")
+        )
+        yield _Change(Slip(f"wrong_sign__{number}", said), number, functools.partial(_with_operator, turned))
+    if isinstance(node.op, ast.FloorDiv):
+        up = isinstance(parent, ast.UnaryOp) and isinstance(node.left, ast.UnaryOp)  # -(-a // b) rounds up
+        said = (
+            "A quotient is rounded down where it must be rounded up."
+            if up
+            else ("A quotient is rounded up where it must be rounded down.")
+        )
+        yield _Change(Slip(f"rounded_wrong__{number}", said), number, _rounded_up)
+        said = f"A quotient is rounded to the nearest whole number where it must be rounded {'up' if up else 'down'}."
+        yield _Change(Slip(f"rounded_wrong__{number}_nearest", said), number, _rounded_to_nearest)
+        said = "A quotient is not rounded, and whole numbers are asked for."
+        yield _Change(Slip(f"not_rounded__{number}", said), number, functools.partial(_with_operator, ast.Div()))
+
+
+def _of_a_comparison(node: ast.Compare) -> Iterator[_Change]:
+    pairs = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
+    turned = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE}
+    kind, number = type(node.ops[0]), node.number  # type: ignore[attr-defined]
+    if kind in pairs:
+        said = "A value exactly at a limit falls on the wrong side: is it < or <=?"
+        yield _Change(Slip(f"at_the_limit__{number}", said), number, functools.partial(_compared, pairs[kind]))
+        said = "A comparison is the wrong way round."
+        yield _Change(Slip(f"wrong_way_round__{number}", said), number, functools.partial(_compared, turned[kind]))
+
+
+def _of_a_limit(node: ast.Call, parameters: list[str]) -> Iterator[_Change]:
+    assert isinstance(node.func, ast.Name)
+    number = node.number  # type: ignore[attr-defined]
+    least = node.func.id == "max"
+    said = (
+        "The smaller of two is taken where the larger counts."
+        if least
+        else ("The larger of two is taken where the smaller counts.")
+    )
+    other = ast.Name("min" if least else "max", ast.Load())
+    yield _Change(Slip(f"other_end__{number}", said), number, functools.partial(_called, other))
+    if len(node.args) == 2 and not node.keywords:
+        for index, argument in enumerate(node.args):
+            if isinstance(argument, ast.Constant):
+                said = f"A limit is missing: it is never {'less' if least else 'more'} than {argument.value!r}."
+                yield _Change(Slip(f"limit_missing__{number}", said), number, functools.partial(_argument, 1 - index))
+            else:
+                said = f"Only one of two things counts where the {'larger' if least else 'smaller'} of both should."
+                kept = functools.partial(_argument, index)
+                yield _Change(Slip(f"only_one_counts__{number}_{index}", said), number, kept)
+
+
+def _changes_of_the_result() -> Iterator[tuple[Slip, Callable[[Any], Any]]]:
+    """What happens to a whole result: units, upside down, one too many, in another order."""
+
+    def scaled(by):
+        return lambda result: _each(result, lambda value: value * by if type(value) in (int, float) else value)
+
+    for by, word in UNITS.items():
+        yield Slip(f"units__{by:g}_large", f"The result is a {word} times too large: look at the units."), scaled(by)
+        small = Slip(f"units__{by:g}_small", f"The result is a {word} times too small: look at the units.")
+        yield small, scaled(1 / by)
+    yield Slip("units__bits", "The result is eight times too large: are bits counted where bytes are?"), scaled(8)
+    yield Slip("units__bytes", "The result is an eighth of what it should be: bits and bytes?"), scaled(1 / 8)
+    for by, said in ((2, "twice what it should be"), (0.5, "half of what it should be")):
+        sentence = f"The result is {said}: is something counted once that counts twice, or the other way round?"
+        yield Slip(f"factor_of_two__{by}", sentence), scaled(by)
+    yield Slip("upside_down", "The quotient is upside down."), lambda result: _each(result, _inverse)
+    for by in (1, -1):
+        said = "one too large" if by > 0 else "one too small"
+        yield Slip(f"off_by_one__{said.replace(' ', '_')}", f"The result is {said}."), functools.partial(_shifted, by)
+    yield Slip("wrong_order", "The results are right and stand in the wrong order."), _reversed
+
+
+def _each(result: Any, function: Callable[[Any], Any]) -> Any:
+    return type(result)(function(value) for value in result) if isinstance(result, (tuple, list)) else function(result)
+
+
+def _inverse(value: Any) -> Any:
+    return 1 / value if type(value) in (int, float) and value else value
+
+
+def _shifted(by: int, result: Any) -> Any:
+    return _each(result, lambda value: value + by if type(value) is int else value)
+
+
+def _reversed(result: Any) -> Any:
+    return type(result)(reversed(result)) if isinstance(result, (tuple, list)) else result
+
+
+def _lost(node: ast.expr, parameters: list[str]) -> str:
+    """What is missing, by the names in it."""
+    names = [name for name in parameters if any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(node))]
+    if isinstance(node, ast.Constant):
+        return f"It is off by {node.value!r}."
+    if not names:
+        return "One of the parts that are added is missing."
+    listed = f"`{names[0]}`" if len(names) == 1 else ", ".join(f"`{n}`" for n in names[:-1]) + f" and `{names[-1]}`"
+    return f"A part is missing from a sum, the one that depends on {listed}."
+
+
+def _side(left: bool, node: ast.BinOp) -> ast.expr:
+    return node.left if left else node.right
+
+
+def _with_operator(operator: ast.operator, node: ast.BinOp) -> ast.expr:
+    return ast.BinOp(node.left, operator, node.right)
+
+
+def _rounded_up(node: ast.BinOp) -> ast.expr:
+    minus = ast.UnaryOp(ast.USub(), node.left)
+    return ast.UnaryOp(ast.USub(), ast.BinOp(minus, ast.FloorDiv(), node.right))
+
+
+def _rounded_to_nearest(node: ast.BinOp) -> ast.expr:
+    quotient = ast.BinOp(node.left, ast.Div(), node.right)
+    return ast.Call(ast.Name("round", ast.Load()), [quotient], [])
+
+
+def _compared(kind: type[ast.cmpop], node: ast.Compare) -> ast.expr:
+    return ast.Compare(node.left, [kind()], node.comparators)
+
+
+def _called(function: ast.Name, node: ast.Call) -> ast.expr:
+    return ast.Call(function, node.args, node.keywords)
+
+
+def _argument(index: int, node: ast.Call) -> ast.expr:
+    return node.args[index]
