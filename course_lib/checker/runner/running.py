@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import itertools
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from course_lib.checker.runner.frames import Frame, LastWord, last_word, read_messages
 from course_lib.checker.runner.interpretable import needs_a_gpu
+from course_lib.checker.runner.process import wire
 from course_lib.checker.runner.worker import Ending, worker
 from course_lib.checker.specification.draw import Draw
 from course_lib.checker.specification.exercise import Case, Exercise, InOut, PerRank, arguments
@@ -18,6 +19,7 @@ from course_lib.checker.specification.nested import map_leaves
 from course_lib.checker.specification.requirements import FasterThan
 from course_lib.hardware.device import machine, supports_bfloat16
 
+ORDERS = ("ascending", "descending", "shuffled")  # of a launch's programs, in the interpreter: case after case
 REPEAT_SECONDS = 0.2  # for all further runs of a case
 REPEATS_SECONDS = 2.0  # for those of all cases
 TIMED_CALLS = 29  # 3 to warm up, 25 that count, and one to see that the answer is still right
@@ -63,7 +65,7 @@ def run_cases(
 
     On a GPU small cases are interpreted first: wild accesses and bytes are seen there, and cannot hurt the device.
     The interpreter puts NaN where a masked load without `other=` leaves a lane undefined; without `undefined_lanes` it
-    gives 0 there, and nothing else is run.
+    gives 0 there, and nothing else is run. From case to case it runs programs in another order of `ORDERS`.
 
     Raises:
         WorkerDied: the worker itself broke.
@@ -83,6 +85,42 @@ def run_cases(
     return runs + _grouped(exercise, source, names, draw, interpreted=False)
 
 
+def beside_ascending_order(
+    exercise: Exercise, source: str, names: dict[str, str], seed: int, runs: list[Run]
+) -> list[Run]:
+    """The runs of `run_cases` with the interpreted cases as they are when programs run in ascending order.
+
+    What another order made of a case stands beside that as its repeated run, where it is anything else.
+
+    Raises:
+        WorkerDied: the worker itself broke.
+    """
+    ascending = iter(_grouped(exercise, source, names, Draw(seed), interpreted=True, orders=ORDERS[:1]))
+    return [_beside(run, next(ascending, None)) if run.interpreted else run for run in runs]
+
+
+def _beside(run: Run, ascending: Run | None) -> Run:
+    if ascending is None or not ascending.ending.finished:
+        return run
+    frames = {
+        index: _with_another_order(ascending.frames[index], frame) if index in ascending.frames else frame
+        for index, frame in run.frames.items()
+    }
+    return replace(run, frames=frames)
+
+
+def _with_another_order(ascending: Frame, other: Frame) -> Frame:
+    if ascending.error or other.error or ascending.has_repeated:
+        return ascending
+    first, again = ((frame.result, dict(frame.written)) for frame in (ascending, other))
+    if wire.encode(first) == wire.encode(again):
+        return ascending
+    seen = replace(ascending.seen, repeats=1, differing=1, changes=1)
+    return replace(
+        ascending, seen=seen, has_repeated=True, result_repeated=other.result, written_repeated=other.written
+    )
+
+
 def _is_for_a_gpu_alone(runs: list[Run], source: str) -> bool:
     """Whether the interpreter lacks what an answer uses, so that what it raised there says nothing."""
     errors = (frame.error for run in runs for frame in run.frames.values())
@@ -93,7 +131,7 @@ def _wild_or_broken(run: Run) -> bool:
     return not run.ending.finished or any(frame.seen.out_of_bounds or frame.error for frame in run.frames.values())
 
 
-def _grouped(exercise: Exercise, source: str, names: dict[str, str], draw: Draw, **how: bool) -> list[Run]:
+def _grouped(exercise: Exercise, source: str, names: dict[str, str], draw: Draw, **how: Any) -> list[Run]:
     """Run the cases of one draw, those of each number of ranks in a job of their own; no more after one that broke.
 
     On GPUs only those run that this machine has enough GPUs for; one process of an exercise that uses none needs none.
@@ -123,8 +161,10 @@ def _run(
     world: int,
     interpreted: bool,
     undefined_lanes: bool = True,
+    orders: Sequence[str] = ORDERS,
 ) -> Run:
     turns = [2 * draw.integer(0, 1 << 20) + 1 for _ in range(TIMED_CALLS)]  # odd: no whole turn of a power of two
+    shuffles = draw.integer(0, 1 << 31)
     baselines = [requirement for requirement in exercise.requirements if isinstance(requirement, FasterThan)]
     job = {
         "exercise": exercise.id,
@@ -143,9 +183,10 @@ def _run(
                 "driver": _function_source(case.driver),
                 "turns": turns,
                 "compiled": case.compiled,
+                "order": _order(orders[number % len(orders)], shuffles + number),
                 "baseline": _function_source(baselines[0].baseline) if baselines and case.timed else None,
             }
-            for case in cases
+            for number, case in enumerate(cases)
         ],
     }
     seconds = exercise.limits.gpu_seconds if draw.on_gpu else exercise.limits.seconds
@@ -166,6 +207,11 @@ def _runs(draw: Draw) -> int:
     Not those of several ranks, which would have to agree on when to stop.
     """
     return 20 if draw.on_gpu else 1
+
+
+def _order(order: str, seed: int) -> str | int:
+    """An order as the traffic meter takes it."""
+    return seed if order == "shuffled" else order
 
 
 def _argument(value: Any) -> Any:

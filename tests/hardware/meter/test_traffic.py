@@ -1,5 +1,6 @@
 """The traffic meter counts exactly, finds what leaves a tensor, and never lets it through."""
 
+import contextlib
 import inspect
 import json
 import os
@@ -534,6 +535,44 @@ def test_a_scalar_that_a_load_leaves_undefined_is_still_seen():
     assert target[0] == 7.0 and len(meter.report().undefined_loads) == 1
 
 
+@triton.jit
+def turns_kernel(counter, turns, wide, BLOCK: tl.constexpr):
+    program = (tl.program_id(0) * 3 + tl.program_id(1)) * 2 + tl.program_id(2)
+    tl.store(turns + program, tl.atomic_add(counter, 1))
+    if program > 2:
+        tl.store(wide + program, tl.load(wide + 90 + program))
+    tl.store(wide + BLOCK, program)
+
+
+def turns_in(order):
+    """The turn in which each of 12 programs ran, in each of two launches, and the accesses that lie outside."""
+    turns = torch.zeros(2, 12, dtype=torch.int32)
+    with TrafficMeter(order=order) as meter:
+        for row in turns:
+            turns_kernel[(2, 3, 2)](torch.zeros(1, dtype=torch.int32), row, torch.zeros(20), BLOCK=90)
+    return turns.tolist(), [str(access) for access in meter.report().out_of_bounds]
+
+
+def test_programs_run_in_the_order_asked_for():
+    up, down = list(range(12)), list(range(12))[::-1]
+    assert turns_in("ascending")[0] == [up, up] and turns_in("descending")[0] == [down, down]
+    (first, second), again, other = turns_in(5)[0], turns_in(5)[0], turns_in(6)[0]
+    assert sorted(first) == sorted(second) == up and len({str(o) for o in (first, second, up, down)}) == 4
+    assert again == [first, second] != other
+
+
+@pytest.mark.parametrize("order", ["descending", 5])
+def test_what_lies_outside_is_told_alike_in_any_order(order):
+    """The first access told, and its program, are those of programs that run one after the other."""
+    assert turns_in(order)[1] == turns_in("ascending")[1]
+    assert "program (0, 0, 0)" in turns_in(order)[1][0] and "program (0, 1, 1)" in turns_in(order)[1][1]
+
+
+def test_an_unknown_order_is_refused():
+    with pytest.raises(ValueError, match="order='backwards'; it is 'ascending', 'descending' or a number"):
+        TrafficMeter(order="backwards")
+
+
 # --------------------------------------------------------------------------------------- a Triton it does not know
 
 
@@ -563,6 +602,14 @@ def test_a_triton_that_defines_all_lanes_by_itself_turns_the_meter_off(monkeypat
         semantic, "load", lambda pointer, mask, other, *rest: load(pointer, mask, other or zero, *rest), raising=False
     )
     with pytest.raises(MeterUnavailable, match="undefined is 0, not 1"):
+        with TrafficMeter():
+            pass
+
+
+def test_a_triton_that_takes_no_order_turns_the_meter_off(monkeypatch):
+    monkeypatch.setattr(self_test, "_result", None)
+    monkeypatch.setattr(triton_internals, "renumbered_programs", contextlib.nullcontext)
+    with pytest.raises(MeterUnavailable, match="last program is 1, not 0"):
         with TrafficMeter():
             pass
 

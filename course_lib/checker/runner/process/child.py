@@ -103,7 +103,7 @@ class Child:
         result = None
         with contextlib.ExitStack() as stack:
             compiled = stack.enter_context(graphs.counted(self.job, case))
-            watching = self.watch(stack, seen)
+            watching = self.watch(stack, seen, case["order"])
             started = time.perf_counter()
             try:
                 result = call(*arguments.values)
@@ -145,14 +145,14 @@ class Child:
             wire.verify(last)
             frame["result_after_timing"] = last
 
-    def watch(self, stack, observing):
+    def watch(self, stack, observing, order):
         """Enter the meters; the function returned gives what they saw once the stack has closed."""
         stack.enter_context(in_threads_too(observing))
         if self.traffic is None:
             stack.enter_context(observing)
             return lambda: {"launches": [], "traffic": {}, "out_of_bounds": []}
         if os.environ.get("TRITON_INTERPRET") == "1":
-            meter = stack.enter_context(self.traffic.TrafficMeter(undefined_lanes=self.undefined))
+            meter = stack.enter_context(self.traffic.TrafficMeter(undefined_lanes=self.undefined, order=order))
             asked = self.job["records_variants"]
             variants = stack.enter_context(self.traffic.record_variants()) if asked else []
             stack.enter_context(observing)

@@ -18,6 +18,11 @@ from .tensors import ADDRESS_MASK, MAX_TAG, TAG_SHIFT, Argument, Row, View
 MAX_RECORDS = 64  # distinct (kernel, line, tensor) places kept; further ones are only counted
 
 
+# A launch's number, a program of it, and an access's number in that program: sorted by these, what was seen does not
+# depend on the order in which programs ran.
+Moment = tuple[int, tuple[int, int, int], int]
+
+
 @dataclass
 class Wild:
     """Accesses outside a tensor at one place of the source, added up. ``row`` is None for memory of no tensor."""
@@ -28,12 +33,17 @@ class Wild:
     kernel: str
     file: str
     line: int
-    program: tuple[int, int, int]
+    moment: Moment
     length: int
     programs: set[tuple[int, int, int]] = field(default_factory=set)
     lanes: int = 0
     low: int | None = None
     high: int | None = None
+
+    @property
+    def program(self) -> tuple[int, int, int]:
+        """The first that did it, where programs run in ascending order."""
+        return self.moment[1]
 
 
 class Accounts:
@@ -56,6 +66,7 @@ class Accounts:
         self.wild: dict[tuple, Wild] = {}
         self.wild_unlisted = 0
         self.kernel = ""
+        self._launch, self._running, self._access = 0, (0, 0, 0), 0
         self.forget_arguments()
 
     # ---- a launch begins
@@ -67,6 +78,7 @@ class Accounts:
     def begin(self, kernel: str, given: dict[str, object], host: dict[str, object]) -> None:
         """A launch's arguments by parameter, as passed and as the interpreter's copies on the host."""
         self.kernel = kernel
+        self._launch, self._access = self._launch + 1, 0
         self.forget_arguments()
         for parameter, value in given.items():
             self._register(parameter, value, host[parameter])
@@ -110,10 +122,19 @@ class Accounts:
 
     # ---- an access
 
+    def moment(self) -> Moment:
+        """When, in ascending order, the access now under way would be."""
+        program = self._program()
+        if program != self._running:
+            self._running, self._access = program, 0
+        return self._launch, program, self._access
+
     def book(
         self, kind: str, pointers: np.ndarray, mask: np.ndarray, item_bytes: int
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Counts one access. Returns the plain addresses, and None or the lanes (bool, like mask) that must not run."""
+        self.moment()
+        self._access += 1
         active = pointers.ravel() if mask.all() else pointers[mask]
         if active.size == 0:
             return pointers & ADDRESS_MASK, None
@@ -174,7 +195,7 @@ class Accounts:
         self, kind: str, row: Row | None, parameter: str | None, view: View | None, elements: np.ndarray
     ) -> None:
         file, line = kernel_line()
-        program = self._program()
+        moment = self.moment()
         key = (kind, id(row), parameter, self.kernel, file, line)
         record = self.wild.get(key)
         if record is None:
@@ -182,8 +203,9 @@ class Accounts:
                 self.wild_unlisted += elements.size
                 return
             length = 0 if view is None else (view.end - view.start) // view.item_bytes
-            record = self.wild[key] = Wild(kind, row, parameter, self.kernel, file, line, program, length)
-        record.programs.add(program)
+            record = self.wild[key] = Wild(kind, row, parameter, self.kernel, file, line, moment, length)
+        record.moment = min(record.moment, moment)
+        record.programs.add(moment[1])
         record.lanes += elements.size
         if view is not None:
             low, high = int(elements.min()), int(elements.max())

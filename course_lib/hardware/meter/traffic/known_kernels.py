@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 
-def metered_kernel(source, target, total, length):
+def metered_kernel(source, target, total, last, length):
     lanes = tl.program_id(0) * 8 + tl.arange(0, 8)  # noqa: F821, tl becomes a global of this file in `jit`
     values = tl.load(source + lanes, mask=lanes < length)  # noqa: F821
     tl.store(target + lanes, values)  # noqa: F821, the last six lanes lie outside
     given = tl.load(source, mask=length < 0, other=0.0)  # noqa: F821, nothing is left undefined, and nothing is read
     tl.atomic_add(total, 1.0 + given)  # noqa: F821
+    tl.store(last, tl.program_id(0))  # noqa: F821
 
 
 def taken_kernel(source, target, total, length):

@@ -11,6 +11,7 @@ from . import self_test, summary, triton_internals
 from .accounts import Accounts
 from .allocations import Allocations
 from .memory import MemoryShim
+from .order import ASCENDING, numbering
 from .results import Launch, MeterUnavailable, TrafficReport
 from .tensors import View
 from .undefined import UndefinedLanes
@@ -28,18 +29,29 @@ class TrafficMeter:
     ``undefined_lanes`` holds a number for each float dtype, as bits (``undefined_lanes.float32``), for the lanes that a
     load with a mask and no ``other=`` leaves undefined. By itself the interpreter gives 0 there, which a GPU need not.
 
+    ``order`` is that in which the programs of a launch run: "ascending", "descending", or a number that they are
+    shuffled by. A GPU keeps no order, so what changes with it is a race.
+
     Raises :class:`MeterUnavailable` on entry when Triton does not interpret, when another meter is already counting,
     or when this Triton's inside is not the one known here.
     """
 
     _active: TrafficMeter | None = None
 
-    def __init__(self, *, count_sectors: bool = False, undefined_lanes: object = None, **tensors: torch.Tensor):
+    def __init__(
+        self,
+        *,
+        count_sectors: bool = False,
+        undefined_lanes: object = None,
+        order: str | int = ASCENDING,
+        **tensors: torch.Tensor,
+    ):
         self._named: dict[str, View] = {}
         self._launches: list[Launch] = []
         self._allocations = Allocations()
         self._accounts = Accounts(count_sectors, self._other_views, triton_internals.running_program)
         self._undefined = None if undefined_lanes is None else UndefinedLanes(undefined_lanes, self._accounts)
+        self._order = numbering(order)
         self.watch(**tensors)
 
     def watch(self, **tensors: torch.Tensor) -> TrafficMeter:
@@ -69,6 +81,8 @@ class TrafficMeter:
             enter(triton_internals.memory_behind(lambda memory: MemoryShim(memory, self._accounts)))
             if self._undefined is not None:
                 enter(triton_internals.filled_loads(self._undefined.filling))
+            if self._order is not None:
+                enter(triton_internals.renumbered_programs(self._order))
             enter(triton_internals.tagged_pointers(self._accounts.tagged_address))
             enter(triton_internals.copied_arguments(self._allocations.pause, self._accounts.begin))
             enter(triton_internals.interpreted_launches(self._launches.append))

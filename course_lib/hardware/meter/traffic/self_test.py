@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from . import known_kernels, triton_internals
+from .order import DESCENDING
 from .results import MeterUnavailable, TrafficReport
 
 _result: str | None = None  # None: not run yet; "": passed; else what was wrong
@@ -32,19 +33,20 @@ def require_interpreter() -> None:
 def prove(meter_class: type) -> None:
     """Counts a kernel whose traffic is known: 10 of 16 lanes loaded, 10 stored, 6 stored past the end, 2 atomics.
 
-    One of its two loads leaves lanes undefined.
+    One of its two loads leaves lanes undefined, and its programs run in descending order.
     """
     global _result
     if _result is None:
         try:
-            source, target, total = torch.arange(10.0), torch.zeros(16)[:10], torch.zeros(1)
-            kernel, meter = known_kernels.jit("metered_kernel"), meter_class(source=source, undefined_lanes=_Seven)
+            source, target, total, last = torch.arange(10.0), torch.zeros(16)[:10], torch.zeros(1), torch.tensor([7])
+            kernel = known_kernels.jit("metered_kernel")
+            meter = meter_class(source=source, undefined_lanes=_Seven, order=DESCENDING)
             meter._open()
             try:
-                kernel[(2,)](source, target, total, 10)
+                kernel[(2,)](source, target, total, last, 10)
             finally:
                 meter._close()
-            _result = _mismatch(meter.report(), target, total)
+            _result = _mismatch(meter.report(), target, total, last)
         except Exception as error:  # whatever moved inside Triton, the answer is the same: no meter
             _result = f"{type(error).__name__}: {error}"
     if _result:
@@ -54,7 +56,7 @@ def prove(meter_class: type) -> None:
         )
 
 
-def _mismatch(report: TrafficReport, target: torch.Tensor, total: torch.Tensor) -> str:
+def _mismatch(report: TrafficReport, target: torch.Tensor, total: torch.Tensor, last: torch.Tensor) -> str:
     wild = report.out_of_bounds[0] if report.out_of_bounds else None
     seen = {
         "loaded": report["source"].loaded_bytes,
@@ -63,6 +65,7 @@ def _mismatch(report: TrafficReport, target: torch.Tensor, total: torch.Tensor) 
         "grid": report.launches[0].grid,
         "result": target.tolist(),
         "count": total.item(),
+        "last program": last.item(),
         "wild": wild and (wild.kind, wild.tensor, wild.first_element, wild.last_element, wild.program),
         "line": wild and wild.line - known_kernels.metered_kernel.__code__.co_firstlineno,
         "undefined": len(report.undefined_loads),
@@ -74,6 +77,7 @@ def _mismatch(report: TrafficReport, target: torch.Tensor, total: torch.Tensor) 
         "grid": (2, 1, 1),
         "result": [float(i) for i in range(10)],
         "count": 2.0,
+        "last program": 0,
         "wild": ("store", "target", 10, 15, (1, 0, 0)),
         "line": 3,
         "undefined": 1,

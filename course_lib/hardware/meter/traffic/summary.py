@@ -25,7 +25,9 @@ def report(
     return TrafficReport(
         tensors=tuple(_traffic(name, rows, named) for name, rows in groups.items()),
         launches=tuple(launches),
-        out_of_bounds=tuple(_out_of_bounds(wild, names) for wild in accounts.wild.values()),
+        out_of_bounds=tuple(
+            _out_of_bounds(wild, names) for wild in sorted(accounts.wild.values(), key=lambda wild: wild.moment)
+        ),
         out_of_bounds_unlisted=accounts.wild_unlisted,
         allocations=tuple(allocations),
         undefined_loads=tuple(

@@ -145,6 +145,26 @@ def running_program() -> tuple[int, int, int]:
     return tuple(interpreter_builder.grid_idx)
 
 
+@contextlib.contextmanager
+def renumbered_programs(number: Callable[[int, int], int]) -> Iterator[None]:
+    """Has program ``number(turn, turns)`` of a launch run where the interpreter would run program ``turn``.
+
+    The interpreter says which program is next before it runs it; here another is put in its place.
+    """
+    from triton.runtime import interpreter
+
+    builder = interpreter.interpreter_builder
+    original = builder.set_grid_idx
+
+    def set_next(x, y, z):
+        planes, rows, columns = _three(builder.grid_dim)
+        chosen = number((x * rows + y) * columns + z, planes * rows * columns)
+        return original(chosen // (rows * columns), chosen // columns % rows, chosen % columns)
+
+    with replaced(builder, "set_grid_idx", set_next):
+        yield
+
+
 # ------------------------------------------------------------------------------------------------------------- launches
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .accounts import Accounts
+from .accounts import Accounts, Moment
 from .places import kernel_line
 
 # Triton's name of a float type: ours, and NumPy's types of its bits and of its values in the interpreter.
@@ -21,7 +21,12 @@ class UndefinedLanes:
 
     def __init__(self, bits: object, accounts: Accounts):
         self._bits, self._accounts = bits, accounts
-        self.seen: dict[tuple[str, str, int], None] = {}  # kernel, file and line of each such load, in order
+        self._seen: dict[tuple[str, str, int], Moment] = {}
+
+    @property
+    def seen(self) -> list[tuple[str, str, int]]:
+        """Kernel, file and line of each such load, in order."""
+        return sorted(self._seen, key=self._seen.__getitem__)
 
     def filling(self, type_name: str, shape: tuple[int, ...]) -> np.ndarray | None:
         """What a load of this type gives in place of a missing ``other=``; None where nothing was asked for."""
@@ -32,5 +37,6 @@ class UndefinedLanes:
         if bits is None:
             return None
         file, line = kernel_line()
-        self.seen[self._accounts.kernel, file, line] = None
+        load, moment = (self._accounts.kernel, file, line), self._accounts.moment()
+        self._seen[load] = min(self._seen.get(load, moment), moment)
         return np.full(shape, bits, dtype=integer).view(value)
