@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -19,12 +20,23 @@ from course_lib.hardware.device import machine
 LARGE = 1 << 18  # elements of a case's tensors, together
 GPU = torch.device("cuda")
 _on_the_gpu = True
+_worked_out: WeakKeyDictionary[Case, dict[tuple, Any]] = WeakKeyDictionary()
 
 
 def is_large(case: Case) -> bool:
     """Whether a case's tensors, those that may be written among them, hold more than `LARGE` elements."""
     written = [leaf.tensor for _, leaf in leaves(case.args) if isinstance(leaf, InOut)]
     return sum(tensor.numel() for tensor in [*tensors(case.args), *written]) > LARGE
+
+
+def once(case: Case, key: tuple, work: Callable[[], Any]) -> Any:
+    """What `work` gives for a case, worked out once for as long as the case lives; a large case's is never kept."""
+    if is_large(case):
+        return work()
+    known = _worked_out.setdefault(case, {})
+    if key not in known:
+        known[key] = work()
+    return known[key]
 
 
 def call(function: Callable, case: Case, convert: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from course_lib.checker.judge.evaluate import once
 from course_lib.checker.judge.fingerprints import raise_when_strict
 from course_lib.checker.judge.outcome import Outcome
 from course_lib.checker.specification.exercise import Case, arguments
@@ -160,6 +161,13 @@ def _cost(case: Case) -> int:
 
 
 def _predicted(model: Model, made: Made, case: Case) -> _Predicted | None:
+    """What the model makes of the case; of two slips, which are many, nothing is kept."""
+    if len(made.slips) > 1:
+        return _worked_out(model, made, case)
+    return once(case, ("model", model, made), lambda: _worked_out(model, made, case))
+
+
+def _worked_out(model: Model, made: Made, case: Case) -> _Predicted | None:
     """What the model makes of the case; it gets copies with the same strides, and writes those that are written."""
     try:
         args, written = arguments(case, copy.deepcopy) if case.in_place else (case.args, [])

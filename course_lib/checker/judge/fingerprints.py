@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from course_lib.checker.judge.compare import SHAKES, agrees, shaken
-from course_lib.checker.judge.evaluate import call, float64
+from course_lib.checker.judge.evaluate import call, float64, once
 from course_lib.checker.judge.outcome import Outcome
 from course_lib.checker.specification.exercise import Case, Exercise, Mistake
 
@@ -75,6 +75,10 @@ def contradicts(exercise: Exercise, result: Callable, outcomes: Sequence[Outcome
 
 def _fingerprint(result: Callable, case: Case) -> Any:
     """What a mistake makes of the case in float64; None where it has nothing to say."""
+    return once(case, ("fingerprint", result), lambda: _worked_out(result, case))
+
+
+def _worked_out(result: Callable, case: Case) -> Any:
     try:
         return call(result, case, float64)
     except Exception:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from course_lib.checker.judge import compare
 from course_lib.checker.judge.compare import Leaf, Truth
+from course_lib.checker.judge.evaluate import once
 from course_lib.checker.runner.frames import Frame
 from course_lib.checker.runner.running import Run
 from course_lib.checker.specification.exercise import Case, Exercise, Seen
@@ -64,11 +66,13 @@ class Outcome:
 
 def compare_case(exercise: Exercise, run: Run, case: Case, frame: Frame) -> Outcome:
     """Compare what came back for one case that raised nothing."""
-    expected = compare.truth(exercise, case, tf32=exercise.uses_dot and not run.interpreted)
+    tf32 = exercise.uses_dot and not run.interpreted
+    key = (exercise.oracle_for(case), exercise.plain, tf32)
+    expected = once(case, ("truth", *key), lambda: compare.truth(exercise, case, tf32))
     got = result_of(case, frame.result, frame.written)
     leaves = compare.compare(got, expected, exercise)
     if _wrong(leaves):
-        expected = compare.surer(expected, exercise, case)
+        expected = once(case, ("surer", *key), partial(compare.surer, expected, exercise, case))
         leaves = compare.compare(got, expected, exercise)
     right_at_first = not _wrong(leaves)
     unsteady = kept = False

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from course_lib.checker.runner.frames import Frame, LastWord, last_word, read_messages
 from course_lib.checker.runner.interpretable import needs_a_gpu
 from course_lib.checker.runner.process import wire
@@ -22,7 +24,10 @@ from course_lib.hardware.device import machine, supports_bfloat16
 ORDERS = ("ascending", "descending", "shuffled")  # of a launch's programs, in the interpreter: case after case
 REPEAT_SECONDS = 0.2  # for all further runs of a case
 REPEATS_SECONDS = 2.0  # for those of all cases
+KEPT_DRAWS = 2  # of which the cases stay at hand
 TIMED_CALLS = 29  # 3 to warm up, 25 that count, and one to see that the answer is still right
+
+_just_drawn: dict[tuple, tuple[list[Case], torch.Tensor]] = {}
 
 
 @dataclass
@@ -136,7 +141,7 @@ def _grouped(exercise: Exercise, source: str, names: dict[str, str], draw: Draw,
 
     On GPUs only those run that this machine has enough GPUs for; one process of an exercise that uses none needs none.
     """
-    cases, runs = exercise.drawn(draw), []
+    cases, runs = _drawn(exercise, draw), []
     for world in sorted({_world(case) for case in cases}) or [0]:
         group = [case for case in cases if _world(case) == world]
         if draw.on_gpu and (world > machine().gpu_count or world == 0 and not exercise.needs.uses_gpu):
@@ -145,6 +150,20 @@ def _grouped(exercise: Exercise, source: str, names: dict[str, str], draw: Draw,
         if not runs[-1].ending.finished:
             break
     return runs
+
+
+def _drawn(exercise: Exercise, draw: Draw) -> list[Case]:
+    """The cases of a fresh draw; those of a seed that was drawn just before are the same objects.
+
+    What is worked out for a case (its truth, what a slip makes of it) is then at hand when an answer runs again.
+    """
+    key = (exercise.cases, exercise.contracts, draw.seed, draw.on_gpu, draw.bfloat16)
+    if key not in _just_drawn:
+        while len(_just_drawn) >= KEPT_DRAWS:
+            _just_drawn.pop(next(iter(_just_drawn)))
+        _just_drawn[key] = (exercise.drawn(draw), draw.state)
+    cases, draw.state = _just_drawn[key]
+    return cases
 
 
 def _world(case: Case) -> int:

@@ -34,7 +34,7 @@ class Level:
         return self.words
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Contract:
     """The choices that a docstring leaves open, and the arguments that a set of choices makes.
 

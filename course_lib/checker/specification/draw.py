@@ -22,6 +22,15 @@ class Draw:
         self.seed, self.on_gpu, self.bfloat16 = seed, on_gpu, bfloat16
         self._generator = torch.Generator().manual_seed(seed)
 
+    @property
+    def state(self) -> torch.Tensor:
+        """How far the draw has come: set on another of the same seed, it goes on from there."""
+        return self._generator.get_state()
+
+    @state.setter
+    def state(self, state: torch.Tensor) -> None:
+        self._generator.set_state(state)
+
     def normal(
         self, *shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0, shift: float = 0.0
     ) -> torch.Tensor:

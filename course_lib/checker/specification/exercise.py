@@ -34,7 +34,7 @@ class PerRank(tuple):
     """An argument that differs from rank to rank, in a case with several: one value for each rank, in order."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
     """One call of the learner's function.
 

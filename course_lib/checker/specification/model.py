@@ -53,7 +53,7 @@ class Slips:
         return not self._switched_on.isdisjoint(names)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Model:
     """What an answer computes, step by step, and the slips that can be made on the way.
 
