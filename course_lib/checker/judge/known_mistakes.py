@@ -60,7 +60,8 @@ def _of_a_formula(evidence: Evidence) -> Mistake | None:
     """A small change of the formula itself that makes what the answer made, here and on cases drawn afresh."""
     first, mine = _first_wrong(evidence)
     plain = not any(isinstance(leaf, torch.Tensor) for o in mine for _, leaf in leaves([o.case.args, o.truth.want]))
-    if first is None or not plain or any(outcome.case.driver for outcome in mine):
+    raised = any((error.case.entry or evidence.exercise.entries[0]) == first for error in evidence.errors)
+    if first is None or raised or not plain or any(outcome.case.driver for outcome in mine):
         return None
     model = formula_model(evidence.exercise.oracle_for(mine[0].case), first)
     found = explain(model, mine + evidence.run_afresh(first)) if model else None
