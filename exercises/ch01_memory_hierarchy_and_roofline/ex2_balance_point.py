@@ -43,6 +43,10 @@ def bound_cases(draw):
         ),
     ]
     cases += [Case(f"{what}, on {_a(name)}", (*work, *devices[name]), "least_time") for what, name, work in operations]
+    for name, intensity in (("A100", 200.0), ("T4", 250.0), ("H200", 260.0), ("H100", 280.0)):
+        moved = float(draw.integer(10**6, 10**9))
+        work = f"{intensity:.0f} FLOPs for each byte"
+        cases.append(Case(f"{work}, on {_a(name)}", (intensity * moved, moved, *devices[name]), "least_time"))
     teraflops, bandwidth = 10.0 ** draw.integer(0, 4), float(draw.integer(50, 9000))
     flops, moved = float(draw.integer(1, 10**9)) * 1e3, float(draw.integer(1, 10**9))
     cases.append(Case("a device and an operation made up here", (flops, moved, teraflops, bandwidth), "least_time"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from course_lib.checker import Case, Exercise, Mistake
+from course_lib.checker.specification.model import Model, Slip
 
 
 def bytes_alive(length, heads, head_dim, item_bytes):
@@ -39,6 +40,47 @@ def _largest_power(memory_bytes, *shape):
     return 1 << (longest.bit_length() - 1) if longest else 0
 
 
+def longest_with(slips, memory_bytes, heads, head_dim, item_bytes):
+    """The longest N whose matrices·N² + vectors·head_dim·N elements fit, with slips."""
+    heads = 1 if slips("heads_forgotten") else heads
+    item_bytes = 1 if slips("bytes_forgotten") else 4 if slips("always_float32") else item_bytes
+    matrices = 1 if slips("one_matrix") else 3 if slips("three_matrices") else 2
+    vectors = 0 if slips("inputs_forgotten") else 3 if slips("one_input_forgotten") else 4
+    room = memory_bytes // (heads * item_bytes)
+    square = (vectors * head_dim) ** 2 + 4 * matrices * room
+    root = int(math.sqrt(square)) if slips("root_in_floating_point") else math.isqrt(square)
+    longest = max(0, (root - vectors * head_dim) // (2 * matrices))
+    if slips("one_too_short") and longest * (matrices * longest + vectors * head_dim) == room:
+        longest -= 1
+    return longest + slips("one_too_long")
+
+
+SLIPS = (
+    Slip("heads_forgotten", "The number of heads is missing: every head has matrices of its own."),
+    Slip("bytes_forgotten", "item_bytes is missing: memory is counted in bytes, tensors in elements."),
+    Slip("always_float32", "Every element is counted with four bytes. It has item_bytes."),
+    Slip(
+        "one_matrix",
+        "Only one N × N matrix was counted. While the softmax runs, the scores it reads and the probabilities it "
+        "writes both exist.",
+    ),
+    Slip("three_matrices", "Three N × N matrices were counted. There are two: the scores and the probabilities."),
+    Slip(
+        "inputs_forgotten",
+        "Q, K, V and O were not counted: 4 · N · head_dim elements per head. It is little, and the answer is then too "
+        "long by about head_dim tokens.",
+    ),
+    Slip("one_input_forgotten", "Of Q, K, V and O only three were counted. All four exist at the same time."),
+    Slip(
+        "root_in_floating_point",
+        "The square root was taken in floating point, which keeps 53 bits. For large memories it comes out one off: "
+        "math.isqrt is exact.",
+    ),
+    Slip("one_too_short", "One token more would fit: a need that equals memory_bytes is allowed."),
+    Slip("one_too_long", "That is the first length that does not fit. Return the one before it."),
+)
+
+
 EXERCISE = Exercise(
     id="2.2",
     title="The longest sequence that fits",
@@ -56,45 +98,8 @@ EXERCISE = Exercise(
         "whole number, which `math.sqrt` does not.",
         "`math.isqrt(memory_bytes // (2 * item_bytes * heads) + head_dim**2) - head_dim`",
     ),
+    models=(Model(longest_with, SLIPS),),
     mistakes=(
-        Mistake(
-            "one_matrix",
-            "Only one N × N matrix was counted. While the softmax runs, the scores it reads and the probabilities "
-            "it writes both exist.",
-            result=lambda m, h, d, b: math.isqrt(m // (b * h) + 4 * d * d) - 2 * d,
-        ),
-        Mistake(
-            "one_matrix_alone",
-            "Only the scores were counted. The probabilities are a second matrix of that size, and Q, K, V and O "
-            "need room too.",
-            result=lambda m, h, d, b: math.isqrt(m // (b * h)),
-        ),
-        Mistake(
-            "inputs_forgotten",
-            "The two matrices were counted, and Q, K, V and O were not: 4 · N · head_dim elements per head. It is "
-            "little, and the answer is then too long by about head_dim tokens.",
-            result=lambda m, h, d, b: math.isqrt(m // (2 * b * h)),
-        ),
-        Mistake(
-            "one_too_long",
-            "That is the first length that does not fit. Return the one before it.",
-            result=lambda m, h, d, b: longest_oracle(m, h, d, b) + 1,
-        ),
-        Mistake(
-            "one_too_short",
-            "One token more would fit: a need that equals memory_bytes is allowed.",
-            when=lambda case, seen, got: isinstance(got, int) and got == longest_oracle(*case.args) - 1,
-        ),
-        Mistake(
-            "heads_forgotten",
-            "The number of heads is missing: every head has matrices of its own.",
-            result=lambda m, h, d, b: longest_oracle(m, 1, d, b),
-        ),
-        Mistake(
-            "bytes_forgotten",
-            "item_bytes is missing: memory is counted in bytes, tensors in elements.",
-            result=lambda m, h, d, b: longest_oracle(m, h, d, 1),
-        ),
         Mistake(
             "powers_of_two_only",
             "You tried powers of two. The longest length that fits may lie almost a factor of two above the last "

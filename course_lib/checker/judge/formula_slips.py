@@ -18,6 +18,7 @@ from typing import Any
 from course_lib.checker.specification.model import Model, Slip, Slips
 
 MOST_FOR_PAIRS = 80  # slips of a formula; of more, two at once are not looked for
+BINARY = {1e3: 1 << 10, 1e6: 1 << 20, 1e9: 1 << 30, 1e12: 1 << 40}
 UNITS = {1e3: "thousand", 1e6: "million", 1e9: "billion", 1e12: "trillion"}
 
 
@@ -75,6 +76,8 @@ def _versions(oracle: Callable) -> dict[str, tuple[str, ast.Module]]:
     versions = {"": (oracle.__name__, tree)}
     if (inlined := _inlined(tree)) is not tree:
         versions["inlined_"] = (oracle.__name__, inlined)
+    if ast.dump(spread := _Spread().visit(copy.deepcopy(inlined))) != ast.dump(inlined):
+        versions["spread_"] = (oracle.__name__, spread)
     called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     for name in sorted(called):
         helper = oracle.__globals__.get(name)
@@ -141,6 +144,19 @@ def _inlined(tree: ast.Module) -> ast.Module:
         return tree
     function.body = kept
     return ast.Module([function], [])
+
+
+class _Spread(ast.NodeTransformer):
+    """Products over sums written out, so that a factor can be missing from one part of a sum."""
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        left, right = self.visit(node.left), self.visit(node.right)
+        if isinstance(node.op, ast.Mult):
+            for whole, factor in ((left, right), (right, left)):
+                if isinstance(whole, ast.BinOp) and isinstance(whole.op, (ast.Add, ast.Sub)):
+                    parts = (ast.BinOp(copy.deepcopy(factor), ast.Mult(), part) for part in (whole.left, whole.right))
+                    return self.visit_BinOp(ast.BinOp(next(parts), whole.op, next(parts)))
+        return ast.BinOp(left, node.op, right)
 
 
 class _Meanings(ast.NodeTransformer):
@@ -212,6 +228,9 @@ def _of_a_number(node: ast.Constant, parent: ast.AST | None) -> Iterator[_Change
         for wrong in {value // 2, value * 2} - {1}:
             said = f"A factor is {wrong} where it should be {value}."
             yield _Change(Slip(f"wrong_factor__{number}_{wrong}", said), number, ast.Constant(wrong))
+    if value in BINARY:
+        said = f"A {UNITS[value]} is taken for 2^{BINARY[value].bit_length() - 1}, and it is {value:g}."
+        yield _Change(Slip(f"units__{number}_binary", said), number, ast.Constant(BINARY[value]))
     if isinstance(parent.op, (ast.Add, ast.Sub)):
         yield _Change(Slip(f"off_by_one__{number}", f"It is off by {value:g}."), number, ast.Constant(0))
 

@@ -14,7 +14,7 @@ WRONG = {
         (BUDGET, "budget = memory_bytes // (item_bytes * heads)"),
         (ROOT, "return math.isqrt(budget + 4 * head_dim * head_dim) - 2 * head_dim"),
     ),
-    "one_matrix_alone": changed(
+    "one_matrix__and_inputs_forgotten": changed(
         "2.2", (BUDGET, "budget = memory_bytes // (item_bytes * heads)"), (ROOT, "return math.isqrt(budget)")
     ),
     "inputs_forgotten": changed("2.2", (ROOT, "return math.isqrt(budget)")),
