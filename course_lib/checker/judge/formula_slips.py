@@ -91,6 +91,8 @@ def _parsed(function: Callable) -> ast.Module | None:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
         return None
+    if any(isinstance(node, ast.While) for node in ast.walk(tree)):
+        return None  # with a small change it may never end
     return tree if len(tree.body) == 1 and isinstance(tree.body[0], ast.FunctionDef) else None
 
 

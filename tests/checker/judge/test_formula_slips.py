@@ -61,6 +61,17 @@ def test_a_formula_without_a_source_has_no_model():
     assert formula_model(math.isqrt) is None
 
 
+def counted(rate, bandwidth):
+    group = 1
+    while group * bandwidth < rate:
+        group += 1
+    return group
+
+
+def test_a_loop_that_a_change_could_make_endless_is_not_changed():
+    assert formula_model(counted) is None
+
+
 def drawn(draw: Draw):
     shapes = [[draw.integer(2, 90) for _ in range(4)] for _ in range(3)]
     return [Case(f"{shape}", (*shape, draw.choice((1, 2, 4)))) for shape in shapes]
