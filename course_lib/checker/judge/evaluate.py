@@ -23,10 +23,15 @@ _on_the_gpu = True
 _worked_out: WeakKeyDictionary[Case, dict[tuple, Any]] = WeakKeyDictionary()
 
 
-def is_large(case: Case) -> bool:
-    """Whether a case's tensors, those that may be written among them, hold more than `LARGE` elements."""
+def elements(case: Case) -> int:
+    """Elements of a case's tensors, those that may be written among them."""
     written = [leaf.tensor for _, leaf in leaves(case.args) if isinstance(leaf, InOut)]
-    return sum(tensor.numel() for tensor in [*tensors(case.args), *written]) > LARGE
+    return sum(tensor.numel() for tensor in [*tensors(case.args), *written])
+
+
+def is_large(case: Case) -> bool:
+    """Whether a case's tensors hold more than `LARGE` elements, together."""
+    return elements(case) > LARGE
 
 
 def once(case: Case, key: tuple, work: Callable[[], Any]) -> Any:

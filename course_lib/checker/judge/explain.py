@@ -36,7 +36,7 @@ class Made:
 
 
 @dataclass(frozen=True)
-class _Predicted:
+class Predicted:
     """What an answer made so gives, and whether it reaches outside a tensor."""
 
     value: Any
@@ -94,7 +94,7 @@ def _told(made: Made) -> tuple[str, ...]:
 
 def differ(model: Model, one: Made, other: Made, case: Case) -> bool:
     """Whether two answers make different things of a case, both of which the model can say."""
-    mine, theirs = (_predicted(model, made, case) for made in (one, other))
+    mine, theirs = (prediction(model, made, case) for made in (one, other))
     return mine is not None and theirs is not None and not alike(mine.value, theirs.value)
 
 
@@ -119,10 +119,10 @@ class _Search:
     def pairs(self) -> Iterator[Made]:
         """Two slips that both change the first case, or of which one does and explains it, with the first style."""
         style, first = self.model.styles[0], self.outcomes[0]
-        right = _predicted(self.model, Made((), style), first.case)
+        right = prediction(self.model, Made((), style), first.case)
         changes, explains = {}, {}
         for slip in self.model.slips:
-            alone = _predicted(self.model, Made((slip,), style), first.case)
+            alone = prediction(self.model, Made((slip,), style), first.case)
             changes[slip] = right is None or alone is None or not alike(right.value, alone.value)
             explains[slip] = alone is not None and alike(first.got, alone.value)
         slips = [slip for slip in self.model.slips if not slip.alone]
@@ -139,7 +139,7 @@ class _Search:
         """
         shows = False
         for outcome in self.outcomes:
-            predicted = _predicted(self.model, made, outcome.case)
+            predicted = prediction(self.model, made, outcome.case)
             if predicted is None or not alike(outcome.got, predicted.value):
                 return False
             shows = shows or not outcome.right_at_first and not alike(outcome.truth.want, predicted.value)
@@ -147,12 +147,12 @@ class _Search:
 
     def reaches_outside(self, made: Made) -> bool:
         """Whether an answer made so reaches outside a tensor in some case."""
-        predicted = (_predicted(self.model, made, outcome.case) for outcome in self.outcomes)
+        predicted = (prediction(self.model, made, outcome.case) for outcome in self.outcomes)
         return any(seen is not None and seen.outside for seen in predicted)
 
 
 def _reproduces(model: Model, made: Made, outcome: Outcome) -> bool:
-    predicted = _predicted(model, made, outcome.case)
+    predicted = prediction(model, made, outcome.case)
     return predicted is not None and alike(outcome.got, predicted.value)
 
 
@@ -160,14 +160,14 @@ def _cost(case: Case) -> int:
     return sum(leaf.numel() for _, leaf in leaves(case.args) if isinstance(leaf, torch.Tensor))
 
 
-def _predicted(model: Model, made: Made, case: Case) -> _Predicted | None:
+def prediction(model: Model, made: Made, case: Case) -> Predicted | None:
     """What the model makes of the case; of two slips, which are many, nothing is kept."""
     if len(made.slips) > 1:
         return _worked_out(model, made, case)
     return once(case, ("model", model, made), lambda: _worked_out(model, made, case))
 
 
-def _worked_out(model: Model, made: Made, case: Case) -> _Predicted | None:
+def _worked_out(model: Model, made: Made, case: Case) -> Predicted | None:
     """What the model makes of the case; it gets copies with the same strides, and writes those that are written."""
     try:
         args, written = arguments(case, copy.deepcopy) if case.in_place else (case.args, [])
@@ -176,7 +176,7 @@ def _worked_out(model: Model, made: Made, case: Case) -> _Predicted | None:
             result = model.compute(slips, *args)
         if result is None and not written:
             return None
-        return _Predicted((result, {"written": written}) if written else result, slips.outside)
+        return Predicted((result, {"written": written}) if written else result, slips.outside)
     except Exception:
         raise_when_strict()
         return None
