@@ -6,23 +6,21 @@ import math
 
 import torch
 
-from course_lib.checker import TRITON, Case, Exercise, InOut, Mistake
+from course_lib.checker import TRITON, Case, Exercise, InOut
+from course_lib.checker.specification.contract import Contract, Level
 from exercises.topics.attention import attention, prescaled, rounded
-from exercises.topics.decode import by_modulo, each_sequence, first_head, tokens_first
+from exercises.topics.attention_inputs import MAGNITUDES, ordinary
+from exercises.topics.cache_inputs import cache_layouts
+from exercises.topics.cached_step_model import STEP
+from exercises.topics.decode import each_sequence, tokens_first
 
 
-def store(key, value, key_cache, value_cache, past, shift=0):
-    """Write each sequence's new key and value at slot past + shift; -1 is the last slot, as in PyTorch."""
-    for sequence, slot in enumerate((past + shift).tolist()):
-        if slot < key_cache.shape[2]:
-            key_cache[sequence, :, slot] = key[sequence]
-            value_cache[sequence, :, slot] = value[sequence]
-
-
-def step(query, key, value, key_cache, value_cache, past, *, function=attention, **slips):
+def step(query, key, value, key_cache, value_cache, past, *, function=attention):
     """Append, then attend over the past and the new token."""
-    store(key, value, key_cache, value_cache, past)
-    return each_sequence(function, query, key_cache, value_cache, past + 1, **slips)
+    for sequence, slot in enumerate(past.tolist()):
+        key_cache[sequence, :, slot] = key[sequence]
+        value_cache[sequence, :, slot] = value[sequence]
+    return each_sequence(function, query, key_cache, value_cache, past + 1)
 
 
 def step_prescaled(*args):
@@ -75,104 +73,67 @@ def step_cases(draw):
     return cases
 
 
-def _step(shift=0, stored=0, **slips):
-    """The new token stored `stored` slots off, then attention over `shift` slots more than there should be."""
-
-    def result(query, key, value, key_cache, value_cache, past):
-        store(key, value, key_cache, value_cache, past, stored)
-        return each_sequence(attention, query, key_cache, value_cache, past + 1 + shift, **slips)
-
-    return result
-
-
-def _scaled(scale):
-    def result(query, *rest):
-        return step(query, *rest, function=lambda q, k, v: attention(q, k, v, scale=scale(q.shape[-1])))
-
-    return result
+def drawn(draw, *, past, key_heads, group, head_dim, dtype, scores, leftovers, key_cache_layout, value_cache_layout):
+    """What the contract's choices make: arguments of `cached_attention_step`."""
+    before, capacity = past(draw)
+    batch = len(before)
+    query, keys, values = scores(draw, batch * key_heads, group, capacity + 1, head_dim)
+    query = query.reshape(batch, key_heads * group, head_dim).to(dtype)
+    keys, values = (rows.to(dtype).unflatten(0, (batch, key_heads)) for rows in (keys, values))
+    key, value = keys[:, :, -1].contiguous(), values[:, :, -1].contiguous()
+    unused = (torch.arange(capacity) >= torch.tensor(before)[:, None])[:, None, :, None]
+    caches = [torch.where(unused, leftovers * rows[:, :, :-1], rows[:, :, :-1]) for rows in (keys, values)]
+    layouts = key_cache_layout, value_cache_layout
+    key_cache, value_cache = (InOut(layout(draw, cache)) for layout, cache in zip(layouts, caches))
+    return query, key, value, key_cache, value_cache, torch.tensor(before, dtype=torch.int32)
 
 
-def _lengths(change):
-    """Attention over `change(past, capacity)` slots, with the new token stored rightly."""
+def _anywhere(batch):
+    def make(draw):
+        capacity = draw.integer(18, 41)
+        return [draw.integer(1, capacity - 1) for _ in range(batch)], capacity
 
-    def result(query, key, value, key_cache, value_cache, past):
-        store(key, value, key_cache, value_cache, past)
-        return each_sequence(attention, query, key_cache, value_cache, change(past, key_cache.shape[2]))
-
-    return result
+    return make
 
 
-def _not_stored(query, key, value, key_cache, value_cache, past):
-    return step(query, key, value, key_cache.clone(), value_cache.clone(), past)
+def _first_and_last(draw):
+    capacity = draw.integer(5, 20)
+    return [0, capacity - 1, 1], capacity
 
 
-def _value_not_stored(query, key, value, key_cache, value_cache, past):
-    store(key, value, key_cache, value_cache.clone(), past)
-    return each_sequence(attention, query, key_cache, value_cache, past + 1)
-
-
-def _every_past(query, key, value, key_cache, value_cache, past):
-    """`cache[:, :, past] = ...`: each sequence written at its own past and at those of all others."""
-    for other in past.tolist():
-        store(key, value, key_cache, value_cache, torch.full_like(past, other))
-    return each_sequence(attention, query, key_cache, value_cache, past + 1)
-
-
-def _past_of_first(query, key, value, key_cache, value_cache, past):
-    return step(query, key, value, key_cache, value_cache, past[:1].expand(len(past)))
-
-
-def _nothing_stored(empty):
-    """The new token left out altogether: neither stored nor asked."""
-
-    def result(query, key, value, key_cache, value_cache, past):
-        return each_sequence(attention, query, key_cache, value_cache, past, empty=empty)
-
-    return result
-
-
-def _behind_the_buffer(query, key, value, key_cache, value_cache, past):
-    """`torch.cat([cache, new])`: the new token behind the whole buffer, all of which is asked; the caches stay."""
-    longer = [torch.cat([cache, new[:, :, None]], dim=2) for cache, new in ((key_cache, key), (value_cache, value))]
-    return each_sequence(attention, query, *longer, torch.full_like(past, longer[0].shape[2]))
-
-
-def _asked_before_stored(query, key, value, key_cache, value_cache, past):
-    output = each_sequence(attention, query, key_cache, value_cache, past + 1)
-    store(key, value, key_cache, value_cache, past)
-    return output
-
-
-def _over_the_buffer(weigh):
-    """Attention over the whole buffer: `weigh(scores, hidden)` gives the weights, both [batch, heads, 1, capacity]."""
-
-    def result(query, key, value, key_cache, value_cache, past):
-        store(key, value, key_cache, value_cache, past)
-        keys, values = (
-            cache.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for cache in (key_cache, value_cache)
-        )
-        scores = query[:, :, None] @ keys.transpose(2, 3) / math.sqrt(query.shape[2])
-        hidden = (torch.arange(key_cache.shape[2]) > past[:, None])[:, None, None]
-        return (weigh(scores, hidden) @ values)[:, :, 0]
-
-    return result
-
-
-def _too_few_tokens(case, seen, got):
-    """Whether the caches are right, and each sequence with a past was attended without its new token.
-
-    What an empty sequence then gives, zeros or NaN, depends on how the attention is written.
-    """
-    query, key, value, *caches, past = case.args
-    stored = [cache.tensor.clone() for cache in caches]
-    store(key, value, *stored, past)
-    output, written = got if isinstance(got, tuple) else (None, {"written": []})
-    if not isinstance(output, torch.Tensor) or output.shape != query.shape or not (past > 0).any():
-        return False
-    if len(written["written"]) != 2 or not all(map(torch.equal, written["written"], stored)):
-        return False
-    expected = each_sequence(attention, query.double(), *(cache.double() for cache in stored), past)
-    return torch.allclose(output.double()[past > 0], expected[past > 0], rtol=1e-2, atol=1e-3)
+CONTRACT = Contract(
+    drawn,
+    choices={
+        "past": (
+            Level(_anywhere(1), "1 sequence"),
+            Level(_anywhere(2), "2 sequences"),
+            Level(_anywhere(3), "3 sequences"),
+            Level(_first_and_last, "an empty cache, a full one and one of a single token"),
+            Level(lambda draw: ([0], 1), "one sequence without a past, and room for one token"),
+        ),
+        "key_heads": (1, 2, 3),
+        "group": (1, 2, 3),
+        "head_dim": (16, 32, 64, 128),
+        "dtype": (torch.float32, torch.float16),
+        "scores": MAGNITUDES,
+        "leftovers": (1, Level(10, "large leftovers"), Level(0, "leftovers of 0")),
+        "key_cache_layout": cache_layouts("key_cache"),
+        "value_cache_layout": cache_layouts("value_cache"),
+    },
+    says={
+        "past": "there is room for one more",
+        "group": "query_heads is a multiple of key_heads",
+        "head_dim": "head_dim is 16, 32, 64 or 128",
+        "dtype": "float32 or float16",
+        "leftovers": "finite numbers without meaning",
+        "key_cache_layout": "any strides, save that the last dimension is contiguous",
+    },
+    # 16 bits round large scores away.
+    valid=lambda key_heads, group, dtype, scores, **_: (
+        key_heads * group <= 6 and (dtype == torch.float32 or scores is ordinary)
+    ),
+    most=10,
+)
 
 
 EXERCISE = Exercise(
@@ -181,6 +142,8 @@ EXERCISE = Exercise(
     entries=("cached_attention_step",),
     cases=step_cases,
     oracle=step,
+    contracts=(CONTRACT,),
+    models=(STEP,),
     plain=(step_prescaled, step_rounded),
     needs=TRITON,
     uses_dot=True,
@@ -193,134 +156,5 @@ EXERCISE = Exercise(
         "Query head h reads KV head h // (query_heads // key_heads): `repeat_interleave` lets neighbours share a head; "
         "or view the query as [batch, key_heads, group, head_dim].",
         "With `scaled_dot_product_attention` leave `is_causal` off: with one query it shows the first slot alone.",
-    ),
-    mistakes=(
-        Mistake(
-            "slot_too_early",
-            "The new token was written over the newest one in the cache. With `past` tokens in slots 0 to past - 1 the "
-            "first free slot is `past`.",
-            result=_step(stored=-1),
-        ),
-        Mistake(
-            "slot_too_early_and_short",
-            "The new token was written over the newest one in the cache, and the query saw `past` slots. The first "
-            "free slot is `past`, and after it past + 1 are in use.",
-            result=(_step(stored=-1, shift=-1), _step(stored=-1, shift=-1, empty=math.nan)),
-        ),
-        Mistake(
-            "slot_too_late",
-            "The new token was written one slot too far and the slot before it left as it was. With `past` tokens in "
-            "slots 0 to past - 1, the first free slot is `past`.",
-            result=_step(stored=1),
-        ),
-        Mistake(
-            "slot_too_late_and_long",
-            "The new token was written one slot too far, behind a slot that holds no token and that the query saw as "
-            "well. The first free slot is `past`.",
-            result=_step(stored=1, shift=1),
-        ),
-        Mistake(
-            "one_token_too_many",
-            "The query saw one slot too many, which no token of the sequence was written to. After the new token past "
-            "+ 1 slots are in use.",
-            result=_step(shift=1),
-        ),
-        Mistake(
-            "whole_buffer",
-            "The query saw the whole buffer. Slots behind the new token hold what happened to lie there: hide them, "
-            "before the softmax.",
-            result=_lengths(lambda past, capacity: torch.full_like(past, capacity)),
-        ),
-        Mistake(
-            "only_first_slot",
-            "The query saw the first slot alone. That is what `is_causal=True` does with one query: PyTorch aligns the "
-            "mask to the first key. The newest token sees everything, so no mask is needed but the length's.",
-            result=_lengths(lambda past, capacity: torch.ones_like(past)),
-        ),
-        Mistake(
-            "longest_for_all",
-            "Every sequence was attended as if it had as many tokens as the longest of the batch. Each has a past of "
-            "its own.",
-            result=_lengths(lambda past, capacity: past.max().expand(len(past)) + 1),
-        ),
-        Mistake(
-            "past_of_first_sequence",
-            "Every sequence was treated with the past of the first one. Each has its own.",
-            result=_past_of_first,
-        ),
-        Mistake(
-            "every_past",
-            "Each sequence's new token was also written at the slots of the other sequences. `cache[:, :, past]` takes "
-            "every sequence with every past; `cache[torch.arange(batch), :, past]` pairs them.",
-            result=_every_past,
-        ),
-        Mistake(
-            "not_stored",
-            "The output is right, and the cache does not hold the new key and value: the next step would miss them. "
-            "Write them into the tensors given, at slot past.",
-            result=_not_stored,
-        ),
-        Mistake(
-            "nothing_stored",
-            "The new key and value were neither stored nor asked for: the query saw the tokens from before alone. "
-            "Write them at slot past first; then past + 1 slots are in use.",
-            result=(_nothing_stored(0.0), _nothing_stored(math.nan)),
-        ),
-        Mistake(
-            "behind_the_buffer",
-            "The new token was put behind the whole buffer, and the query saw all of it. The buffer has room: write "
-            "at slot past, and show slots 0 to past.",
-            result=_behind_the_buffer,
-        ),
-        Mistake(
-            "asked_before_stored",
-            "The query asked before the new key and value were stored, and met what happened to lie in their slot. "
-            "Store first.",
-            result=_asked_before_stored,
-        ),
-        Mistake(
-            "masked_after_softmax",
-            "The hidden slots were set to 0 after the softmax. Their scores are in its sum, so the weights that are "
-            "left add up to less than 1: set the scores to minus infinity before it.",
-            result=_over_the_buffer(lambda scores, hidden: torch.softmax(scores, dim=-1).masked_fill(hidden, 0.0)),
-        ),
-        Mistake(
-            "hidden_scores_zero",
-            "The hidden slots were given a score of 0, and e⁰ = 1 is a weight. A hidden score is minus infinity.",
-            result=_over_the_buffer(lambda scores, hidden: torch.softmax(scores.masked_fill(hidden, 0.0), dim=-1)),
-        ),
-        Mistake(
-            "value_not_stored",
-            "The new value was not written: its slot in the value cache still holds what was there.",
-            result=_value_not_stored,
-        ),
-        Mistake(
-            "heads_by_modulo",
-            "Query head h read KV head h % key_heads. Neighbours share a head: h // (query_heads // key_heads), which "
-            "is what `repeat_interleave` does and `repeat` does not.",
-            result=lambda *args: step(*args, heads=by_modulo),
-        ),
-        Mistake(
-            "first_head_only",
-            "Every query head read KV head 0.",
-            result=lambda *args: step(*args, heads=first_head),
-        ),
-        Mistake(
-            "not_scaled",
-            "The scores are not scaled. Multiply them by 1/√head_dim.",
-            result=_scaled(lambda head_dim: 1.0),
-        ),
-        Mistake(
-            "scaled_by_head_dim",
-            "The scores are divided by head_dim, or twice by its square root. Divide once by √head_dim.",
-            result=_scaled(lambda head_dim: 1.0 / head_dim),
-        ),
-        Mistake(
-            "one_token_too_few",
-            "The query did not see the new token itself: only the tokens from before. The length was read before the "
-            "new token was appended; after it past + 1 slots are in use.",
-            when=_too_few_tokens,
-            every=True,
-        ),
     ),
 )

@@ -42,7 +42,7 @@ WRONG = {
         "5.3", (STORE, STORE.replace("mask=inside", "mask=(slots < new_tokens)[:, None]"))
     ),
     "positions_out_of_bounds": changed("5.3", (SLOTS, SLOTS.replace("+ batch)", "+ head)"))),
-    "out_of_bounds_read__position_in_the_source": changed(
+    "position_in_the_source": changed(
         "5.3",
         (
             LOAD,
@@ -56,6 +56,23 @@ WRONG = {
         ("tl.program_id(1)", "tl.program_id(9)"),
         ("tl.program_id(2)", "tl.program_id(1)"),
         ("tl.program_id(9)", "tl.program_id(2)"),
+    ),
+    "tile_ignored_in_slots": changed(
+        "5.3", (SLOTS, "slots = tl.load(positions_pointer + batch) + tl.arange(0, BLOCK_T)")
+    ),
+    "cache_by_the_other_strides": changed("5.3", ("*cache.stride()[:3]", "*key_cache.stride()[:3]")),
+    "rows_by_the_other_strides": changed("5.3", ("*new.stride()[:3]", "*key.stride()[:3]")),
+    "rows_read_as_contiguous__tokens": changed(
+        "5.3", ("tokens[:, None] * new_token_stride", "tokens[:, None] * HEAD_DIM")
+    ),
+    "cache_written_as_contiguous__batch_is_heads": changed(
+        "5.3", ("*cache.stride()[:3]", "key_heads * cache.stride(1), *cache.stride()[1:3]")
+    ),
+    "position_of_first_sequence__and_tail_not_masked": changed(
+        "5.3", (SLOTS, "slots = tl.load(positions_pointer) + tokens"), (STORE, STORE.replace(", mask=inside", ""))
+    ),
+    "head_ignored_in_source__and_slot_too_late": changed(
+        "5.3", (" + head * new_head_stride", ""), (SLOTS, SLOTS + " + 1")
     ),
     "values_forgotten": changed("5.3", (LAUNCHES, "for new, cache in ((key, key_cache),):")),
     "keys_as_values": changed("5.3", (LAUNCHES, "for new, cache in ((key, key_cache), (key, value_cache)):")),
@@ -104,6 +121,18 @@ def append_to_cache(key, value, key_cache, value_cache, positions):
 
 
 UNUSUAL = {
+    "16 columns at a time, last rows first, masked by slots": changed(
+        "5.3",
+        (TOKENS, "tokens = tl.program_id(0) * BLOCK_T + BLOCK_T - 1 - tl.arange(0, BLOCK_T)"),
+        ("inside = (tokens < new_tokens)[:, None]", "end = tl.load(positions_pointer + tl.program_id(2)) + new_tokens"),
+        (LOAD, ""),
+        (
+            "    " + STORE,
+            "    inside = (slots < end)[:, None]\n    for first in range(0, HEAD_DIM, 16):\n"
+            "        part = first + tl.arange(0, 16)[None, :]\n"
+            "        tl.store(cache_rows + part, tl.load(new_rows + part, mask=inside), mask=inside)",
+        ),
+    ),
     "one launch for both": """# Exercise 5.3 · The append kernel
 @triton.jit
 def append_both(key, value, key_cache, value_cache, positions, T,

@@ -47,9 +47,9 @@ outputs.append(F.scaled_dot_product_attention(query[b : b + 1, :, None], k, v)[:
 
 WRONG = {
     "slot_too_early": changed("5.5", *stored_at("past.long() - 1")),
-    "slot_too_early_and_short": changed("5.5", *stored_at("past.long() - 1"), seen(">= past[:, None]")),
+    "slot_too_early__and_short": changed("5.5", *stored_at("past.long() - 1"), seen(">= past[:, None]")),
     "slot_too_late": changed("5.5", *stored_at("past.long() + 1")),
-    "slot_too_late_and_long": changed("5.5", *stored_at("past.long() + 1"), seen("> past[:, None] + 1")),
+    "slot_too_late__and_long": changed("5.5", *stored_at("past.long() + 1"), seen("> past[:, None] + 1")),
     "one_token_too_many": by_sequence(SDPA_BODY.replace("p + 1]", "p + 2]")),
     "whole_buffer": by_sequence(SDPA_BODY.replace(": p + 1]", ":]")),
     "nothing_stored": changed(
@@ -101,6 +101,19 @@ outputs.append(F.scaled_dot_product_attention(query[b : b + 1, :, None], k, v)[:
 """),
     "value_not_stored": changed("5.5", (f"    {VALUE_STORE}\n", "")),
     "heads_by_modulo": by_sequence(SDPA_BODY.replace("repeat_interleave(group, dim=1)", "repeat(1, group, 1, 1)")),
+    "heads_by_modulo__and_too_few": changed(
+        "5.5",
+        (
+            "query.view(batch, key_heads, query_heads // key_heads, head_dim)",
+            "query.view(batch, query_heads // key_heads, key_heads, head_dim).transpose(1, 2)",
+        ),
+        ("(weights @ value_cache).reshape", "(weights @ value_cache).transpose(1, 2).reshape"),
+        seen(">= past[:, None]"),
+    ),
+    "past_of_first_sequence__and_not_scaled": changed(
+        "5.5", (STORES, "    past = past[:1].expand(batch)\n" + STORES), (" / math.sqrt(head_dim)", "")
+    ),
+    "keys_stored_as_values": changed("5.5", (VALUE_STORE, VALUE_STORE.replace("= value", "= key"))),
     "first_head_only": by_sequence(
         SDPA_BODY.replace(".repeat_interleave(group, dim=1)", "[:, :1].expand(-1, query.shape[1], -1, -1)")
     ),

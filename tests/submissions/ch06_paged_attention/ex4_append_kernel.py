@@ -15,8 +15,11 @@ def rows(pattern):
 
 WRONG = {
     "slot_used_as_row": rows("slot * {0}_slot_stride + head * {0}_page_head_stride"),
-    "page_and_offset_exchanged": changed("6.4", ("page = slot // PAGE_SIZE", "page = slot % PAGE_SIZE"),
-                                         ("offset = slot % PAGE_SIZE", "offset = slot // PAGE_SIZE")),
+    "page_and_offset_exchanged": changed(
+        "6.4",
+        ("page = slot // PAGE_SIZE", "page = slot % PAGE_SIZE"),
+        ("offset = slot % PAGE_SIZE", "offset = slot // PAGE_SIZE"),
+    ),
     "offset_forgotten": rows("page * {0}_page_stride + head * {0}_page_head_stride"),
     "page_not_multiplied": rows("page * {0}_slot_stride + head * {0}_page_head_stride + offset * {0}_slot_stride"),
     "heads_of_a_page_forgotten": rows("(page + head) * {0}_page_head_stride + offset * {0}_slot_stride"),
@@ -33,20 +36,33 @@ WRONG = {
     "head_and_slot_exchanged__by_sizes": rows("((page * PAGE_SIZE + offset) * tl.num_programs(1) + head) * HEAD_DIM"),
     "slot_zero_skipped": changed("6.4", ("slot >= 0", "slot > 0")),
     "tokens_read_contiguously": changed(
-        "6.4", ("token * key_stride + head * key_head_stride", "(token * tl.num_programs(1) + head) * HEAD_DIM"),
+        "6.4",
+        ("token * key_stride + head * key_head_stride", "(token * tl.num_programs(1) + head) * HEAD_DIM"),
     ),
-    "slots_ignored": changed("6.4", ("page = slot // PAGE_SIZE", "page = token // PAGE_SIZE"),
-                             ("offset = slot % PAGE_SIZE", "offset = token % PAGE_SIZE")),
-    "one_slot_late": changed("6.4", ("page = slot // PAGE_SIZE", "page = (slot + 1) // PAGE_SIZE"),
-                             ("offset = slot % PAGE_SIZE", "offset = (slot + 1) % PAGE_SIZE")),
-    "first_head_for_all": changed("6.4", ("token * key_stride + head * key_head_stride", "token * key_stride"),
-                                  ("token * value_stride + head * value_head_stride", "token * value_stride")),
+    "slots_ignored": changed(
+        "6.4",
+        ("page = slot // PAGE_SIZE", "page = token // PAGE_SIZE"),
+        ("offset = slot % PAGE_SIZE", "offset = token % PAGE_SIZE"),
+    ),
+    "one_slot_late": changed(
+        "6.4",
+        ("page = slot // PAGE_SIZE", "page = (slot + 1) // PAGE_SIZE"),
+        ("offset = slot % PAGE_SIZE", "offset = (slot + 1) % PAGE_SIZE"),
+    ),
+    "first_head_for_all": changed(
+        "6.4",
+        ("token * key_stride + head * key_head_stride", "token * key_stride"),
+        ("token * value_stride + head * value_head_stride", "token * value_stride"),
+    ),
     "heads_on_top_of_each_other": rows("page * {0}_page_stride + offset * {0}_slot_stride"),
     "keys_and_values_exchanged": changed(
-        "6.4", ("tl.store(key_pages_pointer", "tl.store(other_pool"),
+        "6.4",
+        ("tl.store(key_pages_pointer", "tl.store(other_pool"),
         ("tl.store(value_pages_pointer", "tl.store(key_pages_pointer"),
         ("tl.store(other_pool", "tl.store(value_pages_pointer"),
-        (KEY_ROW, "THE_ROW"), (VALUE_ROW, KEY_ROW), ("THE_ROW", VALUE_ROW),
+        (KEY_ROW, "THE_ROW"),
+        (VALUE_ROW, KEY_ROW),
+        ("THE_ROW", VALUE_ROW),
     ),
     "keys_written_twice": changed(
         "6.4",
@@ -54,12 +70,27 @@ WRONG = {
     ),
     "strides_ignored": rows("((page * tl.num_programs(1) + head) * PAGE_SIZE + offset) * HEAD_DIM"),
     "other_strides": changed("6.4", (VALUE_ROW, KEY_ROW)),
+    "other_strides__slot": changed("6.4", ("offset * value_slot_stride", "offset * key_slot_stride")),
+    "tokens_by_the_other_strides__head": changed("6.4", ("head * value_head_stride", "head * key_head_stride")),
+    "page_and_offset_exchanged__and_padding_written": changed(
+        "6.4",
+        ("page = slot // PAGE_SIZE", "page = slot % PAGE_SIZE"),
+        ("offset = slot % PAGE_SIZE", "offset = slot // PAGE_SIZE"),
+        (" & (slot >= 0)", ""),
+    ),
+    "first_head_for_all__and_slot_zero_skipped": changed(
+        "6.4",
+        ("token * key_stride + head * key_head_stride", "token * key_stride"),
+        ("token * value_stride + head * value_head_stride", "token * value_stride"),
+        ("slot >= 0", "slot > 0"),
+    ),
     "values_not_written": changed(
         "6.4", ("    tl.store(value_pages_pointer + value_row + columns, value, mask=inside)\n", "")
     ),
     "padding_written": changed("6.4", (" & (slot >= 0)", "")),
     "padding_written__clamped": changed(
-        "6.4", (" & (slot >= 0)", ""),
+        "6.4",
+        (" & (slot >= 0)", ""),
         ("slot = tl.load(slots_pointer + token)", "slot = tl.maximum(tl.load(slots_pointer + token), 0)"),
     ),
     "columns_not_masked": changed("6.4", ("(columns < HEAD_DIM) & (slot >= 0)", "(columns >= 0) & (slot >= 0)")),
@@ -68,7 +99,8 @@ WRONG = {
 
 UNUSUAL = {
     "an early return": changed(
-        "6.4", ("    page = slot // PAGE_SIZE", "    if slot < 0:\n        return\n    page = slot // PAGE_SIZE"),
+        "6.4",
+        ("    page = slot // PAGE_SIZE", "    if slot < 0:\n        return\n    page = slot // PAGE_SIZE"),
         (" & (slot >= 0)", ""),
     ),
     "a program for each token": """# Exercise 6.4 · Append into pages
@@ -109,7 +141,8 @@ def append_to_pages(key, value, key_pages, value_pages, slots):
                  *key_pages.stride()[:3], *value_pages.stride()[:3], d, triton.next_power_of_2(d), key_pages.shape[2])
 """,
     "a grid of one dimension": changed(
-        "6.4", ("append_kernel[(tokens, heads)](", "append_kernel[(tokens * heads,)](\n        heads,"),
+        "6.4",
+        ("append_kernel[(tokens, heads)](", "append_kernel[(tokens * heads,)](\n        heads,"),
         ("def append_kernel(\n", "def append_kernel(\n    heads,\n"),
         ("token = tl.program_id(0).to(tl.int64)", "token = (tl.program_id(0) // heads).to(tl.int64)"),
         ("head = tl.program_id(1).to(tl.int64)", "head = (tl.program_id(0) % heads).to(tl.int64)"),
