@@ -48,8 +48,10 @@ def longest_with(slips, memory_bytes, heads, head_dim, item_bytes):
     vectors = 0 if slips("inputs_forgotten") else 3 if slips("one_input_forgotten") else 4
     room = memory_bytes // (heads * item_bytes)
     square = (vectors * head_dim) ** 2 + 4 * matrices * room
-    root = int(math.sqrt(square)) if slips("root_in_floating_point") else math.isqrt(square)
-    longest = max(0, (root - vectors * head_dim) // (2 * matrices))
+    longest = max(0, (math.isqrt(square) - vectors * head_dim) // (2 * matrices))
+    if slips("root_in_floating_point"):
+        half = vectors * head_dim / (2 * matrices)
+        longest = max(0, int(math.sqrt(room / matrices + half * half) - half))
     if slips("one_too_short") and longest * (matrices * longest + vectors * head_dim) == room:
         longest -= 1
     return longest + slips("one_too_long")
