@@ -407,7 +407,7 @@ def streaming_attention(query, read, scale):
         query: [dim], float32 or float16.
         read: `for key_tile, value_tile in read():` is the one pass; [width, dim] and [width, value_dim], of the query's
             dtype. Both are overwritten by the next ones.
-        scale: a number, by which the products are multiplied.
+        scale: any number, negative or 0 too, by which the products are multiplied.
 
     Returns:
         [value_dim] float32, computed in float32.

@@ -32,10 +32,8 @@ from course_lib.hardware.units import format_bytes, format_flop_rate, format_sec
 device = default_device()
 on_gpu = not interpreting()
 roof = ceilings()  # measured in chapter 01, or now: ten seconds
-print(
-    f"{roof.device}: {format_bytes(roof.memory_bandwidth)}/s, "
-    + ", ".join(f"{dtype} {format_flop_rate(rate)}" for dtype, rate in roof.matmul_rate.items())
-)
+print(f"{roof.device}: {format_bytes(roof.memory_bandwidth)}/s, "
+      + ", ".join(f"{dtype} {format_flop_rate(rate)}" for dtype, rate in roof.matmul_rate.items()))
 
 # %% [markdown]
 # ## What is computed twice
@@ -58,7 +56,6 @@ cache_stepper("Alice was not a bit hurt, and she jumped up", prompt_length=4)
 # The first step is the same on both sides: the prompt has never been seen. It is called **prefill**. All later ones are
 # **decode**. Count the work of both ways for any prompt and any number of tokens. Two things are easily miscounted: the
 # first step runs over the prompt alone, and the token that the last step chooses is never run at all.
-
 
 # %%
 # Exercise 5.1 · Work with and without a cache
@@ -112,7 +109,6 @@ for prompt_length, new_tokens in ((1, 100), (100, 100), (2048, 500), (30_000, 10
 # layers, 64 query heads of dimension 128, and 8 KV heads. What would a token take in float16 if it had 64 of them, and
 # what does it take as released? How many sequences of 4096 tokens fit beside the weights of your favourite model?
 
-
 # %%
 # Exercise 5.2 · The size of a cache
 def cache_bytes(
@@ -125,13 +121,7 @@ def cache_bytes(
 
 
 def sequences_that_fit(
-    memory_bytes: int,
-    parameters: int,
-    layers: int,
-    query_heads: int,
-    key_heads: int,
-    head_dim: int,
-    length: int,
+    memory_bytes: int, parameters: int, layers: int, query_heads: int, key_heads: int, head_dim: int, length: int,
     item_bytes: int,
 ) -> int:
     """How many sequences of `length` tokens have room for their caches beside the weights; 0 if there is none.
@@ -155,10 +145,8 @@ for name, key_heads in (("with 64 KV heads", 64), ("as released, 8 KV heads", 8)
     token, sequence, batch = (
         best_cache_bytes(80, 64, key_heads, 128, *size, 2) for size in ((1, 1), (1, 4096), (512, 2048))
     )
-    print(
-        f"Llama-2-70B {name + ':':25} {format_bytes(token):>8} a token, {format_bytes(sequence):>8} for 4096 of "
-        f"them, {format_bytes(batch):>8} for 512 sequences of 2048"
-    )
+    print(f"Llama-2-70B {name + ':':25} {format_bytes(token):>8} a token, {format_bytes(sequence):>8} for 4096 of "
+          f"them, {format_bytes(batch):>8} for 512 sequences of 2048")
 
 for name in ("A100", "H200"):
     count = best_sequences_that_fit(int(DATASHEETS[name].memory_bytes), 8_030_261_248, 32, 32, 8, 128, 8192, 2)
@@ -220,10 +208,8 @@ for length in (512, 1024, 2048, 4096, 8191):
     preallocated = measure(partial(write_in_place, length), seconds=0.05, device=device).median
     append_times["concatenated"][length], append_times["preallocated"][length] = concatenated, preallocated
     copied = 2 * length * token_bytes
-    print(
-        f"{length:>8,}{format_bytes(copied):>15}{format_seconds(copied / roof.copy_bandwidth):>12}"
-        f"{format_seconds(concatenated):>15}{format_seconds(preallocated):>15}"
-    )
+    print(f"{length:>8,}{format_bytes(copied):>15}{format_seconds(copied / roof.copy_bandwidth):>12}"
+          f"{format_seconds(concatenated):>15}{format_seconds(preallocated):>15}")
 caches = buffers = None  # their memory is free again
 
 # %%
@@ -247,23 +233,12 @@ draw_step_times(append_times, "Append one token to the keys and values of a laye
 # tokens, head_dim] of it without moving a byte, so source and cache have different strides. The launcher passes them.
 # The kernel is yours. In decode `new_tokens` is 1; in prefill it is the length of the prompt.
 
-
 # %%
 # Exercise 5.3 · The append kernel
 @triton.jit
 def append_kernel(
-    new_pointer,
-    cache_pointer,
-    positions_pointer,
-    new_tokens,
-    new_batch_stride,
-    new_head_stride,
-    new_token_stride,
-    cache_batch_stride,
-    cache_head_stride,
-    cache_slot_stride,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_T: tl.constexpr,
+    new_pointer, cache_pointer, positions_pointer, new_tokens, new_batch_stride, new_head_stride, new_token_stride,
+    cache_batch_stride, cache_head_stride, cache_slot_stride, HEAD_DIM: tl.constexpr, BLOCK_T: tl.constexpr,
 ):
     """Copy BLOCK_T new rows of one head into the cache. Program (i, head, batch): rows i · BLOCK_T ... of its tokens.
 
@@ -300,14 +275,8 @@ def append_to_cache(key, value, key_cache, value_cache, positions):
     grid = (triton.cdiv(new_tokens, BLOCK_T), key_heads, batch)
     for new, cache in ((key, key_cache), (value, value_cache)):
         append_kernel[grid](
-            new,
-            cache,
-            positions,
-            new_tokens,
-            *new.stride()[:3],
-            *cache.stride()[:3],
-            HEAD_DIM=head_dim,
-            BLOCK_T=BLOCK_T,
+            new, cache, positions, new_tokens, *new.stride()[:3], *cache.stride()[:3],
+            HEAD_DIM=head_dim, BLOCK_T=BLOCK_T,
         )
 
 
@@ -336,14 +305,13 @@ best_append = check("5.3", append_to_cache).best
 #
 # The mask first. Let it do two jobs at once: hide later tokens, and hide slots that hold no token of the sequence.
 
-
 # %%
 # Exercise 5.4 · The causal mask over a cache
 def visible_slots(past: torch.Tensor, new_tokens: int, capacity: int) -> torch.Tensor:
     """Which slots of the cache each new token may see, once the new tokens are in it.
 
     past: int32 [batch], the tokens that each sequence had in the cache before; slot j holds its token j. The new tokens
-        follow behind them, new_tokens for every sequence.
+        follow behind them, new_tokens for every sequence, at least one; all of them fit.
     Returns: bool [batch, new_tokens, capacity], True where the slot may be seen.
     """
     # BEGIN SOLUTION
@@ -391,18 +359,18 @@ print("largest difference:", f"{(torch.cat(outputs, dim=2) - at_once).abs().max(
 # whole buffer and hide what is not in use, hide it before the softmax. And note what you rely on then: a weight of 0
 # hides a number, but 0 · NaN is NaN. In this exercise unused slots hold finite leftovers.
 
-
 # %%
 # Exercise 5.5 · One step of attention over a cache
 def cached_attention_step(query, key, value, key_cache, value_cache, past):
     """One new token for each sequence: store its key and value, then attend over everything stored.
 
     Args:
-        query: [batch, query_heads, head_dim].
-        key, value: [batch, key_heads, head_dim]; query_heads is a multiple of key_heads, and query head h reads KV head
-            h // (query_heads // key_heads).
-        key_cache, value_cache: [batch, key_heads, capacity, head_dim], written in place. Slots that hold no token of a
-            sequence hold leftovers, finite numbers without meaning.
+        query: [batch, query_heads, head_dim], float32 or float16, contiguous; head_dim is 16, 32, 64 or 128.
+        key, value: [batch, key_heads, head_dim], likewise; query_heads is a multiple of key_heads, and query head h
+            reads KV head h // (query_heads // key_heads).
+        key_cache, value_cache: [batch, key_heads, capacity, head_dim], written in place, each with any strides, save
+            that the last dimension is contiguous. Slots that hold no token of a sequence hold leftovers, finite numbers
+            without meaning.
         past: int32 [batch], the tokens that each sequence had in the cache before; there is room for one more.
 
     Returns:
@@ -434,14 +402,8 @@ query = torch.randn(1, heads, length, head_dim, device=device)
 key, value = (torch.randn(1, key_heads, length, head_dim, device=device) for _ in range(2))
 key_cache, value_cache = (torch.zeros(1, key_heads, length, head_dim, device=device) for _ in range(2))
 steps = [
-    best_step(
-        query[:, :, token],
-        key[:, :, token],
-        value[:, :, token],
-        key_cache,
-        value_cache,
-        torch.tensor([token], dtype=torch.int32, device=device),
-    )
+    best_step(query[:, :, token], key[:, :, token], value[:, :, token], key_cache, value_cache,
+              torch.tensor([token], dtype=torch.int32, device=device))
     for token in range(length)
 ]
 at_once = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
@@ -555,7 +517,6 @@ def generate_uncached(model, prompt, new_tokens):
 # %% [markdown]
 # Write the one with a cache. The check builds small random decoders with these parts, counts what you run, and compares
 # the tokens one by one. A position that is off by one shows there; in a text it might pass for style.
-
 
 # %%
 # Exercise 5.6 · Greedy generation with a cache
@@ -679,9 +640,8 @@ if on_gpu:
     asks_cache = partial(decode_attention, validate=False)  # the course's kernel of chapter 08
 else:
     name = "a small model"
-    shape = ModelConfig(
-        vocabulary=256, layers=4, width=1024, query_heads=16, key_heads=4, head_dim=64, hidden=2816, context=256
-    )
+    shape = ModelConfig(vocabulary=256, layers=4, width=1024, query_heads=16, key_heads=4, head_dim=64, hidden=2816,
+                        context=256)
     dtype, prompt_length, batch = torch.float32, 128, 8
     asks_cache = None  # PyTorch's attention
 weights, item_bytes = shape.layers * shape.layer_parameters, torch.empty(0, dtype=dtype).element_size()
@@ -693,31 +653,21 @@ unit = str(dtype).removeprefix("torch.")
 def decode_work(sequences):
     """One step of decode for some sequences of prompt_length tokens, the new one among them."""
     met = sequences * prompt_length
-    return Work(
-        f"decode, {sequences} {'sequence' if sequences == 1 else 'sequences'}",
-        2 * weights * sequences + attention_flops * met,
-        weights * item_bytes + met * token_bytes,
-        unit,
-    )
+    return Work(f"decode, {sequences} {'sequence' if sequences == 1 else 'sequences'}",
+                2 * weights * sequences + attention_flops * met, weights * item_bytes + met * token_bytes, unit)
 
 
 pairs = prompt_length * (prompt_length + 1) // 2
 works = [
-    Work(
-        f"prefill, {prompt_length:,} tokens",
-        2 * weights * prompt_length + attention_flops * pairs,
-        weights * item_bytes + 2 * prompt_length * token_bytes,
-        unit,
-    ),
+    Work(f"prefill, {prompt_length:,} tokens", 2 * weights * prompt_length + attention_flops * pairs,
+         weights * item_bytes + 2 * prompt_length * token_bytes, unit),
     decode_work(1),
     decode_work(batch),
 ]
 print(f"{shape.layers} layers of {name}, {format_bytes(weights * item_bytes)} of weights in {unit}")
 for work in works:
-    print(
-        f"  {work.name:24} {work.intensity:>7.1f} FLOP/byte, at least {format_seconds(floor_time(work, roof)):>8}, "
-        f"bound by {bound(work, roof)}"
-    )
+    print(f"  {work.name:24} {work.intensity:>7.1f} FLOP/byte, at least {format_seconds(floor_time(work, roof)):>8}, "
+          f"bound by {bound(work, roof)}")
 
 # %%
 with torch.device(device):

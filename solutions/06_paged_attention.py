@@ -31,10 +31,8 @@ on_gpu = not interpreting()
 layers, width, item_bytes = 40, 5120, 2  # OPT-13B, float16
 token_bytes = 2 * layers * width * item_bytes
 slots = 12 * 2**30 // token_bytes
-print(
-    f"a token: {token_bytes:,} bytes; the cache: {slots:,} slots, one for each token; "
-    f"{slots // 2048} requests of 2048, {slots // (161 + 338)} of 499"
-)
+print(f"a token: {token_bytes:,} bytes; the cache: {slots:,} slots, one for each token; "
+      f"{slots // 2048} requests of 2048, {slots // (161 + 338)} of 499")
 
 # %% [markdown]
 # ## Three ways to waste memory
@@ -49,7 +47,6 @@ print(
 #
 # `mean_use` puts a number on the first: a request of 161 + 338 tokens in a run of 2048, seen over its whole life. What
 # is your guess: 50 %, 25 %, 15 %?
-
 
 # %%
 # Exercise 6.1 · What a contiguous layout wastes
@@ -94,7 +91,6 @@ def mean_use(prompt, output, reserved):
     return (prompt + (output + 1) / 2) / reserved
     # END SOLUTION
 
-
 # %%
 best_layout_waste, best_paged_waste, best_mean_use = check("6.1", layout_waste, paged_waste, mean_use).best
 
@@ -133,10 +129,8 @@ layouts = {
     "the truth, in powers of two": lambda request: power_of_two(request.final_tokens),
 }
 steps = sum(request.output_tokens for request in trace)
-in_a_run = (
-    sum(request.output_tokens * best_mean_use(request.prompt_tokens, request.output_tokens, 2048) for request in trace)
-    / steps
-)
+in_a_run = sum(request.output_tokens * best_mean_use(request.prompt_tokens, request.output_tokens, 2048)
+               for request in trace) / steps
 predicted = in_a_run * (slots // 2048 * 2048 / slots)
 print(f"161 + 338 tokens in a run of 2048: {best_mean_use(161, 338, 2048):.1%} of it, over the request's life")
 print(f"predicted for 2048 for everyone: {in_a_run:.1%} of what is reserved, {predicted:.1%} of the cache")
@@ -147,10 +141,8 @@ print(header)
 
 def print_shares(name, timeline):
     shares = timeline.shares()
-    print(
-        f"{name:30}{shares['used']:>7.1%}{shares['later']:>8.1%}{shares['never']:>8.1%}{shares['stranded']:>10.1%}"
-        f"{timeline.mean_running():>11.1f}"
-    )
+    print(f"{name:30}{shares['used']:>7.1%}{shares['later']:>8.1%}{shares['never']:>8.1%}{shares['stranded']:>10.1%}"
+          f"{timeline.mean_running():>11.1f}")
 
 
 for name, timeline in timelines.items():
@@ -191,7 +183,6 @@ page_table_stepper()
 #
 # The hard part is to refuse well. When the pool is full, the server wants to preempt somebody and try again, so a
 # refused append must leave everything as it was.
-
 
 # %%
 # Exercise 6.2 · An allocator of pages
@@ -245,7 +236,6 @@ class PageAllocator:
         return len(self.unused)
         # END SOLUTION
 
-
 # %%
 BestPageAllocator = check("6.2", PageAllocator).best
 
@@ -289,7 +279,6 @@ draw_waste({name: timelines[name] for name in shown}, steps=3000)
 # prompt for one that begins. The **slot mapping** says where in the pool each of them belongs. It is computed once in a
 # step and serves all layers, since the block table is the same for each layer's pool.
 
-
 # %%
 # Exercise 6.3 · Slot mapping
 def slot_mapping(block_tables, lengths, new_tokens, page_size):
@@ -298,9 +287,9 @@ def slot_mapping(block_tables, lengths, new_tokens, page_size):
     Args:
         block_tables: int32 [sequences, max_blocks]: the page of tokens i·page_size to (i+1)·page_size - 1 of a sequence
             stands at [sequence, i]. Entries that a sequence has no page for are -1.
-        lengths: int32 [sequences], tokens of each sequence, the new ones included.
+        lengths: int32 [sequences], tokens of each sequence, the new ones included; at least 1.
         new_tokens: int32 [sequences], how many of them are new: the last ones. 0 is possible.
-        page_size: tokens in a page.
+        page_size: tokens in a page, any number.
 
     Returns:
         int64 [sum of new_tokens]: the slots, page · page_size + offset, sequence by sequence.
@@ -312,7 +301,6 @@ def slot_mapping(block_tables, lengths, new_tokens, page_size):
         slots.append(table[positions // page_size].long() * page_size + positions % page_size)
     return torch.cat(slots)
     # END SOLUTION
-
 
 # %%
 best_slot_mapping = check("6.3", slot_mapping).best
@@ -328,29 +316,15 @@ best_slot_mapping = check("6.3", slot_mapping).best
 # A padded batch has rows that belong to no token. Their slot is -1. A kernel that takes it for a place writes in front
 # of the pool, or over the last slot of the head before.
 
-
 # %%
 # Exercise 6.4 · Append into pages
 @triton.jit
 def append_kernel(
-    key_pointer,
-    value_pointer,
-    key_pages_pointer,
-    value_pages_pointer,
-    slots_pointer,
-    key_stride,
-    key_head_stride,
-    value_stride,
-    value_head_stride,
-    key_page_stride,
-    key_page_head_stride,
-    key_slot_stride,
-    value_page_stride,
-    value_page_head_stride,
-    value_slot_stride,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
+    key_pointer, value_pointer, key_pages_pointer, value_pages_pointer, slots_pointer,
+    key_stride, key_head_stride, value_stride, value_head_stride,
+    key_page_stride, key_page_head_stride, key_slot_stride,
+    value_page_stride, value_page_head_stride, value_slot_stride,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE_SIZE: tl.constexpr,
 ):
     """One program: the key and the value of one token and one head."""
     token = tl.program_id(0).to(tl.int64)
@@ -382,20 +356,10 @@ def append_to_pages(key, value, key_pages, value_pages, slots):
     """
     tokens, heads, head_dim = key.shape
     append_kernel[(tokens, heads)](
-        key,
-        value,
-        key_pages,
-        value_pages,
-        slots,
-        *key.stride()[:2],
-        *value.stride()[:2],
-        *key_pages.stride()[:3],
-        *value_pages.stride()[:3],
-        HEAD_DIM=head_dim,
-        BLOCK_D=triton.next_power_of_2(head_dim),
-        PAGE_SIZE=key_pages.shape[2],
+        key, value, key_pages, value_pages, slots, *key.stride()[:2], *value.stride()[:2],
+        *key_pages.stride()[:3], *value_pages.stride()[:3],
+        HEAD_DIM=head_dim, BLOCK_D=triton.next_power_of_2(head_dim), PAGE_SIZE=key_pages.shape[2],
     )
-
 
 # %%
 best_append = check("6.4", append_to_pages).best
@@ -434,31 +398,14 @@ print("every key is where its slot says:", torch.equal(found, keys))
 # There is one query, so a page of keys against it is a sum over columns and no matrix product. As many query heads as
 # KV heads are assumed; chapter 07 changes that.
 
-
 # %%
 # Exercise 6.5 · Paged decode
 @triton.jit
 def paged_decode_kernel(
-    query_pointer,
-    key_pointer,
-    value_pointer,
-    tables_pointer,
-    lengths_pointer,
-    output_pointer,
-    query_stride,
-    query_head_stride,
-    key_page_stride,
-    key_head_stride,
-    key_slot_stride,
-    value_page_stride,
-    value_head_stride,
-    value_slot_stride,
-    table_stride,
-    output_stride,
-    output_head_stride,
-    scale,
-    HEAD_DIM: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
+    query_pointer, key_pointer, value_pointer, tables_pointer, lengths_pointer, output_pointer,
+    query_stride, query_head_stride, key_page_stride, key_head_stride, key_slot_stride,
+    value_page_stride, value_head_stride, value_slot_stride, table_stride, output_stride, output_head_stride,
+    scale, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
 ):
     """One program: the query of one sequence and one head, against the sequence's keys, a page at a time."""
     sequence = tl.program_id(0).to(tl.int64)
@@ -499,8 +446,8 @@ def paged_decode(query, key_pages, value_pages, block_tables, lengths):
     """Attention of one query per sequence and head to the sequence's keys, which lie in pages.
 
     Args:
-        query: [batch, heads, head_dim], float32 or float16; head_dim a power of two. Any strides but the last, which
-            is 1.
+        query: [batch, heads, head_dim], float32 or float16; head_dim a power of two from 16 on. Any strides but the
+            last, which is 1.
         key_pages, value_pages: [pages, heads, page_size, head_dim], strides likewise; page_size a power of two. Slots
             behind a sequence's last token hold anything, NaN too.
         block_tables: int32 [batch, max_blocks], contiguous. Entries behind a sequence's last page are -1.
@@ -513,23 +460,11 @@ def paged_decode(query, key_pages, value_pages, block_tables, lengths):
     batch, heads, head_dim = query.shape
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     paged_decode_kernel[(batch, heads)](
-        query,
-        key_pages,
-        value_pages,
-        block_tables,
-        lengths,
-        output,
-        *query.stride()[:2],
-        *key_pages.stride()[:3],
-        *value_pages.stride()[:3],
-        block_tables.stride(0),
-        *output.stride()[:2],
-        1 / math.sqrt(head_dim),
-        HEAD_DIM=head_dim,
-        PAGE_SIZE=key_pages.shape[2],
+        query, key_pages, value_pages, block_tables, lengths, output, *query.stride()[:2], *key_pages.stride()[:3],
+        *value_pages.stride()[:3], block_tables.stride(0), *output.stride()[:2], 1 / math.sqrt(head_dim),
+        HEAD_DIM=head_dim, PAGE_SIZE=key_pages.shape[2],
     )
     return output
-
 
 # %%
 best_paged_decode = check("6.5", paged_decode).best
@@ -571,14 +506,8 @@ for size in (1, 4, 16, 64):
     pages = length // size
     pool = torch.randn(2, pages, 1, size, 64, device=device)
     table = torch.randperm(pages).int()[None].to(device)
-    report = metered(
-        best_paged_decode,
-        torch.randn(1, 1, 64, device=device),
-        pool[0],
-        pool[1],
-        table,
-        torch.tensor([length], dtype=torch.int32, device=device),
-    )
+    report = metered(best_paged_decode, torch.randn(1, 1, 64, device=device), pool[0], pool[1], table,
+                     torch.tensor([length], dtype=torch.int32, device=device))
     predicted_bytes = cache + 4 * pages + 256 + 4
     print(f"{size:>9}{report.loaded_bytes:>10,} B{predicted_bytes:>10,} B{4 * pages / cache:>17.2%}")
 
@@ -613,24 +542,12 @@ draw_waste_by_page_size([replay(trace, PagedCache(slots, size), most_steps=2500)
 #
 # Predict: how many buffers for keys will the compiler make of each loop, at 2, 3 and 4 stages?
 
-
 # %%
 @triton.jit
 def paged_loop_kernel(
-    query_pointer,
-    key_pointer,
-    value_pointer,
-    tables_pointer,
-    lengths_pointer,
-    output_pointer,
-    page_stride,
-    head_stride,
-    slot_stride,
-    table_stride,
-    scale,
-    HEAD_DIM: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    CARRIED: tl.constexpr,
+    query_pointer, key_pointer, value_pointer, tables_pointer, lengths_pointer, output_pointer,
+    page_stride, head_stride, slot_stride, table_stride, scale,
+    HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, CARRIED: tl.constexpr,
 ):
     """One program: the 16 query heads of one KV head of one sequence, a page at a time."""
     sequence = tl.program_id(0).to(tl.int64)
@@ -677,65 +594,32 @@ def paged_loop(query, key_pages, value_pages, block_tables, lengths, carried, st
     """query [batch, 16 · key_heads, head_dim] on pages [pages, key_heads, page_size, head_dim]; no length of 0."""
     output = torch.empty_like(query)
     paged_loop_kernel[(query.shape[0], key_pages.shape[1])](
-        query,
-        key_pages,
-        value_pages,
-        block_tables,
-        lengths,
-        output,
-        *key_pages.stride()[:3],
-        block_tables.stride(0),
-        math.log2(math.e) / math.sqrt(query.shape[2]),
-        HEAD_DIM=query.shape[2],
-        PAGE_SIZE=key_pages.shape[2],
-        CARRIED=carried,
-        num_warps=4,
-        num_stages=stages,
+        query, key_pages, value_pages, block_tables, lengths, output, *key_pages.stride()[:3], block_tables.stride(0),
+        math.log2(math.e) / math.sqrt(query.shape[2]), HEAD_DIM=query.shape[2], PAGE_SIZE=key_pages.shape[2],
+        CARRIED=carried, num_warps=4, num_stages=stages,
     )
     return output
 
 
 small_pool = torch.randn(2, 5, 1, 16, 32, device=device)
-arguments = (
-    torch.randn(1, 16, 32, device=device),
-    small_pool[0],
-    small_pool[1],
-    torch.tensor([[3, 0, 4]], dtype=torch.int32, device=device),
-    torch.tensor([41], dtype=torch.int32, device=device),
-)
+arguments = (torch.randn(1, 16, 32, device=device), small_pool[0], small_pool[1],
+             torch.tensor([[3, 0, 4]], dtype=torch.int32, device=device),
+             torch.tensor([41], dtype=torch.int32, device=device))
 results = [paged_loop(*arguments, carried=carried) for carried in (False, True)]
 print("the same result, up to rounding:", torch.allclose(*results, atol=1e-5))
 
 # %%
 from course_lib.hardware.compiler.views import compile_many
 
-types = {
-    "query_pointer": "*fp16",
-    "key_pointer": "*fp16",
-    "value_pointer": "*fp16",
-    "tables_pointer": "*i32",
-    "lengths_pointer": "*i32",
-    "output_pointer": "*fp16",
-    "page_stride": "i32",
-    "head_stride": "i32",
-    "slot_stride": "i32",
-    "table_stride": "i32",
-    "scale": "fp32",
-}
+types = {"query_pointer": "*fp16", "key_pointer": "*fp16", "value_pointer": "*fp16", "tables_pointer": "*i32",
+         "lengths_pointer": "*i32", "output_pointer": "*fp16", "page_stride": "i32", "head_stride": "i32",
+         "slot_stride": "i32", "table_stride": "i32", "scale": "fp32"}
 variants = [(carried, stages) for carried in (False, True) for stages in (2, 3, 4)]
-views = compile_many(
-    [
-        {
-            "kernel": paged_loop_kernel,
-            "signature": types,
-            "arch": 90,
-            "num_warps": 4,
-            "num_stages": stages,
-            "constexprs": {"HEAD_DIM": 128, "PAGE_SIZE": 64, "CARRIED": carried},
-        }
-        for carried, stages in variants
-    ]
-)
+views = compile_many([
+    {"kernel": paged_loop_kernel, "signature": types, "arch": 90, "num_warps": 4, "num_stages": stages,
+     "constexprs": {"HEAD_DIM": 128, "PAGE_SIZE": 64, "CARRIED": carried}}
+    for carried, stages in variants
+])
 print(f"{'table entry':20}{'stages':>7}{'buffers for keys':>18}{'shared memory':>15}")
 for (carried, stages), view in zip(variants, views):
     rings = [int(count) for count in re.findall(r"local_alloc .*memdesc<(\d+)x64x128xf16", view.ttgir)]
@@ -760,20 +644,14 @@ if on_gpu:
     trial_tokens, trial_batch, trial_heads = 4096, 16, 8
     trial_pages = trial_batch * trial_tokens // 64
     pool = torch.randn(2, trial_pages, trial_heads, 64, 128, device=device, dtype=torch.float16)
-    trial = (
-        torch.randn(trial_batch, 16 * trial_heads, 128, device=device, dtype=torch.float16),
-        pool[0],
-        pool[1],
-        torch.randperm(trial_pages, device=device).int().view(trial_batch, -1),
-        torch.full((trial_batch,), trial_tokens, dtype=torch.int32, device=device),
-    )
+    trial = (torch.randn(trial_batch, 16 * trial_heads, 128, device=device, dtype=torch.float16), pool[0], pool[1],
+             torch.randperm(trial_pages, device=device).int().view(trial_batch, -1),
+             torch.full((trial_batch,), trial_tokens, dtype=torch.int32, device=device))
     for carried, stages in variants:
         try:
             timing = measure(partial(paged_loop, *trial, carried=carried, stages=stages), seconds=0.2)
-            print(
-                f"{'carried' if carried else 'loaded in the step':20}{stages:>3} stages  {timing},  "
-                f"{format_bandwidth(timing.bandwidth(pool.nbytes))}"
-            )
+            print(f"{'carried' if carried else 'loaded in the step':20}{stages:>3} stages  {timing},  "
+                  f"{format_bandwidth(timing.bandwidth(pool.nbytes))}")
         except triton.runtime.errors.OutOfResources:
             print(f"{'carried' if carried else 'loaded in the step':20}{stages:>3} stages  too much shared memory here")
     del pool, trial
@@ -795,7 +673,6 @@ else:
 # depends on its own token and those before it, and on nothing after. A new prompt can look its pages up by content. A
 # page is found by what it holds *and all that came before*: `[7, 7, 7, 7]` behind one beginning and behind another have
 # different keys.
-
 
 # %%
 # Exercise 6.6 · Shared pages, copied when written
@@ -885,7 +762,6 @@ def page_keys(tokens, page_size):
     return [tuple(tokens[:end]) for end in ends]
     # END SOLUTION
 
-
 # %%
 BestSharingAllocator, best_page_keys = check("6.6", SharingAllocator, page_keys).best
 
@@ -918,10 +794,8 @@ def pages_taken(share_prefixes):
 alone, _, _ = pages_taken(share_prefixes=False)
 together, for_answers, copies = pages_taken(share_prefixes=True)
 print(f"20 requests: {alone} pages alone (predicted {20 * 41}), {together} shared (predicted {37 + 20 * 4})")
-print(
-    f"8 answers: {for_answers} pages more and {copies} copies (predicted {8 * 7 - 1} and 7; "
-    f"without sharing {8 * 47 - 41})"
-)
+print(f"8 answers: {for_answers} pages more and {copies} copies (predicted {8 * 7 - 1} and 7; "
+      f"without sharing {8 * 47 - 41})")
 
 # %% [markdown]
 # Sharing saves memory, and with it the computation of the prefix. Of a prompt's 650 tokens 592 were found, so 58 run
@@ -951,20 +825,16 @@ if on_gpu:
     from course_lib.kernels.paged.attention import paged_decode_attention
 
     floor = cache_bytes / ceilings().memory_bandwidth
-    print(
-        f"predicted: {format_bytes(cache_bytes)}, {format_seconds(floor)} at "
-        f"{format_bandwidth(ceilings().memory_bandwidth)}"
-    )
+    print(f"predicted: {format_bytes(cache_bytes)}, {format_seconds(floor)} at "
+          f"{format_bandwidth(ceilings().memory_bandwidth)}")
     query = torch.randn(batch, heads, head_dim, device=device, dtype=torch.float16)
     counts = torch.full((batch,), tokens, dtype=torch.int32, device=device)
     pool = torch.randn(2, batch * tokens * heads * head_dim, device=device, dtype=torch.float16)
 
     def show(name, function, *arguments, **options):
         timing = measure(partial(function, *arguments, **options), seconds=0.2)
-        print(
-            f"{name:28}{format_seconds(timing.median):>9}  {format_bandwidth(timing.bandwidth(cache_bytes)):>10}  "
-            f"{floor / timing.median:>5.0%} of the prediction's speed"
-        )
+        print(f"{name:28}{format_seconds(timing.median):>9}  {format_bandwidth(timing.bandwidth(cache_bytes)):>10}  "
+              f"{floor / timing.median:>5.0%} of the prediction's speed")
 
     show("contiguous", decode_attention, query, *pool.view(2, batch, heads, tokens, head_dim), counts, validate=False)
     for size in (1, 2, 4, 8, 16, 32, 64, 128, 256):
@@ -978,14 +848,10 @@ if on_gpu:
 else:
     print(f"{format_bytes(cache_bytes)}: {format_seconds(cache_bytes / 4.37e12)} at 4.37 TB/s, at any page size")
     contiguous, paged = timelines["2048 for everyone"], timelines["pages of 16"]
-    print(
-        f"at a time: 7 and {at_a_time:.1f} predicted, {contiguous.mean_running():.1f} and "
-        f"{paged.mean_running():.1f} replayed"
-    )
-    print(
-        f"used: {predicted:.1%} and {1 - 7.5 * at_a_time / slots:.1%} predicted, "
-        f"{contiguous.shares()['used']:.1%} and {paged.shares()['used']:.1%} replayed"
-    )
+    print(f"at a time: 7 and {at_a_time:.1f} predicted, {contiguous.mean_running():.1f} and "
+          f"{paged.mean_running():.1f} replayed")
+    print(f"used: {predicted:.1%} and {1 - 7.5 * at_a_time / slots:.1%} predicted, "
+          f"{contiguous.shares()['used']:.1%} and {paged.shares()['used']:.1%} replayed")
 
 # %% [markdown]
 # If your GPU's times do not depend on the page size from some size on, the prediction holds there: bytes are the time.

@@ -12,23 +12,25 @@ import math
 import torch
 
 from course_lib.checker import Case, Exercise, Forbids, Mistake
-from exercises.ch03_online_softmax.slips import (
-    KEPT_THE_TILES,
-    LOG2_E,
-    NO_MAXIMUM,
+from course_lib.checker.specification.contract import Contract
+from course_lib.checker.specification.model import Model, Slip
+from exercises.ch03_online_softmax.plain import (
     SHORTCUTS,
-    TILE_NOT_RESCALED,
-    by_lanes,
-    by_log_sum_exp,
-    left_in_buffer,
+    SOFTMAXES,
     levels,
-    masked_prefix,
-    naive_softmax,
     pass_refused,
-    reference_of,
-    running_statistics,
     softmax_of,
-    softmax_per_tile,
+)
+from exercises.topics.softmax_inputs import SCORES
+from exercises.topics.softmax_model import left_in_buffer, statistics
+from exercises.topics.softmax_slips import (
+    ALL_ROWS_SUMMED,
+    KEPT_THE_TILES,
+    LAST_TILE_ONLY,
+    NO_MAXIMUM,
+    ONE_MAXIMUM,
+    RUNNING,
+    STYLES,
 )
 
 
@@ -62,67 +64,128 @@ def safe_softmax_cases(draw):
             driver=read_at_most_three_times,
         ),
         Case("16 rows of 48 in square tiles", (draw.normal(16, 48), 16), driver=read_at_most_three_times),
-        Case("rows of one element", (draw.normal(2, 1, scale=50.0), 8), driver=read_at_most_three_times),
-        Case("logits to ±200", (draw.normal(5, 129, scale=80.0), 32), driver=read_at_most_three_times),
+        Case("4 rows of 12 once more, logits to ±200", (80 * draw.normal(4, 12), 4), driver=read_at_most_three_times),
         Case("three rows at -1000, 0 and +1000", (levels(draw, 63), 16), driver=read_at_most_three_times),
-        Case("all elements equal", (draw.normal(1, 1, scale=100.0).repeat(4, 65), 32), driver=read_at_most_three_times),
-        Case("ascending rows", (draw.normal(2, 127, scale=20.0).sort(dim=1)[0], 32), driver=read_at_most_three_times),
-        Case(
-            "descending rows",
-            (draw.normal(2, 128, scale=20.0).sort(dim=1, descending=True)[0], 32),
-            driver=read_at_most_three_times,
-        ),
-        Case("a first tile of -inf", (masked_prefix(draw, 3, 40, 16), 16), driver=read_at_most_three_times),
     ]
 
 
-def _one_maximum(x, tile):
-    weights = torch.exp(x.float() - x.float().max())
-    return weights / weights.sum(dim=-1, keepdim=True)
+def drawn(draw, *, rows, columns, tile, scores):
+    return scores(draw, rows, columns), tile
 
 
-def _from_zero(x, tile):
-    weights = torch.exp(x.float() - x.float().amax(dim=-1, keepdim=True).clamp(min=0.0))
-    return weights / weights.sum(dim=-1, keepdim=True)
+CONTRACT = Contract(
+    drawn,
+    choices={
+        "rows": (1, 2, 3, 16),
+        "columns": (1, 15, 16, 17, 101, 128),
+        "tile": (1, 4, 16, 128),
+        "scores": SCORES,
+    },
+    says={
+        "rows": "tiles are [rows, width] float32",
+        "columns": "the widths add up to `columns`",
+        "scores": "safe for scores of any size",
+    },
+    valid=lambda columns, tile, **_: columns // tile <= 32,
+    driver=read_at_most_three_times,
+    most=10,
+)
 
 
-def _all_rows_summed(x, tile):
-    weights = torch.exp(x - x.amax(dim=-1, keepdim=True))
-    return weights / weights.sum()
+def compute(s, x, tile):
+    """Three passes; slips of a running sum are made in one for the statistics, as many write it."""
+    tiles = x.split(tile, dim=1)
+    if s("kept_the_tiles"):
+        return softmax_of(left_in_buffer(x, tile))
+    if s("softmax_per_tile"):
+        return torch.cat([softmax_of(part) for part in tiles], dim=1)
+    if s("wrong_axis", "wrong_axis__as_rows"):
+        return _down_the_columns(tiles, as_rows=s("wrong_axis__as_rows"))
+    running = statistics(s, tiles)
+    maximum, total = running.measured_from[:, None], running.total[:, None]
+    if s("sum_over_all_rows__and_the_maximum"):
+        return torch.softmax(x.flatten(), dim=0).view(x.shape)
+    if s("sum_over_all_rows"):
+        total = total.sum()
+    if s("maximum_missing_in_the_sum"):
+        total = torch.exp(x).sum(1, keepdim=True)
+    if s("last_tile_only__maximum"):
+        maximum = tiles[-1].amax(1, keepdim=True)
+        total = torch.exp(x - maximum).sum(1, keepdim=True)
+    weights = torch.exp(x if s("maximum_missing_in_the_outputs") else x - maximum)
+    if s("kept_the_tiles__weights"):
+        weights = left_in_buffer(weights, tile)
+    if s("kept_the_tiles__outputs"):
+        weights = torch.exp(left_in_buffer(x, tile) - maximum)
+    if s("not_normalised"):
+        return weights
+    return weights / (x.shape[1] if s("divided_by_the_width") else total)
 
 
-def _softmax_of_all(x, tile):
-    return torch.softmax(x.flatten(), dim=0).view(x.shape)
+def _down_the_columns(tiles, as_rows):
+    """Maximum and sum over dim 0, one for each position in a tile: possible where shapes happen to fit."""
 
+    def spread(statistic):
+        return statistic[:, None] if as_rows else statistic[None, :]
 
-def _down_the_columns(x, tile):
-    """Maximum and sum over dim 0, kept per position in the tile: what `dim=0` does where tiles are of one width."""
-    if x.shape[1] % tile:
+    try:
+        maximum = total = None
+        for tile in tiles:
+            largest = tile.amax(0)
+            maximum = largest if maximum is None else torch.maximum(maximum, largest)
+        for tile in tiles:
+            part = torch.exp(tile - spread(maximum)).sum(0)
+            total = part if total is None else total + part
+        return torch.cat([torch.exp(tile - spread(maximum)) / spread(total) for tile in tiles], dim=1)
+    except RuntimeError:
         return None
-    tiles = x.view(x.shape[0], -1, tile)
-    weights = torch.exp(tiles - tiles.amax(dim=(0, 1)))
-    return (weights / weights.sum(dim=(0, 1))).reshape(x.shape)
 
 
-def _only_last_sum(x, tile):
-    weights = torch.exp((x - x.amax(dim=1, keepdim=True)).float())
-    return weights / weights.split(tile, dim=1)[-1].sum(dim=1, keepdim=True)
-
-
-def _last_tile_statistics(x, tile):
-    last = x.split(tile, dim=1)[-1]
-    weights = torch.exp(x.float() - last.float().amax(dim=1, keepdim=True))
-    return weights / weights.split(tile, dim=1)[-1].sum(dim=1, keepdim=True)
-
-
-def _sum_of_own_maxima(x, tile):
-    """The sum's terms are relative to each tile's maximum, the outputs' to the row's."""
-    total = sum(
-        torch.exp(part - reference_of(part.amax(dim=1, keepdim=True))).sum(dim=1, keepdim=True)
-        for part in x.split(tile, dim=1)
-    )
-    return torch.exp(x - x.amax(dim=1, keepdim=True)) / total
-
+WRONG_AXIS = (
+    "The statistics run down the columns instead of along the rows. A tile is [rows, width] and a softmax is "
+    "over a row, so maximum and sum are over `dim=1`."
+)
+OWN_MAXIMUM = (
+    "Each tile's sum was taken relative to the tile's own maximum and added as it is. Subtract the row's maximum "
+    "instead, which pass 1 found."
+)
+MODEL = Model(
+    compute,
+    (
+        Slip("no_maximum", NO_MAXIMUM),
+        *RUNNING[1:],
+        Slip("one_maximum_for_all_rows", ONE_MAXIMUM),
+        Slip("wrong_axis", WRONG_AXIS),
+        Slip("wrong_axis__as_rows", WRONG_AXIS),
+        Slip("sum_over_all_rows", ALL_ROWS_SUMMED),
+        Slip("sum_over_all_rows__and_the_maximum", ALL_ROWS_SUMMED),
+        Slip("last_tile_only__maximum", LAST_TILE_ONLY),
+        Slip(
+            "softmax_per_tile",
+            "Each tile was made a softmax of its own. Its elements must be divided by the sum over the whole row, "
+            "which is known only when a pass over all tiles is over.",
+        ),
+        Slip(
+            "maximum_missing_in_the_sum",
+            "The sum is taken without the maximum, and the outputs with it. Subtract the maximum before both.",
+        ),
+        Slip(
+            "maximum_missing_in_the_outputs",
+            "The outputs are taken without the maximum, and the sum with it. Subtract the maximum before both.",
+        ),
+        Slip("not_normalised", "The outputs were never divided by the sum."),
+        Slip("divided_by_the_width", "The outputs are divided by the number of columns. Divide by the row's sum."),
+        Slip("kept_the_tiles", KEPT_THE_TILES),
+        Slip("kept_the_tiles__weights", KEPT_THE_TILES),
+        Slip("kept_the_tiles__outputs", KEPT_THE_TILES),
+    ),
+    styles=STYLES,
+).with_only(
+    last_tile_only="Only the last tile counted: a statistic is overwritten at every tile where it should be carried "
+    "on. Look for `=` where `+=` or `torch.maximum` belongs.",
+    tile_not_rescaled=OWN_MAXIMUM,
+    tile_not_rescaled__nor_the_sum=OWN_MAXIMUM,
+)
 
 EXERCISE = Exercise(
     id="3.1",
@@ -130,15 +193,9 @@ EXERCISE = Exercise(
     entries=("safe_softmax",),
     cases=safe_softmax_cases,
     oracle=safe_softmax_oracle,
-    plain=(
-        by_lanes,
-        by_log_sum_exp,
-        lambda x, tile: torch.exp(x - x.amax(dim=1, keepdim=True)) / running_statistics(x, tile)[1][:, None],
-        lambda x, tile: (
-            torch.exp2(x * LOG2_E - x.amax(dim=1, keepdim=True) * LOG2_E)
-            / running_statistics(x, tile, base_2=True)[1][:, None]
-        ),
-    ),
+    contracts=(CONTRACT,),
+    models=(MODEL,),
+    plain=SOFTMAXES,
     requirements=(Forbids(SHORTCUTS),),
     hints=(
         "Write down what each pass must know before it starts. Which of the three numbers of `exp(x - maximum) / "
@@ -152,67 +209,6 @@ EXERCISE = Exercise(
         "Output: `torch.cat([torch.exp(tile - maximum[:, None]) / total[:, None] for tile in read()], dim=1)`.",
     ),
     mistakes=(
-        Mistake("no_maximum", NO_MAXIMUM, result=naive_softmax),
-        Mistake(
-            "maximum_starts_at_zero",
-            "The maximum starts at 0, so a row of negative scores is measured from 0 and not from its own maximum; far "
-            "below, all its terms underflow and 0/0 is NaN. Start at -inf, or with the first tile's maximum.",
-            result=_from_zero,
-        ),
-        Mistake(
-            "one_maximum_for_all_rows",
-            "One maximum was taken over all rows of a tile. It does not overflow, but a row that lies far below the "
-            "largest one underflows to zeros, and 0/0 is NaN. Every row needs its own: `amax(dim=1)`.",
-            result=_one_maximum,
-        ),
-        Mistake(
-            "wrong_axis",
-            "The statistics run down the columns instead of along the rows. A tile is [rows, width] and a softmax is "
-            "over a row, so maximum and sum are over `dim=1`.",
-            result=_down_the_columns,
-        ),
-        Mistake(
-            "sum_over_all_rows",
-            "The sum was taken over all rows together. A row's outputs must add up to 1 by themselves: "
-            "`sum(dim=1)`, which keeps one number a row.",
-            result=(_all_rows_summed, _softmax_of_all),
-        ),
-        Mistake(
-            "last_tile_only",
-            "Only the last tile counted: a statistic is overwritten at every tile where it should be carried on. Look "
-            "for `=` where `+=` or `torch.maximum` belongs.",
-            result=(_only_last_sum, _last_tile_statistics),
-        ),
-        Mistake(
-            "softmax_per_tile",
-            "Each tile was made a softmax of its own. Its elements must be divided by the sum over the whole row, "
-            "which is known only when a pass over all tiles is over.",
-            result=softmax_per_tile,
-        ),
-        Mistake(
-            "tile_not_rescaled",
-            TILE_NOT_RESCALED.replace(
-                "the new running maximum instead, which the tile before may have set",
-                "the row's maximum instead, which pass 1 found",
-            ),
-            result=_sum_of_own_maxima,
-        ),
-        Mistake(
-            "not_normalised",
-            "The outputs were never divided by the sum.",
-            result=lambda x, tile: torch.exp(x - x.amax(dim=1, keepdim=True)),
-        ),
-        Mistake(
-            "kept_the_tiles",
-            KEPT_THE_TILES,
-            result=(
-                lambda x, tile: softmax_of(left_in_buffer(x, tile)),
-                lambda x, tile: (
-                    left_in_buffer(torch.exp(x - x.amax(dim=1, keepdim=True)), tile)
-                    / running_statistics(x, tile)[1][:, None]
-                ),
-            ),
-        ),
         Mistake(
             "too_many_passes",
             "A fourth pass was started. Three are enough: the maximum, the sum, the output. Is `read()` called once "

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import Case, Exercise, Mistake
-from exercises.ch03_online_softmax.slips import (
-    INF,
-    in_float32,
-    reference_of,
-    statistics_of,
-)
+from course_lib.checker import Case, Exercise
+from course_lib.checker.specification.contract import Contract, Level
+from course_lib.checker.specification.model import Model, Slip, Slips
+from exercises.ch03_online_softmax.plain import INF, reference_of, statistics_of
+from exercises.topics.softmax_inputs import SCORES, ordered, ordinary
 
 
 def merge_in_pairs(functions, *states):
@@ -36,30 +34,45 @@ def _in_a_row(merge):
     return fold
 
 
-def _merge(first, second, *, rescale=(True, True), weigh="rescaled", guard=True, divide=True, kept=None, sign=1):
-    """Two states into one, with the classic steps left out on demand."""
+RIGHT = Slips()
+
+
+def _merge(first, second, s=RIGHT):
+    """Two states into one, with what can go wrong."""
     (first_max, first_sum, first_average), (second_max, second_sum, second_average) = first, second
-    grown = torch.maximum(first_max, second_max) if kept is None else (first_max, second_max)[kept]
-    reference = reference_of(grown) if guard else grown
+    maximum = torch.minimum(first_max, second_max) if s("smaller_maximum") else torch.maximum(first_max, second_max)
+    if s("older_maximum", "older_maximum__second"):
+        maximum = first_max if s("older_maximum") else second_max
+    reference = maximum if s("empty_state_nan", "empty_state_nan__in_the_exponent") else reference_of(maximum)
+    factors = [torch.exp(part_max - reference) for part_max in (first_max, second_max)]
+    if s("rescaled_the_wrong_way"):
+        factors = [torch.exp(reference - part_max) for part_max in (first_max, second_max)]
     ones = torch.ones_like(first_sum)
-    weights = [
-        part_sum * (torch.exp(sign * (part_max - reference)) if wanted else ones)
-        for part_max, part_sum, wanted in ((first_max, first_sum, rescale[0]), (second_max, second_sum, rescale[1]))
-    ]
-    merged_sum = weights[0] + weights[1]
-    if weigh == "equal":
-        return grown, merged_sum, (first_average + second_average) / 2
-    if weigh in ("sums", "sums over the merged one"):
-        weights = [first_sum, second_sum]
-    if weigh == "maxima":  # the exponentials alone, without the sums
-        weights = [torch.exp(first_max - reference), torch.exp(second_max - reference)]
-    if weigh == "exchanged":
-        weights = weights[::-1]
-    divisor = ones if not divide else merged_sum if "merged" in weigh else weights[0] + weights[1]
-    if guard:
+    if s("sum_not_rescaled", "first_not_rescaled"):
+        factors[0] = ones
+    if s("sum_not_rescaled", "second_not_rescaled"):
+        factors[1] = ones
+    if s("factors_exchanged"):
+        factors = factors[::-1]
+    shares = weights = [first_sum * factors[0], second_sum * factors[1]]
+    total = weights[0] + weights[1]
+    if s("average_weighed_by_stale_sums", "average_weighed_by_stale_sums__over_the_new_sum"):
+        shares = [first_sum, second_sum]
+    if s("average_weighed_by_maxima"):  # the exponentials alone, without the sums
+        shares = [torch.exp(part_max - reference) for part_max in (first_max, second_max)]
+    if s("weights_exchanged"):
+        shares = weights[::-1]
+    divisor = total if s("average_weighed_by_stale_sums__over_the_new_sum") else shares[0] + shares[1]
+    if not s("empty_state_nan", "empty_state_nan__in_the_division"):
         divisor = torch.where(divisor == 0, ones, divisor)
-    average = (weights[0][:, None] * first_average + weights[1][:, None] * second_average) / divisor[:, None]
-    return grown, merged_sum, average
+    if s("not_normalised"):
+        divisor = ones
+    average = (shares[0][:, None] * first_average + shares[1][:, None] * second_average) / divisor[:, None]
+    if s("averages_without_weights"):
+        average = (first_average + second_average) / 2
+    if s("averages_added"):
+        average = first_average + second_average
+    return maximum, total, average
 
 
 def _merge_by_shares(first, second):
@@ -75,6 +88,15 @@ def _merge_by_shares(first, second):
     return maximum, total, first_average * (1 - share) + second_average * share
 
 
+def _merge_by_log_sum_exps(first, second):
+    """The same with the second part's share from the difference of the log-sum-exps, as the chapter's end has it."""
+    (first_max, first_sum, first_average), (second_max, second_sum, second_average) = first, second
+    maximum, total, _ = _merge(first, second)
+    step = torch.log(second_sum) + second_max - (torch.log(first_sum) + first_max)
+    share = torch.sigmoid(torch.where(step.isnan(), 0.0, step))[:, None]
+    return maximum, total, first_average + share * (second_average - first_average)
+
+
 def _state(scores, values):
     """(maximum, sum, average) of one part: scores [rows, keys], values [keys, dim]."""
     maximum, total = statistics_of(scores)
@@ -82,62 +104,151 @@ def _state(scores, values):
     return maximum, total, (weights @ values) / torch.where(total == 0, 1.0, total)[:, None]
 
 
-def _states(draw, lengths, rows=3, dim=4, scale=1.0, shift=0.0, ascending=False):
-    length = sum(lengths)
-    scores = draw.normal(rows, length, scale=scale, shift=shift)
-    if ascending:
-        scores = scores.sort(dim=1)[0]
-    values = draw.normal(length, dim)
+def _states(draw, lengths, rows=3, dim=4, scores=ordinary):
+    scores = scores(draw, rows, sum(lengths))
+    values = draw.normal(sum(lengths), dim)
     return tuple(_state(part, value) for part, value in zip(scores.split(lengths, dim=1), values.split(lengths, dim=0)))
 
 
-def _empty(rows=3, dim=4):
-    return torch.full((rows,), -INF), torch.zeros(rows), torch.zeros(rows, dim)
-
-
 def merge_cases(draw):
-    ordinary, far = _states(draw, [9]), _states(draw, [5, 6], scale=80.0)
     same = draw.normal(3)
     equal = tuple((same.clone(), draw.uniform(3, low=1.0, high=9.0), draw.normal(3, 4)) for _ in "ab")
-    some_empty = [(m.clone(), s.clone(), a.clone()) for m, s, a in _states(draw, [7, 7])]
-    for state, row in zip(some_empty, (0, 1)):
-        state[0][row], state[1][row], state[2][row] = -INF, 0.0, 0.0
+    rising = _states(draw, [16, 16], scores=ordered(0.3))
     return [
         Case("two parts of 8 keys", _states(draw, [8, 8]), driver=merge_in_pairs),
         Case("1 key and 200 keys", _states(draw, [1, 200]), driver=merge_in_pairs),
-        Case("200 keys and 1 key", _states(draw, [200, 1]), driver=merge_in_pairs),
-        Case(
-            "scores rise: the second maximum is larger",
-            _states(draw, [16, 16], scale=3.0, ascending=True),
-            driver=merge_in_pairs,
-        ),
-        Case(
-            "scores fall: the first maximum is larger",
-            _states(draw, [16, 16], scale=3.0, ascending=True)[::-1],
-            driver=merge_in_pairs,
-        ),
+        Case("scores rise: the second maximum is larger", rising, driver=merge_in_pairs),
+        Case("scores fall: the first maximum is larger", rising[::-1], driver=merge_in_pairs),
         Case("equal maxima", equal, driver=merge_in_pairs),
-        Case("logits to ±200", far, driver=merge_in_pairs),
-        Case("logits near +1000", _states(draw, [20, 30], shift=1000.0), driver=merge_in_pairs),
-        Case("the first part is empty", (_empty(), *ordinary), driver=merge_in_pairs),
-        Case("the second part is empty", (*ordinary, _empty()), driver=merge_in_pairs),
-        Case("both parts are empty", (_empty(), _empty()), driver=merge_in_pairs),
-        Case("some rows empty in one part", tuple(some_empty), driver=merge_in_pairs),
-        Case("seven parts, merged in pairs", _states(draw, [3, 1, 16, 5, 8, 2, 13], scale=2.0), driver=merge_in_pairs),
     ]
 
 
-def _empty_nan(case, got) -> bool:
-    """NaN exactly in rows that are empty in every part."""
-    if not isinstance(got, (tuple, list)) or len(got) != 3 or not all(isinstance(item, torch.Tensor) for item in got):
-        return False
-    empty = torch.stack([state[0] == -INF for state in case.args]).all(dim=0)
-    return (
-        all(item.shape[:1] == empty.shape for item in got)
-        and bool(empty.any())
-        and any(bool(item[empty].isnan().any()) and not bool(item[~empty].isnan().any()) for item in got)
-    )
+def _nothing(states):
+    return states
 
+
+def _empty(*emptied):
+    """Makes the parts of these numbers empty."""
+
+    def make(states):
+        return tuple(
+            (torch.full_like(m, -INF), torch.zeros_like(t), torch.zeros_like(a)) if number in emptied else (m, t, a)
+            for number, (m, t, a) in enumerate(states)
+        )
+
+    return make
+
+
+def _some_rows_empty(states):
+    """Row 0 is empty in the first part and row 1 in the second, as far as there are such rows."""
+    for row, (m, t, a) in enumerate(states[:2]):
+        m[row : row + 1], t[row : row + 1], a[row : row + 1] = -INF, 0.0, 0.0
+    return states
+
+
+def drawn(draw, *, rows, dim, parts, scores, empty):
+    return empty(_states(draw, parts, rows, dim, scores))
+
+
+CONTRACT = Contract(
+    drawn,
+    choices={
+        "rows": (1, 2, 3, 8),
+        "dim": (1, 3, 4, 8),
+        "parts": (
+            Level([8, 8], "parts of 8 keys"),
+            Level([1, 200], "1 key and 200"),
+            Level([200, 1], "200 keys and 1"),
+            Level([3, 1, 16, 5, 8, 2, 13], "seven parts, merged in pairs"),
+        ),
+        "scores": SCORES,
+        "empty": (
+            Level(_nothing, ""),
+            Level(_empty(0), "the first part empty"),
+            Level(_empty(1), "the second part empty"),
+            Level(_empty(0, 1), "the first two parts empty"),
+            Level(_some_rows_empty, "some rows empty in one part"),
+        ),
+    },
+    says={"rows": "[rows], [rows] and [rows, dim], float32", "empty": "A row without keys has maximum -inf, total 0"},
+    driver=merge_in_pairs,
+    most=12,
+)
+
+
+def compute(s, *states):
+    return merge_in_pairs({"merge": lambda first, second: _merge(first, second, s)}, *states)
+
+
+STALE_SUMS = (
+    "The merged sum is right, but the averages were weighed by the sums as they came in, each relative to its own "
+    "maximum. Use the rescaled sums."
+)
+OLDER_MAXIMUM = (
+    "Everything was measured from one part's maximum, whichever is larger. Where the other part's is far above, its "
+    "factor overflows. Take `torch.maximum` of the two."
+)
+EMPTY_STATE = (
+    "Empty parts gave NaN. Two things do that: -inf - (-inf) in an exponent, and 0/0 in the average. Where the merged "
+    "maximum is -inf, subtract 0; where the merged sum is 0, divide by 1."
+)
+MODEL = Model(
+    compute,
+    (
+        Slip(
+            "averages_without_weights",
+            "The two averages were averaged as equals. A part with a larger share of the total weight counts for more: "
+            "weigh each by its rescaled sum.",
+        ),
+        Slip("averages_added", "The two averages were added. Weigh each by its part's share of the merged sum."),
+        Slip(
+            "not_normalised",
+            "The averages were weighed and added but not divided by the merged sum, so the result is no average.",
+        ),
+        Slip("older_maximum", OLDER_MAXIMUM),
+        Slip("older_maximum__second", OLDER_MAXIMUM),
+        Slip("smaller_maximum", "The smaller of the two maxima was taken, so the other part's factor can overflow."),
+        Slip(
+            "sum_not_rescaled",
+            "The two sums were added as they are, though they are relative to different maxima. Multiply each by "
+            "exp(its maximum - merged maximum) first.",
+        ),
+        Slip(
+            "first_not_rescaled",
+            "Only the second part was rescaled. That is right when the first holds the larger maximum; when the second "
+            "does, the first is the one that must shrink. Rescale both: one factor is 1.",
+        ),
+        Slip(
+            "second_not_rescaled",
+            "Only the first part was rescaled. That is right when the second holds the larger maximum; when the first "
+            "does, the second must shrink. Rescale both: one factor is 1.",
+        ),
+        Slip(
+            "rescaled_the_wrong_way",
+            "The factor is upside down: exp(merged maximum - its maximum) makes a part grow that should shrink. "
+            "Multiply each sum by exp(its maximum - merged maximum), which is never above 1.",
+        ),
+        Slip(
+            "factors_exchanged",
+            "Each sum was multiplied by the other part's factor. The first sum goes with the first part's maximum.",
+        ),
+        Slip("average_weighed_by_stale_sums", STALE_SUMS),
+        Slip("average_weighed_by_stale_sums__over_the_new_sum", STALE_SUMS),
+        Slip(
+            "average_weighed_by_maxima",
+            "The averages were weighed by exp(maximum - merged maximum) alone. A part of a thousand keys and one of a "
+            "single key then count alike: multiply by the part's sum.",
+        ),
+        Slip(
+            "weights_exchanged",
+            "Each average was weighed by the other part's sum. The first part's rescaled sum goes with the first "
+            "part's average.",
+        ),
+        Slip("empty_state_nan", EMPTY_STATE),
+        Slip("empty_state_nan__in_the_exponent", EMPTY_STATE),
+        Slip("empty_state_nan__in_the_division", EMPTY_STATE),
+    ),
+)
 
 EXERCISE = Exercise(
     id="3.3",
@@ -145,10 +256,14 @@ EXERCISE = Exercise(
     entries=("merge",),
     cases=merge_cases,
     oracle=_in_pairs(_merge),
+    contracts=(CONTRACT,),
+    models=(MODEL,),
     plain=(
         _in_a_row(_merge),
         _in_pairs(_merge_by_shares),
         _in_pairs(lambda first, second: _merge_by_shares(second, first)),
+        _in_pairs(_merge_by_log_sum_exps),
+        _in_pairs(lambda first, second: _merge_by_log_sum_exps(second, first)),
     ),
     hints=(
         "Both sums are right, each relative to its own maximum. Relative to which number can they be added?",
@@ -161,80 +276,5 @@ EXERCISE = Exercise(
         "`first_weight = first_sum * torch.exp(first_max - reference)`, `second_weight` likewise, `merged_sum = "
         "first_weight + second_weight`, `average = (first_weight[:, None] * first_average + second_weight[:, None] * "
         "second_average) / divisor[:, None]`.",
-    ),
-    mistakes=(
-        Mistake(
-            "sum_not_rescaled",
-            "The two sums were added as they are, though they are relative to different maxima. Multiply each by "
-            "exp(its maximum - merged maximum) first.",
-            result=_in_pairs(lambda a, b: _merge(a, b, rescale=(False, False))),
-        ),
-        Mistake(
-            "averages_without_weights",
-            "The two averages were averaged as equals. A part with a larger share of the total weight counts for more: "
-            "weigh each by its rescaled sum.",
-            result=_in_pairs(lambda a, b: _merge(a, b, weigh="equal")),
-        ),
-        Mistake(
-            "average_weighed_by_stale_sums",
-            "The merged sum is right, but the averages were weighed by the sums as they came in, each relative to its "
-            "own maximum. Use the rescaled sums.",
-            result=(
-                _in_pairs(lambda a, b: _merge(a, b, weigh="sums")),
-                _in_pairs(lambda a, b: _merge(a, b, weigh="sums over the merged one")),
-            ),
-        ),
-        Mistake(
-            "weights_exchanged",
-            "Each average was weighed by the other part's sum. The first part's rescaled sum goes with the first "
-            "part's average.",
-            result=_in_pairs(lambda a, b: _merge(a, b, weigh="exchanged")),
-        ),
-        Mistake(
-            "rescaled_the_wrong_way",
-            "The factor is upside down: exp(merged maximum - its maximum) makes a part grow that should shrink. "
-            "Multiply each sum by exp(its maximum - merged maximum), which is never above 1.",
-            result=_in_pairs(lambda a, b: _merge(in_float32(a), in_float32(b), sign=-1)),
-        ),
-        Mistake(
-            "average_weighed_by_maxima",
-            "The averages were weighed by exp(maximum - merged maximum) alone. A part of a thousand keys and one of a "
-            "single key then count alike: multiply by the part's sum.",
-            result=_in_pairs(lambda a, b: _merge(a, b, weigh="maxima")),
-        ),
-        Mistake(
-            "first_not_rescaled",
-            "Only the second part was rescaled. That is right when the first holds the larger maximum; when the second "
-            "does, the first is the one that must shrink. Rescale both: one factor is 1.",
-            result=_in_pairs(lambda a, b: _merge(a, b, rescale=(False, True))),
-        ),
-        Mistake(
-            "second_not_rescaled",
-            "Only the first part was rescaled. That is right when the second holds the larger maximum; when the first "
-            "does, the second must shrink. Rescale both: one factor is 1.",
-            result=_in_pairs(lambda a, b: _merge(a, b, rescale=(True, False))),
-        ),
-        Mistake(
-            "older_maximum",
-            "Everything was measured from one part's maximum, whichever is larger. Where the other part's is far "
-            "above, its factor overflows. Take `torch.maximum` of the two.",
-            result=(
-                _in_pairs(lambda a, b: _merge(in_float32(a), in_float32(b), kept=0)),
-                _in_pairs(lambda a, b: _merge(in_float32(a), in_float32(b), kept=1)),
-            ),
-        ),
-        Mistake(
-            "not_normalised",
-            "The averages were weighed and added but not divided by the merged sum, so the result is no average.",
-            result=_in_pairs(lambda a, b: _merge(a, b, divide=False)),
-        ),
-        Mistake(
-            "empty_state_nan",
-            "Empty parts gave NaN. Two things do that: -inf - (-inf) in an exponent, and 0/0 in the average. Where the "
-            "merged maximum is -inf, subtract 0; where the merged sum is 0, divide by 1.",
-            result=_in_pairs(lambda a, b: _merge(a, b, guard=False)),
-            when=lambda case, seen, got: _empty_nan(case, got),
-            every=True,
-        ),
     ),
 )

@@ -7,24 +7,19 @@ import math
 import torch
 
 from course_lib.checker import Case, Exercise, Forbids, Mistake
-from exercises.ch03_online_softmax.slips import (
-    CAST_BEFORE_THE_SUM,
-    INF,
-    KEPT_THE_TILES,
-    LAST_TILE_ONLY,
+from course_lib.checker.specification.contract import Contract, Level
+from course_lib.checker.specification.model import Model, Slip
+from exercises.ch03_online_softmax.plain import (
     LOG2_E,
-    NO_MAXIMUM,
     SHORTCUTS,
-    SUM_NOT_RESCALED,
-    TILE_NOT_RESCALED,
     at_least_float32,
-    in_float32,
-    left_in_buffer,
     pass_refused,
     rounded_to_half,
+    running_log_sum_exp,
     softmax_of,
 )
-from exercises.topics.evidence import NAN_FROM_THE_START
+from exercises.topics.softmax_model import Running, left_in_buffer
+from exercises.topics.softmax_slips import HALF_PRECISION, KEPT_THE_TILES, NARROW, RUNNING, STYLES
 
 
 def read_pairs_once(functions, query, keys, values, scale, tile):
@@ -52,38 +47,30 @@ def attention_oracle(query, keys, values, scale, tile):
     return softmax_of(_scores(query, keys, scale)) @ at_least_float32(values)
 
 
-def _streamed(
-    query,
-    keys,
-    values,
-    scale,
-    tile,
-    *,
-    rescale_sum=True,
-    rescale_accumulator=True,
-    divide=True,
-    backwards=False,
-    own_maximum=False,
-    carry=True,
-    divide_each=False,
-):
-    """Attention in one pass, with the classic steps left out on demand."""
+def _streamed(query, keys, values, scale, tile):
+    """Attention in one pass, the products added up element by element."""
     keys, values, query = map(at_least_float32, (keys, values, query))
-    if backwards:
-        keys, values = keys.flip(0), values.flip(0)
-    maximum, total = torch.tensor(-INF, dtype=keys.dtype), torch.zeros((), dtype=keys.dtype)
+    maximum, total = torch.tensor(-math.inf, dtype=keys.dtype), torch.zeros((), dtype=keys.dtype)
     accumulator = torch.zeros(values.shape[1], dtype=values.dtype)
     for part, value in zip(keys.split(tile), values.split(tile)):
         scores = (part * (query * scale)).sum(dim=1)
         grown = torch.maximum(maximum, scores.max())
-        rescale = torch.exp(maximum - grown)
-        weights = torch.exp(scores - (scores.max() if own_maximum else grown))
-        total = total * (rescale if rescale_sum else 1.0) * carry + weights.sum()
-        accumulator = accumulator * (rescale if rescale_accumulator else 1.0) * carry + weights @ value
-        if divide_each:
-            accumulator = accumulator / total
+        rescale, weights = torch.exp(maximum - grown), torch.exp(scores - grown)
+        total, accumulator = total * rescale + weights.sum(), accumulator * rescale + weights @ value
         maximum = grown
-    return accumulator / total if divide else accumulator
+    return accumulator / total
+
+
+def _by_log_sum_exp(base_2):
+    """The state as the average and one log-sum-exp, as the chapter merges parts."""
+
+    def attend(query, keys, values, scale, tile):
+        scores = _scores(query, keys, scale)
+        log_sum, unit = running_log_sum_exp(scores[None], tile, base_2=base_2)
+        weights = torch.exp2(scores * unit - log_sum) if base_2 else torch.exp(scores - log_sum)
+        return weights @ at_least_float32(values)
+
+    return attend
 
 
 def _keys_for(draw, query, count, scale, spread, order=None, level=0.0, dtype=torch.float32):
@@ -98,48 +85,202 @@ def _keys_for(draw, query, count, scale, spread, order=None, level=0.0, dtype=to
 
 
 def attention_cases(draw):
-    def case(name, count, tile, dim=8, value_dim=8, spread=1.0, order=None, level=0.0, dtype=torch.float32, scale=None):
+    def case(name, count, tile, dim=8, value_dim=8, spread=1.0, order=None, dtype=torch.float32, scale=None):
         query, scale = draw.normal(dim), dim**-0.5 if scale is None else scale
-        keys = _keys_for(draw, query, count, scale, spread, order, level, dtype)
+        keys = _keys_for(draw, query, count, scale, spread, order, 0.0, dtype)
         values = draw.normal(count, value_dim, dtype=dtype)
         return Case(name, (query.to(dtype), keys, values, scale, tile), driver=read_pairs_once)
 
     return [
         case("16 keys in tiles of 4", 16, 4),
-        case("one key", 1, 16),
         case("40 keys of dimension 16, scale 0.7", 40, 16, dim=16, scale=0.7),
         case("67 keys, a prime, in tiles of 16; 5 value columns", 67, 16, dim=16, value_dim=5),
-        case("129 keys in tiles of 128", 129, 128, dim=32, value_dim=16),
         case("ascending scores: the maximum grows at every tile", 96, 16, spread=3.0, order="ascending"),
         # A maximum that is not carried on drops by more than exp can hold.
         case("descending scores, from about 150 to -150", 96, 16, spread=60.0, order="descending"),
-        case("logits to ±200", 80, 16, dim=16, spread=80.0),
-        case("logits near +200", 50, 16, dim=16, level=200.0),
-        case("logits near -200", 50, 16, dim=16, level=-200.0),
-        case("all scores equal", 70, 32, spread=0.0),
         case("float16, 200 keys of dimension 64", 200, 64, dim=64, value_dim=64, spread=2.0, dtype=torch.float16),
     ]
 
 
-def _attention_of(scores, values):
-    return softmax_of(scores) @ at_least_float32(values)
+def drawn(draw, *, keys, dim, value_dim, tile, dtype, scale, scores):
+    query = draw.normal(dim) + 2.0 * (torch.arange(dim) == 0)
+    if scale:
+        key = _keys_for(draw, query, keys, scale, **scores)
+    else:
+        key = draw.normal(keys, dim, scale=10.0)
+    return query.to(dtype), key.to(dtype), draw.normal(keys, value_dim, dtype=dtype), scale, tile
 
 
-def _no_maximum_attention(query, keys, values, scale, tile):
-    weights = torch.exp(_scores(query, keys, scale).float())
-    return (weights @ values.float()) / weights.sum()
+CONTRACT = Contract(
+    drawn,
+    choices={
+        "keys": (1, 15, 16, 17, 101),
+        "dim": (1, 5, 16, 64),
+        "value_dim": (1, 7, 16),
+        "tile": (1, 8, 16, 128),
+        "dtype": (torch.float32, torch.float16),
+        "scale": tuple(Level(scale, f"scale {scale}") for scale in (0.125, 1.0, 3.0, 0.0, -0.5, -2.0)),
+        "scores": (
+            Level({"spread": 1.0}, ""),
+            Level({"spread": 80.0}, "scores of ±200"),
+            Level({"spread": 1.0, "level": 200.0}, "scores near 200"),
+            Level({"spread": 1.0, "level": -200.0}, "scores near -200"),
+            Level({"spread": 3.0, "order": "ascending"}, "scores that rise"),
+            Level({"spread": 60.0, "order": "descending"}, "scores that fall from 150 to -150"),
+            Level({"spread": 0.0}, "equal scores"),
+        ),
+    },
+    says={"dim": "[dim], float32 or float16", "value_dim": "[width, value_dim]", "scale": "any number, negative or 0"},
+    valid=lambda keys, tile, dtype, scores, **_: (
+        keys // tile <= 20 and (dtype == torch.float32 or scores["spread"] <= 3.0)
+    ),
+    driver=read_pairs_once,
+    most=10,
+)
 
 
-def _tile_averages(query, keys, values, scale, tile):
-    parts = [
-        _attention_of(_scores(query, part, scale), value) for part, value in zip(keys.split(tile), values.split(tile))
-    ]
-    return torch.stack(parts).mean(dim=0)
+def compute(s, query, keys, values, scale, tile):
+    """The steps, one tile after the other; the scale is applied to the scores."""
+    narrow = keys.dtype
+    if s("kept_the_tiles"):
+        keys = left_in_buffer(keys.T, tile).T
+    if s("kept_the_tiles", "kept_the_tiles__of_values"):
+        values = left_in_buffer(values.T, tile).T
+    first, second = keys, values
+    if keys.shape == values.shape:
+        first, second = values if s("values_used_as_keys") else keys, keys if s("keys_used_as_values") else values
+    running, accumulator, averages = Running(s, (), narrow), torch.zeros(values.shape[1]), []
+    for part, value in zip(first.split(tile), second.split(tile)):
+        products = (part @ query).float() if s("cast_before_the_sum__products") else part.float() @ query.float()
+        scores = products * _scale(s, scale, len(query))
+        if s("cast_before_the_sum__scaled_query"):
+            scores = (part @ (query.float() * scale).to(narrow)).float()
+        value = value.float()
+        if s("averages_without_weights"):
+            averages.append(torch.softmax(scores, 0) @ value)
+            continue
+        if s("maximum_before_the_scale"):
+            old = running.maximum
+            running.maximum = torch.maximum(old, products.max())
+            rescale = torch.exp(scale * (old - running.maximum))
+            weights = torch.exp(scale * (products - running.maximum))
+            running.total = running.total * rescale + weights.sum()
+        elif s("maximum_before_the_scale__in_the_weights_alone"):
+            old = running.maximum
+            running.maximum = torch.maximum(old, products.max())
+            rescale, weights = torch.exp(old - running.maximum), torch.exp(scores - running.maximum)
+            running.total = running.total * rescale + weights.sum()
+        else:
+            weights, rescale = running.step(scores)
+        product = weights.float() @ value
+        if s("last_tile_only", "accumulator_overwritten"):
+            accumulator = product
+        elif s("accumulator_rescaled_after_adding"):
+            accumulator = (accumulator + product) * rescale
+        else:
+            kept = s("accumulator_not_rescaled", "nothing_rescaled", "tile_not_rescaled__nor_the_sum")
+            accumulator = accumulator * (1.0 if kept else rescale) + product
+        if s("accumulator_in_float16"):
+            accumulator = accumulator.to(narrow).float()
+        if s("divided_at_every_tile", "divided_at_every_tile__and_at_the_end"):
+            accumulator = accumulator / running.total
+    if averages:
+        return torch.stack(averages).mean(0)
+    if s("not_normalised", "divided_at_every_tile"):
+        return accumulator
+    if s("divided_by_the_maximum"):
+        return accumulator / running.maximum
+    return accumulator / (len(keys) if s("divided_by_the_number_of_keys") else running.total)
 
 
-def _last_pair_only(query, keys, values, scale, tile):
-    return _attention_of(_scores(query, keys.split(tile)[-1], scale), values.split(tile)[-1])
+def _scale(s, scale, dim):
+    if s("scale_missing"):
+        return 1.0
+    if s("scale_twice"):
+        return scale * scale
+    if s("scale_ignored"):
+        return dim**-0.5
+    if s("scale_and_root"):
+        return scale * dim**-0.5
+    if s("scale_inverted"):
+        return 1 / scale if scale else math.inf
+    return abs(scale) if s("scale_without_its_sign") else scale
 
+
+BEFORE_THE_SCALE = (
+    "The maximum is that of the products before the scale. A negative scale turns their order round, and the largest "
+    "score is then the smallest product: exp overflows. Scale first, then take the maximum."
+)
+DIVIDED_EACH_TIME = (
+    "The accumulator was divided by the running sum at every tile, and the next tile's part was added to what was an "
+    "average already. Divide once, after the loop."
+)
+NARROW_PRODUCTS = (
+    "The products of keys and query are computed in float16, and the scores have its precision. Convert both to "
+    "float32 first."
+)
+MODEL = Model(
+    compute,
+    (
+        Slip("keys_used_as_values", "The weights are multiplied with the keys. The second product takes `value_tile`."),
+        Slip("values_used_as_keys", "The query is multiplied with the values. The first product takes `key_tile`."),
+        Slip("scale_missing", "The scores were not multiplied by `scale`."),
+        Slip("scale_twice", "The scale was applied twice: once to the query (or the keys) and once to the scores."),
+        Slip(
+            "scale_ignored",
+            "The scores were multiplied by 1/√dim, whatever `scale` is. Use the argument: it may be any number.",
+        ),
+        Slip("scale_and_root", "The scores were multiplied by `scale` and by 1/√dim. `scale` alone is asked for."),
+        Slip("scale_inverted", "The scores were divided by `scale`. Multiply them by it."),
+        Slip("scale_without_its_sign", "The scale was used without its sign. It may be negative."),
+        *(slip for slip in RUNNING if slip.id != "sum_not_rescaled"),
+        Slip("maximum_before_the_scale", BEFORE_THE_SCALE),
+        Slip("maximum_before_the_scale__in_the_weights_alone", BEFORE_THE_SCALE),
+        Slip(
+            "nothing_rescaled",
+            "Neither the sum nor the accumulator was rescaled as the maximum grew. Multiply both by exp(old - new) at "
+            "each tile. If you do, look at the order: once running_max has been overwritten, that factor is 1.",
+        ),
+        Slip(
+            "accumulator_not_rescaled",
+            "This is what you get when the accumulator is not rescaled as the running maximum grows: its terms are "
+            "still relative to older maxima. Multiply it by the same exp(old - new) as the running sum.",
+        ),
+        *(slip for slip in RUNNING if slip.id == "sum_not_rescaled"),
+        Slip(
+            "accumulator_rescaled_after_adding",
+            "The accumulator is rescaled after the tile's part was added. That part is measured from the new maximum "
+            "already: rescale first, then add.",
+        ),
+        Slip(
+            "accumulator_overwritten",
+            "The accumulator holds the last tile's part alone: it is overwritten where it should be added to.",
+        ),
+        Slip("not_normalised", "The accumulator was returned as it is. Divide it by the running sum, after the loop."),
+        Slip("divided_by_the_maximum", "The accumulator was divided by the maximum. Divide it by the running sum."),
+        Slip(
+            "divided_by_the_number_of_keys",
+            "The accumulator was divided by the number of keys. Divide it by the running sum.",
+        ),
+        Slip("divided_at_every_tile", DIVIDED_EACH_TIME),
+        Slip("divided_at_every_tile__and_at_the_end", DIVIDED_EACH_TIME),
+        Slip(
+            "averages_without_weights",
+            "Each tile was made an attention of its own, and these were averaged as equals. A tile with larger scores "
+            "counts for more: keep the unnormalised sum, and divide once at the end.",
+        ),
+        Slip("kept_the_tiles", KEPT_THE_TILES),
+        Slip("kept_the_tiles__of_values", KEPT_THE_TILES),
+        *NARROW,
+        Slip("cast_before_the_sum__products", NARROW_PRODUCTS),
+        Slip("cast_before_the_sum__scaled_query", NARROW_PRODUCTS),
+        Slip(
+            "accumulator_in_float16",
+            "The accumulator is kept in 16 bits, and every tile rounds it. Keep it in float32.",
+        ),
+    ),
+    styles=STYLES,
+)
 
 EXERCISE = Exercise(
     id="3.4",
@@ -147,22 +288,23 @@ EXERCISE = Exercise(
     entries=("streaming_attention",),
     cases=attention_cases,
     oracle=attention_oracle,
+    contracts=(CONTRACT,),
+    models=(MODEL,),
     plain=(
         _streamed,
-        lambda *args: _streamed(*args, backwards=True),
-        lambda query, keys, values, scale, tile: (
-            attention_oracle(query * scale, keys, values, 1.0, tile)
-            if query.dtype != torch.float16
-            else _streamed(query, keys, values, scale, 1)
-        ),
-        lambda query, keys, values, scale, tile: _attention_of(
-            (at_least_float32(keys) * at_least_float32(query)).sum(dim=1) * scale, values
+        # From the last key to the first.
+        lambda query, keys, values, scale, tile: _streamed(query, keys.flip(0), values.flip(0), scale, tile),
+        # The query scaled before the products.
+        lambda query, keys, values, scale, tile: attention_oracle(
+            at_least_float32(query) * scale, keys, values, 1.0, tile
         ),
         # The scale and log2 e folded into one factor, as fast kernels do.
         lambda query, keys, values, scale, tile: (
             torch.softmax((_scores(query, keys, 1.0) * (scale * LOG2_E)) * (1 / LOG2_E), dim=0)
             @ at_least_float32(values)
         ),
+        _by_log_sum_exp(base_2=False),
+        _by_log_sum_exp(base_2=True),
     ),
     requirements=(Forbids(SHORTCUTS),),
     hints=(
@@ -177,86 +319,12 @@ EXERCISE = Exercise(
         "rounded to float16.",
     ),
     mistakes=(
-        Mistake("no_running_max", NO_MAXIMUM, result=_no_maximum_attention),
-        Mistake(
-            "accumulator_not_rescaled",
-            "This is what you get when the accumulator is not rescaled as the running maximum grows: its terms are "
-            "still relative to older maxima. Multiply it by the same exp(old - new) as the running sum.",
-            result=lambda *args: _streamed(*args, rescale_accumulator=False),
-        ),
-        Mistake("sum_not_rescaled", SUM_NOT_RESCALED, result=lambda *args: _streamed(*args, rescale_sum=False)),
-        Mistake(
-            "nothing_rescaled",
-            "Neither the sum nor the accumulator was rescaled as the maximum grew. Multiply both by exp(old - new) at "
-            "each tile. If you do, look at the order: once running_max has been overwritten, that factor is 1.",
-            result=lambda *args: _streamed(*args, rescale_sum=False, rescale_accumulator=False),
-        ),
-        Mistake("tile_not_rescaled", TILE_NOT_RESCALED, result=lambda *args: _streamed(*args, own_maximum=True)),
-        Mistake(
-            "not_normalised",
-            "The accumulator was returned as it is. Divide it by the running sum, after the loop.",
-            result=lambda *args: _streamed(*args, divide=False),
-        ),
-        Mistake(
-            "averages_without_weights",
-            "Each tile was made an attention of its own, and these were averaged as equals. A tile with larger scores "
-            "counts for more: keep the unnormalised sum, and divide once at the end.",
-            result=_tile_averages,
-        ),
-        Mistake(
-            "last_tile_only",
-            LAST_TILE_ONLY,
-            result=(_last_pair_only, lambda *args: _streamed(*in_float32(args[:3]), *args[3:], carry=False)),
-        ),
-        Mistake(
-            "divided_at_every_tile",
-            "The accumulator was divided by the running sum at every tile, and the next tile's part was added to what "
-            "was an average already. Divide once, after the loop.",
-            result=(
-                lambda *args: _streamed(*args, divide_each=True, divide=False),
-                lambda *args: _streamed(*args, divide_each=True),
-            ),
-        ),
-        Mistake(
-            "nan_from_the_start",
-            NAN_FROM_THE_START,
-            result=lambda query, keys, values, scale, tile: torch.full_like(at_least_float32(values[0]), math.nan),
-        ),
-        Mistake(
-            "scale_missing",
-            "The scores were not multiplied by `scale`.",
-            result=lambda query, keys, values, scale, tile: _attention_of(_scores(query, keys, 1.0), values),
-        ),
-        Mistake(
-            "scale_twice",
-            "The scale was applied twice: once to the query (or the keys) and once to the scores.",
-            result=lambda query, keys, values, scale, tile: _attention_of(_scores(query, keys, scale * scale), values),
-        ),
-        Mistake(
-            "scale_ignored",
-            "The scores were multiplied by 1/√dim, whatever `scale` is. Use the argument: it may be any number.",
-            result=lambda query, keys, values, scale, tile: _attention_of(
-                _scores(query, keys, len(query) ** -0.5), values
-            ),
-        ),
-        Mistake(
-            "kept_the_tiles",
-            KEPT_THE_TILES,
-            result=(
-                lambda query, keys, values, scale, tile: _attention_of(
-                    _scores(query, left_in_buffer(keys.T, tile).T, scale), left_in_buffer(values.T, tile).T
-                ),
-                lambda query, keys, values, scale, tile: _attention_of(
-                    _scores(query, keys, scale), left_in_buffer(values.T, tile).T
-                ),
-            ),
-        ),
         Mistake(
             "second_pass",
             "`read()` was called a second time. Scores, sum and accumulator can all be had in one pass: "
             "rescale what you have whenever the maximum grows.",
             when=pass_refused,
         ),
-        Mistake("cast_before_the_sum", CAST_BEFORE_THE_SUM, when=rounded_to_half(attention_oracle), every=True),
+        Mistake("cast_before_the_sum", HALF_PRECISION, when=rounded_to_half(attention_oracle), every=True),
     ),
 )

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import Case, Exercise, Mistake
+from course_lib.checker import Case, Exercise
+from course_lib.checker.specification.contract import Contract, Level
+from course_lib.checker.specification.model import Model, Slip
+from exercises.topics.slots_model import visible
 
 
 def mask_oracle(past, new_tokens, capacity):
@@ -26,20 +29,97 @@ def mask_cases(draw):
         Case("a prompt of 4 into an empty cache of 4", (lengths(0), 4, 4)),
         Case("one new token each, behind 3, 0 and 6, 7 slots", (lengths(3, 0, 6), 1, 7)),
         Case(f"{new} new tokens behind {a} and {b}, 50 slots", (lengths(a, b), new, 50)),
+        Case(f"the same sizes, behind {b} and {a}", (lengths(b, a), new, 50)),
         Case("a single slot", (lengths(0), 1, 1)),
         Case("5 new tokens up to the end: behind 11 and 2, 16 slots", (lengths(11, 2), 5, 16)),
     ]
 
 
-def _mask(compare):
-    """A slip: `compare(slots, past [batch, 1, 1], queries [new, 1], new_tokens, capacity)` broadcasts to the mask."""
+def drawn(draw, *, batch, new_tokens, past):
+    """What the contract's choices make: arguments of `visible_slots`."""
+    before, capacity = past(draw, batch, new_tokens)
+    return torch.tensor(before, dtype=torch.int32), new_tokens, capacity
 
-    def result(past, new_tokens, capacity):
-        slots, queries = torch.arange(capacity), torch.arange(new_tokens)[:, None]
-        shape = (len(past), new_tokens, capacity)
-        return compare(slots, past.long()[:, None, None], queries, new_tokens, capacity).expand(shape)
 
-    return result
+def _somewhere(draw, batch, new_tokens):
+    return [draw.integer(0, 12) for _ in range(batch)], 12 + new_tokens + draw.integer(0, 5)
+
+
+def _empty(draw, batch, new_tokens):
+    return [0] * batch, new_tokens + draw.integer(1, 5)
+
+
+def _to_the_end(draw, batch, new_tokens):
+    before = [draw.integer(0, 12) for _ in range(batch)]
+    return before, max(before) + new_tokens
+
+
+CONTRACT = Contract(
+    drawn,
+    choices={
+        "batch": (1, 2, 5),
+        "new_tokens": (1, 2, 7, 17),
+        "past": (
+            Level(_somewhere, "behind some tokens"),
+            Level(_empty, "empty caches"),
+            Level(_to_the_end, "up to the last slot"),
+        ),
+    },
+    says={"new_tokens": "new_tokens for every sequence, at least one; all of them fit"},
+)
+
+SLIPS = (
+    Slip(
+        "all_as_the_first",
+        "Every new token of a sequence sees as much as the first one. Token i stands i positions behind it.",
+    ),
+    Slip(
+        "no_offset",
+        "The mask knows nothing of the past: new token i sees the first i + 1 slots. It stands at position past + i.",
+    ),
+    Slip(
+        "own_slot_hidden",
+        "A new token does not see its own slot. Its key is appended before it asks: take <=, not <.",
+    ),
+    Slip(
+        "one_too_many",
+        "Every new token sees one slot too many, which belongs to the next token or to none. Token i stands at "
+        "position past + i, as counting begins at 0.",
+    ),
+    Slip(
+        "aligned_to_capacity",
+        "The mask is aligned to the end of the buffer, and the last new token sees all of it. It stands where the "
+        "tokens end, at past + new_tokens - 1; behind it the buffer holds nothing.",
+    ),
+    Slip(
+        "past_of_first_sequence",
+        "Every sequence was given the past of the first. Each has its own: past[:, None].",
+    ),
+    Slip(
+        "past_hidden",
+        "The tokens from before are hidden: a new token sees only the new ones. What the cache is for is that it "
+        "sees all up to its own position.",
+    ),
+    Slip(
+        "not_causal",
+        "Every new token sees all slots in use, so an earlier one sees later ones. Token i sees the slots up to "
+        "past + i.",
+    ),
+    Slip(
+        "new_tokens_apart",
+        "A new token sees the slots from before and its own, and none of the new tokens before it. Those stand in "
+        "slots past to past + i - 1: it sees them as well.",
+    ),
+    Slip(
+        "only_unused_hidden",
+        "The mask shows the slots from before and none of the new tokens. They are in the cache too: token i sees "
+        "the slots up to past + i.",
+    ),
+    Slip(
+        "turned_round",
+        "The mask is the wrong way round: True stands where a slot may be seen.",
+    ),
+)
 
 
 EXERCISE = Exercise(
@@ -48,6 +128,8 @@ EXERCISE = Exercise(
     entries=("visible_slots",),
     cases=mask_cases,
     oracle=mask_oracle,
+    contracts=(CONTRACT,),
+    models=(Model(visible, SLIPS),),
     hints=(
         "At which position does the i-th new token of a sequence stand, if `past` tokens came before?",
         "At position past + i. Slot j holds the token at position j. So which slots may it see?",
@@ -55,64 +137,5 @@ EXERCISE = Exercise(
         "hides them.",
         "`torch.arange(capacity)` is [capacity]; `past[:, None] + torch.arange(new_tokens)` is [batch, new_tokens]. "
         "Compare them as [1, 1, capacity] and [batch, new_tokens, 1].",
-    ),
-    mistakes=(
-        Mistake(
-            "no_offset",
-            "The mask knows nothing of the past: new token i sees the first i + 1 slots. It stands at position past + "
-            "i.",
-            result=_mask(lambda slots, past, queries, new, capacity: slots <= queries),
-        ),
-        Mistake(
-            "own_slot_hidden",
-            "A new token does not see its own slot. Its key is appended before it asks: take <=, not <.",
-            result=_mask(lambda slots, past, queries, new, capacity: slots < past + queries),
-        ),
-        Mistake(
-            "one_too_many",
-            "Every new token sees one slot too many, which belongs to the next token or to none. Token i stands at "
-            "position past + i, as counting begins at 0.",
-            result=_mask(lambda slots, past, queries, new, capacity: slots <= past + queries + 1),
-        ),
-        Mistake(
-            "aligned_to_capacity",
-            "The mask is aligned to the end of the buffer, and the last new token sees all of it. It stands where the "
-            "tokens end, at past + new_tokens - 1; behind it the buffer holds nothing.",
-            result=_mask(lambda slots, past, queries, new, capacity: slots <= capacity - new + queries),
-        ),
-        Mistake(
-            "past_of_first_sequence",
-            "Every sequence was given the past of the first. Each has its own: past[:, None].",
-            result=_mask(lambda slots, past, queries, new, capacity: slots <= past[:1] + queries),
-        ),
-        Mistake(
-            "past_hidden",
-            "The tokens from before are hidden: a new token sees only the new ones. What the cache is for is that it "
-            "sees all up to its own position.",
-            result=_mask(lambda slots, past, queries, new, capacity: (slots >= past) & (slots <= past + queries)),
-        ),
-        Mistake(
-            "not_causal",
-            "Every new token sees all slots in use, so an earlier one sees later ones. Token i sees the slots up to "
-            "past + i.",
-            result=_mask(lambda slots, past, queries, new, capacity: slots < past + new),
-        ),
-        Mistake(
-            "new_tokens_apart",
-            "A new token sees the slots from before and its own, and none of the new tokens before it. Those stand in "
-            "slots past to past + i - 1: it sees them as well.",
-            result=_mask(lambda slots, past, queries, new, capacity: (slots < past) | (slots == past + queries)),
-        ),
-        Mistake(
-            "only_unused_hidden",
-            "The mask shows the slots from before and none of the new tokens. They are in the cache too: token i sees "
-            "the slots up to past + i.",
-            result=_mask(lambda slots, past, queries, new, capacity: slots < past),
-        ),
-        Mistake(
-            "turned_round",
-            "The mask is the wrong way round: True stands where a slot may be seen.",
-            result=_mask(lambda slots, past, queries, new, capacity: slots > past + queries),
-        ),
     ),
 )

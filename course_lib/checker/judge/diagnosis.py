@@ -30,8 +30,8 @@ RACE = (
 )
 
 KEPT = (
-    "The first call gave one result and later ones another, with the same inputs or, in timed calls, with other "
-    "numbers in the same memory. Is something kept from call to call: a result, a buffer or a counter that is not set "
+    "The first call gave one result and later ones another, with the same inputs or with other numbers in the same "
+    "shapes or the same memory. Is something kept from call to call: a result, a buffer or a counter that is not set "
     "back?"
 )
 

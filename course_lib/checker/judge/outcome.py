@@ -84,7 +84,7 @@ def compare_case(exercise: Exercise, run: Run, case: Case, frame: Frame) -> Outc
             unsteady = not kept
             leaves += compare.compare(repeated, expected, exercise)
     if right_at_first and not unsteady:
-        after = _after_timing(exercise, run, case, frame)
+        after = [*_after_timing(exercise, run, case, frame), *_of_later_calls(exercise, run, case)]
         kept = kept or _wrong(after)
         leaves += after
     return Outcome(
@@ -107,6 +107,19 @@ def _after_timing(exercise: Exercise, run: Run, case: Case, frame: Frame) -> lis
         return []
     last = compare.truth(exercise, run.timed_last(case), tf32=exercise.uses_dot)
     return compare.compare(frame.result_after_timing, last, exercise)
+
+
+def _of_later_calls(exercise: Exercise, run: Run, case: Case) -> list[Leaf]:
+    """The results of further calls of the case, after all others: with other numbers, and with the same."""
+    found = []
+    for later, frame in run.later_calls(case):
+        expected = compare.truth(exercise, later, tf32=exercise.uses_dot and not run.interpreted)
+        got = result_of(later, frame.result, frame.written)
+        leaves = compare.compare(got, expected, exercise)
+        if _wrong(leaves):
+            leaves = compare.compare(got, compare.surer(expected, exercise, later), exercise)
+        found += leaves
+    return found
 
 
 def _wrong(leaves: Sequence[Leaf]) -> bool:

@@ -17,17 +17,34 @@ from course_lib.checker.runner.process import wire
 from course_lib.checker.runner.worker import Ending, worker
 from course_lib.checker.specification.draw import Draw
 from course_lib.checker.specification.exercise import Case, Exercise, InOut, PerRank, arguments
-from course_lib.checker.specification.nested import map_leaves
+from course_lib.checker.specification.nested import leaves, map_leaves
 from course_lib.checker.specification.requirements import FasterThan
 from course_lib.hardware.device import machine, supports_bfloat16
 
 ORDERS = ("ascending", "descending", "shuffled")  # of a launch's programs, in the interpreter: case after case
 REPEAT_SECONDS = 0.2  # for all further runs of a case
 REPEATS_SECONDS = 2.0  # for those of all cases
-KEPT_DRAWS = 2  # of which the cases stay at hand
+TELLING = 16  # elements: the result of fewer may be the same whatever they are
+KEPT_DRAWS = 4  # of which the cases stay at hand
 TIMED_CALLS = 29  # 3 to warm up, 25 that count, and one to see that the answer is still right
 
 _just_drawn: dict[tuple, tuple[list[Case], torch.Tensor]] = {}
+
+
+@dataclass(frozen=True, eq=False)
+class Later:
+    """A further call of a case after all others, in the same process.
+
+    Attributes:
+        of: the case's place.
+        case: as the call gets it: with other numbers in the memory of the first call, or the same in memory of its own.
+        frame: what the worker said of it; None where it did not come so far.
+    """
+
+    of: int
+    case: Case
+    in_its_memory: bool
+    frame: Frame | None = None
 
 
 @dataclass
@@ -41,6 +58,12 @@ class Run:
     started: int | None = None
     turns: list[int] = field(default_factory=list)
     rank: int | None = None  # of several, the one that ended the child
+    later: list[Later] = field(default_factory=list)
+
+    def later_calls(self, case: Case) -> list[tuple[Case, Frame]]:
+        """The further calls of a case that came to their end."""
+        mine = [later for later in self.later if self.cases[later.of] is case]
+        return [(later.case, later.frame) for later in mine if later.frame is not None and later.frame.error is None]
 
     def timed_last(self, case: Case) -> Case:
         """The case as the last of the timed calls gets it: the worker rolls the tensors of each by other amounts."""
@@ -111,7 +134,7 @@ def _beside(run: Run, ascending: Run | None) -> Run:
         index: _with_another_order(ascending.frames[index], frame) if index in ascending.frames else frame
         for index, frame in run.frames.items()
     }
-    return replace(run, frames=frames)
+    return replace(run, frames=frames, later=ascending.later)
 
 
 def _with_another_order(ascending: Frame, other: Frame) -> Frame:
@@ -139,6 +162,8 @@ def _wild_or_broken(run: Run) -> bool:
 def _grouped(exercise: Exercise, source: str, names: dict[str, str], draw: Draw, **how: Any) -> list[Run]:
     """Run the cases of one draw, those of each number of ranks in a job of their own; no more after one that broke.
 
+    The smallest of each function is called again at the end, for answers that keep something from call to call.
+
     On GPUs only those run that this machine has enough GPUs for; one process of an exercise that uses none needs none.
     """
     cases, runs = _drawn(exercise, draw), []
@@ -146,7 +171,9 @@ def _grouped(exercise: Exercise, source: str, names: dict[str, str], draw: Draw,
         group = [case for case in cases if _world(case) == world]
         if draw.on_gpu and (world > machine().gpu_count or world == 0 and not exercise.needs.uses_gpu):
             continue
-        runs.append(_run(exercise, source, names, draw, group, world, **how))
+        others = [] if world or draw.on_gpu else [case for case in _other_values(exercise, draw) if not _world(case)]
+        later = _later_calls(exercise, group, others)
+        runs.append(_run(exercise, source, names, draw, group, world, later, **how))
         if not runs[-1].ending.finished:
             break
     return runs
@@ -157,13 +184,53 @@ def _drawn(exercise: Exercise, draw: Draw) -> list[Case]:
 
     What is worked out for a case (its truth, what a slip makes of it) is then at hand when an answer runs again.
     """
-    key = (exercise.cases, exercise.contracts, draw.seed, draw.on_gpu, draw.bfloat16)
+    key = (exercise.cases, exercise.contracts, draw.seed, draw.on_gpu, draw.bfloat16, draw.values)
     if key not in _just_drawn:
         while len(_just_drawn) >= KEPT_DRAWS:
             _just_drawn.pop(next(iter(_just_drawn)))
         _just_drawn[key] = (exercise.drawn(draw), draw.state)
     cases, draw.state = _just_drawn[key]
     return cases
+
+
+def _other_values(exercise: Exercise, draw: Draw) -> list[Case]:
+    """The same cases with other numbers in their tensors; those of a seed that was drawn just before are the same."""
+    return _drawn(exercise, Draw(draw.seed, draw.on_gpu, draw.bfloat16, values=draw.seed + 1))
+
+
+def _later_calls(exercise: Exercise, cases: list[Case], others: list[Case]) -> list[Later]:
+    """The calls that follow all cases: of each function's smallest, with the numbers of the other draw, and with its
+    own."""
+    calls = []
+    for entry in exercise.entries:
+        found = [
+            (_size(case) < TELLING, _size(case), index)
+            for index, (case, other) in enumerate(zip(cases, others))
+            if (case.entry or exercise.entries[0]) == entry
+            and not (case.timed or case.compiled)
+            and _has_other_numbers(case, other)
+        ]
+        if found:
+            index = min(found)[-1]
+            calls.append(Later(index, replace(others[index], metered=False), in_its_memory=True))
+            calls.append(Later(index, replace(cases[index], metered=False), in_its_memory=False))
+    return calls
+
+
+def _tensors(case: Case) -> list[torch.Tensor]:
+    found = (leaf.tensor if isinstance(leaf, InOut) else leaf for _, leaf in leaves(case.args))
+    return [leaf for leaf in found if isinstance(leaf, torch.Tensor)]
+
+
+def _size(case: Case) -> int:
+    return sum(tensor.numel() for tensor in _tensors(case))
+
+
+def _has_other_numbers(case: Case, other: Case) -> bool:
+    """Whether two cases' tensors differ in their numbers, and in nothing else."""
+    mine, theirs = _tensors(case), _tensors(other)
+    layouts = [[(tensor.dtype, tensor.shape, tensor.stride()) for tensor in tensors] for tensors in (mine, theirs)]
+    return layouts[0] == layouts[1] and not all(map(torch.equal, mine, theirs))
 
 
 def _world(case: Case) -> int:
@@ -178,6 +245,7 @@ def _run(
     draw: Draw,
     cases: list[Case],
     world: int,
+    later: list[Later],
     interpreted: bool,
     undefined_lanes: bool = True,
     orders: Sequence[str] = ORDERS,
@@ -185,6 +253,7 @@ def _run(
     turns = [2 * draw.integer(0, 1 << 20) + 1 for _ in range(TIMED_CALLS)]  # odd: no whole turn of a power of two
     shuffles = draw.integer(0, 1 << 31)
     baselines = [requirement for requirement in exercise.requirements if isinstance(requirement, FasterThan)]
+    number_of = [*range(len(cases)), *(call.of for call in later)]
     job = {
         "exercise": exercise.id,
         "source": source,
@@ -203,16 +272,26 @@ def _run(
                 "turns": turns,
                 "compiled": case.compiled,
                 "order": _order(orders[number % len(orders)], shuffles + number),
+                "later": call is not None,
+                "memory_of": call.of if call is not None and call.in_its_memory else None,
                 "baseline": _function_source(baselines[0].baseline) if baselines and case.timed else None,
             }
-            for number, case in enumerate(cases)
+            for number, case, call in zip(
+                number_of, [*cases, *(call.case for call in later)], [*(None for _ in cases), *later]
+            )
         ],
     }
     seconds = exercise.limits.gpu_seconds if draw.on_gpu else exercise.limits.seconds
     ending = worker(interpreted).run(job, exercise.limits, seconds)
-    report = read_messages(ending.frames, len(cases))
+    report = read_messages(ending.frames, len(number_of))
     ending.forged = ending.forged or report.forged
-    return Run(cases, interpreted, ending, report.cases, report.started, turns, report.rank)
+    frames = {index: frame for index, frame in report.cases.items() if index < len(cases)}
+    called = [replace(call, frame=report.cases.get(index)) for index, call in enumerate(later, start=len(cases))]
+    for call in called:
+        if call.frame is not None and call.frame.error is not None and frames[call.of].error is None:
+            frames[call.of] = replace(frames[call.of], seen=replace(frames[call.of].seen, error=call.frame.error))
+    started = None if report.started is None else number_of[report.started]
+    return Run(cases, interpreted, ending, frames, started, turns, report.rank, called)
 
 
 def compiles_without_gpu(exercise: Exercise) -> bool:
@@ -221,7 +300,7 @@ def compiles_without_gpu(exercise: Exercise) -> bool:
 
 
 def _runs(draw: Draw) -> int:
-    """How often each case runs: programs that race differ from run to run, and the interpreter's never race.
+    """How often each case runs: programs that race differ from run to run, and the interpreter's have their order.
 
     Not those of several ranks, which would have to agree on when to stop.
     """

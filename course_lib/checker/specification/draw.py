@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,11 +16,14 @@ class Draw:
         seed: the check's seed.
         on_gpu: inputs may be large and take bfloat16; otherwise the interpreter runs them: few programs, tiny tensors.
         bfloat16: this device computes in bfloat16.
+        values: a further seed, by which the numbers of `normal` and `uniform` are others than without it; shapes,
+            choices and integers are the same.
     """
 
-    def __init__(self, seed: int, on_gpu: bool = False, bfloat16: bool = False):
-        self.seed, self.on_gpu, self.bfloat16 = seed, on_gpu, bfloat16
+    def __init__(self, seed: int, on_gpu: bool = False, bfloat16: bool = False, values: int | None = None):
+        self.seed, self.on_gpu, self.bfloat16, self.values = seed, on_gpu, bfloat16, values
         self._generator = torch.Generator().manual_seed(seed)
+        self._other_values = None if values is None else torch.Generator().manual_seed(values)
 
     @property
     def state(self) -> torch.Tensor:
@@ -35,13 +38,17 @@ class Draw:
         self, *shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0, shift: float = 0.0
     ) -> torch.Tensor:
         """Normal numbers of the given shape, times `scale`, plus `shift`."""
-        return (torch.randn(shape, generator=self._generator) * scale + shift).to(dtype)
+        return (self._numbers(torch.randn, shape) * scale + shift).to(dtype)
 
     def uniform(
         self, *shape: int, low: float = 0.0, high: float = 1.0, dtype: torch.dtype = torch.float32
     ) -> torch.Tensor:
         """Uniform numbers in [low, high)."""
-        return (torch.rand(shape, generator=self._generator) * (high - low) + low).to(dtype)
+        return (self._numbers(torch.rand, shape) * (high - low) + low).to(dtype)
+
+    def _numbers(self, draw: Callable[..., torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
+        numbers = draw(shape, generator=self._generator)
+        return numbers if self._other_values is None else draw(shape, generator=self._other_values)
 
     def integers(self, *shape: int, low: int, high: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         """Uniform integers in [low, high)."""

@@ -42,7 +42,7 @@ def row_statistics(read):
         ),
         "nan_from_the_start": changed("3.2", ("running_max - reference", "reference - running_max")),
         "nan_from_the_start__no_exp": changed("3.2", ("torch.exp(running_max - reference)", "running_max - reference")),
-        "max_starts_at_zero": changed(
+        "maximum_starts_at_zero": changed(
             "3.2", ("torch.full_like(tile[:, 0], -math.inf)", "torch.zeros_like(tile[:, 0])")
         ),
         "empty_state_nan": changed("3.2", ("torch.where(new_max == -math.inf, 0.0, new_max)", "new_max")),
@@ -100,6 +100,26 @@ def row_statistics(read):
         running_max = new_max
     return running_max, running_sum
 """,
+        "nan_repaired_at_the_end": """
+def row_statistics(read):
+    m = l = None
+    for tile in read():
+        tile = tile.float()
+        if m is None:
+            m = torch.full_like(tile[:, 0], -math.inf)
+            l = torch.zeros_like(m)
+        new = torch.maximum(m, tile.amax(dim=1))
+        l = l * torch.exp(m - new) + torch.exp(tile - new[:, None]).sum(dim=1)
+        m = new
+    return m, torch.nan_to_num(l, nan=0.0)
+""",
+        "minus_infinity_is_a_number": changed(
+            "3.2",
+            ("torch.full_like(tile[:, 0], -math.inf)", "torch.full_like(tile[:, 0], torch.finfo(torch.float32).min)"),
+        ),
+        "sum_not_rescaled__and_tiles_not_converted": changed(
+            "3.2", ("tile = tile.float()", "tile = tile"), ("running_sum * rescale + ", "running_sum + ")
+        ),
         "cast_before_the_sum__all_in_float16": changed(
             "3.2",
             ("        tile = tile.float()  # [rows, width]\n", ""),
@@ -109,6 +129,19 @@ def row_statistics(read):
 
 
 UNUSUAL = {
+        "a maximum and a sum for each tile, merged after the pass": """
+def row_statistics(read):
+    maxima, totals = [], []
+    for tile in read():
+        m = tile.float().amax(dim=1)
+        safe = torch.nan_to_num(m, neginf=0.0)
+        maxima.append(m)
+        totals.append((tile.float() - safe[:, None]).exp().sum(dim=1))
+    maxima, totals = torch.stack(maxima), torch.stack(totals)
+    m = maxima.max(dim=0).values
+    weight = torch.where(maxima == -math.inf, torch.zeros(()), torch.exp(maxima - m))
+    return m, (weight * totals).sum(dim=0)
+""",
         "two states merged, the tile's own and the running one": """
 def row_statistics(read):
     def guarded(m):
@@ -123,7 +156,8 @@ def row_statistics(read):
             old_m, old_s = state
             both = torch.maximum(m, old_m)
             r = guarded(both)
-            s = s * (guarded(m) - r).exp() * (m > -math.inf) + old_s * (guarded(old_m) - r).exp() * (old_m > -math.inf)
+            old, new = (old_m - r).exp(), (m - r).exp()
+            s = s * new + old_s * old
             m = both
         state = (m, s)
     return state

@@ -83,6 +83,22 @@ def streaming_attention(query, read, scale):
         start += len(values)
     return result
 """,
+        "maximum_starts_at_zero": changed(
+            "3.4",
+            (
+                "running_max = torch.tensor(-math.inf, device=query.device)",
+                "running_max = torch.tensor(0.0, device=query.device)",
+            ),
+        ),
+        "maximum_before_the_scale": changed(
+            "3.4",
+            ("query = query.float() * scale", "query = query.float()"),
+            ("rescale = torch.exp(running_max - new_max)", "rescale = torch.exp(scale * (running_max - new_max))"),
+            ("weights = torch.exp(scores - new_max)", "weights = torch.exp(scale * (scores - new_max))"),
+        ),
+        "scale_missing__and_accumulator_not_rescaled": changed(
+            "3.4", ("query.float() * scale", "query.float()"), ("accumulator * rescale + ", "accumulator + ")
+        ),
         "cast_before_the_sum": changed(
             "3.4",
             (
@@ -116,7 +132,7 @@ def streaming_attention(query, read, scale):
     m, s, a = None, None, None
     for k, v in read():
         raw = torch.mv(k.float(), query.float())
-        top = raw.max() * factor
+        top = (raw * factor).max()
         new = top if m is None else torch.maximum(m, top)
         w = torch.exp2(raw * factor - new)
         part = torch.mv(v.float().T, w)

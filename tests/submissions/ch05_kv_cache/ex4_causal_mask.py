@@ -55,7 +55,25 @@ def visible_slots(past, new_tokens, capacity):
 }
 
 
+WRONG |= {
+    "no_offset__and_own_slot_hidden": changed(
+        "5.4",
+        (POSITIONS, "positions = torch.arange(new_tokens).expand(len(past), -1)"),
+        (COMPARE, COMPARE.replace("<=", "<")),
+    ),
+    "past_of_first_sequence__and_not_causal": changed(
+        "5.4",
+        (POSITIONS, "positions = (past[:1, None] + new_tokens - 1).expand(len(past), new_tokens)"),
+    ),
+}
+
+
 UNUSUAL = {
+    "rows of one triangle": """# Exercise 5.4 · The causal mask over a cache
+def visible_slots(past, new_tokens, capacity):
+    triangle = torch.ones(capacity, capacity, dtype=torch.bool).tril()
+    return triangle[past.long().unsqueeze(1) + torch.arange(new_tokens)]
+""",
     "loops": """# Exercise 5.4 · The causal mask over a cache
 def visible_slots(past, new_tokens, capacity):
     mask = torch.zeros(len(past), new_tokens, capacity, dtype=torch.bool)

@@ -10,15 +10,18 @@ WRONG = {
     "offset_forgotten": changed("6.3", (PAGE + " + positions % page_size", PAGE)),
     "position_added_whole": changed("6.3", (PAGE + " + positions % page_size", PAGE + " + positions")),
     "division_and_remainder_exchanged": changed(
-        "6.3", (PAGE + " + positions % page_size",
-                "table[positions % page_size].long() * page_size + positions // page_size")
+        "6.3",
+        (PAGE + " + positions % page_size", "table[positions % page_size].long() * page_size + positions // page_size"),
     ),
-    "offset_counted_anew": changed("6.3", (PAGE + " + positions % page_size",
-                                           PAGE + " + torch.arange(new) % page_size")),
+    "offset_counted_anew": changed(
+        "6.3", (PAGE + " + positions % page_size", PAGE + " + torch.arange(new) % page_size")
+    ),
     "page_looked_up_once": changed(
-        "6.3", (PAGE + " + positions % page_size",
-                "table[(length - new) // page_size].long() * page_size + (length - new) % page_size"
-                " + torch.arange(new)")
+        "6.3",
+        (
+            PAGE + " + positions % page_size",
+            "table[(length - new) // page_size].long() * page_size + (length - new) % page_size + torch.arange(new)",
+        ),
     ),
     "old_tokens_too": changed("6.3", ("torch.arange(length - new, length)", "torch.arange(length)")),
     "positions_run_on": """# Exercise 6.3 · Slot mapping
@@ -41,7 +44,27 @@ def slot_mapping(block_tables, lengths, new_tokens, page_size):
 }
 
 
+WRONG |= {
+    "offset_by_bits": changed("6.3", ("positions % page_size)", "(positions & (page_size - 1)))")),
+    "new_of_first_sequence__and_one_token_late": changed(
+        "6.3",
+        ("torch.arange(length - new, length)", "torch.arange(length, length + new)"),
+        ("positions // page_size]", "(positions // page_size).clamp(max=len(table) - 1)]"),
+        ("new_tokens.tolist())", "[int(new_tokens[0])] * len(new_tokens))"),
+    ),
+    "first_table_for_all__and_offset_forgotten": changed(
+        "6.3", (PAGE + " + positions % page_size", "block_tables[0][positions // page_size].long() * page_size")
+    ),
+}
+
+
 UNUSUAL = {
+    "a boolean mask over all slots": """# Exercise 6.3 · Slot mapping
+def slot_mapping(block_tables, lengths, new_tokens, page_size):
+    every = (block_tables.to(torch.int64)[:, :, None] * page_size + torch.arange(page_size)).flatten(1)
+    token = torch.arange(every.shape[1])
+    return every[(token >= (lengths - new_tokens)[:, None]) & (token < lengths[:, None])]
+""",
     "token by token": """# Exercise 6.3 · Slot mapping
 def slot_mapping(block_tables, lengths, new_tokens, page_size):
     slots = []

@@ -72,6 +72,7 @@ class Child:
         if not_callable:
             self.send({"kind": "not_callable", "names": not_callable})
             return
+        self.memories: dict = {}  # of cases whose arguments a later call gets other numbers in
         for index, case in enumerate(job["cases"]):
             self.await_turn()
             self.send({"kind": "start", "index": index})
@@ -96,13 +97,17 @@ class Child:
                 return drive(functions, *values)
         else:
             names, call = _parameter_names(function), function
-        arguments = Arguments(case["args"], names, self.device)
+        arguments = Arguments(case["args"], names, self.device, self.memories.get(case["memory_of"]))
+        if any(later["memory_of"] == index for later in self.job["cases"]):
+            self.memories[index] = arguments
         seen = self.observer(case)
         frame: dict = {"kind": "case", "index": index, "error": None, "result": None}
         started = time.perf_counter()
         result = None
         with contextlib.ExitStack() as stack:
             compiled = stack.enter_context(graphs.counted(self.job, case))
+            if case["later"]:
+                stack.enter_context(_quietly())
             watching = self.watch(stack, seen, case["order"])
             started = time.perf_counter()
             try:
@@ -123,7 +128,7 @@ class Child:
             ]
         if frame["error"] is None:
             self.collect(frame, result, arguments)
-        if frame["error"] is None:
+        if frame["error"] is None and not case["later"]:
             try:
                 with _quietly():
                     self.run_on(frame, case, call, arguments)

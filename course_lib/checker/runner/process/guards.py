@@ -52,6 +52,10 @@ def count_pattern(tensor, pattern: Pattern) -> int:
     return int((tensor.contiguous().view(integer) == payload).sum())
 
 
+def _layout(tensor):
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
 class GuardedTensor:
     """An input in the middle of a larger buffer whose margins are poisoned."""
 
@@ -61,12 +65,19 @@ class GuardedTensor:
         margin = GUARD_BYTES // source.element_size()
         self.margin, self.extent = margin, extent
         self.buffer = torch.empty(margin + extent + margin, dtype=source.dtype, device=device)
-        fill(self.buffer, GUARD)
         self.tensor = torch.as_strided(self.buffer, source.shape, source.stride(), margin)
-        if extent:
-            inner = torch.as_strided(source, (extent,), (1,), source.storage_offset())
-            self.buffer[margin : margin + extent].copy_(inner)
+        self.renew(source)
+
+    def renew(self, source) -> None:
+        """The values of another tensor of this shape and these strides, in the same memory."""
+        fill(self.buffer, GUARD)
+        if self.extent:
+            inner = torch.as_strided(source, (self.extent,), (1,), source.storage_offset())
+            self.buffer[self.margin : self.margin + self.extent].copy_(inner)
         self.original = self.buffer.clone()
+        seen = torch.as_strided(self.buffer, source.shape, source.stride(), self.margin)
+        if _layout(self.tensor) != _layout(seen):  # an answer may have turned it round
+            self.tensor = seen
 
     @property
     def first(self):
@@ -93,10 +104,18 @@ class GuardedTensor:
 
 
 class Arguments:
-    """A case's arguments, moved to the device, guarded, and remembered."""
+    """A case's arguments, moved to the device, guarded, and remembered.
 
-    def __init__(self, packed, names, device):
+    Args:
+        packed: the arguments as they were sent.
+        names: of the parameters.
+        device: where tensors go.
+        memory: earlier arguments of the same shapes and strides, whose tensors are taken for these.
+    """
+
+    def __init__(self, packed, names, device, memory=None):
         self.device, self.guards, self.writable = device, [], {}
+        self._memory = iter(memory.guards if memory is not None else ())
         self.values = [
             self._place(value, names[i] if i < len(names) else f"argument {i + 1}") for i, value in enumerate(packed)
         ]
@@ -105,7 +124,11 @@ class Arguments:
         in_out = isinstance(value, dict) and set(value) == {"in_out"}
         if not in_out and not isinstance(value, torch.Tensor):
             return nested.rebuilt(value, self._place, name)
-        guard = GuardedTensor(name, value["in_out"] if in_out else value, self.device)
+        source, guard = value["in_out"] if in_out else value, next(self._memory, None)
+        if guard is None:
+            guard = GuardedTensor(name, source, self.device)
+        else:
+            guard.renew(source)
         self.guards.append(guard)
         if in_out:
             self.writable[name] = guard

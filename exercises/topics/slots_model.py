@@ -1,0 +1,77 @@
+"""Which slots: those that new tokens see (5.4), and those that they go to in pages (6.3); with what can go wrong."""
+
+from __future__ import annotations
+
+import torch
+
+from course_lib.checker.specification.model import Slips
+
+
+def visible(s: Slips, past, new_tokens, capacity):
+    """What `visible_slots` makes, bool [batch, new_tokens, capacity]."""
+    slots, queries = torch.arange(capacity), torch.arange(new_tokens)[:, None]
+    past = past.long()[:, None, None]
+    if s("past_of_first_sequence"):
+        past = past[:1].expand_as(past)
+    start = past
+    if s("no_offset"):
+        start = torch.zeros_like(past)
+    if s("aligned_to_capacity"):
+        start = torch.full_like(past, capacity - new_tokens)
+    if s("not_causal"):
+        queries = torch.full_like(queries, new_tokens - 1)
+    if s("all_as_the_first"):
+        queries = torch.zeros_like(queries)
+    position = start + queries + (1 if s("one_too_many") else -1 if s("own_slot_hidden") else 0)
+    seen = slots <= position
+    if s("past_hidden"):
+        seen = seen & (slots >= start)
+    if s("new_tokens_apart"):
+        seen = (slots < start) | (slots == position)
+    if s("only_unused_hidden"):
+        seen = slots < past
+    if s("turned_round"):
+        seen = ~seen
+    return seen.expand(len(past), new_tokens, capacity)
+
+
+def mapped(s: Slips, block_tables, lengths, new_tokens, page_size):
+    """What `slot_mapping` makes, int64 [sum of new_tokens]; a block behind the table's last is taken for the last."""
+    slots, before = [], 0
+    for row, (length, new) in enumerate(zip(lengths.tolist(), new_tokens.tolist())):
+        count = length if s("old_tokens_too") else int(new_tokens[0]) if s("new_of_first_sequence") else new
+        first = length - count
+        if s("positions_from_zero"):
+            first = 0
+        if s("one_token_late"):
+            first = length
+        first += (1 if s("one_token_late__by_one") else 0) - (1 if s("one_token_early") else 0)
+        first += before if s("positions_run_on") else 0
+        before += count
+        table = block_tables[0 if s("first_table_for_all") else row].long()
+        slots.append(_of_one(s, table, first, count, page_size))
+    return torch.cat(slots)
+
+
+def _of_one(s: Slips, table, first, count, page_size):
+    positions = torch.arange(first, first + count)
+    blocks, offsets = positions // page_size, positions % page_size
+    if s("division_and_remainder_exchanged"):
+        blocks, offsets = offsets, blocks
+    if s("offset_by_bits"):
+        offsets = positions & (page_size - 1)
+    if s("offset_counted_anew"):
+        offsets = torch.arange(count) % page_size
+    if s("offset_forgotten"):
+        offsets = torch.zeros_like(offsets)
+    if s("position_added_whole"):
+        offsets = positions
+    if s("page_looked_up_once"):
+        blocks = torch.full_like(blocks, first // page_size)
+        offsets = first % page_size + torch.arange(count)
+    pages = table[blocks.clamp(max=len(table) - 1)]
+    if s("pages_consecutive"):
+        pages = table[0] + blocks
+    if s("table_ignored"):
+        pages = blocks
+    return pages + offsets if s("table_not_multiplied") else pages * page_size + offsets

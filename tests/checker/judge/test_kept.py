@@ -1,0 +1,141 @@
+"""Answers that remember: what is kept by shape, address or identity is no answer to other numbers."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from course_lib.checker import Case, Exercise
+from course_lib.checker.judge.decide import judge
+from course_lib.checker.runner import running
+from course_lib.checker.specification.draw import Draw
+from tests.checker.samples import ADD, ADD_CELL, APPEND, COUNTER, DOUBLE, QUICK, TWO
+
+KEPT = (
+    "kept = {}\n"
+    "def {function}({arguments}):\n"
+    "    key = {key}\n"
+    "    if key not in kept:\n        kept[key] = work({arguments})\n"
+    "    return kept[key]\n"
+)
+KEYS = {
+    "shape": "tuple(x.shape)",
+    "shape and strides": "(x.shape, x.stride())",
+    "address": "x.data_ptr()",
+    "identity": "id(x)",
+    "shape and the first address": "(tuple(x.shape), x.data_ptr())",
+}
+
+
+def keeping(key, function, arguments, work):
+    cell = KEPT.replace("{key}", key).replace("{function}", function).replace("{arguments}", arguments)
+    return cell + work.replace(f"def {function}", "def work")
+
+
+@pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
+@pytest.mark.parametrize("kernel", [False, True])
+def test_a_result_kept_from_an_earlier_call_is_found(key, kernel):
+    """Every case has another shape and memory of its own, so that such answers passed."""
+    if kernel:
+        verdict = judge(ADD, keeping(key, "add", "x, y", ADD_CELL))
+    else:
+        verdict = judge(DOUBLE, keeping(key, "double", "x", "def double(x):\n    return x + x\n"))
+    assert verdict.outcome == "failed", verdict
+    if "shape" in key:  # an address that was freed may be the next case's, whose result is then of another shape
+        assert verdict.mistake == "kept_result" and "kept from call to call" in verdict.diagnosis, verdict
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "    if x.shape not in sums: sums[x.shape] = torch.zeros_like(x)\n    sums[x.shape] += 2 * x\n"
+        "    return sums[x.shape].clone()\n",
+        "    sums[0] = sums.get(0, 0) + 1\n    return 2 * x if sums[0] < 4 else 3 * x\n",
+    ],
+    ids=["a buffer that is not set back", "a counter"],
+)
+def test_a_state_that_is_never_set_back_is_found(body):
+    verdict = judge(replace(DOUBLE, requirements=()), "sums = {}\ndef double(x):\n" + body)
+    assert verdict.mistake == "kept_result", verdict
+
+
+RIGHT = {
+    "a buffer by shape": "    return torch.mul(x, 2, out=out.setdefault(x.shape, torch.empty_like(x)))\n",
+    "a factor by shape": "    return x * out.setdefault(x.shape, torch.tensor(2.0))\n",
+    "an input turned round": "    y = 2 * x\n    x.t_()\n    return y\n",
+}
+
+
+@pytest.mark.parametrize("body", RIGHT.values(), ids=RIGHT)
+def test_what_may_be_kept_is_no_fault(body):
+    verdict = judge(replace(DOUBLE, requirements=()), "out = {}\ndef double(x):\n" + body)
+    assert verdict.passed, verdict
+
+
+def test_a_kept_result_that_is_written_in_place_is_found():
+    cell = (
+        "kept = {}\ndef append(cache, row, position):\n    cache[position] = kept.setdefault(row.shape, row.clone())\n"
+    )
+    many = replace(APPEND, cases=lambda draw: [Case("one", (running.InOut(draw.normal(6, 4)), draw.normal(4), 3))])
+    assert judge(many, cell).mistake == "kept_result"
+    assert judge(many, cell.replace("kept.setdefault(row.shape, row.clone())", "row")).passed
+
+
+def test_an_error_of_a_later_call_is_told_of_its_case():
+    cell = "n = []\ndef double(x):\n    n.append(0)\n    if len(n) == 4: raise ValueError('4')\n    return x + x\n"
+    verdict = judge(DOUBLE, cell)
+    assert verdict.outcome == "error" and "In case “a matrix”: ValueError" in verdict.message, verdict
+    assert len(verdict.cases) == 2
+
+
+def test_a_later_call_that_does_not_end_is_told_of_its_case():
+    cell = "n = []\ndef double(x):\n    n.append(0)\n    while len(n) == 3: pass\n    return x + x\n"
+    verdict = judge(replace(DOUBLE, limits=replace(QUICK, seconds=1.0)), cell)
+    assert verdict.outcome == "timeout" and "in case “a matrix”" in verdict.message, verdict
+
+
+def test_a_wrong_answer_is_not_called_a_kept_one():
+    assert judge(DOUBLE, "def double(x):\n    return 3 * x\n").mistake is None
+
+
+def test_later_calls_are_of_each_functions_smallest_case_that_tells_anything():
+    run = running.run_cases(ADD, ADD_CELL, {"add": "add"}, seed=1)[0]
+    assert [(run.cases[later.of].name, later.in_its_memory) for later in run.later] == [
+        ("every second element of x", True),
+        ("every second element of x", False),
+    ]
+    other, same = run.later
+    assert other.case.args[0].shape == same.case.args[0].shape
+    assert not torch.equal(other.case.args[0], same.case.args[0])
+    assert same.case.args == run.cases[same.of].args and not same.case.metered
+
+
+@pytest.mark.parametrize("task, cell", [(TWO, "def flops(n): return 2 * n**3\ndef moved(n): return 12 * n**2\n")])
+def test_plain_numbers_are_asked_once(task, cell):
+    assert not running.run_cases(task, cell, {name: name for name in task.entries}, seed=1)[0].later
+    counter = "class Counter:\n    n = 0\n    def step(self):\n        self.n += 1\n        return self.n\n"
+    assert judge(task, cell).passed and judge(COUNTER, counter).passed
+
+
+def test_a_draw_with_other_values_has_the_same_shapes_and_integers():
+    def drawn(draw):
+        shape = draw.integer(1, 99), draw.choice((2, 3, 5))
+        return shape, draw.normal(*shape), draw.integers(4, low=0, high=9), draw.uniform(3), draw.permutation(7)
+
+    first, other = drawn(Draw(3)), drawn(Draw(3, values=4))
+    assert first[0] == other[0] and torch.equal(first[2], other[2]) and torch.equal(first[4], other[4])
+    assert not torch.equal(first[1], other[1]) and not torch.equal(first[3], other[3])
+
+
+def test_a_strided_input_gets_other_numbers_with_its_gaps():
+    task = Exercise(
+        id="90.7",
+        title="Rows",
+        entries=("rows",),
+        limits=QUICK,
+        oracle=lambda x: x.sum(-1),
+        cases=lambda draw: [Case("with gaps", (draw.spread_out(draw.normal(4, 8)),))],
+    )
+    assert judge(task, "def rows(x):\n    assert not x.is_contiguous()\n    return x.sum(-1)\n").passed
+    wrong = "kept = []\ndef rows(x):\n    kept.append(x.sum(-1))\n    return kept[0]\n"
+    assert judge(task, wrong).mistake == "kept_result"
