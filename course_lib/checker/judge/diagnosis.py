@@ -56,13 +56,12 @@ def _nan_count(result: Any) -> int:
 
 
 def most_telling(failed: Sequence[Outcome]) -> Outcome:
-    """The first failed case whose errors follow a pattern that can be put in words; else the one that is worst.
+    """The simplest failed case, which is the first, of those clearly wrong; else one whose errors have a pattern.
 
     A result that is off by a rounding, or by a hair in one element, says less than one that is wrong altogether.
     """
-    with_pattern = [o for o in failed if follows(o.first_problem)]
     clear = [o for o in failed if o.first_problem.excess is None or float(o.first_problem.excess.max()) > 100]
-    return next(iter([o for o in with_pattern if o in clear] or clear or with_pattern or failed))
+    return next(iter(clear or [o for o in failed if follows(o.first_problem)] or failed))
 
 
 def which(exercise: Exercise, case: Case) -> str:

@@ -311,3 +311,11 @@ def test_the_case_that_is_told_is_one_that_the_named_mistake_explains():
     """The message told of the first function, and the likely cause of the second."""
     verdict = judge(box((DIAGONAL,)), boxed("7 * a", "a * a + b * b + c * c"))
     assert verdict.mistake == "square_root_left_out" and "of `diagonal`" in verdict.message
+
+
+def test_the_headline_speaks_of_the_simplest_case_that_fails():
+    """It spoke of the first whose errors follow a pattern, which may be the oddest of all."""
+    cases = [Case("small", (torch.tensor([1.0, 2.0, 4.0, 3.0]),)), Case("large", (torch.arange(1.0, 300.0),))]
+    task = Exercise("91.3", "One more", ("more",), lambda draw: cases, lambda x: x + 1, limits=QUICK)
+    cell = "def more(x):\n    return x * x + 7 if len(x) == 4 else 2 * (x + 1)\n"
+    assert judge(task, cell).message.startswith("In case “small”")
