@@ -168,13 +168,14 @@ def _traits(case: Case, names: Sequence[str]) -> list[str]:
         "bfloat16 inputs": any(tensor.dtype == torch.bfloat16 for tensor in floats),
         "an input that is not contiguous": any(not tensor.is_contiguous() for tensor in inputs),
         "minus infinity among the inputs": any(bool(torch.isneginf(tensor).any()) for tensor in floats),
-        "more than one head (dimension 0 of the inputs)": any(t.dim() == 3 and t.shape[0] > 1 for t in floats),
         "inputs above 50 in size": any(float(t.abs().nan_to_num(posinf=0.0).max()) > 50 for t in floats),
         "a length that is no multiple of 16": any(size % 16 for t in floats if t.dim() > 1 for size in t.shape[-2:-1]),
     }
     for name, value in zip(names, case.args):
         if isinstance(value, bool):
             found[f"`{name}={value}`"] = True
+        elif isinstance(value, torch.Tensor) and value.dim() == 3 and value.shape[0] > 1:
+            found[f"`{name}.shape[0]` above 1"] = True
     return [trait for trait, holds in found.items() if holds]
 
 

@@ -319,3 +319,11 @@ def test_the_headline_speaks_of_the_simplest_case_that_fails():
     task = Exercise("91.3", "One more", ("more",), lambda draw: cases, lambda x: x + 1, limits=QUICK)
     cell = "def more(x):\n    return x * x + 7 if len(x) == 4 else 2 * (x + 1)\n"
     assert judge(task, cell).message.startswith("In case “small”")
+
+
+def test_a_dimension_is_called_by_its_argument():
+    """Dimension 0 of a cache is its batch, and the card spoke of heads."""
+    cases = [Case(f"{n}", (torch.arange(1.0, 1 + 12 * n).view(n, 3, 4),)) for n in (1, 1, 2, 3)]
+    task = Exercise("91.4", "One more", ("more",), lambda draw: cases, lambda cache: cache + 1, limits=QUICK)
+    message = judge(task, "def more(cache):\n    return cache[:1] + 1 + 0 * cache\n").message
+    assert "Only cases with `cache.shape[0]` above 1 are wrong." in message
