@@ -100,10 +100,10 @@ def tiled_attention(query, key, value, query_rows, key_rows):
     """Exact attention of one head, one tile of queries against one tile of keys at a time.
 
     Args:
-        query: [query_length, head_dim], float32.
+        query: [query_length, head_dim], float32. Numbers of any size.
         key, value: [key_length, head_dim], float32.
         query_rows, key_rows: rows of a tile of queries, and of a tile of keys and values. The last tile of either may
-            be smaller.
+            be smaller; lengths, head_dim and tiles are 1 or more, in any combination.
 
     Returns:
         softmax(query @ key.T / √head_dim) @ value, [query_length, head_dim], float32. No tensor that you make may be
@@ -320,12 +320,13 @@ def flash_attention_full(query, key, value):
 
     Args:
         query: [heads, query_length, head_dim], float32 or float16; query_length a multiple of 64, head_dim 16, 32, 64
-            or 128. Any strides but the last, which is 1.
-        key, value: [heads, key_length, head_dim], key_length a multiple of 64.
+            or 128. Any strides but the last, which is 1. Numbers of any size.
+        key, value: [heads, key_length, head_dim], key_length a multiple of 64; strides and dtype as query's, each its
+            own.
 
     Returns:
-        [heads, query_length, head_dim], in query's dtype. The kernel may move no more bytes than `traffic` says for
-        tiles of 64 queries.
+        [heads, query_length, head_dim], in query's dtype. One launch computes it, and no tensor larger than the inputs
+        is made. The kernel may move no more bytes than `traffic` says for tiles of 64 queries.
     """
     # Set `grid` = (tiles of 64 queries, heads).
     # BEGIN SOLUTION
@@ -517,12 +518,15 @@ def flash_attention_causal(query, key, value):
 
     Args:
         query: [heads, query_length, head_dim], float32 or float16; query_length a multiple of 64, head_dim 16, 32, 64
-            or 128. Any strides but the last, which is 1.
-        key, value: [heads, key_length, head_dim], key_length a multiple of 64, smaller or larger than query_length.
+            or 128. Any strides but the last, which is 1. Numbers of any size.
+        key, value: [heads, key_length, head_dim], key_length a multiple of 64, smaller or larger than query_length;
+            strides and dtype as query's, each its own.
 
     Returns:
         [heads, query_length, head_dim], in query's dtype. The last query stands at the last key: query i sees the keys
-        0 to i + key_length - query_length. A query that sees none has an output of zeros.
+        0 to i + key_length - query_length. A query that sees none has an output of zeros. One launch computes it, and
+        no tensor larger than the inputs is made. It moves no more bytes than tiles of 64 queries need, which read the
+        keys up to the last one that they see.
     """
     # Set `grid` = (tiles of 64 queries, heads).
     # BEGIN SOLUTION
@@ -632,12 +636,15 @@ def flash_attention_ragged(query, key, value, causal):
     """Attention for any lengths and any head dimension from 16 to 128, by one kernel with programs of 64 queries.
 
     Args:
-        query: [heads, query_length, head_dim], float32 or float16; any strides but the last, which is 1.
-        key, value: [heads, key_length, head_dim].
+        query: [heads, query_length, head_dim], float32 or float16; any strides but the last, which is 1. Numbers of any
+            size.
+        key, value: [heads, key_length, head_dim]; strides and dtype as query's, each its own.
         causal: True or False; aligned to the end, as in 4.4.
 
     Returns:
-        [heads, query_length, head_dim], in query's dtype; zeros for a query that sees no key.
+        [heads, query_length, head_dim], in query's dtype; zeros for a query that sees no key. One launch computes it,
+        and no tensor larger than the inputs is made. It moves at most 1.3 times the bytes that tiles of 64 queries
+        need.
     """
     # BEGIN SOLUTION
     heads, query_length, head_dim = query.shape
@@ -729,6 +736,7 @@ def flash_attention_lse(query, key, value, causal):
         output: [heads, query_length, head_dim], in query's dtype.
         lse: [heads, query_length], float32: log Σ exp(scaled scores) over the keys that the query sees, natural
             logarithm; minus infinity for a query that sees none.
+        Launches, tensors and bytes as in 4.5, and the 4 bytes of each log-sum-exp.
     """
     # BEGIN SOLUTION
     heads, query_length, head_dim = query.shape

@@ -2,57 +2,41 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from course_lib.checker import TRITON, Allocates, Case, Exercise, LaunchesTriton, Mistake, Moves
-from exercises.ch04_triton_tiling.ex4_causal_kernel import of_causal_kernels, read_by_program, unguarded, until_tile_end
+from course_lib.checker.specification.contract import Contract
+from course_lib.checker.specification.layouts import unit_last
 from exercises.ch04_triton_tiling.parts import (
     BIG,
+    OF_EVERY_KERNEL,
     SKIPS_THE_WORK,
     TILE,
     causal_mask,
-    causal_pairs,
     far_below,
     layout_case,
     matrices,
-    of_every_kernel,
+    of_few_tiles,
     outputs_only,
     overflowing,
-    read_as_contiguous,
     tiled_bytes,
 )
-from exercises.topics.attention import attention, from_zero, hidden_scored, prescaled, rounded, streamed, zeros_scored
-from exercises.topics.attention_sentences import (
-    ACCUMULATOR_NOT_RESCALED,
-    EMPTY_ROW,
-    HIDDEN_SCORED_ZERO,
-    LOG2E_MISSING,
-    MISALIGNED,
-    NATURAL_EXP,
-    NEXT_KEY,
-    NO_CAUSAL_MASK,
-    OFF_BY_ONE,
-    READS_PAST_THE_END,
-    SKIPS_TOO_MUCH,
-    STARTS_AT_ZERO,
-    STRIDES,
-    WRITES_PAST_THE_END,
+from exercises.topics.attention import (
+    in_a_kernel,
+    normalised_in_a_kernel,
+    prescaled_in_a_kernel,
+    rounded_in_a_kernel,
 )
+from exercises.topics.attention_inputs import WITH_16_BITS, drawn
+from exercises.topics.attention_model import Shape, attention_model
+from exercises.topics.attention_sentences import READS_PAST_THE_END, WRITES_PAST_THE_END
+from exercises.topics.attention_slips import CAUSAL, MIXED_BASES, RAGGED, TILED
 from exercises.topics.evidence import first_access
 
 
-def ragged_oracle(query, key, value, causal):
-    return attention(query, key, value, causal_mask(query, key, causal))
-
-
-def ragged_prescaled(query, key, value, causal):
-    return prescaled(query, key, value, causal_mask(query, key, causal))
-
-
-def ragged_rounded(query, key, value, causal):
-    return rounded(query, key, value, causal_mask(query, key, causal))
+def perhaps_causal(computed):
+    """This computation of attention, with a causal mask where the fourth argument says so."""
+    return lambda query, key, value, causal: computed(query, key, value, causal_mask(query, key, causal))
 
 
 def ragged_cases(draw):
@@ -60,32 +44,52 @@ def ragged_cases(draw):
     cases = [
         Case("whole tiles, head dimension 40", (*matrices(draw, 1, 64, 64, 40), False)),
         Case("one query, one key", (*matrices(draw, 1, 1, 1, 16), False)),
-        Case("two heads, 130 × 129, head dimension 32", (*matrices(draw, 2, 130, 129, 32), False)),
+        Case("two heads, 65 × 129, head dimension 32", (*matrices(draw, 2, 65, 129, 32), False)),
         Case(f"{prime} × {prime}, head dimension 24, causal", (*matrices(draw, 1, prime, prime, 24), True)),
-        Case(
-            "one query at the end of 200 keys, causal, float16",
-            (*matrices(draw, 2, 1, 200, 80, dtype=torch.float16), True),
-        ),
         Case("150 queries, 70 keys, causal: 80 queries see nothing", (*matrices(draw, 1, 150, 70, 32), True)),
-        Case("70 queries, 100 keys, causal", (*matrices(draw, 1, 70, 100, 32), True)),
         Case("scores of ±150, 63 × 127", (*matrices(draw, 1, 63, 127, 32, score=BIG), False)),
-        Case("all scores near -200, 65 × 70", (*far_below(draw, 1, 65, 70), False)),
         Case("float16, 1024 equal scores, values near 100", (*overflowing(draw), False)),
         layout_case(draw, "q, k and v each stored in another way, 30 × 90", 2, 30, 90, 48, rest=(False,)),
-        Case(
-            "NaN between the rows of each matrix",
-            (*(draw.spread_out(matrix, 24) for matrix in matrices(draw, 1, 50, 64, 40)), True),
-        ),
         Case("257 × 257, causal, bytes counted", (*matrices(draw, 1, 257, 257, 32), True), metered=True),
     ]
-    if draw.on_gpu:
-        cases.append(
-            Case(
-                "one head, 1000 × 3001, head dimension 72, float16, causal",
-                (*matrices(draw, 1, 1000, 3001, 72, dtype=torch.float16), True),
-            )
-        )
-    return cases
+    return cases + on_a_gpu(draw) if draw.on_gpu else cases
+
+
+def on_a_gpu(draw):
+    """What the contract draws where kernels are interpreted."""
+    half = torch.float16
+    spread = (draw.spread_out(matrix, 24) for matrix in matrices(draw, 1, 50, 64, 40))
+    return [
+        Case("one query at the end of 200 keys, causal, float16", (*matrices(draw, 2, 1, 200, 80, dtype=half), True)),
+        Case("70 queries, 100 keys, causal", (*matrices(draw, 1, 70, 100, 32), True)),
+        Case("all scores near -200, 65 × 70", (*far_below(draw, 1, 65, 70), False)),
+        Case("NaN between the rows of each matrix", (*spread, True)),
+        Case(
+            "one head, 1000 × 3001, head dimension 72, float16, causal",
+            (*matrices(draw, 1, 1000, 3001, 72, dtype=half), True),
+        ),
+    ]
+
+
+def ragged_contract(**says) -> Contract:
+    """Any lengths, any head dimension, causal or not; for 4.6 as well, which says so in its own words."""
+    return Contract(
+        drawn,
+        choices={
+            "heads": (1, 2, 3),
+            "query_length": (1, 2, 37, 63, 64, 65, 131),
+            "key_length": (1, 3, 63, 64, 65, 101, 129, 200),
+            "head_dim": (16, 17, 32, 40, 64, 71, 128),
+            "dtype": (torch.float32, torch.float16),
+            "scores": WITH_16_BITS,
+            "query_layout": unit_last("query"),
+            "key_layout": unit_last("key"),
+            "value_layout": unit_last("value"),
+            "causal": (False, True),
+        },
+        says=says,
+        valid=lambda causal, **choices: of_few_tiles(**choices),
+    )
 
 
 def _head_dim_access(case, seen, got):
@@ -94,29 +98,32 @@ def _head_dim_access(case, seen, got):
     return bool(seen.out_of_bounds) and query.shape[1] % TILE == 0 and key.shape[1] % TILE == 0
 
 
-def _ragged(mask):
-    """A fingerprint that changes the mask of causal cases."""
-    return lambda q, k, v, causal: attention(q, k, v, mask(q, k) if causal else None)
-
-
-def _unwritten_tail(query, key, value, causal):
-    output = ragged_oracle(query, key, value, causal)
-    output[:, query.shape[1] // TILE * TILE :] = math.nan
-    return output
-
-
-def _scale_of_padding(query, key, value, causal):
-    padded = max(16, 1 << (query.shape[-1] - 1).bit_length())
-    return attention(query, key, value, causal_mask(query, key, causal), scale=1 / math.sqrt(padded))
-
+RAGGED_SLIPS = TILED + MIXED_BASES + RAGGED + CAUSAL
 
 EXERCISE = Exercise(
     id="4.5",
     title="Any length, any head dimension",
     entries=("flash_attention_ragged",),
     cases=ragged_cases,
-    oracle=ragged_oracle,
-    plain=(ragged_prescaled, ragged_rounded),
+    oracle=perhaps_causal(in_a_kernel),
+    contracts=(
+        ragged_contract(
+            query_length="Attention for any lengths",
+            key_length="Attention for any lengths",
+            head_dim="any head dimension from 16 to 128",
+            dtype="float32 or float16",
+            scores="Numbers of any size",
+            query_layout="any strides but the last, which is 1",
+            key_layout="strides and dtype as query's, each its own",
+            value_layout="strides and dtype as query's, each its own",
+            causal="True or False",
+        ),
+    ),
+    plain=tuple(map(perhaps_causal, (prescaled_in_a_kernel, rounded_in_a_kernel, normalised_in_a_kernel))),
+    models=(
+        attention_model(Shape(causal=None), RAGGED_SLIPS),
+        attention_model(Shape(key_rows=32, causal=None), RAGGED_SLIPS, pairs=False),
+    ),
     needs=TRITON,
     uses_dot=True,
     requirements=(
@@ -139,119 +146,14 @@ EXERCISE = Exercise(
         "The scale is 1/√head_dim, of the true one. The grid rounds up: (triton.cdiv(query_length, BLOCK_M), heads).",
     ),
     mistakes=(
-        Mistake(
-            "tail_keys_scored",
-            "The keys past the end were loaded as zeros and counted: a key of zeros scores 0, and exp(0 - "
-            "maximum) is not 0. Give their scores minus infinity.",
-            result=lambda q, k, v, causal: zeros_scored(q, k, v, TILE, causal_mask(q, k, causal)),
-        ),
-        Mistake(
-            "hidden_scored_zero",
-            HIDDEN_SCORED_ZERO,
-            result=lambda q, k, v, causal: hidden_scored(
-                q, k, v, causal_pairs(q, k, 0 if causal else 1 << 30), read_by_program(q, k, causal), 0.0
-            ),
-        ),
-        Mistake(
-            "empty_row_uniform",
-            "A query that sees no key shares its weight evenly among hidden ones: a large negative number stands where "
-            "minus infinity belongs, and such a row cannot tell it from a score. Its output is zeros.",
-            result=lambda q, k, v, causal: hidden_scored(
-                q, k, v, causal_pairs(q, k, 0 if causal else 1 << 30), read_by_program(q, k, causal), -1e30
-            ),
-        ),
-        Mistake("no_causal_mask", NO_CAUSAL_MASK, result=lambda q, k, v, causal: attention(q, k, v)),
-        Mistake(
-            "causal_off_by_one",
-            OFF_BY_ONE,
-            result=(
-                _ragged(lambda q, k: causal_pairs(q, k, -1)),
-                unguarded(lambda q, k: (causal_pairs(q, k, -1), read_by_program(q, k))),
-            ),
-        ),
-        Mistake(
-            "sees_the_next_key",
-            NEXT_KEY,
-            result=_ragged(lambda q, k: causal_pairs(q, k, 1) & until_tile_end(q, k)),
-        ),
-        Mistake(
-            "accumulator_not_rescaled",
-            ACCUMULATOR_NOT_RESCALED,
-            result=lambda q, k, v, causal: streamed(
-                q, k, v, TILE, visible=causal_mask(q, k, causal), rescale_accumulator=False
-            ),
-        ),
-        *of_causal_kernels(lambda q, k, causal: causal_mask(q, k, causal)),
-        *of_every_kernel(ragged_oracle, lambda q, k, causal: causal_mask(q, k, causal)),
-        Mistake(
-            "query_tail_unwritten",
-            "The last, partly filled tile of queries was never computed: the grid was rounded down. Use "
-            "triton.cdiv(query_length, BLOCK_M).",
-            result=_unwritten_tail,
-        ),
-        Mistake(
-            "scale_of_the_padding",
-            "The scale is that of the padded head dimension. It is 1/√head_dim of the tensor, not of BLOCK_D.",
-            result=_scale_of_padding,
-        ),
-        Mistake(
-            "causal_misaligned",
-            MISALIGNED,
-            result=_ragged(lambda q, k: torch.arange(k.shape[1]) <= torch.arange(q.shape[1])[:, None]),
-        ),
-        Mistake(
-            "loop_end_ignores_offset",
-            SKIPS_TOO_MUCH,
-            result=_ragged(lambda q, k: causal_pairs(q, k) & until_tile_end(q, k, offset=False)),
-        ),
-        Mistake(
-            "empty_row_nan",
-            EMPTY_ROW,
-            result=lambda q, k, v, causal: attention(q, k, v, causal_mask(q, k, causal), empty=math.nan),
-        ),
-        Mistake(
-            "maximum_starts_at_zero",
-            STARTS_AT_ZERO,
-            result=lambda q, k, v, causal: from_zero(q, k, v, causal_mask(q, k, causal)),
-        ),
-        Mistake(
-            "natural_exp",
-            NATURAL_EXP,
-            result=lambda q, k, v, causal: attention(
-                q, k, v, causal_mask(q, k, causal), scale=math.log2(math.e) / math.sqrt(q.shape[-1])
-            ),
-        ),
-        Mistake(
-            "log2e_missing",
-            LOG2E_MISSING,
-            result=lambda q, k, v, causal: attention(
-                q, k, v, causal_mask(q, k, causal), scale=math.log(2) / math.sqrt(q.shape[-1])
-            ),
-        ),
-        Mistake(
-            "strides_ignored",
-            STRIDES,
-            result=lambda q, k, v, causal: (
-                None if _has_gaps(q, k) else read_as_contiguous(q, k, v, causal_mask(q, k, causal))
-            ),
-        ),
+        *OF_EVERY_KERNEL,
         Mistake(
             "head_dim_not_masked",
             "Columns past head_dim were read or written: BLOCK_D is the next power of two, and its extra columns "
-            "belong to the "
-            "next row. Mask the columns in every load and in the store.",
+            "belong to the next row. Mask the columns in every load and in the store.",
             when=_head_dim_access,
         ),
-        Mistake(
-            "output_written_out_of_bounds",
-            WRITES_PAST_THE_END,
-            when=first_access("writes"),
-        ),
+        Mistake("output_written_out_of_bounds", WRITES_PAST_THE_END, when=first_access("writes")),
         Mistake("tail_rows_read_out_of_bounds", READS_PAST_THE_END, when=first_access("reads")),
     ),
 )
-
-
-def _has_gaps(query, key) -> bool:
-    """The case with NaN between its rows: a float64 copy has lost the gaps, so nothing can be said of it."""
-    return query.shape[-1] == 40 and query.shape[-2] == 50 and key.shape[-2] == 64

@@ -72,6 +72,37 @@ def rounded_log_sum_exp(query, key, visible=None) -> torch.Tensor:
     return torch.logsumexp(scores_of(query.to(stray.dtype), key.to(stray.dtype), visible) + stray, dim=-1)
 
 
+def in_a_kernel(query, key, value, visible=None, scale=None, empty=0.0, normalised=False) -> torch.Tensor:
+    """Softmax attention as a kernel computes it: what has 16 bits is multiplied with sums in float32, and the scores
+    stay float32; the weights alone are rounded to the values' dtype, `normalised` or measured from the maximum.
+    """
+    accurate = torch.promote_types(query.dtype, torch.float32)
+    scores = scores_of(query.to(accurate), key.to(accurate), visible, scale)
+    nothing = (scores == -math.inf).all(dim=-1, keepdim=True)
+    scores = scores.masked_fill(nothing, 0.0)
+    top = torch.logsumexp(scores, -1, keepdim=True) if normalised else scores.amax(dim=-1, keepdim=True)
+    weights = torch.exp(scores - top)
+    total = 1.0 if normalised else weights.sum(dim=-1, keepdim=True)
+    output = weights.to(value.dtype).to(accurate) @ value.to(accurate) / total
+    return output.masked_fill(nothing, empty).to(value.dtype)
+
+
+def normalised_in_a_kernel(query, key, value, visible=None) -> torch.Tensor:
+    """The same with weights exp(score - log-sum-exp)."""
+    return in_a_kernel(query, key, value, visible, normalised=True)
+
+
+def prescaled_in_a_kernel(query, key, value, visible=None) -> torch.Tensor:
+    """The same with the scale folded into the queries, rounded to their dtype."""
+    return in_a_kernel(query / math.sqrt(query.shape[-1]), key, value, visible, scale=1.0)
+
+
+def rounded_in_a_kernel(query, key, value, visible=None) -> torch.Tensor:
+    """The same with every other score off by as much as float32 sums in another order may be."""
+    accurate = torch.promote_types(query.dtype, torch.float32)
+    return rounded(query.to(accurate), key.to(accurate), value, visible)
+
+
 def merged(query, key, value, key_rows) -> torch.Tensor:
     """The same meaning, each tile of keys finished by itself and merged by log-sum-exp: as good, rounded more."""
     output, total = None, None

@@ -52,6 +52,19 @@ def ordered(slope):
     return make
 
 
+def beyond_16_bits(draw, heads, query_length, key_length, head_dim):
+    """Scores near -6,000: their products pass what float16 holds, and the scores' differences what it keeps of them."""
+    size = math.sqrt(6000.0 / math.sqrt(head_dim))
+    query = draw.normal(heads, query_length, head_dim, scale=0.002, shift=1.0) * size
+    key = draw.normal(heads, key_length, head_dim, scale=0.002, shift=-1.0) * size
+    return query, key, draw.normal(heads, key_length, head_dim)
+
+
+def fits(dtype, scores) -> bool:
+    """Whether these magnitudes are for this dtype: scores near -6,000 leave float32's own rounding in plain sight."""
+    return dtype == torch.float16 or scores is not beyond_16_bits
+
+
 def heads_apart(draw, heads, query_length, key_length, head_dim):
     """Heads whose scores lie 160 apart."""
     query, key, value = far_below(-20.0)(draw, heads, query_length, key_length, head_dim)
@@ -75,3 +88,5 @@ MAGNITUDES = (
     Level(heads_apart, "heads whose scores lie 160 apart"),
     Level(equal, "equal scores, values near 80"),
 )
+# Where float16 is among the dtypes: see `fits`.
+WITH_16_BITS = (*MAGNITUDES, Level(beyond_16_bits, "scores near -6,000"))

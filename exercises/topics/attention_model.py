@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import torch
 
 from course_lib.checker.specification.model import Model, Slip, Slips
-from exercises.topics.memory import load, tile_offsets
+from exercises.topics.memory import load, store, tile_offsets
 
 LN_2 = math.log(2)
+FORGOTTEN = ("query", "key", "value", "query_and_key", "query_and_value", "key_and_value")  # whose heads, in a slip
 
 
 @dataclass(frozen=True)
@@ -36,21 +37,36 @@ class Shape:
     returns_lse: bool = False
 
 
-def attention_model(shape: Shape, slips: tuple[Slip, ...], styles: tuple[tuple[str, ...], ...] = ((),)) -> Model:
+def attention_model(
+    shape: Shape, slips: tuple[Slip, ...], styles: tuple[tuple[str, ...], ...] = ((),), *, pairs: bool = True
+) -> Model:
     """The model of a kernel of this shape, called with query, key, value [heads, length, head_dim] and perhaps causal.
 
-    Styles: "unguarded" measures a row that has seen no key from minus infinity, and divides by a sum of 0.
+    Styles: "unguarded" measures a row that has seen no key from minus infinity, and divides by a sum of 0;
+    "unguarded_step" does the first alone.
     """
 
     def compute(slips: Slips, query, key, value, *rest):
         causal = bool(rest[0]) if shape.causal is None else shape.causal
         return _Tiled(slips, shape, query, key, value, causal).result()
 
-    return Model(compute, slips, styles)
+    return Model(compute, slips, styles, pairs=pairs)
+
+
+def attention_in_pytorch(slips: tuple[Slip, ...]) -> Model:
+    """The model of tiles in PyTorch, called with query, key, value [length, head_dim], query_rows and key_rows."""
+
+    def compute(slips: Slips, query, key, value, query_rows, key_rows):
+        shape = Shape(query_rows, key_rows)
+        return _InPytorch(slips, shape, query[None], key[None], value[None], causal=False).result()[0]
+
+    return Model(compute, slips, styles=(("unguarded",),))
 
 
 class _Tiled:
     """One call. Tiles are [heads, tiles of queries, rows, ...]."""
+
+    by_pointers = True
 
     def __init__(self, slips: Slips, shape: Shape, query, key, value, causal: bool):
         self.slips, self.shape, self.causal = slips, shape, causal
@@ -64,7 +80,7 @@ class _Tiled:
         query = self._loaded("query", tiles * self.shape.query_rows).unflatten(1, (tiles, -1)).float()
         self.rows = torch.arange(tiles * self.shape.query_rows).view(tiles, -1)  # [tiles, rows]
         reach = max(self.key_length, self.query_length if s("as_many_keys_as_queries") else 0)
-        steps = -(-max(reach, 1) // self.shape.key_rows)
+        steps = -(-max(reach, 1) // self.shape.key_rows) + s("one_tile_too_many")
         keys = self._loaded("key", steps * self.shape.key_rows)
         values = self._loaded("value", steps * self.shape.key_rows)
         if s("keys_used_as_values"):
@@ -97,11 +113,15 @@ class _Tiled:
                 strides = getattr(self, other).stride()
             if s(f"strides_ignored__{name}_rows_by_{other}"):
                 strides = (strides[0], getattr(self, other).stride(1), 1)
+            if s(f"strides_ignored__{name}_heads_by_{other}"):
+                strides = (getattr(self, other).stride(0), strides[1], 1)
         if s(f"strides_ignored__{name}", "strides_ignored"):
             strides = (tensor.shape[1] * self.head_dim, self.head_dim, 1)
-        if s(f"head_forgotten__{name}", "head_forgotten"):
+        if s(f"strides_ignored__{name}_rows"):
+            strides = (strides[0], self.head_dim, 1)
+        if s("head_forgotten", *(f"head_forgotten__{names}" for names in FORGOTTEN if name in names)):
             strides = (0, *strides[1:])
-        if name == "key" and s("transposed_key"):
+        if name == "key" and self.by_pointers and s("transposed_key"):
             strides = (strides[0], 1, strides[1])
         offsets = tile_offsets(rows, self.head_dim, strides, self.heads)
         present = (torch.arange(rows) < tensor.shape[1])[None, :, None]
@@ -117,9 +137,11 @@ class _Tiled:
             end = torch.full_like(end, self.query_length)
         if s("last_tile_skipped"):
             end = end - self.shape.key_rows
-        if s("partial_tile_skipped"):
+        if s("partial_tile_skipped", "tail_keys_dropped"):
             end = end // self.shape.key_rows * self.shape.key_rows
-        if self.causal and not s("no_causal_mask__and_no_end"):
+        if s("one_tile_too_many"):
+            end = end + self.shape.key_rows
+        if self.causal and not s("no_causal_mask"):
             offset = 0 if s("causal_misaligned", "loop_end_ignores_offset") else self.key_length - self.query_length
             last = self.rows[:, 0] + (0 if s("diagonal_tile_skipped") else self.shape.query_rows) + offset
             end = torch.minimum(end, last)
@@ -151,7 +173,7 @@ class _Tiled:
         """bool [tiles, rows, keys]: the pairs that the mask keeps."""
         s, keys = self.slips, first + torch.arange(count)
         visible = torch.ones(*self.rows.shape, count, dtype=torch.bool)
-        if self.causal and not s("no_causal_mask", "no_causal_mask__and_no_end"):
+        if self.causal and not s("no_causal_mask", "diagonal_not_masked"):
             offset = 0 if s("causal_misaligned", "causal_misaligned__mask") else self.key_length - self.query_length
             distance = -1 if s("causal_off_by_one") else 1 if s("sees_the_next_key") else 0
             visible = keys <= (self.rows + offset + distance)[..., None]
@@ -161,14 +183,19 @@ class _Tiled:
 
     def _step(self, query, keys, values, first, maximum, total, accumulator):
         s = self.slips
-        turned = keys.float() if s("key_not_transposed") else keys.float().transpose(1, 2)
-        if turned.shape[1:] != (self.head_dim, self.shape.key_rows):
+        turned = self._turned(keys.float(), first)
+        if turned is None:
             return None  # no such product: the kernel does not compile
-        scores = query @ turned[:, None] * self._scale()  # [heads, tiles, rows, keys]
+        scores = query @ turned[:, None]  # [heads, tiles, rows, keys]
+        if s("scores_in_float16") and self.query.dtype == torch.float16:
+            scores = scores.half().float()
+        scores = scores * self._scale()
         visible = self._visible(first, keys.shape[1])
         hidden = 0.0 if s("hidden_scored_zero") else -1e30 if s("empty_row_uniform") else -math.inf
         if not s("mask_after_softmax"):
             scores = torch.where(visible, scores, hidden)
+        if s("softmax_over_queries", "maximum_over_queries", "sum_over_queries") and scores.shape[2] != scores.shape[3]:
+            return None
         if s("softmax_over_queries", "maximum_over_queries"):
             top = scores.amax(2)  # one number for each key, where one for each query belongs: tiles are square
         elif s("maximum_of_the_tile"):
@@ -180,9 +207,14 @@ class _Tiled:
         new = top if s("maximum_forgets_the_old") else torch.maximum(maximum, top)
         if s("no_running_max"):
             new = torch.zeros_like(new)
-        reference = new if s("unguarded", "empty_row_nan") else torch.where(new == -math.inf, 0.0, new)
-        weights = torch.exp(scores - (maximum if s("old_maximum_in_weights") else reference)[..., None])
-        rescale = torch.exp(reference - maximum if s("rescale_turned_round") else maximum - reference)
+        unguarded = s("unguarded", "unguarded_step", "empty_row_nan__step", "empty_row_nan__step_and_sum")
+        reference = new if unguarded else torch.where(new == -math.inf, 0.0, new)
+        below = scores - (maximum if s("old_maximum_in_weights") else reference)[..., None]
+        weights = torch.exp(below / LN_2 if s("mixed_bases__weights") else below)
+        difference = reference - maximum if s("rescale_turned_round") else maximum - reference
+        rescale = torch.exp(difference / LN_2 if s("mixed_bases__rescale") else difference)
+        if s("mixed_bases__rescale_in_base_two"):
+            rescale = torch.exp(difference * LN_2)
         if s("no_running_max"):
             rescale = torch.ones_like(rescale)
         if s("mask_after_softmax"):
@@ -190,11 +222,14 @@ class _Tiled:
             weights = torch.where(visible, weights, 0.0)
         else:
             added = _row_sums(s, weights)
+        if s("normalised_per_tile"):
+            weights = weights / weights.sum(3, keepdim=True)
         if self.value.dtype != torch.float32:
             weights = weights.to(self.value.dtype).float()
         product = weights @ values.float()[:, None]
         sum_factor = torch.ones_like(rescale) if s("sum_not_rescaled", "nothing_rescaled") else rescale
-        own_factor = torch.ones_like(rescale) if s("accumulator_not_rescaled", "nothing_rescaled") else rescale
+        kept = s("accumulator_not_rescaled", "nothing_rescaled", "normalised_per_tile")
+        own_factor = torch.ones_like(rescale) if kept else rescale
         total = (total + added) * sum_factor if s("sum_rescaled_after_adding") else total * sum_factor + added
         if s("sum_not_kept"):
             total = added
@@ -207,51 +242,148 @@ class _Tiled:
         if s("accumulator_in_float16") and self.value.dtype == torch.float16:
             accumulator = accumulator.half().float()
         if s("divided_at_every_tile"):
-            accumulator = accumulator / total[..., None]
+            accumulator = accumulator / torch.where(total == 0, 1.0, total)[..., None]
         return maximum if s("maximum_not_updated") else new, total, accumulator
+
+    def _turned(self, keys: torch.Tensor, first: int) -> torch.Tensor | None:
+        """[heads, head_dim, keys]: the keys as the first product takes them; None where it cannot."""
+        if not self.slips("key_not_transposed"):
+            return keys.transpose(1, 2)
+        padded = max(16, 1 << (self.head_dim - 1).bit_length()) if self.shape.masked else self.head_dim
+        if padded != self.shape.key_rows:
+            return None
+        # Columns past the head dimension are zeros of the query: rows of `keys` past it meet nothing.
+        turned = torch.nn.functional.pad(keys, (0, padded - self.head_dim))
+        return turned[:, : self.head_dim]
 
     def _finished(self, maximum, total, accumulator):
         s = self.slips
-        divisor = total if s("unguarded", "empty_row_nan") else torch.where(total == 0, 1.0, total)
-        output = accumulator if s("not_divided") else accumulator / divisor[..., None]
+        undivided = s("unguarded", "empty_row_nan", "empty_row_nan__step_and_sum")
+        divisor = total if undivided else torch.where(total == 0, 1.0, total)
+        output = accumulator if s("not_divided", "normalised_per_tile") else accumulator / divisor[..., None]
         if s("divided_by_the_maximum"):
             output = accumulator / maximum[..., None]
         output = output.flatten(1, 2)[:, : self.query_length].to(self.query.dtype)
-        written = torch.ones(output.shape[:2], dtype=torch.bool)
+        written = self._written()
+        output = self._stored(output.masked_fill(~written[..., None], math.nan))
+        if s("stored_in_one_head"):
+            output = _last_in_place_of_the_first(output)
+        if not self.shape.returns_lse:
+            return output
+        log_sum = (
+            self._log_sum_exp(maximum, total).flatten(1, 2)[:, : self.query_length].masked_fill(~written, math.nan)
+        )
+        return output, self._log_sums_stored(log_sum)
+
+    def _written(self) -> torch.Tensor:
+        """bool [heads, query_length]: the rows that some program computes."""
+        s, rows = self.slips, self.shape.query_rows
+        written = torch.ones(self.heads, self.query_length, dtype=torch.bool)
         if s("only_first_head"):
             written[1:] = False
         if s("only_first_rows"):
-            written[:, self.shape.query_rows :] = False
+            written[:, rows:] = False
         if s("query_tail_unwritten"):
-            written[:, self.query_length // self.shape.query_rows * self.shape.query_rows :] = False
-        if s("stored_in_one_head"):
-            written[1:] = False
-            output = output[-1:].expand_as(output)
-        output = output.masked_fill(~written[..., None], math.nan)
-        if not self.shape.returns_lse:
+            written[:, self.query_length // rows * rows :] = False
+        if s("rows_counted_by_keys"):
+            written[:, -(-self.key_length // rows) * rows :] = False
+        return written
+
+    def _stored(self, output: torch.Tensor) -> torch.Tensor:
+        """The output as it lies in memory [heads, query_length, head_dim]; NaN where no one wrote."""
+        heads, rows = output.stride()[:2]
+        for name in ("query", "key", "value"):
+            tensor = getattr(self, name)
+            if self.slips(f"output_strides__{name}", f"output_strides__heads_of_{name}"):
+                heads = tensor.stride(0)
+            if self.slips(f"output_strides__{name}", f"output_strides__rows_of_{name}"):
+                rows = tensor.stride(1)
+        if (heads, rows) == output.stride()[:2]:
             return output
-        return output, self._log_sum_exp(maximum, total).masked_fill(~written, math.nan)
+        offsets = tile_offsets(self.query_length, self.head_dim, (heads, rows, 1), self.heads)
+        return store(self.slips, output, offsets, self._programs()[..., None])
+
+    def _programs(self) -> torch.Tensor:
+        """[heads, query_length]: the number of each row's program; heads are the grid's second axis."""
+        tile = torch.arange(self.query_length) // self.shape.query_rows
+        return tile[None, :] * self.heads + torch.arange(self.heads)[:, None]
 
     def _log_sum_exp(self, maximum, total):
         s = self.slips
         guarded = torch.where(total == 0, 1.0, total)
-        log_sum = maximum + torch.log(guarded)
-        if s("lse_without_maximum"):
+        logarithm = torch.log(guarded)
+        log_sum = maximum + logarithm
+        if s("natural_exp"):
+            log_sum = maximum * LN_2 + logarithm
+        if s("log_of_sum_only"):
+            log_sum = logarithm
+        if s("log_of_sum_only__unguarded"):
             log_sum = torch.log(total)
+        if s("log_of_sum_only__in_base_2"):
+            log_sum = logarithm / LN_2
         if s("lse_is_the_maximum"):
             log_sum = maximum
         if s("lse_is_the_sum"):
             log_sum = total
         if s("lse_maximum_subtracted"):
-            log_sum = torch.log(guarded) - maximum
-        if s("lse_in_base_two"):
+            log_sum = logarithm - maximum
+        if s("sum_without_log"):
+            log_sum = maximum + guarded
+        if s("sum_without_log__in_base_2"):
+            log_sum = maximum + guarded * LN_2
+        if s("unscaled_maximum"):
+            log_sum = maximum * math.sqrt(self.head_dim) + logarithm
+        if s("lse_in_base_2"):
             log_sum = log_sum / LN_2
-        if s("lse_maximum_in_base_two"):
-            log_sum = maximum / LN_2 + torch.log(guarded)
-        if s("lse_sum_in_base_two"):
-            log_sum = maximum + torch.log2(guarded)
-        return log_sum.flatten(1, 2)[:, : self.query_length]
+        if s("mixed_bases"):
+            log_sum = maximum / LN_2 + logarithm
+        if s("mixed_bases__log_for_log2"):
+            log_sum = maximum + logarithm * LN_2
+        if s("mixed_bases__log2_for_log"):
+            log_sum = maximum + logarithm / LN_2
+        if s("lse_scaled_twice"):
+            log_sum = log_sum * LN_2
+        blind = maximum == -math.inf
+        if s("empty_row_lse_nan"):
+            log_sum = log_sum.masked_fill(blind, math.nan)
+        if s("empty_row_lse_zero"):
+            log_sum = log_sum.masked_fill(blind, 0.0)
+        return log_sum
+
+    def _log_sums_stored(self, log_sum: torch.Tensor) -> torch.Tensor:
+        """The log-sum-exps as they lie in memory [heads, query_length]; NaN where no one wrote."""
+        s, rows = self.slips, torch.arange(self.query_length)
+        if s("lse_tail_unwritten"):
+            log_sum[:, self.query_length // self.shape.query_rows * self.shape.query_rows :] = math.nan
+        if s("lse_stored_in_one_head"):
+            log_sum = _last_in_place_of_the_first(log_sum)
+        if s("lse_stored_by_key_length"):
+            offsets = torch.arange(self.heads)[:, None] * self.key_length + rows
+            return store(s, log_sum, offsets, self._programs())
+        return log_sum
+
+
+class _InPytorch(_Tiled):
+    """The same in PyTorch: slices that end with the tensor, and its own ways of turning the keys."""
+
+    by_pointers = False
+
+    def _turned(self, keys: torch.Tensor, first: int) -> torch.Tensor | None:
+        if self.slips("key_not_transposed"):
+            return None
+        if not self.slips("transposed_key"):
+            return keys.transpose(1, 2)
+        count = min(self.shape.key_rows, self.key_length - first)
+        turned = keys[:, :count].reshape(keys.shape[0], self.head_dim, count)
+        return torch.nn.functional.pad(turned, (0, keys.shape[1] - count))
 
 
 def _row_sums(s: Slips, weights: torch.Tensor) -> torch.Tensor:
     return weights.sum(2) if s("softmax_over_queries", "sum_over_queries") else weights.sum(3)
+
+
+def _last_in_place_of_the_first(heads: torch.Tensor) -> torch.Tensor:
+    """What is left where every head is stored in head 0's place; NaN in the others, which no one wrote."""
+    left = torch.full_like(heads, math.nan)
+    left[0] = heads[-1]
+    return left

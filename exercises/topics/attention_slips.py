@@ -26,6 +26,7 @@ from exercises.topics.attention_sentences import (
     OFF_BY_ONE,
     ONLY_FIRST_HEAD,
     ONLY_FIRST_ROWS,
+    PER_TILE,
     SCALE_MISSING,
     SCALE_TWICE,
     SKIPS_TOO_MUCH,
@@ -137,6 +138,15 @@ TILED = (
         )
         for name in TENSORS
     ),
+    *(
+        Slip(
+            f"head_forgotten__{one}_and_{other}",
+            f"Head 0 of `{one}` and `{other}` is used for every head: add head · {one}_head_stride and "
+            f"head · {other}_head_stride to the pointers.",
+            alone=True,
+        )
+        for one, other in (("query", "key"), ("query", "value"), ("key", "value"))
+    ),
     Slip(
         "strides_ignored",
         "The tensors are read as if they were contiguous. Rows lie `stride(-2)` elements apart and heads "
@@ -152,21 +162,61 @@ TILED = (
     ),
     *(
         Slip(
+            f"strides_ignored__{name}_rows",
+            f"The rows of `{name}` are taken to touch. They lie {name}_stride elements apart.",
+        )
+        for name in TENSORS
+    ),
+    *(
+        Slip(
             f"strides_ignored__{name}{which}_by_{other}",
             f"`{name}` is read by {said} of `{other}`. It has {own} of its own.",
-            alone=True,
+            alone=which == "",
         )
         for name in TENSORS
         for other in TENSORS
         if name != other
-        for which, said, own in (("", "the strides", "strides"), ("_rows", "the row stride", "one"))
+        for which, said, own in (
+            ("", "the strides", "strides"),
+            ("_rows", "the row stride", "one"),
+            ("_heads", "the head stride", "one"),
+        )
+    ),
+    *(
+        Slip(
+            f"output_strides__{which}{name}",
+            f"The output is stored by {said} of `{name}`. It is contiguous, and has strides of its own: "
+            "output_head_stride and output_stride.",
+        )
+        for which, said in (("", "the strides"), ("heads_of_", "the head stride"), ("rows_of_", "the row stride"))
+        for name in TENSORS
     ),
     Slip("accumulator_in_float16", HALF_ACCUMULATOR),
+    Slip(
+        "scores_in_float16",
+        "The scores are rounded to float16 before scale and exponential. It ends at 65,504 and keeps 11 bits, so that "
+        "large scores lose their differences. Keep what tl.dot gives: float32.",
+    ),
+)
+
+MIXED_BASES = tuple(
+    Slip(
+        f"mixed_bases__{which}",
+        f"{said} Rescale and weights must have one base: tl.exp2 in both, with log2(e) in the scale.",
+    )
+    for which, said in (
+        ("rescale", "The rescale is tl.exp of a difference of maxima that are in units of log 2."),
+        ("weights", "The weights are tl.exp2, and scores and rescale are natural."),
+    )
 )
 
 CAUSAL = (
     Slip("no_causal_mask", NO_CAUSAL_MASK),
-    Slip("no_causal_mask__and_no_end", NO_CAUSAL_MASK),
+    Slip(
+        "diagonal_not_masked",
+        "Tiles are skipped, but inside the tile on the diagonal nothing is masked: a query sees the later keys of its "
+        "own tile. Put minus infinity there before the maximum is taken.",
+    ),
     Slip(
         "mask_turned_round", "The mask is the wrong way round: each query sees the keys after it and not those before."
     ),
@@ -185,6 +235,8 @@ CAUSAL = (
         "Give hidden scores minus infinity before the maximum is taken.",
     ),
     Slip("empty_row_nan", EMPTY_ROW),
+    Slip("empty_row_nan__step", EMPTY_ROW),
+    Slip("empty_row_nan__step_and_sum", EMPTY_ROW),
     Slip(
         "empty_row_uniform",
         "A query that sees no key shares its weight evenly among hidden ones: a large negative number stands where "
@@ -223,16 +275,119 @@ RAGGED = (
 )
 
 LOG_SUM_EXP = (
-    Slip(
-        "lse_without_maximum", "The log-sum-exp is the logarithm of the sum alone. Add the maximum it is measured from."
+    *(
+        Slip(
+            f"log_of_sum_only{which}",
+            "The running maximum is missing from the log-sum-exp. The sum is of exp(score - maximum): add the maximum "
+            "back.",
+        )
+        for which in ("", "__unguarded", "__in_base_2")
     ),
     Slip("lse_is_the_maximum", "The running maximum was stored as the log-sum-exp. Add the logarithm of the sum."),
     Slip("lse_is_the_sum", "The running sum was stored as the log-sum-exp. Take its logarithm and add the maximum."),
-    Slip("lse_maximum_subtracted", "The maximum is subtracted from the logarithm of the sum. It is added."),
-    Slip("lse_in_base_two", "The log-sum-exp is in base two. Multiply it by ln 2: the natural logarithm is asked for."),
-    Slip(
-        "lse_maximum_in_base_two",
-        "The running maximum is still in units of log 2 where the sum's logarithm is natural. Multiply it by ln 2.",
+    *(
+        Slip(
+            f"sum_without_log{which}",
+            "The maximum and the sum are added without a logarithm: log(exp(m) · sum) is m + log(sum).",
+        )
+        for which in ("", "__in_base_2")
     ),
-    Slip("lse_sum_in_base_two", "The sum's logarithm is tl.log2 where the maximum is natural. Both are natural here."),
+    Slip("lse_maximum_subtracted", "The maximum is subtracted from the logarithm of the sum. It is added."),
+    Slip(
+        "lse_in_base_2",
+        "The log-sum-exp is in base 2. The kernel works in units of log 2; multiply by ln 2 = 0.6931 before it is "
+        "stored.",
+    ),
+    Slip(
+        "lse_scaled_twice",
+        "The log-sum-exp is multiplied by ln 2 though it is natural already. That factor belongs to a maximum and a "
+        "logarithm in units of log 2.",
+    ),
+    *(
+        Slip(
+            f"mixed_bases{which}",
+            "The log-sum-exp adds a maximum and a logarithm of different bases: one is in units of log 2, the other "
+            "natural. Bring both to one base: (maximum + log2(sum)) · ln 2.",
+        )
+        for which in ("", "__log_for_log2", "__log2_for_log")
+    ),
+    Slip(
+        "unscaled_maximum",
+        "The maximum is that of the raw scores. It must be scaled like them: maximum · scale + log(sum).",
+    ),
+    Slip(
+        "empty_row_lse_nan",
+        "A query that sees no key has a log-sum-exp of NaN. The logarithm of an empty sum is minus infinity.",
+    ),
+    Slip(
+        "empty_row_lse_zero",
+        "A query that sees no key has a log-sum-exp of 0, as if its weights added up to 1. The logarithm of an empty "
+        "sum is minus infinity.",
+    ),
+    Slip(
+        "lse_stored_in_one_head",
+        "Every head's log-sum-exp was stored in head 0's place. Add head · query_length to its pointer.",
+    ),
+    Slip(
+        "lse_stored_by_key_length",
+        "The log-sum-exps of a head begin at head · key_length. There is one for each query: head · query_length.",
+    ),
+    Slip(
+        "lse_tail_unwritten",
+        "Log-sum-exps were never written. Every row < query_length needs one, those of the last, partly filled tile "
+        "too.",
+    ),
+)
+
+_SHARED = (
+    "only_first_rows",
+    "keys_used_as_values",
+    "values_used_as_keys",
+    "transposed_key",
+    "scale_missing",
+    "scale_twice",
+    "scale_inverted",
+    "scale_by_length",
+    "not_divided",
+    "divided_by_the_maximum",
+    "divided_at_every_tile",
+    "no_running_max",
+    "maximum_not_updated",
+    "maximum_forgets_the_old",
+    "minimum_for_maximum",
+    "old_maximum_in_weights",
+    "maximum_starts_at_zero",
+    "nothing_rescaled",
+    "accumulator_not_rescaled",
+    "sum_not_rescaled",
+    "rescale_turned_round",
+    "accumulator_rescaled_after_adding",
+    "sum_rescaled_after_adding",
+    "accumulator_overwritten",
+    "sum_not_kept",
+    "only_first_tile",
+    "last_tile_skipped",
+    "first_tile_of_keys_skipped",
+    "as_many_keys_as_queries",
+)
+
+# Of tiles in PyTorch, where nothing has pointers, and the last tile is a smaller one.
+IN_PYTORCH = (
+    *(slip for slip in TILED if slip.id in _SHARED),
+    Slip("normalised_per_tile", PER_TILE),
+    Slip(
+        "tail_keys_dropped",
+        "The keys of the last, smaller tile are missing: the number of tiles was rounded down. Use "
+        "`range(0, key_length, key_rows)`, or round up with `-(-key_length // key_rows)`.",
+    ),
+    Slip(
+        "rows_counted_by_keys",
+        "The tiles of queries are counted by the keys' length, so that with fewer keys than queries the last rows are "
+        "never written. The outer loop runs over `query.shape[0]`.",
+    ),
+    Slip(
+        "query_tail_unwritten",
+        "The queries of the last, smaller tile are never computed: the number of tiles was rounded down. Use "
+        "`range(0, query_length, query_rows)`.",
+    ),
 )

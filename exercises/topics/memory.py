@@ -29,6 +29,29 @@ def load(
     return torch.where(wanted, torch.where(inside, values, empty), other).to(tensor.dtype)
 
 
+def store(
+    slips: Slips, values: torch.Tensor, offsets: torch.Tensor, program: torch.Tensor | None = None
+) -> torch.Tensor:
+    """What `tl.store(pointer + offsets, values)` makes of new, contiguous memory of the values' shape.
+
+    Where two values go to one place the later stays: that of the program with the higher number, where `program` gives
+    each value's. NaN stands where nothing was written.
+    """
+    memory = torch.full((values.numel(),), math.nan, dtype=values.dtype)
+    offsets, flat = offsets.expand(values.shape).flatten(), values.flatten()
+    if program is not None:
+        turn = program.expand(values.shape).flatten().argsort(stable=True)
+        offsets, flat = offsets[turn], flat[turn]
+    inside = (offsets >= 0) & (offsets < values.numel())
+    if not bool(inside.all()):
+        slips.outside = True
+    offsets, flat = offsets[inside], flat[inside]
+    order = torch.arange(len(offsets))
+    last = torch.full((values.numel(),), -1).scatter_reduce(0, offsets, order, "amax")
+    memory[last >= 0] = flat[last[last >= 0]]
+    return memory.view(values.shape)
+
+
 @functools.lru_cache(maxsize=64)
 def tile_offsets(rows: int, columns: int, strides: tuple[int, ...], heads: int) -> torch.Tensor:
     """Offsets of [heads, rows, columns] elements by strides (of a head, of a row, of a column)."""

@@ -67,6 +67,17 @@ WRONG = {
     "tail_keys_dropped": changed(
         "4.1", (KEY_LOOP, "for first_key in range(0, key.shape[0] - key_rows + 1, key_rows):")
     ),
+    "maximum_forgets_the_old": changed(
+        "4.1", ("torch.maximum(running_max, scores.amax(dim=1, keepdim=True))", "scores.amax(dim=1, keepdim=True)")
+    ),
+    "rows_counted_by_keys": changed(
+        "4.1", ("range(0, query.shape[0], query_rows)", "range(0, key.shape[0], query_rows)")
+    ),
+    "scale_missing__and_tail_keys_dropped": changed(
+        "4.1",
+        ("scores = scale * (query_tile @ key_tile.T)", "scores = query_tile @ key_tile.T"),
+        (KEY_LOOP, "for first_key in range(0, key.shape[0] // key_rows * key_rows, key_rows):"),
+    ),
     "transposed_key": changed("4.1", ("key_tile.T", "key_tile.reshape(key_tile.shape[1], key_tile.shape[0])")),
     "writes_the_score_matrix": NAIVE,
     "a_row_of_scores": ROWS_AT_ONCE,

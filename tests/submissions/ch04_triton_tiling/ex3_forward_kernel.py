@@ -77,6 +77,22 @@ WRONG = {
     "strides_ignored__values_by_the_queries": changed(
         "4.3", ("keys[:, None] * value_stride", "keys[:, None] * query_stride")
     ),
+    "strides_ignored__values_by_the_keys": changed(
+        "4.3", ("keys[:, None] * value_stride", "keys[:, None] * key_stride")
+    ),
+    "output_strides": changed("4.3", ("rows[:, None] * output_stride", "rows[:, None] * query_stride")),
+    "scores_in_float16": changed(
+        "4.3",
+        (
+            'input_precision="ieee") * scale',
+            'input_precision="ieee").to(query_pointer.dtype.element_ty).to(tl.float32) * scale',
+        ),
+    ),
+    "sum_not_rescaled__and_values_by_the_keys_heads": changed(
+        "4.3",
+        ("running_sum * rescale + tl.sum", "running_sum + tl.sum"),
+        ("head * value_head_stride", "head * key_head_stride"),
+    ),
     "queries_reread": changed(
         "4.3",
         (
@@ -156,7 +172,28 @@ LARGE_QUERY_TILES = changed(
 )
 
 
+ALL_IN_FLOAT32 = changed(
+    "4.3",
+    ("tl.dot(query, tl.trans(key_tile), ", "tl.dot(query.to(tl.float32) * scale, key_tile.to(tl.float32).T, "),
+    ('input_precision="ieee") * scale', 'input_precision="ieee")'),
+    ("weights.to(value_tile.dtype), value_tile", "weights, value_tile.to(tl.float32)"),
+)
+
+
+AVERAGES = changed(
+    "4.3",
+    (
+        "        running_sum = running_sum * rescale + tl.sum(weights, axis=1)\n",
+        "        old_sum = running_sum * rescale\n        running_sum = old_sum + tl.sum(weights, axis=1)\n",
+    ),
+    ("accumulator * rescale[:, None] + product", "(accumulator * old_sum[:, None] + product) / running_sum[:, None]"),
+    ("accumulator / running_sum[:, None]", "accumulator"),
+)
+
+
 UNUSUAL = {
+        "everything in float32": ALL_IN_FLOAT32,
+        "a running average": AVERAGES,
         "tl.dot in tf32": in_tf32("4.3"),
         "a flat grid": FLAT_GRID,
         "last keys first": BACKWARDS,

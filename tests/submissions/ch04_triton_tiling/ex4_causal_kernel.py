@@ -60,6 +60,12 @@ WRONG = {
         "4.4", ('tl.full([BLOCK_M], float("-inf"), tl.float32)', "tl.zeros([BLOCK_M], tl.float32)")
     ),
     "accumulator_not_rescaled": changed("4.4", ("accumulator * rescale[:, None] + product", "accumulator + product")),
+    "causal_misaligned__mask_alone": changed("4.4", (POSITIONS, "positions = rows")),
+    "mixed_bases": changed("4.4", ("rescale = tl.exp2(", "rescale = tl.exp(")),
+    "output_strides": changed("4.4", ("head * output_head_stride", "head * query_head_stride")),
+    "natural_exp__and_empty_row_nan": changed(
+        "4.4", ("tl.exp2(", "tl.exp("), ("tl.where(running_sum == 0.0, 1.0, running_sum)", "running_sum")
+    ),
     "does_not_skip": changed(
         "4.4",
         (END, "end = key_length"),
@@ -135,7 +141,22 @@ ONE_KEY_TILE_AT_A_TIME_BACKWARDS = changed(
 )
 
 
+BLIND_TILES_LEAVE_EARLY = changed(
+    "4.4",
+    (
+        "    for first_key in range(0, end, BLOCK_N):",
+        "    if end <= 0:\n"
+        "        blind = output_pointer + head * output_head_stride + rows[:, None] * output_stride + columns\n"
+        "        tl.store(blind, tl.zeros([BLOCK_M, HEAD_DIM], output_pointer.dtype.element_ty))\n"
+        "        return\n"
+        "    for first_key in range(0, end, BLOCK_N):",
+    ),
+    ("tl.where(running_sum == 0.0, 1.0, running_sum)", "running_sum"),
+)
+
+
 UNUSUAL = {
+        "tiles that see nothing leave early": BLIND_TILES_LEAVE_EARLY,
         "tl.dot in tf32": in_tf32("4.4"),
         "a while loop and the diagonal by itself": TWO_LOOPS,
         "a large negative number": LARGE_NUMBER,

@@ -52,6 +52,26 @@ WRONG = {
             "    key_head_stride = key_length * head_dim\n    value_head_stride = key_head_stride",
         ),
     ),
+    "diagonal_not_masked": changed("4.5", ("visible & (keys[None, :] <= positions[:, None])", "visible")),
+    "tail_keys_scored__without_causal": changed(
+        "4.5",
+        ("visible = (keys < key_length)[None, :]", "visible = keys[None, :] >= 0"),
+        ("visible & (keys[None, :] <= positions[:, None])", "keys[None, :] <= positions[:, None]"),
+    ),
+    "empty_row_nan__step": changed("4.5", ('tl.where(new_max == float("-inf"), 0.0, new_max)', "new_max")),
+    "mixed_bases": changed("4.5", ("rescale = tl.exp2(", "rescale = tl.exp(")),
+    "partial_tile_skipped": changed(
+        "4.5", ("range(0, end, BLOCK_N)", "range(0, tl.minimum(end, key_length // BLOCK_N * BLOCK_N), BLOCK_N)")
+    ),
+    "accumulator_not_rescaled__and_query_tail_unwritten": changed(
+        "4.5",
+        ("accumulator * rescale[:, None] + product", "accumulator + product"),
+        ("triton.cdiv(query_length, 64)", "query_length // 64"),
+    ),
+    "head_dim_not_masked__values_alone": changed(
+        "4.5",
+        ("value_offsets, mask=present, other=0.0)", "value_offsets, mask=(keys < key_length)[:, None], other=0.0)"),
+    ),
     "head_dim_not_masked": changed("4.5", (COLUMNS_MASKED, "")),
     "output_written_out_of_bounds": changed(
         "4.5", (", output, mask=inside)", ", output, mask=(columns < head_dim)[None, :])")

@@ -15,6 +15,14 @@ WRONG = {
     "mixed_bases": changed("4.6", (LSE_LINE, "log_sum_exp = running_max + tl.log(total)")),
     "mixed_bases__log_for_log2": changed("4.6", ("tl.log2(total)", "tl.log(total)")),
     "lse_stored_in_one_head": changed("4.6", ("lse_pointer + head * query_length", "lse_pointer")),
+    "lse_stored_by_key_length": changed(
+        "4.6", ("lse_pointer + head * query_length + rows", "lse_pointer + head * key_length + rows")
+    ),
+    "lse_in_base_2__and_empty_row_nan": changed(
+        "4.6", (" * 0.6931471805599453", ""), ('tl.where(new_max == float("-inf"), 0.0, new_max)', "new_max")
+    ),
+    "natural_exp": changed("4.6", ("tl.exp2(", "tl.exp(")),
+    "log2e_missing": changed("4.6", ("math.log2(math.e) / math.sqrt", "1 / math.sqrt")),
     "lse_written_out_of_bounds": changed("4.6", ("log_sum_exp, mask=rows < query_length)", "log_sum_exp)")),
     "lse_tail_unwritten": changed("4.6", ("mask=rows < query_length)", "mask=rows < query_length // 64 * 64)")),
     "output_written_out_of_bounds": changed(
