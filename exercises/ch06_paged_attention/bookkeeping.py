@@ -7,90 +7,160 @@ are free. For sharing, a memory of slots runs beside it, in which every token mu
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from course_lib.checker.specification.model import Slips
 
 
 class PageBook:
-    """A right allocator, for both exercises; each method asks its slips, so that a subclass changes one thing."""
+    """An allocator for both exercises: right without a slip."""
 
-    def __init__(self, pages, page_size):
-        self.pages, self.page_size = pages, page_size
+    def __init__(self, pages, page_size, slips=None):
+        self.s, self.pages, self.page_size = slips or Slips(), pages, page_size
         self.unused = list(range(pages))
         self.holders = [0] * pages
         self.tables, self.lengths = {}, {}
 
-    # ---------------------------------------------------------------------------- what a slip changes
-
-    def pages_more(self, sequence, count):
-        """Pages that an append needs beside those that the sequence has."""
-        after = -(-(self.lengths.get(sequence, 0) + count) // self.page_size)
-        return after - len(self.tables.get(sequence, ()))
-
-    def must_copy(self, sequence):
-        """Whether an append writes into a page that others read."""
-        length, table = self.lengths.get(sequence, 0), self.tables.get(sequence, [])
-        return bool(table) and length % self.page_size > 0 and self.holders[table[-1]] > 1
-
-    def check(self, needed):
-        """Before anything is changed."""
-        if needed > len(self.unused):
-            raise MemoryError
-
-    def take(self):
-        page = self.unused.pop()
-        self.holders[page] = 1
-        return page
-
-    def drop(self, page):
-        self.holders[page] -= 1
-        if self.holders[page] == 0:
-            self.unused.append(page)
-
-    def copy_last(self, table):
-        """A page of its own in place of the shared one; the pairs to copy."""
-        source, table[-1] = table[-1], self.take()
-        self.drop(source)
-        return [(source, table[-1])]
-
-    # ---------------------------------------------------------------------------- what the exercises ask for
-
     def append(self, sequence, count):
-        copying = self.must_copy(sequence)
-        more = self.pages_more(sequence, count)
-        self.check(more + copying)
+        s = self.s
+        if s("new_sequence_refused") and sequence not in self.lengths:
+            raise KeyError
+        copying = self._must_copy(sequence)
+        more = self._pages_more(sequence, count)
+        length = self.lengths.get(sequence, 0) + count
+        if s("refused_one_stays", "half_appended__length_first"):
+            self.tables.setdefault(sequence, [])
+            self.lengths.setdefault(sequence, 0)
+        if s("half_appended__length_first"):
+            self.lengths[sequence] = length
+        needed = more + (0 if s("copy_without_room") else copying)
+        if needed > len(self.unused) or s("last_page_never_used") and needed and needed == len(self.unused):
+            if s("not_refused"):
+                return []
+            if not s("half_appended", "half_appended__lost"):
+                raise MemoryError
         table = self.tables.setdefault(sequence, [])
-        copies = self.copy_last(table) if copying else []
-        table.extend(self.take() for _ in range(more))
-        self.lengths[sequence] = self.lengths.get(sequence, 0) + count
+        pages = table if s("half_appended") and not copying else []
+        for _ in range(more + copying):
+            pages.append(self._take())
+        copies = self._copy_last(table, pages.pop()) if copying else []
+        if pages is not table:
+            table.extend(pages)
+        self.lengths[sequence] = length
         return copies
 
     def fork(self, parent, child):
-        self.tables[child], self.lengths[child] = list(self.tables[parent]), self.lengths[parent]
-        for page in self.tables[child]:
+        s, table = self.s, self.tables[parent]
+        if s("copied_at_fork"):
+            if len(table) > len(self.unused):
+                raise MemoryError
+            self.tables[child], self.lengths[child] = [self._take() for _ in table], self.lengths[parent]
+            return
+        self.tables[child] = table if s("table_shared_not_copied") else list(table)
+        self.lengths[child] = self.lengths[parent]
+        for page in () if s("fork_not_counted") else table:
             self.holders[page] += 1
+        if s("copied_at_fork__last_page") and self.unused and table:
+            self.holders[table[-1]] -= 1
+            self.tables[child][-1] = self._take()
 
     def free(self, sequence):
-        table = self.tables.pop(sequence)
-        del self.lengths[sequence]
-        for page in table:
-            self.drop(page)
+        s = self.s
+        if s("double_free") and sequence not in self.tables:
+            return
+        if s("double_free__table_kept", "double_free__counted"):
+            for page in self.tables[sequence]:
+                self._drop(page)
+            return
+        if s("double_free__empty_table_kept"):
+            for page in self.tables.get(sequence, ()):
+                self._drop(page)
+            self.tables[sequence], self.lengths[sequence] = [], 0
+            return
+        for page in self.tables.pop(sequence):
+            if s("freed_while_shared"):
+                self.holders[page] = 1
+            self._drop(page)
+        if not s("length_survives_free"):
+            del self.lengths[sequence]
 
     def table(self, sequence):
         return list(self.tables[sequence])
 
     def length(self, sequence):
+        if self.s("length_from_pages"):
+            return len(self.tables[sequence]) * self.page_size
         return self.lengths[sequence]
 
     def free_pages(self):
-        return len(self.unused)
+        return self.pages - len(self.unused) if self.s("held_pages_counted") else len(self.unused)
+
+    def _pages_more(self, sequence, count):
+        """Pages that an append needs beside those that the sequence has."""
+        s, size, length = self.s, self.page_size, self.lengths.get(sequence, 0)
+        after = -(-(length + count) // size)
+        if s("pages_rounded_down"):
+            after = (length + count) // size
+        if s("one_page_too_many"):
+            after = (length + count) // size + 1
+        if s("pages_for_every_append"):
+            return -(-count // size)
+        if s("pages_rounded_down__for_every_append"):
+            return count // size
+        if s("one_page_at_most"):
+            return int(length % size == 0)
+        return after if s("pages_for_every_append__nothing_subtracted") else after - len(self.tables.get(sequence, ()))
+
+    def _must_copy(self, sequence):
+        """Whether an append writes into a page that others read."""
+        length, table, s = self.lengths.get(sequence, 0), self.tables.get(sequence, []), self.s
+        partial = length % self.page_size > 0
+        shared = bool(table) and self.holders[table[-1]] > 1
+        if s("copy_on_write_forgotten"):
+            return False
+        if s("copied_without_need", "copied_without_need__old_one_lost"):
+            return partial
+        return shared if s("full_page_copied") else shared and partial
+
+    def _take(self):
+        s = self.s
+        if not self.unused:
+            raise MemoryError
+        if s("page_in_two_tables"):
+            return self.unused[-1]
+        page = self.unused.pop()
+        if not s("new_page_not_counted"):
+            self.holders[page] = 1
+        return page
+
+    def _drop(self, page):
+        s = self.s
+        self.holders[page] -= 1
+        gone = self.holders[page] == 0 and not s("pages_not_returned")
+        if gone or s("double_free__table_kept", "page_in_two_tables"):
+            self.unused.append(page)
+
+    def _copy_last(self, table, target):
+        """A page of its own in place of the shared one; the pairs to copy."""
+        s, source = self.s, table[-1]
+        if s("new_page_not_counted__the_copy"):
+            self.holders[target] = 0
+        if not s("copy_not_in_table"):
+            table[-1] = target
+        if s("copied_without_need__old_one_lost"):
+            self.holders[source] -= 1
+        elif not s("old_page_kept"):
+            self._drop(source)
+        pair = (target, source) if s("copied_the_wrong_way") else (source, target)
+        return [] if s("copy_not_returned") else [pair]
 
 
 # ------------------------------------------------------------------------------------------------ the driver
 
 
-def replay(functions, kind, pages, page_size, script):
-    """Replay a script on an allocator and say of each operation what every right allocator has in common."""
+def replay(functions, kind, pages, page_size, script, twice=False):
+    """Replay a script on an allocator and say of each operation what every right allocator has in common.
+
+    With `twice` a second allocator, made when the first has done its part, goes through the same script.
+    """
     book = functions[kind](pages, page_size)
     memory = [None] * (pages * page_size)  # what each slot holds: (who wrote it, as which token)
     tokens, story = {}, []
@@ -153,22 +223,44 @@ def replay(functions, kind, pages, page_size, script):
             told += "MemoryError" if isinstance(error, MemoryError) else "KeyError"
             if name in tokens:
                 told += f", {book.length(name)} tokens in {counted(len(book.table(name)))}"
-        story.append(f"{told}, {int(book.free_pages())} free{trouble()}")
+        lost = trouble()
+        story.append(f"{told}, {int(book.free_pages())} free{lost}")
+        if lost:  # what comes after depends on which page is which
+            break
         held = {page for holder in tokens for page in pages_of(holder) or ()}
         for slot in range(pages * page_size):  # what nobody holds is forgotten: no story depends on a page's past
             if slot // page_size not in held:
                 memory[slot] = None
+    if twice:
+        story += ["a second allocator, made anew", *replay(functions, kind, pages, page_size, script)]
     return story
 
 
-def told_by(allocator: Callable, *args) -> list[str]:
+def told_by(allocator, *args) -> list[str]:
     """What the driver tells of an allocator of the judge's."""
     return replay({"PageAllocator": allocator, "SharingAllocator": allocator}, *args)
 
 
-def slip(base: type = PageBook, **methods) -> Callable:
-    """A fingerprint: what the driver tells of an allocator with these methods in place of the right ones."""
-    return partial(told_by, type("Slipped", (base,), methods))
+def allocated(slips: Slips, *args) -> list[str] | None:
+    """A model's `compute`: what the driver tells of an allocator with these slips; None for an error."""
+    try:
+        return told_by(lambda pages, page_size: PageBook(pages, page_size, slips), *args)
+    except (IndexError, KeyError, MemoryError):
+        return None
+
+
+def state_is_shared(case, seen, got) -> bool:
+    """Whether of two allocators, made one after the other, the second does other things in the same script."""
+    if "a second allocator, made anew" not in (got or ()):
+        return False
+    middle = got.index("a second allocator, made anew")
+    return got[:middle] != got[middle + 1 :]
+
+
+STATE_SHARED = (
+    "Two allocators are not apart: the second, made anew, knew of the first one's sequences or pages. Make the lists "
+    "and dicts in `__init__`, as attributes of self, and not in the class's body or outside it."
+)
 
 
 def method_hidden(case, seen, got) -> bool:
@@ -180,26 +272,3 @@ METHOD_HIDDEN = (
     "An attribute has the name of a method: after self.free_pages = [...] a call of free_pages() finds the list. Give "
     "the attribute another name."
 )
-
-
-def first_difference(case, got) -> tuple[str, str] | None:
-    """The first line of a replayed script that is not as it should be: (the right one, the one that was told)."""
-    if not isinstance(case.args[0], str):
-        return None
-    right = told_by(PageBook, *case.args)
-    if not isinstance(got, list) or len(got) != len(right):
-        return None
-    return next(((want, mine) for want, mine in zip(right, got) if want != mine and isinstance(mine, str)), None)
-
-
-# ------------------------------------------------------------------------------------------------ slips of both
-
-
-def half_appended(self, needed):
-    """Nothing is checked in advance: `take` raises in the middle, with pages gone already."""
-
-
-def take_or_raise(self):
-    if not self.unused:
-        raise MemoryError
-    return PageBook.take(self)

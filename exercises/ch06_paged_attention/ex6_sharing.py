@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from course_lib.checker import Case, Exercise, Mistake
+from course_lib.checker.specification.contract import Contract, Level
+from course_lib.checker.specification.model import Model, Slip
 from exercises.ch06_paged_attention.bookkeeping import (
     METHOD_HIDDEN,
+    STATE_SHARED,
     PageBook,
-    first_difference,
-    half_appended,
+    allocated,
     method_hidden,
     replay,
-    slip,
-    take_or_raise,
+    state_is_shared,
     told_by,
 )
 
@@ -63,6 +64,12 @@ def sharing_cases(draw):
     random = random_forks(draw, 60, 9)
     return [
         case("one sequence shares nothing", 4, 4, ("append", "a", 5), ("append", "a", 3), ("append", "a", 1)),
+        Case(
+            "two allocators, one after the other",
+            ("SharingAllocator", 4, 4, [("append", "a", 6), ("fork", "a", "b"), ("append", "b", 1)], True),
+            "SharingAllocator",
+            replay,
+        ),
         case("a fork takes no page", 4, 4, ("append", "a", 6), ("fork", "a", "b")),
         case(
             "the child writes into the last page",
@@ -190,163 +197,202 @@ def page_keys_oracle(tokens, page_size):
 
 
 def sharing_oracle(*args):
-    return told_by(PageBook, *args) if isinstance(args[0], str) else keyed(page_keys_oracle)(*args)
+    return told_by(PageBook, *args) if isinstance(args[0], str) else key_pattern({"page_keys": page_keys_oracle}, *args)
 
 
-def keyed(function):
-    """What the driver makes of a function that gives keys; silent on the allocator's cases."""
-    return lambda *args: None if isinstance(args[0], str) else key_pattern({"page_keys": function}, *args)
+def keys_with(slips, prompts, page_size):
+    """A model's `compute`: what the driver tells of page_keys with these slips."""
+    return key_pattern({"page_keys": lambda tokens, size: _keys(slips, tokens, size)}, prompts, page_size)
 
 
-def shared(**methods):
-    """What the driver tells of an allocator with these methods; silent on the keys' cases."""
-    told = slip(**methods)
-    return lambda *args: told(*args) if isinstance(args[0], str) else None
+def _keys(s, tokens, size):
+    ends = range(size, len(tokens) + (0 if s("last_full_page_missed") else 1), size)
+    if s("partial_page_has_a_key"):
+        ends = range(size, len(tokens) + size, size)
+    keys = []
+    for end in ends:
+        key = tuple(tokens[:end])
+        if s("key_of_the_page_alone", "key_by_place"):
+            key = tuple(tokens[end - size : end])
+        if s("key_of_two_pages"):
+            key = tuple(tokens[max(0, end - 2 * size) : end])
+        if s("digits_run_together"):
+            key = "".join(map(str, key))
+        if s("order_lost"):
+            key = tuple(sorted(key))
+        if s("order_lost__sum"):
+            key = sum(key)
+        if s("order_lost__set"):
+            key = frozenset(key)
+        keys.append((end, key) if s("key_by_place") else key)
+    return keys
 
 
-# ------------------------------------------------------------------------------------------------ slips
+SCRIPTS = Contract(
+    lambda draw, *, pages, page_size, largest: (
+        "SharingAllocator",
+        pages,
+        page_size,
+        fitting(pages, page_size, random_forks(draw, 40, max(2, largest * page_size))),
+    ),
+    choices={
+        "pages": (3, 9, 40),
+        "page_size": (1, 2, 5, 16),
+        "largest": (Level(1, "short appends"), Level(3, "appends of up to 3 pages")),
+    },
+    says={"pages": "Pages 0 to pages-1", "page_size": "of page_size tokens each"},
+    entry="SharingAllocator",
+    driver=replay,
+    most=5,
+)
 
 
-def _never(self, sequence):
-    return False
+def _prompts(draw, *, page_size, common, behind):
+    start = draw.integers(common * page_size, low=0, high=3).tolist()
+    return [start + draw.integers(behind, low=0, high=2).tolist() for _ in range(4)], page_size
 
 
-def _whenever_partial(self, sequence):
-    return self.lengths.get(sequence, 0) % self.page_size > 0
+PROMPTS = Contract(
+    _prompts,
+    choices={"page_size": (1, 2, 3, 5), "common": (0, 1, 2, 3), "behind": (0, 1, 4, 10)},
+    says={"behind": "tokens behind the last full page have no key"},
+    entry="page_keys",
+    driver=key_pattern,
+    most=6,
+)
 
-
-def _whenever_shared(self, sequence):
-    table = self.tables.get(sequence, [])
-    return bool(table) and self.holders[table[-1]] > 1
-
-
-def _copied_in_silence(self, table):
-    PageBook.copy_last(self, table)
-    return []
-
-
-def _the_wrong_way(self, table):
-    return [pair[::-1] for pair in PageBook.copy_last(self, table)]
-
-
-def _old_one_lost(self, table):
-    source, table[-1] = table[-1], self.take()
-    self.holders[source] -= 1
-    return [(source, table[-1])]
-
-
-def _old_one_kept(self, table):
-    source, table[-1] = table[-1], self.take()
-    return [(source, table[-1])]
-
-
-def _copy_not_in_table(self, table):
-    source, target = table[-1], self.take()
-    self.drop(source)
-    return [(source, target)]
-
-
-def _copy_uncounted(self, table):
-    source, table[-1] = table[-1], self.unused.pop()
-    self.drop(source)
-    return [(source, table[-1])]
-
-
-def _copied_at_fork(self, parent, child):
-    more = len(self.tables[parent])
-    self.check(more)
-    self.tables[child], self.lengths[child] = [self.take() for _ in range(more)], self.lengths[parent]
-
-
-def _uncounted_fork(self, parent, child):
-    self.tables[child], self.lengths[child] = list(self.tables[parent]), self.lengths[parent]
-
-
-def _same_table(self, parent, child):
-    PageBook.fork(self, parent, child)
-    self.tables[child] = self.tables[parent]
-
-
-def _free_for_all(self, sequence):
-    for page in self.tables.pop(sequence):
-        self.holders[page] = 0
-        self.unused.append(page)
-    del self.lengths[sequence]
-
-
-def _free_nobody(self, sequence):
-    for page in self.tables.pop(sequence):
-        self.holders[page] -= 1
-    del self.lengths[sequence]
-
-
-def _uncounted(self):
-    return self.unused.pop()
-
-
-def _free_of_anything(self, sequence):
-    if sequence in self.tables:
-        PageBook.free(self, sequence)
-
-
-def _free_and_keep(self, sequence):
-    for page in self.tables[sequence]:
-        self.drop(page)
-
-
-class _NoRoomForCopy(PageBook):
-    """The pages for the tokens are counted and the one for the copy is not."""
-
-    def append(self, sequence, count):
-        copying = self.must_copy(sequence)
-        more = self.pages_more(sequence, count)
-        self.check(more)
-        table = self.tables.setdefault(sequence, [])
-        copies = self.copy_last(table) if copying else []
-        table.extend(take_or_raise(self) for _ in range(more))
-        self.lengths[sequence] = self.lengths.get(sequence, 0) + count
-        return copies
-
-    take = take_or_raise
-
-
-def _no_copy(more_free):
-    """A `when`: the first wrong line lacks a copy, and has `more_free` pages more than it should."""
-
-    def when(case, seen, got):
-        right, mine = (
-            (line.split(";")[0].split(", ") + ["", ""])[:3] for line in first_difference(case, got) or ("", "")
+SHARING = (
+    Slip(
+        "copy_on_write_forgotten",
+        "A sequence writes into a page that another one still reads, and its token is lost. When the last page is"
+        " partly filled and has more than one holder, the writer takes a copy.",
+    ),
+    Slip(
+        "copy_not_returned",
+        "The sequence gets a page of its own, and what the shared one held is not in it: return the pair (source,"
+        " target), so that the caller copies it.",
+    ),
+    Slip(
+        "copied_the_wrong_way",
+        "The pair is (source, target), and yours reads (target, source): the empty page is copied over the full one.",
+    ),
+    Slip(
+        "copy_not_in_table",
+        "The pair is returned, and the sequence's table still names the shared page: the new tokens go there, and"
+        " nobody finds the copy. Put the new page in the old one's place.",
+    ),
+    *(
+        Slip(
+            name,
+            "A partly filled last page is copied though nobody else holds it. Look at its number of holders: with"
+            " one, the sequence writes into it.",
         )
-        if right[:1] != mine[:1] or (right[1], mine[1]) != ("1 copied", "0 copied"):
-            return False
-        return int(mine[2].split()[0]) - int(right[2].split()[0]) == more_free
+        for name in ("copied_without_need", "copied_without_need__old_one_lost")
+    ),
+    Slip(
+        "full_page_copied",
+        "A full page is copied. New tokens go into a page behind it; it is only read, and may stay shared.",
+    ),
+    *(
+        Slip(
+            name,
+            "`fork` takes pages. That is what sharing saves: both hold the same pages until one writes.",
+        )
+        for name in ("copied_at_fork", "copied_at_fork__last_page")
+    ),
+    Slip(
+        "fork_not_counted",
+        "The child's pages are not counted: a page in two tables still has one holder. Raise every page's count "
+        "in `fork`.",
+    ),
+    Slip(
+        "table_shared_not_copied",
+        "Parent and child have one and the same list as their table: what one appends, the other gets. Give the "
+        "child a list of its own, list(table).",
+    ),
+    *(
+        Slip(
+            name,
+            "A page that is handed out has no holder: set its count to 1 when it is taken. A fork then makes it "
+            "2, and the last free brings it to 0.",
+        )
+        for name in ("new_page_not_counted", "new_page_not_counted__the_copy")
+    ),
+    Slip(
+        "old_page_kept",
+        "After the copy the sequence still counts as a holder of the old page, which is then never free again. "
+        "Lower its count.",
+    ),
+    Slip(
+        "freed_while_shared",
+        "Pages that another sequence still reads were put on the free list. `fork` raises the count of every "
+        "page, `free` lowers it, and only a page whose count is 0 is free again.",
+    ),
+    Slip(
+        "pages_not_returned",
+        "Pages whose last holder is gone do not come back to the free list.",
+    ),
+    Slip(
+        "copy_without_room",
+        "The page for the copy was not counted: MemoryError must be raised, with nothing changed, when the new "
+        "pages and the copy together are more than are free.",
+    ),
+    *(
+        Slip(
+            name,
+            "An append was refused and something has changed all the same. Count the pages for the tokens and the"
+            " copy first, and raise MemoryError before any is taken.",
+        )
+        for name in ("half_appended", "half_appended__lost", "half_appended__length_first")
+    ),
+    *(
+        Slip(
+            name,
+            "A sequence that holds nothing can be freed, or freed again: the count of pages that others hold "
+            "falls, and they are handed out under them. Raise KeyError when it has no table.",
+        )
+        for name in ("double_free", "double_free__counted")
+    ),
+)
 
-    return when
-
-
-def _other_lost(case, seen, got):
-    """The first wrong line is right but for a token that another sequence lost by it, where a page was copied."""
-    right, mine = first_difference(case, got) or ("", "")
-    writer = right.split(" ")[1] if right.startswith("append") else ""
-    return "1 copied" in right and mine.startswith(right + "; token") and f"of {writer} is" not in mine
-
-
-def _freed_too_many(case, seen, got):
-    right, mine = first_difference(case, got) or ("", "")
-    if not (right.startswith("free") and "done, " in right and "done, " in mine):
-        return False
-    counts = [int(line.split("done, ")[1].split(" free")[0]) for line in (right, mine)]
-    return counts[1] > counts[0]
-
-
-def _nobody_freed(case, seen, got):
-    right, mine = first_difference(case, got) or ("", "")
-    return right.startswith("free") and "KeyError" in right and "done" in mine
-
-
-def _refused_and_changed(case, seen, got):
-    right, mine = first_difference(case, got) or ("", "")
-    return "MemoryError" in right and "MemoryError" in mine
+KEYS = (
+    Slip(
+        "key_of_the_page_alone",
+        "Equal tokens behind different beginnings got equal keys. A token's key and value depend on all tokens "
+        "before it, so the key of a page must too.",
+    ),
+    Slip(
+        "key_by_place",
+        "The key names the page's place and its own tokens. What stood before it is missing still: two prompts "
+        "that differ in the first page differ in all of them.",
+    ),
+    Slip(
+        "key_of_two_pages",
+        "The key holds the page's tokens and those of the page before it. What stood before that one is missing "
+        "still: take the key of the page before, which stands for everything up to there, or all tokens.",
+    ),
+    Slip(
+        "last_full_page_missed",
+        "A prompt that ends with a full page has a key too few: range() leaves its end out, and len(tokens) must "
+        "be in it.",
+    ),
+    Slip(
+        "partial_page_has_a_key",
+        "The last, partly filled page has a key. More tokens will be written into it: only full pages can be "
+        "found by their content.",
+    ),
+    Slip(
+        "digits_run_together",
+        "[1, 23] and [12, 3] got the same key: the numbers are joined without anything between them.",
+    ),
+    *(
+        Slip(
+            name,
+            "The same tokens in another order got the same key. A sum or a set forgets the order; a tuple keeps it.",
+        )
+        for name in ("order_lost", "order_lost__sum", "order_lost__set")
+    ),
+)
 
 
 EXERCISE = Exercise(
@@ -355,6 +401,8 @@ EXERCISE = Exercise(
     entries=("SharingAllocator", "page_keys"),
     cases=sharing_cases,
     oracle=sharing_oracle,
+    contracts=(SCRIPTS, PROMPTS),
+    models=(Model(allocated, SHARING), Model(keys_with, KEYS, entry="page_keys")),
     hints=(
         "Start from your allocator of 6.2 and add one list: for every page, how many tables it is in. A page is free "
         "again when that count falls to 0, and not before.",
@@ -368,103 +416,12 @@ EXERCISE = Exercise(
         "only is too little; tuple(tokens[:end]), or a hash of it, is enough.",
     ),
     mistakes=(
-        Mistake(
-            "copy_on_write_forgotten",
-            "A sequence writes into a page that another one still reads, and its token is lost. When the last page is "
-            "partly filled and has more than one holder, the writer takes a copy.",
-            result=shared(must_copy=_never),
-            when=_no_copy(more_free=1),
-        ),
-        Mistake(
-            "copy_not_returned",
-            "The sequence gets a page of its own, and what the shared one held is not in it: return the pair (source, "
-            "target), so that the caller copies it.",
-            result=shared(copy_last=_copied_in_silence),
-            when=_no_copy(more_free=0),
-        ),
-        Mistake(
-            "copied_the_wrong_way",
-            "The pair is (source, target), and yours reads (target, source): the empty page is copied over the full "
-            "one.",
-            result=shared(copy_last=_the_wrong_way),
-            when=_other_lost,
-        ),
-        Mistake(
-            "copy_not_in_table",
-            "The pair is returned, and the sequence's table still names the shared page: the new tokens go there, and "
-            "nobody finds the copy. Put the new page in the old one's place.",
-            result=shared(copy_last=_copy_not_in_table),
-        ),
-        Mistake(
-            "copied_without_need",
-            "A partly filled last page is copied though nobody else holds it. Look at its number of holders: with one, "
-            "the sequence writes into it.",
-            result=(
-                shared(must_copy=_whenever_partial),
-                shared(must_copy=_whenever_partial, copy_last=_old_one_lost),
-            ),
-        ),
-        Mistake(
-            "full_page_copied",
-            "A full page is copied. New tokens go into a page behind it; it is only read, and may stay shared.",
-            result=shared(must_copy=_whenever_shared),
-        ),
-        Mistake(
-            "copied_at_fork",
-            "`fork` takes pages. That is what sharing saves: both hold the same pages until one writes.",
-            result=shared(fork=_copied_at_fork),
-            when=lambda case, seen, got: _fork_took_pages(case, got),
-        ),
-        Mistake(
-            "old_page_kept",
-            "After the copy the sequence still counts as a holder of the old page, which is then never free again. "
-            "Lower its count.",
-            result=shared(copy_last=_old_one_kept),
-        ),
-        Mistake(
-            "fork_not_counted",
-            "The child's pages are not counted: a page in two tables still has one holder. Raise every page's count in "
-            "`fork`.",
-            result=shared(fork=_uncounted_fork),
-        ),
-        Mistake(
-            "table_shared_not_copied",
-            "Parent and child have one and the same list as their table: what one appends, the other gets. Give the "
-            "child a list of its own, list(table).",
-            result=shared(fork=_same_table),
-        ),
-        Mistake(
-            "freed_while_shared",
-            "Pages that another sequence still reads were put on the free list. `fork` raises the count of every "
-            "page, `free` lowers it, and only a page whose count is 0 is free again.",
-            result=shared(free=_free_for_all),
-            when=_freed_too_many,
-        ),
-        Mistake(
-            "pages_not_returned",
-            "Pages whose last holder is gone do not come back to the free list.",
-            result=shared(free=_free_nobody),
-        ),
-        Mistake(
-            "double_free",
-            "A sequence that holds nothing can be freed, or freed again: the count of pages that others hold falls, "
-            "and they are handed out under them. Raise KeyError when it has no table.",
-            result=(shared(free=_free_of_anything), shared(free=_free_and_keep)),
-            when=_nobody_freed,
-        ),
+        Mistake("state_shared", STATE_SHARED, when=state_is_shared),
         Mistake(
             "copy_without_room",
-            "The page for the copy was not counted: MemoryError must be raised, with nothing changed, when the new "
-            "pages and the copy together are more than are free.",
-            result=lambda *args: told_by(_NoRoomForCopy, *args) if isinstance(args[0], str) else None,
+            "The page for the copy was not counted: MemoryError must be raised, with nothing changed, when the "
+            "new pages and the copy together are more than are free.",
             when=lambda case, seen, got: bool(seen.error) and seen.error.type in ("IndexError", "StopIteration"),
-        ),
-        Mistake(
-            "half_appended",
-            "An append was refused and something has changed all the same. Count the pages for the tokens and the copy "
-            "first, and raise MemoryError before any is taken.",
-            result=shared(check=half_appended, take=take_or_raise),
-            when=_refused_and_changed,
         ),
         Mistake("attribute_hides_method", METHOD_HIDDEN, when=method_hidden),
         Mistake(
@@ -473,68 +430,9 @@ EXERCISE = Exercise(
             when=lambda case, seen, got: bool(seen.error) and "(source, target) pairs" in seen.error.text,
         ),
         Mistake(
-            "new_page_not_counted",
-            "A page that is handed out has no holder: set its count to 1 when it is taken. A fork then makes it 2, and "
-            "the last free brings it to 0.",
-            result=(shared(take=_uncounted), shared(copy_last=_copy_uncounted)),
-        ),
-        Mistake(
-            "key_of_the_page_alone",
-            "Equal tokens behind different beginnings got equal keys. A token's key and value depend on all tokens "
-            "before it, so the key of a page must too.",
-            result=keyed(
-                lambda tokens, size: [tuple(tokens[i : i + size]) for i in range(0, len(tokens) // size * size, size)]
-            ),
-        ),
-        Mistake(
-            "key_by_place",
-            "The key names the page's place and its own tokens. What stood before it is missing still: two prompts "
-            "that differ in the first page differ in all of them.",
-            result=keyed(
-                lambda tokens, size: [(i, *tokens[i : i + size]) for i in range(0, len(tokens) // size * size, size)]
-            ),
-        ),
-        Mistake(
-            "key_of_two_pages",
-            "The key holds the page's tokens and those of the page before it. What stood before that one is missing "
-            "still: take the key of the page before, which stands for everything up to there, or all tokens.",
-            result=keyed(lambda tokens, size: [key[-2 * size :] for key in page_keys_oracle(tokens, size)]),
-        ),
-        Mistake(
-            "last_full_page_missed",
-            "A prompt that ends with a full page has a key too few: range() leaves its end out, and len(tokens) must "
-            "be in it.",
-            result=keyed(lambda tokens, size: [tuple(tokens[:end]) for end in range(size, len(tokens), size)]),
-        ),
-        Mistake(
-            "partial_page_has_a_key",
-            "The last, partly filled page has a key. More tokens will be written into it: only full pages can be found "
-            "by their content.",
-            result=keyed(lambda tokens, size: [tuple(tokens[: i + size]) for i in range(0, len(tokens), size)]),
-        ),
-        Mistake(
-            "digits_run_together",
-            "[1, 23] and [12, 3] got the same key: the numbers are joined without anything between them.",
-            result=keyed(lambda tokens, size: ["".join(map(str, key)) for key in page_keys_oracle(tokens, size)]),
-        ),
-        Mistake(
             "key_not_hashable",
             "A key must be hashable, or no dict can find it: make a tuple of the list.",
             when=lambda case, seen, got: bool(seen.error) and "unhashable" in seen.error.text,
         ),
-        Mistake(
-            "order_lost",
-            "The same tokens in another order got the same key. A sum or a set forgets the order; a tuple keeps it.",
-            result=(
-                keyed(lambda tokens, size: [tuple(sorted(k)) for k in page_keys_oracle(tokens, size)]),
-                keyed(lambda tokens, size: [sum(k) for k in page_keys_oracle(tokens, size)]),
-                keyed(lambda tokens, size: [frozenset(k) for k in page_keys_oracle(tokens, size)]),
-            ),
-        ),
     ),
 )
-
-
-def _fork_took_pages(case, got):
-    right, mine = first_difference(case, got) or ("", "")
-    return right.startswith("fork") and " free" in mine and right.split(", ")[0] == mine.split(", ")[0]

@@ -21,27 +21,36 @@ WRONG = {
     "half_appended": changed(
         "6.2",
         (CHECK, ""),
-        (EXTEND, "table = self.pages_of.setdefault(sequence, [])\n        for _ in range(more):\n"
-                 "            if not self.unused:\n                raise MemoryError('full')\n"
-                 "            table.append(self.unused.pop())"),
+        (
+            EXTEND,
+            "table = self.pages_of.setdefault(sequence, [])\n        for _ in range(more):\n"
+            "            if not self.unused:\n                raise MemoryError('full')\n"
+            "            table.append(self.unused.pop())",
+        ),
     ),
     "half_appended__length_first": changed(
         "6.2",
         (CHECK, "        self.length_of[sequence] = length\n" + CHECK),
-        ("self.length_of.get(sequence, 0) + count", "self.length_of.get(sequence, 0) + count\n"
-         "        self.pages_of.setdefault(sequence, [])"),
+        (
+            "self.length_of.get(sequence, 0) + count",
+            "self.length_of.get(sequence, 0) + count\n        self.pages_of.setdefault(sequence, [])",
+        ),
     ),
     "pages_for_every_append": changed("6.2", (MORE, "more = -(-count // self.page_size)")),
     "pages_for_every_append__nothing_subtracted": changed("6.2", (MORE, "more = -(-length // self.page_size)")),
     "one_page_at_most": changed("6.2", (MORE, "more = 1 if (length - count) % self.page_size == 0 else 0")),
     "refused_one_stays": changed(
-        "6.2", ("self.pages_of.get(sequence, [])", "self.pages_of.setdefault(sequence, [])"),
+        "6.2",
+        ("self.pages_of.get(sequence, [])", "self.pages_of.setdefault(sequence, [])"),
         ("        del self.length_of[sequence]", "        self.length_of.pop(sequence, None)"),
     ),
     "not_refused": changed("6.2", (CHECK, "        if more > len(self.unused):\n            return False\n")),
     "attribute_hides_method": changed(
-        "6.2", ("self.unused = list", "self.free_pages = list"), ("len(self.unused):", "len(self.free_pages):"),
-        ("self.unused.pop()", "self.free_pages.pop()"), ("self.unused.extend", "self.free_pages.extend"),
+        "6.2",
+        ("self.unused = list", "self.free_pages = list"),
+        ("len(self.unused):", "len(self.free_pages):"),
+        ("self.unused.pop()", "self.free_pages.pop()"),
+        ("self.unused.extend", "self.free_pages.extend"),
     ),
     "one_page_too_many": changed(
         "6.2", (MORE, "more = length // self.page_size + 1 - len(self.pages_of.get(sequence, []))")
@@ -50,22 +59,31 @@ WRONG = {
         "6.2", (MORE, "more = length // self.page_size - len(self.pages_of.get(sequence, []))")
     ),
     "pages_rounded_down__for_every_append": changed("6.2", (MORE, "more = count // self.page_size")),
-    "pages_not_returned": changed("6.2", ("self.unused.extend(self.pages_of.pop(sequence))",
-                                          "self.pages_of.pop(sequence)")),
-    "double_free": changed("6.2", (FREE, "self.unused.extend(self.pages_of.pop(sequence, []))\n"
-                                         "        self.length_of.pop(sequence, None)")),
+    "pages_not_returned": changed(
+        "6.2", ("self.unused.extend(self.pages_of.pop(sequence))", "self.pages_of.pop(sequence)")
+    ),
+    "double_free": changed(
+        "6.2", (FREE, "self.unused.extend(self.pages_of.pop(sequence, []))\n        self.length_of.pop(sequence, None)")
+    ),
     "double_free__table_kept": changed("6.2", (FREE, "self.unused.extend(self.pages_of[sequence])")),
     "double_free__empty_table_kept": changed(
-        "6.2", (FREE, "self.unused.extend(self.pages_of.get(sequence, []))\n        self.pages_of[sequence] = []\n"
-                      "        self.length_of[sequence] = 0")
+        "6.2",
+        (
+            FREE,
+            "self.unused.extend(self.pages_of.get(sequence, []))\n        self.pages_of[sequence] = []\n"
+            "        self.length_of[sequence] = 0",
+        ),
     ),
     "length_survives_free": changed("6.2", ("\n        del self.length_of[sequence]", "")),
     "page_in_two_tables": changed("6.2", ("self.unused.pop() for _", "self.unused[-1] for _")),
     "page_in_two_tables__a_counter": changed(
         "6.2",
         ("self.unused.pop() for _ in range(more))", "self.next_page() for _ in range(more))"),
-        ("    def free(self", "    def next_page(self):\n        page = len(self.pages_of) % 8\n"
-         "        self.unused.pop()\n        return page\n\n    def free(self"),
+        (
+            "    def free(self",
+            "    def next_page(self):\n        page = len(self.pages_of) % 8\n"
+            "        self.unused.pop()\n        return page\n\n    def free(self",
+        ),
     ),
     "last_page_never_used": changed("6.2", ("if more > len(self.unused):", "if more and more >= len(self.unused):")),
     "new_sequence_refused": changed("6.2", ("self.length_of.get(sequence, 0)", "self.length_of[sequence]")),
@@ -74,10 +92,34 @@ WRONG = {
     ),
     "other_exception": changed("6.2", ("raise MemoryError(", "raise RuntimeError(")),
     "other_exception__assert": changed(
-        "6.2", ("self.unused.extend(self.pages_of.pop(sequence))",
-                "assert sequence in self.pages_of\n        self.unused.extend(self.pages_of.pop(sequence))")
+        "6.2",
+        (
+            "self.unused.extend(self.pages_of.pop(sequence))",
+            "assert sequence in self.pages_of\n        self.unused.extend(self.pages_of.pop(sequence))",
+        ),
     ),
     "pool_not_checked": changed("6.2", (CHECK, "")),
+}
+
+
+WRONG |= {
+    "state_shared": changed(
+        "6.2",
+        (
+            "    def __init__(self, pages, page_size):",
+            "    pages_of = {}\n    length_of = {}\n\n    def __init__(self, pages, page_size):",
+        ),
+        (
+            "        self.pages_of = {}  # sequence -> its pages, in the order of its tokens\n"
+            "        self.length_of = {}\n",
+            "",
+        ),
+    ),
+    "pages_for_every_append__and_double_free": changed(
+        "6.2",
+        (MORE, "more = -(-count // self.page_size)"),
+        (FREE, "self.unused.extend(self.pages_of.pop(sequence, []))\n        self.length_of.pop(sequence, None)"),
+    ),
 }
 
 
@@ -137,11 +179,15 @@ class PageAllocator:
         "6.2", ("return self.pages_of[sequence]", "return torch.tensor(self.pages_of[sequence], dtype=torch.int32)")
     ),
     "what append returns is its own affair": changed(
-        "6.2", ("self.length_of[sequence] = length\n",
-                "self.length_of[sequence] = length\n        return self.pages_of[sequence]\n")
+        "6.2",
+        (
+            "self.length_of[sequence] = length\n",
+            "self.length_of[sequence] = length\n        return self.pages_of[sequence]\n",
+        ),
     ),
     "an exception of its own": changed(
-        "6.2", ("class PageAllocator:", "class PoolIsFull(MemoryError):\n    pass\n\n\nclass PageAllocator:"),
+        "6.2",
+        ("class PageAllocator:", "class PoolIsFull(MemoryError):\n    pass\n\n\nclass PageAllocator:"),
         ("raise MemoryError(", "raise PoolIsFull("),
     ),
 }

@@ -22,56 +22,75 @@ WRONG = {
     "copy_not_returned": changed("6.6", ("            copies = [(source, table[-1])]\n", "")),
     "copied_the_wrong_way": changed("6.6", ("copies = [(source, table[-1])]", "copies = [(table[-1], source)]")),
     "copy_not_in_table": changed(
-        "6.6", (COPY, COPY.replace("source, table[-1] = table[-1], pages.pop()", "source, target = table[-1], "
-                                   "pages.pop()").replace("(source, table[-1])", "(source, target)"))
+        "6.6",
+        (
+            COPY,
+            COPY.replace(
+                "source, table[-1] = table[-1], pages.pop()", "source, target = table[-1], pages.pop()"
+            ).replace("(source, table[-1])", "(source, target)"),
+        ),
     ),
     "copied_without_need": changed("6.6", (COPYING, "copying = length % self.page_size > 0")),
     "full_page_copied": changed("6.6", (COPYING, "copying = bool(table) and self.holders[table[-1]] > 1")),
     "copied_at_fork": changed(
         "6.6",
-        ("self.pages_of[child] = list(self.pages_of[parent])",
-         "pages = self.pages_of[parent]\n        if len(pages) > len(self.unused):\n            raise MemoryError\n"
-         "        self.pages_of[child] = [self.unused.pop() for _ in pages]"),
+        (
+            "self.pages_of[child] = list(self.pages_of[parent])",
+            "pages = self.pages_of[parent]\n        if len(pages) > len(self.unused):\n            raise MemoryError\n"
+            "        self.pages_of[child] = [self.unused.pop() for _ in pages]",
+        ),
     ),
     "copied_at_fork__last_page": changed(
         "6.6",
-        ("        for page in self.pages_of[child]:\n            self.holders[page] += 1",
-         "        for page in self.pages_of[child]:\n            self.holders[page] += 1\n"
-         "        if self.unused:\n            self.holders[self.pages_of[child][-1]] -= 1\n"
-         "            self.pages_of[child][-1] = self.unused.pop()\n"
-         "            self.holders[self.pages_of[child][-1]] = 1"),
+        (
+            "        for page in self.pages_of[child]:\n            self.holders[page] += 1",
+            "        for page in self.pages_of[child]:\n            self.holders[page] += 1\n"
+            "        if self.unused:\n            self.holders[self.pages_of[child][-1]] -= 1\n"
+            "            self.pages_of[child][-1] = self.unused.pop()\n"
+            "            self.holders[self.pages_of[child][-1]] = 1",
+        ),
     ),
     "old_page_kept": changed("6.6", ("            self.holders[source] -= 1\n", "")),
     "fork_not_counted": changed("6.6", ("self.holders[page] += 1", "pass")),
     "table_shared_not_copied": changed(
-        "6.6", ("self.pages_of[child] = list(self.pages_of[parent])", "self.pages_of[child] = self.pages_of[parent]"),
-        ("self.pages_of[sequence] = table + pages",
-         "table.extend(pages)\n        self.pages_of[sequence] = table"),
+        "6.6",
+        ("self.pages_of[child] = list(self.pages_of[parent])", "self.pages_of[child] = self.pages_of[parent]"),
+        ("self.pages_of[sequence] = table + pages", "table.extend(pages)\n        self.pages_of[sequence] = table"),
     ),
     "freed_while_shared": changed(
-        "6.6", ("            self.holders[page] -= 1\n            if self.holders[page] == 0:\n"
-                "                self.unused.append(page)",
-                "            self.holders[page] = 0\n            self.unused.append(page)")
+        "6.6",
+        (
+            "            self.holders[page] -= 1\n            if self.holders[page] == 0:\n"
+            "                self.unused.append(page)",
+            "            self.holders[page] = 0\n            self.unused.append(page)",
+        ),
     ),
     "pages_not_returned": changed("6.6", ("                self.unused.append(page)", "                pass")),
     "double_free": changed(
-        "6.6", (FREE_LOOP, "for page in self.pages_of.pop(sequence, []):"),
+        "6.6",
+        (FREE_LOOP, "for page in self.pages_of.pop(sequence, []):"),
         ("del self.length_of[sequence]", "self.length_of.pop(sequence, None)"),
     ),
     "double_free__table_kept": changed(
-        "6.6", (FREE_LOOP, "for page in self.pages_of[sequence]:"), ("        del self.length_of[sequence]\n", ""),
+        "6.6",
+        (FREE_LOOP, "for page in self.pages_of[sequence]:"),
+        ("        del self.length_of[sequence]\n", ""),
     ),
     "copy_without_room": changed("6.6", (REFUSE, "if more > len(self.unused):")),
     "half_appended": changed(
-        "6.6", (REFUSE, "self.length_of[sequence] = length + count\n        self.pages_of[sequence] = table\n"
-                        "        " + REFUSE)
+        "6.6",
+        (
+            REFUSE,
+            "self.length_of[sequence] = length + count\n        self.pages_of[sequence] = table\n        " + REFUSE,
+        ),
     ),
-    "new_page_not_counted": changed(
-        "6.6", ("        for page in pages:\n            self.holders[page] = 1\n", "")
-    ),
+    "new_page_not_counted": changed("6.6", ("        for page in pages:\n            self.holders[page] = 1\n", "")),
     "new_page_not_counted__the_copy": changed(
-        "6.6", ("            copies = [(source, table[-1])]\n",
-                "            self.holders[table[-1]] = 0\n            copies = [(source, table[-1])]\n")
+        "6.6",
+        (
+            "            copies = [(source, table[-1])]\n",
+            "            self.holders[table[-1]] = 0\n            copies = [(source, table[-1])]\n",
+        ),
     ),
     "attribute_hides_method": changed(
         "6.6", ("self.page_size = page_size", "self.page_size, self.table = page_size, {}")
@@ -88,6 +107,23 @@ WRONG = {
     ),
     "order_lost": changed("6.6", ("tuple(tokens[:end])", "tuple(sorted(tokens[:end]))")),
     "order_lost__sum": changed("6.6", ("tuple(tokens[:end])", "sum(tokens[:end])")),
+}
+
+
+WRONG |= {
+    "state_shared": changed(
+        "6.6",
+        (
+            "    def __init__(self, pages, page_size):",
+            "    pages_of, length_of = {}, {}\n\n    def __init__(self, pages, page_size):",
+        ),
+        ("        self.pages_of, self.length_of = {}, {}\n", ""),
+    ),
+    "full_page_copied__and_pages_not_returned": changed(
+        "6.6",
+        (COPYING, "copying = bool(table) and self.holders[table[-1]] > 1"),
+        ("                self.unused.append(page)", "                pass"),
+    ),
 }
 
 
@@ -171,8 +207,10 @@ def page_keys(tokens, page_size):
     ends = [page_size * (i + 1) for i in range(len(text) // page_size)]
     return [hashlib.sha256(",".join(text[:end]).encode()).hexdigest() for end in ends]
 """,
-    "keys as a generator": changed("6.6", ("return [tuple(tokens[:end]) for end in ends]",
-                                           "yield from (hash(tuple(tokens[:end])) for end in ends)")),
+    "keys as a generator": changed(
+        "6.6",
+        ("return [tuple(tokens[:end]) for end in ends]", "yield from (hash(tuple(tokens[:end])) for end in ends)"),
+    ),
     "lowest page first": changed("6.6", ("self.unused.pop() for", "self.unused.pop(0) for")),
     "nothing to copy is None": changed("6.6", ("return copies", "return copies or None")),
 }
