@@ -336,8 +336,9 @@ def grouped_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tenso
     """One step of decode attention in PyTorch, where groups of neighbouring query heads share a KV head.
 
     Args:
-        query: [batch, query_heads, head_dim].
-        key, value: [batch, key_heads, length, head_dim], any strides; key_heads divides query_heads.
+        query: [batch, query_heads, head_dim], float32 or float16.
+        key, value: [batch, key_heads, length, head_dim], any strides, in query's dtype; key_heads divides query_heads,
+            and length is at least 1.
 
     Returns:
         softmax(query · Kᵀ / √head_dim) · V for every query head, [batch, query_heads, head_dim], in query's dtype. No
@@ -546,7 +547,8 @@ def grouped_decode(query, key_cache, value_cache, lengths):
             anything, NaN too. 0 is allowed.
 
     Returns:
-        [batch, query_heads, head_dim], in query's dtype; zeros for a sequence of length 0.
+        [batch, query_heads, head_dim], in query's dtype; zeros for a sequence of length 0. The bytes are counted, and no
+        tensor that you make may have more elements than key_cache, or than a tile of rows for every KV head.
     """
     batch, query_heads, head_dim = query.shape
     key_heads = key_cache.shape[1]

@@ -357,12 +357,13 @@ def combine_splits(outputs, lses):
 
     Args:
         outputs: [splits, batch, query_heads, head_dim], float32, contiguous: each split's average of its values, zeros
-            for a split without keys; head_dim 16, 32, 64 or 128.
+            for a split without keys; splits from 1 on, head_dim 16, 32, 64 or 128.
         lses: [splits, batch, query_heads], float32, contiguous: each split's log-sum-exp, natural; -inf without keys.
 
     Returns:
         (output, lse): [batch, query_heads, head_dim] and [batch, query_heads], float32: the average and the log-sum-exp
-        over all keys. Zeros and -inf for a sequence without keys.
+        over all keys. Zeros and -inf for a sequence without keys. The bytes are counted, and you make no tensor with
+        more elements than outputs and two results together.
     """
     # BEGIN SOLUTION
     splits, batch, query_heads, head_dim = outputs.shape

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from course_lib.checker import Case, Exercise, Mistake
-from exercises.ch07_grouped_query_attention.slips import BY_COUNT, BY_MODULO
+from exercises.topics.decode_slips import BY_COUNT, BY_MODULO
 from exercises.topics.formulas import for_arguments
 
 

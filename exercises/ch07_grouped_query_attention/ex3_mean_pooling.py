@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import Case, Exercise, Mistake
+from course_lib.checker import Case, Exercise
+from course_lib.checker.specification.contract import Contract, Level
+from course_lib.checker.specification.layouts import any_strides
+from course_lib.checker.specification.model import Model, Slip
 
 
 def _split(weight, key_heads, new_key_heads):
@@ -38,23 +41,124 @@ def pool_cases(draw):
     def case(name, key_heads, new_key_heads, head_dim, *width, dtype=torch.float32):
         return Case(name, (draw.normal(key_heads * head_dim, *width, dtype=dtype), key_heads, new_key_heads))
 
-    turned = draw.transposed(draw.normal(6 * 4, 10))
     return [
         case("8 heads of 4 become 2, width 6", 8, 2, 4, 6),
         case("8 heads become 1: multi-query", 8, 1, 4, 5),
-        case("6 heads of 5 become 3, width 7", 6, 3, 5, 7),
-        case("12 heads of 2 become 4", 12, 4, 2, 3),
         case("4 heads stay 4: nothing changes", 4, 4, 3, 8),
-        Case("a weight stored column by column", (turned, 6, 2)),
+        Case("a weight stored column by column", (draw.transposed(draw.normal(6 * 4, 10)), 6, 2)),
         case("a bias: one dimension", 8, 4, 16),
         case("float16, 32 heads become 8", 32, 8, 8, 16, dtype=torch.float16),
     ]
 
 
-def _unless_unchanged(slip):
-    """A fingerprint that says nothing where the number of heads stays."""
-    return lambda weight, key_heads, new: None if key_heads == new else slip(weight, key_heads, new)
+def _made(draw, *, heads, head_dim, width, dtype, layout):
+    key_heads, new_key_heads = heads
+    weight = draw.normal(key_heads * head_dim, *width, shift=draw.choice((-3.0, 0.0)), dtype=dtype)
+    return layout(draw, weight), key_heads, new_key_heads
 
+
+CONTRACT = Contract(
+    _made,
+    choices={
+        "heads": tuple(
+            Level(heads, f"{heads[0]} heads become {heads[1]}")
+            for heads in ((1, 1), (3, 1), (6, 2), (6, 3), (12, 4), (5, 5), (32, 8))
+        ),
+        "head_dim": (1, 2, 5, 16),
+        "width": (Level((), "a bias"), Level((1,), "width 1"), Level((7,), "width 7"), Level((33,), "width 33")),
+        "dtype": (torch.float32, torch.float16, torch.bfloat16, torch.float64),
+        "layout": any_strides("weight", expandable=False),
+    },
+    says={
+        "heads": "divides key_heads",
+        "width": "or a bias [key_heads · head_dim]",
+        "dtype": "any float dtype",
+        "layout": "any strides",
+    },
+)
+
+
+def _pooled(s, weight, key_heads, new_key_heads):
+    """What an answer with these slips makes of a weight."""
+    accurate = torch.promote_types(weight.dtype, torch.float32)
+    group = key_heads // new_key_heads
+    heads = _split(weight.to(accurate), key_heads, new_key_heads)  # [new, group, head_dim, ...]
+    if s("heads_interleaved"):
+        heads = weight.to(accurate).unflatten(0, (group, new_key_heads, -1)).transpose(0, 1)
+    if s("rows_averaged"):
+        heads = weight.to(accurate).unflatten(0, (new_key_heads, -1, group)).transpose(1, 2)
+    if s("everything_averaged"):
+        heads = heads.flatten(0, 1).expand(new_key_heads, *heads.flatten(0, 1).shape)
+    pooled = heads.sum(dim=1) if s("summed") else heads.mean(dim=1)
+    if s("divided_by_all_heads"):
+        pooled = heads.sum(dim=1) / key_heads
+    if s("divided_by_the_new_heads"):
+        pooled = heads.sum(dim=1) / new_key_heads
+    if s("first_of_group"):
+        pooled = heads[:, 0]
+    if s("last_of_group"):
+        pooled = heads[:, -1]
+    if s("first_heads_kept"):
+        pooled = weight.to(accurate).unflatten(0, (key_heads, -1))[:new_key_heads]
+    if s("pooled_then_repeated"):
+        pooled = pooled.repeat_interleave(group, dim=0)
+    pooled = pooled.flatten(0, 1)
+    if s("bias_gets_a_dimension") and weight.dim() == 1:
+        pooled = pooled[:, None]
+    if s("bias_gets_a_dimension__in_front") and weight.dim() == 1:
+        pooled = pooled[None]
+    return pooled.to(weight.dtype)
+
+
+TWO_DIMENSIONS = (
+    "A bias has one dimension, and its result has two. Take the heads apart in a way that leaves the other dimensions "
+    "as they are: unflatten dimension 0, average, flatten."
+)
+SLIPS = (
+    Slip(
+        "heads_interleaved",
+        "Head h was averaged with h + new_key_heads and so on: every new_key_heads-th head. The query heads that will "
+        "share a KV head are neighbours, so their KV heads are: split the rows as [new_key_heads, group, head_dim].",
+    ),
+    Slip(
+        "rows_averaged",
+        "Neighbouring rows were averaged, which are elements of one head. The rows are [heads, head_dim], all of head "
+        "0 first: average element d of one head with element d of the others.",
+    ),
+    Slip(
+        "summed",
+        "The heads of a group are added up and not averaged: keys and scores grow by the group's size. Take the mean.",
+    ),
+    Slip(
+        "divided_by_all_heads",
+        "The sum of a group is divided by all key_heads. A group has key_heads // new_key_heads of them.",
+    ),
+    Slip(
+        "divided_by_the_new_heads",
+        "The sum of a group is divided by new_key_heads. A group has key_heads // new_key_heads heads.",
+    ),
+    Slip(
+        "first_of_group",
+        "The first head of each group is kept and the others are dropped. It works less well than the mean of all "
+        "(Ainslie et al., figure 4).",
+    ),
+    Slip("last_of_group", "The last head of each group is kept and the others are dropped. Average them all."),
+    Slip(
+        "first_heads_kept",
+        "The first new_key_heads heads are kept and the rest is dropped. Average the members of each group.",
+    ),
+    Slip(
+        "everything_averaged",
+        "All heads were averaged into one, and that one is repeated. Average inside each group only.",
+    ),
+    Slip(
+        "pooled_then_repeated",
+        "The result still has key_heads heads: the mean was written back to every member. One head for each group is "
+        "what makes the cache smaller.",
+    ),
+    Slip("bias_gets_a_dimension", TWO_DIMENSIONS),
+    Slip("bias_gets_a_dimension__in_front", TWO_DIMENSIONS),
+)
 
 EXERCISE = Exercise(
     id="7.3",
@@ -62,7 +166,9 @@ EXERCISE = Exercise(
     entries=("pool_heads",),
     cases=pool_cases,
     oracle=pool_oracle,
+    contracts=(CONTRACT,),
     plain=(pool_added_up, pool_scaled_first),
+    models=(Model(_pooled, SLIPS),),
     hints=(
         "The rows of the weight are heads, one after the other: row head · head_dim + d makes element d of that head. "
         "Take them apart before you average: which shape shows new head, member of the group and head_dim?",
@@ -70,52 +176,5 @@ EXERCISE = Exercise(
         "The groups of exercise 7.1 stand together, so that no row need move.",
         "Average over the members, dimension 1, and put heads and head_dim back into one dimension with flatten(0, 1). "
         "head_dim is weight.shape[0] // key_heads.",
-    ),
-    mistakes=(
-        Mistake(
-            "heads_interleaved",
-            "Head h was averaged with h + new_key_heads and so on: every new_key_heads-th head. The query heads that "
-            "will share a KV head are neighbours, so their KV heads are: split the rows as [new_key_heads, group, "
-            "head_dim].",
-            result=lambda w, k, new: w.unflatten(0, (k // new, new, -1)).mean(dim=0).flatten(0, 1),
-        ),
-        Mistake(
-            "rows_averaged",
-            "Neighbouring rows were averaged, which are elements of one head. The rows are [heads, head_dim], all of "
-            "head 0 first: average element d of one head with element d of the others.",
-            result=lambda w, k, new: w.unflatten(0, (-1, k // new)).mean(dim=1),
-        ),
-        Mistake(
-            "summed",
-            "The heads of a group are added up and not averaged: keys and scores grow by the group's size. Take the "
-            "mean.",
-            result=_unless_unchanged(lambda w, k, new: _split(w, k, new).sum(dim=1).flatten(0, 1)),
-        ),
-        Mistake(
-            "first_of_group",
-            "The first head of each group is kept and the others are dropped. It works less well than the mean of all "
-            "(Ainslie et al., figure 4).",
-            result=_unless_unchanged(lambda w, k, new: _split(w, k, new)[:, 0].flatten(0, 1)),
-        ),
-        Mistake(
-            "first_heads_kept",
-            "The first new_key_heads heads are kept and the rest is dropped. Average the members of each group.",
-            result=_unless_unchanged(lambda w, k, new: w.unflatten(0, (k, -1))[:new].flatten(0, 1)),
-        ),
-        Mistake(
-            "everything_averaged",
-            "All heads were averaged into one, and that one is repeated. Average inside each group only.",
-            result=_unless_unchanged(
-                lambda w, k, new: torch.cat([w.unflatten(0, (k, -1)).mean(dim=0)] * new) if new > 1 else None
-            ),
-        ),
-        Mistake(
-            "pooled_then_repeated",
-            "The result still has key_heads heads: the mean was written back to every member. One head for each group "
-            "is what makes the cache smaller.",
-            result=_unless_unchanged(
-                lambda w, k, new: _split(w, k, new).mean(dim=1).repeat_interleave(k // new, dim=0).flatten(0, 1)
-            ),
-        ),
     ),
 )

@@ -17,9 +17,7 @@ from course_lib.checker import (
     Mistake,
 )
 from course_lib.hardware.device import machine
-from exercises.ch08_flash_decoding.slips import (
-    SKIPS_THE_WORK,
-)
+from exercises.ch08_flash_decoding.parts import SKIPS_THE_WORK
 from exercises.topics.attention import attention
 from exercises.topics.decode import cached
 

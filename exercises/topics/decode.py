@@ -12,7 +12,14 @@ from collections.abc import Callable
 
 import torch
 
-from exercises.topics.attention import attention, log_sum_exp, prescaled, rounded, rounded_log_sum_exp
+from exercises.topics.attention import (
+    attention,
+    log_sum_exp,
+    prescaled,
+    rounded,
+    rounded_log_sum_exp,
+    scores_of,
+)
 
 # ------------------------------------------------------------------------------------------------------- head maps
 
@@ -67,14 +74,12 @@ def each_sequence(
     return torch.stack(outputs)
 
 
-def decode(query, key_cache, value_cache, lengths, *, scale=None, **slips) -> torch.Tensor:
-    """softmax(scale · q · Kᵀ) · V of every query head, [batch, query_heads, head_dim]; the truth, in float64."""
-    return each_sequence(
-        lambda q, k, v: attention(q, k, v, scale=scale), query, key_cache, value_cache, lengths, **slips
-    )
+def decode(query, key_cache, value_cache, lengths) -> torch.Tensor:
+    """softmax(q · Kᵀ / √head_dim) · V of every query head, [batch, query_heads, head_dim]; the truth, in float64."""
+    return each_sequence(attention, query, key_cache, value_cache, lengths)
 
 
-def decode_lse(query, key_cache, value_cache, lengths, **slips) -> torch.Tensor:
+def decode_lse(query, key_cache, value_cache, lengths) -> torch.Tensor:
     """log Σ exp of each query's scaled scores, [batch, query_heads]; minus infinity for an empty sequence."""
     accurate = torch.promote_types(query.dtype, torch.float32)
     return each_sequence(
@@ -83,57 +88,81 @@ def decode_lse(query, key_cache, value_cache, lengths, **slips) -> torch.Tensor:
         key_cache,
         value_cache,
         lengths,
-        **{"empty": -math.inf, **slips},
+        empty=-math.inf,
     )[..., 0]
 
 
 # ------------------------------------------------------------------------ as good, rounded otherwise: for tolerances
 
 
-def decode_prescaled(query, key_cache, value_cache, lengths) -> torch.Tensor:
-    """The same meaning with the scale and log2 e folded into the query."""
-    return each_sequence(prescaled, query, key_cache, value_cache, lengths)
-
-
-def decode_rounded(query, key_cache, value_cache, lengths) -> torch.Tensor:
-    """The same meaning with scores off by as much as sums in another order may be."""
-    return each_sequence(rounded, query, key_cache, value_cache, lengths)
-
-
-def decode_lse_rounded(query, key_cache, value_cache, lengths) -> torch.Tensor:
-    """The log-sum-exp with scores too large by as much as sums in another order may make them."""
+def attend(query, key, value):
+    """Output and log-sum-exp of one query for each head: [heads, 1, head_dim] and [heads, 1], in float32 at least."""
     accurate = torch.promote_types(query.dtype, torch.float32)
-    return each_sequence(
-        lambda q, k, v: rounded_log_sum_exp(q, k)[..., None],
-        query.to(accurate),
-        key_cache,
-        value_cache,
-        lengths,
-        empty=-math.inf,
-    )[..., 0]
+    return attention(query, key, value).to(accurate), log_sum_exp(query, key)
 
 
-# ------------------------------------------------------------------------------------------- what a slip depends on
+def attend_prescaled(query, key, value):
+    """The same meaning with scale and log2 e folded into the query, and rounded to its dtype."""
+    accurate = torch.promote_types(query.dtype, torch.float32)
+    scaled = query * (math.log2(math.e) / math.sqrt(query.shape[-1]))
+    scores = math.log(2) * (scaled.to(accurate) @ key.to(accurate).transpose(-1, -2))
+    return prescaled(query, key, value).to(accurate), torch.logsumexp(scores, dim=-1)
 
 
-def whole_cache(key_cache, lengths) -> torch.Tensor:
-    """The slip: every sequence taken to be as long as the cache has room."""
-    return torch.full_like(lengths, key_cache.shape[2])
+def attend_rounded(query, key, value):
+    """The same meaning with scores off by as much as sums in another order may be."""
+    accurate = torch.promote_types(query.dtype, torch.float32)
+    return rounded(query, key, value).to(accurate), rounded_log_sum_exp(query, key).to(accurate)
 
 
-def tail_scored(query, key_cache, value_cache, lengths, key_rows: int) -> torch.Tensor:
-    """The slip: the last tile's missing keys are loaded as zeros and counted, each with a score of 0."""
+def attend_by_log_sum_exp(query, key, value):
+    """The same meaning as exp(score - log-sum-exp), with that a rounding too large: all weights err alike."""
+    accurate = torch.promote_types(query.dtype, torch.float32)
+    scores = scores_of(query.to(accurate), key.to(accurate))
+    lse = torch.logsumexp(scores, dim=-1)
+    lse = lse + torch.finfo(torch.float32).eps * scores.abs().amax(dim=-1)
+    return torch.exp(scores - lse[..., None]) @ value.to(accurate), lse
 
-    def padded(q, k, v):
-        missing = (0, 0, 0, -k.shape[1] % key_rows)
-        return attention(q, torch.nn.functional.pad(k, missing), torch.nn.functional.pad(v, missing))
 
-    return each_sequence(padded, query, key_cache, value_cache, lengths)
+def attend_strayed(period: int) -> Callable:
+    """The same meaning with scores off by as much as sums in another order may be, up for `period` keys, then down.
+
+    Where two keys share nearly all the weight, the output errs by what their scores err apart: some period parts them.
+    """
+
+    def strayed(query, key, value):
+        accurate = torch.promote_types(query.dtype, torch.float32)
+        query, key = query.to(accurate), key.to(accurate)
+        sign = 1.0 - 2.0 * (torch.arange(key.shape[-2]) // period % 2)
+        sizes = query.abs() @ key.abs().transpose(-1, -2) / math.sqrt(query.shape[-1])
+        scores = scores_of(query, key) + sign * 2 * torch.finfo(torch.float32).eps * sizes
+        return torch.softmax(scores, dim=-1) @ value.to(accurate), torch.logsumexp(scores, dim=-1)
+
+    return strayed
 
 
-def whole_tiles(lengths, key_rows: int) -> torch.Tensor:
-    """The slip: lengths rounded down to whole tiles; the keys of the last, partly filled one are dropped."""
-    return lengths // key_rows * key_rows
+AS_GOOD = (
+    attend_prescaled,
+    attend_rounded,
+    attend_by_log_sum_exp,
+    *(attend_strayed(period) for period in (2, 4, 8, 16, 32, 64)),
+)
+
+
+def decode_with(attend: Callable) -> Callable:
+    """`decode` with what is done for one sequence replaced, a function like `attend`."""
+
+    def plain(query, key_cache, value_cache, lengths):
+        output = each_sequence(lambda q, k, v: attend(q, k, v)[0], query, key_cache, value_cache, lengths)
+        return output.to(query.dtype)
+
+    return plain
+
+
+PLAIN = tuple(decode_with(attend) for attend in AS_GOOD)
+
+
+# ------------------------------------------------------------------------------------------------ pages, and bytes
 
 
 def gather_pages(pages: torch.Tensor, block_tables: torch.Tensor) -> torch.Tensor:

@@ -30,39 +30,39 @@ WRONG = {
     "last_page_read_whole__offset_compared": changed("6.5", (INSIDE, "inside = offsets < length")),
     "strides_ignored": tiles("((page * tl.num_programs(1) + head) * PAGE_SIZE + offsets) * HEAD_DIM"),
     "strides_ignored__values_by_the_keys": changed("6.5", ("value_pointer + value_rows", "value_pointer + key_rows")),
-    "empty_slots_scored": changed("6.5", (MASKED, "")),
-    "last_page_dropped": changed("6.5", (LOOP, "for block in range(0, length // PAGE_SIZE):")),
-    "table_not_multiplied": tiles("page * {0}_slot_stride + head * {0}_head_stride + offsets * {0}_slot_stride"),
+    "tail_keys_scored": changed("6.5", (MASKED, "")),
+    "last_page_left_out": changed("6.5", (LOOP, "for block in range(0, length // PAGE_SIZE):")),
+    "page_not_multiplied": tiles("page * {0}_slot_stride + head * {0}_head_stride + offsets * {0}_slot_stride"),
     "heads_of_a_page_forgotten": tiles("(page + head) * {0}_head_stride + offsets * {0}_slot_stride"),
     "pages_consecutive": changed("6.5", (PAGE_LOAD, PAGE_LOAD.replace(" + block", "") + " + block")),
     "table_ignored": changed("6.5", (PAGE_LOAD, "page = tl.zeros([], tl.int64) + block")),
     "first_table_for_all": changed("6.5", (PAGE_LOAD, PAGE_LOAD.replace("sequence * table_stride + ", ""))),
-    "stale_length": changed("6.5", ("length = tl.load(lengths_pointer + sequence)",
+    "one_token_too_few": changed("6.5", ("length = tl.load(lengths_pointer + sequence)",
                                     "length = tl.load(lengths_pointer + sequence) - 1")),
-    "stale_length__mask_alone": changed("6.5", (INSIDE, INSIDE + " - 1")),
+    "one_token_too_few__mask_alone": changed("6.5", (INSIDE, INSIDE + " - 1")),
     "one_token_too_many": changed("6.5", (INSIDE, INSIDE.replace("<", "<="))),
     "one_token_too_many__length": changed("6.5", ("length = tl.load(lengths_pointer + sequence)",
                                                   "length = tl.load(lengths_pointer + sequence) + 1")),
     "read_outside_the_pool__whole_table": changed("6.5", (LOOP, "for block in range(0, table_stride):"),
                                 (INSIDE, "inside = offsets < PAGE_SIZE")),
-    "offset_forgotten": tiles("page * {0}_page_stride + head * {0}_head_stride + offsets * 0"),
+    "offset_left_out": tiles("page * {0}_page_stride + head * {0}_head_stride + offsets * 0"),
     "first_head_for_all": tiles("page * {0}_page_stride + offsets * {0}_slot_stride"),
-    "only_first_page": changed("6.5", (PAGE_LOAD, PAGE_LOAD.replace(" + block", "")),
+    "only_first_tile": changed("6.5", (PAGE_LOAD, PAGE_LOAD.replace(" + block", "")),
                                (LOOP, "for block in range(0, tl.minimum(1, tl.cdiv(length, PAGE_SIZE))):")),
     "keys_used_as_values": changed("6.5", ("tl.load(value_pointer + value_rows", "tl.load(key_pointer + key_rows")),
     "empty_sequence_nan": changed("6.5", ("tl.where(running_sum == 0.0, 1.0, running_sum)", "running_sum")),
     "scale_missing": changed("6.5", ("query.to(tl.float32) * scale", "query.to(tl.float32)")),
-    "scaled_twice": changed("6.5", ("query[None, :] * key, axis=1)", "query[None, :] * key, axis=1) * scale")),
-    "last_page_dropped__nothing_read": changed(
+    "scale_twice": changed("6.5", ("query[None, :] * key, axis=1)", "query[None, :] * key, axis=1) * scale")),
+    "last_page_left_out__nothing_read": changed(
         "6.5", (LOOP, "for block in range(0, length // PAGE_SIZE):"),
         ("accumulator / tl.where(running_sum == 0.0, 1.0, running_sum)",
          "tl.where(length > 0, accumulator / running_sum, 0.0)"),
     ),
-    "maximum_of_the_page": changed(
+    "maximum_forgets_the_old": changed(
         "6.5", ("new_max = tl.maximum(running_max, tl.max(scores, axis=0))",
                 "new_max = tl.max(scores, axis=0) + tl.zeros([1], tl.float32)")
     ),
-    "memory_behind_the_end_used": changed("6.5", (", mask=inside[:, None], other=0.0", "")),
+    "unused_slots_count": changed("6.5", (", mask=inside[:, None], other=0.0", "")),
     "table_read_past_its_end": changed("6.5", (LOOP, "for block in range(0, length // PAGE_SIZE + 1):")),
     "table_read_past_its_end__empty_guarded": changed(
         "6.5", (LOOP, "for block in range(0, length // PAGE_SIZE + 1):"),
@@ -82,6 +82,14 @@ WRONG = {
     "read_outside_the_pool": changed("6.5", (LOOP, "for block in range(0, tl.cdiv(length, PAGE_SIZE) + 1):"),
                                      (INSIDE, "inside = offsets < PAGE_SIZE"),
                                      (MASKED, MASKED.replace("inside", "block * PAGE_SIZE + offsets < length"))),
+    "sum_not_rescaled__and_empty_sequence_nan": changed(
+        "6.5", ("running_sum * rescale + tl.sum", "running_sum + tl.sum"),
+        ("tl.where(running_sum == 0.0, 1.0, running_sum)", "running_sum"),
+    ),
+    "empty_sequence_nan__never_written": changed(
+        "6.5", ("    running_max = tl.full", "    if length == 0:\n        return\n    running_max = tl.full")
+    ),
+    "strides_ignored__heads_of_values": changed("6.5", ("head * value_head_stride", "head * key_head_stride")),
     "too_many_bytes": changed("6.5", ("mask=inside[:, None], other=0.0)\n        scores",
                                       "mask=inside[:, None], other=0.0)\n"
                                       "        key += 0 * tl.load(key_pointer + key_rows[:, None] + columns[None, :], "

@@ -21,6 +21,12 @@ WRONG = {
         ("heads.mean(dim=1)", "heads.mean(dim=2)"),
     ),
     "summed": changed("7.3", ("heads.mean(dim=1)", "heads.sum(dim=1)")),
+    "bias_gets_a_dimension": changed(
+        "7.3", (SPLIT, "heads = weight.reshape(new_key_heads, group, head_dim, -1)")
+    ),
+    "summed__and_bias_gets_a_dimension": changed(
+        "7.3", (SPLIT, "heads = weight.reshape(new_key_heads, group, head_dim, -1)"), ("heads.mean", "heads.sum")
+    ),
     "first_of_group": changed("7.3", ("heads.mean(dim=1)", "heads[:, 0]")),
     "first_heads_kept": changed("7.3", (POOLED, "return weight[: new_key_heads * head_dim].clone()")),
     "everything_averaged": changed(

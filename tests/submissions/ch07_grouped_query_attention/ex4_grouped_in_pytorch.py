@@ -38,6 +38,9 @@ WRONG = {
     "softmax_over_the_group": changed("7.4", (SOFTMAX, "torch.softmax(scores, dim=2)")),
     "scale_missing": changed("7.4", (" / math.sqrt(query.shape[-1])", "")),
     "scale_twice": changed("7.4", ("/ math.sqrt(query.shape[-1])", "/ query.shape[-1]")),
+    "scale_missing__and_softmax_over_the_group": changed(
+        "7.4", (" / math.sqrt(query.shape[-1])", ""), (SOFTMAX, "torch.softmax(scores, dim=2)")
+    ),
     "no_maximum": changed("7.4", (SOFTMAX, "(scores.exp() / scores.exp().sum(-1, keepdim=True))")),
     "keys_used_as_values": changed("7.4", (SOFTMAX + " @ value", SOFTMAX + " @ key")),
     "keys_repeated": repeated("x.repeat_interleave(G, dim=1)"),
@@ -111,7 +114,21 @@ def grouped_attention(query, key, value):
 """
 
 
+SHARED_BY_LOG_SUM_EXP = """# Exercise 7.4 · Grouped attention without a copy
+def grouped_attention(query, key, value):
+    output = torch.empty_like(query)
+    group = query.shape[1] // key.shape[1]
+    for b in range(query.shape[0]):
+        for h in range(key.shape[1]):
+            rows = slice(h * group, (h + 1) * group)
+            scores = query[b, rows] @ key[b, h].T / math.sqrt(query.shape[2])
+            output[b, rows] = torch.exp(scores - torch.logsumexp(scores, -1, keepdim=True)) @ value[b, h]
+    return output
+"""
+
+
 UNUSUAL = {
+        "exp(score - logsumexp)": SHARED_BY_LOG_SUM_EXP,
         "einsum": SHARED_BY_EINSUM,
         "head by head": SHARED_BY_LOOPS,
         "keys times queries": SHARED_TURNED,

@@ -191,6 +191,20 @@ WRONG = {
         ),
         ("[:, None] * query_head_stride", "[:, None] * HEAD_DIM"),
     ),
+    "strides_ignored__heads_of_values": changed(
+        "7.5", ("key_head * value_head_stride", "key_head * key_head_stride")
+    ),
+    "strides_ignored__sequences_of_values": changed(
+        "7.5", ("sequence * value_batch_stride", "sequence * key_batch_stride")
+    ),
+    "strides_ignored__heads_of_queries": changed("7.5", ("[:, None] * query_head_stride", "[:, None] * HEAD_DIM")),
+    "strides_ignored__sequences_of_queries": changed(
+        "7.5", ("sequence * query_batch_stride", "sequence * tl.num_programs(1) * GROUP * HEAD_DIM")
+    ),
+    "maximum_not_updated": changed("7.5", ("        running_max = new_max\n", "")),
+    "tail_keys_scored__and_strides_ignored": changed(
+        "7.5", (NOWHERE, "scores = scores"), ("keys[:, None] * value_stride", "keys[:, None] * key_stride")
+    ),
     "accumulator_in_float16": changed(
         "7.5",
         (
@@ -301,7 +315,18 @@ SUMS_WITHOUT_DOT = changed(
 )
 
 
+IN_A_LARGER_BUFFER = changed(
+    "7.5",
+    (
+        "    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)\n",
+        "    buffer = torch.empty(batch, query_heads, head_dim + 8, dtype=query.dtype, device=query.device)\n"
+        "    output = buffer[..., :head_dim]\n",
+    ),
+)
+
+
 UNUSUAL = {
+        "a view of a larger buffer": IN_A_LARGER_BUFFER,
         "tl.dot in tf32": in_tf32("7.5"),
         "grid turned": GRID_TURNED,
         "flat grid": FLAT_GRID,

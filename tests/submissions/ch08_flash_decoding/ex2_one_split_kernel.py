@@ -84,13 +84,13 @@ WRONG = {
         ("value_stride, scale_log2,", "value_stride, capacity, scale_log2,"),
         (f"*value_cache.stride()[:3], {SCALE}", f"*value_cache.stride()[:3], key_cache.shape[2], {SCALE}"),
     ),
-    "length_of_the_first": changed("8.2", ("tl.load(lengths_pointer + sequence)", "tl.load(lengths_pointer)")),
+    "first_length_for_all": changed("8.2", ("tl.load(lengths_pointer + sequence)", "tl.load(lengths_pointer)")),
     "keys_used_as_values": changed(
         "8.2", ("tl.load(value_pointer + value_offsets", "tl.load(key_pointer + key_offsets")
     ),
     "scale_missing": changed("8.2", ('input_precision="ieee") * scale_log2', 'input_precision="ieee")')),
     "sum_not_rescaled": changed("8.2", ("running_sum * rescale + tl.sum", "running_sum + tl.sum")),
-    "not_normalised": changed("8.2", ("accumulator / total[:, None]", "accumulator")),
+    "not_divided": changed("8.2", ("accumulator / total[:, None]", "accumulator")),
     "lse_in_base_2": changed("8.2", (LSE, "log_sum_exp = running_max + tl.log2(total)")),
     "log_of_sum_only": changed("8.2", (LSE, "log_sum_exp = tl.log(total)")),
     "log_of_sum_only__empty_ones_right": changed("8.2", (LSE, "log_sum_exp = tl.log(running_sum)")),
@@ -112,11 +112,11 @@ WRONG = {
     ),
     "accumulator_not_rescaled": changed("8.2", ("accumulator * rescale[:, None] + product", "accumulator + product")),
     "tail_keys_scored": changed("8.2", (HIDDEN, "")),
-    "heads_by_modulo": changed("8.2", ("heads = key_head * GROUP + members", "heads = key_head + members * key_heads")),
+    "by_modulo": changed("8.2", ("heads = key_head * GROUP + members", "heads = key_head + members * key_heads")),
     "splits_and_sequences_exchanged": changed(
         "8.2", (ROWS, "rows = (sequence * splits + split) * key_heads * GROUP + heads")
     ),
-    "unused_slots_reach_the_result": changed(
+    "unused_slots_count": changed(
         "8.2",
         (
             "tl.load(value_pointer + value_offsets, mask=present[:, None], other=0.0)",
@@ -126,6 +126,18 @@ WRONG = {
         (f"*value_cache.stride()[:3], {SCALE}", f"*value_cache.stride()[:3], key_cache.shape[2], {SCALE}"),
     ),
     "keys_read_for_every_head": HEAD_BY_HEAD,
+    "strides_ignored__rows_of_values": changed("8.2", ("keys[:, None] * value_stride", "keys[:, None] * key_stride")),
+    "split_of_whole_tiles": changed(
+        "8.2", (SPLIT_LENGTH, "split_length = tl.cdiv(tl.cdiv(length, splits), BLOCK_N) * BLOCK_N")
+    ),
+    "empty_split_nan__never_written": changed(
+        "8.2", ("    running_max = tl.full", "    if first >= last:\n        return\n    running_max = tl.full")
+    ),
+    "last_keys_lost__and_lse_in_base_2": changed(
+        "8.2",
+        (SPLIT_LENGTH, "split_length = length // splits"),
+        (LSE, "log_sum_exp = running_max + tl.log2(total)"),
+    ),
     "read_out_of_bounds": changed(
         "8.2",
         (

@@ -24,7 +24,7 @@ def instead_of_lse(expression):
 
 WRONG = {
     "averaged_without_weights": changed("8.3", (COMBINED, "tl.sum(parts, axis=0) / splits")),
-    "averaged_without_weights_where_present": changed(
+    "averaged_without_weights__where_present": changed(
         "8.3",
         (COMBINED, 'tl.sum(parts, axis=0) / tl.maximum(tl.sum((lses > float("-inf")).to(tl.float32), axis=0), 1.0)'),
     ),
@@ -44,7 +44,7 @@ WRONG = {
     "averaged_without_weights__and_the_log_sum_exp_guarded": changed(
         "8.3", (WEIGHTS, "weights = tl.where(present, 1.0, 0.0)")
     ),
-    "averaged_without_weights_where_present__and_their_number_as_the_sum": changed(
+    "averaged_without_weights__where_present_and_their_number_as_the_sum": changed(
         "8.3", (WEIGHTS, 'weights = tl.where(lses > float("-inf"), 1.0, 0.0)')
     ),
     "added_without_weights": changed("8.3", (COMBINED, "tl.sum(parts, axis=0)")),
@@ -88,6 +88,14 @@ WRONG = {
     "last_split_left_out": changed("8.3", ("present = members < splits", "present = members < splits - 1")),
     "splits_beyond_a_power_of_two": changed("8.3", (NEXT_POWER, "1 << (splits.bit_length() - 1)")),
     "tile_of_fixed_size": changed("8.3", (NEXT_POWER, "16")),
+    "tile_of_fixed_size__of_64": changed("8.3", (NEXT_POWER, "64")),
+    "maximum_starts_at_zero": changed("8.3", (REFERENCE, "reference = tl.maximum(largest, 0.0)")),
+    "no_maximum__and_splits_taken_for_neighbours": changed(
+        "8.3",
+        (REFERENCE, "reference = 0.0"),
+        (MERGED_LSE, "tl.log(total)"),
+        ("partial_rows = members * rows + row", "partial_rows = row * splits + members"),
+    ),
     "tile_of_fixed_size__of_32": changed("8.3", (NEXT_POWER, "32")),
     "read_out_of_bounds": changed("8.3", (LOADED, "lses = tl.load(lses_pointer + partial_rows)")),
 }
@@ -123,7 +131,22 @@ def combine_splits(outputs, lses):
 """
 
 
+ONE_BUFFER = changed(
+    "8.3",
+    (
+        "output = torch.empty(batch, query_heads, head_dim, dtype=torch.float32, device=outputs.device)",
+        "both = torch.empty(batch * query_heads * (head_dim + 1), dtype=torch.float32, device=outputs.device)\n"
+        "    output = both[: batch * query_heads * head_dim].view(batch, query_heads, head_dim)",
+    ),
+    (
+        "lse = torch.empty(batch, query_heads, dtype=torch.float32, device=outputs.device)",
+        "lse = both[batch * query_heads * head_dim :].view(batch, query_heads)",
+    ),
+)
+
+
 UNUSUAL = {
+        "both results in one buffer": ONE_BUFFER,
         "one split after the other": ONE_BY_ONE,
         "base two": changed(
             "8.3",

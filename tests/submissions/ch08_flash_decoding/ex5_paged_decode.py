@@ -58,17 +58,17 @@ WRONG = {
     "missing_splits_counted": changed("8.5", (PAGED_LOADED, PAGED_LOADED.replace('float("-inf")', "0.0"))),
     "added_without_weights": changed("8.5", (WHOLE, "output = tl.sum(parts, axis=0)")),
     "not_divided": changed("8.5", (WHOLE, "output = tl.sum(weights[:, None] * parts, axis=0)")),
-    "merged_in_the_wrong_base": changed("8.5", (PAGED_WEIGHTS, "weights = tl.exp2(lses - reference)")),
-    "merged_in_the_wrong_base__stored_in_base_2": changed(
+    "weighed_in_base_2": changed("8.5", (PAGED_WEIGHTS, "weights = tl.exp2(lses - reference)")),
+    "lse_in_base_2": changed(
         "8.5", (PAGED_LSE, "log_sum_exp = running_max + tl.log2(total)")
     ),
-    "merged_in_the_wrong_base__and_the_lse_too": changed(
+    "weighed_in_base_2__and_the_lse_too": changed(
         "8.5", (PAGED_WEIGHTS, "weights = tl.exp2(lses - reference)"), (MERGED_LSE, "largest + tl.log2(divisor)")
     ),
-    "lse_not_merged": paged_lse("largest"),
-    "lse_not_merged__the_last": paged_lse("tl.load(lses_pointer + (splits - 1) * rows + row)"),
-    "lse_not_merged__the_first": paged_lse("tl.load(lses_pointer + row)"),
-    "lse_not_merged__the_sum": paged_lse("tl.sum(tl.where(present, lses, 0.0), axis=0)"),
+    "lse_largest": paged_lse("largest"),
+    "lse_last": paged_lse("tl.load(lses_pointer + (splits - 1) * rows + row)"),
+    "lse_first": paged_lse("tl.load(lses_pointer + row)"),
+    "lse_added": paged_lse("tl.sum(tl.where(present, lses, 0.0), axis=0)"),
     "empty_split_nan": changed("8.5", (PAGED_TOTAL, "total = running_sum")),
     "empty_split_nan__in_splits_of_pages": changed("8.5", BY_PAGES, (PAGED_TOTAL, "total = running_sum")),
     "last_keys_lost": changed("8.5", (SPLIT_LENGTH, "split_length = length // splits")),
@@ -85,7 +85,7 @@ WRONG = {
         "8.5", (PAGED_LENGTH, f"{PAGED_LENGTH}\n    length = length // PAGE_SIZE * PAGE_SIZE")
     ),
     "one_token_too_few": changed("8.5", (PAGED_LENGTH, f"{PAGED_LENGTH}\n    length = tl.maximum(length - 1, 0)")),
-    "length_of_the_first": changed("8.5", (PAGED_LENGTH, "length = tl.load(lengths_pointer)")),
+    "first_length_for_all": changed("8.5", (PAGED_LENGTH, "length = tl.load(lengths_pointer)")),
     "keys_used_as_values": changed(
         "8.5", ("tl.load(value_pointer + value_offsets", "tl.load(key_pointer + key_offsets")
     ),
@@ -97,18 +97,18 @@ WRONG = {
     "offset_left_out": changed(
         "8.5", (" + keys % PAGE_SIZE * key_stride", ""), (" + keys % PAGE_SIZE * value_stride", "")
     ),
-    "pages_taken_in_order": changed(
+    "pages_consecutive": changed(
         "8.5", (PAGES, "pages = (tl.load(table_pointer) + keys // PAGE_SIZE).to(tl.int64)")
     ),
-    "pages_taken_in_order__without_the_table": changed("8.5", (PAGES, "pages = (keys // PAGE_SIZE).to(tl.int64)")),
-    "table_of_the_first_sequence": changed(
+    "table_ignored": changed("8.5", (PAGES, "pages = (keys // PAGE_SIZE).to(tl.int64)")),
+    "first_table_for_all": changed(
         "8.5",
         ("    table_pointer += sequence * table_stride\n", ""),
         (PAGES, "pages = tl.maximum(next_pages, 0).to(tl.int64)"),
     ),
-    "heads_by_modulo": changed("8.5", ("heads = key_head * GROUP + members", "heads = key_head + members * key_heads")),
+    "by_modulo": changed("8.5", ("heads = key_head * GROUP + members", "heads = key_head + members * key_heads")),
     "scale_missing": changed("8.5", (SCALE, "math.log2(math.e)")),
-    "empty_sequence_not_written": changed(
+    "empty_sequence_nan": changed(
         "8.5",
         (
             "    tl.store(output_pointer + row * HEAD_DIM",
@@ -116,7 +116,7 @@ WRONG = {
         ),
     ),
     "empty_sequence_counts": changed("8.5", (MERGED_LSE, "reference + tl.log(divisor)")),
-    "unused_slots_reach_the_result": changed(
+    "unused_slots_count": changed(
         "8.5",
         (
             "tl.load(value_pointer + value_offsets, mask=present[:, None], other=0.0)",
@@ -130,6 +130,18 @@ WRONG = {
         ("mask=present[:, None], other", "mask=(keys >= 0)[:, None], other"),
     ),
     "written_out_of_bounds": changed("8.5", (", mask=members < GROUP)", ")")),
+    "strides_ignored__pages_of_values": changed("8.5", ("pages * value_page_stride", "pages * key_page_stride")),
+    "strides_ignored__sequences_of_queries": changed(
+        "8.5", ("sequence * query_batch_stride", "sequence * key_heads * GROUP * HEAD_DIM")
+    ),
+    "strides_ignored__table": changed("8.5", ("block_tables.stride(0),", "block_tables.shape[1],")),
+    "page_of_the_first_key": changed(
+        "8.5", (PAGES, "pages = (tl.load(table_pointer + start // PAGE_SIZE) + keys * 0).to(tl.int64)")
+    ),
+    "slot_by_bit_mask": changed("8.5", ("keys % PAGE_SIZE", "(keys & (PAGE_SIZE - 1))")),
+    "empty_sequence_nan__in_the_merge": changed(
+        "8.5", ('reference = tl.where(largest == float("-inf"), 0.0, largest)', "reference = largest")
+    ),
     "keys_not_split": changed(
         "8.5",
         (

@@ -1,0 +1,137 @@
+"""Caches and pages for the contracts of decode exercises: lengths, layouts, and what unused memory holds."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from course_lib.checker.specification.contract import Level
+from course_lib.checker.specification.layouts import CONTIGUOUS, dimensions_exchanged, expanded, gaps
+from exercises.topics.attention_inputs import MAGNITUDES, far_below
+
+
+def by_head(draw, *sizes):
+    """The query heads of a group by turns 60 above and 60 below 0."""
+    query, key, value = far_below(-60.0)(draw, *sizes)
+    sign = 1.0 - 2.0 * (torch.arange(query.shape[1]) % 2)
+    return query * sign[:, None], key, value
+
+
+SCORES = (*MAGNITUDES, Level(by_head, "query heads whose scores lie 120 apart"))
+
+
+def tokens_first(draw, tensor):
+    """The second dimension, the heads, stored inside of the third, with a gap after each row."""
+    return gaps(draw, tensor.transpose(1, 2)).transpose(1, 2)
+
+
+def layouts(name: str, *, expandable: bool = True) -> tuple[Level, ...]:
+    """The layouts of a cache or a pool that "any strides but the last, which is 1" allows."""
+    return (
+        CONTIGUOUS,
+        Level(gaps, f"{name} with gaps"),
+        Level(tokens_first, f"{name} stored token by token"),
+        Level(dimensions_exchanged, f"{name} with its first two dimensions exchanged in memory"),
+        *((Level(expanded, f"{name} expanded over dimension 0"),) if expandable else ()),
+    )
+
+
+def lengths(*levels: tuple[int, ...]) -> tuple[Level, ...]:
+    """Lengths of the sequences of a batch, as levels."""
+    return tuple(Level(level, f"lengths {', '.join(map(str, level))}") for level in levels)
+
+
+UNUSED = (Level(None, ""), Level(math.nan, "NaN where no token is"))
+
+
+def fits(*, lengths, unused=None, query_layout=None, key_layout=None, value_layout=None, **others) -> bool:
+    """Whether unused memory can hold NaN: not where all sequences share one and the same cache."""
+    return not (unused is not None and expanded in (key_layout, value_layout))
+
+
+def _tensors(draw, key_heads, group, head_dim, lengths, capacity, dtype, scores):
+    """Query [batch, query_heads, head_dim], and keys and values [batch, key_heads, capacity, head_dim]."""
+    batch = len(lengths)
+    query, key, value = scores(draw, batch * key_heads, group, max(capacity, 1), head_dim)
+    query = query.reshape(batch, key_heads * group, head_dim).to(dtype)
+    key, value = (part.unflatten(0, (batch, key_heads))[:, :, :capacity].to(dtype) for part in (key, value))
+    return query, key, value
+
+
+def cache(
+    draw,
+    *,
+    key_heads,
+    group,
+    head_dim,
+    lengths,
+    room,
+    dtype,
+    scores,
+    unused,
+    query_layout,
+    key_layout,
+    value_layout,
+    **options,
+):
+    """Query, key cache, value cache, lengths and the options: what a contract's `make` wants.
+
+    room: slots of the cache behind the longest sequence.
+    """
+    capacity = max(1, max(lengths) + room)
+    query, *caches = _tensors(draw, key_heads, group, head_dim, lengths, capacity, dtype, scores)
+    if unused is not None:
+        for part in caches:
+            for index, length in enumerate(lengths):
+                part[index, :, length:] = unused
+    key, value = caches
+    counts = torch.tensor(lengths, dtype=torch.int32)
+    return query_layout(draw, query), key_layout(draw, key), value_layout(draw, value), counts, *options.values()
+
+
+def pages(
+    draw,
+    *,
+    key_heads,
+    group,
+    head_dim,
+    lengths,
+    page_size,
+    spare,
+    dtype,
+    scores,
+    unused,
+    query_layout,
+    key_layout,
+    value_layout,
+    table_layout=None,
+    **options,
+):
+    """Query, key pages, value pages, tables, lengths and the options: what a contract's `make` wants.
+
+    Pages are handed out in random order; page 0 and some others are free.
+
+    spare: entries of -1 behind the longest table.
+    """
+    needed = [-(-length // page_size) for length in lengths]
+    query, key, value = _tensors(
+        draw, key_heads, group, head_dim, lengths, max(max(needed), 1) * page_size, dtype, scores
+    )
+    pool_size = sum(needed) + 3
+    order = [1 + int(page) for page in draw.permutation(pool_size - 1)]
+    tables = torch.full((len(lengths), max(1, max(needed) + spare)), -1, dtype=torch.int32)
+    pools = [draw.normal(pool_size, key_heads, page_size, head_dim, dtype=dtype) for _ in range(2)]
+    if unused is not None:
+        pools = [torch.full_like(pool, unused) for pool in pools]
+    for sequence, length in enumerate(lengths):
+        for block in range(needed[sequence]):
+            tables[sequence, block] = page = order.pop()
+            here = slice(block * page_size, min((block + 1) * page_size, length))
+            for pool, part in zip(pools, (key, value)):
+                pool[page, :, : here.stop - here.start] = part[sequence, :, here]
+    if table_layout is not None:
+        tables = table_layout(draw, tables)
+    counts = torch.tensor(lengths, dtype=torch.int32)
+    key, value = key_layout(draw, pools[0]), value_layout(draw, pools[1])
+    return query_layout(draw, query), key, value, tables, counts, *options.values()

@@ -1,0 +1,513 @@
+"""The slips of decode kernels in words, the most basic first: of two in one answer, the earlier is told first."""
+
+from __future__ import annotations
+
+from course_lib.checker.specification.model import Slip
+from exercises.topics.attention_sentences import LOG2E_MISSING, NATURAL_EXP
+from exercises.topics.decode_merge import FIXED_TILES
+
+BY_MODULO = (
+    "The heads are shared out like cards: query head h goes to KV head h % key_heads. Groups are neighbours: the first "
+    "query_heads // key_heads query heads share KV head 0, so it is a division by the group's size."
+)
+BY_COUNT = (
+    "The query head is divided by the number of KV heads. Divide it by the group's size, query_heads // key_heads: "
+    "that many neighbours share one KV head."
+)
+FIRST_HEAD = "Every query head reads KV head 0. Which one is it for this group? It belongs into the pointer or index."
+SCALE_MISSING = "The scores are not scaled. Multiply the products of query and keys by 1/√head_dim."
+SCALE_TWICE = (
+    "The scale is applied twice, so that scores are divided by head_dim instead of its square root. Look for it both "
+    "where the queries are loaded and where the scores are made."
+)
+EMPTY_SEQUENCE = (
+    "A sequence without a token has NaN for a result, or memory that nobody wrote. Its sum is 0 and 0 / 0 is no "
+    "number: divide by 1 there, and store its zeros too."
+)
+SLOTS_COUNT = (
+    "Slots that hold no token reached the result: their weight is 0, and 0 · NaN is NaN. Mask the loads of keys and "
+    "values with the same condition as the scores, and other=0.0."
+)
+TOO_FEW = "The newest token is left out: the lengths count the current token, so keys 0 to length - 1 are all seen."
+TOO_MANY = (
+    "One slot too many counts, the one right behind the last token. Keys are counted from 0: the condition is "
+    "keys < length."
+)
+FIRST_TABLE = "Every sequence reads the table of the first one. Row b begins b · table_stride entries in."
+
+HEADS = (
+    Slip("by_modulo", BY_MODULO),
+    Slip("by_count", BY_COUNT),
+    Slip("by_count__unclamped", BY_COUNT),
+    Slip("first_head_for_all", FIRST_HEAD),
+    Slip(
+        "group_offset_missing",
+        "Every program takes the query heads of the first group and writes its result there. Those of KV head k begin "
+        "at k * GROUP.",
+    ),
+    Slip(
+        "group_larger_than_the_tile",
+        "A group of more than 16 query heads doesn't fit into 16 rows, and the others were never computed. Let the "
+        "tile have the next power of two of rows, and at least 16.",
+    ),
+)
+
+KEYS = (
+    Slip(
+        "keys_used_as_values",
+        "The weights are multiplied with the keys. The second product takes the values: look at its pointer and "
+        "strides.",
+    ),
+    Slip(
+        "values_used_as_keys",
+        "The queries are multiplied with the values. The first product takes the keys: look at its pointer and "
+        "strides.",
+    ),
+    Slip(
+        "first_length_for_all",
+        "All sequences were given the length of the first one. A program's own is at lengths_pointer + sequence.",
+    ),
+    Slip("one_token_too_few", TOO_FEW),
+    Slip("one_token_too_few__mask", TOO_FEW),
+    Slip("one_token_too_many", TOO_MANY),
+    Slip("one_token_too_many__mask", TOO_MANY),
+    Slip("one_token_too_many__in_the_cache", TOO_MANY),
+    Slip("only_first_tile", "Only the first tile of keys is used. Does the loop move on to the others?"),
+    Slip("last_tile_skipped", "The last tile of keys is never looked at. Does the loop end one tile too early?"),
+)
+
+CACHE = (
+    Slip(
+        "length_ignored",
+        "Every sequence was read as long as the cache has room. Slots behind its length hold no token: the loop ends "
+        "at the sequence's own length.",
+    ),
+    Slip(
+        "longest_length_for_all",
+        "All sequences were given the length of the longest one. A program's own is at lengths_pointer + sequence.",
+    ),
+    Slip(
+        "last_tile_dropped",
+        "The last tile is dropped when it isn't full. Round the number of tiles up: range(0, length, BLOCK_N).",
+    ),
+)
+
+SOFTMAX = (
+    Slip("scale_missing", SCALE_MISSING),
+    Slip("scale_missing__in_base_two", SCALE_MISSING),
+    Slip("scale_twice", SCALE_TWICE),
+    Slip("scale_twice__in_base_two", SCALE_TWICE),
+    Slip("scale_inverted", "The scores are multiplied by √head_dim. They are divided by it: the scale is 1/√head_dim."),
+    Slip("log2e_missing", LOG2E_MISSING),
+    Slip("not_divided", "The accumulator is not divided by the running sum. Divide once, after the last tile."),
+    Slip(
+        "divided_by_the_maximum", "The accumulator is divided by the running maximum. It is divided by the running sum."
+    ),
+    Slip(
+        "divided_at_every_tile",
+        "The accumulator is divided by the running sum at every tile, and the next product is added to what is an "
+        "average already. Divide once, after the last tile.",
+    ),
+    Slip(
+        "no_running_max",
+        "The exponential is taken of the scores as they are. It overflows float32 above 88, and far below 0 every "
+        "weight is 0. Subtract the running maximum first.",
+    ),
+    Slip(
+        "maximum_not_updated",
+        "The running maximum is never updated, so that every rescaling is by 0 and only the last tile counts. End the "
+        "step with running_max = new_max.",
+    ),
+    Slip(
+        "maximum_forgets_the_old",
+        "The new maximum is the tile's own, even where an earlier tile held a larger score: exp(old maximum - new "
+        "maximum) then grows without bound. Take tl.maximum of the running one and the tile's.",
+    ),
+    Slip(
+        "old_maximum_in_weights",
+        "The weights are measured from the maximum before this tile, and everything else from the one after it. Use "
+        "the new maximum in the weights too.",
+    ),
+    Slip(
+        "maximum_starts_at_zero",
+        "The running maximum starts at 0, so that scores far below 0 all underflow and their sum is 0. Start it at "
+        "minus infinity.",
+    ),
+    Slip(
+        "nothing_rescaled",
+        "Neither the sum nor the accumulator is rescaled when the running maximum grows. Multiply both by exp(old "
+        "maximum - new maximum).",
+    ),
+    Slip(
+        "accumulator_not_rescaled",
+        "The accumulator is not rescaled when the running maximum grows. Multiply it by the exponential of old maximum "
+        "- new maximum before the tile's values are added.",
+    ),
+    Slip(
+        "sum_not_rescaled",
+        "The running sum is not rescaled when the running maximum grows. It gets the same factor as the accumulator.",
+    ),
+    Slip(
+        "rescale_turned_round",
+        "The factor is exp(new maximum - old maximum). What was added before has to shrink when the maximum grows: it "
+        "is exp(old maximum - new maximum).",
+    ),
+    Slip(
+        "accumulator_rescaled_after_adding",
+        "The accumulator is rescaled after the tile's product was added. The product is measured from the new maximum "
+        "already: rescale first, then add.",
+    ),
+    Slip(
+        "sum_rescaled_after_adding",
+        "The running sum is rescaled after the tile's weights were added. They are measured from the new maximum "
+        "already: rescale first, then add.",
+    ),
+    Slip(
+        "accumulator_overwritten",
+        "The accumulator holds the last tile's product alone: it is overwritten where it should be added to.",
+    ),
+    Slip("sum_not_kept", "The running sum holds the last tile's weights alone. Add them to what it held, rescaled."),
+    Slip(
+        "tail_keys_scored",
+        "Keys past the end were loaded as zeros and counted: a key of zeros scores 0, and exp(0 - maximum) is not 0. "
+        "Give their scores minus infinity.",
+    ),
+    Slip("unused_slots_count", SLOTS_COUNT),
+    Slip("unused_slots_count__value", SLOTS_COUNT),
+    Slip(
+        "accumulator_in_float16",
+        "The accumulator is kept in float16, which ends at 65,504 and rounds at every tile. Keep it in float32, and "
+        "cast the finished output alone.",
+    ),
+)
+
+GROUPED_SOFTMAX = (
+    Slip("natural_exp", NATURAL_EXP),
+    Slip("natural_exp__and_log", NATURAL_EXP),
+    Slip(
+        "maximum_of_the_group",
+        "One maximum is taken for all rows of the tile. Each query head has its own: the maximum over axis 1, the "
+        "keys, of [rows, keys]. A head far below the others loses all its weights.",
+    ),
+    Slip(
+        "softmax_over_the_group",
+        "Maximum and sum run over the query heads of the group. Each query head weighs its keys: reduce axis 1 of "
+        "[rows, keys].",
+    ),
+)
+
+
+def strides(outer: str, *, paged: bool = False) -> tuple[Slip, ...]:
+    """The slips of strides; `outer` is what the first dimension of keys and values counts."""
+    of_query = "sequences lie query_stride" if paged else "sequences lie query_batch_stride"
+    of_query += " elements apart and its heads query_head_stride."
+    named = {"outer": outer, "head": "head", "row": "slot" if paged else "token"}
+    return (
+        Slip(
+            "strides_ignored",
+            "The tensors are read as if they were contiguous. Each has strides of its own among the kernel's "
+            "arguments: queries, keys and values may lie in three ways.",
+        ),
+        *(
+            Slip(
+                f"strides_ignored__value_{place}_by_key",
+                f"From one {which} of the values to the next the keys' {which} stride was taken. The values have one "
+                "of their own.",
+            )
+            for place, which in named.items()
+        ),
+        Slip(
+            "strides_ignored__value_by_key",
+            f"The values are read by the keys' strides. Their {outer}s, heads and {named['row']}s lie apart as their "
+            "own strides say.",
+        ),
+        Slip(
+            "strides_ignored__key_by_value",
+            f"The keys are read by the values' strides. Their {outer}s, heads and {named['row']}s lie apart as their "
+            "own strides say.",
+            alone=True,
+        ),
+        *(
+            Slip(
+                f"strides_ignored__{name}{place}",
+                f"The {name}s are read as if they were contiguous{said}. Use the strides of that tensor that the "
+                "launcher passes.",
+                alone=True,
+            )
+            for name in ("key", "value")
+            for place, said in (
+                ("", ""),
+                *((f"_{place}", f" from one {which} to the next") for place, which in named.items()),
+            )
+        ),
+        Slip("strides_ignored__query", f"The queries are read as if they were contiguous. Their {of_query}"),
+        Slip(
+            "strides_ignored__query_sequence",
+            f"The sequences of the queries are taken as contiguous. Their {of_query}",
+        ),
+        Slip("strides_ignored__query_head", f"The heads of the queries are taken as contiguous. Their {of_query}"),
+        *(
+            Slip(
+                f"first_sequence_for_all__{name}",
+                f"Every sequence reads the {said} of the first one. Add sequence · its stride to the pointer.",
+                alone=True,
+            )
+            for name, said in (("query", "query"), *(() if paged else (("key", "keys"), ("value", "values"))))
+        ),
+    )
+
+
+OUTPUT_STRIDES = Slip(
+    "output_by_other_strides",
+    "The output was written by the query's strides. It has strides of its own among the kernel's arguments.",
+)
+TAIL_OUT_OF_BOUNDS = (
+    "Keys or values behind the last token were read, and in places memory that is not the tensor's. Mask both loads "
+    "with keys < length and other=0.0: a weight of 0 does not help, as 0 · NaN is NaN."
+)
+OUT_OF_BOUNDS = (
+    Slip("tail_read_out_of_bounds", TAIL_OUT_OF_BOUNDS),
+    Slip("tail_read_out_of_bounds__key", TAIL_OUT_OF_BOUNDS),
+    Slip("tail_read_out_of_bounds__value", TAIL_OUT_OF_BOUNDS),
+)
+
+PAGES = (
+    Slip(
+        "table_ignored",
+        "Block i of the sequence is read from page i of the pool. Which page it is stands in the table.",
+    ),
+    Slip(
+        "pages_consecutive",
+        "Only the first entry of the table is used, and the pages behind it are taken to follow in memory. Every block "
+        "has an entry of its own: look each one up.",
+    ),
+    Slip("first_table_for_all", FIRST_TABLE),
+    Slip("first_table_for_all__no_page_is_0", FIRST_TABLE),
+    Slip(
+        "page_not_multiplied",
+        "A page's number was taken as the number of its first row. Page p begins at p · page stride.",
+    ),
+    Slip(
+        "heads_of_a_page_forgotten",
+        "A page is taken to hold one head. It holds all of them: multiply its number by the page stride, which the "
+        "launcher passes.",
+    ),
+    Slip(
+        "offset_left_out",
+        "The first token of a page was read for all of its tokens. Add the place in the page times the slots' stride.",
+    ),
+    Slip(
+        "last_page_read_whole",
+        "The last page is read to its end, whatever it holds there. Positions from `length` on get no load and a score "
+        "of minus infinity.",
+    ),
+    Slip(
+        "last_page_left_out",
+        "The tokens of the last, partly filled page are missing: the number of pages was rounded down. Round it up, "
+        "and mask.",
+    ),
+)
+
+SPLITS = (
+    Slip(
+        "last_keys_lost",
+        "The last keys of a sequence belong to no split: length / splits was rounded down. A split has ⌈length / "
+        "splits⌉ keys, tl.cdiv(length, splits), and the last ones have fewer.",
+    ),
+    Slip(
+        "reaches_into_the_next_split",
+        "A split's last tile goes on into the keys of the next split, which counts them again. The mask must end at "
+        "the split's own end, not at the sequence's.",
+    ),
+    Slip(
+        "past_the_sequences_end",
+        "The last split that has keys goes on behind the last token, and empty ones are no longer empty. A split ends "
+        "where the sequence does, if that is earlier: tl.minimum(first + split_length, length).",
+    ),
+)
+
+SPLIT_SIZES = (
+    Slip(
+        "split_of_the_longest",
+        "The size of a split was taken from the longest sequence. Every sequence is split by its own length: "
+        "tl.cdiv(length, splits) in the kernel.",
+    ),
+    Slip(
+        "split_of_the_capacity",
+        "The size of a split was taken from the cache's capacity. Split the tokens that are there: tl.cdiv(length, "
+        "splits).",
+    ),
+    Slip(
+        "split_of_whole_tiles",
+        "The size of a split was rounded up to whole tiles of keys. Here it is ⌈length / splits⌉ itself, whatever the "
+        "tile: only the mask ends a tile early.",
+    ),
+    Slip(
+        "split_rounded_down",
+        "The size of a split was rounded down, and the last split takes what is left. Here every split has ⌈length / "
+        "splits⌉ keys and the last ones fewer: tl.cdiv(length, splits).",
+    ),
+)
+
+LOG_SUM_EXP = (
+    Slip(
+        "lse_in_base_2",
+        "The log-sum-exp is in base 2: the kernel works in units of log 2. Multiply by ln 2 = 0.6931 before it is "
+        "stored.",
+    ),
+    Slip(
+        "log_of_sum_only",
+        "The running maximum is missing from the log-sum-exp. The sum is of exp(score - maximum): add the maximum.",
+    ),
+    Slip(
+        "log_of_sum_only__empty_ones_right",
+        "The running maximum is missing from the log-sum-exp. The sum is of exp(score - maximum): add the maximum.",
+    ),
+    Slip("lse_is_the_maximum", "The running maximum was stored as the log-sum-exp. Add the logarithm of the sum."),
+    Slip("lse_is_the_sum", "The running sum was stored as the log-sum-exp. Take its logarithm and add the maximum."),
+    Slip(
+        "mixed_bases",
+        "The maximum is in units of log 2 and the logarithm of the sum is natural. Bring both to one base: (maximum + "
+        "log2(sum)) · ln 2.",
+    ),
+    Slip(
+        "mixed_bases__sum",
+        "The maximum is natural and the logarithm of the sum is in base 2. Bring both to one base before you add them.",
+    ),
+)
+
+EMPTY_SPLIT = (
+    "A split without keys has NaN for a result, or memory that nobody wrote. Its sum is 0: divide by 1 there, and "
+    "store zeros and minus infinity for it too, without an early return."
+)
+EMPTY_SPLITS = (
+    Slip("empty_split_nan", EMPTY_SPLIT),
+    Slip("empty_split_nan__not_written", EMPTY_SPLIT),
+    Slip(
+        "empty_split_counts",
+        "A split without keys has a log-sum-exp of 0, as if its weights added up to 1. The logarithm of an empty sum "
+        "is minus infinity.",
+    ),
+)
+
+SPLITS_EXCHANGED = Slip(
+    "splits_and_sequences_exchanged",
+    "The results are stored as [batch, splits, ...] where [splits, batch, ...] is asked for: the row number is (split "
+    "· batch + sequence) · query_heads + head.",
+)
+
+LARGEST_MISSING = (
+    "The largest log-sum-exp is missing from the merged one. The sum is of exp(lse - largest): add the largest to its "
+    "logarithm."
+)
+AVERAGED = (
+    "The splits were averaged as equals. One whose scores are higher has a larger share of the softmax: weigh it by "
+    "exp(its log-sum-exp - the whole's)."
+)
+EMPTY_MERGE = (
+    "A sequence without any key has NaN for a result, or memory that nobody wrote. Store zeros and minus infinity: "
+    "measure from 0 where the largest is -inf, divide by 1 where the weights' total is 0."
+)
+MERGE = (
+    *(
+        Slip(f"averaged_without_weights{variant}", AVERAGED)
+        for variant in ("", "__present", "__in_the_sum", "__in_the_sum_guarded", "__present_in_the_sum")
+    ),
+    Slip(
+        "added_without_weights",
+        "The splits' outputs were added. Each is an average of its own: weigh it by exp(its log-sum-exp - the "
+        "whole's).",
+    ),
+    Slip(
+        "not_divided__merge",
+        "The weighted sum of the splits is not divided by the sum of their weights. Relative to the largest "
+        "log-sum-exp these do not add up to 1.",
+    ),
+    *(
+        Slip(
+            f"weighed_in_base_2{variant}",
+            "The weights are powers of 2 of natural log-sum-exps. Take tl.exp, or multiply the log-sum-exps by log2(e) "
+            "first.",
+        )
+        for variant in ("", "__and_merged")
+    ),
+    Slip(
+        "base_changed_twice",
+        "The log-sum-exps were multiplied by log2(e), and tl.exp was taken of them. That factor belongs to tl.exp2.",
+    ),
+    *(
+        Slip(
+            f"no_maximum{variant}",
+            "The exponential is taken of the log-sum-exps as they are: above 88 it overflows float32, far below 0 all "
+            "weights vanish. Subtract the largest first.",
+        )
+        for variant in ("", "__unguarded", "__guarded_twice")
+    ),
+    *(
+        Slip(
+            f"maximum_starts_at_zero__merge{variant}",
+            "The log-sum-exps are measured from 0 or the largest, whichever is more. Where all lie far below 0 every "
+            "weight is 0: begin with the largest itself, or with minus infinity.",
+        )
+        for variant in ("", "__guarded")
+    ),
+    Slip(
+        "weighed_by_the_logarithm",
+        "The log-sum-exps themselves served as weights. They are logarithms: a split weighs exp(its log-sum-exp - the "
+        "largest).",
+    ),
+    *(
+        Slip(
+            f"missing_splits_counted{variant}",
+            "Splits that don't exist were merged: BLOCK_S is a power of two, and rows from `splits` on were loaded "
+            'with a log-sum-exp of 0, a weight of exp(0). Load them with other=float("-inf").',
+        )
+        for variant in ("", "__in_a_tile_of_16")
+    ),
+    Slip(
+        "splits_taken_for_neighbours",
+        "The parts of a row were taken to lie one behind the other. Split s of row r is row s · rows + r: from split "
+        "to split the distance is all rows.",
+    ),
+    Slip("last_split_left_out", "The last split is never merged. There are splits 0 to splits - 1."),
+    Slip("first_split_alone", "Only the first split reaches the result. Does the merge go over all of them?"),
+    Slip(
+        "splits_beyond_a_power_of_two",
+        "Only the first 2, 4, 8, ... splits are merged. BLOCK_S must be the next power of two *above*: "
+        "triton.next_power_of_2(splits), with a mask.",
+    ),
+    *(
+        Slip(
+            f"tile_of_fixed_size__{rows}",
+            "Only the first splits are merged: BLOCK_S is one number for all calls. It must have room for all of them: "
+            "triton.next_power_of_2(splits), with a mask.",
+        )
+        for rows in FIXED_TILES
+    ),
+    *(Slip(f"lse_without_the_largest{variant}", LARGEST_MISSING) for variant in ("", "__guarded")),
+    *(
+        Slip(
+            f"lse_{which}",
+            f"{said} handed out as the whole's. They must be merged: largest + log Σ exp(lse - largest).",
+        )
+        for which, said in (
+            ("largest", "The largest of the log-sum-exps was"),
+            ("last", "The last split's log-sum-exp was"),
+            ("first", "The first split's log-sum-exp was"),
+            ("added", "The sum of the log-sum-exps was"),
+            ("averaged", "The average of the log-sum-exps was"),
+        )
+    ),
+    Slip("lse_in_base_2__merge", "The merged log-sum-exp is in base 2. It should be natural, as the partial ones are."),
+    Slip("empty_sequence_nan", EMPTY_MERGE),
+    Slip("empty_sequence_nan__divided_by_nothing", EMPTY_MERGE),
+    Slip(
+        "empty_sequence_nan__first_split",
+        "A row whose first split has no keys gives NaN: both maxima are -inf there, and -inf - -inf is no number. "
+        "Measure from 0 as long as the maximum is -inf.",
+    ),
+    Slip(
+        "empty_sequence_counts",
+        "A sequence without any key has a log-sum-exp of 0. The logarithm of an empty sum is minus infinity.",
+    ),
+)
