@@ -29,8 +29,8 @@ from exercises.topics.softmax_slips import (
     LAST_TILE_ONLY,
     NO_MAXIMUM,
     ONE_MAXIMUM,
-    RUNNING,
     STYLES,
+    WITH_THE_MAXIMUM,
 )
 
 
@@ -153,7 +153,7 @@ MODEL = Model(
     compute,
     (
         Slip("no_maximum", NO_MAXIMUM),
-        *RUNNING[1:],
+        *WITH_THE_MAXIMUM[1:],
         Slip("one_maximum_for_all_rows", ONE_MAXIMUM),
         Slip("wrong_axis", WRONG_AXIS),
         Slip("wrong_axis__as_rows", WRONG_AXIS),

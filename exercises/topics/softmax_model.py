@@ -37,7 +37,7 @@ class Running:
         for name, number in FINITE_STARTS.items():
             if s(f"minus_infinity_is_a_number__{name}"):
                 start = number
-        dtype = narrow if s("cast_before_the_sum__everything") else torch.float32
+        dtype = narrow if s("cast_before_the_sum__everything", "sum_in_float16__everything") else torch.float32
         self.maximum = torch.full(shape, start, dtype=dtype)
         self.total = torch.zeros(shape, dtype=dtype)
 
@@ -64,7 +64,7 @@ class Running:
             own = top
         if s("nan_from_the_start__old_maximum") or s("old_maximum_in_weights") and s("starts_with_the_first_tile"):
             own = top if self._at_its_start() else old
-        if s("base_2__exp2_for_exp"):
+        if s("base_2__exp2_for_exp", "base_2__of_everything"):
             weights, rescale = torch.exp2(tile - own[..., None]), torch.exp2(old - reference)
         else:
             weights, rescale = torch.exp(tile - own[..., None]), self._rescale(old, new, reference)
@@ -79,9 +79,14 @@ class Running:
         total = (self.total + added) * factor if s("sum_rescaled_after_adding") else self.total * factor + added
         if s("last_tile_only", "last_tile_only__sum"):
             total = added
-        if s("sum_in_float16"):
-            total = total.to(self.narrow).to(old.dtype)
-        maximum = old if s("last_tile_only__maximum_not_updated") and not self._at_its_start() else new
+        if s("sum_in_float16", "sum_in_float16__always"):
+            total = total.to(torch.float16 if s("sum_in_float16__always") else self.narrow).to(old.dtype)
+        maximum = (
+            old
+            if s("last_tile_only__maximum_not_updated", "nan_from_the_start__never_updated")
+            and not self._at_its_start()
+            else new
+        )
         if active is not None:
             total, maximum = torch.where(active, total, self.total), torch.where(active, maximum, old)
         self.total, self.maximum, self.fresh = total, maximum, False

@@ -23,6 +23,11 @@ NAN_FROM_THE_START = (
     "round (0 times exp(+inf) is NaN), is the exp missing, does the maximum start at +inf, or are the weights measured "
     "from the old one?"
 )
+NOTHING_FINITE = (
+    "No element is finite, so the running values were NaN or infinite from the first tile on. Is running_max updated "
+    "at the end of each step, and does it start at -inf? Is the factor exp(old maximum - new maximum), with the exp "
+    "and not the other way round, and are the weights measured from the new one?"
+)
 FINITE_START = (
     "The running maximum starts at a finite number. A row of nothing but -inf then keeps that number as its maximum, "
     "where -inf is asked for."
@@ -78,8 +83,8 @@ WEIGHTS_CAST = (
     "in float32."
 )
 SUM_CAST = (
-    "The running sum is kept in 16 bits: float16 ends at 65,504 and stops growing by ones at 2048. Keep the statistics "
-    "in float32."
+    "The running sum is kept in 16 bits: float16 ends at 65,504 and stops growing by ones at 2048. Convert the tile to "
+    "float32 when it is loaded, and keep the statistics there."
 )
 TILE_NOT_CONVERTED = (
     "Tiles of 16 bits are used as they come, so maximum and sum are rounded to 16 bits at every step. Convert each "
@@ -96,6 +101,18 @@ KEPT_THE_TILES = (
 )
 ROW_STRIDE = (
     "Rows of `x` are read as if they followed each other without a gap. Row r begins at r times its row stride."
+)
+LOAD_NOT_MASKED = (
+    "A load reaches memory that is not the row's: lanes past its end. Mask it with `offsets < columns` and "
+    '`other=float("-inf")`. If it is masked, are two lengths or strides exchanged, or the grid\'s axes?'
+)
+STORE_NOT_MASKED = (
+    "A store reaches memory that is not the result's: lanes past the end of the row. Mask it with `offsets < columns`. "
+    "If it is masked, are two lengths or strides exchanged, or the grid's axes?"
+)
+TAIL_SCORED = (
+    "The lanes past the end of the row were scored as zeros, and each added exp(0 - maximum) to the sum. Load "
+    'them as `other=float("-inf")`, or set their weights to 0.'
 )
 
 RUNNING = (
@@ -118,6 +135,14 @@ RUNNING = (
     Slip("nan_from_the_start__plus_infinity", NAN_FROM_THE_START),
     Slip("nan_from_the_start__old_maximum", NAN_FROM_THE_START),
 )
+# Where the maximum is part of what is stored, one that stays at -inf shows as NaN does: everywhere.
+WITH_THE_MAXIMUM = (
+    *(slip for slip in RUNNING if "not_updated" not in slip.id and "nan_from" not in slip.id),
+    *(
+        Slip(f"nan_from_the_start__{how}", NOTHING_FINITE)
+        for how in ("never_updated", "turned_round", "no_exp", "plus_infinity", "old_maximum")
+    ),
+)
 MASKED = (
     Slip("empty_state_nan", EMPTY_STATE),
     Slip("sum_not_rescaled__maximum_first", SUM_NOT_RESCALED),
@@ -128,6 +153,7 @@ NARROW = (
     Slip("cast_before_the_sum__everything", TILE_NOT_CONVERTED),
     Slip("cast_before_the_sum__weights", WEIGHTS_CAST),
     Slip("sum_in_float16", SUM_CAST),
+    Slip("sum_in_float16__always", SUM_CAST),
 )
 FINITE = tuple(Slip(f"minus_infinity_is_a_number__{name}", FINITE_START, alone=True) for name in FINITE_STARTS)
 STYLES = ((), ("starts_with_the_first_tile",))

@@ -110,7 +110,7 @@ def online_softmax(x, block):
                 "tl.sum(tl.exp(tile - tl.maximum(tl.max(tile, axis=0), -1e30)), axis=0)",
             ),
         ),
-        "max_starts_at_zero": changed("3.5", ('running_max = float("-inf")', "running_max = 0.0")),
+        "maximum_starts_at_zero": changed("3.5", ('running_max = float("-inf")', "running_max = 0.0")),
         "tail_not_masked": changed("3.5", ('other=float("-inf"))', "other=0.0)")),
         "sum_not_rescaled__maximum_updated_first_and_no_guard": changed(
             "3.5",
@@ -130,6 +130,30 @@ def online_softmax(x, block):
         ),
         "empty_state_nan": changed("3.5", ('tl.where(new_max == float("-inf"), 0.0, new_max)', "new_max")),
         "row_stride_ignored": changed("3.5", ("row * x_row_stride", "row * columns")),
+        "result_by_the_stride_of_x": changed(
+            "3.5", ("y_pointer + row * y_row_stride", "y_pointer + row * x_row_stride")
+        ),
+        "sum_not_rescaled__and_tail_not_masked": changed(
+            "3.5",
+            ("running_sum = running_sum * tl.exp(running_max - reference) + ", "running_sum = running_sum + "),
+            (
+                'tile = tl.load(x_row + offsets, mask=offsets < columns, other=float("-inf")).to(tl.float32)',
+                "tile = tl.load(x_row + offsets, mask=offsets < columns, other=0.0).to(tl.float32)",
+            ),
+        ),
+        "row_stride_ignored__and_no_guard": changed(
+            "3.5",
+            ("x_pointer + row * x_row_stride", "x_pointer + row * columns"),
+            ('reference = tl.where(new_max == float("-inf"), 0.0, new_max)', "reference = new_max"),
+        ),
+        "sum_in_float16__after_each_tile": changed(
+            "3.5",
+            (
+                "+ tl.sum(tl.exp(tile - reference), axis=0)",
+                "+ tl.sum(tl.exp(tile - reference), axis=0)\n        running_sum = "
+                "running_sum.to(tl.float16).to(tl.float32)",
+            ),
+        ),
         "sum_in_float16": changed(
             "3.5",
             ("running_sum = 0.0", "running_sum = tl.full((), 0.0, dtype=x_pointer.dtype.element_ty)"),
@@ -170,6 +194,39 @@ def online_softmax(x, block):
 
 
 UNUSUAL = {
+        "base 2, the state is one log-sum-exp, outputs from the last tile to the first": """
+@triton.jit
+def absorb(L, tile):
+    top = tl.maximum(L, tl.max(tile, axis=0))
+    ref = tl.where(top == float("-inf"), 0.0, top)
+    total = tl.exp2(L - ref) + tl.sum(tl.exp2(tile - ref), axis=0)
+    return tl.where(total == 0.0, float("-inf"), ref + tl.log2(tl.where(total == 0.0, 1.0, total)))
+
+
+@triton.jit
+def kernel(x_pointer, y_pointer, columns, x_row_stride, y_row_stride, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    lanes = tl.arange(0, BLOCK)
+    L = tl.full([], float("-inf"), dtype=tl.float32)
+    start = 0
+    while start < columns:
+        tile = tl.load(x_pointer + row * x_row_stride + start + lanes, mask=lanes < columns - start,
+                       other=float("-inf"))
+        L = absorb(L, tile.to(tl.float32) * 1.4426950408889634)
+        start += BLOCK
+    while start > 0:
+        start -= BLOCK
+        inside = lanes < columns - start
+        tile = tl.load(x_pointer + row * x_row_stride + start + lanes, mask=inside, other=float("-inf"))
+        weights = tl.exp2(tile.to(tl.float32) * 1.4426950408889634 - L)
+        tl.store(y_pointer + row * y_row_stride + start + lanes, weights, mask=inside)
+
+
+def online_softmax(x, block):
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    kernel[(x.shape[0],)](x, y, x.shape[1], x.stride(0), y.stride(0), BLOCK=block)
+    return y
+""",
         "a maximum and a sum for each lane": """
 @triton.jit
 def kernel(x, y, n, xs, ys, B: tl.constexpr):

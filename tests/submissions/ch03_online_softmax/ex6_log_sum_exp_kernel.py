@@ -34,6 +34,24 @@ WRONG = {
                 "tl.sum(tl.exp(tile - tl.maximum(tl.max(tile, axis=0), -1e30)), axis=0)",
             ),
         ),
+        "empty_part_not_stored": changed(
+            "3.6",
+            (
+                '    running_max = float("-inf")\n',
+                '    if first >= columns:\n        return\n    running_max = float("-inf")\n',
+            ),
+        ),
+        "second_launch_by_the_first_length": changed(
+            "3.6", ("result, parts, parts, parts, BLOCK=block", "result, parts, parts, part_length, BLOCK=block")
+        ),
+        "part_length_rounded_down": changed("3.6", ("triton.cdiv(columns, parts)", "max(columns // parts, 1)")),
+        "cast_before_the_sum__partial_results": changed(
+            "3.6",
+            (
+                "partial_results = torch.empty(rows, parts, dtype=torch.float32",
+                "partial_results = torch.empty(rows, parts, dtype=x.dtype",
+            ),
+        ),
         "parts_added": changed(
             "3.6",
             (
