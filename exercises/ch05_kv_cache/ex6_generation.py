@@ -1,7 +1,7 @@
 """Exercise 5.6: greedy generation with a cache, judged on small random decoders.
 
 The driver plays the model: it offers the parts of a decoder as methods, and counts the tokens that are run through it.
-The same driver, with the generations below in place of an answer, gives the oracle and the fingerprints.
+The same driver, with the generations below in place of an answer, gives the oracle and the model.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import torch
 
 from course_lib.checker import Case, Exercise, Mistake
+from course_lib.checker.specification.model import Model, Slip
 
 LAYERS, WIDTH, QUERY_HEADS, KEY_HEADS, HEAD_DIM, VOCABULARY = 2, 32, 4, 2, 8, 48
 CLEAR = 0.01  # by how much the likeliest token must lead, so that no rounding decides
 
 
-def on_a_model(functions, weights, prompt, new_tokens):
+def on_a_model(functions, weights, prompt, new_tokens, calls=1):
     """Driver: a decoder made of `weights`, handed to `generate_cached`; returns the tokens and what ran in vain."""
     runs = [0] * len(weights["layers"])
 
@@ -70,11 +71,15 @@ def on_a_model(functions, weights, prompt, new_tokens):
         def logits(self, x):
             return norm(x) @ weights["output"]
 
-    tokens = functions["generate_cached"](Model(), prompt, new_tokens)
-    if not isinstance(tokens, torch.Tensor):
-        raise TypeError(f"generate_cached returned a {type(tokens).__name__}; return a tensor, int64 [new_tokens]")
+    told = []
+    for _ in range(calls):
+        told.append(functions["generate_cached"](Model(), prompt.clone(), new_tokens))
+        if not isinstance(told[-1], torch.Tensor):
+            kind = type(told[-1]).__name__
+            raise TypeError(f"generate_cached returned a {kind}; return a tensor, int64 [new_tokens]")
     # Each token has to run once; the last one need not, and may.
-    return {"tokens": tokens, "tokens_run_again": max(0, max(runs) - len(prompt) - new_tokens)}
+    in_vain = max(0, max(runs) - calls * (len(prompt) + new_tokens))
+    return {"tokens": told[0] if calls == 1 else torch.cat(told), "tokens_run_again": in_vain}
 
 
 # ----------------------------------------------------------------------------- generation, and what it is confused with
@@ -95,105 +100,164 @@ def uncached(model, prompt, new_tokens, margins=None):
     return tokens[len(prompt) :]
 
 
-def with_cache(
-    model,
-    prompt,
-    new_tokens,
-    *,
-    shift=0,
-    restart=False,
-    again=False,
-    keep=True,
-    shared=False,
-    row=-1,
-    batch_positions=True,
-    start=None,
-    advance=1,
-    asked=True,
-):
-    """Generation with a cache; the options are slips.
+def with_cache(s, model, prompt, new_tokens):
+    """Generation with a cache, and with slips."""
+    caches = [[] for _ in range(1 if s("one_cache_for_all_layers") else model.layers)]
+    again = s("last_prompt_token_twice", "last_prompt_token_twice_later")
+    wanted = new_tokens + (1 if s("one_token_too_many", "first_token_dropped") else 0)
 
-    shift: added to the positions after the prompt. restart: each later token stands at position 0.
-    again: the prompt's last token is run a second time, as the first later one. keep: later tokens stay in the cache.
-    shared: one cache for all layers. row: whose logits choose the first token. batch_positions: the prompt's tokens
-    stand at 0, 1, 2 ...; else all at 0. start: the first later position; None for the prompt's length. advance: from
-    each later position to the next. asked: later tokens see the cache; else themselves alone.
-    """
-    caches = [[] for _ in range(1 if shared else model.layers)]
-
-    def run(tokens, positions, stay):
+    def run(tokens, positions, stay=True):
         x = model.embed(tokens)
         for layer in range(model.layers):
             query, key, value = model.project(layer, x, positions)
-            cache = caches[0 if shared else layer]
-            held = [*cache, (key, value)] if asked else [(key, value)]
+            cache = caches[layer % len(caches)]
+            held = [(key, value)] if s("cache_not_asked") else [*cache, (key, value)]
             if stay:
                 cache.append((key, value))
             x = model.finish(layer, x, model.attend(query, *(torch.cat(pair, dim=1) for pair in zip(*held))))
-        return model.logits(x)
+        return model.logits(x).argmax(dim=-1)
 
-    logits = run(prompt, torch.arange(len(prompt)) * int(batch_positions), True)[row]
-    position, found = len(prompt) if start is None else start, []
-    if again:
-        position, token = position - 1, prompt[-1]
-    else:
-        token = logits.argmax()
-        found.append(token)
-    while len(found) < new_tokens:
-        place = torch.zeros(1, dtype=torch.int64) if restart else torch.tensor([position + shift])
-        token = run(token[None], place, keep)[-1].argmax()
-        found.append(token)
-        position += advance
-    return torch.stack(found)
-
-
-def everything_into_the_cache(model, prompt, new_tokens):
-    """The slip: a cache, and the whole sequence run and stored at every step."""
-    caches, tokens = [[] for _ in range(model.layers)], prompt
-    for _ in range(new_tokens):
-        x, positions = model.embed(tokens), torch.arange(len(tokens))
-        for layer, cache in enumerate(caches):
-            query, key, value = model.project(layer, x, positions)
-            cache.append((key, value))
-            x = model.finish(layer, x, model.attend(query, *(torch.cat(pair, dim=1) for pair in zip(*cache))))
-        tokens = torch.cat([tokens, model.logits(x[-1:]).argmax(dim=-1)])
-    return tokens[len(prompt) :]
-
-
-def every_row_run_on(model, prompt, new_tokens):
-    """The slip: the likeliest token behind each token of the prompt is taken for new, and all of them are run."""
-    caches, tokens, position, found = [[] for _ in range(model.layers)], prompt, 0, []
-    for _ in range(new_tokens):
-        x, positions = model.embed(tokens), torch.arange(position, position + len(tokens))
-        for layer, cache in enumerate(caches):
-            query, key, value = model.project(layer, x, positions)
-            cache.append((key, value))
-            x = model.finish(layer, x, model.attend(query, *(torch.cat(pair, dim=1) for pair in zip(*cache))))
-        position += len(tokens)
-        tokens = model.logits(x).argmax(dim=-1)
-        found.append(tokens[-1])
-    return torch.stack(found)
+    places = torch.zeros(len(prompt), dtype=torch.int64) if s("prompt_at_one_position") else torch.arange(len(prompt))
+    chosen = run(prompt, places)
+    found = [] if again else [chosen[0] if s("first_logits") else chosen[-1]]
+    tokens, known = prompt, len(prompt)
+    while len(found) < wanted:
+        tokens = torch.cat([tokens, found[-1][None]]) if found else tokens
+        place = len(prompt) + len(found) - (0 if s("last_prompt_token_twice_later") else 1)
+        if s("positions_count_steps", "positions_count_steps__from_zero"):
+            place -= len(prompt) - (1 if s("positions_count_steps") else 0)
+        if s("position_stands_still"):
+            place = len(prompt)
+        place += (1 if s("position_too_late") else 0) - (1 if s("position_too_early") else 0)
+        newest = found[-1] if found else prompt[-1]
+        if s("every_row_run_on"):
+            chosen, known = run(chosen, torch.arange(known, known + len(chosen))), known + len(chosen)
+        elif s("everything_into_the_cache", "whole_sequence_again"):
+            if s("whole_sequence_again"):
+                caches = [[] for _ in caches]
+            chosen = run(tokens, torch.arange(len(tokens)))
+        else:
+            where = torch.tensor([0 if s("positions_restart") else place])
+            chosen = run(newest[None], where, stay=not s("new_tokens_not_kept"))
+        found.append(chosen[-1])
+    found = torch.stack(found[1:] if s("first_token_dropped") else found)
+    return torch.cat([prompt, found]) if s("prompt_returned") else found
 
 
-def _prompt_and_all(model, prompt, new_tokens):
-    return torch.cat([prompt, with_cache(model, prompt, new_tokens)])
+def generated(slips, *args):
+    """A model's `compute`: what the driver tells of a generation with these slips."""
+    return on_a_model({"generate_cached": lambda *call: with_cache(slips, *call)}, *args)
 
 
-def _first_dropped(model, prompt, new_tokens):
-    return with_cache(model, prompt, new_tokens + 1)[1:]
+def generation_oracle(weights, prompt, new_tokens, calls=1, margins=None):
+    """The tokens of a generation without a cache, and none run in vain."""
+    told = on_a_model(
+        {"generate_cached": lambda *call: uncached(*call, margins=margins)}, weights, prompt, new_tokens, calls
+    )
+    return {**told, "tokens_run_again": 0}
 
 
-def _generated(function, **slips):
-    """What a generation gives on a case: the tokens, and none run in vain unless the whole sequence was."""
+def _calls_differ(case, seen, got):
+    """Whether the same call gave one thing first and another later."""
+    calls = case.args[3] if len(case.args) > 3 else 1
+    if got is None or calls == 1 or len(got["tokens"]) % calls:
+        return False
+    told = got["tokens"].view(calls, -1)
+    return not bool((told == told[0]).all())
 
-    def result(weights, prompt, new_tokens):
-        return on_a_model({"generate_cached": lambda *args: function(*args, **slips)}, weights, prompt, new_tokens)
 
-    return result
-
-
-def generation_oracle(weights, prompt, new_tokens):
-    return {**_generated(uncached)(weights, prompt, new_tokens), "tokens_run_again": 0}
+SLIPS = (
+    Slip(
+        "prompt_returned",
+        "The prompt was returned along with what follows it. Return the new tokens alone.",
+    ),
+    Slip(
+        "one_token_too_many",
+        "One token too many was returned. The prompt's run already chooses the first of new_tokens.",
+    ),
+    Slip(
+        "first_token_dropped",
+        "The first new token is missing and one too many stands at the end. It is the one that the prompt's run "
+        "chooses: keep it, then run it.",
+    ),
+    Slip(
+        "first_logits",
+        "The first new token was chosen by the logits of the prompt's first token. The last one's say what "
+        "follows the prompt: logits(x)[-1].",
+    ),
+    Slip(
+        "one_cache_for_all_layers",
+        "All layers share one cache, so a layer sees the keys of another. Each has its own. (`[[]] * layers` is "
+        "one list many times.)",
+    ),
+    Slip(
+        "cache_not_asked",
+        "After the prompt each token saw itself alone. `attend` takes all keys and values of the layer so far, "
+        "not only those that `project` has just given.",
+    ),
+    Slip(
+        "new_tokens_not_kept",
+        "Only the prompt is in the cache: each new token sees the prompt and itself, and none of the new tokens "
+        "between. Keep their keys and values too.",
+    ),
+    Slip(
+        "everything_into_the_cache",
+        "Every step ran the whole sequence and stored it again, so the cache holds earlier tokens many times. "
+        "After the prompt run the newest token alone.",
+    ),
+    Slip(
+        "whole_sequence_again",
+        "The tokens are right, and every step ran over the whole sequence: that is generation without a cache. "
+        "After the prompt run the newest token alone.",
+    ),
+    Slip(
+        "every_row_run_on",
+        "A step over the prompt gives logits for each of its tokens, and the likeliest token of every row was run"
+        " on. Only the last row's is new: logits(x[-1:]).",
+    ),
+    Slip(
+        "last_prompt_token_twice",
+        "The prompt's last token was run twice, with the prompt and then by itself, so its key and value stand in"
+        " the cache twice. The logits of the prompt's run already choose the first new token.",
+    ),
+    Slip(
+        "last_prompt_token_twice_later",
+        "The prompt's last token was run twice, the second time one position later. The logits of the prompt's "
+        "run already choose the first new token.",
+    ),
+    Slip(
+        "prompt_at_one_position",
+        "All tokens of the prompt were given position 0. They stand at 0, 1, 2 and so on: torch.arange(len(prompt)).",
+    ),
+    Slip(
+        "positions_restart",
+        "After the prompt every token was given position 0. A single token does not stand at the beginning: its "
+        "position is the number of tokens before it.",
+    ),
+    *(
+        Slip(
+            name,
+            "After the prompt the positions count the steps, and leave out the prompt. A token's position is the "
+            "number of tokens before it: the first new token stands at len(prompt).",
+        )
+        for name in ("positions_count_steps", "positions_count_steps__from_zero")
+    ),
+    Slip(
+        "position_stands_still",
+        "After the prompt every token was given the position len(prompt). That is the first new token's; the next"
+        " one stands at len(prompt) + 1.",
+    ),
+    Slip(
+        "position_too_late",
+        "After the prompt every position is one too large. Positions count from 0: the first new token stands at "
+        "len(prompt), not behind it. Was the position taken after the token had been added?",
+    ),
+    Slip(
+        "position_too_early",
+        "After the prompt every position is one too small, and the first new token shares the position of the "
+        "prompt's last one. It stands at len(prompt).",
+    ),
+)
 
 
 # ------------------------------------------------------------------------------------------------------------ the cases
@@ -226,19 +290,20 @@ def random_weights(draw):
 
 def generation_cases(draw):
     cases = []
-    for name, prompt_length, new_tokens in (
+    for name, prompt_length, new_tokens, *calls in (
         ("6 tokens after a prompt of 4", 4, 6),
         ("12 tokens after a prompt of one", 1, 12),
+        ("5 tokens after a prompt of 3, called twice", 3, 5, 2),
         ("one token after a prompt of 9", 9, 1),
         ("16 tokens after a prompt of 17", 17, 16),
         ("2 tokens after a prompt of 2", 2, 2),
     ):
         while True:  # until no token is chosen by a hair, which a rounding could split either way
             weights, prompt, margins = random_weights(draw), draw.integers(prompt_length, low=0, high=VOCABULARY), []
-            _generated(uncached, margins=margins)(weights, prompt, new_tokens)
+            generation_oracle(weights, prompt, new_tokens, margins=margins)
             if min(margins) > CLEAR:
                 break
-        cases.append(Case(name, (weights, prompt, new_tokens), driver=on_a_model))
+        cases.append(Case(name, (weights, prompt, new_tokens, *calls), driver=on_a_model))
     return cases
 
 
@@ -248,6 +313,7 @@ EXERCISE = Exercise(
     entries=("generate_cached",),
     cases=generation_cases,
     oracle=generation_oracle,
+    models=(Model(generated, SLIPS),),
     hints=(
         "One function does both jobs: run some tokens at some positions through all layers, put their keys and values "
         "into the cache, and return the logits of the last one. The prompt is its first call; then come calls with a "
@@ -263,110 +329,10 @@ EXERCISE = Exercise(
     ),
     mistakes=(
         Mistake(
-            "positions_restart",
-            "After the prompt every token was given position 0. A single token does not stand at the beginning: its "
-            "position is the number of tokens before it.",
-            result=_generated(with_cache, restart=True),
-        ),
-        Mistake(
-            "positions_count_steps",
-            "After the prompt the positions count the steps, and leave out the prompt. A token's position is the "
-            "number of tokens before it: the first new token stands at len(prompt).",
-            result=(_generated(with_cache, start=1), _generated(with_cache, start=0)),
-        ),
-        Mistake(
-            "position_stands_still",
-            "After the prompt every token was given the position len(prompt). That is the first new token's; the next "
-            "one stands at len(prompt) + 1.",
-            result=_generated(with_cache, advance=0),
-        ),
-        Mistake(
-            "every_row_run_on",
-            "A step over the prompt gives logits for each of its tokens, and the likeliest token of every row was run "
-            "on. Only the last row's is new: logits(x[-1:]).",
-            result=_generated(every_row_run_on),
-        ),
-        Mistake(
-            "cache_not_asked",
-            "After the prompt each token saw itself alone. `attend` takes all keys and values of the layer so far, not "
-            "only those that `project` has just given.",
-            result=_generated(with_cache, asked=False),
-        ),
-        Mistake(
-            "one_token_too_many",
-            "One token too many was returned. The prompt's run already chooses the first of new_tokens.",
-            result=_generated(lambda model, prompt, new_tokens: with_cache(model, prompt, new_tokens + 1)),
-        ),
-        Mistake(
-            "position_too_late",
-            "After the prompt every position is one too large. Positions count from 0: the first new token stands at "
-            "len(prompt), not behind it. Was the position taken after the token had been added?",
-            result=_generated(with_cache, shift=1),
-        ),
-        Mistake(
-            "position_too_early",
-            "After the prompt every position is one too small, and the first new token shares the position of the "
-            "prompt's last one. It stands at len(prompt).",
-            result=_generated(with_cache, shift=-1),
-        ),
-        Mistake(
-            "last_prompt_token_twice",
-            "The prompt's last token was run twice, with the prompt and then by itself, so its key and value stand in "
-            "the cache twice. The logits of the prompt's run already choose the first new token.",
-            result=_generated(with_cache, again=True),
-        ),
-        Mistake(
-            "last_prompt_token_twice_later",
-            "The prompt's last token was run twice, the second time one position later. The logits of the prompt's run "
-            "already choose the first new token.",
-            result=_generated(with_cache, again=True, shift=1),
-        ),
-        Mistake(
-            "new_tokens_not_kept",
-            "Only the prompt is in the cache: each new token sees the prompt and itself, and none of the new tokens "
-            "between. Keep their keys and values too.",
-            result=_generated(with_cache, keep=False),
-        ),
-        Mistake(
-            "one_cache_for_all_layers",
-            "All layers share one cache, so a layer sees the keys of another. Each has its own. "
-            "(`[[]] * layers` is one list many times.)",
-            result=_generated(with_cache, shared=True),
-        ),
-        Mistake(
-            "first_logits",
-            "The first new token was chosen by the logits of the prompt's first token. The last one's say what follows "
-            "the prompt: logits(x)[-1].",
-            result=_generated(with_cache, row=0),
-        ),
-        Mistake(
-            "prompt_at_one_position",
-            "All tokens of the prompt were given position 0. They stand at 0, 1, 2 and so on: "
-            "torch.arange(len(prompt)).",
-            result=_generated(with_cache, batch_positions=False),
-        ),
-        Mistake(
-            "prompt_returned",
-            "The prompt was returned along with what follows it. Return the new tokens alone.",
-            result=_generated(_prompt_and_all),
-        ),
-        Mistake(
-            "first_token_dropped",
-            "The first new token is missing and one too many stands at the end. It is the one that the prompt's run "
-            "chooses: keep it, then run it.",
-            result=_generated(_first_dropped),
-        ),
-        Mistake(
-            "everything_into_the_cache",
-            "Every step ran the whole sequence and stored it again, so the cache holds earlier tokens many times. "
-            "After the prompt run the newest token alone.",
-            result=_generated(everything_into_the_cache),
-        ),
-        Mistake(
-            "whole_sequence_again",
-            "The tokens are right, and every step ran over the whole sequence: that is generation without a cache. "
-            "After the prompt run the newest token alone.",
-            result=_generated(uncached),
+            "state_kept",
+            "The same call, made twice, gave two results: something of the first is still there at the second. A list "
+            "or dict as a default argument is made once for all calls; make the cache inside the function.",
+            when=_calls_differ,
         ),
     ),
 )

@@ -1,6 +1,5 @@
 """Wrong answers to exercise 5.6, and unusual right ones."""
 
-
 HEADER = """# Exercise 5.6 · Greedy generation with a cache
 def generate_cached(model, prompt, new_tokens):
     cache = [[None, None] for _ in range(model.layers)]
@@ -101,6 +100,16 @@ def generate_cached(model, prompt, new_tokens):
         tokens = torch.cat([tokens, model.logits(x)[-1:].argmax(-1)])
     return tokens[len(prompt):]
 """,
+}
+
+
+WRONG |= {
+    "state_kept": generated(GOOD)
+    .replace("new_tokens):\n    cache =", "new_tokens, cache=[]):\n    cache +=", 1)
+    .replace("[[None, None] for _ in range(model.layers)]", "[[None, None] for _ in range(model.layers - len(cache))]"),
+    "one_cache_for_all_layers__and_positions_restart": generated(GOOD.replace(LATER, "torch.arange(1)")).replace(
+        "[[None, None] for _ in range(model.layers)]", "[[None, None]] * model.layers"
+    ),
 }
 
 
