@@ -33,6 +33,9 @@ def scale_cases(draw):
         Case("255 elements, one less than a block", (draw.normal(255), 2.0)),
         Case("257 elements, one more than a block", (draw.normal(257), 2.0)),
         Case(f"{odd} elements, values near 1e30", (draw.normal(odd, scale=1e30), 0.125)),
+        # More blocks than any fixed number of programs; and a second vector of a length seen before.
+        Case("20,001 elements, factor 1.75", (draw.normal(20_001), 1.75)),
+        Case("512 elements once more, factor -1.5", (draw.normal(512), -1.5)),
     ]
     if draw.on_gpu:
         cases.append(Case("a million elements and one", (draw.normal(1_000_001), 1.5)))
@@ -98,6 +101,11 @@ EXERCISE = Exercise(
             "not_scaled",
             "The result is x itself: the kernel copies and never multiplies by the factor.",
             result=lambda x, factor: x.clone(),
+        ),
+        Mistake(
+            "factor_truncated",
+            "The factor was cut to a whole number, as `int(factor)` does. It is a float: pass it on as it is.",
+            result=lambda x, factor: x * int(factor),
         ),
         Mistake(
             "factor_added",

@@ -1,5 +1,6 @@
 """Wrong answers to exercise 0.1, and unusual right ones."""
 
+from tests.submissions.edits import changed
 
 SCALE_KERNEL = '''
 BLOCK = 256
@@ -26,6 +27,9 @@ def scale(x, factor):
 
 
 WRONG = {
+        "factor_truncated": changed(
+            "0.1", ("[(programs,)](x, result, factor,", "[(programs,)](x, result, int(factor),")
+        ),
         "too_few_programs": scale(programs="x.numel() // BLOCK"),
         "at_least_one_program": scale(programs="max(1, x.numel() // BLOCK)"),
         "rounded_to_nearest": scale(programs="round(x.numel() / BLOCK)"),
