@@ -16,6 +16,7 @@ def reverse_cases(draw):
     cases = [
         Case("8 elements", (draw.normal(8),)),
         Case("3000 elements, several blocks", (draw.normal(3000),)),
+        Case("8 elements once more", (draw.normal(8),)),
         Case("one element", (draw.normal(1),)),
         Case("256 elements", (draw.normal(256),)),
         Case("1025 elements", (draw.normal(1025),)),
@@ -102,6 +103,12 @@ EXERCISE = Exercise(
         "`tl.store(result_pointer + offsets, values, mask=inside)`. The launcher is that of 0.1.",
     ),
     mistakes=(
+        Mistake(
+            "written_into_x",
+            "The kernel writes into `x` itself, so programs read what others have overwritten, and the caller's vector "
+            "is changed. Write into a tensor of its own: `torch.empty_like(x)`.",
+            when=lambda case, seen, got: bool(seen.modified_inputs) and not seen.out_of_bounds,
+        ),
         Mistake(
             "nothing_stored",
             "Nothing was ever stored in the result. A kernel hands nothing back: what it computes reaches memory by "

@@ -1,5 +1,7 @@
 """Wrong answers to exercise 0.2, and unusual right ones."""
 
+from tests.submissions.edits import changed
+
 
 def reverse(load="x_pointer + length - 1 - offsets", store="result_pointer + offsets", mask="offsets < length",
             offsets="tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)", programs="triton.cdiv(x.numel(), 256)"):
@@ -25,6 +27,7 @@ def reverse_with(body):
 
 
 WRONG = {
+        "written_into_x": changed("0.2", ("result = torch.empty_like(x)", "result = x")),
         "nothing_stored": reverse_with("pass"),
         "nothing_stored__2": reverse_with("""offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     return tl.load(x_pointer + length - 1 - offsets, mask=offsets < length)"""),
