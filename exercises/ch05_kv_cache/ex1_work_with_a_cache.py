@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from course_lib.checker import Case, Exercise, Mistake
+from course_lib.checker import Case, Exercise
+from course_lib.checker.specification.contract import Contract
+from course_lib.checker.specification.model import Model, Slip
 
 
 def pairs(length: int) -> int:
@@ -29,25 +31,141 @@ def work_cases(draw):
     ]
 
 
-def _slip(change):
-    """A fingerprint: the right work (without, with, scores without, scores with), changed where there is a step."""
+def counted(s, prompt_length, new_tokens):
+    """A model's `compute`: the work as it is counted with these slips."""
+    steps = new_tokens + (1 if s("one_step_too_many__none_for_none") else 0)
+    if not steps:
+        if s("no_step__the_prompt"):
+            return 0, prompt_length, 0, pairs(prompt_length)
+        if not s("no_step"):
+            return 0, 0, 0, 0
+    steps += 1 if s("one_step_too_many") else 0
+    first = (1 if s("prompt_ignored") else prompt_length) + (1 if s("last_token_run") else 0)
+    lengths = range(first, first + steps)  # tokens that each step is taken to run over
+    stored = first + steps - 1 + (1 if s("last_token_stored") else 0)
+    if s("last_token_run__without"):
+        lengths = range(first + 1, first + 1 + steps)
+    without, scores = sum(lengths), sum(map(pairs, lengths))
+    if s("not_causal", "not_causal_without"):
+        scores = sum(length * length for length in lengths)
+    if s("newest_query_only", "newest_query_only__with_too"):
+        scores = without
+    later = range(first + 1, stored + 1)  # keys that each later query meets
+    asked = pairs(first) + sum(later) if steps else pairs(stored)
+    if s("not_causal", "not_causal_with"):
+        asked = first * first + sum(later)
+    if s("new_keys_forgotten"):
+        asked = pairs(first) + len(later) * first
+    if s("own_key_forgotten"):
+        asked -= len(later)
+    if s("prefill_not_scored", "prompt_free__nor_scored", "newest_query_only__with_too"):
+        asked = without
+    if s("prompt_free", "prompt_free__nor_scored"):
+        stored = steps
+    if s("prompt_free__decode_alone"):
+        stored = steps - 1
+    if s("values_counted"):
+        without, stored = 2 * without, 2 * stored
+    return (without, scores, stored, asked) if s("order") else (without, stored, scores, asked)
 
-    def result(prompt_length, new_tokens):
-        lengths = range(prompt_length, prompt_length + new_tokens)
-        return change(lengths, *work_oracle(prompt_length, new_tokens)) if new_tokens else (0, 0, 0, 0)
 
-    return result
+SLIPS = (
+    Slip(
+        "prompt_ignored",
+        "The prompt is missing. The first step runs over all of it, and without a cache so does every later one.",
+    ),
+    Slip(
+        "last_token_run",
+        "One token too many is counted in every step. The first step runs over the prompt alone, and the last "
+        "token generated is never run over: nothing is asked after it.",
+    ),
+    Slip(
+        "last_token_run__without",
+        "Without a cache one token too many is counted in every step. The first step runs over the prompt alone, and "
+        "the last token generated is never run over.",
+    ),
+    *(
+        Slip(
+            name,
+            "There is one step too many. The run over the prompt already ends with a new token, so new_tokens "
+            "steps are enough, the first one included.",
+        )
+        for name in ("one_step_too_many", "one_step_too_many__none_for_none")
+    ),
+    Slip(
+        "last_token_stored",
+        "With a cache one token too many is counted: prompt and new tokens together. The last token generated is "
+        "never run over, so it leaves no key, and its query meets none.",
+    ),
+    *(
+        Slip(
+            name,
+            "With a cache only the new tokens are counted. The prompt's keys and values are computed too, once, "
+            "in the first step. The last new token's are not.",
+        )
+        for name in ("prompt_free", "prompt_free__decode_alone", "prompt_free__nor_scored")
+    ),
+    Slip(
+        "prefill_not_scored",
+        "With a cache the first step is counted as one query. It runs over the whole prompt, and each of the "
+        "prompt's tokens is a query: prompt_length (prompt_length + 1) / 2 scores.",
+    ),
+    Slip(
+        "not_causal",
+        "The scores are counted as n² for a run over n tokens. A query meets only the keys up to its own "
+        "position: n (n + 1) / 2.",
+    ),
+    Slip(
+        "not_causal_without",
+        "Without a cache the scores are counted as n² for a run over n tokens. A query meets only the keys up to "
+        "its own position: n (n + 1) / 2.",
+    ),
+    Slip(
+        "not_causal_with",
+        "With a cache the prompt's scores are counted as n². A query meets only the keys up to its own position, "
+        "in the first step too: n (n + 1) / 2.",
+    ),
+    *(
+        Slip(
+            name,
+            "Without a cache the scores of the newest query alone are counted. The whole sequence runs again, and"
+            " with it every earlier query.",
+        )
+        for name in ("newest_query_only", "newest_query_only__with_too")
+    ),
+    Slip(
+        "new_keys_forgotten",
+        "With a cache the later queries are taken to meet the prompt's keys only. The cache grows: each meets the"
+        " keys of the new tokens before it, and its own.",
+    ),
+    Slip(
+        "own_key_forgotten",
+        "With a cache the newest query is taken to meet only the keys that were stored before it. It meets its "
+        "own key as well.",
+    ),
+    Slip(
+        "values_counted",
+        "The values were counted along with the keys. The first two results are keys alone; there are as many values.",
+    ),
+    *(
+        Slip(
+            name,
+            "With no new token there is no step, and nothing is computed: four zeros. The closed form counts one.",
+        )
+        for name in ("no_step", "no_step__the_prompt")
+    ),
+    Slip(
+        "order",
+        "The four numbers are right, in another order. First the keys, without and with a cache, then the scores.",
+    ),
+)
 
-
-def _squares(lengths):
-    return sum(length * length for length in lengths)
-
-
-def _a_step_too_many(prompt_length, new_tokens):
-    """The closed form, without the case of no step."""
-    last = prompt_length + new_tokens - 1
-    without, _, scores, _ = work_oracle(prompt_length, new_tokens)
-    return without, last, scores, pairs(last)
+CONTRACT = Contract(
+    lambda draw, *, prompt_length, new_tokens: (prompt_length, new_tokens),
+    choices={"prompt_length": (1, 2, 37, 2048), "new_tokens": (0, 1, 3, 200)},
+    says={"prompt_length": "prompt_length is at least 1", "new_tokens": "new_tokens may be 0"},
+    most=8,
+)
 
 
 EXERCISE = Exercise(
@@ -56,6 +174,8 @@ EXERCISE = Exercise(
     entries=("generation_work",),
     cases=work_cases,
     oracle=work_oracle,
+    contracts=(CONTRACT,),
+    models=(Model(counted, SLIPS),),
     hints=(
         "Write down how many tokens are known when each step begins: prompt_length, prompt_length + 1, and so on, "
         "new_tokens numbers in all. The last of them is prompt_length + new_tokens - 1.",
@@ -65,113 +185,5 @@ EXERCISE = Exercise(
         "And the scores? The query at position i meets i + 1 keys, whichever step it belongs to.",
         "`lengths = range(prompt_length, prompt_length + new_tokens)`; the results are `sum(lengths)`, `lengths[-1]`, "
         "`sum(n * (n + 1) // 2 for n in lengths)`, and `n * (n + 1) // 2` of the last length. Without a step, zeros.",
-    ),
-    mistakes=(
-        Mistake(
-            "last_token_run",
-            "One token too many is counted in every step. The first step runs over the prompt alone, and the last "
-            "token generated is never run over: nothing is asked after it.",
-            result=_slip(lambda lengths, *right: work_oracle(lengths[0] + 1, len(lengths))),
-        ),
-        Mistake(
-            "last_token_stored",
-            "With a cache one token too many is counted: prompt and new tokens together. The last token generated is "
-            "never run over, so it leaves no key, and its query meets none.",
-            result=_slip(lambda lengths, *right: (right[0], lengths[-1] + 1, right[2], pairs(lengths[-1] + 1))),
-        ),
-        Mistake(
-            "one_step_too_many",
-            "There is one step too many. The run over the prompt already ends with a new token, so new_tokens steps "
-            "are enough, the first one included.",
-            result=(
-                lambda prompt_length, new_tokens: work_oracle(prompt_length, new_tokens + 1),
-                _slip(lambda lengths, *right: work_oracle(lengths[0], len(lengths) + 1)),
-            ),
-        ),
-        Mistake(
-            "values_counted",
-            "The values were counted along with the keys. The first two results are keys alone; there are as many "
-            "values.",
-            result=_slip(lambda lengths, without, cached, *scores: (2 * without, 2 * cached, *scores)),
-        ),
-        Mistake(
-            "order",
-            "The four numbers are right, in another order. First the keys, without and with a cache, then the scores.",
-            result=_slip(lambda lengths, without, cached, scores, asked: (without, scores, cached, asked)),
-        ),
-        Mistake(
-            "prompt_ignored",
-            "The prompt is missing. The first step runs over all of it, and without a cache so does every later one.",
-            result=_slip(lambda lengths, *right: work_oracle(1, len(lengths))),
-        ),
-        Mistake(
-            "prompt_free",
-            "With a cache only the new tokens are counted. The prompt's keys and values are computed too, once, in the "
-            "first step. The last new token's are not.",
-            result=(
-                *(
-                    _slip(lambda lengths, *right, less=less: (right[0], len(lengths) - less, *right[2:]))
-                    for less in (0, 1)
-                ),
-                _slip(lambda lengths, *right: (right[0], len(lengths), right[2], sum(lengths))),  # nor its scores
-            ),
-        ),
-        Mistake(
-            "not_causal",
-            "The scores are counted as n² for a run over n tokens. A query meets only the keys up to its own position: "
-            "n (n + 1) / 2.",
-            result=_slip(
-                lambda lengths, without, cached, *scores: (
-                    without,
-                    cached,
-                    _squares(lengths),
-                    lengths[0] ** 2 + sum(lengths[1:]),
-                )
-            ),
-        ),
-        Mistake(
-            "not_causal_without",
-            "Without a cache the scores are counted as n² for a run over n tokens. A query meets only the keys up to "
-            "its own position: n (n + 1) / 2.",
-            result=_slip(lambda lengths, without, cached, _, scores: (without, cached, _squares(lengths), scores)),
-        ),
-        Mistake(
-            "not_causal_with",
-            "With a cache the prompt's scores are counted as n². A query meets only the keys up to its own position, "
-            "in the first step too: n (n + 1) / 2.",
-            result=_slip(lambda lengths, *right: (*right[:3], lengths[0] ** 2 + sum(lengths[1:]))),
-        ),
-        Mistake(
-            "newest_query_only",
-            "Without a cache the scores of the newest query alone are counted. The whole sequence runs again, and with "
-            "it every earlier query.",
-            result=(
-                _slip(lambda lengths, without, cached, _, scores: (without, cached, without, scores)),
-                _slip(lambda lengths, without, cached, *scores: (without, cached, without, without)),
-            ),
-        ),
-        Mistake(
-            "new_keys_forgotten",
-            "With a cache the later queries are taken to meet the prompt's keys only. The cache grows: each meets the "
-            "keys of the new tokens before it, and its own.",
-            result=_slip(lambda lengths, *right: (*right[:3], pairs(lengths[0]) + (len(lengths) - 1) * lengths[0])),
-        ),
-        Mistake(
-            "own_key_forgotten",
-            "With a cache the newest query is taken to meet only the keys that were stored before it. It meets its own "
-            "key as well.",
-            result=_slip(lambda lengths, *right: (*right[:3], right[3] - (len(lengths) - 1))),
-        ),
-        Mistake(
-            "prefill_not_scored",
-            "With a cache the first step is counted as one query. It runs over the whole prompt, and each of the "
-            "prompt's tokens is a query: prompt_length (prompt_length + 1) / 2 scores.",
-            result=_slip(lambda lengths, *right: (*right[:3], sum(lengths))),
-        ),
-        Mistake(
-            "no_step",
-            "With no new token there is no step, and nothing is computed: four zeros. The closed form counts one.",
-            result=_a_step_too_many,
-        ),
     ),
 )

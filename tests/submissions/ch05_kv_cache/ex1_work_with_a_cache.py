@@ -75,6 +75,19 @@ def generation_work(prompt_length, new_tokens):
 }
 
 
+WRONG |= {
+    "no_step__the_prompt": changed(
+        "5.1", ("return 0, 0, 0, 0", "return 0, prompt_length, 0, prompt_length * (prompt_length + 1) // 2")
+    ),
+    "last_token_run__and_no_step": changed(
+        "5.1",
+        (GUARD, ""),
+        (LENGTHS, "range(prompt_length + 1, prompt_length + new_tokens + 1)"),
+        ("stored = lengths[-1]", "stored = prompt_length + new_tokens - 1"),
+    ),
+}
+
+
 UNUSUAL = {
     "step by step": """# Exercise 5.1 · Work with and without a cache
 def generation_work(prompt_length, new_tokens):
