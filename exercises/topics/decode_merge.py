@@ -31,7 +31,7 @@ def merged(s: Slips, outputs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.T
     reference = largest if s("empty_sequence_nan") else largest.masked_fill(nothing, 0.0)
     if s("no_maximum", "no_maximum__unguarded", "no_maximum__guarded_twice"):
         reference = torch.zeros_like(largest)
-    if s("maximum_starts_at_zero__merge", "maximum_starts_at_zero__merge__guarded"):
+    if any(s(f"maximum_starts_at_zero__merge{form}") for form in ("", "__guarded", "__lse_from_the_largest")):
         reference = largest.clamp(min=0.0)
     weights = torch.exp(lses - reference)
     if s("weighed_in_base_2", "weighed_in_base_2__and_merged"):

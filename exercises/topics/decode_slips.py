@@ -449,7 +449,7 @@ MERGE = (
             "The log-sum-exps are measured from 0 or the largest, whichever is more. Where all lie far below 0 every "
             "weight is 0: begin with the largest itself, or with minus infinity.",
         )
-        for variant in ("", "__guarded")
+        for variant in ("", "__guarded", "__lse_from_the_largest")
     ),
     Slip(
         "weighed_by_the_logarithm",
