@@ -238,7 +238,8 @@ for queries, keys in ((4, 4), (2, 5), (5, 3)):
 def causal_softmax(scores: torch.Tensor) -> torch.Tensor:
     """Causal attention probabilities.
 
-    scores: [heads, query_length, key_length], any float dtype. The last query stands at the last key.
+    scores: [heads, query_length, key_length], any lengths, any float dtype; numbers of any size. The last query stands
+    at the last key.
     Returns: the same shape and dtype. Each row adds up to 1, hidden keys have 0; a query that sees no key has a row of
     zeros.
     """
@@ -375,9 +376,11 @@ def scores_kernel(
 def scores(query: torch.Tensor, key: torch.Tensor, scale: float) -> torch.Tensor:
     """S = scale · Q Kᵀ for every head.
 
-    query: [heads, query_length, head_dim]; key: [heads, key_length, head_dim]; head_dim 16, 32, 64 or 128. Any lengths,
-    any strides, except that the last dimension is contiguous.
-    Returns: [heads, query_length, key_length], in the dtype of query.
+    query: [heads, query_length, head_dim]; key: [heads, key_length, head_dim]; both float32 or float16, head_dim 16, 32,
+    64 or 128. Any lengths, any strides, except that the last dimension is contiguous; numbers of any size, as long as
+    the scores fit the dtype. scale: any number.
+    Returns: [heads, query_length, key_length], in the dtype of query. Every byte crosses once, and all loads together
+    ask for no more than programs with tiles of 16 rows would.
     """
     heads, query_length, head_dim = query.shape
     key_length = key.shape[1]
@@ -474,8 +477,9 @@ def row_softmax_kernel(
 def row_softmax(scores: torch.Tensor, causal: bool) -> torch.Tensor:
     """Softmax over the keys of each row, computed in float32.
 
-    scores: [heads, query_length, key_length], rows of up to 16384 keys, any strides except that the last dimension is
-    contiguous. causal: hide the keys behind each query's position; the last query stands at the last key.
+    scores: [heads, query_length, key_length], float32 or float16, any lengths, rows of up to 16384 keys, any strides
+    except that the last dimension is contiguous. Numbers of any size. causal: hide the keys behind each query's
+    position; the last query stands at the last key.
     Returns: the same shape and dtype, contiguous. A row that sees no key is all zeros.
     """
     heads, query_length, key_length = scores.shape
@@ -545,9 +549,11 @@ def weighted_values_kernel(
 def weighted_values(probabilities: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """O = P V for every head.
 
-    probabilities: [heads, query_length, key_length]; value: [heads, key_length, head_dim], of one dtype; head_dim 16,
-    32, 64 or 128. Any lengths, any strides, except that the last dimension is contiguous.
-    Returns: [heads, query_length, head_dim], in the dtype of value.
+    probabilities: [heads, query_length, key_length]; value: [heads, key_length, head_dim], both float32 or float16;
+    head_dim 16, 32, 64 or 128. Any lengths, any strides, except that the last dimension is contiguous; values of any
+    size.
+    Returns: [heads, query_length, head_dim], in the dtype of value. Every byte crosses once, and all loads together ask
+    for no more than programs with tiles of 16 rows would.
     """
     # BEGIN SOLUTION
     heads, query_length, key_length = probabilities.shape

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
-from course_lib.checker import Case, Exercise, Forbids, Mistake
-from exercises.ch02_naive_attention.masks import MASK_MISTAKES, causal_oracle, masked_softmax, over, positions
+from course_lib.checker import Case, Exercise, Forbids
+from course_lib.checker.specification.contract import Contract
+from exercises.ch02_naive_attention.contracts import SCORES, by_log_sum_exp
+from exercises.ch02_naive_attention.mask_model import mask_model
+from exercises.ch02_naive_attention.masks import causal_oracle, causal_visible
 
 
 def causal_cases(draw):
@@ -24,9 +25,26 @@ def causal_cases(draw):
     ]
 
 
-def _shifted_back(scores):
-    queries, keys = positions(*scores.shape[-2:])
-    return keys <= queries - 2 * (scores.shape[-1] - scores.shape[-2])
+def causal_by_log_sum_exp(scores):
+    return by_log_sum_exp(scores, causal_visible(*scores.shape[-2:]))
+
+
+def drawn_scores(draw, heads, query_length, key_length, dtype, scores):
+    return (scores(draw, heads, query_length, key_length).to(dtype),)
+
+
+CONTRACT = Contract(
+    drawn_scores,
+    choices={
+        "heads": (1, 2, 3),
+        "query_length": (1, 2, 7, 33),
+        "key_length": (1, 5, 33, 64),
+        "dtype": (torch.float32, torch.float64, torch.float16, torch.bfloat16),
+        "scores": SCORES,
+    },
+    says={"query_length": "any lengths", "key_length": "any lengths", "dtype": "any float dtype", "scores": "any size"},
+    most=24,
+)
 
 
 EXERCISE = Exercise(
@@ -35,6 +53,9 @@ EXERCISE = Exercise(
     entries=("causal_softmax",),
     cases=causal_cases,
     oracle=causal_oracle,
+    contracts=(CONTRACT,),
+    plain=(causal_by_log_sum_exp,),
+    models=(mask_model("offset_reversed", "softmax_over_heads", "no_mask"),),
     requirements=(Forbids(("scaled_dot_product_attention", "_scaled_dot_product")),),
     hints=(
         "Draw 3 queries against 5 keys. Which keys may the last query see? Which the first? The last query is the "
@@ -48,27 +69,5 @@ EXERCISE = Exercise(
         "`visible = keys <= queries`; `probabilities = torch.softmax(scores.masked_fill(~visible, -math.inf), "
         "dim=-1)`; `return probabilities.masked_fill(~visible, 0)`. A hidden pair has the probability 0 in any "
         "case, so one fill mends the empty rows too.",
-    ),
-    mistakes=(
-        *MASK_MISTAKES,
-        Mistake(
-            "offset_reversed",
-            "The diagonal is shifted the wrong way: with more keys than queries it moves to the right. Query i is at "
-            "i + key_length - query_length, and `tril` takes key_length - query_length as its diagonal.",
-            result=(
-                lambda scores: masked_softmax(scores, _shifted_back(scores)),
-                lambda scores: masked_softmax(scores, _shifted_back(scores), empty=math.nan),
-            ),
-        ),
-        Mistake(
-            "softmax_over_heads",
-            "The softmax runs over the heads. Each query shares its weight among the keys: dim=-1.",
-            result=lambda scores: over(0)(scores) if scores.shape[0] > 1 else None,
-        ),
-        Mistake(
-            "no_mask",
-            "No key is hidden. A query may see the keys at or before its own position only.",
-            result=lambda scores: torch.softmax(scores, dim=-1),
-        ),
     ),
 )

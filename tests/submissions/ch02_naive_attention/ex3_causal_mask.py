@@ -43,6 +43,15 @@ def causal_softmax(scores):
     m, n = scores.shape[-2:]
     return torch.softmax(scores.tril(diagonal=n - m), dim=-1)
 """,
+    "hidden_scored_low": changed("2.3", ("masked_fill(~visible, -math.inf)", "masked_fill(~visible, -1e4)")),
+    "renormalised_afterwards": """# Exercise 2.3 · The causal mask
+def causal_softmax(scores):
+    m, n = scores.shape[-2:]
+    p = torch.softmax(scores, dim=-1).tril(diagonal=n - m)
+    total = p.sum(dim=-1, keepdim=True)
+    return p / torch.where(total == 0, 1.0, total)
+""",
+    "offset_clamped": changed("2.3", ("(key_length - query_length)", "max(key_length - query_length, 0)")),
     "empty_row_nan": changed("2.3", (FILLED, "probabilities")),
     "empty_row_uniform": changed(
         "2.3",
