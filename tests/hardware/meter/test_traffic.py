@@ -596,10 +596,13 @@ def test_a_miscount_turns_the_meter_off(monkeypatch):
 
 def test_a_triton_that_defines_all_lanes_by_itself_turns_the_meter_off(monkeypatch):
     monkeypatch.setattr(self_test, "_result", None)
-    semantic = interpreter.interpreter_semantic
-    load, zero = semantic.load, semantic.to_tensor(0.0)
+    semantic = type(interpreter.interpreter_semantic)
+    load, zero = semantic.load, interpreter.interpreter_semantic.to_tensor(0.0)
     monkeypatch.setattr(
-        semantic, "load", lambda pointer, mask, other, *rest: load(pointer, mask, other or zero, *rest), raising=False
+        semantic,
+        "load",
+        lambda self, pointer, mask, other, *rest: load(self, pointer, mask, other or zero, *rest),
+        raising=False,
     )
     with pytest.raises(MeterUnavailable, match="undefined is 0, not 1"):
         with TrafficMeter():

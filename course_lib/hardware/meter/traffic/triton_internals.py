@@ -71,15 +71,16 @@ def filled_loads(filling: Callable[[str, tuple[int, ...]], np.ndarray | None]) -
     """
     from triton.runtime import interpreter
 
-    builder, semantic = interpreter.interpreter_builder, interpreter.interpreter_semantic
+    # The class: Triton 3.6 makes a `TritonSemantic` for every call.
+    builder, semantic = interpreter.interpreter_builder, type(interpreter.interpreter_semantic)
     original, asked = builder.create_masked_load, semantic.load
     was_given = False
 
-    def noting(pointer, mask, other, *rest, **more):
+    def noting(self, pointer, mask, other, *rest, **more):
         nonlocal was_given
         was_given = other is not None
         try:
-            return asked(pointer, mask, other, *rest, **more)
+            return asked(self, pointer, mask, other, *rest, **more)
         finally:
             was_given = False
 
