@@ -58,9 +58,14 @@ def formula_model(oracle: Callable, entry: str | None = None) -> Model | None:
         function = changed(made)
         if function is None:
             return None
-        result = function(*args)
-        for name in made & {*results}:
-            result = results[name][1](result)
+        try:
+            result = function(*args)
+            for name in made & {*results}:
+                result = results[name][1](result)
+        except Exception:  # a changed formula may divide by zero, or look for what is not there
+            if not made:
+                raise
+            return None
         return result
 
     slips = [change.slip for _, change in changes.values()] + [slip for slip, _ in results.values()]
