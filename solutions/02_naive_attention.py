@@ -376,9 +376,9 @@ def scores_kernel(
 def scores(query: torch.Tensor, key: torch.Tensor, scale: float) -> torch.Tensor:
     """S = scale · Q Kᵀ for every head.
 
-    query: [heads, query_length, head_dim]; key: [heads, key_length, head_dim]; both float32 or float16, head_dim 16, 32,
-    64 or 128. Any lengths, any strides, except that the last dimension is contiguous; numbers of any size, as long as
-    the scores fit the dtype. scale: any number.
+    query: [heads, query_length, head_dim]; key: [heads, key_length, head_dim]; both float32 or float16, head_dim 16,
+    32, 64 or 128. Any lengths, any strides, except that the last dimension is contiguous; numbers of any size, as long
+    as the scores fit the dtype. scale: any number.
     Returns: [heads, query_length, key_length], in the dtype of query. Every byte crosses once, and all loads together
     ask for no more than programs with tiles of 16 rows would.
     """

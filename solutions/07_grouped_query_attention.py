@@ -547,8 +547,8 @@ def grouped_decode(query, key_cache, value_cache, lengths):
             anything, NaN too. 0 is allowed.
 
     Returns:
-        [batch, query_heads, head_dim], in query's dtype; zeros for a sequence of length 0. The bytes are counted, and no
-        tensor that you make may have more elements than key_cache, or than a tile of rows for every KV head.
+        [batch, query_heads, head_dim], in query's dtype; zeros for a sequence of length 0. The bytes are counted, and
+        no tensor that you make may have more elements than key_cache, or than a tile of rows for every KV head.
     """
     batch, query_heads, head_dim = query.shape
     key_heads = key_cache.shape[1]

@@ -62,7 +62,7 @@ CONTRACT = Contract(
     valid=lambda query_length, key_length, query_rows, key_rows, **_: (
         -(-query_length // query_rows) * -(-key_length // key_rows) <= 80
     ),
-    most=24,
+    most=12,
 )
 
 EXERCISE = Exercise(

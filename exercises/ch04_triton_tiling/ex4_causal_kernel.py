@@ -67,6 +67,7 @@ def on_a_gpu(draw):
 
 CONTRACT = Contract(
     drawn,
+    most=12,
     choices={
         "heads": (1, 2, 3),
         "query_length": (64, 128, 192),

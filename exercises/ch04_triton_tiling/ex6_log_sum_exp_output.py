@@ -59,7 +59,7 @@ def lse_rounded(query, key, value, causal):
 
 def lse_cases(draw):
     cases = [
-        Case("two heads, 65 × 129", (*matrices(draw, 2, 65, 129, 32), False)),
+        Case("two heads, 130 × 129", (*matrices(draw, 2, 130, 129, 32), False)),
         Case("65 × 63, head dimension 24, causal", (*matrices(draw, 1, 65, 63, 24), True)),
         layout_case(draw, "q, k and v each stored in another way, 30 × 100, causal", 2, 30, 100, 48, rest=(True,)),
         Case("one query, one key", (*matrices(draw, 1, 1, 1, 16), True)),

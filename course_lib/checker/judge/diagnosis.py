@@ -58,10 +58,12 @@ def _nan_count(result: Any) -> int:
 def most_telling(failed: Sequence[Outcome]) -> Outcome:
     """The simplest failed case, which is the first, of those clearly wrong; else one whose errors have a pattern.
 
-    A result that is off by a rounding, or by a hair in one element, says less than one that is wrong altogether.
+    A result that is off by a rounding, or by a hair in one element, says less than one that is wrong altogether; one
+    that is a single element says nothing of a factor.
     """
     clear = [o for o in failed if o.first_problem.excess is None or float(o.first_problem.excess.max()) > 100]
-    return next(iter(clear or [o for o in failed if follows(o.first_problem)] or failed))
+    telling = [o for o in clear if o.first_problem.wrong is None or o.first_problem.wrong.numel() > 1]
+    return next(iter(telling or clear or [o for o in failed if follows(o.first_problem)] or failed))
 
 
 def which(exercise: Exercise, case: Case) -> str:

@@ -77,6 +77,9 @@ WRONG = {
         "4.5", (", output, mask=inside)", ", output, mask=(columns < head_dim)[None, :])")
     ),
     "tail_rows_read_out_of_bounds": changed(
+        "4.5", ("key_offsets, mask=present, other=0.0)", "key_offsets, mask=(columns < head_dim)[None, :], other=0.0)")
+    ),
+    "value_tail_not_masked": changed(
         "4.5",
         (
             "present = (keys < key_length)[:, None] & (columns < head_dim)[None, :]",

@@ -10,6 +10,12 @@ WRONG = {
     "maximum_starts_at_zero": changed(
         "4.6", ('tl.full([BLOCK_M], float("-inf"), tl.float32)', "tl.zeros([BLOCK_M], tl.float32)")
     ),
+    "nan_from_the_start": changed(
+        "4.6", ("rescale = tl.exp2(running_max - reference_max)", "rescale = tl.exp2(-running_max + reference_max)")
+    ),
+    "grid_axes_exchanged": changed(
+        "4.6", ("(triton.cdiv(query_length, 64), heads)", "(heads, triton.cdiv(query_length, 64))")
+    ),
     "log_of_sum_only": changed("4.6", (LSE_LINE, "log_sum_exp = tl.log(total)")),
     "lse_in_base_2": changed("4.6", (LSE_LINE, "log_sum_exp = running_max + tl.log2(total)")),
     "mixed_bases": changed("4.6", (LSE_LINE, "log_sum_exp = running_max + tl.log(total)")),
@@ -29,6 +35,9 @@ WRONG = {
         "4.6", (", output, mask=inside)", ", output, mask=(columns < head_dim)[None, :])")
     ),
     "tail_rows_read_out_of_bounds": changed(
+        "4.6", ("key_offsets, mask=present, other=0.0)", "key_offsets, mask=(columns < head_dim)[None, :], other=0.0)")
+    ),
+    "value_tail_not_masked": changed(
         "4.6",
         (
             "present = (keys < key_length)[:, None] & (columns < head_dim)[None, :]",

@@ -28,7 +28,9 @@ def tiles(pattern):
 WRONG = {
     "last_page_read_whole": changed("6.5", (INSIDE, "inside = offsets < PAGE_SIZE")),
     "last_page_read_whole__offset_compared": changed("6.5", (INSIDE, "inside = offsets < length")),
-    "strides_ignored": tiles("((page * tl.num_programs(1) + head) * PAGE_SIZE + offsets) * HEAD_DIM"),
+    "read_outside_the_pool__strides_ignored": tiles(
+        "((page * tl.num_programs(1) + head) * PAGE_SIZE + offsets) * HEAD_DIM"
+    ),
     "strides_ignored__values_by_the_keys": changed("6.5", ("value_pointer + value_rows", "value_pointer + key_rows")),
     "tail_keys_scored": changed("6.5", (MASKED, "")),
     "last_page_left_out": changed("6.5", (LOOP, "for block in range(0, length // PAGE_SIZE):")),

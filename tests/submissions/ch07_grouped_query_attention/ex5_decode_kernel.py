@@ -205,17 +205,6 @@ WRONG = {
     "tail_keys_scored__and_strides_ignored": changed(
         "7.5", (NOWHERE, "scores = scores"), ("keys[:, None] * value_stride", "keys[:, None] * key_stride")
     ),
-    "accumulator_in_float16": changed(
-        "7.5",
-        (
-            "accumulator = tl.zeros([ROWS, HEAD_DIM], tl.float32)",
-            "accumulator = tl.zeros([ROWS, HEAD_DIM], tl.float16)",
-        ),
-        (
-            "accumulator = accumulator * rescale[:, None] + product",
-            "accumulator = (accumulator * rescale[:, None] + product).to(tl.float16)",
-        ),
-    ),
     "grid_axes_exchanged": changed("7.5", ("grid = (batch, key_heads)", "grid = (key_heads, batch)")),
     "program_for_each_query_head": changed("7.5", ("grid = (batch, key_heads)", "grid = (batch, query_heads)")),
     "output_by_other_strides": changed("7.5", *OUTPUT_AS_QUERY),
