@@ -146,7 +146,7 @@ class _Search:
                 return False
             if not outcome.right_at_first:
                 failed += 1
-                shown += not alike(outcome.truth.want, predicted.value)
+                shown += not alike(predicted.value, outcome.truth.want)
         return 0 < failed <= 2 * shown
 
     def reaches_outside(self, made: Made) -> bool:
