@@ -25,7 +25,7 @@ from course_lib.checker.specification.nested import leaves, structure
 
 ROUNDING = 3e-4  # of the largest value: what a float32 kernel and a model that adds in another order may differ by
 ROUNDING_16 = 1e-2  # the same where results have 16 bits
-MOST_PAIRS = 800  # that are tried: about a second
+MOST_PAIRS = 2500  # that are tried, in some seconds
 ROUNDS = 3  # further cases that are drawn to tell explanations apart
 
 
