@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Limits, Mistake
+from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Limits, Mistake, Slip
 
 BLOCK = 256  # given in the cell of 0.1
 
@@ -60,58 +60,60 @@ EXERCISE = Exercise(
         "`triton.cdiv(a, b)` divides and rounds up. Write `programs = triton.cdiv(x.numel(), BLOCK)`. (`tl.cdiv` is "
         "the same thing for use inside a kernel; in a launcher it raises an error on a GPU.)",
     ),
-    mistakes=(
-        Mistake(
+    slips=(
+        Slip(
             "too_few_programs",
             "The division that counts the programs rounds down, so the last, partly filled block has no program and "
             "its elements are never written. Round up: look at the line that sets the number of programs.",
-            result=lambda x, factor: _only_first(x * factor, x.numel() // BLOCK * BLOCK),
+            formula=lambda x, factor: _only_first(x * factor, x.numel() // BLOCK * BLOCK),
         ),
-        Mistake(
+        Slip(
             "at_least_one_program",
             "Vectors shorter than a block come out whole, longer ones lose their last, partly filled block: the "
             "division rounds down, and `max(1, ...)` mends the shortest vectors alone. Round up.",
-            result=lambda x, factor: _only_first(x * factor, max(1, x.numel() // BLOCK) * BLOCK),
+            formula=lambda x, factor: _only_first(x * factor, max(1, x.numel() // BLOCK) * BLOCK),
         ),
-        Mistake(
+        Slip(
             "rounded_to_nearest",
             "The division that counts the programs rounds to the nearest number. A last block that is less than half "
             "full then has no program. However little is in it, it needs one: round up.",
-            result=lambda x, factor: _only_first(x * factor, round(x.numel() / BLOCK) * BLOCK),
+            formula=lambda x, factor: _only_first(x * factor, round(x.numel() / BLOCK) * BLOCK),
         ),
-        Mistake(
+        Slip(
             "only_first_block",
             "Only the first block was written. Either one program was launched in all, or every program works on "
             "block 0 because the program's number is missing from the offsets.",
-            result=lambda x, factor: _only_first(x * factor, BLOCK),
+            formula=lambda x, factor: _only_first(x * factor, BLOCK),
         ),
-        Mistake(
+        Slip(
             "blocks_overlap",
             "The blocks overlap: program 1 starts one element after program 0 instead of one block after it. Look at "
             "the offsets: the program's number must be multiplied by the block's length.",
-            result=lambda x, factor: _only_first(x * factor, _blocks(x.numel()) - 1 + BLOCK),
+            formula=lambda x, factor: _only_first(x * factor, _blocks(x.numel()) - 1 + BLOCK),
         ),
-        Mistake(
+        Slip(
             "last_element_missing",
             "Every element was written but the last one. Positions run from 0 to length - 1, so the mask is "
             "`offsets < length`.",
-            result=lambda x, factor: _only_first(x * factor, x.numel() - 1),
+            formula=lambda x, factor: _only_first(x * factor, x.numel() - 1),
         ),
-        Mistake(
+        Slip(
             "not_scaled",
             "The result is x itself: the kernel copies and never multiplies by the factor.",
-            result=lambda x, factor: x.clone(),
+            formula=lambda x, factor: x.clone(),
         ),
-        Mistake(
+        Slip(
             "factor_truncated",
             "The factor was cut to a whole number, as `int(factor)` does. It is a float: pass it on as it is.",
-            result=lambda x, factor: x * int(factor),
+            formula=lambda x, factor: x * int(factor),
         ),
-        Mistake(
+        Slip(
             "factor_added",
             "The factor was added where it should multiply.",
-            result=lambda x, factor: x + factor,
+            formula=lambda x, factor: x + factor,
         ),
+    ),
+    mistakes=(
         Mistake(
             "past_the_end",
             "A block reaches past the end of the vector, or before its start. Give load and store the mask `offsets < "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Limits, Mistake
+from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Limits, Mistake, Slip
 
 
 def reverse_oracle(x):
@@ -102,6 +102,14 @@ EXERCISE = Exercise(
         "`values = tl.load(x_pointer + length - 1 - offsets, mask=inside)`, then "
         "`tl.store(result_pointer + offsets, values, mask=inside)`. The launcher is that of 0.1.",
     ),
+    slips=(
+        Slip(
+            "not_reversed",
+            "The result is x in its old order. If you turn round both the load's addresses and the store's, the two "
+            "cancel: turn round one of them.",
+            formula=lambda x: x.clone(),
+        ),
+    ),
     mistakes=(
         Mistake(
             "written_into_x",
@@ -114,12 +122,6 @@ EXERCISE = Exercise(
             "Nothing was ever stored in the result. A kernel hands nothing back: what it computes reaches memory by "
             "`tl.store` alone. Is there one in the kernel, and is there at least one program?",
             when=_nothing_stored,
-        ),
-        Mistake(
-            "not_reversed",
-            "The result is x in its old order. If you turn round both the load's addresses and the store's, the two "
-            "cancel: turn round one of them.",
-            result=lambda x: x.clone(),
         ),
         Mistake(
             "reversed_within_blocks",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from course_lib.checker import Case, Exercise, Mistake
+from course_lib.checker import Case, Exercise, Mistake, Slip
 
 
 def elementwise_oracle(elements, inputs, flops_per_element, item_bytes):
@@ -134,6 +134,26 @@ EXERCISE = Exercise(
         "matmul: `2*m*k*n` and `(m*k + k*n + m*n) * item_bytes`. The scores are `matmul_cost(queries, head_dim, keys, "
         "item_bytes)`, times `heads`, both numbers.",
     ),
+    slips=(
+        Slip(
+            "heads_forgotten",
+            "The number of heads is missing from both numbers of the scores. Every head has its own queries, keys and "
+            "scores, so it multiplies the FLOPs and the bytes.",
+            formula=_without_heads(flops=True, moved=True),
+        ),
+        Slip(
+            "heads_forgotten_in_flops",
+            "The number of heads is missing from the FLOPs of the scores. Every head multiplies its own queries with "
+            "its own keys.",
+            formula=_without_heads(flops=True, moved=False),
+        ),
+        Slip(
+            "heads_forgotten_in_bytes",
+            "The number of heads is missing from the bytes of the scores. Every head has its own queries, keys and "
+            "scores, and it multiplies all three.",
+            formula=_without_heads(flops=False, moved=True),
+        ),
+    ),
     mistakes=(
         Mistake(
             "swapped",
@@ -196,24 +216,6 @@ EXERCISE = Exercise(
                 and _pair(got)[0] in [count * case.args[0] * case.args[1] for count in (1, 2, 3, 5, 6)]
             ),
             every=True,
-        ),
-        Mistake(
-            "heads_forgotten",
-            "The number of heads is missing from both numbers of the scores. Every head has its own queries, keys and "
-            "scores, so it multiplies the FLOPs and the bytes.",
-            result=_without_heads(flops=True, moved=True),
-        ),
-        Mistake(
-            "heads_forgotten_in_flops",
-            "The number of heads is missing from the FLOPs of the scores. Every head multiplies its own queries with "
-            "its own keys.",
-            result=_without_heads(flops=True, moved=False),
-        ),
-        Mistake(
-            "heads_forgotten_in_bytes",
-            "The number of heads is missing from the bytes of the scores. Every head has its own queries, keys and "
-            "scores, and it multiplies all three.",
-            result=_without_heads(flops=False, moved=True),
         ),
         Mistake(
             "operations_per_element_ignored",

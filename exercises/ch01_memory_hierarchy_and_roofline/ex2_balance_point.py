@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from course_lib.checker import Case, Exercise, Mistake
+from course_lib.checker import Case, Exercise, Mistake, Slip
 from exercises.ch01_memory_hierarchy_and_roofline.ex1_bytes_and_flops import (
     matmul_oracle,
     scores_oracle,
@@ -104,27 +104,52 @@ EXERCISE = Exercise(
         "`compute = flops / (teraflops * 1e12)`, `memory = bytes_moved / (gigabytes_per_second * 1e9)`; return "
         '`("compute" if compute >= memory else "memory", max(compute, memory))`.',
     ),
-    mistakes=(
-        Mistake(
+    slips=(
+        Slip(
             "times_added",
             "The two times were added. A GPU fetches the next bytes while it computes on the last ones, so the least "
             "time is the larger of the two, not their sum.",
-            result=_least_time_with(lambda f, b, rate, width: (_side(f, b, rate, width), f / rate + b / width)),
+            formula=_least_time_with(lambda f, b, rate, width: (_side(f, b, rate, width), f / rate + b / width)),
         ),
-        Mistake(
+        Slip(
             "smaller_time",
             "That is the smaller of the two times. Both the arithmetic and the transfer must be finished, so the "
             "larger one decides.",
-            result=_least_time_with(lambda f, b, rate, width: (_side(f, b, rate, width), min(f / rate, b / width))),
+            formula=_least_time_with(lambda f, b, rate, width: (_side(f, b, rate, width), min(f / rate, b / width))),
         ),
-        Mistake(
+        Slip(
             "comparison_reversed",
             "The comparison is the wrong way round: you return the shorter of the two times, with its side. Both the "
             "arithmetic and the transfer must be finished, so it is the longer one that decides.",
-            result=_least_time_with(
+            formula=_least_time_with(
                 lambda f, b, rate, width: (_other(_side(f, b, rate, width)), min(f / rate, b / width))
             ),
         ),
+        Slip(
+            "sides_swapped",
+            "The times are right and the two sides are exchanged. When the memory takes longer, the operation is "
+            "bound by "
+            'memory: "memory". Equally: an intensity below the balance point.',
+            formula=_least_time_with(
+                lambda f, b, rate, width: (_other(_side(f, b, rate, width)), max(f / rate, b / width))
+            ),
+        ),
+        Slip(
+            "intensity_against_one",
+            "The side was found by comparing FLOPs with bytes, which asks whether the intensity is above 1. What it "
+            "must be compared with is the device's balance point, which is in the hundreds.",
+            formula=_least_time_with(
+                lambda f, b, rate, width: ("compute" if f >= b else "memory", max(f / rate, b / width))
+            ),
+        ),
+        Slip(
+            "always_the_arithmetic",
+            "The time is that of the arithmetic alone, whatever the bytes. Most operations of a transformer wait for "
+            "memory.",
+            formula=_least_time_with(lambda f, b, rate, width: (_side(f, b, rate, width), f / rate)),
+        ),
+    ),
+    mistakes=(
         Mistake(
             "seconds_before_side",
             'The two are returned in the wrong order: first the side, "memory" or "compute", then the seconds.',
@@ -136,29 +161,6 @@ EXERCISE = Exercise(
                 and isinstance(got[0], (int, float))
             ),
             every=True,
-        ),
-        Mistake(
-            "sides_swapped",
-            "The times are right and the two sides are exchanged. When the memory takes longer, the operation is "
-            "bound by "
-            'memory: "memory". Equally: an intensity below the balance point.',
-            result=_least_time_with(
-                lambda f, b, rate, width: (_other(_side(f, b, rate, width)), max(f / rate, b / width))
-            ),
-        ),
-        Mistake(
-            "intensity_against_one",
-            "The side was found by comparing FLOPs with bytes, which asks whether the intensity is above 1. What it "
-            "must be compared with is the device's balance point, which is in the hundreds.",
-            result=_least_time_with(
-                lambda f, b, rate, width: ("compute" if f >= b else "memory", max(f / rate, b / width))
-            ),
-        ),
-        Mistake(
-            "always_the_arithmetic",
-            "The time is that of the arithmetic alone, whatever the bytes. Most operations of a transformer wait for "
-            "memory.",
-            result=_least_time_with(lambda f, b, rate, width: (_side(f, b, rate, width), f / rate)),
         ),
         Mistake(
             "balance_inverted",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Mistake
+from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Mistake, Slip
 from exercises.ch01_memory_hierarchy_and_roofline.blocks import (
     LAST_MISSING,
     NOT_MASKED,
@@ -100,6 +100,18 @@ EXERCISE = Exercise(
         "Launcher: `vector_add_kernel[(triton.cdiv(length, 1024),)](x, y, result, length, x.stride(0), y.stride(0), "
         "BLOCK=1024)`.",
     ),
+    slips=(
+        Slip(
+            "x_added_to_itself",
+            "The result is x + x: the second load reads x again. Load y from `y_pointer`.",
+            formula=lambda x, y: x + x,
+        ),
+        Slip(
+            "y_added_to_itself",
+            "The result is y + y: the first load reads y. Load x from `x_pointer`.",
+            formula=lambda x, y: y + y,
+        ),
+    ),
     mistakes=(
         Mistake("nothing_stored", NOTHING_STORED, when=nothing_stored(add_oracle)),
         Mistake(
@@ -119,15 +131,5 @@ EXERCISE = Exercise(
         Mistake("only_first_block", ONLY_FIRST_BLOCK, when=first_block_only(add_oracle), every=True),
         Mistake("blocks_overlap", OVERLAP, when=blocks_overlap(add_oracle), every=True),
         Mistake("too_few_programs", ROUNDED_DOWN, when=rounded_down(add_oracle), every=True),
-        Mistake(
-            "x_added_to_itself",
-            "The result is x + x: the second load reads x again. Load y from `y_pointer`.",
-            result=lambda x, y: x + x,
-        ),
-        Mistake(
-            "y_added_to_itself",
-            "The result is y + y: the first load reads y. Load x from `x_pointer`.",
-            result=lambda x, y: y + y,
-        ),
     ),
 )

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import TRITON, Allocates, Case, Exercise, Forbids, LaunchesTriton, Mistake, Moves
+from course_lib.checker import (
+    TRITON,
+    Allocates,
+    Case,
+    Exercise,
+    Forbids,
+    LaunchesTriton,
+    Mistake,
+    Moves,
+    Slip,
+)
 from exercises.ch01_memory_hierarchy_and_roofline.blocks import (
     NOTHING_STORED,
     POWERS_OF_TWO,
@@ -149,6 +159,13 @@ EXERCISE = Exercise(
         "columns`, `partial += tl.load(x_pointer + row * row_stride + offsets * column_stride, mask=inside, "
         "other=0.0)`. Launch `(rows,)` programs and store one number each.",
     ),
+    slips=(
+        Slip(
+            "mean_instead_of_sum",
+            "That is the mean of each row: the sum was divided by the number of columns.",
+            formula=lambda x: x.mean(dim=-1),
+        ),
+    ),
     mistakes=(
         Mistake("nothing_stored", NOTHING_STORED, when=nothing_stored(row_sum_oracle)),
         Mistake(
@@ -245,11 +262,6 @@ EXERCISE = Exercise(
                 and len(set(case.args[0].shape)) > 1
                 and same(got, case.args[0].float().sum(dim=0))
             ),
-        ),
-        Mistake(
-            "mean_instead_of_sum",
-            "That is the mean of each row: the sum was divided by the number of columns.",
-            result=lambda x: x.mean(dim=-1),
         ),
     ),
 )

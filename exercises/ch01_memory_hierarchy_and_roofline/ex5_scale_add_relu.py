@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import TRITON, Case, Exercise, FasterThan, Forbids, LaunchesTriton, Limits, Mistake, Moves
+from course_lib.checker import (
+    TRITON,
+    Case,
+    Exercise,
+    FasterThan,
+    Forbids,
+    LaunchesTriton,
+    Limits,
+    Mistake,
+    Moves,
+    Slip,
+)
 from exercises.ch01_memory_hierarchy_and_roofline.blocks import (
     LAST_MISSING,
     NOT_MASKED,
@@ -115,19 +126,55 @@ EXERCISE = Exercise(
         "`tl.store(result_pointer + offsets, tl.maximum(value, 0.0), mask=inside)`; launch `triton.cdiv(x.numel(), "
         "BLOCK)` programs.",
     ),
-    mistakes=(
-        Mistake(
+    slips=(
+        Slip(
             "relu_before_add",
             "ReLU was applied to scale * x, before y was added. It comes last.",
-            result=lambda x, y, scale: torch.relu(x * scale) + y,
+            formula=lambda x, y, scale: torch.relu(x * scale) + y,
         ),
-        Mistake("nothing_stored", NOTHING_STORED, when=nothing_stored(fused_oracle)),
-        Mistake(
+        Slip(
             "rows_counted",
             "Only as many elements were written as the tensor has rows: `x.shape[0]` and `len(x)` "
             "count those. The number of elements is `x.numel()`.",
-            result=_rows_counted,
+            formula=_rows_counted,
         ),
+        Slip(
+            "relu_missing",
+            "Negative values are left in the result: the last step, ReLU, is missing, or is "
+            "Python's `max`, which does not compare element by element. Use `tl.maximum`.",
+            formula=lambda x, y, scale: x * scale + y,
+        ),
+        Slip(
+            "sum_scaled",
+            "The sum was scaled: that is scale * (x + y). Only x is to be scaled.",
+            formula=lambda x, y, scale: torch.relu((x + y) * scale),
+        ),
+        Slip("y_scaled", "y was scaled instead of x.", formula=lambda x, y, scale: torch.relu(x + y * scale)),
+        Slip(
+            "scale_missing",
+            "`scale` is never used: the result is relu(x + y).",
+            formula=lambda x, y, scale: torch.relu(x + y),
+        ),
+        Slip(
+            "scale_added",
+            "`scale` was added where it should multiply x.",
+            formula=lambda x, y, scale: torch.relu(x + scale + y),
+        ),
+        Slip(
+            "minimum_taken",
+            "The positive values are gone and the negative ones are left: that is the minimum "
+            "with 0. ReLU is "
+            "the maximum.",
+            formula=lambda x, y, scale: (x * scale + y).clamp(max=0),
+        ),
+        Slip(
+            "absolute_value",
+            "Negative values came out positive: that is the absolute value. ReLU makes them 0.",
+            formula=lambda x, y, scale: (x * scale + y).abs(),
+        ),
+    ),
+    mistakes=(
+        Mistake("nothing_stored", NOTHING_STORED, when=nothing_stored(fused_oracle)),
         Mistake(
             "maximum_over_the_block",
             "All elements of a block are the same, the largest of them: `tl.max` reduces a block to one number. "
@@ -140,43 +187,6 @@ EXERCISE = Exercise(
             "larger than 0, to which the interpreter has no right answer. In a kernel it is `tl.maximum`.",
             when=_all_zero,
             every=True,
-        ),
-        Mistake(
-            "relu_missing",
-            "Negative values are left in the result: the last step, ReLU, is missing, or is "
-            "Python's `max`, which does not compare element by element. Use `tl.maximum`.",
-            result=lambda x, y, scale: x * scale + y,
-            when=lambda case, seen, got: (
-                same(got, case.args[0] * case.args[2] + case.args[1]) and not same(got, fused_oracle(*case.args))
-            ),
-        ),
-        Mistake(
-            "sum_scaled",
-            "The sum was scaled: that is scale * (x + y). Only x is to be scaled.",
-            result=lambda x, y, scale: torch.relu((x + y) * scale),
-        ),
-        Mistake("y_scaled", "y was scaled instead of x.", result=lambda x, y, scale: torch.relu(x + y * scale)),
-        Mistake(
-            "scale_missing",
-            "`scale` is never used: the result is relu(x + y).",
-            result=lambda x, y, scale: torch.relu(x + y),
-        ),
-        Mistake(
-            "scale_added",
-            "`scale` was added where it should multiply x.",
-            result=lambda x, y, scale: torch.relu(x + scale + y),
-        ),
-        Mistake(
-            "minimum_taken",
-            "The positive values are gone and the negative ones are left: that is the minimum "
-            "with 0. ReLU is "
-            "the maximum.",
-            result=lambda x, y, scale: (x * scale + y).clamp(max=0),
-        ),
-        Mistake(
-            "absolute_value",
-            "Negative values came out positive: that is the absolute value. ReLU makes them 0.",
-            result=lambda x, y, scale: (x * scale + y).abs(),
         ),
         Mistake("past_the_end", NOT_MASKED, when=past_the_end),
         Mistake("last_element_missing", LAST_MISSING, when=last_missing(fused_oracle), every=True),

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from course_lib.checker import Case, Exercise, Mistake
+from course_lib.checker import Case, Exercise, Mistake, Slip
 
 
 def turning_oracle(arithmetic_rate, bandwidth, item_bytes):
@@ -116,6 +116,24 @@ EXERCISE = Exercise(
         "steps[-2])`, in seconds per step. How many steps at that price take as long as the floor? "
         "`seconds[0] / slope`.",
     ),
+    slips=(
+        Slip(
+            "times_added",
+            "The two times were added. Arithmetic and memory work at the same time: the larger one decides.",
+            formula=_chain_with(lambda n, s, rate, width, item: 2 * s * n / rate + 2 * n * item / width),
+        ),
+        Slip(
+            "seconds_without_write",
+            "The memory's time counts one transfer per element. The chain reads and writes: `2 * elements * "
+            "item_bytes`.",
+            formula=_chain_with(lambda n, s, rate, width, item: max(2 * s * n / rate, n * item / width)),
+        ),
+        Slip(
+            "seconds_of_one_flop",
+            "The arithmetic's time counts one FLOP a step. A multiply-add is two: `2 * steps * elements`.",
+            formula=_chain_with(lambda n, s, rate, width, item: max(s * n / rate, 2 * n * item / width)),
+        ),
+    ),
     mistakes=(
         Mistake(
             "item_bytes_forgotten",
@@ -145,22 +163,6 @@ EXERCISE = Exercise(
             "multiply_add_counted_once",
             "The steps are twice what they should be: one step is a multiply-add, 2 FLOPs.",
             when=_off_by(2.0),
-        ),
-        Mistake(
-            "times_added",
-            "The two times were added. Arithmetic and memory work at the same time: the larger one decides.",
-            result=_chain_with(lambda n, s, rate, width, item: 2 * s * n / rate + 2 * n * item / width),
-        ),
-        Mistake(
-            "seconds_without_write",
-            "The memory's time counts one transfer per element. The chain reads and writes: `2 * elements * "
-            "item_bytes`.",
-            result=_chain_with(lambda n, s, rate, width, item: max(2 * s * n / rate, n * item / width)),
-        ),
-        Mistake(
-            "seconds_of_one_flop",
-            "The arithmetic's time counts one FLOP a step. A multiply-add is two: `2 * steps * elements`.",
-            result=_chain_with(lambda n, s, rate, width, item: max(s * n / rate, 2 * n * item / width)),
         ),
         Mistake(
             "line_through_the_origin",

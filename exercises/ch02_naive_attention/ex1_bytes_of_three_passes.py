@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from course_lib.checker import Case, Exercise, Mistake
+from course_lib.checker import Case, Exercise, Slip
 
 
 def pass_bytes_oracle(heads, query_length, key_length, head_dim, item_bytes):
@@ -43,70 +43,70 @@ EXERCISE = Exercise(
         "key_length * head_dim + matrix)`, pass 2 is `heads * item_bytes * 2 * matrix`. Pass 3 has the size of "
         "pass 1.",
     ),
-    mistakes=(
-        Mistake(
+    slips=(
+        Slip(
             "scores_not_written",
             "Pass 1 lacks the scores themselves. They do not fit on the chip, so the kernel writes all of them to "
             "memory: that is the largest part of the pass.",
-            result=lambda h, m, n, d, b: (h * b * (m * d + n * d), 2 * h * b * m * n, h * b * (m * n + n * d + m * d)),
+            formula=lambda h, m, n, d, b: (h * b * (m * d + n * d), 2 * h * b * m * n, h * b * (m * n + n * d + m * d)),
         ),
-        Mistake(
+        Slip(
             "probabilities_not_read",
             "Pass 3 lacks the probabilities. The kernel before it left them in memory, so this one must read them "
             "back.",
-            result=lambda h, m, n, d, b: (h * b * (m * d + n * d + m * n), 2 * h * b * m * n, h * b * (n * d + m * d)),
+            formula=lambda h, m, n, d, b: (h * b * (m * d + n * d + m * n), 2 * h * b * m * n, h * b * (n * d + m * d)),
         ),
-        Mistake(
+        Slip(
             "matrix_free_in_both_products",
             "The matrix counts in pass 2 only. Pass 1 writes it and pass 3 reads it: that makes four crossings, "
             "not two.",
-            result=lambda h, m, n, d, b: (h * b * (m * d + n * d), 2 * h * b * m * n, h * b * (n * d + m * d)),
+            formula=lambda h, m, n, d, b: (h * b * (m * d + n * d), 2 * h * b * m * n, h * b * (n * d + m * d)),
         ),
-        Mistake(
+        Slip(
             "softmax_one_way",
             "The softmax counts one crossing of the matrix. It reads the scores and writes the probabilities: two.",
-            result=lambda h, m, n, d, b: (
+            formula=lambda h, m, n, d, b: (
                 h * b * (m * d + n * d + m * n),
                 h * b * m * n,
                 h * b * (m * n + n * d + m * d),
             ),
         ),
-        Mistake(
+        Slip(
             "softmax_reads_three_times",
             "The softmax counts a read of the row for the maximum, one for the sum and one for the result. A row "
             "that fits on the chip is read once.",
-            result=lambda h, m, n, d, b: (
+            formula=lambda h, m, n, d, b: (
                 h * b * (m * d + n * d + m * n),
                 4 * h * b * m * n,
                 h * b * (m * n + n * d + m * d),
             ),
         ),
-        Mistake(
+        Slip(
             "heads_forgotten",
             "The number of heads is missing. Every head has its own Q, K, V, O and its own matrix.",
-            result=lambda h, m, n, d, b: pass_bytes_oracle(1, m, n, d, b),
+            formula=lambda h, m, n, d, b: pass_bytes_oracle(1, m, n, d, b),
         ),
-        Mistake(
+        Slip(
             "elements_not_bytes",
             "These are elements, not bytes. Multiply by `item_bytes`.",
-            result=lambda h, m, n, d, b: pass_bytes_oracle(h, m, n, d, 1),
+            formula=lambda h, m, n, d, b: pass_bytes_oracle(h, m, n, d, 1),
         ),
-        Mistake(
+        Slip(
             "queries_squared",
             "The keys were given the length of the queries. The matrix is query_length × key_length, and K and V have "
             "key_length rows; the two differ whenever a cache holds earlier keys.",
-            result=lambda h, m, n, d, b: pass_bytes_oracle(h, m, m, d, b),
+            formula=lambda h, m, n, d, b: pass_bytes_oracle(h, m, m, d, b),
         ),
-        Mistake(
+        Slip(
             "keys_squared",
             "The queries were given the length of the keys. The matrix is query_length × key_length, and Q and O have "
             "query_length rows.",
-            result=lambda h, m, n, d, b: pass_bytes_oracle(h, n, n, d, b),
+            formula=lambda h, m, n, d, b: pass_bytes_oracle(h, n, n, d, b),
         ),
-        Mistake(
+        Slip(
             "output_not_written",
             "Pass 3 lacks its result: query_length × head_dim elements of O are written for each head.",
-            result=lambda h, m, n, d, b: (h * b * (m * d + n * d + m * n), 2 * h * b * m * n, h * b * (m * n + n * d)),
+            formula=lambda h, m, n, d, b: (h * b * (m * d + n * d + m * n), 2 * h * b * m * n, h * b * (m * n + n * d)),
         ),
     ),
 )

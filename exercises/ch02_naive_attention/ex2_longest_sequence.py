@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from course_lib.checker import Case, Exercise, Mistake
+from course_lib.checker import Case, Exercise
 from course_lib.checker.specification.model import Model, Slip
 
 
@@ -101,12 +101,12 @@ EXERCISE = Exercise(
         "`math.isqrt(memory_bytes // (2 * item_bytes * heads) + head_dim**2) - head_dim`",
     ),
     models=(Model(longest_with, SLIPS),),
-    mistakes=(
-        Mistake(
+    slips=(
+        Slip(
             "powers_of_two_only",
             "You tried powers of two. The longest length that fits may lie almost a factor of two above the last "
             "of them.",
-            result=_largest_power,
+            formula=_largest_power,
         ),
     ),
 )

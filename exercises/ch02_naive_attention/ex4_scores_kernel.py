@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Mistake
+from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Mistake, Slip
 from exercises.ch02_naive_attention.ex1_bytes_of_three_passes import pass_bytes_oracle
 from exercises.ch02_naive_attention.requirements import MATRIX_PRODUCTS, PATIENT, SMALLEST_TILE, OnePass
 from exercises.ch02_naive_attention.slips import (
@@ -158,49 +158,51 @@ EXERCISE = Exercise(
         '`tile = tl.dot(query, key_transposed, input_precision="ieee") * scale`, stored with the mask '
         "`(queries[:, None] < query_length) & (keys[None, :] < key_length)`.",
     ),
-    mistakes=(
-        Mistake(
+    slips=(
+        Slip(
             "scale_missing",
             "The scores are not scaled. Multiply the product by `scale`.",
-            result=lambda query, key, scale: scores_oracle(query, key, 1.0),
+            formula=lambda query, key, scale: scores_oracle(query, key, 1.0),
         ),
-        Mistake(
+        Slip(
             "key_not_transposed",
             "Q was multiplied with K as it was loaded, [BLOCK_N, HEAD_DIM]. Such a product exists only where HEAD_DIM "
             "is BLOCK_N, and is wrong there too: load K as [HEAD_DIM, BLOCK_N], or turn the tile over with `tl.trans`.",
-            result=_keys_not_turned,
+            formula=_keys_not_turned,
         ),
-        Mistake(
+        Slip(
             "scale_twice",
             "The scale was applied twice: once to Q or K and once to the product, say. Apply it once.",
-            result=lambda query, key, scale: scores_oracle(query, key, scale * scale),
+            formula=lambda query, key, scale: scores_oracle(query, key, scale * scale),
         ),
-        Mistake(
+        Slip(
             "divided_by_root_as_well",
             "The scores are multiplied by `scale` and divided by the root of head_dim as well. The scale is an "
             "argument here, and it is all that is asked for.",
-            result=lambda query, key, scale: scores_oracle(query, key, scale / math.sqrt(query.shape[-1])),
+            formula=lambda query, key, scale: scores_oracle(query, key, scale / math.sqrt(query.shape[-1])),
         ),
-        Mistake(
+        Slip(
             "divided_by_scale",
             "The product was divided by `scale`. It is a factor: 1/√head_dim, as a rule.",
-            result=lambda query, key, scale: scores_oracle(query, key, 1.0 / scale),
+            formula=lambda query, key, scale: scores_oracle(query, key, 1.0 / scale),
         ),
-        Mistake(
+        Slip(
             "head_ignored_in_query",
             "Every head was computed from the Q of head 0. Add `head * query_head_stride` to its pointer.",
-            result=_same_head(0),
+            formula=_same_head(0),
         ),
-        Mistake(
+        Slip(
             "head_ignored_in_key",
             "Every head was computed from the K of head 0. Add `head * key_head_stride` to its pointer.",
-            result=_same_head(1),
+            formula=_same_head(1),
         ),
-        Mistake(
+        Slip(
             "head_ignored",
             "Every head was computed from the Q and K of head 0. Move both pointers to the program's head.",
-            result=_same_head(2),
+            formula=_same_head(2),
         ),
+    ),
+    mistakes=(
         Mistake(
             "strides_ignored",
             "A tensor with gaps was read as if its rows touched. Rows lie `stride(1)` elements apart and heads "

@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Mistake
-from exercises.ch02_naive_attention.masks import MASK_MISTAKES, causal_oracle, causal_visible
+from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Mistake, Slip
+from exercises.ch02_naive_attention.masks import MASK_SLIPS, causal_oracle, causal_visible
 from exercises.ch02_naive_attention.requirements import PATIENT, OnePass
 from exercises.ch02_naive_attention.slips import HEADS_MISSING, only_some_heads_written, same
 from exercises.ch02_naive_attention.strides import strides_ignored, with_gaps
@@ -127,37 +127,39 @@ EXERCISE = Exercise(
         'Rows that see no key: `largest = tl.where(largest == float("-inf"), 0.0, largest)`, so that exp(-inf - '
         "0) = 0, and `total = tl.where(total == 0.0, 1.0, total)` before the division.",
     ),
-    mistakes=(
-        Mistake(
+    slips=(
+        *MASK_SLIPS,
+        Slip(
             "no_maximum",
             "The maximum was not subtracted. exp(89) is already more than float32 holds; the row then reads "
             "infinity / infinity. Subtract the row's maximum first: the result is the same and no exponent is "
             "above 0.",
-            result=_no_maximum,
+            formula=_no_maximum,
         ),
-        Mistake(
+        Slip(
             "tail_scored_zero",
             "Keys that do not exist were scored 0: the tile is wider than the row, and the rest of it came from "
             '`other=0.0`. Each adds exp(0 - maximum) to the sum. Load with `other=float("-inf")`.',
-            result=lambda scores, causal: _padded_with_zeros(scores, causal, every_hidden_key=False),
+            formula=lambda scores, causal: _padded_with_zeros(scores, causal, every_hidden_key=False),
         ),
-        Mistake(
+        Slip(
             "hidden_and_tail_scored_zero",
             "Hidden keys and keys that do not exist were scored 0: the load's mask is right and its `other=0.0` is "
             'not. A score of 0 weighs exp(0 - maximum). Load with `other=float("-inf")`.',
-            result=lambda scores, causal: _padded_with_zeros(scores, causal, every_hidden_key=True),
+            formula=lambda scores, causal: _padded_with_zeros(scores, causal, every_hidden_key=True),
         ),
-        Mistake(
+        Slip(
             "not_normalised",
             "The weights were not divided by their sum: the largest of each row is 1.",
-            result=_not_normalised,
+            formula=_not_normalised,
         ),
-        Mistake(
+        Slip(
             "causal_ignored",
             "`causal` has no effect: with it, a query sees no key behind its own position.",
-            result=_no_causal,
+            formula=_no_causal,
         ),
-        *MASK_MISTAKES,
+    ),
+    mistakes=(
         Mistake(
             "only_first_tile",
             "Only the first tile of each row was used, and the rest of the row was never written. Choose the tile "

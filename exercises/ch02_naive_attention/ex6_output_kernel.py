@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Mistake
+from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Mistake, Slip
 from exercises.ch02_naive_attention.ex1_bytes_of_three_passes import pass_bytes_oracle
 from exercises.ch02_naive_attention.requirements import MATRIX_PRODUCTS, PATIENT, SMALLEST_TILE, OnePass
 from exercises.ch02_naive_attention.slips import (
@@ -157,44 +157,46 @@ EXERCISE = Exercise(
         'tl.dot(probabilities, value, input_precision="ieee")`. The grid is `(triton.cdiv(query_length, '
         "BLOCK_M), heads)`.",
     ),
-    mistakes=(
-        Mistake(
+    slips=(
+        Slip(
             "only_first_tile",
             "Only the first tile of keys counts. The sum over keys needs a loop, in steps of BLOCK_N up to key_length.",
-            result=_keys_used(lambda keys, block: (0, min(block, keys))),
+            formula=_keys_used(lambda keys, block: (0, min(block, keys))),
         ),
-        Mistake(
+        Slip(
             "last_tile_skipped",
             "The last, partly filled tile of keys is missing: the loop ends too early. Let it run to key_length "
             "and mask instead.",
-            result=_keys_used(lambda keys, block: (0, keys // block * block)),
+            formula=_keys_used(lambda keys, block: (0, keys // block * block)),
         ),
-        Mistake(
+        Slip(
             "accumulator_overwritten",
             "The result is that of the last tile of keys alone: the accumulator is overwritten in each step. Add "
             "to it (`+=`).",
-            result=_keys_used(lambda keys, block: ((keys - 1) // block * block, keys)),
+            formula=_keys_used(lambda keys, block: ((keys - 1) // block * block, keys)),
         ),
-        Mistake(
+        Slip(
             "mean_over_keys",
             "The result was divided by the number of keys. The probabilities are weights that add up to 1 already.",
-            result=lambda probabilities, value: output_oracle(probabilities, value) / value.shape[1],
+            formula=lambda probabilities, value: output_oracle(probabilities, value) / value.shape[1],
         ),
-        Mistake(
+        Slip(
             "head_ignored_in_value",
             "Every head was given the V of head 0. Add `head * value_head_stride` to its pointer.",
-            result=_head_ignored(1),
+            formula=_head_ignored(1),
         ),
-        Mistake(
+        Slip(
             "head_ignored_in_probabilities",
             "Every head was given the P of head 0. Add `head * probabilities_head_stride` to its pointer.",
-            result=_head_ignored(0),
+            formula=_head_ignored(0),
         ),
-        Mistake(
+        Slip(
             "head_ignored",
             "Every head was given the P and V of head 0. Move both pointers to the program's head.",
-            result=_head_ignored(0, 1),
+            formula=_head_ignored(0, 1),
         ),
+    ),
+    mistakes=(
         Mistake(
             "strides_ignored",
             "A tensor with gaps was read as if its rows touched. Use `stride(0)` for the heads and `stride(1)` for "

@@ -7,9 +7,9 @@ import math
 import torch
 
 from course_lib.checker.specification.model import Model, Slip, Slips
-from exercises.ch02_naive_attention.masks import MASK_MISTAKES
+from exercises.ch02_naive_attention.masks import MASK_SLIPS
 
-_SAID = {mistake.id: mistake.sentence for mistake in MASK_MISTAKES}
+_SAID = {mistake.id: mistake.sentence for mistake in MASK_SLIPS}
 
 
 def _mask(slips: Slips, query_length: int, key_length: int) -> torch.Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from course_lib.checker import Mistake
+from course_lib.checker import Slip
 from exercises.ch02_naive_attention.slips import same
 
 
@@ -94,58 +94,57 @@ def _diagonal_hidden_and_nan(case, seen, got):
     return torch.equal(got.isnan(), expected.isnan()) and same(got, expected)
 
 
-MASK_MISTAKES = (
-    Mistake(
+MASK_SLIPS = (
+    Slip(
         "causal_misaligned",
         "The mask is aligned to the first query and key. With fewer queries than keys the last query stands at the "
         "last key: query i has the position i + key_length - query_length.",
-        result=_top_left,
+        formula=_top_left,
     ),
-    Mistake(
+    Slip(
         "diagonal_hidden",
         "The mask is off by one: a token must see itself. Keep keys at or before the query's position (`<=`, not `<`).",
-        result=with_visible(lambda queries, keys: keys < queries),
-        when=_diagonal_hidden_and_nan,
+        formula=(with_visible(lambda queries, keys: keys < queries), _diagonal_hidden_and_nan),
     ),
-    Mistake(
+    Slip(
         "one_key_too_many",
         "The mask is off by one: each query sees one key of its future. Keep keys at or before its position, none "
         "after it.",
-        result=with_visible(lambda queries, keys: keys <= queries + 1),
+        formula=with_visible(lambda queries, keys: keys <= queries + 1),
     ),
-    Mistake(
+    Slip(
         "mask_inverted",
         "The mask is upside down: the past is hidden and the future kept.",
-        result=with_visible(lambda queries, keys: keys > queries),
+        formula=with_visible(lambda queries, keys: keys > queries),
     ),
-    Mistake(
+    Slip(
         "mask_after_softmax",
         "The mask was applied after the softmax, so hidden keys still have their share of the sum and the rows do "
         "not add up to 1. Set hidden scores to minus infinity before the softmax.",
-        result=_mask_after,
+        formula=_mask_after,
     ),
-    Mistake(
+    Slip(
         "hidden_scored_zero",
         "Hidden scores were set to 0. A score of 0 has the weight exp(0) = 1; the score that weighs nothing is "
         "minus infinity.",
-        result=_scored_zero,
+        formula=_scored_zero,
     ),
-    Mistake(
+    Slip(
         "empty_row_nan",
         "A row that sees no key became NaN: its maximum is minus infinity, and -inf - -inf is NaN. Such a row is "
         "all zeros.",
-        result=_nothing_seen_becomes(lambda n: math.nan),
+        formula=_nothing_seen_becomes(lambda n: math.nan),
     ),
-    Mistake(
+    Slip(
         "empty_row_uniform",
         "A row that sees no key shares its weight evenly among hidden keys: a large negative number stands where "
         "minus infinity belongs, and the softmax cannot tell it from a score. Such a row is all zeros.",
-        result=_nothing_seen_becomes(lambda n: 1.0 / n),
+        formula=_nothing_seen_becomes(lambda n: 1.0 / n),
     ),
-    Mistake(
+    Slip(
         "wrong_axis",
         "The softmax runs over the queries. Each query shares its weight among the keys: the last dimension adds "
         "up to 1.",
-        result=over(-2),
+        formula=over(-2),
     ),
 )

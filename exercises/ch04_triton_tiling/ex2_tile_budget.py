@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from course_lib.checker import Case, Exercise, Mistake
+from course_lib.checker import Case, Exercise, Slip
 
 TILE_CHOICES = (16, 32, 64, 128, 256)
 REGISTERS_FOR_TILES = 128
@@ -94,61 +94,61 @@ EXERCISE = Exercise(
         "Python compares tuples from the left: max(pairs) prefers the largest query_rows, then the largest key_rows. "
         "max(pairs, default=None) covers the case that none is left.",
     ),
-    mistakes=(
-        Mistake(
+    slips=(
+        Slip(
             "value_tile_forgotten",
             "Only one tile is counted for each stage. Keys and values both stream through: two tiles for each stage.",
-            result=_for_arguments(5, lambda m, n, d, size, stages: (m + stages * n) * d * size),
+            formula=_for_arguments(5, lambda m, n, d, size, stages: (m + stages * n) * d * size),
         ),
-        Mistake(
+        Slip(
             "stages_forgotten",
             "The stages are missing: with s stages, s tiles of keys and s of values are held at once.",
-            result=_for_arguments(5, lambda m, n, d, size, stages: (m + 2 * n) * d * size),
+            formula=_for_arguments(5, lambda m, n, d, size, stages: (m + 2 * n) * d * size),
         ),
-        Mistake(
+        Slip(
             "stages_on_queries",
             "The tile of queries is multiplied by the stages too. It is loaded once and stays.",
-            result=_for_arguments(5, lambda m, n, d, size, stages: stages * (m + 2 * n) * d * size),
+            formula=_for_arguments(5, lambda m, n, d, size, stages: stages * (m + 2 * n) * d * size),
         ),
-        Mistake(
+        Slip(
             "keys_read_once",
             "Keys and values are counted once. Every program of a head reads them all: multiply by the "
             "number of query tiles.",
-            result=_for_arguments(6, lambda h, q, k, d, size, m: h * (2 * q + 2 * k) * d * size),
+            formula=_for_arguments(6, lambda h, q, k, d, size, m: h * (2 * q + 2 * k) * d * size),
         ),
-        Mistake(
+        Slip(
             "output_forgotten",
             "The output is missing: it is written once, as many bytes as the queries.",
-            result=_for_arguments(6, lambda h, q, k, d, size, m: h * (q + 2 * -(-q // m) * k) * d * size),
+            formula=_for_arguments(6, lambda h, q, k, d, size, m: h * (q + 2 * -(-q // m) * k) * d * size),
         ),
-        Mistake(
+        Slip(
             "tiles_rounded_down",
             "The number of query tiles was rounded down. A last tile that is not full reads all keys too: round up.",
-            result=_for_arguments(6, lambda h, q, k, d, size, m: h * (2 * q + 2 * (q // m) * k) * d * size),
+            formula=_for_arguments(6, lambda h, q, k, d, size, m: h * (2 * q + 2 * (q // m) * k) * d * size),
         ),
-        Mistake(
+        Slip(
             "heads_forgotten",
             "The heads are missing: each has queries, keys, values and an output of its own.",
-            result=_for_arguments(6, lambda h, q, k, d, size, m: traffic_oracle(1, q, k, d, size, m)),
+            formula=_for_arguments(6, lambda h, q, k, d, size, m: traffic_oracle(1, q, k, d, size, m)),
         ),
-        Mistake(
+        Slip(
             "registers_ignored",
             "The registers are not looked at. query_rows · (head_dim + key_rows) float32 values must "
             "find room in 128 registers of each thread.",
-            result=_for_arguments(
+            formula=_for_arguments(
                 4, lambda d, size, budget, threads: _tiles(d, size, budget, threads, registers=1 << 30)
             ),
         ),
-        Mistake(
+        Slip(
             "key_rows_first",
             "The largest key_rows is preferred. Bytes depend on query_rows alone: take the largest of those, "
             "and the largest key_rows that goes with it.",
-            result=_for_arguments(4, lambda *args: _tiles(*args, order=lambda pair: pair[::-1])),
+            formula=_for_arguments(4, lambda *args: _tiles(*args, order=lambda pair: pair[::-1])),
         ),
-        Mistake(
+        Slip(
             "fits_strictly",
             "Tiles that fill the budget to the last byte were refused. They fit: compare with <=.",
-            result=_for_arguments(4, lambda *args: _tiles(*args, fits=lambda need, budget: need < budget)),
+            formula=_for_arguments(4, lambda *args: _tiles(*args, fits=lambda need, budget: need < budget)),
         ),
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import NVIDIA, Allocates, Case, Exercise, FasterThan, LaunchesTriton, Mistake
+from course_lib.checker import NVIDIA, Allocates, Case, Exercise, FasterThan, LaunchesTriton, Mistake, Slip
 from course_lib.hardware.device import machine
 from exercises.ch04_triton_tiling.parts import BIG, SKIPS_THE_WORK, far_below, makes_whole_matrix, matrices, overflowing
 from exercises.topics.attention import attention, streamed, visible_pairs, zeros_scored
@@ -129,11 +129,11 @@ EXERCISE = Exercise(
         "mask let the longest programs start first: tile = tl.num_programs(0) - 1 - tl.program_id(0). With the other "
         'hints that is all that the course\'s own answer does (`solution("4.7")`).',
     ),
-    mistakes=(
-        Mistake(
+    slips=(
+        Slip(
             "accumulator_not_rescaled",
             ACCUMULATOR_NOT_RESCALED,
-            result=lambda q, k, v, causal: (
+            formula=lambda q, k, v, causal: (
                 None
                 if max(q.shape[2], k.shape[2]) > 1000
                 else _head_by_head(
@@ -141,19 +141,19 @@ EXERCISE = Exercise(
                 )
             ),
         ),
-        Mistake(
+        Slip(
             "scale_missing",
             SCALE_MISSING,
-            result=lambda q, k, v, causal: (
+            formula=lambda q, k, v, causal: (
                 None
                 if k.shape[2] > 1000
                 else _head_by_head(lambda a, b, c, m: attention(a, b, c, m, scale=1.0), q, k, v, causal)
             ),
         ),
-        Mistake(
+        Slip(
             "causal_misaligned",
             MISALIGNED,
-            result=lambda q, k, v, causal: (
+            formula=lambda q, k, v, causal: (
                 None
                 if k.shape[2] > 1000
                 else _head_by_head(lambda a, b, c, m: attention(a, b, c, m), q, k, v, False)
@@ -169,15 +169,15 @@ EXERCISE = Exercise(
                 )
             ),
         ),
-        Mistake(
+        Slip(
             "tail_keys_scored",
             "The keys past the end were loaded as zeros and counted. Give their scores minus infinity.",
-            result=lambda q, k, v, causal: (
+            formula=lambda q, k, v, causal: (
                 None
                 if k.shape[2] > 1000
                 else _head_by_head(lambda a, b, c, m: zeros_scored(a, b, c, 128, m), q, k, v, causal)
             ),
         ),
-        Mistake("writes_the_score_matrix", WHOLE_MATRIX, when=makes_whole_matrix),
     ),
+    mistakes=(Mistake("writes_the_score_matrix", WHOLE_MATRIX, when=makes_whole_matrix),),
 )

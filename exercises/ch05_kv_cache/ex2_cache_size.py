@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from course_lib.checker import Case, Exercise, Mistake
+from course_lib.checker import Case, Exercise, Slip
 
 
 def cache_bytes_oracle(layers, query_heads, key_heads, head_dim, batch, length, item_bytes):
@@ -101,98 +101,100 @@ EXERCISE = Exercise(
         "For the second function: `memory_bytes - parameters * item_bytes` is left beside the weights. Whole sequences "
         "only (`//`), and not less than 0.",
     ),
-    mistakes=(
-        Mistake(
+    slips=(
+        Slip(
             "keys_only",
             "Half is missing: a token leaves a key and a value.",
-            result=_size(lambda right, shape: right // 2),
+            formula=_size(lambda right, shape: right // 2),
         ),
-        Mistake(
+        Slip(
             "query_heads_counted",
             "The query heads were counted. Keys and values exist once for each KV head, and the queries are not kept: "
             "Llama-2-70B has 64 of the one and 8 of the other.",
-            result=(
+            formula=(
                 _size(lambda right, shape: right // shape.key_heads * shape.query_heads),
                 _fit(lambda left, _, one, shape: max(0, left) // (one // shape.key_heads * shape.query_heads)),
             ),
         ),
-        Mistake(
+        Slip(
             "group_size_counted",
             "The number of query heads that share a KV head was counted, query_heads / key_heads. A token leaves a "
             "key and a value for each KV head: key_heads.",
-            result=_size(lambda right, shape: right // shape.key_heads * (shape.query_heads // shape.key_heads)),
+            formula=_size(lambda right, shape: right // shape.key_heads * (shape.query_heads // shape.key_heads)),
         ),
-        Mistake(
+        Slip(
             "queries_kept",
             "The queries were counted as well. A query is used once, in its own step; only keys and values are asked "
             "for again.",
-            result=_size(
+            formula=_size(
                 lambda right, shape: right // (2 * shape.key_heads) * (shape.query_heads + 2 * shape.key_heads)
             ),
         ),
-        Mistake(
+        Slip(
             "one_layer",
             "This is the cache of one layer. Every layer has its own keys and values.",
-            result=_size(lambda right, shape: right // shape.layers),
+            formula=_size(lambda right, shape: right // shape.layers),
         ),
-        Mistake(
+        Slip(
             "one_sequence",
             "The batch is missing: every sequence has a cache of its own.",
-            result=_size(lambda right, shape: right // shape.batch),
+            formula=_size(lambda right, shape: right // shape.batch),
         ),
-        Mistake(
+        Slip(
             "elements_not_bytes",
             "These are elements, not bytes. Multiply by item_bytes.",
-            result=_size(lambda right, shape: right // shape.item_bytes),
+            formula=_size(lambda right, shape: right // shape.item_bytes),
         ),
-        Mistake(
+        Slip(
             "length_squared",
             "The length counts twice. A cache holds keys and values, one of each for a token; scores are not kept.",
-            result=_size(lambda right, shape: right * shape.length),
+            formula=_size(lambda right, shape: right * shape.length),
         ),
-        Mistake(
+        Slip(
             "weights_forgotten",
             "The model's weights lie in the same memory. Take parameters · item_bytes off before you divide.",
-            result=_fit(lambda left, parameters, one, shape: (left + parameters * shape.item_bytes) // one),
+            formula=_fit(lambda left, parameters, one, shape: (left + parameters * shape.item_bytes) // one),
         ),
-        Mistake(
+        Slip(
             "weights_in_elements",
             "The weights were taken off as a number of parameters. Each of them takes item_bytes bytes.",
-            result=_fit(lambda left, parameters, one, shape: max(0, left + parameters * (shape.item_bytes - 1)) // one),
+            formula=_fit(
+                lambda left, parameters, one, shape: max(0, left + parameters * (shape.item_bytes - 1)) // one
+            ),
         ),
-        Mistake(
+        Slip(
             "rounded_up",
             "A sequence that fits only in part was counted. Divide with `//`.",
-            result=_fit(lambda left, parameters, one, shape: max(0, -(-left // one))),
+            formula=_fit(lambda left, parameters, one, shape: max(0, -(-left // one))),
         ),
-        Mistake(
+        Slip(
             "part_of_a_sequence",
             "This is not a whole number: a part of a sequence has been counted. Divide with `//`.",
-            result=tuple(
+            formula=tuple(
                 _fit(lambda left, parameters, one, shape, least=least: max(least, left / one))
                 for least in (0, -math.inf)
             ),
         ),
-        Mistake(
+        Slip(
             "weights_for_each_sequence",
             "The weights were counted once for each sequence. All sequences share them: take them off once, then "
             "divide what is left.",
-            result=_fit(
+            formula=_fit(
                 lambda left, parameters, one, shape: (
                     (left + parameters * shape.item_bytes) // (parameters * shape.item_bytes + one)
                 )
             ),
         ),
-        Mistake(
+        Slip(
             "exactly_full",
             "The last sequence that fits is not counted where it fills the memory to the byte. All of memory_bytes may "
             "be used: compare with <=.",
-            result=_fit(lambda left, parameters, one, shape: max(0, (left - 1) // one)),
+            formula=_fit(lambda left, parameters, one, shape: max(0, (left - 1) // one)),
         ),
-        Mistake(
+        Slip(
             "below_zero",
             "Weights that do not fit leave room for no sequence: 0, not a negative number.",
-            result=_fit(lambda left, parameters, one, shape: left // one),
+            formula=_fit(lambda left, parameters, one, shape: left // one),
         ),
     ),
 )

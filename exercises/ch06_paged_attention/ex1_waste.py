@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from course_lib.checker import Case, Exercise, Mistake
+from course_lib.checker import Case, Exercise, Slip
 
 
 def free_runs(regions, slots):
@@ -131,56 +131,56 @@ EXERCISE = Exercise(
         "mean_use: after step k the sequence has prompt + k tokens, k = 1 ... output. The mean of 1 ... n is (n + 1) / "
         "2, so the mean number of tokens is prompt + (output + 1) / 2.",
     ),
-    mistakes=(
-        Mistake(
+    slips=(
+        Slip(
             "free_always_counted",
             "All free slots are called external waste. They are only that when the next request fits in no free run: "
             "compare the longest run with `wanted`.",
-            result=_external(lambda runs, wanted: sum(runs)),
+            formula=_external(lambda runs, wanted: sum(runs)),
         ),
-        Mistake(
+        Slip(
             "free_runs_added_up",
             "The free slots are added up before they are compared with `wanted`. A request needs its slots in one run: "
             "look at the longest run, not at the sum.",
-            result=_external(lambda runs, wanted: 0 if sum(runs) >= wanted else sum(runs)),
+            formula=_external(lambda runs, wanted: 0 if sum(runs) >= wanted else sum(runs)),
         ),
-        Mistake(
+        Slip(
             "short_runs_counted",
             "The runs that are too short are called waste though another one is long enough. As long as the request "
             "fits anywhere, nothing is wasted: then it is 0.",
-            result=_external(lambda runs, wanted: sum(run for run in runs if run < wanted)),
+            formula=_external(lambda runs, wanted: sum(run for run in runs if run < wanted)),
         ),
-        Mistake(
+        Slip(
             "longest_run_alone",
             "Only the longest free run is called waste. When the request fits in none of them, all free slots are.",
-            result=_external(lambda runs, wanted: 0 if max(runs, default=0) >= wanted else max(runs, default=0)),
+            formula=_external(lambda runs, wanted: 0 if max(runs, default=0) >= wanted else max(runs, default=0)),
         ),
-        Mistake(
+        Slip(
             "exact_fit_refused",
             "A run of exactly `wanted` slots is taken for too short. It fits: compare with >=.",
-            result=_external(lambda runs, wanted: 0 if any(run > wanted for run in runs) else sum(runs)),
+            formula=_external(lambda runs, wanted: 0 if any(run > wanted for run in runs) else sum(runs)),
         ),
-        Mistake(
+        Slip(
             "regions_not_sorted",
             "The free runs are taken between regions in the order in which they were given. They come in any order: "
             "sort them by their start first.",
-            result=_layout(_runs_as_given),
+            formula=_layout(_runs_as_given),
         ),
-        Mistake(
+        Slip(
             "run_at_the_end_forgotten",
             "The free run behind the last region is overlooked. It goes from that region's end to the end of the "
             "cache.",
-            result=_without_run(first=False),
+            formula=_without_run(first=False),
         ),
-        Mistake(
+        Slip(
             "run_at_the_start_forgotten",
             "The free run before the first region is overlooked. It begins at slot 0.",
-            result=_without_run(first=True),
+            formula=_without_run(first=True),
         ),
-        Mistake(
+        Slip(
             "reserved_counted_whole",
             "The internal waste counts all reserved slots. Those that hold a token are no waste: take size - length.",
-            result=_layout(
+            formula=_layout(
                 lambda regions, slots, wanted: (
                     (oracle := layout_oracle(regions, slots, wanted))[0],
                     oracle[0] + oracle[1],
@@ -188,62 +188,62 @@ EXERCISE = Exercise(
                 )
             ),
         ),
-        Mistake(
+        Slip(
             "reserved_called_used",
             "All reserved slots count as used. Only the first `length` of a region hold tokens.",
-            result=_layout(
+            formula=_layout(
                 lambda regions, slots, wanted: (
                     sum(size for _, size, _ in regions),
                     *layout_oracle(regions, slots, wanted)[1:],
                 )
             ),
         ),
-        Mistake(
+        Slip(
             "lengths_added_up",
             "The lengths are added up before they are cut into pages. Two sequences never share a page here: round "
             "each length up, then add.",
-            result=_paged(lambda lengths, page_size: -sum(lengths) % page_size),
+            formula=_paged(lambda lengths, page_size: -sum(lengths) % page_size),
         ),
-        Mistake(
+        Slip(
             "remainder_counted",
             "length % page_size is how many tokens the last page holds, not how many slots are left in it.",
-            result=_paged(lambda lengths, page_size: sum(length % page_size for length in lengths)),
+            formula=_paged(lambda lengths, page_size: sum(length % page_size for length in lengths)),
         ),
-        Mistake(
+        Slip(
             "full_page_counted_empty",
             "A sequence that fills its last page is charged a whole empty page more. page_size - length % page_size is "
             "page_size there, and must be 0.",
-            result=_paged(lambda lengths, page_size: sum(page_size - length % page_size for length in lengths)),
+            formula=_paged(lambda lengths, page_size: sum(page_size - length % page_size for length in lengths)),
         ),
-        Mistake(
+        Slip(
             "pages_rounded_down",
             "The number of pages is rounded down, so that the waste comes out negative or 0. A page that is begun is "
             "held whole: round up.",
-            result=(
+            formula=(
                 _paged(lambda lengths, page_size: sum(n // page_size * page_size - n for n in lengths)),
                 _paged(lambda lengths, page_size: sum(max(0, n // page_size * page_size - n) for n in lengths)),
             ),
         ),
-        Mistake(
+        Slip(
             "final_length_taken",
             "That is the share at the very end. The sequence grows: take the mean over all of its steps.",
-            result=_use(lambda prompt, output, reserved: (prompt + output) / reserved),
+            formula=_use(lambda prompt, output, reserved: (prompt + output) / reserved),
         ),
-        Mistake(
+        Slip(
             "prompt_forgotten",
             "The prompt is missing: its tokens are in the cache from the first step to the last.",
-            result=_use(lambda prompt, output, reserved: (output + 1) / 2 / reserved),
+            formula=_use(lambda prompt, output, reserved: (output + 1) / 2 / reserved),
         ),
-        Mistake(
+        Slip(
             "given_in_percent",
             "That is the share in percent. Asked for is the share itself, between 0 and 1.",
-            result=_use(lambda prompt, output, reserved: 100 * mean_use_oracle(prompt, output, reserved)),
+            formula=_use(lambda prompt, output, reserved: 100 * mean_use_oracle(prompt, output, reserved)),
         ),
-        Mistake(
+        Slip(
             "half_a_token_short",
             "The mean is too small, by half a token or by a whole one. The length is counted after each step, so it "
             "runs from prompt + 1 to prompt + output, and its mean is prompt + (output + 1) / 2.",
-            result=(
+            formula=(
                 _use(lambda prompt, output, reserved: (prompt + output / 2) / reserved),
                 _use(lambda prompt, output, reserved: (prompt + (output - 1) / 2) / reserved),
             ),

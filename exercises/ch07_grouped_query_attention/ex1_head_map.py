@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import Case, Exercise, Mistake
+from course_lib.checker import Case, Exercise, Mistake, Slip
 from exercises.topics.decode_slips import BY_COUNT, BY_MODULO
 from exercises.topics.formulas import for_arguments
 
@@ -84,25 +84,27 @@ EXERCISE = Exercise(
         "is torch.arange(query_heads) in rows of `group`.",
         "Before anything else: if query_heads % key_heads != 0: raise ValueError(...), with both numbers in its text.",
     ),
-    mistakes=(
-        Mistake("by_modulo", BY_MODULO, result=_where_it_divides(3, lambda h, q, k: h % k)),
-        Mistake(
+    slips=(
+        Slip("by_modulo", BY_MODULO, formula=_where_it_divides(3, lambda h, q, k: h % k)),
+        Slip(
             "groups_by_modulo",
             BY_MODULO,
-            result=_where_it_divides(2, lambda q, k: torch.arange(q).view(-1, k).T),
+            formula=_where_it_divides(2, lambda q, k: torch.arange(q).view(-1, k).T),
         ),
-        Mistake("by_count", BY_COUNT, result=_where_it_divides(3, lambda h, q, k: h // k)),
-        Mistake(
+        Slip("by_count", BY_COUNT, formula=_where_it_divides(3, lambda h, q, k: h // k)),
+        Slip(
             "groups_of_key_heads",
             "You made groups of key_heads members each. It is the other way round: a row for each KV head, with "
             "query_heads // key_heads members.",
-            result=_where_it_divides(2, lambda q, k: torch.arange(q).view(-1, k)),
+            formula=_where_it_divides(2, lambda q, k: torch.arange(q).view(-1, k)),
         ),
-        Mistake(
+        Slip(
             "groups_turned",
             "The groups are right, and stand in columns. Row k holds the query heads of KV head k.",
-            result=_where_it_divides(2, lambda q, k: torch.arange(q).view(k, -1).T),
+            formula=_where_it_divides(2, lambda q, k: torch.arange(q).view(k, -1).T),
         ),
+    ),
+    mistakes=(
         Mistake(
             "not_refused",
             "Head counts that don't divide were accepted. Some query heads would then share a KV head with fewer "

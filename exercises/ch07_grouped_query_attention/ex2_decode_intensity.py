@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from course_lib.checker import Case, Exercise, Mistake
+from course_lib.checker import Case, Exercise, Slip
 from exercises.topics.formulas import for_arguments
 
 
@@ -65,71 +65,71 @@ EXERCISE = Exercise(
         "For a long context decode_intensity tends to 2 · group / item_bytes. balanced_group is the smallest whole "
         "group for which that is at least rate / bandwidth: math.ceil(rate / bandwidth * item_bytes / 2).",
     ),
-    mistakes=(
-        Mistake(
+    slips=(
+        Slip(
             "values_forgotten",
             "The cache is half as large as it should be: keys and values are both kept. Multiply by 2.",
-            result=for_arguments(6, lambda *args: cache_bytes_oracle(*args) // 2),
+            formula=for_arguments(6, lambda *args: cache_bytes_oracle(*args) // 2),
         ),
-        Mistake(
+        Slip(
             "group_ignored",
             "The cache holds a key for every query head. Only query_heads // group KV heads are kept.",
-            result=for_arguments(6, lambda n, q, g, d, t, b: cache_bytes_oracle(n, q, 1, d, t, b)),
+            formula=for_arguments(6, lambda n, q, g, d, t, b: cache_bytes_oracle(n, q, 1, d, t, b)),
         ),
-        Mistake(
+        Slip(
             "group_taken_for_key_heads",
             "The group's size was taken for the number of KV heads. A layer has query_heads // group of them.",
-            result=for_arguments(6, lambda n, q, g, d, t, b: cache_bytes_oracle(n, g, 1, d, t, b)),
+            formula=for_arguments(6, lambda n, q, g, d, t, b: cache_bytes_oracle(n, g, 1, d, t, b)),
         ),
-        Mistake(
+        Slip(
             "one_product_only",
             "Only one of the two products is counted, or a multiply-add as one FLOP. Scores and weighted values are "
             "head_dim multiply-adds each for a key and a query head: 4 · head_dim FLOPs.",
-            result=for_arguments(5, lambda *args: _intensity(*args, flops=2)),
+            formula=for_arguments(5, lambda *args: _intensity(*args, flops=2)),
         ),
-        Mistake(
+        Slip(
             "flops_of_key_heads",
             "The FLOPs are counted for the KV heads. Every query head computes scores of its own; only the bytes are "
             "shared.",
-            result=for_arguments(5, lambda q, k, *rest: _intensity(q, k, *rest) * k / q),
+            formula=for_arguments(5, lambda q, k, *rest: _intensity(q, k, *rest) * k / q),
         ),
-        Mistake(
+        Slip(
             "bytes_of_query_heads",
             "Keys and values are counted once for every query head. A group shares them, and they are read once: "
             "key_heads of them.",
-            result=for_arguments(5, lambda q, k, *rest: _intensity(q, q, *rest)),
+            formula=for_arguments(5, lambda q, k, *rest: _intensity(q, q, *rest)),
         ),
-        Mistake(
+        Slip(
             "queries_forgotten",
             "The queries and the output are missing from the bytes. They are little beside a long cache, and most of "
             "it for a single token.",
-            result=for_arguments(5, lambda *args: _intensity(*args, queries=0)),
+            formula=for_arguments(5, lambda *args: _intensity(*args, queries=0)),
         ),
-        Mistake(
+        Slip(
             "output_forgotten",
             "The output is missing from the bytes: as many as the queries.",
-            result=for_arguments(5, lambda *args: _intensity(*args, queries=1)),
+            formula=for_arguments(5, lambda *args: _intensity(*args, queries=1)),
         ),
-        Mistake(
+        Slip(
             "values_not_read",
             "The bytes hold the keys and not the values. Both are read.",
-            result=for_arguments(5, lambda *args: _intensity(*args, keys=1)),
+            formula=for_arguments(5, lambda *args: _intensity(*args, keys=1)),
         ),
-        Mistake(
+        Slip(
             "upside_down",
             "That is bytes for each FLOP. Intensity is FLOPs divided by bytes.",
-            result=for_arguments(5, lambda *args: 1 / _intensity(*args)),
+            formula=for_arguments(5, lambda *args: 1 / _intensity(*args)),
         ),
-        Mistake(
+        Slip(
             "item_bytes_ignored",
             "The size of an element is missing from balanced_group. A group of G does 2 · G / item_bytes FLOPs for "
             "each byte: G only in 16 bits.",
-            result=for_arguments(3, lambda rate, bandwidth, item_bytes: math.ceil(rate / bandwidth)),
+            formula=for_arguments(3, lambda rate, bandwidth, item_bytes: math.ceil(rate / bandwidth)),
         ),
-        Mistake(
+        Slip(
             "group_rounded_down",
             "The group was rounded down. The last group below the balance point still waits for memory: round up.",
-            result=for_arguments(3, lambda rate, bandwidth, b: math.floor(rate / bandwidth * b / 2) or None),
+            formula=for_arguments(3, lambda rate, bandwidth, b: math.floor(rate / bandwidth * b / 2) or None),
         ),
     ),
 )

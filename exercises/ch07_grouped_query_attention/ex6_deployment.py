@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from course_lib.checker import Case, Exercise, Mistake
+from course_lib.checker import Case, Exercise, Slip
 from exercises.topics.formulas import for_arguments
 
 
@@ -72,64 +72,64 @@ EXERCISE = Exercise(
         "ranks divide one another one way or the other, and if rank_cache_bytes(...) <= budget_bytes.",
         "max(candidates, default=None) is the largest, or None.",
     ),
-    mistakes=(
-        Mistake(
+    slips=(
+        Slip(
             "replication_forgotten",
             "With more GPUs than KV heads the cache was still divided by the GPUs. A head can't be split: each GPU "
             "holds one whole head, and several GPUs hold the same.",
-            result=for_arguments(6, lambda n, k, d, t, b, r: 2 * n * k * d * t * b // r),
+            formula=for_arguments(6, lambda n, k, d, t, b, r: 2 * n * k * d * t * b // r),
         ),
-        Mistake(
+        Slip(
             "no_head_left",
             "With more GPUs than KV heads the division was rounded down to no head at all. Each GPU holds one.",
-            result=for_arguments(6, lambda n, k, d, t, b, r: 2 * n * (k // r) * d * t * b),
+            formula=for_arguments(6, lambda n, k, d, t, b, r: 2 * n * (k // r) * d * t * b),
         ),
-        Mistake(
+        Slip(
             "not_divided_among_ranks",
             "That is the whole cache. Its KV heads are divided among the GPUs: one holds key_heads / ranks of them.",
-            result=for_arguments(6, lambda n, k, d, t, b, r: 2 * n * k * d * t * b),
+            formula=for_arguments(6, lambda n, k, d, t, b, r: 2 * n * k * d * t * b),
         ),
-        Mistake(
+        Slip(
             "values_forgotten",
             "The cache is half as large as it should be: keys and values are both kept. Multiply by 2.",
-            result=for_arguments(6, lambda *args: rank_bytes_oracle(*args) // 2),
+            formula=for_arguments(6, lambda *args: rank_bytes_oracle(*args) // 2),
         ),
-        Mistake(
+        Slip(
             "smallest_chosen",
             "The smallest number of KV heads that fits was chosen. More heads are better quality: take the largest.",
-            result=for_arguments(7, lambda *args: _chosen(*args, pick=min)),
+            formula=for_arguments(7, lambda *args: _chosen(*args, pick=min)),
         ),
-        Mistake(
+        Slip(
             "uneven_split",
             "The chosen KV heads can't be shared out evenly: of ranks and key_heads, one must divide the other. Else "
             "some GPUs hold more than others, and all wait for the fullest.",
-            result=for_arguments(7, lambda *args: _chosen(*args, even=False)),
+            formula=for_arguments(7, lambda *args: _chosen(*args, even=False)),
         ),
-        Mistake(
+        Slip(
             "groups_uneven",
             "The chosen number of KV heads doesn't divide the query heads (exercise 7.1).",
-            result=for_arguments(7, lambda *args: _chosen(*args, divide=False)),
+            formula=for_arguments(7, lambda *args: _chosen(*args, divide=False)),
         ),
-        Mistake(
+        Slip(
             "budget_of_one_for_all",
             "The whole cache was held against the budget of a single GPU. budget_bytes is what each GPU has: compare "
             "with the bytes of one rank.",
-            result=for_arguments(
+            formula=for_arguments(
                 7,
                 lambda n, q, d, t, b, budget, r: _chosen(
                     n, q, d, t, b, budget, r, need=lambda heads: 2 * n * heads * d * t * b
                 ),
             ),
         ),
-        Mistake(
+        Slip(
             "fits_strictly",
             "A cache that fills the budget to the last byte was refused. It fits: compare with <=.",
-            result=for_arguments(7, lambda n, q, d, t, b, budget, r: _chosen(n, q, d, t, b, budget - 1, r)),
+            formula=for_arguments(7, lambda n, q, d, t, b, budget, r: _chosen(n, q, d, t, b, budget - 1, r)),
         ),
-        Mistake(
+        Slip(
             "powers_of_two_only",
             "Only powers of two were tried. Any divisor of query_heads is possible: 48 query heads can share 12.",
-            result=for_arguments(7, lambda *args: _chosen(*args, pick=_largest_power_of_two)),
+            formula=for_arguments(7, lambda *args: _chosen(*args, pick=_largest_power_of_two)),
         ),
     ),
 )

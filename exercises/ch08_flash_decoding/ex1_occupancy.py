@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from course_lib.checker import Case, Exercise, Mistake
+from course_lib.checker import Case, Exercise, Mistake, Slip
 
 
 def occupancy_oracle(batch, key_heads, splits, slots):
@@ -88,6 +88,46 @@ EXERCISE = Exercise(
         "One wave: batch · key_heads · splits may be at most slots. The largest whole number of splits for that is a "
         "division rounded down, and never less than 1.",
     ),
+    slips=(
+        Slip(
+            "busy_in_percent",
+            "The busy share is given in percent; a share between 0 and 1 is asked for.",
+            formula=_for_arguments(4, lambda *args: (*occupancy_oracle(*args)[:2], 100 * occupancy_oracle(*args)[2])),
+        ),
+        Slip(
+            "splits_forgotten",
+            "The splits are missing from the number of programs. Each KV head of each sequence has one program for "
+            "every split.",
+            formula=_for_arguments(4, lambda batch, heads, splits, slots: occupancy_oracle(batch, heads, 1, slots)),
+        ),
+        Slip(
+            "batch_forgotten",
+            "The sequences of the batch are missing from the number of programs: each has its own keys and its own "
+            "programs.",
+            formula=_for_arguments(4, lambda batch, heads, splits, slots: occupancy_oracle(1, heads, splits, slots)),
+        ),
+        Slip(
+            "one_split_too_many",
+            "splits_for_one_wave rounds up, and the programs no longer fit in one wave. Round down.",
+            formula=_for_arguments(3, lambda batch, heads, slots: -(-slots // (batch * heads))),
+        ),
+        Slip(
+            "split_to_the_nearest",
+            "splits_for_one_wave rounds to the nearest whole number, which is too many half of the time. Round down.",
+            formula=_for_arguments(3, lambda batch, heads, slots: max(1, round(slots / (batch * heads)))),
+        ),
+        Slip(
+            "no_split_at_all",
+            "With more sequences and heads than slots the division in splits_for_one_wave gives 0, and nothing would "
+            "be launched. There is always at least 1.",
+            formula=_for_arguments(3, lambda batch, heads, slots: slots // (batch * heads)),
+        ),
+        Slip(
+            "batch_forgotten_in_splits",
+            "In splits_for_one_wave only the KV heads share the slots; the sequences of the batch do too.",
+            formula=_for_arguments(3, lambda batch, heads, slots: max(1, slots // heads)),
+        ),
+    ),
     mistakes=(
         Mistake(
             "waves_rounded_down",
@@ -111,44 +151,6 @@ EXERCISE = Exercise(
             "busy_of_the_last_wave",
             "That is the share of the last wave alone. Take all waves together: programs / (waves · slots).",
             when=_busy_is(lambda programs, waves, slots: (programs - (waves - 1) * slots) / slots),
-        ),
-        Mistake(
-            "busy_in_percent",
-            "The busy share is given in percent; a share between 0 and 1 is asked for.",
-            result=_for_arguments(4, lambda *args: (*occupancy_oracle(*args)[:2], 100 * occupancy_oracle(*args)[2])),
-        ),
-        Mistake(
-            "splits_forgotten",
-            "The splits are missing from the number of programs. Each KV head of each sequence has one program for "
-            "every split.",
-            result=_for_arguments(4, lambda batch, heads, splits, slots: occupancy_oracle(batch, heads, 1, slots)),
-        ),
-        Mistake(
-            "batch_forgotten",
-            "The sequences of the batch are missing from the number of programs: each has its own keys and its own "
-            "programs.",
-            result=_for_arguments(4, lambda batch, heads, splits, slots: occupancy_oracle(1, heads, splits, slots)),
-        ),
-        Mistake(
-            "one_split_too_many",
-            "splits_for_one_wave rounds up, and the programs no longer fit in one wave. Round down.",
-            result=_for_arguments(3, lambda batch, heads, slots: -(-slots // (batch * heads))),
-        ),
-        Mistake(
-            "split_to_the_nearest",
-            "splits_for_one_wave rounds to the nearest whole number, which is too many half of the time. Round down.",
-            result=_for_arguments(3, lambda batch, heads, slots: max(1, round(slots / (batch * heads)))),
-        ),
-        Mistake(
-            "no_split_at_all",
-            "With more sequences and heads than slots the division in splits_for_one_wave gives 0, and nothing would "
-            "be launched. There is always at least 1.",
-            result=_for_arguments(3, lambda batch, heads, slots: slots // (batch * heads)),
-        ),
-        Mistake(
-            "batch_forgotten_in_splits",
-            "In splits_for_one_wave only the KV heads share the slots; the sequences of the batch do too.",
-            result=_for_arguments(3, lambda batch, heads, slots: max(1, slots // heads)),
         ),
     ),
 )

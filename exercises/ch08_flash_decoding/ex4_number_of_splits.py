@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from course_lib.checker import Case, Exercise, Mistake
+from course_lib.checker import Case, Exercise, Slip
 
 LEAST_KEYS, MOST_SPLITS = 64, 256
 
@@ -168,89 +168,89 @@ EXERCISE = Exercise(
         "`choose_splits` may try them all: min(range(1, most + 1), key=lambda splits: decode_microseconds(splits, "
         "...)), with most = max(1, min(256, context // 64)).",
     ),
-    mistakes=(
-        Mistake(
+    slips=(
+        Slip(
             "in_seconds",
             "The result is in seconds; microseconds are asked for: times 1e6.",
-            result=lambda *args: 1e-6 * _model(*args) if isinstance(args[-1], dict) else None,
+            formula=lambda *args: 1e-6 * _model(*args) if isinstance(args[-1], dict) else None,
         ),
-        Mistake(
+        Slip(
             "values_forgotten",
             "A program reads one matrix in your formula. It reads keys and values: twice as many bytes.",
-            result=_timed(matrices=1),
+            formula=_timed(matrices=1),
         ),
-        Mistake(
+        Slip(
             "keys_rounded_down",
             "context / splits was rounded down, so that keys are left over. The largest split has ⌈context / splits⌉ "
             "keys.",
-            result=_timed(keys=lambda context, splits: context // splits),
+            formula=_timed(keys=lambda context, splits: context // splits),
         ),
-        Mistake(
+        Slip(
             "keys_in_fractions",
             "context / splits was not rounded. A split holds whole keys, and the longest one decides: ⌈context / "
             "splits⌉.",
-            result=_timed(keys=lambda context, splits: context / splits),
+            formula=_timed(keys=lambda context, splits: context / splits),
         ),
-        Mistake(
+        Slip(
             "partials_cross_once",
             "The partial results are counted once. They are written by the one kernel and read by the other: twice.",
-            result=_timed(crossings=1),
+            formula=_timed(crossings=1),
         ),
-        Mistake(
+        Slip(
             "partials_by_key_heads",
             "The partial results are counted for the KV heads. Every query head has its own output and its own "
             "log-sum-exp.",
-            result=_timed(partial_heads=lambda query_heads, key_heads: key_heads),
+            formula=_timed(partial_heads=lambda query_heads, key_heads: key_heads),
         ),
-        Mistake(
+        Slip(
             "log_sum_exp_forgotten",
             "The log-sum-exps are missing: each partial result is head_dim numbers and one more.",
-            result=_timed(numbers=lambda head_dim: head_dim),
+            formula=_timed(numbers=lambda head_dim: head_dim),
         ),
-        Mistake(
+        Slip(
             "partials_in_half_precision",
             "The partial results are counted with the cache's item_bytes. They are float32, 4 bytes a number.",
-            result=lambda *args: _model(*args, partial_bytes=args[6]) if isinstance(args[-1], dict) else None,
+            formula=lambda *args: _model(*args, partial_bytes=args[6]) if isinstance(args[-1], dict) else None,
         ),
-        Mistake(
+        Slip(
             "launch_forgotten",
             "The second kernel's launch is missing: launch_seconds, whenever there is more than one split.",
-            result=_timed(launch=False),
+            formula=_timed(launch=False),
         ),
-        Mistake(
+        Slip(
             "combine_without_a_split",
             "With one split you count a combine. Nothing is left to combine: the kernel writes the output itself.",
-            result=_timed(free_when_single=False),
+            formula=_timed(free_when_single=False),
         ),
-        Mistake(
+        Slip(
             "combine_forgotten",
             "The choice looks at the pass over the keys alone. What a split adds in partial results and in a second "
             "launch counts too, most of all for short contexts.",
-            result=_chosen(lambda *args: _choice(lambda *a: _model(*a, crossings=0, launch=False), *args)),
+            formula=_chosen(lambda *args: _choice(lambda *a: _model(*a, crossings=0, launch=False), *args)),
         ),
-        Mistake(
+        Slip(
             "always_one_wave",
             "The choice fills the chip once, whatever that costs and gains. Short contexts are better off without a "
             "second kernel, and programs that leave a part of the chip idle may gain by a second wave. Compare the "
             "times.",
-            result=_chosen(_one_wave),
+            formula=_chosen(_one_wave),
         ),
-        Mistake(
+        Slip(
             "one_wave_rounded_up",
             "The choice is the chip's slots divided by batch · key_heads, rounded up: a few programs more than one "
             "wave, and a second wave for them. Compare the times.",
-            result=_chosen(lambda *args: -(-args[6]["slots"] // (args[0] * args[2]))),
+            formula=_chosen(lambda *args: -(-args[6]["slots"] // (args[0] * args[2]))),
         ),
-        Mistake(
+        Slip(
             "as_many_as_allowed",
             "The choice is the largest number that is allowed. Each split costs its partial results: compare the "
             "times.",
-            result=_chosen(lambda *args: MOST_SPLITS),
+            formula=_chosen(lambda *args: MOST_SPLITS),
         ),
-        Mistake(
+        Slip(
             "slowest_chosen",
             "The choice is the slowest number of splits, not the fastest. Take the minimum.",
-            result=_chosen(lambda *args: _choice(lambda *a: -_model(*a), *args)),
+            formula=_chosen(lambda *args: _choice(lambda *a: -_model(*a), *args)),
         ),
     ),
 )

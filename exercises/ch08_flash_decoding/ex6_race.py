@@ -6,16 +6,7 @@ import math
 
 import torch
 
-from course_lib.checker import (
-    NVIDIA,
-    Allocates,
-    Case,
-    Exercise,
-    FasterThan,
-    LaunchesTriton,
-    Limits,
-    Mistake,
-)
+from course_lib.checker import NVIDIA, Allocates, Case, Exercise, FasterThan, LaunchesTriton, Limits, Slip
 from course_lib.hardware.device import machine
 from exercises.ch08_flash_decoding.parts import SKIPS_THE_WORK
 from exercises.topics.attention import attention
@@ -131,21 +122,21 @@ EXERCISE = Exercise(
         "The combine has 32 rows of 16 parts to merge: all at once, a tile [BLOCK_S, HEAD_DIM] for each row. "
         '`solution("8.6")` does no more than this.',
     ),
-    mistakes=(
-        Mistake(
+    slips=(
+        Slip(
             "last_tile_left_out",
             "The last keys are missing: only whole tiles were read. What is left over needs a masked step of its own.",
-            result=tuple(_whole_tiles(rows) for rows in (16, 32, 64, 128, 256)),
+            formula=tuple(_whole_tiles(rows) for rows in (16, 32, 64, 128, 256)),
         ),
-        Mistake(
+        Slip(
             "scale_missing",
             "The scores are not scaled. Multiply them by 1/√head_dim (and by log2(e) for exp2).",
-            result=_wrongly(lambda q, k, v: attention(q, k, v, scale=1.0)),
+            formula=_wrongly(lambda q, k, v: attention(q, k, v, scale=1.0)),
         ),
-        Mistake(
+        Slip(
             "log2e_missing",
             "The exponential is tl.exp2 and the scale lacks log2(e): 2^x is not e^x.",
-            result=_wrongly(lambda q, k, v: attention(q, k, v, scale=math.log(2) / math.sqrt(q.shape[-1]))),
+            formula=_wrongly(lambda q, k, v: attention(q, k, v, scale=math.log(2) / math.sqrt(q.shape[-1]))),
         ),
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from course_lib.checker import Case, Exercise, Mistake
+from course_lib.checker import Case, Exercise, Mistake, Slip
 from course_lib.hardware.ring_model import play_ring
 
 
@@ -82,19 +82,19 @@ EXERCISE = Exercise(
         'The producer: ("wait", "free", buffer, phase ^ 1), ("load", buffer, block). A consumer: ("wait", "ready", '
         'buffer, phase), ("read", buffer), ("arrive", "free", buffer), with phase = block // stages & 1 in both.',
     ),
-    mistakes=(
-        Mistake(
+    slips=(
+        Slip(
             "producer_waits_for_its_own_phase",
             "The producer waits for free[buffer] to complete the phase of the use that it is about to begin. Nobody "
             "can complete it before there is something to read: everyone waits for ever. It wants the phase before, "
             "whose parity is the other one; on a fresh barrier that passes.",
-            result=played(producer_parity=lambda block, stages: block // stages & 1),
+            formula=played(producer_parity=lambda block, stages: block // stages & 1),
         ),
-        Mistake(
+        Slip(
             "consumer_waits_for_the_phase_before",
             "A consumer waits for the phase before its own, which is complete before the copy has even begun. It reads "
             "what is not there yet. Use n of a buffer is ready when phase n of ready[buffer] is complete.",
-            result=(
+            formula=(
                 played(consumer_parity=lambda block, stages: block // stages & 1 ^ 1),
                 played(
                     consumer_parity=lambda block, stages: block // stages & 1 ^ 1,
@@ -102,11 +102,11 @@ EXERCISE = Exercise(
                 ),
             ),
         ),
-        Mistake(
+        Slip(
             "parity_of_the_block",
             "The parity changes with every block. A barrier's phase changes when its buffer comes round again, after "
             "`stages` blocks: the phase is block // stages.",
-            result=(
+            formula=(
                 played(
                     producer_parity=lambda block, stages: block & 1 ^ 1, consumer_parity=lambda block, stages: block & 1
                 ),
@@ -114,71 +114,73 @@ EXERCISE = Exercise(
                 played(consumer_parity=lambda block, stages: block & 1),
             ),
         ),
-        Mistake(
+        Slip(
             "parity_of_the_buffer",
             "The parity is that of the buffer's number. It says how often the buffer was used, not which one it is: "
             "block // stages & 1.",
-            result=played(
+            formula=played(
                 producer_parity=lambda block, stages: block % stages & 1 ^ 1,
                 consumer_parity=lambda block, stages: block % stages & 1,
             ),
         ),
-        Mistake(
+        Slip(
             "parity_never_changes",
             "The parity stays the same for every use of a buffer. It flips each time the buffer comes round again: "
             "block // stages & 1.",
-            result=(
+            formula=(
                 played(producer_parity=lambda block, stages: 1, consumer_parity=lambda block, stages: 0),
                 played(producer_parity=lambda block, stages: 1),
                 played(consumer_parity=lambda block, stages: 0),
             ),
         ),
-        Mistake(
+        Slip(
             "filled_without_asking",
             "The producer fills a buffer without waiting until its last use is over: blocks are overwritten before or "
             "while they are read. Wait for free[buffer] before each load.",
-            result=played(producer_waits=False),
+            formula=played(producer_waits=False),
         ),
-        Mistake(
+        Slip(
             "read_without_asking",
             "A consumer reads without waiting for the copy. Wait for ready[buffer] first.",
-            result=played(consumer_waits=False),
+            formula=played(consumer_waits=False),
         ),
-        Mistake(
+        Slip(
             "never_freed",
             "No consumer ever says that it is done with a buffer, so the producer waits for ever once all buffers are "
             "full. Arrive at free[buffer] after each read.",
-            result=played(frees="never"),
+            formula=played(frees="never"),
         ),
-        Mistake(
+        Slip(
             "freed_before_read",
             "A consumer frees its buffer before it reads it. The copy engine may then be faster than the reader. "
             "Arrive at free[buffer] after the read.",
-            result=played(frees="before"),
+            formula=played(frees="before"),
         ),
-        Mistake(
+        Slip(
             "one_buffer_only",
             "All blocks go through one buffer, and the others stay unused: no copy can run ahead. Block b belongs into "
             "buffer b % stages.",
-            result=played(
+            formula=played(
                 producer_buffer=lambda block, stages: 0,
                 consumer_buffer=lambda block, stages: 0,
                 producer_parity=lambda block, stages: block & 1 ^ 1,
                 consumer_parity=lambda block, stages: block & 1,
             ),
         ),
-        Mistake(
+        Slip(
             "waits_for_its_own_copy",
             "The producer waits for each copy before it asks for the next, so that only one is under way at a time. "
             "Who asks need not wait: the copy engine arrives at ready[buffer] by itself.",
-            result=played(waits_for_its_copy=True),
+            formula=played(waits_for_its_copy=True),
         ),
-        Mistake(
+        Slip(
             "last_block_missing",
             "The producer stops one block early, and the consumers wait for the last one for ever. There are `blocks` "
             "loads.",
-            result=played(copies=lambda blocks: range(blocks - 1)),
+            formula=played(copies=lambda blocks: range(blocks - 1)),
         ),
+    ),
+    mistakes=(
         Mistake(
             "consumers_wait_for_ever",
             "The producer has come to its end, and a consumer waits at ready[buffer] for a parity that will not come. "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from course_lib.checker import Case, Exercise, Mistake
+from course_lib.checker import Case, Exercise, Slip
 from exercises.topics.formulas import for_arguments
 
 REGISTERS = 65_536  # of a multiprocessor
@@ -98,112 +98,112 @@ EXERCISE = Exercise(
         "registers_of_a_consumer: (consumers + 1) · starting_registers(consumers + 1), less the producer's, divided by "
         "consumers, down to a multiple of 8, at most 256.",
     ),
-    mistakes=(
-        Mistake(
+    slips=(
+        Slip(
             "no_multiple_of_eight",
             "The registers at the start are not rounded down to a multiple of 8, the unit in which they are handed "
             "out.",
-            result=_starting(lambda groups: min(248, REGISTERS // (GROUP_THREADS * groups))),
+            formula=_starting(lambda groups: min(248, REGISTERS // (GROUP_THREADS * groups))),
         ),
-        Mistake(
+        Slip(
             "more_than_a_thread_may_have",
             "With two groups there would be 256 registers for each thread at the start, and a kernel is compiled for "
             "255 at most: the multiple of 8 below that is 248.",
-            result=_starting(lambda groups: starting_oracle(groups, limit=256)),
+            formula=_starting(lambda groups: starting_oracle(groups, limit=256)),
         ),
-        Mistake(
+        Slip(
             "warps_for_groups",
             "You counted 32 threads for each group: that is a warp. A warp group has four warps, 128 threads.",
-            result=_starting(lambda groups: min(248, REGISTERS // (32 * groups) // 8 * 8)),
+            formula=_starting(lambda groups: min(248, REGISTERS // (32 * groups) // 8 * 8)),
         ),
-        Mistake(
+        Slip(
             "pool_of_the_chip",
             "The sum is compared with all that a multiprocessor has, 65,536 / 128 = 512. Groups can only share out "
             "what the launch took: 3 groups began with 3 · 168 = 504. A request for more waits for ever.",
-            result=_legal(lambda registers: legal_oracle(registers, pool=lambda r: 512)),
+            formula=_legal(lambda registers: legal_oracle(registers, pool=lambda r: 512)),
         ),
-        Mistake(
+        Slip(
             "multiples_of_eight_forgotten",
             "A number that is no multiple of 8 was taken for legal. `setmaxnreg` takes multiples of 8 only.",
-            result=_legal(lambda registers: legal_oracle(registers, step=1)),
+            formula=_legal(lambda registers: legal_oracle(registers, step=1)),
         ),
-        Mistake(
+        Slip(
             "least_registers_forgotten",
             "Fewer than 24 registers were taken for legal. `setmaxnreg` takes 24 to 256.",
-            result=_legal(lambda registers: legal_oracle(registers, least=0)),
+            formula=_legal(lambda registers: legal_oracle(registers, least=0)),
         ),
-        Mistake(
+        Slip(
             "most_registers_forgotten",
             "More than 256 registers were taken for legal. `setmaxnreg` takes 24 to 256.",
-            result=_legal(lambda registers: legal_oracle(registers, most=10**6)),
+            formula=_legal(lambda registers: legal_oracle(registers, most=10**6)),
         ),
-        Mistake(
+        Slip(
             "sum_must_be_equal",
             "A split that leaves registers over was taken for illegal. Groups may ask for less than there is.",
-            result=_legal(
+            formula=_legal(
                 lambda registers: (
                     legal_oracle(registers) and sum(registers) == len(registers) * starting_oracle(len(registers))
                 )
             ),
         ),
-        Mistake(
+        Slip(
             "sum_forgotten",
             "Each number is legal by itself, but together they may be more than the launch took. Compare their sum "
             "with groups · starting_registers(groups).",
-            result=_legal(lambda registers: legal_oracle(registers, pool=lambda r: 10**6)),
+            formula=_legal(lambda registers: legal_oracle(registers, pool=lambda r: 10**6)),
         ),
-        Mistake(
+        Slip(
             "weights_forgotten",
             "The weights are missing. With the overlap they are alive together with the next block's scores: key_rows "
             "· item_bytes / 8 registers more.",
-            result=for_arguments(3, lambda keys, dim, item: keys // 2 + dim // 2),
+            formula=for_arguments(3, lambda keys, dim, item: keys // 2 + dim // 2),
         ),
-        Mistake(
+        Slip(
             "weights_in_float32",
             "The weights were counted with 4 bytes. They are cast to the inputs' type before the second product.",
-            result=for_arguments(3, lambda keys, dim, item: keys + dim // 2),
+            formula=for_arguments(3, lambda keys, dim, item: keys + dim // 2),
         ),
-        Mistake(
+        Slip(
             "accumulator_in_item_bytes",
             "The accumulator was counted in the inputs' type. It is float32, whatever the inputs are.",
-            result=for_arguments(3, lambda keys, dim, item: keys * (4 + item) // 8 + dim * item // 8),
+            formula=for_arguments(3, lambda keys, dim, item: keys * (4 + item) // 8 + dim * item // 8),
         ),
-        Mistake(
+        Slip(
             "bytes_for_registers",
             "You counted bytes. A register holds four of them.",
-            result=for_arguments(3, lambda keys, dim, item: 4 * live_oracle(keys, dim, item)),
+            formula=for_arguments(3, lambda keys, dim, item: 4 * live_oracle(keys, dim, item)),
         ),
-        Mistake(
+        Slip(
             "rows_of_the_tile",
             "You spread the 64 rows of a group over 64 threads, or took 128 rows for 128 threads: a register too many "
             "for each. A group's 64 rows are held by 128 threads.",
-            result=for_arguments(3, lambda keys, dim, item: 2 * live_oracle(keys, dim, item)),
+            formula=for_arguments(3, lambda keys, dim, item: 2 * live_oracle(keys, dim, item)),
         ),
-        Mistake(
+        Slip(
             "producer_not_counted",
             "The producer's group is missing from the pool: with two consumers three groups start, and bring 3 · 168.",
-            result=for_arguments(
+            formula=for_arguments(
                 2,
                 lambda consumers, producer: min(
                     256, (consumers * starting_oracle(consumers) - producer) // consumers // 8 * 8
                 ),
             ),
         ),
-        Mistake(
+        Slip(
             "share_not_capped",
             "One consumer was given more registers than a thread can name: 256 is the most.",
-            result=for_arguments(2, lambda consumers, producer: consumer_oracle(consumers, producer, most=10**6)),
+            formula=for_arguments(2, lambda consumers, producer: consumer_oracle(consumers, producer, most=10**6)),
         ),
-        Mistake(
+        Slip(
             "share_no_multiple_of_eight",
             "What a consumer gets is not rounded down to a multiple of 8. `setmaxnreg` takes multiples of 8 only.",
-            result=for_arguments(2, lambda consumers, producer: consumer_oracle(consumers, producer, step=1)),
+            formula=for_arguments(2, lambda consumers, producer: consumer_oracle(consumers, producer, step=1)),
         ),
-        Mistake(
+        Slip(
             "shared_pool_of_the_chip",
             "You shared out all 512 registers (for each of 128 threads) that a multiprocessor has. The launch took "
             "only (consumers + 1) · starting_registers(consumers + 1).",
-            result=for_arguments(2, lambda consumers, producer: min(256, (512 - producer) // consumers // 8 * 8)),
+            formula=for_arguments(2, lambda consumers, producer: min(256, (512 - producer) // consumers // 8 * 8)),
         ),
     ),
 )

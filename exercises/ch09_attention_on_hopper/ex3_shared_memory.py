@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from course_lib.checker import Case, Exercise, Mistake
+from course_lib.checker import Case, Exercise, Slip
 from exercises.ch09_attention_on_hopper.ex2_register_shares import live_oracle
 from exercises.topics.formulas import for_arguments
 
@@ -84,79 +84,79 @@ EXERCISE = Exercise(
         "Registers decide about key_rows alone: key_rows · (4 + item_bytes) / 8 + head_dim / 2, and 24 more, must not "
         "pass `registers`.",
     ),
-    mistakes=(
-        Mistake(
+    slips=(
+        Slip(
             "values_forgotten",
             "Only one tile a stage was counted. A stage holds a tile of keys and a tile of values.",
-            result=_shared(
+            formula=_shared(
                 lambda dim, item, consumers, keys, stages, buffers: (
                     (64 * consumers * buffers + stages * keys) * dim * item
                 )
             ),
         ),
-        Mistake(
+        Slip(
             "one_query_tile",
             "One tile of 64 queries was counted, and each consumer has its own.",
-            result=_shared(
+            formula=_shared(
                 lambda dim, item, consumers, keys, stages, buffers: (64 * buffers + 2 * stages * keys) * dim * item
             ),
         ),
-        Mistake(
+        Slip(
             "elements_for_bytes",
             "You counted elements. Each has item_bytes bytes.",
-            result=_shared(lambda dim, item, *rest: shared_oracle(dim, 1, *rest)),
+            formula=_shared(lambda dim, item, *rest: shared_oracle(dim, 1, *rest)),
         ),
-        Mistake(
+        Slip(
             "query_buffers_forgotten",
             "The queries were counted once, whatever their number of buffers. With two, the next tile's queries "
             "arrive while this one's are used.",
-            result=_shared(
+            formula=_shared(
                 lambda dim, item, consumers, keys, stages, buffers: (64 * consumers + 2 * stages * keys) * dim * item
             ),
         ),
-        Mistake(
+        Slip(
             "output_counted",
             "A tile for the output was counted. The output leaves through its queries' buffer, which nobody reads any "
             "more.",
-            result=_shared(
+            formula=_shared(
                 lambda dim, item, consumers, keys, stages, buffers: (
                     (64 * consumers * (buffers + 1) + 2 * stages * keys) * dim * item
                 )
             ),
         ),
-        Mistake(
+        Slip(
             "registers_ignored",
             "Shared memory is right, but the registers were not asked: the tile's scores, weights and accumulator "
             "must leave 24 of a consumer's registers free.",
-            result=_choose(spare=-(10**6)),
+            formula=_choose(spare=-(10**6)),
         ),
-        Mistake(
+        Slip(
             "no_registers_spared",
             "Scores, weights and accumulator fill the registers to the last one. Row maxima, sums, addresses and "
             "operands need some too: leave 24.",
-            result=_choose(spare=0),
+            formula=_choose(spare=0),
         ),
-        Mistake(
+        Slip(
             "stages_before_query_buffers",
             "More stages were bought with the second query buffer. Two query buffers come before more than two stages.",
-            result=for_arguments(4, lambda *args: _stages_first(*args)),
+            formula=for_arguments(4, lambda *args: _stages_first(*args)),
         ),
-        Mistake(
+        Slip(
             "more_than_four_stages",
             "More than four stages were chosen. They would fit, and bring nothing: four blocks in flight hide any "
             "copy.",
-            result=_choose(most_stages=64),
+            formula=_choose(most_stages=64),
         ),
-        Mistake(
+        Slip(
             "second_query_buffer_never_taken",
             "One query buffer was chosen where two fit.",
-            result=_choose(query_buffers=(1,)),
+            formula=_choose(query_buffers=(1,)),
         ),
-        Mistake(
+        Slip(
             "second_query_buffer_insisted_on",
             "Where two query buffers do not fit, one is enough: the next tile's queries then arrive after this tile's "
             "output has left. Before you take fewer keys, try one query buffer.",
-            result=_choose(query_buffers=(2,)),
+            formula=_choose(query_buffers=(2,)),
         ),
     ),
 )

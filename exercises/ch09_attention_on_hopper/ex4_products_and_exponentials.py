@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from course_lib.checker import Case, Exercise, Mistake
+from course_lib.checker import Case, Exercise, Slip
 from exercises.topics.formulas import for_arguments
 
 
@@ -63,69 +63,69 @@ EXERCISE = Exercise(
         "time divided by that time. The tile's rows and keys cancel.",
         "Equal times: 4 · head_dim / flops_per_cycle = 1 / exps_per_cycle.",
     ),
-    mistakes=(
-        Mistake(
+    slips=(
+        Slip(
             "one_product",
             "Half of the FLOPs are missing: there are two products, Q Kᵀ and P V, and each multiply-add is two FLOPs. "
             "That makes 4 · head_dim for each score, in tile_cycles and in the balance.",
-            result=(
+            formula=(
                 for_arguments(5, lambda m, n, d, f, e: (2 * m * n * d / f, m * n / e)),
                 for_arguments(2, lambda f, e: f / (2 * e)),
             ),
         ),
-        Mistake(
+        Slip(
             "exponentials_of_the_output",
             "You counted exponentials of the output, query_rows · head_dim. Each score has one: query_rows · key_rows.",
-            result=for_arguments(5, lambda m, n, d, f, e: (4 * m * n * d / f, m * d / e)),
+            formula=for_arguments(5, lambda m, n, d, f, e: (4 * m * n * d / f, m * d / e)),
         ),
-        Mistake(
+        Slip(
             "exponential_for_every_product",
             "You counted head_dim exponentials for each score. The products run over head_dim; the exponential is "
             "taken once, of their sum.",
-            result=for_arguments(5, lambda m, n, d, f, e: (4 * m * n * d / f, m * n * d / e)),
+            formula=for_arguments(5, lambda m, n, d, f, e: (4 * m * n * d / f, m * n * d / e)),
         ),
-        Mistake(
+        Slip(
             "at_once_added",
             "What happens at once is not added: the time is that of the longer one.",
-            result=_share(lambda products, exponentials, overlapped: products / (products + exponentials)),
+            formula=_share(lambda products, exponentials, overlapped: products / (products + exponentials)),
         ),
-        Mistake(
+        Slip(
             "shorter_of_the_two",
             "At once, the time is that of the longer of the two, not of the shorter.",
-            result=_share(
+            formula=_share(
                 lambda products, exponentials, overlapped: (
                     products / (min(products, exponentials) if overlapped else products + exponentials)
                 )
             ),
         ),
-        Mistake(
+        Slip(
             "always_hidden",
             "At once, the exponentials are hidden only as long as they take less time than the products. Where they "
             "take more, the matrix units wait for them.",
-            result=_share(
+            formula=_share(
                 lambda products, exponentials, overlapped: 1.0 if overlapped else products / (products + exponentials)
             ),
         ),
-        Mistake(
+        Slip(
             "longer_where_in_turn",
             "In turn, both times add up; the longer of the two counts only where they run at once.",
-            result=_share(lambda products, exponentials, overlapped: products / max(products, exponentials)),
+            formula=_share(lambda products, exponentials, overlapped: products / max(products, exponentials)),
         ),
-        Mistake(
+        Slip(
             "share_of_the_exponentials",
             "That is the exponentials' share of the time. The peak is that of the matrix units: divide the products' "
             "time.",
-            result=_share(
+            formula=_share(
                 lambda products, exponentials, overlapped: (
                     exponentials / (max(products, exponentials) if overlapped else products + exponentials)
                 )
             ),
         ),
-        Mistake(
+        Slip(
             "balance_upside_down",
             "The balance is upside down: more FLOPs in a cycle make the products shorter, and it takes a larger head "
             "dimension to keep up with the exponentials.",
-            result=for_arguments(2, lambda f, e: 4 * e / f),
+            formula=for_arguments(2, lambda f, e: 4 * e / f),
         ),
     ),
 )

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from course_lib.checker import Case, Exercise, Forbids, Mistake
+from course_lib.checker import Case, Exercise, Forbids, Mistake, Slip
 
 LARGEST = 448.0  # of float8_e4m3fn
 
@@ -158,57 +158,59 @@ EXERCISE = Exercise(
         "gives the blocks, the last one as small as it is.",
         "codes = (block / scale).to(torch.float8_e4m3fn).float(). A block of zeros would divide by 0: its scale is 1.",
     ),
-    mistakes=(
-        Mistake(
+    slips=(
+        Slip(
             "not_normalised",
             "The rotated vectors are √head_dim times too long, and scores grow by head_dim. Divide by √head_dim.",
-            result=_vectors(lambda vectors: hadamard_of(vectors, divisor=lambda size: 1.0)),
+            formula=_vectors(lambda vectors: hadamard_of(vectors, divisor=lambda size: 1.0)),
         ),
-        Mistake(
+        Slip(
             "divided_by_the_size",
             "The rotated vectors are √head_dim times too short. Each row of H has the length √head_dim; divide by "
             "that, not by head_dim.",
-            result=_vectors(lambda vectors: hadamard_of(vectors, divisor=float)),
+            formula=_vectors(lambda vectors: hadamard_of(vectors, divisor=float)),
         ),
-        Mistake(
+        Slip(
             "sign_changes_order",
             "That is a Hadamard matrix in another order of its rows (by the number of sign changes). Here the order "
             "is the one in which doubling makes it.",
-            result=_vectors(_walsh),
+            formula=_vectors(_walsh),
         ),
-        Mistake(
+        Slip(
             "only_one_doubling",
             "Neighbours (or the two halves) were added and subtracted once. The matrix is doubled log2(head_dim) "
             "times.",
-            result=(_vectors(lambda v: _one_doubling(v, 1)), _vectors(lambda v: _one_doubling(v, v.shape[-1] // 2))),
+            formula=(_vectors(lambda v: _one_doubling(v, 1)), _vectors(lambda v: _one_doubling(v, v.shape[-1] // 2))),
         ),
-        Mistake(
+        Slip(
             "one_scale_for_all",
             "All blocks have the same scale, that of the largest value of the tensor. An outlier then costs every "
             "block its precision: each block has a scale of its own.",
-            result=_codes(_whole_tensor),
+            formula=_codes(_whole_tensor),
         ),
-        Mistake(
+        Slip(
             "sign_forgotten",
             "The scale was taken from the largest value, not from the largest absolute value. Where the largest is "
             "negative, codes pass 448 and become NaN or are cut off.",
-            result=_codes(lambda tensor, rows: scales_of(tensor, rows, size=lambda block: block.amax())),
+            formula=_codes(lambda tensor, rows: scales_of(tensor, rows, size=lambda block: block.amax())),
         ),
-        Mistake(
+        Slip(
             "largest_of_another_format",
             "The largest code is not 448. e4m3fn reaches from -448 to 448; 240 is e4m3fnuz, 57,344 is e5m2, and 127 an "
             "8-bit integer.",
-            result=tuple(
+            formula=tuple(
                 _codes(lambda tensor, rows, largest=largest: scales_of(tensor, rows, largest=largest))
                 for largest in (240.0, 127.0, 57344.0)
             ),
         ),
-        Mistake(
+        Slip(
             "mean_for_largest",
             "The scale was taken from the mean of the absolute values. What is larger than 448 scales becomes NaN or "
             "is cut off: take the largest.",
-            result=_codes(lambda tensor, rows: scales_of(tensor, rows, size=lambda block: block.abs().mean())),
+            formula=_codes(lambda tensor, rows: scales_of(tensor, rows, size=lambda block: block.abs().mean())),
         ),
+    ),
+    mistakes=(
         Mistake(
             "scale_upside_down",
             "You returned what the values were multiplied with, 448 / largest. The scale is what codes are multiplied "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import HOPPER, Case, Exercise, Forbids, LaunchesTriton, Limits, Mistake
+from course_lib.checker import HOPPER, Case, Exercise, Forbids, LaunchesTriton, Limits, Mistake, Slip
 from exercises.ch09_attention_on_hopper.sentences import A_DEADLOCK
 
 ROWS, PROGRAMS = 64, 8  # of 9.7, as its launcher sets them
@@ -61,26 +61,30 @@ EXERCISE = Exercise(
         "To store: tma.store_wait(0), so that `outgoing` is free again; outgoing.store(...); fence_async_shared(); "
         "store_tile(target, [row, 0], outgoing). The row is (first_tile + block) * ROWS in both tasks.",
     ),
-    mistakes=(
-        Mistake(
-            "factor_forgotten", "The tiles are copied as they are. Multiply them.", result=lambda source, factor: source
+    slips=(
+        Slip(
+            "factor_forgotten",
+            "The tiles are copied as they are. Multiply them.",
+            formula=lambda source, factor: source,
         ),
-        Mistake(
+        Slip(
             "one_tile_only",
             "Each program loads its first tile again and again. The row is (first_tile + block) * ROWS.",
-            result=_reads(lambda first, turn: first * ROWS),
+            formula=_reads(lambda first, turn: first * ROWS),
         ),
-        Mistake(
+        Slip(
             "first_tile_forgotten",
             "All programs load the same tiles, from the first row on. The row is (first_tile + block) * ROWS.",
-            result=_reads(lambda first, turn: turn * ROWS),
+            formula=_reads(lambda first, turn: turn * ROWS),
         ),
-        Mistake(
+        Slip(
             "tiles_for_rows",
             "The copy engine counts in rows, and you gave it the number of a tile. The row is (first_tile + block) * "
             "ROWS.",
-            result=_reads(lambda first, turn: first + turn),
+            formula=_reads(lambda first, turn: first + turn),
         ),
+    ),
+    mistakes=(
         Mistake(
             "not_stored",
             "Some rows of the result were never written. Does every iteration of the consumer's loop end in "

@@ -6,7 +6,17 @@ import math
 
 import torch
 
-from course_lib.checker import HOPPER, Allocates, Case, Exercise, FasterThan, Forbids, LaunchesTriton, Limits, Mistake
+from course_lib.checker import (
+    HOPPER,
+    Allocates,
+    Case,
+    Exercise,
+    FasterThan,
+    Forbids,
+    LaunchesTriton,
+    Limits,
+    Slip,
+)
 from exercises.ch09_attention_on_hopper.sentences import A_DEADLOCK
 from exercises.topics.attention import attention, scores_of, streamed
 
@@ -124,35 +134,35 @@ EXERCISE = Exercise(
         "Then free the values of block - 1, multiply the accumulator by the rescale factor, which holds for "
         "everything up to block - 1, and make the new weights the operand.",
     ),
-    mistakes=(
-        Mistake(
+    slips=(
+        Slip(
             "accumulator_not_rescaled",
             "The accumulator is not rescaled when the running maximum grows. Multiply it by `rescale` once its "
             "product is done.",
-            result=_small(lambda q, k, v: streamed(q, k, v, KEY_ROWS, rescale_accumulator=False)),
+            formula=_small(lambda q, k, v: streamed(q, k, v, KEY_ROWS, rescale_accumulator=False)),
         ),
-        Mistake(
+        Slip(
             "rescaled_too_early",
             "The accumulator was rescaled before the product of the block before was added: that product is measured "
             "from the old maximum too, and needs the factor as well. Wait for the product, then multiply.",
-            result=_small(lambda q, k, v: _blockwise(q, k, v, early_rescale=True)),
+            formula=_small(lambda q, k, v: _blockwise(q, k, v, early_rescale=True)),
         ),
-        Mistake(
+        Slip(
             "weights_of_the_wrong_block",
             "The weights of this block met the values of the block before. The product that runs under the softmax "
             "takes `operand`, the weights of block - 1.",
-            result=_small(lambda q, k, v: _blockwise(q, k, v, weights_ahead=True)),
+            formula=_small(lambda q, k, v: _blockwise(q, k, v, weights_ahead=True)),
         ),
-        Mistake(
+        Slip(
             "first_weights_kept",
             "The weights of block 0 are used for every block. At the end of each iteration the new weights become the "
             "operand: operand = as_operand(weights, query.dtype).",
-            result=_small(lambda q, k, v: _blockwise(q, k, v, keep_first=True)),
+            formula=_small(lambda q, k, v: _blockwise(q, k, v, keep_first=True)),
         ),
-        Mistake(
+        Slip(
             "output_of_the_last_block_only",
             "Only the last block's values reach the output: the loop never asks for a product with the values.",
-            result=_small(_last_block_only),
+            formula=_small(_last_block_only),
         ),
     ),
 )

@@ -2,7 +2,19 @@
 
 import torch
 
-from course_lib.checker import TRITON, Allocates, Case, Exercise, Forbids, InOut, LaunchesTriton, Limits, Mistake, Moves
+from course_lib.checker import (
+    TRITON,
+    Allocates,
+    Case,
+    Exercise,
+    Forbids,
+    InOut,
+    LaunchesTriton,
+    Limits,
+    Mistake,
+    Moves,
+    Slip,
+)
 
 QUICK = Limits(seconds=4.0, memory_bytes=256 << 20)
 ENDLESS = Limits(seconds=2.0, memory_bytes=256 << 20)  # for answers that are waited for in vain
@@ -22,9 +34,11 @@ ADD = Exercise(
     oracle=lambda x, y: x + y,
     needs=TRITON,
     limits=QUICK,
+    slips=(
+        Slip("subtracts", "You subtract.", formula=lambda x, y: x - y),
+        Slip("adds_one", "You add one.", formula=lambda x, y: x + y + 1),
+    ),
     mistakes=(
-        Mistake("subtracts", "You subtract.", result=lambda x, y: x - y),
-        Mistake("adds_one", "You add one.", result=lambda x, y: x + y + 1),
         Mistake(
             "tail_not_masked", "The last block has no mask.", when=lambda case, seen, got: bool(seen.out_of_bounds)
         ),
@@ -71,11 +85,11 @@ APPEND = Exercise(
     limits=QUICK,
     oracle=_appended,
     cases=lambda draw: [Case("in the middle", (InOut(draw.normal(6, 4)), draw.normal(4), 3))],
-    mistakes=(
-        Mistake(
+    slips=(
+        Slip(
             "one_too_far",
             "The position counts from zero.",
-            result=lambda cache, row, position: _appended(cache, row, position + 1),
+            formula=lambda cache, row, position: _appended(cache, row, position + 1),
         ),
     ),
 )

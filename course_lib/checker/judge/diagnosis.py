@@ -73,7 +73,7 @@ def which(exercise: Exercise, case: Case) -> str:
 
 def called(exercise: Exercise, case: Case) -> str:
     """The function that a case calls, as code."""
-    return f"`{case.entry or exercise.entries[0]}`"
+    return f"`{exercise.entry_of(case)}`"
 
 
 def describe(outcome: Outcome) -> str:

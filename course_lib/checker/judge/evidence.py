@@ -8,7 +8,7 @@ from functools import cached_property, partial
 
 from course_lib.checker.judge import diagnosis
 from course_lib.checker.judge.explain import Made, differ
-from course_lib.checker.judge.known_mistakes import find_mistake
+from course_lib.checker.judge.known_mistakes import Cause, find_mistake
 from course_lib.checker.judge.outcome import Outcome, compare_case
 from course_lib.checker.judge.stopping import stopped
 from course_lib.checker.judge.verdict import Finding
@@ -16,7 +16,7 @@ from course_lib.checker.runner.frames import Frame
 from course_lib.checker.runner.running import Run, run_cases
 from course_lib.checker.specification import cells
 from course_lib.checker.specification.draw import Draw
-from course_lib.checker.specification.exercise import Case, Exercise, Mistake, RaisedError, Seen
+from course_lib.checker.specification.exercise import Case, Exercise, RaisedError, Seen
 from course_lib.checker.specification.model import Model
 from course_lib.checker.specification.requirements import Requirement
 
@@ -137,8 +137,8 @@ class Evidence:
         return [complaint for complaint in found if complaint is not None]
 
     @cached_property
-    def known(self) -> Mistake | None:
-        """The known mistake that explains what went wrong."""
+    def known(self) -> Cause | None:
+        """The cause that explains what went wrong."""
         return find_mistake(self)
 
     @property
@@ -161,7 +161,7 @@ class Evidence:
         entry = model.entry or self.exercise.entries[0]
         for further in range(1, DRAWS + 1):
             drawn = self.exercise.drawn(Draw(self.seed + further))
-            mine = [case for case in drawn if (case.entry or self.exercise.entries[0]) == entry]
+            mine = [case for case in drawn if self.exercise.entry_of(case) == entry]
             telling = next((case for case in mine if differ(model, one, other, case)), None)
             if telling is None:
                 continue
@@ -180,7 +180,7 @@ class Evidence:
             for run in runs
             if run.ending.finished
             for index, case in enumerate(run.cases)
-            if (case.entry or self.exercise.entries[0]) == entry
+            if self.exercise.entry_of(case) == entry
             if index in run.frames and run.frames[index].error is None
         ]
 

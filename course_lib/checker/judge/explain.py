@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,6 @@ import torch
 
 from course_lib.checker.judge.compare import Truth
 from course_lib.checker.judge.evaluate import once
-from course_lib.checker.judge.fingerprints import raise_when_strict
 from course_lib.checker.judge.outcome import Outcome
 from course_lib.checker.specification.exercise import Case, arguments
 from course_lib.checker.specification.model import Model, Slip, Slips
@@ -83,7 +83,8 @@ def explain(
         if outcome is None:
             break
         found = [made for made in found if _reproduces(model, made, outcome)]
-    if len({_told(made) for made in found}) == 1 or found and model.first_of_equals:
+    taught = {_told(made) for made in found if made.slips[0].formula}
+    if len({_told(made) for made in found}) == 1 or found and model.first_of_equals and len(taught) < 2:
         return Explanation(found[0].slips)
     common = tuple(slip for slip in model.slips if found and all(slip in made.slips for made in found))
     return Explanation(common) if common else None
@@ -184,6 +185,12 @@ def _worked_out(model: Model, made: Made, case: Case) -> Predicted | None:
     except Exception:
         raise_when_strict()
         return None
+
+
+def raise_when_strict() -> None:
+    """Within an `except`: one unlucky guess must not cost the learner the verdict; tests run with COURSE_STRICT."""
+    if os.environ.get("COURSE_STRICT"):
+        raise
 
 
 def alike(got: Any, predicted: Any, truth: Truth | None = None) -> bool:

@@ -23,20 +23,25 @@ UNITS = {1e3: "thousand", 1e6: "million", 1e9: "billion", 1e12: "trillion"}
 
 
 @functools.cache
-def formula_model(oracle: Callable, entry: str | None = None) -> Model | None:
-    """A model of a plain Python formula, with all small changes of it as slips; None where there is no source.
+def formula_model(
+    oracle: Callable, entry: str | None = None, taught: tuple[Slip, ...] = (), plain: bool = True
+) -> Model | None:
+    """A model of a Python formula with the slips that its author wrote and, where it is plain, its small changes.
 
-    A formula that only hands its arguments to another function of its module is changed there too.
+    None where there are no slips: no source, and nothing taught. A formula that only hands its arguments to another
+    function of its module is changed there too.
     """
-    versions = _versions(oracle)
-    if not versions:
+    versions = _versions(oracle) if plain else {}
+    if not versions and not taught:
         return None
+    taught = tuple(form for slip in taught for form in _forms(slip))
+    written = {slip.id: slip.formula for slip in taught if callable(slip.formula)}
     changes = {
         change.slip.id: (version, change)
         for version, (_, tree) in versions.items()
         for change in _changes(tree, version, inspect.signature(oracle).parameters)
     }
-    results = {slip.id: (slip, change) for slip, change in _changes_of_the_result()}
+    results = {slip.id: (slip, change) for slip, change in _changes_of_the_result()} if versions else {}
 
     @functools.cache
     def changed(names: frozenset[str]) -> Callable | None:
@@ -54,8 +59,11 @@ def formula_model(oracle: Callable, entry: str | None = None) -> Model | None:
     names = [*changes, *results]
 
     def compute(slips: Slips, *args: Any) -> Any:
+        told = next((slip for slip in written if slips(slip)), None)
+        if told is not None:
+            return written[told](*args)
         made = frozenset(name for name in names if slips(name))
-        function = changed(made)
+        function = changed(made) if versions else oracle
         if function is None:
             return None
         try:
@@ -68,9 +76,17 @@ def formula_model(oracle: Callable, entry: str | None = None) -> Model | None:
             return None
         return result
 
-    slips = [change.slip for _, change in changes.values()] + [slip for slip, _ in results.values()]
-    in_pairs = sum(not slip.alone for slip in slips) <= MOST_FOR_PAIRS
+    automatic = [change.slip for _, change in changes.values()] + [slip for slip, _ in results.values()]
+    in_pairs = sum(not slip.alone for slip in automatic) <= MOST_FOR_PAIRS
+    slips = [*taught, *automatic]
     return Model(compute, tuple(slips), entry=entry, pairs=in_pairs, first_of_equals=True)
+
+
+def _forms(slip: Slip) -> Iterator[Slip]:
+    """A slip for each form that it takes."""
+    forms = slip.formula if isinstance(slip.formula, tuple) else (slip.formula,)
+    for number, formula in enumerate(forms, start=1):
+        yield replace(slip, id=f"{slip.id}__{number}", formula=formula, alone=True)
 
 
 def _versions(oracle: Callable) -> dict[str, tuple[str, ast.Module]]:

@@ -63,10 +63,10 @@ def stopped_early(evidence: Evidence) -> Finding | None:
 def out_of_bounds(evidence: Evidence) -> Finding | None:
     """Memory outside a tensor was reached. Before errors and wrong numbers, which may come of it.
 
-    A mistake whose fingerprint explains all the numbers says more, and is left to the rules that follow.
+    A cause that explains all the numbers says more, and is left to the rules that follow.
     """
     known = evidence.known if evidence.wild else None
-    if not evidence.wild or (known is not None and known.result is not None):
+    if not evidence.wild or (known is not None and known.entry is not None):
         return None
     access = evidence.wild[0]
     return Finding(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from course_lib.checker.judge import compiling
+from course_lib.checker.judge.diagnosis import which
 from course_lib.checker.judge.evidence import Evidence
 from course_lib.checker.judge.outcome import Outcome
 from course_lib.checker.judge.verdict import Finding
@@ -35,6 +36,19 @@ def input_modified(evidence: Evidence) -> Finding | None:
         f"`{changed.seen.modified_inputs[0]}` was changed. Write the result into a tensor of its own."
     )
     return Finding("failed", text, "modified_input")
+
+
+def earlier_result_changed(evidence: Evidence) -> Finding | None:
+    """A later call wrote into what an earlier one had returned."""
+    later = [call for run in evidence.runs for call in run.later if call.frame is not None]
+    changed = next((call for call in later if call.frame is not None and call.frame.seen.overwrites), None)
+    if changed is None:
+        return None
+    text = (
+        f"The numbers are right, but what {which(evidence.exercise, changed.case)} had returned changed when the "
+        "function was called again: both calls gave out the same memory. Make a new tensor in each call."
+    )
+    return Finding("failed", text, "earlier_result_changed")
 
 
 def below_the_floor(evidence: Evidence) -> Finding | None:
@@ -95,4 +109,11 @@ def _floor(requirement: FasterThan, case: Case) -> tuple[float, str]:
     return floor, reason
 
 
-RULES_OF_RIGHT_NUMBERS = (requirement_broken, input_modified, below_the_floor, does_not_compile, passed)
+RULES_OF_RIGHT_NUMBERS = (
+    requirement_broken,
+    input_modified,
+    earlier_result_changed,
+    below_the_floor,
+    does_not_compile,
+    passed,
+)

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -28,6 +29,10 @@ TELLING = 16  # elements: the result of fewer may be the same whatever they are
 KEPT_DRAWS = 4  # of which the cases stay at hand
 TIMED_CALLS = 29  # 3 to warm up, 25 that count, and one to see that the answer is still right
 
+MOST_CHANGED = 6  # tensors that get other numbers one after the other
+MOST_ASKED = 8  # cases of which it is asked whether their result tells what was kept
+
+_telling: WeakKeyDictionary[Case, bool] = WeakKeyDictionary()
 _just_drawn: dict[tuple, tuple[list[Case], torch.Tensor]] = {}
 
 
@@ -199,22 +204,68 @@ def _other_values(exercise: Exercise, draw: Draw) -> list[Case]:
 
 
 def _later_calls(exercise: Exercise, cases: list[Case], others: list[Case]) -> list[Later]:
-    """The calls that follow all cases: of each function's smallest, with the numbers of the other draw, and with its
-    own."""
+    """The calls that follow all cases: of each function's smallest, with the numbers of the other draw in one tensor
+    after another until all are others, and with its own.
+
+    The smallest of those whose result hangs on each of its tensors: an empty cache is as good as what was kept of it.
+    """
     calls = []
     for entry in exercise.entries:
         found = [
             (_size(case) < TELLING, _size(case), index)
             for index, (case, other) in enumerate(zip(cases, others))
-            if (case.entry or exercise.entries[0]) == entry
+            if exercise.entry_of(case) == entry
             and not (case.timed or case.compiled)
             and _has_other_numbers(case, other)
         ]
-        if found:
-            index = min(found)[-1]
-            calls.append(Later(index, replace(others[index], metered=False), in_its_memory=True))
-            calls.append(Later(index, replace(cases[index], metered=False), in_its_memory=False))
+        in_order = [index for *_, index in sorted(found)]
+        telling = (index for index in in_order[:MOST_ASKED] if _hangs_on_each(exercise, cases[index], others[index]))
+        index = next(telling, next(iter(in_order), None))
+        if index is not None:
+            case, other = (replace(drawn[index], metered=False) for drawn in (cases, others))
+            places = _filled(case)
+            changed = [
+                _with_leaves_of(case, other, places[: last + 1]) for last in range(min(len(places), MOST_CHANGED))
+            ]
+            calls += [Later(index, mixed, in_its_memory=True) for mixed in [*changed[:-1], other]]
+            calls.append(Later(index, case, in_its_memory=False))
     return calls
+
+
+def _hangs_on_each(exercise: Exercise, case: Case, other: Case) -> bool:
+    """Whether the right result is another with the other numbers in any one of the case's tensors alone."""
+    if case not in _telling:
+        right = _right(exercise, case)
+        others = [_with_leaves_of(case, other, [place]) for place in _filled(case)]
+        _telling[case] = all(_right(exercise, mixed) != right for mixed in others)
+    return _telling[case]
+
+
+def _filled(case: Case) -> list[int]:
+    """The places of the tensors of floats among a case's leaves."""
+    return [
+        place
+        for place, (_, leaf) in enumerate(leaves(case.args))
+        if isinstance(tensor := leaf.tensor if isinstance(leaf, InOut) else leaf, torch.Tensor)
+        and tensor.is_floating_point()
+        and tensor.numel() > 0
+    ]
+
+
+def _with_leaves_of(case: Case, other: Case, places: Sequence[int]) -> Case:
+    """A case with some leaves of another one's arguments."""
+    theirs, number = [leaf for _, leaf in leaves(other.args)], itertools.count()
+
+    def mixed(leaf):
+        return theirs[here] if (here := next(number)) in places else leaf
+
+    return replace(case, args=tuple(map_leaves(mixed, value) for value in case.args))
+
+
+def _right(exercise: Exercise, case: Case) -> bytes:
+    """The right result, in the wire's form."""
+    args, written = arguments(case, torch.clone)
+    return wire.encode([exercise.oracle_for(case)(*args), written])
 
 
 def _tensors(case: Case) -> list[torch.Tensor]:
@@ -266,13 +317,13 @@ def _run(
         "repeat_seconds": min(REPEAT_SECONDS, REPEATS_SECONDS / max(1, len(cases))),
         "cases": [
             {
-                "entry": case.entry or exercise.entries[0],
+                "entry": exercise.entry_of(case),
                 "args": [_argument(value) for value in case.args],
                 "driver": _function_source(case.driver),
                 "turns": turns,
                 "compiled": case.compiled,
                 "order": _order(orders[number % len(orders)], shuffles + number),
-                "later": call is not None,
+                "later_of": None if call is None else call.of,
                 "memory_of": call.of if call is not None and call.in_its_memory else None,
                 "baseline": _function_source(baselines[0].baseline) if baselines and case.timed else None,
             }

@@ -19,7 +19,7 @@ from course_lib.checker.specification.nested import leaves, map_leaves
 if TYPE_CHECKING:
     from course_lib.checker.specification.contract import Contract
     from course_lib.checker.specification.draw import Draw
-    from course_lib.checker.specification.model import Model
+    from course_lib.checker.specification.model import Model, Slip
     from course_lib.checker.specification.requirements import Requirement
 
 
@@ -147,6 +147,7 @@ class Seen:
             than the first, and how many another than the run before.
         graphs, captured: in a compiled case, the graphs that `torch.compile` made, and the calls that they hold.
         graph_breaks: what ended a graph early, one line for each time.
+        overwrites: of a later call: 1 where it changed what an earlier call of the function had returned.
         seconds: the call's wall-clock time.
         timing: medians of a speed requirement, `{"answer": s, "baseline": s}`; empty unless asked for.
         error: the exception, when the call raised one.
@@ -168,6 +169,7 @@ class Seen:
     graphs: int = 0
     captured: int = 0
     graph_breaks: tuple[str, ...] = ()
+    overwrites: int = 0
     seconds: float = 0.0
     timing: dict[str, float] = field(default_factory=dict)
     error: RaisedError | None = None
@@ -180,22 +182,19 @@ class Seen:
 
 @dataclass(frozen=True)
 class Mistake:
-    """A classic wrong answer: how to recognise it, and one plain sentence on the cause and where to look.
+    """A mistake that shows in what a run did, such as its launches, bytes and errors, and not in its numbers alone.
 
     Attributes:
         id: snake_case name, unique in its exercise.
         sentence: what went wrong and where to look, in the second person.
-        result: the fingerprint: called like the oracle, returns what this mistake makes of the same arguments; None
-            where it has nothing to say. Several for a mistake that takes several forms.
-        when: recognises the mistake from what was seen in a failing case instead: `when(case, seen, got) -> bool`.
+        when: recognises the mistake from what was seen in a failing case: `when(case, seen, got) -> bool`.
         every: `when` must hold in every failing case (of one of the exercise's functions, where it has several); by
             default one is enough.
     """
 
     id: str
     sentence: str
-    result: Callable | tuple[Callable, ...] | None = None
-    when: Callable[[Case, Seen, Any], bool] | None = None
+    when: Callable[[Case, Seen, Any], bool]
     every: bool = False
 
 
@@ -231,7 +230,10 @@ class Exercise:
         hints: from a nudge to nearly the answer.
         models: what the functions compute, with the slips that explain a wrong result; one for a function, or several
             that are asked in turn.
-        mistakes, requirements, limits: see their classes. A mistake's fingerprint is tried where no model explains.
+        slips: in the formulas of plain numbers, which need no model: slips that deserve a sentence of their own, each
+            with its `formula`. Others are made from the oracle's source.
+        mistakes: what is no matter of numbers: bytes, launches, errors.
+        requirements, limits: see their classes.
         needs: the least machine that can run it; `needs.py` has names for the usual ones.
         interpretable: whether it can run in Triton's interpreter.
         uses_dot: float32 `tl.dot` on a GPU may round its operands to tf32; the tolerance then allows for it.
@@ -247,6 +249,7 @@ class Exercise:
     contracts: tuple[Contract, ...] = ()
     models: tuple[Model, ...] = ()
     hints: tuple[str, ...] = ()
+    slips: tuple[Slip, ...] = ()
     mistakes: tuple[Mistake, ...] = ()
     requirements: tuple[Requirement, ...] = ()
     limits: Limits = Limits()
@@ -266,9 +269,11 @@ class Exercise:
             )
         if isinstance(self.entries, str) or not self.entries:
             raise CourseError(f"Exercise {self.id}: entries must be a tuple of function names, not {self.entries!r}.")
-        names = [mistake.id for mistake in self.mistakes]
+        names = [known.id for known in (*self.slips, *self.mistakes)]
+        if any(slip.formula is None for slip in self.slips):
+            raise CourseError(f"Exercise {self.id}: each of its `slips` needs a `formula`; those of a model go there.")
         if len(set(names)) != len(names):
-            raise CourseError(f"Exercise {self.id}: two mistakes share an id among {names}.")
+            raise CourseError(f"Exercise {self.id}: two slips or mistakes share an id among {names}.")
 
     def drawn(self, draw: Draw) -> list[Case]:
         """The cases of one check. A GPU, which compiles for every shape anew, gets those that teach alone."""
@@ -282,6 +287,8 @@ class Exercise:
 
     def oracle_for(self, case: Case) -> Callable:
         """The oracle that answers this case."""
-        if isinstance(self.oracle, dict):
-            return self.oracle[case.entry or self.entries[0]]
-        return self.oracle
+        return self.oracle[self.entry_of(case)] if isinstance(self.oracle, dict) else self.oracle
+
+    def entry_of(self, case: Case) -> str:
+        """The function that a case calls."""
+        return case.entry or self.entries[0]

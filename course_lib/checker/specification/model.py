@@ -22,11 +22,15 @@ class Slip:
         id: snake_case name. What follows two underscores is one way of several to make the same mistake.
         sentence: the cause and where to look, in the second person.
         alone: whether it is left out of pairs: one of many that seldom meet another slip.
+        formula: in `Exercise.slips` the whole computation as somebody who makes this slip writes it, called like the
+            oracle; None where it has nothing to say of these arguments. Several where the slip takes several forms. In
+            a model None: there a slip is a switch.
     """
 
     id: str
     sentence: str
     alone: bool = False
+    formula: Callable | tuple[Callable, ...] | None = None
 
     @property
     def mistake(self) -> str:
@@ -68,6 +72,7 @@ class Model:
         entry: the function of the exercise that it is a model of; the first one by default.
         pairs: whether two slips at once are looked for.
         first_of_equals: of several explanations that no drawn case tells apart, name the first; else none is named.
+            Where an author wrote the sentences of two of them, none is either.
     """
 
     compute: Callable[..., Any]

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from course_lib.checker import HOPPER, Case, Exercise, Mistake
+from course_lib.checker import HOPPER, Case, Exercise, Mistake, Slip
 from course_lib.checker.judge import evaluate
 from course_lib.checker.judge.decide import judge
 from course_lib.checker.judge.outcome import Outcome
@@ -72,7 +72,7 @@ def test_integers_are_compared_exactly_and_their_mistakes_named():
         DOUBLE,
         cases=lambda draw: [Case("int64", (draw.integers(20, low=1, high=1 << 40),))],
         oracle=lambda x: 2 * x,
-        mistakes=(Mistake("squares", "You square.", result=lambda x: x * x),),
+        slips=(Slip("squares", "You square.", formula=lambda x: x * x),),
     )
     name = DOUBLE.entries[0]
     assert judge(slots, f"def {name}(x):\n    return x + x\n").passed
@@ -108,9 +108,9 @@ def test_a_float_where_an_integer_is_asked_is_told(body, words):
 def test_two_fingerprints_that_agree_name_nothing():
     twins = replace(
         DOUBLE,
-        mistakes=(
-            Mistake("zero", "You return zeros.", result=torch.zeros_like),
-            Mistake("cancels", "The terms cancel.", result=lambda x: x - x),
+        slips=(
+            Slip("zero", "You return zeros.", formula=torch.zeros_like),
+            Slip("cancels", "The terms cancel.", formula=lambda x: x - x),
         ),
     )
     verdict = judge(twins, "def double(x):\n    return 0 * x\n")

@@ -60,7 +60,8 @@ def test_a_state_that_is_never_set_back_is_found(body):
 
 
 RIGHT = {
-    "a buffer by shape": "    return torch.mul(x, 2, out=out.setdefault(x.shape, torch.empty_like(x)))\n",
+    "a buffer by shape that is not given out": "    y = torch.mul(x, 2, out=out.setdefault(x.shape, x.clone()))\n"
+    "    return y.clone()\n",
     "a factor by shape": "    return x * out.setdefault(x.shape, torch.tensor(2.0))\n",
     "an input turned round": "    y = 2 * x\n    x.t_()\n    return y\n",
 }
@@ -102,9 +103,11 @@ def test_later_calls_are_of_each_functions_smallest_case_that_tells_anything():
     run = running.run_cases(ADD, ADD_CELL, {"add": "add"}, seed=1)[0]
     assert [(run.cases[later.of].name, later.in_its_memory) for later in run.later] == [
         ("every second element of x", True),
+        ("every second element of x", True),
         ("every second element of x", False),
     ]
-    other, same = run.later
+    one, other, same = run.later
+    assert not torch.equal(one.case.args[0], same.case.args[0]) and torch.equal(one.case.args[1], same.case.args[1])
     assert other.case.args[0].shape == same.case.args[0].shape
     assert not torch.equal(other.case.args[0], same.case.args[0])
     assert same.case.args == run.cases[same.of].args and not same.case.metered
@@ -139,3 +142,28 @@ def test_a_strided_input_gets_other_numbers_with_its_gaps():
     assert judge(task, "def rows(x):\n    assert not x.is_contiguous()\n    return x.sum(-1)\n").passed
     wrong = "kept = []\ndef rows(x):\n    kept.append(x.sum(-1))\n    return kept[0]\n"
     assert judge(task, wrong).mistake == "kept_result"
+
+
+def test_a_result_that_a_later_call_overwrites_is_found():
+    """One buffer for each shape, given out by each call: right numbers, until the next call."""
+    cell = "out = {}\ndef double(x):\n    return torch.mul(x, 2, out=out.setdefault(x.shape, torch.empty_like(x)))\n"
+    verdict = judge(replace(DOUBLE, requirements=()), cell)
+    assert verdict.mistake == "earlier_result_changed", verdict
+    assert "both calls gave out the same memory" in verdict.message
+
+
+def test_what_was_kept_of_memory_without_effect_shows_in_another_case():
+    """The smallest case's memory had no say in its result: an empty cache is as good as what was kept of it."""
+
+    task = Exercise(
+        "90.9",
+        "Mean of a cache",
+        ("mean",),
+        lambda draw: [Case(f"{n} of 3 · {n}", (draw.normal(3 * n, 4), n - 1)) for n in (1, 2)],
+        lambda cache, length: cache[:length].sum(0),
+        limits=QUICK,
+    )
+    cell = (
+        "kept = {}\ndef mean(cache, length):\n    return kept.setdefault(cache.shape, cache.clone())[:length].sum(0)\n"
+    )
+    assert judge(task, cell).mistake == "kept_result"

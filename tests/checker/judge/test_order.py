@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from course_lib.checker import TRITON, Case, Exercise, Mistake
+from course_lib.checker import TRITON, Case, Exercise, Slip
 from course_lib.checker.judge import decide
 from course_lib.checker.judge.decide import judge
 from course_lib.checker.runner import running
@@ -69,9 +69,9 @@ def test_a_mistake_is_named_as_in_ascending_order(body, mistake):
     """The last program to run decides what two of them write to one place; a fingerprint knows the ascending last."""
     task = replace(
         SUM,
-        mistakes=(
-            Mistake("last_alone", "The last.", result=lambda x: x[(len(x) - 1) // 8 * 8 :].sum()[None]),
-            Mistake("first_alone", "The first.", result=lambda x: x[:8].sum()[None]),
+        slips=(
+            Slip("last_alone", "The last.", formula=lambda x: x[(len(x) - 1) // 8 * 8 :].sum()[None]),
+            Slip("first_alone", "The first.", formula=lambda x: x[:8].sum()[None]),
         ),
     )
     verdict = judge(task, SUM_CELL.format(body=body), seed=1)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from course_lib.checker import Case, Mistake
+from course_lib.checker import Case, Mistake, Slip
 from course_lib.checker.judge.decide import judge
 from course_lib.checker.runner import running
 from tests.checker.samples import ADD, ADD_CELL, APPEND, DOUBLE
@@ -66,8 +66,11 @@ def test_a_race_beside_infinities_is_found():
 
 
 def test_a_known_mistake_is_no_name_for_a_result_that_was_right_at_first():
-    guess = Mistake("guess", "Three.", result=lambda x: 3 * x, when=lambda case, seen, got: True)
-    verdict = judge(replace(DOUBLE, mistakes=(guess,)), COUNTED + "    return 3 * x if runs == 4 else 2 * x\n")
+    guess = Mistake("guess", "Four.", when=lambda case, seen, got: True)
+    triples = Slip("triples", "Three.", formula=lambda x: 3 * x)
+    verdict = judge(
+        replace(DOUBLE, slips=(triples,), mistakes=(guess,)), COUNTED + "    return 3 * x if runs == 4 else 2 * x\n"
+    )
     assert verdict.mistake == "race"
 
 

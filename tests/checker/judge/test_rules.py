@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from course_lib.checker import Allocates, Case, FasterThan, Mistake, Needs, Requirement, Seen
+from course_lib.checker import Allocates, Case, FasterThan, Mistake, Needs, Requirement, Seen, Slip
 from course_lib.checker.judge import compiling, diagnosis, rules_of_numbers, rules_of_right_numbers
 from course_lib.checker.judge.case_lines import case_lines
 from course_lib.checker.judge.evidence import Evidence
@@ -34,12 +34,13 @@ from course_lib.checker.judge.rules_of_numbers import (
 from course_lib.checker.judge.rules_of_right_numbers import (
     below_the_floor,
     does_not_compile,
+    earlier_result_changed,
     input_modified,
     passed,
     requirement_broken,
 )
 from course_lib.checker.runner.frames import Frame
-from course_lib.checker.runner.running import Run
+from course_lib.checker.runner.running import Later, Run
 from course_lib.checker.runner.worker import Ending
 from course_lib.checker.specification.exercise import RaisedError
 from course_lib.hardware.ceilings import measured
@@ -57,7 +58,7 @@ FRUGAL = replace(DOUBLE, requirements=(Allocates(lambda x: 3),))
 FAST = replace(DOUBLE, requirements=(FasterThan(torch.add, 1.0, lambda x: 12),))
 LACKING = replace(DOUBLE, needs=Needs(packages=("no_such_package",)))
 REFUSED = replace(PLAIN, title="Refused")
-ADDS_ONE = Mistake("adds_one", "You add one.", result=lambda x: 2 * x + 1)
+ADDS_ONE = Slip("adds_one", "You add one.", formula=lambda x: 2 * x + 1)
 REACHES = Mistake("no_mask", "There is no mask.", when=lambda case, seen, got: bool(seen.out_of_bounds))
 LOOKS_UP = Mistake("looks_up", "Nothing is there.", when=lambda case, seen, got: bool(seen.error))
 HOARDS = Mistake("hoards", "You keep it all.", when=lambda case, seen, got: seen.largest_allocation > 3)
@@ -87,11 +88,18 @@ def changing(now_and_then, always=False):
     return case(RIGHT, now_and_then, **runs)
 
 
-def told(*frames, task=PLAIN, cell=CELL, mistakes=(), **ending):
+def told(*frames, task=PLAIN, cell=CELL, mistakes=(), slips=(), **ending):
     """The evidence of one run over cases of the same three numbers, of which the worker said this."""
     cases = [Case(f"number {index}", (X,)) for index in range(len(frames))]
     run = Run(cases, True, Ending([{"kind": "done"}], **ending), dict(enumerate(frames)))
-    return Evidence(replace(task, mistakes=tuple(mistakes)), cell, {"double": "double"}, runs=[run])
+    return Evidence(replace(task, mistakes=tuple(mistakes), slips=tuple(slips)), cell, {"double": "double"}, runs=[run])
+
+
+def called_again(evidence):
+    """The same with a later call that changed what the first had returned."""
+    (run,) = evidence.runs
+    later = Later(0, run.cases[0], in_its_memory=False, frame=case(overwrites=1))
+    return replace(evidence, runs=[replace(run, later=[later])])
 
 
 def test_a_rule_says_what_it_is_for_and_fits_a_screen():
@@ -149,8 +157,8 @@ def test_an_access_is_named_by_a_mistake_that_is_seen_in_it():
     assert (found.mistake, found.diagnosis) == ("no_mask", "There is no mask.")
 
 
-def test_a_fingerprint_says_more_than_an_access():
-    evidence = told(case(WRONG, **WILD), mistakes=[ADDS_ONE])
+def test_a_slip_says_more_than_an_access():
+    evidence = told(case(WRONG, **WILD), slips=[ADDS_ONE])
     assert out_of_bounds(evidence) is None and known_mistake(evidence).mistake == "adds_one"
 
 
@@ -164,7 +172,7 @@ def test_an_error_is_named_by_a_mistake_that_looks_at_it():
 
 
 def test_a_known_mistake_is_named_with_its_sentence_and_the_place():
-    found = known_mistake(told(case(WRONG), mistakes=[ADDS_ONE]))
+    found = known_mistake(told(case(WRONG), slips=[ADDS_ONE]))
     assert (found.mistake, found.diagnosis) == ("adds_one", "You add one.")
     assert "all 3 elements are wrong" in found.message
 
@@ -247,10 +255,10 @@ ORDER = {
     "an error may come of what lies outside": (out_of_bounds, raised_error, told(Frame(Seen(**KEY_ERROR, **WILD)))),
     "numbers from outside are wrong for that": (out_of_bounds, wrong_numbers, told(case(WRONG, **WILD))),
     "what finished is not all": (raised_error, wrong_numbers, told(case(WRONG), Frame(Seen(**KEY_ERROR)))),
-    "a fingerprint explains, a pattern describes": (
+    "a slip explains, a pattern describes": (
         known_mistake,
         unwritten_memory,
-        told(case(WRONG, unwritten=1), mistakes=[ADDS_ONE]),
+        told(case(WRONG, unwritten=1), slips=[ADDS_ONE]),
     ),
     "a proved cause before the place": (undefined_lanes, unwritten_memory, told(case(NAN, unwritten=1, **TORN))),
     "memory never written changes by itself": (
@@ -273,6 +281,16 @@ ORDER = {
         requirement_broken,
         input_modified,
         told(case(largest_allocation=4, modified_inputs=("x",)), task=FRUGAL),
+    ),
+    "what was given before what is given back": (
+        input_modified,
+        earlier_result_changed,
+        called_again(told(case(modified_inputs=("x",)))),
+    ),
+    "memory that two results share makes the time worth nothing": (
+        earlier_result_changed,
+        below_the_floor,
+        called_again(told(case(**TIMED), task=FAST)),
     ),
     "a changed input makes the time worth nothing": (
         input_modified,

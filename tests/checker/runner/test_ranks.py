@@ -5,7 +5,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from course_lib.checker import Allocates, Case, CourseError, Exercise, Forbids, InOut, Limits, Mistake, PerRank
+from course_lib.checker import (
+    Allocates,
+    Case,
+    CourseError,
+    Exercise,
+    Forbids,
+    InOut,
+    Limits,
+    PerRank,
+    Slip,
+)
 from course_lib.checker.judge.decide import judge
 
 
@@ -28,13 +38,13 @@ MEAN = Exercise(
     oracle=_mean,
     limits=Limits(seconds=20.0),
     requirements=(Allocates(lambda rows, weight: rows[0].numel()),),
-    mistakes=(
-        Mistake(
+    slips=(
+        Slip(
             "not_reduced",
             "No rank gets the others' numbers.",
-            result=lambda rows, weight: [weight * row / len(rows) for row in rows],
+            formula=lambda rows, weight: [weight * row / len(rows) for row in rows],
         ),
-        Mistake("sum_not_mean", "That is the sum.", result=lambda rows, weight: [weight * sum(rows) for _ in rows]),
+        Slip("sum_not_mean", "That is the sum.", formula=lambda rows, weight: [weight * sum(rows) for _ in rows]),
     ),
 )
 

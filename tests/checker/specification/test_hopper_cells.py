@@ -14,7 +14,8 @@ import torch
 
 from course_lib.checker import Draw, Seen
 from course_lib.checker.judge import compare, evaluate
-from course_lib.checker.judge.known_mistakes import of_wrong_numbers
+from course_lib.checker.judge.explain import explain
+from course_lib.checker.judge.formula_slips import formula_model
 from course_lib.checker.judge.outcome import Outcome
 from course_lib.checker.specification import catalog
 from course_lib.checker.specification.catalog import solution_source
@@ -131,15 +132,14 @@ def test_each_fingerprint_names_its_own_slip(identity):
     task = catalog.exercise(identity)
     cases = [case for case in task.cases(Draw(11, on_gpu=True, bfloat16=True)) if case.args[0].numel() < 10**6]
     truths = [compare.truth(task, case, tf32=False) for case in cases]
-    for mistake in task.mistakes:
-        if mistake.result is None:
-            continue
+    model = formula_model(task.oracle_for(cases[0]), None, task.slips, plain=False)
+    for slip in model.slips:
         outcomes = []
         for case, truth in zip(cases, truths):
-            got = evaluate.call(mistake.result, case, torch.Tensor.float).to(case.args[0].dtype)
+            got = evaluate.call(slip.formula, case, torch.Tensor.float).to(case.args[0].dtype)
             outcomes.append(Outcome(case, Seen(), got, truth, compare.compare(got, truth, task)))
-        found = of_wrong_numbers(task, outcomes)
-        assert found is mistake, f"{mistake.id} was named {found.id if found else None}"
+        found = explain(model, outcomes)
+        assert found and found.sentence == slip.sentence, f"{slip.id} was told as {found and found.sentence}"
 
 
 @pytest.mark.slow

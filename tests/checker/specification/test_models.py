@@ -21,7 +21,7 @@ LARGEST = 1 << 16  # elements of a case that is computed here
 
 def cases_of(task, model, seed):
     entry = model.entry or task.entries[0]
-    drawn = [case for case in task.drawn(Draw(seed)) if (case.entry or task.entries[0]) == entry]
+    drawn = [case for case in task.drawn(Draw(seed)) if task.entry_of(case) == entry]
     return [case for case in drawn if elements(case) <= LARGEST]
 
 

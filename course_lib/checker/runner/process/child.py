@@ -73,6 +73,7 @@ class Child:
             self.send({"kind": "not_callable", "names": not_callable})
             return
         self.memories: dict = {}  # of cases whose arguments a later call gets other numbers in
+        self.results: dict = {}  # what those cases returned, which a later call must leave as it is
         for index, case in enumerate(job["cases"]):
             self.await_turn()
             self.send({"kind": "start", "index": index})
@@ -100,13 +101,15 @@ class Child:
         arguments = Arguments(case["args"], names, self.device, self.memories.get(case["memory_of"]))
         if any(later["memory_of"] == index for later in self.job["cases"]):
             self.memories[index] = arguments
+        earlier = self.results.get(case["later_of"]) if case["memory_of"] is None else None
+        before = wire.encode(earlier)
         seen = self.observer(case)
         frame: dict = {"kind": "case", "index": index, "error": None, "result": None}
         started = time.perf_counter()
         result = None
         with contextlib.ExitStack() as stack:
             compiled = stack.enter_context(graphs.counted(self.job, case))
-            if case["later"]:
+            if case["later_of"] is not None:
                 stack.enter_context(_quietly())
             watching = self.watch(stack, seen, case["order"])
             started = time.perf_counter()
@@ -128,7 +131,10 @@ class Child:
             ]
         if frame["error"] is None:
             self.collect(frame, result, arguments)
-        if frame["error"] is None and not case["later"]:
+            frame["overwrites"] = int(wire.encode(earlier) != before)
+        if frame["error"] is None and any(later["later_of"] == index for later in self.job["cases"]):
+            self.results[index] = result
+        if frame["error"] is None and case["later_of"] is None:
             try:
                 with _quietly():
                     self.run_on(frame, case, call, arguments)
