@@ -110,6 +110,8 @@ def _smallest(model: Model, outcomes: Sequence[Outcome], outside: bool) -> list[
     found = [made for style in model.styles for slip in model.slips if search.explains(made := Made((slip,), style))]
     if not found and model.pairs:
         found = [made for made in itertools.islice(search.pairs(), MOST_PAIRS) if search.explains(made)]
+    if any(outcome.seen.unwritten for outcome in outcomes if not outcome.right_at_first):
+        found = [made for made in found if not all(slip.is_nan for slip in made.slips)]
     return [made for made in found if search.reaches_outside(made) == outside] or (found if outside else [])
 
 
@@ -179,7 +181,7 @@ def _worked_out(model: Model, made: Made, case: Case) -> Predicted | None:
         with torch.no_grad():
             slips = Slips([*(slip.id for slip in made.slips), *made.style])
             result = model.compute(slips, *args)
-        if result is None and not written:
+        if result is NotImplemented or result is None and not written and not model.none_is_a_result:
             return None
         return Predicted((result, {"written": written}) if written else result, slips.outside)
     except Exception:
