@@ -579,7 +579,7 @@ def row_sum(x):
     """The sum of each row, reading x once. You may change the kernel's parameters.
 
     Args:
-        x: [rows, columns], float32 or float16, any strides, at least one row and one column.
+        x: [rows, columns], float32 or float16, any strides, at least one row and one column, rows of any length.
 
     Returns:
         [rows] float32; sums are accumulated in float32.
