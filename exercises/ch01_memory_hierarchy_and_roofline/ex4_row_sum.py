@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from course_lib.checker import TRITON, Allocates, Case, Exercise, Forbids, LaunchesTriton, Mistake, Moves
@@ -20,6 +21,11 @@ def row_sum_in_another_order(x):
     """The row sum, off by as much as float32 additions in another order may be: ε Σ|x|."""
     accurate = torch.promote_types(x.dtype, torch.float32)
     return row_sum_oracle(x) + torch.finfo(accurate).eps * x.abs().sum(dim=-1, dtype=accurate)
+
+
+def row_sum_one_by_one(x):
+    """The row sum in float32, element after element: equal ones are all rounded the same way."""
+    return torch.from_numpy(np.cumsum(x.float().cpu().numpy(), axis=-1)[:, -1].copy())
 
 
 def cancelling(draw, rows, columns):
@@ -115,7 +121,7 @@ EXERCISE = Exercise(
     oracle=row_sum_oracle,
     contracts=(CONTRACT,),
     models=MODELS,
-    plain=(row_sum_in_another_order,),
+    plain=(row_sum_in_another_order, row_sum_one_by_one),
     needs=TRITON,
     requirements=(
         LaunchesTriton(),

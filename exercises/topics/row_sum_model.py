@@ -156,7 +156,8 @@ SLIPS = (
     ),
     Slip(
         "only_first_tile",
-        "Only the first block of each row was added. A row longer than BLOCK needs a loop over its blocks.",
+        "Only the start of each row was added, as much of a long row as of a short one. A row longer than BLOCK needs "
+        "a loop over its blocks, up to `columns`.",
     ),
     Slip(
         "only_last_tile",
