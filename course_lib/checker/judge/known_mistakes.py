@@ -40,13 +40,15 @@ class Cause:
 def find_mistake(evidence: Evidence) -> Cause | None:
     """What explains an answer that is wrong, or None.
 
-    It is looked for in wrong numbers first, unless lanes that a load left undefined have spoilt them; then in errors
-    that were raised, in accesses outside a tensor, and in the requirement that right numbers break.
+    It is looked for in wrong numbers first, unless only lanes that a load left undefined have spoilt them; then in
+    errors that were raised, in accesses outside a tensor, and in the requirement that right numbers break.
     """
     found: Cause | Mistake | None = None
-    if evidence.failed and not evidence.undefined:
+    if evidence.failed and not evidence.undefined_alone:
         causes = (_of_a_model(evidence, *one) or _of_a_formula(evidence, *one) for one in _wrong_functions(evidence))
-        found = next(filter(None, causes), None) or _in_what_was_seen(evidence.exercise, evidence.failed)
+        found = next(filter(None, causes), None)
+        if found is None and not evidence.undefined:
+            found = _in_what_was_seen(evidence.exercise, evidence.failed)
     found = found or _of_an_error(evidence.exercise, evidence.errors)
     found = found or _of_an_access(evidence.exercise, evidence.finished)
     if found is None and evidence.numbers_are_right:
