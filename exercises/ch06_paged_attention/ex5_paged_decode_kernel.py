@@ -114,7 +114,7 @@ SLIPS = (
     *KEYS,
     *SOFTMAX,
     Slip("table_read_past_its_end", PAST_THE_TABLE),
-    Slip("empty_sequence_nan", EMPTY_SEQUENCE, is_nan=True),
+    Slip("empty_sequence_nan", EMPTY_SEQUENCE),
     *strides("page", paged=True),
     OUTPUT_STRIDES,
 )

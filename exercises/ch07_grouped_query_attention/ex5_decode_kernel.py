@@ -119,7 +119,7 @@ SLIPS = (
     *KEYS,
     *SOFTMAX,
     *GROUPED_SOFTMAX,
-    Slip("empty_sequence_nan", EMPTY_SEQUENCE, is_nan=True),
+    Slip("empty_sequence_nan", EMPTY_SEQUENCE),
     *strides("sequence"),
     OUTPUT_STRIDES,
     *OUT_OF_BOUNDS,

@@ -381,7 +381,7 @@ EMPTY_SPLIT = (
     "store zeros and minus infinity for it too, without an early return."
 )
 EMPTY_SPLITS = (
-    Slip("empty_split_nan", EMPTY_SPLIT, is_nan=True),
+    Slip("empty_split_nan", EMPTY_SPLIT),
     Slip("empty_split_nan__not_written", EMPTY_SPLIT),
     Slip(
         "empty_split_counts",
@@ -499,8 +499,8 @@ MERGE = (
         )
     ),
     Slip("lse_in_base_2__merge", "The merged log-sum-exp is in base 2. It should be natural, as the partial ones are."),
-    Slip("empty_sequence_nan", EMPTY_MERGE, is_nan=True),
-    Slip("empty_sequence_nan__divided_by_nothing", EMPTY_MERGE, is_nan=True),
+    Slip("empty_sequence_nan", EMPTY_MERGE),
+    Slip("empty_sequence_nan__divided_by_nothing", EMPTY_MERGE),
     Slip(
         "empty_sequence_nan__first_split",
         "A row whose first split has no keys gives NaN: both maxima are -inf there, and -inf - -inf is no number. "

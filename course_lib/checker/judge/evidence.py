@@ -164,6 +164,10 @@ class Evidence:
         return [frame for run in self._runs_with_zeros for _, frame in _ended(run)]
 
     @cached_property
+    def _runs_afresh(self) -> list[Run]:
+        return run_cases(self.exercise, self.cell, dict(self.names), self.seed + FRESH)
+
+    @cached_property
     def _runs_with_zeros(self) -> list[Run]:
         return run_cases(self.exercise, self.cell, dict(self.names), self.seed, undefined_lanes=False)
 
@@ -188,10 +192,9 @@ class Evidence:
 
     def run_afresh(self, entry: str) -> list[Outcome]:
         """The answer on other cases of one of its functions; fewer where it does not come to the end of them."""
-        runs = run_cases(self.exercise, self.cell, dict(self.names), self.seed + FRESH)
         return [
             compare_case(self.exercise, run, case, run.frames[index])
-            for run in runs
+            for run in self._runs_afresh
             if run.ending.finished
             for index, case in enumerate(run.cases)
             if self.exercise.entry_of(case) == entry

@@ -110,8 +110,6 @@ def _smallest(model: Model, outcomes: Sequence[Outcome], outside: bool) -> list[
     found = [made for style in model.styles for slip in model.slips if search.explains(made := Made((slip,), style))]
     if not found and model.pairs:
         found = [made for made in itertools.islice(search.pairs(), MOST_PAIRS) if search.explains(made)]
-    if any(outcome.seen.unwritten for outcome in outcomes if not outcome.right_at_first):
-        found = [made for made in found if not all(slip.is_nan for slip in made.slips)]
     return [made for made in found if search.reaches_outside(made) == outside] or (found if outside else [])
 
 
@@ -145,6 +143,8 @@ class _Search:
         failed = shown = 0
         for outcome in self.outcomes:
             predicted = prediction(self.model, made, outcome.case)
+            if predicted is None and self.model.may_be_silent:
+                continue
             if predicted is None or not alike(outcome.got, predicted.value, outcome.truth):
                 return False
             if not outcome.right_at_first:

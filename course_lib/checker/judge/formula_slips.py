@@ -18,20 +18,21 @@ from typing import Any
 from course_lib.checker.specification.model import Model, Slip, Slips
 
 MOST_FOR_PAIRS = 80  # slips of a formula; of more, two at once are not looked for
+LONGEST_RANGE = 5000
 BINARY = {1e3: 1 << 10, 1e6: 1 << 20, 1e9: 1 << 30, 1e12: 1 << 40}
 UNITS = {1e3: "thousand", 1e6: "million", 1e9: "billion", 1e12: "trillion"}
 
 
 @functools.cache
 def formula_model(
-    oracle: Callable, entry: str | None = None, taught: tuple[Slip, ...] = (), plain: bool = True
+    oracle: Callable, entry: str | None = None, taught: tuple[Slip, ...] = (), made: bool = True
 ) -> Model | None:
-    """A model of a Python formula with the slips that its author wrote and, where it is plain, its small changes.
+    """A model of a Python formula with the slips that its author wrote and, if asked for, its small changes.
 
     None where there are no slips: no source, and nothing taught. A formula that only hands its arguments to another
     function of its module is changed there too.
     """
-    versions = _versions(oracle) if plain else {}
+    versions = _versions(oracle) if made else {}
     if not versions and not taught:
         return None
     taught = tuple(form for slip in taught for form in _forms(slip))
@@ -50,7 +51,7 @@ def formula_model(
         edited = {versions[version][0]: version for version, _ in mine}
         if len(edited) < len({version for version, _ in mine}):
             return None
-        scope = dict(oracle.__globals__)
+        scope = {**oracle.__globals__, "range": _short_range}
         for function, version in {oracle.__name__: "", **edited}.items():
             tree = _Edit([change for of, change in mine if of == version]).visit(_numbered(versions[version][1]))
             exec(compile(ast.fix_missing_locations(tree), f"<{function}>", "exec"), scope)
@@ -79,7 +80,23 @@ def formula_model(
     automatic = [change.slip for _, change in changes.values()] + [slip for slip, _ in results.values()]
     in_pairs = sum(not slip.alone for slip in automatic) <= MOST_FOR_PAIRS
     slips = [*taught, *automatic]
-    return Model(compute, tuple(slips), entry=entry, pairs=in_pairs, first_of_equals=True, none_is_a_result=True)
+    return Model(
+        compute,
+        tuple(slips),
+        entry=entry,
+        pairs=in_pairs,
+        first_of_equals=True,
+        none_is_a_result=made,
+        may_be_silent=not made,
+    )
+
+
+def _short_range(*limits: int) -> range:
+    """`range` for changed formulas, in which a budget of bytes may stand where a number of heads belongs."""
+    asked = range(*limits)
+    if len(asked) > LONGEST_RANGE:
+        raise ValueError(f"{len(asked):,} are too many")
+    return asked
 
 
 def _forms(slip: Slip) -> Iterator[Slip]:
