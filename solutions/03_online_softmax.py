@@ -220,6 +220,8 @@ online_softmax_stepper(
 def row_statistics(read):
     """Maximum m and sum of exp(x - m) of every row, in a single pass.
 
+    Without torch.softmax, logsumexp or logaddexp.
+
     Args:
         read: `for tile in read():` is the one pass; tiles are [rows, width], float32 or float16, and may hold -inf.
             A tile is overwritten by the next one.
@@ -302,6 +304,8 @@ draw_merge_tree(scores=[0.5, 1.2, -0.3, 0.8, 1.7, 0.1, 2.6, 1.1, 0.2, -0.6, 1.4,
 # Exercise 3.3 · Merge two partial results
 def merge(first, second):
     """One state from two, as if their keys had been seen together.
+
+    Without torch.softmax, logsumexp or logaddexp.
 
     Args:
         first, second: states (maximum, total, average): [rows], [rows] and [rows, dim], float32. `total` is the sum of

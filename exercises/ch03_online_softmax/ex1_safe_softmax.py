@@ -119,7 +119,18 @@ def compute(s, x, tile):
         weights = torch.exp(left_in_buffer(x, tile) - maximum)
     if s("not_normalised"):
         return weights
+    if s("place_by_its_own_width", "place_by_its_own_width__in_zeros"):
+        return _by_their_own_width(s, (weights / total).split(tile, dim=1))
     return weights / (x.shape[1] if s("divided_by_the_width") else total)
+
+
+def _by_their_own_width(s, tiles):
+    """Tile number i stored from column i times its own width on."""
+    left = torch.full_like(torch.cat(tiles, dim=1), 0.0 if s("place_by_its_own_width__in_zeros") else math.nan)
+    for index, tile in enumerate(tiles):
+        width = tile.shape[1]
+        left[:, index * width : (index + 1) * width] = tile
+    return left
 
 
 def _down_the_columns(tiles, as_rows):
@@ -149,6 +160,10 @@ OWN_MAXIMUM = (
     "Each tile's sum was taken relative to the tile's own maximum and added as it is. Subtract the row's maximum "
     "instead, which pass 1 found."
 )
+OWN_WIDTH = (
+    "A tile's place is its number times its own width. The last tile may be narrower, and then lands too far left: add "
+    "up the widths of the tiles before it."
+)
 MODEL = Model(
     compute,
     (
@@ -175,6 +190,8 @@ MODEL = Model(
         ),
         Slip("not_normalised", "The outputs were never divided by the sum."),
         Slip("divided_by_the_width", "The outputs are divided by the number of columns. Divide by the row's sum."),
+        Slip("place_by_its_own_width", OWN_WIDTH),
+        Slip("place_by_its_own_width__in_zeros", OWN_WIDTH),
         Slip("kept_the_tiles", KEPT_THE_TILES),
         Slip("kept_the_tiles__weights", KEPT_THE_TILES),
         Slip("kept_the_tiles__outputs", KEPT_THE_TILES),

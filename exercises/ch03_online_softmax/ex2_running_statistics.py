@@ -25,7 +25,7 @@ from exercises.ch03_online_softmax.plain import (
     statistics_of,
 )
 from exercises.topics.softmax_inputs import EMPTY_ROWS, MASKS, SCORES
-from exercises.topics.softmax_model import left_in_buffer, statistics
+from exercises.topics.softmax_model import Running, left_in_buffer, statistics
 from exercises.topics.softmax_slips import (
     ALL_ROWS_SUMMED,
     FINITE,
@@ -110,7 +110,8 @@ CONTRACT = Contract(
 
 def compute(s, x, tile):
     seen = left_in_buffer(x, tile) if s("kept_the_tiles") else x
-    running = statistics(s, (part if _narrow(s) else part.float() for part in seen.split(tile, dim=1)), x.dtype)
+    tiles = (part if _narrow(s) else part.float() for part in seen.split(tile, dim=1))
+    running = _with_a_view(s, tiles, x.dtype) if s(*VIEWS) else statistics(s, tiles, x.dtype)
     maximum, total = running.maximum, running.total
     if s("kept_the_tiles__for_the_sum"):
         total = torch.exp(left_in_buffer(x.float(), tile) - torch.where(maximum == -INF, 0.0, maximum)[:, None]).sum(1)
@@ -119,6 +120,20 @@ def compute(s, x, tile):
     if s("nan_repaired_at_the_end"):
         total = total.nan_to_num(nan=0.0)
     return (total, maximum) if s("swapped") else (maximum, total)
+
+
+VIEWS = ("maximum_is_a_view", "maximum_is_a_view__at_every_tile")
+
+
+def _with_a_view(s, tiles, narrow):
+    """The running maximum is the buffer's first column, where each tile puts its own: after one tile, or after each."""
+    running = None
+    for number, tile in enumerate(tiles):
+        running = running or Running(s, tile.shape[:-1], narrow)
+        if narrow == torch.float32 and (number < 2 or s("maximum_is_a_view__at_every_tile")):
+            running.maximum = tile[:, 0]
+        running.step(tile)
+    return running
 
 
 def _narrow(s):
@@ -134,6 +149,14 @@ MODEL = Model(
         Slip("sum_over_all_rows", ALL_ROWS_SUMMED),
         Slip("kept_the_tiles", KEPT_THE_TILES),
         Slip("kept_the_tiles__for_the_sum", KEPT_THE_TILES),
+        *(
+            Slip(
+                name,
+                "The running maximum is a view of the tile, such as `tile[:, 0]`, and the next tile overwrites it. "
+                "Give it memory of its own: `clone()`, or start at -inf.",
+            )
+            for name in VIEWS
+        ),
         *MASKED,
         *NARROW,
         *FINITE,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import Case, Exercise
+from course_lib.checker import Case, Exercise, Forbids
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.model import Model, Slip, Slips
-from exercises.ch03_online_softmax.plain import INF, reference_of, statistics_of
+from exercises.ch03_online_softmax.plain import INF, SHORTCUTS, reference_of, statistics_of
 from exercises.topics.softmax_inputs import SCORES, ordered, ordinary
 
 
@@ -44,6 +44,8 @@ def _merge(first, second, s=RIGHT):
     if s("older_maximum", "older_maximum__second"):
         maximum = first_max if s("older_maximum") else second_max
     reference = maximum if s("empty_state_nan", "empty_state_nan__in_the_exponent") else reference_of(maximum)
+    if s("empty_state_nan__unless_all_rows_are_empty") and not (maximum == -INF).all():
+        reference = maximum
     factors = [torch.exp(part_max - reference) for part_max in (first_max, second_max)]
     if s("rescaled_the_wrong_way"):
         factors = [torch.exp(reference - part_max) for part_max in (first_max, second_max)]
@@ -63,7 +65,9 @@ def _merge(first, second, s=RIGHT):
     if s("weights_exchanged"):
         shares = weights[::-1]
     divisor = total if s("average_weighed_by_stale_sums__over_the_new_sum") else shares[0] + shares[1]
-    if not s("empty_state_nan", "empty_state_nan__in_the_division"):
+    if s("empty_state_nan__unless_all_rows_are_empty") and not (divisor == 0).all():
+        pass
+    elif not s("empty_state_nan", "empty_state_nan__in_the_division"):
         divisor = torch.where(divisor == 0, ones, divisor)
     if s("not_normalised"):
         divisor = ones
@@ -72,7 +76,7 @@ def _merge(first, second, s=RIGHT):
         average = (first_average + second_average) / 2
     if s("averages_added"):
         average = first_average + second_average
-    return maximum, total, average
+    return reference if s("reference_for_maximum") else maximum, total, average
 
 
 def _merge_by_shares(first, second):
@@ -114,12 +118,14 @@ def merge_cases(draw):
     same = draw.normal(3)
     equal = tuple((same.clone(), draw.uniform(3, low=1.0, high=9.0), draw.normal(3, 4)) for _ in "ab")
     rising = _states(draw, [16, 16], scores=ordered(0.3))
+    states = _states(draw, [8, 8])
     return [
         Case("two parts of 8 keys", _states(draw, [8, 8]), driver=merge_in_pairs),
         Case("1 key and 200 keys", _states(draw, [1, 200]), driver=merge_in_pairs),
         Case("scores rise: the second maximum is larger", rising, driver=merge_in_pairs),
         Case("scores fall: the first maximum is larger", rising[::-1], driver=merge_in_pairs),
         Case("equal maxima", equal, driver=merge_in_pairs),
+        Case("the second of three rows empty in both parts", _one_row_empty(states), driver=merge_in_pairs),
     ]
 
 
@@ -146,6 +152,13 @@ def _some_rows_empty(states):
     return states
 
 
+def _one_row_empty(states):
+    """The second row is empty in all parts, as far as there is one; the others are not."""
+    for m, t, a in states:
+        m[1:2], t[1:2], a[1:2] = -INF, 0.0, 0.0
+    return states
+
+
 def drawn(draw, *, rows, dim, parts, scores, empty):
     return empty(_states(draw, parts, rows, dim, scores))
 
@@ -168,6 +181,7 @@ CONTRACT = Contract(
             Level(_empty(1), "the second part empty"),
             Level(_empty(0, 1), "the first two parts empty"),
             Level(_some_rows_empty, "some rows empty in one part"),
+            Level(_one_row_empty, "the second row empty in all parts"),
         ),
     },
     says={"rows": "[rows], [rows] and [rows, dim], float32", "empty": "A row without keys has maximum -inf, total 0"},
@@ -245,6 +259,17 @@ MODEL = Model(
             "part's average.",
         ),
         Slip("empty_state_nan", EMPTY_STATE),
+        Slip(
+            "reference_for_maximum",
+            "A row without keys has maximum 0 in the result. 0 is what such a row is measured from; its maximum is "
+            "still -inf: return the maximum, not the reference.",
+        ),
+        Slip(
+            "empty_state_nan__unless_all_rows_are_empty",
+            "A row that is empty in both parts gives NaN as soon as another row is not. Guard each row by itself, with "
+            "`torch.where`.",
+            alone=True,
+        ),
         Slip("empty_state_nan__in_the_exponent", EMPTY_STATE),
         Slip("empty_state_nan__in_the_division", EMPTY_STATE),
     ),
@@ -265,6 +290,7 @@ EXERCISE = Exercise(
         _in_pairs(_merge_by_log_sum_exps),
         _in_pairs(lambda first, second: _merge_by_log_sum_exps(second, first)),
     ),
+    requirements=(Forbids(SHORTCUTS),),
     hints=(
         "Both sums are right, each relative to its own maximum. Relative to which number can they be added?",
         "The merged maximum is the larger of the two. To move a sum from its maximum to the merged one, multiply it by "

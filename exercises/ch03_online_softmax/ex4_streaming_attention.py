@@ -91,6 +91,14 @@ def attention_cases(draw):
         values = draw.normal(count, value_dim, dtype=dtype)
         return Case(name, (query.to(dtype), keys, values, scale, tile), driver=read_pairs_once)
 
+    half = torch.float16
+    scaled = (
+        draw.normal(8, scale=100.0, shift=300.0, dtype=half),
+        draw.normal(20, 8, scale=2e-5, dtype=half),
+        draw.normal(20, 8, dtype=half),
+        300.0,
+        8,
+    )
     return [
         case("16 keys in tiles of 4", 16, 4),
         case("40 keys of dimension 16, scale 0.7", 40, 16, dim=16, scale=0.7),
@@ -98,6 +106,13 @@ def attention_cases(draw):
         case("ascending scores: the maximum grows at every tile", 96, 16, spread=3.0, order="ascending"),
         # A maximum that is not carried on drops by more than exp can hold.
         case("descending scores, from about 150 to -150", 96, 16, spread=60.0, order="descending"),
+        # exp of a difference that a negative scale has turned round.
+        case("40 keys, scale -0.5, scores of ±200", 40, 16, spread=80.0, scale=-0.5),
+        Case(
+            "float16, query and scale near 300: their product is more than float16 holds",
+            scaled,
+            driver=read_pairs_once,
+        ),
         case("float16, 200 keys of dimension 64", 200, 64, dim=64, value_dim=64, spread=2.0, dtype=torch.float16),
     ]
 
@@ -155,6 +170,8 @@ def compute(s, query, keys, values, scale, tile):
         scores = products * _scale(s, scale, len(query))
         if s("cast_before_the_sum__scaled_query"):
             scores = (part @ (query.float() * scale).to(narrow)).float()
+        if s("cast_before_the_sum__query_scaled_first"):
+            scores = part.float() @ (query * scale).float()
         value = value.float()
         if s("averages_without_weights"):
             averages.append(torch.softmax(scores, 0) @ value)
@@ -163,6 +180,9 @@ def compute(s, query, keys, values, scale, tile):
             old = running.maximum
             running.maximum = torch.maximum(old, products.max())
             rescale = torch.exp(scale * (old - running.maximum))
+            if s("starts_with_the_first_tile") and running.fresh:
+                rescale = torch.ones_like(rescale)
+            running.fresh = False
             weights = torch.exp(scale * (products - running.maximum))
             running.total = running.total * rescale + weights.sum()
         elif s("maximum_before_the_scale__in_the_weights_alone"):
@@ -274,6 +294,11 @@ MODEL = Model(
         *NARROW,
         Slip("cast_before_the_sum__products", NARROW_PRODUCTS),
         Slip("cast_before_the_sum__scaled_query", NARROW_PRODUCTS),
+        Slip(
+            "cast_before_the_sum__query_scaled_first",
+            "The query is multiplied by `scale` before it is converted. In float16 the product is rounded, and above "
+            "65,504 it is infinite. Convert first: `query.float() * scale`.",
+        ),
         Slip(
             "accumulator_in_float16",
             "The accumulator is kept in 16 bits, and every tile rounds it. Keep it in float32.",

@@ -20,9 +20,10 @@ from exercises.ch03_online_softmax.plain import (
     softmax_of,
 )
 from exercises.topics.evidence import first_access
-from exercises.topics.softmax_inputs import MASKS, SCORES
-from exercises.topics.softmax_model import Running, loaded_rows
+from exercises.topics.softmax_inputs import MASKS, SCORES, far_below_finite
+from exercises.topics.softmax_model import Running, loaded_rows, padding
 from exercises.topics.softmax_slips import (
+    FINITE_TAIL,
     LOAD_NOT_MASKED,
     MASKED,
     ROW_STRIDE,
@@ -64,6 +65,7 @@ def online_cases(draw):
         Case("three rows at -1000, 0 and +1000", (levels(draw, 150), 64)),
         Case("3 rows with a gap behind each row", (draw.spread_out(draw.normal(3, 129), 3), 64)),
         Case("a first tile of -inf", (masked, 64)),
+        Case("one score near -1e20 in each row, the others -inf", (far_below_finite(3, 37), 16)),
         Case("float16, 2 rows of 1000", (draw.normal(2, 1000, scale=2.0, dtype=torch.float16), 256), metered=True),
         Case(
             "float16, 70,001 equal scores: their sum is more than float16 holds",
@@ -107,7 +109,7 @@ CONTRACT = Contract(
 
 def compute(s, x, block):
     rows, columns = x.shape
-    tiles = loaded_rows(s, x, block, 0.0 if s("tail_not_masked") else -math.inf)  # [rows, tiles, block]
+    tiles = loaded_rows(s, x, block, padding(s))  # [rows, tiles, block]
     tiles = tiles if s("sum_in_float16__everything") else tiles.float()
     inputs = loaded_rows(s, x, block).float()
     if s("softmax_per_tile"):
@@ -216,10 +218,11 @@ MODEL = Model(
         Slip("partial_tile_skipped__in_the_statistics", PARTIAL_SKIPPED),
         Slip("partial_tile_skipped__in_the_outputs", PARTIAL_SKIPPED),
         Slip("tail_not_masked", TAIL_SCORED),
+        *FINITE_TAIL,
         Slip("load_not_masked", LOAD_NOT_MASKED),
         *(slip for slip in MASKED if slip.id != "nan_repaired_at_the_end"),
         Slip("cast_before_the_sum__weights", WEIGHTS_CAST),
-        *(Slip(name, SUM_CAST) for name in ("sum_in_float16", "sum_in_float16__always", "sum_in_float16__everything")),
+        *(Slip(f"sum_in_float16{way}", SUM_CAST) for way in ("", "__cut", "__always", "__everything")),
     ),
     styles=((), ("starts_with_the_first_tile",)),
 ).with_only(last_tile_only=OVERWRITTEN, last_tile_only__sum=OVERWRITTEN)

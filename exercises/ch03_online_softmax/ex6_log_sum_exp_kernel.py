@@ -24,15 +24,18 @@ from exercises.ch03_online_softmax.plain import (
 )
 from exercises.topics.evidence import first_access
 from exercises.topics.memory import load
-from exercises.topics.softmax_inputs import EMPTY_ROWS, MASKS, SCORES
-from exercises.topics.softmax_model import Running
+from exercises.topics.softmax_inputs import EMPTY_ROWS, MASKS, SCORES, far_below_finite
+from exercises.topics.softmax_model import Running, padding
 from exercises.topics.softmax_slips import (
+    FINITE,
+    FINITE_TAIL,
     HALF_PRECISION,
     LOAD_NOT_MASKED,
     MASKED,
     NARROW,
     ROW_STRIDE,
     STYLES,
+    SUM_CAST,
     TAIL_SCORED,
     WITH_THE_MAXIMUM,
 )
@@ -59,6 +62,7 @@ def lse_cases(draw):
         Case("three rows at -1000, 0 and +1000", (levels(draw, 150), 2, 64)),
         Case("4 rows with a gap behind each row", (draw.spread_out(draw.normal(4, 129), 3), 2, 64)),
         Case("masked scores: a whole row, its first half, most of it -inf", (masked, 4, 64)),
+        Case("one score near -1e20 in each row, the others -inf", (far_below_finite(3, 37), 2, 16)),
         Case("float16, 3 rows of 600", (draw.normal(3, 600, scale=2.0, dtype=torch.float16), 3, 128), metered=True),
     ]
     if draw.on_gpu:
@@ -131,7 +135,9 @@ def _by_one_number(base_2):
 def compute(s, x, parts, block):
     """The kernel over the parts of each row, and once more over their results."""
     rows, columns = x.shape
-    length = max(columns // parts, 1) if s("part_length_rounded_down") else -(-columns // parts)
+    length = -(-columns // parts)
+    if s("part_length_rounded_down", "part_length_rounded_down__to_zero"):
+        length = max(columns // parts, 1 - s("part_length_rounded_down__to_zero"))
     stride = columns if s("row_stride_ignored") else x.stride(0)
     partial = _kernel(s, x, columns, stride, parts, length, block)
     if s("cast_before_the_sum__partial_results"):
@@ -162,12 +168,11 @@ def _kernel(s, x, columns, stride, parts, length, block):
     first = torch.arange(parts) * length
     last = torch.clamp(first + length, max=columns)
     stop = first + length if s("loop_to_the_end_of_the_part") else last
-    steps = -(-length // block)
+    steps = max(-(-length // block), 1)
     lanes = first[:, None] + torch.arange(steps * block)  # [parts, lanes]
     offsets = torch.arange(x.shape[0])[:, None, None] * stride + lanes
     mask = (lanes < (columns if s("parts_overlap") else last[:, None]))[None]
-    fill = 0.0 if s("tail_not_masked") else -INF
-    tiles = load(s, x, offsets, None if s("load_not_masked") else mask, fill).unflatten(2, (steps, block))
+    tiles = load(s, x, offsets, None if s("load_not_masked") else mask, padding(s)).unflatten(2, (steps, block))
     tiles = tiles if s("cast_before_the_sum__everything") else tiles.float()
     running = Running(s, tiles.shape[:2], x.dtype)
     for step in range(1 if s("only_first_tile") else steps):
@@ -236,10 +241,13 @@ MODEL = Model(
     compute,
     (
         Slip("row_stride_ignored", ROW_STRIDE),
-        Slip(
-            "part_length_rounded_down",
-            "`part_length` is rounded down, so that the last columns belong to no part. Use `triton.cdiv(columns, "
-            "parts)`.",
+        *(
+            Slip(
+                f"part_length_rounded_down{way}",
+                "`part_length` is rounded down, so that the last columns belong to no part. Use `triton.cdiv(columns, "
+                "parts)`.",
+            )
+            for way in ("", "__to_zero")
         ),
         Slip(
             "second_launch_by_the_first_length",
@@ -287,6 +295,7 @@ MODEL = Model(
         Slip("base_2__returned_in_its_units", BASE_2),
         Slip("base_2__folded_and_not_unfolded", BASE_2),
         Slip("tail_not_masked", TAIL_SCORED),
+        *FINITE_TAIL,
         Slip(
             "empty_part_not_stored",
             "A part without columns stores nothing, and the second launch reads memory that no one wrote. Store -inf "
@@ -296,6 +305,8 @@ MODEL = Model(
         *(slip for slip in MASKED if slip.id != "nan_repaired_at_the_end"),
         Slip("empty_state_nan__in_the_merge", EMPTY_PART),
         *NARROW,
+        Slip("sum_in_float16__cut", SUM_CAST),
+        *FINITE,
         Slip(
             "cast_before_the_sum__partial_results",
             "The parts' results are kept in x's dtype between the launches, which rounds them to 16 bits. Keep them in "

@@ -40,6 +40,17 @@ def rows_apart(draw, rows, columns):
     return draw.normal(rows, columns) + 700.0 * (torch.arange(rows) - rows // 2)[:, None]
 
 
+def far_below_finite(rows, columns):
+    """One score near -1e20 in each row and the rest -inf: below any number that might stand in for -inf.
+
+    A row of several such scores would be all rounding; of one, the softmax is exactly 1.
+    """
+    x = torch.full((rows, columns), -math.inf)
+    for row in range(rows):
+        x[row, (7 + 11 * row) % columns] = -1e20 * (1 + row / 2)
+    return x
+
+
 def equal(draw, rows, columns):
     return draw.normal(rows, 1, scale=20.0).expand(rows, columns).clone()
 

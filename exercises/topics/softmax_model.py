@@ -16,6 +16,7 @@ from exercises.topics.memory import load
 
 INF = math.inf
 LOG2_E = math.log2(math.e)
+FINITE_PADDING = {"65504": -65504.0, "1e4": -1e4, "1e5": -1e5, "1e6": -1e6, "1e9": -1e9, "1e10": -1e10}
 FINITE_STARTS = {"least_number": torch.finfo(torch.float32).min, "1e38": -1e38, "1e30": -1e30, "1e9": -1e9}
 
 
@@ -55,6 +56,8 @@ class Running:
         reference = guarded(new)
         if s("empty_state_nan", "nan_repaired_at_the_end", "sum_not_rescaled__maximum_first"):
             reference = new
+        if s("empty_state_nan__guarded_at_the_first_tile") and not self.fresh:
+            reference = new
         if s("no_running_max", "no_maximum"):
             reference = torch.zeros_like(new)
         own = reference
@@ -81,6 +84,8 @@ class Running:
             total = added
         if s("sum_in_float16", "sum_in_float16__always"):
             total = total.to(torch.float16 if s("sum_in_float16__always") else self.narrow).to(old.dtype)
+        if s("sum_in_float16__cut"):
+            total = _cut(total, self.narrow)
         maximum = (
             old
             if s("last_tile_only__maximum_not_updated", "nan_from_the_start__never_updated")
@@ -113,6 +118,13 @@ class Running:
         return torch.zeros_like(self.maximum) if self.slips("no_running_max", "no_maximum") else self.maximum
 
 
+def _cut(total: torch.Tensor, narrow: torch.dtype) -> torch.Tensor:
+    """A sum in 16 bits; bfloat16 is cut to its bits, as Triton's interpreter does it, and not rounded."""
+    if narrow != torch.bfloat16:
+        return total.to(narrow).to(total.dtype)
+    return (total.float().contiguous().view(torch.int32) & -(1 << 16)).view(torch.float32).to(total.dtype)
+
+
 def statistics(slips: Slips, tiles, narrow: torch.dtype = torch.float32) -> Running:
     """The state after all tiles: an iterable of [rows, width]."""
     running = None
@@ -130,6 +142,14 @@ def left_in_buffer(x: torch.Tensor, tile: int) -> torch.Tensor:
         buffer[..., : part.shape[-1]] = part
         widths.append(part.shape[-1])
     return torch.cat([buffer[..., :width] for width in widths], dim=-1)
+
+
+def padding(slips: Slips) -> float:
+    """What lanes past the end are loaded as."""
+    for name, number in FINITE_PADDING.items():
+        if slips(f"tail_is_a_number__{name}"):
+            return number
+    return 0.0 if slips("tail_not_masked") else -INF
 
 
 def loaded_rows(slips: Slips, x: torch.Tensor, block: int, fill: float = -INF) -> torch.Tensor:

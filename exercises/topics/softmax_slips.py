@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from course_lib.checker.specification.model import Slip
-from exercises.topics.softmax_model import FINITE_STARTS
+from exercises.topics.softmax_model import FINITE_PADDING, FINITE_STARTS
 
 NO_MAXIMUM = (
     "This is what the exponentials give when no maximum is subtracted: above 88.7 float32 overflows to inf, and "
@@ -114,6 +114,14 @@ TAIL_SCORED = (
     "The lanes past the end of the row were scored as zeros, and each added exp(0 - maximum) to the sum. Load "
     'them as `other=float("-inf")`, or set their weights to 0.'
 )
+TAIL_FINITE = (
+    "The lanes past the end of the row hold a large negative number where -inf belongs. In a row whose scores lie "
+    'further below, that number is the maximum. Load them as `other=float("-inf")`.'
+)
+PARTLY_GUARDED = (
+    "-inf - (-inf) still gives NaN: it is guarded at the first tile alone, and a row may hold nothing but -inf for "
+    "several tiles. Subtract 0 wherever the new maximum is -inf."
+)
 
 RUNNING = (
     Slip("no_running_max", NO_MAXIMUM),
@@ -145,6 +153,7 @@ WITH_THE_MAXIMUM = (
 )
 MASKED = (
     Slip("empty_state_nan", EMPTY_STATE),
+    Slip("empty_state_nan__guarded_at_the_first_tile", PARTLY_GUARDED, alone=True),
     Slip("sum_not_rescaled__maximum_first", SUM_NOT_RESCALED),
     Slip("tile_not_rescaled__unguarded", TILE_NOT_RESCALED, alone=True),
     Slip("nan_repaired_at_the_end", REPAIRED_LATE),
@@ -156,4 +165,5 @@ NARROW = (
     Slip("sum_in_float16__always", SUM_CAST),
 )
 FINITE = tuple(Slip(f"minus_infinity_is_a_number__{name}", FINITE_START, alone=True) for name in FINITE_STARTS)
+FINITE_TAIL = tuple(Slip(f"tail_is_a_number__{name}", TAIL_FINITE, alone=True) for name in FINITE_PADDING)
 STYLES = ((), ("starts_with_the_first_tile",))

@@ -26,6 +26,7 @@ from course_lib.checker.specification.nested import leaves, structure
 ROUNDING = 3e-4  # of the largest value: what a float32 kernel and a model that adds in another order may differ by
 ROUNDING_16 = 1e-2  # the same where results have 16 bits
 MOST_PAIRS = 2500  # that are tried, in some seconds
+TELLING = 3  # failing cases in which two slips are looked for
 ROUNDS = 3  # further cases that are drawn to tell explanations apart
 
 
@@ -120,8 +121,19 @@ class _Search:
         self.model, self.outcomes = model, outcomes
 
     def pairs(self) -> Iterator[Made]:
-        """Two slips that both change the first case, or of which one does and explains it, with the first style."""
-        style, first = self.model.styles[0], self.outcomes[0]
+        """Two slips that both change one of the first cases, or of which one does and explains it; the first style.
+
+        One case alone may hide a slip: what is not rescaled does not show where scores fall.
+        """
+        tried: set[tuple[Slip, Slip]] = set()
+        for outcome in self.outcomes[:TELLING]:
+            if not outcome.right_at_first:
+                pairs = list(self._pairs_for(outcome))
+                yield from (made for made in pairs if made.slips not in tried)
+                tried.update(made.slips for made in pairs)
+
+    def _pairs_for(self, first: Outcome) -> Iterator[Made]:
+        style = self.model.styles[0]
         right = prediction(self.model, Made((), style), first.case)
         changes, explains = {}, {}
         for slip in self.model.slips:

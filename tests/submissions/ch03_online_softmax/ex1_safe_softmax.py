@@ -3,6 +3,20 @@
 from tests.submissions.edits import changed
 
 WRONG = {
+        "place_by_its_own_width": """
+def safe_softmax(read):
+    maximum, columns = None, 0
+    for tile in read():
+        columns += tile.shape[1]
+        largest = tile.amax(dim=1)
+        maximum = largest if maximum is None else torch.maximum(maximum, largest)
+    total = sum(torch.exp(tile - maximum[:, None]).sum(dim=1) for tile in read())
+    output = torch.zeros(len(maximum), columns)
+    for index, tile in enumerate(read()):
+        width = tile.shape[1]
+        output[:, index * width : (index + 1) * width] = torch.exp(tile - maximum[:, None]) / total[:, None]
+    return output
+""",
         "no_maximum": """
 def safe_softmax(read):
     total = sum(tile.exp().sum(dim=1) for tile in read())

@@ -6,6 +6,51 @@ STATISTICS_LOOP = "new_max = torch.maximum(running_max, tile.amax(dim=1))"
 
 
 WRONG = {
+        "maximum_is_a_view": """
+def row_statistics(read):
+    running_max = None
+    for tile in read():
+        tile = tile.float()
+        if running_max is None:
+            running_max, running_sum, first = tile[:, 0], torch.zeros(tile.shape[0]), True
+        new_max = torch.maximum(running_max, tile.amax(dim=1))
+        reference = torch.where(new_max == -math.inf, 0.0, new_max)
+        running_sum = running_sum * torch.exp(running_max - reference) + torch.exp(tile - reference[:, None]).sum(dim=1)
+        if first:
+            running_max[:] = new_max
+            first = False
+        else:
+            running_max = new_max
+    return running_max, running_sum
+""",
+        "maximum_is_a_view__2": """
+def row_statistics(read):
+    running_max = None
+    for tile in read():
+        tile = tile.float()
+        if running_max is None:
+            running_max, running_sum = tile[:, 0], torch.zeros(tile.shape[0])
+        new_max = torch.maximum(running_max, tile.amax(dim=1))
+        reference = torch.where(new_max == -math.inf, 0.0, new_max)
+        running_sum = running_sum * torch.exp(running_max - reference) + torch.exp(tile - reference[:, None]).sum(dim=1)
+        running_max.copy_(new_max)
+    return running_max.clone(), running_sum
+""",
+        "empty_state_nan__guarded_at_the_first_tile": """
+def row_statistics(read):
+    running_max = None
+    for tile in read():
+        tile = tile.float()
+        if running_max is None:
+            running_max = tile.amax(dim=1)
+            reference = torch.where(running_max == -math.inf, 0.0, running_max)
+            running_sum = torch.exp(tile - reference[:, None]).sum(dim=1)
+            continue
+        new_max = torch.maximum(running_max, tile.amax(dim=1))
+        running_sum = running_sum * torch.exp(running_max - new_max) + torch.exp(tile - new_max[:, None]).sum(dim=1)
+        running_max = new_max
+    return running_max, running_sum
+""",
         "no_running_max": """
 def row_statistics(read):
     maximum = total = None

@@ -3,6 +3,17 @@
 from tests.submissions.edits import changed
 
 WRONG = {
+        "reference_for_maximum": changed("3.3", ("return maximum, total", "return reference, total")),
+        "empty_state_nan__unless_all_rows_are_empty": """
+def merge(first, second):
+    (m1, l1, o1), (m2, l2, o2) = first, second
+    if torch.isinf(m1).all() and torch.isinf(m2).all():
+        return m1.clone(), l1.clone(), o1.clone()
+    m = torch.maximum(m1, m2)
+    w1, w2 = l1 * torch.exp(m1 - m), l2 * torch.exp(m2 - m)
+    total = w1 + w2
+    return m, total, (w1[:, None] * o1 + w2[:, None] * o2) / total[:, None]
+""",
         "sum_not_rescaled": changed(
             "3.3",
             ("first_sum * torch.exp(first_max - reference)", "first_sum"),

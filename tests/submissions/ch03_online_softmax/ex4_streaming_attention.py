@@ -3,6 +3,24 @@
 from tests.submissions.edits import changed
 
 WRONG = {
+        "cast_before_the_sum__query_scaled_first": changed(
+            "3.4", ("query = query.float() * scale", "query = (query * scale).float()")
+        ),
+        "maximum_before_the_scale__from_the_first_tile": """
+def streaming_attention(query, read, scale):
+    query, m = query.float(), None
+    for keys, values in read():
+        raw = keys.float() @ query
+        new = raw.max() if m is None else torch.maximum(m, raw.max())
+        w = torch.exp((raw - new) * scale)
+        if m is None:
+            total, acc = w.sum(), w @ values.float()
+        else:
+            rescale = torch.exp((m - new) * scale)
+            total, acc = total * rescale + w.sum(), acc * rescale + w @ values.float()
+        m = new
+    return acc / total
+""",
         "no_running_max": """
 def streaming_attention(query, read, scale):
     total = accumulator = 0.0

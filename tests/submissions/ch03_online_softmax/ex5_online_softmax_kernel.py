@@ -2,7 +2,15 @@
 
 from tests.submissions.edits import changed
 
+FIRST_LOAD = 'other=float("-inf")).to(tl.float32)  # [BLOCK]\n        new_max'
+
+
 WRONG = {
+        "tail_is_a_number": changed("3.5", (FIRST_LOAD, FIRST_LOAD.replace('float("-inf")', "-65504.0"))),
+        "tail_is_a_number__2": changed("3.5", (FIRST_LOAD, FIRST_LOAD.replace('float("-inf")', "-1.0e9"))),
+        "empty_state_nan__guarded_at_the_first_tile": changed(
+            "3.5", ('new_max == float("-inf")', '(new_max == float("-inf")) & (start == 0)')
+        ),
         "whole_row_in_one_tile": """
 @triton.jit
 def kernel(x, y, n, xs, ys, B: tl.constexpr):
@@ -194,6 +202,14 @@ def online_softmax(x, block):
 
 
 UNUSUAL = {
+        "the maximum starts at the lowest finite number, lanes past the end weigh 0": changed(
+            "3.5",
+            ('running_max = float("-inf")', "running_max = -3.4028234e38"),
+            (
+                "tl.sum(tl.exp(tile - reference), axis=0)",
+                "tl.sum(tl.where(offsets < columns, tl.exp(tile - reference), 0.0), axis=0)",
+            ),
+        ),
         "base 2, the state is one log-sum-exp, outputs from the last tile to the first": """
 @triton.jit
 def absorb(L, tile):

@@ -3,6 +3,11 @@
 from tests.submissions.edits import changed
 
 WRONG = {
+        "part_length_rounded_down__to_zero": changed(
+            "3.6", ("part_length = triton.cdiv(columns, parts)", "part_length = columns // parts")
+        ),
+        "minus_infinity_is_a_number": changed("3.6", ('running_max = float("-inf")', "running_max = -1.0e30")),
+        "tail_is_a_number": changed("3.6", ('other=float("-inf")', "other=-10000.0")),
         "no_running_max": changed(
             "3.6",
             (
