@@ -72,10 +72,11 @@ def _beside_ascending_order(evidence: Evidence) -> Evidence:
 
     What is right there is a race. What is wrong there too is explained there: the known mistakes foresee that order.
     """
-    if not any(outcome.interpreted and outcome.seen.launches for outcome in evidence.failed):
+    failed = {outcome.case for outcome in evidence.failed if outcome.interpreted and outcome.seen.launches}
+    if not failed:
         return evidence
     runs = beside_ascending_order(
-        evidence.exercise, evidence.cell, dict(evidence.names), evidence.seed, list(evidence.runs)
+        evidence.exercise, evidence.cell, dict(evidence.names), evidence.seed, list(evidence.runs), failed
     )
     return replace(evidence, runs=runs)
 

@@ -13,7 +13,7 @@ from course_lib.checker.judge.outcome import Outcome, compare_case
 from course_lib.checker.judge.stopping import stopped
 from course_lib.checker.judge.verdict import Finding
 from course_lib.checker.runner.frames import Frame
-from course_lib.checker.runner.running import Run, run_cases
+from course_lib.checker.runner.running import Run, run_cases, run_some
 from course_lib.checker.specification import cells
 from course_lib.checker.specification.draw import Draw
 from course_lib.checker.specification.exercise import Case, Exercise, RaisedError, Seen
@@ -153,23 +153,27 @@ class Evidence:
         """Whether nothing but undefined lanes has spoilt the numbers: with 0 in them all are right."""
         if not self.undefined:
             return False
-        runs = self._runs_with_zeros
-        right = [
-            compare_case(self.exercise, run, run.cases[i], frame).right for run in runs for i, frame in _ended(run)
-        ]
+        right = [compare_case(self.exercise, run, case, frame).right for run, case, frame in self._with_zeros]
         return bool(right) and all(right)
 
     def run_with_zeros(self) -> list[Frame]:
-        """The results of all cases with 0 in the lanes that loads leave undefined, as the interpreter gives it."""
-        return [frame for run in self._runs_with_zeros for _, frame in _ended(run)]
+        """The results of failed cases with 0 in the lanes that loads leave undefined, as the interpreter gives it."""
+        return [frame for _, _, frame in self._with_zeros]
 
     @cached_property
     def _runs_afresh(self) -> list[Run]:
         return run_cases(self.exercise, self.cell, dict(self.names), self.seed + FRESH)
 
     @cached_property
-    def _runs_with_zeros(self) -> list[Run]:
-        return run_cases(self.exercise, self.cell, dict(self.names), self.seed, undefined_lanes=False)
+    def _with_zeros(self) -> list[tuple[Run, Case, Frame]]:
+        """The interpreted cases that failed, run again so; those that raise an error then are left out."""
+        failed, found = {outcome.case for outcome in self.failed}, []
+        for run in self.runs:
+            places = [place for place, case in enumerate(run.cases) if case in failed and run.interpreted]
+            how = (self.exercise, self.cell, dict(self.names), self.seed)
+            frames = run_some(*how, run, places, undefined_lanes=False)
+            found += [(run, run.cases[place], frame) for place, frame in frames.items() if frame.error is None]
+        return found
 
     def run_where_they_differ(self, model: Model, one: Made, other: Made) -> Outcome | None:
         """The answer on one more case, drawn so that two sets of slips make different things of it; None for no such.
@@ -207,11 +211,6 @@ class Evidence:
             if sentence:
                 return Complaint(outcome, requirement, sentence)
         return None
-
-
-def _ended(run: Run) -> list[tuple[int, Frame]]:
-    """The cases that raised nothing, by number."""
-    return [(index, frame) for index, frame in run.frames.items() if frame.error is None]
 
 
 def _one_case(case: Case, draw: Draw) -> list[Case]:

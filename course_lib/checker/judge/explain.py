@@ -10,7 +10,8 @@ import copy
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,7 @@ from course_lib.checker.specification.nested import leaves, structure
 
 ROUNDING = 3e-4  # of the largest value: what a float32 kernel and a model that adds in another order may differ by
 ROUNDING_16 = 1e-2  # the same where results have 16 bits
-MOST_PAIRS = 2500  # that are tried, in some seconds
+SECONDS = 1.0  # of a processor, for trying pairs of slips
 TELLING = 3  # failing cases in which two slips are looked for
 ROUNDS = 3  # further cases that are drawn to tell explanations apart
 
@@ -110,7 +111,7 @@ def _smallest(model: Model, outcomes: Sequence[Outcome], outside: bool) -> list[
     search = _Search(model, sorted(outcomes, key=lambda outcome: (outcome.right_at_first, _cost(outcome.case))))
     found = [made for style in model.styles for slip in model.slips if search.explains(made := Made((slip,), style))]
     if not found and model.pairs:
-        found = [made for made in itertools.islice(search.pairs(), MOST_PAIRS) if search.explains(made)]
+        found = search.explaining_pairs()
     return [made for made in found if search.reaches_outside(made) == outside] or (found if outside else [])
 
 
@@ -120,32 +121,55 @@ class _Search:
     def __init__(self, model: Model, outcomes: Sequence[Outcome]):
         self.model, self.outcomes = model, outcomes
 
-    def pairs(self) -> Iterator[Made]:
-        """Two slips that both change one of the first cases, or of which one does and explains it; the first style.
+    def pairs(self) -> list[Made]:
+        """Two slips in the first style, the likeliest first, judged by what each of them alone makes of some cases.
 
-        One case alone may hide a slip: what is not rescaled does not show where scores fall.
+        Several, since one case may hide a slip: what is not rescaled does not show where scores fall.
         """
-        tried: set[tuple[Slip, Slip]] = set()
-        for outcome in self.outcomes[:TELLING]:
-            if not outcome.right_at_first:
-                pairs = list(self._pairs_for(outcome))
-                yield from (made for made in pairs if made.slips not in tried)
-                tried.update(made.slips for made in pairs)
-
-    def _pairs_for(self, first: Outcome) -> Iterator[Made]:
         style = self.model.styles[0]
-        right = prediction(self.model, Made((), style), first.case)
-        changes, explains = {}, {}
-        for slip in self.model.slips:
-            alone = prediction(self.model, Made((slip,), style), first.case)
-            changes[slip] = right is None or alone is None or not alike(right.value, alone.value)
-            explains[slip] = alone is not None and alike(first.got, alone.value)
         slips = [slip for slip in self.model.slips if not slip.alone]
-        for one, other in itertools.combinations(slips, 2):
-            if one.sentence != other.sentence and (
-                changes[one] and changes[other] or explains[one] and changes[one] or explains[other] and changes[other]
-            ):
-                yield Made((one, other), style)
+        failed = [outcome for outcome in self.outcomes if not outcome.right_at_first][:TELLING]
+        if len(slips) < 2:
+            return []
+        likely = sum((self._likely(slips, style, outcome) for outcome in failed), torch.zeros(len(slips), len(slips)))
+        couples = [
+            (-float(likely[one, other]), one, other)
+            for one, other in itertools.combinations(range(len(slips)), 2)
+            if likely[one, other] > 0 and slips[one].sentence != slips[other].sentence
+        ]
+        return [Made((slips[one], slips[other]), style) for _, one, other in sorted(couples)]
+
+    def explaining_pairs(self) -> list[Made]:
+        """The pairs that explain all, as far as time allows; those of the most basic slips first."""
+        end = time.process_time() + SECONDS
+        found = [
+            made
+            for made in itertools.takewhile(lambda _: time.process_time() < end, self.pairs())
+            if self.explains(made)
+        ]
+        place = {slip: number for number, slip in enumerate(self.model.slips)}
+        return sorted(found, key=lambda made: [place[slip] for slip in made.slips])
+
+    def _likely(self, slips: Sequence[Slip], style: tuple[str, ...], outcome: Outcome) -> torch.Tensor:
+        """For two slips each, the share of the result's elements that they may have made, or 0 where neither shows.
+
+        An element that one of them changes should be what it makes of it, and one that neither changes should be right;
+        of one that both change nothing is known.
+        """
+        right = _numbers(prediction(self.model, Made((), style), outcome.case))
+        got = _numbers(Predicted(outcome.got, False))
+        alone = [_numbers(prediction(self.model, Made((slip,), style), outcome.case)) for slip in slips]
+        if right is None or got is None or right.shape != got.shape:
+            return torch.ones(len(slips), len(slips))
+        unknown = torch.full_like(right, math.inf)
+        made = torch.stack([unknown if one is None or one.shape != right.shape else one for one in alone])
+        band = ROUNDING_16 * right.abs().clamp(min=float(right.abs().mean()))
+        changed, fits = ((made - other).abs() > band for other in (right, got))
+        changed, fits, is_right = changed.float(), 1 - fits.float(), ((got - right).abs() <= band).float()
+        same = 1 - changed
+        share = changed @ changed.T + (changed * fits) @ same.T + same @ (changed * fits).T + (same * is_right) @ same.T
+        shows = changed.any(1).float()
+        return share / max(1, right.numel()) * torch.maximum(shows[:, None], shows)
 
     def explains(self, made: Made) -> bool:
         """Whether an answer made so gives every outcome, and can be told from a right one in half of the wrong ones.
@@ -168,6 +192,18 @@ class _Search:
         """Whether an answer made so reaches outside a tensor in some case."""
         predicted = (prediction(self.model, made, outcome.case) for outcome in self.outcomes)
         return any(seen is not None and seen.outside for seen in predicted)
+
+
+def _numbers(predicted: Predicted | None) -> torch.Tensor | None:
+    """All numbers of a result in a row, NaN and infinities as large ones; None where there are none."""
+    if predicted is None:
+        return None
+    found = [
+        torch.as_tensor(leaf) for _, leaf in leaves(predicted.value) if isinstance(leaf, (torch.Tensor, int, float))
+    ]
+    if not found:
+        return None
+    return torch.cat([leaf.double().cpu().flatten() for leaf in found]).nan_to_num(nan=3e38, posinf=2e38, neginf=-2e38)
 
 
 def _reproduces(model: Model, made: Made, outcome: Outcome) -> bool:

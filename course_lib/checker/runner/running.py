@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -91,20 +91,16 @@ class Run:
         return f"on rank {self.rank}, {case}" if self.rank is not None else case
 
 
-def run_cases(
-    exercise: Exercise, source: str, names: dict[str, str], seed: int, undefined_lanes: bool = True
-) -> list[Run]:
+def run_cases(exercise: Exercise, source: str, names: dict[str, str], seed: int) -> list[Run]:
     """Run an answer on the cases that one seed draws.
 
     On a GPU small cases are interpreted first: wild accesses and bytes are seen there, and cannot hurt the device.
-    The interpreter puts NaN where a masked load without `other=` leaves a lane undefined; without `undefined_lanes` it
-    gives 0 there, and nothing else is run. From case to case it runs programs in another order of `ORDERS`.
+    The interpreter puts NaN where a masked load without `other=` leaves a lane undefined. From case to case it runs
+    programs in another order of `ORDERS`.
 
     Raises:
         WorkerDied: the worker itself broke.
     """
-    if not undefined_lanes:
-        return _grouped(exercise, source, names, Draw(seed), interpreted=True, undefined_lanes=False)
     no_gpu, runs = machine().tier == "none", []
     if no_gpu or not exercise.needs.uses_gpu or exercise.interpretable:
         runs = _grouped(exercise, source, names, Draw(seed), interpreted=no_gpu or exercise.needs.uses_gpu)
@@ -118,28 +114,44 @@ def run_cases(
     return runs + _grouped(exercise, source, names, draw, interpreted=False)
 
 
+def run_some(
+    exercise: Exercise, source: str, names: dict[str, str], seed: int, run: Run, places: Sequence[int], **how: Any
+) -> dict[int, Frame]:
+    """Some of an interpreted run's cases once more, in ascending order; nothing where they do not come to their end.
+
+    With `undefined_lanes=False` the interpreter gives 0 in the lanes that a masked load without `other=` leaves
+    undefined, where it otherwise puts NaN.
+
+    Raises:
+        WorkerDied: the worker itself broke.
+    """
+    if not places:
+        return {}
+    cases = [run.cases[place] for place in places]
+    again = _run(exercise, source, names, Draw(seed), cases, _world(cases[0]), [], True, orders=ORDERS[:1], **how)
+    return {places[index]: frame for index, frame in again.frames.items()} if again.ending.finished else {}
+
+
 def beside_ascending_order(
-    exercise: Exercise, source: str, names: dict[str, str], seed: int, runs: list[Run]
+    exercise: Exercise, source: str, names: dict[str, str], seed: int, runs: list[Run], failed: Collection[Case]
 ) -> list[Run]:
-    """The runs of `run_cases` with the interpreted cases as they are when programs run in ascending order.
+    """The runs with the interpreted ones of these cases as they are when programs run in ascending order.
 
     What another order made of a case stands beside that as its repeated run, where it is anything else.
 
     Raises:
         WorkerDied: the worker itself broke.
     """
-    ascending = iter(_grouped(exercise, source, names, Draw(seed), interpreted=True, orders=ORDERS[:1]))
-    return [_beside(run, next(ascending, None)) if run.interpreted else run for run in runs]
-
-
-def _beside(run: Run, ascending: Run | None) -> Run:
-    if ascending is None or not ascending.ending.finished:
-        return run
-    frames = {
-        index: _with_another_order(ascending.frames[index], frame) if index in ascending.frames else frame
-        for index, frame in run.frames.items()
-    }
-    return replace(run, frames=frames, later=ascending.later)
+    beside = []
+    for run in runs:
+        places = [place for place, case in enumerate(run.cases) if case in failed and place % len(ORDERS)]
+        ascending = run_some(exercise, source, names, seed, run, places if run.interpreted else [])
+        frames = {
+            place: _with_another_order(ascending[place], frame) if place in ascending else frame
+            for place, frame in run.frames.items()
+        }
+        beside.append(replace(run, frames=frames))
+    return beside
 
 
 def _with_another_order(ascending: Frame, other: Frame) -> Frame:
