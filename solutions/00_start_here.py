@@ -163,7 +163,7 @@ def scale(x, factor):
 
     Args:
         x: [length] float32, contiguous, any length from 1.
-        factor: a number.
+        factor: a number, an int or a float.
 
     Returns:
         [length] float32, a new tensor.

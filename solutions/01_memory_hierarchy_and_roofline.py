@@ -495,7 +495,7 @@ def vector_add(x, y):
     """x + y by one Triton kernel. You may change the kernel's parameters.
 
     Args:
-        x, y: [length], float32 or float16 and alike, any length from 1, any stride.
+        x, y: [length], float32 or float16 and alike, any length from 1, any strides, each its own.
 
     Returns:
         [length], contiguous, of the same dtype.
@@ -579,7 +579,7 @@ def row_sum(x):
     """The sum of each row, reading x once. You may change the kernel's parameters.
 
     Args:
-        x: [rows, columns], float32 or float16, any strides, at least one row and one column.
+        x: [rows, columns], float32 or float16, any strides, at least one row and one column, rows of any length.
 
     Returns:
         [rows] float32; sums are accumulated in float32.
@@ -664,8 +664,9 @@ def scale_add_relu(x, y, scale):
     """relu(scale * x + y) by one Triton kernel, in one launch, moving three tensors' bytes.
 
     Args:
-        x, y: contiguous, float32 or float16, of one shape and dtype; any number of dimensions.
-        scale: a Python float.
+        x, y: contiguous, float32 or float16, of one shape and dtype; any number of dimensions from 1, any length
+            from 1.
+        scale: a Python float of any sign.
 
     Returns:
         a tensor like x.

@@ -4,34 +4,22 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import (
-    TRITON,
-    Case,
-    Exercise,
-    FasterThan,
-    Forbids,
-    LaunchesTriton,
-    Limits,
-    Mistake,
-    Moves,
-    Slip,
+from course_lib.checker import TRITON, Case, Exercise, FasterThan, Forbids, LaunchesTriton, Limits, Mistake, Moves
+from course_lib.checker.specification.contract import Contract, Level
+from course_lib.checker.specification.model import Slip
+from exercises.ch01_memory_hierarchy_and_roofline.blocks import NOT_MASKED, NOTHING_STORED, nothing_stored, past_the_end
+from exercises.topics.elementwise_model import (
+    FIRST_ELEMENT_MISSING,
+    READS_BLOCK_0,
+    block_of,
+    elementwise_models,
+    of_any_block,
+    of_programs,
+    read,
+    stored,
+    written,
 )
-from exercises.ch01_memory_hierarchy_and_roofline.blocks import (
-    LAST_MISSING,
-    NOT_MASKED,
-    NOTHING_STORED,
-    ONLY_FIRST_BLOCK,
-    OVERLAP,
-    POWERS_OF_TWO,
-    ROUNDED_DOWN,
-    blocks_overlap,
-    first_block_only,
-    last_missing,
-    nothing_stored,
-    past_the_end,
-    rounded_down,
-    same,
-)
+from exercises.topics.vector_inputs import VALUES, huge
 
 
 def fused_oracle(x, y, scale):
@@ -43,53 +31,165 @@ def unfused(x, y, scale):
 
 
 def fused_cases(draw):
-    prime = draw.choice((509, 1021, 2053))
-    negative = draw.uniform(700, low=-3.0, high=-1.0)
-    negative[draw.integer(0, 700)] = 2.0
     cases = [
         Case("2048 elements", (draw.normal(2048), draw.normal(2048), 0.5), metered=True),
-        Case("one element", (draw.normal(1), draw.normal(1, shift=5.0), 2.0)),
         Case("a matrix [33, 65]", (draw.normal(33, 65), draw.normal(33, 65), -1.5), metered=True),
-        Case("1025 elements", (draw.normal(1025), draw.normal(1025), 3.0), metered=True),
-        Case(f"{prime} elements, a prime; scale is 0", (draw.normal(prime), draw.normal(prime), 0.0)),
         Case(
             "[2, 3, 171], float16", (*(draw.normal(2, 3, 171, dtype=torch.float16) for _ in "xy"), 0.75), metered=True
         ),
-        Case("700 elements, all but one negative before ReLU", (negative, draw.uniform(700), 1.5)),
+        Case("20,001 elements: more blocks than any fixed number", (draw.normal(20_001), draw.normal(20_001), 1.75)),
     ]
     if draw.on_gpu:
         length = 2**25
+        cases.append(Case("one element", (draw.normal(1), draw.normal(1, shift=5.0), 2.0)))
         cases.append(Case("32 Mi elements", (draw.normal(length), draw.normal(length), 0.5), timed=True))
     return cases
+
+
+def drawn(draw, *, shape, dtype, scale, x_values, y_values):
+    return x_values(draw, *shape).to(dtype), y_values(draw, *shape).to(dtype), scale
+
+
+SHAPES = ((1,), (2,), (255,), (256,), (257,), (1, 1023), (1031,), (33, 1), (2, 3, 171), (1, 5, 1, 7), (3, 512))
+CONTRACT = Contract(
+    drawn,
+    choices={
+        "shape": tuple(Level(shape, f"[{', '.join(map(str, shape))}]") for shape in SHAPES),
+        "dtype": (torch.float32, torch.float16),
+        "scale": tuple(Level(scale, f"scale {scale}") for scale in (0.5, -1.5, 0.0, 1.0, 0.001, 100.0)),
+        "x_values": (*VALUES, Level(huge, "x near 1e30")),
+        "y_values": (*VALUES, Level(huge, "y near 1e30")),
+    },
+    says={
+        "shape": "any number of dimensions from 1, any length from 1",
+        "dtype": "float32 or float16, of one shape and dtype",
+        "scale": "a Python float of any sign",
+    },
+    valid=lambda dtype, x_values, y_values, **_: dtype == torch.float32 or huge not in (x_values, y_values),
+    most=12,
+)
 
 
 def _fused_bytes(x, y, scale) -> int:
     return 3 * x.numel() * x.element_size()
 
 
-def _rows_counted(x, y, scale):
-    """The result when `x.shape[0]` stands for the number of elements; memory that no one writes holds NaN."""
-    result = fused_oracle(x, y, scale).flatten()
-    result[x.shape[0] :] = float("nan")
-    return result.view(x.shape)
+def compute(s, x, y, scale):
+    inside = written(s, x.numel())
+    if s("rows_counted__in_the_grid"):
+        inside &= torch.arange(x.numel()) < -(-x.shape[0] // block_of(s)) * block_of(s)
+    first, second = (read(s, tensor.flatten(), inside).float() for tensor in (x, y))
+    if s("scale_truncated"):
+        scale = int(scale)
+    if s("scale_truncated__rounded"):
+        scale = round(scale)
+    if s("scale_missing"):
+        scale = 1.0
+    if s("x_for_y"):
+        second = first
+    if s("y_for_x"):
+        first = second
+    if s("y_scaled"):
+        value = first + scale * second
+    elif s("sum_scaled"):
+        value = scale * (first + second)
+    elif s("scale_added"):
+        value = first + scale + second
+    elif s("y_missing"):
+        value = scale * first
+    elif s("x_missing"):
+        value = second
+    elif s("y_subtracted"):
+        value = scale * first - second
+    elif s("y_multiplied"):
+        value = scale * first * second
+    elif s("relu_before_add"):
+        value = torch.relu(scale * first) + second
+    elif s("relu_of_each"):
+        value = torch.relu(scale * first) + torch.relu(second)
+    else:
+        value = scale * first + second
+    flat = stored(_rectified(s, value).to(x.dtype), inside)
+    for place, name in ((0, "rows_counted"), (-1, "rows_counted__columns")):
+        if s(name):
+            flat[x.shape[place] :] = torch.nan
+    return flat.view(x.shape)
 
 
-def _maximum_over_the_block(case, seen, got) -> bool:
-    """Whether each block holds one number, the largest of its values; lanes that are masked off count as 0."""
-    x, y, scale = case.args
-    if not isinstance(got, torch.Tensor) or got.shape != x.shape or x.dtype != torch.float32 or x.numel() < 16:
-        return False
-    values = (x * scale + y).flatten()
-    if same(got, fused_oracle(*case.args)):
-        return False
-    for block in POWERS_OF_TWO[2:]:
-        padded = torch.nn.functional.pad(values, (0, -values.numel() % block)).view(-1, block)
-        largest = padded.amax(dim=1, keepdim=True).expand_as(padded).flatten()[: values.numel()]
-        if torch.allclose(got.flatten(), largest, rtol=1e-4, atol=1e-5):
-            return True
-        if block >= values.numel():
-            break
-    return False
+def _rectified(s, value):
+    """What becomes of the sum in the last step."""
+    if s("relu_missing", "relu_before_add", "relu_of_each"):
+        return value
+    if s("minimum_taken"):
+        return value.clamp(max=0)
+    if s("absolute_value"):
+        return value.abs()
+    if s("compared_with_one"):
+        return value.clamp(min=1)
+    if s("maximum_over_the_block", "maximum_over_the_block__and_zero"):
+        block = block_of(s)
+        tail = torch.zeros(
+            -len(value) % block
+        )  # of lanes past the end, which a check makes NaN, and tl.max passes over
+        blocks = torch.cat([value.nan_to_num(-torch.inf), tail - torch.inf]).view(-1, block)
+        largest = blocks.amax(dim=1, keepdim=True).expand(-1, block).flatten()[: len(value)]
+        return torch.relu(largest) if s("maximum_over_the_block__and_zero") else largest
+    return torch.relu(value)
+
+
+TRUNCATED = "`scale` was cut to a whole number, as `int(scale)` does. It is a float: pass it on as it is."
+SLIPS = (
+    Slip("relu_before_add", "ReLU was applied to scale * x, before y was added. It comes last."),
+    Slip(
+        "relu_missing",
+        "Negative values are left in the result: the last step, ReLU, is missing, or is Python's `max`, which does not "
+        "compare element by element. Use `tl.maximum`.",
+    ),
+    Slip("scale_missing", "`scale` is never used: the result is relu(x + y)."),
+    Slip("sum_scaled", "The sum was scaled: that is scale * (x + y). Only x is to be scaled."),
+    Slip("y_scaled", "y was scaled instead of x."),
+    Slip("scale_added", "`scale` was added where it should multiply x."),
+    Slip("scale_truncated", TRUNCATED),
+    Slip("scale_truncated__rounded", TRUNCATED.replace("cut", "rounded").replace("int(", "round(")),
+    Slip("y_missing", "y is never added: the result is relu(scale * x)."),
+    Slip("x_missing", "x is left out: the result is relu(y)."),
+    Slip("x_for_y", "x was loaded twice, and added in the place of y. Load y from `y_pointer`."),
+    Slip("y_for_x", "y was loaded twice, and scaled in the place of x. Load x from `x_pointer`."),
+    Slip("y_subtracted", "y was subtracted where it should be added."),
+    Slip("y_multiplied", "y was multiplied with scale * x where it should be added."),
+    Slip(
+        "rows_counted",
+        "Only as many elements were written as the tensor has rows: `x.shape[0]` and `len(x)` count those. The number "
+        "of elements is `x.numel()`.",
+    ),
+    Slip(
+        "rows_counted__columns",
+        "Only as many elements were written as the last dimension has: `x.shape[-1]` counts those. The number of "
+        "elements is `x.numel()`.",
+    ),
+    Slip(
+        "rows_counted__in_the_grid",
+        "There are only as many programs as it takes for the tensor's rows: the grid is counted from `x.shape[0]` or "
+        "`len(x)`. The number of elements is `x.numel()`.",
+    ),
+    Slip("minimum_taken", "Negative values are left and positive ones gone: that is the minimum. ReLU is the maximum."),
+    Slip("absolute_value", "Negative values came out positive: that is the absolute value. ReLU makes them 0."),
+    Slip(
+        "maximum_over_the_block",
+        "All elements of a block are the same, the largest of them: `tl.max` reduces a block to one number. "
+        "`tl.maximum(value, 0.0)` compares element by element.",
+    ),
+    Slip(
+        "maximum_over_the_block__and_zero",
+        "All elements of a block are the same, its largest or 0: `tl.max` reduces a block to one number. "
+        "`tl.maximum(value, 0.0)` compares element by element.",
+    ),
+    Slip("relu_of_each", "ReLU was applied to scale * x and to y, and the two added. Add first: ReLU comes last."),
+    Slip("compared_with_one", "No element is below 1: the maximum was taken with 1. ReLU's is with 0."),
+    *of_programs(20_001),
+    FIRST_ELEMENT_MISSING,
+    READS_BLOCK_0,
+)
 
 
 def _all_zero(case, seen, got) -> bool:
@@ -105,6 +205,8 @@ EXERCISE = Exercise(
     entries=("scale_add_relu",),
     cases=fused_cases,
     oracle=fused_oracle,
+    contracts=(CONTRACT,),
+    models=elementwise_models(compute, SLIPS, of_any_block(first=1024), blocks_of_pairs=2),
     needs=TRITON,
     limits=Limits(memory_bytes=3 << 30),  # the timed case on a GPU brings tensors of 134 MB
     requirements=(
@@ -126,61 +228,8 @@ EXERCISE = Exercise(
         "`tl.store(result_pointer + offsets, tl.maximum(value, 0.0), mask=inside)`; launch `triton.cdiv(x.numel(), "
         "BLOCK)` programs.",
     ),
-    slips=(
-        Slip(
-            "relu_before_add",
-            "ReLU was applied to scale * x, before y was added. It comes last.",
-            formula=lambda x, y, scale: torch.relu(x * scale) + y,
-        ),
-        Slip(
-            "rows_counted",
-            "Only as many elements were written as the tensor has rows: `x.shape[0]` and `len(x)` "
-            "count those. The number of elements is `x.numel()`.",
-            formula=_rows_counted,
-        ),
-        Slip(
-            "relu_missing",
-            "Negative values are left in the result: the last step, ReLU, is missing, or is "
-            "Python's `max`, which does not compare element by element. Use `tl.maximum`.",
-            formula=lambda x, y, scale: x * scale + y,
-        ),
-        Slip(
-            "sum_scaled",
-            "The sum was scaled: that is scale * (x + y). Only x is to be scaled.",
-            formula=lambda x, y, scale: torch.relu((x + y) * scale),
-        ),
-        Slip("y_scaled", "y was scaled instead of x.", formula=lambda x, y, scale: torch.relu(x + y * scale)),
-        Slip(
-            "scale_missing",
-            "`scale` is never used: the result is relu(x + y).",
-            formula=lambda x, y, scale: torch.relu(x + y),
-        ),
-        Slip(
-            "scale_added",
-            "`scale` was added where it should multiply x.",
-            formula=lambda x, y, scale: torch.relu(x + scale + y),
-        ),
-        Slip(
-            "minimum_taken",
-            "The positive values are gone and the negative ones are left: that is the minimum "
-            "with 0. ReLU is "
-            "the maximum.",
-            formula=lambda x, y, scale: (x * scale + y).clamp(max=0),
-        ),
-        Slip(
-            "absolute_value",
-            "Negative values came out positive: that is the absolute value. ReLU makes them 0.",
-            formula=lambda x, y, scale: (x * scale + y).abs(),
-        ),
-    ),
     mistakes=(
         Mistake("nothing_stored", NOTHING_STORED, when=nothing_stored(fused_oracle)),
-        Mistake(
-            "maximum_over_the_block",
-            "All elements of a block are the same, the largest of them: `tl.max` reduces a block to one number. "
-            "`tl.maximum(value, 0.0)` compares element by element.",
-            when=_maximum_over_the_block,
-        ),
         Mistake(
             "python_max",
             "Zeros were stored everywhere. Was ReLU written with Python's `max`? It asks whether a whole block is "
@@ -189,15 +238,6 @@ EXERCISE = Exercise(
             every=True,
         ),
         Mistake("past_the_end", NOT_MASKED, when=past_the_end),
-        Mistake("last_element_missing", LAST_MISSING, when=last_missing(fused_oracle), every=True),
-        Mistake(
-            "only_first_block",
-            ONLY_FIRST_BLOCK + " (Count them from `x.numel()`; a matrix's `x.shape[0]` is its number of rows.)",
-            when=first_block_only(fused_oracle),
-            every=True,
-        ),
-        Mistake("blocks_overlap", OVERLAP, when=blocks_overlap(fused_oracle), every=True),
-        Mistake("too_few_programs", ROUNDED_DOWN, when=rounded_down(fused_oracle), every=True),
         Mistake(
             "several_kernels",
             "There is more than one launch, so an intermediate result goes to memory and comes back, which is what "

@@ -55,7 +55,7 @@ EXERCISE = Exercise(
     oracle=causal_oracle,
     contracts=(CONTRACT,),
     plain=(causal_by_log_sum_exp,),
-    models=(mask_model("offset_reversed", "softmax_over_heads", "no_mask"),),
+    models=(mask_model(),),
     requirements=(Forbids(("scaled_dot_product_attention", "_scaled_dot_product")),),
     hints=(
         "Draw 3 queries against 5 keys. Which keys may the last query see? Which the first? The last query is the "

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
-from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Mistake, Slip
+from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Mistake
+from course_lib.checker.specification.contract import Contract, Level
+from course_lib.checker.specification.layouts import unit_last
 from exercises.ch02_naive_attention.ex1_bytes_of_three_passes import pass_bytes_oracle
-from exercises.ch02_naive_attention.requirements import MATRIX_PRODUCTS, PATIENT, SMALLEST_TILE, OnePass
-from exercises.ch02_naive_attention.slips import (
-    HEADS_MISSING,
-    UNMASKED_WRITE,
-    only_some_heads_written,
-    same,
-    writes_one_tile,
-)
-from exercises.ch02_naive_attention.strides import heads_first, memory_read_as, strides_ignored, with_gaps
+from exercises.ch02_naive_attention.product_model import scores_model
+from exercises.ch02_naive_attention.product_slips import SCORES
+from exercises.ch02_naive_attention.requirements import MATRIX_PRODUCTS, PATIENT, SMALLEST_TILE, UNMASKED_WRITE, OnePass
 from exercises.topics.evidence import first_access
 
 
 def scores_oracle(query, key, scale):
-    return scale * (query @ key.transpose(-1, -2))
+    wide = torch.promote_types(query.dtype, torch.float32)
+    return (scale * (query.to(wide) @ key.to(wide).transpose(-1, -2))).to(query.dtype)
+
+
+def scores_scaled_first(query, key, scale):
+    """The same with the scale in the queries, rounded to their dtype."""
+    return scores_oracle((query * scale).to(query.dtype), key, 1.0)
 
 
 def scores_in_turn(query, key, scale):
@@ -47,100 +47,101 @@ def _tiled_loads(query, key, scale):
 
 
 def scores_cases(draw):
-    half, prime = torch.float16, draw.choice((67, 71, 101))
+    half = torch.float16
     cases = [
         Case(
             "2 heads, 128 × 128, head dimension 64",
             (draw.normal(2, 128, 64), draw.normal(2, 128, 64), 0.125),
             metered=True,
         ),
-        # Many heads: the error of a single product says nothing about the error that is due.
-        Case("24 heads of one query and one key", (draw.normal(24, 1, 16), draw.normal(24, 1, 16), 0.25)),
         Case("one query against 257 keys", (draw.normal(2, 1, 32), draw.normal(2, 257, 32), 32**-0.5)),
         Case(
-            "129 queries, 65 keys, a scale of 0.7", (draw.normal(2, 129, 16), draw.normal(2, 65, 16), 0.7), metered=True
+            "129 queries, 65 keys, a scale of 0.7", (draw.normal(1, 129, 16), draw.normal(1, 65, 16), 0.7), metered=True
         ),
         Case(
+            "float16, 70 × 130, head dimension 128",
+            (draw.normal(1, 70, 128, dtype=half), draw.normal(1, 130, 128, dtype=half), 128**-0.5),
+            metered=True,
+        ),
+    ]
+    return cases + on_a_gpu(draw) if draw.on_gpu else cases
+
+
+def on_a_gpu(draw):
+    """What the contract draws where kernels are interpreted, and larger."""
+    half, prime = torch.float16, draw.choice((67, 71, 101))
+    return [
+        # Many heads: the error of a single product says nothing about the error that is due.
+        Case("24 heads of one query and one key", (draw.normal(24, 1, 16), draw.normal(24, 1, 16), 0.25)),
+        Case(
             f"{prime} queries, 130 keys, laid out [length, heads, head_dim] as a projection leaves them",
-            (heads_first(draw, 3, prime, 32), heads_first(draw, 3, 130, 32), 32**-0.5),
+            (*(draw.normal(length, 3, 32).transpose(0, 1) for length in (prime, 130)), -0.2),
         ),
         Case(
             "a gap behind each row of Q and of K",
-            (with_gaps(draw.normal(2, 40, 64), 16), with_gaps(draw.normal(2, 50, 64), 24), 0.125),
-        ),
-        Case(
-            "float16, 100 × 200, head dimension 128",
-            (draw.normal(2, 100, 128, dtype=half), draw.normal(2, 200, 128, dtype=half), 128**-0.5),
-            metered=True,
+            (draw.spread_out(draw.normal(2, 40, 64), 16), draw.spread_out(draw.normal(2, 50, 64), 24), 0.125),
         ),
         Case("scores of ±200", (draw.normal(1, 33, 16, scale=40.0), draw.normal(1, 34, 16), 0.5)),
+        Case(
+            "float16, 2 heads, 1025 × 1025",
+            (draw.normal(2, 1025, 128, dtype=half), draw.normal(2, 1025, 128, dtype=half), 128**-0.5),
+        ),
     ]
-    if draw.on_gpu:
-        shape = (2, 1025, 128)
-        cases.append(
-            Case(
-                "float16, 2 heads, 1025 × 1025",
-                (draw.normal(*shape, dtype=half), draw.normal(*shape, dtype=half), 128**-0.5),
-            )
-        )
-        if draw.bfloat16:
-            bf16 = torch.bfloat16
-            cases.append(
-                Case(
-                    "bfloat16, 4 heads, 500 × 777",
-                    (draw.normal(4, 500, 64, dtype=bf16), draw.normal(4, 777, 64, dtype=bf16), 0.125),
-                )
-            )
-    return cases
 
 
-def _transposed_key(case, seen, got):
-    """K was read column by column: element [n, d] at n + d · row stride."""
-    query, key, scale = case.args
-    heads, n, head_dim = key.shape
-    if n < head_dim:
-        return False
-    wrong = memory_read_as(key, (heads, n, head_dim), (key.stride(0), 1, key.stride(1)))
-    return same(got, scores_oracle(query.double(), wrong, scale))
+def drawn_matrices(draw, heads, query_length, key_length, head_dim, dtype, size, scale, query_layout, key_layout):
+    query = draw.normal(heads, query_length, head_dim, scale=size).to(dtype)
+    key = draw.normal(heads, key_length, head_dim, scale=size).to(dtype)
+    return query_layout(draw, query), key_layout(draw, key), scale
 
 
-def _keys_not_turned(query, key, scale):
-    """Tiles of head_dim keys as right operands, untransposed; other tiles do not fit the product at all."""
-    head_dim, length = query.shape[-1], key.shape[1]
-    tiles = torch.nn.functional.pad(key, (0, 0, 0, -length % head_dim)).split(head_dim, dim=1)
-    return torch.cat([query @ tile for tile in tiles], dim=-1)[..., :length] * scale
-
-
-def _same_head(which: int):
-    """A fingerprint: head 0 of the tensor at this position was used for every head; None: of both."""
-
-    def result(query, key, scale):
-        if query.shape[0] < 2:
-            return None
-        first = [
-            tensor[:1].expand_as(tensor) if which in (place, 2) else tensor for place, tensor in enumerate((query, key))
-        ]
-        return scores_oracle(*first, scale)
-
-    return result
+CONTRACT = Contract(
+    drawn_matrices,
+    most=8,
+    choices={
+        "heads": (1, 2, 3),
+        "query_length": (1, 2, 31, 65),
+        "key_length": (1, 3, 64, 67),
+        "head_dim": (16, 32, 64, 128),
+        "dtype": (torch.float32, torch.float16),
+        "size": (Level(1.0, ""), Level(0.01, "small numbers"), Level(150.0, "products beyond 65,504")),
+        "scale": (
+            Level(0.37, "a scale of 0.37"),
+            Level(0.001, "a scale of 0.001"),
+            Level(0.0, "a scale of 0"),
+            Level(-0.0007, "a scale below 0"),
+            Level(1.0, "a scale of 1"),
+        ),
+        "query_layout": unit_last("query"),
+        "key_layout": unit_last("key"),
+    },
+    says={
+        "query_length": "Any lengths",
+        "key_length": "Any lengths",
+        "head_dim": "head_dim 16, 32, 64 or 128",
+        "dtype": "float32 or float16",
+        "size": "numbers of any size, as long as the scores fit the dtype",
+        "scale": "scale: any number",
+        "query_layout": "any strides, except that the last dimension is contiguous",
+        "key_layout": "any strides, except that the last dimension is contiguous",
+    },
+    valid=lambda dtype, size, scale, **_: dtype == torch.float32 or size < 2 or scale < 0.01,
+)
 
 
 UNMASKED_READ = (
     "A load reaches past the last row of a tensor. Tiles at the edge are only partly filled: give the load a mask "
     "(`rows[:, None] < length`) and `other=0.0`. If it has one, are two lengths or strides exchanged?"
 )
-ONE_TILE = (
-    "Only the first tile of each matrix was written. Either the grid has too few programs, or every program works "
-    "on tile 0 because `tl.program_id` times the block is missing from the positions."
-)
-
 EXERCISE = Exercise(
     id="2.4",
     title="The scores kernel",
     entries=("scores",),
     cases=scores_cases,
     oracle=scores_oracle,
-    plain=(scores_in_turn,),
+    contracts=(CONTRACT,),
+    plain=(scores_in_turn, scores_scaled_first),
+    models=(scores_model(SCORES),),
     needs=TRITON,
     limits=PATIENT,
     uses_dot=True,
@@ -158,66 +159,8 @@ EXERCISE = Exercise(
         '`tile = tl.dot(query, key_transposed, input_precision="ieee") * scale`, stored with the mask '
         "`(queries[:, None] < query_length) & (keys[None, :] < key_length)`.",
     ),
-    slips=(
-        Slip(
-            "scale_missing",
-            "The scores are not scaled. Multiply the product by `scale`.",
-            formula=lambda query, key, scale: scores_oracle(query, key, 1.0),
-        ),
-        Slip(
-            "key_not_transposed",
-            "Q was multiplied with K as it was loaded, [BLOCK_N, HEAD_DIM]. Such a product exists only where HEAD_DIM "
-            "is BLOCK_N, and is wrong there too: load K as [HEAD_DIM, BLOCK_N], or turn the tile over with `tl.trans`.",
-            formula=_keys_not_turned,
-        ),
-        Slip(
-            "scale_twice",
-            "The scale was applied twice: once to Q or K and once to the product, say. Apply it once.",
-            formula=lambda query, key, scale: scores_oracle(query, key, scale * scale),
-        ),
-        Slip(
-            "divided_by_root_as_well",
-            "The scores are multiplied by `scale` and divided by the root of head_dim as well. The scale is an "
-            "argument here, and it is all that is asked for.",
-            formula=lambda query, key, scale: scores_oracle(query, key, scale / math.sqrt(query.shape[-1])),
-        ),
-        Slip(
-            "divided_by_scale",
-            "The product was divided by `scale`. It is a factor: 1/√head_dim, as a rule.",
-            formula=lambda query, key, scale: scores_oracle(query, key, 1.0 / scale),
-        ),
-        Slip(
-            "head_ignored_in_query",
-            "Every head was computed from the Q of head 0. Add `head * query_head_stride` to its pointer.",
-            formula=_same_head(0),
-        ),
-        Slip(
-            "head_ignored_in_key",
-            "Every head was computed from the K of head 0. Add `head * key_head_stride` to its pointer.",
-            formula=_same_head(1),
-        ),
-        Slip(
-            "head_ignored",
-            "Every head was computed from the Q and K of head 0. Move both pointers to the program's head.",
-            formula=_same_head(2),
-        ),
-    ),
     mistakes=(
-        Mistake(
-            "strides_ignored",
-            "A tensor with gaps was read as if its rows touched. Rows lie `stride(1)` elements apart and heads "
-            "`stride(0)`; neither follows from the shape.",
-            when=strides_ignored(scores_oracle, (0, 1)),
-        ),
-        Mistake(
-            "transposed_key",
-            "K was read with its dimensions exchanged: `keys` was multiplied by 1 and `dims` by the row stride. "
-            "Transposing is a matter of which index runs along which side of the tile; each keeps its own stride.",
-            when=_transposed_key,
-        ),
         Mistake("out_of_bounds_write", UNMASKED_WRITE, when=first_access("writes")),
         Mistake("rows_not_masked", UNMASKED_READ, when=first_access("reads")),
-        Mistake("only_first_tile", ONE_TILE, when=writes_one_tile(scores_oracle), every=True),
-        Mistake("only_first_head", HEADS_MISSING, when=only_some_heads_written, every=True),
     ),
 )

@@ -1,4 +1,4 @@
-"""The causal softmax step by step, with the slips of its mask: for exercises 2.3 and 2.5."""
+"""The causal softmax of exercise 2.3 step by step, and the slips of its mask, which exercise 2.5 shares."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ import math
 import torch
 
 from course_lib.checker.specification.model import Model, Slip, Slips
-from exercises.ch02_naive_attention.masks import MASK_SLIPS
-
-_SAID = {mistake.id: mistake.sentence for mistake in MASK_SLIPS}
 
 
-def _mask(slips: Slips, query_length: int, key_length: int) -> torch.Tensor:
-    """bool [query_length, key_length]: the pairs that are kept."""
+def causal_mask(slips: Slips, query_length: int, key_length: int, columns: int | None = None) -> torch.Tensor:
+    """bool [query_length, columns]: the pairs that are kept; as many columns as keys, or those of a wider tile."""
     offset = key_length - query_length
     if slips("causal_misaligned"):
         offset = 0
@@ -22,80 +19,106 @@ def _mask(slips: Slips, query_length: int, key_length: int) -> torch.Tensor:
     if slips("offset_clamped"):
         offset = max(offset, 0)
     distance = -1 if slips("diagonal_hidden") else 1 if slips("one_key_too_many") else 0
-    queries, keys = torch.arange(query_length)[:, None] + offset, torch.arange(key_length)[None, :]
+    queries, keys = torch.arange(query_length)[:, None] + offset, torch.arange(columns or key_length)[None, :]
     return keys > queries if slips("mask_inverted") else keys <= queries + distance
 
 
-def mask_model(*more: str, in_float32: bool = False) -> Model:
-    """The model, called with scores [heads, query_length, key_length] and perhaps `causal`; `more` slips by name.
-
-    in_float32: whether the steps are computed in float32 at least, and not each in the scores' own dtype.
+def mask_model() -> Model:
+    """The model of exercise 2.3, called with scores [heads, query_length, key_length].
 
     Styles: "unguarded" leaves a row that sees no key to the softmax; the other zeroes what is hidden once more.
     """
 
-    def compute(slips: Slips, scores, causal=True):
+    def compute(slips: Slips, scores):
         axis = -2 if slips("wrong_axis") else 0 if slips("softmax_over_heads") else -1
-        wide = scores.to(torch.promote_types(scores.dtype, torch.float32)) if in_float32 else scores
-        if not causal or slips("no_mask", "causal_ignored"):
-            return torch.softmax(wide, dim=axis).to(scores.dtype)
-        visible = _mask(slips, *scores.shape[-2:]).expand(scores.shape)
+        if slips("no_mask"):
+            return torch.softmax(scores, dim=axis)
+        visible = causal_mask(slips, *scores.shape[-2:]).expand(scores.shape)
         if slips("mask_after_softmax", "renormalised_afterwards"):
-            kept = torch.softmax(wide, dim=axis) * visible
+            kept = torch.softmax(scores, dim=axis) * visible
             if slips("renormalised_afterwards"):
                 total = kept.sum(-1, keepdim=True)
                 kept = kept / torch.where(total == 0, 1.0, total)
-            return kept.to(scores.dtype)
+            return kept
         lowest = torch.finfo(scores.dtype).min
         fill = 0.0 if slips("hidden_scored_zero", "hidden_scored_zero__and_zeroed") else -math.inf
         fill = lowest if slips("empty_row_uniform") else fill
         fill = -1e4 if slips("hidden_scored_low", "hidden_scored_low__and_kept") else fill
-        shares = torch.softmax(torch.where(visible, wide, fill), dim=axis)
+        shares = torch.softmax(torch.where(visible, scores, fill), dim=axis)
         if slips("hidden_scored_zero", "empty_row_uniform", "hidden_scored_low__and_kept"):
-            return shares.to(scores.dtype)
+            return shares
         if not slips("unguarded", "empty_row_nan"):
             shares = torch.where(visible, shares, 0.0)
-        return shares.to(scores.dtype)
+        return shares
 
-    named = (*_OF_MASKS, *(slip for slip in _MORE if slip.id in more))
-    return Model(compute, named, styles=((), ("unguarded",)))
+    return Model(compute, (*MASK_SLIPS, *_OF_TENSORS), styles=((), ("unguarded",)))
 
 
-_FINITE = (
+FINITE = (
     "Hidden scores become a number, such as -1e4, that other scores can reach: where the visible ones are as low, the "
     "hidden ones weigh as much. The score that weighs nothing is minus infinity."
 )
-_OF_MASKS = (
-    Slip("causal_misaligned", _SAID["causal_misaligned"]),
+_SCORED_ZERO = (
+    "Hidden scores were set to 0. A score of 0 has the weight exp(0) = 1; the score that weighs nothing is minus "
+    "infinity."
+)
+MASK_SLIPS = (
+    Slip(
+        "causal_misaligned",
+        "The mask is aligned to the first query and key. With fewer queries than keys the last query stands at the "
+        "last key: query i has the position i + key_length - query_length.",
+    ),
     Slip(
         "offset_clamped",
         "key_length - query_length is kept from falling below 0. With more queries than keys it is negative, and the "
         "first queries see nothing.",
     ),
-    Slip("mask_inverted", _SAID["mask_inverted"]),
-    Slip("diagonal_hidden", _SAID["diagonal_hidden"]),
-    Slip("one_key_too_many", _SAID["one_key_too_many"]),
-    Slip("mask_after_softmax", _SAID["mask_after_softmax"]),
+    Slip(
+        "offset_reversed",
+        "The diagonal is shifted the wrong way: with more keys than queries it moves to the right. Query i is at "
+        "i + key_length - query_length.",
+    ),
+    Slip("mask_inverted", "The mask is upside down: the past is hidden and the future kept."),
+    Slip(
+        "diagonal_hidden",
+        "The mask is off by one: a token must see itself. Keep keys at or before the query's position (`<=`, not `<`).",
+    ),
+    Slip(
+        "one_key_too_many",
+        "The mask is off by one: each query sees one key of its future. Keep keys at or before its position, none "
+        "after it.",
+    ),
+    Slip(
+        "mask_after_softmax",
+        "The mask was applied after the softmax, so hidden keys still have their share of the sum and the rows do "
+        "not add up to 1. Set hidden scores to minus infinity before the softmax.",
+    ),
     Slip(
         "renormalised_afterwards",
         "The softmax runs over all keys, and the hidden ones are removed afterwards. Where a hidden score is far above "
         "the visible, these underflow to 0. Set hidden scores to minus infinity before the softmax.",
     ),
-    Slip("hidden_scored_zero", _SAID["hidden_scored_zero"]),
-    Slip("hidden_scored_zero__and_zeroed", _SAID["hidden_scored_zero"]),
-    Slip("hidden_scored_low", _FINITE),
-    Slip("hidden_scored_low__and_kept", _FINITE),
-    Slip("empty_row_nan", _SAID["empty_row_nan"]),
-    Slip("empty_row_uniform", _SAID["empty_row_uniform"]),
-    Slip("wrong_axis", _SAID["wrong_axis"]),
-)
-_MORE = (
+    Slip("hidden_scored_zero", _SCORED_ZERO),
+    Slip("hidden_scored_zero__and_zeroed", _SCORED_ZERO),
+    Slip("hidden_scored_low", FINITE),
+    Slip("hidden_scored_low__and_kept", FINITE),
     Slip(
-        "offset_reversed",
-        "The diagonal is shifted the wrong way: with more keys than queries it moves to the right. Query i is at "
-        "i + key_length - query_length, and `tril` takes key_length - query_length as its diagonal.",
+        "empty_row_nan",
+        "A row that sees no key became NaN: its maximum is minus infinity, and -inf - -inf is NaN. Such a row is "
+        "all zeros.",
     ),
+    Slip(
+        "empty_row_uniform",
+        "A row that sees no key shares its weight evenly among hidden keys: a large negative number stands where "
+        "minus infinity belongs, and the softmax cannot tell it from a score. Such a row is all zeros.",
+    ),
+    Slip(
+        "wrong_axis",
+        "The softmax runs over the queries. Each query shares its weight among the keys: the last dimension adds "
+        "up to 1.",
+    ),
+)
+_OF_TENSORS = (
     Slip("softmax_over_heads", "The softmax runs over the heads. Each query shares its weight among the keys: dim=-1."),
     Slip("no_mask", "No key is hidden. A query may see the keys at or before its own position only."),
-    Slip("causal_ignored", "`causal` has no effect: with it, a query sees no key behind its own position."),
 )

@@ -20,8 +20,12 @@ MATRIX_PRODUCTS = (
     "scaled_dot_product_attention",
     "_scaled_dot_product",
 )
-PATIENT = Limits(seconds=12.0)  # many small programs are right, and slow in the interpreter
+PATIENT = Limits(seconds=20.0)  # many small programs are right, and slow in the interpreter
 SMALLEST_TILE = 16  # rows of the smallest tile that tl.dot takes
+UNMASKED_WRITE = (
+    "A store reaches past the end of the result. A length is seldom a multiple of the tile: mask the store in both "
+    "directions, rows and columns. If it is masked, are two lengths or strides exchanged?"
+)
 
 
 @dataclass(frozen=True)

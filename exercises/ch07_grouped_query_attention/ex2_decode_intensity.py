@@ -129,7 +129,10 @@ EXERCISE = Exercise(
         Slip(
             "group_rounded_down",
             "The group was rounded down. The last group below the balance point still waits for memory: round up.",
-            formula=for_arguments(3, lambda rate, bandwidth, b: math.floor(rate / bandwidth * b / 2) or None),
+            formula=tuple(
+                for_arguments(3, lambda rate, bandwidth, b, least=least: max(least, int(rate / bandwidth * b / 2)))
+                for least in (0, 1)
+            ),
         ),
     ),
 )

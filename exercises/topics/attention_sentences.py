@@ -71,8 +71,8 @@ WHOLE_MATRIX = (
 )
 
 EMPTY_ROW = (
-    "A query that sees no key at all (there are more queries than keys) gives NaN: its maximum is minus infinity and "
-    "its sum 0. Its output is 0 by definition: measure such a row from 0, and divide by 1 where the sum is 0."
+    "A query that sees no key at all (there are more queries than keys) has NaN for a result, or memory that nobody "
+    "wrote. Its output is 0 by definition: measure such a row from 0, divide by 1 where its sum is 0, and store it too."
 )
 
 STRIDES = (

@@ -20,6 +20,8 @@ from course_lib.checker.specification.nested import leaves, structure
 
 # A fingerprint is what a mistake makes of the inputs in float64; the learner's version of it rounds on top.
 FINGERPRINT_SLACK = 4.0
+ULPS = 4.0  # that float32 sums in another order may be off by; a plain implementation can be lucky in all its elements
+FEW_BITS = 1e-5  # epsilon of a 16-bit dtype, whose rounding at the end hides that of the sums
 SHAKES, MORE_SHAKES = 3, 5  # exact results of inputs a rounding off, from which a tolerance is taken
 
 
@@ -252,7 +254,8 @@ def tolerance(want: torch.Tensor, plains: list[torch.Tensor]) -> torch.Tensor:
     size = torch.where(finite, want.abs(), 0.0)
     typical = float((size.square().sum() / finite.sum().clamp(min=1)).sqrt())
     epsilon = torch.finfo(plains[0].dtype).eps if plains[0].is_floating_point() else 0.0
-    return 2.0 * plain_error + epsilon * (size + typical)
+    ulps = 1.0 if epsilon > FEW_BITS else ULPS
+    return 2.0 * plain_error + ulps * epsilon * (size + typical)
 
 
 def _compare_tensor(path: str, got: Any, want: torch.Tensor, allowed: torch.Tensor, like: torch.Tensor | None) -> Leaf:

@@ -148,10 +148,28 @@ class Evidence:
         text = next(filter(None, texts), "")
         return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
 
+    @cached_property
+    def undefined_alone(self) -> bool:
+        """Whether nothing but undefined lanes has spoilt the numbers: with 0 in them all are right."""
+        if not self.undefined:
+            return False
+        runs = self._runs_with_zeros
+        right = [
+            compare_case(self.exercise, run, run.cases[i], frame).right for run in runs for i, frame in _ended(run)
+        ]
+        return bool(right) and all(right)
+
     def run_with_zeros(self) -> list[Frame]:
         """The results of all cases with 0 in the lanes that loads leave undefined, as the interpreter gives it."""
-        runs = run_cases(self.exercise, self.cell, dict(self.names), self.seed, undefined_lanes=False)
-        return [frame for run in runs for frame in run.frames.values() if frame.error is None]
+        return [frame for run in self._runs_with_zeros for _, frame in _ended(run)]
+
+    @cached_property
+    def _runs_afresh(self) -> list[Run]:
+        return run_cases(self.exercise, self.cell, dict(self.names), self.seed + FRESH)
+
+    @cached_property
+    def _runs_with_zeros(self) -> list[Run]:
+        return run_cases(self.exercise, self.cell, dict(self.names), self.seed, undefined_lanes=False)
 
     def run_where_they_differ(self, model: Model, one: Made, other: Made) -> Outcome | None:
         """The answer on one more case, drawn so that two sets of slips make different things of it; None for no such.
@@ -174,10 +192,9 @@ class Evidence:
 
     def run_afresh(self, entry: str) -> list[Outcome]:
         """The answer on other cases of one of its functions; fewer where it does not come to the end of them."""
-        runs = run_cases(self.exercise, self.cell, dict(self.names), self.seed + FRESH)
         return [
             compare_case(self.exercise, run, case, run.frames[index])
-            for run in runs
+            for run in self._runs_afresh
             if run.ending.finished
             for index, case in enumerate(run.cases)
             if self.exercise.entry_of(case) == entry
@@ -190,6 +207,11 @@ class Evidence:
             if sentence:
                 return Complaint(outcome, requirement, sentence)
         return None
+
+
+def _ended(run: Run) -> list[tuple[int, Frame]]:
+    """The cases that raised nothing, by number."""
+    return [(index, frame) for index, frame in run.frames.items() if frame.error is None]
 
 
 def _one_case(case: Case, draw: Draw) -> list[Case]:

@@ -155,6 +155,8 @@ class _Search:
         failed = shown = 0
         for outcome in self.outcomes:
             predicted = prediction(self.model, made, outcome.case)
+            if predicted is None and self.model.may_be_silent:
+                continue
             if predicted is None or not alike(outcome.got, predicted.value, outcome.truth):
                 return False
             if not outcome.right_at_first:
@@ -191,7 +193,7 @@ def _worked_out(model: Model, made: Made, case: Case) -> Predicted | None:
         with torch.no_grad():
             slips = Slips([*(slip.id for slip in made.slips), *made.style])
             result = model.compute(slips, *args)
-        if result is None and not written:
+        if result is NotImplemented or result is None and not written and not model.none_is_a_result:
             return None
         return Predicted((result, {"written": written}) if written else result, slips.outside)
     except Exception:

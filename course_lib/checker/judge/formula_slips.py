@@ -18,20 +18,21 @@ from typing import Any
 from course_lib.checker.specification.model import Model, Slip, Slips
 
 MOST_FOR_PAIRS = 80  # slips of a formula; of more, two at once are not looked for
+LONGEST_RANGE = 5000
 BINARY = {1e3: 1 << 10, 1e6: 1 << 20, 1e9: 1 << 30, 1e12: 1 << 40}
 UNITS = {1e3: "thousand", 1e6: "million", 1e9: "billion", 1e12: "trillion"}
 
 
 @functools.cache
 def formula_model(
-    oracle: Callable, entry: str | None = None, taught: tuple[Slip, ...] = (), plain: bool = True
+    oracle: Callable, entry: str | None = None, taught: tuple[Slip, ...] = (), made: bool = True
 ) -> Model | None:
-    """A model of a Python formula with the slips that its author wrote and, where it is plain, its small changes.
+    """A model of a Python formula with the slips that its author wrote and, if asked for, its small changes.
 
     None where there are no slips: no source, and nothing taught. A formula that only hands its arguments to another
     function of its module is changed there too.
     """
-    versions = _versions(oracle) if plain else {}
+    versions = _versions(oracle) if made else {}
     if not versions and not taught:
         return None
     taught = tuple(form for slip in taught for form in _forms(slip))
@@ -50,7 +51,7 @@ def formula_model(
         edited = {versions[version][0]: version for version, _ in mine}
         if len(edited) < len({version for version, _ in mine}):
             return None
-        scope = dict(oracle.__globals__)
+        scope = {**oracle.__globals__, "range": _short_range}
         for function, version in {oracle.__name__: "", **edited}.items():
             tree = _Edit([change for of, change in mine if of == version]).visit(_numbered(versions[version][1]))
             exec(compile(ast.fix_missing_locations(tree), f"<{function}>", "exec"), scope)
@@ -65,7 +66,7 @@ def formula_model(
         made = frozenset(name for name in names if slips(name))
         function = changed(made) if versions else oracle
         if function is None:
-            return None
+            return NotImplemented
         try:
             result = function(*args)
             for name in made & {*results}:
@@ -73,13 +74,29 @@ def formula_model(
         except Exception:  # a changed formula may divide by zero, or look for what is not there
             if not made:
                 raise
-            return None
+            return NotImplemented
         return result
 
     automatic = [change.slip for _, change in changes.values()] + [slip for slip, _ in results.values()]
     in_pairs = sum(not slip.alone for slip in automatic) <= MOST_FOR_PAIRS
     slips = [*taught, *automatic]
-    return Model(compute, tuple(slips), entry=entry, pairs=in_pairs, first_of_equals=True)
+    return Model(
+        compute,
+        tuple(slips),
+        entry=entry,
+        pairs=in_pairs,
+        first_of_equals=True,
+        none_is_a_result=made,
+        may_be_silent=not made,
+    )
+
+
+def _short_range(*limits: int) -> range:
+    """`range` for changed formulas, in which a budget of bytes may stand where a number of heads belongs."""
+    asked = range(*limits)
+    if len(asked) > LONGEST_RANGE:
+        raise ValueError(f"{len(asked):,} are too many")
+    return asked
 
 
 def _forms(slip: Slip) -> Iterator[Slip]:
@@ -217,6 +234,8 @@ def _all_changes(tree: ast.Module, public: Container[str]) -> Iterator[_Change]:
             yield from _of_an_operation(node, parents.get(node), parameters)
         elif isinstance(node, ast.Compare) and len(node.ops) == 1:
             yield from _of_a_comparison(node)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("math.ceil", "math.floor"):
+            yield from _of_a_call(node)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("max", "min"):
             yield from _of_a_limit(node, parameters)
 
@@ -273,6 +292,9 @@ def _of_an_operation(node: ast.BinOp, parent: ast.AST | None, parameters: list[s
             else ("Two parts are added where one is taken from the other.")
         )
         yield _Change(Slip(f"wrong_sign__{number}", said), number, functools.partial(_with_operator, turned))
+    if isinstance(node.op, ast.Mod):
+        said = "A remainder is taken the wrong way round: `a % b` is what is left of a when it is divided by b."
+        yield _Change(Slip(f"operands_exchanged__{number}", said), number, _operands_exchanged)
     if isinstance(node.op, ast.FloorDiv):
         up = isinstance(parent, ast.UnaryOp) and isinstance(node.left, ast.UnaryOp)  # -(-a // b) rounds up
         said = (
@@ -281,10 +303,32 @@ def _of_an_operation(node: ast.BinOp, parent: ast.AST | None, parameters: list[s
             else ("A quotient is rounded up where it must be rounded down.")
         )
         yield _Change(Slip(f"rounded_wrong__{number}", said), number, _rounded_up)
+        if up:
+            said = "A quotient is rounded down and 1 added, which is one too many where it divides evenly."
+            yield _Change(Slip(f"rounded_wrong__{number}_one_more", said), number, _one_more_than_down)
         said = f"A quotient is rounded to the nearest whole number where it must be rounded {'up' if up else 'down'}."
         yield _Change(Slip(f"rounded_wrong__{number}_nearest", said), number, _rounded_to_nearest)
         said = "A quotient is not rounded, and whole numbers are asked for."
         yield _Change(Slip(f"not_rounded__{number}", said), number, functools.partial(_with_operator, ast.Div()))
+
+
+def _of_a_call(node: ast.Call) -> Iterator[_Change]:
+    """`math.ceil` and `math.floor` of a quotient."""
+    number, up = node.number, ast.unparse(node.func) == "math.ceil"  # type: ignore[attr-defined]
+    for name, said in (
+        ("ceil", "A quotient is rounded up where it must be rounded down."),
+        ("floor", "A quotient is rounded down where it must be rounded up."),
+        ("one_more", "A quotient is rounded down and 1 added, which is one too many where it divides evenly."),
+        (
+            "nearest",
+            f"A quotient is rounded to the nearest whole number where it must be rounded {'up' if up else 'down'}.",
+        ),
+    ):
+        if (name == "ceil") == up and name in ("ceil", "floor") or name == "one_more" and not up:
+            continue
+        yield _Change(Slip(f"rounded_wrong__{number}_{name}", said), number, functools.partial(_rounded_as, name))
+    said = "A quotient is not rounded, and whole numbers are asked for."
+    yield _Change(Slip(f"not_rounded__{number}", said), number, functools.partial(_argument, 0))
 
 
 def _of_a_comparison(node: ast.Compare) -> Iterator[_Change]:
@@ -385,6 +429,25 @@ def _rounded_up(node: ast.BinOp) -> ast.expr:
 def _rounded_to_nearest(node: ast.BinOp) -> ast.expr:
     quotient = ast.BinOp(node.left, ast.Div(), node.right)
     return ast.Call(ast.Name("round", ast.Load()), [quotient], [])
+
+
+def _one_more_than_down(node: ast.BinOp) -> ast.expr:
+    """Of the -a // b in -(-a // b), what makes a // b + 1 of the whole."""
+    assert isinstance(node.left, ast.UnaryOp)
+    down = ast.BinOp(node.left.operand, ast.FloorDiv(), node.right)
+    return ast.UnaryOp(ast.USub(), ast.BinOp(down, ast.Add(), ast.Constant(1)))
+
+
+def _rounded_as(how: str, node: ast.Call) -> ast.expr:
+    if how == "nearest":
+        return ast.Call(ast.Name("round", ast.Load()), node.args, [])
+    kind = ast.Attribute(ast.Name("math", ast.Load()), "ceil" if how == "ceil" else "floor", ast.Load())
+    rounded = ast.Call(kind, node.args, [])
+    return ast.BinOp(rounded, ast.Add(), ast.Constant(1)) if how == "one_more" else rounded
+
+
+def _operands_exchanged(node: ast.BinOp) -> ast.expr:
+    return ast.BinOp(node.right, node.op, node.left)
 
 
 def _compared(kind: type[ast.cmpop], node: ast.Compare) -> ast.expr:

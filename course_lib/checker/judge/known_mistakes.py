@@ -40,13 +40,19 @@ class Cause:
 def find_mistake(evidence: Evidence) -> Cause | None:
     """What explains an answer that is wrong, or None.
 
-    It is looked for in wrong numbers first, unless lanes that a load left undefined have spoilt them; then in errors
-    that were raised, in accesses outside a tensor, and in the requirement that right numbers break.
+    It is looked for in wrong numbers first, unless only lanes that a load left undefined have spoilt them; then in
+    errors that were raised, in accesses outside a tensor, and in the requirement that right numbers break. What authors
+    wrote goes before what is made from a formula's source.
     """
     found: Cause | Mistake | None = None
-    if evidence.failed and not evidence.undefined:
-        causes = (_of_a_model(evidence, *one) or _of_a_formula(evidence, *one) for one in _wrong_functions(evidence))
-        found = next(filter(None, causes), None) or _in_what_was_seen(evidence.exercise, evidence.failed)
+    if evidence.failed and not evidence.undefined_alone:
+        wrong = list(_wrong_functions(evidence))
+        written = (_of_a_model(evidence, *one) or _of_a_formula(evidence, *one, made=False) for one in wrong)
+        found = next(filter(None, written), None)
+        if found is None and not evidence.undefined:
+            found = _in_what_was_seen(evidence.exercise, evidence.failed)
+        made = (_of_a_formula(evidence, *one, made=True) for one in wrong)
+        found = found or next(filter(None, made), None)
     found = found or _of_an_error(evidence.exercise, evidence.errors)
     found = found or _of_an_access(evidence.exercise, evidence.finished)
     if found is None and evidence.numbers_are_right:
@@ -95,17 +101,20 @@ def _all_or_interpreted(outcomes: list[Outcome]) -> list[list[Outcome]]:
     return [outcomes, interpreted] if some and len(interpreted) < len(outcomes) else [outcomes]
 
 
-def _of_a_formula(evidence: Evidence, entry: str, mine: list[Outcome]) -> Cause | None:
+def _of_a_formula(evidence: Evidence, entry: str, mine: list[Outcome], made: bool) -> Cause | None:
     """A slip in a formula that makes what the answer made, here and on cases drawn afresh.
 
-    Slips that the author wrote are tried before those that are made from the formula's source, which is done where the
-    function takes and gives plain numbers alone.
+    One that the author wrote, or one `made` from the formula's source, which can be done where the function takes and
+    gives plain numbers alone.
     """
     if any(evidence.exercise.entry_of(error.case) == entry for error in evidence.errors):
         return None
     tensors = any(isinstance(leaf, torch.Tensor) for o in mine for _, leaf in leaves([o.case.args, o.truth.want]))
     plain = not tensors and not any(outcome.case.driver for outcome in mine)
-    model = formula_model(evidence.exercise.oracle_for(mine[0].case), entry, evidence.exercise.slips, plain)
+    taught = () if made else evidence.exercise.slips
+    model = (
+        formula_model(evidence.exercise.oracle_for(mine[0].case), entry, taught, made) if plain or not made else None
+    )
     if model is None:
         return None
     for outcomes in _all_or_interpreted(mine):
@@ -125,6 +134,7 @@ def _in_which_result(outcomes: Sequence[Outcome], slip: Slip) -> str:
 
 
 def _in_what_was_seen(exercise: Exercise, failed: Sequence[Outcome]) -> Mistake | None:
+    """A mistake that shows in what wrong cases did, and not in what they cost alone: bytes make no number wrong."""
     at_first = [outcome for outcome in failed if not outcome.right_at_first]
     return next((mistake for mistake in exercise.mistakes if _shows(mistake, at_first)), None)
 
@@ -170,11 +180,20 @@ def _shows(mistake: Mistake, failed: Sequence[Outcome]) -> bool:
     """Whether a mistake is seen in a failing case; with `every`, in all those of the function that it is seen in."""
     seen_of: dict[str | None, list[bool]] = {}
     for outcome in failed:
-        seen = _seen_in(mistake, outcome)
+        seen = _seen_in(mistake, outcome) and not _is_a_cost(mistake, outcome)
         if seen and not mistake.every:
             return True
         seen_of.setdefault(outcome.case.entry, []).append(seen)
     return mistake.every and any(all(seen) for seen in seen_of.values())
+
+
+def _is_a_cost(mistake: Mistake, outcome: Outcome) -> bool:
+    """Whether a mistake that is seen in a case is not without the bytes and tensors that the case took."""
+    free = replace(outcome.seen, traffic={}, largest_allocation=0, operations={})
+    try:
+        return not mistake.when(outcome.case, free, outcome.got)
+    except KeyError:  # it looks for the bytes of a tensor
+        return True
 
 
 def _seen_in(mistake: Mistake, outcome: Outcome) -> bool:

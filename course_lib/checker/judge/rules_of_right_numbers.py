@@ -33,7 +33,8 @@ def input_modified(evidence: Evidence) -> Finding | None:
         return None
     text = (
         f"The numbers are right, but in case “{changed.case.name}” the argument "
-        f"`{changed.seen.modified_inputs[0]}` was changed. Write the result into a tensor of its own."
+        f"`{changed.seen.modified_inputs[0]}` was changed. Leave it as it was; results go into "
+        "something of their own."
     )
     return Finding("failed", text, "modified_input")
 

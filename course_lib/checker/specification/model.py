@@ -73,6 +73,8 @@ class Model:
         pairs: whether two slips at once are looked for.
         first_of_equals: of several explanations that no drawn case tells apart, name the first; else none is named.
             Where an author wrote the sentences of two of them, none is either.
+        none_is_a_result: whether None is what may be computed; `NotImplemented` then says that there is nothing to say.
+        may_be_silent: whether cases of which it has nothing to say speak neither for its slips nor against them.
     """
 
     compute: Callable[..., Any]
@@ -81,6 +83,8 @@ class Model:
     entry: str | None = None
     pairs: bool = True
     first_of_equals: bool = False
+    none_is_a_result: bool = False
+    may_be_silent: bool = False
 
     def __post_init__(self) -> None:
         names = [slip.id for slip in self.slips]

@@ -78,7 +78,14 @@ def test_what_a_gpu_leaves_unwritten_is_not_blamed_on_the_interpreters_loads():
     assert "kernel, line 4" in undefined_lanes([interpreted, on_gpu], lambda: [Frame(result=torch.zeros(2))])
 
 
-NOTHING_ELSE = {"errors": [], "wild": [], "undefined": "", "complaints": [], "numbers_are_right": False}
+NOTHING_ELSE = {
+    "errors": [],
+    "wild": [],
+    "undefined": "",
+    "undefined_alone": False,
+    "complaints": [],
+    "numbers_are_right": False,
+}
 
 
 @pytest.mark.parametrize("factor, mistake", [(3, "tripled"), (4, None)])

@@ -132,7 +132,7 @@ def test_each_fingerprint_names_its_own_slip(identity):
     task = catalog.exercise(identity)
     cases = [case for case in task.cases(Draw(11, on_gpu=True, bfloat16=True)) if case.args[0].numel() < 10**6]
     truths = [compare.truth(task, case, tf32=False) for case in cases]
-    model = formula_model(task.oracle_for(cases[0]), None, task.slips, plain=False)
+    model = formula_model(task.oracle_for(cases[0]), None, task.slips, made=False)
     for slip in model.slips:
         outcomes = []
         for case, truth in zip(cases, truths):

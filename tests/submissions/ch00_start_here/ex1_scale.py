@@ -33,6 +33,7 @@ WRONG = {
         "too_few_programs": scale(programs="x.numel() // BLOCK"),
         "at_least_one_program": scale(programs="max(1, x.numel() // BLOCK)"),
         "rounded_to_nearest": scale(programs="round(x.numel() / BLOCK)"),
+        "rounded_to_nearest__2": scale(programs="max(1, round(x.numel() / BLOCK))"),
         "only_first_block": scale(programs="1"),
         "only_first_block__2": scale(SCALE_KERNEL.replace("tl.program_id(0) * BLOCK + ", "")),
         "blocks_overlap": scale(SCALE_KERNEL.replace("tl.program_id(0) * BLOCK", "tl.program_id(0)")),
@@ -40,6 +41,24 @@ WRONG = {
         "not_scaled": scale(SCALE_KERNEL.replace("values * factor", "values")),
         "factor_added": scale(SCALE_KERNEL.replace("values * factor", "values + factor")),
         "past_the_end": scale(SCALE_KERNEL.replace(", mask=inside", "")),
+        "only_first_block__3": scale(programs="min(16, triton.cdiv(x.numel(), BLOCK))"),
+        "last_block_missing": scale(programs="max(1, triton.cdiv(x.numel(), BLOCK) - 1)"),
+        "last_block_missing__2": scale(programs="triton.cdiv(x.numel(), BLOCK) - 1"),
+        "first_block_missing": scale(SCALE_KERNEL.replace("tl.program_id(0)", "(tl.program_id(0) + 1)")),
+        "first_element_missing": scale(SCALE_KERNEL.replace("offsets < length", "(offsets > 0) & (offsets < length)")),
+        "grid_of_other_blocks": scale(programs="triton.cdiv(x.numel(), 1024)"),
+        "gaps_between_blocks": scale(SCALE_KERNEL.replace("tl.program_id(0) * BLOCK", "tl.program_id(0) * 1024")),
+        "reads_block_0": scale(
+            SCALE_KERNEL.replace("load(x_pointer + offsets", "load(x_pointer + tl.arange(0, BLOCK)")),
+        "divided": scale(SCALE_KERNEL.replace("values * factor", "values / factor")),
+        "factor_without_sign": scale(SCALE_KERNEL.replace("values * factor", "values * tl.abs(factor * 1.0)")),
+        "factor_twice": changed(
+            "0.1", ("[(programs,)](x, result, factor,", "[(programs,)](x, result, factor * factor,")),
+        "squared": scale(SCALE_KERNEL.replace("values * factor", "values * values")),
+        "factor_added__and_at_least_one_program": scale(
+            SCALE_KERNEL.replace("values * factor", "values + factor"), programs="max(1, x.numel() // BLOCK)"),
+        "not_scaled__and_only_first_block": scale(SCALE_KERNEL.replace("values * factor", "values"), programs="1"),
+        "too_few_programs__of_64": scale(programs="x.numel() // BLOCK").replace("BLOCK = 256", "BLOCK = 64"),
         "modified_input": scale(SCALE_KERNEL.replace(
             "    tl.store(", "    tl.store(x_pointer + offsets, values * factor, mask=inside)\n    tl.store(")),
         "no_kernel_launched": '''# Exercise 0.1 · Scale a vector of any length
@@ -69,6 +88,21 @@ def scale(x, factor):
     scale_kernel[(1,)](x, result, factor, x.numel(), BLOCK=256)
     return result
 ''',
+        "three programs that walk in strides": """# Exercise 0.1 · Scale a vector of any length
+@triton.jit
+def scale_kernel(x_pointer, result_pointer, factor, length, BLOCK: tl.constexpr):
+    start = tl.program_id(0) * BLOCK
+    while start < length:
+        offsets = start + tl.arange(0, BLOCK)
+        values = tl.load(x_pointer + offsets, mask=offsets < length)
+        tl.store(result_pointer + offsets, factor * values, mask=offsets < length)
+        start += BLOCK * tl.num_programs(0)
+
+def scale(x, factor):
+    result = x.new_empty(len(x))
+    scale_kernel[(3,)](x, result, factor, len(x), BLOCK=64)
+    return result
+""",
         "an unmasked kernel on padded copies": '''# Exercise 0.1 · Scale a vector of any length
 @triton.jit
 def scale_kernel(x_pointer, result_pointer, factor, BLOCK: tl.constexpr):

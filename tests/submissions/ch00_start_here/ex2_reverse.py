@@ -36,6 +36,29 @@ WRONG = {
         "reversed_within_blocks": reverse(
             load="x_pointer + tl.minimum(tl.program_id(0) * BLOCK + BLOCK, length) - 1 - tl.arange(0, BLOCK)"),
         "shifted_by_one": reverse(load="x_pointer + length - offsets"),
+        "shifted_by_one__early": reverse(load="x_pointer + length - 2 - offsets"),
+        "shifted_by_one__backwards": reverse(load="x_pointer + offsets", store="result_pointer + length - offsets"),
+        "reversed_within_blocks__stored": reverse(
+            load="x_pointer + offsets",
+            store="result_pointer + tl.minimum(tl.program_id(0) * BLOCK + BLOCK, length) - 1 - tl.arange(0, BLOCK)"),
+        "reversed_within_blocks__unmasked": reverse(
+            load="x_pointer + tl.program_id(0) * BLOCK + BLOCK - 1 - tl.arange(0, BLOCK)"),
+        "blocks_in_reverse": reverse(load="x_pointer + length - BLOCK * (tl.program_id(0) + 1) + tl.arange(0, BLOCK)"),
+        "counted_from_the_last_block": reverse(load="x_pointer + tl.num_programs(0) * BLOCK - 1 - offsets"),
+        "length_forgotten": reverse(load="x_pointer - offsets"),
+        "first_element_everywhere": reverse(load="x_pointer + offsets * 0"),
+        "last_element_everywhere": reverse(load="x_pointer + length - 1 + offsets * 0"),
+        "not_reversed__and_grid_of_other_blocks": reverse(
+            load="x_pointer + offsets", programs="triton.cdiv(x.numel(), 1024)"),
+        "shifted_by_one__and_at_least_one_program": reverse(
+            load="x_pointer + length - offsets", programs="max(1, x.numel() // 256)"),
+        "only_first_block__of_16": reverse(programs="min(16, triton.cdiv(x.numel(), 256))"),
+        "last_element_missing": reverse(mask="offsets < length - 1"),
+        "at_least_one_program": reverse(programs="max(1, x.numel() // 256)"),
+        "too_few_programs__backwards": reverse(
+            load="x_pointer + offsets", store="result_pointer + length - 1 - offsets", programs="x.numel() // 256"),
+        "blocks_overlap": reverse(offsets="tl.program_id(0) + tl.arange(0, BLOCK)"),
+        "last_block_missing": reverse(programs="max(1, triton.cdiv(x.numel(), 256) - 1)"),
         "only_first_block": reverse(offsets="tl.arange(0, BLOCK)"),
         "only_first_block__2": reverse(programs="1"),
         "too_few_programs": reverse(programs="x.numel() // 256"),
@@ -71,6 +94,22 @@ def reverse(x):
     return result
 ''',
         "a pointer to the last element, counted down": reverse(load="(x_pointer + length - 1) + (-offsets)"),
+        "both ends exchanged by one program": '''# Exercise 0.2 · Reverse a vector
+@triton.jit
+def reverse_kernel(x_pointer, result_pointer, length, BLOCK: tl.constexpr):
+    half = (length + 1) // 2
+    for start in range(0, half, BLOCK):
+        low = start + tl.arange(0, BLOCK)
+        first = tl.load(x_pointer + low, mask=low < half)
+        last = tl.load(x_pointer + length - 1 - low, mask=low < half)
+        tl.store(result_pointer + low, last, mask=low < half)
+        tl.store(result_pointer + length - 1 - low, first, mask=low < half)
+
+def reverse(x):
+    result = torch.empty(x.shape, device=x.device)
+    reverse_kernel[(1,)](x, result, x.numel(), BLOCK=64)
+    return result
+''',
         "the whole vector as one block": '''# Exercise 0.2 · Reverse a vector
 @triton.jit
 def reverse_kernel(x_pointer, result_pointer, length, BLOCK: tl.constexpr):

@@ -42,6 +42,30 @@ WRONG = {
         "too_few_programs": edited(VECTOR_ADD, ("triton.cdiv(length, 1024)", "length // 1024")),
         "x_added_to_itself": edited(VECTOR_ADD, ("y_pointer + offsets * y_stride", "x_pointer + offsets * x_stride")),
         "y_added_to_itself": edited(VECTOR_ADD, ("x_pointer + offsets * x_stride", "y_pointer + offsets * y_stride")),
+        "subtracted": edited(VECTOR_ADD, ("x + y", "x - y")),
+        "multiplied": edited(VECTOR_ADD, ("x + y", "x * y")),
+        "x_alone": edited(VECTOR_ADD, ("x + y", "x")),
+        "y_alone": edited(VECTOR_ADD, ("x + y", "y")),
+        "x_added_to_itself__3": edited(
+            VECTOR_ADD, ("y_pointer + offsets * y_stride", "x_pointer + offsets * y_stride")),
+        "stride_ignored__3": edited(VECTOR_ADD, ("offsets * x_stride", "offsets")),
+        "stride_ignored__4": edited(VECTOR_ADD, ("x.stride(0), y.stride(0)", "y.stride(0), x.stride(0)")),
+        "stride_ignored__in_float32": edited(
+            VECTOR_ADD, ("offsets * x_stride", "offsets"), ("offsets * y_stride", "offsets"),
+            ("dtype=x.dtype, device=x.device", "device=x.device")),
+        "at_least_one_program": edited(VECTOR_ADD, ("triton.cdiv(length, 1024)", "max(1, length // 1024)")),
+        "last_block_missing": edited(
+            VECTOR_ADD, ("triton.cdiv(length, 1024)", "max(1, triton.cdiv(length, 1024) - 1)")),
+        "grid_of_other_blocks": edited(VECTOR_ADD, ("y.stride(0), BLOCK=1024", "y.stride(0), BLOCK=512")),
+        "only_first_block__3": edited(VECTOR_ADD, ("triton.cdiv(length, 1024)", "min(8, triton.cdiv(length, 1024))")),
+        "reads_block_0": edited(
+            VECTOR_ADD, ("x_pointer + offsets", "x_pointer + tl.arange(0, BLOCK)"),
+            ("y_pointer + offsets", "y_pointer + tl.arange(0, BLOCK)")),
+        "at_least_one_program__and_stride_ignored": edited(
+            VECTOR_ADD, ("triton.cdiv(length, 1024)", "max(1, length // 1024)"), ("offsets * y_stride", "offsets")),
+        "written_into_an_input": edited(
+            VECTOR_ADD, ("result = torch.empty(length, dtype=x.dtype, device=x.device)", "result = x"),
+            ("result_pointer + offsets", "result_pointer + offsets * x_stride")),
         "no_kernel_launched": """# Exercise 1.3 · Vector add, any length
 def vector_add(x, y):
     return torch.lerp(x, y, 0.5) * 2
@@ -69,6 +93,10 @@ def vector_add(x, y):
     kernel[(1,)](x, y, result, x.numel(), x.stride(0), y.stride(0), BLOCK=2048)
     return result
 """,
+        "blocks from the end": edited(
+            VECTOR_ADD, ("offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)",
+                         "offsets = length - 1 - tl.program_id(0) * BLOCK - tl.arange(0, BLOCK)"),
+            ("inside = offsets < length", "inside = offsets >= 0")),
         "lanes past the end read the first element": edited(
             VECTOR_ADD,
             ("x_pointer + offsets * x_stride, mask=inside", "x_pointer + tl.where(inside, offsets, 0) * x_stride"),

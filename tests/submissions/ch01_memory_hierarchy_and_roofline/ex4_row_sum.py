@@ -36,7 +36,8 @@ WRONG = {
         "column_stride_ignored": edited(ROW_SUM, ("offsets * column_stride", "offsets")),
         "strides_ignored": edited(
             ROW_SUM, ("row * row_stride", "row * columns"), ("offsets * column_stride", "offsets")),
-        "past_the_end": edited(ROW_SUM, ("mask=inside, other=0.0", "")),
+        "past_the_end": edited(ROW_SUM, ("offsets < columns", "offsets <= columns")),
+        "load_not_masked": edited(ROW_SUM, ("mask=inside, other=0.0", "")),
         "half_accumulator": edited(
             ROW_SUM, ("x.stride(0), x.stride(1), ", "x.stride(0), x.stride(1), x.dtype == torch.float16, "),
             ("column_stride, BLOCK", "column_stride, HALF: tl.constexpr, BLOCK"),
@@ -68,6 +69,31 @@ def row_sum(x):
     kernel[(triton.cdiv(columns, 1024),)](x, result, rows, columns, *x.stride(), BLOCK=1024)
     return result
 """,
+        "strides_exchanged": edited(ROW_SUM, ("x.stride(0), x.stride(1)", "x.stride(1), x.stride(0)")),
+        "row_stride_for_both": edited(ROW_SUM, ("x.stride(0), x.stride(1)", "x.stride(0), x.stride(0)")),
+        "column_stride_for_both": edited(ROW_SUM, ("x.stride(0), x.stride(1)", "x.stride(1), x.stride(1)")),
+        "row_forgotten": edited(ROW_SUM, ("row * row_stride + ", "")),
+        "row_not_multiplied": edited(ROW_SUM, ("row * row_stride", "row")),
+        "start_forgotten": edited(ROW_SUM, ("start + tl.arange", "tl.arange")),
+        "last_tile_skipped": edited(ROW_SUM, ("range(0, columns, BLOCK)", "range(0, columns - BLOCK, BLOCK)")),
+        "last_column_missing": edited(ROW_SUM, ("offsets < columns", "offsets < columns - 1")),
+        "first_column_missing": edited(ROW_SUM, ("offsets < columns", "(offsets > 0) & (offsets < columns)")),
+        "other_is_one": edited(ROW_SUM, ("other=0.0", "other=1.0")),
+        "undefined_lanes": edited(ROW_SUM, (", other=0.0", "")),
+        "largest_instead_of_sum": edited(
+            ROW_SUM, ("tl.zeros([BLOCK], dtype=tl.float32)", "tl.full([BLOCK], float('-inf'), tl.float32)"),
+            ("other=0.0", "other=float('-inf')"),
+            ("partial += values.to(tl.float32)", "partial = tl.maximum(partial, values.to(tl.float32))"),
+            ("tl.sum(", "tl.max(")),
+        "squares_summed": edited(ROW_SUM, ("values.to(tl.float32)", "values.to(tl.float32) * values.to(tl.float32)")),
+        "magnitudes_summed": edited(ROW_SUM, ("values.to(tl.float32)", "tl.abs(values.to(tl.float32))")),
+        "half_accumulator__2": edited(
+            ROW_SUM, ("tl.sum(partial, axis=0))", "tl.sum(partial, axis=0).to(x_pointer.dtype.element_ty))")),
+        "mean_instead_of_sum__and_strides_exchanged": edited(
+            ROW_SUM, ("x.stride(0), x.stride(1)", "x.stride(1), x.stride(0)"),
+            ("tl.sum(partial, axis=0))", "tl.sum(partial, axis=0) / columns)")),
+        "row_stride_ignored__and_only_first_tile": edited(
+            ROW_SUM, ("range(0, columns, BLOCK)", "range(0, BLOCK, BLOCK)"), ("row * row_stride", "row * columns")),
         "mean_instead_of_sum": edited(ROW_SUM, ("tl.sum(partial, axis=0))", "tl.sum(partial, axis=0) / columns)")),
         "too_many_bytes": edited(
             ROW_SUM, ("    tl.store", """    for start in range(0, columns, BLOCK):

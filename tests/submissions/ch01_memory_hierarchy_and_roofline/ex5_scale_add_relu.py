@@ -43,9 +43,30 @@ WRONG = {
         "past_the_end": edited(FUSED, (", mask=inside", "")),
         "last_element_missing": edited(FUSED, ("offsets < length", "offsets < length - 1")),
         "only_first_block": edited(FUSED, ("tl.program_id(0) * BLOCK + ", "")),
-        "only_first_block__2": edited(FUSED, ("triton.cdiv(x.numel(), 256)", "triton.cdiv(x.shape[0], 256)")),
+        "rows_counted__in_the_grid": edited(FUSED, ("triton.cdiv(x.numel(), 256)", "triton.cdiv(x.shape[0], 256)")),
         "blocks_overlap": edited(FUSED, ("tl.program_id(0) * BLOCK", "tl.program_id(0)")),
         "too_few_programs": edited(FUSED, ("triton.cdiv(x.numel(), 256)", "x.numel() // 256")),
+        "scale_truncated": edited(FUSED, ("result, scale, x.numel()", "result, int(scale), x.numel()")),
+        "y_missing": edited(FUSED, ("scale * x + y", "scale * x")),
+        "x_missing": edited(FUSED, ("scale * x + y", "y")),
+        "x_for_y": edited(FUSED, ("y_pointer + offsets", "x_pointer + offsets")),
+        "y_for_x": edited(FUSED, ("tl.load(x_pointer + offsets", "tl.load(y_pointer + offsets")),
+        "y_subtracted": edited(FUSED, ("scale * x + y", "scale * x - y")),
+        "y_multiplied": edited(FUSED, ("scale * x + y", "scale * x * y")),
+        "relu_of_each": edited(
+            FUSED, ("tl.maximum(scale * x + y, 0.0)", "tl.maximum(scale * x, 0.0) + tl.maximum(y, 0.0)")),
+        "compared_with_one": edited(FUSED, (", 0.0), mask", ", 1.0), mask")),
+        "maximum_over_the_block__2": edited(FUSED, ("scale * x + y, 0.0)", "tl.max(scale * x + y, 0), 0.0)")),
+        "rows_counted__3": edited(FUSED, ("scale, x.numel()", "scale, x.shape[-1]")),
+        "at_least_one_program": edited(FUSED, ("triton.cdiv(x.numel(), 256)", "max(1, x.numel() // 256)")),
+        "only_first_block__3": edited(
+            FUSED, ("triton.cdiv(x.numel(), 256)", "min(32, triton.cdiv(x.numel(), 256))")),
+        "relu_missing__and_at_least_one_program": edited(
+            FUSED, ("triton.cdiv(x.numel(), 256)", "max(1, x.numel() // 256)"),
+            ("tl.maximum(scale * x + y, 0.0)", "scale * x + y")),
+        "relu_before_add__and_scale_missing": edited(
+            FUSED, ("tl.maximum(scale * x + y, 0.0)", "tl.maximum(x, 0.0) + y")),
+        "modified_input": edited(FUSED, ("torch.empty_like(x)", "x")),
         "several_kernels": edited(
             FUSED, ("    return result",
                     "    scale_add_relu_kernel[(programs,)](x, y, result, scale, x.numel(), BLOCK=256)\n"
@@ -60,6 +81,12 @@ UNUSUAL = {
         "ReLU by where": edited(
             FUSED, ("tl.maximum(scale * x + y, 0.0)", "tl.where(scale * x + y > 0, scale * x + y, 0.0)")),
         "scale as a compile-time constant": edited(FUSED, ("scale, length", "scale: tl.constexpr, length")),
+        "x and y are read last to first": edited(
+            FUSED, ("offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)",
+                    "offsets = length - 1 - tl.program_id(0) * BLOCK - tl.arange(0, BLOCK)"),
+            ("inside = offsets < length", "inside = offsets >= 0")),
+        "half of the sum and its absolute value": edited(
+            FUSED, ("tl.maximum(scale * x + y, 0.0)", "0.5 * ((scale * x + y) + tl.abs(scale * x + y))")),
         "blocks of 4096": edited(
             FUSED, ("triton.cdiv(x.numel(), 256)", "triton.cdiv(x.numel(), 4096)"), ("BLOCK=256", "BLOCK=4096")),
         "flattened views and a result of its own shape": edited(

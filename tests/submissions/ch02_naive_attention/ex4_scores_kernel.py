@@ -26,6 +26,20 @@ WRONG = {
         ("keys[None, :] * key_row_stride + dims[:, None]", "keys[:, None] * key_row_stride + dims[None, :]"),
         ("mask=keys[None, :] < key_length, other", "mask=keys[:, None] < key_length, other"),
     ),
+    "scale_ignored": changed("2.4", (DOT, DOT.replace("* scale", "* (1.0 / HEAD_DIM ** 0.5)"))),
+    "strides_ignored__key_rows_by_query": changed(
+        "2.4", ("keys[None, :] * key_row_stride", "keys[None, :] * query_row_stride")
+    ),
+    "scale_missing__and_key_heads_by_query": changed(
+        "2.4", (DOT, DOT.removesuffix(" * scale")), ("head * key_head_stride", "head * query_head_stride")
+    ),
+    "product_in_float16": changed("2.4", (DOT, DOT.replace(" * scale", ".to(query_pointer.dtype.element_ty) * scale"))),
+    "grid_axes_exchanged": changed(
+        "2.4",
+        (GRID, "grid = (triton.cdiv(key_length, BLOCK_N), triton.cdiv(query_length, BLOCK_M), heads)"),
+    ),
+    "stored_in_one_head": changed("2.4", ("scores_pointer + head * scores_head_stride +", "scores_pointer +")),
+    "last_tile_unwritten": changed("2.4", (GRID, "grid = (query_length // BLOCK_M, key_length // BLOCK_N, heads)")),
     "divided_by_root_as_well": changed("2.4", (DOT, DOT + " / (HEAD_DIM ** 0.5)")),
     "divided_by_scale": changed("2.4", ("* scale  # [BLOCK_M", "/ scale  # [BLOCK_M")),
     "head_ignored_in_query": changed("2.4", ("query_pointer + head * query_head_stride +", "query_pointer +")),
@@ -150,26 +164,25 @@ def scores(query, key, scale):
 """
 
 
-WRONG["not_one_pass"] = (
-    changed(
-        "2.4",
-        ("def scores(query", "def unscaled(query"),
-        (DOT, DOT.removesuffix(" * scale")),
-    )
+TWO_KERNELS = (
+    changed("2.4", ("def scores(query", "def unscaled(query"), (DOT, DOT.removesuffix(" * scale")))
     + """
 
 @triton.jit
-def scale_kernel(s, scale, length, BLOCK: tl.constexpr):
+def scale_kernel(s, out, scale, length, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(s + i, tl.load(s + i, mask=i < length) * scale, mask=i < length)
+    tl.store(out + i, tl.load(s + i, mask=i < length) * scale, mask=i < length)
 
 
 def scores(query, key, scale):
-    result = unscaled(query, key, scale)
-    scale_kernel[(triton.cdiv(result.numel(), 4096),)](result, scale, result.numel(), BLOCK=4096)
+    product = unscaled(query, key, scale)
+    result = torch.empty_like(product, dtype=query.dtype)
+    scale_kernel[(triton.cdiv(result.numel(), 4096),)](product, result, scale, result.numel(), BLOCK=4096)
     return result
 """
 )
+WRONG["product_in_float16__by_two_kernels"] = TWO_KERNELS
+WRONG["not_one_pass"] = TWO_KERNELS.replace("query_length, key_length, dtype=query.dtype", "query_length, key_length")
 
 
 WRONG["not_one_pass__2"] = """# Exercise 2.4 · The scores kernel

@@ -23,6 +23,31 @@ MASKED_LATER = (
 
 WRONG = {
     "no_maximum": changed("2.5", ("tl.exp(scores - largest)", "tl.exp(scores)")),
+    "result_not_contiguous": changed(
+        "2.5", ("torch.empty(scores.shape, dtype=scores.dtype, device=scores.device)", "torch.empty_like(scores)")
+    ),
+    "offset_clamped": changed(
+        "2.5", (VISIBLE, "keys <= row + tl.maximum(key_length - query_length, 0)")
+    ),
+    "only_first_tile__8192": changed(
+        "2.5", ("BLOCK = triton.next_power_of_2(key_length)", "BLOCK = min(triton.next_power_of_2(key_length), 8192)")
+    ),
+    "hidden_not_stored": changed("2.5", ("ty), mask=inside)", "ty), mask=visible)")),
+    "causal_misaligned__and_result_rows": changed(
+        "2.5", (VISIBLE, "keys <= row"), ("row * result_row_stride", "row * scores_row_stride")
+    ),
+    "hidden_and_tail_scored_zero__and_diagonal": changed(
+        "2.5", (OTHER, "mask=visible, other=0.0"), (VISIBLE, VISIBLE.replace("<=", "<"))
+    ),
+    "zeros_in_the_maximum": changed(
+        "2.5",
+        (OTHER, "mask=visible, other=0.0"),
+        ("weights = tl.exp(scores - largest)", "weights = tl.where(visible, tl.exp(scores - largest), 0.0)"),
+    ),
+    "hidden_scored_low": changed("2.5", (OTHER, "mask=visible, other=-10000.0")),
+    "head_ignored": changed("2.5", ("scores_pointer + head * scores_head_stride +", "scores_pointer +")),
+    "stored_in_one_head": changed("2.5", ("result_pointer + head * result_head_stride +", "result_pointer +")),
+    "base_2": changed("2.5", ("tl.exp(scores", "tl.exp2(scores")),
     "tail_scored_zero": changed(
         "2.5",
         MASKED_LATER[0],
@@ -100,6 +125,21 @@ def row_softmax(scores, causal):
 
 
 UNUSUAL = {
+    "exp(score - log-sum-exp)": changed(
+        "2.5",
+        (TOTAL, "tl.exp(scores - (largest + tl.log(tl.where(total == 0.0, 1.0, total))))"),
+    ),
+    "scores times log2(e), then base 2": changed(
+        "2.5",
+        ("    largest = tl.max(", "    scores = scores * 1.4426950408889634\n    largest = tl.max("),
+        ("tl.exp(scores - largest)", "tl.exp2(scores - largest)"),
+    ),
+    "log-sum-exp in base 2": changed(
+        "2.5",
+        ("    largest = tl.max(", "    scores = scores * 1.4426950408889634\n    largest = tl.max("),
+        ("tl.exp(scores - largest)", "tl.exp2(scores - largest)"),
+        (TOTAL, "tl.exp2(scores - (largest + tl.log2(tl.where(total == 0.0, 1.0, total))))"),
+    ),
     "a tile twice as wide as it need be": changed(
         "2.5", ("triton.next_power_of_2(key_length)", "2 * triton.next_power_of_2(key_length)")
     ),

@@ -31,6 +31,13 @@ WRONG = {
             'input_precision="ieee")\n        accumulator = (accumulator + product).to(value.dtype).to(tl.float32)\n',
         ),
     ),
+    "rows_counted_by_keys": changed(
+        "2.6", ("[(triton.cdiv(query_length, BLOCK_M), heads)]", "[(triton.cdiv(key_length, BLOCK_M), heads)]")
+    ),
+    "query_tail_unwritten": changed(
+        "2.6", ("[(triton.cdiv(query_length, BLOCK_M), heads)]", "[(query_length // BLOCK_M, heads)]")
+    ),
+    "stored_in_one_head": changed("2.6", ("output_pointer + head * output_head_stride +", "output_pointer +")),
     "mean_over_keys": changed(
         "2.6", ("tl.store(output_tile, accumulator.", "tl.store(output_tile, (accumulator / key_length).")
     ),

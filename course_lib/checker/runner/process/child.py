@@ -129,6 +129,7 @@ class Child:
             frame["modified_inputs"] = [
                 guard.name for guard in arguments.guards if guard.name not in arguments.writable and guard.modified()
             ]
+            frame["modified_inputs"] += [] if case["driver"] else arguments.changed_containers()
         if frame["error"] is None:
             self.collect(frame, result, arguments)
             frame["overwrites"] = int(wire.encode(earlier) != before)

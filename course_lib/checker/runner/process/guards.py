@@ -116,9 +116,14 @@ class Arguments:
     def __init__(self, packed, names, device, memory=None):
         self.device, self.guards, self.writable = device, [], {}
         self._memory = iter(memory.guards if memory is not None else ())
-        self.values = [
-            self._place(value, names[i] if i < len(names) else f"argument {i + 1}") for i, value in enumerate(packed)
-        ]
+        self._names = [names[i] if i < len(names) else f"argument {i + 1}" for i in range(len(packed))]
+        self.values = [self._place(value, name) for value, name in zip(packed, self._names)]
+        self._contents = [repr(_contents(value)) for value in self.values]
+
+    def changed_containers(self):
+        """The names of lists and dicts that hold something else than they did."""
+        now = [repr(_contents(value)) for value in self.values]
+        return [name for name, before, after in zip(self._names, self._contents, now) if before != after]
 
     def _place(self, value, name):
         in_out = isinstance(value, dict) and set(value) == {"in_out"}
@@ -133,3 +138,10 @@ class Arguments:
         if in_out:
             self.writable[name] = guard
         return guard.tensor
+
+
+def _contents(value):
+    """A value with numbers for its tensors, whose contents are guarded by themselves."""
+    if isinstance(value, torch.Tensor):
+        return id(value)
+    return nested.rebuilt(value, lambda item, name: _contents(item))

@@ -1,0 +1,38 @@
+"""Vectors for the contracts of elementwise exercises: magnitudes that each break something."""
+
+from __future__ import annotations
+
+from course_lib.checker.specification.contract import Level
+
+
+def ordinary(draw, *shape):
+    """Numbers around 0."""
+    return draw.normal(*shape)
+
+
+def huge(draw, *shape):
+    """Numbers near 1e30, of both signs."""
+    return draw.normal(*shape, scale=1e30)
+
+
+def tiny(draw, *shape):
+    """Numbers near 1e-30, of both signs."""
+    return draw.normal(*shape, scale=1e-30)
+
+
+def negative(draw, *shape):
+    """Nothing above -1."""
+    return draw.uniform(*shape, low=-3.0, high=-1.0)
+
+
+def with_zeros(draw, *shape):
+    """About every third number is 0."""
+    return draw.normal(*shape) * draw.integers(*shape, low=0, high=3).bool()
+
+
+VALUES = (
+    Level(ordinary, ""),
+    Level(negative, "negative numbers"),
+    Level(with_zeros, "zeros among them"),
+)
+OF_FLOAT32 = (*VALUES, Level(huge, "values near 1e30"), Level(tiny, "values near 1e-30"))
