@@ -127,6 +127,12 @@ EXERCISE = Exercise(
             formula=_for_arguments(6, lambda h, q, k, d, size, m: h * (2 * q + 2 * (q // m) * k) * d * size),
         ),
         Slip(
+            "padding_counted",
+            "The rows past the end of the last tile of queries are counted as read and written. They do not exist: "
+            "queries and output have query_length rows.",
+            formula=_for_arguments(6, lambda h, q, k, d, size, m: traffic_oracle(h, -(-q // m) * m, k, d, size, m)),
+        ),
+        Slip(
             "heads_forgotten",
             "The heads are missing: each has queries, keys, values and an output of its own.",
             formula=_for_arguments(6, lambda h, q, k, d, size, m: traffic_oracle(1, q, k, d, size, m)),
@@ -137,6 +143,23 @@ EXERCISE = Exercise(
             "find room in 128 registers of each thread.",
             formula=_for_arguments(
                 4, lambda d, size, budget, threads: _tiles(d, size, budget, threads, registers=1 << 30)
+            ),
+        ),
+        Slip(
+            "registers_strictly",
+            "Tiles that take exactly 128 registers of each thread were refused. They fit: compare with <=.",
+            formula=_for_arguments(
+                4, lambda d, size, budget, threads: _tiles(d, size, budget, threads, registers=128 - 0.5 / threads)
+            ),
+        ),
+        Slip(
+            "largest_product",
+            "The pair with the largest product of query_rows and key_rows is chosen. Bytes depend on query_rows alone: "
+            "take the largest of those first.",
+            formula=(
+                _for_arguments(4, lambda *args: _tiles(*args, order=lambda pair: (pair[0] * pair[1], *pair))),
+                _for_arguments(4, lambda *args: _tiles(*args, order=lambda pair: (pair[0] * pair[1], *pair[::-1]))),
+                _for_arguments(4, lambda *args: _tiles(*args, order=lambda pair: pair[0] * pair[1])),
             ),
         ),
         Slip(

@@ -13,6 +13,7 @@ from exercises.ch04_triton_tiling.parts import (
     OUTSIDE,
     SKIPS_THE_WORK,
     far_below,
+    large_in_16_bits,
     layout_case,
     makes_whole_matrix,
     matrices,
@@ -41,6 +42,7 @@ def kernel_cases(draw):
         Case("two heads, 128 × 192", matrices(draw, 2, 128, 192, 32)),
         Case("scores of ±150: exp overflows", matrices(draw, 1, 64, 192, 32, score=BIG)),
         Case("float16, 1024 equal scores, values near 100", overflowing(draw)),
+        Case("float16, head dimension 32, scores of ±600", large_in_16_bits()),
         layout_case(draw, "two heads; q, k and v each stored in another way", 2, 64, 128, 32),
         Case("256 × 256, bytes counted", matrices(draw, 1, 256, 256, 64), metered=True),
     ]

@@ -15,6 +15,8 @@ from exercises.ch04_triton_tiling.parts import (
     causal_bytes,
     causal_pairs,
     far_below,
+    far_below_finite,
+    large_in_16_bits,
     layout_case,
     matrices,
     of_few_tiles,
@@ -49,6 +51,8 @@ def causal_cases(draw):
         Case("128 queries, 64 keys: the first 64 queries see nothing", matrices(draw, 1, 128, 64, 32)),
         Case("scores of ±150: exp overflows", matrices(draw, 1, 128, 128, 32, score=BIG)),
         Case("float16, 64 queries at the end of 1024 equal scores, values near 100", overflowing(draw)),
+        Case("float16, head dimension 32, scores of ±600", large_in_16_bits()),
+        Case("scores near -1e20", far_below_finite(1, 64, 64)),
         layout_case(draw, "two heads; q, k and v each stored in another way", 2, 64, 128, 32),
         Case("256 × 256, bytes counted", matrices(draw, 1, 256, 256, 32), metered=True),
     ]

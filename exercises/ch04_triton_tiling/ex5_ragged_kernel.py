@@ -14,6 +14,8 @@ from exercises.ch04_triton_tiling.parts import (
     TILE,
     causal_mask,
     far_below,
+    far_below_finite,
+    large_in_16_bits,
     layout_case,
     matrices,
     of_few_tiles,
@@ -49,6 +51,8 @@ def ragged_cases(draw):
         Case("150 queries, 70 keys, causal: 80 queries see nothing", (*matrices(draw, 1, 150, 70, 32), True)),
         Case("scores of ±150, 63 × 127", (*matrices(draw, 1, 63, 127, 32, score=BIG), False)),
         Case("float16, 1024 equal scores, values near 100", (*overflowing(draw), False)),
+        Case("float16, head dimension 32, scores of ±600", (*large_in_16_bits(), False)),
+        Case("scores near -1e20, 70 × 70, causal", (*far_below_finite(1, 70, 70), True)),
         layout_case(draw, "q, k and v each stored in another way, 30 × 90", 2, 30, 90, 48, rest=(False,)),
         Case("257 × 257, causal, bytes counted", (*matrices(draw, 1, 257, 257, 32), True), metered=True),
     ]

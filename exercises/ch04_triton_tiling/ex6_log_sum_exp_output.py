@@ -15,6 +15,8 @@ from exercises.ch04_triton_tiling.parts import (
     TILE,
     causal_mask,
     far_below,
+    far_below_finite,
+    large_in_16_bits,
     layout_case,
     matrices,
     outputs_only,
@@ -43,7 +45,7 @@ def lse_oracle(query, key, value, causal):
 def lse_from_maximum(query, key, value, causal):
     """As a kernel makes it, with the scale folded into the queries: maximum plus logarithm of the sum."""
     accurate = torch.promote_types(query.dtype, torch.float32)
-    folded = (query / math.sqrt(query.shape[-1])).to(accurate)
+    folded = query.to(accurate) / math.sqrt(query.shape[-1])
     scores = scores_of(folded, key.to(accurate), causal_mask(query, key, causal), scale=1.0)
     row_max = scores.amax(dim=-1)
     row_sum = torch.exp(scores - row_max.masked_fill(row_max == -math.inf, 0.0)[..., None]).sum(dim=-1)
@@ -61,6 +63,8 @@ def lse_cases(draw):
     cases = [
         Case("two heads, 130 × 129", (*matrices(draw, 2, 130, 129, 32), False)),
         Case("65 × 63, head dimension 24, causal", (*matrices(draw, 1, 65, 63, 24), True)),
+        Case("float16, head dimension 32, scores of ±600", (*large_in_16_bits(), False)),
+        Case("scores near -1e20, 70 × 70, causal", (*far_below_finite(1, 70, 70), True)),
         layout_case(draw, "q, k and v each stored in another way, 30 × 100, causal", 2, 30, 100, 48, rest=(True,)),
         Case("one query, one key", (*matrices(draw, 1, 1, 1, 16), True)),
         Case("150 queries, 70 keys, causal: 80 queries see nothing", (*matrices(draw, 1, 150, 70, 32), True)),

@@ -7,6 +7,7 @@ import math
 import torch
 
 from course_lib.checker import Case, Forbids, Mistake
+from course_lib.checker.specification.draw import Draw
 from exercises.topics.attention import (
     attention,
     close_to,
@@ -40,6 +41,23 @@ def far_below(draw, heads, query_length, key_length, head_dim=32):
     query = draw.normal(heads, query_length, head_dim, scale=0.3, shift=5.0)
     key = draw.normal(heads, key_length, head_dim, scale=0.2, shift=-7.0)
     return query, key, draw.normal(heads, key_length, head_dim)
+
+
+def far_below_finite(heads, query_length, key_length, head_dim=32):
+    """Key 0 scores -1e20 with every query and the others -2e20: below any number that might hide a key.
+
+    Such scores are all rounding, but for a weight of 1 and others of 0, which are exact.
+    """
+    query = torch.full((heads, query_length, head_dim), 1e10)
+    key = torch.full((heads, key_length, head_dim), -2e10) / math.sqrt(head_dim)
+    key[:, 0] /= 2
+    value = torch.arange(float(heads * key_length * head_dim)).view(heads, key_length, head_dim)
+    return query, key, torch.sin(value)
+
+
+def large_in_16_bits():
+    """Scores of ±600 in float16, head dimension 32, whose scale is no power of two; the same at every check."""
+    return matrices(Draw(32), 1, 64, 64, 32, dtype=torch.float16, score=200.0)
 
 
 def of_few_tiles(heads, query_length, key_length, head_dim, dtype, scores, **_) -> bool:

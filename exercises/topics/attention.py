@@ -93,8 +93,10 @@ def normalised_in_a_kernel(query, key, value, visible=None) -> torch.Tensor:
 
 
 def prescaled_in_a_kernel(query, key, value, visible=None) -> torch.Tensor:
-    """The same with the scale folded into the queries, rounded to their dtype."""
-    return in_a_kernel(query / math.sqrt(query.shape[-1]), key, value, visible, scale=1.0)
+    """The same with the scale folded into the queries, in float32: 16 bits do not hold it."""
+    accurate = torch.promote_types(query.dtype, torch.float32)
+    output = in_a_kernel(query.to(accurate) / math.sqrt(query.shape[-1]), key, value, visible, scale=1.0)
+    return output.to(query.dtype)
 
 
 def rounded_in_a_kernel(query, key, value, visible=None) -> torch.Tensor:

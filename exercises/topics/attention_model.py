@@ -16,6 +16,15 @@ from course_lib.checker.specification.model import Model, Slip, Slips
 from exercises.topics.memory import load, store, tile_offsets
 
 LN_2 = math.log(2)
+STAND_INS = {"1e4": -1e4, "65504": -65504.0, "1e5": -1e5, "1e6": -1e6, "1e9": -1e9}  # for minus infinity
+FINITE_STARTS = {
+    "1e4": -1e4,
+    "1e6": -1e6,
+    "1e9": -1e9,
+    "1e30": -1e30,
+    "1e38": -1e38,
+    "least": torch.finfo(torch.float32).min,
+}
 FORGOTTEN = ("query", "key", "value", "query_and_key", "query_and_value", "key_and_value")  # whose heads, in a slip
 
 
@@ -87,7 +96,7 @@ class _Tiled:
             values = keys
         if s("values_used_as_keys"):
             keys = values
-        maximum = torch.full((self.heads, *self.rows.shape), 0.0 if s("maximum_starts_at_zero") else -math.inf)
+        maximum = torch.full((self.heads, *self.rows.shape), self._start())
         total, accumulator = torch.zeros_like(maximum), torch.zeros_like(query)
         for step in range(steps):
             active = self._reads(step)  # [tiles]
@@ -139,6 +148,8 @@ class _Tiled:
             end = end - self.shape.key_rows
         if s("partial_tile_skipped", "tail_keys_dropped"):
             end = end // self.shape.key_rows * self.shape.key_rows
+        if s("tail_keys_dropped__all_but_one_tile"):
+            end = torch.clamp(end // self.shape.key_rows, min=1) * self.shape.key_rows
         if s("one_tile_too_many"):
             end = end + self.shape.key_rows
         if self.causal and not s("no_causal_mask"):
@@ -148,6 +159,15 @@ class _Tiled:
         if s("first_tile_of_keys_skipped") and step == 0:
             return torch.zeros(len(self.rows), dtype=torch.bool)
         return first < end
+
+    def _start(self) -> float:
+        """The running maximum before the first tile; a number is one of the scores' units, which may be of base 2."""
+        for name, number in FINITE_STARTS.items():
+            if self.slips(f"maximum_starts_finite__{name}"):
+                return number
+            if self.slips(f"maximum_starts_finite__{name}_in_base_2"):
+                return number * LN_2
+        return 0.0 if self.slips("maximum_starts_at_zero") else -math.inf
 
     def _scale(self) -> float:
         s, scale = self.slips, self.head_dim**-0.5
@@ -186,20 +206,39 @@ class _Tiled:
         turned = self._turned(keys.float(), first)
         if turned is None:
             return None  # no such product: the kernel does not compile
-        scores = query @ turned[:, None]  # [heads, tiles, rows, keys]
+        if s("scaled_query_in_16_bits"):
+            factor = (1.0 if s("log2e_missing") else 1 / LN_2) * self._scale()
+            query = (query * factor).to(self.query.dtype).float()
+            scores = query @ turned[:, None] * LN_2
+        elif s("scaled_query_in_16_bits__without_log2e"):
+            query = (query * self._scale()).to(self.query.dtype).float()
+            scores = query @ turned[:, None]
+        else:
+            scores = query @ turned[:, None]  # [heads, tiles, rows, keys]
         if s("scores_in_float16") and self.query.dtype == torch.float16:
             scores = scores.half().float()
-        scores = scores * self._scale()
+        if not s("scaled_query_in_16_bits", "scaled_query_in_16_bits__without_log2e"):
+            scores = scores * self._scale()
         visible = self._visible(first, keys.shape[1])
         hidden = 0.0 if s("hidden_scored_zero") else -1e30 if s("empty_row_uniform") else -math.inf
+        for name, number in STAND_INS.items():
+            if s(f"hidden_finite__{name}"):
+                hidden = number
+            if s(f"hidden_finite__{name}_in_base_2"):
+                hidden = number * LN_2
+        unmasked = scores
         if not s("mask_after_softmax"):
             scores = torch.where(visible, scores, hidden)
         if s("softmax_over_queries", "maximum_over_queries", "sum_over_queries") and scores.shape[2] != scores.shape[3]:
             return None
-        if s("softmax_over_queries", "maximum_over_queries"):
+        if s("maximum_counts_hidden"):
+            top = unmasked.amax(3)
+        elif s("softmax_over_queries", "maximum_over_queries"):
             top = scores.amax(2)  # one number for each key, where one for each query belongs: tiles are square
         elif s("maximum_of_the_tile"):
-            top = scores.amax((2, 3), keepdim=True)[..., 0].expand_as(maximum)
+            there = (self.rows < self.query_length)[..., None]  # PyTorch's last tile is smaller; a kernel's is padded
+            held = scores if self.by_pointers else torch.where(there, scores, -math.inf)
+            top = held.amax((2, 3), keepdim=True)[..., 0].expand_as(maximum)
         elif s("minimum_for_maximum"):
             top = scores.amin(3)
         else:

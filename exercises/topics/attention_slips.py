@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from course_lib.checker.specification.model import Slip
+from exercises.topics.attention_model import FINITE_STARTS, STAND_INS
 from exercises.topics.attention_sentences import (
     ACCUMULATOR_NOT_RESCALED,
     DIVIDED_AT_EVERY_TILE,
@@ -93,6 +94,11 @@ TILED = (
         "The weights are measured from the maximum before this tile, and everything else from the one after it. "
         "Use the "
         "new maximum in the weights too.",
+    ),
+    Slip(
+        "maximum_of_the_tile",
+        "There is one maximum for the whole tile of scores. A query whose scores lie far below the tile's largest then "
+        "gets weights of 0: take a maximum for each row.",
     ),
     Slip("maximum_starts_at_zero", STARTS_AT_ZERO),
     Slip("nothing_rescaled", NOTHING_RESCALED),
@@ -197,6 +203,14 @@ TILED = (
         "The scores are rounded to float16 before scale and exponential. It ends at 65,504 and keeps 11 bits, so that "
         "large scores lose their differences. Keep what tl.dot gives: float32.",
     ),
+    *(
+        Slip(
+            f"scaled_query_in_16_bits{way}",
+            "The query is multiplied by the scale and rounded to float16 again. That costs each score up to a 2000th "
+            "of its size: too much for large ones. Scale what tl.dot gives, in float32.",
+        )
+        for way in ("", "__without_log2e")
+    ),
 )
 
 MIXED_BASES = tuple(
@@ -229,6 +243,21 @@ CAUSAL = (
         "diagonal_tile_skipped", "The tile on the diagonal is skipped. Its keys before each query's position are seen."
     ),
     Slip("hidden_scored_zero", HIDDEN_SCORED_ZERO),
+    Slip(
+        "maximum_counts_hidden",
+        "The maximum is taken before the mask, so it counts hidden scores too. Where one of them is far larger, the "
+        "weights of all visible keys underflow to 0. Mask first.",
+    ),
+    *(
+        Slip(
+            f"hidden_finite__{name}{base}",
+            "Hidden scores hold a large negative number where minus infinity belongs. Where the visible scores lie "
+            "further below, the hidden ones win.",
+            alone=True,
+        )
+        for name in STAND_INS
+        for base in ("", "_in_base_2")
+    ),
     Slip(
         "mask_after_softmax",
         "The mask is applied after the exponentials were summed, so hidden keys take weight away from the visible. "
@@ -275,6 +304,16 @@ RAGGED = (
 )
 
 LOG_SUM_EXP = (
+    *(
+        Slip(
+            f"maximum_starts_finite__{name}{base}",
+            "The running maximum starts at a finite number, and a query that sees no key keeps it as its log-sum-exp. "
+            "Start at minus infinity.",
+            alone=True,
+        )
+        for name in FINITE_STARTS
+        for base in ("", "_in_base_2")
+    ),
     *(
         Slip(
             f"log_of_sum_only{which}",
@@ -356,6 +395,7 @@ _SHARED = (
     "maximum_forgets_the_old",
     "minimum_for_maximum",
     "old_maximum_in_weights",
+    "maximum_of_the_tile",
     "maximum_starts_at_zero",
     "nothing_rescaled",
     "accumulator_not_rescaled",
@@ -379,6 +419,11 @@ IN_PYTORCH = (
         "tail_keys_dropped",
         "The keys of the last, smaller tile are missing: the number of tiles was rounded down. Use "
         "`range(0, key_length, key_rows)`, or round up with `-(-key_length // key_rows)`.",
+    ),
+    Slip(
+        "tail_keys_dropped__all_but_one_tile",
+        "The keys of the last, smaller tile are missing: the loop ends at the last whole tile. Use "
+        "`range(0, key_length, key_rows)`.",
     ),
     Slip(
         "rows_counted_by_keys",

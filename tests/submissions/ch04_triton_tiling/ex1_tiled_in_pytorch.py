@@ -23,6 +23,19 @@ def tiled_attention(query, key, value, query_rows, key_rows):
 
 
 WRONG = {
+    "maximum_of_the_tile": changed(
+        "4.1",
+        ("torch.full((query_tile.shape[0], 1), -math.inf)", "torch.tensor(-math.inf)"),
+        ("scores.amax(dim=1, keepdim=True)", "scores.max()"),
+    ),
+    "scale_missing__and_all_whole_tiles": changed(
+        "4.1",
+        ("scores = scale * (query_tile @ key_tile.T)", "scores = query_tile @ key_tile.T"),
+        ("range(0, key.shape[0], key_rows)", "range(0, max(key.shape[0] - key_rows + 1, 1), key_rows)"),
+    ),
+    "tail_keys_dropped__all_but_one_tile": changed(
+        "4.1", ("range(0, key.shape[0], key_rows)", "range(0, max(key.shape[0] - key_rows + 1, 1), key_rows)")
+    ),
     "no_running_max": changed(
         "4.1",
         ("weights = torch.exp(scores - new_max)", "weights = torch.exp(scores)"),

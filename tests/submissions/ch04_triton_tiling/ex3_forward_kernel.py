@@ -7,6 +7,14 @@ LOOP = "for first_key in range(0, key_length, BLOCK_N):"
 
 
 WRONG = {
+    "scaled_query_in_16_bits": changed(
+        "4.3",
+        (
+            "running_max = tl.full(",
+            "query = (query * scale).to(query_pointer.dtype.element_ty)\n    running_max = tl.full(",
+        ),
+        ('input_precision="ieee") * scale  #', 'input_precision="ieee")  #'),
+    ),
     "no_running_max": changed(
         "4.3",
         ("weights = tl.exp(scores - new_max[:, None])", "weights = tl.exp(scores)"),

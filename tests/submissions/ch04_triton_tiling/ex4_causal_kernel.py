@@ -10,6 +10,10 @@ MASK = 'scores = tl.where(keys[None, :] <= positions[:, None], scores, float("-i
 
 
 WRONG = {
+    "hidden_finite": changed("4.4", ('positions[:, None], scores, float("-inf"))', "positions[:, None], scores, -10000.0)")),
+    "maximum_counts_hidden": changed(
+        "4.4", ("tl.max(scores, axis=1)", "tl.max(tl.dot(query, tl.trans(key_tile)) * scale_log2, axis=1)")
+    ),
     "no_causal_mask": changed("4.4", (MASK, "scores = scores"), (END, "end = key_length")),
     "diagonal_not_masked": changed("4.4", (MASK, "scores = scores")),
     "causal_off_by_one": changed(

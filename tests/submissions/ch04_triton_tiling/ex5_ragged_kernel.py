@@ -14,6 +14,7 @@ COLUMNS_MASKED = " & (columns < head_dim)[None, :]"
 
 
 WRONG = {
+    "hidden_finite": changed("4.5", ('tl.where(visible, scores, float("-inf"))', "tl.where(visible, scores, -1.0e9)")),
     **of_every_kernel("4.5"),
     **of_causal_kernels("4.5"),
     "hidden_scored_zero": changed("4.5", ('scores, float("-inf"))', "scores, 0.0)")),

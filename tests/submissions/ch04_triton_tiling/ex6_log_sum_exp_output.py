@@ -7,6 +7,7 @@ LSE_LINE = "log_sum_exp = (running_max + tl.log2(total)) * 0.6931471805599453"
 
 
 WRONG = {
+    "maximum_starts_finite": changed("4.6", ('tl.full([BLOCK_M], float("-inf")', "tl.full([BLOCK_M], -1.0e30")),
     "maximum_starts_at_zero": changed(
         "4.6", ('tl.full([BLOCK_M], float("-inf"), tl.float32)', "tl.zeros([BLOCK_M], tl.float32)")
     ),
