@@ -263,6 +263,8 @@ def append_kernel(
 def append_to_cache(key, value, key_cache, value_cache, positions):
     """Write new keys and values into the cache, each sequence's at its own position. Returns nothing.
 
+    Every new row is read once and written once, and no other row is touched: the bytes are counted.
+
     Args:
         key, value: [batch, key_heads, new_tokens, head_dim], float32 or float16; new_tokens at least 1, and head_dim
             is 16, 32, 64 or 128. Any strides, save that the last dimension is contiguous.

@@ -292,7 +292,8 @@ def slot_mapping(block_tables, lengths, new_tokens, page_size):
         page_size: tokens in a page, any number.
 
     Returns:
-        int64 [sum of new_tokens]: the slots, page · page_size + offset, sequence by sequence.
+        int64 [sum of new_tokens]: the slots, page · page_size + offset, sequence by sequence. A pool may have more slots
+        than int32 can count.
     """
     # BEGIN SOLUTION
     slots = []
@@ -346,6 +347,8 @@ def append_kernel(
 
 def append_to_pages(key, value, key_pages, value_pages, slots):
     """Write new keys and values into their slots, in place.
+
+    Every row is read once and written once: the bytes are counted.
 
     Args:
         key, value: [tokens, heads, head_dim], float32 or float16. Any strides but the last, which is 1.

@@ -194,7 +194,10 @@ EXERCISE = Exercise(
         Slip(
             "below_zero",
             "Weights that do not fit leave room for no sequence: 0, not a negative number.",
-            formula=_fit(lambda left, parameters, one, shape: left // one),
+            formula=(
+                _fit(lambda left, parameters, one, shape: left // one),
+                _fit(lambda left, parameters, one, shape: int(left / one)),
+            ),
         ),
     ),
 )

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import TRITON, Case, Exercise, Forbids, InOut, LaunchesTriton, Mistake, Moves
+from course_lib.checker import TRITON, Case, Exercise, Forbids, InOut, LaunchesTriton, Mistake
 from course_lib.checker.specification.contract import Contract, Level
 from exercises.topics.cache_inputs import cache_layouts, row_layouts
 from exercises.topics.cache_model import append_model
+from exercises.topics.cache_requirements import ROUNDED, MovesRows, rounded_on_the_way
 from exercises.topics.cache_slips import APPEND, TAIL_NOT_MASKED
 from exercises.topics.decode import tokens_first
 
@@ -96,8 +97,8 @@ def append_cases(draw):
 
 
 def append_bytes(key, value, key_cache, value_cache, positions):
-    """Every new element read once and written once, every position read once by each of the two launches."""
-    return 4 * key.numel() * key.element_size() + 2 * positions.numel() * positions.element_size()
+    """Every new element read once and written once."""
+    return 4 * key.numel() * key.element_size()
 
 
 def drawn(
@@ -195,7 +196,7 @@ EXERCISE = Exercise(
     contracts=(CONTRACT,),
     models=(append_model(APPEND),),
     needs=TRITON,
-    requirements=(LaunchesTriton(), Forbids(COPIES), Moves(append_bytes)),
+    requirements=(LaunchesTriton(), Forbids(COPIES), MovesRows(append_bytes)),
     hints=(
         "A program has a sequence, a head and a tile of new tokens: three program numbers. It copies a tile [BLOCK_T, "
         "HEAD_DIM] from one place to another.",
@@ -207,6 +208,7 @@ EXERCISE = Exercise(
         "business of this program.",
     ),
     mistakes=(
+        Mistake("rounded_to_16_bits", ROUNDED, when=rounded_on_the_way(append_oracle)),
         Mistake(
             "tail_not_masked",
             TAIL_NOT_MASKED,
@@ -220,14 +222,14 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "out_of_bounds_write",
-            "The store reaches past the end of the cache. Mask it with `tokens < new_tokens`. If it is masked: are two "
-            "strides exchanged, or two program numbers? The grid is (tiles, heads, batch).",
+            "The store reaches past the end of the cache. Look at both halves of it: its mask, `tokens < new_tokens`, "
+            "and its place, in which each number goes with its own stride: batch, head and slot.",
             when=_reaches("writes"),
         ),
         Mistake(
             "out_of_bounds_read",
-            "The load reaches past the end of the new tokens. Mask it with `tokens < new_tokens`. If it is masked: the "
-            "new rows are counted from 0, without the position; and the grid is (tiles, heads, batch), in this order.",
+            "The load reaches past the end of the new tokens. Look at both halves of it: its mask, `tokens < "
+            "new_tokens`, and its place, which counts from 0 by the strides of the very tensor that is read.",
             when=_reaches("reads"),
         ),
     ),

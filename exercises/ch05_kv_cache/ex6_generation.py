@@ -100,11 +100,18 @@ def uncached(model, prompt, new_tokens, margins=None):
     return tokens[len(prompt) :]
 
 
+EMPTY_SEEN = tuple(
+    f"empty_slots_seen{which}" for which in ("", "__always", "__one_less", "__one_less_always")
+)  # with room for one token less, which is never run; in the prompt's run too
+
+
 def with_cache(s, model, prompt, new_tokens):
     """Generation with a cache, and with slips."""
     caches = [[] for _ in range(1 if s("one_cache_for_all_layers") else model.layers)]
     again = s("last_prompt_token_twice", "last_prompt_token_twice_later")
     wanted = new_tokens + (1 if s("one_token_too_many", "first_token_dropped") else 0)
+    wanted = max(wanted, 2) if s("one_token_too_many__for_one") else wanted
+    room = len(prompt) + new_tokens - (1 if s("empty_slots_seen__one_less", "empty_slots_seen__one_less_always") else 0)
 
     def run(tokens, positions, stay=True):
         x = model.embed(tokens)
@@ -112,9 +119,17 @@ def with_cache(s, model, prompt, new_tokens):
             query, key, value = model.project(layer, x, positions)
             cache = caches[layer % len(caches)]
             held = [(key, value)] if s("cache_not_asked") else [*cache, (key, value)]
-            if stay:
+            if stay and not (s("new_tokens_not_kept__of_one") and len(tokens) == 1):
                 cache.append((key, value))
-            x = model.finish(layer, x, model.attend(query, *(torch.cat(pair, dim=1) for pair in zip(*held))))
+            keys, values = (torch.cat(pair, dim=1) for pair in zip(*held))
+            if s("key_and_value_apart"):
+                keys = torch.cat([part[0] for part in reversed(held)], dim=1)
+            if s("key_and_value_apart__value"):
+                values = torch.cat([part[1] for part in reversed(held)], dim=1)
+            if s(*EMPTY_SEEN) and (len(held) > 1 or s("empty_slots_seen__always", "empty_slots_seen__one_less_always")):
+                empty = key.new_zeros(key.shape[0], max(0, room - keys.shape[1]), key.shape[2])
+                keys, values = torch.cat([keys, empty], dim=1), torch.cat([values, empty], dim=1)
+            x = model.finish(layer, x, model.attend(query, keys, values))
         return model.logits(x).argmax(dim=-1)
 
     places = torch.zeros(len(prompt), dtype=torch.int64) if s("prompt_at_one_position") else torch.arange(len(prompt))
@@ -171,9 +186,12 @@ SLIPS = (
         "prompt_returned",
         "The prompt was returned along with what follows it. Return the new tokens alone.",
     ),
-    Slip(
-        "one_token_too_many",
-        "One token too many was returned. The prompt's run already chooses the first of new_tokens.",
+    *(
+        Slip(
+            name,
+            "One token too many was returned. The prompt's run already chooses the first of new_tokens.",
+        )
+        for name in ("one_token_too_many", "one_token_too_many__for_one")
     ),
     Slip(
         "first_token_dropped",
@@ -199,6 +217,30 @@ SLIPS = (
         "new_tokens_not_kept",
         "Only the prompt is in the cache: each new token sees the prompt and itself, and none of the new tokens "
         "between. Keep their keys and values too.",
+    ),
+    Slip(
+        "new_tokens_not_kept__of_one",
+        "A run over a single token leaves nothing in the cache: no new token's key and value is kept, nor those of a "
+        "prompt of one. Every run adds to the cache.",
+    ),
+    *(
+        Slip(
+            name,
+            "`attend` was given the whole buffer. Slots that no token has been written to are asked too, and a key of "
+            "zeros has a score of 0, which is a weight. Hand over the slots in use alone.",
+        )
+        for name in EMPTY_SEEN
+    ),
+    *(
+        Slip(
+            name,
+            f"The new {which} stand in front of the old ones, and the {other} behind them, so a key no longer belongs "
+            "to its value. Put both at the end.",
+        )
+        for name, which, other in (
+            ("key_and_value_apart", "keys", "values"),
+            ("key_and_value_apart__value", "values", "keys"),
+        )
     ),
     Slip(
         "everything_into_the_cache",

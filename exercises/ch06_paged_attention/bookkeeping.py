@@ -35,6 +35,8 @@ class PageBook:
         if needed > len(self.unused) or s("last_page_never_used") and needed and needed == len(self.unused):
             if s("not_refused"):
                 return []
+            if s("half_appended__token_by_token"):
+                self._append_what_fits(sequence, copying)
             if not s("half_appended", "half_appended__lost"):
                 raise MemoryError
         table = self.tables.setdefault(sequence, [])
@@ -42,10 +44,22 @@ class PageBook:
         for _ in range(more + copying):
             pages.append(self._take())
         copies = self._copy_last(table, pages.pop()) if copying else []
-        if pages is not table:
+        if s("table_shared_not_copied__until_append"):
+            self.tables[sequence] = table + pages
+        elif pages is not table:
             table.extend(pages)
         self.lengths[sequence] = length
         return copies
+
+    def _append_what_fits(self, sequence, copying):
+        """Tokens one by one, until a page is needed and none is free."""
+        if not self.unused and (copying or sequence not in self.tables):
+            return
+        table = self.tables.setdefault(sequence, [])
+        if copying:
+            self._copy_last(table, self._take())
+        table.extend(self._take() for _ in range(len(self.unused)))
+        self.lengths[sequence] = len(table) * self.page_size
 
     def fork(self, parent, child):
         s, table = self.s, self.tables[parent]
@@ -54,7 +68,8 @@ class PageBook:
                 raise MemoryError
             self.tables[child], self.lengths[child] = [self._take() for _ in table], self.lengths[parent]
             return
-        self.tables[child] = table if s("table_shared_not_copied") else list(table)
+        shared = s("table_shared_not_copied", "table_shared_not_copied__until_append")
+        self.tables[child] = table if shared else list(table)
         self.lengths[child] = self.lengths[parent]
         for page in () if s("fork_not_counted") else table:
             self.holders[page] += 1
@@ -226,6 +241,7 @@ def replay(functions, kind, pages, page_size, script, twice=False):
         lost = trouble()
         story.append(f"{told}, {int(book.free_pages())} free{lost}")
         if lost:  # what comes after depends on which page is which
+            story += ["not tried any more"] * (len(script) - len(story))
             break
         held = {page for holder in tokens for page in pages_of(holder) or ()}
         for slot in range(pages * page_size):  # what nobody holds is forgotten: no story depends on a page's past

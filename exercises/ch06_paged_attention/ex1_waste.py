@@ -96,14 +96,16 @@ def _without_run(first):
     def result(regions, slots, wanted):
         used, internal, _ = layout_oracle(regions, slots, wanted)
         ends = sorted((start, start + size) for start, size, _ in regions)
-        if not ends:
-            return None
-        runs = [b[0] - a[1] for a, b in zip(ends, ends[1:])] + [slots - ends[-1][1] if first else ends[0][0]]
+        runs = [b[0] - a[1] for a, b in zip(ends, ends[1:])]
+        if first:
+            runs.append(slots - (ends[-1][1] if ends else 0))
+        elif ends:
+            runs.append(ends[0][0])
         seen = sum(runs)
         free = slots - used - internal
         return [(used, internal, 0 if any(run >= wanted for run in runs) else total) for total in (free, seen)]
 
-    return tuple(_layout(lambda *args, i=i: (result(*args) or (None, None))[i]) for i in range(2))
+    return tuple(_layout(lambda *args, i=i: result(*args)[i]) for i in range(2))
 
 
 def _paged(change):
@@ -162,8 +164,8 @@ EXERCISE = Exercise(
         ),
         Slip(
             "regions_not_sorted",
-            "The free runs are taken between regions in the order in which they were given. They come in any order: "
-            "sort them by their start first.",
+            "The free runs are taken between regions that do not stand in the order of their starts. They come in any "
+            "order: sort them by their start first.",
             formula=_layout(_runs_as_given),
         ),
         Slip(
@@ -238,6 +240,12 @@ EXERCISE = Exercise(
             "given_in_percent",
             "That is the share in percent. Asked for is the share itself, between 0 and 1.",
             formula=_use(lambda prompt, output, reserved: 100 * mean_use_oracle(prompt, output, reserved)),
+        ),
+        Slip(
+            "half_a_token_dropped",
+            "The mean number of tokens is rounded down: `//` drops half a token where `output` is even. Divide with "
+            "`/`.",
+            formula=_use(lambda prompt, output, reserved: (prompt + (output + 1) // 2) / reserved),
         ),
         Slip(
             "half_a_token_short",

@@ -155,7 +155,12 @@ SLIPS = (
             "The pool ran out in the middle of an append, and what was taken until then stays taken. Count the "
             "pages that are needed, compare with the free ones, and raise MemoryError before the first is taken.",
         )
-        for name in ("half_appended", "half_appended__lost", "half_appended__length_first")
+        for name in (
+            "half_appended",
+            "half_appended__lost",
+            "half_appended__length_first",
+            "half_appended__token_by_token",
+        )
     ),
     Slip(
         "refused_one_stays",

@@ -25,8 +25,9 @@ def slots_of(block_tables, lengths, new_tokens, page_size):
 
 
 def slot_cases(draw):
-    def case(name, lengths, new, page_size, pages=64):
-        tables = page_tables(draw, lengths, page_size, pages)
+    def case(name, lengths, new, page_size, pages=64, first=0, **options):
+        tables = page_tables(draw, lengths, page_size, pages, **options)
+        tables[tables >= 0] += first
         to_int32 = (torch.tensor(values, dtype=torch.int32) for values in (lengths, new))
         return Case(name, (tables, *to_int32, page_size))
 
@@ -39,6 +40,8 @@ def slot_cases(draw):
         case("a page is just full", [16, 17, 32], [1, 1, 1], 16),
         case("prefill, decode and a sequence that waits, in one batch", [40, 33, 9], [12, 1, 0], 16),
         case("pages of one token", [6, 3], [2, 3], 1),
+        case("pages of 3 tokens", [2, 5, 7], [1, 2, 7], 3, spare=3),
+        case("a pool of more than 2³¹ slots", [20, 7], [6, 1], 16, first=2**27 + 1000 * draw.integer(0, 1000)),
         case("5 sequences, their last tokens", ragged, [draw.integer(0, 20) for _ in ragged], 16),
     ]
 
@@ -104,6 +107,19 @@ SLIPS = (
         "Every sequence is given as many new tokens as the first. Each has its own number: new_tokens[b].",
     ),
     Slip(
+        "slots_in_32_bits",
+        "Page times page_size was computed in int32, which ends at 2³¹ - 1, and a large pool has more slots. The table "
+        "is int32: widen the page before you multiply.",
+    ),
+    *(
+        Slip(
+            name,
+            "Page and offset are taken by shifts and bit masks, which is right where page_size is a power of two. It "
+            "may be any number: position // page_size and position % page_size.",
+        )
+        for name in ("by_shift", "by_shift__rounded_up")
+    ),
+    Slip(
         "offset_by_bits",
         "The offset is taken by page_size - 1 as a bit mask, which is right for powers of two alone. It is position % "
         "page_size.",
@@ -130,6 +146,11 @@ SLIPS = (
         "page_looked_up_once",
         "The page is looked up for the first new token alone, and the others are put behind it. Where they pass "
         "the end of the page the table has another one: look it up for each token.",
+    ),
+    Slip(
+        "page_of_the_last_token",
+        "All new tokens are put into the page of the last one. They may begin in an earlier page: look the page up for "
+        "each token.",
     ),
     Slip(
         "positions_run_on",

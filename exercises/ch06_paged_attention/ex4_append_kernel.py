@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import TRITON, Case, Exercise, Forbids, InOut, LaunchesTriton, Mistake, Moves
+from course_lib.checker import TRITON, Case, Exercise, Forbids, InOut, Mistake
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.layouts import unit_last
 from exercises.topics.cache_inputs import cache_layouts
 from exercises.topics.cache_model import page_append_model
+from exercises.topics.cache_requirements import ROUNDED, LaunchesWhereRowsAre, MovesRows, rounded_on_the_way
 from exercises.topics.cache_slips import PAGE_APPEND
 from exercises.topics.paging import tokens_first
 
@@ -61,8 +62,8 @@ def append_cases(draw):
 
 
 def append_bytes(key, value, key_pages, value_pages, slots):
-    """Each key and value read once and written once, and a slot read for each row."""
-    return 4 * key.numel() * key.element_size() + slots.numel() * key.shape[1] * slots.element_size()
+    """Each key and value read once and written once."""
+    return 4 * key.numel() * key.element_size()
 
 
 def drawn(
@@ -135,9 +136,9 @@ EXERCISE = Exercise(
     models=(page_append_model(PAGE_APPEND),),
     needs=TRITON,
     requirements=(
-        LaunchesTriton(at_most=1),
+        LaunchesWhereRowsAre(rows=lambda *args: int((args[4] >= 0).sum())),
         Forbids(("index_put", "index_put_", "index_copy_", "scatter_")),
-        Moves(append_bytes, slack=1.05),
+        MovesRows(append_bytes),
     ),
     hints=(
         "A program copies one row of head_dim numbers for the keys and one for the values: those of one token and one "
@@ -151,6 +152,7 @@ EXERCISE = Exercise(
         "with the same mask, and once more for the values with their own strides.",
     ),
     mistakes=(
+        Mistake("rounded_to_16_bits", ROUNDED, when=rounded_on_the_way(appended)),
         Mistake(
             "padding_written",
             "A token whose slot is -1 was written: before the pool, over the last slot of the head before, or into "

@@ -11,10 +11,29 @@ from course_lib.checker.specification.model import Slip
 from exercises.topics.decode import PLAIN, decode, gather_pages
 from exercises.topics.decode_inputs import SCORES, UNUSED, fits, layouts, lengths, pages
 from exercises.topics.decode_model import Shape, decode_model
-from exercises.topics.decode_slips import EMPTY_SEQUENCE, KEYS, OUTPUT_STRIDES, PAGES, SOFTMAX, strides
+from exercises.topics.decode_slips import (
+    EMPTY_SEQUENCE,
+    KEYS,
+    OUTPUT_LIKE_QUERY,
+    OUTPUT_STRIDES,
+    PAGES,
+    SOFTMAX,
+    strides,
+)
 from exercises.topics.paging import paged
 
 BIG = 55.0  # standard deviation of scores whose exponentials overflow in float32
+
+
+def far_below_zero(query, key_pages, *others):
+    """Keys moved so that every score of the one head lies 160 lower, where exp gives 0."""
+    query = query / query.norm() * query.shape[2] ** 0.5
+    return query, key_pages - 160 / query.shape[2] ** 0.5 * query[0, 0], *others
+
+
+def head_by_head(query, *others):
+    """The queries stored [heads, batch, head_dim]."""
+    return query.transpose(0, 1).contiguous().transpose(0, 1), *others
 
 
 def decode_cases(draw):
@@ -28,6 +47,9 @@ def decode_cases(draw):
         case("a sequence of no tokens between two others", 1, 16, [9, 0, 4], 8),
         case("the last table is full to its last entry", 1, 16, [16, 0, 32], 16, spare=0),
         case("scores of ±150: exp overflows", 1, 32, [50], 16, score=BIG),
+        Case("every score near -160", far_below_zero(*paged(draw, 1, 16, [11], 8))),
+        Case("queries stored head by head", head_by_head(*paged(draw, 2, 16, [5, 9, 8], 8))),
+        case("the pages and lengths of a step before, in tensors of the same shapes", 2, 32, [23, 17], 8),
         case("float16, head dimension 64", 2, 64, [40, 11], 16, dtype=torch.float16),
         case("2 sequences of 64 tokens, 2 heads, bytes counted", 2, 64, [64, 64], 16, metered=True),
     ]
@@ -116,7 +138,13 @@ SLIPS = (
     Slip("table_read_past_its_end", PAST_THE_TABLE),
     Slip("empty_sequence_nan", EMPTY_SEQUENCE),
     *strides("page", paged=True),
+    Slip(
+        "table_stride_from_lengths",
+        "Where a sequence's row of the table begins was computed from the longest length. The table may be wider: use "
+        "block_tables.stride(0).",
+    ),
     OUTPUT_STRIDES,
+    OUTPUT_LIKE_QUERY,
 )
 
 EXERCISE = Exercise(

@@ -305,10 +305,13 @@ SHARING = (
         "The child's pages are not counted: a page in two tables still has one holder. Raise every page's count "
         "in `fork`.",
     ),
-    Slip(
-        "table_shared_not_copied",
-        "Parent and child have one and the same list as their table: what one appends, the other gets. Give the "
-        "child a list of its own, list(table).",
+    *(
+        Slip(
+            name,
+            "Parent and child have one and the same list as their table: what one changes in it, the other gets. Give "
+            "the child a list of its own, list(table).",
+        )
+        for name in ("table_shared_not_copied", "table_shared_not_copied__until_append")
     ),
     *(
         Slip(
@@ -343,7 +346,12 @@ SHARING = (
             "An append was refused and something has changed all the same. Count the pages for the tokens and the"
             " copy first, and raise MemoryError before any is taken.",
         )
-        for name in ("half_appended", "half_appended__lost", "half_appended__length_first")
+        for name in (
+            "half_appended",
+            "half_appended__lost",
+            "half_appended__length_first",
+            "half_appended__token_by_token",
+        )
     ),
     *(
         Slip(

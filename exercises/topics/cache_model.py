@@ -14,6 +14,7 @@ from course_lib.checker.specification.model import Model, Slip, Slips
 from exercises.topics.memory import load
 
 TILE = 16  # BLOCK_T of the append kernel, as its launcher sets it
+WIDTHS = (16, 32, 64, 128)  # of a head, in 5.3
 STYLES = (("undefined_lanes",), ())  # masked lanes of a load without `other=` are NaN in a check, else 0
 
 
@@ -40,15 +41,18 @@ def _append(slips: Slips, name, new, cache, positions, key, key_cache) -> None:
     def s(*names):
         return slips(*names, *(f"{own}__{name}" for own in names))
 
+    if written_into_a_copy(s, cache):
+        return
     (batch, heads, count, head_dim), capacity = new.shape, cache.shape[2]
     tiles = -(-count // TILE)
-    if s("grid_rounded_down"):
-        tiles = count // TILE
+    if s("grid_rounded_down", "grid_rounded_down__but_one"):
+        tiles = max(count // TILE, 1 if s("grid_rounded_down__but_one") else 0)
     if s("only_first_tile"):
         tiles = 1
     sequences = 1 if s("only_first_sequence") else batch
+    width = _width(s, head_dim)
     tile, head, sequence, row, column = torch.meshgrid(
-        *(torch.arange(size) for size in (tiles, heads, sequences, TILE, head_dim)), indexing="ij"
+        *(torch.arange(size) for size in (tiles, heads, sequences, TILE, width)), indexing="ij"
     )
     tokens = tile * TILE + row
 
@@ -118,6 +122,25 @@ def _append(slips: Slips, name, new, cache, positions, key, key_cache) -> None:
     store(slips, cache, sequence * target[0] + head * target[1] + slots * target[2] + column, rows, stored)
 
 
+def _width(s, head_dim: int) -> int:
+    """How many columns of a row are copied."""
+    for width in WIDTHS:
+        if s(f"width_fixed__{width}"):
+            return min(width, head_dim)
+        if s(f"width_fixed__{width}_unmasked"):
+            return width
+    return head_dim
+
+
+def written_into_a_copy(s, cache: torch.Tensor) -> bool:
+    """Whether what is written goes into a copy, which `.contiguous()` and `.reshape()` make of some tensors alone."""
+    if s("written_into_a_copy"):
+        return not cache.is_contiguous()
+    rows = ((-1, *cache.shape[2:]),) if s("written_into_a_copy__two_dimensions") else ()
+    rows += ((-1, *cache.shape[3:]),) if s("written_into_a_copy__three_dimensions") else ()
+    return any(cache.reshape(shape).data_ptr() != cache.data_ptr() for shape in rows)
+
+
 def page_append_model(slips: tuple[Slip, ...]) -> Model:
     """The model of `append_to_pages(key, value, key_pages, value_pages, slots)`, a program for a token and a head."""
 
@@ -141,7 +164,11 @@ def _append_to_pages(slips: Slips, name, new, pool, slots, key, key_pages) -> No
     def s(*names):
         return slips(*names, *(f"{own}__{name}" for own in names))
 
+    if written_into_a_copy(s, pool):
+        return
     (count, heads, head_dim), size = new.shape, pool.shape[2]
+    if s("padding_taken_for_the_end"):
+        count = int((slots >= 0).sum())
     padded = 1 << (head_dim - 1).bit_length()
     token, head, column = torch.meshgrid(*(torch.arange(length) for length in (count, heads, padded)), indexing="ij")
     source = list(new.stride()[:2])
@@ -190,10 +217,11 @@ def _append_to_pages(slips: Slips, name, new, pool, slots, key, key_pages) -> No
         target[0] = size * head_dim
 
     slot = slots.long()[token]
-    if s("padding_written__clamped"):
+    padding = slot < 0
+    if s("padding_written__clamped", "padding_written__zeros"):
         slot = slot.clamp(min=0)
     present = slot > 0 if s("slot_zero_skipped") else slot >= 0
-    if s("padding_written", "padding_written__clamped"):
+    if s("padding_written", "padding_written__clamped", "padding_written__zeros"):
         present = torch.ones_like(present)
     if s("slots_ignored"):
         slot = token
@@ -216,6 +244,8 @@ def _append_to_pages(slips: Slips, name, new, pool, slots, key, key_pages) -> No
     if s("last_column_missing"):
         inside = present & (column < head_dim - 1)
     rows = load(slips, new, token * source[0] + head * source[1] + column, inside)
+    if s("padding_written__zeros"):
+        rows = torch.where(padding, 0, rows)
     store(slips, pool, page * target[0] + head * target[1] + offset * target[2] + column, rows, inside)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from course_lib.checker.specification.model import Slip
+from exercises.topics.cache_model import WIDTHS
 
 
 def _of_each(identity: str, sentence: str) -> tuple[Slip, ...]:
@@ -13,6 +14,13 @@ def _of_each(identity: str, sentence: str) -> tuple[Slip, ...]:
 NOTHING_WRITTEN = (
     "The caches are as they were. Does the kernel store, and into the tensors that it was given, not into copies of "
     "them?"
+)
+WRITTEN_INTO_A_COPY = (
+    "The rows were written into a copy. `.contiguous()` and `.reshape()` copy a tensor whose elements do not lie in "
+    "that order, and nothing brings the copy back. Write into the tensor that was given, by its own strides."
+)
+IN_A_COPY = tuple(
+    Slip(f"written_into_a_copy{which}", WRITTEN_INTO_A_COPY) for which in ("", "__two_dimensions", "__three_dimensions")
 )
 SOURCE_HEAD = "Every head of the cache was given head 0's new rows. Add `head` times the source's head stride."
 TARGET_HEAD = (
@@ -52,6 +60,7 @@ ONLY_FIRST_TILE = (
 
 APPEND = (
     Slip("nothing_written", NOTHING_WRITTEN),
+    *IN_A_COPY,
     Slip("values_forgotten", "Only the keys were appended. The values need the same."),
     Slip(
         "keys_as_values",
@@ -114,6 +123,21 @@ APPEND = (
         "grid_rounded_down",
         "The last, partly filled tile of new tokens was not written. The grid needs triton.cdiv(new_tokens, BLOCK_T) "
         "programs.",
+    ),
+    Slip(
+        "grid_rounded_down__but_one",
+        "The last, partly filled tile of new tokens was not written, save where it is the only one. The grid needs "
+        "triton.cdiv(new_tokens, BLOCK_T) programs.",
+    ),
+    *(
+        Slip(
+            f"width_fixed__{width}{unmasked}",
+            f"A row is taken to be {width} columns wide. Its width is head_dim, which is 16, 32, 64 or 128: "
+            "tl.arange(0, HEAD_DIM).",
+            alone=True,
+        )
+        for width in WIDTHS
+        for unmasked in ("", "_unmasked")
     ),
     Slip(
         "last_token_missing",
@@ -197,6 +221,7 @@ PAGE_APPEND = (
         "The pages are as they were. Does the kernel store, and into the tensors that it was given, not into copies of "
         "them?",
     ),
+    *IN_A_COPY,
     Slip("keys_and_values_exchanged", "Keys went into value_pages and values into key_pages."),
     Slip("keys_written_twice", "The keys were written into both pools. Load the values for the second."),
     Slip("values_not_written", "Only the keys are written. The values go to the same slot of value_pages."),
@@ -283,6 +308,16 @@ PAGE_APPEND = (
             "slot 0. It has no place: let nothing be stored where slot < 0.",
         )
         for name in ("padding_written", "padding_written__clamped")
+    ),
+    Slip(
+        "padding_written__zeros",
+        "For a token whose slot is -1 zeros were written into slot 0. -1 is no slot, and slot 0 is another token's: "
+        "let nothing be stored where slot < 0.",
+    ),
+    Slip(
+        "padding_taken_for_the_end",
+        "As many tokens were taken as have a slot, the first ones. A -1 may stand anywhere among the slots, and the "
+        "tokens behind it were lost.",
     ),
     Slip(
         "columns_not_masked",

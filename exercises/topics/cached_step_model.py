@@ -7,6 +7,8 @@ import math
 import torch
 
 from course_lib.checker.specification.model import Model, Slip, Slips
+from exercises.topics.cache_model import written_into_a_copy
+from exercises.topics.cache_slips import IN_A_COPY
 from exercises.topics.decode import by_count, by_division, by_modulo, first_head
 
 STYLES = ((), ("empty_zero",))  # what a query that sees nothing gets: NaN, or zeros
@@ -20,6 +22,7 @@ def compute(s: Slips, query, key, value, key_cache, value_cache, past):
     keys, values = key_cache, value_cache  # what is asked
     if s("not_stored", "asked_before_stored"):
         keys, values = key_cache.clone(), value_cache.clone()
+    keys, values = (part.clone() if written_into_a_copy(s, part) else part for part in (keys, values))
     if s("asked_before_stored"):
         _store(s, key, value, key_cache, value_cache, past)
     elif not s("nothing_stored", "behind_the_buffer"):
@@ -94,6 +97,9 @@ def _attend(s: Slips, query, keys, values, lengths):
     if not s("masked_after_softmax"):
         scores = scores.masked_fill(hidden, 0.0 if s("hidden_scores_zero") else -math.inf)
     weights = scores if s("no_softmax") else torch.softmax(scores, dim=1 if s("softmax_over_heads") else 2)
+    if s("maximum_not_subtracted"):
+        weights = torch.exp(scores)
+        weights = weights / weights.sum(2, keepdim=True)
     if s("masked_after_softmax"):
         weights = weights.masked_fill(hidden, 0.0)
     output = (weights[:, :, None] @ values[:, value_heads])[:, :, 0]
@@ -123,6 +129,7 @@ STEP = Model(
             "The cache does not hold the new key and value: the next step would miss them. Write them into the tensors "
             "given, at slot past.",
         ),
+        *IN_A_COPY,
         Slip(
             "nothing_stored",
             "The new key and value were neither stored nor asked for: the query saw the tokens from before alone. "
@@ -181,6 +188,11 @@ STEP = Model(
             "The scores are divided by head_dim, or twice by its square root. Divide once by √head_dim.",
         ),
         Slip("scale_inverted", "The scores are multiplied by √head_dim. They are divided by it."),
+        Slip(
+            "maximum_not_subtracted",
+            "The largest score is not subtracted before exp, so that large scores become infinite and ∞ / ∞ is NaN. "
+            "Subtract each row's maximum: it changes no weight.",
+        ),
         Slip("no_softmax", "The scores themselves weigh the values. Their softmax does."),
         Slip(
             "softmax_over_heads",

@@ -201,6 +201,8 @@ class _Decode:
             return blocks
         row = torch.arange(self.batch)[None, :, None]
         stride = self.tables.shape[1] if s("strides_ignored__table") else self.tables.stride(0)
+        if s("table_stride_from_lengths"):
+            stride = -(-int(self.lengths.max()) // self.slots)
         if s("first_table_for_all", "first_table_for_all__no_page_is_0"):
             row = torch.zeros_like(row)
         chosen = torch.zeros_like(blocks) if s("pages_consecutive") else blocks
@@ -380,6 +382,8 @@ class _Decode:
                 return tuple(part.transpose(0, 1).reshape(part.shape) for part in (output, lse))
             return output, lse
         output = output[0].to(self.query.dtype)
+        if s("output_laid_out_like_query"):
+            return output.contiguous().as_strided(output.shape, torch.empty_like(self.query).stride())
         return self._stored_elsewhere(output) if s("output_by_other_strides") else output
 
     def _stored_in_rows(self, part):

@@ -261,6 +261,11 @@ OUTPUT_STRIDES = Slip(
     "output_by_other_strides",
     "The output was written by the query's strides. It has strides of its own among the kernel's arguments.",
 )
+OUTPUT_LIKE_QUERY = Slip(
+    "output_laid_out_like_query",
+    "torch.empty_like(query) lays the output out in query's order, which need not be contiguous, and its rows were "
+    "stored as if it were. Hand the kernel the output's own strides.",
+)
 TAIL_OUT_OF_BOUNDS = (
     "Keys or values behind the last token were read, and in places memory that is not the tensor's. Mask both loads "
     "with keys < length and other=0.0: a weight of 0 does not help, as 0 · NaN is NaN."

@@ -60,6 +60,16 @@ def _of_one(s: Slips, table, first, count, page_size):
         blocks, offsets = offsets, blocks
     if s("offset_by_bits"):
         offsets = positions & (page_size - 1)
+    bits = None
+    if s("by_shift", "by_shift__rounded_up"):
+        bits = (page_size - (1 if s("by_shift__rounded_up") else 0)).bit_length()
+        bits -= 1 if s("by_shift") else 0
+        blocks, offsets = (
+            positions >> bits,
+            positions & ((1 << bits) - 1 if s("by_shift__rounded_up") else page_size - 1),
+        )
+    if s("page_of_the_last_token"):
+        blocks = torch.full_like(blocks, (first + count - 1) // page_size)
     if s("offset_counted_anew"):
         offsets = torch.arange(count) % page_size
     if s("offset_forgotten"):
@@ -74,4 +84,7 @@ def _of_one(s: Slips, table, first, count, page_size):
         pages = table[0] + blocks
     if s("table_ignored"):
         pages = blocks
-    return pages + offsets if s("table_not_multiplied") else pages * page_size + offsets
+    if s("table_not_multiplied"):
+        return pages + offsets
+    begins = pages * page_size if bits is None else pages << bits
+    return (begins.int().long() if s("slots_in_32_bits") else begins) + offsets

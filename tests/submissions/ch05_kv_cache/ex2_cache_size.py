@@ -64,6 +64,9 @@ WRONG = {
     "query_heads_counted__in_fit": changed(
         "5.2", (FIT, "return max(0, left // (2 * layers * query_heads * head_dim * length * item_bytes))")
     ),
+    "below_zero__int": changed(
+        "5.2", (FIT, "return int(left / cache_bytes(layers, query_heads, key_heads, head_dim, 1, length, item_bytes))")
+    ),
 }
 
 

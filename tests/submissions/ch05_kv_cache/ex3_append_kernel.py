@@ -117,6 +117,19 @@ def append_to_cache(key, value, key_cache, value_cache, positions):
         rebuild[(heads, batch)](fresh, cache, positions, new, capacity, *fresh.stride()[:3], *cache.stride()[:3],
                                 D=head_dim, BLOCK=triton.next_power_of_2(capacity))
 """,
+    "written_into_a_copy": changed("5.3", (LAUNCHES, LAUNCHES + "\n        cache = cache.contiguous()")),
+    "width_fixed": changed(
+        "5.3",
+        ("tl.arange(0, HEAD_DIM)", "tl.arange(0, 64)"),
+        ("[:, None]  # [BLOCK_T, 1]", "[:, None] & (columns < HEAD_DIM)[None, :]"),
+    ),
+    "width_fixed__unmasked": changed("5.3", ("tl.arange(0, HEAD_DIM)", "tl.arange(0, 32)")),
+    "grid_rounded_down__but_one_and_the_other_strides": changed(
+        "5.3",
+        ("triton.cdiv(new_tokens, BLOCK_T)", "max(1, new_tokens // BLOCK_T)"),
+        ("*new.stride()[:3]", "*key.stride()[:3]"),
+    ),
+    "rounded_to_16_bits": changed("5.3", (STORE, STORE.replace("rows,", "rows.to(tl.float16),"))),
 }
 
 
@@ -180,5 +193,34 @@ def append_to_cache(key, value, key_cache, value_cache, positions):
     for fresh, cache in zip((value, key), (value_cache, key_cache)):
         append_heads[(new, batch)](fresh, cache, positions, heads, *fresh.stride()[:3], *cache.stride()[:3],
                                    D=head_dim, H=triton.next_power_of_2(heads))
+""",
+    "a position loaded for each element, one launch": """# Exercise 5.3 · The append kernel
+@triton.jit
+def move(new, cache, slot, batch, head, token, column, nb, nh, nt, cb, ch, cs, mask):
+    x = tl.load(new + batch * nb + head * nh + token * nt + column, mask=mask)
+    tl.store(cache + batch * cb + head * ch + slot * cs + column, x, mask=mask)
+
+
+@triton.jit
+def append_kernel(key, value, key_cache, value_cache, positions, total, heads, new_tokens,
+                  kb, kh, kt, vb, vh, vt, kcb, kch, kcs, vcb, vch, vcs, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr):
+    flat = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = flat < total
+    column = flat % HEAD_DIM
+    row = flat // HEAD_DIM
+    token = row % new_tokens
+    head = (row // new_tokens) % heads
+    batch = row // new_tokens // heads
+    slot = tl.load(positions + batch, mask=mask, other=0).to(tl.int64) + token
+    move(key, key_cache, slot, batch, head, token, column, kb, kh, kt, kcb, kch, kcs, mask)
+    move(value, value_cache, slot, batch, head, token, column, vb, vh, vt, vcb, vch, vcs, mask)
+
+
+def append_to_cache(key, value, key_cache, value_cache, positions):
+    batch, heads, new_tokens, head_dim = key.shape
+    total = key.numel()
+    append_kernel[(triton.cdiv(total, 256),)](
+        key, value, key_cache, value_cache, positions, total, heads, new_tokens, *key.stride()[:3],
+        *value.stride()[:3], *key_cache.stride()[:3], *value_cache.stride()[:3], HEAD_DIM=head_dim, BLOCK=256)
 """,
 }

@@ -130,6 +130,32 @@ outputs.append(F.scaled_dot_product_attention(query[b : b + 1, :, None], k, v)[:
         ),
     ),
     "one_token_too_few__zeros": by_sequence(SDPA_BODY.replace(": p + 1]", ": max(p, 1)]")),
+    "written_into_a_copy": changed(
+        "5.5",
+        (KEY_STORE, "key_cache = key_cache.contiguous()\n    " + KEY_STORE),
+        (VALUE_STORE, "value_cache = value_cache.contiguous()\n    " + VALUE_STORE),
+    ),
+    "written_into_a_copy__two_dimensions": changed(
+        "5.5",
+        (
+            KEY_STORE,
+            "rows = torch.arange(batch * key_heads)\n    slots = past.long().repeat_interleave(key_heads)\n"
+            "    keys = key_cache.reshape(batch * key_heads, capacity, head_dim)\n"
+            "    values = value_cache.reshape(batch * key_heads, capacity, head_dim)\n"
+            "    keys[rows, slots] = key.reshape(-1, head_dim)",
+        ),
+        (VALUE_STORE, "values[rows, slots] = value.reshape(-1, head_dim)"),
+        ("key_cache.transpose(2, 3)", "keys.view(batch, key_heads, capacity, head_dim).transpose(2, 3)"),
+        ("weights @ value_cache", "weights @ values.view(batch, key_heads, capacity, head_dim)"),
+    ),
+    "maximum_not_subtracted": changed(
+        "5.5",
+        (
+            "torch.softmax(scores.masked_fill(empty[:, None, None], -math.inf), dim=-1)",
+            "torch.exp(scores.masked_fill(empty[:, None, None], -math.inf))",
+        ),
+        ("return (weights", "weights = weights / weights.sum(-1, keepdim=True)\n    return (weights"),
+    ),
 }
 
 

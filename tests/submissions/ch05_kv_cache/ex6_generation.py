@@ -1,5 +1,7 @@
 """Wrong answers to exercise 5.6, and unusual right ones."""
 
+from tests.submissions.edits import changed
+
 HEADER = """# Exercise 5.6 · Greedy generation with a cache
 def generate_cached(model, prompt, new_tokens):
     cache = [[None, None] for _ in range(model.layers)]
@@ -100,6 +102,64 @@ def generate_cached(model, prompt, new_tokens):
         tokens = torch.cat([tokens, model.logits(x)[-1:].argmax(-1)])
     return tokens[len(prompt):]
 """,
+    "empty_slots_seen": """# Exercise 5.6 · Greedy generation with a cache
+def generate_cached(model, prompt, new_tokens):
+    capacity = len(prompt) + new_tokens
+    keys, values = [None] * model.layers, [None] * model.layers
+    tokens, start, found = prompt, 0, []
+    while len(found) < new_tokens:
+        positions = torch.arange(start, start + len(tokens))
+        x = model.embed(tokens)
+        for layer in range(model.layers):
+            q, k, v = model.project(layer, x, positions)
+            if keys[layer] is None:
+                keys[layer] = k.new_zeros(k.shape[0], capacity, k.shape[2])
+                values[layer] = torch.zeros_like(keys[layer])
+            keys[layer][:, positions] = k
+            values[layer][:, positions] = v
+            if start == 0:
+                attended = model.attend(q, k, v)
+            else:
+                attended = model.attend(q, keys[layer], values[layer])
+            x = model.finish(layer, x, attended)
+        start += len(tokens)
+        tokens = model.logits(x[-1:]).argmax(dim=-1)
+        found.append(tokens)
+    return torch.cat(found)
+""",
+    "new_tokens_not_kept__of_one": """# Exercise 5.6 · Greedy generation with a cache
+def generate_cached(model, prompt, new_tokens):
+    cache = [None] * model.layers
+
+    def run(tokens, first):
+        positions = torch.arange(first, first + len(tokens))
+        x = model.embed(tokens)
+        for layer in range(model.layers):
+            query, key, value = model.project(layer, x, positions)
+            if cache[layer] is not None:
+                key = torch.cat([cache[layer][0], key], dim=1)
+                value = torch.cat([cache[layer][1], value], dim=1)
+            if len(tokens) > 1:
+                cache[layer] = key, value
+            x = model.finish(layer, x, model.attend(query, key, value))
+        return model.logits(x[-1:]).argmax(dim=-1)
+
+    found = [run(prompt, 0)]
+    while len(found) < new_tokens:
+        found.append(run(found[-1], len(prompt) + len(found) - 1))
+    return torch.cat(found)
+""",
+    "key_and_value_apart": changed(
+        "5.6", ("torch.cat([cache[layer][0], key], dim=1)", "torch.cat([key, cache[layer][0]], dim=1)")
+    ),
+    "key_and_value_apart__and_position_too_late": changed(
+        "5.6",
+        ("len(prompt) + len(found) - 1", "len(prompt) + len(found)"),
+        ("torch.cat([cache[layer][0], key], dim=1)", "torch.cat([key, cache[layer][0]], dim=1)"),
+    ),
+    "one_token_too_many__for_one": generated(
+        GOOD.replace("for step in range(1, new_tokens)", "for step in range(1, max(2, new_tokens))")
+    ),
 }
 
 
@@ -169,4 +229,9 @@ def generate_cached(model, prompt, new_tokens):
         if len(output) == new_tokens:
             return torch.cat(output)
 """,
+    "the newest key and value in front of the others": changed(
+        "5.6",
+        ("torch.cat([cache[layer][0], key], dim=1)", "torch.cat([key, cache[layer][0]], dim=1)"),
+        ("torch.cat([cache[layer][1], value], dim=1)", "torch.cat([value, cache[layer][1]], dim=1)"),
+    ),
 }

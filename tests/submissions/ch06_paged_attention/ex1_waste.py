@@ -47,6 +47,10 @@ WRONG = {
         "6.1", ("(prompt + (output + 1) / 2) / reserved",
                 "sum(prompt + step for step in range(output)) / output / reserved")
     ),
+    "half_a_token_dropped": changed("6.1", ("(output + 1) / 2", "(output + 1) // 2")),
+    "regions_not_sorted__by_size": changed(
+        "6.1", ("in sorted(regions)", "in sorted(regions, key=lambda region: region[1])")
+    ),
 }
 
 

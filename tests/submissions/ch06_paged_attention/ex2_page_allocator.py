@@ -99,6 +99,33 @@ WRONG = {
         ),
     ),
     "pool_not_checked": changed("6.2", (CHECK, "")),
+    "half_appended__token_by_token": """# Exercise 6.2 · An allocator of pages
+class PageAllocator:
+    def __init__(self, pages, page_size):
+        self.page_size, self.unused, self.tables, self.lengths = page_size, list(range(pages)), {}, {}
+
+    def append(self, sequence, count):
+        for _ in range(count):
+            length = self.lengths.get(sequence, 0)
+            if length % self.page_size == 0:
+                if not self.unused:
+                    raise MemoryError("no page")
+                self.tables.setdefault(sequence, []).append(self.unused.pop())
+            self.lengths[sequence] = length + 1
+
+    def free(self, sequence):
+        self.unused += self.tables.pop(sequence)
+        del self.lengths[sequence]
+
+    def table(self, sequence):
+        return self.tables[sequence]
+
+    def length(self, sequence):
+        return self.lengths[sequence]
+
+    def free_pages(self):
+        return len(self.unused)
+""",
 }
 
 

@@ -41,6 +41,14 @@ def slot_mapping(block_tables, lengths, new_tokens, page_size):
     "one_token_early": changed(
         "6.3", ("torch.arange(length - new, length)", "torch.arange(length - new - 1, length - 1)")
     ),
+    "slots_in_32_bits": changed("6.3", (PAGE, "(table[positions // page_size] * page_size).long()")),
+    "by_shift": changed(
+        "6.3",
+        ("slots.append(", "bits = page_size.bit_length() - 1\n        slots.append("),
+        (PAGE, "(table[positions >> bits].long() << bits)"),
+        ("positions % page_size", "(positions & (page_size - 1))"),
+    ),
+    "page_of_the_last_token": changed("6.3", ("table[positions // page_size]", "table[(length - 1) // page_size]")),
 }
 
 
@@ -78,8 +86,8 @@ def slot_mapping(block_tables, lengths, new_tokens, page_size):
     sequence = torch.repeat_interleave(torch.arange(len(lengths)), new_tokens.long())
     first = torch.cumsum(new_tokens, 0) - new_tokens
     position = (lengths - new_tokens)[sequence] + torch.arange(len(sequence)) - first[sequence]
-    page = block_tables[sequence, position // page_size]
-    return (page * page_size + position % page_size).long()
+    page = block_tables[sequence, position // page_size].long()
+    return page * page_size + position % page_size
 """,
     "every slot first": """# Exercise 6.3 · Slot mapping
 def slot_mapping(block_tables, lengths, new_tokens, page_size):

@@ -94,6 +94,43 @@ WRONG = {
         ("slot = tl.load(slots_pointer + token)", "slot = tl.maximum(tl.load(slots_pointer + token), 0)"),
     ),
     "columns_not_masked": changed("6.4", ("(columns < HEAD_DIM) & (slot >= 0)", "(columns >= 0) & (slot >= 0)")),
+    "padding_taken_for_the_end": changed(
+        "6.4",
+        (
+            "    append_kernel[(tokens, heads)](",
+            "    tokens = int((slots >= 0).sum())\n    if not tokens:\n        return\n"
+            "    append_kernel[(tokens, heads)](",
+        ),
+    ),
+    "padding_written__zeros": changed(
+        "6.4",
+        (
+            "slot = tl.load(slots_pointer + token)",
+            "raw = tl.load(slots_pointer + token)\n    slot = tl.maximum(raw, 0)",
+        ),
+        (
+            "inside = (columns < HEAD_DIM) & (slot >= 0)",
+            "real = columns < HEAD_DIM\n    inside = real & (raw >= 0)",
+        ),
+        ("+ columns, mask=inside)\n    key_row", "+ columns, mask=inside, other=0.0)\n    key_row"),
+        ("+ columns, mask=inside)\n    value_row", "+ columns, mask=inside, other=0.0)\n    value_row"),
+        ("columns, key, mask=inside", "columns, key, mask=real"),
+        ("columns, value, mask=inside", "columns, value, mask=real"),
+    ),
+    "written_into_a_copy": changed(
+        "6.4",
+        (
+            "    append_kernel[(tokens, heads)](",
+            "    key_pages, value_pages = key_pages.contiguous(), value_pages.contiguous()\n"
+            "    append_kernel[(tokens, heads)](",
+        ),
+    ),
+    "rounded_to_16_bits": changed("6.4", ("key_row + columns, key,", "key_row + columns, key.to(tl.float16),")),
+    "padding_written__and_columns_not_masked": changed(
+        "6.4",
+        ("(columns < HEAD_DIM) & (slot >= 0)", "(columns >= 0) & (slot >= 0)"),
+        ("value_row + columns, value, mask=inside", "value_row + columns, value"),
+    ),
 }
 
 
@@ -147,4 +184,51 @@ def append_to_pages(key, value, key_pages, value_pages, slots):
         ("token = tl.program_id(0).to(tl.int64)", "token = (tl.program_id(0) // heads).to(tl.int64)"),
         ("head = tl.program_id(1).to(tl.int64)", "head = (tl.program_id(0) % heads).to(tl.int64)"),
     ),
+    "padding left out by the launcher": """# Exercise 6.4 · Append into pages
+@triton.jit
+def append_kernel(key, value, key_pages, value_pages, slots, tokens, heads, ks, kh, vs, vh, kp, kph, ksl, vp, vph, vsl,
+                  D: tl.constexpr, BLOCK: tl.constexpr, P: tl.constexpr):
+    token = tl.load(tokens + tl.program_id(0))
+    slot = tl.load(slots + token)
+    page, offset = slot // P, slot % P
+    columns = tl.arange(0, BLOCK)
+    head = 0
+    while head < heads:
+        k = tl.load(key + token * ks + head * kh + columns, mask=columns < D)
+        v = tl.load(value + token * vs + head * vh + columns, mask=columns < D)
+        tl.store(key_pages + page * kp + head * kph + offset * ksl + columns, k, mask=columns < D)
+        tl.store(value_pages + page * vp + head * vph + offset * vsl + columns, v, mask=columns < D)
+        head += 1
+
+
+def append_to_pages(key, value, key_pages, value_pages, slots):
+    tokens = torch.nonzero(slots >= 0)[:, 0]
+    if len(tokens):
+        append_kernel[(len(tokens),)](
+            key, value, key_pages, value_pages, slots, tokens, key.shape[1], *key.stride()[:2], *value.stride()[:2],
+            *key_pages.stride()[:3], *value_pages.stride()[:3], D=key.shape[2],
+            BLOCK=triton.next_power_of_2(key.shape[2]), P=key_pages.shape[2])
+""",
+    "a launch for the keys and one for the values": """# Exercise 6.4 · Append into pages
+@triton.jit
+def half_kernel(new, pages, slots, count, stride, head_stride, page_stride, page_head_stride, slot_stride,
+                D: tl.constexpr, BLOCK: tl.constexpr, P: tl.constexpr):
+    tokens = tl.program_id(0).to(tl.int64) * 4 + tl.arange(0, 4)
+    head = tl.program_id(1)
+    columns = tl.arange(0, BLOCK)[None, :]
+    slot = tl.load(slots + tokens, mask=tokens < count, other=-1)
+    page = tl.where(slot < 0, 0, slot // P)
+    offset = tl.where(slot < 0, 0, slot - page * P)
+    mask = (slot >= 0)[:, None] & (columns < D)
+    rows = tl.load(new + (tokens * stride + head * head_stride)[:, None] + columns, mask=mask)
+    target = page * page_stride + head * page_head_stride + offset * slot_stride
+    tl.store(pages + target[:, None] + columns, rows, mask=mask)
+
+
+def append_to_pages(key, value, key_pages, value_pages, slots):
+    tokens, heads, d = key.shape
+    for new, pages in ((key, key_pages), (value, value_pages)):
+        half_kernel[(triton.cdiv(tokens, 4), heads)](new, pages, slots, tokens, *new.stride()[:2], *pages.stride()[:3],
+                                                     D=d, BLOCK=triton.next_power_of_2(d), P=pages.shape[2])
+""",
 }

@@ -110,6 +110,14 @@ def paged_decode(query, key_pages, value_pages, block_tables, lengths):
             output[b] = (weights[..., None] * values).sum(1) / weights.sum(-1, keepdim=True)
     return output
 """,
+    "output_laid_out_like_query": changed(
+        "6.5",
+        ("torch.empty(query.shape, dtype=query.dtype, device=query.device)", "torch.empty_like(query)"),
+        ("*output.stride()[:2]", "heads * head_dim, head_dim"),
+    ),
+    "table_stride_from_lengths": changed(
+        "6.5", ("block_tables.stride(0), *output", "triton.cdiv(int(lengths.max()), key_pages.shape[2]), *output")
+    ),
 }
 
 

@@ -107,6 +107,7 @@ WRONG = {
     ),
     "order_lost": changed("6.6", ("tuple(tokens[:end])", "tuple(sorted(tokens[:end]))")),
     "order_lost__sum": changed("6.6", ("tuple(tokens[:end])", "sum(tokens[:end])")),
+    "table_shared_not_copied__until_append": changed("6.6", ("list(self.pages_of[parent])", "self.pages_of[parent]")),
 }
 
 
