@@ -167,6 +167,7 @@ EXERCISE = Exercise(
             "`contiguous()` copies a matrix whose elements are not in a row: a second pass over all its bytes, before "
             "your kernel begins. Leave the matrix where it is and give the kernel both strides.",
             when=_copied,
+            cost=True,
         ),
     ),
 )

@@ -243,6 +243,7 @@ EXERCISE = Exercise(
             "There is more than one launch, so an intermediate result goes to memory and comes back, which is what "
             "fusion is to avoid. Do all three steps between one load and one store.",
             when=lambda case, seen, got: len(seen.launches) > 1,
+            cost=True,
         ),
     ),
 )

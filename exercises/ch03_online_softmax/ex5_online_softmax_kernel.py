@@ -270,6 +270,7 @@ EXERCISE = Exercise(
             "The tile grows with the row. A tile lies in registers, a few thousand elements at its best: take `block` "
             "elements at a time, and walk along the row.",
             when=lambda case, seen, got: bool(seen.error) and "maximum tensor numel" in seen.error.text,
+            cost=True,
         ),
         Mistake("store_not_masked", STORE_NOT_MASKED, when=first_access("writes")),
         Mistake("load_not_masked", LOAD_NOT_MASKED, when=first_access("reads")),
@@ -277,6 +278,7 @@ EXERCISE = Exercise(
             "three_passes",
             "The kernel reads every element three times: that is the safe softmax. Find maximum and sum in one loop.",
             when=_third_read,
+            cost=True,
         ),
     ),
 )

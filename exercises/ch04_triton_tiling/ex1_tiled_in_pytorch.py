@@ -100,6 +100,7 @@ EXERCISE = Exercise(
                 >= case.args[0].shape[0] * case.args[1].shape[0]
                 > max(case.args[3] * case.args[4], case.args[0].numel(), case.args[1].numel())
             ),
+            cost=True,
         ),
         Mistake(
             "a_row_of_scores",
@@ -110,6 +111,7 @@ EXERCISE = Exercise(
                 == case.args[3] * case.args[1].shape[0]
                 > max(case.args[3] * case.args[4], case.args[0].numel(), case.args[1].numel())
             ),
+            cost=True,
         ),
     ),
 )

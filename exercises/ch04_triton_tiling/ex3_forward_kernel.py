@@ -117,12 +117,13 @@ EXERCISE = Exercise(
         "columns[None, :] from output_pointer + head * output_head_stride.",
     ),
     mistakes=(
-        Mistake("writes_the_score_matrix", WHOLE_MATRIX, when=makes_whole_matrix),
+        Mistake("writes_the_score_matrix", WHOLE_MATRIX, when=makes_whole_matrix, cost=True),
         Mistake(
             "queries_reread",
             "The tile of queries is loaded again for every tile of keys. It does not change: load it once, before "
             "the loop.",
             when=rereads_queries,
+            cost=True,
         ),
         *OF_EVERY_KERNEL,
         *OUTSIDE,

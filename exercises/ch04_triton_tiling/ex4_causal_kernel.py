@@ -147,6 +147,7 @@ EXERCISE = Exercise(
             "Every program reads all the keys, also those after its last query, and masks them away. End its loop "
             "after the last key that its last query sees: half the bytes and half the time.",
             when=_reads_everything,
+            cost=True,
         ),
     ),
 )

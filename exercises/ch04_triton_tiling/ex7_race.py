@@ -179,5 +179,5 @@ EXERCISE = Exercise(
             ),
         ),
     ),
-    mistakes=(Mistake("writes_the_score_matrix", WHOLE_MATRIX, when=makes_whole_matrix),),
+    mistakes=(Mistake("writes_the_score_matrix", WHOLE_MATRIX, when=makes_whole_matrix, cost=True),),
 )

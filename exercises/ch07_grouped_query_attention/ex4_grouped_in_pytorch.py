@@ -171,5 +171,5 @@ EXERCISE = Exercise(
         "batch dimensions of both operands agree, so matmul has nothing to copy.",
         "(torch.softmax(scores, dim=-1) @ value).flatten(1, 2) is [batch, query_heads, head_dim].",
     ),
-    mistakes=(Mistake("keys_repeated", KEYS_REPEATED, when=repeats_keys),),
+    mistakes=(Mistake("keys_repeated", KEYS_REPEATED, when=repeats_keys, cost=True),),
 )

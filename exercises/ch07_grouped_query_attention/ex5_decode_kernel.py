@@ -182,12 +182,13 @@ EXERCISE = Exercise(
             "with keys < length; if they are masked, are two strides exchanged?",
             when=_reaches("key", "value"),
         ),
-        Mistake("keys_repeated", KEYS_REPEATED, when=repeats_keys),
+        Mistake("keys_repeated", KEYS_REPEATED, when=repeats_keys, cost=True),
         Mistake(
             "keys_reread",
             "Right numbers, but the keys were loaded once for every query head of a group. Let one program take the "
             "whole group: a tile of ROWS query heads against each tile of keys.",
             when=_rereads_keys,
+            cost=True,
         ),
     ),
 )

@@ -156,6 +156,7 @@ EXERCISE = Exercise(
             "Each query head reads the keys and values for itself. The heads of a group share them: load a tile once, "
             "and take the group's queries as the rows of one tile.",
             when=_reads_for_every_head,
+            cost=True,
         ),
         Mistake(
             "read_out_of_bounds",

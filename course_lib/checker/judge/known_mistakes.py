@@ -134,9 +134,9 @@ def _in_which_result(outcomes: Sequence[Outcome], slip: Slip) -> str:
 
 
 def _in_what_was_seen(exercise: Exercise, failed: Sequence[Outcome]) -> Mistake | None:
-    """A mistake that shows in what wrong cases did, and not in what they cost alone: bytes make no number wrong."""
+    """A mistake that shows in what wrong cases did. What only costs makes no number wrong."""
     at_first = [outcome for outcome in failed if not outcome.right_at_first]
-    return next((mistake for mistake in exercise.mistakes if _shows(mistake, at_first)), None)
+    return next((mistake for mistake in exercise.mistakes if not mistake.cost and _shows(mistake, at_first)), None)
 
 
 def _of_an_error(exercise: Exercise, errors: Sequence[Raised]) -> Mistake | None:
@@ -180,20 +180,11 @@ def _shows(mistake: Mistake, failed: Sequence[Outcome]) -> bool:
     """Whether a mistake is seen in a failing case; with `every`, in all those of the function that it is seen in."""
     seen_of: dict[str | None, list[bool]] = {}
     for outcome in failed:
-        seen = _seen_in(mistake, outcome) and not _is_a_cost(mistake, outcome)
+        seen = _seen_in(mistake, outcome)
         if seen and not mistake.every:
             return True
         seen_of.setdefault(outcome.case.entry, []).append(seen)
     return mistake.every and any(all(seen) for seen in seen_of.values())
-
-
-def _is_a_cost(mistake: Mistake, outcome: Outcome) -> bool:
-    """Whether a mistake that is seen in a case is not without the bytes and tensors that the case took."""
-    free = replace(outcome.seen, traffic={}, largest_allocation=0, operations={})
-    try:
-        return not mistake.when(outcome.case, free, outcome.got)
-    except KeyError:  # it looks for the bytes of a tensor
-        return True
 
 
 def _seen_in(mistake: Mistake, outcome: Outcome) -> bool:

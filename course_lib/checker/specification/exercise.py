@@ -188,6 +188,7 @@ class Mistake:
         id: snake_case name, unique in its exercise.
         sentence: what went wrong and where to look, in the second person.
         when: recognises the mistake from what was seen in a failing case: `when(case, seen, got) -> bool`.
+        cost: whether it only costs, in bytes, launches or memory: it is no cause of wrong numbers.
         every: `when` must hold in every failing case (of one of the exercise's functions, where it has several); by
             default one is enough.
     """
@@ -196,6 +197,7 @@ class Mistake:
     sentence: str
     when: Callable[[Case, Seen, Any], bool]
     every: bool = False
+    cost: bool = False
 
 
 @dataclass(frozen=True)
