@@ -292,8 +292,8 @@ def slot_mapping(block_tables, lengths, new_tokens, page_size):
         page_size: tokens in a page, any number.
 
     Returns:
-        int64 [sum of new_tokens]: the slots, page · page_size + offset, sequence by sequence. A pool may have more slots
-        than int32 can count.
+        int64 [sum of new_tokens]: the slots, page · page_size + offset, sequence by sequence. A pool may have more
+        slots than int32 can count.
     """
     # BEGIN SOLUTION
     slots = []

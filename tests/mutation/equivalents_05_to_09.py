@@ -120,13 +120,6 @@ EQUIVALENT = (
     # ---- offsets
     _("5.3 6.4 6.5 7.5 8.2 8.5", ".to(tl.int64)", "", OFFSETS_OF_64_BITS),
     _("5.3 6.4 6.5 7.5 8.2 8.5", "tl.int64", "tl.int32", OFFSETS_OF_64_BITS),
-    _(
-        "6.3",
-        ".long()",
-        "",
-        "The offset in the page is int64, and so is the sum. The product overflows from 2³¹ slots on: hundreds of GB "
-        "of keys for one head.",
-    ),
     # ---- types
     _("6.5 7.5 8.5", ".to(output_pointer.dtype.element_ty)", "", IMPLICIT_CAST),
     _("8.2 8.3 8.5", "dtype=torch.float32, device", "device", DEFAULT_DTYPE),
