@@ -116,7 +116,7 @@ SLIPS = (
     Slip("table_read_past_its_end", PAST_THE_TABLE),
     Slip("empty_sequence_nan", EMPTY_SEQUENCE, is_nan=True),
     *strides("page", paged=True),
-    OUTPUT_STRIDES,
+    *OUTPUT_STRIDES,
 )
 
 EXERCISE = Exercise(
