@@ -343,7 +343,8 @@ def grouped_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tenso
     Returns:
         softmax(query · Kᵀ / √head_dim) · V for every query head, [batch, query_heads, head_dim], in query's dtype. No
         tensor that you make may have more elements than key, or than the scores (one for each sequence, query head and
-        key) where these are more.
+        key) where these are more. Write out the two products and the softmax: F.scaled_dot_product_attention hides
+        which of them copies, and is refused.
     """
     # BEGIN SOLUTION
     grouped = query.unflatten(1, (key.shape[1], -1))  # [batch, key_heads, group, head_dim]: neighbours stay together

@@ -143,7 +143,7 @@ SLIPS = (
         "Where a sequence's row of the table begins was computed from the longest length. The table may be wider: use "
         "block_tables.stride(0).",
     ),
-    OUTPUT_STRIDES,
+    *OUTPUT_STRIDES,
     OUTPUT_LIKE_QUERY,
 )
 

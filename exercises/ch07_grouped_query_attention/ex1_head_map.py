@@ -11,9 +11,12 @@ from exercises.topics.formulas import for_arguments
 
 def key_head_driver(functions, query_head, query_heads, key_heads):
     try:
-        return functions["key_head_of"](query_head, query_heads, key_heads)
+        head = functions["key_head_of"](query_head, query_heads, key_heads)
     except ValueError:
         return "ValueError"
+    if not hasattr(type(head), "__index__"):
+        raise TypeError(f"key_head_of returned {head!r}; a KV head is an index into a tensor, so it is a whole number")
+    return head.__index__()
 
 
 def groups_driver(functions, query_heads, key_heads):
@@ -66,8 +69,14 @@ def head_map_cases(draw):
 
 
 def _where_it_divides(count, slip):
-    """A fingerprint that says nothing of head counts that don't divide: those have a mistake of their own."""
-    return for_arguments(count, lambda *args: slip(*args) if args[-2] % args[-1] == 0 else None)
+    """A formula for so many arguments that refuses head counts that don't divide."""
+    return for_arguments(count, lambda *args: slip(*args) if args[-2] % args[-1] == 0 else "ValueError")
+
+
+def _no_group_left(case, seen, got):
+    """More KV heads than query heads, whose group has no member."""
+    raised = seen.error is not None and seen.error.type == "ZeroDivisionError"
+    return raised and case.args[-2] < case.args[-1]
 
 
 EXERCISE = Exercise(
@@ -103,8 +112,29 @@ EXERCISE = Exercise(
             "The groups are right, and stand in columns. Row k holds the query heads of KV head k.",
             formula=_where_it_divides(2, lambda q, k: torch.arange(q).view(k, -1).T),
         ),
+        Slip(
+            "divided_the_wrong_way",
+            "The test for head counts that don't divide is the wrong way round, and refuses those that do: it is "
+            "query_heads % key_heads.",
+            formula=(
+                for_arguments(3, lambda h, q, k: "ValueError" if k % q else h * k // q),
+                for_arguments(2, lambda q, k: "ValueError" if k % q else torch.arange(q).view(k, -1)),
+            ),
+        ),
     ),
     mistakes=(
+        Mistake(
+            "no_group_left",
+            "More KV heads than query heads were not refused, and the group's size, 0, was divided by. Test "
+            "`query_heads % key_heads` before you divide; `key_heads % query_heads` would refuse counts that divide.",
+            when=_no_group_left,
+        ),
+        Mistake(
+            "head_is_no_index",
+            "A KV head is used as an index into the cache, and a float can't be one. Divide with //, in both places "
+            "where you divide: with / a number stays a float even where it is whole.",
+            when=lambda case, seen, got: seen.error is not None and "key_head_of returned" in seen.error.text,
+        ),
         Mistake(
             "not_refused",
             "Head counts that don't divide were accepted. Some query heads would then share a KV head with fewer "

@@ -116,6 +116,14 @@ EXERCISE = Exercise(
             formula=for_arguments(5, lambda *args: _intensity(*args, keys=1)),
         ),
         Slip(
+            "queries_in_float32",
+            "The queries or the output are counted with 4 bytes an element. All have item_bytes here.",
+            formula=(
+                for_arguments(5, lambda *args: _intensity(*args, queries=1 + 4 / args[4])),
+                for_arguments(5, lambda *args: _intensity(*args, queries=8 / args[4])),
+            ),
+        ),
+        Slip(
             "upside_down",
             "That is bytes for each FLOP. Intensity is FLOPs divided by bytes.",
             formula=for_arguments(5, lambda *args: 1 / _intensity(*args)),
@@ -133,6 +141,12 @@ EXERCISE = Exercise(
                 for_arguments(3, lambda rate, bandwidth, b, least=least: max(least, int(rate / bandwidth * b / 2)))
                 for least in (0, 1)
             ),
+        ),
+        Slip(
+            "one_more_than_rounded_down",
+            "The group is rounded down and 1 added. Where the balance is a whole number that is one too many: a group "
+            "of exactly this size is enough. Round up with math.ceil.",
+            formula=for_arguments(3, lambda rate, bandwidth, b: math.floor(rate / bandwidth * b / 2) + 1),
         ),
     ),
 )

@@ -14,7 +14,7 @@ from course_lib.checker.specification.model import Slip
 from exercises.ch07_grouped_query_attention.slips import BIG, KEYS_REPEATED, repeats_keys
 from exercises.topics.attention import close_to
 from exercises.topics.decode import PLAIN, cached, decode, decode_bytes
-from exercises.topics.decode_inputs import SCORES, UNUSED, cache, fits, layouts, lengths
+from exercises.topics.decode_inputs import SCORES, UNUSED, cache, fits, laid_apart, layouts, lengths
 from exercises.topics.decode_model import Shape, decode_model
 from exercises.topics.decode_slips import (
     CACHE,
@@ -43,6 +43,7 @@ def kernel_cases(draw):
         case("groups of 20: more rows than 16", 40, 2, 16, [66], 70),
         case("scores of ±150: exp overflows", 8, 2, 32, [150], 192, score=BIG),
         case("NaN in the slots that hold no token", 4, 2, 32, [40, 70], 128, unused=math.nan),
+        Case("all strides apart, lengths 5 and 3", laid_apart(draw, *cached(draw, 4, 2, 16, [5, 3], 8))),
         case("float16, head dimension 64", 16, 4, 64, [100], 128, dtype=torch.float16),
         Case("float16, values near 300, 300 equal scores", equal),
         case("16 query heads on 2, lengths 200 and 130, bytes counted", 16, 2, 64, [200, 130], 256, metered=True),
@@ -102,6 +103,13 @@ def _rereads_keys(case, seen, got):
     return bool(times) and max(times) > 1.5 and close_to(got, decode(*exact))
 
 
+def _rounded_to_16_bits(case, seen, got):
+    """A result in float32 that is right up to the rounding of 16 bits, and each of whose numbers has 16 bits."""
+    if got.dtype != torch.float32 or not close_to(got, decode(*case.args)) or not bool(got.count_nonzero()):
+        return False
+    return any(torch.equal(got, got.to(dtype).float()) for dtype in (torch.float16, torch.bfloat16))
+
+
 def _reaches(*words):
     return lambda case, seen, got: any(word in access for access in seen.out_of_bounds for word in words)
 
@@ -121,7 +129,7 @@ SLIPS = (
     *GROUPED_SOFTMAX,
     Slip("empty_sequence_nan", EMPTY_SEQUENCE),
     *strides("sequence"),
-    OUTPUT_STRIDES,
+    *OUTPUT_STRIDES,
     *OUT_OF_BOUNDS,
 )
 
@@ -171,9 +179,8 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "group_rows_not_masked",
-            "Rows beyond the group were read or written. A tile has ROWS rows and the group only GROUP of them: the "
-            "others are the next group's query heads, or no one's. Mask the load of the queries and the store, and "
-            "begin at key_head * GROUP.",
+            "Memory outside the queries or output was reached. Rows from GROUP on are the next group's or no one's: "
+            "mask them, and begin at key_head * GROUP. If both are so, whose strides does the pointer take?",
             when=_reaches("query", "output"),
         ),
         Mistake(
@@ -181,6 +188,12 @@ EXERCISE = Exercise(
             "Keys or values outside the cache were read. Where the length is no multiple of the tile, mask the loads "
             "with keys < length; if they are masked, are two strides exchanged?",
             when=_reaches("key", "value"),
+        ),
+        Mistake(
+            "rounded_to_16_bits",
+            "The result has 16 bits though the queries are float32: it was rounded before it was stored. Cast it to "
+            "the output's own dtype, output_pointer.dtype.element_ty.",
+            when=_rounded_to_16_bits,
         ),
         Mistake("keys_repeated", KEYS_REPEATED, when=repeats_keys, cost=True),
         Mistake(

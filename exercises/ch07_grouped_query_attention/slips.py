@@ -15,5 +15,6 @@ def repeats_keys(case, seen, got):
     """A tensor as large as all keys repeated for each query head was made, and nothing else is as large."""
     query, key = case.args[:2]
     repeated = query.shape[0] * query.shape[1] * key.shape[2] * key.shape[3]
+    scores = query.shape[0] * query.shape[1] * key.shape[2]
     tile = query.numel() * max(16, query.shape[1])
-    return repeated > max(key.numel(), tile) and seen.largest_allocation >= repeated
+    return repeated > max(key.numel(), scores, tile) and seen.largest_allocation >= repeated

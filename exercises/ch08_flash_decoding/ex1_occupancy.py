@@ -46,6 +46,12 @@ def _for_arguments(count, function):
     return lambda *args: function(*args) if len(args) == count else None
 
 
+def _one_wave_too_many(batch, heads, splits, slots):
+    programs = batch * heads * splits
+    waves = programs // slots + 1
+    return programs, waves, programs / (waves * slots)
+
+
 def _occupancy_of(got):
     """The three numbers of an answer; None when it is something else."""
     numbers = isinstance(got, (tuple, list)) and len(got) == 3 and all(isinstance(x, (int, float)) for x in got)
@@ -105,6 +111,12 @@ EXERCISE = Exercise(
             "The sequences of the batch are missing from the number of programs: each has its own keys and its own "
             "programs.",
             formula=_for_arguments(4, lambda batch, heads, splits, slots: occupancy_oracle(1, heads, splits, slots)),
+        ),
+        Slip(
+            "one_wave_too_many",
+            "The waves are rounded down and 1 added, which is one too many where the programs fill whole waves. Round "
+            "up: -(-programs // slots).",
+            formula=_for_arguments(4, _one_wave_too_many),
         ),
         Slip(
             "one_split_too_many",

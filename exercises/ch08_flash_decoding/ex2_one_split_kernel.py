@@ -9,10 +9,10 @@ import torch
 from course_lib.checker import TRITON, Allocates, Case, Exercise, LaunchesTriton, Mistake, Moves
 from course_lib.checker.specification.contract import Contract
 from course_lib.checker.specification.layouts import unit_last
-from exercises.ch08_flash_decoding.parts import BIG, SKIPS_THE_WORK, partials
+from exercises.ch08_flash_decoding.parts import BIG, FINITE_FOR_EMPTY, SKIPS_THE_WORK, partials
 from exercises.topics.attention import close_to
 from exercises.topics.decode import AS_GOOD, cached
-from exercises.topics.decode_inputs import SCORES, UNUSED, cache, fits, layouts, lengths
+from exercises.topics.decode_inputs import SCORES, UNUSED, cache, fits, laid_apart, layouts, lengths
 from exercises.topics.decode_model import Shape, decode_model
 from exercises.topics.decode_slips import (
     CACHE,
@@ -40,6 +40,7 @@ def partial_cases(draw):
         Case("5 keys in 7 splits: the last two have none", (*cached(draw, 2, 1, 16, [5], 32), 7)),
         Case("scores of ±150: exp overflows", (*cached(draw, 4, 1, 32, [150], 160, score=BIG), 2)),
         Case("20 query heads on 1 KV head", (*cached(draw, 20, 1, 16, [50], 64), 2)),
+        Case("all strides apart, lengths 5 and 3", (*laid_apart(draw, *cached(draw, 4, 2, 16, [5, 3], 8)), 2)),
         Case("NaN in the slots behind each sequence", (*cached(draw, 4, 1, 16, [70, 33], 96, unused=math.nan), 2)),
         Case("300 keys, 2 KV heads, 3 splits, bytes counted", (*cached(draw, 8, 2, 32, [300], 320), 3), metered=True),
     ]
@@ -55,7 +56,7 @@ CONTRACT = Contract(
         "key_heads": (1, 2, 3),
         "group": (1, 3, 4, 17),
         "head_dim": (16, 32, 64, 128),
-        "lengths": lengths((1,), (0,), (63, 65), (3, 0, 67), (64, 1), (200,)),
+        "lengths": lengths((1,), (0,), (63, 65), (3, 0, 67), (64, 1), (130,)),
         "room": (0, 1, 29, 64),
         "dtype": (torch.float32, torch.float16),
         "scores": SCORES,
@@ -75,7 +76,7 @@ CONTRACT = Contract(
         "splits": "at least 1, and perhaps more than there are tokens",
     },
     valid=lambda key_heads, group, lengths, splits, **others: (
-        fits(lengths=lengths, **others) and key_heads * len(lengths) * splits <= 20 and group * max(lengths) <= 1200
+        fits(lengths=lengths, **others) and key_heads * len(lengths) * splits <= 12 and group * max(lengths) <= 600
     ),
     most=10,
 )
@@ -151,6 +152,7 @@ EXERCISE = Exercise(
         "rows out.",
     ),
     mistakes=(
+        FINITE_FOR_EMPTY,
         Mistake(
             "keys_read_for_every_head",
             "Each query head reads the keys and values for itself. The heads of a group share them: load a tile once, "

@@ -151,6 +151,26 @@ def _one_wave(batch, query_heads, key_heads, context, head_dim, item_bytes, chip
     return chip["slots"] // (batch * key_heads)
 
 
+def _power_of_two(*args):
+    """The best power of two that is allowed."""
+    powers = [splits for splits in _allowed(args[3]) if splits & (splits - 1) == 0]
+    return min(powers, key=lambda splits: _model(splits, *args))
+
+
+def _first_minimum(*args):
+    """One split more as long as that is faster."""
+    most = _allowed(args[3])[-1]
+    splits = 1
+    while splits < most and _model(splits + 1, *args) < _model(splits, *args):
+        splits += 1
+    return splits
+
+
+def _last_left_out(*args):
+    """The best of all but the largest number that is allowed."""
+    return min(_allowed(args[3])[:-1] or [1], key=lambda splits: _model(splits, *args))
+
+
 EXERCISE = Exercise(
     id="8.4",
     title="How many splits",
@@ -246,6 +266,23 @@ EXERCISE = Exercise(
             "The choice is the largest number that is allowed. Each split costs its partial results: compare the "
             "times.",
             formula=_chosen(lambda *args: MOST_SPLITS),
+        ),
+        Slip(
+            "powers_of_two_only",
+            "Only powers of two were tried. Any number of splits is possible, and 16 may leave slots empty that 33 "
+            "fill: try them all.",
+            formula=_chosen(_power_of_two),
+        ),
+        Slip(
+            "stopped_at_the_first_minimum",
+            "The search stops where one split more is slower. The time rises whenever a new wave begins and falls "
+            "again after it: go through all numbers, and take the least.",
+            formula=_chosen(_first_minimum),
+        ),
+        Slip(
+            "last_left_out",
+            "The largest number of splits that is allowed was never tried: range(1, most) ends one before it.",
+            formula=_chosen(_last_left_out),
         ),
         Slip(
             "slowest_chosen",

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from course_lib.checker import Forbids
+from course_lib.checker import Forbids, Mistake
 from exercises.topics.decode import attend, by_division
 
 BIG = 55.0  # standard deviation of scores whose exponentials overflow in float32
@@ -79,4 +79,19 @@ SKIPS_THE_WORK = Forbids(
         "logsumexp",
         "logaddexp",
     )
+)
+
+
+def _finite_for_empty(case, seen, got):
+    """Zeros and a log-sum-exp far below 0, but finite, where there are no keys."""
+    output, lse = got
+    empty = (output == 0).all(dim=-1) & lse.isfinite()
+    return bool(empty.any()) and bool((lse[empty] < -1000).all())
+
+
+FINITE_FOR_EMPTY = Mistake(
+    "finite_for_empty",
+    "Where there are no keys the log-sum-exp is a large negative number instead of minus infinity. Does the running "
+    "maximum begin with such a number? Begin with minus infinity, the logarithm of an empty sum.",
+    when=_finite_for_empty,
 )

@@ -50,6 +50,11 @@ def fits(*, lengths, unused=None, query_layout=None, key_layout=None, value_layo
     return not (unused is not None and expanded in (key_layout, value_layout))
 
 
+def laid_apart(draw, query, key, value, *rest):
+    """The same arguments with all strides their own, for a case in which each of them is seen."""
+    return gaps(draw, query), gaps(draw, key), tokens_first(draw, value), *rest
+
+
 def _tensors(draw, key_heads, group, head_dim, lengths, capacity, dtype, scores):
     """Query [batch, query_heads, head_dim], and keys and values [batch, key_heads, capacity, head_dim]."""
     batch = len(lengths)

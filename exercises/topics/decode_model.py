@@ -72,6 +72,7 @@ class _Decode:
         self.group = self.query_heads // self.key_heads
         self.capacity = (tables.shape[1] if tables is not None else 1) * self.slots
         self.key_rows = shape.key_rows or self.slots
+        self.page_size = 1 << (self.slots - 1).bit_length() if slips("page_size_rounded_up") else self.slots
         for rows in (16, 32, 128):
             if slips(f"tile_{rows}"):
                 self.key_rows = rows
@@ -112,6 +113,11 @@ class _Decode:
             after = self._step(scores[..., here], values[..., here, :], maximum, total, accumulator)
             maximum, total = torch.where(active, after[0], maximum), torch.where(active, after[1], total)
             accumulator = torch.where(active[..., None], after[2], accumulator)
+        if s("empty_split_nan__in_the_loop", "empty_split_nan__in_one_step_at_least"):
+            begun = first // self.key_rows * self.key_rows < last if s("empty_split_nan__in_the_loop") else last == last
+            spoilt = (begun & (last <= first))[..., None, None]
+            maximum, total = (part.masked_fill(spoilt, math.nan) for part in (maximum, total))
+            accumulator = accumulator.masked_fill(spoilt[..., None], math.nan)
         return self._finished(maximum, total, accumulator, counted, last > first)
 
     # -------------------------------------------------------------------------------------------- which keys are read
@@ -193,7 +199,7 @@ class _Decode:
     def _pages(self, positions, present, last):
         """The page of each position, [splits, batch, keys]."""
         s = self.slips
-        blocks = positions // self.slots
+        blocks = positions // self.page_size
         if s("page_of_the_first_key"):
             tiles = blocks.unflatten(-1, (-1, self.key_rows))
             blocks = tiles[..., :1].expand_as(tiles).flatten(-2)
@@ -239,7 +245,7 @@ class _Decode:
         outer, of_head, of_row, of_column = self._strides(name)
         head = heads[:, None]
         if self.shape.paged:
-            slot = positions % self.slots
+            slot = positions % self.page_size
             if s("slot_by_bit_mask"):
                 slot = positions & (self.slots - 1)
             if s("offset_left_out"):
@@ -319,12 +325,12 @@ class _Decode:
             weights = weights / weights.sum(3, keepdim=True)
             return maximum, torch.ones_like(total), accumulator + weights @ values
         new = top if s("maximum_forgets_the_old") else torch.maximum(maximum, top)
-        if s("no_running_max"):
+        if s("no_running_max", "no_running_max__empty_ones_right"):
             new = torch.zeros_like(new)
         reference = torch.where(new == -math.inf, 0.0, new) if s("guarded") else new
         weights = torch.exp(scores - (maximum if s("old_maximum_in_weights") else reference)[..., None])
         rescale = torch.exp(reference - maximum if s("rescale_turned_round") else maximum - reference)
-        if s("no_running_max"):
+        if s("no_running_max", "no_running_max__empty_ones_right"):
             rescale = torch.ones_like(rescale)
         added = weights.sum(4)
         if self.shape.by_dot and self.values.dtype != torch.float32 and not s("weights_in_float32"):
@@ -384,7 +390,8 @@ class _Decode:
         output = output[0].to(self.query.dtype)
         if s("output_laid_out_like_query"):
             return output.contiguous().as_strided(output.shape, torch.empty_like(self.query).stride())
-        return self._stored_elsewhere(output) if s("output_by_other_strides") else output
+        theirs = s("output_by_other_strides", "output_by_other_strides__sequence", "output_by_other_strides__head")
+        return self._stored_elsewhere(output) if theirs else output
 
     def _stored_in_rows(self, part):
         """Each KV head's results of [splits, batch, query_heads, ...] a whole tile of rows after the last one's."""
@@ -397,8 +404,12 @@ class _Decode:
         return memory.view(part.shape)
 
     def _stored_elsewhere(self, output):
-        """Stored by the query's strides in memory that is contiguous."""
+        """Stored by the query's strides, or one of them, in memory that is contiguous."""
         of_sequence, of_head, of_column = self.query.stride()
+        if self.slips("output_by_other_strides__head"):
+            of_sequence = self.query_heads * self.head_dim
+        if self.slips("output_by_other_strides__sequence"):
+            of_head = self.head_dim
         sequence, head = torch.arange(self.batch)[:, None, None], torch.arange(self.query_heads)[:, None]
         offsets = sequence * of_sequence + head * of_head + torch.arange(self.head_dim) * of_column
         memory = torch.full((output.numel(),), math.nan, dtype=output.dtype)
@@ -412,6 +423,8 @@ class _Decode:
         lse = maximum + torch.log(guarded)
         if s("no_running_max"):
             lse = torch.log(guarded)
+        if s("no_running_max__empty_ones_right"):
+            lse = torch.log(total)
         if s("log_of_sum_only"):
             lse = torch.log(guarded)
         if s("log_of_sum_only__empty_ones_right"):

@@ -114,6 +114,11 @@ SOFTMAX = (
         "weight is 0. Subtract the running maximum first.",
     ),
     Slip(
+        "no_running_max__empty_ones_right",
+        "The exponential is taken of the scores as they are. It overflows float32 above 88, and far below 0 every "
+        "weight is 0. Subtract the running maximum first.",
+    ),
+    Slip(
         "maximum_not_updated",
         "The running maximum is never updated, so that every rescaling is by 0 and only the last tile counts. End the "
         "step with running_max = new_max.",
@@ -257,9 +262,12 @@ def strides(outer: str, *, paged: bool = False) -> tuple[Slip, ...]:
     )
 
 
-OUTPUT_STRIDES = Slip(
-    "output_by_other_strides",
-    "The output was written by the query's strides. It has strides of its own among the kernel's arguments.",
+OUTPUT_STRIDES = tuple(
+    Slip(
+        f"output_by_other_strides{variant}",
+        f"The output was written by the query's {which}. It has strides of its own among the kernel's arguments.",
+    )
+    for variant, which in (("", "strides"), ("__sequence", "sequence stride"), ("__head", "head stride"))
 )
 OUTPUT_LIKE_QUERY = Slip(
     "output_laid_out_like_query",
@@ -385,9 +393,15 @@ EMPTY_SPLIT = (
     "A split without keys has NaN for a result, or memory that nobody wrote. Its sum is 0: divide by 1 there, and "
     "store zeros and minus infinity for it too, without an early return."
 )
+EMPTY_TILE = (
+    "A split without keys makes a step of the loop, with all keys masked. The maximum stays at minus infinity there, "
+    "and -inf - -inf is NaN. Such a split makes no step; or measure from 0 while the maximum is -inf."
+)
 EMPTY_SPLITS = (
     Slip("empty_split_nan", EMPTY_SPLIT),
     Slip("empty_split_nan__not_written", EMPTY_SPLIT),
+    Slip("empty_split_nan__in_the_loop", EMPTY_TILE, is_nan=True),
+    Slip("empty_split_nan__in_one_step_at_least", EMPTY_TILE, is_nan=True),
     Slip(
         "empty_split_counts",
         "A split without keys has a log-sum-exp of 0, as if its weights added up to 1. The logarithm of an empty sum "

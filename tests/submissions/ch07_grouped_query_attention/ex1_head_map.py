@@ -14,6 +14,19 @@ MEMBERS = "torch.arange(query_heads).view(key_heads, -1)"
 
 
 WRONG = {
+    "head_is_no_index": changed("7.1", (DIVISION, "return query_head // (query_heads / key_heads)")),
+    "no_group_left": changed("7.1", ("query_heads % key_heads", "key_heads % query_heads")),
+    "divided_the_wrong_way": """# Exercise 7.1 · The head map
+def key_head_of(query_head, query_heads, key_heads):
+    if key_heads % query_heads:
+        raise ValueError("no")
+    return query_head * key_heads // query_heads
+
+def groups(query_heads, key_heads):
+    if query_heads % key_heads:
+        raise ValueError("no")
+    return torch.arange(query_heads).view(key_heads, -1)
+""",
     "by_modulo": changed("7.1", (DIVISION, "return query_head % key_heads")),
     "groups_by_modulo": changed("7.1", (MEMBERS, "torch.arange(query_heads).view(-1, key_heads).T")),
     "groups_by_modulo__listed": changed(
@@ -73,7 +86,7 @@ REPEATED_MAP = changed(
 
 
 UNUSUAL = {
-        "multiplied first, lists filled": SCALED_MAP,
-        "by a tensor": TENSOR_MAP,
-        "repeated and added": REPEATED_MAP,
-    }
+    "multiplied first, lists filled": SCALED_MAP,
+    "by a tensor": TENSOR_MAP,
+    "repeated and added": REPEATED_MAP,
+}

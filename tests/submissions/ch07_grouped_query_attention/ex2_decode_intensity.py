@@ -9,6 +9,9 @@ BALANCE = "return math.ceil(rate / bandwidth * item_bytes / 2)"
 
 
 WRONG = {
+    "one_more_than_rounded_down": changed(
+        "7.2", ("math.ceil(rate / bandwidth * item_bytes / 2)", "math.floor(rate / bandwidth * item_bytes / 2) + 1")
+    ),
     "values_forgotten": changed("7.2", ("return 2 * layers", "return layers")),
     "group_ignored": changed("7.2", ("key_heads = query_heads // group", "key_heads = query_heads")),
     "group_taken_for_key_heads": changed("7.2", ("key_heads = query_heads // group", "key_heads = group")),

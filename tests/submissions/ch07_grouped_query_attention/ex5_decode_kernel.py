@@ -32,9 +32,11 @@ OUTPUT_AS_QUERY = (
 )
 
 
-NO_NAN = ("weights = tl.exp2(scores - new_max[:, None])",
-          'new_max = tl.where(new_max == float("-inf"), -1e38, new_max)\n'
-          "        weights = tl.exp2(scores - new_max[:, None])")
+NO_NAN = (
+    "weights = tl.exp2(scores - new_max[:, None])",
+    'new_max = tl.where(new_max == float("-inf"), -1e38, new_max)\n'
+    "        weights = tl.exp2(scores - new_max[:, None])",
+)
 
 
 def with_capacity(*replacements):
@@ -94,6 +96,10 @@ KEYS_NAMED = (
 
 
 WRONG = {
+    "rounded_to_16_bits": changed("7.5", (".to(output_pointer.dtype.element_ty)", ".to(tl.float16)")),
+    "output_by_other_strides__sequence": changed(
+        "7.5", ("sequence * output_batch_stride", "sequence * query_batch_stride")
+    ),
     "by_modulo": changed("7.5", (ROWS, "(key_head + rows * tl.num_programs(1))[:, None]")),
     "by_count": changed(
         "7.5",
@@ -191,9 +197,7 @@ WRONG = {
         ),
         ("[:, None] * query_head_stride", "[:, None] * HEAD_DIM"),
     ),
-    "strides_ignored__heads_of_values": changed(
-        "7.5", ("key_head * value_head_stride", "key_head * key_head_stride")
-    ),
+    "strides_ignored__heads_of_values": changed("7.5", ("key_head * value_head_stride", "key_head * key_head_stride")),
     "strides_ignored__sequences_of_values": changed(
         "7.5", ("sequence * value_batch_stride", "sequence * key_batch_stride")
     ),
@@ -315,13 +319,13 @@ IN_A_LARGER_BUFFER = changed(
 
 
 UNUSUAL = {
-        "a view of a larger buffer": IN_A_LARGER_BUFFER,
-        "tl.dot in tf32": in_tf32("7.5"),
-        "grid turned": GRID_TURNED,
-        "flat grid": FLAT_GRID,
-        "base e": BASE_E,
-        "scaled query": SCALED_QUERY,
-        "backwards": BACKWARDS,
-        "wide tiles": WIDE_TILES,
-        "without dot": SUMS_WITHOUT_DOT,
-    }
+    "a view of a larger buffer": IN_A_LARGER_BUFFER,
+    "tl.dot in tf32": in_tf32("7.5"),
+    "grid turned": GRID_TURNED,
+    "flat grid": FLAT_GRID,
+    "base e": BASE_E,
+    "scaled query": SCALED_QUERY,
+    "backwards": BACKWARDS,
+    "wide tiles": WIDE_TILES,
+    "without dot": SUMS_WITHOUT_DOT,
+}

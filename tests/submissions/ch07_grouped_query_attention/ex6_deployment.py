@@ -12,6 +12,7 @@ OWN_RANK_BYTES = (
 
 
 WRONG = {
+    "as_many_as_query_heads_left_out": changed("7.6", ("range(1, query_heads + 1)", "range(1, query_heads)")),
     "replication_forgotten": changed("7.6", (HERE, "heads_here = key_heads / ranks")),
     "no_head_left": changed("7.6", (HERE, "heads_here = key_heads // ranks")),
     "not_divided_among_ranks": changed("7.6", (HERE, "heads_here = key_heads")),
@@ -79,7 +80,7 @@ DEPLOYMENT_ALWAYS_EVEN = changed(
 
 
 UNUSUAL = {
-        "downwards": DEPLOYMENT_DOWNWARDS,
-        "by room": DEPLOYMENT_BY_ROOM,
-        "heads never copied": DEPLOYMENT_ALWAYS_EVEN,
-    }
+    "downwards": DEPLOYMENT_DOWNWARDS,
+    "by room": DEPLOYMENT_BY_ROOM,
+    "heads never copied": DEPLOYMENT_ALWAYS_EVEN,
+}

@@ -12,6 +12,7 @@ ONE_WAVE = "max(1, slots // (batch * key_heads))"
 
 
 WRONG = {
+    "one_wave_too_many": changed("8.1", ("waves = -(-programs // slots)", "waves = programs // slots + 1")),
     "waves_rounded_down": changed("8.1", (WAVES, "waves = max(1, programs // slots)")),
     "waves_rounded_down__and_divided_by_none": changed(
         "8.1", (WAVES, "waves = programs // slots"), (BUSY, "programs / max(1, waves * slots)")
@@ -48,12 +49,12 @@ def splits_for_one_wave(batch, key_heads, slots):
 
 
 UNUSUAL = {
-        "counted and searched": SEARCHED,
-        "ceil of a fraction": changed("8.1", (WAVES, "waves = math.ceil(programs / slots)")),
-        "numpy": changed(
-            "8.1",
-            (WAVES, "waves = int(np.ceil(programs / slots))"),
-            (BUSY, "float(np.float64(programs) / (waves * slots))"),
-        ),
-        "a bound in place of a maximum": changed("8.1", (ONE_WAVE, "slots // (batch * key_heads) or 1")),
-    }
+    "counted and searched": SEARCHED,
+    "ceil of a fraction": changed("8.1", (WAVES, "waves = math.ceil(programs / slots)")),
+    "numpy": changed(
+        "8.1",
+        (WAVES, "waves = int(np.ceil(programs / slots))"),
+        (BUSY, "float(np.float64(programs) / (waves * slots))"),
+    ),
+    "a bound in place of a maximum": changed("8.1", (ONE_WAVE, "slots // (batch * key_heads) or 1")),
+}

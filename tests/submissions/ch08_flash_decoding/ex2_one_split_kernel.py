@@ -69,6 +69,14 @@ def split_attention(query, key_cache, value_cache, lengths, splits):
 
 
 WRONG = {
+    "finite_for_empty": changed(
+        "8.2", ('tl.full([BLOCK_G], float("-inf"), tl.float32)', "tl.full([BLOCK_G], -1e4, tl.float32)")
+    ),
+    "empty_split_nan__tiles_aligned": changed(
+        "8.2",
+        ("for start in range(first, last, BLOCK_N)", "for start in range(first // BLOCK_N * BLOCK_N, last, BLOCK_N)"),
+        ("present = keys < last ", "present = (keys >= first) & (keys < last) "),
+    ),
     "last_keys_lost": changed("8.2", (SPLIT_LENGTH, "split_length = length // splits")),
     "reaches_into_the_next_split": changed("8.2", (PRESENT, "present = keys < length")),
     "past_the_sequences_end": changed("8.2", (LAST, "last = first + split_length")),
@@ -150,43 +158,41 @@ WRONG = {
 
 
 UNUSUAL = {
-        "tl.dot in tf32": in_tf32("8.2"),
-        "products by hand, no tl.dot": changed(
-            "8.2",
-            (
-                'tl.dot(query, tl.trans(key_tile), input_precision="ieee")',
-                "tl.sum(query.to(tl.float32)[:, None, :] * key_tile.to(tl.float32)[None, :, :], axis=2)",
-            ),
-            (
-                'tl.dot(weights.to(value_tile.dtype), value_tile, input_precision="ieee")',
-                "tl.sum(weights[:, :, None] * value_tile.to(tl.float32)[None, :, :], axis=1)",
-            ),
+    "tl.dot in tf32": in_tf32("8.2"),
+    "products by hand, no tl.dot": changed(
+        "8.2",
+        (
+            'tl.dot(query, tl.trans(key_tile), input_precision="ieee")',
+            "tl.sum(query.to(tl.float32)[:, None, :] * key_tile.to(tl.float32)[None, :, :], axis=2)",
         ),
-        "natural base": changed(
-            "8.2",
-            ("tl.exp2(", "tl.exp("),
-            (SCALE, "1 / math.sqrt(head_dim)"),
-            (LSE, "log_sum_exp = running_max + tl.log(total)"),
+        (
+            'tl.dot(weights.to(value_tile.dtype), value_tile, input_precision="ieee")',
+            "tl.sum(weights[:, :, None] * value_tile.to(tl.float32)[None, :, :], axis=1)",
         ),
-        "tiles of 16 keys": changed("8.2", ("BLOCK_N=64", "BLOCK_N=16")),
-        "tiles of 128 keys": changed("8.2", ("BLOCK_N=64", "BLOCK_N=128")),
-        "lengths rounded up another way": changed(
-            "8.2", (SPLIT_LENGTH, "split_length = (length + splits - 1) // splits")
+    ),
+    "natural base": changed(
+        "8.2",
+        ("tl.exp2(", "tl.exp("),
+        (SCALE, "1 / math.sqrt(head_dim)"),
+        (LSE, "log_sum_exp = running_max + tl.log(total)"),
+    ),
+    "tiles of 16 keys": changed("8.2", ("BLOCK_N=64", "BLOCK_N=16")),
+    "tiles of 128 keys": changed("8.2", ("BLOCK_N=64", "BLOCK_N=128")),
+    "lengths rounded up another way": changed("8.2", (SPLIT_LENGTH, "split_length = (length + splits - 1) // splits")),
+    "last keys first": changed(
+        "8.2",
+        (
+            "for start in range(first, last, BLOCK_N):",
+            "for step in range(tl.cdiv(last - first, BLOCK_N)):\n"
+            "        start = first + (tl.cdiv(last - first, BLOCK_N) - 1 - step) * BLOCK_N",
         ),
-        "last keys first": changed(
-            "8.2",
-            (
-                "for start in range(first, last, BLOCK_N):",
-                "for step in range(tl.cdiv(last - first, BLOCK_N)):\n"
-                "        start = first + (tl.cdiv(last - first, BLOCK_N) - 1 - step) * BLOCK_N",
-            ),
+    ),
+    "scaled queries": changed(
+        "8.2",
+        (
+            "    key_pointer += seq",
+            "    query = (query.to(tl.float32) * scale_log2).to(query.dtype)\n    key_pointer += seq",
         ),
-        "scaled queries": changed(
-            "8.2",
-            (
-                "    key_pointer += seq",
-                "    query = (query.to(tl.float32) * scale_log2).to(query.dtype)\n    key_pointer += seq",
-            ),
-            (', input_precision="ieee") * scale_log2', ', input_precision="ieee")'),
-        ),
-    }
+        (', input_precision="ieee") * scale_log2', ', input_precision="ieee")'),
+    ),
+}

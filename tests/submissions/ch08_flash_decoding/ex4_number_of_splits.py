@@ -12,6 +12,9 @@ WAVE = 'chip["slots"] // (batch * key_heads)'
 
 
 WRONG = {
+    "powers_of_two_only": changed(
+        "8.4", ("range(1, most + 1)", "[2**power for power in range(9) if 2**power <= most]")
+    ),
     "values_forgotten": changed("8.4", (PROGRAM, "program_bytes = -(-context // splits) * head_dim * item_bytes")),
     "keys_rounded_down": changed("8.4", (PROGRAM, "program_bytes = 2 * (context // splits) * head_dim * item_bytes")),
     "keys_in_fractions": changed("8.4", (PROGRAM, "program_bytes = 2 * context / splits * head_dim * item_bytes")),
@@ -52,17 +55,17 @@ LISTED = changed(
 
 
 UNUSUAL = {
-        "any of those as good": LISTED,
-        "sorted by time": changed(
-            "8.4", (CHOICE, "sorted((decode_microseconds(n, *shape), n) for n in range(1, most + 1))[0][1]")
+    "any of those as good": LISTED,
+    "sorted by time": changed(
+        "8.4", (CHOICE, "sorted((decode_microseconds(n, *shape), n) for n in range(1, most + 1))[0][1]")
+    ),
+    "ceil of a fraction": changed("8.4", ("-(-context // splits)", "math.ceil(context / splits)")),
+    "candidates that differ in their longest split": changed(
+        "8.4",
+        (
+            CHOICE,
+            "min([n for n in range(1, most + 1) if n == 1 or -(-context // n) != -(-context // (n - 1))],\n"
+            "               key=lambda splits: decode_microseconds(splits, *shape))",
         ),
-        "ceil of a fraction": changed("8.4", ("-(-context // splits)", "math.ceil(context / splits)")),
-        "candidates that differ in their longest split": changed(
-            "8.4",
-            (
-                CHOICE,
-                "min([n for n in range(1, most + 1) if n == 1 or -(-context // n) != -(-context // (n - 1))],\n"
-                "               key=lambda splits: decode_microseconds(splits, *shape))",
-            ),
-        ),
-    }
+    ),
+}

@@ -41,6 +41,8 @@ def paged_lse(expression):
 
 
 WRONG = {
+    "page_size_rounded_up": changed("8.5", ("PAGE_SIZE=page_size", "PAGE_SIZE=triton.next_power_of_2(page_size)")),
+    "strides_ignored__width_of_the_table": changed("8.5", ("block_tables.stride(0)", "block_tables.shape[1]")),
     "averaged_without_weights": changed("8.5", (WHOLE, "output = tl.sum(parts, axis=0) / splits")),
     "averaged_without_weights__in_splits_of_pages": changed(
         "8.5", BY_PAGES, (WHOLE, "output = tl.sum(parts, axis=0) / splits")
@@ -59,9 +61,7 @@ WRONG = {
     "added_without_weights": changed("8.5", (WHOLE, "output = tl.sum(parts, axis=0)")),
     "not_divided": changed("8.5", (WHOLE, "output = tl.sum(weights[:, None] * parts, axis=0)")),
     "weighed_in_base_2": changed("8.5", (PAGED_WEIGHTS, "weights = tl.exp2(lses - reference)")),
-    "lse_in_base_2": changed(
-        "8.5", (PAGED_LSE, "log_sum_exp = running_max + tl.log2(total)")
-    ),
+    "lse_in_base_2": changed("8.5", (PAGED_LSE, "log_sum_exp = running_max + tl.log2(total)")),
     "weighed_in_base_2__and_the_lse_too": changed(
         "8.5", (PAGED_WEIGHTS, "weights = tl.exp2(lses - reference)"), (MERGED_LSE, "largest + tl.log2(divisor)")
     ),
@@ -97,9 +97,7 @@ WRONG = {
     "offset_left_out": changed(
         "8.5", (" + keys % PAGE_SIZE * key_stride", ""), (" + keys % PAGE_SIZE * value_stride", "")
     ),
-    "pages_consecutive": changed(
-        "8.5", (PAGES, "pages = (tl.load(table_pointer) + keys // PAGE_SIZE).to(tl.int64)")
-    ),
+    "pages_consecutive": changed("8.5", (PAGES, "pages = (tl.load(table_pointer) + keys // PAGE_SIZE).to(tl.int64)")),
     "table_ignored": changed("8.5", (PAGES, "pages = (keys // PAGE_SIZE).to(tl.int64)")),
     "first_table_for_all": changed(
         "8.5",
@@ -226,19 +224,19 @@ def flash_decode(query, key_pages, value_pages, block_tables, lengths, splits):
 
 
 UNUSUAL = {
-        "tl.dot in tf32": in_tf32("8.5"),
-        "one launch: the last program to arrive merges": ARRIVALS,
-        "splits of whole pages": changed("8.5", BY_PAGES),
-        "tiles of 16 keys": changed("8.5", ("BLOCK_N=64", "BLOCK_N=16")),
-        "log-sum-exps in base 2 between the kernels": changed(
-            "8.5",
-            (PAGED_LSE, "log_sum_exp = running_max + tl.log2(total)"),
-            (PAGED_WEIGHTS, "weights = tl.exp2(lses - reference)"),
-            (MERGED_LSE, "(largest + tl.log2(divisor)) * 0.6931471805599453"),
-        ),
-        "page numbers in the step that needs them": changed("8.5", (PAGES, SAME_STEP)),
-        "partial results in the query's dtype where that is float32": changed(
-            "8.5",
-            ("dtype=torch.float32, device=query.device)\n    lses", "dtype=torch.float32).to(query.device)\n    lses"),
-        ),
-    }
+    "tl.dot in tf32": in_tf32("8.5"),
+    "one launch: the last program to arrive merges": ARRIVALS,
+    "splits of whole pages": changed("8.5", BY_PAGES),
+    "tiles of 16 keys": changed("8.5", ("BLOCK_N=64", "BLOCK_N=16")),
+    "log-sum-exps in base 2 between the kernels": changed(
+        "8.5",
+        (PAGED_LSE, "log_sum_exp = running_max + tl.log2(total)"),
+        (PAGED_WEIGHTS, "weights = tl.exp2(lses - reference)"),
+        (MERGED_LSE, "(largest + tl.log2(divisor)) * 0.6931471805599453"),
+    ),
+    "page numbers in the step that needs them": changed("8.5", (PAGES, SAME_STEP)),
+    "partial results in the query's dtype where that is float32": changed(
+        "8.5",
+        ("dtype=torch.float32, device=query.device)\n    lses", "dtype=torch.float32).to(query.device)\n    lses"),
+    ),
+}
