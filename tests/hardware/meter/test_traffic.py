@@ -748,6 +748,22 @@ def test_an_autotuned_kernel_runs_once_by_its_first_configuration(repaired):
     assert [launch.grid for launch in meter.report().launches] == [(2, 1, 1)]
 
 
+@triton.jit
+def nested_call_kernel(source, target, BLOCK: tl.constexpr):
+    lanes = tl.arange(0, BLOCK)
+    tl.store(target, tl.sum(tl.load(source + lanes) + tl.zeros([BLOCK], tl.float32), axis=0))
+
+
+def test_a_launch_leaves_the_language_as_it_was_and_a_nested_call_the_launchs(repaired):
+    """The members of `triton.language` are listed once, not at each launch and each call of `tl.sum`."""
+    before = {name: getattr(tl, name) for name in dir(tl)}
+    target = torch.empty(1)
+    for _ in range(2):
+        nested_call_kernel[(1,)](torch.ones(8), target, BLOCK=8)
+        assert target.item() == 8.0
+    assert all(getattr(tl, name) is member for name, member in before.items())
+
+
 def test_a_triton_that_has_moved_what_is_repaired_stays_as_it_is(monkeypatch):
     monkeypatch.delattr(interpreter, "_implicit_cvt")
     monkeypatch.delattr(interpreter, "_patch_lang")

@@ -5,7 +5,8 @@ from tests.submissions.edits import changed
 WRONG = {
     "registers_strictly": changed("4.2", ("<= 128 * threads", "< 128 * threads")),
     "largest_product": changed(
-        "4.2", ("max(fitting, default=None)", "max(fitting, key=lambda tile: (tile[0] * tile[1], tile[0]), default=None)")
+        "4.2",
+        ("max(fitting, default=None)", "max(fitting, key=lambda tile: (tile[0] * tile[1], tile[0]), default=None)"),
     ),
     "value_tile_forgotten": changed("4.2", ("query_rows + 2 * stages * key_rows", "query_rows + stages * key_rows")),
     "stages_forgotten": changed("4.2", ("query_rows + 2 * stages * key_rows", "query_rows + 2 * key_rows")),

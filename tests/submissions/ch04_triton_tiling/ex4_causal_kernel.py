@@ -10,7 +10,9 @@ MASK = 'scores = tl.where(keys[None, :] <= positions[:, None], scores, float("-i
 
 
 WRONG = {
-    "hidden_finite": changed("4.4", ('positions[:, None], scores, float("-inf"))', "positions[:, None], scores, -10000.0)")),
+    "hidden_finite": changed(
+        "4.4", ('positions[:, None], scores, float("-inf"))', "positions[:, None], scores, -10000.0)")
+    ),
     "maximum_counts_hidden": changed(
         "4.4", ("tl.max(scores, axis=1)", "tl.max(tl.dot(query, tl.trans(key_tile)) * scale_log2, axis=1)")
     ),

@@ -459,4 +459,55 @@ def _repair_tuning() -> bool:
     return True
 
 
-_REPAIRS = (_repair_loops, _repair_conditions, _repair_numbers, _repair_imports, _repair_tuning)
+def _repair_patching() -> bool:
+    """A quarter of the interpreter's time: it lists the members of triton.language at each launch and nested call.
+
+    The builtins among them are the same each time; they are listed once, while none of them is patched.
+    """
+    import inspect
+
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    slow = interpreter._patch_builtin
+    if hasattr(slow, "builtins_of") or list(inspect.signature(slow).parameters) != ["pkg", "builder", "scope"]:
+        return False
+    builtins_of: dict[object, list[str]] = {}
+
+    def patch_builtin(pkg, builder, scope):
+        if pkg not in builtins_of:
+            found = [name for name, member in inspect.getmembers(pkg) if tl.core.is_builtin(member)]
+            if not found:  # patched already, by the launch that this nested call is part of
+                return
+            builtins_of[pkg] = found
+        names = builtins_of[pkg]
+        if not tl.core.is_builtin(getattr(pkg, names[0])):
+            return
+        for name in names:
+            member = getattr(pkg, name)
+            if tl.core.is_builtin(member):
+                interpreter._patch_attr(pkg, name, member, builder, scope)
+
+    class Pkg:
+        """What the two must patch alike."""
+
+        load, other = tl.load, staticmethod(len)
+
+    class Scope:
+        def __init__(self):
+            self.names = []
+
+        def set_attr(self, pkg, name, value):
+            self.names.append(name)
+
+    one, two = Scope(), Scope()
+    slow(Pkg, None, one)
+    patch_builtin(Pkg, None, two)
+    if one.names != two.names or one.names != ["load"]:
+        return False
+    patch_builtin.builtins_of = builtins_of  # type: ignore[attr-defined]
+    interpreter._patch_builtin = patch_builtin
+    return True
+
+
+_REPAIRS = (_repair_loops, _repair_conditions, _repair_numbers, _repair_imports, _repair_tuning, _repair_patching)
