@@ -313,11 +313,11 @@ class _Decode:
 
     def _step(self, scores, values, maximum, total, accumulator):
         s = self.slips
-        if s("maximum_of_the_group"):
+        if s("softmax_over_the_group"):
+            top = scores.amax(3, keepdim=True)
+        elif s("maximum_of_the_group"):
             top = scores.amax((3, 4), keepdim=True)[..., 0].expand_as(maximum)
             top = top.clamp(min=0.0) if self.group < ROWS else top  # rows of padding score 0
-        elif s("softmax_over_the_group"):
-            top = scores.amax(3, keepdim=True)
         else:
             top = scores.amax(4)
         if s("softmax_over_the_group"):

@@ -400,8 +400,8 @@ EMPTY_TILE = (
 EMPTY_SPLITS = (
     Slip("empty_split_nan", EMPTY_SPLIT),
     Slip("empty_split_nan__not_written", EMPTY_SPLIT),
-    Slip("empty_split_nan__in_the_loop", EMPTY_TILE),
-    Slip("empty_split_nan__in_one_step_at_least", EMPTY_TILE),
+    Slip("empty_split_nan__in_the_loop", EMPTY_TILE, is_nan=True),
+    Slip("empty_split_nan__in_one_step_at_least", EMPTY_TILE, is_nan=True),
     Slip(
         "empty_split_counts",
         "A split without keys has a log-sum-exp of 0, as if its weights added up to 1. The logarithm of an empty sum "

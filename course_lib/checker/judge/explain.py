@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from course_lib.checker.judge.compare import Truth
-from course_lib.checker.judge.evaluate import once
+from course_lib.checker.judge.evaluate import float64, once
 from course_lib.checker.judge.outcome import Outcome
 from course_lib.checker.specification.exercise import Case, arguments
 from course_lib.checker.specification.model import Model, Slip, Slips
@@ -26,8 +26,9 @@ from course_lib.checker.specification.nested import leaves, structure
 
 ROUNDING = 3e-4  # of the largest value: what a float32 kernel and a model that adds in another order may differ by
 ROUNDING_16 = 1e-2  # the same where results have 16 bits
-SECONDS = 1.0  # of a processor, for trying pairs of slips
-TELLING = 3  # failing cases in which two slips are looked for
+SECONDS = 3.0  # of a processor, for trying them
+TELLING = 8  # failing cases by which pairs of slips are ranked
+MOST_PAIRS = 400  # of the likeliest, which are tried
 ROUNDS = 3  # further cases that are drawn to tell explanations apart
 
 
@@ -112,6 +113,8 @@ def _smallest(model: Model, outcomes: Sequence[Outcome], outside: bool) -> list[
     found = [made for style in model.styles for slip in model.slips if search.explains(made := Made((slip,), style))]
     if not found and model.pairs:
         found = search.explaining_pairs()
+    if any(outcome.seen.unwritten for outcome in outcomes if not outcome.right_at_first):
+        found = [made for made in found if not any(slip.is_nan for slip in made.slips)]
     return [made for made in found if search.reaches_outside(made) == outside] or (found if outside else [])
 
 
@@ -144,7 +147,7 @@ class _Search:
         end = time.process_time() + SECONDS
         found = [
             made
-            for made in itertools.takewhile(lambda _: time.process_time() < end, self.pairs())
+            for made in itertools.takewhile(lambda _: time.process_time() < end, self.pairs()[:MOST_PAIRS])
             if self.explains(made)
         ]
         place = {slip: number for number, slip in enumerate(self.model.slips)}
@@ -225,7 +228,8 @@ def prediction(model: Model, made: Made, case: Case) -> Predicted | None:
 def _worked_out(model: Model, made: Made, case: Case) -> Predicted | None:
     """What the model makes of the case; it gets copies with the same strides, and writes those that are written."""
     try:
-        args, written = arguments(case, copy.deepcopy) if case.in_place else (case.args, [])
+        convert = float64 if model.in_float64 else copy.deepcopy
+        args, written = arguments(case, convert) if case.in_place or model.in_float64 else (case.args, [])
         with torch.no_grad():
             slips = Slips([*(slip.id for slip in made.slips), *made.style])
             result = model.compute(slips, *args)

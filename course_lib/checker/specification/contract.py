@@ -77,7 +77,7 @@ class Contract:
         fresh = {(name, level) for name, levels in self.choices.items() for level in range(len(levels))}
         while missing and len(rows) < self.most:
             row = max(
-                (self._candidate(draw, missing, fresh) for _ in range(TRIES)),
+                (self._candidate(draw, missing, fresh, from_fresh=number % 2 == 0) for number in range(TRIES)),
                 key=lambda row: (len(fresh & _levels(row)), len(missing.keys() & _met(row))),
             )
             if not missing.keys() & _met(row) and not fresh & _levels(row):
@@ -101,8 +101,17 @@ class Contract:
             if self._completed(draw, dict(pair)) is not None
         }
 
-    def _candidate(self, draw: Draw, missing: Mapping[frozenset, None], fresh: Set) -> dict[str, int]:
-        """A row that holds one missing pair, filled up with levels that have not stood yet, or any."""
+    def _candidate(
+        self, draw: Draw, missing: Mapping[frozenset, None], fresh: Set, from_fresh: bool = False
+    ) -> dict[str, int]:
+        """A row that holds one missing pair, or one level that has not stood yet, filled up with such levels, or any.
+
+        Few sets of choices may hold a level, such as many splits that meet few rows alone: it is begun with.
+        """
+        if fresh and from_fresh:
+            row = self._completed(draw, dict([draw.choice(sorted(fresh))]), fresh)
+            if row:
+                return row
         pair = next(itertools.islice(missing, draw.integer(0, len(missing)), None))
         row = self._completed(draw, dict(pair), fresh) or self._completed(draw, dict(pair))
         return row or self._candidate(draw, missing, fresh)

@@ -22,6 +22,7 @@ class Slip:
         id: snake_case name. What follows two underscores is one way of several to make the same mistake.
         sentence: the cause and where to look, in the second person.
         alone: whether it is left out of pairs: one of many that seldom meet another slip.
+        is_nan: whether it leaves NaN that a kernel computes, so that it is not named where memory was never written.
         formula: in `Exercise.slips` the whole computation as somebody who makes this slip writes it, called like the
             oracle; None where it has nothing to say of these arguments. Several where the slip takes several forms. In
             a model None: there a slip is a switch.
@@ -30,6 +31,7 @@ class Slip:
     id: str
     sentence: str
     alone: bool = False
+    is_nan: bool = False
     formula: Callable | tuple[Callable, ...] | None = None
 
     @property
@@ -74,6 +76,7 @@ class Model:
         first_of_equals: of several explanations that no drawn case tells apart, name the first; else none is named.
             Where an author wrote the sentences of two of them, none is either.
         none_is_a_result: whether None is what may be computed; `NotImplemented` then says that there is nothing to say.
+        in_float64: whether it gets copies of the tensors in float64: for whole formulas, whose slips are no rounding.
         may_be_silent: whether cases of which it has nothing to say speak neither for its slips nor against them.
     """
 
@@ -85,6 +88,7 @@ class Model:
     first_of_equals: bool = False
     none_is_a_result: bool = False
     may_be_silent: bool = False
+    in_float64: bool = False
 
     def __post_init__(self) -> None:
         names = [slip.id for slip in self.slips]

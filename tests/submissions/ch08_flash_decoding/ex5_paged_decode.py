@@ -41,6 +41,10 @@ def paged_lse(expression):
 
 
 WRONG = {
+    "finite_for_empty": changed(
+        "8.5",
+        ("largest + tl.log(divisor)", "tl.maximum(largest, -1e4) + tl.log(divisor)"),
+    ),
     "page_size_rounded_up": changed("8.5", ("PAGE_SIZE=page_size", "PAGE_SIZE=triton.next_power_of_2(page_size)")),
     "strides_ignored__width_of_the_table": changed("8.5", ("block_tables.stride(0)", "block_tables.shape[1]")),
     "averaged_without_weights": changed("8.5", (WHOLE, "output = tl.sum(parts, axis=0) / splits")),
