@@ -63,6 +63,10 @@ def scores_cases(draw):
             (draw.normal(1, 70, 128, dtype=half), draw.normal(1, 130, 128, dtype=half), 128**-0.5),
             metered=True,
         ),
+        Case(
+            "float16, scores of ±5 from products beyond what float16 holds",
+            (draw.normal(1, 20, 16, scale=500.0, dtype=half), draw.normal(1, 20, 16, scale=500.0, dtype=half), 5e-6),
+        ),
     ]
     return cases + on_a_gpu(draw) if draw.on_gpu else cases
 

@@ -92,6 +92,8 @@ def attention_cases(draw):
         return Case(name, (query.to(dtype), keys, values, scale, tile), driver=read_pairs_once)
 
     half = torch.float16
+    query = draw.normal(8)
+    below = (query, _keys_for(draw, query, 40, 8**-0.5, 3.0, level=-200.0), draw.normal(40, 8), 8**-0.5, 16)
     scaled = (
         draw.normal(8, scale=100.0, shift=300.0, dtype=half),
         draw.normal(20, 8, scale=2e-5, dtype=half),
@@ -106,6 +108,7 @@ def attention_cases(draw):
         case("ascending scores: the maximum grows at every tile", 96, 16, spread=3.0, order="ascending"),
         # A maximum that is not carried on drops by more than exp can hold.
         case("descending scores, from about 150 to -150", 96, 16, spread=60.0, order="descending"),
+        Case("40 keys, scores near -200", below, driver=read_pairs_once),
         # exp of a difference that a negative scale has turned round.
         case("40 keys, scale -0.5, scores of ±200", 40, 16, spread=80.0, scale=-0.5),
         Case(

@@ -184,7 +184,7 @@ class _Search:
             predicted = prediction(self.model, made, outcome.case)
             if predicted is None and self.model.may_be_silent:
                 continue
-            if predicted is None or not alike(outcome.got, predicted.value, outcome.truth):
+            if predicted is None or not _explained(outcome, predicted):
                 return False
             if not outcome.right_at_first:
                 failed += 1
@@ -209,9 +209,15 @@ def _numbers(predicted: Predicted | None) -> torch.Tensor | None:
     return torch.cat([leaf.double().cpu().flatten() for leaf in found]).nan_to_num(nan=3e38, posinf=2e38, neginf=-2e38)
 
 
+def _explained(outcome: Outcome, predicted: Predicted) -> bool:
+    """Whether an answer made so gives the outcome; what it reads outside a tensor, told as NaN, may be anything."""
+    unknown = predicted.outside and bool(outcome.seen.out_of_bounds)
+    return alike(outcome.got, predicted.value, outcome.truth, unknown)
+
+
 def _reproduces(model: Model, made: Made, outcome: Outcome) -> bool:
     predicted = prediction(model, made, outcome.case)
-    return predicted is not None and alike(outcome.got, predicted.value, outcome.truth)
+    return predicted is not None and _explained(outcome, predicted)
 
 
 def _cost(case: Case) -> int:
@@ -247,8 +253,10 @@ def raise_when_strict() -> None:
         raise
 
 
-def alike(got: Any, predicted: Any, truth: Truth | None = None) -> bool:
+def alike(got: Any, predicted: Any, truth: Truth | None = None, unknown: bool = False) -> bool:
     """Whether a result is what a model makes, up to rounding; what is not finite must stand in the same places.
+
+    With `unknown`, anything may stand where the model makes NaN.
 
     The error that a right answer may make counts too, where the truth is given: large scores leave large errors.
     """
@@ -258,6 +266,8 @@ def alike(got: Any, predicted: Any, truth: Truth | None = None) -> bool:
     for (path, mine), (_, told) in zip(leaves(got), leaves(predicted)):
         allowed = truth.allowed(path) if truth and isinstance(right.get(path), torch.Tensor) else None
         slack = float(allowed.max()) if allowed is not None and allowed.numel() else 0.0
+        if unknown and isinstance(told, torch.Tensor) and isinstance(mine, torch.Tensor) and mine.shape == told.shape:
+            mine = mine.masked_fill(told.isnan().to(mine.device), math.nan) if mine.is_floating_point() else mine
         if not _same(mine, told, slack):
             return False
     return True
