@@ -10,8 +10,6 @@ import math
 
 import torch
 
-UNDERFLOW = -104.0  # exp of anything smaller is 0 in float32
-
 
 def visible_pairs(query_length: int, key_length: int, distance: int = 0) -> torch.Tensor:
     """The causal mask aligned to the end, bool [query_length, key_length]: a key at most `distance` places later."""
@@ -120,22 +118,6 @@ def merged(query, key, value, key_rows) -> torch.Tensor:
     return output
 
 
-def without_running_max(query, key, value, visible=None, empty=0.0, guarded=False) -> torch.Tensor:
-    """exp of the scores as they are, in float32, where it overflows above 88; guarded: a sum of 0 counts as 1."""
-    query, key, value = query.float(), key.float(), value.float()
-    scores = scores_of(query, key, visible)
-    weights = torch.exp(scores)
-    row_sum = weights.sum(dim=-1, keepdim=True)
-    output = (weights @ value) / (row_sum.masked_fill(row_sum == 0, 1.0) if guarded else row_sum)
-    return output.masked_fill((scores == -math.inf).all(dim=-1, keepdim=True), empty).double()
-
-
-def from_zero(query, key, value, visible=None, lost=0.0) -> torch.Tensor:
-    """A running maximum that starts at 0: rows whose exponentials then all underflow in float32 come out as `lost`."""
-    under = scores_of(query, key, visible).amax(dim=-1, keepdim=True) < UNDERFLOW
-    return attention(query, key, value, visible).masked_fill(under, lost)
-
-
 def streamed(
     query, key, value, key_rows, *, visible=None, rescale_sum=True, rescale_accumulator=True, divided_before=0
 ) -> torch.Tensor:
@@ -175,77 +157,11 @@ def normalised_per_tile(query, key, value, key_rows, visible=None) -> torch.Tens
     )
 
 
-def reduced_over_queries(query, key, value, query_rows, key_rows) -> torch.Tensor | None:
-    """Maximum and sum taken down the columns of each square tile instead of along its rows."""
-    scores = scores_of(query, key)
-    if query_rows != key_rows or scores.shape[-2] % query_rows or scores.shape[-1] % key_rows or scores.max() > 40:
-        return None
-    outputs = []
-    for first in range(0, scores.shape[-2], query_rows):
-        running_max = torch.full((*scores.shape[:-2], key_rows), -math.inf, dtype=scores.dtype)
-        running_sum = torch.zeros_like(running_max)
-        accumulator = torch.zeros(*scores.shape[:-2], query_rows, value.shape[-1], dtype=scores.dtype)
-        for start in range(0, scores.shape[-1], key_rows):
-            tile = scores[..., first : first + query_rows, start : start + key_rows]
-            new_max = torch.maximum(running_max, tile.amax(dim=-2))
-            weights, rescale = torch.exp(tile - new_max[..., None]), torch.exp(running_max - new_max)
-            running_sum = running_sum * rescale + weights.sum(dim=-2)
-            accumulator = accumulator * rescale[..., None] + weights @ value[..., start : start + key_rows, :]
-            running_max = new_max
-        outputs.append(accumulator / running_sum[..., None])
-    return torch.cat(outputs, dim=-2)
-
-
-def first_keys(query, key, value, count, visible=None, empty=0.0) -> torch.Tensor:
-    """Only the first `count` keys are looked at; NaN when that is none."""
-    if count <= 0:
-        return torch.full((*query.shape[:-1], value.shape[-1]), math.nan, dtype=value.dtype)
-    return attention(
-        query, key[..., :count, :], value[..., :count, :], None if visible is None else visible[:, :count], empty=empty
-    )
-
-
-def last_keys(query, key, value, key_rows) -> torch.Tensor:
-    """Only the last tile of keys counts."""
-    start = (key.shape[-2] - 1) // key_rows * key_rows
-    return attention(query, key[..., start:, :], value[..., start:, :])
-
-
 def not_divided(query, key, value, visible=None) -> torch.Tensor:
     """The weights are measured from the row's maximum and never divided by their sum."""
     scores = scores_of(query, key, visible)
     row_max = scores.amax(dim=-1, keepdim=True)
     return torch.exp(scores - row_max.masked_fill(row_max == -math.inf, 0.0)) @ value
-
-
-def hidden_scored(query, key, value, visible, read, fill) -> torch.Tensor:
-    """Pairs that are not visible score `fill`, for the first `read` [query_length] keys; the rest is not looked at.
-
-    Keys past the end are zeros, and score `fill` as well.
-    """
-    missing = max(0, int(read.max()) - key.shape[-2])
-    key, value = (torch.nn.functional.pad(matrix, (0, 0, 0, missing)) for matrix in (key, value))
-    seen = torch.nn.functional.pad(visible, (0, missing), value=False)
-    scores = torch.where(seen, scores_of(query, key), fill)
-    unread = torch.arange(key.shape[-2])[None, :] >= read[:, None]
-    return _softmax_or_nothing(scores.masked_fill(unread, -math.inf)) @ value
-
-
-def _softmax_or_nothing(scores) -> torch.Tensor:
-    nothing = (scores == -math.inf).all(dim=-1, keepdim=True)
-    return torch.softmax(scores.masked_fill(nothing, 0.0), dim=-1).masked_fill(nothing, 0.0)
-
-
-def keys_not_turned(query, key, value, key_rows, visible=None) -> torch.Tensor | None:
-    """Queries multiplied with tiles of keys that were not transposed, where the padded head dimension permits it."""
-    head_dim, key_length = query.shape[-1], key.shape[-2]
-    if max(16, 1 << (head_dim - 1).bit_length()) != key_rows:
-        return None
-    pad = torch.nn.functional.pad
-    tiles = pad(key, (0, key_rows - head_dim, 0, -key_length % key_rows)).split(key_rows, dim=-2)
-    scores = torch.cat([pad(query, (0, key_rows - head_dim)) @ tile for tile in tiles], dim=-1)[..., :key_length]
-    scores = scores / math.sqrt(head_dim)
-    return _softmax_or_nothing(scores if visible is None else scores.masked_fill(~visible, -math.inf)) @ value
 
 
 def heads_forgotten(attend, names="qkv"):
@@ -279,20 +195,6 @@ def stored_in_one_head(attend):
     return result
 
 
-def only_first(attend, *, heads=False, rows=None):
-    """A fingerprint of too small a grid: only the first head, or the first `rows` queries, were ever written."""
-
-    def result(*args):
-        output = attend(*args).clone()
-        if heads:
-            output[1:] = math.nan
-        if rows is not None:
-            output[:, rows:] = math.nan
-        return output
-
-    return result
-
-
 def zeros_scored(query, key, value, key_rows, visible=None) -> torch.Tensor:
     """The last tile filled up with zero keys and values that count: each scores 0 rather than minus infinity."""
     missing = -key.shape[-2] % key_rows
@@ -300,15 +202,6 @@ def zeros_scored(query, key, value, key_rows, visible=None) -> torch.Tensor:
     return attention(
         query, key, value, None if visible is None else torch.nn.functional.pad(visible, (0, missing), value=False)
     )
-
-
-def transposed_by_shape(query, key, value) -> torch.Tensor | None:
-    """Keys read as if their memory held [head_dim, key_length]: element (d, n) at d · row stride + n."""
-    length, head_dim = key.shape[-2:]
-    if not (query.is_contiguous() and key.is_contiguous()) or length < head_dim:
-        return None
-    swapped = key.as_strided((*key.shape[:-2], head_dim, length), (*key.stride()[:-2], head_dim, 1))
-    return attention(query, swapped.transpose(-1, -2), value)
 
 
 def ordered_rows(draw, heads: int, query_length: int, key_length: int, head_dim: int, descending: bool = False):

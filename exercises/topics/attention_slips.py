@@ -39,6 +39,29 @@ from exercises.topics.attention_sentences import (
 
 TENSORS = ("query", "key", "value")
 
+RESCALED_WRONGLY = (
+    Slip(
+        "rescale_turned_round",
+        "The factor is exp(new maximum - old maximum). What was added before has to shrink when the maximum grows: it "
+        "is exp(old maximum - new maximum).",
+    ),
+    Slip(
+        "accumulator_rescaled_after_adding",
+        "The accumulator is rescaled after the tile's product was added. The product is measured from the new maximum "
+        "already: rescale first, then add.",
+    ),
+    Slip(
+        "sum_rescaled_after_adding",
+        "The running sum is rescaled after the tile's weights were added. They are measured from the new maximum "
+        "already: rescale first, then add.",
+    ),
+    Slip(
+        "accumulator_overwritten",
+        "The accumulator holds the last tile's product alone: it is overwritten where it should be added to.",
+    ),
+    Slip("sum_not_kept", "The running sum holds the last tile's weights alone. Add them to what it held, rescaled."),
+)
+
 TILED = (
     Slip("only_first_head", ONLY_FIRST_HEAD),
     Slip("only_first_rows", ONLY_FIRST_ROWS),
@@ -104,26 +127,7 @@ TILED = (
     Slip("nothing_rescaled", NOTHING_RESCALED),
     Slip("accumulator_not_rescaled", ACCUMULATOR_NOT_RESCALED),
     Slip("sum_not_rescaled", SUM_NOT_RESCALED),
-    Slip(
-        "rescale_turned_round",
-        "The factor is exp(new maximum - old maximum). What was added before has to shrink when the maximum grows: it "
-        "is exp(old maximum - new maximum).",
-    ),
-    Slip(
-        "accumulator_rescaled_after_adding",
-        "The accumulator is rescaled after the tile's product was added. The product is measured from the new maximum "
-        "already: rescale first, then add.",
-    ),
-    Slip(
-        "sum_rescaled_after_adding",
-        "The running sum is rescaled after the tile's weights were added. They are measured from the new maximum "
-        "already: rescale first, then add.",
-    ),
-    Slip(
-        "accumulator_overwritten",
-        "The accumulator holds the last tile's product alone: it is overwritten where it should be added to.",
-    ),
-    Slip("sum_not_kept", "The running sum holds the last tile's weights alone. Add them to what it held, rescaled."),
+    *RESCALED_WRONGLY,
     Slip("only_first_tile", FIRST_TILE_ONLY),
     Slip("last_tile_skipped", LAST_TILE_SKIPPED),
     Slip(

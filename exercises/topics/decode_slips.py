@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from course_lib.checker.specification.model import Slip
 from exercises.topics.attention_sentences import LOG2E_MISSING, NATURAL_EXP
+from exercises.topics.attention_slips import RESCALED_WRONGLY
 from exercises.topics.decode_merge import FIXED_TILES
 
 BY_MODULO = (
@@ -152,26 +153,7 @@ SOFTMAX = (
         "sum_not_rescaled",
         "The running sum is not rescaled when the running maximum grows. It gets the same factor as the accumulator.",
     ),
-    Slip(
-        "rescale_turned_round",
-        "The factor is exp(new maximum - old maximum). What was added before has to shrink when the maximum grows: it "
-        "is exp(old maximum - new maximum).",
-    ),
-    Slip(
-        "accumulator_rescaled_after_adding",
-        "The accumulator is rescaled after the tile's product was added. The product is measured from the new maximum "
-        "already: rescale first, then add.",
-    ),
-    Slip(
-        "sum_rescaled_after_adding",
-        "The running sum is rescaled after the tile's weights were added. They are measured from the new maximum "
-        "already: rescale first, then add.",
-    ),
-    Slip(
-        "accumulator_overwritten",
-        "The accumulator holds the last tile's product alone: it is overwritten where it should be added to.",
-    ),
-    Slip("sum_not_kept", "The running sum holds the last tile's weights alone. Add them to what it held, rescaled."),
+    *RESCALED_WRONGLY,
     Slip(
         "tail_keys_scored",
         "Keys past the end were loaded as zeros and counted: a key of zeros scores 0, and exp(0 - maximum) is not 0. "

@@ -26,11 +26,6 @@ def consecutive(table, positions, head, shape):
     return row_of(table[0] + torch.arange(len(table)), positions, head, shape)
 
 
-def without_table(table, positions, head, shape):
-    """The slip: the table is not looked at; block i is page i."""
-    return row_of(torch.arange(len(table)), positions, head, shape)
-
-
 def not_multiplied(table, positions, head, shape):
     """The slip: a page's number is taken as that of its first row, not multiplied by the page's size."""
     return table[positions // shape[2]] + head * shape[2] + positions % shape[2]
@@ -44,11 +39,6 @@ def heads_forgotten(table, positions, head, shape):
 def first_head(table, positions, head, shape):
     """The slip: every head reads the keys of head 0."""
     return row_of(table, positions, 0, shape)
-
-
-def first_in_page(table, positions, head, shape):
-    """The slip: the offset in the page is left out."""
-    return row_of(table, positions // shape[2] * shape[2], head, shape)
 
 
 def paged_decode(
@@ -106,16 +96,6 @@ def paged_decode(
 def whole_pages(length, page_size, blocks):
     """The slip: the last page is read whole, whatever it holds."""
     return -(-length // page_size) * page_size
-
-
-def whole_pages_after_the_first(length, page_size, blocks):
-    """The slip: the offset in the page is compared with the length, which only a single page's sequence survives."""
-    return length if length < page_size else whole_pages(length, page_size, blocks)
-
-
-def full_pages(length, page_size, blocks):
-    """The slip: the last, partly filled page is left out."""
-    return length // page_size * page_size
 
 
 def one_more(length, page_size, blocks):

@@ -11,7 +11,7 @@ from course_lib.checker.judge.explain import Made, differ
 from course_lib.checker.judge.known_mistakes import Cause, find_mistake
 from course_lib.checker.judge.outcome import Outcome, compare_case
 from course_lib.checker.judge.stopping import stopped
-from course_lib.checker.judge.verdict import Finding
+from course_lib.checker.judge.verdict import Finding, readable
 from course_lib.checker.runner.frames import Frame
 from course_lib.checker.runner.running import Run, run_cases, run_some
 from course_lib.checker.specification import cells
@@ -146,7 +146,7 @@ class Evidence:
         """What the answer printed, without what would move a terminal's cursor or turn a line's direction round."""
         texts = [self.stop[0].ending.printed] if self.stop else [run.ending.printed for run in self.runs]
         text = next(filter(None, texts), "")
-        return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
+        return readable(text)
 
     @cached_property
     def undefined_alone(self) -> bool:
