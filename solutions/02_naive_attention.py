@@ -238,8 +238,8 @@ for queries, keys in ((4, 4), (2, 5), (5, 3)):
 def causal_softmax(scores: torch.Tensor) -> torch.Tensor:
     """Causal attention probabilities.
 
-    scores: [heads, query_length, key_length], any lengths, any float dtype; numbers of any size. The last query stands
-    at the last key.
+    scores: [heads, query_length, key_length], any lengths, any float dtype; numbers of any size. For float64 the
+        precision of float32 will do. The last query stands at the last key.
     Returns: the same shape and dtype. Each row adds up to 1, hidden keys have 0; a query that sees no key has a row of
     zeros.
     """

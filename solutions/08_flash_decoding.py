@@ -296,7 +296,8 @@ def split_attention(query, key_cache, value_cache, lengths, splits):
     Returns:
         (outputs, lses), float32, contiguous: [splits, batch, query_heads, head_dim], each split's own average of its
         values, and [splits, batch, query_heads], the natural logarithm of its sum of exponentials of scaled scores. A
-        split without keys has an output of zeros and a log-sum-exp of -inf.
+        split without keys has an output of zeros and a log-sum-exp of -inf. The bytes are counted: each key and value
+        of a split is read once for all heads of its group.
     """
     batch, query_heads, head_dim = query.shape
     key_heads = key_cache.shape[1]

@@ -9,6 +9,7 @@ from course_lib.checker.specification.needs import ANY, HOPPER, HOPPER_AND_LATER
 from course_lib.checker.specification.requirements import (
     Allocates,
     CompilesWith,
+    Contiguous,
     FasterThan,
     Forbids,
     LaunchesTriton,
@@ -27,6 +28,7 @@ __all__ = [
     "Case",
     "CaseResult",
     "CompilesWith",
+    "Contiguous",
     "CourseError",
     "Draw",
     "Exercise",

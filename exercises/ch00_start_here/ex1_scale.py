@@ -62,6 +62,8 @@ def compute(s, x, factor):
         factor = int(factor)
     if s("factor_truncated__rounded"):
         factor = round(factor)
+    if s("factor_or_one"):
+        factor = factor or 1.0
     if s("factor_without_sign"):
         factor = abs(factor)
     if s("not_scaled"):
@@ -85,6 +87,7 @@ TRUNCATED = "The factor was cut to a whole number, as `int(factor)` does. It may
 SLIPS = (
     Slip("not_scaled", "The result is x itself: the kernel copies and never multiplies by the factor."),
     Slip("factor_added", "The factor was added where it should multiply."),
+    Slip("factor_or_one", "A factor of 0 was taken for none: `factor or 1.0` is 1.0 there. 0 is like any other."),
     Slip("factor_truncated", TRUNCATED),
     Slip("factor_truncated__rounded", TRUNCATED.replace("cut", "rounded").replace("int(", "round(")),
     *of_programs(20_001),

@@ -83,6 +83,10 @@ def compute(s, x, y, scale):
         scale = int(scale)
     if s("scale_truncated__rounded"):
         scale = round(scale)
+    if s("scale_or_one"):
+        scale = scale or 1.0
+    if s("scale_without_sign"):
+        scale = max(scale, 0.0)
     if s("scale_missing"):
         scale = 1.0
     if s("x_for_y"):
@@ -150,6 +154,8 @@ SLIPS = (
     Slip("y_scaled", "y was scaled instead of x."),
     Slip("scale_added", "`scale` was added where it should multiply x."),
     Slip("scale_truncated", TRUNCATED),
+    Slip("scale_or_one", "A scale of 0 was taken for none: `scale or 1.0` is 1.0 there. 0 is a scale like any other."),
+    Slip("scale_without_sign", "A scale below 0 was cut to 0. It may have any sign."),
     Slip("scale_truncated__rounded", TRUNCATED.replace("cut", "rounded").replace("int(", "round(")),
     Slip("y_missing", "y is never added: the result is relu(scale * x)."),
     Slip("x_missing", "x is left out: the result is relu(y)."),

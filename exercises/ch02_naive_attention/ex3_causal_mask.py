@@ -20,6 +20,7 @@ def causal_cases(draw):
         Case("one query, one key", (draw.normal(1, 1, 1),)),
         Case(f"{prime} × {prime}, scores near 1000", (draw.normal(2, prime, prime, shift=1000.0, scale=5.0),)),
         Case("scores near -200, 8 × 21", (draw.normal(2, 8, 21, shift=-200.0, scale=3.0),)),
+        Case("scores between -1e20 and -2e20, 8 × 8", (draw.uniform(2, 8, 8, low=-2e20, high=-1e20),)),
         Case("7 queries, 4 keys: the first three see nothing", (draw.normal(2, 7, 4),)),
         Case("float16, 17 × 33", (draw.normal(2, 17, 33, dtype=torch.float16),)),
     ]

@@ -49,6 +49,7 @@ def row_softmax_cases(draw):
         ),
         Case("1100 keys, float16", (draw.normal(1, 3, 1100, dtype=torch.float16, scale=3.0), False), metered=True),
         Case("causal, 9 × 9", (draw.normal(1, 9, 9, scale=2.0), True)),
+        Case("causal, 8 × 8, scores between -1e20 and -2e20", (draw.uniform(1, 8, 8, low=-2e20, high=-1e20), True)),
         Case("causal, 7 queries, 4 keys: three see nothing", (draw.normal(1, 7, 4), True)),
         Case(
             "scores stored [query, head, key], and the result's memory read row after row",

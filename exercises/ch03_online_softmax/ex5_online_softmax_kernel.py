@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Mistake, Moves
+from course_lib.checker import TRITON, Case, Contiguous, Exercise, Forbids, LaunchesTriton, Mistake, Moves
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.layouts import CONTIGUOUS, expanded, gaps
 from course_lib.checker.specification.model import Model, Slip
@@ -250,6 +250,7 @@ EXERCISE = Exercise(
         LaunchesTriton(),
         Forbids((*SHORTCUTS, "exp", "exp2", "max", "amax", "sum", "div")),
         Moves(lambda x, block: 3 * x.numel() * x.element_size(), slack=1.02),
+        Contiguous(),
     ),
     hints=(
         "The kernel has the shape of the naive one: two loops over the row's tiles. The first finds what the second "

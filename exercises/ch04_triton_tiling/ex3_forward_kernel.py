@@ -21,6 +21,7 @@ from exercises.ch04_triton_tiling.parts import (
     outputs_only,
     overflowing,
     rereads_queries,
+    rising_by_tiles,
     tiled_bytes,
 )
 from exercises.topics.attention import (
@@ -41,6 +42,7 @@ def kernel_cases(draw):
         Case("one tile of queries, one of keys", matrices(draw, 1, 64, 64, 32)),
         Case("two heads, 128 × 192", matrices(draw, 2, 128, 192, 32)),
         Case("scores of ±150: exp overflows", matrices(draw, 1, 64, 192, 32, score=BIG)),
+        Case("each tile's scores 160 above the last one's", rising_by_tiles(draw)),
         Case("float16, 1024 equal scores, values near 100", overflowing(draw)),
         Case("float16, head dimension 32, scores of ±600", large_in_16_bits()),
         layout_case(draw, "two heads; q, k and v each stored in another way", 2, 64, 128, 32),

@@ -43,6 +43,13 @@ def far_below(draw, heads, query_length, key_length, head_dim=32):
     return query, key, draw.normal(heads, key_length, head_dim)
 
 
+def rising_by_tiles(draw, head_dim=32):
+    """64 queries and 192 keys, in float32; the scores of each 64 keys lie 160 above those of the 64 before."""
+    query, key, value = matrices(draw, 1, 64, 192, head_dim, score=0.1)
+    query[..., 0], key[..., 0] = math.sqrt(head_dim), 160.0 * (torch.arange(192) // 64)
+    return query, key, value
+
+
 def far_below_finite(heads, query_length, key_length, head_dim=32):
     """Key 0 scores -1e20 with every query and the others -2e20: below any number that might hide a key.
 

@@ -14,7 +14,7 @@ from course_lib.checker.specification.model import Slip
 from exercises.ch07_grouped_query_attention.slips import BIG, KEYS_REPEATED, repeats_keys
 from exercises.topics.attention import close_to
 from exercises.topics.decode import PLAIN, cached, decode, decode_bytes
-from exercises.topics.decode_inputs import SCORES, UNUSED, cache, fits, laid_apart, layouts, lengths
+from exercises.topics.decode_inputs import SCORES, UNUSED, cache, far_below_finite, fits, laid_apart, layouts, lengths
 from exercises.topics.decode_model import Shape, decode_model
 from exercises.topics.decode_slips import (
     CACHE,
@@ -43,6 +43,7 @@ def kernel_cases(draw):
         case("groups of 20: more rows than 16", 40, 2, 16, [66], 70),
         case("scores of ±150: exp overflows", 8, 2, 32, [150], 192, score=BIG),
         case("NaN in the slots that hold no token", 4, 2, 32, [40, 70], 128, unused=math.nan),
+        Case("scores near -1e20", far_below_finite(*cached(draw, 4, 1, 32, [20], 32))),
         Case("all strides apart, lengths 5 and 3", laid_apart(draw, *cached(draw, 4, 2, 16, [5, 3], 8))),
         case("float16, head dimension 64", 16, 4, 64, [100], 128, dtype=torch.float16),
         Case("float16, values near 300, 300 equal scores", equal),

@@ -6,13 +6,13 @@ import math
 
 import torch
 
-from course_lib.checker import TRITON, Allocates, Case, Exercise, LaunchesTriton, Mistake, Moves
+from course_lib.checker import TRITON, Allocates, Case, Contiguous, Exercise, LaunchesTriton, Mistake, Moves
 from course_lib.checker.specification.contract import Contract
 from course_lib.checker.specification.layouts import unit_last
 from exercises.ch08_flash_decoding.parts import BIG, FINITE_FOR_EMPTY, SKIPS_THE_WORK, partials
 from exercises.topics.attention import close_to
 from exercises.topics.decode import AS_GOOD, cached
-from exercises.topics.decode_inputs import SCORES, UNUSED, cache, fits, laid_apart, layouts, lengths
+from exercises.topics.decode_inputs import SCORES, UNUSED, cache, far_below_finite, fits, laid_apart, layouts, lengths
 from exercises.topics.decode_model import Shape, decode_model
 from exercises.topics.decode_slips import (
     CACHE,
@@ -38,6 +38,7 @@ def partial_cases(draw):
         Case("the same shapes, other lengths", (*cached(draw, 2, 1, 16, [2, 63, 100], 160), 3)),
         Case("lengths 0 and 40 in 2 splits", (*cached(draw, 4, 1, 16, [0, 40], 64), 2)),
         Case("5 keys in 7 splits: the last two have none", (*cached(draw, 2, 1, 16, [5], 32), 7)),
+        Case("scores near -1e20", (*far_below_finite(*cached(draw, 4, 1, 32, [20], 32)), 2)),
         Case("scores of ±150: exp overflows", (*cached(draw, 4, 1, 32, [150], 160, score=BIG), 2)),
         Case("20 query heads on 1 KV head", (*cached(draw, 20, 1, 16, [50], 64), 2)),
         Case("all strides apart, lengths 5 and 3", (*laid_apart(draw, *cached(draw, 4, 2, 16, [5, 3], 8)), 2)),
@@ -135,6 +136,7 @@ EXERCISE = Exercise(
         LaunchesTriton(at_most=1),
         Allocates(lambda q, k, v, lengths, splits: max(2 * splits * q.numel(), k.numel())),
         SKIPS_THE_WORK,
+        Contiguous(),
         Moves(partial_bytes, slack=1.1),
     ),
     hints=(

@@ -22,7 +22,7 @@ from course_lib.checker.specification.layouts import contiguous, gaps, unit_last
 from course_lib.checker.specification.model import Slip
 from exercises.ch08_flash_decoding.parts import BIG, COMBINE_PLAIN, FINITE_FOR_EMPTY, SKIPS_THE_WORK, combine, partials
 from exercises.topics.decode import AS_GOOD, attend, decode, decode_lse, gather_pages
-from exercises.topics.decode_inputs import SCORES, UNUSED, fits, laid_apart, layouts, lengths, pages
+from exercises.topics.decode_inputs import SCORES, UNUSED, far_below_finite, fits, laid_apart, layouts, lengths, pages
 from exercises.topics.decode_model import Shape, decode_model
 from exercises.topics.decode_slips import (
     EMPTY_SPLITS,
@@ -107,6 +107,8 @@ def paged_cases(draw):
         case("2 KV heads, 200 tokens in 3 splits, bytes counted", 8, 2, 32, [200], 16, splits=3, metered=True),
     ]
     query, key_pages, value_pages, tables, counts = paged(draw, 4, 2, 16, [5, 3], 4)
+    below = far_below_finite(*paged(draw, 4, 1, 16, [20], 16))
+    cases.insert(-1, Case("scores near -1e20", (*below, 2)))
     apart = laid_apart(draw, query, key_pages, value_pages, gaps(draw, tables), counts)
     cases.insert(-1, Case("all strides apart, lengths 5 and 3", (*apart, 2)))
     if draw.on_gpu:

@@ -50,6 +50,18 @@ def fits(*, lengths, unused=None, query_layout=None, key_layout=None, value_layo
     return not (unused is not None and expanded in (key_layout, value_layout))
 
 
+def far_below_finite(query, keys, values, *rest):
+    """The same sizes with a score of -1e20 for the first token and -2e20 for others: below all that might hide a key.
+
+    rest: lengths, or block tables [batch, max_blocks] and lengths, and more. Such scores are all rounding, but for a
+    weight of 1 and others of 0, or of equals, which are exact.
+    """
+    query, keys = torch.full_like(query, 1e10), torch.full_like(keys, -2e10 / math.sqrt(query.shape[-1]))
+    first = rest[0][:, 0].long() if rest[0].dim() == 2 else torch.arange(len(query))
+    keys[first, :, 0] /= 2
+    return query, keys, values, *rest
+
+
 def laid_apart(draw, query, key, value, *rest):
     """The same arguments with all strides their own, for a case in which each of them is seen."""
     return gaps(draw, query), gaps(draw, key), tokens_first(draw, value), *rest

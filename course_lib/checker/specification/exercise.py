@@ -142,6 +142,7 @@ class Seen:
         guard_values: elements of the result that were read from beside an input.
         undefined_values: elements of the result that come from lanes which a masked load without `other=` left
             undefined.
+        not_contiguous: tensors of the result that are not contiguous.
         undefined_loads: the lines of such loads, used or not; seen only in Triton's interpreter.
         repeats, differing, changes: further runs with the same inputs, on a GPU; how many of them gave another result
             than the first, and how many another than the run before.
@@ -162,6 +163,7 @@ class Seen:
     unwritten: int = 0
     guard_values: int = 0
     undefined_values: int = 0
+    not_contiguous: int = 0
     undefined_loads: tuple[str, ...] = ()
     repeats: int = 0
     differing: int = 0

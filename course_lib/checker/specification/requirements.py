@@ -39,6 +39,21 @@ class LaunchesTriton(Requirement):
 
 
 @dataclass(frozen=True)
+class Contiguous(Requirement):
+    """The tensors of the result are contiguous."""
+
+    id: str = "not_contiguous"
+
+    def complaint(self, case, seen):
+        if not seen.not_contiguous:
+            return None
+        return (
+            "The result is not contiguous: its elements do not lie side by side in memory. Make it by torch.empty with "
+            "its shape, whatever the strides of the input are."
+        )
+
+
+@dataclass(frozen=True)
 class Moves(Requirement):
     """In metered cases the kernels move at most `slack` times the bytes that `minimum(*case.args)` counts."""
 

@@ -27,6 +27,9 @@ WRONG = {
         "nothing_stored__3": edited(
             VECTOR_ADD, ("tl.store(result_pointer + offsets, x + y, mask=inside)", "pass"),
             ("torch.empty", "torch.zeros")),
+        "not_contiguous": edited(
+            VECTOR_ADD, ("result_pointer + offsets", "result_pointer + 2 * offsets"),
+            ("torch.empty(length,", "torch.empty(2 * length,"), ("return result", "return result[::2]")),
         "stored_with_a_stride": edited(
             VECTOR_ADD, ("result_pointer + offsets", "result_pointer + offsets * x_stride")),
         "stored_with_a_stride__2": edited(

@@ -36,6 +36,7 @@ WRONG = {
         "relu_missing": edited(FUSED, ("tl.maximum(scale * x + y, 0.0)", "scale * x + y")),
         "sum_scaled": edited(FUSED, ("scale * x + y", "scale * (x + y)")),
         "y_scaled": edited(FUSED, ("scale * x + y", "x + scale * y")),
+        "scale_or_one": edited(FUSED, ("    programs", "    scale = scale or 1.0\n    programs")),
         "scale_missing": edited(FUSED, ("scale * x + y", "x + y")),
         "scale_added": edited(FUSED, ("scale * x + y", "scale + x + y")),
         "minimum_taken": edited(FUSED, ("tl.maximum", "tl.minimum")),

@@ -214,6 +214,7 @@ class Child:
                 "unusable": True,
             }
             return
+        frame["not_contiguous"] = sum(not tensor.is_contiguous() for tensor in _tensors([result]))
         frame["unwritten"] = frame["guard_values"] = frame["undefined_values"] = 0
         for tensor in _tensors([result, written]):
             frame["unwritten"] += count_pattern(tensor, POISON)
