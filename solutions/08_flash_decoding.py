@@ -656,7 +656,8 @@ def flash_decode(query, key_pages, value_pages, block_tables, lengths, splits):
 
     Returns:
         (output, lse): [batch, query_heads, head_dim] in query's dtype, and [batch, query_heads], float32, the natural
-        log-sum-exp over all keys. Zeros and -inf for a sequence without tokens.
+        log-sum-exp over all keys. Zeros and -inf for a sequence without tokens. The bytes are counted: each key and
+        value is read once for all heads of its group.
     """
     # BEGIN SOLUTION
     batch, query_heads, head_dim = query.shape
