@@ -33,6 +33,7 @@ def unfused(x, y, scale):
 def fused_cases(draw):
     cases = [
         Case("2048 elements", (draw.normal(2048), draw.normal(2048), 0.5), metered=True),
+        Case("700 elements, scale 0", (draw.normal(700), draw.normal(700), 0.0)),
         Case("a matrix [33, 65]", (draw.normal(33, 65), draw.normal(33, 65), -1.5), metered=True),
         Case(
             "[2, 3, 171], float16", (*(draw.normal(2, 3, 171, dtype=torch.float16) for _ in "xy"), 0.75), metered=True

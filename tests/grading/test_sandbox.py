@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,10 +33,10 @@ def confined(request):
         os.environ["COURSE_ISOLATION"] = before
 
 
-def verdict_of(*lines):
+def verdict_of(*lines, task=DOUBLE):
     """The verdict on an answer that is right but does something else first."""
     deed = "\n    ".join(lines)
-    return judge(DOUBLE, f"import os, sys, subprocess, socket\ndef double(x):\n    {deed}\n    return 2 * x\n")
+    return judge(task, f"import os, sys, subprocess, socket\ndef double(x):\n    {deed}\n    return 2 * x\n")
 
 
 @works
@@ -168,6 +169,7 @@ def test_a_disk_cannot_be_filled(confined, folder):
         f"    for i in range(40): open(f'{folder}/{{i}}', 'wb').write(bytes(64 << 20))",
         "except OSError as error: raise RuntimeError('stopped') from error",
         "raise ValueError('2.5 GB were written')",
+        task=replace(DOUBLE, limits=replace(DOUBLE.limits, seconds=60.0)),  # a busy disk takes its time
     )
     assert verdict.outcome == "error" and "2.5 GB" not in verdict.message
     assert verdict_of("pass").passed

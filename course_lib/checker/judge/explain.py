@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 from course_lib.checker.judge.compare import Truth
-from course_lib.checker.judge.evaluate import float64, once
+from course_lib.checker.judge.evaluate import once
 from course_lib.checker.judge.outcome import Outcome
 from course_lib.checker.specification.exercise import Case, arguments
 from course_lib.checker.specification.model import Model, Slip, Slips
-from course_lib.checker.specification.nested import leaves, structure
+from course_lib.checker.specification.nested import leaves, structure, tensors
 
 ROUNDING = 3e-4  # of the largest value: what a float32 kernel and a model that adds in another order may differ by
 ROUNDING_16 = 1e-2  # the same where results have 16 bits
@@ -210,8 +210,12 @@ def _numbers(predicted: Predicted | None) -> torch.Tensor | None:
 
 
 def _explained(outcome: Outcome, predicted: Predicted) -> bool:
-    """Whether an answer made so gives the outcome; what it reads outside a tensor, told as NaN, may be anything."""
-    unknown = predicted.outside and bool(outcome.seen.out_of_bounds)
+    """Whether an answer made so gives the outcome.
+
+    What is read outside a tensor is told as NaN. In bfloat16 the interpreter makes other numbers of it.
+    """
+    narrow = any(tensor.dtype == torch.bfloat16 for tensor in tensors(outcome.case.args))
+    unknown = narrow and predicted.outside and bool(outcome.seen.out_of_bounds)
     return alike(outcome.got, predicted.value, outcome.truth, unknown)
 
 
@@ -234,8 +238,8 @@ def prediction(model: Model, made: Made, case: Case) -> Predicted | None:
 def _worked_out(model: Model, made: Made, case: Case) -> Predicted | None:
     """What the model makes of the case; it gets copies with the same strides, and writes those that are written."""
     try:
-        convert = float64 if model.in_float64 else copy.deepcopy
-        args, written = arguments(case, convert) if case.in_place or model.in_float64 else (case.args, [])
+        convert = _at_least_float32 if model.in_float32 else copy.deepcopy
+        args, written = arguments(case, convert) if case.in_place or model.in_float32 else (case.args, [])
         with torch.no_grad():
             slips = Slips([*(slip.id for slip in made.slips), *made.style])
             result = model.compute(slips, *args)
@@ -245,6 +249,10 @@ def _worked_out(model: Model, made: Made, case: Case) -> Predicted | None:
     except Exception:
         raise_when_strict()
         return None
+
+
+def _at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.is_floating_point() and tensor.element_size() < 4 else tensor.clone()
 
 
 def raise_when_strict() -> None:

@@ -88,7 +88,7 @@ def formula_model(
         first_of_equals=True,
         none_is_a_result=made,
         may_be_silent=not made,
-        in_float64=not made,
+        in_float32=not made,
     )
 
 

@@ -76,7 +76,8 @@ class Model:
         first_of_equals: of several explanations that no drawn case tells apart, name the first; else none is named.
             Where an author wrote the sentences of two of them, none is either.
         none_is_a_result: whether None is what may be computed; `NotImplemented` then says that there is nothing to say.
-        in_float64: whether it gets copies of the tensors in float64: for whole formulas, whose slips are no rounding.
+        in_float32: whether it gets copies, those of 16-bit tensors in float32: for whole formulas, whose slips are no
+            rounding.
         may_be_silent: whether cases of which it has nothing to say speak neither for its slips nor against them.
     """
 
@@ -88,7 +89,7 @@ class Model:
     first_of_equals: bool = False
     none_is_a_result: bool = False
     may_be_silent: bool = False
-    in_float64: bool = False
+    in_float32: bool = False
 
     def __post_init__(self) -> None:
         names = [slip.id for slip in self.slips]
