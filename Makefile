@@ -1,7 +1,7 @@
 # make lab        a virtual environment in .venv, then JupyterLab on the first notebook; at once from the second time on
 # make install    only the environment
 # make test       the whole gate, without a GPU, from nothing: tests, ruff, every notebook as given and solved
-# make test CHAPTER=04   of it what an author of chapter 04 needs, in two minutes: its notebook as given and solved, its
+# make test CHAPTER=04   of it what an author of chapter 04 needs, in a few minutes: its notebook as given and solved, its
 #                 exercises with their wrong and unusual answers, style, imports, and that the notebook is the source's
 # make test-gpu   what needs an NVIDIA GPU: the device's tests, the notebooks on it, the benchmarks
 # make notebooks  notebooks/ built from solutions/
