@@ -94,7 +94,7 @@ def _output_bytes(entry, args):
 
 
 def _without_heads(flops, moved):
-    """A fingerprint for `scores_cost` alone (five numbers): the heads are missing from the FLOPs, the bytes or both."""
+    """A slip's formula for `scores_cost` alone (five numbers): heads missing from FLOPs, bytes or both."""
 
     def result(*args):
         if len(args) != 5:

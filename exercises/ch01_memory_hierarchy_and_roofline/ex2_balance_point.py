@@ -58,7 +58,7 @@ def _other(bound: str) -> str:
 
 
 def _least_time_with(combine):
-    """A fingerprint for `least_time` alone: `combine(flops, bytes, rate, bandwidth)`, in plain units."""
+    """A slip's formula for `least_time` alone: `combine(flops, bytes, rate, bandwidth)`, in plain units."""
 
     def result(*args):
         if len(args) != 4:

@@ -67,7 +67,7 @@ def turning_cases(draw):
 
 
 def _chain_with(function):
-    """A fingerprint for `chain_seconds` alone (five numbers)."""
+    """A slip's formula for `chain_seconds` alone (five numbers)."""
     return lambda *args: function(*args) if len(args) == 5 else None
 
 

@@ -73,7 +73,7 @@ def budget_cases(draw):
 
 
 def _for_arguments(count, function):
-    """A fingerprint for one of the exercise's functions, told apart by how many arguments it takes."""
+    """A slip's formula for one of the exercise's functions, told apart by how many arguments it takes."""
     return lambda *args: function(*args) if len(args) == count else NotImplemented
 
 

@@ -69,7 +69,7 @@ def _layout(function):
 
 
 def _external(change):
-    """A fingerprint of `layout_waste` that errs in the external waste alone: `change(runs, wanted)`."""
+    """A slip's formula of `layout_waste` that errs in the external waste alone: `change(runs, wanted)`."""
 
     def result(regions, slots, wanted):
         used, internal, _ = layout_oracle(regions, slots, wanted)

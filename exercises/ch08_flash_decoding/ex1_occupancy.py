@@ -42,7 +42,7 @@ def occupancy_cases(draw):
 
 
 def _for_arguments(count, function):
-    """A fingerprint for one of two functions, told apart by how many arguments they take."""
+    """A slip's formula for one of two functions, told apart by how many arguments they take."""
     return lambda *args: function(*args) if len(args) == count else None
 
 

@@ -131,12 +131,12 @@ def splits_cases(draw):
 
 
 def _timed(**slips):
-    """A fingerprint for decode_microseconds."""
+    """A slip's formula for decode_microseconds."""
     return lambda *args: _model(*args, **slips) if isinstance(args[-1], dict) else None
 
 
 def _chosen(choose):
-    """A fingerprint for choose_splits: the price of `choose(*args)`, held to what is allowed."""
+    """A slip's formula for choose_splits: the price of `choose(*args)`, held to what is allowed."""
 
     def result(*args):
         if isinstance(args[-1], dict):

@@ -73,12 +73,12 @@ def _required_speed() -> float:
 
 
 def _wrongly(function, largest=6000):
-    """A fingerprint for cases of moderate size."""
+    """A slip's formula for cases of moderate size."""
     return lambda q, k, v: None if k.shape[2] > largest else _group_by_group(function, q, k, v)
 
 
 def _whole_tiles(rows):
-    """A fingerprint: the keys of whole tiles alone. Where there is none, 0/0 or zeros come out, and it says nothing."""
+    """A slip's formula: the keys of whole tiles alone. Where there is none, it says nothing."""
 
     def cut(query, key, value):
         whole = key.shape[2] // rows * rows

@@ -69,7 +69,7 @@ def register_cases(draw):
 
 
 def _legal(slip):
-    """A fingerprint of `is_legal`: the one function that takes a list."""
+    """A slip's formula of `is_legal`: the one function that takes a list."""
     return lambda *args: slip(args[0]) if len(args) == 1 and isinstance(args[0], list) else None
 
 

@@ -109,7 +109,7 @@ def number_cases(draw):
 
 
 def _vectors(slip):
-    """A fingerprint of the rotation: the rotated vectors, and how far scores then are from what they were."""
+    """A slip's formula of the rotation: the rotated vectors, and how far scores then are from what they were."""
 
     def result(*args):
         if len(args) != 1:

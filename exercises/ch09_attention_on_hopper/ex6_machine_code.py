@@ -155,7 +155,7 @@ def reading_cases(draw):
 
 
 def census_mistake(**slips):
-    """A fingerprint of `census`, which answers with three things; `hidden_exponentials` answers with a number."""
+    """A slip's formula of `census`, which answers with three things; `hidden_exponentials` answers with a number."""
     return lambda case, seen, got: (
         (case.entry == "census")
         and _same(got, census_oracle(*case.args, **slips))

@@ -73,7 +73,7 @@ def sdpa_flash(query, key, value):
 
 
 def _small(slip):
-    """A fingerprint for the cases that one can afford to compute it for."""
+    """A slip's formula for the cases that one can afford to compute it for."""
     return lambda query, key, value: None if key.shape[1] > LONG else head_by_head(slip, query, key, value)
 
 

@@ -1,4 +1,4 @@
-"""What attention becomes when one step of the tiled algorithm is left out or done wrong: fingerprints for the judge.
+"""What attention becomes when one step of the tiled algorithm is left out or done wrong.
 
 Everything works on [..., length, head_dim] tensors in the dtype given, plainly and with the whole score matrix in view.
 A slip that depends on how keys are cut into tiles takes `key_rows`; all slips walk the tiles from the first key on.
@@ -165,7 +165,7 @@ def not_divided(query, key, value, visible=None) -> torch.Tensor:
 
 
 def heads_forgotten(attend, names="qkv"):
-    """Fingerprints of a missing head offset: `attend(query, key, value, ...)` with head 0 of some for every head."""
+    """Formulas of a missing head offset: `attend(query, key, value, ...)` with head 0 of some for every head."""
 
     def forgetting(chosen):
         def result(query, key, value, *rest):
@@ -184,7 +184,7 @@ def heads_forgotten(attend, names="qkv"):
 
 
 def stored_in_one_head(attend):
-    """A fingerprint of a missing head offset in the store: the last head's output in the first one's place."""
+    """A slip's formula of a missing head offset in the store: the last head's output in the first one's place."""
 
     def result(*args):
         output = attend(*args)

@@ -1,4 +1,4 @@
-"""What exercises on paper share: fingerprints of formulas."""
+"""What exercises on paper share: slips in formulas."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from collections.abc import Callable
 
 
 def for_arguments(count: int, function: Callable) -> Callable:
-    """A fingerprint for one of an exercise's functions, told apart by how many arguments it takes."""
+    """A slip's formula for one of an exercise's functions, told apart by how many arguments it takes."""
     return lambda *args: function(*args) if len(args) == count else None

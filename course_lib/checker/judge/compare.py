@@ -18,8 +18,7 @@ from course_lib.checker.judge.evaluate import call, float64, is_large
 from course_lib.checker.specification.exercise import Case, Exercise
 from course_lib.checker.specification.nested import leaves, structure
 
-# A fingerprint is what a mistake makes of the inputs in float64; the learner's version of it rounds on top.
-FINGERPRINT_SLACK = 4.0
+REPEAT_SLACK = 4.0  # tolerances that two runs of one answer may differ by: atomic additions round anew each time
 ULPS = 4.0  # that float32 sums in another order may be off by; a plain implementation can be lucky in all its elements
 FEW_BITS = 1e-5  # epsilon of a 16-bit dtype, whose rounding at the end hides that of the sums
 SHAKES, MORE_SHAKES = 3, 5  # exact results of inputs a rounding off, from which a tolerance is taken
@@ -160,43 +159,41 @@ def compare(got: Any, expected: Truth, exercise: Exercise) -> list[Leaf]:
     return results
 
 
-def agrees(got: Any, fingerprint: Any, expected: Truth, exercise: Exercise, draws: Sequence[Any] = ()) -> bool:
-    """Whether a result is what a known mistake makes of the case, give or take `FINGERPRINT_SLACK` tolerances.
+def agrees(got: Any, repeated: Any, expected: Truth, exercise: Exercise) -> bool:
+    """Whether two runs of an answer gave the same, give or take `REPEAT_SLACK` tolerances.
 
-    The tolerance is the truth's own; where the mistake makes larger values than the truth, its errors are larger too.
-    With `draws`, what the mistake makes of inputs a rounding off, the largest difference to them counts as well.
+    The tolerance is the truth's own; where a wrong answer makes larger values than that, its errors are larger too.
     """
-    if not (structure(got) == structure(fingerprint) == structure(expected.want)):
+    if not (structure(got) == structure(repeated) == structure(expected.want)):
         return False
     likes = dict(leaves(expected.like))
-    for (path, mine), (_, told), (_, want) in zip(leaves(got), leaves(fingerprint), leaves(expected.want)):
+    for (path, mine), (_, told), (_, want) in zip(leaves(got), leaves(repeated), leaves(expected.want)):
         if isinstance(told, torch.Tensor) != isinstance(want, torch.Tensor):
             return False
         if isinstance(told, torch.Tensor):
             told = _as_stored(told, mine)
-            band = _fingerprint_tolerance(told, want, likes[path], expected.allowed(path))
-            band = max(band, *(FINGERPRINT_SLACK * _largest(dict(leaves(draw))[path] - told) for draw in draws), 0.0)
+            band = _repeat_tolerance(told, want, likes[path], expected.allowed(path))
             allowed = torch.full_like(told, band, dtype=torch.float64)
             problem = _compare_tensor(path, mine, told, allowed, None).problem
         else:
-            problem = _compare_number(path, mine, told, exercise.relative_tolerance * FINGERPRINT_SLACK).problem
+            problem = _compare_number(path, mine, told, exercise.relative_tolerance * REPEAT_SLACK).problem
         if problem:
             return False
     return True
 
 
 def _as_stored(told: torch.Tensor, mine: Any) -> torch.Tensor:
-    """A fingerprint with infinities where the answer's dtype holds nothing as large."""
+    """A result with infinities where the answer's dtype holds nothing as large."""
     if not (isinstance(mine, torch.Tensor) and mine.is_floating_point() and told.is_floating_point()):
         return told
     return torch.where(told.abs() > torch.finfo(mine.dtype).max, told.sign() * math.inf, told)
 
 
-def _fingerprint_tolerance(told: torch.Tensor, want: torch.Tensor, like: torch.Tensor, allowed: torch.Tensor) -> float:
+def _repeat_tolerance(told: torch.Tensor, want: torch.Tensor, like: torch.Tensor, allowed: torch.Tensor) -> float:
     """One absolute error for all elements: a mistake may put a large value where the truth has a small one."""
     rounding = torch.finfo(like.dtype).eps * _largest(told) if like.is_floating_point() else 0.0
     growth = max(1.0, _largest(told) / max(_largest(want), 1e-30)) if _largest(want) else 1.0
-    return FINGERPRINT_SLACK * max(rounding, growth * (float(allowed.max()) if allowed.numel() else 0.0))
+    return REPEAT_SLACK * max(rounding, growth * (float(allowed.max()) if allowed.numel() else 0.0))
 
 
 def _largest(tensor: torch.Tensor) -> float:

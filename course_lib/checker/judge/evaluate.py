@@ -1,4 +1,4 @@
-"""What a plain PyTorch function makes of a case: an oracle, a plain implementation, a mistake's fingerprint.
+"""What a plain PyTorch function makes of a case: an oracle, a plain implementation.
 
 Large cases are computed on the GPU where there is one: in float64 on one CPU core they took up to half a minute. Their
 results stay there, and are compared there.

@@ -26,9 +26,9 @@ from course_lib.checker.specification.nested import leaves, structure, tensors
 
 ROUNDING = 3e-4  # of the largest value: what a float32 kernel and a model that adds in another order may differ by
 ROUNDING_16 = 1e-2  # the same where results have 16 bits
-SECONDS = 3.0  # of a processor, for trying them
 TELLING = 8  # failing cases by which pairs of slips are ranked
 MOST_PAIRS = 400  # of the likeliest, which are tried
+SECONDS = 3.0  # of a processor, for trying pairs
 ROUNDS = 3  # further cases that are drawn to tell explanations apart
 
 

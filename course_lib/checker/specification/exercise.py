@@ -142,8 +142,8 @@ class Seen:
         guard_values: elements of the result that were read from beside an input.
         undefined_values: elements of the result that come from lanes which a masked load without `other=` left
             undefined.
-        not_contiguous: tensors of the result that are not contiguous.
         undefined_loads: the lines of such loads, used or not; seen only in Triton's interpreter.
+        not_contiguous: tensors of the result that are not contiguous.
         repeats, differing, changes: further runs with the same inputs, on a GPU; how many of them gave another result
             than the first, and how many another than the run before.
         graphs, captured: in a compiled case, the graphs that `torch.compile` made, and the calls that they hold.

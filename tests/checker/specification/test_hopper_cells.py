@@ -127,7 +127,7 @@ def test_the_oracle_of_many_keys_is_attention(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("identity", ["9.7", "9.8"])
-def test_each_fingerprint_names_its_own_slip(identity):
+def test_each_slip_is_told_as_itself(identity):
     """What a slip makes of the cases, rounded as a GPU would round it, is named as that slip and no other."""
     task = catalog.exercise(identity)
     cases = [case for case in task.cases(Draw(11, on_gpu=True, bfloat16=True)) if case.args[0].numel() < 10**6]
