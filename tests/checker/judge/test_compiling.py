@@ -358,7 +358,7 @@ BROKEN = ONLY_INTERPRETED["break"][0]
 
 
 def test_a_triton_whose_front_end_is_unknown_refuses_nothing_and_says_nothing(of_its_own, capfd):
-    of_its_own("triton_internals.py", "source.make_ir(", "source.made_in_another_way(")
+    of_its_own("triton_internals/compiled.py", "source.make_ir(", "source.made_in_another_way(")
     verdict = judge(ROWS, BROKEN)
     assert verdict.passed, verdict
     assert said() and set(said()) == {None}
