@@ -54,6 +54,7 @@ class Truth:
     plains: list[Any] = field(default_factory=list)
     in_place: bool = False  # whether the case has arguments to write: results are then pairs, as `call` makes them
     _allowed: dict[str, torch.Tensor] = field(default_factory=dict, init=False, repr=False)
+    _slack: dict[str, float] = field(default_factory=dict, init=False, repr=False)
 
     def allowed(self, path: str) -> torch.Tensor:
         """The largest allowed error of a tensor, elementwise, on its device; worked out once."""
@@ -61,6 +62,14 @@ class Truth:
             plains = [dict(leaves(plain))[path] for plain in self.plains]
             self._allowed[path] = tolerance(dict(leaves(self.want))[path], plains)
         return self._allowed[path]
+
+    def slack(self, path: str) -> float:
+        """The largest error allowed anywhere in a leaf; 0 for what is no tensor. Worked out once."""
+        if path not in self._slack:
+            leaf = dict(leaves(self.want)).get(path)
+            allowed = self.allowed(path) if isinstance(leaf, torch.Tensor) else None
+            self._slack[path] = float(allowed.max()) if allowed is not None and allowed.numel() else 0.0
+        return self._slack[path]
 
 
 def _cut(bits: int) -> Callable:

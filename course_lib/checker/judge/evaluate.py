@@ -20,13 +20,16 @@ from course_lib.hardware.device import machine
 LARGE = 1 << 18  # elements of a case's tensors, together
 GPU = torch.device("cuda")
 _on_the_gpu = True
+_elements: WeakKeyDictionary[Case, int] = WeakKeyDictionary()
 _worked_out: WeakKeyDictionary[Case, dict[tuple, Any]] = WeakKeyDictionary()
 
 
 def elements(case: Case) -> int:
     """Elements of a case's tensors, those that may be written among them."""
-    written = [leaf.tensor for _, leaf in leaves(case.args) if isinstance(leaf, InOut)]
-    return sum(tensor.numel() for tensor in [*tensors(case.args), *written])
+    if case not in _elements:
+        written = [leaf.tensor for _, leaf in leaves(case.args) if isinstance(leaf, InOut)]
+        _elements[case] = sum(tensor.numel() for tensor in [*tensors(case.args), *written])
+    return _elements[case]
 
 
 def is_large(case: Case) -> bool:
