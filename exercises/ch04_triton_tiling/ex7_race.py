@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import NVIDIA, Allocates, Case, Exercise, FasterThan, LaunchesTriton, Mistake, Slip
+from course_lib.checker import TRITON, Allocates, Case, Exercise, FasterThan, LaunchesTriton, Mistake, Slip
 from course_lib.hardware.device import machine
 from exercises.ch04_triton_tiling.parts import BIG, SKIPS_THE_WORK, far_below, makes_whole_matrix, matrices, overflowing
 from exercises.topics.attention import attention, streamed, visible_pairs, zeros_scored
@@ -99,8 +99,7 @@ EXERCISE = Exercise(
     entries=("fast_attention",),
     cases=fast_cases,
     oracle=fast_oracle,
-    needs=NVIDIA,
-    interpretable=False,  # an autotuned kernel asks for a GPU
+    needs=TRITON,
     uses_dot=True,
     requirements=(
         LaunchesTriton(at_most=1),

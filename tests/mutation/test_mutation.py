@@ -128,7 +128,8 @@ def test_a_race_is_judged_without_its_clock_where_there_is_no_gpu():
     if machine().tier != "none":
         pytest.skip("there is one")
     right = catalog.solution_source("4.7")
-    assert judge_here("4.7", right, 1).passed
+    verdict = judge_here("4.7", right, 1)
+    assert verdict.passed and "was not measured" in verdict.message
     unscaled = right.replace("math.log2(math.e) / math.sqrt(head_dim)", "math.log2(math.e)")
     assert judge_here("4.7", unscaled, 1).mistake == "scale_missing"
     assert not judged_here("9.8")

@@ -35,6 +35,7 @@ import torch
 import whereabouts
 from forked import run
 from observing import Observer
+from stand_in import stand_in_for_a_gpu
 
 FRAME_LIMIT = 3 << 30
 FRAMES_LIMIT = 512 << 20  # of a check on the CPU, all frames together: what the judge must hold
@@ -228,6 +229,8 @@ def _belongs_to_course(entry: str, root: Path) -> bool:
 def _warm_up(traffic) -> None:
     """Pay for what happens once (imports, the meter's self-test, the interpreter's first kernel) before any check."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if interpreted:
+        stand_in_for_a_gpu()
     with contextlib.suppress(traffic.MeterUnavailable):
         with traffic.TrafficMeter() if interpreted else traffic.record_launches(), Observer():
             torch.empty(1)
