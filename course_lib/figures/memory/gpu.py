@@ -48,7 +48,7 @@ def memories() -> list[Memory]:
 
 @styled
 def draw_gpu():
-    """Four panels from left to right, each a step larger: launch, program, multiprocessor, chip; the memories below.
+    """Four panels from left to right: a launch, one of its programs, a multiprocessor, the chip; the memories below.
 
     One program is followed in red: one of many in the launch, four warps of 32 lanes, on one multiprocessor of 132.
     """
