@@ -209,9 +209,9 @@ print(f"{format_bytes(bytes_moved)} moved:             {format_bandwidth(timing.
 print(f"{length / 1e6:.1f} million multiplications: {format_flop_rate(timing.rate(length))}")
 
 # %% [markdown]
-# The bytes are close to what the memory can do; chapter 01 measures how close. The multiplications are not. An H200
-# can do about 60 TFLOP/s in float32, a T4 8 TFLOP/s, and a CPU tens to hundreds of GFLOP/s. (A FLOP is one
-# floating-point operation, and 1 TFLOP/s is 10¹² of them per second.)
+# The rate of the bytes is close to what the memory can do; chapter 01 measures how close. The multiplications are far
+# from the limit. An H200 can do about 60 TFLOP/s in float32, a T4 8 TFLOP/s, and a CPU tens to hundreds of GFLOP/s.
+# (A FLOP is one floating-point operation, and 1 TFLOP/s is 10¹² of them per second.)
 #
 # ## What a crash looks like
 #
@@ -327,9 +327,11 @@ best_reverse(torch.arange(10.0, device=default_device()))
 progress()
 
 # %% [markdown]
-# In a terminal, `python -m course_lib check notebooks/00_start_here.ipynb` checks a whole notebook. `python -m
-# course_lib reset 00` gives you a fresh one and keeps a dated copy of yours. Close the notebook's tab first, or its
-# autosave writes the old one back.
+# You can do the same from a terminal:
+#
+# - `python -m course_lib check notebooks/00_start_here.ipynb` checks a whole notebook.
+# - `python -m course_lib reset 00` gives you a fresh one and keeps a dated copy of yours. Close the notebook's tab
+#   first, or its autosave writes the old one back.
 #
 # If somebody grades your work, run `from course_lib import submit` and then `submit("00")`. It judges this chapter
 # once more and writes a small file to hand in.
