@@ -1,14 +1,15 @@
 # %% [markdown]
 # # 00 · Start here
 #
-# **The question.** You multiply 16 million float32 numbers by a constant. That takes 16 million multiplications, and
-# the arithmetic units of an H200 do that many in half a microsecond. But the kernel takes at least 32 µs, no matter
-# how you write it. What does the chip do for the other 98 % of the time?
+# **The question.** You multiply 16 million float32 numbers by a constant. The arithmetic units of an H200 can do 16
+# million multiplications in half a microsecond. But the kernel takes at least 32 µs, no matter how you write it. What
+# does the chip do for the other 98 % of the time?
 #
-# You will have an answer with numbers at the end of chapter 01. This first notebook shows you what you will work
-# with: your machine, a kernel, the check that judges what you write, and what happens when something goes wrong.
+# Chapter 01 ends with the answer. In this notebook you meet your tools: your machine, a kernel, the check that judges
+# it, and what happens when something goes wrong.
 #
-# **Time.** About 40 minutes. Run the cells from top to bottom with Shift+Enter.
+# **Time.** About 40 minutes, and all of it is needed later. From chapter 01 on, a heading that ends in **· deeper**
+# marks a section that you can skip. Run the cells from top to bottom with Shift+Enter.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -22,19 +23,15 @@ import triton.language as tl
 # ## Your machine
 #
 # The course runs with or without a GPU. If your machine has an NVIDIA GPU, a T4 or newer, your kernels are compiled
-# for it and run on it.
+# for it and run on it. If it has none, they run in Triton's interpreter, which executes the same source code in
+# Python on your CPU. It also accepts code that no GPU can run, such as a `break` in a loop. So a check then gives
+# your kernels to Triton's compiler as well, which needs no GPU.
 #
-# If it has none, your kernels run in Triton's interpreter, which executes the same source code in Python on your CPU.
-# The results are the same, apart from a few cases that a check tells you about. The interpreter also accepts code
-# that no GPU can run, such as a `break` in a loop, because it is Python. So when a check finds your numbers right, it
-# also gives your kernels to Triton's compiler, which needs no GPU.
+# Without a GPU you can write kernels and count the bytes that they move, but you cannot time them. The course then
+# times PyTorch on your CPU, whose memory follows the same rules at a lower speed.
 #
-# Without a GPU you can still learn to write kernels and to count the bytes that they move. You cannot time them, and
-# this course never pretends that you can. It times PyTorch on your CPU instead, whose memory obeys the same laws at a
-# fraction of the speed.
-#
-# The next cell, `doctor()`, says whether your kernels run on a GPU or in the interpreter. If anything is not as it
-# should be, it tells you what to do about it.
+# The next cell says whether your kernels run on a GPU or in the interpreter. If something is wrong, it tells you what
+# to do.
 
 # %%
 from course_lib.hardware.doctor.report import doctor
@@ -46,9 +43,9 @@ doctor()
 #
 # A kernel is a function written for a GPU. You write it once, and the GPU runs many copies of it at the same time.
 # Triton calls each copy a *program*. Every program works on its own piece of the data, a *block* of consecutive
-# elements. (The interpreter runs them one after the other, about half a millisecond each.)
+# elements.
 #
-# The picture below shows a vector of 10 elements cut into blocks of 4, one block for each of three programs.
+# The picture shows a vector of 10 elements cut into blocks of 4, one block for each of three programs.
 
 # %%
 from course_lib.figures.memory.blocks import draw_blocks
@@ -56,18 +53,15 @@ from course_lib.figures.memory.blocks import draw_blocks
 draw_blocks(length=10, block=4)
 
 # %% [markdown]
-# All programs run the same code. The only difference between them is their number, from which each program computes
-# which elements belong to it. In the picture, program 2 gets positions 8 to 11, but the vector's last position is 9.
-# So it must neither read nor write at two of its four positions. A *mask* prevents that. It is a block that is true
-# where a position exists and false where it does not.
+# All programs run the same code. Each one has a number, and from that number it computes which elements belong to it.
+# In the picture, program 2 gets positions 8 to 11, but the vector ends at position 9. So it must neither read nor
+# write at positions 10 and 11. A *mask* prevents that. It is a block that is true where a position exists and false
+# where it does not.
 #
-# (You could also launch a program 3. All of its positions lie past the end, so it would do nothing. One program too
-# many is harmless, but one too few leaves elements out.)
-#
-# The next cell holds all the code for `result = factor * x`: first the kernel, then the *launcher*, an ordinary
-# Python function that starts the kernel. Starting it is called a *launch*. The kernel's four lines do what all
-# kernels of this course do: find the offsets (the positions that the program owns), mask, load, store. The cell after
-# it compares the result with PyTorch's on 512 elements.
+# The next cell holds all the code for `result = factor * x`. First comes the kernel, then the *launcher*, an ordinary
+# Python function that starts the kernel. Starting it is called a *launch*. The kernel's four lines do what every
+# kernel of this course does: compute the offsets (the positions that the program owns), compute the mask, load, and
+# store. The cell after it compares the result with PyTorch's on 512 elements.
 
 # %%
 # A first try. It has a mistake in it; see whether you find it before the check does.
@@ -94,29 +88,26 @@ x = torch.randn(512, device=default_device())
 torch.equal(first_try(x, 3.0), 3.0 * x)
 
 # %% [markdown]
-# A few things in this code look unlike PyTorch:
+# Four things in this code look unlike PyTorch:
 #
-# - **Pointers.** When you pass a tensor to a kernel, only a *pointer* arrives there, the address of the tensor's
-#   first element. The kernel has no `x.shape` and no `x[i]`, so the launcher passes the length as well. `tl.load` and
+# - **Pointers.** When you pass a tensor to a kernel, only a *pointer* arrives there, the address of its first
+#   element. The kernel has no `x.shape` and no `x[i]`, so the launcher passes the length as well. `tl.load` and
 #   `tl.store` take one address for each element: `x_pointer + offsets` is a block of 256 addresses.
-# - **Lanes.** One position of a block is called a *lane*, so this block has 256 lanes. Where a lane's mask is off,
-#   nothing is read and nothing is written. After such a load, the lane's value is undefined.
+# - **Masks.** Where the mask is false, nothing is read and nothing is written. After such a load, the value at that
+#   position is undefined.
 # - **Constants.** `BLOCK` is a `tl.constexpr`, a number that the compiler knows. `tl.arange` needs such a number, and
-#   it must be a power of two. The launcher passes it. The global variable has the same name only for convenience;
-#   `BLOCK=256` would work as well.
-# - **The grid.** The square brackets hold the *grid*, which says how many programs to start. It is a tuple of up to
-#   three numbers, so there is a comma in `(programs,)`. A program gets its number along the first of them from
-#   `tl.program_id(0)`.
+#   it must be a power of two. The launcher passes it: `BLOCK=256` would work as well as the global variable.
+# - **The grid.** The square brackets hold the *grid*, the number of programs to start. It is a tuple of up to three
+#   numbers, hence the comma in `(programs,)`. `tl.program_id(0)` is a program's number along the first of them.
 #
-# On 512 elements the result is right to the last bit. That is typical of wrong kernels, because most of them work on
-# the input that their author tries first.
+# On 512 elements the result is right to the last bit. Most wrong kernels are right on the input that their author
+# tries first.
 #
 # ## A check that fails
 #
 # `check` takes an exercise's number and your function. It draws new inputs each time, chosen to be difficult: one
-# element, a prime number of them, one more or less than a block, huge values, and in later chapters elements that are
-# not neighbours in memory. Your code runs in a process of its own, and its result is compared with one computed in
-# float64.
+# element, a prime number of them, one more or less than a block, huge values. It compares your result with one
+# computed in float64.
 #
 # **Predict** first: in which of the cases will this function be wrong?
 
@@ -126,24 +117,22 @@ check("0.1", first_try)
 # %% [markdown]
 # Read the card from the top. The first lines say in which case the result was wrong, and where in the result.
 #
-# *Likely cause* appears when a known mistake would produce this result from these inputs. The check works that out
-# from the results and from what the kernel read and wrote, without looking at your source code. If no known mistake
-# fits, the line is left out. The strip shows the wrong elements in orange. Below it, every case is listed with its
-# own outcome.
+# *Likely cause* names a known mistake that would produce this result from these inputs. If no known mistake fits, the
+# line is left out. The strip shows the wrong elements in orange, and below it every case has its outcome.
 #
-# Before your kernel runs, the check fills the result's memory with NaN. So an element that no program writes cannot
-# be right by accident. On a GPU each case runs up to twenty times with the same inputs. Programs run side by side
-# there, and a result that depends on which program comes first counts as wrong.
+# Before your kernel runs, the check fills the result's memory with NaN, so an element that no program writes cannot
+# be right by accident. A result that depends on which program comes first counts as wrong too; on a GPU each case
+# runs up to twenty times to find that out.
 #
 # ## A check that passes
 #
 # Now it is your turn. An exercise's cell begins with its number. Replace the comment `YOUR CODE HERE` and the line
-# below it, a `raise` or a `pass`, with as many lines as you need. Keep the function's name. The cell has to work on
-# its own, because only this cell is sent to the check. You can use `torch`, `triton`, `tl`, `np`, `math` and `F`
-# without importing them.
+# below it, a `raise` or a `pass`, with as many lines as you need. Keep the function's name. The check gets this cell
+# alone, so the cell has to work on its own. You can use `torch`, `triton`, `tl`, `np`, `math` and `F` without
+# importing them.
 #
-# In this exercise only one line is missing. To divide and round up, use `triton.cdiv` in a launcher and `tl.cdiv` in
-# a kernel. (In a launcher the interpreter accepts both, but on a GPU and in a check `tl.cdiv` raises an error.)
+# Here only one line is missing. To divide and round up, use `triton.cdiv` in a launcher. (`tl.cdiv` is for kernels.
+# In a launcher it raises an error on a GPU and in a check.)
 
 # %%
 # Exercise 0.1 · Scale a vector of any length
@@ -181,27 +170,27 @@ def scale(x, factor):
 best_scale = check("0.1", scale).best
 
 # %% [markdown]
-# `check(...).best` is your function once it has passed. Until then it is the course's own. So the cells further down
-# work whether or not you have solved the exercise, and you can read on and come back.
+# `check(...).best` is your function once it has passed. Until then it is the course's own, so you can read on and
+# come back.
 #
-# If you are stuck for more than a minute, `hint("0.1")` gives you a nudge, and each further call gives a stronger
-# one. Remove the `#` to see it.
+# If you are stuck for more than a minute, `hint("0.1")` gives you a nudge, and each further call a stronger one.
+# Remove the `#` to see it.
 
 # %%
 # hint("0.1")
 
 # %% [markdown]
-# `solution("0.1")` shows the course's answer. Looking costs nothing, but it is recorded, and you learn more by
-# writing the answer yourself. Every version that you check is kept, so nothing you try is ever lost.
+# `solution("0.1")` shows the course's answer. Looking costs nothing, but it is recorded. Every version that you check
+# is kept.
 #
 # ## Predicted and measured
 #
 # Before each measurement in this course you write down what you expect, in bytes and seconds. Here is the first one.
 # For 16 Mi float32 numbers (2²⁴ of them, at 4 bytes each) the kernel reads 67 MB and writes 67 MB.
 #
-# The next cell times your kernel on a GPU. On a CPU it times PyTorch's own multiplication, because a time from
-# Triton's interpreter would only be Python's time. It prints two rates: bytes moved per second and multiplications
-# per second. **Predict:** which of the two will be close to the most that your machine can do?
+# The next cell times your kernel on a GPU, or PyTorch's own multiplication on a CPU. It prints two rates: bytes moved
+# per second and multiplications per second. **Predict:** which of the two will be close to the most that your machine
+# can do?
 
 # %%
 from course_lib.hardware.timing import measure
@@ -220,18 +209,16 @@ print(f"{format_bytes(bytes_moved)} moved:             {format_bandwidth(timing.
 print(f"{length / 1e6:.1f} million multiplications: {format_flop_rate(timing.rate(length))}")
 
 # %% [markdown]
-# Compare the last line with the arithmetic that a device can do: about 60 TFLOP/s in float32 on an H200, 8 TFLOP/s on
-# a T4, and some tens to hundreds of GFLOP/s on a CPU. (A FLOP is one floating-point operation, and 1 TFLOP/s is 10¹²
-# of them per second.) The multiplications need only a small part of that.
-#
-# The line above it is close to the speed of the memory. Chapter 01 measures how close.
+# The rate of the bytes is close to what the memory can do; chapter 01 measures how close. The multiplications are far
+# from the limit. An H200 can do about 60 TFLOP/s in float32, a T4 8 TFLOP/s, and a CPU tens to hundreds of GFLOP/s.
+# (A FLOP is one floating-point operation, and 1 TFLOP/s is 10¹² of them per second.)
 #
 # ## What a crash looks like
 #
 # A kernel works with plain addresses, and nothing stops it from reading past the end of a tensor. On a GPU such an
 # illegal access normally ends your session: you lose every tensor and have to restart the notebook.
 #
-# The check prevents that, because it runs small cases first and watches every access. The next answer has no mask:
+# The check prevents that: it runs small cases first and watches every access. The next answer has no mask:
 
 
 # %%
@@ -286,12 +273,12 @@ x[:3]  # still here
 # %% [markdown]
 # ## Your first kernel
 #
-# This time you write both parts, the kernel and the launcher. They turn a vector backwards. The kernel has the same
-# four lines as the one above, but one of them reads somewhere else. This cell has no global `BLOCK`, so your launcher
-# passes the number by the parameter's name, for example `BLOCK=256`.
+# This time you write both parts, the kernel and the launcher. They turn a vector backwards. The kernel has four lines
+# again, but one of them reads somewhere else. This cell has no global `BLOCK`, so your launcher passes the number by
+# the parameter's name, for example `BLOCK=256`.
 #
-# Before you begin, answer two questions on paper. Which element of `x` belongs at position `i` of the result? And is
-# the mask about the position that you write or the position that you read?
+# First answer two questions on paper. Which element of `x` belongs at position `i` of the result? And is the mask
+# about the position that you write or the position that you read?
 
 
 # %%
@@ -331,11 +318,10 @@ best_reverse(torch.arange(10.0, device=default_device()))
 # ## Where you stand
 #
 # A check has seven possible outcomes: *passed*; *not right yet*; *not attempted*; *raised an error*; *took too long*;
-# *crashed its worker*, when the process that ran your code died; and *not on this machine*, which says what would be
+# *crashed its worker*, when the process that ran your code died; and *not on this machine*, which says what is
 # needed.
 #
-# `progress()` shows the outcomes for every chapter. They are kept in the folder `.course` beside the notebooks,
-# together with each version you have checked.
+# `progress()` shows them for every chapter. They are kept in the folder `.course` beside the notebooks.
 
 # %%
 progress()
@@ -344,13 +330,11 @@ progress()
 # You can do the same from a terminal:
 #
 # - `python -m course_lib check notebooks/00_start_here.ipynb` checks a whole notebook.
-# - `python -m course_lib progress` prints where you stand.
-# - `python -m course_lib reset 00` gives you a fresh notebook and keeps a dated copy of yours. Close the notebook's
-#   tab first, or its autosave writes the old one back.
+# - `python -m course_lib reset 00` gives you a fresh one and keeps a dated copy of yours. Close the notebook's tab
+#   first, or its autosave writes the old one back.
 #
-# If somebody grades your work, run `from course_lib import submit` and then `submit("00")`. It judges this chapter's
-# exercises once more and writes one small file that you hand in.
+# If somebody grades your work, run `from course_lib import submit` and then `submit("00")`. It judges this chapter
+# once more and writes a small file to hand in.
 #
 # **Next.** In [01 · The memory hierarchy and the roofline](01_memory_hierarchy_and_roofline.ipynb) you count the
-# bytes that a kernel moves, measure what your machine can do, and find out what the chip does with the other 98 % of
-# the time.
+# bytes that a kernel moves, and find out what the chip does for the other 98 % of the time.

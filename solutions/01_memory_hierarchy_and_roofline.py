@@ -1,21 +1,17 @@
 # %% [markdown]
 # # 01 · The memory hierarchy and the roofline
 #
-# **The question.** You run two sums over the same count of float32 numbers. Both do the same additions, millions of
-# them, but one takes many times as long as the other. What takes the time?
+# **The question.** Two sums over the same count of float32 numbers do the same additions, millions of them, but one
+# takes many times as long as the other. What takes the time?
 #
 # An H100 can do 989 TFLOP/s in float16: 989 · 10¹² floating-point operations (FLOPs) in a second. Its memory delivers
 # 3.35 TB/s, which is 3.35 · 10¹² bytes in a second. So while it fetches *one byte*, it could do 989 / 3.35 = 295
 # operations. Most of what a transformer does while it generates text needs fewer than ten operations for each byte.
-# So the first question about a kernel is how much it moves, not how much it computes. In this chapter you learn to
-# answer it: with a pencil before you write any code, then with a meter that counts bytes, then with a clock.
+# So first ask how much a kernel moves, not how much it computes. In this chapter you learn to answer that: with a
+# pencil, then with a meter that counts bytes, then with a clock.
 #
-# You will count bytes and FLOPs (1.1), find the least time that an operation needs on a device (1.2), and write three
-# kernels (1.3 to 1.5). Then you predict how many steps of arithmetic a fourth kernel can do for free while it waits
-# for memory (1.6).
-#
-# **Time.** About three hours in all. The core path takes two hours at most. You can skip passages marked **Deeper**,
-# since nothing outside them depends on them.
+# **Time.** About three hours in all. **Core path**, two hours at most: exercises 1.1 to 1.5, and every section whose
+# heading does not end in **· deeper**. You can skip the others, because nothing depends on them.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -36,8 +32,8 @@ on_gpu = machine().tier != "none"
 # %% [markdown]
 # ## The same sum, twice
 #
-# The next cell adds up the same count of numbers twice. In the first sum the numbers are neighbours in memory. In the
-# second they lie 16 elements apart, like the numbers of one column in a matrix of 16 columns.
+# In the first sum of the next cell, the numbers are neighbours in memory. In the second they lie 16 elements apart,
+# like one column of a matrix with 16 columns.
 #
 # **Predict:** how much longer will the second sum take?
 
@@ -55,42 +51,50 @@ print(f"16 apart:   {format_seconds(far.median)}, {far.median / close.median:.1f
 
 # %% [markdown]
 # The second sum takes longer because memory does not deliver single numbers. A GPU fetches *sectors* of 32 bytes, and
-# a CPU fetches *lines* of 64 bytes. When you need four bytes, the other 28 or 60 come along. The second sum uses only
-# one number of each piece that it fetches. So it moves up to 8 times as many bytes on a GPU, and up to 16 times as
-# many on a CPU. (On a CPU it may take far more than 16 times as long, because the CPU is worse at fetching such
-# numbers ahead, and PyTorch adds them without vector instructions.)
+# a CPU fetches *lines* of 64 bytes. You need four bytes, but the other 28 or 60 come along. So the second sum moves
+# up to 8 times as many bytes on a GPU, and up to 16 times as many on a CPU. (A CPU may take even longer, because it
+# is worse at fetching such numbers ahead.)
 #
 # The number of additions made no difference, but the number of bytes did. This is the first rule of this course:
 # **count the bytes that move, not the operations.**
 #
-# ## Where bytes wait
+# ## The GPU in one picture
 #
-# A GPU is built from many copies of one unit, the *multiprocessor*; an H100 has 132. Each has arithmetic units and
-# some fast memory of its own, and each program runs on one multiprocessor. Numbers on their way from the memory chips
-# to the arithmetic pass through several stores. In the table, each store is faster than the one under it, and none is
-# larger. Fast memory is small because it takes up area on the chip. Large memory lies off the chip, and every byte
-# from there passes through a few thousand pins.
+# All later chapters use the words in this picture. From left to right it shows a launch, one of its programs, the
+# multiprocessor that runs the program, and the whole chip. The red marks follow that one program.
+
+# %%
+from course_lib.figures.memory.gpu import draw_gpu
+
+draw_gpu()
+
+# %% [markdown]
+# **A program runs as warps.** A *warp* is a group of 32 *threads* that execute each instruction together. We call
+# these threads *lanes*. A program has four warps unless you ask for another number. The values of a block are spread
+# over all its lanes: of 1024 values, each of the 4 · 32 = 128 lanes gets 8.
 #
-# | on an H100 | size | speed, all together | who decides what is in it |
-# |---|---|---|---|
-# | registers | 256 KiB on each of 132 multiprocessors, 33 MiB | above 100 TB/s | the compiler, from your values |
-# | shared memory and L1 | 256 KiB on each, 33 MiB | about 30 TB/s | you, by the tiles you load; the hardware for L1 |
-# | L2 cache | 50 MiB | 5 to 7 TB/s | the hardware |
-# | HBM, "global memory" | 80 GiB | 3.35 TB/s | you: your tensors live here |
-# | the host's memory, over PCIe | terabytes | 0.06 TB/s | your data loader |
+# **A multiprocessor runs programs.** A *multiprocessor* has arithmetic units and fast memory of its own. An H100 has
+# 132 of them. A program stays on one until it ends. Each has room for 64 warps, so several programs can share it, and
+# while some warps wait for memory, others compute. Its ordinary units do 128 float32 multiply-adds in a cycle. Its
+# four *tensor cores* only multiply small matrices, and in float16 they are 15 times as fast.
 #
-# *Registers* hold the values that a program is computing with. *Shared memory* holds the tiles that a program works
-# on. A *tile* is a block with two dimensions, for example 64 × 64 numbers of a matrix. *L1* is a cache in the rest of
-# the same 256 KiB. The *L2 cache* serves all multiprocessors. *HBM* (high-bandwidth memory) is the GPU's main memory,
-# and *PCIe* is its connection to the host.
+# **The memories** are the four boxes at the bottom. Each is faster than the next one, and none is larger, because
+# fast memory takes up area on the chip.
 #
-# The speeds in the second and third row depend on how you measure them, and the datasheet states only the fourth. So
-# the next cell measures your machine. The results are its *ceilings*, the highest speeds that a kernel can reach
-# here, and the cost of a launch, which is the time to start one kernel.
+# - *Registers* hold the values that a program is computing with. A lane has at most 255 of them, 4 bytes each. The
+#   compiler decides what goes into them.
+# - *Shared memory* holds the *tiles* that a program's warps work on together. A tile is a block with two dimensions:
+#   64 × 64 float16 numbers of a matrix take 8 KiB. *L1* is a cache in the rest of the same 256 KiB.
+# - The *L2 cache* keeps what was fetched from HBM lately. The hardware decides what stays.
+# - *HBM* (high-bandwidth memory) is the GPU's main memory, also called global memory. Your tensors are there. *PCIe*
+#   is the connection to the host.
 #
-# Close other programs first. The call takes some seconds, and the result is kept for every later chapter. If
-# something reaches far more than 100 % of a ceiling later on, the ceiling was measured on a busy machine. In that
-# case run `here = ceilings(refresh=True)` and go on.
+# The HBM's speed is the datasheet's, and those of L1 and L2 were measured on an H100. The registers' is computed: an
+# H100 does 33.5 · 10¹² float32 multiply-adds in a second, and each reads three registers of 4 bytes.
+#
+# Now measure your machine. The results are its *ceilings*, the highest speeds that a kernel can reach here, and the
+# cost of a launch, which is the time to start one kernel. Close other programs first, because the result is kept for
+# later chapters. If something reaches far more than 100 % of a ceiling later on, run `here = ceilings(refresh=True)`.
 
 # %%
 from course_lib.hardware.ceilings.measured import ceilings
@@ -111,13 +115,11 @@ for what, figure in figures.items():
         print(f"{what:<32}{figure}")
 
 # %% [markdown]
-# The memory has two speeds, because reading alone and copying use it differently. The *roof* of a plot is the larger
-# of the two, because no kernel should be able to pass it. A *prediction* for a kernel that reads and writes uses the
-# copy's speed, because a copy does the same.
+# The memory has two speeds, one for reading alone and one for copying. The *roof* of a plot is the larger of the two,
+# because no kernel can pass it. A *prediction* for a kernel that reads and writes uses the copy's speed.
 #
-# The next picture shows these speeds beside the stores that they belong to. If your GPU's datasheet states a figure,
-# it stands next to the measured one. The best kernel gets about 90 % of the datasheet's bandwidth; the rest goes into
-# refreshing the memory cells and switching the bus between reads and writes.
+# The next picture shows your own memories. Where your GPU's datasheet states a figure, it stands next to the measured
+# one. Even the best kernel gets only about 90 % of the datasheet's bandwidth.
 
 # %%
 from course_lib.figures.memory.hierarchy import hierarchy_plot
@@ -129,11 +131,10 @@ hierarchy_plot(machine(), here)
 #
 # Two numbers describe an operation before any code exists: how much it computes and how much it has to move.
 #
-# **FLOPs** are floating-point operations. A multiply-add counts as two, everywhere in this course and on every
-# datasheet. For a softmax we count four for each element: subtract the maximum, exp, add to the sum, divide.
-# Comparisons are not counted.
+# **FLOPs** are floating-point operations. A multiply-add counts as two, here and on every datasheet. A softmax counts
+# four for each element: subtract the maximum, exp, add to the sum, divide. Comparisons are not counted.
 #
-# **Bytes** are what must cross the memory bus at the very least. Each input is read once and each output is written
+# **Bytes** are what must cross the memory bus at the very least: each input is read once and each output is written
 # once. A poor kernel moves more, but we count the minimum.
 #
 # Take `x + y` on $n$ float32 numbers. It does $n$ additions. It reads $x$ and $y$ and writes the result, so it moves
@@ -141,8 +142,8 @@ hierarchy_plot(machine(), here)
 # 1/12$ FLOP/byte.
 #
 # Now take a product of two $n \times n$ matrices in float16. It does $2n^3$ FLOPs and moves $3 \times 2\,n^2$ bytes,
-# so its intensity is $n/3$ and grows with the size. At $n = 256$ it is 85 FLOP/byte. That is why accelerators are
-# built for matrices. In the exercise you write such counts as functions.
+# so its intensity is $n/3$. At $n = 256$ it is 85 FLOP/byte, and it grows with the size. In the exercise you write
+# such counts as functions.
 
 # %%
 # Exercise 1.1 · Bytes and FLOPs on paper
@@ -206,10 +207,9 @@ counting = check("1.1", elementwise_cost, softmax_cost, matmul_cost, scores_cost
 best_elementwise_cost, best_softmax_cost, best_matmul_cost, best_scores_cost = counting.best
 
 # %% [markdown]
-# The next cell uses your four functions on one attention layer, step by step, among some simpler operations. The
-# layer has a context of 8192 and 32 heads of dimension 128, in float16. Before you run the cell, guess: which of its
-# two matrix products, $Q K^\top$ and probabilities × $V$, has an intensity above the 295 FLOP/byte that an H100 can
-# do?
+# The next cell uses your functions on one attention layer, among some simpler operations. The layer has a context of
+# 8192 and 32 heads of dimension 128, in float16. **Predict:** which of its two matrix products, $Q K^\top$ and
+# probabilities × $V$, has an intensity above the 295 FLOP/byte that an H100 can do?
 
 # %%
 N, H, D, half = 8192, 32, 128, 2
@@ -232,19 +232,19 @@ for name, (flops, moved) in operations.items():
 
 # %% [markdown]
 # Neither of them. The scores are a matrix product, but they do only about 124 operations for each byte. They write a
-# matrix of $N \times N$, and each of its elements gets only $D = 128$ multiply-adds. The softmax is worse by a factor
-# of a hundred.
+# matrix of $N \times N$, and each of its elements gets only $D = 128$ multiply-adds. The softmax does only one
+# operation for each byte.
 #
 # The last line is the same arithmetic, but there the $N \times N$ matrix never goes to memory. Its intensity is 4128
-# FLOP/byte, 33 times as high. Chapters 02 to 04 show you how to get to that last line.
+# FLOP/byte, 33 times as high. Chapters 02 to 04 show you how to get there.
 #
 # ## The balance point
 #
 # Whether an operation waits for memory or for arithmetic depends on the device too. Divide the device's rate of
 # arithmetic by its bandwidth, and you get its **balance point** in FLOP/byte. For the H100 it is 295. An operation
-# with a lower intensity waits for memory. It is *memory-bound*, and a faster arithmetic unit would not help it. An
-# operation with a higher intensity is *compute-bound*. In both cases the device moves bytes and computes at the same
-# time, so the least time is the larger of the two:
+# with a lower intensity is *memory-bound*: it waits for memory, and faster arithmetic would not help it. An operation
+# with a higher intensity is *compute-bound*. Either way the device moves bytes and computes at the same time, so the
+# least time is the larger of the two:
 #
 # $$ t_\text{least} = \max\left(\frac{\text{FLOPs}}{\text{rate}}, \frac{\text{bytes}}{\text{bandwidth}}\right) $$
 #
@@ -268,8 +268,7 @@ print(f"\nthis machine, measured: {format_bandwidth(here.memory_bandwidth)}, {ma
 # %% [markdown]
 # From the T4 to the B200, arithmetic became 35 times and memory 25 times as fast, so the balance point stayed in the
 # hundreds. What is memory-bound today will be memory-bound on the next device. The H200 is an H100 with more and
-# faster memory and nothing else. Its balance point went *down*, and every memory-bound kernel got 1.4 times faster
-# without any change. Now write the balance point and the least time as functions.
+# faster memory, so every memory-bound kernel got 1.4 times faster without any change. Now write both as functions.
 
 # %%
 # Exercise 1.2 · Balance point, bound and least time
@@ -306,12 +305,9 @@ def least_time(flops, bytes_moved, teraflops, gigabytes_per_second):
 best_balance_point, best_least_time = check("1.2", balance_point, least_time).best
 
 # %% [markdown]
-# These two functions give you a bound for any operation on any device, even one that has only been announced. The
-# next cell prints it for the operations above. Every line uses the float16 rate of the *tensor cores*, the units that
-# multiply small matrices (an H100 multiprocessor has four). For `x + y` in float32 this rate is too high, because the
-# ordinary units that do it are 15 to 30 times slower. But `x + y` is memory-bound all the same.
-#
-# Look for the rows in which all devices say *memory*. No faster tensor core will ever help those operations.
+# The next cell prints this bound for the operations above, with the float16 rate of the tensor cores. (For `x + y` in
+# float32 that is 15 to 30 times too high, but `x + y` is memory-bound all the same.) Look for the rows in which all
+# devices say *memory*. No faster tensor core will ever help those operations.
 
 # %%
 names = ("A100", "H100", "H200", "B200")
@@ -328,14 +324,12 @@ for operation, work in operations.items():
 # ## The roofline
 #
 # The roofline shows the same bound as a picture: the highest rate that a kernel can reach, drawn over its intensity
-# on logarithmic axes. Below the balance point that rate is bandwidth × intensity, a slope. Above it, the limit is the
-# rate of arithmetic, a flat roof. The two meet in a corner at the balance point. No kernel that goes to memory can
-# lie above this line, and its distance below the line shows what there is to gain.
+# on logarithmic axes. Below the balance point that rate is bandwidth × intensity, a slope. Above it, the rate of
+# arithmetic is the limit, a flat roof. The two meet in a corner at the balance point. A kernel's distance below this
+# line shows what there is to gain.
 #
 # The next cell draws the roofline of *your* machine, as measured, with some of PyTorch's operations on it. The copy
-# does no FLOPs, so its intensity is 0, and a logarithmic axis has no place for 0. So the copy stands at the left
-# edge, and if it lies on the slope there, it reaches the memory's full bandwidth. If two points nearly coincide, one
-# number is moved aside, and a line leads back to its place.
+# does no FLOPs, so its intensity is 0, and a logarithmic axis has no place for 0. It stands at the left edge instead.
 
 # %%
 from course_lib.figures.memory.roofline import Measured, roofline_plot
@@ -364,24 +358,18 @@ for point in points:
 roofline_plot(here, points)
 
 # %% [markdown]
-# The picture tells you two things. First, the operations along the slope spend their time on bytes, so improving
-# their arithmetic gains nothing. Second, the distance of each point from its roof shows how good it is. On a GPU the
-# copy and the addition are near it. On a CPU the roof is often the speed of reading alone, which can be much faster
-# than copying, so a kernel that also writes stays below it. If a point is far from its roof for no such reason,
-# something can be gained, and this course teaches you to name it.
+# The picture tells you two things. The operations along the slope spend their time on bytes, so better arithmetic
+# gains nothing. And a point far below its roof has something to gain. On a GPU the copy and the addition are close to
+# it. On a CPU the roof is often the speed of reading alone, and a kernel that also writes stays below it.
 #
 # ## Coalescing: what a load really fetches
 #
-# Now look at a single load. A GPU runs a program on many *threads*. 32 threads form a *warp* and execute each
-# instruction together. By default a program has four warps, and a block's values are spread over their 128 threads.
-#
-# When a warp loads, the hardware looks at its 32 addresses together. It fetches each 32-byte sector that they fall
-# into, and fetches it only once. If neighbouring threads read neighbouring elements, they share sectors. This is
-# called *coalescing*. With float32, 32 neighbours need only 4 sectors.
+# Now look at a single load. When a warp loads, the hardware looks at the addresses of its 32 lanes together. It
+# fetches each 32-byte sector that they fall into, and fetches it only once. If neighbouring lanes read neighbouring
+# elements, they share sectors. This is called *coalescing*. With float32, 32 neighbours need only 4 sectors.
 #
 # The picture shows one load of a warp at three *strides*. A stride is the distance from one element to the next,
-# counted in elements. The warp's 32 threads are called lanes there, because each of them loads one position of the
-# block.
+# counted in elements.
 
 # %%
 from course_lib.figures.memory.coalescing import draw_sectors
@@ -389,8 +377,8 @@ from course_lib.figures.memory.coalescing import draw_sectors
 draw_sectors(strides=(1, 2, 8))
 
 # %% [markdown]
-# The next kernel reads memory in the way that made the second sum slow. The only thing that differs between a good
-# and a bad run is the number passed as `stride`.
+# The next kernel reads memory in the way that made the second sum slow. Only the number passed as `stride` differs
+# between a good and a bad run.
 
 
 # %%
@@ -411,10 +399,10 @@ def strided_copy(x, stride):
 
 
 # %% [markdown]
-# The next cell runs it at five strides. Without a GPU, the **traffic meter** counts every byte that the kernel asks
+# The next cell runs it at five strides. Without a GPU, the **traffic meter** counts the bytes that the kernel asks
 # for and the bytes of all the sectors that would have to come. With a GPU, the clock shows the same effect.
-# **Predict** the ratio of the two counts for strides 1, 2, 4, 8 and 16 before you run it. Beyond which stride does it
-# stop getting worse, and why?
+# **Predict** the ratio of the two counts for strides 1, 2, 4, 8 and 16. Beyond which stride does it stop getting
+# worse, and why?
 
 # %%
 if interpreting():
@@ -438,12 +426,13 @@ else:
 
 # %% [markdown]
 # From stride 8 on, every element has a sector to itself, because a sector holds 8 float32 numbers. Counted in
-# sectors, it cannot get worse than that. (On recent GPUs the memory itself prefers to deliver two sectors at a time,
-# so 16 may cost a little more than 8.)
+# sectors, it cannot get worse than that. (Recent GPUs prefer to deliver two sectors at a time, so 16 may cost a
+# little more than 8.)
 #
-# **Deeper** (the core path goes on at *Vector add*). The stride also changes what the compiler can do. The next cell
-# compiles the kernel for an H100, which works without one. First the compiler knows that the stride is 1, then it
-# does not. Look at how many bytes one thread loads with one instruction.
+# ### What the compiler makes of a stride · deeper
+#
+# The next cell compiles the kernel for an H100, which works without one. First the compiler knows that the stride is
+# 1, then it does not. Look at how many bytes one lane loads with one instruction.
 
 # %%
 from course_lib.hardware.compiler.views import compile_many
@@ -460,19 +449,17 @@ for title, view in (("stride 1", known), ("any stride", unknown)):
     print(f"{title:<12}each thread: {loads}; {view.registers} registers")
 
 # %% [markdown]
-# The block of 1024 is shared by 128 threads, so each thread has 8 floats to load. If the compiler can prove that four
-# of them are neighbours, at an address divisible by 16, it fetches the four with one load of 16 bytes, the widest
-# there is. If not, each float is a load of its own.
+# A block of 1024 gives each of the 128 lanes 8 floats to load. If the compiler can prove that four of them are
+# neighbours, at an address divisible by 16, it fetches the four with one load of 16 bytes, the widest there is. If
+# not, each float is a load of its own.
 #
-# Triton gives the compiler this knowledge at each launch. A stride equal to 1 is compiled in as a constant, and
-# numbers and pointers divisible by 16 are marked as such. You need not do anything for it, as long as you pass
-# strides and lengths as they are.
+# Triton gives the compiler this knowledge at each launch: it compiles in a stride equal to 1 as a constant, and marks
+# numbers and pointers that are divisible by 16. You need only pass strides and lengths as they are.
 #
 # ## Vector add
 #
-# Now it is your turn. In chapter 00 you mended a launcher and wrote a kernel with one load. This kernel has two
-# loads, and it must work for any length. An input may be a view into something larger, so its elements can lie
-# `x.stride(0)` apart.
+# Now it is your turn. This kernel has two loads, and it must work for any length. An input may be a view into
+# something larger, so its elements can lie `x.stride(0)` apart.
 
 
 # %%
@@ -513,9 +500,9 @@ def vector_add(x, y):
 best_vector_add = check("1.3", vector_add).best
 
 # %% [markdown]
-# **Predicted against measured.** Your kernel reads x once, reads y once and writes the result once. Divide those
-# bytes by the copy's bandwidth, and you have a prediction of its time. The next cell compares it with the time of
-# your kernel on a GPU, or of PyTorch's addition on a CPU, which moves the same bytes.
+# **Predicted against measured.** Your kernel reads x and y once and writes the result once. Divide those bytes by the
+# copy's bandwidth, and you have a prediction of its time. The next cell compares it with the time of your kernel on a
+# GPU, or of PyTorch's addition on a CPU.
 
 # %%
 def compared(what, bytes_moved, timing):
@@ -532,25 +519,24 @@ print(compared("PyTorch's x + y", 3 * x.nbytes, measure(lambda: torch.add(x, y, 
 # %% [markdown]
 # ## A sum, in one pass
 #
-# A reduction makes something small out of something large, so nearly all its bytes are reads. For example,
-# `x.sum(dim=1)` of a float32 matrix must read 4 bytes for each element and does one addition, an intensity of 1/4.
-# The kernel has to do three things well:
+# A reduction makes something small out of something large, so nearly all its bytes are reads. A row sum of a float32
+# matrix reads 4 bytes for each addition, an intensity of 1/4. The kernel has to do three things well:
 #
 # - Read each element once.
-# - Keep the partial sums in registers, where they cost nothing, and in float32 even if the input is float16.
+# - Keep the partial sums in registers, and in float32 even if the input is float16.
 # - Find the elements by `x.stride()`, which holds two strides: from row to row and from column to column.
 #
 # The check counts your bytes. It allows $4 \cdot \text{rows} \cdot \text{columns}$ read and $4 \cdot \text{rows}$
-# written, plus 5 %. So it notices a second pass over the matrix or a copy of it.
+# written for float32, plus 5 %. So it notices a second pass over the matrix or a copy of it.
 #
-# You need some words that you have not met yet, all from [Triton's language
+# You need some new words, all from [Triton's language
 # reference](https://triton-lang.org/main/python-api/triton.language.html):
 #
 # | in the kernel | what it does |
 # |---|---|
 # | `tl.zeros([BLOCK], dtype=tl.float32)` | a block of zeros, in registers |
 # | `for start in range(0, columns, BLOCK):` | a loop as in Python; its bounds may be numbers known only at run time |
-# | `tl.load(pointers, mask=inside, other=0.0)` | a lane with its mask off gets `other`, else an undefined value |
+# | `tl.load(pointers, mask=inside, other=0.0)` | where the mask is false the value is `other`, else it is undefined |
 # | `values.to(tl.float32)` | the block in another dtype |
 # | `tl.sum(block, axis=0)` | reduces a block to one number, or a tile along one of its axes |
 # | `tl.store(result_pointer + row, number)` | one pointer and one number, no block and no mask |
@@ -596,10 +582,11 @@ def row_sum(x):
 best_row_sum = check("1.4", row_sum).best
 
 # %% [markdown]
-# **Deeper** (the core path goes on at *Fusion foretold*). Your kernel asks for each byte once, but the memory may
-# still have to deliver more. Take a matrix, and then the same matrix stored column by column, so that the elements of
-# a row lie far apart. The kernel asks for the same bytes of both. **Predict** what the memory has to deliver for
-# each.
+# ### The same matrix, stored by columns · deeper
+#
+# Your kernel asks for each byte once, but the memory may still have to deliver more. Take a matrix, and then the same
+# matrix stored column by column, so that the elements of a row lie far apart. The kernel asks for the same bytes of
+# both. **Predict** what the memory has to deliver for each.
 
 # %%
 if interpreting():
@@ -620,10 +607,9 @@ else:
 
 # %% [markdown]
 # In the second matrix, each sector holds elements of eight different rows. A program that owns one row uses only one
-# of the eight, and the programs of the other seven rows fetch the same sector again. (The cache may still hold it for
-# them, or not.) The remedy is to give each program a tile of many rows, so that neighbouring threads read
-# neighbouring elements. The course's own kernel does that. Reading it, in `course_lib/kernels/memory/row_sum.py`, is
-# worth five minutes.
+# of the eight, and the programs of the other seven rows fetch the same sector again, unless a cache still holds it.
+# The course's own kernel, `course_lib/kernels/memory/row_sum.py`, gives each program a tile of many rows, so that
+# neighbouring lanes read neighbouring elements.
 #
 # ## Fusion foretold
 #
@@ -636,9 +622,9 @@ else:
 # | `product + y` | product, y | sum |
 # | `relu(sum)` | sum | result |
 #
-# That makes seven tensors that cross the bus. Four of these crossings carry the product and the sum, which nobody
-# needs in the end. If one kernel does all three steps, it can keep them in registers, and then only three tensors
-# move. Joining kernels in this way is called *fusion*.
+# So seven tensors cross the bus. Four of these crossings carry the product and the sum, which nobody needs in the
+# end. If one kernel does all three steps, it can keep them in registers, and then only three tensors move. Joining
+# kernels in this way is called *fusion*.
 #
 # **Predict** the gain, and then write the kernel. You need one new word: `tl.maximum(block, 0.0)` compares element by
 # element. (`tl.max` would reduce the block to a single number, and Python's own `max` does not work on blocks.)
@@ -684,8 +670,7 @@ best_scale_add_relu = check("1.5", scale_add_relu).best
 
 # %% [markdown]
 # The next cell measures the gain. On a GPU it times your kernel against PyTorch's three. On a CPU it tries the same
-# idea in PyTorch, by doing all three steps on a piece that fits the cache before it begins the next. Both versions
-# write into tensors that exist already, so only the traffic differs.
+# idea in PyTorch: it does all three steps on a piece that fits the cache before it begins the next piece.
 
 # %%
 product, total = torch.empty_like(x), torch.empty_like(x)
@@ -714,23 +699,20 @@ print(compared("fused", 3 * x.nbytes, one))
 print(f"predicted gain 7/3 = 2.33, measured {three.median / one.median:.2f}")
 
 # %% [markdown]
-# The arithmetic did not get faster. The gain comes from the four transfers that the fused version leaves out.
+# The arithmetic did not get faster. The gain comes from the four crossings that the fused version leaves out.
 #
-# FlashAttention is the same idea in a harder place. What it has to keep on the chip is an $N \times N$ matrix that
-# does not fit there, and the softmax in the middle needs whole rows of it. In the table of operations above, this
-# idea is the difference between the line *attention: scores* and the last one.
+# FlashAttention is the same idea in a harder place. It has to keep an $N \times N$ matrix on the chip that does not
+# fit there, and the softmax in the middle needs whole rows of it.
 #
-# ## Walking along the roofline
+# ## Walking along the roofline · deeper
 #
-# **Deeper** (the core path goes on at *The first question, answered*). The last kernel shows both sides of the
-# roofline. It reads x once, applies `value = value * scale + bias` a number of times in registers, and writes once.
-# Each of these multiply-adds is a *step*. With more steps the FLOPs grow while the bytes stay the same, so the kernel
-# moves from the slope to the roof. On the slope each further step should cost **nothing**, because the kernel waits
-# for memory anyway.
+# The last kernel shows both sides of the roofline. It reads x once, applies `value = value * scale + bias` a number
+# of times in registers, and writes once. Each of these multiply-adds is a *step*. With more steps the FLOPs grow
+# while the bytes stay the same, so the kernel moves along the slope towards the roof. On the slope each further step
+# should cost **nothing**, because the kernel waits for memory anyway.
 #
-# At how many steps does the time begin to grow on your machine? That number is the *turn*. Write down a guess first.
-# In the exercise you write the prediction as functions, and the check judges it against the ceilings measured here.
-# After that you measure the kernel itself.
+# At how many steps does the time begin to grow on your machine? That number is the *turn*. Write down a guess. Then
+# write the prediction as functions; the check judges them against the ceilings measured here.
 
 # %%
 # Exercise 1.6 · Where the multiply-add chain turns
@@ -785,13 +767,11 @@ print(f"{format_flop_rate(here.fma_rate)} and {format_bandwidth(here.copy_bandwi
       f"{predicted:.1f} steps")
 
 # %% [markdown]
-# Now measure the kernel. On a GPU the chain is a Triton kernel, and its values stay in registers. On a CPU it is
-# PyTorch working on pieces that stay in the cache. The grey line in the picture is your prediction and does not use
-# the measured points. A disturbance can only make a run slower, so the turn is read from the fastest tenth of the
-# runs.
+# Now measure the kernel. On a GPU the chain is a Triton kernel. On a CPU it is PyTorch working on pieces that stay in
+# the cache. The grey line in the picture is your prediction. Other programs can only make a run slower, so the turn
+# is read from the fastest tenth of the runs.
 #
-# On a GPU, expect a flat stretch and then a slope. On a CPU, expect a slope from the first steps on, gentle at first.
-# There the steps before the corner are not free, and the text below the picture says why.
+# On a GPU, expect a flat stretch and then a slope. On a CPU, expect a gentle slope from the first steps on.
 
 # %%
 from course_lib.figures.memory.turning_point import draw_turning_point
@@ -815,12 +795,10 @@ draw_turning_point(
 # %% [markdown]
 # On a GPU, some warps compute while others wait for memory, so the points follow the line closely. A CPU running
 # PyTorch first fetches a piece and then computes on it. So it pays the *sum* of the two times, which near the corner
-# is up to twice the larger one. The roofline is only a bound. How near a machine comes to it depends on how well it
-# moves and computes at the same time.
+# is up to twice the larger one.
 #
-# The next cell shows the same points on the roofline. They climb the slope, turn at the corner and run along under
-# the roof of the multiply-adds. The corner tells you which optimisation is worth your time: left of it save bytes,
-# right of it save FLOPs.
+# The next cell shows the same points on the roofline. The corner tells you which optimisation is worth your time:
+# left of it save bytes, right of it save FLOPs.
 
 # %%
 roofline_plot(here, [Measured(fma_chain_work(length, count), timing) for count, timing in zip(steps, timings)])
@@ -828,39 +806,35 @@ roofline_plot(here, [Measured(fma_chain_work(length, count), timing) for count, 
 # %% [markdown]
 # ## The first question, answered
 #
-# Chapter 00 asked what an H200 does while it multiplies 16.8 million float32 numbers by a constant. Start with the
-# bytes. The kernel reads 4 bytes and writes 4 for each number, so it moves $2 \cdot 4 \cdot 16.8$ million = 134 MB.
-# An H200's memory was measured to copy 4.25 TB/s, reads and writes together; its datasheet states 4.8. At 4.25 TB/s
-# the 134 MB take 32 µs.
+# Chapter 00 asked what an H200 does while it multiplies 16.8 million float32 numbers by a constant. The kernel reads
+# 4 bytes and writes 4 for each number, so it moves $2 \cdot 4 \cdot 16.8$ million = 134 MB. The datasheet states 4.8
+# TB/s for an H200's memory; a copy was measured at 4.25 TB/s, reads and writes together. At that speed the 134 MB
+# take 32 µs.
 #
-# The multiplications take half a microsecond, because the multiply-add units can do 34 · 10¹² of them in a second,
-# one each in every cycle. The intensity is 1/8 FLOP/byte, two orders of magnitude left of the corner.
-#
+# The multiplications take half a microsecond, because the multiply-add units can do 33.5 · 10¹² of them in a second.
 # So for 98 % of the time the arithmetic units wait for bytes. Better arithmetic cannot shorten that, but fewer bytes
 # can. If you fuse this multiplication into the kernel before or after it, it costs you nothing.
 #
 # ## What production systems do
 #
 # **Compilers fuse what is easy.** `torch.compile` turns a chain of elementwise operations, with a reduction at its
-# end, into one Triton kernel, much like your 1.5. It does not invent other algorithms, such as a softmax that needs
-# no whole row. Those are written by hand, and this course is about them.
+# end, into one Triton kernel, much like your 1.5. It does not invent new algorithms, such as a softmax that needs no
+# whole row. This course is about those.
 #
-# **Serving systems raise the intensity of what they cannot shrink.** Generating one token multiplies every weight
-# matrix by a single vector. That is one FLOP per byte in float16, while an H100 can do 295. So servers collect the
-# requests of many users and multiply the matrix by all their vectors at once, which reads the matrix only once. The
-# attention to each user's own past cannot be shared like that, and chapters 05 to 08 deal with it.
+# **Serving systems raise the intensity.** Generating one token multiplies every weight matrix by a single vector.
+# That is one FLOP per byte in float16, while an H100 can do 295. So servers multiply the matrix by the vectors of
+# many users at once, which reads the matrix only once. The attention to each user's own past cannot be shared like
+# that, and chapters 05 to 08 deal with it.
 #
-# **Profilers draw this plot.** Nsight Compute shows each kernel of a program on the roofline of the GPU, with a slope
-# for each level of the hierarchy. When someone says "62 % of peak", ask which roof they mean.
+# **Profilers draw this plot.** Nsight Compute shows each kernel on the GPU's roofline. When someone says "62 % of
+# peak", ask which roof they mean.
 #
 # ## Papers
 #
 # - S. Williams, A. Waterman, D. Patterson, *Roofline: an insightful visual performance model for multicore
-#   architectures*, Communications of the ACM 52(4), 2009. The plot.
+#   architectures*, Communications of the ACM 52(4), 2009.
 # - A. Ivanov, N. Dryden, T. Ben-Nun, S. Li, T. Hoefler, *Data movement is all you need: a case study on optimizing
-#   transformers*, MLSys 2021, arXiv 2007.00072. It counts a transformer's training step operator by operator.
-# - Z. Jia, M. Maggioni, B. Staiger, D. Scarpazza, *Dissecting the NVIDIA Volta GPU architecture via
-#   microbenchmarking*, 2018, arXiv 1804.06826. How to measure what no datasheet states.
+#   transformers*, MLSys 2021, arXiv 2007.00072.
 # - T. Dao, D. Fu, S. Ermon, A. Rudra, C. Ré, *FlashAttention: fast and memory-efficient exact attention with
 #   IO-awareness*, NeurIPS 2022, arXiv 2205.14135. Section 2 is this chapter in a page and a half.
 
@@ -868,6 +842,5 @@ roofline_plot(here, [Measured(fma_chain_work(length, count), timing) for count, 
 progress()
 
 # %% [markdown]
-# **Next.** In [02 · Naive attention](02_naive_attention.ipynb) you write an $N \times N$ matrix to memory and read it
-# back, and you do that twice. Those are four crossings of the memory bus, and you will see in milliseconds what they
-# cost.
+# **Next.** In [02 · Naive attention](02_naive_attention.ipynb) an $N \times N$ matrix crosses the memory bus four
+# times: you write it and read it back, and you do that twice. You will see in milliseconds what that costs.

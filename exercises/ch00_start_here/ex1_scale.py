@@ -86,8 +86,8 @@ def compute(s, x, factor):
 TRUNCATED = "The factor was cut to a whole number, as `int(factor)` does. It may be a float: pass it on as it is."
 SLIPS = (
     Slip("not_scaled", "The result is x itself: the kernel copies and never multiplies by the factor."),
-    Slip("factor_added", "The factor was added where it should multiply."),
-    Slip("factor_or_one", "A factor of 0 was taken for none: `factor or 1.0` is 1.0 there. 0 is like any other."),
+    Slip("factor_added", "The factor was added. Multiply by it."),
+    Slip("factor_or_one", "A factor of 0 became 1: `factor or 1.0` does that. 0 is a factor like any other."),
     Slip("factor_truncated", TRUNCATED),
     Slip("factor_truncated__rounded", TRUNCATED.replace("cut", "rounded").replace("int(", "round(")),
     *of_programs(20_001),
@@ -113,19 +113,18 @@ EXERCISE = Exercise(
     limits=Limits(seconds=4.0, gpu_seconds=30.0),
     requirements=(LaunchesTriton(), Forbids(("mul", "div"))),
     hints=(
-        "Count on paper. With 1000 elements and blocks of 256, how many programs does the wrong answer start, and "
-        "which element is the last one that any of them writes?",
-        "The number of programs must be the number of blocks that the vector touches, also when it fills the last "
-        "one only in part. Division has to round up.",
-        "The mask in the kernel already keeps the last program from writing past the end, so one program more is safe.",
+        "Count on paper. With 1000 elements and blocks of 256, how many programs does the wrong answer start? Which "
+        "element is the last one that any of them writes?",
+        "Every block needs a program, even a last block that is only partly full. So the division has to round up.",
+        "The mask keeps the last program from writing past the end, so one program more is safe.",
         "`triton.cdiv(a, b)` divides and rounds up. Write `programs = triton.cdiv(x.numel(), BLOCK)`. (`tl.cdiv` is "
         "the same thing for use inside a kernel; in a launcher it raises an error on a GPU.)",
     ),
     mistakes=(
         Mistake(
             "past_the_end",
-            "A block reaches past the end of the vector, or before its start. Give load and store the mask `offsets < "
-            "length`. If they have it, is a sign wrong, or a length another number's?",
+            "A block reaches past the end of the vector, or before its start. Give the load and the store the mask "
+            "`offsets < length`. If they have it, look for a wrong sign, or for another number passed as the length.",
             when=lambda case, seen, got: bool(seen.out_of_bounds),
         ),
     ),

@@ -79,7 +79,7 @@ WITHIN_BLOCKS = (
     "vector: `length - 1 - offsets`."
 )
 BLOCKS_IN_REVERSE = (
-    "The blocks change places, but inside each the elements keep their old order. Count every element from the end of "
+    "The blocks are in reverse order, but the elements inside each block are not. Count every element from the end of "
     "the vector: `length - 1 - offsets`."
 )
 FROM_THE_LAST_BLOCK = (
@@ -89,8 +89,8 @@ FROM_THE_LAST_BLOCK = (
 SLIPS = (
     Slip(
         "not_reversed",
-        "The result is x in its old order. If you turn round both the load's addresses and the store's, the two "
-        "cancel: turn round one of them.",
+        "The result is x in its old order. If you reverse the addresses of both the load and the store, the two "
+        "cancel. Reverse only one of them.",
     ),
     Slip(
         "shifted_by_one",
@@ -99,8 +99,8 @@ SLIPS = (
     ),
     Slip(
         "shifted_by_one__early",
-        "Everything is one place too early: for position 0 the kernel reads the last element but one. The last element "
-        "is `length - 1`.",
+        "Everything is one place too early: for position 0 the kernel reads the second to last element. The last "
+        "element is `length - 1`.",
     ),
     Slip("reversed_within_blocks", WITHIN_BLOCKS),
     Slip("reversed_within_blocks__whole", WITHIN_BLOCKS),
@@ -150,12 +150,12 @@ EXERCISE = Exercise(
     limits=Limits(gpu_seconds=30.0),
     requirements=(LaunchesTriton(), Forbids(("flip", "index", "gather", "index_select"))),
     hints=(
-        "A kernel is free to read one place and write another. Which element of x belongs at position 0 of the result? "
+        "A kernel may read at one place and write at another. Which element of x belongs at position 0 of the result? "
         "And at position i?",
         "Let the program own a block of the result, as in 0.1: `offsets = program * BLOCK + tl.arange(0, BLOCK)`, "
         "mask `offsets < length`. Only the address of the load changes.",
-        "Element i of the result is element `length - 1 - i` of x. The mask is about i and serves the load as well as "
-        "the store: where i is outside, so is `length - 1 - i`.",
+        "Element i of the result is element `length - 1 - i` of x. One mask on i serves both the load and the store: "
+        "where i is outside the vector, so is `length - 1 - i`.",
         "`values = tl.load(x_pointer + length - 1 - offsets, mask=inside)`, then "
         "`tl.store(result_pointer + offsets, values, mask=inside)`. The launcher is that of 0.1.",
     ),
@@ -168,14 +168,14 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "nothing_stored",
-            "Nothing was ever stored in the result. A kernel hands nothing back: what it computes reaches memory by "
-            "`tl.store` alone. Is there one in the kernel, and is there at least one program?",
+            "Nothing was stored in the result. A kernel returns nothing, so its results reach memory only by "
+            "`tl.store`. Does the kernel have one, and does the grid have at least one program?",
             when=_nothing_stored,
         ),
         Mistake(
             "past_the_end",
-            "A block reaches past the end of the vector, or before its start. Give load and store the mask `offsets < "
-            "length`. If they have it, is a sign wrong, or a length another number's?",
+            "A block reaches past the end of the vector, or before its start. Give the load and the store the mask "
+            "`offsets < length`. If they have it, look for a wrong sign, or for another number passed as the length.",
             when=lambda case, seen, got: bool(seen.out_of_bounds),
         ),
     ),

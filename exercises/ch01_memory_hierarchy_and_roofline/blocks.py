@@ -23,10 +23,10 @@ def past_the_end(case, seen, got) -> bool:
 
 
 NOTHING_STORED = (
-    "Nothing was ever stored in the result. A kernel hands nothing back: what it computes reaches memory by `tl.store` "
-    "alone. Is there one in the kernel, and is there at least one program?"
+    "Nothing was stored in the result. A kernel returns nothing, so its results reach memory only by `tl.store`. Does "
+    "the kernel have one, and does the grid have at least one program?"
 )
 NOT_MASKED = (
     "A block reaches past the end of the vector, or before its start. Give every load and every store a mask: "
-    "`offsets < length`. If they have one, is a sign wrong, or a stride or pointer another vector's?"
+    "`offsets < length`. If they have one, look for a wrong sign, or for a stride or a pointer of another vector."
 )

@@ -123,14 +123,14 @@ EXERCISE = Exercise(
     cases=cost_cases,
     oracle=COSTS,
     hints=(
-        "For the bytes, forget the arithmetic. Which tensors must come in, which go out? Each counts once, in bytes: "
-        "its number of elements times `item_bytes`.",
+        "For the bytes, forget the arithmetic. Which tensors are read, and which are written? Each counts once: its "
+        "number of elements times `item_bytes`.",
         "For the FLOPs, count what one element of the result costs, then multiply by the number of those elements. "
         "One element of a matrix product takes k multiplications and k additions.",
-        "Softmax, per element: subtract the maximum, exp, add to the sum, divide: 4. Comparisons are not counted "
-        "here. The least traffic reads the matrix once and writes it once, however many passes a poor kernel makes.",
-        "Scores are a matrix product per head: `[queries, head_dim] × [head_dim, keys]`. The result is the large "
-        "thing: `heads * queries * keys` elements.",
+        "Softmax does four operations for each element: subtract the maximum, exp, add to the sum, divide. The least "
+        "traffic reads the matrix once and writes it once, however many passes a poor kernel makes.",
+        "Each head's scores are a matrix product, `[queries, head_dim] × [head_dim, keys]`. Most of the bytes are the "
+        "result's: it has `heads * queries * keys` elements.",
         "matmul: `2*m*k*n` and `(m*k + k*n + m*n) * item_bytes`. The scores are `matmul_cost(queries, head_dim, keys, "
         "item_bytes)`, times `heads`, both numbers.",
     ),
@@ -157,7 +157,7 @@ EXERCISE = Exercise(
     mistakes=(
         Mistake(
             "swapped",
-            "The two numbers are right and in the wrong order: return the FLOPs first, then the bytes.",
+            "The two numbers are right but in the wrong order. Return the FLOPs first, then the bytes.",
             when=_swapped,
             every=True,
         ),
@@ -169,8 +169,7 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "multiply_add_counted_once",
-            "Each multiply-add was counted as one operation. It is two, a multiplication and an addition; every "
-            "datasheet counts so.",
+            "Each multiply-add was counted as one operation. It is two, a multiplication and an addition.",
             when=_flops_would_be(
                 lambda entry, args: COSTS[entry](*args)[0] // 2 if entry in ("matmul_cost", "scores_cost") else None
             ),
@@ -192,15 +191,15 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "no_reuse",
-            "You counted a fetch of both operands for every multiply-add. That is what a kernel without any reuse "
-            "moves; the least is each matrix once, and the distance between the two is what tiling is for.",
+            "You counted a fetch of both operands for every multiply-add. A kernel without any reuse moves that much. "
+            "The least is each matrix once.",
             when=_bytes_would_be(_no_reuse),
             every=True,
         ),
         Mistake(
             "three_reads",
-            "You counted three reads of the row: for the maximum, for the sum, for the result. That is what a "
-            "three-pass kernel moves. The least is one read and one write, since a row can wait on the chip.",
+            "You counted three reads of the row: for the maximum, for the sum, for the result. The least is one read "
+            "and one write, because a row can stay on the chip.",
             when=_bytes_would_be(
                 lambda entry, args: 4 * args[0] * args[1] * args[2] if entry == "softmax_cost" else None
             ),
@@ -208,8 +207,8 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "softmax_operations",
-            "The FLOPs per element of the softmax are not 4. Counted here are: subtract the maximum, exp, add to the "
-            "sum, divide. The comparisons that find the maximum are not.",
+            "The softmax has 4 FLOPs for each element: subtract the maximum, exp, add to the sum, divide. The "
+            "comparisons that find the maximum are not counted.",
             when=lambda case, seen, got: (
                 case.entry == "softmax_cost"
                 and _pair(got) is not None

@@ -120,32 +120,30 @@ EXERCISE = Exercise(
         Slip(
             "comparison_reversed",
             "The comparison is the wrong way round: you return the shorter of the two times, with its side. Both the "
-            "arithmetic and the transfer must be finished, so it is the longer one that decides.",
+            "arithmetic and the transfer must be finished, so the longer one decides.",
             formula=_least_time_with(
                 lambda f, b, rate, width: (_other(_side(f, b, rate, width)), min(f / rate, b / width))
             ),
         ),
         Slip(
             "sides_swapped",
-            "The times are right and the two sides are exchanged. When the memory takes longer, the operation is "
-            "bound by "
-            'memory: "memory". Equally: an intensity below the balance point.',
+            'The times are right but the two sides are exchanged. When the memory takes longer, the side is "memory".',
             formula=_least_time_with(
                 lambda f, b, rate, width: (_other(_side(f, b, rate, width)), max(f / rate, b / width))
             ),
         ),
         Slip(
             "intensity_against_one",
-            "The side was found by comparing FLOPs with bytes, which asks whether the intensity is above 1. What it "
-            "must be compared with is the device's balance point, which is in the hundreds.",
+            "You compared the FLOPs with the bytes, that is, the intensity with 1. Compare the two times instead, or "
+            "the intensity with the device's balance point, which is in the hundreds.",
             formula=_least_time_with(
                 lambda f, b, rate, width: ("compute" if f >= b else "memory", max(f / rate, b / width))
             ),
         ),
         Slip(
             "always_the_arithmetic",
-            "The time is that of the arithmetic alone, whatever the bytes. Most operations of a transformer wait for "
-            "memory.",
+            "The time is that of the arithmetic alone. Compare it with the time that the bytes take, and return the "
+            "larger.",
             formula=_least_time_with(lambda f, b, rate, width: (_side(f, b, rate, width), f / rate)),
         ),
     ),
@@ -175,8 +173,8 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "unit_slip",
-            "The number is right but for a power of ten. TFLOP/s is 1e12 FLOP/s, GB/s is 1e9 bytes/s, and the time is "
-            "asked for in seconds.",
+            "The number is off by a power of ten. TFLOP/s is 1e12 FLOP/s, GB/s is 1e9 bytes/s, and the time is in "
+            "seconds.",
             when=_unit_slip,
             every=True,
         ),

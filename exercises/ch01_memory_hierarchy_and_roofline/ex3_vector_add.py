@@ -123,8 +123,8 @@ STRIDED = (
     "Element i of a vector lies i · stride elements from its pointer, and x and y each have a stride of their own."
 )
 STORED_APART = (
-    "The result was written at {}'s stride: there are holes in it, and the rest went past its end or to one place. "
-    "The result is contiguous, so store at `offsets`."
+    "The result was written at {}'s stride, so some of its elements were never written. The result is contiguous: "
+    "store at `offsets`."
 )
 SLIPS = (
     *of_programs(20_001),
@@ -151,8 +151,8 @@ SLIPS = (
     Slip("subtracted", "The result is x - y. Add the two."),
     Slip("subtracted__from_y", "The result is y - x. Add the two."),
     Slip("multiplied", "The result is the product of x and y. Add the two."),
-    Slip("x_alone", "The result is x alone: what was loaded of y is never added."),
-    Slip("y_alone", "The result is y alone: what was loaded of x is never added."),
+    Slip("x_alone", "The result is x alone: y is never added."),
+    Slip("y_alone", "The result is y alone: x is never added."),
 )
 
 
@@ -170,7 +170,7 @@ EXERCISE = Exercise(
         "Start from the kernel of chapter 00: a block of offsets, a mask, a load, a store. Here there are two loads.",
         "The launcher needs a result (`torch.empty`, of x's dtype and device), a number of programs rounded up, and a "
         "block length, say 1024.",
-        "A strided vector keeps its elements `x.stride(0)` apart. Either hand the stride to the kernel and multiply "
+        "A strided vector keeps its elements `x.stride(0)` apart. Either pass the stride to the kernel and multiply "
         "the offsets by it, or make the input contiguous first, which costs an extra pass over it.",
         "Kernel: `offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)`, `inside = offsets < length`, "
         "`x = tl.load(x_pointer + offsets * x_stride, mask=inside)`, the same for y, then "

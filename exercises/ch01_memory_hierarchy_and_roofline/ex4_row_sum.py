@@ -131,12 +131,12 @@ EXERCISE = Exercise(
     ),
     hints=(
         "Let one program own one row. It walks along the row a block at a time and keeps what it has added so far.",
-        "Element [r, c] lies `r * x.stride(0) + c * x.stride(1)` elements from the pointer. Hand both strides to the "
-        "kernel; `x.contiguous()` would be a second pass over the whole matrix.",
-        "Keep a tile of partial sums, `tl.zeros([BLOCK], dtype=tl.float32)`, add each block to it, and reduce it once "
+        "Element [r, c] lies `r * x.stride(0) + c * x.stride(1)` elements from the pointer. Pass both strides to the "
+        "kernel. `x.contiguous()` would be a second pass over the whole matrix.",
+        "Keep a block of partial sums, `tl.zeros([BLOCK], dtype=tl.float32)`, add each block to it, and reduce it once "
         "after the loop with `tl.sum(partial, axis=0)`.",
-        "What a load gives where the mask is off, Triton leaves undefined. In practice it is mostly 0; a sum should "
-        "not depend on that: `tl.load(pointers, mask=inside, other=0.0)`.",
+        "Where the mask is false, a loaded value is undefined, and it must not count in the sum. So say what it is: "
+        "`tl.load(pointers, mask=inside, other=0.0)`.",
         "`for start in range(0, columns, BLOCK):` with `offsets = start + tl.arange(0, BLOCK)`, `inside = offsets < "
         "columns`, `partial += tl.load(x_pointer + row * row_stride + offsets * column_stride, mask=inside, "
         "other=0.0)`. Launch `(rows,)` programs and store one number each.",
@@ -164,8 +164,8 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "contiguous_copy",
-            "`contiguous()` copies a matrix whose elements are not in a row: a second pass over all its bytes, before "
-            "your kernel begins. Leave the matrix where it is and give the kernel both strides.",
+            "The matrix was copied, as `contiguous()` does. That is a second pass over all its bytes before your "
+            "kernel begins. Leave the matrix where it is and give the kernel both strides.",
             when=_copied,
             cost=True,
         ),

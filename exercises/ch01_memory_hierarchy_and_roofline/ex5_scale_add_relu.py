@@ -151,19 +151,19 @@ SLIPS = (
         "compare element by element. Use `tl.maximum`.",
     ),
     Slip("scale_missing", "`scale` is never used: the result is relu(x + y)."),
-    Slip("sum_scaled", "The sum was scaled: that is scale * (x + y). Only x is to be scaled."),
+    Slip("sum_scaled", "The sum was scaled: that is scale * (x + y). Scale only x."),
     Slip("y_scaled", "y was scaled instead of x."),
-    Slip("scale_added", "`scale` was added where it should multiply x."),
+    Slip("scale_added", "`scale` was added. Multiply x by it."),
     Slip("scale_truncated", TRUNCATED),
-    Slip("scale_or_one", "A scale of 0 was taken for none: `scale or 1.0` is 1.0 there. 0 is a scale like any other."),
+    Slip("scale_or_one", "A scale of 0 became 1: `scale or 1.0` does that. 0 is a scale like any other."),
     Slip("scale_without_sign", "A scale below 0 was cut to 0. It may have any sign."),
     Slip("scale_truncated__rounded", TRUNCATED.replace("cut", "rounded").replace("int(", "round(")),
     Slip("y_missing", "y is never added: the result is relu(scale * x)."),
     Slip("x_missing", "x is left out: the result is relu(y)."),
     Slip("x_for_y", "x was loaded twice, and added in the place of y. Load y from `y_pointer`."),
     Slip("y_for_x", "y was loaded twice, and scaled in the place of x. Load x from `x_pointer`."),
-    Slip("y_subtracted", "y was subtracted where it should be added."),
-    Slip("y_multiplied", "y was multiplied with scale * x where it should be added."),
+    Slip("y_subtracted", "y was subtracted. Add it."),
+    Slip("y_multiplied", "scale * x was multiplied by y. Add y."),
     Slip(
         "rows_counted",
         "Only as many elements were written as the tensor has rows: `x.shape[0]` and `len(x)` count those. The number "
@@ -179,7 +179,9 @@ SLIPS = (
         "There are only as many programs as it takes for the tensor's rows: the grid is counted from `x.shape[0]` or "
         "`len(x)`. The number of elements is `x.numel()`.",
     ),
-    Slip("minimum_taken", "Negative values are left and positive ones gone: that is the minimum. ReLU is the maximum."),
+    Slip(
+        "minimum_taken", "Negative values stayed and positive ones became 0: that is the minimum. ReLU is the maximum."
+    ),
     Slip("absolute_value", "Negative values came out positive: that is the absolute value. ReLU makes them 0."),
     Slip(
         "maximum_over_the_block",
@@ -223,8 +225,8 @@ EXERCISE = Exercise(
         FasterThan(unfused, ratio=1.8, minimum_bytes=_fused_bytes),
     ),
     hints=(
-        "The unfused version moves 7 tensors' worth of bytes. Which of these seven are intermediate results that no "
-        "one asked for?",
+        "In the unfused version seven tensors cross the bus. Which of these crossings carry intermediate results that "
+        "nobody needs?",
         "One kernel: load a block of x and a block of y, do all three operations on values in registers, store once.",
         "For a contiguous tensor the shape does not matter to an elementwise operation: the kernel sees `x.numel()` "
         "elements in a row.",
@@ -239,16 +241,16 @@ EXERCISE = Exercise(
         Mistake("nothing_stored", NOTHING_STORED, when=nothing_stored(fused_oracle)),
         Mistake(
             "python_max",
-            "Zeros were stored everywhere. Was ReLU written with Python's `max`? It asks whether a whole block is "
-            "larger than 0, to which the interpreter has no right answer. In a kernel it is `tl.maximum`.",
+            "Zeros were stored everywhere. Was ReLU written with Python's `max`? It compares whole blocks, not "
+            "elements, and the interpreter then gives wrong numbers. Use `tl.maximum` in a kernel.",
             when=_all_zero,
             every=True,
         ),
         Mistake("past_the_end", NOT_MASKED, when=past_the_end),
         Mistake(
             "several_kernels",
-            "There is more than one launch, so an intermediate result goes to memory and comes back, which is what "
-            "fusion is to avoid. Do all three steps between one load and one store.",
+            "There is more than one launch, so an intermediate result goes to memory and comes back. Fusion is meant "
+            "to avoid that. Do all three steps between the loads and one store.",
             when=lambda case, seen, got: len(seen.launches) > 1,
             cost=True,
         ),

@@ -113,7 +113,7 @@ EXERCISE = Exercise(
         "`turning_steps` is `arithmetic_rate / bandwidth * item_bytes`, and `chain_seconds` the larger of "
         "`2 * steps * elements / arithmetic_rate` and `2 * elements * item_bytes / bandwidth`.",
         "For the measured curve: the slope of its last two points is `(seconds[-1] - seconds[-2]) / (steps[-1] - "
-        "steps[-2])`, in seconds per step. How many steps at that price take as long as the floor? "
+        "steps[-2])`, in seconds per step. How many such steps take as long as the floor? "
         "`seconds[0] / slope`.",
     ),
     slips=(
@@ -155,13 +155,13 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "write_not_counted",
-            "The steps are half of what they should be: the chain reads each element and writes it, 2 * item_bytes "
-            "bytes.",
+            "The steps are half of what they should be. The chain reads each element and writes it, so it moves "
+            "2 * item_bytes bytes.",
             when=_off_by(0.5),
         ),
         Mistake(
             "multiply_add_counted_once",
-            "The steps are twice what they should be: one step is a multiply-add, 2 FLOPs.",
+            "The steps are twice what they should be. One step is a multiply-add, which is 2 FLOPs.",
             when=_off_by(2.0),
         ),
         Mistake(
@@ -199,8 +199,8 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "line_met_the_floor",
-            "You extended the line through the last two points down to the floor. That line carries every constant "
-            "cost with it. Asked for are the steps whose arithmetic alone takes as long as the floor: floor / slope.",
+            "You extended the line through the last two points down to the floor. That line includes every constant "
+            "cost. Use only its slope: the steps whose arithmetic alone takes as long as the floor are floor / slope.",
             when=lambda case, seen, got: (
                 case.entry == "measured_turning_steps"
                 and _near(got, case.args[0][-1] - (case.args[1][-1] - case.args[1][0]) / _slope(*case.args))
