@@ -719,13 +719,14 @@ if not interpreting():
 #
 # ## Which attention does PyTorch run? · deeper
 #
-# `F.scaled_dot_product_attention` (SDPA) chooses among several kernels, its *backends*. Most are *fused*: one kernel
-# does all three passes. The last one, MATH, is the three passes of this chapter. SDPA falls back to it when no fused
-# backend takes the inputs, and does not tell you. The result is right, but it takes several times as long, and its
+# `F.scaled_dot_product_attention` (SDPA) chooses among several kernels, its *backends*. All but one are *fused*: one
+# kernel does all three passes. MATH does them separately, as in this chapter. SDPA falls back to MATH when no fused
+# backend takes the inputs, and does not tell you. The result is right, but it takes several times as long and its
 # memory grows with $N^2$.
 #
 # So ask. `sdpa_kernel` allows only the backends that you name, and raises an error if none can run. The next cell times
-# five calls twice: with the fused backends alone, and with MATH alone. **Guess** which calls are refused.
+# five calls twice: with the fused backends alone, and with MATH alone. A call that is *refused* is one that SDPA would
+# quietly run with MATH. **Guess** which ones are.
 
 # %%
 import warnings

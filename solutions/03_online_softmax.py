@@ -44,8 +44,8 @@ on_gpu = machine().tier != "none"
 #
 # For the row 1, 2 that gives 0.27 and 0.73. You cannot compute any output before you know the sum, and the sum needs
 # every input. So a row is read once for the sum and once more for the outputs. With the write, that makes **three
-# accesses** for each element. You need fewer only if the row can stay on the chip between the two reads. One
-# multiprocessor of an H100 has 228 KB of shared memory, room for 58,000 float32 numbers.
+# accesses** for each element. You need fewer only if the row can stay on the chip: the shared memory of an H100
+# multiprocessor, 228 KB, has room for 58,000 float32 numbers.
 #
 # The formula also has a fault: an exponential can overflow. **Predict** before you run the next cell: what is the
 # largest $x$ whose exponential float32 can hold? And float16? The cell prints both and then computes the softmax of 88,
@@ -267,17 +267,17 @@ best_row_statistics = check("3.2", row_statistics).best
 # For the halves 1, 3 and 2, 5 of the row above, $\ell_1 = 1.135$ and $\ell_2 = 1.050$. They merge to $1.135 \cdot
 # e^{3-5} + 1.050 = 1.203$.
 #
-# Attention uses the softmax for a weighted average: the output is $o = \sum_j y_j v_j$ over value rows $v_j$. You can
-# merge these averages too. Let $o_1$ and $o_2$ be the averages over the keys of each half. The average over all keys
-# weighs each half by its share of the sum:
+# In attention the softmax weighs values: the output is $o = \sum_j y_j v_j$. You can merge these averages too. Let
+# $o_1$ and $o_2$ be the averages over the keys of each half. The average over all keys weighs each half by its share of
+# the sum:
 #
 # $$o = \frac{\ell_1 e^{m_1 - m} \, o_1 + \ell_2 e^{m_2 - m} \, o_2}{\ell}$$
 #
 # In the example the first half's share is $0.154 / 1.203$ = 13 %, and the second half has the other 87 %.
 #
 # We call $(m, \ell, o)$ a *state*: it is all that you have to keep of the keys seen so far. You may merge states in any
-# order and any grouping, and merging with the empty state $(-\infty, 0, 0)$ changes nothing. The loop that you wrote
-# merges from left to right. The drawing shows a tree instead, whose parts can be computed at the same time:
+# order and any grouping, and the empty state $(-\infty, 0, 0)$ changes nothing. The loop that you wrote merges from
+# left to right. The drawing shows a tree, whose parts can be computed at the same time:
 
 # %%
 from course_lib.figures.softmax.merge_tree import draw_merge_tree
@@ -495,7 +495,7 @@ print("scores near 1000:", naive_softmax_rows(x + 1000, 256)[0, :4].tolist())
 # |---|---|
 # | `total = 0.0` before a `for` | the loop carries the number on; it keeps its type, so `0` would be refused on a GPU |
 # | `tl.maximum(a, b)` | the larger of the two, element by element; also for two single numbers |
-# | `@triton.jit` on a helper | a kernel calls it like a function; it may return several values, and the call costs nothing |
+# | `@triton.jit` on a helper | called like a function from a kernel; may return several values; costs nothing |
 #
 # The next cell adds up the numbers 0 to 7 and their squares, in two tiles of four:
 
@@ -772,10 +772,9 @@ def log_sum_exp(x, parts, block):
 best_log_sum_exp = check("3.6", log_sum_exp).best
 
 # %% [markdown]
-# The next cell computes the loss of a language model, the cross-entropy, for a few tokens. It reads the logits (the
-# scores of all words) once and never writes the probabilities. On a GPU it takes 8 rows of four million, much longer
-# than a vocabulary, so that you can see what the parts are for. With one part, 8 multiprocessors work and all others
-# are idle.
+# The next cell computes a language model's loss, the cross-entropy, for a few tokens. It reads the logits (the scores
+# of all words) once and never writes the probabilities. On a GPU it takes 8 rows of four million, much longer than a
+# vocabulary, to show what the parts are for. With one part, 8 multiprocessors work and all others are idle.
 
 # %%
 tokens, vocabulary = (8, 2**22) if on_gpu and not interpreting() else (2, 32_000)
