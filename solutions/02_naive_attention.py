@@ -207,7 +207,7 @@ for queries, keys in ((4, 4), (2, 5), (5, 3)):
         print("    " + " ".join("■" if visible else "·" for visible in row))
 
 # %% [markdown]
-# **Where does the mask go?** In front of the softmax, as a score of $-\infty$. A hidden key then has the weight
+# **Where does the mask go?** Before the softmax, as a score of $-\infty$. A hidden key then has the weight
 # $e^{-\infty} = 0$, and the visible weights add up to 1. If you set probabilities to zero after the softmax instead,
 # the rows add up to less than 1. If you set hidden scores to 0 before it, each hidden key still counts with the weight
 # $e^0 = 1$.
@@ -248,8 +248,8 @@ best_causal_softmax = check("2.3", causal_softmax).best
 #
 # 1. **Which tile is mine?** A program has three numbers here: one for its tile of rows, one for its tile of columns and
 #    one for its head.
-# 2. **Pointers.** A column of row offsets plus a row of column offsets gives an offset for each element: `[BLOCK_M, 1]
-#    + [1, BLOCK_N]` broadcasts to `[BLOCK_M, BLOCK_N]`, as in PyTorch.
+# 2. **Pointers.** A column of row offsets plus a row of column offsets gives an offset for each element. As in PyTorch,
+#    `[BLOCK_M, 1] + [1, BLOCK_N]` broadcasts to `[BLOCK_M, BLOCK_N]`.
 # 3. **Masks.** The lengths are seldom multiples of the tile's sides, so the last tiles reach past the end. Both
 #    directions are masked, in the load and in the store.
 # 4. **The head's offset is an int64.** Program numbers are int32. 32 heads have $32 \cdot 8192^2 = 2^{31}$ scores, so
@@ -721,8 +721,8 @@ if not interpreting():
 #
 # `F.scaled_dot_product_attention` (SDPA) chooses among several kernels, its *backends*. All but one are *fused*: one
 # kernel does all three passes. MATH does them separately, as in this chapter. SDPA falls back to MATH when no fused
-# backend takes the inputs, and does not tell you. The result is right, but it takes several times as long and its
-# memory grows with $N^2$.
+# backend takes the inputs, and does not tell you. The result is right, but slow: 20 ms instead of 0.6 ms, measured on
+# an H100 with PyTorch 2.11, for the 16 heads and 8192 tokens that the next cell takes there.
 #
 # So ask. `sdpa_kernel` allows only the backends that you name, and raises an error if none can run. The next cell times
 # five calls twice: with the fused backends alone, and with MATH alone. A call that is *refused* is one that SDPA would
@@ -799,7 +799,7 @@ for name, options in (
 #
 # - Naive attention moves the $N \times N$ matrix four times. At 8192 tokens that is 98 % of its bytes, and it decides
 #   its time. Its memory grows with $N^2$.
-# - The mask goes in front of the softmax and is aligned to the end.
+# - The mask goes before the softmax and is aligned to the end.
 # - The softmax needs the row's maximum before its first exponential, so it seems to need the whole row at once. Chapter
 #   03 shows that **it does not**.
 
