@@ -124,8 +124,9 @@ total = sum(floor_time(work, roof) for work in question)
 print(f"  {'in all':8} {format_bytes(sum(work.bytes for work in question)):>8}{'':27}{format_seconds(total):>8}")
 
 # %% [markdown]
-# On a data-centre GPU every line should say *memory*. On a CPU and on some GeForce cards the two products are bound by
-# compute, because the memory is fast there compared with the arithmetic. The softmax is bound by memory everywhere.
+# On a data-centre GPU every line should say *memory*. On some GeForce cards, and usually on a CPU, the two products are
+# bound by compute, because the memory is fast there compared with the arithmetic. The softmax is bound by memory
+# everywhere.
 #
 # ## Where memory runs out · deeper
 #

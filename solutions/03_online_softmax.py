@@ -65,8 +65,8 @@ print("naive softmax:", (weights / weights.sum()).tolist()[0])
 print("it should be: ", scores.softmax(dim=1).tolist()[0])
 
 # %% [markdown]
-# The last two exponentials overflowed to infinity, and inf / inf is NaN. The first weight came out as 0, although it
-# should be 9 %.
+# The last two exponentials overflowed to infinity, and inf / inf is NaN. The first weight should be 9 %, and came out
+# as 0.
 #
 # Can a model's scores become that large? A score is the product of a query and a key, divided by $\sqrt{D}$. Take two
 # vectors of dimension 128 that point the same way. If their entries are around 1, their score is $128 / \sqrt{128} =
@@ -173,8 +173,7 @@ best_safe_softmax = check("3.1", safe_softmax).best
 #
 # $$e^{x - m_\text{new}} = e^{x - m_\text{old}} \cdot e^{m_\text{old} - m_\text{new}}$$
 #
-# So one multiplication corrects the whole sum, and you need none of the old scores again. Take the row 1, 3, 2, 5 in
-# tiles of two:
+# So one multiplication corrects the whole sum. Take the row 1, 3, 2, 5 in tiles of two:
 #
 # | after tile | running maximum $m$ | running sum $\ell$ |
 # |---|---|---|
@@ -243,8 +242,8 @@ def row_statistics(read):
 best_row_statistics = check("3.2", row_statistics).best
 
 # %% [markdown]
-# Milakov and Gimelshein published this in 2018. They called it *online* softmax, because an online algorithm deals with
-# each item as it arrives. It takes one pass for the statistics and one for the outputs:
+# Milakov and Gimelshein published this in 2018 as the *online* softmax. It takes one pass for the statistics and one
+# for the outputs:
 #
 # | | reads | writes | accesses per element | survives large scores |
 # |---|---|---|---|---|
@@ -363,7 +362,7 @@ for name, (_, total, average) in orders.items():
 # ## Attention without its scores
 #
 # The third use of the identity removes the scores themselves from memory. While a row of scores streams past, keep one
-# more thing: an **accumulator**. It is the sum of $e^{s_j - m} v_j$ over the scores $s_j$ seen so far, a vector as long
+# more thing: an **accumulator**, the sum of $e^{s_j - m} v_j$ over the scores $s_j$ seen so far. It is a vector as long
 # as a value row, for example 128 numbers. Its terms carry the same factor as the terms of $\ell$. So when the maximum
 # grows, you rescale the accumulator by the same number:
 #
@@ -442,8 +441,6 @@ print(f"scores from {scores.min().item():.0f} to {scores.max().item():.0f}; "
       f"largest error {(streamed - exact).abs().max().item():.1e}")
 
 # %% [markdown]
-# Chapter 04 gives each program a block of queries instead of one. The loop stays as you wrote it.
-#
 # ## In Triton
 #
 # In a kernel, a tile is what one `tl.load` brings, and a pass is a loop over the row. Here is the naive softmax for
@@ -674,10 +671,9 @@ factor = torch.tensor(0x3FB8AA3B, dtype=torch.int32).view(torch.float32).item()
 print(f"0f3FB8AA3B is {factor:.7f}, and log2(e) is {math.log2(math.e):.7f}")
 
 # %% [markdown]
-# Fast kernels save that multiplication. They fold $\log_2 e$ into the scale of the scores and use `tl.exp2` throughout.
+# Fast kernels save that multiplication: they fold $\log_2 e$ into the scale of the scores and use `tl.exp2` throughout.
 # Then $m + \log_2 \ell$ is the log-sum-exp to the base 2, and you have to multiply it by $\ln 2$ to get $L$. If you
-# forget this, $L$ is too large by 44 %, while the outputs of the same kernel are still right. You only notice when
-# something merges by $L$.
+# forget this, $L$ is too large by 44 %, but the outputs are still right. You only notice when something merges by $L$.
 #
 # In the next exercise you compute the log-sum-exp of a few very long rows. With one program for each row, most of the
 # GPU would be idle. So each row is cut into `parts`, and each part has a program of its own that stores one number.
@@ -797,7 +793,6 @@ if on_gpu and not interpreting():
 # - **A softmax by itself** takes two accesses if a row fits into a program's registers, and three or four if not.
 # - **Merging** is a function of its own in FlashInfer and in vLLM, which computes attention to a shared prompt once and
 #   merges it with the rest. Ring attention merges across GPUs.
-# - **Losses** take the log-sum-exp of a row of 128,256 logits in pieces, as in 3.6, and never store the probabilities.
 #
 # ## Papers
 #
