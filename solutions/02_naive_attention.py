@@ -2,19 +2,17 @@
 # # 02 · Naive attention
 #
 # **The question.** One attention layer reads 8192 tokens. It has 32 heads of dimension 128 and works in float16. Its
-# inputs and its output are 268 MB together, and its arithmetic is 1.1 TFLOP. An H100 does that arithmetic in 1.1 ms,
-# at the rate that the datasheet states for its *tensor cores*. These are the units that multiply small matrices; each
-# of the 132 multiprocessors has four. But if you write the layer the way the paper prints the formula, it cannot
-# finish in less than 5 ms on that card. With 26,000 tokens it does not run at all, because the card's 80 GiB of
-# memory are full. Where do the milliseconds and the gigabytes go?
+# inputs and its output are 268 MB together, and its arithmetic is 1.1 TFLOP. By its datasheet, an H100 does that
+# arithmetic in 1.1 ms on its *tensor cores*, the units that multiply small matrices. But if you write the layer the way
+# the paper prints the formula, it cannot finish in less than 5 ms on that card. With 26,000 tokens it does not run at
+# all, because the card's 80 GiB of memory are full. Where do the milliseconds and the gigabytes go?
 #
-# In this chapter you write that version, as three Triton kernels. Everything later in the course is measured against
-# it. You count its bytes on paper, and a meter counts them again. Then you predict its time on your machine and
-# measure it.
+# In this chapter you write that version, as three Triton kernels. You count its bytes on paper, a meter counts them
+# again, and then you predict its time and measure it. Everything later in the course is compared with it.
 #
-# **Time.** Six exercises, about 3.5 hours in all. The core path takes at most two hours: exercises 2.1, 2.3, 2.4 and
-# 2.5, and the measurement after them. You can skip a section marked **Deeper**, but run its cells as they are. Later
-# cells use what they define, and the course's answers stand in for yours.
+# **Time.** About 3½ hours, with six exercises. The **core path** takes two hours at most: exercises 2.1, 2.3, 2.4 and
+# 2.5, and *Predicted against measured*. You can skip every section whose heading ends in *· deeper*. Run its cells as
+# they are, because later cells use what they define, and the course's answers stand in for yours.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -32,12 +30,11 @@ device = default_device()
 # %% [markdown]
 # ## What the formula costs
 #
-# Attention turns queries $Q$, keys $K$ and values $V$ into an output $O$, one head at a time:
+# Attention compares every query with every key, which gives the scores $S$. The softmax turns each row of scores into
+# weights that add up to 1. The output is the average of the values with these weights. For one head, with queries $Q$,
+# keys $K$ and values $V$:
 #
 # $$S = \frac{1}{\sqrt{D}}\,Q K^\top, \qquad P = \operatorname{softmax}(S)\ \text{row by row}, \qquad O = P V$$
-#
-# Every query is compared with every key, which gives the scores $S$. The softmax turns each row of scores into
-# weights that add up to 1, and the output is the average of the values with these weights.
 #
 # | | name | shape, for each head | in the question's layer |
 # |---|---|---|---|
@@ -46,18 +43,15 @@ device = default_device()
 # | $S$ | scores | [query_length, key_length] | **4.3 GB** |
 # | $P$ | probabilities | [query_length, key_length] | **4.3 GB** |
 #
-# First the arithmetic. We write $M$ for the number of queries, $N$ for the number of keys, $D$ for the head dimension
-# and $H$ for the number of heads. Each of the two matrix products takes $2 H M N D$ FLOPs, because a multiply-add
-# counts as two. The softmax takes about four FLOPs for each score, $4 H M N$. At $D = 128$ that is 1/128 of what the
-# products take, 0.78 %, so we leave it out. The arithmetic is then $4 H M N D$. For the question's layer this is
-# $4 \cdot 32 \cdot 8192^2 \cdot 128 = 1.1 \cdot 10^{12}$ FLOPs, about a millisecond on an H100.
+# First the arithmetic. Let $M$ be the number of queries, $N$ the number of keys, $D$ the head dimension and $H$ the
+# number of heads. Each matrix product takes $2 H M N D$ FLOPs, because a multiply-add counts as two. The softmax takes
+# about $4 H M N$. At $D = 128$ that is 0.78 % of the two products together, so we leave it out. The rest is $4 H M N D
+# = 4 \cdot 32 \cdot 8192^2 \cdot 128 = 1.1 \cdot 10^{12}$ FLOPs, about a millisecond on an H100.
 #
-# Now count the bytes. The score matrix $S$ has one number for every pair of a query and a key. That is 64 times as
-# many numbers as $Q$ has, or 4.3 GB for this one layer. The largest memory on the chip, the L2 cache, holds 50 MB, so
-# $S$ does not fit. The kernel that computes $S$ has to write it out to memory, and the kernel that needs it has to
-# read it back. The same happens with $P$. So there are three kernels, and each reads its inputs from memory and
-# writes its result there. We call each one a *pass*. In the drawing, blue is read, orange is written, and the area of
-# a square stands for its bytes:
+# Now the bytes. $S$ has one number for every pair of a query and a key, 4.3 GB in all. The largest memory on the chip,
+# the L2 cache, holds 50 MB, so $S$ does not fit. The kernel that computes $S$ has to write it to memory, and the next
+# kernel has to read it back. The same happens with $P$. So there are three kernels, and each one reads its inputs from
+# memory and writes its result there. We call that a *pass*. In the drawing, the area of a square stands for its bytes:
 
 # %%
 from course_lib.figures.attention.three_passes import draw_three_passes
@@ -65,16 +59,14 @@ from course_lib.figures.attention.three_passes import draw_three_passes
 draw_three_passes(heads=32, query_length=8192, key_length=8192, head_dim=128, item_bytes=2)
 
 # %% [markdown]
-# A matrix of $M \times N$ crosses the memory bus four times: $S$ is written and read, then $P$ is written and read.
-# These four crossings are 98 % of all the bytes that move. An H100 moves at most 3.35 TB/s (its datasheet), so the
-# 17.4 GB in all take 5.2 ms. That is nearly five times as long as the arithmetic.
+# $S$ is written and read, then $P$ is written and read. So a matrix of $M \times N$ crosses the memory bus four times,
+# and these four crossings are 98 % of all the bytes. An H100 moves at most 3.35 TB/s by its datasheet. The 17.4 GB
+# therefore take at least 5.2 ms, nearly five times as long as the arithmetic.
 #
-# The arithmetic intensity of chapter 01, FLOPs for each byte moved, says the same in advance. The softmax does 4
-# FLOPs on each element and moves 4 bytes, because a float16 is read and written. Its intensity is 1 FLOP/byte, and an
-# H100's balance point is 295. The products come closer, but they stay below it too. In each head a product does
-# $2 M N D$ FLOPs and moves at least the $2 M N$ bytes of a float16 matrix. That makes at most $D$ FLOP/byte, and $D$
-# is 64 or 128 in today's models. **On an H100 all three passes wait for memory**, because they write and read a
-# matrix that is not even part of the result.
+# The arithmetic intensity of chapter 01 says the same. An H100's balance point is 295 FLOP/byte. The softmax does 4
+# FLOPs on each element and moves 4 bytes, which is 1 FLOP/byte. A product does $2 M N D$ FLOPs for each head and moves
+# at least the $2 M N$ bytes of a float16 matrix. That is $D$ FLOP/byte at most, and $D$ is 64 or 128 in most models.
+# **So on an H100 all three passes wait for memory**, because of a matrix that is not even part of the result.
 #
 # **Exercise 2.1.** Put the count into a function. The numbers in the drawing are your first test.
 
@@ -98,10 +90,9 @@ def pass_bytes(heads: int, query_length: int, key_length: int, head_dim: int, it
 best_pass_bytes = check("2.1", pass_bytes).best
 
 # %% [markdown]
-# To turn bytes into milliseconds, divide them by the bandwidth of your memory. `ceilings()` measured that in chapter
-# 01 and remembers it. If it has to measure again, it takes a few seconds. The next cell divides for each pass and
-# says what limits it: *memory* or *compute*. **Predict** before you run it: what is the least time that the
-# question's layer can take on your device, in milliseconds?
+# Bytes divided by the bandwidth of your memory give milliseconds. `ceilings()` measured that bandwidth in chapter 01
+# and remembers it. The next cell divides for each pass and says what limits it: *memory* or *compute*. **Predict**
+# before you run it: what is the least time that the question's layer can take on your device?
 
 # %%
 from course_lib.hardware.ceilings.measured import ceilings
@@ -133,27 +124,20 @@ total = sum(floor_time(work, roof) for work in question)
 print(f"  {'in all':8} {format_bytes(sum(work.bytes for work in question)):>8}{'':27}{format_seconds(total):>8}")
 
 # %% [markdown]
-# On a data-centre GPU every line should say *memory*. Some GeForce cards have slower tensor cores relative to their
-# bandwidth. An RTX 3090 has a balance point of about 76 FLOP/byte. The products have an intensity of 124, so on that
-# card they are bound by compute. On a CPU they usually are too, because its balance point is also lower than their
-# intensity. The softmax is bound by memory everywhere, because its intensity is only 1 in float16 and one half in
-# float32.
+# On a data-centre GPU every line should say *memory*. On some GeForce cards, and usually on a CPU, the two products are
+# bound by compute, because the memory is fast there compared with the arithmetic. The softmax is bound by memory
+# everywhere.
 #
-# ## Where memory runs out
+# ## Where memory runs out · deeper
 #
-# **Deeper.** This section and its exercise 2.2 are about the gigabytes. The rest of the chapter is about the
-# milliseconds.
-#
-# The matrix takes time because it has to move. It also takes room, because all of it has to exist at once. While the
-# softmax runs, $S$ and $P$ are both in memory, and so are $Q$, $K$, $V$ and the space for $O$. With $M = N$ and $b$
-# bytes for each element, that makes:
+# The matrix also takes up room. While the softmax runs, $S$ and $P$ are both in memory, and so are $Q$, $K$, $V$ and
+# the space for $O$. With $M = N$ and $b$ bytes for each element, that makes:
 #
 # $$\text{bytes} = b \cdot H \cdot (4 N D + 2 N^2)$$
 #
 # In the question's layer the first term is 268 MB and the second is 8.6 GB. If you double the context, the second
-# term becomes four times as large. The next figure shows the memory that is needed at each length, with your machine
-# in black. The lower line is the same attention when $S$ and $P$ are never written to memory. You will build that in
-# chapters 03 and 04.
+# becomes four times as large. The figure shows the memory needed at each length, with your machine in black. The lower
+# line is the same attention when $S$ and $P$ are never written to memory, as in chapter 04.
 
 # %%
 from course_lib.figures.attention.memory import draw_attention_memory
@@ -161,8 +145,8 @@ from course_lib.figures.attention.memory import draw_attention_memory
 draw_attention_memory(heads=32, head_dim=128, item_bytes=2, device_bytes=machine().memory_bytes)
 
 # %% [markdown]
-# **Exercise 2.2.** Read the longest length for each device off the figure, then compute it exactly. The result is a
-# whole number of tokens. The check wants the exact number, because one byte less of memory may mean one token less.
+# **Exercise 2.2.** Compute the longest length that fits. The check wants the exact number of tokens, because one byte
+# less of memory may mean one token less.
 
 # %%
 # Exercise 2.2 · The longest sequence that fits
@@ -192,30 +176,28 @@ for name, memory_bytes in memories.items():
           f"32, {lengths[2]:>6,} with 32 heads and a batch of 8")
 
 # %% [markdown]
-# This memory holds nothing else yet: no weights, no other layer, no gradients. Training needs even more, because $P$
-# of *every* layer is kept for the backward pass. GPT-2 read 1024 tokens and GPT-3 read 2048, and this is a large part
-# of the reason.
+# This memory holds nothing else yet: no weights and no other layer. Training needs even more, because $P$ of *every*
+# layer is kept for the backward pass.
 #
 # ## Who may see whom
 #
-# A language model predicts the next token, so a token must not see any later one. The *causal mask* takes care of
-# that: it hides all keys that come after a query's own position. Three questions decide whether a mask is right.
+# A language model predicts the next token, so a token must not see any later one. The *causal mask* hides all keys that
+# come after a query's own position. Three questions decide whether a mask is right.
 #
 # **Does a token see itself?** Yes. Query $i$ sees key $j$ if $j \le p_i$, where $p_i$ is the query's position.
 #
-# **What is the position of query $i$ when there are fewer queries than keys?** This is the usual case in serving. For
-# example, the keys of 1000 earlier tokens are kept in a cache, and 5 new tokens arrive as queries: $N = 1005$ and
-# $M = 5$. The last query is the newest token, so it has the position of the last key. In general $p_i = i + N - M$;
-# here the first query has the position 1000. We say that the mask is aligned to the *bottom right* corner of the
-# score matrix. A mask that is aligned to the top left would let the newest token see only 5 keys of 1005.
+# **What is the position of query $i$ when there are fewer queries than keys?** This is the usual case in serving. Say
+# the keys of 1000 earlier tokens are kept in a cache, and 5 new tokens arrive as queries: $N = 1005$ and $M = 5$. The
+# last query is the newest token, so it has the position of the last key. In general $p_i = i + N - M$, so the first
+# query has the position 1000. The mask is aligned to the *bottom right* corner of the score matrix. Aligned to the top
+# left, it would let the newest token see only 5 keys of 1005.
 #
-# **What if a query sees no key?** This happens when there are more queries than keys, because the first $M - N$
-# positions are then negative. The softmax of no scores is not defined. Computed without care it contains
-# $e^{-\infty - (-\infty)}$. That is NaN, and it spreads to everything computed from it. This course does what
-# FlashAttention does: such a row is all zeros.
+# **What if a query sees no key?** With more queries than keys, the first $M - N$ positions are negative. The softmax of
+# no scores contains $e^{-\infty - (-\infty)}$. That is NaN, which spreads to everything computed from it. This course
+# does what FlashAttention does: such a row is all zeros.
 #
-# The next cell prints three masks, with ■ for each key that a query sees. In the third one the first two queries see
-# no key.
+# The next cell prints three masks, with ■ for each key that a query sees. In the third one the first two queries see no
+# key.
 
 # %%
 from course_lib.kernels.attention.reference import visible_keys
@@ -226,10 +208,10 @@ for queries, keys in ((4, 4), (2, 5), (5, 3)):
         print("    " + " ".join("■" if visible else "·" for visible in row))
 
 # %% [markdown]
-# **Where does the mask go?** It goes in front of the softmax, as a score of $-\infty$. A hidden key then has the
-# weight $e^{-\infty} = 0$, and the weights of the visible keys add up to 1. If you set probabilities to zero after
-# the softmax instead, the rows add up to less than 1. If you set hidden scores to 0 before it, each hidden key still
-# counts with the weight $e^0 = 1$.
+# **Where does the mask go?** Before the softmax, as a score of $-\infty$. A hidden key then has the weight
+# $e^{-\infty} = 0$, and the visible weights add up to 1. If you set probabilities to zero after the softmax instead,
+# the rows add up to less than 1. If you set hidden scores to 0 before it, each hidden key still counts with the weight
+# $e^0 = 1$.
 #
 # **Exercise 2.3.** Write the mask in plain PyTorch first. In exercise 2.5 it goes into a kernel.
 
@@ -260,22 +242,20 @@ best_causal_softmax = check("2.3", causal_softmax).best
 # %% [markdown]
 # ## A kernel on tiles
 #
-# The kernels of this chapter work on matrices. So a program's block becomes a *tile*: a block with two dimensions,
-# here 32 rows by 64 columns. Read one such kernel before you write your own. It subtracts a penalty from each score,
-# and the penalty grows with the distance between query and key. This is how ALiBi tells a model where each token is
-# ([Press et al.](https://arxiv.org/abs/2108.12409)). Look for four things:
+# The kernels of this chapter work on matrices, so a program's block becomes a *tile*: a block with two dimensions, here
+# 32 rows by 64 columns. Read one such kernel before you write your own. It subtracts from each score a penalty that
+# grows with the distance between query and key. ALiBi tells a model in this way where each token is. Look for four
+# things:
 #
-# 1. **Which tile is mine?** A program has three numbers here: one for its tile of rows, one for its tile of columns
-#    and one for its head.
-# 2. **Pointers.** A tile needs an offset for each of its elements. You get them by adding a column of row offsets and
-#    a row of column offsets: `[BLOCK_M, 1] + [1, BLOCK_N]` broadcasts to `[BLOCK_M, BLOCK_N]`, as in PyTorch.
+# 1. **Which tile is mine?** A program has three numbers here: one for its tile of rows, one for its tile of columns and
+#    one for its head.
+# 2. **Pointers.** A column of row offsets plus a row of column offsets gives an offset for each element. As in PyTorch,
+#    `[BLOCK_M, 1] + [1, BLOCK_N]` broadcasts to `[BLOCK_M, BLOCK_N]`.
 # 3. **Masks.** The lengths are seldom multiples of the tile's sides, so the last tiles reach past the end. Both
 #    directions are masked, in the load and in the store.
-# 4. **The head's offset is an int64.** Program numbers are int32. In 32 heads there are $32 \cdot 8192^2 = 2^{31}$
-#    scores, so the last offset is exactly the largest number that an int32 can hold. With one more head the offset
-#    would turn negative, and nothing would warn you.
-#
-# The last line of the cell compares the result with PyTorch's.
+# 4. **The head's offset is an int64.** Program numbers are int32. 32 heads have $32 \cdot 8192^2 = 2^{31}$ scores, so
+#    the last offset is the largest number that an int32 can hold. With one more head it would turn negative, and
+#    nothing would warn you.
 
 
 # %%
@@ -315,32 +295,44 @@ expected = example - slopes[:, None, None] * (positions - torch.arange(130, devi
 print("largest difference to PyTorch:", (distance_penalty(example, slopes) - expected).abs().max().item())
 
 # %% [markdown]
-# Now count the bytes of this small step. It reads the matrix and writes it, so it adds **two more crossings**. That
-# is 8.6 GB for the question's layer, half as much again as before. The same is true of any other step that is a
-# kernel of its own: a mask, a dropout, or a soft cap (a smooth upper limit on the scores). So the mask belongs
-# *inside* a kernel that has the scores loaded anyway.
+# This small step reads the matrix and writes it, so it adds **two more crossings**, 8.6 GB for the question's layer.
+# The same is true of a mask or a dropout that is a kernel of its own. So the mask belongs *inside* a kernel that has
+# the scores loaded anyway.
 #
 # ## Pass 1: the scores
 #
-# The program for one tile of $S$ needs BLOCK_M rows of $Q$ and BLOCK_N rows of $K$, and each row has $D$ numbers. One
-# call multiplies the two tiles. `tl.dot(a, b)` takes `a` [BLOCK_M, D] and `b` [D, BLOCK_N], and adds up the products
-# in float32. It runs on the tensor cores if the device has them. You need to know three things about it:
+# The program for one tile of $S$ needs BLOCK_M rows of $Q$ and BLOCK_N rows of $K$, each with $D$ numbers. `tl.dot(a,
+# b)` multiplies `a` [BLOCK_M, D] by `b` [D, BLOCK_N] and adds up in float32. It runs on the tensor cores if the device
+# has them.
 #
-# - **The second operand is $K^\top$.** You do not have to transpose anything in memory. You load the tile with the
-#   dimension running down and the keys running across, and each of the two indices keeps *its own* stride.
-# - **Float32 operands are cut short by default.** On a GPU `tl.dot` then computes in tf32. In this format the tensor
-#   cores use only the first 10 of the 23 bits of a float32's mantissa. The other bits are cut off without rounding,
-#   so a sum of products comes out a thousandth too small. `input_precision="ieee"` computes in full float32. The
-#   check accepts both. For float16 the setting changes nothing.
-# - **All sides of a tile must be powers of two.** The side that is summed over, here $D$, must be at least 16 in
-#   float16 and 8 in float32. The other two may be smaller. But the tensor cores multiply 16 rows at a time, so
-#   smaller tiles leave them partly idle. Our head dimensions fit. Sequence lengths need not fit, because the masks
-#   take care of them.
+# The second operand is $K^\top$, but you do not transpose anything in memory. You only let the two indices of the
+# pointers run the other way. The picture shows how. Each matrix row has one colour, and the number in a cell is its
+# offset in memory. Find row 3 in both tiles:
+
+# %%
+from course_lib.figures.memory.tile_pointers import draw_tile_pointers
+
+draw_tile_pointers(first_row=2, rows=2, columns=4, row_stride=8, stored_rows=4)
+
+# %% [markdown]
+# Both tiles point at the same eight elements. On the left the row number runs down the tile, on the right it runs
+# across. **Each index keeps its own stride**, whichever way it runs: 8 for the row, 1 for the dimension.
 #
-# The tensors arrive in the layout in which a model makes them. A projection gives $Q$ as [length, heads, head_dim].
-# `.transpose(0, 1)` turns that into [heads, length, head_dim] without moving a byte. So the rows of one head do not
-# lie next to each other: they are `heads * head_dim` elements apart, 4096 in the question's layer. Only the last
-# dimension is contiguous. **Strides are part of the tensor**, so the kernel takes them as arguments.
+# The gaps between the rows are there for a reason. A model's projection gives $Q$ as [length, heads, head_dim], and
+# `.transpose(0, 1)` turns that into [heads, length, head_dim] without moving a byte. So the rows of one head lie heads
+# times head_dim elements apart: 2 · 4 in the picture, 32 · 128 = 4096 in the question's layer. That is why the kernel
+# takes strides as arguments.
+#
+# Two more facts about `tl.dot`:
+#
+# - **By default it cuts float32 operands short.** On a GPU it then computes in tf32, a format that keeps 10 of the 23
+#   bits of a float32's mantissa and drops the rest. A sum of positive products comes out about 0.07 % too small.
+#   `input_precision="ieee"` computes in full float32. The check accepts both, and float16 is not affected.
+# - **The sides of a tile are powers of two.** The side that is summed over, here $D$, must be at least 16 in float16
+#   and 8 in float32. The other two may be smaller, but the tensor cores multiply 16 rows at a time, so part of their
+#   work is then wasted.
+#
+# **Exercise 2.4.** Write the kernel. The launcher is given.
 
 # %%
 # Exercise 2.4 · The scores kernel
@@ -399,9 +391,8 @@ def scores(query: torch.Tensor, key: torch.Tensor, scale: float) -> torch.Tensor
 best_scores = check("2.4", scores).best
 
 # %% [markdown]
-# The check also metered your kernel in the interpreter. It compared two counts with your formula of exercise 2.1: the
-# distinct bytes that the kernel loads (each byte counted once) and all bytes that it stores. They may differ from the
-# formula by at most 5 %.
+# The check also metered your kernel. The distinct bytes that it loads (each byte counted once) and all the bytes that
+# it stores must match your formula of 2.1 within 5 %.
 #
 # ## Pass 2: the softmax
 #
@@ -409,16 +400,14 @@ best_scores = check("2.4", scores).best
 #
 # $$P_{ij} = \frac{e^{S_{ij}}}{\sum_k e^{S_{ik}}}$$
 #
-# You cannot compute it in this form, because the exponentials may overflow. $e^{89}$ is already more than float32 can
-# hold, and nothing keeps scores below 89. The authors of ViT-22B met far larger ones in training ([Dehghani et
-# al.](https://arxiv.org/abs/2302.05442)). The remedy is to subtract the row's maximum $m$ from all scores first. This
-# multiplies the numerator and the denominator by the same factor, $e^{-m}$:
+# You cannot compute it in this form, because $e^{89}$ is already more than float32 can hold. So you subtract the row's
+# maximum $m$ from all scores first. That multiplies the numerator and the denominator by the same factor, $e^{-m}$:
 #
 # $$P_{ij} = \frac{e^{S_{ij} - m}}{\sum_k e^{S_{ik} - m}}, \qquad m = \max_k S_{ik}$$
 #
-# The value stays the same, but now no exponent is above 0, so nothing overflows. At least one term of the sum is
-# $e^0 = 1$, so the sum cannot become 0 either. This is the *safe* softmax. The next cell computes the row 1, 50, 100
-# in both ways. Without the maximum, the last weight comes out as NaN.
+# The value stays the same, but now no exponent is above 0, so nothing overflows. One term of the sum is $e^0 = 1$, so
+# the sum cannot become 0 either. This is the *safe* softmax. The next cell computes the row 1, 50, 100 in both ways.
+# Without the maximum, the last weight comes out as NaN.
 
 # %%
 row = torch.tensor([1.0, 50.0, 100.0])
@@ -426,19 +415,43 @@ print("as it stands:", (row.exp() / row.exp().sum()).tolist())
 print("safe:        ", ((row - row.max()).exp() / (row - row.max()).exp().sum()).tolist())
 
 # %% [markdown]
-# In your kernel one program takes one row and holds all of it. Its tile is as wide as the next power of two, for
-# example 8192 for 5000 keys. The row is read once and written once. The maximum, the weights and the sum are computed
-# on the chip in between. This works up to some ten thousand keys, and chapter 03 deals with longer rows.
+# In your kernel one program holds one whole row. Its tile is as wide as the next power of two, for example 8192 for
+# 5000 keys. It reads the row once and writes it once, and computes the maximum, the weights and the sum on the chip in
+# between. This works up to some ten thousand keys; chapter 03 deals with longer rows.
 #
-# The mask goes into this kernel and costs no bytes. It even saves some, because a load moves no bytes where its mask
-# is off. So a causal softmax does not have to read the hidden half of the matrix. (The scores kernel has computed and
-# written that half all the same.)
+# The causal mask goes into this kernel and costs no bytes. It even saves some, because a load moves nothing where its
+# mask is off.
 #
-# Some new words: `tl.exp(block)` and `tl.where(condition, a, b)` work element by element, as in PyTorch.
-# `tl.max(block, axis=0)` is the largest element. In the launcher, `triton.next_power_of_2(5000)` is 8192.
+# You need four new words:
 #
-# **Exercise 2.5.** From here on you complete the launcher as well. Write your guess down before you check: which
-# value must `other=` have in the load, and why is it not 0?
+# | word | what it does |
+# |---|---|
+# | `tl.exp(block)` | the exponential of each element |
+# | `tl.where(condition, a, b)` | element by element: `a` where the condition holds, else `b`; single numbers will do |
+# | `tl.max(block, axis=0)` | the largest element, one number |
+# | `triton.next_power_of_2(5000)` | 8192; called in the launcher, not in a kernel |
+#
+# The next cell tries each of them, the first three on the block 0, 1, 2, 3:
+
+# %%
+@triton.jit
+def words_kernel(x_pointer, result_pointer):
+    lanes = tl.arange(0, 4)  # [4]
+    x = tl.load(x_pointer + lanes)  # [4]
+    tl.store(result_pointer + lanes, tl.exp(x))
+    tl.store(result_pointer + 4 + lanes, tl.where(x > 1.0, x, float("-inf")))
+    tl.store(result_pointer + 8 + lanes, tl.max(x, axis=0))  # one number, which the store repeats
+
+
+tried = torch.empty(3, 4, device=device)
+words_kernel[(1,)](torch.arange(4.0, device=device), tried)
+for word, numbers in zip(("tl.exp(x)", "tl.where(x > 1, x, -inf)", "tl.max(x, axis=0)"), tried.tolist()):
+    print(f"{word:28}" + "".join(f"{number:8.3f}" for number in numbers))
+print(f"{'triton.next_power_of_2(5000)':28}{triton.next_power_of_2(5000):8}")
+
+# %% [markdown]
+# **Exercise 2.5.** From here on you complete the launcher as well. Write your guess down before you check: which value
+# must `other=` have in the load, and why is it not 0?
 
 # %%
 # Exercise 2.5 · The softmax kernel, safe and causal
@@ -499,14 +512,12 @@ def row_softmax(scores: torch.Tensor, causal: bool) -> torch.Tensor:
 best_row_softmax = check("2.5", row_softmax).best
 
 # %% [markdown]
-# ## Pass 3: the output
+# ## Pass 3: the output · deeper
 #
-# **Deeper.** Exercise 2.6 puts a loop around `tl.dot`. Chapter 04 uses such a loop again.
-#
-# $O = P V$ is a matrix product again, but with one difference. In pass 1 the sum ran over $D$, at most 128 numbers,
-# which fit into one tile. Here the sum runs over the keys, and there are thousands of them. So each program *loops*
-# over the keys. In each step it multiplies a tile of $P$ by a tile of $V$ and adds the product to an accumulator. The
-# accumulator is a tile of [BLOCK_M, HEAD_DIM] numbers that stays in registers until the end.
+# $O = P V$ is a matrix product again, but the sum now runs over thousands of keys, which do not fit into one tile. So
+# each program *loops* over the keys. In each step it multiplies a tile of $P$ by a tile of $V$ and adds the product to
+# an accumulator. The accumulator is a tile of [BLOCK_M, HEAD_DIM] numbers that stays in registers until the end.
+# Chapter 04 uses such a loop again.
 #
 # **Exercise 2.6.** You write the kernel and its launcher, and you choose the tiles and the grid.
 
@@ -575,10 +586,10 @@ best_weighted_values = check("2.6", weighted_values).best
 
 
 # %% [markdown]
-# ## The whole, and its bytes
+# ## The whole, and its bytes · deeper
 #
-# The three launches together are attention. The next cell compares their result with the course's plain reference in
-# float64, without a mask and with one.
+# The three launches together are attention. The next cell compares their result with plain PyTorch in float64, without
+# a mask and with one.
 
 
 # %%
@@ -597,28 +608,10 @@ for causal in (False, True):
     print(f"causal={causal!s:5}: largest error {error:.1e}")
 
 # %% [markdown]
-# The course's library has the same three passes as `naive_attention`. It takes [batch, heads, length, head_dim], and
-# fewer key heads than query heads for models that have that. A careful launcher refuses what will not fit *before* it
-# allocates anything, and this one does. The next cell shows the refusal by asking for twice your longest length.
-# (`expand` makes tensors of that size out of 256 bytes, with strides of 0.)
-
-# %%
-from course_lib.kernels.attention.naive import naive_attention
-
-too_long = 2 * best_longest_length(machine().memory_bytes, 32, 128, 2)
-pretended = torch.zeros(1, 1, 1, 128, dtype=torch.float16, device=device).expand(1, 32, too_long, 128)
-try:
-    naive_attention(pretended, pretended, pretended)
-except ValueError as refusal:
-    print(refusal)
-
-# %% [markdown]
-# Now meter the three kernels, pass by pass. Two columns need an explanation. *Asked for* is everything that the loads
-# and stores request. A tile of $Q$ is requested again for every tile of keys, so this number is large. *Distinct*
-# counts each byte of a pass only once. That is what reaches memory if a cache answers the repeated requests. And a
-# cache does: $Q$ and $K$ of one head are 2 MB each at 8192 tokens, and L2 caches hold tens of megabytes. But no cache
-# can hold the matrix with its gigabytes. So the *distinct* column is the one that your formula must match, within 5
-# %.
+# Now meter the three kernels. The column *asked for* is everything that the loads and stores request. It is large,
+# because a tile of $Q$ is requested again for every tile of keys. *Distinct* counts each byte of a pass only once. A
+# cache answers the repeated requests, since $Q$ and $K$ of one head are only 2 MB each at 8192 tokens. So *distinct* is
+# what reaches memory, and it must match your formula within 5 %.
 
 # %%
 from course_lib.hardware.meter.metered import metered  # interprets in a separate process, with a GPU too
@@ -639,12 +632,12 @@ for (name, report), predicted in zip(reports.items(), best_pass_bytes(2, 256, 25
 # %% [markdown]
 # ## Predicted against measured
 #
-# How close do the kernels come to the shortest possible time? The prediction for each pass is the longer of two
-# times: its bytes at the measured rate of your memory, or its FLOPs at the measured rate of your arithmetic.
+# How close do the kernels come to the shortest possible time? The prediction for each pass is the longer of two times:
+# its bytes at the measured rate of your memory, or its FLOPs at the measured rate of your arithmetic.
 #
-# On a GPU your own kernels are timed. In the interpreter the time of a kernel says nothing, so there PyTorch's CPU
-# operations stand in for the three passes. They write and read the same matrices. **Predict:** which of the three
-# passes will come nearest to its prediction?
+# On a GPU your own kernels are timed. In the interpreter the time of a kernel says nothing, so PyTorch's CPU operations
+# stand in for the three passes. They write and read the same matrices. **Predict:** which pass will come nearest to its
+# prediction?
 
 # %%
 from course_lib.hardware.timing import measure
@@ -689,17 +682,14 @@ share = 100 * least / naive_seconds
 print(f"{'in all':8} {format_seconds(least):>11} {format_seconds(naive_seconds):>10} {share:>16.0f} %")
 
 # %% [markdown]
-# Look at the last column first, then at the ratio. On a GPU the softmax should come nearest to its prediction,
-# because it does little but move bytes. If a pass takes twice its prediction or more, something other than bytes and
-# FLOPs costs time. The tiles may be too small to keep the tensor cores busy, or a row may be too long for its
-# registers. On a CPU it may be `exp`, which is computed in software there.
+# On a GPU the softmax should come nearest, because it does little but move bytes. If a pass takes twice its prediction
+# or more, something other than bytes and FLOPs costs time. The tiles may be too small to keep the tensor cores busy, or
+# a row may be too long for its registers. On a CPU it may be `exp`, which is computed in software there.
 #
-# Whatever the ratio is, tuning the three kernels does not remove their bytes, because each kernel has to read what
-# the one before it wrote. You may still see a ratio above 100 %. This does not mean that bytes were saved. A CPU may
-# keep part of the matrix in its cache from one pass to the next. Or the ceiling is too low, because it was measured
-# while the machine was busy.
+# No tuning of the three kernels removes their bytes. You may still see a ratio above 100 %, if a CPU keeps part of the
+# matrix in its cache from one pass to the next, or if the ceiling was measured while the machine was busy.
 #
-# How much of the time is needed at all? The next cell puts two lower limits beside the measured time: the arithmetic
+# How much of the time is really needed? The next cell puts two lower limits beside the measured time: the arithmetic
 # alone, and moving only $Q$, $K$, $V$ and $O$.
 
 # %%
@@ -713,6 +703,8 @@ print(f"the arithmetic alone, at this machine's rate:     {format_seconds(produc
 print(f"Q, K, V and O moved once, nothing else:           {format_seconds(ends)}")
 
 if not interpreting():
+    from course_lib.kernels.attention.naive import naive_attention
+
     library = measure(lambda: naive_attention(query[None], key[None], value[None])).median
     print(f"the course's own naive_attention:                 {format_seconds(library)}")
     torch.cuda.reset_peak_memory_stats()
@@ -723,90 +715,56 @@ if not interpreting():
           f"{format_bytes(2 * heads * length * length * query.element_size())}")
 
 # %% [markdown]
-# The arithmetic, and moving $Q$, $K$, $V$ and $O$ once, are what the layer really needs. The gap between these two
-# lines and the first one is what chapters 03 and 04 are about.
+# The layer needs its arithmetic, and it needs to move $Q$, $K$, $V$ and $O$ once. The gap between these two lines and
+# the first one is what chapters 03 and 04 are about.
 #
-# ## Which attention does PyTorch run?
+# ## Which attention does PyTorch run? · deeper
 #
-# **Deeper.** `F.scaled_dot_product_attention` (SDPA) chooses among four *backends*. The first three are *fused*: one
-# kernel does all three passes.
+# `F.scaled_dot_product_attention` (SDPA) chooses among several kernels, its *backends*. All but one are *fused*: one
+# kernel does all three passes. MATH does them separately, as in this chapter. SDPA falls back to MATH when no fused
+# backend takes the inputs, and does not tell you. The result is right, but slow: 20 ms instead of 0.6 ms, measured on
+# an H100 with PyTorch 2.11, for the 16 heads and 8192 tokens that the next cell takes there.
 #
-# | backend | from | on CUDA it takes |
-# |---|---|---|
-# | FLASH_ATTENTION | FlashAttention-2; on a CPU, PyTorch | float16 and bfloat16, from sm_80 (A100), no mask tensor |
-# | CUDNN_ATTENTION | cuDNN | float16 and bfloat16, from sm_80 |
-# | EFFICIENT_ATTENTION | xFormers | also float32, also a mask tensor |
-# | MATH | PyTorch, pass by pass | anything, also three dimensions |
-#
-# SDPA does not tell you when it falls back to MATH. The result is right, but the layer is several times slower and
-# its memory grows with $N^2$. (It is usually slower even than your passes: it scales $Q$ and $K$ separately,
-# allocates every intermediate and guards against empty rows.) The next cell records what runs. Guess first: which of
-# the six calls are not fused?
-
-# %%
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
-
-
-class Operations(TorchDispatchMode):
-    """Collects the names of the operations that PyTorch really runs."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names.append(function.overloadpacket.__name__)
-        return function(*args, **(kwargs or {}))
-
-
-def what_runs(*args, **options):
-    """The names of the attention operation, or of the three passes, behind one call of SDPA."""
-    with Operations() as operations:
-        F.scaled_dot_product_attention(*args, **options)
-    fused = [name for name in operations.names if "attention" in name]
-    return fused or [name for name in operations.names if name in ("bmm", "matmul", "_softmax", "_safe_softmax")]
-
-
-# The fused backends take [batch, heads, length, head_dim].
-four_dimensional = [tensor[None] for tensor in (query, key, value)]
-mask = torch.ones(length, length, dtype=torch.bool, device=device).tril()
-print("no mask:           ", *what_runs(*four_dimensional))
-print("is_causal=True:    ", *what_runs(*four_dimensional, is_causal=True))
-print("a mask tensor:     ", *what_runs(*four_dimensional, attn_mask=mask))
-print("float64:           ", *what_runs(*(tensor[..., :64, :].double() for tensor in four_dimensional)))
-print("three dimensions:  ", *what_runs(query, key, value))
-print("with gradients:    ", *what_runs(*(tensor.clone().requires_grad_() for tensor in four_dimensional)))
-
-# %% [markdown]
-# `sdpa_kernel` allows only the backends that you name, and raises an error if none can run. How long does each take
-# on the tensors from above?
+# So ask. `sdpa_kernel` allows only the backends that you name, and raises an error if none can run. The next cell times
+# five calls twice: with the fused backends alone, and with MATH alone. A call that is *refused* is one that SDPA would
+# quietly run with MATH. **Guess** which ones are.
 
 # %%
 import warnings
 
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-def first_reason(caught, error):
-    """Why a backend does not run, in PyTorch's words: the first of its warnings that is more than a heading."""
-    texts = [str(each.message).split(" (Triggered")[0] for each in caught]
-    reasons = [text for text in texts if "not used because" not in text and "disabled" not in text]
-    return reasons[0][:100] if reasons else "none for this device" if "No viable backend" in str(error) else str(error)
+FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 
 
-print(f"three passes (above)   {format_seconds(naive_seconds)}")
-for name in ("MATH", "EFFICIENT_ATTENTION", "FLASH_ATTENTION", "CUDNN_ATTENTION"):
-    backend = getattr(SDPBackend, name)
-    with warnings.catch_warnings(record=True) as caught, sdpa_kernel([backend]):
-        warnings.simplefilter("always")
+def time_with(backends, tensors, options):
+    """The time of SDPA with these backends alone, as text; "refused" if none of them takes the inputs."""
+    with sdpa_kernel(backends), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch warns of each backend that does not run
         try:
-            timing = measure(lambda: F.scaled_dot_product_attention(*four_dimensional))
-            print(f"{name:22} {format_seconds(timing.median)}")
-        except RuntimeError as error:
-            print(f"{name:22} does not run here: {first_reason(caught, error)}")
+            return format_seconds(measure(lambda: F.scaled_dot_product_attention(*tensors, **options)).median)
+        except torch.cuda.OutOfMemoryError:
+            return "no memory"
+        except RuntimeError:
+            return "refused"
+
+
+tensors = [tensor[None] for tensor in (query, key, value)]  # [batch, heads, length, head_dim]
+causal_mask = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+calls = {
+    "no mask": (tensors, {}),
+    "is_causal=True": (tensors, {"is_causal": True}),
+    "a mask tensor": (tensors, {"attn_mask": causal_mask}),
+    "float64, 256 tokens": ([tensor[:, :, :256].double() for tensor in tensors], {}),
+    "no batch dimension": ((query, key, value), {}),
+}
+print(f"{'':22}{'fused':>12}{'MATH':>12}       three passes, measured above: {format_seconds(naive_seconds)}")
+for name, call in calls.items():
+    print(f"{name:22}{time_with(FUSED, *call):>12}{time_with([SDPBackend.MATH], *call):>12}")
 
 # %% [markdown]
-# One trap: `is_causal=True` in SDPA aligns the mask to the *top left*, as documented. For 3 queries and 8 keys that
-# differs, and nothing warns you:
+# `is_causal=True` has a trap: SDPA aligns the mask to the *top left*, as documented. With as many queries as keys that
+# is the same. With 3 queries and 8 keys it is not, and nothing warns you:
 
 # %%
 from torch.nn.attention.bias import causal_lower_right
@@ -823,33 +781,28 @@ for name, options in (
 # %% [markdown]
 # ## What production systems do
 #
-# No mainstream serving engine or trainer writes $S$ to memory any more. Three things still do: PyTorch's MATH
-# backend, a plain `softmax(q @ k.T) @ v`, and models that return their attention weights. If `softmax` is a large bar
-# in a profile, you have usually found one of them. The three passes remain useful as a reference: this course's
-# checks and FlashAttention's own tests allow a fused kernel twice *their* error against float64. When an attention
-# layer is slow, look at three things in this order. Which backend runs? How many bytes does it move, compared with
-# the $4 H N D b$ of $Q$, $K$, $V$ and $O$? How far is its time from that of the arithmetic? Only then think of
-# writing a kernel.
+# No mainstream serving engine or trainer writes $S$ to memory any more. Three things still do: PyTorch's MATH backend,
+# a plain `softmax(q @ k.T) @ v`, and models that return their attention weights. If `softmax` is a large bar in a
+# profile, you have usually found one of them. The three passes remain useful as a reference: this course's checks and
+# FlashAttention's own tests allow a fused kernel twice *their* error against float64.
 #
 # ## Papers
 #
-# - Vaswani et al., *Attention Is All You Need*, 2017, [arxiv.org/abs/1706.03762](https://arxiv.org/abs/1706.03762):
-#   the formula, and why the scale is $1/\sqrt{D}$ (a footnote of §3.2.1).
-# - Dao et al., *FlashAttention*, 2022, [arxiv.org/abs/2205.14135](https://arxiv.org/abs/2205.14135), §2.2: this
-#   chapter's three passes as "standard attention", with $O(ND + N^2)$ accesses to memory.
-# - Rabe and Staats, *Self-attention Does Not Need O(n²) Memory*, 2021,
-#   [arxiv.org/abs/2112.05682](https://arxiv.org/abs/2112.05682).
-# - Press et al., *Train Short, Test Long* (ALiBi), 2021,
-#   [arxiv.org/abs/2108.12409](https://arxiv.org/abs/2108.12409).
+# - Vaswani et al., *Attention Is All You Need*, 2017, [arXiv 1706.03762](https://arxiv.org/abs/1706.03762): the
+#   formula, and why the scale is $1/\sqrt{D}$ (a footnote of §3.2.1).
+# - Dao et al., *FlashAttention*, 2022, [arXiv 2205.14135](https://arxiv.org/abs/2205.14135), §2.2: this chapter's three
+#   passes as "standard attention".
+# - Rabe and Staats, *Self-attention Does Not Need O(n²) Memory*, 2021, [arXiv
+#   2112.05682](https://arxiv.org/abs/2112.05682).
+# - Press et al., *Train Short, Test Long* (ALiBi), 2021, [arXiv 2108.12409](https://arxiv.org/abs/2108.12409).
 #
 # ## What you take along
 #
 # - Naive attention moves the $N \times N$ matrix four times. At 8192 tokens that is 98 % of its bytes, and it decides
-#   its time.
-# - Its memory grows with $N^2$.
-# - The mask goes in front of the softmax and is aligned to the end.
-# - The softmax needs the row's maximum before its first exponential, so it seems to need the whole row at once.
-#   Chapter 03 shows that **it does not**.
+#   its time. Its memory grows with $N^2$.
+# - The mask goes before the softmax and is aligned to the end.
+# - The softmax needs the row's maximum before its first exponential, so it seems to need the whole row at once. Chapter
+#   03 shows that **it does not**.
 
 # %%
 progress()

@@ -2,20 +2,19 @@
 # # 03 · Online softmax
 #
 # **The question.** One attention layer of 32 heads over 8192 tokens makes $32 \cdot 8192^2$ = 2.1 billion scores, 4.3
-# GB in float16. A careful softmax reads each score three times and writes it once. That is 17.2 GB, and it takes an
-# H200 4.0 ms at the 4.25 TB/s that its memory was measured to copy. The two matrix products of the layer are
-# $1.1 \cdot 10^{12}$ FLOPs together, which take 1.5 ms at 740 TFLOP/s. So the softmax takes longer than the products,
-# although it does four operations for each score and they do about five hundred. How many times does a softmax have
-# to access a score, that is, read it from memory or write it there?
+# GB in float16. A careful softmax reads each score three times and writes it once. That is 17.2 GB, which takes an H200
+# 4.0 ms at 4.25 TB/s, the speed at which its memory was measured to copy. The layer's two matrix products take 1.5 ms
+# at 740 TFLOP/s. So the softmax takes longer than the products, although it does four operations for each score and
+# they do about five hundred. How many times does a softmax have to *access* a score, that is, read it from memory or
+# write it there?
 #
 # The textbook needs four accesses. A short paper of 2018 needs three. Two are enough when a row fits on the chip. And
 # when all you want from the softmax is a weighted average, as in attention, you need **none at all**. One small trick
-# is behind the last three answers, and behind every attention kernel in use today. This chapter takes it apart.
+# is behind the last three answers, and behind every attention kernel in use today.
 #
-# **Time.** Six exercises, about 3 hours in all: softmax in three passes (3.1), its statistics in one (3.2), merging
-# partial results (3.3), attention in one pass (3.4), and two Triton kernels (3.5, 3.6). The core path takes at most
-# two hours: 3.1, 3.2, 3.4 and 3.5. You can skip the sections marked **Deeper** until you begin chapter 08, which
-# needs them. Run their cells as they are.
+# **Time.** About 3 hours, with six exercises. The **core path** takes two hours at most: exercises 3.1, 3.2, 3.4 and
+# 3.5. You can skip the sections whose heading ends in *· deeper* until you begin chapter 08, which needs them. Run
+# their cells as they are.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -45,13 +44,12 @@ on_gpu = machine().tier != "none"
 #
 # For the row 1, 2 that gives 0.27 and 0.73. You cannot compute any output before you know the sum, and the sum needs
 # every input. So a row is read once for the sum and once more for the outputs. With the write, that makes **three
-# accesses** for each element. The formula forces this, unless the row can stay on the chip between the two reads. A
-# multiprocessor of an H100 has 228 KB of shared memory for that: 58,000 float32 numbers, if one row may have all of
-# it.
+# accesses** for each element. You need fewer only if the row can stay on the chip: the shared memory of an H100
+# multiprocessor, 228 KB, has room for 58,000 float32 numbers.
 #
 # The formula also has a fault: an exponential can overflow. **Predict** before you run the next cell: what is the
-# largest $x$ whose exponential float32 can hold? And float16? The cell prints both and then computes the softmax of
-# 88, 89, 90 as the formula says.
+# largest $x$ whose exponential float32 can hold? And float16? The cell prints both and then computes the softmax of 88,
+# 89, 90 as the formula says.
 
 # %%
 for dtype in (torch.float16, torch.float32, torch.float64):
@@ -67,13 +65,13 @@ print("naive softmax:", (weights / weights.sum()).tolist()[0])
 print("it should be: ", scores.softmax(dim=1).tolist()[0])
 
 # %% [markdown]
-# The last two exponentials overflowed to infinity, and inf / inf is NaN. The first weight came out as 0, although it
-# should be 9 %.
+# The last two exponentials overflowed to infinity, and inf / inf is NaN. The first weight should be 9 %, and came out
+# as 0.
 #
 # Can a model's scores become that large? A score is the product of a query and a key, divided by $\sqrt{D}$. Take two
-# vectors of dimension 128 that point the same way. If their entries are around 1, their product is 128 and their
-# score is $128 / \sqrt{128} = 11.3$. That is already too large for float16, whose exponentials end at 11.09. If their
-# entries are around 3, the score is 102. Then float32 overflows too, because it ends at 88.7.
+# vectors of dimension 128 that point the same way. If their entries are around 1, their score is $128 / \sqrt{128} =
+# 11.3$. That is already too large for float16, whose exponentials end at 11.09. If their entries are around 3, the
+# score is 102, and float32 overflows too.
 #
 # The other end is just as bad. In a row of scores near -200 all exponentials are 0, and 0 / 0 is NaN too.
 #
@@ -83,18 +81,17 @@ print("it should be: ", scores.softmax(dim=1).tolist()[0])
 #
 # The whole chapter is this one line, used three times. The first use removes the overflow. If you subtract the same
 # constant $c$ from all scores of a row, each exponential is multiplied by $e^{-c}$. So is their sum, so the factor
-# cancels and the softmax stays the same. Now choose the row's **maximum** for $c$. The largest exponential becomes
-# $e^0 = 1$, so nothing overflows. The sum is at least 1, so nothing is divided by zero. Scores far below the maximum
-# still underflow to 0. That is fine, because their weight is almost 0 anyway.
+# cancels and the softmax stays the same. Now choose the row's **maximum** for $c$. The largest exponential becomes $e^0
+# = 1$, so nothing overflows, and the sum is at least 1, so nothing is divided by zero. Scores far below the maximum
+# still underflow to 0, but their weight is almost 0 anyway.
 #
-# This is the *safe* softmax, and it costs one more read. You need the maximum before the first exponential, and the
+# This is the *safe* softmax. It costs one more read, because you need the maximum before the first exponential, and the
 # maximum needs every input.
 #
-# To count reads honestly, we need a matrix that you cannot read without being counted. The function `reader` makes
-# one. The only way to the numbers is `read()`, and each call begins a **pass**: one walk over all columns. A pass
-# hands out *tiles* of a few columns each, 128 in the example below. They all come in one small buffer, as on a chip,
-# so each tile overwrites the one before. The cell runs the naive softmax on such a matrix. Expect two passes, and NaN
-# for scores near 1000.
+# To count reads honestly, we use a matrix that you cannot read without being counted. The function `reader` makes one.
+# Each call of its `read()` begins a **pass**: one walk over all columns. A pass hands out *tiles* of a few columns
+# each, in one small buffer, as on a chip. So each tile overwrites the one before. The cell runs the naive softmax on
+# such a matrix. Expect two passes, and NaN for scores near 1000.
 
 # %%
 def reader(x, tile):
@@ -176,22 +173,19 @@ best_safe_softmax = check("3.1", safe_softmax).best
 #
 # $$e^{x - m_\text{new}} = e^{x - m_\text{old}} \cdot e^{m_\text{old} - m_\text{new}}$$
 #
-# So one multiplication corrects the whole sum, and you do not have to look at a single old score again. As an
-# example, take the row 1, 3, 2, 5 in tiles of two:
+# So one multiplication corrects the whole sum. Take the row 1, 3, 2, 5 in tiles of two:
 #
 # | after tile | running maximum $m$ | running sum $\ell$ |
 # |---|---|---|
 # | 1, 3 | 3 | $e^{1-3} + e^{3-3} = 1.135$ |
 # | 2, 5 | 5 | $1.135 \cdot e^{3-5} + e^{2-5} + e^{5-5} = 0.154 + 0.050 + 1 = 1.203$ |
 #
-# All four scores at once give the same sum: $e^{1-5}+e^{3-5}+e^{2-5}+e^{5-5}$ is 1.203 as well. So you now get the
-# maximum and the sum from *one* pass.
+# All four scores at once give the same sum: $e^{1-5}+e^{3-5}+e^{2-5}+e^{5-5}$ is 1.203 too.
 #
-# The next figure shows this for a row of 16 scores. The tile that is on the chip is orange, with its scores above and
-# its weights below. The scores in grey have left the chip, and all that is left of them are the running numbers at
-# the bottom. Watch the blue bars: they are the weights of earlier tiles, relative to the current maximum. Whenever
-# the maximum grows, they all shrink by the same factor. (The accumulator, in green, belongs to a later section. It
-# shrinks by that factor too.)
+# The next figure shows this for a row of 16 scores. The tile on the chip is orange, with its scores above and its
+# weights below. The grey scores have left the chip; only the running numbers at the bottom are kept. Watch the blue
+# bars, the weights of earlier tiles: whenever the maximum grows, they all shrink by the same factor. (So does the
+# accumulator, in green, which comes later.)
 
 # %%
 from course_lib.figures.softmax.one_pass_stepper import online_softmax_stepper
@@ -204,16 +198,14 @@ online_softmax_stepper(
 )
 
 # %% [markdown]
-# Two cases need care. The first is the start. Before the first tile you have seen nothing, so the state is
-# $m = -\infty$ and $\ell = 0$. Every real maximum is larger than that. The first tile then multiplies $\ell$ by
-# $e^{-\infty} = 0$, which does no harm because $\ell$ is 0.
+# Two cases need care. The first is the start. Before the first tile the state is $m = -\infty$ and $\ell = 0$. The
+# first tile then multiplies $\ell$ by $e^{-\infty} = 0$, which does no harm because $\ell$ is 0.
 #
 # The second case is a score that *is* $-\infty$, which is how masks hide keys. If a tile holds nothing else, the new
-# maximum is still $-\infty$. Then $-\infty - (-\infty)$ is NaN, and once a NaN is in the sum it stays there. The
+# maximum may still be $-\infty$. Then $-\infty - (-\infty)$ is NaN, and once a NaN is in the sum it stays there. The
 # usual way out is to subtract 0 instead of the maximum when the maximum is $-\infty$.
 #
-# **Exercise 3.2.** Compute the statistics of every row, its maximum and its sum, in one pass. A second call of
-# `read()` is refused.
+# **Exercise 3.2.** Compute the maximum and the sum of every row in one pass. A second call of `read()` is refused.
 
 # %%
 # Exercise 3.2 · One pass, running maximum and sum
@@ -250,8 +242,8 @@ def row_statistics(read):
 best_row_statistics = check("3.2", row_statistics).best
 
 # %% [markdown]
-# Maxim Milakov and Natalia Gimelshein published this in 2018. They called it *online* softmax, because an online
-# algorithm deals with each item as it arrives. It takes one pass for the statistics and one for the outputs:
+# Milakov and Gimelshein published this in 2018 as the *online* softmax. It takes one pass for the statistics and one
+# for the outputs:
 #
 # | | reads | writes | accesses per element | survives large scores |
 # |---|---|---|---|---|
@@ -259,38 +251,32 @@ best_row_statistics = check("3.2", row_statistics).best
 # | safe | 3 | 1 | 4 | yes |
 # | online | 2 | 1 | 3 | yes |
 #
-# The arithmetic grows a little, by one multiplication and one exponential for each tile of a row. The traffic shrinks
-# by a quarter, from four accesses to three. If memory sets the time, the online softmax should be 4/3 = 1.33 times as
-# fast as the safe one. On a V100 they measured up to 1.3 times. Below you will count the accesses of real kernels.
+# The arithmetic grows by one multiplication and one exponential for each tile. The traffic shrinks from four accesses
+# to three. If memory sets the time, the online softmax should be 4/3 = 1.33 times as fast as the safe one; on a V100
+# the authors measured up to 1.3 times.
 #
-# ## Merging
+# ## Merging · deeper
 #
-# **Deeper.** Chapter 08 builds on this section. The rest of this chapter needs only the word *merge*.
-#
-# Look again at what a tile contributed above: its own maximum and its own sum. The update does not need the tiles in
-# order, and it does not need them one at a time. So you can also cut a row into two halves, *finish* each half, and
-# then merge the two results. The rule is the same as before: bring each sum to the larger of the two maxima, then
-# add.
+# The update does not need the tiles in order, and it does not need them one at a time. So you can also cut a row into
+# two halves, finish each half, and then *merge* the two results. The rule is the same: bring each sum to the larger of
+# the two maxima, then add.
 #
 # $$m = \max(m_1, m_2), \qquad \ell = \ell_1 e^{m_1 - m} + \ell_2 e^{m_2 - m}$$
 #
-# For the halves 1, 3 and 2, 5 of the row above, $\ell_1 = 1.135$ and $\ell_2 = 1.050$. They merge to
-# $1.135 \cdot e^{3-5} + 1.050 = 1.203$.
+# For the halves 1, 3 and 2, 5 of the row above, $\ell_1 = 1.135$ and $\ell_2 = 1.050$. They merge to $1.135 \cdot
+# e^{3-5} + 1.050 = 1.203$.
 #
-# Attention uses the softmax for a weighted average: the output is $o = \sum_j y_j v_j$ over value rows $v_j$. These
-# averages can be merged too. Let $o_1$ and $o_2$ be the averages over the keys of each half. The average over all
-# keys weighs each half by its share of the sum:
+# In attention the softmax weighs values: the output is $o = \sum_j y_j v_j$. You can merge these averages too. Let
+# $o_1$ and $o_2$ be the averages over the keys of each half. The average over all keys weighs each half by its share of
+# the sum:
 #
 # $$o = \frac{\ell_1 e^{m_1 - m} \, o_1 + \ell_2 e^{m_2 - m} \, o_2}{\ell}$$
 #
-# In the example the first half's sum, rescaled, is 0.154. Its share is $0.154 / 1.203$ = 13 %, and the second half
-# has the other 87 %.
+# In the example the first half's share is $0.154 / 1.203$ = 13 %, and the second half has the other 87 %.
 #
-# We call $(m, \ell, o)$ a *state*: it is all that you have to keep of the keys seen so far. Merging makes one state
-# out of two, and we write it $a \cdot b$. It is associative, $(a \cdot b) \cdot c = a \cdot (b \cdot c)$, and merging
-# with the empty state $(-\infty, 0, 0)$ changes nothing. So you may compute the merges in any tree. Going from left
-# to right is one tree, and it is the loop that you wrote. The drawing shows another one, whose parts can all be
-# computed at the same time:
+# We call $(m, \ell, o)$ a *state*: it is all that you have to keep of the keys seen so far. You may merge states in any
+# order and any grouping, and the empty state $(-\infty, 0, 0)$ changes nothing. The loop that you wrote merges from
+# left to right. The drawing shows a tree, whose parts can be computed at the same time:
 
 # %%
 from course_lib.figures.softmax.merge_tree import draw_merge_tree
@@ -368,35 +354,32 @@ for name, (_, total, average) in orders.items():
           f"error {(average - exact).abs().max().item():.1e}")
 
 # %% [markdown]
-# They are equal, up to the last bit or two. Addition in floating point is not quite associative, so the merge is not
-# quite associative either.
+# They are equal, up to the last bit or two, because floating point rounds each addition.
 #
-# Chapter 08 is built on this. A single query against a hundred thousand keys has no rows that could be shared among
-# 132 multiprocessors. So Flash-Decoding cuts the *keys* into parts, gives each part to a program and merges the
-# results. Servers that split a sequence over several GPUs do the same across the network.
+# Chapter 08 is built on this. A single query against a hundred thousand keys has no rows to share among 132
+# multiprocessors. So Flash-Decoding cuts the *keys* into parts, gives each part to a program and merges the results.
 #
 # ## Attention without its scores
 #
-# The third use of the identity removes the scores themselves from memory. While a row of scores streams past, keep
-# one more thing: an **accumulator**. It is the sum of $e^{s_j - m} v_j$ over the scores $s_j$ seen so far, a vector
-# as long as a value row, for example 128 numbers. Its terms carry the same factor as the terms of $\ell$. So when the
-# maximum grows, you rescale the accumulator by the same number:
+# The third use of the identity removes the scores themselves from memory. While a row of scores streams past, keep one
+# more thing: an **accumulator**, the sum of $e^{s_j - m} v_j$ over the scores $s_j$ seen so far. It is a vector as long
+# as a value row, for example 128 numbers. Its terms carry the same factor as the terms of $\ell$. So when the maximum
+# grows, you rescale the accumulator by the same number:
 #
-# $$\text{accumulator} \leftarrow \text{accumulator} \cdot e^{m_\text{old} - m_\text{new}}
-# + \sum_{j \in \text{tile}} e^{s_j - m_\text{new}} \, v_j$$
+# $$\text{accumulator} \leftarrow \text{accumulator} \cdot e^{m_\text{old} - m_\text{new}} +
+# \sum_{j \in \text{tile}} e^{s_j - m_\text{new}} \, v_j$$
 #
 # After the last tile, the output is accumulator $/ \ell$. The scores of a tile are computed from $q$ and a tile of
-# keys, turned into weights, used and forgotten. They are never written to memory and never read from it: **zero
-# accesses**. What you keep for a row does not grow with the length of the row:
+# keys, turned into weights, used and forgotten. They never reach memory: **zero accesses**. What you keep for a row
+# does not grow with its length:
 #
 # | | kept for one query over $N$ keys, head dimension 128 | at $N$ = 8192 | at $N$ = 131,072 |
 # |---|---|---|---|
 # | scores in memory, float16 | $2N$ bytes | 16.4 kB | 262 kB |
 # | $m$, $\ell$, accumulator, float32 | $4 (128 + 2)$ bytes | 520 bytes | 520 bytes |
 #
-# The price is the rescaling. It takes $D$ multiplications for each tile, where $D$ is the head dimension. The
-# products take about $4D$ FLOPs for every *key* in the tile. With 64 keys in a tile that is $256 D$, so the rescaling
-# adds 0.4 %. This is about all that it costs to keep the score matrix out of memory.
+# The price is the rescaling, $D$ multiplications for each tile. The products take about $4D$ FLOPs for every *key* in
+# the tile. With 64 keys in a tile that is $256 D$, so the rescaling adds 0.4 %.
 #
 # **Exercise 3.4.** Compute the attention of one query in one pass. This is FlashAttention's inner loop, in PyTorch.
 
@@ -437,8 +420,8 @@ def streaming_attention(query, read, scale):
 best_streaming_attention = check("3.4", streaming_attention).best
 
 # %% [markdown]
-# Your function reads the keys once and the values once, however many there are, and it never holds anything of length
-# $N$. The next cell runs it on scores whose exponentials would be infinite without the maximum:
+# Your function never holds anything of length $N$. The next cell runs it on scores whose exponentials would be infinite
+# without the maximum:
 
 # %%
 def pair_reader(keys, values, tile):
@@ -458,14 +441,11 @@ print(f"scores from {scores.min().item():.0f} to {scores.max().item():.0f}; "
       f"largest error {(streamed - exact).abs().max().item():.1e}")
 
 # %% [markdown]
-# Chapter 04 gives each program a block of queries instead of one, and so turns the loop's work into matrix products.
-# The loop itself stays as you wrote it.
-#
 # ## In Triton
 #
-# In a kernel, a tile is what one `tl.load` brings, and a pass is a loop over the row. Each program works on one row.
-# Here is the naive softmax for rows of any length. Comments mark its three accesses. The cell after it runs the
-# kernel twice, on ordinary scores and on scores near 1000, where you should see NaN again.
+# In a kernel, a tile is what one `tl.load` brings, and a pass is a loop over the row. Here is the naive softmax for
+# rows of any length, one program for each row. Comments mark its three accesses. The cell after it runs the kernel on
+# ordinary scores, and on scores near 1000, where you should see NaN again.
 
 # %%
 @triton.jit
@@ -501,16 +481,47 @@ print("scores near 1000:", naive_softmax_rows(x + 1000, 256)[0, :4].tolist())
 # %% [markdown]
 # (The interpreter computes with NumPy, which warns of the overflow. A GPU does not warn you.)
 #
-# Look at the `other=float("-inf")`. A masked load has to put *something* into the lanes, the elements of the tile,
-# that lie past the end of the row. Most people type `other=0.0` out of habit. Here that is wrong: a score of 0 has
-# the weight $e^0 = 1$, so every lane past the end would count. With $-\infty$ no such lane counts: it never becomes
-# the maximum, and its exponential adds 0 to the sum.
+# Look at the `other=float("-inf")`. A masked load has to put *something* into the lanes, the elements of the tile, that
+# lie past the end of the row. Most people type `other=0.0` out of habit. Here that is wrong: a score of 0 has the
+# weight $e^0 = 1$, so every lane past the end would count. With $-\infty$ no such lane counts, because it never becomes
+# the maximum and its exponential is 0.
 #
+# The next kernel needs three words more than exercise 2.5, which had `tl.exp`, `tl.where` and `tl.max`:
+#
+# | word | what it does |
+# |---|---|
+# | `total = 0.0` before a `for` | the loop carries the number on; it keeps its type, so `0` would be refused on a GPU |
+# | `tl.maximum(a, b)` | the larger of the two, element by element; also for two single numbers |
+# | `@triton.jit` on a helper | called like a function from a kernel; may return several values; costs nothing |
+#
+# The next cell adds up the numbers 0 to 7 and their squares, in two tiles of four:
+
+# %%
+@triton.jit
+def with_tile(total, squares, tile):  # a helper: the compiler copies it into the kernel
+    return total + tl.sum(tile, axis=0), squares + tl.sum(tile * tile, axis=0)
+
+
+@triton.jit
+def words_kernel(x_pointer, result_pointer, length, BLOCK: tl.constexpr):
+    total = 0.0
+    squares = 0.0
+    for start in range(0, length, BLOCK):
+        tile = tl.load(x_pointer + start + tl.arange(0, BLOCK))  # [BLOCK]
+        total, squares = with_tile(total, squares, tile)
+    tl.store(result_pointer, total)
+    tl.store(result_pointer + 1, squares)
+    tl.store(result_pointer + 2, tl.maximum(total, squares))
+
+
+tried = torch.empty(3, device=device)
+words_kernel[(1,)](torch.arange(8.0, device=device), tried, 8, BLOCK=4)
+print("total {:.0f}, squares {:.0f}, tl.maximum(total, squares) {:.0f}".format(*tried.tolist()))
+
+# %% [markdown]
 # **Exercise 3.5.** Write the online softmax for rows longer than a tile. The launcher is given, and the kernel is
 # yours. The check meters what it moves: three accesses pass, four do not. Inputs may be float16, where the largest
-# number is 65,504, so keep the statistics in float32. The words that you need: `tl.exp(block)` and
-# `tl.where(condition, a, b)` work element by element, and so does `tl.maximum(a, b)`. All three take single numbers
-# too. `tl.max(block, axis=0)` is the largest element of a block.
+# number is 65,504, so keep the statistics in float32.
 
 # %%
 # Exercise 3.5 · Online softmax kernel for rows longer than a tile
@@ -563,10 +574,10 @@ best_online_softmax = check("3.5", online_softmax).best
 # %% [markdown]
 # ## Counted
 #
-# `metered` runs a function in the interpreter and counts what its kernels load and store. It does so on a machine
-# with a GPU too. The next cell meters four kernels on rows of 5000 elements. The naive kernel and yours take a row in
-# five tiles of 1024. The last kernel holds a whole row on the chip. **Predict** the four numbers of the last column
-# before you run the cell.
+# `metered` runs a function in the interpreter and counts what its kernels load and store, on a machine with a GPU too.
+# The next cell meters four kernels on rows of 5000 elements. The naive kernel and yours take a row in five tiles of
+# 1024. The last kernel holds a whole row on the chip. **Predict** the four numbers of the last column before you run
+# the cell.
 
 # %%
 from course_lib.hardware.meter.metered import metered
@@ -584,23 +595,16 @@ for name, report in {
     print(f"{name:<34}{format_bytes(report.loaded_bytes):>12}{format_bytes(report.stored_bytes):>12}{accesses:>24.2f}")
 
 # %% [markdown]
-# The meter counts what kernels *ask for*. Not all of that has to come from the memory chips. A GPU's cache keeps what
-# was read a moment ago, so a row that is read twice in quick succession may come from there the second time. The L2
-# cache of an H100 holds 50 MB. Suppose that a thousand programs are at work, each on a row of its own. Rows of up to
-# some 10,000 float32 numbers then fit into the cache together, and the safe softmax costs no more than the online
-# one. Only on longer rows do you pay for the third read in full.
-#
-# So on a GPU the next cell takes rows of a million elements. The prediction is the bytes of all accesses, divided by
-# the bandwidth of a copy.
+# The meter counts what kernels *ask for*. Not all of that has to come from the memory chips, because a cache may still
+# hold a row that was read a moment ago. If a thousand programs share the 50 MB of an H100's L2 cache, rows of up to
+# some 10,000 float32 numbers fit. Only on longer rows do you pay for the third read in full. So on a GPU the next cell
+# takes rows of a million elements. The prediction is the bytes of all accesses, divided by the bandwidth of a copy.
 #
 # On a CPU the cell compares two softmaxes of PyTorch. The first does one operation after the other and accesses every
-# element eight times: the maximum and the sum read it, and the subtraction, the exponential and the division each
-# read and write it. The second is `torch.softmax`. It accesses every element twice, because a row of 65,536 stays in
-# a core's cache between its passes.
-#
-# A CPU has no unit for exponentials, so it computes each one as a polynomial. The prediction leaves this out. The
-# last line, one exponential of each element and nothing else, shows you the order of magnitude of that cost. You
-# cannot subtract it from the other lines: on some CPUs it takes as long as the whole of `torch.softmax`.
+# element eight times: the maximum and the sum read it, and the subtraction, the exponential and the division each read
+# and write it. `torch.softmax` accesses it twice, because a row of 65,536 stays in a core's cache. The prediction
+# leaves out that a CPU computes each exponential as a polynomial. The last line, exponentials and nothing else, shows
+# how much that costs.
 
 # %%
 def eager_softmax(x, out):
@@ -635,28 +639,24 @@ for name, (accesses, run) in contenders.items():
     print(f"{name:<34}{accesses:>10}{times}{measured / predicted:>8.2f}")
 
 # %% [markdown]
-# ## One number for two: the log-sum-exp
-#
-# **Deeper.** Chapter 08 merges by this number, and exercise 4.6 of chapter 04 stores it.
+# ## One number for two: the log-sum-exp · deeper
 #
 # The maximum and the sum of a row are always used together, and one number can stand for both:
 #
 # $$L = \log \sum_j e^{x_j} = m + \log \ell$$
 #
 # This is the **log-sum-exp** of the row. For the row 1, 3, 2, 5 it is $5 + \log 1.203 = 5.185$. With it, a weight of
-# the softmax is $e^{x_i - L}$, so you need no sum and no division any more. A merge weighs its two parts by
-# $e^{L_1 - L}$ and $e^{L_2 - L}$. And you get the merged $L$ as the log-sum-exp *of the parts' log-sum-exps*:
+# the softmax is $e^{x_i - L}$, so you need no sum and no division any more. And the log-sum-exp of a whole row is the
+# log-sum-exp *of the log-sum-exps of its parts*:
 #
 # $$L = \log\left(e^{L_1} + e^{L_2}\right)$$
 #
-# That is why a kernel that has to remember a row of scores remembers $L$: four bytes instead of the row.
-# FlashAttention's backward pass recomputes every probability from it. In Flash-Decoding each part hands it to the
-# merge. The loss of a language model uses it as well: the loss of one token is $L$ minus the right token's score,
-# over a row as long as the vocabulary.
+# So a kernel that has to remember a row of scores remembers $L$, four bytes. FlashAttention's backward pass recomputes
+# every probability from it, and Flash-Decoding merges by it. The loss of a language model is, for one token, $L$ minus
+# the right token's score, over a row as long as the vocabulary.
 #
-# GPUs compute exponentials to the base 2. They have an instruction for $2^x$ and none for $e^x$, so the compiler
-# turns your `tl.exp` into $2^{x \log_2 e}$. The next cell compiles the naive kernel for an H100. Look for a
-# multiplication just before the exponential `ex2`:
+# GPUs have an instruction for $2^x$ and none for $e^x$, so the compiler turns your `tl.exp` into $2^{x \log_2 e}$. The
+# next cell compiles the naive kernel for an H100. Look for a multiplication just before the exponential `ex2`:
 
 # %%
 from course_lib.hardware.compiler.views import compile_view
@@ -671,16 +671,39 @@ factor = torch.tensor(0x3FB8AA3B, dtype=torch.int32).view(torch.float32).item()
 print(f"0f3FB8AA3B is {factor:.7f}, and log2(e) is {math.log2(math.e):.7f}")
 
 # %% [markdown]
-# Fast kernels save that multiplication. They fold $\log_2 e$ into the scale of the scores and use `tl.exp2`
-# throughout. Then $m + \log_2 \ell$ is the log-sum-exp to the base 2, and you have to multiply it by $\ln 2$ to get
-# $L$. If you forget this, $L$ is too large by 44 %, while the outputs of the same kernel are still right. You only
-# notice when something merges by $L$.
+# Fast kernels save that multiplication: they fold $\log_2 e$ into the scale of the scores and use `tl.exp2` throughout.
+# Then $m + \log_2 \ell$ is the log-sum-exp to the base 2, and you have to multiply it by $\ln 2$ to get $L$. If you
+# forget this, $L$ is too large by 44 %, but the outputs are still right. You only notice when something merges by $L$.
 #
-# **Exercise 3.6.** Compute the log-sum-exp of a few very long rows. With one program for each row, most of the GPU
-# would be idle. So each row is cut into `parts`, and each part has a program of its own that stores one number. Then
-# the *same kernel* runs once more, over these numbers. You write the kernel and the launcher. Every score is read
-# once, and almost nothing is written. Three new words: `tl.log(x)` is the natural logarithm, `tl.minimum(a, b)` is
-# the smaller of two numbers, and `tl.num_programs(1)` is the size of the grid along its second axis.
+# In the next exercise you compute the log-sum-exp of a few very long rows. With one program for each row, most of the
+# GPU would be idle. So each row is cut into `parts`, and each part has a program of its own that stores one number.
+# Then the *same kernel* runs once more, over these numbers. You need three new words:
+#
+# | word | what it does |
+# |---|---|
+# | `tl.log(x)` | the natural logarithm, of a block or of one number |
+# | `tl.minimum(a, b)` | the smaller of the two, element by element; also for two single numbers |
+# | `tl.num_programs(1)` | the size of the grid along its second axis; `tl.program_id(1)` is the place in it |
+#
+# The next cell tries them on the numbers 1, 2, 4, 8, with one program for each:
+
+# %%
+@triton.jit
+def more_words_kernel(x_pointer, result_pointer):
+    part, parts = tl.program_id(1), tl.num_programs(1)
+    x = tl.load(x_pointer + part)  # one number
+    tl.store(result_pointer + part, tl.log(x))
+    tl.store(result_pointer + parts + part, tl.minimum(x, 3.0))
+    tl.store(result_pointer + 2 * parts + part, parts)
+
+
+tried = torch.empty(3, 4, device=device)
+more_words_kernel[(1, 4)](torch.tensor([1.0, 2.0, 4.0, 8.0], device=device), tried)
+for word, numbers in zip(("tl.log(x)", "tl.minimum(x, 3.0)", "tl.num_programs(1)"), tried.tolist()):
+    print(f"{word:22}" + "".join(f"{number:8.3f}" for number in numbers))
+
+# %% [markdown]
+# **Exercise 3.6.** Write the kernel and the launcher. Every score is read once, and almost nothing is written.
 
 # %%
 # Exercise 3.6 · Log-sum-exp of long rows, in parts
@@ -745,10 +768,9 @@ def log_sum_exp(x, parts, block):
 best_log_sum_exp = check("3.6", log_sum_exp).best
 
 # %% [markdown]
-# The next cell computes the loss of a language model, the cross-entropy, for a few tokens. It reads the logits (the
-# scores of all words) once and never writes the probabilities. A vocabulary has 32,000 to 256,000 words. On a GPU the
-# cell takes much longer rows, 8 of four million, so that you can see what the parts are for. With one program for
-# each row, 8 multiprocessors work and all others are idle.
+# The next cell computes a language model's loss, the cross-entropy, for a few tokens. It reads the logits (the scores
+# of all words) once and never writes the probabilities. On a GPU it takes 8 rows of four million, much longer than a
+# vocabulary, to show what the parts are for. With one part, 8 multiprocessors work and all others are idle.
 
 # %%
 tokens, vocabulary = (8, 2**22) if on_gpu and not interpreting() else (2, 32_000)
@@ -765,18 +787,12 @@ if on_gpu and not interpreting():
 # %% [markdown]
 # ## What production systems do
 #
-# - **Attention kernels** all run this loop. FlashAttention (2022) rescaled and normalised the output at each tile.
-#   FlashAttention-2 divides once, after the last tile, because arithmetic outside the tensor cores is slow.
-#   FlashAttention-4 skips the rescaling while the maximum has hardly moved. The state is then relative to an older
-#   maximum, and that is right as long as nothing comes near overflow.
-# - **A softmax by itself** takes two accesses if a row fits into a program's registers. Longer rows take three, or
-#   four in libraries that need two passes for the statistics. If the rows are attention scores, something could be
-#   fused.
-# - **Merging** is a function of its own in FlashInfer. vLLM uses one when many requests share a prompt: attention to
-#   the shared part is computed once for all of them, and then merged with the rest by log-sum-exp. Ring attention
-#   merges across GPUs.
-# - **Losses** take the log-sum-exp of a row of 128,256 logits in pieces, as in 3.6, and never store the
-#   probabilities.
+# - **Attention kernels** all run this loop. FlashAttention (2022) normalised the output at each tile, and
+#   FlashAttention-2 divides once, after the last. FlashAttention-4 skips the rescaling while the maximum has hardly
+#   moved.
+# - **A softmax by itself** takes two accesses if a row fits into a program's registers, and three or four if not.
+# - **Merging** is a function of its own in FlashInfer and in vLLM, which computes attention to a shared prompt once and
+#   merges it with the rest. Ring attention merges across GPUs.
 #
 # ## Papers
 #
@@ -794,5 +810,5 @@ if on_gpu and not interpreting():
 progress()
 
 # %% [markdown]
-# **Next.** [04 · Tiling in Triton](04_triton_tiling.ipynb) gives the loop of 3.4 a block of queries, and with that
-# you have FlashAttention.
+# **Next.** [04 · Tiling in Triton](04_triton_tiling.ipynb) gives the loop of 3.4 a block of queries, and with that you
+# have FlashAttention.

@@ -34,8 +34,8 @@ EXERCISE = Exercise(
     cases=pass_bytes_cases,
     oracle=pass_bytes_oracle,
     hints=(
-        "Treat each pass as a kernel of its own, which knows nothing of the others: what must it read from memory, "
-        "and what must it leave there?",
+        "Each pass is a kernel of its own, and nothing stays on the chip between two kernels. What must each one read "
+        "from memory, and what must it write there?",
         "Pass 1 reads Q and K and writes S. Pass 2 reads S and writes P. Pass 3 reads P and V and writes O.",
         "Per head, Q and O have query_length × head_dim elements, K and V key_length × head_dim, S and P "
         "query_length × key_length. Multiply each sum by the heads and by the bytes of an element.",
@@ -46,14 +46,14 @@ EXERCISE = Exercise(
     slips=(
         Slip(
             "scores_not_written",
-            "Pass 1 lacks the scores themselves. They do not fit on the chip, so the kernel writes all of them to "
-            "memory: that is the largest part of the pass.",
+            "Pass 1 does not count the scores. They do not fit on the chip, so the kernel writes all of them to "
+            "memory. That is the largest part of the pass.",
             formula=lambda h, m, n, d, b: (h * b * (m * d + n * d), 2 * h * b * m * n, h * b * (m * n + n * d + m * d)),
         ),
         Slip(
             "probabilities_not_read",
-            "Pass 3 lacks the probabilities. The kernel before it left them in memory, so this one must read them "
-            "back.",
+            "Pass 3 does not count the probabilities. The kernel before it wrote them to memory, so this one must "
+            "read them back.",
             formula=lambda h, m, n, d, b: (h * b * (m * d + n * d + m * n), 2 * h * b * m * n, h * b * (n * d + m * d)),
         ),
         Slip(
@@ -64,7 +64,8 @@ EXERCISE = Exercise(
         ),
         Slip(
             "softmax_one_way",
-            "The softmax counts one crossing of the matrix. It reads the scores and writes the probabilities: two.",
+            "The softmax is counted with one crossing of the matrix. It has two, because it reads the scores and "
+            "writes the probabilities.",
             formula=lambda h, m, n, d, b: (
                 h * b * (m * d + n * d + m * n),
                 h * b * m * n,
@@ -73,8 +74,8 @@ EXERCISE = Exercise(
         ),
         Slip(
             "softmax_reads_three_times",
-            "The softmax counts a read of the row for the maximum, one for the sum and one for the result. A row "
-            "that fits on the chip is read once.",
+            "The softmax is counted with three reads of the row: for the maximum, the sum and the result. The row "
+            "fits on the chip, so one read is enough.",
             formula=lambda h, m, n, d, b: (
                 h * b * (m * d + n * d + m * n),
                 4 * h * b * m * n,
@@ -93,19 +94,19 @@ EXERCISE = Exercise(
         ),
         Slip(
             "queries_squared",
-            "The keys were given the length of the queries. The matrix is query_length × key_length, and K and V have "
-            "key_length rows; the two differ whenever a cache holds earlier keys.",
+            "The keys are counted with the length of the queries. The matrix is query_length × key_length, and K and "
+            "V have key_length rows; the two differ whenever a cache holds earlier keys.",
             formula=lambda h, m, n, d, b: pass_bytes_oracle(h, m, m, d, b),
         ),
         Slip(
             "keys_squared",
-            "The queries were given the length of the keys. The matrix is query_length × key_length, and Q and O have "
-            "query_length rows.",
+            "The queries are counted with the length of the keys. The matrix is query_length × key_length, and Q and "
+            "O have query_length rows.",
             formula=lambda h, m, n, d, b: pass_bytes_oracle(h, n, n, d, b),
         ),
         Slip(
             "output_not_written",
-            "Pass 3 lacks its result: query_length × head_dim elements of O are written for each head.",
+            "Pass 3 does not count its result. It writes query_length × head_dim elements of O for each head.",
             formula=lambda h, m, n, d, b: (h * b * (m * d + n * d + m * n), 2 * h * b * m * n, h * b * (m * n + n * d)),
         ),
     ),

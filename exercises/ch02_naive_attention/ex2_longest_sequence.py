@@ -69,8 +69,8 @@ SLIPS = (
     Slip("three_matrices", "Three N × N matrices were counted. There are two: the scores and the probabilities."),
     Slip(
         "inputs_forgotten",
-        "Q, K, V and O were not counted: 4 · N · head_dim elements per head. It is little, and the answer is then too "
-        "long by about head_dim tokens.",
+        "Q, K, V and O were not counted: 4 · N · head_dim elements per head. They are small, but without them the "
+        "answer is about head_dim tokens too long.",
     ),
     Slip("one_input_forgotten", "Of Q, K, V and O only three were counted. All four exist at the same time."),
     Slip(
@@ -90,14 +90,13 @@ EXERCISE = Exercise(
     cases=longest_cases,
     oracle=longest_oracle,
     hints=(
-        "Write down first how many bytes a length N needs, all six tensors together. Four of them grow with N, two "
-        "with N².",
+        "First write down how many bytes all six tensors need at a length N. Four of them grow with N and two with N².",
         "Q, K, V and O: 4 · N · head_dim elements per head. S and P: 2 · N² elements per head. All times heads and "
         "item_bytes.",
-        "You need the largest whole N whose bytes do not exceed memory_bytes. A loop over N is too slow for "
-        "millions; halve an interval instead, or solve the quadratic.",
-        "Solving: (N + D)² ≤ memory / (2 · item_bytes · heads) + D². `math.isqrt` takes an exact whole root of a "
-        "whole number, which `math.sqrt` does not.",
+        "You need the largest whole N whose bytes do not exceed memory_bytes. A loop over N is too slow for millions. "
+        "Use bisection, or solve the quadratic equation.",
+        "Solving: (N + D)² ≤ memory / (2 · item_bytes · heads) + D². `math.isqrt` gives the exact whole root of a "
+        "whole number, and `math.sqrt` does not.",
         "`math.isqrt(memory_bytes // (2 * item_bytes * heads) + head_dim**2) - head_dim`",
     ),
     models=(Model(longest_with, SLIPS),),

@@ -64,16 +64,16 @@ EXERCISE = Exercise(
     models=(mask_model(),),
     requirements=(Forbids(("scaled_dot_product_attention", "_scaled_dot_product")),),
     hints=(
-        "Draw 3 queries against 5 keys. Which keys may the last query see? Which the first? The last query is the "
-        "newest token.",
-        "Give every query its position among the keys: `torch.arange(query_length) + key_length - query_length`, "
-        "as a column; the keys' positions are a row. Comparing them gives the mask, [query_length, key_length].",
-        "Hide before the softmax: `scores.masked_fill(~visible, -math.inf)`. Then the hidden keys weigh exp(-inf) "
-        "= 0 and the rest adds up to 1.",
+        "Draw 3 queries against 5 keys. The last query is the newest token. Which keys may it see? Which keys may the "
+        "first query see?",
+        "Give every query its position among the keys: `torch.arange(query_length) + key_length - query_length`, as a "
+        "column. The keys' positions are a row. Compare the two, and you have the mask, [query_length, key_length].",
+        "Hide the keys before the softmax: `scores.masked_fill(~visible, -math.inf)`. Then the hidden keys have the "
+        "weight exp(-inf) = 0, and the rest adds up to 1.",
         "A row of nothing but minus infinities comes out of the softmax as NaN. Find these rows from the mask "
         "(`~visible.any(dim=-1, keepdim=True)`) and fill them with zeros afterwards.",
         "`visible = keys <= queries`; `probabilities = torch.softmax(scores.masked_fill(~visible, -math.inf), "
-        "dim=-1)`; `return probabilities.masked_fill(~visible, 0)`. A hidden pair has the probability 0 in any "
-        "case, so one fill mends the empty rows too.",
+        "dim=-1)`; `return probabilities.masked_fill(~visible, 0)`. A hidden pair has the probability 0 anyway, so "
+        "one fill repairs the empty rows too.",
     ),
 )

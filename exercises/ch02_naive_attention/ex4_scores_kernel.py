@@ -151,15 +151,15 @@ EXERCISE = Exercise(
     uses_dot=True,
     requirements=(LaunchesTriton(), Forbids(MATRIX_PRODUCTS), OnePass(scores_bytes, _tiled_loads)),
     hints=(
-        "A program owns one tile of S. Ask three questions of it: which rows of Q does it need, which rows of K, "
-        "where does its tile go? The kernel of the distance penalty above answers the third.",
+        "A program computes one tile of S. Which rows of Q does it need for that? Which rows of K? Where does its "
+        "tile go? The kernel of the distance penalty above shows the third.",
         "Positions first: `queries = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)`, likewise `keys` from "
         "program_id(1); `dims = tl.arange(0, HEAD_DIM)`. A tile of pointers is a column of row offsets plus a row "
         "of column offsets.",
-        "Move each pointer to its head first: `query_pointer + head * query_head_stride`. With `head = "
-        "tl.program_id(2).to(tl.int64)`: 32 heads of 8192² scores are 2³¹ elements, as many as an int32 can number.",
-        "Load Q as [BLOCK_M, HEAD_DIM]. Load K straight away as [HEAD_DIM, BLOCK_N]: `keys[None, :] * key_row_stride + "
-        "dims[:, None]`. Rows beyond the length are masked, `other=0.0`.",
+        "Move each pointer to its head first: `query_pointer + head * query_head_stride`. Take `head = "
+        "tl.program_id(2).to(tl.int64)`, because an int32 offset overflows beyond 32 heads of 8192² scores.",
+        "Load Q as [BLOCK_M, HEAD_DIM]. Load K transposed, as [HEAD_DIM, BLOCK_N], like the right-hand tile of the "
+        "picture: `keys[None, :] * key_row_stride + dims[:, None]`. Rows beyond the length are masked, `other=0.0`.",
         '`tile = tl.dot(query, key_transposed, input_precision="ieee") * scale`, stored with the mask '
         "`(queries[:, None] < query_length) & (keys[None, :] < key_length)`.",
     ),

@@ -128,15 +128,14 @@ EXERCISE = Exercise(
         OnePass(row_softmax_bytes),
     ),
     hints=(
-        "One program owns one row and holds it whole, in a tile of `triton.next_power_of_2(key_length)`. So it "
-        "needs one load, one store, and no loop.",
-        "Three numbers are taken from the row: its maximum (`tl.max(row, axis=0)`), the weights exp(row - "
-        "maximum), their sum. Compute them in float32, whatever the scores are stored in.",
-        "A place of the tile where no key is must not count, neither in the maximum nor in the sum. Which `other=` "
-        "makes exp give 0 there?",
-        "The causal mask is one comparison: `keys <= row + key_length - query_length`. Put it into the load's "
-        "mask, and hidden keys are not even read. The store still covers all keys, since hidden ones must become "
-        "0.",
+        "One program holds one whole row, in a tile of `triton.next_power_of_2(key_length)`. So it needs one load, "
+        "one store, and no loop.",
+        "Compute three things from the row: its maximum (`tl.max(row, axis=0)`), the weights exp(row - maximum), and "
+        "their sum. Compute them in float32, whatever dtype the scores have.",
+        "The tile is wider than the row. Its places past the last key must not count in the maximum or in the sum. "
+        "Which `other=` makes exp give 0 there?",
+        "The causal mask is one comparison: `keys <= row + key_length - query_length`. Put it into the load's mask, "
+        "and hidden keys are not even read. The store still covers all keys, because the hidden ones must become 0.",
         'Rows that see no key: `largest = tl.where(largest == float("-inf"), 0.0, largest)`, so that exp(-inf - '
         "0) = 0, and `total = tl.where(total == 0.0, 1.0, total)` before the division.",
     ),

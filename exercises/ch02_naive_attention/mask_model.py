@@ -55,12 +55,12 @@ def mask_model() -> Model:
 
 
 FINITE = (
-    "Hidden scores become a number, such as -1e4, that other scores can reach: where the visible ones are as low, the "
-    "hidden ones weigh as much. The score that weighs nothing is minus infinity."
+    "Hidden scores were set to a finite number, such as -1e4. Where the visible scores are as low as that, "
+    "the hidden keys get as much weight as they do. Set hidden scores to minus infinity."
 )
 _SCORED_ZERO = (
-    "Hidden scores were set to 0. A score of 0 has the weight exp(0) = 1; the score that weighs nothing is minus "
-    "infinity."
+    "Hidden scores were set to 0. A score of 0 has the weight exp(0) = 1. Set hidden scores to minus "
+    "infinity, which has the weight 0."
 )
 MASK_SLIPS = (
     Slip(
@@ -95,8 +95,9 @@ MASK_SLIPS = (
     ),
     Slip(
         "renormalised_afterwards",
-        "The softmax runs over all keys, and the hidden ones are removed afterwards. Where a hidden score is far above "
-        "the visible, these underflow to 0. Set hidden scores to minus infinity before the softmax.",
+        "The softmax runs over all keys, and the hidden ones are removed afterwards. Where a hidden score is far "
+        "above the visible ones, the visible ones underflow to 0. Set hidden scores to minus infinity before the "
+        "softmax.",
     ),
     Slip("hidden_scored_zero", _SCORED_ZERO),
     Slip("hidden_scored_zero__and_zeroed", _SCORED_ZERO),

@@ -16,7 +16,7 @@ _TILE_UNWRITTEN = (
     "rows and for the columns."
 )
 _NOT_MASKED = (
-    "The keys past key_length were loaded as they lie in memory, from the next row or head, and counted. Mask P in "
+    "Keys past key_length were loaded and counted. They belong to the next row or head in memory. Mask P in "
     "both directions and V along the keys, with `other=0.0`."
 )
 _SKIPPED = (
@@ -35,7 +35,8 @@ def _of_strides(one: str, other: str, result: str) -> tuple[Slip, ...]:
         ),
         Slip(
             "strides_ignored__rows",
-            f"The rows of `{one}` and of `{other}` are taken to touch. They lie `stride(1)` elements apart.",
+            f"The rows of `{one}` and of `{other}` are read as if there were no gap between them. They lie "
+            f"`stride(1)` elements apart.",
         ),
         *(
             Slip(
@@ -48,27 +49,28 @@ def _of_strides(one: str, other: str, result: str) -> tuple[Slip, ...]:
         *(
             Slip(
                 f"strides_ignored__{name}_rows",
-                f"The rows of `{name}` are taken to touch. They lie {name}_row_stride elements apart.",
+                f"The rows of `{name}` are read as if there were no gap between them. They lie {name}_row_stride "
+                f"elements apart.",
             )
             for name in names
         ),
         *(
             Slip(
                 f"strides_ignored__{name}{which}_by_{called[name]}",
-                f"`{name}` is read by {said} of `{called[name]}`. It has {own} of its own.",
+                f"`{name}` is read with {said} of `{called[name]}`. Use its own {own}.",
                 alone=which == "",
             )
             for name in names
             for which, said, own in (
                 ("", "the strides", "strides"),
-                ("_rows", "the row stride", "one"),
-                ("_heads", "the head stride", "one"),
+                ("_rows", "the row stride", "row stride"),
+                ("_heads", "the head stride", "head stride"),
             )
         ),
         *(
             Slip(
                 f"result_strides__{which}{name}",
-                f"The result is stored by {said} of `{name}`. It has strides of its own: {result}_head_stride and "
+                f"The result is stored with {said} of `{name}`. Use its own strides: {result}_head_stride and "
                 f"{result}_row_stride.",
                 alone=which == "",
             )
@@ -115,8 +117,9 @@ SCORES = (
     Slip("scale_missing", "The scores are not scaled. Multiply the product by `scale`."),
     Slip(
         "key_not_transposed",
-        "Q was multiplied with K as it was loaded, [BLOCK_N, HEAD_DIM]. Such a product exists only where HEAD_DIM "
-        "is BLOCK_N, and is wrong there too: load K as [HEAD_DIM, BLOCK_N], or turn the tile over with `tl.trans`.",
+        "Q was multiplied with K as it was loaded, [BLOCK_N, HEAD_DIM]. That only works where HEAD_DIM happens to be "
+        "BLOCK_N, and it gives wrong scores there too. Load K as [HEAD_DIM, BLOCK_N], or turn the tile over with "
+        "`tl.trans`.",
     ),
     Slip("scale_twice", "The scale was applied twice: once to Q or K and once to the product, say. Apply it once."),
     Slip(
@@ -144,8 +147,8 @@ SCORES = (
     ),
     Slip(
         "transposed_key",
-        "K was read with its dimensions exchanged: `keys` was multiplied by 1 and `dims` by the row stride. "
-        "Transposing is a matter of which index runs along which side of the tile; each keeps its own stride.",
+        "K was read with its dimensions exchanged: `keys` was multiplied by 1 and `dims` by the row stride. To "
+        "transpose, exchange the directions in which the two indices run. Each keeps its own stride.",
     ),
     *_of_strides("query", "key", "scores"),
     Slip(

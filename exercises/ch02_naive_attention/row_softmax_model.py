@@ -149,12 +149,12 @@ def _stored(s: Slips, scores: torch.Tensor, result: torch.Tensor, memory: bool) 
 
 
 _TAIL_ZERO = (
-    "Keys that do not exist were scored 0: the tile is wider than the row, and the rest of it came from `other=0.0`. "
-    'Each adds exp(0 - maximum) to the sum. Load with `other=float("-inf")`.'
+    "The tile is wider than the row, and its places past the last key were loaded as 0 (`other=0.0`). Each of them "
+    'adds exp(0 - maximum) to the sum. Load with `other=float("-inf")`.'
 )
 _NARROW = (
-    "Only the first tile of each row was used, and the rest of the row was never written. Choose the tile by the row: "
-    "`triton.next_power_of_2(key_length)`."
+    "Only the first tile of each row was computed, and the rest of the row was never written. Make the tile as wide "
+    "as the row: `triton.next_power_of_2(key_length)`."
 )
 _UNIFORM = next(slip.sentence for slip in MASK_SLIPS if slip.id == "empty_row_uniform")
 _OF_2_3_ALONE = ("hidden_scored_low", "hidden_scored_low__and_kept")
@@ -204,8 +204,8 @@ SLIPS = (
     Slip("tail_scored_zero__always", _TAIL_ZERO),
     Slip(
         "hidden_and_tail_scored_zero",
-        "Hidden keys and keys that do not exist were scored 0: the load's mask is right and its `other=0.0` is not. A "
-        'score of 0 weighs exp(0 - maximum). Load with `other=float("-inf")`.',
+        "Hidden keys, and places past the last key, were loaded as 0. The load's mask is right, but its `other=0.0` is "
+        'not, because a score of 0 has the weight exp(0 - maximum). Load with `other=float("-inf")`.',
     ),
     Slip("causal_ignored", "`causal` has no effect: with it, a query sees no key behind its own position."),
     Slip("causal_always", "The mask is there without `causal` too. Hide keys where CAUSAL says so, and only there."),
@@ -223,14 +223,18 @@ SLIPS = (
         "strides_ignored",
         "The scores were read as if they were contiguous. Row r of head h begins at `h * stride(0) + r * stride(1)`.",
     ),
-    Slip("strides_ignored__rows", "Rows of scores were taken to touch. They lie scores_row_stride elements apart."),
+    Slip(
+        "strides_ignored__rows",
+        "The rows of scores were read as if there were no gap between them. They lie scores_row_stride elements apart.",
+    ),
     Slip(
         "strides_ignored__heads",
-        "The heads of the scores were taken to touch. They lie scores_head_stride elements apart.",
+        "The heads of the scores were read as if there were no gap between them. They lie scores_head_stride elements "
+        "apart.",
     ),
     Slip(
         "strides_ignored__heads_by_rows",
-        "A head was taken to be query_length rows long. Heads lie scores_head_stride elements apart.",
+        "The heads were read as if they lay query_length rows apart. They lie scores_head_stride elements apart.",
     ),
     Slip(
         "strides_exchanged",
@@ -238,8 +242,8 @@ SLIPS = (
     ),
     Slip(
         "result_not_contiguous",
-        "The result lies in memory as the scores do: `empty_like` keeps their strides. It is contiguous, whatever the "
-        "scores are: torch.empty with their shape.",
+        "The result lies in memory as the scores do: `empty_like` keeps their strides. It must be contiguous: use "
+        "torch.empty with the shape of the scores.",
     ),
     Slip(
         "result_strides",

@@ -157,12 +157,12 @@ WRONG_AXIS = (
     "over a row, so maximum and sum are over `dim=1`."
 )
 OWN_MAXIMUM = (
-    "Each tile's sum was taken relative to the tile's own maximum and added as it is. Subtract the row's maximum "
-    "instead, which pass 1 found."
+    "Each tile's sum is relative to that tile's own maximum, so the sums cannot be added. Subtract the row's "
+    "maximum instead, which pass 1 found."
 )
 OWN_WIDTH = (
-    "A tile's place is its number times its own width. The last tile may be narrower, and then lands too far left: add "
-    "up the widths of the tiles before it."
+    "Each tile was stored at its number times its own width. The last tile may be narrower, and then it lands "
+    "too far to the left. Add up the widths of the tiles before it."
 )
 MODEL = Model(
     compute,
@@ -177,16 +177,16 @@ MODEL = Model(
         Slip("last_tile_only__maximum", LAST_TILE_ONLY),
         Slip(
             "softmax_per_tile",
-            "Each tile was made a softmax of its own. Its elements must be divided by the sum over the whole row, "
-            "which is known only when a pass over all tiles is over.",
+            "Each tile got a softmax of its own. Divide by the sum over the whole row, which you know only after a "
+            "pass over all tiles.",
         ),
         Slip(
             "maximum_missing_in_the_sum",
-            "The sum is taken without the maximum, and the outputs with it. Subtract the maximum before both.",
+            "The maximum is subtracted in the outputs, but not in the sum. Subtract the maximum before both.",
         ),
         Slip(
             "maximum_missing_in_the_outputs",
-            "The outputs are taken without the maximum, and the sum with it. Subtract the maximum before both.",
+            "The maximum is subtracted in the sum, but not in the outputs. Subtract the maximum before both.",
         ),
         Slip("not_normalised", "The outputs were never divided by the sum."),
         Slip("divided_by_the_width", "The outputs are divided by the number of columns. Divide by the row's sum."),
@@ -215,8 +215,8 @@ EXERCISE = Exercise(
     plain=SOFTMAXES,
     requirements=(Forbids(SHORTCUTS),),
     hints=(
-        "Write down what each pass must know before it starts. Which of the three numbers of `exp(x - maximum) / "
-        "total` can be had without another?",
+        "Write down what each pass must know before it starts. Look at `exp(x - maximum) / total`: which of its "
+        "numbers can you find first?",
         "Pass 1 finds the maximum of each row: a tensor of [rows] that starts at -inf and takes the larger of itself "
         "and every tile's `amax(dim=1)`.",
         "Pass 2 adds up `torch.exp(tile - maximum[:, None]).sum(dim=1)`. Pass 3 is that of `naive_softmax`, with the "

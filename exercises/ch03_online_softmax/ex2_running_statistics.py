@@ -179,10 +179,10 @@ EXERCISE = Exercise(
     ),
     requirements=(Forbids(SHORTCUTS),),
     hints=(
-        "Suppose you know maximum and sum of everything before this tile. Write the sum of the whole, relative to the "
-        "new maximum, in terms of the old sum. Which factor do the old terms need?",
-        "For every old element, exp(x - new) = exp(x - old) · exp(old - new). The second factor is the same for all of "
-        "them, so it can be taken out of the sum: you never need the old elements again.",
+        "Suppose you know the maximum and the sum of everything before this tile. Then the maximum grows. By which "
+        "factor is each old term of the sum now wrong?",
+        "For every old element, exp(x - new) = exp(x - old) · exp(old - new). The second factor is the same for all "
+        "of them, so you multiply the old sum by it. You never need the old elements again.",
         "Per tile: `new_max = torch.maximum(running_max, tile.amax(dim=1))`, then "
         "`running_sum = running_sum * rescale + torch.exp(tile - new_max[:, None]).sum(dim=1)`, then `running_max = "
         "new_max`, last.",
@@ -195,7 +195,7 @@ EXERCISE = Exercise(
     mistakes=(
         Mistake(
             "second_pass",
-            "`read()` was called a second time. The maximum is not needed before the sum starts: correct the sum "
+            "`read()` was called a second time. You do not need the maximum before you start the sum. Correct the sum "
             "whenever the maximum grows.",
             when=pass_refused,
         ),

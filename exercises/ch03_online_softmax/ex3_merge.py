@@ -199,8 +199,8 @@ STALE_SUMS = (
     "maximum. Use the rescaled sums."
 )
 OLDER_MAXIMUM = (
-    "Everything was measured from one part's maximum, whichever is larger. Where the other part's is far above, its "
-    "factor overflows. Take `torch.maximum` of the two."
+    "The maximum of one part was subtracted everywhere, even where the other part's is larger. If that is far "
+    "above, its factor overflows. Take `torch.maximum` of the two."
 )
 EMPTY_STATE = (
     "Empty parts gave NaN. Two things do that: -inf - (-inf) in an exponent, and 0/0 in the average. Where the merged "
@@ -211,8 +211,8 @@ MODEL = Model(
     (
         Slip(
             "averages_without_weights",
-            "The two averages were averaged as equals. A part with a larger share of the total weight counts for more: "
-            "weigh each by its rescaled sum.",
+            "The two averages were averaged with equal weight. A part with a larger sum must count for more. Weigh "
+            "each by its rescaled sum.",
         ),
         Slip("averages_added", "The two averages were added. Weigh each by its part's share of the merged sum."),
         Slip(
@@ -250,8 +250,8 @@ MODEL = Model(
         Slip("average_weighed_by_stale_sums__over_the_new_sum", STALE_SUMS),
         Slip(
             "average_weighed_by_maxima",
-            "The averages were weighed by exp(maximum - merged maximum) alone. A part of a thousand keys and one of a "
-            "single key then count alike: multiply by the part's sum.",
+            "The averages were weighed by exp(maximum - merged maximum) alone. A part of a thousand keys then counts "
+            "no more than a part of one key. Multiply by the part's sum as well.",
         ),
         Slip(
             "weights_exchanged",
@@ -261,8 +261,8 @@ MODEL = Model(
         Slip("empty_state_nan", EMPTY_STATE),
         Slip(
             "reference_for_maximum",
-            "A row without keys has maximum 0 in the result. 0 is what such a row is measured from; its maximum is "
-            "still -inf: return the maximum, not the reference.",
+            "A row without keys has maximum 0 in the result. For such a row you subtract 0, but its maximum is still "
+            "-inf. Return the maximum, not the reference.",
         ),
         Slip(
             "empty_state_nan__unless_all_rows_are_empty",
@@ -292,11 +292,12 @@ EXERCISE = Exercise(
     ),
     requirements=(Forbids(SHORTCUTS),),
     hints=(
-        "Both sums are right, each relative to its own maximum. Relative to which number can they be added?",
+        "Both sums are right, but each is relative to its own maximum. Which common maximum can you bring them to "
+        "before you add them?",
         "The merged maximum is the larger of the two. To move a sum from its maximum to the merged one, multiply it by "
         "exp(its maximum - merged maximum). One of the two factors is 1.",
-        "An average says nothing of how much weight stands behind it. Its part of the merged average is its rescaled "
-        "sum divided by the merged sum; the two shares add up to 1.",
+        "An average does not say how much weight it stands for. Its share of the merged average is its rescaled sum "
+        "divided by the merged sum. The two shares add up to 1.",
         "An empty part has maximum -inf and sum 0. Take 0 as the reference where the merged maximum is -inf, and 1 as "
         "the divisor where the merged sum is 0.",
         "`first_weight = first_sum * torch.exp(first_max - reference)`, `second_weight` likewise, `merged_sum = "

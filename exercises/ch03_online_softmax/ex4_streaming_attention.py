@@ -235,8 +235,8 @@ BEFORE_THE_SCALE = (
     "score is then the smallest product: exp overflows. Scale first, then take the maximum."
 )
 DIVIDED_EACH_TIME = (
-    "The accumulator was divided by the running sum at every tile, and the next tile's part was added to what was an "
-    "average already. Divide once, after the loop."
+    "The accumulator was divided by the running sum at every tile, so the next tile's part was added to an "
+    "average. Divide once, after the loop."
 )
 NARROW_PRODUCTS = (
     "The products of keys and query are computed in float16, and the scores have its precision. Convert both to "
@@ -289,8 +289,8 @@ MODEL = Model(
         Slip("divided_at_every_tile__and_at_the_end", DIVIDED_EACH_TIME),
         Slip(
             "averages_without_weights",
-            "Each tile was made an attention of its own, and these were averaged as equals. A tile with larger scores "
-            "counts for more: keep the unnormalised sum, and divide once at the end.",
+            "Attention was computed for each tile by itself, and the results were averaged with equal weight. A tile "
+            "with larger scores must count for more. Keep the sum without dividing it, and divide once at the end.",
         ),
         Slip("kept_the_tiles", KEPT_THE_TILES),
         Slip("kept_the_tiles__of_values", KEPT_THE_TILES),
@@ -336,10 +336,10 @@ EXERCISE = Exercise(
     ),
     requirements=(Forbids(SHORTCUTS),),
     hints=(
-        "Three things travel from tile to tile: the running maximum, the running sum, and the accumulator, a weighted "
-        "sum of value rows of [value_dim]. All three start empty.",
-        "The accumulator is a sum of terms exp(score - maximum) · value. When the maximum grows, every one of its "
-        "terms is off by the same factor as the terms of the running sum.",
+        "You keep three things from tile to tile: the running maximum, the running sum, and the accumulator "
+        "[value_dim], a weighted sum of value rows. All three start empty.",
+        "The accumulator is a sum of terms exp(score - maximum) · value. When the maximum grows, all its terms are "
+        "off by the same factor as the terms of the running sum.",
         "Per tile: scores [width] = key_tile @ query, times the scale; the new maximum; rescale = exp(old - new); "
         "weights = exp(scores - new). Sum and accumulator both become `old * rescale + what this tile adds`.",
         "What this tile adds to the accumulator is `weights @ value_tile`. Divide by the sum once, after the loop.",
@@ -349,8 +349,8 @@ EXERCISE = Exercise(
     mistakes=(
         Mistake(
             "second_pass",
-            "`read()` was called a second time. Scores, sum and accumulator can all be had in one pass: "
-            "rescale what you have whenever the maximum grows.",
+            "`read()` was called a second time. One pass is enough for the scores, the sum and the accumulator. "
+            "Rescale what you have whenever the maximum grows.",
             when=pass_refused,
         ),
         Mistake("cast_before_the_sum", HALF_PRECISION, when=rounded_to_half(attention_oracle), every=True),

@@ -187,13 +187,13 @@ MODEL = Model(
         Slip("row_stride_ignored", ROW_STRIDE),
         Slip(
             "result_by_the_stride_of_x",
-            "The result's rows are stored as far apart as those of `x`. They have a row stride of their own: row r "
-            "begins at `r * y_row_stride`.",
+            "The result's rows are stored as far apart as those of `x`. They have their own row stride: row r begins "
+            "at `r * y_row_stride`.",
         ),
         *WITH_THE_MAXIMUM[:4],
         Slip(
             "maximum_missing_in_the_outputs",
-            "The outputs are taken without the maximum, and the sum with it. Subtract `running_max` in both loops.",
+            "The maximum is subtracted in the sum, but not in the outputs. Subtract `running_max` in both loops.",
         ),
         Slip("not_normalised", "The outputs were never divided by the running sum."),
         Slip(
@@ -202,8 +202,8 @@ MODEL = Model(
         ),
         Slip(
             "softmax_per_tile",
-            "Each tile was made a softmax of its own. Outputs can be written only when the whole row's "
-            "sum is known: in a second loop.",
+            "Each tile got a softmax of its own. Write the outputs in a second loop, when the sum of the whole row is "
+            "known.",
         ),
         Slip(
             "written_in_the_first_pass",
@@ -253,10 +253,10 @@ EXERCISE = Exercise(
         Contiguous(),
     ),
     hints=(
-        "The kernel has the shape of the naive one: two loops over the row's tiles. The first finds what the second "
-        "needs, and it may not run twice. You wrote its body in 3.2.",
-        "Here a program owns one row, so running_max and running_sum are two scalars, and `tl.max(tile, axis=0)` and "
-        "`tl.sum(weights, axis=0)` turn a tile of [BLOCK] into one.",
+        "The kernel has the shape of the naive one: two loops over the row's tiles. The first finds the maximum and "
+        "the sum in a single walk along the row. You wrote its body in 3.2.",
+        "Here a program works on one row, so running_max and running_sum are two single numbers, and `tl.max(tile, "
+        "axis=0)` and `tl.sum(weights, axis=0)` turn a tile of [BLOCK] into one.",
         'Lanes past the end of the row must not count: load them as `other=float("-inf")`. Their weight is '
         "exp(-inf) = 0 and they never win a maximum.",
         'Start with `running_max = float("-inf")` and `running_sum = 0.0`. A first tile of -inf makes -inf - '
@@ -268,8 +268,8 @@ EXERCISE = Exercise(
     mistakes=(
         Mistake(
             "whole_row_in_one_tile",
-            "The tile grows with the row. A tile lies in registers, a few thousand elements at its best: take `block` "
-            "elements at a time, and walk along the row.",
+            "The tile grows with the row. A tile lies in registers, which have room for a few thousand elements. Take "
+            "`block` elements at a time and loop along the row.",
             when=lambda case, seen, got: bool(seen.error) and "maximum tensor numel" in seen.error.text,
             cost=True,
         ),

@@ -282,7 +282,7 @@ MODEL = Model(
         ),
         Slip(
             "parts_overlap",
-            "Parts ran past their own end, up to the end of a tile, and counted their neighbours' elements again. "
+            "The parts read past their own end, to the end of a tile, so elements of the next part were counted twice. "
             "Mask with the end of the part, `offsets < last`, and not only with the end of the row.",
         ),
         *(slip for slip in WITH_THE_MAXIMUM if slip.id != "base_2__exp2_for_exp"),
@@ -340,8 +340,7 @@ EXERCISE = Exercise(
         Moves(lambda x, parts, block: x.numel() * x.element_size() + 4 * x.shape[0] * (1 + 6 * parts), slack=1.02),
     ),
     hints=(
-        "The kernel is the first loop of 3.5 over a part of a row, and at its end one number is stored instead of a "
-        "row being written.",
+        "The kernel is the first loop of 3.5, over a part of a row. At the end it stores one number.",
         "The number is `running_max + tl.log(running_sum)`. For a part of nothing but -inf both terms are -inf, and so "
         "is their sum, which is the result you want.",
         "The second launch is the same kernel with the parts' results as its input: one program a row, `columns = "
