@@ -1069,7 +1069,7 @@ def fast_step(
     running_max, running_sum, accumulator, scale_log2,
     HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr,
 ):
-    """One tile of keys and values. Only the tiles at the edges are MASKED."""
+    """The new running_max, running_sum and accumulator after one tile of keys. Only tiles at the edges are MASKED."""
     keys = first_key + tl.arange(0, BLOCK_N)  # [BLOCK_N]
     columns = tl.arange(0, HEAD_DIM)  # [HEAD_DIM]
     key_pointers = key_pointer + keys[:, None] * key_stride + columns[None, :]  # [BLOCK_N, HEAD_DIM]
