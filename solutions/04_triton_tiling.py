@@ -938,7 +938,7 @@ def keys_outside(query, key, value, query_rows=64, key_rows=64):
 
 
 # %%
-# Your prediction: put two formulas in the place of the dots. The inputs are float16, 2 bytes for each element.
+# Your prediction: put two formulas in place of the dots. The inputs are float16, 2 bytes for each element.
 # The output, the maximum and the sum of each row are float32, 4 bytes.
 def keys_outside_bytes(heads, length, head_dim, key_rows):
     """Bytes that `keys_outside` loads and stores."""
@@ -948,16 +948,19 @@ def keys_outside_bytes(heads, length, head_dim, key_rows):
 
 
 query, key, value = (torch.randn(2, 256, 64, dtype=torch.float16) for _ in range(3))
-reports = {function.__name__: metered(function, query, key, value) for function in (keys_outside, queries_outside)}
-for name, report in reports.items():
-    programs = math.prod(report.launches[0].grid)
-    print(f"{name:16} {report.loaded_bytes:>10,} B loaded {report.stored_bytes:>10,} B stored   {programs} programs")
-counts = reports["keys_outside"].loaded_bytes, reports["keys_outside"].stored_bytes
-for word, counted, predicted in zip(("loaded", "stored"), counts, keys_outside_bytes(2, 256, 64, 64)):
-    if predicted is ...:
-        print(f"{word}: no prediction yet")
-    else:
-        print(f"{word}: you predicted {predicted:,.0f} B, " + ("right" if predicted == counted else f"not {counted:,}"))
+predictions = keys_outside_bytes(2, 256, 64, 64)
+print("                       loaded        stored   programs")
+for function in (queries_outside, keys_outside):
+    report = metered(function, query, key, value)
+    counts = report.loaded_bytes, report.stored_bytes
+    hidden = function is keys_outside and ... in predictions
+    loaded, stored = ("?", "?") if hidden else (f"{count:,} B" for count in counts)
+    print(f"{function.__name__:15} {loaded:>13} {stored:>13} {math.prod(report.launches[0].grid):>10}")
+if hidden:
+    print("Predict both, and run the cell again to see the count.")
+else:
+    loaded, stored = predictions
+    print(f"{'you predicted':15} {loaded:>11,.0f} B {stored:>11,.0f} B", "  right" if predictions == counts else "")
 
 # %% [markdown]
 # <details><summary>The formula</summary>
