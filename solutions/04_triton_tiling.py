@@ -566,7 +566,7 @@ print(f"tiles: {tiles * (tiles + 1) // 2} of {tiles * tiles}, {(tiles + 1) / (2 
 
 # %% [markdown]
 # The bytes shrink less than the tiles, because queries and outputs cross once either way. Both ratios are above one
-# half, because diagonal tiles are computed whole. With 8192 tokens they are 0.51 and 0.50.
+# half, because diagonal tiles are computed whole. With 8192 tokens the ratios are 0.51 and 0.50.
 
 # %% [markdown]
 # ## Ragged edges
@@ -1025,14 +1025,14 @@ compiled = compile_many([
      "arch": 80, "num_warps": 4, "num_stages": 2}
     for switches in VARIANTS.values()
 ])
-print(f"{'instructions per thread and step':34}" + "".join(f"{name:>14}" for name in OPERATIONS))
+print(f"{'per thread and step':23}" + "".join(f"{name:>13}" for name in OPERATIONS))
 for name, view in zip(VARIANTS, compiled):
     body = loop_body(view.ptx)
-    print(f"{name:34}" + "".join(f"{len(re.findall(word + FLOAT32, body)):>14}" for word in OPERATIONS.values()))
+    print(f"{name:23}" + "".join(f"{len(re.findall(word + FLOAT32, body)):>13}" for word in OPERATIONS.values()))
 if on_gpu:
     trial = [torch.randn(32, 4096, 64, device=device, dtype=torch.float16) for _ in range(3)]
     for name, switches in VARIANTS.items():
-        print(f"{name:34} {measure(partial(queries_outside, *trial, 64, 64, *switches), seconds=0.2)}")
+        print(f"{name:23} {measure(partial(queries_outside, *trial, 64, 64, *switches), seconds=0.2)}")
 
 # %% [markdown]
 # Each of 128 threads has 32 of the 64 × 64 scores, so 32 instructions are one for each score. The other two belong to
@@ -1193,8 +1193,8 @@ best_fast = check("4.7", fast_attention).best
 # %% [markdown]
 # ## Predicted against measured
 #
-# On a GPU the next cell measures your kernel of 4.7 beside naive attention and PyTorch's. Without one it measures the
-# CPU's two versions. **Predict** how each rate changes when the length grows.
+# On a GPU the next cell measures your kernel of 4.7 (or the course's) beside naive attention and PyTorch's. Without
+# one it measures the CPU's two versions. **Predict** how each rate changes when the length grows.
 
 # %%
 def attention_rates(lengths, implementations, heads, head_dim, dtype):
