@@ -155,8 +155,8 @@ for tiles in ((300, 300), (64, 32), (17, 101), (1, 1)):
 #
 # $$\text{bytes} = b \cdot H \cdot \left( 2 N_q D + 2 N_k D \left\lceil \frac{N_q}{B_M} \right\rceil \right)$$
 #
-# In the question's layer, with 128 queries in a tile, that is 8.7 GB, and nearly all of it is the second term. Only
-# $B_M$ can make it smaller. The number of keys in a tile does not matter for the bytes. So the rule is: **as many
+# In the question's layer, with 128 queries in a tile, that is 8.7 GB, and nearly all of it is the second term. Only a
+# larger $B_M$ makes it smaller. The number of keys in a tile does not matter for the bytes. So the rule is: **as many
 # queries as fit, then as many keys as there is room for.**
 #
 # That is still half of what naive attention moves, but most of it does not come from HBM. The keys and values of a
@@ -477,8 +477,8 @@ tile_stepper(query_length=768, key_length=768, head_dim=64, query_rows=128, key_
 # 1. The loop ends after the last key that any query of this program sees.
 # 2. The scale is `scale_log2`, and both exponentials are `tl.exp2`.
 # 3. Hidden scores become $-\infty$ before the maximum is taken.
-# 4. With more queries than keys, the first queries see no key and their sum stays 0. Their output must be 0, but 0 /
-#    0 is NaN.
+# 4. With more queries than keys, the first queries see no key and their sum stays 0. Their output must be 0, but
+#    $0 / 0$ is NaN.
 
 # %%
 # Exercise 4.4 · A causal kernel that skips tiles
@@ -710,7 +710,7 @@ best_ragged = check("4.5", flash_attention_ragged).best
 # So training keeps 4 bytes for each query. Chapter 08 merges the results of several programs by the same number.
 #
 # **Exercise 4.6.** The cell holds the kernel of 4.5. Only the log-sum-exp is missing. Mind that your running maximum
-# is in base 2. One new word: `tl.log2(8.0)` is 3.
+# is in base 2. One new word: `tl.log2(total)` is the logarithm to the base 2, so 8 becomes 3.
 
 # %%
 # Exercise 4.6 · The log-sum-exp as a second output
@@ -834,9 +834,10 @@ views
 
 # %% [markdown]
 # - **T4.** Triton emits no matrix instructions for it, and the products need more registers than there are. Over a
-#   thousand bytes of each thread are *spilled*: written to memory and read back in every step. The kernel is slow.
+#   thousand bytes of each thread are *spilled*: written to memory and read back in every step. The kernel is right
+#   but slow.
 # - **A100.** `mma.sync` lets one warp multiply small matrices from its registers. `cp.async` copies the next tiles
-#   into shared memory in the meantime. The pair in use has left for the registers, so this is your formula with one
+#   into shared memory in the meantime. The pair in use is in the registers by then, so this is your formula with one
 #   stage.
 # - **H100.** `wgmma` lets four warps multiply 64 rows or more together, directly from shared memory. Your formula
 #   should be right to the byte, or nearly.
@@ -887,9 +888,9 @@ if on_gpu:
 #
 # ### 1 · Which loop is outside? You predict
 #
-# The first paper loads a tile of K and V once and walks over all queries. But every tile of *output*, with its
-# maximum and sum, is then loaded and stored in every step, because the next tile of keys continues it. Here is that
-# kernel, with one program for each head:
+# The first paper's kernel loads a tile of K and V once and walks over all queries. But every tile of *output*, with
+# its maximum and sum, is then loaded and stored in every step, because the next tile of keys continues it. Here is
+# that kernel, with one program for each head:
 
 # %%
 @triton.jit
@@ -972,8 +973,8 @@ else:
 #
 # </details>
 #
-# With keys outside, 2.25 times as many bytes move. With queries outside, what is loaded repeatedly never changes, and
-# the running values stay in registers.
+# With keys outside, 2.25 times as many bytes move. With queries outside, only K and V are loaded repeatedly, and
+# nothing is stored before its row is finished.
 #
 # ### 2 · Parallel over the sequence
 #
@@ -1056,13 +1057,13 @@ for view in views[1:]:
 #
 # Now beat PyTorch's FlashAttention-2 backend, written in CUDA: 16 heads, 4096 tokens, dimension 128, bfloat16. On
 # Hopper you need 1.1 times its speed, because it was written for Ampere's `mma.sync` and Triton gives you `wgmma`.
-# Elsewhere 0.8 times is enough, and on a T4 right numbers are. Without a GPU the check says what it needs.
+# Elsewhere 0.8 times is enough. On a T4 only the numbers must be right. Without a GPU the check says what it needs.
 #
 # A fast kernel spills nothing, uses `wgmma` where it exists, has no masks in its main loop, and takes one
 # multiply-add and one `exp2` for each score.
 #
 # **Exercise 4.7.** Three parts are left out: the step for one tile, the two loops around it, and the tiles' sizes.
-# You may change all the rest. One thing is new: a `@triton.jit` function can call another and get several tiles back.
+# You may change the rest too. One thing is new: a `@triton.jit` function can call another and get several tiles back.
 
 # %%
 # Exercise 4.7 · Beat FlashAttention-2
