@@ -1,15 +1,17 @@
 # %% [markdown]
 # # 04 · Tiles: attention that stays on the chip
 #
-# **The question.** Chapter 02's layer has 8192 tokens and 32 heads of dimension 128. Its three passes move 17.4 GB,
-# and on an H100 at 3.35 TB/s that alone takes 5.2 ms. FlashAttention-3 runs attention there at up to 740 TFLOP/s
-# ([arXiv 2407.08608](https://arxiv.org/abs/2407.08608)), which makes 1.5 ms for the same layer. It does not skip a
-# single multiplication: its 1.1 TFLOP are the same, and it takes some exponentials more. Where did 3.7 ms go?
+# **The question.** Naive attention moves 17.4 GB for chapter 02's layer of 8192 tokens and 32 heads of dimension 128.
+# On an H100 with 3.35 TB/s that takes 5.2 ms. The layer's arithmetic is 1.1 TFLOP, and FlashAttention-3 reaches up to
+# 740 TFLOP/s on the same card ([arXiv 2407.08608](https://arxiv.org/abs/2407.08608)), which makes 1.5 ms. It does not
+# skip a single multiplication, and it even computes a few more exponentials. So how does it save 3.7 ms?
 #
-# Chapter 03 gave you the algebra: a row's softmax can be finished before its end is known, as long as what has been
-# added up is rescaled when the maximum grows. This chapter gives it a schedule. You cut the matrix into tiles that fit
-# on the chip, work out how large they may be, write the kernel, and prove by count that it never writes the scores.
-# Two hours, seven exercises, the last one on a GPU only.
+# In chapter 03 you finished a row's softmax without ever holding the whole row. Here you do that for a *tile* of
+# queries at once. You write the kernel, count that it never writes the scores to memory, and make it take any length.
+#
+# **Time.** Seven exercises, 4 to 6 hours in all. The core path takes at most two hours: exercises 4.1, 4.3, 4.4 and
+# 4.5 and the measurement near the end. Sections whose heading ends in *deeper* can be skipped, but run their cells as
+# they are. Later cells use what they define, and the course's answers stand in for yours. 4.7 needs a GPU.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -30,23 +32,23 @@ device = default_device()
 on_gpu = not interpreting()
 
 # %% [markdown]
-# ## Same FLOPs, other bytes
+# ## Same FLOPs, fewer bytes
 #
-# Before any theory, take the time of both. PyTorch has a tiled attention behind `scaled_dot_product_attention`, on the
-# CPU too. Against it stands the formula as it is printed, in three operations. Both do $4 H N^2 D$ FLOPs. How many
-# times as fast will the tiled one be? Write your guess down, then run the cell.
+# Before any theory, measure the difference. PyTorch's `scaled_dot_product_attention` works on tiles, on a CPU too.
+# The next cell compares it with the formula as it is printed: scores, softmax, product. Both do $4 H N^2 D$ FLOPs.
+# **Predict** how many times as fast the tiled one is.
 
 # %%
 from course_lib.hardware.timing import measure
 
 
 def naive_attention(query, key, value):
-    """Scores, softmax, product: each a matrix or an operation of its own. [..., length, head_dim]."""
+    """Scores, softmax, product, one operation after the other. All tensors are [..., length, head_dim]."""
     scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])  # [..., length, length]
     return torch.softmax(scores, dim=-1) @ value
 
 
-if on_gpu:  # the question's layer where its matrices fit, and a quarter of them elsewhere
+if on_gpu:  # the question's layer if its matrices fit, half the length if not
     heads, length, head_dim, dtype = 32, 8192 if machine().memory_bytes > 30e9 else 4096, 128, torch.float16
 else:
     heads, length, head_dim, dtype = 4, 2048, 64, torch.float32
@@ -66,18 +68,17 @@ del query, key, value
 # %% [markdown]
 # ## Where a tile lives
 #
-# A GPU's multiprocessor (SM) has a memory of its own, *shared memory*, on the same silicon as its arithmetic: 64 KB on
-# a T4, 164 KB on an A100, 228 KB on an H100. On the last two a program may use 1 KB less than the SM has: 166,912 and
-# 232,448 bytes. All SMs of an A100 together read theirs at about 19 TB/s, nine times as fast as HBM. The FlashAttention
-# paper calls it SRAM. Besides, every thread has up to 255 registers of four bytes, and an SM holds 65,536 of them,
-# another 256 KB.
+# Each multiprocessor (*SM* for short) has its own *shared memory* on the chip: 64 KiB on a T4, 164 KiB on an A100,
+# 228 KiB on an H100. Together the SMs of an A100 read theirs nine times as fast as HBM. An SM also has 65,536
+# registers of four bytes, and one thread may use 255 of them.
 #
-# A whole row of scores does not fit there, and a tile does. So hold a tile of queries and stream the keys and values
-# past it, tile after tile. What a query must remember between two tiles is what you computed in chapter 03: a running
-# maximum, a running sum, and an accumulator of $D$ numbers. The scores of a tile are made, used and forgotten.
+# The scores of 128 queries against 8192 keys take 4.2 MB in float32, so they do not fit there. A tile of them does.
+# So a program holds a tile of queries and walks over the keys and values, tile by tile. In between it keeps what you
+# kept in chapter 03: for each query a running maximum, a running sum and an accumulator of $D$ numbers. The scores of
+# a tile are computed, used and dropped.
 #
-# Walk through it. The score matrix is cut into tiles, with Q at its left, K above, V below and O at its right. Orange
-# is on the chip. Watch two things: how little the chip holds at any moment, and how often the same keys are read.
+# The next figure shows this for one head. The score matrix is cut into tiles, with Q at its left, K above, V below
+# and O at its right. Orange is on the chip. Watch how little that is, and how often the same keys are read.
 
 # %%
 from course_lib.figures.attention.tile_stepper import tile_stepper
@@ -87,12 +88,12 @@ tile_stepper(query_length=768, key_length=768, head_dim=64, query_rows=128, key_
 # %% [markdown]
 # ## First in PyTorch
 #
-# The loops come first, without pointers in the way. The outer loop takes a tile of queries, the inner one walks over
-# the keys. The streaming attention of exercise 3.4 is the inner loop for a single query; now it runs for a tile of
-# them, so each running value has one entry for every row.
+# Write the loops in PyTorch first, with slices instead of pointers. The outer loop takes a tile of queries, and the
+# inner loop walks over the keys. The inner loop is your streaming attention of exercise 3.4, but each running value
+# now has an entry for each row of the tile.
 #
-# The check watches the size of every tensor you make. A matrix of all scores is refused, and so is a whole row of
-# tiles.
+# The check watches the size of your tensors. It refuses a matrix of all scores, and also the scores of one tile of
+# queries against *all* keys.
 
 # %%
 # Exercise 4.1 · Tiled attention in PyTorch
@@ -107,7 +108,7 @@ def tiled_attention(query, key, value, query_rows, key_rows):
 
     Returns:
         softmax(query @ key.T / √head_dim) @ value, [query_length, head_dim], float32. No tensor that you make may be
-        larger than the inputs and one query_rows × key_rows tile of scores.
+        larger than the largest of the inputs and one query_rows × key_rows tile of scores.
     """
     # BEGIN SOLUTION
     scale = 1 / math.sqrt(query.shape[1])
@@ -135,8 +136,8 @@ def tiled_attention(query, key, value, query_rows, key_rows):
 best_tiled_attention = check("4.1", tiled_attention).best
 
 # %% [markdown]
-# `best_tiled_attention` is now yours, if it passed. Two runs with other tiles give the same result up to rounding: how
-# the matrix is cut is a matter of speed alone. That freedom is what the rest of the chapter spends.
+# The next cell runs your function (until it passes, the course's) with four different tiles. The results agree up to
+# rounding, so tiles matter for speed alone.
 
 # %%
 query, key, value = (torch.randn(300, 32) for _ in range(3))
@@ -146,37 +147,48 @@ for tiles in ((300, 300), (64, 32), (17, 101), (1, 1)):
     print(f"tiles of {tiles[0]:>3} × {tiles[1]:<3}: largest error {error:.1e}")
 
 # %% [markdown]
-# ## How large may a tile be?
+# ## How many bytes?
 #
-# Count the bytes that all programs ask for. A program reads its $B_M$ queries once, writes as many rows of output, and
-# reads all keys and all values. With $N_q$ queries and $N_k$ keys a head has $\lceil N_q / B_M \rceil$ programs:
+# Count the bytes that the programs ask for. A program reads its $B_M$ queries and writes as many rows of output, once
+# each. It also reads *all* keys and values of its head. With $N_q$ queries, $N_k$ keys and $b$ bytes for each
+# element, a head has $\lceil N_q / B_M \rceil$ programs, so all $H$ heads ask for:
 #
-# $$\text{bytes} = b \cdot H \cdot \left( 2 N_q D + 2 N_k D \left\lceil \frac{N_q}{B_M} \right\rceil \right)
-# \approx \frac{2\, b\, H N_q N_k D}{B_M}$$
+# $$\text{bytes} = b \cdot H \cdot \left( 2 N_q D + 2 N_k D \left\lceil \frac{N_q}{B_M} \right\rceil \right)$$
 #
-# The rows of a tile of queries, $B_M$, divide everything. The rows of a tile of keys do not occur at all: a smaller
-# tile of keys only means more steps. Hence the rule: **as many queries as fit, and keys as room is left.**
+# In the question's layer, with 128 queries in a tile, that is 8.7 GB, and nearly all of it is the second term. Only a
+# larger $B_M$ makes it smaller. The number of keys in a tile does not matter for the bytes. So the rule is: **as many
+# queries as fit, then as many keys as there is room for.**
 #
-# Two things limit the fit. Shared memory holds the tile of queries and the tiles of keys and values; while one pair is
-# in use, the next is on its way, so with $s$ *stages* there are $s$ pairs of them. The registers hold what is
-# computed: the accumulator, $B_M \times D$, and the scores, $B_M \times B_N$, in float32, shared out among the threads
-# of the program (32 for each of its warps). A thread has 255 registers and needs part of them for weights in half
-# precision, pointers and operands. 128 for the two large tiles is a good first guess.
+# That is still half of what naive attention moves, but most of it does not come from HBM. The keys and values of a
+# head are 4 MB, and its 64 programs read them at about the same time. So the L2 cache (50 MB on an H100) answers all
+# but the first, and HBM delivers little more than the distinct bytes, 268 MB. Naive attention's matrix of 4.3 GB fits
+# into no L2 cache.
+#
+# ## How large may a tile be? · deeper
+#
+# Two things limit a tile. *Shared memory* holds the tile of queries and the tiles of keys and values. While the
+# program computes with one pair of those, the next pairs are on their way. With $s$ *stages* there is room for $s$
+# pairs.
+#
+# The *registers* hold the accumulator, $B_M \times D$, and the scores, $B_M \times B_N$, where $B_N$ is the number of
+# keys in a tile. Both are float32 and divided among the program's threads, 32 for each warp. A thread needs registers
+# for other things too, so we allow these two 128 of its 255. For example, 64 × 64 scores with $D = 64$ and 128
+# threads take $64 \cdot (64 + 64) / 128 = 64$ registers.
 
 # %%
 # Exercise 4.2 · Tiles within a budget
 def shared_memory(query_rows, key_rows, head_dim, item_bytes, stages):
-    """Bytes of shared memory that a program fills: its tile of queries, and `stages` tiles each of keys and values."""
+    """Bytes of shared memory for one tile of queries, and for `stages` tiles of keys and as many of values."""
     # BEGIN SOLUTION
     return (query_rows + 2 * stages * key_rows) * head_dim * item_bytes
     # END SOLUTION
 
 
 def traffic(heads, query_length, key_length, head_dim, item_bytes, query_rows):
-    """Bytes that all programs load and store together, one program for each tile of `query_rows` queries of a head.
+    """Bytes that all programs load and store together. Each tile of `query_rows` queries of a head has one program.
 
-    A program reads its queries and writes its output once, and reads all keys and values of its head. The last tile of
-    queries may be partly empty; rows that don't exist are not moved.
+    A program reads its queries and writes its output once, and it reads all keys and values of its head. The last tile
+    of queries may be partly empty; rows that do not exist are not moved.
     """
     # BEGIN SOLUTION
     query_tiles = -(-query_length // query_rows)
@@ -188,10 +200,10 @@ def traffic(heads, query_length, key_length, head_dim, item_bytes, query_rows):
 def choose_tiles(head_dim, item_bytes, shared_memory_bytes, threads):
     """The tiles (query_rows, key_rows) that move the fewest bytes and fit.
 
-    Both are taken from 16, 32, 64, 128 and 256. They fit when, with 2 stages, their shared memory is at most
-    `shared_memory_bytes`, and when the accumulator and the scores, query_rows · (head_dim + key_rows) float32 values,
-    take at most 128 registers of each of the program's `threads`. The largest query_rows that fits wins, and with it
-    the largest key_rows. Returns None when nothing fits.
+    Both are 16, 32, 64, 128 or 256. A pair fits if two limits hold. With 2 stages it takes at most
+    `shared_memory_bytes` of shared memory. And the accumulator and the scores, query_rows · (head_dim + key_rows)
+    float32 values, take at most 128 registers of each of the program's `threads`. Choose the largest query_rows that
+    fits, and with it the largest key_rows. Returns None when nothing fits.
     """
     # BEGIN SOLUTION
     sizes = (16, 32, 64, 128, 256)
@@ -209,15 +221,15 @@ def choose_tiles(head_dim, item_bytes, shared_memory_bytes, threads):
 best_shared_memory, best_traffic, best_choose_tiles = check("4.2", shared_memory, traffic, choose_tiles).best
 
 # %% [markdown]
-# Now ask it about real chips. The last columns say what the chosen tile does to the question's layer: the bytes that
-# all programs ask for, beside the $4 N^2$ elements of naive attention's matrix.
+# The next cell chooses tiles for real chips. The last two columns show the question's layer: the bytes that the
+# programs ask for, and how many times as much naive attention's matrix moves.
 
 # %%
 from course_lib.hardware.compiler.architectures import ARCHITECTURES
 
 matrix_bytes = 32 * 4 * 8192**2 * 2
 print(f"{'':18}{'shared':>9}  {'head dim':>8}  {'threads':>7}  {'tiles':>10}  {'asked for':>9}"
-      f"   naive matrix {format_bytes(matrix_bytes)}")
+      f"   naive attention's matrix moves {format_bytes(matrix_bytes)}")
 for arch in (75, 80, 89, 90):
     limits = ARCHITECTURES[arch]
     for head_dim_here, threads in ((64, 128), (128, 256)):
@@ -227,15 +239,9 @@ for arch in (75, 80, 89, 90):
               f"{tiles[0]:>4} × {tiles[1]:<3}  {format_bytes(asked):>9}   {matrix_bytes / asked:.1f} times as much")
 
 # %% [markdown]
-# Look at those ratios: a factor of two to four, not of sixty. With $D = 128$ and 128 queries to a tile, the programs
-# together ask for half of what naive attention moves. Still they run far more than twice as fast, for *asked for* is
-# not *moved from HBM*. Each head's keys and values are 4 MB here, 64 programs read the same ones at about
-# the same time, and the L2 cache (50 MB on an H100) answers all but the first. From HBM come little more than the
-# distinct bytes, 268 MB. Naive attention's matrix is 4.3 GB: no L2 helps there.
-#
-# That gives three floors for a tiled kernel, and the highest one counts: FLOPs over the matrix rate, bytes asked for
-# over the bandwidth of the L2, distinct bytes over that of HBM. On a GPU the next cell fills them in from your own
-# ceilings. On a CPU arithmetic is the highest floor by far.
+# The kernel needs at least the longest of three times: FLOPs at the matrix rate, the bytes asked for at the L2
+# cache's bandwidth, the distinct bytes at HBM's. Here they are for your machine. On a CPU the arithmetic takes
+# longest by far.
 
 # %%
 from course_lib.hardware.ceilings.measured import ceilings
@@ -248,31 +254,28 @@ floors = {
     "naive: the matrix, four times": matrix_bytes / roof.memory_bandwidth,
 }
 if roof.l2_bandwidth:
-    floors["asked of the L2, 128 queries a tile"] = best_traffic(32, 8192, 8192, 128, 2, 128) / roof.l2_bandwidth
+    floors["asked for, at the L2 cache's rate"] = best_traffic(32, 8192, 8192, 128, 2, 128) / roof.l2_bandwidth
 for name, seconds in sorted(floors.items(), key=lambda item: item[1]):
     print(f"{name:36} {format_seconds(seconds):>9}")
 
 # %% [markdown]
 # ## Now in Triton
 #
-# A Triton program is written for a tile, not for a thread. Four things turn the PyTorch version into a kernel:
+# The outer loop becomes the grid: each tile of queries of each head gets a program. `tl.program_id(0)` is the number
+# of the tile, and `tl.program_id(1)` that of the head. Pointers and `tl.dot` work as in chapter 02, and
+# `input_precision="ieee"` again keeps float32 inputs whole. The running values are float32, whatever the inputs are.
+# Only the weights are cast, for the second product, because both operands of `tl.dot` must have the same type.
 #
-# **Programs.** The outer loop disappears. Each tile of queries becomes a program, and each head too: a grid of (tiles,
-# heads). `tl.program_id(0)` says which tile is mine, `tl.program_id(1)` which head.
+# | in the kernel | what it gives |
+# |---|---|
+# | `tl.full([BLOCK_M], float("-inf"), tl.float32)` | a block with the same number everywhere |
+# | `tl.trans(key_tile)` | rows and columns exchanged: [BLOCK_N, HEAD_DIM] becomes [HEAD_DIM, BLOCK_N] |
+# | `tl.max(scores, axis=1)`, `tl.sum(weights, axis=1)` | one number for each row, [BLOCK_M] |
+# | `tl.maximum(a, b)`, `tl.exp(a)` | element by element, as in PyTorch |
+# | `output_pointer.dtype.element_ty` | the type of what a pointer points to, for `.to(…)` |
 #
-# **Pointer arithmetic.** There is no slicing. A tile's addresses are computed: row $i$ and column $j$ of a matrix lie
-# at `pointer + i * row_stride + j`. With `rows[:, None]` of shape [BLOCK_M, 1] and `columns[None, :]` of shape [1,
-# HEAD_DIM] one expression makes all BLOCK_M × HEAD_DIM addresses.
-#
-# **Products.** `tl.dot(a, b)` multiplies two tiles on the matrix units, with sums in float32. The keys are loaded as
-# [BLOCK_N, HEAD_DIM] and turned by `tl.trans`. For float32 inputs `input_precision="ieee"` keeps all 24 bits; by
-# default Triton takes tf32, which keeps 11.
-#
-# **Types.** The running values are float32, whatever the inputs are. Only for the second product the weights are cast
-# to the values' type, since both operands of `tl.dot` must agree.
-#
-# The head of the kernel is written: it loads the tile of queries. You write the loop and the store. Lengths are
-# multiples of 64 here, so that no mask is needed yet. Nothing reaches the output but a query's finished row.
+# **Exercise 4.3.** The kernel's first part is written. You write the loop and the store. All lengths are multiples of
+# 64 here, so you need no mask.
 
 # %%
 # Exercise 4.3 · The forward kernel, without a mask
@@ -325,8 +328,9 @@ def flash_attention_full(query, key, value):
             own.
 
     Returns:
-        [heads, query_length, head_dim], in query's dtype. One launch computes it, and no tensor larger than the inputs
-        is made. The kernel may move no more bytes than `traffic` says for tiles of 64 queries.
+        [heads, query_length, head_dim], in query's dtype. One launch computes it, and you make no tensor larger than
+        the inputs. The kernel may move no more bytes than the formula above (`traffic` in 4.2) says for tiles of 64
+        queries.
     """
     # Set `grid` = (tiles of 64 queries, heads).
     # BEGIN SOLUTION
@@ -343,14 +347,13 @@ def flash_attention_full(query, key, value):
 best_attention = check("4.3", flash_attention_full).best
 
 # %% [markdown]
-# Stuck on what a message means? Every check can tell a missing rescale from a missing maximum, because each leaves its
-# own mark on the result. `hint("4.3")` goes from a nudge to nearly the answer.
+# If you are stuck, `hint("4.3")` helps, from a nudge to nearly the answer.
 #
 # ## Proof by counting
 #
-# Does it really never write the scores? The meter counted every byte while the check ran. Here it counts again, for
-# your kernel, beside the formula that you wrote in 4.2. `metered` runs the kernel in the interpreter, on a machine
-# with a GPU too, in a process of its own. What will stand in the column *stored*?
+# Does the kernel really never write the scores? The next cell counts all bytes that it loads and stores, and compares
+# them with the formula. (`metered` uses the interpreter, on a machine with a GPU too.) **Predict:** what will stand
+# in the column *stored*?
 
 # %%
 from course_lib.hardware.meter.metered import metered
@@ -361,23 +364,20 @@ report = metered(best_attention, query, key, value)
 predicted = best_traffic(heads, length, length, head_dim, 2, query_rows=64)
 scores = 4 * heads * length * length * 2
 print(f"formula {predicted:,} bytes, counted {report.total_bytes:,}: {report.total_bytes / predicted:.3f}")
-print(f"naive attention would move {scores:,} bytes of scores and probabilities besides its inputs and output")
+print(f"naive attention would move another {scores:,} bytes for its scores and probabilities")
 report
 
 # %% [markdown]
-# The output is written once and nothing else is. Queries are read once; keys and values 384 / 64 = 6 times, once for
-# each program of their head.
+# Only the output was stored. The queries were loaded once, and the keys and values 384 / 64 = 6 times, once by each
+# program of their head.
 #
-# ## IO complexity
+# ## Twice the memory, half the bytes · deeper
 #
-# The paper states it as a theorem ([arXiv 2205.14135](https://arxiv.org/abs/2205.14135)): with $M$ elements of fast
-# memory, tiled attention moves $\Theta(N^2 D^2 / M)$ elements where naive attention moves $\Theta(N D + N^2)$, and no
-# exact algorithm does better for all $M$. Your formula says the same: bytes go with $N^2 D / B_M$, and the tile of
-# queries that fits is $B_M \propto M / D$ rows. Twice the memory, half the bytes.
-#
-# Let the meter judge that claim. The next kernel is the one you wrote with two switches more, which a later section
-# needs. Its tile of queries goes from 16 to 128 rows at a fixed length of 512; the queries and their accumulator take
-# from 6 to 49 kB of chip. Predict the last line before you run it.
+# With $M$ elements of fast memory, tiled attention moves $\Theta(N^2 D^2 / M)$ elements, and no exact algorithm can
+# do better for every $M$ ([arXiv 2205.14135](https://arxiv.org/abs/2205.14135)). Your formula agrees: its large term
+# grows with $N^2 D / B_M$, and $B_M$ queries take memory in proportion to $B_M D$. Test it with the meter. The next
+# kernel is yours with two switches, which a later section needs. Its tiles grow from 16 to 128 queries. **Predict**
+# the last line.
 
 # %%
 @triton.jit
@@ -405,7 +405,7 @@ def queries_outside_kernel(
             weights = tl.exp(scores - new_max[:, None])  # [BLOCK_M, BLOCK_N]
             rescale = tl.exp(running_max - new_max)  # [BLOCK_M]
         else:
-            scale_log2 = scale * 1.4426950408889634  # log2 e rides along in the scale
+            scale_log2 = scale * 1.4426950408889634  # log2 e goes into the scale
             new_max = tl.maximum(running_max, tl.max(scores, axis=1) * scale_log2)
             weights = tl.exp2(scores * scale_log2 - new_max[:, None])
             rescale = tl.exp2(running_max - new_max)
@@ -437,36 +437,48 @@ def queries_outside(query, key, value, query_rows=64, key_rows=64, divide_every_
 
 # %%
 query, key, value = (torch.randn(1, 512, 64, dtype=torch.float16) for _ in range(3))
-print("queries a tile   on the chip     formula     counted   counted / formula")
+print("queries in a tile   on the chip     formula     counted   counted / formula")
 for query_rows in (16, 32, 64, 128):
     counted = metered(queries_outside, query, key, value, query_rows, 128).total_bytes
     predicted = best_traffic(1, 512, 512, 64, 2, query_rows)
     on_chip = query_rows * 64 * (2 + 4)  # the queries in float16, the accumulator in float32
-    print(f"{query_rows:>14}   {format_bytes(on_chip):>11} {predicted:>11,} {counted:>11,} "
+    print(f"{query_rows:>17}   {format_bytes(on_chip):>11} {predicted:>11,} {counted:>11,} "
           f"{counted / predicted:>19.3f}")
 
 # %% [markdown]
 # ## Causal: half of the tiles are never touched
 #
-# A causal query sees the keys up to its own position. When the lengths differ, as in the second half of a prompt, the
-# two are aligned at the end: the last query stands at the last key, and query $i$ at position $i + N_k - N_q$.
+# A causal query sees the keys up to its own position. The last query stands at the last key, as in chapter 02, so
+# query $i$ has the position $i + N_k - N_q$.
 #
-# Masking a score with $-\infty$ costs as much as computing it. The gain is in what is not computed: of the tiles above
-# the diagonal every score is hidden, so the loop ends before them. For a long sequence that is half of the FLOPs and
-# half of the bytes. Only tiles on the diagonal need the mask at all. Step through it once more, and count the hatched
-# tiles.
+# A hidden score costs as much to compute as any other, so a mask alone saves no time. But in the tiles above the
+# diagonal *every* score is hidden, so the loop over the keys can end before them. For a long sequence that saves half
+# of the FLOPs and half of the bytes. Only tiles on the diagonal still need the mask. In the next figure the skipped
+# tiles are hatched, 15 of 36.
 
 # %%
 tile_stepper(query_length=768, key_length=768, head_dim=64, query_rows=128, key_rows=128, item_bytes=2, causal=True)
 
 # %% [markdown]
-# The GPU has no instruction for $e^x$, it has one for $2^x$, `ex2`. `tl.exp(x)` is therefore `tl.exp2(x * 1.4427)`:
-# one multiplication for each score. But the scores are multiplied by the scale anyway. So fold $\log_2 e$ into the
-# scale once, on the host, and use `tl.exp2`; then maximum and exponent are in units of $\log 2$, and the weights are
-# the same as before. The launcher of the next exercise passes `scale_log2`.
+# A GPU has an instruction for $2^x$ and none for $e^x$. So `tl.exp(x)` becomes `tl.exp2(x * 1.4427)`, one more
+# multiplication for each score. Each score is multiplied by the scale anyway. So the next launcher puts
+# $\log_2 e = 1.4427$ into the scale and passes `scale_log2`; for $D = 64$ it is $1.4427 / 8 = 0.180$. With `tl.exp2`
+# throughout, the weights are the same as before.
 #
-# Mind the programs that have nothing to do. With more queries than keys the first queries see no key at all; their
-# output is zero by definition, and $0/0$ is not zero.
+# | in the kernel | what it gives |
+# |---|---|
+# | `tl.exp2(scores)` | 2 to the power of each element: 3 becomes 8 |
+# | `tl.minimum(key_length, 128)` | the smaller of two numbers |
+# | `for first_key in range(0, end, BLOCK_N):` | `end` may be computed; if it is 0 or less, there is no step |
+# | `tl.where(a[None, :] <= b[:, None], tile, 0.0)` | the tile where the condition holds, 0 elsewhere |
+#
+# **Exercise 4.4.** Copy your loop and store from 4.3 and change four things:
+#
+# 1. The loop ends after the last key that any query of this program sees.
+# 2. The scale is `scale_log2`, and both exponentials are `tl.exp2`.
+# 3. Hidden scores become $-\infty$ before the maximum is taken.
+# 4. With more queries than keys, the first queries see no key and their sum stays 0. Their output must be 0, but
+#    $0 / 0$ is NaN.
 
 # %%
 # Exercise 4.4 · A causal kernel that skips tiles
@@ -481,15 +493,16 @@ def causal_kernel(
     """One program: BLOCK_M queries of one head, against the keys up to the one that its last query stands at."""
     head = tl.program_id(1).to(tl.int64)
     first_query = tl.program_id(0) * BLOCK_M
-    # BEGIN SOLUTION
     rows = first_query + tl.arange(0, BLOCK_M)  # [BLOCK_M]
     columns = tl.arange(0, HEAD_DIM)  # [HEAD_DIM]
-    positions = rows + key_length - query_length  # [BLOCK_M], counted along the keys
     query_offsets = rows[:, None] * query_stride + columns[None, :]
     query = tl.load(query_pointer + head * query_head_stride + query_offsets)  # [BLOCK_M, HEAD_DIM]
     running_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     running_sum = tl.zeros([BLOCK_M], tl.float32)
     accumulator = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
+    # Your loop and store of 4.3, with four changes.
+    # BEGIN SOLUTION
+    positions = rows + key_length - query_length  # [BLOCK_M], counted along the keys
     end = tl.minimum(key_length, first_query + BLOCK_M + key_length - query_length)  # none of these queries sees more
     for first_key in range(0, end, BLOCK_N):
         keys = first_key + tl.arange(0, BLOCK_N)  # [BLOCK_N]
@@ -524,9 +537,9 @@ def flash_attention_causal(query, key, value):
 
     Returns:
         [heads, query_length, head_dim], in query's dtype. The last query stands at the last key: query i sees the keys
-        0 to i + key_length - query_length. A query that sees none has an output of zeros. One launch computes it, and
-        no tensor larger than the inputs is made. It moves no more bytes than tiles of 64 queries need, which read the
-        keys up to the last one that they see.
+        0 to i + key_length - query_length. The output of a query that sees no key is zeros. One launch computes it, and
+        you make no tensor larger than the inputs. The kernel may move no more bytes than tiles of 64 queries need if
+        each reads the keys up to the last one that it sees.
     """
     # Set `grid` = (tiles of 64 queries, heads).
     # BEGIN SOLUTION
@@ -547,36 +560,42 @@ best_causal = check("4.4", flash_attention_causal).best
 heads, length, head_dim = 1, 512, 32
 query, key, value = (torch.randn(heads, length, head_dim) for _ in range(3))
 full, causal = (metered(function, query, key, value).total_bytes for function in (best_attention, best_causal))
-print(f"full {full:,} bytes, causal {causal:,}: {causal / full:.2f}")
+print(f"bytes: {causal:,} of {full:,}, {causal / full:.2f}")
 tiles = length // 64
-print(f"tiles computed: {tiles * (tiles + 1) // 2} of {tiles * tiles}, {(tiles + 1) / (2 * tiles):.2f}")
+print(f"tiles: {tiles * (tiles + 1) // 2} of {tiles * tiles}, {(tiles + 1) / (2 * tiles):.2f}")
 
 # %% [markdown]
-# The bytes fall less than the tiles because queries and outputs cross once either way, and both ratios stay above a
-# half because the tiles on the diagonal are computed whole. With 8192 tokens the ratio is
-# 0.50 for the tiles and 0.51 for the bytes.
+# The bytes shrink less than the tiles, because queries and outputs cross once either way. Both ratios are above one
+# half, because diagonal tiles are computed whole. With 8192 tokens the ratios are 0.51 and 0.50.
 
 # %% [markdown]
 # ## Ragged edges
 #
-# Lengths come from text, not from powers of two. Three edges get a mask, and each for a reason of its own:
+# A text can have any length, so the last tile may reach past the end. Each of the three edges needs a mask:
 #
-# | edge | load | what else |
-# |---|---|---|
-# | queries past the end | masked, zeros | their rows are computed in vain and must not be stored |
-# | keys past the end | masked, zeros | **their scores must be $-\infty$**: a key of zeros scores 0, and $e^0$ counts |
-# | columns past the head dimension | masked, zeros | nothing: zeros add nothing to a dot product |
+# | edge | loaded as zeros, and then |
+# |---|---|
+# | queries past the end | not stored |
+# | keys past the end | **their scores must become $-\infty$**: a key of zeros has the score 0, and $e^0 = 1$ |
+# | columns past the head dimension | not stored; zeros add nothing to a score |
 #
-# A tile must have a power of two of columns, at least 16 for `tl.dot`. A head dimension of 80 is computed as one of
-# 128, with 48 columns of zeros: correct, and 37 % of the arithmetic thrown away.
+# A tile's sides are powers of two. So a head dimension of 80 is computed as 128, and three eighths of the arithmetic
+# are wasted.
 #
-# One thing more. Under a causal mask with more queries than keys, the first queries see no key at all. In 4.4 the
-# lengths were multiples of the tile, so these queries had tiles to themselves, and the loops of those programs made no
-# step. Here one tile can hold queries of both kinds. The maximum of a query that sees nothing then stays $-\infty$, and
-# $-\infty - (-\infty)$ is NaN. Measure such a row from 0 instead. (A query that sees any key sees key 0, so its maximum
-# is finite from the first tile on.)
+# There is one more trap. In 4.4, queries without any key filled whole tiles, whose loop made no step. Now they can
+# share a tile with others. The maximum of such a query stays $-\infty$, and $-\infty - (-\infty)$ is NaN. Subtract 0
+# instead of the maximum in its row. (A query that sees any key sees key 0, so its maximum is finite after the first
+# tile.)
 #
-# From here on the kernel is all yours.
+# | in the code | what it gives |
+# |---|---|
+# | `(rows < 100)[:, None] & (columns < 80)[None, :]` | a mask for a tile; write `&` with brackets, not `and` |
+# | `tl.store(pointers, tile, mask=mask)` | stores only where the mask is true |
+# | `if CAUSAL:` | decided when the kernel is compiled, because `CAUSAL` is a `tl.constexpr` |
+# | `triton.next_power_of_2(80)`, `triton.cdiv(100, 64)` | in the launcher: 128, and 2 (division rounded up) |
+#
+# **Exercise 4.5.** The loop of 4.4 is in the cell, with six numbered gaps where an edge matters. Fill them in, and
+# choose the tile's width and the grid in the launcher.
 
 # %%
 # Exercise 4.5 · Any length, any head dimension
@@ -589,15 +608,17 @@ def ragged_kernel(
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
 ):
     """One program: BLOCK_M queries of one head. Rows past a length and columns past head_dim are never touched."""
-    # BEGIN SOLUTION
     head = tl.program_id(1).to(tl.int64)
     first_query = tl.program_id(0) * BLOCK_M
     rows = first_query + tl.arange(0, BLOCK_M)  # [BLOCK_M]
     columns = tl.arange(0, BLOCK_D)  # [BLOCK_D]
     positions = rows + key_length - query_length  # [BLOCK_M]
+    # 1. Load the queries into `query`, [BLOCK_M, BLOCK_D]. Zeros for what does not exist.
+    # BEGIN SOLUTION
     inside = (rows < query_length)[:, None] & (columns < head_dim)[None, :]  # [BLOCK_M, BLOCK_D]
     query_offsets = rows[:, None] * query_stride + columns[None, :]
     query = tl.load(query_pointer + head * query_head_stride + query_offsets, mask=inside, other=0.0)
+    # END SOLUTION
     running_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     running_sum = tl.zeros([BLOCK_M], tl.float32)
     accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -606,27 +627,41 @@ def ragged_kernel(
         end = tl.minimum(key_length, first_query + BLOCK_M + key_length - query_length)
     for first_key in range(0, end, BLOCK_N):
         keys = first_key + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+        # 2. Load the keys into `key_tile`, [BLOCK_N, BLOCK_D].
+        # BEGIN SOLUTION
         present = (keys < key_length)[:, None] & (columns < head_dim)[None, :]  # [BLOCK_N, BLOCK_D]
         key_offsets = keys[:, None] * key_stride + columns[None, :]
         key_tile = tl.load(key_pointer + head * key_head_stride + key_offsets, mask=present, other=0.0)
+        # END SOLUTION
         scores = tl.dot(query, tl.trans(key_tile), input_precision="ieee") * scale_log2  # [BLOCK_M, BLOCK_N]
+        # 3. Which scores count? The others become -inf.
+        # BEGIN SOLUTION
         visible = (keys < key_length)[None, :]
         if CAUSAL:
             visible = visible & (keys[None, :] <= positions[:, None])
         scores = tl.where(visible, scores, float("-inf"))
+        # END SOLUTION
         new_max = tl.maximum(running_max, tl.max(scores, axis=1))  # [BLOCK_M]
-        # A row that has seen no key yet is measured from 0: -inf - -inf would be NaN.
+        # 4. `weights`, [BLOCK_M, BLOCK_N], and `rescale`, [BLOCK_M]. new_max is -inf where a row has seen no key.
+        # BEGIN SOLUTION
+        # Such a row subtracts 0, because -inf - -inf would be NaN.
         reference_max = tl.where(new_max == float("-inf"), 0.0, new_max)
         weights = tl.exp2(scores - reference_max[:, None])  # [BLOCK_M, BLOCK_N]
         rescale = tl.exp2(running_max - reference_max)  # [BLOCK_M]
+        # END SOLUTION
         running_sum = running_sum * rescale + tl.sum(weights, axis=1)
+        # 5. Load the values into `value_tile`, [BLOCK_N, BLOCK_D].
+        # BEGIN SOLUTION
         value_offsets = keys[:, None] * value_stride + columns[None, :]
         value_tile = tl.load(value_pointer + head * value_head_stride + value_offsets, mask=present, other=0.0)
+        # END SOLUTION
         product = tl.dot(weights.to(value_tile.dtype), value_tile, input_precision="ieee")
         accumulator = accumulator * rescale[:, None] + product  # [BLOCK_M, BLOCK_D]
         running_max = new_max
     total = tl.where(running_sum == 0.0, 1.0, running_sum)
     output = (accumulator / total[:, None]).to(output_pointer.dtype.element_ty)
+    # 6. Store what exists of `output`.
+    # BEGIN SOLUTION
     output_offsets = rows[:, None] * output_stride + columns[None, :]
     tl.store(output_pointer + head * output_head_stride + output_offsets, output, mask=inside)
     # END SOLUTION
@@ -643,32 +678,39 @@ def flash_attention_ragged(query, key, value, causal):
 
     Returns:
         [heads, query_length, head_dim], in query's dtype; zeros for a query that sees no key. One launch computes it,
-        and no tensor larger than the inputs is made. It moves at most 1.3 times the bytes that tiles of 64 queries
-        need.
+        and you make no tensor larger than the inputs. The kernel moves at most 1.3 times the bytes that tiles of 64
+        queries need.
     """
-    # BEGIN SOLUTION
     heads, query_length, head_dim = query.shape
     key_length = key.shape[1]
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    # The width of a tile, `block_d`, and the `grid`.
+    # BEGIN SOLUTION
     block_d = max(16, triton.next_power_of_2(head_dim))
-    ragged_kernel[(triton.cdiv(query_length, 64), heads)](
+    grid = (triton.cdiv(query_length, 64), heads)
+    # END SOLUTION
+    ragged_kernel[grid](
         query, key, value, output, *query.stride()[:2], *key.stride()[:2], *value.stride()[:2], *output.stride()[:2],
         query_length, key_length, head_dim, math.log2(math.e) / math.sqrt(head_dim),
         BLOCK_D=block_d, BLOCK_M=64, BLOCK_N=64, CAUSAL=causal,
     )
     return output
-    # END SOLUTION
 
 # %%
 best_ragged = check("4.5", flash_attention_ragged).best
 
 # %% [markdown]
-# ## One number more for each row
+# ## One more number for each row · deeper
 #
-# The backward pass needs the probabilities again, and recomputes them from the scores instead of storing a matrix. It
-# can do so from one number a row, the log-sum-exp $L_i = \log \sum_j e^{s_{ij}}$, because $P_{ij} = e^{s_{ij} - L_i}$.
-# The same number lets chapter 08 merge results of different programs. Training a layer thus keeps $O$ and $L$, 4 bytes
-# a query, and no matrix.
+# The backward pass of training recomputes the probabilities from the scores instead of reading a matrix. For that it
+# needs one number for each row, the log-sum-exp of chapter 03:
+#
+# $$L_i = \log \sum_j e^{s_{ij}}, \qquad P_{ij} = e^{s_{ij} - L_i}$$
+#
+# So training keeps 4 bytes for each query. Chapter 08 merges the results of several programs by the same number.
+#
+# **Exercise 4.6.** The cell holds the kernel of 4.5. Only the log-sum-exp is missing. Mind that your running maximum
+# is in base 2. One new word: `tl.log2(total)` is the logarithm to the base 2, so 8 becomes 3.
 
 # %%
 # Exercise 4.6 · The log-sum-exp as a second output
@@ -681,7 +723,6 @@ def lse_kernel(
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
 ):
     """As in 4.5, and log Σ exp(scaled scores) of each row, natural logarithm, to lse_pointer [heads, query_length]."""
-    # BEGIN SOLUTION
     head = tl.program_id(1).to(tl.int64)
     first_query = tl.program_id(0) * BLOCK_M
     rows = first_query + tl.arange(0, BLOCK_M)  # [BLOCK_M]
@@ -720,7 +761,9 @@ def lse_kernel(
     output = (accumulator / total[:, None]).to(output_pointer.dtype.element_ty)
     output_offsets = rows[:, None] * output_stride + columns[None, :]
     tl.store(output_pointer + head * output_head_stride + output_offsets, output, mask=inside)
-    # running_max is in units of log 2; for a row that saw nothing it is -inf, and so is the result.
+    # The log-sum-exp of each row, [BLOCK_M]: compute it and store it.
+    # BEGIN SOLUTION
+    # running_max is in base 2; for a row that saw no key it is -inf, and so is the result.
     log_sum_exp = (running_max + tl.log2(total)) * 0.6931471805599453  # [BLOCK_M]
     tl.store(lse_pointer + head * query_length + rows, log_sum_exp, mask=rows < query_length)
     # END SOLUTION
@@ -738,26 +781,25 @@ def flash_attention_lse(query, key, value, causal):
             logarithm; minus infinity for a query that sees none.
         Launches, tensors and bytes as in 4.5, and the 4 bytes of each log-sum-exp.
     """
-    # BEGIN SOLUTION
     heads, query_length, head_dim = query.shape
     key_length = key.shape[1]
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     lse = torch.empty((heads, query_length), dtype=torch.float32, device=query.device)
     block_d = max(16, triton.next_power_of_2(head_dim))
-    lse_kernel[(triton.cdiv(query_length, 64), heads)](
+    grid = (triton.cdiv(query_length, 64), heads)
+    lse_kernel[grid](
         query, key, value, output, lse,
         *query.stride()[:2], *key.stride()[:2], *value.stride()[:2], *output.stride()[:2],
         query_length, key_length, head_dim, math.log2(math.e) / math.sqrt(head_dim),
         BLOCK_D=block_d, BLOCK_M=64, BLOCK_N=64, CAUSAL=causal,
     )
     return output, lse
-    # END SOLUTION
 
 # %%
 best_with_lse = check("4.6", flash_attention_lse).best
 
 # %% [markdown]
-# A test of the number: recompute the probabilities of one query from its log-sum-exp. They must add up to 1.
+# Test it: with the log-sum-exp, the probabilities of a query must add up to 1.
 
 # %%
 query, key, value = (torch.randn(1, 100, 32, device=device) for _ in range(3))
@@ -767,11 +809,11 @@ total = torch.exp(scores - log_sum_exp[0, 70]).sum()
 print(f"query 70: log-sum-exp {log_sum_exp[0, 70]:.4f}, probabilities add up to {total:.5f}")
 
 # %% [markdown]
-# ## What the compiler made of it
+# ## What the compiler made of it · deeper
 #
-# Shared memory and registers were a model in 4.2. The compiler knows the truth, and it needs no GPU to tell:
-# `compile_views` compiles a kernel for any architecture. Predict the row *shared memory* for the H100 with your
-# function before you look.
+# In 4.2 you estimated shared memory and registers. The compiler knows them exactly, and `compile_views` asks it for
+# any architecture, without a GPU. **Predict** the H100's shared memory with your function; the cell prints that
+# first.
 
 # %%
 from course_lib.hardware.compiler.views import CompileError, compile_many, compile_views
@@ -785,32 +827,23 @@ def constants(head_dim, query_rows, key_rows, divide_every_step=False, natural_e
             "NATURAL_EXP": natural_exp}
 
 
-print(f"predicted for 64 × 64 tiles, 2 stages: {best_shared_memory(64, 64, 64, 2, 2):,} bytes")
+print(f"your formula for 64 × 64 tiles, 2 stages: {best_shared_memory(64, 64, 64, 2, 2):,} bytes")
 views = compile_views(queries_outside_kernel, SIGNATURE, constants(64, 64, 64), archs=(75, 80, 90), num_warps=4,
                       num_stages=2)
 views
 
 # %% [markdown]
-# Three generations, one source:
+# - **T4.** Triton emits no matrix instructions for it, and the products need more registers than there are. Over a
+#   thousand bytes of each thread are *spilled*: written to memory and read back in every step. The kernel is right
+#   but slow.
+# - **A100.** `mma.sync` lets one warp multiply small matrices from its registers. `cp.async` copies the next tiles
+#   into shared memory in the meantime. The pair in use is in the registers by then, so this is your formula with one
+#   stage.
+# - **H100.** `wgmma` lets four warps multiply 64 rows or more together, directly from shared memory. Your formula
+#   should be right to the byte, or nearly.
 #
-# - **T4**: no matrix instructions at all. Triton emits none for sm_75, so the product runs on the ordinary
-#   multiply-add units from registers, and those overflow: more than a thousand bytes of each thread are *spilled* to
-#   memory and read back at every step. The kernel is right, and slow. Smaller tiles ease it.
-# - **A100**: `mma.sync`, a warp at a time, operands in registers. `cp.async` brings the next tile while this one is
-#   used. Triton needs one buffer less than stages here, the pair in use having left for the registers: (64 + 2 · 64) ·
-#   64 · 2 = 24,576 bytes, your formula with one stage.
-# - **H100**: `wgmma`, four warps at a time, operands straight from shared memory. It takes 64 rows of queries at
-#   least for every 4 warps: a tile of 64 × 16 still uses it, one of 32 × 64 does not. Your formula should meet the
-#   number to the byte, or miss it by a few that synchronisation takes.
-#
-# ### Choosing the tiles by measurement
-#
-# The model of 4.2 narrows the choice; the clock decides. Triton automates that: a kernel decorated with
-# `@triton.autotune(configs=[...], key=["length"])` times every configuration at its first call for a key and keeps the
-# best. The compiler's columns come first, because a configuration that does not fit or that spills in the loop need not
-# be timed. Of these six all fit and none spills (Triton 3.6), so here only the clock can decide. A single program on an
-# SM is no fault by itself: eight warps with large tiles can keep the matrix units as busy as two programs of four. On a
-# GPU the last column is the clock's, and the last line Triton's own choice.
+# `@triton.autotune(configs=[...], key=["length"])` times all configurations when the kernel first meets a length, and
+# keeps the fastest. The six in the next cell all fit and none spills, so only a GPU's clock can choose.
 
 # %%
 CONFIGURATIONS = ((64, 64, 4, 2), (64, 64, 4, 4), (128, 32, 4, 3), (128, 64, 4, 3), (128, 128, 8, 2), (128, 128, 4, 2))
@@ -848,16 +881,16 @@ if on_gpu:
     print("autotune keeps", tuned_kernel.best_config)
 
 # %% [markdown]
-# ## Four choices, four experiments
+# ## Four choices, four experiments · deeper
 #
-# FlashAttention (2022) and FlashAttention-2 (2023, [arXiv 2307.08691](https://arxiv.org/abs/2307.08691)) compute the
-# same thing with the same bytes saved, and the second is about twice as fast. Each of its choices can be tried alone.
+# FlashAttention-2 (2023, [arXiv 2307.08691](https://arxiv.org/abs/2307.08691)) is about twice as fast as
+# FlashAttention (2022), although neither writes the scores to memory. You can try each of its choices by itself.
 #
-# ### 1 · Which loop is outside
+# ### 1 · Which loop is outside? You predict
 #
-# The first paper's algorithm has the keys outside: load a tile of K and V once, walk over all queries, and update each
-# one's output. K and V are then read once. But now every tile of *output*, with its maximum and sum, is read and
-# written at every step. Which moves more? Here it is, one program for each head:
+# The first paper's kernel loads a tile of K and V once and walks over all queries. But every tile of *output*, with
+# its maximum and sum, is then loaded and stored in every step, because the next tile of keys continues it. Here is
+# that kernel, with one program for each head:
 
 # %%
 @triton.jit
@@ -906,28 +939,50 @@ def keys_outside(query, key, value, query_rows=64, key_rows=64):
 
 
 # %%
+# Your prediction: put two formulas in place of the dots. The inputs are float16, 2 bytes for each element.
+# The output, the maximum and the sum of each row are float32, 4 bytes.
+def keys_outside_bytes(heads, length, head_dim, key_rows):
+    """Bytes that `keys_outside` loads and stores."""
+    loaded = ...
+    stored = ...
+    return loaded, stored
+
+
 query, key, value = (torch.randn(2, 256, 64, dtype=torch.float16) for _ in range(3))
-for name, function in (("keys outside", keys_outside), ("queries outside", queries_outside)):
+predictions = keys_outside_bytes(2, 256, 64, 64)
+print("                       loaded        stored   programs")
+for function in (queries_outside, keys_outside):
     report = metered(function, query, key, value)
-    programs = math.prod(report.launches[0].grid)
-    print(f"{name:16} {report.loaded_bytes:>10,} B loaded {report.stored_bytes:>10,} B stored   {programs} programs")
-exact = naive_attention(query.double(), key.double(), value.double())
-for function in (keys_outside, queries_outside):
-    result = function(*(matrix.to(device) for matrix in (query, key, value)))
-    print(f"largest error of {function.__name__}: {(result.cpu().double() - exact).abs().max():.1e}")
+    counts = report.loaded_bytes, report.stored_bytes
+    hidden = function is keys_outside and ... in predictions
+    loaded, stored = ("?", "?") if hidden else (f"{count:,} B" for count in counts)
+    print(f"{function.__name__:15} {loaded:>13} {stored:>13} {math.prod(report.launches[0].grid):>10}")
+if hidden:
+    print("Predict both, and run the cell again to see the count.")
+else:
+    loaded, stored = predictions
+    print(f"{'you predicted':15} {loaded:>11,.0f} B {stored:>11,.0f} B", "  right" if predictions == counts else "")
 
 # %% [markdown]
-# With queries outside, what grows is read-only, and the state never leaves the registers. With keys outside, an output
-# tile in float32 crosses twice for every tile of keys that crosses once.
+# <details><summary>The formula</summary>
+#
+# A head has $T = \lceil N / B_N \rceil$ tiles of keys. With each of them come all queries (2 bytes an element), all
+# outputs (4 bytes) and two statistics of each row. The last two are stored as well. K and V come once:
+#
+# $$\text{loaded} = H \left( 4 N D + T N (6 D + 8) \right), \qquad \text{stored} = H \, T N (4 D + 8)$$
+#
+# </details>
+#
+# With keys outside, 2.25 times as many bytes move. With queries outside, only K and V are loaded repeatedly, and
+# nothing is stored before its row is finished.
 #
 # ### 2 · Parallel over the sequence
 #
-# The same table shows the second choice: 2 programs against 8. With keys outside, the keys of a head cannot be shared
-# out among programs, because two programs would then update the same row of the output. (The queries could be. But each
-# program would then read all keys for itself, and reading them once was the point of this order.) So FlashAttention had
-# one program for each head of each sequence. A batch of one with 16 heads then keeps 16 of an A100's 108 SMs busy,
-# 15 %. With queries outside the tiles of a head are independent: the same layer at 8192 tokens and 128 queries a tile
-# has 1024 programs. On a GPU the next cell shows what that is worth; without one it shows how much of an A100 has work.
+# The last column shows the second choice: 2 programs against 8. With keys outside, programs for different keys of a
+# head would update the same rows of output. (You can divide the queries, but then each program loads all keys again.)
+# So FlashAttention ran one program for each head, and 16 heads keep 16 of an A100's 108 SMs busy. With queries
+# outside, 8192 tokens make 1024 independent programs of 128 queries. The next cell times both, or prints how many SMs
+# have work.
 
 # %%
 if on_gpu:
@@ -943,13 +998,11 @@ else:
         print(f"{heads:>5} {heads:>18} {shares[0]:>10.0%} {heads * 64:>18} {shares[1]:>10.0%}")
 
 # %% [markdown]
-# ### 3 · Fewer FLOPs that are not matrix products
+# ### 3 · Fewer FLOPs outside the matrix products
 #
-# An A100 does 312 TFLOP/s on its matrix units and 19.5 on the others: a multiplication outside a product costs 16 of
-# those inside. FlashAttention kept the output normalised at every step, with a division or a multiplication for each of
-# its elements; FlashAttention-2 divides once, after the loop. A second saving is older: $e^x$ computed as $2^x$, with
-# the factor folded into the scale, saves a multiplication a score, and the first FlashAttention's code did that too.
-# The two switches of `queries_outside_kernel` are these choices. Count what is left in the body of the compiled loop:
+# An A100 does 312 TFLOP/s on its tensor cores and 19.5 on its other units, so a FLOP outside the products costs as
+# much as 16 inside. FlashAttention normalised its output in every step; FlashAttention-2 divides once, after the
+# loop. (Both use $2^x$.) The next cell counts the instructions in the compiled loop.
 
 # %%
 def loop_body(ptx):
@@ -973,29 +1026,25 @@ compiled = compile_many([
      "arch": 80, "num_warps": 4, "num_stages": 2}
     for switches in VARIANTS.values()
 ])
-print(f"{'instructions a thread and step':30}" + "".join(f"{name:>14}" for name in OPERATIONS))
+print(f"{'per thread and step':23}" + "".join(f"{name:>13}" for name in OPERATIONS))
 for name, view in zip(VARIANTS, compiled):
     body = loop_body(view.ptx)
-    print(f"{name:30}" + "".join(f"{len(re.findall(word + FLOAT32, body)):>14}" for word in OPERATIONS.values()))
+    print(f"{name:23}" + "".join(f"{len(re.findall(word + FLOAT32, body)):>13}" for word in OPERATIONS.values()))
 if on_gpu:
     trial = [torch.randn(32, 4096, 64, device=device, dtype=torch.float16) for _ in range(3)]
     for name, switches in VARIANTS.items():
-        print(f"{name:30} {measure(partial(queries_outside, *trial, 64, 64, *switches), seconds=0.2)}")
+        print(f"{name:23} {measure(partial(queries_outside, *trial, 64, 64, *switches), seconds=0.2)}")
 
 # %% [markdown]
-# A thread has 32 of the tile's 64 × 64 scores (128 threads), in two rows, and 32 elements of the accumulator. So 32
-# instructions of a kind are one for each score, and the table can be read: dividing at every step costs a division for
-# each score and each row; the natural exp costs two multiplications a score, one for the scale and one inside `tl.exp`.
-# What is left are 32 multiplications that rescale the accumulator, 32 multiply-adds that scale a score and subtract the
-# maximum, 32 exponentials, 32 comparisons and 32 additions.
+# Each of 128 threads has 32 of the 64 × 64 scores, so 32 instructions are one for each score. The other two belong to
+# its two rows. Dividing in every step costs a division for each score. The natural `exp` costs two multiplications,
+# one for the scale and one inside `tl.exp`.
 #
 # ### 4 · Split the queries, not the keys
 #
-# Within a program, who computes what? FlashAttention gave each of its four warps a quarter of the keys of a tile. Each
-# then has a part of every row, and parts must be added through shared memory: writes, a barrier, reads, at every step.
-# FlashAttention-2 gives each warp a quarter of the *queries*: a warp owns its rows, and maximum, sum and accumulator
-# never leave it. Triton decides that for you. The compiled kernel says how: `warpsPerCTA = [4, 1]` is four warps along
-# the queries and one along the keys.
+# FlashAttention gave each of four warps a quarter of a tile's *keys*, so the warps had to add their parts of each row
+# through shared memory. FlashAttention-2 gives each warp a quarter of the *queries*, and whole rows stay in one warp.
+# Triton does the same: `warpsPerCTA = [4, 1]` in the compiled code means four warps along the queries.
 
 # %%
 for view in views[1:]:
@@ -1004,16 +1053,17 @@ for view in views[1:]:
         print(f"{view.architecture.example}: {split[1]} warps along the queries, {split[2]} along the keys")
 
 # %% [markdown]
-# ## Race
+# ## Race · deeper
 #
-# You have all of it together. In the last exercise the two empty kernels are a suggestion, and only `fast_attention`
-# is asked for: beat PyTorch's FlashAttention-2 backend, the library's own CUDA kernels, on 16 heads × 4096 tokens of
-# dimension 128 in bfloat16. On Hopper, 1.1 times its speed passes: that backend was written for Ampere's `mma.sync`,
-# and Triton gives you `wgmma`. Elsewhere 0.8 times passes: on an A100 the library runs on the chip that it was
-# written for. On a T4 only the numbers must be right. Without a GPU the check says what it would need.
+# Now beat PyTorch's FlashAttention-2 backend, written in CUDA: 16 heads, 4096 tokens, dimension 128, bfloat16. On
+# Hopper you need 1.1 times its speed, because it was written for Ampere's `mma.sync` and Triton gives you `wgmma`.
+# Elsewhere 0.8 times is enough. On a T4 only the numbers must be right. Without a GPU the check says what it needs.
 #
-# What to look for: no spills; `wgmma` where it exists; no masks in the main loop; one multiply-add and one `exp2` for a
-# score. Look at the compiler view before the clock.
+# A fast kernel spills nothing, uses `wgmma` where it exists, has no masks in its main loop, and takes one
+# multiply-add and one `exp2` for each score.
+#
+# **Exercise 4.7.** Three parts are left out: the step for one tile, the two loops around it, and the tiles' sizes.
+# You may change the rest too. One thing is new: a `@triton.jit` function can call another and get several tiles back.
 
 # %%
 # Exercise 4.7 · Beat FlashAttention-2
@@ -1023,12 +1073,13 @@ def fast_step(
     running_max, running_sum, accumulator, scale_log2,
     HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr,
 ):
-    """One tile of keys and values. Only the tiles at the edges are MASKED."""
-    # BEGIN SOLUTION
+    """The new running_max, running_sum and accumulator after one tile of keys. Only tiles at the edges are MASKED."""
     keys = first_key + tl.arange(0, BLOCK_N)  # [BLOCK_N]
     columns = tl.arange(0, HEAD_DIM)  # [HEAD_DIM]
     key_pointers = key_pointer + keys[:, None] * key_stride + columns[None, :]  # [BLOCK_N, HEAD_DIM]
     value_pointers = value_pointer + keys[:, None] * value_stride + columns[None, :]
+    # Load the two tiles, compute the scores, update the three running values. Masks only `if MASKED:`.
+    # BEGIN SOLUTION
     if MASKED:
         present = (keys < key_length)[:, None]
         key_tile = tl.load(key_pointers, mask=present, other=0.0)
@@ -1063,7 +1114,6 @@ def fast_kernel(
     HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
 ):
     """One program: BLOCK_M queries of one head of one sequence; whole tiles first, the masked ones after them."""
-    # BEGIN SOLUTION
     batch = (tl.program_id(1) // heads).to(tl.int64)
     head = (tl.program_id(1) % heads).to(tl.int64)
     query_pointer += batch * query_batch_stride + head * query_head_stride
@@ -1084,6 +1134,8 @@ def fast_kernel(
     running_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     running_sum = tl.zeros([BLOCK_M], tl.float32)
     accumulator = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
+    # Two loops of fast_step: over the tiles that need no mask, and then over the rest.
+    # BEGIN SOLUTION
     end = key_length
     whole_end = key_length // BLOCK_N * BLOCK_N
     if CAUSAL:
@@ -1097,10 +1149,10 @@ def fast_kernel(
         running_max, running_sum, accumulator = fast_step(
             query, key_pointer, value_pointer, key_stride, value_stride, first_key, key_length, positions,
             running_max, running_sum, accumulator, scale_log2, HEAD_DIM, BLOCK_N, CAUSAL, MASKED=True)
+    # END SOLUTION
     total = tl.where(running_sum == 0.0, 1.0, running_sum)
     output = (accumulator / total[:, None]).to(output_pointer.dtype.element_ty)
     tl.store(output_pointer + rows[:, None] * output_stride + columns[None, :], output, mask=inside)
-    # END SOLUTION
 
 
 def fast_attention(query, key, value, causal):
@@ -1114,10 +1166,11 @@ def fast_attention(query, key, value, causal):
     Returns:
         [batch, heads, query_length, head_dim], in query's dtype; zeros for a query that sees no key.
     """
-    # BEGIN SOLUTION
     batch, heads, query_length, head_dim = query.shape
     key_length = key.shape[2]
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    # `tiles`: a dict of BLOCK_M, BLOCK_N, num_warps and num_stages for this GPU and this head_dim.
+    # BEGIN SOLUTION
     capability = torch.cuda.get_device_capability(query.device)
     if capability < (8, 0):  # no matrix instructions: both products take their operands from registers
         tiles = {"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": head_dim // 16, "num_stages": 1}
@@ -1127,13 +1180,13 @@ def fast_attention(query, key, value, causal):
         tiles = {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 2}
     else:
         tiles = {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 2}
+    # END SOLUTION
     fast_kernel[(triton.cdiv(query_length, tiles["BLOCK_M"]), batch * heads)](
         query, key, value, output, *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *output.stride()[:3],
         heads, query_length, key_length, math.log2(math.e) / math.sqrt(head_dim),
         HEAD_DIM=head_dim, CAUSAL=causal, **tiles,
     )
     return output
-    # END SOLUTION
 
 # %%
 best_fast = check("4.7", fast_attention).best
@@ -1141,9 +1194,8 @@ best_fast = check("4.7", fast_attention).best
 # %% [markdown]
 # ## Predicted against measured
 #
-# On a GPU the next cell puts your kernel beside what PyTorch offers, over the length. Naive attention's row ends where
-# its matrix no longer fits. Without a GPU it compares the CPU's two versions, naive and tiled, at smaller sizes: the
-# same FLOPs at two rates.
+# On a GPU the next cell measures your kernel of 4.7 (or the course's) beside naive attention and PyTorch's. Without
+# one it measures the CPU's two versions. **Predict** how each rate changes when the length grows.
 
 # %%
 def attention_rates(lengths, implementations, heads, head_dim, dtype):
@@ -1172,11 +1224,10 @@ for name, values in rates.items():
     print(f"{name:18}" + "".join("  no room" if rate is None else f"{rate / factor:>9.0f}" for rate in values))
 
 # %% [markdown]
-# The same on the roofline of your machine, at the longest length that all of them reached. Naive attention does $D$
-# FLOPs for each of the $b$ bytes of an element that crosses, an intensity of $D / b$ whatever the length. Tiled
-# attention moves its inputs and its output, so its intensity grows with the length, and it stands far to the right. On
-# a GPU the first is held by the memory slope and the second by the flat roof. A CPU's balance point lies so low that
-# both stand to the right of it; there the bus is only a part of what the matrix costs, and the gap is smaller.
+# The next plot shows the longest length on your roofline. Naive attention does $4 N^2 D$ FLOPs and moves $4 N^2$
+# elements of $b$ bytes. Its intensity is $D / b$ at every length, 64 FLOP/byte for $D = 128$ in float16. That of
+# tiled attention grows with the length. On a GPU memory limits the naive one and the matrix rate the tiled one. On a
+# CPU both lie right of the balance point, so the gap is smaller.
 
 # %%
 from course_lib.figures.memory.roofline import Measured, roofline_plot
@@ -1194,9 +1245,7 @@ for name, values in rates.items():
 roofline_plot(roof, points)
 
 # %% [markdown]
-# For the whole field in one run, on a GPU, go to a terminal: `python -m course_lib bench attention`
-# measures the course's library kernel beside FlashAttention-2, cuDNN, FlexAttention and what else is installed, causal
-# and not. Run the next cell after it.
+# For more rivals on a GPU, run `python -m course_lib bench attention` in a terminal, and then the next cell.
 
 # %%
 import json
@@ -1214,28 +1263,24 @@ picture
 # %% [markdown]
 # ## What production systems do
 #
-# The kernel you wrote is the heart of all of them; the rest is hardware. **FlashAttention-2** is the portable CUDA
-# version, and what PyTorch's `SDPBackend.FLASH_ATTENTION` runs; its authors report up to 230 TFLOP/s on an A100, 73 %
-# of the peak. **FlashAttention-3** and **cuDNN** add what Hopper offers: a producer warp that only loads, products
-# that run while the softmax of another tile is computed, FP8 (chapter 09). **FlashAttention-4** ([arXiv
-# 2603.05451](https://arxiv.org/abs/2603.05451)) does it for Blackwell, where `exp` has become the bottleneck and is
-# partly computed by polynomials. **FlexAttention** in PyTorch generates a Triton kernel of this shape around a mask
-# that you write in Python. Choose in this order: `scaled_dot_product_attention`, FlexAttention when the mask is
-# unusual, and a kernel of your own when the computation is. The course's own library version of this chapter's kernel,
-# with sliding windows and grouped heads, is `course_lib/kernels/attention/flash.py`; after this chapter you can read
-# it.
+# - **FlashAttention-2** is portable CUDA, and PyTorch's `SDPBackend.FLASH_ATTENTION`. It reaches up to 230 TFLOP/s on
+#   an A100, 73 % of the peak.
+# - **FlashAttention-3** and **cuDNN** use what Hopper adds: a warp that only loads, products during the softmax of
+#   another tile, and FP8 (chapter 09).
+# - **FlashAttention-4** ([arXiv 2603.05451](https://arxiv.org/abs/2603.05451)) is for Blackwell, where `exp` is the
+#   bottleneck. It computes some exponentials as polynomials.
+# - **FlexAttention** in PyTorch generates a kernel like yours around a mask that you write in Python.
+# - **The course's version** of your kernel is `course_lib/kernels/attention/flash.py`. You can read it now.
 #
 # ## Papers
 #
-# - Dao, Fu, Ermon, Rudra, Ré: *FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness*, [arXiv
-#   2205.14135](https://arxiv.org/abs/2205.14135). Algorithm 1 is experiment 1's loop; Theorem 2 is the IO complexity.
-# - Dao: *FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning*,
-#   [arXiv 2307.08691](https://arxiv.org/abs/2307.08691). Section 3 has the choices of the four experiments.
-# - Tillet, Kung, Cox: *Triton: an intermediate language and compiler for tiled neural network computations*, MAPL 2019.
+# - Dao, Fu, Ermon, Rudra, Ré: *FlashAttention*, [arXiv 2205.14135](https://arxiv.org/abs/2205.14135). Algorithm 1 is
+#   the loop of experiment 1.
+# - Dao: *FlashAttention-2*, [arXiv 2307.08691](https://arxiv.org/abs/2307.08691). Section 3 makes the four choices.
+# - Tillet, Kung, Cox: *Triton*, MAPL 2019.
 # - Rabe, Staats: *Self-attention Does Not Need O(n²) Memory*, [arXiv 2112.05682](https://arxiv.org/abs/2112.05682).
 #
-# Next, in chapter 05: the same attention with one query at a time, where the keys come from a cache and the arithmetic
-# nearly vanishes.
+# In chapter 05 the queries arrive one at a time and the keys come from a cache.
 
 # %%
 progress()

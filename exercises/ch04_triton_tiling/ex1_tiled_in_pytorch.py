@@ -79,16 +79,17 @@ EXERCISE = Exercise(
         Forbids(("scaled_dot_product", "scaled_dot_product_attention")),
     ),
     hints=(
-        "Two loops: the outer one takes `query_rows` queries, the inner one walks over all keys, `key_rows` at a "
-        "time. Python slices end at the tensor's end by themselves, so a smaller last tile needs no special care.",
-        "For each tile of queries start with running_max = -inf and running_sum = 0, both [rows, 1], and an "
-        "accumulator of zeros [rows, head_dim]. The inner step is the update of exercise 3.4, with a row for every "
-        "query.",
+        "You need two loops. The outer one takes `query_rows` queries, and the inner one walks over all keys, "
+        "`key_rows` at a time. A Python slice ends at the end of the tensor, so a smaller last tile needs no "
+        "special care.",
+        "For each tile of queries, start with running_max = -inf and running_sum = 0, both [rows, 1], and with "
+        "an accumulator of zeros, [rows, head_dim]. The inner step is the update of exercise 3.4, with one row "
+        "for each query.",
         "new_max = torch.maximum(running_max, scores.amax(dim=1, keepdim=True)); weights = torch.exp(scores - "
         "new_max); rescale = torch.exp(running_max - new_max).",
-        "running_sum = running_sum * rescale + weights.sum(dim=1, keepdim=True) and accumulator = accumulator * "
-        "rescale + weights @ value_tile. After the inner loop: output[first : first + query_rows] = accumulator / "
-        "running_sum.",
+        "running_sum = running_sum * rescale + weights.sum(dim=1, keepdim=True) and accumulator = accumulator "
+        "* rescale + weights @ value_tile. After the inner loop: output[first : first + query_rows] = "
+        "accumulator / running_sum.",
     ),
     mistakes=(
         Mistake("nan_from_the_start", NAN_FROM_THE_START, when=all_nan, every=True),
@@ -104,8 +105,8 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "a_row_of_scores",
-            "A tile of queries meets all keys at once, so the scores grow with key_length. Cut the keys into "
-            "tiles too.",
+            "A tile of queries is multiplied with all keys at once, so the scores grow with key_length. Cut the keys "
+            "into tiles too.",
             when=lambda case, seen, got: (
                 seen.largest_allocation
                 == case.args[3] * case.args[1].shape[0]

@@ -84,30 +84,30 @@ EXERCISE = Exercise(
     cases=budget_cases,
     oracle={"shared_memory": shared_memory_oracle, "traffic": traffic_oracle, "choose_tiles": choose_tiles_oracle},
     hints=(
-        "A tile of r rows takes r · head_dim · item_bytes. Which tiles lie in shared memory, and how many copies of "
-        "each? The queries are loaded once; keys and values come in a stream, `stages` tiles of each on their way or "
-        "in use.",
-        "Traffic: count the programs of a head first, rounding up. Each reads its own queries, writes its own output, "
-        "and reads all keys and all values.",
-        "`choose_tiles` can try all 25 pairs. Keep those with shared_memory(...) <= budget and query_rows · (head_dim "
-        "+ key_rows) <= 128 · threads.",
-        "Python compares tuples from the left: max(pairs) prefers the largest query_rows, then the largest key_rows. "
-        "max(pairs, default=None) covers the case that none is left.",
+        "A tile of r rows takes r · head_dim · item_bytes. Which tiles lie in shared memory, and how many of "
+        "each? There is one tile of queries, because it is loaded once. Of keys and of values there are "
+        "`stages` tiles each, in use or on their way.",
+        "For the traffic, first count the programs of a head, rounding up. Each program reads its own queries, "
+        "writes its own output, and reads all keys and all values.",
+        "`choose_tiles` can try all 25 pairs. Keep those with shared_memory(...) <= shared_memory_bytes and "
+        "query_rows · (head_dim + key_rows) <= 128 · threads.",
+        "Python compares tuples from the left. So max(pairs) prefers the largest query_rows, and then the "
+        "largest key_rows. max(pairs, default=None) covers the case that no pair is left.",
     ),
     slips=(
         Slip(
             "value_tile_forgotten",
-            "Only one tile is counted for each stage. Keys and values both stream through: two tiles for each stage.",
+            "Only one tile is counted for each stage. Each stage has two: one of keys and one of values.",
             formula=_for_arguments(5, lambda m, n, d, size, stages: (m + stages * n) * d * size),
         ),
         Slip(
             "stages_forgotten",
-            "The stages are missing: with s stages, s tiles of keys and s of values are held at once.",
+            "The stages are missing. With s stages, shared memory holds s tiles of keys and s of values.",
             formula=_for_arguments(5, lambda m, n, d, size, stages: (m + 2 * n) * d * size),
         ),
         Slip(
             "stages_on_queries",
-            "The tile of queries is multiplied by the stages too. It is loaded once and stays.",
+            "The tile of queries is multiplied by the stages too. But there is only one, because it is loaded once.",
             formula=_for_arguments(5, lambda m, n, d, size, stages: stages * (m + 2 * n) * d * size),
         ),
         Slip(
@@ -123,13 +123,13 @@ EXERCISE = Exercise(
         ),
         Slip(
             "tiles_rounded_down",
-            "The number of query tiles was rounded down. A last tile that is not full reads all keys too: round up.",
+            "The number of query tiles was rounded down. Round up: a last tile that is not full reads all keys too.",
             formula=_for_arguments(6, lambda h, q, k, d, size, m: h * (2 * q + 2 * (q // m) * k) * d * size),
         ),
         Slip(
             "padding_counted",
-            "The rows past the end of the last tile of queries are counted as read and written. They do not exist: "
-            "queries and output have query_length rows.",
+            "The empty rows of the last tile of queries are counted too. Queries and output have only query_length "
+            "rows.",
             formula=_for_arguments(6, lambda h, q, k, d, size, m: traffic_oracle(h, -(-q // m) * m, k, d, size, m)),
         ),
         Slip(
@@ -139,15 +139,15 @@ EXERCISE = Exercise(
         ),
         Slip(
             "registers_ignored",
-            "The registers are not looked at. query_rows · (head_dim + key_rows) float32 values must "
-            "find room in 128 registers of each thread.",
+            "The registers are ignored. query_rows · (head_dim + key_rows) float32 values must fit into 128 "
+            "registers of each thread.",
             formula=_for_arguments(
                 4, lambda d, size, budget, threads: _tiles(d, size, budget, threads, registers=1 << 30)
             ),
         ),
         Slip(
             "registers_strictly",
-            "Tiles that take exactly 128 registers of each thread were refused. They fit: compare with <=.",
+            "Tiles that take exactly 128 registers of each thread were refused, but they fit. Compare with <=.",
             formula=_for_arguments(
                 4, lambda d, size, budget, threads: _tiles(d, size, budget, threads, registers=128 - 0.5 / threads)
             ),
@@ -166,7 +166,7 @@ EXERCISE = Exercise(
         ),
         Slip(
             "fits_strictly",
-            "Tiles that fill the budget to the last byte were refused. They fit: compare with <=.",
+            "Tiles that fill the budget to the last byte were refused, but they fit. Compare with <=.",
             formula=_for_arguments(4, lambda *args: _tiles(*args, fits=lambda need, budget: need < budget)),
         ),
     ),

@@ -105,25 +105,26 @@ EXERCISE = Exercise(
         Moves(tiled_bytes),
     ),
     hints=(
-        "The loop is that of exercise 4.1: `for first_key in range(0, key_length, BLOCK_N)`. Inside it, load a tile "
-        "of keys [BLOCK_N, HEAD_DIM] as the queries were loaded, with the keys' pointer and strides.",
-        'scores = tl.dot(query, tl.trans(key_tile), input_precision="ieee") * scale is [BLOCK_M, BLOCK_N]. A row\'s '
-        "maximum is tl.max(scores, axis=1), a [BLOCK_M] vector; write new_max[:, None] to subtract it from every "
-        "column.",
-        "weights = tl.exp(scores - new_max[:, None]); rescale = tl.exp(running_max - new_max). Bring running_sum and "
-        "accumulator (as rescale[:, None]) to the new maximum, then add the tile's part, and set running_max = "
-        "new_max.",
+        "The loop is that of exercise 4.1: `for first_key in range(0, key_length, BLOCK_N)`. Inside it, load a "
+        "tile of keys, [BLOCK_N, HEAD_DIM]. It works as for the queries, but with the pointer and the strides "
+        "of the keys.",
+        'scores = tl.dot(query, tl.trans(key_tile), input_precision="ieee") * scale is [BLOCK_M, BLOCK_N]. The '
+        "maximum of each row is tl.max(scores, axis=1), a [BLOCK_M] block. Write new_max[:, None] to subtract "
+        "it from every column.",
+        "weights = tl.exp(scores - new_max[:, None]) and rescale = tl.exp(running_max - new_max). Multiply "
+        "running_sum by rescale and accumulator by rescale[:, None]. Then add the tile's part to each, and set "
+        "running_max = new_max.",
         "accumulator = accumulator * rescale[:, None] + tl.dot(weights.to(value_tile.dtype), value_tile, "
-        'input_precision="ieee"). After the loop: store (accumulator / running_sum[:, '
-        "None]).to(output_pointer.dtype.element_ty) at the output's pointers, rows[:, None] * output_stride + "
-        "columns[None, :] from output_pointer + head * output_head_stride.",
+        'input_precision="ieee"). After the loop, store (accumulator / running_sum[:, '
+        "None]).to(output_pointer.dtype.element_ty) at output_pointer + head * output_head_stride + rows[:, "
+        "None] * output_stride + columns[None, :].",
     ),
     mistakes=(
         Mistake("writes_the_score_matrix", WHOLE_MATRIX, when=makes_whole_matrix, cost=True),
         Mistake(
             "queries_reread",
-            "The tile of queries is loaded again for every tile of keys. It does not change: load it once, before "
-            "the loop.",
+            "The tile of queries is loaded again for every tile of keys, although it does not change. Load it once, "
+            "before the loop.",
             when=rereads_queries,
             cost=True,
         ),

@@ -128,24 +128,24 @@ EXERCISE = Exercise(
         Moves(causal_bytes),
     ),
     hints=(
-        "The last query stands at the last key. So query row i is at position i + key_length - query_length, and it "
-        "sees the keys up to and including its own position.",
-        "Which is the last key that any query of this program sees? That of its last row. One past it is where the "
-        "loop over keys ends: the tiles beyond are neither loaded nor computed.",
-        "end = tl.minimum(key_length, first_query + BLOCK_M + key_length - query_length), where first_query is the "
-        "program's first row. It can be negative; a loop up to it then makes no step.",
-        "Inside the loop: visible = keys[None, :] <= positions[:, None], then scores = tl.where(visible, scores, "
-        'float("-inf")), before the maximum is taken.',
-        "A program whose queries see nothing ends with running_sum = 0. Divide by tl.where(running_sum == 0.0, 1.0, "
-        "running_sum) and its rows are 0 / 1 = 0.",
+        "The last query stands at the last key. So query row i has the position i + key_length - query_length. "
+        "It sees the keys up to that position, its own included.",
+        "Which is the last key that any query of this program sees? It is the one at the position of the last "
+        "row. The loop over the keys ends one past it, so the tiles beyond are neither loaded nor computed.",
+        "end = tl.minimum(key_length, first_query + BLOCK_M + key_length - query_length), where first_query is "
+        "the program's first row. The end can be negative, and then the loop makes no step.",
+        "Inside the loop, before the maximum is taken: scores = tl.where(keys[None, :] <= positions[:, None], "
+        'scores, float("-inf")), with positions = rows + key_length - query_length.',
+        "A program whose queries see no key ends with running_sum = 0. Divide by tl.where(running_sum == 0.0, "
+        "1.0, running_sum). Then its rows are 0 / 1 = 0.",
     ),
     mistakes=(
         *OF_EVERY_KERNEL,
         *OUTSIDE,
         Mistake(
             "does_not_skip",
-            "Every program reads all the keys, also those after its last query, and masks them away. End its loop "
-            "after the last key that its last query sees: half the bytes and half the time.",
+            "Every program reads all keys, and masks those after its last query. End its loop after the last key that "
+            "its last query sees. That saves half of the bytes and half of the time.",
             when=_reads_everything,
             cost=True,
         ),

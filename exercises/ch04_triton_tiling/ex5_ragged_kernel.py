@@ -138,24 +138,27 @@ EXERCISE = Exercise(
         Moves(tiled_bytes, slack=1.3),
     ),
     hints=(
-        "Three edges need a mask: query rows >= query_length, keys >= key_length, and columns >= head_dim. The first "
-        "two are run-time numbers; for the columns take BLOCK_D = max(16, triton.next_power_of_2(head_dim)) as a "
-        "constexpr.",
-        "Load with mask=(rows < query_length)[:, None] & (columns < head_dim)[None, :] and other=0.0. Zero columns "
-        "add nothing to a dot product, so head_dim is done with that, in loads and in the store.",
-        "Zero keys are another matter: a key of zeros scores 0, and exp(0) is not 0. Their scores must become minus "
-        "infinity: visible = (keys < key_length)[None, :], and the causal condition on top of it.",
-        "A row that sees no key has running_max = new_max = -inf, and -inf - -inf is NaN. Measure such a row from 0: "
-        'reference = tl.where(new_max == float("-inf"), 0.0, new_max), then exp(scores - reference) is exp(-inf) = '
-        "0.",
-        "The scale is 1/√head_dim, of the true one. The grid rounds up: (triton.cdiv(query_length, BLOCK_M), heads).",
+        "A mask for a load or a store has the shape of the tile. For the queries it is (rows < "
+        "query_length)[:, None] & (columns < head_dim)[None, :]. In the launcher, the tile's width is block_d "
+        "= triton.next_power_of_2(head_dim).",
+        "Load with mask=... and other=0.0, the keys and values with keys < key_length instead of rows < "
+        "query_length. The pointers are those of 4.4. Zeros in the columns past head_dim add nothing to a "
+        "score.",
+        "A key of zeros has the score 0, and exp(0) is 1. So its score must become minus infinity: visible = "
+        "(keys < key_length)[None, :], and if CAUSAL also & (keys[None, :] <= positions[:, None]). Then scores "
+        '= tl.where(visible, scores, float("-inf")).',
+        "In a row that has seen no key, running_max and new_max are -inf, and -inf - -inf is NaN. Subtract 0 "
+        'there: reference = tl.where(new_max == float("-inf"), 0.0, new_max). Then weights = tl.exp2(scores - '
+        "reference[:, None]) are 0, and rescale = tl.exp2(running_max - reference).",
+        "The grid rounds up: (triton.cdiv(query_length, 64), heads). Store with the mask of the queries: only "
+        "rows < query_length and columns < head_dim.",
     ),
     mistakes=(
         *OF_EVERY_KERNEL,
         Mistake(
             "head_dim_not_masked",
-            "Columns past head_dim were read or written: BLOCK_D is the next power of two, and its extra columns "
-            "belong to the next row. Mask the columns in every load and in the store.",
+            "Columns past head_dim were read or written. BLOCK_D is the next power of two, so a tile's extra columns "
+            "reach into the next row. Mask the columns in every load and in the store.",
             when=_head_dim_access,
         ),
         Mistake("output_written_out_of_bounds", WRITES_PAST_THE_END, when=first_access("writes")),

@@ -132,28 +132,28 @@ EXERCISE = Exercise(
         Moves(lse_bytes, slack=1.3),
     ),
     hints=(
-        "Start from your kernel of 4.5: everything you need is there when its loop ends. Which two of the three "
-        "running values does log Σ exp(s) take?",
-        "Σ exp(s) = exp(m) · Σ exp(s - m) = exp(m) · running_sum, so its logarithm is running_max + log(running_sum).",
-        "If your scores are in units of log 2 (exp2), so is running_max: (running_max + tl.log2(running_sum)) * ln 2 "
-        "brings both back, with ln 2 = 0.6931471805599453.",
-        "Store one float32 for each query: lse_pointer + head * query_length + rows, with mask=rows < query_length. A "
-        "row that saw no key has running_max = -inf; take the log of the sum that you divide by (1 there), and -inf + "
-        "0 is -inf.",
+        "When the loop ends, everything that you need is there. Which two of the three running values does log "
+        "Σ exp(s) take?",
+        "Σ exp(s) = exp(m) · Σ exp(s - m) = exp(m) · running_sum. So the logarithm is running_max + log(running_sum).",
+        "With exp2, the scores and running_max are in base 2. (running_max + tl.log2(running_sum)) * ln 2 "
+        "turns the result into a natural logarithm, with ln 2 = 0.6931471805599453.",
+        "Store one float32 for each query: at lse_pointer + head * query_length + rows, with mask=rows < "
+        "query_length. A row that saw no key has running_max = -inf. Take the logarithm of `total`, which is 1 "
+        "there, and the result is -inf + 0 = -inf.",
     ),
     mistakes=(
         *OF_EVERY_KERNEL,
         Mistake(
             "probabilities_cast_before_sum",
-            "The weights were rounded to float16 before they were added up. Sum them in float32 first; the cast is "
-            "only for the matrix product with the values.",
+            "The weights were rounded to float16 before they were added up. Add them up in float32. Only the matrix "
+            "product with the values takes the rounded ones.",
             when=_sum_of_rounded_weights,
             every=True,
         ),
         Mistake(
             "lse_written_out_of_bounds",
-            "The log-sum-exps were written past their end, or into another head's place. One number for each query, at "
-            "head · query_length + row, with mask=rows < query_length.",
+            "A log-sum-exp was written past the end of the tensor, or into another head's place. Store one number for "
+            "each query, at head · query_length + row, with mask=rows < query_length.",
             when=lambda case, seen, got: any(": writes " in o and " lse" in o for o in seen.out_of_bounds[:1]),
         ),
         Mistake("output_written_out_of_bounds", WRITES_PAST_THE_END, when=first_access("writes")),

@@ -113,20 +113,21 @@ EXERCISE = Exercise(
         ),
     ),
     hints=(
-        "Look at the compiled kernel before the clock: compile_views tells whether the accumulator spills and which "
-        "matrix instruction is used. On sm_90 you want wgmma, which takes 64 rows of queries for every four warps.",
-        "Head dimension 128 on Hopper: BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=2. Head dimension 64: 128, "
-        "64, 4 warps, 3 stages. On Ampere smaller key tiles: 128 × 64 with 8 warps.",
-        "Take the masks out of the main loop. Tiles that all queries see in full, and that are whole, need neither "
-        "tl.where nor a mask on the load: run them in a loop of their own, and the last ones in a second loop with "
-        "masks.",
-        "Fold scale · log2 e into one factor and use tl.exp2(scores * factor - maximum): one multiply-add and one "
-        "exp2 for each score. Keep weights in the inputs' dtype for the second tl.dot, and hand it the accumulator: "
-        "tl.dot(weights, value, accumulator).",
-        "head_dim is 64 or 128, a power of two, so the columns need no mask. Add tl.arange(0, HEAD_DIM) to the "
-        "pointers without a stride: then the compiler sees neighbours and loads 16 bytes at a time. Under a causal "
-        "mask let the longest programs start first: tile = tl.num_programs(0) - 1 - tl.program_id(0). With the other "
-        'hints that is all that the course\'s own answer does (`solution("4.7")`).',
+        "Look at the compiled kernel before the clock. compile_views tells you whether registers spill and "
+        "which matrix instruction is used. On sm_90 you want wgmma, which takes 64 rows of queries for every "
+        "four warps.",
+        "Tiles for head dimension 128: on Hopper BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=2; on "
+        "Ampere 128, 64, 8, 2. For head dimension 64: 128, 64, 4, 3. On a T4: 32, 32, head_dim // 16, 1.",
+        "The first loop takes the tiles that are whole and that all queries see: up to key_length // BLOCK_N * "
+        "BLOCK_N, and if CAUSAL only up to the position of the program's first query. It needs no tl.where and "
+        "no masked load. The second loop takes the rest, with masks, up to the `end` of 4.4.",
+        "Use tl.exp2(scores * scale_log2 - maximum[:, None]), where maximum is that of the scores times "
+        "scale_log2. That is one multiply-add and one exp2 for each score. Cast the weights to the inputs' "
+        "dtype for the second tl.dot, and hand it the accumulator: tl.dot(weights, value_tile, accumulator * "
+        "rescale[:, None]).",
+        "Leave the order of the programs as it is: under a causal mask the longest start first, so short ones "
+        "fill the end. Do not multiply `columns` by a stride. Then the compiler sees that they are neighbours, "
+        'and loads 16 bytes at a time. Still too slow? `solution("4.7")` is the course\'s own answer.',
     ),
     slips=(
         Slip(
@@ -170,7 +171,7 @@ EXERCISE = Exercise(
         ),
         Slip(
             "tail_keys_scored",
-            "The keys past the end were loaded as zeros and counted. Give their scores minus infinity.",
+            "The keys past the end were loaded as zeros, and their scores count. Set these scores to minus infinity.",
             formula=lambda q, k, v, causal: (
                 None
                 if k.shape[2] > 1000

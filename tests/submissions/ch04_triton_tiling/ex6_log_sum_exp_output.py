@@ -85,7 +85,7 @@ UNUSUAL = {
         "last programs first": changed("4.6", LAST_PROGRAMS_FIRST),
         "a flat grid": changed(
             "4.6",
-            ("[(triton.cdiv(query_length, 64), heads)]", "[(triton.cdiv(query_length, 64) * heads,)]"),
+            ("(triton.cdiv(query_length, 64), heads)", "(triton.cdiv(query_length, 64) * heads,)"),
             ("tl.program_id(1).to(tl.int64)", "(tl.program_id(0) // tl.cdiv(query_length, BLOCK_M)).to(tl.int64)"),
             ("tl.program_id(0) * BLOCK_M", "tl.program_id(0) % tl.cdiv(query_length, BLOCK_M) * BLOCK_M"),
         ),
