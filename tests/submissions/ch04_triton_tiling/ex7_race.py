@@ -47,5 +47,17 @@ UNUSUAL = {
         "times the reciprocal of the sum": changed(
             "4.7", ("accumulator / total[:, None]", "accumulator * (1.0 / total[:, None])")
         ),
+        "masked throughout": changed(
+            "4.7",
+            (
+                "    for first_key in range(0, whole_end, BLOCK_N):",
+                "    whole_end = end * 0\n    for first_key in range(0, whole_end, BLOCK_N):",
+            ),
+        ),
+        "natural base": changed(
+            "4.7",
+            ("tl.exp2(", "tl.exp("),
+            ("math.log2(math.e) / math.sqrt(head_dim)", "1.0 / math.sqrt(head_dim)"),
+        ),
         "programs in order": changed("4.7", ("tile = tl.num_programs(0) - 1 - tile", "tile = tile + 0")),
     }
