@@ -29,6 +29,10 @@ PROPERTIES = {
 
 def stand_in_for_a_gpu() -> None:
     """Have PyTorch's questions about a GPU answered in this process; whether there is one stays as it is."""
-    torch.cuda.get_device_capability = lambda device=None: CAPABILITY
-    torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(**PROPERTIES)
-    torch.cuda.get_device_name = lambda device=None: PROPERTIES["name"]
+    answers = {
+        "get_device_capability": lambda device=None: CAPABILITY,
+        "get_device_properties": lambda device=None: SimpleNamespace(**PROPERTIES),
+        "get_device_name": lambda device=None: PROPERTIES["name"],
+    }
+    for question, answer in answers.items():
+        setattr(torch.cuda, question, answer)

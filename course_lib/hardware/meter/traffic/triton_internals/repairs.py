@@ -48,7 +48,7 @@ def _repair_loops() -> bool:
 
     def patch_lang_tensor(tensor, *scope):
         patch(tensor, *scope)
-        tensor.__index__ = lambda self: int(self.handle.data.item())  # the launch's scope restores what was there
+        tensor.__index__ = lambda self: int(self.handle.data.squeeze())  # the launch's scope restores what was there
 
     interpreter._patch_lang_tensor = patch_lang_tensor
     return True
