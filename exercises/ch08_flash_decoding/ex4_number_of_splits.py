@@ -183,8 +183,8 @@ EXERCISE = Exercise(
         "program_bytes = 2 · ⌈context / splits⌉ · head_dim · item_bytes, and there are batch · key_heads · splits "
         "programs.",
         "The second term is 0 for one split. Otherwise it is launch_seconds plus the time to write the partial results "
-        "once and read them once at the full bandwidth. They are head_dim + 1 float32 numbers for every split, sequence "
-        "and *query* head.",
+        "once and read them once at the full bandwidth. They are head_dim + 1 float32 numbers for every split, "
+        "sequence and *query* head.",
         "`choose_splits` may try every number: min(range(1, most + 1), key=lambda splits: decode_microseconds(splits, "
         "...)), with most = max(1, min(256, context // 64)).",
     ),
