@@ -76,8 +76,8 @@ EXERCISE = Exercise(
         "Number the uses of each buffer from 0: block b is use b // stages of buffer b % stages.",
         "When block b has landed, ready[buffer] has completed phase b // stages. A consumer waits for the parity of "
         "that phase.",
-        "Before the producer fills use n of a buffer, use n - 1 must be over, so free[buffer] must have completed phase "
-        "n - 1. That has the opposite parity of n. For n = 0 it is parity 1, which passes on a fresh barrier.",
+        "Before the producer fills use n of a buffer, use n - 1 must be over, so free[buffer] must have completed "
+        "phase n - 1. That has the opposite parity of n. For n = 0 it is parity 1, which passes on a fresh barrier.",
         'The producer: ("wait", "free", buffer, phase ^ 1), ("load", buffer, block). A consumer: ("wait", "ready", '
         'buffer, phase), ("read", buffer), ("arrive", "free", buffer), with phase = block // stages & 1 in both.',
     ),

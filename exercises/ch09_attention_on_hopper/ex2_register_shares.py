@@ -175,13 +175,13 @@ EXERCISE = Exercise(
         ),
         Slip(
             "rows_of_the_tile",
-            "Your result is twice as large as it should be. A group's 64 rows are held by 128 threads: did you count 64 "
-            "threads, or 128 rows?",
+            "Your result is twice as large as it should be. A group's 64 rows are held by 128 threads: did you count "
+            "64 threads, or 128 rows?",
             formula=for_arguments(3, lambda keys, dim, item: 2 * live_oracle(keys, dim, item)),
         ),
         Slip(
             "producer_not_counted",
-            "The producer's group is missing from the pool. With two consumers three groups start, with 3 · 168 in all.",
+            "The producer's group is missing from the pool. With two consumers three groups start: 3 · 168.",
             formula=for_arguments(
                 2,
                 lambda consumers, producer: min(

@@ -76,8 +76,8 @@ EXERCISE = Exercise(
     cases=arrangement_cases,
     oracle={"shared_memory": shared_oracle, "choose_arrangement": choose_oracle},
     hints=(
-        "Shared memory holds a tile of 64 queries for each consumer and query buffer, and for each stage a tile of keys "
-        "and one of values. A row is head_dim · item_bytes bytes.",
+        "Shared memory holds a tile of 64 queries for each consumer and query buffer, and for each stage a tile of "
+        "keys and one of values. A row is head_dim · item_bytes bytes.",
         "shared_memory: (64 · consumers · query_buffers + 2 · stages · key_rows) · head_dim · item_bytes.",
         "choose_arrangement: three loops from the best down, key_rows in (256, 128, 64) outside, then query_buffers "
         "in (2, 1), then stages in (4, 3, 2); return the first that fits.",

@@ -113,8 +113,8 @@ EXERCISE = Exercise(
         ),
         Slip(
             "share_of_the_exponentials",
-            "That is the exponentials' share of the time. The peak is that of the matrix units, so divide the products' "
-            "time.",
+            "That is the exponentials' share of the time. The peak is that of the matrix units, so divide the "
+            "products' time.",
             formula=_share(
                 lambda products, exponentials, overlapped: (
                     exponentials / (max(products, exponentials) if overlapped else products + exponentials)

@@ -193,8 +193,8 @@ EXERCISE = Exercise(
     cases=reading_cases,
     oracle={"census": census_oracle, "hidden_exponentials": hidden_oracle},
     hints=(
-        "Go line by line. After the address there may be a predicate such as @!P0. Then come the instruction's name and "
-        "its operands, up to the semicolon. A regular expression finds both.",
+        "Go line by line. After the address there may be a predicate such as @!P0. Then come the instruction's name "
+        "and its operands, up to the semicolon. A regular expression finds both.",
         "census: HGMMA by name; the hexadecimal number at the end of each USETMAXREG line, int(text, 16); and STL and "
         "LDL, with whatever follows after a dot.",
         "hidden_exponentials: keep the number of groups in flight. An HGMMA line that ends in gsb0 closes a group: "

@@ -131,8 +131,8 @@ EXERCISE = Exercise(
         "and the output is in flight. Free the keys, then call `weigh`.",
         "Before you use the accumulator, wait for its product: warpgroup_mma_wait(0, deps=[accumulator]). Put the wait "
         "for value_ready of this block right before it, so that the compiler cannot move it above the softmax.",
-        "Then free the values of block - 1. Multiply the accumulator by the rescale factor, which applies to everything "
-        "up to block - 1, and make the new weights the operand.",
+        "Then free the values of block - 1. Multiply the accumulator by the rescale factor, which applies to "
+        "everything up to block - 1, and make the new weights the operand.",
     ),
     slips=(
         Slip(
