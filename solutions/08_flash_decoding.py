@@ -12,8 +12,8 @@
 # separately and merged them by their log-sum-exps. Here you cut the keys into *splits*, one program each, fill the
 # chip, and merge. This is *Flash-Decoding* (Dao, Haziza, Massa and Sizov, October 2023).
 #
-# **Time.** About four hours for everything. The **core path** takes two: exercises 8.1 to 8.4 and every section whose
-# heading does not end in *deeper*. You can skip the others: run their cells and go on. 8.6 needs a GPU.
+# **Time.** About four hours for all six exercises. The **core path** takes two: exercises 8.1 to 8.4 and every section
+# whose heading does not end in *deeper*. You can skip the others: run their cells and go on. 8.6 needs a GPU.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.

@@ -181,7 +181,7 @@ EXERCISE = Exercise(
         ),
         Slip(
             "producer_not_counted",
-            "The producer's group is missing from the pool. With two consumers three groups start: 3 · 168.",
+            "The producer's group is missing from the pool. With two consumers three groups start with 3 · 168 in all.",
             formula=for_arguments(
                 2,
                 lambda consumers, producer: min(
