@@ -24,8 +24,8 @@
 # chapter 04's kernel to this one. Without a Hopper GPU you still see most of it, because the compiler compiles for
 # Hopper (sm_90) anywhere.
 #
-# **Time.** Six to eight hours for all eight exercises, the appendix included. The **core path** takes two: exercises 9.1,
-# 9.7 and 9.4 (in this order; exercises keep the numbers they always had) and every section whose heading does not end
+# **Time.** Six to eight hours for all eight exercises, the appendix included. The **core path** takes two: exercises
+# 9.1, 9.7 and 9.4 (in this order; exercises keep their old numbers) and every section whose heading does not end
 # in *deeper*. You can skip the others: run their cells and go on. 9.7 and 9.8 run on a Hopper GPU only.
 
 # %%
