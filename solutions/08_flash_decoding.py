@@ -91,7 +91,8 @@ print(f"{'':36}{slow / fast:.2f} times as fast")
 
 # %% [markdown]
 # Both lines read the same bytes and do the same FLOPs, but the second uses more cores. On two idle cores it is nearly
-# twice as fast. On a GPU the factor is larger, because far more of the chip was idle.
+# twice as fast; with one thread there is nothing to gain. On a GPU the factor is larger, because far more of the chip
+# was idle.
 #
 # ## Programs, waves and an idle chip
 #

@@ -17,7 +17,7 @@
 # One run on one H200 (PyTorch 2.11, CUDA 13.0, cuDNN 9.19, Triton 3.6): 16,384 tokens (at 4k, four sequences), 16
 # heads of 128 or 32 of 64. The first two columns are PyTorch's `scaled_dot_product_attention`, the last is
 # `course_lib/kernels/hopper/flash.py`. Compare numbers within one table only: at its power limit a warm card is
-# slower, and the same kernel differs by up to 6 % between runs. For plain matrix products this chapter always uses
+# slower, and the same kernel differs by up to a tenth between runs. For plain matrix products this chapter always uses
 # 745, the rate in the run of its last main table. (Other runs gave 720 to 790.)
 #
 # Tiles, online softmax and bytes stay the same. What changes is *when* things happen. Seven steps take you from
