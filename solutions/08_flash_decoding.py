@@ -2,18 +2,18 @@
 # # 08 · Flash-Decoding: the whole chip for one token
 #
 # **The question.** A layer of Llama 3 8B's shape has 32 query heads on 8 KV heads of dimension 128. At 131,072 tokens
-# of context its cache holds $2 \cdot 8 \cdot 131072 \cdot 128$ numbers of two bytes, 537 MB, and every token that is
-# generated reads them all. An H200's memory was measured to read 4.37 TB/s, so that takes 123 µs. Chapter 07's kernel
-# reads each byte once, with the query heads of a group packed into one tile. It runs one program for each KV head, and
-# the chip has 132 multiprocessors. How long does it take?
+# of context its cache holds $2 \cdot 8 \cdot 131072 \cdot 128$ numbers of two bytes, which is 537 MB. Every new token
+# reads all of them. An H200 was measured to read memory at 4.37 TB/s, so that takes at least 123 µs. Chapter 07's
+# kernel reads each byte only once. It runs one program for each KV head, so 8 programs, on a chip with 132
+# multiprocessors. How long does it take?
 #
-# Eight programs on 132 multiprocessors: 124 of them, 94 % of the chip, have nothing to do. There is no second query to
-# give them, no further sequence and no further head. What is left to deal out are the keys. A softmax over them seems
-# to need them all in one place, but chapter 03 took that apart: a row's parts can be finished by themselves and merged
-# by their log-sum-exps. Here you cut the keys into splits, fill the chip, and pay for the merge; then you work out how
-# many splits are worth it. *Flash-Decoding* is the name that Dao, Haziza, Massa and Sizov gave it in October 2023.
+# With 8 programs, 94 % of the chip has nothing to do. There is no further query, sequence or head to give it, so only
+# the keys are left to divide. A softmax seems to need all keys in one place. But chapter 03 finished parts of a row
+# separately and merged them by their log-sum-exps. Here you cut the keys into *splits*, one program each, fill the
+# chip, and merge. This is *Flash-Decoding* (Dao, Haziza, Massa and Sizov, October 2023).
 #
-# Two hours, six exercises, the last one on a GPU only.
+# **Time.** About four hours for all six exercises. The **core path** takes two: exercises 8.1 to 8.4 and every section
+# whose heading does not end in *deeper*. You can skip the others: run their cells and go on. 8.6 needs a GPU.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -35,13 +35,12 @@ on_gpu = not interpreting()
 # %% [markdown]
 # ## One query, one core
 #
-# The same thing happens on a CPU, and there you can see it without a GPU. PyTorch's attention deals out heads and
-# tiles of queries to the cores. With one head and one query there is one piece of work, and one core does it. Below
-# the keys are cut into twice as many splits as PyTorch uses threads. Each split is attention by itself, and the last
-# line merges: the softmax of the splits' log-sum-exps are their weights.
+# You can see the problem on a CPU too. PyTorch's attention gives each core its own heads and tiles of queries. With
+# one head and one query, one core does all the work. The cell below cuts the keys into twice as many splits as
+# PyTorch has threads. Each split computes attention over its own keys, and the last line of `in_splits` merges them.
 #
-# On a GPU the cell times the question's layer with the library's kernel, once without and once with splits. **Predict**
-# the ratio of the two lines, then run it.
+# On a GPU the cell times the question's layer with the library's kernel, without and with splits. **Predict** how
+# many times faster the second line is.
 
 # %%
 from course_lib.hardware.device import supports_bfloat16
@@ -91,28 +90,29 @@ slow, fast = first_times.values()
 print(f"{'':36}{slow / fast:.2f} times as fast")
 
 # %% [markdown]
-# The bytes are the same and so are the FLOPs. The second line has more hands. On two cores that have nothing else to do
-# it comes close to twice the speed, and with a single thread there is nothing to gain. On a GPU the factor is larger,
-# since far more of it was idle.
+# Both lines read the same bytes and do the same FLOPs, but the second uses more cores. On two idle cores it is nearly
+# twice as fast; with one thread there is nothing to gain. On a GPU the factor is larger, because far more of the chip
+# was idle.
 #
 # ## Programs, waves and an idle chip
 #
-# Let a *slot* be a place for one program: multiprocessors times the programs that fit on each at a time. Programs
-# beyond the slots wait until one is free. When all programs take equally long, as here, they run in *waves*: the chip
-# is filled, emptied, filled again, and the last wave may be small: most of the chip then waits for a few programs.
+# In this chapter a *slot* is a place for one running program: a chip has its multiprocessors, times the programs that
+# fit on one. (In chapters 05 and 06 a slot was a token's place in a cache.) When there are more programs than slots,
+# the rest wait. If all take equally long, they run in *waves*: fill all slots, wait for them to end, fill them again.
+# The last wave may fill only a few slots, and then most of the chip waits for it.
 
 # %%
 # Exercise 8.1 · How much of the chip works
 def occupancy(batch, key_heads, splits, slots):
-    """Programs, waves and busy share of a decode kernel: a program for each sequence, KV head and split.
+    """Programs, waves and busy share of a decode kernel. It has a program for each sequence, KV head and split.
 
     Args:
         batch, key_heads, splits: each at least 1.
         slots: programs that the chip holds at a time: multiprocessors times the programs that fit on one.
 
     Returns:
-        (programs, waves, busy): how many programs there are, how often the chip is filled until all have run (the last
-        time perhaps not in full), and the share of all these waves' slots that hold a program, from 0 to 1.
+        (programs, waves, busy): how many programs there are; how often the chip is filled until all have run, where
+        the last wave may not be full; and the share of the slots of all waves that hold a program, from 0 to 1.
     """
     # BEGIN SOLUTION
     programs = batch * key_heads * splits
@@ -122,7 +122,7 @@ def occupancy(batch, key_heads, splits, slots):
 
 
 def splits_for_one_wave(batch, key_heads, slots):
-    """The largest number of splits whose programs still fit in a single wave; 1 when not even that fits."""
+    """The largest number of splits whose programs fit in a single wave; 1 when no number does."""
     # BEGIN SOLUTION
     return max(1, slots // (batch * key_heads))
     # END SOLUTION
@@ -131,8 +131,8 @@ def splits_for_one_wave(batch, key_heads, slots):
 best_occupancy, best_splits_for_one_wave = check("8.1", occupancy, splits_for_one_wave).best
 
 # %% [markdown]
-# What does that say of real chips? Decode without splits has one program for each sequence and KV head. These are the
-# shares of the chip that work, with one slot on each multiprocessor:
+# Without splits, decode has one program for each sequence and KV head. How much of a real chip does that keep busy,
+# with one slot on each multiprocessor?
 
 # %%
 print(f"{'':24}{'batch':>6}{'KV heads':>10}{'programs':>10}{'waves':>7}{'busy':>7}    splits for one wave")
@@ -143,20 +143,28 @@ for chip_name, multiprocessors in (("T4", 40), ("A100", 108), ("H100 or H200", 1
         print(f"{chip_name:24}{batch:>6}{key_heads:>10}{programs:>10}{waves:>7}{busy:>7.0%}{splits:>10}")
 
 # %% [markdown]
-# Two kinds of waste stand in that table. With a small batch the only wave is nearly empty. And 17 sequences on an H100,
-# four programs more than it has multiprocessors, need a second wave for these four, in which 97 % of the chip is idle.
+# The table shows two kinds of waste. With a small batch there is one wave, and it is nearly empty. And 17 sequences
+# on an H100 make 136 programs, four more than it has multiprocessors. Those four need a second wave, in which 97 % of
+# the chip is idle.
 #
 # ## A model of the time
 #
-# Idle multiprocessors would do no harm if the others could use the memory alone. They cannot. What one program draws
-# is, by *Little's law*, the bytes it has on their way divided by the time they take to arrive. A tile of 64 keys and
-# one of 64 values, of 128 two-byte numbers each, are 32 KB. If one such pair is on its way at a time and takes 0.8 µs,
-# the program draws 41 GB/s. Eight programs draw 0.33 TB/s, a thirteenth of what the memory has.
+# Idle multiprocessors would not matter if 8 programs could use all of the memory's bandwidth. They cannot. By
+# *Little's law*, a program's bandwidth is the bytes it has in flight, divided by the time they take to arrive. A tile
+# of 64 keys and one of 64 values, of 128 two-byte numbers each, are 32 KB. If one such pair is in flight at a time
+# and takes 0.8 µs to arrive, the program reads 41 GB/s. Eight programs read 0.33 TB/s, a thirteenth of what the
+# memory can deliver.
 #
-# So here is a model with five numbers. A program draws at most `program_bandwidth`, all of them together at most
-# `bandwidth`; a wave begins with `start_seconds` until the first bytes arrive; and a second kernel, the one that
-# merges, costs `launch_seconds` besides its bytes. 40 GB/s, 2 µs and 3 µs are assumptions of the right size. On a GPU
-# the bandwidths are measured: the chip's as in chapter 01, and one program's by the run without splits above.
+# So a model of the time needs five numbers:
+#
+# - `slots`: how many programs run at a time;
+# - `bandwidth`: the most that all programs together can read;
+# - `program_bandwidth`: the most that one program can read;
+# - `start_seconds`: how long a wave waits for its first bytes;
+# - `launch_seconds`: what a second kernel, the one that merges, costs besides its bytes.
+#
+# For the H200 we assume 40 GB/s for one program, 2 µs and 3 µs. On a GPU the cell uses measured bandwidths: the
+# chip's as in chapter 01, and one program's from the run without splits above.
 
 # %%
 from course_lib.hardware.ceilings.measured import ceilings
@@ -180,19 +188,19 @@ if on_gpu:
         "program_bandwidth": cached_bytes / 8 / slow,
     }
 needed = math.ceil(chip["bandwidth"] / chip["program_bandwidth"])
-print(f"{chip['slots']} slots, {format_bandwidth(chip['bandwidth'])}; one program draws "
-      f"{format_bandwidth(chip['program_bandwidth'])}, and {needed} of them all there is")
+print(f"{chip['slots']} slots, {format_bandwidth(chip['bandwidth'])}; one program reads "
+      f"{format_bandwidth(chip['program_bandwidth'])}, and {needed} programs saturate the memory")
 for splits in (1, 2, 4, 8, 16):
     seconds = kernel_seconds(8 * splits, 2 * 131072 // splits * 128 * 2, chip)
     print(f"8 KV heads, 131,072 keys in {splits:>2} splits: {format_seconds(seconds):>8}")
 
 # %% [markdown]
-# That answers the question, on paper. On the H200 of the assumptions one program for each KV head takes 1.68 ms for
-# bytes that the memory could deliver in 123 µs. Generating a token with 32 such layers would take 54 ms for attention
-# alone instead of 4 ms.
+# That answers the question on paper. With the H200's numbers, one program for each KV head takes 1.68 ms for bytes
+# that the memory could deliver in 123 µs. With 32 such layers, attention takes 54 ms a token instead of 4 ms.
 #
-# The next picture is the model, drawn. Every bar is a program: its height is the slot it has, its length the time it
-# takes. **Before you look:** on 132 slots 16 splits are 128 programs, and 17 are 136. What will the one split more do?
+# The next picture draws the model. Each bar is a program: its height is its slot, its length the time it takes.
+# **Before you look:** on 132 slots, 16 splits make 128 programs and 17 make 136. What does the 17th split do to the
+# time?
 
 # %%
 from course_lib.figures.decode.sm_timeline import sm_timeline
@@ -201,30 +209,34 @@ whole = best_splits_for_one_wave(1, 8, chip["slots"])
 sm_timeline(batch=1, query_heads=32, key_heads=8, context=131072, head_dim=128, chip=chip, show=(1, whole, whole + 1))
 
 # %% [markdown]
-# With the H200's numbers a wave of four programs costs nearly as much as all the rest, as four draw 160 GB/s together.
-# In a live notebook a slider below the picture goes through all numbers of splits, and a curve beside it shows the time
-# of each. The time falls while the chip fills. From there on the curve looks like a saw: it jumps each time the
-# programs become more than a multiple of the slots, and its minima, the *whole waves*, rise slowly with the cost of
-# merging.
+# The 17th split starts a second wave of four programs. Four programs read only 160 GB/s together, so with the H200's
+# numbers that wave takes nearly as long as everything before it: 225 µs instead of 128.
+#
+# In a live notebook, move the slider below the picture: a curve then shows the time for every number of splits. It
+# falls while the chip fills up. After that it looks like a saw, because it jumps each time another wave begins. The
+# low points are the *whole waves*. They rise slowly, because more splits cost more to merge.
 #
 # ## One split, finished by itself
 #
-# A split of a query's keys is attention over fewer keys. Its result is an average of its values, $o_s$, and one number
-# that says how much weight stands behind it, the log-sum-exp of its scores:
+# Now write the kernel for one split. It computes attention over its own keys only and leaves two results. One is the
+# average of its values, $o_s$. The other is the log-sum-exp of its scores, $L_s$, which says how much weight this
+# average has when the splits are merged:
 #
 # $$o_s = \frac{\sum_{j \in s} e^{x_j} v_j}{\sum_{j \in s} e^{x_j}}, \qquad L_s = \log \sum_{j \in s} e^{x_j}$$
 #
-# That is chapter 03's state $(m, \ell, o)$ with maximum and sum in one number. Both are float32, whatever the cache is:
-# what is merged from 33 parts should not be rounded 33 times.
+# A split with three keys that all score 0 has $L_s = \log 3 = 1.10$, and $o_s$ is the mean of its three values. This
+# is chapter 03's state $(m, \ell, o)$ with maximum and sum in one number. Both results are float32 whatever the
+# cache's dtype, so that merging does not round once for each split.
 #
-# Four details decide whether it is right. The keys are dealt out by each sequence's own length, so a batch of ragged
-# lengths is split evenly; $\lceil \text{length} / \text{splits} \rceil$ keys each, since rounding down would leave the
-# last keys to nobody. A tile at the end of a split reaches into the next one, so the mask ends where the split ends. A
-# split may have no keys at all: 5 tokens in 7 splits leave two empty, and a length of 0 all of them; an empty split is
-# the state that changes nothing, $o_s = 0$ and $L_s = -\infty$. And $L_s$ leaves the kernel, so its base must be agreed
-# on: natural here.
+# The cell already holds the loop of exercise 7.5. Three parts are new, and you write those:
 #
-# The head of the kernel stands; the launcher too.
+# 1. **Which keys are mine?** Each sequence is split by its own length, into splits of
+#    $\lceil \text{length} / \text{splits} \rceil$ keys. If you rounded down, nobody would read the last keys.
+# 2. **Where does the mask end?** A tile at the end of a split reaches into the next split. The mask must end where
+#    the split ends.
+# 3. **What is stored?** A split can be empty: 5 tokens in 7 splits leave two without keys. It must not change the
+#    merged result, so it stores $o_s = 0$ and $L_s = -\infty$. The loop works in base 2, but $L_s$ leaves the kernel
+#    in the natural base.
 
 # %%
 # Exercise 8.2 · One split of the keys
@@ -247,22 +259,26 @@ def split_kernel(
     key_pointer += sequence * key_batch_stride + key_head.to(tl.int64) * key_head_stride
     value_pointer += sequence * value_batch_stride + key_head.to(tl.int64) * value_head_stride
     length = tl.load(lengths_pointer + sequence)  # tokens of this sequence
-    # Which keys are mine, the loop over them, and both stores.
+    # Which keys are mine? Set `first` and `last`: this split has the keys from first up to, not including, last.
     # BEGIN SOLUTION
     split_length = tl.cdiv(length, splits)
     first = split * split_length
     last = tl.minimum(first + split_length, length)
+    # END SOLUTION
     running_max = tl.full([BLOCK_G], float("-inf"), tl.float32)
     running_sum = tl.zeros([BLOCK_G], tl.float32)
     accumulator = tl.zeros([BLOCK_G, HEAD_DIM], tl.float32)
     for start in range(first, last, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+        # `present` [BLOCK_N]: which of these keys count.
+        # BEGIN SOLUTION
         present = keys < last  # what follows belongs to the next split
+        # END SOLUTION
         key_offsets = keys[:, None] * key_stride + columns[None, :]
         key_tile = tl.load(key_pointer + key_offsets, mask=present[:, None], other=0.0)  # [BLOCK_N, HEAD_DIM]
         scores = tl.dot(query, tl.trans(key_tile), input_precision="ieee") * scale_log2  # [BLOCK_G, BLOCK_N]
         scores = tl.where(present[None, :], scores, float("-inf"))
-        new_max = tl.maximum(running_max, tl.max(scores, axis=1))  # [BLOCK_G], finite: a tile has at least one key
+        new_max = tl.maximum(running_max, tl.max(scores, axis=1))  # [BLOCK_G]
         weights = tl.exp2(scores - new_max[:, None])  # [BLOCK_G, BLOCK_N]
         rescale = tl.exp2(running_max - new_max)  # [BLOCK_G]
         running_sum = running_sum * rescale + tl.sum(weights, axis=1)
@@ -271,6 +287,8 @@ def split_kernel(
         product = tl.dot(weights.to(value_tile.dtype), value_tile, input_precision="ieee")
         accumulator = accumulator * rescale[:, None] + product  # [BLOCK_G, HEAD_DIM]
         running_max = new_max
+    # The split's own average and its natural log-sum-exp, and both stores. A split without keys made no step.
+    # BEGIN SOLUTION
     total = tl.where(running_sum == 0.0, 1.0, running_sum)  # without a key: 0 / 1 = 0, and -inf + log 1 = -inf
     rows = (split * batch + sequence) * key_heads * GROUP + heads  # [BLOCK_G]
     output_offsets = rows[:, None] * HEAD_DIM + columns[None, :]
@@ -283,8 +301,8 @@ def split_kernel(
 def split_attention(query, key_cache, value_cache, lengths, splits):
     """Attention of one query over each split of the keys, by one kernel.
 
-    Split s of a sequence of `length` tokens has the keys from s · size up to, not including, (s + 1) · size, as far as
-    they exist, with size = ⌈length / splits⌉.
+    With size = ⌈length / splits⌉, split s has the keys from s · size up to, not including, (s + 1) · size, as far as
+    the sequence has them.
 
     Args:
         query: [batch, query_heads, head_dim], float32 or float16; head_dim 16, 32, 64 or 128, the last stride 1.
@@ -295,9 +313,9 @@ def split_attention(query, key_cache, value_cache, lengths, splits):
 
     Returns:
         (outputs, lses), float32, contiguous: [splits, batch, query_heads, head_dim], each split's own average of its
-        values, and [splits, batch, query_heads], the natural logarithm of its sum of exponentials of scaled scores. A
-        split without keys has an output of zeros and a log-sum-exp of -inf. The bytes are counted: each key and value
-        of a split is read once for all heads of its group.
+        values, and [splits, batch, query_heads], the natural logarithm of the sum of the exponentials of its scaled
+        scores. A split without keys has an output of zeros and a log-sum-exp of -inf. The bytes are counted: each key
+        and value of a split is read once for all heads of its group.
     """
     batch, query_heads, head_dim = query.shape
     key_heads = key_cache.shape[1]
@@ -317,15 +335,15 @@ best_split_attention = check("8.2", split_attention).best
 # %% [markdown]
 # ## The merge
 #
-# With $L = \log \sum_s e^{L_s}$ the whole is
+# The whole softmax has the log-sum-exp $L = \log \sum_s e^{L_s}$. Each split's share of the output is its share of
+# the total weight:
 #
 # $$o = \sum_s e^{L_s - L} \, o_s$$
 #
-# The weights are a softmax over the splits' log-sum-exps, and like every softmax it is taken relative to its maximum.
-# The merged $L$ is not only a by-product. Whoever merges further, over a shared prompt or over several GPUs, needs it.
-#
-# One program for each query head of each sequence is enough: 32 programs of 16 or 33 rows of 129 numbers. All splits of
-# a row fit into one tile.
+# Two splits with $L_1 = L_2$ count half each; if $L_1$ is larger by $\log 3$, they count three quarters and one
+# quarter. So the weights are a softmax over the log-sum-exps, computed relative to the maximum as always. Return $L$
+# too, because a further merge needs it, for example over several GPUs. One program for each query head of each
+# sequence is enough, and all splits of a row fit into one tile.
 
 # %%
 # Exercise 8.3 · Combine the splits
@@ -333,7 +351,7 @@ best_split_attention = check("8.2", split_attention).best
 def combine_kernel(
     outputs_pointer, lses_pointer, output_pointer, lse_pointer, splits, HEAD_DIM: tl.constexpr, BLOCK_S: tl.constexpr
 ):
-    """Program r of one axis: row r, a query head of a sequence. In split s that is row s · rows + r of the parts."""
+    """Program r: row r, which is a query head of a sequence. In split s that is row s · rows + r of the parts."""
     row, rows = tl.program_id(0), tl.num_programs(0)
     # BEGIN SOLUTION
     members = tl.arange(0, BLOCK_S)  # [BLOCK_S], of which the first `splits` exist
@@ -380,9 +398,9 @@ def combine_splits(outputs, lses):
 best_combine_splits = check("8.3", combine_splits).best
 
 # %% [markdown]
-# Together they are attention, for any number of splits. **Predict** what the last column will show for partial outputs
-# that are averaged as if they were equal. Scores of real models are uneven, so some of these are made so: the last
-# tokens score higher, as they often do.
+# Together the two kernels compute attention, for any number of splits. The cell compares them with PyTorch. Its last
+# column averages the splits without weights. In this data, as in many real models, the last tokens score higher.
+# **Predict** how wrong the plain average is.
 
 # %%
 torch.manual_seed(8)
@@ -405,8 +423,8 @@ for splits in (1, 2, 3, 16, 100):
     print(f"{splits:>6}{empty:>8}{error:>16.1e}{careless:>27.2f}")
 
 # %% [markdown]
-# What does the merge cost in bytes? Every split leaves `query_heads` rows of `head_dim + 1` float32 numbers, written
-# once and read once. Count before the meter does, for this shape: 8 query heads of dimension 64 on 2 KV heads, 512
+# What does the merge cost in bytes? Every split leaves `query_heads` rows of `head_dim + 1` float32 numbers, which
+# are written once and read once. **Predict** the third column for 8 query heads of dimension 64 on 2 KV heads and 512
 # keys.
 
 # %%
@@ -423,22 +441,22 @@ for splits in (1, 4, 8):
     print(f"{splits:>6}{left:>17,}{2 * partial_bytes:>17,}{2 * partial_bytes / read:>12.1%}")
 
 # %% [markdown]
-# The keys and values are read once however they are split (the few bytes more are each program's look at `lengths`).
-# The partial results grow with the splits and not with the context. For the question's layer in 16 splits they are $2
-# \cdot 16 \cdot 32 \cdot 129 \cdot 4$ bytes, 0.53 MB of 537 MB, a thousandth. At 8192 keys it is 1.6 %, and in 256
-# splits 25 %. What the merge really costs at small sizes is a second kernel: its launch, and two trips to memory that
-# wait for each other.
-
-# %% [markdown]
+# Keys and values are read once, however they are split. (The few extra bytes are the length that each program loads.)
+# The partial results grow with the splits and not with the context. For the question's layer in 16 splits they are
+# $2 \cdot 16 \cdot 32 \cdot 129 \cdot 4$ bytes: 0.53 MB beside 537 MB, a thousandth. At 8192 keys they are 1.6 % of
+# the cache, and in 256 splits 25 %. At small sizes the second kernel itself costs more than its bytes: one more
+# launch, and a write and a read of memory that happen one after the other.
+#
 # ## How many splits
 #
-# Now everything is in place to choose. Too few leave the chip idle. A few too many begin a wave of their own. Many make
-# the partial results grow, and programs so short that they spend their time starting. The model has a term for each.
+# With too few splits the chip is idle. With a few too many, a second wave begins. With very many, the partial results
+# grow and each program is so short that it mostly waits for its first bytes. Your model has a term for each of these,
+# so it can choose.
 
 # %%
 # Exercise 8.4 · How many splits
 def kernel_seconds(programs, program_bytes, chip):
-    """Seconds of a kernel whose programs each read `program_bytes`: one wave after the other. As above."""
+    """Seconds of a kernel whose programs each read `program_bytes`: one wave after the other. The same as above."""
     full, rest = divmod(programs, chip["slots"])
     waves = [chip["slots"]] * full + [rest] * bool(rest)  # programs of each wave
     rates = [min(chip["bandwidth"], busy * chip["program_bandwidth"]) for busy in waves]
@@ -448,10 +466,10 @@ def kernel_seconds(programs, program_bytes, chip):
 def decode_microseconds(splits, batch, query_heads, key_heads, context, head_dim, item_bytes, chip):
     """Microseconds of one step of decode attention with the keys in `splits` parts.
 
-    The pass over keys and values: kernel_seconds, with a program for each sequence, KV head and split, each as long as
-    that of the longest split. With more than one split the combine comes on top: chip["launch_seconds"], and the
-    partial results (an output of head_dim numbers and a log-sum-exp for each split, sequence and query head, float32),
-    written once and read once at chip["bandwidth"].
+    The pass over keys and values takes kernel_seconds, with a program for each sequence, KV head and split. Each
+    program reads as many bytes as that of the longest split. With more than one split, add the combine:
+    chip["launch_seconds"], and the partial results, written once and read once at chip["bandwidth"]. These are head_dim
+    numbers of output and a log-sum-exp for each split, sequence and query head, in float32.
 
     Args:
         splits: at least 1; the longest split has ⌈context / splits⌉ keys.
@@ -471,10 +489,10 @@ def decode_microseconds(splits, batch, query_heads, key_heads, context, head_dim
 
 
 def choose_splits(batch, query_heads, key_heads, context, head_dim, item_bytes, chip):
-    """A number of splits whose decode_microseconds are the least, or at most half a percent above.
+    """A number of splits whose decode_microseconds are the least, or at most half a percent above the least.
 
-    Every split has at least 64 keys and there are at most 256 splits: from 1 to the smaller of context // 64 and 256.
-    One split is always allowed.
+    Every split has at least 64 keys, and there are at most 256 splits: choose from 1 to the smaller of context // 64
+    and 256. One split is always allowed.
     """
     # BEGIN SOLUTION
     most = max(1, min(256, context // 64))
@@ -486,21 +504,14 @@ def choose_splits(batch, query_heads, key_heads, context, head_dim, item_bytes, 
 best_decode_microseconds, best_choose_splits = check("8.4", decode_microseconds, choose_splits).best
 
 # %% [markdown]
-# Real libraries choose by rules of the same kind, on the host, in a microsecond. Two of them stand beside yours in the
-# next cell.
+# ## What libraries choose · deeper
 #
-# **FlashAttention-2** counts two programs on each multiprocessor. If the programs fill 80 % of these slots without
-# splits, it does not split. Else it computes for every number of splits up to 128 how full the waves are, and takes the
-# *smallest* number that reaches 85 % of the best; numbers that leave a split of whole tiles as long as the number
-# before are left out.
+# Real libraries use similar rules, which take the host a microsecond. The next cell compares two with yours.
 #
-# **This course's library** has your model in another unit, `course_lib/kernels/decode/splits.py`: the keys of a
-# split for each wave, 128 more for each wave's start, and 7 for each split that must be merged, in the time in which a
-# multiprocessor reads one key and its value, 16 ns at head dimension 128. The 128 and the 7 were measured on an H200,
-# where we
-# assumed. A last wave counts as 95 % of a whole one, however few programs it has, or as more when it is fuller. There
-# is one slot on each multiprocessor; a split has about 64 keys at least, there are at most 256, and the least time
-# wins.
+# **FlashAttention-2** counts two slots on each multiprocessor. If the programs fill 80 % of the slots without splits,
+# it does not split. Otherwise it takes the *smallest* number of splits, up to 128, whose waves are at least 85 % as
+# full as the best. **This course's library** uses your model with constants measured on an H200
+# (`course_lib/kernels/decode/splits.py`).
 
 # %%
 from course_lib.kernels.decode.splits import choose_splits as library_choice
@@ -530,29 +541,25 @@ for batch, query_heads, key_heads, context in shapes:
           f"{times[0]:>17}{times[1]:>12}")
 
 # %% [markdown]
-# They differ, and it matters little, for the valleys of the curve are wide. FlashAttention-2 counts two slots on each
-# multiprocessor, and so tends to twice as many splits; for a long context two whole waves are as good as one. All three
-# agree on what costs: no split for 64 sequences, which fill the chip by themselves, few or none for a few hundred keys,
-# and never a few programs over the edge of a wave.
+# The numbers differ, but the times hardly do, because the low points of the curve are wide. All three agree on what
+# matters: no split for 64 sequences, which fill the chip already; few or none for a few hundred keys; and never a few
+# programs more than a full wave.
 #
-# With 132 multiprocessors 13 sequences of 60,000 keys are the close case: 104 programs leave 28 slots empty, and in 5
-# parts they fill four waves, the last one nearly to its end. Both libraries cut. The model does so where a program
-# draws 40 GB/s, for then 104 of them draw less than there is. The H200 that this course was measured on gave a single
-# program 49 GB/s, with which some 90 draw everything, and there the model sees nothing to gain.
+# ## Pages, groups and splits at once · deeper
 #
-# ## Pages, groups and splits at once
+# A serving system needs pages (chapter 06), grouped heads (chapter 07) and splits in one kernel. Only the addresses
+# change. Token $t$ of a sequence lies in page `block_tables[sequence, t // page_size]`, at row `t % page_size`. A
+# split may begin in the middle of a page, because each key looks up its own page.
 #
-# A serving system has all of it: pages (chapter 06), grouped heads (chapter 07), ragged lengths, and one query each.
-# Only the addresses change. Token $t$ of a sequence lies in page `block_tables[sequence, t // page_size]`, at row `t %
-# page_size`. A split need not begin where a page begins, as each key looks up its own page.
+# Whatever lies beyond a sequence's length is undefined: entries of the table, and rows of its last page. They hold
+# old data, and in one case of the check that is NaN. A weight of zero does not protect you, because
+# $0 \cdot \text{NaN}$ is NaN. So mask the loads.
 #
-# What a length doesn't reach is undefined: entries of the table, slots of the last page. They hold what was there
-# before, and in one case of the check that is NaN. A weight of zero is no protection, as $0 \cdot \text{NaN}$ is NaN.
+# Remember the trap of chapter 06: load page numbers one step ahead, or the compiler cannot fetch the next tile early.
+# The check accepts both versions, but only one is fast.
 #
-# Chapter 06 showed the trap of the paged loop: page numbers that are loaded in the step that needs them keep the
-# compiler from fetching the next tile meanwhile. Load them one step ahead. The check takes either; the clock does not.
-#
-# The cell is all yours: both kernels and the launcher.
+# The cell holds the loop of 8.2 and the merge of 8.3. You write what pages change: where keys and values lie, the
+# launch, and an output in the query's own dtype.
 
 # %%
 # Exercise 8.5 · Flash-Decoding on a paged cache
@@ -564,7 +571,6 @@ def paged_split_kernel(
     GROUP: tl.constexpr, BLOCK_G: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """Program (split, KV head, sequence): one split of the keys, wherever their pages lie."""
-    # BEGIN SOLUTION
     split, splits = tl.program_id(0), tl.num_programs(0)
     key_head, key_heads = tl.program_id(1), tl.num_programs(1)
     sequence, batch = tl.program_id(2).to(tl.int64), tl.num_programs(2)
@@ -583,16 +589,23 @@ def paged_split_kernel(
     running_max = tl.full([BLOCK_G], float("-inf"), tl.float32)
     running_sum = tl.zeros([BLOCK_G], tl.float32)
     accumulator = tl.zeros([BLOCK_G, HEAD_DIM], tl.float32)
+    # Before the loop: what you want to load one step ahead.
+    # BEGIN SOLUTION
     keys = first + tl.arange(0, BLOCK_N)  # [BLOCK_N]
     next_pages = tl.load(table_pointer + keys // PAGE_SIZE, mask=keys < last, other=0)  # [BLOCK_N]
+    # END SOLUTION
     for start in range(first, last, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)  # [BLOCK_N]
         present = keys < last
+        # `key_offsets` and `value_offsets` [BLOCK_N, HEAD_DIM]: each key and value in its page.
+        # BEGIN SOLUTION
         pages = next_pages.to(tl.int64)  # [BLOCK_N]
         # One step ahead: a tile whose page numbers are loaded in its own step cannot be fetched in advance.
         ahead = keys + BLOCK_N
         next_pages = tl.load(table_pointer + ahead // PAGE_SIZE, mask=ahead < last, other=0)
         key_offsets = (pages * key_page_stride + keys % PAGE_SIZE * key_stride)[:, None] + columns[None, :]
+        value_offsets = (pages * value_page_stride + keys % PAGE_SIZE * value_stride)[:, None] + columns[None, :]
+        # END SOLUTION
         key_tile = tl.load(key_pointer + key_offsets, mask=present[:, None], other=0.0)  # [BLOCK_N, HEAD_DIM]
         scores = tl.dot(query, tl.trans(key_tile), input_precision="ieee") * scale_log2  # [BLOCK_G, BLOCK_N]
         scores = tl.where(present[None, :], scores, float("-inf"))
@@ -600,7 +613,6 @@ def paged_split_kernel(
         weights = tl.exp2(scores - new_max[:, None])  # [BLOCK_G, BLOCK_N]
         rescale = tl.exp2(running_max - new_max)  # [BLOCK_G]
         running_sum = running_sum * rescale + tl.sum(weights, axis=1)
-        value_offsets = (pages * value_page_stride + keys % PAGE_SIZE * value_stride)[:, None] + columns[None, :]
         value_tile = tl.load(value_pointer + value_offsets, mask=present[:, None], other=0.0)  # [BLOCK_N, HEAD_DIM]
         product = tl.dot(weights.to(value_tile.dtype), value_tile, input_precision="ieee")
         accumulator = accumulator * rescale[:, None] + product  # [BLOCK_G, HEAD_DIM]
@@ -611,7 +623,6 @@ def paged_split_kernel(
     tl.store(outputs_pointer + output_offsets, accumulator / total[:, None], mask=(members < GROUP)[:, None])
     log_sum_exp = (running_max + tl.log2(total)) * 0.6931471805599453
     tl.store(lses_pointer + rows, log_sum_exp, mask=members < GROUP)
-    # END SOLUTION
 
 
 @triton.jit
@@ -619,7 +630,6 @@ def merge_kernel(
     outputs_pointer, lses_pointer, output_pointer, lse_pointer, splits, HEAD_DIM: tl.constexpr, BLOCK_S: tl.constexpr
 ):
     """Program r: row r of all splits, as in 8.3. The output may have another dtype."""
-    # BEGIN SOLUTION
     row, rows = tl.program_id(0), tl.num_programs(0)
     members = tl.arange(0, BLOCK_S)  # [BLOCK_S]
     columns = tl.arange(0, HEAD_DIM)  # [HEAD_DIM]
@@ -633,6 +643,8 @@ def merge_kernel(
     weights = tl.exp(lses - reference)  # [BLOCK_S]
     total = tl.sum(weights, axis=0)
     divisor = tl.where(total == 0.0, 1.0, total)
+    # The output in its own dtype, and the log-sum-exp.
+    # BEGIN SOLUTION
     output = tl.sum(weights[:, None] * parts, axis=0) / divisor  # [HEAD_DIM]
     tl.store(output_pointer + row * HEAD_DIM + columns, output.to(output_pointer.dtype.element_ty))
     tl.store(lse_pointer + row, largest + tl.log(divisor))
@@ -647,7 +659,8 @@ def flash_decode(query, key_pages, value_pages, block_tables, lengths, splits):
         key_pages, value_pages: [pages, key_heads, page_size, head_dim], page_size at least 1. Query heads h · group to
             h · group + group - 1 share KV head h. Any strides but the last, which is 1.
         block_tables: [batch, max_blocks], int32, any row stride: the page of tokens i · page_size to
-            (i + 1) · page_size - 1 of a sequence. What a length doesn't reach is undefined: entries, and slots too.
+            (i + 1) · page_size - 1 of a sequence. What a length doesn't reach is undefined: entries, and rows of pages
+            too.
         lengths: [batch], int32: the tokens of each sequence, from 0.
         splits: at least 1. Which keys a split has is up to you.
 
@@ -659,7 +672,6 @@ def flash_decode(query, key_pages, value_pages, block_tables, lengths, splits):
         log-sum-exp over all keys. Zeros and -inf for a sequence without tokens. The bytes are counted: each key and
         value is read once for all heads of its group.
     """
-    # BEGIN SOLUTION
     batch, query_heads, head_dim = query.shape
     key_heads, page_size = key_pages.shape[1:3]
     group = query_heads // key_heads
@@ -667,38 +679,39 @@ def flash_decode(query, key_pages, value_pages, block_tables, lengths, splits):
     lses = torch.empty(splits, batch, query_heads, dtype=torch.float32, device=query.device)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     lse = torch.empty(batch, query_heads, dtype=torch.float32, device=query.device)
+    # Launch paged_split_kernel with a program for each split, KV head and sequence.
+    # BEGIN SOLUTION
     paged_split_kernel[(splits, key_heads, batch)](
         query, key_pages, value_pages, block_tables, lengths, outputs, lses, *query.stride()[:2],
         *key_pages.stride()[:3], *value_pages.stride()[:3], block_tables.stride(0),
         math.log2(math.e) / math.sqrt(head_dim), GROUP=group, BLOCK_G=max(16, triton.next_power_of_2(group)),
         HEAD_DIM=head_dim, PAGE_SIZE=page_size, BLOCK_N=64,
     )
+    # END SOLUTION
     merge_kernel[(batch * query_heads,)](
         outputs, lses, output, lse, splits, HEAD_DIM=head_dim, BLOCK_S=triton.next_power_of_2(splits)
     )
     return output, lse
-    # END SOLUTION
 
 # %%
 best_flash_decode = check("8.5", flash_decode).best
 
 # %% [markdown]
-# Two launches, one for the splits and one for the merge. The library needs a single one. Each program, when its part is
-# in memory, adds 1 to a counter of its sequence and KV head; whoever finds that all others have arrived merges, while
-# the parts still lie in the L2 cache. It is worth reading: `finish_split` in `course_lib/kernels/decode/combine.py`.
+# You used two launches. The library needs one: each program that has stored its part adds 1 to a counter, and the
+# last one to arrive does the merge while the parts are still in the L2 cache (`finish_split` in
+# `course_lib/kernels/decode/combine.py`).
 #
-# ## A grid that may not change
+# ## A grid that may not change · deeper
 #
-# Decode launches hundreds of small kernels for each token, and at small batches the host is slower than the GPU: where
-# this course was measured, a call of the library's kernel took Python 64 µs and the H200, with 8192 tokens, 21 µs.
-# Serving systems therefore record a step once, as a *CUDA graph*, and replay it, which took the host 5 µs. A graph
-# keeps every kernel's grid and every pointer. The lengths may change from token to token, because the kernel reads them
-# from memory. The number of splits may not, for it is the grid.
+# Decode launches hundreds of small kernels for each token, and at small batches the host is slower than the GPU.
+# Where this course was measured, one call of the library's kernel took Python 64 µs, but the H200 only 21 µs for 8192
+# tokens. Serving systems therefore record a step once as a *CUDA graph*, a list of launches that is replayed with one
+# call. A replay took the host 5 µs.
 #
-# So it is chosen for the longest sequence that the graph is to serve, and shorter ones live with it. What that costs is
-# small, and the next cell shows why. Splits are dealt out by the length that is there, so a short sequence has short
-# splits, and below `splits` tokens some of one key and some of none. An empty program reads its length, finds nothing
-# to do, and leaves zeros and $-\infty$.
+# A graph fixes every grid and every pointer. Lengths may change between tokens, because the kernel reads them from
+# memory. The number of splits may not, because it is part of the grid. So you choose it for the longest sequence that
+# the graph will serve. Shorter sequences then have shorter splits, and below `splits` tokens some have no keys at
+# all. The next cell shows what that costs.
 
 # %%
 from course_lib.kernels.decode.attention import decode_attention
@@ -714,10 +727,11 @@ for length in (1, 20, 100, 1000, 10_000, 131_072):
     print(f"{length:>8,}{size:>17,}{with_keys:>18}{format_bytes(moved):>17}{share:>14}")
 
 # %% [markdown]
-# Half a megabyte of partial results takes an H200 an eighth of a microsecond. At short lengths it is many times the
-# cache and still less than the launch. On a GPU the next cell records one step for a capacity of 131,072 and replays it
-# while the sequence grows. Look at two things: the results stay right, and the time follows the length though nothing
-# was recorded anew.
+# An H200 moves half a megabyte of partial results in an eighth of a microsecond. For a short sequence that is many
+# times its cache, and still less than a launch.
+#
+# On a GPU the next cell records one step for 131,072 tokens and replays it while the sequence grows. The results stay
+# right, and the time follows the length, although nothing is recorded again.
 
 # %%
 if on_gpu:
@@ -740,25 +754,26 @@ if on_gpu:
         print(f"{length:>8,} tokens: {format_seconds(replayed):>8}, "
               f"differs from a launch of its own by {(output - launched).abs().max().item():.1e}")
 else:
-    print(f"A CUDA graph needs a GPU. Its grid of 8 × {fixed} programs would stay; the lengths that they read change.")
+    print(f"A CUDA graph needs a GPU. Its grid of 8 × {fixed} programs would stay, and the lengths they read change.")
 
 # %% [markdown]
-# ## The race
+# ## The race · deeper
 #
-# Time to be fast. PyTorch's FlashAttention-2 backend splits the keys too: on the H200 that this course was measured on
-# it reads the question's cache at 3.44 TB/s, in 156 µs, and cuDNN at 3.92 TB/s. Beat the first. The cache is
-# contiguous, in bfloat16, every key counts, and everything is free: the splits, the tiles, one launch or two. On Hopper
-# you pass as soon as you are not slower; elsewhere 0.85 times its speed passes, since on an A100 that library runs on
-# the chip that it was written for. On a T4 only the numbers must be right. Without a GPU the check says what it would
-# need.
+# Now make it fast. PyTorch's FlashAttention-2 backend splits the keys too. On the H200 used for this course it reads
+# the question's cache in 156 µs, at 3.44 TB/s, and cuDNN reads it at 3.92 TB/s. Beat FlashAttention-2. The cache is
+# contiguous, in bfloat16, and every key counts; you choose the splits, the tiles, and one launch or two. On Hopper
+# you pass when you are not slower. Elsewhere 0.85 times its speed is enough, because FlashAttention-2 was written for
+# the A100. On a T4 only the numbers are checked.
 #
-# What to look for. First, bytes on their way: Little's law asks for $4.37\,\text{TB/s} \cdot 0.8\,\text{µs} / 132$, 26
-# KB on each multiprocessor at any time. A program with tiles of 128 keys has 32 KB for keys and 32 KB for values under
-# way while it works on as many; that fills 128 KB of shared memory, so one program lives on a multiprocessor, and 16
-# splits of 8 heads make a wave. Second, warps that do not wait for each other. With 16 rows of queries four warps lie
-# side by side along the keys, and each row's maximum and sum cross from warp to warp through shared memory, at every
-# tile. The maximum has to. The sum can wait: keep one for each column of the tile, and add them up after the last.
-# Third, no masks in the main loop, and in the merge nothing one after the other.
+# Three things make the difference:
+#
+# - **Bytes in flight.** Little's law asks for $4.37\,\text{TB/s} \cdot 0.8\,\text{µs} / 132$ = 26 KB on each
+#   multiprocessor at any time. With tiles of 128 keys a program loads 64 KB while it works on 64 KB. That fills 128
+#   KB of shared memory, so one program fits on a multiprocessor, and 16 splits of 8 heads make one wave.
+# - **Warps that do not wait for each other.** With 16 rows of queries, four warps lie side by side along the keys, so
+#   each row's maximum and sum cross warps through shared memory in every tile. The maximum must. The sum can wait:
+#   keep one for each column, and add them up after the last tile.
+# - **No masks in the main loop**, and in the merge no step that waits for another.
 
 # %%
 # Exercise 8.6 · Beat FlashAttention-2 at 128k
@@ -897,15 +912,15 @@ best_fast_decode = check("8.6", fast_decode).best
 # %% [markdown]
 # ## Constant time, until bandwidth rules
 #
-# Now measure what Flash-Decoding promised. With few tokens a step takes what it takes to launch, to fetch the first
-# bytes and to merge, whatever the length. That is the flat part. As the context grows, the bytes catch up: from then on
-# time goes with the length, along the floor. Without splits there is no flat part worth the name, as eight programs
-# reach *their* floor at once, a line that lies higher by the share of the chip that is idle. On a GPU every step is
-# recorded and replayed, as above: called from Python, all of them would take what the host takes, and that is flat too.
+# Now measure what Flash-Decoding promised. With few tokens, a step takes the time to launch, to fetch the first bytes
+# and to merge, so the curve is flat. As the context grows, reading the bytes takes over, and the time follows the
+# bandwidth floor. Without splits there is hardly a flat part, because eight programs reach their own, slower limit at
+# once. On a GPU every step is replayed from a CUDA graph (a recorded list of launches), so that Python's own time
+# does not hide this.
 #
-# **Predict** where the bend is. If the fixed part is 10 µs, an H200 reads 44 MB at 4.37 TB/s in the meantime, and
-# that is 10,700 tokens of 4096 bytes. On a CPU the lines differ by the number of cores once there is enough to share
-# out, and both begin below the floor: the floor is that of its memory, and a short context lies in its L2 and L3.
+# **Predict** where the curve bends. If the fixed part is 10 µs, an H200 reads 44 MB in that time, which is 10,700
+# tokens of 4096 bytes. On a CPU the two lines differ by the number of cores once there is enough work to share. Both
+# begin below the floor, because a short context fits into the CPU's caches.
 
 # %%
 from course_lib.figures.attention.context_scaling import context_scaling_figure
@@ -957,9 +972,9 @@ context_scaling_figure(times, bytes_per_token, roof, f"1 sequence, {heads} of di
 # %% [markdown]
 # ## Predicted against measured
 #
-# Back to the question, at 131,072 tokens. *Predicted* is your model of 8.4 with this machine's bandwidths; on a CPU its
-# slots are the cores, and what one program draws is what one core drew above. (On a GPU the first prediction is right
-# because it was measured: the rate of a single program comes from that very run. The second one is the test.)
+# Back to the question, at 131,072 tokens. *Predicted* is your model of 8.4 with this machine's bandwidths. On a CPU
+# its slots are the cores. On a GPU the first prediction is right by construction, because that run gave the rate of a
+# single program. The second prediction is the test.
 
 # %%
 if on_gpu:
@@ -981,36 +996,28 @@ for name, line in times.items():
 # %% [markdown]
 # ## What production systems do
 #
-# **FlashAttention** has `num_splits` in its interface for a cache: 0 asks the rule above, 1 switches splitting off. The
-# same rule stands in PyTorch's copy. FlashAttention-3 keeps it in a changed form, with a lower threshold at short
-# contexts, and can plan the work of a batch in a small kernel of its own before the step.
+# **FlashAttention** takes `num_splits` when it reads a cache: 0 uses the rule above, and 1 switches splitting off.
+# PyTorch's copy uses the same rule. FlashAttention-3 has a lower threshold for short contexts.
 #
-# **FlashInfer** separates `plan` from `run`. The plan is made on the host, once for a token and used by all layers: it
-# searches, by bisection, the smallest number of pages for a chunk with which all chunks of all sequences still fit the
-# grid, at least 128 tokens each. A long sequence in a batch of short ones then gets many programs and the short ones
-# one each, where a fixed number of splits gives all of them the same. Inside a CUDA graph the grid is padded to its
-# largest size, and programs beyond the plan leave at once. Its log-sum-exps are in base 2, those of FlashAttention in
-# base e, and code that merges across GPUs must be told which.
+# **FlashInfer** separates `plan` from `run`. Once per token the host searches for the smallest chunk, at least 128
+# tokens, for which all chunks of all sequences still fit the grid. So a long sequence among short ones gets many
+# programs and the short ones get one each. Its log-sum-exps are in base 2, FlashAttention's in base e. If you merge
+# across GPUs, you must know which.
 #
-# **vLLM** calls either. Its first kernels came in two versions, one program for each head and sequence, and one with
-# partitions of 512 tokens and a reduction. With FlashAttention-3 and CUDA graphs it sets an upper bound on the splits,
-# 32 unless configured otherwise, so that the buffers for partial results have a fixed size.
+# **vLLM** calls either one. With FlashAttention-3 and CUDA graphs it allows at most 32 splits by default, so that the
+# buffers for partial results have a fixed size.
 #
-# What Flash-Decoding brought, in its authors' measurements on an A100: attention up to 50 times as fast as
-# FlashAttention at long contexts, nearly constant time up to 32k, and up to 8 times the tokens per second end to end.
+# Flash-Decoding's authors measured on an A100: attention up to 50 times as fast as FlashAttention at long contexts,
+# nearly constant time up to 32k, and up to 8 times the tokens per second end to end.
 #
 # ## Papers
 #
 # - T. Dao, D. Haziza, F. Massa, G. Sizov: *Flash-Decoding for long-context inference*, October 2023,
 #   [pytorch.org/blog/flash-decoding](https://pytorch.org/blog/flash-decoding/). Exercises 8.2 and 8.3.
-# - M. Milakov, N. Gimelshein: *Online normalizer calculation for softmax*, 2018, [arXiv
-#   1805.02867](https://arxiv.org/abs/1805.02867). Section 3.1 merges parts of a row in any order.
-# - Z. Ye et al.: *FlashInfer: Efficient and Customizable Attention Engine for LLM Inference Serving*, 2025, [arXiv
-#   2501.01005](https://arxiv.org/abs/2501.01005). Plan and run, merging as an operator.
-# - W. Kwon et al.: *Efficient Memory Management for Large Language Model Serving with PagedAttention*, 2023, [arXiv
-#   2309.06180](https://arxiv.org/abs/2309.06180). The cache that 8.5 reads.
-# - J. Ainslie et al.: *GQA*, 2023, [arXiv 2305.13245](https://arxiv.org/abs/2305.13245). Why there are only 8 KV heads
-#   to deal out.
+# - M. Milakov, N. Gimelshein: *Online normalizer calculation for softmax*, 2018,
+#   [arXiv 1805.02867](https://arxiv.org/abs/1805.02867). Section 3.1 merges parts of a row in any order.
+# - Z. Ye et al.: *FlashInfer: Efficient and Customizable Attention Engine for LLM Inference Serving*, 2025,
+#   [arXiv 2501.01005](https://arxiv.org/abs/2501.01005). Plan and run, merging as an operator.
 
 # %%
 progress()

@@ -87,12 +87,12 @@ EXERCISE = Exercise(
     cases=occupancy_cases,
     oracle={"occupancy": occupancy_oracle, "splits_for_one_wave": splits_for_one_wave_oracle},
     hints=(
-        "There is one program for each sequence, KV head and split. How often must the chip be filled until all of "
-        "them have run? The last time may leave slots empty.",
-        "Round the waves up: -(-programs // slots), or triton.cdiv(programs, slots). All waves together offer waves · "
-        "slots places, of which the programs take their part.",
-        "One wave: batch · key_heads · splits may be at most slots. The largest whole number of splits for that is a "
-        "division rounded down, and never less than 1.",
+        "There is one program for each sequence, KV head and split. How often must you fill the chip until all of them "
+        "have run? The last wave may leave slots empty.",
+        "Round the waves up: -(-programs // slots), or triton.cdiv(programs, slots). All waves together have waves · "
+        "slots slots. Which share of them holds a program?",
+        "For one wave, batch · key_heads · splits may be at most slots. So divide slots by batch · key_heads, round "
+        "down, and return at least 1.",
     ),
     slips=(
         Slip(
@@ -149,8 +149,8 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "busy_above_one",
-            "The busy share is programs / slots, which passes 1 as soon as there is more than one wave. Compare with "
-            "the places of all waves: waves · slots.",
+            "The busy share is programs / slots, which is more than 1 as soon as there is more than one wave. Divide "
+            "by the slots of all waves: waves · slots.",
             when=_busy_is(lambda programs, waves, slots: programs / slots),
         ),
         Mistake(
@@ -161,7 +161,7 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "busy_of_the_last_wave",
-            "That is the share of the last wave alone. Take all waves together: programs / (waves · slots).",
+            "That is the busy share of the last wave only. Take all waves together: programs / (waves · slots).",
             when=_busy_is(lambda programs, waves, slots: (programs - (waves - 1) * slots) / slots),
         ),
     ),

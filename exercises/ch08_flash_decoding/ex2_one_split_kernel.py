@@ -140,18 +140,18 @@ EXERCISE = Exercise(
         Moves(partial_bytes, slack=1.1),
     ),
     hints=(
-        "Which keys are mine? split_length = tl.cdiv(length, splits); from split · split_length up to the end of the "
-        "split or of the sequence, whichever comes first. For a split without keys the loop then makes no step.",
-        "The loop is that of chapter 04, with the group's query heads as rows: for start in range(first, last, "
-        "BLOCK_N). Mask keys by `last`, not by `length`: what follows belongs to the next split.",
-        "Load keys and values with mask=(keys < last)[:, None], other=0.0, and set the scores of missing keys to "
-        'minus infinity: tl.where((keys < last)[None, :], scores, float("-inf")).',
+        "The loop is given: it is the one of 7.5. Start with `first` and `last`. A split has tl.cdiv(length, splits) "
+        "keys, and the last splits may have fewer or none.",
+        "first = split · split_length. last = tl.minimum(first + split_length, length). Without keys, `last` is not "
+        "above `first`, so the loop makes no step.",
+        "`present` must end at `last`, not at `length`, because the keys behind `last` belong to the next split: "
+        "present = keys < last.",
         "After the loop: total = tl.where(running_sum == 0.0, 1.0, running_sum). The output is accumulator / total[:, "
-        "None], and the natural log-sum-exp (running_max + tl.log2(total)) · 0.6931471805599453; without a key that is "
+        "None]. The natural log-sum-exp is (running_max + tl.log2(total)) · 0.6931471805599453. Without keys these are "
         "zeros and minus infinity.",
-        "Both results are contiguous. Row number (split · batch + sequence) · query_heads + head of the outputs is "
-        "HEAD_DIM numbers long, and its log-sum-exp has that same row number. mask=members < GROUP keeps the padded "
-        "rows out.",
+        "Both results are contiguous. Head `head` of a sequence has row (split · batch + sequence) · query_heads + "
+        "head: HEAD_DIM numbers of output, and one log-sum-exp at the same row number. Store with mask=members < "
+        "GROUP, so that padded rows are not written.",
     ),
     mistakes=(
         FINITE_FOR_EMPTY,
@@ -165,7 +165,7 @@ EXERCISE = Exercise(
         Mistake(
             "read_out_of_bounds",
             "Memory outside the cache was read. The last tile of a split may reach past the end: mask the loads with "
-            "keys < last, and the query's rows with members < GROUP. If they are masked, look at the strides.",
+            "keys < last, and the query's rows with members < GROUP. If they are masked, check the strides.",
             when=lambda case, seen, got: any("reads" in access for access in seen.out_of_bounds),
         ),
         Mistake(

@@ -122,12 +122,13 @@ EXERCISE = Exercise(
         Moves(combine_bytes, slack=1.15),
     ),
     hints=(
-        "One program for each output row: a query head of a sequence. Split s of row r lies at row s · rows + r of the "
-        "partial outputs, with rows = batch · query_heads.",
+        "Each program merges one output row, which is a query head of a sequence. With rows = batch · query_heads, "
+        "split s of row r is row s · rows + r of the partial outputs.",
         "The weight of a split is exp(its log-sum-exp - the largest one). The output is the sum of weight · partial "
         "output, divided by the sum of the weights.",
-        "All splits at once: lses [BLOCK_S] with other=-inf for those that don't exist, parts [BLOCK_S, HEAD_DIM], "
-        "weights = tl.exp(lses - reference), output = tl.sum(weights[:, None] * parts, axis=0) / total.",
+        "Load all splits at once: lses [BLOCK_S] with other=-inf for those that don't exist, and parts [BLOCK_S, "
+        "HEAD_DIM]. Then weights = tl.exp(lses - reference) and output = tl.sum(weights[:, None] * parts, axis=0) / "
+        "total.",
         'When no split has a key, the largest is -inf: reference = tl.where(largest == float("-inf"), 0.0, largest), '
         "and divide by 1 where the total is 0. The merged log-sum-exp is reference + log(total), and there -inf.",
     ),

@@ -178,14 +178,14 @@ EXERCISE = Exercise(
     cases=splits_cases,
     oracle={"decode_microseconds": decode_microseconds_oracle, "choose_splits": price_oracle},
     hints=(
-        "Two terms, in seconds first. The pass over the keys is kernel_seconds of all programs; what does one read? "
-        "Keys and values of its split, and splits that are not even are as slow as the longest one.",
+        "Add two terms, in seconds first. The pass over the keys is kernel_seconds of all programs. One program reads "
+        "the keys and values of its split. If splits differ in length, take the longest.",
         "program_bytes = 2 · ⌈context / splits⌉ · head_dim · item_bytes, and there are batch · key_heads · splits "
         "programs.",
-        "The second term is 0 for one split. Otherwise: launch_seconds, and the partial results at the full bandwidth, "
-        "once written and once read. For every split, sequence and *query* head these are head_dim + 1 float32 "
-        "numbers.",
-        "`choose_splits` may try them all: min(range(1, most + 1), key=lambda splits: decode_microseconds(splits, "
+        "The second term is 0 for one split. Otherwise it is launch_seconds plus the time to write the partial results "
+        "once and read them once at the full bandwidth. They are head_dim + 1 float32 numbers for every split, "
+        "sequence and *query* head.",
+        "`choose_splits` may try every number: min(range(1, most + 1), key=lambda splits: decode_microseconds(splits, "
         "...)), with most = max(1, min(256, context // 64)).",
     ),
     slips=(

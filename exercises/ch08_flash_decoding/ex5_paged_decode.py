@@ -152,7 +152,7 @@ CONTRACT = Contract(
         "page_size": "page_size at least 1",
         "spare": "What a length doesn't reach is undefined",
         "dtype": "float32 or float16",
-        "unused": "What a length doesn't reach is undefined: entries, and slots too",
+        "unused": "What a length doesn't reach is undefined: entries, and rows of pages too",
         "query_layout": "the last stride 1",
         "key_layout": "Any strides but the last, which is 1",
         "table_layout": "any row stride",
@@ -224,13 +224,13 @@ SLIPS = (
     *GROUPED_SOFTMAX,
     Slip(
         "page_of_the_first_key",
-        "One page is looked up for a whole tile, that of its first key. A tile may reach over several pages: each key "
-        "has a page of its own, keys // PAGE_SIZE.",
+        "You look up one page for a whole tile, that of its first key. A tile may reach over several pages, so look up "
+        "a page for each key: keys // PAGE_SIZE.",
     ),
     Slip(
         "page_size_rounded_up",
-        "A page is taken to have the next power of two of slots. Its size may be any number: only a tile needs a power "
-        "of two, so divide by page_size itself.",
+        "A page's size was rounded up to the next power of two. Only a tile needs a power of two; a page may have any "
+        "size, so divide by page_size itself.",
     ),
     Slip(
         "slot_by_bit_mask",
@@ -277,14 +277,16 @@ EXERCISE = Exercise(
         Moves(paged_bytes, slack=1.2),
     ),
     hints=(
-        "Start from your kernels of 8.2 and 8.3, both in this one cell. Only the addresses of keys and values change: "
-        "what used to be sequence · batch_stride + key · key_stride now goes through the table.",
-        "Token `key` lies in block key // PAGE_SIZE. pages = tl.load(table_pointer + sequence · table_stride + keys // "
-        "PAGE_SIZE, mask=present, other=0), and then the row is pages · page_stride + keys % PAGE_SIZE · key_stride.",
-        "Nothing says that a split begins with a page: each key finds its own page, so any split bounds do. Take the "
-        "page numbers to 64 bits before you multiply them.",
-        "The combine kernel writes the output in the query's dtype: (...).to(output_pointer.dtype.element_ty). With "
-        "one split there is nothing to merge, but merging one part is right as well.",
+        "The loop of 8.2 and the merge of 8.3 are given. Only the addresses of keys and values change: what used to be "
+        "key · key_stride now goes through the table.",
+        "Each key has its own page, because a tile may reach over several: pages = tl.load(table_pointer + keys // "
+        "PAGE_SIZE, mask=present, other=0). Make the page numbers 64-bit before you multiply them.",
+        "A key's offset is pages · key_page_stride + keys % PAGE_SIZE · key_stride, as a column [:, None], plus the "
+        "columns [None, :]. Values have strides of their own.",
+        "One step ahead: load the first tile's pages before the loop. In the loop use what you carried, then load the "
+        "pages of keys + BLOCK_N with mask=keys + BLOCK_N < last.",
+        "The launch is that of 8.2 with block_tables as the fourth argument, its stride(0) before the scale, and "
+        "PAGE_SIZE=page_size. The merge stores the output as (...).to(output_pointer.dtype.element_ty).",
     ),
     mistakes=(
         FINITE_FOR_EMPTY,
@@ -295,8 +297,8 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "read_out_of_bounds",
-            "Memory outside a tensor was read. Entries of the table that a length doesn't reach are no pages: are the "
-            "loads masked? If they are, look at the addresses: strides, and the page's own size.",
+            "Memory outside a tensor was read. Entries of the table beyond a sequence's length are not pages: are the "
+            "loads masked? If they are, check the addresses: the strides and the page's own size.",
             when=_reads(""),
         ),
         Mistake(

@@ -110,15 +110,15 @@ EXERCISE = Exercise(
     hints=(
         "First the number of splits: as many programs as multiprocessors, so 132 // 8 = 16 splits of 8 KV heads on an "
         "H200. Ask with torch.cuda.get_device_properties(device).multi_processor_count.",
-        "Bytes on their way are what counts: tiles of 128 keys, 4 warps and num_stages=3, in 136 KB of shared memory "
-        "at head dimension 128 (A100, H100); 64 keys elsewhere.",
-        "A row's sum crosses all warps at every tile. Keep [BLOCK_G, BLOCK_N] column sums instead, column_sums * "
-        "rescale[:, None] + weights, and take tl.sum of them once, after the loop.",
-        "Take the masks out of the loop: whole tiles first, and the last partly filled one in a step of its own. And "
-        'tell the cache that keys are read once: eviction_policy="evict_first".',
-        "bfloat16 goes through tl.dot as it is; keep the weights in the values' dtype for the second product, and hand "
-        "it the accumulator: tl.dot(weights, value_tile, accumulator * rescale[:, None]).",
-        "The combine has 32 rows of 16 parts to merge: all at once, a tile [BLOCK_S, HEAD_DIM] for each row. "
+        "Keep many bytes in flight. On an A100 or H100 use tiles of 128 keys, 4 warps and num_stages=3, which take 136 "
+        "KB of shared memory at head dimension 128. Use 64 keys elsewhere.",
+        "A row's sum would cross all warps in every tile. Keep column sums [BLOCK_G, BLOCK_N] instead, column_sums * "
+        "rescale[:, None] + weights, and call tl.sum on them once, after the loop.",
+        "Take the masks out of the loop: whole tiles first, then the last, partly filled one in a step of its own. And "
+        'tell the L2 cache that keys are read only once: eviction_policy="evict_first".',
+        "tl.dot takes bfloat16 as it is. Cast the weights to the values' dtype for the second product, and pass it the "
+        "accumulator: tl.dot(weights, value_tile, accumulator * rescale[:, None]).",
+        "The combine merges 32 rows of 16 parts. Load all parts of a row at once, as a tile [BLOCK_S, HEAD_DIM]. "
         '`solution("8.6")` does no more than this.',
     ),
     slips=(

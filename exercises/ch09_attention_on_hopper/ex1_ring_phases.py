@@ -73,27 +73,26 @@ EXERCISE = Exercise(
     cases=ring_cases,
     oracle=played(),
     hints=(
-        "Give each use of a buffer a number: block b is use b // stages of buffer b % stages. The first use is number "
-        "0.",
-        "When block b has landed, ready[buffer] has completed phase b // stages. A consumer waits for that phase's "
-        "parity.",
-        "Before use n of a buffer can be filled, use n - 1 must be over: free[buffer] must have completed phase n - "
-        "1. Its parity is the other one, and for n = 0 it is 1, which a fresh barrier lets pass.",
+        "Number the uses of each buffer from 0: block b is use b // stages of buffer b % stages.",
+        "When block b has landed, ready[buffer] has completed phase b // stages. A consumer waits for the parity of "
+        "that phase.",
+        "Before the producer fills use n of a buffer, use n - 1 must be over, so free[buffer] must have completed "
+        "phase n - 1. That has the opposite parity of n. For n = 0 it is parity 1, which passes on a fresh barrier.",
         'The producer: ("wait", "free", buffer, phase ^ 1), ("load", buffer, block). A consumer: ("wait", "ready", '
         'buffer, phase), ("read", buffer), ("arrive", "free", buffer), with phase = block // stages & 1 in both.',
     ),
     slips=(
         Slip(
             "producer_waits_for_its_own_phase",
-            "The producer waits for free[buffer] to complete the phase of the use that it is about to begin. Nobody "
-            "can complete it before there is something to read: everyone waits for ever. It wants the phase before, "
-            "whose parity is the other one; on a fresh barrier that passes.",
+            "The producer waits for free[buffer] to complete the phase of the use that is about to begin. That phase "
+            "completes only after the use has been read, so everyone waits for ever. Wait for the phase before, which "
+            "has the opposite parity and passes on a fresh barrier.",
             formula=played(producer_parity=lambda block, stages: block // stages & 1),
         ),
         Slip(
             "consumer_waits_for_the_phase_before",
-            "A consumer waits for the phase before its own, which is complete before the copy has even begun. It reads "
-            "what is not there yet. Use n of a buffer is ready when phase n of ready[buffer] is complete.",
+            "A consumer waits for the phase before its own, which is complete before the copy has begun. So it reads "
+            "data that is not there yet. Use n of a buffer is ready when phase n of ready[buffer] is complete.",
             formula=(
                 played(consumer_parity=lambda block, stages: block // stages & 1 ^ 1),
                 played(
@@ -116,7 +115,7 @@ EXERCISE = Exercise(
         ),
         Slip(
             "parity_of_the_buffer",
-            "The parity is that of the buffer's number. It says how often the buffer was used, not which one it is: "
+            "You took the parity of the buffer's number. The parity depends on how often the buffer has been used: "
             "block // stages & 1.",
             formula=played(
                 producer_parity=lambda block, stages: block % stages & 1 ^ 1,
@@ -135,8 +134,8 @@ EXERCISE = Exercise(
         ),
         Slip(
             "filled_without_asking",
-            "The producer fills a buffer without waiting until its last use is over: blocks are overwritten before or "
-            "while they are read. Wait for free[buffer] before each load.",
+            "The producer fills a buffer without waiting until its last use is over, so blocks are overwritten before "
+            "or while they are read. Wait for free[buffer] before each load.",
             formula=played(producer_waits=False),
         ),
         Slip(
@@ -146,13 +145,13 @@ EXERCISE = Exercise(
         ),
         Slip(
             "never_freed",
-            "No consumer ever says that it is done with a buffer, so the producer waits for ever once all buffers are "
-            "full. Arrive at free[buffer] after each read.",
+            "The consumers never free a buffer, so the producer waits for ever once all buffers are full. Arrive at "
+            "free[buffer] after each read.",
             formula=played(frees="never"),
         ),
         Slip(
             "freed_before_read",
-            "A consumer frees its buffer before it reads it. The copy engine may then be faster than the reader. "
+            "A consumer frees its buffer before it reads it, so the next copy may overwrite what it is reading. "
             "Arrive at free[buffer] after the read.",
             formula=played(frees="before"),
         ),
@@ -169,8 +168,8 @@ EXERCISE = Exercise(
         ),
         Slip(
             "waits_for_its_own_copy",
-            "The producer waits for each copy before it asks for the next, so that only one is under way at a time. "
-            "Who asks need not wait: the copy engine arrives at ready[buffer] by itself.",
+            "The producer waits for each copy before it asks for the next, so only one runs at a time. It need not "
+            "wait, because the copy arrives at ready[buffer] by itself.",
             formula=played(waits_for_its_copy=True),
         ),
         Slip(
@@ -183,10 +182,10 @@ EXERCISE = Exercise(
     mistakes=(
         Mistake(
             "consumers_wait_for_ever",
-            "The producer has come to its end, and a consumer waits at ready[buffer] for a parity that will not come. "
-            "Play one buffer by hand: when use n has landed, phase n of ready[buffer] is complete, and the consumer "
-            "wants the parity n & 1 with n = block // stages. The producer, who waits for use n - 1 to be over, wants "
-            "the other one.",
+            "The producer has finished, and a consumer waits at ready[buffer] for a parity that never comes. Play one "
+            "buffer by hand. When use n has landed, phase n of ready[buffer] is complete, and the consumer waits for "
+            "the parity n & 1, with n = block // stages. The producer waits for use n - 1 to be over, so it waits for "
+            "the opposite parity.",
             when=lambda case, seen, got: isinstance(got, dict) and got["ending"].startswith("deadlock: consumer"),
         ),
     ),

@@ -89,11 +89,11 @@ EXERCISE = Exercise(
         "registers_of_a_consumer": consumer_oracle,
     },
     hints=(
-        "A group has 128 threads, so g groups with r registers each take 128 · g · r of 65,536. Round r down to a "
-        "multiple of 8, and cap it at 248.",
-        "What groups may share out later is what the launch took: groups · starting_registers(groups) registers for "
-        "each of 128 threads. For 3 groups that is 3 · 168 = 504, not 512.",
-        "64 rows over 128 threads: each thread holds half a row's worth of columns. Scores: key_rows / 2 registers. "
+        "A group has 128 threads, so g groups with r registers for each thread take 128 · g · r of the 65,536. Round r "
+        "down to a multiple of 8, and allow at most 248.",
+        "Groups can share only what the launch took: groups · starting_registers(groups) registers, for each of 128 "
+        "threads. For 3 groups that is 3 · 168 = 504, not 512.",
+        "64 rows over 128 threads means half a row for each thread. Scores: key_rows / 2 registers. "
         "Weights: key_rows · item_bytes / 8. Accumulator: head_dim / 2.",
         "registers_of_a_consumer: (consumers + 1) · starting_registers(consumers + 1), less the producer's, divided by "
         "consumers, down to a multiple of 8, at most 256.",
@@ -113,13 +113,13 @@ EXERCISE = Exercise(
         ),
         Slip(
             "warps_for_groups",
-            "You counted 32 threads for each group: that is a warp. A warp group has four warps, 128 threads.",
+            "You counted 32 threads for each group, but that is one warp. A warp group has four warps, 128 threads.",
             formula=_starting(lambda groups: min(248, REGISTERS // (32 * groups) // 8 * 8)),
         ),
         Slip(
             "pool_of_the_chip",
-            "The sum is compared with all that a multiprocessor has, 65,536 / 128 = 512. Groups can only share out "
-            "what the launch took: 3 groups began with 3 · 168 = 504. A request for more waits for ever.",
+            "The sum is compared with all that a multiprocessor has, 65,536 / 128 = 512. Groups can share only what "
+            "the launch took: 3 groups started with 3 · 168 = 504. A request for more waits for ever.",
             formula=_legal(lambda registers: legal_oracle(registers, pool=lambda r: 512)),
         ),
         Slip(
@@ -139,7 +139,7 @@ EXERCISE = Exercise(
         ),
         Slip(
             "sum_must_be_equal",
-            "A split that leaves registers over was taken for illegal. Groups may ask for less than there is.",
+            "You reject shares that leave registers unused. Groups may ask for less than there is.",
             formula=_legal(
                 lambda registers: (
                     legal_oracle(registers) and sum(registers) == len(registers) * starting_oracle(len(registers))
@@ -154,7 +154,7 @@ EXERCISE = Exercise(
         ),
         Slip(
             "weights_forgotten",
-            "The weights are missing. With the overlap they are alive together with the next block's scores: key_rows "
+            "The weights are missing. With the overlap they are needed together with the next block's scores: key_rows "
             "· item_bytes / 8 registers more.",
             formula=for_arguments(3, lambda keys, dim, item: keys // 2 + dim // 2),
         ),
@@ -175,13 +175,13 @@ EXERCISE = Exercise(
         ),
         Slip(
             "rows_of_the_tile",
-            "You spread the 64 rows of a group over 64 threads, or took 128 rows for 128 threads: a register too many "
-            "for each. A group's 64 rows are held by 128 threads.",
+            "Your result is twice as large as it should be. A group's 64 rows are held by 128 threads: did you count "
+            "64 threads, or 128 rows?",
             formula=for_arguments(3, lambda keys, dim, item: 2 * live_oracle(keys, dim, item)),
         ),
         Slip(
             "producer_not_counted",
-            "The producer's group is missing from the pool: with two consumers three groups start, and bring 3 · 168.",
+            "The producer's group is missing from the pool. With two consumers three groups start with 3 · 168 in all.",
             formula=for_arguments(
                 2,
                 lambda consumers, producer: min(
@@ -201,8 +201,8 @@ EXERCISE = Exercise(
         ),
         Slip(
             "shared_pool_of_the_chip",
-            "You shared out all 512 registers (for each of 128 threads) that a multiprocessor has. The launch took "
-            "only (consumers + 1) · starting_registers(consumers + 1).",
+            "You shared out all 512 registers that a multiprocessor has for each of 128 threads. The launch took only "
+            "(consumers + 1) · starting_registers(consumers + 1).",
             formula=for_arguments(2, lambda consumers, producer: min(256, (512 - producer) // consumers // 8 * 8)),
         ),
     ),

@@ -76,13 +76,13 @@ EXERCISE = Exercise(
     cases=arrangement_cases,
     oracle={"shared_memory": shared_oracle, "choose_arrangement": choose_oracle},
     hints=(
-        "What lies there: for each consumer and query buffer a tile of 64 queries, for each stage a tile of keys and "
-        "one of values. All have rows of head_dim · item_bytes bytes.",
+        "Shared memory holds a tile of 64 queries for each consumer and query buffer, and for each stage a tile of "
+        "keys and one of values. A row is head_dim · item_bytes bytes.",
         "shared_memory: (64 · consumers · query_buffers + 2 · stages · key_rows) · head_dim · item_bytes.",
         "choose_arrangement: three loops from the best down, key_rows in (256, 128, 64) outside, then query_buffers "
         "in (2, 1), then stages in (4, 3, 2); return the first that fits.",
-        "Registers decide about key_rows alone: key_rows · (4 + item_bytes) / 8 + head_dim / 2, and 24 more, must not "
-        "pass `registers`.",
+        "Registers limit key_rows only: key_rows · (4 + item_bytes) / 8 + head_dim / 2, plus 24, may be at most "
+        "`registers`.",
     ),
     slips=(
         Slip(
@@ -116,8 +116,7 @@ EXERCISE = Exercise(
         ),
         Slip(
             "output_counted",
-            "A tile for the output was counted. The output leaves through its queries' buffer, which nobody reads any "
-            "more.",
+            "You counted a tile for the output. It needs none, because it leaves through the buffer of its queries.",
             formula=_shared(
                 lambda dim, item, consumers, keys, stages, buffers: (
                     (64 * consumers * (buffers + 1) + 2 * stages * keys) * dim * item
@@ -126,19 +125,19 @@ EXERCISE = Exercise(
         ),
         Slip(
             "registers_ignored",
-            "Shared memory is right, but the registers were not asked: the tile's scores, weights and accumulator "
-            "must leave 24 of a consumer's registers free.",
+            "Shared memory is right, but registers are ignored. The tile's scores, weights and accumulator must leave "
+            "24 of a consumer's registers free.",
             formula=_choose(spare=-(10**6)),
         ),
         Slip(
             "no_registers_spared",
-            "Scores, weights and accumulator fill the registers to the last one. Row maxima, sums, addresses and "
-            "operands need some too: leave 24.",
+            "Scores, weights and accumulator fill all registers. Row maxima, sums, addresses and operands need some "
+            "too, so leave 24.",
             formula=_choose(spare=0),
         ),
         Slip(
             "stages_before_query_buffers",
-            "More stages were bought with the second query buffer. Two query buffers come before more than two stages.",
+            "You gave up the second query buffer for more stages. Try two query buffers before one.",
             formula=for_arguments(4, lambda *args: _stages_first(*args)),
         ),
         Slip(
@@ -154,8 +153,7 @@ EXERCISE = Exercise(
         ),
         Slip(
             "second_query_buffer_insisted_on",
-            "Where two query buffers do not fit, one is enough: the next tile's queries then arrive after this tile's "
-            "output has left. Before you take fewer keys, try one query buffer.",
+            "Where two query buffers do not fit, one is enough. Try one query buffer before you take fewer keys.",
             formula=_choose(query_buffers=(2,)),
         ),
     ),

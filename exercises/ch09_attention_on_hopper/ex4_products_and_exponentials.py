@@ -59,8 +59,8 @@ EXERCISE = Exercise(
     hints=(
         "A tile takes two products, Q Kᵀ and P V, each 2 · query_rows · key_rows · head_dim FLOPs, and one "
         "exponential for each score.",
-        "In turn, the time is the sum of both; at once, the longer of the two. The share of the peak is the products' "
-        "time divided by that time. The tile's rows and keys cancel.",
+        "In turn, the time is the sum of both. At once, it is the longer of the two. The share of the peak is the "
+        "products' time divided by that time. The tile's rows and keys cancel.",
         "Equal times: 4 · head_dim / flops_per_cycle = 1 / exps_per_cycle.",
     ),
     slips=(
@@ -86,7 +86,7 @@ EXERCISE = Exercise(
         ),
         Slip(
             "at_once_added",
-            "What happens at once is not added: the time is that of the longer one.",
+            "You added two times that run at once. The time is that of the longer one.",
             formula=_share(lambda products, exponentials, overlapped: products / (products + exponentials)),
         ),
         Slip(
@@ -113,8 +113,8 @@ EXERCISE = Exercise(
         ),
         Slip(
             "share_of_the_exponentials",
-            "That is the exponentials' share of the time. The peak is that of the matrix units: divide the products' "
-            "time.",
+            "That is the exponentials' share of the time. The peak is that of the matrix units, so divide the "
+            "products' time.",
             formula=_share(
                 lambda products, exponentials, overlapped: (
                     exponentials / (max(products, exponentials) if overlapped else products + exponentials)
@@ -123,8 +123,8 @@ EXERCISE = Exercise(
         ),
         Slip(
             "balance_upside_down",
-            "The balance is upside down: more FLOPs in a cycle make the products shorter, and it takes a larger head "
-            "dimension to keep up with the exponentials.",
+            "The balance is upside down. With more FLOPs in a cycle the products are shorter, so the balanced head "
+            "dimension is larger.",
             formula=for_arguments(2, lambda f, e: 4 * e / f),
         ),
     ),

@@ -153,9 +153,9 @@ EXERCISE = Exercise(
     requirements=(Forbids(("_fake_quantize_per_tensor_affine", "quantize_per_tensor")),),
     hints=(
         "H of 2n is [[H, H], [H, -H]], and H of 1 is [[1]]. torch.cat twice doubles the matrix.",
-        "Each row of H has the length √head_dim. Divide by that, and the rotation keeps lengths and dot products.",
-        "One scale for each block: the largest absolute value of the block, divided by 448. torch.split(tensor, rows) "
-        "gives the blocks, the last one as small as it is.",
+        "Each row of H has the length √head_dim. Divide by that, so that the rotation keeps lengths and dot products.",
+        "Each block has one scale: its largest absolute value, divided by 448. torch.split(tensor, rows) gives the "
+        "blocks, and the last one may be smaller.",
         "codes = (block / scale).to(torch.float8_e4m3fn).float(). A block of zeros would divide by 0: its scale is 1.",
     ),
     slips=(
@@ -184,8 +184,8 @@ EXERCISE = Exercise(
         ),
         Slip(
             "one_scale_for_all",
-            "All blocks have the same scale, that of the largest value of the tensor. An outlier then costs every "
-            "block its precision: each block has a scale of its own.",
+            "All blocks have the same scale, from the largest value of the tensor. Then one outlier costs every block "
+            "precision. Compute a scale for each block.",
             formula=_codes(_whole_tensor),
         ),
         Slip(

@@ -193,8 +193,8 @@ EXERCISE = Exercise(
     cases=reading_cases,
     oracle={"census": census_oracle, "hidden_exponentials": hidden_oracle},
     hints=(
-        "Go line by line. An instruction's name follows the address comment, and perhaps a predicate such as @!P0; its "
-        "operands end at the semicolon. A regular expression finds both.",
+        "Go line by line. After the address there may be a predicate such as @!P0. Then come the instruction's name "
+        "and its operands, up to the semicolon. A regular expression finds both.",
         "census: HGMMA by name; the hexadecimal number at the end of each USETMAXREG line, int(text, 16); and STL and "
         "LDL, with whatever follows after a dot.",
         "hidden_exponentials: keep the number of groups in flight. An HGMMA line that ends in gsb0 closes a group: "
@@ -276,7 +276,7 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "waits_ignored",
-            "Every exponential after the first product was counted. After WARPGROUP.DEPBAR.LE gsb0, 0x0 no product "
+            "You counted every exponential after the first product. But after WARPGROUP.DEPBAR.LE gsb0, 0x0 no product "
             "runs any more.",
             when=hidden_mistake(left_by_a_wait=lambda in_flight, allowed: in_flight),
             every=True,
@@ -290,7 +290,7 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "all_exponentials",
-            "All exponentials were counted, whether a product was under way or not.",
+            "All exponentials were counted, whether a product was in flight or not.",
             when=_all_exponentials,
             every=True,
         ),

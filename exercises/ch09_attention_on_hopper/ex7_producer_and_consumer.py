@@ -74,13 +74,12 @@ EXERCISE = Exercise(
         ),
         Slip(
             "first_tile_forgotten",
-            "All programs load the same tiles, from the first row on. The row is (first_tile + block) * ROWS.",
+            "All programs load the same tiles, starting at the first row. The row is (first_tile + block) * ROWS.",
             formula=_reads(lambda first, turn: turn * ROWS),
         ),
         Slip(
             "tiles_for_rows",
-            "The copy engine counts in rows, and you gave it the number of a tile. The row is (first_tile + block) * "
-            "ROWS.",
+            "The TMA counts in rows, and you passed the number of a tile. The row is (first_tile + block) * ROWS.",
             formula=_reads(lambda first, turn: first + turn),
         ),
     ),

@@ -125,13 +125,13 @@ EXERCISE = Exercise(
         ),
     ),
     hints=(
-        "Two products are asked for, one after the other: the scores of `block`, then the output of `block - 1`, whose "
+        "Ask for two products, one after the other: the scores of `block`, then the output of `block - 1`, whose "
         "weights are in `operand`. " + A_DEADLOCK,
-        "warpgroup_mma_wait(1, deps=[scores]) waits until one product at most still runs: the scores are there, and "
-        "the output is under way. Free the keys, then call `weigh`.",
-        "Before the accumulator is touched, wait for its product: warpgroup_mma_wait(0, deps=[accumulator]). A wait "
-        "for value_ready of this block right before it keeps the compiler from moving it above the softmax.",
-        "Then free the values of block - 1, multiply the accumulator by the rescale factor, which holds for "
+        "warpgroup_mma_wait(1, deps=[scores]) waits until at most one product still runs. Then the scores are there, "
+        "and the output is in flight. Free the keys, then call `weigh`.",
+        "Before you use the accumulator, wait for its product: warpgroup_mma_wait(0, deps=[accumulator]). Put the wait "
+        "for value_ready of this block right before it, so that the compiler cannot move it above the softmax.",
+        "Then free the values of block - 1. Multiply the accumulator by the rescale factor, which applies to "
         "everything up to block - 1, and make the new weights the operand.",
     ),
     slips=(
@@ -143,14 +143,14 @@ EXERCISE = Exercise(
         ),
         Slip(
             "rescaled_too_early",
-            "The accumulator was rescaled before the product of the block before was added: that product is measured "
-            "from the old maximum too, and needs the factor as well. Wait for the product, then multiply.",
+            "The accumulator was rescaled before the product of the block before was added. That product was computed "
+            "with the old maximum too, so it needs the same factor. Wait for the product, then multiply.",
             formula=_small(lambda q, k, v: _blockwise(q, k, v, early_rescale=True)),
         ),
         Slip(
             "weights_of_the_wrong_block",
-            "The weights of this block met the values of the block before. The product that runs under the softmax "
-            "takes `operand`, the weights of block - 1.",
+            "The weights of this block were multiplied with the values of the block before. The product that runs "
+            "during the softmax takes `operand`, the weights of block - 1.",
             formula=_small(lambda q, k, v: _blockwise(q, k, v, weights_ahead=True)),
         ),
         Slip(

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 A_DEADLOCK = (
-    "If the check stops you for time, somebody waits for a phase that nobody completes: exercise 9.1 says who waits "
+    "If the check stops after its time limit, a wait is for a phase that never completes. Exercise 9.1 says who waits "
     "for which parity, and `play_ring` shows who hangs."
 )

@@ -4,7 +4,7 @@ A model, not a trace. Two warp groups, each with 64 queries, stream over blocks 
 products, S = Q Kᵀ and O += P V, and a softmax between them. Both units have the rates of the datasheet for each cycle,
 4096 FLOPs and 16 exponentials. A softmax is more than its exponentials (maxima, multiply-adds, sums, casts), which
 makes it longer by `softmax_factor`; 1.3 is fitted to one figure, an H200's 588 TFLOP/s at head dimension 64, where the
-softmax is the limit, against its 760 for plain matrix products. Who waits for whom is as in the kernel.
+softmax is the limit, against its 745 for plain matrix products. Who waits for whom is as in the kernel.
 """
 
 import math

@@ -1,7 +1,10 @@
-"""The timeline's model keeps what physics asks of it, and the pictures draw."""
+"""The timeline's model keeps what physics asks of it, the layouts are Triton's own, and the pictures draw."""
+
+import itertools
 
 import pytest
 
+from course_lib.figures.hopper.layouts import blocked_holder, draw_layouts, swizzled_place, wgmma_holder
 from course_lib.figures.hopper.ring_trace import draw_ring
 from course_lib.figures.hopper.timeline import DRAWN, SCHEDULES, busy, draw_timelines, run_schedule
 
@@ -58,3 +61,54 @@ def test_a_ring_draws_its_buffers_and_refuses_nothing_and_too_many():
         draw_ring([])
     with pytest.raises(ValueError, match="at most 2"):
         draw_ring([(f"consumer {number}", "read", 0, 0, 1, 2) for number in range(3)])
+
+
+def bases_of(layout, shape):
+    """The linear layout that Triton makes of a Gluon layout; needs no GPU."""
+    libtriton = pytest.importorskip("triton._C.libtriton")
+    if not hasattr(libtriton.gluon_ir.GluonOpBuilder, "to_linear_layout"):
+        pytest.skip("this Triton does not tell its layouts")
+    context = libtriton.ir.context()
+    libtriton.ir.load_dialects(context)
+    libtriton.nvidia.load_dialects(context)
+    builder = libtriton.gluon_ir.GluonOpBuilder(context)
+    return builder.to_linear_layout(layout._to_ir(builder), shape)
+
+
+def positions(bases):
+    """(index, [row, column]) for every index; each bit that is set in it flips the bits of its base."""
+    for index in range(2 ** len(bases)):
+        row, column = 0, 0
+        for bit, (down, right) in enumerate(bases):
+            if index >> bit & 1:
+                row, column = row ^ down, column ^ right
+        yield index, (row, column)
+
+
+@pytest.mark.parametrize("name", ["blocked", "wgmma"])
+def test_who_holds_an_element_is_what_triton_says(name):
+    gl = pytest.importorskip("triton.experimental.gluon.language")
+    layout, holder, shape = {
+        "blocked": (gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]), blocked_holder, [64, 64]),
+        "wgmma": (gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]), wgmma_holder, [64, 128]),
+    }[name]
+    bases = bases_of(layout, shape)
+    parts = [list(positions(part)) for part in (bases.warp_bases, bases.lane_bases, bases.reg_bases)]
+    for (warp, a), (lane, b), (register, c) in itertools.product(*parts):
+        assert holder(a[0] ^ b[0] ^ c[0], a[1] ^ b[1] ^ c[1]) == (warp, lane, register)
+
+
+def test_the_swizzle_is_what_triton_says():
+    gl = pytest.importorskip("triton.experimental.gluon.language")
+    bases = bases_of(gl.NVMMASharedLayout.get_default_for([64, 64], gl.bfloat16), [64, 64])
+    for offset, (row, column) in positions(bases.offset_bases):
+        assert offset == row * 64 + swizzled_place(row, column // 8) * 8 + column % 8
+
+
+def test_pieces_of_one_column_lie_in_different_banks():
+    assert all(len({swizzled_place(row, piece) for row in range(8)}) == 8 for piece in range(8))
+
+
+def test_the_layouts_draw():
+    texts = [text.get_text() for text in draw_layouts().axes[0].texts]
+    assert texts.count("p0") == 16 and {"r0–7", "r6–7", "warp 3"} <= set(texts)
