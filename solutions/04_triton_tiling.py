@@ -1297,9 +1297,9 @@ for length in (512, 4096, 16_384) if on_gpu else (256,):
 decoder.attention = versions["tiled"]
 
 # %% [markdown]
-# At 131,072 tokens one matrix of the naive version takes 275 GB, more than any single GPU has. The model with your
-# kernel needs 0.1 GB for its largest tensor. The text would be no good, since this model has learned from pieces of 256
-# bytes; models that were trained on long texts can use such prompts because of kernels like yours.
+# At 131,072 tokens one matrix of the naive version takes 275 GB, which is nearly twice an H200's memory. The model with
+# your kernel needs 0.1 GB for its largest tensor. This model would write nonsense there, because it has learned from
+# pieces of 256 bytes. Models that were trained on long texts can use such prompts because of kernels like yours.
 
 # %% [markdown]
 # ## What production systems do

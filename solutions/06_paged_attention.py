@@ -872,8 +872,8 @@ else:
 # it there, the next cell does, in about half a minute.
 #
 # On a GPU the pool has 256 pages of 16 tokens, and a text may have 256 bytes. A server that reserves as much for
-# everyone runs 16 requests at a time. The interpreter is slow, so everything is smaller there: 16 pages of 8 tokens,
-# texts of up to 128 bytes, and 1 request at a time. The requests are pieces of the book, and each says how many bytes
+# everyone runs 16 requests at a time. The interpreter is slow, so everything is smaller there: 12 pages of 8 tokens,
+# texts of up to 96 bytes, and 1 request at a time. The requests are pieces of the book, and each says how many bytes
 # it wants.
 
 # %%
@@ -883,7 +883,7 @@ from course_lib.models.tiny import tiny_text
 from course_lib.models.training import trained_tiny_model
 
 decoder = trained_tiny_model(device=device).requires_grad_(False)
-page_size, pool_pages, reserved = (16, 256, 256) if on_gpu else (8, 16, 128)
+page_size, pool_pages, reserved = (16, 256, 256) if on_gpu else (8, 12, 96)
 draws = random.Random(6)
 book, prompts, wanted = tiny_text(), [], []
 for _ in range(128 if on_gpu else 6):
@@ -947,9 +947,10 @@ for prompt, text in list(zip(prompts, second))[:6]:
 draw_pool_over_time(pool_histories, pool_pages, page_size)
 
 # %% [markdown]
-# A row of the picture is a page of the pool, a column is a step, and a colour is a request; the fuller a page is, the
-# stronger its colour. On the left nearly the whole pool is pale: it is reserved and empty. On the right the same memory
-# holds several requests, so each step, which reads the weights once, writes a byte for all of them.
+# A row of the picture is a page of the pool, a column is a step, and a colour is a request (where there are more than
+# six, colours repeat). The fuller a page is, the stronger its colour. On the left nearly the whole pool is pale: it is
+# reserved and empty. On the right the same memory holds several requests, so each step, which reads the weights once,
+# writes a byte for all of them.
 #
 # The texts are the same in both, although the pages lie elsewhere. One detail: the model's 4 query heads share 2 KV
 # heads, and your kernel of 6.5 wants as many of one as of the other. So `each_member` calls it twice, and the pages are

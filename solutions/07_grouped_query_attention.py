@@ -816,7 +816,7 @@ for name, model in models.items():
 # The first two versions write the same text, because they are the same model: the second has merely stopped storing
 # everything twice. With one KV head, merged and not trained on, the text falls apart; a few seconds of training bring
 # words back, and a loss that is still worse than before. That is the trade of this chapter: each halving of the cache
-# doubles the sequences that fit and halves the bytes of a step, and the last halving costs quality.
+# doubles the sequences that fit and nearly halves the bytes of a step, and the last halving costs quality.
 #
 # On a GPU the next cell takes the time of a step for 32 sequences with thousands of tokens behind them, and prints the
 # least time beside it: the cache's bytes over your bandwidth. Everything else in a step takes as long in all versions,

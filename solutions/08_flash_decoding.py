@@ -1030,9 +1030,10 @@ for context in long_contexts:
 
 # %% [markdown]
 # On a GPU the next cell measures whole steps of the model: attention as predicted, and beside it everything else that
-# PyTorch does for a token, which takes a millisecond or two whatever the context. Without a GPU it draws the
-# prediction, because a kernel's time in the interpreter means nothing. (The cache holds zeros instead of a text. The
-# model has learned from pieces of 256 bytes and could make nothing of so long a text; the time is the same.)
+# PyTorch does for a token. That takes the same time at any context, about 3 ms in chapter 05's run on an H200. Without
+# a GPU the cell draws the prediction, because a kernel's time in the interpreter means nothing. (The cache holds zeros
+# instead of a text. The model has learned from pieces of 256 bytes and could make nothing of so long a text; the time
+# is the same.)
 
 # %%
 from course_lib.figures.cache.step_times import draw_step_times

@@ -10,6 +10,7 @@ comes before them:
 A run is either the whole prompt of one sequence that is new, or one token each of sequences that are not.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 
 import torch
@@ -18,7 +19,7 @@ from course_lib.models.config import ModelConfig
 from course_lib.models.torch_attention import torch_attention
 
 
-class _Sequences:
+class _Sequences(ABC):
     """What both caches share: which sequences the run is for, and attention over a prompt that nothing precedes."""
 
     def __init__(self, device: torch.device | str, attention: Callable):
@@ -70,6 +71,24 @@ class _Sequences:
     def free(self, sequence: Hashable) -> None:
         """Forget a sequence."""
         del self.lengths[sequence]
+
+    # What differs: the memory, and whose functions fill and read it.
+
+    @abstractmethod
+    def _reserve(self, sequences: Sequence[Hashable], new_tokens: int) -> None:
+        """Make room, or raise a MemoryError with nothing changed; lengths are those before the run."""
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """What all layers of the run need; lengths include its tokens."""
+
+    @abstractmethod
+    def _store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """key, value: [batch, key_heads, new_tokens, head_dim]."""
+
+    @abstractmethod
+    def _decode(self, layer: int, query: torch.Tensor) -> torch.Tensor:
+        """query: [batch, query_heads, head_dim]; its token's key and value were handed to `_store`. The same shape."""
 
 
 class SequenceRows(_Sequences):

@@ -57,8 +57,8 @@ def write_together(
         raise ValueError(f"new_tokens is {new_tokens!r}; give each of {len(prompts)} prompts at least 1.")
     known = [encode(prompt).tolist() for prompt in prompts]  # of each sequence all tokens that there are by now
     ends = [len(tokens) + count for tokens, count in zip(known, wanted)]
-    waiting, running, written = deque(range(len(prompts))), [], Written()
-    full = False
+    waiting, written, full = deque(range(len(prompts))), Written(), False
+    running: list[int] = []
 
     def run(names: list[int], tokens: list[list[int]]) -> None:
         with torch.inference_mode():

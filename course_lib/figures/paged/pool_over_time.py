@@ -30,7 +30,7 @@ def draw_pool_over_time(histories: dict[str, list[dict[int, tuple[Hashable, int]
     longest = max(map(len, histories.values()))
     figure, axes = new_figure(11, 4.4, columns=len(histories), sharey=True, squeeze=False)
     for panel, (layout, steps) in zip(axes[0], histories.items()):
-        image = [[to_rgb(PAPER)] * len(steps) for _ in range(pages)]
+        image: list[list[tuple[float, ...]]] = [[to_rgb(PAPER)] * len(steps) for _ in range(pages)]
         for step, held in enumerate(steps):
             for page, (holder, tokens) in held.items():
                 image[page][step] = mixed(color_of[holder], tokens / page_size)
