@@ -118,6 +118,27 @@ def test_a_sequence_that_others_leave_no_room_is_sent_back_and_ends_all_the_same
     assert written.preempted > 0 and written.texts == alone(model, 14) and allocator.free_pages() == 7
 
 
+def test_whoever_is_sent_back_comes_before_those_who_have_not_begun(model):
+    steps = []
+    prompts = ["four", "four", "four", "four"]
+    cache = pages_of(allocator_of(5, 4), 5, 4)
+    written = write_together(model, cache, prompts, [12, 9, 9, 1], each_step=steps.append)
+    assert written.texts == [complete(model, "four", new) for new in (12, 9, 9, 1)]
+    assert [0, 1] in steps and [1, 2] in steps and [2, 1] not in steps
+    # Nobody joins until somebody has ended: else a prompt would be run again at every step, and thrown away.
+    assert written.preempted == 2 and written.prefilled < 4 * sum(map(len, prompts))
+
+
+def test_positions_are_those_of_each_sequence():
+    cache = rows_of()
+    cache.take([0], 3)
+    assert cache.positions(3).tolist() == [[0, 1, 2]]
+    cache.advance(3)
+    cache.take([1], 5)
+    cache.take([0, 1], 1)
+    assert cache.positions(1).tolist() == [[3], [5]]
+
+
 def test_what_does_not_fit_even_alone_says_so(model):
     with pytest.raises(MemoryError):
         write_together(model, pages_of(allocator_of(2, 4), 2, 4), ["a prompt of many bytes"], 2)
