@@ -724,7 +724,71 @@ roofline_plot(roof, points)
 # of what the bandwidth of their A100 allows, and four times as many once the step was compiled and replayed as a CUDA
 # graph, for which the cache must not move: it was preallocated ([blog
 # post](https://pytorch.org/blog/accelerating-generative-ai-2/)).
+
+# %% [markdown]
+# ## Finale: your cache runs the model
 #
+# In 5.6 the model wrote one text. A server writes several at once, and each has a length of its own. Here four prompts
+# of different lengths go on together. Your kernel of 5.3 puts each prompt into its row of the cache. From then on every
+# run of the model takes one new byte of each text, and your step of 5.5 stores it and attends over its own past.
+#
+# First count, with your function of 5.1, the keys that one head computes for 24 new bytes of each text. Then count how
+# often the model runs, since each run reads all 1.6 MB of its weights. Without a cache each text runs by itself: 4 · 24
+# times. With one there are 4 runs for the prompts, which give the first new byte, and 23 for all four together. So
+# **predict**: how many times fewer keys, and how many times fewer readings of the weights?
+
+# %%
+prompts = ("Alice was ", "The Rabbit ", "Down, down, down. Would the fall ", "She ")
+new_bytes = 24
+work = [best_generation_work(len(prompt), new_bytes) for prompt in prompts]
+without, with_cache = sum(counts[0] for counts in work), sum(counts[1] for counts in work)
+print(f"keys of one head: {without:,} without a cache, {with_cache:,} with one, {without / with_cache:.1f} times fewer")
+runs_without, runs_with = 4 * new_bytes, 4 + new_bytes - 1
+print(f"runs of the model: {runs_without} and {runs_with}, {runs_without / runs_with:.1f} times fewer")
+
+# %% [markdown]
+# Now for real. `SequenceRows` is a cache that calls your two functions; the model itself is the same as above.
+
+# %%
+from course_lib.models.generation import complete
+from course_lib.models.plugged import counted_tokens, who_runs
+from course_lib.models.sequences import SequenceRows
+from course_lib.models.together import write_together
+from course_lib.models.training import trained_tiny_model
+
+decoder = trained_tiny_model(device=device).requires_grad_(False)
+
+
+def without_a_cache():
+    return [complete(decoder, prompt, new_bytes, cached=False) for prompt in prompts]
+
+
+def with_a_cache():
+    cache = SequenceRows(decoder.config, rows=4, capacity=256, append=best_append, step=best_step, device=device)
+    return write_together(decoder, cache, prompts, new_bytes).texts
+
+
+print(who_runs({"append (5.3)": best_append, "step (5.5)": best_step}))
+texts = {}
+for name, function in (("without a cache", without_a_cache), ("with a cache", with_a_cache)):
+    if on_gpu:
+        function()  # kernels are compiled before they are timed
+    started = time.perf_counter()
+    with counted_tokens(decoder) as runs:
+        texts[name] = function()
+    seconds = time.perf_counter() - started
+    speed = f", {4 * new_bytes / seconds:,.0f} bytes a second" if on_gpu else ""
+    print(f"{name:16}{sum(runs):>6,} tokens ran in {len(runs):>2} runs{speed}")
+print("the same texts:", texts["without a cache"] == texts["with a cache"])
+for prompt, text in zip(prompts, texts["with a cache"]):
+    print(f"    {prompt}|{text}")
+
+# %% [markdown]
+# The counts are the predicted ones to the last token, and so are the texts: what you kept was all that the model
+# needed. Without a GPU no speed is shown. A Triton kernel runs in the interpreter there, and the interpreter's time
+# says nothing about a GPU's.
+
+# %% [markdown]
 # ## What production systems do
 #
 # All of them cache. Hugging Face's `DynamicCache` concatenates, its `StaticCache` preallocates; the first is

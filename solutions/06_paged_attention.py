@@ -862,7 +862,101 @@ else:
 # 6.5 is further off for both of this chapter's reasons. It loads the entry in the step in which it is needed, and at
 # page size 16 it asks for 4 KB of keys at a time and waits for them: Triton staged none of its loads, since no
 # `tl.dot` reads them.
+
+# %% [markdown]
+# ## Finale: your pages serve the model
 #
+# Now all your parts serve a model together: your allocator (6.2) hands out the pages, your slot mapping (6.3) says
+# where each token goes, your kernel (6.4) writes it there, and your decode kernel (6.5) reads it back. The model is
+# chapter 05's: four layers, bytes as tokens, and 2048 bytes of keys and values for each token. If you have not trained
+# it there, the next cell does, in about half a minute.
+#
+# On a GPU the pool has 256 pages of 16 tokens, and a text may have 256 bytes. A server that reserves as much for
+# everyone runs 16 requests at a time. The interpreter is slow, so everything is smaller there: 12 pages of 8 tokens,
+# texts of up to 96 bytes, and 1 request at a time. The requests are pieces of the book, and each says how many bytes
+# it wants.
+
+# %%
+import random
+
+from course_lib.models.tiny import tiny_text
+from course_lib.models.training import trained_tiny_model
+
+decoder = trained_tiny_model(device=device).requires_grad_(False)
+page_size, pool_pages, reserved = (16, 256, 256) if on_gpu else (8, 12, 96)
+draws = random.Random(6)
+book, prompts, wanted = tiny_text(), [], []
+for _ in range(128 if on_gpu else 6):
+    start = draws.randrange(len(book) - 100)
+    prompts.append(book[start : start + (draws.randint(10, 60) if on_gpu else draws.randint(8, 12))])
+    wanted.append(draws.randint(10, 120) if on_gpu else draws.randint(5, 9))
+final_pages = [-(-(len(prompt) + new) // page_size) for prompt, new in zip(prompts, wanted)]
+mean_pages = sum(final_pages) / len(final_pages)
+print(f"{len(prompts)} requests, {len(prompts[0])} + {wanted[0]} bytes, {len(prompts[1])} + {wanted[1]} bytes, …; "
+      f"they end with {mean_pages:.1f} pages of {page_size} on average")
+
+# %% [markdown]
+# **Predict.** The model writes the first byte of a request when it reads the prompt, and every further byte takes a
+# step. With room for one request at a time the steps add up. With pages, how many requests fit into the pool, and how
+# many steps are left? At best it is the pool's pages over the pages of a request; a bit more, because a request is
+# short of its last page most of the time.
+
+# %%
+at_once = pool_pages * page_size // reserved
+steps = sum(new - 1 for new in wanted)
+fits = min(len(prompts), pool_pages / mean_pages)
+print(f"a run of {reserved} for each: {at_once} at a time, about {max(steps / at_once, max(wanted) - 1):.0f} steps")
+print(f"pages: about {fits:.1f} at a time, about {max(steps / fits, max(wanted) - 1):.0f} steps")
+
+# %%
+from course_lib.figures.paged.pool_over_time import draw_pool_over_time
+from course_lib.models.plugged import each_member, who_runs
+from course_lib.models.sequences import SequencePages, WholeRuns
+from course_lib.models.together import write_together
+
+print(who_runs({"allocator (6.2)": BestPageAllocator, "slots (6.3)": best_slot_mapping, "append (6.4)": best_append,
+                "decode (6.5)": best_paged_decode}))
+layouts = {
+    f"{reserved} slots for everyone": WholeRuns(pool_pages, page_size, reserved),
+    "pages": BestPageAllocator(pool_pages, page_size),
+}
+pool_histories, texts = {}, {}
+
+
+def serve(allocator, history):
+    """Write all texts out of one pool; history gets for each step who holds which page."""
+    cache = SequencePages(
+        decoder.config, pool_pages, page_size, allocator=allocator, slot_mapping=best_slot_mapping, append=best_append,
+        decode=each_member(best_paged_decode), device=device,
+    )
+    return write_together(decoder, cache, prompts, wanted, each_step=lambda _: history.append(cache.held()))
+
+
+for name, allocator in layouts.items():
+    pool_histories[name] = []
+    written = serve(allocator, pool_histories[name])
+    texts[name] = written.texts
+    print(f"{name:24}{len(written.running):>5} steps, {sum(written.running) / len(written.running):.1f} at a time, "
+          f"sent back for want of pages: {written.preempted}")
+first, second = texts.values()
+print("the same texts:", first == second)
+for prompt, text in list(zip(prompts, second))[:6]:
+    print(f"    {prompt!r} + {text!r}")
+
+# %%
+draw_pool_over_time(pool_histories, pool_pages, page_size)
+
+# %% [markdown]
+# A row of the picture is a page of the pool, a column is a step, and a colour is a request (where there are more than
+# six, colours repeat). The fuller a page is, the stronger its colour. On the left nearly the whole pool is pale: it is
+# reserved and empty. On the right the same memory holds several requests, so each step, which reads the weights once,
+# writes a byte for all of them.
+#
+# The texts are the same in both, although the pages lie elsewhere. One detail: the model's 4 query heads share 2 KV
+# heads, and your kernel of 6.5 wants as many of one as of the other. So `each_member` calls it twice, and the pages are
+# read twice. Chapter 07 mends that.
+
+# %% [markdown]
 # ## What production systems do
 #
 # **vLLM** introduced the layout; its pages hold 16 tokens by default. In the paper its attention kernel took 20 to 26 %

@@ -749,7 +749,107 @@ for name in ("H200", "H100"):
 # GQA could only get there with groups of 242. It has a price: the latent belongs to all heads, so tensor parallelism
 # must copy it to every rank, as it would a single KV head. DeepSeek has published its kernel as
 # [FlashMLA](https://github.com/deepseek-ai/FlashMLA).
+
+# %% [markdown]
+# ## Finale: your kernel and your conversion run the model
 #
+# The course's small model writes with your grouped kernel (7.5), and your `pool_heads` (7.3) makes it a smaller cache.
+# It is chapter 05's model: four layers of 4 query heads on 2 KV heads of dimension 32. If it has not been trained yet,
+# the next cell does that once, in about half a minute. Three versions of it:
+#
+# - **4 KV heads**: each KV head stored twice. It computes the same as the model does, and has the cache of multi-head
+#   attention.
+# - **2 KV heads**: as trained.
+# - **1 KV head**: the mean of the two, by your function, and then 40 steps of training on.
+#
+# **Predict** with your `cache_bytes` of 7.2: what does a token leave in each version's cache, and how many sequences of
+# 256 tokens fit into 8 MB? And what will the third version write *before* it is trained on?
+
+# %%
+from course_lib.hardware.ceilings.measured import ceilings
+from course_lib.hardware.datasheets import DATASHEETS
+from course_lib.hardware.meter.metered import metered
+from course_lib.hardware.timing import measure
+from course_lib.models.heads import loss_of, repeated_heads, train_on, with_key_heads
+from course_lib.models.training import trained_tiny_model
+
+tiny = trained_tiny_model(device=device)
+models = {
+    "4 KV heads": with_key_heads(tiny, 4, repeated_heads),
+    "2 KV heads": tiny,
+    "1 KV head, just merged": with_key_heads(tiny, 1, best_pool_heads),
+    "1 KV head, trained on": with_key_heads(tiny, 1, best_pool_heads),
+}
+train_on(models["1 KV head, trained on"], steps=40)
+token_bytes = {name: best_cache_bytes(4, 4, 4 // model.config.key_heads, 32, 1, 4) for name, model in models.items()}
+print(f"{'':24}{'bytes a token':>14}{'sequences in 8 MB':>19}{'nats a byte':>13}")
+for name, model in models.items():
+    model.requires_grad_(False)
+    print(f"{name:24}{token_bytes[name]:>14,}{int(8e6 // (256 * token_bytes[name])):>19}{loss_of(model):>13.2f}")
+
+# %% [markdown]
+# Now they write, each with your kernel at every step after the prompt. Without a GPU the meter counts the bytes that
+# the kernel asks for while the last bytes are written. In each layer a step reads the cache in use, $n$ tokens, and
+# besides it 4 queries and as many outputs of 32 numbers, and for each of its programs the length.
+
+# %%
+from course_lib.models.plugged import who_runs
+from course_lib.models.tokenizer import decode, encode
+
+print(who_runs({"kernel (7.5)": best_grouped_decode, "conversion (7.3)": best_pool_heads}))
+prompt, new_bytes = encode("Alice was ").to(device)[None], 200 if on_gpu else 24
+for name, model in models.items():
+    cache = model.new_cache(1, 256, decode=best_grouped_decode)
+    tokens = prompt
+    with torch.inference_mode():
+        for _ in range(new_bytes):  # the prompt first, then one byte at a time
+            logits = model(tokens[:, cache.length :], cache, last_only=True)  # [1, 1, 256]
+            tokens = torch.cat([tokens, logits.argmax(dim=-1)], dim=1)
+        told = ""
+        if not on_gpu:
+            report = metered(partial(model, tokens[:, -1:], cache, last_only=True))
+            rest = 4 * (2 * 4 * 32 * 4 + 4 * model.config.key_heads)
+            told = f" {report.total_bytes:,} bytes in a step, {cache.length * token_bytes[name] + rest:,} predicted"
+    print(f"{name + ':':24}{told}\n    {decode(tokens[0])!r}")
+
+# %% [markdown]
+# The first two versions write the same text, because they are the same model: the second has merely stopped storing
+# everything twice. With one KV head, merged and not trained on, the text falls apart; a few seconds of training bring
+# words back, and a loss that is still worse than before. That is the trade of this chapter: each halving of the cache
+# doubles the sequences that fit and nearly halves the bytes of a step, and the last halving costs quality.
+#
+# On a GPU the next cell takes the time of a step for 32 sequences with thousands of tokens behind them, and prints the
+# least time beside it: the cache's bytes over your bandwidth. Everything else in a step takes as long in all versions,
+# so expect less than a factor of 2 from line to line. Without a GPU it prints the least time on an H100 alone, because
+# a kernel's time in the interpreter means nothing.
+
+# %%
+def step_seconds(model, sequences, context):
+    """Seconds of one step: a new token for each sequence, behind context - 1 others."""
+    cache = model.new_cache(sequences, context, decode=best_grouped_decode)
+    cache.keys.zero_(), cache.values.zero_()
+    tokens = torch.zeros(sequences, 1, dtype=torch.int64, device=device)
+
+    def one_step():
+        cache.length = context - 1
+        model(tokens, cache, last_only=True)
+
+    with torch.inference_mode():
+        return measure(one_step, seconds=0.5, device=device).median
+
+
+sequences, context = 32, 16_384 if not on_gpu or machine().memory_bytes > 30e9 else 4096
+bandwidth = ceilings().memory_bandwidth if on_gpu else DATASHEETS["H100"].bandwidth
+for name in ("4 KV heads", "2 KV heads", "1 KV head, trained on"):
+    cached = sequences * context * token_bytes[name]
+    line = f"{name:24}{format_bytes(cached):>8} of cache, read in {format_seconds(cached / bandwidth):>8} at best"
+    if on_gpu:
+        seconds = step_seconds(models[name], sequences, context)
+        print(f"{line}; a step took {format_seconds(seconds)}: {sequences / seconds:,.0f} bytes of text a second")
+    else:
+        print(f"{line}, by an H100")
+
+# %% [markdown]
 # ## What production systems do
 #
 # **Models.** Llama 2 70B, all of Llama 3, Mistral, Qwen 2.5 and most others since 2023 use GQA, mostly with 8 KV heads

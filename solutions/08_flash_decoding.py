@@ -994,6 +994,99 @@ for name, line in times.items():
     print(f"{name:28}{told:>11}{format_seconds(seconds):>11}{ratio:>8}{share:>19.0%}")
 
 # %% [markdown]
+# ## Finale: your splits run the model
+#
+# The course's small model, chapter 05's, writes with your two kernels: 8.2 computes the splits and 8.3 merges them. It
+# has four layers of 4 query heads on 2 KV heads of dimension 32, in float32. If it has not been trained yet, the next
+# cell does that once, in about half a minute. Its text is the same with one split and with several: first check that.
+
+# %%
+import textwrap
+
+from course_lib.models.generation import complete
+from course_lib.models.plugged import decode_in_splits, who_runs
+from course_lib.models.training import trained_tiny_model
+
+decoder = trained_tiny_model(device=device).requires_grad_(False)
+print(who_runs({"splits (8.2)": best_split_attention, "merge (8.3)": best_combine_splits,
+                "how many (8.4)": best_choose_splits}))
+texts = []
+for splits in (1, 4):
+    decode = decode_in_splits(best_split_attention, best_combine_splits, splits)
+    cache = decoder.new_cache(1, 256, decode=decode)
+    texts.append("Alice was " + complete(decoder, "Alice was ", 200 if on_gpu else 16, cache=cache))
+    programs = 2 * splits
+    print(f"{splits} {'split' if splits == 1 else 'splits'}, {programs} programs a layer:")
+    print(textwrap.indent(textwrap.fill(texts[-1], 100), "    "))
+print("the same text:", texts[0] == texts[1])
+
+# %% [markdown]
+# At 200 bytes of text no split pays. Now suppose a long text lies behind the model: 131,072 tokens. A token leaves $2
+# \cdot 2 \cdot 32 \cdot 4 = 512$ bytes in each layer, so a layer's cache has 67 MB. Without splits two programs read
+# it. A row of a tile has 128 bytes here, half of the question's 256, so half as many bytes are on their way and the
+# model of 8.4 gives one program half the rate.
+#
+# **Predict**: how long does attention take for one token, in all four layers, with one split and with as many as your
+# rule of 8.4 chooses? And from which context on does the difference matter?
+
+# %%
+small = chip | {"program_bandwidth": chip["program_bandwidth"] / 2}
+long_contexts = (1024, 8192, 32_768, 65_536, 131_072)
+paper_times = {"one program for each KV head": {}, "the keys in splits": {}}
+print(f"{'tokens':>8}{'cache':>10}{'splits':>8}{'keys of one program':>21}{'one split':>12}{'in splits':>13}")
+for context in long_contexts:
+    shape = (1, 4, 2, context, 32, 4, small)
+    splits = best_choose_splits(*shape)
+    row = [4e-6 * best_decode_microseconds(number, *shape) for number in (1, splits)]  # four layers
+    for line, seconds in zip(paper_times.values(), row):
+        line[context] = seconds
+    print(f"{context:>8,}{format_bytes(4 * 512 * context):>10}{splits:>8}{-(-context // splits):>21,}"
+          f"{format_seconds(row[0]):>12}{format_seconds(row[1]):>13}")
+
+# %% [markdown]
+# On a GPU the next cell measures whole steps of the model: attention as predicted, and beside it everything else that
+# PyTorch does for a token. That takes the same time at any context, about 3 ms in chapter 05's run on an H200. Without
+# a GPU the cell draws the prediction, because a kernel's time in the interpreter means nothing. (The cache holds zeros
+# instead of a text. The model has learned from pieces of 256 bytes and could make nothing of so long a text; the time
+# is the same.)
+
+# %%
+from course_lib.figures.cache.step_times import draw_step_times
+
+
+def token_seconds(splits, context):
+    """Seconds of one step of the model, one new token behind context - 1 others."""
+    decode = decode_in_splits(best_split_attention, best_combine_splits, splits)
+    cache = decoder.new_cache(1, context, decode=decode)
+    cache.keys.zero_(), cache.values.zero_()
+    token = torch.zeros(1, 1, dtype=torch.int64, device=device)
+
+    def one_step():
+        cache.length = context - 1
+        decoder(token, cache, last_only=True)
+
+    with torch.inference_mode():
+        return measure(one_step, seconds=0.3, device=device).median
+
+
+if on_gpu:
+    drawn, title = {name: {} for name in paper_times}, "One token of the small model"
+    for context in long_contexts:
+        numbers = (1, best_choose_splits(1, 4, 2, context, 32, 4, small))
+        for line, splits in zip(drawn.values(), numbers):
+            line[context] = token_seconds(splits, context)
+        slow, fast = (line[context] for line in drawn.values())
+        print(f"{context:>8,} tokens: {1 / slow:>5,.0f} bytes of text a second with one split, {1 / fast:>5,.0f} with "
+              f"{numbers[1]}, {slow / fast:.1f} times as many")
+else:
+    drawn, title = paper_times, "Attention for one token, predicted for the H200 of 8.4"
+draw_step_times(drawn, title)
+
+# %% [markdown]
+# One line climbs with the context and the other stays nearly flat. The keys, the values and the weights are the same in
+# both: all you changed is how many programs read them.
+
+# %% [markdown]
 # ## What production systems do
 #
 # **FlashAttention** takes `num_splits` when it reads a cache: 0 uses the rule above, and 1 switches splitting off.

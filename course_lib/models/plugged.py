@@ -1,0 +1,121 @@
+"""The functions that a learner writes in chapters 04 to 08, as the decoder calls them.
+
+The exercises ask for attention of one head more simply than a whole model needs it. What is here fits the two together;
+it computes nothing itself and copies no keys.
+
+    model.attention = whole_attention(flash_attention_ragged)                     # chapter 04
+    cache = model.new_cache(1, 256, decode=grouped_decode)                        # chapter 07 fits as it is
+    cache = model.new_cache(1, 256, decode=decode_in_splits(split_attention, combine_splits, splits=4))    # chapter 08
+
+Chapters 05 and 06 bring the memory as well; `course_lib.models.sequences` has caches made of their functions.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from course_lib.models.decoder import Decoder
+
+COURSES_OWN = "course_solution_"  # how the modules begin in which `check(...).best` finds the course's own answers
+
+
+def whole_attention(function: Callable) -> Callable:
+    """Attention for a `Decoder` out of `function(query, key, value, causal)`, which knows neither batch nor groups.
+
+    Args:
+        function: takes query [heads, query_length, head_dim] and key, value [heads, key_length, head_dim], any strides
+            but the last, and gives [heads, query_length, head_dim]; as exercise 4.5 asks for.
+
+    Returns `attention(query, key, value, *, causal=True)` as `Decoder` takes it. Where G query heads share a KV head,
+    `function` is called G times for each sequence, every time with one query head of each group: no key is copied.
+    """
+
+    def attention(query, key, value, *, causal: bool = True):
+        """query: [batch, query_heads, query_length, head_dim]; key, value: [batch, key_heads, key_length, head_dim]."""
+        group = query.shape[1] // key.shape[1]
+        output = torch.empty_like(query)
+        for sequence in range(query.shape[0]):
+            for member in range(group):  # heads member, member + group, ...: one of each group, and as many as KV heads
+                heads = query[sequence, member::group]  # [key_heads, query_length, head_dim]
+                output[sequence, member::group] = function(heads, key[sequence], value[sequence], causal)
+        return output
+
+    return attention
+
+
+def each_member(decode: Callable) -> Callable:
+    """Decode for grouped heads out of a `decode` that takes as many query heads as KV heads, as exercise 6.5 does.
+
+    Args:
+        decode: `decode(query, *cache)` with query [batch, key_heads, head_dim], any strides but the last.
+
+    Returns `decode(query, *cache)` for query [batch, query_heads, head_dim]. With groups of G it calls the given one G
+    times, so the cache is read G times.
+    """
+
+    def grouped(query, key_cache, *cache):
+        group = query.shape[1] // key_cache.shape[1]
+        output = torch.empty_like(query)
+        for member in range(group):
+            output[:, member::group] = decode(query[:, member::group], key_cache, *cache)
+        return output
+
+    return grouped
+
+
+def decode_in_splits(split: Callable, combine: Callable, splits: int) -> Callable:
+    """Decode over a contiguous cache with the keys in `splits` parts, out of the two functions of chapter 08.
+
+    Args:
+        split: `split(query, key_cache, value_cache, lengths, splits)` gives (outputs, lses), float32: [splits, batch,
+            query_heads, head_dim] and [splits, batch, query_heads], as in exercise 8.2.
+        combine: `combine(outputs, lses)` gives (output, lse) of all keys, as in exercise 8.3.
+        splits: at least 1.
+
+    Returns `decode(query, key_cache, value_cache, lengths)` as `KVCache` takes it.
+    """
+
+    def decode(query, key_cache, value_cache, lengths):
+        output, _ = combine(*split(query, key_cache, value_cache, lengths, splits))  # [batch, query_heads, head_dim]
+        return output.to(query.dtype)
+
+    return decode
+
+
+def is_the_courses(answer: Callable) -> bool:
+    """Whether `check(...).best` gave the course's own answer, because the learner's has not passed."""
+    answer = getattr(answer, "func", answer)  # of a functools.partial
+    return (getattr(answer, "__module__", None) or "").startswith(COURSES_OWN)
+
+
+def who_runs(answers: dict[str, Callable]) -> str:
+    """One or two sentences that say which functions in the model are the learner's and which stand in for them.
+
+    Args:
+        answers: what `check(...).best` gave, by its name: {"attention (4.5)": best_ragged}.
+    """
+    lent = [name for name, answer in answers.items() if is_the_courses(answer)]
+    yours = [name for name in answers if name not in lent]
+    sentences = []
+    if yours:
+        sentences.append(f"Yours: {', '.join(yours)}.")
+    if lent:
+        sentences.append(f"The course's own, until your answer has passed its check: {', '.join(lent)}.")
+    return " ".join(sentences)
+
+
+@contextmanager
+def counted_tokens(model: Decoder) -> Iterator[list[int]]:
+    """Count what passes through a model: the list gets, for each run, batch · new tokens.
+
+    with counted_tokens(model) as runs:
+        complete(model, "Alice ", 100)
+    print(sum(runs))
+    """
+    runs: list[int] = []
+    hook = model.embedding.register_forward_hook(lambda layer, inputs, output: runs.append(inputs[0].numel()))
+    try:
+        yield runs
+    finally:
+        hook.remove()

@@ -1,0 +1,120 @@
+"""What a learner writes runs the model: the same tokens as with the library's attention, and it is said whose it is."""
+
+import dataclasses
+from functools import partial
+
+import pytest
+import torch
+
+from course_lib.checker.specification import catalog
+from course_lib.hardware.meter.traffic import repair_interpreter
+from course_lib.kernels.attention.reference import attention_reference
+from course_lib.kernels.decode.attention import decode_attention
+from course_lib.models.config import ModelConfig
+from course_lib.models.decoder import Decoder
+from course_lib.models.generation import generate
+from course_lib.models.plugged import (
+    counted_tokens,
+    decode_in_splits,
+    each_member,
+    is_the_courses,
+    who_runs,
+    whole_attention,
+)
+from course_lib.models.training import initialize
+
+CONFIG = ModelConfig(vocabulary=61, layers=2, width=32, query_heads=4, key_heads=2, head_dim=16, hidden=48, context=64)
+HEADS = {"MHA": 4, "GQA": 2, "MQA": 1}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def as_in_a_notebook():
+    repair_interpreter()
+
+
+def model_of(key_heads=2, seed=0):
+    torch.manual_seed(seed)
+    model = Decoder(dataclasses.replace(CONFIG, key_heads=key_heads)).eval()
+    initialize(model)
+    return model
+
+
+def prompts(batch, length, seed=0):
+    return torch.randint(0, CONFIG.vocabulary, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def of_one_head(query, key, value, causal):
+    """A learner's attention: heads only, as many of queries as of keys."""
+    assert query.dim() == key.dim() == 3 and query.shape[0] == key.shape[0] and query.stride(-1) == 1
+    return attention_reference(query[None], key[None], value[None], causal=causal)[0]
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("cached", [False, True])
+def test_attention_of_one_sequence_writes_the_librarys_tokens(kind, batch, cached):
+    model, prompt = model_of(HEADS[kind]), prompts(batch, 7)
+    wanted = generate(model, prompt, 9)
+    model.attention = whole_attention(of_one_head)
+    assert torch.equal(generate(model, prompt, 9, cached=cached), wanted)
+
+
+def test_the_courses_answer_to_4_5_writes_the_librarys_tokens():
+    (ragged,) = catalog.reference("4.5")
+    model, prompt = model_of(), prompts(1, 5)
+    wanted = generate(model, prompt, 4)
+    model.attention = whole_attention(ragged)
+    assert torch.equal(generate(model, prompt, 4, cached=False), wanted)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_every_member_of_a_group_meets_its_own_kv_head(kind):
+    torch.manual_seed(1)
+    query, (key, value) = torch.randn(3, 4, 16), torch.randn(2, 3, HEADS[kind], 9, 16)
+    lengths = torch.tensor([9, 1, 4], dtype=torch.int32)
+
+    def ungrouped(query, key_cache, value_cache, lengths):
+        assert query.shape[1] == key_cache.shape[1]
+        return decode_attention(query, key_cache, value_cache, lengths)
+
+    torch.testing.assert_close(
+        each_member(ungrouped)(query, key, value, lengths), decode_attention(query, key, value, lengths)
+    )
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_the_courses_splits_write_the_librarys_tokens(splits):
+    (split,), (combine,) = catalog.reference("8.2"), catalog.reference("8.3")
+    model, prompt = model_of(), prompts(2, 5)
+    cache = model.new_cache(2, 16, decode=decode_in_splits(split, combine, splits))
+    assert torch.equal(generate(model, prompt, 5, cache=cache), generate(model, prompt, 5))
+
+
+def test_the_courses_grouped_kernel_fits_as_it_is():
+    (grouped,) = catalog.reference("7.5")
+    model, prompt = model_of(1), prompts(2, 5)
+    cache = model.new_cache(2, 16, decode=grouped)
+    assert torch.equal(generate(model, prompt, 5, cache=cache), generate(model, prompt, 5))
+
+
+def test_it_is_said_whose_function_runs():
+    (lent,) = catalog.reference("4.5")
+    assert is_the_courses(lent) and is_the_courses(partial(lent, causal=True)) and not is_the_courses(of_one_head)
+    assert who_runs({"attention (4.5)": of_one_head}) == "Yours: attention (4.5)."
+    words = who_runs({"append (5.3)": of_one_head, "step (5.5)": lent})
+    assert words == "Yours: append (5.3). The course's own, until your answer has passed its check: step (5.5)."
+
+
+def test_a_class_of_the_courses_is_known_too():
+    (allocator,) = catalog.reference("6.2")
+    assert is_the_courses(allocator) and not is_the_courses(Decoder)
+
+
+def test_the_tokens_of_each_run_are_counted_and_no_longer_than_asked():
+    model, prompt = model_of(), prompts(2, 5)
+    with counted_tokens(model) as runs:
+        generate(model, prompt, 3)
+    assert runs == [10, 2, 2]
+    with counted_tokens(model) as again:
+        generate(model, prompt, 3, cached=False)
+    assert again == [10, 12, 14] and len(runs) == 3
