@@ -102,8 +102,7 @@ for prompt_length, new_tokens in ((1, 100), (100, 100), (2048, 500), (30_000, 10
 # %% [markdown]
 # The first line says 5,050 keys without a cache and 100 with one. Without a cache the number of keys grows with the
 # square of the length, and the number of scores with its cube. With a cache the keys grow with the length, and the
-# scores with its square. The projections and the feed-forward block are computed once for each token that is run, so
-# their work grows as the keys do.
+# scores with its square. The work of the projections and the feed-forward block grows as the keys do.
 #
 # ## What it costs: memory
 #
@@ -183,14 +182,11 @@ cache_calculator(PRESETS, batch=16, length=4096)
 # The obvious way to add a token is `torch.cat([cache, new], dim=2)`. It allocates a buffer with room for one more
 # token, copies everything and appends the token. With $c$ bytes a token, step $i$ reads $c\, i$ bytes and writes as
 # many, so $n$ tokens move $c\, n^2$ bytes in all. For Llama-3-8B 8192 tokens move 131,072 · 8192² bytes, which is 8.8
-# TB. An H200, whose memory was measured to copy 4.25 TB/s, spends two seconds on these copies. And while it copies,
-# both buffers exist, so the cache needs twice its memory.
+# TB. An H200, whose memory was measured to copy 4.25 TB/s, spends two seconds on these copies.
 #
 # The other way is to allocate a buffer of the largest length once and to write each token into its *slot*, the place
-# for one token. That moves $2 c$ bytes a token at any length. It may reserve memory that is never used, which chapter
-# 06 is about.
-#
-# The next cell measures one step of both for one layer. Predict: what happens to each from 4096 to 8192 tokens?
+# for one token. That moves $2 c$ bytes a token at any length. But it may reserve memory that is never used, which
+# chapter 06 is about. The next cell measures both. Predict: what happens to each from 4096 to 8192 tokens?
 
 # %%
 batch, key_heads, head_dim, dtype = (32, 8, 128, torch.float16) if on_gpu else (4, 8, 64, torch.float32)
@@ -422,11 +418,10 @@ print("largest difference:", f"{(torch.stack(steps, dim=2) - at_once).abs().max(
 # %% [markdown]
 # ## A model to generate with
 #
-# `course_lib/models` holds a decoder of Llama's kind: RMSNorm, rotary positions, SwiGLU and grouped heads, in short
-# files that you can read. The tiny one below has 394,080 parameters, and its tokens are bytes. It is trained on three
-# chapters of *Alice's Adventures in Wonderland*, 31 kB, in 400 steps of 4 pieces of 256 bytes. That is 1 TFLOP, about
-# half a minute on one CPU core. The loss starts near $\ln 256 = 5.5$ nats a byte, what guessing among 256 bytes costs,
-# and ends near 0.8. The model is trained once and then kept on disk.
+# `course_lib/models` holds a decoder of Llama's kind, in short files that you can read. The tiny one below has 394,080
+# parameters, and its tokens are bytes. It is trained on three chapters of *Alice's Adventures in Wonderland*, 31 kB.
+# That takes 1 TFLOP, about half a minute on one CPU core. The loss starts near $\ln 256 = 5.5$ nats a byte, what
+# guessing among 256 bytes costs, and ends near 0.8. The model is trained once and then kept on disk.
 
 # %%
 from course_lib.models.generation import complete
@@ -459,8 +454,8 @@ for name, options in (("greedy", {}), ("drawn at temperature 0.5", {"temperature
 # %% [markdown]
 # ## Generation with a cache
 #
-# Now you write the loop itself. The model comes in parts, for one sequence and without a batch dimension, so that you
-# decide what is run, at which positions, and what is kept:
+# Now you write the loop itself. The model comes in parts, for one sequence, so that you decide what is run, at which
+# positions, and what is kept:
 #
 # | part of `model` | takes | gives |
 # |---|---|---|
@@ -757,10 +752,9 @@ roofline_plot(roof, points)
 # %% [markdown]
 # Prefill stands at the right, under the flat roof of matrix products, and decode for one sequence at the left. The
 # batch stands further up, because it reads the same weights and makes more tokens with them. On an H200 a step took 2.0
-# ms for one sequence and 3.1 ms for 64. Both points lay at 33 to 40 % of the slope: reading these two layers takes 0.8
-# ms, and PyTorch's overhead for dozens of operators adds more than that. On a CPU a batch of eight may already be bound
-# by arithmetic. The words *bound by* above use the rate of matrix products in the dtype of these layers, so compare
-# each point with the roof that bears that dtype's name.
+# ms for one sequence and 3.1 ms for 64. Both points lay at 33 to 40 % of the slope, because reading these two layers
+# takes 0.8 ms and PyTorch's overhead is larger than that. The words *bound by* above use the rate of matrix products in
+# the dtype of these layers, so compare each point with the roof that bears that dtype's name.
 #
 # ## Predicted against measured
 #
@@ -768,8 +762,8 @@ roofline_plot(roof, points)
 #
 # - A step with a cache stayed nearly flat, and one without a cache grew with the length once there was enough to do. On
 #   an H200 both took 3 ms up to 2048 tokens. At 8192 tokens it was 21 ms without and 2.5 ms with a cache.
-# - Where a time is far above its floor, the work is too small for the machine. A launch on a GPU or an operator call on
-#   a CPU takes some microseconds, and a decode step makes dozens in each layer.
+# - Where a time is far above its floor, the work is too small for the machine: a launch or an operator call takes some
+#   microseconds, and a decode step makes dozens in each layer.
 #
 # gpt-fast's authors measured 25.5 tokens/s for Llama-7B in eager PyTorch on an A100, a sixth of what its memory
 # bandwidth allows. They got four times as many from a compiled step that is replayed as a *CUDA graph*: a recorded list
