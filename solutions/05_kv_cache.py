@@ -666,10 +666,10 @@ for batch in (1, 8, 56, 128, 256, 512):
 # For one sequence the H200 computes for 20 µs and reads for 3.5 ms. So in the meantime it waits for memory: it does 1
 # FLOP for each byte, where it has time for 740 / 4.37 = 170.
 #
-# A batch shares the reading of the weights, so 8 sequences take hardly longer than one. It does not share the caches.
-# They overtake the weights at a batch of 56, and from there on a larger batch gains little. At 2048 tokens the
-# arithmetic never decides, because each further sequence adds 61 µs of reading and only 20 µs of arithmetic. At 128
-# tokens it decides from a batch of 209 on.
+# A batch shares the reading of the weights, so 8 sequences take only 12 % longer than one. It does not share the
+# caches. They overtake the weights at a batch of 56. From there to 512, nine times the batch makes only 1.8 times the
+# tokens in a second. At 2048 tokens the arithmetic never decides, because each further sequence adds 61 µs of reading
+# and only 20 µs of arithmetic. At 128 tokens it decides from a batch of 209 on.
 #
 # ## Prefill and decode on the roofline · deeper
 #

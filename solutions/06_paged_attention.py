@@ -153,8 +153,8 @@ for name, timeline in timelines.items():
 
 # %% [markdown]
 # `later` is reserved and will be filled. `never` is reserved and stays empty. `stranded` is free while somebody waits.
-# The last column is how many requests run at a time. The paper measured these layouts on a real server and found that
-# tokens filled 20.4 %, 26.8 % and 38.2 % of the memory (its figure 2).
+# The last column is how many requests run at a time. On the paper's server and its other trace, tokens filled 20.4 %,
+# 26.8 % and 38.2 % of the memory (its figure 2).
 #
 # Look at the third row. Even with every length known in advance, a contiguous cache wastes most of the memory. The
 # largest part is `later`, because a run is reserved as a whole at the start and is full only at the end.
@@ -263,22 +263,21 @@ shown = ("2048 for everyone", "the truth, in powers of two", "pages of 16")
 draw_waste({name: timelines[name] for name in shown}, steps=3000)
 
 # %% [markdown]
-# `later` is the 1.5 % that you predicted. Another 1.6 % is free while somebody waits, because `replay` admits a prompt
-# only if 1 % of the pages stay free for the requests that grow. vLLM does that too. The paper reports that vLLM uses
-# 96.3 %.
+# `later` is the 1.5 % that you predicted. Another 1.6 % is free while somebody waits, mostly because `replay`, like
+# vLLM, keeps 1 % of the pages free for requests that grow. The paper reports that vLLM uses 96.3 %.
 #
 # Pages have a price: nothing is reserved, so a running request may find no page for its next token. Then the request
 # that came last is sent back to the line. The simulator does that too.
 #
 # While requests wait, 4.5 times as many sequences run at a time as with 2048 slots for everyone. So each reading of the
 # weights makes that many more tokens. Over the whole trace it is 3.5 times, because with pages nobody waits in nearly
-# half of the steps. The paper reports 2 to 4 times the throughput of earlier systems at the same latency.
+# half of the steps.
 #
 # ## Where a token goes
 #
-# In every step the new tokens of all sequences stand in one tensor: one token of each sequence that decodes, and the
-# whole prompt of one that begins. The **slot mapping** says into which slot of the pool each of them goes. All layers
-# use the same block tables, so it is computed once in a step.
+# In every step one tensor holds the new tokens of all sequences: one of each that decodes, and the whole prompt of one
+# that begins. The **slot mapping** says into which slot of the pool each of them goes. All layers use the same block
+# tables, so it is computed once in a step.
 
 # %%
 # Exercise 6.3 · Slot mapping
@@ -497,8 +496,8 @@ print("bit for bit the same:", torch.equal(before, after))
 #
 # $$\frac{4}{512 \cdot \text{page size}}: \qquad 0.8\ \%\text{ at page size 1},\quad 0.05\ \%\text{ at 16}.$$
 #
-# The next cell checks that with the meter, for float32 and head dimension 64, which is also 512 bytes a token. There is
-# one program. It also loads a query of 256 bytes and a length of 4.
+# The next cell checks that with the meter, for float32 and head dimension 64, which is also 512 bytes a token. The one
+# program also loads a query of 256 bytes and a length of 4.
 
 # %%
 from course_lib.hardware.meter.metered import metered
@@ -713,9 +712,9 @@ else:
 #
 # **A fork.** A server may make several answers to one prompt. The child sequence begins with all tokens of its parent.
 # It gets a copy of the *table* and no page. Full pages are never written again, so they may stay shared. The last page
-# is the problem, because both want to write their next token into the same slot. So whoever writes first takes a new
-# page and copies the old one into it. This is **copy-on-write**, as `fork` does with a process's memory. Each page
-# needs a count of the tables that it is in, and it is free when the count is 0.
+# is the problem, because both sequences would write their next token into the same slot. So whichever writes first
+# takes a new page and copies the old one into it: **copy-on-write**. Each page needs a count of the tables that it is
+# in, and it is free when the count is 0.
 #
 # **A common prefix.** Many requests begin with the same system prompt. Their keys and values are equal there, because
 # they depend only on a token and those before it. So a new prompt can look for pages with the same content. But it must
@@ -901,7 +900,7 @@ else:
 # If your GPU's times do not depend on the page size from some size on, the prediction holds there. Small pages are
 # slower by more than 0.8 %, because of addresses and order. Your kernel of 6.5 is slower for two reasons. It loads each
 # entry only when it needs it. And at page size 16 it loads 4 KB of keys at a time and waits for them, because Triton
-# stages only loads that feed a `tl.dot`, and here there is none.
+# starts no load early here: no `tl.dot` uses what is loaded.
 #
 # ## What production systems do
 #
@@ -909,7 +908,7 @@ else:
 #   26 % longer than a contiguous one, but the server was faster because its batch was larger.
 #   `course_lib/serving/block_pool.py` finds prefixes as vLLM does, by a hash of the page's tokens and of the page
 #   before.
-# - **SGLang** keeps a radix tree of token sequences, which finds the longest common beginning ([arXiv
+# - **SGLang** finds the longest common beginning in a radix tree ([arXiv
 #   2312.07104](https://arxiv.org/abs/2312.07104)).
 # - **FlashInfer** treats a block table as the index of a block-sparse matrix ([arXiv
 #   2501.01005](https://arxiv.org/abs/2501.01005)).
@@ -919,12 +918,10 @@ else:
 # ## Papers
 #
 # - Kwon, Li, Zhuang, Sheng, Zheng, Yu, Gonzalez, Zhang, Stoica: *Efficient Memory Management for Large Language Model
-#   Serving with PagedAttention*, SOSP 2023, [arXiv 2309.06180](https://arxiv.org/abs/2309.06180). Section 3 has the
-#   three kinds of waste, section 4 the design.
-# - Kilburn, Edwards, Lanigan, Sumner: *One-Level Storage System*, IRE Transactions on Electronic Computers, 1962. The
-#   Atlas computer, where pages come from.
+#   Serving with PagedAttention*, SOSP 2023, [arXiv 2309.06180](https://arxiv.org/abs/2309.06180). Sections 3 and 4.
+# - Kilburn, Edwards, Lanigan, Sumner: *One-Level Storage System*, IRE Transactions on Electronic Computers, 1962. Where
+#   pages come from.
 # - Yu, Jeong, Kim, Kim, Chun: *Orca: A Distributed Serving System for Transformer-Based Generative Models*, OSDI 2022.
-#   Batching step by step, as the simulator does.
 #
 # Next, in chapter 07: several query heads on one KV head, which makes the cache itself smaller.
 
