@@ -96,8 +96,8 @@ best_generation_work = check("5.1", generation_work).best
 # %%
 print(f"{'prompt':>8}{'new':>7}{'keys without':>18}{'with':>10}{'scores without':>22}{'with':>16}")
 for prompt_length, new_tokens in ((1, 100), (100, 100), (2048, 500), (30_000, 1000)):
-    keys, kept, scores, asked = best_generation_work(prompt_length, new_tokens)
-    print(f"{prompt_length:>8,}{new_tokens:>7,}{keys:>18,}{kept:>10,}{scores:>22,}{asked:>16,}")
+    keys, kept, scores, cached_scores = best_generation_work(prompt_length, new_tokens)
+    print(f"{prompt_length:>8,}{new_tokens:>7,}{keys:>18,}{kept:>10,}{scores:>22,}{cached_scores:>16,}")
 
 # %% [markdown]
 # The first line says 5,050 keys without a cache and 100 with one. Without a cache the number of keys grows with the
@@ -690,24 +690,24 @@ if on_gpu:
     name = "Llama-3-70B" if machine().memory_bytes > 60e9 else "Llama-3-8B"
     shape = dataclasses.replace(PRESETS[name], layers=2, vocabulary=256)
     dtype, prompt_length, batch = (torch.bfloat16 if supports_bfloat16() else torch.float16), 2048, 64
-    asks_cache = partial(decode_attention, validate=False)  # the course's kernel of chapter 08
+    decode_kernel = partial(decode_attention, validate=False)  # the course's kernel of chapter 08
 else:
     name = "a small model"
     shape = ModelConfig(vocabulary=256, layers=4, width=1024, query_heads=16, key_heads=4, head_dim=64, hidden=2816,
                         context=256)
     dtype, prompt_length, batch = torch.float32, 128, 8
-    asks_cache = None  # PyTorch's attention
+    decode_kernel = None  # PyTorch's attention
 weights, item_bytes = shape.layers * shape.layer_parameters, torch.empty(0, dtype=dtype).element_size()
 token_bytes = shape.cache_bytes_per_token(item_bytes)
-attention_flops = 4 * shape.layers * shape.query_heads * shape.head_dim  # for each query and each key that it meets
+attention_flops = 4 * shape.layers * shape.query_heads * shape.head_dim  # for each query and key
 unit = str(dtype).removeprefix("torch.")
 
 
 def decode_work(sequences):
     """One step of decode for some sequences of prompt_length tokens, the new one among them."""
-    met = sequences * prompt_length
+    cached = sequences * prompt_length
     return Work(f"decode, {sequences} {'sequence' if sequences == 1 else 'sequences'}",
-                2 * weights * sequences + attention_flops * met, weights * item_bytes + met * token_bytes, unit)
+                2 * weights * sequences + attention_flops * cached, weights * item_bytes + cached * token_bytes, unit)
 
 
 pairs = prompt_length * (prompt_length + 1) // 2
@@ -730,7 +730,7 @@ prompt = torch.randint(0, 256, (1, prompt_length), device=device)
 
 def timed(sequences, new_tokens):
     """Seconds in which the last new_tokens of prompt_length tokens pass, for each of the sequences."""
-    cache = layers.new_cache(sequences, prompt_length, decode=asks_cache)
+    cache = layers.new_cache(sequences, prompt_length, decode=decode_kernel)
     cache.keys.zero_(), cache.values.zero_()
     tokens = prompt[:, :new_tokens].expand(sequences, new_tokens)
 

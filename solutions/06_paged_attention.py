@@ -626,15 +626,16 @@ def show_buffers(kernel):
         print(f"{stages} stages: {max(rings, default=1)} buffer(s) for keys, {view.shared_bytes:,} B of shared memory")
 
 
-show_buffers(paged_loop_kernel)
+# %%
+show_buffers(paged_loop_kernel)  # run this again after each change of the kernel
 
 # %% [markdown]
 # With one buffer the kernel cannot start loading the next page before it has finished computing with this one, so
 # memory waits while it computes. And it gets one buffer even at 4 stages. No test of the result shows that.
 #
-# **Your turn: get 3 buffers at 4 stages.** Change the loop of `paged_loop_kernel` above, four lines or so, and run its
-# cell and `show_buffers` again until it prints 3. The result must stay right. Think of what the keys' address depends
-# on in an iteration, and how early you could know it. One answer is below, so try first.
+# **Your turn: get 3 buffers at 4 stages.** Change the loop of `paged_loop_kernel`, three or four lines. Run its cell
+# and the cell above again until it prints 3. The result must stay right. Think of what the keys' address depends on in
+# an iteration, and how early you could know it. One answer is below, so try first.
 
 # %% [markdown]
 # Here is why you got one buffer. To load a page of keys, the kernel first needs the page's number from the table. These
