@@ -44,9 +44,9 @@ print(f"a token: {token_bytes:,} bytes; the cache: {slots:,} slots, one for each
 # be. With a contiguous cache it reserves a run of slots when the request comes, and no other request can use them. At
 # any moment each slot is in one of these states:
 #
-# - **Used**: they hold a token.
-# - **Internal waste**: they are reserved for a request and empty. Some will be filled later, others never.
-# - **External waste**: they are free, but no free run is long enough for the request that waits. 60 free slots in three
+# - **Used**: it holds a token.
+# - **Internal waste**: it is reserved for a request and empty. Some of these slots are filled later, others never.
+# - **External waste**: it is free, but no free run is long enough for the request that waits. 60 free slots in three
 #   runs of 20 do not help a request for 30.
 #
 # `mean_use` computes how well a reservation is used over the life of its request. Guess first: a request of 161 + 338
@@ -153,7 +153,7 @@ for name, timeline in timelines.items():
 
 # %% [markdown]
 # `later` is reserved and will be filled. `never` is reserved and stays empty. `stranded` is free while somebody waits.
-# The last column is how many requests run at a time. On the paper's server and its other trace, tokens filled 20.4 %,
+# The last column is how many requests run at a time. On the paper's server, with another trace, tokens filled 20.4 %,
 # 26.8 % and 38.2 % of the memory (its figure 2).
 #
 # Look at the third row. Even with every length known in advance, a contiguous cache wastes most of the memory. The
@@ -638,9 +638,11 @@ show_buffers(paged_loop_kernel)  # run this again after each change of the kerne
 # an iteration, and how early you could know it. One answer is below, so try first.
 
 # %% [markdown]
-# Here is why you got one buffer. To load a page of keys, the kernel first needs the page's number from the table. These
-# are two loads in a row, and the second has to wait for the first. The compiler has a fixed number of stages to start
-# loads early, and here it spends them on the table entry. Nothing is left for the keys.
+# ### Why there is one buffer, and a remedy
+#
+# To load a page of keys, the kernel first needs the page's number from the table. These are two loads in a row, and the
+# second has to wait for the first. The compiler has a fixed number of stages to start loads early, and here it spends
+# them on the table entry. Nothing is left for the keys.
 #
 # The remedy is to load the entry for the *next* page one iteration ahead and to carry it over in a register. Then the
 # address of the keys is known as soon as an iteration starts, just as in a contiguous cache, and every extra stage
