@@ -49,7 +49,7 @@ draw_head_maps(query_heads=8, key_heads=(8, 2, 1))
 # query heads 0 to $G - 1$ were trained with KV head 0. A kernel with another map raises no error. It computes a proper
 # softmax over the wrong keys.
 #
-# If the numbers of heads do not divide, refuse them and say what they were.
+# If key_heads does not divide query_heads, raise an error that says both numbers.
 
 # %%
 # Exercise 7.1 · The head map
