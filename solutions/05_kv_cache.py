@@ -1,14 +1,19 @@
 # %% [markdown]
 # # 05 · The KV cache
 #
-# **The question.** Llama-3-8B reads a prompt of 2048 tokens. That is 30 TFLOP, and an H200 that multiplies matrices at
-# 740 TFLOP/s needs at least 40 ms for it. Then it writes. Each token of the answer takes 15 GFLOP, a 2000th part, which
-# the same rate would do in 20 µs. It takes 3.5 ms at best, 170 times as long. What does the chip do in the meantime?
+# **The question.** Llama-3-8B reads a prompt of 2048 tokens. That is 30 TFLOP, so an H200 that multiplies matrices at
+# 740 TFLOP/s needs at least 40 ms for it. Then the model writes its answer. Each token of the answer takes 15 GFLOP, a
+# 2000th of the prompt's work, and at the same rate that would take 20 µs. But a token takes at least 3.5 ms, which is
+# 170 times as long. What does the chip do in the meantime?
 #
-# Up to now all queries came at once. A model that writes has one at a time, and it has seen everything else before.
-# This chapter keeps what it has seen: the KV cache. You count what it saves and what it costs, write the kernel that
-# fills it and a step of attention that reads it, and generate text with a model that you train here, in half a minute,
-# once with a cache and once without. The tokens must be the same. One to two hours, six exercises.
+# Up to now all queries came at once. A model that writes has one query at a time, and it has seen everything else
+# before. So it keeps the keys and values of earlier tokens in memory: the *KV cache*. You count what the cache saves
+# and costs, write a step of attention that reads it, and generate text with a small model that is trained here in half
+# a minute. At the end you compute the answer to the question.
+#
+# **Time.** About 2¾ hours, with seven exercises. The **core path** takes two hours at most: exercises 5.1, 5.2 and 5.5
+# to 5.7. You can skip every section whose heading ends in *· deeper*. Run its cells as they are, because later cells
+# use what they define.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -38,14 +43,14 @@ print(f"{roof.device}: {format_bytes(roof.memory_bandwidth)}/s, "
 # %% [markdown]
 # ## What is computed twice
 #
-# A language model turns the tokens that it knows into a prediction of the next one. In every layer each token gets a
-# query, a key and a value, and the query meets the keys at its own position and before. To write the next token, the
-# model must know one more position than the last time. The straightforward way runs the whole sequence again.
+# A language model takes the tokens so far and predicts the next one. In every layer each token gets a query, a key and
+# a value. Its query is compared with its own key and with the keys before it. To write one more token, the
+# straightforward way is to run the whole sequence again, now one token longer.
 #
-# Nearly all of that was known. The mask is causal, so nothing that comes later changes what a token sees, and its keys
-# and values are the same in every step. The queries of earlier tokens are not needed at all: what they led to, the
-# tokens after them, is there already. So keep the keys and values, in every layer, and run only the newest token. Its
-# query is compared with every key that was kept. Walk through the steps, and watch the two counts.
+# Nearly all of that work was done in the step before. The mask is causal, so later tokens do not change what an earlier
+# token sees. Its keys and values are therefore the same in every step. Earlier queries are not needed any more, because
+# the tokens that they led to are already chosen. So keep the keys and values of every layer and run only the newest
+# token. Step through both ways and watch the two counts.
 
 # %%
 from course_lib.figures.cache.stepper import cache_stepper
@@ -53,9 +58,11 @@ from course_lib.figures.cache.stepper import cache_stepper
 cache_stepper("Alice was not a bit hurt, and she jumped up", prompt_length=4)
 
 # %% [markdown]
-# The first step is the same on both sides: the prompt has never been seen. It is called **prefill**. All later ones are
-# **decode**. Count the work of both ways for any prompt and any number of tokens. Two things are easily miscounted: the
-# first step runs over the prompt alone, and the token that the last step chooses is never run at all.
+# The first step is the same on both sides, because the prompt is new. It is called **prefill**. All later steps are
+# called **decode**.
+#
+# Count the work of both ways for any prompt and any number of tokens. Two things are easily miscounted. The first step
+# runs over the prompt alone. And the token that the last step chooses is never run.
 
 # %%
 # Exercise 5.1 · Work with and without a cache
@@ -64,8 +71,8 @@ def generation_work(prompt_length: int, new_tokens: int) -> tuple[int, int, int,
 
     A run of the model over n tokens computes n keys and n values, and a score for each query and each key at its own
     position or before. Without a cache every step runs over all tokens known so far, the prompt at first. With a cache
-    the first step runs over the prompt, and every later one over the newest token alone, whose query meets all keys so
-    far. A step ends by choosing the next token, so the last one chosen is never run over.
+    the first step runs over the prompt, and every later one over the newest token alone, whose query is compared with
+    all keys so far. A step ends by choosing the next token, so the last one chosen is never run over.
 
     prompt_length is at least 1; new_tokens may be 0, and then nothing is computed.
 
@@ -84,30 +91,32 @@ def generation_work(prompt_length: int, new_tokens: int) -> tuple[int, int, int,
 best_generation_work = check("5.1", generation_work).best
 
 # %% [markdown]
-# The first line of what follows is the textbook's example: 100 tokens, begun with one.
+# In the first line 100 tokens are generated after a prompt of one.
 
 # %%
 print(f"{'prompt':>8}{'new':>7}{'keys without':>18}{'with':>10}{'scores without':>22}{'with':>16}")
 for prompt_length, new_tokens in ((1, 100), (100, 100), (2048, 500), (30_000, 1000)):
-    keys, kept, scores, asked = best_generation_work(prompt_length, new_tokens)
-    print(f"{prompt_length:>8,}{new_tokens:>7,}{keys:>18,}{kept:>10,}{scores:>22,}{asked:>16,}")
+    keys, kept, scores, cached_scores = best_generation_work(prompt_length, new_tokens)
+    print(f"{prompt_length:>8,}{new_tokens:>7,}{keys:>18,}{kept:>10,}{scores:>22,}{cached_scores:>16,}")
 
 # %% [markdown]
-# 5,050 against 100. Without a cache the keys grow with the square of the length and the scores with its cube; with one
-# they grow by a power less. Everything else of a layer, the projections and the feed-forward block, goes with the
-# keys: it is computed for each token that is run.
+# The first line says 5,050 keys without a cache and 100 with one. Without a cache the number of keys grows with the
+# square of the length, and the number of scores with its cube. With a cache the keys grow with the length, and the
+# scores with its square. The work of the projections and the feed-forward block grows as the keys do.
 #
 # ## What it costs: memory
 #
-# The cache trades arithmetic for memory. A token leaves a key and a value, of `head_dim` elements each, for every KV
-# head in every layer. With $b$ bytes an element:
+# The cache saves arithmetic and takes memory instead. Each token leaves a key and a value in every layer, for every KV
+# head, of `head_dim` elements each. With $b$ bytes an element:
 #
 # $$\text{bytes per token} = 2 \cdot \text{layers} \cdot \text{KV heads} \cdot \text{head dim} \cdot b$$
 #
-# Query heads and KV heads need not be as many. In *grouped-query attention* several query heads read the same keys and
-# values; what that does to quality and speed is chapter 07. For the cache only the KV heads count. Llama-2-70B has 80
-# layers, 64 query heads of dimension 128, and 8 KV heads. What would a token take in float16 if it had 64 of them, and
-# what does it take as released? How many sequences of 4096 tokens fit beside the weights of your favourite model?
+# For Llama-3-8B that is 2 · 32 · 8 · 128 · 2 = 131,072 bytes.
+#
+# A model may have fewer KV heads than query heads. In *grouped-query attention* several query heads read the same keys
+# and values; chapter 07 is about it. Only the KV heads count for the cache. Llama-2-70B has 80 layers, 64 query heads
+# of dimension 128, and 8 KV heads. Guess before you compute: how many bytes does one token leave in float16? And how
+# many if all 64 query heads had keys of their own?
 
 # %%
 # Exercise 5.2 · The size of a cache
@@ -153,14 +162,13 @@ for name in ("A100", "H200"):
     print(f"Llama-3-8B on one {name + ':':5} room for {count:>3} × 8192 tokens beside the weights")
 
 # %% [markdown]
-# With all its heads a single token would take 2.62 MB, as much as a photograph, and a batch of 512 sequences of 2048
-# tokens 2.75 TB, as much as 18 H200s have. The released model has 8 KV heads and needs an eighth. So memory decides how
-# many sequences can be served at once, and not arithmetic. A T4 is not in the list, because it has no room for any: of
-# its 16 GB PyTorch sees 14.7 GiB, which are 15.8 GB, and the weights of Llama-3-8B alone take 16.06 GB.
+# With 64 KV heads a single token would take 2.62 MB, and 512 sequences of 2048 tokens would take 2.75 TB, the memory of
+# 18 H200s. The released model has 8 KV heads and needs an eighth. So it is the memory, and not the arithmetic, that
+# decides how many sequences one GPU can serve at once. A T4 is not in the list, because Llama-3-8B's weights alone take
+# 16.06 GB and a T4 has 15.8 GB for programs.
 #
-# Here are other models, 16 sequences of 4096 tokens each. In a live notebook the calculator below the picture takes
-# other batches, lengths and number formats. Try Llama-3-8B with one sequence of 131,072 tokens, which its successor
-# Llama-3.1-8B reads with the same shape: the cache is then larger than the model.
+# The picture shows other models, with 16 sequences of 4096 tokens each. In a live notebook the calculator below it
+# takes others. Try Llama-3-8B with one sequence of 131,072 tokens: its cache is larger than the model.
 
 # %%
 from course_lib.figures.cache.calculator import cache_calculator
@@ -169,19 +177,16 @@ from course_lib.models.config import PRESETS
 cache_calculator(PRESETS, batch=16, length=4096)
 
 # %% [markdown]
-# ## Where to put it
+# ## Where to put it · deeper
 #
-# The obvious way to add a token is `torch.cat([cache, new], dim=2)`. It allocates a buffer for one token more, copies
-# everything and appends the token. With $c$ bytes a token, step $i$ reads and writes $c\, i$ bytes each, and $n$ tokens
-# move $c\, n^2$ in all. For Llama-3-8B, with its 131 kB a token, 8192 tokens move 8.8 TB. An H200, whose memory was
-# measured to copy 4.25 TB/s, spends two seconds on them, for nothing. While it copies, both buffers exist: the cache
-# needs twice its memory.
+# The obvious way to add a token is `torch.cat([cache, new], dim=2)`. It allocates a buffer with room for one more
+# token, copies everything and appends the token. With $c$ bytes a token, step $i$ reads $c\, i$ bytes and writes as
+# many, so $n$ tokens move $c\, n^2$ bytes in all. For Llama-3-8B 8192 tokens move 131,072 · 8192² bytes, which is 8.8
+# TB. An H200, whose memory was measured to copy 4.25 TB/s, spends two seconds on these copies.
 #
-# The other way allocates a buffer of the largest length once and writes each token into its slot. That moves $2 c$
-# bytes a token, whatever the length. What it costs is memory that may never be used; chapter 06 is about that.
-#
-# The next cell measures one step of both, for keys and values of one layer. What will it say of 8192 tokens against
-# 4096? And of the preallocated cache?
+# The other way is to allocate a buffer of the largest length once and to write each token into its *slot*, the place
+# for one token. That moves $2 c$ bytes a token at any length. But it may reserve memory that is never used, which
+# chapter 06 is about. The next cell measures both. Predict: what happens to each from 4096 to 8192 tokens?
 
 # %%
 batch, key_heads, head_dim, dtype = (32, 8, 128, torch.float16) if on_gpu else (4, 8, 64, torch.float32)
@@ -219,19 +224,17 @@ draw_step_times(append_times, "Append one token to the keys and values of a laye
 
 # %% [markdown]
 # The time of the concatenated cache grows with the length, because every step copies all tokens so far. The time of the
-# preallocated cache does not depend on the length. The area under a line is the time of a whole generation. (Without a
-# GPU, small copies can beat their least time, as they stay in the processor's own cache; large ones take longer than
-# theirs, since the operating system has to hand out a fresh buffer page by page.)
+# preallocated cache does not depend on the length. (Without a GPU small copies can beat their least time, because they
+# stay in the processor's own cache.)
 #
-# ## The append kernel
+# ## The append kernel · deeper
 #
-# A slice assignment wants all sequences of a batch at the same length. In a server they are not: one is at its tenth
-# token and another at its thousandth. Each has a *position* of its own, the slot where its next token goes. A kernel
-# has no trouble with that: the program of a sequence loads the sequence's position and adds it to the slot.
+# A slice assignment needs all sequences of a batch at the same length. In a server one sequence may be at its tenth
+# token and another at its thousandth. Each has its own *position*, the slot for its next token. In a kernel that is
+# easy: each program loads the position of its sequence and adds it to the slot.
 #
-# The new keys come from a projection. It leaves [batch, tokens, heads, head_dim], and a transpose makes [batch, heads,
-# tokens, head_dim] of it without moving a byte, so source and cache have different strides. The launcher passes them.
-# The kernel is yours. In decode `new_tokens` is 1; in prefill it is the length of the prompt.
+# The new keys come from a projection and a transpose, so their strides differ from the cache's. The launcher passes all
+# of them, and you write the kernel. In decode `new_tokens` is 1, and in prefill it is the length of the prompt.
 
 # %%
 # Exercise 5.3 · The append kernel
@@ -286,26 +289,27 @@ def append_to_cache(key, value, key_cache, value_cache, positions):
 best_append = check("5.3", append_to_cache).best
 
 # %% [markdown]
-# A new row is read once and written once. With 8 KV heads of dimension 128 in 16 bits that makes 8 kB for the key and
-# the value of a token, which takes an H200 2 ns: in decode such a kernel is all launch. Production kernels therefore do
-# it along with something else, such as turning the key by its position. `course_lib/kernels/decode/append.py` at least
-# appends keys and values in one launch.
+# With 8 KV heads of dimension 128 in 16 bits, one token's key and value are 4 kB. An H200 reads and writes them in 2
+# ns, but a launch takes some microseconds. So production kernels append in a kernel that does something else as well.
 #
 # ## Who sees what: positions
 #
-# With a cache the $i$-th new token of a sequence is not the $i$-th token. If `past` tokens came before, it stands at
-# position past + $i$. Three things follow, and each is a classic bug when forgotten.
+# With a cache the $i$-th new token of a sequence is not its $i$-th token. If `past` tokens came before, it stands at
+# position past + $i$, counting from 0. Three things depend on that, and each is a common bug.
 #
-# **The mask.** It sees the slots up to past + $i$, no more and no fewer. In decode, with one new token, it sees all
-# that are in use, and PyTorch's `is_causal=True`, which is aligned to the first key, would show it the first one alone.
-# **The length.** The newest token counts itself: its key is appended before its query is compared with the keys. A
-# length that was read before is one too few, and one read off the buffer's size is far too many. **The position
-# encoding.** Scores alone do not say where a token stands. *Rotary* positions turn each query and each key by angles
-# that grow with its position, so that their product depends on the distance between the two. A key is turned *before*
-# it is stored, once and for all. A query that is turned by another position's angles gets the scores of wrong
-# distances. No error is raised: the text only gets worse.
+# - **The mask.** The token sees the slots 0 to past + $i$. In decode, with one new token, it sees all slots in use.
+#   PyTorch's `is_causal=True` starts its diagonal at the first key, so it would show that token the first key only.
+# - **The length.** The newest token counts too, because its key is appended before its query is compared with the keys.
+#   A length taken before the append is one too small, and the size of the buffer is far too large.
+# - **The position encoding.** Scores alone do not say where a token stands. *Rotary* positions turn each query and key
+#   by angles that grow with its position, so that their product depends on the distance between the two. A key is
+#   turned before it is stored. If you turn a query by the angles of a wrong position, nothing raises an error, but its
+#   scores are those of wrong distances and the text gets worse.
 #
-# The mask first. Let it do two jobs at once: hide later tokens, and hide slots that hold no token of the sequence.
+# ## The mask over a cache · deeper
+#
+# Write the mask so that it does two jobs at once: it hides later tokens, and it hides slots that hold no token of the
+# sequence.
 
 # %%
 # Exercise 5.4 · The causal mask over a cache
@@ -332,9 +336,9 @@ for row in best_visible_slots(torch.tensor([3, 0], dtype=torch.int32), new_token
     print()
 
 # %% [markdown]
-# At the top four new tokens behind three old ones, below four behind none. With this mask a prompt need not come in one
-# piece. Servers use that: a long prompt is prefilled in pieces, between which other sequences decode. Here are twelve
-# tokens in pieces of 5, 1 and 6, against all at once.
+# In the upper picture four new tokens stand behind three old ones, in the lower one they stand behind none. With this
+# mask a server can prefill a long prompt in pieces and let other sequences decode in between. The next cell runs twelve
+# tokens in pieces of 5, 1 and 6, and all at once.
 
 # %%
 query, key, value = (torch.randn(1, 2, 12, 16, device=device) for _ in range(3))  # [batch, heads, tokens, head_dim]
@@ -353,13 +357,13 @@ print("largest difference:", f"{(torch.cat(outputs, dim=2) - at_once).abs().max(
 # %% [markdown]
 # ## One step of decode
 #
-# Now the step that a server takes thousands of times a second: for each sequence of the batch one new token, whose key
-# and value go into the cache and whose query then asks everything in it. Each sequence has its own past. Query heads
+# A server takes this step thousands of times a second. Each sequence of the batch has one new token. Its key and value
+# go into the cache, and then its query is compared with every key there. Each sequence has its own past. Query heads
 # come in groups: with 8 query heads on 2 KV heads, heads 0 to 3 read KV head 0 and heads 4 to 7 read KV head 1.
 #
-# PyTorch or Triton, as you like; correctness is asked for, speed is what chapters 07 and 08 are about. If you score the
-# whole buffer and hide what is not in use, hide it before the softmax. And note what you rely on then: a weight of 0
-# hides a number, but 0 · NaN is NaN. In this exercise unused slots hold finite leftovers.
+# You may use PyTorch or Triton. Only the numbers are checked; chapters 07 and 08 are about speed. If you compute scores
+# for the whole buffer, hide the unused slots *before* the softmax. (A weight of 0 hides a finite number, but 0 · NaN is
+# NaN. In this exercise unused slots hold finite numbers.)
 
 # %%
 # Exercise 5.5 · One step of attention over a cache
@@ -396,7 +400,7 @@ def cached_attention_step(query, key, value, key_cache, value_cache, past):
 best_step = check("5.5", cached_attention_step).best
 
 # %% [markdown]
-# Token by token through a cache must give what causal attention gives in one run.
+# Token by token through a cache must give the same as causal attention in one run.
 
 # %%
 heads, key_heads, length, head_dim = 4, 2, 24, 32
@@ -414,12 +418,10 @@ print("largest difference:", f"{(torch.stack(steps, dim=2) - at_once).abs().max(
 # %% [markdown]
 # ## A model to generate with
 #
-# `course_lib/models` holds a decoder of the kind that Llama is: RMSNorm, rotary positions, SwiGLU, grouped heads, in
-# short files that you can now read. The tiny one below has 394,080 parameters, and its tokens are bytes. It reads three
-# chapters of *Alice's Adventures in Wonderland*, 31 kB, in 400 steps of 4 pieces of 256 bytes. At 6 FLOPs for each
-# parameter and byte that makes 1 TFLOP, and about half a minute of one CPU core. Guessing among 256 bytes at random
-# would cost $\ln 256 = 5.5$ nats a byte. The loss begins above that and ends near 0.8. The model is trained once and
-# then remembered.
+# `course_lib/models` holds a decoder of Llama's kind, in short files that you can read. The tiny one below has 394,080
+# parameters, and its tokens are bytes. It is trained on three chapters of *Alice's Adventures in Wonderland*, 31 kB.
+# That takes 1 TFLOP, about half a minute on one CPU core. The loss starts near $\ln 256 = 5.5$ nats a byte, what
+# guessing among 256 bytes costs, and ends near 0.8. The model is trained once and then kept on disk.
 
 # %%
 from course_lib.models.generation import complete
@@ -441,8 +443,8 @@ seconds = format_seconds(time.perf_counter() - started)
 print(f"{decoder.config.parameters:,} parameters, {'trained' if recent else 'read from disk'} in {seconds}")
 
 # %% [markdown]
-# What has it learned? The first text below takes the most likely byte at every step (*greedy*). The second draws from
-# the probabilities, sharpened a little. The words are the book's, mostly; the sense is not.
+# The first text below takes the most likely byte at every step (*greedy*). The second draws from the probabilities,
+# sharpened a little. Most words are the book's, but they make little sense.
 
 # %%
 for name, options in (("greedy", {}), ("drawn at temperature 0.5", {"temperature": 0.5, "seed": 1})):
@@ -452,8 +454,8 @@ for name, options in (("greedy", {}), ("drawn at temperature 0.5", {"temperature
 # %% [markdown]
 # ## Generation with a cache
 #
-# The last exercise is the loop itself. The model comes in parts, for one sequence and without a batch dimension, so
-# that you decide what is run, at which positions, and what is kept:
+# Now you write the loop itself. The model comes in parts, for one sequence, so that you decide what is run, at which
+# positions, and what is kept:
 #
 # | part of `model` | takes | gives |
 # |---|---|---|
@@ -464,10 +466,10 @@ for name, options in (("greedy", {}), ("drawn at temperature 0.5", {"temperature
 # | `finish(layer, x, attended)` | | the layer's output, [tokens, width] |
 # | `logits(x)` | | [tokens, vocabulary] |
 #
-# `project` has turned the query and the key by their positions, and gives fewer heads of keys and values than of
-# queries. `attend` is causal, with the last query at the last key, and knows about the groups.
+# `project` turns queries and keys by their positions, and returns fewer heads of keys and values than of queries.
+# `attend` is causal, with the last query at the last key, and takes care of the groups.
 #
-# Here are these parts of the trained decoder, and generation without a cache on top of them.
+# Here are these parts of the trained decoder, and generation without a cache.
 
 # %%
 from course_lib.models.layers import rotary_angles, rotate
@@ -517,8 +519,8 @@ def generate_uncached(model, prompt, new_tokens):
 
 
 # %% [markdown]
-# Write the one with a cache. The check builds small random decoders with these parts, counts what you run, and compares
-# the tokens one by one. A position that is off by one shows there; in a text it might pass for style.
+# Write the version with a cache. The check builds small random decoders with these parts, counts the tokens that you
+# run, and compares the generated tokens one by one.
 
 # %%
 # Exercise 5.6 · Greedy generation with a cache
@@ -560,7 +562,7 @@ def generate_cached(model, prompt, new_tokens):
 best_generate_cached = check("5.6", generate_cached).best
 
 # %% [markdown]
-# Both on the trained model: the same text, in two times.
+# The next cell runs both on the trained model. The texts must be equal.
 
 # %%
 parts, prompt = DecoderParts(decoder), encode("The Rabbit ").to(device)
@@ -574,11 +576,10 @@ print("the same text:", len(set(texts.values())) == 1)
 print(textwrap.indent(textwrap.fill("The Rabbit " + texts["with yours"], 100), "    "))
 
 # %% [markdown]
-# The gain is modest, because the text is short and the model tiny: much of a step is PyTorch's own overhead, some
-# dozens of operators a layer, with a cache and without. The length tells. The next cell takes the time of a single step
-# behind more and more tokens, with the library's preallocated cache. (The text would be nonsense beyond the 256 bytes
-# that the model was trained on; the time does not mind.) Will the time with a cache stay flat? And from which length on
-# will the time without a cache rise?
+# The gain is modest, because the text is short and the model tiny. Much of a step is PyTorch's overhead for dozens of
+# operators in a layer. So the next cell times a single step behind more and more tokens, with the library's
+# preallocated cache. Predict: does the time with a cache stay flat? From which length on does the time without one
+# rise?
 
 # %%
 lengths = (256, 1024, 2048, 4096, 8192) if on_gpu else (16, 128, 256, 512, 1024)
@@ -604,28 +605,78 @@ cache = None
 draw_step_times(step_times, "One step of the tiny model")
 
 # %% [markdown]
-# ## Prefill and decode on the roofline
+# ## The floor of a decode step
 #
-# Back to the question. A matrix product with weights of $w$ elements does $2 w$ FLOPs for each token that is run, and
-# reads $w\, b$ bytes once, for however many tokens are run together. Prefill runs the whole prompt together: with
-# 2048 tokens in 16 bits the weights' intensity is 2048 FLOP/byte, and the matrix units are the limit. Decode runs one
-# token of each sequence. For a single sequence that is 2 FLOPs for each weight of 2 bytes, an intensity of 1 FLOP/byte.
-# The question's H200 turns from memory to arithmetic at 740 / 4.37 = 170 FLOP/byte. At 1 it computes for a 170th of
-# the time and waits for the rest of it: 15.0 GB of weights and 0.27 GB of cache, read at 4.37 TB/s, are 3.5 ms. That is
-# what it does in the meantime.
+# Back to the question. Two counts give the answer. A decode step runs one token of each sequence.
 #
-# A batch shares the weights, so their intensity is the batch size. The caches are not shared: each sequence reads its
-# own. So for a batch of $B$ sequences of $L$ tokens the bytes of a step are
+# - **Bytes.** It reads every weight once, whatever the batch, and it reads the cache of each sequence.
+# - **FLOPs.** Each weight does one multiply-add for each sequence, which is 2 FLOPs. (Attention adds 7 % to that at
+#   2048 tokens. Leave it out.)
 #
-# $$\text{bytes} = w\, b + B \cdot L \cdot \text{bytes per token}$$
+# Reading and computing can overlap, so the step takes at least as long as the slower of the two. That time is its
+# *floor*. For Llama-3-8B, one sequence and an H200, the arithmetic takes 15 GFLOP / 740 TFLOP/s = 20 µs. Compute the
+# other time.
 #
-# For Llama-3-8B the caches become larger than the weights at 115,000 tokens in all, 56 sequences of 2048. From there on
-# most of what a step reads is cache, and a larger batch gains little: the intensity of attention over a cache does not
-# depend on the batch.
+# **Predict** for sequences of 2048 tokens before you run the table: from which batch on are the caches larger than the
+# weights? And from which batch on does the arithmetic decide?
+
+# %%
+# Exercise 5.7 · The floor of a decode step
+def step_floor(
+    parameters: int, item_bytes: int, token_bytes: int, batch: int, length: int, bandwidth: float, rate: float
+) -> float:
+    """The least time of one decode step, in seconds. Each of `batch` sequences gets one new token.
+
+    The step reads each of the `parameters` weights once, item_bytes each. It reads the cache of every sequence, which
+    is `length` tokens of token_bytes each. It does 2 FLOPs for each weight and sequence; no other FLOPs are counted.
+    Reading and computing overlap completely. bandwidth is in bytes/s, rate in FLOP/s.
+    """
+    # BEGIN SOLUTION
+    moved = parameters * item_bytes + batch * length * token_bytes
+    flops = 2 * parameters * batch
+    return max(moved / bandwidth, flops / rate)
+    # END SOLUTION
+
+
+def cache_overtakes(parameters: int, item_bytes: int, token_bytes: int, length: int) -> int:
+    """The smallest batch whose caches take more bytes than the weights, with `length` tokens in each sequence."""
+    # BEGIN SOLUTION
+    return parameters * item_bytes // (length * token_bytes) + 1
+    # END SOLUTION
+
+
+# %%
+best_step_floor, best_cache_overtakes = check("5.7", step_floor, cache_overtakes).best
+
+# %%
+llama = PRESETS["Llama-3-8B"]
+used = llama.layers * llama.layer_parameters + llama.vocabulary * llama.width  # of the embedding a step reads one row
+token_bytes = llama.cache_bytes_per_token(2)
+print(f"Llama-3-8B, 2048 tokens a sequence: the caches overtake the weights at a batch of "
+      f"{best_cache_overtakes(used, 2, token_bytes, 2048)}")
+print(f"{'':>8}{'2048 tokens in each sequence':^48}{'128 tokens in each':^30}\n{'batch':>8}"
+      f"{'floor':>12}{'arithmetic':>14}{'tokens/s':>12}{'floor':>18}{'tokens/s':>12}")
+for batch in (1, 8, 56, 128, 256, 512):
+    arithmetic = 2 * used * batch / 740e12
+    long, short = (best_step_floor(used, 2, token_bytes, batch, length, 4.37e12, 740e12) for length in (2048, 128))
+    print(f"{batch:>8}{format_seconds(long):>12}{format_seconds(arithmetic):>14}{batch / long:>12,.0f}"
+          f"{format_seconds(short):>18}{batch / short:>12,.0f}")
+
+# %% [markdown]
+# For one sequence the H200 computes for 20 µs and reads for 3.5 ms. So in the meantime it waits for memory: it does 1
+# FLOP for each byte, where it has time for 740 / 4.37 = 170.
 #
-# The next cell builds some layers of a real model's shape (a smaller one without a GPU), with random weights, and
-# computes the floor of three workloads from these formulas before it measures them: the prompt, a step for one sequence
-# behind it, and a step for a batch. Predict which of the two limits each will sit under.
+# A batch shares the reading of the weights, so 8 sequences take only 12 % longer than one. It does not share the
+# caches. They overtake the weights at a batch of 56. From there to 512, nine times the batch makes only 1.8 times the
+# tokens in a second. At 2048 tokens the arithmetic never decides, because each further sequence adds 61 µs of reading
+# and only 20 µs of arithmetic. At 128 tokens it decides from a batch of 209 on.
+#
+# ## Prefill and decode on the roofline · deeper
+#
+# Prefill uses each weight for every token of the prompt. With 2048 tokens in 16 bits that is 2048 FLOP/byte, so the
+# matrix units are the limit. The next cell builds some layers of a real model's shape (a smaller one without a GPU). It
+# computes the floors of the prompt, of a decode step for one sequence and of one for a batch, and then measures them.
+# Predict which limit holds for each.
 
 # %%
 from course_lib.figures.memory.roofline import Measured, roofline_plot
@@ -639,24 +690,24 @@ if on_gpu:
     name = "Llama-3-70B" if machine().memory_bytes > 60e9 else "Llama-3-8B"
     shape = dataclasses.replace(PRESETS[name], layers=2, vocabulary=256)
     dtype, prompt_length, batch = (torch.bfloat16 if supports_bfloat16() else torch.float16), 2048, 64
-    asks_cache = partial(decode_attention, validate=False)  # the course's kernel of chapter 08
+    decode_kernel = partial(decode_attention, validate=False)  # the course's kernel of chapter 08
 else:
     name = "a small model"
     shape = ModelConfig(vocabulary=256, layers=4, width=1024, query_heads=16, key_heads=4, head_dim=64, hidden=2816,
                         context=256)
     dtype, prompt_length, batch = torch.float32, 128, 8
-    asks_cache = None  # PyTorch's attention
+    decode_kernel = None  # PyTorch's attention
 weights, item_bytes = shape.layers * shape.layer_parameters, torch.empty(0, dtype=dtype).element_size()
 token_bytes = shape.cache_bytes_per_token(item_bytes)
-attention_flops = 4 * shape.layers * shape.query_heads * shape.head_dim  # for each query and each key that it meets
+attention_flops = 4 * shape.layers * shape.query_heads * shape.head_dim  # for each query and key
 unit = str(dtype).removeprefix("torch.")
 
 
 def decode_work(sequences):
     """One step of decode for some sequences of prompt_length tokens, the new one among them."""
-    met = sequences * prompt_length
+    cached = sequences * prompt_length
     return Work(f"decode, {sequences} {'sequence' if sequences == 1 else 'sequences'}",
-                2 * weights * sequences + attention_flops * met, weights * item_bytes + met * token_bytes, unit)
+                2 * weights * sequences + attention_flops * cached, weights * item_bytes + cached * token_bytes, unit)
 
 
 pairs = prompt_length * (prompt_length + 1) // 2
@@ -679,7 +730,7 @@ prompt = torch.randint(0, 256, (1, prompt_length), device=device)
 
 def timed(sequences, new_tokens):
     """Seconds in which the last new_tokens of prompt_length tokens pass, for each of the sequences."""
-    cache = layers.new_cache(sequences, prompt_length, decode=asks_cache)
+    cache = layers.new_cache(sequences, prompt_length, decode=decode_kernel)
     cache.keys.zero_(), cache.values.zero_()
     tokens = prompt[:, :new_tokens].expand(sequences, new_tokens)
 
@@ -699,31 +750,25 @@ layers = None
 roofline_plot(roof, points)
 
 # %% [markdown]
-# Prefill stands at the right, under the flat roof of matrix products; decode for one sequence on the left
-# side; and a batch moves up along the slope: the same bytes of weights, so many tokens more. On an H200 64 tokens took
-# 3.1 ms and one took 2.0. That is why servers batch, and what limits the batch is the memory for caches. Both hang
-# below the slope there, at 33 and 40 % of it: reading these two layers takes 0.8 ms, and beside that PyTorch's overhead
-# for dozens of operators is no small thing. On a CPU the balance point lies lower, and a batch of eight is closer to
-# it or beyond it.
-#
-# Up to two balance points are marked at the foot of the picture: where the ordinary multiply-add units meet the slope,
-# and where the fastest matrix products do. The words *bound by* above go by the rate of matrix products in the dtype of
-# these layers, which need not be either of the two. So compare each point with the flat roof that bears that dtype's
-# name.
-#
-# Two workloads in one model: the kernels of chapter 04 are for the first. For the second the arithmetic hardly matters,
-# and every byte of the cache does.
+# Prefill stands at the right, under the flat roof of matrix products, and decode for one sequence at the left. The
+# batch stands further up, because it reads the same weights and makes more tokens with them. On an H200 a step took 2.0
+# ms for one sequence and 3.1 ms for 64. Both points lay at 33 to 40 % of the slope, because reading these two layers
+# takes 0.8 ms and PyTorch's overhead is larger than that. The words *bound by* above use the rate of matrix products in
+# the dtype of these layers, so compare each point with the roof that bears that dtype's name.
 #
 # ## Predicted against measured
 #
-# Put your machine's figures beside what you counted. Appending by concatenation took the time of its copy. A step with
-# a cache stayed flat, and one without grew with the length, once there was enough to do: on an H200 both took 3 ms up
-# to 2048 tokens, and 21 ms against 2.5 at 8192. Where a measured time is far above its floor, the work is too small for
-# the machine: a launch of a kernel on a GPU, or an operator call on a CPU, takes some microseconds, and one step of
-# decode makes dozens for each layer. gpt-fast's authors measured 25.5 tokens/s for Llama-7B in eager PyTorch, a sixth
-# of what the bandwidth of their A100 allows, and four times as many once the step was compiled and replayed as a CUDA
-# graph, for which the cache must not move: it was preallocated ([blog
-# post](https://pytorch.org/blog/accelerating-generative-ai-2/)).
+# Compare your machine's figures with what you counted.
+#
+# - A step with a cache stayed nearly flat, and one without a cache grew with the length once there was enough to do. On
+#   an H200 both took 3 ms up to 2048 tokens. At 8192 tokens it was 21 ms without and 2.5 ms with a cache.
+# - Where a time is far above its floor, the work is too small for the machine: a launch or an operator call takes some
+#   microseconds, and a decode step makes dozens in each layer.
+#
+# gpt-fast's authors measured 25.5 tokens/s for Llama-7B in eager PyTorch on an A100, a sixth of what its memory
+# bandwidth allows. They got four times as many from a compiled step that is replayed as a *CUDA graph*: a recorded list
+# of launches that the GPU runs without waiting for Python. The recorded addresses are fixed, so the cache had to be
+# preallocated ([blog post](https://pytorch.org/blog/accelerating-generative-ai-2/)).
 
 # %% [markdown]
 # ## Finale: your cache runs the model
@@ -791,26 +836,22 @@ for prompt, text in zip(prompts, texts["with a cache"]):
 # %% [markdown]
 # ## What production systems do
 #
-# All of them cache. Hugging Face's `DynamicCache` concatenates, its `StaticCache` preallocates; the first is
-# convenient, the second can be compiled. Servers (vLLM, SGLang, TensorRT-LLM) hold one pool of pages for all sequences
-# (chapter 06), so that a sequence takes only what it uses. They mix sequences at different lengths in one batch and let
-# new ones join at every step (*continuous batching*, [Orca](https://www.usenix.org/conference/osdi22/presentation/yu)).
-# A long prefill would hold up everyone's decode, so it is cut into pieces that run along with it (*chunked prefill*,
-# [Sarathi](https://arxiv.org/abs/2308.16369)) or done on other GPUs altogether
-# ([DistServe](https://arxiv.org/abs/2401.09670)), from which the cache is sent over. The cache itself is made smaller:
-# fewer KV heads (chapter 07), 8 bits an element instead of 16, a latent vector instead of heads.
+# Hugging Face's `DynamicCache` concatenates. Its `StaticCache` preallocates, so it can be compiled. Servers such as
+# vLLM, SGLang and TensorRT-LLM keep one pool of pages for all sequences (chapter 06) and let sequences join and leave
+# the batch at every step (*continuous batching*, [Orca](https://www.usenix.org/conference/osdi22/presentation/yu)).
+# They cut a long prefill into pieces (*chunked prefill*, [Sarathi](https://arxiv.org/abs/2308.16369)) or run it on
+# other GPUs ([DistServe](https://arxiv.org/abs/2401.09670)), so that it delays nobody's decode.
 #
 # ## Papers
 #
 # - Pope et al.: *Efficiently Scaling Transformer Inference*, [arXiv 2211.05102](https://arxiv.org/abs/2211.05102). The
 #   arithmetic of prefill and decode, worked out for a 540B model.
-# - Shazeer: *Fast Transformer Decoding: One Write-Head is All You Need*,
-#   [arXiv 1911.02150](https://arxiv.org/abs/1911.02150). Decode is limited by reading keys and values; one KV head.
+# - Shazeer: *Fast Transformer Decoding: One Write-Head is All You Need*, [arXiv
+#   1911.02150](https://arxiv.org/abs/1911.02150). Decode is limited by reading keys and values; one KV head.
 # - Su et al.: *RoFormer*, [arXiv 2104.09864](https://arxiv.org/abs/2104.09864). Rotary positions.
 # - Touvron et al.: *Llama 2*, [arXiv 2307.09288](https://arxiv.org/abs/2307.09288). The 70B model and its 8 KV heads.
 #
-# Next, in chapter 06: how much of a preallocated cache never holds a token, and what operating systems have done about
-# that for sixty years.
+# Next, in chapter 06: how much of a preallocated cache never holds a token, and how pages mend that.
 
 # %%
 progress()

@@ -1,15 +1,18 @@
 # %% [markdown]
 # # 06 · Pages: a cache without gaps
 #
-# **The question.** OPT-13B on an A100 with 40 GB leaves about 12 GiB for the cache. A token's keys and values take
-# 819,200 bytes, so 15,728 tokens fit. The conversations with which the authors of vLLM measured have prompts of 161
-# tokens and answers of 338 on average ([arXiv 2309.06180](https://arxiv.org/abs/2309.06180)): room for 31 of them,
-# complete to the last token. A server that gives each request a tensor for the 2048 tokens that the model can take has
-# room for seven. What lies in the rest of the memory?
+# **The question.** OPT-13B on an A100 with 40 GB leaves about 12 GiB for the cache. The keys and values of a token take
+# 819,200 bytes, so 15,728 tokens fit. The authors of vLLM measured with conversations of 161 tokens in the prompt and
+# 338 in the answer, on average ([arXiv 2309.06180](https://arxiv.org/abs/2309.06180)). There is room for 31 of these.
+# But a server that gives each request a tensor for 2048 tokens, the most that the model can take, has room for seven
+# requests. What is in the rest of the memory?
 #
-# In chapter 05 a cache was a tensor of shape [batch, heads, capacity, head_dim]. Here it becomes a pool of pages. You
-# measure what the tensor wastes, write the allocator that does better, the kernel that fills pages and the one that
-# reads them, and let sequences share what they have in common. Two hours, six exercises.
+# Here the cache becomes a pool of pages. You measure what one large tensor wastes, write the allocator that does better
+# and the kernel that reads pages, and let sequences share pages.
+#
+# **Time.** About 3½ hours, with six exercises. The **core path** takes two hours at most: exercises 6.1, 6.2, 6.3 and
+# 6.5. You can skip every section whose heading ends in *· deeper*. Run its cells as they are, because later cells use
+# what they define.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -37,16 +40,17 @@ print(f"a token: {token_bytes:,} bytes; the cache: {slots:,} slots, one for each
 # %% [markdown]
 # ## Three ways to waste memory
 #
-# A server does not know how long an answer will be. If its cache is contiguous it must set aside a run of slots when
-# the request comes, and what is set aside helps nobody else. Count the slots of such a cache at any moment:
+# Think of the cache as a row of *slots*, each with room for one token. A server does not know how long an answer will
+# be. With a contiguous cache it reserves a run of slots when the request comes, and no other request can use them. At
+# any moment each slot is in one of these states:
 #
-# - **Used**: they hold a token.
-# - **Internal waste**: reserved for a request and empty. Some of these will be filled before it ends, others never.
-# - **External waste**: free, but in no run that is long enough for the request that waits. 60 free slots in three runs
-#   of 20 are no use to a request that wants 30.
+# - **Used**: it holds a token.
+# - **Internal waste**: it is reserved for a request and empty. Some of these slots are filled later, others never.
+# - **External waste**: it is free, but no free run is long enough for the request that waits. 60 free slots in three
+#   runs of 20 do not help a request for 30.
 #
-# `mean_use` puts a number on the first: a request of 161 + 338 tokens in a run of 2048, seen over its whole life. What
-# is your guess: 50 %, 25 %, 15 %?
+# `mean_use` computes how well a reservation is used over the life of its request. Guess first: a request of 161 + 338
+# tokens has a run of 2048 slots. Which share of the run holds tokens, on average over its life: 50 %, 25 % or 15 %?
 
 # %%
 # Exercise 6.1 · What a contiguous layout wastes
@@ -97,17 +101,16 @@ best_layout_waste, best_paged_waste, best_mean_use = check("6.1", layout_waste, 
 # %% [markdown]
 # ## Measured on a trace
 #
-# Now a server under load. `sample_trace` draws requests with the means above; lengths are log-normal with a standard
-# deviation of 1 in the logarithm, cut to 2048 tokens together, and they arrive as a Poisson process, faster than
-# anyone could serve them. Only the means and the arrivals are the paper's. `replay` serves the trace: in each step it
-# admits whoever fits, first come first served, and every running request gets one token more.
+# `sample_trace` draws requests with the means above. Their lengths vary widely (log-normal, at most 2048 tokens in
+# all), and they arrive faster than the server can answer. `replay` serves them: in each step it admits whoever fits,
+# first come, first served, and gives every running request one more token.
 #
-# Three contiguous layouts, as in the paper. The first reserves 2048 for everyone. The second guesses: it reserves for
-# the smallest power of two that covers the answer. The third cannot exist: it knows the length in advance. The last
-# two round the run itself up to a power of two as well, as the buddy allocator does with which the paper measured.
+# As in the paper, there are three contiguous layouts. The first reserves 2048 slots for everyone. The second guesses a
+# power of two that covers the answer. The third knows each length in advance, which no server can. The last two round
+# runs up to a power of two, as the paper's memory allocator does.
 #
-# First the prediction, with your `mean_use`. A long answer counts more, as it stays longer: weigh each request by its
-# steps. Then what no request can have: 15,728 is 7 · 2048 and a rest of 1392, which waits for ever.
+# First the cell predicts the first layout with your `mean_use`. A long answer stays longer, so each request counts by
+# its steps. And 15,728 slots are seven runs of 2048 and 1392 slots that nobody gets.
 
 # %%
 from course_lib.serving import ContiguousCache, PagedCache, replay, sample_trace
@@ -149,27 +152,27 @@ for name, timeline in timelines.items():
     print_shares(name, timeline)
 
 # %% [markdown]
-# `later` is reserved and will be filled, `never` is reserved in vain, `stranded` is free while somebody waits; the last
-# column counts requests that run at a time. The paper measured the same three layouts on a real server: token states
-# filled 20.4 %, 26.8 % and 38.2 % of the memory (its figure 2). Your numbers stand on another trace and lie near. The
-# third layout is the lesson: even one who knows every length in advance wastes most of a contiguous cache. The largest
-# part of it is `later`: a run is reserved whole on the first day and full only on the last. `never` is what was added
-# to reach a power of two, and `stranded` are runs too short for whoever waits.
+# `later` is reserved and will be filled. `never` is reserved and stays empty. `stranded` is free while somebody waits.
+# The last column is how many requests run at a time. On the paper's server, with another trace, tokens filled 20.4 %,
+# 26.8 % and 38.2 % of the memory (its figure 2).
+#
+# Look at the third row. Even with every length known in advance, a contiguous cache wastes most of the memory. The
+# largest part is `later`, because a run is reserved as a whole at the start and is full only at the end.
 #
 # ## An old idea
 #
-# Operating systems had this problem around 1960: programs of unknown size, one memory, gaps between them. They stopped
-# asking for one run. Memory is cut into **pages** of one size, any free page will do, and a table for each program
-# says where its pages are. A program's addresses stay consecutive, its memory is not.
+# Operating systems had this problem around 1960. Their answer: cut the memory into **pages** of one size, give a
+# program any free pages, and keep a table for each program that says where its pages are.
 #
-# For a cache: a page (the paper says *block*) holds the keys and values of 16 tokens, say. A sequence has a **block
-# table**. Its token $i$ lies in page `table[i // page_size]`, at offset `i % page_size`, and the number `page ·
-# page_size + offset` is called its **slot**. A page is taken when the last one is full, so nothing is reserved for
-# later. Free pages are all alike, so nothing is stranded between runs. What is left is the end of each sequence's last
-# page.
+# A cache page (a *block* in the paper) holds the keys and values of, say, 16 tokens. Each sequence has a **block
+# table**. Its token $i$ is in page `table[i // page_size]`, at offset `i % page_size`. Slots are numbered through the
+# whole pool, so this is slot `page · page_size + offset`. For example, with pages of 16 and the table [7, 2], token 20
+# is in page 2 at offset 4, which is slot 36. A sequence takes a page only when its last one is full, so nothing is
+# reserved for later, and nothing is stranded because all free pages are alike. Only the end of each last page stays
+# empty.
 #
-# Walk through it: a pool of twelve pages of four tokens. Watch A and C, who begin with the same eight tokens, B and its
-# fork D, and the pages that A leaves behind.
+# Step through a pool of twelve pages of four tokens. Watch A and C, which begin with the same eight tokens, and B and
+# its fork D.
 
 # %%
 from course_lib.figures.paged.table import page_table_stepper
@@ -177,11 +180,10 @@ from course_lib.figures.paged.table import page_table_stepper
 page_table_stepper()
 
 # %% [markdown]
-# Two things in there are for later: how C found the first eight tokens in the pool, and why D copied a page before it
-# wrote one token. First the plain allocator. It deals in numbers only; no tensor is in sight. The check replays scripts
-# of operations on it, with a memory beside it in which every token must be found again. You may hand out any free page.
+# How C found tokens and why D copied a page comes under *Sharing*. First you write the plain allocator. It deals with
+# page numbers only. The check replays scripts of operations on it. You may hand out any free page.
 #
-# The hard part is to refuse well. When the pool is full, the server wants to preempt somebody and try again, so a
+# The hard part is to refuse well. When the pool is full, the server stops some other request and tries again. So a
 # refused append must leave everything as it was.
 
 # %%
@@ -240,9 +242,9 @@ class PageAllocator:
 BestPageAllocator = check("6.2", PageAllocator).best
 
 # %% [markdown]
-# **Predict** what pages of 16 waste. A last page is on average half empty, (16 - 1) / 2 slots, so a memory full of
-# sequences loses 7.5 slots for each. How many run at a time you can work out too: each holds as many tokens on average
-# as it did in its run of 2048. The allocator is the library's now; the trace is the same.
+# **Predict** what pages of 16 waste. A last page has on average (16 - 1) / 2 = 7.5 empty slots. Each sequence holds as
+# many tokens, on average, as it did in its run of 2048, so you can also work out how many run at a time. The next cell
+# replays the same trace with the library's allocator.
 
 # %%
 tokens_each = in_a_run * 2048
@@ -261,23 +263,21 @@ shown = ("2048 for everyone", "the truth, in powers of two", "pages of 16")
 draw_waste({name: timelines[name] for name in shown}, steps=3000)
 
 # %% [markdown]
-# `later` is the 1.5 % that you predicted. The cache is still not all used, since 1.6 % of its pages are free while
-# somebody waits: `replay` admits a prompt only where 1 % of the pages stay free for those who grow, as vLLM does, and
-# the first in line may need more than there are. The paper gives 96.3 % for vLLM.
+# `later` is the 1.5 % that you predicted. Another 1.6 % is free while somebody waits, mostly because `replay`, like
+# vLLM, keeps 1 % of the pages free for requests that grow. The paper reports that vLLM uses 96.3 %.
 #
-# Memory that is full is memory that somebody outgrows: without reservations a running request can find no page for its
-# next token, and the one that came last is sent back to the line. That is the price, and the simulator pays it.
+# Pages have a price: nothing is reserved, so a running request may find no page for its next token. Then the request
+# that came last is sent back to the line. The simulator does that too.
 #
-# While requests wait, four and a half times as many sequences run at a time as with 2048 slots for everyone, and one
-# reading of the weights makes as many more tokens. Over the whole trace it is 3.5 times: with pages nobody waits in
-# nearly half of the steps, and then fewer requests run than the cache has room for. The paper reports 2 to 4 times the
-# throughput of the systems before it, at the same latency.
+# While requests wait, 4.5 times as many sequences run at a time as with 2048 slots for everyone. So each reading of the
+# weights makes that many more tokens. Over the whole trace it is 3.5 times, because with pages nobody waits in nearly
+# half of the steps.
 #
 # ## Where a token goes
 #
-# In every step the new tokens of all sequences stand in one tensor: one token for each sequence that decodes, a whole
-# prompt for one that begins. The **slot mapping** says where in the pool each of them belongs. It is computed once in a
-# step and serves all layers, since the block table is the same for each layer's pool.
+# In every step one tensor holds the new tokens of all sequences: one of each that decodes, and the whole prompt of one
+# that begins. The **slot mapping** says into which slot of the pool each of them goes. All layers use the same block
+# tables, so it is computed once in a step.
 
 # %%
 # Exercise 6.3 · Slot mapping
@@ -307,15 +307,15 @@ def slot_mapping(block_tables, lengths, new_tokens, page_size):
 best_slot_mapping = check("6.3", slot_mapping).best
 
 # %% [markdown]
-# ## Into the pages
+# The pool is one tensor for keys and one for values, [pages, heads, page_size, head_dim]. One head's part of a page is
+# contiguous, so a program can load its `page_size · head_dim` numbers in one go. The address of a slot's row is a sum
+# of three products: page, head and offset, each times its own stride. So a slot number is *not* a row number of this
+# tensor.
 #
-# The pool is one tensor for keys and one for values, [pages, heads, page_size, head_dim]. Heads come before slots, so
-# that one head's part of a page is contiguous, `page_size · head_dim` numbers that a program can load in one go. The
-# address of a slot's row for one head is therefore a sum of three products: page, head and offset, each with its
-# stride. A slot is *not* a row number.
+# ## Into the pages · deeper
 #
-# A padded batch has rows that belong to no token. Their slot is -1. A kernel that takes it for a place writes in front
-# of the pool, or over the last slot of the head before.
+# Write the kernel that puts new keys and values into their slots. A padded batch has rows that belong to no token, and
+# their slot is -1. Do not write those: slot -1 lies in front of the pool.
 
 # %%
 # Exercise 6.4 · Append into pages
@@ -368,8 +368,8 @@ def append_to_pages(key, value, key_pages, value_pages, slots):
 best_append = check("6.4", append_to_pages).best
 
 # %% [markdown]
-# Try the two together: three sequences, their pages scattered over the pool by an allocator. What is written by slots
-# is read back through the tables.
+# Try the three together: the pages of three sequences are scattered over the pool, and every key must be where its slot
+# says.
 
 # %%
 heads, head_dim, page_size, pool_pages = 2, 32, 4, 12
@@ -393,13 +393,13 @@ print("every key is where its slot says:", torch.equal(found, keys))
 # %% [markdown]
 # ## The gather inside the kernel
 #
-# One could gather a sequence's pages into a contiguous tensor and call any attention on it. That reads the cache,
-# writes it and reads it again: three times the bytes, in a step whose time is its bytes. So the kernel itself follows
-# the table. A program belongs to one sequence and one head. It loads an entry of the table, computes where that page's
-# keys lie, and from there on everything is chapter 03: scores, a running maximum, a rescaled accumulator.
+# You could gather a sequence's pages into a contiguous tensor and call any attention on it. But that reads the cache,
+# writes it and reads it again, three times the bytes, in a step whose time is its bytes. So the kernel follows the
+# table itself. A program has one sequence and one head. In each step of its loop it loads an entry of the table,
+# computes where that page's keys are, and loads them. The rest is chapter 03.
 #
-# There is one query, so a page of keys against it is a sum over columns and no matrix product. As many query heads as
-# KV heads are assumed; chapter 07 changes that.
+# There is only one query, so the scores are a sum over columns and not a matrix product. Here every query head has its
+# own KV head; chapter 07 changes that.
 
 # %%
 # Exercise 6.5 · Paged decode
@@ -473,8 +473,8 @@ def paged_decode(query, key_pages, value_pages, block_tables, lengths):
 best_paged_decode = check("6.5", paged_decode).best
 
 # %% [markdown]
-# Where a page lies cannot change the result, not even its last bit: the same numbers are added in the same order.
-# Shuffle the pool, rename the pages in the tables, and compare.
+# Where a page lies cannot change the result, not even its last bit, because the same numbers are added in the same
+# order. The next cell shuffles the pool, renames the pages in the tables, and compares.
 
 # %%
 query = torch.randn(3, heads, head_dim, device=device)
@@ -488,17 +488,16 @@ after = best_paged_decode(query, *shuffled, renamed.to(device), counts.to(device
 print("bit for bit the same:", torch.equal(before, after))
 
 # %% [markdown]
-# ## What the size of a page costs
+# ## What the size of a page costs · deeper
 #
-# Small pages waste less memory. What do they cost? In bytes: a table entry of 4 for every page, and in each page
-# `page_size · 2 · head_dim` numbers of keys and values for one head. In half precision with head dimension 128 that is
-# 512 bytes a token, so the table adds
+# Small pages waste less memory. What do they cost? For one head, each page has `page_size · 2 · head_dim` numbers of
+# keys and values and one table entry of 4 bytes. In 16 bits with head dimension 128 a token takes 512 bytes, so the
+# table adds
 #
 # $$\frac{4}{512 \cdot \text{page size}}: \qquad 0.8\ \%\text{ at page size 1},\quad 0.05\ \%\text{ at 16}.$$
 #
-# Check it with the meter, which counts what your kernel asks for, at float32 and head dimension 64: the same 512 bytes
-# a token. One sequence of 64 tokens and one head make one program, which loads a query of 256 bytes and a length of 4
-# besides.
+# The next cell checks that with the meter, for float32 and head dimension 64, which is also 512 bytes a token. The one
+# program also loads a query of 256 bytes and a length of 4.
 
 # %%
 from course_lib.hardware.meter.metered import metered
@@ -515,13 +514,11 @@ for size in (1, 4, 16, 64):
     print(f"{size:>9}{report.loaded_bytes:>10,} B{predicted_bytes:>10,} B{4 * pages / cache:>17.2%}")
 
 # %% [markdown]
-# Bytes are not the problem. Three other things are:
+# So the bytes of the table hardly matter. The size of a page matters for other reasons:
 #
-# - **Runs of memory.** A page of one token is a row of 256 bytes in half precision. DRAM likes longer runs, and
-#   hardware that copies whole boxes of memory (TMA on Hopper) likes them much longer.
-# - **Addresses.** In a contiguous cache the next tile is a constant further on. Here each page's address is computed.
-# - **Order.** The address of a page is known only after its table entry has arrived from memory. That is the expensive
-#   one, and it has a remedy.
+# - **Short runs.** A page of one token is 256 bytes for one head in 16 bits. Memory is faster with longer runs.
+# - **Order.** The kernel knows a page's address only when its table entry has arrived from memory. The next section is
+#   about that.
 #
 # And what do large pages cost? Memory, on the same trace:
 
@@ -532,113 +529,162 @@ sizes = (1, 16, 32, 64, 128, 256)
 draw_waste_by_page_size([replay(trace, PagedCache(slots, size), most_steps=2500).shares() for size in sizes], sizes)
 
 # %% [markdown]
-# ## The trap
+# ## The trap · deeper
 #
-# While a program computes on one page, the next ones should be on their way. Triton arranges that itself: with
-# `num_stages=4` a load in a loop is issued up to three iterations early, into a ring of buffers in shared memory. For
-# that it must know the address early.
+# While a program computes with one page, the keys of the next pages should be on their way. Triton can arrange that.
+# With `num_stages=4` it starts the loads in a loop up to three iterations early. Each load that is under way needs a
+# buffer of its own in *shared memory*, the fast memory of one multiprocessor (227 KiB for a program on an H100). To
+# start a load early, the kernel has to know its address early.
 #
-# Here are two loops that differ in four lines. The first loads the table entry where it is needed. The second carries
-# it: the entry for the *next* page is loaded while this one is used. Both give the same result. The kernel takes 16
-# query heads for each KV head, because the tensor cores multiply 16 rows at a time; chapter 07 says what that is good
-# for.
-#
-# Predict: how many buffers for keys will the compiler make of each loop, at 2, 3 and 4 stages?
+# The kernel below loads each table entry where it needs it. It takes 16 query heads for each KV head, so that the
+# tensor cores can do the products; chapter 07 explains that. The cell after it has Triton compile the kernel for an
+# H100, which needs no GPU, and reads from the compiled code how many buffers there are for keys. Predict: how many at
+# 2, 3 and 4 stages?
+
+# %%
+@triton.jit
+def one_page(
+    query, key_pointer, value_pointer, tile, inside, scale, running_max, running_sum, accumulator,
+):
+    """Chapter 03's update for 16 queries and the keys and values of one page, at the offsets `tile`."""
+    key = tl.load(key_pointer + tile, mask=inside[:, None], other=0.0)  # [PAGE_SIZE, HEAD_DIM]
+    scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale  # [16, PAGE_SIZE]
+    scores = tl.where(inside[None, :], scores, float("-inf"))
+    new_max = tl.maximum(running_max, tl.max(scores, axis=1))  # [16]
+    weights = tl.exp2(scores - new_max[:, None])  # [16, PAGE_SIZE]
+    rescale = tl.exp2(running_max - new_max)  # [16]
+    running_sum = running_sum * rescale + tl.sum(weights, axis=1)
+    value = tl.load(value_pointer + tile, mask=inside[:, None], other=0.0)
+    product = tl.dot(weights.to(value.dtype), value, input_precision="ieee")  # [16, HEAD_DIM]
+    return new_max, running_sum, accumulator * rescale[:, None] + product
+
 
 # %%
 @triton.jit
 def paged_loop_kernel(
     query_pointer, key_pointer, value_pointer, tables_pointer, lengths_pointer, output_pointer,
-    page_stride, head_stride, slot_stride, table_stride, scale,
-    HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, CARRIED: tl.constexpr,
+    page_stride, head_stride, slot_stride, table_stride, scale, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
 ):
     """One program: the 16 query heads of one KV head of one sequence, a page at a time."""
     sequence = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
-    rows = tl.arange(0, 16)  # [16]
     columns = tl.arange(0, HEAD_DIM)  # [HEAD_DIM]
     offsets = tl.arange(0, PAGE_SIZE)  # [PAGE_SIZE]
-    first_row = (sequence * tl.num_programs(1) + head) * 16
-    tile = (first_row + rows)[:, None] * HEAD_DIM + columns[None, :]  # [16, HEAD_DIM]
-    query = tl.load(query_pointer + tile)
+    rows = (sequence * tl.num_programs(1) + head) * 16 + tl.arange(0, 16)  # [16]
+    query = tl.load(query_pointer + rows[:, None] * HEAD_DIM + columns[None, :])  # [16, HEAD_DIM]
+    in_page = head * head_stride + offsets[:, None] * slot_stride + columns[None, :]  # [PAGE_SIZE, HEAD_DIM]
     length = tl.load(lengths_pointer + sequence)
     pages = tl.cdiv(length, PAGE_SIZE)
     table = tables_pointer + sequence * table_stride
     running_max = tl.full([16], float("-inf"), tl.float32)
     running_sum = tl.zeros([16], tl.float32)
     accumulator = tl.zeros([16, HEAD_DIM], tl.float32)
-    page = tl.load(table)
     for block in range(0, pages):
-        if CARRIED:
-            next_page = tl.load(table + block + 1, mask=block + 1 < pages, other=0)
-        else:
-            page = tl.load(table + block)
-        start = page.to(tl.int64) * page_stride + head * head_stride
-        row = start + offsets[:, None] * slot_stride + columns[None, :]  # [PAGE_SIZE, HEAD_DIM]
+        page = tl.load(table + block).to(tl.int64)
+        tile = page * page_stride + in_page
         inside = block * PAGE_SIZE + offsets < length  # [PAGE_SIZE]
-        key = tl.load(key_pointer + row, mask=inside[:, None], other=0.0)
-        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale  # [16, PAGE_SIZE]
-        scores = tl.where(inside[None, :], scores, float("-inf"))
-        new_max = tl.maximum(running_max, tl.max(scores, axis=1))  # [16]
-        weights = tl.exp2(scores - new_max[:, None])  # [16, PAGE_SIZE]
-        rescale = tl.exp2(running_max - new_max)  # [16]
-        running_sum = running_sum * rescale + tl.sum(weights, axis=1)
-        value = tl.load(value_pointer + row, mask=inside[:, None], other=0.0)
-        product = tl.dot(weights.to(value.dtype), value, input_precision="ieee")  # [16, HEAD_DIM]
-        accumulator = accumulator * rescale[:, None] + product
-        running_max = new_max
-        if CARRIED:
-            page = next_page
+        running_max, running_sum, accumulator = one_page(
+            query, key_pointer, value_pointer, tile, inside, scale, running_max, running_sum, accumulator
+        )
     output = accumulator / running_sum[:, None]
-    tl.store(output_pointer + tile, output.to(output_pointer.dtype.element_ty))
+    tl.store(output_pointer + rows[:, None] * HEAD_DIM + columns[None, :], output.to(output_pointer.dtype.element_ty))
 
-
-def paged_loop(query, key_pages, value_pages, block_tables, lengths, carried, stages=3):
-    """query [batch, 16 · key_heads, head_dim] on pages [pages, key_heads, page_size, head_dim]; no length of 0."""
-    output = torch.empty_like(query)
-    paged_loop_kernel[(query.shape[0], key_pages.shape[1])](
-        query, key_pages, value_pages, block_tables, lengths, output, *key_pages.stride()[:3], block_tables.stride(0),
-        math.log2(math.e) / math.sqrt(query.shape[2]), HEAD_DIM=query.shape[2], PAGE_SIZE=key_pages.shape[2],
-        CARRIED=carried, num_warps=4, num_stages=stages,
-    )
-    return output
-
-
-small_pool = torch.randn(2, 5, 1, 16, 32, device=device)
-arguments = (torch.randn(1, 16, 32, device=device), small_pool[0], small_pool[1],
-             torch.tensor([[3, 0, 4]], dtype=torch.int32, device=device),
-             torch.tensor([41], dtype=torch.int32, device=device))
-results = [paged_loop(*arguments, carried=carried) for carried in (False, True)]
-print("the same result, up to rounding:", torch.allclose(*results, atol=1e-5))
 
 # %%
 from course_lib.hardware.compiler.views import compile_many
 
-types = {"query_pointer": "*fp16", "key_pointer": "*fp16", "value_pointer": "*fp16", "tables_pointer": "*i32",
-         "lengths_pointer": "*i32", "output_pointer": "*fp16", "page_stride": "i32", "head_stride": "i32",
-         "slot_stride": "i32", "table_stride": "i32", "scale": "fp32"}
-variants = [(carried, stages) for carried in (False, True) for stages in (2, 3, 4)]
-views = compile_many([
-    {"kernel": paged_loop_kernel, "signature": types, "arch": 90, "num_warps": 4, "num_stages": stages,
-     "constexprs": {"HEAD_DIM": 128, "PAGE_SIZE": 64, "CARRIED": carried}}
-    for carried, stages in variants
-])
-print(f"{'table entry':20}{'stages':>7}{'buffers for keys':>18}{'shared memory':>15}")
-for (carried, stages), view in zip(variants, views):
-    rings = [int(count) for count in re.findall(r"local_alloc .*memdesc<(\d+)x64x128xf16", view.ttgir)]
-    name = "carried" if carried else "loaded in the step"
-    print(f"{name:20}{stages:>7}{max(rings, default=1):>18}{view.shared_bytes:>13,} B")
+
+def paged_loop(kernel, query, key_pages, value_pages, block_tables, lengths, stages=3):
+    """query [batch, 16 · key_heads, head_dim] on pages [pages, key_heads, page_size, head_dim]; no length of 0."""
+    output = torch.empty_like(query)
+    kernel[(query.shape[0], key_pages.shape[1])](
+        query, key_pages, value_pages, block_tables, lengths, output, *key_pages.stride()[:3], block_tables.stride(0),
+        math.log2(math.e) / math.sqrt(query.shape[2]), HEAD_DIM=query.shape[2], PAGE_SIZE=key_pages.shape[2],
+        num_warps=4, num_stages=stages,
+    )
+    return output
+
+
+def show_buffers(kernel):
+    """Whether the kernel is right, and how many buffers for keys the compiler makes of its loop on an H100."""
+    pool = torch.randn(2, 5, 1, 16, 32, device=device)
+    query, table = torch.randn(1, 16, 32, device=device), torch.tensor([[3, 0, 4]], dtype=torch.int32, device=device)
+    output = paged_loop(kernel, query, *pool, table, torch.tensor([41], dtype=torch.int32, device=device))
+    keys, values = pool[:, [3, 0, 4], 0].flatten(1, 2)[:, :41]  # [41, head_dim] each
+    right = torch.softmax(query[0] @ keys.T / math.sqrt(32), dim=-1) @ values
+    print("the result is", "right" if torch.allclose(output[0], right, atol=1e-3) else "WRONG")
+    types = {"query_pointer": "*fp16", "key_pointer": "*fp16", "value_pointer": "*fp16", "tables_pointer": "*i32",
+             "lengths_pointer": "*i32", "output_pointer": "*fp16", "page_stride": "i32", "head_stride": "i32",
+             "slot_stride": "i32", "table_stride": "i32", "scale": "fp32"}
+    views = compile_many([
+        {"kernel": kernel, "signature": types, "arch": 90, "num_warps": 4, "num_stages": stages,
+         "constexprs": {"HEAD_DIM": 128, "PAGE_SIZE": 64}}
+        for stages in (2, 3, 4)
+    ])
+    for stages, view in zip((2, 3, 4), views):
+        rings = [int(count) for count in re.findall(r"local_alloc .*memdesc<(\d+)x64x128xf16", view.ttgir)]
+        print(f"{stages} stages: {max(rings, default=1)} buffer(s) for keys, {view.shared_bytes:,} B of shared memory")
+
+
+# %%
+show_buffers(paged_loop_kernel)  # run this again after each change of the kernel
 
 # %% [markdown]
-# A ring of one buffer: the load of the next page can begin only when this one is used up. With the entry loaded in the
-# step there is one at 3 and 4 stages too, and `num_stages` buys nothing, because the stages are spent on the table. Two
-# loads hang on each other, the entry and the keys, and the compiler staggers them: the entry is fetched early into a
-# buffer of its own, and the keys get what is left.
+# With one buffer the kernel cannot start loading the next page before it has finished computing with this one, so
+# memory waits while it computes. And it gets one buffer even at 4 stages. No test of the result shows that.
 #
-# With the carried entry the address is there at the start of the iteration, as in a contiguous cache, and the ring
-# grows with the stages. The library's kernel does that for tiles of any number of pages
-# (`course_lib/kernels/paged/attention.py`). Nothing in the numbers would have told you; the compiler's view did. On a
-# GPU the next cell takes the time of both.
+# **Your turn: get 3 buffers at 4 stages.** Change the loop of `paged_loop_kernel`, three or four lines. Run its cell
+# and the cell above again until it prints 3. The result must stay right. Think of what the keys' address depends on in
+# an iteration, and how early you could know it. One answer is below, so try first.
+
+# %% [markdown]
+# ### Why there is one buffer, and a remedy
+#
+# To load a page of keys, the kernel first needs the page's number from the table. These are two loads in a row, and the
+# second has to wait for the first. The compiler has a fixed number of stages to start loads early, and here it spends
+# them on the table entry. Nothing is left for the keys.
+#
+# The remedy is to load the entry for the *next* page one iteration ahead and to carry it over in a register. Then the
+# address of the keys is known as soon as an iteration starts, just as in a contiguous cache, and every extra stage
+# becomes an extra buffer. The library's kernel does so too (`course_lib/kernels/paged/attention.py`).
+
+# %%
+@triton.jit
+def carried_loop_kernel(
+    query_pointer, key_pointer, value_pointer, tables_pointer, lengths_pointer, output_pointer,
+    page_stride, head_stride, slot_stride, table_stride, scale, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
+):
+    """As paged_loop_kernel, but the table entry of the next page is loaded one iteration ahead."""
+    sequence = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1).to(tl.int64)
+    columns = tl.arange(0, HEAD_DIM)  # [HEAD_DIM]
+    offsets = tl.arange(0, PAGE_SIZE)  # [PAGE_SIZE]
+    rows = (sequence * tl.num_programs(1) + head) * 16 + tl.arange(0, 16)  # [16]
+    query = tl.load(query_pointer + rows[:, None] * HEAD_DIM + columns[None, :])  # [16, HEAD_DIM]
+    in_page = head * head_stride + offsets[:, None] * slot_stride + columns[None, :]  # [PAGE_SIZE, HEAD_DIM]
+    length = tl.load(lengths_pointer + sequence)
+    pages = tl.cdiv(length, PAGE_SIZE)
+    table = tables_pointer + sequence * table_stride
+    running_max = tl.full([16], float("-inf"), tl.float32)
+    running_sum = tl.zeros([16], tl.float32)
+    accumulator = tl.zeros([16, HEAD_DIM], tl.float32)
+    page = tl.load(table).to(tl.int64)
+    for block in range(0, pages):
+        next_page = tl.load(table + block + 1, mask=block + 1 < pages, other=0).to(tl.int64)
+        tile = page * page_stride + in_page
+        inside = block * PAGE_SIZE + offsets < length  # [PAGE_SIZE]
+        running_max, running_sum, accumulator = one_page(
+            query, key_pointer, value_pointer, tile, inside, scale, running_max, running_sum, accumulator
+        )
+        page = next_page
+    output = accumulator / running_sum[:, None]
+    tl.store(output_pointer + rows[:, None] * HEAD_DIM + columns[None, :], output.to(output_pointer.dtype.element_ty))
+
+
+show_buffers(carried_loop_kernel)
+
+# %% [markdown]
+# On a GPU the next cell times both.
 
 # %%
 if on_gpu:
@@ -650,32 +696,33 @@ if on_gpu:
     trial = (torch.randn(trial_batch, 16 * trial_heads, 128, device=device, dtype=torch.float16), pool[0], pool[1],
              torch.randperm(trial_pages, device=device).int().view(trial_batch, -1),
              torch.full((trial_batch,), trial_tokens, dtype=torch.int32, device=device))
-    for carried, stages in variants:
-        try:
-            timing = measure(partial(paged_loop, *trial, carried=carried, stages=stages), seconds=0.2)
-            print(f"{'carried' if carried else 'loaded in the step':20}{stages:>3} stages  {timing},  "
-                  f"{format_bandwidth(timing.bandwidth(pool.nbytes))}")
-        except triton.runtime.errors.OutOfResources:
-            print(f"{'carried' if carried else 'loaded in the step':20}{stages:>3} stages  too much shared memory here")
+    for kernel in (paged_loop_kernel, carried_loop_kernel):
+        for stages in (2, 3, 4):
+            try:
+                timing = measure(partial(paged_loop, kernel, *trial, stages=stages), seconds=0.2)
+                print(f"{kernel.__name__:20}{stages:>3} stages  {timing},  "
+                      f"{format_bandwidth(timing.bandwidth(pool.nbytes))}")
+            except triton.runtime.errors.OutOfResources:
+                print(f"{kernel.__name__:20}{stages:>3} stages  too much shared memory here")
     del pool, trial
 else:
     print("Their times need a GPU; what the compiler made of them does not.")
 
 # %% [markdown]
-# ## Sharing
+# ## Sharing · deeper
 #
-# A table may name any page, so two tables may name the same one. Two cases are worth it.
+# A table may name any page, so two tables may name the same one. That helps in two cases.
 #
-# **A fork.** Several answers to one prompt, or a beam search: the child begins with all of its parent's tokens. It gets
-# a copy of the *table*, and no page. Full pages are never written again and may stay shared for ever. The last one is
-# the trouble: both want to write their next token into the same slot. Whoever writes first takes a page of its own and
-# copies what is there, **copy-on-write**, as `fork` does with a process's memory. So each page needs a count of the
-# tables that it is in; a page is free when the count is 0.
+# **A fork.** A server may make several answers to one prompt. The child sequence begins with all tokens of its parent.
+# It gets a copy of the *table* and no page. Full pages are never written again, so they may stay shared. The last page
+# is the problem, because both sequences would write their next token into the same slot. So whichever writes first
+# takes a new page and copies the old one into it: **copy-on-write**. Each page needs a count of the tables that it is
+# in, and it is free when the count is 0.
 #
-# **A common prefix.** Many requests begin with the same system prompt. Their keys and values are equal, since a key
-# depends on its own token and those before it, and on nothing after. A new prompt can look its pages up by content. A
-# page is found by what it holds *and all that came before*: `[7, 7, 7, 7]` behind one beginning and behind another have
-# different keys.
+# **A common prefix.** Many requests begin with the same system prompt. Their keys and values are equal there, because
+# they depend only on a token and those before it. So a new prompt can look for pages with the same content. But it must
+# compare what a page holds *and all that came before*, because the tokens [7, 7, 7, 7] have other keys behind another
+# beginning.
 
 # %%
 # Exercise 6.6 · Shared pages, copied when written
@@ -769,11 +816,12 @@ def page_keys(tokens, page_size):
 BestSharingAllocator, best_page_keys = check("6.6", SharingAllocator, page_keys).best
 
 # %% [markdown]
-# **Predict**, then count with the library's allocator, which does both. Twenty requests share a system prompt of 600
-# tokens and add 50 of their own. Without sharing each takes ⌈650 / 16⌉ = 41 pages. With it, 37 full pages of the prompt
-# are there once, and each request has 41 - 37 = 4 of its own. Then one of them is forked into 8 answers of 100 tokens.
-# Its 650 tokens fill 40 pages and 10 slots of a 41st, which each answer but one must copy. An answer ends with ⌈750 /
-# 16⌉ = 47 pages, 40 of them shared, so 7 are its own, instead of 47.
+# **Predict**, then count with the library's allocator. Twenty requests share a system prompt of 600 tokens and add 50
+# of their own. Without sharing each takes ⌈650 / 16⌉ = 41 pages. With sharing the prompt's 37 full pages exist once,
+# and each request has 41 - 37 = 4 pages of its own.
+#
+# Then one request is forked into 8 answers of 100 tokens. Its 650 tokens fill 40 pages and 10 slots of a 41st, which
+# all answers but one must copy. An answer ends with ⌈750 / 16⌉ = 47 pages, of which 40 are shared and 7 are its own.
 
 # %%
 from course_lib.serving import BlockAllocator
@@ -801,21 +849,16 @@ print(f"8 answers: {for_answers} pages more and {copies} copies (predicted {8 * 
       f"without sharing {8 * 47 - 41})")
 
 # %% [markdown]
-# Sharing saves memory, and with it the computation of the prefix. Of a prompt's 650 tokens 592 were found, so 58 run
-# through the model, and their queries meet keys that lie in pages, most of them somebody else's. That is prefill on a
-# paged cache, `paged_prefill_attention` in the library. Sharing does not save reading. In decode each program reads the
-# shared pages for itself, and only if several run at about the same time does the L2 answer some of it. Kernels that
-# read a common prefix once for all sequences exist; they compute its part of the attention for all queries together
-# and merge by log-sum-exp, as in chapter 03.
+# Sharing saves memory, and it saves computing the prefix: of a prompt's 650 tokens 592 were found, so only 58 run
+# through the model. It does not save reading: in decode each program still reads the shared pages for itself.
 #
 # ## Predicted against measured
 #
-# One step of decode for 32 sequences of 4096 tokens, 8 heads of dimension 128, in half precision. The keys and values
-# are 2 · 32 · 4096 · 8 · 128 · 2 bytes = 537 MB, whatever the page size; the table adds at most 0.8 %. So the bytes
-# predict one and the same time for all sizes: 537 MB over your memory's bandwidth. On a GPU the next cell measures the
-# library's kernel on a contiguous cache, and its paged one at page sizes from 1 to 256. Without a GPU it prints what an
-# H200 would need, whose memory was measured to read 4.37 TB/s, and compares what you predicted for the trace with
-# what was replayed.
+# Take one step of decode for 32 sequences of 4096 tokens, with 8 heads of dimension 128 in 16 bits. The keys and values
+# are 2 · 32 · 4096 · 8 · 128 · 2 bytes = 537 MB at any page size, and the table adds at most 0.8 %. So the bytes
+# predict the same time for all page sizes. On a GPU the next cell measures the library's kernels on a contiguous cache
+# and on pages of 1 to 256 tokens. Without one it prints the floor of an H200, whose memory was measured to read 4.37
+# TB/s, and compares your predictions for the trace with the replay.
 
 # %%
 from course_lib.hardware.ceilings.measured import ceilings
@@ -857,11 +900,10 @@ else:
           f"{contiguous.shares()['used']:.1%} and {paged.shares()['used']:.1%} replayed")
 
 # %% [markdown]
-# If your GPU's times do not depend on the page size from some size on, the prediction holds there: bytes are the time.
-# Where small pages fall behind, it is not by 0.8 %: addresses and order cost what the bytes do not. Your own kernel of
-# 6.5 is further off for both of this chapter's reasons. It loads the entry in the step in which it is needed, and at
-# page size 16 it asks for 4 KB of keys at a time and waits for them: Triton staged none of its loads, since no
-# `tl.dot` reads them.
+# If your GPU's times do not depend on the page size from some size on, the prediction holds there. Small pages are
+# slower by more than 0.8 %, because of addresses and order. Your kernel of 6.5 is slower for two reasons. It loads each
+# entry only when it needs it. And at page size 16 it loads 4 KB of keys at a time and waits for them, because Triton
+# starts no load early here: no `tl.dot` uses what is loaded.
 
 # %% [markdown]
 # ## Finale: your pages serve the model
@@ -959,28 +1001,26 @@ draw_pool_over_time(pool_histories, pool_pages, page_size)
 # %% [markdown]
 # ## What production systems do
 #
-# **vLLM** introduced the layout; its pages hold 16 tokens by default. In the paper its attention kernel took 20 to 26 %
-# longer than a contiguous one, and the server was still faster, since the batch was larger. Prefixes are found by a
-# hash of a page's tokens and the hash of the page before it, as in `course_lib/serving/block_pool.py`, and pages that
-# nobody holds keep their content until they are needed. **SGLang** keeps a radix tree of token sequences instead, which
-# also finds the longest common beginning ([arXiv 2312.07104](https://arxiv.org/abs/2312.07104)). **FlashInfer** treats
-# a block table as the index of a block-sparse matrix, for page tables, trees and masks alike ([arXiv
-# 2501.01005](https://arxiv.org/abs/2501.01005)). **vAttention** leaves the table to the GPU's own virtual memory, and
-# keeps contiguous kernels ([arXiv 2405.04437](https://arxiv.org/abs/2405.04437)).
-#
-# The course's own allocator, with everything in this chapter, is `course_lib/serving/block_allocator.py`.
+# - **vLLM** introduced this layout, with 16 tokens in a page by default. In the paper its attention kernel took 20 to
+#   26 % longer than a contiguous one, but the server was faster because its batch was larger.
+#   `course_lib/serving/block_pool.py` finds prefixes as vLLM does, by a hash of the page's tokens and of the page
+#   before.
+# - **SGLang** finds the longest common beginning in a radix tree ([arXiv
+#   2312.07104](https://arxiv.org/abs/2312.07104)).
+# - **FlashInfer** treats a block table as the index of a block-sparse matrix ([arXiv
+#   2501.01005](https://arxiv.org/abs/2501.01005)).
+# - **vAttention** uses the GPU's own virtual memory as the table and keeps contiguous kernels ([arXiv
+#   2405.04437](https://arxiv.org/abs/2405.04437)).
 #
 # ## Papers
 #
 # - Kwon, Li, Zhuang, Sheng, Zheng, Yu, Gonzalez, Zhang, Stoica: *Efficient Memory Management for Large Language Model
-#   Serving with PagedAttention*, SOSP 2023, [arXiv 2309.06180](https://arxiv.org/abs/2309.06180). Section 3 has the
-#   three kinds of waste, section 4 the design.
-# - Kilburn, Edwards, Lanigan, Sumner: *One-Level Storage System*, IRE Transactions on Electronic Computers, 1962. The
-#   Atlas computer: where pages come from.
+#   Serving with PagedAttention*, SOSP 2023, [arXiv 2309.06180](https://arxiv.org/abs/2309.06180). Sections 3 and 4.
+# - Kilburn, Edwards, Lanigan, Sumner: *One-Level Storage System*, IRE Transactions on Electronic Computers, 1962. Where
+#   pages come from.
 # - Yu, Jeong, Kim, Kim, Chun: *Orca: A Distributed Serving System for Transformer-Based Generative Models*, OSDI 2022.
-#   Batching step by step, which the simulator does.
 #
-# Next, in chapter 07: sixteen query heads on one KV head. The cache shrinks before it is paged.
+# Next, in chapter 07: several query heads on one KV head, which makes the cache itself smaller.
 
 # %%
 progress()

@@ -1,17 +1,19 @@
 # %% [markdown]
 # # 07 · Grouped-query attention: one key for a group of queries
 #
-# **The question.** Llama-2-70B has 80 layers of 64 query heads of dimension 128. With a KV head for each of them a
-# token leaves 2.62 MB in the cache, and a context of 32,768 tokens takes 85.9 GB: all the 80 GiB of an H100, before the
-# first weight is loaded. The released model keeps 8 KV heads, each for a group of 8 query heads, and the cache is 10.7
-# GB. Every token that is generated reads all of it, which takes an H100 3.2 ms at 3.35 TB/s, where 64 KV heads would
-# take it 25.6 ms. Now somebody writes the kernel that comes to mind first: one program for each query head, which looks
-# up its KV head and reads it. The cache still has an eighth of its size. By how much is the step faster than with 64 KV
-# heads?
+# **The question.** Llama-2-70B has 80 layers of 64 query heads of dimension 128. With a KV head for each of them, a
+# token would leave 2.62 MB in the cache, and a context of 32,768 tokens would take 85.9 GB. That is all the memory of
+# an H100. The released model has 8 KV heads, each shared by a group of 8 query heads, so its cache is 10.7 GB. Each new
+# token reads all of it, which takes an H100 3.2 ms at 3.35 TB/s instead of 25.6 ms. Now suppose you write the obvious
+# kernel: one program for each query head, which finds its KV head and reads it. How much faster is the step than with
+# 64 KV heads?
 #
-# Write your guess down. In this chapter you count it, meter it and measure it. You write the kernel that does earn the
-# factor of 8, convert a model from many KV heads to few, and choose how many a deployment needs. An hour and a half,
-# six exercises.
+# Write down your guess. You will count the answer, meter it and measure it, and write the kernel that really gains the
+# factor of 8.
+#
+# **Time.** About 2½ hours, with six exercises. The **core path** takes two hours at most: exercises 7.1, 7.2, 7.4 and
+# 7.5. You can skip every section whose heading ends in *· deeper*. Run its cells as they are, because later cells use
+# what they define.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -34,8 +36,8 @@ on_gpu = not interpreting()
 # ## Who shares with whom
 #
 # In *multi-head attention* (MHA) every query head has keys and values of its own. In *multi-query attention* (MQA) all
-# query heads share one KV head. *Grouped-query attention* (GQA) is everything between: $H_q$ query heads in groups of
-# $G$, with $H_k = H_q / G$ KV heads.
+# query heads share one KV head. *Grouped-query attention* (GQA) is between the two: $H_q$ query heads in groups of $G$
+# have $H_k = H_q / G$ KV heads. With 64 query heads in groups of 8 that makes 8 KV heads.
 
 # %%
 from course_lib.figures.decode.head_maps import draw_head_maps
@@ -43,11 +45,11 @@ from course_lib.figures.decode.head_maps import draw_head_maps
 draw_head_maps(query_heads=8, key_heads=(8, 2, 1))
 
 # %% [markdown]
-# The members of a group are neighbours. Nothing in the mathematics asks for that, but every checkpoint is stored so:
-# the rows of the query projection of heads 0 to $G - 1$ were trained against KV head 0. A kernel with another map reads
-# keys that are all there, computes a proper softmax over them, and returns nonsense of the right size.
+# The members of a group are neighbours. Any other map would work as well, but all checkpoints are stored this way:
+# query heads 0 to $G - 1$ were trained with KV head 0. A kernel with another map raises no error. It computes a proper
+# softmax over the wrong keys.
 #
-# Head counts that don't divide are a mistake in somebody's configuration. Refuse them, and say what they were.
+# If key_heads does not divide query_heads, raise an error that says both numbers.
 
 # %%
 # Exercise 7.1 · The head map
@@ -81,21 +83,19 @@ best_key_head_of, best_groups = check("7.1", key_head_of, groups).best
 # %% [markdown]
 # ## Decode's intensity is the group size
 #
-# Take one token of the cache and one KV head, with elements of $b$ bytes. Its key and its value are $2 D b$ bytes. Each
-# of the $G$ query heads of the group takes $D$ multiply-adds for the score and $D$ for the weighted value, $4 D$ FLOPs
-# (the softmax adds about four more, which we leave out beside 512). So
+# Take one token of the cache and one KV head, with $b$ bytes an element and head dimension $D$. Its key and value are
+# $2 D b$ bytes. Each of the $G$ query heads in the group does $D$ multiply-adds for the score and $D$ for the weighted
+# value, which is $4 D$ FLOPs. (The softmax adds about four, which we leave out.) So
 #
 # $$\text{intensity} = \frac{4 D\, G}{2 D\, b} = \frac{2 G}{b} \quad = G \text{ FLOP/byte in 16 bits.}$$
 #
-# The head dimension cancels, the length cancels, and so does the batch: sequences share no keys. Prefill raised its
-# intensity by using a key for many queries of the same head. Decode has a single query, and the only others that may
-# use the same key are those of its group.
+# The head dimension and the length cancel, and so does the batch, because sequences share no keys. In prefill many
+# queries of one head use the same key. In decode only the heads of a group do.
 #
-# An H100's balance point is 295.2 FLOP/byte. With $G = 1$ its matrix units do useful work for 1 of 295 cycles, with
-# $G = 8$ for 8 of 295. The group divides the bytes, and the time with them, and even MQA is far from being held up by
-# arithmetic.
+# An H100 balances at 295 FLOP/byte. With $G = 8$ its matrix units work 8 of 295 cycles, so the step takes the time of
+# its bytes.
 #
-# In the exercise, be exact: queries are read and outputs written too, which matters when the context is short.
+# In the exercise, count the queries and the outputs too. They matter when the context is short.
 
 # %%
 # Exercise 7.2 · What decode costs
@@ -135,9 +135,9 @@ checked = check("7.2", cache_bytes, decode_intensity, balanced_group)
 best_cache_bytes, best_decode_intensity, best_balanced_group = checked.best
 
 # %% [markdown]
-# The question's model in numbers, on an H100 by its datasheet and on the device you sit at. The FLOPs are the same in
-# every row: $4 \cdot 64 \cdot 128 \cdot 32768 \cdot 80 = 86$ GFLOP. Which of the H100's two times falls with the
-# group, and by how much?
+# The next cell shows the question's model on an H100, by its datasheet, and on your device. The FLOPs are the same in
+# every row: $4 \cdot 64 \cdot 128 \cdot 32768 \cdot 80 = 86$ GFLOP. Which of the H100's two times falls with the group,
+# and by how much?
 
 # %%
 from course_lib.hardware.ceilings.measured import ceilings
@@ -158,9 +158,8 @@ print(f"balance: an H100 needs groups of {best_balanced_group(h100.matmul_rate['
       f"{best_balanced_group(roof.matmul_rate[unit], roof.memory_bandwidth, 2 if on_gpu else 4)}")
 
 # %% [markdown]
-# The same on the roofline of your device, with a mark for each group size $G$. On the slope, twice the group is twice
-# the FLOP/s with the same bytes each second: more work in the same time. Right of the balance point it takes more time.
-# A GPU has room for all groups in use on its slope; a CPU, with its slow arithmetic, for the first few.
+# Here is the same on your device's roofline, with a mark for each group size $G$. On the slope, twice the group makes
+# twice the FLOP/s from the same bytes. Right of the balance point it takes more time instead.
 
 # %%
 from course_lib.figures.decode.roofline import draw_decode_roofline
@@ -168,9 +167,10 @@ from course_lib.figures.decode.roofline import draw_decode_roofline
 draw_decode_roofline(roof, unit, item_bytes=2 if on_gpu else 4)
 
 # %% [markdown]
-# ## What it saves, and what it costs
+# ## What it saves, and what it costs · deeper
 #
-# Bytes for each token of context, 16-bit caches. The hollow mark is the same model with a KV head for every query head.
+# The picture shows the bytes for each token of context with 16-bit caches. A hollow mark is the same model with a KV
+# head for every query head. (The last line, MLA, comes at the chapter's end.)
 
 # %%
 from course_lib.figures.cache.per_token import draw_cache_per_token
@@ -178,18 +178,15 @@ from course_lib.figures.cache.per_token import draw_cache_per_token
 draw_cache_per_token()
 
 # %% [markdown]
-# The last line is of another kind and comes at the chapter's end.
+# Fewer KV heads also mean fewer parameters and less that the model can tell apart. Two papers measured what that costs.
 #
-# Fewer keys are also fewer parameters and less that the model can tell apart. What that costs was measured twice.
+# Shazeer ([arXiv 1911.02150](https://arxiv.org/abs/1911.02150)) trained language models of equal size. Multi-head
+# attention reached a perplexity of 29.9, and a single KV head 30.2. Saving as many bytes with fewer or narrower heads
+# of both kinds cost more: 30.9 to 31.2.
 #
-# Shazeer ([arXiv 1911.02150](https://arxiv.org/abs/1911.02150)) trained language models of equal size on the
-# billion-word benchmark: a perplexity of 29.9 with multi-head attention and of 30.2 with a single KV head, whose saved
-# parameters went into wider feed-forward layers. Saving as many bytes with fewer or narrower heads of both kinds cost
-# more, 30.9 to 31.2. So query heads are worth keeping and KV heads less so.
-#
-# Ainslie et al. ([arXiv 2305.13245](https://arxiv.org/abs/2305.13245)) did not train anew. They took T5 checkpoints
-# with 64 heads, merged KV heads, and trained on for 5 % of the original steps (*uptraining*). Their table 1, average
-# over seven tasks of summarisation, translation and question answering, and time for a sample on a TPUv4 chip:
+# Ainslie et al. ([arXiv 2305.13245](https://arxiv.org/abs/2305.13245)) did not start anew. They took T5 checkpoints
+# with 64 heads, merged KV heads, and trained on for 5 % of the original steps (*uptraining*). Their table 1 has the
+# average score over seven tasks, and the time for a sample on a TPUv4 chip:
 #
 # | | KV heads | time | average score |
 # |---|---|---|---|
@@ -198,20 +195,18 @@ draw_cache_per_token()
 # | MQA, T5 XXL, uptrained | 1 | 0.24 s | 46.6 |
 # | **GQA, T5 XXL, uptrained** | 8 | **0.28 s** | **47.1** |
 #
-# From 64 to 8 heads nearly all the time is gained; from 8 to 1 there is little left to gain, and half a point to lose.
-# Eight became the habit of the field.
+# From 64 heads to 8 nearly all the time is gained. From 8 to 1 there is little left to gain, and half a point to lose.
+# Most models since have 8.
 #
-# ## Convert a checkpoint
+# ## Convert a checkpoint · deeper
 #
-# A KV head is a block of rows of the key projection, [head_dim, width], and another of the value projection. To make
-# one head of a group of them, Ainslie et al. average the blocks. A projection is linear, and so is the rotation that
-# puts positions into keys. So the new key of every token is the mean of the group's old keys, and the score of a query
-# with it is the mean of the scores that it would have had with each of them: nothing is lost where the heads agree.
-# They also tried the first head of each group and a fresh start from random numbers; the mean was best and random worst
-# (their figure 4), which is the order of how much they keep.
+# A KV head is a block of rows of the key projection, [head_dim, width], and another block of the value projection. To
+# merge a group into one head, Ainslie et al. average the blocks. The projection and the rotation by position are
+# linear. So a token's new key is the mean of the group's old keys, and a query's score is the mean of its old scores.
+# Keeping the first head of each group was worse, and starting from random numbers worst (their figure 4).
 #
-# The projection's weight is [key_heads · head_dim, width], as `torch.nn.Linear` holds it, with the heads one below the
-# other. Which heads are averaged? Those whose query heads will share: neighbours.
+# The weight is [key_heads · head_dim, width], with the heads one below the other. Average the heads whose query heads
+# will share: neighbours.
 
 # %%
 # Exercise 7.3 · Convert a checkpoint by mean-pooling
@@ -237,13 +232,11 @@ def pool_heads(weight: torch.Tensor, key_heads: int, new_key_heads: int) -> torc
 best_pool_heads = check("7.3", pool_heads).best
 
 # %% [markdown]
-# Try it on a model of your own. The next cell trains chapter 05's byte-level model in a smaller size, with 8 heads of
-# 16 and a KV head for each, for 150 steps on nine tenths of its text. Then it converts it, and trains the converted
-# ones on for 8 steps (5 %) and for 30 (20 %). The loss is measured on the tenth that no model has read, in nats for
-# each byte; before any training it is ln 256 = 5.5 and more. Two rows are there for honesty: the first is the model
-# that was not converted, and shows what training on does by itself; the last keeps the first head of each group instead
-# of the mean. What will conversion cost before uptraining, and how much of it do 8 steps mend? It takes some ten
-# seconds, and a minute or more where other programs use the processor too.
+# Try it on a small model. The next cell trains a smaller version of chapter 05's model, with 8 heads, for 150 steps. It
+# converts the model and trains on for 8 steps (5 %) and 30 steps (20 %). The loss is measured on text that no model has
+# read, in nats for each byte. For comparison, the first row is not converted, and the last keeps the first head of each
+# group. Predict: what does conversion cost at first, and how much of that do 8 steps mend? The cell takes some ten
+# seconds, or a minute on a busy machine.
 
 # %%
 import dataclasses
@@ -309,26 +302,22 @@ for name, key_heads, pool in (
     print(f"{name:20} {cache:>14} {losses[0]:>11.2f} {losses[1]:>11.2f} {losses[2]:>12.2f}")
 
 # %% [markdown]
-# In the run that this text describes, conversion to 2 KV heads cost 0.65 nats at first; 8 steps mended more than half
-# of it, and 30 steps three quarters; the same steps left the model that was not converted where it was. The first head
-# of each group began 0.45 nats behind the mean and was still behind after 30 steps. So the mean is the better start,
-# and the training on is what does it. The model is small and young, and each of its heads is still needed. For a large
-# one Ainslie et al. report that 8 of 64 heads were already usable after conversion, and that a single one was so only
-# after uptraining.
+# In one run, conversion to 2 KV heads cost 0.65 nats at first. Eight steps mended more than half of that, and 30 steps
+# three quarters, while the model that was not converted stayed where it was. The first head of each group started 0.45
+# nats behind the mean and was still behind after 30 steps.
 #
 # ## Shared in memory, repeated in time
 #
-# Now the cache is small, and attention must be computed on it. Written with what PyTorch offers, the obvious way is to
-# give every query head its own keys again: `key.repeat_interleave(group, dim=1)`, which is what many a model's source
-# says, often under the name `repeat_kv`. Count what crosses the bus for each byte of the cache. It is read once, its
-# copy of $G$ bytes is written, and attention reads these $G$ bytes: $1 + 2G$. With $G = 8$ that is 17 bytes, where
-# eight times the KV heads would read 8. **The cache has become smaller, and the step slower than with the large one.**
+# Now the cache is small. The obvious way to compute attention on it in PyTorch is to give every query head its own keys
+# again: `key.repeat_interleave(group, dim=1)`, often called `repeat_kv`. Count the bytes for each byte of the cache. It
+# is read once, a copy of $G$ bytes is written, and attention reads these $G$ bytes: $1 + 2G$. With $G = 8$ that is 17
+# bytes, where a cache with all heads would read 8. **So the cache is smaller, and the step is slower than with the
+# large one.**
 #
-# No copy is needed. For a KV head, decode is not $G$ products of a vector with a matrix, it is one product of two
-# matrices: the group's queries, [group, head_dim], with the keys, [head_dim, length]. One `matmul` says that for all
-# sequences and KV heads. In chapter 05 only the numbers counted; now the check watches the size of every tensor you
-# make. Beware of copies that nobody wrote: `expand` makes none, and `reshape` after it does; so does `matmul` when one
-# operand has a batch dimension that the other lacks.
+# No copy is needed. For one KV head, decode is a product of two matrices: the group's queries, [group, head_dim], and
+# the keys, [head_dim, length]. One `matmul` does this for all sequences and KV heads. The check watches the size of
+# every tensor that you make. Two calls copy without saying so: `reshape` after `expand`, and `matmul` when one operand
+# lacks a batch dimension that the other has.
 
 # %%
 # Exercise 7.4 · Grouped attention without a copy
@@ -358,9 +347,8 @@ def grouped_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tenso
 best_grouped_attention = check("7.4", grouped_attention).best
 
 # %% [markdown]
-# Three ways to the same numbers, on the device you sit at: 32 query heads on 4 KV heads; the same with the keys and
-# values repeated first; and, for comparison, a cache that has 32 KV heads to begin with. Predict the order, and the
-# ratio of the first two.
+# The next cell times three ways to compute the same numbers: 32 query heads on 4 KV heads without a copy, the same with
+# keys and values repeated first, and a cache with 32 KV heads. Predict their order, and the ratio of the first two.
 
 # %%
 from course_lib.hardware.timing import measure
@@ -394,9 +382,9 @@ del all_keys, all_values
 # %% [markdown]
 # ## The kernel that comes to mind first
 #
-# Here is the kernel of the question. It is right, it copies nothing, and it is how most of us would turn chapter 04's
-# kernel into one for decode: a program for each query head of each sequence, which finds its KV head by division. With
-# a single query there is no tile of them and no `tl.dot`: scores are a sum over the columns of a tile of keys.
+# This is the kernel of the question. It is right, it copies nothing, and it is how most of us would turn chapter 04's
+# kernel into one for decode: one program for each query head of each sequence, which finds its KV head by division.
+# With a single query it needs no `tl.dot`, because the scores are a sum over the columns of a tile of keys.
 
 # %%
 @triton.jit
@@ -444,8 +432,8 @@ def head_by_head(query, key_cache, value_cache, lengths):
 
 
 # %% [markdown]
-# What will the meter say for 16 query heads on 2 KV heads, beside the same 16 query heads on 16? Say it before you run
-# the cell.
+# Predict what the meter says: how many bytes does it load for 16 query heads on 2 KV heads, and how many for 16 query
+# heads on 16?
 
 # %%
 from course_lib.hardware.meter.metered import metered
@@ -459,22 +447,21 @@ for key_heads in (16, 2):
     print(f"16 query heads on {key_heads:>2}: cache in use {in_use:>9,} bytes, asked for {report.total_bytes:>9,}")
 
 # %% [markdown]
-# The bytes asked for are the same, to the last one. **Sharing has saved memory and not a single access.** That is the
-# count's answer to the question: no faster at all.
+# The kernel asks for exactly the same bytes. **Sharing saves memory, and not a single access.** So by the count, the
+# answer to the question is: no faster at all.
 #
-# On a GPU the answer has a second half. The 8 programs of a group ask for the same keys, and when they do so at about
-# the same time, the L2 cache answers 7 of them. How many of the 8 that are depends on who runs when, on how much of the
-# cache other sequences push out, and on the L2's own bandwidth, which is a few times that of memory and not 8 times. A
-# good kernel does not ask for what it already holds.
+# On a GPU there is a second half to the answer. If the 8 programs of a group run at about the same time, the L2 cache
+# answers some of their reads. How many depends on what else runs. And the L2's own bandwidth is only a few times that
+# of memory, not 8 times.
 #
 # ## Pack the group into the tile
 #
-# So let one program take the whole group. Its query heads lie one below the other in memory, [group, head_dim]: the
-# same tile that chapter 04 had for 64 queries of one head. Each tile of keys is loaded once, and meets all of them in
-# one `tl.dot`.
+# So let one program take the whole group. Its query heads lie one below the other in memory, as a tile [group,
+# head_dim], just like chapter 04's tile of queries. Each tile of keys is loaded once and multiplied with all query
+# heads in one `tl.dot`.
 #
-# The tensor cores multiply 16 rows at a time, and Triton's tiles are powers of two. With $G = 8$ half of the rows are
-# padding: masked in the load, computed for nothing, masked in the store.
+# The tensor cores multiply 16 rows at a time, and the sides of Triton's tiles are powers of two. So with $G = 8$ half
+# of the tile's rows are padding. They are masked in the load, computed for nothing, and masked in the store.
 
 # %%
 from course_lib.figures.decode.packed_tile import draw_packed_tile
@@ -482,14 +469,13 @@ from course_lib.figures.decode.packed_tile import draw_packed_tile
 draw_packed_tile(query_heads=16, key_heads=2, tile_rows=16, key_rows=32)
 
 # %% [markdown]
-# Half of the arithmetic is wasted, and it does not matter. The padded tile does 16 FLOPs for each byte and an H100 has
-# time for 295, so its matrix units still wait for memory for 17 of 18 cycles. Up to $G = 16$ all groups cost the same
-# arithmetic, and up to the balance point they all wait for the same bytes.
+# Half of the arithmetic is wasted, but that costs no time. The padded tile does 16 FLOPs for each byte, and an H100 has
+# time for 295. So all groups up to $G = 16$ take the same time, the time of their bytes.
 #
-# What you must get right are the rows. Query heads of KV head $k$ begin at $k G$ and not at $16 k$; a group of 20 takes
-# a tile of 32; and a padding row that is not masked reads, or worse writes, the heads of the next group. Everything
-# else is chapter 04: a tile of queries, a loop over keys up to the sequence's own length, the online softmax. Length 0
-# gives zeros. The meter grades: every key and value in use may be read once.
+# Be careful with the rows. The query heads of KV head $k$ begin at $k G$ and not at $16 k$. A group of 20 takes a tile
+# of 32 rows. And a padding row that is not masked reads or even overwrites the heads of the next group. The rest is as
+# in chapter 04, with a loop over keys up to the sequence's own length. The meter counts that every key and value in use
+# is read once.
 
 # %%
 # Exercise 7.5 · A decode kernel that reads each key once
@@ -572,7 +558,7 @@ def grouped_decode(query, key_cache, value_cache, lengths):
 best_grouped_decode = check("7.5", grouped_decode).best
 
 # %% [markdown]
-# Meter both kernels side by side, and watch what the group does to each.
+# The next cell meters both kernels side by side for several group sizes.
 
 # %%
 print("query heads, KV heads   head by head     the group packed   cache in use")
@@ -585,18 +571,17 @@ for key_heads in (16, 8, 4, 2, 1):
     print(f"{16:>11}, {key_heads:>8} {each:>12,} B {packed:>18,} B {2 * 128 * key_heads * 64 * 4:>12,} B")
 
 # %% [markdown]
-# The packed column follows the cache, and the other one does not move.
+# The bytes of the packed kernel follow the cache. Those of the other kernel stay the same.
 #
 # ## Predicted against measured
 #
-# Now by time. The cache stays as it is, with a fixed number of KV heads, and the query heads on each grow. The bytes of
-# the cache are the same in every row, so the floor, which is those bytes over your bandwidth, is the same too, up to
-# the balance point. What do you expect of each column from row to row?
+# Now the time. The KV heads stay fixed, and the query heads on each of them grow. So all rows read the same cache, and
+# up to the balance point they have the same floor: these bytes over your bandwidth. What do you expect of each column
+# from row to row?
 #
-# On a GPU the columns are the kernel of the question, yours, the library's (which is this chapter's kernel with the
-# next chapter's idea in it), and PyTorch's own attention when it is told of the groups. Without a GPU a kernel runs in
-# the interpreter, where time means nothing. The cell then compares PyTorch's two versions from above with PyTorch's
-# own.
+# On a GPU the columns are the kernel of the question, yours, the library's (which also splits the keys, as the next
+# chapter does), and PyTorch's own attention when you tell it of the groups. Without a GPU the cell compares three ways
+# in PyTorch.
 
 # %%
 from course_lib.kernels.decode.attention import decode_attention
@@ -634,10 +619,9 @@ for group in (1, 2, 4, 8, 16, 32) if on_gpu else (1, 2, 4, 8, 16):
     print(f"{group:>5}" + "".join(f"{format_seconds(times[group]):>16}" for times in seconds.values()))
 
 # %% [markdown]
-# The first column pays for every query head. The packed one pays for the cache, and the query heads ride along, until
-# arithmetic begins to count: on a CPU that is at a small group already. PyTorch's own attention knows of the groups,
-# which saves you the copy in memory; whether it reads a key once is up to the kernel that it picks, and the column
-# tells. The times are points on the roofline:
+# The first column grows with the number of query heads. The packed kernel pays only for the cache, until the arithmetic
+# begins to count, which on a CPU happens at a small group. PyTorch's own attention saves you the copy in memory.
+# Whether it reads each key once depends on the kernel that it picks. Here are the times as points on the roofline:
 
 # %%
 flops = 4 * batch * key_heads * length * head_dim
@@ -647,24 +631,20 @@ draw_decode_roofline(
 )
 
 # %% [markdown]
-# And the question. With 64 KV heads the step reads 85.9 GB; with 8, head by head, as many bytes are asked for. By how
-# much it gets faster on a GPU depends on how many of the repeated reads the L2 answers, and on the ordinary units,
-# which do this kernel's sums. Read it off the first column: 8 KV heads with groups of 8, against eight times the group
-# of 1, which is what 64 KV heads would take. Packed, the bytes fall by 8, and nothing is asked for twice.
+# Now answer the question from the first column. Compare 8 KV heads in groups of 8 with eight times the time of group 1,
+# which is what 64 KV heads would take. The kernel asks for as many bytes in both cases, so any gain comes from the L2.
+# The packed kernel reads an eighth of the bytes.
 #
-# ## Heads on several GPUs
+# ## Heads on several GPUs · deeper
 #
 # A large model is split among GPUs by heads (*tensor parallelism*). Each of $R$ ranks gets $H_q / R$ query heads and
-# the KV heads that those read, and attention needs no word between them. With 64 query and 8 KV heads on 8 GPUs, each
-# has one group: 8 query heads and one KV head.
+# the KV heads that these read, so attention needs no communication. With 64 query heads and 8 KV heads on 8 GPUs, each
+# has one group.
 #
-# And on 16 GPUs? A group of 8 query heads is then split over two ranks, and both need its KV head. A head cannot be
-# split without splitting its scores, so both keep **a copy**. From there on more GPUs do not shrink a rank's cache: MQA
-# on 8 GPUs needs as much memory on each as GQA with 8 KV heads, and every rank reads as many bytes. This is the second
-# reason for the number 8: it is how many GPUs stand in one machine.
-#
-# How many KV heads would you train? As many as the memory allows, for quality; a number that divides the query heads;
-# and one that the ranks can share: of ranks and KV heads one divides the other.
+# On 16 GPUs a group is divided between two ranks, and both need its KV head, so both keep **a copy**. From there on
+# more GPUs do not make a rank's cache smaller. MQA on 8 GPUs takes as much memory on each as GQA with 8 KV heads. That
+# is another reason for the number 8: it is how many GPUs one server has. For quality you would train as many KV heads
+# as the memory allows. The number must divide the query heads, and of ranks and KV heads one must divide the other.
 
 # %%
 # Exercise 7.6 · KV heads for a budget
@@ -703,7 +683,7 @@ def choose_key_heads(
 best_rank_cache_bytes, best_choose_key_heads = check("7.6", rank_cache_bytes, choose_key_heads).best
 
 # %% [markdown]
-# Ask it about the question's model. Its weights are about 140 GB in 16 bits, 17.5 GB on each of 8 GPUs; of the 80 GiB
+# Use it for the question's model. Its weights are about 140 GB in 16 bits, 17.5 GB on each of 8 GPUs, so of the 80 GiB
 # of an H100 some 60 GB are left for the cache.
 
 # %%
@@ -714,29 +694,25 @@ for tokens in (2**17, 2**18, 2**19, 2**20, 2**21):
     print(f"{tokens:>23,}   {chosen or 'none fits':>18}   {format_bytes(need[0]):>17}   {format_bytes(need[1]):>16}")
 
 # %% [markdown]
-# Compare the last two columns where 8 heads were chosen: fewer heads than GPUs save nothing. In the last row even 8 are
-# too many, and fewer would not help.
+# Compare the last two columns where 8 heads were chosen: fewer heads than GPUs save nothing. In the last row even 8
+# heads are too many, and fewer would not help.
 #
-# ## Outlook: MLA, another way to share
+# ## Outlook: MLA, another way to share · deeper
 #
-# GQA makes heads share keys. Multi-head latent attention (MLA, DeepSeek-V2, [arXiv
-# 2405.04434](https://arxiv.org/abs/2405.04434)) lets every head keep its own, and stores none of them. It stores a
-# *latent* vector $c$ of 512 numbers for each token and layer, from which each head's key and value can be computed by a
-# matrix of its own, $k_h = W^K_h c$ and $v_h = W^V_h c$. Rotary positions do not fit through that matrix, so 64 more
-# numbers hold a key with positions, one for all heads. Count, for its 128 heads of dimension 128:
+# In multi-head latent attention (MLA, DeepSeek-V2, [arXiv 2405.04434](https://arxiv.org/abs/2405.04434)) each head has
+# its own keys and values, but the cache stores none of them. It stores one *latent* vector $c$ of 512 numbers for each
+# token and layer, and each head could compute $k_h = W^K_h c$ and $v_h = W^V_h c$ from it. Rotary positions cannot pass
+# through these matrices, so 64 more numbers hold a key with positions for all heads. For 128 heads of dimension 128 the
+# cache shrinks by
 #
 # $$\frac{\text{full heads}}{\text{latent}} = \frac{2 \cdot 128 \cdot 128}{512 + 64} = \frac{32{,}768}{576} = 56.9$$
 #
-# GQA with as small a cache would have $576 / 256 = 2.25$ KV heads. DeepSeek-V2 has 60 layers, so a token leaves 60 ·
-# 576 · 2 = 69 kB, where the full heads would leave 3.9 MB.
-#
-# Computing keys and values of all heads at every step would cost far more than reading them. The step never does. A
-# score is $q_h \cdot W^K_h c = (W^{K\top}_h q_h) \cdot c$: multiply the *query* by the matrix, once for a step, and
-# take its product with the latent itself. The output works the same way round: average the latents first, then multiply
-# by $W^V_h$. So decode is this chapter's kernel: **one KV head, of dimension 576, for a group of 128 query heads**,
-# whose values are the first 512 columns of its keys. Each tile is read once and serves for both.
-#
-# Its intensity: for a token $2 \cdot (576 + 512)$ FLOPs for each of 128 heads, and 1152 bytes.
+# GQA with as small a cache would have 2.25 KV heads. A decode step never computes all these keys. The score is $q_h
+# \cdot W^K_h c = (W^{K\top}_h q_h) \cdot c$. So multiply the *query* by the matrix, once in a step, and take its
+# product with the latent itself. For the output, average the latents first and then multiply by $W^V_h$. Then decode is
+# this chapter's kernel with **one KV head of dimension 576 for a group of 128 query heads**. Its values are the first
+# 512 columns of its keys, so each tile is read once for both. The next cell computes its intensity: $2 \cdot (576 +
+# 512)$ FLOPs for each of 128 heads, and 1152 bytes.
 
 # %%
 latent_flops, latent_bytes = 128 * 2 * (576 + 512), 576 * 2
@@ -745,9 +721,8 @@ for name in ("H200", "H100"):
     print(f"  balance point of the {name}: {DATASHEETS[name].balance_point():.0f} FLOP/byte")
 
 # %% [markdown]
-# 242 FLOP/byte: decode with MLA stands at the balance point, and is the first decode that keeps the matrix units busy.
-# GQA could only get there with groups of 242. It has a price: the latent belongs to all heads, so tensor parallelism
-# must copy it to every rank, as it would a single KV head. DeepSeek has published its kernel as
+# 242 FLOP/byte is near the balance point, so decode with MLA keeps the matrix units busy.  The price: all heads need
+# the latent, so with tensor parallelism every rank keeps a copy. DeepSeek has published its kernel as
 # [FlashMLA](https://github.com/deepseek-ai/FlashMLA).
 
 # %% [markdown]
@@ -852,19 +827,15 @@ for name in ("4 KV heads", "2 KV heads", "1 KV head, trained on"):
 # %% [markdown]
 # ## What production systems do
 #
-# **Models.** Llama 2 70B, all of Llama 3, Mistral, Qwen 2.5 and most others since 2023 use GQA, mostly with 8 KV heads
-# (the smaller Qwen 2.5 with 2 or 4). DeepSeek since V2 and Kimi K2 use MLA.
-#
-# **Kernels** pack. FlashAttention-3 calls it `pack_gqa`, and FlashInfer's decode folds the group into the rows of the
-# query tile in the same way. For PyTorch's `enable_gqa=True` your table has the answer.
-#
-# **Serving engines** share out a model's KV heads among their ranks as in exercise 7.6: vLLM gives each rank
-# `max(1, key_heads // ranks)` of them and copies heads when there are more ranks. Beyond that they split other things:
-# sequences (data-parallel attention), or the context.
-#
-# **What is still missing.** Your kernel has one program for each KV head of each sequence. One sequence with 8 KV heads
-# is 8 programs, on a chip of 132 multiprocessors. In your table the batch hid that. Chapter 08 is about what to do
-# without one.
+# - **Models.** Llama 2 70B, all of Llama 3, Mistral, Qwen 2.5 and most others since 2023 use GQA, mostly with 8 KV
+#   heads. DeepSeek since V2 and Kimi K2 use MLA.
+# - **Kernels** pack. FlashAttention-3 calls it `pack_gqa`, and FlashInfer's decode folds the group into the rows of the
+#   query tile.
+# - **Serving engines** divide KV heads among ranks as in exercise 7.6. vLLM gives each rank `max(1, key_heads //
+#   ranks)` of them.
+# - **What is still missing.** Your kernel has one program for each KV head of each sequence. One sequence with 8 KV
+#   heads is 8 programs on a chip of 132 multiprocessors. In your table the batch hid that. Chapter 08 fills the chip
+#   for a single sequence.
 #
 # ## Papers
 #

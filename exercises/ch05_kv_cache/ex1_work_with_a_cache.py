@@ -76,8 +76,8 @@ SLIPS = (
     ),
     Slip(
         "last_token_run",
-        "One token too many is counted in every step. The first step runs over the prompt alone, and the last "
-        "token generated is never run over: nothing is asked after it.",
+        "One token too many is counted in every step. The first step runs over the prompt alone, and the last token "
+        "generated is never run, because no token is wanted after it.",
     ),
     Slip(
         "last_token_run__without",
@@ -95,7 +95,7 @@ SLIPS = (
     Slip(
         "last_token_stored",
         "With a cache one token too many is counted: prompt and new tokens together. The last token generated is "
-        "never run over, so it leaves no key, and its query meets none.",
+        "never run, so it has no key and no scores.",
     ),
     *(
         Slip(
@@ -112,18 +112,18 @@ SLIPS = (
     ),
     Slip(
         "not_causal",
-        "The scores are counted as n² for a run over n tokens. A query meets only the keys up to its own "
+        "The scores are counted as n² for a run over n tokens. A query is compared only with the keys up to its own "
         "position: n (n + 1) / 2.",
     ),
     Slip(
         "not_causal_without",
-        "Without a cache the scores are counted as n² for a run over n tokens. A query meets only the keys up to "
-        "its own position: n (n + 1) / 2.",
+        "Without a cache the scores are counted as n² for a run over n tokens. A query is compared only with the keys "
+        "up to its own position: n (n + 1) / 2.",
     ),
     Slip(
         "not_causal_with",
-        "With a cache the prompt's scores are counted as n². A query meets only the keys up to its own position, "
-        "in the first step too: n (n + 1) / 2.",
+        "With a cache the prompt's scores are counted as n². A query is compared only with the keys up to its own "
+        "position, in the first step too: n (n + 1) / 2.",
     ),
     *(
         Slip(
@@ -135,17 +135,17 @@ SLIPS = (
     ),
     Slip(
         "new_keys_forgotten",
-        "With a cache the later queries are taken to meet the prompt's keys only. The cache grows: each meets the"
-        " keys of the new tokens before it, and its own.",
+        "With a cache the later queries are compared with the prompt's keys only. The cache grows: each is also "
+        "compared with the keys of the new tokens before it, and with its own.",
     ),
     Slip(
         "own_key_forgotten",
-        "With a cache the newest query is taken to meet only the keys that were stored before it. It meets its "
-        "own key as well.",
+        "With a cache the newest query is compared only with the keys that were stored before it. It is compared with "
+        "its own key as well.",
     ),
     Slip(
         "values_counted",
-        "The values were counted along with the keys. The first two results are keys alone; there are as many values.",
+        "The values are counted along with the keys. The first two results count keys only; there are as many values.",
     ),
     *(
         Slip(
@@ -156,7 +156,8 @@ SLIPS = (
     ),
     Slip(
         "order",
-        "The four numbers are right, in another order. First the keys, without and with a cache, then the scores.",
+        "The four numbers are right but in another order. First come the keys, without and with a cache, then the "
+        "scores.",
     ),
 )
 
@@ -177,12 +178,13 @@ EXERCISE = Exercise(
     contracts=(CONTRACT,),
     models=(Model(counted, SLIPS),),
     hints=(
-        "Write down how many tokens are known when each step begins: prompt_length, prompt_length + 1, and so on, "
-        "new_tokens numbers in all. The last of them is prompt_length + new_tokens - 1.",
-        "Without a cache a step over n tokens computes n keys and values, and n (n + 1) / 2 scores: the first query "
-        "meets one key, the last one n.",
-        "With a cache each of these tokens is run over once. So keys and values are as many as the last step's tokens. "
-        "And the scores? The query at position i meets i + 1 keys, whichever step it belongs to.",
+        "How many tokens are known when each step begins? prompt_length, then prompt_length + 1, and so on: "
+        "new_tokens numbers, of which the last is prompt_length + new_tokens - 1.",
+        "Without a cache a step over n tokens computes n keys and n values, and n (n + 1) / 2 scores: the first query "
+        "is compared with one key, the last with n.",
+        "With a cache each of these tokens is run once, so there are as many keys as tokens in the last step. For the "
+        "scores it does not matter which step a query belongs to: the query at position i is compared with i + 1 "
+        "keys.",
         "`lengths = range(prompt_length, prompt_length + new_tokens)`; the results are `sum(lengths)`, `lengths[-1]`, "
         "`sum(n * (n + 1) // 2 for n in lengths)`, and `n * (n + 1) // 2` of the last length. Without a step, zeros.",
     ),

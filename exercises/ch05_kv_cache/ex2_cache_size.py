@@ -94,12 +94,12 @@ EXERCISE = Exercise(
     cases=size_cases,
     oracle={"cache_bytes": cache_bytes_oracle, "sequences_that_fit": sequences_oracle},
     hints=(
-        "Each token leaves something behind in every layer. What, and for which heads?",
-        "In one layer a token leaves one key and one value for each KV head, head_dim elements each. The query is used "
-        "once and not kept, so the number of query heads does not occur.",
+        "What does each token leave in the cache of every layer? And for which heads?",
+        "In one layer a token leaves one key and one value for each KV head, head_dim elements each. The query is "
+        "used once and not kept, so query_heads is not in the formula.",
         "`2 * layers * key_heads * head_dim` elements a token, times tokens, times bytes an element.",
-        "For the second function: `memory_bytes - parameters * item_bytes` is left beside the weights. Whole sequences "
-        "only (`//`), and not less than 0.",
+        "For the second function: memory_bytes - parameters * item_bytes is left beside the weights. Divide it by one "
+        "sequence's cache with `//`, and return 0 if it is negative.",
     ),
     slips=(
         Slip(
@@ -109,8 +109,8 @@ EXERCISE = Exercise(
         ),
         Slip(
             "query_heads_counted",
-            "The query heads were counted. Keys and values exist once for each KV head, and the queries are not kept: "
-            "Llama-2-70B has 64 of the one and 8 of the other.",
+            "The query heads were counted. Keys and values exist once for each KV head, and queries are not kept. "
+            "Llama-2-70B has 64 query heads and 8 KV heads.",
             formula=(
                 _size(lambda right, shape: right // shape.key_heads * shape.query_heads),
                 _fit(lambda left, _, one, shape: max(0, left) // (one // shape.key_heads * shape.query_heads)),
@@ -124,8 +124,8 @@ EXERCISE = Exercise(
         ),
         Slip(
             "queries_kept",
-            "The queries were counted as well. A query is used once, in its own step; only keys and values are asked "
-            "for again.",
+            "The queries were counted as well. A query is used once, in its own step. Only keys and values are needed "
+            "again later.",
             formula=_size(
                 lambda right, shape: right // (2 * shape.key_heads) * (shape.query_heads + 2 * shape.key_heads)
             ),

@@ -198,14 +198,14 @@ EXERCISE = Exercise(
     needs=TRITON,
     requirements=(LaunchesTriton(), Forbids(COPIES), MovesRows(append_bytes)),
     hints=(
-        "A program has a sequence, a head and a tile of new tokens: three program numbers. It copies a tile [BLOCK_T, "
-        "HEAD_DIM] from one place to another.",
+        "A program has three numbers: its tile of new tokens, its head and its sequence. It copies one tile [BLOCK_T, "
+        "HEAD_DIM] from the new tokens to the cache.",
         "The source tile: `new_pointer + batch * new_batch_stride + head * new_head_stride + tokens[:, None] * "
         "new_token_stride + columns[None, :]`, with `tokens = tile * BLOCK_T + tl.arange(0, BLOCK_T)`.",
-        "The target has the cache's strides, and in place of the token its slot: `position + tokens`, where position "
+        "The target uses the cache's strides, and the slot in place of the token: `position + tokens`, where position "
         "is `tl.load(positions_pointer + batch)`.",
-        "Mask the load and the store with `tokens < new_tokens`: what stands in the cache behind the new tokens is no "
-        "business of this program.",
+        "Mask both the load and the store with `tokens < new_tokens`. Without the mask the last tile overwrites slots "
+        "behind the new tokens.",
     ),
     mistakes=(
         Mistake("rounded_to_16_bits", ROUNDED, when=rounded_on_the_way(append_oracle)),
@@ -222,14 +222,14 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "out_of_bounds_write",
-            "The store reaches past the end of the cache. Look at both halves of it: its mask, `tokens < new_tokens`, "
-            "and its place, in which each number goes with its own stride: batch, head and slot.",
+            "The store reaches past the end of the cache. Check its mask, `tokens < new_tokens`, and its address: "
+            "batch, head and slot each need their own stride of the cache.",
             when=_reaches("writes"),
         ),
         Mistake(
             "out_of_bounds_read",
-            "The load reaches past the end of the new tokens. Look at both halves of it: its mask, `tokens < "
-            "new_tokens`, and its place, which counts from 0 by the strides of the very tensor that is read.",
+            "The load reaches past the end of the new tokens. Check its mask, `tokens < new_tokens`, and its address, "
+            "which needs the strides of the tensor that is read.",
             when=_reaches("reads"),
         ),
     ),

@@ -75,11 +75,12 @@ SLIPS = (
     ),
     Slip(
         "no_offset",
-        "The mask knows nothing of the past: new token i sees the first i + 1 slots. It stands at position past + i.",
+        "The mask leaves out `past`: new token i sees the first i + 1 slots. It stands at position past + i.",
     ),
     Slip(
         "own_slot_hidden",
-        "A new token does not see its own slot. Its key is appended before it asks: take <=, not <.",
+        "A new token does not see its own slot. Its key is in the cache before its query is compared with the keys: "
+        "take <=, not <.",
     ),
     Slip(
         "one_too_many",
@@ -88,8 +89,8 @@ SLIPS = (
     ),
     Slip(
         "aligned_to_capacity",
-        "The mask is aligned to the end of the buffer, and the last new token sees all of it. It stands where the "
-        "tokens end, at past + new_tokens - 1; behind it the buffer holds nothing.",
+        "The mask is aligned to the end of the buffer, so the last new token sees all of it. The tokens end at past + "
+        "new_tokens - 1, and the slots behind that are empty.",
     ),
     Slip(
         "past_of_first_sequence",
@@ -97,8 +98,8 @@ SLIPS = (
     ),
     Slip(
         "past_hidden",
-        "The tokens from before are hidden: a new token sees only the new ones. What the cache is for is that it "
-        "sees all up to its own position.",
+        "The earlier tokens are hidden: a new token sees only the new ones. It must see all slots up to its own "
+        "position.",
     ),
     Slip(
         "not_causal",
@@ -133,8 +134,7 @@ EXERCISE = Exercise(
     hints=(
         "At which position does the i-th new token of a sequence stand, if `past` tokens came before?",
         "At position past + i. Slot j holds the token at position j. So which slots may it see?",
-        "All with j <= past + i. Slots that hold no token yet lie behind the newest position, and the same comparison "
-        "hides them.",
+        "All with j <= past + i. Empty slots lie behind the newest position, so the same comparison hides them.",
         "`torch.arange(capacity)` is [capacity]; `past[:, None] + torch.arange(new_tokens)` is [batch, new_tokens]. "
         "Compare them as [1, 1, capacity] and [batch, new_tokens, 1].",
     ),

@@ -148,11 +148,12 @@ EXERCISE = Exercise(
     needs=TRITON,
     uses_dot=True,
     hints=(
-        "Two things in this order: the new key and value go into the cache, then the query asks all slots in use. How "
-        "many are in use after the first?",
-        "The new token's slot is `past[b]`, the first free one. Slots 0 to past[b] are in use then: past[b] + 1.",
-        "The slots in use differ between sequences. Either walk over the batch and slice, or score the whole buffer "
-        "and set the scores of slots > past[b] to minus infinity before the softmax.",
+        "Do two things in this order: write the new key and value into the cache, then compare the query with all "
+        "slots in use. How many are in use after the write?",
+        "The new token goes into slot `past[b]`, the first free one. Then slots 0 to past[b] are in use, which is "
+        "past[b] + 1 slots.",
+        "Each sequence has another number of slots in use. Either loop over the batch and slice, or compute scores "
+        "for the whole buffer and set those of slots > past[b] to minus infinity before the softmax.",
         "Query head h reads KV head h // (query_heads // key_heads): `repeat_interleave` lets neighbours share a head; "
         "or view the query as [batch, key_heads, group, head_dim].",
         "With `scaled_dot_product_attention` leave `is_causal` off: with one query it shows the first slot alone.",

@@ -357,15 +357,15 @@ EXERCISE = Exercise(
     oracle=generation_oracle,
     models=(Model(generated, SLIPS),),
     hints=(
-        "One function does both jobs: run some tokens at some positions through all layers, put their keys and values "
-        "into the cache, and return the logits of the last one. The prompt is its first call; then come calls with a "
-        "single token.",
+        "One function can do both prefill and decode: it runs some tokens at some positions through all layers, puts "
+        "their keys and values into the cache, and returns the logits of the last one. Call it with the prompt first, "
+        "then with single tokens.",
         "The cache is a list with an entry for each layer: keys and values [KV heads, tokens so far, head_dim]. "
         "`torch.cat([old, new], dim=1)` will do here; a preallocated buffer is better.",
         "The prompt's tokens stand at positions 0 to len(prompt) - 1. At which position does the first new token "
         "stand, when it is run?",
-        "At len(prompt). It is run at the second step, whose logits choose the second new token. The last new token "
-        "need not be run at all.",
+        "At len(prompt). It is run in the second step, and that step's logits choose the second new token. The last "
+        "new token need not be run.",
         "`attend(query, key, value)` gets the step's queries and all keys and values of that layer so far, the new "
         "ones at the end.",
     ),

@@ -274,8 +274,8 @@ def state_is_shared(case, seen, got) -> bool:
 
 
 STATE_SHARED = (
-    "Two allocators are not apart: the second, made anew, knew of the first one's sequences or pages. Make the lists "
-    "and dicts in `__init__`, as attributes of self, and not in the class's body or outside it."
+    "Two allocators are not independent: the second, made anew, knew of the first one's sequences or pages. Make the "
+    "lists and dicts in `__init__`, as attributes of self, and not in the class's body or outside it."
 )
 
 

@@ -123,21 +123,21 @@ EXERCISE = Exercise(
     cases=waste_cases,
     oracle={"layout_waste": layout_oracle, "paged_waste": paged_oracle, "mean_use": mean_use_oracle},
     hints=(
-        "Every slot is in one of three states: it holds a token, it is reserved and empty, or it is free. The first "
-        "two are sums over the regions. Free slots are waste only if the next request fits in none of the free runs.",
-        "Sort the regions by their start and walk along: the run before a region goes from the end of the last one to "
-        "its start, and one more run lies behind the last region. Compare each with `wanted`, and a run of exactly "
+        "Each slot holds a token, or is reserved and empty, or is free. The first two are sums over the regions. Free "
+        "slots count as waste only if the next request fits in none of the free runs.",
+        "Sort the regions by their start. The free run before a region goes from the end of the region before it to "
+        "its start, and one more run lies behind the last region. Compare each with `wanted`; a run of exactly "
         "`wanted` slots is long enough.",
-        "Pages: a sequence of 17 tokens has two pages of 16 and leaves 15 slots empty; one of 16 has one page and "
-        "leaves none. In Python, -length % page_size is what is missing to the next multiple.",
+        "A sequence of 17 tokens has two pages of 16 and leaves 15 slots empty. One of 16 has one page and leaves "
+        "none. In Python, -length % page_size is what is missing to the next multiple.",
         "mean_use: after step k the sequence has prompt + k tokens, k = 1 ... output. The mean of 1 ... n is (n + 1) / "
         "2, so the mean number of tokens is prompt + (output + 1) / 2.",
     ),
     slips=(
         Slip(
             "free_always_counted",
-            "All free slots are called external waste. They are only that when the next request fits in no free run: "
-            "compare the longest run with `wanted`.",
+            "All free slots are counted as external waste. They are waste only if the next request fits in no free "
+            "run: compare the longest run with `wanted`.",
             formula=_external(lambda runs, wanted: sum(runs)),
         ),
         Slip(
@@ -148,13 +148,13 @@ EXERCISE = Exercise(
         ),
         Slip(
             "short_runs_counted",
-            "The runs that are too short are called waste though another one is long enough. As long as the request "
-            "fits anywhere, nothing is wasted: then it is 0.",
+            "The runs that are too short are counted as waste although another one is long enough. If the request "
+            "fits in any run, the external waste is 0.",
             formula=_external(lambda runs, wanted: sum(run for run in runs if run < wanted)),
         ),
         Slip(
             "longest_run_alone",
-            "Only the longest free run is called waste. When the request fits in none of them, all free slots are.",
+            "Only the longest free run is counted as waste. When the request fits in none of them, all free slots are.",
             formula=_external(lambda runs, wanted: 0 if max(runs, default=0) >= wanted else max(runs, default=0)),
         ),
         Slip(
@@ -164,7 +164,7 @@ EXERCISE = Exercise(
         ),
         Slip(
             "regions_not_sorted",
-            "The free runs are taken between regions that do not stand in the order of their starts. They come in any "
+            "The free runs are computed between regions that are not in the order of their starts. They come in any "
             "order: sort them by their start first.",
             formula=_layout(_runs_as_given),
         ),
@@ -213,14 +213,14 @@ EXERCISE = Exercise(
         ),
         Slip(
             "full_page_counted_empty",
-            "A sequence that fills its last page is charged a whole empty page more. page_size - length % page_size is "
-            "page_size there, and must be 0.",
+            "A sequence that fills its last page gets a whole empty page counted on top. page_size - length % "
+            "page_size is page_size there, and must be 0.",
             formula=_paged(lambda lengths, page_size: sum(page_size - length % page_size for length in lengths)),
         ),
         Slip(
             "pages_rounded_down",
-            "The number of pages is rounded down, so that the waste comes out negative or 0. A page that is begun is "
-            "held whole: round up.",
+            "The number of pages is rounded down, so the waste comes out negative or 0. A sequence holds the whole of "
+            "a page that it has begun: round up.",
             formula=(
                 _paged(lambda lengths, page_size: sum(n // page_size * page_size - n for n in lengths)),
                 _paged(lambda lengths, page_size: sum(max(0, n // page_size * page_size - n) for n in lengths)),
@@ -249,8 +249,8 @@ EXERCISE = Exercise(
         ),
         Slip(
             "half_a_token_short",
-            "The mean is too small, by half a token or by a whole one. The length is counted after each step, so it "
-            "runs from prompt + 1 to prompt + output, and its mean is prompt + (output + 1) / 2.",
+            "The mean length is half a token or a whole token too small. After step k there are prompt + k tokens, "
+            "for k from 1 to output. The mean of 1 ... output is (output + 1) / 2, not output / 2.",
             formula=(
                 _use(lambda prompt, output, reserved: (prompt + output / 2) / reserved),
                 _use(lambda prompt, output, reserved: (prompt + (output - 1) / 2) / reserved),

@@ -113,8 +113,7 @@ SLIPS = (
     *(
         Slip(
             name,
-            "The number of pages is rounded down, so that the last tokens have none. A page that is begun is held"
-            " whole: -(-length // page_size).",
+            "The number of pages is rounded down, so the last tokens have none. Round up: -(-length // page_size).",
         )
         for name in ("pages_rounded_down", "pages_rounded_down__for_every_append")
     ),
@@ -164,8 +163,8 @@ SLIPS = (
     ),
     Slip(
         "refused_one_stays",
-        "A new sequence whose first append was refused is on the books all the same, with no page: `free` finds "
-        "it, and should raise KeyError. Enter it after the check.",
+        "A new sequence whose first append was refused is recorded all the same, with no page. So `free` finds it, "
+        "but should raise KeyError. Record it only after the check.",
     ),
     Slip(
         "not_refused",
@@ -179,8 +178,8 @@ SLIPS = (
     *(
         Slip(
             name,
-            "Freeing a sequence that holds nothing goes unnoticed. That is how a page comes onto the free list "
-            "twice, and into two tables after that. Raise KeyError when the sequence has no table.",
+            "Freeing a sequence that holds nothing raises no error. That is how a page gets onto the free list twice, "
+            "and later into two tables. Raise KeyError when the sequence has no table.",
         )
         for name in ("double_free", "double_free__table_kept", "double_free__empty_table_kept")
     ),
@@ -206,12 +205,12 @@ EXERCISE = Exercise(
     contracts=(CONTRACT,),
     models=(Model(allocated, SLIPS),),
     hints=(
-        "Three pieces of state are enough: a list of the pages that nobody holds, a dict from a sequence to its list "
-        "of pages, and a dict from a sequence to its length.",
-        "append: the sequence needs -(-(length + count) // page_size) pages in all. What it has already it keeps: only "
-        "the difference is new, and it is 0 most of the time.",
-        "Count first, then act: if more pages are needed than are free, raise MemoryError before anything is changed. "
-        "A loop that takes pages until none is left has given some away already.",
+        "You need three things: a list of free pages, a dict from each sequence to its list of pages, and a dict from "
+        "each sequence to its length.",
+        "append: the sequence needs -(-(length + count) // page_size) pages in all, and it keeps those that it has. "
+        "So only the difference is new, and it is 0 most of the time.",
+        "Count first, then act: if you need more pages than are free, raise MemoryError before you change anything. A "
+        "loop that takes pages until none is left has already taken some.",
         "free: self.pages_of.pop(sequence) gives the list and raises KeyError where there is none; put its pages back "
         "on the free list, and forget the length too.",
     ),
@@ -227,8 +226,8 @@ EXERCISE = Exercise(
         Mistake("attribute_hides_method", METHOD_HIDDEN, when=method_hidden),
         Mistake(
             "other_exception",
-            "The refusal is an exception of another kind. The caller waits for MemoryError from `append` and for "
-            "KeyError from `free`, and lets everything else through.",
+            "The refusal is another kind of exception. The caller catches MemoryError from `append` and KeyError from "
+            "`free`, and no others.",
             when=_other_exception,
         ),
         Mistake(

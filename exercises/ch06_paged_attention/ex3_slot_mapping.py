@@ -144,8 +144,8 @@ SLIPS = (
     ),
     Slip(
         "page_looked_up_once",
-        "The page is looked up for the first new token alone, and the others are put behind it. Where they pass "
-        "the end of the page the table has another one: look it up for each token.",
+        "The page is looked up only for the first new token, and the others follow it. Where they pass the end of the "
+        "page, the table has another page: look it up for each token.",
     ),
     Slip(
         "page_of_the_last_token",
@@ -154,8 +154,8 @@ SLIPS = (
     ),
     Slip(
         "positions_run_on",
-        "The positions of a sequence are moved by the new tokens of those before it: an arange over the whole "
-        "batch runs on, and each sequence has to begin anew. Subtract how many new tokens stand before it.",
+        "The positions of a sequence are moved by the new tokens of those before it, because an arange over the whole "
+        "batch runs on. Each sequence has to begin anew: subtract how many new tokens stand before it.",
     ),
     Slip(
         "old_tokens_too",
@@ -164,8 +164,8 @@ SLIPS = (
     ),
     Slip(
         "pages_consecutive",
-        "The pages are taken to lie one behind another, from the first one on. Each page of a sequence lies "
-        "anywhere: look every one of them up.",
+        "The pages are assumed to lie one behind another, from the first one on. A sequence's pages can lie anywhere: "
+        "look each of them up.",
     ),
     Slip(
         "table_ignored",
@@ -202,8 +202,8 @@ EXERCISE = Exercise(
     contracts=(CONTRACT,),
     models=(Model(mapped, SLIPS),),
     hints=(
-        "Start with one sequence and one token at position p: which entry of the table holds its page, and at which "
-        "offset in that page does it lie?",
+        "Start with one sequence and one token at position p. Which entry of the table holds its page? And at which "
+        "offset in that page is it?",
         "page = table[p // page_size], offset = p % page_size, and the slot is page * page_size + offset.",
         "lengths counts the new tokens already: the positions of sequence b are lengths[b] - new_tokens[b] up to, and "
         "without, lengths[b].",

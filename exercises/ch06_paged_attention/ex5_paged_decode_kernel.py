@@ -184,8 +184,8 @@ EXERCISE = Exercise(
         Moves(decode_bytes, slack=1.15),
     ),
     hints=(
-        "The loop goes over blocks of the table: tl.cdiv(length, PAGE_SIZE) of them. In each step load the page's "
-        "number from the table, then the page's keys [PAGE_SIZE, HEAD_DIM] from where that page lies.",
+        "Loop over the entries of the table: there are tl.cdiv(length, PAGE_SIZE) of them. In each step load the "
+        "page's number from the table, then that page's keys [PAGE_SIZE, HEAD_DIM].",
         "Keys of a page: key_pointer + page * key_page_stride + head * key_head_stride + offsets[:, None] * "
         "key_slot_stride + columns[None, :]. The offsets are 0 ... PAGE_SIZE-1 in every page.",
         "One query against PAGE_SIZE keys is a sum over columns: scores = tl.sum(query[None, :] * key_tile, axis=1). "
@@ -194,7 +194,7 @@ EXERCISE = Exercise(
         "Then the update of chapter 03: new_max = tl.maximum(running_max, tl.max(scores, axis=0)); weights = "
         "tl.exp(scores - new_max); rescale = tl.exp(running_max - new_max); accumulator = accumulator * rescale + "
         "tl.sum(weights[:, None] * value_tile, axis=0).",
-        "A sequence of length 0 never enters the loop: its sum is 0. Divide by tl.where(running_sum == 0, 1, "
+        "A sequence of length 0 never enters the loop, so its sum is 0. Divide by tl.where(running_sum == 0, 1, "
         "running_sum), and its output is 0.",
     ),
     mistakes=(

@@ -269,8 +269,8 @@ SHARING = (
     ),
     Slip(
         "copy_not_returned",
-        "The sequence gets a page of its own, and what the shared one held is not in it: return the pair (source,"
-        " target), so that the caller copies it.",
+        "The sequence gets a page of its own, but without what the shared one held. Return the pair (source, target), "
+        "so that the caller copies it.",
     ),
     Slip(
         "copied_the_wrong_way",
@@ -278,8 +278,8 @@ SHARING = (
     ),
     Slip(
         "copy_not_in_table",
-        "The pair is returned, and the sequence's table still names the shared page: the new tokens go there, and"
-        " nobody finds the copy. Put the new page in the old one's place.",
+        "The pair is returned, but the sequence's table still names the shared page, so the new tokens go there and "
+        "the copy is never used. Put the new page in the old one's place.",
     ),
     *(
         Slip(
@@ -296,7 +296,8 @@ SHARING = (
     *(
         Slip(
             name,
-            "`fork` takes pages. That is what sharing saves: both hold the same pages until one writes.",
+            "`fork` takes pages, which is just what sharing should save: parent and child hold the same pages until "
+            "one of them writes.",
         )
         for name in ("copied_at_fork", "copied_at_fork__last_page")
     ),
@@ -413,15 +414,15 @@ EXERCISE = Exercise(
     models=(Model(allocated, SHARING), Model(keys_with, KEYS, entry="page_keys")),
     hints=(
         "Start from your allocator of 6.2 and add one list: for every page, how many tables it is in. A page is free "
-        "again when that count falls to 0, and not before.",
+        "again only when that count falls to 0.",
         "fork copies the parent's table (a new list, not the same one) and raises the count of every page in it. free "
         "lowers the counts and returns only the pages whose count is 0 now.",
         "append must copy exactly when the last page is partly filled (length % page_size > 0) and its count is above "
         "1. A full page is never written again, shared or not.",
         "To copy: take a new page, lower the count of the old one, put the new one in its place in the table, and "
         "return [(old, new)]. The new page counts when you compare with the free ones.",
-        "page_keys: keys and values of a token depend on every token before it. A key that names the page's own tokens "
-        "only is too little; tuple(tokens[:end]), or a hash of it, is enough.",
+        "page_keys: the key and value of a token depend on every token before it. So a page's own tokens are not "
+        "enough; use tuple(tokens[:end]) or a hash of it.",
     ),
     mistakes=(
         Mistake("state_shared", STATE_SHARED, when=state_is_shared),

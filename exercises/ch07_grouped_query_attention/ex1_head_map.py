@@ -89,8 +89,8 @@ EXERCISE = Exercise(
         "How many query heads share one KV head? That is the group's size, and it is the same for all of them.",
         "Groups are neighbours. With 8 query heads and 2 KV heads, 0 1 2 3 read KV head 0 and 4 5 6 7 read KV head 1: "
         "a whole-number division by the group's size.",
-        "groups is the way back: KV head k is read by query heads k * group to (k + 1) * group - 1. As a tensor, that "
-        "is torch.arange(query_heads) in rows of `group`.",
+        "`groups` goes the other way: KV head k is read by query heads k * group to (k + 1) * group - 1. As a tensor, "
+        "that is torch.arange(query_heads) in rows of `group`.",
         "Before anything else: if query_heads % key_heads != 0: raise ValueError(...), with both numbers in its text.",
     ),
     slips=(
@@ -109,7 +109,7 @@ EXERCISE = Exercise(
         ),
         Slip(
             "groups_turned",
-            "The groups are right, and stand in columns. Row k holds the query heads of KV head k.",
+            "The groups are right, but they stand in columns. Row k must hold the query heads of KV head k.",
             formula=_where_it_divides(2, lambda q, k: torch.arange(q).view(k, -1).T),
         ),
         Slip(
@@ -125,8 +125,9 @@ EXERCISE = Exercise(
     mistakes=(
         Mistake(
             "no_group_left",
-            "More KV heads than query heads were not refused, and the group's size, 0, was divided by. Test "
-            "`query_heads % key_heads` before you divide; `key_heads % query_heads` would refuse counts that divide.",
+            "More KV heads than query heads were not refused, so the group's size is 0 and was divided by. Test "
+            "`query_heads % key_heads` before you divide. (`key_heads % query_heads` would refuse counts that "
+            "divide.)",
             when=_no_group_left,
         ),
         Mistake(

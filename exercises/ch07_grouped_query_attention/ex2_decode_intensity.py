@@ -58,8 +58,8 @@ EXERCISE = Exercise(
     },
     hints=(
         "cache_bytes is chapter 05's formula; the only new thing is that a layer has query_heads // group KV heads.",
-        "FLOPs first: a query head meets `length` keys. Its score with one key is head_dim multiply-adds, and so is "
-        "adding one weighted value: 4 · head_dim FLOPs for each key and query head.",
+        "FLOPs first: a query head is compared with `length` keys. Its score with one key is head_dim multiply-adds, "
+        "and so is adding one weighted value: 4 · head_dim FLOPs for each key and query head.",
         "Bytes: K and V are length · key_heads · head_dim elements each, read once. The queries and the output are "
         "query_heads · head_dim elements each.",
         "For a long context decode_intensity tends to 2 · group / item_bytes. balanced_group is the smallest whole "
@@ -101,8 +101,8 @@ EXERCISE = Exercise(
         ),
         Slip(
             "queries_forgotten",
-            "The queries and the output are missing from the bytes. They are little beside a long cache, and most of "
-            "it for a single token.",
+            "The queries and the output are missing from the bytes. Beside a long cache they are few, but for a "
+            "single token they are most of the bytes.",
             formula=for_arguments(5, lambda *args: _intensity(*args, queries=0)),
         ),
         Slip(

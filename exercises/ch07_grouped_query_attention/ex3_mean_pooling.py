@@ -171,9 +171,9 @@ EXERCISE = Exercise(
     models=(Model(_pooled, SLIPS),),
     hints=(
         "The rows of the weight are heads, one after the other: row head · head_dim + d makes element d of that head. "
-        "Take them apart before you average: which shape shows new head, member of the group and head_dim?",
+        "Which shape separates new head, member of the group and head_dim?",
         "weight.unflatten(0, (new_key_heads, key_heads // new_key_heads, head_dim)) is [new, group, head_dim, ...]. "
-        "The groups of exercise 7.1 stand together, so that no row need move.",
+        "The members of a group are neighbours, so no row has to move.",
         "Average over the members, dimension 1, and put heads and head_dim back into one dimension with flatten(0, 1). "
         "head_dim is weight.shape[0] // key_heads.",
     ),

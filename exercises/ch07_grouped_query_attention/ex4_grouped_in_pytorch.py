@@ -172,8 +172,8 @@ EXERCISE = Exercise(
         Forbids(("scaled_dot_product", "scaled_dot_product_attention")),
     ),
     hints=(
-        "With one query head for each KV head this is a product of a vector [1, head_dim] and a matrix [head_dim, "
-        "length]. Nothing says that there must be one row: a group of query heads is a matrix [group, head_dim].",
+        "With one query head for each KV head this is a vector [1, head_dim] times a matrix [head_dim, length]. With "
+        "a group of query heads it is a matrix [group, head_dim] times the same matrix.",
         "Neighbouring query heads share a KV head, so query.unflatten(1, (key_heads, -1)) is [batch, key_heads, group, "
         "head_dim], and no element moves.",
         "scores = grouped @ key.transpose(-1, -2) / math.sqrt(head_dim) is [batch, key_heads, group, length]. The "

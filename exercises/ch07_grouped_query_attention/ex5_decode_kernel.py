@@ -152,24 +152,26 @@ EXERCISE = Exercise(
         Moves(lambda q, k, v, lengths: decode_bytes(q, k, lengths)),
     ),
     hints=(
-        "A program owns a KV head of a sequence: sequence = tl.program_id(0), key_head = tl.program_id(1), and the "
-        "grid is (batch, key_heads). Its query heads are key_head * GROUP + rows, with rows = tl.arange(0, ROWS).",
-        "A tile has a power of two of rows. The tensor cores multiply 16 rows at a time, so with fewer they are partly "
-        "idle: take ROWS = max(16, triton.next_power_of_2(group)). "
-        "Rows from GROUP on are padding: mask=(rows < GROUP)[:, None] in the load of the queries and in the store.",
-        "The loop is that of chapter 04, with one tile of queries: for first_key in range(0, length, BLOCK_N), where "
-        "length = tl.load(lengths_pointer + sequence). Load keys and values with mask=(keys < length)[:, None], other="
-        "0.0, and give scores behind the length minus infinity.",
-        'scores = tl.dot(query, tl.trans(key_tile), input_precision="ieee") * scale_log2 is [ROWS, BLOCK_N]; the '
-        "online softmax with tl.exp2 goes along axis 1. Every key counts for all rows of the tile.",
-        "Without a token the loop makes no step, and accumulator / running_sum is 0 / 0. Divide by tl.where(running_sum"
-        " == 0.0, 1.0, running_sum).",
+        "Each program takes one KV head of one sequence: sequence = tl.program_id(0), key_head = tl.program_id(1), "
+        "and the grid is (batch, key_heads). Its query heads are key_head * GROUP + rows, with rows = tl.arange(0, "
+        "ROWS).",
+        "The number of rows must be a power of two. Triton also compiles tiles with fewer than 16 rows, but the "
+        "tensor cores multiply 16 at a time, so 8 rows take as many instructions as 16. Take ROWS = max(16, "
+        "triton.next_power_of_2(group)). Rows from GROUP on are padding: mask=(rows < GROUP)[:, None] in the load of "
+        "the queries and in the store.",
+        "Use the loop of chapter 04 with one tile of queries: for first_key in range(0, length, BLOCK_N), where "
+        "length = tl.load(lengths_pointer + sequence). Load keys and values with mask=(keys < length)[:, None], "
+        "other=0.0, and set scores behind the length to minus infinity.",
+        'scores = tl.dot(query, tl.trans(key_tile), input_precision="ieee") * scale_log2 is [ROWS, BLOCK_N]. The '
+        "online softmax with tl.exp2 goes along axis 1, with one running maximum and sum for each row.",
+        "For a sequence of length 0 the loop does not run, and accumulator / running_sum is 0 / 0. Divide by "
+        "tl.where(running_sum == 0.0, 1.0, running_sum).",
     ),
     mistakes=(
         Mistake(
             "grid_axes_exchanged",
-            "A length was read that isn't there. The grid is (batch, key_heads): does each program take its sequence "
-            "from program_id(0) and its KV head from program_id(1)?",
+            "A length was read behind the end of `lengths`. The grid is (batch, key_heads): take the sequence from "
+            "program_id(0) and the KV head from program_id(1).",
             when=_reaches("lengths"),
         ),
         Mistake(
@@ -180,8 +182,9 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "group_rows_not_masked",
-            "Memory outside the queries or output was reached. Rows from GROUP on are the next group's or no one's: "
-            "mask them, and begin at key_head * GROUP. If both are so, whose strides does the pointer take?",
+            "Memory outside the queries or the output was reached. Rows from GROUP on belong to the next group or to "
+            "none: mask them, and begin at key_head * GROUP. If both are right, check which tensor's strides the "
+            "pointer uses.",
             when=_reaches("query", "output"),
         ),
         Mistake(

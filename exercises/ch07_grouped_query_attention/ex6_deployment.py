@@ -69,7 +69,7 @@ EXERCISE = Exercise(
     oracle={"rank_cache_bytes": rank_bytes_oracle, "choose_key_heads": choose_oracle},
     hints=(
         "How many KV heads does one GPU hold? key_heads / ranks where that is a whole number, and one where there are "
-        "more GPUs than heads: no GPU can do with less than a whole head.",
+        "more GPUs than heads, because a head cannot be divided.",
         "-(-key_heads // ranks) rounds up, and says both in one expression.",
         "choose_key_heads can try every number from 1 to query_heads. Keep it if it divides query_heads, if it and "
         "ranks divide one another one way or the other, and if rank_cache_bytes(...) <= budget_bytes.",

@@ -5,9 +5,9 @@ from __future__ import annotations
 BIG = 55.0  # standard deviation of scores whose exponentials overflow in float32
 
 KEYS_REPEATED = (
-    "Keys or values were copied for every query head of a group: that much is written and read again on top of the "
-    "cache. repeat_interleave says so; reshape after expand, and matmul of [.., group, 1, head_dim] with [.., 1, "
-    "head_dim, length], copy without saying it."
+    "Keys or values were copied for every query head of a group, so they are written and read again on top of the "
+    "cache. repeat_interleave copies; so do reshape after expand, and matmul of [.., group, 1, head_dim] with [.., 1, "
+    "head_dim, length]."
 )
 
 
