@@ -1326,7 +1326,7 @@ def one_run(function, length):
         torch.cuda.reset_peak_memory_stats(device)
         run()
         most = torch.cuda.max_memory_allocated(device) - before
-        return most, measure(run, warmup=0, seconds=0.2, device=device).median
+        return most, measure(run, warmup=1, seconds=0.2, device=device).median
 
 
 print(f"{'':32}{'naive':>12}{'tiled':>12}{'ratio':>8}")
