@@ -342,7 +342,7 @@ best_split_attention = check("8.2", split_attention).best
 # Two splits with $L_1 = L_2$ count half each. If $L_1$ is larger by $\log 3$, they count three quarters and one
 # quarter. So the weights are a softmax over the log-sum-exps, computed relative to the maximum as always. Return $L$
 # too, because a further merge, for example over several GPUs, needs it. Start one program for each query head of each
-# sequence. Its partial results, from all splits, fit into one tile.
+# sequence. It loads the results of all splits as one tile.
 
 # %%
 # Exercise 8.3 · Combine the splits

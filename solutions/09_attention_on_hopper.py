@@ -63,12 +63,12 @@ print(f"{machine().name}: " + ("the kernels of this chapter run here." if on_hop
 # its output needs its softmax. So while one unit works on a block, the other needs other queries or another block of
 # keys.
 #
-# The next figure is a model of five ways to arrange this. Time runs from left to right, in cycles. Each bar is the work
-# of one *warp group* (four warps, 128 threads), which has 64 of the 128 queries, on one block of 128 keys. Its
-# products, S for the scores and O for the output, take 512 cycles each. Its exponentials take 512 too, but a softmax
-# also needs maxima, differences, sums and casts. So the model makes it 1.3 times as long, 666 cycles. (The 1.3 is
-# fitted: at head dimension 64, where softmax is the limit, the kernel once ran at 588 TFLOP/s, and 745 / 588 is 1.27.)
-# Where there is white between the blue bars, the matrix units wait. Which of the five would you build?
+# The next figure is a model of five ways to arrange this. Each bar is the work of one *warp group* (four warps, 128
+# threads), which has 64 of the 128 queries, on one block of 128 keys. Its products, S for the scores and O for the
+# output, take 512 cycles each. Its exponentials take 512 too, but a softmax also needs maxima, differences, sums and
+# casts. So the model makes it 1.3 times as long, 666 cycles. (The 1.3 is fitted: at head dimension 64, where softmax is
+# the limit, the kernel once ran at 588 TFLOP/s, and 745 / 588 is 1.27.) Where there is white between the blue bars, the
+# matrix units wait. Which of the five would you build?
 
 # %%
 from course_lib.figures.hopper.timeline import busy, draw_timelines, run_schedule
@@ -123,9 +123,9 @@ for name, view in (("pointers", with_pointers), ("descriptors", with_descriptors
 #
 # ## Step 2 · Asynchrony, and who waits for whom
 #
-# An *mbarrier* shows when a copy is done. It is eight bytes of shared memory that count arrivals. When all expected
-# arrivals have come, a *phase* of the barrier is complete, and it starts counting again. The TMA arrives by itself when
-# the last byte has landed.
+# An *mbarrier* shows when a copy is done. It is eight bytes of shared memory that count *arrivals*, signals that
+# somebody is done. When all expected arrivals have come, a *phase* of the barrier is complete, and it starts counting
+# again. The TMA arrives by itself when the last byte has landed.
 #
 # Phases are numbered from 0. A thread waits for one by its *parity*, even (0) or odd (1), and goes on when the last
 # completed phase has that parity. On a fresh barrier no phase is complete, but the hardware acts as if an odd one were.
@@ -247,7 +247,7 @@ for stages in (1, 2):
 #   *swizzle* moves each row's pieces to other places, so that all 8 can be read at once. The TMA writes this layout and
 #   `wgmma` reads it.
 #
-# **Before you look:** in the second layout, which registers of lane 0 hold its numbers of row 8?
+# **Before you look:** in the second layout, which registers of lane 0 hold row 8?
 
 # %%
 from course_lib.figures.hopper.layouts import draw_layouts
@@ -652,8 +652,8 @@ for order, lengths in orders.items():
 # loop:
 #
 # 1. Ask for the scores of `block`, then for the output of `block - 1`. With TURNS, pass the turn on.
-# 2. Wait until at most one product still runs. `warpgroup_mma_wait(N, deps=[result])` waits until at most N do, and
-#    returns the result for you to read. The keys' buffer is now free.
+# 2. Wait until at most one product still runs. `warpgroup_mma_wait(N, deps=[result])`, with N the products that may
+#    still run, returns the result, which you may now read. The keys' buffer is now free.
 # 3. Turn the scores into weights with `weigh`.
 # 4. Wait for the values of `block`, which the next iteration needs. Placed here, this wait also stops `ptxas` from
 #    moving the next one up.
@@ -995,8 +995,7 @@ for name, (schedule, _) in RUNGS.items():
 # - **The turns** then have little left to do: 549 and 654 with them, 551 and 656 without. Turns alone are the model's
 #   largest error, 549 instead of 741. In the model it costs nothing to pass the turn, and every block takes the same
 #   time.
-# - **The overlap** brings 105 TFLOP/s and does not depend on drift, because each group hides its own exponentials
-#   whatever the other does.
+# - **The overlap** brings 105 TFLOP/s and does not depend on drift, because each group hides its own exponentials.
 # - **Persistence** brings 716. That is a tenth more than cuDNN, and nearly the 745 of plain products in that run, which
 #   are under the same power limit.
 #
@@ -1302,8 +1301,8 @@ for name, view in views.items():
 #   consumer computes only the blocks that its own queries see, and frees the others (`pass_on` in
 #   `kernels/hopper/flash.py`).
 #
-# The first two brought 526 beside the same 474. The third brought, in another run at the same head dimension and
-# causal, from 437 to 470 at 4k and from 281 to 338 at 1k.
+# The first two changes brought 526, beside the same 474. The third, in another run with the same head dimension and
+# mask, brought 470 instead of 437 at 4k and 338 instead of 281 at 1k.
 
 # %%
 progress()
