@@ -151,9 +151,9 @@ for chip_name, multiprocessors in (("T4", 40), ("A100", 108), ("H100 or H200", 1
 #
 # Idle multiprocessors would not matter if 8 programs could use all of the memory's bandwidth. They cannot. A program
 # has some bytes *in flight*: asked for, but not yet there. By *Little's law*, its bandwidth is these bytes divided by
-# the time they take to arrive. A tile of 64 keys and one of 64 values are 32 KB. If one such pair is in flight at a
-# time and takes 0.8 µs to arrive, the program reads 41 GB/s. Eight programs read 0.33 TB/s, a thirteenth of what the
-# memory can deliver.
+# the time they take to arrive. A tile of 64 keys and one of 64 values, of 128 two-byte numbers each, are 32 KB. If one
+# such pair is in flight at a time and takes 0.8 µs to arrive, the program reads 41 GB/s. Eight programs read 0.33 TB/s,
+# a thirteenth of what the memory can deliver.
 #
 # So a model of the time needs five numbers:
 #
@@ -227,7 +227,7 @@ sm_timeline(batch=1, query_heads=32, key_heads=8, context=131072, head_dim=128, 
 # chapter 03's state $(m, \ell, o)$ with maximum and sum in one number. Both results are float32 whatever the cache's
 # dtype. Otherwise each split would be rounded before the merge.
 #
-# The cell already holds the loop of exercise 7.5. Three parts are new, and you write those:
+# The cell already holds the loop of exercise 7.5. You write the three new parts:
 #
 # 1. **Which keys are mine?** Each sequence is split by its own length, into splits of
 #    $\lceil \text{length} / \text{splits} \rceil$ keys. If you rounded down, no split would read the last keys.
@@ -757,11 +757,11 @@ else:
 # %% [markdown]
 # ## The race · deeper
 #
-# Now make it fast. PyTorch's FlashAttention-2 backend splits the keys too. On the H200 used for this course it reads
-# the question's cache in 156 µs, at 3.44 TB/s, and cuDNN reads it at 3.92 TB/s. Beat FlashAttention-2. The cache is
-# contiguous, in bfloat16, and every key counts. You choose the splits, the tiles, and one launch or two. On Hopper you
-# pass when you are not slower. Elsewhere 0.85 times its speed is enough, because FlashAttention-2 was written for the
-# A100. On a T4 only the numbers are checked.
+# PyTorch's FlashAttention-2 backend splits the keys too. On the H200 used for this course it reads the question's cache
+# in 156 µs, at 3.44 TB/s, and cuDNN reads it at 3.92 TB/s. Beat FlashAttention-2. The cache is contiguous, in bfloat16,
+# and every key counts. You choose the splits, the tiles, and one launch or two. On Hopper you pass when you are not
+# slower. Elsewhere 0.85 times its speed is enough, because FlashAttention-2 was written for the A100. On a T4 only the
+# numbers are checked.
 #
 # Three things make the difference:
 #
