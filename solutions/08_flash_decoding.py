@@ -3,14 +3,14 @@
 #
 # **The question.** A layer of Llama 3 8B's shape has 32 query heads on 8 KV heads of dimension 128. At 131,072 tokens
 # of context its cache holds $2 \cdot 8 \cdot 131072 \cdot 128$ numbers of two bytes, which is 537 MB. Every new token
-# reads all of them. An H200 was measured to read memory at 4.37 TB/s, so that takes at least 123 µs. Chapter 07's
-# kernel reads each byte only once. It runs one program for each KV head, so 8 programs, on a chip with 132
-# multiprocessors. How long does it take?
+# reads all of them. An H200 reads memory at 4.37 TB/s (measured), so this takes at least 123 µs. Chapter 07's kernel
+# reads each byte only once. It runs one program for each KV head, so 8 programs, on a chip with 132 multiprocessors.
+# How long does it take?
 #
-# With 8 programs, 94 % of the chip has nothing to do. There is no further query, sequence or head to give it, so only
-# the keys are left to divide. A softmax seems to need all keys in one place. But chapter 03 finished parts of a row
-# separately and merged them by their log-sum-exps. Here you cut the keys into *splits*, one program each, fill the
-# chip, and merge. This is *Flash-Decoding* (Dao, Haziza, Massa and Sizov, October 2023).
+# With 8 programs, 94 % of the chip has nothing to do. You cannot divide the work by queries, sequences or heads any
+# further, so only the keys are left. A softmax seems to need all keys in one place, but chapter 03 finished parts of a
+# row separately and merged them by their log-sum-exps. Here you cut the keys into *splits*, give each to a program of
+# its own, and merge the results. This is *Flash-Decoding* (Dao, Haziza, Massa and Sizov, October 2023).
 #
 # **Time.** About four hours for all six exercises. The **core path** takes two: exercises 8.1 to 8.4 and every section
 # whose heading does not end in *deeper*. You can skip the others: run their cells and go on. 8.6 needs a GPU.
@@ -96,10 +96,10 @@ print(f"{'':36}{slow / fast:.2f} times as fast")
 #
 # ## Programs, waves and an idle chip
 #
-# In this chapter a *slot* is a place for one running program: a chip has its multiprocessors, times the programs that
-# fit on one. (In chapters 05 and 06 a slot was a token's place in a cache.) When there are more programs than slots,
-# the rest wait. If all take equally long, they run in *waves*: fill all slots, wait for them to end, fill them again.
-# The last wave may fill only a few slots, and then most of the chip waits for it.
+# In this chapter a *slot* is a place for one running program. A chip has as many as its multiprocessors, times the
+# programs that fit on one. (In chapters 05 and 06 a slot was a token's place in a cache.) When there are more programs
+# than slots, the rest wait. If all take equally long, they run in *waves*: they fill all slots, end together, and the
+# next ones fill the slots again. The last wave may fill only a few slots, and then most of the chip is idle.
 
 # %%
 # Exercise 8.1 · How much of the chip works
@@ -111,8 +111,8 @@ def occupancy(batch, key_heads, splits, slots):
         slots: programs that the chip holds at a time: multiprocessors times the programs that fit on one.
 
     Returns:
-        (programs, waves, busy): how many programs there are; how often the chip is filled until all have run, where
-        the last wave may not be full; and the share of the slots of all waves that hold a program, from 0 to 1.
+        (programs, waves, busy). programs: how many there are. waves: how often the chip is filled until all have run;
+        the last wave may not be full. busy: the share of all waves' slots that hold a program, from 0 to 1.
     """
     # BEGIN SOLUTION
     programs = batch * key_heads * splits
@@ -144,16 +144,16 @@ for chip_name, multiprocessors in (("T4", 40), ("A100", 108), ("H100 or H200", 1
 
 # %% [markdown]
 # The table shows two kinds of waste. With a small batch there is one wave, and it is nearly empty. And 17 sequences
-# on an H100 make 136 programs, four more than it has multiprocessors. Those four need a second wave, in which 97 % of
-# the chip is idle.
+# make 136 programs, four more than an H100 has multiprocessors. Those four need a second wave, in which 97 % of the
+# chip is idle.
 #
 # ## A model of the time
 #
-# Idle multiprocessors would not matter if 8 programs could use all of the memory's bandwidth. They cannot. By
-# *Little's law*, a program's bandwidth is the bytes it has in flight, divided by the time they take to arrive. A tile
-# of 64 keys and one of 64 values, of 128 two-byte numbers each, are 32 KB. If one such pair is in flight at a time
-# and takes 0.8 µs to arrive, the program reads 41 GB/s. Eight programs read 0.33 TB/s, a thirteenth of what the
-# memory can deliver.
+# Idle multiprocessors would not matter if 8 programs could use all of the memory's bandwidth. They cannot. A program
+# has some bytes *in flight*: asked for, but not yet there. By *Little's law*, its bandwidth is these bytes divided by
+# the time they take to arrive. A tile of 64 keys and one of 64 values, of 128 two-byte numbers each, are 32 KB. If one
+# such pair is in flight at a time and takes 0.8 µs to arrive, the program reads 41 GB/s. Eight programs read 0.33 TB/s,
+# a thirteenth of what the memory can deliver.
 #
 # So a model of the time needs five numbers:
 #
@@ -161,10 +161,10 @@ for chip_name, multiprocessors in (("T4", 40), ("A100", 108), ("H100 or H200", 1
 # - `bandwidth`: the most that all programs together can read;
 # - `program_bandwidth`: the most that one program can read;
 # - `start_seconds`: how long a wave waits for its first bytes;
-# - `launch_seconds`: what a second kernel, the one that merges, costs besides its bytes.
+# - `launch_seconds`: what the second kernel, which merges, takes besides reading and writing.
 #
-# For the H200 we assume 40 GB/s for one program, 2 µs and 3 µs. On a GPU the cell uses measured bandwidths: the
-# chip's as in chapter 01, and one program's from the run without splits above.
+# For the last three we assume 40 GB/s, 2 µs and 3 µs on an H200. On a GPU the cell uses measured bandwidths: the chip's
+# as in chapter 01, and one program's from the run without splits above.
 
 # %%
 from course_lib.hardware.ceilings.measured import ceilings
@@ -198,9 +198,8 @@ for splits in (1, 2, 4, 8, 16):
 # That answers the question on paper. With the H200's numbers, one program for each KV head takes 1.68 ms for bytes
 # that the memory could deliver in 123 µs. With 32 such layers, attention takes 54 ms a token instead of 4 ms.
 #
-# The next picture draws the model. Each bar is a program: its height is its slot, its length the time it takes.
-# **Before you look:** on 132 slots, 16 splits make 128 programs and 17 make 136. What does the 17th split do to the
-# time?
+# The next picture draws the model. Each bar is a program: its row is the slot, its length the time it takes. **Before
+# you look:** on 132 slots, 16 splits make 128 programs and 17 make 136. What does the 17th split do to the time?
 
 # %%
 from course_lib.figures.decode.sm_timeline import sm_timeline
@@ -213,30 +212,30 @@ sm_timeline(batch=1, query_heads=32, key_heads=8, context=131072, head_dim=128, 
 # numbers that wave takes nearly as long as everything before it: 225 µs instead of 128.
 #
 # In a live notebook, move the slider below the picture: a curve then shows the time for every number of splits. It
-# falls while the chip fills up. After that it looks like a saw, because it jumps each time another wave begins. The
-# low points are the *whole waves*. They rise slowly, because more splits cost more to merge.
+# falls while the chip fills up. After that it looks like a saw, because it jumps each time another wave begins. At the
+# low points every wave is full. They rise slowly, because more splits take longer to merge.
 #
 # ## One split, finished by itself
 #
 # Now write the kernel for one split. It computes attention over its own keys only and leaves two results. One is the
-# average of its values, $o_s$. The other is the log-sum-exp of its scores, $L_s$, which says how much weight this
-# average has when the splits are merged:
+# weighted average of its values, $o_s$. The other is the log-sum-exp of its scores, $L_s$. It says how much weight this
+# average has in the merge:
 #
 # $$o_s = \frac{\sum_{j \in s} e^{x_j} v_j}{\sum_{j \in s} e^{x_j}}, \qquad L_s = \log \sum_{j \in s} e^{x_j}$$
 #
-# A split with three keys that all score 0 has $L_s = \log 3 = 1.10$, and $o_s$ is the mean of its three values. This
-# is chapter 03's state $(m, \ell, o)$ with maximum and sum in one number. Both results are float32 whatever the
-# cache's dtype, so that merging does not round once for each split.
+# A split with three keys that all score 0 has $L_s = \log 3 = 1.10$, and $o_s$ is the mean of its three values. This is
+# chapter 03's state $(m, \ell, o)$ with maximum and sum in one number. Both results are float32 whatever the cache's
+# dtype. Otherwise each split would be rounded before the merge.
 #
-# The cell already holds the loop of exercise 7.5. Three parts are new, and you write those:
+# The cell already holds the loop of exercise 7.5. You write the three new parts:
 #
 # 1. **Which keys are mine?** Each sequence is split by its own length, into splits of
-#    $\lceil \text{length} / \text{splits} \rceil$ keys. If you rounded down, nobody would read the last keys.
-# 2. **Where does the mask end?** A tile at the end of a split reaches into the next split. The mask must end where
-#    the split ends.
-# 3. **What is stored?** A split can be empty: 5 tokens in 7 splits leave two without keys. It must not change the
-#    merged result, so it stores $o_s = 0$ and $L_s = -\infty$. The loop works in base 2, but $L_s$ leaves the kernel
-#    in the natural base.
+#    $\lceil \text{length} / \text{splits} \rceil$ keys. If you rounded down, no split would read the last keys.
+# 2. **Where does the mask end?** A split's last tile may reach into the next split, so the mask must end where the
+#    split ends.
+# 3. **What is stored?** A split can be empty: 5 tokens in 7 splits leave two without keys. An empty split must not
+#    change the merged result, so it stores $o_s = 0$ and $L_s = -\infty$. The loop works with powers of 2, but you
+#    store $L_s$ as a natural logarithm.
 
 # %%
 # Exercise 8.2 · One split of the keys
@@ -312,10 +311,10 @@ def split_attention(query, key_cache, value_cache, lengths, splits):
         splits: at least 1, and perhaps more than there are tokens.
 
     Returns:
-        (outputs, lses), float32, contiguous: [splits, batch, query_heads, head_dim], each split's own average of its
-        values, and [splits, batch, query_heads], the natural logarithm of the sum of the exponentials of its scaled
-        scores. A split without keys has an output of zeros and a log-sum-exp of -inf. The bytes are counted: each key
-        and value of a split is read once for all heads of its group.
+        (outputs, lses), both float32 and contiguous. outputs, [splits, batch, query_heads, head_dim]: each split's own
+        average of its values. lses, [splits, batch, query_heads]: the natural logarithm of the sum of the exponentials
+        of its scaled scores. A split without keys has an output of zeros and a log-sum-exp of -inf. The bytes are
+        counted: each key and value of a split is read once for all heads of its group.
     """
     batch, query_heads, head_dim = query.shape
     key_heads = key_cache.shape[1]
@@ -340,10 +339,10 @@ best_split_attention = check("8.2", split_attention).best
 #
 # $$o = \sum_s e^{L_s - L} \, o_s$$
 #
-# Two splits with $L_1 = L_2$ count half each; if $L_1$ is larger by $\log 3$, they count three quarters and one
+# Two splits with $L_1 = L_2$ count half each. If $L_1$ is larger by $\log 3$, they count three quarters and one
 # quarter. So the weights are a softmax over the log-sum-exps, computed relative to the maximum as always. Return $L$
-# too, because a further merge needs it, for example over several GPUs. One program for each query head of each
-# sequence is enough, and all splits of a row fit into one tile.
+# too, because a further merge, for example over several GPUs, needs it. Start one program for each query head of each
+# sequence. It loads the results of all splits as one tile.
 
 # %%
 # Exercise 8.3 · Combine the splits
@@ -351,7 +350,7 @@ best_split_attention = check("8.2", split_attention).best
 def combine_kernel(
     outputs_pointer, lses_pointer, output_pointer, lse_pointer, splits, HEAD_DIM: tl.constexpr, BLOCK_S: tl.constexpr
 ):
-    """Program r: row r, which is a query head of a sequence. In split s that is row s · rows + r of the parts."""
+    """Program r merges row r, a query head of a sequence. Split s has it in row s · rows + r of the partial results."""
     row, rows = tl.program_id(0), tl.num_programs(0)
     # BEGIN SOLUTION
     members = tl.arange(0, BLOCK_S)  # [BLOCK_S], of which the first `splits` exist
@@ -398,9 +397,9 @@ def combine_splits(outputs, lses):
 best_combine_splits = check("8.3", combine_splits).best
 
 # %% [markdown]
-# Together the two kernels compute attention, for any number of splits. The cell compares them with PyTorch. Its last
-# column averages the splits without weights. In this data, as in many real models, the last tokens score higher.
-# **Predict** how wrong the plain average is.
+# Together the two kernels compute attention, for any number of splits. The cell compares them with PyTorch. The last
+# column is the error of a plain average of the splits. In this data, as in many real models, the last tokens score
+# higher. **Predict** that error.
 
 # %%
 torch.manual_seed(8)
@@ -423,9 +422,9 @@ for splits in (1, 2, 3, 16, 100):
     print(f"{splits:>6}{empty:>8}{error:>16.1e}{careless:>27.2f}")
 
 # %% [markdown]
-# What does the merge cost in bytes? Every split leaves `query_heads` rows of `head_dim + 1` float32 numbers, which
-# are written once and read once. **Predict** the third column for 8 query heads of dimension 64 on 2 KV heads and 512
-# keys.
+# What does the merge cost in bytes? Every split stores `query_heads` rows of `head_dim + 1` float32 numbers, which are
+# written once and read once. **Predict** these bytes, the third column, for 8 query heads of dimension 64 on 2 KV heads
+# and 512 keys.
 
 # %%
 from course_lib.hardware.meter.metered import metered
@@ -443,15 +442,14 @@ for splits in (1, 4, 8):
 # %% [markdown]
 # Keys and values are read once, however they are split. (The few extra bytes are the length that each program loads.)
 # The partial results grow with the splits and not with the context. For the question's layer in 16 splits they are
-# $2 \cdot 16 \cdot 32 \cdot 129 \cdot 4$ bytes: 0.53 MB beside 537 MB, a thousandth. At 8192 keys they are 1.6 % of
-# the cache, and in 256 splits 25 %. At small sizes the second kernel itself costs more than its bytes: one more
-# launch, and a write and a read of memory that happen one after the other.
+# $2 \cdot 16 \cdot 32 \cdot 129 \cdot 4$ bytes: 0.53 MB beside 537 MB, a thousandth. At 8192 keys they are 1.6 % of the
+# cache, and with 256 splits 25 %. At small sizes the bytes matter less than the second kernel itself: it is one more
+# launch, and it can only read what has been written.
 #
 # ## How many splits
 #
 # With too few splits the chip is idle. With a few too many, a second wave begins. With very many, the partial results
-# grow and each program is so short that it mostly waits for its first bytes. Your model has a term for each of these,
-# so it can choose.
+# grow and each program is so short that it mostly waits for its first bytes. Your model has a term for each of these.
 
 # %%
 # Exercise 8.4 · How many splits
@@ -466,8 +464,8 @@ def kernel_seconds(programs, program_bytes, chip):
 def decode_microseconds(splits, batch, query_heads, key_heads, context, head_dim, item_bytes, chip):
     """Microseconds of one step of decode attention with the keys in `splits` parts.
 
-    The pass over keys and values takes kernel_seconds, with a program for each sequence, KV head and split. Each
-    program reads as many bytes as that of the longest split. With more than one split, add the combine:
+    The pass over keys and values takes kernel_seconds, with a program for each sequence, KV head and split. Count
+    every program's bytes as if it had the longest split. With more than one split, add the combine:
     chip["launch_seconds"], and the partial results, written once and read once at chip["bandwidth"]. These are head_dim
     numbers of output and a log-sum-exp for each split, sequence and query head, in float32.
 
@@ -506,11 +504,11 @@ best_decode_microseconds, best_choose_splits = check("8.4", decode_microseconds,
 # %% [markdown]
 # ## What libraries choose · deeper
 #
-# Real libraries use similar rules, which take the host a microsecond. The next cell compares two with yours.
+# Libraries use similar rules, which the CPU computes in a microsecond. The next cell compares two with yours.
 #
 # **FlashAttention-2** counts two slots on each multiprocessor. If the programs fill 80 % of the slots without splits,
 # it does not split. Otherwise it takes the *smallest* number of splits, up to 128, whose waves are at least 85 % as
-# full as the best. **This course's library** uses your model with constants measured on an H200
+# full as the best. **This course's library** uses the same model as you, with constants measured on an H200
 # (`course_lib/kernels/decode/splits.py`).
 
 # %%
@@ -541,7 +539,7 @@ for batch, query_heads, key_heads, context in shapes:
           f"{times[0]:>17}{times[1]:>12}")
 
 # %% [markdown]
-# The numbers differ, but the times hardly do, because the low points of the curve are wide. All three agree on what
+# The numbers differ, but the times hardly do, because the curve is flat around its low points. All three agree on what
 # matters: no split for 64 sequences, which fill the chip already; few or none for a few hundred keys; and never a few
 # programs more than a full wave.
 #
@@ -551,15 +549,15 @@ for batch, query_heads, key_heads, context in shapes:
 # change. Token $t$ of a sequence lies in page `block_tables[sequence, t // page_size]`, at row `t % page_size`. A
 # split may begin in the middle of a page, because each key looks up its own page.
 #
-# Whatever lies beyond a sequence's length is undefined: entries of the table, and rows of its last page. They hold
-# old data, and in one case of the check that is NaN. A weight of zero does not protect you, because
-# $0 \cdot \text{NaN}$ is NaN. So mask the loads.
+# Beyond a sequence's length, the entries of the table and the rows of its last page are undefined. They hold old data,
+# which is NaN in one case of the check. A weight of zero does not protect you, because $0 \cdot \text{NaN}$ is NaN. So
+# mask the loads.
 #
-# Remember the trap of chapter 06: load page numbers one step ahead, or the compiler cannot fetch the next tile early.
-# The check accepts both versions, but only one is fast.
+# As in chapter 06, load the page numbers one step ahead. Otherwise the compiler cannot fetch the next tile early. The
+# check accepts both versions, but only one is fast.
 #
-# The cell holds the loop of 8.2 and the merge of 8.3. You write what pages change: where keys and values lie, the
-# launch, and an output in the query's own dtype.
+# The cell holds the loop of 8.2 and the merge of 8.3. You write the rest: where keys and values lie, the launch, and an
+# output in the query's own dtype.
 
 # %%
 # Exercise 8.5 · Flash-Decoding on a paged cache
@@ -703,15 +701,15 @@ best_flash_decode = check("8.5", flash_decode).best
 #
 # ## A grid that may not change · deeper
 #
-# Decode launches hundreds of small kernels for each token, and at small batches the host is slower than the GPU.
-# Where this course was measured, one call of the library's kernel took Python 64 µs, but the H200 only 21 µs for 8192
-# tokens. Serving systems therefore record a step once as a *CUDA graph*, a list of launches that is replayed with one
-# call. A replay took the host 5 µs.
+# Decode launches hundreds of small kernels for each token, and at small batches launching takes longer than computing.
+# In our measurement one call of the library's kernel took Python 64 µs, but the H200 only 21 µs for 8192 tokens.
+# Serving systems therefore record a step once as a *CUDA graph*, a list of launches that is replayed with one call. A
+# replay took the CPU 5 µs.
 #
 # A graph fixes every grid and every pointer. Lengths may change between tokens, because the kernel reads them from
 # memory. The number of splits may not, because it is part of the grid. So you choose it for the longest sequence that
-# the graph will serve. Shorter sequences then have shorter splits, and below `splits` tokens some have no keys at
-# all. The next cell shows what that costs.
+# the graph will serve. Shorter sequences then have shorter splits, and below `splits` tokens some splits have no keys
+# at all. The next cell shows what that costs.
 
 # %%
 from course_lib.kernels.decode.attention import decode_attention
@@ -727,8 +725,8 @@ for length in (1, 20, 100, 1000, 10_000, 131_072):
     print(f"{length:>8,}{size:>17,}{with_keys:>18}{format_bytes(moved):>17}{share:>14}")
 
 # %% [markdown]
-# An H200 moves half a megabyte of partial results in an eighth of a microsecond. For a short sequence that is many
-# times its cache, and still less than a launch.
+# The partial results stay at half a megabyte. For a short sequence that is many times its cache, but an H200 moves it
+# in an eighth of a microsecond, less than a launch.
 #
 # On a GPU the next cell records one step for 131,072 tokens and replays it while the sequence grows. The results stay
 # right, and the time follows the length, although nothing is recorded again.
@@ -754,26 +752,26 @@ if on_gpu:
         print(f"{length:>8,} tokens: {format_seconds(replayed):>8}, "
               f"differs from a launch of its own by {(output - launched).abs().max().item():.1e}")
 else:
-    print(f"A CUDA graph needs a GPU. Its grid of 8 × {fixed} programs would stay, and the lengths they read change.")
+    print(f"A CUDA graph needs a GPU. Its grid of 8 × {fixed} programs would stay; the lengths they read may change.")
 
 # %% [markdown]
 # ## The race · deeper
 #
-# Now make it fast. PyTorch's FlashAttention-2 backend splits the keys too. On the H200 used for this course it reads
-# the question's cache in 156 µs, at 3.44 TB/s, and cuDNN reads it at 3.92 TB/s. Beat FlashAttention-2. The cache is
-# contiguous, in bfloat16, and every key counts; you choose the splits, the tiles, and one launch or two. On Hopper
-# you pass when you are not slower. Elsewhere 0.85 times its speed is enough, because FlashAttention-2 was written for
-# the A100. On a T4 only the numbers are checked.
+# PyTorch's FlashAttention-2 backend splits the keys too. On the H200 used for this course it reads the question's cache
+# in 156 µs, at 3.44 TB/s, and cuDNN reads it at 3.92 TB/s. Beat FlashAttention-2. The cache is contiguous, in bfloat16,
+# and every key counts. You choose the splits, the tiles, and one launch or two. On Hopper you pass when you are not
+# slower. Elsewhere 0.85 times its speed is enough, because FlashAttention-2 was written for the A100. On a T4 only the
+# numbers are checked.
 #
 # Three things make the difference:
 #
-# - **Bytes in flight.** Little's law asks for $4.37\,\text{TB/s} \cdot 0.8\,\text{µs} / 132$ = 26 KB on each
-#   multiprocessor at any time. With tiles of 128 keys a program loads 64 KB while it works on 64 KB. That fills 128
-#   KB of shared memory, so one program fits on a multiprocessor, and 16 splits of 8 heads make one wave.
-# - **Warps that do not wait for each other.** With 16 rows of queries, four warps lie side by side along the keys, so
-#   each row's maximum and sum cross warps through shared memory in every tile. The maximum must. The sum can wait:
-#   keep one for each column, and add them up after the last tile.
-# - **No masks in the main loop**, and in the merge no step that waits for another.
+# - **Bytes in flight.** By Little's law each multiprocessor must have $4.37\,\text{TB/s} \cdot 0.8\,\text{µs} / 132$ =
+#   26 KB in flight at any time. With tiles of 128 keys a program loads 64 KB while it works on 64 KB. That takes 128 KB
+#   of shared memory, so only one program fits on a multiprocessor, and 16 splits of 8 heads make one wave.
+# - **Warps that do not wait for each other.** A tile of scores has only 16 rows, so its four warps divide the columns
+#   among them. In every tile they must exchange each row's maximum and sum through shared memory. You need the maximum
+#   at once, but not the sum: keep one sum for each column, and add them up after the last tile.
+# - **No masks in the main loop**, and a merge that loads all parts at once.
 
 # %%
 # Exercise 8.6 · Beat FlashAttention-2 at 128k
@@ -912,13 +910,13 @@ best_fast_decode = check("8.6", fast_decode).best
 # %% [markdown]
 # ## Constant time, until bandwidth rules
 #
-# Now measure what Flash-Decoding promised. With few tokens, a step takes the time to launch, to fetch the first bytes
-# and to merge, so the curve is flat. As the context grows, reading the bytes takes over, and the time follows the
-# bandwidth floor. Without splits there is hardly a flat part, because eight programs reach their own, slower limit at
-# once. On a GPU every step is replayed from a CUDA graph (a recorded list of launches), so that Python's own time
-# does not hide this.
+# Now measure what Flash-Decoding promised. With few tokens, a step mostly launches, waits for the first bytes and
+# merges. That takes the same time for any context, so the curve is flat. As the context grows, the time approaches the
+# floor, the bytes divided by the bandwidth. Without splits there is hardly a flat part, because eight programs read so
+# slowly that even a short cache takes long. On a GPU every step is replayed from a CUDA graph (a recorded list of
+# launches), so that Python's own time does not hide the curve.
 #
-# **Predict** where the curve bends. If the fixed part is 10 µs, an H200 reads 44 MB in that time, which is 10,700
+# **Predict** where the curve bends. If the flat part takes 10 µs, an H200 reads 44 MB in that time, which is 10,700
 # tokens of 4096 bytes. On a CPU the two lines differ by the number of cores once there is enough work to share. Both
 # begin below the floor, because a short context fits into the CPU's caches.
 
@@ -972,9 +970,9 @@ context_scaling_figure(times, bytes_per_token, roof, f"1 sequence, {heads} of di
 # %% [markdown]
 # ## Predicted against measured
 #
-# Back to the question, at 131,072 tokens. *Predicted* is your model of 8.4 with this machine's bandwidths. On a CPU
-# its slots are the cores. On a GPU the first prediction is right by construction, because that run gave the rate of a
-# single program. The second prediction is the test.
+# Back to the question, at 131,072 tokens. *Predicted* is your model of 8.4 with this machine's bandwidths. On a CPU the
+# slots are the cores. On a GPU the first prediction is right by construction, because one program's rate was taken from
+# that run. The second is the test.
 
 # %%
 if on_gpu:
@@ -996,9 +994,9 @@ for name, line in times.items():
 # %% [markdown]
 # ## Finale: your splits run the model
 #
-# The course's small model, chapter 05's, writes with your two kernels: 8.2 computes the splits and 8.3 merges them. It
-# has four layers of 4 query heads on 2 KV heads of dimension 32, in float32. If it has not been trained yet, the next
-# cell does that once, in about half a minute. Its text is the same with one split and with several: first check that.
+# Chapter 05's small model now writes with your two kernels: 8.2 computes the splits and 8.3 merges them. It has four
+# layers of 4 query heads on 2 KV heads of dimension 32, in float32. If it has not been trained yet, the next cell does
+# that once, in about half a minute. First check that it writes the same text with one split and with several.
 
 # %%
 import textwrap
@@ -1021,13 +1019,13 @@ for splits in (1, 4):
 print("the same text:", texts[0] == texts[1])
 
 # %% [markdown]
-# At 200 bytes of text no split pays. Now suppose a long text lies behind the model: 131,072 tokens. A token leaves $2
-# \cdot 2 \cdot 32 \cdot 4 = 512$ bytes in each layer, so a layer's cache has 67 MB. Without splits two programs read
-# it. A row of a tile has 128 bytes here, half of the question's 256, so half as many bytes are on their way and the
-# model of 8.4 gives one program half the rate.
+# With 200 bytes of text, splitting gains nothing. Now suppose the context is 131,072 tokens. A token stores
+# $2 \cdot 2 \cdot 32 \cdot 4 = 512$ bytes in each layer, so a layer's cache has 67 MB. Without splits two programs read
+# it. A row of a tile has 128 bytes here, half of the question's 256. So a program has half as many bytes in flight, and
+# 8.4's model gives it half the rate.
 #
 # **Predict**: how long does attention take for one token, in all four layers, with one split and with as many as your
-# rule of 8.4 chooses? And from which context on does the difference matter?
+# rule of 8.4 chooses? From which context on does the difference matter?
 
 # %%
 small = chip | {"program_bandwidth": chip["program_bandwidth"] / 2}
@@ -1044,11 +1042,11 @@ for context in long_contexts:
           f"{format_seconds(row[0]):>12}{format_seconds(row[1]):>13}")
 
 # %% [markdown]
-# On a GPU the next cell measures whole steps of the model: attention as predicted, and beside it everything else that
-# PyTorch does for a token. That takes the same time at any context, about 3 ms in chapter 05's run on an H200. Without
-# a GPU the cell draws the prediction, because a kernel's time in the interpreter means nothing. (The cache holds zeros
-# instead of a text. The model has learned from pieces of 256 bytes and could make nothing of so long a text; the time
-# is the same.)
+# On a GPU the next cell measures whole steps of the model: attention, and everything else that PyTorch does for a
+# token. The rest takes the same time at any context, about 3 ms in chapter 05's run on an H200. Without a GPU the cell
+# draws the prediction, because a kernel's time in the interpreter means nothing. (The cache holds zeros instead of a
+# text. The model has learned from pieces of 256 bytes, so a text this long would mean nothing to it. The time is the
+# same.)
 
 # %%
 from course_lib.figures.cache.step_times import draw_step_times
@@ -1083,8 +1081,8 @@ else:
 draw_step_times(drawn, title)
 
 # %% [markdown]
-# One line climbs with the context and the other stays nearly flat. The keys, the values and the weights are the same in
-# both: all you changed is how many programs read them.
+# One line climbs with the context and the other stays nearly flat. Both read the same keys, values and weights. You
+# only changed how many programs read them.
 
 # %% [markdown]
 # ## What production systems do
@@ -1092,13 +1090,13 @@ draw_step_times(drawn, title)
 # **FlashAttention** takes `num_splits` when it reads a cache: 0 uses the rule above, and 1 switches splitting off.
 # PyTorch's copy uses the same rule. FlashAttention-3 has a lower threshold for short contexts.
 #
-# **FlashInfer** separates `plan` from `run`. Once per token the host searches for the smallest chunk, at least 128
+# **FlashInfer** has two calls, `plan` and `run`. Once per token, `plan` searches for the smallest chunk, at least 128
 # tokens, for which all chunks of all sequences still fit the grid. So a long sequence among short ones gets many
 # programs and the short ones get one each. Its log-sum-exps are in base 2, FlashAttention's in base e. If you merge
 # across GPUs, you must know which.
 #
-# **vLLM** calls either one. With FlashAttention-3 and CUDA graphs it allows at most 32 splits by default, so that the
-# buffers for partial results have a fixed size.
+# **vLLM** calls either library. With FlashAttention-3 and CUDA graphs it allows at most 32 splits by default, so that
+# the buffers for partial results have a fixed size.
 #
 # Flash-Decoding's authors measured on an A100: attention up to 50 times as fast as FlashAttention at long contexts,
 # nearly constant time up to 32k, and up to 8 times the tokens per second end to end.

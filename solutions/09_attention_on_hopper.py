@@ -3,7 +3,7 @@
 #
 # **The question.** On an H200, chapter 04's kernel in its best plain Triton form runs attention at 541 TFLOP/s with
 # head dimension 128 and at 447 with head dimension 64. The FLOPs are the same. The same GPU multiplies plain matrices
-# at 745 TFLOP/s. Where is the rest, and why does a smaller head cost a sixth of the speed?
+# at 745 TFLOP/s. Where does the rest of the speed go, and why does a smaller head cost a sixth of it?
 #
 # | bf16, TFLOP/s | FlashAttention-2 | cuDNN | portable (chapter 04) | this chapter's |
 # |---|---|---|---|---|
@@ -14,15 +14,15 @@
 # | D = 64, full, 16k | 286 | 459 | 447 | **557** |
 # | D = 64, causal, 16k | 279 | 447 | 447 | **548** |
 #
-# One run on one H200 (PyTorch 2.11, CUDA 13.0, cuDNN 9.19, Triton 3.6): 16,384 tokens (at 4k, four sequences), 16
-# heads of 128 or 32 of 64. The first two columns are PyTorch's `scaled_dot_product_attention`, the last is
-# `course_lib/kernels/hopper/flash.py`. Compare numbers within one table only: at its power limit a warm card is
-# slower, and the same kernel differs by up to a tenth between runs. For plain matrix products this chapter always uses
-# 745, the rate in the run of its last main table. (Other runs gave 720 to 790.)
+# One run on one H200 (PyTorch 2.11, CUDA 13.0, cuDNN 9.19, Triton 3.6): 16,384 tokens (at 4k, four sequences), 16 heads
+# of 128 or 32 of 64. The first two columns are PyTorch's `scaled_dot_product_attention`, the last is
+# `course_lib/kernels/hopper/flash.py`. Compare numbers within one table only: at its power limit a warm card is slower,
+# and the same kernel differs by up to a tenth between runs. For plain matrix products this chapter always uses 745, the
+# rate in the run of its last main table (other runs: 720 to 790).
 #
-# Tiles, online softmax and bytes stay the same. What changes is *when* things happen. Seven steps take you from
-# chapter 04's kernel to this one. Without a Hopper GPU you still see most of it, because the compiler compiles for
-# Hopper (sm_90) anywhere.
+# Tiles, online softmax and bytes stay the same. What changes is *when* things happen. Seven steps take you from chapter
+# 04's kernel to this one. You see most of it without a Hopper GPU, because the compiler compiles for Hopper (sm_90) on
+# any machine.
 #
 # **Time.** Six to eight hours for all eight exercises, the appendix included. The **core path** takes two: exercises
 # 9.1, 9.7 and 9.4 (in this order; exercises keep their old numbers) and every section whose heading does not end
@@ -55,19 +55,20 @@ print(f"{machine().name}: " + ("the kernels of this chapter run here." if on_hop
 # - **Products.** The two products are 4 · 128³ = 8.4 MFLOP. A multiprocessor does 4096 bf16 FLOPs in a cycle (989
 #   TFLOP/s over 132 multiprocessors at 1.83 GHz), so they take **2048 cycles**.
 # - **Exponentials.** The softmax needs one for each of the 16,384 scores. The unit does 16 in a cycle, so they take
-#   **1024 cycles**. That is half as long, for a 512th of the operations
+#   **1024 cycles**. That is half the time for a 512th of the operations
 #   ([FlashAttention-3](https://arxiv.org/abs/2407.08608), section 2).
 #
 # In chapter 04's kernel these happen in turn: scores, softmax, output. So the matrix units are busy for 2048 of 3072
-# cycles, two thirds of the time. The two units could work at the same time, but a block's softmax needs its scores,
-# and its output needs its softmax. So the second unit needs work from other queries or from another block of keys.
+# cycles, two thirds of the time. The two units could work at the same time, but a block's softmax needs its scores, and
+# its output needs its softmax. So while one unit works on a block, the other needs other queries or another block of
+# keys.
 #
-# The next figure is a model of five ways to arrange this. Time runs from left to right, in cycles. Each bar is the
-# work of one *warp group* (four warps, 128 threads), which has 64 of the 128 queries, on one block of 128 keys. Its
-# products S and O take 512 cycles each. Its exponentials take 512 too, but a softmax also takes maxima, subtracts,
-# sums and casts, so the model makes it 1.3 times as long, 666 cycles. (The 1.3 is fitted: at head dimension 64, where
-# softmax is the limit, the kernel once ran at 588 TFLOP/s, and 745 / 588 is 1.27.) Where there is white between the
-# blue bars, the matrix units wait. Which of the five would you build?
+# The next figure is a model of five ways to arrange this. Each bar is the work of one *warp group* (four warps, 128
+# threads), which has 64 of the 128 queries, on one block of 128 keys. Its products, S for the scores and O for the
+# output, take 512 cycles each. Its exponentials take 512 too, but a softmax also needs maxima, differences, sums and
+# casts. So the model makes it 1.3 times as long, 666 cycles. (The 1.3 is fitted: at head dimension 64, where softmax is
+# the limit, the kernel once ran at 588 TFLOP/s, and 745 / 588 is 1.27.) Where there is white between the blue bars, the
+# matrix units wait. Which of the five would you build?
 
 # %%
 from course_lib.figures.hopper.timeline import busy, draw_timelines, run_schedule
@@ -77,12 +78,12 @@ draw_timelines(head_dim=128)
 # %% [markdown]
 # From top to bottom:
 #
-# - *In turn*: 61 %, the two thirds from above with the longer softmax.
+# - *In turn*: the matrix units are busy for 61 % of the time, not two thirds, because of the longer softmax.
 # - *Overlapped*: ask for the scores of block 1 before the output of block 0. Then the softmax of block 1 runs during
 #   that output.
 # - *Two groups, in step*: both do the same thing at the same moment and gain nothing.
 # - *Taking turns*: one group multiplies while the other takes exponentials.
-# - The last does both. Here turns alone would do, says the model.
+# - *Taking turns, overlapped*: both together. In the model, turns alone are enough here.
 #
 # Now head dimension 64. Products take half as long and the softmax as long as before. **Predict** the last line.
 
@@ -94,17 +95,16 @@ for head_dim in (128, 64):
         print(f"  {name:38} matrix units {100 * busy(tasks):3.0f} %,  softmax {100 * busy(tasks, 'softmax'):3.0f} %")
 
 # %% [markdown]
-# That answers the second half of the question: at head dimension 64 the softmax is always busy, and the matrix units
+# That answers the second half of the question: at head dimension 64 a softmax is always running, and the matrix units
 # wait for it.
 #
 # ## Step 1 · Descriptors
 #
-# In chapter 04 each thread computes the addresses of its own 16 bytes. A tile of 128 × 128 16-bit numbers is 2048
-# such pieces, copied by `cp.async`, the instruction that copies a thread's bytes to shared memory without waiting.
-# Hopper has an engine for whole tiles, the *tensor memory accelerator* (TMA). You describe the tensor once, in a
-# *descriptor*: its address, shape and strides, and the tile's shape. Then one thread passes the tile's coordinates,
-# and the TMA copies the tile, fills in zeros past the end, and arranges the rows so that the matrix units can read
-# them quickly.
+# In chapter 04 each thread computes the addresses of its own 16 bytes. A tile of 128 × 128 16-bit numbers is 2048 such
+# pieces. `cp.async` copies each to shared memory, and the thread does not wait. Hopper has an engine for whole tiles,
+# the *tensor memory accelerator* (TMA). You describe the tensor once, in a *descriptor*: its address, shape and
+# strides, and the tile's shape. Then one thread passes the tile's coordinates. The TMA copies the tile, fills in zeros
+# past the end, and arranges the rows so that the matrix units can read them quickly.
 #
 # **Predict** what happens to the registers of each thread and to the kinds of copies. Do not expect much speed,
 # because the old copies were asynchronous too. What you gain is that *loading takes no threads*.
@@ -123,21 +123,22 @@ for name, view in (("pointers", with_pointers), ("descriptors", with_descriptors
 #
 # ## Step 2 · Asynchrony, and who waits for whom
 #
-# A copy that runs by itself must tell somebody when it is done. For that there is the *mbarrier*: eight bytes of
-# shared memory that count arrivals. When all expected arrivals have come, the barrier's *phase* is complete and it
-# starts counting again. The TMA arrives by itself when the last byte has landed.
+# An *mbarrier* shows when a copy is done. It is eight bytes of shared memory that count *arrivals*, signals that
+# somebody is done. When all expected arrivals have come, a *phase* of the barrier is complete, and it starts counting
+# again. The TMA arrives by itself when the last byte has landed.
 #
-# A thread waits for a phase by its *parity*, even (0) or odd (1). The wait passes if the last completed phase has
-# that parity. On a fresh barrier no phase is complete; the hardware treats the one before the first as odd. So **on a
-# fresh barrier a wait for parity 1 passes at once**, and a wait for parity 0 blocks.
+# Phases are numbered from 0. A thread waits for one by its *parity*, even (0) or odd (1), and goes on when the last
+# completed phase has that parity. On a fresh barrier no phase is complete, but the hardware acts as if an odd one were.
+# So **on a fresh barrier a wait for parity 1 passes at once**, and a wait for parity 0 blocks.
 #
-# With two barriers for each buffer you can run a ring of buffers. `ready[buffer]` completes a phase when a copy has
-# landed. `free[buffer]` completes one when everyone who reads the buffer is done. With $s$ buffers, block $b$ is use
-# number $b \,//\, s$ of buffer $b \bmod s$. With 3 buffers, for example, block 7 is use number 2 of buffer 1.
+# With two barriers for each buffer you can run a *ring*: the buffers are filled in order, again and again.
+# `ready[buffer]` completes a phase when a copy has landed, `free[buffer]` when all readers of the buffer are done. With
+# $s$ buffers, counted from 0, block $b$ is use number $b \,//\, s$ of buffer $b \bmod s$. With 3 buffers, block 7 is
+# use number 2 of buffer 1.
 #
-# A wrong parity gives you no error message. The kernel never ends, or once in a million times it reads half a tile.
-# So write the ring first for a model, which plays your steps with slow and fast copies and readers. It tells you who
-# waits forever, and which reads overlapped a copy.
+# A wrong parity gives you no error message. The kernel never ends, or once in a million times it reads half a tile. So
+# write the ring for a model first. It plays your steps with slow and fast copies and readers, and tells you who waits
+# forever and which reads overlapped a copy.
 
 # %%
 # Exercise 9.1 · The phases of a ring
@@ -188,10 +189,10 @@ played = play_ring(ring, 9, 3, 2, 20, [6, 14], events)
 draw_ring(events, f"{played['ending']}: 9 blocks, 3 buffers, 2 consumers")
 
 # %% [markdown]
-# Parities have a trap. These two readers follow the rule. The first frees a block only when the next one has landed.
-# The second reads out of order: keys and values share one ring, filled as $K_0, V_0, K_1, V_1, \dots$, and it reads
-# $K_0, K_1, V_0, K_2, \dots$ With one buffer, one of them hangs and the other does something worse. **Predict**
-# which.
+# Parities have a trap. These two readers wait for the right parities. The first, "holding", frees a block only when the
+# next one has landed. The second, "keys first", reads out of order: keys and values share one ring, filled as
+# $K_0, V_0, K_1, V_1, \dots$, and it reads $K_0, K_1, V_0, K_2, \dots$ With one buffer, one of them hangs and the other
+# does something worse. **Predict** which.
 
 # %%
 def holding_reader(blocks, stages):
@@ -219,35 +220,34 @@ for stages in (1, 2):
         print(f"{stages} buffer{'s'[: stages - 1]}, {name:10}  read {played['consumer']:34}  {played['ending']}")
 
 # %% [markdown]
-# The first hangs, because it waits for block 1 before it frees block 0. The second finishes but reads torn blocks. It
-# waits for use 2 when the last completed use is 0, and 2 and 0 have the same parity. **A parity tells a phase from
-# its neighbours, but not from the one after next.** So the attention kernel below gives keys and values a ring each,
-# with at least two buffers.
+# The first hangs, because it waits for block 1 before it frees block 0. The second finishes, but its blocks are *torn*:
+# overwritten while it reads. For use 2 it waits for parity 0, but use 0 already completed that parity, so the wait
+# passes at once. **A parity tells a phase from its neighbours, but not from the one after next.** So the attention
+# kernel below gives keys and values a ring each, with at least two buffers.
 #
 # ## Step 3 · A producer, in Gluon
 #
-# Loading now needs only one thread, so give it a warp that does nothing else. This is called **warp specialisation**:
+# Loading now needs only one thread, so give this job to a warp that does nothing else. This is **warp specialisation**:
 # the warps of one program run different code. A *producer* warp runs the loop of 9.1 and asks for copies. *Consumer*
 # warps only compute.
 #
-# Plain Triton cannot express this, so from here on you use **Gluon**: the same Python and the same compiler, one
-# level lower. You issue copies and products and wait for them yourself. And you choose *layouts*. In Triton a tile is
-# just a tile. In Gluon you say which thread holds which element, in which register. A *warp* is 32 threads that
-# execute together, and a thread's number in its warp is its *lane*. A *register* holds 4 bytes of one thread. Shared
+# Plain Triton cannot express this, so from here on you use **Gluon**: the same Python and the same compiler, one level
+# lower. You issue copies and products and wait for them yourself. You also choose *layouts*: which lane (a thread of a
+# warp) holds which element of a tile, in which of its registers, or where in shared memory the element lies. Shared
 # memory is divided into 32 *banks*, each 4 bytes wide, and one access reads each bank once.
 #
-# The figure shows the layouts of this chapter:
+# The figure shows three layouts:
 #
 # - **Blocked** is for loads and stores: each lane holds 8 neighbouring columns, 16 bytes. Exercise 9.7 uses it.
 # - **The result of `wgmma`.** `wgmma` is Hopper's matrix instruction. A whole warp group issues it together, for 64
-#   rows. The hardware decides where each result lies: two neighbouring columns to a lane, in rows 8 apart. Row maxima
-#   therefore need only the four lanes that share a row. 9.8 uses it.
+#   rows. The hardware decides where each result lies: a lane has two neighbouring columns, in rows 8 apart. A row lies
+#   in only four lanes, so a row's maximum needs only these. 9.8 uses it.
 # - **Shared memory with 128-byte swizzle.** The matrix units read 8 rows of the same 16-byte column together. If rows
-#   of 128 bytes simply follow each other, these 8 pieces lie in the same four banks and have to be read one after the
-#   other. The swizzle moves each row's pieces to other places, so all 8 can be read at once. The TMA writes this
-#   layout and `wgmma` reads it.
+#   of 128 bytes follow each other, these 8 pieces lie in the same four banks and have to be read one after the other. A
+#   *swizzle* moves each row's pieces to other places, so that all 8 can be read at once. The TMA writes this layout and
+#   `wgmma` reads it.
 #
-# **Before you look:** in which registers does lane 0 hold row 8 of the second layout?
+# **Before you look:** in the second layout, which registers of lane 0 hold row 8?
 
 # %%
 from course_lib.figures.hopper.layouts import draw_layouts
@@ -364,11 +364,11 @@ best_scaled = check("9.7", scaled).best
 
 # %% [markdown]
 # Without a Hopper GPU your ring cannot run, but the compiler still reads it. It should find one copy in and one copy
-# out, and it reports an error in your Gluon with its line. It cannot see a wrong parity; that is what 9.1 was for.
+# out. If your Gluon has an error, it names the line. It cannot see a wrong parity, but the model of 9.1 can.
 
 # %%
 def compile_request(launcher, kernel_name, tiles, numbers, constants, **options):
-    """The kernel that a launcher starts, as compile_many takes it; tiles: the shape of each descriptor's, in bf16."""
+    """The kernel that a launcher starts, as compile_many takes it; tiles: each descriptor's tile shape, in bf16."""
     space = launcher.__globals__
     layout, bf16 = space["gl"].NVMMASharedLayout.get_default_for, space["gl"].bfloat16
     types = {name: f"tensordesc<bf16[{rows},{columns}],{layout([rows, columns], bf16)!r}>"
@@ -396,9 +396,9 @@ for whose, view in zip(scaled_kernels, compile_many(requests)):
 # ## Sharing out the registers · deeper
 #
 # A multiprocessor has 65,536 registers. All warps of a program start with equal shares. But a producer needs few, and
-# the attention kernel's consumers need many: for the accumulator, for the scores of this block, and with the overlap
-# also for the weights of the block before. On Hopper a warp group can give registers back and another can ask for
-# more, by the instruction `setmaxnreg`. The producer keeps 24.
+# the attention kernel's consumers need many: for the accumulator, for this block's scores, and with the overlap also
+# for the weights of the block before. On Hopper a warp group can give registers back, and another can take them, by the
+# instruction `setmaxnreg`. The producer keeps 24.
 
 # %%
 # Exercise 9.2 · Sharing out the registers
@@ -413,7 +413,7 @@ def starting_registers(groups):
 
 
 def is_legal(registers):
-    """Whether warp groups may go on with these registers for each of their threads; a list, one entry a group.
+    """Whether warp groups may go on with these registers for each thread. `registers` is a list, one entry a group.
 
     `setmaxnreg` takes multiples of 8 from 24 to 256. Together the groups can have what they started with, that is
     len(registers) times starting_registers(len(registers)); less is fine.
@@ -460,17 +460,17 @@ for consumers, producer_keeps in ((2, 24), (3, 32)):
     print(f"{consumers:>9}  {room:>8}   {needs}")
 
 # %% [markdown]
-# Sums, addresses and operands need about two dozen registers more. So with head dimension 128 there is room for two
+# Sums, addresses and operands need about two dozen registers more. With head dimension 128 there is room for two
 # consumers of 240 registers, but not for three of 160. With 64 there is room for three.
 #
 # ## Step 4 · Two consumers, and 227 KB · deeper
 #
 # Two consumers make a tile of 128 queries, so each tile of keys and values in shared memory is used twice. `wgmma`
-# reads keys and values from shared memory directly and leaves the scores in registers. They already lie where the
+# reads keys and values from shared memory directly and leaves the scores in registers. The scores already lie where the
 # second product expects its left operand, so the weights never leave the registers.
 #
 # Shared memory holds the queries of both consumers and several stages of keys and values. With a second buffer for
-# queries, the next tile's can arrive early (step 7).
+# queries, those of the next tile can arrive early (step 7).
 
 # %%
 # Exercise 9.3 · 227 kilobytes
@@ -478,7 +478,7 @@ def shared_memory(head_dim, item_bytes, consumers, key_rows, stages, query_buffe
     """Bytes of a program's tiles in shared memory.
 
     For each stage a tile of keys and one of values, [key_rows, head_dim]; for each query buffer a tile of
-    [64, head_dim] for every consumer. The output leaves through its queries' tile.
+    [64, head_dim] for every consumer. The output needs none: it leaves through its queries' tile.
     """
     # BEGIN SOLUTION
     rows = 64 * consumers * query_buffers + 2 * stages * key_rows
@@ -521,8 +521,8 @@ for head_dim, consumers, registers in ((64, 3, 160), (64, 2, 240), (128, 2, 240)
 #
 # ## Why exp is the next wall
 #
-# Turn the count from the beginning into a formula. The tile's size cancels. Only the head dimension and the two rates
-# matter.
+# Now turn the first section's count of cycles into a formula. The tile's size cancels, so only the head dimension and
+# the two rates matter.
 
 # %%
 # Exercise 9.4 · Products against exponentials
@@ -540,7 +540,7 @@ def tile_cycles(query_rows, key_rows, head_dim, flops_per_cycle, exps_per_cycle)
 def share_of_peak(head_dim, flops_per_cycle, exps_per_cycle, overlapped):
     """The share of the matrix units' peak that attention can reach, from 0 to 1.
 
-    overlapped: products and exponentials run at once, as far as either lasts; otherwise in turn.
+    overlapped: products and exponentials run at the same time; otherwise in turn.
     """
     # BEGIN SOLUTION
     products, exponentials = tile_cycles(1, 1, head_dim, flops_per_cycle, exps_per_cycle)
@@ -567,31 +567,30 @@ for name, (flops, exps) in CHIPS.items():
           f"{shares[2]:>11}, {shares[3]}")
 
 # %% [markdown]
-# Each generation doubled the matrix units, while exponentials stayed at 16 in a cycle. On an A100 any usual head
-# dimension hides them. On an H100 they take as long as the products at head dimension 64. With FP8, or on Blackwell
-# (B200: 2250 TFLOP/s of bf16), they take as long at 128, and every exponential that is not hidden costs time. So
+# Each generation doubled the matrix units, while exponentials stayed at 16 in a cycle. On an A100 the products take
+# longer at any usual head dimension. On an H100 both take equally long at 64. With FP8 (8-bit floats), or on Blackwell
+# (B200: 2250 TFLOP/s of bf16), they do so at 128, and every exponential that is not hidden costs time. So
 # [FlashAttention-4](https://arxiv.org/abs/2603.05451) computes some exponentials as polynomials on the multiply-add
-# units, and skips rescaling while the maximum hardly moves.
+# units, and skips rescaling while the maximum hardly changes.
 #
-# We tried polynomials at head dimension 64, for one exponential in eight, and fell from 533 to 494 TFLOP/s: a
-# polynomial takes eight instructions instead of one.
+# We tried a polynomial for one exponential in eight, at head dimension 64. The rate fell from 533 to 494 TFLOP/s,
+# because a polynomial takes eight instructions instead of one.
 #
 # ## Steps 5 and 6 · The overlap and the turns
 #
-# **The overlap, within a group.** You ask for a product and wait for it separately. So ask for the scores of block
-# $i$, then for the output of block $i - 1$, then wait until only one of the two still runs. Now the scores are there.
-# Take their softmax while the matrix units work on the output, and only then wait for the output.
+# **The overlap, within a group.** You ask for a product and wait for it separately. So ask for the scores of block $i$,
+# then for the output of block $i - 1$, then wait until only one of the two still runs. Now the scores are there.
+# Compute their softmax while the matrix units work on the output, and only then wait for the output.
 #
-# Two things undid the overlap silently while the library's kernel was written. If an unfinished product is carried
-# into the next iteration, the compiler runs all products one after the other. And `ptxas`, which makes the machine
-# code, moved "wait for the output" up before the softmax. A wait on an mbarrier in between stops it, because that
-# wait is a loop and nothing moves across a loop. The results were right both times. Only the time or the machine code
-# shows it.
+# Two things undid the overlap silently while the library's kernel was written. If an unfinished product is carried into
+# the next iteration, the compiler runs all products one after the other. And `ptxas`, which makes the machine code,
+# moved "wait for the output" up before the softmax. An mbarrier wait in between prevents this, because that wait is a
+# loop and nothing moves across a loop. The results were right both times. Only the time or the machine code shows the
+# mistake.
 #
 # **The turns, between groups** (ping-pong). If two consumers start together they stay together: both multiply, then
 # both take exponentials. A pair of mbarriers makes them take turns. Each consumer waits for its own barrier before it
-# asks for products, and arrives at the other's when it has asked. (CUDA kernels use named barriers, which Gluon does
-# not have.)
+# asks for products, and then arrives at the other's. (CUDA kernels use named barriers, which Gluon does not have.)
 #
 # FlashAttention-3 measured the overlap ([Table 2](https://arxiv.org/abs/2407.08608), H100, fp16): 661 TFLOP/s with it
 # and with specialised warps, 582 without the overlap, 570 without the specialised warps. For the turns its section
@@ -599,22 +598,22 @@ for name, (flops, exps) in CHIPS.items():
 #
 # ## Step 7 · Stay · deeper
 #
-# A program of chapter 04 computes one tile and ends. The next one first waits for its queries and keys, and shared
-# memory has room for only one program, so nothing fills the gap. A *persistent* kernel starts 132 programs, one for
-# each multiprocessor, and each computes tile after tile. While the consumers finish a tile, the producer already
-# loads the next.
+# A program of chapter 04 computes one tile and ends. The next program first waits for its queries and keys. Shared
+# memory has room for only one program, so the multiprocessor is idle meanwhile. A *persistent* kernel starts 132
+# programs, one for each multiprocessor, and each computes tile after tile. While the consumers finish a tile, the
+# producer already loads the next.
 #
 # Which tile comes next? With a causal mask tiles differ in work: the last queries see all keys, the first only their
 # own. The next cell distributes the tiles of 16,384 tokens over 132 programs in four ways. "Dealt" fixes them in
-# advance, every 132nd tile to each program. With "drawn", a program takes the next number when it is done, which
-# costs an atomic add. **Predict** which line wins, and by how much.
+# advance: each program gets every 132nd tile. With "drawn", a program that is done takes the next number from a shared
+# counter. **Predict** which line wins, and by how much.
 
 # %%
 import heapq
 
 
 def finish(lengths, programs, drawn):
-    """When the last program is done, if tiles of these lengths are dealt in advance or drawn as programs fall free."""
+    """When the last program is done, if tiles of these lengths are dealt in advance or drawn by whoever is free."""
     times = [0] * programs
     for number, length in enumerate(lengths):
         if drawn:
@@ -635,32 +634,32 @@ for order, lengths in orders.items():
         print(f"{order}, {'drawn' if drawn else 'dealt'}: {100 * share:.1f} % of the time busy")
 
 # %% [markdown]
-# The library draws, the last queries first (`tile_of` in `parts.py`).
+# The library's programs draw, the last queries first (`tile_of` in `parts.py`).
 #
 # ## Could the compiler do all this? · deeper
 #
-# Plain Triton has a switch, `tl.range(..., warp_specialize=True)`: one warp group does the copies and two get half of
-# the rows each. In Triton 3.6 it is fragile. It needs 4 warps, descriptors made in the kernel, one loop and no mask.
-# With a mask by rows, or with the log-sum-exp stored, it computed wrong results for half of the rows. So the portable
-# kernel uses it without a causal mask only: 541 TFLOP/s, against 495 with the mask, where this chapter's has 695 and
-# 709. The compiler lets two groups drift apart, but it does not decide whose products go first.
+# Plain Triton has a switch, `tl.range(..., warp_specialize=True)`: one warp group copies, and two compute half of the
+# rows each. In Triton 3.6 it is fragile. It needs 4 warps, descriptors made in the kernel, one loop and no mask. With a
+# mask by rows, or with the log-sum-exp stored, it computed wrong results for half of the rows. So the portable kernel
+# uses it only without a causal mask. It reaches 541 TFLOP/s, and 495 with the mask, where this chapter's kernel has 695
+# and 709. The compiler lets two groups drift apart, but it does not decide whose products go first.
 #
 # ## The inner loop · deeper
 #
 # Now write the overlap. The cell below is a whole attention kernel of 200 lines: a producer, two consumers, and the
-# barriers for the turns. `attend_in_turn` is complete. Read it first; it is chapter 04's loop with waits and
-# arrivals. In `attend_overlapped` the first block is done, and its weights are in `operand`. You write the body of
-# the loop:
+# barriers for the turns. `attend_in_turn` is complete. Read it first; it is chapter 04's loop with waits and arrivals.
+# In `attend_overlapped` the first block's softmax is done, and its weights are in `operand`. You write the body of the
+# loop:
 #
 # 1. Ask for the scores of `block`, then for the output of `block - 1`. With TURNS, pass the turn on.
-# 2. Wait until at most one product still runs. `warpgroup_mma_wait(N, deps=[result])` returns the result, which you
-#    may read from then on. The keys' buffer is now free.
-# 3. Weigh the scores.
+# 2. Wait until at most one product still runs. `warpgroup_mma_wait(N, deps=[result])`, with N the products that may
+#    still run, returns the result, which you may now read. The keys' buffer is now free.
+# 3. Turn the scores into weights with `weigh`.
 # 4. Wait for the values of `block`, which the next iteration needs. Placed here, this wait also stops `ptxas` from
 #    moving the next one up.
 # 5. Wait for the output. Free the values of `block - 1`, rescale the accumulator, and make the weights the operand.
 #
-# On a Hopper GPU the check asks for right numbers and for 1.6 times the speed of PyTorch's FlashAttention-2.
+# On a Hopper GPU you pass with right numbers at 1.6 times the speed of PyTorch's FlashAttention-2.
 
 # %%
 # Exercise 9.8 · The overlap
@@ -687,7 +686,7 @@ OPERAND = gl.constexpr(gl.DotOperandLayout(0, RESULT, 2))
 
 @gluon.jit
 def produce(queries, keys, values, tiles, barriers, first_query, first_key, blocks):
-    """The producer, one warp: asks for two tiles of queries, then for all keys and values as buffers fall free."""
+    """The producer, one warp: asks for two tiles of queries, then for keys and values as buffers become free."""
     query_tiles, key_tiles, value_tiles = tiles
     query_ready, key_ready, key_free, value_ready, value_free, _turns = barriers
     for group in gl.static_range(2):
@@ -885,9 +884,9 @@ best_hopper_attention = check("9.8", hopper_attention).best
 # %% [markdown]
 # Without a GPU the compiler can tell you whether your loop overlaps. The next cell compiles your kernel for sm_90 in
 # both versions, with the course's beside it until yours has passed. It prints one consumer's matrix instructions
-# (`HGMMA`), waits and exponentials (`EX2`) in the order of the code. "Wait 1" goes on while one product still runs.
-# In turn, a "wait 0" stands before every group of exponentials. Overlapped, the second group must follow a "wait 1",
-# and nothing may spill. (A *spilled* value did not fit into the registers and went to memory.)
+# (`HGMMA`), waits and exponentials (`EX2`) in the order of the code. "Wait 1" goes on while one product still runs. In
+# turn, a "wait 0" stands before every group of exponentials. Overlapped, the second group must follow a "wait 1", and
+# no registers may spill to memory.
 
 # %%
 from itertools import groupby
@@ -987,31 +986,32 @@ for name, (schedule, _) in RUNGS.items():
     print(f"{name:32} {predicted:>9}   {format(measured[name], '.0f') if name in measured else 'not taken':>9}")
 
 # %% [markdown]
-# These are the H200's numbers, step by step:
+# The H200's numbers, step by step:
 #
-# - **Chapter 04's kernel** lies around its prediction of 452: 376 with pointers and 499 with descriptors. Its warps
-#   meet at a barrier in every block, so its two groups really are nearly in step.
-# - **A producer** brings 551 instead of the predicted 452, and the compiler's own split comes as far. Nobody orders
-#   the two consumers, and they drift apart by themselves.
+# - **Chapter 04's kernel** is predicted at 452 and has 376 with pointers, 499 with descriptors. Its warps meet at a
+#   barrier in every block, so its two groups really are nearly in step.
+# - **A producer** brings 551 instead of the predicted 452, and the compiler's own split about the same. Nothing keeps
+#   the two consumers in step, so they drift apart by themselves.
 # - **The turns** then have little left to do: 549 and 654 with them, 551 and 656 without. Turns alone are the model's
-#   largest miss, 549 instead of 741. The model passes the turn at no cost and takes a block's times as fixed.
-# - **The overlap** brings 105 TFLOP/s and does not depend on luck, because each group hides its own exponentials
-#   whatever the other does.
-# - **Persistence** brings 716. That is nearly the 745 of plain products in that run, which meet the same power limit,
-#   and a tenth more than cuDNN.
+#   largest error, 549 instead of 741. In the model it costs nothing to pass the turn, and every block takes the same
+#   time.
+# - **The overlap** brings 105 TFLOP/s and does not depend on drift, because each group hides its own exponentials.
+# - **Persistence** brings 716. That is a tenth more than cuDNN, and nearly the 745 of plain products in that run, which
+#   are under the same power limit.
 #
-# The rows were measured in alternation, each round in another order. Timed one after the other, the last five rows of
-# ours once came out as 581, 615, 706, 647 and 645, as if turns and persistence cost a twelfth: what ran last had run
-# on the warmest card. Check the order before you believe a few percent.
+# The rows were measured in alternation, each round in another order. Once we timed our last five rows one after the
+# other and got 581, 615, 706, 647 and 645, as if turns and persistence cost a twelfth. But the last ones had run on the
+# warmest card. Check the order before you believe a few percent.
 #
 # ## What production systems do
 #
-# **FlashAttention-3** is this schedule in CUTLASS, and vLLM and SGLang run it on Hopper. **cuDNN** has kernels of the
-# same kind; in PyTorch you get them with `SDPBackend.CUDNN_ATTENTION`. **FlashInfer** has them for paged caches.
+# **FlashAttention-3** is this schedule in CUTLASS (NVIDIA's C++ templates), and vLLM and SGLang run it on Hopper.
+# **cuDNN** has kernels of the same kind; in PyTorch you get them with `SDPBackend.CUDNN_ATTENTION`. **FlashInfer** has
+# them for paged caches.
 #
 # On **Blackwell** the accumulator moves from registers to a *tensor memory* of its own, and a single thread issues a
-# product. FlashAttention-4 gives softmax and rescaling to different groups, because exponentials are the limit there.
-# You computed why in 9.4.
+# product. There exponentials are the limit, as you computed in 9.4, so FlashAttention-4 gives softmax and rescaling to
+# different groups.
 #
 # ## Papers
 #
@@ -1028,20 +1028,20 @@ for name, (schedule, _) in RUNGS.items():
 # %% [markdown]
 # # Appendix · deeper
 #
-# The main line ends here. The appendix is about attention in 8 bits (9.5) and about reading machine code (9.6). Later
-# chapters will take these over, and nothing before depends on them.
+# The appendix is about attention in 8 bits (9.5) and reading machine code (9.6). Later chapters will take these over.
+# Nothing above depends on them.
 #
 # ## FP8: half the bits, and where outliers go · deeper
 #
-# Hopper multiplies 8-bit floats twice as fast. The format `e4m3` has 3 bits of mantissa and reaches from -448 to 448,
-# so you scale numbers to fit. One scale for a whole tensor is set by its largest value. That is a problem, because
-# activations have *outliers*: a few values many times as large as the rest, often in the same few channels.
-# FlashAttention-3 does two things about it:
+# Hopper multiplies 8-bit floats twice as fast as 16-bit ones. The format `e4m3` has 3 bits of mantissa and reaches from
+# -448 to 448, so you scale numbers to fit. One scale for a whole tensor is set by its largest value. That is a problem,
+# because activations have *outliers*: a few values many times as large as the rest, often in the same few channels
+# (columns). FlashAttention-3 does two things about it:
 #
 # - **Block quantisation**: a scale for each block of rows, since the kernel goes block by block anyway.
 # - **Incoherent processing**: multiply queries and keys by the same orthogonal matrix. The scores stay the same,
 #   $(Q M)(K M)^T = Q M M^T K^T = Q K^T$, but an outlier is spread over all channels. With random signs and a Hadamard
-#   matrix this costs $D \log_2 D$ additions a row, 896 at $D = 128$.
+#   matrix, whose entries are all ±1, this costs $D \log_2 D$ additions a row, 896 at $D = 128$.
 #
 # First the numbers, which need no GPU.
 
@@ -1083,9 +1083,9 @@ best_hadamard, best_quantise = check("9.5", hadamard, quantise).best
 
 # %% [markdown]
 # How much does it help? The inputs are those of FlashAttention-3's experiment: normal numbers with rare outliers. The
-# first column is the largest error of any score, the second the output's relative root mean square error.
-# FlashAttention-3 reports 2.6 times less error for both methods together than for one scale per tensor. **Predict**
-# which method does more.
+# first column is the largest error of any score, the second the output's relative root mean square error. With both
+# methods FlashAttention-3 reports 2.6 times less error than with one scale per tensor. **Predict** which method does
+# more.
 
 # %%
 generator = torch.Generator().manual_seed(0)
@@ -1133,26 +1133,26 @@ for name, found in errors.items():
     print(f"  {name:46} {worst:16.2f}   {100 * output_error:5.1f} %")
 
 # %% [markdown]
-# The rotation does most, and block scales do little. A float rounds each number relative to its own size, by up to
-# 1/16 in e4m3, whatever the scale. So an outlier does not ruin its neighbours, as it would in 8-bit integers. But its
-# own error is as large as a usual number, and every score that uses it is off by that much. Spread over 64 channels,
-# the error averages out. A block's own scale pays only when some blocks are so small that one scale pushes them below
-# 2⁻⁶, where e4m3 runs out of exponents.
+# The rotation does most, and block scales do little. A float rounds each number relative to its own size, by up to 1/16
+# in e4m3, whatever the scale. So an outlier does not ruin its neighbours, as it would in 8-bit integers. But its own
+# error is as large as a usual number, and it changes every score that uses it. Spread over 64 channels, the error
+# averages out. A block's own scale pays only when some blocks are so small that one scale pushes them below 2⁻⁶, where
+# e4m3 runs out of exponents.
 #
 # ## FP8 in the kernel · deeper
 #
-# `kernels/hopper/flash_fp8.py` is this chapter's kernel with other operands and without turns. The softmax's scale
-# also takes in the scales of queries and keys. Values have one scale for each *channel*, which multiplies a finished
+# `kernels/hopper/flash_fp8.py` is this chapter's kernel with other operands and without turns. The scales of queries
+# and keys become part of the softmax's scale. Values have one scale for each *channel*, which multiplies a finished
 # tile once.
 #
-# One thing is hard. In 8 bits `wgmma` needs the dimension that it sums over to lie innermost. For $P V$ that is the
-# keys, so values must come transposed. And a left operand holds four neighbouring keys in a register, while the
-# scores leave pairs of keys that lie eight apart. But the order of a sum's terms does not matter. So the weights stay
-# where they are, and the *values* are stored in the order in which the weights lie.
+# The layouts are the hard part. In 8 bits `wgmma` needs the dimension that it sums over to lie innermost. For $P V$
+# that is the keys, so values must be transposed. And a left operand needs four neighbouring keys in a register, but the
+# scores come in pairs of keys that lie eight apart. The order of a sum's terms does not matter. So the weights stay
+# where they are, and the *values* are stored in the weights' order.
 #
-# What speed do you expect? Products take half as long and exponentials as long as before. So for the schedule, FP8 at
-# head dimension 128 is what bf16 is at 64. The model's gain is therefore twice the matrix units' share at half the
-# head dimension, over that at the whole. For 256 that is 2 · 0.86 / 0.99.
+# What speed do you expect? Products take half as long and exponentials as long as before. So the schedule of FP8 at
+# head dimension 128 is that of bf16 at 64. In the model FP8 therefore gains twice the matrix units' share at half the
+# head dimension, divided by their share at the whole. For 256 that is 2 · 0.86 / 0.99.
 
 # %%
 # (TFLOP/s in bf16, in FP8) of one H200, 16,384 × 16,384, measured in alternation.
@@ -1180,10 +1180,9 @@ for head_dim, (bf16, fp8) in rates.items():
     print(f"{head_dim:>14} {bf16:>7.0f} {fp8:>7.0f} {fp8 / bf16:>7.2f} {2 * half / whole:>11.2f}")
 
 # %% [markdown]
-# The gain grows with the head dimension, as the model says, but it is smaller: 64 % at 256, and 12 and 10 % at 128
-# and 64. The model gives products twice the rate; large matrix products in FP8 ran 1.8 times as fast as in bf16 on
-# that H200. And the model knows no latency. Nsight Compute counts what each unit really did, for 16,384 tokens
-# without a mask:
+# The gain grows with the head dimension, as the model says, but it is smaller: 64 % at 256, and 12 and 10 % at 128 and
+# 64. The model gives products twice the rate; large matrix products in FP8 ran 1.8 times as fast as in bf16 on that
+# H200. And the model has no latency. Nsight Compute counts what each unit really did, for 16,384 tokens without a mask:
 #
 # | one H200 | matrix units busy | exponentials' unit busy | a scheduler starts an instruction in | clock |
 # |---|---|---|---|---|
@@ -1196,9 +1195,9 @@ for head_dim, (bf16, fp8) in rates.items():
 # In the fourth row no unit is busy even half of the time. Each warp group goes through a chain: scores, maximum,
 # exponentials, cast, product. In FP8 the product at its end is too short to cover the rest.
 #
-# Read the clock too. The card may run at 1.98 GHz, but it is at its power limit. And do not turn shares into rates:
-# 82 % of 132 · 4096 FLOPs at 1.67 GHz would be 740 TFLOP/s, where the cell has 691. The profiler watches one launch
-# on a cool card, and the cell's time is the median of many.
+# Look at the clock too. The card may run at 1.98 GHz, but its power limit slows it down. And do not turn shares into
+# rates: 82 % of 132 · 4096 FLOPs at 1.67 GHz would be 740 TFLOP/s, where the cell has 691. The profiler watches one
+# launch on a cool card, and the cell's time is the median of many.
 #
 # The kernel's own error, on 8 heads of 4096 tokens with outliers, is a root mean square (not relative) of 0.018 with
 # one scale and no rotation, 0.017 with a scale for each block, and **0.0084** with the rotation, 2.1 times less.
@@ -1206,9 +1205,9 @@ for head_dim, (bf16, fp8) in rates.items():
 #
 # ## Reading the machine code · deeper
 #
-# The machine code (SASS) shows whether a kernel does what you meant. `HGMMA` is `wgmma`. Several make one product,
-# and the last of them closes a group with `gsb0`. `WARPGROUP.DEPBAR.LE gsb0, 0x1` waits until at most one group runs.
-# `USETMAXREG` moves registers, `STL` and `LDL` are spills, and `MUFU.EX2` is the exponential. It looks like this:
+# The machine code (SASS) shows whether a kernel does what you meant. `HGMMA` is `wgmma`. Several make one product, and
+# the last of them, marked `gsb0`, closes a group. `WARPGROUP.DEPBAR.LE gsb0, 0x1` waits until at most one group runs.
+# `USETMAXREG` moves registers, `STL` and `LDL` are spills, and `MUFU.EX2` is the exponential:
 #
 #     /*1a30*/                   USETMAXREG.TRY_ALLOC.CTAPOOL UP0, 0xf0 ;
 #     /*2c40*/                   HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24, gsb0 ;
@@ -1217,8 +1216,8 @@ for head_dim, (bf16, fp8) in rates.items():
 #     /*2e00*/              @!P1 STL.64 [R1+0x10], R22 ;
 #
 # Each line has an address, perhaps a condition (`@!P1`), a name and operands. Numbers are hexadecimal: `0xf0` is 240.
-# Write a reader. Its second function counts what step 5 is about: how many exponentials stand where a product is in
-# flight?
+# Write two functions that read it. The second one counts what step 5 is about: how many exponentials stand where a
+# product is in flight?
 
 # %%
 # Exercise 9.6 · Reading the machine code
@@ -1261,7 +1260,7 @@ def hidden_exponentials(text):
 best_census, best_hidden = check("9.6", census, hidden_exponentials).best
 
 # %% [markdown]
-# Try it on chapter 04's kernel with descriptors, on the library's, and on 9.8. What do you expect of the first, whose
+# Try them on chapter 04's kernel with descriptors, on the library's, and on 9.8. What do you expect of the first, whose
 # order the compiler chose?
 
 # %%
@@ -1279,31 +1278,31 @@ for name, view in views.items():
           f"exponentials under a product\n    registers moved: {list(registers) or 'none'}")
 
 # %% [markdown]
-# Chapter 04's kernel waits for every product before it goes on, so no exponential runs under a product. The library's
-# kernel covers half of its exponentials. The count is of the code as it stands: the other half belongs to each tile's
-# first block, which runs once and has no output before it. Of the registers moved, 24 are the producer's and 240 the
-# consumers'. The others belong to code that Triton adds to send the warps to their tasks.
+# Chapter 04's kernel waits for every product before it goes on, so no exponential runs under a product. In the
+# library's kernel, half of them do. The other half belongs to each tile's first block, which has no output before it,
+# and runs only once. Of the registers moved, 24 are the producer's and 240 the consumers'. The others belong to code
+# that Triton adds to send the warps to their tasks.
 #
 # ## What no result shows · deeper
 #
-# Reading pays. At one time the library's kernel was right and its three consumers overlapped, but at head dimension
-# 64 with a causal mask it was no faster than cuDNN: 475 TFLOP/s beside 474. Without a mask it had 541 beside 471. The
-# loop over blocks that need no mask had 475 instructions in the causal kernel, and 409 in the other. Same Python,
-# same work. What were the other 66?
+# At one time the library's kernel was right and its three consumers overlapped, but at head dimension 64 with a causal
+# mask it was no faster than cuDNN: 475 TFLOP/s beside 474. Without a mask it had 541 beside 471. From the same Python,
+# the loop over blocks that need no mask had 475 instructions in the causal kernel, and 409 in the other. What we found
+# and changed:
 #
-# - **64 were `PRMT`**, which picks bytes from two registers. The compiler did not see that two 16-bit weights share a
-#   register. It took 32 registers apart at the end of each block, and joined them again at the start of the next. Now
-#   the loops carry 32-bit words with two weights each (`kept_weights` in `operands.py`).
-# - **A block under a mask took 816 instructions.** Comparing positions needs no scores, so the compiler did it early.
-#   But there are only 7 registers for results of comparisons, so it packed the results into words and unpacked them
-#   later. Counted from a thread's own first key, a comparison is one instruction. Now the block takes 540
-#   (`hide_scores` in `parts.py`).
-# - **Blocks that nobody sees.** In a tile of 192 queries, the first 64 often see nothing of the last block of keys.
-#   Now each consumer computes only the blocks that its own queries see, and frees the others (`pass_on` in
+# - **64 of the 66 were `PRMT`**, which picks bytes from two registers. The compiler did not see that two 16-bit weights
+#   share a register. It took 32 registers apart at the end of each block, and joined them again at the start of the
+#   next. Now the loops carry 32-bit words with two weights each (`kept_weights` in `operands.py`).
+# - **A block under a mask took 816 instructions.** The mask compares positions, which needs no scores, so the compiler
+#   did it early. But there are only 7 registers for results of comparisons, so it packed the results into words and
+#   unpacked them later. Now positions are counted from a thread's own first key, a comparison is one instruction, and
+#   the block takes 540 (`hide_scores` in `parts.py`).
+# - **Blocks that nobody sees.** In a tile of 192 queries, the first 64 often see no key of the last block. Now each
+#   consumer computes only the blocks that its own queries see, and frees the others (`pass_on` in
 #   `kernels/hopper/flash.py`).
 #
-# The first two brought 526 beside the same 474. The third brought, in another run at the same head dimension and
-# causal, from 437 to 470 at 4k and from 281 to 338 at 1k.
+# The first two changes brought 526, beside the same 474. The third, in another run with the same head dimension and
+# mask, brought 470 instead of 437 at 4k and 338 instead of 281 at 1k.
 
 # %%
 progress()

@@ -125,7 +125,7 @@ EXERCISE = Exercise(
         ),
         Slip(
             "split_to_the_nearest",
-            "splits_for_one_wave rounds to the nearest whole number, which is too many half of the time. Round down.",
+            "splits_for_one_wave rounds to the nearest whole number. Half of the time that is too many. Round down.",
             formula=_for_arguments(3, lambda batch, heads, slots: max(1, round(slots / (batch * heads)))),
         ),
         Slip(
@@ -136,7 +136,7 @@ EXERCISE = Exercise(
         ),
         Slip(
             "batch_forgotten_in_splits",
-            "In splits_for_one_wave only the KV heads share the slots; the sequences of the batch do too.",
+            "splits_for_one_wave divides the slots by the KV heads only. The batch's sequences share them too.",
             formula=_for_arguments(3, lambda batch, heads, slots: max(1, slots // heads)),
         ),
     ),
@@ -155,8 +155,8 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "busy_capped",
-            "The busy share is cut off at 1 instead of counted: 136 programs on 132 slots take two waves, and the "
-            "second is nearly empty. Divide the programs by waves · slots.",
+            "The busy share is cut off at 1. But 136 programs on 132 slots take two waves, and the second is nearly "
+            "empty. Divide the programs by waves · slots.",
             when=_busy_is(lambda programs, waves, slots: min(1.0, programs / slots)),
         ),
         Mistake(

@@ -178,8 +178,8 @@ EXERCISE = Exercise(
     cases=splits_cases,
     oracle={"decode_microseconds": decode_microseconds_oracle, "choose_splits": price_oracle},
     hints=(
-        "Add two terms, in seconds first. The pass over the keys is kernel_seconds of all programs. One program reads "
-        "the keys and values of its split. If splits differ in length, take the longest.",
+        "Add two times in seconds. The first is the pass over the keys: kernel_seconds of all programs. One program "
+        "reads the keys and values of its split. If splits differ in length, take the longest.",
         "program_bytes = 2 · ⌈context / splits⌉ · head_dim · item_bytes, and there are batch · key_heads · splits "
         "programs.",
         "The second term is 0 for one split. Otherwise it is launch_seconds plus the time to write the partial results "
@@ -196,7 +196,7 @@ EXERCISE = Exercise(
         ),
         Slip(
             "values_forgotten",
-            "A program reads one matrix in your formula. It reads keys and values: twice as many bytes.",
+            "In your formula a program reads one matrix. It reads keys and values: twice as many bytes.",
             formula=_timed(matrices=1),
         ),
         Slip(
@@ -213,7 +213,7 @@ EXERCISE = Exercise(
         ),
         Slip(
             "partials_cross_once",
-            "The partial results are counted once. They are written by the one kernel and read by the other: twice.",
+            "The partial results are counted once. One kernel writes them and the other reads them, so count twice.",
             formula=_timed(crossings=1),
         ),
         Slip(
@@ -244,21 +244,20 @@ EXERCISE = Exercise(
         ),
         Slip(
             "combine_forgotten",
-            "The choice looks at the pass over the keys alone. What a split adds in partial results and in a second "
-            "launch counts too, most of all for short contexts.",
+            "The choice counts only the pass over the keys. Splits also cost partial results and a second launch, "
+            "which matters most for short contexts.",
             formula=_chosen(lambda *args: _choice(lambda *a: _model(*a, crossings=0, launch=False), *args)),
         ),
         Slip(
             "always_one_wave",
-            "The choice fills the chip once, whatever that costs and gains. Short contexts are better off without a "
-            "second kernel, and programs that leave a part of the chip idle may gain by a second wave. Compare the "
-            "times.",
+            "The choice always fills the chip once. But short contexts are faster without a second kernel, and where "
+            "one wave leaves a part of the chip idle, a second wave may help. Compare the times.",
             formula=_chosen(_one_wave),
         ),
         Slip(
             "one_wave_rounded_up",
-            "The choice is the chip's slots divided by batch · key_heads, rounded up: a few programs more than one "
-            "wave, and a second wave for them. Compare the times.",
+            "The choice is the chip's slots divided by batch · key_heads, rounded up. So a few programs do not fit "
+            "into the first wave and need a second. Compare the times.",
             formula=_chosen(lambda *args: -(-args[6]["slots"] // (args[0] * args[2]))),
         ),
         Slip(

@@ -114,7 +114,7 @@ EXERCISE = Exercise(
         "KB of shared memory at head dimension 128. Use 64 keys elsewhere.",
         "A row's sum would cross all warps in every tile. Keep column sums [BLOCK_G, BLOCK_N] instead, column_sums * "
         "rescale[:, None] + weights, and call tl.sum on them once, after the loop.",
-        "Take the masks out of the loop: whole tiles first, then the last, partly filled one in a step of its own. And "
+        "Take the masks out of the loop: whole tiles first, then the partly filled last one in a step of its own. And "
         'tell the L2 cache that keys are read only once: eviction_policy="evict_first".',
         "tl.dot takes bfloat16 as it is. Cast the weights to the values' dtype for the second product, and pass it the "
         "accumulator: tl.dot(weights, value_tile, accumulator * rescale[:, None]).",
@@ -134,7 +134,7 @@ EXERCISE = Exercise(
         ),
         Slip(
             "log2e_missing",
-            "The exponential is tl.exp2 and the scale lacks log2(e): 2^x is not e^x.",
+            "You use tl.exp2, but the scale lacks log2(e): 2^x is not e^x.",
             formula=_wrongly(lambda q, k, v: attention(q, k, v, scale=math.log(2) / math.sqrt(q.shape[-1]))),
         ),
     ),

@@ -157,7 +157,7 @@ EXERCISE = Exercise(
         ),
         Slip(
             "one_buffer_only",
-            "All blocks go through one buffer, and the others stay unused: no copy can run ahead. Block b belongs into "
+            "All blocks go through one buffer, and the others stay unused: no copy can run ahead. Block b belongs in "
             "buffer b % stages.",
             formula=played(
                 producer_buffer=lambda block, stages: 0,

@@ -191,7 +191,7 @@ EXERCISE = Exercise(
         ),
         Slip(
             "share_not_capped",
-            "One consumer was given more registers than a thread can name: 256 is the most.",
+            "One consumer was given more registers than `setmaxnreg` allows: 256 is the most.",
             formula=for_arguments(2, lambda consumers, producer: consumer_oracle(consumers, producer, most=10**6)),
         ),
         Slip(

@@ -96,7 +96,7 @@ EXERCISE = Exercise(
         ),
         Slip(
             "one_query_tile",
-            "One tile of 64 queries was counted, and each consumer has its own.",
+            "One tile of 64 queries was counted, but each consumer has its own.",
             formula=_shared(
                 lambda dim, item, consumers, keys, stages, buffers: (64 * buffers + 2 * stages * keys) * dim * item
             ),
@@ -142,8 +142,7 @@ EXERCISE = Exercise(
         ),
         Slip(
             "more_than_four_stages",
-            "More than four stages were chosen. They would fit, and bring nothing: four blocks in flight hide any "
-            "copy.",
+            "More than four stages were chosen. They would fit, but gain nothing: four blocks in flight hide any copy.",
             formula=_choose(most_stages=64),
         ),
         Slip(

@@ -195,8 +195,8 @@ EXERCISE = Exercise(
     hints=(
         "Go line by line. After the address there may be a predicate such as @!P0. Then come the instruction's name "
         "and its operands, up to the semicolon. A regular expression finds both.",
-        "census: HGMMA by name; the hexadecimal number at the end of each USETMAXREG line, int(text, 16); and STL and "
-        "LDL, with whatever follows after a dot.",
+        "census: count HGMMA by name, and STL and LDL with whatever follows after a dot. The hexadecimal number at the "
+        "end of each USETMAXREG line is int(text, 16).",
         "hidden_exponentials: keep the number of groups in flight. An HGMMA line that ends in gsb0 closes a group: "
         "one more. WARPGROUP.DEPBAR.LE gsb0, 0x1 waits until at most one is left: min(in_flight, 1).",
         "DEPBAR.LE SB0 without WARPGROUP waits for something else. A MUFU.EX2 counts when in_flight > 0 at its line.",
@@ -204,13 +204,13 @@ EXERCISE = Exercise(
     mistakes=(
         Mistake(
             "loads_of_spills_forgotten",
-            "Only the stores of spilled registers were counted. They come back by LDL.",
+            "Only the stores of spilled registers were counted. They are loaded back by LDL.",
             when=census_mistake(spills=("STL",)),
             every=True,
         ),
         Mistake(
             "stores_of_spills_forgotten",
-            "Only the loads of spilled registers were counted. They went there by STL.",
+            "Only the loads of spilled registers were counted. They are stored by STL.",
             when=census_mistake(spills=("LDL",)),
             every=True,
         ),
@@ -283,8 +283,7 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "every_special_function",
-            "Reciprocals and logarithms were counted too. An exponential is MUFU.EX2; MUFU.RCP and MUFU.LG2 are "
-            "others.",
+            "Reciprocals (MUFU.RCP) and logarithms (MUFU.LG2) were counted too. An exponential is MUFU.EX2.",
             when=hidden_mistake(exponential=("MUFU",)),
             every=True,
         ),
