@@ -34,6 +34,10 @@ endif
 # JupyterLab refuses to start as root, which is what one is in most containers, unless it is told to.
 as_root := $(if $(filter 0,$(shell id -u)),--allow-root)
 
+# JupyterLab asks each new user whether to fetch its news, over the notebook. In an environment of the course's own it does
+# not ask; settings that are there stay.
+no_news := $(if $(filter none,$(VENV)),,$(VENV)/share/jupyter/lab/settings/overrides.json)
+
 # Tests and notebooks leave nothing in the learner's own .course, and two workers do not fight over the cores.
 gate := COURSE_HOME="$(CURDIR)/build/course" OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
@@ -49,7 +53,7 @@ pytest := -m pytest --nbmake --nbmake-timeout 1800 --durations 15 $(ARGS)
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
-lab: $(installed)
+lab: $(installed) $(no_news)
 	@JUPYTER_PREFER_ENV_PATH=1 $(python) -m jupyter lab "$(NOTEBOOK)" $(as_root) $(LAB_ARGS)
 
 install: $(installed)
@@ -100,6 +104,10 @@ $(VENV)/.installed: requirements.txt $(VENV)/bin/python
 $(VENV)/.installed-dev: requirements-dev.txt requirements-grade.txt requirements.txt $(VENV)/bin/python
 	@$(python) -m pip install --disable-pip-version-check -r requirements-dev.txt
 	@touch "$@" "$(VENV)/.installed"
+
+%/share/jupyter/lab/settings/overrides.json: | $(installed)
+	@mkdir -p $(@D)
+	@printf '%s\n' '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false"}}' >"$@"
 
 install-missing:
 	@$(python) course_lib/bootstrap.py missing requirements.txt

@@ -1,6 +1,7 @@
 """make: what a fresh machine, a second start, another Python and an environment of one's own get."""
 
 import importlib.metadata
+import json
 import itertools
 import os
 import re
@@ -129,6 +130,19 @@ def test_an_environment_that_is_there_already_is_used(clone, recorder):
     calls = log.read_text().splitlines()
     assert calls[0].startswith("-m pip install") and calls[1].startswith("-m jupyter lab")
     assert not any("bootstrap" in call for call in calls)
+
+
+def test_jupyterlab_does_not_ask_about_its_news_and_settings_that_are_there_stay(clone, recorder):
+    program, _ = recorder
+    python = clone / "mine" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    shutil.copy(program, python)
+    assert make(clone, "lab", "VENV=mine").returncode == 0
+    settings = clone / "mine" / "share" / "jupyter" / "lab" / "settings" / "overrides.json"
+    assert json.loads(settings.read_text())["@jupyterlab/apputils-extension:notification"]["fetchNews"] == "false"
+    settings.write_text("{}")
+    assert make(clone, "lab", "VENV=mine").returncode == 0 and settings.read_text() == "{}"
+    assert make(clone, "lab", "VENV=none", f"PYTHON={program}").returncode == 0 and not (clone / ".venv").exists()
 
 
 def test_nothing_is_registered_outside_the_environment():
