@@ -1,8 +1,8 @@
 """make: what a fresh machine, a second start, another Python and an environment of one's own get."""
 
 import importlib.metadata
-import json
 import itertools
+import json
 import os
 import re
 import shutil
