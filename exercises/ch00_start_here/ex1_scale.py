@@ -29,7 +29,7 @@ def scale_cases(draw):
         Case("512 elements, two whole blocks", (draw.normal(512), 3.0)),
         Case("1000 elements: three blocks and a part of a fourth", (draw.normal(1000), -0.5)),
         # More blocks than any fixed number of programs; and a second vector of a length seen before.
-        Case("20,001 elements, factor 1.75", (draw.normal(20_001), 1.75)),
+        Case("69,629 elements, factor 1.75", (draw.normal(69_629), 1.75)),
         Case("512 elements once more, factor -1.5", (draw.normal(512), -1.5)),
     ]
     if draw.on_gpu:
@@ -90,7 +90,7 @@ SLIPS = (
     Slip("factor_or_one", "A factor of 0 became 1: `factor or 1.0` does that. 0 is a factor like any other."),
     Slip("factor_truncated", TRUNCATED),
     Slip("factor_truncated__rounded", TRUNCATED.replace("cut", "rounded").replace("int(", "round(")),
-    *of_programs(20_001),
+    *of_programs(69_629),
     FIRST_ELEMENT_MISSING,
     READS_BLOCK_0,
     Slip("divided", "The elements were divided by the factor. Multiply them by it."),

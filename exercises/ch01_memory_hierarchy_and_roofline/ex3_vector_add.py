@@ -35,7 +35,10 @@ def add_cases(draw):
         Case("4096 elements, whole blocks", (draw.normal(4096), draw.normal(4096))),
         Case("1025 elements, one more than a block of 1024", (draw.normal(1025), draw.normal(1025))),
         Case("700 elements: x is every second element of a longer vector, y every third", apart),
-        Case("20,001 elements: more blocks than any fixed number", (draw.normal(20_001), draw.normal(20_001))),
+        Case(
+            "69,629 elements, more than any one block holds; every second of a longer x, every third of a longer y",
+            (draw.strided(draw.normal(69_629), 2), draw.strided(draw.normal(69_629), 3)),
+        ),
     ]
     if draw.on_gpu:
         cases.append(Case("one element", (draw.normal(1), draw.normal(1))))
@@ -127,10 +130,15 @@ STORED_APART = (
     "store at `offsets`."
 )
 SLIPS = (
-    *of_programs(20_001),
+    *of_programs(69_629),
     FIRST_ELEMENT_MISSING,
     READS_BLOCK_0,
     Slip("stride_ignored", f"x and y are read as if their elements were neighbours. {STRIDED}"),
+    Slip(
+        "stride_ignored__block_start",
+        "Only the positions within a block are multiplied by the stride. The block's start must be, too: "
+        "`(tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)) * stride`.",
+    ),
     Slip("stride_ignored__x", f"x is read as if its elements were neighbours. {STRIDED}"),
     Slip("stride_ignored__y", f"y is read as if its elements were neighbours. {STRIDED}"),
     Slip("stride_ignored__x_by_y", f"x is read by the stride of y. {STRIDED}"),

@@ -38,8 +38,8 @@ def cancelling(draw, rows, columns):
 def row_sum_cases(draw):
     cases = [
         Case("4 rows of 1024", (draw.normal(4, 1024),), metered=True),
-        Case("3 rows of 5000, longer than a block", (draw.normal(3, 5000, shift=0.5),), metered=True),
-        Case("6 rows of 1025, stored column by column", (draw.transposed(draw.normal(6, 1025)),), metered=True),
+        Case("3 rows of 20,011, longer than any block", (draw.normal(3, 20_011, shift=0.5),), metered=True),
+        Case("2 rows of 20,011, stored column by column", (draw.transposed(draw.normal(2, 20_011)),), metered=True),
         Case("5 rows of 129, with a gap behind each row", (draw.spread_out(draw.normal(5, 129), 3),), metered=True),
         Case("float16: 3 rows of 1500", (draw.normal(3, 1500, dtype=torch.float16, shift=1.0),), metered=True),
         Case("float16: partial sums beyond what float16 can hold", (cancelling(draw, 2, 2048).half(),)),

@@ -38,7 +38,7 @@ def fused_cases(draw):
         Case(
             "[2, 3, 171], float16", (*(draw.normal(2, 3, 171, dtype=torch.float16) for _ in "xy"), 0.75), metered=True
         ),
-        Case("20,001 elements: more blocks than any fixed number", (draw.normal(20_001), draw.normal(20_001), 1.75)),
+        Case("69,629 elements: more than any one block holds", (draw.normal(69_629), draw.normal(69_629), 1.75)),
     ]
     if draw.on_gpu:
         length = 2**25
@@ -195,7 +195,7 @@ SLIPS = (
     ),
     Slip("relu_of_each", "ReLU was applied to scale * x and to y, and the two added. Add first: ReLU comes last."),
     Slip("compared_with_one", "No element is below 1: the maximum was taken with 1. ReLU's is with 0."),
-    *of_programs(20_001),
+    *of_programs(69_629),
     FIRST_ELEMENT_MISSING,
     READS_BLOCK_0,
 )

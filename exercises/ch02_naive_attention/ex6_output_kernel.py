@@ -74,6 +74,10 @@ def output_cases(draw):
             "float16, 512 equal weights, values near 2,000 and then near -2,000",
             (torch.full((1, 3, 512), 2.0**-9, dtype=torch.float16), _up_and_down(draw, 512, 16)),
         ),
+        Case(
+            "3 queries, 2,100 keys: more than any one tile holds",
+            (_weights(draw, 1, 3, 2100), draw.normal(1, 2100, 16)),
+        ),
     ]
     return cases + on_a_gpu(draw) if draw.on_gpu else cases
 

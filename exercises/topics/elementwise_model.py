@@ -20,7 +20,7 @@ from exercises.topics.memory import load
 
 BLOCKS = (256, 1024, 512, 128, 64, 2048, 32, 16, 4096)  # that people take; the most frequent first
 RATIOS = (2, 4)  # of two block lengths that should be one
-CAPS = (4096, 8192, 16384)  # elements that a fixed number of programs covers, where it is more than one block
+CAPS = (4096, 8192, 16384, 32768, 65536)  # elements, of several blocks, that a fixed number of programs covers
 Styles = tuple[tuple[str, ...], ...]
 
 
@@ -94,6 +94,9 @@ def read(slips: Slips, tensor: torch.Tensor, inside: torch.Tensor, stride: int |
     if slips("reads_block_0"):
         positions = positions % block_of(slips)
     stride = tensor.stride(0) if stride is None else stride
+    if slips("stride_ignored__block_start"):
+        start = positions // block_of(slips) * block_of(slips)
+        return load(slips, tensor, start + (positions - start) * stride, inside, math.nan)
     return load(slips, tensor, positions * stride, inside, math.nan)
 
 

@@ -48,7 +48,10 @@ def compute(s: Slips, x: torch.Tensor) -> torch.Tensor:
         inside = lanes < end
     if s("first_column_missing"):
         inside &= lanes > 0
-    offsets = torch.arange(rows)[:, None] * row_stride + lanes * column_stride
+    along = lanes * column_stride
+    if s("column_stride_ignored__block_start"):
+        along = lanes // block * block + lanes % block * column_stride
+    offsets = torch.arange(rows)[:, None] * row_stride + along
     other = 1.0 if s("other_is_one") else 0.0
     values = load(s, x, offsets, None if s("load_not_masked") else inside[None], other)
     values = values.view(rows, len(lanes) // block, block)  # [rows, tiles, lanes]
@@ -117,6 +120,11 @@ SLIPS = (
         "rows_for_columns",
         "Of each row only as many elements were added as there are rows. The length of a row is the number of columns, "
         "`x.shape[1]`; `x.shape[0]` is the number of rows.",
+    ),
+    Slip(
+        "column_stride_ignored__block_start",
+        "Only the positions within a block are multiplied by `x.stride(1)`. The block's start must be, too: "
+        "`(start + tl.arange(0, BLOCK)) * column_stride`.",
     ),
     Slip(
         "strides_ignored",

@@ -16,7 +16,7 @@ MODELS = [
     for model in task.models
 ]
 SILENT = 0.2  # of a model's slips may do what others do in all cases, such as nothing but NaN
-LARGEST = 1 << 16  # elements of a case that is computed here
+LARGEST = 1 << 18  # elements of a case that is computed here
 
 
 def cases_of(task, model, seed):

@@ -21,6 +21,11 @@ def vector_add(x, y):
 
 
 WRONG = {
+        "stride_ignored__of_the_block": edited(
+            VECTOR_ADD, ("x_pointer + offsets * x_stride",
+                         "x_pointer + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK) * x_stride"),
+            ("y_pointer + offsets * y_stride",
+             "y_pointer + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK) * y_stride")),
         "nothing_stored": edited(VECTOR_ADD, ("tl.store(result_pointer + offsets, x + y, mask=inside)", "pass")),
         "nothing_stored__2": edited(
             VECTOR_ADD, ("tl.store(result_pointer + offsets, x + y, mask=inside)", "return x + y")),
