@@ -536,7 +536,7 @@ print(compared("PyTorch's x + y", 3 * x.nbytes, measure(lambda: torch.add(x, y, 
 # |---|---|
 # | `tl.zeros([BLOCK], dtype=tl.float32)` | a block of zeros, in registers |
 # | `for start in range(0, columns, BLOCK):` | a loop as in Python; its bounds may be numbers known only at run time |
-# | `tl.load(pointers, mask=inside, other=0.0)` | `other` where the mask is false; without `other`, such values are undefined |
+# | `tl.load(pointers, mask=inside, other=0.0)` | `other` where the mask is false; without `other`, undefined there |
 # | `values.to(tl.float32)` | the block in another dtype |
 # | `tl.sum(block, axis=0)` | reduces a block to one number, or a tile along one of its axes |
 # | `tl.store(result_pointer + row, number)` | one pointer and one number, no block and no mask |

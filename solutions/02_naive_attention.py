@@ -318,7 +318,7 @@ draw_tile_pointers(first_row=2, rows=2, columns=4, row_stride=8, stored_rows=4)
 # Both tiles point at the same eight elements. On the left the row number runs down the tile, on the right it runs
 # across. **Each index keeps its own stride**, whichever way it runs: 8 for the row, 1 for the dimension.
 #
-# Why are there gaps between the rows? In a model, the matrix product that makes $Q$ (its *projection*) leaves it as
+# The gaps between the rows come from the model. The matrix product that makes $Q$ (its *projection*) leaves it as
 # [length, heads, head_dim], and `.transpose(0, 1)` turns that into [heads, length, head_dim] without moving a byte. So
 # the rows of one head lie heads · head_dim elements apart: 2 · 4 in the picture, 32 · 128 = 4096 in the question's
 # layer. That is why the kernel takes strides as arguments.
