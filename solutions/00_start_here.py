@@ -5,8 +5,8 @@
 # million multiplications in half a microsecond. But the kernel takes at least 32 µs, no matter how you write it. What
 # does the chip do for the other 98 % of the time?
 #
-# Chapter 01 ends with the answer. In this notebook you meet your tools: your machine, a kernel, the check that judges
-# it, and what happens when something goes wrong.
+# Chapter 01 ends with the answer. In this notebook you meet your machine, a first kernel, the check that judges it,
+# and what happens when something goes wrong.
 #
 # **Time.** About 40 minutes, and all of it is needed later. From chapter 01 on, a heading that ends in **· deeper**
 # marks a section that you can skip. Run the cells from top to bottom with Shift+Enter.
@@ -24,11 +24,11 @@ import triton.language as tl
 #
 # The course runs with or without a GPU. If your machine has an NVIDIA GPU, a T4 or newer, your kernels are compiled
 # for it and run on it. If it has none, they run in Triton's interpreter, which executes the same source code in
-# Python on your CPU. It also accepts code that no GPU can run, such as a `break` in a loop. So a check then gives
-# your kernels to Triton's compiler as well, which needs no GPU.
+# Python on your CPU. The interpreter also accepts code that no GPU can run, such as a `break` in a loop. So without a
+# GPU, a check also runs Triton's compiler on your kernels, which needs no GPU.
 #
 # Without a GPU you can write kernels and count the bytes that they move, but you cannot time them. The course then
-# times PyTorch on your CPU, whose memory follows the same rules at a lower speed.
+# times PyTorch on your CPU, because a CPU's memory follows the same rules, only slower.
 #
 # The next cell says whether your kernels run on a GPU or in the interpreter. If something is wrong, it tells you what
 # to do.
@@ -96,17 +96,17 @@ torch.equal(first_try(x, 3.0), 3.0 * x)
 # - **Masks.** Where the mask is false, nothing is read and nothing is written. After such a load, the value at that
 #   position is undefined.
 # - **Constants.** `BLOCK` is a `tl.constexpr`, a number that the compiler knows. `tl.arange` needs such a number, and
-#   it must be a power of two. The launcher passes it: `BLOCK=256` would work as well as the global variable.
+#   it must be a power of two. The launcher passes it as `BLOCK=BLOCK`; `BLOCK=256` would work too.
 # - **The grid.** The square brackets hold the *grid*, the number of programs to start. It is a tuple of up to three
 #   numbers, hence the comma in `(programs,)`. `tl.program_id(0)` is a program's number along the first of them.
 #
-# On 512 elements the result is right to the last bit. Most wrong kernels are right on the input that their author
-# tries first.
+# On 512 elements the result is right to the last bit. But one input proves little: most wrong kernels get the first
+# one right.
 #
 # ## A check that fails
 #
 # `check` takes an exercise's number and your function. It draws new inputs each time, chosen to be difficult: one
-# element, a prime number of them, one more or less than a block, huge values. It compares your result with one
+# element, a prime number of elements, one more or less than a block, huge values. It compares your result with one
 # computed in float64.
 #
 # **Predict** first: in which of the cases will this function be wrong?
@@ -121,8 +121,8 @@ check("0.1", first_try)
 # line is left out. The strip shows the wrong elements in orange, and below it every case has its outcome.
 #
 # Before your kernel runs, the check fills the result's memory with NaN, so an element that no program writes cannot
-# be right by accident. A result that depends on which program comes first counts as wrong too; on a GPU each case
-# runs up to twenty times to find that out.
+# be right by accident. A result that depends on the order of the programs counts as wrong too, so on a GPU each case
+# runs up to twenty times.
 #
 # ## A check that passes
 #
@@ -170,8 +170,8 @@ def scale(x, factor):
 best_scale = check("0.1", scale).best
 
 # %% [markdown]
-# `check(...).best` is your function once it has passed. Until then it is the course's own, so you can read on and
-# come back.
+# `check(...).best` is your function once it has passed. Until then it is the course's own, so the later cells run
+# anyway.
 #
 # If you are stuck for more than a minute, `hint("0.1")` gives you a nudge, and each further call a stronger one.
 # Remove the `#` to see it.
@@ -180,8 +180,8 @@ best_scale = check("0.1", scale).best
 # hint("0.1")
 
 # %% [markdown]
-# `solution("0.1")` shows the course's answer. Looking costs nothing, but it is recorded. Every version that you check
-# is kept.
+# `solution("0.1")` shows the course's answer. Looking costs nothing, but the course records it. It also keeps every
+# version that you check.
 #
 # ## Predicted and measured
 #
@@ -209,9 +209,9 @@ print(f"{format_bytes(bytes_moved)} moved:             {format_bandwidth(timing.
 print(f"{length / 1e6:.1f} million multiplications: {format_flop_rate(timing.rate(length))}")
 
 # %% [markdown]
-# The rate of the bytes is close to what the memory can do; chapter 01 measures how close. The multiplications are far
-# from the limit. An H200 can do about 60 TFLOP/s in float32, a T4 8 TFLOP/s, and a CPU tens to hundreds of GFLOP/s.
-# (A FLOP is one floating-point operation, and 1 TFLOP/s is 10¹² of them per second.)
+# The bytes are close to the memory's limit; chapter 01 measures how close. The multiplications are far from theirs.
+# An H200 can do about 60 TFLOP/s in float32, a T4 8 TFLOP/s, and a CPU tens to hundreds of GFLOP/s. (A FLOP is one
+# floating-point operation, and 1 TFLOP/s is 10¹² of them per second.)
 #
 # ## What a crash looks like
 #
@@ -240,9 +240,8 @@ check("0.1", unmasked)
 # %% [markdown]
 # The card names the tensor, the line of the cell, the program and the elements.
 #
-# Some answers do crash their process, and some never finish. The next two cells show one of each. Both happen in the
-# check's own process, so your notebook goes on. (The second takes longer, because the check waits for its time
-# limit.)
+# An answer can also crash, or never finish. The next two cells show one of each. Both run in the check's own process,
+# so your notebook goes on. (The second takes longer, because the check waits for its time limit.)
 
 
 # %%
@@ -327,7 +326,7 @@ best_reverse(torch.arange(10.0, device=default_device()))
 progress()
 
 # %% [markdown]
-# You can do the same from a terminal:
+# You can also work from a terminal:
 #
 # - `python -m course_lib check notebooks/00_start_here.ipynb` checks a whole notebook.
 # - `python -m course_lib reset 00` gives you a fresh one and keeps a dated copy of yours. Close the notebook's tab

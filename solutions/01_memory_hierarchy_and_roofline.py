@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 01 · The memory hierarchy and the roofline
 #
-# **The question.** Two sums over the same count of float32 numbers do the same additions, millions of them, but one
-# takes many times as long as the other. What takes the time?
+# **The question.** Two sums add up equally many float32 numbers, millions of them, but one takes many times as long
+# as the other. What takes the time?
 #
 # An H100 can do 989 TFLOP/s in float16: 989 · 10¹² floating-point operations (FLOPs) in a second. Its memory delivers
 # 3.35 TB/s, which is 3.35 · 10¹² bytes in a second. So while it fetches *one byte*, it could do 989 / 3.35 = 295
@@ -52,8 +52,8 @@ print(f"16 apart:   {format_seconds(far.median)}, {far.median / close.median:.1f
 # %% [markdown]
 # The second sum takes longer because memory does not deliver single numbers. A GPU fetches *sectors* of 32 bytes, and
 # a CPU fetches *lines* of 64 bytes. You need four bytes, but the other 28 or 60 come along. So the second sum moves
-# up to 8 times as many bytes on a GPU, and up to 16 times as many on a CPU. (A CPU may take even longer, because it
-# is worse at fetching such numbers ahead.)
+# up to 8 times as many bytes on a GPU, and up to 16 times as many on a CPU. (A CPU may take even longer, because its
+# fetching ahead works worse across gaps.)
 #
 # The number of additions made no difference, but the number of bytes did. This is the first rule of this course:
 # **count the bytes that move, not the operations.**
@@ -75,22 +75,22 @@ draw_gpu()
 #
 # **A multiprocessor runs programs.** A *multiprocessor* has arithmetic units and fast memory of its own. An H100 has
 # 132 of them. A program stays on one until it ends. Each has room for 64 warps, so several programs can share it, and
-# while some warps wait for memory, others compute. Its ordinary units do 128 float32 multiply-adds in a cycle. Its
-# four *tensor cores* only multiply small matrices, and in float16 they are 15 times as fast.
+# while some warps wait for memory, others compute. Its ordinary units do 128 float32 multiply-adds ($a \cdot b + c$)
+# in a clock cycle. Its four *tensor cores* only multiply small matrices, and in float16 they are 15 times as fast.
 #
-# **The memories** are the four boxes at the bottom. Each is faster than the next one, and none is larger, because
-# fast memory takes up area on the chip.
+# **The memories** are the four boxes at the bottom. Each is faster than the next one but never larger, because fast
+# memory takes up area on the chip.
 #
 # - *Registers* hold the values that a program is computing with. A lane has at most 255 of them, 4 bytes each. The
 #   compiler decides what goes into them.
 # - *Shared memory* holds the *tiles* that a program's warps work on together. A tile is a block with two dimensions:
-#   64 × 64 float16 numbers of a matrix take 8 KiB. *L1* is a cache in the rest of the same 256 KiB.
+#   64 × 64 float16 numbers of a matrix take 8 KiB. Shared memory and *L1*, a cache, divide 256 KiB.
 # - The *L2 cache* keeps what was fetched from HBM lately. The hardware decides what stays.
 # - *HBM* (high-bandwidth memory) is the GPU's main memory, also called global memory. Your tensors are there. *PCIe*
-#   is the connection to the host.
+#   connects the GPU to the CPU, its *host*.
 #
-# The HBM's speed is the datasheet's, and those of L1 and L2 were measured on an H100. The registers' is computed: an
-# H100 does 33.5 · 10¹² float32 multiply-adds in a second, and each reads three registers of 4 bytes.
+# The speed of HBM is from the datasheet; those of L1 and L2 were measured on an H100. The speed of the registers is
+# computed: an H100 does 33.5 · 10¹² float32 multiply-adds in a second, and each reads three registers of 4 bytes.
 #
 # Now measure your machine. The results are its *ceilings*, the highest speeds that a kernel can reach here, and the
 # cost of a launch, which is the time to start one kernel. Close other programs first, because the result is kept for
@@ -115,8 +115,8 @@ for what, figure in figures.items():
         print(f"{what:<32}{figure}")
 
 # %% [markdown]
-# The memory has two speeds, one for reading alone and one for copying. The *roof* of a plot is the larger of the two,
-# because no kernel can pass it. A *prediction* for a kernel that reads and writes uses the copy's speed.
+# The memory has two speeds, one for reading alone and one for copying. Plots draw the larger of the two as the
+# *roof*, because no kernel can pass it. A *prediction* for a kernel that reads and writes uses the copy's speed.
 #
 # The next picture shows your own memories. Where your GPU's datasheet states a figure, it stands next to the measured
 # one. Even the best kernel gets only about 90 % of the datasheet's bandwidth.
@@ -134,8 +134,8 @@ hierarchy_plot(machine(), here)
 # **FLOPs** are floating-point operations. A multiply-add counts as two, here and on every datasheet. A softmax counts
 # four for each element: subtract the maximum, exp, add to the sum, divide. Comparisons are not counted.
 #
-# **Bytes** are what must cross the memory bus at the very least: each input is read once and each output is written
-# once. A poor kernel moves more, but we count the minimum.
+# **Bytes** are what must cross the *memory bus*, between chip and HBM, at the very least: each input is read once and
+# each output is written once. A poor kernel moves more, but we count the minimum.
 #
 # Take `x + y` on $n$ float32 numbers. It does $n$ additions. It reads $x$ and $y$ and writes the result, so it moves
 # $3 \times 4\,n = 12\,n$ bytes. FLOPs divided by bytes is called the **arithmetic intensity**. Here it is $n / 12n =
@@ -208,8 +208,8 @@ best_elementwise_cost, best_softmax_cost, best_matmul_cost, best_scores_cost = c
 
 # %% [markdown]
 # The next cell uses your functions on one attention layer, among some simpler operations. The layer has a context of
-# 8192 and 32 heads of dimension 128, in float16. **Predict:** which of its two matrix products, $Q K^\top$ and
-# probabilities × $V$, has an intensity above the 295 FLOP/byte that an H100 can do?
+# 8192 tokens and 32 heads of dimension 128, in float16. **Predict:** which of its two matrix products, $Q K^\top$ and
+# probabilities × $V$, has an intensity above an H100's 295 FLOP/byte?
 
 # %%
 N, H, D, half = 8192, 32, 128, 2
@@ -243,8 +243,8 @@ for name, (flops, moved) in operations.items():
 # Whether an operation waits for memory or for arithmetic depends on the device too. Divide the device's rate of
 # arithmetic by its bandwidth, and you get its **balance point** in FLOP/byte. For the H100 it is 295. An operation
 # with a lower intensity is *memory-bound*: it waits for memory, and faster arithmetic would not help it. An operation
-# with a higher intensity is *compute-bound*. Either way the device moves bytes and computes at the same time, so the
-# least time is the larger of the two:
+# with a higher intensity is *compute-bound*. The device moves bytes while it computes, so the least time is the
+# larger of the arithmetic's time and the bytes' time:
 #
 # $$ t_\text{least} = \max\left(\frac{\text{FLOPs}}{\text{rate}}, \frac{\text{bytes}}{\text{bandwidth}}\right) $$
 #
@@ -268,7 +268,8 @@ print(f"\nthis machine, measured: {format_bandwidth(here.memory_bandwidth)}, {ma
 # %% [markdown]
 # From the T4 to the B200, arithmetic became 35 times and memory 25 times as fast, so the balance point stayed in the
 # hundreds. What is memory-bound today will be memory-bound on the next device. The H200 is an H100 with more and
-# faster memory, so every memory-bound kernel got 1.4 times faster without any change. Now write both as functions.
+# faster memory, so every memory-bound kernel got 1.4 times faster without any change. Now write the balance point and
+# the least time as functions.
 
 # %%
 # Exercise 1.2 · Balance point, bound and least time
@@ -305,9 +306,9 @@ def least_time(flops, bytes_moved, teraflops, gigabytes_per_second):
 best_balance_point, best_least_time = check("1.2", balance_point, least_time).best
 
 # %% [markdown]
-# The next cell prints this bound for the operations above, with the float16 rate of the tensor cores. (For `x + y` in
-# float32 that is 15 to 30 times too high, but `x + y` is memory-bound all the same.) Look for the rows in which all
-# devices say *memory*. No faster tensor core will ever help those operations.
+# The next cell prints this least time, and the side that sets it, for the operations above. It uses the tensor cores'
+# float16 rate. (For `x + y` in float32 that rate is 15 to 30 times too high, but `x + y` is memory-bound anyway.)
+# Look for the rows in which all devices say *memory*. No faster tensor core will ever help those operations.
 
 # %%
 names = ("A100", "H100", "H200", "B200")
@@ -329,7 +330,7 @@ for operation, work in operations.items():
 # line shows what there is to gain.
 #
 # The next cell draws the roofline of *your* machine, as measured, with some of PyTorch's operations on it. The copy
-# does no FLOPs, so its intensity is 0, and a logarithmic axis has no place for 0. It stands at the left edge instead.
+# stands at the left edge, because it does no FLOPs and a logarithmic axis has no place for 0.
 
 # %%
 from course_lib.figures.memory.roofline import Measured, roofline_plot
@@ -377,8 +378,7 @@ from course_lib.figures.memory.coalescing import draw_sectors
 draw_sectors(strides=(1, 2, 8))
 
 # %% [markdown]
-# The next kernel reads memory in the way that made the second sum slow. Only the number passed as `stride` differs
-# between a good and a bad run.
+# The next kernel can read memory as the slow second sum did. Only the `stride` that you pass makes it fast or slow.
 
 
 # %%
@@ -400,7 +400,7 @@ def strided_copy(x, stride):
 
 # %% [markdown]
 # The next cell runs it at five strides. Without a GPU, the **traffic meter** counts the bytes that the kernel asks
-# for and the bytes of all the sectors that would have to come. With a GPU, the clock shows the same effect.
+# for and the bytes of all the sectors that a GPU would fetch. With a GPU, the clock shows the same effect.
 # **Predict** the ratio of the two counts for strides 1, 2, 4, 8 and 16. Beyond which stride does it stop getting
 # worse, and why?
 
@@ -451,10 +451,10 @@ for title, view in (("stride 1", known), ("any stride", unknown)):
 # %% [markdown]
 # A block of 1024 gives each of the 128 lanes 8 floats to load. If the compiler can prove that four of them are
 # neighbours, at an address divisible by 16, it fetches the four with one load of 16 bytes, the widest there is. If
-# not, each float is a load of its own.
+# not, each float needs a load of its own.
 #
-# Triton gives the compiler this knowledge at each launch: it compiles in a stride equal to 1 as a constant, and marks
-# numbers and pointers that are divisible by 16. You need only pass strides and lengths as they are.
+# Triton gives the compiler this knowledge at each launch: it makes a stride of 1 a constant, and marks numbers and
+# pointers that are divisible by 16. You pass strides and lengths as they are.
 #
 # ## Vector add
 #
@@ -520,7 +520,7 @@ print(compared("PyTorch's x + y", 3 * x.nbytes, measure(lambda: torch.add(x, y, 
 # ## A sum, in one pass
 #
 # A reduction makes something small out of something large, so nearly all its bytes are reads. A row sum of a float32
-# matrix reads 4 bytes for each addition, an intensity of 1/4. The kernel has to do three things well:
+# matrix reads 4 bytes for each addition, an intensity of 1/4 FLOP/byte. The kernel has to do three things well:
 #
 # - Read each element once.
 # - Keep the partial sums in registers, and in float32 even if the input is float16.
@@ -536,7 +536,7 @@ print(compared("PyTorch's x + y", 3 * x.nbytes, measure(lambda: torch.add(x, y, 
 # |---|---|
 # | `tl.zeros([BLOCK], dtype=tl.float32)` | a block of zeros, in registers |
 # | `for start in range(0, columns, BLOCK):` | a loop as in Python; its bounds may be numbers known only at run time |
-# | `tl.load(pointers, mask=inside, other=0.0)` | where the mask is false the value is `other`, else it is undefined |
+# | `tl.load(pointers, mask=inside, other=0.0)` | `other` where the mask is false; without `other`, undefined there |
 # | `values.to(tl.float32)` | the block in another dtype |
 # | `tl.sum(block, axis=0)` | reduces a block to one number, or a tile along one of its axes |
 # | `tl.store(result_pointer + row, number)` | one pointer and one number, no block and no mask |
@@ -701,8 +701,8 @@ print(f"predicted gain 7/3 = 2.33, measured {three.median / one.median:.2f}")
 # %% [markdown]
 # The arithmetic did not get faster. The gain comes from the four crossings that the fused version leaves out.
 #
-# FlashAttention is the same idea in a harder place. It has to keep an $N \times N$ matrix on the chip that does not
-# fit there, and the softmax in the middle needs whole rows of it.
+# FlashAttention fuses attention, which is harder. The intermediate result is an $N \times N$ matrix that does not fit
+# on the chip, and the softmax in the middle needs whole rows of it.
 #
 # ## Walking along the roofline · deeper
 #

@@ -3,9 +3,9 @@
 #
 # **The question.** One attention layer reads 8192 tokens. It has 32 heads of dimension 128 and works in float16. Its
 # inputs and its output are 268 MB together, and its arithmetic is 1.1 TFLOP. By its datasheet, an H100 does that
-# arithmetic in 1.1 ms on its *tensor cores*, the units that multiply small matrices. But if you write the layer the way
-# the paper prints the formula, it cannot finish in less than 5 ms on that card. With 26,000 tokens it does not run at
-# all, because the card's 80 GiB of memory are full. Where do the milliseconds and the gigabytes go?
+# arithmetic in 1.1 ms on its *tensor cores*, the units that multiply small matrices. But with one kernel for each step
+# of the formula, it cannot finish in less than 5 ms on that card. With 26,000 tokens it does not run at all, because
+# the card's 80 GiB of memory are full. Where do the milliseconds and the gigabytes go?
 #
 # In this chapter you write that version, as three Triton kernels. You count its bytes on paper, a meter counts them
 # again, and then you predict its time and measure it. Everything later in the course is compared with it.
@@ -90,9 +90,9 @@ def pass_bytes(heads: int, query_length: int, key_length: int, head_dim: int, it
 best_pass_bytes = check("2.1", pass_bytes).best
 
 # %% [markdown]
-# Bytes divided by the bandwidth of your memory give milliseconds. `ceilings()` measured that bandwidth in chapter 01
-# and remembers it. The next cell divides for each pass and says what limits it: *memory* or *compute*. **Predict**
-# before you run it: what is the least time that the question's layer can take on your device?
+# Bytes divided by your memory's bandwidth give a time. `ceilings()` measured that bandwidth in chapter 01 and remembers
+# it. The next cell prints each pass's least time and what limits it: *memory* or *compute*. **Predict** before you run
+# it: what is the least time that the question's layer can take on your device?
 
 # %%
 from course_lib.hardware.ceilings.measured import ceilings
@@ -192,9 +192,9 @@ for name, memory_bytes in memories.items():
 # query has the position 1000. The mask is aligned to the *bottom right* corner of the score matrix. Aligned to the top
 # left, it would let the newest token see only 5 keys of 1005.
 #
-# **What if a query sees no key?** With more queries than keys, the first $M - N$ positions are negative. The softmax of
-# no scores contains $e^{-\infty - (-\infty)}$. That is NaN, which spreads to everything computed from it. This course
-# does what FlashAttention does: such a row is all zeros.
+# **What if a query sees no key?** With more queries than keys, the first $M - N$ positions are negative. For such a
+# query the softmax contains $e^{-\infty - (-\infty)}$. That is NaN, which spreads to everything computed from it. This
+# course does what FlashAttention does: such a row is all zeros.
 #
 # The next cell prints three masks, with ■ for each key that a query sees. In the third one the first two queries see no
 # key.
@@ -244,7 +244,7 @@ best_causal_softmax = check("2.3", causal_softmax).best
 #
 # The kernels of this chapter work on matrices, so a program's block becomes a *tile*: a block with two dimensions, here
 # 32 rows by 64 columns. Read one such kernel before you write your own. It subtracts from each score a penalty that
-# grows with the distance between query and key. ALiBi tells a model in this way where each token is. Look for four
+# grows with the distance between query and key. This is ALiBi, which tells a model where each token is. Look for four
 # things:
 #
 # 1. **Which tile is mine?** A program has three numbers here: one for its tile of rows, one for its tile of columns and
@@ -318,15 +318,15 @@ draw_tile_pointers(first_row=2, rows=2, columns=4, row_stride=8, stored_rows=4)
 # Both tiles point at the same eight elements. On the left the row number runs down the tile, on the right it runs
 # across. **Each index keeps its own stride**, whichever way it runs: 8 for the row, 1 for the dimension.
 #
-# The gaps between the rows are there for a reason. A model's projection gives $Q$ as [length, heads, head_dim], and
-# `.transpose(0, 1)` turns that into [heads, length, head_dim] without moving a byte. So the rows of one head lie heads
-# times head_dim elements apart: 2 · 4 in the picture, 32 · 128 = 4096 in the question's layer. That is why the kernel
-# takes strides as arguments.
+# The gaps between the rows come from the model. The matrix product that makes $Q$ (its *projection*) leaves it as
+# [length, heads, head_dim], and `.transpose(0, 1)` turns that into [heads, length, head_dim] without moving a byte. So
+# the rows of one head lie heads · head_dim elements apart: 2 · 4 in the picture, 32 · 128 = 4096 in the question's
+# layer. That is why the kernel takes strides as arguments.
 #
 # Two more facts about `tl.dot`:
 #
-# - **By default it cuts float32 operands short.** On a GPU it then computes in tf32, a format that keeps 10 of the 23
-#   bits of a float32's mantissa and drops the rest. A sum of positive products comes out about 0.07 % too small.
+# - **By default it cuts float32 operands short.** On a GPU it computes in tf32, a format that keeps 10 of the 23 bits
+#   of a float32's mantissa and drops the rest. A sum of positive products comes out about 0.07 % too small.
 #   `input_precision="ieee"` computes in full float32. The check accepts both, and float16 is not affected.
 # - **The sides of a tile are powers of two.** The side that is summed over, here $D$, must be at least 16 in float16
 #   and 8 in float32. The other two may be smaller, but the tensor cores multiply 16 rows at a time, so part of their
@@ -427,7 +427,7 @@ print("safe:        ", ((row - row.max()).exp() / (row - row.max()).exp().sum())
 # | word | what it does |
 # |---|---|
 # | `tl.exp(block)` | the exponential of each element |
-# | `tl.where(condition, a, b)` | element by element: `a` where the condition holds, else `b`; single numbers will do |
+# | `tl.where(condition, a, b)` | element by element: `a` where the condition holds, else `b`; single numbers work too |
 # | `tl.max(block, axis=0)` | the largest element, one number |
 # | `triton.next_power_of_2(5000)` | 8192; called in the launcher, not in a kernel |
 #
@@ -450,8 +450,8 @@ for word, numbers in zip(("tl.exp(x)", "tl.where(x > 1, x, -inf)", "tl.max(x, ax
 print(f"{'triton.next_power_of_2(5000)':28}{triton.next_power_of_2(5000):8}")
 
 # %% [markdown]
-# **Exercise 2.5.** From here on you complete the launcher as well. Write your guess down before you check: which value
-# must `other=` have in the load, and why is it not 0?
+# **Exercise 2.5.** From here on you complete the launcher as well. Before you check, write down your guess: which value
+# must `other=` have in the load, and why not 0?
 
 # %%
 # Exercise 2.5 · The softmax kernel, safe and causal
@@ -686,8 +686,8 @@ print(f"{'in all':8} {format_seconds(least):>11} {format_seconds(naive_seconds):
 # or more, something other than bytes and FLOPs costs time. The tiles may be too small to keep the tensor cores busy, or
 # a row may be too long for its registers. On a CPU it may be `exp`, which is computed in software there.
 #
-# No tuning of the three kernels removes their bytes. You may still see a ratio above 100 %, if a CPU keeps part of the
-# matrix in its cache from one pass to the next, or if the ceiling was measured while the machine was busy.
+# No tuning of the three kernels removes their bytes. (A ratio above 100 % is possible if a CPU keeps part of the matrix
+# in its cache between passes, or if the ceiling was measured on a busy machine.)
 #
 # How much of the time is really needed? The next cell puts two lower limits beside the measured time: the arithmetic
 # alone, and moving only $Q$, $K$, $V$ and $O$.
@@ -725,9 +725,9 @@ if not interpreting():
 # backend takes the inputs, and does not tell you. The result is right, but slow: 20 ms instead of 0.6 ms, measured on
 # an H100 with PyTorch 2.11, for the 16 heads and 8192 tokens that the next cell takes there.
 #
-# So ask. `sdpa_kernel` allows only the backends that you name, and raises an error if none can run. The next cell times
-# five calls twice: with the fused backends alone, and with MATH alone. A call that is *refused* is one that SDPA would
-# quietly run with MATH. **Guess** which ones are.
+# To find out, use `sdpa_kernel`. It allows only the backends that you name, and raises an error if none can run. The
+# next cell times five calls twice: with the fused backends alone, and with MATH alone. A call that is *refused* is one
+# that SDPA would quietly run with MATH. **Guess** which ones are.
 
 # %%
 import warnings
@@ -763,8 +763,8 @@ for name, call in calls.items():
     print(f"{name:22}{time_with(FUSED, *call):>12}{time_with([SDPBackend.MATH], *call):>12}")
 
 # %% [markdown]
-# `is_causal=True` has a trap: SDPA aligns the mask to the *top left*, as documented. With as many queries as keys that
-# is the same. With 3 queries and 8 keys it is not, and nothing warns you:
+# `is_causal=True` has a trap: SDPA aligns the mask to the *top left*, as documented. With as many queries as keys, top
+# left and bottom right agree. With 3 and 8 they do not, and nothing warns you:
 
 # %%
 from torch.nn.attention.bias import causal_lower_right
@@ -784,7 +784,7 @@ for name, options in (
 # No mainstream serving engine or trainer writes $S$ to memory any more. Three things still do: PyTorch's MATH backend,
 # a plain `softmax(q @ k.T) @ v`, and models that return their attention weights. If `softmax` is a large bar in a
 # profile, you have usually found one of them. The three passes remain useful as a reference: this course's checks and
-# FlashAttention's own tests allow a fused kernel twice *their* error against float64.
+# FlashAttention's own tests allow a fused kernel twice the error of the three passes against float64.
 #
 # ## Papers
 #

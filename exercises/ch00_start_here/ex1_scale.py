@@ -95,7 +95,7 @@ SLIPS = (
     READS_BLOCK_0,
     Slip("divided", "The elements were divided by the factor. Multiply them by it."),
     Slip("factor_twice", "The elements were multiplied by the factor twice. Is it in the launcher and in the kernel?"),
-    Slip("factor_without_sign", "The factor lost its sign. A negative factor turns the signs of all elements round."),
+    Slip("factor_without_sign", "The factor lost its sign. A negative factor flips the sign of every element."),
     Slip("squared", "The elements were multiplied by themselves. Multiply them by the factor."),
     Slip("filled_with_the_factor", "Every element of the result is the factor itself. Store `values * factor`."),
 )

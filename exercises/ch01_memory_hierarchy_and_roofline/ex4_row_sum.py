@@ -135,7 +135,7 @@ EXERCISE = Exercise(
         "kernel. `x.contiguous()` would be a second pass over the whole matrix.",
         "Keep a block of partial sums, `tl.zeros([BLOCK], dtype=tl.float32)`, add each block to it, and reduce it once "
         "after the loop with `tl.sum(partial, axis=0)`.",
-        "Where the mask is false, a loaded value is undefined, and it must not count in the sum. So say what it is: "
+        "Where the mask is false, a loaded value is undefined, and it must not count in the sum. So give it a value: "
         "`tl.load(pointers, mask=inside, other=0.0)`.",
         "`for start in range(0, columns, BLOCK):` with `offsets = start + tl.arange(0, BLOCK)`, `inside = offsets < "
         "columns`, `partial += tl.load(x_pointer + row * row_stride + offsets * column_stride, mask=inside, "

@@ -232,7 +232,7 @@ EXERCISE = Exercise(
         "elements in a row.",
         "ReLU is `tl.maximum(value, 0.0)`, element by element. (`tl.max` reduces a block to one number, and Python's "
         "`max` is not for blocks: it may compile on a GPU and gives wrong numbers in the interpreter.) `scale` is an "
-        "ordinary argument of the kernel; Triton passes a Python float as one.",
+        "ordinary argument of the kernel: pass the Python float as it is.",
         "`value = tl.load(x_pointer + offsets, mask=inside) * scale + tl.load(y_pointer + offsets, mask=inside)`, then "
         "`tl.store(result_pointer + offsets, tl.maximum(value, 0.0), mask=inside)`; launch `triton.cdiv(x.numel(), "
         "BLOCK)` programs.",

@@ -40,8 +40,8 @@ EXERCISE = Exercise(
         "Per head, Q and O have query_length × head_dim elements, K and V key_length × head_dim, S and P "
         "query_length × key_length. Multiply each sum by the heads and by the bytes of an element.",
         "`matrix = query_length * key_length`; pass 1 is `heads * item_bytes * (query_length * head_dim + "
-        "key_length * head_dim + matrix)`, pass 2 is `heads * item_bytes * 2 * matrix`. Pass 3 has the size of "
-        "pass 1.",
+        "key_length * head_dim + matrix)`, pass 2 is `heads * item_bytes * 2 * matrix`. Pass 3 moves as "
+        "much as pass 1.",
     ),
     slips=(
         Slip(

@@ -157,8 +157,8 @@ EXERCISE = Exercise(
         "BLOCK_N], times a tile of V, [BLOCK_N, HEAD_DIM], is added to an accumulator, [BLOCK_M, HEAD_DIM].",
         "The accumulator begins as `tl.zeros([BLOCK_M, HEAD_DIM], dtype=tl.float32)` and stays float32; it is cast "
         "once, by the store.",
-        "In the last step of the loop keys are missing. Mask both loads, with `other=0.0`: 0 · 0 adds nothing, "
-        "while 0 times something unread may be NaN.",
+        "The last tile of keys may reach past the end. Mask both loads, with `other=0.0`: 0 · 0 adds nothing, "
+        "while 0 times an undefined value may be NaN.",
         "`for start in range(0, key_length, BLOCK_N): keys = start + tl.arange(0, BLOCK_N)` ... `accumulator += "
         'tl.dot(probabilities, value, input_precision="ieee")`. The grid is `(triton.cdiv(query_length, '
         "BLOCK_M), heads)`.",
