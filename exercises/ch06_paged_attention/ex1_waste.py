@@ -238,7 +238,7 @@ EXERCISE = Exercise(
         ),
         Slip(
             "given_in_percent",
-            "That is the share in percent. Asked for is the share itself, between 0 and 1.",
+            "That is the share in percent. Return the share itself, between 0 and 1.",
             formula=_use(lambda prompt, output, reserved: 100 * mean_use_oracle(prompt, output, reserved)),
         ),
         Slip(
