@@ -115,8 +115,8 @@ for prompt_length, new_tokens in ((1, 100), (100, 100), (2048, 500), (30_000, 10
 #
 # A model may have fewer KV heads than query heads. Then several query heads read the same keys and values
 # (*grouped-query attention*, chapter 07). The size of the cache depends on the KV heads alone. Llama-2-70B has 80
-# layers, 64 query heads of dimension 128, and 8 KV heads. Guess before you compute: how many bytes does one token leave
-# in float16? And how many if all 64 query heads had keys of their own?
+# layers, 64 query heads of dimension 128, and 8 KV heads. Guess first: how many bytes does one token leave in float16?
+# And how many if all 64 query heads had keys of their own?
 
 # %%
 # Exercise 5.2 · The size of a cache
@@ -185,8 +185,8 @@ cache_calculator(PRESETS, batch=16, length=4096)
 # TB. An H200, whose memory was measured to copy 4.25 TB/s, spends two seconds on these copies.
 #
 # The other way is to allocate a buffer of the largest length once and to write each token into its *slot*, the place
-# for one token. That moves $2 c$ bytes a token at any length. But it may reserve memory that is never used, which
-# chapter 06 is about. The next cell measures both. Predict: how does each time change from 4096 to 8192 tokens?
+# for one token. That moves $2 c$ bytes a token at any length, but it may reserve memory that is never used (chapter
+# 06). The next cell measures both. Predict: how does each time change from 4096 to 8192 tokens?
 
 # %%
 batch, key_heads, head_dim, dtype = (32, 8, 128, torch.float16) if on_gpu else (4, 8, 64, torch.float32)
@@ -229,8 +229,8 @@ draw_step_times(append_times, "Append one token to the keys and values of a laye
 # ## The append kernel · deeper
 #
 # A slice assignment needs all sequences of a batch at the same length. In a server one sequence may be at its tenth
-# token and another at its thousandth. Each has its own *position*, the slot for its next token. A kernel can handle
-# that, because each program loads its sequence's position. New token $i$ goes into slot position + $i$.
+# token and another at its thousandth. In a kernel each program loads its sequence's *position*, the slot for its next
+# token. New token $i$ goes into slot position + $i$.
 #
 # The new keys come from a projection and a transpose, so their strides differ from the cache's. The launcher passes all
 # of them, and you write the kernel. In decode `new_tokens` is 1, and in prefill it is the length of the prompt.
@@ -293,8 +293,8 @@ best_append = check("5.3", append_to_cache).best
 #
 # ## Who sees what: positions
 #
-# If `past` tokens are in the cache, the $i$-th new token stands at position past + $i$, counting from 0. Three things
-# depend on that position, and each is a common source of bugs.
+# If `past` tokens are in the cache, the $i$-th new token stands at position past + $i$, counting from 0, and is stored
+# in the *slot* (the place) of that number. Three things depend on that position, and each is a common source of bugs.
 #
 # - **The mask.** The token sees the slots 0 to past + $i$. In decode, with one new token, it sees all slots in use.
 #   PyTorch's `is_causal=True` starts its diagonal at the first key, so with it that token would see the first key only.
@@ -359,9 +359,9 @@ print("largest difference:", f"{(torch.cat(outputs, dim=2) - at_once).abs().max(
 # its query is compared with every key there. Query heads come in groups: with 8 query heads on 2 KV heads, heads 0 to 3
 # read KV head 0 and heads 4 to 7 read KV head 1.
 #
-# You may use PyTorch or Triton. Only the numbers are checked; chapters 07 and 08 are about speed. If you compute scores
-# for the whole buffer, hide the unused slots *before* the softmax. (Here they hold finite numbers. A weight of 0 would
-# not remove a NaN, because 0 · NaN is NaN.)
+# You may use PyTorch or Triton, because only the numbers are checked. If you compute scores for the whole buffer, hide
+# the unused slots *before* the softmax. (Here they hold finite numbers. A weight of 0 would not remove a NaN, because 0
+# · NaN is NaN.)
 
 # %%
 # Exercise 5.5 · One step of attention over a cache
@@ -418,9 +418,9 @@ print("largest difference:", f"{(torch.stack(steps, dim=2) - at_once).abs().max(
 #
 # `course_lib/models` holds a decoder of Llama's kind, in short files that you can read. The tiny one below has 394,080
 # parameters, and its tokens are bytes. It is trained on three chapters of *Alice's Adventures in Wonderland*, 31 kB.
-# That takes 1 TFLOP, about half a minute on one CPU core. The loss, in *nats*, is $-\ln p$ for a right byte that the
-# model gave probability $p$. It starts near $\ln 256 = 5.5$, as for a guess among 256 bytes, and ends near 0.8. The
-# model is trained once and then kept on disk.
+# That takes 1 TFLOP, about half a minute on one CPU core. The loss is $-\ln p$ *nats*, where $p$ is the probability
+# that the model gave to the right byte. It starts near $\ln 256 = 5.5$, as for a guess among 256 bytes, and ends near
+# 0.8. The model is trained once and then kept on disk.
 
 # %%
 from course_lib.models.generation import complete
@@ -561,7 +561,7 @@ def generate_cached(model, prompt, new_tokens):
 best_generate_cached = check("5.6", generate_cached).best
 
 # %% [markdown]
-# The texts of both must be equal.
+# Both must write the same text.
 
 # %%
 parts, prompt = DecoderParts(decoder), encode("The Rabbit ").to(device)
@@ -672,10 +672,10 @@ for batch in (1, 8, 56, 128, 256, 512):
 #
 # ## Prefill and decode on the roofline · deeper
 #
-# Prefill uses each weight for every token of the prompt. With 2048 tokens in 16 bits that is 2048 FLOP/byte, so the
-# tensor cores are the limit. The next cell builds some layers of a real model's shape (a smaller one without a GPU). It
-# computes the floors of the prompt, of a decode step for one sequence and of one for a batch, and then measures them.
-# Predict whether memory or arithmetic limits each.
+# Prefill uses each weight for every token of the prompt. In 16 bits a weight is 2 bytes and does 2 FLOPs for each of
+# 2048 tokens. That is 2048 FLOP/byte, so the tensor cores are the limit. The next cell builds some layers of a real
+# model's shape (a smaller one without a GPU). It computes floors for the prompt and for a decode step, of one sequence
+# and of a batch, and then measures all three. Predict whether memory or arithmetic limits each.
 
 # %%
 from course_lib.figures.memory.roofline import Measured, roofline_plot
@@ -757,7 +757,7 @@ roofline_plot(roof, points)
 #
 # ## Predicted against measured
 #
-# Compare your machine's times:
+# Compare with your machine's times:
 #
 # - With a cache the time of a step stayed nearly flat. Without one it grew once its work outgrew PyTorch's overhead. On
 #   an H200 both took 3 ms up to 2048 tokens. At 8192 tokens it was 21 ms without and 2.5 ms with a cache.
@@ -772,10 +772,9 @@ roofline_plot(roof, points)
 # %% [markdown]
 # ## Finale: your cache runs the model
 #
-# In 5.6 the model wrote one text. A server writes several at once, and each has a length of its own. Here four prompts
-# of different lengths are continued together. Your kernel of 5.3 puts each prompt into its row of the cache. From then
-# on every run of the model takes one new byte of each text. Your step of 5.5 stores its key and value and attends over
-# the cache of that text.
+# In 5.6 the model wrote one text. A server writes several at once, so here four prompts of different lengths are
+# continued together. Your kernel of 5.3 puts each prompt into its row of the cache. From then on every run of the model
+# takes one new byte of each text. Your step of 5.5 stores its key and value and attends over the cache of that text.
 #
 # First count, with your function of 5.1, the keys that one head computes for 24 new bytes of each text. Then count the
 # runs of the model, since each reads all 1.6 MB of its weights. Without a cache each text runs by itself: 4 · 24 times.

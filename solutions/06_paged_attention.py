@@ -107,7 +107,7 @@ best_layout_waste, best_paged_waste, best_mean_use = check("6.1", layout_waste, 
 #
 # There are three contiguous layouts, as in the paper. The first reserves 2048 slots for everyone. The second guesses a
 # power of two that covers the answer. The third knows each length in advance, which no server can. The last two round
-# up to a power of two, as the paper's memory allocator does.
+# runs up to a power of two, as the paper's memory allocator does.
 #
 # First the cell predicts the first layout's use with your `mean_use`. A long answer stays in the cache for more steps,
 # so it counts for more in the mean. Seven runs of 2048 leave 1392 of the 15,728 slots, which nobody gets.
@@ -254,7 +254,7 @@ timelines["pages of 16"] = replay(trace, PagedCache(slots, 16))
 print(header)
 for name, timeline in timelines.items():
     print_shares(name, timeline)
-print(f"preempted for want of pages: {timelines['pages of 16'].preemptions} times")
+print(f"preempted because no page was free: {timelines['pages of 16'].preemptions} times")
 
 # %%
 from course_lib.figures.paged.waste_timeline import draw_waste
@@ -267,11 +267,11 @@ draw_waste({name: timelines[name] for name in shown}, steps=3000)
 # vLLM, keeps 1 % of the pages free for requests that grow. The paper reports that vLLM uses 96.3 %.
 #
 # Pages have a price: nothing is reserved, so there may be no page for a running request's next token. Then the
-# simulator *preempts* the request that came last: it frees its pages and sends it back to the line.
+# simulator *preempts* the request that came last: it frees its pages and sends it back to the queue.
 #
 # While requests wait, 4.5 times as many sequences run at a time as with 2048 slots for everyone. So each reading of the
-# weights makes that many more tokens. Over the whole trace the factor is only 3.5, because with pages the line is empty
-# in nearly half of the steps.
+# weights makes that many more tokens. Over the whole trace the factor is only 3.5, because with pages the queue is
+# empty in nearly half of the steps.
 #
 # ## Where a token goes
 #
@@ -496,7 +496,7 @@ print("bit for bit the same:", torch.equal(before, after))
 #
 # $$\frac{4}{512 \cdot \text{page size}}: \qquad 0.8\ \%\text{ at page size 1},\quad 0.05\ \%\text{ at 16}.$$
 #
-# The next cell checks that with the meter, for float32 and head dimension 64, which is also 512 bytes a token. Its one
+# The next cell checks that with the meter, for float32 and head dimension 64, which is also 512 bytes a token. The
 # program also loads a query of 256 bytes and a length of 4.
 
 # %%
@@ -705,7 +705,7 @@ if on_gpu:
                 print(f"{kernel.__name__:20}{stages:>3} stages  too much shared memory here")
     del pool, trial
 else:
-    print("Their times need a GPU; what the compiler made of them does not.")
+    print("Timing the two kernels needs a GPU.")
 
 # %% [markdown]
 # ## Sharing · deeper
@@ -907,10 +907,10 @@ else:
 # %% [markdown]
 # ## Finale: your pages serve the model
 #
-# Now your parts serve a model together: your allocator (6.2) hands out pages, your slot mapping (6.3) says where each
-# token goes, your kernel (6.4) writes it there, and your decode kernel (6.5) reads it back. The model is chapter 05's:
-# four layers, bytes as tokens, and 2048 bytes of keys and values for each token. If you have not trained it there, the
-# next cell does, in about half a minute.
+# Your parts serve a model together: your allocator (6.2) hands out pages, your slot mapping (6.3) says where each token
+# goes, your kernel (6.4) writes it there, and your decode kernel (6.5) reads it back. The model is chapter 05's: four
+# layers, bytes as tokens, and 2048 bytes of keys and values for each token. If you have not trained it there, the next
+# cell does, in about half a minute.
 #
 # On a GPU the pool has 256 pages of 16 tokens, and a text may have 256 bytes. A server that reserves 256 slots for
 # everyone runs 16 requests at a time. The interpreter is slow, so everything is smaller there: 12 pages of 8 tokens,
@@ -937,9 +937,9 @@ print(f"{len(prompts)} requests, {len(prompts[0])} + {wanted[0]} bytes, {len(pro
 
 # %% [markdown]
 # **Predict.** The model writes the first byte of a request when it reads the prompt, and every further byte takes a
-# step. If requests run one after another, their steps add up. With pages, how many requests fit into the pool, and how
-# many steps are left? Divide the pool's pages by a request's. A few more fit, because a request takes its last page
-# only near its end.
+# step. If requests run one after another, their steps add up. How many requests fit into the pool with pages, and how
+# many steps are left? Divide the pool's pages by a request's final pages. A few more fit, because a request takes its
+# last page only near its end.
 
 # %%
 at_once = pool_pages * page_size // reserved
@@ -977,7 +977,7 @@ for name, allocator in layouts.items():
     written = serve(allocator, pool_histories[name])
     texts[name] = written.texts
     print(f"{name:24}{len(written.running):>5} steps, {sum(written.running) / len(written.running):.1f} at a time, "
-          f"sent back for want of pages: {written.preempted}")
+          f"preempted: {written.preempted}")
 first, second = texts.values()
 print("the same texts:", first == second)
 for prompt, text in list(zip(prompts, second))[:6]:

@@ -443,7 +443,7 @@ for key_heads in (16, 2):
     key_cache, value_cache = (torch.randn(2, key_heads, 192, 64) for _ in range(2))
     report = metered(head_by_head, query, key_cache, value_cache, lengths)
     in_use = 2 * int(lengths.sum()) * key_heads * 64 * 4
-    print(f"16 query heads on {key_heads:>2}: cache in use {in_use:>9,} bytes, asked for {report.total_bytes:>9,}")
+    print(f"16 query heads on {key_heads:>2}: cache in use {in_use:>9,} bytes, moved {report.total_bytes:>9,}")
 
 # %% [markdown]
 # With 2 KV heads the kernel loads exactly as many bytes as with 16. **Sharing makes the cache smaller, but saves not a
@@ -642,7 +642,8 @@ draw_decode_roofline(
 # On 16 GPUs a group is divided between two ranks, and both need its KV head, so both keep **a copy**. From there on
 # more GPUs do not make a rank's cache smaller. MQA on 8 GPUs takes as much memory on each as GQA with 8 KV heads. That
 # is another reason for 8 KV heads, because one server has 8 GPUs. For quality you would train as many KV heads as the
-# memory allows. The number must divide the query heads, and of ranks and KV heads one must divide the other.
+# memory allows. Their number must divide the query heads, and it must divide the number of ranks or be a multiple of
+# it.
 
 # %%
 # Exercise 7.6 · KV heads for a budget
@@ -762,8 +763,8 @@ for name, model in models.items():
 
 # %% [markdown]
 # Now they write, each with your kernel at every step after the prompt. Without a GPU the meter counts the bytes that
-# the kernel asks for while the last bytes are written. In each layer a step moves the $n$ tokens in the cache, 4
-# queries and 4 outputs of 32 numbers each, and one length for each program.
+# the kernel moves in the last step. In each layer a step moves the $n$ tokens in the cache, 4 queries and 4 outputs of
+# 32 numbers each, and one length for each program.
 
 # %%
 from course_lib.models.plugged import who_runs
@@ -832,8 +833,8 @@ for name in ("4 KV heads", "2 KV heads", "1 KV head, trained on"):
 # - **Serving engines** divide KV heads among ranks as in exercise 7.6. vLLM gives each rank `max(1, key_heads //
 #   ranks)` of them.
 # - **What is still missing.** Your kernel has one program for each KV head of each sequence. One sequence with 8 KV
-#   heads is 8 programs on a chip of 132 multiprocessors. In your table the batch hid that. Chapter 08 fills the chip
-#   for a single sequence.
+#   heads is 8 programs on a chip of 132 multiprocessors. A large batch hides that. Chapter 08 fills the chip for a
+#   single sequence.
 #
 # ## Papers
 #

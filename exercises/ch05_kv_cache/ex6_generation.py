@@ -292,7 +292,7 @@ SLIPS = (
     Slip(
         "position_too_late",
         "After the prompt every position is one too large. Positions count from 0: the first new token stands at "
-        "len(prompt), not behind it. Was the position taken after the token had been added?",
+        "len(prompt), not after it. Was the position taken after the token had been added?",
     ),
     Slip(
         "position_too_early",

@@ -291,7 +291,7 @@ SHARING = (
     ),
     Slip(
         "full_page_copied",
-        "A full page is copied. New tokens go into a page behind it; it is only read, and may stay shared.",
+        "A full page is copied. New tokens go into the next page, so a full one is only read and may stay shared.",
     ),
     *(
         Slip(
@@ -367,7 +367,7 @@ SHARING = (
 KEYS = (
     Slip(
         "key_of_the_page_alone",
-        "Equal tokens behind different beginnings got equal keys. A token's key and value depend on all tokens "
+        "Equal tokens after different beginnings got equal keys. A token's key and value depend on all tokens "
         "before it, so the key of a page must too.",
     ),
     Slip(
