@@ -166,10 +166,10 @@ for name, timeline in timelines.items():
 #
 # A cache page (a *block* in the paper) holds the keys and values of, say, 16 tokens. Each sequence has a **block
 # table**, which lists its pages in order. Its token $i$ is in page `table[i // page_size]`, at offset `i % page_size`.
-# The pages together are the *pool*. Slots are numbered through it, so this is slot `page · page_size + offset`. With
-# pages of 16 and the table [7, 2], token 20 is in page 2 at offset 4, which is slot 36. A sequence takes a page only
-# when its last one is full, so nothing is reserved for later, and nothing is stranded because all free pages are alike.
-# Only the end of each last page stays empty.
+# Slots are numbered through the *pool* of all pages, so the token's slot is `page · page_size + offset`. With pages of
+# 16 and the table [7, 2], token 20 is in page 2 at offset 4, which is slot 36. A sequence takes a page only when its
+# last one is full, so nothing is reserved for later, and nothing is stranded because all free pages are alike. Only the
+# end of each last page stays empty.
 #
 # Step through a pool of twelve pages of four tokens. Watch A and C, which begin with the same eight tokens, and D,
 # which starts as a copy of B.
@@ -394,9 +394,9 @@ print("every key is where its slot says:", torch.equal(found, keys))
 # ## The gather inside the kernel
 #
 # You could gather a sequence's pages into a contiguous tensor and call any attention on it. But that reads the cache,
-# writes it and reads it again. It moves three times the bytes, and a decode step takes as long as its bytes take. So
-# the kernel follows the table itself. A program has one sequence and one head. In each step of its loop it loads an
-# entry of the table, computes where that page's keys are, and loads them. The rest is chapter 03's online softmax.
+# writes it and reads it again. It moves three times the bytes, and bytes decide how long a decode step takes. So the
+# kernel follows the table itself. A program has one sequence and one head. In each step of its loop it loads an entry
+# of the table, computes where that page's keys are, and loads them. The rest is chapter 03's online softmax.
 #
 # There is only one query, so the scores are a sum over columns and not a matrix product. Here every query head has its
 # own KV head; chapter 07 changes that.
@@ -473,7 +473,7 @@ def paged_decode(query, key_pages, value_pages, block_tables, lengths):
 best_paged_decode = check("6.5", paged_decode).best
 
 # %% [markdown]
-# Where a page lies cannot change the result, not even its last bit, because the same numbers are added in the same
+# Where a page lies does not change even the last bit of the result, because the same numbers are added in the same
 # order. The next cell shuffles the pool, renames the pages in the tables, and compares.
 
 # %%

@@ -310,9 +310,9 @@ for name, key_heads, pool in (
 #
 # Now the cache is small. The obvious way to compute attention on it in PyTorch is to give every query head its own keys
 # again: `key.repeat_interleave(group, dim=1)`, often called `repeat_kv`. Count the bytes moved for each byte of the
-# cache. It is read once, its $G$ copies are written, and attention reads these $G$ bytes: $1 + 2G$. With $G = 8$ that
-# is 17 bytes. With a KV head for every query head, attention would read 8. **So the cache is smaller, and the step is
-# slower than with the large one.**
+# cache. It is read once, $G$ copies of it are written, and attention reads them all: $1 + 2G$. With $G = 8$ that is 17
+# bytes. With a KV head for every query head, attention would read 8. **So the cache is smaller, and the step is slower
+# than with the large one.**
 #
 # No copy is needed. For one KV head, decode is a product of two matrices: the group's queries, [group, head_dim], and
 # the keys, [head_dim, length]. One `matmul` does this for all sequences and KV heads. The check watches the size of
