@@ -1,15 +1,15 @@
 # %% [markdown]
 # # 05 · The KV cache
 #
-# **The question.** Llama-3-8B reads a prompt of 2048 tokens. That is 30 TFLOP, so an H200 that multiplies matrices at
-# 740 TFLOP/s needs at least 40 ms for it. Then the model writes its answer. Each token of the answer takes 15 GFLOP, a
-# 2000th of the prompt's work, and at the same rate that would take 20 µs. But a token takes at least 3.5 ms, which is
+# **The question.** Llama-3-8B reads a prompt of 2048 tokens. That takes 30 TFLOP, so an H200 that multiplies matrices
+# at 740 TFLOP/s needs at least 40 ms for it. Then the model writes its answer. Each token of the answer takes 15 GFLOP,
+# a 2000th of the prompt's work, and at the same rate that would take 20 µs. But a token takes at least 3.5 ms, which is
 # 170 times as long. What does the chip do in the meantime?
 #
-# Up to now all queries came at once. A model that writes has one query at a time, and it has seen everything else
-# before. So it keeps the keys and values of earlier tokens in memory: the *KV cache*. You count what the cache saves
-# and costs, write a step of attention that reads it, and generate text with a small model that is trained here in half
-# a minute. At the end you compute the answer to the question.
+# Up to now all queries came at once. A model writes one token at a time, so each step has only one new query. The keys
+# and values of earlier tokens are kept in memory, in the *KV cache*. You count what the cache saves and costs, write a
+# step of attention that reads it, and generate text with a small model that you train in half a minute. At the end you
+# answer the question.
 #
 # **Time.** About 2¾ hours, with seven exercises. The **core path** takes two hours at most: exercises 5.1, 5.2 and 5.5
 # to 5.7. You can skip every section whose heading ends in *· deeper*. Run its cells as they are, because later cells
@@ -44,13 +44,13 @@ print(f"{roof.device}: {format_bytes(roof.memory_bandwidth)}/s, "
 # ## What is computed twice
 #
 # A language model takes the tokens so far and predicts the next one. In every layer each token gets a query, a key and
-# a value. Its query is compared with its own key and with the keys before it. To write one more token, the
-# straightforward way is to run the whole sequence again, now one token longer.
+# a value. Its query is compared with its own key and with the keys before it. The straightforward way to write one more
+# token is to run the whole sequence again, now one token longer.
 #
 # Nearly all of that work was done in the step before. The mask is causal, so later tokens do not change what an earlier
-# token sees. Its keys and values are therefore the same in every step. Earlier queries are not needed any more, because
-# the tokens that they led to are already chosen. So keep the keys and values of every layer and run only the newest
-# token. Step through both ways and watch the two counts.
+# token sees. Its key and value in each layer are therefore the same in every step. Earlier queries are not needed any
+# more, because a query serves only its own token. So keep the keys and values of every layer and run only the newest
+# token. Step through both ways and compare how many keys and values each computes.
 
 # %%
 from course_lib.figures.cache.stepper import cache_stepper
@@ -58,11 +58,11 @@ from course_lib.figures.cache.stepper import cache_stepper
 cache_stepper("Alice was not a bit hurt, and she jumped up", prompt_length=4)
 
 # %% [markdown]
-# The first step is the same on both sides, because the prompt is new. It is called **prefill**. All later steps are
-# called **decode**.
+# The first step is the same on both sides, because the prompt is new. It is called **prefill**. Each later step, over
+# one token, is called **decode**.
 #
-# Count the work of both ways for any prompt and any number of tokens. Two things are easily miscounted. The first step
-# runs over the prompt alone. And the token that the last step chooses is never run.
+# Count the work of both ways for any prompt and any number of tokens. Two things are easily miscounted: the first step
+# runs over the prompt alone, and the token that the last step chooses is never run.
 
 # %%
 # Exercise 5.1 · Work with and without a cache
@@ -91,7 +91,7 @@ def generation_work(prompt_length: int, new_tokens: int) -> tuple[int, int, int,
 best_generation_work = check("5.1", generation_work).best
 
 # %% [markdown]
-# In the first line 100 tokens are generated after a prompt of one.
+# The first line is 100 tokens after a prompt of one.
 
 # %%
 print(f"{'prompt':>8}{'new':>7}{'keys without':>18}{'with':>10}{'scores without':>22}{'with':>16}")
@@ -102,21 +102,21 @@ for prompt_length, new_tokens in ((1, 100), (100, 100), (2048, 500), (30_000, 10
 # %% [markdown]
 # The first line says 5,050 keys without a cache and 100 with one. Without a cache the number of keys grows with the
 # square of the length, and the number of scores with its cube. With a cache the keys grow with the length, and the
-# scores with its square. The work of the projections and the feed-forward block grows as the keys do.
+# scores with its square. The rest of a layer treats each token by itself, so its work grows as the keys do.
 #
 # ## What it costs: memory
 #
-# The cache saves arithmetic and takes memory instead. Each token leaves a key and a value in every layer, for every KV
-# head, of `head_dim` elements each. With $b$ bytes an element:
+# The cache saves arithmetic and takes memory instead. In every layer each token leaves a key and a value for every *KV
+# head*, a head with keys and values of its own. Each has `head_dim` elements. With $b$ bytes an element:
 #
 # $$\text{bytes per token} = 2 \cdot \text{layers} \cdot \text{KV heads} \cdot \text{head dim} \cdot b$$
 #
-# For Llama-3-8B that is 2 · 32 · 8 · 128 · 2 = 131,072 bytes.
+# For Llama-3-8B in 16 bits that is 2 · 32 · 8 · 128 · 2 = 131,072 bytes.
 #
-# A model may have fewer KV heads than query heads. In *grouped-query attention* several query heads read the same keys
-# and values; chapter 07 is about it. Only the KV heads count for the cache. Llama-2-70B has 80 layers, 64 query heads
-# of dimension 128, and 8 KV heads. Guess before you compute: how many bytes does one token leave in float16? And how
-# many if all 64 query heads had keys of their own?
+# A model may have fewer KV heads than query heads. Then several query heads read the same keys and values
+# (*grouped-query attention*, chapter 07). The size of the cache depends on the KV heads alone. Llama-2-70B has 80
+# layers, 64 query heads of dimension 128, and 8 KV heads. Guess first: how many bytes does one token leave in float16?
+# And how many if all 64 query heads had keys of their own?
 
 # %%
 # Exercise 5.2 · The size of a cache
@@ -163,12 +163,12 @@ for name in ("A100", "H200"):
 
 # %% [markdown]
 # With 64 KV heads a single token would take 2.62 MB, and 512 sequences of 2048 tokens would take 2.75 TB, the memory of
-# 18 H200s. The released model has 8 KV heads and needs an eighth. So it is the memory, and not the arithmetic, that
-# decides how many sequences one GPU can serve at once. A T4 is not in the list, because Llama-3-8B's weights alone take
-# 16.06 GB and a T4 has 15.8 GB for programs.
+# 18 H200s. The released model has 8 KV heads and needs an eighth. So memory, and not arithmetic, limits how many
+# sequences one GPU can serve at once. A T4 is not in the list, because Llama-3-8B's weights alone take 16.06 GB and a
+# T4 has 15.8 GB for programs.
 #
-# The picture shows other models, with 16 sequences of 4096 tokens each. In a live notebook the calculator below it
-# takes others. Try Llama-3-8B with one sequence of 131,072 tokens: its cache is larger than the model.
+# The picture shows other models, with 16 sequences of 4096 tokens each. In a live notebook you can choose others in the
+# calculator below it. Try Llama-3-8B with one sequence of 131,072 tokens: its cache is larger than the model.
 
 # %%
 from course_lib.figures.cache.calculator import cache_calculator
@@ -185,8 +185,8 @@ cache_calculator(PRESETS, batch=16, length=4096)
 # TB. An H200, whose memory was measured to copy 4.25 TB/s, spends two seconds on these copies.
 #
 # The other way is to allocate a buffer of the largest length once and to write each token into its *slot*, the place
-# for one token. That moves $2 c$ bytes a token at any length. But it may reserve memory that is never used, which
-# chapter 06 is about. The next cell measures both. Predict: what happens to each from 4096 to 8192 tokens?
+# for one token. That moves $2 c$ bytes a token at any length, but it may reserve memory that is never used (chapter
+# 06). The next cell measures both. Predict: how does each time change from 4096 to 8192 tokens?
 
 # %%
 batch, key_heads, head_dim, dtype = (32, 8, 128, torch.float16) if on_gpu else (4, 8, 64, torch.float32)
@@ -223,15 +223,14 @@ from course_lib.figures.cache.step_times import draw_step_times
 draw_step_times(append_times, "Append one token to the keys and values of a layer")
 
 # %% [markdown]
-# The time of the concatenated cache grows with the length, because every step copies all tokens so far. The time of the
-# preallocated cache does not depend on the length. (Without a GPU small copies can beat their least time, because they
-# stay in the processor's own cache.)
+# The time to concatenate grows with the length, because every step copies all tokens so far. The preallocated cache's
+# time does not. (Without a GPU small copies can beat their least time, because they stay in the processor's own cache.)
 #
 # ## The append kernel · deeper
 #
 # A slice assignment needs all sequences of a batch at the same length. In a server one sequence may be at its tenth
-# token and another at its thousandth. Each has its own *position*, the slot for its next token. In a kernel that is
-# easy: each program loads the position of its sequence and adds it to the slot.
+# token and another at its thousandth. In a kernel each program loads its sequence's *position*, the slot for its next
+# token. New token $i$ goes into slot position + $i$.
 #
 # The new keys come from a projection and a transpose, so their strides differ from the cache's. The launcher passes all
 # of them, and you write the kernel. In decode `new_tokens` is 1, and in prefill it is the length of the prompt.
@@ -290,26 +289,25 @@ best_append = check("5.3", append_to_cache).best
 
 # %% [markdown]
 # With 8 KV heads of dimension 128 in 16 bits, one token's key and value are 4 kB. An H200 reads and writes them in 2
-# ns, but a launch takes some microseconds. So production kernels append in a kernel that does something else as well.
+# ns, but a launch takes some microseconds. So production systems append in a kernel that does other work as well.
 #
 # ## Who sees what: positions
 #
-# With a cache the $i$-th new token of a sequence is not its $i$-th token. If `past` tokens came before, it stands at
-# position past + $i$, counting from 0. Three things depend on that, and each is a common bug.
+# If `past` tokens are in the cache, the $i$-th new token stands at position past + $i$, counting from 0, and is stored
+# in the *slot* (the place) of that number. Three things depend on that position, and each is a common source of bugs.
 #
 # - **The mask.** The token sees the slots 0 to past + $i$. In decode, with one new token, it sees all slots in use.
-#   PyTorch's `is_causal=True` starts its diagonal at the first key, so it would show that token the first key only.
+#   PyTorch's `is_causal=True` starts its diagonal at the first key, so with it that token would see the first key only.
 # - **The length.** The newest token counts too, because its key is appended before its query is compared with the keys.
 #   A length taken before the append is one too small, and the size of the buffer is far too large.
 # - **The position encoding.** Scores alone do not say where a token stands. *Rotary* positions turn each query and key
-#   by angles that grow with its position, so that their product depends on the distance between the two. A key is
-#   turned before it is stored. If you turn a query by the angles of a wrong position, nothing raises an error, but its
-#   scores are those of wrong distances and the text gets worse.
+#   by angles that grow with its position, so that their score depends on the distance between the two. A key is turned
+#   before it is stored. If you turn a query by the angles of a wrong position, nothing raises an error, but its scores
+#   are those of wrong distances and the text gets worse.
 #
 # ## The mask over a cache · deeper
 #
-# Write the mask so that it does two jobs at once: it hides later tokens, and it hides slots that hold no token of the
-# sequence.
+# One mask does two jobs here: it hides later tokens, and it hides slots that hold no token of the sequence.
 
 # %%
 # Exercise 5.4 · The causal mask over a cache
@@ -336,9 +334,9 @@ for row in best_visible_slots(torch.tensor([3, 0], dtype=torch.int32), new_token
     print()
 
 # %% [markdown]
-# In the upper picture four new tokens stand behind three old ones, in the lower one they stand behind none. With this
-# mask a server can prefill a long prompt in pieces and let other sequences decode in between. The next cell runs twelve
-# tokens in pieces of 5, 1 and 6, and all at once.
+# Each row is a new token, and ■ is a slot that it sees. In the upper picture four new tokens follow three old ones, in
+# the lower one they follow none. With this mask a server can prefill a long prompt in pieces and let other sequences
+# decode in between. The next cell runs twelve tokens in pieces of 5, 1 and 6, and all at once.
 
 # %%
 query, key, value = (torch.randn(1, 2, 12, 16, device=device) for _ in range(3))  # [batch, heads, tokens, head_dim]
@@ -357,13 +355,13 @@ print("largest difference:", f"{(torch.cat(outputs, dim=2) - at_once).abs().max(
 # %% [markdown]
 # ## One step of decode
 #
-# A server takes this step thousands of times a second. Each sequence of the batch has one new token. Its key and value
-# go into the cache, and then its query is compared with every key there. Each sequence has its own past. Query heads
-# come in groups: with 8 query heads on 2 KV heads, heads 0 to 3 read KV head 0 and heads 4 to 7 read KV head 1.
+# Each sequence of the batch has its own past and one new token. The token's key and value go into the cache, and then
+# its query is compared with every key there. Query heads come in groups: with 8 query heads on 2 KV heads, heads 0 to 3
+# read KV head 0 and heads 4 to 7 read KV head 1.
 #
-# You may use PyTorch or Triton. Only the numbers are checked; chapters 07 and 08 are about speed. If you compute scores
-# for the whole buffer, hide the unused slots *before* the softmax. (A weight of 0 hides a finite number, but 0 · NaN is
-# NaN. In this exercise unused slots hold finite numbers.)
+# You may use PyTorch or Triton, because only the numbers are checked. If you compute scores for the whole buffer, hide
+# the unused slots *before* the softmax. (Here they hold finite numbers. A weight of 0 would not remove a NaN, because 0
+# · NaN is NaN.)
 
 # %%
 # Exercise 5.5 · One step of attention over a cache
@@ -400,7 +398,7 @@ def cached_attention_step(query, key, value, key_cache, value_cache, past):
 best_step = check("5.5", cached_attention_step).best
 
 # %% [markdown]
-# Token by token through a cache must give the same as causal attention in one run.
+# Running the tokens one by one through a cache must give the same as causal attention over all at once.
 
 # %%
 heads, key_heads, length, head_dim = 4, 2, 24, 32
@@ -420,8 +418,9 @@ print("largest difference:", f"{(torch.stack(steps, dim=2) - at_once).abs().max(
 #
 # `course_lib/models` holds a decoder of Llama's kind, in short files that you can read. The tiny one below has 394,080
 # parameters, and its tokens are bytes. It is trained on three chapters of *Alice's Adventures in Wonderland*, 31 kB.
-# That takes 1 TFLOP, about half a minute on one CPU core. The loss starts near $\ln 256 = 5.5$ nats a byte, what
-# guessing among 256 bytes costs, and ends near 0.8. The model is trained once and then kept on disk.
+# That takes 1 TFLOP, about half a minute on one CPU core. The loss is $-\ln p$ *nats*, where $p$ is the probability
+# that the model gave to the right byte. It starts near $\ln 256 = 5.5$, as for a guess among 256 bytes, and ends near
+# 0.8. The model is trained once and then kept on disk.
 
 # %%
 from course_lib.models.generation import complete
@@ -443,8 +442,8 @@ seconds = format_seconds(time.perf_counter() - started)
 print(f"{decoder.config.parameters:,} parameters, {'trained' if recent else 'read from disk'} in {seconds}")
 
 # %% [markdown]
-# The first text below takes the most likely byte at every step (*greedy*). The second draws from the probabilities,
-# sharpened a little. Most words are the book's, but they make little sense.
+# The first text below takes the most likely byte at every step (*greedy*). The second draws each byte from the model's
+# probabilities, sharpened a little. Most words are the book's, but they make little sense.
 
 # %%
 for name, options in (("greedy", {}), ("drawn at temperature 0.5", {"temperature": 0.5, "seed": 1})):
@@ -454,8 +453,8 @@ for name, options in (("greedy", {}), ("drawn at temperature 0.5", {"temperature
 # %% [markdown]
 # ## Generation with a cache
 #
-# Now you write the loop itself. The model comes in parts, for one sequence, so that you decide what is run, at which
-# positions, and what is kept:
+# Now write the loop itself. You get the model in parts, for one sequence, and decide what is run, at which positions,
+# and what is kept. Here `x` is what one layer hands to the next, `width` numbers for each token:
 #
 # | part of `model` | takes | gives |
 # |---|---|---|
@@ -469,7 +468,7 @@ for name, options in (("greedy", {}), ("drawn at temperature 0.5", {"temperature
 # `project` turns queries and keys by their positions, and returns fewer heads of keys and values than of queries.
 # `attend` is causal, with the last query at the last key, and takes care of the groups.
 #
-# Here are these parts of the trained decoder, and generation without a cache.
+# The next cell has these parts, and generation without a cache.
 
 # %%
 from course_lib.models.layers import rotary_angles, rotate
@@ -519,8 +518,8 @@ def generate_uncached(model, prompt, new_tokens):
 
 
 # %% [markdown]
-# Write the version with a cache. The check builds small random decoders with these parts, counts the tokens that you
-# run, and compares the generated tokens one by one.
+# Write the version with a cache. The check builds small random decoders, counts the tokens that you run, and compares
+# the generated tokens.
 
 # %%
 # Exercise 5.6 · Greedy generation with a cache
@@ -562,7 +561,7 @@ def generate_cached(model, prompt, new_tokens):
 best_generate_cached = check("5.6", generate_cached).best
 
 # %% [markdown]
-# The next cell runs both on the trained model. The texts must be equal.
+# Both must write the same text.
 
 # %%
 parts, prompt = DecoderParts(decoder), encode("The Rabbit ").to(device)
@@ -576,8 +575,8 @@ print("the same text:", len(set(texts.values())) == 1)
 print(textwrap.indent(textwrap.fill("The Rabbit " + texts["with yours"], 100), "    "))
 
 # %% [markdown]
-# The gain is modest, because the text is short and the model tiny. Much of a step is PyTorch's overhead for dozens of
-# operators in a layer. So the next cell times a single step behind more and more tokens, with the library's
+# The gain is modest, because the text is short and the model tiny. Much of a step is PyTorch's overhead, because each
+# layer calls dozens of operators. So the next cell times a single step after more and more tokens, with the library's
 # preallocated cache. Predict: does the time with a cache stay flat? From which length on does the time without one
 # rise?
 
@@ -607,18 +606,18 @@ draw_step_times(step_times, "One step of the tiny model")
 # %% [markdown]
 # ## The floor of a decode step
 #
-# Back to the question. Two counts give the answer. A decode step runs one token of each sequence.
+# Back to the question. A decode step runs one token of each sequence, and two counts give the answer:
 #
-# - **Bytes.** It reads every weight once, whatever the batch, and it reads the cache of each sequence.
+# - **Bytes.** It reads every weight of the model once, however many sequences there are, and the cache of each
+#   sequence.
 # - **FLOPs.** Each weight does one multiply-add for each sequence, which is 2 FLOPs. (Attention adds 7 % to that at
 #   2048 tokens. Leave it out.)
 #
-# Reading and computing can overlap, so the step takes at least as long as the slower of the two. That time is its
-# *floor*. For Llama-3-8B, one sequence and an H200, the arithmetic takes 15 GFLOP / 740 TFLOP/s = 20 µs. Compute the
-# other time.
+# Reading and computing can overlap, so the longer of the two times is the step's *floor*, the least it can take. For
+# Llama-3-8B, one sequence and an H200, the arithmetic takes 15 GFLOP / 740 TFLOP/s = 20 µs. Compute the other time.
 #
 # **Predict** for sequences of 2048 tokens before you run the table: from which batch on are the caches larger than the
-# weights? And from which batch on does the arithmetic decide?
+# weights? And from which batch on does the arithmetic take longer than the reading?
 
 # %%
 # Exercise 5.7 · The floor of a decode step
@@ -667,16 +666,16 @@ for batch in (1, 8, 56, 128, 256, 512):
 # FLOP for each byte, where it has time for 740 / 4.37 = 170.
 #
 # A batch shares the reading of the weights, so 8 sequences take only 12 % longer than one. It does not share the
-# caches. They overtake the weights at a batch of 56. From there to 512, nine times the batch makes only 1.8 times the
-# tokens in a second. At 2048 tokens the arithmetic never decides, because each further sequence adds 61 µs of reading
-# and only 20 µs of arithmetic. At 128 tokens it decides from a batch of 209 on.
+# caches, which become larger than the weights at a batch of 56. A batch of 512 is nine times as large, but makes only
+# 1.8 times the tokens in a second. At 2048 tokens the arithmetic never takes longer, because each further sequence adds
+# 61 µs of reading and only 20 µs of arithmetic. At 128 tokens it does from a batch of 209 on.
 #
 # ## Prefill and decode on the roofline · deeper
 #
-# Prefill uses each weight for every token of the prompt. With 2048 tokens in 16 bits that is 2048 FLOP/byte, so the
-# matrix units are the limit. The next cell builds some layers of a real model's shape (a smaller one without a GPU). It
-# computes the floors of the prompt, of a decode step for one sequence and of one for a batch, and then measures them.
-# Predict which limit holds for each.
+# Prefill uses each weight for every token of the prompt. In 16 bits a weight is 2 bytes and does 2 FLOPs for each of
+# 2048 tokens. That is 2048 FLOP/byte, so the tensor cores are the limit. The next cell builds some layers of a real
+# model's shape (a smaller one without a GPU). It computes floors for the prompt and for a decode step, of one sequence
+# and of a batch, and then measures all three. Predict whether memory or arithmetic limits each.
 
 # %%
 from course_lib.figures.memory.roofline import Measured, roofline_plot
@@ -750,37 +749,37 @@ layers = None
 roofline_plot(roof, points)
 
 # %% [markdown]
-# Prefill stands at the right, under the flat roof of matrix products, and decode for one sequence at the left. The
-# batch stands further up, because it reads the same weights and makes more tokens with them. On an H200 a step took 2.0
-# ms for one sequence and 3.1 ms for 64. Both points lay at 33 to 40 % of the slope, because reading these two layers
-# takes 0.8 ms and PyTorch's overhead is larger than that. The words *bound by* above use the rate of matrix products in
-# the dtype of these layers, so compare each point with the roof that bears that dtype's name.
+# Prefill stands at the right, under the flat roof of matrix products, and decode for one sequence at the left. Decode
+# for the batch stands higher on the slope, because it makes more tokens with the same weights. On an H200 a step took
+# 2.0 ms for one sequence and 3.1 ms for 64. Both reached only 33 to 40 % of the slope, because reading these two layers
+# takes 0.8 ms and PyTorch's overhead is larger than that. *Bound by* above refers to matrix products in the dtype of
+# these layers, so compare each point with the roof of that name.
 #
 # ## Predicted against measured
 #
-# Compare your machine's figures with what you counted.
+# Compare with your machine's times:
 #
-# - A step with a cache stayed nearly flat, and one without a cache grew with the length once there was enough to do. On
+# - With a cache the time of a step stayed nearly flat. Without one it grew once its work outgrew PyTorch's overhead. On
 #   an H200 both took 3 ms up to 2048 tokens. At 8192 tokens it was 21 ms without and 2.5 ms with a cache.
-# - Where a time is far above its floor, the work is too small for the machine: a launch or an operator call takes some
-#   microseconds, and a decode step makes dozens in each layer.
+# - Where a time is far above its floor, the work is too small for the machine: each launch or operator call takes some
+#   microseconds.
 #
-# gpt-fast's authors measured 25.5 tokens/s for Llama-7B in eager PyTorch on an A100, a sixth of what its memory
-# bandwidth allows. They got four times as many from a compiled step that is replayed as a *CUDA graph*: a recorded list
-# of launches that the GPU runs without waiting for Python. The recorded addresses are fixed, so the cache had to be
-# preallocated ([blog post](https://pytorch.org/blog/accelerating-generative-ai-2/)).
+# gpt-fast's authors measured 25.5 tokens/s for Llama-7B in ordinary (*eager*) PyTorch on an A100, a sixth of what its
+# memory bandwidth allows. They got four times as many from a compiled step that is replayed as a *CUDA graph*: a
+# recorded list of launches that the GPU runs without waiting for Python. The recorded addresses are fixed, so the cache
+# had to be preallocated ([blog post](https://pytorch.org/blog/accelerating-generative-ai-2/)).
 
 # %% [markdown]
 # ## Finale: your cache runs the model
 #
-# In 5.6 the model wrote one text. A server writes several at once, and each has a length of its own. Here four prompts
-# of different lengths go on together. Your kernel of 5.3 puts each prompt into its row of the cache. From then on every
-# run of the model takes one new byte of each text, and your step of 5.5 stores it and attends over its own past.
+# In 5.6 the model wrote one text. A server writes several at once, so here four prompts of different lengths are
+# continued together. Your kernel of 5.3 puts each prompt into its row of the cache. From then on every run of the model
+# takes one new byte of each text. Your step of 5.5 stores its key and value and attends over the cache of that text.
 #
-# First count, with your function of 5.1, the keys that one head computes for 24 new bytes of each text. Then count how
-# often the model runs, since each run reads all 1.6 MB of its weights. Without a cache each text runs by itself: 4 · 24
-# times. With one there are 4 runs for the prompts, which give the first new byte, and 23 for all four together. So
-# **predict**: how many times fewer keys, and how many times fewer readings of the weights?
+# First count, with your function of 5.1, the keys that one head computes for 24 new bytes of each text. Then count the
+# runs of the model, since each reads all 1.6 MB of its weights. Without a cache each text runs by itself: 4 · 24 times.
+# With one there are 4 runs for the prompts, which give each text's first new byte, and 23 more for all four together.
+# **Predict**: how many times fewer keys, and how many times fewer runs?
 
 # %%
 prompts = ("Alice was ", "The Rabbit ", "Down, down, down. Would the fall ", "She ")
@@ -792,7 +791,7 @@ runs_without, runs_with = 4 * new_bytes, 4 + new_bytes - 1
 print(f"runs of the model: {runs_without} and {runs_with}, {runs_without / runs_with:.1f} times fewer")
 
 # %% [markdown]
-# Now for real. `SequenceRows` is a cache that calls your two functions; the model itself is the same as above.
+# `SequenceRows` is a cache that calls your two functions. The model is the same as above.
 
 # %%
 from course_lib.models.generation import complete
@@ -829,9 +828,8 @@ for prompt, text in zip(prompts, texts["with a cache"]):
     print(f"    {prompt}|{text}")
 
 # %% [markdown]
-# The counts are the predicted ones to the last token, and so are the texts: what you kept was all that the model
-# needed. Without a GPU no speed is shown. A Triton kernel runs in the interpreter there, and the interpreter's time
-# says nothing about a GPU's.
+# The counts are exactly the predicted ones. The texts are the same, so the keys and values that you kept were all that
+# the model needed. No speed is shown without a GPU, because the interpreter's time says nothing about one.
 
 # %% [markdown]
 # ## What production systems do
@@ -840,7 +838,7 @@ for prompt, text in zip(prompts, texts["with a cache"]):
 # vLLM, SGLang and TensorRT-LLM keep one pool of pages for all sequences (chapter 06) and let sequences join and leave
 # the batch at every step (*continuous batching*, [Orca](https://www.usenix.org/conference/osdi22/presentation/yu)).
 # They cut a long prefill into pieces (*chunked prefill*, [Sarathi](https://arxiv.org/abs/2308.16369)) or run it on
-# other GPUs ([DistServe](https://arxiv.org/abs/2401.09670)), so that it delays nobody's decode.
+# other GPUs ([DistServe](https://arxiv.org/abs/2401.09670)), so that no other sequence's decode has to wait for it.
 #
 # ## Papers
 #

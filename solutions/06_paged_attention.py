@@ -2,13 +2,13 @@
 # # 06 · Pages: a cache without gaps
 #
 # **The question.** OPT-13B on an A100 with 40 GB leaves about 12 GiB for the cache. The keys and values of a token take
-# 819,200 bytes, so 15,728 tokens fit. The authors of vLLM measured with conversations of 161 tokens in the prompt and
-# 338 in the answer, on average ([arXiv 2309.06180](https://arxiv.org/abs/2309.06180)). There is room for 31 of these.
-# But a server that gives each request a tensor for 2048 tokens, the most that the model can take, has room for seven
-# requests. What is in the rest of the memory?
+# 819,200 bytes, so 15,728 tokens fit. The authors of vLLM, a serving engine, measured with conversations of 161 tokens
+# in the prompt and 338 in the answer, on average ([arXiv 2309.06180](https://arxiv.org/abs/2309.06180)). There is room
+# for 31 of these. But a server that gives each request a tensor for 2048 tokens, the most that the model can take, has
+# room for seven requests. What is in the rest of the memory?
 #
-# Here the cache becomes a pool of pages. You measure what one large tensor wastes, write the allocator that does better
-# and the kernel that reads pages, and let sequences share pages.
+# First you measure what reserved tensors waste. Then you cut the cache into *pages* of a few tokens each, write their
+# allocator and a kernel that reads them, and let sequences share pages.
 #
 # **Time.** About 3½ hours, with six exercises. The **core path** takes two hours at most: exercises 6.1, 6.2, 6.3 and
 # 6.5. You can skip every section whose heading ends in *· deeper*. Run its cells as they are, because later cells use
@@ -41,16 +41,16 @@ print(f"a token: {token_bytes:,} bytes; the cache: {slots:,} slots, one for each
 # ## Three ways to waste memory
 #
 # Think of the cache as a row of *slots*, each with room for one token. A server does not know how long an answer will
-# be. With a contiguous cache it reserves a run of slots when the request comes, and no other request can use them. At
-# any moment each slot is in one of these states:
+# be. So with a contiguous cache it reserves a run of slots when the request comes, and no other request can use them.
+# At any moment each slot is in one of three states:
 #
 # - **Used**: it holds a token.
 # - **Internal waste**: it is reserved for a request and empty. Some of these slots are filled later, others never.
 # - **External waste**: it is free, but no free run is long enough for the request that waits. 60 free slots in three
 #   runs of 20 do not help a request for 30.
 #
-# `mean_use` computes how well a reservation is used over the life of its request. Guess first: a request of 161 + 338
-# tokens has a run of 2048 slots. Which share of the run holds tokens, on average over its life: 50 %, 25 % or 15 %?
+# `mean_use` computes which share of a request's reserved slots hold tokens, on average over its life. Guess first for a
+# request of 161 + 338 tokens in a run of 2048 slots: 50 %, 25 % or 15 %?
 
 # %%
 # Exercise 6.1 · What a contiguous layout wastes
@@ -101,16 +101,16 @@ best_layout_waste, best_paged_waste, best_mean_use = check("6.1", layout_waste, 
 # %% [markdown]
 # ## Measured on a trace
 #
-# `sample_trace` draws requests with the means above. Their lengths vary widely (log-normal, at most 2048 tokens in
-# all), and they arrive faster than the server can answer. `replay` serves them: in each step it admits whoever fits,
-# first come, first served, and gives every running request one more token.
+# `sample_trace` draws a *trace*, a list of requests with the means above. Their lengths vary widely (log-normal, at
+# most 2048 tokens in all), and they arrive faster than the server can answer. `replay` serves them, first come, first
+# served: each step admits those that fit and gives every running request one more token.
 #
-# As in the paper, there are three contiguous layouts. The first reserves 2048 slots for everyone. The second guesses a
+# There are three contiguous layouts, as in the paper. The first reserves 2048 slots for everyone. The second guesses a
 # power of two that covers the answer. The third knows each length in advance, which no server can. The last two round
 # runs up to a power of two, as the paper's memory allocator does.
 #
-# First the cell predicts the first layout with your `mean_use`. A long answer stays longer, so each request counts by
-# its steps. And 15,728 slots are seven runs of 2048 and 1392 slots that nobody gets.
+# First the cell predicts the first layout's use with your `mean_use`. A long answer stays in the cache for more steps,
+# so it counts for more in the mean. Seven runs of 2048 leave 1392 of the 15,728 slots, which nobody gets.
 
 # %%
 from course_lib.serving import ContiguousCache, PagedCache, replay, sample_trace
@@ -152,27 +152,27 @@ for name, timeline in timelines.items():
     print_shares(name, timeline)
 
 # %% [markdown]
-# `later` is reserved and will be filled. `never` is reserved and stays empty. `stranded` is free while somebody waits.
+# `later` is reserved and will be filled. `never` is reserved and stays empty. `stranded` is free while a request waits.
 # The last column is how many requests run at a time. On the paper's server, with another trace, tokens filled 20.4 %,
 # 26.8 % and 38.2 % of the memory (its figure 2).
 #
-# Look at the third row. Even with every length known in advance, a contiguous cache wastes most of the memory. The
-# largest part is `later`, because a run is reserved as a whole at the start and is full only at the end.
+# In the third row every length is known in advance, and yet most of the memory is wasted. The largest part is `later`,
+# because a run is reserved as a whole at the start and is full only at the end.
 #
 # ## An old idea
 #
-# Operating systems had this problem around 1960. Their answer: cut the memory into **pages** of one size, give a
-# program any free pages, and keep a table for each program that says where its pages are.
+# Operating systems had this problem around 1960. They cut the memory into **pages** of one size, gave a program any
+# free pages, and kept a table of each program's pages.
 #
 # A cache page (a *block* in the paper) holds the keys and values of, say, 16 tokens. Each sequence has a **block
-# table**. Its token $i$ is in page `table[i // page_size]`, at offset `i % page_size`. Slots are numbered through the
-# whole pool, so this is slot `page · page_size + offset`. For example, with pages of 16 and the table [7, 2], token 20
-# is in page 2 at offset 4, which is slot 36. A sequence takes a page only when its last one is full, so nothing is
-# reserved for later, and nothing is stranded because all free pages are alike. Only the end of each last page stays
-# empty.
+# table**, which lists its pages in order. Its token $i$ is in page `table[i // page_size]`, at offset `i % page_size`.
+# Slots are numbered through the *pool* of all pages, so the token's slot is `page · page_size + offset`. With pages of
+# 16 and the table [7, 2], token 20 is in page 2 at offset 4, which is slot 36. A sequence takes a page only when its
+# last one is full, so nothing is reserved for later, and nothing is stranded because all free pages are alike. Only the
+# end of each last page stays empty.
 #
-# Step through a pool of twelve pages of four tokens. Watch A and C, which begin with the same eight tokens, and B and
-# its fork D.
+# Step through a pool of twelve pages of four tokens. Watch A and C, which begin with the same eight tokens, and D,
+# which starts as a copy of B.
 
 # %%
 from course_lib.figures.paged.table import page_table_stepper
@@ -180,11 +180,11 @@ from course_lib.figures.paged.table import page_table_stepper
 page_table_stepper()
 
 # %% [markdown]
-# How C found tokens and why D copied a page comes under *Sharing*. First you write the plain allocator. It deals with
-# page numbers only. The check replays scripts of operations on it. You may hand out any free page.
+# The section *Sharing* explains how C found tokens and why D copied a page. First you write the plain allocator, which
+# deals with page numbers only. You may hand out any free page.
 #
-# The hard part is to refuse well. When the pool is full, the server stops some other request and tries again. So a
-# refused append must leave everything as it was.
+# The hard part is the refusal. When the pool is full, the server stops another request and tries again. So a refused
+# append must leave everything as it was.
 
 # %%
 # Exercise 6.2 · An allocator of pages
@@ -244,7 +244,7 @@ BestPageAllocator = check("6.2", PageAllocator).best
 # %% [markdown]
 # **Predict** what pages of 16 waste. A last page has on average (16 - 1) / 2 = 7.5 empty slots. Each sequence holds as
 # many tokens, on average, as it did in its run of 2048, so you can also work out how many run at a time. The next cell
-# replays the same trace with the library's allocator.
+# replays the trace with the library's allocator.
 
 # %%
 tokens_each = in_a_run * 2048
@@ -254,7 +254,7 @@ timelines["pages of 16"] = replay(trace, PagedCache(slots, 16))
 print(header)
 for name, timeline in timelines.items():
     print_shares(name, timeline)
-print(f"preempted for want of pages: {timelines['pages of 16'].preemptions} times")
+print(f"preempted because no page was free: {timelines['pages of 16'].preemptions} times")
 
 # %%
 from course_lib.figures.paged.waste_timeline import draw_waste
@@ -263,21 +263,21 @@ shown = ("2048 for everyone", "the truth, in powers of two", "pages of 16")
 draw_waste({name: timelines[name] for name in shown}, steps=3000)
 
 # %% [markdown]
-# `later` is the 1.5 % that you predicted. Another 1.6 % is free while somebody waits, mostly because `replay`, like
+# `later` is the 1.5 % that you predicted. Another 1.6 % is free while requests wait, mostly because `replay`, like
 # vLLM, keeps 1 % of the pages free for requests that grow. The paper reports that vLLM uses 96.3 %.
 #
-# Pages have a price: nothing is reserved, so a running request may find no page for its next token. Then the request
-# that came last is sent back to the line. The simulator does that too.
+# Pages have a price: nothing is reserved, so there may be no page for a running request's next token. Then the
+# simulator *preempts* the request that came last: it frees its pages and sends it back to the queue.
 #
 # While requests wait, 4.5 times as many sequences run at a time as with 2048 slots for everyone. So each reading of the
-# weights makes that many more tokens. Over the whole trace it is 3.5 times, because with pages nobody waits in nearly
-# half of the steps.
+# weights makes that many more tokens. Over the whole trace the factor is only 3.5, because with pages the queue is
+# empty in nearly half of the steps.
 #
 # ## Where a token goes
 #
-# In every step one tensor holds the new tokens of all sequences: one of each that decodes, and the whole prompt of one
-# that begins. The **slot mapping** says into which slot of the pool each of them goes. All layers use the same block
-# tables, so it is computed once in a step.
+# In every step one tensor holds the new tokens of all sequences: one token of each that decodes, and the whole prompt
+# of each that begins. The **slot mapping** gives the slot of each. All layers use the same block tables, so it is
+# computed once in a step.
 
 # %%
 # Exercise 6.3 · Slot mapping
@@ -309,8 +309,8 @@ best_slot_mapping = check("6.3", slot_mapping).best
 # %% [markdown]
 # The pool is one tensor for keys and one for values, [pages, heads, page_size, head_dim]. One head's part of a page is
 # contiguous, so a program can load its `page_size · head_dim` numbers in one go. The address of a slot's row is a sum
-# of three products: page, head and offset, each times its own stride. So a slot number is *not* a row number of this
-# tensor.
+# of three products: page, head and offset, each times its own stride. The heads lie between page and offset, so a slot
+# number is *not* a row number of this tensor.
 #
 # ## Into the pages · deeper
 #
@@ -368,7 +368,7 @@ def append_to_pages(key, value, key_pages, value_pages, slots):
 best_append = check("6.4", append_to_pages).best
 
 # %% [markdown]
-# Try the three together: the pages of three sequences are scattered over the pool, and every key must be where its slot
+# Try all three together: the pages of three sequences are scattered over the pool, and every key must be where its slot
 # says.
 
 # %%
@@ -394,9 +394,9 @@ print("every key is where its slot says:", torch.equal(found, keys))
 # ## The gather inside the kernel
 #
 # You could gather a sequence's pages into a contiguous tensor and call any attention on it. But that reads the cache,
-# writes it and reads it again, three times the bytes, in a step whose time is its bytes. So the kernel follows the
-# table itself. A program has one sequence and one head. In each step of its loop it loads an entry of the table,
-# computes where that page's keys are, and loads them. The rest is chapter 03.
+# writes it and reads it again. It moves three times the bytes, and bytes decide how long a decode step takes. So the
+# kernel follows the table itself. A program has one sequence and one head. In each step of its loop it loads an entry
+# of the table, computes where that page's keys are, and loads them. The rest is chapter 03's online softmax.
 #
 # There is only one query, so the scores are a sum over columns and not a matrix product. Here every query head has its
 # own KV head; chapter 07 changes that.
@@ -473,7 +473,7 @@ def paged_decode(query, key_pages, value_pages, block_tables, lengths):
 best_paged_decode = check("6.5", paged_decode).best
 
 # %% [markdown]
-# Where a page lies cannot change the result, not even its last bit, because the same numbers are added in the same
+# Where a page lies does not change even the last bit of the result, because the same numbers are added in the same
 # order. The next cell shuffles the pool, renames the pages in the tables, and compares.
 
 # %%
@@ -496,7 +496,7 @@ print("bit for bit the same:", torch.equal(before, after))
 #
 # $$\frac{4}{512 \cdot \text{page size}}: \qquad 0.8\ \%\text{ at page size 1},\quad 0.05\ \%\text{ at 16}.$$
 #
-# The next cell checks that with the meter, for float32 and head dimension 64, which is also 512 bytes a token. The one
+# The next cell checks that with the meter, for float32 and head dimension 64, which is also 512 bytes a token. The
 # program also loads a query of 256 bytes and a length of 4.
 
 # %%
@@ -514,13 +514,13 @@ for size in (1, 4, 16, 64):
     print(f"{size:>9}{report.loaded_bytes:>10,} B{predicted_bytes:>10,} B{4 * pages / cache:>17.2%}")
 
 # %% [markdown]
-# So the bytes of the table hardly matter. The size of a page matters for other reasons:
+# So the table's bytes hardly matter. The size of a page matters for other reasons:
 #
 # - **Short runs.** A page of one token is 256 bytes for one head in 16 bits. Memory is faster with longer runs.
-# - **Order.** The kernel knows a page's address only when its table entry has arrived from memory. The next section is
-#   about that.
+# - **Order.** The kernel can compute a page's address only when its table entry has arrived from memory. The section
+#   *The trap* is about that.
 #
-# And what do large pages cost? Memory, on the same trace:
+# Large pages waste memory. The picture shows how much on the same trace.
 
 # %%
 from course_lib.figures.paged.waste_timeline import draw_waste_by_page_size
@@ -531,10 +531,9 @@ draw_waste_by_page_size([replay(trace, PagedCache(slots, size), most_steps=2500)
 # %% [markdown]
 # ## The trap · deeper
 #
-# While a program computes with one page, the keys of the next pages should be on their way. Triton can arrange that.
-# With `num_stages=4` it starts the loads in a loop up to three iterations early. Each load that is under way needs a
-# buffer of its own in *shared memory*, the fast memory of one multiprocessor (227 KiB for a program on an H100). To
-# start a load early, the kernel has to know its address early.
+# While a program computes with one page, the keys of the next pages should be on their way. With `num_stages=4` Triton
+# starts the loads in a loop up to three iterations early. Each load that is under way needs a buffer of its own in
+# shared memory (227 KiB for a program on an H100). A load can start early only if its address is known early.
 #
 # The kernel below loads each table entry where it needs it. It takes 16 query heads for each KV head, so that the
 # tensor cores can do the products; chapter 07 explains that. The cell after it has Triton compile the kernel for an
@@ -631,11 +630,11 @@ show_buffers(paged_loop_kernel)  # run this again after each change of the kerne
 
 # %% [markdown]
 # With one buffer the kernel cannot start loading the next page before it has finished computing with this one, so
-# memory waits while it computes. And it gets one buffer even at 4 stages. No test of the result shows that.
+# memory sits idle while it computes. It gets only one buffer even at 4 stages. No test of the result shows that.
 #
-# **Your turn: get 3 buffers at 4 stages.** Change the loop of `paged_loop_kernel`, three or four lines. Run its cell
-# and the cell above again until it prints 3. The result must stay right. Think of what the keys' address depends on in
-# an iteration, and how early you could know it. One answer is below, so try first.
+# **Your turn: get 3 buffers at 4 stages.** Change three or four lines in the loop of `paged_loop_kernel`. Run its cell
+# and the cell above again until it prints 3. The result must stay right. What does the keys' address depend on in an
+# iteration, and how early could you know it? One answer is below, so try first.
 
 # %% [markdown]
 # ### Why there is one buffer, and a remedy
@@ -646,7 +645,7 @@ show_buffers(paged_loop_kernel)  # run this again after each change of the kerne
 #
 # The remedy is to load the entry for the *next* page one iteration ahead and to carry it over in a register. Then the
 # address of the keys is known as soon as an iteration starts, just as in a contiguous cache, and every extra stage
-# becomes an extra buffer. The library's kernel does so too (`course_lib/kernels/paged/attention.py`).
+# becomes an extra buffer. The library's kernel does this too (`course_lib/kernels/paged/attention.py`).
 
 # %%
 @triton.jit
@@ -684,7 +683,7 @@ def carried_loop_kernel(
 show_buffers(carried_loop_kernel)
 
 # %% [markdown]
-# On a GPU the next cell times both.
+# On a GPU the next cell times both kernels.
 
 # %%
 if on_gpu:
@@ -706,23 +705,23 @@ if on_gpu:
                 print(f"{kernel.__name__:20}{stages:>3} stages  too much shared memory here")
     del pool, trial
 else:
-    print("Their times need a GPU; what the compiler made of them does not.")
+    print("Timing the two kernels needs a GPU.")
 
 # %% [markdown]
 # ## Sharing · deeper
 #
 # A table may name any page, so two tables may name the same one. That helps in two cases.
 #
-# **A fork.** A server may make several answers to one prompt. The child sequence begins with all tokens of its parent.
-# It gets a copy of the *table* and no page. Full pages are never written again, so they may stay shared. The last page
-# is the problem, because both sequences would write their next token into the same slot. So whichever writes first
-# takes a new page and copies the old one into it: **copy-on-write**. Each page needs a count of the tables that it is
-# in, and it is free when the count is 0.
+# **A fork.** A server may make several answers to one prompt. Each further answer is a child that begins with all
+# tokens of its parent. It gets a copy of the parent's *table* and no page. Full pages are never written again, so they
+# may stay shared. The last page is the problem, because both sequences would write their next token into the same slot.
+# So whichever writes first takes a new page and copies the old one into it: **copy-on-write**. Each page needs a count
+# of the tables that it is in, and it is free when the count is 0.
 #
-# **A common prefix.** Many requests begin with the same system prompt. Their keys and values are equal there, because
-# they depend only on a token and those before it. So a new prompt can look for pages with the same content. But it must
-# compare what a page holds *and all that came before*, because the tokens [7, 7, 7, 7] have other keys behind another
-# beginning.
+# **A common prefix.** Many requests begin with the same *system prompt*, an application's instructions. Its keys and
+# values are equal in all of them, because they depend only on a token and those before it. So a server can look for
+# pages that hold them. It must compare a page's tokens *and all that came before*, because the tokens [7, 7, 7, 7] have
+# other keys after another beginning.
 
 # %%
 # Exercise 6.6 · Shared pages, copied when written
@@ -849,16 +848,16 @@ print(f"8 answers: {for_answers} pages more and {copies} copies (predicted {8 * 
       f"without sharing {8 * 47 - 41})")
 
 # %% [markdown]
-# Sharing saves memory, and it saves computing the prefix: of a prompt's 650 tokens 592 were found, so only 58 run
-# through the model. It does not save reading: in decode each program still reads the shared pages for itself.
+# Sharing saves memory, and it saves computing the prefix: 592 of a prompt's 650 tokens were found, so only 58 are run.
+# It does not save reading, because in decode each program still reads the shared pages for itself.
 #
 # ## Predicted against measured
 #
 # Take one step of decode for 32 sequences of 4096 tokens, with 8 heads of dimension 128 in 16 bits. The keys and values
 # are 2 · 32 · 4096 · 8 · 128 · 2 bytes = 537 MB at any page size, and the table adds at most 0.8 %. So the bytes
-# predict the same time for all page sizes. On a GPU the next cell measures the library's kernels on a contiguous cache
-# and on pages of 1 to 256 tokens. Without one it prints the floor of an H200, whose memory was measured to read 4.37
-# TB/s, and compares your predictions for the trace with the replay.
+# predict the same time for all page sizes. On a GPU the next cell times the library's kernels on a contiguous cache and
+# on pages of 1 to 256 tokens. Otherwise it prints the floor of an H200, whose memory was measured to read 4.37 TB/s,
+# and compares your predictions for the trace with the replay.
 
 # %%
 from course_lib.hardware.ceilings.measured import ceilings
@@ -900,23 +899,22 @@ else:
           f"{contiguous.shares()['used']:.1%} and {paged.shares()['used']:.1%} replayed")
 
 # %% [markdown]
-# If your GPU's times do not depend on the page size from some size on, the prediction holds there. Small pages are
-# slower by more than 0.8 %, because of addresses and order. Your kernel of 6.5 is slower for two reasons. It loads each
-# entry only when it needs it. And at page size 16 it loads 4 KB of keys at a time and waits for them, because Triton
-# starts no load early here: no `tl.dot` uses what is loaded.
+# The prediction holds from the page size on at which your GPU's times stay the same. Small pages are slower by more
+# than 0.8 %, because there are more addresses to compute and more entries to wait for. Your kernel of 6.5 is slower for
+# two reasons. It loads each entry only when it needs it. And at page size 16 it loads 4 KB of keys at a time and waits
+# for them, because Triton starts no load early here, where no `tl.dot` uses what is loaded.
 
 # %% [markdown]
 # ## Finale: your pages serve the model
 #
-# Now all your parts serve a model together: your allocator (6.2) hands out the pages, your slot mapping (6.3) says
-# where each token goes, your kernel (6.4) writes it there, and your decode kernel (6.5) reads it back. The model is
-# chapter 05's: four layers, bytes as tokens, and 2048 bytes of keys and values for each token. If you have not trained
-# it there, the next cell does, in about half a minute.
+# Your parts serve a model together: your allocator (6.2) hands out pages, your slot mapping (6.3) says where each token
+# goes, your kernel (6.4) writes it there, and your decode kernel (6.5) reads it back. The model is chapter 05's: four
+# layers, bytes as tokens, and 2048 bytes of keys and values for each token. If you have not trained it there, the next
+# cell does, in about half a minute.
 #
-# On a GPU the pool has 256 pages of 16 tokens, and a text may have 256 bytes. A server that reserves as much for
+# On a GPU the pool has 256 pages of 16 tokens, and a text may have 256 bytes. A server that reserves 256 slots for
 # everyone runs 16 requests at a time. The interpreter is slow, so everything is smaller there: 12 pages of 8 tokens,
-# texts of up to 96 bytes, and 1 request at a time. The requests are pieces of the book, and each says how many bytes
-# it wants.
+# texts of up to 96 bytes, and 1 request at a time. Each request is a piece of the book and a number of bytes to write.
 
 # %%
 import random
@@ -939,9 +937,9 @@ print(f"{len(prompts)} requests, {len(prompts[0])} + {wanted[0]} bytes, {len(pro
 
 # %% [markdown]
 # **Predict.** The model writes the first byte of a request when it reads the prompt, and every further byte takes a
-# step. With room for one request at a time the steps add up. With pages, how many requests fit into the pool, and how
-# many steps are left? At best it is the pool's pages over the pages of a request; a bit more, because a request is
-# short of its last page most of the time.
+# step. If requests run one after another, their steps add up. How many requests fit into the pool with pages, and how
+# many steps are left? Divide the pool's pages by a request's final pages. A few more fit, because a request takes its
+# last page only near its end.
 
 # %%
 at_once = pool_pages * page_size // reserved
@@ -979,7 +977,7 @@ for name, allocator in layouts.items():
     written = serve(allocator, pool_histories[name])
     texts[name] = written.texts
     print(f"{name:24}{len(written.running):>5} steps, {sum(written.running) / len(written.running):.1f} at a time, "
-          f"sent back for want of pages: {written.preempted}")
+          f"preempted: {written.preempted}")
 first, second = texts.values()
 print("the same texts:", first == second)
 for prompt, text in list(zip(prompts, second))[:6]:
@@ -989,14 +987,14 @@ for prompt, text in list(zip(prompts, second))[:6]:
 draw_pool_over_time(pool_histories, pool_pages, page_size)
 
 # %% [markdown]
-# A row of the picture is a page of the pool, a column is a step, and a colour is a request (where there are more than
-# six, colours repeat). The fuller a page is, the stronger its colour. On the left nearly the whole pool is pale: it is
-# reserved and empty. On the right the same memory holds several requests, so each step, which reads the weights once,
-# writes a byte for all of them.
+# A row of the picture is a page of the pool, a column is a step, and a colour is a request (colours repeat after six).
+# The fuller a page is, the stronger its colour. On the left nearly the whole pool is pale, because it is reserved and
+# empty. On the right the same memory holds several requests, so each step, which reads the weights once, writes a byte
+# for all of them.
 #
-# The texts are the same in both, although the pages lie elsewhere. One detail: the model's 4 query heads share 2 KV
-# heads, and your kernel of 6.5 wants as many of one as of the other. So `each_member` calls it twice, and the pages are
-# read twice. Chapter 07 mends that.
+# The texts are the same, although the pages lie elsewhere. The model's 4 query heads share 2 KV heads, but your kernel
+# of 6.5 takes as many query heads as KV heads. So `each_member` calls it twice, and the pages are read twice. Chapter
+# 07 mends that.
 
 # %% [markdown]
 # ## What production systems do

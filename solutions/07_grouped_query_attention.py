@@ -8,8 +8,8 @@
 # kernel: one program for each query head, which finds its KV head and reads it. How much faster is the step than with
 # 64 KV heads?
 #
-# Write down your guess. You will count the answer, meter it and measure it, and write the kernel that really gains the
-# factor of 8.
+# Write down your guess. You will count the answer, meter it and measure it. Then you write a kernel that really gains
+# the factor of 8.
 #
 # **Time.** About 2½ hours, with six exercises. The **core path** takes two hours at most: exercises 7.1, 7.2, 7.4 and
 # 7.5. You can skip every section whose heading ends in *· deeper*. Run its cells as they are, because later cells use
@@ -45,9 +45,9 @@ from course_lib.figures.decode.head_maps import draw_head_maps
 draw_head_maps(query_heads=8, key_heads=(8, 2, 1))
 
 # %% [markdown]
-# The members of a group are neighbours. Any other map would work as well, but all checkpoints are stored this way:
-# query heads 0 to $G - 1$ were trained with KV head 0. A kernel with another map raises no error. It computes a proper
-# softmax over the wrong keys.
+# The members of a group are neighbours. Any other map would work as well, but all *checkpoints*, the stored weights of
+# models, use this one: query heads 0 to $G - 1$ were trained with KV head 0. A kernel with another map raises no error,
+# but it computes a softmax over the wrong keys.
 #
 # If key_heads does not divide query_heads, raise an error that says both numbers.
 
@@ -89,13 +89,13 @@ best_key_head_of, best_groups = check("7.1", key_head_of, groups).best
 #
 # $$\text{intensity} = \frac{4 D\, G}{2 D\, b} = \frac{2 G}{b} \quad = G \text{ FLOP/byte in 16 bits.}$$
 #
-# The head dimension and the length cancel, and so does the batch, because sequences share no keys. In prefill many
-# queries of one head use the same key. In decode only the heads of a group do.
+# The head dimension cancels. The length and the batch do not matter, because every cached token has this same ratio. In
+# prefill many queries of one head use the same key. In decode only the heads of a group do.
 #
-# An H100 balances at 295 FLOP/byte. With $G = 8$ its matrix units work 8 of 295 cycles, so the step takes the time of
-# its bytes.
+# An H100's balance point is 295 FLOP/byte. With $G = 8$ its tensor cores work 8 of 295 cycles, so the step takes as
+# long as reading its bytes.
 #
-# In the exercise, count the queries and the outputs too. They matter when the context is short.
+# In the exercise, count the queries and outputs too, because they matter in a short context.
 
 # %%
 # Exercise 7.2 · What decode costs
@@ -136,8 +136,8 @@ best_cache_bytes, best_decode_intensity, best_balanced_group = checked.best
 
 # %% [markdown]
 # The next cell shows the question's model on an H100, by its datasheet, and on your device. The FLOPs are the same in
-# every row: $4 \cdot 64 \cdot 128 \cdot 32768 \cdot 80 = 86$ GFLOP. Which of the H100's two times falls with the group,
-# and by how much?
+# every row: $4 \cdot 64 \cdot 128 \cdot 32768 \cdot 80 = 86$ GFLOP. Which of the H100's two times falls as the group
+# grows, and by how much?
 
 # %%
 from course_lib.hardware.ceilings.measured import ceilings
@@ -158,8 +158,8 @@ print(f"balance: an H100 needs groups of {best_balanced_group(h100.matmul_rate['
       f"{best_balanced_group(roof.matmul_rate[unit], roof.memory_bandwidth, 2 if on_gpu else 4)}")
 
 # %% [markdown]
-# Here is the same on your device's roofline, with a mark for each group size $G$. On the slope, twice the group makes
-# twice the FLOP/s from the same bytes. Right of the balance point it takes more time instead.
+# Here is the same on your device's roofline, with a mark for each group size $G$. On the slope, a group twice as large
+# makes twice the FLOP/s from the same bytes. Right of the balance point it takes more time.
 
 # %%
 from course_lib.figures.decode.roofline import draw_decode_roofline
@@ -178,15 +178,15 @@ from course_lib.figures.cache.per_token import draw_cache_per_token
 draw_cache_per_token()
 
 # %% [markdown]
-# Fewer KV heads also mean fewer parameters and less that the model can tell apart. Two papers measured what that costs.
+# Fewer KV heads also mean fewer parameters, so the model may get worse. Two papers measured by how much.
 #
 # Shazeer ([arXiv 1911.02150](https://arxiv.org/abs/1911.02150)) trained language models of equal size. Multi-head
-# attention reached a perplexity of 29.9, and a single KV head 30.2. Saving as many bytes with fewer or narrower heads
-# of both kinds cost more: 30.9 to 31.2.
+# attention reached a perplexity ($e^{\text{loss}}$) of 29.9, and a single KV head 30.2. Saving as many bytes with fewer
+# or narrower heads of both kinds was worse: 30.9 to 31.2.
 #
-# Ainslie et al. ([arXiv 2305.13245](https://arxiv.org/abs/2305.13245)) did not start anew. They took T5 checkpoints
-# with 64 heads, merged KV heads, and trained on for 5 % of the original steps (*uptraining*). Their table 1 has the
-# average score over seven tasks, and the time for a sample on a TPUv4 chip:
+# Ainslie et al. ([arXiv 2305.13245](https://arxiv.org/abs/2305.13245)) started from T5 checkpoints with 64 heads. They
+# merged KV heads and trained on for 5 % of the original steps (*uptraining*). Their table 1 has the average score over
+# seven tasks, and the time for a sample on a TPUv4 chip:
 #
 # | | KV heads | time | average score |
 # |---|---|---|---|
@@ -195,18 +195,18 @@ draw_cache_per_token()
 # | MQA, T5 XXL, uptrained | 1 | 0.24 s | 46.6 |
 # | **GQA, T5 XXL, uptrained** | 8 | **0.28 s** | **47.1** |
 #
-# From 64 heads to 8 nearly all the time is gained. From 8 to 1 there is little left to gain, and half a point to lose.
-# Most models since have 8.
+# Going from 64 KV heads to 8 saves nearly all the time that can be saved. Going on to 1 saves little and costs half a
+# point. Most models since have 8.
 #
 # ## Convert a checkpoint · deeper
 #
 # A KV head is a block of rows of the key projection, [head_dim, width], and another block of the value projection. To
 # merge a group into one head, Ainslie et al. average the blocks. The projection and the rotation by position are
-# linear. So a token's new key is the mean of the group's old keys, and a query's score is the mean of its old scores.
-# Keeping the first head of each group was worse, and starting from random numbers worst (their figure 4).
+# linear. So a token's new key is the mean of the group's old keys, and a query's new score is the mean of its scores
+# with them. Keeping the first head of each group was worse, and starting from random numbers worst (their figure 4).
 #
-# The weight is [key_heads · head_dim, width], with the heads one below the other. Average the heads whose query heads
-# will share: neighbours.
+# The weight is [key_heads · head_dim, width], with the heads one below the other. Average neighbouring heads, because
+# their query heads will share.
 
 # %%
 # Exercise 7.3 · Convert a checkpoint by mean-pooling
@@ -235,8 +235,8 @@ best_pool_heads = check("7.3", pool_heads).best
 # Try it on a small model. The next cell trains a smaller version of chapter 05's model, with 8 heads, for 150 steps. It
 # converts the model and trains on for 8 steps (5 %) and 30 steps (20 %). The loss is measured on text that no model has
 # read, in nats for each byte. For comparison, the first row is not converted, and the last keeps the first head of each
-# group. Predict: what does conversion cost at first, and how much of that do 8 steps mend? The cell takes some ten
-# seconds, or a minute on a busy machine.
+# group. Predict: how much does conversion raise the loss at first, and how much of that do 8 steps undo? The cell takes
+# some ten seconds, or a minute on a busy machine.
 
 # %%
 import dataclasses
@@ -302,22 +302,22 @@ for name, key_heads, pool in (
     print(f"{name:20} {cache:>14} {losses[0]:>11.2f} {losses[1]:>11.2f} {losses[2]:>12.2f}")
 
 # %% [markdown]
-# In one run, conversion to 2 KV heads cost 0.65 nats at first. Eight steps mended more than half of that, and 30 steps
-# three quarters, while the model that was not converted stayed where it was. The first head of each group started 0.45
-# nats behind the mean and was still behind after 30 steps.
+# In one run, conversion to 2 KV heads raised the loss by 0.65 nats. Eight steps undid more than half of that, and 30
+# steps three quarters, while the loss of the model that was not converted stayed the same. With the first head of each
+# group the loss started 0.45 nats higher than with the mean and stayed higher.
 #
 # ## Shared in memory, repeated in time
 #
 # Now the cache is small. The obvious way to compute attention on it in PyTorch is to give every query head its own keys
-# again: `key.repeat_interleave(group, dim=1)`, often called `repeat_kv`. Count the bytes for each byte of the cache. It
-# is read once, a copy of $G$ bytes is written, and attention reads these $G$ bytes: $1 + 2G$. With $G = 8$ that is 17
-# bytes, where a cache with all heads would read 8. **So the cache is smaller, and the step is slower than with the
-# large one.**
+# again: `key.repeat_interleave(group, dim=1)`, often called `repeat_kv`. Count the bytes moved for each byte of the
+# cache. It is read once, $G$ copies of it are written, and attention reads them all: $1 + 2G$. With $G = 8$ that is 17
+# bytes. With a KV head for every query head, attention would read 8. **So the cache is smaller, and the step is slower
+# than with the large one.**
 #
 # No copy is needed. For one KV head, decode is a product of two matrices: the group's queries, [group, head_dim], and
 # the keys, [head_dim, length]. One `matmul` does this for all sequences and KV heads. The check watches the size of
-# every tensor that you make. Two calls copy without saying so: `reshape` after `expand`, and `matmul` when one operand
-# lacks a batch dimension that the other has.
+# every tensor that you make. Two calls copy silently: `reshape` after `expand`, and `matmul` when one operand lacks a
+# batch dimension that the other has.
 
 # %%
 # Exercise 7.4 · Grouped attention without a copy
@@ -382,9 +382,9 @@ del all_keys, all_values
 # %% [markdown]
 # ## The kernel that comes to mind first
 #
-# This is the kernel of the question. It is right, it copies nothing, and it is how most of us would turn chapter 04's
-# kernel into one for decode: one program for each query head of each sequence, which finds its KV head by division.
-# With a single query it needs no `tl.dot`, because the scores are a sum over the columns of a tile of keys.
+# This is the kernel of the question. It is right, it copies nothing, and most of us would make it from chapter 04's
+# kernel: one program for each query head of each sequence, which finds its KV head by division. With a single query it
+# needs no `tl.dot`, because the scores are a sum over the columns of a tile of keys.
 
 # %%
 @triton.jit
@@ -432,8 +432,7 @@ def head_by_head(query, key_cache, value_cache, lengths):
 
 
 # %% [markdown]
-# Predict what the meter says: how many bytes does it load for 16 query heads on 2 KV heads, and how many for 16 query
-# heads on 16?
+# Predict what the meter says: how many bytes does it load for 16 query heads on 2 KV heads, and how many on 16?
 
 # %%
 from course_lib.hardware.meter.metered import metered
@@ -444,14 +443,14 @@ for key_heads in (16, 2):
     key_cache, value_cache = (torch.randn(2, key_heads, 192, 64) for _ in range(2))
     report = metered(head_by_head, query, key_cache, value_cache, lengths)
     in_use = 2 * int(lengths.sum()) * key_heads * 64 * 4
-    print(f"16 query heads on {key_heads:>2}: cache in use {in_use:>9,} bytes, asked for {report.total_bytes:>9,}")
+    print(f"16 query heads on {key_heads:>2}: cache in use {in_use:>9,} bytes, moved {report.total_bytes:>9,}")
 
 # %% [markdown]
-# The kernel asks for exactly the same bytes. **Sharing saves memory, and not a single access.** So by the count, the
-# answer to the question is: no faster at all.
+# With 2 KV heads the kernel loads exactly as many bytes as with 16. **Sharing makes the cache smaller, but saves not a
+# single load.** So by the count, the step is no faster at all.
 #
-# On a GPU there is a second half to the answer. If the 8 programs of a group run at about the same time, the L2 cache
-# answers some of their reads. How many depends on what else runs. And the L2's own bandwidth is only a few times that
+# On a GPU there is a second half to the answer. If the 8 programs of a group run at about the same time, some of their
+# loads are served by the L2 cache. How many depends on what else runs. And the L2's bandwidth is only a few times that
 # of memory, not 8 times.
 #
 # ## Pack the group into the tile
@@ -470,11 +469,11 @@ draw_packed_tile(query_heads=16, key_heads=2, tile_rows=16, key_rows=32)
 
 # %% [markdown]
 # Half of the arithmetic is wasted, but that costs no time. The padded tile does 16 FLOPs for each byte, and an H100 has
-# time for 295. So all groups up to $G = 16$ take the same time, the time of their bytes.
+# time for 295. So all groups up to $G = 16$ take the same time, the time to read their bytes.
 #
 # Be careful with the rows. The query heads of KV head $k$ begin at $k G$ and not at $16 k$. A group of 20 takes a tile
 # of 32 rows. And a padding row that is not masked reads or even overwrites the heads of the next group. The rest is as
-# in chapter 04, with a loop over keys up to the sequence's own length. The meter counts that every key and value in use
+# in chapter 04, with a loop over keys up to the sequence's own length. The meter checks that every key and value in use
 # is read once.
 
 # %%
@@ -571,17 +570,16 @@ for key_heads in (16, 8, 4, 2, 1):
     print(f"{16:>11}, {key_heads:>8} {each:>12,} B {packed:>18,} B {2 * 128 * key_heads * 64 * 4:>12,} B")
 
 # %% [markdown]
-# The bytes of the packed kernel follow the cache. Those of the other kernel stay the same.
+# The packed kernel's bytes shrink with the cache. Those of the other kernel stay the same.
 #
 # ## Predicted against measured
 #
-# Now the time. The KV heads stay fixed, and the query heads on each of them grow. So all rows read the same cache, and
-# up to the balance point they have the same floor: these bytes over your bandwidth. What do you expect of each column
-# from row to row?
+# Now the time. From row to row only the group grows. So all rows read the same cache, and up to the balance point they
+# have the same floor: these bytes over your bandwidth. How do you expect each column to change?
 #
 # On a GPU the columns are the kernel of the question, yours, the library's (which also splits the keys, as the next
-# chapter does), and PyTorch's own attention when you tell it of the groups. Without a GPU the cell compares three ways
-# in PyTorch.
+# chapter does), and PyTorch's own attention, which is told of the groups. Without a GPU the cell compares three ways in
+# PyTorch.
 
 # %%
 from course_lib.kernels.decode.attention import decode_attention
@@ -619,8 +617,8 @@ for group in (1, 2, 4, 8, 16, 32) if on_gpu else (1, 2, 4, 8, 16):
     print(f"{group:>5}" + "".join(f"{format_seconds(times[group]):>16}" for times in seconds.values()))
 
 # %% [markdown]
-# The first column grows with the number of query heads. The packed kernel pays only for the cache, until the arithmetic
-# begins to count, which on a CPU happens at a small group. PyTorch's own attention saves you the copy in memory.
+# The first column grows with the number of query heads. The packed kernel's time is that of reading the cache until the
+# arithmetic takes longer, which on a CPU happens at a small group. PyTorch's own attention makes no copy in memory.
 # Whether it reads each key once depends on the kernel that it picks. Here are the times as points on the roofline:
 
 # %%
@@ -632,19 +630,20 @@ draw_decode_roofline(
 
 # %% [markdown]
 # Now answer the question from the first column. Compare 8 KV heads in groups of 8 with eight times the time of group 1,
-# which is what 64 KV heads would take. The kernel asks for as many bytes in both cases, so any gain comes from the L2.
-# The packed kernel reads an eighth of the bytes.
+# which is what 64 KV heads would take. The kernel loads as many bytes in both cases, so any gain comes from the L2. The
+# packed kernel reads an eighth of the bytes.
 #
 # ## Heads on several GPUs · deeper
 #
-# A large model is split among GPUs by heads (*tensor parallelism*). Each of $R$ ranks gets $H_q / R$ query heads and
-# the KV heads that these read, so attention needs no communication. With 64 query heads and 8 KV heads on 8 GPUs, each
-# has one group.
+# A large model is split among GPUs by heads (*tensor parallelism*). Each of $R$ GPUs, called *ranks*, gets $H_q / R$
+# query heads and the KV heads that these read. So attention needs no communication. With 64 query heads and 8 KV heads
+# on 8 GPUs, each has one group.
 #
 # On 16 GPUs a group is divided between two ranks, and both need its KV head, so both keep **a copy**. From there on
 # more GPUs do not make a rank's cache smaller. MQA on 8 GPUs takes as much memory on each as GQA with 8 KV heads. That
-# is another reason for the number 8: it is how many GPUs one server has. For quality you would train as many KV heads
-# as the memory allows. The number must divide the query heads, and of ranks and KV heads one must divide the other.
+# is another reason for 8 KV heads, because one server has 8 GPUs. For quality you would train as many KV heads as the
+# memory allows. Their number must divide the query heads, and it must divide the number of ranks or be a multiple of
+# it.
 
 # %%
 # Exercise 7.6 · KV heads for a budget
@@ -701,18 +700,18 @@ for tokens in (2**17, 2**18, 2**19, 2**20, 2**21):
 #
 # In multi-head latent attention (MLA, DeepSeek-V2, [arXiv 2405.04434](https://arxiv.org/abs/2405.04434)) each head has
 # its own keys and values, but the cache stores none of them. It stores one *latent* vector $c$ of 512 numbers for each
-# token and layer, and each head could compute $k_h = W^K_h c$ and $v_h = W^V_h c$ from it. Rotary positions cannot pass
-# through these matrices, so 64 more numbers hold a key with positions for all heads. For 128 heads of dimension 128 the
+# token and layer, and each head could compute $k_h = W^K_h c$ and $v_h = W^V_h c$ from it. Rotary positions would not
+# allow the shortcut below, so 64 more numbers hold a rotated key for all heads. For 128 heads of dimension 128 the
 # cache shrinks by
 #
 # $$\frac{\text{full heads}}{\text{latent}} = \frac{2 \cdot 128 \cdot 128}{512 + 64} = \frac{32{,}768}{576} = 56.9$$
 #
 # GQA with as small a cache would have 2.25 KV heads. A decode step never computes all these keys. The score is $q_h
-# \cdot W^K_h c = (W^{K\top}_h q_h) \cdot c$. So multiply the *query* by the matrix, once in a step, and take its
-# product with the latent itself. For the output, average the latents first and then multiply by $W^V_h$. Then decode is
-# this chapter's kernel with **one KV head of dimension 576 for a group of 128 query heads**. Its values are the first
-# 512 columns of its keys, so each tile is read once for both. The next cell computes its intensity: $2 \cdot (576 +
-# 512)$ FLOPs for each of 128 heads, and 1152 bytes.
+# \cdot W^K_h c = (W^{K\top}_h q_h) \cdot c$. So multiply the *query* by the matrix once in a step (the matrix is
+# *absorbed*), and take its product with the latent itself. For the output, average the latents first and then multiply
+# by $W^V_h$. Then decode is this chapter's kernel with **one KV head of dimension 576 for a group of 128 query heads**.
+# Its values are the first 512 columns of its keys, so each tile is read once for both. The next cell computes its
+# intensity: $2 \cdot (576 + 512)$ FLOPs for each of 128 heads, and 1152 bytes.
 
 # %%
 latent_flops, latent_bytes = 128 * 2 * (576 + 512), 576 * 2
@@ -721,21 +720,21 @@ for name in ("H200", "H100"):
     print(f"  balance point of the {name}: {DATASHEETS[name].balance_point():.0f} FLOP/byte")
 
 # %% [markdown]
-# 242 FLOP/byte is near the balance point, so decode with MLA keeps the matrix units busy.  The price: all heads need
-# the latent, so with tensor parallelism every rank keeps a copy. DeepSeek has published its kernel as
+# 242 FLOP/byte is near the balance point, so decode with MLA keeps the tensor cores busy. But all heads need the
+# latent, so with tensor parallelism every rank keeps a copy. DeepSeek has published its kernel as
 # [FlashMLA](https://github.com/deepseek-ai/FlashMLA).
 
 # %% [markdown]
 # ## Finale: your kernel and your conversion run the model
 #
-# The course's small model writes with your grouped kernel (7.5), and your `pool_heads` (7.3) makes it a smaller cache.
+# The course's small model writes with your grouped kernel (7.5), and your `pool_heads` (7.3) makes its cache smaller.
 # It is chapter 05's model: four layers of 4 query heads on 2 KV heads of dimension 32. If it has not been trained yet,
 # the next cell does that once, in about half a minute. Three versions of it:
 #
-# - **4 KV heads**: each KV head stored twice. It computes the same as the model does, and has the cache of multi-head
+# - **4 KV heads**: each KV head stored twice. It computes the same as the trained model, with the cache of multi-head
 #   attention.
 # - **2 KV heads**: as trained.
-# - **1 KV head**: the mean of the two, by your function, and then 40 steps of training on.
+# - **1 KV head**: the mean of the two, by your function, and then 40 more steps of training.
 #
 # **Predict** with your `cache_bytes` of 7.2: what does a token leave in each version's cache, and how many sequences of
 # 256 tokens fit into 8 MB? And what will the third version write *before* it is trained on?
@@ -764,8 +763,8 @@ for name, model in models.items():
 
 # %% [markdown]
 # Now they write, each with your kernel at every step after the prompt. Without a GPU the meter counts the bytes that
-# the kernel asks for while the last bytes are written. In each layer a step reads the cache in use, $n$ tokens, and
-# besides it 4 queries and as many outputs of 32 numbers, and for each of its programs the length.
+# the kernel moves in the last step. In each layer a step moves the $n$ tokens in the cache, 4 queries and 4 outputs of
+# 32 numbers each, and one length for each program.
 
 # %%
 from course_lib.models.plugged import who_runs
@@ -788,15 +787,15 @@ for name, model in models.items():
     print(f"{name + ':':24}{told}\n    {decode(tokens[0])!r}")
 
 # %% [markdown]
-# The first two versions write the same text, because they are the same model: the second has merely stopped storing
-# everything twice. With one KV head, merged and not trained on, the text falls apart; a few seconds of training bring
-# words back, and a loss that is still worse than before. That is the trade of this chapter: each halving of the cache
-# doubles the sequences that fit and nearly halves the bytes of a step, and the last halving costs quality.
+# The first two versions write the same text, because they are the same model: the first only stores everything twice.
+# With one KV head, merged and not trained on, the text falls apart. A few seconds of training bring words back, but the
+# loss is still worse than before. That is this chapter's trade: each halving of the cache doubles the sequences that
+# fit and nearly halves the bytes of a step, but the last halving costs quality.
 #
-# On a GPU the next cell takes the time of a step for 32 sequences with thousands of tokens behind them, and prints the
-# least time beside it: the cache's bytes over your bandwidth. Everything else in a step takes as long in all versions,
-# so expect less than a factor of 2 from line to line. Without a GPU it prints the least time on an H100 alone, because
-# a kernel's time in the interpreter means nothing.
+# On a GPU the next cell times a step for 32 sequences of thousands of tokens, and prints the least time beside it: the
+# cache's bytes over your bandwidth. Everything else in a step takes as long in all versions, so expect less than a
+# factor of 2 from line to line. Without a GPU it prints the least time on an H100 alone, because a kernel's time in the
+# interpreter means nothing.
 
 # %%
 def step_seconds(model, sequences, context):
@@ -834,8 +833,8 @@ for name in ("4 KV heads", "2 KV heads", "1 KV head, trained on"):
 # - **Serving engines** divide KV heads among ranks as in exercise 7.6. vLLM gives each rank `max(1, key_heads //
 #   ranks)` of them.
 # - **What is still missing.** Your kernel has one program for each KV head of each sequence. One sequence with 8 KV
-#   heads is 8 programs on a chip of 132 multiprocessors. In your table the batch hid that. Chapter 08 fills the chip
-#   for a single sequence.
+#   heads is 8 programs on a chip of 132 multiprocessors. A large batch hides that. Chapter 08 fills the chip for a
+#   single sequence.
 #
 # ## Papers
 #

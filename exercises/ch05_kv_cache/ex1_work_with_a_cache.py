@@ -150,7 +150,7 @@ SLIPS = (
     *(
         Slip(
             name,
-            "With no new token there is no step, and nothing is computed: four zeros. The closed form counts one.",
+            "With no new token there is no step, and nothing is computed: four zeros. Your formula counts one.",
         )
         for name in ("no_step", "no_step__the_prompt")
     ),

@@ -205,7 +205,7 @@ EXERCISE = Exercise(
         "The target uses the cache's strides, and the slot in place of the token: `position + tokens`, where position "
         "is `tl.load(positions_pointer + batch)`.",
         "Mask both the load and the store with `tokens < new_tokens`. Without the mask the last tile overwrites slots "
-        "behind the new tokens.",
+        "after the new tokens.",
     ),
     mistakes=(
         Mistake("rounded_to_16_bits", ROUNDED, when=rounded_on_the_way(append_oracle)),
@@ -216,7 +216,7 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "positions_out_of_bounds",
-            "positions has one number for each sequence, and was read behind the last. The sequence's number is "
+            "positions has one number for each sequence, and was read past the last. The sequence's number is "
             "`tl.program_id(2)`: the grid is (tiles, heads, batch).",
             when=_reaches("reads", "positions"),
         ),

@@ -71,7 +71,7 @@ CONTRACT = Contract(
 SLIPS = (
     Slip(
         "all_as_the_first",
-        "Every new token of a sequence sees as much as the first one. Token i stands i positions behind it.",
+        "Every new token of a sequence sees as much as the first one. Token i stands i positions after it.",
     ),
     Slip(
         "no_offset",
@@ -90,7 +90,7 @@ SLIPS = (
     Slip(
         "aligned_to_capacity",
         "The mask is aligned to the end of the buffer, so the last new token sees all of it. The tokens end at past + "
-        "new_tokens - 1, and the slots behind that are empty.",
+        "new_tokens - 1, and the slots after that are empty.",
     ),
     Slip(
         "past_of_first_sequence",
@@ -134,7 +134,7 @@ EXERCISE = Exercise(
     hints=(
         "At which position does the i-th new token of a sequence stand, if `past` tokens came before?",
         "At position past + i. Slot j holds the token at position j. So which slots may it see?",
-        "All with j <= past + i. Empty slots lie behind the newest position, so the same comparison hides them.",
+        "All with j <= past + i. Empty slots lie after the newest position, so the same comparison hides them.",
         "`torch.arange(capacity)` is [capacity]; `past[:, None] + torch.arange(new_tokens)` is [batch, new_tokens]. "
         "Compare them as [1, 1, capacity] and [batch, new_tokens, 1].",
     ),

@@ -152,7 +152,7 @@ EXERCISE = Exercise(
         "slots in use. How many are in use after the write?",
         "The new token goes into slot `past[b]`, the first free one. Then slots 0 to past[b] are in use, which is "
         "past[b] + 1 slots.",
-        "Each sequence has another number of slots in use. Either loop over the batch and slice, or compute scores "
+        "Each sequence has a different number of slots in use. Either loop over the batch and slice, or compute scores "
         "for the whole buffer and set those of slots > past[b] to minus infinity before the softmax.",
         "Query head h reads KV head h // (query_heads // key_heads): `repeat_interleave` lets neighbours share a head; "
         "or view the query as [batch, key_heads, group, head_dim].",

@@ -200,8 +200,8 @@ SLIPS = (
     ),
     Slip(
         "first_logits",
-        "The first new token was chosen by the logits of the prompt's first token. The last one's say what "
-        "follows the prompt: logits(x)[-1].",
+        "The first new token was chosen by the logits of the prompt's first token. The last token's logits say "
+        "what follows the prompt: logits(x)[-1].",
     ),
     Slip(
         "one_cache_for_all_layers",
@@ -226,8 +226,8 @@ SLIPS = (
     *(
         Slip(
             name,
-            "`attend` was given the whole buffer. Slots that no token has been written to are asked too, and a key of "
-            "zeros has a score of 0, which is a weight. Hand over the slots in use alone.",
+            "`attend` was given the whole buffer. An empty slot holds a key of zeros, so it has a score of 0, which "
+            "the softmax turns into a weight. Hand over only the slots in use.",
         )
         for name in EMPTY_SEEN
     ),
@@ -292,7 +292,7 @@ SLIPS = (
     Slip(
         "position_too_late",
         "After the prompt every position is one too large. Positions count from 0: the first new token stands at "
-        "len(prompt), not behind it. Was the position taken after the token had been added?",
+        "len(prompt), not after it. Was the position taken after the token had been added?",
     ),
     Slip(
         "position_too_early",

@@ -185,8 +185,8 @@ EXERCISE = Exercise(
         ),
         Slip(
             "as_many_bytes_are_enough",
-            "At the batch returned the caches can take just as many bytes as the weights. Asked for is the smallest "
-            "batch with more.",
+            "At the batch returned the caches can take just as many bytes as the weights. Return the smallest batch "
+            "with more.",
             formula=for_arguments(4, lambda p, i, t, n: math.ceil(p * i / (n * t))),
         ),
         Slip(

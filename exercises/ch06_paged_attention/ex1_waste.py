@@ -126,7 +126,7 @@ EXERCISE = Exercise(
         "Each slot holds a token, or is reserved and empty, or is free. The first two are sums over the regions. Free "
         "slots count as waste only if the next request fits in none of the free runs.",
         "Sort the regions by their start. The free run before a region goes from the end of the region before it to "
-        "its start, and one more run lies behind the last region. Compare each with `wanted`; a run of exactly "
+        "its start, and one more run lies after the last region. Compare each with `wanted`; a run of exactly "
         "`wanted` slots is long enough.",
         "A sequence of 17 tokens has two pages of 16 and leaves 15 slots empty. One of 16 has one page and leaves "
         "none. In Python, -length % page_size is what is missing to the next multiple.",
@@ -170,8 +170,7 @@ EXERCISE = Exercise(
         ),
         Slip(
             "run_at_the_end_forgotten",
-            "The free run behind the last region is overlooked. It goes from that region's end to the end of the "
-            "cache.",
+            "The free run after the last region is overlooked. It goes from that region's end to the end of the cache.",
             formula=_without_run(first=False),
         ),
         Slip(
@@ -238,7 +237,7 @@ EXERCISE = Exercise(
         ),
         Slip(
             "given_in_percent",
-            "That is the share in percent. Asked for is the share itself, between 0 and 1.",
+            "That is the share in percent. Return the share itself, between 0 and 1.",
             formula=_use(lambda prompt, output, reserved: 100 * mean_use_oracle(prompt, output, reserved)),
         ),
         Slip(

@@ -185,14 +185,14 @@ SLIPS = (
     ),
     Slip(
         "length_survives_free",
-        "A freed sequence's length is still there when its name comes back. Forget it together with the pages.",
+        "A freed sequence's length is still there when its name comes back. Delete it together with the pages.",
     ),
     Slip(
         "length_from_pages",
         "`length` counts the slots of a sequence's pages and not its tokens. Keep the number of tokens beside the"
         " table.",
     ),
-    Slip("held_pages_counted", "`free_pages` tells how many pages are held. It counts those that nobody holds."),
+    Slip("held_pages_counted", "`free_pages` counts the pages that are held. It should count the others."),
 )
 
 

@@ -164,7 +164,7 @@ SLIPS = (
     ),
     Slip(
         "pages_consecutive",
-        "The pages are assumed to lie one behind another, from the first one on. A sequence's pages can lie anywhere: "
+        "The pages are assumed to lie one after another, from the first one on. A sequence's pages can lie anywhere: "
         "look each of them up.",
     ),
     Slip(
@@ -178,13 +178,11 @@ SLIPS = (
     ),
     Slip(
         "one_token_late",
-        "The new tokens are put behind the end: `lengths` counts them already. The last one has position "
-        "lengths[b] - 1.",
+        "The new tokens are put past the end: `lengths` counts them already. The last one has position lengths[b] - 1.",
     ),
     Slip(
         "one_token_late__by_one",
-        "The new tokens are put behind the end: `lengths` counts them already. The last one has position "
-        "lengths[b] - 1.",
+        "The new tokens are put past the end: `lengths` counts them already. The last one has position lengths[b] - 1.",
     ),
     Slip(
         "one_token_early",

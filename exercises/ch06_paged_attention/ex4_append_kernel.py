@@ -156,7 +156,7 @@ EXERCISE = Exercise(
         Mistake(
             "padding_written",
             "A token whose slot is -1 was written: before the pool, over the last slot of the head before, or into "
-            "slot 0. It has no place: let nothing be stored where slot < 0.",
+            "slot 0. It has no slot: store nothing where slot < 0.",
             when=lambda case, seen, got: (
                 -1 in case.args[4].tolist() and any(": writes " in access for access in seen.out_of_bounds)
             ),

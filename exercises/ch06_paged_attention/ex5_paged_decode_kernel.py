@@ -124,7 +124,7 @@ OUTSIDE_THE_POOL = (
     "tl.cdiv(length, PAGE_SIZE) entries, and use the strides of the tensor that you read."
 )
 PAST_THE_TABLE = (
-    "The table is read behind its last entry: a sequence that fills its last page has length / PAGE_SIZE pages, and "
+    "The table is read past its last entry: a sequence that fills its last page has length / PAGE_SIZE pages, and "
     "length // PAGE_SIZE + 1 is one too many. Use tl.cdiv(length, PAGE_SIZE)."
 )
 WHOLE_LAST_PAGE = next(slip.sentence for slip in PAGES if slip.id == "last_page_read_whole")

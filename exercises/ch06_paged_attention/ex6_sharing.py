@@ -291,7 +291,7 @@ SHARING = (
     ),
     Slip(
         "full_page_copied",
-        "A full page is copied. New tokens go into a page behind it; it is only read, and may stay shared.",
+        "A full page is copied. New tokens go into the next page, so a full one is only read and may stay shared.",
     ),
     *(
         Slip(
@@ -357,8 +357,8 @@ SHARING = (
     *(
         Slip(
             name,
-            "A sequence that holds nothing can be freed, or freed again: the count of pages that others hold "
-            "falls, and they are handed out under them. Raise KeyError when it has no table.",
+            "A sequence that holds nothing can be freed, or freed again. Then the counts of pages in use "
+            "fall, and they are handed out again. Raise KeyError when it has no table.",
         )
         for name in ("double_free", "double_free__counted")
     ),
@@ -367,18 +367,18 @@ SHARING = (
 KEYS = (
     Slip(
         "key_of_the_page_alone",
-        "Equal tokens behind different beginnings got equal keys. A token's key and value depend on all tokens "
+        "Equal tokens after different beginnings got equal keys. A token's key and value depend on all tokens "
         "before it, so the key of a page must too.",
     ),
     Slip(
         "key_by_place",
-        "The key names the page's place and its own tokens. What stood before it is missing still: two prompts "
-        "that differ in the first page differ in all of them.",
+        "The key names the page's place and its own tokens, but not what stood before it. Two prompts that "
+        "differ in the first page differ in all of them.",
     ),
     Slip(
         "key_of_two_pages",
-        "The key holds the page's tokens and those of the page before it. What stood before that one is missing "
-        "still: take the key of the page before, which stands for everything up to there, or all tokens.",
+        "The key holds the page's tokens and those of the page before it. What stood before those is still "
+        "missing. Use all tokens, or the key of the page before, which stands for everything up to there.",
     ),
     Slip(
         "last_full_page_missed",
@@ -435,7 +435,7 @@ EXERCISE = Exercise(
         Mistake("attribute_hides_method", METHOD_HIDDEN, when=method_hidden),
         Mistake(
             "pair_without_list",
-            "`append` returns the pair itself. Asked for is a list, with that pair in it or with none.",
+            "`append` returns the pair itself. Return a list, with that pair in it or empty.",
             when=lambda case, seen, got: bool(seen.error) and "(source, target) pairs" in seen.error.text,
         ),
         Mistake(

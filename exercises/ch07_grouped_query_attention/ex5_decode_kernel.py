@@ -161,7 +161,7 @@ EXERCISE = Exercise(
         "the queries and in the store.",
         "Use the loop of chapter 04 with one tile of queries: for first_key in range(0, length, BLOCK_N), where "
         "length = tl.load(lengths_pointer + sequence). Load keys and values with mask=(keys < length)[:, None], "
-        "other=0.0, and set scores behind the length to minus infinity.",
+        "other=0.0, and set scores past the length to minus infinity.",
         'scores = tl.dot(query, tl.trans(key_tile), input_precision="ieee") * scale_log2 is [ROWS, BLOCK_N]. The '
         "online softmax with tl.exp2 goes along axis 1, with one running maximum and sum for each row.",
         "For a sequence of length 0 the loop does not run, and accumulator / running_sum is 0 / 0. Divide by "
@@ -170,7 +170,7 @@ EXERCISE = Exercise(
     mistakes=(
         Mistake(
             "grid_axes_exchanged",
-            "A length was read behind the end of `lengths`. The grid is (batch, key_heads): take the sequence from "
+            "A length was read past the end of `lengths`. The grid is (batch, key_heads): take the sequence from "
             "program_id(0) and the KV head from program_id(1).",
             when=_reaches("lengths"),
         ),

@@ -71,8 +71,8 @@ EXERCISE = Exercise(
         "How many KV heads does one GPU hold? key_heads / ranks where that is a whole number, and one where there are "
         "more GPUs than heads, because a head cannot be divided.",
         "-(-key_heads // ranks) rounds up, and says both in one expression.",
-        "choose_key_heads can try every number from 1 to query_heads. Keep it if it divides query_heads, if it and "
-        "ranks divide one another one way or the other, and if rank_cache_bytes(...) <= budget_bytes.",
+        "choose_key_heads can try every number from 1 to query_heads. Keep it if it divides query_heads, if it "
+        "divides ranks or ranks divides it, and if rank_cache_bytes(...) <= budget_bytes.",
         "max(candidates, default=None) is the largest, or None.",
     ),
     slips=(
@@ -115,7 +115,7 @@ EXERCISE = Exercise(
         ),
         Slip(
             "budget_of_one_for_all",
-            "The whole cache was held against the budget of a single GPU. budget_bytes is what each GPU has: compare "
+            "The whole cache was compared with the budget of a single GPU. budget_bytes is what each GPU has: compare "
             "with the bytes of one rank.",
             formula=for_arguments(
                 7,
