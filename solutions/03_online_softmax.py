@@ -2,19 +2,19 @@
 # # 03 · Online softmax
 #
 # **The question.** One attention layer of 32 heads over 8192 tokens makes $32 \cdot 8192^2$ = 2.1 billion scores, 4.3
-# GB in float16. A careful softmax reads each score three times and writes it once. That is 17.2 GB, which takes an H200
-# 4.0 ms at 4.25 TB/s, the speed at which its memory was measured to copy. The layer's two matrix products take 1.5 ms
-# at 740 TFLOP/s. So the softmax takes longer than the products, although it does four operations for each score and
-# they do about five hundred. How many times does a softmax have to *access* a score, that is, read it from memory or
-# write it there?
+# GB in float16. The safe softmax of chapter 02, done tile by tile, reads each score three times and writes it once.
+# That is 17.2 GB. An H200 copies at 4.25 TB/s, as measured, so it needs 4.0 ms. The layer's two matrix products take
+# 1.5 ms at 740 TFLOP/s. So the softmax takes longer than the products, although it does four operations for each score
+# and the products do about five hundred. How many times does a softmax have to *access* a score, that is, read it from
+# memory or write it there?
 #
-# The textbook needs four accesses. A short paper of 2018 needs three. Two are enough when a row fits on the chip. And
-# when all you want from the softmax is a weighted average, as in attention, you need **none at all**. One small trick
-# is behind the last three answers, and behind every attention kernel in use today.
+# The textbook's method needs four accesses. A short paper of 2018 needs three. Two are enough when a row fits on the
+# chip. And if you only want a weighted average, as in attention, you need **none at all**. One small trick is behind
+# the last three answers, and behind every attention kernel in use today.
 #
 # **Time.** About 3 hours, with six exercises. The **core path** takes two hours at most: exercises 3.1, 3.2, 3.4 and
-# 3.5. You can skip the sections whose heading ends in *· deeper* until you begin chapter 08, which needs them. Run
-# their cells as they are.
+# 3.5. You can skip the sections whose heading ends in *· deeper* until you begin chapter 08, which needs them. But run
+# their cells.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -44,12 +44,12 @@ on_gpu = machine().tier != "none"
 #
 # For the row 1, 2 that gives 0.27 and 0.73. You cannot compute any output before you know the sum, and the sum needs
 # every input. So a row is read once for the sum and once more for the outputs. With the write, that makes **three
-# accesses** for each element. You need fewer only if the row can stay on the chip: the shared memory of an H100
-# multiprocessor, 228 KB, has room for 58,000 float32 numbers.
+# accesses** for each element. You need fewer only if the row stays on the chip between the two reads. The shared memory
+# of an H100 multiprocessor, 228 KB, has room for 58,000 float32 numbers.
 #
-# The formula also has a fault: an exponential can overflow. **Predict** before you run the next cell: what is the
-# largest $x$ whose exponential float32 can hold? And float16? The cell prints both and then computes the softmax of 88,
-# 89, 90 as the formula says.
+# The formula also has a fault: an exponential can overflow. The next cell prints where, and then computes the softmax
+# of 88, 89, 90 as the formula says. **Predict:** what is the largest $x$ whose exponential float32 can hold? And
+# float16?
 
 # %%
 for dtype in (torch.float16, torch.float32, torch.float64):
@@ -73,25 +73,25 @@ print("it should be: ", scores.softmax(dim=1).tolist()[0])
 # 11.3$. That is already too large for float16, whose exponentials end at 11.09. If their entries are around 3, the
 # score is 102, and float32 overflows too.
 #
-# The other end is just as bad. In a row of scores near -200 all exponentials are 0, and 0 / 0 is NaN too.
+# Very negative scores are just as bad. In a row of scores near -200 all exponentials are 0, and 0 / 0 is NaN too.
 #
 # ## One identity
 #
 # $$e^{a+b} = e^a e^b$$
 #
 # The whole chapter is this one line, used three times. The first use removes the overflow. If you subtract the same
-# constant $c$ from all scores of a row, each exponential is multiplied by $e^{-c}$. So is their sum, so the factor
-# cancels and the softmax stays the same. Now choose the row's **maximum** for $c$. The largest exponential becomes $e^0
-# = 1$, so nothing overflows, and the sum is at least 1, so nothing is divided by zero. Scores far below the maximum
-# still underflow to 0, but their weight is almost 0 anyway.
+# constant $c$ from all scores of a row, each exponential is multiplied by $e^{-c}$, and so is their sum. The factor
+# cancels, and the softmax stays the same. Now choose the row's **maximum** for $c$. The largest exponential becomes
+# $e^0 = 1$, so nothing overflows, and the sum is at least 1, so nothing is divided by zero. Exponentials of scores far
+# below the maximum still become 0, but their weights are almost 0 anyway.
 #
 # This is the *safe* softmax. It costs one more read, because you need the maximum before the first exponential, and the
 # maximum needs every input.
 #
-# To count reads honestly, we use a matrix that you cannot read without being counted. The function `reader` makes one.
-# Each call of its `read()` begins a **pass**: one walk over all columns. A pass hands out *tiles* of a few columns
-# each, in one small buffer, as on a chip. So each tile overwrites the one before. The cell runs the naive softmax on
-# such a matrix. Expect two passes, and NaN for scores near 1000.
+# The next cell defines `reader`, which counts how often you read a matrix. It returns a function `read`, and each call
+# of `read()` begins a **pass**, one walk over all columns. A pass hands out *tiles* of a few columns each. They all
+# come in one small buffer, which stands for the memory on the chip, so each tile overwrites the one before. The cell
+# then runs the naive softmax on such a matrix. Expect two passes, and NaN for scores near 1000.
 
 # %%
 def reader(x, tile):
@@ -131,8 +131,8 @@ print(f"{read.passes} passes, so {read.passes} reads and 1 write of each element
 print("scores near 1000:", naive_softmax(reader(x + 1000, tile=128))[0, :4])
 
 # %% [markdown]
-# **Exercise 3.1.** Make it safe in three passes: one for the maxima, one for the sums, one for the outputs. A fourth
-# pass is refused.
+# **Exercise 3.1.** Write the safe softmax in three passes: one for the maxima, one for the sums, one for the outputs. A
+# fourth pass is refused.
 
 # %%
 # Exercise 3.1 · Safe softmax, its statistics in two passes
@@ -162,14 +162,14 @@ def safe_softmax(read):
 best_safe_softmax = check("3.1", safe_softmax).best
 
 # %% [markdown]
-# Three reads and a write make **four accesses** for each element, where the naive softmax has three. So if memory is
-# what you wait for, the safe version takes a third longer, because it reads the row once more.
+# Three reads and a write make **four accesses** for each element, and the naive softmax has three. So if memory sets
+# the time, the safe version takes a third longer.
 #
 # ## Correcting the sum afterwards
 #
-# Can one pass find both the maximum and the sum? This is the second use of the identity. Suppose that you add up
-# exponentials relative to the largest score *so far*, and then a larger one arrives. Every term of your sum is now
-# wrong, but all of them by the same factor:
+# Can one pass find both the maximum and the sum? This is the second use of the identity. Suppose that you subtract the
+# largest score *so far*, $m_\text{old}$, and add up the exponentials. Then a larger score arrives, $m_\text{new}$.
+# Every term of your sum is now too large, but all of them by the same factor:
 #
 # $$e^{x - m_\text{new}} = e^{x - m_\text{old}} \cdot e^{m_\text{old} - m_\text{new}}$$
 #
@@ -184,8 +184,8 @@ best_safe_softmax = check("3.1", safe_softmax).best
 #
 # The next figure shows this for a row of 16 scores. The tile on the chip is orange, with its scores above and its
 # weights below. The grey scores have left the chip; only the running numbers at the bottom are kept. Watch the blue
-# bars, the weights of earlier tiles: whenever the maximum grows, they all shrink by the same factor. (So does the
-# accumulator, in green, which comes later.)
+# bars, the weights of earlier tiles: whenever the maximum grows, they all shrink by the same factor. (So does the green
+# accumulator, which is explained further down.)
 
 # %%
 from course_lib.figures.softmax.one_pass_stepper import online_softmax_stepper
@@ -201,9 +201,9 @@ online_softmax_stepper(
 # Two cases need care. The first is the start. Before the first tile the state is $m = -\infty$ and $\ell = 0$. The
 # first tile then multiplies $\ell$ by $e^{-\infty} = 0$, which does no harm because $\ell$ is 0.
 #
-# The second case is a score that *is* $-\infty$, which is how masks hide keys. If a tile holds nothing else, the new
-# maximum may still be $-\infty$. Then $-\infty - (-\infty)$ is NaN, and once a NaN is in the sum it stays there. The
-# usual way out is to subtract 0 instead of the maximum when the maximum is $-\infty$.
+# The second case is a score that *is* $-\infty$, because that is how masks hide keys. If all scores so far are
+# $-\infty$, so is the new maximum. Then $-\infty - (-\infty)$ is NaN, and a NaN in the sum stays there. So when the
+# maximum is $-\infty$, subtract 0 instead.
 #
 # **Exercise 3.2.** Compute the maximum and the sum of every row in one pass. A second call of `read()` is refused.
 
@@ -242,8 +242,8 @@ def row_statistics(read):
 best_row_statistics = check("3.2", row_statistics).best
 
 # %% [markdown]
-# Milakov and Gimelshein published this in 2018 as the *online* softmax. It takes one pass for the statistics and one
-# for the outputs:
+# Milakov and Gimelshein published this in 2018 as the *online* softmax. It takes one pass for the statistics (maximum
+# and sum) and one for the outputs:
 #
 # | | reads | writes | accesses per element | survives large scores |
 # |---|---|---|---|---|
@@ -251,32 +251,31 @@ best_row_statistics = check("3.2", row_statistics).best
 # | safe | 3 | 1 | 4 | yes |
 # | online | 2 | 1 | 3 | yes |
 #
-# The arithmetic grows by one multiplication and one exponential for each tile. The traffic shrinks from four accesses
-# to three. If memory sets the time, the online softmax should be 4/3 = 1.33 times as fast as the safe one; on a V100
-# the authors measured up to 1.3 times.
+# Compared with the safe version, the arithmetic grows by one multiplication and one exponential for each tile, and the
+# traffic shrinks from four accesses to three. If memory sets the time, the online softmax should be 4/3 = 1.33 times as
+# fast as the safe one; on a V100 the authors measured up to 1.3 times.
 #
 # ## Merging · deeper
 #
-# The update does not need the tiles in order, and it does not need them one at a time. So you can also cut a row into
-# two halves, finish each half, and then *merge* the two results. The rule is the same: bring each sum to the larger of
-# the two maxima, then add.
+# The tiles may come in any order. You can even cut a row into two halves, finish each half by itself, and then *merge*
+# the two results. The rule is the same: make each sum relative to the larger of the two maxima, then add.
 #
 # $$m = \max(m_1, m_2), \qquad \ell = \ell_1 e^{m_1 - m} + \ell_2 e^{m_2 - m}$$
 #
 # For the halves 1, 3 and 2, 5 of the row above, $\ell_1 = 1.135$ and $\ell_2 = 1.050$. They merge to $1.135 \cdot
 # e^{3-5} + 1.050 = 1.203$.
 #
-# In attention the softmax weighs values: the output is $o = \sum_j y_j v_j$. You can merge these averages too. Let
-# $o_1$ and $o_2$ be the averages over the keys of each half. The average over all keys weighs each half by its share of
-# the sum:
+# In attention the output is an average of the values, weighted by the softmax: $o = \sum_j y_j v_j$. You can merge such
+# averages too. Let $o_1$ and $o_2$ be those of the two halves. The average over all keys weighs each of them by its
+# share of the sum:
 #
 # $$o = \frac{\ell_1 e^{m_1 - m} \, o_1 + \ell_2 e^{m_2 - m} \, o_2}{\ell}$$
 #
 # In the example the first half's share is $0.154 / 1.203$ = 13 %, and the second half has the other 87 %.
 #
 # We call $(m, \ell, o)$ a *state*: it is all that you have to keep of the keys seen so far. You may merge states in any
-# order and any grouping, and the empty state $(-\infty, 0, 0)$ changes nothing. The loop that you wrote merges from
-# left to right. The drawing shows a tree, whose parts can be computed at the same time:
+# order and any grouping, and the empty state $(-\infty, 0, 0)$ changes nothing. Your loop of 3.2 merges from left to
+# right. The drawing shows a tree, whose parts can be computed at the same time:
 
 # %%
 from course_lib.figures.softmax.merge_tree import draw_merge_tree
@@ -284,7 +283,7 @@ from course_lib.figures.softmax.merge_tree import draw_merge_tree
 draw_merge_tree(scores=[0.5, 1.2, -0.3, 0.8, 1.7, 0.1, 2.6, 1.1, 0.2, -0.6, 1.4, 0.9, 1.0, 3.4, 0.4, 2.2], parts=4)
 
 # %% [markdown]
-# **Exercise 3.3.** Write the merge. Take care of the parts that hold no key.
+# **Exercise 3.3.** Write the merge. Some parts hold no key.
 
 # %%
 # Exercise 3.3 · Merge two partial results
@@ -354,17 +353,18 @@ for name, (_, total, average) in orders.items():
           f"error {(average - exact).abs().max().item():.1e}")
 
 # %% [markdown]
-# They are equal, up to the last bit or two, because floating point rounds each addition.
+# They are equal except for the last bit or two, because floating point rounds each addition.
 #
-# Chapter 08 is built on this. A single query against a hundred thousand keys has no rows to share among 132
-# multiprocessors. So Flash-Decoding cuts the *keys* into parts, gives each part to a program and merges the results.
+# Chapter 08 is built on this. With a single query there is only one row of scores, and you cannot share out one row
+# among 132 multiprocessors. So Flash-Decoding cuts the *keys* into parts, gives each part to a program and merges the
+# results.
 #
 # ## Attention without its scores
 #
-# The third use of the identity removes the scores themselves from memory. While a row of scores streams past, keep one
-# more thing: an **accumulator**, the sum of $e^{s_j - m} v_j$ over the scores $s_j$ seen so far. It is a vector as long
-# as a value row, for example 128 numbers. Its terms carry the same factor as the terms of $\ell$. So when the maximum
-# grows, you rescale the accumulator by the same number:
+# The third use of the identity keeps the scores themselves out of memory. While you walk along a row of scores, keep
+# one more thing: an **accumulator**, the sum of $e^{s_j - m} v_j$ over the scores $s_j$ seen so far. It is a vector as
+# long as a value row, for example 128 numbers. Its terms are relative to $m$, like those of $\ell$. So when the maximum
+# grows, you multiply the accumulator by the same number:
 #
 # $$\text{accumulator} \leftarrow \text{accumulator} \cdot e^{m_\text{old} - m_\text{new}} +
 # \sum_{j \in \text{tile}} e^{s_j - m_\text{new}} \, v_j$$
@@ -378,8 +378,8 @@ for name, (_, total, average) in orders.items():
 # | scores in memory, float16 | $2N$ bytes | 16.4 kB | 262 kB |
 # | $m$, $\ell$, accumulator, float32 | $4 (128 + 2)$ bytes | 520 bytes | 520 bytes |
 #
-# The price is the rescaling, $D$ multiplications for each tile. The products take about $4D$ FLOPs for every *key* in
-# the tile. With 64 keys in a tile that is $256 D$, so the rescaling adds 0.4 %.
+# Rescaling costs $D$ multiplications for each tile. The products take about $4D$ FLOPs for every *key* in the tile.
+# With 64 keys in a tile that is $256 D$, so the rescaling adds 0.4 %.
 #
 # **Exercise 3.4.** Compute the attention of one query in one pass. This is FlashAttention's inner loop, in PyTorch.
 
@@ -420,8 +420,8 @@ def streaming_attention(query, read, scale):
 best_streaming_attention = check("3.4", streaming_attention).best
 
 # %% [markdown]
-# Your function never holds anything of length $N$. The next cell runs it on scores whose exponentials would be infinite
-# without the maximum:
+# Your function never holds anything of length $N$. The next cell runs it on scores so large that their exponentials
+# would overflow without the maximum:
 
 # %%
 def pair_reader(keys, values, tile):
@@ -443,8 +443,8 @@ print(f"scores from {scores.min().item():.0f} to {scores.max().item():.0f}; "
 # %% [markdown]
 # ## In Triton
 #
-# In a kernel, a tile is what one `tl.load` brings, and a pass is a loop over the row. Here is the naive softmax for
-# rows of any length, one program for each row. Comments mark its three accesses. The cell after it runs the kernel on
+# In a kernel, a tile is what one `tl.load` loads, and a pass is a loop over the row. Here is the naive softmax for rows
+# of any length, one program for each row. Comments mark its three accesses. The cell after it runs the kernel on
 # ordinary scores, and on scores near 1000, where you should see NaN again.
 
 # %%
@@ -456,7 +456,7 @@ def naive_softmax_kernel(x_pointer, y_pointer, columns, x_row_stride, y_row_stri
     for start in range(0, columns, BLOCK):
         offsets = start + tl.arange(0, BLOCK)  # [BLOCK]
         inside = offsets < columns
-        # Lanes past the end are loaded as -inf, whose exponential is 0: they add nothing.
+        # Positions past the end are loaded as -inf, whose exponential is 0: they add nothing.
         tile = tl.load(x_row + offsets, mask=inside, other=float("-inf")).to(tl.float32)  # [BLOCK] access 1
         total += tl.sum(tl.exp(tile), axis=0)
     for start in range(0, columns, BLOCK):
@@ -481,20 +481,20 @@ print("scores near 1000:", naive_softmax_rows(x + 1000, 256)[0, :4].tolist())
 # %% [markdown]
 # (The interpreter computes with NumPy, which warns of the overflow. A GPU does not warn you.)
 #
-# Look at the `other=float("-inf")`. A masked load has to put *something* into the lanes, the elements of the tile, that
-# lie past the end of the row. Most people type `other=0.0` out of habit. Here that is wrong: a score of 0 has the
-# weight $e^0 = 1$, so every lane past the end would count. With $-\infty$ no such lane counts, because it never becomes
-# the maximum and its exponential is 0.
+# Look at the `other=float("-inf")`. A masked load has to put *something* into the positions past the end of the row.
+# Most people type `other=0.0` out of habit. Here that is wrong: a score of 0 has the weight $e^0 = 1$, so every
+# position past the end would count. With $-\infty$ none of them counts, because it never becomes the maximum and its
+# exponential is 0.
 #
-# The next kernel needs three words more than exercise 2.5, which had `tl.exp`, `tl.where` and `tl.max`:
+# Your kernel needs `tl.exp`, `tl.where` and `tl.max` from exercise 2.5, and three new words:
 #
 # | word | what it does |
 # |---|---|
-# | `total = 0.0` before a `for` | the loop carries the number on; it keeps its type, so `0` would be refused on a GPU |
+# | `total = 0.0` before a `for` | a number that the loop updates; it cannot change its type, so a GPU refuses `0` |
 # | `tl.maximum(a, b)` | the larger of the two, element by element; also for two single numbers |
 # | `@triton.jit` on a helper | called like a function from a kernel; may return several values; costs nothing |
 #
-# The next cell adds up the numbers 0 to 7 and their squares, in two tiles of four:
+# The next cell tries them. It adds up the numbers 0 to 7 and their squares, in two tiles of four:
 
 # %%
 @triton.jit
@@ -519,9 +519,9 @@ words_kernel[(1,)](torch.arange(8.0, device=device), tried, 8, BLOCK=4)
 print("total {:.0f}, squares {:.0f}, tl.maximum(total, squares) {:.0f}".format(*tried.tolist()))
 
 # %% [markdown]
-# **Exercise 3.5.** Write the online softmax for rows longer than a tile. The launcher is given, and the kernel is
-# yours. The check meters what it moves: three accesses pass, four do not. Inputs may be float16, where the largest
-# number is 65,504, so keep the statistics in float32.
+# **Exercise 3.5.** Write the kernel of an online softmax for rows longer than a tile. The launcher is given. The check
+# meters what the kernel moves: three accesses pass, four do not. Inputs may be float16, where the largest number is
+# 65,504, so keep the statistics in float32.
 
 # %%
 # Exercise 3.5 · Online softmax kernel for rows longer than a tile
@@ -574,10 +574,9 @@ best_online_softmax = check("3.5", online_softmax).best
 # %% [markdown]
 # ## Counted
 #
-# `metered` runs a function in the interpreter and counts what its kernels load and store, on a machine with a GPU too.
-# The next cell meters four kernels on rows of 5000 elements. The naive kernel and yours take a row in five tiles of
-# 1024. The last kernel holds a whole row on the chip. **Predict** the four numbers of the last column before you run
-# the cell.
+# `metered` runs a function in the interpreter, with or without a GPU, and counts what its kernels load and store. The
+# next cell meters four kernels on rows of 5000 elements. The naive kernel and yours take a row in five tiles of 1024.
+# The last kernel holds a whole row on the chip. **Predict** the four numbers of the last column.
 
 # %%
 from course_lib.hardware.meter.metered import metered
@@ -595,16 +594,16 @@ for name, report in {
     print(f"{name:<34}{format_bytes(report.loaded_bytes):>12}{format_bytes(report.stored_bytes):>12}{accesses:>24.2f}")
 
 # %% [markdown]
-# The meter counts what kernels *ask for*. Not all of that has to come from the memory chips, because a cache may still
-# hold a row that was read a moment ago. If a thousand programs share the 50 MB of an H100's L2 cache, rows of up to
-# some 10,000 float32 numbers fit. Only on longer rows do you pay for the third read in full. So on a GPU the next cell
-# takes rows of a million elements. The prediction is the bytes of all accesses, divided by the bandwidth of a copy.
+# The meter counts what kernels *ask for*. Not all of that has to come from HBM, because a cache may still hold a row
+# that was read a moment ago. If a thousand programs share the 50 MB of an H100's L2 cache, rows of up to some 10,000
+# float32 numbers fit. Only longer rows have to come from HBM at every read. So on a GPU the next cell takes rows of a
+# million elements. The prediction is the bytes of all accesses, divided by the bandwidth of a copy.
 #
 # On a CPU the cell compares two softmaxes of PyTorch. The first does one operation after the other and accesses every
 # element eight times: the maximum and the sum read it, and the subtraction, the exponential and the division each read
 # and write it. `torch.softmax` accesses it twice, because a row of 65,536 stays in a core's cache. The prediction
-# leaves out that a CPU computes each exponential as a polynomial. The last line, exponentials and nothing else, shows
-# how much that costs.
+# counts bytes alone, but a CPU also has to compute each exponential, as a polynomial. The last line does only that, and
+# shows how much it costs.
 
 # %%
 def eager_softmax(x, out):
@@ -651,12 +650,13 @@ for name, (accesses, run) in contenders.items():
 #
 # $$L = \log\left(e^{L_1} + e^{L_2}\right)$$
 #
-# So a kernel that has to remember a row of scores remembers $L$, four bytes. FlashAttention's backward pass recomputes
-# every probability from it, and Flash-Decoding merges by it. The loss of a language model is, for one token, $L$ minus
-# the right token's score, over a row as long as the vocabulary.
+# For the halves above, that is $\log(e^{3.13} + e^{5.05}) = 5.19$. A kernel that has to remember a row of scores keeps
+# only $L$, four bytes. From it, FlashAttention's backward pass recomputes every probability, and Flash-Decoding merges
+# its parts. A language model's loss for one token is $L$ minus the right token's score; the row holds a score for each
+# token of the vocabulary.
 #
 # GPUs have an instruction for $2^x$ and none for $e^x$, so the compiler turns your `tl.exp` into $2^{x \log_2 e}$. The
-# next cell compiles the naive kernel for an H100. Look for a multiplication just before the exponential `ex2`:
+# next cell compiles the naive kernel for an H100. Look for a multiplication just before the exponential, `ex2`:
 
 # %%
 from course_lib.hardware.compiler.views import compile_view
@@ -673,11 +673,12 @@ print(f"0f3FB8AA3B is {factor:.7f}, and log2(e) is {math.log2(math.e):.7f}")
 # %% [markdown]
 # Fast kernels save that multiplication: they fold $\log_2 e$ into the scale of the scores and use `tl.exp2` throughout.
 # Then $m + \log_2 \ell$ is the log-sum-exp to the base 2, and you have to multiply it by $\ln 2$ to get $L$. If you
-# forget this, $L$ is too large by 44 %, but the outputs are still right. You only notice when something merges by $L$.
+# forget this, $L$ is too large by 44 %, but the outputs are still right. You only notice when something uses $L$, such
+# as a merge.
 #
 # In the next exercise you compute the log-sum-exp of a few very long rows. With one program for each row, most of the
-# GPU would be idle. So each row is cut into `parts`, and each part has a program of its own that stores one number.
-# Then the *same kernel* runs once more, over these numbers. You need three new words:
+# GPU would be idle. So each row is cut into `parts`, and each part has a program of its own that stores one number, the
+# part's log-sum-exp. Then the *same kernel* runs once more, over these numbers. You need three new words:
 #
 # | word | what it does |
 # |---|---|
@@ -769,8 +770,8 @@ best_log_sum_exp = check("3.6", log_sum_exp).best
 
 # %% [markdown]
 # The next cell computes a language model's loss, the cross-entropy, for a few tokens. It reads the logits (the scores
-# of all words) once and never writes the probabilities. On a GPU it takes 8 rows of four million, much longer than a
-# vocabulary, to show what the parts are for. With one part, 8 multiprocessors work and all others are idle.
+# of all tokens in the vocabulary) once and never writes the probabilities. On a GPU it takes 8 rows of four million,
+# much longer than a vocabulary, to show what the parts are for. With one part, only 8 multiprocessors work.
 
 # %%
 tokens, vocabulary = (8, 2**22) if on_gpu and not interpreting() else (2, 32_000)
@@ -791,7 +792,7 @@ if on_gpu and not interpreting():
 #   FlashAttention-2 divides once, after the last. FlashAttention-4 skips the rescaling while the maximum has hardly
 #   moved.
 # - **A softmax by itself** takes two accesses if a row fits into a program's registers, and three or four if not.
-# - **Merging** is a function of its own in FlashInfer and in vLLM, which computes attention to a shared prompt once and
+# - **Merging** is a function of its own in FlashInfer and vLLM. vLLM computes attention to a shared prompt once and
 #   merges it with the rest. Ring attention merges across GPUs.
 #
 # ## Papers
@@ -810,5 +811,5 @@ if on_gpu and not interpreting():
 progress()
 
 # %% [markdown]
-# **Next.** [04 · Tiling in Triton](04_triton_tiling.ipynb) gives the loop of 3.4 a block of queries, and with that you
-# have FlashAttention.
+# **Next.** In [04 · Tiling in Triton](04_triton_tiling.ipynb) the loop of 3.4 gets a tile of queries instead of one,
+# and that is FlashAttention.

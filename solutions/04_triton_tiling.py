@@ -10,9 +10,9 @@
 # queries at once. You write the kernel, count that it never writes the scores to memory, and make it take any length.
 #
 # **Time.** Seven exercises, 4 to 6 hours in all. The core path takes at most two hours: exercises 4.1, 4.3, 4.4 and
-# 4.5 and the measurement near the end. Sections whose heading ends in *deeper* can be skipped, but run their cells as
-# they are. Later cells use what they define, and the course's answers stand in for yours. 4.7 is a race: without a GPU
-# only its numbers are checked.
+# 4.5 and the measurement near the end. You can skip the sections whose heading ends in *deeper*, but run their cells,
+# because later cells use what they define. The course's answers stand in for yours. 4.7 is a race: without a GPU only
+# its numbers are checked.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -35,8 +35,8 @@ on_gpu = not interpreting()
 # %% [markdown]
 # ## Same FLOPs, fewer bytes
 #
-# Before any theory, measure the difference. PyTorch's `scaled_dot_product_attention` works on tiles, on a CPU too.
-# The next cell compares it with the formula as it is printed: scores, softmax, product. Both do $4 H N^2 D$ FLOPs.
+# First measure the difference. PyTorch's `scaled_dot_product_attention` works on tiles, on a CPU too. The next cell
+# compares it with naive attention: scores, softmax, product, one after the other. Both do $4 H N^2 D$ FLOPs.
 # **Predict** how many times as fast the tiled one is.
 
 # %%
@@ -70,16 +70,16 @@ del query, key, value
 # ## Where a tile lives
 #
 # Each multiprocessor (*SM* for short) has its own *shared memory* on the chip: 64 KiB on a T4, 164 KiB on an A100,
-# 228 KiB on an H100. Together the SMs of an A100 read theirs nine times as fast as HBM. An SM also has 65,536
-# registers of four bytes, and one thread may use 255 of them.
+# 228 KiB on an H100. All SMs of an A100 together read their shared memory nine times as fast as HBM. An SM also has
+# 65,536 registers of four bytes, and one thread may use 255 of them.
 #
-# The scores of 128 queries against 8192 keys take 4.2 MB in float32, so they do not fit there. A tile of them does.
-# So a program holds a tile of queries and walks over the keys and values, tile by tile. In between it keeps what you
-# kept in chapter 03: for each query a running maximum, a running sum and an accumulator of $D$ numbers. The scores of
-# a tile are computed, used and dropped.
+# The scores of 128 queries against 8192 keys take 4.2 MB in float32, so they do not fit there. But a tile of them
+# does. So a program holds a tile of queries and walks over the keys and values, tile by tile. In between it keeps
+# what you kept in chapter 03: for each query a running maximum, a running sum and an accumulator of $D$ numbers. The
+# scores of a tile are computed, used and dropped.
 #
 # The next figure shows this for one head. The score matrix is cut into tiles, with Q at its left, K above, V below
-# and O at its right. Orange is on the chip. Watch how little that is, and how often the same keys are read.
+# and O at its right. What is on the chip is orange. Watch how little that is, and how often the same keys are read.
 
 # %%
 from course_lib.figures.attention.tile_stepper import tile_stepper
@@ -93,7 +93,7 @@ tile_stepper(query_length=768, key_length=768, head_dim=64, query_rows=128, key_
 # inner loop walks over the keys. The inner loop is your streaming attention of exercise 3.4, but each running value
 # now has an entry for each row of the tile.
 #
-# The check watches the size of your tensors. It refuses a matrix of all scores, and also the scores of one tile of
+# The check looks at the size of your tensors. It refuses a matrix of all scores, and also the scores of one tile of
 # queries against *all* keys.
 
 # %%
@@ -137,8 +137,8 @@ def tiled_attention(query, key, value, query_rows, key_rows):
 best_tiled_attention = check("4.1", tiled_attention).best
 
 # %% [markdown]
-# The next cell runs your function (until it passes, the course's) with four different tiles. The results agree up to
-# rounding, so tiles matter for speed alone.
+# The next cell runs your function with four different tiles. The results agree up to rounding, so the choice of tiles
+# only changes the speed.
 
 # %%
 query, key, value = (torch.randn(300, 32) for _ in range(3))
@@ -150,26 +150,26 @@ for tiles in ((300, 300), (64, 32), (17, 101), (1, 1)):
 # %% [markdown]
 # ## How many bytes?
 #
-# Count the bytes that the programs ask for. A program reads its $B_M$ queries and writes as many rows of output, once
-# each. It also reads *all* keys and values of its head. With $N_q$ queries, $N_k$ keys and $b$ bytes for each
+# Count the bytes that the programs ask for. A program reads its $B_M$ queries once and writes $B_M$ rows of output
+# once. It also reads *all* keys and values of its head. With $N_q$ queries, $N_k$ keys and $b$ bytes for each
 # element, a head has $\lceil N_q / B_M \rceil$ programs, so all $H$ heads ask for:
 #
 # $$\text{bytes} = b \cdot H \cdot \left( 2 N_q D + 2 N_k D \left\lceil \frac{N_q}{B_M} \right\rceil \right)$$
 #
-# In the question's layer, with 128 queries in a tile, that is 8.7 GB, and nearly all of it is the second term. Only a
-# larger $B_M$ makes it smaller. The number of keys in a tile does not matter for the bytes. So the rule is: **as many
-# queries as fit, then as many keys as there is room for.**
+# In the question's layer, with 128 queries in a tile, that is 8.7 GB, and nearly all of it is the second term, the
+# keys and values. Only a larger $B_M$ makes it smaller. The number of keys in a tile does not change the bytes. So
+# the rule is: **as many queries as fit, then as many keys as there is room for.**
 #
 # That is still half of what naive attention moves, but most of it does not come from HBM. The keys and values of a
-# head are 4 MB, and its 64 programs read them at about the same time. So the L2 cache (50 MB on an H100) answers all
-# but the first, and HBM delivers little more than the distinct bytes, 268 MB. Naive attention's matrix of 4.3 GB fits
-# into no L2 cache.
+# head are 4 MB, and its 64 programs read them at about the same time. So all reads but the first come from the L2
+# cache (50 MB on an H100), and HBM delivers little more than the distinct bytes, 268 MB. Naive attention's matrix of
+# 4.3 GB fits into no L2 cache.
 #
 # ## How large may a tile be? · deeper
 #
 # Two things limit a tile. *Shared memory* holds the tile of queries and the tiles of keys and values. While the
-# program computes with one pair of those, the next pairs are on their way. With $s$ *stages* there is room for $s$
-# pairs.
+# program computes with one pair of key and value tiles, it already loads the next ones. With $s$ *stages* there is
+# room for $s$ pairs.
 #
 # The *registers* hold the accumulator, $B_M \times D$, and the scores, $B_M \times B_N$, where $B_N$ is the number of
 # keys in a tile. Both are float32 and divided among the program's threads, 32 for each warp. A thread needs registers
@@ -222,8 +222,8 @@ def choose_tiles(head_dim, item_bytes, shared_memory_bytes, threads):
 best_shared_memory, best_traffic, best_choose_tiles = check("4.2", shared_memory, traffic, choose_tiles).best
 
 # %% [markdown]
-# The next cell chooses tiles for real chips. The last two columns show the question's layer: the bytes that the
-# programs ask for, and how many times as much naive attention's matrix moves.
+# The next cell chooses tiles for real chips. The last two columns are for 32 heads and 8192 tokens: the bytes that
+# the programs ask for, and how many times as much naive attention's matrix moves.
 
 # %%
 from course_lib.hardware.compiler.architectures import ARCHITECTURES
@@ -240,9 +240,9 @@ for arch in (75, 80, 89, 90):
               f"{tiles[0]:>4} × {tiles[1]:<3}  {format_bytes(asked):>9}   {matrix_bytes / asked:.1f} times as much")
 
 # %% [markdown]
-# The kernel needs at least the longest of three times: FLOPs at the matrix rate, the bytes asked for at the L2
-# cache's bandwidth, the distinct bytes at HBM's. Here they are for your machine. On a CPU the arithmetic takes
-# longest by far.
+# The kernel needs at least the longest of three times: the FLOPs at the rate of matrix products, the bytes asked for
+# at the L2 cache's bandwidth, and the distinct bytes at HBM's. The next cell prints them for your machine. On a CPU
+# the arithmetic takes longest by far.
 
 # %%
 from course_lib.hardware.ceilings.measured import ceilings
@@ -263,16 +263,16 @@ for name, seconds in sorted(floors.items(), key=lambda item: item[1]):
 # ## Now in Triton
 #
 # The outer loop becomes the grid: each tile of queries of each head gets a program. `tl.program_id(0)` is the number
-# of the tile, and `tl.program_id(1)` that of the head. Pointers and `tl.dot` work as in chapter 02, and
-# `input_precision="ieee"` again keeps float32 inputs whole. The running values are float32, whatever the inputs are.
-# Only the weights are cast, for the second product, because both operands of `tl.dot` must have the same type.
+# of the tile, and `tl.program_id(1)` that of the head. Pointers and `tl.dot` work as in chapter 02, and with
+# `input_precision="ieee"` float32 inputs again keep all their bits. The running values are float32, whatever the
+# inputs are. Only the weights are cast, for the second product, because both operands of `tl.dot` must have the same
+# type.
 #
 # | in the kernel | what it gives |
 # |---|---|
 # | `tl.full([BLOCK_M], float("-inf"), tl.float32)` | a block with the same number everywhere |
 # | `tl.trans(key_tile)` | rows and columns exchanged: [BLOCK_N, HEAD_DIM] becomes [HEAD_DIM, BLOCK_N] |
 # | `tl.max(scores, axis=1)`, `tl.sum(weights, axis=1)` | one number for each row, [BLOCK_M] |
-# | `tl.maximum(a, b)`, `tl.exp(a)` | element by element, as in PyTorch |
 # | `output_pointer.dtype.element_ty` | the type of what a pointer points to, for `.to(…)` |
 #
 # **Exercise 4.3.** The kernel's first part is written. You write the loop and the store. All lengths are multiples of
@@ -348,13 +348,10 @@ def flash_attention_full(query, key, value):
 best_attention = check("4.3", flash_attention_full).best
 
 # %% [markdown]
-# If you are stuck, `hint("4.3")` helps, from a nudge to nearly the answer.
-#
 # ## Proof by counting
 #
 # Does the kernel really never write the scores? The next cell counts all bytes that it loads and stores, and compares
-# them with the formula. (`metered` uses the interpreter, on a machine with a GPU too.) **Predict:** what will stand
-# in the column *stored*?
+# them with the formula. **Predict:** which tensors will have bytes in the column *stored*?
 
 # %%
 from course_lib.hardware.meter.metered import metered
@@ -374,11 +371,11 @@ report
 #
 # ## Twice the memory, half the bytes · deeper
 #
-# With $M$ elements of fast memory, tiled attention moves $\Theta(N^2 D^2 / M)$ elements, and no exact algorithm can
-# do better for every $M$ ([arXiv 2205.14135](https://arxiv.org/abs/2205.14135)). Your formula agrees: its large term
-# grows with $N^2 D / B_M$, and $B_M$ queries take memory in proportion to $B_M D$. Test it with the meter. The next
-# kernel is yours with two switches, which a later section needs. Its tiles grow from 16 to 128 queries. **Predict**
-# the last line.
+# If the fast memory has room for $M$ elements, tiled attention moves $\Theta(N^2 D^2 / M)$ elements, that is, $N^2
+# D^2 / M$ times some constant. No exact algorithm can do better for every $M$ ([arXiv
+# 2205.14135](https://arxiv.org/abs/2205.14135)). Your formula agrees: its large term is proportional to $N^2 D /
+# B_M$, and $B_M$ queries take memory in proportion to $B_M D$. Test it with the meter. The next kernel is yours, with
+# two switches that a later section needs. Its tiles grow from 16 to 128 queries. **Predict** the last line.
 
 # %%
 @triton.jit
@@ -452,7 +449,7 @@ for query_rows in (16, 32, 64, 128):
 # A causal query sees the keys up to its own position. The last query stands at the last key, as in chapter 02, so
 # query $i$ has the position $i + N_k - N_q$.
 #
-# A hidden score costs as much to compute as any other, so a mask alone saves no time. But in the tiles above the
+# A hidden score takes as long to compute as any other, so a mask alone saves no time. But in the tiles above the
 # diagonal *every* score is hidden, so the loop over the keys can end before them. For a long sequence that saves half
 # of the FLOPs and half of the bytes. Only tiles on the diagonal still need the mask. In the next figure the skipped
 # tiles are hatched, 15 of 36.
@@ -462,9 +459,9 @@ tile_stepper(query_length=768, key_length=768, head_dim=64, query_rows=128, key_
 
 # %% [markdown]
 # A GPU has an instruction for $2^x$ and none for $e^x$. So `tl.exp(x)` becomes `tl.exp2(x * 1.4427)`, one more
-# multiplication for each score. Each score is multiplied by the scale anyway. So the next launcher puts
-# $\log_2 e = 1.4427$ into the scale and passes `scale_log2`; for $D = 64$ it is $1.4427 / 8 = 0.180$. With `tl.exp2`
-# throughout, the weights are the same as before.
+# multiplication for each score. You can save it, because each score is multiplied by the scale anyway. The next
+# launcher puts $\log_2 e = 1.4427$ into the scale and passes `scale_log2`; for $D = 64$ it is $1.4427 / 8 = 0.180$.
+# With `tl.exp2` throughout, the weights are the same as before.
 #
 # | in the kernel | what it gives |
 # |---|---|
@@ -566,7 +563,7 @@ tiles = length // 64
 print(f"tiles: {tiles * (tiles + 1) // 2} of {tiles * tiles}, {(tiles + 1) / (2 * tiles):.2f}")
 
 # %% [markdown]
-# The bytes shrink less than the tiles, because queries and outputs cross once either way. Both ratios are above one
+# The bytes shrink less than the tiles, because queries and outputs move once either way. Both ratios are above one
 # half, because diagonal tiles are computed whole. With 8192 tokens the ratios are 0.51 and 0.50.
 
 # %% [markdown]
@@ -581,22 +578,21 @@ print(f"tiles: {tiles * (tiles + 1) // 2} of {tiles * tiles}, {(tiles + 1) / (2 
 # | columns past the head dimension | not stored; zeros add nothing to a score |
 #
 # A tile's sides are powers of two. So a head dimension of 80 is computed as 128, and three eighths of the arithmetic
-# are wasted.
+# is wasted.
 #
-# There is one more trap. In 4.4, queries without any key filled whole tiles, whose loop made no step. Now they can
-# share a tile with others. The maximum of such a query stays $-\infty$, and $-\infty - (-\infty)$ is NaN. Subtract 0
-# instead of the maximum in its row. (A query that sees any key sees key 0, so its maximum is finite after the first
-# tile.)
+# There is one more trap. In 4.4, queries without any key filled whole tiles, so the loop over the keys made no step
+# for them. Now they can share a tile with queries that do see keys. The maximum of such a row stays $-\infty$, and
+# $-\infty - (-\infty)$ is NaN. In such a row, subtract 0 instead of the maximum. (A query that sees any key sees key
+# 0, so its maximum is finite after the first tile.)
 #
 # | in the code | what it gives |
 # |---|---|
 # | `(rows < 100)[:, None] & (columns < 80)[None, :]` | a mask for a tile; write `&` with brackets, not `and` |
-# | `tl.store(pointers, tile, mask=mask)` | stores only where the mask is true |
 # | `if CAUSAL:` | decided when the kernel is compiled, because `CAUSAL` is a `tl.constexpr` |
 # | `triton.next_power_of_2(80)`, `triton.cdiv(100, 64)` | in the launcher: 128, and 2 (division rounded up) |
 #
-# **Exercise 4.5.** The loop of 4.4 is in the cell, with six numbered gaps where an edge matters. Fill them in, and
-# choose the tile's width and the grid in the launcher.
+# **Exercise 4.5.** The cell holds the loop of 4.4 with six numbered gaps, each at a place where an edge matters. Fill
+# them in, and choose the tile's width and the grid in the launcher.
 
 # %%
 # Exercise 4.5 · Any length, any head dimension
@@ -703,15 +699,16 @@ best_ragged = check("4.5", flash_attention_ragged).best
 # %% [markdown]
 # ## One more number for each row · deeper
 #
-# The backward pass of training recomputes the probabilities from the scores instead of reading a matrix. For that it
+# In training, the backward pass computes the probabilities again instead of reading them from memory. For that it
 # needs one number for each row, the log-sum-exp of chapter 03:
 #
 # $$L_i = \log \sum_j e^{s_{ij}}, \qquad P_{ij} = e^{s_{ij} - L_i}$$
 #
 # So training keeps 4 bytes for each query. Chapter 08 merges the results of several programs by the same number.
 #
-# **Exercise 4.6.** The cell holds the kernel of 4.5. Only the log-sum-exp is missing. Mind that your running maximum
-# is in base 2. One new word: `tl.log2(total)` is the logarithm to the base 2, so 8 becomes 3.
+# **Exercise 4.6.** The cell holds the kernel of 4.5. Only the log-sum-exp is missing. Your scores contain the factor
+# $\log_2 e$, and so does the running maximum. One new word: `tl.log2(total)` is the logarithm to the base 2, so 8
+# becomes 3.
 
 # %%
 # Exercise 4.6 · The log-sum-exp as a second output
@@ -812,9 +809,9 @@ print(f"query 70: log-sum-exp {log_sum_exp[0, 70]:.4f}, probabilities add up to 
 # %% [markdown]
 # ## What the compiler made of it · deeper
 #
-# In 4.2 you estimated shared memory and registers. The compiler knows them exactly, and `compile_views` asks it for
-# any architecture, without a GPU. **Predict** the H100's shared memory with your function; the cell prints that
-# first.
+# In 4.2 you estimated shared memory and registers. The compiled kernel tells you exactly, and `compile_views`
+# compiles it for any architecture, without a GPU. **Predict** the H100's shared memory; the first line below is your
+# function's answer.
 
 # %%
 from course_lib.hardware.compiler.views import CompileError, compile_many, compile_views
@@ -838,13 +835,14 @@ views
 #   thousand bytes of each thread are *spilled*: written to memory and read back in every step. The kernel is right
 #   but slow.
 # - **A100.** `mma.sync` lets one warp multiply small matrices from its registers. `cp.async` copies the next tiles
-#   into shared memory in the meantime. The pair in use is in the registers by then, so this is your formula with one
-#   stage.
+#   into shared memory in the meantime. By then the pair in use is in registers, so shared memory holds one pair, as
+#   with one stage in your formula.
 # - **H100.** `wgmma` lets four warps multiply 64 rows or more together, directly from shared memory. Your formula
 #   should be right to the byte, or nearly.
 #
 # `@triton.autotune(configs=[...], key=["length"])` times all configurations when the kernel first meets a length, and
-# keeps the fastest. The six in the next cell all fit and none spills, so only a GPU's clock can choose.
+# keeps the fastest. The six in the next cell all fit and none spills, so only a measurement on a GPU can tell which
+# is fastest.
 
 # %%
 CONFIGURATIONS = ((64, 64, 4, 2), (64, 64, 4, 4), (128, 32, 4, 3), (128, 64, 4, 3), (128, 128, 8, 2), (128, 128, 4, 2))
@@ -885,13 +883,14 @@ if on_gpu:
 # ## Four choices, four experiments · deeper
 #
 # FlashAttention-2 (2023, [arXiv 2307.08691](https://arxiv.org/abs/2307.08691)) is about twice as fast as
-# FlashAttention (2022), although neither writes the scores to memory. You can try each of its choices by itself.
+# FlashAttention (2022), although neither writes the scores to memory. It differs in four choices, and you can try
+# each by itself.
 #
 # ### 1 · Which loop is outside? You predict
 #
-# The first paper's kernel loads a tile of K and V once and walks over all queries. But every tile of *output*, with
-# its maximum and sum, is then loaded and stored in every step, because the next tile of keys continues it. Here is
-# that kernel, with one program for each head:
+# The first paper's kernel loads a tile of K and V once and walks over all queries. But then every tile of *output*,
+# with its maximum and sum, is loaded and stored in every step, because each tile of keys adds something to it. Here
+# is that kernel, with one program for each head:
 
 # %%
 @triton.jit
@@ -967,23 +966,24 @@ else:
 # %% [markdown]
 # <details><summary>The formula</summary>
 #
-# A head has $T = \lceil N / B_N \rceil$ tiles of keys. With each of them come all queries (2 bytes an element), all
-# outputs (4 bytes) and two statistics of each row. The last two are stored as well. K and V come once:
+# A head has $T = \lceil N / B_N \rceil$ tiles of keys. For each of them, all queries (2 bytes an element), all
+# outputs (4 bytes) and two statistics of each row are loaded. The outputs and the statistics are also stored. K and V
+# are loaded once:
 #
 # $$\text{loaded} = H \left( 4 N D + T N (6 D + 8) \right), \qquad \text{stored} = H \, T N (4 D + 8)$$
 #
 # </details>
 #
-# With keys outside, 2.25 times as many bytes move. With queries outside, only K and V are loaded repeatedly, and
-# nothing is stored before its row is finished.
+# With keys outside, 2.25 times as many bytes move as with queries outside. With queries outside, only K and V are
+# loaded repeatedly, and nothing is stored before its row is finished.
 #
 # ### 2 · Parallel over the sequence
 #
-# The last column shows the second choice: 2 programs against 8. With keys outside, programs for different keys of a
-# head would update the same rows of output. (You can divide the queries, but then each program loads all keys again.)
-# So FlashAttention ran one program for each head, and 16 heads keep 16 of an A100's 108 SMs busy. With queries
-# outside, 8192 tokens make 1024 independent programs of 128 queries. The next cell times both, or prints how many SMs
-# have work.
+# The last column above shows the second choice: 2 programs against 8. With keys outside, programs for different keys
+# of a head would update the same rows of output. (You can divide the queries, but then each program loads all keys
+# again.) So FlashAttention ran one program for each head, and 16 heads keep 16 of an A100's 108 SMs busy. With
+# queries outside, 8192 tokens make 1024 independent programs of 128 queries. The next cell times both, or prints how
+# many SMs have work.
 
 # %%
 if on_gpu:
@@ -1001,9 +1001,9 @@ else:
 # %% [markdown]
 # ### 3 · Fewer FLOPs outside the matrix products
 #
-# An A100 does 312 TFLOP/s on its tensor cores and 19.5 on its other units, so a FLOP outside the products costs as
-# much as 16 inside. FlashAttention normalised its output in every step; FlashAttention-2 divides once, after the
-# loop. (Both use $2^x$.) The next cell counts the instructions in the compiled loop.
+# An A100 does 312 TFLOP/s on its tensor cores and 19.5 on its other units, so a FLOP outside the matrix products
+# takes as long as 16 inside. FlashAttention divided its output by the sum in every step; FlashAttention-2 divides
+# once, after the loop. (Both use $2^x$.) The next cell counts the instructions in the compiled loop.
 
 # %%
 def loop_body(ptx):
@@ -1037,15 +1037,15 @@ if on_gpu:
         print(f"{name:23} {measure(partial(queries_outside, *trial, 64, 64, *switches), seconds=0.2)}")
 
 # %% [markdown]
-# Each of 128 threads has 32 of the 64 × 64 scores, so 32 instructions are one for each score. The other two belong to
-# its two rows. Dividing in every step costs a division for each score. The natural `exp` costs two multiplications,
-# one for the scale and one inside `tl.exp`.
+# Each of the 128 threads has 32 of the 64 × 64 scores, in two rows. So a count of 34 means one instruction for each
+# score and one for each row. Dividing in every step costs a division for each score. The natural `exp` costs two
+# multiplications, one for the scale and one inside `tl.exp`.
 #
 # ### 4 · Split the queries, not the keys
 #
-# FlashAttention gave each of four warps a quarter of a tile's *keys*, so the warps had to add their parts of each row
-# through shared memory. FlashAttention-2 gives each warp a quarter of the *queries*, and whole rows stay in one warp.
-# Triton does the same: `warpsPerCTA = [4, 1]` in the compiled code means four warps along the queries.
+# FlashAttention gave each of four warps a quarter of a tile's *keys*, so the warps had to add up each row through
+# shared memory. FlashAttention-2 gives each warp a quarter of the *queries*, so whole rows stay in one warp. Triton
+# does the same: `warpsPerCTA = [4, 1]` in the compiled code means four warps along the queries.
 
 # %%
 for view in views[1:]:
@@ -1057,8 +1057,8 @@ for view in views[1:]:
 # ## Race · deeper
 #
 # Now beat PyTorch's FlashAttention-2 backend, written in CUDA: 16 heads, 4096 tokens, dimension 128, bfloat16. On
-# Hopper you need 1.1 times its speed, because it was written for Ampere's `mma.sync` and Triton gives you `wgmma`.
-# Elsewhere 0.8 times is enough. On a T4, and without a GPU, the check compares the numbers alone.
+# Hopper you need 1.1 times its speed, because it was written for Ampere's `mma.sync` and Triton gives you `wgmma`. On
+# other GPUs 0.8 times is enough. On a T4, or without a GPU, only the numbers are checked.
 #
 # A fast kernel spills nothing, uses `wgmma` where it exists, has no masks in its main loop, and takes one
 # multiply-add and one `exp2` for each score.
@@ -1195,8 +1195,8 @@ best_fast = check("4.7", fast_attention).best
 # %% [markdown]
 # ## Predicted against measured
 #
-# On a GPU the next cell measures your kernel of 4.7 (or the course's) beside naive attention and PyTorch's. Without
-# one it measures the CPU's two versions. **Predict** how each rate changes when the length grows.
+# The next cell measures naive attention, PyTorch's tiled one and, on a GPU, your kernel of 4.7 (or the course's).
+# **Predict** how each rate changes when the length grows.
 
 # %%
 def attention_rates(lengths, implementations, heads, head_dim, dtype):
@@ -1226,9 +1226,9 @@ for name, values in rates.items():
 
 # %% [markdown]
 # The next plot shows the longest length on your roofline. Naive attention does $4 N^2 D$ FLOPs and moves $4 N^2$
-# elements of $b$ bytes. Its intensity is $D / b$ at every length, 64 FLOP/byte for $D = 128$ in float16. That of
-# tiled attention grows with the length. On a GPU memory limits the naive one and the matrix rate the tiled one. On a
-# CPU both lie right of the balance point, so the gap is smaller.
+# elements of $b$ bytes. Its intensity is $D / b$ at every length, 64 FLOP/byte for $D = 128$ in float16. The
+# intensity of tiled attention grows with the length. On a GPU, memory limits naive attention, and arithmetic limits
+# tiled attention. On a CPU both lie right of the balance point, so the gap is smaller.
 
 # %%
 from course_lib.figures.memory.roofline import Measured, roofline_plot
@@ -1246,7 +1246,8 @@ for name, values in rates.items():
 roofline_plot(roof, points)
 
 # %% [markdown]
-# For more rivals on a GPU, run `python -m course_lib bench attention` in a terminal, and then the next cell.
+# To compare with more kernels on a GPU, run `python -m course_lib bench attention` in a terminal, and then the next
+# cell.
 
 # %%
 import json
@@ -1264,10 +1265,12 @@ picture
 # %% [markdown]
 # ## Finale: your kernel runs the model
 #
-# Now a language model writes text with your kernel of 4.5. The model is the course's own, and very small: four layers,
-# 394,080 weights, and 4 query heads of dimension 32 in each layer. Its tokens are single bytes. All it has ever read
-# are three chapters of *Alice's Adventures in Wonderland*; chapter 05 takes it apart. The next cell trains it, which
-# takes about half a minute on one CPU core. The weights are kept, so this happens once in the whole course.
+# Now a language model writes text with your kernel of 4.5. The model is the course's own, and very small: four layers
+# and 394,080 weights. Each layer has 4 query heads of dimension 32. Pairs of them share their keys and values, so
+# there are 2 *KV heads*. Its tokens are single bytes. Chapter 05 takes it apart. The next cell trains it on three
+# chapters of *Alice's Adventures in Wonderland*, which takes about half a minute on one CPU core. It prints the loss
+# in *nats*: $-\ln p$, where $p$ is the probability given to the right byte. The weights are kept, so this happens
+# once in the whole course.
 
 # %%
 from course_lib.models.training import trained_tiny_model
@@ -1278,11 +1281,12 @@ decoder = trained_tiny_model(
 print(f"{decoder.config.parameters:,} weights, and {decoder.config.key_heads} KV heads, each for a pair of query heads")
 
 # %% [markdown]
-# The model takes any function as its attention. Yours gets the heads of one sequence at a time; `whole_attention` deals
-# them out. If your answer to 4.5 has not passed, the course's takes its place, and the first line below says so.
+# The model takes any function as its attention. Yours gets the heads of one sequence at a time, from
+# `whole_attention`. If your answer to 4.5 has not passed, the course's takes its place, and the first line below says
+# so.
 #
-# **Predict** before you run it: both versions compute the same formula and round differently. The model always takes
-# the likeliest byte. Will the two texts be the same?
+# The model always takes the likeliest byte. The two versions compute the same formula but round differently.
+# **Predict:** will the two texts be the same?
 
 # %%
 import textwrap
@@ -1303,14 +1307,14 @@ print("the same text:", len(set(texts.values())) == 1)
 # %% [markdown]
 # A rounding error changes the likeliest byte only where two bytes are almost equally likely, so the texts agree.
 #
-# A text this short gains nothing from tiles. A long prompt does, and the gain is memory. Count the largest tensor that
-# one run over $N$ tokens makes, at 4 bytes a number. Naive attention makes matrices with a number for each of 4 heads
-# and each pair of tokens: $4 \cdot 4 N^2$ bytes. Yours makes none. Its output has 4 · 32 numbers a token, and then the
-# largest tensor is not in attention at all: the feed-forward block makes 192 numbers a token, $4 \cdot 192 N$ bytes. At
-# 512 tokens that is 4.2 MB against 0.39 MB. What is it at 16,384?
+# For a text this short, tiles gain nothing. For a long prompt they save memory. Count the largest tensor that one run
+# over $N$ tokens makes, at 4 bytes a number. Naive attention makes matrices with a number for each of 4 heads and
+# each pair of tokens: $4 \cdot 4 N^2$ bytes. Yours makes none. Its output has 4 · 32 numbers a token, and then the
+# largest tensor is not in attention at all: the feed-forward block makes 192 numbers a token, $4 \cdot 192 N$ bytes.
+# At 512 tokens that is 4.2 MB against 0.39 MB. What is it at 16,384?
 #
-# The next cell looks at all tensors of a real run. On a GPU it also takes the time, and says how much memory the whole
-# run needed beside the weights. In the interpreter the time of a kernel means nothing, so none is shown.
+# The next cell looks at all tensors of a real run. On a GPU it also takes the time, and says how much memory the
+# whole run needed besides the weights.
 
 # %%
 def one_run(function, length):
@@ -1347,9 +1351,9 @@ for length in (512, 4096, 16_384) if on_gpu else (256,):
 decoder.attention = versions["tiled"]
 
 # %% [markdown]
-# At 131,072 tokens one matrix of the naive version takes 275 GB, which is nearly twice an H200's memory. The model with
-# your kernel needs 0.1 GB for its largest tensor. This model would write nonsense there, because it has learned from
-# pieces of 256 bytes. Models that were trained on long texts can use such prompts because of kernels like yours.
+# At 131,072 tokens one matrix of the naive version takes 275 GB, which is nearly twice an H200's memory. The model
+# with your kernel needs 0.1 GB for its largest tensor. This model would write nonsense there, because it has learned
+# from pieces of 256 bytes. But models trained on long texts can use such prompts, thanks to kernels like yours.
 
 # %% [markdown]
 # ## What production systems do
@@ -1357,11 +1361,11 @@ decoder.attention = versions["tiled"]
 # - **FlashAttention-2** is portable CUDA, and PyTorch's `SDPBackend.FLASH_ATTENTION`. It reaches up to 230 TFLOP/s on
 #   an A100, 73 % of the peak.
 # - **FlashAttention-3** and **cuDNN** use what Hopper adds: a warp that only loads, products during the softmax of
-#   another tile, and FP8 (chapter 09).
+#   another tile, and FP8, numbers of 8 bits (chapter 09).
 # - **FlashAttention-4** ([arXiv 2603.05451](https://arxiv.org/abs/2603.05451)) is for Blackwell, where `exp` is the
 #   bottleneck. It computes some exponentials as polynomials.
-# - **FlexAttention** in PyTorch generates a kernel like yours around a mask that you write in Python.
-# - **The course's version** of your kernel is `course_lib/kernels/attention/flash.py`. You can read it now.
+# - **FlexAttention** in PyTorch generates a kernel like yours with a mask that you write in Python.
+# - **The course's version** of your kernel is `course_lib/kernels/attention/flash.py`.
 #
 # ## Papers
 #

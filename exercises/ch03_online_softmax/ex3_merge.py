@@ -230,7 +230,7 @@ MODEL = Model(
         Slip(
             "first_not_rescaled",
             "Only the second part was rescaled. That is right when the first holds the larger maximum; when the second "
-            "does, the first is the one that must shrink. Rescale both: one factor is 1.",
+            "does, the first must shrink. Rescale both: one factor is 1.",
         ),
         Slip(
             "second_not_rescaled",

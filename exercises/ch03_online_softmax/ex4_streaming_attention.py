@@ -231,7 +231,7 @@ def _scale(s, scale, dim):
 
 
 BEFORE_THE_SCALE = (
-    "The maximum is that of the products before the scale. A negative scale turns their order round, and the largest "
+    "The maximum is that of the products before the scale. A negative scale reverses their order, and the largest "
     "score is then the smallest product: exp overflows. Scale first, then take the maximum."
 )
 DIVIDED_EACH_TIME = (
@@ -277,7 +277,7 @@ MODEL = Model(
         ),
         Slip(
             "accumulator_overwritten",
-            "The accumulator holds the last tile's part alone: it is overwritten where it should be added to.",
+            "The accumulator holds only the last tile's part. Add to it instead of overwriting it.",
         ),
         Slip("not_normalised", "The accumulator was returned as it is. Divide it by the running sum, after the loop."),
         Slip("divided_by_the_maximum", "The accumulator was divided by the maximum. Divide it by the running sum."),

@@ -162,9 +162,9 @@ def _stored(s, x, tiles):
     return memory.view(rows, columns)
 
 
-LAST_SKIPPED = "The last tile of each row is never looked at. A loop over `range(0, columns, BLOCK)` covers them all."
+LAST_SKIPPED = "The last tile of each row is never read. A loop over `range(0, columns, BLOCK)` covers them all."
 PARTIAL_SKIPPED = (
-    "The last, partly filled tile of a row is never looked at: the number of tiles is rounded down. Loop over "
+    "The last, partly filled tile of a row is never read: the number of tiles is rounded down. Loop over "
     "`range(0, columns, BLOCK)` and mask."
 )
 FIRST_ONLY = (
@@ -207,7 +207,7 @@ MODEL = Model(
         ),
         Slip(
             "written_in_the_first_pass",
-            "Each tile was divided by the sum as it stood at that moment. Later tiles still add to it: write the "
+            "Each tile was divided by the sum of the tiles so far. Later tiles still add to it: write the "
             "outputs in a second loop, after the first has ended.",
         ),
         *WITH_THE_MAXIMUM[4:],
@@ -253,12 +253,12 @@ EXERCISE = Exercise(
         Contiguous(),
     ),
     hints=(
-        "The kernel has the shape of the naive one: two loops over the row's tiles. The first finds the maximum and "
+        "The kernel is built like the naive one: two loops over the row's tiles. The first finds the maximum and "
         "the sum in a single walk along the row. You wrote its body in 3.2.",
         "Here a program works on one row, so running_max and running_sum are two single numbers, and `tl.max(tile, "
         "axis=0)` and `tl.sum(weights, axis=0)` turn a tile of [BLOCK] into one.",
-        'Lanes past the end of the row must not count: load them as `other=float("-inf")`. Their weight is '
-        "exp(-inf) = 0 and they never win a maximum.",
+        'Positions past the end of the row must not count: load them as `other=float("-inf")`. Their '
+        "weight is exp(-inf) = 0, and they never become the maximum.",
         'Start with `running_max = float("-inf")` and `running_sum = 0.0`. A first tile of -inf makes -inf - '
         '(-inf): use `reference = tl.where(new_max == float("-inf"), 0.0, new_max)` in both exponentials.',
         'First loop: `tile = tl.load(x_row + offsets, mask=offsets < columns, other=float("-inf")).to(tl.float32)`; '

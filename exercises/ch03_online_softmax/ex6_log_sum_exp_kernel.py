@@ -231,7 +231,7 @@ BASE_2 = (
     "The result mixes base 2 and base e. Either use exp and log throughout, or exp2 of x · log2(e) and, at the end, "
     "log2 divided by log2(e)."
 )
-NOT_ADDED = "The logarithm of the sum is there and the maximum is not: log Σ exp(x) = maximum + log Σ exp(x - maximum)."
+NOT_ADDED = "The maximum was not added to the logarithm of the sum: log Σ exp(x) = maximum + log Σ exp(x - maximum)."
 PARTS_ADDED = (
     "The parts' log-sum-exps were added up (or averaged). They are logarithms: exponentials add, their logarithms do "
     "not. Merge them with the kernel itself."
@@ -254,7 +254,7 @@ MODEL = Model(
         Slip(
             "second_launch_by_the_first_length",
             "The second launch gets the first one's `part_length`. Its rows are `parts` numbers long, and one program "
-            "takes them all: hand it `parts`.",
+            "takes them all: pass it `parts`.",
         ),
         Slip("parts_added", PARTS_ADDED),
         Slip("parts_added__averaged", PARTS_ADDED),
@@ -273,12 +273,11 @@ MODEL = Model(
         ),
         Slip(
             "last_tile_skipped",
-            "The last tile of each part is never looked at. A loop over `range(first, last, BLOCK)` covers them all.",
+            "The last tile of each part is never read. A loop over `range(first, last, BLOCK)` covers them all.",
         ),
         Slip(
             "partial_tile_skipped",
-            "The last, partly filled tile of a part is never looked at. Loop over `range(first, last, BLOCK)` and "
-            "mask.",
+            "The last, partly filled tile of a part is never read. Loop over `range(first, last, BLOCK)` and mask.",
         ),
         Slip(
             "parts_overlap",
@@ -288,8 +287,8 @@ MODEL = Model(
         *(slip for slip in WITH_THE_MAXIMUM if slip.id != "base_2__exp2_for_exp"),
         Slip("maximum_not_added_back", NOT_ADDED),
         Slip("maximum_not_added_back__guarded", NOT_ADDED),
-        Slip("maximum_subtracted", "The maximum is subtracted from the logarithm of the sum. It is added."),
-        Slip("logarithm_missing", "The running sum is added as it is. Add its logarithm to the maximum."),
+        Slip("maximum_subtracted", "The maximum is subtracted from the logarithm of the sum. Add it."),
+        Slip("logarithm_missing", "The running sum itself is added. Add its logarithm to the maximum."),
         Slip("only_the_maximum_stored", "The running maximum alone is stored. Add the logarithm of the sum to it."),
         Slip("base_2", BASE_2),
         Slip("base_2__exp2_for_exp", BASE_2),

@@ -123,7 +123,7 @@ EXERCISE = Exercise(
         "no masked load. The second loop takes the rest, with masks, up to the `end` of 4.4.",
         "Use tl.exp2(scores * scale_log2 - maximum[:, None]), where maximum is that of the scores times "
         "scale_log2. That is one multiply-add and one exp2 for each score. Cast the weights to the inputs' "
-        "dtype for the second tl.dot, and hand it the accumulator: tl.dot(weights, value_tile, accumulator * "
+        "dtype for the second tl.dot, and pass it the accumulator: tl.dot(weights, value_tile, accumulator * "
         "rescale[:, None]).",
         "Leave the order of the programs as it is: under a causal mask the longest start first, so short ones "
         "fill the end. Do not multiply `columns` by a stride. Then the compiler sees that they are neighbours, "
