@@ -1057,8 +1057,8 @@ for view in views[1:]:
 # ## Race · deeper
 #
 # Now beat PyTorch's FlashAttention-2 backend, written in CUDA: 16 heads, 4096 tokens, dimension 128, bfloat16. On
-# Hopper you need 1.1 times its speed, because it was written for Ampere's `mma.sync` and Triton gives you `wgmma`.
-# Elsewhere 0.8 times is enough. On a T4, and without a GPU, the check compares the numbers alone.
+# Hopper you must be at least as fast: it was written for Ampere's `mma.sync`, and Triton gives you `wgmma`. Elsewhere
+# 0.8 times its speed is enough. On a T4, and without a GPU, the check compares the numbers alone.
 #
 # A fast kernel spills nothing, uses `wgmma` where it exists, has no masks in its main loop, and takes one
 # multiply-add and one `exp2` for each score.
