@@ -9,8 +9,8 @@
 # In chapter 03 you finished a row's softmax without ever holding the whole row. Here you do that for a *tile* of
 # queries at once. You write the kernel, count that it never writes the scores to memory, and make it take any length.
 #
-# **Time.** Seven exercises, 4 to 6 hours in all. The core path takes at most two hours: exercises 4.1, 4.3, 4.4 and
-# 4.5 and the measurement near the end. Sections whose heading ends in *deeper* can be skipped, but run their cells as
+# **Time.** Seven exercises, 4 to 6 hours in all. The core path takes a little over two hours: exercises 4.1, 4.3 and
+# 4.4 and the measurement near the end. Sections whose heading ends in *deeper* can be skipped, but run their cells as
 # they are. Later cells use what they define, and the course's answers stand in for yours. 4.7 is a race: without a GPU
 # only its numbers are checked.
 
@@ -570,7 +570,7 @@ print(f"tiles: {tiles * (tiles + 1) // 2} of {tiles * tiles}, {(tiles + 1) / (2 
 # half, because diagonal tiles are computed whole. With 8192 tokens the ratios are 0.51 and 0.50.
 
 # %% [markdown]
-# ## Ragged edges
+# ## Ragged edges · deeper
 #
 # A text can have any length, so the last tile may reach past the end. Each of the three edges needs a mask:
 #
@@ -1037,9 +1037,10 @@ if on_gpu:
         print(f"{name:23} {measure(partial(queries_outside, *trial, 64, 64, *switches), seconds=0.2)}")
 
 # %% [markdown]
-# Each of 128 threads has 32 of the 64 × 64 scores, so 32 instructions are one for each score. The other two belong to
-# its two rows. Dividing in every step costs a division for each score. The natural `exp` costs two multiplications,
-# one for the scale and one inside `tl.exp`.
+# Each of 128 threads has 32 of the 64 × 64 scores, and as many numbers of the accumulator. So 32 instructions are one
+# for each: the multiplications rescale the accumulator, all others work on scores. The other two belong to the thread's
+# two rows. Dividing in every step costs a division for each score. The natural `exp` costs two multiplications for each
+# score, one for the scale and one inside `tl.exp`.
 #
 # ### 4 · Split the queries, not the keys
 #
