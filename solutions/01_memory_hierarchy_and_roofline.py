@@ -61,7 +61,7 @@ print(f"16 apart:   {format_seconds(far.median)}, {far.median / close.median:.1f
 # ## The GPU in one picture
 #
 # All later chapters use the words in this picture. From left to right it shows a launch, one of its programs, the
-# multiprocessor that runs the program, and the whole chip. The red marks follow that one program.
+# multiprocessor that runs the program, and the whole chip. The orange marks follow that one program.
 
 # %%
 from course_lib.figures.memory.gpu import draw_gpu

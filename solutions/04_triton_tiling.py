@@ -9,10 +9,9 @@
 # In chapter 03 you finished a row's softmax without ever holding the whole row. Here you do that for a *tile* of
 # queries at once. You write the kernel, count that it never writes the scores to memory, and make it take any length.
 #
-# **Time.** Seven exercises, 4 to 6 hours in all. The core path takes at most two hours: exercises 4.1, 4.3, 4.4 and
-# 4.5 and the measurement near the end. You can skip the sections whose heading ends in *deeper*, but run their cells,
-# because later cells use what they define. The course's answers stand in for yours. 4.7 is a race: without a GPU only
-# its numbers are checked.
+# **Time.** Seven exercises, 4 to 6 hours in all. The core path takes a little over two hours: exercises 4.1, 4.3 and
+# 4.4 and the measurement near the end. You can skip the sections whose heading ends in *deeper*, but run their cells,
+# because later cells use what they define.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -156,9 +155,9 @@ for tiles in ((300, 300), (64, 32), (17, 101), (1, 1)):
 #
 # $$\text{bytes} = b \cdot H \cdot \left( 2 N_q D + 2 N_k D \left\lceil \frac{N_q}{B_M} \right\rceil \right)$$
 #
-# In the question's layer, with 128 queries in a tile, that is 8.7 GB, and nearly all of it is the second term, the
-# keys and values. Only a larger $B_M$ makes it smaller. The number of keys in a tile does not change the bytes. So
-# the rule is: **as many queries as fit, then as many keys as there is room for.**
+# In the question's layer, with 128 queries in a tile, that is 8.7 GB, and nearly all of it is the second term. Only a
+# larger $B_M$ makes it smaller. The number of keys in a tile does not change the bytes. So the rule is: **as many
+# queries as fit, then as many keys as there is room for.**
 #
 # That is still half of what naive attention moves, but most of it does not come from HBM. The keys and values of a
 # head are 4 MB, and its 64 programs read them at about the same time. So all reads but the first come from the L2
@@ -374,8 +373,8 @@ report
 # If the fast memory has room for $M$ elements, tiled attention moves $\Theta(N^2 D^2 / M)$ elements, that is, $N^2
 # D^2 / M$ times some constant. No exact algorithm can do better for every $M$ ([arXiv
 # 2205.14135](https://arxiv.org/abs/2205.14135)). Your formula agrees: its large term is proportional to $N^2 D /
-# B_M$, and $B_M$ queries take memory in proportion to $B_M D$. Test it with the meter. The next kernel is yours, with
-# two switches that a later section needs. Its tiles grow from 16 to 128 queries. **Predict** the last line.
+# B_M$, and $B_M$ queries take memory in proportion to $B_M D$. The next kernel is yours, with two switches that a
+# later section needs. Its tiles grow from 16 to 128 queries. **Predict** the last line.
 
 # %%
 @triton.jit
@@ -567,7 +566,7 @@ print(f"tiles: {tiles * (tiles + 1) // 2} of {tiles * tiles}, {(tiles + 1) / (2 
 # half, because diagonal tiles are computed whole. With 8192 tokens the ratios are 0.51 and 0.50.
 
 # %% [markdown]
-# ## Ragged edges
+# ## Ragged edges · deeper
 #
 # A text can have any length, so the last tile may reach past the end. Each of the three edges needs a mask:
 #
@@ -841,8 +840,7 @@ views
 #   should be right to the byte, or nearly.
 #
 # `@triton.autotune(configs=[...], key=["length"])` times all configurations when the kernel first meets a length, and
-# keeps the fastest. The six in the next cell all fit and none spills, so only a measurement on a GPU can tell which
-# is fastest.
+# keeps the fastest. The six in the next cell all fit and none spills, so you have to time them on a GPU.
 
 # %%
 CONFIGURATIONS = ((64, 64, 4, 2), (64, 64, 4, 4), (128, 32, 4, 3), (128, 64, 4, 3), (128, 128, 8, 2), (128, 128, 4, 2))
@@ -883,8 +881,7 @@ if on_gpu:
 # ## Four choices, four experiments · deeper
 #
 # FlashAttention-2 (2023, [arXiv 2307.08691](https://arxiv.org/abs/2307.08691)) is about twice as fast as
-# FlashAttention (2022), although neither writes the scores to memory. It differs in four choices, and you can try
-# each by itself.
+# FlashAttention (2022), although neither writes the scores to memory. You can try each of its four choices by itself.
 #
 # ### 1 · Which loop is outside? You predict
 #
@@ -974,8 +971,8 @@ else:
 #
 # </details>
 #
-# With keys outside, 2.25 times as many bytes move as with queries outside. With queries outside, only K and V are
-# loaded repeatedly, and nothing is stored before its row is finished.
+# With keys outside, 2.25 times as many bytes move. With queries outside, only K and V are loaded repeatedly, and
+# nothing is stored before its row is finished.
 #
 # ### 2 · Parallel over the sequence
 #
@@ -1037,9 +1034,10 @@ if on_gpu:
         print(f"{name:23} {measure(partial(queries_outside, *trial, 64, 64, *switches), seconds=0.2)}")
 
 # %% [markdown]
-# Each of the 128 threads has 32 of the 64 × 64 scores, in two rows. So a count of 34 means one instruction for each
-# score and one for each row. Dividing in every step costs a division for each score. The natural `exp` costs two
-# multiplications, one for the scale and one inside `tl.exp`.
+# Each of the 128 threads has 32 of the 64 × 64 scores and 32 numbers of the accumulator, in two rows. So a count of 34
+# means one instruction for each of the 32 and one for each row. The multiplications rescale the accumulator, and all
+# others work on scores. Dividing in every step costs a division for each score. The natural `exp` costs two
+# multiplications for each score, one for the scale and one inside `tl.exp`.
 #
 # ### 4 · Split the queries, not the keys
 #
@@ -1057,8 +1055,8 @@ for view in views[1:]:
 # ## Race · deeper
 #
 # Now beat PyTorch's FlashAttention-2 backend, written in CUDA: 16 heads, 4096 tokens, dimension 128, bfloat16. On
-# Hopper you need 1.1 times its speed, because it was written for Ampere's `mma.sync` and Triton gives you `wgmma`. On
-# other GPUs 0.8 times is enough. On a T4, or without a GPU, only the numbers are checked.
+# Hopper you must be at least as fast, because it was written for Ampere's `mma.sync` and Triton gives you `wgmma`. On
+# other GPUs 0.8 times its speed is enough. On a T4, or without a GPU, only the numbers are checked.
 #
 # A fast kernel spills nothing, uses `wgmma` where it exists, has no masks in its main loop, and takes one
 # multiply-add and one `exp2` for each score.

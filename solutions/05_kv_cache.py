@@ -162,10 +162,10 @@ for name in ("A100", "H200"):
     print(f"Llama-3-8B on one {name + ':':5} room for {count:>3} × 8192 tokens beside the weights")
 
 # %% [markdown]
-# With 64 KV heads a single token would take 2.62 MB, and 512 sequences of 2048 tokens would take 2.75 TB, the memory of
-# 18 H200s. The released model has 8 KV heads and needs an eighth. So memory, and not arithmetic, limits how many
-# sequences one GPU can serve at once. A T4 is not in the list, because Llama-3-8B's weights alone take 16.06 GB and a
-# T4 has 15.8 GB for programs.
+# With 64 KV heads a single token would take 2.62 MB, and 512 sequences of 2048 tokens would take 2.75 TB, more than
+# the memory of 18 H200s. The released model has 8 KV heads and needs an eighth. So memory, and not arithmetic, limits
+# how many sequences one GPU can serve at once. A T4 is not in the list, because the weights of Llama-3-8B take 16.06 GB
+# and a T4 has 15.8 GB for programs.
 #
 # The picture shows other models, with 16 sequences of 4096 tokens each. In a live notebook you can choose others in the
 # calculator below it. Try Llama-3-8B with one sequence of 131,072 tokens: its cache is larger than the model.

@@ -38,7 +38,7 @@ print(f"a token: {token_bytes:,} bytes; the cache: {slots:,} slots, one for each
       f"{slots // 2048} requests of 2048, {slots // (161 + 338)} of 499")
 
 # %% [markdown]
-# ## Three ways to waste memory
+# ## Where the memory goes
 #
 # Think of the cache as a row of *slots*, each with room for one token. A server does not know how long an answer will
 # be. So with a contiguous cache it reserves a run of slots when the request comes, and no other request can use them.

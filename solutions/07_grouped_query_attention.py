@@ -629,9 +629,10 @@ draw_decode_roofline(
 )
 
 # %% [markdown]
-# Now answer the question from the first column. Compare 8 KV heads in groups of 8 with eight times the time of group 1,
-# which is what 64 KV heads would take. The kernel loads as many bytes in both cases, so any gain comes from the L2. The
-# packed kernel reads an eighth of the bytes.
+# On a GPU you can now answer the question from the first column. Compare 8 KV heads in groups of 8 with eight times the
+# time of group 1, which is what 64 KV heads would take. This kernel loads as many bytes in both cases, so any gain
+# comes from the L2. The packed kernel reads an eighth of the bytes. Without a GPU the first column is the version that
+# repeats the keys first, so it shows what a copy costs instead.
 #
 # ## Heads on several GPUs · deeper
 #

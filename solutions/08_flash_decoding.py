@@ -13,7 +13,8 @@
 # its own, and merge the results. This is *Flash-Decoding* (Dao, Haziza, Massa and Sizov, October 2023).
 #
 # **Time.** About four hours for all six exercises. The **core path** takes two: exercises 8.1 to 8.4 and every section
-# whose heading does not end in *deeper*. You can skip the others: run their cells and go on. 8.6 needs a GPU.
+# whose heading does not end in *deeper*. You can skip the others: run their cells and go on. 8.6 is a
+# race: without a GPU only its numbers are checked.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.

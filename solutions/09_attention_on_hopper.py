@@ -25,8 +25,8 @@
 # any machine.
 #
 # **Time.** Six to eight hours for all eight exercises, the appendix included. The **core path** takes two: exercises
-# 9.1, 9.7 and 9.4 (in this order; exercises keep their old numbers) and every section whose heading does not end
-# in *deeper*. You can skip the others: run their cells and go on. 9.7 and 9.8 run on a Hopper GPU only.
+# 9.1, 9.7 and 9.4, in this order, and every section whose heading does not end in *deeper*. You can skip the others:
+# run their cells and go on. 9.7 and 9.8 run on a Hopper GPU only.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -588,9 +588,10 @@ for name, (flops, exps) in CHIPS.items():
 # loop and nothing moves across a loop. The results were right both times. Only the time or the machine code shows the
 # mistake.
 #
-# **The turns, between groups** (ping-pong). If two consumers start together they stay together: both multiply, then
-# both take exponentials. A pair of mbarriers makes them take turns. Each consumer waits for its own barrier before it
-# asks for products, and then arrives at the other's. (CUDA kernels use named barriers, which Gluon does not have.)
+# **The turns, between groups** (ping-pong). In the model, two consumers that start together stay together: both
+# multiply, then both take exponentials. A pair of mbarriers makes them take turns. Each consumer waits for its own
+# barrier before it asks for products, and then arrives at the other's. (CUDA kernels use named barriers, which Gluon
+# does not have.)
 #
 # FlashAttention-3 measured the overlap ([Table 2](https://arxiv.org/abs/2407.08608), H100, fp16): 661 TFLOP/s with it
 # and with specialised warps, 582 without the overlap, 570 without the specialised warps. For the turns its section
@@ -1028,7 +1029,7 @@ for name, (schedule, _) in RUNGS.items():
 # %% [markdown]
 # # Appendix · deeper
 #
-# The appendix is about attention in 8 bits (9.5) and reading machine code (9.6). Later chapters will take these over.
+# The appendix is about attention in 8 bits (9.5) and reading machine code (9.6).
 # Nothing above depends on them.
 #
 # ## FP8: half the bits, and where outliers go · deeper

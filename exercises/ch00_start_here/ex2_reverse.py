@@ -21,7 +21,7 @@ def reverse_oracle(x):
 def reverse_cases(draw):
     cases = [
         Case("8 elements", (draw.normal(8),)),
-        Case("69,629 elements: more than any one block holds", (draw.normal(69_629),)),
+        Case("12,285 elements: more blocks than any fixed number", (draw.normal(12_285),)),
         Case("8 elements once more", (draw.normal(8),)),
     ]
     if draw.on_gpu:
@@ -105,7 +105,7 @@ SLIPS = (
     Slip("reversed_within_blocks", WITHIN_BLOCKS),
     Slip("reversed_within_blocks__whole", WITHIN_BLOCKS),
     Slip("reversed_within_blocks__masked", WITHIN_BLOCKS),
-    *of_programs(69_629),
+    *of_programs(12_285),
     Slip("blocks_in_reverse", BLOCKS_IN_REVERSE),
     Slip("blocks_in_reverse__masked", BLOCKS_IN_REVERSE),
     Slip("blocks_in_reverse__from_the_start", BLOCKS_IN_REVERSE),

@@ -106,6 +106,16 @@ EXERCISE = Exercise(
     ),
     slips=(
         Slip(
+            "one_bound_for_all",
+            "The same word is returned for every operation. Compare the two times: the larger one names the bound.",
+            formula=(
+                _least_time_with(lambda f, b, rate, width: ("memory", max(f / rate, b / width))),
+                _least_time_with(lambda f, b, rate, width: ("memory", b / width)),
+                _least_time_with(lambda f, b, rate, width: ("compute", max(f / rate, b / width))),
+                _least_time_with(lambda f, b, rate, width: ("compute", f / rate)),
+            ),
+        ),
+        Slip(
             "times_added",
             "The two times were added. A GPU fetches the next bytes while it computes on the last ones, so the least "
             "time is the larger of the two, not their sum.",

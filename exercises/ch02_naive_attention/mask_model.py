@@ -20,7 +20,9 @@ def causal_mask(slips: Slips, query_length: int, key_length: int, columns: int |
         offset = max(offset, 0)
     distance = -1 if slips("diagonal_hidden") else 1 if slips("one_key_too_many") else 0
     queries, keys = torch.arange(query_length)[:, None] + offset, torch.arange(columns or key_length)[None, :]
-    return keys > queries if slips("mask_inverted") else keys <= queries + distance
+    if slips("mask_inverted", "mask_inverted__own_key_kept"):
+        return keys > queries if slips("mask_inverted") else keys >= queries
+    return keys <= queries + distance
 
 
 def mask_model() -> Model:
@@ -79,6 +81,7 @@ MASK_SLIPS = (
         "i + key_length - query_length.",
     ),
     Slip("mask_inverted", "The mask is upside down: the past is hidden and the future kept."),
+    Slip("mask_inverted__own_key_kept", "The mask is upside down: the past is hidden and the future kept."),
     Slip(
         "diagonal_hidden",
         "The mask is off by one: a token must see itself. Keep keys at or before the query's position (`<=`, not `<`).",

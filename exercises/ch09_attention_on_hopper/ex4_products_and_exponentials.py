@@ -107,6 +107,15 @@ EXERCISE = Exercise(
             ),
         ),
         Slip(
+            "overlapped_reversed",
+            "`overlapped` is the wrong way round. At once, the longer of the two counts; in turn, their sum.",
+            formula=_share(
+                lambda products, exponentials, overlapped: (
+                    products / (products + exponentials if overlapped else max(products, exponentials))
+                )
+            ),
+        ),
+        Slip(
             "longer_where_in_turn",
             "In turn, both times add up; the longer of the two counts only where they run at once.",
             formula=_share(lambda products, exponentials, overlapped: products / max(products, exponentials)),
@@ -115,10 +124,13 @@ EXERCISE = Exercise(
             "share_of_the_exponentials",
             "That is the exponentials' share of the time. The peak is that of the matrix units, so divide the "
             "products' time.",
-            formula=_share(
-                lambda products, exponentials, overlapped: (
-                    exponentials / (max(products, exponentials) if overlapped else products + exponentials)
-                )
+            formula=(
+                _share(
+                    lambda products, exponentials, overlapped: (
+                        exponentials / (max(products, exponentials) if overlapped else products + exponentials)
+                    )
+                ),
+                _share(lambda products, exponentials, overlapped: exponentials / (products + exponentials)),
             ),
         ),
         Slip(

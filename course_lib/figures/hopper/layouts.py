@@ -55,8 +55,8 @@ def draw_layouts():
         LEFT[0],
         -0.35,
         "Cells: lane 0 to 31 of the warp in that colour. Orange: lane 0\n"
-        "of warp 0, with its registers. Rows 16 to 31 repeat this with\n"
-        "r8 to r15, and so on: 32 registers in all.",
+        "of warp 0, values numbered. Rows 16 to 31 repeat this with\n"
+        "r8 to r15, and so on: 32 values, two to a register.",
         **foot,
     )
     axes.text(
@@ -64,7 +64,7 @@ def draw_layouts():
         -0.35,
         "Warp 0 holds rows 0 to 15, warp 1 rows 16 to 31, and so on.\n"
         "Columns 16 to 127 go on the same way: lane 0 holds two of\n"
-        "every 8 columns, in two rows: 64 registers in all.",
+        "every 8 columns, in two rows: 64 float32 in 64 registers.",
         **foot,
     )
     axes.text(

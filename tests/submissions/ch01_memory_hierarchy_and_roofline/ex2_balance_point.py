@@ -18,6 +18,9 @@ def least_time(flops, bytes_moved, teraflops, gigabytes_per_second):
 
 
 WRONG = {
+        "one_bound_for_all": bounds(side="'memory'"),
+        "one_bound_for_all__and_its_time": bounds(side="'memory'", seconds="memory"),
+        "one_bound_for_all__compute": bounds(side="'compute'", seconds="compute"),
         "times_added": bounds(seconds="compute + memory"),
         "smaller_time": bounds(seconds="min(compute, memory)"),
         "comparison_reversed": bounds(side="'memory' if compute >= memory else 'compute'",

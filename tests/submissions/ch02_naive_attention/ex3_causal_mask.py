@@ -12,6 +12,7 @@ COMPARE = "visible = keys <= queries"
 
 
 WRONG = {
+    "mask_inverted__triu": changed("2.3", (COMPARE, "visible = keys >= queries")),
     "causal_misaligned": changed("2.3", (" + (key_length - query_length)", "")),
     "diagonal_hidden": changed("2.3", (COMPARE, "visible = keys < queries")),
     "diagonal_hidden__2": changed("2.3", (COMPARE, "visible = keys < queries"), (FILLED, "probabilities")),

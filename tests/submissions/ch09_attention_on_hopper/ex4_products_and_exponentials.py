@@ -16,6 +16,8 @@ OWN_TIMES = ("products, exponentials = tile_cycles(1, 1, head_dim, flops_per_cyc
 
 
 WRONG = {
+    "overlapped_reversed": changed("9.4", (" if overlapped else ", " if not overlapped else ")),
+    "share_of_the_exponentials__of_the_sum": changed("9.4", (SHARE, "1 - products / (products + exponentials)")),
     "one_product": changed("9.4", (PAIR, PAIR.replace("4 *", "2 *")), OWN_TIMES),
     "one_product__and_all_that_follows": changed(
         "9.4", (PAIR, PAIR.replace("4 *", "2 *")), (BALANCED, "flops_per_cycle / (2 * exps_per_cycle)")

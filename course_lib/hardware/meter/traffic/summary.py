@@ -96,8 +96,8 @@ def _traffic(name: str, rows: list[Row], named: dict[str, View]) -> TensorTraffi
 def _distinct_bytes(kind: str, rows: list[Row]) -> int:
     """Bytes that at least one access of any of the rows, all of one storage, has touched."""
     if len({row.slot_bytes for row in rows}) == 1:
-        touched = np.logical_or.reduce(np.stack([row.touched[kind] for row in rows]))
+        touched = np.any([row.touched[kind] for row in rows], axis=0)
         return int(np.count_nonzero(touched)) * rows[0].slot_bytes
     maps = [row.byte_map(kind) for row in rows]
     shortest = min(map.size for map in maps)
-    return int(np.count_nonzero(np.logical_or.reduce(np.stack([map[:shortest] for map in maps]))))
+    return int(np.count_nonzero(np.any([map[:shortest] for map in maps], axis=0)))
