@@ -103,19 +103,19 @@ ROW_STRIDE = (
     "Rows of `x` are read as if they followed each other without a gap. Row r begins at r times its row stride."
 )
 LOAD_NOT_MASKED = (
-    "A load reaches memory that is not the row's: lanes past its end. Mask it with `offsets < columns` and "
+    "A load reaches memory that is not the row's: positions past its end. Mask it with `offsets < columns` and "
     '`other=float("-inf")`. If it is masked, are two lengths or strides exchanged, or the grid\'s axes?'
 )
 STORE_NOT_MASKED = (
-    "A store reaches memory that is not the result's: lanes past the end of the row. Mask it with `offsets < columns`. "
+    "A store goes past the end of the result's row, to memory that is not the result's. Mask it with `offsets < columns`. "
     "If it is masked, are two lengths or strides exchanged, or the grid's axes?"
 )
 TAIL_SCORED = (
-    "The lanes past the end of the row were scored as zeros, and each added exp(0 - maximum) to the sum. Load "
+    "The positions past the end of the row were scored as zeros, and each added exp(0 - maximum) to the sum. Load "
     'them as `other=float("-inf")`, or set their weights to 0.'
 )
 TAIL_FINITE = (
-    "The lanes past the end of the row hold a large negative number where -inf belongs. In a row whose scores lie "
+    "The positions past the end of the row hold a large negative number where -inf belongs. In a row whose scores lie "
     'further below, that number is the maximum. Load them as `other=float("-inf")`.'
 )
 PARTLY_GUARDED = (
