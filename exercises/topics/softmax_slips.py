@@ -107,7 +107,7 @@ LOAD_NOT_MASKED = (
     '`other=float("-inf")`. If it is masked, are two lengths or strides exchanged, or the grid\'s axes?'
 )
 STORE_NOT_MASKED = (
-    "A store goes past the end of the result's row, to memory that is not the result's. Mask it with `offsets < columns`. "
+    "A store goes past the end of a row, to memory that is not the result's. Mask it with `offsets < columns`. "
     "If it is masked, are two lengths or strides exchanged, or the grid's axes?"
 )
 TAIL_SCORED = (
