@@ -72,7 +72,7 @@ def test_of_the_course_only_the_workers_own_files_are_there(confined):
     )
     assert verdict.passed, verdict
     seen = set(eval(verdict.printed.splitlines()[0]))
-    assert seen <= {path.name for folder in sandbox.WORKER_FILES for path in (ROOT / folder).glob("*.py")}
+    assert seen <= {path.name for folder in sandbox.WORKER_FILES for path in (ROOT / folder).rglob("*.py")}
     assert seen >= names or confined == "with Landlock"
 
 
