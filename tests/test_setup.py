@@ -40,9 +40,14 @@ def recorder(tmp_path):
     return program, log
 
 
+OPTIONS = ("VENV", "TESTS", "WORKERS", "ARGS", "CHAPTER", "LAB_ARGS", "NOTEBOOK", "BENCH")  # what make can be given
+
+
 def run(folder, *command, **environment):
-    """A command as a shell of its own would run it: this test may itself be run by make, which leaves variables."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    """A command as a shell of its own would run it: this test may itself be run by make, which leaves variables, those
+    that it was given among them."""
+    of_make = ("MAKE", "MFLAGS", *OPTIONS)
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(of_make)}
     return subprocess.run(
         [str(part) for part in command], cwd=folder, env={**inherited, **environment}, capture_output=True, text=True
     )
