@@ -7,12 +7,12 @@ import dataclasses
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from course_lib.models.decoder import Decoder
 from course_lib.models.tiny import tiny_text
 from course_lib.models.tokenizer import encode
+from course_lib.models.training import next_token_loss, random_pieces
 
 
 def with_key_heads(model: Decoder, key_heads: int, convert: Callable) -> Decoder:
@@ -48,11 +48,8 @@ def train_on(model: Decoder, steps: int, *, rate: float = 1e-3, batch: int = 4, 
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):
-        starts = torch.randint(0, len(data) - context, (batch, 1), generator=generator)
-        pieces = data[starts + torch.arange(context + 1)].to(model.device)  # [batch, context + 1]
-        logits = model(pieces[:, :-1])  # [batch, context, vocabulary]
         optimizer.zero_grad()
-        F.cross_entropy(logits.flatten(0, 1), pieces[:, 1:].flatten()).backward()
+        next_token_loss(model, random_pieces(data, batch, context, generator).to(model.device)).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
@@ -62,5 +59,4 @@ def loss_of(model: Decoder, pieces: int = 16) -> float:
     length = model.config.context + 1
     tokens = encode(tiny_text())[: pieces * length].view(pieces, length).to(model.device)
     with torch.inference_mode():
-        logits = model(tokens[:, :-1])
-        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).item()
+        return next_token_loss(model, tokens).item()

@@ -69,10 +69,7 @@ def train_tiny_model(
         for optimizer in optimizers
     ]
     for step in range(1, steps + 1):
-        starts = torch.randint(0, len(data) - config.context, (BATCH, 1), generator=generator)
-        pieces = data[starts + torch.arange(config.context + 1)].to(device)  # [BATCH, context + 1]
-        logits = model(pieces[:, :-1])  # [BATCH, context, vocabulary]
-        loss = F.cross_entropy(logits.flatten(0, 1), pieces[:, 1:].flatten())
+        loss = next_token_loss(model, random_pieces(data, BATCH, config.context, generator).to(device))
         model.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -106,6 +103,21 @@ def trained_tiny_model(
     torch.save(model.state_dict(), draft)
     draft.replace(path)
     return model
+
+
+def random_pieces(data: torch.Tensor, count: int, context: int, generator: torch.Generator) -> torch.Tensor:
+    """Pieces of a text, int64 [count, context + 1]: `context` tokens and the one that follows each.
+
+    data: int64 [length], length above `context`.
+    """
+    starts = torch.randint(0, len(data) - context, (count, 1), generator=generator)
+    return data[starts + torch.arange(context + 1)]
+
+
+def next_token_loss(model: Decoder, pieces: torch.Tensor) -> torch.Tensor:
+    """The mean cross-entropy of each next token, in nats. pieces: int64 [count, length + 1]."""
+    logits = model(pieces[:, :-1])  # [count, length, vocabulary]
+    return F.cross_entropy(logits.flatten(0, 1), pieces[:, 1:].flatten())
 
 
 def initialize(model: Decoder) -> None:

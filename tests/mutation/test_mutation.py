@@ -132,6 +132,7 @@ def test_a_race_is_judged_without_its_clock_where_there_is_no_gpu():
     assert verdict.passed and "was not measured" in verdict.message
     unscaled = right.replace("math.log2(math.e) / math.sqrt(head_dim)", "math.log2(math.e)")
     assert judge_here("4.7", unscaled, 1).mistake == "scale_missing"
+    assert "takes an NVIDIA GPU." in judge_here("1.5", catalog.solution_source("1.5"), 1).message
     assert not judged_here("9.8")
 
 

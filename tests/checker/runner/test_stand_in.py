@@ -6,6 +6,8 @@ from course_lib.checker import TRITON, Case, Exercise
 from course_lib.checker.judge.decide import judge
 from course_lib.hardware.device import machine
 
+pytestmark = pytest.mark.skipif(machine().tier != "none", reason="a GPU answers for itself")
+
 CELL = """
 @triton.jit
 def copy_kernel(source, target, size, BLOCK: tl.constexpr):
@@ -22,17 +24,20 @@ def copied(x):
 """
 
 
-def test_the_questions_are_answered_as_an_h100_would():
-    if machine().tier != "none":
-        pytest.skip("a GPU answers them itself")
-    exercise = Exercise(
+def asking(entry, oracle):
+    """An exercise whose one case is a vector of 100 elements."""
+    return Exercise(
         id="90.1",
-        title="Copy",
-        entries=("copied",),
+        title="Asking the GPU",
+        entries=(entry,),
         cases=lambda draw: [Case("100 elements", (draw.normal(100),))],
-        oracle=lambda x: x.clone(),
+        oracle=oracle,
         needs=TRITON,
     )
+
+
+def test_the_questions_are_answered_as_an_h100_would():
+    exercise = asking("copied", lambda x: x.clone())
     verdict = judge(exercise, CELL, seed=1)
     assert verdict.passed, str(verdict)
     wrong = CELL.replace("return y", "return y + torch.cuda.get_device_properties(0).multi_processor_count")
@@ -40,14 +45,5 @@ def test_the_questions_are_answered_as_an_h100_would():
 
 
 def test_there_is_no_gpu_all_the_same():
-    if machine().tier != "none":
-        pytest.skip("there is one")
-    exercise = Exercise(
-        id="90.1",
-        title="Is there one?",
-        entries=("here",),
-        cases=lambda draw: [Case("asked", (draw.normal(1),))],
-        oracle=lambda x: False,
-        needs=TRITON,
-    )
-    assert judge(exercise, "def here(x):\n    return torch.cuda.is_available()\n", seed=1).passed
+    verdict = judge(asking("here", lambda x: False), "def here(x):\n    return torch.cuda.is_available()\n", seed=1)
+    assert verdict.passed, str(verdict)

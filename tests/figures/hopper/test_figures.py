@@ -9,6 +9,8 @@ from course_lib.figures.hopper.layouts import blocked_holder, draw_layouts, swiz
 from course_lib.figures.hopper.ring_trace import draw_ring
 from course_lib.figures.hopper.timeline import DRAWN, SCHEDULES, busy, draw_timelines, run_schedule
 
+TRITON = tuple(map(int, triton.__version__.split(".")[:2]))
+
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -99,9 +101,7 @@ def test_who_holds_an_element_is_what_triton_says(name):
         assert holder(a[0] ^ b[0] ^ c[0], a[1] ^ b[1] ^ c[1]) == (warp, lane, register)
 
 
-@pytest.mark.skipif(
-    triton.__version__ < "3.7", reason="Triton 3.6 ends the process when it is asked for this layout's bases"
-)
+@pytest.mark.skipif(TRITON < (3, 7), reason="Triton 3.6 ends the process when asked for these bases")
 def test_the_swizzle_is_what_triton_says():
     gl = pytest.importorskip("triton.experimental.gluon.language")
     bases = bases_of(gl.NVMMASharedLayout.get_default_for([64, 64], gl.bfloat16), [64, 64])

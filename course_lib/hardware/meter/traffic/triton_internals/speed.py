@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+from collections.abc import Callable
 
 
 def quicken_interpreter() -> bool:
@@ -78,14 +79,9 @@ def _block_types() -> bool:
         self.element_ty = element_ty
         vars(self).update(known[key])
 
-    for shape in ([4], [2, 8], tl.block_type(tl.int1, [32, 2]).shape):
-        for element in (tl.float32, tl.pointer_type(tl.float16)):
-            expected = kind(element, shape)
-            for _ in range(2):
-                found = object.__new__(kind)
-                init(found, element, shape)
-                if _said(found) != _said(expected):
-                    return False
+    shapes, elements = ([4], [2, 8], tl.block_type(tl.int1, [32, 2]).shape), (tl.float32, tl.pointer_type(tl.float16))
+    if not all(_makes_the_same(kind, init, element, shape) for shape in shapes for element in elements):
+        return False
     init.known = known  # type: ignore[attr-defined]
     kind.__init__ = init
     return True
@@ -114,15 +110,22 @@ def _tensors() -> bool:
         self.dtype = type.scalar
         vars(self).update(known[key])
 
-    for type in (tl.int32, tl.pointer_type(tl.float16), tl.block_type(tl.float32, [4]), tl.block_type(tl.int1, [2, 8])):
-        expected = kind(None, type)
-        for _ in range(2):
-            found = object.__new__(kind)
-            init(found, None, type)
-            if _said(found) != _said(expected):
-                return False
+    types = (tl.int32, tl.pointer_type(tl.float16), tl.block_type(tl.float32, [4]), tl.block_type(tl.int1, [2, 8]))
+    if not all(_makes_the_same(kind, init, None, type) for type in types):
+        return False
     init.known = known  # type: ignore[attr-defined]
     kind.__init__ = init
+    return True
+
+
+def _makes_the_same(kind: type, init: Callable, *arguments: object) -> bool:
+    """Whether `init` makes of these arguments what the kind's own does, when it first sees them and later."""
+    expected = _said(kind(*arguments))
+    for _ in range(2):
+        found: object = object.__new__(kind)
+        init(found, *arguments)
+        if _said(found) != expected:
+            return False
     return True
 
 
