@@ -6,7 +6,7 @@ import torch
 
 from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Mistake
 from course_lib.checker.specification.contract import Contract, Level
-from course_lib.checker.specification.layouts import unit_last
+from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
 from exercises.ch02_naive_attention.ex1_bytes_of_three_passes import pass_bytes_oracle
 from exercises.ch02_naive_attention.product_model import scores_model
 from exercises.ch02_naive_attention.product_slips import SCORES
@@ -68,6 +68,7 @@ def scores_cases(draw):
             (draw.normal(1, 20, 16, scale=500.0, dtype=half), draw.normal(1, 20, 16, scale=500.0, dtype=half), 5e-6),
         ),
     ]
+    cases += beyond_32_bits(draw, "heads", [draw.normal(3, 5, 16), draw.normal(3, 7, 16)], 0.25)
     return cases + on_a_gpu(draw) if draw.on_gpu else cases
 
 

@@ -6,7 +6,7 @@ import torch
 
 from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Mistake
 from course_lib.checker.specification.contract import Contract, Level
-from course_lib.checker.specification.layouts import unit_last
+from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
 from exercises.ch02_naive_attention.contracts import SCORES, by_log_sum_exp
 from exercises.ch02_naive_attention.masks import causal_oracle, causal_visible
 from exercises.ch02_naive_attention.requirements import PATIENT, OnePass
@@ -57,6 +57,7 @@ def row_softmax_cases(draw):
             driver=memory_of_the_result,
         ),
     ]
+    cases += beyond_32_bits(draw, "heads", [draw.normal(3, 2, 20)], False)
     return cases + on_a_gpu(draw) if draw.on_gpu else cases
 
 

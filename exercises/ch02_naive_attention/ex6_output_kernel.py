@@ -6,7 +6,7 @@ import torch
 
 from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Mistake
 from course_lib.checker.specification.contract import Contract, Level
-from course_lib.checker.specification.layouts import unit_last
+from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
 from exercises.ch02_naive_attention.ex1_bytes_of_three_passes import pass_bytes_oracle
 from exercises.ch02_naive_attention.product_model import output_model
 from exercises.ch02_naive_attention.product_slips import OUTPUT
@@ -79,6 +79,7 @@ def output_cases(draw):
             (_weights(draw, 1, 3, 2100), draw.normal(1, 2100, 16)),
         ),
     ]
+    cases += beyond_32_bits(draw, "heads", [_weights(draw, 3, 5, 20), draw.normal(3, 20, 16)])
     return cases + on_a_gpu(draw) if draw.on_gpu else cases
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from course_lib.checker.runner.process import sparse
 from course_lib.checker.specification.errors import CourseError
 from course_lib.checker.specification.needs import ANY, Needs
 from course_lib.checker.specification.nested import leaves, map_leaves
@@ -88,6 +89,12 @@ class Case:
     def in_place(self) -> bool:
         """Whether arguments are there to be written."""
         return any(isinstance(value, InOut) for value in self.args)
+
+    @property
+    def reaches_far(self) -> bool:
+        """Whether a tensor reaches beyond 2³¹ elements, where an offset in 32 bits overflows."""
+        found = (leaf.tensor if isinstance(leaf, InOut) else leaf for _, leaf in leaves(self.args))
+        return any(isinstance(leaf, torch.Tensor) and sparse.is_far(leaf) for leaf in found)
 
 
 def arguments(case: Case, convert: Callable[[torch.Tensor], torch.Tensor]) -> tuple[list, list[torch.Tensor]]:

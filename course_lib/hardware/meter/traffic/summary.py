@@ -95,6 +95,8 @@ def _traffic(name: str, rows: list[Row], named: dict[str, View]) -> TensorTraffi
 
 def _distinct_bytes(kind: str, rows: list[Row]) -> int:
     """Bytes that at least one access of any of the rows, all of one storage, has touched."""
+    if any(row.far for row in rows):
+        return len(set().union(*(row.far_bytes(kind) for row in rows)))
     if len({row.slot_bytes for row in rows}) == 1:
         touched = np.any([row.touched[kind] for row in rows], axis=0)
         return int(np.count_nonzero(touched)) * rows[0].slot_bytes
