@@ -151,6 +151,8 @@ class Seen:
             undefined.
         undefined_loads: the lines of such loads, used or not; seen only in Triton's interpreter.
         not_contiguous: tensors of the result that are not contiguous.
+        contended: bytes that kernels stored twice, stored and loaded, or updated; without any, no order of programs can
+            make a difference. Counted in Triton's interpreter.
         repeats, differing, changes: further runs with the same inputs, on a GPU; how many of them gave another result
             than the first, and how many another than the run before.
         graphs, captured: in a compiled case, the graphs that `torch.compile` made, and the calls that they hold.
@@ -171,6 +173,7 @@ class Seen:
     guard_values: int = 0
     undefined_values: int = 0
     not_contiguous: int = 0
+    contended: int = 0
     undefined_loads: tuple[str, ...] = ()
     repeats: int = 0
     differing: int = 0
