@@ -6,10 +6,10 @@ from course_lib.checker import Case, Exercise, Slip
 
 
 def pass_bytes_oracle(heads, query_length, key_length, head_dim, item_bytes):
-    queries, keys = query_length * head_dim, key_length * head_dim
-    matrix = query_length * key_length
-    scale = heads * item_bytes
-    return scale * (queries + keys + matrix), scale * 2 * matrix, scale * (matrix + keys + queries)
+    queries = heads * query_length * head_dim * item_bytes
+    keys = heads * key_length * head_dim * item_bytes
+    matrix = heads * query_length * key_length * item_bytes
+    return queries + keys + matrix, 2 * matrix, matrix + keys + queries
 
 
 def pass_bytes_cases(draw):

@@ -99,8 +99,17 @@ def _output(s: Slips, probabilities: torch.Tensor, value: torch.Tensor) -> torch
         end = min(end, -(-query_length // tile) * tile)
     if s("accumulator_overwritten"):
         first = end - tile
-    left = _read(s, named, "probabilities", probabilities, query_length, padded)[..., first:end]
-    right = _read(s, named, "value", value, padded)[:, first:end]
+    left = _read(s, named, "probabilities", probabilities, query_length, padded)
+    right = _read(s, named, "value", value, padded)
+    if s("start_forgotten", "start_forgotten__probabilities"):
+        left = left[..., :tile].repeat(1, 1, padded // tile)
+    if s("start_forgotten", "start_forgotten__value"):
+        right = right[:, :tile].repeat(1, padded // tile, 1)
+    if s("start_forgotten__probabilities"):
+        left = left * (torch.arange(padded) < key_length)
+    if s("start_forgotten__value"):
+        right = right * (torch.arange(padded) < key_length)[:, None]
+    left, right = left[..., first:end], right[:, first:end]
     if s("accumulator_in_float16"):
         result = torch.zeros(*left.shape[:2], right.shape[2])
         for weights, values in zip(left.split(tile, dim=2), right.split(tile, dim=1)):

@@ -184,6 +184,18 @@ OUTPUT = (
         "only_first_tile",
         "Only the first tile of keys counts. The sum over keys needs a loop, in steps of BLOCK_N up to key_length.",
     ),
+    Slip(
+        "start_forgotten",
+        "The first tile of keys was added once for every step of the loop: `start` is missing from the positions, "
+        "`keys = start + tl.arange(0, BLOCK_N)`.",
+    ),
+    *(
+        Slip(
+            f"start_forgotten__{name}",
+            f"Every step of the loop loads the first tile of {letter}: `start` is missing from its addresses.",
+        )
+        for name, letter in (("probabilities", "P"), ("value", "V"))
+    ),
     Slip("last_tile_skipped", _SKIPPED),
     Slip(
         "last_tile_skipped__always",

@@ -60,22 +60,25 @@ def _merge(first, second, s=RIGHT):
     total = weights[0] + weights[1]
     if s("average_weighed_by_stale_sums", "average_weighed_by_stale_sums__over_the_new_sum"):
         shares = [first_sum, second_sum]
-    if s("average_weighed_by_maxima"):  # the exponentials alone, without the sums
+    if s("average_weighed_by_maxima", "averages_taken_for_sums", "averages_taken_for_sums__undivided"):
         shares = [torch.exp(part_max - reference) for part_max in (first_max, second_max)]
     if s("weights_exchanged"):
         shares = weights[::-1]
-    divisor = total if s("average_weighed_by_stale_sums__over_the_new_sum") else shares[0] + shares[1]
+    over_the_sum = s("average_weighed_by_stale_sums__over_the_new_sum", "averages_taken_for_sums")
+    divisor = total if over_the_sum or s("averages_added__over_the_sum") else shares[0] + shares[1]
     if s("empty_state_nan__unless_all_rows_are_empty") and not (divisor == 0).all():
         pass
     elif not s("empty_state_nan", "empty_state_nan__in_the_division"):
         divisor = torch.where(divisor == 0, ones, divisor)
-    if s("not_normalised"):
+    if s("not_normalised", "averages_taken_for_sums__undivided"):
         divisor = ones
     average = (shares[0][:, None] * first_average + shares[1][:, None] * second_average) / divisor[:, None]
     if s("averages_without_weights"):
         average = (first_average + second_average) / 2
-    if s("averages_added"):
+    if s("averages_added", "averages_added__over_the_sum"):
         average = first_average + second_average
+    if s("averages_added__over_the_sum"):
+        average = average / divisor[:, None]
     return reference if s("reference_for_maximum") else maximum, total, average
 
 
@@ -198,6 +201,10 @@ STALE_SUMS = (
     "The merged sum is right, but the averages were weighed by the sums as they came in, each relative to its own "
     "maximum. Use the rescaled sums."
 )
+TAKEN_FOR_SUMS = (
+    "The averages were merged as if they were sums that nobody has divided yet: each was multiplied by its exponential "
+    "alone. An average is such a sum divided by its part's sum, so multiply by that too, and divide by the merged sum."
+)
 OLDER_MAXIMUM = (
     "The maximum of one part was subtracted everywhere, even where the other part's is larger. If that is far "
     "above, its factor overflows. Take `torch.maximum` of the two."
@@ -215,6 +222,13 @@ MODEL = Model(
             "each by its rescaled sum.",
         ),
         Slip("averages_added", "The two averages were added. Weigh each by its part's share of the merged sum."),
+        Slip(
+            "averages_added__over_the_sum",
+            "The two averages were added as they are, and divided by the merged sum. Multiply each by its rescaled sum "
+            "first.",
+        ),
+        Slip("averages_taken_for_sums", TAKEN_FOR_SUMS),
+        Slip("averages_taken_for_sums__undivided", TAKEN_FOR_SUMS),
         Slip(
             "not_normalised",
             "The averages were weighed and added but not divided by the merged sum, so the result is no average.",

@@ -74,6 +74,9 @@ def written(slips: Slips, length: int) -> torch.Tensor:
     for ratio in RATIOS:
         if s(f"gaps_between_blocks__{ratio}"):
             inside &= positions % (ratio * block) < block
+    if s("mask_by_the_block"):
+        s.outside |= length < block
+        inside &= positions < block
     if s("first_block_missing"):
         inside &= positions >= block
     if s("first_element_missing"):
@@ -142,6 +145,11 @@ def of_programs(longest: int) -> tuple[Slip, ...]:
         Slip("rounded_to_nearest__at_least_one", ROUNDED, alone=True),
         Slip("only_first_block", ONLY_THE_START),
         *(Slip(f"only_first_block__{count}", ONLY_THE_START, alone=True) for count in CAPS if count < longest),
+        Slip(
+            "mask_by_the_block",
+            "The mask compares the offsets with BLOCK. Only the first block passes that, and in a vector shorter than "
+            "BLOCK even what lies past its end. Compare with the length: `offsets < length`.",
+        ),
         Slip(
             "blocks_overlap",
             "The blocks overlap: program 1 starts one element after program 0 instead of one block after it. Look at "

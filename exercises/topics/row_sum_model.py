@@ -71,6 +71,8 @@ def compute(s: Slips, x: torch.Tensor) -> torch.Tensor:
     total = total.float()
     if s("only_row_zero"):
         total[1:] = math.nan
+    if s("stored_in_one_place"):
+        total[:1], total[1:] = total[-1:].clone(), math.nan
     if s("last_row_missing"):
         total[-1:] = math.nan
     if s("last_row_missing__of_several"):
@@ -113,6 +115,11 @@ SLIPS = (
         "only_row_zero",
         "Only row 0 was written. Either one program was launched in all (each row needs its own: the grid is "
         "`(rows,)`), or every program takes itself for number 0: a grid of one axis is numbered by `tl.program_id(0)`.",
+    ),
+    Slip(
+        "stored_in_one_place",
+        "Every program stores its sum in the result's first element, where the last one stays. Row r's sum belongs at "
+        "`result_pointer + row`.",
     ),
     Slip("last_row_missing", LAST_ROW),
     Slip("last_row_missing__of_several", LAST_ROW, alone=True),
