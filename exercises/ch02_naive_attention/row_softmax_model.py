@@ -17,7 +17,7 @@ from exercises.topics.attention_model import STAND_INS
 from exercises.topics.memory import load, store, tile_offsets
 
 WIDTHS = tuple(2**power for power in range(4, 14))  # tiles that are too narrow for some rows
-LOW_WAYS = ("", "_hidden_alone", "_and_zeroed")
+LOW_WAYS = ("", "_hidden_alone", "_and_zeroed", "_as_other")  # `other=` is cast to the scores' dtype
 LOW = tuple(f"hidden_scored_low__{name}{way}" for name in STAND_INS for way in LOW_WAYS)
 
 
@@ -47,7 +47,7 @@ def _compute(s: Slips, scores: torch.Tensor, causal: bool, memory: bool = False)
 
     afterwards = s("mask_after_softmax", "renormalised_afterwards")
     counted = inside.expand_as(visible) if afterwards else visible
-    hidden, tail = _fills(s, causal)
+    hidden, tail = _fills(s, causal, scores.dtype)
     x = torch.where(counted, x, torch.where(inside, hidden, tail))
     weights, total = _weights(s, x, counted)
     if s(*(name for name in LOW if name.endswith("_and_zeroed")), "hidden_scored_zero__and_zeroed"):
@@ -86,12 +86,14 @@ def _loaded(s: Slips, scores: torch.Tensor, rows: int, inside: torch.Tensor) -> 
     return load(s, scores, tile_offsets(rows, len(inside), (head, row, 1), heads), inside).float()
 
 
-def _fills(s: Slips, causal: bool) -> tuple[float, float]:
+def _fills(s: Slips, causal: bool, dtype: torch.dtype) -> tuple[float, float]:
     """What stands for the score of a hidden key, and of a key that does not exist."""
     hidden = tail = -math.inf
     for name, number in STAND_INS.items():
         if s(*(f"hidden_scored_low__{name}{way}" for way in LOW_WAYS)):
             hidden, tail = number, -math.inf if s(f"hidden_scored_low__{name}_hidden_alone") else number
+        if s(f"hidden_scored_low__{name}_as_other"):
+            hidden = tail = float(torch.tensor(number).to(dtype))
     if s("hidden_scored_zero", "hidden_scored_zero__and_zeroed", "hidden_and_tail_scored_zero"):
         hidden = 0.0
     if s("hidden_and_tail_scored_zero", "tail_scored_zero__always") or s("tail_scored_zero") and not causal:

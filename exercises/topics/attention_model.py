@@ -25,6 +25,7 @@ FINITE_STARTS = {
     "1e38": -1e38,
     "least": torch.finfo(torch.float32).min,
 }
+BY_QUERIES = ("causal_misaligned", "loop_end_ignores_offset")  # slips by which the loop over keys follows the queries
 FORGOTTEN = ("query", "key", "value", "query_and_key", "query_and_value", "key_and_value")  # whose heads, in a slip
 
 
@@ -88,7 +89,8 @@ class _Tiled:
         tiles = -(-self.query_length // self.shape.query_rows)
         query = self._loaded("query", tiles * self.shape.query_rows).unflatten(1, (tiles, -1)).float()
         self.rows = torch.arange(tiles * self.shape.query_rows).view(tiles, -1)  # [tiles, rows]
-        reach = max(self.key_length, self.query_length if s("as_many_keys_as_queries") else 0)
+        too_far = s("as_many_keys_as_queries", *(f"{name}__past_the_keys" for name in BY_QUERIES))
+        reach = max(self.key_length, self.query_length if too_far else 0)
         steps = -(-max(reach, 1) // self.shape.key_rows) + s("one_tile_too_many")
         keys = self._loaded("key", steps * self.shape.key_rows)
         values = self._loaded("value", steps * self.shape.key_rows)
@@ -153,9 +155,14 @@ class _Tiled:
         if s("one_tile_too_many"):
             end = end + self.shape.key_rows
         if self.causal and not s("no_causal_mask"):
-            offset = 0 if s("causal_misaligned", "loop_end_ignores_offset") else self.key_length - self.query_length
+            past_the_keys = s(*(f"{name}__past_the_keys" for name in BY_QUERIES))
+            offset = self.key_length - self.query_length
+            if s("causal_misaligned", "loop_end_ignores_offset") or past_the_keys:
+                offset = 0
+            if s("causal_offset_reversed"):
+                offset = -offset
             last = self.rows[:, 0] + (0 if s("diagonal_tile_skipped") else self.shape.query_rows) + offset
-            end = torch.minimum(end, last)
+            end = last if past_the_keys else torch.minimum(end, last)
         if s("first_tile_of_keys_skipped") and step == 0:
             return torch.zeros(len(self.rows), dtype=torch.bool)
         return first < end
@@ -194,7 +201,11 @@ class _Tiled:
         s, keys = self.slips, first + torch.arange(count)
         visible = torch.ones(*self.rows.shape, count, dtype=torch.bool)
         if self.causal and not s("no_causal_mask", "diagonal_not_masked"):
-            offset = 0 if s("causal_misaligned", "causal_misaligned__mask") else self.key_length - self.query_length
+            offset = self.key_length - self.query_length
+            if s("causal_misaligned", "causal_misaligned__mask", "causal_misaligned__past_the_keys"):
+                offset = 0
+            if s("causal_offset_reversed", "causal_offset_reversed__mask"):
+                offset = -offset
             distance = -1 if s("causal_off_by_one") else 1 if s("sees_the_next_key") else 0
             visible = keys <= (self.rows + offset + distance)[..., None]
             if s("mask_turned_round"):

@@ -85,6 +85,11 @@ MISALIGNED = (
     "is at position i + key_length - query_length."
 )
 
+OFFSET_REVERSED = (
+    "The diagonal is shifted the wrong way: query i stands at i + key_length - query_length, so with more keys than "
+    "queries it sees more keys, not fewer."
+)
+
 SKIPS_TOO_MUCH = (
     "The mask is right, but the loop over keys ends too early (or too late) when the lengths differ: its end ignores "
     "key_length - query_length. The last query of the tile decides how far to read."
