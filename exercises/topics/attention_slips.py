@@ -77,6 +77,7 @@ TILED = (
     Slip("key_not_transposed", KEY_NOT_TRANSPOSED),
     Slip("scale_missing", SCALE_MISSING),
     Slip("scale_twice", SCALE_TWICE),
+    Slip("scale_twice__with_log2e", SCALE_TWICE, alone=True),
     Slip("scale_inverted", "The scores are multiplied by √head_dim. They are divided by it: the scale is 1/√head_dim."),
     Slip("scale_by_length", "The scale is taken from the number of keys. It is 1/√head_dim, whatever the length."),
     Slip("log2e_missing", LOG2E_MISSING),
@@ -227,6 +228,42 @@ MIXED_BASES = tuple(
         ("rescale", "The rescale is tl.exp of a difference of maxima that are in units of log 2."),
         ("weights", "The weights are tl.exp2, and scores and rescale are natural."),
     )
+)
+
+SCALED_LATE = (
+    *(
+        Slip(
+            f"rescale_not_scaled{way}",
+            "The maximum is that of the raw products. The weights scale its difference from the scores, and the "
+            "rescale does not: scale old maximum - new maximum as well.",
+        )
+        for way in ("", "__in_base_2")
+    ),
+    Slip(
+        "maximum_not_scaled",
+        "The maximum is that of the raw products, and the scores that it is taken from are scaled. All weights are "
+        "then far below 1, and underflow. Multiply it by the scale too.",
+    ),
+)
+
+TWO_LOOPS = (
+    *(
+        Slip(
+            f"diagonal_in_the_first_loop{way}",
+            "The first loop, which masks nothing, goes too far: it takes tiles that the diagonal crosses, and queries "
+            "see keys after their own. It ends at the first query's position, rounded down to whole tiles.",
+        )
+        for way in ("", "__rounded_up", "__not_causal", "__without_the_offset")
+    ),
+    Slip(
+        "second_loop_missing",
+        "The keys past the whole tiles are never looked at. The second loop begins where the first ends, and runs to "
+        "`end`, with MASKED=True.",
+    ),
+    Slip(
+        "first_loop_missing",
+        "The whole tiles are never looked at: the second loop goes on where a first one, from key 0 on, has ended.",
+    ),
 )
 
 CAUSAL = (
