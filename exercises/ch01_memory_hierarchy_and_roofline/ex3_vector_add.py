@@ -117,7 +117,7 @@ def compute(s, x, y):
         total = second
     else:
         total = first + second
-    total = stored(total, inside)
+    total = stored(s, total, inside)
     if s("stored_with_a_stride", "stored_with_a_stride__y"):
         return store(s, total, torch.arange(len(x)) * (own_x if s("stored_with_a_stride") else own_y))
     return total

@@ -25,6 +25,7 @@ SCORES = (
     Level(scores_like(shift=1000.0, spread=5.0), "scores near 1,000"),
     Level(scores_like(shift=-200.0, spread=3.0), "scores near -200"),
     Level(scores_like(shift=-20_000.0, spread=40.0), "scores near -20,000"),
+    Level(scores_like(shift=-65_480.0, spread=20.0), "scores near -65,480"),
     Level(scores_like(slope=1.5), "scores that rise along every row"),
     Level(scores_like(slope=-1.5), "scores that fall along every row"),
     Level(scores_like(slope=150.0), "every score 150 above the one before it"),

@@ -63,6 +63,16 @@ EXERCISE = Exercise(
             formula=lambda h, m, n, d, b: (h * b * (m * d + n * d), 2 * h * b * m * n, h * b * (n * d + m * d)),
         ),
         Slip(
+            "writes_not_counted",
+            "Only what is read was counted. Each pass writes its result to memory as well: S, P and O.",
+            formula=lambda h, m, n, d, b: (h * b * (m * d + n * d), h * b * m * n, h * b * (m * n + n * d)),
+        ),
+        Slip(
+            "reads_not_counted",
+            "Only what is written was counted. Each pass reads what it works on as well.",
+            formula=lambda h, m, n, d, b: (h * b * m * n, h * b * m * n, h * b * m * d),
+        ),
+        Slip(
             "softmax_one_way",
             "The softmax is counted with one crossing of the matrix. It has two, because it reads the scores and "
             "writes the probabilities.",

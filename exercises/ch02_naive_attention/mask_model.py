@@ -48,7 +48,7 @@ def mask_model() -> Model:
         fill = lowest if slips("empty_row_uniform") else fill
         kept = slips("hidden_scored_zero", "empty_row_uniform")
         wide = scores
-        for name, number in STAND_INS.items():
+        for name, number in {**STAND_INS, "least": lowest}.items():
             if slips(f"hidden_scored_low__{name}", f"hidden_scored_low__{name}_and_kept"):
                 fill, kept = number, slips(f"hidden_scored_low__{name}_and_kept")
                 wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
@@ -110,7 +110,11 @@ MASK_SLIPS = (
     ),
     Slip("hidden_scored_zero", _SCORED_ZERO),
     Slip("hidden_scored_zero__and_zeroed", _SCORED_ZERO),
-    *(Slip(f"hidden_scored_low__{name}{way}", FINITE, alone=True) for name in STAND_INS for way in ("", "_and_kept")),
+    *(
+        Slip(f"hidden_scored_low__{name}{way}", FINITE, alone=True)
+        for name in (*STAND_INS, "least")
+        for way in ("", "_and_kept")
+    ),
     Slip(
         "empty_row_nan",
         "A row that sees no key became NaN: its maximum is minus infinity, and -inf - -inf is NaN. Such a row is "
@@ -118,8 +122,8 @@ MASK_SLIPS = (
     ),
     Slip(
         "empty_row_uniform",
-        "A row that sees no key shares its weight evenly among hidden keys: a large negative number stands where "
-        "minus infinity belongs, and the softmax cannot tell it from a score. Such a row is all zeros.",
+        "A row that sees no key shares its weight evenly among hidden keys, and it should be all zeros. As a rule a "
+        "large negative number stands where minus infinity belongs: the softmax cannot tell it from a score.",
     ),
     Slip(
         "wrong_axis",

@@ -100,8 +100,8 @@ def _fills(s: Slips, causal: bool, dtype: torch.dtype) -> tuple[float, float]:
         tail = 0.0  # a causal mask hides what lies past the end as well, where it is applied after the load
     if s("empty_row_uniform"):
         hidden = -1e30
-    if s("empty_row_uniform__tail_too"):
-        hidden = tail = -1e30
+    if s("empty_row_uniform__tail_too", "empty_row_uniform__as_other"):
+        hidden = tail = float(torch.tensor(-1e30).to(dtype)) if s("empty_row_uniform__as_other") else -1e30
     return hidden, tail
 
 
@@ -213,6 +213,7 @@ SLIPS = (
     *(slip for slip in MASK_SLIPS if slip.mistake != "hidden_scored_low"),
     *(Slip(name, FINITE, alone=True) for name in LOW),
     Slip("empty_row_uniform__tail_too", _UNIFORM),
+    Slip("empty_row_uniform__as_other", _UNIFORM),
     Slip(
         "hidden_not_stored",
         "Hidden keys were never written: the store takes the load's mask. They are 0 in the result, so store with "

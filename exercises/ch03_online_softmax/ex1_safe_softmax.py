@@ -108,6 +108,8 @@ def compute(s, x, tile):
         return weights
     if s("place_by_its_own_width", "place_by_its_own_width__in_zeros"):
         return _by_their_own_width(s, (weights / total).split(tile, dim=1))
+    if s("multiplied_by_the_sum"):
+        return weights * total
     return weights / (x.shape[1] if s("divided_by_the_width") else total)
 
 
@@ -176,6 +178,7 @@ MODEL = Model(
             "The maximum is subtracted in the sum, but not in the outputs. Subtract the maximum before both.",
         ),
         Slip("not_normalised", "The outputs were never divided by the sum."),
+        Slip("multiplied_by_the_sum", "The outputs are multiplied by the row's sum. Divide by it."),
         Slip("divided_by_the_width", "The outputs are divided by the number of columns. Divide by the row's sum."),
         Slip("place_by_its_own_width", OWN_WIDTH),
         Slip("place_by_its_own_width__in_zeros", OWN_WIDTH),

@@ -107,6 +107,10 @@ def compute(s, x, tile):
         total = total.sum().expand_as(total)
     if s("nan_repaired_at_the_end"):
         total = total.nan_to_num(nan=0.0)
+    if s("log_of_the_sum", "log_sum_exp_for_the_sum"):
+        total = torch.log(total) + (maximum if s("log_sum_exp_for_the_sum") else 0.0)
+    if s("reference_for_maximum"):
+        maximum = torch.where(maximum == -INF, 0.0, maximum)
     return (total, maximum) if s("swapped") else (maximum, total)
 
 
@@ -133,6 +137,13 @@ MODEL = Model(
     (
         Slip("swapped", "Maximum and sum are returned in the wrong order: the maximum comes first."),
         *RUNNING,
+        Slip("log_of_the_sum", "The second result is the logarithm of the sum. The sum itself is asked for."),
+        Slip("log_sum_exp_for_the_sum", "The second result is the log-sum-exp. The sum itself is asked for."),
+        Slip(
+            "reference_for_maximum",
+            "A row of nothing but -inf has maximum 0 in the result. For such a row you subtract 0, but its maximum is "
+            "still -inf. Return the maximum, not the reference.",
+        ),
         Slip("one_maximum_for_all_rows", ONE_MAXIMUM),
         Slip("sum_over_all_rows", ALL_ROWS_SUMMED),
         Slip("kept_the_tiles", KEPT_THE_TILES),

@@ -73,12 +73,18 @@ def _merge(first, second, s=RIGHT):
     if s("not_normalised", "averages_taken_for_sums__undivided"):
         divisor = ones
     average = (shares[0][:, None] * first_average + shares[1][:, None] * second_average) / divisor[:, None]
+    if s("sum_not_rescaled__beside_the_average", "sum_not_rescaled__and_divided_by"):
+        if s("sum_not_rescaled__and_divided_by"):
+            average = average * (total / (first_sum + second_sum))[:, None].nan_to_num(nan=0.0)
+        total = first_sum + second_sum
     if s("averages_without_weights"):
         average = (first_average + second_average) / 2
     if s("averages_added", "averages_added__over_the_sum"):
         average = first_average + second_average
     if s("averages_added__over_the_sum"):
         average = average / divisor[:, None]
+    if s("log_sum_exp_for_maximum"):
+        maximum = maximum + torch.log(torch.where(total == 0, ones, total))
     return reference if s("reference_for_maximum") else maximum, total, average
 
 
@@ -201,6 +207,10 @@ STALE_SUMS = (
     "The merged sum is right, but the averages were weighed by the sums as they came in, each relative to its own "
     "maximum. Use the rescaled sums."
 )
+SUM = (
+    "The two sums were added as they are, though they are relative to different maxima. Multiply each by "
+    "exp(its maximum - merged maximum) first."
+)
 TAKEN_FOR_SUMS = (
     "The averages were merged as if they were sums that nobody has divided yet: each was multiplied by its exponential "
     "alone. An average is such a sum divided by its part's sum, so multiply by that too, and divide by the merged sum."
@@ -236,10 +246,10 @@ MODEL = Model(
         Slip("older_maximum", OLDER_MAXIMUM),
         Slip("older_maximum__second", OLDER_MAXIMUM),
         Slip("smaller_maximum", "The smaller of the two maxima was taken, so the other part's factor can overflow."),
+        *(Slip(f"sum_not_rescaled{way}", SUM) for way in ("", "__beside_the_average", "__and_divided_by")),
         Slip(
-            "sum_not_rescaled",
-            "The two sums were added as they are, though they are relative to different maxima. Multiply each by "
-            "exp(its maximum - merged maximum) first.",
+            "log_sum_exp_for_maximum",
+            "The first result is a log-sum-exp. The merged maximum is asked for: the sum says the rest.",
         ),
         Slip(
             "first_not_rescaled",

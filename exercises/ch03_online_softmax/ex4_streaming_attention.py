@@ -184,6 +184,8 @@ def compute(s, query, keys, values, scale, tile):
         else:
             weights, rescale = running.step(scores)
         product = weights.float() @ value
+        if s("normalised_per_tile"):
+            product = product / weights.float().sum()
         if s("last_tile_only", "accumulator_overwritten"):
             accumulator = product
         elif s("accumulator_rescaled_after_adding"):
@@ -272,6 +274,11 @@ MODEL = Model(
         Slip(
             "divided_by_the_number_of_keys",
             "The accumulator was divided by the number of keys. Divide it by the running sum.",
+        ),
+        Slip(
+            "normalised_per_tile",
+            "What a tile adds is divided by the tile's own sum of weights, and the whole by the running sum once more. "
+            "Add `weights @ value_tile` as it is, and divide once, after the loop.",
         ),
         Slip("divided_at_every_tile", DIVIDED_EACH_TIME),
         Slip("divided_at_every_tile__and_at_the_end", DIVIDED_EACH_TIME),

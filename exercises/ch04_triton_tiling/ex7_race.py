@@ -103,7 +103,8 @@ TILES = (
     (64, 64, 64, 64),
     (32, 32, 32, 32),
 )
-OTHERS = ("head_", "strides_", "output_", "only_first", "stored_in", "as_many", "scaled_query")  # made in what is given
+# Made in what is given, or not told apart by float16 numbers.
+OTHERS = ("head_", "strides_", "output_", "only_first", "stored_in", "as_many", "scaled_query", "hidden_finite")
 SLIPS = tuple(
     slip
     for slip in (*TILED, *SCALED_LATE, *MIXED_BASES, *CAUSAL, *TWO_LOOPS, *RAGGED)

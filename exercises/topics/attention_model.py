@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from course_lib.checker.specification.model import Model, Slip, Slips
-from exercises.topics.memory import load, store, tile_offsets
+from exercises.topics.memory import in_place_of_the_first, load, store, tile_offsets
 
 LN_2 = math.log(2)
 STAND_INS = {"1e4": -1e4, "65504": -65504.0, "1e5": -1e5, "1e6": -1e6, "1e9": -1e9}  # for minus infinity
@@ -190,7 +190,7 @@ class _Tiled:
                 offset = -offset
             last = self.rows[:, 0] + (0 if s("diagonal_tile_skipped") else self.shape.query_rows) + offset
             end = last if past_the_keys else torch.minimum(end, last)
-        if s("first_tile_of_keys_skipped") and step == 0:
+        if s("every_second_tile") and step % 2 or s("first_tile_of_keys_skipped") and step == 0:
             return torch.zeros(len(self.rows), dtype=torch.bool)
         return first < end
 
@@ -347,6 +347,8 @@ class _Tiled:
         output = output.flatten(1, 2)[:, : self.query_length].to(self.query.dtype)
         written = self._written()
         output = self._stored(output.masked_fill(~written[..., None], math.nan))
+        if s("stored_in_first_rows"):
+            output = in_place_of_the_first(output, self.shape.query_rows)
         if s("stored_in_one_head"):
             output = _last_in_place_of_the_first(output)
         if not self.shape.returns_lse:

@@ -121,6 +121,11 @@ HEAD_FORGOTTEN = (
     "and value, with each tensor's own stride."
 )
 
+STORED_IN_FIRST_ROWS = (
+    "Every program stores its tile in the first rows of the output, where the last one stays. The store takes the same "
+    "rows as the load of the queries: tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)."
+)
+
 STORED_IN_ONE_HEAD = (
     "Every head's output was stored in head 0's place, where the last one stays. Add head · output_head_stride to the "
     "output's pointer."

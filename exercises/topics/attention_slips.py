@@ -33,6 +33,7 @@ from exercises.topics.attention_sentences import (
     SCALE_TWICE,
     SKIPS_TOO_MUCH,
     STARTS_AT_ZERO,
+    STORED_IN_FIRST_ROWS,
     STORED_IN_ONE_HEAD,
     SUM_NOT_RESCALED,
     TRANSPOSED_KEY,
@@ -67,6 +68,7 @@ TILED = (
     Slip("only_first_head", ONLY_FIRST_HEAD),
     Slip("only_first_rows", ONLY_FIRST_ROWS),
     Slip("stored_in_one_head", STORED_IN_ONE_HEAD),
+    Slip("stored_in_first_rows", STORED_IN_FIRST_ROWS),
     Slip("keys_used_as_values", KEYS_AS_VALUES),
     Slip(
         "values_used_as_keys",
@@ -132,6 +134,10 @@ TILED = (
     *RESCALED_WRONGLY,
     Slip("only_first_tile", FIRST_TILE_ONLY),
     Slip("last_tile_skipped", LAST_TILE_SKIPPED),
+    Slip(
+        "every_second_tile",
+        "Every second tile of keys is left out: the loop's step is twice as long as the tile that it loads.",
+    ),
     Slip(
         "first_tile_of_keys_skipped",
         "The first tile of keys is never looked at. The loop begins at key 0.",
@@ -453,6 +459,7 @@ _SHARED = (
     "sum_not_kept",
     "only_first_tile",
     "last_tile_skipped",
+    "every_second_tile",
     "first_tile_of_keys_skipped",
     "as_many_keys_as_queries",
 )

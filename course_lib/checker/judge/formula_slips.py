@@ -291,7 +291,10 @@ def _all_changes(tree: ast.Module, public: Container[str]) -> Iterator[_Change]:
         elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
             yield from _of_a_number(node, parents.get(node))
         elif isinstance(node, ast.BinOp):
-            yield from _of_an_operation(node, parents.get(node), names.within(_sum_around(node, parents)))
+            whole = _sum_around(node, parents)
+            yield from _of_an_operation(node, parents.get(node), names.within(whole))
+            if isinstance(node.op, ast.Add) and not isinstance(parents.get(whole), ast.Call):
+                yield from _of_a_sum(node, names.within(whole))
         elif isinstance(node, ast.Compare) and len(node.ops) == 1:
             yield from _of_a_comparison(node)
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("math.ceil", "math.floor"):
@@ -305,6 +308,9 @@ def _of_a_name(node: ast.Name, parent: ast.AST | None, parameters: list[str]) ->
     for size in (2, 4) if node.id.endswith("_bytes") else ():
         slip = Slip(f"taken_as_fixed__{number}_{size}", f"`{node.id}` is taken to be {size}, whatever is given.")
         yield _Change(slip, number, ast.Constant(size))
+    for count in (1, 2) if isinstance(parent, ast.BinOp) and isinstance(parent.op, (ast.Add, ast.Sub)) else ():
+        slip = Slip(f"taken_as_fixed__{number}_{count}", f"`{node.id}` is taken to be {count}, whatever is given.")
+        yield _Change(slip, number, ast.Constant(count))
     for other in parameters:
         if other != node.id:
             slip = Slip(f"wrong_name__{number}_{other}", f"`{other}` stands where `{node.id}` belongs.")
@@ -313,6 +319,11 @@ def _of_a_name(node: ast.Name, parent: ast.AST | None, parameters: list[str]) ->
         below = parent.right is node and not isinstance(parent.op, ast.Mult)
         said = f"It is not divided by `{node.id}`." if below else f"`{node.id}` is missing as a factor."
         yield _Change(Slip(f"factor_missing__{number}", said), number, ast.Constant(1))
+        for other in parameters if isinstance(parent.op, ast.Mult) else ():
+            if other != node.id:
+                product = ast.BinOp(ast.Name(node.id, ast.Load()), ast.Mult(), ast.Name(other, ast.Load()))
+                slip = Slip(f"factor_too_many__{number}_{other}", f"`{other}` is a factor too many.", alone=True)
+                yield _Change(slip, number, product)
         square = ast.BinOp(ast.Name(node.id, ast.Load()), ast.Mult(), ast.Name(node.id, ast.Load()))
         said = f"It is divided by `{node.id}` twice." if below else f"`{node.id}` is counted twice."
         yield _Change(Slip(f"factor_twice__{number}", said), number, square)
@@ -346,11 +357,6 @@ def _of_an_operation(node: ast.BinOp, parent: ast.AST | None, names: _Names) -> 
                 continue
             keep = functools.partial(_side, kept is node.left)
             yield _Change(Slip(f"term_missing__{number}_{kept is node.left}", _lost(lost, names)), number, keep)
-        for term in (node.left, node.right) if isinstance(node.op, ast.Add) else ():
-            if (depends := _depends_on(term, names)) and not isinstance(term, ast.Constant):
-                said = f"A part of a sum is counted twice, the one that depends on {depends}."
-                once_more = functools.partial(_with_once_more, term is node.left)
-                yield _Change(Slip(f"term_twice__{number}_{term is node.left}", said, alone=True), number, once_more)
         turned = ast.Sub() if isinstance(node.op, ast.Add) else ast.Add()
         said = (
             "Two parts are subtracted where they are added."
@@ -376,6 +382,15 @@ def _of_an_operation(node: ast.BinOp, parent: ast.AST | None, names: _Names) -> 
         yield _Change(Slip(f"rounded_wrong__{number}_nearest", said), number, _rounded_to_nearest)
         said = "A quotient is not rounded, and whole numbers are asked for."
         yield _Change(Slip(f"not_rounded__{number}", said), number, functools.partial(_with_operator, ast.Div()))
+
+
+def _of_a_sum(node: ast.BinOp, names: _Names) -> Iterator[_Change]:
+    number = node.number  # type: ignore[attr-defined]
+    for term in (node.left, node.right):
+        if depends := _depends_on(term, names):
+            said = f"A part of a sum is counted twice, the one that depends on {depends}."
+            once_more = functools.partial(_with_once_more, term is node.left)
+            yield _Change(Slip(f"term_twice__{number}_{term is node.left}", said, alone=True), number, once_more)
 
 
 def _of_a_call(node: ast.Call) -> Iterator[_Change]:
