@@ -12,6 +12,7 @@ from exercises.ch02_naive_attention.product_model import scores_model
 from exercises.ch02_naive_attention.product_slips import SCORES
 from exercises.ch02_naive_attention.requirements import MATRIX_PRODUCTS, PATIENT, SMALLEST_TILE, UNMASKED_WRITE, OnePass
 from exercises.topics.evidence import first_access
+from exercises.topics.pytorch_operations import ARITHMETIC
 
 
 def scores_oracle(query, key, scale):
@@ -150,7 +151,7 @@ EXERCISE = Exercise(
     needs=TRITON,
     limits=PATIENT,
     uses_dot=True,
-    requirements=(LaunchesTriton(), Forbids(MATRIX_PRODUCTS), OnePass(scores_bytes, _tiled_loads)),
+    requirements=(LaunchesTriton(), Forbids((*MATRIX_PRODUCTS, *ARITHMETIC)), OnePass(scores_bytes, _tiled_loads)),
     hints=(
         "A program computes one tile of S. Which rows of Q does it need for that? Which rows of K? Where does its "
         "tile go? The kernel of the distance penalty above shows the third.",

@@ -12,6 +12,7 @@ from exercises.ch02_naive_attention.masks import causal_oracle, causal_visible
 from exercises.ch02_naive_attention.requirements import PATIENT, OnePass
 from exercises.ch02_naive_attention.row_softmax_model import row_softmax_model
 from exercises.topics.evidence import first_access
+from exercises.topics.pytorch_operations import ARITHMETIC
 
 
 def row_softmax_oracle(scores, causal, memory=False):
@@ -125,7 +126,7 @@ EXERCISE = Exercise(
     limits=PATIENT,
     requirements=(
         LaunchesTriton(),
-        Forbids(("_softmax", "softmax", "exp", "logsumexp", "log_softmax", "_log_softmax")),
+        Forbids(("_softmax", "softmax", "logsumexp", "log_softmax", "_log_softmax", *ARITHMETIC)),
         OnePass(row_softmax_bytes),
     ),
     hints=(

@@ -12,6 +12,7 @@ from exercises.ch02_naive_attention.product_model import output_model
 from exercises.ch02_naive_attention.product_slips import OUTPUT
 from exercises.ch02_naive_attention.requirements import MATRIX_PRODUCTS, PATIENT, SMALLEST_TILE, UNMASKED_WRITE, OnePass
 from exercises.topics.evidence import first_access
+from exercises.topics.pytorch_operations import ARITHMETIC
 
 
 def output_oracle(probabilities, value):
@@ -150,7 +151,7 @@ EXERCISE = Exercise(
     needs=TRITON,
     limits=PATIENT,
     uses_dot=True,
-    requirements=(LaunchesTriton(), Forbids((*MATRIX_PRODUCTS, "mul", "sum")), OnePass(output_bytes, _output_loads)),
+    requirements=(LaunchesTriton(), Forbids((*MATRIX_PRODUCTS, *ARITHMETIC)), OnePass(output_bytes, _output_loads)),
     hints=(
         "In the scores kernel the inner dimension was head_dim and fitted into one tile. Here the inner dimension "
         "is the keys, and there may be any number of them: the program needs a loop.",

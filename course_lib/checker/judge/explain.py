@@ -91,7 +91,8 @@ def explain(
     taught = {_told(made) for made in found if made.slips[0].formula}
     if len({_told(made) for made in found}) == 1 or found and model.first_of_equals and len(taught) < 2:
         return Explanation(found[0].slips)
-    common = tuple(slip for slip in model.slips if found and all(slip in made.slips for made in found))
+    shared = set.intersection(*(set(_told(made)) for made in found)) if found else set()
+    common = tuple(slip for slip in found[0].slips if slip.sentence in shared) if shared else ()
     return Explanation(common) if common else None
 
 

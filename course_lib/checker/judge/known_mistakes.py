@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from course_lib.checker.judge.explain import Made, explain, raise_when_strict
-from course_lib.checker.judge.formula_slips import formula_model
+from course_lib.checker.judge.formula_slips import ORDINALS, formula_model
 from course_lib.checker.judge.outcome import Outcome
 from course_lib.checker.specification.exercise import Case, Exercise, Mistake, Seen
 from course_lib.checker.specification.model import Model, Slip
@@ -132,7 +132,7 @@ def _in_which_result(outcomes: Sequence[Outcome], slip: Slip) -> str:
     wrong = {leaf.path for outcome in outcomes for leaf in outcome.leaves if leaf.problem}
     several = any(len(outcome.leaves) > 1 for outcome in outcomes)
     place = next(iter(wrong)) if several and len(wrong) == 1 and slip.formula is None else ""
-    ordinals = {"[0]": "first", "[1]": "second", "[2]": "third", "[3]": "fourth"}
+    ordinals = {f"[{number}]": ordinal for number, ordinal in enumerate(ORDINALS)}
     return f"In the {ordinals[place]} result: " if place in ordinals else ""
 
 

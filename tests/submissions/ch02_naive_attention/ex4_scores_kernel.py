@@ -204,7 +204,7 @@ def scores(query, key, scale):
 """
 
 
-WRONG["not_one_pass__3"] = """# Exercise 2.4 · The scores kernel
+WRONG["forbidden_operation__and_a_kernel_for_show"] = """# Exercise 2.4 · The scores kernel
 @triton.jit
 def touch_kernel(s):
     tl.store(s, tl.load(s))
