@@ -41,12 +41,12 @@ class Cause:
 def find_mistake(evidence: Evidence) -> Cause | None:
     """What explains an answer that is wrong, or None.
 
-    It is looked for in errors that were raised first; then in wrong numbers, unless only lanes that a load left
-    undefined have spoilt them, in accesses outside a tensor, and in the requirement that right numbers break. What
-    authors wrote goes before what is made from a formula's source.
+    It is looked for in wrong numbers first, unless only lanes that a load left undefined have spoilt them; then in
+    errors that were raised, in accesses outside a tensor, and in the requirement that right numbers break. What authors
+    wrote goes before what is made from a formula's source.
     """
-    found: Cause | Mistake | None = _of_an_error(evidence.exercise, evidence.errors)
-    if found is None and evidence.failed and not evidence.undefined_alone:
+    found: Cause | Mistake | None = None
+    if evidence.failed and not evidence.undefined_alone:
         wrong = list(_wrong_functions(evidence))
         written = (_of_a_model(evidence, *one) or _of_a_formula(evidence, *one, made=False) for one in wrong)
         found = next(filter(None, written), None)
@@ -54,6 +54,7 @@ def find_mistake(evidence: Evidence) -> Cause | None:
             found = _in_what_was_seen(evidence.exercise, [outcome for _, mine in wrong for outcome in mine])
         made = (_of_a_formula(evidence, *one, made=True) for one in wrong)
         found = found or next(filter(None, made), None)
+    found = found or _of_an_error(evidence.exercise, evidence.errors)
     found = found or _of_an_access(evidence.exercise, evidence.finished)
     if found is None and evidence.numbers_are_right:
         found = _of_a_requirement(evidence.exercise, evidence.complaints)
