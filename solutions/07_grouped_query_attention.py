@@ -56,7 +56,7 @@ draw_head_maps(query_heads=8, key_heads=(8, 2, 1))
 def key_head_of(query_head: int, query_heads: int, key_heads: int) -> int:
     """The KV head that a query head reads, when query_heads share key_heads in groups of neighbours.
 
-    Raises a ValueError if key_heads does not divide query_heads.
+    Raises a ValueError that says both numbers if key_heads does not divide query_heads.
     """
     # BEGIN SOLUTION
     if query_heads % key_heads:
@@ -68,7 +68,7 @@ def key_head_of(query_head: int, query_heads: int, key_heads: int) -> int:
 def groups(query_heads: int, key_heads: int) -> torch.Tensor:
     """The query heads that read each KV head, in ascending order: int64 [key_heads, query_heads // key_heads].
 
-    Raises a ValueError if key_heads does not divide query_heads.
+    Raises a ValueError that says both numbers if key_heads does not divide query_heads.
     """
     # BEGIN SOLUTION
     if query_heads % key_heads:

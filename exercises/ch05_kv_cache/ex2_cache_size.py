@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from typing import NamedTuple
-
-from course_lib.checker import Case, Exercise, Slip
+from course_lib.checker import Case, Exercise
+from course_lib.checker.specification.contract import Contract
+from course_lib.checker.specification.model import Model, Slip, Slips
+from exercises.topics.formulas import factors_missing, product
 
 
 def cache_bytes_oracle(layers, query_heads, key_heads, head_dim, batch, length, item_bytes):
@@ -57,34 +57,137 @@ def size_cases(draw):
     ]
 
 
-class Shape(NamedTuple):
-    """The arguments of `cache_bytes`."""
+def size(s: Slips, layers, query_heads, key_heads, head_dim, batch, length, item_bytes):
+    """Bytes of the caches as they are counted with these slips."""
+    heads = key_heads
+    if s("query_heads_counted"):
+        heads = query_heads
+    if s("group_size_counted"):
+        heads = query_heads // key_heads
+    rows = heads if s("keys_only") else 2 * heads
+    if s("queries_kept"):
+        rows += query_heads
+    if s("heads_forgotten"):
+        rows //= heads
+    if s("length_squared"):
+        length *= length
+    layers = 1 if s("one_layer") else layers
+    batch = 1 if s("one_sequence") else batch
+    item_bytes = 1 if s("elements_not_bytes") else item_bytes
+    return rows * layers * batch * item_bytes * product(s, head_dim=head_dim, length=length)
 
-    layers: int
-    query_heads: int
-    key_heads: int
-    head_dim: int
-    batch: int
-    length: int
-    item_bytes: int
+
+def fitting(s: Slips, memory_bytes, parameters, layers, query_heads, key_heads, head_dim, length, item_bytes):
+    """The sequences that fit as they are counted with these slips."""
+    one = size(s, layers, query_heads, key_heads, head_dim, 1, length, item_bytes)
+    weights = parameters * (1 if s("weights_in_elements") else item_bytes)
+    left = memory_bytes - (0 if s("weights_forgotten", "weights_for_each_sequence") else weights)
+    if s("weights_for_each_sequence"):
+        one += weights
+    count = left // one
+    if s("exactly_full"):
+        count = (left - 1) // one
+    if s("rounded_up"):
+        count = -(-left // one)
+    if s("part_of_a_sequence"):
+        count = left / one
+    if s("below_zero__int"):
+        count = int(left / one)
+    return count if s("below_zero", "below_zero__int") else max(0, count)
 
 
-def _size(change):
-    """A slip in the size, `change(right, shape)`; of the other function it says nothing."""
-    return lambda *args: change(cache_bytes_oracle(*args), Shape(*args)) if len(args) == 7 else None
+SIZE = (
+    Slip(
+        "keys_only",
+        "Half is missing: a token leaves a key and a value.",
+    ),
+    Slip(
+        "query_heads_counted",
+        "The query heads were counted. Keys and values exist once for each KV head, and queries are not kept. "
+        "Llama-2-70B has 64 query heads and 8 KV heads.",
+    ),
+    Slip(
+        "group_size_counted",
+        "The number of query heads that share a KV head was counted, query_heads / key_heads. A token leaves a "
+        "key and a value for each KV head: key_heads.",
+    ),
+    Slip(
+        "queries_kept",
+        "The queries were counted as well. A query is used once, in its own step. Only keys and values are needed "
+        "again later.",
+    ),
+    Slip(
+        "one_layer",
+        "This is the cache of one layer. Every layer has its own keys and values.",
+    ),
+    Slip(
+        "one_sequence",
+        "The batch is missing: every sequence has a cache of its own.",
+    ),
+    Slip(
+        "elements_not_bytes",
+        "These are elements, not bytes. Multiply by item_bytes.",
+    ),
+    Slip("heads_forgotten", "This is the cache of one KV head. Every KV head has keys and values of its own."),
+    Slip(
+        "length_squared",
+        "The length counts twice. A cache holds keys and values, one of each for a token; scores are not kept.",
+    ),
+    *factors_missing("head_dim", "length"),
+)
 
+FIT = (
+    Slip(
+        "weights_forgotten",
+        "The model's weights lie in the same memory. Take parameters · item_bytes off before you divide.",
+    ),
+    Slip(
+        "weights_in_elements",
+        "The weights were taken off as a number of parameters. Each of them takes item_bytes bytes.",
+    ),
+    Slip(
+        "weights_for_each_sequence",
+        "The weights were counted once for each sequence. All sequences share them: take them off once, then "
+        "divide what is left.",
+    ),
+    Slip(
+        "rounded_up",
+        "A sequence that fits only in part was counted. Divide with `//`.",
+    ),
+    Slip(
+        "part_of_a_sequence",
+        "This is not a whole number: a part of a sequence has been counted. Divide with `//`.",
+    ),
+    Slip(
+        "exactly_full",
+        "The last sequence that fits is not counted where it fills the memory to the byte. All of memory_bytes may "
+        "be used: compare with <=.",
+    ),
+    *(
+        Slip(
+            name,
+            "Weights that do not fit leave room for no sequence: 0, not a negative number.",
+        )
+        for name in ("below_zero", "below_zero__int")
+    ),
+    # Here there is one sequence.
+    *(slip for slip in SIZE if slip.id != "one_sequence"),
+)
 
-def _fit(slip):
-    """A slip in the number of sequences alone: `slip(memory left, weights in elements, one sequence, shape)`."""
-
-    def result(*args):
-        if len(args) != 8:
-            return None
-        memory, parameters, *shape, length, item_bytes = args
-        shape = Shape(*shape, 1, length, item_bytes)
-        return slip(memory - parameters * item_bytes, parameters, cache_bytes_oracle(*shape), shape)
-
-    return result
+CONTRACT = Contract(
+    lambda draw, *, key_heads, group, batch, item_bytes: (
+        draw.integer(2, 90),
+        key_heads * group,
+        key_heads,
+        64,
+        batch,
+        draw.integer(100, 9000),
+        item_bytes,
+    ),
+    choices={"key_heads": (1, 3, 8), "group": (1, 2, 8), "batch": (1, 5, 64), "item_bytes": (1, 2, 4)},
+    says={"batch": "`batch` sequences"},
+    most=5,
+)
 
 
 EXERCISE = Exercise(
@@ -92,6 +195,8 @@ EXERCISE = Exercise(
     title="The size of a cache",
     entries=("cache_bytes", "sequences_that_fit"),
     cases=size_cases,
+    contracts=(CONTRACT,),
+    models=(Model(size, SIZE), Model(fitting, FIT, entry="sequences_that_fit")),
     oracle={"cache_bytes": cache_bytes_oracle, "sequences_that_fit": sequences_oracle},
     hints=(
         "What does each token leave in the cache of every layer? And for which heads?",
@@ -100,104 +205,5 @@ EXERCISE = Exercise(
         "`2 * layers * key_heads * head_dim` elements a token, times tokens, times bytes an element.",
         "For the second function: memory_bytes - parameters * item_bytes is left beside the weights. Divide it by one "
         "sequence's cache with `//`, and return 0 if it is negative.",
-    ),
-    slips=(
-        Slip(
-            "keys_only",
-            "Half is missing: a token leaves a key and a value.",
-            formula=_size(lambda right, shape: right // 2),
-        ),
-        Slip(
-            "query_heads_counted",
-            "The query heads were counted. Keys and values exist once for each KV head, and queries are not kept. "
-            "Llama-2-70B has 64 query heads and 8 KV heads.",
-            formula=(
-                _size(lambda right, shape: right // shape.key_heads * shape.query_heads),
-                _fit(lambda left, _, one, shape: max(0, left) // (one // shape.key_heads * shape.query_heads)),
-            ),
-        ),
-        Slip(
-            "group_size_counted",
-            "The number of query heads that share a KV head was counted, query_heads / key_heads. A token leaves a "
-            "key and a value for each KV head: key_heads.",
-            formula=_size(lambda right, shape: right // shape.key_heads * (shape.query_heads // shape.key_heads)),
-        ),
-        Slip(
-            "queries_kept",
-            "The queries were counted as well. A query is used once, in its own step. Only keys and values are needed "
-            "again later.",
-            formula=_size(
-                lambda right, shape: right // (2 * shape.key_heads) * (shape.query_heads + 2 * shape.key_heads)
-            ),
-        ),
-        Slip(
-            "one_layer",
-            "This is the cache of one layer. Every layer has its own keys and values.",
-            formula=_size(lambda right, shape: right // shape.layers),
-        ),
-        Slip(
-            "one_sequence",
-            "The batch is missing: every sequence has a cache of its own.",
-            formula=_size(lambda right, shape: right // shape.batch),
-        ),
-        Slip(
-            "elements_not_bytes",
-            "These are elements, not bytes. Multiply by item_bytes.",
-            formula=_size(lambda right, shape: right // shape.item_bytes),
-        ),
-        Slip(
-            "length_squared",
-            "The length counts twice. A cache holds keys and values, one of each for a token; scores are not kept.",
-            formula=_size(lambda right, shape: right * shape.length),
-        ),
-        Slip(
-            "weights_forgotten",
-            "The model's weights lie in the same memory. Take parameters · item_bytes off before you divide.",
-            formula=_fit(lambda left, parameters, one, shape: (left + parameters * shape.item_bytes) // one),
-        ),
-        Slip(
-            "weights_in_elements",
-            "The weights were taken off as a number of parameters. Each of them takes item_bytes bytes.",
-            formula=_fit(
-                lambda left, parameters, one, shape: max(0, left + parameters * (shape.item_bytes - 1)) // one
-            ),
-        ),
-        Slip(
-            "rounded_up",
-            "A sequence that fits only in part was counted. Divide with `//`.",
-            formula=_fit(lambda left, parameters, one, shape: max(0, -(-left // one))),
-        ),
-        Slip(
-            "part_of_a_sequence",
-            "This is not a whole number: a part of a sequence has been counted. Divide with `//`.",
-            formula=tuple(
-                _fit(lambda left, parameters, one, shape, least=least: max(least, left / one))
-                for least in (0, -math.inf)
-            ),
-        ),
-        Slip(
-            "weights_for_each_sequence",
-            "The weights were counted once for each sequence. All sequences share them: take them off once, then "
-            "divide what is left.",
-            formula=_fit(
-                lambda left, parameters, one, shape: (
-                    (left + parameters * shape.item_bytes) // (parameters * shape.item_bytes + one)
-                )
-            ),
-        ),
-        Slip(
-            "exactly_full",
-            "The last sequence that fits is not counted where it fills the memory to the byte. All of memory_bytes may "
-            "be used: compare with <=.",
-            formula=_fit(lambda left, parameters, one, shape: max(0, (left - 1) // one)),
-        ),
-        Slip(
-            "below_zero",
-            "Weights that do not fit leave room for no sequence: 0, not a negative number.",
-            formula=(
-                _fit(lambda left, parameters, one, shape: left // one),
-                _fit(lambda left, parameters, one, shape: int(left / one)),
-            ),
-        ),
     ),
 )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
-from course_lib.checker import Case, Exercise, Slip
-from exercises.topics.formulas import for_arguments
+from course_lib.checker import Case, Exercise
+from course_lib.checker.specification.contract import Contract, Level
+from course_lib.checker.specification.model import Model, Slip, Slips
 
 LLAMA_3_8B = (7_504_924_672, 2, 131_072)  # weights that a step reads, bytes of each, bytes of a cached token
 H200 = (4.37e12, 740e12)  # bytes/s and FLOP/s, as measured
@@ -67,13 +66,170 @@ def floor_cases(draw):
     ]
 
 
-def _floor(change):
-    """A slip's formula of `step_floor`: `change(read, computed, the arguments)`."""
-    return for_arguments(7, lambda *args: change(*_times(*args), *args))
+def floor(s: Slips, parameters, item_bytes, token_bytes, batch, length, bandwidth, rate):
+    """The floor of a step as it is computed with these slips."""
+    weights = parameters * (1 if s("weights_in_elements") else item_bytes)
+    if s("weights_for_each_sequence"):
+        weights *= batch
+    if s("weights_not_read"):
+        weights = 0
+    cache = token_bytes * (1 if s("cache_of_one_sequence") else batch) * (1 if s("one_token_of_the_cache") else length)
+    if s("token_bytes_times_item_bytes"):
+        cache *= item_bytes
+    if s("cache_not_read"):
+        cache = 0
+    flops = parameters * (1 if s("flops_of_one_sequence") else batch) * (1 if s("one_flop_a_weight") else 2)
+    if s("flops_for_each_token"):
+        flops *= length
+    read, computed = (weights + cache) / bandwidth, flops / rate
+    if s("not_divided_by_the_rates"):
+        read, computed = weights + cache, flops
+    if s("arithmetic_ignored"):
+        return read
+    if s("reading_ignored"):
+        return computed
+    if s("times_added"):
+        return read + computed
+    return min(read, computed) if s("shorter_time_taken") else max(read, computed)
 
 
-def _without_time(read, computed, p, i, t, b, n, bandwidth, rate):
-    return max(p * i + b * n * t, 2 * p * b)
+FLOOR = (
+    Slip(
+        "flops_for_each_token",
+        "The FLOPs are multiplied by the length. A step runs one token of each sequence through the weights: 2 * "
+        "parameters * batch.",
+    ),
+    Slip("weights_not_read", "Only the caches are read. A step also reads every weight: add parameters * item_bytes."),
+    Slip(
+        "cache_not_read",
+        "Only the weights are read. A step also reads the cache of every sequence: add batch * length * token_bytes.",
+    ),
+    Slip(
+        "weights_for_each_sequence",
+        "The weights are read once for each sequence. All sequences of the batch share one read: only the caches "
+        "and the FLOPs grow with the batch.",
+    ),
+    Slip(
+        "cache_of_one_sequence",
+        "Only one sequence's cache is read. Each sequence of the batch has its own: multiply by `batch`.",
+    ),
+    Slip(
+        "one_token_of_the_cache",
+        "One cached token is read for each sequence. The new query is compared with all `length` keys: multiply by "
+        "`length`.",
+    ),
+    Slip("weights_in_elements", "The weights are counted in elements. Each takes item_bytes bytes."),
+    Slip("token_bytes_times_item_bytes", "token_bytes is multiplied by item_bytes. It is a number of bytes already."),
+    Slip(
+        "flops_of_one_sequence",
+        "The FLOPs of one sequence are counted. A batch shares the reading of the weights, not the arithmetic: "
+        "multiply by `batch`.",
+    ),
+    Slip("one_flop_a_weight", "A multiply-add is counted as one FLOP. It is two: 2 * parameters * batch."),
+    Slip(
+        "times_added",
+        "The two times are added. Reading and computing overlap, so the longer one is the floor: max(...).",
+    ),
+    Slip(
+        "shorter_time_taken",
+        "The shorter of the two times was returned. The step is not done before the longer one is over: max(...).",
+    ),
+    Slip(
+        "arithmetic_ignored",
+        "Only the time to read is counted. With a large batch of short sequences the arithmetic takes longer: "
+        "return the larger of the two times.",
+    ),
+    Slip(
+        "reading_ignored",
+        "Only the time to compute is counted. For a small batch reading takes much longer: return the larger of "
+        "the two times.",
+    ),
+    Slip(
+        "not_divided_by_the_rates",
+        "Bytes and FLOPs are compared as they are. Turn both into seconds first: divide bytes by bandwidth and "
+        "FLOPs by rate.",
+    ),
+)
+
+
+def overtaking(s: Slips, parameters, item_bytes, token_bytes, length):
+    """The batch as it is computed with these slips."""
+    weights = parameters * (1 if s("weights_in_elements") else item_bytes)
+    one = token_bytes * (1 if s("length_forgotten") else length)
+    if s("part_of_a_sequence", "part_of_a_sequence__and_one"):
+        return weights / one + (1 if s("part_of_a_sequence__and_one") else 0)
+    if s("as_many_bytes_are_enough"):
+        return -(-weights // one)
+    if s("rounded_down", "rounded_down__at_least_one"):
+        return max(weights // one, 1 if s("rounded_down__at_least_one") else 0)
+    if s("rounded_to_nearest", "rounded_to_nearest__and_one"):
+        return round(weights / one) + (1 if s("rounded_to_nearest__and_one") else 0)
+    return weights // one + 1
+
+
+OVERTAKES = (
+    # The same as to multiply token_bytes by item_bytes.
+    *(slip for slip in FLOOR if slip.id == "weights_in_elements"),
+    Slip(
+        "length_forgotten",
+        "That is a number of tokens and not of sequences. One cache holds `length` tokens: divide by length * "
+        "token_bytes.",
+    ),
+    *(
+        Slip(name, "This is not a whole number of sequences. Divide with `//`, and take one more.")
+        for name in ("part_of_a_sequence", "part_of_a_sequence__and_one")
+    ),
+    Slip(
+        "as_many_bytes_are_enough",
+        "At the batch returned the caches can take just as many bytes as the weights. Return the smallest batch "
+        "with more.",
+    ),
+    *(
+        Slip(
+            name,
+            "The batch is rounded down, so its caches do not take more bytes than the weights yet. One sequence more "
+            "does: weights // one_cache + 1.",
+        )
+        for name in ("rounded_down", "rounded_down__at_least_one")
+    ),
+    *(
+        Slip(
+            name,
+            "The quotient is rounded to the nearest whole number. The batch sought is the first whole number above it: "
+            "weights // one_cache + 1.",
+        )
+        for name in ("rounded_to_nearest", "rounded_to_nearest__and_one")
+    ),
+)
+
+STEP = Contract(
+    lambda draw, *, parameters, item_bytes, batch, length, rate: (
+        parameters,
+        item_bytes,
+        1000 + draw.integer(0, 4000),
+        batch,
+        length,
+        1e12,
+        rate,
+    ),
+    choices={
+        "parameters": (10**6, 10**9),
+        "item_bytes": (1, 2, 4),
+        "batch": (1, 7, 300),
+        "length": (1, 90, 5000),
+        "rate": (Level(1e12, "1 TFLOP/s"), Level(1e15, "1,000 TFLOP/s")),
+    },
+    says={"batch": "Each of `batch` sequences"},
+    entry="step_floor",
+    most=8,
+)
+BATCH = Contract(
+    lambda draw, *, sequences, length: (sequences * length * 512 // 2 + draw.choice((0, 0, 77)), 2, 512, length),
+    choices={"sequences": (0, 1, 2, 33), "length": (2, 90, 4096)},
+    says={"length": "`length` tokens in each sequence"},
+    entry="cache_overtakes",
+    most=5,
+)
 
 
 EXERCISE = Exercise(
@@ -81,6 +237,8 @@ EXERCISE = Exercise(
     title="The floor of a decode step",
     entries=("step_floor", "cache_overtakes"),
     cases=floor_cases,
+    contracts=(STEP, BATCH),
+    models=(Model(floor, FLOOR), Model(overtaking, OVERTAKES, entry="cache_overtakes")),
     oracle={"step_floor": floor_oracle, "cache_overtakes": overtakes_oracle},
     hints=(
         "Start with one sequence. How many bytes of weights does a step read, and how many bytes of cache? Divide "
@@ -91,123 +249,5 @@ EXERCISE = Exercise(
         "Reading and computing overlap, so the floor is the larger of the two times, `max(...)`.",
         "cache_overtakes: n caches take n * length * token_bytes bytes, and you look for the smallest n with *more* "
         "than parameters * item_bytes. With equal bytes it takes one sequence more: `weights // one_cache + 1`.",
-    ),
-    slips=(
-        Slip(
-            "weights_for_each_sequence",
-            "The weights are read once for each sequence. All sequences of the batch share one read: only the caches "
-            "and the FLOPs grow with the batch.",
-            formula=_floor(
-                lambda read, computed, p, i, t, b, n, bandwidth, rate: max(b * (p * i + n * t) / bandwidth, computed)
-            ),
-        ),
-        Slip(
-            "cache_of_one_sequence",
-            "Only one sequence's cache is read. Each sequence of the batch has its own: multiply by `batch`.",
-            formula=_floor(
-                lambda read, computed, p, i, t, b, n, bandwidth, rate: max((p * i + n * t) / bandwidth, computed)
-            ),
-        ),
-        Slip(
-            "weights_not_read",
-            "Only the caches are read. A step also reads every weight: add parameters * item_bytes.",
-            formula=_floor(lambda read, computed, p, i, t, b, n, bandwidth, rate: max(b * n * t / bandwidth, computed)),
-        ),
-        Slip(
-            "cache_not_read",
-            "Only the weights are read. A step also reads the cache of every sequence: add batch * length * "
-            "token_bytes.",
-            formula=_floor(lambda read, computed, p, i, t, b, n, bandwidth, rate: max(p * i / bandwidth, computed)),
-        ),
-        Slip(
-            "one_token_of_the_cache",
-            "One cached token is read for each sequence. The new query is compared with all `length` keys: multiply by "
-            "`length`.",
-            formula=_floor(
-                lambda read, computed, p, i, t, b, n, bandwidth, rate: max((p * i + b * t) / bandwidth, computed)
-            ),
-        ),
-        Slip(
-            "weights_in_elements",
-            "The weights are counted in elements. Each takes item_bytes bytes.",
-            formula=(
-                _floor(
-                    lambda read, computed, p, i, t, b, n, bandwidth, rate: max((p + b * n * t) / bandwidth, computed)
-                ),
-                for_arguments(4, lambda p, i, t, n: overtakes_oracle(p, 1, t, n)),
-            ),
-        ),
-        Slip(
-            "token_bytes_times_item_bytes",
-            "token_bytes is multiplied by item_bytes. It is a number of bytes already.",
-            formula=_floor(
-                lambda read, computed, p, i, t, b, n, bandwidth, rate: max(i * (p + b * n * t) / bandwidth, computed)
-            ),
-        ),
-        Slip(
-            "flops_of_one_sequence",
-            "The FLOPs of one sequence are counted. A batch shares the reading of the weights, not the arithmetic: "
-            "multiply by `batch`.",
-            formula=_floor(lambda read, computed, p, i, t, b, *rest: max(read, computed / b)),
-        ),
-        Slip(
-            "one_flop_a_weight",
-            "A multiply-add is counted as one FLOP. It is two: 2 * parameters * batch.",
-            formula=_floor(lambda read, computed, *rest: max(read, computed / 2)),
-        ),
-        Slip(
-            "times_added",
-            "The two times are added. Reading and computing overlap, so the longer one is the floor: max(...).",
-            formula=_floor(lambda read, computed, *rest: read + computed),
-        ),
-        Slip(
-            "shorter_time_taken",
-            "The shorter of the two times was returned. The step is not done before the longer one is over: max(...).",
-            formula=_floor(lambda read, computed, *rest: min(read, computed)),
-        ),
-        Slip(
-            "arithmetic_ignored",
-            "Only the time to read is counted. With a large batch of short sequences the arithmetic takes longer: "
-            "return the larger of the two times.",
-            formula=_floor(lambda read, computed, *rest: read),
-        ),
-        Slip(
-            "reading_ignored",
-            "Only the time to compute is counted. For a small batch reading takes much longer: return the larger of "
-            "the two times.",
-            formula=_floor(lambda read, computed, *rest: computed),
-        ),
-        Slip(
-            "not_divided_by_the_rates",
-            "Bytes and FLOPs are compared as they are. Turn both into seconds first: divide bytes by bandwidth and "
-            "FLOPs by rate.",
-            formula=_floor(_without_time),
-        ),
-        Slip(
-            "as_many_bytes_are_enough",
-            "At the batch returned the caches can take just as many bytes as the weights. Return the smallest batch "
-            "with more.",
-            formula=for_arguments(4, lambda p, i, t, n: math.ceil(p * i / (n * t))),
-        ),
-        Slip(
-            "rounded_down",
-            "The batch is rounded down, so its caches do not take more bytes than the weights yet. One sequence more "
-            "does: weights // one_cache + 1.",
-            formula=for_arguments(4, lambda p, i, t, n: p * i // (n * t)),
-        ),
-        Slip(
-            "part_of_a_sequence",
-            "This is not a whole number of sequences. Divide with `//`, and take one more.",
-            formula=(
-                for_arguments(4, lambda p, i, t, n: p * i / (n * t)),
-                for_arguments(4, lambda p, i, t, n: p * i / (n * t) + 1),
-            ),
-        ),
-        Slip(
-            "length_forgotten",
-            "That is a number of tokens and not of sequences. One cache holds `length` tokens: divide by length * "
-            "token_bytes.",
-            formula=for_arguments(4, lambda p, i, t, n: p * i // t + 1),
-        ),
     ),
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from course_lib.checker import Case, Exercise, Slip
+from course_lib.checker import Case, Exercise
+from course_lib.checker.specification.contract import Contract, Level
+from course_lib.checker.specification.model import Model, Slip, Slips
 
 
 def free_runs(regions, slots):
@@ -64,56 +66,250 @@ def waste_cases(draw):
     ]
 
 
-def _layout(function):
-    return lambda *args: function(*args) if isinstance(args[0], list) and len(args) == 3 else None
+def layout(s: Slips, regions, slots, wanted):
+    """The waste of a layout as it is counted with these slips."""
+    used = sum(length for _, _, length in regions)
+    reserved = sum(size for _, size, _ in regions)
+    order = {"regions_not_sorted": lambda region: 0, "sorted_by_length": lambda region: region[2]}
+    by = next((key for name, key in order.items() if s(name)), None)
+    runs, end = [], None if s("run_at_the_start_forgotten", "run_at_the_start_forgotten__nor_added") else 0
+    for start, size, length in sorted(regions, key=by):
+        if end is not None:
+            runs.append(start - end)
+        end = start + (length if s("region_ends_with_its_tokens") else size)
+    if not s("run_at_the_end_forgotten", "run_at_the_end_forgotten__nor_added"):
+        runs.append(slots - (end or 0))
+    seen = sum(runs)
+    longest = max(runs, default=0)
+    if s("free_runs_added_up"):
+        longest = seen
+    fits = longest > wanted if s("exact_fit_refused") else longest >= wanted
+    if s("longest_run_overwritten"):
+        fits = bool(runs) and (runs[-1] > wanted if s("exact_fit_refused") else runs[-1] >= wanted)
+    free = (
+        seen if s("run_at_the_start_forgotten__nor_added", "run_at_the_end_forgotten__nor_added") else slots - reserved
+    )
+    if s("tokens_taken_off_alone"):
+        free = slots - used
+    external = 0 if fits else free
+    if s("free_always_counted"):
+        external = free
+    if s("short_runs_counted"):
+        external = sum(run for run in runs if run < wanted)
+    if s("longest_run_alone"):
+        external = 0 if fits else longest
+    internal = reserved if s("reserved_counted_whole") else reserved - used
+    if s("reserved_called_used", "reserved_called_used__and_taken_off"):
+        internal = 0 if s("reserved_called_used__and_taken_off") else internal
+        used = reserved
+    return (used, external, internal) if s("waste_exchanged") else (used, internal, external)
 
 
-def _external(change):
-    """A slip's formula of `layout_waste` that errs in the external waste alone: `change(runs, wanted)`."""
+LAYOUT = (
+    Slip(
+        "waste_exchanged",
+        "The second and the third number have changed places: first the slots that are reserved and empty, then the "
+        "free ones.",
+    ),
+    *(
+        Slip(name, "All reserved slots count as used. Only the first `length` of a region hold tokens.")
+        for name in ("reserved_called_used", "reserved_called_used__and_taken_off")
+    ),
+    Slip(
+        "reserved_counted_whole",
+        "The internal waste counts all reserved slots. Those that hold a token are no waste: take size - length.",
+    ),
+    Slip(
+        "free_always_counted",
+        "All free slots are counted as external waste. They are waste only if the next request fits in no free "
+        "run: compare the longest run with `wanted`.",
+    ),
+    Slip(
+        "free_runs_added_up",
+        "The free slots are added up before they are compared with `wanted`. A request needs its slots in one run: "
+        "look at the longest run, not at the sum.",
+    ),
+    Slip(
+        "short_runs_counted",
+        "The runs that are too short are counted as waste although another one is long enough. If the request "
+        "fits in any run, the external waste is 0.",
+    ),
+    Slip(
+        "longest_run_alone",
+        "Only the longest free run is counted as waste. When the request fits in none of them, all free slots are.",
+    ),
+    Slip(
+        "regions_not_sorted",
+        "The free runs are computed between regions that are not in the order of their starts. They come in any "
+        "order: sort them by their start first.",
+    ),
+    Slip(
+        "sorted_by_length",
+        "The regions are sorted by the tokens that they hold. Free runs lie between neighbours: sort them by their "
+        "start.",
+    ),
+    Slip(
+        "region_ends_with_its_tokens",
+        "A region is taken to end behind its last token. All of its slots are reserved: it ends at start + size.",
+    ),
+    Slip(
+        "longest_run_overwritten",
+        "Only the last free run is compared with `wanted`. Any run that is long enough will do: keep the longest.",
+    ),
+    Slip(
+        "tokens_taken_off_alone",
+        "The slots that are reserved and empty are counted among the free ones. Free slots lie in no region: slots - "
+        "reserved.",
+    ),
+    *(
+        Slip(
+            name,
+            "The free run after the last region is overlooked. It goes from that region's end to the end of the cache.",
+        )
+        for name in ("run_at_the_end_forgotten", "run_at_the_end_forgotten__nor_added")
+    ),
+    *(
+        Slip(
+            name,
+            "The free run before the first region is overlooked. It begins at slot 0.",
+        )
+        for name in ("run_at_the_start_forgotten", "run_at_the_start_forgotten__nor_added")
+    ),
+    Slip(
+        "exact_fit_refused",
+        "A run of exactly `wanted` slots is taken for too short. It fits: compare with >=.",
+    ),
+)
 
-    def result(regions, slots, wanted):
-        used, internal, _ = layout_oracle(regions, slots, wanted)
-        return used, internal, change(free_runs(regions, slots), wanted)
 
-    return _layout(result)
-
-
-def _runs_as_given(regions, slots, wanted):
-    """The regions walked in the order given, as if it were that of their addresses."""
-    used, internal, _ = layout_oracle(regions, slots, wanted)
-    runs, end = [], 0
-    for start, size, _ in regions:
-        runs.append(start - end)
-        end = start + size
-    runs.append(slots - end)
-    free = slots - used - internal
-    return used, internal, 0 if any(run >= wanted for run in runs) else free
+def _drawn(draw, *, sequences, order, before, behind, room):
+    """Regions with gaps; `order` takes them in an order of its own, `room` makes `wanted` of the longest free run."""
+    regions, start = [], before
+    for _ in range(sequences):
+        size = draw.integer(1, 90)
+        regions.append((start, size, draw.integer(0, size + 1)))
+        start += size + draw.integer(0, 50)
+    end = max((first + size for first, size, _ in regions), default=0)
+    slots = end + behind
+    return order(draw, regions), slots, max(1, room(max([0, *free_runs(regions, slots)]), slots))
 
 
-def _without_run(first):
-    """The free run before the first region, or behind the last one, is overlooked."""
-
-    def result(regions, slots, wanted):
-        used, internal, _ = layout_oracle(regions, slots, wanted)
-        ends = sorted((start, start + size) for start, size, _ in regions)
-        runs = [b[0] - a[1] for a, b in zip(ends, ends[1:])]
-        if first:
-            runs.append(slots - (ends[-1][1] if ends else 0))
-        elif ends:
-            runs.append(ends[0][0])
-        seen = sum(runs)
-        free = slots - used - internal
-        return [(used, internal, 0 if any(run >= wanted for run in runs) else total) for total in (free, seen)]
-
-    return tuple(_layout(lambda *args, i=i: result(*args)[i]) for i in range(2))
+def _shuffled(draw, regions):
+    return [regions[place] for place in draw.permutation(len(regions)).tolist()]
 
 
-def _paged(change):
-    return lambda *args: change(*args) if len(args) == 2 else None
+CONTRACT = Contract(
+    _drawn,
+    choices={
+        "sequences": (0, 1, 2, 5, 9),
+        "order": (
+            Level(_shuffled, "in any order"),
+            Level(lambda draw, regions: regions[::-1], "the last one first"),
+            Level(lambda draw, regions: sorted(regions, key=lambda region: region[2]), "the fullest last"),
+        ),
+        "before": (Level(0, "nothing free in front"), Level(37, "37 free slots in front")),
+        "behind": (Level(0, "nothing free behind"), Level(31, "31 free slots behind")),
+        "room": (
+            Level(lambda longest, slots: longest, "the next request fills the longest run"),
+            Level(lambda longest, slots: longest + 1, "the next request is one slot too long"),
+            Level(lambda longest, slots: slots, "the next request wants the whole cache"),
+        ),
+    },
+    says={"order": "in any order", "behind": "Slots in no region are free", "room": "fits in none of the free runs"},
+    entry="layout_waste",
+    most=12,
+)
 
 
-def _use(change):
-    return lambda *args: change(*args) if len(args) == 3 and not isinstance(args[0], list) else None
+def paged(s: Slips, lengths, page_size):
+    """The slots of pages that hold no token as they are counted with these slips."""
+    if s("lengths_added_up"):
+        lengths = [sum(lengths)]
+
+    def left(length):
+        if s("remainder_counted"):
+            return length % page_size
+        pages = -(-length // page_size)
+        if s("pages_rounded_down", "pages_rounded_down__none_below_0"):
+            pages = length // page_size
+        if s("full_page_counted_empty"):
+            pages = length // page_size + 1
+        if s("pages_counted"):
+            return pages
+        slots = pages * page_size
+        empty = slots if s("tokens_not_taken_off") else slots - length
+        return max(0, empty) if s("pages_rounded_down__none_below_0") else empty
+
+    return sum(map(left, lengths))
+
+
+PAGES = (
+    Slip("pages_counted", "These are pages. Asked for are the slots in them that hold no token."),
+    Slip("tokens_not_taken_off", "These are all slots of the pages. Those that hold a token are no waste."),
+    Slip(
+        "lengths_added_up",
+        "The lengths are added up before they are cut into pages. Two sequences never share a page here: round "
+        "each length up, then add.",
+    ),
+    Slip(
+        "remainder_counted",
+        "length % page_size is how many tokens the last page holds, not how many slots are left in it.",
+    ),
+    *(
+        Slip(
+            name,
+            "The number of pages is rounded down, so the waste comes out negative or 0. A sequence holds the whole of "
+            "a page that it has begun: round up.",
+        )
+        for name in ("pages_rounded_down", "pages_rounded_down__none_below_0")
+    ),
+    Slip(
+        "full_page_counted_empty",
+        "A sequence that fills its last page gets a whole empty page counted on top. page_size - length % "
+        "page_size is page_size there, and must be 0.",
+    ),
+)
+
+
+def used_on_average(s: Slips, prompt, output, reserved):
+    """The mean share as it is computed with these slips."""
+    made = (output + 1) / 2
+    if s("final_length_taken"):
+        made = output
+    if s("half_a_token_short"):
+        made = output / 2
+    if s("half_a_token_short__before_each_step"):
+        made = (output - 1) / 2
+    if s("half_a_token_dropped"):
+        made = (output + 1) // 2
+    tokens = made if s("prompt_forgotten") else prompt + made
+    share = tokens / (prompt + output if s("reserved_ignored") else reserved)
+    return 100 * share if s("given_in_percent") else share
+
+
+USE = (
+    Slip(
+        "reserved_ignored", "The mean is divided by the final length. All reserved slots count: divide by `reserved`."
+    ),
+    Slip(
+        "final_length_taken",
+        "That is the share at the very end. The sequence grows: take the mean over all of its steps.",
+    ),
+    Slip("prompt_forgotten", "The prompt is missing: its tokens are in the cache from the first step to the last."),
+    Slip("given_in_percent", "That is the share in percent. Return the share itself, between 0 and 1."),
+    *(
+        Slip(
+            name,
+            "The mean length is half a token or a whole token too small. After step k there are prompt + k tokens, "
+            "for k from 1 to output. The mean of 1 ... output is (output + 1) / 2, not output / 2.",
+        )
+        for name in ("half_a_token_short", "half_a_token_short__before_each_step")
+    ),
+    Slip(
+        "half_a_token_dropped",
+        "The mean number of tokens is rounded down: `//` drops half a token where `output` is even. Divide with `/`.",
+    ),
+)
 
 
 EXERCISE = Exercise(
@@ -121,6 +317,12 @@ EXERCISE = Exercise(
     title="What a contiguous layout wastes",
     entries=("layout_waste", "paged_waste", "mean_use"),
     cases=waste_cases,
+    contracts=(CONTRACT,),
+    models=(
+        Model(layout, LAYOUT),
+        Model(paged, PAGES, entry="paged_waste"),
+        Model(used_on_average, USE, entry="mean_use"),
+    ),
     oracle={"layout_waste": layout_oracle, "paged_waste": paged_oracle, "mean_use": mean_use_oracle},
     hints=(
         "Each slot holds a token, or is reserved and empty, or is free. The first two are sums over the regions. Free "
@@ -132,128 +334,5 @@ EXERCISE = Exercise(
         "none. In Python, -length % page_size is what is missing to the next multiple.",
         "mean_use: after step k the sequence has prompt + k tokens, k = 1 ... output. The mean of 1 ... n is (n + 1) / "
         "2, so the mean number of tokens is prompt + (output + 1) / 2.",
-    ),
-    slips=(
-        Slip(
-            "free_always_counted",
-            "All free slots are counted as external waste. They are waste only if the next request fits in no free "
-            "run: compare the longest run with `wanted`.",
-            formula=_external(lambda runs, wanted: sum(runs)),
-        ),
-        Slip(
-            "free_runs_added_up",
-            "The free slots are added up before they are compared with `wanted`. A request needs its slots in one run: "
-            "look at the longest run, not at the sum.",
-            formula=_external(lambda runs, wanted: 0 if sum(runs) >= wanted else sum(runs)),
-        ),
-        Slip(
-            "short_runs_counted",
-            "The runs that are too short are counted as waste although another one is long enough. If the request "
-            "fits in any run, the external waste is 0.",
-            formula=_external(lambda runs, wanted: sum(run for run in runs if run < wanted)),
-        ),
-        Slip(
-            "longest_run_alone",
-            "Only the longest free run is counted as waste. When the request fits in none of them, all free slots are.",
-            formula=_external(lambda runs, wanted: 0 if max(runs, default=0) >= wanted else max(runs, default=0)),
-        ),
-        Slip(
-            "exact_fit_refused",
-            "A run of exactly `wanted` slots is taken for too short. It fits: compare with >=.",
-            formula=_external(lambda runs, wanted: 0 if any(run > wanted for run in runs) else sum(runs)),
-        ),
-        Slip(
-            "regions_not_sorted",
-            "The free runs are computed between regions that are not in the order of their starts. They come in any "
-            "order: sort them by their start first.",
-            formula=_layout(_runs_as_given),
-        ),
-        Slip(
-            "run_at_the_end_forgotten",
-            "The free run after the last region is overlooked. It goes from that region's end to the end of the cache.",
-            formula=_without_run(first=False),
-        ),
-        Slip(
-            "run_at_the_start_forgotten",
-            "The free run before the first region is overlooked. It begins at slot 0.",
-            formula=_without_run(first=True),
-        ),
-        Slip(
-            "reserved_counted_whole",
-            "The internal waste counts all reserved slots. Those that hold a token are no waste: take size - length.",
-            formula=_layout(
-                lambda regions, slots, wanted: (
-                    (oracle := layout_oracle(regions, slots, wanted))[0],
-                    oracle[0] + oracle[1],
-                    oracle[2],
-                )
-            ),
-        ),
-        Slip(
-            "reserved_called_used",
-            "All reserved slots count as used. Only the first `length` of a region hold tokens.",
-            formula=_layout(
-                lambda regions, slots, wanted: (
-                    sum(size for _, size, _ in regions),
-                    *layout_oracle(regions, slots, wanted)[1:],
-                )
-            ),
-        ),
-        Slip(
-            "lengths_added_up",
-            "The lengths are added up before they are cut into pages. Two sequences never share a page here: round "
-            "each length up, then add.",
-            formula=_paged(lambda lengths, page_size: -sum(lengths) % page_size),
-        ),
-        Slip(
-            "remainder_counted",
-            "length % page_size is how many tokens the last page holds, not how many slots are left in it.",
-            formula=_paged(lambda lengths, page_size: sum(length % page_size for length in lengths)),
-        ),
-        Slip(
-            "full_page_counted_empty",
-            "A sequence that fills its last page gets a whole empty page counted on top. page_size - length % "
-            "page_size is page_size there, and must be 0.",
-            formula=_paged(lambda lengths, page_size: sum(page_size - length % page_size for length in lengths)),
-        ),
-        Slip(
-            "pages_rounded_down",
-            "The number of pages is rounded down, so the waste comes out negative or 0. A sequence holds the whole of "
-            "a page that it has begun: round up.",
-            formula=(
-                _paged(lambda lengths, page_size: sum(n // page_size * page_size - n for n in lengths)),
-                _paged(lambda lengths, page_size: sum(max(0, n // page_size * page_size - n) for n in lengths)),
-            ),
-        ),
-        Slip(
-            "final_length_taken",
-            "That is the share at the very end. The sequence grows: take the mean over all of its steps.",
-            formula=_use(lambda prompt, output, reserved: (prompt + output) / reserved),
-        ),
-        Slip(
-            "prompt_forgotten",
-            "The prompt is missing: its tokens are in the cache from the first step to the last.",
-            formula=_use(lambda prompt, output, reserved: (output + 1) / 2 / reserved),
-        ),
-        Slip(
-            "given_in_percent",
-            "That is the share in percent. Return the share itself, between 0 and 1.",
-            formula=_use(lambda prompt, output, reserved: 100 * mean_use_oracle(prompt, output, reserved)),
-        ),
-        Slip(
-            "half_a_token_dropped",
-            "The mean number of tokens is rounded down: `//` drops half a token where `output` is even. Divide with "
-            "`/`.",
-            formula=_use(lambda prompt, output, reserved: (prompt + (output + 1) // 2) / reserved),
-        ),
-        Slip(
-            "half_a_token_short",
-            "The mean length is half a token or a whole token too small. After step k there are prompt + k tokens, "
-            "for k from 1 to output. The mean of 1 ... output is (output + 1) / 2, not output / 2.",
-            formula=(
-                _use(lambda prompt, output, reserved: (prompt + output / 2) / reserved),
-                _use(lambda prompt, output, reserved: (prompt + (output - 1) / 2) / reserved),
-            ),
-        ),
     ),
 )

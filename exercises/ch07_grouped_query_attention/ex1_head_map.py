@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import Case, Exercise, Mistake, Slip
+from course_lib.checker import Case, Exercise, Mistake
+from course_lib.checker.specification.model import Model, Slip, Slips
 from exercises.topics.decode_slips import BY_COUNT, BY_MODULO
-from exercises.topics.formulas import for_arguments
 
 
 def key_head_driver(functions, query_head, query_heads, key_heads):
+    import re
+
     try:
         head = functions["key_head_of"](query_head, query_heads, key_heads)
-    except ValueError:
-        return "ValueError"
+    except ValueError as error:
+        said = {query_heads, key_heads} <= set(map(int, re.findall(r"\d+", str(error))))
+        return "ValueError" if said else "ValueError without both numbers"
     if not hasattr(type(head), "__index__"):
         raise TypeError(f"key_head_of returned {head!r}; a KV head is an index into a tensor, so it is a whole number")
     return head.__index__()
 
 
 def groups_driver(functions, query_heads, key_heads):
+    import re
+
     try:
         return functions["groups"](query_heads, key_heads)
-    except ValueError:
-        return "ValueError"
+    except ValueError as error:
+        said = {query_heads, key_heads} <= set(map(int, re.findall(r"\d+", str(error))))
+        return "ValueError" if said else "ValueError without both numbers"
 
 
 def key_head_oracle(query_head, query_heads, key_heads):
@@ -68,9 +74,71 @@ def head_map_cases(draw):
     ]
 
 
-def _where_it_divides(count, slip):
-    """A formula for so many arguments that refuses head counts that don't divide."""
-    return for_arguments(count, lambda *args: slip(*args) if args[-2] % args[-1] == 0 else "ValueError")
+def key_head(s: Slips, query_head, query_heads, key_heads):
+    """What `key_head_of` gives with these slips."""
+    if refused := _refused(s, query_heads, key_heads):
+        return refused
+    if s("by_modulo"):
+        return query_head % key_heads
+    if s("by_count"):
+        return query_head // key_heads
+    head = query_head * key_heads // query_heads
+    return key_heads - 1 - head if s("heads_turned_round") else head
+
+
+def members(s: Slips, query_heads, key_heads):
+    """What `groups` gives with these slips."""
+    if refused := _refused(s, query_heads, key_heads):
+        return refused
+    heads = torch.arange(query_heads)
+    if s("groups_by_modulo"):
+        return heads.view(-1, key_heads).T
+    if s("groups_of_key_heads"):
+        return heads.view(-1, key_heads)
+    return heads.view(key_heads, -1).T if s("groups_turned") else heads.view(key_heads, -1)
+
+
+def _refused(s: Slips, query_heads, key_heads):
+    if (key_heads % query_heads if s("divided_the_wrong_way") else query_heads % key_heads) == 0:
+        return None if query_heads % key_heads == 0 or key_heads > query_heads else NotImplemented
+    return "ValueError without both numbers" if s("numbers_not_said") else "ValueError"
+
+
+NUMBERS_NOT_SAID = (
+    "Your ValueError does not say both numbers. Whoever reads it wants to know which head counts were given: put "
+    "query_heads and key_heads into its text."
+)
+REFUSALS = (
+    Slip(
+        "divided_the_wrong_way",
+        "The test for head counts that don't divide is the wrong way round, and refuses those that do: it is "
+        "query_heads % key_heads.",
+    ),
+    Slip("numbers_not_said", NUMBERS_NOT_SAID),
+)
+HEADS = (
+    Slip("by_modulo", BY_MODULO),
+    Slip("by_count", BY_COUNT),
+    Slip(
+        "heads_turned_round",
+        "The KV heads are counted from the last. Query head 0 and its neighbours read KV head 0: "
+        "query_head // (query_heads // key_heads).",
+    ),
+    *REFUSALS,
+)
+GROUPS = (
+    Slip("groups_by_modulo", BY_MODULO),
+    Slip(
+        "groups_of_key_heads",
+        "You made groups of key_heads members each. It is the other way round: a row for each KV head, with "
+        "query_heads // key_heads members.",
+    ),
+    Slip(
+        "groups_turned",
+        "The groups are right, but they stand in columns. Row k must hold the query heads of KV head k.",
+    ),
+    *REFUSALS,
+)
 
 
 def _no_group_left(case, seen, got):
@@ -79,11 +147,23 @@ def _no_group_left(case, seen, got):
     return raised and case.args[-2] < case.args[-1]
 
 
+def _not_refused(case, seen, got):
+    """Head counts that do not divide, and a result; or an error of PyTorch's, which was given them."""
+    accepted = got is not None and not isinstance(got, str) if seen.error is None else seen.error.type == "RuntimeError"
+    return case.args[-2] % case.args[-1] != 0 and accepted
+
+
+def _refused_by_another(case, seen, got):
+    others = ("AssertionError", "Exception", "TypeError", "ArithmeticError", "KeyError")
+    return seen.error is not None and seen.error.type in others and case.args[-2] % case.args[-1] != 0
+
+
 EXERCISE = Exercise(
     id="7.1",
     title="The head map",
     entries=("key_head_of", "groups"),
     cases=head_map_cases,
+    models=(Model(key_head, HEADS), Model(members, GROUPS, entry="groups")),
     oracle={"key_head_of": key_head_oracle, "groups": groups_oracle},
     hints=(
         "How many query heads share one KV head? That is the group's size, and it is the same for all of them.",
@@ -92,35 +172,6 @@ EXERCISE = Exercise(
         "`groups` goes the other way: KV head k is read by query heads k * group to (k + 1) * group - 1. As a tensor, "
         "that is torch.arange(query_heads) in rows of `group`.",
         "Before anything else: if query_heads % key_heads != 0: raise ValueError(...), with both numbers in its text.",
-    ),
-    slips=(
-        Slip("by_modulo", BY_MODULO, formula=_where_it_divides(3, lambda h, q, k: h % k)),
-        Slip(
-            "groups_by_modulo",
-            BY_MODULO,
-            formula=_where_it_divides(2, lambda q, k: torch.arange(q).view(-1, k).T),
-        ),
-        Slip("by_count", BY_COUNT, formula=_where_it_divides(3, lambda h, q, k: h // k)),
-        Slip(
-            "groups_of_key_heads",
-            "You made groups of key_heads members each. It is the other way round: a row for each KV head, with "
-            "query_heads // key_heads members.",
-            formula=_where_it_divides(2, lambda q, k: torch.arange(q).view(-1, k)),
-        ),
-        Slip(
-            "groups_turned",
-            "The groups are right, but they stand in columns. Row k must hold the query heads of KV head k.",
-            formula=_where_it_divides(2, lambda q, k: torch.arange(q).view(k, -1).T),
-        ),
-        Slip(
-            "divided_the_wrong_way",
-            "The test for head counts that don't divide is the wrong way round, and refuses those that do: it is "
-            "query_heads % key_heads.",
-            formula=(
-                for_arguments(3, lambda h, q, k: "ValueError" if k % q else h * k // q),
-                for_arguments(2, lambda q, k: "ValueError" if k % q else torch.arange(q).view(k, -1)),
-            ),
-        ),
     ),
     mistakes=(
         Mistake(
@@ -140,7 +191,12 @@ EXERCISE = Exercise(
             "not_refused",
             "Head counts that don't divide were accepted. Some query heads would then share a KV head with fewer "
             "others, or read one that isn't there; no kernel is written for that. Raise a ValueError.",
-            when=lambda case, seen, got: case.args[-2] % case.args[-1] != 0 and not isinstance(got, str),
+            when=_not_refused,
+        ),
+        Mistake(
+            "refused_by_another_error",
+            "Head counts that don't divide are refused, but not by a ValueError, which is asked for here.",
+            when=_refused_by_another,
         ),
     ),
 )

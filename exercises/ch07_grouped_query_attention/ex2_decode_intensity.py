@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import math
 
-from course_lib.checker import Case, Exercise, Slip
-from exercises.topics.formulas import for_arguments
+from course_lib.checker import Case, Exercise
+from course_lib.checker.specification.contract import Contract
+from course_lib.checker.specification.model import Model, Slip, Slips
+from exercises.topics.formulas import factors_missing, product
 
 
 def cache_bytes_oracle(layers, query_heads, group, head_dim, tokens, item_bytes):
     return 2 * layers * (query_heads // group) * head_dim * tokens * item_bytes
 
 
-def _intensity(query_heads, key_heads, length, head_dim, item_bytes, *, flops=4, keys=2, queries=2):
-    moved = item_bytes * (keys * length * key_heads * head_dim + queries * query_heads * head_dim)
-    return flops * query_heads * length * head_dim / moved
-
-
 def intensity_oracle(query_heads, key_heads, length, head_dim, item_bytes):
-    return _intensity(query_heads, key_heads, length, head_dim, item_bytes)
+    elements = 2 * length * key_heads * head_dim + 2 * query_heads * head_dim
+    return 4 * query_heads * length * head_dim / (item_bytes * elements)
 
 
 def balanced_group_oracle(rate, bandwidth, item_bytes):
@@ -46,11 +44,153 @@ def intensity_cases(draw):
     ]
 
 
+def cached(s: Slips, layers, query_heads, group, head_dim, tokens, item_bytes):
+    """Bytes of a cache as they are counted with these slips."""
+    heads = query_heads // group
+    if s("group_ignored"):
+        heads = query_heads
+    if s("group_taken_for_key_heads"):
+        heads = group
+    size = heads * product(s, layers=layers, head_dim=head_dim, tokens=tokens, item_bytes=item_bytes)
+    return size if s("values_forgotten") else 2 * size
+
+
+CACHED = (
+    Slip(
+        "values_forgotten", "The cache is half as large as it should be: keys and values are both kept. Multiply by 2."
+    ),
+    Slip("group_ignored", "The cache holds a key for every query head. Only query_heads // group KV heads are kept."),
+    Slip(
+        "group_taken_for_key_heads",
+        "The group's size was taken for the number of KV heads. A layer has query_heads // group of them.",
+    ),
+    *factors_missing("layers", "head_dim", "tokens", "item_bytes"),
+)
+
+
+def intensity(s: Slips, query_heads, key_heads, length, head_dim, item_bytes):
+    """FLOP/byte as they are counted with these slips."""
+    flops = 2 if s("one_product_only") else 4
+    flops *= length * head_dim * (key_heads if s("flops_of_key_heads") else query_heads)
+    rows = (1 if s("values_not_read") else 2) * length * (query_heads if s("bytes_of_query_heads") else key_heads)
+    few = 2 - (1 if s("output_forgotten") else 0)
+    few = 0 if s("queries_forgotten") else few
+    wide = next((count for name, count in FLOAT32.items() if s(name)), 0)  # of the queries and the output, in float32
+    of_query = query_heads * ((few - wide) * item_bytes + 4 * wide)
+    moved = head_dim * (rows * item_bytes + of_query)
+    return moved / flops if s("upside_down") else flops / moved
+
+
+FLOAT32 = {"queries_in_float32": 1, "queries_in_float32__and_output": 2}
+INTENSITY = (
+    Slip(
+        "one_product_only",
+        "Only one of the two products is counted, or a multiply-add as one FLOP. Scores and weighted values are "
+        "head_dim multiply-adds each for a key and a query head: 4 · head_dim FLOPs.",
+    ),
+    Slip(
+        "flops_of_key_heads",
+        "The FLOPs are counted for the KV heads. Every query head computes scores of its own; only the bytes are "
+        "shared.",
+    ),
+    Slip(
+        "bytes_of_query_heads",
+        "Keys and values are counted once for every query head. A group shares them, and they are read once: "
+        "key_heads of them.",
+    ),
+    Slip("values_not_read", "The bytes hold the keys and not the values. Both are read."),
+    Slip(
+        "queries_forgotten",
+        "The queries and the output are missing from the bytes. Beside a long cache they are few, but for a "
+        "single token they are most of the bytes.",
+    ),
+    Slip("output_forgotten", "The output is missing from the bytes: as many as the queries."),
+    *(
+        Slip(name, "The queries or the output are counted with 4 bytes an element. All have item_bytes here.")
+        for name in FLOAT32
+    ),
+    Slip("upside_down", "That is bytes for each FLOP. Intensity is FLOPs divided by bytes."),
+)
+
+
+def balanced(s: Slips, rate, bandwidth, item_bytes):
+    """The group as it is computed with these slips."""
+    group = rate / bandwidth * (1 if s("item_bytes_ignored", "half_of_it") else item_bytes / 2)
+    if s("half_of_it"):
+        group /= 2
+    if s("twice_as_large"):
+        group *= 2
+    if s("group_rounded_down", "group_rounded_down__at_least_one"):
+        return max(int(group), 1 if s("group_rounded_down__at_least_one") else 0)
+    if s("rounded_to_nearest"):
+        return round(group)
+    if s("not_rounded"):
+        return group
+    return math.floor(group) + 1 if s("one_more_than_rounded_down") else math.ceil(group)
+
+
+BALANCED = (
+    Slip(
+        "item_bytes_ignored",
+        "The size of an element is missing from balanced_group. A group of G does 2 · G / item_bytes FLOPs for "
+        "each byte: G only in 16 bits.",
+    ),
+    Slip(
+        "half_of_it",
+        "item_bytes is missing from balanced_group: rate / bandwidth is halved and not multiplied by the size of an "
+        "element.",
+    ),
+    Slip(
+        "twice_as_large",
+        "That is twice the group. A query head does 4 FLOPs for each element of a key and its value, 2 · item_bytes "
+        "bytes: a group of G does 2 · G / item_bytes FLOPs for each byte.",
+    ),
+    *(
+        Slip(
+            name, "The group was rounded down. The last group below the balance point still waits for memory: round up."
+        )
+        for name in ("group_rounded_down", "group_rounded_down__at_least_one")
+    ),
+    Slip(
+        "one_more_than_rounded_down",
+        "The group is rounded down and 1 added. Where the balance is a whole number that is one too many: a group "
+        "of exactly this size is enough. Round up with math.ceil.",
+    ),
+    Slip(
+        "rounded_to_nearest",
+        "The group is rounded to the nearest whole number. Below the balance point a group still waits for memory: "
+        "round up.",
+    ),
+    Slip("not_rounded", "A group has a whole number of heads: round up."),
+)
+
+INTENSITIES = Contract(
+    lambda draw, *, key_heads, group, length, item_bytes: (key_heads * group, key_heads, length, 64, item_bytes),
+    choices={"key_heads": (1, 3, 8), "group": (1, 2, 8), "length": (1, 2, 50, 4096), "item_bytes": (1, 2, 4)},
+    says={"length": "one query token of a sequence against `length` keys and values"},
+    entry="decode_intensity",
+    most=6,
+)
+GROUPS = Contract(
+    lambda draw, *, balance, item_bytes: (balance * 2.0**40, 2.0**40, item_bytes),
+    choices={"balance": (1, 2, 3, 5, 64, 295), "item_bytes": (1, 2, 4)},
+    says={"item_bytes": "item_bytes the size of a cached element"},
+    entry="balanced_group",
+    most=8,
+)
+
+
 EXERCISE = Exercise(
     id="7.2",
     title="What decode costs",
     entries=("cache_bytes", "decode_intensity", "balanced_group"),
     cases=intensity_cases,
+    contracts=(INTENSITIES, GROUPS),
+    models=(
+        Model(cached, CACHED),
+        Model(intensity, INTENSITY, entry="decode_intensity"),
+        Model(balanced, BALANCED, entry="balanced_group"),
+    ),
     oracle={
         "cache_bytes": cache_bytes_oracle,
         "decode_intensity": intensity_oracle,
@@ -64,89 +204,5 @@ EXERCISE = Exercise(
         "query_heads · head_dim elements each.",
         "For a long context decode_intensity tends to 2 · group / item_bytes. balanced_group is the smallest whole "
         "group for which that is at least rate / bandwidth: math.ceil(rate / bandwidth * item_bytes / 2).",
-    ),
-    slips=(
-        Slip(
-            "values_forgotten",
-            "The cache is half as large as it should be: keys and values are both kept. Multiply by 2.",
-            formula=for_arguments(6, lambda *args: cache_bytes_oracle(*args) // 2),
-        ),
-        Slip(
-            "group_ignored",
-            "The cache holds a key for every query head. Only query_heads // group KV heads are kept.",
-            formula=for_arguments(6, lambda n, q, g, d, t, b: cache_bytes_oracle(n, q, 1, d, t, b)),
-        ),
-        Slip(
-            "group_taken_for_key_heads",
-            "The group's size was taken for the number of KV heads. A layer has query_heads // group of them.",
-            formula=for_arguments(6, lambda n, q, g, d, t, b: cache_bytes_oracle(n, g, 1, d, t, b)),
-        ),
-        Slip(
-            "one_product_only",
-            "Only one of the two products is counted, or a multiply-add as one FLOP. Scores and weighted values are "
-            "head_dim multiply-adds each for a key and a query head: 4 · head_dim FLOPs.",
-            formula=for_arguments(5, lambda *args: _intensity(*args, flops=2)),
-        ),
-        Slip(
-            "flops_of_key_heads",
-            "The FLOPs are counted for the KV heads. Every query head computes scores of its own; only the bytes are "
-            "shared.",
-            formula=for_arguments(5, lambda q, k, *rest: _intensity(q, k, *rest) * k / q),
-        ),
-        Slip(
-            "bytes_of_query_heads",
-            "Keys and values are counted once for every query head. A group shares them, and they are read once: "
-            "key_heads of them.",
-            formula=for_arguments(5, lambda q, k, *rest: _intensity(q, q, *rest)),
-        ),
-        Slip(
-            "queries_forgotten",
-            "The queries and the output are missing from the bytes. Beside a long cache they are few, but for a "
-            "single token they are most of the bytes.",
-            formula=for_arguments(5, lambda *args: _intensity(*args, queries=0)),
-        ),
-        Slip(
-            "output_forgotten",
-            "The output is missing from the bytes: as many as the queries.",
-            formula=for_arguments(5, lambda *args: _intensity(*args, queries=1)),
-        ),
-        Slip(
-            "values_not_read",
-            "The bytes hold the keys and not the values. Both are read.",
-            formula=for_arguments(5, lambda *args: _intensity(*args, keys=1)),
-        ),
-        Slip(
-            "queries_in_float32",
-            "The queries or the output are counted with 4 bytes an element. All have item_bytes here.",
-            formula=(
-                for_arguments(5, lambda *args: _intensity(*args, queries=1 + 4 / args[4])),
-                for_arguments(5, lambda *args: _intensity(*args, queries=8 / args[4])),
-            ),
-        ),
-        Slip(
-            "upside_down",
-            "That is bytes for each FLOP. Intensity is FLOPs divided by bytes.",
-            formula=for_arguments(5, lambda *args: 1 / _intensity(*args)),
-        ),
-        Slip(
-            "item_bytes_ignored",
-            "The size of an element is missing from balanced_group. A group of G does 2 · G / item_bytes FLOPs for "
-            "each byte: G only in 16 bits.",
-            formula=for_arguments(3, lambda rate, bandwidth, item_bytes: math.ceil(rate / bandwidth)),
-        ),
-        Slip(
-            "group_rounded_down",
-            "The group was rounded down. The last group below the balance point still waits for memory: round up.",
-            formula=tuple(
-                for_arguments(3, lambda rate, bandwidth, b, least=least: max(least, int(rate / bandwidth * b / 2)))
-                for least in (0, 1)
-            ),
-        ),
-        Slip(
-            "one_more_than_rounded_down",
-            "The group is rounded down and 1 added. Where the balance is a whole number that is one too many: a group "
-            "of exactly this size is enough. Round up with math.ceil.",
-            formula=for_arguments(3, lambda rate, bandwidth, b: math.floor(rate / bandwidth * b / 2) + 1),
-        ),
     ),
 )

@@ -2,38 +2,53 @@
 
 from __future__ import annotations
 
-from course_lib.checker import Case, Exercise, Slip
-from exercises.topics.formulas import for_arguments
+from course_lib.checker import Case, Exercise
+from course_lib.checker.specification.contract import Contract, Level
+from course_lib.checker.specification.model import Model, Slip, Slips
+from exercises.topics.formulas import factors_missing, product
+
+
+def rank_bytes(s: Slips, layers, key_heads, head_dim, tokens, item_bytes, ranks):
+    """Bytes on one rank as they are counted with these slips."""
+    heads = -(-key_heads // ranks)
+    if s("no_head_left"):
+        heads = key_heads // ranks
+    if s("not_divided_among_ranks"):
+        heads = key_heads
+    matrices = 1 if s("values_forgotten") else 2
+    size = matrices * product(s, layers=layers, head_dim=head_dim, tokens=tokens, item_bytes=item_bytes)
+    if s("replication_forgotten", "replication_forgotten__rounded_down"):
+        shared = size * key_heads / ranks
+        return int(shared) if s("replication_forgotten__rounded_down") else shared
+    return size * heads
+
+
+def chosen(s: Slips, layers, query_heads, head_dim, tokens, item_bytes, budget, ranks):
+    """The number of KV heads that is chosen with these slips."""
+
+    def allowed(heads):
+        divides = query_heads % heads == 0 or s("groups_uneven")
+        even = heads % ranks == 0 and not s("only_divisors_of_ranks")
+        even = even or ranks % heads == 0 and not s("only_multiples_of_ranks") or s("uneven_split")
+        return divides and even and not (s("powers_of_two_only") and heads & (heads - 1))
+
+    def fits(heads):
+        sharing = 1 if s("budget_of_one_for_all") else ranks
+        need = rank_bytes(s, layers, heads, head_dim, tokens, item_bytes, sharing)
+        return need < budget if s("fits_strictly") else need <= budget
+
+    last = query_heads - (1 if s("as_many_as_query_heads_left_out") else 0)
+    found = [heads for heads in range(1, last + 1) if allowed(heads) and fits(heads)]
+    none = next((number for number in (0, 1) if s(f"none_forgotten__{number}")), None)
+    return (min if s("smallest_chosen") else max)(found, default=none)
 
 
 def rank_bytes_oracle(layers, key_heads, head_dim, tokens, item_bytes, ranks):
     return 2 * layers * -(-key_heads // ranks) * head_dim * tokens * item_bytes
 
 
-def _choices(query_heads, ranks, *, even=True, divide=True, last=0):
-    """The numbers of KV heads that are allowed; no model has 512 query heads, and a slip may put tokens in their place.
-
-    last: how many numbers short of query_heads the search ends.
-    """
-    return [
-        heads
-        for heads in range(1, min(query_heads, 512) + 1 - last)
-        if (query_heads % heads == 0 or not divide) and (heads % ranks == 0 or ranks % heads == 0 or not even)
-    ]
-
-
-def _chosen(layers, query_heads, head_dim, tokens, item_bytes, budget, ranks, *, need=None, pick=max, **rules):
-    """The pick among allowed numbers of KV heads whose `need(heads)` is at most the budget."""
-    need = need or (lambda heads: rank_bytes_oracle(layers, heads, head_dim, tokens, item_bytes, ranks))
-    return pick((heads for heads in _choices(query_heads, ranks, **rules) if need(heads) <= budget), default=None)
-
-
-def _largest_power_of_two(heads, default):
-    return max((head for head in heads if head & (head - 1) == 0), default=default)
-
-
 def choose_oracle(layers, query_heads, head_dim, tokens, item_bytes, budget_bytes, ranks):
-    return _chosen(layers, query_heads, head_dim, tokens, item_bytes, budget_bytes, ranks)
+    return chosen(Slips(), layers, query_heads, head_dim, tokens, item_bytes, budget_bytes, ranks)
 
 
 def deployment_cases(draw):
@@ -61,11 +76,129 @@ def deployment_cases(draw):
     ]
 
 
+SIZES = (
+    Slip(
+        "values_forgotten",
+        "The cache is half as large as it should be: keys and values are both kept. Multiply by 2.",
+    ),
+    Slip(
+        "not_divided_among_ranks",
+        "That is the whole cache. Its KV heads are divided among the GPUs: one holds key_heads / ranks of them.",
+    ),
+    *(
+        Slip(
+            name,
+            "With more GPUs than KV heads the cache was still divided by the GPUs. A head can't be split: each GPU "
+            "holds one whole head, and several GPUs hold the same.",
+        )
+        for name in ("replication_forgotten", "replication_forgotten__rounded_down")
+    ),
+    Slip(
+        "no_head_left",
+        "With more GPUs than KV heads the division was rounded down to no head at all. Each GPU holds one.",
+    ),
+    *factors_missing("layers", "head_dim", "tokens", "item_bytes"),
+)
+
+CHOICES = (
+    *(slip for slip in SIZES if slip.id != "not_divided_among_ranks"),  # there it is budget_of_one_for_all
+    Slip(
+        "smallest_chosen",
+        "The smallest number of KV heads that fits was chosen. More heads are better quality: take the largest.",
+    ),
+    Slip(
+        "budget_of_one_for_all",
+        "The whole cache was compared with the budget of a single GPU. budget_bytes is what each GPU has: compare "
+        "with the bytes of one rank.",
+    ),
+    Slip(
+        "uneven_split",
+        "The chosen KV heads can't be shared out evenly: of ranks and key_heads, one must divide the other. Else "
+        "some GPUs hold more than others, and all wait for the fullest.",
+    ),
+    Slip("groups_uneven", "The chosen number of KV heads doesn't divide the query heads (exercise 7.1)."),
+    Slip(
+        "only_divisors_of_ranks",
+        "Only numbers of KV heads that divide ranks were tried. Multiples of ranks are allowed too: each GPU then "
+        "holds several heads.",
+    ),
+    Slip(
+        "only_multiples_of_ranks",
+        "Only multiples of ranks were tried. A number of KV heads that divides ranks is allowed too: several GPUs then "
+        "hold a copy of the same head.",
+    ),
+    Slip(
+        "powers_of_two_only",
+        "Only powers of two were tried. Any divisor of query_heads is possible: 48 query heads can share 12.",
+    ),
+    Slip(
+        "as_many_as_query_heads_left_out",
+        "A KV head for each query head was never tried, and it is allowed. range(1, query_heads) ends one before "
+        "query_heads.",
+    ),
+    Slip(
+        "fits_strictly",
+        "A cache that fills the budget to the last byte was refused. It fits: compare with <=.",
+    ),
+    *(
+        Slip(
+            f"none_forgotten__{number}",
+            f"Where not even one head fits, {number} was returned. Return None, which no one takes for a number of "
+            "heads.",
+        )
+        for number in (0, 1)
+    ),
+)
+
+RANK = Contract(
+    lambda draw, *, key_heads, ranks: (draw.integer(2, 90), key_heads, 64, draw.integer(100, 9000), 2, ranks),
+    choices={"key_heads": (1, 2, 6, 8, 24), "ranks": (1, 2, 8, 24)},
+    says={"ranks": "Either ranks divides key_heads, or key_heads divides ranks"},
+    valid=lambda key_heads, ranks: key_heads % ranks == 0 or ranks % key_heads == 0,
+    most=6,
+)
+
+
+def _budgeted(draw, *, query_heads, ranks, room):
+    layers, tokens = draw.integer(2, 90), draw.integer(100, 9000)
+    return layers, query_heads, 64, tokens, 2, room * rank_bytes_oracle(layers, 1, 64, tokens, 2, 1), ranks
+
+
+CHOICE = Contract(
+    _budgeted,
+    choices={
+        "query_heads": (12, 24, 36, 64),
+        "ranks": (1, 2, 3, 4),
+        "room": (
+            Level(0.9, "room for no head"),
+            Level(1.0, "room for exactly one head"),
+            Level(2.5, "room for 2 heads"),
+            Level(6.0, "room for exactly 6 heads"),
+            Level(11.5, "room for 11 heads"),
+            Level(100.0, "room for all heads"),
+        ),
+    },
+    says={
+        "query_heads": "The number divides query_heads",
+        "ranks": "it divides ranks or is divided by ranks",
+        "room": "None if not even one head fits",
+    },
+    valid=lambda query_heads, ranks, room: query_heads % ranks == 0,
+    entry="choose_key_heads",
+    most=10,
+)
+
+
 EXERCISE = Exercise(
     id="7.6",
     title="KV heads for a budget",
     entries=("rank_cache_bytes", "choose_key_heads"),
     cases=deployment_cases,
+    contracts=(RANK, CHOICE),
+    models=(
+        Model(rank_bytes, SIZES),
+        Model(chosen, CHOICES, entry="choose_key_heads", none_is_a_result=True),
+    ),
     oracle={"rank_cache_bytes": rank_bytes_oracle, "choose_key_heads": choose_oracle},
     hints=(
         "How many KV heads does one GPU hold? key_heads / ranks where that is a whole number, and one where there are "
@@ -74,71 +207,5 @@ EXERCISE = Exercise(
         "choose_key_heads can try every number from 1 to query_heads. Keep it if it divides query_heads, if it "
         "divides ranks or ranks divides it, and if rank_cache_bytes(...) <= budget_bytes.",
         "max(candidates, default=None) is the largest, or None.",
-    ),
-    slips=(
-        Slip(
-            "replication_forgotten",
-            "With more GPUs than KV heads the cache was still divided by the GPUs. A head can't be split: each GPU "
-            "holds one whole head, and several GPUs hold the same.",
-            formula=for_arguments(6, lambda n, k, d, t, b, r: 2 * n * k * d * t * b // r),
-        ),
-        Slip(
-            "no_head_left",
-            "With more GPUs than KV heads the division was rounded down to no head at all. Each GPU holds one.",
-            formula=for_arguments(6, lambda n, k, d, t, b, r: 2 * n * (k // r) * d * t * b),
-        ),
-        Slip(
-            "not_divided_among_ranks",
-            "That is the whole cache. Its KV heads are divided among the GPUs: one holds key_heads / ranks of them.",
-            formula=for_arguments(6, lambda n, k, d, t, b, r: 2 * n * k * d * t * b),
-        ),
-        Slip(
-            "values_forgotten",
-            "The cache is half as large as it should be: keys and values are both kept. Multiply by 2.",
-            formula=for_arguments(6, lambda *args: rank_bytes_oracle(*args) // 2),
-        ),
-        Slip(
-            "smallest_chosen",
-            "The smallest number of KV heads that fits was chosen. More heads are better quality: take the largest.",
-            formula=for_arguments(7, lambda *args: _chosen(*args, pick=min)),
-        ),
-        Slip(
-            "uneven_split",
-            "The chosen KV heads can't be shared out evenly: of ranks and key_heads, one must divide the other. Else "
-            "some GPUs hold more than others, and all wait for the fullest.",
-            formula=for_arguments(7, lambda *args: _chosen(*args, even=False)),
-        ),
-        Slip(
-            "groups_uneven",
-            "The chosen number of KV heads doesn't divide the query heads (exercise 7.1).",
-            formula=for_arguments(7, lambda *args: _chosen(*args, divide=False)),
-        ),
-        Slip(
-            "budget_of_one_for_all",
-            "The whole cache was compared with the budget of a single GPU. budget_bytes is what each GPU has: compare "
-            "with the bytes of one rank.",
-            formula=for_arguments(
-                7,
-                lambda n, q, d, t, b, budget, r: _chosen(
-                    n, q, d, t, b, budget, r, need=lambda heads: 2 * n * heads * d * t * b
-                ),
-            ),
-        ),
-        Slip(
-            "fits_strictly",
-            "A cache that fills the budget to the last byte was refused. It fits: compare with <=.",
-            formula=for_arguments(7, lambda n, q, d, t, b, budget, r: _chosen(n, q, d, t, b, budget - 1, r)),
-        ),
-        Slip(
-            "powers_of_two_only",
-            "Only powers of two were tried. Any divisor of query_heads is possible: 48 query heads can share 12.",
-            formula=for_arguments(7, lambda *args: _chosen(*args, pick=_largest_power_of_two)),
-        ),
-        Slip(
-            "as_many_as_query_heads_left_out",
-            "A KV head for each query head was never tried, and it is allowed. range(1, query_heads) ends one before "
-            "query_heads.",
-            formula=for_arguments(7, lambda *args: _chosen(*args, last=1)),
-        ),
     ),
 )

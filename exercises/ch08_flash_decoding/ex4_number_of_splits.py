@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from course_lib.checker import Case, Exercise, Slip
+from course_lib.checker import Case, Exercise
+from course_lib.checker.specification.contract import Contract
+from course_lib.checker.specification.model import Model, Slip, Slips
+from exercises.topics.formulas import factors_missing, product
 
 LEAST_KEYS, MOST_SPLITS = 64, 256
 
@@ -26,46 +29,43 @@ WIDE = {
 }
 
 
-def _pass_seconds(programs, program_bytes, chip, *, starts=None):
-    """The kernel over the keys, wave after wave; `starts` how often a program's start is waited for."""
+def kernel_seconds(programs, program_bytes, chip):
+    """The kernel over the keys, wave after wave."""
     full, rest = divmod(programs, chip["slots"])
     waves = [chip["slots"]] * full + [rest] * bool(rest)
     reading = sum(n * program_bytes / min(chip["bandwidth"], n * chip["program_bandwidth"]) for n in waves)
-    return reading + chip["start_seconds"] * (len(waves) if starts is None else starts)
+    return reading + chip["start_seconds"] * len(waves)
 
 
-def _model(
-    splits,
-    batch,
-    query_heads,
-    key_heads,
-    context,
-    head_dim,
-    item_bytes,
-    chip,
-    *,
-    matrices=2,
-    keys=lambda context, splits: -(-context // splits),
-    starts=None,
-    crossings=2,
-    partial_heads=None,
-    numbers=lambda head_dim: head_dim + 1,
-    partial_bytes=4,
-    launch=True,
-    free_when_single=True,
-):
-    """decode_microseconds, with the classic slips on demand."""
-    program_bytes = matrices * keys(context, splits) * head_dim * item_bytes
-    seconds = _pass_seconds(batch * key_heads * splits, program_bytes, chip, starts=starts)
-    if splits == 1 and free_when_single:
-        return 1e6 * seconds
-    heads = query_heads if partial_heads is None else partial_heads(query_heads, key_heads)
-    moved = crossings * splits * batch * heads * numbers(head_dim) * partial_bytes
-    return 1e6 * (seconds + launch * chip["launch_seconds"] + moved / chip["bandwidth"])
+def microseconds(s: Slips, splits, batch, query_heads, key_heads, context, head_dim, item_bytes, chip):
+    """decode_microseconds with these slips."""
+    keys = -(-context // splits)
+    if s("keys_rounded_down"):
+        keys = context // splits
+    if s("keys_in_fractions"):
+        keys = context / splits
+    if s("context_not_split"):
+        keys = context
+    program_bytes = (1 if s("values_forgotten") else 2) * keys * product(s, head_dim=head_dim, item_bytes=item_bytes)
+    if s("group_counted_in_the_bytes"):
+        program_bytes *= query_heads // key_heads
+    programs = (query_heads if s("programs_by_query_heads") else key_heads) * product(s, batch=batch, splits=splits)
+    seconds = kernel_seconds(programs, program_bytes, chip)
+    if splits > 1 or s("combine_without_a_split"):
+        numbers = head_dim + (0 if s("log_sum_exp_forgotten") else 1)
+        rows = batch * splits * (key_heads if s("partials_by_key_heads") else query_heads)
+        if s("partials_of_one_sequence"):
+            rows //= batch
+        moved = rows * numbers * (item_bytes if s("partials_in_half_precision") else 4)
+        crossings = 1 if s("partials_cross_once") else 2
+        launches = splits if s("launch_for_each_split") else 0 if s("launch_forgotten") else 1
+        seconds += launches * chip["launch_seconds"]
+        seconds += 0 if s("partials_forgotten") else crossings * moved / chip["bandwidth"]
+    return seconds if s("in_seconds") else 1e6 * seconds
 
 
-def decode_microseconds_oracle(*args):
-    return _model(*args)
+def decode_microseconds_oracle(splits, batch, query_heads, key_heads, context, head_dim, item_bytes, chip):
+    return microseconds(Slips(), splits, batch, query_heads, key_heads, context, head_dim, item_bytes, chip)
 
 
 def _allowed(context):
@@ -79,7 +79,7 @@ def _choice(price, *args):
 
 def _priced(*args):
     """args of choose_splits with a price list: microseconds for each number of splits, from 1; the best ones alike."""
-    prices = [_model(splits, *args) for splits in _allowed(args[3])]
+    prices = [decode_microseconds_oracle(splits, *args) for splits in _allowed(args[3])]
     best = min(prices)
     return (*args, [best if price <= CLOSE_ENOUGH * best else price for price in prices])
 
@@ -96,7 +96,7 @@ def price_oracle(*args):
 
 
 def splits_cases(draw):
-    def microseconds(name, *args):
+    def price(name, *args):
         return Case(name, args, "decode_microseconds")
 
     def choice(name, *args):
@@ -106,14 +106,12 @@ def splits_cases(draw):
     group, context = draw.choice((1, 2, 4, 8)), draw.integer(2000, 60000)
     drawn = (batch, key_heads * group, key_heads, context, 64, 4)
     return [
-        microseconds("131072 keys of one sequence, 32/8 heads, no split, H200", 1, 1, 32, 8, 131072, 128, 2, H200),
-        microseconds("the same with 16 splits", 16, 1, 32, 8, 131072, 128, 2, H200),
-        microseconds("17 splits: a second wave of 4 programs", 17, 1, 32, 8, 131072, 128, 2, H200),
-        microseconds("1000 keys in 7 splits of 142 or 143", 7, 2, 16, 2, 1000, 64, 2, T4),
-        microseconds("33 splits of an 8-bit cache: two whole waves", 33, 1, 32, 8, 50000, 128, 1, H200),
-        microseconds(
-            f"{batch} sequences, {key_heads * group}/{key_heads} heads, {context} keys, 9 splits", 9, *drawn, T4
-        ),
+        price("131072 keys of one sequence, 32/8 heads, no split, H200", 1, 1, 32, 8, 131072, 128, 2, H200),
+        price("the same with 16 splits", 16, 1, 32, 8, 131072, 128, 2, H200),
+        price("17 splits: a second wave of 4 programs", 17, 1, 32, 8, 131072, 128, 2, H200),
+        price("1000 keys in 7 splits of 142 or 143", 7, 2, 16, 2, 1000, 64, 2, T4),
+        price("33 splits of an 8-bit cache: two whole waves", 33, 1, 32, 8, 50000, 128, 1, H200),
+        price(f"{batch} sequences, {key_heads * group}/{key_heads} heads, {context} keys, 9 splits", 9, *drawn, T4),
         choice("which number for 131072 keys, 32/8 heads, H200?", 1, 32, 8, 131072, 128, 2, H200),
         choice("which for 8192 keys?", 1, 32, 8, 8192, 128, 2, H200),
         choice("which for 256 keys?", 1, 32, 8, 256, 128, 2, H200),
@@ -128,11 +126,6 @@ def splits_cases(draw):
         choice("which for one KV head with 128 query heads, 16384 keys?", 1, 128, 1, 16384, 128, 2, H200),
         choice(f"which for {batch} sequences, {key_heads * group}/{key_heads} heads, {context} keys, T4?", *drawn, T4),
     ]
-
-
-def _timed(**slips):
-    """A slip's formula for decode_microseconds."""
-    return lambda *args: _model(*args, **slips) if isinstance(args[-1], dict) else None
 
 
 def _chosen(choose):
@@ -154,28 +147,113 @@ def _one_wave(batch, query_heads, key_heads, context, head_dim, item_bytes, chip
 def _power_of_two(*args):
     """The best power of two that is allowed."""
     powers = [splits for splits in _allowed(args[3]) if splits & (splits - 1) == 0]
-    return min(powers, key=lambda splits: _model(splits, *args))
+    return min(powers, key=lambda splits: decode_microseconds_oracle(splits, *args))
 
 
 def _first_minimum(*args):
     """One split more as long as that is faster."""
     most = _allowed(args[3])[-1]
     splits = 1
-    while splits < most and _model(splits + 1, *args) < _model(splits, *args):
+    while splits < most and decode_microseconds_oracle(splits + 1, *args) < decode_microseconds_oracle(splits, *args):
         splits += 1
     return splits
 
 
 def _last_left_out(*args):
     """The best of all but the largest number that is allowed."""
-    return min(_allowed(args[3])[:-1] or [1], key=lambda splits: _model(splits, *args))
+    return min(_allowed(args[3])[:-1] or [1], key=lambda splits: decode_microseconds_oracle(splits, *args))
 
+
+COMBINE = ("launch_forgotten", "partials_forgotten")
+
+TIMES = (
+    Slip("in_seconds", "The result is in seconds; microseconds are asked for: times 1e6."),
+    Slip(
+        "values_forgotten", "In your formula a program reads one matrix. It reads keys and values: twice as many bytes."
+    ),
+    Slip(
+        "programs_by_query_heads",
+        "The programs are counted for the query heads. There is one for each sequence, KV head and split: a group of "
+        "query heads shares its keys.",
+    ),
+    Slip(
+        "group_counted_in_the_bytes",
+        "A program's bytes are counted once for each query head of its group. The group shares keys and values: they "
+        "are read once.",
+    ),
+    *factors_missing("batch", "splits", "head_dim", "item_bytes"),
+    Slip("context_not_split", "Every program is counted with all keys. Each reads its split's: ⌈context / splits⌉."),
+    Slip(
+        "keys_rounded_down",
+        "context / splits was rounded down, so that keys are left over. The largest split has ⌈context / splits⌉ keys.",
+    ),
+    Slip(
+        "keys_in_fractions",
+        "context / splits was not rounded. A split holds whole keys, and the longest one decides: ⌈context / splits⌉.",
+    ),
+    Slip(
+        "partials_forgotten",
+        "The partial results are missing: with more than one split they are written once and read once.",
+    ),
+    Slip("partials_of_one_sequence", "The partial results are those of one sequence. Each sequence has its own."),
+    Slip(
+        "partials_by_key_heads",
+        "The partial results are counted for the KV heads. Every query head has its own output and its own "
+        "log-sum-exp.",
+    ),
+    Slip(
+        "partials_cross_once",
+        "The partial results are counted once. One kernel writes them and the other reads them, so count twice.",
+    ),
+    Slip(
+        "log_sum_exp_forgotten", "The log-sum-exps are missing: each partial result is head_dim numbers and one more."
+    ),
+    Slip(
+        "partials_in_half_precision",
+        "The partial results are counted with the cache's item_bytes. They are float32, 4 bytes a number.",
+    ),
+    Slip(
+        "launch_forgotten",
+        "The second kernel's launch is missing: launch_seconds, whenever there is more than one split.",
+    ),
+    Slip("launch_for_each_split", "launch_seconds is counted for each split. One kernel combines them all."),
+    Slip(
+        "combine_without_a_split",
+        "With one split you count a combine. Nothing is left to combine: the kernel writes the output itself.",
+    ),
+)
+
+TIMED = Contract(
+    lambda draw, *, splits, batch, key_heads, group, context, item_bytes: (
+        splits,
+        batch,
+        key_heads * group,
+        key_heads,
+        context,
+        64,
+        item_bytes,
+        T4,
+    ),
+    choices={
+        "splits": (1, 2, 7, 60),
+        "batch": (1, 3),
+        "key_heads": (1, 2, 8),
+        "group": (1, 4),
+        "context": (50, 1000, 30011),
+        "item_bytes": (1, 2, 4),
+    },
+    says={"splits": "splits: at least 1"},
+    entry="decode_microseconds",
+    most=8,
+)
 
 EXERCISE = Exercise(
     id="8.4",
     title="How many splits",
     entries=("decode_microseconds", "choose_splits"),
     cases=splits_cases,
+    contracts=(TIMED,),
+    models=(Model(microseconds, TIMES),),
     oracle={"decode_microseconds": decode_microseconds_oracle, "choose_splits": price_oracle},
     hints=(
         "Add two times in seconds. The first is the pass over the keys: kernel_seconds of all programs. One program "
@@ -190,63 +268,10 @@ EXERCISE = Exercise(
     ),
     slips=(
         Slip(
-            "in_seconds",
-            "The result is in seconds; microseconds are asked for: times 1e6.",
-            formula=lambda *args: 1e-6 * _model(*args) if isinstance(args[-1], dict) else None,
-        ),
-        Slip(
-            "values_forgotten",
-            "In your formula a program reads one matrix. It reads keys and values: twice as many bytes.",
-            formula=_timed(matrices=1),
-        ),
-        Slip(
-            "keys_rounded_down",
-            "context / splits was rounded down, so that keys are left over. The largest split has ⌈context / splits⌉ "
-            "keys.",
-            formula=_timed(keys=lambda context, splits: context // splits),
-        ),
-        Slip(
-            "keys_in_fractions",
-            "context / splits was not rounded. A split holds whole keys, and the longest one decides: ⌈context / "
-            "splits⌉.",
-            formula=_timed(keys=lambda context, splits: context / splits),
-        ),
-        Slip(
-            "partials_cross_once",
-            "The partial results are counted once. One kernel writes them and the other reads them, so count twice.",
-            formula=_timed(crossings=1),
-        ),
-        Slip(
-            "partials_by_key_heads",
-            "The partial results are counted for the KV heads. Every query head has its own output and its own "
-            "log-sum-exp.",
-            formula=_timed(partial_heads=lambda query_heads, key_heads: key_heads),
-        ),
-        Slip(
-            "log_sum_exp_forgotten",
-            "The log-sum-exps are missing: each partial result is head_dim numbers and one more.",
-            formula=_timed(numbers=lambda head_dim: head_dim),
-        ),
-        Slip(
-            "partials_in_half_precision",
-            "The partial results are counted with the cache's item_bytes. They are float32, 4 bytes a number.",
-            formula=lambda *args: _model(*args, partial_bytes=args[6]) if isinstance(args[-1], dict) else None,
-        ),
-        Slip(
-            "launch_forgotten",
-            "The second kernel's launch is missing: launch_seconds, whenever there is more than one split.",
-            formula=_timed(launch=False),
-        ),
-        Slip(
-            "combine_without_a_split",
-            "With one split you count a combine. Nothing is left to combine: the kernel writes the output itself.",
-            formula=_timed(free_when_single=False),
-        ),
-        Slip(
             "combine_forgotten",
             "The choice counts only the pass over the keys. Splits also cost partial results and a second launch, "
             "which matters most for short contexts.",
-            formula=_chosen(lambda *args: _choice(lambda *a: _model(*a, crossings=0, launch=False), *args)),
+            formula=_chosen(lambda *args: _choice(lambda *a: microseconds(Slips(COMBINE), *a), *args)),
         ),
         Slip(
             "always_one_wave",
@@ -286,7 +311,7 @@ EXERCISE = Exercise(
         Slip(
             "slowest_chosen",
             "The choice is the slowest number of splits, not the fastest. Take the minimum.",
-            formula=_chosen(lambda *args: _choice(lambda *a: -_model(*a), *args)),
+            formula=_chosen(lambda *args: _choice(lambda *a: -decode_microseconds_oracle(*a), *args)),
         ),
     ),
 )

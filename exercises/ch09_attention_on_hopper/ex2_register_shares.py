@@ -2,42 +2,179 @@
 
 from __future__ import annotations
 
-from course_lib.checker import Case, Exercise, Slip
-from exercises.topics.formulas import for_arguments
+from course_lib.checker import Case, Exercise
+from course_lib.checker.specification.contract import Contract
+from course_lib.checker.specification.model import Model, Slip, Slips
 
 REGISTERS = 65_536  # of a multiprocessor
+
+
+GROUP_THREADS = 128
+
+
+def live(s: Slips, key_rows, head_dim, item_bytes):
+    """The registers in use as they are counted with these slips."""
+    weights = 0 if s("weights_forgotten") else 4 if s("weights_in_float32") else item_bytes
+    scores = 0 if s("scores_forgotten") else 4
+    wide = 0 if s("accumulator_forgotten") else item_bytes if s("accumulator_in_item_bytes") else 4
+    count = (key_rows * (scores + weights) + head_dim * wide) // 8
+    return count * (4 if s("bytes_for_registers") else 1) * (2 if s("rows_of_the_tile") else 1)
+
+
+LIVE = (
+    Slip("scores_forgotten", "The scores are missing: key_rows / 2 registers."),
+    Slip("accumulator_forgotten", "The accumulator is missing: head_dim / 2 registers."),
+    Slip(
+        "weights_forgotten",
+        "The weights are missing. With the overlap they are needed together with the next block's scores: key_rows "
+        "· item_bytes / 8 registers more.",
+    ),
+    Slip(
+        "weights_in_float32",
+        "The weights were counted with 4 bytes. They are cast to the inputs' type before the second product.",
+    ),
+    Slip(
+        "accumulator_in_item_bytes",
+        "The accumulator was counted in the inputs' type. It is float32, whatever the inputs are.",
+    ),
+    Slip("bytes_for_registers", "You counted bytes. A register holds four of them."),
+    Slip(
+        "rows_of_the_tile",
+        "Your result is twice as large as it should be. A group's 64 rows are held by 128 threads: did you count "
+        "64 threads, or 128 rows?",
+    ),
+)
+
+
+def starting(s: Slips, groups):
+    """The registers at the start as they are computed with these slips."""
+    threads = 32 if s("warps_for_groups") else 64 if s("half_a_group") else GROUP_THREADS
+    count = REGISTERS // (threads * groups)
+    if not s("no_multiple_of_eight"):
+        count = count // 8 * 8
+    return min(256 if s("more_than_a_thread_may_have") else 248, count)
+
+
+STARTING = (
+    Slip(
+        "warps_for_groups",
+        "You counted 32 threads for each group, but that is one warp. A warp group has four warps, 128 threads.",
+    ),
+    Slip("half_a_group", "You counted 64 threads for each group. A warp group has four warps, 128 threads."),
+    Slip(
+        "no_multiple_of_eight",
+        "The registers at the start are not rounded down to a multiple of 8, the unit in which they are handed out.",
+    ),
+    Slip(
+        "more_than_a_thread_may_have",
+        "With two groups there would be 256 registers for each thread at the start, and a kernel is compiled for "
+        "255 at most: the multiple of 8 below that is 248.",
+    ),
+)
+
+
+def legal(s: Slips, registers):
+    """Whether these registers are taken for legal with these slips."""
+    groups = len(registers)
+    pool = 512 if s("pool_of_the_chip") else groups * starting(s, groups)
+    least = 0 if s("least_registers_forgotten") else 25 if s("least_registers_refused") else 24
+    most = 255 if s("most_registers_refused") else 10**6 if s("most_registers_forgotten") else 256
+    unit = 1 if s("multiples_of_eight_forgotten") else 8
+    each = all(count % unit == 0 and least <= count <= most for count in registers)
+    if s("sum_must_be_equal"):
+        return each and sum(registers) == pool
+    if s("all_of_them_refused"):
+        return each and sum(registers) < pool
+    return each and (s("sum_forgotten") or sum(registers) <= pool)
+
+
+LEGAL = (
+    Slip(
+        "sum_forgotten",
+        "Each number is legal by itself, but together they may be more than the launch took. Compare their sum "
+        "with groups · starting_registers(groups).",
+    ),
+    Slip(
+        "pool_of_the_chip",
+        "The sum is compared with all that a multiprocessor has, 65,536 / 128 = 512. Groups can share only what "
+        "the launch took: 3 groups started with 3 · 168 = 504. A request for more waits for ever.",
+    ),
+    Slip("sum_must_be_equal", "You reject shares that leave registers unused. Groups may ask for less than there is."),
+    Slip(
+        "all_of_them_refused",
+        "Shares that take all registers are refused. Together the groups can have what they started with: compare "
+        "with <=.",
+    ),
+    Slip(
+        "multiples_of_eight_forgotten",
+        "A number that is no multiple of 8 was taken for legal. `setmaxnreg` takes multiples of 8 only.",
+    ),
+    Slip("least_registers_forgotten", "Fewer than 24 registers were taken for legal. `setmaxnreg` takes 24 to 256."),
+    Slip("most_registers_forgotten", "More than 256 registers were taken for legal. `setmaxnreg` takes 24 to 256."),
+    Slip("least_registers_refused", "24 registers were refused. `setmaxnreg` takes 24 to 256, both ends included."),
+    Slip(
+        "most_registers_refused",
+        "256 registers were refused. `setmaxnreg` takes 24 to 256, both ends included; 248 and 255 are limits at the "
+        "start.",
+    ),
+)
+
+
+def share(s: Slips, consumers, producer):
+    """A consumer's registers as they are computed with these slips."""
+    groups = consumers + (0 if s("producer_not_counted") else 1)
+    left = 512 if s("shared_pool_of_the_chip") else groups * starting(s, groups)
+    if not s("producers_share_forgotten"):
+        left -= producer
+    count = left // consumers
+    if not s("share_no_multiple_of_eight"):
+        count = count // 8 * 8
+    return count if s("share_not_capped") else min(256, count)
+
+
+SHARE = (
+    Slip(
+        "producer_not_counted",
+        "The producer's group is missing from the pool. With two consumers three groups start with 3 · 168 in all.",
+    ),
+    Slip(
+        "producers_share_forgotten",
+        "What the producer keeps is not taken off. Consumers share what is left of the pool.",
+    ),
+    Slip(
+        "shared_pool_of_the_chip",
+        "You shared out all 512 registers that a multiprocessor has for each of 128 threads. The launch took only "
+        "(consumers + 1) · starting_registers(consumers + 1).",
+    ),
+    Slip(
+        "share_no_multiple_of_eight",
+        "What a consumer gets is not rounded down to a multiple of 8. `setmaxnreg` takes multiples of 8 only.",
+    ),
+    Slip("share_not_capped", "One consumer was given more registers than `setmaxnreg` allows: 256 is the most."),
+)
 
 
 def live_oracle(key_rows, head_dim, item_bytes):
     return key_rows * (4 + item_bytes) // 8 + head_dim * 4 // 8
 
 
-GROUP_THREADS = 128
+def starting_oracle(groups):
+    return min(248, REGISTERS // (GROUP_THREADS * groups) // 8 * 8)
 
 
-def starting_oracle(groups, *, limit=248, step=8):
-    return min(limit, REGISTERS // (GROUP_THREADS * groups) // step * step)
+def legal_oracle(registers):
+    return legal(Slips(), registers)
 
 
-def legal_oracle(registers, *, step=8, least=24, most=256, pool=None):
-    pool = len(registers) * starting_oracle(len(registers)) if pool is None else pool(registers)
-    return all(count % step == 0 and least <= count <= most for count in registers) and sum(registers) <= pool
-
-
-def consumer_oracle(consumers, producer, *, most=256, step=8):
+def consumer_oracle(consumers, producer):
     left = (consumers + 1) * starting_oracle(consumers + 1) - producer
-    return min(most, left // consumers // step * step)
+    return min(256, left // consumers // 8 * 8)
 
 
 def register_cases(draw):
     groups, head_dim = draw.integer(5, 9), draw.choice((80, 96, 192))
     loose = 8 * draw.integer(4, 10)
-    start, legal, live, share = (
-        "starting_registers",
-        "is_legal",
-        "live_registers",
-        "registers_of_a_consumer",
-    )
+    start, legal, live, share = EXERCISE.entries
     return [
         Case("3 groups", (3,), start),
         Case("4 groups", (4,), start),
@@ -51,6 +188,7 @@ def register_cases(draw):
         Case("256, 224, 24: the most that a thread can name", ([256, 224, 24],), legal),
         Case("240, 240, 16: too few for a group", ([240, 240, 16],), legal),
         Case("236, 236, 24: no multiples of 8", ([236, 236, 24],), legal),
+        Case("24, 24, 24: the least that a thread can name", ([24, 24, 24],), legal),
         Case("168, 168, 168: nothing given away", ([168, 168, 168],), legal),
         Case("264, 208, 24: more than a thread can name", ([264, 208, 24],), legal),
         Case("240, 240, 240: what three consumers would like", ([240, 240, 240],), legal),
@@ -64,24 +202,31 @@ def register_cases(draw):
         Case("2 consumers, the producer keeps 40", (2, 40), share),
         Case("3 consumers, the producer keeps 32", (3, 32), share),
         Case("3 consumers, the producer keeps 24", (3, 24), share),
+        Case("4 consumers, the producer keeps 32: 480, where the chip has 512", (4, 32), share),
         Case("1 consumer, the producer keeps 24: more than a thread can name", (1, 24), share),
     ]
 
 
-def _legal(slip):
-    """A slip's formula of `is_legal`: the one function that takes a list."""
-    return lambda *args: slip(args[0]) if len(args) == 1 and isinstance(args[0], list) else None
-
-
-def _starting(slip):
-    return lambda *args: slip(args[0]) if len(args) == 1 and isinstance(args[0], int) else None
-
+SHARES = Contract(
+    lambda draw, *, consumers, producer: (consumers, producer),
+    choices={"consumers": (1, 2, 3, 4, 6), "producer": (24, 32, 40, 56)},
+    says={"consumers": "`consumers` equal groups"},
+    entry="registers_of_a_consumer",
+    most=9,
+)
 
 EXERCISE = Exercise(
     id="9.2",
     title="Sharing out the registers",
     entries=("starting_registers", "is_legal", "live_registers", "registers_of_a_consumer"),
     cases=register_cases,
+    contracts=(SHARES,),
+    models=(
+        Model(starting, STARTING),
+        Model(legal, LEGAL, entry="is_legal"),
+        Model(live, LIVE, entry="live_registers"),
+        Model(share, SHARE, entry="registers_of_a_consumer"),
+    ),
     oracle={
         "starting_registers": starting_oracle,
         "is_legal": legal_oracle,
@@ -97,113 +242,5 @@ EXERCISE = Exercise(
         "Weights: key_rows · item_bytes / 8. Accumulator: head_dim / 2.",
         "registers_of_a_consumer: (consumers + 1) · starting_registers(consumers + 1), less the producer's, divided by "
         "consumers, down to a multiple of 8, at most 256.",
-    ),
-    slips=(
-        Slip(
-            "no_multiple_of_eight",
-            "The registers at the start are not rounded down to a multiple of 8, the unit in which they are handed "
-            "out.",
-            formula=_starting(lambda groups: min(248, REGISTERS // (GROUP_THREADS * groups))),
-        ),
-        Slip(
-            "more_than_a_thread_may_have",
-            "With two groups there would be 256 registers for each thread at the start, and a kernel is compiled for "
-            "255 at most: the multiple of 8 below that is 248.",
-            formula=_starting(lambda groups: starting_oracle(groups, limit=256)),
-        ),
-        Slip(
-            "warps_for_groups",
-            "You counted 32 threads for each group, but that is one warp. A warp group has four warps, 128 threads.",
-            formula=_starting(lambda groups: min(248, REGISTERS // (32 * groups) // 8 * 8)),
-        ),
-        Slip(
-            "pool_of_the_chip",
-            "The sum is compared with all that a multiprocessor has, 65,536 / 128 = 512. Groups can share only what "
-            "the launch took: 3 groups started with 3 · 168 = 504. A request for more waits for ever.",
-            formula=_legal(lambda registers: legal_oracle(registers, pool=lambda r: 512)),
-        ),
-        Slip(
-            "multiples_of_eight_forgotten",
-            "A number that is no multiple of 8 was taken for legal. `setmaxnreg` takes multiples of 8 only.",
-            formula=_legal(lambda registers: legal_oracle(registers, step=1)),
-        ),
-        Slip(
-            "least_registers_forgotten",
-            "Fewer than 24 registers were taken for legal. `setmaxnreg` takes 24 to 256.",
-            formula=_legal(lambda registers: legal_oracle(registers, least=0)),
-        ),
-        Slip(
-            "most_registers_forgotten",
-            "More than 256 registers were taken for legal. `setmaxnreg` takes 24 to 256.",
-            formula=_legal(lambda registers: legal_oracle(registers, most=10**6)),
-        ),
-        Slip(
-            "sum_must_be_equal",
-            "You reject shares that leave registers unused. Groups may ask for less than there is.",
-            formula=_legal(
-                lambda registers: (
-                    legal_oracle(registers) and sum(registers) == len(registers) * starting_oracle(len(registers))
-                )
-            ),
-        ),
-        Slip(
-            "sum_forgotten",
-            "Each number is legal by itself, but together they may be more than the launch took. Compare their sum "
-            "with groups · starting_registers(groups).",
-            formula=_legal(lambda registers: legal_oracle(registers, pool=lambda r: 10**6)),
-        ),
-        Slip(
-            "weights_forgotten",
-            "The weights are missing. With the overlap they are needed together with the next block's scores: key_rows "
-            "· item_bytes / 8 registers more.",
-            formula=for_arguments(3, lambda keys, dim, item: keys // 2 + dim // 2),
-        ),
-        Slip(
-            "weights_in_float32",
-            "The weights were counted with 4 bytes. They are cast to the inputs' type before the second product.",
-            formula=for_arguments(3, lambda keys, dim, item: keys + dim // 2),
-        ),
-        Slip(
-            "accumulator_in_item_bytes",
-            "The accumulator was counted in the inputs' type. It is float32, whatever the inputs are.",
-            formula=for_arguments(3, lambda keys, dim, item: keys * (4 + item) // 8 + dim * item // 8),
-        ),
-        Slip(
-            "bytes_for_registers",
-            "You counted bytes. A register holds four of them.",
-            formula=for_arguments(3, lambda keys, dim, item: 4 * live_oracle(keys, dim, item)),
-        ),
-        Slip(
-            "rows_of_the_tile",
-            "Your result is twice as large as it should be. A group's 64 rows are held by 128 threads: did you count "
-            "64 threads, or 128 rows?",
-            formula=for_arguments(3, lambda keys, dim, item: 2 * live_oracle(keys, dim, item)),
-        ),
-        Slip(
-            "producer_not_counted",
-            "The producer's group is missing from the pool. With two consumers three groups start with 3 · 168 in all.",
-            formula=for_arguments(
-                2,
-                lambda consumers, producer: min(
-                    256, (consumers * starting_oracle(consumers) - producer) // consumers // 8 * 8
-                ),
-            ),
-        ),
-        Slip(
-            "share_not_capped",
-            "One consumer was given more registers than `setmaxnreg` allows: 256 is the most.",
-            formula=for_arguments(2, lambda consumers, producer: consumer_oracle(consumers, producer, most=10**6)),
-        ),
-        Slip(
-            "share_no_multiple_of_eight",
-            "What a consumer gets is not rounded down to a multiple of 8. `setmaxnreg` takes multiples of 8 only.",
-            formula=for_arguments(2, lambda consumers, producer: consumer_oracle(consumers, producer, step=1)),
-        ),
-        Slip(
-            "shared_pool_of_the_chip",
-            "You shared out all 512 registers that a multiprocessor has for each of 128 threads. The launch took only "
-            "(consumers + 1) · starting_registers(consumers + 1).",
-            formula=for_arguments(2, lambda consumers, producer: min(256, (512 - producer) // consumers // 8 * 8)),
-        ),
     ),
 )

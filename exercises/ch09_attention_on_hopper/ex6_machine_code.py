@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from course_lib.checker import Case, Exercise, Mistake
+from course_lib.checker.specification.model import Model, Slip, Slips
 
 # An instruction: after its address, perhaps under a predicate such as @!P0.
 INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)([^;]*);", re.MULTILINE)
@@ -15,34 +16,68 @@ def instructions(text, predicated=True):
     return [(m[2], m[3].strip()) for m in INSTRUCTION.finditer(text) if predicated or not m[1]]
 
 
-def census_oracle(text, *, spills=("STL", "LDL"), changes=("DEALLOC", "TRY_ALLOC"), predicated=True, number=None):
-    found = instructions(text, predicated)
+def counted(s: Slips, text):
+    """What `census` gives with these slips."""
+    found = instructions(text, predicated=not s("predicated_missed"))
     products = sum(name.split(".")[0] == "HGMMA" for name, _ in found)
+    if s("groups_counted"):
+        products = sum(name.split(".")[0] == "HGMMA" and "gsb0" in operands for name, operands in found)
+    number = next((read for slip, read in READ_WRONGLY.items() if s(slip)), lambda text: int(text, 16))
+    changes = [change for change, slip in CHANGES.items() if not s(slip)]
     registers = [
-        (number or (lambda text: int(text, 16)))(operands.split()[-1])
+        number(operands.split()[-1])
         for name, operands in found
         if name.startswith("USETMAXREG") and any(change in name for change in changes)
     ]
-    return products, registers, sum(name.split(".")[0] in spills for name, _ in found)
+    spills = [kind for kind, slip in SPILLS.items() if not s(slip)]
+    names = [name if s("widths_missed") else name.split(".")[0] for name, _ in found]
+    return products, registers, sum(name in spills for name in names)
 
 
-def hidden_oracle(
-    text,
-    *,
-    exponential=("MUFU.EX2",),
-    waits="WARPGROUP.DEPBAR",
-    left_by_a_wait=min,
-    closes_a_group=lambda operands: "gsb0" in operands,
-):
+SPILLS = {"STL": "stores_of_spills_forgotten", "LDL": "loads_of_spills_forgotten"}
+CHANGES = {"DEALLOC": "requests_only", "TRY_ALLOC": "releases_only"}
+READ_WRONGLY = {
+    "numbers_left_as_text": lambda text: text,
+    "numbers_read_as_decimal": lambda text: int(re.match(r"\d+", text)[0]),
+    "numbers_read_as_decimal__the_last_digits": lambda text: int((re.findall(r"\d+$", text) or [0])[0]),
+}
+
+
+def hidden(s: Slips, text):
+    """What `hidden_exponentials` gives with these slips."""
+    waits = "DEPBAR" if s("any_barrier_taken") else "WARPGROUP.DEPBAR"
     in_flight = hidden = 0
     for name, operands in instructions(text):
         if name.split(".")[0] == "HGMMA":
-            in_flight += closes_a_group(operands)
+            in_flight += "gsb0" in operands or s("open_group_counted")
         elif waits in name:
-            in_flight = left_by_a_wait(in_flight, int(operands.split(",")[-1], 16))
-        elif name.startswith(exponential):
-            hidden += in_flight > 0
+            in_flight = _after_a_wait(s, in_flight, int(operands.split(",")[-1], 16))
+        elif name.startswith("MUFU" if s("every_special_function") else "MUFU.EX2"):
+            hidden += in_flight > (1 if s("one_in_flight_is_none") else 0) or s("all_exponentials")
     return hidden
+
+
+def _after_a_wait(s: Slips, in_flight, allowed):
+    """How many groups are taken to be in flight after a wait until at most `allowed` are."""
+    if s("waits_for_all"):
+        return 0
+    if s("wait_sets_the_count"):
+        return allowed
+    if s("waits_ignored"):
+        return in_flight
+    if s("wait_ends_one_group", "wait_ends_one_group__below_none"):
+        return in_flight - 1 if s("wait_ends_one_group__below_none") else max(0, in_flight - 1)
+    if s("wait_ends_so_many", "wait_ends_so_many__below_none"):
+        return in_flight - allowed if s("wait_ends_so_many__below_none") else max(0, in_flight - allowed)
+    return max(in_flight, allowed) if s("larger_of_the_two") else min(in_flight, allowed)
+
+
+def census_oracle(text):
+    return counted(Slips(), text)
+
+
+def hidden_oracle(text):
+    return hidden(Slips(), text)
 
 
 class Listing:
@@ -50,6 +85,7 @@ class Listing:
 
     def __init__(self, draw):
         self.draw, self.lines, self.address, self.labels = draw, [], 0x40, 0
+        self.columns = draw.choice((64, 128, 256))
 
     def add(self, *texts):
         for text in texts:
@@ -65,7 +101,7 @@ class Listing:
         """One product of `pieces` instructions; the last one closes the group that a wait can name."""
         for piece in range(pieces):
             tail = ", gsb0" if piece == pieces - 1 else ""
-            self.add(f"HGMMA.64x128x16.F32.BF16 R24, {left}, R24{tail}")
+            self.add(f"HGMMA.64x{self.columns}x16.F32.BF16 R24, {left}, R24{tail}")
 
     def softmax(self, exponentials):
         for number in range(exponentials):
@@ -115,7 +151,7 @@ def listings(draw):
                 if spills:
                     listing.add(*spills)
             elif part == "open":  # a piece of a product whose group nothing has closed yet
-                listing.add("HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24")
+                listing.add(f"HGMMA.64x{listing.columns}x16.F32.BF16 R24, gdesc[UR8], R24")
             elif part == "other":
                 listing.add("DEPBAR.LE SB0, 0x0")
             else:
@@ -125,7 +161,13 @@ def listings(draw):
         return listing.text()
 
     shares = [("DEALLOC", 24), ("TRY_ALLOC", 240)]
-    spills = ["STL [R1+0x8], R20", "@!P1 STL.64 [R1+0x10], R22", "@P0 STL [R1+0x18], R5", "LDL.LU R20, [R1+0x8]"]
+    spills = [
+        "STL [R1+0x8], R20",
+        "@!P1 STL.64 [R1+0x10], R22",
+        "@P0 STL [R1+0x18], R5",
+        "STL.128 [R1+0x20], R8",
+        "LDL.LU R20, [R1+0x8]",
+    ]
     in_turn = ["scores", 0, "softmax", "output", 0]
     overlapped = ["scores", "output", 1, "softmax", 0]
     return [
@@ -135,6 +177,7 @@ def listings(draw):
         ("a wait that was moved before the softmax", kernel(["scores", "output", 1, 0, "softmax"], registers=shares)),
         ("a wait for something else before the softmax", kernel(["scores", "output", 1, "other", "softmax", 0])),
         ("registers spilled", kernel(in_turn, spills=spills, registers=shares)),
+        ("one product, and no wait before the softmax", kernel(["scores", "softmax", 0])),
         ("one product, and a wait that lets one run", kernel(["scores", 1, "softmax", 0])),
         ("a wait that lets one run, before any product", kernel([1, "softmax", "scores", 0, "softmax", "softmax"])),
         ("a group that is not closed yet", kernel(["open", "softmax", "scores", 0, "softmax", "softmax"])),
@@ -154,43 +197,102 @@ def reading_cases(draw):
     return [Case(f"{name}", (text,), entry) for entry in ("census", "hidden_exponentials") for name, text in texts]
 
 
-def census_mistake(**slips):
-    """A slip's formula of `census`, which answers with three things; `hidden_exponentials` answers with a number."""
-    return lambda case, seen, got: (
-        (case.entry == "census")
-        and _same(got, census_oracle(*case.args, **slips))
-        and not _same(got, census_oracle(*case.args))
-    )
+HEXADECIMAL = (
+    "The registers are hexadecimal: 0x18 is 24, and neither 0 nor 18. Take all of it, letters too, and read it "
+    "by int(text, 16)."
+)
+CENSUS = (
+    Slip(
+        "loads_of_spills_forgotten", "Only the stores of spilled registers were counted. They are loaded back by LDL."
+    ),
+    Slip("stores_of_spills_forgotten", "Only the loads of spilled registers were counted. They are stored by STL."),
+    Slip(
+        "predicated_missed",
+        "Instructions under a predicate, such as @!P1 STL, were not seen. The predicate stands between the "
+        "address and the name.",
+    ),
+    Slip(
+        "requests_only",
+        "Only the requests for registers (TRY_ALLOC) were listed. The producer's DEALLOC gives registers back.",
+    ),
+    Slip(
+        "releases_only",
+        "Only the registers given back (DEALLOC) were listed. The consumers ask for theirs by TRY_ALLOC.",
+    ),
+    Slip("numbers_left_as_text", "The registers are text, such as '0xf0'. int(text, 16) makes 240 of it."),
+    *(Slip(name, HEXADECIMAL) for name in READ_WRONGLY if name != "numbers_left_as_text"),
+    Slip(
+        "widths_missed",
+        "STL and LDL with something behind a dot, such as STL.64, were not counted. Compare what stands before "
+        "the first dot.",
+    ),
+    Slip(
+        "groups_counted",
+        "Only the HGMMA instructions with gsb0 were counted. Each HGMMA counts here, those that leave their "
+        "group open too.",
+    ),
+)
 
-
-def hidden_mistake(**slips):
-    return lambda case, seen, got: (
-        case.entry == "hidden_exponentials" and got == hidden_oracle(*case.args, **slips) != hidden_oracle(*case.args)
-    )
-
-
-def _same(got, told):
-    if not isinstance(got, (tuple, list)) or len(got) != 3 or not isinstance(got[1], (tuple, list)):
-        return False
-    return got[0] == told[0] and list(got[1]) == list(told[1]) and got[2] == told[2]
-
-
-def _all_exponentials(case, seen, got):
-    every = sum(name == "MUFU.EX2" for name, _ in instructions(case.args[0]))
-    return case.entry == "hidden_exponentials" and got == every != hidden_oracle(case.args[0])
-
-
-def _digits_only(case, seen, got):
-    """Of 0xf0 and 0x18 only decimal digits were taken: the first ones, 0 and 0, or the last ones, 0 and 18."""
-    ends = (lambda text: int(re.match(r"\d+", text)[0]), lambda text: int(re.search(r"\d+$", text)[0]))
-    return any(census_mistake(number=number)(case, seen, got) for number in ends)
-
+HIDDEN = (
+    Slip("all_exponentials", "All exponentials were counted, whether a product was in flight or not."),
+    Slip(
+        "any_barrier_taken",
+        "DEPBAR.LE SB0 was taken for a wait for products. It waits for loads and the like; products are waited "
+        "for by WARPGROUP.DEPBAR.LE gsb0.",
+    ),
+    Slip(
+        "waits_for_all",
+        "Each wait was taken for a wait for all products. Its last operand says how many groups may still run: "
+        "after 0x1 one product goes on.",
+    ),
+    Slip(
+        "wait_sets_the_count",
+        "After a wait with N, N products were taken to be in flight. It waits until at most N are, and there may "
+        "have been fewer, even none: min(in_flight, N).",
+    ),
+    Slip(
+        "open_group_counted",
+        "An HGMMA without gsb0 was counted as a group in flight. Several make one product; the one that has gsb0 "
+        "among its operands closes the group, and a wait knows only closed ones.",
+    ),
+    Slip(
+        "waits_ignored",
+        "You counted every exponential after the first product. But after WARPGROUP.DEPBAR.LE gsb0, 0x0 no product "
+        "runs any more.",
+    ),
+    Slip(
+        "every_special_function",
+        "Reciprocals (MUFU.RCP) and logarithms (MUFU.LG2) were counted too. An exponential is MUFU.EX2.",
+    ),
+    *(
+        Slip(
+            name,
+            "After each wait one group less was taken to be in flight. Its last operand says how many may still "
+            "run: min(in_flight, N).",
+        )
+        for name in ("wait_ends_one_group", "wait_ends_one_group__below_none")
+    ),
+    *(
+        Slip(name, "A wait with N was taken to end N groups. It waits until at most N are left: min(in_flight, N).")
+        for name in ("wait_ends_so_many", "wait_ends_so_many__below_none")
+    ),
+    Slip(
+        "larger_of_the_two",
+        "After a wait the larger of the two numbers was taken. It leaves at most N groups in flight: "
+        "min(in_flight, N).",
+    ),
+    Slip(
+        "one_in_flight_is_none",
+        "An exponential was counted only where two groups or more were in flight. One is enough.",
+    ),
+)
 
 EXERCISE = Exercise(
     id="9.6",
     title="Reading the machine code",
     entries=("census", "hidden_exponentials"),
     cases=reading_cases,
+    models=(Model(counted, CENSUS), Model(hidden, HIDDEN, entry="hidden_exponentials")),
     oracle={"census": census_oracle, "hidden_exponentials": hidden_oracle},
     hints=(
         "Go line by line. After the address there may be a predicate such as @!P0. Then come the instruction's name "
@@ -203,95 +305,9 @@ EXERCISE = Exercise(
     ),
     mistakes=(
         Mistake(
-            "loads_of_spills_forgotten",
-            "Only the stores of spilled registers were counted. They are loaded back by LDL.",
-            when=census_mistake(spills=("STL",)),
-            every=True,
-        ),
-        Mistake(
-            "stores_of_spills_forgotten",
-            "Only the loads of spilled registers were counted. They are stored by STL.",
-            when=census_mistake(spills=("LDL",)),
-            every=True,
-        ),
-        Mistake(
-            "predicated_missed",
-            "Instructions under a predicate, such as @!P1 STL, were not seen. The predicate stands between the "
-            "address and the name.",
-            when=census_mistake(predicated=False),
-            every=True,
-        ),
-        Mistake(
-            "requests_only",
-            "Only the requests for registers (TRY_ALLOC) were listed. The producer's DEALLOC gives registers back.",
-            when=census_mistake(changes=("TRY_ALLOC",)),
-            every=True,
-        ),
-        Mistake(
-            "releases_only",
-            "Only the registers given back (DEALLOC) were listed. The consumers ask for theirs by TRY_ALLOC.",
-            when=census_mistake(changes=("DEALLOC",)),
-            every=True,
-        ),
-        Mistake(
-            "numbers_left_as_text",
-            "The registers are text, such as '0xf0'. int(text, 16) makes 240 of it.",
-            when=census_mistake(number=lambda text: text),
-            every=True,
-        ),
-        Mistake(
             "numbers_read_as_decimal",
-            "The registers are hexadecimal: 0x18 is 24, and neither 0 nor 18. Take all of it, letters too, and read it "
-            "by int(text, 16).",
-            when=_digits_only,
-            every=True,
-        ),
-        Mistake(
-            "any_barrier_taken",
-            "DEPBAR.LE SB0 was taken for a wait for products. It waits for loads and the like; products are waited "
-            "for by WARPGROUP.DEPBAR.LE gsb0.",
-            when=hidden_mistake(waits="DEPBAR"),
-            every=True,
-        ),
-        Mistake(
-            "waits_for_all",
-            "Each wait was taken for a wait for all products. Its last operand says how many groups may still run: "
-            "after 0x1 one product goes on.",
-            when=hidden_mistake(left_by_a_wait=lambda in_flight, allowed: 0),
-            every=True,
-        ),
-        Mistake(
-            "wait_sets_the_count",
-            "After a wait with N, N products were taken to be in flight. It waits until at most N are, and there may "
-            "have been fewer, even none: min(in_flight, N).",
-            when=hidden_mistake(left_by_a_wait=lambda in_flight, allowed: allowed),
-            every=True,
-        ),
-        Mistake(
-            "open_group_counted",
-            "An HGMMA without gsb0 was counted as a group in flight. Several make one product; the one that has gsb0 "
-            "among its operands closes the group, and a wait knows only closed ones.",
-            when=hidden_mistake(closes_a_group=lambda operands: True),
-            every=True,
-        ),
-        Mistake(
-            "waits_ignored",
-            "You counted every exponential after the first product. But after WARPGROUP.DEPBAR.LE gsb0, 0x0 no product "
-            "runs any more.",
-            when=hidden_mistake(left_by_a_wait=lambda in_flight, allowed: in_flight),
-            every=True,
-        ),
-        Mistake(
-            "every_special_function",
-            "Reciprocals (MUFU.RCP) and logarithms (MUFU.LG2) were counted too. An exponential is MUFU.EX2.",
-            when=hidden_mistake(exponential=("MUFU",)),
-            every=True,
-        ),
-        Mistake(
-            "all_exponentials",
-            "All exponentials were counted, whether a product was in flight or not.",
-            when=_all_exponentials,
-            every=True,
+            HEXADECIMAL,
+            when=lambda case, seen, got: bool(seen.error) and "with base 10: '0x" in seen.error.text,
         ),
     ),
 )

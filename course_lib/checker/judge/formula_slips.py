@@ -124,9 +124,18 @@ def _versions(oracle: Callable) -> dict[str, tuple[str, ast.Module]]:
     called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     for name in sorted(called):
         helper = oracle.__globals__.get(name)
-        if inspect.isfunction(helper) and helper.__module__ == oracle.__module__ and (parsed := _parsed(helper)):
+        if not inspect.isfunction(helper) or helper.__module__ != oracle.__module__ or _is_a_model(helper):
+            continue
+        if parsed := _parsed(helper):
             versions[f"{name}_"] = (name, parsed)
     return versions
+
+
+def _is_a_model(function: Callable) -> bool:
+    """Whether it has an author's slips already: small changes of its switches would be told as what they are not."""
+    return any(
+        parameter.annotation in (Slips, "Slips") for parameter in inspect.signature(function).parameters.values()
+    )
 
 
 def _parsed(function: Callable) -> ast.Module | None:

@@ -14,6 +14,7 @@ import torch
 from course_lib.checker.judge.explain import Made, explain, raise_when_strict
 from course_lib.checker.judge.formula_slips import ORDINALS, formula_model
 from course_lib.checker.judge.outcome import Outcome
+from course_lib.checker.specification.cells import calls
 from course_lib.checker.specification.exercise import Case, Exercise, Mistake, Seen
 from course_lib.checker.specification.model import Model, Slip
 from course_lib.checker.specification.nested import leaves
@@ -53,7 +54,7 @@ def find_mistake(evidence: Evidence) -> Cause | None:
         written = (_of_a_model(evidence, *one) or _of_a_formula(evidence, *one, made=False) for one in wrong)
         found = next(filter(None, written), None)
         if found is None and not evidence.undefined:
-            found = _in_what_was_seen(evidence.exercise, evidence.failed)
+            found = _in_what_was_seen(evidence.exercise, [outcome for _, mine in wrong for outcome in mine])
         made = (_of_a_formula(evidence, *one, made=True) for one in wrong)
         found = found or next(filter(None, made), None)
     found = found or _of_an_error(evidence.exercise, evidence.errors)
@@ -64,18 +65,22 @@ def find_mistake(evidence: Evidence) -> Cause | None:
 
 
 def _wrong_functions(evidence: Evidence) -> Iterator[tuple[str, list[Outcome]]]:
-    """The functions that fail, in the exercise's order, each with its cases. A later one may call an earlier one.
+    """The functions that fail, in the exercise's order, each with its cases.
 
-    Where one raised an error, the verdict speaks of that one, and the numbers of others are no cause of it.
+    Where one raised an error, the verdict speaks of that one, and the numbers of others are no cause of it. One that
+    calls another which fails is left out: its numbers may be wrong for that alone.
     """
     exercise = evidence.exercise
     raised = {exercise.entry_of(error.case) for error in evidence.errors[:1]}
     of: dict[str, list[Outcome]] = {entry: [] for entry in exercise.entries}
     for outcome in evidence.finished:
         of[exercise.entry_of(outcome.case)].append(outcome)
-    for entry, mine in of.items():
-        if any(not outcome.right_at_first for outcome in mine) and (not raised or entry in raised):
-            yield entry, mine
+    failing = [entry for entry, mine in of.items() if any(not outcome.right_at_first for outcome in mine)]
+    for entry in failing:
+        called = calls(evidence.cell, evidence.names.get(entry, entry))
+        by_another = any(evidence.names.get(other, other) in called for other in failing if other != entry)
+        if not by_another and (not raised or entry in raised):
+            yield entry, of[entry]
 
 
 def _of_a_model(evidence: Evidence, entry: str, mine: list[Outcome]) -> Cause | None:

@@ -83,11 +83,12 @@ def raised_error(evidence: Evidence) -> Finding | None:
         return None
     raised, known = evidence.errors[0], evidence.known
     said = error_message(raised.error, evidence.source)
+    sentence = known.sentence if known else ""
     return Finding(
         said.outcome,
         f"In {which(evidence.exercise, raised.case)}: {said.message}",
         known.id if known else said.mistake,
-        known.sentence if known else "",
+        f"The cases that came to their end show this: {sentence}" if known and known.entry else sentence,
     )
 
 

@@ -133,6 +133,13 @@ def is_attempted(source: str, names: Sequence[str], untouched: str | None = None
     return any(not _is_stub(node) for node in named)
 
 
+def calls(cell: str, name: str) -> set[str]:
+    """The names that one of a cell's functions or classes looks up, others that it calls among them."""
+    tree = ast.parse(cell)
+    named = [node for node in tree.body if getattr(node, "name", None) == name]
+    return {part.id for node in named for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
 def _is_stub(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     if isinstance(node, ast.ClassDef):
         methods = [item for item in node.body if isinstance(item, ast.FunctionDef)]

@@ -14,6 +14,15 @@ MEMBERS = "torch.arange(query_heads).view(key_heads, -1)"
 
 
 WRONG = {
+    "numbers_not_said": changed("7.1", ('f"key_heads = {key_heads} must divide query_heads = {query_heads}."', '"no"')),
+    "by_count__and_numbers_not_said": changed(
+        "7.1",
+        (DIVISION, "return query_head // key_heads"),
+        ('f"key_heads = {key_heads} must divide query_heads = {query_heads}."', '"no"'),
+    ),
+    "heads_turned_round": changed("7.1", (DIVISION, f"return key_heads - 1 - {DIVISION.removeprefix('return ')}")),
+    "refused_by_another_error": changed("7.1", (REFUSAL, "    assert query_heads % key_heads == 0\n")),
+    "not_refused__by_pytorch": changed("7.1", (REFUSAL + "    return torch", "    return torch")),
     "head_is_no_index": changed("7.1", (DIVISION, "return query_head // (query_heads / key_heads)")),
     "no_group_left": changed("7.1", ("query_heads % key_heads", "key_heads % query_heads")),
     "divided_the_wrong_way": """# Exercise 7.1 · The head map
@@ -39,7 +48,7 @@ def groups(query_heads, key_heads):
     "not_refused__in_one_of_them": """# Exercise 7.1 · The head map
 def key_head_of(query_head, query_heads, key_heads):
     if query_heads % key_heads:
-        raise ValueError("no")
+        raise ValueError(f"{query_heads}, {key_heads}")
     return query_head * key_heads // query_heads
 
 def groups(query_heads, key_heads):
@@ -53,7 +62,7 @@ SCALED_MAP = """# Exercise 7.1 · The head map
 def key_head_of(query_head, query_heads, key_heads):
     group, rest = divmod(query_heads, key_heads)
     if rest != 0:
-        raise ValueError("the heads do not divide")
+        raise ValueError(f"{query_heads} heads do not divide into {key_heads}")
     return query_head * key_heads // query_heads
 
 def groups(query_heads, key_heads):
