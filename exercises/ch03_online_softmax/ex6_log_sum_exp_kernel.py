@@ -377,7 +377,11 @@ EXERCISE = Exercise(
             "the result has room for rows × parts. Are two strides or the grid's axes exchanged?",
             when=first_access("writes"),
         ),
-        Mistake("load_not_masked", LOAD_NOT_MASKED.replace("columns`", "last`"), when=first_access("reads")),
+        Mistake(
+            "load_not_masked",
+            LOAD_NOT_MASKED.replace("columns`", "last`, where `last` is never past `columns`,"),
+            when=first_access("reads"),
+        ),
         Mistake("empty_state_nan", EMPTY_PART, when=_nan_where_a_part_is_empty, every=True),
         Mistake("cast_before_the_sum", HALF_PRECISION, when=rounded_to_half(lse_oracle), every=True),
     ),
