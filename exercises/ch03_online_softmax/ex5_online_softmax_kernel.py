@@ -104,7 +104,7 @@ CONTRACT = Contract(
         "layout": "rows any stride apart",
     },
     valid=lambda columns, block, **_: columns // block <= 17,
-    most=9,
+    most=10,
 )
 
 

@@ -27,12 +27,14 @@ def _tiles(
     registers=REGISTERS_FOR_TILES,
     order=lambda pair: pair,
     stages=2,
+    scores=True,
 ):
     pairs = [
         (m, n)
         for m in TILE_CHOICES
         for n in TILE_CHOICES
-        if fits((m + 2 * stages * n) * head_dim * item_bytes, budget) and m * (head_dim + n) <= registers * threads
+        if fits((m + 2 * stages * n) * head_dim * item_bytes, budget)
+        and m * (head_dim + n * scores) <= registers * threads
     ]
     return max(pairs, key=order, default=None)
 
@@ -143,6 +145,23 @@ EXERCISE = Exercise(
             "registers of each thread.",
             formula=_for_arguments(
                 4, lambda d, size, budget, threads: _tiles(d, size, budget, threads, registers=1 << 30)
+            ),
+        ),
+        Slip(
+            "one_stage_counted",
+            "The tiles are chosen for one stage of keys and values. Two stages must fit.",
+            formula=_for_arguments(4, lambda *args: _tiles(*args, stages=1)),
+        ),
+        Slip(
+            "accumulator_alone",
+            "Only the accumulator is counted in the registers. The scores are there too: query_rows · key_rows values.",
+            formula=_for_arguments(4, lambda *args: _tiles(*args, scores=False)),
+        ),
+        Slip(
+            "registers_in_bytes",
+            "The registers are counted as bytes. Each holds a float32 value of 4 bytes: compare numbers of values.",
+            formula=_for_arguments(
+                4, lambda d, size, budget, threads: _tiles(d, size, budget, threads, registers=128 / 4)
             ),
         ),
         Slip(

@@ -8,6 +8,7 @@ once, in float32, so that a model overflows where a kernel does.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -119,22 +120,25 @@ class _Tiled:
         too_far = s("as_many_keys_as_queries", *(f"{name}__past_the_keys" for name in BY_QUERIES))
         reach = max(self.key_length, self.query_length if too_far else 0)
         steps = -(-max(reach, 1) // self.shape.key_rows) + s("one_tile_too_many")
+        if s("head_dim_cut"):
+            query = query[..., :64]
         keys = self._loaded("key", steps * self.shape.key_rows)
-        values = self._loaded("value", steps * self.shape.key_rows)
+        values = self._loaded("value", steps * self.shape.key_rows)[..., : query.shape[-1]]
         if s("keys_used_as_values"):
             values = keys
         if s("values_used_as_keys"):
             keys = values
         maximum = torch.full((self.heads, *self.rows.shape), self._start())
         total, accumulator = torch.zeros_like(maximum), torch.zeros_like(query)
-        for step in range(steps):
-            active = self._reads(step)  # [tiles]
+        for step, active in self._steps(steps):  # active: bool [tiles]
             if not active.any():
                 continue
             here = slice(step * self.shape.key_rows, (step + 1) * self.shape.key_rows)
             if s("only_first_tile"):
                 here = slice(0, self.shape.key_rows)
-            after = self._step(query, keys[:, here], values[:, here], here.start, maximum, total, accumulator)
+            there = slice(0, self.shape.key_rows)
+            tiles = keys[:, there if s("key_not_moved") else here], values[:, there if s("value_not_moved") else here]
+            after = self._step(query, *tiles, here.start, maximum, total, accumulator)
             if after is None:
                 return None
             chosen = active[None, :, None]
@@ -166,6 +170,11 @@ class _Tiled:
         if s(f"{name}_tail_not_masked") or not self.shape.masked:
             present = torch.ones_like(present)
         return load(s, tensor, offsets, present)
+
+    def _steps(self, steps: int) -> Iterator[tuple[int, torch.Tensor]]:
+        """The loop over tiles of keys, and which programs take part in each step."""
+        for step in range(steps):
+            yield step, self._reads(step)
 
     def _reads(self, step: int) -> torch.Tensor:
         """bool [tiles]: which programs look at this tile of keys."""
@@ -227,14 +236,15 @@ class _Tiled:
         """bool [tiles, rows, keys]: the pairs that the mask keeps."""
         s, keys = self.slips, first + torch.arange(count)
         visible = torch.ones(*self.rows.shape, count, dtype=torch.bool)
-        if self.causal and not s("no_causal_mask", "diagonal_not_masked"):
+        if (self.causal or s("causal_always")) and not s("no_causal_mask", "diagonal_not_masked"):
             offset = self.key_length - self.query_length
             if s("causal_misaligned", "causal_misaligned__mask", "causal_misaligned__past_the_keys"):
                 offset = 0
             if s("causal_offset_reversed", "causal_offset_reversed__mask"):
                 offset = -offset
             distance = -1 if s("causal_off_by_one") else 1 if s("sees_the_next_key") else 0
-            visible = keys <= (self.rows + offset + distance)[..., None]
+            rows = self.rows - self.rows[:, :1] if s("positions_of_the_first_tile") else self.rows
+            visible = keys <= (rows + offset + distance)[..., None]
             if s("mask_turned_round"):
                 visible = keys >= (self.rows + offset)[..., None]
         return visible if s("tail_keys_scored") or not self.shape.masked else visible & (keys < self.key_length)
@@ -242,6 +252,8 @@ class _Tiled:
     def _step(self, query, keys, values, first, maximum, total, accumulator):
         s = self.slips
         turned = self._turned(keys.float(), first)
+        if turned is not None:
+            turned = turned[:, : query.shape[-1]]
         if turned is None:
             return None  # no such product: the kernel does not compile
         if s("scaled_query_in_16_bits"):
@@ -288,7 +300,11 @@ class _Tiled:
             new = torch.zeros_like(new)
         unguarded = s("unguarded", "unguarded_step", "empty_row_nan__step", "empty_row_nan__step_and_sum")
         reference = new if unguarded else torch.where(new == -math.inf, 0.0, new)
+        if s("own_maximum_in_weights"):
+            reference = torch.where(top == -math.inf, 0.0, top)
         below = scores - (maximum if s("old_maximum_in_weights") else reference)[..., None]
+        if s("own_maximum_in_weights"):
+            reference = new if unguarded else torch.where(new == -math.inf, 0.0, new)
         weights = torch.exp(below / LN_2 if s("mixed_bases__weights") else below)
         difference = reference - maximum if s("rescale_turned_round") else maximum - reference
         rescale = torch.exp(difference / LN_2 if s("mixed_bases__rescale") else difference)
@@ -303,13 +319,13 @@ class _Tiled:
             weights = torch.where(visible, weights, 0.0)
         else:
             added = _row_sums(s, weights)
-        if s("normalised_per_tile"):
+        if s("normalised_per_tile", "normalised_per_tile__averaged"):
             weights = weights / weights.sum(3, keepdim=True)
         if self.value.dtype != torch.float32:
             weights = weights.to(self.value.dtype).float()
         product = weights @ values.float()[:, None]
         sum_factor = torch.ones_like(rescale) if s("sum_not_rescaled", "nothing_rescaled") else rescale
-        kept = s("accumulator_not_rescaled", "nothing_rescaled", "normalised_per_tile")
+        kept = s("accumulator_not_rescaled", "nothing_rescaled", "normalised_per_tile", "normalised_per_tile__averaged")
         own_factor = torch.ones_like(rescale) if kept else rescale
         total = (total + added) * sum_factor if s("sum_rescaled_after_adding") else total * sum_factor + added
         if s("sum_not_kept"):
@@ -342,8 +358,12 @@ class _Tiled:
         undivided = s("unguarded", "empty_row_nan", "empty_row_nan__step_and_sum")
         divisor = total if undivided else torch.where(total == 0, 1.0, total)
         output = accumulator if s("not_divided", "normalised_per_tile") else accumulator / divisor[..., None]
+        if s("normalised_per_tile__averaged"):
+            output = accumulator / -(-self.key_length // self.shape.key_rows)
         if s("divided_by_the_maximum"):
             output = accumulator / maximum[..., None]
+        if s("head_dim_cut"):
+            output = torch.nn.functional.pad(output[..., :64], (0, max(0, self.head_dim - 64)), value=math.nan)
         output = output.flatten(1, 2)[:, : self.query_length].to(self.query.dtype)
         written = self._written()
         output = self._stored(output.masked_fill(~written[..., None], math.nan))
@@ -368,6 +388,8 @@ class _Tiled:
             written[:, rows:] = False
         if s("query_tail_unwritten"):
             written[:, self.query_length // rows * rows :] = False
+        if s("query_tail_unwritten__but_one_tile"):
+            written[:, max(1, self.query_length // rows) * rows :] = False
         if s("rows_counted_by_keys"):
             written[:, -(-self.key_length // rows) * rows :] = False
         return written
@@ -410,6 +432,8 @@ class _Tiled:
             log_sum = total
         if s("lse_maximum_subtracted"):
             log_sum = logarithm - maximum
+        if s("lse_logarithm_subtracted"):
+            log_sum = maximum - logarithm
         if s("sum_without_log"):
             log_sum = maximum + guarded
         if s("sum_without_log__in_base_2"):
@@ -424,6 +448,10 @@ class _Tiled:
             log_sum = maximum + logarithm * LN_2
         if s("mixed_bases__log2_for_log"):
             log_sum = maximum + logarithm / LN_2
+        if s("lse_divided_by_ln_2"):
+            log_sum = log_sum / LN_2**2
+        if s("lse_unscaled"):
+            log_sum = log_sum * math.sqrt(self.head_dim)
         if s("lse_scaled_twice"):
             log_sum = log_sum * LN_2
         blind = maximum == -math.inf
@@ -438,6 +466,8 @@ class _Tiled:
         s, rows = self.slips, torch.arange(self.query_length)
         if s("lse_tail_unwritten"):
             log_sum[:, self.query_length // self.shape.query_rows * self.shape.query_rows :] = math.nan
+        if s("lse_stored_in_first_rows"):
+            log_sum = in_place_of_the_first(log_sum[..., None], self.shape.query_rows)[..., 0]
         if s("lse_stored_in_one_head"):
             log_sum = _last_in_place_of_the_first(log_sum)
         if s("lse_stored_by_key_length"):
@@ -468,6 +498,12 @@ class _InTwoLoops(_Tiled):
                 last = self.rows[:, 0] + 1
             end = torch.minimum(end, last.clamp(min=0))
         return end // tile * tile
+
+    def _steps(self, steps: int) -> Iterator[tuple[int, torch.Tensor]]:
+        if self.slips("whole_tiles_counted_twice"):
+            for step in range(steps):
+                yield step, step * self.shape.key_rows < self._whole()
+        yield from super()._steps(steps)
 
     def _reads(self, step: int) -> torch.Tensor:
         first = step * self.shape.key_rows

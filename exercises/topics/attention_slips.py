@@ -123,6 +123,12 @@ TILED = (
         "new maximum in the weights too.",
     ),
     Slip(
+        "own_maximum_in_weights",
+        "The weights are measured from the tile's own maximum, and sum and accumulator from the running one. Use the "
+        "new running maximum in the weights too.",
+        alone=True,
+    ),
+    Slip(
         "maximum_of_the_tile",
         "There is one maximum for the whole tile of scores. A query whose scores lie far below the tile's largest then "
         "gets weights of 0: take a maximum for each row.",
@@ -134,6 +140,14 @@ TILED = (
     *RESCALED_WRONGLY,
     Slip("only_first_tile", FIRST_TILE_ONLY),
     Slip("last_tile_skipped", LAST_TILE_SKIPPED),
+    *(
+        Slip(
+            f"{name}_not_moved",
+            f"Every step loads the first tile of {name}s: `first_key` is missing from the rows that the load takes.",
+            alone=True,
+        )
+        for name in ("key", "value")
+    ),
     Slip(
         "every_second_tile",
         "Every second tile of keys is left out: the loop's step is twice as long as the tile that it loads.",
@@ -267,6 +281,10 @@ TWO_LOOPS = (
         "`end`, with MASKED=True.",
     ),
     Slip(
+        "whole_tiles_counted_twice",
+        "The whole tiles are looked at twice: the second loop begins at key 0. It begins where the first has ended.",
+    ),
+    Slip(
         "first_loop_missing",
         "The whole tiles are never looked at: the second loop goes on where a first one, from key 0 on, has ended.",
     ),
@@ -294,6 +312,13 @@ CAUSAL = (
     Slip(
         "diagonal_tile_skipped", "The tile on the diagonal is skipped. Its keys before each query's position are seen."
     ),
+    Slip(
+        "positions_of_the_first_tile",
+        "The mask takes every tile of queries for the first one: `tl.program_id(0) * BLOCK_M` is missing from the "
+        "positions of the queries.",
+        alone=True,
+    ),
+    Slip("causal_always", "The mask is there without `causal` too. Hide keys if CAUSAL, and only then.", alone=True),
     Slip("hidden_scored_zero", HIDDEN_SCORED_ZERO),
     Slip(
         "maximum_counts_hidden",
@@ -342,6 +367,18 @@ RAGGED = (
         "triton.cdiv(query_length, BLOCK_M).",
     ),
     Slip(
+        "query_tail_unwritten__but_one_tile",
+        "The last, partly filled tile of queries was never computed: the grid was rounded down, to no less than 1. Use "
+        "triton.cdiv(query_length, BLOCK_M).",
+        alone=True,
+    ),
+    Slip(
+        "head_dim_cut",
+        "Only the first 64 columns of each head are read and written. A tile is as wide as head_dim, rounded up to a "
+        "power of two: up to 128.",
+        alone=True,
+    ),
+    Slip(
         "scale_of_the_padding",
         "The scale is that of the padded head dimension. It is 1/√head_dim of the tensor, not of BLOCK_D.",
     ),
@@ -384,6 +421,23 @@ LOG_SUM_EXP = (
         for which in ("", "__in_base_2")
     ),
     Slip("lse_maximum_subtracted", "The maximum is subtracted from the logarithm of the sum. It is added."),
+    Slip("lse_logarithm_subtracted", "The logarithm of the sum is subtracted from the maximum. It is added."),
+    Slip(
+        "lse_divided_by_ln_2",
+        "The log-sum-exp is divided by ln 2. A maximum and a logarithm in units of log 2 are multiplied by it.",
+        alone=True,
+    ),
+    Slip(
+        "lse_unscaled",
+        "The log-sum-exp was divided by the scale. It is that of the scaled scores: only log2(e) is taken back.",
+        alone=True,
+    ),
+    Slip(
+        "lse_stored_in_first_rows",
+        "The log-sum-exps of every tile are stored in the first rows of a head, where the last ones stay. They belong "
+        "at the rows that the program computes.",
+        alone=True,
+    ),
     Slip(
         "lse_in_base_2",
         "The log-sum-exp is in base 2. The kernel works in units of log 2; multiply by ln 2 = 0.6931 before it is "
@@ -468,6 +522,7 @@ _SHARED = (
 IN_PYTORCH = (
     *(slip for slip in TILED if slip.id in _SHARED),
     Slip("normalised_per_tile", PER_TILE),
+    Slip("normalised_per_tile__averaged", PER_TILE.replace("added", "averaged")),
     Slip(
         "tail_keys_dropped",
         "The keys of the last, smaller tile are missing: the number of tiles was rounded down. Use "

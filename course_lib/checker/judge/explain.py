@@ -28,6 +28,7 @@ from course_lib.checker.specification.nested import leaves, structure, tensors
 
 ROUNDING = 3e-4  # of the largest value: what a float32 kernel and a model that adds in another order may differ by
 ROUNDING_16 = 1e-2  # the same where results have 16 bits
+INFINITE = 1e38  # a number that stands for what is not finite is larger
 TELLING = 8  # failing cases by which pairs of slips are ranked
 MOST_PAIRS = 400  # of the likeliest, which are tried
 SECONDS = 3.0  # of a processor, for trying pairs
@@ -169,7 +170,9 @@ class _Search:
             return torch.ones(len(slips), len(slips))
         unknown = torch.full_like(right, math.inf)
         made = torch.stack([unknown if one is None or one.shape != right.shape else one for one in alone])
-        band = ROUNDING_16 * right.abs().clamp(min=float(right.abs().mean()))
+        size = right.abs()
+        finite = size[size < INFINITE]
+        band = ROUNDING_16 * size.clamp(min=float(finite.mean()) if len(finite) else 0.0)
         changed, fits = ((made - other).abs() > band for other in (right, got))
         changed, fits, is_right = changed.float(), 1 - fits.float(), ((got - right).abs() <= band).float()
         same = 1 - changed

@@ -120,6 +120,46 @@ def test_two_explanations_that_nothing_tells_apart_are_not_named():
     )
 
 
+def test_what_all_explanations_say_is_told():
+    """Of 0.2: two ways to make one slip, each with a partner of its own; none of the pairs is the others' subset."""
+
+    def in_two_ways(slips, x):
+        y = x + 1 if slips("scale_missing__here", "scale_missing__there") else 2 * x + 1
+        if slips("offset_missing") and slips("scale_missing__here"):
+            y[1:] = 0
+        if slips("offset_lost") and slips("scale_missing__there"):
+            y[1:] = 0
+        return y
+
+    ways = (Slip("scale_missing__here", "No scale."), Slip("scale_missing__there", "No scale."))
+    model = Model(in_two_ways, (*ways, Slip("offset_missing", "No offset."), Slip("offset_lost", "It is lost.")))
+    found = explain(model, [outcome(lambda x: torch.cat([x[:1] + 1, 0 * x[1:]]), x) for x in inputs()])
+    assert found.sentence == "No scale."
+
+
+def test_infinities_in_a_result_do_not_hide_a_pair():
+    """Of 4.6: the log-sum-exp of a row without keys is -inf, and beside it no change was large enough to be seen."""
+    decoys = tuple(Slip(f"decoy_{number}", f"It is decoy {number}.") for number in range(40))
+
+    def with_infinities(slips, x):
+        y = 2 * x + 1
+        y[:1] -= x[:1] * slips("scale_missing")
+        y[1:] -= 1.0 * slips("offset_missing")
+        for number, decoy in enumerate(decoys):
+            y[0, number % x.shape[1]] += 0.1 * (number + 1) * slips(decoy.id)
+        return torch.cat([y, torch.full_like(y[:1], -float("inf"))])
+
+    model = Model(with_infinities, (*decoys, *(Slip(name, f"It is {name}.") for name in SLIPS[1:3])))
+    task = Exercise("0.9", "A test", ("f",), lambda draw: [], lambda x: with_infinities(Slips(), x))
+
+    def outcome_of(x):
+        got, truth = with_infinities(Slips(SLIPS[1:3]), x), compare.truth(task, Case("x", (x,)), tf32=False)
+        return Outcome(Case("x", (x,)), Seen(), got, truth, compare.compare(got, truth, task))
+
+    found = explain(model, [outcome_of(x) for x in inputs()])
+    assert found and [slip.id for slip in found.slips] == ["scale_missing", "offset_missing"]
+
+
 def test_two_explanations_differ_on_a_case_or_not():
     one, other = (Made((slip,)) for slip in EITHER.slips)
     assert differ(EITHER, one, other, Case("negative", (torch.tensor([-1.0]),)))

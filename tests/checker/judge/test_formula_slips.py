@@ -111,3 +111,39 @@ def test_what_holds_by_chance_is_not_named():
         TASK, CELL.format("2 * layers * key_heads * head_dim * tokens * (2 if tokens > 45 else item_bytes)")
     )
     assert verdict.mistake is None
+
+
+def three_parts(rows, columns, item_bytes):
+    matrix = rows * columns * item_bytes
+    return matrix + rows * item_bytes, 2 * matrix, rows
+
+
+@pytest.mark.parametrize(
+    "result, said",
+    [
+        (
+            (3 * 5 * 2 + 2 * 3 * 2, 60, 3),
+            "A part of a sum is counted twice, the one that depends on `rows` and `item_bytes`.",
+        ),
+        ((2 * 3 * 5 * 2 + 3 * 2, 60, 3), "A part of a sum is counted twice, the one that depends on `columns`."),
+        ((36, 60 * 2, 3), "`item_bytes` is a factor too many."),
+        ((36, 60, 3 * 5), "`columns` is a factor too many."),
+        ((36, 90, 3), "A factor is 3 where it should be 2."),
+        ((60, 36, 3), "The first and the second result are exchanged."),
+        ((36, 60 * 8, 3), "The result is eight times too large: are bits counted where bytes are?"),
+        ((3 * 2, 60, 3), "A part is missing from a sum, the one that depends on `columns`."),
+    ],
+)
+def test_a_slip_may_be_made_in_one_of_several_results(result, said):
+    model = formula_model(three_parts)
+    found = [slip.sentence for slip in model.slips if model.compute(Slips([slip.id]), 3, 5, 2) == result]
+    assert said in found
+
+
+def rooted(budget, size):
+    return math.isqrt(budget + size * size)
+
+
+def test_no_part_is_told_twice_inside_a_call():
+    """Of 2.2, where one matrix of two was told as a part of the sum under the root that is counted twice."""
+    assert not [slip for slip in formula_model(rooted).slips if slip.mistake == "term_twice"]

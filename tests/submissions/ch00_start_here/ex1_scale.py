@@ -118,3 +118,10 @@ def scale(x, factor):
     return result[: x.numel()]
 ''',
     }
+
+
+WRONG |= {
+    "only_first_block__four_programs": changed(
+        "0.1", ("programs = triton.cdiv(x.numel(), BLOCK)", "programs = 4")
+    ),
+}

@@ -130,3 +130,17 @@ def reverse(x):
     return result
 ''',
     }
+
+
+WRONG |= {
+    "mask_by_the_block": changed("0.2", ("inside = offsets < length", "inside = offsets < BLOCK")),
+    "stored_in_block_0": changed(
+        "0.2", ("tl.store(result_pointer + offsets", "tl.store(result_pointer + tl.arange(0, BLOCK)")
+    ),
+    # With another slip, of which two in the same words explain the rest: this one is told.
+    "reversed_within_blocks__and_rounded_down": changed(
+        "0.2",
+        ("length - 1 - offsets", "(tl.program_id(0) + 1) * BLOCK - 1 - tl.arange(0, BLOCK)"),
+        ("triton.cdiv(x.numel(), 256)", "x.numel() // 256"),
+    ),
+}

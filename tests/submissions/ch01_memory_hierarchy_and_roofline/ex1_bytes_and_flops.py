@@ -1,6 +1,6 @@
 """Wrong answers to exercise 1.1, and unusual right ones."""
 
-from tests.submissions.edits import edited
+from tests.submissions.edits import changed, edited
 
 COSTS = {
     "elementwise_cost": "elements * flops_per_element, (inputs + 1) * elements * item_bytes",
@@ -58,3 +58,20 @@ UNUSUAL = {
         "counted tensor by tensor": costs(
             elementwise_cost="elements * flops_per_element, sum(elements * item_bytes for _ in range(inputs + 1))"),
     }
+
+
+WRONG |= {
+    "factor_too_many": changed("1.1", ("elements * flops_per_element,", "elements * inputs * flops_per_element,")),
+    "factor_too_many__in_the_bytes": changed(
+        "1.1", ("(inputs + 1) * elements * item_bytes", "(inputs + 1) * elements * item_bytes * flops_per_element")
+    ),
+    "taken_as_fixed": changed("1.1", ("(inputs + 1) * elements", "3 * elements")),
+    "units": changed("1.1", ("(m * k + k * n + m * n) * item_bytes", "(m * k + k * n + m * n) * item_bytes * 8")),
+    "one_addition_less": changed("1.1", ("2 * m * k * n, (m", "m * n * (2 * k - 1), (m")),
+    "one_addition_less__in_the_scores": changed(
+        "1.1", ("2 * heads * queries * keys * head_dim", "heads * queries * keys * (2 * head_dim - 1)")
+    ),
+    "scaling_counted": changed(
+        "1.1", ("2 * heads * queries * keys * head_dim", "heads * queries * keys * (2 * head_dim + 1)")
+    ),
+}

@@ -1,6 +1,6 @@
 """Wrong answers to exercise 1.3, and unusual right ones."""
 
-from tests.submissions.edits import edited
+from tests.submissions.edits import changed, edited
 
 VECTOR_ADD = """# Exercise 1.3 · Vector add, any length
 @triton.jit
@@ -116,3 +116,14 @@ def vector_add(x, y):
             VECTOR_ADD,
             ("x + y, mask", "(x.to(tl.float32) + y.to(tl.float32)).to(result_pointer.dtype.element_ty), mask")),
     }
+
+
+WRONG |= {
+    "mask_by_the_block": changed("1.3", ("inside = offsets < length", "inside = offsets < BLOCK")),
+    "stored_in_block_0": changed(
+        "1.3", ("tl.store(result_pointer + offsets", "tl.store(result_pointer + tl.arange(0, BLOCK)")
+    ),
+    "forbidden_operation__in_place": changed(
+        "1.3", ("x + y, mask=inside", "x, mask=inside"), ("    return result", "    result.add_(y)\n    return result")
+    ),
+}

@@ -1,6 +1,6 @@
 """Wrong answers to exercise 1.4, and unusual right ones."""
 
-from tests.submissions.edits import edited
+from tests.submissions.edits import changed, edited
 
 ROW_SUM = """# Exercise 1.4 · Row sum, any shape and strides, one pass
 @triton.jit
@@ -149,3 +149,12 @@ def row_sum(x):
         "the whole row at once": edited(
             ROW_SUM, ("BLOCK=256", "BLOCK=triton.next_power_of_2(columns), num_warps=32")),
     }
+
+
+WRONG |= {
+    "stored_in_one_place": changed("1.4", ("result_pointer + row,", "result_pointer,")),
+    "every_second_tile": changed("1.4", ("range(0, columns, BLOCK)", "range(0, columns, 2 * BLOCK)")),
+    "half_accumulator__always": changed(
+        "1.4", ("dtype=tl.float32)", "dtype=tl.float16)"), ("values.to(tl.float32)", "values.to(tl.float16)")
+    ),
+}

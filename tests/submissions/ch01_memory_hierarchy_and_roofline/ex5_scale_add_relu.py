@@ -1,6 +1,6 @@
 """Wrong answers to exercise 1.5, and unusual right ones."""
 
-from tests.submissions.edits import edited
+from tests.submissions.edits import changed, edited
 
 FUSED = """# Exercise 1.5 · Scale, add and ReLU in one kernel
 @triton.jit
@@ -96,3 +96,15 @@ UNUSUAL = {
                     "    result = torch.empty(x.numel(), dtype=x.dtype, device=x.device)"),
             ("return result", "return result.view(shape)")),
     }
+
+
+WRONG |= {
+    "mask_by_the_block": changed("1.5", ("inside = offsets < length", "inside = offsets < BLOCK")),
+    "relu_before_add__of_x": changed(
+        "1.5", ("tl.maximum(scale * x + y, 0.0)", "scale * tl.maximum(x, 0.0) + y")
+    ),
+    "relu_before_scale": changed("1.5", ("tl.maximum(scale * x + y, 0.0)", "scale * tl.maximum(x + y, 0.0)")),
+    "forbidden_operation__in_place": changed(
+        "1.5", ("tl.maximum(scale * x + y, 0.0)", "scale * x + y"), ("    return result", "    return result.relu_()")
+    ),
+}

@@ -53,3 +53,26 @@ def pass_bytes(heads, query_length, key_length, head_dim, item_bytes):
     return (q + k + s, s * 2, s + k + q)
 """,
 }
+
+
+WRONG |= {
+    "factor_missing__heads_of_the_queries": changed(
+        "2.1", ("queries = heads * query_length", "queries = query_length")
+    ),
+    "factor_missing__bytes_of_the_matrix": changed(
+        "2.1", ("query_length * key_length * item_bytes", "query_length * key_length")
+    ),
+    "factor_too_many": changed("2.1", ("key_length * item_bytes", "key_length * head_dim * item_bytes")),
+    "term_twice": changed("2.1", ("matrix + keys + queries", "2 * matrix + keys + queries")),
+    "wrong_factor": changed("2.1", ("matrix + matrix,", "3 * matrix,")),
+    "wrong_order": changed(
+        "2.1", ("queries + keys + matrix, matrix + matrix,", "2 * matrix, queries + keys + matrix,")
+    ),
+    "writes_not_counted": changed(
+        "2.1",
+        (
+            "queries + keys + matrix, matrix + matrix, matrix + keys + queries",
+            "queries + keys, matrix, matrix + keys",
+        ),
+    ),
+}

@@ -105,3 +105,11 @@ def causal_softmax(scores):
     return torch.where(visible, p, torch.zeros_like(p))
 """,
 }
+
+
+WRONG |= {
+    # Wrong where float16 scores lie at its end: no stand-in is low enough there.
+    "hidden_scored_low__the_least_number": changed(
+        "2.3", ("masked_fill(~visible, -math.inf)", "masked_fill(~visible, torch.finfo(scores.dtype).min)")
+    ),
+}

@@ -217,3 +217,11 @@ def scores(query, key, scale):
 
 
 UNUSUAL = UNUSUAL_SCORES | {"tl.dot in tf32": in_tf32("2.4")}
+
+
+WRONG |= {
+    "stored_in_first_rows": changed(
+        "2.4", ("queries[:, None] * scores_row_stride", "tl.arange(0, BLOCK_M)[:, None] * scores_row_stride")
+    ),
+    "scale_added": changed("2.4", ('input_precision="ieee") * scale', 'input_precision="ieee") + scale')),
+}

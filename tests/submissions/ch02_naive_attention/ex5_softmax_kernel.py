@@ -249,3 +249,30 @@ def row_softmax(scores, causal):
     visible = torch.ones(m, n, dtype=torch.bool, device=scores.device).tril(n - m if causal else n)
     return torch.softmax(scores.masked_fill(~visible, -math.inf), -1).masked_fill(~visible, 0)
 """
+
+
+WRONG |= {
+    "forbidden_operation__masked_by_pytorch_before": changed(
+        "2.5",
+        (
+            "    BLOCK = triton.next_power_of_2(key_length)",
+            "    BLOCK = triton.next_power_of_2(key_length)\n"
+            "    if causal:\n"
+            "        visible = torch.ones(query_length, key_length, dtype=torch.bool, device=scores.device)\n"
+            "        scores = scores.masked_fill(~visible.tril(key_length - query_length), -math.inf)",
+        ),
+        ("CAUSAL=causal", "CAUSAL=False"),
+    ),
+    "forbidden_operation__masked_by_pytorch_after": changed(
+        "2.5", ("    return result", "    return result.tril(key_length - query_length) if causal else result")
+    ),
+    "hidden_scored_low__as_other": changed("2.5", (OTHER, "mask=visible, other=-1e9")),
+    "hidden_scored_low__where": changed(
+        "2.5",
+        ("mask=visible, other", "mask=inside, other"),
+        (
+            "    largest = tl.max(",
+            "    scores = tl.where(visible | (keys >= key_length), scores, -1e9)\n    largest = tl.max(",
+        ),
+    ),
+}

@@ -160,3 +160,18 @@ def weighted_values(probabilities, value):
 
 
 UNUSUAL = UNUSUAL_OUTPUT | {"tl.dot in tf32": in_tf32("2.6")}
+
+
+WRONG |= {
+    "start_forgotten": changed("2.6", ("keys = start + tl.arange(0, BLOCK_N)", "keys = tl.arange(0, BLOCK_N)")),
+    "start_forgotten__of_the_values": changed(
+        "2.6", ("value_tile = values + keys[:, None]", "value_tile = values + (keys - start)[:, None]")
+    ),
+    "start_forgotten__of_the_probabilities": changed(
+        "2.6", ("probabilities_rows + keys[None, :]", "probabilities_rows + (keys - start)[None, :]")
+    ),
+    "every_second_tile": changed("2.6", ("range(0, key_length, BLOCK_N)", "range(0, key_length, 2 * BLOCK_N)")),
+    "stored_in_first_rows": changed(
+        "2.6", ("queries[:, None] * output_row_stride", "tl.arange(0, BLOCK_M)[:, None] * output_row_stride")
+    ),
+}

@@ -158,3 +158,8 @@ def safe_softmax(read):
     return torch.cat([torch.exp(tile - m[:, None] - s.log()[:, None]) for tile in read()], 1)
 """,
     }
+
+
+WRONG |= {
+    "magnitudes_for_maximum": changed("3.1", ("largest = tile.amax(dim=1)", "largest = tile.abs().amax(dim=1)")),
+}

@@ -260,3 +260,11 @@ def row_statistics(read):
     return m.float(), s.float()
 """,
     }
+
+
+WRONG |= {
+    "reference_for_maximum": changed(
+        "3.2",
+        ("return running_max, running_sum", "return running_max.masked_fill(running_sum == 0, 0.0), running_sum"),
+    ),
+}

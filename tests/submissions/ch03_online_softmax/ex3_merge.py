@@ -125,3 +125,31 @@ def merge(first, second):
     return [torch.stack(column) for column in out]
 """,
     }
+
+
+WRONG |= {
+    "averages_taken_for_sums": changed(
+        "3.3",
+        (
+            "(first_weight[:, None] * first_average + second_weight[:, None] * second_average)",
+            "(torch.exp(first_max - reference)[:, None] * first_average"
+            " + torch.exp(second_max - reference)[:, None] * second_average)",
+        ),
+    ),
+    "averages_taken_for_sums__undivided": changed(
+        "3.3",
+        (
+            "(first_weight[:, None] * first_average + second_weight[:, None] * second_average) / divisor[:, None]",
+            "torch.exp(first_max - reference)[:, None] * first_average"
+            " + torch.exp(second_max - reference)[:, None] * second_average",
+        ),
+    ),
+    "averages_added__over_the_sum": changed(
+        "3.3",
+        ("(first_weight[:, None] * first_average + second_weight[:, None] * second_average)",
+         "(first_average + second_average)"),
+    ),
+    "sum_not_rescaled__and_divided_by": changed(
+        "3.3", ("total = first_weight + second_weight", "total = first_sum + second_sum")
+    ),
+}

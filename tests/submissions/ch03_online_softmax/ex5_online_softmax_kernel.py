@@ -334,3 +334,12 @@ def online_softmax(x, block):
     return y
 """,
     }
+
+
+WRONG |= {
+    "mask_by_the_block": changed("3.5", ("mask=offsets < columns, other", "mask=offsets < BLOCK, other")),
+    "stored_in_the_first_tile": changed(
+        "3.5", ("tl.store(y_row + offsets", "tl.store(y_row + tl.arange(0, BLOCK)")
+    ),
+    "every_second_tile": changed("3.5", ("range(0, columns, BLOCK)", "range(0, columns, 2 * BLOCK)")),
+}

@@ -222,3 +222,11 @@ def log_sum_exp(x, parts, block):
     return out
 """,
     }
+
+
+WRONG |= {
+    "parts_before_rows": changed(
+        "3.6", ("row * tl.num_programs(1) + part", "part * tl.num_programs(0) + row")
+    ),
+    "every_part_from_the_start": changed("3.6", ("range(first, last, BLOCK)", "range(0, last, BLOCK)")),
+}

@@ -67,3 +67,9 @@ UNUSUAL = {
             "4.2", ("return max(fitting, default=None)", "return sorted(fitting)[-1] if fitting else None")
         ),
     }
+
+
+WRONG |= {
+    "one_stage_counted": changed("4.2", ("stages=2)", "stages=1)")),
+    "accumulator_alone": changed("4.2", ("query_rows * (head_dim + key_rows) <=", "query_rows * head_dim <=")),
+}

@@ -210,3 +210,16 @@ UNUSUAL = {
         "tiles of 32 keys": SMALL_KEY_TILES,
         "tiles of 128 queries": LARGE_QUERY_TILES,
     }
+
+
+WRONG |= {
+    "stored_in_first_rows": changed(
+        "4.3", ("rows[:, None] * output_stride", "tl.arange(0, BLOCK_M)[:, None] * output_stride")
+    ),
+    "value_not_moved": changed(
+        "4.3", ("keys[:, None] * value_stride", "tl.arange(0, BLOCK_N)[:, None] * value_stride")
+    ),
+    "own_maximum_in_weights": changed(
+        "4.3", ("scores - new_max[:, None]", "scores - tl.max(scores, axis=1)[:, None]")
+    ),
+}

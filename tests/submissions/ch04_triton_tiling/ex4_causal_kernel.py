@@ -170,3 +170,19 @@ UNUSUAL = {
         "tiles of 32 keys": changed("4.4", ("BLOCK_M=64, BLOCK_N=64", "BLOCK_M=64, BLOCK_N=32")),
         "the diagonal first": ONE_KEY_TILE_AT_A_TIME_BACKWARDS,
     }
+
+
+WRONG |= {
+    # The loop follows the queries too, past the last key: one mistake and not two.
+    "causal_misaligned__past_the_keys": changed(
+        "4.4",
+        ("positions = rows + key_length - query_length", "positions = rows"),
+        ("tl.minimum(key_length, first_query + BLOCK_M + key_length - query_length)", "first_query + BLOCK_M"),
+    ),
+    "causal_offset_reversed": changed(
+        "4.4", ("rows + key_length - query_length", "rows + query_length - key_length")
+    ),
+    "positions_of_the_first_tile": changed(
+        "4.4", ("rows + key_length - query_length", "tl.arange(0, BLOCK_M) + key_length - query_length")
+    ),
+}

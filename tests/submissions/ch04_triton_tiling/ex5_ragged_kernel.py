@@ -121,3 +121,17 @@ UNUSUAL = {
         "last programs first": changed("4.5", LAST_PROGRAMS_FIRST),
         "tiles of 32 keys": RAGGED_WIDE_TILES,
     }
+
+
+WRONG |= {
+    "query_tail_unwritten__but_one_tile": changed(
+        "4.5", ("triton.cdiv(query_length, 64)", "max(1, query_length // 64)")
+    ),
+    "head_dim_cut": changed(
+        "4.5", ("max(16, triton.next_power_of_2(head_dim))", "min(64, max(16, triton.next_power_of_2(head_dim)))")
+    ),
+    "causal_always": changed(
+        "4.5",
+        ("        if CAUSAL:\n            visible = visible &", "        visible = visible &"),
+    ),
+}

@@ -91,3 +91,15 @@ UNUSUAL = {
         ),
         "tiles of 32 keys": LSE_KEYS_OF_32,
     }
+
+
+WRONG |= {
+    "lse_stored_in_first_rows": changed(
+        "4.6", ("head * query_length + rows, log", "head * query_length + tl.arange(0, BLOCK_M), log")
+    ),
+    "lse_divided_by_ln_2": changed("4.6", ("* 0.6931471805599453", "/ 0.6931471805599453")),
+    # Two in the log-sum-exps, which are a small part of all that is computed.
+    "lse_in_base_2__in_one_head": changed(
+        "4.6", (" * 0.6931471805599453", ""), ("lse_pointer + head * query_length + rows", "lse_pointer + rows")
+    ),
+}

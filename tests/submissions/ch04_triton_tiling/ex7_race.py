@@ -61,3 +61,30 @@ UNUSUAL = {
         ),
         "programs in order": changed("4.7", ("tile = tl.num_programs(0) - 1 - tile", "tile = tile + 0")),
     }
+
+
+WRONG |= {
+    "accumulator_not_rescaled__in_its_own_tiles": changed("4.7", ("accumulator * rescale[:, None])", "accumulator)")),
+    "tail_keys_scored__in_its_own_tiles": changed(
+        "4.7", ("visible = (keys < key_length)[None, :]", "visible = (keys >= 0)[None, :]")
+    ),
+    "natural_exp": changed("4.7", ("tl.exp2", "tl.exp")),
+    "log2e_missing": changed("4.7", ("math.log2(math.e) / math.sqrt(head_dim)", "1.0 / math.sqrt(head_dim)")),
+    "diagonal_in_the_first_loop": changed("4.7", ("first_query + offset + 1", "first_query + offset + BLOCK_M")),
+    "second_loop_missing": changed("4.7", ("range(whole_end, end, BLOCK_N)", "range(whole_end, whole_end, BLOCK_N)")),
+    "whole_tiles_counted_twice": changed("4.7", ("range(whole_end, end, BLOCK_N)", "range(0, end, BLOCK_N)")),
+    "maximum_not_scaled": changed("4.7", ("tl.max(scores, axis=1) * scale_log2", "tl.max(scores, axis=1)")),
+    "rescale_not_scaled": changed(
+        "4.7",
+        ("tl.max(scores, axis=1) * scale_log2", "tl.max(scores, axis=1)"),
+        ("scores * scale_log2 - reference_max[:, None]", "(scores - reference_max[:, None]) * scale_log2"),
+    ),
+    "empty_row_nan": changed(
+        "4.7", ('tl.where(new_max == float("-inf"), 0.0, new_max)', "new_max")
+    ),
+    "scale_missing__and_the_diagonal": changed(
+        "4.7",
+        ("math.log2(math.e) / math.sqrt(head_dim)", "math.log2(math.e)"),
+        ("keys[None, :] <= positions[:, None]", "keys[None, :] < positions[:, None]"),
+    ),
+}
