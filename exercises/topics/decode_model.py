@@ -140,7 +140,19 @@ class _Decode:
             lengths = -(-lengths // self.slots) * self.slots
         if s("last_page_left_out"):
             lengths = lengths // self.slots * self.slots
-        return lengths
+        return self._one_page_short(lengths)
+
+    def _one_page_short(self, lengths):
+        """The tokens without those of the last page, where a slip leaves it out."""
+        s, in_last = self.slips, (lengths - 1) % self.slots + 1
+        short = torch.zeros_like(lengths, dtype=torch.bool)
+        if s("last_page_left_out__always"):
+            short = lengths > 0
+        if s("last_page_left_out__where_full"):
+            short = (lengths > 0) & (in_last == self.slots)
+        if s("last_page_left_out__of_one_token"):
+            short = (lengths > 0) & (in_last == 1)
+        return torch.where(short, lengths - in_last, lengths)
 
     def _bounds(self, counted):
         """First key and end of each split, [splits, batch]; where a split has no key the end is not larger."""

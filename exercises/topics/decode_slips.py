@@ -22,8 +22,10 @@ SCALE_TWICE = (
     "where the queries are loaded and where the scores are made."
 )
 EMPTY_SEQUENCE = (
-    "A sequence without a token has NaN for a result, or memory that nobody wrote. Its sum is 0 and 0 / 0 is no "
-    "number: divide by 1 there, and store its zeros too."
+    "A sequence without a token has NaN for a result, or memory that nobody wrote. Two steps can make it: the "
+    "division, "
+    "as 0 / 0, and a tile without a key, as exp(-inf - (-inf)). Make no step for it, divide by 1 where the sum is 0, "
+    "and store its zeros too."
 )
 SLOTS_COUNT = (
     "Slots that hold no token reached the result: their weight is 0, and 0 · NaN is NaN. Mask the loads of keys and "
