@@ -143,7 +143,8 @@ def safe_softmax(read):
 
     Args:
         read: each `for tile in read():` is one pass; tiles are [rows, width] float32, the widths add up to `columns`.
-            At most three passes. A tile is overwritten by the next one.
+            At most three passes. A tile is overwritten by the next one, and copies of the tiles may not be kept: after
+            the first pass you have a few numbers for each row.
 
     Returns:
         [rows, columns] float32.
@@ -216,7 +217,7 @@ def row_statistics(read):
 
     Args:
         read: `for tile in read():` is the one pass; tiles are [rows, width], float32 or float16, and may hold -inf.
-            A tile is overwritten by the next one.
+            A tile is overwritten by the next one, and copies may not be kept: you carry a few numbers for each row.
 
     Returns:
         (maximum, total): [rows] float32 each. A row of nothing but -inf has maximum -inf and total 0.
@@ -393,7 +394,7 @@ def streaming_attention(query, read, scale):
     Args:
         query: [dim], float32 or float16.
         read: `for key_tile, value_tile in read():` is the one pass; [width, dim] and [width, value_dim], of the query's
-            dtype. Both are overwritten by the next ones.
+            dtype. Both are overwritten by the next ones, and copies may not be kept.
         scale: any number, negative or 0 too, by which the products are multiplied.
 
     Returns:

@@ -1163,7 +1163,8 @@ def fast_attention(query, key, value, causal):
         causal: True or False; aligned to the end.
 
     Returns:
-        [batch, heads, query_length, head_dim], in query's dtype; zeros for a query that sees no key.
+        [batch, heads, query_length, head_dim], in query's dtype; zeros for a query that sees no key. One launch
+        computes it.
     """
     batch, heads, query_length, head_dim = query.shape
     key_length = key.shape[2]

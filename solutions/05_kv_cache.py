@@ -271,7 +271,7 @@ def append_to_cache(key, value, key_cache, value_cache, positions):
         key, value: [batch, key_heads, new_tokens, head_dim], float32 or float16; new_tokens at least 1, and head_dim
             is 16, 32, 64 or 128. Any strides, save that the last dimension is contiguous.
         key_cache, value_cache: [batch, key_heads, capacity, head_dim], likewise, written in place. Each of the four
-            tensors has strides of its own.
+            tensors has strides of its own, and may reach beyond 2³¹ elements.
         positions: int32 [batch], the slot of each sequence's first new token. All new tokens fit.
     """
     batch, key_heads, new_tokens, head_dim = key.shape

@@ -451,8 +451,8 @@ def paged_decode(query, key_pages, value_pages, block_tables, lengths):
     Args:
         query: [batch, heads, head_dim], float32 or float16; head_dim a power of two from 16 on. Any strides but the
             last, which is 1.
-        key_pages, value_pages: [pages, heads, page_size, head_dim], strides likewise; page_size a power of two. Slots
-            behind a sequence's last token hold anything, NaN too.
+        key_pages, value_pages: [pages, heads, page_size, head_dim], strides likewise; page_size a power of two. A pool
+            may reach beyond 2³¹ elements. Slots behind a sequence's last token hold anything, NaN too.
         block_tables: int32 [batch, max_blocks], contiguous. Entries behind a sequence's last page are -1.
         lengths: int32 [batch], tokens of each sequence; 0 is possible.
 

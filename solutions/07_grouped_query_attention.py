@@ -528,7 +528,7 @@ def grouped_decode(query, key_cache, value_cache, lengths):
         query: [batch, query_heads, head_dim], float16 with head_dim 16, 32, 64 or 128, or float32 with head_dim up to
             64; the last stride is 1.
         key_cache, value_cache: [batch, key_heads, capacity, head_dim], key_heads divides query_heads; any strides but
-            the last, which is 1. The two may differ in theirs.
+            the last, which is 1. The two may differ in theirs, and may reach beyond 2³¹ elements.
         lengths: [batch], int32: tokens of each sequence in its cache, the current one included. Slots behind them hold
             anything, NaN too. 0 is allowed.
 

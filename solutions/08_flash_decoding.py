@@ -656,7 +656,8 @@ def flash_decode(query, key_pages, value_pages, block_tables, lengths, splits):
     Args:
         query: [batch, query_heads, head_dim], float32 or float16; head_dim 16, 32, 64 or 128, the last stride 1.
         key_pages, value_pages: [pages, key_heads, page_size, head_dim], page_size at least 1. Query heads h · group to
-            h · group + group - 1 share KV head h. Any strides but the last, which is 1.
+            h · group + group - 1 share KV head h. Any strides but the last, which is 1; a pool may reach
+            beyond 2³¹ elements.
         block_tables: [batch, max_blocks], int32, any row stride: the page of tokens i · page_size to
             (i + 1) · page_size - 1 of a sequence. What a length doesn't reach is undefined: entries, and rows of pages
             too.

@@ -22,7 +22,11 @@ MAY_IMPORT = {
     # The error map is drawn on the verdict card; the builder knows an answer from the stub that stands in its place.
     "course_lib/checker": ["course_lib.hardware", "course_lib.figures.error_map", "course_lib.builder.answers"],
     # Within it, from the words of an exercise to the learner: each part uses those before it.
-    "course_lib/checker/specification": ["course_lib.hardware", "course_lib.builder.answers"],
+    "course_lib/checker/specification": [
+        "course_lib.hardware",
+        "course_lib.builder.answers",
+        "course_lib.checker.runner.process.sparse",  # memory that is laid out alike on both sides of the wire
+    ],
     "course_lib/checker/runner": ["course_lib.checker.specification", "course_lib.hardware"],
     "course_lib/checker/judge": [
         "course_lib.checker.runner",

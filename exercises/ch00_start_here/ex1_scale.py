@@ -80,7 +80,7 @@ def compute(s, x, factor):
         scaled = torch.full_like(values, factor)
     else:
         scaled = values * factor
-    return stored(scaled, inside)
+    return stored(s, scaled, inside)
 
 
 TRUNCATED = "The factor was cut to a whole number, as `int(factor)` does. It may be a float: pass it on as it is."

@@ -70,7 +70,7 @@ def compute(s, x):
         source = torch.full_like(positions, length - 1)
     if s(*(f"{name}__masked" for name in BY_BLOCKS), "blocks_in_reverse__from_the_start"):
         exists = exists & (source >= 0) & (source < length)
-    return stored(load(s, x, source, exists, math.nan), inside)
+    return stored(s, load(s, x, source, exists, math.nan), inside)
 
 
 BY_BLOCKS = ("reversed_within_blocks", "blocks_in_reverse", "counted_from_the_last_block")

@@ -38,6 +38,8 @@ def cost_cases(draw):
     return [
         Case("x + y, 16 Mi float32", (2**24, 2, 1, 4), "elementwise_cost"),
         Case(f"relu(scale * x + y), {elements:,} float16", (elements, 2, 3, 2), "elementwise_cost"),
+        Case("relu(x), 1000 float32", (1000, 1, 1, 4), "elementwise_cost"),
+        Case(f"a + b * c + d, {elements + 1:,} float16", (elements + 1, 4, 3, 2), "elementwise_cost"),
         Case("a softmax of 32 × 8192 rows of 8192, float16", (32 * 8192, 8192, 2), "softmax_cost"),
         Case(f"a softmax of {rows:,} rows of {columns:,}, float32", (rows, columns, 4), "softmax_cost"),
         Case("matmul 4096 × 4096 × 4096, float16", (4096, 4096, 4096, 2), "matmul_cost"),
@@ -105,6 +107,19 @@ def _without_heads(flops, moved):
     return result
 
 
+def _one_addition_less(entry):
+    """A slip's formula for one of the two products: as many multiplications as the inner dimension, and one addition
+    less."""
+
+    def result(*args):
+        if entry == "matmul_cost" and len(args) == 4 and args[0] != 1 or entry == "scores_cost" and len(args) == 5:
+            flops, moved = COSTS[entry](*args)
+            return flops - flops // (2 * args[1 if entry == "matmul_cost" else 3]), moved
+        return None
+
+    return result
+
+
 def _no_reuse(entry, args):
     """Bytes when every multiply-add fetches both operands."""
     if entry == "matmul_cost":
@@ -152,6 +167,21 @@ EXERCISE = Exercise(
             "The number of heads is missing from the bytes of the scores. Every head has its own queries, keys and "
             "scores, and it multiplies all three.",
             formula=_without_heads(flops=False, moved=True),
+        ),
+        Slip(
+            "one_addition_less",
+            "k products need only k - 1 additions, but that is not how it is counted: a multiply-add is two FLOPs, and "
+            "each element of the product takes k of them.",
+            formula=(_one_addition_less("matmul_cost"), _one_addition_less("scores_cost")),
+        ),
+        Slip(
+            "scaling_counted",
+            "The FLOPs of the scores count one multiplication too many for each score. The scaling is not counted.",
+            formula=lambda *args: (
+                (scores_oracle(*args)[0] + args[0] * args[1] * args[2], scores_oracle(*args)[1])
+                if len(args) == 5
+                else None
+            ),
         ),
     ),
     mistakes=(

@@ -22,6 +22,7 @@ from exercises.topics.elementwise_model import (
     written,
 )
 from exercises.topics.memory import store
+from exercises.topics.pytorch_operations import ARITHMETIC
 from exercises.topics.vector_inputs import VALUES, huge
 
 
@@ -116,7 +117,7 @@ def compute(s, x, y):
         total = second
     else:
         total = first + second
-    total = stored(total, inside)
+    total = stored(s, total, inside)
     if s("stored_with_a_stride", "stored_with_a_stride__y"):
         return store(s, total, torch.arange(len(x)) * (own_x if s("stored_with_a_stride") else own_y))
     return total
@@ -173,7 +174,7 @@ EXERCISE = Exercise(
     contracts=(CONTRACT,),
     models=elementwise_models(compute, SLIPS, of_any_block(first=1024), blocks_of_pairs=2),
     needs=TRITON,
-    requirements=(LaunchesTriton(), Forbids(("add", "sub")), Contiguous()),
+    requirements=(LaunchesTriton(), Forbids(ARITHMETIC), Contiguous()),
     hints=(
         "Start from the kernel of chapter 00: a block of offsets, a mask, a load, a store. Here there are two loads.",
         "The launcher needs a result (`torch.empty`, of x's dtype and device), a number of programs rounded up, and a "

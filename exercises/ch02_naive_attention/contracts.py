@@ -25,6 +25,7 @@ SCORES = (
     Level(scores_like(shift=1000.0, spread=5.0), "scores near 1,000"),
     Level(scores_like(shift=-200.0, spread=3.0), "scores near -200"),
     Level(scores_like(shift=-20_000.0, spread=40.0), "scores near -20,000"),
+    Level(scores_like(shift=-65_480.0, spread=20.0), "scores near -65,480"),
     Level(scores_like(slope=1.5), "scores that rise along every row"),
     Level(scores_like(slope=-1.5), "scores that fall along every row"),
     Level(scores_like(slope=150.0), "every score 150 above the one before it"),
@@ -35,12 +36,14 @@ def by_log_sum_exp(scores, visible=None):
     """Probabilities as exp(score - log-sum-exp), with all that a float32 of the log-sum-exp's size may be off by.
 
     The exponent is rounded, so the error grows with the scores: at 200 it is 1e-5 of a probability. Exponentials in
-    base 2 of scores times log2(e) are off by as much. It is computed and not rounded, so that no luck is in it.
+    base 2 of scores times log2(e) are off by as much. It is computed and not rounded, so that no luck is in it. Where
+    one score has all the weight, the log-sum-exp is that score, and its difference from it is 0, whatever its size.
     """
     wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
     wide = wide if visible is None else wide.masked_fill(~visible, -math.inf)
     exact = wide.double()
     total = torch.logsumexp(exact, dim=-1, keepdim=True)
-    size = torch.maximum(total.abs(), exact.amax(dim=-1, keepdim=True).abs())
-    off = torch.finfo(wide.dtype).eps * size.clamp(min=1.0)
+    largest = exact.amax(dim=-1, keepdim=True)
+    off = torch.finfo(wide.dtype).eps * torch.maximum(total.abs(), largest.abs()).clamp(min=1.0)
+    off = off.masked_fill(total == largest, 0.0)
     return torch.exp(exact - torch.where(total == -math.inf, 0.0, total + off))

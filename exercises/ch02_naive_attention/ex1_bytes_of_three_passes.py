@@ -6,10 +6,10 @@ from course_lib.checker import Case, Exercise, Slip
 
 
 def pass_bytes_oracle(heads, query_length, key_length, head_dim, item_bytes):
-    queries, keys = query_length * head_dim, key_length * head_dim
-    matrix = query_length * key_length
-    scale = heads * item_bytes
-    return scale * (queries + keys + matrix), scale * 2 * matrix, scale * (matrix + keys + queries)
+    queries = heads * query_length * head_dim * item_bytes
+    keys = heads * key_length * head_dim * item_bytes
+    matrix = heads * query_length * key_length * item_bytes
+    return queries + keys + matrix, 2 * matrix, matrix + keys + queries
 
 
 def pass_bytes_cases(draw):
@@ -61,6 +61,16 @@ EXERCISE = Exercise(
             "The matrix counts in pass 2 only. Pass 1 writes it and pass 3 reads it: that makes four crossings, "
             "not two.",
             formula=lambda h, m, n, d, b: (h * b * (m * d + n * d), 2 * h * b * m * n, h * b * (n * d + m * d)),
+        ),
+        Slip(
+            "writes_not_counted",
+            "Only what is read was counted. Each pass writes its result to memory as well: S, P and O.",
+            formula=lambda h, m, n, d, b: (h * b * (m * d + n * d), h * b * m * n, h * b * (m * n + n * d)),
+        ),
+        Slip(
+            "reads_not_counted",
+            "Only what is written was counted. Each pass reads what it works on as well.",
+            formula=lambda h, m, n, d, b: (h * b * m * n, h * b * m * n, h * b * m * d),
         ),
         Slip(
             "softmax_one_way",

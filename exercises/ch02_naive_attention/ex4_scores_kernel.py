@@ -6,12 +6,13 @@ import torch
 
 from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Mistake
 from course_lib.checker.specification.contract import Contract, Level
-from course_lib.checker.specification.layouts import unit_last
+from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
 from exercises.ch02_naive_attention.ex1_bytes_of_three_passes import pass_bytes_oracle
 from exercises.ch02_naive_attention.product_model import scores_model
 from exercises.ch02_naive_attention.product_slips import SCORES
 from exercises.ch02_naive_attention.requirements import MATRIX_PRODUCTS, PATIENT, SMALLEST_TILE, UNMASKED_WRITE, OnePass
 from exercises.topics.evidence import first_access
+from exercises.topics.pytorch_operations import ARITHMETIC
 
 
 def scores_oracle(query, key, scale):
@@ -68,6 +69,7 @@ def scores_cases(draw):
             (draw.normal(1, 20, 16, scale=500.0, dtype=half), draw.normal(1, 20, 16, scale=500.0, dtype=half), 5e-6),
         ),
     ]
+    cases += beyond_32_bits(draw, "heads", [draw.normal(3, 5, 16), draw.normal(3, 7, 16)], 0.25)
     return cases + on_a_gpu(draw) if draw.on_gpu else cases
 
 
@@ -149,7 +151,7 @@ EXERCISE = Exercise(
     needs=TRITON,
     limits=PATIENT,
     uses_dot=True,
-    requirements=(LaunchesTriton(), Forbids(MATRIX_PRODUCTS), OnePass(scores_bytes, _tiled_loads)),
+    requirements=(LaunchesTriton(), Forbids((*MATRIX_PRODUCTS, *ARITHMETIC)), OnePass(scores_bytes, _tiled_loads)),
     hints=(
         "A program computes one tile of S. Which rows of Q does it need for that? Which rows of K? Where does its "
         "tile go? The kernel of the distance penalty above shows the third.",

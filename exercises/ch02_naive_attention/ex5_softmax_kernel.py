@@ -6,12 +6,13 @@ import torch
 
 from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Mistake
 from course_lib.checker.specification.contract import Contract, Level
-from course_lib.checker.specification.layouts import unit_last
+from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
 from exercises.ch02_naive_attention.contracts import SCORES, by_log_sum_exp
 from exercises.ch02_naive_attention.masks import causal_oracle, causal_visible
 from exercises.ch02_naive_attention.requirements import PATIENT, OnePass
 from exercises.ch02_naive_attention.row_softmax_model import row_softmax_model
 from exercises.topics.evidence import first_access
+from exercises.topics.pytorch_operations import ARITHMETIC
 
 
 def row_softmax_oracle(scores, causal, memory=False):
@@ -57,6 +58,7 @@ def row_softmax_cases(draw):
             driver=memory_of_the_result,
         ),
     ]
+    cases += beyond_32_bits(draw, "heads", [draw.normal(3, 2, 20)], False)
     return cases + on_a_gpu(draw) if draw.on_gpu else cases
 
 
@@ -124,7 +126,7 @@ EXERCISE = Exercise(
     limits=PATIENT,
     requirements=(
         LaunchesTriton(),
-        Forbids(("_softmax", "softmax", "exp", "logsumexp", "log_softmax", "_log_softmax")),
+        Forbids(("_softmax", "softmax", "logsumexp", "log_softmax", "_log_softmax", *ARITHMETIC)),
         OnePass(row_softmax_bytes),
     ),
     hints=(

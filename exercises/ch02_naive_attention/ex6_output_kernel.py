@@ -6,12 +6,13 @@ import torch
 
 from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Mistake
 from course_lib.checker.specification.contract import Contract, Level
-from course_lib.checker.specification.layouts import unit_last
+from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
 from exercises.ch02_naive_attention.ex1_bytes_of_three_passes import pass_bytes_oracle
 from exercises.ch02_naive_attention.product_model import output_model
 from exercises.ch02_naive_attention.product_slips import OUTPUT
 from exercises.ch02_naive_attention.requirements import MATRIX_PRODUCTS, PATIENT, SMALLEST_TILE, UNMASKED_WRITE, OnePass
 from exercises.topics.evidence import first_access
+from exercises.topics.pytorch_operations import ARITHMETIC
 
 
 def output_oracle(probabilities, value):
@@ -79,6 +80,7 @@ def output_cases(draw):
             (_weights(draw, 1, 3, 2100), draw.normal(1, 2100, 16)),
         ),
     ]
+    cases += beyond_32_bits(draw, "heads", [_weights(draw, 3, 5, 20), draw.normal(3, 20, 16)])
     return cases + on_a_gpu(draw) if draw.on_gpu else cases
 
 
@@ -149,7 +151,7 @@ EXERCISE = Exercise(
     needs=TRITON,
     limits=PATIENT,
     uses_dot=True,
-    requirements=(LaunchesTriton(), Forbids((*MATRIX_PRODUCTS, "mul", "sum")), OnePass(output_bytes, _output_loads)),
+    requirements=(LaunchesTriton(), Forbids((*MATRIX_PRODUCTS, *ARITHMETIC)), OnePass(output_bytes, _output_loads)),
     hints=(
         "In the scores kernel the inner dimension was head_dim and fitted into one tile. Here the inner dimension "
         "is the keys, and there may be any number of them: the program needs a loop.",

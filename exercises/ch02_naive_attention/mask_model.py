@@ -7,6 +7,7 @@ import math
 import torch
 
 from course_lib.checker.specification.model import Model, Slip, Slips
+from exercises.topics.attention_model import STAND_INS
 
 
 def causal_mask(slips: Slips, query_length: int, key_length: int, columns: int | None = None) -> torch.Tensor:
@@ -45,9 +46,14 @@ def mask_model() -> Model:
         lowest = torch.finfo(scores.dtype).min
         fill = 0.0 if slips("hidden_scored_zero", "hidden_scored_zero__and_zeroed") else -math.inf
         fill = lowest if slips("empty_row_uniform") else fill
-        fill = -1e4 if slips("hidden_scored_low", "hidden_scored_low__and_kept") else fill
-        shares = torch.softmax(torch.where(visible, scores, fill), dim=axis)
-        if slips("hidden_scored_zero", "empty_row_uniform", "hidden_scored_low__and_kept"):
+        kept = slips("hidden_scored_zero", "empty_row_uniform")
+        wide = scores
+        for name, number in {**STAND_INS, "least": lowest}.items():
+            if slips(f"hidden_scored_low__{name}", f"hidden_scored_low__{name}_and_kept"):
+                fill, kept = number, slips(f"hidden_scored_low__{name}_and_kept")
+                wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        shares = torch.softmax(torch.where(visible, wide, fill), dim=axis).to(scores.dtype)
+        if kept:
             return shares
         if not slips("unguarded", "empty_row_nan"):
             shares = torch.where(visible, shares, 0.0)
@@ -104,8 +110,11 @@ MASK_SLIPS = (
     ),
     Slip("hidden_scored_zero", _SCORED_ZERO),
     Slip("hidden_scored_zero__and_zeroed", _SCORED_ZERO),
-    Slip("hidden_scored_low", FINITE),
-    Slip("hidden_scored_low__and_kept", FINITE),
+    *(
+        Slip(f"hidden_scored_low__{name}{way}", FINITE, alone=True)
+        for name in (*STAND_INS, "least")
+        for way in ("", "_and_kept")
+    ),
     Slip(
         "empty_row_nan",
         "A row that sees no key became NaN: its maximum is minus infinity, and -inf - -inf is NaN. Such a row is "
@@ -113,8 +122,8 @@ MASK_SLIPS = (
     ),
     Slip(
         "empty_row_uniform",
-        "A row that sees no key shares its weight evenly among hidden keys: a large negative number stands where "
-        "minus infinity belongs, and the softmax cannot tell it from a score. Such a row is all zeros.",
+        "A row that sees no key shares its weight evenly among hidden keys, and it should be all zeros. As a rule a "
+        "large negative number stands where minus infinity belongs: the softmax cannot tell it from a score.",
     ),
     Slip(
         "wrong_axis",

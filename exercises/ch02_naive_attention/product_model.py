@@ -11,7 +11,7 @@ import math
 import torch
 
 from course_lib.checker.specification.model import Model, Slip, Slips
-from exercises.topics.memory import load, store, tile_offsets
+from exercises.topics.memory import in_place_of_the_first, load, store, tile_offsets
 
 TILES = (16, 32, 64, 128, 256)  # rows or columns that a tile may have; 64 unless a style says otherwise
 
@@ -47,7 +47,7 @@ def _scores(s: Slips, query: torch.Tensor, key: torch.Tensor, scale: float) -> t
         product = left @ right.transpose(1, 2)
     if s("product_in_float16"):
         product = product.to(query.dtype).float()
-    result = (product * _factor(s, scale, head_dim)).to(query.dtype)
+    result = (product * _factor(s, scale, head_dim) + (scale if s("scale_added") else 0.0)).to(query.dtype)
 
     rows, columns = _side(s, "rows"), _side(s, "columns")
     row_tiles, column_tiles = -(-query_length // rows), -(-key_length // columns)
@@ -76,6 +76,8 @@ def _factor(s: Slips, scale: float, head_dim: int) -> torch.Tensor:
         factor = torch.tensor(head_dim**-0.5)
     if s("divided_by_root_as_well"):
         factor = factor * head_dim**-0.5
+    if s("scale_added"):
+        factor = torch.ones(())
     if s("divided_by_scale"):
         factor = 1.0 / factor
     return factor
@@ -99,8 +101,20 @@ def _output(s: Slips, probabilities: torch.Tensor, value: torch.Tensor) -> torch
         end = min(end, -(-query_length // tile) * tile)
     if s("accumulator_overwritten"):
         first = end - tile
-    left = _read(s, named, "probabilities", probabilities, query_length, padded)[..., first:end]
-    right = _read(s, named, "value", value, padded)[:, first:end]
+    left = _read(s, named, "probabilities", probabilities, query_length, padded)
+    right = _read(s, named, "value", value, padded)
+    if s("start_forgotten", "start_forgotten__probabilities"):
+        left = left[..., :tile].repeat(1, 1, padded // tile)
+    if s("start_forgotten", "start_forgotten__value"):
+        right = right[:, :tile].repeat(1, padded // tile, 1)
+    if s("start_forgotten__probabilities"):
+        left = left * (torch.arange(padded) < key_length)
+    if s("start_forgotten__value"):
+        right = right * (torch.arange(padded) < key_length)[:, None]
+    left, right = left[..., first:end], right[:, first:end]
+    if s("every_second_tile"):
+        kept = torch.arange(left.shape[2]) // tile % 2 == 0
+        left, right = left[..., kept], right[:, kept]
     if s("accumulator_in_float16"):
         result = torch.zeros(*left.shape[:2], right.shape[2])
         for weights, values in zip(left.split(tile, dim=2), right.split(tile, dim=1)):
@@ -152,6 +166,9 @@ def _read(
         strides = (strides[0], 1, strides[1])
     columns = columns or width
     inside = (torch.arange(rows) < length)[:, None] & (torch.arange(columns) < width)
+    if s(f"mask_by_the_block__{name}"):  # of keys, which are the columns of P and the rows of V
+        along = torch.arange(rows)[:, None] if name == "value" else torch.arange(columns)
+        inside = ((torch.arange(rows) < length)[:, None] | (name == "value")) & (along < _side(s, "keys"))
     if s("keys_not_masked", f"keys_not_masked__{name}"):
         inside = torch.ones_like(inside)
     offsets = tile_offsets(rows, columns, (strides[0], strides[1], strides[2]), heads)
@@ -169,6 +186,8 @@ def _written(s: Slips, named: dict[str, torch.Tensor], result: torch.Tensor, row
             strides = (tensor.stride(0), strides[1])
         if s(f"result_strides__{name}", f"result_strides__rows_of_{name}"):
             strides = (strides[0], tensor.stride(1))
+    if s("stored_in_first_rows"):
+        result = in_place_of_the_first(result, rows)
     if s("stored_in_one_head"):
         strides = (0, strides[1])
     if strides == result.stride()[:2]:

@@ -80,6 +80,11 @@ def _of_strides(one: str, other: str, result: str) -> tuple[Slip, ...]:
     )
 
 
+FIRST_ROWS = (
+    "Every tile of rows is stored in the first one's place, where the last one stays: the rows of the store lack "
+    "`tl.program_id(0) * BLOCK_M`."
+)
+
 SCORES = (
     Slip("only_first_head", HEADS_MISSING),
     Slip("only_first_tile", _ONE_TILE),
@@ -114,6 +119,7 @@ SCORES = (
         "keys_used_as_queries",
         "The keys were multiplied with themselves. The first operand comes from `query_pointer`.",
     ),
+    Slip("stored_in_first_rows", FIRST_ROWS),
     Slip("scale_missing", "The scores are not scaled. Multiply the product by `scale`."),
     Slip(
         "key_not_transposed",
@@ -121,6 +127,7 @@ SCORES = (
         "BLOCK_N, and it gives wrong scores there too. Load K as [HEAD_DIM, BLOCK_N], or turn the tile over with "
         "`tl.trans`.",
     ),
+    Slip("scale_added", "The scale was added to the product. It is a factor: 1/√head_dim, as a rule."),
     Slip("scale_twice", "The scale was applied twice: once to Q or K and once to the product, say. Apply it once."),
     Slip(
         "scale_ignored",
@@ -170,6 +177,7 @@ OUTPUT = (
         "The last, partly filled tile of rows was never written: the grid was rounded down. Use "
         "`triton.cdiv(query_length, BLOCK_M)`.",
     ),
+    Slip("stored_in_first_rows", FIRST_ROWS),
     Slip(
         "rows_counted_by_keys",
         "The grid counts tiles of keys where it should count tiles of queries. With more queries than keys the last "
@@ -183,6 +191,31 @@ OUTPUT = (
     Slip(
         "only_first_tile",
         "Only the first tile of keys counts. The sum over keys needs a loop, in steps of BLOCK_N up to key_length.",
+    ),
+    Slip(
+        "every_second_tile",
+        "Every second tile of keys is left out: the loop's step is twice as long as the tile that it loads.",
+    ),
+    *(
+        Slip(
+            f"mask_by_the_block__{name}",
+            f"The mask of {letter} compares the keys with BLOCK_N. Only the first tile passes that, even what lies "
+            "past its end. Compare with key_length.",
+            alone=True,
+        )
+        for name, letter in (("probabilities", "P"), ("value", "V"))
+    ),
+    Slip(
+        "start_forgotten",
+        "The first tile of keys was added once for every step of the loop: `start` is missing from the positions, "
+        "`keys = start + tl.arange(0, BLOCK_N)`.",
+    ),
+    *(
+        Slip(
+            f"start_forgotten__{name}",
+            f"Every step of the loop loads the first tile of {letter}: `start` is missing from its addresses.",
+        )
+        for name, letter in (("probabilities", "P"), ("value", "V"))
     ),
     Slip("last_tile_skipped", _SKIPPED),
     Slip(

@@ -13,10 +13,12 @@ import torch
 from course_lib.checker.specification.model import Model, Slip, Slips
 from exercises.ch02_naive_attention.mask_model import FINITE, MASK_SLIPS, causal_mask
 from exercises.ch02_naive_attention.product_slips import HEADS_MISSING
+from exercises.topics.attention_model import STAND_INS
 from exercises.topics.memory import load, store, tile_offsets
 
 WIDTHS = tuple(2**power for power in range(4, 14))  # tiles that are too narrow for some rows
-LOW = tuple(f"hidden_scored_low{which}" for which in ("", "__hidden_alone", "__and_zeroed"))
+LOW_WAYS = ("", "_hidden_alone", "_and_zeroed", "_as_other")  # `other=` is cast to the scores' dtype
+LOW = tuple(f"hidden_scored_low__{name}{way}" for name in STAND_INS for way in LOW_WAYS)
 
 
 def row_softmax_model() -> Model:
@@ -45,10 +47,10 @@ def _compute(s: Slips, scores: torch.Tensor, causal: bool, memory: bool = False)
 
     afterwards = s("mask_after_softmax", "renormalised_afterwards")
     counted = inside.expand_as(visible) if afterwards else visible
-    hidden, tail = _fills(s, causal)
+    hidden, tail = _fills(s, causal, scores.dtype)
     x = torch.where(counted, x, torch.where(inside, hidden, tail))
     weights, total = _weights(s, x, counted)
-    if s("hidden_scored_low__and_zeroed", "hidden_scored_zero__and_zeroed"):
+    if s(*(name for name in LOW if name.endswith("_and_zeroed")), "hidden_scored_zero__and_zeroed"):
         weights = torch.where(visible, weights, 0.0)
     unguarded = s("unguarded", "empty_row_nan")
     result = weights if s("not_normalised") else weights / (total if unguarded else torch.where(total == 0, 1.0, total))
@@ -84,21 +86,22 @@ def _loaded(s: Slips, scores: torch.Tensor, rows: int, inside: torch.Tensor) -> 
     return load(s, scores, tile_offsets(rows, len(inside), (head, row, 1), heads), inside).float()
 
 
-def _fills(s: Slips, causal: bool) -> tuple[float, float]:
+def _fills(s: Slips, causal: bool, dtype: torch.dtype) -> tuple[float, float]:
     """What stands for the score of a hidden key, and of a key that does not exist."""
     hidden = tail = -math.inf
-    if s(*LOW):
-        hidden = -1e4
-    if s("hidden_scored_low", "hidden_scored_low__and_zeroed"):
-        tail = -1e4
+    for name, number in STAND_INS.items():
+        if s(*(f"hidden_scored_low__{name}{way}" for way in LOW_WAYS)):
+            hidden, tail = number, -math.inf if s(f"hidden_scored_low__{name}_hidden_alone") else number
+        if s(f"hidden_scored_low__{name}_as_other"):
+            hidden = tail = float(torch.tensor(number).to(dtype))
     if s("hidden_scored_zero", "hidden_scored_zero__and_zeroed", "hidden_and_tail_scored_zero"):
         hidden = 0.0
     if s("hidden_and_tail_scored_zero", "tail_scored_zero__always") or s("tail_scored_zero") and not causal:
         tail = 0.0  # a causal mask hides what lies past the end as well, where it is applied after the load
     if s("empty_row_uniform"):
         hidden = -1e30
-    if s("empty_row_uniform__tail_too"):
-        hidden = tail = -1e30
+    if s("empty_row_uniform__tail_too", "empty_row_uniform__as_other"):
+        hidden = tail = float(torch.tensor(-1e30).to(dtype)) if s("empty_row_uniform__as_other") else -1e30
     return hidden, tail
 
 
@@ -157,8 +160,6 @@ _NARROW = (
     "as the row: `triton.next_power_of_2(key_length)`."
 )
 _UNIFORM = next(slip.sentence for slip in MASK_SLIPS if slip.id == "empty_row_uniform")
-_OF_2_3_ALONE = ("hidden_scored_low", "hidden_scored_low__and_kept")
-
 SLIPS = (
     Slip("only_first_head", HEADS_MISSING),
     Slip(
@@ -209,9 +210,10 @@ SLIPS = (
     ),
     Slip("causal_ignored", "`causal` has no effect: with it, a query sees no key behind its own position."),
     Slip("causal_always", "The mask is there without `causal` too. Hide keys where CAUSAL says so, and only there."),
-    *(slip for slip in MASK_SLIPS if slip.id not in _OF_2_3_ALONE),
+    *(slip for slip in MASK_SLIPS if slip.mistake != "hidden_scored_low"),
     *(Slip(name, FINITE, alone=True) for name in LOW),
     Slip("empty_row_uniform__tail_too", _UNIFORM),
+    Slip("empty_row_uniform__as_other", _UNIFORM),
     Slip(
         "hidden_not_stored",
         "Hidden keys were never written: the store takes the load's mask. They are 0 in the result, so store with "

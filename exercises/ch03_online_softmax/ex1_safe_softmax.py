@@ -1,8 +1,8 @@
 """Exercise 3.1: safe softmax, its statistics in two passes.
 
 The checker plays the memory: the answer gets a function `read`, and each call of it starts one pass, which hands out
-one tile after another from a single buffer. What a learner keeps of an earlier tile is overwritten, and a pass too many
-is refused; so "one pass" is tested by behaviour and not by reading the answer.
+one tile after another from a single buffer. What a learner keeps of an earlier tile is overwritten, and copies of the
+tiles and a pass too many are refused; so "one pass" is tested by behaviour and not by reading the answer.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from course_lib.checker import Case, Exercise, Forbids, Mistake
 from course_lib.checker.specification.contract import Contract
 from course_lib.checker.specification.model import Model, Slip
 from exercises.ch03_online_softmax.plain import (
+    KEPT_COPIES,
     SHORTCUTS,
     SOFTMAXES,
+    copies_kept,
     levels,
     pass_refused,
+    read_in_tiles,
     softmax_of,
 )
 from exercises.topics.softmax_inputs import SCORES
@@ -34,38 +37,22 @@ from exercises.topics.softmax_slips import (
 )
 
 
-def read_at_most_three_times(functions, x, tile):
-    rows, columns = x.shape
-    buffer = torch.full((rows, min(tile, columns)), math.nan, dtype=x.dtype, device=x.device)
-    passes = [0]
-
-    def read():
-        passes[0] += 1
-        if passes[0] > 3:
-            raise RuntimeError("pass 4 was started, one pass more than the three allowed: maximum, sum, output")
-        for start in range(0, columns, tile):
-            width = min(tile, columns - start)
-            buffer[:, :width] = x[:, start : start + width]
-            yield buffer[:, :width]
-
-    return functions["safe_softmax"](read)
-
-
 def safe_softmax_oracle(x, tile):
     return softmax_of(x)
 
 
 def safe_softmax_cases(draw):
     return [
-        Case("4 rows of 12 in tiles of 4", (draw.normal(4, 12), 4), driver=read_at_most_three_times),
+        Case("4 rows of 12 in tiles of 4", (draw.normal(4, 12), 4), driver=read_in_tiles),
         Case(
             "3 rows of 37 in tiles of 8, the last one narrower",
             (draw.normal(3, 37), 8),
-            driver=read_at_most_three_times,
+            driver=read_in_tiles,
         ),
-        Case("16 rows of 48 in square tiles", (draw.normal(16, 48), 16), driver=read_at_most_three_times),
-        Case("4 rows of 12 once more, logits to ±200", (80 * draw.normal(4, 12), 4), driver=read_at_most_three_times),
-        Case("three rows at -1000, 0 and +1000", (levels(draw, 63), 16), driver=read_at_most_three_times),
+        Case("16 rows of 48 in square tiles", (draw.normal(16, 48), 16), driver=read_in_tiles),
+        Case("4 rows of 12 once more, logits to ±200", (80 * draw.normal(4, 12), 4), driver=read_in_tiles),
+        Case("three rows at -1000, 0 and +1000", (levels(draw, 63), 16), driver=read_in_tiles),
+        Case("2 rows of 1024 in 32 tiles, none of which is kept", (draw.normal(2, 1024), 32), driver=read_in_tiles),
     ]
 
 
@@ -87,7 +74,7 @@ CONTRACT = Contract(
         "scores": "safe for scores of any size",
     },
     valid=lambda columns, tile, **_: columns // tile <= 32,
-    driver=read_at_most_three_times,
+    driver=read_in_tiles,
     most=10,
 )
 
@@ -121,6 +108,8 @@ def compute(s, x, tile):
         return weights
     if s("place_by_its_own_width", "place_by_its_own_width__in_zeros"):
         return _by_their_own_width(s, (weights / total).split(tile, dim=1))
+    if s("multiplied_by_the_sum"):
+        return weights * total
     return weights / (x.shape[1] if s("divided_by_the_width") else total)
 
 
@@ -189,6 +178,7 @@ MODEL = Model(
             "The maximum is subtracted in the sum, but not in the outputs. Subtract the maximum before both.",
         ),
         Slip("not_normalised", "The outputs were never divided by the sum."),
+        Slip("multiplied_by_the_sum", "The outputs are multiplied by the row's sum. Divide by it."),
         Slip("divided_by_the_width", "The outputs are divided by the number of columns. Divide by the row's sum."),
         Slip("place_by_its_own_width", OWN_WIDTH),
         Slip("place_by_its_own_width__in_zeros", OWN_WIDTH),
@@ -226,6 +216,7 @@ EXERCISE = Exercise(
         "Output: `torch.cat([torch.exp(tile - maximum[:, None]) / total[:, None] for tile in read()], dim=1)`.",
     ),
     mistakes=(
+        Mistake("kept_copies", KEPT_COPIES.format(row="row"), when=copies_kept),
         Mistake(
             "too_many_passes",
             "A fourth pass was started. Three are enough: the maximum, the sum, the output. Is `read()` called once "

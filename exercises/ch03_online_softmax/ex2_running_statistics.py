@@ -1,13 +1,11 @@
 """Exercise 3.2: maximum and sum of a row in one pass.
 
 The checker plays the memory: the answer gets a function `read`, and each call of it starts one pass, which hands out
-one tile after another from a single buffer. What a learner keeps of an earlier tile is overwritten, and a pass too many
-is refused; so "one pass" is tested by behaviour and not by reading the answer.
+one tile after another from a single buffer. What a learner keeps of an earlier tile is overwritten, and copies of the
+tiles and a pass too many are refused; so "one pass" is tested by behaviour and not by reading the answer.
 """
 
 from __future__ import annotations
-
-import math
 
 import torch
 
@@ -16,10 +14,13 @@ from course_lib.checker.specification.contract import Contract
 from course_lib.checker.specification.model import Model, Slip
 from exercises.ch03_online_softmax.plain import (
     INF,
+    KEPT_COPIES,
     SHORTCUTS,
+    copies_kept,
     levels,
     masked_prefix,
     pass_refused,
+    read_in_tiles,
     rounded_to_half,
     running_statistics,
     statistics_of,
@@ -39,23 +40,6 @@ from exercises.topics.softmax_slips import (
 )
 
 
-def read_once(functions, x, tile):
-    rows, columns = x.shape
-    buffer = torch.full((rows, min(tile, columns)), math.nan, dtype=x.dtype, device=x.device)
-    passes = [0]
-
-    def read():
-        passes[0] += 1
-        if passes[0] > 1:
-            raise RuntimeError("pass 2 was started, one pass more than the single one allowed")
-        for start in range(0, columns, tile):
-            width = min(tile, columns - start)
-            buffer[:, :width] = x[:, start : start + width]
-            yield buffer[:, :width]
-
-    return functions["row_statistics"](read)
-
-
 def statistics_oracle(x, tile):
     return statistics_of(x)
 
@@ -65,21 +49,24 @@ def statistics_cases(draw):
     masked[0, :16], masked[1, :], masked[2, 10:30], masked[3, 32:] = -INF, -INF, -INF, -INF
     prime = draw.choice((101, 131, 257))
     return [
-        Case("4 rows of 12 in tiles of 4", (draw.normal(4, 12), 4), driver=read_once),
-        Case(f"3 rows of {prime}, a prime, in tiles of 32", (draw.normal(3, prime, scale=3.0), 32), driver=read_once),
+        Case("4 rows of 12 in tiles of 4", (draw.normal(4, 12), 4), driver=read_in_tiles),
+        Case(
+            f"3 rows of {prime}, a prime, in tiles of 32", (draw.normal(3, prime, scale=3.0), 32), driver=read_in_tiles
+        ),
         Case(
             "ascending rows: the maximum grows at every tile",
             (draw.normal(3, 128, scale=3.0).sort(dim=1)[0], 16),
-            driver=read_once,
+            driver=read_in_tiles,
         ),
         Case(
             "descending rows: the maximum comes first",
             (draw.normal(3, 128, scale=3.0).sort(dim=1, descending=True)[0], 16),
-            driver=read_once,
+            driver=read_in_tiles,
         ),
-        Case("three rows at -1000, 0 and +1000", (levels(draw, 63), 16), driver=read_once),
-        Case("float16, 4 rows of 300", (draw.normal(4, 300, scale=2.0, dtype=torch.float16), 64), driver=read_once),
-        Case("masked scores: a tile, a whole row, a stretch and a tail of -inf", (masked, 8), driver=read_once),
+        Case("three rows at -1000, 0 and +1000", (levels(draw, 63), 16), driver=read_in_tiles),
+        Case("2 rows of 1024 in 32 tiles, none of which is kept", (draw.normal(2, 1024), 32), driver=read_in_tiles),
+        Case("float16, 4 rows of 300", (draw.normal(4, 300, scale=2.0, dtype=torch.float16), 64), driver=read_in_tiles),
+        Case("masked scores: a tile, a whole row, a stretch and a tail of -inf", (masked, 8), driver=read_in_tiles),
     ]
 
 
@@ -103,13 +90,14 @@ CONTRACT = Contract(
         "mask": "may hold -inf",
     },
     valid=lambda columns, tile, **_: columns // tile <= 32,
-    driver=read_once,
+    driver=read_in_tiles,
     most=12,
 )
 
 
 def compute(s, x, tile):
-    seen = left_in_buffer(x, tile) if s("kept_the_tiles") else x
+    without_a_copy = s("kept_the_tiles__by_float") and x.dtype == torch.float32  # `.float()` copies float16 alone
+    seen = left_in_buffer(x, tile) if s("kept_the_tiles") or without_a_copy else x
     tiles = (part if _narrow(s) else part.float() for part in seen.split(tile, dim=1))
     running = _with_a_view(s, tiles, x.dtype) if s(*VIEWS) else statistics(s, tiles, x.dtype)
     maximum, total = running.maximum, running.total
@@ -119,6 +107,10 @@ def compute(s, x, tile):
         total = total.sum().expand_as(total)
     if s("nan_repaired_at_the_end"):
         total = total.nan_to_num(nan=0.0)
+    if s("log_of_the_sum", "log_sum_exp_for_the_sum"):
+        total = torch.log(total) + (maximum if s("log_sum_exp_for_the_sum") else 0.0)
+    if s("reference_for_maximum"):
+        maximum = torch.where(maximum == -INF, 0.0, maximum)
     return (total, maximum) if s("swapped") else (maximum, total)
 
 
@@ -145,10 +137,18 @@ MODEL = Model(
     (
         Slip("swapped", "Maximum and sum are returned in the wrong order: the maximum comes first."),
         *RUNNING,
+        Slip("log_of_the_sum", "The second result is the logarithm of the sum. The sum itself is asked for."),
+        Slip("log_sum_exp_for_the_sum", "The second result is the log-sum-exp. The sum itself is asked for."),
+        Slip(
+            "reference_for_maximum",
+            "A row of nothing but -inf has maximum 0 in the result. For such a row you subtract 0, but its maximum is "
+            "still -inf. Return the maximum, not the reference.",
+        ),
         Slip("one_maximum_for_all_rows", ONE_MAXIMUM),
         Slip("sum_over_all_rows", ALL_ROWS_SUMMED),
         Slip("kept_the_tiles", KEPT_THE_TILES),
         Slip("kept_the_tiles__for_the_sum", KEPT_THE_TILES),
+        Slip("kept_the_tiles__by_float", KEPT_THE_TILES),
         *(
             Slip(
                 name,
@@ -193,6 +193,7 @@ EXERCISE = Exercise(
         "None])`.",
     ),
     mistakes=(
+        Mistake("kept_copies", KEPT_COPIES.format(row="row"), when=copies_kept),
         Mistake(
             "second_pass",
             "`read()` was called a second time. You do not need the maximum before you start the sum. Correct the sum "

@@ -60,22 +60,31 @@ def _merge(first, second, s=RIGHT):
     total = weights[0] + weights[1]
     if s("average_weighed_by_stale_sums", "average_weighed_by_stale_sums__over_the_new_sum"):
         shares = [first_sum, second_sum]
-    if s("average_weighed_by_maxima"):  # the exponentials alone, without the sums
+    if s("average_weighed_by_maxima", "averages_taken_for_sums", "averages_taken_for_sums__undivided"):
         shares = [torch.exp(part_max - reference) for part_max in (first_max, second_max)]
     if s("weights_exchanged"):
         shares = weights[::-1]
-    divisor = total if s("average_weighed_by_stale_sums__over_the_new_sum") else shares[0] + shares[1]
+    over_the_sum = s("average_weighed_by_stale_sums__over_the_new_sum", "averages_taken_for_sums")
+    divisor = total if over_the_sum or s("averages_added__over_the_sum") else shares[0] + shares[1]
     if s("empty_state_nan__unless_all_rows_are_empty") and not (divisor == 0).all():
         pass
     elif not s("empty_state_nan", "empty_state_nan__in_the_division"):
         divisor = torch.where(divisor == 0, ones, divisor)
-    if s("not_normalised"):
+    if s("not_normalised", "averages_taken_for_sums__undivided"):
         divisor = ones
     average = (shares[0][:, None] * first_average + shares[1][:, None] * second_average) / divisor[:, None]
+    if s("sum_not_rescaled__beside_the_average", "sum_not_rescaled__and_divided_by"):
+        if s("sum_not_rescaled__and_divided_by"):
+            average = average * (total / (first_sum + second_sum))[:, None].nan_to_num(nan=0.0)
+        total = first_sum + second_sum
     if s("averages_without_weights"):
         average = (first_average + second_average) / 2
-    if s("averages_added"):
+    if s("averages_added", "averages_added__over_the_sum"):
         average = first_average + second_average
+    if s("averages_added__over_the_sum"):
+        average = average / divisor[:, None]
+    if s("log_sum_exp_for_maximum"):
+        maximum = maximum + torch.log(torch.where(total == 0, ones, total))
     return reference if s("reference_for_maximum") else maximum, total, average
 
 
@@ -198,6 +207,14 @@ STALE_SUMS = (
     "The merged sum is right, but the averages were weighed by the sums as they came in, each relative to its own "
     "maximum. Use the rescaled sums."
 )
+SUM = (
+    "The two sums were added as they are, though they are relative to different maxima. Multiply each by "
+    "exp(its maximum - merged maximum) first."
+)
+TAKEN_FOR_SUMS = (
+    "The averages were merged as if they were sums that nobody has divided yet: each was multiplied by its exponential "
+    "alone. An average is such a sum divided by its part's sum, so multiply by that too, and divide by the merged sum."
+)
 OLDER_MAXIMUM = (
     "The maximum of one part was subtracted everywhere, even where the other part's is larger. If that is far "
     "above, its factor overflows. Take `torch.maximum` of the two."
@@ -216,16 +233,23 @@ MODEL = Model(
         ),
         Slip("averages_added", "The two averages were added. Weigh each by its part's share of the merged sum."),
         Slip(
+            "averages_added__over_the_sum",
+            "The two averages were added as they are, and divided by the merged sum. Multiply each by its rescaled sum "
+            "first.",
+        ),
+        Slip("averages_taken_for_sums", TAKEN_FOR_SUMS),
+        Slip("averages_taken_for_sums__undivided", TAKEN_FOR_SUMS),
+        Slip(
             "not_normalised",
             "The averages were weighed and added but not divided by the merged sum, so the result is no average.",
         ),
         Slip("older_maximum", OLDER_MAXIMUM),
         Slip("older_maximum__second", OLDER_MAXIMUM),
         Slip("smaller_maximum", "The smaller of the two maxima was taken, so the other part's factor can overflow."),
+        *(Slip(f"sum_not_rescaled{way}", SUM) for way in ("", "__beside_the_average", "__and_divided_by")),
         Slip(
-            "sum_not_rescaled",
-            "The two sums were added as they are, though they are relative to different maxima. Multiply each by "
-            "exp(its maximum - merged maximum) first.",
+            "log_sum_exp_for_maximum",
+            "The first result is a log-sum-exp. The merged maximum is asked for: the sum says the rest.",
         ),
         Slip(
             "first_not_rescaled",

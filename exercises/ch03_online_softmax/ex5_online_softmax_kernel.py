@@ -20,6 +20,7 @@ from exercises.ch03_online_softmax.plain import (
     softmax_of,
 )
 from exercises.topics.evidence import first_access
+from exercises.topics.memory import in_place_of_the_first
 from exercises.topics.softmax_inputs import MASKS, SCORES, far_below_finite
 from exercises.topics.softmax_model import Running, loaded_rows, padding
 from exercises.topics.softmax_slips import (
@@ -114,6 +115,8 @@ def compute(s, x, block):
     inputs = loaded_rows(s, x, block).float()
     if s("softmax_per_tile"):
         return _stored(s, x, softmax_of(inputs))
+    if s("mask_by_the_block"):  # the first loop's
+        tiles = loaded_rows(s, x, block, padding(s), limit=block).float()
     running, outputs, count = Running(s, (rows,), x.dtype), [], tiles.shape[1]
     for step in range(count):
         if (
@@ -125,6 +128,8 @@ def compute(s, x, block):
             and (step + 1) * block > columns
         ):
             break
+        if s("every_second_tile", "every_second_tile__in_the_statistics") and step % 2:
+            continue
         weights, _ = running.step(tiles[:, step])
         if s("written_in_the_first_pass"):
             outputs.append(weights / running.total[:, None])
@@ -132,6 +137,8 @@ def compute(s, x, block):
         return _stored(s, x, torch.stack(outputs, 1))
     maximum, total = running.measured_from.float()[:, None, None], running.total.float()[:, None, None]
     weights = torch.exp2(inputs - maximum) if s("base_2__exp2_for_exp") else torch.exp(inputs - maximum)
+    if s("own_maximum_in_the_outputs"):
+        weights = torch.exp(inputs - inputs.amax(-1, keepdim=True))
     if s("maximum_missing_in_the_outputs"):
         weights = torch.exp(inputs)
     return _stored(s, x, weights if s("not_normalised") else weights / total)
@@ -149,6 +156,10 @@ def _stored(s, x, tiles):
     if s("partial_tile_skipped", "partial_tile_skipped__in_the_outputs"):
         end = columns // block * block
     values[:, end:] = math.nan
+    if s("every_second_tile"):
+        values[:, torch.arange(columns) // block % 2 == 1] = math.nan
+    if s("stored_in_the_first_tile"):
+        values = in_place_of_the_first(values.T, block).T
     if s("only_first_row"):
         values[1:] = math.nan
     if not s("result_by_the_stride_of_x"):
@@ -194,6 +205,28 @@ MODEL = Model(
         Slip(
             "maximum_missing_in_the_outputs",
             "The maximum is subtracted in the sum, but not in the outputs. Subtract `running_max` in both loops.",
+        ),
+        Slip(
+            "own_maximum_in_the_outputs",
+            "The outputs are measured from each tile's own maximum, and the sum from the row's. Subtract `running_max` "
+            "in both loops.",
+        ),
+        Slip(
+            "mask_by_the_block",
+            "The mask compares the offsets with BLOCK. Only the first tile passes that, and in a row shorter than "
+            "BLOCK even what lies past its end. Compare with `columns`.",
+        ),
+        Slip(
+            "stored_in_the_first_tile",
+            "Every tile of the outputs is stored in the first one's place, where the last one stays: `start` is "
+            "missing from the store's offsets.",
+        ),
+        *(
+            Slip(
+                f"every_second_tile{way}",
+                "Every second tile of a row is left out: the loop's step is twice as long as the tile that it loads.",
+            )
+            for way in ("", "__in_the_statistics")
         ),
         Slip("not_normalised", "The outputs were never divided by the running sum."),
         Slip(

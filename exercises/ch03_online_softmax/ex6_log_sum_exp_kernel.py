@@ -167,8 +167,10 @@ def _kernel(s, x, columns, stride, parts, length, block):
 
     Style: "loop_to_the_end_of_the_part" walks on where the row has ended, with nothing but masked lanes.
     """
-    first = torch.arange(parts) * length
+    first = torch.arange(parts) * (block if s("parts_by_the_block") else length)
     last = torch.clamp(first + length, max=columns)
+    if s("every_part_from_the_start"):
+        first, length = torch.zeros_like(first), length * parts
     stop = first + length if s("loop_to_the_end_of_the_part") else last
     steps = max(-(-length // block), 1)
     lanes = first[:, None] + torch.arange(steps * block)  # [parts, lanes]
@@ -185,6 +187,8 @@ def _kernel(s, x, columns, stride, parts, length, block):
             end = stop - block
         running.step(tiles[:, :, step], (begin < end).expand(tiles.shape[:2]))
     result = _log_sum_exp(s, running).float()
+    if s("parts_before_rows"):  # in memory
+        result = result.T.contiguous().view(result.shape)
     if s("empty_part_not_stored"):
         result[:, first >= columns] = math.nan
     return result
@@ -268,6 +272,20 @@ MODEL = Model(
             "Only the first part of each row counted. The second launch must read all `parts` results of a row.",
         ),
         Slip(
+            "parts_by_the_block",
+            "A part begins at its number times BLOCK. It begins at part * part_length.",
+        ),
+        Slip(
+            "every_part_from_the_start",
+            "Every part begins at the row's first column, so that elements are counted several times. A part begins at "
+            "part * part_length.",
+        ),
+        Slip(
+            "parts_before_rows",
+            "The parts' results are stored [parts, rows], and read as [rows, parts]: part p of row r belongs at "
+            "row * tl.num_programs(1) + part.",
+        ),
+        Slip(
             "only_first_tile",
             "Only the first tile of each part counted: the kernel needs a loop over the part's tiles.",
         ),
@@ -302,7 +320,7 @@ MODEL = Model(
             "A part without columns stores nothing, and the second launch reads memory that no one wrote. Store -inf "
             "for such a part.",
         ),
-        Slip("load_not_masked", LOAD_NOT_MASKED.replace("columns`", "last`")),
+        Slip("load_not_masked", LOAD_NOT_MASKED.replace("columns`", "last`, where `last` is never past `columns`,")),
         *(slip for slip in MASKED if slip.id != "nan_repaired_at_the_end"),
         Slip("empty_state_nan__in_the_merge", EMPTY_PART),
         *NARROW,

@@ -140,6 +140,61 @@ def rounded_to_half(right):
     return when
 
 
+def read_in_tiles(functions, *args):
+    """Play the memory: (x, tile) for rows that are read, (query, keys, values, scale, tile) for keys and values.
+
+    The answer gets a function `read`, and each call of it starts one pass, which hands out one tile after another from
+    a single buffer. A pass too many is refused, and so is a first pass after which much of what was read is still held.
+    """
+    import gc
+
+    ((name, function),) = functions.items()
+    allowed, which = (3, "three allowed: maximum, sum, output") if name == "safe_softmax" else (1, "single one allowed")
+    tile, sources = args[-1], args[:1] if len(args) == 2 else args[1:3]
+    along = 1 if len(args) == 2 else 0
+    length = sources[0].shape[along]
+    whole = sum(source.numel() * source.element_size() for source in sources)
+    buffers = [torch.full_like(source.narrow(along, 0, min(tile, length)), math.nan) for source in sources]
+    known = {tensor.untyped_storage().data_ptr() for tensor in (*sources, *buffers)}
+    passes = [0]
+
+    def held():
+        """Bytes of the tensors that were made since the call began and are still there."""
+        made = [found.untyped_storage() for found in gc.get_objects() if type(found) is torch.Tensor]
+        return sum({one.data_ptr(): one.nbytes() for one in made if one.data_ptr() not in known}.values())
+
+    def read():
+        passes[0] += 1
+        if passes[0] > allowed:
+            raise RuntimeError(f"pass {passes[0]} was started, one pass more than the {which}")
+        first = passes[0] == 1
+        for start in range(0, length, tile):
+            width = min(tile, length - start)
+            tiles = [buffer.narrow(along, 0, width) for buffer in buffers]
+            for part, source in zip(tiles, sources):
+                part.copy_(source.narrow(along, start, width))
+            yield tiles[0] if len(tiles) == 1 else tuple(tiles)
+        if first and tile >= 16 and length >= 32 * tile and 4 * held() > whole:
+            raise RuntimeError(f"after the first pass {held():,} bytes are kept of the {whole:,} that were read")
+
+    gc.freeze()  # what is there already is not looked at
+    try:
+        return function(read) if len(args) == 2 else function(args[0], read, args[3])
+    finally:
+        gc.unfreeze()
+
+
+KEPT_COPIES = (
+    "The tiles, or something as large, are kept until the pass is over. The chip has no room for that: take from each "
+    "tile what you need while it is there, a few numbers for each {row}, and carry those on."
+)
+
+
+def copies_kept(case, seen, got) -> bool:
+    """The driver refused to go on after a pass that kept what it read."""
+    return seen.error is not None and "bytes are kept of the" in seen.error.text
+
+
 def pass_refused(case, seen, got) -> bool:
     """The driver refused to start a pass."""
     return seen.error is not None and "one pass more than" in seen.error.text

@@ -23,6 +23,7 @@ from exercises.topics.evidence import (
     first_access,
     program_beyond_the_heads,
 )
+from exercises.topics.pytorch_operations import ARITHMETIC
 
 TILE = 64  # BLOCK_M and BLOCK_N of the kernels in 4.3 to 4.6, as their launchers set them
 BIG = 55.0  # standard deviation of scores whose exponentials overflow in float32
@@ -73,7 +74,7 @@ def of_few_tiles(heads, query_length, key_length, head_dim, dtype, scores, **_) 
 
 
 SKIPS_THE_WORK = Forbids(
-    ("scaled_dot_product_attention", "_scaled_dot_product", "bmm", "mm", "matmul", "_softmax", "softmax")
+    ("scaled_dot_product_attention", "_scaled_dot_product", "bmm", "mm", "matmul", "_softmax", "softmax", *ARITHMETIC)
 )
 
 

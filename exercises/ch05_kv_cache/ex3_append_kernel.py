@@ -10,6 +10,7 @@ import torch
 
 from course_lib.checker import TRITON, Case, Exercise, Forbids, InOut, LaunchesTriton, Mistake
 from course_lib.checker.specification.contract import Contract, Level
+from course_lib.checker.specification.layouts import beyond_32_bits
 from exercises.topics.cache_inputs import cache_layouts, row_layouts
 from exercises.topics.cache_model import append_model
 from exercises.topics.cache_requirements import ROUNDED, MovesRows, rounded_on_the_way
@@ -77,6 +78,13 @@ def append_cases(draw):
         case("a cache stored [batch, capacity, heads, head_dim]", 2, 3, 3, 16, 11, [2, 6], cache_store=tokens_first),
         case("float16, 2 × 4 heads of 128, 16 new tokens", 2, 4, 16, 128, 40, [11, 20], dtype=half, metered=True),
     ]
+    cases += beyond_32_bits(
+        draw,
+        "sequences",
+        filled(draw, 3, 2, 6, 16, torch.float32, lambda cache: cache),
+        torch.tensor([3, 0, 4], dtype=torch.int32),
+        before=new_rows(draw, 3, 2, 2, 16, torch.float32, lambda rows: rows),
+    )
     if draw.on_gpu:
         cases.append(
             case(

@@ -6,7 +6,7 @@ import torch
 
 from course_lib.checker import TRITON, Allocates, Case, Exercise, Forbids, LaunchesTriton, Mistake, Moves
 from course_lib.checker.specification.contract import Contract
-from course_lib.checker.specification.layouts import unit_last
+from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
 from course_lib.checker.specification.model import Slip
 from exercises.topics.decode import PLAIN, decode, gather_pages
 from exercises.topics.decode_inputs import SCORES, UNUSED, far_below_finite, fits, layouts, lengths, pages
@@ -54,6 +54,8 @@ def decode_cases(draw):
         case("float16, head dimension 64", 2, 64, [40, 11], 16, dtype=torch.float16),
         case("2 sequences of 64 tokens, 2 heads, bytes counted", 2, 64, [64, 64], 16, metered=True),
     ]
+    query, *pools, tables, counts = paged(draw, 2, 16, [9, 20], 8)
+    cases += beyond_32_bits(draw, "pages", pools, tables, counts, before=(query,))
     if draw.on_gpu:
         cases.append(
             case("4 sequences up to 3000 tokens, 8 heads, float16", 8, 128, [3000, 1, 2049, 0], 16, dtype=torch.float16)

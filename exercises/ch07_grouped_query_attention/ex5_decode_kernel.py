@@ -9,7 +9,7 @@ import torch
 
 from course_lib.checker import TRITON, Allocates, Case, Exercise, Forbids, LaunchesTriton, Mistake, Moves
 from course_lib.checker.specification.contract import Contract
-from course_lib.checker.specification.layouts import unit_last
+from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
 from course_lib.checker.specification.model import Slip
 from exercises.ch07_grouped_query_attention.slips import BIG, KEYS_REPEATED, repeats_keys
 from exercises.topics.attention import close_to
@@ -49,6 +49,8 @@ def kernel_cases(draw):
         Case("float16, values near 300, 300 equal scores", equal),
         case("16 query heads on 2, lengths 200 and 130, bytes counted", 16, 2, 64, [200, 130], 256, metered=True),
     ]
+    query, *caches, lengths = cached(draw, 4, 2, 16, [5, 9, 3], 12)
+    cases += beyond_32_bits(draw, "sequences", caches, lengths, before=(query,))
     if draw.on_gpu:
         cases.append(case("32 on 4, lengths 1000 and 2049", 32, 4, 128, [1000, 2049], 2100, dtype=torch.float16))
     return cases

@@ -18,7 +18,7 @@ from course_lib.checker import (
     Requirement,
 )
 from course_lib.checker.specification.contract import Contract, Level
-from course_lib.checker.specification.layouts import contiguous, gaps, unit_last
+from course_lib.checker.specification.layouts import beyond_32_bits, contiguous, gaps, unit_last
 from course_lib.checker.specification.model import Slip
 from exercises.ch08_flash_decoding.parts import BIG, COMBINE_PLAIN, FINITE_FOR_EMPTY, SKIPS_THE_WORK, combine, partials
 from exercises.topics.decode import AS_GOOD, attend, decode, decode_lse, gather_pages
@@ -111,6 +111,8 @@ def paged_cases(draw):
     cases.insert(-1, Case("scores near -1e20", (*below, 2)))
     apart = laid_apart(draw, query, key_pages, value_pages, gaps(draw, tables), counts)
     cases.insert(-1, Case("all strides apart, lengths 5 and 3", (*apart, 2)))
+    query, *pools, tables, counts = paged(draw, 4, 2, 16, [9, 20], 8)
+    cases += beyond_32_bits(draw, "pages", pools, tables, counts, 2, before=(query,))
     if draw.on_gpu:
         lengths = [5000, 1, 4097, 0]
         cases.append(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from course_lib.checker.specification.model import Model, Slip, Slips
-from exercises.topics.memory import load, store, tile_offsets
+from exercises.topics.memory import in_place_of_the_first, load, store, tile_offsets
 
 LN_2 = math.log(2)
 STAND_INS = {"1e4": -1e4, "65504": -65504.0, "1e5": -1e5, "1e6": -1e6, "1e9": -1e9}  # for minus infinity
@@ -25,6 +25,7 @@ FINITE_STARTS = {
     "1e38": -1e38,
     "least": torch.finfo(torch.float32).min,
 }
+BY_QUERIES = ("causal_misaligned", "loop_end_ignores_offset")  # slips by which the loop over keys follows the queries
 FORGOTTEN = ("query", "key", "value", "query_and_key", "query_and_value", "key_and_value")  # whose heads, in a slip
 
 
@@ -62,6 +63,33 @@ def attention_model(
     return Model(compute, slips, styles, pairs=pairs)
 
 
+def attention_in_two_loops(
+    slips: tuple[Slip, ...], tiles: tuple[tuple[int, int, int, int], ...], in_pairs: tuple[str, ...]
+) -> tuple[Model, ...]:
+    """Models of 4.7, called with query, key, value [batch, heads, length, head_dim] and causal.
+
+    One slip in the first tiles, then one in any, then two of those named `in_pairs` in the first.
+
+    tiles: (BLOCK_M, BLOCK_N) for head dimension 64, and for 128, that people take; each a style.
+    """
+    styles = {f"tiles_{'_'.join(map(str, sides))}": sides for sides in tiles}
+
+    def compute(slips: Slips, query, key, value, causal):
+        sides = next((sides for style, sides in styles.items() if slips(style)), tiles[0])
+        shape = Shape(*(sides[:2] if query.shape[-1] == 64 else sides[2:]))
+        flat = (tensor.flatten(0, 1) for tensor in (query, key, value))
+        result = _InTwoLoops(slips, shape, *flat, causal).result()
+        return None if result is None else result.unflatten(0, query.shape[:2])
+
+    first, *others = ((style,) for style in styles)
+    likely = tuple(slip for slip in slips if slip.id in in_pairs)
+    return (
+        Model(compute, slips, (first,), pairs=False),
+        Model(compute, slips, tuple(others), pairs=False),
+        Model(compute, likely, (first,)),
+    )
+
+
 def attention_in_pytorch(slips: tuple[Slip, ...]) -> Model:
     """The model of tiles in PyTorch, called with query, key, value [length, head_dim], query_rows and key_rows."""
 
@@ -88,7 +116,8 @@ class _Tiled:
         tiles = -(-self.query_length // self.shape.query_rows)
         query = self._loaded("query", tiles * self.shape.query_rows).unflatten(1, (tiles, -1)).float()
         self.rows = torch.arange(tiles * self.shape.query_rows).view(tiles, -1)  # [tiles, rows]
-        reach = max(self.key_length, self.query_length if s("as_many_keys_as_queries") else 0)
+        too_far = s("as_many_keys_as_queries", *(f"{name}__past_the_keys" for name in BY_QUERIES))
+        reach = max(self.key_length, self.query_length if too_far else 0)
         steps = -(-max(reach, 1) // self.shape.key_rows) + s("one_tile_too_many")
         keys = self._loaded("key", steps * self.shape.key_rows)
         values = self._loaded("value", steps * self.shape.key_rows)
@@ -153,10 +182,15 @@ class _Tiled:
         if s("one_tile_too_many"):
             end = end + self.shape.key_rows
         if self.causal and not s("no_causal_mask"):
-            offset = 0 if s("causal_misaligned", "loop_end_ignores_offset") else self.key_length - self.query_length
+            past_the_keys = s(*(f"{name}__past_the_keys" for name in BY_QUERIES))
+            offset = self.key_length - self.query_length
+            if s("causal_misaligned", "loop_end_ignores_offset") or past_the_keys:
+                offset = 0
+            if s("causal_offset_reversed"):
+                offset = -offset
             last = self.rows[:, 0] + (0 if s("diagonal_tile_skipped") else self.shape.query_rows) + offset
-            end = torch.minimum(end, last)
-        if s("first_tile_of_keys_skipped") and step == 0:
+            end = last if past_the_keys else torch.minimum(end, last)
+        if s("every_second_tile") and step % 2 or s("first_tile_of_keys_skipped") and step == 0:
             return torch.zeros(len(self.rows), dtype=torch.bool)
         return first < end
 
@@ -173,8 +207,8 @@ class _Tiled:
         s, scale = self.slips, self.head_dim**-0.5
         if s("scale_missing"):
             scale = 1.0
-        if s("scale_twice"):
-            scale *= self.head_dim**-0.5
+        if s("scale_twice", "scale_twice__with_log2e"):
+            scale *= self.head_dim**-0.5 * (1 / LN_2 if s("scale_twice__with_log2e") else 1.0)
         if s("scale_without_root"):
             scale = 1 / self.head_dim
         if s("scale_inverted"):
@@ -194,7 +228,11 @@ class _Tiled:
         s, keys = self.slips, first + torch.arange(count)
         visible = torch.ones(*self.rows.shape, count, dtype=torch.bool)
         if self.causal and not s("no_causal_mask", "diagonal_not_masked"):
-            offset = 0 if s("causal_misaligned", "causal_misaligned__mask") else self.key_length - self.query_length
+            offset = self.key_length - self.query_length
+            if s("causal_misaligned", "causal_misaligned__mask", "causal_misaligned__past_the_keys"):
+                offset = 0
+            if s("causal_offset_reversed", "causal_offset_reversed__mask"):
+                offset = -offset
             distance = -1 if s("causal_off_by_one") else 1 if s("sees_the_next_key") else 0
             visible = keys <= (self.rows + offset + distance)[..., None]
             if s("mask_turned_round"):
@@ -243,6 +281,8 @@ class _Tiled:
             top = scores.amin(3)
         else:
             top = scores.amax(3)
+        if s("maximum_not_scaled"):  # in units of log 2, as the scaled scores are
+            top = top / self._scale() * LN_2
         new = top if s("maximum_forgets_the_old") else torch.maximum(maximum, top)
         if s("no_running_max"):
             new = torch.zeros_like(new)
@@ -252,6 +292,8 @@ class _Tiled:
         weights = torch.exp(below / LN_2 if s("mixed_bases__weights") else below)
         difference = reference - maximum if s("rescale_turned_round") else maximum - reference
         rescale = torch.exp(difference / LN_2 if s("mixed_bases__rescale") else difference)
+        if s("rescale_not_scaled", "rescale_not_scaled__in_base_2"):
+            rescale = torch.exp(difference / self._scale() * (LN_2 if s("rescale_not_scaled__in_base_2") else 1.0))
         if s("mixed_bases__rescale_in_base_two"):
             rescale = torch.exp(difference * LN_2)
         if s("no_running_max"):
@@ -305,6 +347,8 @@ class _Tiled:
         output = output.flatten(1, 2)[:, : self.query_length].to(self.query.dtype)
         written = self._written()
         output = self._stored(output.masked_fill(~written[..., None], math.nan))
+        if s("stored_in_first_rows"):
+            output = in_place_of_the_first(output, self.shape.query_rows)
         if s("stored_in_one_head"):
             output = _last_in_place_of_the_first(output)
         if not self.shape.returns_lse:
@@ -400,6 +444,40 @@ class _Tiled:
             offsets = torch.arange(self.heads)[:, None] * self.key_length + rows
             return store(s, log_sum, offsets, self._programs())
         return log_sum
+
+
+class _InTwoLoops(_Tiled):
+    """The same with a loop over the tiles that need no mask, and one over the rest; for 4.7."""
+
+    def _whole(self) -> torch.Tensor:
+        """int [tiles]: where the first loop ends."""
+        s, tile = self.slips, self.shape.key_rows
+        end = torch.full((len(self.rows),), self.key_length)
+        if s("tail_in_the_first_loop"):
+            end += tile - 1
+        if self.causal and not s("diagonal_in_the_first_loop__not_causal"):
+            offset = self.key_length - self.query_length
+            if s("causal_misaligned", "causal_misaligned__past_the_keys"):
+                offset = 0
+            last = self.rows[:, 0] + (-offset if s("causal_offset_reversed") else offset) + 1
+            if s("diagonal_in_the_first_loop"):
+                last = last + self.shape.query_rows - 1
+            if s("diagonal_in_the_first_loop__rounded_up"):
+                last = last + tile - 1
+            if s("diagonal_in_the_first_loop__without_the_offset"):
+                last = self.rows[:, 0] + 1
+            end = torch.minimum(end, last.clamp(min=0))
+        return end // tile * tile
+
+    def _reads(self, step: int) -> torch.Tensor:
+        first = step * self.shape.key_rows
+        whole = first < self._whole()
+        if self.slips("second_loop_missing"):
+            return whole
+        return ~whole & super()._reads(step) if self.slips("first_loop_missing") else whole | super()._reads(step)
+
+    def _visible(self, first: int, count: int) -> torch.Tensor:
+        return super()._visible(first, count) | (first < self._whole())[:, None, None]
 
 
 class _InPytorch(_Tiled):

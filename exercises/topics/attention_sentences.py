@@ -85,6 +85,11 @@ MISALIGNED = (
     "is at position i + key_length - query_length."
 )
 
+OFFSET_REVERSED = (
+    "The diagonal is shifted the wrong way: query i stands at i + key_length - query_length, so with more keys than "
+    "queries it sees more keys, not fewer."
+)
+
 SKIPS_TOO_MUCH = (
     "The mask is right, but the loop over keys ends too early (or too late) when the lengths differ: its end ignores "
     "key_length - query_length. The last query of the tile decides how far to read."
@@ -114,6 +119,11 @@ DIVIDED_AT_EVERY_TILE = (
 HEAD_FORGOTTEN = (
     "Head 0 of a tensor was used for every head. Each program adds head · head stride to the pointers of query, key "
     "and value, with each tensor's own stride."
+)
+
+STORED_IN_FIRST_ROWS = (
+    "Every program stores its tile in the first rows of the output, where the last one stays. The store takes the same "
+    "rows as the load of the queries: tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)."
 )
 
 STORED_IN_ONE_HEAD = (

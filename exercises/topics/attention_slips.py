@@ -25,6 +25,7 @@ from exercises.topics.attention_sentences import (
     NOT_DIVIDED,
     NOTHING_RESCALED,
     OFF_BY_ONE,
+    OFFSET_REVERSED,
     ONLY_FIRST_HEAD,
     ONLY_FIRST_ROWS,
     PER_TILE,
@@ -32,6 +33,7 @@ from exercises.topics.attention_sentences import (
     SCALE_TWICE,
     SKIPS_TOO_MUCH,
     STARTS_AT_ZERO,
+    STORED_IN_FIRST_ROWS,
     STORED_IN_ONE_HEAD,
     SUM_NOT_RESCALED,
     TRANSPOSED_KEY,
@@ -66,6 +68,7 @@ TILED = (
     Slip("only_first_head", ONLY_FIRST_HEAD),
     Slip("only_first_rows", ONLY_FIRST_ROWS),
     Slip("stored_in_one_head", STORED_IN_ONE_HEAD),
+    Slip("stored_in_first_rows", STORED_IN_FIRST_ROWS),
     Slip("keys_used_as_values", KEYS_AS_VALUES),
     Slip(
         "values_used_as_keys",
@@ -76,6 +79,7 @@ TILED = (
     Slip("key_not_transposed", KEY_NOT_TRANSPOSED),
     Slip("scale_missing", SCALE_MISSING),
     Slip("scale_twice", SCALE_TWICE),
+    Slip("scale_twice__with_log2e", SCALE_TWICE, alone=True),
     Slip("scale_inverted", "The scores are multiplied by √head_dim. They are divided by it: the scale is 1/√head_dim."),
     Slip("scale_by_length", "The scale is taken from the number of keys. It is 1/√head_dim, whatever the length."),
     Slip("log2e_missing", LOG2E_MISSING),
@@ -130,6 +134,10 @@ TILED = (
     *RESCALED_WRONGLY,
     Slip("only_first_tile", FIRST_TILE_ONLY),
     Slip("last_tile_skipped", LAST_TILE_SKIPPED),
+    Slip(
+        "every_second_tile",
+        "Every second tile of keys is left out: the loop's step is twice as long as the tile that it loads.",
+    ),
     Slip(
         "first_tile_of_keys_skipped",
         "The first tile of keys is never looked at. The loop begins at key 0.",
@@ -228,6 +236,42 @@ MIXED_BASES = tuple(
     )
 )
 
+SCALED_LATE = (
+    *(
+        Slip(
+            f"rescale_not_scaled{way}",
+            "The maximum is that of the raw products. The weights scale its difference from the scores, and the "
+            "rescale does not: scale old maximum - new maximum as well.",
+        )
+        for way in ("", "__in_base_2")
+    ),
+    Slip(
+        "maximum_not_scaled",
+        "The maximum is that of the raw products, and the scores that it is taken from are scaled. All weights are "
+        "then far below 1, and underflow. Multiply it by the scale too.",
+    ),
+)
+
+TWO_LOOPS = (
+    *(
+        Slip(
+            f"diagonal_in_the_first_loop{way}",
+            "The first loop, which masks nothing, goes too far: it takes tiles that the diagonal crosses, and queries "
+            "see keys after their own. It ends at the first query's position, rounded down to whole tiles.",
+        )
+        for way in ("", "__rounded_up", "__not_causal", "__without_the_offset")
+    ),
+    Slip(
+        "second_loop_missing",
+        "The keys past the whole tiles are never looked at. The second loop begins where the first ends, and runs to "
+        "`end`, with MASKED=True.",
+    ),
+    Slip(
+        "first_loop_missing",
+        "The whole tiles are never looked at: the second loop goes on where a first one, from key 0 on, has ended.",
+    ),
+)
+
 CAUSAL = (
     Slip("no_causal_mask", NO_CAUSAL_MASK),
     Slip(
@@ -240,7 +284,11 @@ CAUSAL = (
     ),
     Slip("causal_misaligned", MISALIGNED),
     Slip("causal_misaligned__mask", MISALIGNED),
+    Slip("causal_misaligned__past_the_keys", MISALIGNED, alone=True),
+    Slip("causal_offset_reversed", OFFSET_REVERSED, alone=True),
+    Slip("causal_offset_reversed__mask", OFFSET_REVERSED, alone=True),
     Slip("loop_end_ignores_offset", SKIPS_TOO_MUCH),
+    Slip("loop_end_ignores_offset__past_the_keys", SKIPS_TOO_MUCH, alone=True),
     Slip("causal_off_by_one", OFF_BY_ONE),
     Slip("sees_the_next_key", NEXT_KEY),
     Slip(
@@ -411,6 +459,7 @@ _SHARED = (
     "sum_not_kept",
     "only_first_tile",
     "last_tile_skipped",
+    "every_second_tile",
     "first_tile_of_keys_skipped",
     "as_many_keys_as_queries",
 )

@@ -20,7 +20,7 @@ from exercises.topics.memory import load
 
 BLOCKS = (256, 1024, 512, 128, 64, 2048, 32, 16, 4096)  # that people take; the most frequent first
 RATIOS = (2, 4)  # of two block lengths that should be one
-CAPS = (4096, 8192, 16384, 32768, 65536)  # elements, of several blocks, that a fixed number of programs covers
+CAPS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)  # elements that a fixed number of programs covers
 Styles = tuple[tuple[str, ...], ...]
 
 
@@ -74,6 +74,9 @@ def written(slips: Slips, length: int) -> torch.Tensor:
     for ratio in RATIOS:
         if s(f"gaps_between_blocks__{ratio}"):
             inside &= positions % (ratio * block) < block
+    if s("mask_by_the_block"):
+        s.outside |= length < block
+        inside &= positions < block
     if s("first_block_missing"):
         inside &= positions >= block
     if s("first_element_missing"):
@@ -83,8 +86,14 @@ def written(slips: Slips, length: int) -> torch.Tensor:
     return inside.flip(0) if s("backwards") else inside
 
 
-def stored(values: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
+def stored(slips: Slips, values: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
     """The result [length] that a kernel leaves which writes these values there; NaN elsewhere."""
+    if slips("stored_in_block_0"):
+        positions = inside.nonzero().flatten()
+        left = torch.full_like(values, math.nan)
+        for block in positions.split(block_of(slips)):  # each over the one before it
+            left[: len(block)] = values[block]
+        return left
     return torch.where(inside, values, math.nan)
 
 
@@ -141,7 +150,21 @@ def of_programs(longest: int) -> tuple[Slip, ...]:
         Slip("rounded_to_nearest", ROUNDED),
         Slip("rounded_to_nearest__at_least_one", ROUNDED, alone=True),
         Slip("only_first_block", ONLY_THE_START),
-        *(Slip(f"only_first_block__{count}", ONLY_THE_START, alone=True) for count in CAPS if count < longest),
+        *(
+            Slip(f"only_first_block__{count}", ONLY_THE_START, alone=count not in (1024, 4096))
+            for count in CAPS
+            if count < longest
+        ),
+        Slip(
+            "stored_in_block_0",
+            "Every program stores its block at the start of the result, one over the other. Add "
+            "`tl.program_id(0) * BLOCK` to the offsets of the store as well.",
+        ),
+        Slip(
+            "mask_by_the_block",
+            "The mask compares the offsets with BLOCK. Only the first block passes that, and in a vector shorter than "
+            "BLOCK even what lies past its end. Compare with the length: `offsets < length`.",
+        ),
         Slip(
             "blocks_overlap",
             "The blocks overlap: program 1 starts one element after program 0 instead of one block after it. Look at "

@@ -56,6 +56,14 @@ def store(
     return memory.view(values.shape)
 
 
+def in_place_of_the_first(result: torch.Tensor, rows: int) -> torch.Tensor:
+    """What is left of [..., length, width] where every tile of rows is stored in the first tile's place."""
+    left = torch.full_like(result, math.nan)
+    for tile in result.split(rows, dim=-2):  # each over the one before it
+        left[..., : tile.shape[-2], :] = tile
+    return left
+
+
 @functools.lru_cache(maxsize=64)
 def tile_offsets(rows: int, columns: int, strides: tuple[int, ...], heads: int) -> torch.Tensor:
     """Offsets of [heads, rows, columns] elements by strides (of a head, of a row, of a column)."""

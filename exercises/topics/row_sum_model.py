@@ -57,6 +57,8 @@ def compute(s: Slips, x: torch.Tensor) -> torch.Tensor:
     values = values.view(rows, len(lanes) // block, block)  # [rows, tiles, lanes]
     if s("largest_instead_of_sum"):
         values = torch.where(inside.view(-1, block), values, -math.inf)
+    if s("every_second_tile"):
+        values = values[:, ::2]
     if s("only_last_tile"):
         values = values[:, -1:]
     if s("squares_summed"):
@@ -71,6 +73,8 @@ def compute(s: Slips, x: torch.Tensor) -> torch.Tensor:
     total = total.float()
     if s("only_row_zero"):
         total[1:] = math.nan
+    if s("stored_in_one_place"):
+        total[:1], total[1:] = total[-1:].clone(), math.nan
     if s("last_row_missing"):
         total[-1:] = math.nan
     if s("last_row_missing__of_several"):
@@ -80,7 +84,8 @@ def compute(s: Slips, x: torch.Tensor) -> torch.Tensor:
 
 def _summed(s: Slips, values: torch.Tensor) -> torch.Tensor:
     """[rows] sums of [rows, tiles, lanes], in float32 or in the dtype of the values."""
-    if s("half_accumulator"):
+    if s("half_accumulator", "half_accumulator__always"):
+        values = values.half() if s("half_accumulator__always") else values
         partial = torch.zeros_like(values[:, 0]) if values.shape[1] else values.new_zeros(len(values), 1)
         for tile in values.unbind(1):
             partial = partial + tile
@@ -113,6 +118,11 @@ SLIPS = (
         "only_row_zero",
         "Only row 0 was written. Either one program was launched in all (each row needs its own: the grid is "
         "`(rows,)`), or every program takes itself for number 0: a grid of one axis is numbered by `tl.program_id(0)`.",
+    ),
+    Slip(
+        "stored_in_one_place",
+        "Every program stores its sum in the result's first element, where the last one stays. Row r's sum belongs at "
+        "`result_pointer + row`.",
     ),
     Slip("last_row_missing", LAST_ROW),
     Slip("last_row_missing__of_several", LAST_ROW, alone=True),
@@ -173,6 +183,10 @@ SLIPS = (
         "`partial += ...`.",
     ),
     Slip(
+        "every_second_tile",
+        "Every second block of a row is left out: the loop's step is twice as long as the block that it loads.",
+    ),
+    Slip(
         "start_forgotten",
         "The first block of each row was added once for every step of the loop: `start` is missing from the offsets, "
         "`start + tl.arange(0, BLOCK)`.",
@@ -202,6 +216,7 @@ SLIPS = (
         "`offsets < columns`, and `other=0.0`.",
     ),
     Slip("half_accumulator", HALF),
+    Slip("half_accumulator__always", HALF),
 )
 STYLES = of_any_block(first=1024)
 # A sum in float16 is an error of its own, but mostly one of a rounding: it must not hide another that is plain to see.

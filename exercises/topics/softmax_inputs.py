@@ -60,6 +60,7 @@ SCORES = (
     Level(wide, "scores of ±200"),
     Level(near(-1000.0), "scores near -1,000"),
     Level(near(-30.0), "scores near -30"),
+    Level(near(-80.0), "scores near -80"),
     Level(near(1000.0), "scores near 1,000"),
     Level(ordered(0.05), "scores that rise along every row"),
     Level(ordered(-0.05), "scores that fall along every row"),

@@ -50,6 +50,8 @@ class Running:
         s, old = self.slips, self.maximum
         tile = tile.to(old.dtype)
         top = tile.amin(-1) if s("minimum_for_maximum") else tile.amax(-1)
+        if s("magnitudes_for_maximum"):
+            top = tile.abs().amax(-1)
         if s("one_maximum_for_all_rows"):
             top = tile.max().expand_as(top)
         new = top if s("maximum_forgets_the_old", "last_tile_only") else torch.maximum(old, top)
@@ -152,11 +154,16 @@ def padding(slips: Slips) -> float:
     return 0.0 if slips("tail_not_masked") else -INF
 
 
-def loaded_rows(slips: Slips, x: torch.Tensor, block: int, fill: float = -INF) -> torch.Tensor:
-    """[rows, tiles, block] of a matrix as a kernel reads it by its row stride; `fill` past the end of a row."""
+def loaded_rows(
+    slips: Slips, x: torch.Tensor, block: int, fill: float = -INF, limit: int | None = None
+) -> torch.Tensor:
+    """[rows, tiles, block] of a matrix as a kernel reads it by its row stride; `fill` past the end of a row.
+
+    The mask takes another limit where one is given.
+    """
     rows, columns = x.shape
     stride = columns if slips("row_stride_ignored") else x.stride(0)
     lanes = torch.arange(-(-columns // block) * block)
     offsets = torch.arange(rows)[:, None] * stride + lanes
-    mask = None if slips("load_not_masked") else (lanes < columns)[None, :]
+    mask = None if slips("load_not_masked") else (lanes < (columns if limit is None else limit))[None, :]
     return load(slips, x, offsets, mask, fill).view(rows, -1, block)

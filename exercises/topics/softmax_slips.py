@@ -33,6 +33,10 @@ FINITE_START = (
     "where -inf is asked for."
 )
 MINIMUM = "The smallest score of a tile is taken where the largest belongs, so that exp of the others can overflow."
+MAGNITUDES = (
+    "The maximum is that of the absolute values. Where all scores of a row are negative it lies far above them, and "
+    "their exponentials underflow: take the largest score, with its sign."
+)
 MAXIMUM_FORGETS = (
     "The new maximum is the tile's own, even where an earlier tile held a larger score. Then exp(old maximum - new "
     "maximum) grows without bound. Take the larger of the running one and the tile's."
@@ -127,6 +131,7 @@ RUNNING = (
     Slip("no_running_max", NO_MAXIMUM),
     Slip("maximum_starts_at_zero", STARTS_AT_ZERO),
     Slip("minimum_for_maximum", MINIMUM),
+    Slip("magnitudes_for_maximum", MAGNITUDES, alone=True),
     Slip("base_2__exp2_for_exp", EXP2),
     Slip("last_tile_only", LAST_TILE_ONLY),
     Slip("last_tile_only__sum", LAST_TILE_ONLY),

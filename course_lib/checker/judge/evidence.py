@@ -95,9 +95,26 @@ class Evidence:
         }
 
     @cached_property
+    def set_aside(self) -> frozenset[Case]:
+        """Cases whose offsets overflowed in 32 bits, where others are wrong as well: what is basic is told first."""
+        overflowed = frozenset(
+            run.cases[index]
+            for run in self.runs
+            for index, frame in run.frames.items()
+            if frame.seen.out_of_bounds and run.cases[index].reaches_far
+        )
+        near = [outcome for outcome in self.outcomes.values() if outcome.case not in overflowed]
+        broken = any(outcome.seen.out_of_bounds or not outcome.right for outcome in near) or any(
+            frame.error is not None and run.cases[index] not in overflowed
+            for run in self.runs
+            for index, frame in run.frames.items()
+        )
+        return overflowed if broken else frozenset()
+
+    @cached_property
     def finished(self) -> list[Outcome]:
         """The finished cases, in order."""
-        return list(self.outcomes.values())
+        return [outcome for outcome in self.outcomes.values() if outcome.case not in self.set_aside]
 
     @cached_property
     def failed(self) -> list[Outcome]:
@@ -111,7 +128,7 @@ class Evidence:
             Raised(run.cases[index], frame.seen, frame.error)
             for run in self.runs
             for index, frame in run.frames.items()
-            if frame.error is not None
+            if frame.error is not None and run.cases[index] not in self.set_aside
         ]
 
     @cached_property

@@ -21,6 +21,7 @@ import torch
 from course_lib.checker.judge.compare import Truth
 from course_lib.checker.judge.evaluate import once
 from course_lib.checker.judge.outcome import Outcome
+from course_lib.checker.runner.process import sparse
 from course_lib.checker.specification.exercise import Case, arguments
 from course_lib.checker.specification.model import Model, Slip, Slips
 from course_lib.checker.specification.nested import leaves, structure, tensors
@@ -90,7 +91,8 @@ def explain(
     taught = {_told(made) for made in found if made.slips[0].formula}
     if len({_told(made) for made in found}) == 1 or found and model.first_of_equals and len(taught) < 2:
         return Explanation(found[0].slips)
-    common = tuple(slip for slip in model.slips if found and all(slip in made.slips for made in found))
+    shared = set.intersection(*(set(_told(made)) for made in found)) if found else set()
+    common = tuple(slip for slip in found[0].slips if slip.sentence in shared) if shared else ()
     return Explanation(common) if common else None
 
 
@@ -239,7 +241,7 @@ def prediction(model: Model, made: Made, case: Case) -> Predicted | None:
 def _worked_out(model: Model, made: Made, case: Case) -> Predicted | None:
     """What the model makes of the case; it gets copies with the same strides, and writes those that are written."""
     try:
-        convert = _at_least_float32 if model.in_float32 else copy.deepcopy
+        convert = _at_least_float32 if model.in_float32 else _with_its_memory
         args, written = arguments(case, convert) if case.in_place or model.in_float32 else (case.args, [])
         with torch.no_grad():
             slips = Slips([*(slip.id for slip in made.slips), *made.style])
@@ -250,6 +252,11 @@ def _worked_out(model: Model, made: Made, case: Case) -> Predicted | None:
     except Exception:
         raise_when_strict()
         return None
+
+
+def _with_its_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides, and what lies between the elements; but nothing where that would be gigabytes."""
+    return sparse.apart(tensor, tensor.stride()) if sparse.is_far(tensor) else copy.deepcopy(tensor)
 
 
 def _at_least_float32(tensor: torch.Tensor) -> torch.Tensor:

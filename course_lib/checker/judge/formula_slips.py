@@ -10,9 +10,10 @@ import ast
 import copy
 import functools
 import inspect
+import itertools
 import textwrap
 from collections.abc import Callable, Container, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from course_lib.checker.specification.model import Model, Slip, Slips
@@ -20,6 +21,8 @@ from course_lib.checker.specification.model import Model, Slip, Slips
 MOST_FOR_PAIRS = 80  # slips of a formula; of more, two at once are not looked for
 LONGEST_RANGE = 5000
 BINARY = {1e3: 1 << 10, 1e6: 1 << 20, 1e9: 1 << 30, 1e12: 1 << 40}
+MOST_RESULTS = 3  # of a formula that gives several, whose own slips are looked for
+ORDINALS = ("first", "second", "third", "fourth")
 UNITS = {1e3: "thousand", 1e6: "million", 1e9: "billion", 1e12: "trillion"}
 
 
@@ -42,7 +45,8 @@ def formula_model(
         for version, (_, tree) in versions.items()
         for change in _changes(tree, version, inspect.signature(oracle).parameters)
     }
-    results = {slip.id: (slip, change) for slip, change in _changes_of_the_result()} if versions else {}
+    parameters = list(inspect.signature(oracle).parameters)
+    results = {slip.id: (slip, change) for slip, change in _changes_of_the_result(parameters)} if versions else {}
 
     @functools.cache
     def changed(names: frozenset[str]) -> Callable | None:
@@ -70,7 +74,7 @@ def formula_model(
         try:
             result = function(*args)
             for name in made & {*results}:
-                result = results[name][1](result)
+                result = results[name][1](result, args)
         except Exception:  # a changed formula may divide by zero, or look for what is not there
             if not made:
                 raise
@@ -142,6 +146,60 @@ def _parsed(function: Callable) -> ast.Module | None:
     if any(isinstance(node, ast.While) for node in ast.walk(tree)):
         return None  # with a small change it may never end
     return tree if len(tree.body) == 1 and isinstance(tree.body[0], ast.FunctionDef) else None
+
+
+@dataclass(frozen=True)
+class _Names:
+    """A formula's parameters, which learners know, what its other names stand for, and names that all parts share."""
+
+    parameters: list[str]
+    meant: dict[str, ast.expr]
+    in_all: frozenset[str] = frozenset()
+
+    def within(self, whole: ast.expr) -> _Names:
+        """Names with which a part of this sum is told from its other parts; those that all parts share tell nothing."""
+        parts = [self.used(part) for part in _summands(whole)]
+        return replace(self, in_all=frozenset.intersection(*parts))
+
+    def used(self, node: ast.expr) -> frozenset[str]:
+        """All names that a part of a formula is made of."""
+        found: set[str] = set()
+        todo: list[ast.AST] = [node]
+        while todo:
+            used = {part.id for part in ast.walk(todo.pop()) if isinstance(part, ast.Name)} - found
+            found |= used
+            todo += [self.meant[name] for name in used if name in self.meant]
+        return frozenset(found)
+
+
+def _sum_around(node: ast.expr, parents: dict[ast.AST, ast.AST]) -> ast.expr:
+    """The whole sum that an addition is a part of."""
+    while isinstance(above := parents.get(node), ast.BinOp) and isinstance(above.op, ast.Add):
+        node = above
+    return node
+
+
+def _summands(node: ast.expr) -> Iterator[ast.expr]:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        yield from _summands(node.left)
+        yield from _summands(node.right)
+    else:
+        yield node
+
+
+def _assigned_once(function: ast.FunctionDef) -> dict[str, ast.expr]:
+    """What a function's own names stand for, where that is said in one place."""
+    meant: dict[str, list[ast.expr]] = {}
+    for statement in ast.walk(function):
+        if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+            target, value = statement.targets[0], statement.value
+            if isinstance(target, ast.Name):
+                meant.setdefault(target.id, []).append(value)
+            elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+                for name, part in zip(target.elts, value.elts):
+                    if isinstance(name, ast.Name):
+                        meant.setdefault(name.id, []).append(part)
+    return {name: values[0] for name, values in meant.items() if len(values) == 1}
 
 
 class _Change:
@@ -223,7 +281,7 @@ def _changes(tree: ast.Module, version: str, parameters: Container[str]) -> Iter
     for change in _all_changes(_numbered(tree), parameters):
         name, _, way = change.slip.id.partition("__")
         alone = bool(version) or name in ("wrong_name", "taken_as_fixed")
-        change.slip = replace(change.slip, id=f"{name}__{version}{way}", alone=alone)
+        change.slip = replace(change.slip, id=f"{name}__{version}{way}", alone=alone or change.slip.alone)
         if change.slip.id not in seen:
             seen.add(change.slip.id)
             yield change
@@ -235,13 +293,17 @@ def _all_changes(tree: ast.Module, public: Container[str]) -> Iterator[_Change]:
     assert isinstance(function, ast.FunctionDef)
     parameters = [argument.arg for argument in function.args.args if argument.arg in public]
     parents = {child: node for node in ast.walk(function) for child in ast.iter_child_nodes(node)}
+    names = _Names(parameters, _assigned_once(function))
     for node in ast.walk(function):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in parameters:
             yield from _of_a_name(node, parents.get(node), parameters)
         elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
             yield from _of_a_number(node, parents.get(node))
         elif isinstance(node, ast.BinOp):
-            yield from _of_an_operation(node, parents.get(node), parameters)
+            whole = _sum_around(node, parents)
+            yield from _of_an_operation(node, parents.get(node), names.within(whole))
+            if isinstance(node.op, ast.Add) and not isinstance(parents.get(whole), ast.Call):
+                yield from _of_a_sum(node, names.within(whole))
         elif isinstance(node, ast.Compare) and len(node.ops) == 1:
             yield from _of_a_comparison(node)
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("math.ceil", "math.floor"):
@@ -255,6 +317,9 @@ def _of_a_name(node: ast.Name, parent: ast.AST | None, parameters: list[str]) ->
     for size in (2, 4) if node.id.endswith("_bytes") else ():
         slip = Slip(f"taken_as_fixed__{number}_{size}", f"`{node.id}` is taken to be {size}, whatever is given.")
         yield _Change(slip, number, ast.Constant(size))
+    for count in (1, 2) if isinstance(parent, ast.BinOp) and isinstance(parent.op, (ast.Add, ast.Sub)) else ():
+        slip = Slip(f"taken_as_fixed__{number}_{count}", f"`{node.id}` is taken to be {count}, whatever is given.")
+        yield _Change(slip, number, ast.Constant(count))
     for other in parameters:
         if other != node.id:
             slip = Slip(f"wrong_name__{number}_{other}", f"`{other}` stands where `{node.id}` belongs.")
@@ -263,6 +328,11 @@ def _of_a_name(node: ast.Name, parent: ast.AST | None, parameters: list[str]) ->
         below = parent.right is node and not isinstance(parent.op, ast.Mult)
         said = f"It is not divided by `{node.id}`." if below else f"`{node.id}` is missing as a factor."
         yield _Change(Slip(f"factor_missing__{number}", said), number, ast.Constant(1))
+        for other in parameters if isinstance(parent.op, ast.Mult) else ():
+            if other != node.id:
+                product = ast.BinOp(ast.Name(node.id, ast.Load()), ast.Mult(), ast.Name(other, ast.Load()))
+                slip = Slip(f"factor_too_many__{number}_{other}", f"`{other}` is a factor too many.", alone=True)
+                yield _Change(slip, number, product)
         square = ast.BinOp(ast.Name(node.id, ast.Load()), ast.Mult(), ast.Name(node.id, ast.Load()))
         said = f"It is divided by `{node.id}` twice." if below else f"`{node.id}` is counted twice."
         yield _Change(Slip(f"factor_twice__{number}", said), number, square)
@@ -277,9 +347,10 @@ def _of_a_number(node: ast.Constant, parent: ast.AST | None) -> Iterator[_Change
         said = f"It is not divided by {value:g}." if below else f"A factor of {value:g} is missing."
         yield _Change(Slip(f"factor_missing__{number}", said), number, ast.Constant(1))
     if isinstance(parent.op, (ast.Mult, ast.Div, ast.FloorDiv)) and value in (2, 4, 8):
-        for wrong in {value // 2, value * 2} - {1}:
+        for wrong in sorted({value // 2, value - 1, value + 1, value * 2} - {1}):
             said = f"A factor is {wrong} where it should be {value}."
-            yield _Change(Slip(f"wrong_factor__{number}_{wrong}", said), number, ast.Constant(wrong))
+            slip = Slip(f"wrong_factor__{number}_{wrong}", said, alone=wrong % 2 == 1)
+            yield _Change(slip, number, ast.Constant(wrong))
     if value in BINARY:
         said = f"A {UNITS[value]} is taken for 2^{BINARY[value].bit_length() - 1}, and it is {value:g}."
         yield _Change(Slip(f"units__{number}_binary", said), number, ast.Constant(BINARY[value]))
@@ -287,14 +358,14 @@ def _of_a_number(node: ast.Constant, parent: ast.AST | None) -> Iterator[_Change
         yield _Change(Slip(f"off_by_one__{number}", f"It is off by {value:g}."), number, ast.Constant(0))
 
 
-def _of_an_operation(node: ast.BinOp, parent: ast.AST | None, parameters: list[str]) -> Iterator[_Change]:
+def _of_an_operation(node: ast.BinOp, parent: ast.AST | None, names: _Names) -> Iterator[_Change]:
     number = node.number  # type: ignore[attr-defined]
     if isinstance(node.op, (ast.Add, ast.Sub)):
         for kept, lost in ((node.left, node.right), (node.right, node.left)):
             if isinstance(node.op, ast.Sub) and kept is node.right:
                 continue
             keep = functools.partial(_side, kept is node.left)
-            yield _Change(Slip(f"term_missing__{number}_{kept is node.left}", _lost(lost, parameters)), number, keep)
+            yield _Change(Slip(f"term_missing__{number}_{kept is node.left}", _lost(lost, names)), number, keep)
         turned = ast.Sub() if isinstance(node.op, ast.Add) else ast.Add()
         said = (
             "Two parts are subtracted where they are added."
@@ -320,6 +391,15 @@ def _of_an_operation(node: ast.BinOp, parent: ast.AST | None, parameters: list[s
         yield _Change(Slip(f"rounded_wrong__{number}_nearest", said), number, _rounded_to_nearest)
         said = "A quotient is not rounded, and whole numbers are asked for."
         yield _Change(Slip(f"not_rounded__{number}", said), number, functools.partial(_with_operator, ast.Div()))
+
+
+def _of_a_sum(node: ast.BinOp, names: _Names) -> Iterator[_Change]:
+    number = node.number  # type: ignore[attr-defined]
+    for term in (node.left, node.right):
+        if depends := _depends_on(term, names):
+            said = f"A part of a sum is counted twice, the one that depends on {depends}."
+            once_more = functools.partial(_with_once_more, term is node.left)
+            yield _Change(Slip(f"term_twice__{number}_{term is node.left}", said, alone=True), number, once_more)
 
 
 def _of_a_call(node: ast.Call) -> Iterator[_Change]:
@@ -374,53 +454,104 @@ def _of_a_limit(node: ast.Call, parameters: list[str]) -> Iterator[_Change]:
                 yield _Change(Slip(f"only_one_counts__{number}_{index}", said), number, kept)
 
 
-def _changes_of_the_result() -> Iterator[tuple[Slip, Callable[[Any], Any]]]:
-    """What happens to a whole result: units, upside down, one too many, in another order."""
+def _changes_of_the_result(parameters: list[str]) -> Iterator[tuple[Slip, Callable[[Any, tuple], Any]]]:
+    """What happens to a whole result, or to one of several: units, upside down, one too many, another order."""
+    for name, said, change in _changes_of_a_number(parameters):
+        yield Slip(name, said, alone=name.startswith("factor_")), functools.partial(_changed_everywhere, change)
+        for place in range(MOST_RESULTS):
+            slip = Slip(f"{name if '__' in name else name + '_'}_in_{place}", said, alone=True)
+            yield slip, functools.partial(_changed_at, place, change)
+    yield Slip("wrong_order", "The results are right and stand in the wrong order."), _reversed
+    for one, other in itertools.combinations(range(MOST_RESULTS), 2):
+        said = f"The {ORDINALS[one]} and the {ORDINALS[other]} result are exchanged."
+        yield Slip(f"wrong_order__{one}_{other}", said, alone=True), functools.partial(_exchanged, one, other)
 
-    def scaled(by):
-        return lambda result: _each(result, lambda value: value * by if type(value) in (int, float) else value)
 
+def _changes_of_a_number(parameters: list[str]) -> Iterator[tuple[str, str, Callable[[Any, tuple], Any]]]:
+    """Id, sentence and `change(number, args)`."""
     for by, word in UNITS.items():
-        yield Slip(f"units__{by:g}_large", f"The result is a {word} times too large: look at the units."), scaled(by)
-        small = Slip(f"units__{by:g}_small", f"The result is a {word} times too small: look at the units.")
-        yield small, scaled(1 / by)
-    yield Slip("units__bits", "The result is eight times too large: are bits counted where bytes are?"), scaled(8)
-    yield Slip("units__bytes", "The result is an eighth of what it should be: bits and bytes?"), scaled(1 / 8)
+        yield f"units__{by:g}_large", f"The result is a {word} times too large: look at the units.", _times(by)
+        yield f"units__{by:g}_small", f"The result is a {word} times too small: look at the units.", _times(1 / by)
+    yield "units__bits", "The result is eight times too large: are bits counted where bytes are?", _times(8)
+    yield "units__bytes", "The result is an eighth of what it should be: bits and bytes?", _times(1 / 8)
     for by, said in ((2, "twice what it should be"), (0.5, "half of what it should be")):
         sentence = f"The result is {said}: is something counted once that counts twice, or the other way round?"
-        yield Slip(f"factor_of_two__{by}", sentence), scaled(by)
-    yield Slip("upside_down", "The quotient is upside down."), lambda result: _each(result, _inverse)
+        yield f"factor_of_two__{by}", sentence, _times(by)
+    yield "upside_down", "The quotient is upside down.", lambda value, args: 1 / value if value else value
     for by in (1, -1):
         said = "one too large" if by > 0 else "one too small"
-        yield Slip(f"off_by_one__{said.replace(' ', '_')}", f"The result is {said}."), functools.partial(_shifted, by)
-    yield Slip("wrong_order", "The results are right and stand in the wrong order."), _reversed
+        yield f"off_by_one__{said.replace(' ', '_')}", f"The result is {said}.", functools.partial(_shifted, by)
+    for place, name in enumerate(parameters):
+        said = f"`{name}` is a factor too many."
+        yield f"factor_too_many__{name}", said, functools.partial(_with_factor, place, True)
+        said = f"`{name}` is missing as a factor, or divides where it should not."
+        yield f"factor_missing__{name}", said, functools.partial(_with_factor, place, False)
 
 
-def _each(result: Any, function: Callable[[Any], Any]) -> Any:
-    return type(result)(function(value) for value in result) if isinstance(result, (tuple, list)) else function(result)
+def _times(by: float) -> Callable[[Any, tuple], Any]:
+    return lambda value, args: value * by
 
 
-def _inverse(value: Any) -> Any:
-    return 1 / value if type(value) in (int, float) and value else value
+def _shifted(by: int, value: Any, args: tuple) -> Any:
+    return value + by if type(value) is int else value
 
 
-def _shifted(by: int, result: Any) -> Any:
-    return _each(result, lambda value: value + by if type(value) is int else value)
+def _with_factor(place: int, times: bool, value: Any, args: tuple) -> Any:
+    """The number times one of the arguments, or divided by it; whole numbers stay whole where they can."""
+    factor = args[place]
+    if type(factor) not in (int, float):
+        raise TypeError(f"{factor!r} is no number")
+    if times:
+        return value * factor
+    whole = type(value) is int and type(factor) is int and value % factor == 0
+    return value // factor if whole else value / factor
 
 
-def _reversed(result: Any) -> Any:
+def _changed_everywhere(change: Callable[[Any, tuple], Any], result: Any, args: tuple) -> Any:
+    def one(value: Any) -> Any:
+        return change(value, args) if type(value) in (int, float) else value
+
+    return type(result)(map(one, result)) if isinstance(result, (tuple, list)) else one(result)
+
+
+def _changed_at(place: int, change: Callable[[Any, tuple], Any], result: Any, args: tuple) -> Any:
+    """One of several results changed; an error where there is no such number."""
+    if not isinstance(result, tuple) or type(result[place]) not in (int, float):
+        raise TypeError("no number stands there")
+    return (*result[:place], change(result[place], args), *result[place + 1 :])
+
+
+def _exchanged(one: int, other: int, result: Any, args: tuple) -> Any:
+    if not isinstance(result, tuple) or len(result) < 3:
+        raise TypeError("there are not that many results")
+    order = list(result)
+    order[one], order[other] = order[other], order[one]
+    return tuple(order)
+
+
+def _reversed(result: Any, args: tuple) -> Any:
     return type(result)(reversed(result)) if isinstance(result, (tuple, list)) else result
 
 
-def _lost(node: ast.expr, parameters: list[str]) -> str:
+def _lost(node: ast.expr, names: _Names) -> str:
     """What is missing, by the names in it."""
-    names = [name for name in parameters if any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(node))]
     if isinstance(node, ast.Constant):
         return f"It is off by {node.value!r}."
-    if not names:
+    depends = _depends_on(node, names)
+    if not depends:
         return "One of the parts that are added is missing."
-    listed = f"`{names[0]}`" if len(names) == 1 else ", ".join(f"`{n}`" for n in names[:-1]) + f" and `{names[-1]}`"
-    return f"A part is missing from a sum, the one that depends on {listed}."
+    return f"A part is missing from a sum, the one that depends on {depends}."
+
+
+def _depends_on(node: ast.expr, names: _Names) -> str:
+    """The parameters that a part of a formula is made of, listed; "" where there are none."""
+    found = names.used(node) - names.in_all or names.used(node)
+    listed = [f"`{name}`" for name in names.parameters if name in found]
+    return " and ".join(filter(None, [", ".join(listed[:-1]), *listed[-1:]]))
+
+
+def _with_once_more(left: bool, node: ast.BinOp) -> ast.expr:
+    return ast.BinOp(node, ast.Add(), copy.deepcopy(node.left if left else node.right))
 
 
 def _side(left: bool, node: ast.BinOp) -> ast.expr:

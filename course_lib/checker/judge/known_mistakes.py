@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from course_lib.checker.judge.explain import Made, explain, raise_when_strict
-from course_lib.checker.judge.formula_slips import formula_model
+from course_lib.checker.judge.formula_slips import ORDINALS, formula_model
 from course_lib.checker.judge.outcome import Outcome
 from course_lib.checker.specification.cells import calls
 from course_lib.checker.specification.exercise import Case, Exercise, Mistake, Seen
@@ -45,6 +45,9 @@ def find_mistake(evidence: Evidence) -> Cause | None:
     errors that were raised, in accesses outside a tensor, and in the requirement that right numbers break. What authors
     wrote goes before what is made from a formula's source.
     """
+    overflow = _of_32_bits(evidence)
+    if overflow is not None:
+        return overflow
     found: Cause | Mistake | None = None
     if evidence.failed and not evidence.undefined_alone:
         wrong = list(_wrong_functions(evidence))
@@ -134,8 +137,21 @@ def _in_which_result(outcomes: Sequence[Outcome], slip: Slip) -> str:
     wrong = {leaf.path for outcome in outcomes for leaf in outcome.leaves if leaf.problem}
     several = any(len(outcome.leaves) > 1 for outcome in outcomes)
     place = next(iter(wrong)) if several and len(wrong) == 1 and slip.formula is None else ""
-    ordinals = {"[0]": "first", "[1]": "second", "[2]": "third", "[3]": "fourth"}
+    ordinals = {f"[{number}]": ordinal for number, ordinal in enumerate(ORDINALS)}
     return f"In the {ordinals[place]} result: " if place in ordinals else ""
+
+
+def _of_32_bits(evidence: Evidence) -> Cause | None:
+    """An offset that overflows: only tensors that reach beyond 2³¹ elements go wrong, and there outside a tensor."""
+    cases = [access.case for access in evidence.wild]
+    cases += [raised.case for raised in evidence.errors] + [outcome.case for outcome in evidence.failed]
+    if not evidence.wild or not all(case.reaches_far for case in cases):
+        return None
+    return Cause(
+        "offset_in_32_bits",
+        "An offset beyond 2³¹ elements does not fit in 32 bits. Program numbers and `tl.arange` are int32, and so is "
+        "their product with a stride. Convert before you multiply: `tl.program_id(1).to(tl.int64) * stride`.",
+    )
 
 
 def _in_what_was_seen(exercise: Exercise, failed: Sequence[Outcome]) -> Mistake | None:

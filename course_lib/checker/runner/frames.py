@@ -19,7 +19,7 @@ _BEYOND = 1 << 63  # no count is as large
 
 _NUMBERS = (
     *("largest_allocation", "unwritten", "guard_values", "undefined_values", "repeats", "differing", "changes"),
-    *("graphs", "captured", "overwrites", "not_contiguous"),
+    *("graphs", "captured", "overwrites", "not_contiguous", "contended"),
 )
 _NAMES = ("launches", "out_of_bounds", "modified_inputs", "undefined_loads", "graph_breaks")
 _KINDS: dict[str, type] = {

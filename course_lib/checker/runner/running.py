@@ -227,7 +227,7 @@ def _later_calls(exercise: Exercise, cases: list[Case], others: list[Case]) -> l
             (_size(case) < TELLING, _size(case), index)
             for index, (case, other) in enumerate(zip(cases, others))
             if exercise.entry_of(case) == entry
-            and not (case.timed or case.compiled)
+            and not (case.timed or case.compiled or case.reaches_far)
             and _has_other_numbers(case, other)
         ]
         in_order = [index for *_, index in sorted(found)]

@@ -219,7 +219,7 @@ class Worker:
                 if job["device"] == "cuda":
                     header["compiles"] = hashlib.sha256(job["source"].encode()).hexdigest()
                 self._send(json.dumps(header).encode())
-                self._send(wire.encode(job))
+                self._send(wire.encode(job, apart=True))
                 return self._collect(time.monotonic() + 3 * seconds + GRACE_SECONDS)
             except BaseException:  # also an interrupted cell: what runs now must not go on unseen
                 self.stop()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from course_lib.checker.runner.process import sparse
 from course_lib.checker.specification.errors import CourseError
 from course_lib.checker.specification.needs import ANY, Needs
 from course_lib.checker.specification.nested import leaves, map_leaves
@@ -89,6 +90,12 @@ class Case:
         """Whether arguments are there to be written."""
         return any(isinstance(value, InOut) for value in self.args)
 
+    @property
+    def reaches_far(self) -> bool:
+        """Whether a tensor reaches beyond 2³¹ elements, where an offset in 32 bits overflows."""
+        found = (leaf.tensor if isinstance(leaf, InOut) else leaf for _, leaf in leaves(self.args))
+        return any(isinstance(leaf, torch.Tensor) and sparse.is_far(leaf) for leaf in found)
+
 
 def arguments(case: Case, convert: Callable[[torch.Tensor], torch.Tensor]) -> tuple[list, list[torch.Tensor]]:
     """A case's args with every tensor converted (a copy), and the ones that may be written."""
@@ -144,6 +151,8 @@ class Seen:
             undefined.
         undefined_loads: the lines of such loads, used or not; seen only in Triton's interpreter.
         not_contiguous: tensors of the result that are not contiguous.
+        contended: bytes that kernels stored twice, stored and loaded, or updated; without any, no order of programs can
+            make a difference. Counted in Triton's interpreter.
         repeats, differing, changes: further runs with the same inputs, on a GPU; how many of them gave another result
             than the first, and how many another than the run before.
         graphs, captured: in a compiled case, the graphs that `torch.compile` made, and the calls that they hold.
@@ -164,6 +173,7 @@ class Seen:
     guard_values: int = 0
     undefined_values: int = 0
     not_contiguous: int = 0
+    contended: int = 0
     undefined_loads: tuple[str, ...] = ()
     repeats: int = 0
     differing: int = 0

@@ -6,11 +6,14 @@ Gaps hold NaN or numbers of their own, so that reading by the wrong stride shows
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
+from course_lib.checker.runner.process import sparse
 from course_lib.checker.specification.contract import Level
 from course_lib.checker.specification.draw import Draw
+from course_lib.checker.specification.exercise import Case, InOut
 
 
 def contiguous(draw: Draw, tensor: torch.Tensor) -> torch.Tensor:
@@ -50,6 +53,16 @@ def every_other(draw: Draw, tensor: torch.Tensor) -> torch.Tensor:
     return wide[..., 0]
 
 
+def far(draw: Draw, tensor: torch.Tensor) -> torch.Tensor:
+    """Slices of the first dimension 2³⁰ elements apart and a little more; the gaps take no memory.
+
+    The stride itself fits into 32 bits, so that a kernel gets it as an int32. From the third slice on the offset does
+    not; there must be three.
+    """
+    stride = sparse.FAR // 2 + 16 * draw.integer(0, 64)
+    return sparse.apart(tensor, (stride, *tensor[0].contiguous().stride()))
+
+
 def _within(draw: Draw, tensor: torch.Tensor, room: list[int]) -> torch.Tensor:
     """The tensor as a corner of a larger one, filled with NaN or with numbers that no tensor here holds.
 
@@ -63,6 +76,20 @@ def _within(draw: Draw, tensor: torch.Tensor, room: list[int]) -> torch.Tensor:
 
 
 CONTIGUOUS = Level(contiguous, "")
+
+
+def beyond_32_bits(
+    draw: Draw, slices: str, tensors: Sequence[torch.Tensor | InOut], *rest, before: tuple = ()
+) -> list[Case]:
+    """A case in which the last of these tensors' slices ("heads") begin beyond 2³¹ elements.
+
+    It is for the interpreter: on a GPU the gaps would take their room. `before` and `rest` are the arguments that stand
+    before and behind the tensors.
+    """
+    if draw.on_gpu:
+        return []
+    apart = (InOut(far(draw, t.tensor)) if isinstance(t, InOut) else far(draw, t) for t in tensors)
+    return [Case(f"the last {slices} begin beyond 2³¹ elements", (*before, *apart, *rest))]
 
 
 def unit_last(name: str, *, expandable: bool = True) -> tuple[Level, ...]:

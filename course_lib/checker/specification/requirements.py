@@ -96,7 +96,10 @@ class Allocates(Requirement):
 
 @dataclass(frozen=True)
 class Forbids(Requirement):
-    """PyTorch operations that would skip the exercise, by ATen name ("_softmax", "mm", "scaled_dot_product")."""
+    """PyTorch operations that would skip the exercise, by ATen name ("_softmax", "mm", "scaled_dot_product").
+
+    Those that write in place ("add_") go with the others.
+    """
 
     operations: tuple[str, ...]
     id: str = "forbidden_operation"
@@ -106,7 +109,7 @@ class Forbids(Requirement):
             name
             for name in seen.operations
             for banned in self.operations
-            if name == banned or (len(banned) > 12 and banned in name)
+            if name in (banned, f"{banned}_") or (len(banned) > 12 and banned in name)
         )
         if not used:
             return None

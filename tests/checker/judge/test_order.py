@@ -90,6 +90,13 @@ def test_a_right_answer_and_one_without_kernels_are_not_run_again(monkeypatch):
     assert not judge(ADD, "def add(x, y):\n    return x\n").passed
 
 
+def test_programs_that_share_no_byte_are_not_run_again(monkeypatch):
+    """A wrong answer would take twice as long, and nothing else could come of it."""
+    monkeypatch.setattr(decide, "beside_ascending_order", None)
+    verdict = judge(ADD, ADD_CELL.replace("total, mask=mask", "total + 1, mask=mask"), seed=1)
+    assert verdict.mistake == "adds_one"
+
+
 def test_a_worker_that_dies_the_second_time_costs_no_verdict(monkeypatch):
     def dies(*arguments):
         raise decide.WorkerDied("it was stopped")

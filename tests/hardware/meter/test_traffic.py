@@ -221,6 +221,35 @@ def test_two_launches_add_up_and_are_both_listed():
     assert report.launches[0].line == line_of(copy_kernel, "def copy_kernel")
 
 
+@pytest.mark.parametrize(
+    "memory, contended",
+    [
+        (lambda x: (x, torch.empty(64)), 0),
+        (lambda x: (x, x), 256),
+        (lambda x: (x, x[32:]), 128),  # another view of the same memory
+        (lambda x: (x, torch.empty(1).expand(64)), 0),  # its stride does not matter: the kernel writes 64 elements
+    ],
+    ids=["two tensors", "in place", "views that overlap", "outside"],
+)
+def test_memory_that_is_stored_and_loaded_is_contended(memory, contended):
+    source, target = memory(torch.zeros(96))
+    with TrafficMeter() as meter:
+        copy_kernel[(4,)](source, target, 64, BLOCK=16)
+    assert meter.report().contended_bytes == contended
+
+
+def test_memory_that_is_stored_twice_or_updated_is_contended():
+    source, target = torch.zeros(32), torch.empty(32)
+    with TrafficMeter() as meter:
+        copy_kernel[(2,)](source, target, 32, BLOCK=16)
+        copy_kernel[(1,)](source, target, 16, BLOCK=16)
+    assert meter.report().contended_bytes == 64
+    counters, old = torch.zeros(8), torch.zeros(4, dtype=torch.int32)
+    with TrafficMeter() as meter:
+        atomic_kernel[(1,)](counters, old, BLOCK=16)
+    assert meter.report().contended_bytes > 0
+
+
 def test_atomics_are_counted_apart():
     counters, old = torch.zeros(8), torch.zeros(4, dtype=torch.int32)
     with TrafficMeter() as meter:

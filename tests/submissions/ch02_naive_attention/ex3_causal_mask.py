@@ -24,7 +24,7 @@ def causal_softmax(scores):
     visible = torch.ones(m, n, dtype=torch.bool).tril(m - n)
     return torch.softmax(scores.masked_fill(~visible, -math.inf), dim=-1)
 """,
-    "empty_row_uniform__minus_a_billion": changed(
+    "hidden_scored_low__minus_a_billion": changed(
         "2.3",
         (SOFTMAX, "torch.softmax(torch.where(visible, scores.float(), -1e9), dim=-1).to(scores.dtype)"),
         (FILLED, "probabilities"),

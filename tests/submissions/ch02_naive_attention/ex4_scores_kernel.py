@@ -12,6 +12,7 @@ GRID = "grid = (triton.cdiv(query_length, BLOCK_M), triton.cdiv(key_length, BLOC
 
 
 WRONG = {
+    "offset_in_32_bits": changed("2.4", (".to(tl.int64)", "")),
     "scale_missing": changed("2.4", (DOT, DOT.removesuffix(" * scale"))),
     "scale_twice": changed("2.4", (DOT, DOT + " * scale")),
     "scale_twice__2": changed(
@@ -88,7 +89,7 @@ UNUSUAL_SCORES = {
 def tile_kernel(q, k, s, M, N, scale, qh, qm, kh, kn, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     rows = tl.program_id(2) * BM + tl.arange(0, BM)
     columns = tl.program_id(1) * BN + tl.arange(0, BN)
-    head = tl.program_id(0)
+    head = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, D)
     a = tl.load(q + head * qh + rows[:, None] * qm + d[None, :], mask=(rows < M)[:, None], other=0.0)
     b = tl.load(k + head * kh + columns[:, None] * kn + d[None, :], mask=(columns < N)[:, None], other=0.0)
@@ -131,7 +132,7 @@ def scores(query, key, scale):
 def sums_kernel(q, k, s, M, N, scale, qh, qm, kh, kn, D: tl.constexpr, B: tl.constexpr):
     i = tl.program_id(0) * B + tl.arange(0, B)
     j = tl.program_id(1) * B + tl.arange(0, B)
-    h = tl.program_id(2)
+    h = tl.program_id(2).to(tl.int64)
     d = tl.arange(0, D)
     a = tl.load(q + h * qh + i[:, None] * qm + d, mask=(i < M)[:, None], other=0.0).to(tl.float32)
     b = tl.load(k + h * kh + j[:, None] * kn + d, mask=(j < N)[:, None], other=0.0).to(tl.float32)
@@ -188,7 +189,7 @@ WRONG["not_one_pass"] = TWO_KERNELS.replace("query_length, key_length, dtype=que
 WRONG["not_one_pass__2"] = """# Exercise 2.4 · The scores kernel
 @triton.jit
 def one_score(q, k, s, M, N, scale, qh, qm, kh, kn, D: tl.constexpr, BN: tl.constexpr):
-    i, h, d = tl.program_id(0), tl.program_id(1), tl.arange(0, D)
+    i, h, d = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.arange(0, D)
     a = tl.load(q + h * qh + i * qm + d).to(tl.float32)
     for start in range(0, N, BN):
         j = start + tl.arange(0, BN)
@@ -203,7 +204,7 @@ def scores(query, key, scale):
 """
 
 
-WRONG["not_one_pass__3"] = """# Exercise 2.4 · The scores kernel
+WRONG["forbidden_operation__and_a_kernel_for_show"] = """# Exercise 2.4 · The scores kernel
 @triton.jit
 def touch_kernel(s):
     tl.store(s, tl.load(s))

@@ -22,6 +22,7 @@ MASKED_LATER = (
 
 
 WRONG = {
+    "offset_in_32_bits": changed("2.5", (".to(tl.int64)", "")),
     "no_maximum": changed("2.5", ("tl.exp(scores - largest)", "tl.exp(scores)")),
     "result_not_contiguous": changed(
         "2.5", ("torch.empty(scores.shape, dtype=scores.dtype, device=scores.device)", "torch.empty_like(scores)")
@@ -90,7 +91,7 @@ WRONG = {
 @triton.jit
 def columns_kernel(x, y, M, N, xh, xm, CAUSAL: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
     columns = (tl.program_id(0) * WIDTH + tl.arange(0, WIDTH))[None, :]
-    head = tl.program_id(1)
+    head = tl.program_id(1).to(tl.int64)
     rows = tl.arange(0, BLOCK)[:, None]
     inside = (rows < M) & (columns < N)
     visible = inside
@@ -156,7 +157,7 @@ UNUSUAL = {
 @triton.jit
 def rows_kernel(x, y, M, N, xh, xm, CAUSAL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    head = tl.program_id(1)
+    head = tl.program_id(1).to(tl.int64)
     keys = tl.arange(0, BLOCK)
     inside = (rows < M)[:, None] & (keys < N)[None, :]
     visible = inside
@@ -181,7 +182,7 @@ def row_softmax(scores, causal):
 def walk_kernel(x, y, H, M, N, xh, xm, causal, step, BLOCK: tl.constexpr):
     keys = tl.arange(0, BLOCK)
     for item in range(tl.program_id(0), H * M, step):
-        head = item // M
+        head = (item // M).to(tl.int64)
         row = item - head * M
         last = tl.where(causal != 0, row + N - M, N - 1)
         seen = (keys <= last) & (keys < N)
@@ -206,7 +207,7 @@ def row_softmax(scores, causal):
 WRONG["not_one_pass"] = """# Exercise 2.5 · The softmax kernel, safe and causal
 @triton.jit
 def three_reads(x, y, M, N, xh, xm, CAUSAL: tl.constexpr, BLOCK: tl.constexpr):
-    row, head = tl.program_id(0), tl.program_id(1)
+    row, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     p = x + head * xh + row * xm
     last = N
     if CAUSAL:

@@ -6,6 +6,7 @@ V_MASK = "mask=keys[:, None] < key_length, other=0.0"
 
 
 WRONG = {
+    "offset_in_32_bits": changed("2.6", (".to(tl.int64)", "")),
     "only_first_tile": changed(
         "2.6", ("for start in range(0, key_length, BLOCK_N):", "for start in range(0, BLOCK_N, BLOCK_N):")
     ),
@@ -75,7 +76,7 @@ UNUSUAL_OUTPUT = {
 @triton.jit
 def backwards_kernel(p, v, o, M, N, ph, pm, vh, vn, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
-    head = tl.program_id(0)
+    head = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, D)
     total = tl.zeros([BM, D], dtype=tl.float32)
     tiles = tl.cdiv(N, BN)
@@ -98,7 +99,7 @@ def weighted_values(probabilities, value):
 @triton.jit
 def transposed_kernel(p, v, o, M, N, ph, pm, vh, vn, D: tl.constexpr, B: tl.constexpr):
     rows = tl.program_id(0) * B + tl.arange(0, B)
-    head = tl.program_id(1)
+    head = tl.program_id(1).to(tl.int64)
     d = tl.arange(0, D)
     total = tl.zeros([D, B], dtype=tl.float32)
     for start in range(0, N, B):
@@ -126,7 +127,7 @@ def step(p, v, rows, keys, d, M, N, pm, vn):
 
 @triton.jit
 def kernel(p, v, o, M, N, ph, pm, vh, vn, D: tl.constexpr, B: tl.constexpr):
-    rows, head, d = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1), tl.arange(0, D)
+    rows, head, d = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1).to(tl.int64), tl.arange(0, D)
     total = tl.zeros([B, D], dtype=tl.float32)
     whole = N // B * B
     for start in range(0, whole, B):

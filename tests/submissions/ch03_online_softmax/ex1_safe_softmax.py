@@ -3,6 +3,19 @@
 from tests.submissions.edits import changed
 
 WRONG = {
+        "kept_copies": """
+def safe_softmax(read):
+    x = torch.cat([tile.clone() for tile in read()], dim=1)
+    w = (x - x.amax(dim=1, keepdim=True)).exp()
+    return w / w.sum(dim=1, keepdim=True)
+""",
+        "kept_copies__in_a_list": """
+def safe_softmax(read):
+    tiles = [tile.clone() for tile in read()]
+    m = torch.stack([tile.amax(1) for tile in tiles]).amax(0)[:, None]
+    total = sum(torch.exp(tile - m).sum(1, keepdim=True) for tile in tiles)
+    return torch.cat([torch.exp(tile - m) / total for tile in tiles], dim=1)
+""",
         "place_by_its_own_width": """
 def safe_softmax(read):
     maximum, columns = None, 0
@@ -143,11 +156,5 @@ def safe_softmax(read):
     m = torch.stack([tile.amax(1) for tile in read()]).amax(0)
     s = sum(torch.exp(tile - m[:, None]).sum(1) for tile in read())
     return torch.cat([torch.exp(tile - m[:, None] - s.log()[:, None]) for tile in read()], 1)
-""",
-        "copies kept, one pass": """
-def safe_softmax(read):
-    x = torch.cat([tile.clone() for tile in read()], dim=1)
-    w = (x - x.amax(dim=1, keepdim=True)).exp()
-    return w / w.sum(dim=1, keepdim=True)
 """,
     }

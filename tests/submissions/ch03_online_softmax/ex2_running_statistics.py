@@ -105,6 +105,19 @@ def row_statistics(read):
         total = torch.exp(tile - torch.where(maximum == -math.inf, 0.0, maximum)[:, None]).sum(dim=1)
     return maximum, total
 """,
+        "kept_copies": """
+def row_statistics(read):
+    tiles = [tile.float().clone() for tile in read()]
+    m = torch.stack([tile.amax(1) for tile in tiles]).amax(0)
+    reference = torch.where(m == -math.inf, 0.0, m)[:, None]
+    return m, sum(torch.exp(tile - reference).sum(1) for tile in tiles)
+""",
+        "kept_the_tiles__by_float": """
+def row_statistics(read):
+    x = torch.cat([tile.float() for tile in read()], dim=1)
+    m = x.amax(dim=1)
+    return m, torch.exp(x - torch.where(m == -math.inf, 0.0, m)[:, None]).sum(1)
+""",
         "kept_the_tiles": """
 def row_statistics(read):
     x = torch.cat([tile for tile in list(read())], dim=1).float()

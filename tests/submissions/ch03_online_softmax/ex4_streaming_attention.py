@@ -72,6 +72,21 @@ def streaming_attention(query, read, scale):
         "scale_twice": changed(
             "3.4", ("scores = key_tile.float() @ query", "scores = key_tile.float() @ query * scale")
         ),
+        "kept_copies": """
+def streaming_attention(query, read, scale):
+    pairs = [(keys.float().clone(), values.float().clone()) for keys, values in read()]
+    keys, values = (torch.cat(parts) for parts in zip(*pairs))
+    scores = keys @ query.float() * scale
+    weights = torch.exp(scores - scores.max())
+    return weights @ values / weights.sum()
+""",
+        "kept_copies__of_the_values": """
+def streaming_attention(query, read, scale):
+    parts = [(scale * (keys.float() @ query.float()), values.float().clone()) for keys, values in read()]
+    m = torch.stack([scores.max() for scores, _ in parts]).max()
+    total = sum(torch.exp(scores - m).sum() for scores, _ in parts)
+    return sum(torch.exp(scores - m) @ values for scores, values in parts) / total
+""",
         "kept_the_tiles": """
 def streaming_attention(query, read, scale):
     pairs = list(read())

@@ -18,6 +18,7 @@ LAUNCHES = "for new, cache in ((key, key_cache), (value, value_cache)):"
 
 
 WRONG = {
+    "offset_in_32_bits": changed("5.3", (".to(tl.int64)", "")),
     "position_ignored": changed("5.3", (SLOTS, "slots = tokens")),
     "slot_too_late": changed("5.3", (SLOTS, SLOTS + " + 1")),
     "slot_too_early": changed("5.3", (SLOTS, SLOTS + " - 1")),
@@ -101,7 +102,7 @@ def append_to_cache(key, value, key_cache, value_cache, positions):
     "too_many_bytes": """# Exercise 5.3 · The append kernel
 @triton.jit
 def rebuild(new, cache, positions, new_tokens, capacity, nb, nh, nt, cb, ch, cs, D: tl.constexpr, BLOCK: tl.constexpr):
-    head, batch = tl.program_id(0), tl.program_id(1)
+    head, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
     slots, columns = tl.arange(0, BLOCK), tl.arange(0, D)
     token = slots - tl.load(positions + batch)
     fresh = (token >= 0) & (token < new_tokens)
@@ -150,7 +151,7 @@ UNUSUAL = {
 @triton.jit
 def append_both(key, value, key_cache, value_cache, positions, T,
                 kb, kh, kt, vb, vh, vt, ckb, ckh, cks, cvb, cvh, cvs, D: tl.constexpr, BLOCK: tl.constexpr):
-    b, h = tl.program_id(0), tl.program_id(1)
+    b, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
     start = tl.load(positions + b)
     d = tl.arange(0, D)[None, :]
     for first in range(0, T, BLOCK):
@@ -169,7 +170,7 @@ def append_to_cache(key, value, key_cache, value_cache, positions):
     "a program for each row": """# Exercise 5.3 · The append kernel
 @triton.jit
 def append_row(new, cache, positions, heads, nb, nh, nt, cb, ch, cs, D: tl.constexpr):
-    t, h, b = tl.program_id(0), tl.program_id(1) % heads, tl.program_id(1) // heads
+    t, h, b = tl.program_id(0), tl.program_id(1) % heads, (tl.program_id(1) // heads).to(tl.int64)
     slot = t + tl.load(positions + b)
     d = tl.arange(0, D)
     tl.store(cache + b * cb + h * ch + slot * cs + d, tl.load(new + b * nb + h * nh + t * nt + d))
@@ -182,7 +183,7 @@ def append_to_cache(key, value, key_cache, value_cache, positions):
     "all heads in one tile": """# Exercise 5.3 · The append kernel
 @triton.jit
 def append_heads(new, cache, positions, heads, nb, nh, nt, cb, ch, cs, D: tl.constexpr, H: tl.constexpr):
-    t, b = tl.program_id(0), tl.program_id(1)
+    t, b = tl.program_id(0), tl.program_id(1).to(tl.int64)
     slot = tl.load(positions + b) + t
     h, d = tl.arange(0, H)[:, None], tl.arange(0, D)[None, :]
     row = tl.load(new + b * nb + h * nh + t * nt + d, mask=h < heads)

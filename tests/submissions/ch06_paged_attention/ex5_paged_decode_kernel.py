@@ -26,6 +26,7 @@ def tiles(pattern):
 
 
 WRONG = {
+    "offset_in_32_bits": changed("6.5", (".to(tl.int64)", "")),
     "last_page_read_whole": changed("6.5", (INSIDE, "inside = offsets < PAGE_SIZE")),
     "last_page_read_whole__offset_compared": changed("6.5", (INSIDE, "inside = offsets < length")),
     "read_outside_the_pool__strides_ignored": tiles(

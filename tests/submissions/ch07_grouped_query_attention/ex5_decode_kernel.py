@@ -56,7 +56,7 @@ HEAD_BY_HEAD = """# Exercise 7.5 · A decode kernel that reads each key once
 @triton.jit
 def one_head(q, k, v, o, lengths, q_batch, q_head, k_batch, k_head, k_row, v_batch, v_head, v_row, o_batch, o_head,
              scale, GROUP: tl.constexpr, D: tl.constexpr, B: tl.constexpr):
-    sequence, head = tl.program_id(0), tl.program_id(1)
+    sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     d = tl.arange(0, D)
     query = tl.load(q + sequence * q_batch + head * q_head + d).to(tl.float32)
     k += sequence * k_batch + head // GROUP * k_head
@@ -96,6 +96,7 @@ KEYS_NAMED = (
 
 
 WRONG = {
+    "offset_in_32_bits": changed("7.5", (".to(tl.int64)", "")),
     "rounded_to_16_bits": changed("7.5", (".to(output_pointer.dtype.element_ty)", ".to(tl.float16)")),
     "output_by_other_strides__sequence": changed(
         "7.5", ("sequence * output_batch_stride", "sequence * query_batch_stride")

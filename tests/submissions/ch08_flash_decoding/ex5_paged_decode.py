@@ -41,6 +41,7 @@ def paged_lse(expression):
 
 
 WRONG = {
+    "offset_in_32_bits": changed("8.5", (".to(tl.int64)", "")),
     "finite_for_empty": changed(
         "8.5",
         ("largest + tl.log(divisor)", "tl.maximum(largest, -1e4) + tl.log(divisor)"),

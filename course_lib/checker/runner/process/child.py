@@ -187,6 +187,7 @@ class Child:
                     "traffic": traffic,
                     "out_of_bounds": accesses,
                     "undefined_loads": list(report.undefined_loads),
+                    "contended": report.contended_bytes,
                     "variants": variants,
                 }
 

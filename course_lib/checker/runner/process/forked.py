@@ -19,6 +19,7 @@ from typing import IO
 import ahead
 import ranks
 import sandboxed
+import sparse
 import torch
 import whereabouts
 import wire
@@ -85,7 +86,7 @@ def run(traffic, limits, job, frames: int, output: int, private_fds, folder: Pat
     _limit_child(limits)
     child = Child(traffic, frames, folder)
     try:
-        job = wire.decode(job)
+        job = wire.decode(job, sparse.apart)
         if job.get("ranks"):
             _run_ranks(traffic, job, child, folder, stacks)
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import nested
+import sparse
 import torch
 
 GUARD_BYTES = 16 << 10
@@ -103,6 +104,38 @@ class GuardedTensor:
         self.buffer.copy_(self.original)
 
 
+class FarTensor:
+    """An input whose elements lie gigabytes apart: without margins, and what is in the gaps is not looked at."""
+
+    def __init__(self, name: str, source, device):
+        self.name, self.tensor = name, source
+        self.original, self.shape, self.strides = source.clone(), source.shape, source.stride()
+
+    def renew(self, source) -> None:
+        """The values of another tensor of this shape, in the same memory."""
+        self._laid_out.copy_(source)
+        self.original = source.clone()
+
+    @property
+    def _laid_out(self):
+        return self.tensor.as_strided(self.shape, self.strides)
+
+    @property
+    def first(self):
+        """The tensor as it came, whatever was written since."""
+        return self.original
+
+    def margin_written(self) -> str | None:
+        return None
+
+    def modified(self) -> bool:
+        now, before = (tensor.contiguous().view(torch.uint8) for tensor in (self._laid_out, self.original))
+        return not torch.equal(now, before)
+
+    def restore(self) -> None:
+        self._laid_out.copy_(self.original)
+
+
 class Arguments:
     """A case's arguments, moved to the device, guarded, and remembered.
 
@@ -131,7 +164,8 @@ class Arguments:
             return nested.rebuilt(value, self._place, name)
         source, guard = value["in_out"] if in_out else value, next(self._memory, None)
         if guard is None:
-            guard = GuardedTensor(name, source, self.device)
+            kind = FarTensor if sparse.is_far(source) else GuardedTensor
+            guard = kind(name, source, self.device)
         else:
             guard.renew(source)
         self.guards.append(guard)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_SUMS = ("unwritten", "guard_values", "undefined_values")
+_SUMS = ("unwritten", "guard_values", "undefined_values", "contended")
 _LARGEST = ("largest_allocation", "seconds", "graphs", "captured")
 
 

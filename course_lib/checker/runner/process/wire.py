@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections.abc import Callable
 
 import torch
 
@@ -31,6 +32,8 @@ _DTYPES = {
 }
 
 
+LayOut = Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor]  # the same values with these strides
+
 LARGEST = 3 << 30  # bytes of one tensor; one whose strides are 0 would be small on the way and larger at the end
 
 
@@ -52,7 +55,7 @@ def _raw(tensor: torch.Tensor) -> memoryview:
     return as_bytes(tensor).numpy().data
 
 
-def _pack(value, buffers: list[torch.Tensor], depth: int = 0):
+def _pack(value, buffers: list[torch.Tensor], depth: int = 0, apart: bool = False):
     """A value as JSON, with its tensors put into `buffers`."""
     if depth > 16:
         raise WireError("a value nested more than 16 deep")
@@ -72,21 +75,22 @@ def _pack(value, buffers: list[torch.Tensor], depth: int = 0):
         strides: list[int] | None = list(cpu.stride())
         # Inputs keep their strides and their storage, gaps and all; what is mostly gap, and large, is sent packed.
         extent = 1 + sum((size - 1) * stride for size, stride in zip(cpu.shape, cpu.stride())) if cpu.numel() else 0
+        far = apart and extent > max(4 * cpu.numel(), SPARSE)
         if not cpu.numel() or extent > max(4 * cpu.numel(), SPARSE):
-            packed, strides = cpu.contiguous(), None
+            packed, strides = cpu.contiguous(), strides if far else None
         else:
             packed = torch.as_strided(cpu, (extent,), (1,), cpu.storage_offset())
         buffers.append(packed)
-        return {"tensor": {"dtype": name, "shape": list(cpu.shape), "strides": strides, "buffer": len(buffers) - 1}}
+        body = {"dtype": name, "shape": list(cpu.shape), "strides": strides, "buffer": len(buffers) - 1}
+        return {"far" if far else "tensor": body}
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}
     if isinstance(value, (tuple, list)):
         kind = "tuple" if isinstance(value, tuple) else "list"
-        return {kind: [_pack(item, buffers, depth + 1) for item in value]}
+        return {kind: [_pack(item, buffers, depth + 1, apart) for item in value]}
     if isinstance(value, dict):
-        return {
-            "dict": [[_pack(key, buffers, depth + 1), _pack(item, buffers, depth + 1)] for key, item in value.items()]
-        }
+        pairs = [[_pack(half, buffers, depth + 1, apart) for half in pair] for pair in value.items()]
+        return {"dict": pairs}
     if hasattr(value, "item") and getattr(value, "shape", None) == ():  # NumPy scalars
         return _pack(value.item(), buffers, depth + 1)
     if type(value).__module__ == "numpy" and type(value).__name__ == "ndarray":
@@ -94,7 +98,7 @@ def _pack(value, buffers: list[torch.Tensor], depth: int = 0):
     raise WireError(f"a value of type {type(value).__name__}")
 
 
-def _unpack(node, buffers: list[memoryview]):
+def _unpack(node, buffers: list[memoryview], lay_out: LayOut | None):
     if not isinstance(node, dict):
         if node is None or isinstance(node, (bool, str)):
             return node
@@ -107,12 +111,15 @@ def _unpack(node, buffers: list[memoryview]):
     if kind == "dtype":
         return _DTYPES[body]
     if kind in ("tuple", "list"):
-        items = [_unpack(item, buffers) for item in body]
+        items = [_unpack(item, buffers, lay_out) for item in body]
         return tuple(items) if kind == "tuple" else items
     if kind == "dict":
-        return {_unpack(key, buffers): _unpack(item, buffers) for key, item in body}
+        return {_unpack(key, buffers, lay_out): _unpack(item, buffers, lay_out) for key, item in body}
     if kind == "tensor":
         return _unpack_tensor(body, buffers)
+    if kind == "far" and lay_out is not None:
+        strides = tuple(map(int, body["strides"]))
+        return lay_out(_unpack_tensor(body | {"strides": None}, buffers), strides)
     raise WireError(f"a malformed message ({kind!r})")
 
 
@@ -132,14 +139,17 @@ def _unpack_tensor(body, buffers):
     return torch.as_strided(flat, shape, tuple(map(int, strides)))
 
 
-def encode(value) -> bytes:
+def encode(value, apart: bool = False) -> bytes:
     """One message: the length of a JSON header, the header, then the tensors' bytes.
+
+    A tensor that is mostly gaps, and large, arrives without them. With `apart` it keeps its strides, and `decode` needs
+    to be told how to lay it out.
 
     Raises:
         WireError: a value that is not a tensor, number, string, None, or a tuple, list or dict of these.
     """
     tensors: list[torch.Tensor] = []
-    body = _pack(value, tensors)
+    body = _pack(value, tensors, apart=apart)
     buffers = [_raw(tensor) for tensor in tensors]
     header = json.dumps({"body": body, "sizes": [len(buffer) for buffer in buffers]}).encode()
     return b"".join([struct.pack("<Q", len(header)), header, *buffers])
@@ -154,8 +164,13 @@ def verify(value) -> None:
     _pack(value, [])
 
 
-def decode(message: bytes):
+def decode(message: bytes, lay_out: LayOut | None = None):
     """The value of a message.
+
+    Args:
+        message: what `encode` made.
+        lay_out: lays out the tensors that kept their strides although these are mostly gaps; refused where it is None.
+            Only what is trusted may choose the size of memory here.
 
     Raises:
         WireError: the bytes are not a message that `encode` makes.
@@ -170,7 +185,7 @@ def decode(message: bytes):
                 raise WireError("a malformed message: sizes do not fit")
             buffers.append(view[start : start + size])
             start += size
-        return _unpack(header["body"], buffers)
+        return _unpack(header["body"], buffers, lay_out)
     except WireError:
         raise
     except Exception as error:

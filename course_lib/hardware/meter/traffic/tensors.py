@@ -13,6 +13,7 @@ import torch
 TAG_SHIFT = 48  # user addresses end below bit 48 on x86-64 and AArch64; the bits above carry the argument's number
 ADDRESS_MASK = np.uint64((1 << TAG_SHIFT) - 1)
 MAX_TAG = 0x7FFF  # leaves the sign bit alone, for kernels that turn a pointer into an int64 and back
+MOST_SLOTS = 1 << 30  # of a storage's map, a byte each; the few accesses to a larger one are kept one by one
 SECTOR_BYTES = 32  # the smallest piece a GPU's L2 hands out
 
 
@@ -53,7 +54,9 @@ class Row:
         self.sector_bytes = 0
         self.slot_bytes = view.item_bytes  # resolution of the maps below
         slots = -(-view.storage_bytes // self.slot_bytes)
-        self.touched = {"load": np.zeros(slots, dtype=bool), "store": np.zeros(slots, dtype=bool)}
+        self.far = slots > MOST_SLOTS
+        self.touched = {kind: np.zeros(0 if self.far else slots, dtype=bool) for kind in ("load", "store")}
+        self._far_slots: dict[str, set[int]] = {"load": set(), "store": set()}  # where a map would fill the memory
 
     def add(self, kind: str, offsets: np.ndarray, item_bytes: int) -> None:
         self.bytes[kind] += offsets.size * item_bytes
@@ -63,12 +66,22 @@ class Row:
             self.atomic_lanes += offsets.size
         for past in range(0, item_bytes, self.slot_bytes):  # once, unless a pointer was cast to a wider type
             for touched in ("load", "store") if kind == "atomic" else (kind,):
-                self.touched[touched][slots + past // self.slot_bytes] = True
+                self._touch(touched, slots + past // self.slot_bytes)
         if self.count_sectors and kind == "load":
             self.sector_bytes += SECTOR_BYTES * np.unique(offsets // np.uint64(SECTOR_BYTES)).size
 
+    def _touch(self, kind: str, slots: np.ndarray) -> None:
+        if self.far:
+            self._far_slots[kind].update(slots.tolist())
+        else:
+            self.touched[kind][slots] = True
+
     def byte_map(self, kind: str) -> np.ndarray:
         return np.repeat(self.touched[kind], self.slot_bytes)
+
+    def far_bytes(self, kind: str) -> set[int]:
+        """Of a storage too large for a map, the bytes that were touched."""
+        return {slot * self.slot_bytes + byte for slot in self._far_slots[kind] for byte in range(self.slot_bytes)}
 
 
 class Argument:
