@@ -145,6 +145,8 @@ SLIPS = (
     Slip("last_page_read_whole__mask", WHOLE_LAST_PAGE),
     Slip("last_page_read_whole__offset_compared", WHOLE_LAST_PAGE),
     Slip("first_head_for_all", "Every head reads the keys and values of head 0. Add head * head stride."),
+    Slip("first_head_for_all__key", "Every head reads the keys of head 0. Add head * key_head_stride."),
+    Slip("first_head_for_all__value", "Every head reads the values of head 0. Add head * value_head_stride."),
     *KEYS,
     *SOFTMAX,
     Slip("table_read_past_its_end", PAST_THE_TABLE),

@@ -25,6 +25,7 @@ from exercises.topics.decode import AS_GOOD, attend, decode, decode_lse, gather_
 from exercises.topics.decode_inputs import SCORES, UNUSED, far_below_finite, fits, laid_apart, layouts, lengths, pages
 from exercises.topics.decode_model import Shape, decode_model
 from exercises.topics.decode_slips import (
+    AHEAD,
     EMPTY_SPLITS,
     GROUPED_SOFTMAX,
     HEADS,
@@ -220,6 +221,7 @@ SLIPS = (
     Slip("rows_of_no_head_read", NO_HEAD),
     *HEADS,
     *PAGES,
+    *AHEAD,
     *SPLITS,
     *KEYS,
     *SOFTMAX,

@@ -49,6 +49,10 @@ HEADS = (
         "at k * GROUP.",
     ),
     Slip(
+        "group_offset_missing__in_the_load",
+        "Every program loads the query heads of the first group. Those of KV head k begin at k * GROUP.",
+    ),
+    Slip(
         "group_larger_than_the_tile",
         "A group of more than 16 query heads doesn't fit into 16 rows, and the others were never computed. Let the "
         "tile have the next power of two of rows, and at least 16.",
@@ -72,6 +76,11 @@ KEYS = (
     ),
     Slip("one_token_too_few", TOO_FEW),
     Slip("one_token_too_few__mask", TOO_FEW),
+    Slip(
+        "newest_loaded_as_zeros",
+        "The newest token's key and value are not loaded, and zeros are counted in their place: the mask of the loads "
+        "ends one too early, and that of the scores does not. It is keys < length for all three.",
+    ),
     Slip("one_token_too_many", TOO_MANY),
     Slip("one_token_too_many__mask", TOO_MANY),
     Slip("one_token_too_many__in_the_cache", TOO_MANY),
@@ -210,6 +219,15 @@ def strides(outer: str, *, paged: bool = False) -> tuple[Slip, ...]:
             f"The values are read by the keys' strides. Their {outer}s, heads and {named['row']}s lie apart as their "
             "own strides say.",
         ),
+        *(
+            Slip(
+                f"strides_ignored__key_{place}_by_value",
+                f"From one {which} of the keys to the next the values' {which} stride was taken. The keys have one of "
+                "their own.",
+                alone=True,
+            )
+            for place, which in named.items()
+        ),
         Slip(
             "strides_ignored__key_by_value",
             f"The keys are read by the values' strides. Their {outer}s, heads and {named['row']}s lie apart as their "
@@ -302,6 +320,25 @@ PAGES = (
         "last_page_left_out",
         "The tokens of the last, partly filled page are missing: the number of pages was rounded down. Round it up, "
         "and mask.",
+    ),
+)
+
+AHEAD = (
+    Slip(
+        "pages_of_the_tile_before",
+        "From the second tile on the page numbers are those of the tile before. What you load in a step is for the "
+        "next "
+        "one: the pages of keys + BLOCK_N.",
+    ),
+    Slip(
+        "pages_ahead_cut_short",
+        "Page numbers that are loaded one step ahead are masked as if BLOCK_N keys were missing at the end. The keys "
+        "looked up are keys + BLOCK_N already: compare them with `last`.",
+    ),
+    Slip(
+        "slot_counted_from_the_split",
+        "The place in a page is counted from the split's first key. A split may begin in the middle of a page: the "
+        "place is keys % PAGE_SIZE, of the position in the sequence.",
     ),
 )
 
