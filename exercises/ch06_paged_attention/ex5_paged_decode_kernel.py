@@ -20,6 +20,7 @@ from exercises.topics.decode_slips import (
     SOFTMAX,
     strides,
 )
+from exercises.topics.evidence import NAN_FROM_THE_START, all_nan
 from exercises.topics.paging import paged
 
 BIG = 55.0  # standard deviation of scores whose exponentials overflow in float32
@@ -211,6 +212,7 @@ EXERCISE = Exercise(
         "running_sum), and its output is 0.",
     ),
     mistakes=(
+        Mistake("nan_from_the_start", NAN_FROM_THE_START, when=all_nan, every=True),
         Mistake("read_outside_the_pool", OUTSIDE_THE_POOL, when=_read_outside),
         Mistake(
             "table_read_past_its_end",

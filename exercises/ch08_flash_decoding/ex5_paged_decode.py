@@ -37,6 +37,7 @@ from exercises.topics.decode_slips import (
     SPLITS,
     strides,
 )
+from exercises.topics.evidence import NAN_FROM_THE_START, all_nan
 from exercises.topics.paging import page_tables
 
 
@@ -293,6 +294,7 @@ EXERCISE = Exercise(
         "PAGE_SIZE=page_size. The merge stores the output as (...).to(output_pointer.dtype.element_ty).",
     ),
     mistakes=(
+        Mistake("nan_from_the_start", NAN_FROM_THE_START, when=all_nan, every=True),
         FINITE_FOR_EMPTY,
         Mistake(
             "rows_of_no_head_read",
