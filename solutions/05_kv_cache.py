@@ -524,7 +524,7 @@ def generate_uncached(model, prompt, new_tokens):
 # %%
 # Exercise 5.6 · Greedy generation with a cache
 def generate_cached(model, prompt, new_tokens):
-    """The most likely continuation of a prompt, every token run through the model once.
+    """The most likely continuation of a prompt. Each token is run through the model once, and the last one not at all.
 
     Args:
         model: a decoder in parts, as above: layers, embed, project, attend, finish and logits.

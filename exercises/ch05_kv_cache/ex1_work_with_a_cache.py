@@ -46,8 +46,12 @@ def counted(s, prompt_length, new_tokens):
     if s("last_token_run__without"):
         lengths = range(first + 1, first + 1 + steps)
     without, scores = sum(lengths), sum(map(pairs, lengths))
-    if s("not_causal", "not_causal_without"):
+    if s("last_step_alone"):
+        without = lengths[-1]
+    if s("not_causal", "not_causal__in_both", "not_causal_without"):
         scores = sum(length * length for length in lengths)
+    if s("own_key_forgotten_in_all"):
+        scores -= without
     if s("newest_query_only", "newest_query_only__with_too"):
         scores = without
     later = range(first + 1, stored + 1)  # keys that each later query meets
@@ -56,14 +60,22 @@ def counted(s, prompt_length, new_tokens):
         asked = first * first + sum(later)
     if s("new_keys_forgotten"):
         asked = pairs(first) + len(later) * first
+    if s("not_causal__in_both"):
+        asked = stored * stored
+    if s("asked_anew_in_every_step"):
+        asked = scores
     if s("own_key_forgotten"):
         asked -= len(later)
+    if s("own_key_forgotten_in_all"):
+        asked -= stored
     if s("prefill_not_scored", "prompt_free__nor_scored", "newest_query_only__with_too"):
         asked = without
     if s("prompt_free", "prompt_free__nor_scored"):
         stored = steps
     if s("prompt_free__decode_alone"):
         stored = steps - 1
+    if s("prompt_counted_twice"):
+        stored += prompt_length
     if s("values_counted"):
         without, stored = 2 * without, 2 * stored
     return (without, scores, stored, asked) if s("order") else (without, stored, scores, asked)
@@ -110,10 +122,32 @@ SLIPS = (
         "With a cache the first step is counted as one query. It runs over the whole prompt, and each of the "
         "prompt's tokens is a query: prompt_length (prompt_length + 1) / 2 scores.",
     ),
+    *(
+        Slip(
+            name,
+            "The scores are counted as n² for a run over n tokens. A query is compared only with the keys up to its "
+            "own position: n (n + 1) / 2.",
+        )
+        for name in ("not_causal__in_both", "not_causal")
+    ),
     Slip(
-        "not_causal",
-        "The scores are counted as n² for a run over n tokens. A query is compared only with the keys up to its own "
-        "position: n (n + 1) / 2.",
+        "own_key_forgotten_in_all",
+        "The scores are counted as n (n - 1) / 2 for a run over n tokens. The query at position i is compared with its "
+        "own key as well, i + 1 in all: n (n + 1) / 2.",
+    ),
+    Slip(
+        "asked_anew_in_every_step",
+        "With a cache the scores of every step are counted for all queries so far. Only the newest token is a query "
+        "after the first step: each query is compared with its keys once.",
+    ),
+    Slip(
+        "last_step_alone",
+        "Without a cache the keys of the last step alone are counted. Every step computes the keys of all its tokens: "
+        "add the steps up.",
+    ),
+    Slip(
+        "prompt_counted_twice",
+        "With a cache the prompt's keys are counted twice. They are computed in the first step, and stay.",
     ),
     Slip(
         "not_causal_without",

@@ -16,7 +16,7 @@ CLEAR = 0.01  # by how much the likeliest token must lead, so that no rounding d
 
 
 def on_a_model(functions, weights, prompt, new_tokens, calls=1):
-    """Driver: a decoder made of `weights`, handed to `generate_cached`; returns the tokens and what ran in vain."""
+    """Driver: a decoder made of `weights`, handed to `generate_cached`; returns the tokens and how many ran in vain."""
     runs = [0] * len(weights["layers"])
 
     def norm(x):
@@ -77,9 +77,9 @@ def on_a_model(functions, weights, prompt, new_tokens, calls=1):
         if not isinstance(told[-1], torch.Tensor):
             kind = type(told[-1]).__name__
             raise TypeError(f"generate_cached returned a {kind}; return a tensor, int64 [new_tokens]")
-    # Each token has to run once; the last one need not, and may.
-    in_vain = max(0, max(runs) - calls * (len(prompt) + new_tokens))
-    return {"tokens": told[0] if calls == 1 else torch.cat(told), "tokens_run_again": in_vain}
+    # Each token has to run once, but for the last: no token is wanted after it.
+    in_vain = max(0, max(runs) - calls * (len(prompt) + new_tokens - 1))
+    return {"tokens": told[0] if calls == 1 else torch.cat(told), "tokens_run_in_vain": in_vain}
 
 
 # ----------------------------------------------------------------------------- generation, and what it is confused with
@@ -120,7 +120,7 @@ def with_cache(s, model, prompt, new_tokens):
             cache = caches[layer % len(caches)]
             held = [(key, value)] if s("cache_not_asked") else [*cache, (key, value)]
             if stay and not (s("new_tokens_not_kept__of_one") and len(tokens) == 1):
-                cache.append((key, value))
+                cache.append((key, key) if s("keys_kept_as_values") else (key, value))
             keys, values = (torch.cat(pair, dim=1) for pair in zip(*held))
             if s("key_and_value_apart"):
                 keys = torch.cat([part[0] for part in reversed(held)], dim=1)
@@ -130,7 +130,8 @@ def with_cache(s, model, prompt, new_tokens):
                 empty = key.new_zeros(key.shape[0], max(0, room - keys.shape[1]), key.shape[2])
                 keys, values = torch.cat([keys, empty], dim=1), torch.cat([values, empty], dim=1)
             x = model.finish(layer, x, model.attend(query, keys, values))
-        return model.logits(x).argmax(dim=-1)
+        logits = model.logits(model.embed(tokens) if s("logits_of_the_embedding") else x)
+        return logits.argmin(dim=-1) if s("least_likely_taken") else logits.argmax(dim=-1)
 
     places = torch.zeros(len(prompt), dtype=torch.int64) if s("prompt_at_one_position") else torch.arange(len(prompt))
     chosen = run(prompt, places)
@@ -155,6 +156,8 @@ def with_cache(s, model, prompt, new_tokens):
             where = torch.tensor([0 if s("positions_restart") else place])
             chosen = run(newest[None], where, stay=not s("new_tokens_not_kept"))
         found.append(chosen[-1])
+    if s("last_token_run"):
+        run(found[-1][None], torch.tensor([len(prompt) + len(found) - 1]))
     found = torch.stack(found[1:] if s("first_token_dropped") else found)
     return torch.cat([prompt, found]) if s("prompt_returned") else found
 
@@ -169,7 +172,7 @@ def generation_oracle(weights, prompt, new_tokens, calls=1, margins=None):
     told = on_a_model(
         {"generate_cached": lambda *call: uncached(*call, margins=margins)}, weights, prompt, new_tokens, calls
     )
-    return {**told, "tokens_run_again": 0}
+    return {**told, "tokens_run_in_vain": 0}
 
 
 def _calls_differ(case, seen, got):
@@ -182,6 +185,23 @@ def _calls_differ(case, seen, got):
 
 
 SLIPS = (
+    Slip(
+        "last_token_run",
+        "The tokens are right, and the last of them was run through the model. No token is wanted after it: with the "
+        "prompt's run there are new_tokens runs in all.",
+    ),
+    Slip(
+        "least_likely_taken",
+        "The least likely token was taken: argmin where argmax belongs.",
+    ),
+    Slip(
+        "logits_of_the_embedding",
+        "The logits were taken of the embedding, which went through no layer. Take those of x after the last layer.",
+    ),
+    Slip(
+        "keys_kept_as_values",
+        "The cache holds the keys twice, and no values. Keep both: (key, value).",
+    ),
     Slip(
         "prompt_returned",
         "The prompt was returned along with what follows it. Return the new tokens alone.",

@@ -46,9 +46,11 @@ class PageBook:
         copies = self._copy_last(table, pages.pop()) if copying else []
         if s("table_shared_not_copied__until_append"):
             self.tables[sequence] = table + pages
+        elif s("new_pages_in_front"):
+            table[0:0] = pages
         elif pages is not table:
             table.extend(pages)
-        self.lengths[sequence] = length
+        self.lengths[sequence] = count if s("length_of_the_last_append") else length
         return copies
 
     def _append_what_fits(self, sequence, copying):
@@ -70,7 +72,7 @@ class PageBook:
             return
         shared = s("table_shared_not_copied", "table_shared_not_copied__until_append")
         self.tables[child] = table if shared else list(table)
-        self.lengths[child] = self.lengths[parent]
+        self.lengths[child] = len(table) * self.page_size if s("fork_counts_slots") else self.lengths[parent]
         for page in () if s("fork_not_counted") else table:
             self.holders[page] += 1
         if s("copied_at_fork__last_page") and self.unused and table:
@@ -90,7 +92,8 @@ class PageBook:
                 self._drop(page)
             self.tables[sequence], self.lengths[sequence] = [], 0
             return
-        for page in self.tables.pop(sequence):
+        table = self.tables.pop(sequence)
+        for page in table[:1] if s("one_page_returned") else table:
             if s("freed_while_shared"):
                 self.holders[page] = 1
             self._drop(page)
@@ -98,7 +101,7 @@ class PageBook:
             del self.lengths[sequence]
 
     def table(self, sequence):
-        return list(self.tables[sequence])
+        return sorted(self.tables[sequence]) if self.s("table_sorted") else list(self.tables[sequence])
 
     def length(self, sequence):
         if self.s("length_from_pages"):
@@ -164,6 +167,8 @@ class PageBook:
             self.holders[source] -= 1
         elif not s("old_page_kept"):
             self._drop(source)
+        if s("old_page_let_go_twice"):
+            self.holders[source] -= 1
         pair = (target, source) if s("copied_the_wrong_way") else (source, target)
         return [] if s("copy_not_returned") else [pair]
 

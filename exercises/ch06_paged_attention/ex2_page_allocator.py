@@ -145,6 +145,23 @@ SLIPS = (
         "A freed sequence's pages are lost: they are not on the free list again. Put them back in `free`.",
     ),
     Slip(
+        "one_page_returned",
+        "Only one page of a freed sequence comes back to the free list. All of them do.",
+    ),
+    Slip(
+        "new_pages_in_front",
+        "New pages are put in front of the old ones. A table is in the order of its tokens: append them at its end.",
+    ),
+    Slip(
+        "table_sorted",
+        "`table` gives the pages sorted by their numbers. Entry i is the page of tokens i · page_size onwards, "
+        "whatever its number: keep the order in which they were taken.",
+    ),
+    Slip(
+        "length_of_the_last_append",
+        "A sequence's length is that of its last append alone. Add what it had before.",
+    ),
+    Slip(
         "page_in_two_tables",
         PAGE_TWICE,
     ),

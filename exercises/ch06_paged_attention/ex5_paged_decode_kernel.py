@@ -20,6 +20,7 @@ from exercises.topics.decode_slips import (
     SOFTMAX,
     strides,
 )
+from exercises.topics.evidence import NAN_FROM_THE_START, all_nan
 from exercises.topics.paging import paged
 
 BIG = 55.0  # standard deviation of scores whose exponentials overflow in float32
@@ -122,20 +123,31 @@ def _read_outside(case, seen, got):
 
 
 OUTSIDE_THE_POOL = (
-    "Memory outside the pool was read. Behind a sequence's last page its table holds -1, which is no page: stop after "
-    "tl.cdiv(length, PAGE_SIZE) entries, and use the strides of the tensor that you read."
+    "Memory outside the pool was read. Three things say where a read goes: the length (is it this sequence's own?), "
+    "the "
+    "entry of the table (behind a sequence's last page it is -1, which is no page), and the strides of the tensor that "
+    "you read."
 )
 PAST_THE_TABLE = (
     "The table is read past its last entry: a sequence that fills its last page has length / PAGE_SIZE pages, and "
     "length // PAGE_SIZE + 1 is one too many. Use tl.cdiv(length, PAGE_SIZE)."
 )
+ONE_PAGE_SHORT = (
+    "A page is missing at the end of a sequence{}: the loop is one page short there. A sequence has tl.cdiv(length, "
+    "PAGE_SIZE) pages."
+)
 WHOLE_LAST_PAGE = next(slip.sentence for slip in PAGES if slip.id == "last_page_read_whole")
 
 SLIPS = (
     *PAGES,
+    Slip("last_page_left_out__always", ONE_PAGE_SHORT.format("")),
+    Slip("last_page_left_out__where_full", ONE_PAGE_SHORT.format(" that fills its last page")),
+    Slip("last_page_left_out__of_one_token", ONE_PAGE_SHORT.format(" whose last page holds one token")),
     Slip("last_page_read_whole__mask", WHOLE_LAST_PAGE),
     Slip("last_page_read_whole__offset_compared", WHOLE_LAST_PAGE),
     Slip("first_head_for_all", "Every head reads the keys and values of head 0. Add head * head stride."),
+    Slip("first_head_for_all__key", "Every head reads the keys of head 0. Add head * key_head_stride."),
+    Slip("first_head_for_all__value", "Every head reads the values of head 0. Add head * value_head_stride."),
     *KEYS,
     *SOFTMAX,
     Slip("table_read_past_its_end", PAST_THE_TABLE),
@@ -200,6 +212,7 @@ EXERCISE = Exercise(
         "running_sum), and its output is 0.",
     ),
     mistakes=(
+        Mistake("nan_from_the_start", NAN_FROM_THE_START, when=all_nan, every=True),
         Mistake("read_outside_the_pool", OUTSIDE_THE_POOL, when=_read_outside),
         Mistake(
             "table_read_past_its_end",

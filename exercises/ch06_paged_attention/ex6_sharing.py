@@ -216,14 +216,16 @@ def _keys(s, tokens, size):
             key = tuple(tokens[end - size : end])
         if s("key_of_two_pages"):
             key = tuple(tokens[max(0, end - 2 * size) : end])
-        if s("digits_run_together"):
-            key = "".join(map(str, key))
         if s("order_lost"):
             key = tuple(sorted(key))
-        if s("order_lost__sum"):
-            key = sum(key)
         if s("order_lost__set"):
             key = frozenset(key)
+        if s("digits_run_together"):
+            key = "".join(map(str, key))
+        if s("order_lost__sum"):
+            key = sum(map(int, key))
+        if s("prompts_told_apart"):
+            key = (len(tokens), key)
         keys.append((end, key) if s("key_by_place") else key)
     return keys
 
@@ -262,6 +264,16 @@ PROMPTS = Contract(
 )
 
 SHARING = (
+    Slip(
+        "fork_counts_slots",
+        "A child is given the length of its parent's pages. It has as many tokens as the parent, and the last page may "
+        "have room.",
+    ),
+    Slip(
+        "old_page_let_go_twice",
+        "After the copy the old page loses two holders, and is then taken for one that nobody shares. The writer lets "
+        "go of it once.",
+    ),
     Slip(
         "copy_on_write_forgotten",
         "A sequence writes into a page that another one still reads, and its token is lost. When the last page is"
@@ -379,6 +391,11 @@ KEYS = (
         "key_of_two_pages",
         "The key holds the page's tokens and those of the page before it. What stood before those is still "
         "missing. Use all tokens, or the key of the page before, which stands for everything up to there.",
+    ),
+    Slip(
+        "prompts_told_apart",
+        "The key depends on the whole prompt's length. Two prompts with the same beginning share its pages, however "
+        "they go on: use the tokens up to the page's end alone.",
     ),
     Slip(
         "last_full_page_missed",

@@ -27,6 +27,7 @@ from exercises.topics.decode_slips import (
     SOFTMAX,
     strides,
 )
+from exercises.topics.evidence import NAN_FROM_THE_START, all_nan
 
 
 def kernel_cases(draw):
@@ -170,6 +171,7 @@ EXERCISE = Exercise(
         "tl.where(running_sum == 0.0, 1.0, running_sum).",
     ),
     mistakes=(
+        Mistake("nan_from_the_start", NAN_FROM_THE_START, when=all_nan, every=True),
         Mistake(
             "grid_axes_exchanged",
             "A length was read past the end of `lengths`. The grid is (batch, key_heads): take the sequence from "

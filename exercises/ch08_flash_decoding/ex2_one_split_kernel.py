@@ -28,6 +28,7 @@ from exercises.topics.decode_slips import (
     SPLITS_EXCHANGED,
     strides,
 )
+from exercises.topics.evidence import NAN_FROM_THE_START, all_nan
 
 
 def partial_cases(draw):
@@ -154,6 +155,7 @@ EXERCISE = Exercise(
         "GROUP, so that padded rows are not written.",
     ),
     mistakes=(
+        Mistake("nan_from_the_start", NAN_FROM_THE_START, when=all_nan, every=True),
         FINITE_FOR_EMPTY,
         Mistake(
             "keys_read_for_every_head",

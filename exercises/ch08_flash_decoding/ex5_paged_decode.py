@@ -25,6 +25,7 @@ from exercises.topics.decode import AS_GOOD, attend, decode, decode_lse, gather_
 from exercises.topics.decode_inputs import SCORES, UNUSED, far_below_finite, fits, laid_apart, layouts, lengths, pages
 from exercises.topics.decode_model import Shape, decode_model
 from exercises.topics.decode_slips import (
+    AHEAD,
     EMPTY_SPLITS,
     GROUPED_SOFTMAX,
     HEADS,
@@ -36,6 +37,7 @@ from exercises.topics.decode_slips import (
     SPLITS,
     strides,
 )
+from exercises.topics.evidence import NAN_FROM_THE_START, all_nan
 from exercises.topics.paging import page_tables
 
 
@@ -220,6 +222,7 @@ SLIPS = (
     Slip("rows_of_no_head_read", NO_HEAD),
     *HEADS,
     *PAGES,
+    *AHEAD,
     *SPLITS,
     *KEYS,
     *SOFTMAX,
@@ -291,6 +294,7 @@ EXERCISE = Exercise(
         "PAGE_SIZE=page_size. The merge stores the output as (...).to(output_pointer.dtype.element_ty).",
     ),
     mistakes=(
+        Mistake("nan_from_the_start", NAN_FROM_THE_START, when=all_nan, every=True),
         FINITE_FOR_EMPTY,
         Mistake(
             "rows_of_no_head_read",

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 
 from course_lib.checker import Forbids, Mistake
-from exercises.topics.decode import attend, by_division
+from exercises.topics.decode import MOST_AWRY, attend, by_division
 
 BIG = 55.0  # standard deviation of scores whose exponentials overflow in float32
 
@@ -60,9 +60,9 @@ def combine_by_log_sum_exp(outputs, lses):
     """The same meaning as Σ exp(lse - the whole's) · output, with the whole's a rounding too large: all err alike."""
     lse = torch.logsumexp(lses, dim=0)
     finite = lse.masked_fill(lse == -math.inf, 0.0)
-    above = finite + 2 * torch.finfo(torch.float32).eps * finite.abs()
-    weights = torch.exp(lses - above)
-    return (weights[..., None] * outputs).sum(dim=0), torch.where(lse == -math.inf, lse, above)
+    awry = 2 * torch.finfo(torch.float32).eps * finite.abs()
+    weights = torch.exp(lses - finite - awry.clamp(max=MOST_AWRY))
+    return (weights[..., None] * outputs).sum(dim=0), torch.where(lse == -math.inf, lse, finite + awry)
 
 
 COMBINE_PLAIN = (combine_in_turn, combine_by_log_sum_exp)

@@ -2,42 +2,119 @@
 
 from __future__ import annotations
 
-from course_lib.checker import Case, Exercise, Slip
+from course_lib.checker import Case, Exercise
+from course_lib.checker.specification.model import Model, Slip, Slips
 from exercises.ch09_attention_on_hopper.ex2_register_shares import live_oracle
-from exercises.topics.formulas import for_arguments
 
 SHARED_BYTES = 232_448 - 1024  # what a program may use, less a kilobyte for barriers
+
+
+def shared(s: Slips, head_dim, item_bytes, consumers, key_rows, stages, query_buffers):
+    """Bytes of shared memory as they are counted with these slips."""
+    tiles = (1 if s("one_query_tile") else consumers) * (1 if s("query_buffers_forgotten") else query_buffers)
+    if s("output_counted"):
+        tiles += 1 if s("one_query_tile") else consumers
+    queries = (128 if s("queries_of_128_rows") else 64) * tiles
+    if s("queries_forgotten"):
+        queries = 0
+    rows = queries + (1 if s("values_forgotten") else 2) * (1 if s("one_stage") else stages) * key_rows
+    return rows * head_dim * (1 if s("elements_for_bytes") else item_bytes)
+
+
+SHARED = (
+    Slip("queries_forgotten", "The queries' tiles are missing: 64 rows for each consumer and query buffer."),
+    Slip("values_forgotten", "Only one tile a stage was counted. A stage holds a tile of keys and a tile of values."),
+    Slip("one_stage", "The tiles of one stage were counted. Each stage has its own keys and values."),
+    Slip("one_query_tile", "One tile of 64 queries was counted, but each consumer has its own."),
+    Slip(
+        "query_buffers_forgotten",
+        "The queries were counted once, whatever their number of buffers. With two, the next tile's queries "
+        "arrive while this one's are used.",
+    ),
+    Slip("queries_of_128_rows", "A consumer's tile of queries was counted with 128 rows. It has 64."),
+    Slip(
+        "output_counted",
+        "You counted a tile for the output. It needs none, because it leaves through the buffer of its queries.",
+    ),
+    Slip("elements_for_bytes", "You counted elements. Each has item_bytes bytes."),
+)
+
+
+def chosen(s: Slips, head_dim, item_bytes, consumers, registers):
+    """The arrangement that is chosen with these slips."""
+
+    def fits(key_rows, stages, buffers):
+        size = shared(s, head_dim, item_bytes, consumers, key_rows, stages, buffers)
+        limit = SHARED_BYTES + (1024 if s("barriers_forgotten") else 0)
+        return size < limit if s("full_memory_refused") else size <= limit
+
+    buffers = (1,) if s("second_query_buffer_never_taken") else (2, 1)
+    buffers = (2,) if s("second_query_buffer_insisted_on") else buffers
+    stages = range(64 if s("more_than_four_stages") else 4, 1, -1)
+    for key_rows in (64, 128, 256) if s("smallest_key_rows_first") else (256, 128, 64):
+        needed = live_oracle(key_rows, head_dim, item_bytes) + (0 if s("no_registers_spared") else 24)
+        if not s("registers_ignored") and (needed >= registers if s("full_registers_refused") else needed > registers):
+            continue
+        order = [(count, held) for held in buffers for count in stages]
+        if s("stages_before_query_buffers"):
+            order = [(count, held) for count in stages for held in buffers]
+        found = next((pair for pair in order if fits(key_rows, *pair)), None)
+        if found:
+            return key_rows, *found
+    return 0, 0, 0
+
+
+CHOSEN = (
+    Slip("smallest_key_rows_first", "The smallest key_rows that fits was chosen. Best is the largest: try 256 first."),
+    Slip(
+        "registers_ignored",
+        "Shared memory is right, but registers are ignored. The tile's scores, weights and accumulator must leave "
+        "24 of a consumer's registers free.",
+    ),
+    Slip(
+        "no_registers_spared",
+        "Scores, weights and accumulator fill all registers. Row maxima, sums, addresses and operands need some "
+        "too, so leave 24.",
+    ),
+    Slip(
+        "full_registers_refused",
+        "An arrangement that leaves exactly 24 registers was refused. That is enough: live + 24 may be `registers`.",
+    ),
+    Slip(
+        "stages_before_query_buffers",
+        "You gave up the second query buffer for more stages. Try two query buffers before one.",
+    ),
+    Slip(
+        "more_than_four_stages",
+        "More than four stages were chosen. They would fit, but gain nothing: four blocks in flight hide any copy.",
+    ),
+    Slip("second_query_buffer_never_taken", "One query buffer was chosen where two fit."),
+    Slip(
+        "second_query_buffer_insisted_on",
+        "Where two query buffers do not fit, one is enough. Try one query buffer before you take fewer keys.",
+    ),
+    Slip(
+        "barriers_forgotten",
+        "The tiles were given all of the 232,448 bytes. The barriers need room too: take 1,024 off.",
+    ),
+    Slip(
+        "full_memory_refused",
+        "Tiles that fill their 231,424 bytes to the last were refused. They fit: compare with <=.",
+    ),
+    *SHARED,
+)
 
 
 def shared_oracle(head_dim, item_bytes, consumers, key_rows, stages, query_buffers):
     return (64 * consumers * query_buffers + 2 * stages * key_rows) * head_dim * item_bytes
 
 
-def choose_oracle(
-    head_dim,
-    item_bytes,
-    consumers,
-    registers,
-    *,
-    shared_bytes=SHARED_BYTES,
-    spare=24,
-    most_stages=4,
-    live=live_oracle,
-    query_buffers=(2, 1),
-    shared=shared_oracle,
-):
-    for key_rows in (256, 128, 64):
-        if live(key_rows, head_dim, item_bytes) + spare > registers:
-            continue
-        for buffers in query_buffers:
-            for stages in range(most_stages, 1, -1):
-                if shared(head_dim, item_bytes, consumers, key_rows, stages, buffers) <= shared_bytes:
-                    return key_rows, stages, buffers
-    return 0, 0, 0
+def choose_oracle(head_dim, item_bytes, consumers, registers):
+    return chosen(Slips(), head_dim, item_bytes, consumers, registers)
 
 
 def arrangement_cases(draw):
-    shared, choose = "shared_memory", "choose_arrangement"
+    shared, choose = EXERCISE.entries
     head_dim, consumers = draw.choice((96, 160, 192)), draw.choice((2, 3))
     return [
         Case("head dimension 128, 2 consumers, 128 keys, 2 stages, 2 query buffers", (128, 2, 2, 128, 2, 2), shared),
@@ -57,16 +134,10 @@ def arrangement_cases(draw):
         Case("head dimension 192, 2 consumers with 240: 227 KB is the limit", (192, 2, 2, 240), choose),
         Case("head dimension 128, 8 bit", (128, 1, 2, 240), choose),
         Case("head dimension 64, 1 consumer with 256: two query buffers", (64, 2, 1, 256), choose),
+        Case("an imagined head dimension, 4 consumers: full to the last byte", (113, 1, 4, 248), choose),
+        Case("an imagined head dimension: room for the tiles, not for the barriers", (181, 1, 2, 200), choose),
         Case(f"head dimension {head_dim}, {consumers} consumers with 232", (head_dim, 2, consumers, 232), choose),
     ]
-
-
-def _shared(slip):
-    return for_arguments(6, slip)
-
-
-def _choose(**slips):
-    return for_arguments(4, lambda *args: choose_oracle(*args, **slips))
 
 
 EXERCISE = Exercise(
@@ -74,6 +145,7 @@ EXERCISE = Exercise(
     title="227 kilobytes",
     entries=("shared_memory", "choose_arrangement"),
     cases=arrangement_cases,
+    models=(Model(shared, SHARED), Model(chosen, CHOSEN, entry="choose_arrangement")),
     oracle={"shared_memory": shared_oracle, "choose_arrangement": choose_oracle},
     hints=(
         "Shared memory holds a tile of 64 queries for each consumer and query buffer, and for each stage a tile of "
@@ -84,87 +156,4 @@ EXERCISE = Exercise(
         "Registers limit key_rows only: key_rows · (4 + item_bytes) / 8 + head_dim / 2, plus 24, may be at most "
         "`registers`.",
     ),
-    slips=(
-        Slip(
-            "values_forgotten",
-            "Only one tile a stage was counted. A stage holds a tile of keys and a tile of values.",
-            formula=_shared(
-                lambda dim, item, consumers, keys, stages, buffers: (
-                    (64 * consumers * buffers + stages * keys) * dim * item
-                )
-            ),
-        ),
-        Slip(
-            "one_query_tile",
-            "One tile of 64 queries was counted, but each consumer has its own.",
-            formula=_shared(
-                lambda dim, item, consumers, keys, stages, buffers: (64 * buffers + 2 * stages * keys) * dim * item
-            ),
-        ),
-        Slip(
-            "elements_for_bytes",
-            "You counted elements. Each has item_bytes bytes.",
-            formula=_shared(lambda dim, item, *rest: shared_oracle(dim, 1, *rest)),
-        ),
-        Slip(
-            "query_buffers_forgotten",
-            "The queries were counted once, whatever their number of buffers. With two, the next tile's queries "
-            "arrive while this one's are used.",
-            formula=_shared(
-                lambda dim, item, consumers, keys, stages, buffers: (64 * consumers + 2 * stages * keys) * dim * item
-            ),
-        ),
-        Slip(
-            "output_counted",
-            "You counted a tile for the output. It needs none, because it leaves through the buffer of its queries.",
-            formula=_shared(
-                lambda dim, item, consumers, keys, stages, buffers: (
-                    (64 * consumers * (buffers + 1) + 2 * stages * keys) * dim * item
-                )
-            ),
-        ),
-        Slip(
-            "registers_ignored",
-            "Shared memory is right, but registers are ignored. The tile's scores, weights and accumulator must leave "
-            "24 of a consumer's registers free.",
-            formula=_choose(spare=-(10**6)),
-        ),
-        Slip(
-            "no_registers_spared",
-            "Scores, weights and accumulator fill all registers. Row maxima, sums, addresses and operands need some "
-            "too, so leave 24.",
-            formula=_choose(spare=0),
-        ),
-        Slip(
-            "stages_before_query_buffers",
-            "You gave up the second query buffer for more stages. Try two query buffers before one.",
-            formula=for_arguments(4, lambda *args: _stages_first(*args)),
-        ),
-        Slip(
-            "more_than_four_stages",
-            "More than four stages were chosen. They would fit, but gain nothing: four blocks in flight hide any copy.",
-            formula=_choose(most_stages=64),
-        ),
-        Slip(
-            "second_query_buffer_never_taken",
-            "One query buffer was chosen where two fit.",
-            formula=_choose(query_buffers=(1,)),
-        ),
-        Slip(
-            "second_query_buffer_insisted_on",
-            "Where two query buffers do not fit, one is enough. Try one query buffer before you take fewer keys.",
-            formula=_choose(query_buffers=(2,)),
-        ),
-    ),
 )
-
-
-def _stages_first(head_dim, item_bytes, consumers, registers):
-    for key_rows in (256, 128, 64):
-        if live_oracle(key_rows, head_dim, item_bytes) + 24 > registers:
-            continue
-        for stages in (4, 3, 2):
-            for buffers in (2, 1):
-                if shared_oracle(head_dim, item_bytes, consumers, key_rows, stages, buffers) <= SHARED_BYTES:
-                    return key_rows, stages, buffers
-    return 0, 0, 0

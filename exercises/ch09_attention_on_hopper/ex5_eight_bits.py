@@ -142,6 +142,15 @@ def _walsh(vectors):
     return vectors @ matrix[changes.argsort()].T.to(vectors.dtype) / math.sqrt(vectors.shape[-1])
 
 
+def _minus_at(vectors, corner):
+    """The rotation by a matrix that is doubled with its minus sign at another corner: 0, 1 or 2 of 4, row by row."""
+    matrix = torch.ones(1, 1, dtype=vectors.dtype)
+    while len(matrix) < vectors.shape[-1]:
+        parts = [-matrix if place == corner else matrix for place in range(4)]
+        matrix = torch.cat([torch.cat(parts[:2], dim=1), torch.cat(parts[2:], dim=1)])
+    return vectors @ matrix / math.sqrt(vectors.shape[-1])
+
+
 EXERCISE = Exercise(
     id="9.5",
     title="Eight bits, and where outliers go",
@@ -175,6 +184,11 @@ EXERCISE = Exercise(
             "That is a Hadamard matrix in another order of its rows (by the number of sign changes). Here the order "
             "is the one in which doubling makes it.",
             formula=_vectors(_walsh),
+        ),
+        Slip(
+            "minus_in_another_corner",
+            "The minus sign stands in another corner. H of 2n is [[H, H], [H, -H]]: it is at the bottom right.",
+            formula=tuple(_vectors(lambda v, corner=corner: _minus_at(v, corner)) for corner in range(3)),
         ),
         Slip(
             "only_one_doubling",
@@ -225,7 +239,7 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "not_rounded",
-            "The codes are not e4m3 values: they were scaled and never cast. (block / "
+            "The codes are not e4m3 values: were they cast, and to this format? (block / "
             "scale).to(torch.float8_e4m3fn).float() rounds them.",
             when=_not_rounded,
         ),

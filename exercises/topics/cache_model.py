@@ -170,7 +170,8 @@ def _append_to_pages(slips: Slips, name, new, pool, slots, key, key_pages) -> No
     if s("padding_taken_for_the_end"):
         count = int((slots >= 0).sum())
     padded = 1 << (head_dim - 1).bit_length()
-    token, head, column = torch.meshgrid(*(torch.arange(length) for length in (count, heads, padded)), indexing="ij")
+    programs = min(count, 1) if s("only_first_token") else count, 1 if s("only_first_head") else heads
+    token, head, column = torch.meshgrid(*(torch.arange(length) for length in (*programs, padded)), indexing="ij")
     source = list(new.stride()[:2])
     for place, length in enumerate((heads * head_dim, head_dim)):
         if s("tokens_read_contiguously", f"tokens_read_contiguously__{place}"):

@@ -19,8 +19,12 @@ WRITTEN_INTO_A_COPY = (
     "The rows were written into a copy. `.contiguous()` and `.reshape()` copy a tensor whose elements do not lie in "
     "that order, and nothing brings the copy back. Write into the tensor that was given, by its own strides."
 )
-IN_A_COPY = tuple(
-    Slip(f"written_into_a_copy{which}", WRITTEN_INTO_A_COPY) for which in ("", "__two_dimensions", "__three_dimensions")
+IN_A_COPY = (
+    *(
+        Slip(f"written_into_a_copy{which}", WRITTEN_INTO_A_COPY)
+        for which in ("", "__two_dimensions", "__three_dimensions")
+    ),
+    *_of_each("written_into_a_copy", WRITTEN_INTO_A_COPY),
 )
 SOURCE_HEAD = "Every head of the cache was given head 0's new rows. Add `head` times the source's head stride."
 TARGET_HEAD = (
@@ -270,6 +274,10 @@ PAGE_APPEND = (
             "heads_of_a_page_forgotten__by_sizes",
             "heads_of_a_page_forgotten__head_by_its_stride",
         )
+    ),
+    Slip("only_first_head", "Only head 0 was written. The grid is (tokens, heads): a program for each token and head."),
+    Slip(
+        "only_first_token", "Only the first token was written. The grid is (tokens, heads): a program for each of both."
     ),
     Slip("first_head_for_all", "Every head got head 0's key and value. Add head * head stride where they are read."),
     *_of_each("first_head_for_all", "Every head got head 0's `{}`. Add head * {}_head_stride where it is read."),

@@ -36,6 +36,8 @@ def compute(s: Slips, query, key, value, key_cache, value_cache, past):
 
 def _store(s: Slips, key, value, keys, values, past) -> None:
     slots = past + (1 if s("slot_too_late") else -1 if s("slot_too_early") else 0)  # -1 is the last, as in PyTorch
+    if s("slot_of_first_sequence"):
+        slots = slots[:1].expand_as(slots)
     if s("stored_in_slot_zero"):
         slots = torch.zeros_like(slots)
     if s("new_of_first_sequence"):
@@ -90,6 +92,8 @@ def _attend(s: Slips, query, keys, values, lengths):
         scale = 1 / query.shape[2]
     if s("scale_inverted"):
         scale = math.sqrt(query.shape[2])
+    if s("scale_by_the_keys"):
+        scale = 1 / math.sqrt(keys.shape[2])
     scores = (query.float()[:, :, None] @ keys[:, heads].transpose(2, 3))[:, :, 0] * scale  # [batch, heads, slots]
     hidden = (torch.arange(keys.shape[2]) >= lengths[:, None])[:, None]
     if s("mask_turned_round"):
@@ -160,6 +164,10 @@ STEP = Model(
             "The new token was written to slot 0, over the oldest one. The first free slot is past.",
         ),
         Slip(
+            "slot_of_first_sequence",
+            "Every sequence's new token was written at the slot of the first one. Each has a past of its own.",
+        ),
+        Slip(
             "slot_too_early",
             "The new token was written over the newest one in the cache. With `past` tokens in slots 0 to past - 1 the "
             "first free slot is `past`.",
@@ -186,6 +194,10 @@ STEP = Model(
         Slip(
             "scaled_by_head_dim",
             "The scores are divided by head_dim, or twice by its square root. Divide once by √head_dim.",
+        ),
+        Slip(
+            "scale_by_the_keys",
+            "The scale is taken from the number of slots. It is 1/√head_dim, whatever the cache's capacity.",
         ),
         Slip("scale_inverted", "The scores are multiplied by √head_dim. They are divided by it."),
         Slip(

@@ -115,13 +115,21 @@ def attend_rounded(query, key, value):
     return rounded(query, key, value).to(accurate), rounded_log_sum_exp(query, key).to(accurate)
 
 
+MOST_AWRY = 1e-3  # by how much a log-sum-exp may be wrong, of scores up to 8,000
+
+
 def attend_by_log_sum_exp(query, key, value):
-    """The same meaning as exp(score - log-sum-exp), with that a rounding too large: all weights err alike."""
+    """The same meaning as exp(score - log-sum-exp), with that a rounding too large: all weights err alike.
+
+    Where a rounding is so large that no weight is left, as with scores near -1e20, this form is not as good. It errs by
+    no more than `MOST_AWRY`: what it gave would allow any result.
+    """
     accurate = torch.promote_types(query.dtype, torch.float32)
     scores = scores_of(query.to(accurate), key.to(accurate))
     lse = torch.logsumexp(scores, dim=-1)
-    lse = lse + torch.finfo(torch.float32).eps * scores.abs().amax(dim=-1)
-    return torch.exp(scores - lse[..., None]) @ value.to(accurate), lse
+    awry = torch.finfo(torch.float32).eps * scores.abs().amax(dim=-1)
+    weights = torch.exp(scores - (lse + awry.clamp(max=MOST_AWRY))[..., None])
+    return weights @ value.to(accurate), lse + awry
 
 
 def attend_strayed(period: int) -> Callable:

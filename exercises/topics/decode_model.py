@@ -140,7 +140,19 @@ class _Decode:
             lengths = -(-lengths // self.slots) * self.slots
         if s("last_page_left_out"):
             lengths = lengths // self.slots * self.slots
-        return lengths
+        return self._one_page_short(lengths)
+
+    def _one_page_short(self, lengths):
+        """The tokens without those of the last page, where a slip leaves it out."""
+        s, in_last = self.slips, (lengths - 1) % self.slots + 1
+        short = torch.zeros_like(lengths, dtype=torch.bool)
+        if s("last_page_left_out__always"):
+            short = lengths > 0
+        if s("last_page_left_out__where_full"):
+            short = (lengths > 0) & (in_last == self.slots)
+        if s("last_page_left_out__of_one_token"):
+            short = (lengths > 0) & (in_last == 1)
+        return torch.where(short, lengths - in_last, lengths)
 
     def _bounds(self, counted):
         """First key and end of each split, [splits, batch]; where a split has no key the end is not larger."""
@@ -192,6 +204,8 @@ class _Decode:
             return torch.ones_like(present)
         if s("unused_slots_count", f"unused_slots_count__{name}"):
             return positions < self.capacity
+        if s("newest_loaded_as_zeros"):
+            return present & torch.cat([present[..., 1:], torch.zeros_like(present[..., :1])], dim=-1)
         return present
 
     # ------------------------------------------------------------------------------------------------ where they lie
@@ -203,6 +217,9 @@ class _Decode:
         if s("page_of_the_first_key"):
             tiles = blocks.unflatten(-1, (-1, self.key_rows))
             blocks = tiles[..., :1].expand_as(tiles).flatten(-2)
+        ahead = torch.arange(positions.shape[-1]) >= self.key_rows  # entries that are loaded one step before
+        if s("pages_of_the_tile_before"):
+            blocks = torch.where(ahead, (positions - self.key_rows) // self.page_size, blocks)
         if s("table_ignored"):
             return blocks
         row = torch.arange(self.batch)[None, :, None]
@@ -216,6 +233,8 @@ class _Decode:
             mask = torch.ones_like(present) if s("read_out_of_bounds") else present
         else:  # a page is looked up in every step of the loop
             mask = blocks * self.slots < last[..., None]
+        if s("pages_ahead_cut_short"):
+            mask = mask & (~ahead | (positions < last[..., None] - self.key_rows))
         pages = load(s, self.tables, row * stride + chosen * self.tables.stride(1), mask).long()
         if s("first_table_for_all__no_page_is_0"):
             pages = pages.clamp(min=0)
@@ -246,6 +265,8 @@ class _Decode:
         head = heads[:, None]
         if self.shape.paged:
             slot = positions % self.page_size
+            if s("slot_counted_from_the_split"):
+                slot = (positions - positions[..., :1]) % self.page_size
             if s("slot_by_bit_mask"):
                 slot = positions & (self.slots - 1)
             if s("offset_left_out"):
@@ -272,7 +293,7 @@ class _Decode:
         if s("first_sequence_for_all", "first_sequence_for_all__query"):
             of_sequence = 0
         head = torch.arange(self.query_heads)
-        if s("group_offset_missing"):
+        if s("group_offset_missing", "group_offset_missing__in_the_load"):
             head = head % self.group
         if s("rows_of_no_head_read"):
             head = self._rows_of_the_tile()

@@ -22,8 +22,10 @@ SCALE_TWICE = (
     "where the queries are loaded and where the scores are made."
 )
 EMPTY_SEQUENCE = (
-    "A sequence without a token has NaN for a result, or memory that nobody wrote. Its sum is 0 and 0 / 0 is no "
-    "number: divide by 1 there, and store its zeros too."
+    "A sequence without a token has NaN for a result, or memory that nobody wrote. Two steps can make it: the "
+    "division, "
+    "as 0 / 0, and a tile without a key, as exp(-inf - (-inf)). Make no step for it, divide by 1 where the sum is 0, "
+    "and store its zeros too."
 )
 SLOTS_COUNT = (
     "Slots that hold no token reached the result: their weight is 0, and 0 · NaN is NaN. Mask the loads of keys and "
@@ -45,6 +47,10 @@ HEADS = (
         "group_offset_missing",
         "Every program takes the query heads of the first group and writes its result there. Those of KV head k begin "
         "at k * GROUP.",
+    ),
+    Slip(
+        "group_offset_missing__in_the_load",
+        "Every program loads the query heads of the first group. Those of KV head k begin at k * GROUP.",
     ),
     Slip(
         "group_larger_than_the_tile",
@@ -70,6 +76,11 @@ KEYS = (
     ),
     Slip("one_token_too_few", TOO_FEW),
     Slip("one_token_too_few__mask", TOO_FEW),
+    Slip(
+        "newest_loaded_as_zeros",
+        "The newest token's key and value are not loaded, and zeros are counted in their place: the mask of the loads "
+        "ends one too early, and that of the scores does not. It is keys < length for all three.",
+    ),
     Slip("one_token_too_many", TOO_MANY),
     Slip("one_token_too_many__mask", TOO_MANY),
     Slip("one_token_too_many__in_the_cache", TOO_MANY),
@@ -208,6 +219,15 @@ def strides(outer: str, *, paged: bool = False) -> tuple[Slip, ...]:
             f"The values are read by the keys' strides. Their {outer}s, heads and {named['row']}s lie apart as their "
             "own strides say.",
         ),
+        *(
+            Slip(
+                f"strides_ignored__key_{place}_by_value",
+                f"From one {which} of the keys to the next the values' {which} stride was taken. The keys have one of "
+                "their own.",
+                alone=True,
+            )
+            for place, which in named.items()
+        ),
         Slip(
             "strides_ignored__key_by_value",
             f"The keys are read by the values' strides. Their {outer}s, heads and {named['row']}s lie apart as their "
@@ -300,6 +320,25 @@ PAGES = (
         "last_page_left_out",
         "The tokens of the last, partly filled page are missing: the number of pages was rounded down. Round it up, "
         "and mask.",
+    ),
+)
+
+AHEAD = (
+    Slip(
+        "pages_of_the_tile_before",
+        "From the second tile on the page numbers are those of the tile before. What you load in a step is for the "
+        "next "
+        "one: the pages of keys + BLOCK_N.",
+    ),
+    Slip(
+        "pages_ahead_cut_short",
+        "Page numbers that are loaded one step ahead are masked as if BLOCK_N keys were missing at the end. The keys "
+        "looked up are keys + BLOCK_N already: compare them with `last`.",
+    ),
+    Slip(
+        "slot_counted_from_the_split",
+        "The place in a page is counted from the split's first key. A split may begin in the middle of a page: the "
+        "place is keys % PAGE_SIZE, of the position in the sequence.",
     ),
 )
 

@@ -9,7 +9,8 @@ import torch
 NAN_FROM_THE_START = (
     "Every element is NaN, so the running values were NaN after the first tile already. Before it the maximum is -inf "
     "and the sum 0, and the factor exp(old maximum - new maximum) is exp(-inf) = 0. Is the difference the other way "
-    "round (0 times exp(+inf) is NaN), is the exp missing, or does the maximum start at +inf?"
+    "round (0 times exp(+inf) is NaN), are the weights measured from the old maximum, is the exp missing, or does the "
+    "maximum start at +inf?"
 )
 GRID_AXES_EXCHANGED = (
     "The grid's axes are exchanged: program (0, {heads}, ...) works on a head that does not exist. The kernel takes "

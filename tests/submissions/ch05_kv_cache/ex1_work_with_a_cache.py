@@ -22,6 +22,21 @@ CACHED_SCORES = "stored * (stored + 1) // 2"
 
 
 WRONG = {
+    "own_key_forgotten_in_all": changed(
+        "5.1",
+        (
+            "return sum(lengths), stored, sum(n * (n + 1) // 2 for n in lengths), stored * (stored + 1) // 2",
+            "return sum(lengths), stored, sum(n * (n - 1) // 2 for n in lengths), stored * (stored - 1) // 2",
+        ),
+    ),
+    "prompt_ignored__and_not_causal": changed(
+        "5.1",
+        ('lengths = range(prompt_length, prompt_length + new_tokens)', 'lengths = range(1, 1 + new_tokens)'),
+        (
+            "return sum(lengths), stored, sum(n * (n + 1) // 2 for n in lengths), stored * (stored + 1) // 2",
+            "return sum(lengths), stored, sum(n * n for n in lengths), stored * stored",
+        ),
+    ),
     "last_token_run": changed("5.1", (LENGTHS, "range(prompt_length + 1, prompt_length + new_tokens + 1)")),
     "prompt_ignored": changed("5.1", (LENGTHS, "range(1, new_tokens + 1)")),
     "last_token_stored": work(f"sum(lengths), stored + 1, {ALL_SCORES}, (stored + 1) * (stored + 2) // 2"),

@@ -17,6 +17,21 @@ OWN_FIT = """    one = 2 * layers * key_heads * head_dim * length * item_bytes
 
 
 WRONG = {
+    "weights_in_elements__and_keys_only": changed(
+        "5.2",
+        ('left = memory_bytes - parameters * item_bytes', 'left = memory_bytes - parameters'),
+        (
+            "cache_bytes(layers, query_heads, key_heads, head_dim, 1, length, item_bytes)",
+            "(layers * key_heads * head_dim * length * item_bytes)",
+        ),
+    ),
+    "keys_only__and_query_heads_counted": changed(
+        "5.2",
+        (
+            "return 2 * layers * key_heads * head_dim * batch * length * item_bytes",
+            "return layers * query_heads * head_dim * batch * length * item_bytes",
+        ),
+    ),
     "keys_only": size("layers * key_heads * head_dim * batch * length * item_bytes"),
     "query_heads_counted": size("2 * layers * query_heads * head_dim * batch * length * item_bytes"),
     "query_heads_counted__2": changed(

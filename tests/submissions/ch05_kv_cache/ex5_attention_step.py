@@ -46,6 +46,10 @@ outputs.append(F.scaled_dot_product_attention(query[b : b + 1, :, None], k, v)[:
 
 
 WRONG = {
+    "slot_of_first_sequence": changed(
+        "5.5",
+        ('[sequences, :, past.long()] =', '[sequences, :, past[0].long()] ='),
+    ),
     "slot_too_early": changed("5.5", *stored_at("past.long() - 1")),
     "slot_too_early__and_short": changed("5.5", *stored_at("past.long() - 1"), seen(">= past[:, None]")),
     "slot_too_late": changed("5.5", *stored_at("past.long() + 1")),

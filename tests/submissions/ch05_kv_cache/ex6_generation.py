@@ -45,6 +45,21 @@ TWICE = """    run(prompt, torch.arange(len(prompt)))
 
 
 WRONG = {
+    "keys_kept_as_values__and_position_too_late": changed(
+        "5.6",
+        ('len(prompt) + len(found) - 1', 'len(prompt) + len(found)'),
+        ('cache[layer] = key, value', 'cache[layer] = key, key'),
+    ),
+    "last_token_run": generated("""    tokens, known = prompt, 0
+    found = []
+    logits = run(prompt, torch.arange(len(prompt)))
+    position = len(prompt)
+    for _ in range(new_tokens):
+        found.append(int(logits[-1].argmax()))
+        logits = run(torch.tensor(found[-1:]), torch.tensor([position]))
+        position += 1
+    return torch.tensor(found)
+"""),
     "positions_restart": generated(GOOD.replace(LATER, "torch.arange(1)")),
     "positions_count_steps": generated(GOOD.replace(LATER, "torch.tensor([step])")),
     "positions_count_steps__from_zero": generated(GOOD.replace(LATER, "torch.tensor([step - 1])")),
@@ -190,16 +205,6 @@ UNUSUAL = {
         if step + 1 < new_tokens:
             logits = run(result[step : step + 1], torch.tensor([len(prompt) + step]))
     return result
-"""),
-    "one run more than needed": generated("""    tokens, known = prompt, 0
-    found = []
-    logits = run(prompt, torch.arange(len(prompt)))
-    position = len(prompt)
-    for _ in range(new_tokens):
-        found.append(int(logits[-1].argmax()))
-        logits = run(torch.tensor(found[-1:]), torch.tensor([position]))
-        position += 1
-    return torch.tensor(found)
 """),
     "preallocated buffers": """# Exercise 5.6 · Greedy generation with a cache
 class Cache:

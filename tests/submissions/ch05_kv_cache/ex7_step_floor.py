@@ -21,6 +21,11 @@ def batch(text):
 
 
 WRONG = {
+    "one_flop_a_weight__and_times_added": changed(
+        "5.7",
+        ('flops = 2 * parameters * batch', 'flops = parameters * batch'),
+        ('return max(moved / bandwidth, flops / rate)', 'return moved / bandwidth + flops / rate'),
+    ),
     "weights_for_each_sequence": moved("batch * (parameters * item_bytes + length * token_bytes)"),
     "cache_of_one_sequence": moved("parameters * item_bytes + length * token_bytes"),
     "weights_not_read": moved("batch * length * token_bytes"),

@@ -3,6 +3,15 @@
 from tests.submissions.edits import changed
 
 WRONG = {
+    "sorted_by_length": changed(
+        "6.1",
+        ('sorted(regions)', 'sorted(regions, key=lambda region: region[2])'),
+    ),
+    "regions_not_sorted__and_exact_fit_refused": changed(
+        "6.1",
+        ('longest >= wanted', 'longest > wanted'),
+        ('in sorted(regions)', 'in regions'),
+    ),
     "free_always_counted": changed("6.1", ("0 if longest >= wanted else slots - reserved", "slots - reserved")),
     "free_runs_added_up": changed(
         "6.1", ("0 if longest >= wanted else", "0 if slots - reserved >= wanted else")

@@ -18,6 +18,10 @@ FREE = "self.unused.extend(self.pages_of.pop(sequence))\n        del self.length
 
 
 WRONG = {
+    "new_pages_in_front": changed(
+        "6.2",
+        ('.extend(self.unused.pop() for _ in range(more))', '[0:0] = [self.unused.pop() for _ in range(more)]'),
+    ),
     "half_appended": changed(
         "6.2",
         (CHECK, ""),

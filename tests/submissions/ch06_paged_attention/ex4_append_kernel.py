@@ -14,6 +14,17 @@ def rows(pattern):
 
 
 WRONG = {
+    "out_of_bounds__by_the_width_of_a_tile": changed(
+        "6.4",
+        (
+            "page = slot // PAGE_SIZE\n    offset = slot % PAGE_SIZE",
+            "page = slot // BLOCK_D\n    offset = slot % BLOCK_D",
+        ),
+    ),
+    "only_first_head": changed(
+        "6.4",
+        ('append_kernel[(tokens, heads)]', 'append_kernel[(tokens, 1)]'),
+    ),
     "slot_used_as_row": rows("slot * {0}_slot_stride + head * {0}_page_head_stride"),
     "page_and_offset_exchanged": changed(
         "6.4",

@@ -26,6 +26,28 @@ def tiles(pattern):
 
 
 WRONG = {
+    "first_head_for_all__and_accumulator_not_rescaled": changed(
+        "6.5",
+        ('head * key_head_stride', '0'),
+        ('accumulator * rescale', 'accumulator'),
+    ),
+    "empty_sequence_nan__by_one_step_at_least": changed(
+        "6.5",
+        (
+            "for block in range(0, tl.cdiv(length, PAGE_SIZE)):",
+            "for block in range(0, tl.maximum(1, tl.cdiv(length, PAGE_SIZE))):",
+        ),
+    ),
+    "last_page_left_out__always": changed(
+        "6.5",
+        (
+            "for block in range(0, tl.cdiv(length, PAGE_SIZE)):",
+            "for block in range(0, tl.cdiv(length, PAGE_SIZE) - 1):",
+        ),
+    ),
+    "nan_from_the_start": changed(
+        "6.5", ("rescale = tl.exp(running_max - new_max)", "rescale = tl.exp(new_max - running_max)")
+    ),
     "offset_in_32_bits": changed("6.5", (".to(tl.int64)", "")),
     "last_page_read_whole": changed("6.5", (INSIDE, "inside = offsets < PAGE_SIZE")),
     "last_page_read_whole__offset_compared": changed("6.5", (INSIDE, "inside = offsets < length")),

@@ -18,6 +18,10 @@ FREE_LOOP = "for page in self.pages_of.pop(sequence):"
 
 
 WRONG = {
+    "prompts_told_apart": changed(
+        "6.6",
+        ('return [tuple(tokens[:end]) for end in ends]', 'return [(len(tokens), *tokens[:end]) for end in ends]'),
+    ),
     "copy_on_write_forgotten": changed("6.6", (COPYING, "copying = False")),
     "copy_not_returned": changed("6.6", ("            copies = [(source, table[-1])]\n", "")),
     "copied_the_wrong_way": changed("6.6", ("copies = [(source, table[-1])]", "copies = [(table[-1], source)]")),

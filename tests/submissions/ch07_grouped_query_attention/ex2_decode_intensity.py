@@ -9,6 +9,11 @@ BALANCE = "return math.ceil(rate / bandwidth * item_bytes / 2)"
 
 
 WRONG = {
+    "one_product_only__and_queries_forgotten": changed(
+        "7.2",
+        ('4 * query_heads * length', '2 * query_heads * length'),
+        (' + 2 * query_heads * head_dim', ''),
+    ),
     "one_more_than_rounded_down": changed(
         "7.2", ("math.ceil(rate / bandwidth * item_bytes / 2)", "math.floor(rate / bandwidth * item_bytes / 2) + 1")
     ),

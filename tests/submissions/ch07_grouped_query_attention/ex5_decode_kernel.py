@@ -96,6 +96,16 @@ KEYS_NAMED = (
 
 
 WRONG = {
+    "group_offset_missing__and_accumulator_not_rescaled": changed(
+        "7.5",
+        ('query_rows = (key_head * GROUP + rows)', 'query_rows = rows'),
+        ('accumulator * rescale[:, None]', 'accumulator'),
+    ),
+    "newest_loaded_as_zeros": changed(
+        "7.5",
+        ('in_use = (keys < length)[:, None]', 'in_use = (keys < length - 1)[:, None]'),
+    ),
+    "nan_from_the_start": changed("7.5", ("tl.exp2(running_max - new_max)", "tl.exp2(new_max - running_max)")),
     "offset_in_32_bits": changed("7.5", (".to(tl.int64)", "")),
     "rounded_to_16_bits": changed("7.5", (".to(output_pointer.dtype.element_ty)", ".to(tl.float16)")),
     "output_by_other_strides__sequence": changed(

@@ -12,6 +12,15 @@ OWN_RANK_BYTES = (
 
 
 WRONG = {
+    "only_divisors_of_ranks": changed(
+        "7.6",
+        ('(key_heads % ranks == 0 or ranks % key_heads == 0)', 'ranks % key_heads == 0'),
+    ),
+    "groups_uneven__and_fits_strictly": changed(
+        "7.6",
+        ('<= budget_bytes', '< budget_bytes'),
+        ('        if query_heads % key_heads == 0\n        and (key_heads', '        if (key_heads'),
+    ),
     "as_many_as_query_heads_left_out": changed("7.6", ("range(1, query_heads + 1)", "range(1, query_heads)")),
     "replication_forgotten": changed("7.6", (HERE, "heads_here = key_heads / ranks")),
     "no_head_left": changed("7.6", (HERE, "heads_here = key_heads // ranks")),

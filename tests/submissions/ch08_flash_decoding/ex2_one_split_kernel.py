@@ -69,6 +69,7 @@ def split_attention(query, key_cache, value_cache, lengths, splits):
 
 
 WRONG = {
+    "nan_from_the_start": changed("8.2", ("tl.exp2(running_max - new_max)", "tl.exp2(new_max - running_max)")),
     "finite_for_empty": changed(
         "8.2", ('tl.full([BLOCK_G], float("-inf"), tl.float32)', "tl.full([BLOCK_G], -1e4, tl.float32)")
     ),

@@ -12,6 +12,15 @@ WAVE = 'chip["slots"] // (batch * key_heads)'
 
 
 WRONG = {
+    "values_forgotten__and_launch_forgotten": changed(
+        "8.4",
+        ('program_bytes = 2 *', 'program_bytes ='),
+        ('chip["launch_seconds"] + ', ''),
+    ),
+    "programs_by_query_heads": changed(
+        "8.4",
+        ('kernel_seconds(batch * key_heads * splits', 'kernel_seconds(batch * query_heads * splits'),
+    ),
     "powers_of_two_only": changed(
         "8.4", ("range(1, most + 1)", "[2**power for power in range(9) if 2**power <= most]")
     ),

@@ -41,6 +41,11 @@ def paged_lse(expression):
 
 
 WRONG = {
+    "pages_of_the_tile_before": changed(
+        "8.5",
+        ('ahead = keys + BLOCK_N', 'ahead = keys'),
+    ),
+    "nan_from_the_start": changed("8.5", ("tl.exp2(running_max - new_max)", "tl.exp2(new_max - running_max)")),
     "offset_in_32_bits": changed("8.5", (".to(tl.int64)", "")),
     "finite_for_empty": changed(
         "8.5",

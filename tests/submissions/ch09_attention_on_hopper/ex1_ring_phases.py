@@ -18,6 +18,21 @@ FREE = 'yield "arrive", "free", buffer'
 
 
 WRONG = {
+    "parity_of_the_block__and_freed_before_read": changed(
+        "9.1",
+        (
+            '        yield "read", buffer\n        yield "arrive", "free", buffer\n',
+            '        yield "arrive", "free", buffer\n        yield "read", buffer\n',
+        ),
+        ('block // stages & 1', 'block & 1'),
+    ),
+    "filled_before_asking": changed(
+        "9.1",
+        (
+            '        yield "wait", "free", buffer, phase ^ 1\n        yield "load", buffer, block\n',
+            '        yield "load", buffer, block\n        yield "wait", "free", buffer, phase ^ 1\n',
+        ),
+    ),
     "producer_waits_for_its_own_phase": changed("9.1", (ASK, '"wait", "free", buffer, phase')),
     "consumer_waits_for_the_phase_before": changed("9.1", (READY, '"wait", "ready", buffer, phase ^ 1')),
     "consumer_waits_for_the_phase_before__both_exchanged": changed(

@@ -12,6 +12,15 @@ POOL = "pool = (consumers + 1) * starting_registers(consumers + 1)"
 
 
 WRONG = {
+    "shared_pool_of_the_chip__and_share_not_capped": changed(
+        "9.2",
+        ('pool = (consumers + 1) * starting_registers(consumers + 1)', 'pool = 512'),
+        ('return min(256, (pool - producer) // consumers // 8 * 8)', 'return (pool - producer) // consumers // 8 * 8'),
+    ),
+    "half_a_group": changed(
+        "9.2",
+        ('65_536 // (128 * groups)', '65_536 // (64 * groups)'),
+    ),
     "no_multiple_of_eight": changed(
         "9.2",
         (START, "min(248, 65_536 // (128 * groups))"),

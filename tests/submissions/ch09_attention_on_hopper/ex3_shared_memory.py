@@ -10,6 +10,11 @@ LOOPS = """        for query_buffers in (2, 1):
 
 
 WRONG = {
+    "barriers_forgotten": changed("9.3", ("232_448 - 1024", "232_448")),
+    "full_memory_refused": changed("9.3", ("<= 232_448 - 1024", "< 232_448 - 1024")),
+    "values_forgotten__and_queries_of_128_rows": changed(
+        "9.3", (ROWS, "rows = 128 * consumers * query_buffers + stages * key_rows")
+    ),
     "values_forgotten": changed("9.3", (ROWS, "rows = 64 * consumers * query_buffers + stages * key_rows")),
     "one_query_tile": changed("9.3", (ROWS, "rows = 64 * query_buffers + 2 * stages * key_rows")),
     "elements_for_bytes": changed("9.3", ("return rows * head_dim * item_bytes", "return rows * head_dim")),

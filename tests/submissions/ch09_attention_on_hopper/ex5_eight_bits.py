@@ -16,6 +16,8 @@ CODES = "(block / scale).to(torch.float8_e4m3fn).float()"
 
 
 WRONG = {
+    "not_rounded__to_another_format": changed("9.5", ("torch.float8_e4m3fn", "torch.float8_e5m2")),
+    "minus_in_another_corner": changed("9.5", ("[matrix, -matrix]", "[-matrix, matrix]")),
     "not_normalised": changed("9.5", (ROOT, "")),
     "divided_by_the_size": changed("9.5", (ROOT, "/ vectors.shape[-1]")),
     "sign_changes_order": changed(

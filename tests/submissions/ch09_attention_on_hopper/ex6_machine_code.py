@@ -15,6 +15,20 @@ EXP = '"MUFU.EX2" in line and in_flight > 0'
 
 
 WRONG = {
+    "loads_of_spills_forgotten__and_requests_only": changed(
+        "9.6",
+        ('names.count("STL") + names.count("LDL")', 'names.count("STL")'),
+        ('r"USETMAXREG\\S*', 'r"USETMAXREG.TRY_ALLOC\\S*'),
+    ),
+    "numbers_read_as_decimal__beside_another_functions_mistake": changed(
+        "9.6",
+        ('[int(count, 16) for count in registers]', '[int(count) for count in registers]'),
+        ('min(in_flight, int(wait[1], 16))', '0'),
+    ),
+    "one_in_flight_is_none": changed(
+        "9.6",
+        ('in_flight > 0', 'in_flight > 1'),
+    ),
     "loads_of_spills_forgotten": changed("9.6", (SPILLS, 'names.count("STL")')),
     "stores_of_spills_forgotten": changed("9.6", (SPILLS, 'names.count("LDL")')),
     "predicated_missed": changed("9.6", (PREDICATE, "")),
