@@ -81,8 +81,6 @@ def flash_attention_backward(
     block_d = triton.next_power_of_2(head_dim)
     scale = 1 / math.sqrt(head_dim) if scale is None else scale
     arch = None if interpreting() else gpu_architecture(query.device)
-    tiles = backward_tiles(arch, query.dtype, block_d) if tiles is None else tiles
-    cut = tiles.keys if deterministic else tiles.keys_with_sums
 
     output = output if output.stride(-1) == 1 else output.contiguous()
     large = arch in LARGE_ARCHITECTURES and query.element_size() == 2
@@ -94,6 +92,8 @@ def flash_attention_backward(
     sums = None if deterministic else torch.zeros(query.shape, dtype=torch.float32, device=query.device)
     matrices = query, key, value, output_gradient
     copied_by_engine = large and copy_engine_takes(*matrices, query_gradient)
+    tiles = backward_tiles(arch, query.dtype, block_d, copied_by_engine) if tiles is None else tiles
+    cut = tiles.keys if deterministic else tiles.keys_with_sums
 
     if log_sum_exp_gradient is not None:
         log_sum_exp_gradient = log_sum_exp_gradient.contiguous()
@@ -105,11 +105,12 @@ def flash_attention_backward(
     key_grid = (triton.cdiv(key_length, cut.key_rows) * batch * key_heads,)
     query_grid = (triton.cdiv(query_length, tiles.queries.query_rows) * batch * query_heads,)
     if copied_by_engine:
+        ragged = sums is not None and key_length % cut.key_rows != 0
         key_gradients_tma_kernel[key_grid](
             *descriptors(matrices, cut, block_d), *rows,
             tiled(key_gradient, cut.key_rows, block_d), tiled(value_gradient, cut.key_rows, block_d),
             None if sums is None else tiled(sums, cut.query_rows, block_d),
-            *sizes, *numbers, block_d, **cut.settings(),
+            *sizes, *numbers, block_d, RAGGED_KEYS=ragged, **cut.settings(),
         )  # fmt: skip
     else:
         key_gradients_kernel[key_grid](
