@@ -10,16 +10,19 @@ The forward keeps O and, for each row, the log-sum-exp of its scores. From these
     dQ = scale · dS K
     dK = scale · dSᵀ Q
 
-dV and dK are sums over queries, dQ is a sum over keys. So there are three kernels: `backward_rows` makes Δ, `backward_keys`
-holds a block of keys and streams over queries, `backward_queries` holds a block of queries and streams over keys.
+dV and dK are sums over queries, dQ is a sum over keys. So there are three kernels. `backward_rows` makes Δ;
+`backward_keys` holds a block of keys and streams over queries; `backward_queries` holds a block of queries and streams
+over keys.
 
-FLOPs: five products of 2 · batch · query_heads · query_length · key_length · head_dim, half of it when causal: 2.5 times
-the forward's. That is what rates are given for; the deterministic form computes seven, as two kernels need S and dP.
+FLOPs: five products of 2 · batch · query_heads · query_length · key_length · head_dim, half of it when causal: 2.5
+times the forward's. That is what rates are given for; the deterministic form computes seven products, as two kernels
+need S and dP.
 At N = 8192 and D = 128 one head takes 86 GFLOP, 107 µs at 800 TFLOP/s.
 Bytes: Q, K, V, O, dO, dQ, dK, dV and 12 a row once, 17 MB for that head in 16 bits; the rest comes from the L2 cache. P
 and dS, kept as plain autograd keeps them, are 268 MB for that head.
 Extra memory: 8 bytes a query, and 4 · head_dim more when dQ is added up by atomics.
-Sources: Dao et al., FlashAttention, arXiv 2205.14135, Algorithm 4; Dao, FlashAttention-2, arXiv 2307.08691, Algorithm 2.
+Sources: Dao et al., FlashAttention, arXiv 2205.14135, Algorithm 4; Dao, FlashAttention-2, arXiv 2307.08691,
+Algorithm 2.
 """
 
 import math
@@ -69,8 +72,8 @@ def flash_attention_backward(
             atomics in the kernel of dK and dV; its last digits then depend on which program came first.
         tiles: a `BackwardTiles` to use; the architecture's own when None.
 
-    Returns (dQ, dK, dV), contiguous, of the shapes and the dtype of query, key and value. A query that sees no key has a
-    dQ of zeros and adds nothing to dK and dV. A NaN or an infinity in an input may reach every gradient of its head.
+    Returns (dQ, dK, dV), contiguous, of the shapes and the dtype of query, key and value. A query that sees no key has
+    a dQ of zeros and adds nothing to dK and dV. A NaN or an infinity in an input may reach every gradient of its head.
 
     Raises a ValueError that names the argument when shapes, dtypes, devices or options don't fit.
     """

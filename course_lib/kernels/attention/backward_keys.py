@@ -5,9 +5,9 @@
     dV += Pᵀ dO,  dK += dSᵀ Q                            [BLOCK_N, HEAD_DIM]    in registers, written once
 
 Against the forward the two loops are turned inside out: there a program holds queries and streams over keys, here it
-holds keys and streams over queries, because dK and dV are sums over queries. The tiles have keys as rows, so that Pᵀ and
-dSᵀ go into the next product from the registers. Query heads that share a KV head are streamed one after the other into
-the same sums.
+holds keys and streams over queries, because dK and dV are sums over queries. The tiles have keys as rows, so that Pᵀ
+and dSᵀ go into the next product from the registers. Query heads that share a KV head are streamed one after the other
+into the same sums.
 
 FLOPs: four products, 8 · batch · query_heads · query_length · key_length · head_dim; half of it when causal.
 Bytes: K, V, dK and dV once; Q and dO once for each of the key_length / BLOCK_N programs of a head, most of which the L2
@@ -46,7 +46,7 @@ def gather_from_queries(
     BLOCK_M: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Stream over the queries in [begin, end) of each of these heads; returns dK (before the scale) and dV after them."""
+    """Stream over the queries in [begin, end) of each of these heads; returns dK, before the scale, and dV."""
     BLOCK_N: tl.constexpr = key.shape[0]
     BLOCK_D: tl.constexpr = key.shape[1]
     key_gradient, value_gradient = sums
@@ -116,8 +116,9 @@ def key_gradients_kernel(
     keys = key_pointer + batch * key_batch_stride + key_head * key_head_stride, key_stride
     values = value_pointer + batch * value_batch_stride + key_head * value_head_stride, value_stride
 
-    # The roles exchanged: positions count from the first query, and keys see queries. A query sees keys_before keys before
-    # its place and keys_after after it; so a key is seen by keys_after queries before its place and keys_before after.
+    # The roles exchanged: positions count from the first query, and keys see queries. A query sees keys_before keys
+    # before its place and keys_after after it; so a key is seen by keys_after queries before its place, keys_before
+    # after it.
     first_position = first_key + query_length - key_length
     band = first_position + tl.arange(0, BLOCK_N), query_length, keys_after, keys_before
     last_position = tl.minimum(first_key + BLOCK_N, key_length) - 1 + query_length - key_length

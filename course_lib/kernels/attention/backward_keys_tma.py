@@ -1,7 +1,7 @@
 """dK and dV on Hopper and later: the tensor memory accelerator (TMA) moves the tiles.
 
-The algorithm, FLOPs and bytes are those of `backward_keys`. The copy engine computes the addresses, fills in zeros where
-a tensor ends, and leaves the registers to dK and dV, which take 128 of a thread's 255 at head dimension 128. With
+The algorithm, FLOPs and bytes are those of `backward_keys`. The copy engine computes the addresses, fills in zeros
+where a tensor ends, and leaves the registers to dK and dV, which take 128 of a thread's 255 at head dimension 128. With
 `query_sums` it adds the parts of dQ as well: one instruction for a tile instead of an atomic for each of its numbers.
 """
 
@@ -34,7 +34,7 @@ def gather_from_queries(
     LAST_FIRST: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Stream over the queries in [begin, end) of each of these heads; returns dK (before the scale) and dV after them."""
+    """Stream over the queries in [begin, end) of each of these heads; returns dK, before the scale, and dV."""
     BLOCK_N: tl.constexpr = key.shape[0]
     BLOCK_D: tl.constexpr = key.shape[1]
     BOTH_FIRST: tl.constexpr = BLOCK_D >= WIDE
@@ -92,8 +92,9 @@ def key_gradients_tma_kernel(
     batch = batch_and_key_head // key_heads
     key_head = batch_and_key_head % key_heads
 
-    # The roles exchanged: positions count from the first query, and keys see queries. A query sees keys_before keys before
-    # its place and keys_after after it; so a key is seen by keys_after queries before its place and keys_before after.
+    # The roles exchanged: positions count from the first query, and keys see queries. A query sees keys_before keys
+    # before its place and keys_after after it; so a key is seen by keys_after queries before its place, keys_before
+    # after it.
     first_position = first_key + query_length - key_length
     band = first_position + tl.arange(0, BLOCK_N), query_length, keys_after, keys_before
     last_position = tl.minimum(first_key + BLOCK_N, key_length) - 1 + query_length - key_length
@@ -193,5 +194,5 @@ def compile_cases() -> list[CompileCase]:
             constexprs | ({"RAGGED_KEYS": True} if query_sums else {"RAGGED_KEYS": False, "query_sums": None}),
             num_warps=tiles.warps, num_stages=tiles.stages, label=label, **expectations,
         )
-        for kind, query_sums, tiles, constexprs, label, expectations in compile_configurations("keys", copied_by_engine=True)
+        for kind, query_sums, tiles, constexprs, label, expectations in compile_configurations("keys", True)
     ]  # fmt: skip

@@ -57,8 +57,8 @@ def attention(query, key, value, *, causal=False, window=None, scale=None, retur
     query: [batch, query_heads, query_length, head_dim]; key, value: [batch, key_heads, key_length, head_dim].
     Returns the output, of query's shape and dtype, or (output, log-sum-exp [batch, query_heads, query_length]).
 
-    Output and log-sum-exp can be differentiated once by query, key and value; a second derivative raises a RuntimeError.
-    `torch.compile(fullgraph=True)` takes it as one operator of its graph.
+    Output and log-sum-exp can be differentiated once by query, key and value; a second derivative raises a
+    RuntimeError. `torch.compile(fullgraph=True)` takes it as one operator of its graph.
     """
     inputs = query, key, value
     if not torch.compiler.is_compiling():

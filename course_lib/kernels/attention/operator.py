@@ -4,7 +4,7 @@ A plain Python function that launches kernels is opaque to PyTorch in two ways. 
 `torch.compile` would have to look inside. An operator has a name, a signature, and three things registered for it:
 
     the function itself                which `torch.compile` calls and never traces
-    a fake of it                       the results' shapes, dtypes and strides from those of the arguments, computing nothing
+    a fake of it                       the results' shapes, dtypes and strides, from those of the arguments
     its gradient                       what to keep from the forward, and which operator computes the backward
 
 Both operators take the dispatcher's choice of kernel each time they run. It is a `custom_op` and no `triton_op`: the
@@ -56,9 +56,7 @@ def _(query, key, value, *rest):
 def keep_for_backward(ctx, inputs, output):
     query, key, value, ctx.causal, ctx.window, ctx.scale = inputs
     ctx.save_for_backward(query, key, value, *output)
-    ctx.set_materialize_grads(
-        False
-    )  # a loss that leaves out the log-sum-exps has no gradient for them, not one of zeros
+    ctx.set_materialize_grads(False)  # a loss that leaves out the log-sum-exps has no gradient for them, not zeros
 
 
 def gradients(ctx, output_gradient, log_sum_exp_gradient):
