@@ -180,12 +180,6 @@ def _sentences():
             (lambda *args: _chosen(*args, order=lambda pair: pair[::-1]),),
         ),
         (
-            "largest_product",
-            "The pair with the largest product wins. Each block of keys reads Q and dO again: the largest key_rows "
-            "comes first.",
-            (lambda *args: _chosen(*args, order=lambda pair: (pair[0] * pair[1], *pair[::-1])),),
-        ),
-        (
             "fits_strictly",
             "Tiles that fill registers or shared memory exactly were refused, but they fit. Compare with <=.",
             (lambda *args: _chosen(*args, strictly=True),),

@@ -112,7 +112,6 @@ _IN_ONE_KERNEL = (
     "diagonal_tile_skipped",
     "only_last_tile",
     "partial_tile_skipped",
-    "blind_rows_nan",
 )
 
 
