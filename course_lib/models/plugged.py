@@ -1,4 +1,4 @@
-"""The functions that a learner writes in chapters 04 to 08, as the decoder calls them.
+"""The functions that a learner writes in chapters 04 to 08 and 10, as the decoder calls them.
 
 The exercises ask for attention of one head more simply than a whole model needs it. What is here fits the two together;
 it computes nothing itself and copies no keys.
@@ -6,6 +6,7 @@ it computes nothing itself and copies no keys.
     model.attention = whole_attention(flash_attention_ragged)                     # chapter 04
     cache = model.new_cache(1, 256, decode=grouped_decode)                        # chapter 07 fits as it is
     cache = model.new_cache(1, 256, decode=decode_in_splits(split_attention, combine_splits, splits=4))    # chapter 08
+    model.attention = differentiable(forward, flash_attention_backward)                                    # chapter 10
 
 Chapters 05 and 06 bring the memory as well; `course_lib.models.sequences` has caches made of their functions.
 """
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 
 import torch
 
+from course_lib.kernels.attention.autograd import with_gradient
 from course_lib.models.decoder import Decoder
 
 COURSES_OWN = "course_solution_"  # how the modules begin in which `check(...).best` finds the course's own answers
@@ -42,6 +44,47 @@ def whole_attention(function: Callable) -> Callable:
         return output
 
     return attention
+
+
+def differentiable(forward: Callable, backward: Callable) -> Callable:
+    """Attention for a `Decoder` that is trained, out of a forward and a backward that know neither batch nor groups.
+
+    Args:
+        forward: `forward(query, key, value, causal)` gives (output, log-sum-exp) of [heads, length, head_dim] tensors,
+            as exercise 4.6 asks for.
+        backward: `backward(query, key, value, output, log_sum_exp, output_gradient, causal)` gives (dQ, dK, dV), as
+            exercise 10.6 asks for.
+
+    Returns `attention(query, key, value, *, causal=True)` as `Decoder` takes it. Where G query heads share a KV head,
+    both are called G times for each sequence, as in `whole_attention`; dK and dV are the sums of these calls' results.
+    """
+
+    def whole_forward(query, key, value, causal):
+        group = query.shape[1] // key.shape[1]
+        output = torch.empty_like(query, memory_format=torch.contiguous_format)
+        log_sum_exp = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
+        for sequence in range(query.shape[0]):
+            for member in range(group):
+                heads = query[sequence, member::group]  # [key_heads, query_length, head_dim]
+                found = forward(heads, key[sequence], value[sequence], causal)
+                output[sequence, member::group], log_sum_exp[sequence, member::group] = found
+        return output, log_sum_exp
+
+    def whole_backward(query, key, value, output, log_sum_exp, output_gradient, causal):
+        group = query.shape[1] // key.shape[1]
+        query_gradient = torch.empty_like(query, memory_format=torch.contiguous_format)
+        key_gradient, value_gradient = torch.zeros_like(key), torch.zeros_like(value)
+        for sequence in range(query.shape[0]):
+            for member in range(group):
+                mine, gradients = (tensor[sequence, member::group] for tensor in (query, output_gradient))
+                left = (tensor[sequence, member::group].contiguous() for tensor in (output, log_sum_exp))
+                found = backward(mine, key[sequence], value[sequence], *left, gradients, causal)
+                query_gradient[sequence, member::group] = found[0]
+                key_gradient[sequence] += found[1]
+                value_gradient[sequence] += found[2]
+        return query_gradient, key_gradient, value_gradient
+
+    return with_gradient(whole_forward, whole_backward)
 
 
 def each_member(decode: Callable) -> Callable:

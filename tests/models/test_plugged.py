@@ -8,6 +8,7 @@ import torch
 
 from course_lib.checker.specification import catalog
 from course_lib.hardware.meter.traffic import repair_interpreter
+from course_lib.kernels.attention.backward_reference import attention_backward_reference
 from course_lib.kernels.attention.reference import attention_reference
 from course_lib.kernels.decode.attention import decode_attention
 from course_lib.models.config import ModelConfig
@@ -16,12 +17,13 @@ from course_lib.models.generation import generate
 from course_lib.models.plugged import (
     counted_tokens,
     decode_in_splits,
+    differentiable,
     each_member,
     is_the_courses,
     who_runs,
     whole_attention,
 )
-from course_lib.models.training import initialize
+from course_lib.models.training import initialize, next_token_loss
 
 CONFIG = ModelConfig(vocabulary=61, layers=2, width=32, query_heads=4, key_heads=2, head_dim=16, hidden=48, context=64)
 HEADS = {"MHA": 4, "GQA": 2, "MQA": 1}
@@ -118,3 +120,44 @@ def test_the_tokens_of_each_run_are_counted_and_no_longer_than_asked():
     with counted_tokens(model) as again:
         generate(model, prompt, 3, cached=False)
     assert again == [10, 12, 14] and len(runs) == 3
+
+
+def _forward(query, key, value, causal):
+    output, log_sum_exp = attention_reference(query[None], key[None], value[None], causal=causal, return_lse=True)
+    return output[0], log_sum_exp[0]
+
+
+def _backward(query, key, value, output, log_sum_exp, output_gradient, causal):
+    """As exercise 10.6 asks for it, in PyTorch."""
+    assert output.is_contiguous() and log_sum_exp.is_contiguous()
+    gradients = attention_backward_reference(query[None], key[None], value[None], output_gradient[None], causal=causal)
+    return tuple(gradient[0] for gradient in gradients)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+def test_gradients_pass_through_a_learners_forward_and_backward(key_heads, causal):
+    generator = torch.Generator().manual_seed(3)
+    query = torch.randn(2, 4, 7, 8, generator=generator, dtype=torch.float64)
+    key, value = (torch.randn(2, key_heads, 9, 8, generator=generator, dtype=torch.float64) for _ in range(2))
+    found = []
+    for attention in (differentiable(_forward, _backward), attention_reference):
+        tensors = [tensor.clone().requires_grad_() for tensor in (query, key, value)]
+        output = attention(*tensors, causal=causal)
+        output.sum().backward()  # dO is a one with strides of 0
+        found.append([output, *(tensor.grad for tensor in tensors)])
+    for mine, theirs in zip(*found):
+        assert torch.allclose(mine, theirs, atol=1e-6)
+
+
+def test_the_courses_answers_to_4_6_and_10_6_train_as_pytorch_does():
+    (forward,), (backward,) = catalog.reference("4.6"), catalog.reference("10.6")
+    found = []
+    for attention in (differentiable(forward, backward), attention_reference):
+        model = model_of()
+        model.attention = attention
+        model.requires_grad_(True)
+        next_token_loss(model, prompts(2, 9)).backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    for mine, theirs in zip(*found):
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)

@@ -1,0 +1,266 @@
+"""Exercise 10.1: the softmax's gradient, and its correction from O and dO alone."""
+
+from __future__ import annotations
+
+import torch
+
+from course_lib.checker import Case, Exercise, Forbids, Mistake
+from course_lib.checker.specification.contract import Contract, Level
+from course_lib.checker.specification.layouts import any_strides
+from course_lib.checker.specification.model import Model, Slip
+from exercises.topics.attention_backward import at_least_float32, delta_of
+
+
+def softmax_gradient_oracle(probabilities, probability_gradients):
+    delta = (probabilities * probability_gradients).sum(-1, keepdim=True)
+    return probabilities * (probability_gradients - delta)
+
+
+def by_two_products(probabilities, probability_gradients):
+    """The same, multiplied out: rounded differently."""
+    product = probabilities * probability_gradients
+    return product - probabilities * product.sum(-1, keepdim=True)
+
+
+def probabilities_of_rows(draw, *shape, score=1.0):
+    return torch.softmax(draw.normal(*shape, scale=score), dim=-1)
+
+
+def delta_cases(draw):
+    def gradient(name, probabilities, gradients):
+        return Case(name, (probabilities, gradients), "softmax_gradient")
+
+    def delta(name, output, output_gradient):
+        return Case(name, (output, output_gradient), "row_delta")
+
+    blind = probabilities_of_rows(draw, 2, 4, 6)
+    blind[:, 1] = 0.0
+    sure = torch.zeros(1, 3, 5)
+    sure[:, :, 2] = 1.0
+    prime = draw.choice((31, 37, 61))
+    wide = draw.normal(2, 17, 128, dtype=torch.float16, scale=4.0, shift=3.0)
+    return [
+        gradient("2 heads, 4 × 4", probabilities_of_rows(draw, 2, 4, 4), draw.normal(2, 4, 4)),
+        gradient(f"3 × {prime}, gradients near 10", probabilities_of_rows(draw, 1, 3, prime),
+                 draw.normal(1, 3, prime, shift=10.0)),
+        gradient("rows that put all weight on one key: dS is 0", sure, draw.normal(1, 3, 5)),
+        gradient("the second query sees no key", blind, draw.normal(2, 4, 6, shift=1.0)),
+        delta("2 heads, 5 queries, dimension 5", draw.normal(2, 5, 5), draw.normal(2, 5, 5)),
+        delta(f"{prime} queries, dimension 64", draw.normal(1, prime, 64, shift=1.0), draw.normal(1, prime, 64)),
+        delta("float16, dimension 128", wide, draw.normal(2, 17, 128, dtype=torch.float16)),
+        delta(
+            "bfloat16, dO of a sum: all ones, every stride 0",
+            draw.normal(3, 7, 64).bfloat16(),
+            torch.ones((), dtype=torch.bfloat16).expand(3, 7, 64),
+        ),
+    ]  # fmt: skip
+
+
+SCORES = (Level(1.0, ""), Level(6.0, "peaked rows"), Level(0.0, "equal probabilities"))
+
+GRADIENT_CONTRACT = Contract(
+    lambda draw, *, heads, query_length, key_length, score, shift, layout: (
+        probabilities_of_rows(draw, heads, query_length, key_length, score=score),
+        layout(draw, draw.normal(heads, query_length, key_length, shift=shift)),
+    ),
+    choices={
+        "heads": (1, 3),
+        "query_length": (1, 2, 17),
+        "key_length": (1, 2, 17, 65),
+        "score": SCORES,
+        "shift": (Level(0.0, ""), Level(10.0, "gradients near 10"), Level(-3.0, "gradients near -3")),
+        "layout": any_strides("dP"),
+    },
+    says={"layout": "float32, any strides", "query_length": "[heads, query_length, key_length], float32"},
+    entry="softmax_gradient",
+    most=10,
+)
+
+DELTA_CONTRACT = Contract(
+    lambda draw, *, heads, query_length, head_dim, dtype, shift, output_layout, gradient_layout: (
+        output_layout(draw, draw.normal(heads, query_length, head_dim, shift=shift, scale=2.0).to(dtype)),
+        gradient_layout(draw, draw.normal(heads, query_length, head_dim, shift=1.0).to(dtype)),
+    ),
+    choices={
+        "heads": (1, 3),
+        "query_length": (1, 2, 17),
+        "head_dim": (1, 8, 17, 128),
+        "dtype": (torch.float32, torch.float16, torch.bfloat16),
+        "shift": (Level(0.0, ""), Level(5.0, "outputs near 5")),
+        "output_layout": any_strides("O"),
+        "gradient_layout": any_strides("dO"),
+    },
+    says={
+        "dtype": "float32, float16 or bfloat16",
+        "output_layout": "float32, float16 or bfloat16; any strides",
+        "gradient_layout": "same shape and dtype; any strides",
+    },
+    entry="row_delta",
+    most=10,
+)
+
+
+def softmax_gradient(s, probabilities, gradients):
+    product = probabilities * gradients
+    delta = product.sum(-1, keepdim=True)
+    if s("delta_missing"):
+        return product
+    if s("diagonal_alone"):
+        return probabilities * (1 - probabilities) * gradients
+    if s("delta_without_probabilities"):
+        delta = gradients.sum(-1, keepdim=True)
+    if s("delta_averaged"):
+        delta = product.mean(-1, keepdim=True)
+    if s("delta_averaged__of_the_gradients"):
+        delta = gradients.mean(-1, keepdim=True)
+    if s("delta_of_columns"):
+        delta = product.sum(-2, keepdim=True)
+    if s("delta_of_the_whole_head"):
+        delta = product.sum((-2, -1), keepdim=True)
+    if s("delta_of_all_heads"):
+        delta = product.sum()
+    if s("delta_added"):
+        return probabilities * (gradients + delta)
+    if s("delta_not_weighted"):
+        return product - delta
+    if s("probabilities_left_out"):
+        return gradients - delta
+    if s("probabilities_twice"):
+        return probabilities * (product - delta)
+    if s("sign_turned_round"):
+        return probabilities * (delta - gradients)
+    return probabilities * (gradients - delta)
+
+
+GRADIENT_SLIPS = (
+    Slip(
+        "delta_missing",
+        "dS is P ∘ dP, and Δ is missing. A larger score for one key takes probability from all others of its row: "
+        "subtract Δ = rowsum(P ∘ dP) from dP.",
+    ),
+    Slip(
+        "diagonal_alone",
+        "Only the effect of each score on its own probability is counted: P (1 - P) dP. The sum in the denominator "
+        "holds every score of the row, so each score changes all probabilities of the row: dS = P ∘ (dP - Δ).",
+    ),
+    Slip(
+        "delta_without_probabilities",
+        "Δ is the plain sum of dP over the row. It is a sum weighted with the probabilities: Δ = rowsum(P ∘ dP).",
+    ),
+    *(
+        Slip(
+            f"delta_averaged{which}",
+            "Δ is a mean over the row. It is a sum of P ∘ dP: the probabilities are the weights, and they add up to 1 "
+            "already.",
+        )
+        for which in ("", "__of_the_gradients")
+    ),
+    Slip(
+        "delta_of_columns",
+        "Δ is summed over the queries, so there is one for each key. Each query has its own: sum over the last "
+        "dimension, the keys.",
+    ),
+    Slip(
+        "delta_of_the_whole_head",
+        "One Δ serves all queries of a head. Each query has its own: sum over the last dimension alone.",
+    ),
+    Slip(
+        "delta_of_all_heads",
+        "One Δ serves all heads and queries. Each query has its own: sum over the last dimension alone, with "
+        "keepdim=True.",
+    ),
+    Slip("delta_added", "Δ is added to dP. It is subtracted: dS = P ∘ (dP - Δ)."),
+    Slip(
+        "delta_not_weighted",
+        "Δ is subtracted after the multiplication with P. It stands inside: dS = P ∘ (dP - Δ), so that the row adds "
+        "up to 0.",
+    ),
+    Slip("probabilities_left_out", "dS is dP - Δ. Each element is also multiplied with its probability."),
+    Slip("probabilities_twice", "dP is multiplied with P twice: once in Δ's product and once outside. Keep dP itself."),
+    Slip("sign_turned_round", "The sign is the wrong way round: dS = P ∘ (dP - Δ), not P ∘ (Δ - dP)."),
+)
+
+
+def row_delta(s, output, gradient):
+    output, gradient = at_least_float32(output, gradient)
+    product = output * gradient
+    if s("delta_averaged"):
+        return product.mean(-1)
+    if s("delta_over_the_queries"):
+        return product.sum(-2)
+    if s("delta_over_the_heads"):
+        return product.sum(0)
+    if s("delta_of_the_gradient_alone"):
+        return gradient.sum(-1)
+    if s("delta_of_the_output_alone"):
+        return output.sum(-1)
+    if s("delta_scaled"):
+        return product.sum(-1) * output.shape[-1] ** -0.5
+    if s("delta_negative"):
+        return -product.sum(-1)
+    if s("sums_multiplied"):
+        return output.sum(-1) * gradient.sum(-1)
+    if s("dimension_kept"):
+        return product.sum(-1, keepdim=True)
+    return product.sum(-1)
+
+
+ROUNDED = (
+    "The product of O and dO is rounded to 16 bits before it is summed. Convert both to float32 first: what is left "
+    "of dP - Δ is often much smaller than Δ."
+)
+
+
+def rounded_before_the_sum(case, seen, got) -> bool:
+    """A `when` for every failing case: 16 bits went in, and the result is off by no more than they round off."""
+    output, gradient = case.args
+    if output.element_size() != 2 or not isinstance(got, torch.Tensor) or got.shape != output.shape[:-1]:
+        return False
+    product = output.double() * gradient.double()
+    allowed = 4 * torch.finfo(output.dtype).eps * product.abs().sum(-1)
+    return bool(((got.double() - product.sum(-1)).abs() <= allowed).all())
+
+
+DELTA_SLIPS = (
+    Slip("delta_averaged", "Δ is a mean over head_dim. It is a sum: rowsum(O ∘ dO)."),
+    Slip(
+        "delta_over_the_queries",
+        "The sum runs over the queries. There is one Δ for each query: sum over the last dimension.",
+    ),
+    Slip(
+        "delta_over_the_heads",
+        "The sum runs over the heads. There is one Δ for each query of each head: sum over the last dimension.",
+    ),
+    Slip("delta_of_the_gradient_alone", "O is missing: Δ is the sum of O ∘ dO, element by element."),
+    Slip("delta_of_the_output_alone", "dO is missing: Δ is the sum of O ∘ dO, element by element."),
+    Slip("delta_scaled", "Δ has a factor 1/√head_dim. The scale belongs to the scores alone, and O has none of it."),
+    Slip("delta_negative", "The sign is turned round: Δ is subtracted later, in dP - Δ."),
+    Slip("sums_multiplied", "The sums of O and of dO are multiplied. Multiply element by element first, then sum."),
+    Slip("dimension_kept", "The result has a last dimension of 1. Δ is [heads, query_length]: no keepdim."),
+)
+
+
+EXERCISE = Exercise(
+    id="10.1",
+    title="One number for each query",
+    entries=("softmax_gradient", "row_delta"),
+    cases=delta_cases,
+    oracle={"softmax_gradient": softmax_gradient_oracle, "row_delta": delta_of},
+    contracts=(GRADIENT_CONTRACT, DELTA_CONTRACT),
+    models=(
+        Model(softmax_gradient, GRADIENT_SLIPS, entry="softmax_gradient"),
+        Model(row_delta, DELTA_SLIPS, entry="row_delta"),
+    ),
+    requirements=(Forbids(("_softmax_backward_data", "_softmax")),),
+    hints=(
+        "Begin with one row of three probabilities. If score 0 grows a little, its probability grows, and the two "
+        "others shrink, since they add up to 1. dS must take all three changes into account.",
+        "The derivative of probability j by score k is P_j (1 if j = k else 0) - P_j P_k. Multiply with dP_j and sum "
+        "over j: dS_k = P_k dP_k - P_k Σ_j P_j dP_j.",
+        "So softmax_gradient is probabilities * (probability_gradients - delta), where delta sums P ∘ dP over the last "
+        "dimension, with keepdim=True.",
+        "For row_delta put dP = dO Vᵀ into Σ_j P_ij dP_ij and change the order of the two sums. Σ_j P_ij V_jd is O_id. "
+        "Convert both tensors to float32 before you multiply: (output.float() * output_gradient.float()).sum(dim=-1).",
+    ),
+    mistakes=(Mistake("products_in_16_bits", ROUNDED, when=rounded_before_the_sum, every=True),),
+)

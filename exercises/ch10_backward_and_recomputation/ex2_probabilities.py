@@ -1,0 +1,285 @@
+"""Exercise 10.2: the probabilities from the log-sum-exp, in base e and in base 2."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from course_lib.checker import Case, Exercise, Forbids
+from course_lib.checker.specification.contract import Contract, Level
+from course_lib.checker.specification.model import Model, Slip
+from course_lib.checker.specification.requirements import Requirement
+from exercises.topics.attention_backward import probabilities_of
+
+LOG2_E = math.log2(math.e)
+
+
+def in_base_2_oracle(products, log_sum, scale):
+    return probabilities_of(products * scale, log_sum)
+
+
+def by_powers_of_2(products, log_sum, scale):
+    """The same, with the factor folded into the scale."""
+    reference = torch.where(log_sum == -math.inf, 0.0, log_sum * LOG2_E)
+    return torch.exp2(products * (scale * LOG2_E) - reference[..., None])
+
+
+@dataclass(frozen=True)
+class ExponentialsOfBase2(Requirement):
+    """In cases of `probabilities_in_base_2` no exponential of another base is computed."""
+
+    id: str = "natural_exponential"
+
+    def complaint(self, case, seen):
+        used = [name for name in ("exp", "exp_", "expm1", "pow", "softmax") if seen.operations.get(name)]
+        if case.entry != "probabilities_in_base_2" or not used:
+            return None
+        return (
+            f"`probabilities_in_base_2` calls `{used[0]}`, and is to use torch.exp2 alone: it is the exponential that "
+            "a GPU has an instruction for. e^x is 2^(x · log2(e)); multiply both the products and L by log2(e)."
+        )
+
+
+def rows_of(draw, heads, rows, columns, spread, shift, hidden):
+    """(scores of some columns, log-sum-exp of the whole rows): a third of each row's columns lies elsewhere."""
+    whole = draw.normal(heads, rows, columns + max(1, columns // 2), scale=spread, shift=shift)
+    whole = hidden(draw, whole)
+    log_sum = torch.logsumexp(whole.double(), -1).float()
+    return whole[..., :columns].contiguous(), log_sum
+
+
+def all_seen(draw, scores):
+    return scores
+
+
+def causal(draw, scores):
+    """Row i sees the columns up to i + 1."""
+    rows, columns = scores.shape[-2:]
+    later = torch.arange(columns)[None, :] > torch.arange(rows)[:, None] + 1
+    return scores.masked_fill(later, -math.inf)
+
+
+def blind_rows(draw, scores):
+    """Every other row sees nothing."""
+    scores = causal(draw, scores)
+    scores[:, ::2] = -math.inf
+    return scores
+
+
+def hidden_here(draw, scores):
+    """The first row sees only columns that lie elsewhere: its log-sum-exp is finite."""
+    scores = scores.clone()
+    scores[:, 0, : -max(1, scores.shape[-1] // 3)] = -math.inf
+    return scores
+
+
+MASKS = (
+    Level(all_seen, ""),
+    Level(causal, "causal"),
+    Level(blind_rows, "every other row sees nothing"),
+    Level(hidden_here, "a row whose visible keys all lie elsewhere"),
+)
+SPREADS = (Level((1.0, 0.0), ""), Level((50.0, 0.0), "scores of ±150"), Level((2.0, -160.0), "scores near -160"),
+           Level((2.0, 120.0), "scores near 120"))  # fmt: skip
+
+
+def scores_drawn(draw, *, heads, rows, columns, spread, mask):
+    return rows_of(draw, heads, rows, columns, *spread, mask)
+
+
+def products_drawn(draw, *, heads, rows, columns, spread, mask, head_dim):
+    scores, log_sum = scores_drawn(draw, heads=heads, rows=rows, columns=columns, spread=spread, mask=mask)
+    scale = 1 / math.sqrt(head_dim)
+    return scores / scale, log_sum, scale
+
+
+CHOICES = {"heads": (1, 3), "rows": (1, 2, 9), "columns": (1, 2, 9, 40), "spread": SPREADS, "mask": MASKS}
+SAYS = {"spread": "of any size", "mask": "-inf for a query that sees no", "columns": "S for these columns"}
+
+
+def told_apart(heads, rows, columns, spread, **_) -> bool:
+    """The smallest case, which runs again with an L of other scores, has ordinary ones: nothing overflows."""
+    return spread == (1.0, 0.0) or heads * rows * (columns + 1) > 40
+
+
+CONTRACTS = (
+    Contract(scores_drawn, CHOICES, SAYS, told_apart, entry="probabilities_from_lse", most=12),
+    Contract(
+        products_drawn,
+        {**CHOICES, "head_dim": (16, 64, 100)},
+        {"head_dim": "a number above 0"},
+        told_apart,
+        entry="probabilities_in_base_2",
+        most=12,
+    ),
+)
+
+
+def probability_cases(draw):
+    def natural(name, *args):
+        return Case(name, rows_of(draw, *args), "probabilities_from_lse")
+
+    def base_2(name, head_dim, *args):
+        scores, log_sum = rows_of(draw, *args)
+        return Case(name, (scores * math.sqrt(head_dim), log_sum, 1 / math.sqrt(head_dim)), "probabilities_in_base_2")
+
+    return [
+        natural("2 heads, 4 queries, 4 of 6 keys", 2, 4, 4, 1.0, 0.0, all_seen),
+        natural("scores of ±150: exp overflows", 1, 8, 16, 50.0, 0.0, all_seen),
+        natural("causal, scores near -160", 1, 7, 7, 2.0, -160.0, causal),
+        natural("every other query sees no key", 2, 6, 8, 1.0, 0.0, blind_rows),
+        base_2("base 2: 2 heads, 4 queries, 4 of 6 keys, head dimension 64", 64, 2, 4, 4, 1.0, 0.0, all_seen),
+        base_2("base 2: scores of ±150, head dimension 100", 100, 1, 8, 16, 50.0, 0.0, all_seen),
+        base_2("base 2: every other query sees no key", 32, 2, 6, 8, 1.0, 0.0, blind_rows),
+    ]
+
+
+def _exponential(s, scores, log_sum):
+    """exp(S - L) with what can go wrong in either base; scores and L are natural."""
+    blind = log_sum == -math.inf
+    reference = torch.where(blind, 0.0, log_sum)[..., None]
+    if s("blind_rows_nan"):
+        return torch.exp(scores - log_sum[..., None])
+    if s("blind_rows_of_ones"):
+        return torch.exp((scores - log_sum[..., None]).nan_to_num(nan=0.0))
+    if s("maximum_for_log_sum"):
+        top = scores.amax(-1, keepdim=True)
+        return torch.exp(scores - torch.where(top == -math.inf, 0.0, top))
+    if s("normalised_over_these_columns"):
+        return torch.softmax(scores, -1).nan_to_num(nan=0.0)
+    if s("normalised_over_these_columns__unguarded"):
+        return torch.softmax(scores, -1)
+    if s("log_sum_missing"):
+        return torch.exp(scores)
+    if s("log_sum_added"):
+        return torch.exp(scores + reference)
+    if s("divided_by_the_log_sum"):
+        return torch.exp(scores) / reference
+    if s("exponentials_divided"):
+        return (torch.exp(scores) / torch.exp(log_sum)[..., None]).masked_fill(blind[..., None], 0.0)
+    if s("exponentials_divided__unguarded"):
+        return torch.exp(scores) / torch.exp(log_sum)[..., None]
+    if s("log_sum_by_keys"):
+        return torch.exp(scores - reference.transpose(-1, -2)) if scores.shape[-1] == scores.shape[-2] else None
+    if s("difference_turned_round"):
+        return torch.exp(reference - scores)
+    return torch.exp(scores - reference)
+
+
+def natural(s, scores, log_sum):
+    if s("base_2_of_natural_numbers"):
+        return torch.exp2(scores - torch.where(log_sum == -math.inf, 0.0, log_sum)[..., None])
+    return _exponential(s, scores, log_sum)
+
+
+def base_2(s, products, log_sum, scale):
+    reference = torch.where(log_sum == -math.inf, 0.0, log_sum)[..., None]
+    scores = products * scale
+    if s("scale_missing"):
+        return torch.exp2((products - reference) * LOG2_E)
+    if s("log2e_missing"):
+        return torch.exp2(scores - reference)
+    if s("log_sum_natural"):
+        return torch.exp2(scores * LOG2_E - reference)
+    if s("scores_natural"):
+        return torch.exp2(scores - reference * LOG2_E)
+    if s("log_sum_scaled"):
+        return torch.exp2((products - reference) * (scale * LOG2_E))
+    if s("ln2_for_log2e"):
+        return torch.exp2((scores - reference) / LOG2_E)
+    if s("ln2_for_log2e__in_the_log_sum"):
+        return torch.exp2(scores * LOG2_E - reference / LOG2_E)
+    if s("scale_twice"):
+        return torch.exp2((scores * scale - reference) * LOG2_E)
+    return _exponential(s, scores, log_sum)
+
+
+BLIND = "A query that sees no key has L = -inf, and -inf - (-inf) is NaN. Subtract 0 in such rows: exp(-inf - 0) is 0."
+COLUMNS = (
+    "The rows were normalised over the columns at hand. They are a part of each row, and the sum over the whole row is "
+    "in L already: P = exp(S - L), element by element."
+)
+DIVIDED = (
+    "exp(S) is divided by exp(L). Both overflow where scores are large, and both are 0 where they are far below zero. "
+    "Subtract first: exp(S - L)."
+)
+SHARED = (
+    Slip("log_sum_missing", "L is missing: exp(S) is not divided by the row's sum. P = exp(S - L)."),
+    Slip("log_sum_added", "L is added. It is subtracted: dividing by the sum exp(L) is subtracting L in the exponent."),
+    Slip("divided_by_the_log_sum", "exp(S) is divided by L. L is the logarithm of the sum: subtract it before exp."),
+    Slip("exponentials_divided", DIVIDED),
+    Slip("exponentials_divided__unguarded", DIVIDED),
+    Slip(
+        "maximum_for_log_sum",
+        "The row's maximum is subtracted, and not L. Then the row adds up to anything from 1 up, and the sum is still "
+        "missing: L holds both.",
+    ),
+    Slip("normalised_over_these_columns", COLUMNS),
+    Slip("normalised_over_these_columns__unguarded", COLUMNS),
+    Slip("log_sum_by_keys", "L is subtracted by columns. There is one for each query, a row: log_sum_exp[..., None]."),
+    Slip("difference_turned_round", "The difference is the wrong way round: P = exp(S - L), not exp(L - S)."),
+    Slip("blind_rows_nan", BLIND, is_nan=True),
+    Slip(
+        "blind_rows_of_ones",
+        "In a row that sees no key -inf - (-inf) is NaN; it was replaced by 0, and exp(0) is 1. Such a query has no "
+        "probabilities: its row is 0.",
+    ),
+)
+MIXED = "Both terms of the exponent must be in units of log 2: "
+IN_BASE_2 = (
+    Slip("scale_missing", "The products are not multiplied by the scale. L belongs to scale · Q Kᵀ."),
+    Slip("scale_twice", "The products are multiplied by the scale twice."),
+    Slip(
+        "log2e_missing",
+        "exp2 gets natural numbers, so 2^(S - L) comes out. e^x is 2^(x · log2(e)): multiply by log2(e) = 1.4427.",
+    ),
+    Slip("log_sum_natural", MIXED + "the scores are, and L is still a natural logarithm. Multiply it by log2(e) too."),
+    Slip("scores_natural", MIXED + "L is, and the scores are not. Multiply them by log2(e) too."),
+    Slip(
+        "log_sum_scaled",
+        "L is multiplied by the scale, along with the products. It is the log-sum-exp of scores that were scaled "
+        "already: it gets the factor log2(e) alone.",
+    ),
+    *(
+        Slip(f"ln2_for_log2e{way}", "The factor is ln 2 = 0.6931 where log2(e) = 1.4427 belongs: e^x = 2^(x · log2 e).")
+        for way in ("", "__in_the_log_sum")
+    ),
+    *SHARED,
+)
+
+EXERCISE = Exercise(
+    id="10.2",
+    title="Probabilities from the log-sum-exp",
+    entries=("probabilities_from_lse", "probabilities_in_base_2"),
+    cases=probability_cases,
+    oracle={"probabilities_from_lse": probabilities_of, "probabilities_in_base_2": in_base_2_oracle},
+    contracts=CONTRACTS,
+    plain=(
+        lambda scores, log_sum, scale=1.0: by_powers_of_2(scores, log_sum, scale),
+        lambda scores, log_sum, scale=1.0: probabilities_of(scores * (scale * LOG2_E) / LOG2_E, log_sum),
+    ),
+    models=(
+        Model(
+            natural,
+            (*SHARED, Slip("base_2_of_natural_numbers", "This is 2^(S - L). P is e^(S - L): use torch.exp here.")),
+            entry="probabilities_from_lse",
+        ),
+        Model(base_2, IN_BASE_2, entry="probabilities_in_base_2"),
+    ),
+    requirements=(
+        Forbids(("_softmax", "softmax", "logsumexp", "sum", "amax", "max", "cumsum")),
+        ExponentialsOfBase2(),
+    ),
+    hints=(
+        "A probability is exp(S) divided by the row's sum of such exponentials. The sum is exp(L). What does a "
+        "division become in the exponent?",
+        "P = exp(S - L), with L as a column: log_sum_exp[..., None]. A hidden key has the score -inf and gets "
+        "exp(-inf) = 0 by itself, unless L is -inf too.",
+        "reference = torch.where(log_sum_exp == -math.inf, 0.0, log_sum_exp), then "
+        "torch.exp(scores - reference[..., None]).",
+        "e^x = 2^(x · log2(e)). So the exponent is (scale · products - L) · log2(e): multiply the products by "
+        "scale · log2(e), and L by log2(e) alone.",
+    ),
+)

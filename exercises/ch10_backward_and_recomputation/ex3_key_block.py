@@ -1,0 +1,150 @@
+"""Exercise 10.3: dK and dV of one block of keys, in PyTorch."""
+
+from __future__ import annotations
+
+from course_lib.checker import Allocates, Case, Exercise, Forbids, Mistake
+from course_lib.checker.specification.contract import Contract
+from course_lib.checker.specification.model import Model
+from exercises.ch10_backward_and_recomputation.parts import SCORES, one_head, rows_visible
+from exercises.topics.attention_backward import gradients
+from exercises.topics.attention_backward_model import Given, Inside
+from exercises.topics.attention_backward_slips import KEYS_IN_PYTORCH
+from exercises.topics.attention_inputs import large, ordinary
+
+
+def key_block(stray=0.0):
+    def oracle(query, keys, values, gradient, log_sum, delta, first_key, key_length, causal, query_rows):
+        block = slice(first_key, first_key + keys.shape[0])
+        visible = rows_visible(query.shape[0], key_length, causal, keys=block)
+        return gradients(query, keys, values, gradient, log_sum, delta, visible, stray=stray)[1:]
+
+    return oracle
+
+
+def compute(s, query, keys, values, gradient, log_sum, delta, first_key, key_length, causal, query_rows):
+    given = Given(
+        query[None],
+        keys[None],
+        values[None],
+        gradient[None],
+        log_sum[None],
+        delta[None],
+        query_length=query.shape[0],
+        key_length=key_length,
+        causal=causal,
+        query_rows=query_rows,
+        key_rows=keys.shape[0],
+        first_key=first_key,
+    )
+    found = Inside(s, "keys", given).gradients()
+    if found is None:
+        return None
+    result = tuple(gradient[0] for gradient in found)
+    return result[::-1] if s("results_exchanged") else result
+
+
+def block_of(draw, query_length, key_length, head_dim, scores, first_key, block, causal, query_rows):
+    query, key, value, *rest = one_head(draw, query_length, key_length, head_dim, scores, causal)
+    there = slice(first_key, first_key + block)
+    return query, key[there].clone(), value[there].clone(), *rest, first_key, key_length, causal, query_rows
+
+
+def key_block_cases(draw):
+    def case(name, *args, scores=ordinary):
+        query_length, key_length, head_dim, first_key, block, causal, query_rows = args
+        return Case(
+            name,
+            block_of(draw, query_length, key_length, head_dim, scores, first_key, block, causal, query_rows),
+        )
+
+    prime = draw.choice((53, 61, 67))
+    return [
+        case("64 queries, all 32 keys in one block, tiles of 32", 64, 32, 16, 0, 32, False, 32),
+        case("keys 32 to 63 of 96, 40 queries in tiles of 16", 40, 96, 16, 32, 32, False, 16),
+        case(f"{prime} queries, 90 keys, causal", prime, 90, 16, 30, 30, True, 16),
+        case("60 queries, 20 keys, causal: 40 queries see nothing", 60, 20, 16, 0, 20, True, 32),
+        case("scores of ±150, causal", 50, 50, 32, 16, 20, True, 16, scores=large),
+        case("one query, one key", 1, 1, 8, 0, 1, True, 16),
+    ]
+
+
+def drawn(draw, *, query_length, key_length, head_dim, scores, place, block, causal, query_rows):
+    block = min(block, key_length)
+    first_key = {"first": 0, "middle": (key_length - block) // 2, "last": key_length - block}[place]
+    return block_of(draw, query_length, key_length, head_dim, scores, first_key, block, causal, query_rows)
+
+
+CONTRACT = Contract(
+    lambda draw, scores, **choices: drawn(draw, scores=scores, **choices),
+    most=14,
+    choices={
+        "query_length": (1, 2, 31, 70, 96),
+        "key_length": (1, 17, 64, 97),
+        "head_dim": (1, 16, 33),
+        "scores": SCORES,
+        "place": ("first", "middle", "last"),
+        "block": (1, 16, 33),
+        "causal": (False, True),
+        "query_rows": (1, 16, 33, 200),
+    },
+    # The smallest case runs again with other numbers in one tensor after another, and L of other scores.
+    valid=lambda query_length, block, head_dim, scores, **_: (
+        scores is ordinary or 2 * (query_length + block) * head_dim + 2 * query_length > 34
+    ),
+    says={
+        "query_length": "1 or more, in any combination",
+        "scores": "Numbers of any size",
+        "query_rows": "The last tile may be smaller",
+        "causal": "True or False",
+    },
+)
+
+
+def _rows_and_block(query, keys, values, gradient, log_sum, delta, first_key, key_length, causal, query_rows):
+    tile = min(query_rows, query.shape[0]) * max(keys.shape[0], query.shape[1])
+    return max(query.numel(), keys.numel(), tile)
+
+
+ALL_PAIRS = (
+    "The block of keys is multiplied with all queries at once, so a tensor grows with query_length · block. Walk over "
+    "the queries, query_rows at a time."
+)
+
+
+def all_queries_at_once(case, seen, got) -> bool:
+    query, keys = case.args[:2]
+    return seen.largest_allocation == query.shape[0] * keys.shape[0] > _rows_and_block(*case.args)
+
+
+EXERCISE = Exercise(
+    id="10.3",
+    title="dK and dV of one block of keys",
+    entries=("key_block_gradients",),
+    cases=key_block_cases,
+    oracle=key_block(),
+    contracts=(CONTRACT,),
+    plain=(key_block(stray=1.0),),
+    models=(
+        Model(
+            compute,
+            KEYS_IN_PYTORCH,
+            styles=(("all_tiles", "guarded"), ("all_tiles",), ("guarded",), ("aligned", "guarded")),
+            may_be_silent=True,
+        ),
+    ),
+    requirements=(
+        Allocates(_rows_and_block),
+        Forbids(("_softmax", "softmax", "logsumexp", "scaled_dot_product_attention")),
+    ),
+    hints=(
+        "The block's keys stay where they are, and the queries pass by, a tile at a time. For each tile you compute "
+        "its scores against the block again: scale · query[tile] @ keys.T.",
+        "Positions: query i stands at i + key_length - query_length, and the block's keys at first_key, first_key + 1, "
+        "... Give hidden scores -inf, then P = exp(S - L) as in 10.2, with the guard for L = -inf.",
+        "Per tile: dV += P.T @ dO[tile]; dP = dO[tile] @ values.T; dS = P * (dP - Δ[tile, None]); "
+        "dK += scale * (dS.T @ query[tile]). Slices end where a tensor ends, so a smaller last tile needs no care.",
+        "Start with torch.zeros_like(keys) and torch.zeros_like(values), loop over range(0, query_length, query_rows), "
+        "and slice query, output_gradient, log_sum_exp and delta alike.",
+    ),
+    mistakes=(Mistake("all_queries_at_once", ALL_PAIRS, when=all_queries_at_once, cost=True),),
+)

@@ -1,0 +1,302 @@
+"""Exercise 10.4: dQ in a loop of its own, and dQ as a sum of contributions that arrive in any order."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from course_lib.checker import Allocates, Case, Exercise, Forbids, Mistake
+from course_lib.checker.specification.contract import Contract, Level
+from course_lib.checker.specification.model import Model, Slip
+from exercises.ch10_backward_and_recomputation.parts import SCORES, one_head, rows_visible
+from exercises.topics.attention_backward import gradients
+from exercises.topics.attention_backward_model import Given, Inside
+from exercises.topics.attention_backward_slips import QUERIES_IN_PYTORCH
+from exercises.topics.attention_inputs import large, ordinary
+
+
+def query_tile(stray=0.0):
+    def oracle(query, key, value, gradient, log_sum, delta, first_query, query_length, causal, key_rows):
+        rows = slice(first_query, first_query + query.shape[0])
+        visible = rows_visible(query_length, key.shape[0], causal, rows=rows)
+        return gradients(query, key, value, gradient, log_sum, delta, visible, stray=stray)[0]
+
+    return oracle
+
+
+def of_query_tile(s, query, key, value, gradient, log_sum, delta, first_query, query_length, causal, key_rows):
+    given = Given(
+        query[None],
+        key[None],
+        value[None],
+        gradient[None],
+        log_sum[None],
+        delta[None],
+        query_length=query_length,
+        key_length=key.shape[0],
+        causal=causal,
+        query_rows=query.shape[0],
+        key_rows=key_rows,
+        first_query=first_query,
+    )
+    found = Inside(s, "queries", given).gradients()
+    return None if found is None else found[0][0]
+
+
+def in_orders(functions, contributions, orders):
+    """What the first order of arrival gives, and in how many of the others the bits differ from it."""
+    results = []
+    for order in orders:
+        buffer = torch.empty_like(contributions[0])
+
+        def arrivals(order=order, buffer=buffer):
+            for block in order:
+                buffer.copy_(contributions[block])
+                yield block, buffer
+
+        results.append(functions["sum_of_arrivals"](arrivals(), len(contributions)))
+    if not all(isinstance(result, torch.Tensor) and result.shape == contributions[0].shape for result in results):
+        return results[0], 0
+    return results[0].clone(), sum(not torch.equal(result, results[0]) for result in results[1:])
+
+
+def arrivals_oracle(contributions, orders):
+    return contributions.sum(0), 0
+
+
+def _from_the_last(contributions, orders):
+    return contributions.flip(0).cumsum(0)[-1], 0
+
+
+def shuffled(draw, blocks):
+    """Orders in which blocks may finish: two that are drawn, as they are numbered, the last first, and one late."""
+    late = [*range(1, blocks), 0]
+    drawn = [draw.permutation(blocks).tolist() for _ in range(3)]
+    return [drawn[0], drawn[1], list(range(blocks)), list(range(blocks))[::-1], late, drawn[2]]
+
+
+def contributions_of(draw, blocks, rows, head_dim, size):
+    """[blocks, rows, head_dim] float32, of which every sum is rounded, and differently in every order."""
+    made = draw.normal(blocks, rows, head_dim)
+    if size == "far apart":
+        made = made * torch.pow(10.0, draw.uniform(blocks, rows, head_dim, low=-4.0, high=4.0))
+    if size == "cancelling":  # pairs of 1e17 that cancel, around ordinary ones: float64 keeps 16 digits
+        big = 1e17 * (1 + draw.uniform(blocks // 2, rows, head_dim))
+        made[: blocks // 2] = big
+        made[blocks - blocks // 2 :] = -big
+        if blocks % 2 == 0 and blocks > 2:
+            made[blocks // 2] = draw.normal(rows, head_dim)
+            made[0] = draw.normal(rows, head_dim)
+    return made
+
+
+def query_gradient_cases(draw):
+    def tile(name, *args, scores=ordinary):
+        return Case(name, tile_of(draw, scores, *args), "query_tile_gradient")
+
+    def arrive(name, blocks, rows, head_dim, size):
+        contributions = contributions_of(draw, blocks, rows, head_dim, size)
+        return Case(name, (contributions, shuffled(draw, blocks)), "sum_of_arrivals", driver=in_orders)
+
+    prime = draw.choice((53, 61, 67))
+    return [
+        tile("32 queries, 64 keys in tiles of 32", 32, 64, 16, 0, 32, False, 32),
+        tile("queries 32 to 63 of 96, 40 keys in tiles of 16", 96, 40, 16, 32, 32, False, 16),
+        tile(f"queries 20 to 39 of 60, {prime} keys, causal", 60, prime, 16, 20, 20, True, 16),
+        tile("60 queries, 20 keys, causal: the tile's first queries see nothing", 60, 20, 16, 30, 20, True, 8),
+        tile("scores of ±150, causal", 50, 50, 32, 16, 20, True, 16, scores=large),
+        tile("one query, one key", 1, 1, 8, 0, 1, True, 16),
+        arrive("4 blocks, 8 × 16", 4, 8, 16, ""),
+        arrive("33 blocks, 16 × 32", 33, 16, 32, ""),
+        arrive("one block", 1, 4, 8, ""),
+        arrive("12 blocks whose sizes lie far apart", 12, 16, 32, "far apart"),
+        arrive("9 blocks, contributions near 1e17 that cancel: float64 is not enough", 9, 16, 32, "cancelling"),
+    ]
+
+
+def tile_of(draw, scores, query_length, key_length, head_dim, first_query, rows, causal, key_rows):
+    query, key, value, gradient, log_sum, delta = one_head(draw, query_length, key_length, head_dim, scores, causal)
+    there = slice(first_query, first_query + rows)
+    query, gradient, log_sum, delta = (tensor[there].clone() for tensor in (query, gradient, log_sum, delta))
+    return query, key, value, gradient, log_sum, delta, first_query, query_length, causal, key_rows
+
+
+def drawn(draw, *, query_length, key_length, head_dim, scores, place, rows, causal, key_rows):
+    rows = min(rows, query_length)
+    first_query = {"first": 0, "middle": (query_length - rows) // 2, "last": query_length - rows}[place]
+    return tile_of(draw, scores, query_length, key_length, head_dim, first_query, rows, causal, key_rows)
+
+
+CONTRACT = Contract(
+    drawn,
+    most=12,
+    choices={
+        "query_length": (1, 17, 64, 97),
+        "key_length": (1, 2, 31, 70, 96),
+        "head_dim": (1, 16, 33),
+        "scores": SCORES,
+        "place": ("first", "middle", "last"),
+        "rows": (1, 16, 33),
+        "causal": (False, True),
+        "key_rows": (1, 16, 33, 200),
+    },
+    # As in 10.3: the smallest case runs again with an L of other scores.
+    valid=lambda rows, key_length, head_dim, scores, **_: (
+        scores is ordinary or 2 * (rows + key_length) * head_dim + 2 * rows > 34
+    ),
+    says={
+        "key_length": "or more, in any combination",
+        "scores": "Numbers of any size",
+        "key_rows": "The last tile may be smaller",
+        "causal": "causal: as in 10.3",
+    },
+    entry="query_tile_gradient",
+)
+
+ARRIVALS = Contract(
+    lambda draw, *, blocks, rows, head_dim, size: (
+        contributions_of(draw, blocks, rows, head_dim, size),
+        shuffled(draw, blocks),
+    ),
+    choices={
+        "blocks": (1, 2, 3, 16, 40),
+        "rows": (1, 16),
+        "head_dim": (1, 64),
+        "size": (Level("", ""), Level("far apart", "sizes far apart"), Level("cancelling", "1e17 that cancels")),
+    },
+    says={"blocks": "how many there are, 1 or more", "size": "of any size"},
+    entry="sum_of_arrivals",
+    driver=in_orders,
+    most=8,
+)
+
+
+def of_arrivals(s, contributions, orders):
+    """The driver's answer for a function that adds up in some way."""
+    results = [_added(s, contributions, order) for order in orders]
+    return results[0], sum(not torch.equal(result, results[0]) for result in results[1:])
+
+
+def _of_views(contributions, order):
+    """Each added when its turn has come, out of a buffer that holds the latest arrival."""
+    buffer, waiting, turn, total = torch.empty_like(contributions[0]), set(), 0, None
+    for block in order:
+        buffer.copy_(contributions[block])
+        waiting.add(block)
+        while turn in waiting:
+            total = buffer if total is None else total + buffer
+            turn += 1
+    return total.clone()
+
+
+def _added(s, contributions, order):
+    blocks = len(contributions)
+    if s("views_kept"):
+        return _of_views(contributions, order)
+    if s("views_kept__until_the_end"):
+        contributions = contributions[order[-1:]].expand_as(contributions)
+    if s("last_arrival_alone"):
+        return contributions[order[-1]].clone()
+    if s("first_arrival_alone"):
+        return contributions[order[0]].clone()
+    in_turn = list(order) if s("order_of_arrival", "order_of_arrival__in_float64") else list(range(blocks))
+    if s("block_left_out"):
+        in_turn = in_turn[:-1] or in_turn
+    if s("block_left_out__the_first"):
+        in_turn = in_turn[1:] or in_turn
+    dtype = torch.float64 if s("order_of_arrival__in_float64") else torch.float32
+    total = torch.zeros(contributions.shape[1:], dtype=dtype)
+    for block in in_turn:
+        total += contributions[block].to(dtype)
+    return (total / blocks if s("averaged") else total).float()
+
+
+BY_ARRIVAL = (
+    "The contributions are added in the order in which they arrive. Every addition rounds, so another order gives "
+    "other bits. Keep those that come early (as clones), and add block 0, block 1, block 2, ... each when its turn has "
+    "come."
+)
+VIEWS = "A contribution that was kept shows a later one: each arrival overwrites the same tensor. Keep a clone()."
+LEFT_OUT = "One block's contribution is missing from the sum: all of them count, 0 to blocks - 1."
+ARRIVAL_SLIPS = (
+    Slip("order_of_arrival", BY_ARRIVAL),
+    Slip(
+        "order_of_arrival__in_float64",
+        "The contributions are added in the order of arrival, in float64. That rounds too, only later: with terms that "
+        "cancel, other bits come out. Fix the order instead.",
+    ),
+    Slip("views_kept", VIEWS),
+    Slip("views_kept__until_the_end", VIEWS),
+    Slip("last_arrival_alone", "Only the contribution that arrives last counts. Add them all up."),
+    Slip("first_arrival_alone", "Only the contribution that arrives first counts. Add them all up."),
+    Slip("block_left_out", LEFT_OUT),
+    Slip("block_left_out__the_first", LEFT_OUT),
+    Slip("averaged", "The sum is divided by the number of blocks. dQ is the sum of their contributions."),
+)
+
+
+def _rows_and_keys(query, key, value, *rest):
+    if query is None or not rest:
+        return math.inf
+    key_rows = rest[-1]
+    tile = query.shape[0] * min(key_rows, key.shape[0])
+    return max(query.numel(), key.numel(), tile, min(key_rows, key.shape[0]) * key.shape[1])
+
+
+def _allowed(*args):
+    """Elements of the largest tensor in either function: the second may hold all that has arrived."""
+    return _rows_and_keys(*args) if len(args) > 2 else math.inf
+
+
+def all_keys_at_once(case, seen, got) -> bool:
+    if case.entry != "query_tile_gradient":
+        return False
+    query, key = case.args[:2]
+    return seen.largest_allocation == query.shape[0] * key.shape[0] > _rows_and_keys(*case.args)
+
+
+EXERCISE = Exercise(
+    id="10.4",
+    title="dQ twice: in a loop of its own, and in the order of arrival",
+    entries=("query_tile_gradient", "sum_of_arrivals"),
+    cases=query_gradient_cases,
+    oracle={"query_tile_gradient": query_tile(), "sum_of_arrivals": arrivals_oracle},
+    contracts=(CONTRACT, ARRIVALS),
+    plain=(lambda *args: query_tile(stray=1.0)(*args) if len(args) > 2 else _from_the_last(*args),),
+    models=(
+        Model(
+            of_query_tile,
+            QUERIES_IN_PYTORCH,
+            styles=(("all_tiles", "guarded"), ("all_tiles",), ("guarded",)),
+            entry="query_tile_gradient",
+            may_be_silent=True,
+        ),
+        Model(of_arrivals, ARRIVAL_SLIPS, entry="sum_of_arrivals", first_of_equals=True),
+    ),
+    requirements=(
+        Allocates(_allowed),
+        Forbids(("_softmax", "softmax", "logsumexp", "scaled_dot_product_attention")),
+    ),
+    hints=(
+        "query_tile_gradient is 10.3 with the loops exchanged. The tile's queries stay, and the keys pass by. P and dS "
+        "are computed as before, and dQ += scale * (dS @ key[tile]).",
+        "query_tile_gradient: the tile's query r has the number first_query + r, so it stands at first_query + r + "
+        "key_length - query_length. Start with zeros_like(query) and loop over range(0, key_length, key_rows).",
+        "sum_of_arrivals: 0.1 + 0.2 + 0.3 and 0.3 + 0.2 + 0.1 differ in the last bit. So the order of the additions "
+        "has to be the same each time, whatever the order of arrival is.",
+        "Keep what arrives early in a dictionary from block to contribution, as a clone(), because the next arrival "
+        "overwrites the tensor. Remember whose turn it is.",
+        "waiting[block] = contribution.clone(); then while turn in waiting: add waiting.pop(turn) to the total, and "
+        "turn += 1.",
+    ),
+    mistakes=(
+        Mistake(
+            "all_keys_at_once",
+            "The tile of queries is multiplied with all keys at once, so a tensor grows with rows · key_length. Walk "
+            "over the keys, key_rows at a time.",
+            when=all_keys_at_once,
+            cost=True,
+        ),
+    ),
+)

@@ -1,0 +1,259 @@
+"""Exercise 10.5: which layers keep their inner tensors under a memory limit."""
+
+from __future__ import annotations
+
+import itertools
+
+from course_lib.checker import Case, Exercise
+from course_lib.checker.specification.contract import Contract, Level
+from course_lib.checker.specification.model import Model, Slip
+
+
+def weigh(functions, layers, limit):
+    """Whether the plan stays within the limit, and the microseconds that it computes again; None for no plan."""
+    kept = functions["plan"](layers, limit)
+    if kept is None:
+        return None
+    if not isinstance(kept, (list, tuple)) or len(kept) != len(layers):
+        return "not one choice for each layer", kept
+    inputs = before = most = 0
+    for (input_bytes, inner_bytes, _), keeps in zip(layers, kept):
+        inputs += input_bytes
+        most = max(most, inputs + before + inner_bytes)
+        before += inner_bytes if keeps else 0
+    return most <= limit, sum(time for (_, _, time), keeps in zip(layers, kept) if not keeps)
+
+
+def best_plan(layers, limit):
+    """(True, the least microseconds), or None: every set of kept bytes that no other one beats, layer by layer."""
+    states, inputs = [(0, 0)], 0  # (bytes kept, microseconds)
+    for input_bytes, inner_bytes, time in layers:
+        inputs += input_bytes
+        possible = [state for state in states if inputs + state[0] + inner_bytes <= limit]
+        reached = sorted(
+            itertools.chain.from_iterable(((kept + inner_bytes, t), (kept, t + time)) for kept, t in possible)
+        )
+        states, fastest = [], None
+        for kept, t in reached:
+            if fastest is None or t < fastest:
+                states.append((kept, t))
+                fastest = t
+    return (True, min(time for _, time in states)) if states else None
+
+
+def by_search(layers, limit):
+    """The same, by trying all of them: what the tests compare with."""
+    lists = itertools.product((True, False), repeat=len(layers))
+    tried = [weigh({"plan": lambda *_, kept=kept: kept}, layers, limit) for kept in lists]
+    found = [time for fits, time in tried if fits]
+    return (True, min(found)) if found else None
+
+
+def network(draw, count, kind):
+    """Layers of a kind: a transformer's attention and feed-forward blocks in turn, or of any size."""
+    layers = []
+    for number in range(count):
+        if kind == "alike":
+            layers.append((100, 1000, 50))
+        elif kind == "attention and feed-forward":
+            layers.append((64, 2400, 40) if number % 2 == 0 else (64, 1100, 90))
+        else:
+            layers.append((draw.integer(0, 60), draw.integer(0, 900), draw.integer(0, 100)))
+    return layers
+
+
+def limit_of(draw, layers, share):
+    """A limit between what the thriftiest plan needs and what keeping all needs."""
+    least, inputs = 0, 0
+    for input_bytes, inner_bytes, _ in layers:
+        inputs += input_bytes
+        least = max(least, inputs + inner_bytes)
+    everything = sum(input_bytes + inner_bytes for input_bytes, inner_bytes, _ in layers)
+    return max(0, int(least + share * (everything - least)) - (share < 0))
+
+
+def plan_cases(draw):
+    def case(name, layers, limit):
+        return Case(name, (layers, limit), driver=weigh)
+
+    mixed = network(draw, 12, "attention and feed-forward")
+    drawn = network(draw, 10, "any")
+    large = network(draw, 40, "any")
+    return [
+        case("three equal layers, room for two", [(10, 100, 5), (10, 100, 5), (10, 100, 5)], 230),
+        case("room for all, to the last byte", [(10, 100, 5), (10, 50, 3)], 170),
+        case("the same, less one byte", [(10, 100, 5), (10, 50, 3)], 169),
+        case("the last layer never computes anything again", [(0, 100, 1), (0, 100, 9)], 100),
+        case("not even one layer fits", [(10, 100, 5), (10, 400, 5)], 419),
+        case("the cheapest for its bytes is the wrong one", [(0, 60, 60), (0, 50, 45), (0, 50, 45), (0, 1, 1)], 101),
+        case("one large layer in the middle", [(0, 40, 8), (0, 100, 3), (0, 40, 7), (0, 10, 1)], 140),
+        case("12 layers, attention and feed-forward in turn", mixed, limit_of(draw, mixed, 0.5)),
+        case("10 drawn layers", drawn, limit_of(draw, drawn, 0.4)),
+        case("no layers", [], 10),
+        case("40 drawn layers: too many to try all", large, limit_of(draw, large, 0.35)),
+    ]
+
+
+CONTRACT = Contract(
+    lambda draw, *, count, kind, share: (made := network(draw, count, kind), limit_of(draw, made, share)),
+    choices={
+        "count": (1, 2, 5, 11, 40),
+        "kind": (
+            Level("alike", "layers that are all alike"),
+            Level("attention and feed-forward", "attention and feed-forward"),
+            Level("any", "drawn layers"),
+        ),
+        "share": (
+            Level(-0.01, "just too little room"),
+            Level(0.0, "room for the thriftiest plan"),
+            Level(0.3, "a little room"),
+            Level(0.7, "much room"),
+            Level(1.0, "room for all"),
+        ),
+    },
+    says={"count": "at most 40", "share": "None if no list stays within the limit"},
+    driver=weigh,
+    most=14,
+)
+
+
+def compute(s, layers, limit):
+    """What the driver says of a plan that is made in some way."""
+    kept = _planned(s, layers, limit)
+    return weigh({"plan": lambda *_: kept}, layers, limit)
+
+
+def _peak(s, layers, kept):
+    """The most bytes, as somebody with these slips counts them."""
+    inputs = before = most = 0
+    everything = sum(inner for (_, inner, _), keeps in zip(layers, kept) if keeps)
+    largest = max((inner for (_, inner, _), keeps in zip(layers, kept) if not keeps), default=0)
+    all_inputs = sum(input_bytes for input_bytes, _, _ in layers)
+    if s("working_memory_forgotten"):
+        return all_inputs + everything
+    if s("largest_beside_all_that_is_kept"):
+        return all_inputs + everything + largest
+    if s("all_recomputed_at_once"):
+        return all_inputs + sum(inner for _, inner, _ in layers)
+    for (input_bytes, inner, _), keeps in zip(layers, kept):
+        inputs += 0 if s("inputs_forgotten") else input_bytes
+        most = max(most, inputs + before + inner)
+        before += inner if keeps else 0
+    return most
+
+
+def _planned(s, layers, limit):
+    count = len(layers)
+    fits = (lambda kept: _peak(s, layers, kept) < limit) if s("fits_strictly") else (
+        lambda kept: _peak(s, layers, kept) <= limit
+    )  # fmt: skip
+    if s("greedy", "greedy__by_time", "greedy__by_bytes", "greedy__in_order", "greedy__from_the_last"):
+        order = {
+            "greedy": lambda i: -layers[i][2] / max(layers[i][1], 1e-9),
+            "greedy__by_time": lambda i: -layers[i][2],
+            "greedy__by_bytes": lambda i: layers[i][1],
+            "greedy__in_order": lambda i: i,
+            "greedy__from_the_last": lambda i: -i,
+        }
+        rule = next(name for name in order if s(name))
+        kept = [False] * count
+        if not fits(kept):
+            return None
+        for index in sorted(range(count), key=order[rule]):
+            kept[index] = True
+            if not fits(kept):
+                kept[index] = False
+        return kept
+    if s("all_or_nothing"):
+        return next((kept for kept in ([True] * count, [False] * count) if fits(kept)), None)
+    if s("nothing_kept"):
+        return [False] * count if fits([False] * count) else None
+    if s("never_none"):
+        found = best_plan(layers, limit)
+        return [False] * count if found is None else _best_of(s, layers, limit, fits)
+    if s("most_bytes_kept"):
+        return _best_of(s, layers, limit, fits, price=lambda kept: -_kept_bytes(layers, kept))
+    return _best_of(s, layers, limit, fits)
+
+
+def _time_again(layers, kept):
+    return sum(time for (_, _, time), keeps in zip(layers, kept) if not keeps)
+
+
+def _kept_bytes(layers, kept):
+    return sum(inner for (_, inner, _), keeps in zip(layers, kept) if keeps)
+
+
+def _best_of(s, layers, limit, fits, price=None):
+    """By trying all; of longer networks nothing can be said."""
+    if len(layers) > 11:
+        raise _TooLong
+    price = price or (lambda kept: _time_again(layers, kept))
+    plans = [kept for kept in itertools.product((True, False), repeat=len(layers)) if fits(kept)]
+    return min(plans, key=price, default=None)
+
+
+class _TooLong(Exception):
+    """More layers than can be tried."""
+
+
+def model(s, layers, limit):
+    try:
+        return compute(s, layers, limit)
+    except _TooLong:
+        if not any(s(slip.id) for slip in SLIPS):
+            return best_plan(layers, limit)
+        return NotImplemented
+
+
+GREEDY = (
+    "Layers are kept one after the other in a fixed order of preference, as long as they fit. That is not always the "
+    "best: one layer may take the room of two that would save more together. Compare combinations."
+)
+SLIPS = (
+    *(Slip(f"greedy{way}", GREEDY) for way in ("", "__by_time", "__by_bytes", "__in_order", "__from_the_last")),
+    Slip("all_or_nothing", "Either all layers are kept or none. Some of them often fit: choose for each layer."),
+    Slip("nothing_kept", "No layer is kept although there is room. What is kept need not be computed again."),
+    Slip(
+        "working_memory_forgotten",
+        "The layer at work is forgotten. Its inner tensors are there while it works, whether it keeps them or computes "
+        "them again.",
+    ),
+    Slip(
+        "largest_beside_all_that_is_kept",
+        "The largest layer that computes again is counted beside everything that is kept. While layer i works, only "
+        "layers before it hold what they keep: the backward pass has freed the later ones.",
+    ),
+    Slip(
+        "all_recomputed_at_once",
+        "The inner tensors of all layers are counted at once. Layers that compute them again hold them one at a time.",
+    ),
+    Slip("inputs_forgotten", "The layers' inputs are forgotten. They are kept in any case, of layers 0 to i."),
+    Slip("fits_strictly", "A plan that fills the limit to the last byte was refused. It fits: compare with <=."),
+    Slip("never_none", "There is a plan although none stays within the limit. Return None there."),
+    Slip(
+        "most_bytes_kept",
+        "The plan keeps as many bytes as possible. What counts is the time that the others take to compute again.",
+    ),
+)
+
+EXERCISE = Exercise(
+    id="10.5",
+    title="What to keep and what to compute again",
+    entries=("plan",),
+    cases=plan_cases,
+    oracle=best_plan,
+    contracts=(CONTRACT,),
+    models=(Model(model, SLIPS, none_is_a_result=True, may_be_silent=True, first_of_equals=True),),
+    hints=(
+        "First write a function that gives the most bytes of a given list of choices: walk over the layers, add up the "
+        "inputs, and remember what the layers before have kept. Then try all lists for three layers.",
+        "40 layers have 2^40 lists. But what comes later only depends on how many bytes are kept so far. Of all ways "
+        "to keep the same number of bytes, you need the fastest one alone.",
+        "Walk over the layers with a dictionary from bytes kept so far to (microseconds, choices). For each entry "
+        "check whether the layer can work beside it: inputs + kept + inner_bytes <= limit. Then it makes two new "
+        "entries.",
+        "An entry that keeps more bytes and takes no less time than another is never needed. Go through the entries by "
+        "rising bytes, and keep those that are faster than all before. At the end take the fastest, or None.",
+    ),
+)

@@ -1,0 +1,221 @@
+"""Exercise 10.6: the backward pass as two Triton kernels, with the bytes that they move."""
+
+from __future__ import annotations
+
+import torch
+
+from course_lib.checker import TRITON, Allocates, Case, Exercise, Forbids, LaunchesTriton, Mistake, Moves
+from course_lib.checker.specification.contract import Contract, Level
+from course_lib.checker.specification.exercise import Limits
+from course_lib.checker.specification.layouts import any_strides, unit_last
+from course_lib.checker.specification.model import Model
+from exercises.topics.attention_backward import delta_of, gradients, left_by_the_forward, positions_seen
+from exercises.topics.attention_backward_model import in_a_kernel
+from exercises.topics.attention_backward_slips import IN_KERNELS
+from exercises.topics.attention_inputs import MAGNITUDES, large, ordinary
+from exercises.topics.attention_sentences import READS_OUTSIDE, WRITES_OUTSIDE
+from exercises.topics.evidence import first_access
+
+TILE = 64
+SMALLEST = 192  # elements of the first case, about
+
+
+def backward(narrow=True, stray=0.0):
+    """The oracle: of 16 bits P and dS are rounded to them before their products, as kernels do it."""
+
+    def oracle(query, key, value, output, log_sum, gradient, causal):
+        visible = positions_seen(query.shape[1], key.shape[1], causal)
+        delta = delta_of(output, gradient)
+        rounded = query.dtype if narrow and query.element_size() == 2 else None
+        found = gradients(query, key, value, gradient, log_sum, delta, visible, narrow=rounded, stray=stray)
+        return tuple(each.to(query.dtype) for each in found)
+
+    return oracle
+
+
+def arguments_of(draw, query, key, value, causal, gradient_layout):
+    """A case's arguments from Q, K and V: O and L as the forward pass leaves them, and dO."""
+    visible = positions_seen(query.shape[1], key.shape[1], causal)
+    output, log_sum = left_by_the_forward(query, key, value, visible)
+    gradient = gradient_layout(draw, draw.normal(*query.shape).to(query.dtype))
+    return query, key, value, output, log_sum, gradient, causal
+
+
+def as_it_is(draw, tensor):
+    return tensor
+
+
+def of_a_sum(draw, tensor):
+    """dO of output.sum(): one number, and all strides 0."""
+    return torch.ones((), dtype=tensor.dtype).expand(tensor.shape)
+
+
+def backward_cases(draw):
+    def case(name, heads, query_length, key_length, head_dim, causal, *, scores=ordinary, dtype=torch.float32,
+             layout=as_it_is, **flags):  # fmt: skip
+        made = [tensor.to(dtype) for tensor in scores(draw, heads, query_length, key_length, head_dim)]
+        return Case(name, arguments_of(draw, *made, causal, layout), **flags)
+
+    prime = draw.choice((67, 71, 79))
+    cases = [
+        case("two queries, three keys", 1, 2, 3, 16, False),
+        case("one tile of queries, one of keys", 1, 64, 64, 32, False),
+        case("two heads, 128 × 64", 2, 128, 64, 32, False),
+        case("64 × 128, causal", 1, 64, 128, 32, True),
+        case(f"{prime} × 90, head dimension 40, causal", 1, prime, 90, 40, True),
+        case("150 queries, 70 keys, causal: 80 queries see nothing", 1, 150, 70, 32, True),
+        case("dO of a sum: every stride is 0", 2, 40, 70, 32, False, layout=of_a_sum),
+        case("dO transposed: its last stride is not 1", 2, 70, 40, 16, True,
+             layout=lambda draw, tensor: tensor.transpose(1, 2).contiguous().transpose(1, 2)),
+        case("scores of ±150, 63 × 127", 1, 63, 127, 32, False, scores=large),
+        case("float16, 64 × 64, head dimension 64, causal", 1, 64, 64, 64, True, dtype=torch.float16),
+        case("193 × 193, causal, bytes counted", 1, 193, 193, 32, True, metered=True),
+        case("128 × 192, bytes counted", 1, 128, 192, 64, False, metered=True),
+    ]  # fmt: skip
+    if draw.on_gpu:
+        half = torch.float16
+        cases += [
+            case("one query at the end of 200 keys, causal, float16", 2, 1, 200, 80, True, dtype=half),
+            case("2 heads, 1000 × 1501, head dimension 72, float16, causal", 2, 1000, 1501, 72, True, dtype=half),
+            case("2 heads, 1024 × 1024, head dimension 128, float16", 2, 1024, 1024, 128, False, dtype=half),
+        ]
+    return cases
+
+
+def drawn(draw, *, heads, query_length, key_length, head_dim, dtype, scores, causal, layouts, gradient_layout):
+    made = [tensor.to(dtype) for tensor in scores(draw, heads, query_length, key_length, head_dim)]
+    laid = [layout(draw, tensor) for layout, tensor in zip(layouts, made)]
+    return arguments_of(draw, *laid, causal, gradient_layout)
+
+
+def small_and_told_apart(heads, query_length, key_length, head_dim, scores, **_) -> bool:
+    """Whether Triton's interpreter is quick with these sizes; the smallest cases have ordinary scores.
+
+    The smallest case runs again with other numbers in one tensor after another. Then L belongs to other scores, and P
+    = exp(S - L) must not overflow.
+    """
+    size = heads * head_dim * (3 * query_length + 2 * key_length)
+    return heads * query_length * key_length * head_dim < 2**20 and (scores is ordinary or size > SMALLEST)
+
+
+def each_its_own():
+    """Layouts of query, key and value together: one of them stored in another way, or all."""
+    query, key, value = (unit_last(name) for name in ("query", "key", "value"))
+    plain = query[0].value
+    yield Level((plain, plain, plain), "")
+    yield Level((query[1].value, key[2].value, value[1].value), "Q and V with gaps, K with dimensions exchanged")
+    yield Level((query[2].value, key[1].value, value[2].value), "K with gaps, Q and V with dimensions exchanged")
+    yield Level((query[3].value, plain, plain), "Q expanded over dimension 0")
+
+
+CONTRACT = Contract(
+    drawn,
+    most=12,
+    choices={
+        "heads": (1, 2),
+        "query_length": (1, 2, 37, 63, 64, 65, 129),
+        "key_length": (1, 3, 63, 64, 65, 129),
+        "head_dim": (16, 17, 40, 64, 128),
+        "dtype": (torch.float32, torch.float16),
+        "scores": MAGNITUDES,
+        "causal": (False, True),
+        "layouts": tuple(each_its_own()),
+        "gradient_layout": any_strides("dO"),
+    },
+    says={
+        "query_length": "any lengths",
+        "head_dim": "any head dimension from 16 to 128",
+        "dtype": "float32 or float16",
+        "scores": "Numbers of any size",
+        "causal": "True or False",
+        "layouts": "any strides but the last, which is 1",
+        "gradient_layout": "Any strides, the last one too",
+    },
+    valid=small_and_told_apart,
+)
+
+
+def largest_input(query, key, *rest):
+    return max(query.numel(), key.numel())
+
+
+def tiled_bytes(query, key, value, output, log_sum, gradient, causal) -> int:
+    """Bytes of both kernels with tiles of 64 × 64: what each loads for every tile, and what it stores."""
+    heads, query_length, head_dim = query.shape
+    key_length, item = key.shape[1], query.element_size()
+    row = head_dim * item
+    of_a_query = 2 * row + 8  # Q, dO, L and Δ
+    moved = 0
+    for first in range(0, key_length, TILE):
+        count = min(TILE, key_length - first)
+        start = max(0, first + query_length - key_length) if causal else 0
+        moved += 4 * count * row + max(0, query_length - start) * of_a_query
+    for first in range(0, query_length, TILE):
+        count = min(TILE, query_length - first)
+        end = min(key_length, first + TILE + key_length - query_length) if causal else key_length
+        moved += count * (of_a_query + row) + max(0, end) * 2 * row
+    return heads * moved
+
+
+def walks_over_all(case, seen, got) -> bool:
+    """A `when`: right numbers, causal, and about the bytes that a kernel moves which skips nothing."""
+    if not case.metered or not case.args[-1] or not seen.traffic:
+        return False
+    return seen.bytes_moved > 1.3 * tiled_bytes(*case.args)
+
+
+EXERCISE = Exercise(
+    id="10.6",
+    title="The backward pass in Triton",
+    entries=("flash_attention_backward",),
+    cases=backward_cases,
+    oracle=backward(),
+    contracts=(CONTRACT,),
+    plain=(backward(stray=1.0), backward(narrow=False, stray=-1.0)),
+    models=(
+        Model(
+            in_a_kernel,
+            IN_KERNELS,
+            styles=((), ("guarded",), ("aligned", "guarded"), ("all_tiles", "guarded")),
+            may_be_silent=True,
+            first_of_equals=True,
+        ),
+    ),
+    needs=TRITON,
+    uses_dot=True,
+    limits=Limits(seconds=20.0),
+    requirements=(
+        LaunchesTriton(at_least=2, at_most=3),
+        Allocates(largest_input),
+        Forbids(("scaled_dot_product_attention", "bmm", "mm", "matmul", "_softmax", "softmax")),
+        Moves(tiled_bytes, slack=1.3),
+    ),
+    hints=(
+        "Both kernels compute P and dS of a tile again, as in 10.3 and 10.4. In the first the block of keys stays and "
+        "the queries pass by; in the second the queries stay. Write and check the first, then copy its inside.",
+        "dO has the offsets head · output_gradient_head_stride + rows[:, None] · output_gradient_stride + "
+        "columns[None, :] · output_gradient_column_stride. L and Δ are contiguous: head · query_length + rows.",
+        'P: scores = tl.dot(query, tl.trans(key_tile), input_precision="ieee") * scale; differences = '
+        'tl.where(visible, scores - log_sum_exp[:, None], float("-inf")); tl.exp2(differences * 1.4426950408889634).',
+        "dV += Pᵀ dO: value_gradient += tl.dot(tl.trans(probabilities.to(output_gradient.dtype)), output_gradient, "
+        'input_precision="ieee"). dP is tl.dot(output_gradient, tl.trans(value_tile)), and dS is probabilities * '
+        "(dP - delta[:, None]). dK += dSᵀ Q, dQ += dS K; both get the scale once, before they are stored.",
+        "Causal: the key at first_key is first seen by query first_key + query_length - key_length, or by query 0. The "
+        "queries up to first_row + BLOCK_M see the keys up to first_row + BLOCK_M + key_length - query_length.",
+        "Launch key_gradient_kernel[(triton.cdiv(key_length, 64), heads)](*inputs, key_gradient, value_gradient, "
+        "*strides, *sizes, **tiles) and query_gradient_kernel[(triton.cdiv(query_length, 64), heads)](*inputs, "
+        "query_gradient, *strides, *sizes, **tiles).",
+    ),
+    mistakes=(
+        Mistake("reads_outside", READS_OUTSIDE, when=first_access("reads")),
+        Mistake("writes_outside", WRITES_OUTSIDE, when=first_access("writes")),
+        Mistake(
+            "skips_nothing",
+            "The numbers are right, but tiles above the diagonal are loaded and multiplied although nothing in them is "
+            "visible. Begin the loop over queries at the first one that sees the block, and end the loop over keys at "
+            "the last key that the tile sees.",
+            when=walks_over_all,
+            cost=True,
+        ),
+    ),
+)

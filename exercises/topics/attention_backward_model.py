@@ -1,0 +1,337 @@
+"""The backward pass of tiled attention, step by step, with what can go wrong at each step.
+
+Two loops share their inside. "keys": a block of keys walks over tiles of queries and adds up dK and dV. "queries": a
+tile of queries walks over tiles of keys and adds up dQ (FlashAttention-2, arXiv 2307.08691, algorithm 2). All heads and
+tiles are computed at once, in float32, so that a model overflows where a kernel does.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from course_lib.checker.specification.model import Slips
+from exercises.topics.memory import load, tile_offsets
+
+LN_2 = math.log(2)
+TENSORS = ("query", "key", "value", "output_gradient")
+ROWS = ("log_sum_exp", "delta")
+
+
+@dataclass(frozen=True)
+class Given:
+    """What both loops read, in float32, padded with zeros to whole tiles where kernels do so.
+
+    Attributes:
+        query, output_gradient: [heads, rows, head_dim]; log_sum_exp, delta: [heads, rows].
+        key, value: [heads, keys, head_dim].
+        first_query, first_key: numbers of the first row and the first key among query_length and key_length.
+        query_rows, key_rows: of a tile.
+        narrow: what P and dS are rounded to before their products, or None.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    output_gradient: torch.Tensor
+    log_sum_exp: torch.Tensor
+    delta: torch.Tensor
+    query_length: int
+    key_length: int
+    causal: bool
+    query_rows: int
+    key_rows: int
+    first_query: int = 0
+    first_key: int = 0
+    narrow: torch.dtype | None = None
+
+
+class Inside:
+    """One loop's score tiles, all at once: [heads, rows, keys].
+
+    Styles: "aligned" begins the loop over queries at a whole tile; "all_tiles" looks at every tile, and masks;
+    "guarded" measures a row that sees nothing from 0.
+    """
+
+    def __init__(self, slips: Slips, loop: str, given: Given):
+        self.slips, self.loop, self.given = slips, loop, given
+        self.rows = given.first_query + torch.arange(given.query.shape[1])  # numbers of the queries
+        self.keys = given.first_key + torch.arange(given.key.shape[1])
+        self.square = given.query_rows == given.key_rows
+
+    def on(self, *names: str) -> bool:
+        """Whether one of these slips is made, in both loops or in this one."""
+        return self.slips(*names, *(f"{name}__{self.loop}" for name in names))
+
+    def probabilities(self) -> torch.Tensor | None:
+        """P, zero where no tile looks; None where a slip makes nothing that can be said."""
+        given, scale = self.given, self.given.query.shape[-1] ** -0.5
+        scores = given.query @ given.key.transpose(1, 2)
+        scores = scores * (1.0 if self.on("scale_missing_in_scores") else scale)
+        reference = given.log_sum_exp[..., None]
+        if self.slips("guarded"):
+            reference = torch.where(reference == -math.inf, 0.0, reference)
+        if self.on("log_sum_by_keys"):
+            reference = self._by_keys(given.log_sum_exp)
+            if reference is None:
+                return None
+        if self.on("log_sum_missing"):
+            exponent = scores
+        elif self.on("log_sum_added"):
+            exponent = scores + reference
+        elif self.on("log_sum_natural"):
+            exponent = scores - reference * LN_2
+        elif self.on("scores_natural"):
+            exponent = scores * LN_2 - reference
+        elif self.on("log2e_missing"):
+            exponent = (scores - reference) * LN_2
+        elif self.on("natural_exp"):
+            exponent = (scores - reference) / LN_2
+        elif self.on("maximum_for_log_sum"):
+            seen = scores.masked_fill(~self.visible(), -math.inf)
+            top = seen.amax(-1, keepdim=True)
+            exponent = scores - torch.where(top == -math.inf, 0.0, top)
+        else:
+            exponent = scores - reference
+        weights = torch.exp(exponent)
+        if self.on("log_sum_missing", "log_sum_added", "scale_missing_in_scores"):
+            if bool((weights.isinf() & self.visible() & self.looked_at()).any()):
+                return None  # which of the sums then become NaN depends on their order
+        if self.on("normalised_over_the_tile"):
+            weights = self._softmax_of_tiles(scores)
+            if weights is None:
+                return None
+        hidden = 1.0 if self.on("hidden_weighed_one") else 0.0
+        weights = torch.where(self.visible(), weights, hidden)
+        if self.on("blind_rows_nan"):
+            weights = weights.masked_fill((given.log_sum_exp == -math.inf)[..., None], math.nan)
+        return torch.where(self.looked_at(), weights, 0.0)
+
+    def visible(self) -> torch.Tensor:
+        """bool [rows, keys]: the pairs that the mask keeps."""
+        given = self.given
+        visible = torch.ones(len(self.rows), len(self.keys), dtype=torch.bool)
+        if given.causal and not self.on("no_causal_mask"):
+            offset = 0 if self.on("causal_misaligned") else given.key_length - given.query_length
+            distance = -1 if self.on("causal_off_by_one") else 1 if self.on("sees_the_next_key") else 0
+            visible = self.keys <= (self.rows + offset + distance)[:, None]
+            if self.on("mask_turned_round"):
+                visible = self.keys >= (self.rows + offset)[:, None]
+        if not self.on("tail_not_masked"):
+            visible = visible & (self.keys < given.key_length) & (self.rows < given.query_length)[:, None]
+        return visible
+
+    def tile_numbers(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(which step of its loop each pair is in, how many steps that loop has); below 0: before the first."""
+        given = self.given
+        offset = given.key_length - given.query_length
+        if self.loop == "keys":
+            block = given.first_key + (self.keys - given.first_key) // given.key_rows * given.key_rows
+            start = torch.zeros_like(block)
+            if given.causal and not self.slips("all_tiles") and not self.on("no_causal_mask"):
+                away = 0 if self.on("loop_ignores_offset", "causal_misaligned") else offset
+                start = (block - away + given.query_rows * self.on("diagonal_tile_skipped")).clamp(min=0)
+                if self.slips("aligned"):
+                    start = start // given.query_rows * given.query_rows
+            number = torch.div(self.rows[:, None] - start, given.query_rows, rounding_mode="floor")
+            left = given.query_length - start
+            rows = given.query_rows
+        else:
+            tile = given.first_query + (self.rows - given.first_query) // given.query_rows * given.query_rows
+            end = torch.full_like(tile, given.key_length)
+            if given.causal and not self.slips("all_tiles") and not self.on("no_causal_mask"):
+                away = 0 if self.on("loop_ignores_offset", "causal_misaligned") else offset
+                reach = 0 if self.on("diagonal_tile_skipped") else given.query_rows
+                end = torch.minimum(end, tile + reach + away)
+            number = (self.keys // given.key_rows).expand(len(self.rows), -1)
+            left, rows = end[:, None], given.key_rows
+        whole = self.on("partial_tile_skipped")
+        count = (
+            torch.div(left, rows, rounding_mode="floor") if whole else -torch.div(-left, rows, rounding_mode="floor")
+        )
+        return number, count.clamp(min=0)
+
+    def looked_at(self) -> torch.Tensor:
+        """bool [rows, keys]: the pairs that some step of the loop looks at and keeps."""
+        number, count = self.tile_numbers()
+        seen = (number >= 0) & (number < count)
+        if self.on("only_last_tile"):
+            seen = number == count - 1
+        if self.on("only_first_tile"):
+            seen = seen & (number == 0)
+        if self.on("first_tile_skipped"):
+            seen = seen & (number > 0)
+        return seen
+
+    def score_gradients(self, weights: torch.Tensor) -> torch.Tensor | None:
+        """dS from P."""
+        given = self.given
+        of_values = given.key if self.on("keys_used_as_values") else given.value
+        weight_gradients = given.output_gradient @ of_values.transpose(1, 2)
+        delta = given.delta[..., None]
+        if self.on("delta_by_keys"):
+            delta = self._by_keys(given.delta)
+            if delta is None:
+                return None
+        looked = self.looked_at()
+        if self.on("delta_missing"):
+            return weights * weight_gradients
+        if self.on("delta_added"):
+            return weights * (weight_gradients + delta)
+        if self.on("delta_not_weighted"):
+            return torch.where(looked, weights * weight_gradients - delta, 0.0)
+        if self.on("probabilities_left_out"):
+            return torch.where(looked, weight_gradients - delta, 0.0)
+        if self.on("sign_turned_round"):
+            return weights * (delta - weight_gradients)
+        if self.on("probability_gradients_taken"):
+            return torch.where(looked, weight_gradients, 0.0)
+        return weights * (weight_gradients - delta)
+
+    def gradients(self) -> tuple[torch.Tensor, ...] | None:
+        """(dK, dV) or (dQ,), [heads, rows, head_dim]."""
+        given, scale = self.given, self.given.query.shape[-1] ** -0.5
+        if self.on("scale_missing_in_gradients"):
+            scale = 1.0
+        if self.on("scale_twice"):
+            scale = scale * scale
+        weights = self.probabilities()
+        score_gradients = None if weights is None else self.score_gradients(weights)
+        if weights is None or score_gradients is None:
+            return None
+        if given.narrow is not None:
+            weights, score_gradients = (each.to(given.narrow).float() for each in (weights, score_gradients))
+        if self.loop == "queries":
+            factor = weights if self.on("dq_from_probabilities") else score_gradients
+            if self.on("dq_transposed"):
+                factor = self._turned(factor)
+                if factor is None:
+                    return None
+            return (scale * (factor @ (given.value if self.on("dq_of_values") else given.key)),)
+        for_values = score_gradients if self.on("dv_from_score_gradients") else weights
+        if self.on("dv_not_transposed"):
+            for_values = self._turned(for_values)
+        for_keys = weights if self.on("dk_from_probabilities") else score_gradients
+        if self.on("dk_not_transposed"):
+            for_keys = self._turned(for_keys)
+        if for_values is None or for_keys is None:
+            return None
+        value_scale = scale if self.on("scale_in_dv") else 1.0
+        of_queries = given.output_gradient if self.on("dk_of_output_gradient") else given.query
+        of_gradients = given.query if self.on("dv_of_queries") else given.output_gradient
+        return (
+            scale * (for_keys.transpose(1, 2) @ of_queries),
+            value_scale * (for_values.transpose(1, 2) @ of_gradients),
+        )
+
+    def _tiled(self) -> bool:
+        """Whether all tiles are square and begin at whole tiles, so that exchanging a tile's sides can be said."""
+        shifted = self.given.causal and self.loop == "keys" and not self.slips("all_tiles", "aligned")
+        whole = len(self.rows) % self.given.query_rows == 0 and len(self.keys) % self.given.key_rows == 0
+        return self.square and whole and not shifted
+
+    def _turned(self, matrix: torch.Tensor) -> torch.Tensor | None:
+        """Every tile [rows, keys] transposed in its place."""
+        if not self._tiled():
+            return None
+        tiles = matrix.unflatten(1, (-1, self.given.query_rows)).unflatten(3, (-1, self.given.key_rows))
+        return tiles.transpose(2, 4).flatten(3, 4).flatten(1, 2)
+
+    def _by_keys(self, rows: torch.Tensor) -> torch.Tensor | None:
+        """[heads, rows, keys] of numbers [heads, rows] that a tile lays along its keys."""
+        if not self._tiled():
+            return None
+        return self._turned(rows[..., None].expand(-1, -1, len(self.keys)))
+
+    def _softmax_of_tiles(self, scores: torch.Tensor) -> torch.Tensor | None:
+        """A softmax of each row of each tile by itself."""
+        scores = scores.masked_fill(~(self.visible() & self.looked_at()), -math.inf)
+        parts = [torch.softmax(part, -1) for part in scores.split(self.given.key_rows, dim=-1)]
+        return torch.cat(parts, -1).nan_to_num(nan=0.0)
+
+
+def in_a_kernel(slips: Slips, query, key, value, output, log_sum_exp, output_gradient, causal, rows=64):
+    """(dQ, dK, dV) of two kernels with tiles of `rows` by `rows`, as their pointers reach what they load."""
+    heads, query_length, head_dim = query.shape
+    key_length = key.shape[1]
+    queries, keys = -(-query_length // rows) * rows, -(-key_length // rows) * rows
+    product = output.float() * output_gradient.float()
+    delta = product.mean(-1) if slips("delta_averaged") else product.sum(-1)
+    if slips("delta_of_the_query"):
+        delta = (query.float() * output_gradient.float()).sum(-1)
+    tensors = {
+        "query": (query, queries),
+        "key": (key, keys),
+        "value": (value, keys),
+        "output_gradient": (output_gradient, queries),
+    }
+    results = {}
+    for loop in ("queries", "keys"):
+        loaded = {name: _loaded(slips, loop, name, tensors, count) for name, (_, count) in tensors.items()}
+        for name, numbers in (("log_sum_exp", log_sum_exp), ("delta", delta)):
+            forgotten = slips(f"head_forgotten__{name}", f"head_forgotten__{name}_{loop}")
+            numbers = numbers[:1].expand_as(numbers) if forgotten else numbers
+            loaded[name] = torch.nn.functional.pad(numbers, (0, queries - query_length))
+        narrow = None if query.dtype == torch.float32 else query.dtype
+        given = Given(
+            **loaded,
+            query_length=query_length,
+            key_length=key_length,
+            causal=causal,
+            query_rows=rows,
+            key_rows=rows,
+            narrow=narrow,
+        )
+        found = Inside(slips, loop, given).gradients()
+        if found is None:
+            return None
+        results[loop] = found
+    (query_gradient,), (key_gradient, value_gradient) = results["queries"], results["keys"]
+    if slips("results_exchanged"):
+        key_gradient, value_gradient = value_gradient, key_gradient
+    finished = (
+        query_gradient[:, :query_length].to(query.dtype),
+        key_gradient[:, :key_length].to(key.dtype),
+        value_gradient[:, :key_length].to(value.dtype),
+    )
+    return _stored(slips, finished, rows)
+
+
+def _loaded(slips, loop, name, tensors, rows):
+    """[heads, rows, head_dim] in float32, zeros past the end."""
+    tensor = tensors[name][0]
+    strides = tensor.stride()
+    heads, length, head_dim = tensor.shape
+    if slips(f"head_forgotten__{name}", f"head_forgotten__{name}_{loop}"):
+        strides = (0, *strides[1:])
+    if name == "output_gradient":
+        if slips("column_stride_ignored", f"column_stride_ignored__{loop}"):
+            strides = (*strides[:2], 1)
+        if slips("gradient_read_as_contiguous", f"gradient_read_as_contiguous__{loop}"):
+            strides = (length * head_dim, head_dim, 1)
+        if slips("gradient_read_by_the_querys_strides", f"gradient_read_by_the_querys_strides__{loop}"):
+            strides = (*tensors["query"][0].stride()[:2], strides[2])
+        if slips("gradient_read_by_the_querys_strides__all", f"gradient_read_by_the_querys_strides__all_{loop}"):
+            strides = tensors["query"][0].stride()
+    offsets = tile_offsets(rows, head_dim, strides, heads)
+    return load(slips, tensor, offsets, (torch.arange(rows) < length)[None, :, None]).float()
+
+
+def _stored(slips, finished, rows):
+    """The results with NaN where no program wrote."""
+    query_gradient, key_gradient, value_gradient = finished
+    query_length, key_length = query_gradient.shape[1], key_gradient.shape[1]
+    reach = {"queries": query_length, "keys": key_length}
+    if slips("grid_by_the_other_length__keys"):
+        reach["keys"] = -(-query_length // rows) * rows
+    if slips("grid_by_the_other_length__queries"):
+        reach["queries"] = -(-key_length // rows) * rows
+    for loop in reach:
+        if slips("grid_rounded_down", f"grid_rounded_down__{loop}"):
+            reach[loop] = reach[loop] // rows * rows
+    query_gradient[:, reach["queries"] :] = math.nan
+    for gradient in (key_gradient, value_gradient):
+        gradient[:, reach["keys"] :] = math.nan
+    return finished

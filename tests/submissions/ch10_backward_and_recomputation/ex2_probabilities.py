@@ -1,0 +1,61 @@
+"""Wrong answers to exercise 10.2, and unusual right ones."""
+
+from tests.submissions.edits import changed
+
+GUARD = "reference = torch.where(log_sum_exp == -math.inf, 0.0, log_sum_exp)  # -inf - -inf would be NaN"
+NATURAL = "return torch.exp(scores - reference[..., None])"
+GUARD_2 = "reference = torch.where(log_sum_exp == -math.inf, 0.0, log_sum_exp * log2_e)  # in units of log 2"
+BASE_2 = "return torch.exp2(products * (scale * log2_e) - reference[..., None])"
+
+WRONG = {
+    "blind_rows_nan": changed("10.2", (GUARD, "reference = log_sum_exp")),
+    "blind_rows_nan__in_base_2": changed("10.2", (GUARD_2, "reference = log_sum_exp * log2_e")),
+    "blind_rows_of_ones": changed(
+        "10.2",
+        (GUARD, "reference = log_sum_exp"),
+        (NATURAL, "return (scores - reference[..., None]).nan_to_num(nan=0.0).exp()"),
+    ),
+    "normalised_over_these_columns": changed(
+        "10.2", (NATURAL, "return torch.softmax(scores, dim=-1).nan_to_num(nan=0.0)")
+    ),
+    "normalised_over_these_columns__by_hand": changed(
+        "10.2", (NATURAL, "weights = torch.exp(scores)\n    return torch.softmax(scores, dim=-1)")
+    ),
+    "maximum_for_log_sum": changed(
+        "10.2",
+        (
+            NATURAL,
+            "top = scores.amax(dim=-1, keepdim=True)\n"
+            "    return torch.exp(scores - torch.where(top == -math.inf, 0.0, top))",
+        ),
+    ),
+    "log_sum_missing": changed("10.2", (NATURAL, "return torch.exp(scores)")),
+    "log_sum_added": changed("10.2", (NATURAL, NATURAL.replace(" - ", " + "))),
+    "exponentials_divided": changed("10.2", (NATURAL, "return torch.exp(scores) / torch.exp(log_sum_exp)[..., None]")),
+    "divided_by_the_log_sum": changed("10.2", (NATURAL, "return torch.exp(scores) / reference[..., None]")),
+    "difference_turned_round": changed("10.2", (NATURAL, "return torch.exp(reference[..., None] - scores)")),
+    "base_2_of_natural_numbers": changed("10.2", (NATURAL, NATURAL.replace("exp(", "exp2("))),
+    "scale_missing": changed("10.2", ("products * (scale * log2_e)", "products * log2_e")),
+    "log2e_missing": changed("10.2", ("log2_e = math.log2(math.e)", "log2_e = 1.0")),
+    "log_sum_natural": changed("10.2", (GUARD_2, GUARD_2.replace("log_sum_exp * log2_e", "log_sum_exp"))),
+    "scores_natural": changed("10.2", ("products * (scale * log2_e)", "products * scale")),
+    "log_sum_scaled": changed("10.2", (GUARD_2, GUARD_2.replace("* log2_e", "* log2_e * scale"))),
+    "ln2_for_log2e": changed("10.2", ("math.log2(math.e)", "math.log(2)")),
+    "natural_exponential": changed(
+        "10.2", (BASE_2, "return torch.exp((products * (scale * log2_e) - reference[..., None]) / log2_e)")
+    ),
+}
+
+UNUSUAL = {
+    "zeros written where a score is -inf": changed(
+        "10.2",
+        (GUARD, "reference = log_sum_exp"),
+        (NATURAL, "return torch.exp(scores - reference[..., None]).masked_fill(scores == -math.inf, 0.0)"),
+    ),
+    "a reference of +inf for blind rows": changed(
+        "10.2", (GUARD, "reference = torch.where(log_sum_exp == -math.inf, math.inf, log_sum_exp)")
+    ),
+    "NaN repaired, row by row": changed(
+        "10.2", (BASE_2, "return torch.exp2((products * scale - log_sum_exp[..., None]) * log2_e).nan_to_num(nan=0.0)")
+    ),
+}

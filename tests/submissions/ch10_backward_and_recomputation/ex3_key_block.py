@@ -1,0 +1,106 @@
+"""Wrong answers to exercise 10.3, and unusual right ones."""
+
+from tests.submissions.edits import changed
+
+GUARD = "reference = torch.where(log_sum_exp == -math.inf, 0.0, log_sum_exp)"
+MASK = "scores = scores.masked_fill(key_positions[None, :] > positions[:, None], -math.inf)"
+LOOP = "for first_query in range(0, query_length, query_rows):"
+DV = "value_gradient += probabilities.T @ output_gradient[tile]"
+DK = "key_gradient += scale * (score_gradients.T @ query[tile])"
+DS = "score_gradients = probabilities * (probability_gradients - delta[tile, None])"
+
+WHOLE = """# Exercise 10.3 · dK and dV of one block of keys
+def key_block_gradients(
+    query, keys, values, output_gradient, log_sum_exp, delta, first_key, key_length, causal, query_rows
+):
+    scale = query.shape[1] ** -0.5
+    scores = scale * query @ keys.T
+    if causal:
+        positions = torch.arange(query.shape[0]) + key_length - query.shape[0]
+        scores = scores.masked_fill((first_key + torch.arange(keys.shape[0]))[None] > positions[:, None], -math.inf)
+    p = torch.exp(scores - log_sum_exp[:, None]).nan_to_num(nan=0.0)
+    ds = p * (output_gradient @ values.T - delta[:, None])
+    return scale * ds.T @ query, p.T @ output_gradient
+"""
+
+WRONG = {
+    "delta_missing": changed("10.3", (DS, "score_gradients = probabilities * probability_gradients")),
+    "delta_not_weighted": changed(
+        "10.3", (DS, "score_gradients = probabilities * probability_gradients - delta[tile, None]")
+    ),
+    "delta_added": changed("10.3", (DS, DS.replace(" - delta", " + delta"))),
+    "scale_missing_in_gradients": changed("10.3", (DK, "key_gradient += score_gradients.T @ query[tile]")),
+    "scale_missing_in_scores": changed(
+        "10.3", ("scores = scale * (query[tile] @ keys.T)", "scores = query[tile] @ keys.T")
+    ),
+    "scale_twice": changed(
+        "10.3", (DS, "score_gradients = scale * probabilities * (probability_gradients - delta[tile, None])")
+    ),
+    "scale_in_dv": changed("10.3", (DV, "value_gradient += scale * (probabilities.T @ output_gradient[tile])")),
+    "log_sum_missing": changed("10.3", ("torch.exp(scores - reference[tile, None])", "torch.exp(scores)")),
+    "normalised_over_the_tile": changed(
+        "10.3", ("torch.exp(scores - reference[tile, None])", "torch.softmax(scores, dim=1).nan_to_num(nan=0.0)")
+    ),
+    "dv_from_score_gradients": changed(
+        "10.3", (DV, ""), (DK, DK + "\n        value_gradient += score_gradients.T @ output_gradient[tile]")
+    ),
+    "dk_from_probabilities": changed("10.3", (DK, "key_gradient += scale * (probabilities.T @ query[tile])")),
+    "no_causal_mask": changed("10.3", (MASK, "pass")),
+    "causal_misaligned": changed("10.3", (" + key_length - query_length", "")),
+    "causal_off_by_one": changed("10.3", (MASK, MASK.replace(" > ", " >= "))),
+    "sees_the_next_key": changed("10.3", (MASK, MASK.replace("positions[:, None]", "positions[:, None] + 1"))),
+    "only_last_tile": changed("10.3", (DK, DK.replace("+=", "=")), (DV, DV.replace("+=", "="))),
+    "partial_tile_skipped": changed(
+        "10.3", (LOOP, "for first_query in range(0, query_length - query_rows + 1, query_rows):")
+    ),
+    "blind_rows_nan": changed("10.3", (GUARD, "reference = log_sum_exp")),
+    "keys_used_as_values": changed("10.3", ("output_gradient[tile] @ values.T", "output_gradient[tile] @ keys.T")),
+    "results_exchanged": changed(
+        "10.3", ("return key_gradient, value_gradient", "return value_gradient, key_gradient")
+    ),
+    "all_queries_at_once": WHOLE,
+    "delta_missing__and_scale_missing": changed(
+        "10.3",
+        (DS, "score_gradients = probabilities * probability_gradients"),
+        (DK, "key_gradient += score_gradients.T @ query[tile]"),
+    ),
+}
+
+SPLIT = """# Exercise 10.3 · dK and dV of one block of keys
+def key_block_gradients(
+    query, keys, values, output_gradient, log_sum_exp, delta, first_key, key_length, causal, query_rows
+):
+    length, head_dim = query.shape
+    dk, dv = torch.zeros(keys.shape), torch.zeros(values.shape)
+    here = torch.arange(first_key, first_key + len(keys))[:, None]
+    there = torch.arange(length) + (key_length - length)
+    for q, g, l, d, p in zip(*(x.split(query_rows) for x in (query, output_gradient, log_sum_exp, delta, there))):
+        weights = torch.exp(keys @ q.T / math.sqrt(head_dim) - l)  # [block, rows]: transposed from the start
+        weights = torch.where((here <= p) | (not causal), weights, torch.zeros(()))
+        dv = torch.addmm(dv, weights, g)
+        dk = torch.addmm(dk, weights * (values @ g.T - d), q)
+    return dk / math.sqrt(head_dim), dv
+"""
+
+UNUSUAL = {
+    "transposed from the start": SPLIT,
+    "base two, and tiles that nobody sees are skipped": changed(
+        "10.3",
+        (
+            LOOP,
+            LOOP + "\n        if causal and first_query + query_rows + key_length - query_length <= first_key:\n"
+            "            continue",
+        ),
+        ("torch.exp(scores - reference[tile, None])", "torch.exp2((scores - reference[tile, None]) / math.log(2))"),
+    ),
+    "the last tile first": changed("10.3", (LOOP, "for first_query in reversed(range(0, query_length, query_rows)):")),
+    "begins at the first query that sees the block": changed(
+        "10.3",
+        (
+            LOOP,
+            "start = max(0, first_key + query_length - key_length) if causal else 0\n"
+            "    for first_query in range(start, query_length, query_rows):",
+        ),
+        (GUARD, "reference = log_sum_exp"),
+    ),
+}

@@ -1,0 +1,119 @@
+"""Wrong answers to exercise 10.4, and unusual right ones."""
+
+from tests.submissions.edits import changed
+
+LOOP = "for first_key in range(0, key_length, key_rows):"
+DS = "score_gradients = probabilities * (output_gradient @ value[tile].T - delta[:, None])"
+DQ = "query_gradient += scale * (score_gradients @ key[tile])"
+EXP = "torch.exp(scores - reference[:, None])"
+IN_TURN = """    waiting, total, turn = {}, None, 0
+    for block, contribution in arrivals:
+        waiting[block] = contribution.clone()
+        while turn in waiting:  # add block 0, then block 1, ..., each when its turn has come
+            next_one = waiting.pop(turn)
+            total = next_one if total is None else total + next_one
+            turn += 1
+    return total"""
+AS_THEY_COME = """    total = None
+    for block, contribution in arrivals:
+        total = contribution.clone() if total is None else total + contribution
+    return total"""
+
+WHOLE = """# Exercise 10.4 · dQ twice: in a loop of its own, and in the order of arrival
+def query_tile_gradient(
+    query, key, value, output_gradient, log_sum_exp, delta, first_query, query_length, causal, key_rows
+):
+    scale = query.shape[1] ** -0.5
+    scores = scale * query @ key.T
+    if causal:
+        positions = first_query + torch.arange(query.shape[0]) + key.shape[0] - query_length
+        scores = scores.masked_fill(torch.arange(key.shape[0])[None] > positions[:, None], -math.inf)
+    p = torch.exp(scores - log_sum_exp[:, None]).nan_to_num(nan=0.0)
+    return scale * (p * (output_gradient @ value.T - delta[:, None])) @ key
+
+def sum_of_arrivals(arrivals, blocks):
+    parts = {block: contribution.clone() for block, contribution in arrivals}
+    return sum(parts[block] for block in range(blocks))
+"""
+
+WRONG = {
+    "order_of_arrival": changed("10.4", (IN_TURN, AS_THEY_COME)),
+    "order_of_arrival__in_float64": changed(
+        "10.4", (IN_TURN, AS_THEY_COME.replace("contribution.clone()", "contribution.double()") + ".float()")
+    ),
+    "views_kept": changed("10.4", ("contribution.clone()", "contribution")),
+    "last_arrival_alone": changed(
+        "10.4", (IN_TURN, AS_THEY_COME.replace("total + contribution", "contribution.clone()"))
+    ),
+    "averaged": changed("10.4", (IN_TURN, IN_TURN + " / blocks")),
+    "block_left_out": changed(
+        "10.4", (IN_TURN, IN_TURN.replace("turn in waiting", "turn in waiting and turn < max(1, blocks - 1)"))
+    ),
+    "delta_missing": changed("10.4", (DS, "score_gradients = probabilities * (output_gradient @ value[tile].T)")),
+    "scale_missing_in_gradients": changed("10.4", (DQ, "query_gradient += score_gradients @ key[tile]")),
+    "scale_twice": changed("10.4", (DS, DS.replace("= prob", "= scale * prob"))),
+    "dq_from_probabilities": changed("10.4", (DQ, DQ.replace("score_gradients", "probabilities"))),
+    "dq_of_values": changed("10.4", (DQ, DQ.replace("key[tile]", "value[tile]"))),
+    "keys_used_as_values": changed("10.4", (DS, DS.replace("value[tile]", "key[tile]"))),
+    "log_sum_missing": changed("10.4", (EXP, "torch.exp(scores)")),
+    "causal_misaligned": changed(
+        "10.4", ("first_query + torch.arange(rows) + key_length - query_length", "first_query + torch.arange(rows)")
+    ),
+    "causal_off_by_one": changed("10.4", ("> positions[:, None]", ">= positions[:, None]")),
+    "only_last_tile": changed("10.4", (DQ, DQ.replace("+=", "="))),
+    "partial_tile_skipped": changed("10.4", (LOOP, "for first_key in range(0, key_length - key_rows + 1, key_rows):")),
+    "all_keys_at_once": WHOLE,
+}
+
+EXACT = changed(
+    "10.4",
+    (
+        IN_TURN,
+        "    parts = [contribution.double().flatten().tolist() for _, contribution in arrivals]\n"
+        "    total = [math.fsum(numbers) for numbers in zip(*parts)]  # exact, and rounded once\n"
+        "    return torch.tensor(total, dtype=torch.float64).float().reshape(contribution_shape)",
+    ),
+).replace(
+    "    parts = [contribution.double().flatten().tolist() for _, contribution in arrivals]",
+    "    parts = []\n"
+    "    for _, contribution in arrivals:\n"
+    "        contribution_shape = contribution.shape\n"
+    "        parts.append(contribution.double().flatten().tolist())",
+)
+
+TRANSPOSED = """# Exercise 10.4 · dQ twice: in a loop of its own, and in the order of arrival
+def query_tile_gradient(
+    query, key, value, output_gradient, log_sum_exp, delta, first_query, query_length, causal, key_rows
+):
+    keys = len(key)
+    result = torch.zeros(query.shape[1], query.shape[0])
+    stands = first_query + torch.arange(len(query)) + keys - query_length
+    for start, k, v in zip(range(0, keys, key_rows), key.split(key_rows), value.split(key_rows)):
+        if causal and start > stands[-1]:
+            break
+        p = torch.exp2((k @ query.T / math.sqrt(query.shape[1]) - log_sum_exp) * math.log2(math.e))
+        if causal:
+            p = torch.where(start + torch.arange(len(k))[:, None] <= stands, p, 0.0)
+        result += k.T @ (p * (v @ output_gradient.T - delta))
+    return result.T / math.sqrt(query.shape[1])
+
+def sum_of_arrivals(arrivals, blocks):
+    parts = sorted(((block, contribution.clone()) for block, contribution in arrivals), key=lambda pair: pair[0])
+    return torch.stack([contribution for _, contribution in parts]).sum(dim=0)
+"""
+
+UNUSUAL = {
+    "exact sums": EXACT,
+    "keys as rows, all kept and sorted": TRANSPOSED,
+    "the last block first": changed(
+        "10.4",
+        (
+            IN_TURN,
+            "    parts = dict((block, contribution.clone()) for block, contribution in arrivals)\n"
+            "    total = parts[blocks - 1]\n"
+            "    for block in range(blocks - 2, -1, -1):\n"
+            "        total += parts[block]\n"
+            "    return total",
+        ),
+    ),
+}
