@@ -19,13 +19,18 @@ def scores_like(shift: float = 0.0, spread: float = 1.0, slope: float = 0.0):
     return make
 
 
+def lowest(draw, heads, query_length, key_length):
+    """Scores at the lower end of float16, none of them below it."""
+    return draw.normal(heads, query_length, key_length, shift=-65_480.0, scale=20.0).clamp(-65_504.0, -65_440.0)
+
+
 SCORES = (
     Level(scores_like(), ""),
     Level(scores_like(spread=70.0), "scores of ±200"),
     Level(scores_like(shift=1000.0, spread=5.0), "scores near 1,000"),
     Level(scores_like(shift=-200.0, spread=3.0), "scores near -200"),
     Level(scores_like(shift=-20_000.0, spread=40.0), "scores near -20,000"),
-    Level(scores_like(shift=-65_480.0, spread=20.0), "scores near -65,480"),
+    Level(lowest, "scores near -65,480"),
     Level(scores_like(slope=1.5), "scores that rise along every row"),
     Level(scores_like(slope=-1.5), "scores that fall along every row"),
     Level(scores_like(slope=150.0), "every score 150 above the one before it"),

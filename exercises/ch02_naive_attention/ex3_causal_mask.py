@@ -6,7 +6,7 @@ import torch
 
 from course_lib.checker import Case, Exercise, Forbids
 from course_lib.checker.specification.contract import Contract
-from exercises.ch02_naive_attention.contracts import SCORES, by_log_sum_exp
+from exercises.ch02_naive_attention.contracts import SCORES, by_log_sum_exp, lowest
 from exercises.ch02_naive_attention.mask_model import mask_model
 from exercises.ch02_naive_attention.masks import causal_oracle, causal_visible
 
@@ -23,6 +23,7 @@ def causal_cases(draw):
         Case("scores between -1e20 and -2e20, 8 × 8", (draw.uniform(2, 8, 8, low=-2e20, high=-1e20),)),
         Case("7 queries, 4 keys: the first three see nothing", (draw.normal(2, 7, 4),)),
         Case("float16, 17 × 33", (draw.normal(2, 17, 33, dtype=torch.float16),)),
+        Case("float16, 6 × 6, scores near its lowest number", (lowest(draw, 2, 6, 6).half(),)),
     ]
 
 

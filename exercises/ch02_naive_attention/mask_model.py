@@ -46,6 +46,8 @@ def mask_model() -> Model:
         lowest = torch.finfo(scores.dtype).min
         fill = 0.0 if slips("hidden_scored_zero", "hidden_scored_zero__and_zeroed") else -math.inf
         fill = lowest if slips("empty_row_uniform") else fill
+        if slips("hidden_scored_low__least") and slips("unguarded"):
+            return None  # that is `empty_row_uniform`
         kept = slips("hidden_scored_zero", "empty_row_uniform")
         wide = scores
         for name, number in {**STAND_INS, "least": lowest}.items():
@@ -110,11 +112,8 @@ MASK_SLIPS = (
     ),
     Slip("hidden_scored_zero", _SCORED_ZERO),
     Slip("hidden_scored_zero__and_zeroed", _SCORED_ZERO),
-    *(
-        Slip(f"hidden_scored_low__{name}{way}", FINITE, alone=True)
-        for name in (*STAND_INS, "least")
-        for way in ("", "_and_kept")
-    ),
+    *(Slip(f"hidden_scored_low__{name}{way}", FINITE, alone=True) for name in STAND_INS for way in ("", "_and_kept")),
+    Slip("hidden_scored_low__least", FINITE, alone=True),
     Slip(
         "empty_row_nan",
         "A row that sees no key became NaN: its maximum is minus infinity, and -inf - -inf is NaN. Such a row is "
