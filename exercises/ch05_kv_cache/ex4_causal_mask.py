@@ -93,6 +93,10 @@ SLIPS = (
         "new_tokens - 1, and the slots after that are empty.",
     ),
     Slip(
+        "past_of_longest_sequence",
+        "Every sequence was given the past of the longest one. Each has its own: past[:, None].",
+    ),
+    Slip(
         "past_of_first_sequence",
         "Every sequence was given the past of the first. Each has its own: past[:, None].",
     ),

@@ -11,6 +11,7 @@ from course_lib.hardware.device import machine
 from exercises.ch08_flash_decoding.parts import SKIPS_THE_WORK
 from exercises.topics.attention import attention
 from exercises.topics.decode import cached
+from exercises.topics.decode_slips import BY_MODULO
 
 
 def _group_by_group(function, query, key, value):
@@ -87,6 +88,14 @@ def _whole_tiles(rows):
     return cut
 
 
+def _by_modulo(query, key, value):
+    """A slip's formula: the query heads are shared out to the KV heads in turn."""
+    key_heads = key.shape[1]
+    dealt = query.unflatten(1, (-1, key_heads)).transpose(1, 2).flatten(1, 2)  # neighbours that share a KV head
+    output = _wrongly(attention)(dealt, key, value)
+    return None if output is None else output.unflatten(1, (key_heads, -1)).transpose(1, 2).flatten(1, 2)
+
+
 EXERCISE = Exercise(
     id="8.6",
     title="Beat FlashAttention-2 at 128k",
@@ -122,6 +131,7 @@ EXERCISE = Exercise(
         '`solution("8.6")` does no more than this.',
     ),
     slips=(
+        Slip("by_modulo", BY_MODULO, formula=_by_modulo),
         Slip(
             "last_tile_left_out",
             "The last keys are missing: only whole tiles were read. What is left over needs a masked step of its own.",

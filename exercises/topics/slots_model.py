@@ -13,6 +13,8 @@ def visible(s: Slips, past, new_tokens, capacity):
     past = past.long()[:, None, None]
     if s("past_of_first_sequence"):
         past = past[:1].expand_as(past)
+    if s("past_of_longest_sequence"):
+        past = past.amax(dim=0, keepdim=True).expand_as(past)
     start = past
     if s("no_offset"):
         start = torch.zeros_like(past)

@@ -18,6 +18,10 @@ LAUNCHES = "for new, cache in ((key, key_cache), (value, value_cache)):"
 
 
 WRONG = {
+    "written_into_a_copy__of_the_values": changed(
+        "5.3",
+        ("in ((key, key_cache), (value, value_cache)):", "in ((key, key_cache), (value, value_cache.contiguous())):"),
+    ),
     "offset_in_32_bits": changed("5.3", (".to(tl.int64)", "")),
     "position_ignored": changed("5.3", (SLOTS, "slots = tokens")),
     "slot_too_late": changed("5.3", (SLOTS, SLOTS + " + 1")),

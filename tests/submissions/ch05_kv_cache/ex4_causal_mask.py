@@ -9,6 +9,7 @@ COMPARE = "return torch.arange(capacity, device=past.device) <= positions[:, :, 
 
 
 WRONG = {
+    "past_of_longest_sequence": changed("5.4", ("past[:, None] +", "past.max().repeat(len(past))[:, None] +")),
     "no_offset": """# Exercise 5.4 · The causal mask over a cache
 def visible_slots(past, new_tokens, capacity):
     mask = torch.ones(new_tokens, capacity, dtype=torch.bool, device=past.device).tril()

@@ -24,7 +24,10 @@ WRONG = {
     "refused_by_another_error": changed("7.1", (REFUSAL, "    assert query_heads % key_heads == 0\n")),
     "not_refused__by_pytorch": changed("7.1", (REFUSAL + "    return torch", "    return torch")),
     "head_is_no_index": changed("7.1", (DIVISION, "return query_head // (query_heads / key_heads)")),
-    "no_group_left": changed("7.1", ("query_heads % key_heads", "key_heads % query_heads")),
+    "divided_the_wrong_way__and_no_group_left": changed("7.1", ("query_heads % key_heads", "key_heads % query_heads")),
+    "no_group_left": changed(
+        "7.1", ("if query_heads % key_heads", "if query_heads > key_heads and query_heads % key_heads")
+    ),
     "divided_the_wrong_way": """# Exercise 7.1 · The head map
 def key_head_of(query_head, query_heads, key_heads):
     if key_heads % query_heads:

@@ -6,6 +6,9 @@ FAST_LOOP = "for start in range(first, whole, BLOCK_N):"
 
 
 WRONG = {
+    "by_modulo": changed(
+        "8.6", ("heads = key_head * GROUP + members  # [BLOCK_G]", "heads = key_head + members * key_heads")
+    ),
     "scale_missing": changed("8.6", ("math.log2(math.e) / math.sqrt(head_dim)", "math.log2(math.e)")),
     "log2e_missing": changed("8.6", ("math.log2(math.e) / math.sqrt(head_dim)", "1 / math.sqrt(head_dim)")),
     "last_tile_left_out": changed("8.6", ("if whole < last:", "if whole < 0:"), ("slots // (batch * key_heads)", "1")),

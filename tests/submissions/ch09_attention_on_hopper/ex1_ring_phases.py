@@ -35,7 +35,7 @@ WRONG = {
     ),
     "producer_waits_for_its_own_phase": changed("9.1", (ASK, '"wait", "free", buffer, phase')),
     "consumer_waits_for_the_phase_before": changed("9.1", (READY, '"wait", "ready", buffer, phase ^ 1')),
-    "consumer_waits_for_the_phase_before__both_exchanged": changed(
+    "producer_waits_for_its_own_phase__and_consumer_for_the_phase_before": changed(
         "9.1", (READY, '"wait", "ready", buffer, 1 - phase'), (ASK, '"wait", "free", buffer, phase')
     ),
     "parity_of_the_block": changed("9.1", (PHASE, "block & 1")),
@@ -59,9 +59,10 @@ WRONG = {
         "9.1",
         (f"(blocks):\n        {BUFFER}\n        yield {ASK}", f"(blocks - 1):\n        {BUFFER}\n        yield {ASK}"),
     ),
-    "consumers_wait_for_ever": changed(
+    "parity_of_the_block__and_never_changes": changed(
         "9.1", (ASK, '"wait", "free", buffer, 1'), (READY, '"wait", "ready", buffer, block & 1')
     ),
+    "consumers_wait_for_ever": changed("9.1", (READY, '"wait", "ready", buffer, block // (stages + 1) & 1')),
 }
 
 
