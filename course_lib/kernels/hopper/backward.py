@@ -109,7 +109,7 @@ def next_ticket(tickets, tiles_done):
 @gluon.jit
 def hand_over(
     query_parts, part, part_ready, part_free, tickets, turns, sizes,
-    BLOCK_M: gl.constexpr, GROUP: gl.constexpr, CAUSAL: gl.constexpr, DETERMINISTIC: gl.constexpr,
+    BLOCK_M: gl.constexpr, GROUP: gl.constexpr, CAUSAL: gl.constexpr, DETERMINISTIC: gl.constexpr, SKIP: gl.constexpr,
 ):  # fmt: skip
     """A messenger: has the copy engine add a consumer's parts of dQ to those in memory, each in its turn."""
     all_key_heads, _key_heads, heads_per_key_head, query_length, key_length, heads_at_once = sizes
@@ -128,7 +128,9 @@ def hand_over(
                 if DETERMINISTIC:
                     wait_for_turn(turns + number, key_tile)
                 mbarrier.wait(part_ready, steps_done & 1)
-                if DETERMINISTIC:
+                if SKIP:
+                    steps_done += 0
+                elif DETERMINISTIC:
                     if key_tile == 0:
                         store_tile(query_parts, [number * PART_ROWS, 0], part)
                     else:
@@ -181,12 +183,31 @@ def write_query_part(part, parts, part_ready, part_free, steps_done, GROUP: gl.c
 
 
 @gluon.jit
+def ask_for_scores(query_tiles, key_tiles, query_ready, steps_done, GROUP: gl.constexpr, wanted=True):
+    """Sets the matrix units to Sᵀ = K Qᵀ of this consumer's keys and a step's queries, [64, BLOCK_M]; doesn't wait.
+
+    Where the step is not `wanted`, what lies in the buffer is multiplied, and nobody looks at the product.
+    """
+    STAGES: gl.constexpr = query_tiles.shape[0]
+    BLOCK_M: gl.constexpr = query_tiles.shape[3]
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
+    stage = steps_done % STAGES
+    mbarrier.wait(query_ready.index(stage), steps_done // STAGES & 1, pred=wanted)
+    query = as_tile(query_tiles.index(stage))  # [BLOCK_M, HEAD_DIM]
+    empty = gl.zeros([GROUP_KEYS, BLOCK_M], gl.float32, SCORES)
+    own_keys = as_tile(key_tiles.index(unknown(GROUP)))  # [64, HEAD_DIM]
+    return warpgroup_mma(own_keys, query.permute((1, 0)), empty, use_acc=False, is_async=True)
+
+
+@gluon.jit
 def step(
+    scores,
     buffers,
     shared,
     barriers,
     exchange,
     steps_done,
+    last_step,
     first_key,
     first_query,
     query_length,
@@ -208,22 +229,16 @@ def step(
     STAGES: gl.constexpr = query_tiles.shape[0]
     DS_BUFFERS: gl.constexpr = score_tiles.shape[0] // GROUPS
     BLOCK_M: gl.constexpr = query_tiles.shape[3]
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
+    SCORES: gl.constexpr = scores.type.layout
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, key_gradient.type.layout, 2)
     stage = steps_done % STAGES
     phase = steps_done // STAGES & 1
-    empty = gl.zeros([GROUP_KEYS, BLOCK_M], gl.float32, SCORES)
 
-    mbarrier.wait(query_ready.index(stage), phase)
-    query = as_tile(query_tiles.index(stage))  # [BLOCK_M, HEAD_DIM]
-    own = unknown(GROUP)
-    scores = warpgroup_mma(as_tile(key_tiles.index(own)), query.permute((1, 0)), empty, use_acc=False, is_async=True)
     mbarrier.wait(gradient_ready.index(stage), phase)
     gradient = as_tile(gradient_tiles.index(stage))  # [BLOCK_M, HEAD_DIM]
-    weight_gradients = warpgroup_mma(
-        as_tile(value_tiles.index(own)), gradient.permute((1, 0)), empty, use_acc=False, is_async=True
-    )
-    scores = warpgroup_mma_wait(1, deps=[scores])  # [64, BLOCK_M]
+    own_values = as_tile(value_tiles.index(unknown(GROUP)))  # [64, HEAD_DIM]
+    empty = gl.zeros([GROUP_KEYS, BLOCK_M], gl.float32, SCORES)
+    weight_gradients = warpgroup_mma(own_values, gradient.permute((1, 0)), empty, use_acc=False, is_async=True)
     exponents = exponent_rows.index(stage).load(SCORES)  # [1, BLOCK_M]
     weights = gl.exp2(scores * scale_log2 - exponents)  # [64, BLOCK_M]
     if MASKED:
@@ -243,18 +258,22 @@ def step(
     if not FIRST:
         part = ask_for_query_part(score_tiles, key_tiles, scores_ready, steps_done - 1, GROUP)
     operand = gl.convert_layout(score_gradients, OPERAND, assert_trivial=True)
+    query = as_tile(query_tiles.index(stage))  # [BLOCK_M, HEAD_DIM]
     key_gradient = warpgroup_mma(operand, query, key_gradient, is_async=True)
     if FIRST:
         value_gradient = warpgroup_mma_wait(1, deps=[value_gradient])
+        scores = ask_for_scores(query_tiles, key_tiles, query_ready, steps_done + 1, GROUP, steps_done < last_step)
         mbarrier.arrive(gradient_free.index(stage), count=1)
     else:
         value_gradient, part = warpgroup_mma_wait(1, deps=[value_gradient, part])
+        scores = ask_for_scores(query_tiles, key_tiles, query_ready, steps_done + 1, GROUP, steps_done < last_step)
         mbarrier.arrive(gradient_free.index(stage), count=1)
         mbarrier.arrive(scores_free.index((steps_done - 1) % DS_BUFFERS), count=1)
         write_query_part(part, parts, part_ready, part_free, steps_done - 1, GROUP)
-    key_gradient = warpgroup_mma_wait(0, deps=[key_gradient])
+    key_gradient = warpgroup_mma_wait(1, deps=[key_gradient])
     mbarrier.arrive(query_free.index(stage), count=1)
-    return key_gradient, value_gradient
+    scores = warpgroup_mma_wait(0, deps=[scores])
+    return scores, key_gradient, value_gradient
 
 
 @gluon.jit
@@ -296,21 +315,24 @@ def consume(
         value_gradient = gl.zeros([GROUP_KEYS, HEAD_DIM], gl.float32, OUTPUT)
         mbarrier.wait(keys_ready, tiles_done & 1)
         for _head in range(heads_per_key_head):
-            key_gradient, value_gradient = step(
-                buffers, shared, barriers, exchange, steps_done, first_key, (end - 1) * BLOCK_M, query_length,
+            last_step = steps_done + end - begin - 1
+            scores = ask_for_scores(query_tiles, key_tiles, query_ready, steps_done, GROUP)
+            scores = warpgroup_mma_wait(0, deps=[scores])
+            scores, key_gradient, value_gradient = step(
+                scores, buffers, shared, barriers, exchange, steps_done, last_step, first_key, (end - 1) * BLOCK_M, query_length,
                 key_length, scale_log2, key_gradient, value_gradient, GROUP, True, True, CAUSAL,
             )  # fmt: skip
             steps_done += 1
             whole = gl.maximum(end - 1 - whole_begin, 0)
             for count in range(whole):
-                key_gradient, value_gradient = step(
-                    buffers, shared, barriers, exchange, steps_done, first_key, (end - 2 - count) * BLOCK_M,
+                scores, key_gradient, value_gradient = step(
+                    scores, buffers, shared, barriers, exchange, steps_done, last_step, first_key, (end - 2 - count) * BLOCK_M,
                     query_length, key_length, scale_log2, key_gradient, value_gradient, GROUP, False, False, CAUSAL,
                 )  # fmt: skip
                 steps_done += 1
             for count in range(end - 1 - begin - whole):
-                key_gradient, value_gradient = step(
-                    buffers, shared, barriers, exchange, steps_done, first_key, (end - 2 - whole - count) * BLOCK_M,
+                scores, key_gradient, value_gradient = step(
+                    scores, buffers, shared, barriers, exchange, steps_done, last_step, first_key, (end - 2 - whole - count) * BLOCK_M,
                     query_length, key_length, scale_log2, key_gradient, value_gradient, GROUP, False, True, CAUSAL,
                 )  # fmt: skip
                 steps_done += 1
@@ -344,7 +366,7 @@ def flash_backward_hopper_kernel(
     queries, output_gradients, keys, values, exponents, deltas, query_parts, key_gradients, value_gradients,
     counter, turns,
     all_key_heads, key_heads, heads_per_key_head, query_length, key_length, heads_at_once, scale, scale_log2,
-    CAUSAL: gl.constexpr, DETERMINISTIC: gl.constexpr, STAGES: gl.constexpr, DS_BUFFERS: gl.constexpr,
+    CAUSAL: gl.constexpr, DETERMINISTIC: gl.constexpr, STAGES: gl.constexpr, DS_BUFFERS: gl.constexpr, SKIP: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, HELPER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """One program per multiprocessor: makes buffers and barriers, and sends the groups of warps to their tasks."""
@@ -391,9 +413,9 @@ def flash_backward_hopper_kernel(
         (consume, (outputs, buffers, shared, barriers, exchange, products_done, tickets, sizes, scales, 1, CAUSAL)),
         (produce, (descriptors, buffers, barriers, tickets, counter, sizes, CAUSAL)),
         (hand_over, (query_parts, parts.index(0), part_ready.index(0), part_free.index(0), tickets, turns, sizes,
-                     BLOCK_M, 0, CAUSAL, DETERMINISTIC)),
+                     BLOCK_M, 0, CAUSAL, DETERMINISTIC, SKIP)),
         (hand_over, (query_parts, parts.index(1), part_ready.index(1), part_free.index(1), tickets, turns, sizes,
-                     BLOCK_M, 1, CAUSAL, DETERMINISTIC)),
+                     BLOCK_M, 1, CAUSAL, DETERMINISTIC, SKIP)),
     ], [4, 1, 1, 1], [CONSUMER_REGISTERS, HELPER_REGISTERS, HELPER_REGISTERS, HELPER_REGISTERS])  # fmt: skip
 
 
@@ -403,15 +425,16 @@ class BackwardArrangement(NamedTuple):
     query_rows: int
     stages: int
     score_buffers: int
+    skip: bool = False
 
     def settings(self) -> dict:
-        return {"STAGES": self.stages, "DS_BUFFERS": self.score_buffers,
+        return {"STAGES": self.stages, "DS_BUFFERS": self.score_buffers, "SKIP": self.skip,
                 "CONSUMER_REGISTERS": 240, "HELPER_REGISTERS": 24}  # fmt: skip
 
 
 ARRANGEMENTS = {64: BackwardArrangement(128, 2, 2), 128: BackwardArrangement(64, 3, 2)}
 MAX_REGISTERS = 168
-L2_SHARE_BYTES = 32 * 2**20
+L2_SHARE_BYTES = 68 * 2**20
 ROW_LAYOUT = gl.NVMMASharedLayout(0, 32, 2)
 
 

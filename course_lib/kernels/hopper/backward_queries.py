@@ -20,12 +20,11 @@ def query_gradients_kernel(
     group = tl.program_id(0) % 2
     block = tl.program_id(0) // 2 % query_blocks
     head = tl.program_id(0) // 2 // query_blocks
+    sums = tl.load(sums_pointer + tl.program_id(0).to(tl.int64) * (TILE * TILE) + tl.arange(0, TILE * TILE))
+    dealt = tl.reshape(sums, (2, 4, 4, 8, 4, 2, 2))  # h, b, w, r, t, a, c: `write_by_thread` says how they lie
+    sums = tl.reshape(tl.permute(dealt, (2, 0, 3, 1, 5, 4, 6)), (TILE, TILE))
     rows = tl.arange(0, TILE)[:, None]
     columns = tl.arange(0, TILE)[None, :]
-    piece = rows // 8 % 2 * 4 + columns // 16  # of 512 numbers: `write_by_thread` says how they lie
-    by_row = (rows // 16 * 8 + rows % 8) * 16
-    by_column = columns % 8 // 2 * 4 + columns // 8 % 2 * 2 + columns % 2
-    sums = tl.load(sums_pointer + tl.program_id(0).to(tl.int64) * (TILE * TILE) + piece * 512 + by_row + by_column)
     if BLOCK_M == TILE:  # the groups halve the columns; else the rows
         columns += group * TILE
         first_row = block * BLOCK_M
