@@ -12,6 +12,7 @@ from course_lib.kernels.attention.checks import check_attention_inputs
 from course_lib.kernels.attention.parts import LOG2_E
 from course_lib.kernels.hopper.backward_parts import (
     end_turn,
+    end_turn_early,
     hide_pairs,
     keys_of,
     query_blocks,
@@ -109,7 +110,7 @@ def next_ticket(tickets, tiles_done):
 @gluon.jit
 def hand_over(
     query_parts, part, part_ready, part_free, tickets, turns, sizes,
-    BLOCK_M: gl.constexpr, GROUP: gl.constexpr, CAUSAL: gl.constexpr, DETERMINISTIC: gl.constexpr, SKIP: gl.constexpr,
+    BLOCK_M: gl.constexpr, GROUP: gl.constexpr, CAUSAL: gl.constexpr, DETERMINISTIC: gl.constexpr, SKIP: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """A messenger: has the copy engine add a consumer's parts of dQ to those in memory, each in its turn."""
     all_key_heads, _key_heads, heads_per_key_head, query_length, key_length, heads_at_once = sizes
@@ -139,7 +140,9 @@ def hand_over(
                     add_tile(query_parts, [number * PART_ROWS, 0], part)
                 wait_for_stores(0)
                 mbarrier.arrive(part_free, count=1)
-                if DETERMINISTIC:
+                if DETERMINISTIC and EARLY:
+                    end_turn_early(turns + number, key_tile + 1)
+                elif DETERMINISTIC:
                     end_turn(turns + number, key_tile + 1)
                 steps_done += 1
         ticket = next_ticket(tickets, tiles_done)
@@ -283,7 +286,6 @@ def consume(
     shared,
     barriers,
     exchange,
-    products_done,
     tickets,
     sizes,
     scales,
@@ -317,6 +319,7 @@ def consume(
         for _head in range(heads_per_key_head):
             last_step = steps_done + end - begin - 1
             scores = ask_for_scores(query_tiles, key_tiles, query_ready, steps_done, GROUP)
+            wait_for_stores(0)
             scores = warpgroup_mma_wait(0, deps=[scores])
             scores, key_gradient, value_gradient = step(
                 scores, buffers, shared, barriers, exchange, steps_done, last_step, first_key, (end - 1) * BLOCK_M, query_length,
@@ -343,19 +346,39 @@ def consume(
 
         batch_index = batch_and_head // key_heads
         key_head = batch_and_head % key_heads
-        mbarrier.arrive(products_done, count=1)
-        # This consumer alone reads its values; its keys are read by both.
-        as_tile(value_tiles.index(GROUP)).store(value_gradient.to(dtype))
-        fence_async_shared()
-        store_tile(value_gradients, [batch_index, key_head, first_key, 0], value_tiles.index(GROUP))
-        mbarrier.wait(products_done, tiles_done & 1)
-        as_tile(key_tiles.index(GROUP)).store((key_gradient * scale).to(dtype))
-        fence_async_shared()
-        store_tile(key_gradients, [batch_index, key_head, first_key, 0], key_tiles.index(GROUP))
+        mbarrier.arrive(keys_free, count=1)  # the next tile's keys and values may come
+        mbarrier.wait(keys_free, tiles_done & 1)  # and both consumers are done with dS: dV and dK leave by its buffers
+        write_gradient(value_gradients, value_gradient, score_tiles, batch_index, key_head, first_key, GROUP)
         wait_for_stores(0)
-        mbarrier.arrive(keys_free, count=1)
+        write_gradient(key_gradients, key_gradient * scale, score_tiles, batch_index, key_head, first_key, GROUP)
         ticket = next_ticket(tickets, tiles_done)
         tiles_done += 1
+    wait_for_stores(0)  # the shared memory must outlive the copy from it
+
+
+@gluon.jit
+def write_gradient(outputs, gradient, score_tiles, batch_index, key_head, first_key, GROUP: gl.constexpr):
+    """Hands a finished dK or dV, [64, HEAD_DIM], to the copy engine, 64 columns at a time."""
+    HEAD_DIM: gl.constexpr = gradient.shape[1]
+    PANEL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
+    rounded = gradient.to(outputs.dtype)
+    if HEAD_DIM == 128:
+        first, second = gl.split(rounded.reshape([GROUP_KEYS, 2, 64]).permute((0, 2, 1)))
+        panels = gl.convert_layout(first, PANEL, assert_trivial=True), gl.convert_layout(second, PANEL, assert_trivial=True)
+    else:
+        panels = (rounded,)
+    for number in gl.static_range(HEAD_DIM // 64):
+        tile = score_tiles.index(number * GROUPS + GROUP)
+        if tile.shape[1] > 64:
+            tile = tile.slice(0, 64, dim=1)
+        tile.store(panels[number])
+    fence_async_shared()
+    for number in gl.static_range(HEAD_DIM // 64):
+        tile = score_tiles.index(number * GROUPS + GROUP)
+        tile = tile.reshape([1, 1, tile.shape[0], tile.shape[1]])
+        if tile.shape[3] > 64:
+            tile = tile.slice(0, 64, dim=3)
+        store_tile(outputs, [batch_index, key_head, first_key, number * 64], tile)
 
 
 SIZES = ("all_key_heads", "key_heads", "heads_per_key_head", "query_length", "key_length", "heads_at_once")
@@ -366,7 +389,7 @@ def flash_backward_hopper_kernel(
     queries, output_gradients, keys, values, exponents, deltas, query_parts, key_gradients, value_gradients,
     counter, turns,
     all_key_heads, key_heads, heads_per_key_head, query_length, key_length, heads_at_once, scale, scale_log2,
-    CAUSAL: gl.constexpr, DETERMINISTIC: gl.constexpr, STAGES: gl.constexpr, DS_BUFFERS: gl.constexpr, SKIP: gl.constexpr,
+    CAUSAL: gl.constexpr, DETERMINISTIC: gl.constexpr, STAGES: gl.constexpr, DS_BUFFERS: gl.constexpr, SKIP: gl.constexpr, EARLY: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, HELPER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """One program per multiprocessor: makes buffers and barriers, and sends the groups of warps to their tasks."""
@@ -386,7 +409,6 @@ def flash_backward_hopper_kernel(
     slots = gl.allocate_shared_memory(gl.int32, [TICKET_SLOTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     keys_ready = new_barriers(1, 1).index(0)
     keys_free = new_barriers(1, GROUPS).index(0)
-    products_done = new_barriers(1, GROUPS).index(0)
     query_ready = new_barriers(STAGES, 1)
     query_free = new_barriers(STAGES, GROUPS)
     gradient_ready = new_barriers(STAGES, 1)
@@ -409,13 +431,13 @@ def flash_backward_hopper_kernel(
     outputs = key_gradients, value_gradients
     scales = scale, scale_log2
     gl.warp_specialize([
-        (consume, (outputs, buffers, shared, barriers, exchange, products_done, tickets, sizes, scales, 0, CAUSAL)),
-        (consume, (outputs, buffers, shared, barriers, exchange, products_done, tickets, sizes, scales, 1, CAUSAL)),
+        (consume, (outputs, buffers, shared, barriers, exchange, tickets, sizes, scales, 0, CAUSAL)),
+        (consume, (outputs, buffers, shared, barriers, exchange, tickets, sizes, scales, 1, CAUSAL)),
         (produce, (descriptors, buffers, barriers, tickets, counter, sizes, CAUSAL)),
         (hand_over, (query_parts, parts.index(0), part_ready.index(0), part_free.index(0), tickets, turns, sizes,
-                     BLOCK_M, 0, CAUSAL, DETERMINISTIC, SKIP)),
+                     BLOCK_M, 0, CAUSAL, DETERMINISTIC, SKIP, EARLY)),
         (hand_over, (query_parts, parts.index(1), part_ready.index(1), part_free.index(1), tickets, turns, sizes,
-                     BLOCK_M, 1, CAUSAL, DETERMINISTIC, SKIP)),
+                     BLOCK_M, 1, CAUSAL, DETERMINISTIC, SKIP, EARLY)),
     ], [4, 1, 1, 1], [CONSUMER_REGISTERS, HELPER_REGISTERS, HELPER_REGISTERS, HELPER_REGISTERS])  # fmt: skip
 
 
@@ -426,9 +448,10 @@ class BackwardArrangement(NamedTuple):
     stages: int
     score_buffers: int
     skip: bool = False
+    early: bool = False
 
     def settings(self) -> dict:
-        return {"STAGES": self.stages, "DS_BUFFERS": self.score_buffers, "SKIP": self.skip,
+        return {"STAGES": self.stages, "DS_BUFFERS": self.score_buffers, "SKIP": self.skip, "EARLY": self.early,
                 "CONSUMER_REGISTERS": 240, "HELPER_REGISTERS": 24}  # fmt: skip
 
 
@@ -478,7 +501,7 @@ def flash_backward_hopper(
         descriptor(key, GROUP_KEYS.value, block_d), descriptor(value, GROUP_KEYS.value, block_d),
         rows_descriptor(row_view[0], 1, block_m), rows_descriptor(row_view[1], 1, block_m),
         rows_descriptor(sums.view(-1, 256), 16, 256),
-        descriptor(key_gradient, GROUP_KEYS.value, block_d), descriptor(value_gradient, GROUP_KEYS.value, block_d),
+        descriptor(key_gradient, GROUP_KEYS.value, 64), descriptor(value_gradient, GROUP_KEYS.value, 64),
         ticket_counter(query.device), turns,
         batch * key_heads, key_heads, group, query_length, key_length, heads_at_once, scale, scale * LOG2_E,
         CAUSAL=causal, DETERMINISTIC=deterministic, **arrangement.settings(), num_warps=4, maxnreg=MAX_REGISTERS,
@@ -496,6 +519,7 @@ def compile_case(block_d, kind, causal=False, deterministic=True, arrangement=No
     rows = {"queries": block_m, "output_gradients": block_m} | dict.fromkeys(
         ("keys", "values", "key_gradients", "value_gradients"), GROUP_KEYS.value)
     types = {name: descriptor_type(kind, count, block_d) for name, count in rows.items()}
+    types |= {name: descriptor_type(kind, GROUP_KEYS.value, 64) for name in ("key_gradients", "value_gradients")}
     types |= {"exponents": f"tensordesc<fp32[1,{block_m}],{ROW_LAYOUT!r}>", "deltas": f"tensordesc<fp32[1,{block_m}],{ROW_LAYOUT!r}>",
               "query_parts": f"tensordesc<fp32[16,256],{ROW_LAYOUT!r}>", "counter": "*i32", "scale": "fp32", "scale_log2": "fp32"}
     types |= dict.fromkeys(SIZES, "i32")
