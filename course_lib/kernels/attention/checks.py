@@ -71,3 +71,25 @@ def check_runnable(name, tensor):
             f"{name} has dtype torch.bfloat16, which {torch.cuda.get_device_name(tensor.device)} has no arithmetic for "
             "(that takes compute capability 8.0); use torch.float16."
         )
+
+
+def check_backward_inputs(query, output, log_sum_exp, output_gradient, log_sum_exp_gradient=None):
+    """Raise a ValueError, naming argument, value and what is allowed, unless these belong to a forward on `query`."""
+    rows = query.shape[:3]
+    wanted = [
+        ("output", output, query.shape, query.dtype),
+        ("output_gradient", output_gradient, query.shape, query.dtype),
+        ("log_sum_exp", log_sum_exp, rows, torch.float32),
+    ]
+    if log_sum_exp_gradient is not None:
+        wanted.append(("log_sum_exp_gradient", log_sum_exp_gradient, rows, torch.float32))
+    for name, tensor, shape, dtype in wanted:
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor.")
+        for what, given, due in (
+            ("shape", tuple(tensor.shape), tuple(shape)),
+            ("dtype", tensor.dtype, dtype),
+            ("device", tensor.device, query.device),
+        ):
+            if given != due:
+                raise ValueError(f"{name} has {what} {given}; for this query it must be {due}.")

@@ -1,0 +1,101 @@
+"""How the backward kernels are cut into tiles on each architecture, and how they are compiled for the gate.
+
+The choice is a table and no measurement, unlike the forward's: another cut adds in another order, and gradients are to
+be the same bits in every process. The kernel of dK and dV holds four tiles of keys (K and V in shared memory, dK and dV
+in registers); that of dQ holds three of queries (Q, dO and dQ).
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import triton
+
+from course_lib.kernels.attention.tiles import INTERPRETER_TILES, LARGE_ARCHITECTURES, Tiles
+
+
+class BackwardTiles(NamedTuple):
+    """The cut of the kernel of dK and dV, the same with dQ by atomics in it, and the cut of the kernel of dQ."""
+
+    keys: Tiles
+    keys_with_sums: Tiles
+    queries: Tiles
+
+
+# By head dimension (padded), from 64 on.
+HOPPER = {
+    64: BackwardTiles(Tiles(64, 128, 8, 2), Tiles(64, 128, 8, 2), Tiles(128, 64, 8, 2)),
+    128: BackwardTiles(Tiles(64, 128, 8, 2), Tiles(64, 128, 8, 2), Tiles(128, 64, 8, 2)),
+    256: BackwardTiles(Tiles(32, 64, 8, 2), Tiles(32, 64, 8, 2), Tiles(64, 32, 8, 2)),
+}
+AMPERE = {
+    64: BackwardTiles(Tiles(64, 64, 8, 2), Tiles(64, 64, 8, 2), Tiles(64, 64, 8, 2)),
+    128: BackwardTiles(Tiles(32, 64, 8, 2), Tiles(32, 64, 8, 2), Tiles(64, 32, 8, 2)),
+    256: BackwardTiles(Tiles(16, 32, 8, 1), Tiles(16, 32, 8, 1), Tiles(32, 16, 8, 1)),
+}
+# Without matrix instructions a product's operands stay in registers: small tiles.
+SLOW = {
+    64: BackwardTiles(Tiles(32, 32, 8, 1), Tiles(32, 32, 8, 1), Tiles(32, 32, 8, 1)),
+    128: BackwardTiles(Tiles(16, 32, 8, 1), Tiles(16, 32, 8, 1), Tiles(32, 16, 8, 1)),
+    256: BackwardTiles(Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1)),
+}
+
+
+def backward_tiles(arch: int | None, dtype: torch.dtype, block_d: int) -> BackwardTiles:
+    """The cut for an architecture (75, 80, ...; None: the interpreter), a dtype and a padded head dimension."""
+    if arch is None:
+        return BackwardTiles(INTERPRETER_TILES, INTERPRETER_TILES, INTERPRETER_TILES)
+    if dtype == torch.float32 or arch < 80:
+        return SLOW[max(64, block_d)]
+    return (HOPPER if arch in LARGE_ARCHITECTURES else AMPERE)[max(64, block_d)]
+
+
+# ------------------------------------------------------------------------------------------- for the compile gate
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+MATRIX_UNITS = {80: "mma.sync", 86: "mma.sync", 89: "mma.sync", 90: "wgmma"}
+FAST = [(80, 64), (80, 128), (80, 256), (86, 128), (89, 128), (90, 64), (90, 128), (90, 256), (100, 128), (120, 128)]
+
+
+def compile_configurations(kernel: str) -> Iterator[tuple]:
+    """(dtype, "*fp32" or None for sums of dQ, tiles, constexprs, label, expectations) of "keys" or "queries"."""
+    cases = [("bf16", arch, head_dim, {"max_spill_bytes": 0, "instruction": MATRIX_UNITS}) for arch, head_dim in FAST]
+    # Neither uses the matrix units: right rather than fast, so a spill is no defect.
+    cases += [(kind, arch, 64, {"max_spill_bytes": None}) for kind, arch in (("fp16", 75), ("fp32", 80))]
+    for kind, arch, head_dim, expectations in cases:
+        cut = backward_tiles(arch, DTYPES[kind], triton.next_power_of_2(head_dim))
+        ways = [("*fp32", cut.keys_with_sums), (None, cut.keys)] if kernel == "keys" else [(None, cut.queries)]
+        for query_sums, tiles in ways:
+            constexprs = {"HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim), **tiles.blocks()}
+            label = f"{kind} {head_dim} {tuple(tiles)}{' with sums of dQ' if query_sums else ''}"
+            yield kind, query_sums, tiles, constexprs, label, {"archs": (arch,), **expectations}
+
+
+def signature(kind: str, results: tuple[str, ...], query_sums: str | None = None) -> dict[str, str]:
+    """The types of a pointer kernel's arguments, for matrices of a dtype such as "bf16"."""
+    matrices = ("query", "key", "value", "gradient")
+    types = {f"{matrix}_pointer": f"*{kind}" for matrix in (*matrices, *results)}
+    types |= {"lse_pointer": "*fp32", "delta_pointer": "*fp32", "scale": "fp32", "scale_log2": "fp32"}
+    types |= {f"{matrix}{part}_stride": "i32" for matrix in matrices for part in ("_batch", "_head", "")}
+    sizes = ("query_heads", "heads_per_key_head", "query_length", "key_length", "keys_before", "keys_after")
+    types |= dict.fromkeys((*sizes, "padded_length"), "i32")
+    return types | ({"query_sums_pointer": query_sums} if query_sums else {})
+
+
+def compile_configurations_tma(kernel: str) -> Iterator[tuple]:
+    """As `compile_configurations`, for the kernels that the copy engine feeds."""
+    for kind, query_sums, tiles, constexprs, label, expectations in compile_configurations(kernel):
+        if expectations["archs"][0] in LARGE_ARCHITECTURES:
+            constexprs = {name: value for name, value in constexprs.items() if name != "HEAD_DIM"}
+            yield kind, query_sums, tiles, constexprs, label, expectations
+
+
+def signature_tma(kind: str, constexprs: dict, results: tuple[str, ...], query_sums: str | None = None) -> dict:
+    """The types of a kernel's arguments whose matrices are descriptors."""
+    block_m, block_n, block_d = (constexprs[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_D"))
+    rows = {"queries": block_m, "gradients": block_m, "keys": block_n, "values": block_n}
+    rows |= {name: block_m if name == "query_gradients" else block_n for name in results}
+    types = {name: f"tensordesc<{kind}[1,1,{count},{block_d}]>" for name, count in rows.items()}
+    pointers = {name: kept for name, kept in signature(kind, ()).items() if "stride" not in name}
+    types |= {name: kept for name, kept in pointers.items() if not kept.startswith(f"*{kind}")}
+    return types | ({"query_sums": f"tensordesc<fp32[1,1,{block_m},{block_d}]>"} if query_sums else {})
