@@ -39,12 +39,12 @@ except (ImportError, AttributeError) as error:
 
 @builtin
 def add_tile(tensor_desc, coord, src, _semantic=None):
-    """Asks the copy engine to add a tile of shared memory to one in memory. Triton 3.6 has the operation, but no name."""
+    """Asks the copy engine to add a tile of shared memory to one in memory. Triton 3.6 has it, without a name."""
     coordinates = _semantic._convert_to_ir_values(coord, require_i64=False)
     _semantic.builder.create_async_tma_reduce(ADD, tensor_desc.handle, coordinates, src.handle)
 
 
 __all__ = [
-    "TensorDescriptor", "add_tile", "fence_async_shared", "gl", "gluon", "load_tile", "mbarrier", "store_tile", "wait_for_stores",
-    "warpgroup_mma", "warpgroup_mma_init", "warpgroup_mma_wait",
+    "TensorDescriptor", "add_tile", "fence_async_shared", "gl", "gluon", "load_tile", "mbarrier", "store_tile",
+    "wait_for_stores", "warpgroup_mma", "warpgroup_mma_init", "warpgroup_mma_wait",
 ]  # fmt: skip
