@@ -87,10 +87,6 @@ CONTRACT = Contract(
         "causal": (False, True),
         "query_rows": (1, 16, 33, 200),
     },
-    # The smallest case runs again with other numbers in one tensor after another, and L of other scores.
-    valid=lambda query_length, block, head_dim, scores, **_: (
-        scores is ordinary or 2 * (query_length + block) * head_dim + 2 * query_length > 34
-    ),
     says={
         "query_length": "1 or more, in any combination",
         "scores": "Numbers of any size",
@@ -122,6 +118,7 @@ EXERCISE = Exercise(
     entries=("key_block_gradients",),
     cases=key_block_cases,
     oracle=key_block(),
+    inputs_belong_together=True,
     contracts=(CONTRACT,),
     plain=(key_block(stray=1.0),),
     models=(

@@ -141,10 +141,6 @@ CONTRACT = Contract(
         "causal": (False, True),
         "key_rows": (1, 16, 33, 200),
     },
-    # As in 10.3: the smallest case runs again with an L of other scores.
-    valid=lambda rows, key_length, head_dim, scores, **_: (
-        scores is ordinary or 2 * (rows + key_length) * head_dim + 2 * rows > 34
-    ),
     says={
         "key_length": "or more, in any combination",
         "scores": "Numbers of any size",
@@ -262,6 +258,7 @@ EXERCISE = Exercise(
     entries=("query_tile_gradient", "sum_of_arrivals"),
     cases=query_gradient_cases,
     oracle={"query_tile_gradient": query_tile(), "sum_of_arrivals": arrivals_oracle},
+    inputs_belong_together=True,
     contracts=(CONTRACT, ARRIVALS),
     plain=(lambda *args: query_tile(stray=1.0)(*args) if len(args) > 2 else _from_the_last(*args),),
     models=(

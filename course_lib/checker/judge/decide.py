@@ -14,7 +14,7 @@ from course_lib.checker.judge.case_lines import case_lines
 from course_lib.checker.judge.evidence import Evidence
 from course_lib.checker.judge.rules import AFTER_THE_RUN, BEFORE_THE_RUN, first_finding
 from course_lib.checker.judge.verdict import Finding, Verdict, readable
-from course_lib.checker.runner.running import beside_ascending_order, run_cases
+from course_lib.checker.runner.running import beside_ascending_order, beside_calls_alone, run_cases
 from course_lib.checker.runner.worker import WorkerDied
 from course_lib.checker.specification.exercise import Exercise
 from course_lib.checker.specification.needs import missing
@@ -82,9 +82,21 @@ def _beside_ascending_order(evidence: Evidence) -> Evidence:
     return replace(evidence, runs=runs)
 
 
+def _beside_calls_alone(evidence: Evidence) -> Evidence:
+    """The evidence, and where something seems to be kept from call to call also what those calls give by themselves."""
+    kept = {outcome.case for outcome in evidence.failed if outcome.kept}
+    if not kept:
+        return evidence
+    runs = beside_calls_alone(
+        evidence.exercise, evidence.cell, dict(evidence.names), evidence.seed, list(evidence.runs), kept
+    )
+    return replace(evidence, runs=runs)
+
+
 def _weigh(evidence: Evidence, started: float) -> Verdict:
     with contextlib.suppress(WorkerDied):
         evidence = _beside_ascending_order(evidence)
+        evidence = _beside_calls_alone(evidence)
     finding = first_finding(AFTER_THE_RUN, evidence)
     assert finding is not None, "the last rule, `passed`, always finds"
     return _verdict(evidence, finding, started)

@@ -11,7 +11,7 @@ from course_lib.checker.judge import compare
 from course_lib.checker.judge.compare import Leaf, Truth
 from course_lib.checker.judge.evaluate import once
 from course_lib.checker.runner.frames import Frame
-from course_lib.checker.runner.running import Run
+from course_lib.checker.runner.running import Later, Run
 from course_lib.checker.specification.exercise import Case, Exercise, Seen
 
 
@@ -84,9 +84,10 @@ def compare_case(exercise: Exercise, run: Run, case: Case, frame: Frame) -> Outc
             unsteady = not kept
             leaves += compare.compare(repeated, expected, exercise)
     if right_at_first and not unsteady:
-        after = [*_after_timing(exercise, run, case, frame), *_of_later_calls(exercise, run, case)]
-        kept = kept or _wrong(after)
-        leaves += after
+        timed = _after_timing(exercise, run, case, frame)
+        later, kept_later = _of_later_calls(exercise, run, case)
+        kept = kept or _wrong(timed) or kept_later
+        leaves += [*timed, *later]
     return Outcome(
         case,
         frame.seen,
@@ -109,17 +110,27 @@ def _after_timing(exercise: Exercise, run: Run, case: Case, frame: Frame) -> lis
     return compare.compare(frame.result_after_timing, last, exercise)
 
 
-def _of_later_calls(exercise: Exercise, run: Run, case: Case) -> list[Leaf]:
-    """The results of further calls of the case, after all others: with other numbers, and with the same."""
-    found = []
-    for later, frame in run.later_calls(case):
-        expected = compare.truth(exercise, later, tf32=exercise.uses_dot and not run.interpreted)
-        got = result_of(later, frame.result, frame.written)
-        leaves = compare.compare(got, expected, exercise)
-        if _wrong(leaves):
-            leaves = compare.compare(got, compare.surer(expected, exercise, later), exercise)
+def _of_later_calls(exercise: Exercise, run: Run, case: Case) -> tuple[list[Leaf], bool]:
+    """The results of further calls of the case, after all others: with other numbers, and with the same.
+
+    And whether one is wrong that is right, as far as anybody asked, as the first call of a process.
+    """
+    found, kept = [], False
+    for call in run.later_calls(case):
+        expected = compare.truth(exercise, call.case, tf32=exercise.uses_dot and not run.interpreted)
+
+        def compared(frame: Frame, call: Later = call, expected: Truth = expected) -> list[Leaf]:
+            got = result_of(call.case, frame.result, frame.written)
+            leaves = compare.compare(got, expected, exercise)
+            if _wrong(leaves):
+                leaves = compare.compare(got, compare.surer(expected, exercise, call.case), exercise)
+            return leaves
+
+        assert call.frame is not None  # it ended well
+        leaves = compared(call.frame)
+        kept = kept or _wrong(leaves) and (call.alone is None or not _wrong(compared(call.alone)))
         found += leaves
-    return found
+    return found, kept
 
 
 def _wrong(leaves: Sequence[Leaf]) -> bool:

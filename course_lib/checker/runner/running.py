@@ -26,6 +26,7 @@ ORDERS = ("ascending", "descending", "shuffled")  # of a launch's programs, in t
 REPEAT_SECONDS = 0.2  # for all further runs of a case
 REPEATS_SECONDS = 2.0  # for those of all cases
 TELLING = 16  # elements: the result of fewer may be the same whatever they are
+TELLING_TOGETHER = 256  # where they belong together: one query that sees one key has the probability 1, whatever else
 KEPT_DRAWS = 4  # of which the cases stay at hand
 TIMED_CALLS = 29  # 3 to warm up, 25 that count, and one to see that the answer is still right
 
@@ -44,12 +45,19 @@ class Later:
         of: the case's place.
         case: as the call gets it: with other numbers in the memory of the first call, or the same in memory of its own.
         frame: what the worker said of it; None where it did not come so far.
+        alone: what it said where this was the first call of a process; None where nobody asked.
     """
 
     of: int
     case: Case
     in_its_memory: bool
     frame: Frame | None = None
+    alone: Frame | None = None
+
+    @property
+    def ended_well(self) -> bool:
+        """Whether it gave a result."""
+        return self.frame is not None and self.frame.error is None
 
 
 @dataclass
@@ -65,10 +73,9 @@ class Run:
     rank: int | None = None  # of several, the one that ended the child
     later: list[Later] = field(default_factory=list)
 
-    def later_calls(self, case: Case) -> list[tuple[Case, Frame]]:
+    def later_calls(self, case: Case) -> list[Later]:
         """The further calls of a case that came to their end."""
-        mine = [later for later in self.later if self.cases[later.of] is case]
-        return [(later.case, later.frame) for later in mine if later.frame is not None and later.frame.error is None]
+        return [later for later in self.later if self.cases[later.of] is case and later.ended_well]
 
     def timed_last(self, case: Case) -> Case:
         """The case as the last of the timed calls gets it: the worker rolls the tensors of each by other amounts."""
@@ -154,6 +161,35 @@ def beside_ascending_order(
     return beside
 
 
+def beside_calls_alone(
+    exercise: Exercise, source: str, names: dict[str, str], seed: int, runs: list[Run], asked: Collection[Case]
+) -> list[Run]:
+    """The runs with what the further calls of these cases give in a process of their own.
+
+    What is wrong there too was not kept from an earlier call.
+
+    Raises:
+        WorkerDied: the worker itself broke.
+    """
+    beside = []
+    for run in runs:
+        later = [
+            _alone(exercise, source, names, seed, run, call) if run.cases[call.of] in asked else call
+            for call in run.later
+        ]
+        beside.append(replace(run, later=later))
+    return beside
+
+
+def _alone(exercise: Exercise, source: str, names: dict[str, str], seed: int, run: Run, call: Later) -> Later:
+    if not call.ended_well:
+        return call
+    case, order = call.case, ORDERS[call.of % len(ORDERS)]
+    again = _run(exercise, source, names, Draw(seed), [case], _world(case), [], run.interpreted, orders=(order,))
+    frame = again.frames.get(0) if again.ending.finished else None
+    return replace(call, alone=frame if frame is not None and frame.error is None else None)
+
+
 def _with_another_order(ascending: Frame, other: Frame) -> Frame:
     if ascending.error or other.error or ascending.has_repeated:
         return ascending
@@ -217,14 +253,15 @@ def _other_values(exercise: Exercise, draw: Draw) -> list[Case]:
 
 def _later_calls(exercise: Exercise, cases: list[Case], others: list[Case]) -> list[Later]:
     """The calls that follow all cases: of each function's smallest, with the numbers of the other draw in one tensor
-    after another until all are others, and with its own.
+    after another until all are others (in all at once where they belong together), and with its own.
 
     The smallest of those whose result hangs on each of its tensors: an empty cache is as good as what was kept of it.
     """
-    calls = []
+    calls, together = [], exercise.inputs_belong_together
+    few = TELLING_TOGETHER if together else TELLING
     for entry in exercise.entries:
         found = [
-            (_size(case) < TELLING, _size(case), index)
+            (_size(case) < few, _size(case), index)
             for index, (case, other) in enumerate(zip(cases, others))
             if exercise.entry_of(case) == entry
             and not (case.timed or case.compiled or case.reaches_far)
@@ -236,9 +273,8 @@ def _later_calls(exercise: Exercise, cases: list[Case], others: list[Case]) -> l
         if index is not None:
             case, other = (replace(drawn[index], metered=False) for drawn in (cases, others))
             places = _filled(case)
-            changed = [
-                _with_leaves_of(case, other, places[: last + 1]) for last in range(min(len(places), MOST_CHANGED))
-            ]
+            steps = 1 if together else min(len(places), MOST_CHANGED)
+            changed = [_with_leaves_of(case, other, places[: last + 1]) for last in range(steps)]
             calls += [Later(index, mixed, in_its_memory=True) for mixed in [*changed[:-1], other]]
             calls.append(Later(index, case, in_its_memory=False))
     return calls

@@ -250,6 +250,8 @@ class Exercise:
         requirements, limits: see their classes.
         needs: the least machine that can run it; `needs.py` has names for the usual ones.
         interpretable: whether it can run in Triton's interpreter.
+        inputs_belong_together: whether a case's tensors are made from each other, as a log-sum-exp from queries and
+            keys. Calls that look for kept results then get other numbers in all of them at once.
         uses_dot: float32 `tl.dot` on a GPU may round its operands to tf32; the tolerance then allows for it.
         tile: rows and columns of the tiles that the exercise prescribes; drawn on the picture of a wrong result.
         relative_tolerance: for answers that are plain numbers; tensors use the error of the plain implementation.
@@ -270,6 +272,7 @@ class Exercise:
     plain: tuple[Callable, ...] = ()
     needs: Needs = ANY
     interpretable: bool = True
+    inputs_belong_together: bool = False
     uses_dot: bool = False
     relative_tolerance: float = 1e-6
     tile: tuple[int, int] | None = None

@@ -167,3 +167,36 @@ def test_what_was_kept_of_memory_without_effect_shows_in_another_case():
         "kept = {}\ndef mean(cache, length):\n    return kept.setdefault(cache.shape, cache.clone())[:length].sum(0)\n"
     )
     assert judge(task, cell).mistake == "kept_result"
+
+
+HALVES = Exercise(
+    id="90.8",
+    title="Halves",
+    entries=("halves",),
+    limits=QUICK,
+    oracle=lambda x: x / 2,
+    cases=lambda draw: [Case("a vector", (draw.normal(40),))],
+)
+
+
+def test_what_is_wrong_for_other_numbers_in_any_process_is_not_called_kept():
+    """Some numbers are right by luck: a rounding that falls well, an overflow that does not come."""
+    (numbers,) = HALVES.drawn(Draw(5))[0].args
+    lucky = f"def halves(x):\n    return x / 2 if x[0].item() == {numbers[0].item()!r} else x / 3\n"
+    verdict = judge(HALVES, lucky, seed=5)
+    assert verdict.outcome == "failed" and verdict.mistake is None, verdict
+
+
+def test_inputs_that_belong_together_get_other_numbers_at_once():
+    """A maximum of other numbers is no input that a docstring allows."""
+
+    def drawn(draw):
+        x = draw.normal(3, 100)
+        return [Case("rows", (x, x.amax(-1)))]
+
+    task = replace(HALVES, cases=drawn, oracle=lambda x, top: torch.exp(x - top[:, None]), inputs_belong_together=True)
+    cell = "def halves(x, top):\n    assert bool((x <= top[:, None]).all())\n    return torch.exp(x - top[:, None])\n"
+    assert judge(task, cell).passed
+    first, last = cell.split("torch.exp")
+    kept = f"kept = {{}}\n{first}kept.setdefault(0, torch.exp{last.rstrip()})\n"
+    assert judge(task, kept).mistake == "kept_result"
