@@ -6,10 +6,10 @@ from random import Random
 import pytest
 import torch
 
-from course_lib.hardware.device import supports_bfloat16
+from course_lib.hardware.device import machine, supports_bfloat16
 from course_lib.kernels.attention.backward import flash_attention_backward
 from course_lib.kernels.attention.backward_reference import attention_backward_reference
-from course_lib.kernels.attention.dispatch import attention
+from course_lib.kernels.attention.dispatch import attention, choose_backward
 from course_lib.kernels.attention.flash import flash_attention
 from course_lib.kernels.attention.operator import attention_operator
 from course_lib.kernels.attention.tiles import Tiles
@@ -163,3 +163,25 @@ def test_trained_with_the_courses_kernels_the_small_model_loses_what_it_loses_wi
     assert all(abs(theirs - ours) < 1e-3 for theirs, ours in pairs[:5])
     assert all(abs(theirs - ours) < 0.1 for theirs, ours in pairs)
     assert curves["ours"][-1] < curves["ours"][0] - 1
+
+
+@pytest.mark.skipif(machine().compute_capability != (9, 0), reason="another GPU has the portable kernels alone")
+def test_what_the_hopper_kernel_lacks_goes_to_the_portable_ones_with_the_reason():
+    query, key, value = (random(1, 2, 200, 64, dtype=torch.float16).requires_grad_() for _ in range(3))
+    assert choose_backward(query, key, value).kernel == "hopper"
+    for tensors, options, reason in (
+        ((query, key, value), {"window": 20}, "window is 20"),
+        ((query.float(), key.float(), value.float()), {}, "torch.float32"),
+        ([random(1, 2, 200, 256, dtype=torch.float16).requires_grad_() for _ in range(3)], {}, "head dimension 256"),
+    ):
+        choice = choose_backward(*tensors, **options)
+        assert choice.kernel == "portable" and reason in choice.reason
+        gradients = torch.autograd.grad(attention(*tensors, causal=True, **options).sum(), tensors)
+        exact = attention_backward_reference(
+            *(tensor.detach().double() for tensor in tensors),
+            torch.ones_like(tensors[0]).double(),
+            causal=True,
+            **options,
+        )
+        for ours, right in zip(gradients, exact):
+            assert (ours - right).norm() <= 0.01 * right.norm()

@@ -55,11 +55,13 @@ def gather_from_queries(
         scores = tl.dot(key, query.T, input_precision=FLOAT32_PRECISION)  # [BLOCK_N, BLOCK_M]
         if MASKED:
             scores = tl.where(visible_pairs(places, band), scores, float("-inf"))
-        gradient = gradients.load([batch, head, start, 0]).reshape(BLOCK_M, BLOCK_D)
         if BOTH_FIRST:
+            gradient = gradients.load([batch, head, start, 0]).reshape(BLOCK_M, BLOCK_D)
             probability_gradients = tl.dot(value, gradient.T, input_precision=FLOAT32_PRECISION)  # [BLOCK_N, BLOCK_M]
         log_sum_exp = tl.load(log_sum_exps + row)  # [BLOCK_M], infinite beyond the last row
         probabilities = tl.exp2(scores * scale_log2 - log_sum_exp[None, :])  # [BLOCK_N, BLOCK_M]
+        if not BOTH_FIRST:
+            gradient = gradients.load([batch, head, start, 0]).reshape(BLOCK_M, BLOCK_D)
         value_gradient = tl.dot(
             probabilities.to(gradient.dtype), gradient, value_gradient, input_precision=FLOAT32_PRECISION
         )

@@ -35,11 +35,12 @@ def gather_from_keys(
         scores = tl.dot(query, key.T, input_precision=FLOAT32_PRECISION)  # [BLOCK_M, BLOCK_N]
         if MASKED:
             scores = tl.where(visible_pairs(start + tl.arange(0, BLOCK_N), band), scores, float("-inf"))
-        value = values.load([batch, key_head, start, 0]).reshape(BLOCK_N, BLOCK_D)
         if BOTH_FIRST:
+            value = values.load([batch, key_head, start, 0]).reshape(BLOCK_N, BLOCK_D)
             probability_gradients = tl.dot(gradient, value.T, input_precision=FLOAT32_PRECISION)  # [BLOCK_M, BLOCK_N]
         probabilities = tl.exp2(scores * scale_log2 - log_sum_exp)  # [BLOCK_M, BLOCK_N]
         if not BOTH_FIRST:
+            value = values.load([batch, key_head, start, 0]).reshape(BLOCK_N, BLOCK_D)
             probability_gradients = tl.dot(gradient, value.T, input_precision=FLOAT32_PRECISION)  # [BLOCK_M, BLOCK_N]
         score_gradients = probabilities * (probability_gradients - delta)
         query_gradient = tl.dot(score_gradients.to(key.dtype), key, query_gradient, input_precision=FLOAT32_PRECISION)

@@ -17,6 +17,7 @@ from course_lib.kernels.attention.backward import flash_attention_backward
 from course_lib.kernels.attention.checks import check_attention_inputs
 from course_lib.kernels.attention.flash import flash_attention
 from course_lib.kernels.attention.operator import attention_operator
+from course_lib.kernels.hopper.backward_limits import backward_refusal
 from course_lib.kernels.hopper.limits import hopper_refusal
 
 
@@ -45,10 +46,10 @@ def choose_backward(query, key, value, *, causal=False, window=None, scale=None)
     Raises the ValueError that `attention` raises where no kernel takes them.
     """
     check_attention_inputs(query, key, value, window=window, scale=scale)
-    refusal = hopper_refusal(query, key, value)
-    if refusal is not None:
-        return Choice("portable", refusal.reason)
-    return Choice("portable", "the backward pass has portable kernels alone.")
+    refusal = backward_refusal(query, key, value, window=window)
+    if refusal is None:
+        return Choice("hopper", "the GPU is a Hopper, and its copy engine and matrix units take these inputs.")
+    return Choice("portable", refusal.reason)
 
 
 def attention(query, key, value, *, causal=False, window=None, scale=None, return_lse=False):
@@ -80,6 +81,15 @@ def forward(query, key, value, *, causal=False, window=None, scale=None, return_
     return flash_attention_hopper(query, key, value, **options)
 
 
-def backward(query, key, value, output, log_sum_exp, output_gradient, **options):
+def backward(
+    query, key, value, output, log_sum_exp, output_gradient,
+    *, causal=False, window=None, scale=None, log_sum_exp_gradient=None,
+):  # fmt: skip
     """(dQ, dK, dV) by the kernels that `choose_backward` names; arguments as for `flash_attention_backward`."""
-    return flash_attention_backward(query, key, value, output, log_sum_exp, output_gradient, **options)
+    saved = query, key, value, output, log_sum_exp, output_gradient
+    options = {"causal": causal, "scale": scale, "log_sum_exp_gradient": log_sum_exp_gradient}
+    if choose_backward(query, key, value, causal=causal, window=window, scale=scale).kernel == "portable":
+        return flash_attention_backward(*saved, window=window, **options)
+    from course_lib.kernels.hopper.backward import flash_attention_backward_hopper
+
+    return flash_attention_backward_hopper(*saved, **options)
