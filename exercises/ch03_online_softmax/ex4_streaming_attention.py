@@ -59,6 +59,16 @@ def _by_log_sum_exp(base_2):
     return attend
 
 
+def _averages_merged(query, keys, values, scale, tile):
+    """Attention, off by as much as average + share · (next - average) may be: a rounding of the values' size.
+
+    One tile may take all the weight, and what the averages before it were is then gone but for its rounding.
+    """
+    values = at_least_float32(values)
+    rounding = torch.finfo(values.dtype).eps * values.abs().amax(dim=0)
+    return attention_oracle(query, keys, values, scale, tile) + rounding
+
+
 def _keys_for(draw, query, count, scale, spread, order=None, level=0.0, dtype=torch.float32):
     """Keys whose scores with the query, already scaled, are spread normally around `level`, in the order asked for."""
     keys = draw.normal(count, len(query))
@@ -329,6 +339,7 @@ EXERCISE = Exercise(
         ),
         _by_log_sum_exp(base_2=False),
         _by_log_sum_exp(base_2=True),
+        _averages_merged,
     ),
     requirements=(Forbids(SHORTCUTS),),
     hints=(

@@ -195,15 +195,6 @@ def stored_in_one_head(attend):
     return result
 
 
-def zeros_scored(query, key, value, key_rows, visible=None) -> torch.Tensor:
-    """The last tile filled up with zero keys and values that count: each scores 0 rather than minus infinity."""
-    missing = -key.shape[-2] % key_rows
-    key, value = (torch.nn.functional.pad(matrix, (0, 0, 0, missing)) for matrix in (key, value))
-    return attention(
-        query, key, value, None if visible is None else torch.nn.functional.pad(visible, (0, missing), value=False)
-    )
-
-
 def ordered_rows(draw, heads: int, query_length: int, key_length: int, head_dim: int, descending: bool = False):
     """Query, key, value whose scores grow (or fall) steadily along every row, from about -15 to 15."""
     direction = draw.normal(head_dim)

@@ -73,6 +73,12 @@ def test_a_tie_of_two_large_scores_fails_no_right_answer():
     assert verdict.passed, str(verdict)
 
 
+def test_an_average_that_is_gone_fails_no_right_answer():
+    """Seed 21 of 3.4: one tile takes all the weight, and average + 1 · (next - average) is off by 3e-8 of 0.017."""
+    verdict = _judged("3.4", unusual("3.4")["states of tiles merged by their log-sum-exps"], seed=21)
+    assert verdict.passed, str(verdict)
+
+
 def test_a_mistake_is_named_where_its_own_rounding_is_larger_than_the_right_answers():
     """Seed 40 of 3.4: among the keys that should have been replaced there are scores of ±150."""
     verdict = _judged("3.4", wrong("3.4")["kept_the_tiles"], seed=40)
