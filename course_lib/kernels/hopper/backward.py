@@ -1,4 +1,4 @@
-"""FlashAttention, backward, for Hopper: the five products of each block follow each other without a gap.
+"""FlashAttention, backward, for Hopper: the five products of each block, and what lies between them at the same time.
 
 The algorithm is that of `flash_attention_backward` with dQ added up in memory, five products and not seven. A program
 stays for many tiles of 128 keys of one KV head, and for each goes through all blocks of queries that see them, of all
