@@ -116,15 +116,12 @@ def loss_curves(
     steps = steps or (INTERPRETED_STEPS if interpreting() else STEPS)
     curves: dict[str, list[float]] = {}
     for name, attention in attentions.items():
-        losses = curves[name] = []
-        train_tiny_model(
-            config,
-            steps=steps,
-            seed=seed,
-            device=device,
-            report=lambda step, loss, losses=losses: losses.append(loss),
-            attention=attention,
-        )
+        curves[name] = []
+
+        def report(step: int, loss: float, losses: list[float] = curves[name]) -> None:
+            losses.append(loss)
+
+        train_tiny_model(config, steps=steps, seed=seed, device=device, report=report, attention=attention)
     return curves
 
 

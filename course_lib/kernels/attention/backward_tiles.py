@@ -64,7 +64,9 @@ ADMITTED_SPILL = {("keys", True, 256): 160}
 
 def compile_configurations(kernel: str, copied_by_engine: bool = False) -> Iterator[tuple]:
     """(dtype, "*fp32" or None for sums of dQ, tiles, constexprs, label, expectations) of "keys" or "queries"."""
-    cases = [("bf16", arch, head_dim, MATRIX_UNITS) for arch, head_dim in FAST]
+    cases: list[tuple[str, int, int, dict[int, str] | None]] = [
+        ("bf16", arch, head_dim, MATRIX_UNITS) for arch, head_dim in FAST
+    ]
     if copied_by_engine:
         cases = [case for case in cases if case[1] in LARGE_ARCHITECTURES]
     else:  # neither uses the matrix units: right rather than fast, so a spill is no defect

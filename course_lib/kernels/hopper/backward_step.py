@@ -185,7 +185,7 @@ def write_gradient(outputs, gradient, score_gradient_tiles, batch_index, key_hea
         left, right = gl.split(rounded.reshape([GROUP_KEYS, 2, 64]).permute((0, 2, 1)))  # [64, 64] each
         left = gl.convert_layout(left, PANEL, assert_trivial=True)
         right = gl.convert_layout(right, PANEL, assert_trivial=True)
-        panels = left, right
+        panels = left, right  # type: ignore[assignment]  # one panel or two, known when it is compiled
     for panel in gl.static_range(HEAD_DIM // 64):
         tile = score_gradient_tiles.index(panel * GROUPS + GROUP)  # [64, BLOCK_M]
         if tile.shape[1] > 64:
