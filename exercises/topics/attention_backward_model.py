@@ -65,9 +65,17 @@ class Inside:
         """Whether one of these slips is made, in both loops or in this one."""
         return self.slips(*names, *(f"{name}__{self.loop}" for name in names))
 
+    def _scale(self) -> float:
+        head_dim = self.given.query.shape[-1]
+        if self.on("scale_inverted"):
+            return head_dim**0.5
+        if self.on("scale_without_root"):
+            return 1 / head_dim
+        return self.given.key_length**-0.5 if self.on("scale_by_length") else head_dim**-0.5
+
     def probabilities(self) -> torch.Tensor | None:
         """P, zero where no tile looks; None where a slip makes nothing that can be said."""
-        given, scale = self.given, self.given.query.shape[-1] ** -0.5
+        given, scale = self.given, self._scale()
         scores = given.query @ given.key.transpose(1, 2)
         scores = scores * (1.0 if self.on("scale_missing_in_scores") else scale)
         reference = given.log_sum_exp[..., None]
@@ -87,6 +95,10 @@ class Inside:
             exponent = scores * LN_2 - reference
         elif self.on("log2e_missing"):
             exponent = (scores - reference) * LN_2
+        elif self.on("ln2_for_log2e"):
+            exponent = (scores - reference) * LN_2 * LN_2
+        elif self.on("log_sum_twice_in_base_2"):
+            exponent = scores - reference / LN_2
         elif self.on("natural_exp"):
             exponent = (scores - reference) / LN_2
         elif self.on("maximum_for_log_sum"):
@@ -116,7 +128,9 @@ class Inside:
         if given.causal and not self.on("no_causal_mask"):
             offset = 0 if self.on("causal_misaligned") else given.key_length - given.query_length
             distance = -1 if self.on("causal_off_by_one") else 1 if self.on("sees_the_next_key") else 0
-            visible = self.keys <= (self.rows + offset + distance)[:, None]
+            keys = self.keys - given.first_key * self.on("first_key_forgotten")
+            rows = self.rows - given.first_query * self.on("first_query_forgotten")
+            visible = keys <= (rows + offset + distance)[:, None]
             if self.on("mask_turned_round"):
                 visible = self.keys >= (self.rows + offset)[:, None]
         if not self.on("tail_not_masked"):
@@ -175,6 +189,11 @@ class Inside:
             delta = self._by_keys(given.delta)
             if delta is None:
                 return None
+        if self.on("delta_of_the_tile"):
+            if given.key_length == 1:
+                return None  # right but for the rounding of P = 1, which no model foresees
+            parts = (weights * weight_gradients).split(given.key_rows, dim=-1)
+            delta = torch.cat([part.sum(-1, keepdim=True).expand_as(part) for part in parts], dim=-1)
         looked = self.looked_at()
         if self.on("delta_missing"):
             return weights * weight_gradients
@@ -192,7 +211,7 @@ class Inside:
 
     def gradients(self) -> tuple[torch.Tensor, ...] | None:
         """(dK, dV) or (dQ,), [heads, rows, head_dim]."""
-        given, scale = self.given, self.given.query.shape[-1] ** -0.5
+        given, scale = self.given, self._scale()
         if self.on("scale_missing_in_gradients"):
             scale = 1.0
         if self.on("scale_twice"):

@@ -10,6 +10,9 @@ _OF_A_TILE = {
     "to scaled scores, so P comes out wrong.",
     "scale_twice": "The scale is multiplied in twice: into dS and into the result. S = scale · Q Kᵀ gives it to dQ and "
     "dK once.",
+    "scale_inverted": "The scores are multiplied by √head_dim. The scale is 1/√head_dim.",
+    "scale_without_root": "The scale is 1/head_dim. It is 1/√head_dim.",
+    "scale_by_length": "The scale is 1/√key_length. It is 1/√head_dim.",
     "log_sum_missing": "P is exp(S), and L is missing: P = exp(S - L).",
     "log_sum_added": "L is added to the scores. P = exp(S - L).",
     "maximum_for_log_sum": "P is measured from the row's maximum, and the sum is missing. L holds both: exp(S - L).",
@@ -26,6 +29,8 @@ _OF_A_TILE = {
     "sees_the_next_key": "A query sees one key too many, the one right after its position.",
     "hidden_weighed_one": "Hidden pairs get P = 1: exp(0). They have P = 0, as exp(-inf).",
     "delta_missing": "Δ is missing: dS = P ∘ (dP - Δ), and not P ∘ dP.",
+    "delta_of_the_tile": "Δ is summed over the keys of the tile alone. It is a sum over all keys of the row, and it is "
+    "given: delta.",
     "delta_added": "Δ is added to dP. It is subtracted: dS = P ∘ (dP - Δ).",
     "delta_not_weighted": "Δ is subtracted after the multiplication with P. It stands inside: dS = P ∘ (dP - Δ).",
     "probabilities_left_out": "dS is dP - Δ. Each element is also multiplied with P.",
@@ -48,6 +53,8 @@ _IN_BASE_2 = {
     "log_sum_natural": "exp2 gets scores in units of log 2 and an L that is still natural. Multiply L by log2(e) too.",
     "scores_natural": "exp2 gets an L in units of log 2 and scores that are natural. Multiply them by log2(e) too.",
     "log2e_missing": "exp2 gets natural numbers, so P is 2^(S - L). Multiply the difference by log2(e) = 1.4427.",
+    "ln2_for_log2e": "The factor of the exponent is ln 2 = 0.6931, and log2(e) = 1.4427 belongs there.",
+    "log_sum_twice_in_base_2": "L is multiplied by log2(e) before the difference, and the difference once more.",
     "natural_exp": "The exponent is in units of log 2, and exp is natural. Use exp2, or leave the factor log2(e) out.",
 }
 _OF_KEYS = {
@@ -70,9 +77,15 @@ _OF_QUERIES = {
     "dq_of_values": "dQ is dS V. It is scale · dS K.",
 }
 
+_PLACES = {
+    "first_key_forgotten": "The block's keys are numbered from 0. The first one stands at first_key.",
+    "first_query_forgotten": "The tile's queries are numbered from 0. The first one has the number first_query.",
+}
 EXCHANGED = Slip("results_exchanged", "dK and dV are returned in each other's place.")
-KEYS_IN_PYTORCH = (*(Slip(name, sentence) for name, sentence in {**_OF_A_TILE, **_OF_KEYS}.items()), EXCHANGED)
-QUERIES_IN_PYTORCH = tuple(Slip(name, sentence) for name, sentence in {**_OF_A_TILE, **_OF_QUERIES}.items())
+_HERE_KEYS = {**_OF_A_TILE, **_OF_KEYS, "first_key_forgotten": _PLACES["first_key_forgotten"]}
+_HERE_QUERIES = {**_OF_A_TILE, **_OF_QUERIES, "first_query_forgotten": _PLACES["first_query_forgotten"]}
+KEYS_IN_PYTORCH = (*(Slip(name, sentence) for name, sentence in _HERE_KEYS.items()), EXCHANGED)
+QUERIES_IN_PYTORCH = tuple(Slip(name, sentence) for name, sentence in _HERE_QUERIES.items())
 
 _WHERE = {"keys": "In the kernel of dK and dV: ", "queries": "In the kernel of dQ: "}
 _PLURAL = {

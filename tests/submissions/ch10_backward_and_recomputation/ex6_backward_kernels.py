@@ -64,6 +64,7 @@ WRONG = {
     ),
     "log2e_missing": changed("10.6", (BASE_2, "tl.exp2(differences)")),
     "natural_exp": changed("10.6", (BASE_2, BASE_2.replace("exp2", "exp"))),
+    "ln2_for_log2e": changed("10.6", ("1.4426950408889634", "0.6931471805599453")),
     "no_causal_mask": changed("10.6", ("if CAUSAL:", "if False:")),
     "hidden_weighed_one": changed("10.6", (EXPONENT, EXPONENT.replace('float("-inf")', "0.0"))),
     "causal_misaligned": changed(
