@@ -59,9 +59,13 @@ def assert_right(query, key, value, output_gradient, *, causal=False, **options)
         query.double(), key.double(), value.double(), output_gradient.double(), causal=causal
     )
     plain = rounded_reference(query, key, value, output_gradient, causal=causal)
+    # A query that sees one key has the gradient 0: dP and Δ are the same number, summed in float32 in two orders.
+    largest = [tensor.abs().max().item() for tensor in (output_gradient, value)]
+    difference = torch.finfo(torch.float32).eps * math.prod(largest) * math.sqrt(query.shape[-1])
     for name, mine, true, rough in zip(("dQ", "dK", "dV"), got, exact, plain):
         rounding = torch.finfo(query.dtype).eps * true.norm()
         allowed = 2 * (rough.to(query.dtype).double() - true).norm() + rounding / 2
+        allowed += difference * max(query.abs().max(), key.abs().max()) * math.sqrt(true.numel() / query.shape[-1])
         assert not mine.isnan().any(), name
         assert (mine.double() - true).norm() <= allowed, name
         assert mine.is_contiguous() and mine.dtype == query.dtype, name
