@@ -126,7 +126,7 @@ CONTRACT = Contract(
         "key_length": "Any lengths",
         "head_dim": "head_dim 16, 32, 64 or 128",
         "dtype": "float32 or float16",
-        "size": "numbers of any size, as long as the scores fit the dtype",
+        "size": "Numbers of any size, as long as the scores fit the dtype",
         "scale": "scale: any number",
         "query_layout": "any strides, except that the last dimension is contiguous",
         "key_layout": "any strides, except that the last dimension is contiguous",

@@ -133,7 +133,7 @@ CONTRACT = Contract(
         "key_length": "Any lengths",
         "head_dim": "head_dim 16, 32, 64 or 128",
         "dtype": "float32 or float16",
-        "size": "values of any size",
+        "size": "Values of any size",
         "probabilities_layout": "any strides, except that the last dimension is contiguous",
         "value_layout": "any strides, except that the last dimension is contiguous",
     },
