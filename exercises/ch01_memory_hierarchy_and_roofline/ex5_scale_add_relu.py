@@ -22,6 +22,8 @@ from exercises.topics.elementwise_model import (
 from exercises.topics.pytorch_operations import ARITHMETIC
 from exercises.topics.vector_inputs import VALUES, huge
 
+RELU_TOO_EARLY = "ReLU was applied to a part, before y was added. It comes last, to scale * x + y."
+
 
 def fused_oracle(x, y, scale):
     return torch.relu(x * scale + y)
@@ -151,15 +153,15 @@ def _rectified(s, value):
 
 TRUNCATED = "`scale` was cut to a whole number, as `int(scale)` does. It is a float: pass it on as it is."
 SLIPS = (
-    Slip("relu_before_add", "ReLU was applied to scale * x, before y was added. It comes last."),
-    Slip("relu_before_add__of_x", "ReLU was applied to x, before it was scaled and y was added. It comes last."),
+    Slip("relu_before_add", RELU_TOO_EARLY),
+    Slip("relu_before_add__of_x", RELU_TOO_EARLY),
     Slip("relu_before_scale", "ReLU was applied to x + y, and its result scaled. Scale x, add y, and take ReLU last."),
     Slip(
         "relu_missing",
         "Negative values are left in the result: the last step, ReLU, is missing, or is Python's `max`, which does not "
         "compare element by element. Use `tl.maximum`.",
     ),
-    Slip("scale_missing", "`scale` is never used: the result is relu(x + y)."),
+    Slip("scale_missing", "`scale` is never used: x stands where scale * x is meant."),
     Slip("sum_scaled", "The sum was scaled: that is scale * (x + y). Scale only x."),
     Slip("y_scaled", "y was scaled instead of x."),
     Slip("scale_added", "`scale` was added. Multiply x by it."),
