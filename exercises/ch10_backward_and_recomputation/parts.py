@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from course_lib.checker.specification.contract import Level
 from exercises.topics.attention_backward import delta_of, left_by_the_forward, positions_seen
-from exercises.topics.attention_inputs import MAGNITUDES
+from exercises.topics.attention_inputs import MAGNITUDES, far_below
 
-SCORES = MAGNITUDES
+SCORES = (*MAGNITUDES, Level(far_below(-3000.0), "scores near -3,000"))
 
 
 def one_head(draw, query_length, key_length, head_dim, scores, causal):
