@@ -271,7 +271,7 @@ draw_products()
 # Is that price high? For the question's layer one product has $32 \cdot 2 \cdot 16384^2 \cdot 128 = 2.2$ TFLOP. cuDNN's
 # backward pass reaches 545 TFLOP/s on an H200 (measured), so $S$ takes 4.0 ms. If $P$ were kept, the forward pass would
 # write 17.2 GB, and the backward pass would read them. At the measured 4.25 and 4.37 TB/s that takes 4.0 and 3.9 ms. So
-# computing $P$ again is **faster than remembering it**, and the 17.2 GB are free for something else.
+# computing $P$ again takes **half as long as writing and reading it**, and the 17.2 GB are free for something else.
 #
 # On the side of the bytes, a head must read $Q$, $K$, $V$, $O$, $dO$ and $L$, and write $dQ$, $dK$ and $dV$. That is $8
 # \cdot 16384 \cdot 128 \cdot 2$ bytes and a little, 34 MB, for $5 \cdot 2 \cdot 16384^2 \cdot 128 = 344$ GFLOP. These
@@ -471,8 +471,7 @@ best_query_tile_gradient, best_sum_of_arrivals = check("10.4", query_tile_gradie
 # - and everything inside itself, whether it keeps that or has just computed it again.
 #
 # The layers *after* it hold nothing. In the forward pass they have not run yet, and in the backward pass they are done.
-# This has a nice consequence: the last layer never has to compute anything again, because its backward pass follows
-# right after its forward pass.
+# So the last layer never has to compute anything again, because its backward pass follows right after its forward pass.
 #
 # Attention and feed-forward block have very different numbers. Take a layer of Llama 3 8B's shape and a text of 16,384
 # tokens in bf16. Attention keeps about 0.47 GB if it is a FlashAttention, and the feed-forward block 1.5 GB. To compute
@@ -875,8 +874,8 @@ for head_dim in (64, 96, 128, 192, 256):
 
 # %% [markdown]
 # At head dimension 128 only two groups find room, with 128 keys and 64 queries. At 64 the same two groups can take 128
-# queries at a time. From 192 on nothing fits: such kernels let dimension 256 run with smaller tiles, or split the head
-# dimension between the groups.
+# queries at a time. From 192 on nothing fits here. Kernels for such head dimensions take smaller tiles, or give each
+# warp group a part of the head dimension.
 #
 # ## Predicted against measured
 #
@@ -949,17 +948,9 @@ else:
 # %%
 from course_lib.figures.backward.losses import draw_losses
 from course_lib.kernels.attention.flash import flash_attention
-from course_lib.models.config import ModelConfig
-from course_lib.models.decoder import Decoder
 from course_lib.models.plugged import differentiable, who_runs
-from course_lib.models.tiny import TINY, tiny_text
-from course_lib.models.tokenizer import VOCABULARY, encode
 from course_lib.models.torch_attention import torch_attention
-from course_lib.models.training import initialize, next_token_loss, random_pieces
-
-SMALL = ModelConfig(vocabulary=VOCABULARY, layers=2, width=64, query_heads=2, key_heads=1, head_dim=32, hidden=128,
-                    context=64, tied=True)
-config, steps, batch = (TINY, 200, 4) if on_gpu else (SMALL, 40, 2)
+from course_lib.models.training import loss_curves
 
 
 def forward_kernel(query, key, value, causal):
@@ -968,33 +959,16 @@ def forward_kernel(query, key, value, causal):
     return output[0], log_sum_exp[0]
 
 
-def losses_of(attention):
-    """The loss after each step of a model that learns with this attention; weights and pieces are always the same."""
-    torch.manual_seed(0)
-    model = Decoder(config, attention=attention)
-    initialize(model)
-    model.to(device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    text, generator = encode(tiny_text()), torch.Generator().manual_seed(0)
-    losses = []
-    for _ in range(steps):
-        loss = next_token_loss(model, random_pieces(text, batch, config.context, generator).to(device))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
 print(who_runs({"backward (10.6)": best_backward}))
-curves = {
-    "PyTorch's attention": losses_of(torch_attention),
-    "your backward kernels": losses_of(differentiable(forward_kernel, best_backward)),
+attentions = {
+    "PyTorch's attention": torch_attention,
+    "your backward kernels": differentiable(forward_kernel, best_backward),
 }
+curves = loss_curves(attentions, steps=200 if on_gpu else 40)  # the same weights and the same pieces of text
 first, second = curves.values()
-print(f"loss after step 1: {first[0]:.6f} and {second[0]:.6f} nats; after step {steps}: {first[-1]:.6f} and "
+print(f"loss after step 1: {first[0]:.6f} and {second[0]:.6f} nats; after step {len(first)}: {first[-1]:.6f} and "
       f"{second[-1]:.6f}")
-print(f"largest difference in {steps} steps: {max(abs(a - b) for a, b in zip(first, second)):.1e} nats")
+print(f"largest difference in {len(first)} steps: {max(abs(a - b) for a, b in zip(first, second)):.1e} nats")
 draw_losses(curves)
 
 # %% [markdown]

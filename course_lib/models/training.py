@@ -8,18 +8,20 @@ import dataclasses
 import hashlib
 import math
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from course_lib.hardware.device import default_device
+from course_lib.hardware.device import default_device, interpreting
 from course_lib.home import course_home
+from course_lib.kernels.attention.dispatch import attention as course_attention
 from course_lib.models.config import ModelConfig
 from course_lib.models.decoder import Decoder
 from course_lib.models.tiny import TINY, tiny_text
 from course_lib.models.tokenizer import VOCABULARY, encode
+from course_lib.models.torch_attention import torch_attention
 
 STEPS, BATCH = 400, 4  # optimizer steps, and pieces of the text in each
 MATRIX_RATE, OTHER_RATE, WARM_UP = 0.02, 4e-3, 20  # learning rates of Muon and of AdamW, steps of the warm-up
@@ -33,6 +35,7 @@ def train_tiny_model(
     device: torch.device | str | None = None,
     text: str | None = None,
     report: Callable[[int, float], None] | None = None,
+    attention: Callable = torch_attention,
 ) -> Decoder:
     """A decoder that has read the text.
 
@@ -43,6 +46,7 @@ def train_tiny_model(
         device: "cpu" or "cuda"; the course's device when None.
         text: what to learn, longer than `context`; `tiny_text()` when None.
         report: called after each step with its number, from 1, and the loss in nats a byte.
+        attention: as `Decoder` takes it; autograd must pass through it.
 
     Returns the model in float32, in evaluation mode. Raises a ValueError that names the argument when one is too small.
     """
@@ -55,7 +59,7 @@ def train_tiny_model(
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
         torch.manual_seed(seed)
-        model = Decoder(config)
+        model = Decoder(config, attention)
         initialize(model)
     model.to(device).train()
     matrices = [parameter for parameter in model.blocks.parameters() if parameter.dim() == 2]
@@ -79,6 +83,49 @@ def train_tiny_model(
         if report is not None:
             report(step, loss.item())
     return model.eval()
+
+
+# Of the tiny model, what the interpreter trains in half a minute: one layer, and 36 programs a step.
+INTERPRETED = dataclasses.replace(TINY, layers=1, width=64, query_heads=2, key_heads=1, hidden=128, context=64)
+INTERPRETED_STEPS = 40
+
+
+def loss_curves(
+    attentions: Mapping[str, Callable] | None = None,
+    *,
+    config: ModelConfig | None = None,
+    steps: int | None = None,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+) -> dict[str, list[float]]:
+    """The losses of one training for each of several attentions: same first weights, same pieces of text.
+
+    Args:
+        attentions: name -> attention as `Decoder` takes it, which autograd passes through. PyTorch's and the course's
+            own when None.
+        config, steps: of the training. When None the tiny model's 400 steps on a GPU; in the interpreter a smaller one
+            of 1 layer, 2 heads and 64 tokens, and 40 steps.
+        seed, device: as for `train_tiny_model`.
+
+    Returns name -> the loss of each step, in nats a byte. Two right attentions begin alike to the last digits of
+    float32. What they differ by in rounding grows with the steps, as it does between any two orders of addition.
+    """
+    if attentions is None:
+        attentions = {"PyTorch": torch_attention, "ours": course_attention}
+    config = config or (INTERPRETED if interpreting() else TINY)
+    steps = steps or (INTERPRETED_STEPS if interpreting() else STEPS)
+    curves: dict[str, list[float]] = {}
+    for name, attention in attentions.items():
+        losses = curves[name] = []
+        train_tiny_model(
+            config,
+            steps=steps,
+            seed=seed,
+            device=device,
+            report=lambda step, loss, losses=losses: losses.append(loss),
+            attention=attention,
+        )
+    return curves
 
 
 def trained_tiny_model(

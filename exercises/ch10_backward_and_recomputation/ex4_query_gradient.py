@@ -12,7 +12,7 @@ from course_lib.checker.specification.model import Model, Slip
 from exercises.ch10_backward_and_recomputation.parts import SCORES, one_head, rows_visible
 from exercises.topics.attention_backward import gradients
 from exercises.topics.attention_backward_model import Given, Inside
-from exercises.topics.attention_backward_slips import QUERIES_IN_PYTORCH
+from exercises.topics.attention_backward_slips import QUERIES_IN_PYTORCH, rounding_alone
 from exercises.topics.attention_inputs import far_below, large, ordered, ordinary
 
 
@@ -26,6 +26,8 @@ def query_tile(stray=0.0):
 
 
 def of_query_tile(s, query, key, value, gradient, log_sum, delta, first_query, query_length, causal, key_rows):
+    if rounding_alone(s, key.shape[0], QUERIES_IN_PYTORCH):
+        return None
     given = Given(
         query[None],
         key[None],
@@ -278,7 +280,10 @@ EXERCISE = Exercise(
     oracle={"query_tile_gradient": query_tile(), "sum_of_arrivals": arrivals_oracle},
     inputs_belong_together=True,
     contracts=(CONTRACT, ARRIVALS),
-    plain={"query_tile_gradient": (query_tile(stray=1.0),), "sum_of_arrivals": (_summed_otherwise,)},
+    plain={
+        "query_tile_gradient": (query_tile(stray=1.0), query_tile(stray=-1.0)),
+        "sum_of_arrivals": (_summed_otherwise,),
+    },
     models=(
         Model(
             of_query_tile,

@@ -70,18 +70,19 @@ class Inside:
         """Whether one of these slips is made, in both loops or in this one."""
         return self.slips(*names, *(f"{name}__{self.loop}" for name in names))
 
-    def scale(self) -> float:
-        """1/√head_dim."""
+    def _scale(self) -> float:
         head_dim = self.given.query.shape[-1]
-        if self.on("scale_not_rooted"):
+        if self.on("scale_inverted"):
+            return head_dim**0.5
+        if self.on("scale_without_root"):
             return 1 / head_dim
         if self.slips("scale_of_the_padded_dimension"):
             return max(16, 1 << (head_dim - 1).bit_length()) ** -0.5
-        return head_dim**-0.5
+        return self.given.key_length**-0.5 if self.on("scale_by_length") else head_dim**-0.5
 
     def probabilities(self) -> torch.Tensor | None:
         """P, zero where no tile looks; None where a slip makes nothing that can be said."""
-        given, scale = self.given, self.scale()
+        given, scale = self.given, self._scale()
         scores = given.query @ given.key.transpose(1, 2)
         scores = scores * (1.0 if self.on("scale_missing_in_scores") else scale)
         reference = given.log_sum_exp[..., None]
@@ -101,6 +102,10 @@ class Inside:
             exponent = scores * LN_2 - reference
         elif self.on("log2e_missing"):
             exponent = (scores - reference) * LN_2
+        elif self.on("ln2_for_log2e"):
+            exponent = (scores - reference) * LN_2 * LN_2
+        elif self.on("log_sum_twice_in_base_2"):
+            exponent = scores - reference / LN_2
         elif self.on("natural_exp"):
             exponent = (scores - reference) / LN_2
         elif self.on("maximum_for_log_sum"):
@@ -204,6 +209,11 @@ class Inside:
             delta = self._by_keys(given.delta)
             if delta is None:
                 return None
+        if self.on("delta_of_the_tile"):
+            if given.key_length == 1:
+                return None  # right but for the rounding of P = 1, which no model foresees
+            parts = (weights * weight_gradients).split(given.key_rows, dim=-1)
+            delta = torch.cat([part.sum(-1, keepdim=True).expand_as(part) for part in parts], dim=-1)
         looked = self.looked_at()
         if self.on("delta_missing"):
             return weights * weight_gradients
@@ -217,15 +227,13 @@ class Inside:
             return weights * (delta - weight_gradients)
         if self.on("probability_gradients_taken"):
             return torch.where(looked, weight_gradients, 0.0)
-        if self.on("delta_of_the_tile"):
-            delta = self._delta_of_tiles(weights, weight_gradients)
         if self.on("hidden_pairs_counted"):  # P is masked for dV alone
             weights = self._unmasked()
         return torch.where(looked, weights * (weight_gradients - delta), 0.0)
 
     def gradients(self) -> tuple[torch.Tensor, ...] | None:
         """(dK, dV) or (dQ,), [heads, rows, head_dim]."""
-        given, scale = self.given, self.scale()
+        given, scale = self.given, self._scale()
         if self.on("scale_missing_in_gradients"):
             scale = 1.0
         if self.on("scale_twice"):
@@ -274,19 +282,13 @@ class Inside:
             parts.append(part @ tensor.masked_fill(~seen.any(0)[:, None], 0.0))
         return torch.cat(parts, 1)
 
-    def _delta_of_tiles(self, weights: torch.Tensor, weight_gradients: torch.Tensor) -> torch.Tensor:
-        """Δ from the keys of each tile alone."""
-        size = self.given.key_rows
-        products = torch.where(weights > 0, weights * weight_gradients, 0.0).split(size, -1)
-        return torch.cat([part.sum(-1, keepdim=True).expand_as(part) for part in products], -1)
-
     def _unmasked(self) -> torch.Tensor:
         """P where no pair is hidden."""
         given = self.given
         reference = given.log_sum_exp[..., None]
         if self.slips("guarded"):
             reference = torch.where(reference == -math.inf, 0.0, reference)
-        return torch.exp(self.scale() * (given.query @ given.key.transpose(1, 2)) - reference)
+        return torch.exp(self._scale() * (given.query @ given.key.transpose(1, 2)) - reference)
 
     def _tiled(self) -> bool:
         """Whether all tiles are square and begin at whole tiles, so that exchanging a tile's sides can be said."""

@@ -5,9 +5,10 @@ import dataclasses
 import pytest
 import torch
 
+from course_lib.hardware.device import interpreting
 from course_lib.models.tiny import TINY, tiny_text
 from course_lib.models.tokenizer import decode, encode
-from course_lib.models.training import train_tiny_model, trained_tiny_model
+from course_lib.models.training import loss_curves, train_tiny_model, trained_tiny_model
 
 SMALLER = dataclasses.replace(TINY, layers=1, width=32, query_heads=2, key_heads=1, head_dim=16, hidden=32, context=32)
 
@@ -73,3 +74,11 @@ def test_a_trained_model_is_remembered_and_a_damaged_file_is_no_reason_to_fail(t
 def test_what_cannot_be_trained_is_named(arguments, name):
     with pytest.raises(ValueError, match=name):
         train_tiny_model(**arguments)
+
+
+@pytest.mark.skipif(not interpreting(), reason="on a GPU tests/gpu/test_flash_backward.py trains the whole model")
+def test_trained_with_the_courses_kernels_it_loses_what_it_loses_with_pytorchs():
+    curves = loss_curves(config=SMALLER, steps=3, device="cpu")
+    assert list(curves) == ["PyTorch", "ours"] and len(curves["ours"]) == 3
+    assert curves["ours"] == pytest.approx(curves["PyTorch"], abs=2e-3)
+    assert curves["ours"][-1] != curves["ours"][0]

@@ -3,7 +3,8 @@
     attention = with_gradient(forward, backward)
     model = Decoder(config, attention=attention)
 
-The course's own kernels are joined in `operator.py`, which `torch.compile` understands as well; this is for a learner's.
+The course's own kernels are joined in `operator.py`, which `torch.compile` understands as well. This is for a
+learner's.
 """
 
 from collections.abc import Callable
@@ -11,8 +12,8 @@ from collections.abc import Callable
 import torch
 
 NO_SECOND_DERIVATIVE = (
-    "attention's backward pass has no derivative of its own here: a second derivative (create_graph=True, or a gradient "
-    "penalty) goes through PyTorch's operations. Use attention_reference from "
+    "attention's backward pass has no derivative of its own here. A second derivative (create_graph=True, a gradient "
+    "penalty) has to go through PyTorch's operations: use attention_reference from "
     "course_lib.kernels.attention.reference for it, on lengths whose score matrix fits."
 )
 
@@ -24,8 +25,8 @@ def with_gradient(forward: Callable, backward: Callable) -> Callable:
         forward: `forward(query, key, value, causal)` gives (output, log-sum-exp).
         backward: `backward(query, key, value, output, log_sum_exp, output_gradient, causal)` gives (dQ, dK, dV).
 
-    Both get 4-dimensional tensors as `Decoder` has them, query [batch, query_heads, query_length, head_dim]. What is kept
-    between the two is Q, K, V, O and the log-sum-exp: no probability.
+    Both get 4-dimensional tensors as `Decoder` has them: query [batch, query_heads, query_length, head_dim]. What is
+    kept between the two is Q, K, V, O and the log-sum-exp: no probability.
 
     Returns `attention(query, key, value, *, causal=True)`. Its second derivative raises a RuntimeError.
     """

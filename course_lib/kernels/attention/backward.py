@@ -10,16 +10,19 @@ The forward keeps O and, for each row, the log-sum-exp of its scores. From these
     dQ = scale · dS K
     dK = scale · dSᵀ Q
 
-dV and dK are sums over queries, dQ is a sum over keys. So there are three kernels: `backward_rows` makes Δ, `backward_keys`
-holds a block of keys and streams over queries, `backward_queries` holds a block of queries and streams over keys.
+dV and dK are sums over queries, dQ is a sum over keys. So there are three kernels. `backward_rows` makes Δ;
+`backward_keys` holds a block of keys and streams over queries; `backward_queries` holds a block of queries and streams
+over keys.
 
-FLOPs: five products of 2 · batch · query_heads · query_length · key_length · head_dim, half of it when causal: 2.5 times
-the forward's. That is what rates are given for; the deterministic form computes seven, as two kernels need S and dP.
+FLOPs: five products of 2 · batch · query_heads · query_length · key_length · head_dim, half of it when causal: 2.5
+times the forward's. That is what rates are given for; the deterministic form computes seven products, as two kernels
+need S and dP.
 At N = 8192 and D = 128 one head takes 86 GFLOP, 107 µs at 800 TFLOP/s.
 Bytes: Q, K, V, O, dO, dQ, dK, dV and 12 a row once, 17 MB for that head in 16 bits; the rest comes from the L2 cache. P
 and dS, kept as plain autograd keeps them, are 268 MB for that head.
 Extra memory: 8 bytes a query, and 4 · head_dim more when dQ is added up by atomics.
-Sources: Dao et al., FlashAttention, arXiv 2205.14135, Algorithm 4; Dao, FlashAttention-2, arXiv 2307.08691, Algorithm 2.
+Sources: Dao et al., FlashAttention, arXiv 2205.14135, Algorithm 4; Dao, FlashAttention-2, arXiv 2307.08691,
+Algorithm 2.
 """
 
 import math
@@ -69,8 +72,8 @@ def flash_attention_backward(
             atomics in the kernel of dK and dV; its last digits then depend on which program came first.
         tiles: a `BackwardTiles` to use; the architecture's own when None.
 
-    Returns (dQ, dK, dV), contiguous, of the shapes and the dtype of query, key and value. A query that sees no key has a
-    dQ of zeros and adds nothing to dK and dV. A NaN or an infinity in an input may reach every gradient of its head.
+    Returns (dQ, dK, dV), contiguous, of the shapes and the dtype of query, key and value. A query that sees no key has
+    a dQ of zeros and adds nothing to dK and dV. A NaN or an infinity in an input may reach every gradient of its head.
 
     Raises a ValueError that names the argument when shapes, dtypes, devices or options don't fit.
     """
@@ -81,8 +84,6 @@ def flash_attention_backward(
     block_d = triton.next_power_of_2(head_dim)
     scale = 1 / math.sqrt(head_dim) if scale is None else scale
     arch = None if interpreting() else gpu_architecture(query.device)
-    tiles = backward_tiles(arch, query.dtype, block_d) if tiles is None else tiles
-    cut = tiles.keys if deterministic else tiles.keys_with_sums
 
     output = output if output.stride(-1) == 1 else output.contiguous()
     large = arch in LARGE_ARCHITECTURES and query.element_size() == 2
@@ -94,6 +95,8 @@ def flash_attention_backward(
     sums = None if deterministic else torch.zeros(query.shape, dtype=torch.float32, device=query.device)
     matrices = query, key, value, output_gradient
     copied_by_engine = large and copy_engine_takes(*matrices, query_gradient)
+    tiles = backward_tiles(arch, query.dtype, block_d, copied_by_engine) if tiles is None else tiles
+    cut = tiles.keys if deterministic else tiles.keys_with_sums
 
     if log_sum_exp_gradient is not None:
         log_sum_exp_gradient = log_sum_exp_gradient.contiguous()
@@ -105,11 +108,12 @@ def flash_attention_backward(
     key_grid = (triton.cdiv(key_length, cut.key_rows) * batch * key_heads,)
     query_grid = (triton.cdiv(query_length, tiles.queries.query_rows) * batch * query_heads,)
     if copied_by_engine:
+        ragged = sums is not None and key_length % cut.key_rows != 0
         key_gradients_tma_kernel[key_grid](
             *descriptors(matrices, cut, block_d), *rows,
             tiled(key_gradient, cut.key_rows, block_d), tiled(value_gradient, cut.key_rows, block_d),
             None if sums is None else tiled(sums, cut.query_rows, block_d),
-            *sizes, *numbers, block_d, **cut.settings(),
+            *sizes, *numbers, block_d, RAGGED_KEYS=ragged, **cut.settings(),
         )  # fmt: skip
     else:
         key_gradients_kernel[key_grid](

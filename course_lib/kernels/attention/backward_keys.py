@@ -5,9 +5,9 @@
     dV += Pᵀ dO,  dK += dSᵀ Q                            [BLOCK_N, HEAD_DIM]    in registers, written once
 
 Against the forward the two loops are turned inside out: there a program holds queries and streams over keys, here it
-holds keys and streams over queries, because dK and dV are sums over queries. The tiles have keys as rows, so that Pᵀ and
-dSᵀ go into the next product from the registers. Query heads that share a KV head are streamed one after the other into
-the same sums.
+holds keys and streams over queries, because dK and dV are sums over queries. The tiles have keys as rows, so that Pᵀ
+and dSᵀ go into the next product from the registers. Query heads that share a KV head are streamed one after the other
+into the same sums.
 
 FLOPs: four products, 8 · batch · query_heads · query_length · key_length · head_dim; half of it when causal.
 Bytes: K, V, dK and dV once; Q and dO once for each of the key_length / BLOCK_N programs of a head, most of which the L2
@@ -22,7 +22,6 @@ import triton
 import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
-from course_lib.kernels.attention.backward_parts import queries_as_seen_from
 from course_lib.kernels.attention.backward_tiles import compile_configurations, signature
 from course_lib.kernels.attention.parts import FLOAT32_PRECISION, SIZES, key_ranges, load_rows, visible_pairs
 
@@ -35,48 +34,59 @@ def gather_from_queries(
     gradients,
     rows,
     query_sums,
+    place,
+    heads,
     begin,
     end,
     band,
     sums,
     scale,
     scale_log2,
-    key_rows_left,
     HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Stream over the queries in [begin, end) of one head; returns dK (before the scale) and dV after them."""
+    """Stream over the queries in [begin, end) of each of these heads; returns dK, before the scale, and dV."""
     BLOCK_N: tl.constexpr = key.shape[0]
     BLOCK_D: tl.constexpr = key.shape[1]
     key_gradient, value_gradient = sums
-    log_sum_exps, deltas = rows
+    query_pointer, query_head_stride, query_stride = queries  # of the first of the heads
+    gradient_pointer, gradient_head_stride, gradient_stride = gradients
+    log_sum_exps, deltas, padded_length = rows
+    first_head, head_count = heads
     query_length = band[1]
-    for start in tl.range(begin, end, BLOCK_M):
+    tiles = tl.cdiv(end - begin, BLOCK_M)
+    for step in tl.range(head_count * tiles):  # one loop for all heads: a loop within a loop takes registers
+        member = tl.cast(step // tiles, tl.int64)
+        start = begin + (tiles - 1 - step % tiles) * BLOCK_M
         places = start + tl.arange(0, BLOCK_M)
-        query = load_rows(queries, start, query_length, HEAD_DIM, BLOCK_M, BLOCK_D, MASKED)
+        row = (first_head + member) * padded_length + places  # [BLOCK_M]
+        of_head = query_pointer + member * query_head_stride, query_stride
+        query = load_rows(of_head, start, query_length, HEAD_DIM, BLOCK_M, BLOCK_D, MASKED)
         scores = tl.dot(key, tl.trans(query), input_precision=FLOAT32_PRECISION)  # [BLOCK_N, BLOCK_M]
         if MASKED:
             scores = tl.where(visible_pairs(places, band), scores, float("-inf"))
-        log_sum_exp = tl.load(log_sum_exps + places)[None, :]  # [1, BLOCK_M], infinite beyond the last row
-        probabilities = tl.exp2(scores * scale_log2 - log_sum_exp)  # [BLOCK_N, BLOCK_M]
-        gradient = load_rows(gradients, start, query_length, HEAD_DIM, BLOCK_M, BLOCK_D, MASKED)
+        log_sum_exp = tl.load(log_sum_exps + row)  # [BLOCK_M], infinite beyond the last row
+        probabilities = tl.exp2(scores * scale_log2 - log_sum_exp[None, :])  # [BLOCK_N, BLOCK_M]
+        of_head = gradient_pointer + member * gradient_head_stride, gradient_stride
+        gradient = load_rows(of_head, start, query_length, HEAD_DIM, BLOCK_M, BLOCK_D, MASKED)
         value_gradient = tl.dot(
             probabilities.to(gradient.dtype), gradient, value_gradient, input_precision=FLOAT32_PRECISION
         )
-        probability_gradients = tl.dot(value, tl.trans(gradient), input_precision=FLOAT32_PRECISION)  # [BLOCK_N, BLOCK_M]
-        delta = tl.load(deltas + places)[None, :]  # [1, BLOCK_M]
-        score_gradients = probabilities * (probability_gradients - delta)
-        score_gradients = score_gradients.to(query.dtype)
+        probability_gradients = tl.dot(value, tl.trans(gradient), input_precision=FLOAT32_PRECISION)
+        delta = tl.load(deltas + row)  # [BLOCK_M]
+        score_gradients = (probabilities * (probability_gradients - delta[None, :])).to(query.dtype)
         key_gradient = tl.dot(score_gradients, query, key_gradient, input_precision=FLOAT32_PRECISION)
         if query_sums is not None:
+            first_key, key_length = place
             if MASKED:  # rows beyond the last key have a P of their own, which may be infinite
-                exists = (tl.arange(0, BLOCK_N) < key_rows_left)[:, None]
+                exists = (first_key + tl.arange(0, BLOCK_N) < key_length)[:, None]
                 score_gradients = tl.where(exists, score_gradients, 0.0).to(query.dtype)
             query_gradient = scale * tl.dot(tl.trans(score_gradients), key, input_precision=FLOAT32_PRECISION)
             columns = tl.arange(0, BLOCK_D)
+            sums_row = (first_head + member) * query_length + places  # [BLOCK_M]
             tl.atomic_add(
-                query_sums + (places.to(tl.int64)[:, None] * HEAD_DIM + columns[None, :]),  # [BLOCK_M, BLOCK_D]
+                query_sums + (sums_row[:, None] * HEAD_DIM + columns[None, :]),  # [BLOCK_M, BLOCK_D]
                 query_gradient,
                 mask=(places < query_length)[:, None] & (columns < HEAD_DIM)[None, :],
                 sem="relaxed",
@@ -106,10 +116,11 @@ def key_gradients_kernel(
     keys = key_pointer + batch * key_batch_stride + key_head * key_head_stride, key_stride
     values = value_pointer + batch * value_batch_stride + key_head * value_head_stride, value_stride
 
-    band = queries_as_seen_from(
-        first_key + tl.arange(0, BLOCK_N), query_length, key_length, keys_before, keys_after
-    )  # positions count from the first query
+    # The roles exchanged: positions count from the first query, and keys see queries. A query sees keys_before keys
+    # before its place and keys_after after it; so a key is seen by keys_after queries before its place, keys_before
+    # after it.
     first_position = first_key + query_length - key_length
+    band = first_position + tl.arange(0, BLOCK_N), query_length, keys_after, keys_before
     last_position = tl.minimum(first_key + BLOCK_N, key_length) - 1 + query_length - key_length
     begin, whole_begin, whole_end, end = key_ranges(
         first_position, last_position, query_length, keys_after, keys_before, BLOCK_M
@@ -123,72 +134,76 @@ def key_gradients_kernel(
     value = load_rows(values, first_key, key_length, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED=True)
     key_gradient = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     value_gradient = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
-    for member in range(heads_per_key_head):
-        head = key_head * heads_per_key_head + member
-        queries = query_pointer + batch * query_batch_stride + head * query_head_stride, query_stride
-        gradients = gradient_pointer + batch * gradient_batch_stride + head * gradient_head_stride, gradient_stride
-        batch_and_head = batch * query_heads + head
-        rows = lse_pointer + batch_and_head * padded_length, delta_pointer + batch_and_head * padded_length
-        query_sums = query_sums_pointer
-        if query_sums_pointer is not None:
-            query_sums += batch_and_head * query_length * HEAD_DIM
-        sums = key_gradient, value_gradient
-        if keys_after is not None:
-            sums = gather_from_queries(
-                key,
-                value,
-                queries,
-                gradients,
-                rows,
-                query_sums,
-                begin,
-                whole_begin,
-                band,
-                sums,
-                scale,
-                scale_log2,
-                key_length - first_key,
-                HEAD_DIM,
-                BLOCK_M,
-                MASKED=True,
-            )
+    first_head = key_head * heads_per_key_head
+    queries = query_pointer + batch * query_batch_stride + first_head * query_head_stride
+    gradients = gradient_pointer + batch * gradient_batch_stride + first_head * gradient_head_stride
+    queries = queries, query_head_stride, query_stride
+    gradients = gradients, gradient_head_stride, gradient_stride
+    rows = lse_pointer, delta_pointer, padded_length
+    place = first_key, key_length
+    heads = batch * query_heads + first_head, heads_per_key_head
+    sums = key_gradient, value_gradient
+    # From the last queries backwards: when causal all blocks of keys see these, so programs that run at a time read the
+    # same tiles.
+    sums = gather_from_queries(
+        key,
+        value,
+        queries,
+        gradients,
+        rows,
+        query_sums_pointer,
+        place,
+        heads,
+        whole_end,
+        end,
+        band,
+        sums,
+        scale,
+        scale_log2,
+        HEAD_DIM,
+        BLOCK_M,
+        MASKED=True,
+    )
+    sums = gather_from_queries(
+        key,
+        value,
+        queries,
+        gradients,
+        rows,
+        query_sums_pointer,
+        place,
+        heads,
+        whole_begin,
+        whole_end,
+        band,
+        sums,
+        scale,
+        scale_log2,
+        HEAD_DIM,
+        BLOCK_M,
+        MASKED=False,
+    )
+    if keys_after is not None:
         sums = gather_from_queries(
             key,
             value,
             queries,
             gradients,
             rows,
-            query_sums,
+            query_sums_pointer,
+            place,
+            heads,
+            begin,
             whole_begin,
-            whole_end,
             band,
             sums,
             scale,
             scale_log2,
-            key_length - first_key,
-            HEAD_DIM,
-            BLOCK_M,
-            MASKED=False,
-        )
-        sums = gather_from_queries(
-            key,
-            value,
-            queries,
-            gradients,
-            rows,
-            query_sums,
-            whole_end,
-            end,
-            band,
-            sums,
-            scale,
-            scale_log2,
-            key_length - first_key,
             HEAD_DIM,
             BLOCK_M,
             MASKED=True,
         )
-        key_gradient, value_gradient = sums
+    key_gradient, value_gradient = sums
 
     rows = first_key + tl.arange(0, BLOCK_N)
     columns = tl.arange(0, BLOCK_D)

@@ -1,18 +1,9 @@
-"""What the backward kernels share."""
+"""What the backward kernels share: two numbers."""
 
-import triton
 import triton.language as tl
 
 # No tile of queries is longer; the numbers of the rows are stored for a multiple of it, so that none needs a mask.
 LONGEST_QUERY_TILE = 128
-
-
-@triton.jit
-def queries_as_seen_from(key_positions, query_length, key_length, keys_before, keys_after):
-    """The band of `visible_pairs` and `key_ranges` with the roles exchanged: a key sees queries.
-
-    A query sees keys_before keys before its place and keys_after after it; so a key is seen by keys_after queries
-    before its own place and by keys_before after it. Positions count from the first query here.
-    """
-    return key_positions + query_length - key_length, query_length, keys_after, keys_before
-
+# From this head dimension on, S and dP are both asked for before the exponentials: two products keep the matrix units
+# busy meanwhile. Below they are too short for that, and their tiles only take registers.
+WIDE = tl.constexpr(128)

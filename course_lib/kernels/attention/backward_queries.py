@@ -50,9 +50,7 @@ def gather_from_keys(
         value = load_rows(values, start, key_length, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED)
         probability_gradients = tl.dot(gradient, tl.trans(value), input_precision=FLOAT32_PRECISION)
         score_gradients = probabilities * (probability_gradients - delta)
-        query_gradient = tl.dot(
-            score_gradients.to(key.dtype), key, query_gradient, input_precision=FLOAT32_PRECISION
-        )
+        query_gradient = tl.dot(score_gradients.to(key.dtype), key, query_gradient, input_precision=FLOAT32_PRECISION)
     return query_gradient  # [BLOCK_M, BLOCK_D]
 
 

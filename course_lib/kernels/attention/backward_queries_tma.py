@@ -4,7 +4,8 @@ import triton
 import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
-from course_lib.kernels.attention.backward_tiles import compile_configurations_tma, signature_tma
+from course_lib.kernels.attention.backward_parts import WIDE
+from course_lib.kernels.attention.backward_tiles import compile_configurations, signature_tma
 from course_lib.kernels.attention.parts import FLOAT32_PRECISION, SIZES, key_ranges, visible_pairs
 
 
@@ -28,18 +29,20 @@ def gather_from_keys(
 ):
     """Stream over the keys in [begin, end); returns dQ, before the scale, after them."""
     BLOCK_D: tl.constexpr = query.shape[1]
+    BOTH_FIRST: tl.constexpr = BLOCK_D >= WIDE
     for start in tl.range(begin, end, BLOCK_N):
         key = keys.load([batch, key_head, start, 0]).reshape(BLOCK_N, BLOCK_D)
         scores = tl.dot(query, key.T, input_precision=FLOAT32_PRECISION)  # [BLOCK_M, BLOCK_N]
         if MASKED:
             scores = tl.where(visible_pairs(start + tl.arange(0, BLOCK_N), band), scores, float("-inf"))
-        probabilities = tl.exp2(scores * scale_log2 - log_sum_exp)
         value = values.load([batch, key_head, start, 0]).reshape(BLOCK_N, BLOCK_D)
-        probability_gradients = tl.dot(gradient, value.T, input_precision=FLOAT32_PRECISION)  # [BLOCK_M, BLOCK_N]
+        if BOTH_FIRST:
+            probability_gradients = tl.dot(gradient, value.T, input_precision=FLOAT32_PRECISION)  # [BLOCK_M, BLOCK_N]
+        probabilities = tl.exp2(scores * scale_log2 - log_sum_exp)  # [BLOCK_M, BLOCK_N]
+        if not BOTH_FIRST:
+            probability_gradients = tl.dot(gradient, value.T, input_precision=FLOAT32_PRECISION)  # [BLOCK_M, BLOCK_N]
         score_gradients = probabilities * (probability_gradients - delta)
-        query_gradient = tl.dot(
-            score_gradients.to(key.dtype), key, query_gradient, input_precision=FLOAT32_PRECISION
-        )
+        query_gradient = tl.dot(score_gradients.to(key.dtype), key, query_gradient, input_precision=FLOAT32_PRECISION)
     return query_gradient  # [BLOCK_M, BLOCK_D]
 
 
@@ -136,5 +139,5 @@ def compile_cases() -> list[CompileCase]:
             query_gradients_tma_kernel, signature_tma(kind, constexprs, ("query_gradients",)), constexprs,
             num_warps=tiles.warps, num_stages=tiles.stages, label=label, **expectations,
         )
-        for kind, _, tiles, constexprs, label, expectations in compile_configurations_tma("queries")
+        for kind, _, tiles, constexprs, label, expectations in compile_configurations("queries", copied_by_engine=True)
     ]  # fmt: skip

@@ -9,9 +9,9 @@ With O = P V, P = softmax(S) by rows, S = scale · Q Kᵀ, and dX for the gradie
     dQ = scale · dS K
     dK = scale · dSᵀ Q
 
-Five products of 2 · batch · query_heads · query_length · key_length · head_dim FLOPs, one of them S once more: 2.5 times
-the forward's. It writes S, P, dP and dS whole: at 16k tokens and 32 heads 17 GB each in 16 bits. Use it on small tensors,
-in float64 when it serves as an oracle.
+Five products of 2 · batch · query_heads · query_length · key_length · head_dim FLOPs, one of them S once more: 2.5
+times the forward's. It writes S, P, dP and dS whole: at 16k tokens and 32 heads 17 GB each in 16 bits. Use it on small
+tensors, in float64 when it serves as an oracle.
 """
 
 import math

@@ -2,9 +2,9 @@
 
     Δ = rowsum(O ∘ dO) - dLSE           dLSE is 0 unless the loss depends on the log-sum-exps themselves
 
-FLOPs: 2 · head_dim a row. Bytes: O and dO once, and 12 for each row. At N = 8192, D = 128 and 16 bits, one head: 4.3 MB,
-1 µs at 4.8 TB/s, before 107 µs of matrix products at 800 TFLOP/s. It replaces rowsum(P ∘ dP), for which each row would
-have to be met once more before its first dS.
+FLOPs: 2 · head_dim a row. Bytes: O and dO once, and 12 for each row. At N = 8192, D = 128 and 16 bits, one head:
+4.3 MB, 1 µs at 4.8 TB/s, before 107 µs of matrix products at 800 TFLOP/s. It replaces rowsum(P ∘ dP), for which each
+row would have to be met once more before its first dS.
 """
 
 import torch
@@ -55,7 +55,8 @@ def row_numbers_kernel(
 def row_numbers(output, output_gradient, log_sum_exp=None, log_sum_exp_gradient=None):
     """(Δ, log-sum-exp to base 2), float32 [batch, query_heads, padded length]; the second None without a log-sum-exp.
 
-    The length is padded to a multiple of LONGEST_QUERY_TILE. Arguments as for `flash_attention_backward`, checked there.
+    The length is padded to a multiple of LONGEST_QUERY_TILE. Arguments are those of `flash_attention_backward`, which
+    has checked them.
     """
     batch, query_heads, query_length, head_dim = output.shape
     padded_length = triton.cdiv(query_length, LONGEST_QUERY_TILE) * LONGEST_QUERY_TILE

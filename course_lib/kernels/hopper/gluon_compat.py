@@ -27,12 +27,24 @@ try:
     else:
         load_tile, store_tile = tma.async_copy_global_to_shared, tma.async_copy_shared_to_global
     wait_for_stores = tma.store_wait
+    from triton._C.libtriton import ir
+    from triton.experimental.gluon.language._core import builtin
+
+    ADD = ir.DESCRIPTOR_REDUCE_KIND.ADD
 except (ImportError, AttributeError) as error:
     raise ImportError(
         f"Triton {triton.__version__} lacks a part of Gluon for Hopper ({error}); install Triton 3.6 to 3.9."
     ) from error
 
+
+@builtin
+def add_tile(tensor_desc, coord, src, _semantic=None):
+    """Asks the copy engine to add a tile of shared memory to one in memory. Triton 3.6 has it, without a name."""
+    coordinates = _semantic._convert_to_ir_values(coord, require_i64=False)
+    _semantic.builder.create_async_tma_reduce(ADD, tensor_desc.handle, coordinates, src.handle)
+
+
 __all__ = [
-    "TensorDescriptor", "fence_async_shared", "gl", "gluon", "load_tile", "mbarrier", "store_tile", "wait_for_stores",
-    "warpgroup_mma", "warpgroup_mma_init", "warpgroup_mma_wait",
+    "TensorDescriptor", "add_tile", "fence_async_shared", "gl", "gluon", "load_tile", "mbarrier", "store_tile",
+    "wait_for_stores", "warpgroup_mma", "warpgroup_mma_init", "warpgroup_mma_wait",
 ]  # fmt: skip

@@ -39,6 +39,11 @@ WRONG = {
     "delta_not_weighted": changed(
         "10.3", (DS, "score_gradients = probabilities * probability_gradients - delta[tile, None]")
     ),
+    "delta_of_the_tile": changed(
+        "10.3", (DS, DS.replace("delta[tile, None]", "(probabilities * probability_gradients).sum(1, keepdim=True)"))
+    ),
+    "first_key_forgotten": changed("10.3", ("first_key + torch.arange(keys.shape[0])", "torch.arange(keys.shape[0])")),
+    "scale_inverted": changed("10.3", ("1 / math.sqrt(head_dim)", "math.sqrt(head_dim)")),
     "delta_added": changed("10.3", (DS, DS.replace(" - delta", " + delta"))),
     "scale_missing_in_gradients": changed("10.3", (DK, "key_gradient += score_gradients.T @ query[tile]")),
     "scale_missing_in_scores": changed(

@@ -62,6 +62,7 @@ WRONG = {
     ),
     "delta_missing": changed("10.4", (DS, "score_gradients = probabilities * (output_gradient @ value[tile].T)")),
     "scale_missing_in_gradients": changed("10.4", (DQ, "query_gradient += score_gradients @ key[tile]")),
+    "first_query_forgotten": changed("10.4", ("first_query + torch.arange(rows)", "torch.arange(rows)")),
     "scale_twice": changed("10.4", (DS, DS.replace("= prob", "= scale * prob"))),
     "dq_from_probabilities": changed("10.4", (DQ, DQ.replace("score_gradients", "probabilities"))),
     "dq_of_values": changed("10.4", (DQ, DQ.replace("key[tile]", "value[tile]"))),

@@ -32,7 +32,6 @@ def in_the_first(old, new):
 
 
 WRONG = {
-    "skips_nothing__of_queries": changed("10.6", (START, "first_query = 0")),
     "values_read_by_the_keys_strides": changed("10.6", ("keys[:, None] * value_stride", "keys[:, None] * key_stride")),
     "no_causal_mask__in_tiles_of_dq": in_the_second(SEEN, "(keys > -1)[None, :]"),
     "delta_missing": changed("10.6", (DS, "score_gradients = probabilities * probability_gradients")),
@@ -67,6 +66,7 @@ WRONG = {
     ),
     "log2e_missing": changed("10.6", (BASE_2, "tl.exp2(differences)")),
     "natural_exp": changed("10.6", (BASE_2, BASE_2.replace("exp2", "exp"))),
+    "ln2_for_log2e": changed("10.6", ("1.4426950408889634", "0.6931471805599453")),
     "no_causal_mask": changed("10.6", ("if CAUSAL:", "if False:")),
     "hidden_weighed_one": changed("10.6", (EXPONENT, EXPONENT.replace('float("-inf")', "0.0"))),
     "causal_misaligned": changed(
@@ -104,7 +104,9 @@ WRONG = {
         "10.6",
         (EXPONENT, 'differences = tl.where(visible, scores, float("-inf")) - log_sum_exp[:, None]'),
     ),
-    "column_stride_ignored": changed("10.6", (COLUMNS, COLUMNS.replace(" * output_gradient_column_stride", ""))),
+    "reads_outside__without_the_column_stride": changed(
+        "10.6", (COLUMNS, COLUMNS.replace(" * output_gradient_column_stride", ""))
+    ),
     "reads_outside__by_the_querys_strides": changed(
         "10.6",
         ("head * output_gradient_head_stride", "head * query_head_stride"),
