@@ -87,6 +87,7 @@ def plan_cases(draw):
         case("not even one layer fits", [(10, 100, 5), (10, 400, 5)], 419),
         case("the cheapest for its bytes is the wrong one", [(0, 60, 60), (0, 50, 45), (0, 50, 45), (0, 1, 1)], 101),
         case("one large layer in the middle", [(0, 40, 8), (0, 100, 3), (0, 40, 7), (0, 10, 1)], 140),
+        case("one large layer saves more than five small ones", [(0, 100, 50), *[(0, 10, 1)] * 5, (0, 30, 1)], 135),
         case("12 layers, attention and feed-forward in turn", mixed, limit_of(draw, mixed, 0.5)),
         case("10 drawn layers", drawn, limit_of(draw, drawn, 0.4)),
         case("no layers", [], 10),
@@ -147,11 +148,10 @@ def _planned(s, layers, limit):
     fits = (lambda kept: _peak(s, layers, kept) < limit) if s("fits_strictly") else (
         lambda kept: _peak(s, layers, kept) <= limit
     )  # fmt: skip
-    if s("greedy", "greedy__by_time", "greedy__by_bytes", "greedy__in_order", "greedy__from_the_last"):
+    if s("greedy", "greedy__by_time", "greedy__in_order", "greedy__from_the_last"):
         order = {
             "greedy": lambda i: -layers[i][2] / max(layers[i][1], 1e-9),
             "greedy__by_time": lambda i: -layers[i][2],
-            "greedy__by_bytes": lambda i: layers[i][1],
             "greedy__in_order": lambda i: i,
             "greedy__from_the_last": lambda i: -i,
         }
@@ -171,6 +171,8 @@ def _planned(s, layers, limit):
     if s("never_none"):
         found = best_plan(layers, limit)
         return [False] * count if found is None else _best_of(s, layers, limit, fits)
+    if s("most_layers_kept"):
+        return _best_of(s, layers, limit, fits, price=lambda kept: (-sum(kept), _kept_bytes(layers, kept)))
     if s("most_bytes_kept"):
         return _best_of(s, layers, limit, fits, price=lambda kept: -_kept_bytes(layers, kept))
     return _best_of(s, layers, limit, fits)
@@ -211,7 +213,11 @@ GREEDY = (
     "best: one layer may take the room of two that would save more together. Compare combinations."
 )
 SLIPS = (
-    *(Slip(f"greedy{way}", GREEDY) for way in ("", "__by_time", "__by_bytes", "__in_order", "__from_the_last")),
+    Slip(
+        "most_layers_kept",
+        "The plan keeps as many layers as possible. What counts is the time that the others take to compute again.",
+    ),
+    *(Slip(f"greedy{way}", GREEDY) for way in ("", "__by_time", "__in_order", "__from_the_last")),
     Slip("all_or_nothing", "Either all layers are kept or none. Some of them often fit: choose for each layer."),
     Slip("nothing_kept", "No layer is kept although there is room. What is kept need not be computed again."),
     Slip(
