@@ -7,7 +7,8 @@ import torch
 from exercises.topics.attention_backward import delta_of, left_by_the_forward, positions_seen
 from exercises.topics.attention_inputs import MAGNITUDES
 
-SCORES = MAGNITUDES
+# Without equal scores and values near 80, whose dP - Δ is rounding for the most part; 10.6 has them.
+SCORES = MAGNITUDES[:-1]
 
 
 def one_head(draw, query_length, key_length, head_dim, scores, causal):

@@ -102,7 +102,9 @@ WRONG = {
         "10.6",
         (EXPONENT, 'differences = tl.where(visible, scores, float("-inf")) - log_sum_exp[:, None]'),
     ),
-    "column_stride_ignored": changed("10.6", (COLUMNS, COLUMNS.replace(" * output_gradient_column_stride", ""))),
+    "reads_outside__without_the_column_stride": changed(
+        "10.6", (COLUMNS, COLUMNS.replace(" * output_gradient_column_stride", ""))
+    ),
     "reads_outside__by_the_querys_strides": changed(
         "10.6",
         ("head * output_gradient_head_stride", "head * query_head_stride"),
