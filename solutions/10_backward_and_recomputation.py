@@ -2,18 +2,19 @@
 # # 10 · The backward pass, and what to compute again
 #
 # **The question.** You train a model whose layers have 32 heads of dimension 128, on texts of 16,384 tokens. The
-# backward pass of attention needs the probabilities $P$, and autograd therefore keeps them from the forward pass. In
-# bf16 they take $32 \cdot 16384^2 \cdot 2$ bytes, which is 17.2 GB for *one* layer. A model with 32 such layers would
-# have to hold 550 GB until the backward pass begins. FlashAttention keeps 2.1 MB in each layer instead, one number for
-# each query. It computes $P$ again when it needs it. How can one number bring back 16,384 of them, and what does that
-# cost in time?
+# backward pass of attention needs the probabilities $P$, so autograd keeps them from the forward pass. In bf16 they
+# take $32 \cdot 16384^2 \cdot 2$ bytes, which is 17.2 GB for *one* layer. A model with 32 such layers would have to
+# hold 550 GB until the backward pass begins. FlashAttention drops $P$ and computes it again. For that it keeps one
+# number for each query and head, 2.1 MB in each layer. ($Q$, $K$, $V$ and $O$, 537 MB, are kept either way.) How can
+# one number bring back 16,384 of them, and what does that cost in time?
 #
-# In chapter 04 the forward pass stayed on the chip. Here you write the pass that trains: the gradients of $Q$, $K$ and
-# $V$, derived in small steps, first in PyTorch and then in Triton. At the end the small model learns with your kernels.
+# In chapter 04 you wrote a forward pass whose scores never leave the chip. Here you write the backward pass: the
+# gradients of $Q$, $K$ and $V$, derived in small steps, first in PyTorch and then in Triton. At the end the small model
+# learns with your kernels.
 #
-# **Time.** About three and a half hours for all seven exercises (an estimate). The **core path** takes two: exercises
-# 10.1 to 10.4 and 10.6, and every section whose heading does not end in *deeper*. You can skip the others, but run
-# their cells.
+# **Time.** About five hours for all seven exercises (an estimate). The **core path** takes about three: exercises 10.1
+# to 10.3 and 10.6, and every section whose heading does not end in *deeper*. You can skip the others, but run their
+# cells. If you have two hours, write 10.1 to 10.3 and read 10.6: the finale then runs with the course's kernels.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -73,7 +74,7 @@ for name, attend in (("three operations", three_operations),
 
 # %% [markdown]
 # Attention in three operations keeps $Q$, $K$, $V$ and $P$, and a mask. The tiled one keeps $Q$, $K$, $V$, $O$ and one
-# number for each query. The difference is nearly all $P$, and it grows with the square of the length:
+# number for each query and head. The difference is nearly all $P$, and it grows with the square of the length:
 
 # %%
 from course_lib.figures.backward.saved import draw_saved
@@ -89,17 +90,17 @@ draw_saved(heads=32, head_dim=128, item_bytes=2)
 #
 # with scale $= 1/\sqrt{D}$, as in all chapters. There are $M$ queries and $N$ keys, so $S$ and $P$ are $M \times N$.
 #
-# At the end of training's forward pass stands one number, the loss. The gradient $dO$ has the shape of $O$. Its element
+# Training's forward pass ends in one number, the loss. The gradient $dO$ has the shape of $O$. Each of its elements
 # says how much the loss changes when that element of $O$ changes a little. If $O_{3,7}$ grows by 0.001 and $dO_{3,7}$
 # is 2, the loss grows by 0.002. The later layers have computed $dO$ already. You have to find $dQ$, $dK$ and $dV$,
 # which say the same about each element of $Q$, $K$ and $V$.
 #
-# Matrix products are the easy part. For $O = P V$ there are two rules, and they only need the shapes to remember:
+# Matrix products are the easy part. For $O = P V$ there are two rules, and you can remember them by the shapes:
 #
 # $$dV = P^T dO \qquad\qquad dP = dO\, V^T$$
 #
-# The first one says: a value's gradient is the sum over the queries that look at it, each weighted by how much it
-# looks. If query 3 gives key 5 the probability 0.4, it adds $0.4 \cdot dO_3$ to $dV_5$.
+# The rule for $dV$ says: a value's gradient is the sum of $dO$ over the queries, each weighted by its probability. If
+# query 3 gives key 5 the probability 0.4, it adds $0.4 \cdot dO_3$ to $dV_5$.
 #
 # The same two rules for $S = \text{scale} \cdot Q K^T$ give
 #
@@ -113,8 +114,8 @@ draw_saved(heads=32, head_dim=128, item_bytes=2)
 # 2: the loss grows if the query looks more at key 0, and even more if it looks more at key 2.
 #
 # If score 0 grows a little, probability 0 grows, and the other two shrink, because they all add up to 1. So a larger
-# score is only worth something if its $dP$ is better than what the query has now *on average*. This average is called
-# $\Delta$, one number for each query:
+# score raises the loss only if its $dP$ is above the query's average, weighted by the probabilities. This average is
+# called $\Delta$, one number for each query:
 #
 # $$\Delta_i = \sum_j P_{ij}\, dP_{ij} \qquad\qquad dS_{ij} = P_{ij}\,(dP_{ij} - \Delta_i)$$
 #
@@ -126,13 +127,15 @@ draw_saved(heads=32, head_dim=128, item_bytes=2)
 # $-P_j P_k$ otherwise. Multiply by $dP_j$ and add over $j$.)
 #
 # There is one difficulty. $\Delta$ is a sum over a whole row, and a tile holds only a part of the row. A kernel would
-# have to walk over all keys once to find $\Delta$, and once more to use it. But look at what $dP$ is:
+# have to walk over all keys once to find $\Delta$, and once more to use it. But $dP$ is a sum itself, and the two sums
+# can change places:
 #
 # $$\Delta_i = \sum_j P_{ij}\, dP_{ij} = \sum_j P_{ij} \sum_d dO_{id} V_{jd} = \sum_d dO_{id} \sum_j P_{ij} V_{jd}
 # = \sum_d dO_{id}\, O_{id}$$
 #
-# The inner sum on the right is $O$, and the forward pass has already computed it. So $\Delta$ is a sum over $D$ numbers
-# of one row of $O$ and $dO$: 128 instead of 16,384, and no key is needed.
+# The inner sum over $j$ is $O_{id}$, and the forward pass has already computed it. So $\Delta = \text{rowsum}(O \circ
+# dO)$, where $\circ$ multiplies element by element. That is a sum of $D$ numbers for each query: 128 instead of 16,384,
+# and no key is needed.
 #
 # **Exercise 10.1.** Write both: the softmax's gradient with $\Delta$ from $P$ and $dP$, and $\Delta$ from $O$ and $dO$.
 
@@ -191,16 +194,16 @@ print(f"Δ from O and dO, and from P and dP: {best_row_delta(output.detach(), ou
 # %% [markdown]
 # ## One number brings back a row
 #
-# Now the question's number. Softmax divides each exponential by the sum of its row, $\sum_k e^{S_{ik}}$. The forward
-# pass knows the logarithm of that sum, the log-sum-exp $L_i$ of chapters 03 and 04. So
+# Softmax divides each exponential by the sum of its row, $\sum_k e^{S_{ik}}$. The forward pass already has the
+# logarithm of that sum. It is the log-sum-exp $L_i$ of chapters 03 and 04, and it is the question's one number. So
 #
 # $$P_{ij} = \frac{e^{S_{ij}}}{\sum_k e^{S_{ik}}} = \frac{e^{S_{ij}}}{e^{L_i}} = e^{S_{ij} - L_i}$$
 #
 # For the scores 1, 2 and 3, $L = \log(e^1 + e^2 + e^3) = 3.408$, and the second probability is $e^{2 - 3.408} = 0.245$.
 #
-# Read the right side once more. An element of $P$ needs its own score and one number of its row. It does not need the
-# other scores. There is no maximum, no running sum and nothing to rescale, all of which the forward pass had to do. Any
-# tile of $P$ can be computed by itself, in any order, from a tile of $Q$, a tile of $K$ and the tile's $L_i$.
+# On the right side, an element of $P$ needs its own score and one number of its row, but no other score. So there is no
+# maximum, no running sum and nothing to rescale. Any tile of $P$ can be computed by itself, in any order, from a tile
+# of $Q$, a tile of $K$ and the $L_i$ of its rows.
 #
 # Nothing overflows either. $L_i$ is at least as large as every score of its row, so the exponent is never above 0.
 #
@@ -208,8 +211,9 @@ print(f"Δ from O and dO, and from P and dP: {best_row_delta(output.detach(), ou
 #
 # - A hidden pair has the score $-\infty$ and gets $e^{-\infty} = 0$. But a query that sees *no* key has $L = -\infty$
 #   too, and $-\infty - (-\infty)$ is NaN.
-# - The GPU has an instruction for $2^x$ and none for $e^x$. As $e^x = 2^{x \log_2 e}$, kernels put the factor $\log_2 e
-#   = 1.4427$ into the scale. Then $L$ must get the same factor. If only one of them has it, every probability is wrong.
+# - The GPU has an instruction for $2^x$ and none for $e^x$. As $e^x = 2^{x \log_2 e}$, kernels multiply the exponent by
+#   $\log_2 e$, in Python `math.log2(math.e)` = 1.4426950408889634. (Four digits after the point are too few for the
+#   check.) The scores *and* $L$ need the factor. If one of them lacks it, every probability is wrong.
 #
 # **Exercise 10.2.** Compute $P$ for *some* columns of the score matrix, in base e and in base 2.
 
@@ -256,8 +260,8 @@ best_from_lse, best_in_base_2 = check("10.2", probabilities_from_lse, probabilit
 # %% [markdown]
 # ## What recomputation costs
 #
-# Here is the backward pass as a picture. Each box with a coloured frame is one matrix product. Follow the arrows from
-# left to right, and see which product feeds which.
+# Here is the backward pass as a picture. Each box with a coloured frame is one matrix product. Follow the arrows, and
+# see which product feeds which.
 
 # %%
 from course_lib.figures.backward.products import draw_products
@@ -269,22 +273,24 @@ draw_products()
 # of the forward pass**. One of the five, $S$, is the price of not keeping $P$.
 #
 # Is that price high? For the question's layer one product has $32 \cdot 2 \cdot 16384^2 \cdot 128 = 2.2$ TFLOP. cuDNN's
-# backward pass reaches 545 TFLOP/s on an H200 (measured), so $S$ takes 4.0 ms. If $P$ were kept, the forward pass would
-# write 17.2 GB, and the backward pass would read them. At the measured 4.25 and 4.37 TB/s that takes 4.0 and 3.9 ms. So
-# computing $P$ again takes **half as long as writing and reading it**, and the 17.2 GB are free for something else.
+# backward pass reaches 544 TFLOP/s on an H200 (measured), so $S$ takes 4.0 ms. If $P$ were kept, the forward pass would
+# write 17.2 GB, and the backward pass would read them. An H200 copies at 4.25 TB/s (measured), so the two take $4.0 +
+# 4.0 = 8.1$ ms, before rounding. So computing $P$ again takes **half as long as writing and reading it**, and the 17.2
+# GB are free for something else. This assumes that no bytes move while the tensor cores work. A kernel that overlaps
+# the two hides a part of the 8.1 ms, but it still needs the 17.2 GB.
 #
-# On the side of the bytes, a head must read $Q$, $K$, $V$, $O$, $dO$ and $L$, and write $dQ$, $dK$ and $dV$. That is $8
-# \cdot 16384 \cdot 128 \cdot 2$ bytes and a little, 34 MB, for $5 \cdot 2 \cdot 16384^2 \cdot 128 = 344$ GFLOP. These
-# are 10,000 FLOPs for each byte. The balance point of an H200 is 206, so arithmetic sets the time, if the tiles stay on
-# the chip.
+# Now count the bytes that have to move. A head reads $Q$, $K$, $V$, $O$, $dO$ and $L$, and writes $dQ$, $dK$ and $dV$.
+# That is $8 \cdot 16384 \cdot 128 \cdot 2$ bytes and a little, 34 MB, for $5 \cdot 2 \cdot 16384^2 \cdot 128 = 344$
+# GFLOP. These are 10,000 FLOPs for each byte. An H200 balances at 206 (989 TFLOP/s over 4.8 TB/s, its datasheet), so
+# arithmetic sets the time, if the tiles stay on the chip.
 #
 # ## Two loops, turned inside out
 #
-# The forward pass gave each program a tile of queries and let the keys pass by. For $dQ$ that works again, because
+# In the forward pass each program held a tile of queries, and the keys passed by. For $dQ$ that works again, because
 # $dQ_i = \text{scale} \cdot \sum_j dS_{ij} K_j$ is a sum over keys. But $dK_j = \text{scale} \cdot \sum_i dS_{ij} Q_i$
-# and $dV_j = \sum_i P_{ij}\, dO_i$ are sums over *queries*. For those, a program holds a block of keys, and the queries
-# pass by. (To keep the two apart, this chapter says *block* of keys and *tile* of queries where they stay in a
-# program.)
+# and $dV_j = \sum_i P_{ij}\, dO_i$ are sums over *queries*. For those, a program holds some keys, and the queries pass
+# by. The keys that stay in a program are called a *block* here. Every other piece, of queries, keys or scores, is a
+# *tile*.
 
 # %%
 from course_lib.figures.backward.loops import draw_loops
@@ -348,14 +354,15 @@ def key_block_gradients(
 best_key_block_gradients = check("10.3", key_block_gradients).best
 
 # %% [markdown]
-# ## dQ, and the order of additions
+# ## dQ, and the order of additions · deeper
 #
 # The right picture is the same with the loops exchanged: the queries stay, the keys pass by.
 #
-# There is another way to get $dQ$. The program of 10.3 has $dS$ of its block and tile on the chip already. It could
-# multiply it by its keys there and then, and add the product to $dQ$ in memory. This saves the second kernel with its
-# two products. But now many programs add to the same row of $dQ$, one for each block of keys. GPUs have an instruction
-# for it, the *atomic add*: it reads a number, adds to it and writes it back, and no other program can come in between.
+# There is another way to get $dQ$. The program of 10.3 already has $dS$ of its block and tile on the chip. It could
+# multiply $dS$ by its keys at once, and add the product to $dQ$ in memory. This saves the second kernel, which computes
+# $S$ and $dP$ again. But now many programs add to the same row of $dQ$, one for each block of keys. GPUs have an
+# instruction for it, the *atomic add*: it reads a number, adds to it and writes it back, and no other program can come
+# in between.
 #
 # The sum is right, whatever program comes first. But it is not always the *same*. Floating-point addition rounds, so
 # the order matters:
@@ -381,9 +388,9 @@ print(f"10 orders of arrival gave {different} different results; "
 # programs? So libraries let you choose. FlashAttention has `deterministic=True`, and PyTorch has
 # `torch.use_deterministic_algorithms`.
 #
-# **Exercise 10.4** asks for both. `query_tile_gradient` has a loop of its own, so its order is fixed. `sum_of_arrivals`
-# gets the contributions of all key blocks in the order in which they happen to finish. It must give the same bits for
-# every order. The check shuffles that order several times and compares bits.
+# **Exercise 10.4.** Write both ways to $dQ$. `query_tile_gradient` has a loop of its own, so its order is fixed.
+# `sum_of_arrivals` gets the contributions of all key blocks in the order in which they happen to finish. It must give
+# the same bits for every order. The check shuffles that order several times and compares bits.
 
 # %%
 # Exercise 10.4 · dQ twice: in a loop of its own, and in the order of arrival
@@ -464,7 +471,7 @@ best_query_tile_gradient, best_sum_of_arrivals = check("10.4", query_tile_gradie
 # the layer, and run the layer's forward pass again when its backward pass comes.
 #
 # Which layers should do so? Each layer has three numbers: the bytes of its input, the bytes that it needs inside, and
-# the time to compute these again. Memory is the limit. While a layer works, it holds
+# the time to compute these again. Memory is the limit. While a layer works, memory holds
 #
 # - the inputs of all layers up to it,
 # - what the layers before it have decided to keep,
@@ -480,7 +487,9 @@ best_query_tile_gradient, best_sum_of_arrivals = check("10.4", query_tile_gradie
 # report for GPT-3 that it saves 70 % of the activations' memory for 2.7 % more FLOPs.
 #
 # **Exercise 10.5.** Write the planner. Greedy rules (most time saved for its bytes first) are not always the best, so
-# the check compares your plan with the best of all.
+# the check compares your plan with the best of all. One way is to walk over the layers with a list of partial plans.
+# What comes later depends only on the bytes kept so far, so you can drop each partial plan that another one beats in
+# bytes and in time.
 
 # %%
 # Exercise 10.5 · What to keep and what to compute again
@@ -547,29 +556,44 @@ for gigabytes in (6, 8, 12, 16, 20, 24, 28, 32, 36, 40):
     print(f"{gigabytes:>5} GB{sum(kept[::2]):>14} of 16{sum(kept[1::2]):>14} of 16{again / 1e3:>14.1f} ms")
 
 # %% [markdown]
-# Read the table from the bottom. With less room, the plan computes feed-forward blocks again first, because they free
-# three times as many bytes for little more time. Attention follows only when nearly all of them are gone. One
-# feed-forward block is kept in every row: the last one.
+# Read the table from the bottom. With less room, the plan first computes feed-forward blocks again, because they free
+# three times as many bytes for little more time. Below 16 GB hardly any are left to drop, and attention follows. The
+# last layer is a feed-forward block and never has to be computed again, so every row keeps at least one.
 #
-# Look at the row of 24 GB. There the plan gives up one attention, 5 ms, so that an eighth feed-forward block fits,
-# which saves 6.4 ms. A greedy rule that keeps all attention first does not find this.
+# The row of 24 GB breaks that order. There the plan gives up one attention, 5 ms, so that an eighth feed-forward block
+# fits, which saves 6.4 ms. A greedy rule that keeps all attention first does not find this.
 #
 # ## Now in Triton
 #
-# You need two kernels, one for each picture of the loops. Their inside is what you wrote in 10.3 and 10.4. Pointers,
-# masks and `tl.dot` work as in chapter 04, exercises 4.3 to 4.5.
+# You need two kernels, one for each picture of the loops. The first is 10.3 in Triton. The second is the same with the
+# loops exchanged, like `query_tile_gradient` in 10.4. Pointers, masks and `tl.dot` work as in chapter 04, exercises 4.3
+# to 4.5.
 #
-# First a worked kernel, the course's own for $\Delta$. It reads a tile of $O$ and one of $dO$, multiplies in float32,
-# and stores one number for each row. It also prepares $L$ for the other kernels: it multiplies it by $\log_2 e$, and
-# turns the $-\infty$ of a query that sees nothing into $+\infty$. Then $2^{x - \infty} = 0$, and the other kernels need
-# no guard.
+# First a worked kernel, for $\Delta$. It reads a tile of $O$ and one of $dO$, multiplies in float32, and stores one
+# number for each row. (In 10.6 one line of PyTorch does this.)
 
 # %%
-import inspect
+@triton.jit
+def delta_kernel(
+    output_pointer, gradient_pointer, delta_pointer, query_length, head_dim,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+):
+    """Program (tile, head): Δ of BLOCK_M queries of one head. O, dO and Δ are contiguous."""
+    head = tl.program_id(1).to(tl.int64)  # 64 bits: a head's offset can pass 2^31 elements
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
+    columns = tl.arange(0, BLOCK_D)  # [BLOCK_D]
+    exists = rows < query_length  # [BLOCK_M]
+    inside = exists[:, None] & (columns < head_dim)[None, :]  # [BLOCK_M, BLOCK_D]
+    offsets = head * query_length * head_dim + rows[:, None] * head_dim + columns[None, :]
+    output = tl.load(output_pointer + offsets, mask=inside, other=0.0).to(tl.float32)  # [BLOCK_M, BLOCK_D]
+    gradient = tl.load(gradient_pointer + offsets, mask=inside, other=0.0).to(tl.float32)
+    tl.store(delta_pointer + head * query_length + rows, tl.sum(output * gradient, axis=1), mask=exists)
 
-from course_lib.kernels.attention.backward_rows import row_numbers_kernel
 
-print(inspect.getsource(row_numbers_kernel.fn))
+output, output_gradient = torch.randn(2, 3, 100, 40, device=device)  # 3 heads, 100 queries, head dimension 40
+delta = torch.empty(3, 100, device=device)
+delta_kernel[(triton.cdiv(100, 64), 3)](output, output_gradient, delta, 100, 40, BLOCK_D=64, BLOCK_M=64)
+print(f"Δ: largest difference to PyTorch {(delta - (output * output_gradient).sum(dim=-1)).abs().max():.1e}")
 
 # %% [markdown]
 # | in the kernels | what it gives |
@@ -578,6 +602,11 @@ print(inspect.getsource(row_numbers_kernel.fn))
 # | `weights.to(query.dtype)` | both operands of `tl.dot` must have one type; the sums stay float32 |
 # | `tl.exp2(x * 1.4426950408889634)` | $e^x$ |
 # | `mask=exists` | for one number a row: the rows below `query_length` |
+# | `tl.dot(..., input_precision="ieee")` | as in chapter 04: float32 inputs keep all their bits |
+#
+# **Scale and base.** The kernels get the plain scale, because $dQ$ and $dK$ need it too. So subtract $L$ from the
+# scaled scores first, and multiply the difference by $\log_2 e$: then both have the factor. A query that sees no key
+# has $L = -\infty$. None of its pairs is visible, so set hidden pairs to $-\infty$ *after* the subtraction.
 #
 # **How many bytes?** A program of the first kernel loads its 64 keys and values once. For each tile that passes it
 # loads $Q$, $dO$, $L$ and $\Delta$, and at the end it stores $dK$ and $dV$. The second kernel is the same with the
@@ -735,7 +764,7 @@ def flash_attention_backward(query, key, value, output, log_sum_exp, output_grad
     query_gradient, key_gradient, value_gradient = (
         torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) for tensor in (query, key, value)
     )
-    # Δ, [heads, query_length], float32 and contiguous, in PyTorch as in 10.1.
+    # Δ, [heads, query_length], float32 and contiguous: (O * dO).sum(-1) in float32.
     # BEGIN SOLUTION
     delta = (output.float() * output_gradient.float()).sum(dim=-1)
     # END SOLUTION
@@ -781,8 +810,8 @@ report
 #
 # ## On Hopper: five accumulators · deeper
 #
-# Two kernels compute seven products. One kernel can do with five if it also adds up $dQ$, as in the second half of
-# 10.4. Here is the work in blocks of one product each:
+# Two kernels compute seven products. One kernel can do with five if it also adds to $dQ$ in memory, as in the second
+# half of 10.4. Here is the work in blocks of one product each:
 
 # %%
 from course_lib.figures.backward.work import draw_work
@@ -791,9 +820,9 @@ draw_work()
 
 # %% [markdown]
 # FlashAttention-3's backward pass is such a kernel. A program holds a block of keys. One warp group (128 threads,
-# chapter 09) copies tiles of $Q$ and $dO$ into a ring of shared memory; the others multiply. Products of tensor cores
-# need an *accumulator*, the tile of sums that stays in registers while the product runs. There are five products, so
-# five accumulators:
+# chapter 09) copies tiles of $Q$ and $dO$ into a *ring*: a few buffers in shared memory that are filled again and again
+# in order. The other warp groups multiply. Products of tensor cores need an *accumulator*, the tile of sums that stays
+# in registers while the product runs. There are five products, so five accumulators:
 #
 # | accumulator | size | how long it stays |
 # |---|---|---|
@@ -874,14 +903,15 @@ for head_dim in (64, 96, 128, 192, 256):
 
 # %% [markdown]
 # At head dimension 128 only two groups find room, with 128 keys and 64 queries. At 64 the same two groups can take 128
-# queries at a time. From 192 on nothing fits here. Kernels for such head dimensions take smaller tiles, or give each
-# warp group a part of the head dimension.
+# queries at a time. From 192 on none of these tiles fits. Real kernels for such head dimensions use smaller tiles, or
+# give each warp group a part of the head dimension.
 #
 # ## Predicted against measured
 #
-# The backward pass has 2.5 times the FLOPs of the forward pass. If both ran at the same rate, it would take 2.5 times
-# as long. **Predict** the ratio that you will measure. The backward pass has more accumulators and so smaller tiles,
-# and two kernels compute 3.5 times as much as the forward pass.
+# If all products ran at the same rate, the FLOPs would give the times. The three operations keep $P$, so their backward
+# pass has four products to the forward pass's two: **2 times**. A tiled kernel with five products takes **2.5 times**
+# as long as its forward pass, and two kernels with seven take **3.5 times**. **Predict** the ratios that you will
+# measure. The backward pass has more accumulators and so smaller tiles.
 
 # %%
 from course_lib.hardware.timing import measure
@@ -929,17 +959,38 @@ else:
           "too, and the course's.")
 
 # %% [markdown]
-# The rates of the backward pass are counted with five products, also where a kernel computes seven. So they compare
-# times, and not how hard the chip works. Your kernels have fixed tiles of 64 × 64, and they load, wait and multiply in
-# turn. The course's choose tiles for each GPU. `python -m course_lib bench backward` in a terminal compares them with
-# FlashAttention-2 and cuDNN.
+# On a CPU these ratios say little, because the scale and the softmax alone take a third of the forward pass of the
+# three operations. One of our runs gave 1.2 and 2.5 times, another 1.6 and 5.2.
+#
+# Here is what an H200 does, with head dimension 128 and 16 heads, or 64 and 32 heads, bf16, 16,384 tokens (at 4k, four
+# sequences). TFLOP/s, full / causal:
+#
+# | | D = 128, 16k | D = 128, 4k | D = 64, 16k | D = 64, 4k |
+# |---|---|---|---|---|
+# | FlashAttention-2 | 302 / 293 | 273 / 243 | 282 / 263 | 249 / 219 |
+# | cuDNN | 544 / 539 | 524 / 457 | 446 / 424 | 414 / 362 |
+# | the course's two kernels | 426 / 395 | 416 / 354 | 390 / 381 | 372 / 345 |
+# | one kernel, $dQ$ by atomic adds | 350 / 321 | 326 / 275 | 337 / 324 | 316 / 281 |
+# | the course's for Hopper, $dQ$ in turns | 591 / 585 | 601 / 544 | 523 / 512 | 497 / 472 |
+# | the same, $dQ$ in any order | 640 / 656 | 612 / 558 | 531 / 564 | 528 / 483 |
+#
+# Measured in November 2026 with PyTorch 2.11 and Triton 3.6. Two results surprised us. Seven products in two kernels
+# are faster than five with atomic adds, because the adds cost more than the two products that they save. And the kernel
+# for Hopper (chapter 09's tools) loses only 1 to 11 % when its blocks wait for their turn.
+#
+# With chapter 09's forward rates (another run, so to about a tenth) the backward pass takes 2.7 times as long as the
+# forward pass in FlashAttention-2, 3.0 times in cuDNN and 2.9 times in the course's kernels for Hopper (D = 128, full,
+# 16k). So it does not reach the forward pass's rate in any of them.
+#
+# All these rates count five products, also where a kernel computes seven. So they compare times, and not how hard the
+# chip works. Your kernels have fixed tiles of 64 × 64, and they load, wait and multiply in turn. The course's choose
+# tiles for each GPU. `python -m course_lib bench backward` in a terminal compares them with FlashAttention-2 and cuDNN.
 #
 # ## Finale: a model learns with your kernels
 #
-# Now everything comes together. A small model trains twice, from the same weights and on the same pieces of *Alice's
-# Adventures in Wonderland*: once with PyTorch's attention, and once with the course's forward kernel and **your**
-# backward kernels. Nobody tells your version what the gradients should be. If one of them were wrong, the model would
-# learn something else.
+# A small model trains twice, from the same weights and on the same pieces of *Alice's Adventures in Wonderland*: once
+# with PyTorch's attention, and once with the course's forward kernel and **your** backward kernels. Nobody tells your
+# version what the gradients should be. If one of them were wrong, the model would learn something else.
 #
 # `torch.autograd.Function` joins a forward and a backward function. `differentiable` does that here. It keeps $Q$, $K$,
 # $V$, $O$ and $L$ between the two, and no probability. **Predict:** by how much will the two losses differ after the
@@ -948,7 +999,7 @@ else:
 # %%
 from course_lib.figures.backward.losses import draw_losses
 from course_lib.kernels.attention.flash import flash_attention
-from course_lib.models.plugged import differentiable, who_runs
+from course_lib.models.plugged import differentiable, is_the_courses, who_runs
 from course_lib.models.torch_attention import torch_attention
 from course_lib.models.training import loss_curves
 
@@ -960,9 +1011,10 @@ def forward_kernel(query, key, value, causal):
 
 
 print(who_runs({"backward (10.6)": best_backward}))
+whose = "the course's" if is_the_courses(best_backward) else "your"
 attentions = {
     "PyTorch's attention": torch_attention,
-    "your backward kernels": differentiable(forward_kernel, best_backward),
+    f"{whose} backward kernels": differentiable(forward_kernel, best_backward),
 }
 curves = loss_curves(attentions, steps=200 if on_gpu else 40)  # the same weights and the same pieces of text
 first, second = curves.values()
@@ -985,7 +1037,8 @@ draw_losses(curves)
 #   `deterministic=True` programs add to buffers of their own, and a last kernel adds the buffers in order.
 # - **FlashAttention-3** does the same on Hopper with warp groups and a ring, as in 10.7. Its deterministic form lets
 #   the blocks wait for their turn, as in your `sum_of_arrivals`.
-# - **cuDNN** has both forms too. PyTorch chooses one of the three behind `scaled_dot_product_attention`.
+# - **cuDNN** has both forms too. PyTorch's `scaled_dot_product_attention` chooses among FlashAttention-2, cuDNN, a
+#   memory-efficient kernel and plain operations. FlashAttention-3 is not one of its defaults.
 # - **PyTorch's `torch.utils.checkpoint`** runs a function again in the backward pass. With
 #   `create_selective_checkpoint_contexts` you choose operation by operation what to keep. Megatron-LM has selective
 #   recomputation of attention as an option.
@@ -995,9 +1048,10 @@ draw_losses(curves)
 # ## Papers
 #
 # - T. Dao, D. Fu, S. Ermon, A. Rudra, C. Ré: *FlashAttention*, 2022, [arXiv
-#   2205.14135](https://arxiv.org/abs/2205.14135). Section 3.1 and appendix B: the backward pass from $L$ and $\Delta$.
+#   2205.14135](https://arxiv.org/abs/2205.14135). Section 3.1 and appendix B: the backward pass from
+#   $\Delta$ and each row's maximum and sum of exponentials.
 # - T. Dao: *FlashAttention-2*, 2023, [arXiv 2307.08691](https://arxiv.org/abs/2307.08691). Algorithm 2: blocks of keys
-#   outside, tiles of queries inside.
+#   outside, tiles of queries inside. It keeps one log-sum-exp for each row instead of the two numbers.
 # - J. Shah et al.: *FlashAttention-3*, 2024, [arXiv 2407.08608](https://arxiv.org/abs/2407.08608).
 # - T. Chen, B. Xu, C. Zhang, C. Guestrin: *Training Deep Nets with Sublinear Memory Cost*, 2016, [arXiv
 #   1604.06174](https://arxiv.org/abs/1604.06174). Checkpointing.

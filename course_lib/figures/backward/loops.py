@@ -51,7 +51,8 @@ def draw_loops(query_tiles=6, key_tiles=6, causal=True, shown=2):
         axes.text(left + key_tiles / 2, 0.95, "keys →", ha="center", fontsize=10.5, color=MUTED)
         axes.text(left - 0.25, -query_tiles / 2, "queries →", ha="center", va="center", rotation=-90, fontsize=10.5,
                   color=MUTED)  # fmt: skip
-        _walk(axes, left, loop, shown, query_tiles, key_tiles, passing, staying)
+        if held:
+            _walk(axes, left, loop, held, query_tiles, key_tiles, passing, staying)
     axes.text(
         -0.3,
         -query_tiles - 1.75,
@@ -66,19 +67,27 @@ def draw_loops(query_tiles=6, key_tiles=6, causal=True, shown=2):
     return figure
 
 
-def _walk(axes, left, loop, shown, query_tiles, key_tiles, passing, staying):
-    """The arrow along which the loop walks, and what passes and what stays."""
+def _walk(axes, left, loop, held, query_tiles, key_tiles, passing, staying):
+    """The arrow along the tiles that the loop walks over, and what passes and what stays."""
+    (first_row, first_column), (last_row, last_column) = held[0], held[-1]
     if loop == "keys":
         x = left + key_tiles + 0.3
-        begin, end = (x, -0.1), (x, -query_tiles + 0.1)
-        axes.text(x + 0.2, -query_tiles / 2, passing, fontsize=10.5, va="center", color=INK)
+        begin, end = (x, -first_row - 0.05), (x, -last_row - 0.95)
+        axes.text(x + 0.2, (begin[1] + end[1]) / 2, passing, fontsize=10.5, va="center", color=INK)
         axes.text(
-            left + shown + 0.47, 0.12, staying, fontsize=10.5, ha="center", va="bottom", color=INK, linespacing=1.0
+            left + first_column + 0.47,
+            0.12,
+            staying,
+            fontsize=10.5,
+            ha="center",
+            va="bottom",
+            color=INK,
+            linespacing=1.0,
         )
     else:
         y = -query_tiles - 0.35
-        begin, end = (left + 0.1, y), (left + key_tiles - 0.1, y)
-        axes.text(left + key_tiles / 2, y - 0.15, passing.replace("\n", " "), fontsize=10.5, ha="center", va="top",
+        begin, end = (left + first_column + 0.05, y), (left + last_column + 0.95, y)
+        axes.text((begin[0] + end[0]) / 2, y - 0.15, passing.replace("\n", " "), fontsize=10.5, ha="center", va="top",
                   color=INK)  # fmt: skip
-        axes.text(left + key_tiles + 0.2, -shown - 0.53, staying, fontsize=10.5, va="center", color=INK)
+        axes.text(left + key_tiles + 0.2, -first_row - 0.53, staying, fontsize=10.5, va="center", color=INK)
     axes.add_patch(FancyArrowPatch(begin, end, arrowstyle="-|>", mutation_scale=14, color=ORANGE, linewidth=2))

@@ -21,6 +21,9 @@ NODES = {
     "dV = Pᵀ dO": (8.2, 3.5, "product"),
     "dK = scale · dSᵀ Q": (8.2, 1.75, "product"),
     "dQ = scale · dS K": (8.2, 0.25, "product"),
+    "dO, again": (10.3, 3.5, "in"),
+    "Q, again": (10.3, 1.75, "in"),
+    "K, again": (10.3, 0.25, "in"),
 }
 ARROWS = (
     ("Q", "S = scale · Q Kᵀ"),
@@ -35,6 +38,9 @@ ARROWS = (
     ("P = exp(S - L)", "dV = Pᵀ dO"),
     ("dS = P ∘ (dP - Δ)", "dK = scale · dSᵀ Q"),
     ("dS = P ∘ (dP - Δ)", "dQ = scale · dS K"),
+    ("dO, again", "dV = Pᵀ dO"),
+    ("Q, again", "dK = scale · dSᵀ Q"),
+    ("K, again", "dQ = scale · dS K"),
 )
 WIDTHS = {"in": 0.55, "product": 2.0, "soft": 2.05}
 HEIGHT = 0.56
@@ -42,8 +48,8 @@ HEIGHT = 0.56
 
 @styled
 def draw_products():
-    """The five products of the backward pass and what they read, from left to right."""
-    figure, axes = new_figure(11, 5.2)
+    """The five products of the backward pass and what they read."""
+    figure, axes = new_figure(12, 5.2)
     for start, end in ARROWS:
         _arrow(axes, start, end)
     for name, (x, y, kind) in NODES.items():
@@ -53,12 +59,11 @@ def draw_products():
     axes.text(0.0, 5.35, "from memory", color=MUTED, fontsize=11, ha="center")
     axes.text(8.2, 5.35, "sums over many tiles", color=MUTED, fontsize=11, ha="center")
     caption = (
-        "Orange: a product of the forward pass, computed again. Blue: four more. Grey: read from memory (the products "
-        "on the right\nread dO, Q and K too). dV, dK and dQ are sums over many tiles. S, P, dP and dS exist for one "
-        "tile at a time."
+        "Orange: a product of the forward pass, computed again. Blue: four more. Grey: read from memory, once for both "
+        "places.\n∘ multiplies element by element. S, P, dP and dS exist for one tile at a time."
     )
     axes.text(-0.4, -1.05, caption, fontsize=10.5, va="center", color=INK)
-    axes.set(xlim=(-0.5, 9.5), ylim=(-1.5, 5.7))
+    axes.set(xlim=(-0.5, 10.8), ylim=(-1.5, 5.7))
     axes.axis("off")
     return figure
 
@@ -72,7 +77,7 @@ def _box(axes, name, x, y, kind):
     thick = 2.0 if kind == "product" else 1.2
     box = FancyBboxPatch(corner, width, HEIGHT, boxstyle="round,pad=0.03", linewidth=thick, **look)
     axes.add_patch(box)
-    axes.text(x, y, name, ha="center", va="center", fontsize=11.5, color=INK, zorder=4)
+    axes.text(x, y, name.removesuffix(", again"), ha="center", va="center", fontsize=11.5, color=INK, zorder=4)
 
 
 def _arrow(axes, start, end):
@@ -81,6 +86,7 @@ def _arrow(axes, start, end):
         sign = 1 if to_y > y else -1
         begin, finish = (x, y + sign * HEIGHT / 2), (to_x, to_y - sign * (HEIGHT / 2 + 0.05))
     else:
-        begin, finish = (x + WIDTHS[kind] / 2, y), (to_x - WIDTHS[to_kind] / 2 - 0.05, to_y)
+        sign = 1 if to_x > x else -1
+        begin, finish = (x + sign * WIDTHS[kind] / 2, y), (to_x - sign * (WIDTHS[to_kind] / 2 + 0.05), to_y)
     arrow = FancyArrowPatch(begin, finish, arrowstyle="-|>", mutation_scale=13, color=MUTED, linewidth=1.5, zorder=2)
     axes.add_patch(arrow)
