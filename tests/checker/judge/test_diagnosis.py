@@ -85,6 +85,8 @@ NOTHING_ELSE = {
     "undefined_alone": False,
     "complaints": [],
     "numbers_are_right": False,
+    "cell": "",
+    "names": {},
 }
 
 
