@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from course_lib.checker import Case, Exercise, Forbids, Mistake
@@ -16,10 +18,20 @@ def softmax_gradient_oracle(probabilities, probability_gradients):
     return probabilities * (probability_gradients - delta)
 
 
-def by_two_products(probabilities, probability_gradients):
-    """The same, multiplied out: rounded differently."""
+def _summed_otherwise(product, sign):
+    """Sums over the last dimension, off by what another order of addition may change: 2 ε Σ |products|."""
+    return product.sum(-1) + sign * 2 * torch.finfo(torch.float32).eps * product.abs().sum(-1)
+
+
+def by_two_products(probabilities, probability_gradients, sign=1):
+    """The same, multiplied out: rounded differently. Where dP lies far from 0, only rounding is left of dP - Δ."""
     product = probabilities * probability_gradients
-    return product - probabilities * product.sum(-1, keepdim=True)
+    return product - probabilities * _summed_otherwise(product, sign)[..., None]
+
+
+def delta_summed_otherwise(output, output_gradient, sign=1):
+    output, output_gradient = at_least_float32(output, output_gradient)
+    return _summed_otherwise(output * output_gradient, sign)
 
 
 def probabilities_of_rows(draw, *shape, score=1.0):
@@ -246,6 +258,10 @@ EXERCISE = Exercise(
     entries=("softmax_gradient", "row_delta"),
     cases=delta_cases,
     oracle={"softmax_gradient": softmax_gradient_oracle, "row_delta": delta_of},
+    plain={
+        "softmax_gradient": (by_two_products, partial(by_two_products, sign=-1)),
+        "row_delta": (delta_summed_otherwise, partial(delta_summed_otherwise, sign=-1)),
+    },
     contracts=(GRADIENT_CONTRACT, DELTA_CONTRACT),
     models=(
         Model(softmax_gradient, GRADIENT_SLIPS, entry="softmax_gradient"),

@@ -146,6 +146,9 @@ def _exponential(s, scores, log_sum):
         return torch.softmax(scores, -1).nan_to_num(nan=0.0)
     if s("normalised_over_these_columns__unguarded"):
         return torch.softmax(scores, -1)
+    if s("normalised_over_these_columns__after_the_difference"):
+        weights = torch.exp(scores - reference)
+        return (weights / weights.sum(-1, keepdim=True)).nan_to_num(nan=0.0)
     if s("log_sum_missing"):
         return torch.exp(scores)
     if s("log_sum_added"):
@@ -213,6 +216,7 @@ SHARED = (
     ),
     Slip("normalised_over_these_columns", COLUMNS),
     Slip("normalised_over_these_columns__unguarded", COLUMNS),
+    Slip("normalised_over_these_columns__after_the_difference", COLUMNS),
     Slip("log_sum_by_keys", "L is subtracted by columns. There is one for each query, a row: log_sum_exp[..., None]."),
     Slip("difference_turned_round", "The difference is the wrong way round: P = exp(S - L), not exp(L - S)."),
     Slip("blind_rows_nan", BLIND, is_nan=True),

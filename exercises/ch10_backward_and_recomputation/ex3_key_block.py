@@ -9,7 +9,7 @@ from exercises.ch10_backward_and_recomputation.parts import SCORES, one_head, ro
 from exercises.topics.attention_backward import gradients
 from exercises.topics.attention_backward_model import Given, Inside
 from exercises.topics.attention_backward_slips import KEYS_IN_PYTORCH, rounding_alone
-from exercises.topics.attention_inputs import large, ordinary
+from exercises.topics.attention_inputs import far_below, large, ordered, ordinary
 
 
 def key_block(stray=0.0):
@@ -66,6 +66,8 @@ def key_block_cases(draw):
         case(f"{prime} queries, 90 keys, causal", prime, 90, 16, 30, 30, True, 16),
         case("60 queries, 20 keys, causal: 40 queries see nothing", 60, 20, 16, 0, 20, True, 32),
         case("scores of ±150, causal", 50, 50, 32, 16, 20, True, 16, scores=large),
+        case("scores that rise by 4 from key to key, causal", 50, 50, 16, 16, 20, True, 16, scores=ordered(4.0)),
+        case("scores near -3,000, causal", 50, 50, 16, 16, 20, True, 16, scores=far_below(-3000.0)),
         case("one query, one key", 1, 1, 8, 0, 1, True, 16),
     ]
 

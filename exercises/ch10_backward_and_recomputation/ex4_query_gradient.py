@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 
@@ -13,7 +14,7 @@ from exercises.ch10_backward_and_recomputation.parts import SCORES, one_head, ro
 from exercises.topics.attention_backward import gradients
 from exercises.topics.attention_backward_model import Given, Inside
 from exercises.topics.attention_backward_slips import QUERIES_IN_PYTORCH, rounding_alone
-from exercises.topics.attention_inputs import large, ordinary
+from exercises.topics.attention_inputs import far_below, large, ordered, ordinary
 
 
 def query_tile(stray=0.0):
@@ -67,12 +68,17 @@ def arrivals_oracle(contributions, orders):
     return contributions.sum(0), 0
 
 
-def one_by_one(contributions, from_the_last=False):
+def one_by_one(contributions, orders, from_the_last=False):
     """The sum, rounded after each addition: torch.sum adds up in another way, and errs less."""
     total = torch.zeros_like(contributions[0])
     for contribution in contributions.flip(0) if from_the_last else contributions:
         total = total + contribution
     return total, 0
+
+
+def _summed_otherwise(contributions, orders):
+    """Off by what another order of additions may change, where large terms cancel too."""
+    return contributions.sum(0) + 2 * torch.finfo(torch.float32).eps * contributions.abs().sum(0), 0
 
 
 def shuffled(draw, blocks):
@@ -87,6 +93,10 @@ def contributions_of(draw, blocks, rows, head_dim, size):
     made = draw.normal(blocks, rows, head_dim)
     if size == "far apart":
         made = made * torch.pow(10.0, draw.uniform(blocks, rows, head_dim, low=-4.0, high=4.0))
+    if size == "tiny":
+        made = made * 1e-9
+    if size == "huge":
+        made = made * 1e12
     if size == "cancelling":  # pairs of 1e17 that cancel, around ordinary ones: float64 keeps 16 digits
         big = 1e17 * (1 + draw.uniform(blocks // 2, rows, head_dim))
         made[: blocks // 2] = big
@@ -112,6 +122,8 @@ def query_gradient_cases(draw):
         tile(f"queries 20 to 39 of 60, {prime} keys, causal", 60, prime, 16, 20, 20, True, 16),
         tile("60 queries, 20 keys, causal: the tile's first queries see nothing", 60, 20, 16, 30, 20, True, 8),
         tile("scores of ±150, causal", 50, 50, 32, 16, 20, True, 16, scores=large),
+        tile("scores that rise by 4 from key to key, causal", 50, 50, 16, 16, 20, True, 16, scores=ordered(4.0)),
+        tile("scores near -3,000, causal", 50, 50, 16, 16, 20, True, 16, scores=far_below(-3000.0)),
         tile("one query, one key", 1, 1, 8, 0, 1, True, 16),
         arrive("4 blocks, 8 × 16", 4, 8, 16, ""),
         arrive("33 blocks, 16 × 32", 33, 16, 32, ""),
@@ -165,7 +177,13 @@ ARRIVALS = Contract(
         "blocks": (1, 2, 3, 16, 40),
         "rows": (1, 16),
         "head_dim": (1, 64),
-        "size": (Level("", ""), Level("far apart", "sizes far apart"), Level("cancelling", "1e17 that cancels")),
+        "size": (
+            Level("", ""),
+            Level("far apart", "sizes far apart"),
+            Level("cancelling", "1e17 that cancels"),
+            Level("tiny", "numbers near 1e-9"),
+            Level("huge", "numbers near 1e12"),
+        ),
     },
     says={"blocks": "how many there are, 1 or more", "size": "of any size"},
     entry="sum_of_arrivals",
@@ -251,6 +269,11 @@ def _allowed(*args):
     return _rows_and_keys(*args) if len(args) > 2 else math.inf
 
 
+def order_shows(case, seen, got) -> bool:
+    """Whether a sum has other bits in another order of arrival."""
+    return case.entry == "sum_of_arrivals" and isinstance(got, tuple) and len(got) == 2 and got[1] > 0
+
+
 def all_keys_at_once(case, seen, got) -> bool:
     if case.entry != "query_tile_gradient":
         return False
@@ -266,10 +289,10 @@ EXERCISE = Exercise(
     oracle={"query_tile_gradient": query_tile(), "sum_of_arrivals": arrivals_oracle},
     inputs_belong_together=True,
     contracts=(CONTRACT, ARRIVALS),
-    plain=(
-        lambda *args: query_tile(stray=1.0)(*args) if len(args) > 2 else one_by_one(args[0]),
-        lambda *args: query_tile(stray=-1.0)(*args) if len(args) > 2 else one_by_one(args[0], from_the_last=True),
-    ),
+    plain={
+        "query_tile_gradient": (query_tile(stray=1.0), query_tile(stray=-1.0)),
+        "sum_of_arrivals": (one_by_one, partial(one_by_one, from_the_last=True), _summed_otherwise),
+    },
     models=(
         Model(
             of_query_tile,
@@ -297,6 +320,13 @@ EXERCISE = Exercise(
         "turn += 1.",
     ),
     mistakes=(
+        Mistake(
+            "bits_depend_on_the_order",
+            "The same contributions gave other bits when they arrived in another order. Somewhere they are added, or "
+            "lined up, in the order of arrival. Every addition rounds, so the order of all additions must come from "
+            "the blocks' numbers alone: block 0, block 1, block 2, ...",
+            when=order_shows,
+        ),
         Mistake(
             "all_keys_at_once",
             "The tile of queries is multiplied with all keys at once, so a tensor grows with rows · key_length. Walk "

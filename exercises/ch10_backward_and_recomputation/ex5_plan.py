@@ -171,6 +171,8 @@ def _planned(s, layers, limit):
     if s("never_none"):
         found = best_plan(layers, limit)
         return [False] * count if found is None else _best_of(s, layers, limit, fits)
+    if s("most_layers_kept"):
+        return _best_of(s, layers, limit, fits, price=lambda kept: (-sum(kept), _kept_bytes(layers, kept)))
     if s("most_bytes_kept"):
         return _best_of(s, layers, limit, fits, price=lambda kept: -_kept_bytes(layers, kept))
     return _best_of(s, layers, limit, fits)
@@ -211,6 +213,10 @@ GREEDY = (
     "best: one layer may take the room of two that would save more together. Compare combinations."
 )
 SLIPS = (
+    Slip(
+        "most_layers_kept",
+        "The plan keeps as many layers as possible. What counts is the time that the others take to compute again.",
+    ),
     *(Slip(f"greedy{way}", GREEDY) for way in ("", "__by_time", "__by_bytes", "__in_order", "__from_the_last")),
     Slip("all_or_nothing", "Either all layers are kept or none. Some of them often fit: choose for each layer."),
     Slip("nothing_kept", "No layer is kept although there is room. What is kept need not be computed again."),

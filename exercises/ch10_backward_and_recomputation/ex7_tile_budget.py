@@ -76,6 +76,10 @@ def budget_cases(draw):
         Case("head dimension 64, 99 KiB", (64, 2, 240, 99 << 10), choose),
         Case("head dimension 32: 256 × 64 and 128 × 128 both fit", (32, 2, 240, HOPPER_BYTES), choose),
         Case("head dimension 32, 2 groups, 64 KiB", (32, 2, 240, 64 << 10), choose),
+        Case("head dimension 64, registers to spare, 2 groups", (64, 2, 250, HOPPER_BYTES), choose),
+        Case(
+            "a chip with 512 registers a thread and 1 MiB: query_rows still ends at 128", (32, 4, 512, 1 << 20), choose
+        ),
         Case("head dimension 16, 4 groups of 120", (16, 4, 120, HOPPER_BYTES), choose),
     ]
 
@@ -144,8 +148,21 @@ def _sentences():
         ),
         (
             "score_gradients_in_float32",
-            "dS is counted with 4 bytes. It has 2, as an operand of a 16-bit product.",
+            "The tile of dS takes twice its bytes. There is one, of 2 bytes an element; P stays in registers.",
             (lambda m, n, d, st: shared_memory_oracle(m, n, d, st) + 2 * m * n,),
+        ),
+        (
+            "rows_in_16_bits",
+            "L and Δ are counted with 2 bytes. They are float32.",
+            (lambda m, n, d, st: shared_memory_oracle(m, n, d, st) - 4 * st * n,),
+        ),
+        (
+            "one_tile_for_each_stage",
+            "Q and dO both need a tile in each stage. One of them is missing, or has no stages.",
+            (
+                lambda m, n, d, st: shared_memory_oracle(m, n, d, st) - 2 * st * n * d,
+                lambda m, n, d, st: shared_memory_oracle(m, n, d, st) - 2 * (st - 1) * n * d,
+            ),
         ),
         (
             "query_gradient_forgotten",
@@ -178,6 +195,11 @@ def _sentences():
             "The largest query_rows is preferred. What costs bytes is a small block of keys: take the largest key_rows "
             "first.",
             (lambda *args: _chosen(*args, order=lambda pair: pair[::-1]),),
+        ),
+        (
+            "smaller_query_rows",
+            "Of two tiles with the same key_rows the smaller query_rows is taken. The larger one wins.",
+            (lambda *args: _chosen(*args, order=lambda pair: (pair[0], -pair[1])),),
         ),
         (
             "fits_strictly",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from course_lib.checker.specification.contract import Level
 from exercises.topics.attention_backward import delta_of, left_by_the_forward, positions_seen
-from exercises.topics.attention_inputs import MAGNITUDES
+from exercises.topics.attention_inputs import MAGNITUDES, far_below
 
 # Without equal scores and values near 80, whose dP - Δ is rounding for the most part; 10.6 has them.
-SCORES = MAGNITUDES[:-1]
+SCORES = (*MAGNITUDES[:-1], Level(far_below(-3000.0), "scores near -3,000"))
 
 
 def one_head(draw, query_length, key_length, head_dim, scores, causal):

@@ -18,6 +18,11 @@ from exercises.topics.memory import load, tile_offsets
 LN_2 = math.log(2)
 TENSORS = ("query", "key", "value", "output_gradient")
 ROWS = ("log_sum_exp", "delta")
+# A slip, whose strides are taken, and for whom.
+READ_BY_ANOTHERS = {
+    "values_read_by_the_keys_strides": ("key", "value"),
+    "keys_read_by_the_querys_strides": ("query", "key"),
+}
 
 
 @dataclass(frozen=True)
@@ -65,17 +70,22 @@ class Inside:
         """Whether one of these slips is made, in both loops or in this one."""
         return self.slips(*names, *(f"{name}__{self.loop}" for name in names))
 
-    def _scale(self) -> float:
+    def scale(self) -> float:
+        """1/√head_dim."""
         head_dim = self.given.query.shape[-1]
         if self.on("scale_inverted"):
             return head_dim**0.5
-        if self.on("scale_without_root"):
+        if self.on("scale_not_rooted"):
             return 1 / head_dim
-        return self.given.key_length**-0.5 if self.on("scale_by_length") else head_dim**-0.5
+        if self.on("scale_by_length"):
+            return self.given.key_length**-0.5
+        if self.slips("scale_of_the_padded_dimension"):
+            return max(16, 1 << (head_dim - 1).bit_length()) ** -0.5
+        return head_dim**-0.5
 
     def probabilities(self) -> torch.Tensor | None:
         """P, zero where no tile looks; None where a slip makes nothing that can be said."""
-        given, scale = self.given, self._scale()
+        given, scale = self.given, self.scale()
         scores = given.query @ given.key.transpose(1, 2)
         scores = scores * (1.0 if self.on("scale_missing_in_scores") else scale)
         reference = given.log_sum_exp[..., None]
@@ -116,7 +126,10 @@ class Inside:
             if weights is None:
                 return None
         hidden = 1.0 if self.on("hidden_weighed_one") else 0.0
-        weights = torch.where(self.visible(), weights, hidden)
+        if self.on("masked_after_the_exponential"):
+            weights = weights * self.visible()
+        else:
+            weights = torch.where(self.visible(), weights, hidden)
         if self.on("blind_rows_nan"):
             weights = weights.masked_fill((given.log_sum_exp == -math.inf)[..., None], math.nan)
         return torch.where(self.looked_at(), weights, 0.0)
@@ -125,14 +138,24 @@ class Inside:
         """bool [rows, keys]: the pairs that the mask keeps."""
         given = self.given
         visible = torch.ones(len(self.rows), len(self.keys), dtype=torch.bool)
-        if given.causal and not self.on("no_causal_mask"):
-            offset = 0 if self.on("causal_misaligned") else given.key_length - given.query_length
+        if given.causal and not self.on("no_causal_mask", "no_causal_mask__in_tiles"):
+            offset = given.key_length - given.query_length
+            if self.on("causal_misaligned", "causal_misaligned__in_tiles"):
+                offset = 0
+            if self.on("causal_offset_turned_round"):
+                offset = -offset
+            if self.slips("block_for_key_length"):
+                offset = len(self.keys) - given.query_length
+            if self.slips("rows_for_query_length"):
+                offset = given.key_length - len(self.rows)
             distance = -1 if self.on("causal_off_by_one") else 1 if self.on("sees_the_next_key") else 0
-            keys = self.keys - given.first_key * self.on("first_key_forgotten")
-            rows = self.rows - given.first_query * self.on("first_query_forgotten")
+            keys = self.keys - given.first_key * self.slips("first_key_forgotten")
+            rows = self.rows - given.first_query * self.slips("first_query_forgotten")
+            if self.slips("tiles_numbered_alike"):
+                keys = (keys - given.first_key) % given.key_rows
             visible = keys <= (rows + offset + distance)[:, None]
             if self.on("mask_turned_round"):
-                visible = self.keys >= (self.rows + offset)[:, None]
+                visible = keys >= (rows + offset)[:, None]
         if not self.on("tail_not_masked"):
             visible = visible & (self.keys < given.key_length) & (self.rows < given.query_length)[:, None]
         return visible
@@ -189,11 +212,6 @@ class Inside:
             delta = self._by_keys(given.delta)
             if delta is None:
                 return None
-        if self.on("delta_of_the_tile"):
-            if given.key_length == 1:
-                return None  # right but for the rounding of P = 1, which no model foresees
-            parts = (weights * weight_gradients).split(given.key_rows, dim=-1)
-            delta = torch.cat([part.sum(-1, keepdim=True).expand_as(part) for part in parts], dim=-1)
         looked = self.looked_at()
         if self.on("delta_missing"):
             return weights * weight_gradients
@@ -207,11 +225,15 @@ class Inside:
             return weights * (delta - weight_gradients)
         if self.on("probability_gradients_taken"):
             return torch.where(looked, weight_gradients, 0.0)
-        return weights * (weight_gradients - delta)
+        if self.on("delta_of_the_tile"):
+            delta = self._delta_of_tiles(weights, weight_gradients)
+        if self.on("hidden_pairs_counted"):  # P is masked for dV alone
+            weights = self._unmasked()
+        return torch.where(looked, weights * (weight_gradients - delta), 0.0)
 
     def gradients(self) -> tuple[torch.Tensor, ...] | None:
         """(dK, dV) or (dQ,), [heads, rows, head_dim]."""
-        given, scale = self.given, self._scale()
+        given, scale = self.given, self.scale()
         if self.on("scale_missing_in_gradients"):
             scale = 1.0
         if self.on("scale_twice"):
@@ -228,7 +250,7 @@ class Inside:
                 factor = self._turned(factor)
                 if factor is None:
                     return None
-            return (scale * (factor @ (given.value if self.on("dq_of_values") else given.key)),)
+            return (scale * self._times(factor, given.value if self.on("dq_of_values") else given.key),)
         for_values = score_gradients if self.on("dv_from_score_gradients") else weights
         if self.on("dv_not_transposed"):
             for_values = self._turned(for_values)
@@ -241,9 +263,38 @@ class Inside:
         of_queries = given.output_gradient if self.on("dk_of_output_gradient") else given.query
         of_gradients = given.query if self.on("dv_of_queries") else given.output_gradient
         return (
-            scale * (for_keys.transpose(1, 2) @ of_queries),
-            value_scale * (for_values.transpose(1, 2) @ of_gradients),
+            scale * self._times(for_keys, of_queries),
+            value_scale * self._times(for_values, of_gradients),
         )
+
+    def _times(self, factor: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        """factor @ tensor over keys, or factorᵀ @ tensor over queries. NaN spreads in tiles that the loop looks at."""
+        given = self.given
+        over_keys = self.loop == "queries"
+        factor = factor if over_keys else factor.transpose(1, 2)
+        if bool(tensor.isfinite().all()):
+            return factor @ tensor
+        looked = self.looked_at() if over_keys else self.looked_at().T  # [results, terms]
+        parts = []
+        for part, seen in zip(
+            *(m.split(given.query_rows if over_keys else given.key_rows, -2) for m in (factor, looked))
+        ):
+            parts.append(part @ tensor.masked_fill(~seen.any(0)[:, None], 0.0))
+        return torch.cat(parts, 1)
+
+    def _delta_of_tiles(self, weights: torch.Tensor, weight_gradients: torch.Tensor) -> torch.Tensor:
+        """Δ from the keys of each tile alone."""
+        size = self.given.key_rows
+        products = torch.where(weights > 0, weights * weight_gradients, 0.0).split(size, -1)
+        return torch.cat([part.sum(-1, keepdim=True).expand_as(part) for part in products], -1)
+
+    def _unmasked(self) -> torch.Tensor:
+        """P where no pair is hidden."""
+        given = self.given
+        reference = given.log_sum_exp[..., None]
+        if self.slips("guarded"):
+            reference = torch.where(reference == -math.inf, 0.0, reference)
+        return torch.exp(self.scale() * (given.query @ given.key.transpose(1, 2)) - reference)
 
     def _tiled(self) -> bool:
         """Whether all tiles are square and begin at whole tiles, so that exchanging a tile's sides can be said."""
@@ -278,6 +329,10 @@ def in_a_kernel(slips: Slips, query, key, value, output, log_sum_exp, output_gra
     queries, keys = -(-query_length // rows) * rows, -(-key_length // rows) * rows
     product = output.float() * output_gradient.float()
     delta = product.mean(-1) if slips("delta_averaged") else product.sum(-1)
+    if slips("delta_scaled"):
+        delta = delta * head_dim**-0.5
+    if slips("delta_in_16_bits"):
+        delta = (output * output_gradient).sum(-1).float()
     if slips("delta_of_the_query"):
         delta = (query.float() * output_gradient.float()).sum(-1)
     tensors = {
@@ -325,7 +380,18 @@ def _loaded(slips, loop, name, tensors, rows):
     heads, length, head_dim = tensor.shape
     if slips(f"head_forgotten__{name}", f"head_forgotten__{name}_{loop}"):
         strides = (0, *strides[1:])
+    for slip, (told, own) in READ_BY_ANOTHERS.items():
+        if name == own and slips(slip, f"{slip}__{loop}"):
+            strides = tensors[told][0].stride()
+        if name == own and slips(f"{slip}__rows", f"{slip}__rows_{loop}"):
+            strides = (strides[0], *tensors[told][0].stride()[1:])
+        if name == own and slips(f"{slip}__heads", f"{slip}__heads_{loop}"):
+            strides = (tensors[told][0].stride()[0], *strides[1:])
     if name == "output_gradient":
+        if slips("gradient_read_by_the_querys_strides__rows", f"gradient_read_by_the_querys_strides__rows_{loop}"):
+            strides = (strides[0], tensors["query"][0].stride()[1], strides[2])
+        if slips("gradient_read_by_the_querys_strides__heads", f"gradient_read_by_the_querys_strides__heads_{loop}"):
+            strides = (tensors["query"][0].stride()[0], *strides[1:])
         if slips("column_stride_ignored", f"column_stride_ignored__{loop}"):
             strides = (*strides[:2], 1)
         if slips("gradient_read_as_contiguous", f"gradient_read_as_contiguous__{loop}"):

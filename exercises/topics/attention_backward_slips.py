@@ -11,7 +11,7 @@ _OF_A_TILE = {
     "scale_twice": "The scale is multiplied in twice: into dS and into the result. S = scale · Q Kᵀ gives it to dQ and "
     "dK once.",
     "scale_inverted": "The scores are multiplied by √head_dim. The scale is 1/√head_dim.",
-    "scale_without_root": "The scale is 1/head_dim. It is 1/√head_dim.",
+    "scale_not_rooted": "The scale is 1/head_dim. It is 1/√head_dim.",
     "scale_by_length": "The scale is 1/√key_length. It is 1/√head_dim.",
     "log_sum_missing": "P is exp(S), and L is missing: P = exp(S - L).",
     "log_sum_added": "L is added to the scores. P = exp(S - L).",
@@ -22,20 +22,28 @@ _OF_A_TILE = {
     "log_sum_exp[:, None].",
     "no_causal_mask": "P is computed from scores that are not masked: a query weighs keys after its position. Hidden "
     "pairs have P = 0.",
+    "no_causal_mask__in_tiles": "P is computed from scores that are not masked: a query weighs keys after its "
+    "position. Hidden pairs have P = 0.",
+    "masked_after_the_exponential": "P is multiplied by the mask after the exponential. A hidden score may lie far "
+    "above L; then exp(S - L) is infinite, and infinity times 0 is NaN. Mask before exp, or choose with where.",
     "mask_turned_round": "The causal mask is the wrong way round: each query sees the keys after it.",
     "causal_misaligned": "The causal mask is aligned to the start. The last query stands at the last key: query i is "
     "at position i + key_length - query_length.",
+    "causal_misaligned__in_tiles": "The causal mask is aligned to the start. The last query stands at the last key: "
+    "query i is at position i + key_length - query_length.",
+    "causal_offset_turned_round": "The offset of the causal mask has the wrong sign: query i is at position "
+    "i + key_length - query_length.",
     "causal_off_by_one": "A query does not see the key at its own position. Keys up to that one count: <=.",
     "sees_the_next_key": "A query sees one key too many, the one right after its position.",
     "hidden_weighed_one": "Hidden pairs get P = 1: exp(0). They have P = 0, as exp(-inf).",
     "delta_missing": "Δ is missing: dS = P ∘ (dP - Δ), and not P ∘ dP.",
-    "delta_of_the_tile": "Δ is summed over the keys of the tile alone. It is a sum over all keys of the row, and it is "
-    "given: delta.",
     "delta_added": "Δ is added to dP. It is subtracted: dS = P ∘ (dP - Δ).",
     "delta_not_weighted": "Δ is subtracted after the multiplication with P. It stands inside: dS = P ∘ (dP - Δ).",
     "probabilities_left_out": "dS is dP - Δ. Each element is also multiplied with P.",
     "sign_turned_round": "The sign of dS is turned round: P ∘ (dP - Δ), not P ∘ (Δ - dP).",
     "probability_gradients_taken": "dP is used where dS belongs. The softmax lies between them: dS = P ∘ (dP - Δ).",
+    "delta_of_the_tile": "Δ is summed over the keys of the tile alone. It belongs to the whole row, and is given.",
+    "hidden_pairs_counted": "dS is computed from a P that is not masked. Hidden pairs have P = 0 there too.",
     "delta_by_keys": "Δ is laid along the keys of the tile. There is one for each query, a row of the tile: "
     "delta[:, None].",
     "keys_used_as_values": "dP is dO Kᵀ. It is dO Vᵀ, because O = P V.",
@@ -46,8 +54,8 @@ _OF_A_TILE = {
     "only_first_tile": "Only the first tile counts. Every step loads the tile that its loop variable names.",
     "first_tile_skipped": "The first tile of the loop is left out.",
     "partial_tile_skipped": "The last, partly filled tile is never looked at: the number of tiles is rounded down.",
-    "blind_rows_nan": "A query that sees no key has L = -inf, and -inf - (-inf) is NaN. Its P is 0: subtract 0 there, "
-    "or write -inf into the exponent where a pair is hidden.",
+    "blind_rows_nan": "A query that sees no key has L = -inf, and a score minus that is NaN or infinite. Its P is 0: "
+    "subtract 0 there, or write -inf into the exponent where a pair is hidden.",
 }
 _IN_BASE_2 = {
     "log_sum_natural": "exp2 gets scores in units of log 2 and an L that is still natural. Multiply L by log2(e) too.",
@@ -77,15 +85,27 @@ _OF_QUERIES = {
     "dq_of_values": "dQ is dS V. It is scale · dS K.",
 }
 
-_PLACES = {
-    "first_key_forgotten": "The block's keys are numbered from 0. The first one stands at first_key.",
-    "first_query_forgotten": "The tile's queries are numbered from 0. The first one has the number first_query.",
-}
 EXCHANGED = Slip("results_exchanged", "dK and dV are returned in each other's place.")
-_HERE_KEYS = {**_OF_A_TILE, **_OF_KEYS, "first_key_forgotten": _PLACES["first_key_forgotten"]}
-_HERE_QUERIES = {**_OF_A_TILE, **_OF_QUERIES, "first_query_forgotten": _PLACES["first_query_forgotten"]}
-KEYS_IN_PYTORCH = (*(Slip(name, sentence) for name, sentence in _HERE_KEYS.items()), EXCHANGED)
-QUERIES_IN_PYTORCH = tuple(Slip(name, sentence) for name, sentence in _HERE_QUERIES.items())
+_PLACES_OF_KEYS = {
+    "first_key_forgotten": "The block's keys are numbered from 0. They stand at first_key, first_key + 1, ...",
+    "block_for_key_length": "The block's length stands where key_length belongs: query i is at position i + key_length "
+    "- query_length, whatever block it meets.",
+}
+_PLACES_OF_QUERIES = {
+    "first_query_forgotten": "The tile's queries are numbered from 0. They have the numbers first_query, "
+    "first_query + 1, ...",
+    "rows_for_query_length": "The tile's rows stand where query_length belongs: query i is at position i + key_length "
+    "- query_length, whatever tile it is in.",
+    "tiles_numbered_alike": "The keys are numbered from 0 in every tile. A tile's first key has the number at which "
+    "the tile begins.",
+}
+KEYS_IN_PYTORCH = (
+    *(Slip(name, sentence) for name, sentence in {**_OF_A_TILE, **_OF_KEYS, **_PLACES_OF_KEYS}.items()),
+    EXCHANGED,
+)
+QUERIES_IN_PYTORCH = tuple(
+    Slip(name, sentence) for name, sentence in {**_OF_A_TILE, **_OF_QUERIES, **_PLACES_OF_QUERIES}.items()
+)
 
 _WHERE = {"keys": "In the kernel of dK and dV: ", "queries": "In the kernel of dQ: "}
 _PLURAL = {
@@ -104,6 +124,11 @@ _GRADIENT_STRIDES = {
 }
 
 
+_ANOTHERS_STRIDES = {
+    "values_read_by_the_keys_strides": "V is read by a stride of K. Each tensor has strides of its own.",
+    "keys_read_by_the_querys_strides": "K is read by a stride of Q. Each tensor has strides of its own.",
+}
+
 # What is easily right in one kernel and wrong in the other; whatever else goes wrong is copied from one to the other.
 _IN_ONE_KERNEL = (
     "scale_missing_in_scores",
@@ -114,12 +139,16 @@ _IN_ONE_KERNEL = (
     "natural_exp",
     "log_sum_by_keys",
     "no_causal_mask",
+    "no_causal_mask__in_tiles",
+    "masked_after_the_exponential",
     "causal_misaligned",
+    "causal_misaligned__in_tiles",
     "causal_off_by_one",
     "sees_the_next_key",
     "delta_missing",
     "delta_added",
     "delta_by_keys",
+    "hidden_pairs_counted",
     "keys_used_as_values",
     "loop_ignores_offset",
     "diagonal_tile_skipped",
@@ -135,6 +164,17 @@ def _in_kernels():
     yield Slip(
         "scale_missing_in_gradients",
         "The scale is missing in dQ and dK: S = scale · Q Kᵀ, so both have it as a factor.",
+    )
+    yield Slip(
+        "scale_of_the_padded_dimension",
+        "The scale is computed from the tile's columns, a power of two. It is 1/√head_dim, whatever the tile has.",
+    )
+    yield Slip(
+        "delta_scaled", "Δ has a factor 1/√head_dim. The scale belongs to the scores alone, and O has none of it."
+    )
+    yield Slip(
+        "delta_in_16_bits",
+        "The product of O and dO is rounded to 16 bits before it is summed. Convert both to float32 first.",
     )
     yield Slip("delta_averaged", "Δ is a mean over head_dim. It is the sum of O ∘ dO.")
     yield Slip("delta_of_the_query", "Δ is computed from Q and dO. It is the sum of O ∘ dO.")
@@ -158,11 +198,17 @@ def _in_kernels():
     for name, sentence in _GRADIENT_STRIDES.items():
         yield Slip(name, sentence)
         if name == "gradient_read_by_the_querys_strides":
-            yield Slip(f"{name}__all", sentence)
+            yield from (Slip(f"{name}__{which}", sentence) for which in ("all", "rows", "heads"))
         for loop, where in _WHERE.items():
             yield Slip(f"{name}__{loop}", where + sentence, alone=True)
             if name == "gradient_read_by_the_querys_strides":
-                yield Slip(f"{name}__all_{loop}", where + sentence, alone=True)
+                for which in ("all", "rows", "heads"):
+                    yield Slip(f"{name}__{which}_{loop}", where + sentence, alone=True)
+    for name, sentence in _ANOTHERS_STRIDES.items():
+        for part in ("", "__rows", "__heads"):
+            yield Slip(f"{name}{part}", sentence)
+            for loop, where in _WHERE.items():
+                yield Slip(f"{name}{part}{'_' if part else '__'}{loop}", where + sentence, alone=True)
     yield Slip(
         "grid_by_the_other_length__keys",
         "The grid of the kernel of dK and dV is counted by the queries. Its programs are blocks of keys: "

@@ -93,7 +93,7 @@ def truth(exercise: Exercise, case: Case, tf32: bool) -> Truth:
     """Run the oracle in float64, and plainly in the case's dtype."""
     oracle = exercise.oracle_for(case)
     like = call(oracle, case, torch.clone)
-    plains = [like, *(call(plain, case, torch.clone) for plain in exercise.plain)]
+    plains = [like, *(call(plain, case, torch.clone) for plain in exercise.plain_for(case))]
     if tf32:
         plains += [call(oracle, case, cut) for cut in _TF32]
     plains += shaken(oracle, case, SHAKES, seed=0)

@@ -67,7 +67,7 @@ class Outcome:
 def compare_case(exercise: Exercise, run: Run, case: Case, frame: Frame) -> Outcome:
     """Compare what came back for one case that raised nothing."""
     tf32 = exercise.uses_dot and not run.interpreted
-    key = (exercise.oracle_for(case), exercise.plain, tf32)
+    key = (exercise.oracle_for(case), exercise.plain_for(case), tf32)
     expected = once(case, ("truth", *key), lambda: compare.truth(exercise, case, tf32))
     got = result_of(case, frame.result, frame.written)
     leaves = compare.compare(got, expected, exercise)

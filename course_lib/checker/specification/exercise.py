@@ -240,7 +240,7 @@ class Exercise:
             several.
             For cases with a `driver` the oracle gets the case's args and returns what the driver should.
         plain: further plain implementations in the same precision (another summation order, say); the largest error
-            counts.
+            counts. A dict maps entry names to theirs.
         hints: from a nudge to nearly the answer.
         models: what the functions compute, with the slips that explain a wrong result; one for a function, or several
             that are asked in turn.
@@ -269,7 +269,7 @@ class Exercise:
     mistakes: tuple[Mistake, ...] = ()
     requirements: tuple[Requirement, ...] = ()
     limits: Limits = Limits()
-    plain: tuple[Callable, ...] = ()
+    plain: tuple[Callable, ...] | dict[str, tuple[Callable, ...]] = ()
     needs: Needs = ANY
     interpretable: bool = True
     inputs_belong_together: bool = False
@@ -305,6 +305,10 @@ class Exercise:
     def oracle_for(self, case: Case) -> Callable:
         """The oracle that answers this case."""
         return self.oracle[self.entry_of(case)] if isinstance(self.oracle, dict) else self.oracle
+
+    def plain_for(self, case: Case) -> tuple[Callable, ...]:
+        """The further plain implementations of what this case calls."""
+        return self.plain.get(self.entry_of(case), ()) if isinstance(self.plain, dict) else self.plain
 
     def entry_of(self, case: Case) -> str:
         """The function that a case calls."""

@@ -8,6 +8,14 @@ GUARD_2 = "reference = torch.where(log_sum_exp == -math.inf, 0.0, log_sum_exp * 
 BASE_2 = "return torch.exp2(products * (scale * log2_e) - reference[..., None])"
 
 WRONG = {
+    "normalised_over_these_columns__after_the_difference": changed(
+        "10.2",
+        (
+            "return torch.exp(scores - reference[..., None])",
+            "weights = torch.exp(scores - reference[..., None])\n"
+            "    return (weights / weights.sum(-1, keepdim=True)).nan_to_num(0)",
+        ),
+    ),
     "blind_rows_nan": changed("10.2", (GUARD, "reference = log_sum_exp")),
     "blind_rows_nan__in_base_2": changed("10.2", (GUARD_2, "reference = log_sum_exp * log2_e")),
     "blind_rows_of_ones": changed(
@@ -47,6 +55,13 @@ WRONG = {
 }
 
 UNUSUAL = {
+    "an exponent that is at most 0, as the docstring's L makes it": changed(
+        "10.2",
+        (
+            "return torch.exp(scores - reference[..., None])",
+            "return torch.exp((scores - reference[..., None]).clamp(max=0))",
+        ),
+    ),
     "zeros written where a score is -inf": changed(
         "10.2",
         (GUARD, "reference = log_sum_exp"),

@@ -24,6 +24,17 @@ def key_block_gradients(
 """
 
 WRONG = {
+    "first_key_forgotten": changed("10.3", ("key_positions = first_key + torch", "key_positions = torch")),
+    "masked_after_the_exponential": changed(
+        "10.3",
+        ("scores = scores.masked_fill(", "hidden = torch.zeros_like(scores).masked_fill("),
+        (", -math.inf)\n        prob", ", 1)\n        prob"),
+        (
+            "reference[tile, None])  # [rows, block]\n        value",
+            "reference[tile, None])\n"
+            "        probabilities = probabilities * (1 - hidden) if causal else probabilities\n        value",
+        ),
+    ),
     "delta_missing": changed("10.3", (DS, "score_gradients = probabilities * probability_gradients")),
     "delta_not_weighted": changed(
         "10.3", (DS, "score_gradients = probabilities * probability_gradients - delta[tile, None]")

@@ -37,6 +37,17 @@ def sum_of_arrivals(arrivals, blocks):
 """
 
 WRONG = {
+    "first_query_forgotten": changed("10.4", ("positions = first_query + torch", "positions = torch")),
+    "bits_depend_on_the_order": changed(
+        "10.4",
+        (
+            "    waiting, total, turn = {}, None, 0\n",
+            "    kept = [(block, contribution.clone()) for block, contribution in arrivals]\n"
+            "    first, *rest = kept\n"
+            "    return sum((c for _, c in sorted(rest, key=lambda pair: pair[0])), start=first[1])\n"
+            "    waiting, total, turn = {}, None, 0\n",
+        ),
+    ),
     "order_of_arrival": changed("10.4", (IN_TURN, AS_THEY_COME)),
     "order_of_arrival__in_float64": changed(
         "10.4", (IN_TURN, AS_THEY_COME.replace("contribution.clone()", "contribution.double()") + ".float()")

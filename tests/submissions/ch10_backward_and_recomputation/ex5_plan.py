@@ -51,6 +51,7 @@ def tried(fits=FITS, price=PRICE, none="None"):
 
 
 WRONG = {
+    "most_layers_kept": changed("10.5", ("(0, microseconds, False)", "(0, 1, False)")),
     "greedy": GREEDY,
     "greedy__by_time": GREEDY.replace("-layers[i][2] / max(layers[i][1], 1e-9)", "-layers[i][2]"),
     "greedy__by_bytes": GREEDY.replace("-layers[i][2] / max(layers[i][1], 1e-9)", "layers[i][1]"),

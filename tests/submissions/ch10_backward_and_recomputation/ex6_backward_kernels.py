@@ -32,6 +32,9 @@ def in_the_first(old, new):
 
 
 WRONG = {
+    "skips_nothing__of_queries": changed("10.6", (START, "first_query = 0")),
+    "values_read_by_the_keys_strides": changed("10.6", ("keys[:, None] * value_stride", "keys[:, None] * key_stride")),
+    "no_causal_mask__in_tiles_of_dq": in_the_second(SEEN, "(keys > -1)[None, :]"),
     "delta_missing": changed("10.6", (DS, "score_gradients = probabilities * probability_gradients")),
     "delta_missing__in_dq": in_the_second(DS, "score_gradients = probabilities * probability_gradients"),
     "delta_by_keys": changed("10.6", (DS, DS.replace("[:, None]", "[None, :]"))),
@@ -192,6 +195,7 @@ DELTA_KERNEL = changed(
 )
 
 UNUSUAL = {
+    "exponents of at most 0": changed("10.6", (BASE_2, BASE_2.replace("differences", "tl.minimum(differences, 0.0)"))),
     "the last tile of queries first": ONE_TILE_AT_A_TIME,
     "tl.dot in tf32": in_tf32("10.6"),
     "natural base": NATURAL,

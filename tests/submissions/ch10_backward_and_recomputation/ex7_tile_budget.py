@@ -20,6 +20,13 @@ OWN = (
 )
 
 WRONG = {
+    "rows_in_16_bits": changed("10.7", *OWN, (RING, RING.replace("query_rows * 4", "query_rows * 2"))),
+    "one_tile_for_each_stage": changed(
+        "10.7", *OWN, (RING, RING.replace("2 * query_rows * head_dim", "query_rows * head_dim"))
+    ),
+    "smaller_query_rows": changed(
+        "10.7", ("max(fitting, default=None)", "max(fitting, key=lambda pair: (pair[0], -pair[1]), default=None)")
+    ),
     "accumulators_forgotten": changed("10.7", *OWN, (ELEMENTS, "2 * key_rows * query_rows + 2 * key_rows * head_dim")),
     "groups_forgotten": changed("10.7", *OWN, (THREADS, "return -(-elements // 128)")),
     "warps_for_groups": changed("10.7", *OWN, (THREADS, "return -(-elements // (32 * groups))")),
