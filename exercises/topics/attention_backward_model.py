@@ -118,7 +118,7 @@ class Inside:
         else:
             exponent = scores - reference
         weights = torch.exp(exponent)
-        if self.on("log_sum_missing", "log_sum_added", "scale_missing_in_scores"):
+        if not self.on("tail_not_masked"):
             if bool((weights.isinf() & self.visible() & self.looked_at()).any()):
                 return None  # which of the sums then become NaN depends on their order
         if self.on("normalised_over_the_tile"):
