@@ -86,13 +86,19 @@ def plan_cases(draw):
         case("the last layer never computes anything again", [(0, 100, 1), (0, 100, 9)], 100),
         case("not even one layer fits", [(10, 100, 5), (10, 400, 5)], 419),
         case("the cheapest for its bytes is the wrong one", [(0, 60, 60), (0, 50, 45), (0, 50, 45), (0, 1, 1)], 101),
+        case("five layers: whatever is kept in a fixed order of preference loses",
+             [(0, 100, 90), (10, 60, 80), (10, 40, 90), (0, 10, 40), (10, 80, 40)], 210),
+        case("five layers, of which the largest saves the most",
+             [(0, 30, 60), (0, 100, 70), (0, 30, 20), (10, 80, 50), (10, 60, 50)], 210),
+        case("five layers, of which the smallest saves the most for its bytes",
+             [(0, 10, 70), (0, 70, 90), (10, 20, 40), (0, 50, 70), (10, 60, 80)], 150),
         case("one large layer in the middle", [(0, 40, 8), (0, 100, 3), (0, 40, 7), (0, 10, 1)], 140),
         case("one large layer saves more than five small ones", [(0, 100, 50), *[(0, 10, 1)] * 5, (0, 30, 1)], 135),
         case("12 layers, attention and feed-forward in turn", mixed, limit_of(draw, mixed, 0.5)),
         case("10 drawn layers", drawn, limit_of(draw, drawn, 0.4)),
         case("no layers", [], 10),
         case("40 drawn layers: too many to try all", large, limit_of(draw, large, 0.35)),
-    ]
+    ]  # fmt: skip
 
 
 CONTRACT = Contract(

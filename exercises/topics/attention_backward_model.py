@@ -70,19 +70,22 @@ class Inside:
         """Whether one of these slips is made, in both loops or in this one."""
         return self.slips(*names, *(f"{name}__{self.loop}" for name in names))
 
-    def _scale(self) -> float:
+    def scale(self) -> float:
+        """1/√head_dim."""
         head_dim = self.given.query.shape[-1]
         if self.on("scale_inverted"):
             return head_dim**0.5
-        if self.on("scale_without_root"):
+        if self.on("scale_not_rooted"):
             return 1 / head_dim
+        if self.on("scale_by_length"):
+            return self.given.key_length**-0.5
         if self.slips("scale_of_the_padded_dimension"):
             return max(16, 1 << (head_dim - 1).bit_length()) ** -0.5
-        return self.given.key_length**-0.5 if self.on("scale_by_length") else head_dim**-0.5
+        return head_dim**-0.5
 
     def probabilities(self) -> torch.Tensor | None:
         """P, zero where no tile looks; None where a slip makes nothing that can be said."""
-        given, scale = self.given, self._scale()
+        given, scale = self.given, self.scale()
         scores = given.query @ given.key.transpose(1, 2)
         scores = scores * (1.0 if self.on("scale_missing_in_scores") else scale)
         reference = given.log_sum_exp[..., None]
@@ -115,7 +118,7 @@ class Inside:
         else:
             exponent = scores - reference
         weights = torch.exp(exponent)
-        if self.on("log_sum_missing", "log_sum_added", "scale_missing_in_scores"):
+        if not self.on("tail_not_masked"):
             if bool((weights.isinf() & self.visible() & self.looked_at()).any()):
                 return None  # which of the sums then become NaN depends on their order
         if self.on("normalised_over_the_tile"):
@@ -209,11 +212,6 @@ class Inside:
             delta = self._by_keys(given.delta)
             if delta is None:
                 return None
-        if self.on("delta_of_the_tile"):
-            if given.key_length == 1:
-                return None  # right but for the rounding of P = 1, which no model foresees
-            parts = (weights * weight_gradients).split(given.key_rows, dim=-1)
-            delta = torch.cat([part.sum(-1, keepdim=True).expand_as(part) for part in parts], dim=-1)
         looked = self.looked_at()
         if self.on("delta_missing"):
             return weights * weight_gradients
@@ -227,13 +225,17 @@ class Inside:
             return weights * (delta - weight_gradients)
         if self.on("probability_gradients_taken"):
             return torch.where(looked, weight_gradients, 0.0)
+        if self.on("delta_of_the_tile"):
+            if self.given.key_length == 1:
+                return None  # right but for the rounding of P = 1, which no model foresees
+            delta = self._delta_of_tiles(weights, weight_gradients)
         if self.on("hidden_pairs_counted"):  # P is masked for dV alone
             weights = self._unmasked()
         return torch.where(looked, weights * (weight_gradients - delta), 0.0)
 
     def gradients(self) -> tuple[torch.Tensor, ...] | None:
         """(dK, dV) or (dQ,), [heads, rows, head_dim]."""
-        given, scale = self.given, self._scale()
+        given, scale = self.given, self.scale()
         if self.on("scale_missing_in_gradients"):
             scale = 1.0
         if self.on("scale_twice"):
@@ -282,13 +284,19 @@ class Inside:
             parts.append(part @ tensor.masked_fill(~seen.any(0)[:, None], 0.0))
         return torch.cat(parts, 1)
 
+    def _delta_of_tiles(self, weights: torch.Tensor, weight_gradients: torch.Tensor) -> torch.Tensor:
+        """Δ from the keys of each tile alone."""
+        size = self.given.key_rows
+        products = torch.where(weights > 0, weights * weight_gradients, 0.0).split(size, -1)
+        return torch.cat([part.sum(-1, keepdim=True).expand_as(part) for part in products], -1)
+
     def _unmasked(self) -> torch.Tensor:
         """P where no pair is hidden."""
         given = self.given
         reference = given.log_sum_exp[..., None]
         if self.slips("guarded"):
             reference = torch.where(reference == -math.inf, 0.0, reference)
-        return torch.exp(self._scale() * (given.query @ given.key.transpose(1, 2)) - reference)
+        return torch.exp(self.scale() * (given.query @ given.key.transpose(1, 2)) - reference)
 
     def _tiled(self) -> bool:
         """Whether all tiles are square and begin at whole tiles, so that exchanging a tile's sides can be said."""

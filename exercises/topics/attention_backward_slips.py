@@ -11,7 +11,7 @@ _OF_A_TILE = {
     "scale_twice": "The scale is multiplied in twice: into dS and into the result. S = scale · Q Kᵀ gives it to dQ and "
     "dK once.",
     "scale_inverted": "The scores are multiplied by √head_dim. The scale is 1/√head_dim.",
-    "scale_without_root": "The scale is 1/head_dim. It is 1/√head_dim.",
+    "scale_not_rooted": "The scale is 1/head_dim. It is 1/√head_dim.",
     "scale_by_length": "The scale is 1/√key_length. It is 1/√head_dim.",
     "log_sum_missing": "P is exp(S), and L is missing: P = exp(S - L).",
     "log_sum_added": "L is added to the scores. P = exp(S - L).",
@@ -37,13 +37,12 @@ _OF_A_TILE = {
     "sees_the_next_key": "A query sees one key too many, the one right after its position.",
     "hidden_weighed_one": "Hidden pairs get P = 1: exp(0). They have P = 0, as exp(-inf).",
     "delta_missing": "Δ is missing: dS = P ∘ (dP - Δ), and not P ∘ dP.",
-    "delta_of_the_tile": "Δ is summed over the keys of the tile alone. It is a sum over all keys of the row, and it is "
-    "given: delta.",
     "delta_added": "Δ is added to dP. It is subtracted: dS = P ∘ (dP - Δ).",
     "delta_not_weighted": "Δ is subtracted after the multiplication with P. It stands inside: dS = P ∘ (dP - Δ).",
     "probabilities_left_out": "dS is dP - Δ. Each element is also multiplied with P.",
     "sign_turned_round": "The sign of dS is turned round: P ∘ (dP - Δ), not P ∘ (Δ - dP).",
     "probability_gradients_taken": "dP is used where dS belongs. The softmax lies between them: dS = P ∘ (dP - Δ).",
+    "delta_of_the_tile": "Δ is summed over the keys of the tile alone. It belongs to the whole row, and is given.",
     "hidden_pairs_counted": "dS is computed from a P that is not masked. Hidden pairs have P = 0 there too.",
     "delta_by_keys": "Δ is laid along the keys of the tile. There is one for each query, a row of the tile: "
     "delta[:, None].",
@@ -86,27 +85,27 @@ _OF_QUERIES = {
     "dq_of_values": "dQ is dS V. It is scale · dS K.",
 }
 
-_PLACES = {
-    "first_key_forgotten": "The block's keys are numbered from 0. The first one stands at first_key.",
-    "first_query_forgotten": "The tile's queries are numbered from 0. The first one has the number first_query.",
-}
 EXCHANGED = Slip("results_exchanged", "dK and dV are returned in each other's place.")
 _PLACES_OF_KEYS = {
-    "first_key_forgotten": _PLACES["first_key_forgotten"],
+    "first_key_forgotten": "The block's keys are numbered from 0. They stand at first_key, first_key + 1, ...",
     "block_for_key_length": "The block's length stands where key_length belongs: query i is at position i + key_length "
     "- query_length, whatever block it meets.",
 }
 _PLACES_OF_QUERIES = {
-    "first_query_forgotten": _PLACES["first_query_forgotten"],
+    "first_query_forgotten": "The tile's queries are numbered from 0. They have the numbers first_query, "
+    "first_query + 1, ...",
     "rows_for_query_length": "The tile's rows stand where query_length belongs: query i is at position i + key_length "
     "- query_length, whatever tile it is in.",
     "tiles_numbered_alike": "The keys are numbered from 0 in every tile. A tile's first key has the number at which "
     "the tile begins.",
 }
-_HERE_KEYS = {**_OF_A_TILE, **_OF_KEYS, **_PLACES_OF_KEYS}
-_HERE_QUERIES = {**_OF_A_TILE, **_OF_QUERIES, **_PLACES_OF_QUERIES}
-KEYS_IN_PYTORCH = (*(Slip(name, sentence) for name, sentence in _HERE_KEYS.items()), EXCHANGED)
-QUERIES_IN_PYTORCH = tuple(Slip(name, sentence) for name, sentence in _HERE_QUERIES.items())
+KEYS_IN_PYTORCH = (
+    *(Slip(name, sentence) for name, sentence in {**_OF_A_TILE, **_OF_KEYS, **_PLACES_OF_KEYS}.items()),
+    EXCHANGED,
+)
+QUERIES_IN_PYTORCH = tuple(
+    Slip(name, sentence) for name, sentence in {**_OF_A_TILE, **_OF_QUERIES, **_PLACES_OF_QUERIES}.items()
+)
 
 _WHERE = {"keys": "In the kernel of dK and dV: ", "queries": "In the kernel of dQ: "}
 _PLURAL = {

@@ -28,6 +28,12 @@ HOPPER = {
     128: BackwardTiles(Tiles(64, 64, 4, 2), Tiles(64, 128, 8, 3), Tiles(128, 64, 8, 3)),
     256: BackwardTiles(Tiles(32, 64, 8, 2), Tiles(32, 64, 8, 2), Tiles(64, 32, 8, 2)),
 }
+# Never run there: chosen so that nothing spills and the results, which lie in shared memory on their way out, fit too.
+BLACKWELL = {
+    64: HOPPER[64],
+    128: BackwardTiles(Tiles(64, 128, 8, 2), Tiles(64, 64, 8, 2), Tiles(128, 64, 8, 3)),
+    256: HOPPER[256],
+}
 # Chosen by registers without a spill.
 AMPERE = {
     64: BackwardTiles(Tiles(64, 64, 8, 2), Tiles(64, 64, 8, 2), Tiles(128, 64, 8, 2)),
@@ -48,13 +54,15 @@ def backward_tiles(arch: int | None, dtype: torch.dtype, block_d: int, copied_by
         return BackwardTiles(INTERPRETER_TILES, INTERPRETER_TILES, INTERPRETER_TILES)
     if dtype == torch.float32 or arch < 80:
         return SLOW[max(64, block_d)]
-    return (HOPPER if copied_by_engine else AMPERE)[max(64, block_d)]
+    table = AMPERE if not copied_by_engine else HOPPER if arch == 90 else BLACKWELL
+    return table[max(64, block_d)]
 
 
 # ------------------------------------------------------------------------------------------- for the compile gate
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 MATRIX_UNITS = {80: "mma.sync", 86: "mma.sync", 89: "mma.sync", 90: "wgmma"}
+WGMMA_ROWS = 64  # a warp group's product has so many rows; smaller tiles are multiplied by mma.sync
 FAST = [(80, 64), (80, 128), (80, 256), (86, 128), (89, 128), (90, 64), (90, 128), (90, 256), (100, 128), (120, 128)]
 
 
@@ -81,7 +89,9 @@ def compile_configurations(kernel: str, copied_by_engine: bool = False) -> Itera
             # Sums by atomics are there to be compared, and were slower wherever that was measured.
             slow = instruction is None or query_sums is not None
             spill = None if slow else ADMITTED_SPILL.get((kernel, copied_by_engine, head_dim), 0)
-            expectations = {"archs": (arch,), "instruction": instruction, "max_spill_bytes": spill}
+            small = max(tiles.blocks().values()) < WGMMA_ROWS
+            expected = "mma.sync" if instruction and small else instruction
+            expectations = {"archs": (arch,), "instruction": expected, "max_spill_bytes": spill}
             label = f"{kind} {head_dim} {tuple(tiles)}{' with sums of dQ' if query_sums else ''}"
             yield kind, query_sums, tiles, constexprs, label, expectations
 

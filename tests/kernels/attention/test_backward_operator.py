@@ -49,16 +49,16 @@ def test_the_log_sum_exp_can_be_differentiated_alone_and_with_the_output():
             torch.testing.assert_close(ours.double(), right, rtol=1e-4, atol=1e-5)
 
 
-# In float32, as the kernels take no float64: wide steps, and a tolerance that they need. A step of 0.01 and results to
-# about 1e-7 give differences to about 1e-5; a slip is off by more than 0.01. The fast mode, which compares one random
-# projection, finds no slip at this tolerance.
-GRADCHECK = {"eps": 1e-2, "atol": 5e-3, "rtol": 1e-2}
+# In float32, as the kernels take no float64: wide steps, and a tolerance that they need. The fast mode compares
+# projections of length 1, in which a slip of 4 in one gradient is smaller than it is in an element: at 1e-3 the tests
+# found nothing.
+GRADCHECK = {"eps": 1e-2, "atol": 1e-4, "rtol": 1e-2, "fast_mode": True}
 
 
 @pytest.mark.filterwarnings("ignore:Input #")
 def test_gradcheck_passes():
     function = lambda *tensors: attention(*tensors, causal=True, return_lse=True)  # noqa: E731
-    assert torch.autograd.gradcheck(function, inputs(query_length=2, key_length=3), **GRADCHECK)
+    assert torch.autograd.gradcheck(function, inputs(), **GRADCHECK)
 
 
 @pytest.mark.filterwarnings("ignore:Input #")
@@ -68,10 +68,8 @@ def test_gradcheck_at_that_tolerance_finds_a_slip():
         return 4 * query_gradient, *others
 
     forward = lambda *tensors: flash_attention(*tensors[:3], causal=tensors[3], return_lse=True)  # noqa: E731
-    with pytest.raises(GradcheckError, match="with respect to input 0"):
-        torch.autograd.gradcheck(
-            with_gradient(forward, without_scale), inputs(query_length=2, key_length=3), **GRADCHECK
-        )
+    with pytest.raises(GradcheckError):
+        torch.autograd.gradcheck(with_gradient(forward, without_scale), inputs(), **GRADCHECK)
 
 
 def test_opcheck_passes():

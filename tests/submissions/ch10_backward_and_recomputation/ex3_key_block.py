@@ -75,6 +75,9 @@ WRONG = {
         "10.3", ("return key_gradient, value_gradient", "return value_gradient, key_gradient")
     ),
     "all_queries_at_once": WHOLE,
+    "causal_misaligned__and_scale_missing": changed(
+        "10.3", (DK, "key_gradient += score_gradients.T @ query[tile]"), (" + key_length - query_length", "")
+    ),
     "delta_missing__and_scale_missing": changed(
         "10.3",
         (DS, "score_gradients = probabilities * probability_gradients"),
