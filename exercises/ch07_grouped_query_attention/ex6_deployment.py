@@ -29,7 +29,7 @@ def chosen(s: Slips, layers, query_heads, head_dim, tokens, item_bytes, budget, 
     def allowed(heads):
         divides = query_heads % heads == 0 or s("groups_uneven")
         even = heads % ranks == 0 and not s("only_divisors_of_ranks")
-        even = even or ranks % heads == 0 and not s("only_multiples_of_ranks") or s("uneven_split")
+        even = even or ranks % heads == 0 or s("uneven_split")
         return divides and even and not (s("powers_of_two_only") and heads & (heads - 1))
 
     def fits(heads):
@@ -72,6 +72,12 @@ def deployment_cases(draw):
         Case("one GPU, 6 GB: room for one head", (80, 64, 128, 131072, 2, 6e9, 1), "choose_key_heads"),
         Case("48 query heads, 4 GPUs", (40, 48, 128, 65536, 2, 9e9, 4), "choose_key_heads"),
         Case("28 query heads, 4 GPUs, room for 2 heads each", (28, 28, 128, 100000, 2, 3e9, 4), "choose_key_heads"),
+        Case(
+            "240 query heads in 3 small layers, room for exactly one KV head",
+            (3, 240, 8, 20, 4, float(rank_bytes_oracle(3, 1, 8, 20, 4, 1)), 1),
+            "choose_key_heads",
+        ),
+        Case("8 GPUs, 2 GB on each: room for a third of a head", (80, 64, 128, 131072, 2, 2e9, 8), "choose_key_heads"),
         Case("room for all heads", (12, 12, 64, 1024, 2, 1e9, 1), "choose_key_heads"),
     ]
 
@@ -121,11 +127,6 @@ CHOICES = (
         "only_divisors_of_ranks",
         "Only numbers of KV heads that divide ranks were tried. Multiples of ranks are allowed too: each GPU then "
         "holds several heads.",
-    ),
-    Slip(
-        "only_multiples_of_ranks",
-        "Only multiples of ranks were tried. A number of KV heads that divides ranks is allowed too: several GPUs then "
-        "hold a copy of the same head.",
     ),
     Slip(
         "powers_of_two_only",

@@ -58,7 +58,7 @@ GRADCHECK = {"eps": 1e-2, "atol": 1e-4, "rtol": 1e-2, "fast_mode": True}
 @pytest.mark.filterwarnings("ignore:Input #")
 def test_gradcheck_passes():
     function = lambda *tensors: attention(*tensors, causal=True, return_lse=True)  # noqa: E731
-    assert torch.autograd.gradcheck(function, inputs(), **GRADCHECK)
+    assert torch.autograd.gradcheck(function, inputs(query_length=2, key_length=3), **GRADCHECK)
 
 
 @pytest.mark.filterwarnings("ignore:Input #")
@@ -68,8 +68,11 @@ def test_gradcheck_at_that_tolerance_finds_a_slip():
         return 4 * query_gradient, *others
 
     forward = lambda *tensors: flash_attention(*tensors[:3], causal=tensors[3], return_lse=True)  # noqa: E731
+    query, key, value = inputs(query_heads=1, query_length=2, key_length=3)
     with pytest.raises(GradcheckError):
-        torch.autograd.gradcheck(with_gradient(forward, without_scale), inputs(), **GRADCHECK)
+        torch.autograd.gradcheck(
+            with_gradient(forward, without_scale), (query, key.detach(), value.detach()), **GRADCHECK
+        )
 
 
 def test_opcheck_passes():
