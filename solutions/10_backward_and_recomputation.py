@@ -962,21 +962,19 @@ else:
 # On a CPU these ratios say little, because the scale and the softmax alone take a third of the forward pass of the
 # three operations. One of our runs gave 1.2 and 2.5 times, another 1.6 and 5.2.
 #
-# Here is what an H200 does, with head dimension 128 and 16 heads, or 64 and 32 heads, bf16, 16,384 tokens (at 4k, four
-# sequences). TFLOP/s, full / causal:
-#
-# | | D = 128, 16k | D = 128, 4k | D = 64, 16k | D = 64, 4k |
-# |---|---|---|---|---|
-# | FlashAttention-2 | 302 / 293 | 273 / 243 | 282 / 263 | 249 / 219 |
-# | cuDNN | 544 / 539 | 524 / 457 | 446 / 424 | 414 / 362 |
-# | the course's two kernels | 426 / 395 | 416 / 354 | 390 / 381 | 372 / 345 |
-# | one kernel, $dQ$ by atomic adds | 350 / 321 | 326 / 275 | 337 / 324 | 316 / 281 |
-# | the course's for Hopper, $dQ$ in turns | 591 / 585 | 601 / 544 | 523 / 512 | 497 / 472 |
-# | the same, $dQ$ in any order | 640 / 656 | 612 / 558 | 531 / 564 | 528 / 483 |
-#
-# Measured in November 2026 with PyTorch 2.11 and Triton 3.6. Two results surprised us. Seven products in two kernels
-# are faster than five with atomic adds, because the adds cost more than the two products that they save. And the kernel
-# for Hopper (chapter 09's tools) loses only 1 to 11 % when its blocks wait for their turn.
+# Here is what an H200 did. It is a recorded run, so you see it without that GPU too. It has 16,384 tokens in bf16, in
+# one sequence or in four, with 16 heads of dimension 128 or 32 of 64:
+
+# %%
+from course_lib.bench.recorded import recorded
+from course_lib.figures.backward.rates import draw_rates
+
+draw_rates(recorded("backward", "h200"))
+
+# %% [markdown]
+# (PyTorch 2.11, Triton 3.6, cuDNN 9.19.) Two results surprised us. Seven products in two kernels are faster than five
+# with atomic adds, because the adds cost more than the two products that they save. And the kernel for Hopper (chapter
+# 09's tools) loses only 1 to 11 % when its blocks wait for their turn.
 #
 # With chapter 09's forward rates (another run, so to about a tenth) the backward pass takes 2.7 times as long as the
 # forward pass in FlashAttention-2, 3.0 times in cuDNN and 2.9 times in the course's kernels for Hopper (D = 128, full,
@@ -984,7 +982,8 @@ else:
 #
 # All these rates count five products, also where a kernel computes seven. So they compare times, and not how hard the
 # chip works. Your kernels have fixed tiles of 64 × 64, and they load, wait and multiply in turn. The course's choose
-# tiles for each GPU. `python -m course_lib bench backward` in a terminal compares them with FlashAttention-2 and cuDNN.
+# tiles for each GPU. `python -m course_lib bench backward` in a terminal compares them with FlashAttention-2 and cuDNN,
+# and draws this picture for your GPU.
 #
 # ## Finale: a model learns with your kernels
 #

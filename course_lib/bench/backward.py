@@ -5,12 +5,13 @@ tokens in 16-bit floats, in sequences of 16384 or 4096, head dimension 128 with 
 times the forward's, 10 · batch · heads · length² · head_dim, halved when causal, whatever an implementation really
 computes. Every figure is the median of repeated runs with the L2 cache flushed before each, in short turns of all
 columns in changing order; every gradient is compared with FA2's before it is timed. Figures, versions and clocks go to
-backward.json in the course's bench folder.
+backward.json and a plot to backward.png, in the course's bench folder.
 
 "ours" computes dQ by a kernel of its own; "ours, atomics" adds it up in the kernel of dK and dV.
 """
 
 import dataclasses
+import datetime
 import functools
 import importlib
 import json
@@ -128,6 +129,7 @@ def main(arguments: list[str] | None = None) -> int:
     this = machine()
     record = {
         "gpu": this.gpu_name,
+        "date": datetime.date.today().isoformat(),
         "torch": torch.__version__,
         "triton": this.triton,
         "cudnn": torch.backends.cudnn.version(),
@@ -138,10 +140,13 @@ def main(arguments: list[str] | None = None) -> int:
     folder = course_home() / "bench"
     folder.mkdir(exist_ok=True)
     (folder / "backward.json").write_text(json.dumps(record, indent=1))
+    from course_lib.figures.backward.rates import draw_rates
+
+    draw_rates(record).savefig(folder / "backward.png")
     print_table(table, list(columns))
     print(
         f"\n{this.gpu_name}, PyTorch {torch.__version__}, cuDNN {record['cudnn']}, Triton {this.triton}; "
         f"clocks SM, memory, power, temperature: {before} before, {record['clocks_after']} after.\n"
-        f"Written: {folder / 'backward.json'}"
+        f"Written: {folder / 'backward.json'}, {folder / 'backward.png'}"
     )
     return 0
