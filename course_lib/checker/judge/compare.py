@@ -6,6 +6,7 @@ the case's own dtype, shows what that dtype can give; an answer may err twice as
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ import torch
 
 from course_lib.checker.judge.evaluate import call, float64, is_large
 from course_lib.checker.specification.exercise import Case, Exercise
-from course_lib.checker.specification.nested import leaves, structure
+from course_lib.checker.specification.nested import leaves, structure, tensors
 
 REPEAT_SLACK = 4.0  # tolerances that two runs of one answer may differ by: atomic additions round anew each time
 ULPS = 4.0  # that float32 sums in another order may be off by; a plain implementation can be lucky in all its elements
@@ -89,13 +90,27 @@ def _cut(bits: int) -> Callable:
 _TF32 = (_cut(13), _cut(14))
 
 
+def _one_by_one(case: Case, convert: Callable) -> list[Callable]:
+    """Conversions of one of a case's tensors each, the others as they are.
+
+    A kernel may take a sum of uncut tensors from a product of cut ones, such as Δ from dP. Where all inputs are cut,
+    the two err alike. A product has two operands that are cut, so one is cut by a bit more.
+    """
+    count = len(tensors(case.args))
+    turns = [itertools.cycle(range(count)) for _ in range(count)]
+    return [
+        lambda tensor, turn=turn, place=place: convert(tensor) if next(turn) == place else tensor.clone()
+        for place, turn in enumerate(turns)
+    ]
+
+
 def truth(exercise: Exercise, case: Case, tf32: bool) -> Truth:
     """Run the oracle in float64, and plainly in the case's dtype."""
     oracle = exercise.oracle_for(case)
     like = call(oracle, case, torch.clone)
     plains = [like, *(call(plain, case, torch.clone) for plain in exercise.plain_for(case))]
     if tf32:
-        plains += [call(oracle, case, cut) for cut in _TF32]
+        plains += [call(oracle, case, cut) for cut in (*_TF32, *_one_by_one(case, _TF32[1]))]
     plains += shaken(oracle, case, SHAKES, seed=0)
     return Truth(call(oracle, case, float64), like, plains, case.in_place)
 

@@ -58,6 +58,10 @@ class Slips:
         """Whether one of these slips is made."""
         return not self._switched_on.isdisjoint(names)
 
+    def beside(self, *names: str) -> bool:
+        """Whether anything is switched on but these, such as styles."""
+        return not self._switched_on <= frozenset(names)
+
 
 @dataclass(frozen=True, eq=False)
 class Model:

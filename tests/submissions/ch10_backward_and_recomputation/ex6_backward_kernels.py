@@ -104,10 +104,10 @@ WRONG = {
         "10.6",
         (EXPONENT, 'differences = tl.where(visible, scores, float("-inf")) - log_sum_exp[:, None]'),
     ),
-    "reads_outside__without_the_column_stride": changed(
+    "column_stride_ignored__of_a_sum": changed(
         "10.6", (COLUMNS, COLUMNS.replace(" * output_gradient_column_stride", ""))
     ),
-    "reads_outside__by_the_querys_strides": changed(
+    "gradient_read_by_the_querys_strides__of_a_sum": changed(
         "10.6",
         ("head * output_gradient_head_stride", "head * query_head_stride"),
         ("* output_gradient_stride", "* query_stride"),
