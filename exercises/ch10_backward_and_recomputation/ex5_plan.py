@@ -175,8 +175,8 @@ def _planned(s, layers, limit):
     if s("nothing_kept"):
         return [False] * count if fits([False] * count) else None
     if s("never_none"):
-        found = best_plan(layers, limit)
-        return [False] * count if found is None else _best_of(s, layers, limit, fits)
+        found = _best_of(s, layers, limit, fits)
+        return [False] * count if found is None else found
     if s("most_layers_kept"):
         return _best_of(s, layers, limit, fits, price=lambda kept: (-sum(kept), _kept_bytes(layers, kept)))
     if s("most_bytes_kept"):
