@@ -6,11 +6,17 @@ from course_lib.checker import Case, Exercise, Mistake
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.model import Model, Slip
 from exercises.ch06_paged_attention.bookkeeping import (
+    LENGTH_BEFORE_REFUSAL,
     METHOD_HIDDEN,
+    NAME_TAKEN_FOR_NONE,
+    PAGES_NO_NUMBER,
+    REFUSED_WHERE_NONE_IS_FREE,
     STATE_SHARED,
     PageBook,
     allocated,
     method_hidden,
+    names_that_are_false,
+    pages_no_number,
     replay,
     state_is_shared,
     told_by,
@@ -166,6 +172,27 @@ def sharing_cases(draw):
             ("append", "c", 8),
             ("append", "b", 2),
         ),
+        case(
+            "refused at its first append, then freed",
+            4,
+            4,
+            ("append", "a", 10),
+            ("append", "b", 8),
+            ("free", "b"),
+            ("append", "b", 4),
+            ("free", "b"),
+        ),
+        case(
+            "names that are numbers, 0 among them",
+            6,
+            4,
+            ("append", 0, 6),
+            ("fork", 0, 1),
+            ("append", 0, 1),
+            ("append", 1, 3),
+            ("free", 0),
+            ("append", 2, 4),
+        ),
         case("60 operations, pages of 4", 16, 4, *fitting(16, 4, random)),
         case("60 operations, pages of 3", 60, 3, *fitting(60, 3, random)),
         keys("the same prompt twice", 4, range(8), range(8)),
@@ -270,6 +297,26 @@ SHARING = (
         "have room.",
     ),
     Slip(
+        "fork_counts_full_pages",
+        "A child is given the length of its parent's full pages. It has all the parent's tokens, those in a partly "
+        "filled last page too.",
+    ),
+    Slip("fork_forgets_the_length", "A child is given the length 0. It has as many tokens as its parent."),
+    Slip(
+        "holders_counted",
+        "`free_pages` subtracts the holders of the pages, so a page that two hold counts twice. Count the pages whose "
+        "number of holders is 0.",
+    ),
+    Slip(
+        "copied_for_two_holders_alone",
+        "A page that more than two sequences hold is not copied before it is written. Copy where its count is above 1.",
+    ),
+    Slip(
+        "parent_never_copies",
+        "Only a forked child copies. When its parent is the first to write, it writes into the page that the child "
+        "reads: whoever writes into a shared page copies it.",
+    ),
+    Slip(
         "old_page_let_go_twice",
         "After the copy the old page loses two holders, and is then taken for one that nobody shares. The writer lets "
         "go of it once.",
@@ -288,10 +335,13 @@ SHARING = (
         "copied_the_wrong_way",
         "The pair is (source, target), and yours reads (target, source): the empty page is copied over the full one.",
     ),
-    Slip(
-        "copy_not_in_table",
-        "The pair is returned, but the sequence's table still names the shared page, so the new tokens go there and "
-        "the copy is never used. Put the new page in the old one's place.",
+    *(
+        Slip(
+            name,
+            "The pair is returned, but the sequence's table still names the shared page, so the new tokens go there "
+            "and the copy is never used. Put the new page in the old one's place.",
+        )
+        for name in ("copy_not_in_table", "copy_not_in_table__old_one_freed")
     ),
     *(
         Slip(
@@ -311,7 +361,7 @@ SHARING = (
             "`fork` takes pages, which is just what sharing should save: parent and child hold the same pages until "
             "one of them writes.",
         )
-        for name in ("copied_at_fork", "copied_at_fork__last_page")
+        for name in ("copied_at_fork", "copied_at_fork__last_page", "copied_at_fork__partial_page")
     ),
     Slip(
         "fork_not_counted",
@@ -324,7 +374,11 @@ SHARING = (
             "Parent and child have one and the same list as their table: what one changes in it, the other gets. Give "
             "the child a list of its own, list(table).",
         )
-        for name in ("table_shared_not_copied", "table_shared_not_copied__until_append")
+        for name in (
+            "table_shared_not_copied",
+            "table_shared_not_copied__old_one_freed",
+            "table_shared_not_copied__until_append",
+        )
     ),
     *(
         Slip(
@@ -364,15 +418,24 @@ SHARING = (
             "half_appended__lost",
             "half_appended__length_first",
             "half_appended__token_by_token",
+            "half_appended__copy_made",
+            "half_appended__share_let_go",
         )
     ),
+    Slip("half_appended__length_alone", LENGTH_BEFORE_REFUSAL),
+    Slip(
+        "refused_one_stays",
+        "A new sequence whose first append was refused is recorded all the same, with no page. So `free` finds it, "
+        "but should raise KeyError. Record it only after the check.",
+    ),
+    Slip("refused_where_none_is_free", REFUSED_WHERE_NONE_IS_FREE),
     *(
         Slip(
             name,
             "A sequence that holds nothing can be freed, or freed again. Then the counts of pages in use "
             "fall, and they are handed out again. Raise KeyError when it has no table.",
         )
-        for name in ("double_free", "double_free__counted")
+        for name in ("double_free", "double_free__counted", "double_free__emptied")
     ),
 )
 
@@ -442,6 +505,7 @@ EXERCISE = Exercise(
         "enough; use tuple(tokens[:end]) or a hash of it.",
     ),
     mistakes=(
+        Mistake("name_taken_for_none", NAME_TAKEN_FOR_NONE, when=names_that_are_false, every=True),
         Mistake("state_shared", STATE_SHARED, when=state_is_shared),
         Mistake(
             "copy_without_room",
@@ -450,9 +514,19 @@ EXERCISE = Exercise(
             when=lambda case, seen, got: bool(seen.error) and seen.error.type in ("IndexError", "StopIteration"),
         ),
         Mistake("attribute_hides_method", METHOD_HIDDEN, when=method_hidden),
+        Mistake("pages_no_number", PAGES_NO_NUMBER, when=pages_no_number),
+        Mistake(
+            "full_pages_copied_too",
+            "An append copies more than one page. Only the page that its tokens begin in is written, the last one: the "
+            "full pages before it are read and may stay shared.",
+            when=lambda case, seen, got: any(
+                int(line.split(" copied")[0].split()[-1]) > 1 for line in got or () if " copied" in line
+            ),
+        ),
         Mistake(
             "pair_without_list",
-            "`append` returns the pair itself. Return a list, with that pair in it or empty.",
+            "`append` returns a list of pairs: [(source, target)] where a page is to be copied, and else an empty one. "
+            "The pair itself, None or a tuple is no list.",
             when=lambda case, seen, got: bool(seen.error) and "(source, target) pairs" in seen.error.text,
         ),
         Mistake(
