@@ -14,6 +14,7 @@ from course_lib.checker.specification.requirements import (
     Forbids,
     LaunchesTriton,
     Moves,
+    ReadByKernels,
     Requirement,
 )
 
@@ -41,6 +42,7 @@ __all__ = [
     "Moves",
     "Needs",
     "PerRank",
+    "ReadByKernels",
     "Requirement",
     "Seen",
     "Slip",
