@@ -15,6 +15,7 @@ from course_lib.checker.specification.requirements import (
     Forbids,
     LaunchesTriton,
     Moves,
+    ReadByKernels,
     Requirement,
 )
 
@@ -42,6 +43,7 @@ __all__ = [
     "Moves",
     "Needs",
     "PerRank",
+    "ReadByKernels",
     "Requirement",
     "Seen",
     "Slip",
