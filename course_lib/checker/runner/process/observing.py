@@ -22,6 +22,7 @@ class Observer(TorchDispatchMode):
         super().__init__()
         self.operations: collections.Counter[str] = collections.Counter()
         self.largest = 0
+        self.largest_results: dict[str, int] = {}  # by operation, in elements
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:  # True would import torch._dynamo on first use, a second of start-up
@@ -37,6 +38,7 @@ class Observer(TorchDispatchMode):
                 fill(torch.as_strided(result, (length,), (1,), 0), POISON)
             if function.is_view is False and not name.endswith("_"):
                 self.largest = max(self.largest, result.numel())
+            self.largest_results[name] = max(self.largest_results.get(name, 0), result.numel())
         return result
 
 
