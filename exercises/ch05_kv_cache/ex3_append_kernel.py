@@ -73,19 +73,26 @@ def append_cases(draw):
         case("one new token each, sequences of 3, 0 and 7 tokens", 3, 2, 1, 32, 12, [3, 0, 7]),
         case("a prompt of 5 into an empty cache", 1, 2, 5, 32, 8, [0]),
         case("7 new tokens behind 4 and 9, as a projection leaves them", 2, 2, 7, 16, 24, [4, 9], projected=True),
-        case("37 new tokens: more than a tile, and not a multiple", 1, 2, 37, 32, 64, [somewhere]),
+        case("37 new tokens: more than a tile, and not a multiple", 1, 2, 37, 32, 64, [somewhere], metered=True),
         case("16 new tokens that fill the cache to its end", 1, 3, 16, 16, 25, [9]),
         case("a cache stored [batch, capacity, heads, head_dim]", 2, 3, 3, 16, 11, [2, 6], cache_store=tokens_first),
         case("float16, 2 × 4 heads of 128, 16 new tokens", 2, 4, 16, 128, 40, [11, 20], dtype=half, metered=True),
     ]
-    cases += beyond_32_bits(
-        draw,
-        "sequences",
-        filled(draw, 3, 2, 6, 16, torch.float32, lambda cache: cache),
-        torch.tensor([3, 0, 4], dtype=torch.int32),
-        before=new_rows(draw, 3, 2, 2, 16, torch.float32, lambda rows: rows),
-    )
-    if draw.on_gpu:
+    # Each stride in turn, of all four tensors.
+    for dimension, (which, batch, heads, new) in enumerate(
+        (("sequences", 3, 1, 2), ("heads", 1, 3, 2), ("tokens", 1, 1, 3))
+    ):
+        cases += beyond_32_bits(
+            draw,
+            which,
+            (*new_rows(draw, batch, heads, new, 16), *filled(draw, batch, heads, 5, 16)),
+            draw.integers(batch, low=0, high=3).int(),
+            dimension=dimension,
+        )
+    if not draw.on_gpu:
+        late = draw.integer(32_768, 32_900)
+        cases.append(case("2 new tokens behind more than 2¹⁵", 1, 1, 2, 16, late + 2, [late], dtype=half))
+    else:
         cases.append(
             case(
                 "64 sequences, 8 heads of 128, float16",

@@ -12,7 +12,7 @@ from exercises.topics.attention import attention, prescaled, rounded
 from exercises.topics.attention_inputs import MAGNITUDES, ordinary
 from exercises.topics.cache_inputs import cache_layouts
 from exercises.topics.cached_step_model import STEP
-from exercises.topics.decode import each_sequence, tokens_first
+from exercises.topics.decode import attend_by_log_sum_exp, each_sequence, tokens_first
 
 
 def step(query, key, value, key_cache, value_cache, past, *, function=attention):
@@ -29,6 +29,10 @@ def step_prescaled(*args):
 
 def step_rounded(*args):
     return step(*args, function=rounded)
+
+
+def step_by_log_sum_exp(*args):
+    return step(*args, function=lambda query, key, value: attend_by_log_sum_exp(query, key, value)[0].to(query.dtype))
 
 
 def step_cases(draw):
@@ -144,7 +148,7 @@ EXERCISE = Exercise(
     oracle=step,
     contracts=(CONTRACT,),
     models=(STEP,),
-    plain=(step_prescaled, step_rounded),
+    plain=(step_prescaled, step_rounded, step_by_log_sum_exp),
     needs=TRITON,
     uses_dot=True,
     hints=(
