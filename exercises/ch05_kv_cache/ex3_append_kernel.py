@@ -6,9 +6,11 @@ key_heads, capacity, head_dim]; positions int32 [batch], the slot of the first n
 
 from __future__ import annotations
 
+import re
+
 import torch
 
-from course_lib.checker import TRITON, Case, Exercise, Forbids, InOut, LaunchesTriton, Mistake
+from course_lib.checker import TRITON, Case, Exercise, Forbids, InOut, LaunchesTriton, Mistake, ReadByKernels
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.layouts import beyond_32_bits
 from exercises.topics.cache_inputs import cache_layouts, row_layouts
@@ -198,8 +200,15 @@ def _behind(case, seen, got):
     return bool(wrong.any()) and not bool((wrong & ~behind).any())
 
 
-def _reaches(verb, pointer=""):
-    return lambda case, seen, got: any(f": {verb} {pointer}" in sentence for sentence in seen.out_of_bounds[:1])
+def _reaches(verb, pointer=r"\w"):
+    """Whether the first access outside a tensor is such a one, by a pointer whose name begins like this."""
+    return lambda case, seen, got: any(re.search(f": {verb} {pointer}", text) for text in seen.out_of_bounds[:1])
+
+
+def _in_16_bits(case, seen, got):
+    """Whether a position beyond 2¹⁵ led to slots before the cache."""
+    before = any(": writes " in text and "before its start" in text for text in seen.out_of_bounds[:1])
+    return before and int(case.args[4].max()) >= 2**15
 
 
 EXERCISE = Exercise(
@@ -211,7 +220,7 @@ EXERCISE = Exercise(
     contracts=(CONTRACT,),
     models=(append_model(APPEND),),
     needs=TRITON,
-    requirements=(LaunchesTriton(), Forbids(COPIES), MovesRows(append_bytes)),
+    requirements=(LaunchesTriton(), Forbids(COPIES), ReadByKernels((0, 1)), MovesRows(append_bytes)),
     hints=(
         "A program has three numbers: its tile of new tokens, its head and its sequence. It copies one tile [BLOCK_T, "
         "HEAD_DIM] from the new tokens to the cache.",
@@ -236,6 +245,13 @@ EXERCISE = Exercise(
             when=_reaches("reads", "positions"),
         ),
         Mistake(
+            "position_in_16_bits",
+            "From slot 32,768 on the row lies before the cache: the position was kept in 16 bits or fewer. It is "
+            "int32; leave it so wide, or wider.",
+            when=_in_16_bits,
+            every=True,
+        ),
+        Mistake(
             "out_of_bounds_write",
             "The store reaches past the end of the cache. Check its mask, `tokens < new_tokens`, and its address: "
             "batch, head and slot each need their own stride of the cache.",
@@ -245,7 +261,7 @@ EXERCISE = Exercise(
             "out_of_bounds_read",
             "The load reaches past the end of the new tokens. Check its mask, `tokens < new_tokens`, and its address, "
             "which needs the strides of the tensor that is read.",
-            when=_reaches("reads"),
+            when=_reaches("reads", "(?!cache)"),
         ),
     ),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from course_lib.checker import Case, Exercise, Mistake
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.model import Model, Slip
@@ -57,6 +59,9 @@ def fitting(pages, page_size, script):
         except MemoryError:
             pass
     return kept
+
+
+MANY = "1,600 pages of one token"
 
 
 def sharing_cases(draw):
@@ -204,6 +209,9 @@ def sharing_cases(draw):
         keys("digits that could run together", 2, [1, 23], [12, 3]),
         keys("the last page is not full", 4, range(7), range(8), range(3)),
         keys("no tokens, pages of one", 1, [], [9], [9, 9]),
+        keys("tokens that differ by 256 and by 65,536", 2, [3, 300], [259, 300], [3, 65_836], [3, 300]),
+        keys("two beginnings, and the same 40 pages behind them", 4, [1, *range(7, 170)], [2, *range(7, 170)]),
+        keys(MANY, 1, *(draw.integers(16, low=0, high=128_000).tolist() for _ in range(100))),
     ]
 
 
@@ -229,20 +237,28 @@ def sharing_oracle(*args):
 
 def keys_with(slips, prompts, page_size):
     """A model's `compute`: what the driver tells of page_keys with these slips."""
-    return key_pattern({"page_keys": lambda tokens, size: _keys(slips, tokens, size)}, prompts, page_size)
+    calls = itertools.count()
+    return key_pattern({"page_keys": lambda tokens, size: _keys(slips, tokens, size, next(calls))}, prompts, page_size)
 
 
-def _keys(s, tokens, size):
+def _keys(s, tokens, size, call):
     ends = range(size, len(tokens) + (0 if s("last_full_page_missed") else 1), size)
     if s("partial_page_has_a_key"):
         ends = range(size, len(tokens) + size, size)
     keys = []
+    numbers = {}  # of the beginnings, in this call
     for end in ends:
         key = tuple(tokens[:end])
         if s("key_of_the_page_alone", "key_by_place"):
             key = tuple(tokens[end - size : end])
-        if s("key_of_two_pages"):
+        if s("key_of_two_pages", "key_of_two_pages__and_place"):
             key = tuple(tokens[max(0, end - 2 * size) : end])
+        if s("key_of_two_pages__one_token"):
+            key = tuple(tokens[max(0, end - size - 1) : end])
+        if s("tokens_cut_to_bytes"):
+            key = tuple(token % 256 for token in key)
+        if s("tokens_cut_to_bytes__two"):
+            key = tuple(token % 65_536 for token in key)
         if s("order_lost"):
             key = tuple(sorted(key))
         if s("order_lost__set"):
@@ -253,7 +269,13 @@ def _keys(s, tokens, size):
             key = sum(map(int, key))
         if s("prompts_told_apart"):
             key = (len(tokens), key)
-        keys.append((end, key) if s("key_by_place") else key)
+        if s("prompts_told_apart__by_all_tokens"):
+            key = (tuple(tokens), key)
+        if s("keys_of_one_call"):
+            key = numbers.setdefault(key, len(numbers))
+        if s("keys_of_one_call__by_the_list"):
+            key = (call, key)
+        keys.append((end, key) if s("key_by_place", "key_of_two_pages__and_place") else key)
     return keys
 
 
@@ -456,9 +478,40 @@ KEYS = (
         "missing. Use all tokens, or the key of the page before, which stands for everything up to there.",
     ),
     Slip(
+        "key_of_two_pages__and_place",
+        "The key holds the page's place, its tokens and those of the page before it. What stood before those is still "
+        "missing. Use all tokens, or the key of the page before, which stands for everything up to there.",
+    ),
+    Slip(
+        "key_of_two_pages__one_token",
+        "The key holds the page's tokens and the one before them. What stood before that is still missing. Use all "
+        "tokens, or the key of the page before, which stands for everything up to there.",
+    ),
+    Slip(
         "prompts_told_apart",
         "The key depends on the whole prompt's length. Two prompts with the same beginning share its pages, however "
         "they go on: use the tokens up to the page's end alone.",
+    ),
+    Slip(
+        "prompts_told_apart__by_all_tokens",
+        "The key depends on the whole prompt. Two prompts with the same beginning share its pages, however they go on: "
+        "use the tokens up to the page's end alone.",
+    ),
+    *(
+        Slip(
+            name,
+            "The keys of two calls cannot be compared: numbers that begin anew, or the identity of a list, say nothing "
+            "of the tokens. Equal beginnings must have equal keys in every call, and others never.",
+        )
+        for name in ("keys_of_one_call", "keys_of_one_call__by_the_list")
+    ),
+    *(
+        Slip(
+            f"tokens_cut_to_bytes{way}",
+            f"Tokens that differ by a multiple of {which} got equal keys: each was cut to {bits} bits. A token's "
+            "number may be far larger.",
+        )
+        for way, which, bits in (("", "256", 8), ("__two", "65,536", 16))
     ),
     Slip(
         "last_full_page_missed",
@@ -528,6 +581,13 @@ EXERCISE = Exercise(
             "`append` returns a list of pairs: [(source, target)] where a page is to be copied, and else an empty one. "
             "The pair itself, None or a tuple is no list.",
             when=lambda case, seen, got: bool(seen.error) and "(source, target) pairs" in seen.error.text,
+        ),
+        Mistake(
+            "hash_too_short",
+            "Among 1,600 pages some with other beginnings have equal keys: so few bits meet by chance. Whoever finds a "
+            "page by its key reads its numbers: use the tokens themselves, or a hash of 128 bits and more.",
+            when=lambda case, seen, got: case.name == MANY and isinstance(got, list),
+            every=True,
         ),
         Mistake(
             "key_not_hashable",

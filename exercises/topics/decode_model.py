@@ -103,6 +103,8 @@ class _Decode:
         scores = query @ keys.transpose(-1, -2) * self._scale()  # [splits, batch, key_heads, group, keys]
         if s("hidden_scored_minus_1e9"):
             scores = torch.where(visible, scores, -1e9)
+        elif s("hidden_scored_minus_1e9__1e3", "hidden_scored_minus_1e9__1e4"):
+            scores = torch.where(visible, scores, -1e3 if s("hidden_scored_minus_1e9__1e3") else -1e4)
         elif not s("tail_keys_scored"):
             scores = torch.where(visible, scores, -math.inf)
         for step in range(steps):
@@ -175,6 +177,8 @@ class _Decode:
             last = torch.where(split == self.splits - 1, counted, last)
         if not s("past_the_sequences_end"):
             last = torch.minimum(last, counted)
+        if s("first_tile_skipped"):
+            first = first + self.key_rows
         if s("last_tile_dropped"):
             last = first + (last - first).clamp(min=0) // self.key_rows * self.key_rows
         if s("last_tile_skipped"):
@@ -250,7 +254,8 @@ class _Decode:
         for place, where in enumerate(("outer", "head", "row")):
             if s(f"strides_ignored__{name}_{where}_by_{theirs}", f"strides_ignored__{name}_by_{theirs}"):
                 strides[place] = other.stride(place)
-            if s(f"strides_ignored__{name}_{where}", f"strides_ignored__{name}", "strides_ignored"):
+            ways = (f"{name}_{where}", name, f"both_{where}")
+            if s("strides_ignored", *(f"strides_ignored__{way}" for way in ways)):
                 strides[place] = plain[place]
         if s("first_head_for_all", f"first_head_for_all__{name}"):
             strides[1] = 0

@@ -208,6 +208,15 @@ def strides(outer: str, *, paged: bool = False) -> tuple[Slip, ...]:
         ),
         *(
             Slip(
+                f"strides_ignored__both_{place}",
+                f"Keys and values are read as if they were contiguous from one {which} to the next. Each has strides "
+                "of its own, which the launcher passes.",
+                alone=True,
+            )
+            for place, which in named.items()
+        ),
+        *(
+            Slip(
                 f"strides_ignored__value_{place}_by_key",
                 f"From one {which} of the values to the next the keys' {which} stride was taken. The values have one "
                 "of their own.",

@@ -22,7 +22,7 @@ from course_lib.checker.judge.compare import Truth
 from course_lib.checker.judge.evaluate import once
 from course_lib.checker.judge.outcome import Outcome
 from course_lib.checker.runner.process import sparse
-from course_lib.checker.specification.exercise import Case, arguments
+from course_lib.checker.specification.exercise import Case, InOut, arguments
 from course_lib.checker.specification.model import Model, Slip, Slips
 from course_lib.checker.specification.nested import leaves, structure, tensors
 
@@ -231,7 +231,9 @@ def _reproduces(model: Model, made: Made, outcome: Outcome) -> bool:
 
 
 def _cost(case: Case) -> int:
-    return sum(leaf.numel() for _, leaf in leaves(case.args) if isinstance(leaf, torch.Tensor))
+    """Elements of a case's tensors, those that are written too."""
+    given = [leaf.tensor if isinstance(leaf, InOut) else leaf for _, leaf in leaves(case.args)]
+    return sum(leaf.numel() for leaf in given if isinstance(leaf, torch.Tensor))
 
 
 def prediction(model: Model, made: Made, case: Case) -> Predicted | None:
