@@ -250,7 +250,7 @@ def replay(functions, kind, pages, page_size, script, twice=False):
 
     def append(name, count):
         returned = book.append(name, count)
-        copies = returned if kind == "SharingAllocator" else []
+        copies = [] if returned is None or kind == "PageAllocator" else returned
         if not isinstance(copies, list) or not all(
             isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in copies
         ):

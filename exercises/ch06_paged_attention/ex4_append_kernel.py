@@ -149,7 +149,7 @@ EXERCISE = Exercise(
     needs=TRITON,
     requirements=(
         LaunchesWhereRowsAre(rows=lambda *args: int((args[4] >= 0).sum())),
-        Forbids(("index_put", "index_put_", "index_copy_", "scatter_")),
+        Forbids(("index_put", "index_put_", "index_copy_", "scatter_"), beyond=lambda *args: args[4].numel()),
         ReadByKernels((0, 1)),
         MovesRows(append_bytes),
     ),

@@ -579,7 +579,7 @@ EXERCISE = Exercise(
         Mistake(
             "pair_without_list",
             "`append` returns a list of pairs: [(source, target)] where a page is to be copied, and else an empty one. "
-            "The pair itself, None or a tuple is no list.",
+            "The pair itself, or a tuple, is no list.",
             when=lambda case, seen, got: bool(seen.error) and "(source, target) pairs" in seen.error.text,
         ),
         Mistake(
