@@ -12,6 +12,7 @@ from course_lib.checker import Case, Exercise, Mistake
 from course_lib.checker.specification.model import Model, Slip
 
 WIDTH, QUERY_HEADS, KEY_HEADS, HEAD_DIM, VOCABULARY = 32, 4, 2, 8, 48
+LONG = 70  # tokens of a long prompt: more than 64
 CLEAR = 0.01  # by how much the likeliest token must lead, so that no rounding decides
 
 
@@ -398,7 +399,7 @@ def generation_cases(draw):
         ("16 tokens after a prompt of 17", 17, 16, 1, 2),
         ("2 tokens after a prompt of 2", 2, 2, 1, 2),
         ("5 tokens after a prompt of 4, four layers", 4, 5, 1, 4),
-        ("40 tokens after a prompt of 90, the third of them 0", 90, 40, 1, 2),
+        ("6 tokens after a prompt of 70, the third of them 0", LONG, 6, 1, 2),
     ):
         while True:  # until no token is chosen by a hair, which a rounding could split either way
             weights, prompt = random_weights(draw, layers), draw.integers(prompt_length, low=0, high=VOCABULARY)
@@ -406,7 +407,7 @@ def generation_cases(draw):
             tokens = generation_oracle(weights, prompt, new_tokens, margins=margins)["tokens"]
             if min(margins) > CLEAR:
                 break
-        if prompt_length == 90:
+        if prompt_length == LONG:
             weights, prompt = exchanged(weights, prompt, int(tokens[2]))
         cases.append(Case(name, (weights, prompt, new_tokens, calls), driver=on_a_model))
     return cases

@@ -280,6 +280,8 @@ class _Decode:
                 outer = of_row
             if s("heads_of_a_page_forgotten"):
                 outer = of_head
+            if s("heads_of_a_page_forgotten__by_sizes"):
+                outer = self.slots * self.head_dim
             rows = (pages * outer + slot * of_row)[:, :, None] + head * of_head  # [splits, batch, heads, keys]
         else:
             sequence = torch.arange(self.batch)[None, :, None, None]

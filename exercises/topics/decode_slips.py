@@ -311,10 +311,13 @@ PAGES = (
         "page_not_multiplied",
         "A page's number was taken as the number of its first row. Page p begins at p · page stride.",
     ),
-    Slip(
-        "heads_of_a_page_forgotten",
-        "A page is taken to hold one head. It holds all of them: multiply its number by the page stride, which the "
-        "launcher passes.",
+    *(
+        Slip(
+            name,
+            "A page is taken to hold one head. It holds all of them: multiply its number by the page stride, which the "
+            "launcher passes.",
+        )
+        for name in ("heads_of_a_page_forgotten", "heads_of_a_page_forgotten__by_sizes")
     ),
     Slip(
         "offset_left_out",
