@@ -141,7 +141,7 @@ def with_cache(s, model, prompt, new_tokens):
     chosen = run(prompt[:first_run], places[:first_run])
     found = [] if again else [chosen[0] if s("first_logits") else chosen[-1]]
     tokens, known = prompt, len(prompt)
-    while len(found) < wanted:
+    while len(found) < wanted and not (s("stopped_at_zero") and found and found[-1] == 0):
         tokens = torch.cat([tokens, found[-1][None]]) if found else tokens
         place = len(prompt) + len(found) - (0 if s("last_prompt_token_twice_later") else 1)
         if s("positions_count_steps", "positions_count_steps__from_zero"):
@@ -160,8 +160,6 @@ def with_cache(s, model, prompt, new_tokens):
             where = torch.tensor([0 if s("positions_restart") else place])
             chosen = run(newest[None], where, stay=not s("new_tokens_not_kept"))
         found.append(chosen[-1])
-        if s("stopped_at_zero") and found[-1] == 0:
-            break
     if s("last_token_run"):
         run(found[-1][None], torch.tensor([len(prompt) + len(found) - 1]))
     found = torch.stack(found[1:] if s("first_token_dropped") else found)
