@@ -113,7 +113,15 @@ ALL_PAIRS = (
 
 def all_queries_at_once(case, seen, got) -> bool:
     query, keys = case.args[:2]
-    return seen.largest_allocation == query.shape[0] * keys.shape[0] > _rows_and_block(*case.args)
+    return seen.largest_results.get("mm", 0) == query.shape[0] * keys.shape[0] > _rows_and_block(*case.args)
+
+
+def mask_of_all_queries(case, seen, got) -> bool:
+    """Whether a mask is the largest tensor: as large as all queries times the block or times all keys; no product is."""
+    query, keys, key_length = case.args[0], case.args[1], case.args[7]
+    sizes = (query.shape[0] * keys.shape[0], query.shape[0] * key_length)
+    small = _rows_and_block(*case.args)
+    return seen.largest_allocation > small >= seen.largest_results.get("mm", 0) and seen.largest_allocation in sizes
 
 
 EXERCISE = Exercise(
@@ -147,5 +155,14 @@ EXERCISE = Exercise(
         "Start with torch.zeros_like(keys) and torch.zeros_like(values), loop over range(0, query_length, query_rows), "
         "and slice query, output_gradient, log_sum_exp and delta alike.",
     ),
-    mistakes=(Mistake("all_queries_at_once", ALL_PAIRS, when=all_queries_at_once, cost=True),),
+    mistakes=(
+        Mistake("all_queries_at_once", ALL_PAIRS, when=all_queries_at_once, cost=True),
+        Mistake(
+            "mask_of_all_queries",
+            "The causal mask is made for all queries at once, so it grows with query_length. Make it for each tile, from "
+            "the positions of its rows and of the block's keys.",
+            when=mask_of_all_queries,
+            cost=True,
+        ),
+    ),
 )

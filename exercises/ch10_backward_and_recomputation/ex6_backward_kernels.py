@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 
-from course_lib.checker import TRITON, Allocates, Case, Exercise, Forbids, LaunchesTriton, Mistake, Moves
+from course_lib.checker import TRITON, Allocates, Case, Exercise, Forbids, LaunchesTriton, Mistake, Moves, Requirement
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.exercise import Limits
 from course_lib.checker.specification.layouts import any_strides, unit_last
 from course_lib.checker.specification.model import Model
+from course_lib.checker.specification.requirements import SmallProducts
 from exercises.topics.attention_backward import delta_of, gradients, left_by_the_forward, positions_seen
 from exercises.topics.attention_backward_model import in_a_kernel
 from exercises.topics.attention_backward_slips import IN_KERNELS, rounding_alone
@@ -61,7 +65,7 @@ def backward_cases(draw):
         case("two heads, 128 × 64", 2, 128, 64, 32, False),
         case("64 × 128, causal", 1, 64, 128, 32, True),
         case(f"{prime} × 90, head dimension 40, causal", 1, prime, 90, 40, True),
-        case("150 queries, 70 keys, causal: 80 queries see nothing", 1, 150, 70, 32, True),
+        case("150 queries, 65 keys, causal: 85 queries see nothing", 1, 150, 65, 32, True),
         case("dO of a sum: every stride is 0, 3 heads", 3, 40, 70, 32, False, layout=of_a_sum),
         case("dO transposed: its last stride is not 1", 2, 70, 40, 16, True,
              layout=lambda draw, tensor: tensor.transpose(1, 2).contiguous().transpose(1, 2)),
@@ -70,7 +74,7 @@ def backward_cases(draw):
         case("float16, 64 × 64, head dimension 64, causal", 1, 64, 64, 64, True, dtype=torch.float16),
         case("float16, scores of ±150, 33 × 40, head dimension 40", 1, 33, 40, 40, False, scores=large,
              dtype=torch.float16),
-        case("193 × 193, causal, bytes counted", 1, 193, 193, 32, True, metered=True),
+        case("250 × 250, causal, bytes counted", 1, 250, 250, 32, True, metered=True),
         case("128 × 192, bytes counted", 1, 128, 192, 64, False, metered=True),
     ]  # fmt: skip
     if draw.on_gpu:
@@ -135,25 +139,61 @@ def largest_input(query, key, *rest):
     return max(query.numel(), key.numel())
 
 
-def tiled_bytes(query, key, value, output, log_sum, gradient, causal, skips=("queries", "keys")) -> int:
-    """Bytes of both kernels with tiles of 64 × 64: what each loads for every tile, and what it stores.
+def rows_loaded(query_length, key_length, causal, block_n=TILE, block_m=TILE) -> tuple[int, int]:
+    """(rows of Q, rows of K) that both kernels load together; of dO and V they load as many.
 
-    skips: what is left out where nothing is visible: tiles of queries in the first kernel, of keys in the second.
+    causal: whether tiles in which nothing is visible are left out, of queries in the first kernel, of keys in the
+        second.
     """
-    heads, query_length, head_dim = query.shape
-    key_length, item = key.shape[1], query.element_size()
-    row = head_dim * item
-    of_a_query = 2 * row + 8  # Q, dO, L and Δ
-    moved = 0
-    for first in range(0, key_length, TILE):
-        count = min(TILE, key_length - first)
-        start = max(0, first + query_length - key_length) if causal and "queries" in skips else 0
-        moved += 4 * count * row + max(0, query_length - start) * of_a_query
-    for first in range(0, query_length, TILE):
-        count = min(TILE, query_length - first)
-        end = min(key_length, first + TILE + key_length - query_length) if causal and "keys" in skips else key_length
-        moved += count * (of_a_query + row) + max(0, end) * 2 * row
-    return heads * moved
+    queries, keys = query_length, key_length  # those that stay in their programs
+    for first in range(0, key_length, block_n):
+        queries += max(0, query_length - (max(0, first + query_length - key_length) if causal else 0))
+    for first in range(0, query_length, block_m):
+        keys += max(0, min(key_length, first + block_m + key_length - query_length) if causal else key_length)
+    return queries, keys
+
+
+def loads_of_queries(query, key, *rest) -> int:
+    """Bytes of Q and dO that both kernels load in tiles of 64 × 64."""
+    return 2 * query[:, 0].numel() * query.element_size() * rows_loaded(query.shape[1], key.shape[1], rest[-1])[0]
+
+
+def loads_of_keys(query, key, *rest) -> int:
+    """The same of K and V."""
+    return 2 * query[:, 0].numel() * query.element_size() * rows_loaded(query.shape[1], key.shape[1], rest[-1])[1]
+
+
+def tiled_bytes(query, key, *rest) -> int:
+    """Bytes of both kernels with tiles of 64 × 64: all that they load, L and Δ too, and what they store."""
+    queries, _ = rows_loaded(query.shape[1], key.shape[1], rest[-1])
+    stored = (query.numel() + 2 * key.numel()) * query.element_size()
+    return loads_of_queries(query, key, *rest) + loads_of_keys(query, key, *rest) + 8 * len(query) * queries + stored
+
+
+@dataclass(frozen=True)
+class Loads(Requirement):
+    """In metered cases the kernels load at most `slack` times the bytes of these tensors that `minimum` counts.
+
+    All bytes together say little of one kernel of two. `pointers` are parameters of the kernels.
+    """
+
+    words: str
+    pointers: tuple[str, ...]
+    minimum: Callable[..., int]
+    slack: float = 1.3
+    id: str = "too_many_bytes"
+
+    def complaint(self, case, seen):
+        if not (case.metered and seen.traffic):
+            return None
+        minimum = self.minimum(*case.args)
+        loaded = sum(seen.traffic.get(pointer, {}).get("loaded", 0) for pointer in self.pointers)
+        if loaded <= self.slack * minimum:
+            return None
+        return (
+            f"Your kernels loaded {loaded:,} bytes of {self.words} where {minimum:,} are enough "
+            f"({loaded / minimum:.2f} times as many)."
+        )
 
 
 READS_OUTSIDE = (
@@ -167,12 +207,30 @@ WRITES_OUTSIDE = (
 )
 
 
+def _rows_seen(case, seen) -> tuple[float, float]:
+    """(rows of Q, rows of K) that kernels loaded; zeros where nothing was counted."""
+    row = case.args[0][:, 0].numel() * case.args[0].element_size()
+    queries, keys = (seen.traffic.get(name, {}).get("loaded", 0) / row for name in ("query_pointer", "key_pointer"))
+    return queries, keys
+
+
 def walks_over_all(case, seen, got) -> bool:
-    """A `when`: right numbers, causal, and the bytes that kernels move of which one skips nothing, or both."""
-    if not case.metered or not case.args[-1] or not seen.traffic:
+    """A `when`: right numbers, causal, and the loads of tiles of 64 of which one kernel skips nothing, or both."""
+    if not case.metered or not case.args[-1]:
         return False
-    walks = (tiled_bytes(*case.args, skips=skips) for skips in ((), ("queries",), ("keys",)))
-    return any(abs(seen.bytes_moved - walk) <= 0.002 * walk for walk in walks)
+    lengths = case.args[0].shape[1], case.args[1].shape[1]
+    (queries, keys), (all_queries, all_keys) = rows_loaded(*lengths, True), rows_loaded(*lengths, False)
+    walks = ((all_queries, all_keys), (all_queries, keys), (queries, all_keys))
+    return _rows_seen(case, seen) in walks
+
+
+def in_small_tiles(case, seen, got) -> bool:
+    """A `when`: right numbers, and the loads of smaller tiles, tile by tile."""
+    if not case.metered:
+        return False
+    lengths = case.args[0].shape[1], case.args[1].shape[1]
+    sizes = [(n, m) for n in (16, 32, TILE) for m in (16, 32, TILE) if n * m < TILE * TILE]
+    return _rows_seen(case, seen) in [rows_loaded(*lengths, case.args[-1], n, m) for n, m in sizes]
 
 
 def compute(s, query, key, *rest):
@@ -203,8 +261,11 @@ EXERCISE = Exercise(
     requirements=(
         LaunchesTriton(at_least=2, at_most=3),
         Allocates(largest_input),
-        Forbids(("scaled_dot_product_attention", "bmm", "mm", "matmul", "_softmax", "softmax")),
+        Forbids(("scaled_dot_product_attention", "_softmax", "softmax")),
+        SmallProducts(lambda query, *rest: query.shape[0] * query.shape[1], "Δ, one number for each query,"),
         Moves(tiled_bytes, slack=1.3),
+        Loads("Q and dO", ("query_pointer", "output_gradient_pointer"), loads_of_queries),
+        Loads("K and V", ("key_pointer", "value_pointer"), loads_of_keys),
     ),
     hints=(
         "Both kernels compute P and dS of a tile again, as in 10.3 and 10.4. In the first the block of keys stays and "
@@ -231,6 +292,14 @@ EXERCISE = Exercise(
             "visible. Begin the loop over queries at the first one that sees the block, and end the loop over keys at "
             "the last key that the tile sees.",
             when=walks_over_all,
+            cost=True,
+        ),
+        Mistake(
+            "tiles_too_small",
+            "The numbers are right, but the tiles are smaller than 64 × 64. Every tile of keys that passes is read "
+            "again for each tile of queries, and the other way round: halve the tiles, and twice the bytes move. "
+            "BLOCK_M and BLOCK_N are 64.",
+            when=in_small_tiles,
             cost=True,
         ),
     ),

@@ -8,7 +8,7 @@ tiles are computed at once, in float32, so that a model overflows where a kernel
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -63,7 +63,7 @@ class Inside:
     """
 
     def __init__(self, slips: Slips, loop: str, given: Given):
-        self.slips, self.loop, self.given = slips, loop, given
+        self.slips, self.loop, self.given = slips, loop, _with_first_rows(slips, given)
         self.rows = given.first_query + torch.arange(given.query.shape[1])  # numbers of the queries
         self.keys = given.first_key + torch.arange(given.key.shape[1])
         self.square = given.query_rows == given.key_rows
@@ -81,6 +81,8 @@ class Inside:
             return 1 / head_dim
         if self.on("scale_by_length"):
             return self.given.key_length**-0.5
+        if self.on("scale_by_length__of_the_block"):
+            return len(self.keys) ** -0.5
         if self.slips("scale_of_the_padded_dimension"):
             return max(16, 1 << (head_dim - 1).bit_length()) ** -0.5
         return head_dim**-0.5
@@ -96,6 +98,10 @@ class Inside:
         reference = given.log_sum_exp[..., None]
         if self.slips("guarded"):
             reference = torch.where(reference == -math.inf, 0.0, reference)
+        if self.on("negative_log_sum_as_zero"):
+            reference = reference.clamp(min=0.0)
+        if self.on("scores_in_16_bits") and given.narrow is not None:
+            scores = scores.to(given.narrow).float()
         if self.on("log_sum_by_keys"):
             reference = self._by_keys(given.log_sum_exp)
             if reference is None:
@@ -134,6 +140,10 @@ class Inside:
         if self.on("masked_after_the_exponential"):
             weights = weights * self.visible()
         else:
+            if self.on("hidden_scores_zero"):
+                hidden = torch.exp(-reference)
+                if bool(hidden.isinf().any()):
+                    return None
             weights = torch.where(self.visible(), weights, hidden)
         if self.on("blind_rows_nan"):
             weights = weights.masked_fill((given.log_sum_exp == -math.inf)[..., None], math.nan)
@@ -172,9 +182,11 @@ class Inside:
         if self.loop == "keys":
             block = given.first_key + (self.keys - given.first_key) // given.key_rows * given.key_rows
             start = torch.zeros_like(block)
-            if given.causal and not self.slips("all_tiles") and not self.on("no_causal_mask"):
+            late = self.on("loop_begins_at_the_last_key")
+            if given.causal and (late or not self.slips("all_tiles")) and not self.on("no_causal_mask"):
                 away = 0 if self.on("loop_ignores_offset", "causal_misaligned") else offset
-                start = (block - away + given.query_rows * self.on("diagonal_tile_skipped")).clamp(min=0)
+                skipped = given.query_rows * self.on("diagonal_tile_skipped") + (given.key_rows - 1) * late
+                start = (block - away + skipped).clamp(min=0)
                 if self.slips("aligned"):
                     start = start // given.query_rows * given.query_rows
             number = torch.div(self.rows[:, None] - start, given.query_rows, rounding_mode="floor")
@@ -183,10 +195,11 @@ class Inside:
         else:
             tile = given.first_query + (self.rows - given.first_query) // given.query_rows * given.query_rows
             end = torch.full_like(tile, given.key_length)
-            if given.causal and not self.slips("all_tiles") and not self.on("no_causal_mask"):
+            early = self.on("loop_ends_one_key_early")
+            if given.causal and (early or not self.slips("all_tiles")) and not self.on("no_causal_mask"):
                 away = 0 if self.on("loop_ignores_offset", "causal_misaligned") else offset
                 reach = 0 if self.on("diagonal_tile_skipped") else given.query_rows
-                end = torch.minimum(end, tile + reach + away)
+                end = torch.minimum(end, tile + reach + away) - early
             number = (self.keys // given.key_rows).expand(len(self.rows), -1)
             left, rows = end[:, None], given.key_rows
         whole = self.on("partial_tile_skipped")
@@ -213,6 +226,15 @@ class Inside:
         of_values = given.key if self.on("keys_used_as_values") else given.value
         weight_gradients = given.output_gradient @ of_values.transpose(1, 2)
         delta = given.delta[..., None]
+        if self.on("score_gradients_of_rounded") and given.narrow is not None:
+            weights, weight_gradients, delta = (
+                each.to(given.narrow).float() for each in (weights, weight_gradients, delta)
+            )
+            return (weights * (weight_gradients - delta).to(given.narrow).float()).to(given.narrow).float()
+        if self.on("score_gradients_of_rounded__probabilities") and given.narrow is not None:
+            weights = weights.to(given.narrow).float()
+        if self.on("score_gradients_of_rounded__their_gradients") and given.narrow is not None:
+            weight_gradients = weight_gradients.to(given.narrow).float()
         if self.on("delta_by_keys"):
             delta = self._by_keys(given.delta)
             if delta is None:
@@ -257,7 +279,7 @@ class Inside:
                 factor = self._turned(factor)
                 if factor is None:
                     return None
-            return (scale * self._times(factor, given.value if self.on("dq_of_values") else given.key),)
+            return (scale * self._kept(self._times(factor, given.value if self.on("dq_of_values") else given.key)),)
         for_values = score_gradients if self.on("dv_from_score_gradients") else weights
         if self.on("dv_not_transposed"):
             for_values = self._turned(for_values)
@@ -266,13 +288,27 @@ class Inside:
             for_keys = self._turned(for_keys)
         if for_values is None or for_keys is None:
             return None
+        if self.on("only_last_tile__of_dv"):
+            for_values = self._of_the_last_tile(for_values)
+        if self.on("only_last_tile__of_dk"):
+            for_keys = self._of_the_last_tile(for_keys)
         value_scale = scale if self.on("scale_in_dv") else 1.0
         of_queries = given.output_gradient if self.on("dk_of_output_gradient") else given.query
         of_gradients = given.query if self.on("dv_of_queries") else given.output_gradient
         return (
-            scale * self._times(for_keys, of_queries),
-            value_scale * self._times(for_values, of_gradients),
+            scale * self._kept(self._times(for_keys, of_queries)),
+            value_scale * self._kept(self._times(for_values, of_gradients)),
         )
+
+    def _of_the_last_tile(self, pairs: torch.Tensor) -> torch.Tensor:
+        """What the last step of the loop adds."""
+        number, count = self.tile_numbers()
+        return torch.where(number == count - 1, pairs, 0.0)
+
+    def _kept(self, total: torch.Tensor) -> torch.Tensor:
+        """A sum over tiles, as an accumulator of float32 holds it, or one of 16 bits."""
+        narrow = self.given.narrow
+        return total if narrow is None or not self.on("accumulated_in_16_bits") else total.to(narrow).float()
 
     def _times(self, factor: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         """factor @ tensor over keys, or factorᵀ @ tensor over queries. NaN spreads in tiles that the loop looks at."""
@@ -329,6 +365,17 @@ class Inside:
         return torch.cat(parts, -1).nan_to_num(nan=0.0)
 
 
+def _with_first_rows(slips: Slips, given: Given) -> Given:
+    """The same with L and Δ taken from the first rows in every tile of queries, where that slip is made."""
+    first = torch.arange(given.query.shape[1]) % given.query_rows
+    log_sum, delta = given.log_sum_exp, given.delta
+    if slips("rows_of_the_first_tile", "rows_of_the_first_tile__in_log_sum"):
+        log_sum = log_sum[:, first]
+    if slips("rows_of_the_first_tile", "rows_of_the_first_tile__in_delta"):
+        delta = delta[:, first]
+    return replace(given, log_sum_exp=log_sum, delta=delta)
+
+
 def in_a_kernel(slips: Slips, query, key, value, output, log_sum_exp, output_gradient, causal, rows=64):
     """(dQ, dK, dV) of two kernels with tiles of `rows` by `rows`, as their pointers reach what they load."""
     heads, query_length, head_dim = query.shape
@@ -340,6 +387,10 @@ def in_a_kernel(slips: Slips, query, key, value, output, log_sum_exp, output_gra
         delta = delta * head_dim**-0.5
     if slips("delta_in_16_bits"):
         delta = (output * output_gradient).sum(-1).float()
+    if slips("delta_in_16_bits__products_alone"):
+        delta = (output * output_gradient).sum(-1, dtype=torch.float32)
+    if slips("delta_rounded"):
+        delta = delta.to(output.dtype).float()
     if slips("delta_of_the_query"):
         delta = (query.float() * output_gradient.float()).sum(-1)
     tensors = {
