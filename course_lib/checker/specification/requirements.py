@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from course_lib.checker.specification.exercise import Case, Seen
+from course_lib.checker.specification.nested import tensors
 
 MATRIX_PRODUCTS = ("mm", "bmm", "matmul", "addmm", "baddbmm", "addbmm", "mv", "addmv", "linear")  # as a run counts them
 
@@ -94,6 +95,32 @@ class Allocates(Requirement):
             f"A tensor of {seen.largest_allocation:,} elements was allocated; this exercise allows none above "
             f"{allowed:,.0f}. What you keep must not grow with the whole matrix."
         )
+
+
+@dataclass(frozen=True)
+class ReadByKernels(Requirement):
+    """Tensors that kernels alone read: PyTorch operations copy, or compute with, less than half of their elements.
+
+    `Moves` counts the bytes of kernels. A copy that PyTorch makes first, such as `contiguous`, is one more pass over
+    them that it does not see.
+
+    Attributes:
+        places: of these tensors among the case's tensor arguments, from 0; none is written in place.
+    """
+
+    places: tuple[int, ...]
+    id: str = "copied_by_pytorch"
+
+    def complaint(self, case, seen):
+        given = tensors(case.args)
+        for place, (name, elements) in enumerate(seen.read_by_pytorch.items()):
+            if place in self.places and 2 * elements > given[place].numel():
+                return (
+                    f"PyTorch's own operations read {elements:,} of the {given[place].numel():,} elements of `{name}`, "
+                    "to copy or to change them. That is one more pass over it: hand the kernel the tensor as it is, "
+                    "with its strides."
+                )
+        return None
 
 
 @dataclass(frozen=True)
