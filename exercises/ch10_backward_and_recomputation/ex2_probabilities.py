@@ -124,9 +124,11 @@ def probability_cases(draw):
         natural("2 heads, 4 queries, 4 of 6 keys", 2, 4, 4, 1.0, 0.0, all_seen),
         natural("scores of ±150: exp overflows", 1, 8, 16, 50.0, 0.0, all_seen),
         natural("causal, scores near -160", 1, 7, 7, 2.0, -160.0, causal),
+        natural("causal, all scores -2³²", 1, 4, 6, 0.0, -(2.0**32), causal),
         natural("every other query sees no key", 2, 6, 8, 1.0, 0.0, blind_rows),
         base_2("base 2: 2 heads, 4 queries, 4 of 6 keys, head dimension 64", 64, 2, 4, 4, 1.0, 0.0, all_seen),
         base_2("base 2: scores of ±150, head dimension 100", 100, 1, 8, 16, 50.0, 0.0, all_seen),
+        base_2("base 2: causal, all scores -2³²", 16, 1, 4, 6, 0.0, -(2.0**32), causal),
         base_2("base 2: every other query sees no key", 32, 2, 6, 8, 1.0, 0.0, blind_rows),
     ]
 
@@ -137,6 +139,8 @@ def _exponential(s, scores, log_sum):
     reference = torch.where(blind, 0.0, log_sum)[..., None]
     if s("blind_rows_nan"):
         return torch.exp(scores - log_sum[..., None])
+    if s("hidden_scores_finite"):
+        return torch.exp(torch.where(scores == -math.inf, -1e9, scores) - reference)
     if s("blind_rows_of_ones"):
         return torch.exp((scores - log_sum[..., None]).nan_to_num(nan=0.0))
     if s("maximum_for_log_sum"):
@@ -220,6 +224,11 @@ SHARED = (
     Slip("log_sum_by_keys", "L is subtracted by columns. There is one for each query, a row: log_sum_exp[..., None]."),
     Slip("difference_turned_round", "The difference is the wrong way round: P = exp(S - L), not exp(L - S)."),
     Slip("blind_rows_nan", BLIND, is_nan=True),
+    Slip(
+        "hidden_scores_finite",
+        "A finite number stands for -inf where a key is hidden. All scores of a row, and L, may lie below it, and then "
+        "exp(S - L) is infinite there. Leave -inf as it is: exp(-inf) is 0.",
+    ),
     Slip(
         "blind_rows_of_ones",
         "In a row that sees no key -inf - (-inf) is NaN; it was replaced by 0, and exp(0) is 1. Such a query has no "

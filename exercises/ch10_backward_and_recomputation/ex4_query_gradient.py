@@ -14,7 +14,7 @@ from exercises.ch10_backward_and_recomputation.parts import SCORES, one_head, ro
 from exercises.topics.attention_backward import gradients
 from exercises.topics.attention_backward_model import Given, Inside
 from exercises.topics.attention_backward_slips import QUERIES_IN_PYTORCH, rounding_alone
-from exercises.topics.attention_inputs import far_below, large, ordered, ordinary
+from exercises.topics.attention_inputs import equal_and_far_below, far_below, large, ordered, ordinary
 
 
 def query_tile(stray=0.0):
@@ -120,10 +120,11 @@ def query_gradient_cases(draw):
         tile("32 queries, 64 keys in tiles of 32", 32, 64, 16, 0, 32, False, 32),
         tile("queries 32 to 63 of 96, 40 keys in tiles of 16", 96, 40, 16, 32, 32, False, 16),
         tile(f"queries 20 to 39 of 60, {prime} keys, causal", 60, prime, 16, 20, 20, True, 16),
-        tile("60 queries, 20 keys, causal: the tile's first queries see nothing", 60, 20, 16, 30, 20, True, 8),
+        tile("60 queries, 20 keys, causal: the tile's first queries see nothing", 60, 20, 16, 30, 19, True, 8),
         tile("scores of ±150, causal", 50, 50, 32, 16, 20, True, 16, scores=large),
         tile("scores that rise by 4 from key to key, causal", 50, 50, 16, 16, 20, True, 16, scores=ordered(4.0)),
         tile("scores near -3,000, causal", 50, 50, 16, 16, 20, True, 16, scores=far_below(-3000.0)),
+        tile("scores of -2³², causal", 20, 24, 16, 4, 12, True, 8, scores=equal_and_far_below),
         tile("one query, one key", 1, 1, 8, 0, 1, True, 16),
         arrive("4 blocks, 8 × 16", 4, 8, 16, ""),
         arrive("33 blocks, 16 × 32", 33, 16, 32, ""),
@@ -215,7 +216,9 @@ def _walked(s, contributions, order):
     buffer, waiting, turn, total = torch.empty_like(contributions[0]), {}, 0, None
     for block in order:
         buffer.copy_(contributions[block])
-        waiting[block] = buffer if block == 0 and s("first_not_cloned", "first_not_cloned__in_place") else buffer.clone()
+        waiting[block] = (
+            buffer if block == 0 and s("first_not_cloned", "first_not_cloned__in_place") else buffer.clone()
+        )
         while turn in waiting:
             one = waiting.pop(turn)
             if total is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,10 +14,16 @@ from course_lib.checker.specification.exercise import Limits
 from course_lib.checker.specification.layouts import any_strides, unit_last
 from course_lib.checker.specification.model import Model
 from course_lib.checker.specification.requirements import SmallProducts
-from exercises.topics.attention_backward import delta_of, gradients, left_by_the_forward, positions_seen
+from exercises.topics.attention_backward import (
+    delta_of,
+    gradients,
+    left_by_the_forward,
+    positions_seen,
+    probabilities_of,
+)
 from exercises.topics.attention_backward_model import in_a_kernel
 from exercises.topics.attention_backward_slips import IN_KERNELS, rounding_alone
-from exercises.topics.attention_inputs import MAGNITUDES, large, ordered, ordinary
+from exercises.topics.attention_inputs import MAGNITUDES, equal_and_far_below, large, ordered, ordinary
 from exercises.topics.evidence import first_access
 
 TILE = 64
@@ -52,6 +59,12 @@ def of_a_sum(draw, tensor):
     return torch.ones((), dtype=tensor.dtype).expand(tensor.shape)
 
 
+def large_gradients(draw, heads, query_length, key_length, head_dim):
+    """Ordinary scores, and a dK near 20,000, whose sums pass what float16 holds before they are scaled."""
+    query, key, value = ordinary(draw, heads, query_length, key_length, head_dim)
+    return query * 30.0, key / 30.0, value * 1000.0
+
+
 def backward_cases(draw):
     def case(name, heads, query_length, key_length, head_dim, causal, *, scores=ordinary, dtype=torch.float32,
              layout=as_it_is, **flags):  # fmt: skip
@@ -71,7 +84,9 @@ def backward_cases(draw):
              layout=lambda draw, tensor: tensor.transpose(1, 2).contiguous().transpose(1, 2)),
         case("scores of ±150, 63 × 127", 1, 63, 127, 32, False, scores=large),
         case("scores that rise by 4 from key to key, 60 × 60, causal", 1, 60, 60, 16, True, scores=ordered(4.0)),
-        case("float16, 64 × 64, head dimension 64, causal", 1, 64, 64, 64, True, dtype=torch.float16),
+        case("scores of -2³², 20 × 24, causal", 1, 20, 24, 16, True, scores=equal_and_far_below),
+        case("float16, 64 × 64, head dimension 64, causal: large sums", 1, 64, 64, 64, True, scores=large_gradients,
+             dtype=torch.float16),
         case("float16, scores of ±150, 33 × 40, head dimension 40", 1, 33, 40, 40, False, scores=large,
              dtype=torch.float16),
         case("250 × 250, causal, bytes counted", 1, 250, 250, 32, True, metered=True),
@@ -233,6 +248,37 @@ def in_small_tiles(case, seen, got) -> bool:
     return _rows_seen(case, seen) in [rows_loaded(*lengths, case.args[-1], n, m) for n, m in sizes]
 
 
+ROUNDED_EARLY = (
+    "Only float16 cases are wrong, by no more than rounding to 16 bits makes: something is rounded too early. Convert O "
+    "and dO to float32 before you multiply them for Δ, keep Δ, the scores and dP as float32, which tl.dot gives, and "
+    "round P and dS only for their own products. What is left of dP - Δ is often much smaller than the two."
+)
+
+
+def rounded_early(case, seen, got) -> bool:
+    """A `when` for every failing case: of float16, and off by what rounding Δ, scores, P or dP to 16 bits makes."""
+    query, key, value, output, log_sum, gradient, causal = case.args
+    if query.element_size() != 2 or [each.dtype for each in got] != [query.dtype] * 3:
+        return False
+    visible = positions_seen(query.shape[1], key.shape[1], causal)
+    exact = backward(narrow=False)(*(each.double() for each in case.args[:6]), causal)
+    query, key, value, output, gradient = (each.double().abs() for each in (query, key, value, output, gradient))
+    scale, epsilon = query.shape[-1] ** -0.5, torch.finfo(torch.float16).eps
+    scores = scale * (case.args[0].double() @ case.args[1].double().transpose(1, 2))
+    weights = scores if visible is None else scores.masked_fill(~visible, -math.inf)
+    weights = probabilities_of(weights, log_sum.double()) * torch.expm1(epsilon * (4 + scores.abs()))
+    score_gradients = weights * (gradient @ value.transpose(1, 2) + delta_of(output, gradient)[..., None])
+    allowed = (
+        scale * (score_gradients @ key),
+        scale * (score_gradients.transpose(1, 2) @ query),
+        weights.transpose(1, 2) @ gradient,
+    )
+    return all(
+        bool(((mine.double() - right).abs() <= 4 * epsilon * right.abs() + error + 1e-6).all())
+        for mine, right, error in zip(got, exact, allowed)
+    )
+
+
 def compute(s, query, key, *rest):
     return None if rounding_alone(s, key.shape[1], IN_KERNELS) else in_a_kernel(s, query, key, *rest)
 
@@ -286,6 +332,7 @@ EXERCISE = Exercise(
     mistakes=(
         Mistake("reads_outside", READS_OUTSIDE, when=first_access("reads")),
         Mistake("writes_outside", WRITES_OUTSIDE, when=first_access("writes")),
+        Mistake("rounded_early", ROUNDED_EARLY, when=rounded_early, every=True),
         Mistake(
             "skips_nothing",
             "The numbers are right, but tiles above the diagonal are loaded and multiplied although nothing in them is "

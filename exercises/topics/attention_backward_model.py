@@ -18,6 +18,7 @@ from exercises.topics.memory import load, tile_offsets
 LN_2 = math.log(2)
 STYLES = ("aligned", "all_tiles", "guarded")
 LARGEST_SCORE = 1000.0  # float32 rounds larger ones by so much that P depends on the order in which a product adds
+FINITE = tuple(f"hidden_scores_finite{loop}" for loop in ("", "__keys", "__queries"))  # which shows in such scores
 TENSORS = ("query", "key", "value", "output_gradient")
 ROWS = ("log_sum_exp", "delta")
 # A slip, whose strides are taken, and for whom.
@@ -92,7 +93,7 @@ class Inside:
         given, scale = self.given, self.scale()
         scores = given.query @ given.key.transpose(1, 2)
         largest = float(scores.abs().amax()) * given.query.shape[-1] ** -0.5
-        if largest > LARGEST_SCORE and self.slips.beside(*STYLES):
+        if largest > LARGEST_SCORE and self.slips.beside(*STYLES, *FINITE):
             return None
         scores = scores * (1.0 if self.on("scale_missing_in_scores") else scale)
         reference = given.log_sum_exp[..., None]
@@ -100,8 +101,6 @@ class Inside:
             reference = torch.where(reference == -math.inf, 0.0, reference)
         if self.on("negative_log_sum_as_zero"):
             reference = reference.clamp(min=0.0)
-        if self.on("scores_in_16_bits") and given.narrow is not None:
-            scores = scores.to(given.narrow).float()
         if self.on("log_sum_by_keys"):
             reference = self._by_keys(given.log_sum_exp)
             if reference is None:
@@ -144,6 +143,8 @@ class Inside:
                 hidden = torch.exp(-reference)
                 if bool(hidden.isinf().any()):
                     return None
+            if self.on("hidden_scores_finite"):
+                hidden = torch.exp(-1e9 - reference)
             weights = torch.where(self.visible(), weights, hidden)
         if self.on("blind_rows_nan"):
             weights = weights.masked_fill((given.log_sum_exp == -math.inf)[..., None], math.nan)
@@ -195,11 +196,11 @@ class Inside:
         else:
             tile = given.first_query + (self.rows - given.first_query) // given.query_rows * given.query_rows
             end = torch.full_like(tile, given.key_length)
-            early = self.on("loop_ends_one_key_early")
-            if given.causal and (early or not self.slips("all_tiles")) and not self.on("no_causal_mask"):
+            early, stops = self.on("loop_ends_one_key_early"), self.on("loop_ends_one_key_early__at_the_position")
+            if given.causal and (early or stops or not self.slips("all_tiles")) and not self.on("no_causal_mask"):
                 away = 0 if self.on("loop_ignores_offset", "causal_misaligned") else offset
                 reach = 0 if self.on("diagonal_tile_skipped") else given.query_rows
-                end = torch.minimum(end, tile + reach + away) - early
+                end = torch.minimum(end, tile + reach + away - int(stops)) - int(early)
             number = (self.keys // given.key_rows).expand(len(self.rows), -1)
             left, rows = end[:, None], given.key_rows
         whole = self.on("partial_tile_skipped")
@@ -226,15 +227,6 @@ class Inside:
         of_values = given.key if self.on("keys_used_as_values") else given.value
         weight_gradients = given.output_gradient @ of_values.transpose(1, 2)
         delta = given.delta[..., None]
-        if self.on("score_gradients_of_rounded") and given.narrow is not None:
-            weights, weight_gradients, delta = (
-                each.to(given.narrow).float() for each in (weights, weight_gradients, delta)
-            )
-            return (weights * (weight_gradients - delta).to(given.narrow).float()).to(given.narrow).float()
-        if self.on("score_gradients_of_rounded__probabilities") and given.narrow is not None:
-            weights = weights.to(given.narrow).float()
-        if self.on("score_gradients_of_rounded__their_gradients") and given.narrow is not None:
-            weight_gradients = weight_gradients.to(given.narrow).float()
         if self.on("delta_by_keys"):
             delta = self._by_keys(given.delta)
             if delta is None:
@@ -387,10 +379,6 @@ def in_a_kernel(slips: Slips, query, key, value, output, log_sum_exp, output_gra
         delta = delta * head_dim**-0.5
     if slips("delta_in_16_bits"):
         delta = (output * output_gradient).sum(-1).float()
-    if slips("delta_in_16_bits__products_alone"):
-        delta = (output * output_gradient).sum(-1, dtype=torch.float32)
-    if slips("delta_rounded"):
-        delta = delta.to(output.dtype).float()
     if slips("delta_of_the_query"):
         delta = (query.float() * output_gradient.float()).sum(-1)
     tensors = {

@@ -57,6 +57,8 @@ _OF_A_TILE = {
     "negative_log_sum_as_zero": "L is replaced by 0 where it is negative. A negative L is a number like any other: only "
     "-inf is replaced.",
     "hidden_scores_zero": "Hidden pairs get the score 0, and exp(0 - L) is not 0. Their score is -inf.",
+    "hidden_scores_finite": "A finite number stands for -inf where a pair is hidden. All scores of a row, and L, may lie "
+    "below it, and then exp(S - L) is infinite there. Hidden pairs have the score -inf.",
     "blind_rows_nan": "A query that sees no key has L = -inf, and a score minus that is NaN or infinite. Its P is 0: "
     "subtract 0 there, or write -inf into the exponent where a pair is hidden.",
 }
@@ -84,14 +86,18 @@ _OF_KEYS = {
     "only_last_tile__of_dk": "Only the last tile counts in dK: each step overwrites the sum. Add to it.",
     "scale_in_dv": "dV has the scale as a factor. Only the scores are scaled: dV = Pᵀ dO.",
 }
+_ONE_KEY_EARLY = (
+    "The loop over keys ends one key early. The tile's last query sees the key at its own position too, and that key may "
+    "be the first of a tile: range does not reach its end."
+)
 _OF_QUERIES = {
     "scale_missing_in_gradients": "The scale is missing in dQ: dQ = scale · dS K, because S = scale · Q Kᵀ.",
     "dq_from_probabilities": "dQ is computed from P. It is scale · dS K.",
     "dq_transposed": "dS is transposed in dQ = scale · dS K: the sum runs over the queries of the tile, where it runs "
     "over the keys.",
     "dq_of_values": "dQ is dS V. It is scale · dS K.",
-    "loop_ends_one_key_early": "The loop over keys ends one key early. The tile's last query sees the key at its own "
-    "position too, and that key may be the first of a tile: range does not reach its end.",
+    "loop_ends_one_key_early": _ONE_KEY_EARLY,
+    "loop_ends_one_key_early__at_the_position": _ONE_KEY_EARLY,
 }
 
 EXCHANGED = Slip("results_exchanged", "dK and dV are returned in each other's place.")
@@ -171,19 +177,6 @@ _IN_ONE_KERNEL = (
 )
 
 
-_EARLY = "dS is computed from numbers that are rounded to 16 bits. P, dP and Δ stay float32, and only dS itself is rounded "
-_EARLY += "for its product: what is left of dP - Δ is often much smaller than the two."
-_ROUNDED = {
-    "scores_in_16_bits": "The scores are rounded to 16 bits before L is subtracted. Keep the result of tl.dot, which is "
-    "float32: of a score near 100, 16 bits hold one digit after the point.",
-    "score_gradients_of_rounded": _EARLY,
-    "score_gradients_of_rounded__probabilities": _EARLY,
-    "score_gradients_of_rounded__their_gradients": _EARLY,
-    "accumulated_in_16_bits": "The sums of dK are kept in 16 bits. Before the scale they are larger than dK, and beyond "
-    "65,504 a float16 is infinite: keep sums in float32, and round once, when you store.",
-}
-
-
 def _in_kernels():
     both = {**_OF_A_TILE, **_IN_BASE_2}
     for name, sentence in both.items():
@@ -204,15 +197,10 @@ def _in_kernels():
         "The product of O and dO is rounded to 16 bits before it is summed. Convert both to float32 first.",
     )
     yield Slip(
-        "delta_in_16_bits__products_alone",
-        "The products of O and dO are rounded to 16 bits, and only their sum is float32. Convert both to float32 first.",
+        "accumulated_in_16_bits",
+        "The sums are kept in 16 bits. Before the scale those of dK are larger than dK, and beyond 65,504 a float16 is "
+        "infinite: keep sums in float32, and round once, when you store.",
     )
-    yield Slip(
-        "delta_rounded",
-        "Δ is rounded to 16 bits. Keep it float32: where dP - Δ is small, only the rounding of Δ would be left.",
-    )
-    for name, sentence in _ROUNDED.items():
-        yield Slip(name, sentence)
     yield Slip("delta_averaged", "Δ is a mean over head_dim. It is the sum of O ∘ dO.")
     yield Slip("delta_of_the_query", "Δ is computed from Q and dO. It is the sum of O ∘ dO.")
     for loop, where in _WHERE.items():
