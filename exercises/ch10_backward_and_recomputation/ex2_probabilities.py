@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from course_lib.checker import Case, Exercise, Forbids
+from course_lib.checker import Case, Exercise, Forbids, Mistake
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.model import Model, Slip
 from course_lib.checker.specification.requirements import Requirement
@@ -137,6 +137,8 @@ def _exponential(s, scores, log_sum):
     """exp(S - L) with what can go wrong in either base; scores and L are natural."""
     blind = log_sum == -math.inf
     reference = torch.where(blind, 0.0, log_sum)[..., None]
+    if s("negative_log_sum_as_zero"):
+        return torch.exp(scores - reference.clamp(min=0.0))
     if s("blind_rows_nan"):
         return torch.exp(scores - log_sum[..., None])
     if s("hidden_scores_finite"):
@@ -223,6 +225,10 @@ SHARED = (
     Slip("normalised_over_these_columns__after_the_difference", COLUMNS),
     Slip("log_sum_by_keys", "L is subtracted by columns. There is one for each query, a row: log_sum_exp[..., None]."),
     Slip("difference_turned_round", "The difference is the wrong way round: P = exp(S - L), not exp(L - S)."),
+    Slip(
+        "negative_log_sum_as_zero",
+        "L is replaced by 0 where it is negative. A negative L is a number like any other: only -inf is replaced.",
+    ),
     Slip("blind_rows_nan", BLIND, is_nan=True),
     Slip(
         "hidden_scores_finite",
@@ -257,6 +263,18 @@ IN_BASE_2 = (
     *SHARED,
 )
 
+
+def rounded_log2_e(case, seen, got) -> bool:
+    """A `when` for every failing case: right but for a log2(e) of a few digits."""
+    if case.entry != "probabilities_in_base_2" or not isinstance(got, torch.Tensor):
+        return False
+    products, log_sum, scale = case.args
+    right = probabilities_of(products.double() * scale, log_sum.double())
+    off = (got.double() - right).abs()
+    rounded = [torch.exp2(torch.log(right) * digits) for digits in (1.4, 1.44, 1.443, 1.4427, 1.44269)]
+    return any(bool(((got.double() - made).abs() <= 0.2 * off + 1e-6).all()) for made in rounded)
+
+
 EXERCISE = Exercise(
     id="10.2",
     title="Probabilities from the log-sum-exp",
@@ -290,5 +308,14 @@ EXERCISE = Exercise(
         "torch.exp(scores - reference[..., None]).",
         "e^x = 2^(x · log2(e)). So the exponent is (scale · products - L) · log2(e): multiply the products by "
         "scale · log2(e), and L by log2(e) alone.",
+    ),
+    mistakes=(
+        Mistake(
+            "log2e_rounded",
+            "log2(e) has too few digits. Its error is multiplied by S - L, and is then a factor of P: write "
+            "math.log2(math.e), which has all digits.",
+            when=rounded_log2_e,
+            every=True,
+        ),
     ),
 )

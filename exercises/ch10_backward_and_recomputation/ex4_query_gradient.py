@@ -266,8 +266,8 @@ BY_ARRIVAL = (
 )
 VIEWS = "A contribution that was kept shows a later one: each arrival overwrites the same tensor. Keep a clone()."
 NOT_CLONED = (
-    "Block 0's contribution is kept without a clone(), so the next arrival overwrites it. Clone whatever stays after its "
-    "turn in the loop, the beginning of the sum too."
+    "Block 0's contribution is kept without a clone(), so the next arrival overwrites it. Clone whatever stays after "
+    "its turn in the loop, the beginning of the sum too."
 )
 LEFT_OUT = "One block's contribution is missing from the sum: all of them count, 0 to blocks - 1."
 ARRIVAL_SLIPS = (
@@ -283,8 +283,8 @@ ARRIVAL_SLIPS = (
     Slip("first_not_cloned__in_place", NOT_CLONED),
     Slip(
         "one_added_for_each_arrival",
-        "At most one block is added for each arrival, and the others that wait stay behind. When a block's turn has come, "
-        "the next ones may be waiting already: while, not if.",
+        "At most one block is added for each arrival, and the others that wait stay behind. When a block's turn has "
+        "come, the next ones may be waiting already: while, not if.",
     ),
     Slip(
         "walked_twice",

@@ -13,7 +13,7 @@ from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.exercise import Limits
 from course_lib.checker.specification.layouts import any_strides, unit_last
 from course_lib.checker.specification.model import Model
-from course_lib.checker.specification.requirements import SmallProducts
+from course_lib.checker.specification.requirements import Contiguous, SmallProducts
 from exercises.topics.attention_backward import (
     delta_of,
     gradients,
@@ -213,8 +213,8 @@ class Loads(Requirement):
 
 READS_OUTSIDE = (
     "A load reaches memory that is not the tensor's; the message names it. Is each tensor read by its own strides? dO "
-    "has three, and all are 0 after a sum. Do L and Δ of a head begin at head · query_length? Does the loop begin at "
-    "row 0 or later, and does the mask leave out rows and columns past the end?"
+    "has three, and all are 0 after a sum. Do L and Δ of a head begin at head · query_length? Is the grid "
+    "(tiles, heads)? Does the loop begin at row 0 or later, and does the mask leave out rows and columns past the end?"
 )
 WRITES_OUTSIDE = (
     "A store reaches memory that is not the result's; the message names it. A head of dK and dV has key_length · "
@@ -249,8 +249,8 @@ def in_small_tiles(case, seen, got) -> bool:
 
 
 ROUNDED_EARLY = (
-    "Only float16 cases are wrong, by no more than rounding to 16 bits makes: something is rounded too early. Convert O "
-    "and dO to float32 before you multiply them for Δ, keep Δ, the scores and dP as float32, which tl.dot gives, and "
+    "Only float16 cases are wrong, by no more than rounding to 16 bits makes: something is rounded too early. Convert "
+    "O and dO to float32 before you multiply them for Δ, keep Δ, the scores and dP as float32, which tl.dot gives, and "
     "round P and dS only for their own products. What is left of dP - Δ is often much smaller than the two."
 )
 
@@ -307,6 +307,7 @@ EXERCISE = Exercise(
     requirements=(
         LaunchesTriton(at_least=2, at_most=3),
         Allocates(largest_input),
+        Contiguous(),
         Forbids(("scaled_dot_product_attention", "_softmax", "softmax")),
         SmallProducts(lambda query, *rest: query.shape[0] * query.shape[1], "Δ, one number for each query,"),
         Moves(tiled_bytes, slack=1.3),
@@ -332,6 +333,12 @@ EXERCISE = Exercise(
     mistakes=(
         Mistake("reads_outside", READS_OUTSIDE, when=first_access("reads")),
         Mistake("writes_outside", WRITES_OUTSIDE, when=first_access("writes")),
+        Mistake(
+            "strides_of_an_input",
+            "A result is not contiguous, and the kernels write it as if it were: torch.empty_like takes the strides of "
+            "its argument, and an input may have any. Make results by torch.empty with a shape.",
+            when=lambda case, seen, got: seen.not_contiguous > 0,
+        ),
         Mistake("rounded_early", ROUNDED_EARLY, when=rounded_early, every=True),
         Mistake(
             "skips_nothing",

@@ -146,6 +146,8 @@ class Inside:
             if self.on("hidden_scores_finite"):
                 hidden = torch.exp(-1e9 - reference)
             weights = torch.where(self.visible(), weights, hidden)
+        if self.on("log_sum_past_the_end"):
+            weights = weights.masked_fill(self.past_the_end(), math.inf)
         if self.on("blind_rows_nan"):
             weights = weights.masked_fill((given.log_sum_exp == -math.inf)[..., None], math.nan)
         return torch.where(self.looked_at(), weights, 0.0)
@@ -175,6 +177,14 @@ class Inside:
         if not self.on("tail_not_masked"):
             visible = visible & (self.keys < given.key_length) & (self.rows < given.query_length)[:, None]
         return visible
+
+    def past_the_end(self) -> torch.Tensor:
+        """bool [rows, keys]: what a mask shows of queries that do not exist, where it forgets that."""
+        given = self.given
+        seen = (self.keys < given.key_length) & (self.rows >= given.query_length)[:, None]
+        if given.causal:
+            seen = seen & (self.keys <= (self.rows + given.key_length - given.query_length)[:, None])
+        return seen
 
     def tile_numbers(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(which step of its loop each pair is in, how many steps that loop has); below 0: before the first."""

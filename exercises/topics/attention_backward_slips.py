@@ -54,11 +54,11 @@ _OF_A_TILE = {
     "only_first_tile": "Only the first tile counts. Every step loads the tile that its loop variable names.",
     "first_tile_skipped": "The first tile of the loop is left out.",
     "partial_tile_skipped": "The last, partly filled tile is never looked at: the number of tiles is rounded down.",
-    "negative_log_sum_as_zero": "L is replaced by 0 where it is negative. A negative L is a number like any other: only "
-    "-inf is replaced.",
+    "negative_log_sum_as_zero": "L is replaced by 0 where it is negative. A negative L is a number like any other: "
+    "only -inf is replaced.",
     "hidden_scores_zero": "Hidden pairs get the score 0, and exp(0 - L) is not 0. Their score is -inf.",
-    "hidden_scores_finite": "A finite number stands for -inf where a pair is hidden. All scores of a row, and L, may lie "
-    "below it, and then exp(S - L) is infinite there. Hidden pairs have the score -inf.",
+    "hidden_scores_finite": "A finite number stands for -inf where a pair is hidden. All scores of a row, and L, may "
+    "lie below it, and then exp(S - L) is infinite there. Hidden pairs have the score -inf.",
     "blind_rows_nan": "A query that sees no key has L = -inf, and a score minus that is NaN or infinite. Its P is 0: "
     "subtract 0 there, or write -inf into the exponent where a pair is hidden.",
 }
@@ -80,15 +80,15 @@ _OF_KEYS = {
     "dk_not_transposed": "dS is not transposed in dK = scale · dSᵀ Q: the sum runs over the keys of the tile, where it "
     "runs over the queries.",
     "dk_of_output_gradient": "dK is dSᵀ dO. It is scale · dSᵀ Q.",
-    "loop_begins_at_the_last_key": "The loop over queries begins at the query that sees the whole block. Those before it "
-    "see a part of it: begin at the first query that sees the block's first key.",
+    "loop_begins_at_the_last_key": "The loop over queries begins at the query that sees the whole block. Those before "
+    "it see a part of it: begin at the first query that sees the block's first key.",
     "only_last_tile__of_dv": "Only the last tile counts in dV: each step overwrites the sum. Add to it.",
     "only_last_tile__of_dk": "Only the last tile counts in dK: each step overwrites the sum. Add to it.",
     "scale_in_dv": "dV has the scale as a factor. Only the scores are scaled: dV = Pᵀ dO.",
 }
 _ONE_KEY_EARLY = (
-    "The loop over keys ends one key early. The tile's last query sees the key at its own position too, and that key may "
-    "be the first of a tile: range does not reach its end."
+    "The loop over keys ends one key early. The tile's last query sees the key at its own position too, and that key "
+    "may be the first of a tile: range does not reach its end."
 )
 _OF_QUERIES = {
     "scale_missing_in_gradients": "The scale is missing in dQ: dQ = scale · dS K, because S = scale · Q Kᵀ.",
@@ -214,6 +214,11 @@ def _in_kernels():
         "tail_not_masked__queries",
         "The keys past the end of the last tile have P = exp(0 - L), which overflows where L is far below zero, and "
         "infinity times a key of zeros is NaN. Give these pairs P = 0.",
+    )
+    yield Slip(
+        "log_sum_past_the_end__keys",
+        "Queries past the end of the last tile have L = -inf, and S - L is infinite there: infinity times a dO of 0 is "
+        "NaN. Give these pairs P = 0, or their L another number.",
     )
     yield EXCHANGED
     for name, said in _PLURAL.items():
