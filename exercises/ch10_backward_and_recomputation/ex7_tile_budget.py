@@ -206,7 +206,10 @@ def _sentences():
             "query_rows_first",
             "A tile of fewer keys is preferred, for its query_rows or for its area. What costs bytes is a small block "
             "of keys: take the largest key_rows first.",
-            (lambda *args: _chosen(*args, order=lambda pair: pair[::-1]),),
+            (
+                lambda *args: _chosen(*args, order=lambda pair: pair[::-1]),
+                lambda *args: _chosen(*args, order=lambda pair: pair[0] * pair[1]),
+            ),
         ),
         (
             "size_left_out",
