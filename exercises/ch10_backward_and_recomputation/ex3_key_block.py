@@ -119,8 +119,8 @@ def all_queries_at_once(case, seen, got) -> bool:
 
 def mask_of_all_queries(case, seen, got) -> bool:
     """Whether a mask is the largest tensor, of all queries times the block or times all keys, and no product is."""
-    query, keys, key_length = case.args[0], case.args[1], case.args[7]
-    sizes = (query.shape[0] * keys.shape[0], query.shape[0] * key_length)
+    query, keys, key_length, query_rows = case.args[0], case.args[1], case.args[7], case.args[9]
+    sizes = (query.shape[0] * keys.shape[0], query.shape[0] * key_length) if query.shape[0] > query_rows else ()
     small = _rows_and_block(*case.args)
     return seen.largest_allocation > small >= seen.largest_results.get("mm", 0) and seen.largest_allocation in sizes
 
