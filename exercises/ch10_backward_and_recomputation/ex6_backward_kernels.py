@@ -76,7 +76,7 @@ def backward_cases(draw):
         case("two queries, three keys", 1, 2, 3, 16, False),
         case("one tile of queries, one of keys", 1, 64, 64, 32, False),
         case("two heads, 128 × 64", 2, 128, 64, 32, False),
-        case("64 × 128, causal", 1, 64, 128, 32, True),
+        case("64 × 129, causal", 1, 64, 129, 32, True),
         case(f"{prime} × 90, head dimension 40, causal", 1, prime, 90, 40, True),
         case("150 queries, 65 keys, causal: 85 queries see nothing", 1, 150, 65, 32, True),
         case("dO of a sum: every stride is 0, 3 heads", 3, 40, 70, 32, False, layout=of_a_sum),

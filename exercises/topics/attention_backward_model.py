@@ -144,9 +144,11 @@ class Inside:
                 if bool(hidden.isinf().any()):
                     return None
             if self.on("hidden_scores_finite"):
-                hidden = torch.exp(-1e9 - reference)
+                hidden = torch.exp(-1e9 - reference.masked_fill(reference == -math.inf, 0.0))
             weights = torch.where(self.visible(), weights, hidden)
         if self.on("log_sum_past_the_end"):
+            if given.causal and not self.slips("all_tiles", "aligned"):
+                return None  # tiles that begin anywhere end beyond the rows at hand
             weights = weights.masked_fill(self.past_the_end(), math.inf)
         if self.on("blind_rows_nan"):
             weights = weights.masked_fill((given.log_sum_exp == -math.inf)[..., None], math.nan)
@@ -387,8 +389,6 @@ def in_a_kernel(slips: Slips, query, key, value, output, log_sum_exp, output_gra
     delta = product.mean(-1) if slips("delta_averaged") else product.sum(-1)
     if slips("delta_scaled"):
         delta = delta * head_dim**-0.5
-    if slips("delta_in_16_bits"):
-        delta = (output * output_gradient).sum(-1).float()
     if slips("delta_of_the_query"):
         delta = (query.float() * output_gradient.float()).sum(-1)
     tensors = {

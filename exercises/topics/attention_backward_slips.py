@@ -193,10 +193,6 @@ def _in_kernels():
         "delta_scaled", "Δ has a factor 1/√head_dim. The scale belongs to the scores alone, and O has none of it."
     )
     yield Slip(
-        "delta_in_16_bits",
-        "The product of O and dO is rounded to 16 bits before it is summed. Convert both to float32 first.",
-    )
-    yield Slip(
         "accumulated_in_16_bits",
         "The sums are kept in 16 bits. Before the scale those of dK are larger than dK, and beyond 65,504 a float16 is "
         "infinite: keep sums in float32, and round once, when you store.",
