@@ -269,7 +269,7 @@ def split_kernel(
     running_sum = tl.zeros([BLOCK_G], tl.float32)
     accumulator = tl.zeros([BLOCK_G, HEAD_DIM], tl.float32)
     for start in range(first, last, BLOCK_N):
-        keys = start + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+        keys = start + tl.arange(0, BLOCK_N).to(tl.int64)  # [BLOCK_N]
         # `present` [BLOCK_N]: which of these keys count.
         # BEGIN SOLUTION
         present = keys < last  # what follows belongs to the next split
@@ -307,7 +307,8 @@ def split_attention(query, key_cache, value_cache, lengths, splits):
     Args:
         query: [batch, query_heads, head_dim], float32 or float16; head_dim 16, 32, 64 or 128, the last stride 1.
         key_cache, value_cache: [batch, key_heads, capacity, head_dim]. Query heads h · group to h · group + group - 1
-            share KV head h. Any strides but the last, which is 1. What stands behind a sequence's tokens is undefined.
+            share KV head h. Any strides but the last, which is 1; they may reach beyond 2³¹ elements. What stands
+            behind a sequence's tokens is undefined.
         lengths: [batch], int32: the tokens of each sequence, 0 to capacity.
         splits: at least 1, and perhaps more than there are tokens.
 
@@ -315,7 +316,8 @@ def split_attention(query, key_cache, value_cache, lengths, splits):
         (outputs, lses), both float32 and contiguous. outputs, [splits, batch, query_heads, head_dim]: each split's own
         average of its values. lses, [splits, batch, query_heads]: the natural logarithm of the sum of the exponentials
         of its scaled scores. A split without keys has an output of zeros and a log-sum-exp of -inf. The bytes are
-        counted: each key and value of a split is read once for all heads of its group.
+        counted: each key and value of a split is read once for all heads of its group, by the kernel. PyTorch must not
+        copy the caches first.
     """
     batch, query_heads, head_dim = query.shape
     key_heads = key_cache.shape[1]
@@ -602,8 +604,9 @@ def paged_split_kernel(
         # One step ahead: a tile whose page numbers are loaded in its own step cannot be fetched in advance.
         ahead = keys + BLOCK_N
         next_pages = tl.load(table_pointer + ahead // PAGE_SIZE, mask=ahead < last, other=0)
-        key_offsets = (pages * key_page_stride + keys % PAGE_SIZE * key_stride)[:, None] + columns[None, :]
-        value_offsets = (pages * value_page_stride + keys % PAGE_SIZE * value_stride)[:, None] + columns[None, :]
+        slots = (keys % PAGE_SIZE).to(tl.int64)  # [BLOCK_N], each key's place in its page
+        key_offsets = (pages * key_page_stride + slots * key_stride)[:, None] + columns[None, :]
+        value_offsets = (pages * value_page_stride + slots * value_stride)[:, None] + columns[None, :]
         # END SOLUTION
         key_tile = tl.load(key_pointer + key_offsets, mask=present[:, None], other=0.0)  # [BLOCK_N, HEAD_DIM]
         scores = tl.dot(query, tl.trans(key_tile), input_precision="ieee") * scale_log2  # [BLOCK_G, BLOCK_N]
@@ -670,7 +673,7 @@ def flash_decode(query, key_pages, value_pages, block_tables, lengths, splits):
     Returns:
         (output, lse): [batch, query_heads, head_dim] in query's dtype, and [batch, query_heads], float32, the natural
         log-sum-exp over all keys. Zeros and -inf for a sequence without tokens. The bytes are counted: each key and
-        value is read once for all heads of its group.
+        value is read once for all heads of its group, by the kernels. PyTorch must not copy the pools first.
     """
     batch, query_heads, head_dim = query.shape
     key_heads, page_size = key_pages.shape[1:3]

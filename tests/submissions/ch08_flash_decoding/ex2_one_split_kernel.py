@@ -22,7 +22,7 @@ HEAD_BY_HEAD = """# Exercise 8.2 · One split of the keys
 @triton.jit
 def kernel(q, k, v, lengths, o, l, qb, qh, kb, kh, kn, vb, vh, vn, batch, key_heads, splits, scale,
            G: tl.constexpr, D: tl.constexpr, N: tl.constexpr):
-    program = tl.program_id(0)
+    program = tl.program_id(0).to(tl.int64)
     split = program % splits
     head = (program // splits) % (key_heads * G)
     sequence = program // (splits * key_heads * G)
@@ -37,7 +37,7 @@ def kernel(q, k, v, lengths, o, l, qb, qh, kb, kh, kn, vb, vh, vn, batch, key_he
     acc = tl.zeros([D], tl.float32)
     start = split * size
     while start < end:
-        n = start + tl.arange(0, N)
+        n = start + tl.arange(0, N).to(tl.int64)
         here = n < end
         keys = tl.load(k + sequence * kb + kv * kh + n[:, None] * kn + d[None, :], mask=here[:, None], other=0.0)
         scores = tl.where(here, tl.sum(keys.to(tl.float32) * query[None, :], 1) * scale, -float("inf"))

@@ -105,7 +105,7 @@ WRONG = {
         ("pages * value_page_stride", "pages * value_stride"),
     ),
     "offset_left_out": changed(
-        "8.5", (" + keys % PAGE_SIZE * key_stride", ""), (" + keys % PAGE_SIZE * value_stride", "")
+        "8.5", (" + slots * key_stride", ""), (" + slots * value_stride", "")
     ),
     "pages_consecutive": changed("8.5", (PAGES, "pages = (tl.load(table_pointer) + keys // PAGE_SIZE).to(tl.int64)")),
     "table_ignored": changed("8.5", (PAGES, "pages = (keys // PAGE_SIZE).to(tl.int64)")),
