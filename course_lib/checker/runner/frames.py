@@ -21,7 +21,7 @@ _NUMBERS = (
     *("largest_allocation", "unwritten", "guard_values", "undefined_values", "repeats", "differing", "changes"),
     *("graphs", "captured", "overwrites", "not_contiguous", "contended"),
 )
-_COUNTS = ("operations", "read_by_pytorch")  # a number for each name
+_COUNTS = ("operations", "largest_results", "read_by_pytorch")  # a number for each name
 _NAMES = ("launches", "out_of_bounds", "modified_inputs", "undefined_loads", "graph_breaks")
 _KINDS: dict[str, type] = {
     **dict.fromkeys(("error", *_COUNTS, "traffic", "timing", "written", "written_repeated"), dict),
@@ -159,13 +159,12 @@ def well_formed(message: dict) -> bool:
     texts = [text for key in _NAMES for text in message.get(key) or ()]
     if any(type(text) is not str for text in [*(name for names in named for name in names), *texts]):
         return False
-    operations, read, traffic, timing, *_ = named
+    *counts, traffic, timing, _, _ = named
     if timing and not _TIMED <= set(timing):
         return False
     if any(type(counts) is not dict or not _COUNTED <= set(counts) for counts in traffic.values()):
         return False
-    numbers = [*operations.values(), *read.values(), *timing.values()]
-    numbers += [n for counts in traffic.values() for n in counts.values()]
+    numbers = [*timing.values(), *(n for each in (*counts, *traffic.values()) for n in each.values())]
     return all(type(n) in (int, float) and 0 <= n < _BEYOND for n in [*numbers, *_plain_numbers(message)])
 
 

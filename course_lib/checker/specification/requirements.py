@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from course_lib.checker.specification.exercise import Case, Seen
 from course_lib.checker.specification.nested import tensors
 
+MATRIX_PRODUCTS = ("mm", "bmm", "matmul", "addmm", "baddbmm", "addbmm", "mv", "addmv", "linear")  # as a run counts them
+
 
 class Requirement:
     """Something asked of an answer beside the right numbers. Subclasses are dataclasses with an `id`."""
@@ -141,6 +143,31 @@ class Forbids(Requirement):
         if not used:
             return None
         return f"The answer calls PyTorch's `{used[0]}`, which does the exercise for you. Write that step yourself."
+
+
+@dataclass(frozen=True)
+class SmallProducts(Requirement):
+    """PyTorch's matrix products have results of at most `elements(*case.args)` elements each: what is no part of the
+    kernels' work, such as a sum over each row written as rows times columns.
+
+    Attributes:
+        elements: what is allowed.
+        what: what may be computed so, after "at most": "one number for each query".
+    """
+
+    elements: Callable[..., float]
+    what: str
+    id: str = "forbidden_operation"
+
+    def complaint(self, case, seen):
+        allowed = self.elements(*case.args)
+        large = [name for name in MATRIX_PRODUCTS if seen.largest_results.get(name, 0) > allowed]
+        if not large:
+            return None
+        return (
+            f"The answer calls PyTorch's `{large[0]}` for a product of {seen.largest_results[large[0]]:,} elements, "
+            f"which is the kernels' work. PyTorch may compute at most {self.what} here."
+        )
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ def merged(index: int, reports: dict[int, dict]) -> dict:
     frame["seconds"] = float(frame["seconds"])
     frame["launches"] = max((report.get("launches") or [] for report in frames), key=len)
     frame["graph_breaks"] = max((report.get("graph_breaks") or [] for report in frames), key=len)
-    for key in ("operations", "read_by_pytorch"):
+    for key in ("operations", "largest_results", "read_by_pytorch"):
         frame[key] = _most([report.get(key) or {} for report in frames])
     frame["traffic"] = _added([report.get("traffic") or {} for report in frames])
     frame["undefined_loads"] = sorted({line for report in frames for line in report.get("undefined_loads") or []})

@@ -24,6 +24,7 @@ class Observer(TorchDispatchMode):
         super().__init__()
         self.operations: collections.Counter[str] = collections.Counter()
         self.largest = 0
+        self.largest_results: dict[str, int] = {}  # by operation, in elements
         self._read: collections.Counter[int] = collections.Counter()  # elements, by the memory that they lie in
 
     def read_of(self, tensor: torch.Tensor) -> int:
@@ -44,6 +45,7 @@ class Observer(TorchDispatchMode):
                 fill(torch.as_strided(result, (length,), (1,), 0), POISON)
             if function.is_view is False and not name.endswith("_"):
                 self.largest = max(self.largest, result.numel())
+            self.largest_results[name] = max(self.largest_results.get(name, 0), result.numel())
         if not name.endswith("_like") and not name.startswith("new_"):  # these look at a shape alone
             self._note_what_was_read(name, result, (*args, *(kwargs or {}).values()))
         return result
