@@ -607,9 +607,8 @@ def paged_split_kernel(
         # One step ahead: a tile whose page numbers are loaded in its own step cannot be fetched in advance.
         ahead = keys + BLOCK_N
         next_pages = tl.load(table_pointer + ahead // PAGE_SIZE, mask=ahead < last, other=0)
-        slots = (keys % PAGE_SIZE).to(tl.int64)  # [BLOCK_N], each key's place in its page
-        key_offsets = (pages * key_page_stride + slots * key_stride)[:, None] + columns[None, :]
-        value_offsets = (pages * value_page_stride + slots * value_stride)[:, None] + columns[None, :]
+        key_offsets = (pages * key_page_stride + keys % PAGE_SIZE * key_stride)[:, None] + columns[None, :]
+        value_offsets = (pages * value_page_stride + keys % PAGE_SIZE * value_stride)[:, None] + columns[None, :]
         # END SOLUTION
         key_tile = tl.load(key_pointer + key_offsets, mask=present[:, None], other=0.0)  # [BLOCK_N, HEAD_DIM]
         scores = tl.dot(query, tl.trans(key_tile), input_precision="ieee") * scale_log2  # [BLOCK_G, BLOCK_N]
@@ -663,7 +662,7 @@ def flash_decode(query, key_pages, value_pages, block_tables, lengths, splits):
         query: [batch, query_heads, head_dim], float32 or float16; head_dim 16, 32, 64 or 128, the last stride 1.
         key_pages, value_pages: [pages, key_heads, page_size, head_dim], page_size at least 1. Query heads h · group to
             h · group + group - 1 share KV head h. Any strides but the last, which is 1; a pool may reach
-            beyond 2³¹ elements.
+            beyond 2³¹ elements, though the rows of one page and one KV head lie within fewer.
         block_tables: [batch, max_blocks], int32, any row stride: the page of tokens i · page_size to
             (i + 1) · page_size - 1 of a sequence. What a length doesn't reach is undefined: entries, and rows of pages
             too.

@@ -6,7 +6,17 @@ import math
 
 import torch
 
-from course_lib.checker import TRITON, Allocates, Case, Contiguous, Exercise, LaunchesTriton, Mistake, Moves, ReadByKernels
+from course_lib.checker import (
+    TRITON,
+    Allocates,
+    Case,
+    Contiguous,
+    Exercise,
+    LaunchesTriton,
+    Mistake,
+    Moves,
+    ReadByKernels,
+)
 from course_lib.checker.specification.contract import Contract
 from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
 from exercises.ch08_flash_decoding.parts import BIG, FINITE_FOR_EMPTY, SKIPS_THE_WORK, partials

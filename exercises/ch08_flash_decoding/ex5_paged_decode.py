@@ -120,8 +120,6 @@ def paged_cases(draw):
     cases += beyond_32_bits(draw, "pages", pools, tables, counts, 2, before=(query,))
     query, *pools, tables, counts = paged(draw, 3, 3, 16, [5], 4)
     cases += beyond_32_bits(draw, "heads", pools, tables, counts, 2, before=(query,), dimension=1)
-    query, *pools, tables, counts = paged(draw, 2, 1, 16, [7], 4)
-    cases += beyond_32_bits(draw, "rows of a page", pools, tables, counts, 2, before=(query,), dimension=2)
     if draw.on_gpu:
         lengths = [5000, 1, 4097, 0]
         cases.append(

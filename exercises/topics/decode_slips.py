@@ -20,8 +20,8 @@ BY_COUNT = (
 FIRST_HEAD = "Every query head reads KV head 0. Which one is it for this group? It belongs into the pointer or index."
 SCALE_MISSING = "The scores are not scaled. Multiply the products of query and keys by 1/√head_dim."
 SCALE_TWICE = (
-    "The scores are divided by head_dim instead of its square root. Is the root missing, or is the scale applied twice, "
-    "where the queries are loaded and where the scores are made?"
+    "The scores are divided by head_dim instead of its square root. Is the root missing, or is the scale applied "
+    "twice, where the queries are loaded and where the scores are made?"
 )
 EMPTY_SEQUENCE = (
     "A sequence without a token has NaN for a result, or memory that nobody wrote. Two steps can make it: the "

@@ -120,14 +120,24 @@ WRONG = {
     ),
     "nan_from_the_start": changed("7.5", ("tl.exp2(running_max - new_max)", "tl.exp2(new_max - running_max)")),
     "offset_in_32_bits": changed("7.5", (".to(tl.int64)", "")),
-    "offset_in_32_bits__heads": changed("7.5", ("key_head = tl.program_id(1).to(tl.int64)", "key_head = tl.program_id(1)")),
+    "offset_in_32_bits__heads": changed(
+        "7.5", ("key_head = tl.program_id(1).to(tl.int64)", "key_head = tl.program_id(1)")
+    ),
     "offset_in_32_bits__tokens": changed("7.5", ("tl.arange(0, BLOCK_N).to(tl.int64)", "tl.arange(0, BLOCK_N)")),
-    "copied_by_pytorch": changed("7.5", (BATCH, f"key_cache, value_cache = key_cache.contiguous(), value_cache.contiguous()\n    {BATCH}")),
-    "copied_by_pytorch__to_clean_it": changed("7.5", (BATCH, f"key_cache, value_cache = key_cache.nan_to_num(), value_cache.nan_to_num()\n    {BATCH}")),
+    "copied_by_pytorch": changed(
+        "7.5", (BATCH, f"key_cache, value_cache = key_cache.contiguous(), value_cache.contiguous()\n    {BATCH}")
+    ),
+    "copied_by_pytorch__to_clean_it": changed(
+        "7.5", (BATCH, f"key_cache, value_cache = key_cache.nan_to_num(), value_cache.nan_to_num()\n    {BATCH}")
+    ),
     "copied_by_pytorch__by_sequence": changed(
         "7.5", (BATCH, f"value_cache = torch.stack([value_cache[b] for b in range(len(lengths))])\n    {BATCH}")
     ),
-    "group_rows_not_masked__group_of_all_heads": changed("7.5", ("GROUP=group", "GROUP=query_heads"), ("rows = max(16, triton.next_power_of_2(group))", "rows = max(16, triton.next_power_of_2(query_heads))")),
+    "group_rows_not_masked__group_of_all_heads": changed(
+        "7.5",
+        ("GROUP=group", "GROUP=query_heads"),
+        ("triton.next_power_of_2(group)", "triton.next_power_of_2(query_heads)"),
+    ),
     "keys_loaded_again": changed("7.5", (LOOP, TWO_PASSES)),
     "computed_in_16_bits": changed(
         "7.5",

@@ -68,7 +68,16 @@ def split_attention(query, key_cache, value_cache, lengths, splits):
 """
 
 
+SHAPE = "batch, query_heads, head_dim = query.shape"
+
+
 WRONG = {
+    "copied_by_pytorch": changed(
+        "8.2", (SHAPE, f"key_cache, value_cache = key_cache.contiguous(), value_cache.contiguous()\n    {SHAPE}")
+    ),
+    "offset_in_32_bits__tokens": changed("8.2", ("tl.arange(0, BLOCK_N).to(tl.int64)", "tl.arange(0, BLOCK_N)")),
+    "offset_in_32_bits": changed("8.2", (".to(tl.int64)", "")),
+    "one_token_too_many__mask": changed("8.2", (PRESENT, "present = keys <= last")),
     "nan_from_the_start": changed("8.2", ("tl.exp2(running_max - new_max)", "tl.exp2(new_max - running_max)")),
     "finite_for_empty": changed(
         "8.2", ('tl.full([BLOCK_G], float("-inf"), tl.float32)', "tl.full([BLOCK_G], -1e4, tl.float32)")
