@@ -123,14 +123,6 @@ def _pooled(s, weight, key_heads, new_key_heads):
     return pooled.to(weight.dtype)
 
 
-def _rounded_to_float32(case, seen, got):
-    """float64, and off by no more than float32 rounds."""
-    weight, right = case.args[0], pool_oracle(*case.args)
-    if weight.dtype != torch.float64 or not isinstance(got, torch.Tensor) or got.shape != right.shape:
-        return False
-    return bool((got.double() - right).abs().max() <= 1e-6 * weight.abs().max())
-
-
 TWO_DIMENSIONS = (
     "A bias has one dimension, and its result has two. Take the heads apart in a way that leaves the other dimensions "
     "as they are: unflatten dimension 0, average, flatten."
@@ -214,13 +206,6 @@ EXERCISE = Exercise(
         "head_dim is weight.shape[0] // key_heads.",
     ),
     mistakes=(
-        Mistake(
-            "computed_in_float32",
-            "Only cases in float64 are wrong, and they are right as far as float32 goes. Compute in float64 where the "
-            "weight has it.",
-            when=_rounded_to_float32,
-            every=True,
-        ),
         Mistake("computed_in_16_bits", COMPUTED_IN_16_BITS, when=right_to_three_digits(pool_oracle), every=True),
     ),
 )

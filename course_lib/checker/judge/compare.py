@@ -126,7 +126,7 @@ def surer(expected: Truth, exercise: Exercise, case: Case) -> Truth:
 
 
 def shaken(oracle: Callable, case: Case, draws: int, seed: int) -> list[Any]:
-    """An oracle's exact results of inputs moved by one float32 rounding (float64 by its own), up or down at random.
+    """An oracle's exact results of inputs moved by one float32 rounding, up or down at random.
 
     A right answer that adds in another order errs by about as much: where large terms cancel, far more than a plain
     implementation that happened to be lucky. Skipped for large cases, whose many elements leave no room for luck.
@@ -139,8 +139,7 @@ def shaken(oracle: Callable, case: Case, draws: int, seed: int) -> list[Any]:
         if not tensor.is_floating_point():
             return tensor.clone()
         signs = torch.randint(0, 2, tensor.shape, generator=generator) * 2 - 1
-        rounded_as = torch.float64 if tensor.dtype == torch.float64 else torch.float32
-        return tensor.double() * (1 + signs * torch.finfo(rounded_as).eps)
+        return tensor.double() * (1 + signs * torch.finfo(torch.float32).eps)
 
     return [call(oracle, case, shake) for _ in range(draws)]
 

@@ -39,7 +39,6 @@ WRONG = {
     "added_up_in_16_bits__one_by_one": changed(
         "7.3", ("heads.mean(dim=1)", "(sum(heads[:, member] for member in range(group)) / group)")
     ),
-    "computed_in_float32": changed("7.3", ("heads.mean(dim=1)", "heads.float().mean(dim=1).to(weight.dtype)")),
     "computed_in_16_bits": changed("7.3", ("heads.mean(dim=1)", "heads.half().double().mean(dim=1).to(weight.dtype)")),
     "divided_by_the_new_heads": changed("7.3", ("heads.mean(dim=1)", "(heads.sum(dim=1) / new_key_heads)")),
     "group_and_new_heads_exchanged": changed(
