@@ -410,16 +410,20 @@ class _Decode:
             output, lse = self._stored_in_rows(output), self._stored_in_rows(lse)
         if self.shape.merged:
             output, lse = merged(s, output, lse)
-            return output.to(self.query.dtype), lse
+            return self._in_the_result(output.to(self.query.dtype)), lse
         if self.shape.split:
             if s("splits_and_sequences_exchanged"):
                 return tuple(part.transpose(0, 1).reshape(part.shape) for part in (output, lse))
             return output, lse
-        output = output[0].to(self.query.dtype)
-        if s("output_laid_out_like_query"):
-            return output.contiguous().as_strided(output.shape, torch.empty_like(self.query).stride())
+        output = self._in_the_result(output[0].to(self.query.dtype))
         theirs = s("output_by_other_strides", "output_by_other_strides__sequence", "output_by_other_strides__head")
         return self._stored_elsewhere(output) if theirs else output
+
+    def _in_the_result(self, output):
+        """What is read of rows that were stored side by side."""
+        if not self.slips("output_laid_out_like_query"):
+            return output
+        return output.contiguous().as_strided(output.shape, torch.empty_like(self.query).stride())
 
     def _stored_in_rows(self, part):
         """Each KV head's results of [splits, batch, query_heads, ...] a whole tile of rows after the last one's."""
