@@ -224,7 +224,7 @@ EXERCISE = Exercise(
         ),
         Slip(
             "bits_reversed_order",
-            "The numbers are right and stand in another order: element i is where i stands with its bits read backwards. "
+            "The numbers are right and stand in another order: element i is where i with its bits read backwards is. "
             "Add and subtract the halves within blocks, so that each result stays where its two parts were.",
             formula=_vectors(_bits_reversed),
         ),
@@ -306,8 +306,13 @@ EXERCISE = Exercise(
             every=True,
         ),
         Mistake(
+            "codes_left_in_eight_bits",
+            "The codes are still float8. Return them as float32, as the docstring says: .float() behind the cast.",
+            when=lambda case, seen, got: _codes_are(got, "float8_e4m3fn, all"),
+        ),
+        Mistake(
             "codes_restored",
-            "The codes were multiplied with their scale again. Return the codes themselves, from -448 to 448: who reads "
+            "The codes were multiplied with their scale again. Return the codes themselves, -448 to 448: who reads "
             "them multiplies.",
             when=lambda case, seen, got: _codes_are(got, "float32, e4m3 values times"),
         ),
