@@ -82,6 +82,8 @@ def key_head(s: Slips, query_head, query_heads, key_heads):
         return query_head % key_heads
     if s("by_count"):
         return query_head // key_heads
+    if s("head_rounded_up"):
+        return -(-query_head * key_heads // query_heads)
     head = query_head * key_heads // query_heads
     return key_heads - 1 - head if s("heads_turned_round") else head
 
@@ -95,7 +97,12 @@ def members(s: Slips, query_heads, key_heads):
         return heads.view(-1, key_heads).T
     if s("groups_of_key_heads"):
         return heads.view(-1, key_heads)
-    return heads.view(key_heads, -1).T if s("groups_turned") else heads.view(key_heads, -1)
+    if s("groups_turned"):
+        return heads.view(key_heads, -1).T
+    rows = heads.view(key_heads, -1)
+    if s("members_descending"):
+        rows = rows.flip(1)
+    return rows.flip(0) if s("groups_from_the_last") else rows
 
 
 def _refused(s: Slips, query_heads, key_heads):
@@ -124,6 +131,11 @@ HEADS = (
         "The KV heads are counted from the last. Query head 0 and its neighbours read KV head 0: "
         "query_head // (query_heads // key_heads).",
     ),
+    Slip(
+        "head_rounded_up",
+        "The division by the group's size was rounded up, as if heads were counted from 1. They are counted from 0: "
+        "round down, with //.",
+    ),
     *REFUSALS,
 )
 GROUPS = (
@@ -136,6 +148,14 @@ GROUPS = (
     Slip(
         "groups_turned",
         "The groups are right, but they stand in columns. Row k must hold the query heads of KV head k.",
+    ),
+    Slip(
+        "members_descending",
+        "Each row holds the right query heads, in descending order. They are asked for in the order of their numbers.",
+    ),
+    Slip(
+        "groups_from_the_last",
+        "The rows are in the wrong order: the last group stands first. Row k must hold the query heads of KV head k.",
     ),
     *REFUSALS,
 )

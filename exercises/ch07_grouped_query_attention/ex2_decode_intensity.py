@@ -78,6 +78,14 @@ def intensity(s: Slips, query_heads, key_heads, length, head_dim, item_bytes):
     wide = next((count for name, count in FLOAT32.items() if s(name)), 0)  # of the queries and the output, in float32
     of_query = query_heads * ((few - wide) * item_bytes + 4 * wide)
     moved = head_dim * (rows * item_bytes + of_query)
+    if s("scores_counted", "scores_counted__twice"):
+        moved += (4 if s("scores_counted__twice") else 2) * query_heads * length * item_bytes
+    if s("scores_counted__once"):
+        moved += query_heads * length * item_bytes
+    if s("per_element"):
+        moved /= item_bytes
+    if s("intensity_rounded_down"):
+        return flops // moved
     return moved / flops if s("upside_down") else flops / moved
 
 
@@ -109,6 +117,23 @@ INTENSITY = (
         Slip(name, "The queries or the output are counted with 4 bytes an element. All have item_bytes here.")
         for name in FLOAT32
     ),
+    *(
+        Slip(
+            f"scores_counted{times}",
+            "The scores or their weights are counted among the bytes. They stay on the chip: only queries, keys, "
+            "values and the output cross to memory.",
+        )
+        for times in ("", "__once", "__twice")
+    ),
+    Slip(
+        "per_element",
+        "decode_intensity counts FLOPs for each element. They are asked for each byte: an element has item_bytes of "
+        "them.",
+    ),
+    Slip(
+        "intensity_rounded_down",
+        "decode_intensity was rounded down to a whole number. FLOP/byte is a quotient: divide with /.",
+    ),
     Slip("upside_down", "That is bytes for each FLOP. Intensity is FLOPs divided by bytes."),
 )
 
@@ -118,6 +143,8 @@ def balanced(s: Slips, rate, bandwidth, item_bytes):
     group = rate / bandwidth * (1 if s("item_bytes_ignored", "half_of_it") else item_bytes / 2)
     if s("half_of_it"):
         group /= 2
+    if s("item_bytes_turned_round"):
+        group = rate / bandwidth * 2 / item_bytes
     if s("twice_as_large"):
         group *= 2
     if s("group_rounded_down", "group_rounded_down__at_least_one"):
@@ -126,6 +153,13 @@ def balanced(s: Slips, rate, bandwidth, item_bytes):
         return round(group)
     if s("not_rounded"):
         return group
+    if s("power_of_two_above"):
+        return 1 << (math.ceil(group) - 1).bit_length()
+    if s("power_of_two_above__by_its_logarithm"):
+        return 2 ** math.ceil(math.log2(group))
+    for rows in (8, 16):
+        if s(f"rounded_up_to_tiles__{rows}"):
+            return rows * math.ceil(group / rows)
     return math.floor(group) + 1 if s("one_more_than_rounded_down") else math.ceil(group)
 
 
@@ -161,6 +195,26 @@ BALANCED = (
         "The group is rounded to the nearest whole number. Below the balance point a group still waits for memory: "
         "round up.",
     ),
+    Slip(
+        "item_bytes_turned_round",
+        "rate / bandwidth is multiplied by 2 / item_bytes. A group of G does 2 · G / item_bytes FLOPs for each byte, "
+        "and that is to be rate / bandwidth: G is rate / bandwidth times item_bytes / 2.",
+    ),
+    *(
+        Slip(
+            f"power_of_two_above{how}",
+            "The group was rounded up to a power of two. The smallest group is asked for, whatever number that is.",
+        )
+        for how in ("", "__by_its_logarithm")
+    ),
+    *(
+        Slip(
+            f"rounded_up_to_tiles__{rows}",
+            "The group was rounded up to whole tiles of rows. The smallest group is asked for, whatever number that "
+            "is.",
+        )
+        for rows in (8, 16)
+    ),
     Slip("not_rounded", "A group has a whole number of heads: round up."),
 )
 
@@ -183,6 +237,7 @@ GROUPS = Contract(
 EXERCISE = Exercise(
     id="7.2",
     title="What decode costs",
+    whole_numbers=True,
     entries=("cache_bytes", "decode_intensity", "balanced_group"),
     cases=intensity_cases,
     contracts=(INTENSITIES, GROUPS),

@@ -114,14 +114,26 @@ def _grouped(s, query, key, value):
         scale = 1 / scale
     if s("scale_by_length"):
         scale = key.shape[2] ** -0.5
-    scores = rows @ key.transpose(-1, -2) * scale
+    if s("first_sequence_for_all", "first_sequence_for_all__key"):
+        key = key[:1]
+    if s("first_sequence_for_all", "first_sequence_for_all__value"):
+        value = value[:1]
+    after = s("scaled_after_the_softmax")
+    scores = rows @ key.transpose(-1, -2) * (1.0 if after else scale)
+    if s("scores_in_16_bits"):
+        scores = (rows @ key.transpose(-1, -2)).half().to(query.dtype) * scale
+    if s("scores_in_16_bits__scaled"):
+        scores = scores.half().to(query.dtype)
     if s("no_maximum"):
         weights = scores.exp() / scores.exp().sum(-1, keepdim=True)
+    elif s("maximum_of_all", "maximum_of_all__of_the_group"):
+        largest = scores.max() if s("maximum_of_all") else scores.amax((2, 3), keepdim=True)
+        weights = (scores - largest).exp() / (scores - largest).exp().sum(-1, keepdim=True)
     elif s("not_divided"):
         weights = (scores - scores.amax(-1, keepdim=True)).exp()
     else:
         weights = torch.softmax(scores, dim=2 if s("softmax_over_the_group") else 1 if s("softmax_over_heads") else 3)
-    output = weights @ value
+    output = (weights * scale if after else weights) @ value
     if s("outputs_interleaved", "by_modulo"):
         output = output.transpose(1, 2)
     return output.flatten(1, 2)
@@ -161,6 +173,33 @@ SLIPS = (
         "no_maximum",
         "exp overflows float32 above 88, and infinity divided by infinity is NaN. Subtract each row's maximum first, "
         "or take torch.softmax.",
+    ),
+    *(
+        Slip(
+            f"maximum_of_all{whose}",
+            "One maximum is subtracted from the scores of several query heads. One whose scores lie far below it "
+            "loses all its weights, and 0 / 0 is NaN. Take each row's own: amax(dim=-1, keepdim=True).",
+        )
+        for whose in ("", "__of_the_group")
+    ),
+    Slip(
+        "scaled_after_the_softmax",
+        "The scale is applied to the weights, after the softmax. It belongs to the scores, before it.",
+    ),
+    *(
+        Slip(
+            f"first_sequence_for_all{what}",
+            "Every sequence reads the keys or the values of the first one. The batch is a dimension of both: leave it.",
+        )
+        for what in ("", "__key", "__value")
+    ),
+    *(
+        Slip(
+            f"scores_in_16_bits{where}",
+            "The scores are rounded to float16, which keeps three digits and nothing above 65,504. Leave them in the "
+            "tensors' dtype.",
+        )
+        for where in ("", "__scaled")
     ),
     Slip("not_divided", "The weights are not divided by their sum. The weights of a query head add up to 1."),
 )

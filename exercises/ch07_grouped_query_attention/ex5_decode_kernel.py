@@ -149,6 +149,7 @@ SLIPS = (
     *SOFTMAX,
     *GROUPED_SOFTMAX,
     Slip("empty_sequence_nan", EMPTY_SEQUENCE),
+    Slip("empty_sequence_nan__in_the_loop", EMPTY_SEQUENCE),
     *strides("sequence"),
     *OUTPUT_STRIDES,
     *OUT_OF_BOUNDS,

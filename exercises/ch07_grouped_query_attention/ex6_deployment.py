@@ -15,6 +15,10 @@ def rank_bytes(s: Slips, layers, key_heads, head_dim, tokens, item_bytes, ranks)
         heads = key_heads // ranks
     if s("not_divided_among_ranks"):
         heads = key_heads
+    if s("tokens_shared_too"):
+        tokens = tokens // ranks
+    if s("tokens_shared_too__rounded_last"):
+        return 2 * layers * heads * head_dim * tokens // ranks * item_bytes
     matrices = 1 if s("values_forgotten") else 2
     size = matrices * product(s, layers=layers, head_dim=head_dim, tokens=tokens, item_bytes=item_bytes)
     if s("replication_forgotten", "replication_forgotten__rounded_down"):
@@ -29,16 +33,29 @@ def chosen(s: Slips, layers, query_heads, head_dim, tokens, item_bytes, budget, 
     def allowed(heads):
         divides = query_heads % heads == 0 or s("groups_uneven")
         even = heads % ranks == 0 and not s("only_divisors_of_ranks")
-        even = even or ranks % heads == 0 or s("uneven_split")
+        even = even or ranks % heads == 0 or s("uneven_split", "uneven_split__rounded_down")
         return divides and even and not (s("powers_of_two_only") and heads & (heads - 1))
 
     def fits(heads):
         sharing = 1 if s("budget_of_one_for_all") else ranks
         need = rank_bytes(s, layers, heads, head_dim, tokens, item_bytes, sharing)
+        if s("uneven_split__rounded_down"):
+            need = rank_bytes(s, layers, max(1, heads // sharing), head_dim, tokens, item_bytes, 1)
+        if s("budget_of_all_ranks"):
+            need *= ranks
         return need < budget if s("fits_strictly") else need <= budget
 
     last = query_heads - (1 if s("as_many_as_query_heads_left_out") else 0)
-    found = [heads for heads in range(1, last + 1) if allowed(heads) and fits(heads)]
+    first = 2 if s("one_head_never_tried") else 1
+    found = [heads for heads in range(first, last + 1) if allowed(heads) and fits(heads)]
+    if s("stopped_at_the_first_that_fails"):
+        found = [heads for place, heads in enumerate(found) if heads == first + place]
+    if s("quotient_of_the_budget", "quotient_of_the_budget__rounded"):
+        one = rank_bytes(Slips(), layers, 1, head_dim, tokens, item_bytes, 1)
+        most = int(min(query_heads, (1 if s("quotient_of_the_budget__rounded") else ranks) * budget // one))
+        found = [most] if most else []
+    if s("fewest_of_the_same_bytes") and found:
+        found = [heads for heads in found if -(-heads // ranks) == -(-max(found) // ranks)][:1]
     none = next((number for number in (0, 1) if s(f"none_forgotten__{number}")), None)
     return (min if s("smallest_chosen") else max)(found, default=none)
 
@@ -103,6 +120,14 @@ SIZES = (
         "no_head_left",
         "With more GPUs than KV heads the division was rounded down to no head at all. Each GPU holds one.",
     ),
+    *(
+        Slip(
+            f"tokens_shared_too{how}",
+            "The tokens are divided among the GPUs, on top of the KV heads. Every GPU holds all tokens, of its own "
+            "heads.",
+        )
+        for how in ("", "__rounded_last")
+    ),
     *factors_missing("layers", "head_dim", "tokens", "item_bytes"),
 )
 
@@ -118,9 +143,39 @@ CHOICES = (
         "with the bytes of one rank.",
     ),
     Slip(
-        "uneven_split",
-        "The chosen KV heads can't be shared out evenly: of ranks and key_heads, one must divide the other. Else "
-        "some GPUs hold more than others, and all wait for the fullest.",
+        "budget_of_all_ranks",
+        "The bytes of all GPUs together were compared with budget_bytes. That is what each GPU has: compare with the "
+        "bytes of one rank.",
+    ),
+    *(
+        Slip(
+            f"uneven_split{how}",
+            "The chosen KV heads can't be shared out evenly: of ranks and key_heads, one must divide the other. Else "
+            "some GPUs hold more than others, and all wait for the fullest.",
+        )
+        for how in ("", "__rounded_down")
+    ),
+    Slip(
+        "stopped_at_the_first_that_fails",
+        "The search ends at the first number that is not allowed or does not fit. Larger ones may be allowed again: "
+        "go on to query_heads.",
+    ),
+    *(
+        Slip(
+            f"quotient_of_the_budget{how}",
+            "The number is the budget divided by the bytes of one head, whatever that gives. It must divide "
+            "query_heads, and of it and ranks one must divide the other: try the numbers that do.",
+        )
+        for how in ("", "__rounded")
+    ),
+    Slip(
+        "fewest_of_the_same_bytes",
+        "Several numbers of KV heads take the same bytes, where each GPU holds one head, and the smallest of them was "
+        "chosen. More heads are better quality: take the largest.",
+    ),
+    Slip(
+        "one_head_never_tried",
+        "A single KV head was never tried, and it is allowed. range(1, query_heads + 1) begins with it.",
     ),
     Slip("groups_uneven", "The chosen number of KV heads doesn't divide the query heads (exercise 7.1)."),
     Slip(
@@ -193,6 +248,7 @@ CHOICE = Contract(
 EXERCISE = Exercise(
     id="7.6",
     title="KV heads for a budget",
+    whole_numbers=True,
     entries=("rank_cache_bytes", "choose_key_heads"),
     cases=deployment_cases,
     contracts=(RANK, CHOICE),

@@ -52,6 +52,19 @@ def _one_wave_too_many(batch, heads, splits, slots):
     return programs, waves, programs / (waves * slots)
 
 
+def _busiest(batch, heads, slots):
+    """The number of splits whose programs fill the largest share of their waves, however many these are."""
+    return max(range(1, slots + 1), key=lambda splits: occupancy_oracle(batch, heads, splits, slots)[2])
+
+
+def _busy_of_few_digits(digits):
+    def formula(*args):
+        programs, waves, busy = occupancy_oracle(*args)
+        return programs, waves, round(busy, digits)
+
+    return _for_arguments(4, formula)
+
+
 def _occupancy_of(got):
     """The three numbers of an answer; None when it is something else."""
     numbers = isinstance(got, (tuple, list)) and len(got) == 3 and all(isinstance(x, (int, float)) for x in got)
@@ -117,6 +130,47 @@ EXERCISE = Exercise(
             "The waves are rounded down and 1 added, which is one too many where the programs fill whole waves. Round "
             "up: -(-programs // slots).",
             formula=_for_arguments(4, _one_wave_too_many),
+        ),
+        Slip(
+            "busy_rounded",
+            "The busy share is rounded to a few digits. Return the quotient as it is: whoever prints it rounds it.",
+            formula=tuple(_busy_of_few_digits(digits) for digits in (1, 2, 3, 4)),
+        ),
+        Slip(
+            "busiest_chosen",
+            "splits_for_one_wave looks for the largest busy share, which may take several waves. The largest number of "
+            "splits whose programs fit in one wave is asked for.",
+            formula=_for_arguments(3, _busiest),
+        ),
+        Slip(
+            "full_wave_refused",
+            "splits_for_one_wave wants fewer programs than slots. As many as slots fit in one wave too: at most slots.",
+            formula=(
+                _for_arguments(3, lambda batch, heads, slots: max(1, (slots - 1) // (batch * heads))),
+                _for_arguments(3, lambda batch, heads, slots: max(1, -(-slots // (batch * heads)) - 1)),
+            ),
+        ),
+        Slip(
+            "divided_twice_with_rounding",
+            "splits_for_one_wave divides twice and rounds in between, or up at the end. Divide the slots by batch · "
+            "key_heads, once, and round down.",
+            formula=tuple(
+                _for_arguments(3, function)
+                for function in (
+                    lambda batch, heads, slots: max(1, -(-(slots // heads) // batch)),
+                    lambda batch, heads, slots: max(1, -(-(slots // batch) // heads)),
+                    lambda batch, heads, slots: max(1, -(-slots // heads) // batch),
+                    lambda batch, heads, slots: max(1, -(-slots // batch) // heads),
+                )
+            ),
+        ),
+        Slip(
+            "splits_capped",
+            "splits_for_one_wave has a largest number of splits, which nobody asked for.",
+            formula=tuple(
+                _for_arguments(3, lambda batch, heads, slots, most=most: max(1, min(most, slots // (batch * heads))))
+                for most in (16, 32, 64, 128)
+            ),
         ),
         Slip(
             "one_split_too_many",

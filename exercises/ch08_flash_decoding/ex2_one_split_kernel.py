@@ -19,7 +19,8 @@ from course_lib.checker import (
 )
 from course_lib.checker.specification.contract import Contract
 from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
-from exercises.ch08_flash_decoding.parts import BIG, FINITE_FOR_EMPTY, SKIPS_THE_WORK, partials
+from course_lib.checker.specification.model import Slip
+from exercises.ch08_flash_decoding.parts import BIG, FINITE_FOR_EMPTY, GRID_TURNED_ROUND, SKIPS_THE_WORK, partials
 from exercises.topics.attention import close_to
 from exercises.topics.decode import AS_GOOD, cached
 from exercises.topics.decode_inputs import (
@@ -48,7 +49,14 @@ from exercises.topics.decode_slips import (
     SPLITS_EXCHANGED,
     strides,
 )
-from exercises.topics.evidence import NAN_FROM_THE_START, all_nan
+from exercises.topics.evidence import (
+    COMPUTED_IN_16_BITS,
+    NAN_FROM_THE_START,
+    ROUNDED_TO_16_BITS,
+    all_nan,
+    right_to_three_digits,
+    stored_in_16_bits,
+)
 
 
 def partial_cases(draw):
@@ -139,6 +147,16 @@ SLIPS = (
     *LOG_SUM_EXP,
     *EMPTY_SPLITS,
     SPLITS_EXCHANGED,
+    Slip(
+        "rows_a_group_apart",
+        "From one sequence or split to the next the rows lie GROUP apart, as if a sequence had one KV head. It has all "
+        "query heads: the row is (split · batch + sequence) · query_heads + head.",
+    ),
+    Slip(
+        "weighed_already",
+        "A split's output is stored as the sum of exp(score) · value. Its own average is asked for: divide the "
+        "accumulator by the running sum. The log-sum-exp says how much it weighs.",
+    ),
     *strides("sequence"),
     *OUT_OF_BOUNDS,
 )
@@ -181,6 +199,9 @@ EXERCISE = Exercise(
     mistakes=(
         Mistake("nan_from_the_start", NAN_FROM_THE_START, when=all_nan, every=True),
         FINITE_FOR_EMPTY,
+        GRID_TURNED_ROUND,
+        Mistake("rounded_to_16_bits", ROUNDED_TO_16_BITS, when=stored_in_16_bits(partials), every=True),
+        Mistake("computed_in_16_bits", COMPUTED_IN_16_BITS, when=right_to_three_digits(partials), every=True),
         Mistake(
             "keys_read_for_every_head",
             "Each query head reads the keys and values for itself. The heads of a group share them: load a tile once, "

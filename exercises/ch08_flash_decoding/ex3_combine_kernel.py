@@ -11,6 +11,12 @@ from course_lib.checker.specification.contract import Contract, Level
 from exercises.ch08_flash_decoding.parts import COMBINE_PLAIN, FINITE_FOR_EMPTY, SKIPS_THE_WORK, combine
 from exercises.topics.decode_merge import merge_model
 from exercises.topics.decode_slips import MERGE
+from exercises.topics.evidence import (
+    COMPUTED_IN_16_BITS,
+    ROUNDED_TO_16_BITS,
+    right_to_three_digits,
+    stored_in_16_bits,
+)
 
 
 def combine_cases(draw):
@@ -134,10 +140,18 @@ EXERCISE = Exercise(
     ),
     mistakes=(
         FINITE_FOR_EMPTY,
+        Mistake("rounded_to_16_bits", ROUNDED_TO_16_BITS, when=stored_in_16_bits(combine), every=True),
+        Mistake("computed_in_16_bits", COMPUTED_IN_16_BITS, when=right_to_three_digits(combine), every=True),
+        Mistake(
+            "written_out_of_bounds",
+            "A result was written past its end, by a program for rows that do not exist: there are batch · query_heads "
+            "of them. Launch one program for each, or mask the rows that are left over, in the loads and the stores.",
+            when=lambda case, seen, got: any(": writes " in access for access in seen.out_of_bounds),
+        ),
         Mistake(
             "read_out_of_bounds",
-            "Partial results beyond the last split were read. The tile has BLOCK_S rows and only `splits` of them "
-            "exist: mask both loads.",
+            "Partial results that do not exist were read. The tile has BLOCK_S rows and only `splits` of them exist: "
+            "mask both loads.",
             when=lambda case, seen, got: any("reads" in access for access in seen.out_of_bounds),
         ),
     ),

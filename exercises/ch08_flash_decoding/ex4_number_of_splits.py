@@ -47,6 +47,8 @@ def microseconds(s: Slips, splits, batch, query_heads, key_heads, context, head_
     if s("context_not_split"):
         keys = context
     program_bytes = (1 if s("values_forgotten") else 2) * keys * product(s, head_dim=head_dim, item_bytes=item_bytes)
+    if s("bytes_of_all_splits"):
+        program_bytes *= splits
     if s("group_counted_in_the_bytes"):
         program_bytes *= query_heads // key_heads
     programs = (query_heads if s("programs_by_query_heads") else key_heads) * product(s, batch=batch, splits=splits)
@@ -59,8 +61,12 @@ def microseconds(s: Slips, splits, batch, query_heads, key_heads, context, head_
         moved = rows * numbers * (item_bytes if s("partials_in_half_precision") else 4)
         crossings = 1 if s("partials_cross_once") else 2
         launches = splits if s("launch_for_each_split") else 0 if s("launch_forgotten") else 1
+        launches = splits - 1 if s("launch_for_each_split__but_one") else launches
+        rate = chip["program_bandwidth" if s("partials_at_one_programs_rate") else "bandwidth"]
         seconds += launches * chip["launch_seconds"]
-        seconds += 0 if s("partials_forgotten") else crossings * moved / chip["bandwidth"]
+        seconds += 0 if s("partials_forgotten") else crossings * moved / rate
+    if s("rounded_to_microseconds"):
+        return round(1e6 * seconds)
     return seconds if s("in_seconds") else 1e6 * seconds
 
 
@@ -123,6 +129,7 @@ def splits_cases(draw):
         choice("which for 64 sequences of 4096 keys?", 64, 32, 8, 4096, 128, 2, H200),
         choice("which for 16 sequences of 8192 keys, 128 programs without a split?", 16, 32, 8, 8192, 128, 2, H200),
         choice("which for 13 sequences of 60000 keys, 104 programs without a split?", 13, 32, 8, 60000, 128, 2, H200),
+        choice("which for 6 sequences of 60000 keys, 48 programs without a split?", 6, 32, 8, 60000, 128, 2, H200),
         choice("which for one KV head with 128 query heads, 16384 keys?", 1, 128, 1, 16384, 128, 2, H200),
         # Each differs from that in one argument, so that no choice may be remembered without it.
         choice("the same on a T4?", 1, 128, 1, 16384, 128, 2, T4),
@@ -167,6 +174,39 @@ def _first_minimum(*args):
 def _last_left_out(*args):
     """The best of all but the largest number that is allowed."""
     return min(_allowed(args[3])[:-1] or [1], key=lambda splits: decode_microseconds_oracle(splits, *args))
+
+
+def _divisor(*args):
+    """The best number that divides the context."""
+    whole = [splits for splits in _allowed(args[3]) if args[3] % splits == 0]
+    return min(whole, key=lambda splits: decode_microseconds_oracle(splits, *args))
+
+
+def _within_one_wave(*args):
+    """The best number of those whose programs fit in one wave."""
+    most = max(1, _one_wave(*args))
+    return min(_allowed(args[3])[:most], key=lambda splits: decode_microseconds_oracle(splits, *args))
+
+
+def _nearly_as_good(share):
+    """The smallest number within a share of the least time."""
+
+    def choose(*args):
+        times = [decode_microseconds_oracle(splits, *args) for splits in _allowed(args[3])]
+        return next(splits for splits, time in enumerate(times, 1) if time <= (1 + share) * min(times))
+
+    return choose
+
+
+def _one_if_full(share):
+    """No split where the programs fill a share of the slots without one."""
+    return lambda *args: (
+        1 if args[0] * args[2] >= share * args[6]["slots"] else _choice(decode_microseconds_oracle, *args)
+    )
+
+
+def _on_a_chip_of(slots):
+    return lambda *args: _choice(decode_microseconds_oracle, *args[:6], {**args[6], "slots": slots})
 
 
 COMBINE = ("launch_forgotten", "partials_forgotten")
@@ -221,7 +261,25 @@ TIMES = (
         "launch_forgotten",
         "The second kernel's launch is missing: launch_seconds, whenever there is more than one split.",
     ),
-    Slip("launch_for_each_split", "launch_seconds is counted for each split. One kernel combines them all."),
+    *(
+        Slip(f"launch_for_each_split{which}", "launch_seconds is counted for each split. One kernel combines them all.")
+        for which in ("", "__but_one")
+    ),
+    Slip(
+        "partials_at_one_programs_rate",
+        "The partial results cross at the bandwidth of one program. All programs write and read them together: take "
+        "the chip's bandwidth.",
+    ),
+    Slip(
+        "bytes_of_all_splits",
+        "kernel_seconds got the bytes of all splits. It takes those of one program, which reads one split of one KV "
+        "head.",
+    ),
+    Slip(
+        "rounded_to_microseconds",
+        "The result is rounded to whole microseconds. Two numbers of splits may lie closer together: return it as it "
+        "is.",
+    ),
     Slip(
         "combine_without_a_split",
         "With one split you count a combine. Nothing is left to combine: the kernel writes the output itself.",
@@ -307,6 +365,41 @@ EXERCISE = Exercise(
             "The search stops where one split more is slower. The time rises whenever a new wave begins and falls "
             "again after it: go through all numbers, and take the least.",
             formula=_chosen(_first_minimum),
+        ),
+        Slip(
+            "divisors_only",
+            "Only numbers of splits that divide the context were tried. The last split may have fewer keys: try all "
+            "numbers.",
+            formula=_chosen(_divisor),
+        ),
+        Slip(
+            "one_wave_at_most",
+            "Only numbers of splits that fit in one wave were tried. A second wave may pay where one leaves a part of "
+            "the chip idle: try all numbers.",
+            formula=_chosen(_within_one_wave),
+        ),
+        Slip(
+            "first_that_is_nearly_as_good",
+            "The choice is the first number of splits that is nearly as good as the best. Half a percent is allowed, "
+            "and this is more: take the least time.",
+            formula=tuple(_chosen(_nearly_as_good(share)) for share in (0.02, 0.05, 0.1)),
+        ),
+        Slip(
+            "one_less_than_the_best",
+            "The choice is one split less than the best. Is it the index of the least time? The first time, at index "
+            "0, is that of one split.",
+            formula=_chosen(lambda *args: _choice(decode_microseconds_oracle, *args) - 1),
+        ),
+        Slip(
+            "not_split_where_nearly_full",
+            "The keys are not split where sequences and KV heads alone nearly fill the slots. The last part of a chip, "
+            "or of a wave, may still be worth it: compare the times.",
+            formula=tuple(_chosen(_one_if_full(share)) for share in (0.5, 0.75, 0.8, 0.9, 1.0)),
+        ),
+        Slip(
+            "slots_of_one_chip",
+            "The choice is made for one chip's number of slots, whatever chip is given. Take chip['slots'].",
+            formula=tuple(_chosen(_on_a_chip_of(chip["slots"])) for chip in (H200, T4)),
         ),
         Slip(
             "last_left_out",

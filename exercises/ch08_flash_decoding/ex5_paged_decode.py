@@ -21,7 +21,15 @@ from course_lib.checker import (
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.layouts import beyond_32_bits, contiguous, gaps, unit_last
 from course_lib.checker.specification.model import Slip
-from exercises.ch08_flash_decoding.parts import BIG, COMBINE_PLAIN, FINITE_FOR_EMPTY, SKIPS_THE_WORK, combine, partials
+from exercises.ch08_flash_decoding.parts import (
+    BIG,
+    COMBINE_PLAIN,
+    FINITE_FOR_EMPTY,
+    GRID_TURNED_ROUND,
+    SKIPS_THE_WORK,
+    combine,
+    partials,
+)
 from exercises.topics.decode import AS_GOOD, attend, decode, decode_lse, gather_pages
 from exercises.topics.decode_inputs import SCORES, UNUSED, far_below_finite, fits, laid_apart, layouts, lengths, pages
 from exercises.topics.decode_model import Shape, decode_model
@@ -39,7 +47,14 @@ from exercises.topics.decode_slips import (
     SPLITS,
     strides,
 )
-from exercises.topics.evidence import NAN_FROM_THE_START, all_nan
+from exercises.topics.evidence import (
+    COMPUTED_IN_16_BITS,
+    NAN_FROM_THE_START,
+    ROUNDED_TO_16_BITS,
+    all_nan,
+    right_to_three_digits,
+    stored_in_16_bits,
+)
 from exercises.topics.paging import page_tables
 
 
@@ -224,7 +239,6 @@ NO_HEAD = (
 )
 
 SLIPS = (
-    Slip("rows_of_no_head_read", NO_HEAD),
     *HEADS,
     *PAGES,
     *AHEAD,
@@ -303,6 +317,9 @@ EXERCISE = Exercise(
     mistakes=(
         Mistake("nan_from_the_start", NAN_FROM_THE_START, when=all_nan, every=True),
         FINITE_FOR_EMPTY,
+        GRID_TURNED_ROUND,
+        Mistake("rounded_to_16_bits", ROUNDED_TO_16_BITS, when=stored_in_16_bits(paged_oracle), every=True),
+        Mistake("computed_in_16_bits", COMPUTED_IN_16_BITS, when=right_to_three_digits(paged_oracle), every=True),
         Mistake(
             "rows_of_no_head_read",
             NO_HEAD,

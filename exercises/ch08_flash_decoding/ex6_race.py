@@ -92,6 +92,44 @@ def _whole_tiles(rows):
     return cut
 
 
+def _zeros_counted(rows):
+    """A slip's formula: keys of zeros count, up to the end of a tile."""
+
+    def padded(query, key, value):
+        missing = -key.shape[2] % rows
+        behind = torch.zeros(*key.shape[:2], missing, key.shape[3], dtype=key.dtype)
+        return _wrongly(attention)(query, torch.cat([key, behind], 2), torch.cat([value, behind], 2))
+
+    return padded
+
+
+def _one_more_zero(rows):
+    """A slip's formula: one key of zeros counts where the last tile is not full."""
+
+    def padded(query, key, value):
+        behind = torch.zeros(*key.shape[:2], min(1, key.shape[2] % rows), key.shape[3], dtype=key.dtype)
+        return _wrongly(attention)(query, torch.cat([key, behind], 2), torch.cat([value, behind], 2))
+
+    return padded
+
+
+def _sixteen_rows(query, key, value):
+    """A slip's formula: no more than 16 query heads of a group are computed."""
+    output = _wrongly(attention)(query, key, value)
+    if output is None or query.shape[1] // key.shape[1] <= 16:
+        return output
+    group = query.shape[1] // key.shape[1]
+    return output.masked_fill((torch.arange(query.shape[1]) % group >= 16)[:, None], math.nan)
+
+
+def _of_one_size(head_dim):
+    """A slip's formula: the scale of one head dimension."""
+    return _wrongly(lambda q, k, v: attention(q, k, v, scale=head_dim**-0.5))
+
+
+TILES = (16, 32, 64, 128, 256)
+
+
 def _by_modulo(query, key, value):
     """A slip's formula: the query heads are shared out to the KV heads in turn."""
     key_heads = key.shape[1]
@@ -139,7 +177,31 @@ EXERCISE = Exercise(
         Slip(
             "last_tile_left_out",
             "The last keys are missing: only whole tiles were read. What is left over needs a masked step of its own.",
-            formula=tuple(_whole_tiles(rows) for rows in (16, 32, 64, 128, 256)),
+            formula=tuple(_whole_tiles(rows) for rows in TILES),
+        ),
+        Slip(
+            "tail_keys_scored",
+            "Keys past the end were loaded as zeros and counted: a key of zeros scores 0, and exp(0 - maximum) is not "
+            "0. Give their scores minus infinity.",
+            formula=tuple(_zeros_counted(rows) for rows in TILES),
+        ),
+        Slip(
+            "one_token_too_many",
+            "One key too many counts, the one right behind the last. Keys are counted from 0: the mask ends at "
+            "`context`, or at the end of the split.",
+            formula=tuple(_one_more_zero(rows) for rows in TILES),
+        ),
+        Slip(
+            "group_larger_than_the_tile",
+            "A group of more than 16 query heads doesn't fit into 16 rows, and the others were never computed. Let the "
+            "tile have the next power of two of rows, and at least 16.",
+            formula=_sixteen_rows,
+        ),
+        Slip(
+            "scale_of_one_size",
+            "The scale is that of one head dimension, whatever the queries have. It is 1/√head_dim: take head_dim from "
+            "the query's shape.",
+            formula=tuple(_of_one_size(head_dim) for head_dim in (64, 128)),
         ),
         Slip(
             "scale_missing",

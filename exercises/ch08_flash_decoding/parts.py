@@ -8,6 +8,7 @@ units; a split without keys has an output of zeros and a log-sum-exp of minus in
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 
 import torch
@@ -98,4 +99,18 @@ FINITE_FOR_EMPTY = Mistake(
     "Where there are no keys the log-sum-exp is a large negative number instead of minus infinity. Does the running "
     "maximum begin with such a number? Begin with minus infinity, the logarithm of an empty sum.",
     when=_finite_for_empty,
+)
+
+
+def _of_no_sequence(case, seen, got):
+    """The first access outside a tensor is by a program whose last number is no sequence."""
+    numbers = re.search(r"program \(\d+, \d+, (\d+)\)", seen.out_of_bounds[0]) if seen.out_of_bounds else None
+    return numbers is not None and int(numbers[1]) >= case.args[0].shape[0]
+
+
+GRID_TURNED_ROUND = Mistake(
+    "grid_axes_exchanged",
+    "A program works on a sequence that does not exist. The kernel takes tl.program_id(2) for the sequence, so the "
+    "grid is (splits, key_heads, batch).",
+    when=_of_no_sequence,
 )

@@ -33,6 +33,8 @@ def merged(s: Slips, outputs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.T
         reference = torch.zeros_like(largest)
     if any(s(f"maximum_starts_at_zero__merge{form}") for form in ("", "__guarded", "__lse_from_the_largest")):
         reference = largest.clamp(min=0.0)
+    if s("measured_from_the_first", "measured_from_the_first__lse_from_the_largest"):
+        reference = lses[0].masked_fill(lses[0] == -math.inf, 0.0)
     weights = torch.exp(lses - reference)
     if s("weighed_in_base_2", "weighed_in_base_2__and_merged"):
         weights = torch.exp2(lses - reference)
@@ -49,6 +51,8 @@ def merged(s: Slips, outputs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.T
     output = (weights[..., None] * outputs).sum(dim=0)
     if not s("not_divided__merge"):
         output = output / divisor[..., None]
+    if s("divided_by_the_splits"):
+        output = (weights[..., None] * outputs).sum(dim=0) / splits
     if s("averaged_without_weights"):
         output = outputs.sum(dim=0) / splits
     if s("averaged_without_weights__present"):
@@ -71,6 +75,13 @@ def _read(s: Slips, outputs, lses):
     if s("splits_taken_for_neighbours"):
         outputs = outputs.reshape(-1, splits, outputs.shape[-1]).transpose(0, 1).reshape(outputs.shape)
         lses = lses.reshape(-1, splits).T.reshape(lses.shape)
+    if s("splits_a_sequence_apart"):
+        rows, heads = lses[0].numel(), lses.shape[-1]
+        at = torch.arange(splits)[:, None] * heads + torch.arange(rows)
+        outputs = outputs.reshape(-1, outputs.shape[-1])[at].view(outputs.shape)
+        lses = lses.reshape(-1)[at].view(lses.shape)
+    if s("empty_splits_weigh", "empty_splits_weigh__missing_ones_too"):
+        lses = lses.masked_fill(lses == -math.inf, 0.0)
     kept = splits
     if s("last_split_left_out"):
         kept = splits - 1
@@ -81,7 +92,7 @@ def _read(s: Slips, outputs, lses):
     for rows in FIXED_TILES:
         if s(f"tile_of_fixed_size__{rows}"):
             kept = min(splits, rows)
-    missing = 0
+    missing = tile - splits if s("empty_splits_weigh__missing_ones_too") else 0
     if s("missing_splits_counted"):
         missing = tile - splits
     if s("missing_splits_counted__in_a_tile_of_16"):
@@ -122,6 +133,12 @@ def _log_sum_exp(s: Slips, lses, reference, largest, total, divisor):
         lse = lses[0]
     if s("lse_added"):
         lse = lses.sum(dim=0)
+    if s("measured_from_the_first"):
+        lse = torch.where(total == 0, -math.inf, reference + torch.log(guarded))
+    if s("lse_added__finite"):
+        lse = lses.masked_fill(lses == -math.inf, 0.0).sum(dim=0).masked_fill(total == 0, -math.inf)
+    if s("mixed_bases__merge"):
+        lse = largest + torch.log2(divisor)
     if s("lse_averaged"):
         lse = lses.mean(dim=0)
     if s("lse_in_base_2__merge"):

@@ -17,6 +17,7 @@ from exercises.topics.decode_merge import merged
 from exercises.topics.memory import load
 
 LN_2 = math.log(2)
+ALL_HEADS = ("group_of_all_heads", "group_of_all_heads__in_its_tile")  # slips that take them for one group
 ROWS = 16  # query heads in the smallest tile of a matrix product
 
 
@@ -98,9 +99,14 @@ class _Decode:
         if s("values_used_as_keys"):
             keys = values
         visible = present[:, :, None, None]
-        maximum = torch.full((*first.shape, *query.shape[1:3]), 0.0 if s("maximum_starts_at_zero") else -math.inf)
+        begin = 0.0 if s("maximum_starts_at_zero") else -1e4 if s("maximum_starts_finite") else -math.inf
+        maximum = torch.full((*first.shape, *query.shape[1:3]), begin)
         total, accumulator = torch.zeros_like(maximum), torch.zeros(*maximum.shape, self.head_dim)
         scores = query @ keys.transpose(-1, -2) * self._scale()  # [splits, batch, key_heads, group, keys]
+        if s("scores_in_float16"):
+            scores = (scores / LN_2).half().float() * LN_2
+        if s("scores_in_float16__natural"):
+            scores = scores.half().float()
         if s("hidden_scored_minus_1e9"):
             scores = torch.where(visible, scores, -1e9)
         elif s("hidden_scored_minus_1e9__1e3", "hidden_scored_minus_1e9__1e4"):
@@ -109,12 +115,16 @@ class _Decode:
             scores = torch.where(visible, scores, -math.inf)
         for step in range(steps):
             active = (first + step * self.key_rows < last)[..., None, None]  # [splits, batch, 1, 1]
-            if s("only_first_tile") and step:
+            if s("only_first_tile") and step or s("only_first_tile__of_128") and step * self.key_rows >= 128:
                 break
             here = slice(step * self.key_rows, (step + 1) * self.key_rows)
             after = self._step(scores[..., here], values[..., here, :], maximum, total, accumulator)
             maximum, total = torch.where(active, after[0], maximum), torch.where(active, after[1], total)
             accumulator = torch.where(active[..., None], after[2], accumulator)
+        if s("empty_sequence_nan__in_the_loop"):  # every program goes as far as the longest sequence
+            spoilt = ((counted <= 0) & (counted.max() > 0))[None, :, None, None]
+            maximum, total = (part.masked_fill(spoilt, math.nan) for part in (maximum, total))
+            accumulator = accumulator.masked_fill(spoilt[..., None], math.nan)
         if s("empty_split_nan__in_the_loop", "empty_split_nan__in_one_step_at_least"):
             begun = first // self.key_rows * self.key_rows < last if s("empty_split_nan__in_the_loop") else last == last
             spoilt = (begun & (last <= first))[..., None, None]
@@ -175,6 +185,15 @@ class _Decode:
         last = first + size
         if s("split_rounded_down"):
             last = torch.where(split == self.splits - 1, counted, last)
+        if s("splits_of_equal_shares"):
+            first, last = split * whole // self.splits, (split + 1) * whole // self.splits
+        if s("split_ends_at_its_length"):
+            last = size.expand_as(last)
+        if s("empty_split_reads_the_last_key"):
+            first = torch.minimum(first, (whole - 1).clamp(min=0))
+            last = torch.minimum(first + size, counted)
+        if s("split_begins_at_a_tile"):
+            first = first // self.key_rows * self.key_rows
         if not s("past_the_sequences_end"):
             last = torch.minimum(last, counted)
         if s("first_tile_skipped"):
@@ -226,6 +245,17 @@ class _Decode:
             blocks = torch.where(ahead, (positions - self.key_rows) // self.page_size, blocks)
         if s("table_ignored"):
             return blocks
+        looked_up = positions
+        if s("table_from_the_end"):
+            blocks = -(-self.lengths.long()[:, None] // self.slots) - 1 - blocks
+        if s("blocks_counted_from_the_split"):
+            blocks = (positions - positions[..., :1]) // self.page_size
+        if s("pages_of_the_first_tile"):
+            looked_up = positions[..., : self.key_rows].repeat(1, 1, positions.shape[-1] // self.key_rows)
+            blocks = looked_up // self.page_size
+        if s("first_pages_of_the_sequence") and self.key_rows == self.shape.key_rows:
+            looked_up = torch.where(ahead, positions, positions - positions[..., :1])
+            blocks = looked_up // self.page_size
         row = torch.arange(self.batch)[None, :, None]
         stride = self.tables.shape[1] if s("strides_ignored__table") else self.tables.stride(0)
         if s("table_stride_from_lengths"):
@@ -235,6 +265,8 @@ class _Decode:
         chosen = torch.zeros_like(blocks) if s("pages_consecutive") else blocks
         if self.shape.table_masked:
             mask = torch.ones_like(present) if s("read_out_of_bounds") else present
+            if looked_up is not positions:
+                mask = looked_up < last[..., None]
         else:  # a page is looked up in every step of the loop
             mask = blocks * self.slots < last[..., None]
         if s("pages_ahead_cut_short"):
@@ -304,8 +336,12 @@ class _Decode:
             head = head % self.group
         if s("rows_of_no_head_read"):
             head = self._rows_of_the_tile()
+        if s(*ALL_HEADS):
+            head = self._heads_of_all().flatten()
         offsets = (torch.arange(self.batch)[:, None] * of_sequence + head * of_head)[..., None]
         rows = load(s, query, offsets + torch.arange(self.head_dim) * of_column).float()
+        if s(*ALL_HEADS):
+            return rows.unflatten(1, (self.key_heads, -1)), torch.arange(self.key_heads)
         if s("by_modulo"):
             return rows[:, :, None], torch.arange(self.query_heads) % self.key_heads
         if s("by_count"):
@@ -313,6 +349,12 @@ class _Decode:
         if s("by_count__unclamped"):
             return rows[:, :, None], torch.arange(self.query_heads) // self.key_heads
         return rows.unflatten(1, (self.key_heads, self.group)), torch.arange(self.key_heads)
+
+    def _heads_of_all(self):
+        """The query heads that a program takes where all of them are taken for a group, [key_heads, rows]."""
+        tile = max(ROWS, 1 << (self.group - 1).bit_length())
+        rows = min(self.query_heads, tile) if self.slips("group_of_all_heads__in_its_tile") else self.query_heads
+        return torch.arange(self.key_heads)[:, None] * self.query_heads + torch.arange(rows)
 
     def _rows_of_the_tile(self):
         """Where a head comes to lie when every KV head has a whole tile of rows, [query_heads]."""
@@ -333,6 +375,9 @@ class _Decode:
             scale *= self.head_dim**-0.5 / LN_2
         if s("scale_inverted"):
             scale = self.head_dim**0.5
+        for size in (64, 128):
+            if s(f"scale_of_one_size__{size}"):
+                scale = size**-0.5
         if s("log2e_missing"):
             scale *= LN_2
         if s("natural_exp", "natural_exp__and_log"):
@@ -395,6 +440,8 @@ class _Decode:
         output = accumulator if s("not_divided") else accumulator / divisor[..., None]
         if s("divided_by_the_maximum"):
             output = accumulator / maximum[..., None]
+        if s("weighed_already"):
+            output = accumulator * torch.exp(maximum)[..., None]
         lse = self._log_sum_exp(maximum, total, guarded)
         written = torch.ones_like(total, dtype=torch.bool)
         if s("group_larger_than_the_tile"):
@@ -404,10 +451,11 @@ class _Decode:
         if s("group_offset_missing"):
             written[:, :, 1:] = False
             output, lse = output[:, :, -1:].expand_as(output), lse[:, :, -1:].expand_as(lse)
-        output = output.flatten(2, 3).masked_fill(~written.flatten(2)[..., None], math.nan)
-        lse = lse.flatten(2, 3).masked_fill(~written.flatten(2), math.nan)
-        if s("rows_of_no_head_read"):
+        output, lse = output.masked_fill(~written[..., None], math.nan), lse.masked_fill(~written, math.nan)
+        if s("rows_of_no_head_read", "rows_of_no_head_stored", "rows_a_group_apart", *ALL_HEADS):
             output, lse = self._stored_in_rows(output), self._stored_in_rows(lse)
+        else:
+            output, lse = output.flatten(2, 3), lse.flatten(2, 3)
         if self.shape.merged:
             output, lse = merged(s, output, lse)
             return self._in_the_result(output.to(self.query.dtype)), lse
@@ -426,14 +474,28 @@ class _Decode:
         return output.contiguous().as_strided(output.shape, torch.empty_like(self.query).stride())
 
     def _stored_in_rows(self, part):
-        """Each KV head's results of [splits, batch, query_heads, ...] a whole tile of rows after the last one's."""
-        count = self.splits * self.batch
-        rows = torch.arange(count)[:, None] * self.query_heads + self._rows_of_the_tile()
-        memory = torch.full_like(part, math.nan).flatten(0, 2)
-        inside = rows < len(memory)
+        """[splits, batch, query_heads, ...] of what each program stores, [splits, batch, key_heads, rows, ...].
+
+        Programs run in ascending order of the grid: of two that store into one row the later stays.
+        """
+        s = self.slips
+        heads = self._heads_of_all() if s(*ALL_HEADS) else torch.arange(self.query_heads).view(self.key_heads, -1)
+        if s("rows_of_no_head_read", "rows_of_no_head_stored"):
+            heads = self._rows_of_the_tile().view(self.key_heads, -1)
+        part = part.flatten(2, 3).unflatten(2, heads.shape)
+        place = torch.arange(self.splits * self.batch).view(self.splits, self.batch, 1, 1)
+        apart = self.query_heads * (self.key_heads if s(*ALL_HEADS) and self.shape.split else 1)  # key_heads · GROUP
+        rows = place * (self.group if s("rows_a_group_apart") else apart) + heads
+        if self.shape.split:  # the grid is (splits, KV heads, sequences)
+            rows, part = rows.transpose(1, 2), part.transpose(1, 2)
+        count = self.splits * self.batch * self.query_heads
+        inside = rows < count
         self.slips.outside |= not bool(inside.all())
-        memory[rows[inside]] = part.flatten(0, 1)[inside]
-        return memory.view(part.shape)
+        rows, stored = rows[inside], part[inside]
+        last = torch.full((count,), -1).scatter_reduce(0, rows, torch.arange(len(rows)), "amax")
+        memory = torch.full((count, *part.shape[4:]), math.nan)
+        memory[last >= 0] = stored[last[last >= 0]]
+        return memory.view(self.splits, self.batch, self.query_heads, *part.shape[4:])
 
     def _stored_elsewhere(self, output):
         """Stored by the query's strides, or one of them, in memory that is contiguous."""
@@ -467,6 +529,13 @@ class _Decode:
             lse = total
         if s("lse_in_base_2"):
             lse = lse / LN_2
+        if s("lse_base_changed_the_wrong_way"):
+            lse = lse / LN_2**2
+        for digits in (0.69, 0.693, 0.7):
+            if s(f"ln_2_of_few_digits__{digits}"):
+                lse = lse * (digits / LN_2)
+        if s("lse_rounded_to_16_bits"):
+            lse = lse.to(self.query.dtype).float()
         if s("mixed_bases"):
             lse = maximum / LN_2 + torch.log(guarded)
         if s("mixed_bases__sum"):

@@ -46,6 +46,14 @@ ONE_OF_THE_SPLIT_MISSING = (
     "Every split's last key is left out. A split has the keys from `first` up to, not including, `last`: the condition "
     "is keys < last."
 )
+ALL_HEADS = (
+    "Every program takes all query heads for the group of its KV head. Those of one KV head are only query_heads // "
+    "key_heads: that is GROUP."
+)
+TILES_OF_HEADS = (
+    "The query heads of a KV head are taken to begin a whole tile of rows after those of the last one. They begin at "
+    "key_head * GROUP: only the first GROUP rows of a tile are heads."
+)
 FIRST_TABLE = "Every sequence reads the table of the first one. Row b begins b · table_stride entries in."
 
 HEADS = (
@@ -61,6 +69,14 @@ HEADS = (
     Slip(
         "group_offset_missing__in_the_load",
         "Every program loads the query heads of the first group. Those of KV head k begin at k * GROUP.",
+    ),
+    Slip("group_of_all_heads", ALL_HEADS),
+    Slip("group_of_all_heads__in_its_tile", ALL_HEADS),
+    Slip("rows_of_no_head_read", TILES_OF_HEADS),
+    Slip(
+        "rows_of_no_head_stored",
+        "The results of a KV head are stored a whole tile of rows after those of the last one. Its heads begin at "
+        "key_head * GROUP, in the output as in the queries.",
     ),
     Slip(
         "group_larger_than_the_tile",
@@ -94,6 +110,10 @@ KEYS = (
     Slip("one_token_too_many", TOO_MANY),
     Slip("one_token_too_many__mask", TOO_MANY),
     Slip("one_token_too_many__in_the_cache", TOO_MANY),
+    Slip(
+        "only_first_tile__of_128",
+        "Only the first tile of keys is used. Does the loop move on to the others?",
+    ),
     Slip("only_first_tile", "Only the first tile of keys is used. Does the loop move on to the others?"),
     Slip("last_tile_skipped", "The last tile of keys is never looked at. Does the loop end one tile too early?"),
 )
@@ -127,6 +147,14 @@ SOFTMAX = (
     Slip("scale_missing__in_base_two", SCALE_MISSING),
     Slip("scale_twice", SCALE_TWICE),
     Slip("scale_twice__in_base_two", SCALE_TWICE),
+    *(
+        Slip(
+            f"scale_of_one_size__{size}",
+            "The scale is that of one head dimension, whatever the queries have. It is 1/√head_dim: take head_dim from "
+            "the query's shape.",
+        )
+        for size in (64, 128)
+    ),
     Slip("scale_inverted", "The scores are multiplied by √head_dim. They are divided by it: the scale is 1/√head_dim."),
     Slip("log2e_missing", LOG2E_MISSING),
     Slip("not_divided", "The accumulator is not divided by the running sum. Divide once, after the last tile."),
@@ -169,6 +197,11 @@ SOFTMAX = (
         "minus infinity.",
     ),
     Slip(
+        "maximum_starts_finite",
+        "The running maximum starts at a finite number, and scores may lie below it: all their weights are 0 then. "
+        "Start it at minus infinity.",
+    ),
+    Slip(
         "nothing_rescaled",
         "Neither the sum nor the accumulator is rescaled when the running maximum grows. Multiply both by exp(old "
         "maximum - new maximum).",
@@ -190,6 +223,14 @@ SOFTMAX = (
     ),
     Slip("unused_slots_count", SLOTS_COUNT),
     Slip("unused_slots_count__value", SLOTS_COUNT),
+    *(
+        Slip(
+            f"scores_in_float16{where}",
+            "The scores are rounded to float16, which keeps three digits and nothing above 65,504. Leave them in "
+            "float32, as tl.dot gives them.",
+        )
+        for where in ("", "__natural")
+    ),
     Slip(
         "accumulator_in_float16",
         "The accumulator is kept in float16, which ends at 65,504 and rounds at every tile. Keep it in float32, and "
@@ -370,6 +411,26 @@ AHEAD = (
         "The place in a page is counted from the split's first key. A split may begin in the middle of a page: the "
         "place is keys % PAGE_SIZE, of the position in the sequence.",
     ),
+    Slip(
+        "blocks_counted_from_the_split",
+        "The entry of the table is counted from the split's first key. The table is that of the whole sequence: its "
+        "entry is keys // PAGE_SIZE, of the position in the sequence.",
+    ),
+    Slip(
+        "first_pages_of_the_sequence",
+        "The page numbers that are loaded before the loop are those of the sequence's first keys. The loop begins at "
+        "`first`, the split's own: look up keys from there on.",
+    ),
+    Slip(
+        "pages_of_the_first_tile",
+        "The page numbers are loaded once, for the first tile, and used for all. Load those of the next tile in every "
+        "step of the loop.",
+    ),
+    Slip(
+        "table_from_the_end",
+        "The table is read from its end. Its entry i is the page of tokens i · page_size and following, the oldest "
+        "first.",
+    ),
 )
 
 SPLITS = (
@@ -391,6 +452,26 @@ SPLITS = (
 )
 
 SPLIT_SIZES = (
+    Slip(
+        "splits_of_equal_shares",
+        "The splits are cut at split · length // splits. Here every split has ⌈length / splits⌉ keys, as far as the "
+        "sequence has them: the last ones may have fewer, or none.",
+    ),
+    Slip(
+        "split_ends_at_its_length",
+        "`last` is the number of keys of a split and not its end. A split ends at first + split_length, or where the "
+        "sequence does.",
+    ),
+    Slip(
+        "empty_split_reads_the_last_key",
+        "A split without keys begins at the last key, and counts it again. Where `first` is not below `last` there is "
+        "nothing to count: leave `first` as it is.",
+    ),
+    Slip(
+        "split_begins_at_a_tile",
+        "A split's first key is rounded down to the beginning of a tile, so that keys of the split before count twice. "
+        "The loop may begin at any key.",
+    ),
     Slip(
         "split_of_the_longest",
         "The size of a split was taken from the longest sequence. Every sequence is split by its own length: "
@@ -414,6 +495,22 @@ SPLIT_SIZES = (
 )
 
 LOG_SUM_EXP = (
+    Slip(
+        "lse_base_changed_the_wrong_way",
+        "The log-sum-exp is multiplied by log2(e) where it should be divided by it. From base 2 to the natural one "
+        "the factor is ln 2 = 0.6931471805599453.",
+    ),
+    *(
+        Slip(
+            f"ln_2_of_few_digits__{digits}",
+            "The factor that makes the log-sum-exp natural has too few digits. ln 2 is 0.6931471805599453.",
+        )
+        for digits in (0.69, 0.693, 0.7)
+    ),
+    Slip(
+        "lse_rounded_to_16_bits",
+        "The log-sum-exp is rounded to the query's 16 bits before it is stored. It is float32: cast the output alone.",
+    ),
     Slip(
         "lse_in_base_2",
         "The log-sum-exp is in base 2: the kernel works in units of log 2. Multiply by ln 2 = 0.6931 before it is "
@@ -493,6 +590,18 @@ MERGE = (
         "The weighted sum of the splits is not divided by the sum of their weights. Relative to the largest "
         "log-sum-exp these do not add up to 1.",
     ),
+    Slip(
+        "divided_by_the_splits",
+        "The weighted sum of the splits is divided by the number of splits. Divide it by the sum of their weights.",
+    ),
+    *(
+        Slip(
+            f"measured_from_the_first{variant}",
+            "The log-sum-exps are measured from the first split's. Where another lies far above it the exponential "
+            "overflows, and where all lie far below it every weight is 0: measure from the largest.",
+        )
+        for variant in ("", "__lse_from_the_largest")
+    ),
     *(
         Slip(
             f"weighed_in_base_2{variant}",
@@ -539,6 +648,19 @@ MERGE = (
         "The parts of a row were taken to lie one behind the other. Split s of row r is row s · rows + r: from split "
         "to split the distance is all rows.",
     ),
+    Slip(
+        "splits_a_sequence_apart",
+        "From split to split the parts of a row were taken to lie query_heads apart. Split s of row r is row s · rows "
+        "+ r, and there are batch · query_heads rows.",
+    ),
+    *(
+        Slip(
+            f"empty_splits_weigh{variant}",
+            "Splits without keys count: their log-sum-exp of -inf was replaced by 0, which is a weight of exp(0). "
+            "Leave it at -inf: exp(-inf) is the weight 0.",
+        )
+        for variant in ("", "__missing_ones_too")
+    ),
     Slip("last_split_left_out", "The last split is never merged. There are splits 0 to splits - 1."),
     Slip("first_split_alone", "Only the first split reaches the result. Does the merge go over all of them?"),
     Slip(
@@ -567,6 +689,15 @@ MERGE = (
             ("added", "The sum of the log-sum-exps was"),
             ("averaged", "The average of the log-sum-exps was"),
         )
+    ),
+    Slip(
+        "lse_added__finite",
+        "The sum of the log-sum-exps was handed out as the whole's. They must be merged: "
+        "largest + log Σ exp(lse - largest).",
+    ),
+    Slip(
+        "mixed_bases__merge",
+        "The logarithm of the weights' sum is in base 2, and the largest log-sum-exp is natural. Take tl.log.",
     ),
     Slip("lse_in_base_2__merge", "The merged log-sum-exp is in base 2. It should be natural, as the partial ones are."),
     Slip("empty_sequence_nan", EMPTY_MERGE),

@@ -35,6 +35,19 @@ KEPT = (
     "back?"
 )
 
+KEPT_OF_ANOTHER = (
+    "Where this case is the only one, its result is right. Behind others it is not: something is kept from call to "
+    "call. Is a result or a choice remembered without one of the arguments that it depends on?"
+)
+
+
+def written(argument: str) -> str:
+    """The sentence on an argument that an answer changes, where that made its results wrong."""
+    return (
+        f"The argument `{argument}` was changed, and only cases in which that happened are wrong. Elements of a "
+        "tensor may stand in one place, or be asked for again: leave it as it was, and make something of your own."
+    )
+
 
 def undefined_lanes(failed: Sequence[Outcome], again: Callable[[], list[Frame]]) -> str:
     """The sentence on lanes that a load left undefined, where it is proved that they spoil the result; else "".

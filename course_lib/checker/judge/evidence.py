@@ -103,12 +103,19 @@ class Evidence:
             for index, frame in run.frames.items()
             if frame.seen.out_of_bounds and run.cases[index].reaches_far
         )
+        if not overflowed:
+            return overflowed
         near = [outcome for outcome in self.outcomes.values() if outcome.case not in overflowed]
-        broken = any(outcome.seen.out_of_bounds or not outcome.right for outcome in near) or any(
+        broken = any(
+            outcome.seen.out_of_bounds or not outcome.right or outcome.seen.modified_inputs or self._complaint(outcome)
+            for outcome in near
+        )
+        broken = broken or any(
             frame.error is not None and run.cases[index] not in overflowed
             for run in self.runs
             for index, frame in run.frames.items()
         )
+        broken = broken or any(call.frame and call.frame.seen.overwrites for run in self.runs for call in run.later)
         return overflowed if broken else frozenset()
 
     @cached_property
@@ -164,6 +171,19 @@ class Evidence:
         texts = [self.stop[0].ending.printed] if self.stop else [run.ending.printed for run in self.runs]
         text = next(filter(None, texts), "")
         return readable(text)
+
+    @cached_property
+    def right_alone(self) -> bool:
+        """Whether a case that failed behind others is right where it is the only one that runs."""
+        failed = {outcome.case for outcome in self.failed}
+        for run in self.runs:
+            place = next((place for place, case in enumerate(run.cases) if place and case in failed), None)
+            if place is None or not run.interpreted or run.cases[place].distributed:
+                continue
+            frame = run_some(self.exercise, self.cell, dict(self.names), self.seed, run, [place]).get(place)
+            if frame is not None and frame.error is None:
+                return compare_case(self.exercise, run, run.cases[place], frame).right
+        return False
 
     @cached_property
     def undefined_alone(self) -> bool:

@@ -43,6 +43,18 @@ def kept_result(evidence: Evidence) -> Finding | None:
     return _wrong(evidence, "kept_result", diagnosis.KEPT) if kept else None
 
 
+def kept_of_another_case(evidence: Evidence) -> Finding | None:
+    """A case is right alone, and wrong behind others. Late, since it asks for one more run."""
+    kept = bool(evidence.failed) and evidence.right_alone
+    return _wrong(evidence, "kept_result", diagnosis.KEPT_OF_ANOTHER) if kept else None
+
+
+def argument_written(evidence: Evidence) -> Finding | None:
+    """All cases that are wrong wrote an argument, which others may stand for: what is told of right numbers too."""
+    written = [outcome.seen.modified_inputs for outcome in evidence.failed]
+    return _wrong(evidence, "modified_input", diagnosis.written(written[0][0])) if written and all(written) else None
+
+
 def wrong_numbers(evidence: Evidence) -> Finding | None:
     """The results are wrong, and nothing says why. Silence beats a false lead: where they are wrong must do."""
     return _wrong(evidence, None) if evidence.failed else None
@@ -68,4 +80,13 @@ def _wrong(evidence: Evidence, mistake: str | None, sentence: str = "") -> Findi
     return Finding("failed", message, mistake, sentence, diagnosis.picture(exercise, first))
 
 
-RULES_OF_NUMBERS = (known_mistake, undefined_lanes, unwritten_memory, race, kept_result, wrong_numbers)
+RULES_OF_NUMBERS = (
+    known_mistake,
+    undefined_lanes,
+    unwritten_memory,
+    race,
+    kept_result,
+    argument_written,
+    kept_of_another_case,
+    wrong_numbers,
+)

@@ -14,6 +14,11 @@ from course_lib.hardware.device import machine
 FLOOR_MARGIN = 0.9  # measured ceilings spread by several percent; a time this far below them is no measurement
 
 
+def _right(evidence: Evidence) -> str:
+    """Which numbers are right: all, or all but those of tensors whose offsets overflow, which are told last."""
+    return "The numbers are right" + (" save beyond 2³¹ elements" if evidence.set_aside else "")
+
+
 def requirement_broken(evidence: Evidence) -> Finding | None:
     """A requirement beside the right numbers is broken; a known mistake that is seen there says why."""
     if not evidence.complaints:
@@ -21,10 +26,25 @@ def requirement_broken(evidence: Evidence) -> Finding | None:
     broken, known = evidence.complaints[0], evidence.known
     return Finding(
         "failed",
-        f"The numbers are right, but: {broken.sentence}",
+        f"{_right(evidence)}, but: {broken.sentence}",
         known.id if known else broken.requirement.id,
         known.sentence if known else "",
     )
+
+
+def float_returned(evidence: Evidence) -> Finding | None:
+    """A float stands for a whole number, where the exercise asks for an integer. Its value is right."""
+    if not evidence.exercise.whole_numbers:
+        return None
+    pairs = ((outcome, leaf) for outcome in evidence.finished for leaf in outcome.leaves)
+    found = next((o for o, leaf in pairs if type(leaf.want) is int and isinstance(leaf.got, float)), None)
+    if found is None:
+        return None
+    text = (
+        f"The numbers are right, but in {which(evidence.exercise, found.case)} the result is {found.got!r}, a float. A "
+        "whole number is asked for: divide with //, since / gives a float, and // of floats too."
+    )
+    return Finding("failed", text, "float_returned")
 
 
 def input_modified(evidence: Evidence) -> Finding | None:
@@ -33,7 +53,7 @@ def input_modified(evidence: Evidence) -> Finding | None:
     if changed is None:
         return None
     text = (
-        f"The numbers are right, but in case “{changed.case.name}” the argument "
+        f"{_right(evidence)}, but in case “{changed.case.name}” the argument "
         f"`{changed.seen.modified_inputs[0]}` was changed. Leave it as it was; results go into "
         "something of their own."
     )
@@ -47,7 +67,7 @@ def earlier_result_changed(evidence: Evidence) -> Finding | None:
     if changed is None:
         return None
     text = (
-        f"The numbers are right, but what {which(evidence.exercise, changed.case)} had returned changed when the "
+        f"{_right(evidence)}, but what {which(evidence.exercise, changed.case)} had returned changed when the "
         "function was called again: both calls gave out the same memory. Make a new tensor in each call."
     )
     return Finding("failed", text, "earlier_result_changed")
@@ -116,6 +136,7 @@ def _floor(requirement: FasterThan, case: Case) -> tuple[float, str]:
 
 RULES_OF_RIGHT_NUMBERS = (
     requirement_broken,
+    float_returned,
     input_modified,
     earlier_result_changed,
     below_the_floor,
