@@ -58,6 +58,9 @@ def groups(query_heads, key_heads):
     group = query_heads // key_heads
     return torch.tensor([list(range(k * group, (k + 1) * group)) for k in range(key_heads)])
 """,
+    "head_rounded_up": changed("7.1", (DIVISION, "return -(-query_head // (query_heads // key_heads))")),
+    "members_descending": changed("7.1", (MEMBERS, f"{MEMBERS}.flip(1)")),
+    "groups_from_the_last": changed("7.1", (MEMBERS, f"{MEMBERS}.flip(0)")),
 }
 
 

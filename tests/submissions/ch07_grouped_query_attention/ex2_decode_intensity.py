@@ -11,8 +11,8 @@ BALANCE = "return math.ceil(rate / bandwidth * item_bytes / 2)"
 WRONG = {
     "one_product_only__and_queries_forgotten": changed(
         "7.2",
-        ('4 * query_heads * length', '2 * query_heads * length'),
-        (' + 2 * query_heads * head_dim', ''),
+        ("4 * query_heads * length", "2 * query_heads * length"),
+        (" + 2 * query_heads * head_dim", ""),
     ),
     "one_more_than_rounded_down": changed(
         "7.2", ("math.ceil(rate / bandwidth * item_bytes / 2)", "math.floor(rate / bandwidth * item_bytes / 2) + 1")
@@ -34,6 +34,16 @@ WRONG = {
     "group_rounded_down__at_least_one": changed(
         "7.2", (BALANCE, "return max(1, int(rate / bandwidth * item_bytes / 2))")
     ),
+    "scores_counted": changed("7.2", ("elements = ", "elements = 2 * query_heads * length + ")),
+    "per_element": changed("7.2", ("flops / (elements * item_bytes)", "flops / elements")),
+    "intensity_rounded_down": changed("7.2", ("flops / (elements", "flops // (elements")),
+    "item_bytes_turned_round": changed("7.2", ("item_bytes / 2)", "2 / item_bytes)")),
+    "power_of_two_above": changed(
+        "7.2", (BALANCE, "return 2 ** max(0, math.ceil(math.log2(rate / bandwidth * item_bytes / 2)))")
+    ),
+    "rounded_up_to_tiles": changed("7.2", (BALANCE, "return 16 * math.ceil(rate / bandwidth * item_bytes / 32)")),
+    "float_returned": changed("7.2", ("query_heads // group", "query_heads / group")),
+    "float_returned__by_whole_division": changed("7.2", (BALANCE, "return -(-rate / bandwidth * item_bytes / 2 // 1)")),
 }
 
 

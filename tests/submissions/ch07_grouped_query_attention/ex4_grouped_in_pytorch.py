@@ -63,6 +63,20 @@ def grouped_attention(query, key, value):
     query = query.unflatten(1, (key.shape[1], -1))
     return F.scaled_dot_product_attention(query, key, value).flatten(1, 2)
 """,
+    "maximum_of_all": changed(
+        "7.4",
+        (
+            f"{SOFTMAX} @",
+            "((scores - scores.max()).exp() / (scores - scores.max()).exp().sum(-1, keepdim=True)) @",
+        ),
+    ),
+    "scaled_after_the_softmax": changed(
+        "7.4",
+        (" / math.sqrt(query.shape[-1])", ""),
+        (SOFTMAX, "(torch.softmax(scores, dim=-1) / math.sqrt(query.shape[-1]))"),
+    ),
+    "first_sequence_for_all": changed("7.4", ("key.transpose", "key[:1].transpose")),
+    "scores_in_16_bits": changed("7.4", (SOFTMAX, "torch.softmax(scores.half().to(scores.dtype), dim=-1)")),
 }
 
 
@@ -135,10 +149,10 @@ def grouped_attention(query, key, value):
 
 
 UNUSUAL = {
-        "exp(score - logsumexp)": SHARED_BY_LOG_SUM_EXP,
-        "einsum": SHARED_BY_EINSUM,
-        "head by head": SHARED_BY_LOOPS,
-        "keys times queries": SHARED_TURNED,
-        "in float32": SHARED_IN_FLOAT32,
-        "online": SHARED_ONLINE,
-    }
+    "exp(score - logsumexp)": SHARED_BY_LOG_SUM_EXP,
+    "einsum": SHARED_BY_EINSUM,
+    "head by head": SHARED_BY_LOOPS,
+    "keys times queries": SHARED_TURNED,
+    "in float32": SHARED_IN_FLOAT32,
+    "online": SHARED_ONLINE,
+}

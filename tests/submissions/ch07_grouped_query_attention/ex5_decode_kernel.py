@@ -111,12 +111,12 @@ KEYS_NAMED = (
 WRONG = {
     "group_offset_missing__and_accumulator_not_rescaled": changed(
         "7.5",
-        ('query_rows = (key_head * GROUP + rows)', 'query_rows = rows'),
-        ('accumulator * rescale[:, None]', 'accumulator'),
+        ("query_rows = (key_head * GROUP + rows)", "query_rows = rows"),
+        ("accumulator * rescale[:, None]", "accumulator"),
     ),
     "newest_loaded_as_zeros": changed(
         "7.5",
-        ('in_use = (keys < length)[:, None]', 'in_use = (keys < length - 1)[:, None]'),
+        ("in_use = (keys < length)[:, None]", "in_use = (keys < length - 1)[:, None]"),
     ),
     "nan_from_the_start": changed("7.5", ("tl.exp2(running_max - new_max)", "tl.exp2(new_max - running_max)")),
     "offset_in_32_bits": changed("7.5", (".to(tl.int64)", "")),
@@ -133,7 +133,7 @@ WRONG = {
     "copied_by_pytorch__by_sequence": changed(
         "7.5", (BATCH, f"value_cache = torch.stack([value_cache[b] for b in range(len(lengths))])\n    {BATCH}")
     ),
-    "group_rows_not_masked__group_of_all_heads": changed(
+    "group_of_all_heads": changed(
         "7.5",
         ("GROUP=group", "GROUP=query_heads"),
         ("triton.next_power_of_2(group)", "triton.next_power_of_2(query_heads)"),
@@ -295,6 +295,31 @@ def grouped_decode(query, key_cache, value_cache, lengths):
     copy[(triton.cdiv(result.numel(), 1024),)](result, output, result.numel(), B=1024)
     return output
 """,
+    "rows_of_no_head_read": changed("7.5", (ROWS, "(key_head * ROWS + rows)[:, None]")),
+    "rows_of_no_head_stored": changed(
+        "7.5", ("(key_head * GROUP + rows)[:, None] * output_head", "(key_head * ROWS + rows)[:, None] * output_head")
+    ),
+    "only_first_tile__of_all_keys": changed(
+        "7.5",
+        (LOOP, "for first_key in range(0, tl.minimum(length, BLOCK_N), BLOCK_N):"),
+        ("BLOCK_N=64", "BLOCK_N=128"),
+    ),
+    "empty_sequence_nan__to_the_longest": changed(
+        "7.5",
+        ("output_head_stride, scale_log2,\n", "output_head_stride, scale_log2, longest,\n"),
+        ("math.sqrt(head_dim),\n", "math.sqrt(head_dim), int(lengths.max()),\n"),
+        (LOOP, LOOP.replace("length", "longest")),
+    ),
+    "maximum_starts_finite": changed("7.5", ('tl.full([ROWS], float("-inf")', "tl.full([ROWS], -10000.0")),
+    "scale_of_one_size": changed("7.5", ("math.sqrt(head_dim)", "8")),
+    "scores_in_float16": changed("7.5", (NOWHERE, f"scores = scores.to(tl.float16).to(tl.float32)\n        {NOWHERE}")),
+    "modified_input": changed(
+        "7.5",
+        (BATCH, f"{BATCH}\n    for b, length in enumerate(lengths.tolist()):\n        key_cache[b, :, length:] = 0.0"),
+    ),
+    "keys_loaded_again__and_offsets_in_32_bits": changed(
+        "7.5", (LOOP, TWO_PASSES), ("tl.arange(0, BLOCK_N).to(tl.int64)", "tl.arange(0, BLOCK_N)")
+    ),
 }
 
 

@@ -14,12 +14,12 @@ OWN_RANK_BYTES = (
 WRONG = {
     "only_divisors_of_ranks": changed(
         "7.6",
-        ('(key_heads % ranks == 0 or ranks % key_heads == 0)', 'ranks % key_heads == 0'),
+        ("(key_heads % ranks == 0 or ranks % key_heads == 0)", "ranks % key_heads == 0"),
     ),
     "groups_uneven__and_fits_strictly": changed(
         "7.6",
-        ('<= budget_bytes', '< budget_bytes'),
-        ('        if query_heads % key_heads == 0\n        and (key_heads', '        if (key_heads'),
+        ("<= budget_bytes", "< budget_bytes"),
+        ("        if query_heads % key_heads == 0\n        and (key_heads", "        if (key_heads"),
     ),
     "as_many_as_query_heads_left_out": changed("7.6", ("range(1, query_heads + 1)", "range(1, query_heads)")),
     "replication_forgotten": changed("7.6", (HERE, "heads_here = key_heads / ranks")),
@@ -46,6 +46,43 @@ WRONG = {
     "fits_strictly": changed("7.6", ("<= budget_bytes", "< budget_bytes")),
     "powers_of_two_only": changed(
         "7.6", ("query_heads % key_heads == 0", "query_heads % key_heads == 0 and key_heads & (key_heads - 1) == 0")
+    ),
+    "budget_of_all_ranks": changed(
+        "7.6", ("item_bytes, ranks) <= budget_bytes", "item_bytes, ranks) * ranks <= budget_bytes")
+    ),
+    "uneven_split__rounded_down": changed(
+        "7.6", ("        and (key_heads % ranks == 0 or ranks % key_heads == 0)\n", "")
+    ),
+    "stopped_at_the_first_that_fails": changed(
+        "7.6",
+        (
+            "return max(fitting, default=None)",
+            "return next((n for n in range(query_heads) if n + 1 not in fitting), query_heads) or None",
+        ),
+    ),
+    "quotient_of_the_budget": changed(
+        "7.6",
+        (
+            "return max(fitting, default=None)",
+            "one = rank_cache_bytes(layers, 1, head_dim, tokens, item_bytes, 1)\n"
+            "    return min(query_heads, int(ranks * budget_bytes // one)) or None",
+        ),
+    ),
+    "fewest_of_the_same_bytes": changed(
+        "7.6", ("max(fitting, default=None)", "max(fitting, key=lambda n: (max(1, n // ranks), -n), default=None)")
+    ),
+    "one_head_never_tried": changed("7.6", ("range(1, query_heads + 1)", "range(2, query_heads + 1)")),
+    "tokens_shared_too": changed(
+        "7.6", ("head_dim * tokens * item_bytes", "head_dim * (tokens // ranks) * item_bytes")
+    ),
+    "float_returned": changed("7.6", (HERE, "heads_here = max(1, key_heads / ranks)")),
+    "kept_result": "CHOSEN = {}\n\n"
+    + changed(
+        "7.6",
+        (
+            "return max(fitting, default=None)",
+            "return CHOSEN.setdefault((layers, query_heads, tokens), max(fitting, default=None))",
+        ),
     ),
 }
 

@@ -28,6 +28,14 @@ WRONG = {
     "split_to_the_nearest": changed("8.1", (ONE_WAVE, "max(1, round(slots / (batch * key_heads)))")),
     "no_split_at_all": changed("8.1", (ONE_WAVE, "slots // (batch * key_heads)")),
     "batch_forgotten_in_splits": changed("8.1", (ONE_WAVE, "max(1, slots // key_heads)")),
+    "busy_rounded": changed("8.1", (BUSY, "round(programs / (waves * slots), 2)")),
+    "busiest_chosen": changed(
+        "8.1",
+        (ONE_WAVE, "max(range(1, slots + 1), key=lambda splits: occupancy(batch, key_heads, splits, slots)[2])"),
+    ),
+    "full_wave_refused": changed("8.1", (ONE_WAVE, "max(1, (slots - 1) // (batch * key_heads))")),
+    "divided_twice_with_rounding": changed("8.1", (ONE_WAVE, "max(1, -(-(slots // key_heads) // batch))")),
+    "splits_capped": changed("8.1", (ONE_WAVE, "max(1, min(128, slots // (batch * key_heads)))")),
 }
 
 

@@ -164,6 +164,43 @@ WRONG = {
         ),
     ),
     "written_out_of_bounds": changed("8.2", (", mask=members < GROUP)", ")")),
+    "splits_of_equal_shares": changed(
+        "8.2",
+        ("first = split * split_length", "first = split * length // splits"),
+        (LAST, "last = (split + 1) * length // splits"),
+    ),
+    "split_ends_at_its_length": changed("8.2", (LAST, "last = tl.minimum(split_length, length)")),
+    "empty_split_reads_the_last_key": changed(
+        "8.2", ("first = split * split_length", "first = tl.minimum(split * split_length, tl.maximum(length - 1, 0))")
+    ),
+    "split_begins_at_a_tile": changed(
+        "8.2",
+        ("first = split * split_length", "first = split * split_length // BLOCK_N * BLOCK_N"),
+        (LAST, "last = tl.minimum((split + 1) * split_length, length)"),
+    ),
+    "lse_base_changed_the_wrong_way": changed("8.2", ("0.6931471805599453", "1.4426950408889634")),
+    "ln_2_of_few_digits": changed("8.2", ("0.6931471805599453", "0.69")),
+    "lse_rounded_to_16_bits": changed(
+        "8.2",
+        ("tl.store(lse_pointer + rows, log_sum_exp,", "tl.store(lse_pointer + rows, log_sum_exp.to(query.dtype),"),
+    ),
+    "rows_of_no_head_stored": changed("8.2", (ROWS, ROWS.replace("+ heads", "+ key_head * BLOCK_G + members"))),
+    "rows_a_group_apart": changed("8.2", (ROWS, "rows = (split * batch + sequence) * GROUP + heads")),
+    "weighed_already": changed("8.2", ("accumulator / total[:, None]", "accumulator * tl.exp2(running_max)[:, None]")),
+    "group_of_all_heads": changed(
+        "8.2", ("GROUP=group", "GROUP=query_heads"), ("power_of_2(group)", "power_of_2(query_heads)")
+    ),
+    "scale_of_one_size": changed("8.2", ("math.sqrt(head_dim)", "8")),
+    "grid_axes_exchanged": changed(
+        "8.2", ("split_kernel[(splits, key_heads, batch)]", "split_kernel[(batch, key_heads, splits)]")
+    ),
+    "rounded_to_16_bits": changed(
+        "8.2", ("accumulator / total[:, None],", "(accumulator / total[:, None]).to(tl.float16),")
+    ),
+    "computed_in_16_bits": changed(
+        "8.2", ("tl.dot(weights.to(value_tile.dtype)", "tl.dot(weights.to(tl.float16).to(value_tile.dtype)")
+    ),
+    "keys_read_for_every_head__and_offsets_in_32_bits": HEAD_BY_HEAD.replace(".to(tl.int64)", ""),
 }
 
 

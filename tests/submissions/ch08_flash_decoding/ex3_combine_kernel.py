@@ -99,6 +99,37 @@ WRONG = {
     ),
     "tile_of_fixed_size__of_32": changed("8.3", (NEXT_POWER, "32")),
     "read_out_of_bounds": changed("8.3", (LOADED, "lses = tl.load(lses_pointer + partial_rows)")),
+    "divided_by_the_splits": changed("8.3", (COMBINED, "tl.sum(weights[:, None] * parts, axis=0) / splits")),
+    "measured_from_the_first": changed(
+        "8.3",
+        (
+            REFERENCE,
+            'first = tl.load(lses_pointer + row)\n    reference = tl.where(first == float("-inf"), 0.0, first)',
+        ),
+        ("largest + tl.log(divisor)", 'tl.where(total == 0.0, float("-inf"), reference + tl.log(divisor))'),
+    ),
+    "mixed_bases": instead_of_lse("largest + tl.log2(divisor)"),
+    "lse_added__finite": instead_of_lse(
+        'tl.where(total == 0.0, float("-inf"), tl.sum(tl.where(lses > float("-inf"), lses, 0.0), axis=0))'
+    ),
+    "empty_splits_weigh": changed(
+        "8.3", ("largest = tl.max", 'lses = tl.where(lses == float("-inf"), 0.0, lses)\n    largest = tl.max')
+    ),
+    "splits_a_sequence_apart": changed(
+        "8.3",
+        ("lse_pointer, splits, HEAD", "lse_pointer, splits, query_heads, HEAD"),
+        ("members * rows + row", "members * query_heads + row"),
+        ("output, lse, splits, HEAD", "output, lse, splits, query_heads, HEAD"),
+    ),
+    "rounded_to_16_bits": changed("8.3", (COMBINED, f"({COMBINED}).to(tl.float16)")),
+    "computed_in_16_bits": changed(
+        "8.3", (WEIGHTS, "weights = tl.exp(lses - reference).to(tl.float16).to(tl.float32)")
+    ),
+    "written_out_of_bounds": changed(
+        "8.3",
+        ("combine_kernel[(batch * query_heads,)]", "combine_kernel[(batch * query_heads + 1,)]"),
+        ("row, rows = tl.program_id(0), tl.num_programs(0)", "row, rows = tl.program_id(0), tl.num_programs(0) - 1"),
+    ),
 }
 
 
@@ -147,19 +178,19 @@ ONE_BUFFER = changed(
 
 
 UNUSUAL = {
-        "both results in one buffer": ONE_BUFFER,
-        "one split after the other": ONE_BY_ONE,
-        "base two": changed(
-            "8.3",
-            (WEIGHTS, "weights = tl.exp2((lses - reference) * 1.4426950408889634)"),
-            (MERGED_LSE, "largest + tl.log2(divisor) * 0.6931471805599453"),
-        ),
-        "shares of the whole": changed(
-            "8.3", (COMBINED, "tl.sum(tl.exp(lses - reference - tl.log(divisor))[:, None] * parts, axis=0)")
-        ),
-        "a large negative number": changed(
-            "8.3",
-            (REFERENCE, "reference = tl.maximum(largest, -1e30)"),
-        ),
-        "a tile larger than needed": changed("8.3", (NEXT_POWER, "4 * triton.next_power_of_2(splits)")),
-    }
+    "both results in one buffer": ONE_BUFFER,
+    "one split after the other": ONE_BY_ONE,
+    "base two": changed(
+        "8.3",
+        (WEIGHTS, "weights = tl.exp2((lses - reference) * 1.4426950408889634)"),
+        (MERGED_LSE, "largest + tl.log2(divisor) * 0.6931471805599453"),
+    ),
+    "shares of the whole": changed(
+        "8.3", (COMBINED, "tl.sum(tl.exp(lses - reference - tl.log(divisor))[:, None] * parts, axis=0)")
+    ),
+    "a large negative number": changed(
+        "8.3",
+        (REFERENCE, "reference = tl.maximum(largest, -1e30)"),
+    ),
+    "a tile larger than needed": changed("8.3", (NEXT_POWER, "4 * triton.next_power_of_2(splits)")),
+}

@@ -14,12 +14,12 @@ WAVE = 'chip["slots"] // (batch * key_heads)'
 WRONG = {
     "values_forgotten__and_launch_forgotten": changed(
         "8.4",
-        ('program_bytes = 2 *', 'program_bytes ='),
-        ('chip["launch_seconds"] + ', ''),
+        ("program_bytes = 2 *", "program_bytes ="),
+        ('chip["launch_seconds"] + ', ""),
     ),
     "programs_by_query_heads": changed(
         "8.4",
-        ('kernel_seconds(batch * key_heads * splits', 'kernel_seconds(batch * query_heads * splits'),
+        ("kernel_seconds(batch * key_heads * splits", "kernel_seconds(batch * query_heads * splits"),
     ),
     "powers_of_two_only": changed(
         "8.4", ("range(1, most + 1)", "[2**power for power in range(9) if 2**power <= most]")
@@ -46,6 +46,35 @@ WRONG = {
     "one_wave_rounded_up": changed("8.4", (CHOICE, 'max(1, min(most, -(-chip["slots"] // (batch * key_heads))))')),
     "as_many_as_allowed": changed("8.4", (CHOICE, "most")),
     "slowest_chosen": changed("8.4", (CHOICE, CHOICE.replace("min(", "max("))),
+    "divisors_only": changed(
+        "8.4", (CHOICE, CHOICE.replace("range(1, most + 1)", "[n for n in range(1, most + 1) if context % n == 0]"))
+    ),
+    "one_wave_at_most": changed("8.4", (CHOICE, CHOICE.replace("most + 1", f"max(1, min(most, {WAVE})) + 1"))),
+    "first_that_is_nearly_as_good": changed(
+        "8.4",
+        (
+            f"return {CHOICE}",
+            "times = [decode_microseconds(n, *shape) for n in range(1, most + 1)]\n"
+            "    return next(n for n, time in enumerate(times, 1) if time <= 1.05 * min(times))",
+        ),
+    ),
+    "one_less_than_the_best": changed("8.4", (CHOICE, f"max(1, {CHOICE} - 1)")),
+    "not_split_where_nearly_full": changed(
+        "8.4", (CHOICE, f'1 if batch * key_heads >= 0.8 * chip["slots"] else {CHOICE}')
+    ),
+    "slots_of_one_chip": changed(
+        "8.4", ("head_dim, item_bytes, chip)\n", "head_dim, item_bytes, dict(chip, slots=132))\n")
+    ),
+    "bytes_of_all_splits": changed("8.4", (PROGRAM, f"{PROGRAM} * splits")),
+    "launch_for_each_split__after_the_first": changed(
+        "8.4", ('seconds += chip["launch_seconds"]', 'seconds += (splits - 1) * chip["launch_seconds"]')
+    ),
+    "partials_at_one_programs_rate": changed(
+        "8.4", ('2 * partial_bytes / chip["bandwidth"]', '2 * partial_bytes / chip["program_bandwidth"]')
+    ),
+    "rounded_to_microseconds": changed("8.4", ("return 1e6 * seconds", "return round(1e6 * seconds)")),
+    "kept_result": "CHOSEN = {}\n\n"
+    + changed("8.4", (CHOICE, f"CHOSEN.setdefault((batch, query_heads, key_heads, context, item_bytes), {CHOICE})")),
 }
 
 

@@ -55,7 +55,7 @@ WRONG = {
     "tile_of_fixed_size": changed("8.5", ("BLOCK_S=triton.next_power_of_2(splits)", "BLOCK_S=64")),
     "pages_of_the_tile_before": changed(
         "8.5",
-        ('ahead = keys + BLOCK_N', 'ahead = keys'),
+        ("ahead = keys + BLOCK_N", "ahead = keys"),
     ),
     "nan_from_the_start": changed("8.5", ("tl.exp2(running_max - new_max)", "tl.exp2(new_max - running_max)")),
     "offset_in_32_bits": changed("8.5", (".to(tl.int64)", "")),
@@ -168,6 +168,26 @@ WRONG = {
             "paged_split_kernel[(splits, key_heads, batch)]",
             "splits = 1\n    paged_split_kernel[(splits, key_heads, batch)]",
         ),
+    ),
+    "blocks_counted_from_the_split": changed("8.5", (PAGES, SAME_STEP.replace("keys //", "(keys - first) //"))),
+    "first_pages_of_the_sequence": changed(
+        "8.5", ("keys = first + tl.arange(0, BLOCK_N)", "keys = tl.arange(0, BLOCK_N)")
+    ),
+    "pages_of_the_first_tile": changed(
+        "8.5", ("next_pages = tl.load(table_pointer + ahead // PAGE_SIZE, mask=ahead < last, other=0)", "")
+    ),
+    "table_from_the_end": changed(
+        "8.5", (PAGES, SAME_STEP.replace("keys // PAGE_SIZE", "tl.cdiv(length, PAGE_SIZE) - 1 - keys // PAGE_SIZE"))
+    ),
+    "group_of_all_heads": changed(
+        "8.5", ("GROUP=group", "GROUP=query_heads"), ("power_of_2(group)", "power_of_2(query_heads)")
+    ),
+    "grid_axes_exchanged": changed(
+        "8.5", ("split_kernel[(splits, key_heads, batch)]", "split_kernel[(batch, key_heads, splits)]")
+    ),
+    "rounded_to_16_bits": changed("8.5", ("output.to(output_pointer.dtype.element_ty)", "output.to(tl.float16)")),
+    "computed_in_16_bits": changed(
+        "8.5", ("tl.dot(weights.to(value_tile.dtype)", "tl.dot(weights.to(tl.float16).to(value_tile.dtype)")
     ),
 }
 

@@ -25,21 +25,25 @@ def fast_decode(query, key, value):
     return result
 """,
     "too_slow": changed("8.6", ("splits = max(1, min(slots", "splits = max(1, min(1, slots")),
+    "scale_of_one_size": changed("8.6", ("math.sqrt(head_dim)", "math.sqrt(128)")),
+    "group_larger_than_the_tile": changed("8.6", ("max(16, triton.next_power_of_2(group))", "16")),
+    "tail_keys_scored": changed("8.6", ('tl.where((keys < last)[None, :], scores, float("-inf"))', "scores")),
+    "one_token_too_many": changed("8.6", ("tl.where((keys < last)[None", "tl.where((keys < last + 1)[None")),
 }
 
 
 UNUSUAL = {
-        "natural base": changed(
-            "8.6",
-            ("tl.exp2", "tl.exp"),
-            ("tl.log2", "tl.log"),
-            ("math.log2(math.e) / math.sqrt(head_dim)", "1 / math.sqrt(head_dim)"),
-        ),
-        "two programs on each multiprocessor": changed("8.6", ("slots = ", "slots = 2 * ")),
-        "masked throughout": changed(
-            "8.6",
-            (FAST_LOOP, "for start in range(first, last, BLOCK_N):"),
-            ("if whole < last:", "if last < 0:"),
-            ("MASKED=False", "MASKED=True"),
-        ),
-    }
+    "natural base": changed(
+        "8.6",
+        ("tl.exp2", "tl.exp"),
+        ("tl.log2", "tl.log"),
+        ("math.log2(math.e) / math.sqrt(head_dim)", "1 / math.sqrt(head_dim)"),
+    ),
+    "two programs on each multiprocessor": changed("8.6", ("slots = ", "slots = 2 * ")),
+    "masked throughout": changed(
+        "8.6",
+        (FAST_LOOP, "for start in range(first, last, BLOCK_N):"),
+        ("if whole < last:", "if last < 0:"),
+        ("MASKED=False", "MASKED=True"),
+    ),
+}
