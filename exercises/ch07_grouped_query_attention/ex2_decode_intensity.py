@@ -237,7 +237,6 @@ GROUPS = Contract(
 EXERCISE = Exercise(
     id="7.2",
     title="What decode costs",
-    whole_numbers=True,
     entries=("cache_bytes", "decode_intensity", "balanced_group"),
     cases=intensity_cases,
     contracts=(INTENSITIES, GROUPS),

@@ -248,7 +248,6 @@ CHOICE = Contract(
 EXERCISE = Exercise(
     id="7.6",
     title="KV heads for a budget",
-    whole_numbers=True,
     entries=("rank_cache_bytes", "choose_key_heads"),
     cases=deployment_cases,
     contracts=(RANK, CHOICE),

@@ -110,10 +110,6 @@ KEYS = (
     Slip("one_token_too_many", TOO_MANY),
     Slip("one_token_too_many__mask", TOO_MANY),
     Slip("one_token_too_many__in_the_cache", TOO_MANY),
-    Slip(
-        "only_first_tile__of_128",
-        "Only the first tile of keys is used. Does the loop move on to the others?",
-    ),
     Slip("only_first_tile", "Only the first tile of keys is used. Does the loop move on to the others?"),
     Slip("last_tile_skipped", "The last tile of keys is never looked at. Does the loop end one tile too early?"),
 )
@@ -135,6 +131,10 @@ CACHE = (
     Slip(
         "longest_length_for_all",
         "All sequences were given the length of the longest one. A program's own is at lengths_pointer + sequence.",
+    ),
+    Slip(
+        "only_first_tile__of_128",
+        "Only the first tile of keys is used. Does the loop move on to the others?",
     ),
     Slip(
         "last_tile_dropped",

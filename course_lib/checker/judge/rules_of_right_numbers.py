@@ -32,21 +32,6 @@ def requirement_broken(evidence: Evidence) -> Finding | None:
     )
 
 
-def float_returned(evidence: Evidence) -> Finding | None:
-    """A float stands for a whole number, where the exercise asks for an integer. Its value is right."""
-    if not evidence.exercise.whole_numbers:
-        return None
-    pairs = ((outcome, leaf) for outcome in evidence.finished for leaf in outcome.leaves)
-    found = next((o for o, leaf in pairs if type(leaf.want) is int and isinstance(leaf.got, float)), None)
-    if found is None:
-        return None
-    text = (
-        f"The numbers are right, but in {which(evidence.exercise, found.case)} the result is {found.got!r}, a float. A "
-        "whole number is asked for: divide with //, since / gives a float, and // of floats too."
-    )
-    return Finding("failed", text, "float_returned")
-
-
 def input_modified(evidence: Evidence) -> Finding | None:
     """An argument that is there to be read was written. After the requirements, which an exercise chose itself."""
     changed = next((outcome for outcome in evidence.finished if outcome.seen.modified_inputs), None)
@@ -136,7 +121,6 @@ def _floor(requirement: FasterThan, case: Case) -> tuple[float, str]:
 
 RULES_OF_RIGHT_NUMBERS = (
     requirement_broken,
-    float_returned,
     input_modified,
     earlier_result_changed,
     below_the_floor,

@@ -261,7 +261,6 @@ class Exercise:
             keys. Calls that look for kept results then get other numbers in all of them at once.
         uses_dot: float32 `tl.dot` on a GPU may round its operands to tf32; the tolerance then allows for it.
         tile: rows and columns of the tiles that the exercise prescribes; drawn on the picture of a wrong result.
-        whole_numbers: whether a float is refused where the oracle gives an integer, even one that is whole.
         relative_tolerance: for answers that are plain numbers; tensors use the error of the plain implementation.
     """
 
@@ -283,7 +282,6 @@ class Exercise:
     compiled: Callable[[], Sequence[dict]] | None = None
     inputs_belong_together: bool = False
     uses_dot: bool = False
-    whole_numbers: bool = False
     relative_tolerance: float = 1e-6
     tile: tuple[int, int] | None = None
     points: int = 1

@@ -36,7 +36,6 @@ from course_lib.checker.judge.rules_of_right_numbers import (
     below_the_floor,
     does_not_compile,
     earlier_result_changed,
-    float_returned,
     input_modified,
     passed,
     requirement_broken,
@@ -59,7 +58,6 @@ FRUGAL = replace(DOUBLE, requirements=(Allocates(lambda x: 3),))
 # One byte takes this machine a second, see `machine_of_one_byte_a_second`.
 FAST = replace(DOUBLE, requirements=(FasterThan(torch.add, 1.0, lambda x: 12),))
 LACKING = replace(DOUBLE, needs=Needs(packages=("no_such_package",)))
-WHOLE = replace(PLAIN, oracle=lambda x: 4, whole_numbers=True)
 REFUSED = replace(PLAIN, title="Refused")
 ADDS_ONE = Slip("adds_one", "You add one.", formula=lambda x: 2 * x + 1)
 REACHES = Mistake("no_mask", "There is no mask.", when=lambda case, seen, got: bool(seen.out_of_bounds))
@@ -289,11 +287,6 @@ ORDER = {
         requirement_broken,
         input_modified,
         told(case(largest_allocation=4, modified_inputs=("x",)), task=FRUGAL),
-    ),
-    "a number's kind before what the call did beside it": (
-        float_returned,
-        input_modified,
-        told(Frame(Seen(modified_inputs=("n",)), 4.0), task=WHOLE),
     ),
     "what was given before what is given back": (
         input_modified,

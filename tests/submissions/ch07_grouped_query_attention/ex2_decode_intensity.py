@@ -42,8 +42,6 @@ WRONG = {
         "7.2", (BALANCE, "return 2 ** max(0, math.ceil(math.log2(rate / bandwidth * item_bytes / 2)))")
     ),
     "rounded_up_to_tiles": changed("7.2", (BALANCE, "return 16 * math.ceil(rate / bandwidth * item_bytes / 32)")),
-    "float_returned": changed("7.2", ("query_heads // group", "query_heads / group")),
-    "float_returned__by_whole_division": changed("7.2", (BALANCE, "return -(-rate / bandwidth * item_bytes / 2 // 1)")),
 }
 
 

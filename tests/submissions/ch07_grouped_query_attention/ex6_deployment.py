@@ -75,7 +75,6 @@ WRONG = {
     "tokens_shared_too": changed(
         "7.6", ("head_dim * tokens * item_bytes", "head_dim * (tokens // ranks) * item_bytes")
     ),
-    "float_returned": changed("7.6", (HERE, "heads_here = max(1, key_heads / ranks)")),
     "kept_result": "CHOSEN = {}\n\n"
     + changed(
         "7.6",
