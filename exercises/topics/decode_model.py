@@ -479,9 +479,11 @@ class _Decode:
         Programs run in ascending order of the grid: of two that store into one row the later stays.
         """
         s = self.slips
-        heads = self._heads_of_all() if s(*ALL_HEADS) else torch.arange(self.query_heads).view(self.key_heads, -1)
+        heads = torch.arange(self.query_heads).view(self.key_heads, -1)
         if s("rows_of_no_head_read", "rows_of_no_head_stored"):
             heads = self._rows_of_the_tile().view(self.key_heads, -1)
+        if s(*ALL_HEADS):
+            heads = self._heads_of_all()
         part = part.flatten(2, 3).unflatten(2, heads.shape)
         place = torch.arange(self.splits * self.batch).view(self.splits, self.batch, 1, 1)
         apart = self.query_heads * (self.key_heads if s(*ALL_HEADS) and self.shape.split else 1)  # key_heads · GROUP

@@ -266,7 +266,7 @@ WRONG = {
     "group_rows_not_masked__in_the_store": changed(
         "7.5", ("+ output_rows, output, mask=in_group)", "+ output_rows, output)")
     ),
-    "group_rows_not_masked__groups_of_rows": changed("7.5", (ROWS, "(key_head * ROWS + rows)[:, None]")),
+    "rows_of_no_head_read__groups_of_rows": changed("7.5", (ROWS, "(key_head * ROWS + rows)[:, None]")),
     "tail_read_out_of_bounds": changed("7.5", (KEYS_MASK, "in_use = (keys >= 0)[:, None]")),
     "keys_repeated": changed(
         "7.5",
@@ -295,7 +295,6 @@ def grouped_decode(query, key_cache, value_cache, lengths):
     copy[(triton.cdiv(result.numel(), 1024),)](result, output, result.numel(), B=1024)
     return output
 """,
-    "rows_of_no_head_read": changed("7.5", (ROWS, "(key_head * ROWS + rows)[:, None]")),
     "rows_of_no_head_stored": changed(
         "7.5", ("(key_head * GROUP + rows)[:, None] * output_head", "(key_head * ROWS + rows)[:, None] * output_head")
     ),
