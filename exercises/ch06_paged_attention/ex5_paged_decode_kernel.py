@@ -48,7 +48,7 @@ def decode_cases(draw):
         case("a sequence of no tokens between two others", 1, 16, [9, 0, 4], 8),
         case("the last table is full to its last entry", 1, 16, [16, 0, 32], 16, spare=0),
         case("scores of ±150: exp overflows", 1, 32, [50], 16, score=BIG),
-        Case("scores near -1e20", far_below_finite(*paged(draw, 1, 16, [11], 8))),
+        Case("scores near -1e20, one page full and one not", far_below_finite(*paged(draw, 1, 16, [11, 8], 8))),
         Case("every score near -160", far_below_zero(*paged(draw, 1, 16, [11], 8))),
         Case("queries stored head by head", head_by_head(*paged(draw, 2, 16, [5, 9, 8], 8))),
         case("the pages and lengths of a step before, in tensors of the same shapes", 2, 32, [23, 17], 8),

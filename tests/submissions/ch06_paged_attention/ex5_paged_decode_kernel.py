@@ -35,6 +35,7 @@ WRONG = {
         "page * PAGE_SIZE * HEAD_DIM + head * {0}_head_stride + offsets * {0}_slot_stride"
     ),
     "first_tile_skipped": changed("6.5", (LOOP, LOOP.replace("range(0,", "range(1,"))),
+    "maximum_starts_finite": changed("6.5", ('tl.full([1], float("-inf")', "tl.full([1], -10000.0")),
     "hidden_scored_minus_1e9__1e3": changed("6.5", (MASKED, MASKED.replace('float("-inf")', "-1000.0"))),
     "page_in_16_bits": changed("6.5", (PAGE_LOAD, PAGE_LOAD.replace(".to(tl.int64)", ".to(tl.int16).to(tl.int64)"))),
     "table_read_past_its_end__a_step_ahead": changed(
