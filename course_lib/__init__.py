@@ -20,6 +20,8 @@ _HOMES = {
     "hint": "course_lib.checker",
     "interpreting": "course_lib.hardware.device",
     "machine": "course_lib.hardware.device",
+    "measured": "course_lib.checker",
+    "predict": "course_lib.checker",
     "progress": "course_lib.checker",
     "solution": "course_lib.checker",
     "submit": "course_lib.grading",

@@ -15,7 +15,7 @@
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
-from course_lib import check, default_device, hint, interpreting, machine, progress, solution
+from course_lib import check, default_device, hint, interpreting, machine, measured, predict, progress, solution
 
 from functools import partial
 
@@ -35,7 +35,11 @@ on_gpu = machine().tier != "none"
 # In the first sum of the next cell, the numbers are neighbours in memory. In the second they lie 16 elements apart,
 # like one column of a matrix with 16 columns.
 #
-# **Predict:** how much longer will the second sum take?
+# **Predict:** how much longer will the second sum take? Put your number in place of the dots. It is kept, and
+# `progress()` shows it beside the number that you measure.
+
+# %%
+predict("01 second sum", ..., "times as long")
 
 # %%
 def time_two_sums(length):
@@ -47,7 +51,8 @@ length = 2**25 if on_gpu else 2**22
 close, far = time_two_sums(length)
 print(f"{length:,} additions each")
 print(f"neighbours: {format_seconds(close.median)}")
-print(f"16 apart:   {format_seconds(far.median)}, {far.median / close.median:.1f} times as long")
+print(f"16 apart:   {format_seconds(far.median)}")
+measured("01 second sum", far.median / close.median, "times as long")
 
 # %% [markdown]
 # The second sum takes longer because memory does not deliver single numbers. A GPU fetches *sectors* of 32 bytes, and

@@ -18,7 +18,7 @@
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
-from course_lib import check, default_device, hint, interpreting, machine, progress, solution
+from course_lib import check, default_device, hint, interpreting, machine, measured, predict, progress, solution
 
 import math
 from functools import partial, reduce
@@ -52,6 +52,9 @@ on_gpu = machine().tier != "none"
 # float16?
 
 # %%
+predict("03 largest exponent", ..., "in float32")
+
+# %%
 for dtype in (torch.float16, torch.float32, torch.float64):
     limits = torch.finfo(dtype)
     smallest = limits.smallest_normal * limits.eps  # the smallest number above zero
@@ -63,6 +66,7 @@ weights = scores.exp()
 print("exp:          ", weights.tolist()[0])
 print("naive softmax:", (weights / weights.sum()).tolist()[0])
 print("it should be: ", scores.softmax(dim=1).tolist()[0])
+measured("03 largest exponent", math.log(torch.finfo(torch.float32).max), "in float32")
 
 # %% [markdown]
 # The last two exponentials overflowed to infinity, and inf / inf is NaN. The first weight should be 9 %, and came out

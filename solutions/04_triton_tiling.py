@@ -15,7 +15,7 @@
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
-from course_lib import check, default_device, hint, interpreting, machine, progress, solution
+from course_lib import check, default_device, hint, interpreting, machine, measured, predict, progress, solution
 
 import math
 import re
@@ -37,6 +37,9 @@ on_gpu = not interpreting()
 # First measure the difference. PyTorch's `scaled_dot_product_attention` works on tiles, on a CPU too. The next cell
 # compares it with naive attention: scores, softmax, product, one after the other. Both do $4 H N^2 D$ FLOPs.
 # **Predict** how many times as fast the tiled one is.
+
+# %%
+predict("04 tiled attention", ..., "times as fast")
 
 # %%
 from course_lib.hardware.timing import measure
@@ -62,8 +65,8 @@ for name, function in (("naive", naive_attention), ("tiled", F.scaled_dot_produc
     timing = measure(partial(function, query, key, value), warmup=1, seconds=0.6, device=device)
     rates.append(timing.rate(flops))
     print(f"  {name}: {timing},  {format_flop_rate(rates[-1])}")
-print(f"  tiled is {rates[1] / rates[0]:.1f} times as fast")
 del query, key, value
+measured("04 tiled attention", rates[1] / rates[0], "times as fast")
 
 # %% [markdown]
 # ## Where a tile lives

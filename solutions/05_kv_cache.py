@@ -17,7 +17,7 @@
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
-from course_lib import check, default_device, hint, interpreting, machine, progress, solution
+from course_lib import check, default_device, hint, interpreting, machine, measured, predict, progress, solution
 
 import dataclasses
 import math
@@ -620,6 +620,9 @@ draw_step_times(step_times, "One step of the tiny model")
 # weights? And from which batch on does the arithmetic take longer than the reading?
 
 # %%
+predict("05 caches overtake the weights", ..., "sequences")
+
+# %%
 # Exercise 5.7 · The floor of a decode step
 def step_floor(
     parameters: int, item_bytes: int, token_bytes: int, batch: int, length: int, bandwidth: float, rate: float
@@ -651,15 +654,14 @@ best_step_floor, best_cache_overtakes = check("5.7", step_floor, cache_overtakes
 llama = PRESETS["Llama-3-8B"]
 used = llama.layers * llama.layer_parameters + llama.vocabulary * llama.width  # of the embedding a step reads one row
 token_bytes = llama.cache_bytes_per_token(2)
-print(f"Llama-3-8B, 2048 tokens a sequence: the caches overtake the weights at a batch of "
-      f"{best_cache_overtakes(used, 2, token_bytes, 2048)}")
-print(f"{'':>8}{'2048 tokens in each sequence':^48}{'128 tokens in each':^30}\n{'batch':>8}"
+print(f"Llama-3-8B\n{'':>8}{'2048 tokens in each sequence':^48}{'128 tokens in each':^30}\n{'batch':>8}"
       f"{'floor':>12}{'arithmetic':>14}{'tokens/s':>12}{'floor':>18}{'tokens/s':>12}")
 for batch in (1, 8, 56, 128, 256, 512):
     arithmetic = 2 * used * batch / 740e12
     long, short = (best_step_floor(used, 2, token_bytes, batch, length, 4.37e12, 740e12) for length in (2048, 128))
     print(f"{batch:>8}{format_seconds(long):>12}{format_seconds(arithmetic):>14}{batch / long:>12,.0f}"
           f"{format_seconds(short):>18}{batch / short:>12,.0f}")
+measured("05 caches overtake the weights", best_cache_overtakes(used, 2, token_bytes, 2048), "sequences")
 
 # %% [markdown]
 # For one sequence the H200 computes for 20 µs and reads for 3.5 ms. So in the meantime it waits for memory: it does 1
@@ -782,6 +784,9 @@ roofline_plot(roof, points)
 # **Predict**: how many times fewer keys, and how many times fewer runs?
 
 # %%
+predict("05 keys computed", ..., "times fewer with a cache")
+
+# %%
 prompts = ("Alice was ", "The Rabbit ", "Down, down, down. Would the fall ", "She ")
 new_bytes = 24
 work = [best_generation_work(len(prompt), new_bytes) for prompt in prompts]
@@ -789,6 +794,7 @@ without, with_cache = sum(counts[0] for counts in work), sum(counts[1] for count
 print(f"keys of one head: {without:,} without a cache, {with_cache:,} with one, {without / with_cache:.1f} times fewer")
 runs_without, runs_with = 4 * new_bytes, 4 + new_bytes - 1
 print(f"runs of the model: {runs_without} and {runs_with}, {runs_without / runs_with:.1f} times fewer")
+measured("05 keys computed", without / with_cache, "times fewer with a cache")
 
 # %% [markdown]
 # `SequenceRows` is a cache that calls your two functions. The model is the same as above.

@@ -17,7 +17,7 @@
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
-from course_lib import check, default_device, hint, interpreting, machine, progress, solution
+from course_lib import check, default_device, hint, interpreting, machine, measured, predict, progress, solution
 
 import math
 from functools import partial
@@ -348,7 +348,10 @@ best_grouped_attention = check("7.4", grouped_attention).best
 
 # %% [markdown]
 # The next cell times three ways to compute the same numbers: 32 query heads on 4 KV heads without a copy, the same with
-# keys and values repeated first, and a cache with 32 KV heads. Predict their order, and the ratio of the first two.
+# keys and values repeated first, and a cache with 32 KV heads. **Predict** their order, and the ratio of the first two.
+
+# %%
+predict("07 keys repeated first", ..., "times as long as without the copy")
 
 # %%
 from course_lib.hardware.timing import measure
@@ -367,6 +370,7 @@ head_dim, item_bytes = 128, torch.empty(0, dtype=dtype).element_size()
 query = torch.randn(batch, 32, head_dim, device=device, dtype=dtype)
 key, value = (torch.randn(batch, 4, length, head_dim, device=device, dtype=dtype) for _ in range(2))
 all_keys, all_values = (cache.repeat_interleave(8, dim=1) for cache in (key, value))
+taken = []
 shared = 2 * key.numel() * item_bytes
 print(f"batch {batch}, 32 query heads on 4 KV heads, {length} tokens: K and V are {format_bytes(shared)}")
 for name, function, arguments, moved in (
@@ -377,7 +381,9 @@ for name, function, arguments, moved in (
     timing = measure(partial(function, *arguments), warmup=1, seconds=0.5, device=device)
     print(f"  {name:24} {format_seconds(timing.median):>9}, {format_bytes(moved):>8} on paper:"
           f" {format_bandwidth(moved / timing.median)}")
+    taken.append(timing.median)
 del all_keys, all_values
+measured("07 keys repeated first", taken[1] / taken[0], "times as long as without the copy")
 
 # %% [markdown]
 # ## The kernel that comes to mind first

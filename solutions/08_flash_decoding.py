@@ -18,7 +18,7 @@
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
-from course_lib import check, default_device, hint, interpreting, machine, progress, solution
+from course_lib import check, default_device, hint, interpreting, machine, measured, predict, progress, solution
 
 import math
 from functools import partial
@@ -41,7 +41,10 @@ on_gpu = not interpreting()
 # PyTorch has threads. Each split computes attention over its own keys, and the last line of `in_splits` merges them.
 #
 # On a GPU the cell times the question's layer with the library's kernel, without and with splits. **Predict** how
-# many times faster the second line is.
+# many times as fast the second line is.
+
+# %%
+predict("08 keys in splits", ..., "times as fast")
 
 # %%
 from course_lib.hardware.device import supports_bfloat16
@@ -88,7 +91,7 @@ for name, run in runs.items():
     rate = format_bandwidth(cached_bytes / first_times[name])
     print(f"{name:36}{format_seconds(first_times[name]):>10}  {rate:>10} of {format_bytes(cached_bytes)}")
 slow, fast = first_times.values()
-print(f"{'':36}{slow / fast:.2f} times as fast")
+measured("08 keys in splits", slow / fast, "times as fast")
 
 # %% [markdown]
 # Both lines read the same bytes and do the same FLOPs, but the second uses more cores. On two idle cores it is nearly

@@ -18,7 +18,7 @@
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
-from course_lib import check, default_device, hint, interpreting, machine, progress, solution
+from course_lib import check, default_device, hint, interpreting, machine, measured, predict, progress, solution
 
 import math
 from functools import partial
@@ -914,6 +914,9 @@ for head_dim in (64, 96, 128, 192, 256):
 # measure. The backward pass has more accumulators and so smaller tiles.
 
 # %%
+predict("10 tiled backward pass", ..., "times as long as the forward pass")
+
+# %%
 from course_lib.hardware.timing import measure
 
 
@@ -957,6 +960,7 @@ if on_gpu:
 else:
     print("Without a GPU your kernels run in the interpreter, whose times mean nothing. On a GPU this cell times them "
           "too, and the course's.")
+measured("10 tiled backward pass", backward / forward, "times as long as the forward pass")
 
 # %% [markdown]
 # On a CPU these ratios say little, because the scale and the softmax alone take a third of the forward pass of the
@@ -966,7 +970,7 @@ else:
 # one sequence or in four, with 16 heads of dimension 128 or 32 of 64:
 
 # %%
-from course_lib.bench.recorded import recorded
+from course_lib.figures.recorded import recorded
 from course_lib.figures.backward.rates import draw_rates
 
 draw_rates(recorded("backward", "h200"))
@@ -996,6 +1000,9 @@ draw_rates(recorded("backward", "h200"))
 # last step?
 
 # %%
+predict("10 losses of both", ..., "nats apart after the last step")
+
+# %%
 from course_lib.figures.backward.losses import draw_losses
 from course_lib.kernels.attention.flash import flash_attention
 from course_lib.models.plugged import differentiable, is_the_courses, who_runs
@@ -1021,6 +1028,9 @@ print(f"loss after step 1: {first[0]:.6f} and {second[0]:.6f} nats; after step {
       f"{second[-1]:.6f}")
 print(f"largest difference in {len(first)} steps: {max(abs(a - b) for a, b in zip(first, second)):.1e} nats")
 draw_losses(curves)
+
+# %%
+measured("10 losses of both", abs(first[-1] - second[-1]), "nats apart after the last step")
 
 # %% [markdown]
 # The two curves lie on each other. The first losses agree to the last digits, because no gradient has been used yet.

@@ -2,6 +2,7 @@
 
 from course_lib.checker.judge.verdict import CaseResult, Verdict
 from course_lib.checker.notebook.commands import attempts, check, check_file, hint, progress, solution
+from course_lib.checker.notebook.predictions import measured, predict
 from course_lib.checker.specification.draw import Draw
 from course_lib.checker.specification.exercise import Case, CourseError, Exercise, InOut, Limits, Mistake, PerRank, Seen
 from course_lib.checker.specification.model import Slip
@@ -14,6 +15,7 @@ from course_lib.checker.specification.requirements import (
     Forbids,
     LaunchesTriton,
     Moves,
+    ReadByKernels,
     Requirement,
 )
 
@@ -41,6 +43,7 @@ __all__ = [
     "Moves",
     "Needs",
     "PerRank",
+    "ReadByKernels",
     "Requirement",
     "Seen",
     "Slip",
@@ -48,6 +51,8 @@ __all__ = [
     "check",
     "check_file",
     "hint",
+    "measured",
+    "predict",
     "progress",
     "solution",
 ]

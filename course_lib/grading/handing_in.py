@@ -10,8 +10,7 @@ from pathlib import Path
 
 from course_lib.checker.judge.decide import judge
 from course_lib.checker.judge.verdict import OUTCOMES, Verdict, _shell
-from course_lib.checker.notebook.commands import progress_file
-from course_lib.checker.notebook.store import ASIDE
+from course_lib.checker.notebook.store import ASIDE, progress_file
 from course_lib.checker.runner.worker import end_workers
 from course_lib.checker.specification import catalog, cells
 from course_lib.checker.specification.exercise import CourseError, Exercise

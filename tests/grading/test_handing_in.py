@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-import course_lib.checker.notebook.commands as notebook
+import course_lib.checker.notebook.store as kept
 import course_lib.grading.handing_in as handing_in
 from course_lib.checker import CourseError
 from course_lib.checker.notebook.store import ASIDE, Store
@@ -24,7 +24,7 @@ UNTOUCHED = RIGHT.replace("return 2 * x", 'raise NotImplementedError("Exercise 9
 @pytest.fixture(autouse=True)
 def course(tmp_path, monkeypatch):
     monkeypatch.setattr(catalog, "exercises", lambda: {name: ALL[name] for name in ("90.2", "90.3")})
-    monkeypatch.setattr(notebook, "_store", Store(tmp_path / "progress.sqlite3"))
+    monkeypatch.setattr(kept, "_store", Store(tmp_path / "progress.sqlite3"))
     monkeypatch.chdir(tmp_path)
 
 
@@ -37,7 +37,7 @@ def ended(monkeypatch):
 
 
 def attempt(source, outcome, origin="notebook"):
-    notebook.progress_file().add("90.2", source, outcome, None, "", 0.1, 1, origin)
+    kept.progress_file().add("90.2", source, outcome, None, "", 0.1, 1, origin)
 
 
 def cells_run(monkeypatch, *sources):

@@ -10,19 +10,11 @@ from typing import Any
 
 from course_lib.checker.judge.decide import judge, unsupported_here
 from course_lib.checker.judge.verdict import OUTCOMES, Verdict, _shell
-from course_lib.checker.notebook.store import ASIDE, Standing, Store
+from course_lib.checker.notebook.predictions import table_of_predictions
+from course_lib.checker.notebook.shown import Shown
+from course_lib.checker.notebook.store import ASIDE, Standing, progress_file
 from course_lib.checker.specification import catalog, cells
 from course_lib.checker.specification.exercise import CourseError, Exercise
-
-_store: Store | None = None
-
-
-def progress_file() -> Store:
-    """The store of this process's attempts."""
-    global _store
-    if _store is None:
-        _store = Store()
-    return _store
 
 
 def check(exercise: str, *answers: Any, seed: int | None = None) -> Verdict:
@@ -128,20 +120,7 @@ def check_file(path: str | Path, exercise: str | None = None) -> list[Verdict]:
     return verdicts
 
 
-class _Shown:
-    """Text in a terminal, HTML in a notebook."""
-
-    def __init__(self, text: str, markup: str):
-        self._text, self._markup = text, markup
-
-    def __repr__(self) -> str:
-        return self._text
-
-    def _repr_html_(self) -> str:
-        return self._markup
-
-
-class _Hint(_Shown):
+class _Hint(Shown):
     """Shown in a notebook as soon as it is given, so that several in one cell all appear."""
 
     _shown_at: int | None = None
@@ -165,7 +144,7 @@ class _Hint(_Shown):
             self.show()
 
 
-def hint(exercise: str) -> _Shown:
+def hint(exercise: str) -> Shown:
     """Show the next hint for an exercise; the last one again once all are shown."""
     task = catalog.exercise(exercise)
     if not task.hints:
@@ -185,7 +164,7 @@ def hint(exercise: str) -> _Shown:
     return given
 
 
-def solution(exercise: str) -> _Shown:
+def solution(exercise: str) -> Shown:
     """The course's own answer to an exercise; that you looked is remembered in `progress()`, and costs nothing."""
     task = catalog.exercise(exercise)
     source = catalog.solution_source(task.id)
@@ -198,15 +177,15 @@ def solution(exercise: str) -> _Shown:
         body = highlight(source, PythonLexer(), HtmlFormatter(noclasses=True, nobackground=True, style="friendly"))
     except ImportError:
         body = f"<pre>{html.escape(source)}</pre>"
-    return _Shown(source, f'<div style="background:#fdfdfb;color:#222;padding:.2em 1em;border-radius:6px">{body}</div>')
+    return Shown(source, f'<div style="background:#fdfdfb;color:#222;padding:.2em 1em;border-radius:6px">{body}</div>')
 
 
-def attempts(exercise: str) -> _Shown:
+def attempts(exercise: str) -> Shown:
     """Every version of your answer that was checked, oldest first, with what the check said."""
     task = catalog.exercise(exercise)
     kept = progress_file().attempts(task.id)
     if not kept:
-        return _Shown(f"No attempt at exercise {task.id} yet.", f"<p>No attempt at exercise {task.id} yet.</p>")
+        return Shown(f"No attempt at exercise {task.id} yet.", f"<p>No attempt at exercise {task.id} yet.</p>")
     lines, rows = [], []
     for number, row in enumerate(kept, 1):
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["made_at"]))
@@ -216,11 +195,12 @@ def attempts(exercise: str) -> _Shown:
             f"<details><summary>{head}: {html.escape(row['message'][:160])}</summary>"
             f"<pre>{html.escape(row['source'])}</pre></details>"
         )
-    return _Shown("\n".join(lines), "".join(rows))
+    return Shown("\n".join(lines), "".join(rows))
 
 
-def progress() -> _Shown:
-    """Where you stand: every exercise of every chapter, with attempts and hints; how to hand in what is done."""
+def progress() -> Shown:
+    """Where you stand: every exercise of every chapter, with attempts and hints, and what you predicted; how to hand in
+    what is done."""
     standings = progress_file().standings()
     chapters: dict[str, list[tuple[Exercise, Standing]]] = {}
     for task in catalog.exercises().values():
@@ -244,9 +224,11 @@ def progress() -> _Shown:
         "</div></div>"
     )
     sentence, code = _handing_in(chapters)
-    return _Shown(
-        "\n".join([f"{total} of {count} exercises passed", *lines, *([f"{sentence} {code}"] if code else [])]),
-        f"<div><b>{total} of {count}</b> exercises passed{bar}<table>{''.join(rows)}</table>"
+    predicted, table = table_of_predictions(progress_file().predictions())
+    ending = [*predicted, *([f"{sentence} {code}"] if code else [])]
+    return Shown(
+        "\n".join([f"{total} of {count} exercises passed", *lines, *ending]),
+        f"<div><b>{total} of {count}</b> exercises passed{bar}<table>{''.join(rows)}</table>{table}"
         f"{f'{html.escape(sentence)} <code>{html.escape(code)}</code>' if code else ''}</div>",
     )
 

@@ -21,6 +21,10 @@ CREATE TABLE IF NOT EXISTS attempts (
 CREATE INDEX IF NOT EXISTS attempts_by_exercise ON attempts (exercise, made_at);
 CREATE TABLE IF NOT EXISTS hints (exercise TEXT PRIMARY KEY, shown INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS solutions_seen (exercise TEXT PRIMARY KEY, seen_at REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS predictions (
+    id INTEGER PRIMARY KEY, name TEXT NOT NULL, guess REAL NOT NULL, unit TEXT NOT NULL, made_at REAL NOT NULL,
+    measured REAL, measured_at REAL
+);
 """
 
 
@@ -33,6 +37,16 @@ class Standing:
     last: str | None = None
     hints: int = 0
     solution_seen: bool = False
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A number that was predicted, in words what it counts, and what was measured since, if anything was."""
+
+    name: str
+    guess: float
+    unit: str
+    measured: float | None = None
 
 
 class Store:
@@ -146,3 +160,44 @@ class Store:
             connection.execute(
                 "INSERT INTO solutions_seen VALUES (?, ?) ON CONFLICT DO NOTHING", (exercise, time.time())
             )
+
+    def add_prediction(self, name: str, guess: float, unit: str) -> None:
+        """Keep one more prediction; earlier ones of the name stay. The same number again, not measured yet, is one."""
+        latest = next((one for one in self.predictions() if one.name == name), None)
+        if latest == Prediction(name, guess, unit):
+            return
+        with self._open() as connection:
+            connection.execute(
+                "INSERT INTO predictions (name, guess, unit, made_at) VALUES (?, ?, ?, ?)",
+                (name, guess, unit, time.time()),
+            )
+
+    def add_measured(self, name: str, value: float) -> Prediction | None:
+        """Put what was measured beside the latest prediction of the name, which is returned, if there is one."""
+        with self._open() as connection:
+            connection.execute(
+                "UPDATE predictions SET measured = ?, measured_at = ? "
+                "WHERE id = (SELECT max(id) FROM predictions WHERE name = ?)",
+                (value, time.time(), name),
+            )
+        return next((one for one in self.predictions() if one.name == name), None)
+
+    def predictions(self) -> list[Prediction]:
+        """The latest prediction of each name, by name."""
+        with self._open() as connection:
+            rows = connection.execute(
+                "SELECT name, guess, unit, measured FROM predictions "
+                "WHERE id IN (SELECT max(id) FROM predictions GROUP BY name) ORDER BY name"
+            ).fetchall()
+        return [Prediction(*row) for row in rows]
+
+
+_store: Store | None = None
+
+
+def progress_file() -> Store:
+    """The store of this process's attempts."""
+    global _store
+    if _store is None:
+        _store = Store()
+    return _store

@@ -21,9 +21,10 @@ _NUMBERS = (
     *("largest_allocation", "unwritten", "guard_values", "undefined_values", "repeats", "differing", "changes"),
     *("graphs", "captured", "overwrites", "not_contiguous", "contended"),
 )
+_COUNTS = ("operations", "largest_results", "read_by_pytorch")  # a number for each name
 _NAMES = ("launches", "out_of_bounds", "modified_inputs", "undefined_loads", "graph_breaks")
 _KINDS: dict[str, type] = {
-    **dict.fromkeys(("error", "operations", "traffic", "timing", "written", "written_repeated"), dict),
+    **dict.fromkeys(("error", *_COUNTS, "traffic", "timing", "written", "written_repeated"), dict),
     **dict.fromkeys((*_NAMES, "variants"), list),
     **dict.fromkeys(_NUMBERS, int),
     "seconds": float,
@@ -154,16 +155,16 @@ def well_formed(message: dict) -> bool:
         return False
     if any(nested.depth(message.get(key)) > DEEPEST for key in _VALUES):
         return False
-    named = [message.get(key) or {} for key in ("operations", "traffic", "timing", "written", "written_repeated")]
+    named = [message.get(key) or {} for key in (*_COUNTS, "traffic", "timing", "written", "written_repeated")]
     texts = [text for key in _NAMES for text in message.get(key) or ()]
     if any(type(text) is not str for text in [*(name for names in named for name in names), *texts]):
         return False
-    operations, traffic, timing, *_ = named
+    *counts, traffic, timing, _, _ = named
     if timing and not _TIMED <= set(timing):
         return False
     if any(type(counts) is not dict or not _COUNTED <= set(counts) for counts in traffic.values()):
         return False
-    numbers = [*operations.values(), *timing.values(), *(n for counts in traffic.values() for n in counts.values())]
+    numbers = [*timing.values(), *(n for each in (*counts, *traffic.values()) for n in each.values())]
     return all(type(n) in (int, float) and 0 <= n < _BEYOND for n in [*numbers, *_plain_numbers(message)])
 
 

@@ -141,6 +141,9 @@ class Seen:
         launches: Triton kernels launched, by name.
         operations: PyTorch operations called (ATen names such as "mul", "_softmax"), with their number.
         largest_allocation: elements of the largest tensor that a PyTorch operation made.
+        largest_results: elements of each operation's largest result, by the name that it has in `operations`.
+        read_by_pytorch: elements of each tensor argument, by its name and in the arguments' order, that PyTorch
+            operations read, to copy them or to compute; neither views nor kernels count.
         traffic: bytes by tensor, named as the kernel's parameter: `{"x_pointer": {"loaded": 4096, "stored": 0,
             "atomic": 0, "distinct_loaded": 4096, "distinct_stored": 0}}`; seen only in Triton's interpreter.
         out_of_bounds: sentences on accesses outside a tensor, each with tensor, line and program.
@@ -166,6 +169,8 @@ class Seen:
     launches: tuple[str, ...] = ()
     operations: dict[str, int] = field(default_factory=dict)
     largest_allocation: int = 0
+    largest_results: dict[str, int] = field(default_factory=dict)
+    read_by_pytorch: dict[str, int] = field(default_factory=dict)
     traffic: dict[str, dict[str, int]] = field(default_factory=dict)
     out_of_bounds: tuple[str, ...] = ()
     modified_inputs: tuple[str, ...] = ()

@@ -53,14 +53,15 @@ def every_other(draw: Draw, tensor: torch.Tensor) -> torch.Tensor:
     return wide[..., 0]
 
 
-def far(draw: Draw, tensor: torch.Tensor) -> torch.Tensor:
-    """Slices of the first dimension 2³⁰ elements apart and a little more; the gaps take no memory.
+def far(draw: Draw, tensor: torch.Tensor, dimension: int = 0) -> torch.Tensor:
+    """Slices along one dimension 2³⁰ elements apart and a little more; the gaps take no memory.
 
     The stride itself fits into 32 bits, so that a kernel gets it as an int32. From the third slice on the offset does
     not; there must be three.
     """
     stride = sparse.FAR // 2 + 16 * draw.integer(0, 64)
-    return sparse.apart(tensor, (stride, *tensor[0].contiguous().stride()))
+    near = tensor.select(dimension, 0).contiguous().stride()
+    return sparse.apart(tensor, (*near[:dimension], stride, *near[dimension:]))
 
 
 def _within(draw: Draw, tensor: torch.Tensor, room: list[int]) -> torch.Tensor:
@@ -79,16 +80,23 @@ CONTIGUOUS = Level(contiguous, "")
 
 
 def beyond_32_bits(
-    draw: Draw, slices: str, tensors: Sequence[torch.Tensor | InOut], *rest, before: tuple = ()
+    draw: Draw,
+    slices: str,
+    tensors: Sequence[torch.Tensor | InOut],
+    *rest,
+    before: tuple = (),
+    dimension: int = 0,
 ) -> list[Case]:
-    """A case in which the last of these tensors' slices ("heads") begin beyond 2³¹ elements.
+    """A case in which the last of these tensors' slices along a dimension ("heads") begin beyond 2³¹ elements.
 
     It is for the interpreter: on a GPU the gaps would take their room. `before` and `rest` are the arguments that stand
     before and behind the tensors.
     """
     if draw.on_gpu:
         return []
-    apart = (InOut(far(draw, t.tensor)) if isinstance(t, InOut) else far(draw, t) for t in tensors)
+    apart = (
+        InOut(far(draw, t.tensor, dimension)) if isinstance(t, InOut) else far(draw, t, dimension) for t in tensors
+    )
     return [Case(f"the last {slices} begin beyond 2³¹ elements", (*before, *apart, *rest))]
 
 

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from course_lib.checker.specification.exercise import Case, Seen
+from course_lib.checker.specification.nested import tensors
+
+MATRIX_PRODUCTS = ("mm", "bmm", "matmul", "addmm", "baddbmm", "addbmm", "mv", "addmv", "linear")  # as a run counts them
 
 
 class Requirement:
@@ -95,6 +98,32 @@ class Allocates(Requirement):
 
 
 @dataclass(frozen=True)
+class ReadByKernels(Requirement):
+    """Tensors that kernels alone read: PyTorch operations copy, or compute with, less than half of their elements.
+
+    `Moves` counts the bytes of kernels. A copy that PyTorch makes first, such as `contiguous`, is one more pass over
+    them that it does not see.
+
+    Attributes:
+        places: of these tensors among the case's tensor arguments, from 0; none is written in place.
+    """
+
+    places: tuple[int, ...]
+    id: str = "copied_by_pytorch"
+
+    def complaint(self, case, seen):
+        given = tensors(case.args)
+        for place, (name, elements) in enumerate(seen.read_by_pytorch.items()):
+            if place in self.places and 2 * elements > given[place].numel():
+                return (
+                    f"PyTorch's own operations read {elements:,} of the {given[place].numel():,} elements of `{name}`, "
+                    "to copy or to change them. That is one more pass over it: hand the kernel the tensor as it is, "
+                    "with its strides."
+                )
+        return None
+
+
+@dataclass(frozen=True)
 class Forbids(Requirement):
     """PyTorch operations that would skip the exercise, by ATen name ("_softmax", "mm", "scaled_dot_product").
 
@@ -114,6 +143,31 @@ class Forbids(Requirement):
         if not used:
             return None
         return f"The answer calls PyTorch's `{used[0]}`, which does the exercise for you. Write that step yourself."
+
+
+@dataclass(frozen=True)
+class SmallProducts(Requirement):
+    """PyTorch's matrix products have results of at most `elements(*case.args)` elements each: what is no part of the
+    kernels' work, such as a sum over each row written as rows times columns.
+
+    Attributes:
+        elements: what is allowed.
+        what: what may be computed so, after "at most": "one number for each query".
+    """
+
+    elements: Callable[..., float]
+    what: str
+    id: str = "forbidden_operation"
+
+    def complaint(self, case, seen):
+        allowed = self.elements(*case.args)
+        large = [name for name in MATRIX_PRODUCTS if seen.largest_results.get(name, 0) > allowed]
+        if not large:
+            return None
+        return (
+            f"The answer calls PyTorch's `{large[0]}` for a product of {seen.largest_results[large[0]]:,} elements, "
+            f"which is the kernels' work. PyTorch may compute at most {self.what} here."
+        )
 
 
 @dataclass(frozen=True)

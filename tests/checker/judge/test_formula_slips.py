@@ -105,12 +105,14 @@ def test_two_missing_factors_are_both_told():
     assert "`layers` is missing" in verdict.diagnosis and "`item_bytes` is missing" in verdict.diagnosis
 
 
-def test_what_holds_by_chance_is_not_named():
-    """Right on the inputs of this seed and wrong on others: a slip that explains these cases is not the cause."""
-    verdict = judge(
-        TASK, CELL.format("2 * layers * key_heads * head_dim * tokens * (2 if tokens > 45 else item_bytes)")
-    )
-    assert verdict.mistake is None
+@pytest.mark.parametrize("seed", range(5))
+def test_what_holds_by_chance_is_not_named(seed):
+    """A slip that explains some cases and not others is not the cause.
+
+    Seeds are fixed: some draw more than 45 tokens everywhere, where the slip explains all that was seen.
+    """
+    wrong = "2 * layers * key_heads * head_dim * tokens * (2 if tokens > 45 else item_bytes)"
+    assert judge(TASK, CELL.format(wrong), seed=seed).mistake is None
 
 
 def three_parts(rows, columns, item_bytes):

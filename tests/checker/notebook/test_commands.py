@@ -11,6 +11,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import course_lib.checker.judge.decide as judging
 import course_lib.checker.notebook.commands as notebook
+import course_lib.checker.notebook.store as kept
 from course_lib.checker import HOPPER, CourseError, Verdict, attempts, check, check_file, hint, progress
 from course_lib.checker.notebook.store import Store
 from course_lib.checker.specification import catalog, cells
@@ -21,7 +22,7 @@ from tests.checker.samples import ADD, ALL, DOUBLE
 def course(tmp_path, monkeypatch):
     """A course that consists of the sample exercises, with a progress file of its own."""
     monkeypatch.setattr(catalog, "exercises", lambda: ALL)
-    monkeypatch.setattr(notebook, "_store", Store(tmp_path / "progress.sqlite3"))
+    monkeypatch.setattr(kept, "_store", Store(tmp_path / "progress.sqlite3"))
     monkeypatch.setattr(catalog, "reference", lambda identity: (lambda x: "the course's own",))
     monkeypatch.delenv("COURSE_STRICT", raising=False)
     monkeypatch.delenv("NBGRADER_EXECUTION", raising=False)
@@ -156,7 +157,7 @@ def test_a_demonstration_is_judged_but_no_attempt(shell, monkeypatch):
     monkeypatch.setenv("COURSE_STRICT", "1")
     run(shell, "def double(x):\n    return x")
     assert check("90.2", shell.user_ns["double"]).outcome == "failed"
-    store = notebook.progress_file()
+    store = kept.progress_file()
     assert "90.2" not in store.standings() and len(store.attempts("90.2")) == 1
 
 
@@ -164,8 +165,8 @@ def test_attempts_and_hints_show_in_progress(shell):
     run(shell, RIGHT)
     check("90.2", shell.user_ns["double"])
     assert "first" in repr(hint("90.1")) and "second" in repr(hint("90.1")) and "second" in repr(hint("90.1"))
-    notebook.progress_file().saw_solution("90.3")
-    standings = notebook.progress_file().standings()
+    kept.progress_file().saw_solution("90.3")
+    standings = kept.progress_file().standings()
     assert standings["90.2"].passed and standings["90.1"].hints == 2 and standings["90.3"].solution_seen
 
 
@@ -252,11 +253,11 @@ def test_progress_lists_every_exercise(monkeypatch, tmp_path):
 def chapters(monkeypatch, tmp_path):
     """Chapter 90 with two exercises, of which a Hopper alone can judge one; chapter 91 with one."""
     for task in (DOUBLE, replace(DOUBLE, id="91.1")):
-        notebook.progress_file().add(task.id, "x", "failed", None, "", 0.1, 1, "notebook")
+        kept.progress_file().add(task.id, "x", "failed", None, "", 0.1, 1, "notebook")
     tasks = [DOUBLE, replace(ADD, needs=HOPPER), replace(DOUBLE, id="91.1")]
     monkeypatch.setattr(catalog, "exercises", lambda: {task.id: task for task in tasks})
     monkeypatch.setattr(catalog, "solution_file", lambda chapter: tmp_path / f"{chapter}_sample.py")
-    return lambda identity: notebook.progress_file().add(identity, "x", "passed", None, "", 0.1, 1, "notebook")
+    return lambda identity: kept.progress_file().add(identity, "x", "passed", None, "", 0.1, 1, "notebook")
 
 
 def _shown(hardware):

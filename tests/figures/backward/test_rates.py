@@ -3,8 +3,8 @@
 import pytest
 
 from course_lib.bench.backward import ROWS
-from course_lib.bench.recorded import recorded
 from course_lib.figures.backward.rates import draw_rates
+from course_lib.figures.recorded import recorded
 
 
 def _numbers(figure):

@@ -122,7 +122,8 @@ class Child:
             frame["seconds"] = time.perf_counter() - started
         frame |= watching() | compiled
         frame["operations"] = dict(seen.operations)
-        frame["largest_allocation"] = seen.largest
+        frame["largest_allocation"], frame["largest_results"] = seen.largest, dict(seen.largest_results)
+        frame["read_by_pytorch"] = {guard.name: seen.read_of(guard.tensor) for guard in arguments.guards}
         if frame["error"] is None or self.device.type == "cpu":
             margins = [note for guard in arguments.guards if (note := guard.margin_written())]
             frame["out_of_bounds"] = [*frame["out_of_bounds"], *margins]

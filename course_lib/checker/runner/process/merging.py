@@ -27,7 +27,8 @@ def merged(index: int, reports: dict[int, dict]) -> dict:
     frame["seconds"] = float(frame["seconds"])
     frame["launches"] = max((report.get("launches") or [] for report in frames), key=len)
     frame["graph_breaks"] = max((report.get("graph_breaks") or [] for report in frames), key=len)
-    frame["operations"] = _most([report.get("operations") or {} for report in frames])
+    for key in ("operations", "largest_results", "read_by_pytorch"):
+        frame[key] = _most([report.get(key) or {} for report in frames])
     frame["traffic"] = _added([report.get("traffic") or {} for report in frames])
     frame["undefined_loads"] = sorted({line for report in frames for line in report.get("undefined_loads") or []})
     frame["variants"] = [variant for report in frames for variant in report.get("variants") or []]
@@ -41,7 +42,7 @@ def merged(index: int, reports: dict[int, dict]) -> dict:
 
 
 def _most(counts: list[dict[str, int]]) -> dict[str, int]:
-    return {name: max(count.get(name, 0) for count in counts) for name in sorted({n for c in counts for n in c})}
+    return {name: max(count.get(name, 0) for count in counts) for name in {n: 0 for c in counts for n in c}}
 
 
 def _added(traffics: list[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:

@@ -11,6 +11,8 @@ import torch
 from guards import POISON, fill
 from torch.utils._python_dispatch import TorchDispatchMode
 
+CHOOSE = ("index", "index_select", "gather", "take", "embedding")  # operations that read no more than they return
+
 
 class Observer(TorchDispatchMode):
     """Records PyTorch operations and poisons memory that is handed out uninitialised.
@@ -22,6 +24,12 @@ class Observer(TorchDispatchMode):
         super().__init__()
         self.operations: collections.Counter[str] = collections.Counter()
         self.largest = 0
+        self.largest_results: dict[str, int] = {}  # by operation, in elements
+        self._read: collections.Counter[int] = collections.Counter()  # elements, by the memory that they lie in
+
+    def read_of(self, tensor: torch.Tensor) -> int:
+        """Elements that operations read of a tensor's memory, to copy them or to compute; views read nothing."""
+        return self._read[_memory(tensor)]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:  # True would import torch._dynamo on first use, a second of start-up
@@ -37,7 +45,27 @@ class Observer(TorchDispatchMode):
                 fill(torch.as_strided(result, (length,), (1,), 0), POISON)
             if function.is_view is False and not name.endswith("_"):
                 self.largest = max(self.largest, result.numel())
+            self.largest_results[name] = max(self.largest_results.get(name, 0), result.numel())
+        if not name.endswith("_like") and not name.startswith("new_"):  # these look at a shape alone
+            self._note_what_was_read(name, result, (*args, *(kwargs or {}).values()))
         return result
+
+    def _note_what_was_read(self, name: str, result, given) -> None:
+        """Count the elements of what was given, but for what shares its memory with the result: a view, or a target."""
+        lists = [value if isinstance(value, (list, tuple)) else (value,) for value in given]
+        made = {_memory(tensor) for tensor in _strided(result if isinstance(result, (list, tuple)) else (result,))}
+        for tensor in _strided(value for values in lists for value in values):
+            if _memory(tensor) not in made:
+                chosen = name in CHOOSE and isinstance(result, torch.Tensor)
+                self._read[_memory(tensor)] += min(tensor.numel(), result.numel()) if chosen else tensor.numel()
+
+
+def _strided(values) -> list[torch.Tensor]:
+    return [value for value in values if isinstance(value, torch.Tensor) and value.layout == torch.strided]
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 class ObserverOutsideGraphs(Observer):
