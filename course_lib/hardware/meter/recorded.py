@@ -6,7 +6,6 @@ without an end costs seconds: what was seen until then is kept, with a sentence 
 """
 
 import contextlib
-import dataclasses
 import linecache
 import pickle
 import signal
@@ -15,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,107 +22,16 @@ import numpy as np
 import torch
 
 from course_lib.hardware.device import interpreting
-from course_lib.hardware.meter.elsewhere import environment, found, located, on_cpu
-from course_lib.hardware.meter.traffic import MeterUnavailable, TrafficMeter
+from course_lib.hardware.meter.accesses import Access, LaunchSeen, Program, Recording, Tensor
+from course_lib.hardware.meter.elsewhere import environment, found, located
+from course_lib.hardware.meter.traffic import MeterUnavailable, TrafficMeter, is_own
 from course_lib.hardware.meter.traffic.tensors import span_bytes
 
-SECONDS = 20
+SECONDS = 10
 MOST_PROGRAMS = 1024  # of a launch
 MOST_ACCESSES = 50_000
 MOST_ELEMENTS = 8_000_000  # reached by all accesses together: 64 MB of positions
 START_SECONDS = 100  # for the other process to begin
-
-Program = tuple[int, int, int]
-
-
-@dataclasses.dataclass(frozen=True)
-class Tensor:
-    """A kernel's argument."""
-
-    parameter: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]  # in elements
-    dtype: str
-    item_bytes: int
-
-    @property
-    def numel(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64))
-
-    def positions(self) -> np.ndarray:
-        """Where each element lies, counted in elements from the first one."""
-        where = np.zeros(self.shape, dtype=np.int64)
-        for axis, (size, stride) in enumerate(zip(self.shape, self.strides)):
-            where += (np.arange(size) * stride).reshape([-1 if axis == other else 1 for other in range(where.ndim)])
-        return where
-
-
-@dataclasses.dataclass(frozen=True)
-class Access:
-    """One load, store or atomic of one program, and the elements that it reaches, by the argument's number."""
-
-    kind: str  # "load", "store" or "atomic"
-    program: Program
-    line: int
-    text: str  # of the source
-    item_bytes: int
-    inside: dict[int, np.ndarray]
-    outside: dict[int, np.ndarray]
-    unknown: int  # lanes whose pointer belongs to no argument
-
-
-@dataclasses.dataclass
-class LaunchSeen:
-    """One launch, with its accesses in the order in which they happened."""
-
-    kernel: str
-    tensors: list[Tensor]
-    grid: Program = (0, 0, 0)
-    accesses: list[Access] = dataclasses.field(default_factory=list)
-
-    def programs(self) -> list[Program]:
-        """Those that were seen to load or store, in order."""
-        return list(dict.fromkeys(access.program for access in self.accesses))
-
-    def of(self, program: Program) -> list[Access]:
-        return [access for access in self.accesses if access.program == program]
-
-    def races(self) -> dict[int, dict[int, tuple[Program, Program, str]]]:
-        """By argument and element: two programs of which one stores there while the other loads or stores.
-
-        Two atomics are no race. Of several pairs on one element, the first is kept.
-        """
-        programs = self.programs()
-        number = {program: index for index, program in enumerate(programs)}
-        races: dict[int, dict[int, tuple[Program, Program, str]]] = {}
-        for tensor in range(len(self.tensors)):
-            mine = [(access.kind, number[access.program], access.inside[tensor]) for access in self.accesses
-                    if tensor in access.inside]  # fmt: skip
-            if not any(kind == "store" for kind, _, _ in mine):
-                continue
-            size = 1 + max((int(elements.max()) for _, _, elements in mine if elements.size), default=-1)
-            lowest = {kind: np.full(size, len(programs)) for kind in ("load", "store", "atomic")}
-            highest = {kind: np.full(size, -1) for kind in ("load", "store", "atomic")}
-            for kind, who, elements in mine:
-                lowest[kind][elements] = np.minimum(lowest[kind][elements], who)
-                highest[kind][elements] = np.maximum(highest[kind][elements], who)
-            stored, other_store = lowest["store"], highest["store"]
-            for kind in ("store", "load", "atomic"):
-                for one, other in ((stored, highest[kind]), (lowest[kind], other_store)):
-                    for element in np.flatnonzero((other >= 0) & (one < other)).tolist():
-                        pair = programs[int(one[element])], programs[int(other[element])]
-                        word = "both store" if kind == "store" else f"one stores, the other {kind}s"
-                        races.setdefault(tensor, {}).setdefault(element, (*pair, word))
-        return races
-
-
-@dataclasses.dataclass
-class Recording:
-    """All launches of a call. ``stopped`` says why the call did not come to its end; None when it did."""
-
-    function: str
-    launches: list[LaunchSeen]
-    stopped: str | None = None
 
 
 def record(function: Callable, *arguments, **named) -> Recording:
@@ -134,7 +43,7 @@ def record(function: Callable, *arguments, **named) -> Recording:
     """
     if interpreting():
         return _record_here(function, arguments, named)
-    job = {**located(function), "arguments": on_cpu(arguments), "named": on_cpu(named)}
+    job = {**located(function), "arguments": _copied(arguments, {}), "named": _copied(named, {})}
     with tempfile.TemporaryDirectory() as folder:
         sent, received = Path(folder) / "job", Path(folder) / "recording"
         sent.write_bytes(pickle.dumps(job))
@@ -169,9 +78,12 @@ class _Recorder:
         self._programs: set[Program] = set()
 
     def begun(self, kernel: str, arguments: list) -> None:
+        memories = {address: number for number, address in
+                    enumerate(dict.fromkeys(argument.view.storage_address for argument in arguments))}  # fmt: skip
         tensors = [
             Tensor(argument.parameter, tuple(view.tensor.shape), tuple(view.tensor.stride()),
-                   str(view.tensor.dtype).removeprefix("torch."), view.item_bytes)
+                   str(view.tensor.dtype).removeprefix("torch."), view.item_bytes,
+                   memories[view.storage_address], view.start // view.item_bytes)
             for argument in arguments for view in [argument.view]
         ]  # fmt: skip
         self._numbers = {id(argument): number for number, argument in enumerate(arguments)}
@@ -199,6 +111,10 @@ class _Recorder:
                 unknown += elements.size
                 continue
             number = self._numbers[id(argument)]
+            wide = item_bytes // argument.view.item_bytes
+            if wide > 1:  # the pointer was cast to a larger type
+                elements = (elements[:, None] + np.arange(wide)).ravel()
+                allowed = np.repeat(allowed, wide)
             inside[number] = elements[allowed]
             if not allowed.all():
                 outside[number] = elements[~allowed]
@@ -209,14 +125,17 @@ class _Recorder:
         if self._accesses >= MOST_ACCESSES or self._elements >= MOST_ELEMENTS:
             raise _Stopped(
                 f"the kernels made {self._accesses:,} loads and stores of {self._elements:,} elements, as many as are "
-                "kept. A loop may have no end; if yours has one, give it smaller tensors."
+                "kept. A loop may have no end; if yours has one, give the function smaller tensors."
             )
         if time.monotonic() > self._deadline:
             raise _Stopped(too_long())
 
 
 def too_long() -> str:
-    return f"it was still running after {SECONDS} seconds. A loop may have no end; if yours has one, give it less to do."
+    return (
+        f"it was still running after {SECONDS} seconds. A loop may have no end; if yours has one, give the function "
+        "smaller tensors."
+    )
 
 
 def _record_here(function: Callable, arguments: tuple, named: dict) -> Recording:
@@ -237,11 +156,21 @@ def _record_here(function: Callable, arguments: tuple, named: dict) -> Recording
 
 
 def _said(error: BaseException) -> str:
-    """The first cause: Triton wraps what a kernel raises."""
+    """The first cause, since Triton wraps what a kernel raises, and the learner's line that raised it."""
     while error.__cause__ is not None:
         error = error.__cause__
-    text = str(error).strip()
-    return f"it raised {type(error).__name__}{': ' + text[:300] if text else ''}"
+    text = " ".join(str(error).split())
+    said = f"it raised {type(error).__name__}{': ' + text[:300] if text else ''}"
+    own = [
+        (frame.filename, frame.lineno, (frame.line or "").strip())
+        for frame in traceback.extract_tb(error.__traceback__)
+        if is_own(frame.filename) and not _is_of_a_library(frame.filename)
+    ]
+    return f"{said} (line {own[-1][1]}: `{own[-1][2]}`)" if own else said
+
+
+def _is_of_a_library(filename: str) -> bool:
+    return "site-packages" in filename or filename == __file__
 
 
 @contextlib.contextmanager
@@ -267,12 +196,12 @@ def _ended_after(seconds: float) -> Iterator[None]:
 
 
 def _copied(value, copies: dict[int, torch.Tensor]):
-    """The value with its tensors copied, strides kept: watching changes nothing of the caller's."""
+    """The value with its tensors copied to the CPU, strides kept: watching changes nothing of the caller's."""
     if isinstance(value, torch.Tensor):
         if id(value) not in copies:
             tensor = value.detach()
             span = span_bytes(tensor) // tensor.element_size()
-            memory = tensor.as_strided((span,), (1,)).clone()
+            memory = tensor.as_strided((span,), (1,)).clone().cpu()
             copies[id(value)] = memory.as_strided(tensor.shape, tensor.stride(), 0)
         return copies[id(value)]
     if type(value) in (tuple, list):
