@@ -37,12 +37,17 @@ class Stepper:
         return ipywidgets.VBox([ipywidgets.HBox([play, slider]), image])
 
     def _ipython_display_(self):
-        from IPython.display import display
+        show_with_still(self.still, self.widget)
 
-        display(self.still)
-        try:
-            bundle = dict(self.widget()._repr_mimebundle_())
-        except ImportError:  # without ipywidgets the still version says it all
-            return
-        bundle["text/plain"] = "A slider through the steps appears here while the notebook runs."
-        display(bundle, raw=True)
+
+def show_with_still(still, widget) -> None:
+    """Show a figure that stays in the notebook, and below it what `widget()` makes, which lives while a kernel runs."""
+    from IPython.display import display
+
+    display(still)
+    try:
+        bundle = dict(widget()._repr_mimebundle_())
+    except ImportError:  # without ipywidgets the still version says it all
+        return
+    bundle["text/plain"] = "A slider through the steps appears here while the notebook runs."
+    display(bundle, raw=True)

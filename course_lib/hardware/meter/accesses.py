@@ -47,7 +47,7 @@ class Access:
 
 @dataclasses.dataclass(frozen=True)
 class Race:
-    """Two programs on one element, and what each did: "loads", "stores" or "updates" (an atomic)."""
+    """Two programs on one element, and what each did: "reads", "writes" or "updates" (an atomic)."""
 
     first: Program
     first_did: str
@@ -71,6 +71,10 @@ class LaunchSeen:
     def of(self, program: Program) -> list[Access]:
         return [access for access in self.accesses if access.program == program]
 
+    def reaches_unknown(self) -> bool:
+        """Whether a pointer belonged to no argument."""
+        return any(access.unknown for access in self.accesses)
+
     def races(self) -> dict[int, dict[int, Race]]:
         """By argument and element: two programs of which one stores there while the other loads or stores.
 
@@ -93,7 +97,7 @@ class LaunchSeen:
         return found
 
 
-_DID = {"load": "loads", "store": "stores", "atomic": "updates"}
+_DID = {"load": "reads", "store": "writes", "atomic": "updates"}
 
 
 def _races_in(accesses: list[tuple[str, int, np.ndarray]], programs: list[Program]) -> dict[int, Race]:
