@@ -371,6 +371,18 @@ report
 # Only the output was stored. The queries were loaded once, and the keys and values 384 / 64 = 6 times, once by each
 # program of their head.
 #
+# `watch` shows these loads one by one, for two heads of 128 tokens. Move the slider over the steps and see how one
+# tile of queries goes past all tiles of keys and values. If your own kernel's check failed, write
+# `flash_attention_full` here: a tile that is left out or read twice is easy to see.
+
+# %%
+from course_lib.figures.watch import watch
+
+watch(best_attention, *(torch.randn(2, 128, 16) for _ in range(3)))
+
+# %% [markdown]
+# The dark grey cells belong to the other head: both of its programs read these keys and values.
+#
 # ## Twice the memory, half the bytes · deeper
 #
 # If the fast memory has room for $M$ elements, tiled attention moves $\Theta(N^2 D^2 / M)$ elements, that is, $N^2

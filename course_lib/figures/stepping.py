@@ -37,17 +37,18 @@ class Stepper:
         return ipywidgets.VBox([ipywidgets.HBox([play, slider]), image])
 
     def _ipython_display_(self):
-        show_with_still(self.still, self.widget)
+        from IPython.display import display
+
+        display(self.still)
+        try:
+            bundle = bundle_of(self.widget())
+        except ImportError:  # without ipywidgets the still version says it all
+            return
+        display(bundle, raw=True)
 
 
-def show_with_still(still, widget) -> None:
-    """Show a figure that stays in the notebook, and below it what `widget()` makes, which lives while a kernel runs."""
-    from IPython.display import display
-
-    display(still)
-    try:
-        bundle = dict(widget()._repr_mimebundle_())
-    except ImportError:  # without ipywidgets the still version says it all
-        return
+def bundle_of(widget) -> dict:
+    """What a notebook keeps of a widget; its text stands where none can be shown."""
+    bundle = dict(widget._repr_mimebundle_())
     bundle["text/plain"] = "A slider through the steps appears here while the notebook runs."
-    display(bundle, raw=True)
+    return bundle

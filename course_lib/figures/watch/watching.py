@@ -1,13 +1,16 @@
 """`watch`: a function's kernels, recorded in the interpreter and shown with sliders over programs and accesses."""
 
+import base64
 import functools
+import html
 import inspect
 import io
+import uuid
 from collections.abc import Callable
 
 import torch
 
-from course_lib.figures.stepping import show_with_still
+from course_lib.figures.stepping import bundle_of
 from course_lib.figures.watch.moment import Moments
 from course_lib.figures.watch.picture import MOST_ELEMENTS, Picture
 from course_lib.figures.watch.words import named, outside_in_words, race_in_words, told
@@ -109,7 +112,7 @@ class Watched:
         ]
         launch = ipywidgets.Dropdown(options=launches, value=self.launch, description="launch")
         program = ipywidgets.IntSlider(min=0, description="program", readout=False)
-        step = ipywidgets.IntSlider(min=0, description="step")
+        step = ipywidgets.IntSlider(min=0, max=0, description="step")
         image = ipywidgets.Image(format="png", width=PIXELS)
         changing = False
 
@@ -117,30 +120,53 @@ class Watched:
             if not changing:
                 image.value = self.picture(launch.value, program.value, step.value)
 
-        def choose(chosen: int | None, at: int | None) -> None:
+        def choose(chosen: int | None = None) -> None:
             """Another program, or the one `chosen` of another launch: the ends of the sliders move with it."""
             nonlocal changing
             changing = True
             moments = self.launches[launch.value]
             program.max = len(moments.programs) - 1
             program.value = program.value if chosen is None else chosen
+            at_the_end = step.value == step.max
             step.max = len(moments.of(moments.programs[program.value]))
-            step.value = step.max if at is None else at
+            step.value = step.max if at_the_end else min(step.value, step.max)
             changing = False
             show()
 
-        choose(self.launches[self.launch].programs.index(self.program), 1)
-        launch.observe(lambda change: choose(0, None), names="value")
-        program.observe(lambda change: changing or choose(None, None), names="value")
+        choose(self.launches[self.launch].programs.index(self.program))
+        launch.observe(lambda change: choose(0), names="value")
+        program.observe(lambda change: changing or choose(), names="value")
         step.observe(show, names="value")
         sliders = [launch] * (len(self.launches) > 1) + [program] * (program.max > 0) + [step]
         return ipywidgets.VBox([ipywidgets.HBox(sliders), image])
 
     def _ipython_display_(self):
+        from IPython.display import display
+
         if self.program is None:
             print(self)
-        else:
-            show_with_still(self.still, self.widget)
+            return
+        name = f"watched-{uuid.uuid4().hex[:12]}"
+        display({"text/html": self._still_named(name), "text/plain": str(self)}, raw=True)
+        try:
+            import ipywidgets
+
+            widget = self.widget()
+        except ImportError:  # without ipywidgets the still version says it all
+            return
+        # Where the widget is alive, the still picture above it would only be seen twice.
+        style = ipywidgets.HTML(f"<style>.{name} {{ display: none }}</style>", layout={"display": "none"})
+        widget.children = (style, *widget.children)
+        display(bundle_of(widget), raw=True)
+
+    def _still_named(self, name: str) -> str:
+        """The still picture as HTML of that class."""
+        picture, size = self.still._repr_png_()
+        source = base64.b64encode(picture).decode()
+        return (
+            f'<div class="{name}"><img alt="{html.escape(str(self))}" style="max-width:100%" width="{size["width"]}" '
+            f'src="data:image/png;base64,{source}"></div>'
+        )
 
     def __str__(self) -> str:
         lines = [_summary(moments) for moments in self.launches]

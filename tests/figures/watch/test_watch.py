@@ -183,12 +183,22 @@ def test_a_slider_moves_the_picture():
     pytest.importorskip("ipywidgets")
     sliders, image = watch(add, torch.rand(70), torch.rand(70)).widget().children
     program, step = sliders.children
-    assert (program.max, step.value, step.max) == (2, 1, 3)
+    assert (program.max, step.value, step.max) == (2, 3, 3), "all that the first program does is shown first"
     shown = {image.value}
-    for slider, value in ((step, 2), (step, 3), (program, 2)):
+    for slider, value in ((program, 2), (step, 2), (program, 1), (step, 0)):
         slider.value = value
         shown.add(image.value)
-    assert len(shown) == 4 and step.value == step.max
+    assert len(shown) == 5
+
+
+def test_another_program_is_shown_at_the_same_step():
+    pytest.importorskip("ipywidgets")
+    (program, step), _ = [box.children if hasattr(box, "children") else box for box in watch(
+        add, torch.rand(70), torch.rand(70)).widget().children]  # fmt: skip
+    step.value, program.value = 2, 1
+    assert step.value == 2
+    step.value, program.value = 3, 2
+    assert step.value == 3
 
 
 def test_of_several_launches_each_can_be_chosen():
