@@ -15,7 +15,7 @@
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
-from course_lib import check, default_device, hint, interpreting, machine, measured, predict, progress, solution
+from course_lib import check, default_device, hint, interpreting, machine, measured, predict, progress, solution, watch
 
 from functools import partial
 
@@ -511,8 +511,6 @@ best_vector_add = check("1.3", vector_add).best
 # look for cells outside of a tensor and for cells that no program writes.
 
 # %%
-from course_lib.figures.watch import watch
-
 watch(best_vector_add, torch.rand(2500, device=device), torch.rand(2500, device=device))
 
 # %% [markdown]

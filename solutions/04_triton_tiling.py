@@ -15,7 +15,7 @@
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
-from course_lib import check, default_device, hint, interpreting, machine, measured, predict, progress, solution
+from course_lib import check, default_device, hint, interpreting, machine, measured, predict, progress, solution, watch
 
 import math
 import re
@@ -376,8 +376,6 @@ report
 # `flash_attention_full` here: a tile that is left out or read twice is easy to see.
 
 # %%
-from course_lib.figures.watch import watch
-
 watch(best_attention, *(torch.randn(2, 128, 16) for _ in range(3)))
 
 # %% [markdown]

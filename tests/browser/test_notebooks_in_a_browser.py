@@ -130,11 +130,10 @@ def test_a_notebook_runs_to_its_end_in_a_browser(lab, browser, notebook, request
 
 
 WATCHED = """
-from course_lib import default_device
+from course_lib import default_device, watch
 import torch
 import triton
 import triton.language as tl
-from course_lib.figures.watch import watch
 
 
 @triton.jit

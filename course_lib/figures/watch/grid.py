@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-WIDEST = 96  # cells in a line; longer rows are broken
+WIDEST = 256  # cells in a line; longer rows are broken
 GAP = 0.05  # between matrices, as a share of theirs
 LABEL = 0.07  # above each row of matrices, as a share of the whole
 
@@ -37,7 +37,7 @@ def grid_of(shape: tuple[int, ...]) -> Grid:
 
 
 def _line_width(length: int) -> int:
-    return 16 if length <= 128 else 32 if length <= 1024 else 64
+    return 16 if length <= 128 else 32 if length <= 1024 else 64 if length <= 4096 else 128
 
 
 def _line(length: int) -> Grid:

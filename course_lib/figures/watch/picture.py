@@ -13,7 +13,7 @@ from course_lib.figures.watch.palette import ONE, OTHER, OUTSIDE, fills, pale
 from course_lib.figures.watch.words import named, outside_in_words, told, wrapped
 from course_lib.hardware.meter.accesses import Access, Program
 
-MOST_ELEMENTS = 4096  # of a tensor that is drawn
+MOST_ELEMENTS = 16_384  # of a tensor that is drawn
 WIDTH = 10.0  # inches
 TALLEST = 3.6  # of a tensor's grid; where there are two rows of them, two thirds
 LARGEST_CELL = 0.24
@@ -136,7 +136,7 @@ class Picture:
             self._strip(canvas, panel.left, top, panel, seen.outside.before, panel.before)
             top += (panel.before + 1) * high
         xs, ys = panel.left + grid.column_of * wide, top + grid.row_of * high
-        self._cells(canvas, xs, ys, panel.cell, seen)
+        self._cells(canvas, panel, top, xs, ys, seen)
         self._split_cells(canvas, xs, ys, panel.cell, seen)
         self._labels(canvas, panel, top)
         if panel.after:
@@ -149,13 +149,24 @@ class Picture:
         first = next(tensor for tensor in tensors if tensor.memory == tensors[number].memory)
         return "" if first is tensors[number] else f", in the memory of {first.parameter}"
 
-    def _cells(self, canvas, xs, ys, cell, seen: TensorMoment) -> None:
+    def _cells(self, canvas, panel: _Panel, top: float, xs, ys, seen: TensorMoment) -> None:
         state, now = seen.states.ravel(), seen.now.ravel()
-        smallest = min(cell)
+        smallest = min(panel.cell)
         colours = np.where(now[:, None], fills(strong=True)[state], fills(strong=False)[state])
-        _boxes(canvas, xs, ys, cell, colours, edge=GRID if smallest > FINE else None, line=0.5)
-        if smallest > FINE and now.any():
-            _boxes(canvas, xs[now], ys[now], cell, None, edge=INK, line=0.9 if smallest > 0.1 else 0.4)
+        if smallest <= FINE:
+            self._fine_cells(canvas, panel, top, colours)
+            return
+        _boxes(canvas, xs, ys, panel.cell, colours, edge=GRID, line=0.5)
+        if now.any():
+            _boxes(canvas, xs[now], ys[now], panel.cell, None, edge=INK, line=0.9 if smallest > 0.1 else 0.4)
+
+    def _fine_cells(self, canvas, panel: _Panel, top: float, colours: np.ndarray) -> None:
+        """Cells too small for edges, as one image."""
+        grid = panel.grid
+        image = np.zeros((grid.rows, grid.columns, 4))  # transparent where no element is
+        image[grid.row_of, grid.column_of] = np.concatenate([colours, np.ones((len(colours), 1))], axis=1)
+        right, bottom = panel.left + grid.columns * panel.cell[0], top + grid.rows * panel.cell[1]
+        canvas.imshow(image, extent=(panel.left, right, bottom, top), aspect="auto", interpolation="nearest")
 
     def _split_cells(self, canvas, xs, ys, cell, seen: TensorMoment) -> None:
         """The elements of a race: one program's triangle above, the other's below."""

@@ -25,7 +25,7 @@ def watch(function: Callable, *arguments, program: int | tuple[int, ...] | None 
 
     Args:
         function: launches one or more kernels. It gets copies of the tensors, so that yours stay as they are.
-        arguments, named_arguments: what it is called with; tensors of up to 4096 elements.
+        arguments, named_arguments: what it is called with; tensors of up to 16,384 elements.
         program: the one to begin with, its number or numbers; otherwise the first that reaches outside of a tensor or
             meets another on an element, and where none does, the first.
 

@@ -127,7 +127,7 @@ def test_a_race_is_two_programs_on_one_cell():
 
 
 @pytest.mark.parametrize(
-    "shape", [(), (1,), (70,), (5, 7), (3, 200), (2, 3, 4), (1, 2, 8, 4), (2, 1, 5), (4096,), (0,)]
+    "shape", [(), (1,), (70,), (5, 7), (3, 300), (2, 3, 4), (1, 2, 8, 4), (2, 1, 5), (4096,), (0,)]
 )
 def test_each_element_has_a_cell_of_its_own(shape):
     grid = grid_of(shape)
@@ -148,7 +148,7 @@ def test_a_matrix_is_drawn_as_it_is_and_leading_dimensions_are_named():
 @pytest.mark.parametrize("function, arguments", [
     (add, (torch.rand(70), torch.rand(70))), (add_unmasked, (torch.rand(70), torch.rand(70))),
     (copy_tiles, (torch.rand(8, 12),)), (shift_in_place, (torch.rand(20),)), (total, (torch.rand(3), False)),
-    (mismatched, (torch.rand(8),)), (add, (torch.rand(4096), torch.rand(4096))),
+    (mismatched, (torch.rand(8),)), (add, (torch.rand(16_384), torch.rand(16_384))),
 ])  # fmt: skip
 def test_every_moment_is_a_picture_of_one_size(function, arguments):
     watched = watch(function, *arguments)
@@ -224,16 +224,16 @@ def test_a_function_without_a_kernel_is_told_so():
 
 
 def test_a_large_tensor_is_refused_by_name():
-    with pytest.raises(ValueError, match="up to 4,096 elements; y has 5,000"):
-        watch(add, torch.rand(50), torch.rand(5000))
+    with pytest.raises(ValueError, match="up to 16,384 elements; y has 20,000"):
+        watch(add, torch.rand(50), torch.rand(20_000))
 
 
 def test_what_is_drawn_no_more_is_said():
     def add_long(x):
-        return add(x.repeat(100), x.repeat(100))
+        return add(x.repeat(400), x.repeat(400))
 
     watched = watch(add_long, torch.rand(50))
-    assert "x_pointer has 5,000 elements, too many to draw (at most 4,096)." in texts(watched.still)
+    assert "x_pointer has 20,000 elements, too many to draw (at most 16,384)." in texts(watched.still)
 
 
 @pytest.mark.parametrize("program, words", [(7, "3 programs, 0 to 2"), ((0, 1), "3 programs")])
