@@ -507,8 +507,8 @@ best_vector_add = check("1.3", vector_add).best
 # %% [markdown]
 # You can see what the programs of a kernel do. `watch` runs a function in Triton's interpreter and draws each tensor
 # as a grid of cells, in lines of 64 here. One slider picks the program, the other goes through its loads and stores.
-# **Predict:** how many elements does program 2 read of each input? If your check failed, write `vector_add` here, and
-# look for cells outside of a tensor and for cells that no program writes.
+# **Predict:** how many elements does program 2 read of each input? If your check failed, write `vector_add` in place
+# of `best_vector_add`, and look for cells outside of a tensor and for cells that no program writes.
 
 # %%
 watch(best_vector_add, torch.rand(2500, device=device), torch.rand(2500, device=device))

@@ -373,7 +373,7 @@ report
 #
 # `watch` shows these loads one by one, for two heads of 128 tokens. Move the slider over the steps and see how one
 # tile of queries goes past all tiles of keys and values. If your own kernel's check failed, write
-# `flash_attention_full` here: a tile that is left out or read twice is easy to see.
+# `flash_attention_full` in place of `best_attention`: a tile that is left out or read twice is easy to see.
 
 # %%
 watch(best_attention, *(torch.randn(2, 128, 16) for _ in range(3)))

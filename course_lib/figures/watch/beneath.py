@@ -25,7 +25,8 @@ def draw_legend(canvas, top: float, moments: Moments) -> float:
     """The colours that this launch may need. Returns where it ends, as the others here do."""
     left, middle = LEFT, top + MIDDLE
     both = [states.READ_AND_WRITTEN] if moments.reads_and_writes else []
-    for code in (states.READ, states.READ_AGAIN, states.WRITTEN, *both, states.BY_ANOTHER, states.BY_SEVERAL):
+    others = (states.BY_ANOTHER, states.BY_SEVERAL, states.UNTOUCHED)
+    for code in (states.READ, states.READ_AGAIN, states.WRITTEN, *both, *others):
         fills = (COLOURS[code], pale(COLOURS[code])) if code in COLOURS else (OTHERS[code],)
         for part, fill in enumerate(fills):
             edge = INK if code in COLOURS and part == 0 else MUTED

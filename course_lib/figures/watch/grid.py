@@ -18,7 +18,8 @@ class Grid:
     columns: int
     row_of: np.ndarray  # by the element's place in the flattened shape
     column_of: np.ndarray
-    first_of_line: dict[int, int | str]  # row -> what to write at its left
+    first_of_line: dict[int, int]  # row -> the index to write at its left
+    blocks: tuple[tuple[int, int, int, int], ...]  # (row, column, rows, columns) of what is framed
     headings: tuple[tuple[int, int, str], ...] = ()  # (row, column, index of the matrix below)
 
 
@@ -44,8 +45,10 @@ def _line(length: int) -> Grid:
     width = _line_width(length)
     place = np.arange(length)
     rows = max(1, -(-length // width))
-    return Grid(rows, min(width, max(length, 1)), place // width, place % width,
-                {row: row * width for row in range(rows)})  # fmt: skip
+    whole, rest = length // width, length % width
+    blocks = [(0, 0, whole, width)] * (whole > 0) + [(whole, 0, 1, rest)] * (rest > 0)
+    firsts = {row: row * width for row in range(rows)}
+    return Grid(rows, min(width, max(length, 1)), place // width, place % width, firsts, tuple(blocks))
 
 
 def _matrices(leading: list[int], count: int, rows: int, columns: int) -> Grid:
@@ -58,25 +61,22 @@ def _matrices(leading: list[int], count: int, rows: int, columns: int) -> Grid:
     number, row, column = np.unravel_index(np.arange(count * rows * columns), (count, rows, columns))
     top = number // across * (height + label + gap) + label
     left = number % across * (width + space)
-    firsts: dict[int, int | str] = {}
+    firsts: dict[int, int] = {}
     for band in range(down):
         for index in range(rows):
             firsts[band * (height + label + gap) + label + index * lines] = index
-    headings = tuple(
-        (
-            block // across * (height + label + gap) + label,
-            block % across * (width + space),
-            str([int(index) for index in np.unravel_index(block, leading)]),
-        )
-        for block in range(count if count > 1 else 0)
-    )
+    corners = [
+        (block // across * (height + label + gap) + label, block % across * (width + space)) for block in range(count)
+    ]
+    indices = [str([int(index) for index in np.unravel_index(block, leading)]) for block in range(count) if leading]
     return Grid(
         rows=down * (height + label + gap) - gap,
         columns=min(across, count) * (width + space) - space,
         row_of=top + row * lines + column // width,
         column_of=left + column % width,
         first_of_line=firsts,
-        headings=headings,
+        blocks=tuple((*corner, height, width) for corner in corners),
+        headings=tuple((*corner, index) for corner, index in zip(corners, indices)),
     )
 
 

@@ -20,6 +20,7 @@ WORDS = {
     states.READ_AND_WRITTEN: "read and written",
     states.BY_ANOTHER: "by another program",
     states.BY_SEVERAL: "by several",
+    states.UNTOUCHED: "by none",
 }
 PALE = 0.5  # of the colour that is left where a former access of the program was
 ONE, OTHER = YELLOW, INK  # the two programs of a race

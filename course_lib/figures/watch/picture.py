@@ -166,6 +166,9 @@ class Picture:
         image = np.zeros((grid.rows, grid.columns, 4))  # transparent where no element is
         image[grid.row_of, grid.column_of] = np.concatenate([colours, np.ones((len(colours), 1))], axis=1)
         right, bottom = panel.left + grid.columns * panel.cell[0], top + grid.rows * panel.cell[1]
+        for row, column, rows, columns in grid.blocks:  # so that cells that no program reaches are seen to be there
+            _boxes(canvas, [panel.left + column * panel.cell[0]], [top + row * panel.cell[1]],
+                   (columns * panel.cell[0], rows * panel.cell[1]), None, edge=MUTED, line=1.0)  # fmt: skip
         canvas.imshow(image, extent=(panel.left, right, bottom, top), aspect="auto", interpolation="nearest")
 
     def _split_cells(self, canvas, xs, ys, cell, seen: TensorMoment) -> None:
@@ -190,10 +193,10 @@ class Picture:
         wide, high = panel.cell
         firsts = panel.grid.first_of_line
         every = next(every for every in (1, 2, 4, 8, 16, 32, 64, 128, 256, 4096) if every * high >= 0.13)
-        for number, (row, text) in enumerate(sorted(firsts.items())):
+        for number, (row, first) in enumerate(sorted(firsts.items())):
             if number % every == 0:
                 at = top + (row + 0.5) * high
-                canvas.text(panel.left - 0.06, at, str(text), ha="right", va="center", fontsize=7.5, color=MUTED)
+                canvas.text(panel.left - 0.06, at, str(first), ha="right", va="center", fontsize=7.5, color=MUTED)
         for row, column, text in panel.grid.headings:
             canvas.text(
                 panel.left + column * wide, top + (row - 0.35) * high, text, va="bottom", fontsize=7.5, color=MUTED

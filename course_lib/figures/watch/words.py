@@ -47,7 +47,7 @@ def outside_in_words(moments: Moments) -> list[str]:
         program = moments.first_between(number)
         if program is not None:
             lines.append(
-                f"Outside: {tensor.parameter} is a view with strides {tensor.strides}, and program "
+                f"Outside: {tensor.parameter} is a view with strides {list(tensor.strides)}, and program "
                 f"{named(program, moments.launch.grid)} reaches what lies between its elements."
             )
     unknown = next((access for access in moments.launch.accesses if access.unknown), None)

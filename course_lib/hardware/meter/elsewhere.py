@@ -27,13 +27,11 @@ def located(function: Callable) -> dict:
     """How the other process finds the function: by its module, or by the source of its cell."""
     if importable(function):
         return {"module": function.__module__, "name": function.__qualname__}
-    filename = function.__code__.co_filename
-    source = "".join(linecache.getlines(filename))
+    code, name = getattr(function, "__code__", None), getattr(function, "__name__", repr(function))
+    source = "".join(linecache.getlines(code.co_filename)) if code is not None else ""
     if not source:
-        raise ValueError(
-            f"the source of {function.__name__} is not to be found; define it in a notebook cell or a file."
-        )
-    return {"source": source, "name": function.__name__}
+        raise ValueError(f"the source of {name} is not to be found; define it in a notebook cell or a file.")
+    return {"source": source, "name": name}
 
 
 def found(located: dict, folder: Path) -> Callable:

@@ -1,6 +1,7 @@
 """`watch` shows what a known kernel reads and writes, and what goes wrong in another."""
 
 import io
+import sys
 
 import numpy as np
 import pytest
@@ -213,6 +214,39 @@ def test_of_several_launches_each_can_be_chosen():
     before = image.value
     launch.value = 0
     assert image.value != before and (program.max, step.max) == (1, 3)
+
+
+@pytest.fixture
+def displayed(monkeypatch):
+    """What is displayed, as mime bundles."""
+    bundles = []
+    monkeypatch.setattr("IPython.display.display", lambda bundle, raw: bundles.append(bundle))
+    return bundles
+
+
+def test_where_sliders_live_the_still_picture_is_hidden(displayed, monkeypatch):
+    ipywidgets = pytest.importorskip("ipywidgets")
+    styles = []
+    html = ipywidgets.HTML
+    monkeypatch.setattr(ipywidgets, "HTML", lambda style, **look: styles.append(style) or html(style, **look))
+    watch(add, torch.rand(70), torch.rand(70))._ipython_display_()
+    still, alive = displayed
+    name = still["text/html"].split('class="')[1].split('"')[0]
+    assert "add_kernel: 3 programs" in still["text/plain"]
+    assert "application/vnd.jupyter.widget-view+json" in alive
+    assert styles == [f"<style>.{name} {{ display: none }}</style>"]
+
+
+def test_without_widgets_the_still_picture_stands_alone(displayed, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    watch(add_unmasked, torch.rand(70), torch.rand(70))._ipython_display_()
+    (still,) = displayed
+    assert 'src="data:image/png;base64,' in still["text/html"] and "70 to 95" in still["text/plain"]
+
+
+def test_what_never_launched_is_told_in_words(displayed, capsys):
+    watch(torch.add, torch.rand(3), torch.rand(3))._ipython_display_()
+    assert not displayed and "launched no Triton kernel" in capsys.readouterr().out
 
 
 # ---- what is refused, and what has nothing to show
