@@ -25,6 +25,7 @@ _HOMES = {
     "progress": "course_lib.checker",
     "solution": "course_lib.checker",
     "submit": "course_lib.grading",
+    "watch": "course_lib.figures.watch",
 }
 
 __all__ = list(_HOMES)

@@ -15,7 +15,7 @@
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
-from course_lib import check, default_device, hint, interpreting, machine, measured, predict, progress, solution
+from course_lib import check, default_device, hint, interpreting, machine, measured, predict, progress, solution, watch
 
 from functools import partial
 
@@ -505,6 +505,17 @@ def vector_add(x, y):
 best_vector_add = check("1.3", vector_add).best
 
 # %% [markdown]
+# You can see what the programs of a kernel do. `watch` runs a function in Triton's interpreter and draws each tensor
+# as a grid of cells, in lines of 64 here. One slider picks the program, the other goes through its loads and stores.
+# **Predict:** how many elements does program 2 read of each input? If your check failed, write `vector_add` in place
+# of `best_vector_add`, and look for cells outside of a tensor and for cells that no program writes.
+
+# %%
+watch(best_vector_add, torch.rand(2500, device=device), torch.rand(2500, device=device))
+
+# %% [markdown]
+# With blocks of 1024, program 2 has only 2500 − 2048 = 452 elements left, and its mask keeps the other lanes inside.
+#
 # **Predicted against measured.** Your kernel reads x and y once and writes the result once. Divide those bytes by the
 # copy's bandwidth, and you have a prediction of its time. The next cell compares it with the time of your kernel on a
 # GPU, or of PyTorch's addition on a CPU.

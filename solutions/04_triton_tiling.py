@@ -15,7 +15,7 @@
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
-from course_lib import check, default_device, hint, interpreting, machine, measured, predict, progress, solution
+from course_lib import check, default_device, hint, interpreting, machine, measured, predict, progress, solution, watch
 
 import math
 import re
@@ -370,6 +370,16 @@ report
 # %% [markdown]
 # Only the output was stored. The queries were loaded once, and the keys and values 384 / 64 = 6 times, once by each
 # program of their head.
+#
+# `watch` shows these loads one by one, for two heads of 128 tokens. Move the slider over the steps and see how one
+# tile of queries goes past all tiles of keys and values. If your own kernel's check failed, write
+# `flash_attention_full` in place of `best_attention`: a tile that is left out or read twice is easy to see.
+
+# %%
+watch(best_attention, *(torch.randn(2, 128, 16) for _ in range(3)))
+
+# %% [markdown]
+# The dark grey cells belong to the other head: both of its programs read these keys and values.
 #
 # ## Twice the memory, half the bytes · deeper
 #

@@ -41,8 +41,14 @@ class Stepper:
 
         display(self.still)
         try:
-            bundle = dict(self.widget()._repr_mimebundle_())
+            bundle = bundle_of(self.widget())
         except ImportError:  # without ipywidgets the still version says it all
             return
-        bundle["text/plain"] = "A slider through the steps appears here while the notebook runs."
         display(bundle, raw=True)
+
+
+def bundle_of(widget) -> dict:
+    """What a notebook keeps of a widget; its text stands where none can be shown."""
+    bundle = dict(widget._repr_mimebundle_())
+    bundle["text/plain"] = "A slider through the steps appears here while the notebook runs."
+    return bundle

@@ -15,11 +15,13 @@ import time
 import urllib.request
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from course_lib.home import ROOT
 
 pytestmark = pytest.mark.browser
+COPIES = ROOT / "build" / "browser"
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 STARTS_WITHIN, RUNS_WITHIN = 60, 300  # seconds
 WIDTH, HEIGHT, MARGIN = 1280, 1800, 150  # pixels; the margin is more than what is not the notebook
@@ -29,18 +31,17 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
     """The address of a JupyterLab that `make lab` serves, with copies of the notebooks in build/browser."""
-    copies = ROOT / "build" / "browser"
-    shutil.rmtree(copies, ignore_errors=True)
-    copies.mkdir(parents=True)
+    shutil.rmtree(COPIES, ignore_errors=True)
+    COPIES.mkdir(parents=True)
     for path in NOTEBOOKS:
-        shutil.copy(path, copies)
+        shutil.copy(path, COPIES)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     options = f"--no-browser --port {port} --ServerApp.port_retries=0 --IdentityProvider.token=t"
     options += " --expose-app-in-browser"
     # The folder of the notebook that it opens is the one that JupyterLab shows.
-    command = ["make", "lab", f"NOTEBOOK={copies.relative_to(ROOT) / NOTEBOOKS[0].name}", f"LAB_ARGS={options}"]
+    command = ["make", "lab", f"NOTEBOOK={COPIES.relative_to(ROOT) / NOTEBOOKS[0].name}", f"LAB_ARGS={options}"]
     environment = {**os.environ, "COURSE_HOME": str(tmp_path_factory.mktemp("home"))}
     with open(tmp_path_factory.mktemp("log") / "lab.txt", "w+") as log:
         server = subprocess.Popen(
@@ -124,6 +125,59 @@ def test_a_notebook_runs_to_its_end_in_a_browser(lab, browser, notebook, request
         assert all(cell["execution_count"] for cell in cells), "cells were left out"
         assert page.get_by_text("Error displaying widget").count() == 0
         assert page.get_by_text("Loading widget...").count() == 0
+    finally:
+        page.close()
+
+
+WATCHED = """
+from course_lib import default_device, watch
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def double_kernel(x_pointer, result_pointer, length, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_pointer + offsets, mask=offsets < length)
+    tl.store(result_pointer + offsets, 2 * x)
+
+
+def double(x):
+    result = torch.empty_like(x)
+    double_kernel[(triton.cdiv(x.numel(), 32),)](x, result, x.numel(), BLOCK=32)
+    return result
+
+
+watch(double, torch.rand(100, device=default_device()), program=0)
+"""
+
+
+@pytest.mark.timeout(STARTS_WITHIN + RUNS_WITHIN + 120)
+def test_a_slider_of_watch_moves_its_picture(lab, browser, request):
+    notebook = nbformat.read(NOTEBOOKS[0], as_version=4)
+    setup = next(cell for cell in notebook.cells if cell.cell_type == "code")  # finds the course
+    notebook.cells = [setup, nbformat.v4.new_code_cell(WATCHED.strip())]
+    nbformat.write(notebook, COPIES / "watched.ipynb")
+    page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
+    page.set_default_timeout(STARTS_WITHIN * 1000)
+    try:
+        page.goto(f"{lab}/lab/tree/watched.ipynb?token=t&reset")
+        page.wait_for_function(READY, timeout=STARTS_WITHIN * 1000)
+        page.evaluate(UNFOLD)
+        page.evaluate(RUN_ALL)
+        image = page.locator("img.widget-image")
+        image.wait_for()
+        assert page.locator("[class^=watched-]").is_hidden(), "the still picture is for where no slider is"
+        program, step = page.locator(".widget-slider .noUi-handle").all()
+        shown = [image.get_attribute("src")]
+        for slider, key in ((step, "ArrowLeft"), (program, "ArrowRight")):
+            slider.press(key)
+            page.wait_for_function("before => document.querySelector('img.widget-image').src !== before", arg=shown[-1])
+            shown.append(image.get_attribute("src"))
+        assert program.get_attribute("aria-valuenow") == step.get_attribute("aria-valuenow") == "1.0"
+        if folder := request.config.getoption("--screenshot"):
+            take_pictures(page, Path(folder), "watched")
     finally:
         page.close()
 

@@ -69,6 +69,7 @@ class Verdict:
         seed: `check(..., seed=...)` repeats exactly these inputs.
         printed: the beginning of what the answer printed.
         picture: an inline SVG that shows where the errors lie, or "".
+        watch: a call that draws what the answer's kernel reads and writes in a case that went wrong, or "".
     """
 
     exercise: str
@@ -82,6 +83,7 @@ class Verdict:
     seed: int | None = None
     printed: str = ""
     picture: str = ""
+    watch: str = ""
     hints_left: int = 0
     file: str | None = None
     answers: tuple[Any, ...] = ()
@@ -137,6 +139,8 @@ class Verdict:
             parts.append(f'`hint("{self.exercise}")` helps.')
         if self.seed is not None and self.cases:
             parts.append(f"`check(..., seed={self.seed})` repeats these inputs.")
+        if self.watch:
+            parts.append(f"`{self.watch}` draws what its programs read and write (`from course_lib import watch`).")
         return " ".join(parts)
 
     def _case_lines(self) -> list[tuple[CaseResult, str]]:

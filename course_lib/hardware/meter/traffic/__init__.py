@@ -19,9 +19,11 @@ This folder imports nothing of the course, and of itself by relative names alone
 see the course, loads it as a package of its own.
 """
 
+from .accounts import Listener, Reached
 from .front_end import find_function, front_end_is_known, refusal
 from .launches import record_launches
 from .meter import TrafficMeter
+from .places import is_own
 from .results import (
     Allocation,
     Launch,
@@ -37,13 +39,16 @@ from .variants import record_variants
 __all__ = [
     "Allocation",
     "Launch",
+    "Listener",
     "MeterUnavailable",
     "OutOfBounds",
+    "Reached",
     "TensorTraffic",
     "TrafficMeter",
     "TrafficReport",
     "find_function",
     "front_end_is_known",
+    "is_own",
     "readable_bytes",
     "record_launches",
     "record_variants",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -46,6 +47,26 @@ class Wild:
         return self.moment[1]
 
 
+# Of one access, the lanes of one argument (None: of no argument): the element each reaches, counted from the tensor's
+# first one (an address where there is no argument), and whether it lies inside.
+Reached = tuple["Argument | None", np.ndarray, np.ndarray]
+
+
+class Listener(Protocol):
+    """Is told everything in order, where sums are not enough. What it raises ends the launch."""
+
+    def begun(self, kernel: str, arguments: list[Argument]) -> None:
+        """A launch has its arguments."""
+
+    def launched(self, kernel: str, grid: tuple[int, int, int]) -> None:
+        """And now its grid."""
+
+    def accessed(
+        self, kind: str, program: tuple[int, int, int], item_bytes: int, reached: list[Reached], file: str, line: int
+    ) -> None:
+        """A load, a store or an atomic, of no lane at all where everything is masked off."""
+
+
 class Accounts:
     """The rows of all tensors, and the arguments of the kernel that runs.
 
@@ -53,6 +74,7 @@ class Accounts:
         count_sectors: whether loads are also counted in sectors.
         other_views: gives (name, view) of the tensors that the meter was told of, and of those allocated since.
         program: gives the program that runs.
+        listener: is told of every launch and every access.
     """
 
     def __init__(
@@ -60,7 +82,9 @@ class Accounts:
         count_sectors: bool,
         other_views: Callable[[], tuple[Iterable[tuple[str, View]], Iterable[tuple[str, View]]]],
         program: Callable[[], tuple[int, int, int]],
+        listener: Listener | None = None,
     ):
+        self._listener = listener
         self._count_sectors, self._other_views, self._program = count_sectors, other_views, program
         self.rows: list[Row] = []
         self.wild: dict[tuple, Wild] = {}
@@ -82,6 +106,8 @@ class Accounts:
         self.forget_arguments()
         for parameter, value in given.items():
             self._register(parameter, value, host[parameter])
+        if self._listener is not None:
+            self._listener.begun(kernel, [argument for argument in self._arguments if argument is not None])
 
     def _register(self, parameter: str, value, host) -> None:
         if isinstance(value, tuple):
@@ -133,23 +159,44 @@ class Accounts:
         self, kind: str, pointers: np.ndarray, mask: np.ndarray, item_bytes: int
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Counts one access. Returns the plain addresses, and None or the lanes (bool, like mask) that must not run."""
-        self.moment()
+        _, program, _ = self.moment()
         self._access += 1
         active = pointers.ravel() if mask.all() else pointers[mask]
-        if active.size == 0:
+        allowed = self._booked(kind, active, item_bytes) if active.size else None
+        if self._listener is not None:
+            reached = self._reached(active, allowed) if active.size else []
+            self._listener.accessed(kind, program, item_bytes, reached, *kernel_line())
+        if allowed is None:
             return pointers & ADDRESS_MASK, None
+        wild = np.zeros(mask.shape, dtype=bool)
+        wild[mask] = ~allowed
+        return pointers & ADDRESS_MASK, wild
+
+    def _booked(self, kind: str, active: np.ndarray, item_bytes: int) -> np.ndarray | None:
+        """Which lanes are inside; None where all are."""
         low, high = int(active.min()), int(active.max())
         tag = low >> TAG_SHIFT
         argument = self._arguments[tag] if tag < len(self._arguments) else None
         if argument is not None and argument.low <= low and high + item_bytes <= argument.high:
             argument.row.add(kind, active - argument.origin, item_bytes)
-            return pointers & ADDRESS_MASK, None
+            return None
         allowed = self._book_lane_by_lane(kind, active, item_bytes)
-        if allowed.all():
-            return pointers & ADDRESS_MASK, None
-        wild = np.zeros(mask.shape, dtype=bool)
-        wild[mask] = ~allowed
-        return pointers & ADDRESS_MASK, wild
+        return None if allowed.all() else allowed
+
+    def _reached(self, active: np.ndarray, allowed: np.ndarray | None) -> list[Reached]:
+        """The lanes of an access by argument, in the order of the arguments."""
+        inside = np.ones(active.size, dtype=bool) if allowed is None else allowed
+        tags = active >> np.uint64(TAG_SHIFT)
+        reached: list[Reached] = []
+        for tag in np.unique(tags).tolist():
+            lanes = tags == tag
+            argument = self._arguments[tag] if tag < len(self._arguments) else None
+            if argument is None:
+                reached.append((None, active[lanes].astype(np.int64), inside[lanes]))
+            else:
+                elements = (active[lanes].astype(np.int64) - argument.low) // argument.view.item_bytes
+                reached.append((argument, elements, inside[lanes]))
+        return reached
 
     def _book_lane_by_lane(self, kind: str, active: np.ndarray, item_bytes: int) -> np.ndarray:
         """For accesses that leave their tensor or mix several; returns which lanes are inside."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from . import self_test, summary, triton_internals
-from .accounts import Accounts
+from .accounts import Accounts, Listener
 from .allocations import Allocations
 from .memory import MemoryShim
 from .order import ASCENDING, numbering
@@ -32,6 +32,8 @@ class TrafficMeter:
     ``order`` is that in which the programs of a launch run: "ascending", "descending", or a number that they are
     shuffled by. A GPU keeps no order, so what changes with it is a race.
 
+    ``listener`` is told of every launch and every access as it happens.
+
     Raises :class:`MeterUnavailable` on entry when Triton does not interpret, when another meter is already counting,
     or when this Triton's inside is not the one known here.
     """
@@ -44,12 +46,14 @@ class TrafficMeter:
         count_sectors: bool = False,
         undefined_lanes: object = None,
         order: str | int = ASCENDING,
+        listener: Listener | None = None,
         **tensors: torch.Tensor,
     ):
         self._named: dict[str, View] = {}
         self._launches: list[Launch] = []
         self._allocations = Allocations()
-        self._accounts = Accounts(count_sectors, self._other_views, triton_internals.running_program)
+        self._accounts = Accounts(count_sectors, self._other_views, triton_internals.running_program, listener)
+        self._listener = listener
         self._undefined = None if undefined_lanes is None else UndefinedLanes(undefined_lanes, self._accounts)
         self._order = numbering(order)
         self.watch(**tensors)
@@ -85,7 +89,7 @@ class TrafficMeter:
                 enter(triton_internals.renumbered_programs(self._order))
             enter(triton_internals.tagged_pointers(self._accounts.tagged_address))
             enter(triton_internals.copied_arguments(self._allocations.pause, self._accounts.begin))
-            enter(triton_internals.interpreted_launches(self._launches.append))
+            enter(triton_internals.interpreted_launches(self._launched))
             enter(self._allocations)
         except BaseException:
             self._close()
@@ -100,6 +104,11 @@ class TrafficMeter:
         finally:
             TrafficMeter._active = None
             self._accounts.forget_arguments()
+
+    def _launched(self, launch: Launch) -> None:
+        self._launches.append(launch)
+        if self._listener is not None:
+            self._listener.launched(launch.kernel, launch.grid)
 
     def _other_views(self) -> tuple[Iterator[tuple[str, View]], Iterator[tuple[str, View]]]:
         allocated = ((f"allocation_{number}", View(tensor)) for number, tensor in self._allocations.alive())
