@@ -68,8 +68,9 @@ def requirements(path):
 
 
 def module_of(name):
-    """The module that a distribution is imported as: pytest-xdist is xdist; the others are called alike."""
-    return {"pytest-xdist": "xdist"}.get(name, name.replace("-", "_"))
+    """The module that a distribution is imported as: most are called alike."""
+    others = {"pytest-xdist": "xdist", "sphinx-mathjax-offline": "sphinx-mathjax-offline"}
+    return others.get(name, name.replace("-", "_"))
 
 
 def importable(module):
