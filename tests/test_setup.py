@@ -155,6 +155,17 @@ def test_nothing_is_registered_outside_the_environment():
     assert "--user" not in recipe and "kernelspec" not in recipe and "ipykernel install" not in recipe
 
 
+def test_the_dev_container_runs_commands_that_exist():
+    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    targets = re.findall(r"make (\w+)", json.dumps(container))
+    assert set(targets) == {"install", "lab"}
+    makefile = (ROOT / "Makefile").read_text()
+    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
+    assert ".venv/bin/python -m course_lib doctor" in container["postCreateCommand"]
+    python = re.fullmatch(r".*/python:3\.(\d+)", container["image"])
+    assert python and bootstrap.OLDEST <= (3, int(python[1])) <= bootstrap.NEWEST
+
+
 # ---------------------------------------------------------------------------------------------------- the gate
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,9 +160,21 @@ def _still(cell: dict) -> dict:
                 text = "A control appears here while the notebook runs."
             markup = f'<p class="course-live">{text.strip()}</p>'
             output = {"output_type": "display_data", "metadata": {}, "data": {"text/html": markup, "text/plain": text}}
-        outputs.append(output)
+        outputs.append(_of_no_machine(output))
     metadata = {key: value for key, value in cell["metadata"].items() if key in ("tags", "mystnb")}
     return {**cell, "outputs": outputs, "metadata": metadata}
+
+
+def _of_no_machine(value):
+    """An output without the folders of the machine that it was made on: they tell a reader nothing."""
+    if isinstance(value, dict):
+        return {key: item if key == "image/png" else _of_no_machine(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_of_no_machine(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    text = re.sub(r"[^\s\"'<>]*/site-packages/", "", value)
+    return text.replace(f"{ROOT}/", "").replace(str(ROOT), ".").replace(sys.prefix, ".venv")
 
 
 def _about_language(notebook: dict) -> dict:

@@ -1,5 +1,8 @@
 """A chapter's page: what it leaves out, and where an answer is folded."""
 
+import sys
+
+from course_lib.home import ROOT
 from course_lib.site.pages import Chapter, page_of
 
 
@@ -70,6 +73,16 @@ def test_a_chapter_that_was_not_run_says_so():
 def test_the_cell_that_fetches_the_course_is_left_out():
     given = notebook(code("fetch", jupyter={"source_hidden": True}), code("1"))
     assert [cell["source"] for cell in page_of(chapter(given, notebook()))["cells"]] == ["1"]
+
+
+def test_no_folder_of_the_machine_is_on_a_page():
+    warning = "/home/somebody/.venv/lib/python3.12/site-packages/triton/interpreter.py:7: RuntimeWarning: overflow"
+    text = {"text/plain": f"kept in {ROOT}/build/site/home", "text/html": f"<code>{sys.prefix}/bin/python</code>"}
+    shown = {"output_type": "display_data", "data": text, "metadata": {}}
+    page = page_of(chapter(notebook(code("1", outputs=[printed(warning), shown])), notebook()))
+    stream, data = page["cells"][0]["outputs"]
+    assert stream["text"] == "triton/interpreter.py:7: RuntimeWarning: overflow"
+    assert data["data"] == {"text/plain": "kept in build/site/home", "text/html": "<code>.venv/bin/python</code>"}
 
 
 def test_a_widget_leaves_a_sentence_and_its_still_picture_stays():
