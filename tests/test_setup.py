@@ -150,6 +150,20 @@ def test_jupyterlab_does_not_ask_about_its_news_and_settings_that_are_there_stay
     assert make(clone, "lab", "VENV=none", f"PYTHON={program}").returncode == 0 and not (clone / ".venv").exists()
 
 
+def test_what_the_pages_need_is_installed_only_when_they_are_asked_for(clone, recorder):
+    program, log = recorder
+    (clone / "solutions").mkdir()
+    python = clone / "mine" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    shutil.copy(program, python)
+    assert make(clone, "lab", "VENV=mine").returncode == 0 and "requirements-site" not in log.read_text()
+    assert make(clone, "site", "VENV=mine").returncode == 0
+    *_, installed, built = log.read_text().splitlines()
+    assert installed.startswith("-m pip install") and installed.endswith("-r requirements-site.txt")
+    assert built.strip() == "-m course_lib site"
+    assert make(clone, "site", "VENV=mine").returncode == 0 and log.read_text().count("requirements-site") == 1
+
+
 def test_nothing_is_registered_outside_the_environment():
     recipe = (ROOT / "Makefile").read_text() + (ROOT / "course_lib" / "bootstrap.py").read_text()
     assert "--user" not in recipe and "kernelspec" not in recipe and "ipykernel install" not in recipe
