@@ -248,8 +248,9 @@ def append_kernel(
     dimension is contiguous. HEAD_DIM is a power of two.
     """
     # BEGIN SOLUTION
-    tokens = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)  # [BLOCK_T]
-    head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    # In 64 bits, and so is every product with a stride.
+    tile, head, batch = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    tokens = tile * BLOCK_T + tl.arange(0, BLOCK_T)  # [BLOCK_T]
     columns = tl.arange(0, HEAD_DIM)  # [HEAD_DIM]
     inside = (tokens < new_tokens)[:, None]  # [BLOCK_T, 1]
     slots = tl.load(positions_pointer + batch) + tokens  # [BLOCK_T]
@@ -257,7 +258,7 @@ def append_kernel(
     new_rows = new_pointer + batch * new_batch_stride + head * new_head_stride + tokens[:, None] * new_token_stride
     rows = tl.load(new_rows + columns[None, :], mask=inside)  # [BLOCK_T, HEAD_DIM]
     cache_rows = cache_pointer + batch * cache_batch_stride + head * cache_head_stride
-    cache_rows += slots[:, None].to(tl.int64) * cache_slot_stride
+    cache_rows += slots[:, None] * cache_slot_stride
     tl.store(cache_rows + columns[None, :], rows, mask=inside)
     # END SOLUTION
 

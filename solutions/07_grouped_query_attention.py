@@ -507,7 +507,7 @@ def grouped_decode_kernel(
     accumulator = tl.zeros([ROWS, HEAD_DIM], tl.float32)
     length = tl.load(lengths_pointer + sequence)
     for first_key in range(0, length, BLOCK_N):
-        keys = first_key + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+        keys = first_key + tl.arange(0, BLOCK_N).to(tl.int64)  # [BLOCK_N]
         in_use = (keys < length)[:, None]
         key_tile = tl.load(key_pointer + keys[:, None] * key_stride + columns[None, :], mask=in_use, other=0.0)
         scores = tl.dot(query, tl.trans(key_tile), input_precision="ieee") * scale_log2  # [ROWS, BLOCK_N]
@@ -540,7 +540,8 @@ def grouped_decode(query, key_cache, value_cache, lengths):
 
     Returns:
         [batch, query_heads, head_dim], in query's dtype; zeros for a sequence of length 0. The bytes are counted, and
-        no tensor that you make may have more elements than key_cache, or than a tile of rows for every KV head.
+        PyTorch must not copy the caches: that reads them once more. No tensor that you make may have more elements
+        than key_cache, or than a tile of rows for every KV head.
     """
     batch, query_heads, head_dim = query.shape
     key_heads = key_cache.shape[1]

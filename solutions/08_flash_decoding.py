@@ -272,7 +272,7 @@ def split_kernel(
     running_sum = tl.zeros([BLOCK_G], tl.float32)
     accumulator = tl.zeros([BLOCK_G, HEAD_DIM], tl.float32)
     for start in range(first, last, BLOCK_N):
-        keys = start + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+        keys = start + tl.arange(0, BLOCK_N).to(tl.int64)  # [BLOCK_N]
         # `present` [BLOCK_N]: which of these keys count.
         # BEGIN SOLUTION
         present = keys < last  # what follows belongs to the next split
@@ -310,7 +310,8 @@ def split_attention(query, key_cache, value_cache, lengths, splits):
     Args:
         query: [batch, query_heads, head_dim], float32 or float16; head_dim 16, 32, 64 or 128, the last stride 1.
         key_cache, value_cache: [batch, key_heads, capacity, head_dim]. Query heads h · group to h · group + group - 1
-            share KV head h. Any strides but the last, which is 1. What stands behind a sequence's tokens is undefined.
+            share KV head h. Any strides but the last, which is 1; they may reach beyond 2³¹ elements. What stands
+            behind a sequence's tokens is undefined.
         lengths: [batch], int32: the tokens of each sequence, 0 to capacity.
         splits: at least 1, and perhaps more than there are tokens.
 
@@ -318,7 +319,8 @@ def split_attention(query, key_cache, value_cache, lengths, splits):
         (outputs, lses), both float32 and contiguous. outputs, [splits, batch, query_heads, head_dim]: each split's own
         average of its values. lses, [splits, batch, query_heads]: the natural logarithm of the sum of the exponentials
         of its scaled scores. A split without keys has an output of zeros and a log-sum-exp of -inf. The bytes are
-        counted: each key and value of a split is read once for all heads of its group.
+        counted: each key and value of a split is read once for all heads of its group, by the kernel. PyTorch must not
+        copy the caches first.
     """
     batch, query_heads, head_dim = query.shape
     key_heads = key_cache.shape[1]
@@ -660,7 +662,7 @@ def flash_decode(query, key_pages, value_pages, block_tables, lengths, splits):
         query: [batch, query_heads, head_dim], float32 or float16; head_dim 16, 32, 64 or 128, the last stride 1.
         key_pages, value_pages: [pages, key_heads, page_size, head_dim], page_size at least 1. Query heads h · group to
             h · group + group - 1 share KV head h. Any strides but the last, which is 1; a pool may reach
-            beyond 2³¹ elements.
+            beyond 2³¹ elements, though the rows of one page and one KV head lie within fewer.
         block_tables: [batch, max_blocks], int32, any row stride: the page of tokens i · page_size to
             (i + 1) · page_size - 1 of a sequence. What a length doesn't reach is undefined: entries, and rows of pages
             too.
@@ -673,7 +675,7 @@ def flash_decode(query, key_pages, value_pages, block_tables, lengths, splits):
     Returns:
         (output, lse): [batch, query_heads, head_dim] in query's dtype, and [batch, query_heads], float32, the natural
         log-sum-exp over all keys. Zeros and -inf for a sequence without tokens. The bytes are counted: each key and
-        value is read once for all heads of its group.
+        value is read once for all heads of its group, by the kernels. PyTorch must not copy the pools first.
     """
     batch, query_heads, head_dim = query.shape
     key_heads, page_size = key_pages.shape[1:3]

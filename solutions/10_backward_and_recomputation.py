@@ -611,7 +611,7 @@ print(f"Δ: largest difference to PyTorch {(delta - (output * output_gradient).s
 # **How many bytes?** A program of the first kernel loads its 64 keys and values once. For each tile that passes it
 # loads $Q$, $dO$, $L$ and $\Delta$, and at the end it stores $dK$ and $dV$. The second kernel is the same with the
 # roles exchanged. With a causal mask each kernel skips the tiles in which nothing is visible. The check counts the
-# bytes and allows 1.3 times what tiles of 64 need.
+# bytes, of Q and dO, of K and V, and of all tensors. For each it allows 1.3 times what tiles of 64 need.
 #
 # **dO has three strides.** The gradient comes from whatever stands behind attention, and you cannot choose how it lies
 # in memory. After `output.sum().backward()` it is a single 1 in memory, seen as a tensor whose strides are all 0.
@@ -757,7 +757,7 @@ def flash_attention_backward(query, key, value, output, log_sum_exp, output_grad
     Returns:
         (dQ, dK, dV), contiguous, in the shapes and dtype of query, key and value. Two or three launches compute them.
         You make no tensor larger than the largest input. The kernels move at most 1.3 times the bytes that tiles of 64
-        queries and 64 keys need.
+        queries and 64 keys need: of Q and dO, of K and V, and of all tensors together.
     """
     heads, query_length, head_dim = query.shape
     key_length = key.shape[1]

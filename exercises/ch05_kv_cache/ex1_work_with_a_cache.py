@@ -74,6 +74,8 @@ def counted(s, prompt_length, new_tokens):
         stored = steps
     if s("prompt_free__decode_alone"):
         stored = steps - 1
+    if s("last_key_stored"):
+        stored += 1
     if s("prompt_counted_twice"):
         stored += prompt_length
     if s("values_counted"):
@@ -108,6 +110,11 @@ SLIPS = (
         "last_token_stored",
         "With a cache one token too many is counted: prompt and new tokens together. The last token generated is "
         "never run, so it has no key and no scores.",
+    ),
+    Slip(
+        "last_key_stored",
+        "With a cache one key too many is counted: prompt_length + new_tokens. The last token generated is never run, "
+        "so it has no key.",
     ),
     *(
         Slip(

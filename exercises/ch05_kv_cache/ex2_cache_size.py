@@ -49,6 +49,7 @@ def size_cases(draw):
         Case(
             "the same, less one byte", (exact - 1, parameters, *shape, length, item_bytes), entry="sequences_that_fit"
         ),
+        Case("a small model in 1 MB, sequences of 2", (10**6, 20_000, 4, 4, 2, 16, 2, 2), entry="sequences_that_fit"),
         Case(
             "weights alone do not fit: Llama-2-70B on 80 GB",
             (80 * 10**9, 68_976_648_192, *LLAMA_2_70B, 4096, 2),
@@ -71,6 +72,8 @@ def size(s: Slips, layers, query_heads, key_heads, head_dim, batch, length, item
         rows //= heads
     if s("length_squared"):
         length *= length
+    if s("head_dim_shared_too"):
+        head_dim = head_dim * key_heads // query_heads
     layers = 1 if s("one_layer") else layers
     batch = 1 if s("one_sequence") else batch
     item_bytes = 1 if s("elements_not_bytes") else item_bytes
@@ -81,6 +84,8 @@ def fitting(s: Slips, memory_bytes, parameters, layers, query_heads, key_heads, 
     """The sequences that fit as they are counted with these slips."""
     one = size(s, layers, query_heads, key_heads, head_dim, 1, length, item_bytes)
     weights = parameters * (1 if s("weights_in_elements") else item_bytes)
+    if s("weights_of_one_layer"):
+        weights *= layers
     left = memory_bytes - (0 if s("weights_forgotten", "weights_for_each_sequence") else weights)
     if s("weights_for_each_sequence"):
         one += weights
@@ -93,6 +98,8 @@ def fitting(s: Slips, memory_bytes, parameters, layers, query_heads, key_heads, 
         count = left / one
     if s("below_zero__int"):
         count = int(left / one)
+    if s("below_zero__positive", "below_zero__positive_first"):
+        return abs(left) // one if s("below_zero__positive_first") else abs(count)
     return count if s("below_zero", "below_zero__int") else max(0, count)
 
 
@@ -110,6 +117,11 @@ SIZE = (
         "group_size_counted",
         "The number of query heads that share a KV head was counted, query_heads / key_heads. A token leaves a "
         "key and a value for each KV head: key_heads.",
+    ),
+    Slip(
+        "head_dim_shared_too",
+        "head_dim is divided by the number of query heads that share a KV head. Sharing makes fewer KV heads; each is "
+        "as wide as before.",
     ),
     Slip(
         "queries_kept",
@@ -151,6 +163,10 @@ FIT = (
         "divide what is left.",
     ),
     Slip(
+        "weights_of_one_layer",
+        "The parameters are multiplied by the layers. They are those of the whole model already.",
+    ),
+    Slip(
         "rounded_up",
         "A sequence that fits only in part was counted. Divide with `//`.",
     ),
@@ -168,7 +184,7 @@ FIT = (
             name,
             "Weights that do not fit leave room for no sequence: 0, not a negative number.",
         )
-        for name in ("below_zero", "below_zero__int")
+        for name in ("below_zero", "below_zero__int", "below_zero__positive", "below_zero__positive_first")
     ),
     # Here there is one sequence.
     *(slip for slip in SIZE if slip.id != "one_sequence"),

@@ -6,9 +6,11 @@ key_heads, capacity, head_dim]; positions int32 [batch], the slot of the first n
 
 from __future__ import annotations
 
+import re
+
 import torch
 
-from course_lib.checker import TRITON, Case, Exercise, Forbids, InOut, LaunchesTriton, Mistake
+from course_lib.checker import TRITON, Case, Exercise, Forbids, InOut, LaunchesTriton, Mistake, ReadByKernels
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.layouts import beyond_32_bits
 from exercises.topics.cache_inputs import cache_layouts, row_layouts
@@ -73,19 +75,26 @@ def append_cases(draw):
         case("one new token each, sequences of 3, 0 and 7 tokens", 3, 2, 1, 32, 12, [3, 0, 7]),
         case("a prompt of 5 into an empty cache", 1, 2, 5, 32, 8, [0]),
         case("7 new tokens behind 4 and 9, as a projection leaves them", 2, 2, 7, 16, 24, [4, 9], projected=True),
-        case("37 new tokens: more than a tile, and not a multiple", 1, 2, 37, 32, 64, [somewhere]),
+        case("37 new tokens: more than a tile, and not a multiple", 1, 2, 37, 32, 64, [somewhere], metered=True),
         case("16 new tokens that fill the cache to its end", 1, 3, 16, 16, 25, [9]),
         case("a cache stored [batch, capacity, heads, head_dim]", 2, 3, 3, 16, 11, [2, 6], cache_store=tokens_first),
         case("float16, 2 × 4 heads of 128, 16 new tokens", 2, 4, 16, 128, 40, [11, 20], dtype=half, metered=True),
     ]
-    cases += beyond_32_bits(
-        draw,
-        "sequences",
-        filled(draw, 3, 2, 6, 16, torch.float32, lambda cache: cache),
-        torch.tensor([3, 0, 4], dtype=torch.int32),
-        before=new_rows(draw, 3, 2, 2, 16, torch.float32, lambda rows: rows),
-    )
-    if draw.on_gpu:
+    # Each stride in turn, of all four tensors.
+    for dimension, (which, batch, heads, new) in enumerate(
+        (("sequences", 3, 1, 2), ("heads", 1, 3, 2), ("tokens", 1, 1, 3))
+    ):
+        cases += beyond_32_bits(
+            draw,
+            which,
+            (*new_rows(draw, batch, heads, new, 16), *filled(draw, batch, heads, 5, 16)),
+            draw.integers(batch, low=0, high=3).int(),
+            dimension=dimension,
+        )
+    if not draw.on_gpu:
+        late = draw.integer(32_768, 32_900)
+        cases.append(case("2 new tokens behind more than 2¹⁵", 1, 1, 2, 16, late + 2, [late], dtype=half))
+    else:
         cases.append(
             case(
                 "64 sequences, 8 heads of 128, float16",
@@ -191,8 +200,15 @@ def _behind(case, seen, got):
     return bool(wrong.any()) and not bool((wrong & ~behind).any())
 
 
-def _reaches(verb, pointer=""):
-    return lambda case, seen, got: any(f": {verb} {pointer}" in sentence for sentence in seen.out_of_bounds[:1])
+def _reaches(verb, pointer=r"\w"):
+    """Whether the first access outside a tensor is such a one, by a pointer whose name begins like this."""
+    return lambda case, seen, got: any(re.search(f": {verb} {pointer}", text) for text in seen.out_of_bounds[:1])
+
+
+def _in_16_bits(case, seen, got):
+    """Whether a position beyond 2¹⁵ led to slots before the cache."""
+    before = any(": writes " in text and "before its start" in text for text in seen.out_of_bounds[:1])
+    return before and int(case.args[4].max()) >= 2**15
 
 
 EXERCISE = Exercise(
@@ -204,7 +220,7 @@ EXERCISE = Exercise(
     contracts=(CONTRACT,),
     models=(append_model(APPEND),),
     needs=TRITON,
-    requirements=(LaunchesTriton(), Forbids(COPIES), MovesRows(append_bytes)),
+    requirements=(LaunchesTriton(), Forbids(COPIES), ReadByKernels((0, 1)), MovesRows(append_bytes)),
     hints=(
         "A program has three numbers: its tile of new tokens, its head and its sequence. It copies one tile [BLOCK_T, "
         "HEAD_DIM] from the new tokens to the cache.",
@@ -229,6 +245,13 @@ EXERCISE = Exercise(
             when=_reaches("reads", "positions"),
         ),
         Mistake(
+            "position_in_16_bits",
+            "From slot 32,768 on the row lies before the cache: the position was kept in 16 bits or fewer. It is "
+            "int32; leave it so wide, or wider.",
+            when=_in_16_bits,
+            every=True,
+        ),
+        Mistake(
             "out_of_bounds_write",
             "The store reaches past the end of the cache. Check its mask, `tokens < new_tokens`, and its address: "
             "batch, head and slot each need their own stride of the cache.",
@@ -238,7 +261,7 @@ EXERCISE = Exercise(
             "out_of_bounds_read",
             "The load reaches past the end of the new tokens. Check its mask, `tokens < new_tokens`, and its address, "
             "which needs the strides of the tensor that is read.",
-            when=_reaches("reads"),
+            when=_reaches("reads", "(?!cache)"),
         ),
     ),
 )

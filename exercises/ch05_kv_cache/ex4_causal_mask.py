@@ -11,7 +11,7 @@ import torch
 from course_lib.checker import Case, Exercise
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.model import Model, Slip
-from exercises.topics.slots_model import visible
+from exercises.topics.slots_model import FEW_BITS, visible
 
 
 def mask_oracle(past, new_tokens, capacity):
@@ -31,6 +31,7 @@ def mask_cases(draw):
         Case(f"{new} new tokens behind {a} and {b}, 50 slots", (lengths(a, b), new, 50)),
         Case(f"the same sizes, behind {b} and {a}", (lengths(b, a), new, 50)),
         Case("a single slot", (lengths(0), 1, 1)),
+        Case("2 new tokens behind more than 2,048", (lengths(2048 + a), 2, 2100)),
         Case("5 new tokens up to the end: behind 11 and 2, 16 slots", (lengths(11, 2), 5, 16)),
     ]
 
@@ -111,6 +112,20 @@ SLIPS = (
         "past + i.",
     ),
     Slip(
+        "own_slot_alone",
+        "A new token sees its own slot alone. It must see all slots up to it: <=, not ==.",
+    ),
+    Slip(
+        "newest_first",
+        "The new tokens are counted from the last to the first: the first one sees as much as the last should. Token i "
+        "stands at position past + i.",
+    ),
+    Slip(
+        "one_token_sees_all",
+        "A single new token sees the whole buffer. It sees every token that is there, and the slots behind past hold "
+        "none: one comparison does for any number of new tokens.",
+    ),
+    Slip(
         "new_tokens_apart",
         "A new token sees the slots from before and its own, and none of the new tokens before it. Those stand in "
         "slots past to past + i - 1: it sees them as well.",
@@ -119,6 +134,15 @@ SLIPS = (
         "only_unused_hidden",
         "The mask shows the slots from before and none of the new tokens. They are in the cache too: token i sees "
         "the slots up to past + i.",
+    ),
+    *(
+        Slip(
+            f"positions_in_few_bits__{str(dtype).removeprefix('torch.')}",
+            f"Positions are kept as {str(dtype).removeprefix('torch.')}, which does not hold every slot of a long "
+            "cache. past is int32: leave it so wide, or wider.",
+            alone=True,
+        )
+        for dtype in FEW_BITS
     ),
     Slip(
         "turned_round",

@@ -12,7 +12,7 @@ from exercises.topics.attention import attention, prescaled, rounded
 from exercises.topics.attention_inputs import MAGNITUDES, ordinary
 from exercises.topics.cache_inputs import cache_layouts
 from exercises.topics.cached_step_model import STEP
-from exercises.topics.decode import each_sequence, tokens_first
+from exercises.topics.decode import attend_by_log_sum_exp, each_sequence, tokens_first
 
 
 def step(query, key, value, key_cache, value_cache, past, *, function=attention):
@@ -31,6 +31,17 @@ def step_rounded(*args):
     return step(*args, function=rounded)
 
 
+def step_by_log_sum_exp(*args):
+    return step(*args, function=lambda query, key, value: attend_by_log_sum_exp(query, key, value)[0].to(query.dtype))
+
+
+def far_apart(query, key, key_cache, past):
+    """Keys moved along the query, so that the scores of tokens lie 160 lower and those of leftovers 160 higher."""
+    along = 160 * query.shape[2] ** 0.5 * query / query.square().sum(dim=2, keepdim=True)  # [batch, heads, head_dim]
+    used = (torch.arange(key_cache.shape[2]) < past[:, None])[:, None, :, None]
+    return key - along, torch.where(used, key_cache - along[:, :, None], key_cache + along[:, :, None])
+
+
 def step_cases(draw):
     half = torch.float16
 
@@ -44,14 +55,17 @@ def step_cases(draw):
         dtype=torch.float32,
         score=1.0,
         arrange=lambda cache: cache,
+        change=lambda query, key, key_cache, past: (key, key_cache),
     ):
         batch, size = len(past), math.sqrt(score)
         query = draw.normal(batch, query_heads, head_dim, dtype=dtype, scale=size)
         key = draw.normal(batch, key_heads, head_dim, dtype=dtype, scale=size)
         value = draw.normal(batch, key_heads, head_dim, dtype=dtype)
-        key_cache = arrange(draw.normal(batch, key_heads, capacity, head_dim, dtype=dtype, scale=size))
+        key_cache = draw.normal(batch, key_heads, capacity, head_dim, dtype=dtype, scale=size)
         value_cache = arrange(draw.normal(batch, key_heads, capacity, head_dim, dtype=dtype))
         past = torch.tensor(past, dtype=torch.int32)
+        key, key_cache = change(query, key, key_cache, past)
+        key_cache = arrange(key_cache)
         return Case(name, (query, key, value, InOut(key_cache), InOut(value_cache), past))
 
     prime = draw.choice((67, 71, 73))
@@ -64,6 +78,7 @@ def step_cases(draw):
         case("the last slot is the new token's", 2, 1, 16, 10, [9]),
         case(f"{prime} tokens, large scores", 4, 4, 64, 90, [prime], score=40.0),
         case("a cache stored [batch, capacity, heads, head_dim]", 4, 2, 16, 24, [17, 8], arrange=tokens_first),
+        case("scores near -160, those of leftovers near 160", 2, 2, 16, 12, [5], change=far_apart),
         case("float16", 4, 2, 64, 130, [128, 57], dtype=half),
     ]
     if draw.on_gpu:
@@ -144,7 +159,7 @@ EXERCISE = Exercise(
     oracle=step,
     contracts=(CONTRACT,),
     models=(STEP,),
-    plain=(step_prescaled, step_rounded),
+    plain=(step_prescaled, step_rounded, step_by_log_sum_exp),
     needs=TRITON,
     uses_dot=True,
     hints=(

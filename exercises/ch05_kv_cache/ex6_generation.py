@@ -11,7 +11,8 @@ import torch
 from course_lib.checker import Case, Exercise, Mistake
 from course_lib.checker.specification.model import Model, Slip
 
-LAYERS, WIDTH, QUERY_HEADS, KEY_HEADS, HEAD_DIM, VOCABULARY = 2, 32, 4, 2, 8, 48
+WIDTH, QUERY_HEADS, KEY_HEADS, HEAD_DIM, VOCABULARY = 32, 4, 2, 8, 48
+LONG = 70  # tokens of a long prompt: more than 64
 CLEAR = 0.01  # by how much the likeliest token must lead, so that no rounding decides
 
 
@@ -71,9 +72,9 @@ def on_a_model(functions, weights, prompt, new_tokens, calls=1):
         def logits(self, x):
             return norm(x) @ weights["output"]
 
-    told = []
+    told, model = [], Model()
     for _ in range(calls):
-        told.append(functions["generate_cached"](Model(), prompt.clone(), new_tokens))
+        told.append(functions["generate_cached"](model, prompt.clone(), new_tokens))
         if not isinstance(told[-1], torch.Tensor):
             kind = type(told[-1]).__name__
             raise TypeError(f"generate_cached returned a {kind}; return a tensor, int64 [new_tokens]")
@@ -115,7 +116,7 @@ def with_cache(s, model, prompt, new_tokens):
 
     def run(tokens, positions, stay=True):
         x = model.embed(tokens)
-        for layer in range(model.layers):
+        for layer in range(model.layers - (1 if s("last_layer_left_out") else 0)):
             query, key, value = model.project(layer, x, positions)
             cache = caches[layer % len(caches)]
             held = [(key, value)] if s("cache_not_asked") else [*cache, (key, value)]
@@ -129,15 +130,18 @@ def with_cache(s, model, prompt, new_tokens):
             if s(*EMPTY_SEEN) and (len(held) > 1 or s("empty_slots_seen__always", "empty_slots_seen__one_less_always")):
                 empty = key.new_zeros(key.shape[0], max(0, room - keys.shape[1]), key.shape[2])
                 keys, values = torch.cat([keys, empty], dim=1), torch.cat([values, empty], dim=1)
-            x = model.finish(layer, x, model.attend(query, keys, values))
+            x = model.finish(0 if s("finished_by_first_layer") else layer, x, model.attend(query, keys, values))
+        if s("likeliest_of_x"):
+            return x.argmax(dim=-1)
         logits = model.logits(model.embed(tokens) if s("logits_of_the_embedding") else x)
         return logits.argmin(dim=-1) if s("least_likely_taken") else logits.argmax(dim=-1)
 
     places = torch.zeros(len(prompt), dtype=torch.int64) if s("prompt_at_one_position") else torch.arange(len(prompt))
-    chosen = run(prompt, places)
+    first_run = max(1, len(prompt) - 1) if s("last_prompt_token_left_out") else len(prompt)
+    chosen = run(prompt[:first_run], places[:first_run])
     found = [] if again else [chosen[0] if s("first_logits") else chosen[-1]]
     tokens, known = prompt, len(prompt)
-    while len(found) < wanted:
+    while len(found) < wanted and not (s("stopped_at_zero") and found and found[-1] == 0):
         tokens = torch.cat([tokens, found[-1][None]]) if found else tokens
         place = len(prompt) + len(found) - (0 if s("last_prompt_token_twice_later") else 1)
         if s("positions_count_steps", "positions_count_steps__from_zero"):
@@ -177,11 +181,21 @@ def generation_oracle(weights, prompt, new_tokens, calls=1, margins=None):
 
 def _calls_differ(case, seen, got):
     """Whether the same call gave one thing first and another later."""
-    calls = case.args[3] if len(case.args) > 3 else 1
+    calls = case.args[3]
     if got is None or calls == 1 or len(got["tokens"]) % calls:
         return False
     told = got["tokens"].view(calls, -1)
     return not bool((told == told[0]).all())
+
+
+DRAWS = ("multinomial", "exponential_", "bernoulli", "rand", "rand_like", "randint", "uniform_")  # by chance
+
+
+def _run_in_vain(case, seen, got):
+    """Whether the tokens are right, and were more work than they need be."""
+    if got is None or not got["tokens_run_in_vain"]:
+        return False
+    return torch.equal(got["tokens"], generation_oracle(*case.args)["tokens"])
 
 
 SLIPS = (
@@ -197,6 +211,21 @@ SLIPS = (
     Slip(
         "logits_of_the_embedding",
         "The logits were taken of the embedding, which went through no layer. Take those of x after the last layer.",
+    ),
+    Slip(
+        "stopped_at_zero",
+        "The text ends where token 0 is chosen. No token ends it here: new_tokens are asked for.",
+    ),
+    Slip(
+        "likeliest_of_x",
+        "The likeliest token was looked for in x, which has `width` numbers. `logits` makes one for each token of it.",
+    ),
+    Slip("last_layer_left_out", "The last layer is not run: there are model.layers of them."),
+    Slip("finished_by_first_layer", "Every layer is finished by layer 0: finish takes the layer's own number."),
+    Slip(
+        "last_prompt_token_left_out",
+        "The prompt's last token is never run, and the first new token follows the one before it. Run the whole prompt "
+        "first.",
     ),
     Slip(
         "keys_kept_as_values",
@@ -230,8 +259,8 @@ SLIPS = (
     ),
     Slip(
         "cache_not_asked",
-        "After the prompt each token saw itself alone. `attend` takes all keys and values of the layer so far, "
-        "not only those that `project` has just given.",
+        "After the prompt each token was given its own value alone. `attend` takes all keys and all values of the "
+        "layer so far, not only those that `project` has just given.",
     ),
     Slip(
         "new_tokens_not_kept",
@@ -325,13 +354,13 @@ SLIPS = (
 # ------------------------------------------------------------------------------------------------------------ the cases
 
 
-def random_weights(draw):
+def random_weights(draw, layers):
     """A decoder whose attention looks far back and whose output is not its input again."""
 
     def matrix(inputs, outputs, size=1.0):
         return draw.normal(inputs, outputs, scale=size * inputs**-0.5)
 
-    layers = [
+    parts = [
         {
             "query": matrix(WIDTH, QUERY_HEADS * HEAD_DIM, 1.5),
             "key": matrix(WIDTH, KEY_HEADS * HEAD_DIM, 1.5),
@@ -340,32 +369,45 @@ def random_weights(draw):
             "up": matrix(WIDTH, 2 * WIDTH),
             "down": matrix(2 * WIDTH, WIDTH, 1.5),
         }
-        for _ in range(LAYERS)
+        for _ in range(layers)
     ]
     return {
         "embedding": draw.normal(VOCABULARY, WIDTH),
-        "layers": layers,
+        "layers": parts,
         "output": matrix(WIDTH, VOCABULARY, 3.0),
         "head_dim": HEAD_DIM,
     }
 
 
+def exchanged(weights, prompt, token):
+    """The same decoder and prompt with another name for this token, 0, and its name for the token of that name."""
+    names = torch.arange(VOCABULARY)
+    names[[0, token]] = names[[token, 0]]
+    return {**weights, "embedding": weights["embedding"][names], "output": weights["output"][:, names]}, names[prompt]
+
+
 def generation_cases(draw):
+    """Token 0 is chosen early in one: it is a token as any other."""
     cases = []
-    for name, prompt_length, new_tokens, *calls in (
-        ("6 tokens after a prompt of 4", 4, 6),
-        ("12 tokens after a prompt of one", 1, 12),
-        ("5 tokens after a prompt of 3, called twice", 3, 5, 2),
-        ("one token after a prompt of 9", 9, 1),
-        ("16 tokens after a prompt of 17", 17, 16),
-        ("2 tokens after a prompt of 2", 2, 2),
+    for name, prompt_length, new_tokens, calls, layers in (
+        ("6 tokens after a prompt of 4", 4, 6, 1, 2),
+        ("12 tokens after a prompt of one", 1, 12, 1, 2),
+        ("5 tokens after a prompt of 3, called twice", 3, 5, 2, 2),
+        ("one token after a prompt of 9", 9, 1, 1, 2),
+        ("16 tokens after a prompt of 17", 17, 16, 1, 2),
+        ("2 tokens after a prompt of 2", 2, 2, 1, 2),
+        ("5 tokens after a prompt of 4, four layers", 4, 5, 1, 4),
+        ("6 tokens after a prompt of 70, the third of them 0", LONG, 6, 1, 2),
     ):
         while True:  # until no token is chosen by a hair, which a rounding could split either way
-            weights, prompt, margins = random_weights(draw), draw.integers(prompt_length, low=0, high=VOCABULARY), []
-            generation_oracle(weights, prompt, new_tokens, margins=margins)
+            weights, prompt = random_weights(draw, layers), draw.integers(prompt_length, low=0, high=VOCABULARY)
+            margins: list[float] = []
+            tokens = generation_oracle(weights, prompt, new_tokens, margins=margins)["tokens"]
             if min(margins) > CLEAR:
                 break
-        cases.append(Case(name, (weights, prompt, new_tokens, *calls), driver=on_a_model))
+        if prompt_length == LONG:
+            weights, prompt = exchanged(weights, prompt, int(tokens[2]))
+        cases.append(Case(name, (weights, prompt, new_tokens, calls), driver=on_a_model))
     return cases
 
 
@@ -390,6 +432,18 @@ EXERCISE = Exercise(
         "ones at the end.",
     ),
     mistakes=(
+        Mistake(
+            "drawn_by_chance",
+            "The tokens are drawn at random. Greedy generation takes the likeliest one each time: argmax.",
+            when=lambda case, seen, got: any(name in seen.operations for name in DRAWS),
+        ),
+        Mistake(
+            "run_in_vain",
+            "The tokens are right, but more tokens are run than need be. After the prompt a step runs the newest token "
+            "alone, and the last new token is not run.",
+            when=_run_in_vain,
+            every=True,
+        ),
         Mistake(
             "state_kept",
             "The same call, made twice, gave two results: something of the first is still there at the second. A list "

@@ -73,7 +73,10 @@ def floor(s: Slips, parameters, item_bytes, token_bytes, batch, length, bandwidt
         weights *= batch
     if s("weights_not_read"):
         weights = 0
+    length += 1 if s("new_token_counted") else 0
     cache = token_bytes * (1 if s("cache_of_one_sequence") else batch) * (1 if s("one_token_of_the_cache") else length)
+    if s("keys_and_values_counted_again"):
+        cache *= 2
     if s("token_bytes_times_item_bytes"):
         cache *= item_bytes
     if s("cache_not_read"):
@@ -81,7 +84,13 @@ def floor(s: Slips, parameters, item_bytes, token_bytes, batch, length, bandwidt
     flops = parameters * (1 if s("flops_of_one_sequence") else batch) * (1 if s("one_flop_a_weight") else 2)
     if s("flops_for_each_token"):
         flops *= length
+    if s("rates_exchanged"):
+        bandwidth, rate = rate, bandwidth
+    if s("share_of_a_sequence"):
+        bandwidth, rate = bandwidth * batch, rate * batch
     read, computed = (weights + cache) / bandwidth, flops / rate
+    if s("whole_seconds"):
+        read, computed = (weights + cache) // bandwidth, flops // rate
     if s("not_divided_by_the_rates"):
         read, computed = weights + cache, flops
     if s("arithmetic_ignored"):
@@ -118,6 +127,14 @@ FLOOR = (
         "One cached token is read for each sequence. The new query is compared with all `length` keys: multiply by "
         "`length`.",
     ),
+    Slip(
+        "new_token_counted",
+        "The caches are counted with one token too many each. The step reads `length` tokens of every sequence.",
+    ),
+    Slip(
+        "keys_and_values_counted_again",
+        "The caches count twice. token_bytes is what a token takes with its key and its value, in all layers.",
+    ),
     Slip("weights_in_elements", "The weights are counted in elements. Each takes item_bytes bytes."),
     Slip("token_bytes_times_item_bytes", "token_bytes is multiplied by item_bytes. It is a number of bytes already."),
     Slip(
@@ -143,6 +160,16 @@ FLOOR = (
         "reading_ignored",
         "Only the time to compute is counted. For a small batch reading takes much longer: return the larger of "
         "the two times.",
+    ),
+    Slip(
+        "rates_exchanged",
+        "Bytes are divided by the rate and FLOPs by the bandwidth. Bytes are moved: divide them by bandwidth, and the "
+        "FLOPs by rate.",
+    ),
+    Slip("whole_seconds", "The times are cut to whole seconds by `//`. A step takes milliseconds: divide with `/`."),
+    Slip(
+        "share_of_a_sequence",
+        "The time is divided by the batch. All sequences take the step together, and it lasts as long for each.",
     ),
     Slip(
         "not_divided_by_the_rates",

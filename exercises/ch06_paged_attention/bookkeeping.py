@@ -18,25 +18,32 @@ class PageBook:
         self.unused = list(range(pages))
         self.holders = [0] * pages
         self.tables, self.lengths = {}, {}
+        self.children = set()
 
     def append(self, sequence, count):
         s = self.s
         if s("new_sequence_refused") and sequence not in self.lengths:
             raise KeyError
         copying = self._must_copy(sequence)
+        if copying and s("half_appended__share_let_go"):
+            self.holders[self.tables[sequence][-1]] -= 1
         more = self._pages_more(sequence, count)
         length = self.lengths.get(sequence, 0) + count
         if s("refused_one_stays", "half_appended__length_first"):
             self.tables.setdefault(sequence, [])
             self.lengths.setdefault(sequence, 0)
-        if s("half_appended__length_first"):
+        if s("half_appended__length_first", "half_appended__length_alone"):
             self.lengths[sequence] = length
         needed = more + (0 if s("copy_without_room") else copying)
-        if needed > len(self.unused) or s("last_page_never_used") and needed and needed == len(self.unused):
+        if self._refused(needed, count):
             if s("not_refused"):
                 return []
+            if s("refused_one_freed") and sequence in self.tables:
+                self.free(sequence)
             if s("half_appended__token_by_token"):
                 self._append_what_fits(sequence, copying)
+            if s("half_appended__copy_made") and copying and self.unused:
+                self._copy_last(self.tables[sequence], self._take())
             if not s("half_appended", "half_appended__lost"):
                 raise MemoryError
         table = self.tables.setdefault(sequence, [])
@@ -52,6 +59,12 @@ class PageBook:
             table.extend(pages)
         self.lengths[sequence] = count if s("length_of_the_last_append") else length
         return copies
+
+    def _refused(self, needed, count):
+        s, free = self.s, len(self.unused)
+        if s("refused_where_none_is_free") and not free or s("last_page_never_used") and needed and needed == free:
+            return True
+        return count > free * self.page_size if s("room_counted_in_tokens") else needed > free
 
     def _append_what_fits(self, sequence, copying):
         """Tokens one by one, until a page is needed and none is free."""
@@ -70,12 +83,19 @@ class PageBook:
                 raise MemoryError
             self.tables[child], self.lengths[child] = [self._take() for _ in table], self.lengths[parent]
             return
-        shared = s("table_shared_not_copied", "table_shared_not_copied__until_append")
+        aliased = ("table_shared_not_copied", "table_shared_not_copied__old_one_freed")
+        shared = s(*aliased, "table_shared_not_copied__until_append")
         self.tables[child] = table if shared else list(table)
         self.lengths[child] = len(table) * self.page_size if s("fork_counts_slots") else self.lengths[parent]
+        if s("fork_forgets_the_length"):
+            self.lengths[child] = 0
+        if s("fork_counts_full_pages"):
+            self.lengths[child] = self.lengths[parent] // self.page_size * self.page_size
+        self.children.add(child)
         for page in () if s("fork_not_counted") else table:
             self.holders[page] += 1
-        if s("copied_at_fork__last_page") and self.unused and table:
+        partial = self.lengths[parent] % self.page_size > 0
+        if (s("copied_at_fork__last_page") or s("copied_at_fork__partial_page") and partial) and self.unused and table:
             self.holders[table[-1]] -= 1
             self.tables[child][-1] = self._take()
 
@@ -87,8 +107,8 @@ class PageBook:
             for page in self.tables[sequence]:
                 self._drop(page)
             return
-        if s("double_free__empty_table_kept"):
-            for page in self.tables.get(sequence, ()):
+        if s("double_free__empty_table_kept", "double_free__emptied"):
+            for page in self.tables[sequence] if s("double_free__emptied") else self.tables.get(sequence, ()):
                 self._drop(page)
             self.tables[sequence], self.lengths[sequence] = [], 0
             return
@@ -101,6 +121,8 @@ class PageBook:
             del self.lengths[sequence]
 
     def table(self, sequence):
+        if self.s("table_sorted__set"):
+            return list(set(self.tables[sequence]))
         return sorted(self.tables[sequence]) if self.s("table_sorted") else list(self.tables[sequence])
 
     def length(self, sequence):
@@ -109,6 +131,8 @@ class PageBook:
         return self.lengths[sequence]
 
     def free_pages(self):
+        if self.s("holders_counted"):
+            return self.pages - sum(self.holders)
         return self.pages - len(self.unused) if self.s("held_pages_counted") else len(self.unused)
 
     def _pages_more(self, sequence, count):
@@ -125,6 +149,10 @@ class PageBook:
             return count // size
         if s("one_page_at_most"):
             return int(length % size == 0)
+        if s("by_shift"):
+            after = ((length + count - 1) >> (size.bit_length() - 1)) + 1
+        if s("one_page_at_most__of_those_needed"):
+            return min(1, after - len(self.tables.get(sequence, ())))
         return after if s("pages_for_every_append__nothing_subtracted") else after - len(self.tables.get(sequence, ()))
 
     def _must_copy(self, sequence):
@@ -136,6 +164,10 @@ class PageBook:
             return False
         if s("copied_without_need", "copied_without_need__old_one_lost"):
             return partial
+        if s("copied_for_two_holders_alone"):
+            return partial and self.holders[table[-1]] == 2
+        if s("parent_never_copies") and sequence not in self.children:
+            return False
         return shared if s("full_page_copied") else shared and partial
 
     def _take(self):
@@ -161,12 +193,12 @@ class PageBook:
         s, source = self.s, table[-1]
         if s("new_page_not_counted__the_copy"):
             self.holders[target] = 0
-        if not s("copy_not_in_table"):
+        if not s("copy_not_in_table", "copy_not_in_table__old_one_freed"):
             table[-1] = target
-        if s("copied_without_need__old_one_lost"):
-            self.holders[source] -= 1
-        elif not s("old_page_kept"):
+        if s("copied_without_need", "copy_not_in_table__old_one_freed", "table_shared_not_copied__old_one_freed"):
             self._drop(source)
+        elif not s("old_page_kept", "half_appended__share_let_go"):  # it has other holders, and is free for nobody
+            self.holders[source] -= 1
         if s("old_page_let_go_twice"):
             self.holders[source] -= 1
         pair = (target, source) if s("copied_the_wrong_way") else (source, target)
@@ -188,15 +220,24 @@ def replay(functions, kind, pages, page_size, script, twice=False):
     def counted(number):
         return f"{number} page" if number == 1 else f"{number} pages"
 
+    def recorded(name):
+        try:
+            return f"{book.length(name)} tokens in {counted(len(book.table(name)))}"
+        except KeyError:
+            return "nothing is recorded"
+
     def pages_of(name):
-        table = [int(page) for page in book.table(name)]
+        try:
+            table = [int(page) for page in book.table(name)]
+        except KeyError:
+            return None
         return table if all(0 <= page < pages for page in table) else None
 
     def trouble():
         for name, want in tokens.items():
             table = pages_of(name)
             if table is None:
-                return f"; {name} has a page that does not exist"
+                return f"; {name} has no table, or a page that does not exist"
             if len(set(table)) < len(table):
                 return f"; {name} has a page twice"
             if len(table) * page_size < len(want):
@@ -209,8 +250,10 @@ def replay(functions, kind, pages, page_size, script, twice=False):
 
     def append(name, count):
         returned = book.append(name, count)
-        copies = list(returned or []) if kind == "SharingAllocator" else []
-        if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in copies):
+        copies = [] if returned is None or kind == "PageAllocator" else returned
+        if not isinstance(copies, list) or not all(
+            isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in copies
+        ):
             raise TypeError(f"append returned {returned!r}; asked for is a list of (source, target) pairs")
         for source, target in copies:
             for offset in range(page_size):
@@ -223,12 +266,18 @@ def replay(functions, kind, pages, page_size, script, twice=False):
             if token[1] // page_size < len(table):
                 memory[table[token[1] // page_size] * page_size + token[1] % page_size] = token
         copied = f", {len(copies)} copied" if kind == "SharingAllocator" else ""
-        return f"{book.length(name)} tokens in {counted(len(table))}{copied}"
+        return recorded(name) + copied
 
     def fork(parent, child):
         book.fork(parent, child)
         tokens[child] = list(tokens[parent])
-        return f"{book.length(child)} tokens in {counted(len(book.table(child)))}"
+        return recorded(child)
+
+    def free_pages():
+        number = book.free_pages()
+        if isinstance(number, (list, tuple, set, dict, str, type(None))):
+            raise TypeError(f"free_pages returned {number!r}; asked for is how many they are")
+        return int(number)
 
     def free(name):
         book.free(name)
@@ -242,9 +291,9 @@ def replay(functions, kind, pages, page_size, script, twice=False):
         except (MemoryError, KeyError) as error:
             told += "MemoryError" if isinstance(error, MemoryError) else "KeyError"
             if name in tokens:
-                told += f", {book.length(name)} tokens in {counted(len(book.table(name)))}"
+                told += f", {recorded(name)}"
         lost = trouble()
-        story.append(f"{told}, {int(book.free_pages())} free{lost}")
+        story.append(f"{told}, {free_pages()} free{lost}")
         if lost:  # what comes after depends on which page is which
             story += ["not tried any more"] * (len(script) - len(story))
             break
@@ -282,6 +331,34 @@ STATE_SHARED = (
     "Two allocators are not independent: the second, made anew, knew of the first one's sequences or pages. Make the "
     "lists and dicts in `__init__`, as attributes of self, and not in the class's body or outside it."
 )
+
+
+def names_that_are_false(case, seen, got) -> bool:
+    """Whether a sequence of this case has a name that counts as false."""
+    return isinstance(case.args[0], str) and any(not name for _, name, *_ in case.args[3])
+
+
+NAME_TAKEN_FOR_NONE = (
+    'Only the sequence with the name 0 went wrong. A name may be anything that a dict takes as a key, and 0 and "" '
+    "count as false: ask `sequence in self.tables` or `is None`, and not whether the name is true."
+)
+
+
+LENGTH_BEFORE_REFUSAL = (
+    "A refused append has raised the sequence's length. Nothing may change then: store the new length after the check."
+)
+REFUSED_WHERE_NONE_IS_FREE = (
+    "An append is refused because no page is free, though it needs none: its tokens fit into the sequence's last page. "
+    "Compare the pages that are needed with those that are free."
+)
+
+
+def pages_no_number(case, seen, got) -> bool:
+    """Whether what should be a number of pages is none."""
+    return bool(seen.error) and "free_pages returned" in seen.error.text
+
+
+PAGES_NO_NUMBER = "`free_pages` returns the pages. Asked for is how many there are: len(...) of them."
 
 
 def method_hidden(case, seen, got) -> bool:

@@ -98,6 +98,12 @@ def layout(s: Slips, regions, slots, wanted):
         external = sum(run for run in runs if run < wanted)
     if s("longest_run_alone"):
         external = 0 if fits else longest
+    if s("longest_run_taken_off"):
+        external = 0 if fits else free - longest
+    if s("longest_run_taken_off__where_it_fits"):
+        external = free - longest if fits else free
+    if s("missing_slots_counted"):
+        external = 0 if fits else wanted - longest
     internal = reserved if s("reserved_counted_whole") else reserved - used
     if s("reserved_called_used", "reserved_called_used__and_taken_off"):
         internal = 0 if s("reserved_called_used__and_taken_off") else internal
@@ -137,6 +143,19 @@ LAYOUT = (
     Slip(
         "longest_run_alone",
         "Only the longest free run is counted as waste. When the request fits in none of them, all free slots are.",
+    ),
+    Slip(
+        "longest_run_taken_off",
+        "The longest free run is left out of the waste. When the request does not fit in it, all free slots are waste.",
+    ),
+    Slip(
+        "longest_run_taken_off__where_it_fits",
+        "Where the request fits, the other free runs are counted as waste. It is 0 then: they are there for others.",
+    ),
+    Slip(
+        "missing_slots_counted",
+        "The slots that the request lacks are counted. The external waste is the free slots that it cannot use: all of "
+        "them.",
     ),
     Slip(
         "regions_not_sorted",
@@ -283,6 +302,8 @@ def used_on_average(s: Slips, prompt, output, reserved):
     if s("half_a_token_dropped"):
         made = (output + 1) // 2
     tokens = made if s("prompt_forgotten") else prompt + made
+    if s("prompt_halved"):
+        tokens = (prompt + output + 1) / 2
     share = tokens / (prompt + output if s("reserved_ignored") else reserved)
     return 100 * share if s("given_in_percent") else share
 
@@ -296,6 +317,11 @@ USE = (
         "That is the share at the very end. The sequence grows: take the mean over all of its steps.",
     ),
     Slip("prompt_forgotten", "The prompt is missing: its tokens are in the cache from the first step to the last."),
+    Slip(
+        "prompt_halved",
+        "The prompt is averaged as if it grew from nothing. All of it is there in every step: only the tokens that are "
+        "made grow from 1 to output.",
+    ),
     Slip("given_in_percent", "That is the share in percent. Return the share itself, between 0 and 1."),
     *(
         Slip(

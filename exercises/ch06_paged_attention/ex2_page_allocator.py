@@ -6,11 +6,17 @@ from course_lib.checker import Case, Exercise, Mistake
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.model import Model, Slip
 from exercises.ch06_paged_attention.bookkeeping import (
+    LENGTH_BEFORE_REFUSAL,
     METHOD_HIDDEN,
+    NAME_TAKEN_FOR_NONE,
+    PAGES_NO_NUMBER,
+    REFUSED_WHERE_NONE_IS_FREE,
     STATE_SHARED,
     PageBook,
     allocated,
     method_hidden,
+    names_that_are_false,
+    pages_no_number,
     replay,
     state_is_shared,
     told_by,
@@ -77,6 +83,17 @@ def allocator_cases(draw):
         case("freed and never there", 2, 4, ("free", "x"), ("append", "a", 1)),
         case("a name comes back after it was freed", 4, 4, ("append", "a", 6), ("free", "a"), ("append", "a", 3)),
         case("pages of one token", 6, 1, ("append", "a", 2), ("append", "b", 3), ("free", "a"), ("append", "b", 3)),
+        case(
+            "names that are numbers, 0 among them",
+            4,
+            4,
+            ("append", 0, 3),
+            ("append", 1, 4),
+            ("append", 0, 2),
+            ("append", 2, 5),
+            ("free", 0),
+            ("append", 0, 5),
+        ),
         case("60 operations, pages of 16", 30, 16, *random_script(draw, letters, 60, 70)),
     ]
 
@@ -125,10 +142,18 @@ SLIPS = (
         )
         for name in ("pages_for_every_append", "pages_for_every_append__nothing_subtracted")
     ),
+    *(
+        Slip(
+            name,
+            "An append takes one page at most, and a prompt of many tokens needs several. Count the pages for the new"
+            " length, and subtract those that the sequence has.",
+        )
+        for name in ("one_page_at_most", "one_page_at_most__of_those_needed")
+    ),
     Slip(
-        "one_page_at_most",
-        "An append takes one page at most, and a prompt of many tokens needs several. Count the pages for the new"
-        " length, and subtract those that the sequence has.",
+        "by_shift",
+        "Tokens are divided into pages by a shift, which is right where page_size is a power of two. It may be any "
+        "number: divide, and round up.",
     ),
     Slip(
         "one_page_too_many",
@@ -158,6 +183,11 @@ SLIPS = (
         "whatever its number: keep the order in which they were taken.",
     ),
     Slip(
+        "table_sorted__set",
+        "`table` gives a set, which has no order. Entry i is the page of tokens i · page_size onwards: return a list, "
+        "in the order in which the pages were taken.",
+    ),
+    Slip(
         "length_of_the_last_append",
         "A sequence's length is that of its last append alone. Add what it had before.",
     ),
@@ -178,6 +208,12 @@ SLIPS = (
             "half_appended__token_by_token",
         )
     ),
+    Slip("half_appended__length_alone", LENGTH_BEFORE_REFUSAL),
+    Slip(
+        "refused_one_freed",
+        "A refused append gives back the pages that the sequence had before. Nothing may change then: the caller "
+        "decides whom to stop, and tries again.",
+    ),
     Slip(
         "refused_one_stays",
         "A new sequence whose first append was refused is recorded all the same, with no page. So `free` finds it, "
@@ -192,13 +228,19 @@ SLIPS = (
         "last_page_never_used",
         "MemoryError is raised although as many pages are free as are needed. Compare with >, not with >=.",
     ),
+    Slip("refused_where_none_is_free", REFUSED_WHERE_NONE_IS_FREE),
+    Slip(
+        "room_counted_in_tokens",
+        "The new tokens are compared with the slots of the free pages, without the room in the sequence's own last "
+        "page. Compare pages: those that are needed more, and those that are free.",
+    ),
     *(
         Slip(
             name,
             "Freeing a sequence that holds nothing raises no error. That is how a page gets onto the free list twice, "
             "and later into two tables. Raise KeyError when the sequence has no table.",
         )
-        for name in ("double_free", "double_free__table_kept", "double_free__empty_table_kept")
+        for name in ("double_free", "double_free__table_kept", "double_free__empty_table_kept", "double_free__emptied")
     ),
     Slip(
         "length_survives_free",
@@ -232,6 +274,7 @@ EXERCISE = Exercise(
         "on the free list, and forget the length too.",
     ),
     mistakes=(
+        Mistake("name_taken_for_none", NAME_TAKEN_FOR_NONE, when=names_that_are_false, every=True),
         Mistake("state_shared", STATE_SHARED, when=state_is_shared),
         Mistake(
             "page_in_two_tables",
@@ -241,6 +284,7 @@ EXERCISE = Exercise(
             ),
         ),
         Mistake("attribute_hides_method", METHOD_HIDDEN, when=method_hidden),
+        Mistake("pages_no_number", PAGES_NO_NUMBER, when=pages_no_number),
         Mistake(
             "other_exception",
             "The refusal is another kind of exception. The caller catches MemoryError from `append` and KeyError from "

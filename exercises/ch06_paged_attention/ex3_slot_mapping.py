@@ -108,8 +108,40 @@ SLIPS = (
     ),
     Slip(
         "slots_in_32_bits",
-        "Page times page_size was computed in int32, which ends at 2³¹ - 1, and a large pool has more slots. The table "
-        "is int32: widen the page before you multiply.",
+        "A slot was kept in int32, which ends at 2³¹ - 1, and a large pool has more slots. The table is int32: widen "
+        "the page before you multiply, and return int64.",
+    ),
+    Slip(
+        "slots_in_floats",
+        "The slots went through float32, which holds whole numbers up to 2²⁴ alone. Widen the page to int64 instead.",
+    ),
+    Slip(
+        "none_taken_for_all",
+        "A sequence without a new token gives all of its tokens: positions[-0:] is everything. Begin at lengths[b] - "
+        "new_tokens[b].",
+    ),
+    Slip(
+        "one_new_token_at_least",
+        "A sequence without a new token gets a slot all the same. It waits: there is nothing to write.",
+    ),
+    Slip(
+        "padding_left_in",
+        "Short sequences are padded to the longest with -1. Asked for is one slot for each new token, sequence by "
+        "sequence, and no others.",
+    ),
+    Slip(
+        "tokens_taken_in_turn",
+        "The slots come token by token: the first of every sequence, then the second ones. Asked for is sequence by "
+        "sequence.",
+    ),
+    Slip("slots_sorted", "The slots are sorted by their numbers. They stand in the order of the new tokens."),
+    Slip(
+        "page_0_taken_for_none",
+        "Tokens in page 0 have no slot. 0 is a page as any other; only -1 means none.",
+    ),
+    Slip(
+        "offset_from_one",
+        "The offsets count from 1. The first token of a page has offset 0: position % page_size.",
     ),
     *(
         Slip(
@@ -198,7 +230,7 @@ EXERCISE = Exercise(
     cases=slot_cases,
     oracle=slots_of,
     contracts=(CONTRACT,),
-    models=(Model(mapped, SLIPS),),
+    models=(Model(mapped, SLIPS, styles=((), ("positions_clamped",))),),
     hints=(
         "Start with one sequence and one token at position p. Which entry of the table holds its page? And at which "
         "offset in that page is it?",

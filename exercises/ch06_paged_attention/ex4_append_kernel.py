@@ -6,7 +6,7 @@ import re
 
 import torch
 
-from course_lib.checker import TRITON, Case, Exercise, Forbids, InOut, Mistake
+from course_lib.checker import TRITON, Case, Exercise, Forbids, InOut, Mistake, ReadByKernels
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.layouts import unit_last
 from exercises.topics.cache_inputs import cache_layouts
@@ -110,7 +110,7 @@ CONTRACT = Contract(
         ),
         "heads": (1, 2, 3),
         "page_size": (1, 2, 3, 5, 16),
-        "head_dim": (1, 16, 20, 33),
+        "head_dim": (1, 16, 20, 33, 160),
         "dtype": (torch.float32, torch.float16),
         "key_layout": unit_last("key"),
         "value_layout": unit_last("value"),
@@ -149,7 +149,8 @@ EXERCISE = Exercise(
     needs=TRITON,
     requirements=(
         LaunchesWhereRowsAre(rows=lambda *args: int((args[4] >= 0).sum())),
-        Forbids(("index_put", "index_put_", "index_copy_", "scatter_")),
+        Forbids(("index_put", "index_put_", "index_copy_", "scatter_"), beyond=lambda *args: args[4].numel()),
+        ReadByKernels((0, 1)),
         MovesRows(append_bytes),
     ),
     hints=(

@@ -52,6 +52,8 @@ def decode_cases(draw):
         Case("every score near -160", far_below_zero(*paged(draw, 1, 16, [11], 8))),
         Case("queries stored head by head", head_by_head(*paged(draw, 2, 16, [5, 9, 8], 8))),
         case("the pages and lengths of a step before, in tensors of the same shapes", 2, 32, [23, 17], 8),
+        case("head dimension 256", 1, 256, [9], 8),
+        case("page numbers of 2¹⁵ and more", 1, 16, [7, 5], 1, dtype=torch.float16, pages=2**16),
         case("float16, head dimension 64", 2, 64, [40, 11], 16, dtype=torch.float16),
         case("2 sequences of 64 tokens, 2 heads, bytes counted", 2, 64, [64, 64], 16, metered=True),
     ]
@@ -129,8 +131,9 @@ OUTSIDE_THE_POOL = (
     "you read."
 )
 PAST_THE_TABLE = (
-    "The table is read past its last entry: a sequence that fills its last page has length / PAGE_SIZE pages, and "
-    "length // PAGE_SIZE + 1 is one too many. Use tl.cdiv(length, PAGE_SIZE)."
+    "The table is read past its last entry. A sequence has tl.cdiv(length, PAGE_SIZE) pages, and none where it has no "
+    "tokens. Where the last page is full, length // PAGE_SIZE + 1 is one too many, and so is an entry that is loaded a "
+    "step ahead without a mask."
 )
 ONE_PAGE_SHORT = (
     "A page is missing at the end of a sequence{}: the loop is one page short there. A sequence has tl.cdiv(length, "
@@ -150,6 +153,19 @@ SLIPS = (
     Slip("first_head_for_all__value", "Every head reads the values of head 0. Add head * value_head_stride."),
     *KEYS,
     *SOFTMAX,
+    Slip(
+        "first_tile_skipped",
+        "The first page of a sequence is never looked at. The loop begins with entry 0 of the table.",
+    ),
+    *(
+        Slip(
+            f"hidden_scored_minus_1e9{way}",
+            "Positions behind the last token were given a finite score. Where all true scores are lower still, those "
+            "decide: a hidden score is minus infinity.",
+            alone=True,
+        )
+        for way in ("", "__1e3", "__1e4")
+    ),
     Slip("table_read_past_its_end", PAST_THE_TABLE),
     Slip("empty_sequence_nan", EMPTY_SEQUENCE),
     *strides("page", paged=True),
@@ -213,6 +229,13 @@ EXERCISE = Exercise(
     ),
     mistakes=(
         Mistake("nan_from_the_start", NAN_FROM_THE_START, when=all_nan, every=True),
+        Mistake(
+            "page_in_16_bits",
+            "From page 32,768 on memory before the pool is read: the page's number was kept in 16 bits. It is int32: "
+            "leave it so wide, or wider.",
+            when=lambda case, seen, got: _read_outside(case, seen, got) and int(case.args[3].max()) >= 2**15,
+            every=True,
+        ),
         Mistake("read_outside_the_pool", OUTSIDE_THE_POOL, when=_read_outside),
         Mistake(
             "table_read_past_its_end",

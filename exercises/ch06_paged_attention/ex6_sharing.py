@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+
 from course_lib.checker import Case, Exercise, Mistake
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.model import Model, Slip
 from exercises.ch06_paged_attention.bookkeeping import (
+    LENGTH_BEFORE_REFUSAL,
     METHOD_HIDDEN,
+    NAME_TAKEN_FOR_NONE,
+    PAGES_NO_NUMBER,
+    REFUSED_WHERE_NONE_IS_FREE,
     STATE_SHARED,
     PageBook,
     allocated,
     method_hidden,
+    names_that_are_false,
+    pages_no_number,
     replay,
     state_is_shared,
     told_by,
@@ -51,6 +59,9 @@ def fitting(pages, page_size, script):
         except MemoryError:
             pass
     return kept
+
+
+MANY = "1,600 pages of one token"
 
 
 def sharing_cases(draw):
@@ -166,6 +177,27 @@ def sharing_cases(draw):
             ("append", "c", 8),
             ("append", "b", 2),
         ),
+        case(
+            "refused at its first append, then freed",
+            4,
+            4,
+            ("append", "a", 10),
+            ("append", "b", 8),
+            ("free", "b"),
+            ("append", "b", 4),
+            ("free", "b"),
+        ),
+        case(
+            "names that are numbers, 0 among them",
+            6,
+            4,
+            ("append", 0, 6),
+            ("fork", 0, 1),
+            ("append", 0, 1),
+            ("append", 1, 3),
+            ("free", 0),
+            ("append", 2, 4),
+        ),
         case("60 operations, pages of 4", 16, 4, *fitting(16, 4, random)),
         case("60 operations, pages of 3", 60, 3, *fitting(60, 3, random)),
         keys("the same prompt twice", 4, range(8), range(8)),
@@ -177,6 +209,9 @@ def sharing_cases(draw):
         keys("digits that could run together", 2, [1, 23], [12, 3]),
         keys("the last page is not full", 4, range(7), range(8), range(3)),
         keys("no tokens, pages of one", 1, [], [9], [9, 9]),
+        keys("tokens that differ by 256 and by 65,536", 2, [3, 300], [259, 300], [3, 65_836], [3, 300]),
+        keys("two beginnings, and the same 40 pages behind them", 4, [1, *range(7, 170)], [2, *range(7, 170)]),
+        keys(MANY, 1, *(draw.integers(16, low=0, high=128_000).tolist() for _ in range(100))),
     ]
 
 
@@ -202,20 +237,28 @@ def sharing_oracle(*args):
 
 def keys_with(slips, prompts, page_size):
     """A model's `compute`: what the driver tells of page_keys with these slips."""
-    return key_pattern({"page_keys": lambda tokens, size: _keys(slips, tokens, size)}, prompts, page_size)
+    calls = itertools.count()
+    return key_pattern({"page_keys": lambda tokens, size: _keys(slips, tokens, size, next(calls))}, prompts, page_size)
 
 
-def _keys(s, tokens, size):
+def _keys(s, tokens, size, call):
     ends = range(size, len(tokens) + (0 if s("last_full_page_missed") else 1), size)
     if s("partial_page_has_a_key"):
         ends = range(size, len(tokens) + size, size)
     keys = []
+    numbers = {}  # of the beginnings, in this call
     for end in ends:
         key = tuple(tokens[:end])
         if s("key_of_the_page_alone", "key_by_place"):
             key = tuple(tokens[end - size : end])
-        if s("key_of_two_pages"):
+        if s("key_of_two_pages", "key_of_two_pages__and_place"):
             key = tuple(tokens[max(0, end - 2 * size) : end])
+        if s("key_of_two_pages__one_token"):
+            key = tuple(tokens[max(0, end - size - 1) : end])
+        if s("tokens_cut_to_bytes"):
+            key = tuple(token % 256 for token in key)
+        if s("tokens_cut_to_bytes__two"):
+            key = tuple(token % 65_536 for token in key)
         if s("order_lost"):
             key = tuple(sorted(key))
         if s("order_lost__set"):
@@ -226,7 +269,13 @@ def _keys(s, tokens, size):
             key = sum(map(int, key))
         if s("prompts_told_apart"):
             key = (len(tokens), key)
-        keys.append((end, key) if s("key_by_place") else key)
+        if s("prompts_told_apart__by_all_tokens"):
+            key = (tuple(tokens), key)
+        if s("keys_of_one_call"):
+            key = numbers.setdefault(key, len(numbers))
+        if s("keys_of_one_call__by_the_list"):
+            key = (call, key)
+        keys.append((end, key) if s("key_by_place", "key_of_two_pages__and_place") else key)
     return keys
 
 
@@ -270,6 +319,26 @@ SHARING = (
         "have room.",
     ),
     Slip(
+        "fork_counts_full_pages",
+        "A child is given the length of its parent's full pages. It has all the parent's tokens, those in a partly "
+        "filled last page too.",
+    ),
+    Slip("fork_forgets_the_length", "A child is given the length 0. It has as many tokens as its parent."),
+    Slip(
+        "holders_counted",
+        "`free_pages` subtracts the holders of the pages, so a page that two hold counts twice. Count the pages whose "
+        "number of holders is 0.",
+    ),
+    Slip(
+        "copied_for_two_holders_alone",
+        "A page that more than two sequences hold is not copied before it is written. Copy where its count is above 1.",
+    ),
+    Slip(
+        "parent_never_copies",
+        "Only a forked child copies. When its parent is the first to write, it writes into the page that the child "
+        "reads: whoever writes into a shared page copies it.",
+    ),
+    Slip(
         "old_page_let_go_twice",
         "After the copy the old page loses two holders, and is then taken for one that nobody shares. The writer lets "
         "go of it once.",
@@ -288,10 +357,13 @@ SHARING = (
         "copied_the_wrong_way",
         "The pair is (source, target), and yours reads (target, source): the empty page is copied over the full one.",
     ),
-    Slip(
-        "copy_not_in_table",
-        "The pair is returned, but the sequence's table still names the shared page, so the new tokens go there and "
-        "the copy is never used. Put the new page in the old one's place.",
+    *(
+        Slip(
+            name,
+            "The pair is returned, but the sequence's table still names the shared page, so the new tokens go there "
+            "and the copy is never used. Put the new page in the old one's place.",
+        )
+        for name in ("copy_not_in_table", "copy_not_in_table__old_one_freed")
     ),
     *(
         Slip(
@@ -311,7 +383,7 @@ SHARING = (
             "`fork` takes pages, which is just what sharing should save: parent and child hold the same pages until "
             "one of them writes.",
         )
-        for name in ("copied_at_fork", "copied_at_fork__last_page")
+        for name in ("copied_at_fork", "copied_at_fork__last_page", "copied_at_fork__partial_page")
     ),
     Slip(
         "fork_not_counted",
@@ -324,7 +396,11 @@ SHARING = (
             "Parent and child have one and the same list as their table: what one changes in it, the other gets. Give "
             "the child a list of its own, list(table).",
         )
-        for name in ("table_shared_not_copied", "table_shared_not_copied__until_append")
+        for name in (
+            "table_shared_not_copied",
+            "table_shared_not_copied__old_one_freed",
+            "table_shared_not_copied__until_append",
+        )
     ),
     *(
         Slip(
@@ -364,15 +440,24 @@ SHARING = (
             "half_appended__lost",
             "half_appended__length_first",
             "half_appended__token_by_token",
+            "half_appended__copy_made",
+            "half_appended__share_let_go",
         )
     ),
+    Slip("half_appended__length_alone", LENGTH_BEFORE_REFUSAL),
+    Slip(
+        "refused_one_stays",
+        "A new sequence whose first append was refused is recorded all the same, with no page. So `free` finds it, "
+        "but should raise KeyError. Record it only after the check.",
+    ),
+    Slip("refused_where_none_is_free", REFUSED_WHERE_NONE_IS_FREE),
     *(
         Slip(
             name,
             "A sequence that holds nothing can be freed, or freed again. Then the counts of pages in use "
             "fall, and they are handed out again. Raise KeyError when it has no table.",
         )
-        for name in ("double_free", "double_free__counted")
+        for name in ("double_free", "double_free__counted", "double_free__emptied")
     ),
 )
 
@@ -393,9 +478,40 @@ KEYS = (
         "missing. Use all tokens, or the key of the page before, which stands for everything up to there.",
     ),
     Slip(
+        "key_of_two_pages__and_place",
+        "The key holds the page's place, its tokens and those of the page before it. What stood before those is still "
+        "missing. Use all tokens, or the key of the page before, which stands for everything up to there.",
+    ),
+    Slip(
+        "key_of_two_pages__one_token",
+        "The key holds the page's tokens and the one before them. What stood before that is still missing. Use all "
+        "tokens, or the key of the page before, which stands for everything up to there.",
+    ),
+    Slip(
         "prompts_told_apart",
         "The key depends on the whole prompt's length. Two prompts with the same beginning share its pages, however "
         "they go on: use the tokens up to the page's end alone.",
+    ),
+    Slip(
+        "prompts_told_apart__by_all_tokens",
+        "The key depends on the whole prompt. Two prompts with the same beginning share its pages, however they go on: "
+        "use the tokens up to the page's end alone.",
+    ),
+    *(
+        Slip(
+            name,
+            "The keys of two calls cannot be compared: numbers that begin anew, or the identity of a list, say nothing "
+            "of the tokens. Equal beginnings must have equal keys in every call, and others never.",
+        )
+        for name in ("keys_of_one_call", "keys_of_one_call__by_the_list")
+    ),
+    *(
+        Slip(
+            f"tokens_cut_to_bytes{way}",
+            f"Tokens that differ by a multiple of {which} got equal keys: each was cut to {bits} bits. A token's "
+            "number may be far larger.",
+        )
+        for way, which, bits in (("", "256", 8), ("__two", "65,536", 16))
     ),
     Slip(
         "last_full_page_missed",
@@ -442,6 +558,7 @@ EXERCISE = Exercise(
         "enough; use tuple(tokens[:end]) or a hash of it.",
     ),
     mistakes=(
+        Mistake("name_taken_for_none", NAME_TAKEN_FOR_NONE, when=names_that_are_false, every=True),
         Mistake("state_shared", STATE_SHARED, when=state_is_shared),
         Mistake(
             "copy_without_room",
@@ -450,10 +567,27 @@ EXERCISE = Exercise(
             when=lambda case, seen, got: bool(seen.error) and seen.error.type in ("IndexError", "StopIteration"),
         ),
         Mistake("attribute_hides_method", METHOD_HIDDEN, when=method_hidden),
+        Mistake("pages_no_number", PAGES_NO_NUMBER, when=pages_no_number),
+        Mistake(
+            "full_pages_copied_too",
+            "An append copies more than one page. Only the page that its tokens begin in is written, the last one: the "
+            "full pages before it are read and may stay shared.",
+            when=lambda case, seen, got: any(
+                int(line.split(" copied")[0].split()[-1]) > 1 for line in got or () if " copied" in line
+            ),
+        ),
         Mistake(
             "pair_without_list",
-            "`append` returns the pair itself. Return a list, with that pair in it or empty.",
+            "`append` returns a list of pairs: [(source, target)] where a page is to be copied, and else an empty one. "
+            "The pair itself, or a tuple, is no list.",
             when=lambda case, seen, got: bool(seen.error) and "(source, target) pairs" in seen.error.text,
+        ),
+        Mistake(
+            "hash_too_short",
+            "Among 1,600 pages some with other beginnings have equal keys: so few bits meet by chance. Whoever finds a "
+            "page by its key reads its numbers: use the tokens themselves, or a hash of 128 bits and more.",
+            when=lambda case, seen, got: case.name == MANY and isinstance(got, list),
+            every=True,
         ),
         Mistake(
             "key_not_hashable",

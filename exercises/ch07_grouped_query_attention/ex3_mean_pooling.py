@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import Case, Exercise
+from course_lib.checker import Case, Exercise, Mistake
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.layouts import any_strides
 from course_lib.checker.specification.model import Model, Slip
+from exercises.topics.evidence import COMPUTED_IN_16_BITS, right_to_three_digits
 
 
 def _split(weight, key_heads, new_key_heads):
@@ -48,6 +49,7 @@ def pool_cases(draw):
         Case("a weight stored column by column", (draw.transposed(draw.normal(6 * 4, 10)), 6, 2)),
         case("a bias: one dimension", 8, 4, 16),
         case("float16, 32 heads become 8", 32, 8, 8, 16, dtype=torch.float16),
+        Case("float16, near 30000, 8 heads become 2", (draw.normal(8 * 4, 6, dtype=torch.float16) + 30_000, 8, 2)),
     ]
 
 
@@ -89,11 +91,22 @@ def _pooled(s, weight, key_heads, new_key_heads):
         heads = weight.to(accurate).unflatten(0, (new_key_heads, -1, group)).transpose(1, 2)
     if s("everything_averaged"):
         heads = heads.flatten(0, 1).expand(new_key_heads, *heads.flatten(0, 1).shape)
-    pooled = heads.sum(dim=1) if s("summed") else heads.mean(dim=1)
+    if s("group_and_new_heads_exchanged"):
+        heads = weight.to(accurate).unflatten(0, (group, new_key_heads, -1))
+    total = heads.sum(dim=1)
+    if s("sum_in_own_dtype", "added_up_in_16_bits"):
+        total = total.to(weight.dtype)
+    pooled = total if s("summed") else heads.mean(dim=1)
     if s("divided_by_all_heads"):
-        pooled = heads.sum(dim=1) / key_heads
+        pooled = total / key_heads
     if s("divided_by_the_new_heads"):
-        pooled = heads.sum(dim=1) / new_key_heads
+        pooled = total / new_key_heads
+    if s("added_up_in_16_bits"):
+        pooled = total / group
+    if s("not_the_whole_group") and group > 1:
+        pooled = heads[:, :-1].mean(dim=1)
+    if s("median_taken"):
+        pooled = heads.median(dim=1).values
     if s("first_of_group"):
         pooled = heads[:, 0]
     if s("last_of_group"):
@@ -138,6 +151,11 @@ SLIPS = (
         "The sum of a group is divided by new_key_heads. A group has key_heads // new_key_heads heads.",
     ),
     Slip(
+        "group_and_new_heads_exchanged",
+        "The group's size and new_key_heads are exchanged where the rows are split: it is [new_key_heads, group, "
+        "head_dim], and the average goes over the group.",
+    ),
+    Slip(
         "first_of_group",
         "The first head of each group is kept and the others are dropped. It works less well than the mean of all "
         "(Ainslie et al., figure 4).",
@@ -156,6 +174,16 @@ SLIPS = (
         "The result still has key_heads heads: the mean was written back to every member. One head for each group is "
         "what makes the cache smaller.",
     ),
+    Slip(
+        "added_up_in_16_bits",
+        "The heads of a group are added up in float16, which holds nothing above 65504, and the sum is divided only "
+        "then. Divide first, or add in float32; mean does.",
+    ),
+    Slip(
+        "not_the_whole_group",
+        "One head of each group was left out of the average. A group has key_heads // new_key_heads of them.",
+    ),
+    Slip("median_taken", "That is the median of each group's heads. Take the mean."),
     Slip("bias_gets_a_dimension", TWO_DIMENSIONS),
     Slip("bias_gets_a_dimension__in_front", TWO_DIMENSIONS),
 )
@@ -168,7 +196,7 @@ EXERCISE = Exercise(
     oracle=pool_oracle,
     contracts=(CONTRACT,),
     plain=(pool_added_up, pool_scaled_first),
-    models=(Model(_pooled, SLIPS),),
+    models=(Model(_pooled, SLIPS, styles=((), ("sum_in_own_dtype",))),),
     hints=(
         "The rows of the weight are heads, one after the other: row head · head_dim + d makes element d of that head. "
         "Which shape separates new head, member of the group and head_dim?",
@@ -176,5 +204,8 @@ EXERCISE = Exercise(
         "The members of a group are neighbours, so no row has to move.",
         "Average over the members, dimension 1, and put heads and head_dim back into one dimension with flatten(0, 1). "
         "head_dim is weight.shape[0] // key_heads.",
+    ),
+    mistakes=(
+        Mistake("computed_in_16_bits", COMPUTED_IN_16_BITS, when=right_to_three_digits(pool_oracle), every=True),
     ),
 )

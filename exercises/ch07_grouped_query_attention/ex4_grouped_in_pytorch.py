@@ -8,10 +8,17 @@ from course_lib.checker import Allocates, Case, Exercise, Forbids, Mistake
 from course_lib.checker.specification.contract import Contract
 from course_lib.checker.specification.layouts import any_strides
 from course_lib.checker.specification.model import Model, Slip
-from exercises.ch07_grouped_query_attention.slips import BIG, KEYS_REPEATED, repeats_keys
+from exercises.ch07_grouped_query_attention.slips import (
+    BIG,
+    KEYS_REPEATED,
+    PRODUCTS_KEPT,
+    keeps_products,
+    repeats_keys,
+)
 from exercises.topics.decode import PLAIN, cached, decode
 from exercises.topics.decode_inputs import SCORES
 from exercises.topics.decode_slips import BY_COUNT, BY_MODULO, FIRST_HEAD, SCALE_MISSING, SCALE_TWICE
+from exercises.topics.evidence import COMPUTED_IN_16_BITS, right_to_three_digits
 
 
 def _all_keys(key):
@@ -180,5 +187,9 @@ EXERCISE = Exercise(
         "batch dimensions of both operands agree, so matmul has nothing to copy.",
         "(torch.softmax(scores, dim=-1) @ value).flatten(1, 2) is [batch, query_heads, head_dim].",
     ),
-    mistakes=(Mistake("keys_repeated", KEYS_REPEATED, when=repeats_keys, cost=True),),
+    mistakes=(
+        Mistake("keys_repeated", KEYS_REPEATED, when=repeats_keys, cost=True),
+        Mistake("products_kept", PRODUCTS_KEPT, when=keeps_products, cost=True),
+        Mistake("computed_in_16_bits", COMPUTED_IN_16_BITS, when=right_to_three_digits(shared_oracle), every=True),
+    ),
 )

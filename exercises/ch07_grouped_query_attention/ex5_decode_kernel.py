@@ -7,14 +7,24 @@ import re
 
 import torch
 
-from course_lib.checker import TRITON, Allocates, Case, Exercise, Forbids, LaunchesTriton, Mistake, Moves
+from course_lib.checker import TRITON, Allocates, Case, Exercise, Forbids, LaunchesTriton, Mistake, Moves, ReadByKernels
 from course_lib.checker.specification.contract import Contract
 from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
 from course_lib.checker.specification.model import Slip
 from exercises.ch07_grouped_query_attention.slips import BIG, KEYS_REPEATED, repeats_keys
 from exercises.topics.attention import close_to
 from exercises.topics.decode import PLAIN, cached, decode, decode_bytes
-from exercises.topics.decode_inputs import SCORES, UNUSED, cache, far_below_finite, fits, laid_apart, layouts, lengths
+from exercises.topics.decode_inputs import (
+    SCORES,
+    UNUSED,
+    cache,
+    caches_beyond_32_bits,
+    far_below_finite,
+    fits,
+    laid_apart,
+    layouts,
+    lengths,
+)
 from exercises.topics.decode_model import Shape, decode_model
 from exercises.topics.decode_slips import (
     CACHE,
@@ -27,7 +37,14 @@ from exercises.topics.decode_slips import (
     SOFTMAX,
     strides,
 )
-from exercises.topics.evidence import NAN_FROM_THE_START, all_nan
+from exercises.topics.evidence import (
+    COMPUTED_IN_16_BITS,
+    NAN_FROM_THE_START,
+    ROUNDED_TO_16_BITS,
+    all_nan,
+    right_to_three_digits,
+    stored_in_16_bits,
+)
 
 
 def kernel_cases(draw):
@@ -52,6 +69,7 @@ def kernel_cases(draw):
     ]
     query, *caches, lengths = cached(draw, 4, 2, 16, [5, 9, 3], 12)
     cases += beyond_32_bits(draw, "sequences", caches, lengths, before=(query,))
+    cases += caches_beyond_32_bits(draw)
     if draw.on_gpu:
         cases.append(case("32 on 4, lengths 1000 and 2049", 32, 4, 128, [1000, 2049], 2100, dtype=torch.float16))
     return cases
@@ -96,22 +114,21 @@ def _largest(query, key_cache, value_cache, lengths):
     return max(key_cache.numel(), query.shape[0] * key_cache.shape[1] * rows * query.shape[2])
 
 
-def _rereads_keys(case, seen, got):
-    """Right numbers, and keys or values loaded more than once."""
+def _times_loaded(case, seen, got):
+    """How often keys or values were loaded, whichever more; 0 where the numbers are wrong."""
     times = [
         counts["loaded"] / max(counts["distinct_loaded"], 1)
         for name, counts in seen.traffic.items()
         if name.startswith(("key", "value"))
     ]
     exact = [arg.double() if arg.is_floating_point() else arg for arg in case.args]
-    return bool(times) and max(times) > 1.5 and close_to(got, decode(*exact))
+    return max(times, default=0) if close_to(got, decode(*exact)) else 0
 
 
-def _rounded_to_16_bits(case, seen, got):
-    """A result in float32 that is right up to the rounding of 16 bits, and each of whose numbers has 16 bits."""
-    if got.dtype != torch.float32 or not close_to(got, decode(*case.args)) or not bool(got.count_nonzero()):
-        return False
-    return any(torch.equal(got, got.to(dtype).float()) for dtype in (torch.float16, torch.bfloat16))
+def _rereads_keys(case, seen, got):
+    """Right numbers, and keys or values loaded as often as a group has query heads."""
+    group = case.args[0].shape[1] // case.args[1].shape[1]
+    return group > 1 and _times_loaded(case, seen, got) > max(1.5, 0.9 * group)
 
 
 def _reaches(*words):
@@ -153,6 +170,7 @@ EXERCISE = Exercise(
         Allocates(_largest),
         Forbids(("scaled_dot_product_attention", "_scaled_dot_product", "bmm", "mm", "matmul", "_softmax", "softmax")),
         Moves(lambda q, k, v, lengths: decode_bytes(q, k, lengths)),
+        ReadByKernels((1, 2)),
     ),
     hints=(
         "Each program takes one KV head of one sequence: sequence = tl.program_id(0), key_head = tl.program_id(1), "
@@ -174,8 +192,9 @@ EXERCISE = Exercise(
         Mistake("nan_from_the_start", NAN_FROM_THE_START, when=all_nan, every=True),
         Mistake(
             "grid_axes_exchanged",
-            "A length was read past the end of `lengths`. The grid is (batch, key_heads): take the sequence from "
-            "program_id(0) and the KV head from program_id(1).",
+            "A length was read past the end of `lengths`. That of a sequence stands at lengths_pointer + sequence. If "
+            "you have that, are the grid's axes exchanged? It is (batch, key_heads): the sequence is program_id(0), "
+            "the KV head program_id(1).",
             when=_reaches("lengths"),
         ),
         Mistake(
@@ -187,8 +206,8 @@ EXERCISE = Exercise(
         Mistake(
             "group_rows_not_masked",
             "Memory outside the queries or the output was reached. Rows from GROUP on belong to the next group or to "
-            "none: mask them, and begin at key_head * GROUP. If both are right, check which tensor's strides the "
-            "pointer uses.",
+            "none: mask them, and begin at key_head * GROUP. If both are right, is GROUP the number of query heads "
+            "that share a KV head, and are the strides that tensor's own?",
             when=_reaches("query", "output"),
         ),
         Mistake(
@@ -199,16 +218,24 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "rounded_to_16_bits",
-            "The result has 16 bits though the queries are float32: it was rounded before it was stored. Cast it to "
-            "the output's own dtype, output_pointer.dtype.element_ty.",
-            when=_rounded_to_16_bits,
+            ROUNDED_TO_16_BITS,
+            when=stored_in_16_bits(decode),
+            every=True,
         ),
+        Mistake("computed_in_16_bits", COMPUTED_IN_16_BITS, when=right_to_three_digits(decode), every=True),
         Mistake("keys_repeated", KEYS_REPEATED, when=repeats_keys, cost=True),
         Mistake(
             "keys_reread",
             "Right numbers, but the keys were loaded once for every query head of a group. Let one program take the "
             "whole group: a tile of ROWS query heads against each tile of keys.",
             when=_rereads_keys,
+            cost=True,
+        ),
+        Mistake(
+            "keys_loaded_again",
+            "Right numbers, but a key or value was loaded more than once. Is there a second pass over the keys, or a "
+            "load of what the program holds already?",
+            when=lambda case, seen, got: _times_loaded(case, seen, got) > 1.5,
             cost=True,
         ),
     ),

@@ -6,20 +6,40 @@ import math
 
 import torch
 
-from course_lib.checker import TRITON, Allocates, Case, Contiguous, Exercise, LaunchesTriton, Mistake, Moves
+from course_lib.checker import (
+    TRITON,
+    Allocates,
+    Case,
+    Contiguous,
+    Exercise,
+    LaunchesTriton,
+    Mistake,
+    Moves,
+    ReadByKernels,
+)
 from course_lib.checker.specification.contract import Contract
-from course_lib.checker.specification.layouts import unit_last
+from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
 from exercises.ch08_flash_decoding.parts import BIG, FINITE_FOR_EMPTY, SKIPS_THE_WORK, partials
 from exercises.topics.attention import close_to
 from exercises.topics.decode import AS_GOOD, cached
-from exercises.topics.decode_inputs import SCORES, UNUSED, cache, far_below_finite, fits, laid_apart, layouts, lengths
+from exercises.topics.decode_inputs import (
+    SCORES,
+    UNUSED,
+    cache,
+    caches_beyond_32_bits,
+    far_below_finite,
+    fits,
+    laid_apart,
+    layouts,
+    lengths,
+)
 from exercises.topics.decode_model import Shape, decode_model
 from exercises.topics.decode_slips import (
     CACHE,
     EMPTY_SPLITS,
     GROUPED_SOFTMAX,
     HEADS,
-    KEYS,
+    KEYS_OF_A_SPLIT,
     LOG_SUM_EXP,
     OUT_OF_BOUNDS,
     SOFTMAX,
@@ -46,6 +66,9 @@ def partial_cases(draw):
         Case("NaN in the slots behind each sequence", (*cached(draw, 4, 1, 16, [70, 33], 96, unused=math.nan), 2)),
         Case("300 keys, 2 KV heads, 3 splits, bytes counted", (*cached(draw, 8, 2, 32, [300], 320), 3), metered=True),
     ]
+    query, *caches, lengths = cached(draw, 4, 2, 16, [5, 9, 3], 12)
+    cases += beyond_32_bits(draw, "sequences", caches, lengths, 2, before=(query,))
+    cases += caches_beyond_32_bits(draw, 2)
     if draw.on_gpu:
         arguments = cached(draw, 32, 8, 128, [5000, 1, 4097], 8192, dtype=torch.float16)
         cases.append(Case("3 sequences to 5000 keys, 32/8 heads, float16, 16 splits", (*arguments, 16)))
@@ -110,7 +133,7 @@ SLIPS = (
     *CACHE,
     *SPLITS,
     *SPLIT_SIZES,
-    *KEYS,
+    *KEYS_OF_A_SPLIT,
     *SOFTMAX,
     *GROUPED_SOFTMAX,
     *LOG_SUM_EXP,
@@ -139,6 +162,7 @@ EXERCISE = Exercise(
         SKIPS_THE_WORK,
         Contiguous(),
         Moves(partial_bytes, slack=1.1),
+        ReadByKernels((1, 2)),
     ),
     hints=(
         "The loop is given: it is the one of 7.5. Start with `first` and `last`. A split has tl.cdiv(length, splits) "

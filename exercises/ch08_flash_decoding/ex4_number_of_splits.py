@@ -124,6 +124,11 @@ def splits_cases(draw):
         choice("which for 16 sequences of 8192 keys, 128 programs without a split?", 16, 32, 8, 8192, 128, 2, H200),
         choice("which for 13 sequences of 60000 keys, 104 programs without a split?", 13, 32, 8, 60000, 128, 2, H200),
         choice("which for one KV head with 128 query heads, 16384 keys?", 1, 128, 1, 16384, 128, 2, H200),
+        # Each differs from that in one argument, so that no choice may be remembered without it.
+        choice("the same on a T4?", 1, 128, 1, 16384, 128, 2, T4),
+        choice("the same with 8 query heads, H200?", 1, 8, 1, 16384, 128, 2, H200),
+        choice("the same with 128 query heads on 2 KV heads?", 1, 128, 2, 16384, 128, 2, H200),
+        choice("the same with 1 KV head and 4 bytes a number?", 1, 128, 1, 16384, 128, 4, H200),
         choice(f"which for {batch} sequences, {key_heads * group}/{key_heads} heads, {context} keys, T4?", *drawn, T4),
     ]
 

@@ -15,6 +15,7 @@ from course_lib.checker import (
     LaunchesTriton,
     Mistake,
     Moves,
+    ReadByKernels,
     Requirement,
 )
 from course_lib.checker.specification.contract import Contract, Level
@@ -29,9 +30,10 @@ from exercises.topics.decode_slips import (
     EMPTY_SPLITS,
     GROUPED_SOFTMAX,
     HEADS,
-    KEYS,
+    KEYS_OF_A_SPLIT,
     LOG_SUM_EXP,
     MERGE,
+    OUTPUT_LIKE_QUERY,
     PAGES,
     SOFTMAX,
     SPLITS,
@@ -103,6 +105,7 @@ def paged_cases(draw):
         case("pages of 20 tokens, 7 splits", 6, 1, 32, [135], 20, splits=7),
         case("lengths 0 and 20, 3 splits", 4, 1, 16, [0, 20], 16, splits=3),
         case("5 tokens in 8 splits", 2, 1, 16, [5], 4, splits=8),
+        case("140 tokens in 70 splits", 1, 1, 16, [140], 16, splits=70),
         case("scores of ±150: exp overflows", 4, 1, 32, [100], 16, splits=2, score=BIG),
         case("float16, 8 query heads on 1 KV head", 8, 1, 64, [150], 16, splits=3, dtype=torch.float16),
         case("NaN wherever no token is", 4, 1, 16, [70, 9], 32, splits=2, unused=math.nan),
@@ -115,6 +118,8 @@ def paged_cases(draw):
     cases.insert(-1, Case("all strides apart, lengths 5 and 3", (*apart, 2)))
     query, *pools, tables, counts = paged(draw, 4, 2, 16, [9, 20], 8)
     cases += beyond_32_bits(draw, "pages", pools, tables, counts, 2, before=(query,))
+    query, *pools, tables, counts = paged(draw, 3, 3, 16, [5], 4)
+    cases += beyond_32_bits(draw, "heads", pools, tables, counts, 2, before=(query,), dimension=1)
     if draw.on_gpu:
         lengths = [5000, 1, 4097, 0]
         cases.append(
@@ -224,7 +229,7 @@ SLIPS = (
     *PAGES,
     *AHEAD,
     *SPLITS,
-    *KEYS,
+    *KEYS_OF_A_SPLIT,
     *SOFTMAX,
     *GROUPED_SOFTMAX,
     Slip(
@@ -247,6 +252,7 @@ SLIPS = (
     # Here a first split without keys is a sequence without keys.
     *(slip for slip in MERGE if slip.id != "empty_sequence_nan__first_split"),
     *strides("page", paged=True),
+    OUTPUT_LIKE_QUERY,
     Slip(
         "strides_ignored__table",
         "The tables are read as if each row began max_blocks entries after the last. Rows lie table_stride entries "
@@ -280,6 +286,7 @@ EXERCISE = Exercise(
         SKIPS_THE_WORK,
         Splits(),
         Moves(paged_bytes, slack=1.2),
+        ReadByKernels((1, 2)),
     ),
     hints=(
         "The loop of 8.2 and the merge of 8.3 are given. Only the addresses of keys and values change: what used to be "

@@ -53,8 +53,12 @@ def fast_cases(draw):
         # So many sequences that no GPU splits them: several tiles for a program.
         Case("80 sequences, 2/1 heads, 200 keys; scores fall, steeply for one, float16", _falling(draw, 80, 200, 64)),
     ]
+    if draw.on_gpu:
+        cases.append(case("1 sequence, 4/2 heads, 200001 keys, float16", 1, 4, 2, 200_001, 64, torch.float16))
     if draw.on_gpu and draw.bfloat16:  # before that Triton has no tensor-core instruction to race with
+        large = cached(draw, 8, 2, 64, [300], 300, dtype=torch.bfloat16)
         cases += [
+            Case("300 keys, values near 100000, bfloat16", (*large[:2], large[2] * 1000 + 100_000)),
             case("1 sequence, 32/8 heads, 4099 keys, bfloat16", 1, 32, 8, 4099, 128, torch.bfloat16),
             case("1 sequence, 32/8 heads, 131072 keys, bfloat16", 1, 32, 8, 131072, 128, torch.bfloat16, timed=True),
         ]

@@ -122,8 +122,8 @@ SLIPS = (
     Slip("first_block_not_read", "A consumer begins with block 1. It reads blocks 0 to blocks - 1."),
     Slip(
         "never_freed",
-        "The consumers never free a buffer, so the producer waits for ever once all buffers are full. Arrive at "
-        "free[buffer] after each read.",
+        "The consumers free no buffer while blocks are still to come, so the producer waits for ever once all buffers "
+        "are full. Arrive at free[buffer] after each read, in the loop.",
     ),
     Slip(
         "freed_before_read",

@@ -52,7 +52,8 @@ def starting(s: Slips, groups):
     count = REGISTERS // (threads * groups)
     if not s("no_multiple_of_eight"):
         count = count // 8 * 8
-    return min(256 if s("more_than_a_thread_may_have") else 248, count)
+    most = 256 if s("more_than_a_thread_may_have") else 255 if s("capped_between_two_units") else 248
+    return min(most, count)
 
 
 STARTING = (
@@ -64,6 +65,10 @@ STARTING = (
     Slip(
         "no_multiple_of_eight",
         "The registers at the start are not rounded down to a multiple of 8, the unit in which they are handed out.",
+    ),
+    Slip(
+        "capped_between_two_units",
+        "With two groups the result is 255, which is no multiple of 8. The multiple of 8 below it is 248.",
     ),
     Slip(
         "more_than_a_thread_may_have",
@@ -80,7 +85,8 @@ def legal(s: Slips, registers):
     least = 0 if s("least_registers_forgotten") else 25 if s("least_registers_refused") else 24
     most = 255 if s("most_registers_refused") else 10**6 if s("most_registers_forgotten") else 256
     unit = 1 if s("multiples_of_eight_forgotten") else 8
-    each = all(count % unit == 0 and least <= count <= most for count in registers)
+    several = any if s("one_of_them_is_enough") else all
+    each = several(count % unit == 0 and least <= count <= most for count in registers)
     if s("sum_must_be_equal"):
         return each and sum(registers) == pool
     if s("all_of_them_refused"):
@@ -89,6 +95,7 @@ def legal(s: Slips, registers):
 
 
 LEGAL = (
+    Slip("one_of_them_is_enough", "Registers were taken for legal where one group's are. All of them must be."),
     Slip(
         "sum_forgotten",
         "Each number is legal by itself, but together they may be more than the launch took. Compare their sum "
@@ -126,7 +133,7 @@ def share(s: Slips, consumers, producer):
     left = 512 if s("shared_pool_of_the_chip") else groups * starting(s, groups)
     if not s("producers_share_forgotten"):
         left -= producer
-    count = left // consumers
+    count = groups * starting(s, groups) // groups if s("shared_among_all_groups") else left // consumers
     if not s("share_no_multiple_of_eight"):
         count = count // 8 * 8
     return count if s("share_not_capped") else min(256, count)
@@ -140,6 +147,11 @@ SHARE = (
     Slip(
         "producers_share_forgotten",
         "What the producer keeps is not taken off. Consumers share what is left of the pool.",
+    ),
+    Slip(
+        "shared_among_all_groups",
+        "All groups got the same, what they started with. The producer keeps less, and what it gives back is for the "
+        "consumers: take its registers off the pool and share the rest among the consumers alone.",
     ),
     Slip(
         "shared_pool_of_the_chip",

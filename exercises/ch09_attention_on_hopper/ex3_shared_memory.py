@@ -50,10 +50,16 @@ def chosen(s: Slips, head_dim, item_bytes, consumers, registers):
 
     buffers = (1,) if s("second_query_buffer_never_taken") else (2, 1)
     buffers = (2,) if s("second_query_buffer_insisted_on") else buffers
-    stages = range(64 if s("more_than_four_stages") else 4, 1, -1)
+    least = 1 if s("one_stage_allowed") else 2
+    stages = range(64 if s("more_than_four_stages") else 4, least - 1, -1)
     for key_rows in (64, 128, 256) if s("smallest_key_rows_first") else (256, 128, 64):
-        needed = live_oracle(key_rows, head_dim, item_bytes) + (0 if s("no_registers_spared") else 24)
+        live = live_oracle(key_rows, head_dim, item_bytes)
+        if s("divided_before_the_product"):
+            live = (4 + item_bytes) // 8 * key_rows + head_dim // 2
+        needed = live + (0 if s("no_registers_spared") else 24)
         if not s("registers_ignored") and (needed >= registers if s("full_registers_refused") else needed > registers):
+            if s("gives_up_at_registers"):
+                break
             continue
         order = [(count, held) for held in buffers for count in stages]
         if s("stages_before_query_buffers"):
@@ -72,6 +78,11 @@ CHOSEN = (
         "24 of a consumer's registers free.",
     ),
     Slip(
+        "divided_before_the_product",
+        "(4 + item_bytes) // 8 is rounded down, to 0, before it is multiplied. Multiply by key_rows first, then "
+        "divide.",
+    ),
+    Slip(
         "no_registers_spared",
         "Scores, weights and accumulator fill all registers. Row maxima, sums, addresses and operands need some "
         "too, so leave 24.",
@@ -87,6 +98,11 @@ CHOSEN = (
     Slip(
         "more_than_four_stages",
         "More than four stages were chosen. They would fit, but gain nothing: four blocks in flight hide any copy.",
+    ),
+    Slip("one_stage_allowed", "One stage was chosen. Copies and products overlap only with two or more: 2, 3 or 4."),
+    Slip(
+        "gives_up_at_registers",
+        "You gave up at the first key_rows that needs too many registers. A smaller one needs fewer: go on with it.",
     ),
     Slip("second_query_buffer_never_taken", "One query buffer was chosen where two fit."),
     Slip(
@@ -134,6 +150,7 @@ def arrangement_cases(draw):
         Case("head dimension 192, 2 consumers with 240: 227 KB is the limit", (192, 2, 2, 240), choose),
         Case("head dimension 128, 8 bit", (128, 1, 2, 240), choose),
         Case("head dimension 64, 1 consumer with 256: two query buffers", (64, 2, 1, 256), choose),
+        Case("head dimension 256, 2 consumers with 144: the accumulator alone is too large", (256, 2, 2, 144), choose),
         Case("an imagined head dimension, 4 consumers: full to the last byte", (113, 1, 4, 248), choose),
         Case("an imagined head dimension: room for the tiles, not for the barriers", (181, 1, 2, 200), choose),
         Case(f"head dimension {head_dim}, {consumers} consumers with 232", (head_dim, 2, consumers, 232), choose),

@@ -134,6 +134,23 @@ EXERCISE = Exercise(
             ),
         ),
         Slip(
+            "per_cent",
+            "The share is given in per cent. It goes from 0 to 1.",
+            formula=_share(
+                lambda products, exponentials, overlapped: (
+                    100 * products / (max(products, exponentials) if overlapped else products + exponentials)
+                )
+            ),
+        ),
+        Slip(
+            "rounded_down",
+            "The result was rounded down to a whole number. Divide by /, not by //.",
+            formula=(
+                for_arguments(5, lambda m, n, d, f, e: (4 * m * n * d // f, m * n // e)),
+                for_arguments(2, lambda f, e: f // (4 * e)),
+            ),
+        ),
+        Slip(
             "balance_upside_down",
             "The balance is upside down. With more FLOPs in a cycle the products are shorter, so the balanced head "
             "dimension is larger.",

@@ -9,6 +9,7 @@ import torch
 from course_lib.checker import Case, Exercise, Forbids, Mistake, Slip
 
 LARGEST = 448.0  # of float8_e4m3fn
+E4M3_CODES = "float32, all of them e4m3 values"  # what the driver says of right codes
 
 
 def hadamard_matrix(size: int) -> torch.Tensor:
@@ -30,17 +31,34 @@ def rotated(functions, vectors):
 
 
 def quantised(functions, tensor, rows):
-    """What codes and scales amount to: is every code an e4m3 value, the scales, the error over the size."""
+    """What codes and scales amount to: the scales, what kind of codes, the largest, and the error over the size."""
     import torch
 
-    codes, scales = functions["quantise"](tensor, rows)
-    # What lies beyond 448 becomes NaN (PyTorch 2.11) or 448 (2.13); both are e4m3 values.
-    exact = bool(((codes.to(torch.float8_e4m3fn).to(codes.dtype) == codes) | codes.isnan()).all())
-    codes = codes.to(torch.float8_e4m3fn).float()
-    largest = float(codes.abs().max())
-    restored = codes * scales.repeat_interleave(rows)[: len(tensor), None]
-    size = float(tensor.norm())
-    return exact, scales, largest, float((restored - tensor).norm()) / size if size else float(restored.norm())
+    codes, scales = functions["quantise"](tensor.clone(), rows)
+    told = {"scales": scales, "codes": codes, "largest_code": math.nan, "error": math.nan}
+    blocks = -(-len(tensor) // rows)
+    if not isinstance(codes, torch.Tensor) or not isinstance(scales, torch.Tensor) or scales.numel() != blocks:
+        return told
+    each = scales.float().flatten().repeat_interleave(rows)[: len(tensor), None]
+    told["codes"] = str(codes.dtype).removeprefix("torch.")
+    if codes.shape != tensor.shape:
+        return told | {"codes": f"{told['codes']} of shape {list(codes.shape)}"}
+
+    def rounded(values):
+        # What lies beyond 448 becomes NaN (PyTorch 2.11) or 448 (2.13); both are e4m3 values.
+        return values.to(torch.float8_e4m3fn).float()
+
+    given = codes.float()
+    scaled = given / each
+    if bool(((rounded(given) == given) | given.isnan()).all()):
+        told["codes"] += ", all of them e4m3 values"
+    elif torch.allclose(rounded(scaled), scaled, rtol=1e-5, atol=0.0):
+        told["codes"] += ", e4m3 values times their scales"
+    else:
+        told["codes"] += ", not all of them e4m3 values"
+    codes = rounded(given)
+    size, error = float(tensor.norm()), float((codes * each - tensor).norm())
+    return told | {"largest_code": float(codes.abs().max()), "error": error / size if size else error}
 
 
 def hadamard_of(vectors, *, divisor=None):
@@ -73,7 +91,12 @@ def quantised_with(tensor, rows, scales):
     restored = codes.double() * scales.double().repeat_interleave(rows)[: len(tensor), None]
     size = float(tensor.double().norm())
     error = float((restored - tensor.double()).norm())
-    return True, scales, float(codes.float().abs().max()), error / size if size else error
+    return {
+        "scales": scales,
+        "codes": E4M3_CODES,
+        "largest_code": float(codes.float().abs().max()),
+        "error": error / size if size else error,
+    }
 
 
 def quantised_oracle(tensor, rows):
@@ -101,6 +124,7 @@ def number_cases(draw):
         Case(f"{rows * blocks} × 64 in blocks of {rows}", (plain(rows * blocks, 64), rows), code, quantised),
         Case("an outlier of 400 in one block", (heavy, 32), code, quantised),
         Case("rows from 0.0001 to 1000", (growing, 16), code, quantised),
+        Case("numbers around 1e-9", (1e-9 * plain(48, 16), 16), code, quantised),
         Case("the largest is negative", (negative, 64), code, quantised),
         Case("a block of zeros", (empty, 32), code, quantised),
         Case("the last block is smaller: 70 rows in blocks of 32", (plain(70, 32), 32), code, quantised),
@@ -125,14 +149,27 @@ def _codes(scales):
     return lambda *args: quantised_with(*args, scales(*args)) if len(args) == 2 else None
 
 
-def _not_rounded(case, seen, got):
-    """The numbers were scaled and never cast, so that codes are no e4m3 values."""
-    return len(case.args) == 2 and isinstance(got, (tuple, list)) and len(got) == 4 and got[0] is False
-
-
 def _whole_tensor(tensor, rows):
     count = -(-len(tensor) // rows)
     return scales_of(tensor, len(tensor)).expand(count).clone()
+
+
+def _power_of_two(tensor, rows):
+    return torch.exp2(scales_of(tensor, rows).log2().ceil())
+
+
+def _small_is_one(tensor, rows):
+    """Scales with 1 not for blocks of zeros alone, but for those of small numbers too."""
+    scales = scales_of(tensor, rows)
+    return torch.where(scales * LARGEST < 1e-6, torch.ones_like(scales), scales)
+
+
+def _bits_reversed(vectors):
+    """Right numbers in another order: that of the indices whose bits are read from the other end."""
+    order = torch.zeros(1, dtype=torch.int64)
+    while len(order) < vectors.shape[-1]:
+        order = torch.cat((2 * order, 2 * order + 1))
+    return hadamard_of(vectors)[..., order]
 
 
 def _walsh(vectors):
@@ -186,6 +223,17 @@ EXERCISE = Exercise(
             formula=_vectors(_walsh),
         ),
         Slip(
+            "bits_reversed_order",
+            "The numbers are right and stand in another order: element i is where i with its bits read backwards is. "
+            "Add and subtract the halves within blocks, so that each result stays where its two parts were.",
+            formula=_vectors(_bits_reversed),
+        ),
+        Slip(
+            "minus_forgotten",
+            "All signs are plus, so every element of a rotated vector is the same sum. H of 2n is [[H, H], [H, -H]].",
+            formula=_vectors(lambda v: v.sum(-1, keepdim=True).expand_as(v) / math.sqrt(v.shape[-1])),
+        ),
+        Slip(
             "minus_in_another_corner",
             "The minus sign stands in another corner. H of 2n is [[H, H], [H, -H]]: it is at the bottom right.",
             formula=tuple(_vectors(lambda v, corner=corner: _minus_at(v, corner)) for corner in range(3)),
@@ -218,6 +266,18 @@ EXERCISE = Exercise(
             ),
         ),
         Slip(
+            "power_of_two_scales",
+            "The scales were rounded up to powers of two, so the largest code of a block is anywhere from 224 to 448. "
+            "Here it is 448: the scale is largest / 448 itself.",
+            formula=_codes(_power_of_two),
+        ),
+        Slip(
+            "small_taken_for_zero",
+            "A block of small numbers got the scale 1, and its codes all became 0 or nearly so. Only a block of zeros "
+            "has the scale 1: compare its largest value with 0, not with a small number.",
+            formula=_codes(_small_is_one),
+        ),
+        Slip(
             "mean_for_largest",
             "The scale was taken from the mean of the absolute values. What is larger than 448 scales becomes NaN or "
             "is cut off: take the largest.",
@@ -238,13 +298,37 @@ EXERCISE = Exercise(
             every=True,
         ),
         Mistake(
+            "scale_with_a_floor",
+            "The scales are kept above a floor, such as 1e-12. A block of zeros then has the floor's scale, where 1 is "
+            "asked for, and numbers below the floor become 0. Set the scale to 1 where the largest value is 0, and "
+            "leave the others as they are.",
+            when=lambda case, seen, got: _has_a_floor(case, got),
+            every=True,
+        ),
+        Mistake(
+            "codes_left_in_eight_bits",
+            "The codes are still float8. Return them as float32, as the docstring says: .float() behind the cast.",
+            when=lambda case, seen, got: _codes_are(got, "float8_e4m3fn, all"),
+        ),
+        Mistake(
+            "codes_restored",
+            "The codes were multiplied with their scale again. Return the codes themselves, -448 to 448: who reads "
+            "them multiplies.",
+            when=lambda case, seen, got: _codes_are(got, "float32, e4m3 values times"),
+        ),
+        Mistake(
             "not_rounded",
             "The codes are not e4m3 values: were they cast, and to this format? (block / "
             "scale).to(torch.float8_e4m3fn).float() rounds them.",
-            when=_not_rounded,
+            when=lambda case, seen, got: _codes_are(got, "float32, not all"),
         ),
     ),
 )
+
+
+def _codes_are(got, words):
+    """Whether this is what the driver says of the codes."""
+    return isinstance(got, dict) and isinstance(got["codes"], str) and got["codes"].startswith(words)
 
 
 def _one_doubling(vectors, width):
@@ -255,25 +339,36 @@ def _one_doubling(vectors, width):
     return turned.reshape(vectors.shape) / math.sqrt(2)
 
 
-def _result_of_quantise(case, got):
-    good = len(case.args) == 2 and isinstance(got, (tuple, list)) and len(got) == 4 and isinstance(got[1], torch.Tensor)
-    return got if good else None
+def _scales_and_right_ones(case, got):
+    """The scales that quantise gave, the right ones, and which blocks are zeros; None where they do not pair up."""
+    if len(case.args) != 2 or not isinstance(got, dict) or not isinstance(got["scales"], torch.Tensor):
+        return None
+    right = scales_of(*case.args)
+    zero = torch.stack([block.abs().amax() == 0 for block in case.args[0].split(case.args[1])])
+    return (got["scales"].float(), right, zero) if got["scales"].shape == right.shape else None
 
 
 def _upside_down(case, got):
-    parts = _result_of_quantise(case, got)
-    right = scales_of(*case.args) if parts else None
-    return (
-        parts is not None and parts[1].shape == right.shape and torch.allclose(parts[1].float() * right, torch.ones(()))
-    )
+    found = _scales_and_right_ones(case, got)
+    return found is not None and torch.allclose(found[0] * found[1], torch.ones(()))
 
 
 def _zero_scale(case, got):
-    """Only blocks of zeros are wrong: their scale is 0, or their restored values are NaN."""
-    parts = _result_of_quantise(case, got)
-    if parts is None:
+    """Only blocks of zeros are wrong: their scale is 0, or no number."""
+    found = _scales_and_right_ones(case, got)
+    if found is None:
         return False
-    zero = torch.stack([block.abs().amax() == 0 for block in case.args[0].split(case.args[1])])
-    right = scales_of(*case.args)
-    same = parts[1].shape == right.shape and torch.allclose(parts[1][~zero].float(), right[~zero])
-    return bool(zero.any()) and same
+    scales, right, zero = found
+    same = torch.allclose(scales[~zero], right[~zero], atol=0.0)
+    return same and bool(zero.any()) and not bool((scales[zero] > 0).all() and math.isfinite(got["error"]))
+
+
+def _has_a_floor(case, got):
+    """The scales are right but for the smallest, which all have one value, below 1."""
+    found = _scales_and_right_ones(case, got)
+    if found is None:
+        return False
+    scales, right, zero = found
+    floor = float(scales.min())
+    kept = torch.where(zero, torch.zeros(()), right).clamp(min=floor)
+    return 0 < floor < 1 and torch.allclose(scales, kept, atol=0.0) and not torch.allclose(scales, right, atol=0.0)

@@ -11,14 +11,15 @@ from course_lib.checker.specification.model import Model, Slip, Slips
 INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)([^;]*);", re.MULTILINE)
 
 
-def instructions(text, predicated=True):
-    """(name with its modifiers, operands) of each instruction."""
-    return [(m[2], m[3].strip()) for m in INSTRUCTION.finditer(text) if predicated or not m[1]]
+def instructions(text, without=""):
+    """(name with its modifiers, operands) of each instruction but those whose predicate begins with `without`."""
+    found = INSTRUCTION.finditer(text)
+    return [(m[2], m[3].strip()) for m in found if not (without and m[1] and m[1].startswith(without))]
 
 
 def counted(s: Slips, text):
     """What `census` gives with these slips."""
-    found = instructions(text, predicated=not s("predicated_missed"))
+    found = instructions(text, without="@" if s("predicated_missed") else "@!" if s("negated_missed") else "")
     products = sum(name.split(".")[0] == "HGMMA" for name, _ in found)
     if s("groups_counted"):
         products = sum(name.split(".")[0] == "HGMMA" and "gsb0" in operands for name, operands in found)
@@ -29,6 +30,10 @@ def counted(s: Slips, text):
         for name, operands in found
         if name.startswith("USETMAXREG") and any(change in name for change in changes)
     ]
+    if s("registers_once"):
+        registers = list(dict.fromkeys(registers))
+    if s("registers_sorted"):
+        registers = sorted(registers)
     spills = [kind for kind, slip in SPILLS.items() if not s(slip)]
     names = [name if s("widths_missed") else name.split(".")[0] for name, _ in found]
     return products, registers, sum(name in spills for name in names)
@@ -46,15 +51,16 @@ READ_WRONGLY = {
 def hidden(s: Slips, text):
     """What `hidden_exponentials` gives with these slips."""
     waits = "DEPBAR" if s("any_barrier_taken") else "WARPGROUP.DEPBAR"
-    in_flight = hidden = 0
+    in_flight = hidden = exponentials = 0
     for name, operands in instructions(text):
         if name.split(".")[0] == "HGMMA":
             in_flight += "gsb0" in operands or s("open_group_counted")
         elif waits in name:
             in_flight = _after_a_wait(s, in_flight, int(operands.split(",")[-1], 16))
         elif name.startswith("MUFU" if s("every_special_function") else "MUFU.EX2"):
+            exponentials += 1
             hidden += in_flight > (1 if s("one_in_flight_is_none") else 0) or s("all_exponentials")
-    return hidden
+    return exponentials - hidden if s("those_in_the_open_counted") else hidden
 
 
 def _after_a_wait(s: Slips, in_flight, allowed):
@@ -161,20 +167,29 @@ def listings(draw):
         return listing.text()
 
     shares = [("DEALLOC", 24), ("TRY_ALLOC", 240)]
+    two_consumers = [*shares, ("TRY_ALLOC", 240)]
     spills = [
         "STL [R1+0x8], R20",
         "@!P1 STL.64 [R1+0x10], R22",
         "@P0 STL [R1+0x18], R5",
         "STL.128 [R1+0x20], R8",
         "LDL.LU R20, [R1+0x8]",
+        "@!P0 LDL R5, [R1+0x18]",
+        "LDL.128 R8, [R1+0x20]",
+        "LDL.64 R22, [R1+0x10]",
+        "LDL.64 R12, [R1+0x30]",
     ]
     in_turn = ["scores", 0, "softmax", "output", 0]
     overlapped = ["scores", "output", 1, "softmax", 0]
     return [
+        ("a product that nothing waits for", kernel(["softmax", "scores"])),
         ("nothing but a softmax", kernel(["softmax"])),
         ("in turn", kernel(in_turn)),
         ("the output's product under the softmax", kernel(overlapped, registers=shares)),
-        ("a wait that was moved before the softmax", kernel(["scores", "output", 1, 0, "softmax"], registers=shares)),
+        (
+            "a wait that was moved before the softmax",
+            kernel(["scores", "output", 1, 0, "softmax"], registers=two_consumers),
+        ),
         ("a wait for something else before the softmax", kernel(["scores", "output", 1, "other", "softmax", 0])),
         ("registers spilled", kernel(in_turn, spills=spills, registers=shares)),
         ("one product, and no wait before the softmax", kernel(["scores", "softmax", 0])),
@@ -212,6 +227,17 @@ CENSUS = (
         "address and the name.",
     ),
     Slip(
+        "negated_missed",
+        "Instructions under a negated predicate, such as @!P1 STL, were not seen. The exclamation mark may be there "
+        "or not.",
+    ),
+    Slip(
+        "registers_once",
+        "A number of registers that comes twice was listed once. Two consumers ask for the same number, and each "
+        "USETMAXREG counts.",
+    ),
+    Slip("registers_sorted", "The registers were sorted. They belong in the text's order."),
+    Slip(
         "requests_only",
         "Only the requests for registers (TRY_ALLOC) were listed. The producer's DEALLOC gives registers back.",
     ),
@@ -234,6 +260,10 @@ CENSUS = (
 )
 
 HIDDEN = (
+    Slip(
+        "those_in_the_open_counted",
+        "The exponentials with no product in flight were counted. Hidden are the others, behind products that run.",
+    ),
     Slip("all_exponentials", "All exponentials were counted, whether a product was in flight or not."),
     Slip(
         "any_barrier_taken",
@@ -304,6 +334,13 @@ EXERCISE = Exercise(
         "DEPBAR.LE SB0 without WARPGROUP waits for something else. A MUFU.EX2 counts when in_flight > 0 at its line.",
     ),
     mistakes=(
+        Mistake(
+            "groups_of_the_text_before",
+            "A text without products has hidden exponentials: the groups in flight at the end of the text before were "
+            "taken over. Each call begins with none.",
+            when=lambda case, seen, got: isinstance(got, int) and got > 0 and "HGMMA" not in case.args[0],
+            every=True,
+        ),
         Mistake(
             "numbers_read_as_decimal",
             HEXADECIMAL,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from course_lib.checker import HOPPER, Case, Exercise, Forbids, LaunchesTriton, Limits, Mistake, Slip
+from exercises.ch09_attention_on_hopper.descriptors import tile_type
 from exercises.ch09_attention_on_hopper.sentences import A_DEADLOCK
 
 ROWS, PROGRAMS = 64, 8  # of 9.7, as its launcher sets them
@@ -41,6 +42,12 @@ def _reads(first_row):
     return result
 
 
+def ring_as_launched():
+    types = {"source": tile_type(ROWS, 64), "target": tile_type(ROWS, 64), "factor": "fp32", "all_tiles": "i32"}
+    options = {"num_warps": 4, "maxnreg": 128}
+    return [{"kernel": "ring_kernel", "signature": types, "constants": {}, "options": options}]
+
+
 EXERCISE = Exercise(
     id="9.7",
     title="A producer and a consumer",
@@ -49,6 +56,7 @@ EXERCISE = Exercise(
     oracle=scaled_oracle,
     needs=HOPPER,
     interpretable=False,  # Gluon has no interpreter
+    compiled=ring_as_launched,
     limits=Limits(gpu_seconds=30.0),
     requirements=(LaunchesTriton(at_most=1), Forbids(("mul", "mul_", "copy_", "clone"))),
     hints=(

@@ -17,6 +17,7 @@ from course_lib.checker import (
     Limits,
     Slip,
 )
+from exercises.ch09_attention_on_hopper.descriptors import tile_type
 from exercises.ch09_attention_on_hopper.sentences import A_DEADLOCK
 from exercises.topics.attention import attention, scores_of, streamed
 
@@ -104,6 +105,15 @@ def _last_block_only(query, key, value):
     return weights[:, last:] @ value[last:]
 
 
+def attention_as_launched():
+    types = dict.fromkeys(("queries", "keys", "values", "outputs"), tile_type(KEY_ROWS, 128))
+    types |= dict.fromkeys(("queries", "outputs"), tile_type(64, 128))
+    types |= {"query_length": "i32", "key_length": "i32", "scale_log2": "fp32"}
+    types |= dict.fromkeys(("OVERLAPPED", "TURNS"), "constexpr")
+    constants, options = {"OVERLAPPED": True, "TURNS": True}, {"num_warps": 4, "maxnreg": 168}
+    return [{"kernel": "attention_kernel", "signature": types, "constants": constants, "options": options}]
+
+
 EXERCISE = Exercise(
     id="9.8",
     title="The overlap",
@@ -112,6 +122,7 @@ EXERCISE = Exercise(
     oracle=overlap_oracle,
     needs=HOPPER,
     interpretable=False,
+    compiled=attention_as_launched,
     limits=Limits(gpu_seconds=40.0),
     requirements=(
         LaunchesTriton(at_most=1),

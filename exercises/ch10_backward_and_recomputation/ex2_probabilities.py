@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from course_lib.checker import Case, Exercise, Forbids
+from course_lib.checker import Case, Exercise, Forbids, Mistake
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.model import Model, Slip
 from course_lib.checker.specification.requirements import Requirement
@@ -124,9 +124,11 @@ def probability_cases(draw):
         natural("2 heads, 4 queries, 4 of 6 keys", 2, 4, 4, 1.0, 0.0, all_seen),
         natural("scores of ±150: exp overflows", 1, 8, 16, 50.0, 0.0, all_seen),
         natural("causal, scores near -160", 1, 7, 7, 2.0, -160.0, causal),
+        natural("causal, all scores -2³²", 1, 4, 6, 0.0, -(2.0**32), causal),
         natural("every other query sees no key", 2, 6, 8, 1.0, 0.0, blind_rows),
         base_2("base 2: 2 heads, 4 queries, 4 of 6 keys, head dimension 64", 64, 2, 4, 4, 1.0, 0.0, all_seen),
         base_2("base 2: scores of ±150, head dimension 100", 100, 1, 8, 16, 50.0, 0.0, all_seen),
+        base_2("base 2: causal, all scores -2³²", 16, 1, 4, 6, 0.0, -(2.0**32), causal),
         base_2("base 2: every other query sees no key", 32, 2, 6, 8, 1.0, 0.0, blind_rows),
     ]
 
@@ -135,8 +137,12 @@ def _exponential(s, scores, log_sum):
     """exp(S - L) with what can go wrong in either base; scores and L are natural."""
     blind = log_sum == -math.inf
     reference = torch.where(blind, 0.0, log_sum)[..., None]
+    if s("negative_log_sum_as_zero"):
+        return torch.exp(scores - reference.clamp(min=0.0))
     if s("blind_rows_nan"):
         return torch.exp(scores - log_sum[..., None])
+    if s("hidden_scores_finite"):
+        return torch.exp(torch.where(scores == -math.inf, -1e9, scores) - reference)
     if s("blind_rows_of_ones"):
         return torch.exp((scores - log_sum[..., None]).nan_to_num(nan=0.0))
     if s("maximum_for_log_sum"):
@@ -219,7 +225,16 @@ SHARED = (
     Slip("normalised_over_these_columns__after_the_difference", COLUMNS),
     Slip("log_sum_by_keys", "L is subtracted by columns. There is one for each query, a row: log_sum_exp[..., None]."),
     Slip("difference_turned_round", "The difference is the wrong way round: P = exp(S - L), not exp(L - S)."),
+    Slip(
+        "negative_log_sum_as_zero",
+        "L is replaced by 0 where it is negative. A negative L is a number like any other: only -inf is replaced.",
+    ),
     Slip("blind_rows_nan", BLIND, is_nan=True),
+    Slip(
+        "hidden_scores_finite",
+        "A finite number stands for -inf where a key is hidden. All scores of a row, and L, may lie below it, and then "
+        "exp(S - L) is infinite there. Leave -inf as it is: exp(-inf) is 0.",
+    ),
     Slip(
         "blind_rows_of_ones",
         "In a row that sees no key -inf - (-inf) is NaN; it was replaced by 0, and exp(0) is 1. Such a query has no "
@@ -247,6 +262,18 @@ IN_BASE_2 = (
     ),
     *SHARED,
 )
+
+
+def rounded_log2_e(case, seen, got) -> bool:
+    """A `when` for every failing case: right but for a log2(e) of a few digits."""
+    if case.entry != "probabilities_in_base_2" or not isinstance(got, torch.Tensor):
+        return False
+    products, log_sum, scale = case.args
+    right = probabilities_of(products.double() * scale, log_sum.double())
+    off = (got.double() - right).abs()
+    rounded = [torch.exp2(torch.log(right) * digits) for digits in (1.4, 1.44, 1.443, 1.4427, 1.44269)]
+    return any(bool(((got.double() - made).abs() <= 0.2 * off + 1e-6).all()) for made in rounded)
+
 
 EXERCISE = Exercise(
     id="10.2",
@@ -281,5 +308,14 @@ EXERCISE = Exercise(
         "torch.exp(scores - reference[..., None]).",
         "e^x = 2^(x · log2(e)). So the exponent is (scale · products - L) · log2(e): multiply the products by "
         "scale · log2(e), and L by log2(e) alone.",
+    ),
+    mistakes=(
+        Mistake(
+            "log2e_rounded",
+            "log2(e) has too few digits. Its error is multiplied by S - L, and is then a factor of P: write "
+            "math.log2(math.e), which has all digits.",
+            when=rounded_log2_e,
+            every=True,
+        ),
     ),
 )

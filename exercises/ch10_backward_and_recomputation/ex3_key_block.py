@@ -9,7 +9,7 @@ from exercises.ch10_backward_and_recomputation.parts import SCORES, one_head, ro
 from exercises.topics.attention_backward import gradients
 from exercises.topics.attention_backward_model import Given, Inside
 from exercises.topics.attention_backward_slips import KEYS_IN_PYTORCH, rounding_alone
-from exercises.topics.attention_inputs import far_below, large, ordered, ordinary
+from exercises.topics.attention_inputs import equal_and_far_below, far_below, large, ordered, ordinary
 
 
 def key_block(stray=0.0):
@@ -68,6 +68,7 @@ def key_block_cases(draw):
         case("scores of ±150, causal", 50, 50, 32, 16, 20, True, 16, scores=large),
         case("scores that rise by 4 from key to key, causal", 50, 50, 16, 16, 20, True, 16, scores=ordered(4.0)),
         case("scores near -3,000, causal", 50, 50, 16, 16, 20, True, 16, scores=far_below(-3000.0)),
+        case("scores of -2³², causal", 20, 24, 16, 8, 16, True, 8, scores=equal_and_far_below),
         case("one query, one key", 1, 1, 8, 0, 1, True, 16),
     ]
 
@@ -113,7 +114,15 @@ ALL_PAIRS = (
 
 def all_queries_at_once(case, seen, got) -> bool:
     query, keys = case.args[:2]
-    return seen.largest_allocation == query.shape[0] * keys.shape[0] > _rows_and_block(*case.args)
+    return seen.largest_results.get("mm", 0) == query.shape[0] * keys.shape[0] > _rows_and_block(*case.args)
+
+
+def mask_of_all_queries(case, seen, got) -> bool:
+    """Whether a mask is the largest tensor, of all queries times the block or times all keys, and no product is."""
+    query, keys, key_length, query_rows = case.args[0], case.args[1], case.args[7], case.args[9]
+    sizes = (query.shape[0] * keys.shape[0], query.shape[0] * key_length) if query.shape[0] > query_rows else ()
+    small = _rows_and_block(*case.args)
+    return seen.largest_allocation > small >= seen.largest_results.get("mm", 0) and seen.largest_allocation in sizes
 
 
 EXERCISE = Exercise(
@@ -147,5 +156,14 @@ EXERCISE = Exercise(
         "Start with torch.zeros_like(keys) and torch.zeros_like(values), loop over range(0, query_length, query_rows), "
         "and slice query, output_gradient, log_sum_exp and delta alike.",
     ),
-    mistakes=(Mistake("all_queries_at_once", ALL_PAIRS, when=all_queries_at_once, cost=True),),
+    mistakes=(
+        Mistake("all_queries_at_once", ALL_PAIRS, when=all_queries_at_once, cost=True),
+        Mistake(
+            "mask_of_all_queries",
+            "The causal mask is made for all queries at once, so it grows with query_length. Make it for each tile, "
+            "from the positions of its rows and of the block's keys.",
+            when=mask_of_all_queries,
+            cost=True,
+        ),
+    ),
 )

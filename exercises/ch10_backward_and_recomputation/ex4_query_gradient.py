@@ -14,7 +14,7 @@ from exercises.ch10_backward_and_recomputation.parts import SCORES, one_head, ro
 from exercises.topics.attention_backward import gradients
 from exercises.topics.attention_backward_model import Given, Inside
 from exercises.topics.attention_backward_slips import QUERIES_IN_PYTORCH, rounding_alone
-from exercises.topics.attention_inputs import far_below, large, ordered, ordinary
+from exercises.topics.attention_inputs import equal_and_far_below, far_below, large, ordered, ordinary
 
 
 def query_tile(stray=0.0):
@@ -120,10 +120,11 @@ def query_gradient_cases(draw):
         tile("32 queries, 64 keys in tiles of 32", 32, 64, 16, 0, 32, False, 32),
         tile("queries 32 to 63 of 96, 40 keys in tiles of 16", 96, 40, 16, 32, 32, False, 16),
         tile(f"queries 20 to 39 of 60, {prime} keys, causal", 60, prime, 16, 20, 20, True, 16),
-        tile("60 queries, 20 keys, causal: the tile's first queries see nothing", 60, 20, 16, 30, 20, True, 8),
+        tile("60 queries, 20 keys, causal: the tile's first queries see nothing", 60, 20, 16, 30, 19, True, 8),
         tile("scores of ±150, causal", 50, 50, 32, 16, 20, True, 16, scores=large),
         tile("scores that rise by 4 from key to key, causal", 50, 50, 16, 16, 20, True, 16, scores=ordered(4.0)),
         tile("scores near -3,000, causal", 50, 50, 16, 16, 20, True, 16, scores=far_below(-3000.0)),
+        tile("scores of -2³², causal", 20, 24, 16, 4, 12, True, 8, scores=equal_and_far_below),
         tile("one query, one key", 1, 1, 8, 0, 1, True, 16),
         arrive("4 blocks, 8 × 16", 4, 8, 16, ""),
         arrive("33 blocks, 16 × 32", 33, 16, 32, ""),
@@ -210,8 +211,34 @@ def _of_views(contributions, order):
     return total.clone()
 
 
+def _walked(s, contributions, order):
+    """What a function does that keeps what comes early, with a slip in that."""
+    buffer, waiting, turn, total = torch.empty_like(contributions[0]), {}, 0, None
+    for block in order:
+        buffer.copy_(contributions[block])
+        waiting[block] = (
+            buffer if block == 0 and s("first_not_cloned", "first_not_cloned__in_place") else buffer.clone()
+        )
+        while turn in waiting:
+            one = waiting.pop(turn)
+            if total is None:
+                total = one
+            elif s("first_not_cloned__in_place"):
+                total.add_(one)
+            else:
+                total = total + one
+            turn += 1
+            if s("one_added_for_each_arrival"):
+                break
+    return total.clone()
+
+
 def _added(s, contributions, order):
     blocks = len(contributions)
+    if s("first_not_cloned", "first_not_cloned__in_place", "one_added_for_each_arrival"):
+        return _walked(s, contributions, order)
+    if s("walked_twice"):
+        return contributions[0].clone()
     if s("views_kept"):
         return _of_views(contributions, order)
     if s("views_kept__until_the_end"):
@@ -238,6 +265,10 @@ BY_ARRIVAL = (
     "come."
 )
 VIEWS = "A contribution that was kept shows a later one: each arrival overwrites the same tensor. Keep a clone()."
+NOT_CLONED = (
+    "Block 0's contribution is kept without a clone(), so the next arrival overwrites it. Clone whatever stays after "
+    "its turn in the loop, the beginning of the sum too."
+)
 LEFT_OUT = "One block's contribution is missing from the sum: all of them count, 0 to blocks - 1."
 ARRIVAL_SLIPS = (
     Slip("order_of_arrival", BY_ARRIVAL),
@@ -248,6 +279,18 @@ ARRIVAL_SLIPS = (
     ),
     Slip("views_kept", VIEWS),
     Slip("views_kept__until_the_end", VIEWS),
+    Slip("first_not_cloned", NOT_CLONED),
+    Slip("first_not_cloned__in_place", NOT_CLONED),
+    Slip(
+        "one_added_for_each_arrival",
+        "At most one block is added for each arrival, and the others that wait stay behind. When a block's turn has "
+        "come, the next ones may be waiting already: while, not if.",
+    ),
+    Slip(
+        "walked_twice",
+        "Only block 0 counts. An iterator can be walked once: when its end is reached, a second loop over it finds "
+        "nothing. Keep what comes early.",
+    ),
     Slip("last_arrival_alone", "Only the contribution that arrives last counts. Add them all up."),
     Slip("first_arrival_alone", "Only the contribution that arrives first counts. Add them all up."),
     Slip("block_left_out", LEFT_OUT),
@@ -270,15 +313,19 @@ def _allowed(*args):
 
 
 def order_shows(case, seen, got) -> bool:
-    """Whether a sum has other bits in another order of arrival."""
-    return case.entry == "sum_of_arrivals" and isinstance(got, tuple) and len(got) == 2 and got[1] > 0
+    """A `when` for every failing case: a sum that is right but for rounding has other bits in another order."""
+    if case.entry != "sum_of_arrivals" or not (isinstance(got, tuple) and len(got) == 2 and got[1] > 0):
+        return False
+    contributions, _ = case.args
+    rounding = len(contributions) * torch.finfo(torch.float32).eps * contributions.double().abs().sum(0)
+    return bool(((got[0].double() - contributions.double().sum(0)).abs() <= rounding).all())
 
 
 def all_keys_at_once(case, seen, got) -> bool:
     if case.entry != "query_tile_gradient":
         return False
     query, key = case.args[:2]
-    return seen.largest_allocation == query.shape[0] * key.shape[0] > _rows_and_keys(*case.args)
+    return seen.largest_results.get("mm", 0) == query.shape[0] * key.shape[0] > _rows_and_keys(*case.args)
 
 
 EXERCISE = Exercise(
@@ -326,6 +373,7 @@ EXERCISE = Exercise(
             "lined up, in the order of arrival. Every addition rounds, so the order of all additions must come from "
             "the blocks' numbers alone: block 0, block 1, block 2, ...",
             when=order_shows,
+            every=True,
         ),
         Mistake(
             "all_keys_at_once",

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 
-from course_lib.checker import Case, Exercise
+from course_lib.checker import Case, Exercise, Mistake
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.model import Model, Slip
 
 
 def weigh(functions, layers, limit):
     """Whether the plan stays within the limit, and the microseconds that it computes again; None for no plan."""
-    kept = functions["plan"](layers, limit)
+    given = list(layers)
+    kept = functions["plan"](given, limit)
+    if given != layers:
+        return "the list of layers was changed"
     if kept is None:
         return None
     if not isinstance(kept, (list, tuple)) or len(kept) != len(layers):
@@ -140,11 +143,16 @@ def _peak(s, layers, kept):
         return all_inputs + everything
     if s("largest_beside_all_that_is_kept"):
         return all_inputs + everything + largest
+    if s("largest_of_all_beside_what_is_kept"):
+        return all_inputs + everything + max((inner for _, inner, _ in layers), default=0)
     if s("all_recomputed_at_once"):
         return all_inputs + sum(inner for _, inner, _ in layers)
     for (input_bytes, inner, _), keeps in zip(layers, kept):
         inputs += 0 if s("inputs_forgotten") else input_bytes
-        most = max(most, inputs + before + inner)
+        own = inner
+        if s("own_inner_twice") and keeps:
+            own = 2 * inner
+        most = max(most, inputs + before + own)
         before += inner if keeps else 0
     return most
 
@@ -177,6 +185,11 @@ def _planned(s, layers, limit):
     if s("never_none"):
         found = _best_of(s, layers, limit, fits)
         return [False] * count if found is None else found
+    if s("choices_turned_round"):
+        found = _best_of(s, layers, limit, fits)
+        return None if found is None else [not keeps for keeps in found]
+    if s("partial_plans_dropped"):
+        return _best_of_each_count(layers, limit)
     if s("most_layers_kept"):
         return _best_of(s, layers, limit, fits, price=lambda kept: (-sum(kept), _kept_bytes(layers, kept)))
     if s("most_bytes_kept"):
@@ -193,12 +206,31 @@ def _kept_bytes(layers, kept):
 
 
 def _best_of(s, layers, limit, fits, price=None):
-    """By trying all; of longer networks nothing can be said."""
+    """By trying all; of longer networks nothing can be said. Styles: which of several equals is taken."""
     if len(layers) > 11:
         raise _TooLong
-    price = price or (lambda kept: _time_again(layers, kept))
-    plans = [kept for kept in itertools.product((True, False), repeat=len(layers)) if fits(kept)]
+    price = price or (lambda kept: (_time_again(layers, kept), _kept_bytes(layers, kept)))
+    order = (False, True) if s("last_layers_first") else (True, False)
+    plans = [kept for kept in itertools.product(order, repeat=len(layers)) if fits(kept)]
     return min(plans, key=price, default=None)
+
+
+def _best_of_each_count(layers, limit):
+    """Layer by layer, with the fastest partial plan alone of each number of layers that are kept."""
+    states, inputs = {0: (0, 0, ())}, 0  # kept layers -> (microseconds, bytes kept, choices)
+    for input_bytes, inner, time in layers:
+        inputs += input_bytes
+        reached = {}
+        for count, (again, kept, choices) in states.items():
+            if inputs + kept + inner > limit:
+                continue
+            for number, state in (
+                (count + 1, (again, kept + inner, (*choices, True))),
+                (count, (again + time, kept, (*choices, False))),
+            ):
+                reached[number] = min(state, reached.get(number, state), key=lambda state: state[:2])
+        states = reached
+    return min(states.values())[2] if states else None
 
 
 class _TooLong(Exception):
@@ -206,6 +238,9 @@ class _TooLong(Exception):
 
 
 def model(s, layers, limit):
+    if s("all_inputs_from_the_beginning") and layers:
+        inputs = [sum(layer[0] for layer in layers), *[0] * (len(layers) - 1)]
+        return best_plan([(size, *rest) for size, (_, *rest) in zip(inputs, layers)], limit)
     try:
         return compute(s, layers, limit)
     except _TooLong:
@@ -240,6 +275,26 @@ SLIPS = (
         "all_recomputed_at_once",
         "The inner tensors of all layers are counted at once. Layers that compute them again hold them one at a time.",
     ),
+    Slip(
+        "largest_of_all_beside_what_is_kept",
+        "The largest layer is counted beside everything that is kept. While layer i works, only layers before it hold "
+        "what they keep, and its own inner tensors are there once: the backward pass has freed the later ones.",
+    ),
+    Slip(
+        "own_inner_twice",
+        "A layer's own inner tensors count twice where it keeps them. While it works they are there once.",
+    ),
+    Slip(
+        "all_inputs_from_the_beginning",
+        "The inputs of all layers are counted from the beginning. While layer i works, those of layers 0 to i are "
+        "there.",
+    ),
+    Slip("choices_turned_round", "The choices are the wrong way round: True stands for a layer that keeps."),
+    Slip(
+        "partial_plans_dropped",
+        "Of all partial plans that keep equally many layers only one goes on. Another that is slower, but keeps fewer "
+        "bytes, may end better: drop a plan only if another one keeps no more bytes and takes no more time.",
+    ),
     Slip("inputs_forgotten", "The layers' inputs are forgotten. They are kept in any case, of layers 0 to i."),
     Slip("fits_strictly", "A plan that fills the limit to the last byte was refused. It fits: compare with <=."),
     Slip("never_none", "There is a plan although none stays within the limit. Return None there."),
@@ -256,7 +311,16 @@ EXERCISE = Exercise(
     cases=plan_cases,
     oracle=best_plan,
     contracts=(CONTRACT,),
-    models=(Model(model, SLIPS, none_is_a_result=True, may_be_silent=True, first_of_equals=True),),
+    models=(
+        Model(
+            model,
+            SLIPS,
+            styles=((), ("last_layers_first",)),
+            none_is_a_result=True,
+            may_be_silent=True,
+            first_of_equals=True,
+        ),
+    ),
     hints=(
         "First write a function that gives the most bytes of a given list of choices: walk over the layers, add up the "
         "inputs, and remember what the layers before have kept. Then try all lists for three layers.",
@@ -267,5 +331,12 @@ EXERCISE = Exercise(
         "entries.",
         "An entry that keeps more bytes and takes no less time than another is never needed. Go through the entries by "
         "rising bytes, and keep those that are faster than all before. At the end take the fastest, or None.",
+    ),
+    mistakes=(
+        Mistake(
+            "layers_changed",
+            "The function takes from the caller's list of layers, or adds to it. Work on a copy: list(layers).",
+            when=lambda case, seen, got: isinstance(got, str),
+        ),
     ),
 )

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 
-from course_lib.checker import TRITON, Allocates, Case, Exercise, Forbids, LaunchesTriton, Mistake, Moves
+from course_lib.checker import TRITON, Allocates, Case, Exercise, Forbids, LaunchesTriton, Mistake, Moves, Requirement
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.exercise import Limits
 from course_lib.checker.specification.layouts import any_strides, unit_last
 from course_lib.checker.specification.model import Model
-from exercises.topics.attention_backward import delta_of, gradients, left_by_the_forward, positions_seen
+from course_lib.checker.specification.requirements import Contiguous, SmallProducts
+from exercises.topics.attention_backward import (
+    delta_of,
+    gradients,
+    left_by_the_forward,
+    positions_seen,
+    probabilities_of,
+)
 from exercises.topics.attention_backward_model import in_a_kernel
 from exercises.topics.attention_backward_slips import IN_KERNELS, rounding_alone
-from exercises.topics.attention_inputs import MAGNITUDES, large, ordered, ordinary
+from exercises.topics.attention_inputs import MAGNITUDES, equal_and_far_below, large, ordered, ordinary
 from exercises.topics.evidence import first_access
 
 TILE = 64
@@ -48,6 +59,12 @@ def of_a_sum(draw, tensor):
     return torch.ones((), dtype=tensor.dtype).expand(tensor.shape)
 
 
+def large_gradients(draw, heads, query_length, key_length, head_dim):
+    """Ordinary scores, and a dK near 20,000, whose sums pass what float16 holds before they are scaled."""
+    query, key, value = ordinary(draw, heads, query_length, key_length, head_dim)
+    return query * 30.0, key / 30.0, value * 300.0
+
+
 def backward_cases(draw):
     def case(name, heads, query_length, key_length, head_dim, causal, *, scores=ordinary, dtype=torch.float32,
              layout=as_it_is, **flags):  # fmt: skip
@@ -59,18 +76,20 @@ def backward_cases(draw):
         case("two queries, three keys", 1, 2, 3, 16, False),
         case("one tile of queries, one of keys", 1, 64, 64, 32, False),
         case("two heads, 128 × 64", 2, 128, 64, 32, False),
-        case("64 × 128, causal", 1, 64, 128, 32, True),
+        case("64 × 129, causal", 1, 64, 129, 32, True),
         case(f"{prime} × 90, head dimension 40, causal", 1, prime, 90, 40, True),
-        case("150 queries, 70 keys, causal: 80 queries see nothing", 1, 150, 70, 32, True),
+        case("150 queries, 65 keys, causal: 85 queries see nothing", 1, 150, 65, 32, True),
         case("dO of a sum: every stride is 0, 3 heads", 3, 40, 70, 32, False, layout=of_a_sum),
         case("dO transposed: its last stride is not 1", 2, 70, 40, 16, True,
              layout=lambda draw, tensor: tensor.transpose(1, 2).contiguous().transpose(1, 2)),
         case("scores of ±150, 63 × 127", 1, 63, 127, 32, False, scores=large),
         case("scores that rise by 4 from key to key, 60 × 60, causal", 1, 60, 60, 16, True, scores=ordered(4.0)),
-        case("float16, 64 × 64, head dimension 64, causal", 1, 64, 64, 64, True, dtype=torch.float16),
+        case("scores of -2³², 20 × 24, causal", 1, 20, 24, 16, True, scores=equal_and_far_below),
+        case("float16, 64 × 64, head dimension 64, causal: large sums", 1, 64, 64, 64, True, scores=large_gradients,
+             dtype=torch.float16),
         case("float16, scores of ±150, 33 × 40, head dimension 40", 1, 33, 40, 40, False, scores=large,
              dtype=torch.float16),
-        case("193 × 193, causal, bytes counted", 1, 193, 193, 32, True, metered=True),
+        case("250 × 250, causal, bytes counted", 1, 250, 250, 32, True, metered=True),
         case("128 × 192, bytes counted", 1, 128, 192, 64, False, metered=True),
     ]  # fmt: skip
     if draw.on_gpu:
@@ -135,31 +154,67 @@ def largest_input(query, key, *rest):
     return max(query.numel(), key.numel())
 
 
-def tiled_bytes(query, key, value, output, log_sum, gradient, causal, skips=("queries", "keys")) -> int:
-    """Bytes of both kernels with tiles of 64 × 64: what each loads for every tile, and what it stores.
+def rows_loaded(query_length, key_length, causal, block_n=TILE, block_m=TILE) -> tuple[int, int]:
+    """(rows of Q, rows of K) that both kernels load together; of dO and V they load as many.
 
-    skips: what is left out where nothing is visible: tiles of queries in the first kernel, of keys in the second.
+    causal: whether tiles in which nothing is visible are left out, of queries in the first kernel, of keys in the
+        second.
     """
-    heads, query_length, head_dim = query.shape
-    key_length, item = key.shape[1], query.element_size()
-    row = head_dim * item
-    of_a_query = 2 * row + 8  # Q, dO, L and Δ
-    moved = 0
-    for first in range(0, key_length, TILE):
-        count = min(TILE, key_length - first)
-        start = max(0, first + query_length - key_length) if causal and "queries" in skips else 0
-        moved += 4 * count * row + max(0, query_length - start) * of_a_query
-    for first in range(0, query_length, TILE):
-        count = min(TILE, query_length - first)
-        end = min(key_length, first + TILE + key_length - query_length) if causal and "keys" in skips else key_length
-        moved += count * (of_a_query + row) + max(0, end) * 2 * row
-    return heads * moved
+    queries, keys = query_length, key_length  # those that stay in their programs
+    for first in range(0, key_length, block_n):
+        queries += max(0, query_length - (max(0, first + query_length - key_length) if causal else 0))
+    for first in range(0, query_length, block_m):
+        keys += max(0, min(key_length, first + block_m + key_length - query_length) if causal else key_length)
+    return queries, keys
+
+
+def loads_of_queries(query, key, *rest) -> int:
+    """Bytes of Q and dO that both kernels load in tiles of 64 × 64."""
+    return 2 * query[:, 0].numel() * query.element_size() * rows_loaded(query.shape[1], key.shape[1], rest[-1])[0]
+
+
+def loads_of_keys(query, key, *rest) -> int:
+    """The same of K and V."""
+    return 2 * query[:, 0].numel() * query.element_size() * rows_loaded(query.shape[1], key.shape[1], rest[-1])[1]
+
+
+def tiled_bytes(query, key, *rest) -> int:
+    """Bytes of both kernels with tiles of 64 × 64: all that they load, L and Δ too, and what they store."""
+    queries, _ = rows_loaded(query.shape[1], key.shape[1], rest[-1])
+    stored = (query.numel() + 2 * key.numel()) * query.element_size()
+    return loads_of_queries(query, key, *rest) + loads_of_keys(query, key, *rest) + 8 * len(query) * queries + stored
+
+
+@dataclass(frozen=True)
+class Loads(Requirement):
+    """In metered cases the kernels load at most `slack` times the bytes of these tensors that `minimum` counts.
+
+    All bytes together say little of one kernel of two. `pointers` are parameters of the kernels.
+    """
+
+    words: str
+    pointers: tuple[str, ...]
+    minimum: Callable[..., int]
+    slack: float = 1.3
+    id: str = "too_many_bytes"
+
+    def complaint(self, case, seen):
+        if not (case.metered and seen.traffic):
+            return None
+        minimum = self.minimum(*case.args)
+        loaded = sum(seen.traffic.get(pointer, {}).get("loaded", 0) for pointer in self.pointers)
+        if loaded <= self.slack * minimum:
+            return None
+        return (
+            f"Your kernels loaded {loaded:,} bytes of {self.words} where {minimum:,} are enough "
+            f"({loaded / minimum:.2f} times as many)."
+        )
 
 
 READS_OUTSIDE = (
     "A load reaches memory that is not the tensor's; the message names it. Is each tensor read by its own strides? dO "
-    "has three, and all are 0 after a sum. Do L and Δ of a head begin at head · query_length? Does the loop begin at "
-    "row 0 or later, and does the mask leave out rows and columns past the end?"
+    "has three, and all are 0 after a sum. Do L and Δ of a head begin at head · query_length? Is the grid "
+    "(tiles, heads)? Does the loop begin at row 0 or later, and does the mask leave out rows and columns past the end?"
 )
 WRITES_OUTSIDE = (
     "A store reaches memory that is not the result's; the message names it. A head of dK and dV has key_length · "
@@ -167,12 +222,61 @@ WRITES_OUTSIDE = (
 )
 
 
+def _rows_seen(case, seen) -> tuple[float, float]:
+    """(rows of Q, rows of K) that kernels loaded; zeros where nothing was counted."""
+    row = case.args[0][:, 0].numel() * case.args[0].element_size()
+    queries, keys = (seen.traffic.get(name, {}).get("loaded", 0) / row for name in ("query_pointer", "key_pointer"))
+    return queries, keys
+
+
 def walks_over_all(case, seen, got) -> bool:
-    """A `when`: right numbers, causal, and the bytes that kernels move of which one skips nothing, or both."""
-    if not case.metered or not case.args[-1] or not seen.traffic:
+    """A `when`: right numbers, causal, and the loads of tiles of 64 of which one kernel skips nothing, or both."""
+    if not case.metered or not case.args[-1]:
         return False
-    walks = (tiled_bytes(*case.args, skips=skips) for skips in ((), ("queries",), ("keys",)))
-    return any(abs(seen.bytes_moved - walk) <= 0.002 * walk for walk in walks)
+    lengths = case.args[0].shape[1], case.args[1].shape[1]
+    (queries, keys), (all_queries, all_keys) = rows_loaded(*lengths, True), rows_loaded(*lengths, False)
+    walks = ((all_queries, all_keys), (all_queries, keys), (queries, all_keys))
+    return _rows_seen(case, seen) in walks
+
+
+def in_small_tiles(case, seen, got) -> bool:
+    """A `when`: right numbers, and the loads of smaller tiles, tile by tile."""
+    if not case.metered:
+        return False
+    lengths = case.args[0].shape[1], case.args[1].shape[1]
+    sizes = [(n, m) for n in (16, 32, TILE) for m in (16, 32, TILE) if n * m < TILE * TILE]
+    return _rows_seen(case, seen) in [rows_loaded(*lengths, case.args[-1], n, m) for n, m in sizes]
+
+
+ROUNDED_EARLY = (
+    "Only float16 cases are wrong, by no more than rounding to 16 bits makes: something is rounded too early. Convert "
+    "O and dO to float32 before you multiply them for Δ, keep Δ, the scores and dP as float32, which tl.dot gives, and "
+    "round P and dS only for their own products. What is left of dP - Δ is often much smaller than the two."
+)
+
+
+def rounded_early(case, seen, got) -> bool:
+    """A `when` for every failing case: of float16, and off by what rounding Δ, scores, P or dP to 16 bits makes."""
+    query, key, value, output, log_sum, gradient, causal = case.args
+    if query.element_size() != 2 or [each.dtype for each in got] != [query.dtype] * 3:
+        return False
+    visible = positions_seen(query.shape[1], key.shape[1], causal)
+    exact = backward(narrow=False)(*(each.double() for each in case.args[:6]), causal)
+    query, key, value, output, gradient = (each.double().abs() for each in (query, key, value, output, gradient))
+    scale, epsilon = query.shape[-1] ** -0.5, torch.finfo(torch.float16).eps
+    scores = scale * (case.args[0].double() @ case.args[1].double().transpose(1, 2))
+    weights = scores if visible is None else scores.masked_fill(~visible, -math.inf)
+    weights = probabilities_of(weights, log_sum.double()) * torch.expm1(epsilon * (4 + scores.abs()))
+    score_gradients = weights * (gradient @ value.transpose(1, 2) + delta_of(output, gradient)[..., None])
+    allowed = (
+        scale * (score_gradients @ key),
+        scale * (score_gradients.transpose(1, 2) @ query),
+        weights.transpose(1, 2) @ gradient,
+    )
+    return all(
+        bool(((mine.double() - right).abs() <= 4 * epsilon * right.abs() + error + 1e-6).all())
+        for mine, right, error in zip(got, exact, allowed)
+    )
 
 
 def compute(s, query, key, *rest):
@@ -203,8 +307,12 @@ EXERCISE = Exercise(
     requirements=(
         LaunchesTriton(at_least=2, at_most=3),
         Allocates(largest_input),
-        Forbids(("scaled_dot_product_attention", "bmm", "mm", "matmul", "_softmax", "softmax")),
+        Contiguous(),
+        Forbids(("scaled_dot_product_attention", "_softmax", "softmax")),
+        SmallProducts(lambda query, *rest: query.shape[0] * query.shape[1], "Δ, one number for each query,"),
         Moves(tiled_bytes, slack=1.3),
+        Loads("Q and dO", ("query_pointer", "output_gradient_pointer"), loads_of_queries),
+        Loads("K and V", ("key_pointer", "value_pointer"), loads_of_keys),
     ),
     hints=(
         "Both kernels compute P and dS of a tile again, as in 10.3 and 10.4. In the first the block of keys stays and "
@@ -226,11 +334,26 @@ EXERCISE = Exercise(
         Mistake("reads_outside", READS_OUTSIDE, when=first_access("reads")),
         Mistake("writes_outside", WRITES_OUTSIDE, when=first_access("writes")),
         Mistake(
+            "strides_of_an_input",
+            "A result is not contiguous, and the kernels write it as if it were: torch.empty_like takes the strides of "
+            "its argument, and an input may have any. Make results by torch.empty with a shape.",
+            when=lambda case, seen, got: seen.not_contiguous > 0,
+        ),
+        Mistake("rounded_early", ROUNDED_EARLY, when=rounded_early, every=True),
+        Mistake(
             "skips_nothing",
             "The numbers are right, but tiles above the diagonal are loaded and multiplied although nothing in them is "
             "visible. Begin the loop over queries at the first one that sees the block, and end the loop over keys at "
             "the last key that the tile sees.",
             when=walks_over_all,
+            cost=True,
+        ),
+        Mistake(
+            "tiles_too_small",
+            "The numbers are right, but the tiles are smaller than 64 × 64. Every tile of keys that passes is read "
+            "again for each tile of queries, and the other way round: halve the tiles, and twice the bytes move. "
+            "BLOCK_M and BLOCK_N are 64.",
+            when=in_small_tiles,
             cost=True,
         ),
     ),

@@ -31,13 +31,14 @@ def _chosen(
     order=lambda pair: pair,
     strictly=False,
     memory=True,
+    key_rows=(64, 128, 192, 256),
 ):
     def fits(need, room):
         return need < room if strictly else need <= room
 
     pairs = [
         (m, n)
-        for m in (64, 128, 192, 256)
+        for m in key_rows
         for n in (64, 128)
         if (not whole or m % (64 * groups) == 0)
         and fits(accumulator_oracle(m, n, head_dim, groups), registers - reserve)
@@ -80,6 +81,7 @@ def budget_cases(draw):
         Case(
             "a chip with 512 registers a thread and 1 MiB: query_rows still ends at 128", (32, 4, 512, 1 << 20), choose
         ),
+        Case("a chip with 300 registers a thread, head dimension 16, one group", (16, 1, 300, HOPPER_BYTES), choose),
         Case("head dimension 16, 4 groups of 120", (16, 4, 120, HOPPER_BYTES), choose),
     ]
 
@@ -115,6 +117,11 @@ def _sentences():
             "registers_rounded_down",
             "The registers of a thread are rounded down. What is left over needs a register too.",
             (lambda m, n, d, g: (2 * m * n + 2 * m * d + n * d) // (128 * g),),
+        ),
+        (
+            "registers_rounded_one_by_one",
+            "Each accumulator's registers are rounded up by themselves. Add all elements first, and round up once.",
+            (lambda m, n, d, g: 2 * -(-m * n // (128 * g)) + 2 * -(-m * d // (128 * g)) - (-n * d // (128 * g)),),
         ),
         (
             "two_bytes_an_element",
@@ -188,13 +195,34 @@ def _sentences():
             "groups_uneven",
             "key_rows is not a multiple of 64 for each warp group. A group's share of the keys is one or more whole "
             "matrix instructions of 64 rows: key_rows % (64 * groups) == 0.",
-            (lambda *args: _chosen(*args, whole=False),),
+            (
+                lambda *args: _chosen(*args, whole=False),
+                lambda *args: _chosen(
+                    *args, whole=False, key_rows=[m for m in (64, 128, 192, 256) if m >= 64 * args[1]]
+                ),
+            ),
         ),
         (
             "query_rows_first",
-            "The largest query_rows is preferred. What costs bytes is a small block of keys: take the largest key_rows "
-            "first.",
-            (lambda *args: _chosen(*args, order=lambda pair: pair[::-1]),),
+            "A tile of fewer keys is preferred, for its query_rows or for its area. What costs bytes is a small block "
+            "of keys: take the largest key_rows first.",
+            (
+                lambda *args: _chosen(*args, order=lambda pair: pair[::-1]),
+                lambda *args: _chosen(*args, order=lambda pair: pair[0] * pair[1]),
+            ),
+        ),
+        (
+            "size_left_out",
+            "One of the key_rows is never tried: they are 64, 128, 192 and 256.",
+            tuple(
+                lambda *args, left=left: _chosen(*args, key_rows=[m for m in (64, 128, 192, 256) if m != left])
+                for left in (128, 192)
+            ),
+        ),
+        (
+            "none_forgotten",
+            "Tiles are returned where none fit. Return None there.",
+            (lambda *args: _chosen(*args) or (0, 0), lambda *args: _chosen(*args) or (64, 64)),
         ),
         (
             "smaller_query_rows",

@@ -8,7 +8,7 @@ tiles are computed at once, in float32, so that a model overflows where a kernel
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,6 +18,7 @@ from exercises.topics.memory import load, tile_offsets
 LN_2 = math.log(2)
 STYLES = ("aligned", "all_tiles", "guarded")
 LARGEST_SCORE = 1000.0  # float32 rounds larger ones by so much that P depends on the order in which a product adds
+FINITE = tuple(f"hidden_scores_finite{loop}" for loop in ("", "__keys", "__queries"))  # which shows in such scores
 TENSORS = ("query", "key", "value", "output_gradient")
 ROWS = ("log_sum_exp", "delta")
 # A slip, whose strides are taken, and for whom.
@@ -63,7 +64,7 @@ class Inside:
     """
 
     def __init__(self, slips: Slips, loop: str, given: Given):
-        self.slips, self.loop, self.given = slips, loop, given
+        self.slips, self.loop, self.given = slips, loop, _with_first_rows(slips, given)
         self.rows = given.first_query + torch.arange(given.query.shape[1])  # numbers of the queries
         self.keys = given.first_key + torch.arange(given.key.shape[1])
         self.square = given.query_rows == given.key_rows
@@ -81,6 +82,8 @@ class Inside:
             return 1 / head_dim
         if self.on("scale_by_length"):
             return self.given.key_length**-0.5
+        if self.on("scale_by_length__of_the_block"):
+            return len(self.keys) ** -0.5
         if self.slips("scale_of_the_padded_dimension"):
             return max(16, 1 << (head_dim - 1).bit_length()) ** -0.5
         return head_dim**-0.5
@@ -90,12 +93,14 @@ class Inside:
         given, scale = self.given, self.scale()
         scores = given.query @ given.key.transpose(1, 2)
         largest = float(scores.abs().amax()) * given.query.shape[-1] ** -0.5
-        if largest > LARGEST_SCORE and self.slips.beside(*STYLES):
+        if largest > LARGEST_SCORE and self.slips.beside(*STYLES, *FINITE):
             return None
         scores = scores * (1.0 if self.on("scale_missing_in_scores") else scale)
         reference = given.log_sum_exp[..., None]
         if self.slips("guarded"):
             reference = torch.where(reference == -math.inf, 0.0, reference)
+        if self.on("negative_log_sum_as_zero"):
+            reference = reference.clamp(min=0.0)
         if self.on("log_sum_by_keys"):
             reference = self._by_keys(given.log_sum_exp)
             if reference is None:
@@ -134,7 +139,17 @@ class Inside:
         if self.on("masked_after_the_exponential"):
             weights = weights * self.visible()
         else:
+            if self.on("hidden_scores_zero"):
+                hidden = torch.exp(-reference)
+                if bool(hidden.isinf().any()):
+                    return None
+            if self.on("hidden_scores_finite"):
+                hidden = torch.exp(-1e9 - reference.masked_fill(reference == -math.inf, 0.0))
             weights = torch.where(self.visible(), weights, hidden)
+        if self.on("log_sum_past_the_end"):
+            if given.causal and not self.slips("all_tiles", "aligned"):
+                return None  # tiles that begin anywhere end beyond the rows at hand
+            weights = weights.masked_fill(self.past_the_end(), math.inf)
         if self.on("blind_rows_nan"):
             weights = weights.masked_fill((given.log_sum_exp == -math.inf)[..., None], math.nan)
         return torch.where(self.looked_at(), weights, 0.0)
@@ -165,6 +180,14 @@ class Inside:
             visible = visible & (self.keys < given.key_length) & (self.rows < given.query_length)[:, None]
         return visible
 
+    def past_the_end(self) -> torch.Tensor:
+        """bool [rows, keys]: what a mask shows of queries that do not exist, where it forgets that."""
+        given = self.given
+        seen = (self.keys < given.key_length) & (self.rows >= given.query_length)[:, None]
+        if given.causal:
+            seen = seen & (self.keys <= (self.rows + given.key_length - given.query_length)[:, None])
+        return seen
+
     def tile_numbers(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(which step of its loop each pair is in, how many steps that loop has); below 0: before the first."""
         given = self.given
@@ -172,9 +195,11 @@ class Inside:
         if self.loop == "keys":
             block = given.first_key + (self.keys - given.first_key) // given.key_rows * given.key_rows
             start = torch.zeros_like(block)
-            if given.causal and not self.slips("all_tiles") and not self.on("no_causal_mask"):
+            late = self.on("loop_begins_at_the_last_key")
+            if given.causal and (late or not self.slips("all_tiles")) and not self.on("no_causal_mask"):
                 away = 0 if self.on("loop_ignores_offset", "causal_misaligned") else offset
-                start = (block - away + given.query_rows * self.on("diagonal_tile_skipped")).clamp(min=0)
+                skipped = given.query_rows * self.on("diagonal_tile_skipped") + (given.key_rows - 1) * late
+                start = (block - away + skipped).clamp(min=0)
                 if self.slips("aligned"):
                     start = start // given.query_rows * given.query_rows
             number = torch.div(self.rows[:, None] - start, given.query_rows, rounding_mode="floor")
@@ -183,10 +208,11 @@ class Inside:
         else:
             tile = given.first_query + (self.rows - given.first_query) // given.query_rows * given.query_rows
             end = torch.full_like(tile, given.key_length)
-            if given.causal and not self.slips("all_tiles") and not self.on("no_causal_mask"):
+            early, stops = self.on("loop_ends_one_key_early"), self.on("loop_ends_one_key_early__at_the_position")
+            if given.causal and (early or stops or not self.slips("all_tiles")) and not self.on("no_causal_mask"):
                 away = 0 if self.on("loop_ignores_offset", "causal_misaligned") else offset
                 reach = 0 if self.on("diagonal_tile_skipped") else given.query_rows
-                end = torch.minimum(end, tile + reach + away)
+                end = torch.minimum(end, tile + reach + away - int(stops)) - int(early)
             number = (self.keys // given.key_rows).expand(len(self.rows), -1)
             left, rows = end[:, None], given.key_rows
         whole = self.on("partial_tile_skipped")
@@ -257,7 +283,7 @@ class Inside:
                 factor = self._turned(factor)
                 if factor is None:
                     return None
-            return (scale * self._times(factor, given.value if self.on("dq_of_values") else given.key),)
+            return (scale * self._kept(self._times(factor, given.value if self.on("dq_of_values") else given.key)),)
         for_values = score_gradients if self.on("dv_from_score_gradients") else weights
         if self.on("dv_not_transposed"):
             for_values = self._turned(for_values)
@@ -266,13 +292,27 @@ class Inside:
             for_keys = self._turned(for_keys)
         if for_values is None or for_keys is None:
             return None
+        if self.on("only_last_tile__of_dv"):
+            for_values = self._of_the_last_tile(for_values)
+        if self.on("only_last_tile__of_dk"):
+            for_keys = self._of_the_last_tile(for_keys)
         value_scale = scale if self.on("scale_in_dv") else 1.0
         of_queries = given.output_gradient if self.on("dk_of_output_gradient") else given.query
         of_gradients = given.query if self.on("dv_of_queries") else given.output_gradient
         return (
-            scale * self._times(for_keys, of_queries),
-            value_scale * self._times(for_values, of_gradients),
+            scale * self._kept(self._times(for_keys, of_queries)),
+            value_scale * self._kept(self._times(for_values, of_gradients)),
         )
+
+    def _of_the_last_tile(self, pairs: torch.Tensor) -> torch.Tensor:
+        """What the last step of the loop adds."""
+        number, count = self.tile_numbers()
+        return torch.where(number == count - 1, pairs, 0.0)
+
+    def _kept(self, total: torch.Tensor) -> torch.Tensor:
+        """A sum over tiles, as an accumulator of float32 holds it, or one of 16 bits."""
+        narrow = self.given.narrow
+        return total if narrow is None or not self.on("accumulated_in_16_bits") else total.to(narrow).float()
 
     def _times(self, factor: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         """factor @ tensor over keys, or factorᵀ @ tensor over queries. NaN spreads in tiles that the loop looks at."""
@@ -329,6 +369,17 @@ class Inside:
         return torch.cat(parts, -1).nan_to_num(nan=0.0)
 
 
+def _with_first_rows(slips: Slips, given: Given) -> Given:
+    """The same with L and Δ taken from the first rows in every tile of queries, where that slip is made."""
+    first = torch.arange(given.query.shape[1]) % given.query_rows
+    log_sum, delta = given.log_sum_exp, given.delta
+    if slips("rows_of_the_first_tile", "rows_of_the_first_tile__in_log_sum"):
+        log_sum = log_sum[:, first]
+    if slips("rows_of_the_first_tile", "rows_of_the_first_tile__in_delta"):
+        delta = delta[:, first]
+    return replace(given, log_sum_exp=log_sum, delta=delta)
+
+
 def in_a_kernel(slips: Slips, query, key, value, output, log_sum_exp, output_gradient, causal, rows=64):
     """(dQ, dK, dV) of two kernels with tiles of `rows` by `rows`, as their pointers reach what they load."""
     heads, query_length, head_dim = query.shape
@@ -338,8 +389,6 @@ def in_a_kernel(slips: Slips, query, key, value, output, log_sum_exp, output_gra
     delta = product.mean(-1) if slips("delta_averaged") else product.sum(-1)
     if slips("delta_scaled"):
         delta = delta * head_dim**-0.5
-    if slips("delta_in_16_bits"):
-        delta = (output * output_gradient).sum(-1).float()
     if slips("delta_of_the_query"):
         delta = (query.float() * output_gradient.float()).sum(-1)
     tensors = {

@@ -54,6 +54,11 @@ _OF_A_TILE = {
     "only_first_tile": "Only the first tile counts. Every step loads the tile that its loop variable names.",
     "first_tile_skipped": "The first tile of the loop is left out.",
     "partial_tile_skipped": "The last, partly filled tile is never looked at: the number of tiles is rounded down.",
+    "negative_log_sum_as_zero": "L is replaced by 0 where it is negative. A negative L is a number like any other: "
+    "only -inf is replaced.",
+    "hidden_scores_zero": "Hidden pairs get the score 0, and exp(0 - L) is not 0. Their score is -inf.",
+    "hidden_scores_finite": "A finite number stands for -inf where a pair is hidden. All scores of a row, and L, may "
+    "lie below it, and then exp(S - L) is infinite there. Hidden pairs have the score -inf.",
     "blind_rows_nan": "A query that sees no key has L = -inf, and a score minus that is NaN or infinite. Its P is 0: "
     "subtract 0 there, or write -inf into the exponent where a pair is hidden.",
 }
@@ -75,18 +80,33 @@ _OF_KEYS = {
     "dk_not_transposed": "dS is not transposed in dK = scale · dSᵀ Q: the sum runs over the keys of the tile, where it "
     "runs over the queries.",
     "dk_of_output_gradient": "dK is dSᵀ dO. It is scale · dSᵀ Q.",
+    "loop_begins_at_the_last_key": "The loop over queries begins at the query that sees the whole block. Those before "
+    "it see a part of it: begin at the first query that sees the block's first key.",
+    "only_last_tile__of_dv": "Only the last tile counts in dV: each step overwrites the sum. Add to it.",
+    "only_last_tile__of_dk": "Only the last tile counts in dK: each step overwrites the sum. Add to it.",
     "scale_in_dv": "dV has the scale as a factor. Only the scores are scaled: dV = Pᵀ dO.",
 }
+_ONE_KEY_EARLY = (
+    "The loop over keys ends one key early. The tile's last query sees the key at its own position too, and that key "
+    "may be the first of a tile: range does not reach its end."
+)
 _OF_QUERIES = {
     "scale_missing_in_gradients": "The scale is missing in dQ: dQ = scale · dS K, because S = scale · Q Kᵀ.",
     "dq_from_probabilities": "dQ is computed from P. It is scale · dS K.",
     "dq_transposed": "dS is transposed in dQ = scale · dS K: the sum runs over the queries of the tile, where it runs "
     "over the keys.",
     "dq_of_values": "dQ is dS V. It is scale · dS K.",
+    "loop_ends_one_key_early": _ONE_KEY_EARLY,
+    "loop_ends_one_key_early__at_the_position": _ONE_KEY_EARLY,
 }
 
 EXCHANGED = Slip("results_exchanged", "dK and dV are returned in each other's place.")
+_OF_ROWS = "are taken from the first rows in every tile. Each tile has rows of its own: slice them like the queries."
 _PLACES_OF_KEYS = {
+    "rows_of_the_first_tile": f"L and Δ {_OF_ROWS}",
+    "rows_of_the_first_tile__in_log_sum": f"The numbers of L {_OF_ROWS}",
+    "rows_of_the_first_tile__in_delta": f"The numbers of Δ {_OF_ROWS}",
+    "scale_by_length__of_the_block": "The scale is 1/√(keys of the block). It is 1/√head_dim.",
     "first_key_forgotten": "The block's keys are numbered from 0. They stand at first_key, first_key + 1, ...",
     "block_for_key_length": "The block's length stands where key_length belongs: query i is at position i + key_length "
     "- query_length, whatever block it meets.",
@@ -173,8 +193,9 @@ def _in_kernels():
         "delta_scaled", "Δ has a factor 1/√head_dim. The scale belongs to the scores alone, and O has none of it."
     )
     yield Slip(
-        "delta_in_16_bits",
-        "The product of O and dO is rounded to 16 bits before it is summed. Convert both to float32 first.",
+        "accumulated_in_16_bits",
+        "The sums are kept in 16 bits. Before the scale those of dK are larger than dK, and beyond 65,504 a float16 is "
+        "infinite: keep sums in float32, and round once, when you store.",
     )
     yield Slip("delta_averaged", "Δ is a mean over head_dim. It is the sum of O ∘ dO.")
     yield Slip("delta_of_the_query", "Δ is computed from Q and dO. It is the sum of O ∘ dO.")
@@ -189,6 +210,11 @@ def _in_kernels():
         "tail_not_masked__queries",
         "The keys past the end of the last tile have P = exp(0 - L), which overflows where L is far below zero, and "
         "infinity times a key of zeros is NaN. Give these pairs P = 0.",
+    )
+    yield Slip(
+        "log_sum_past_the_end__keys",
+        "Queries past the end of the last tile have L = -inf, and S - L is infinite there: infinity times a dO of 0 is "
+        "NaN. Give these pairs P = 0, or their L another number.",
     )
     yield EXCHANGED
     for name, said in _PLURAL.items():

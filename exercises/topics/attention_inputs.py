@@ -39,6 +39,15 @@ def far_below(near):
     return make
 
 
+def equal_and_far_below(draw, heads, query_length, key_length, head_dim):
+    """All scores are -2^32, below the numbers that are put for minus infinity, such as -1e9; head_dim is 16.
+
+    Of powers of two all products, their sums and L are exact, and S - L is 0 in whatever order an answer computes it.
+    """
+    query, key, value = ordinary(draw, heads, query_length, key_length, head_dim)
+    return torch.full_like(query, 2.0**15), torch.full_like(key, -(2.0**15)), value
+
+
 def ordered(slope):
     """Scores that rise (or fall) by `slope` from each key to the next."""
 

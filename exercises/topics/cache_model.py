@@ -14,6 +14,7 @@ from course_lib.checker.specification.model import Model, Slip, Slips
 from exercises.topics.memory import load
 
 TILE = 16  # BLOCK_T of the append kernel, as its launcher sets it
+PAGES = (4, 8, 16, 32)  # sizes that a kernel may be written for, in 6.4
 WIDTHS = (16, 32, 64, 128)  # of a head, in 5.3
 STYLES = (("undefined_lanes",), ())  # masked lanes of a load without `other=` are NaN in a check, else 0
 
@@ -167,8 +168,17 @@ def _append_to_pages(slips: Slips, name, new, pool, slots, key, key_pages) -> No
     if written_into_a_copy(s, pool):
         return
     (count, heads, head_dim), size = new.shape, pool.shape[2]
+    rows = size  # of a page, as slots are divided
+    for fixed in PAGES:
+        if s(f"page_size_fixed__{fixed}"):
+            rows = fixed
+    if s("page_size_rounded_up"):
+        rows = 1 << (size - 1).bit_length()
     if s("padding_taken_for_the_end"):
         count = int((slots >= 0).sum())
+    if s("stopped_at_padding", "stopped_at_padding__unless_first"):
+        first = int((slots >= 0).int().cumprod(0).sum())
+        count = count if first == 0 and s("stopped_at_padding__unless_first") else first
     padded = 1 << (head_dim - 1).bit_length()
     programs = min(count, 1) if s("only_first_token") else count, 1 if s("only_first_head") else heads
     token, head, column = torch.meshgrid(*(torch.arange(length) for length in (*programs, padded)), indexing="ij")
@@ -221,15 +231,21 @@ def _append_to_pages(slips: Slips, name, new, pool, slots, key, key_pages) -> No
     padding = slot < 0
     if s("padding_written__clamped", "padding_written__zeros"):
         slot = slot.clamp(min=0)
+    if s("padding_written__last_of_page_0"):
+        slot = torch.where(padding, size - 1, slot)
     present = slot > 0 if s("slot_zero_skipped") else slot >= 0
-    if s("padding_written", "padding_written__clamped", "padding_written__zeros"):
+    if s("padding_written", *(f"padding_written__{way}" for way in ("clamped", "zeros", "last_of_page_0"))):
         present = torch.ones_like(present)
     if s("slots_ignored"):
         slot = token
     if s("one_slot_late"):
         slot = slot + 1
     # As compiled code divides: towards zero.
-    page, offset = torch.div(slot, size, rounding_mode="trunc"), torch.fmod(slot, size)
+    page, offset = torch.div(slot, rows, rounding_mode="trunc"), torch.fmod(slot, rows)
+    if s("offset_by_bits", "offset_by_bits__page_too"):
+        offset = slot & (rows - 1)
+    if s("offset_by_bits__page_too"):
+        page = slot >> (rows.bit_length() - 1)
     if s("page_and_offset_exchanged"):
         page, offset = offset, page
     if s("offset_forgotten"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from course_lib.checker.specification.model import Slip
-from exercises.topics.cache_model import WIDTHS
+from exercises.topics.cache_model import PAGES, WIDTHS
 
 
 def _of_each(identity: str, sentence: str) -> tuple[Slip, ...]:
@@ -316,6 +316,40 @@ PAGE_APPEND = (
             "slot 0. It has no place: let nothing be stored where slot < 0.",
         )
         for name in ("padding_written", "padding_written__clamped")
+    ),
+    Slip(
+        "padding_written__last_of_page_0",
+        "A token whose slot is -1 was written into the last slot of page 0, which is another token's. It has no place: "
+        "let nothing be stored where slot < 0.",
+    ),
+    *(
+        Slip(
+            name,
+            "The slots behind the first -1 were not looked at. A -1 may stand anywhere, and tokens with a slot of "
+            "their own come behind it.",
+        )
+        for name in ("stopped_at_padding", "stopped_at_padding__unless_first")
+    ),
+    *(
+        Slip(
+            name,
+            "Page and offset are taken by bits, which is right where the page size is a power of two. It may be any "
+            "number: slot // PAGE_SIZE and slot % PAGE_SIZE.",
+        )
+        for name in ("offset_by_bits", "offset_by_bits__page_too")
+    ),
+    Slip(
+        "page_size_rounded_up",
+        "The slots are divided by a power of two that is larger than the page. A page holds key_pages.shape[2] tokens, "
+        "any number: divide by that.",
+    ),
+    *(
+        Slip(
+            f"page_size_fixed__{size}",
+            f"The slots are divided by {size}, whatever the page. Its size is key_pages.shape[2].",
+            alone=True,
+        )
+        for size in PAGES
     ),
     Slip(
         "padding_written__zeros",

@@ -11,6 +11,7 @@ from exercises.topics.cache_model import written_into_a_copy
 from exercises.topics.cache_slips import IN_A_COPY
 from exercises.topics.decode import by_count, by_division, by_modulo, first_head
 
+NOT_LOW_ENOUGH = (100, 1000, 10_000)  # what people take for minus infinity
 STYLES = ((), ("empty_zero",))  # what a query that sees nothing gets: NaN, or zeros
 
 
@@ -36,6 +37,8 @@ def compute(s: Slips, query, key, value, key_cache, value_cache, past):
 
 def _store(s: Slips, key, value, keys, values, past) -> None:
     slots = past + (1 if s("slot_too_late") else -1 if s("slot_too_early") else 0)  # -1 is the last, as in PyTorch
+    if s("stored_in_last_slot"):
+        slots = torch.full_like(slots, keys.shape[2] - 1)
     if s("slot_of_first_sequence"):
         slots = slots[:1].expand_as(slots)
     if s("stored_in_slot_zero"):
@@ -58,6 +61,8 @@ def _store(s: Slips, key, value, keys, values, past) -> None:
 def _lengths(s: Slips, past: torch.Tensor, capacity: int) -> torch.Tensor:
     """How many slots each query sees."""
     lengths = past + 1
+    if s("first_length_for_all"):
+        lengths = lengths[:1].expand_as(lengths)
     if s("longest_for_all"):
         lengths = lengths.max().expand_as(lengths)
     if s("one_token_too_many"):
@@ -73,9 +78,16 @@ def _lengths(s: Slips, past: torch.Tensor, capacity: int) -> torch.Tensor:
     return lengths
 
 
+def _score_of_hidden(s: Slips) -> float:
+    for score in NOT_LOW_ENOUGH:
+        if s(f"hidden_scores_not_low__{score}"):
+            return -float(score)
+    return 0.0 if s("hidden_scores_zero") else -math.inf
+
+
 def _attend(s: Slips, query, keys, values, lengths):
     chosen = by_division
-    if s("heads_by_modulo"):
+    if s("heads_by_modulo", "heads_by_modulo__in_their_order"):
         chosen = by_modulo
     if s("heads_by_count"):
         chosen = by_count
@@ -92,21 +104,33 @@ def _attend(s: Slips, query, keys, values, lengths):
         scale = 1 / query.shape[2]
     if s("scale_inverted"):
         scale = math.sqrt(query.shape[2])
+    if s("scale_by_the_heads"):
+        scale = 1 / math.sqrt(query.shape[1])
     if s("scale_by_the_keys"):
         scale = 1 / math.sqrt(keys.shape[2])
     scores = (query.float()[:, :, None] @ keys[:, heads].transpose(2, 3))[:, :, 0] * scale  # [batch, heads, slots]
     hidden = (torch.arange(keys.shape[2]) >= lengths[:, None])[:, None]
     if s("mask_turned_round"):
         hidden = ~hidden
-    if not s("masked_after_softmax"):
-        scores = scores.masked_fill(hidden, 0.0 if s("hidden_scores_zero") else -math.inf)
+    if s("stored_in_last_slot"):
+        hidden = hidden | (torch.arange(keys.shape[2]) == lengths[:, None] - 1)[:, None]
+        hidden[..., -1] = False
+    behind = ("masked_after_softmax", "masked_after_softmax__and_divided", "maximum_not_subtracted__masked_behind")
+    if not s(*behind):
+        scores = scores.masked_fill(hidden, _score_of_hidden(s))
     weights = scores if s("no_softmax") else torch.softmax(scores, dim=1 if s("softmax_over_heads") else 2)
-    if s("maximum_not_subtracted"):
-        weights = torch.exp(scores)
+    if s("maximum_not_subtracted", "maximum_not_subtracted__masked_behind"):
+        weights = torch.exp(scores) * ~hidden
         weights = weights / weights.sum(2, keepdim=True)
-    if s("masked_after_softmax"):
+    if s("masked_after_softmax", "masked_after_softmax__and_divided"):
         weights = weights.masked_fill(hidden, 0.0)
+    if s("masked_after_softmax__and_divided"):
+        weights = weights / weights.sum(2, keepdim=True)
     output = (weights[:, :, None] @ values[:, value_heads])[:, :, 0]
+    if s("heads_by_modulo__in_their_order"):  # query heads 0, 2, 1, 3 for two KV heads
+        output = output[:, torch.arange(output.shape[1]).view(-1, keys.shape[1]).T.flatten()]
+    if s("only_last_sequence"):
+        output[:-1] = 0
     if s("empty_zero"):
         output = torch.where(hidden.all(2, keepdim=True), 0.0, output)
     return output
@@ -168,6 +192,11 @@ STEP = Model(
             "Every sequence's new token was written at the slot of the first one. Each has a past of its own.",
         ),
         Slip(
+            "stored_in_last_slot",
+            "The new token was written to the last slot of the buffer. The first free slot is past, and the buffer may "
+            "have room behind it.",
+        ),
+        Slip(
             "slot_too_early",
             "The new token was written over the newest one in the cache. With `past` tokens in slots 0 to past - 1 the "
             "first free slot is `past`.",
@@ -184,6 +213,7 @@ STEP = Model(
         ),
         Slip("heads_by_modulo", BY_MODULO),
         Slip("heads_by_modulo__keys_alone", BY_MODULO, alone=True),
+        Slip("heads_by_modulo__in_their_order", BY_MODULO, alone=True),
         Slip(
             "heads_by_count",
             "Query head h read KV head h // key_heads. It is divided by the group's size: h // (query_heads // "
@@ -199,11 +229,20 @@ STEP = Model(
             "scale_by_the_keys",
             "The scale is taken from the number of slots. It is 1/√head_dim, whatever the cache's capacity.",
         ),
+        Slip("scale_by_the_heads", "The scale is taken from the number of query heads. It is 1/√head_dim."),
         Slip("scale_inverted", "The scores are multiplied by √head_dim. They are divided by it."),
+        *(
+            Slip(
+                name,
+                "The largest score is not subtracted before exp, so that large scores become infinite and ∞ / ∞ is "
+                "NaN. Subtract each row's maximum: it changes no weight.",
+            )
+            for name in ("maximum_not_subtracted", "maximum_not_subtracted__masked_behind")
+        ),
         Slip(
-            "maximum_not_subtracted",
-            "The largest score is not subtracted before exp, so that large scores become infinite and ∞ / ∞ is NaN. "
-            "Subtract each row's maximum: it changes no weight.",
+            "only_last_sequence",
+            "Only the last sequence has its output, the others have zeros. Is the tensor for the output made once, "
+            "before the loop over the sequences?",
         ),
         Slip("no_softmax", "The scores themselves weigh the values. Their softmax does."),
         Slip(
@@ -228,6 +267,11 @@ STEP = Model(
             "mask to the first key. The newest token sees everything, so no mask is needed but the length's.",
         ),
         Slip(
+            "first_length_for_all",
+            "Every sequence was attended as if it had as many tokens as the first. Each has a past of its own: "
+            "past[:, None].",
+        ),
+        Slip(
             "longest_for_all",
             "Every sequence was attended as if it had as many tokens as the longest of the batch. Each has a past of "
             "its own.",
@@ -240,6 +284,21 @@ STEP = Model(
             "masked_after_softmax",
             "The hidden slots were set to 0 after the softmax. Their scores are in its sum, so the weights that are "
             "left add up to less than 1: set the scores to minus infinity before it.",
+        ),
+        Slip(
+            "masked_after_softmax__and_divided",
+            "The hidden slots were set to 0 after the softmax, and the weights divided by their new sum. Where a "
+            "hidden score is much the largest, all other weights are 0 by then, and 0 / 0 is NaN: set the scores to "
+            "minus infinity before it.",
+        ),
+        *(
+            Slip(
+                f"hidden_scores_not_low__{score}",
+                f"The hidden slots were given a score of -{score:,}. Where all others are lower still, the hidden ones "
+                "decide: a hidden score is minus infinity.",
+                alone=True,
+            )
+            for score in NOT_LOW_ENOUGH
         ),
         Slip(
             "hidden_scores_zero",

@@ -7,8 +7,9 @@ import math
 import torch
 
 from course_lib.checker.specification.contract import Level
-from course_lib.checker.specification.layouts import CONTIGUOUS, dimensions_exchanged, expanded, gaps
+from course_lib.checker.specification.layouts import CONTIGUOUS, beyond_32_bits, dimensions_exchanged, expanded, gaps
 from exercises.topics.attention_inputs import MAGNITUDES, far_below
+from exercises.topics.decode import cached
 
 
 def by_head(draw, *sizes):
@@ -62,9 +63,23 @@ def far_below_finite(query, keys, values, *rest):
     return query, keys, values, *rest
 
 
+def caches_beyond_32_bits(draw, *options):
+    """Cases whose caches reach beyond 2³¹ elements from head to head, and from token to token.
+
+    options: the arguments behind the lengths.
+    """
+    query, *caches, counts = cached(draw, 3, 3, 16, [5], 6)
+    cases = beyond_32_bits(draw, "heads", caches, counts, *options, before=(query,), dimension=1)
+    query, *caches, counts = cached(draw, 2, 1, 16, [5], 6)
+    return cases + beyond_32_bits(draw, "tokens", caches, counts, *options, before=(query,), dimension=2)
+
+
 def laid_apart(draw, query, key, value, *rest):
-    """The same arguments with all strides their own, for a case in which each of them is seen."""
-    return gaps(draw, query), gaps(draw, key), tokens_first(draw, value), *rest
+    """The same arguments with all strides their own, for a case in which each of them is seen.
+
+    The query's heads lie outside of its sequences: an output that is laid out like it is not contiguous.
+    """
+    return dimensions_exchanged(draw, query), gaps(draw, key), tokens_first(draw, value), *rest
 
 
 def _tensors(draw, key_heads, group, head_dim, lengths, capacity, dtype, scores):

@@ -103,6 +103,8 @@ class _Decode:
         scores = query @ keys.transpose(-1, -2) * self._scale()  # [splits, batch, key_heads, group, keys]
         if s("hidden_scored_minus_1e9"):
             scores = torch.where(visible, scores, -1e9)
+        elif s("hidden_scored_minus_1e9__1e3", "hidden_scored_minus_1e9__1e4"):
+            scores = torch.where(visible, scores, -1e3 if s("hidden_scored_minus_1e9__1e3") else -1e4)
         elif not s("tail_keys_scored"):
             scores = torch.where(visible, scores, -math.inf)
         for step in range(steps):
@@ -175,6 +177,8 @@ class _Decode:
             last = torch.where(split == self.splits - 1, counted, last)
         if not s("past_the_sequences_end"):
             last = torch.minimum(last, counted)
+        if s("first_tile_skipped"):
+            first = first + self.key_rows
         if s("last_tile_dropped"):
             last = first + (last - first).clamp(min=0) // self.key_rows * self.key_rows
         if s("last_tile_skipped"):
@@ -250,7 +254,8 @@ class _Decode:
         for place, where in enumerate(("outer", "head", "row")):
             if s(f"strides_ignored__{name}_{where}_by_{theirs}", f"strides_ignored__{name}_by_{theirs}"):
                 strides[place] = other.stride(place)
-            if s(f"strides_ignored__{name}_{where}", f"strides_ignored__{name}", "strides_ignored"):
+            ways = (f"{name}_{where}", name, f"both_{where}")
+            if s("strides_ignored", *(f"strides_ignored__{way}" for way in ways)):
                 strides[place] = plain[place]
         if s("first_head_for_all", f"first_head_for_all__{name}"):
             strides[1] = 0
@@ -275,6 +280,8 @@ class _Decode:
                 outer = of_row
             if s("heads_of_a_page_forgotten"):
                 outer = of_head
+            if s("heads_of_a_page_forgotten__by_sizes"):
+                outer = self.slots * self.head_dim
             rows = (pages * outer + slot * of_row)[:, :, None] + head * of_head  # [splits, batch, heads, keys]
         else:
             sequence = torch.arange(self.batch)[None, :, None, None]
@@ -403,16 +410,20 @@ class _Decode:
             output, lse = self._stored_in_rows(output), self._stored_in_rows(lse)
         if self.shape.merged:
             output, lse = merged(s, output, lse)
-            return output.to(self.query.dtype), lse
+            return self._in_the_result(output.to(self.query.dtype)), lse
         if self.shape.split:
             if s("splits_and_sequences_exchanged"):
                 return tuple(part.transpose(0, 1).reshape(part.shape) for part in (output, lse))
             return output, lse
-        output = output[0].to(self.query.dtype)
-        if s("output_laid_out_like_query"):
-            return output.contiguous().as_strided(output.shape, torch.empty_like(self.query).stride())
+        output = self._in_the_result(output[0].to(self.query.dtype))
         theirs = s("output_by_other_strides", "output_by_other_strides__sequence", "output_by_other_strides__head")
         return self._stored_elsewhere(output) if theirs else output
+
+    def _in_the_result(self, output):
+        """What is read of rows that were stored side by side."""
+        if not self.slips("output_laid_out_like_query"):
+            return output
+        return output.contiguous().as_strided(output.shape, torch.empty_like(self.query).stride())
 
     def _stored_in_rows(self, part):
         """Each KV head's results of [splits, batch, query_heads, ...] a whole tile of rows after the last one's."""

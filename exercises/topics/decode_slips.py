@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from course_lib.checker.specification.model import Slip
 from exercises.topics.attention_sentences import LOG2E_MISSING, NATURAL_EXP
 from exercises.topics.attention_slips import RESCALED_WRONGLY
@@ -18,8 +20,8 @@ BY_COUNT = (
 FIRST_HEAD = "Every query head reads KV head 0. Which one is it for this group? It belongs into the pointer or index."
 SCALE_MISSING = "The scores are not scaled. Multiply the products of query and keys by 1/√head_dim."
 SCALE_TWICE = (
-    "The scale is applied twice, so that scores are divided by head_dim instead of its square root. Look for it both "
-    "where the queries are loaded and where the scores are made."
+    "The scores are divided by head_dim instead of its square root. Is the root missing, or is the scale applied "
+    "twice, where the queries are loaded and where the scores are made?"
 )
 EMPTY_SEQUENCE = (
     "A sequence without a token has NaN for a result, or memory that nobody wrote. Two steps can make it: the "
@@ -35,6 +37,14 @@ TOO_FEW = "The newest token is left out: the lengths count the current token, so
 TOO_MANY = (
     "One slot too many counts, the one right behind the last token. Keys are counted from 0: the condition is "
     "keys < length."
+)
+ONE_OF_THE_NEXT_SPLIT = (
+    "A split counts one key too many, the first of the next split or the slot behind the last token. `last` itself is "
+    "not a part of it: the condition is keys < last."
+)
+ONE_OF_THE_SPLIT_MISSING = (
+    "Every split's last key is left out. A split has the keys from `first` up to, not including, `last`: the condition "
+    "is keys < last."
 )
 FIRST_TABLE = "Every sequence reads the table of the first one. Row b begins b · table_stride entries in."
 
@@ -86,6 +96,14 @@ KEYS = (
     Slip("one_token_too_many__in_the_cache", TOO_MANY),
     Slip("only_first_tile", "Only the first tile of keys is used. Does the loop move on to the others?"),
     Slip("last_tile_skipped", "The last tile of keys is never looked at. Does the loop end one tile too early?"),
+)
+
+KEYS_OF_A_SPLIT = tuple(
+    replace(slip, sentence=of_the_mask[slip.id]) if slip.id in of_the_mask else slip
+    for of_the_mask in (
+        {"one_token_too_few__mask": ONE_OF_THE_SPLIT_MISSING, "one_token_too_many__mask": ONE_OF_THE_NEXT_SPLIT},
+    )
+    for slip in KEYS
 )
 
 CACHE = (
@@ -208,6 +226,15 @@ def strides(outer: str, *, paged: bool = False) -> tuple[Slip, ...]:
         ),
         *(
             Slip(
+                f"strides_ignored__both_{place}",
+                f"Keys and values are read as if they were contiguous from one {which} to the next. Each has strides "
+                "of its own, which the launcher passes.",
+                alone=True,
+            )
+            for place, which in named.items()
+        ),
+        *(
+            Slip(
                 f"strides_ignored__value_{place}_by_key",
                 f"From one {which} of the values to the next the keys' {which} stride was taken. The values have one "
                 "of their own.",
@@ -274,7 +301,7 @@ OUTPUT_STRIDES = tuple(
 OUTPUT_LIKE_QUERY = Slip(
     "output_laid_out_like_query",
     "torch.empty_like(query) lays the output out in query's order, which need not be contiguous, and its rows were "
-    "stored as if it were. Hand the kernel the output's own strides.",
+    "stored as if it were. Hand the kernel the output's own strides, or make it by torch.empty with the query's shape.",
 )
 TAIL_OUT_OF_BOUNDS = (
     "Keys or values behind the last token were read, and in places memory that is not the tensor's. Mask both loads "
@@ -302,10 +329,13 @@ PAGES = (
         "page_not_multiplied",
         "A page's number was taken as the number of its first row. Page p begins at p · page stride.",
     ),
-    Slip(
-        "heads_of_a_page_forgotten",
-        "A page is taken to hold one head. It holds all of them: multiply its number by the page stride, which the "
-        "launcher passes.",
+    *(
+        Slip(
+            name,
+            "A page is taken to hold one head. It holds all of them: multiply its number by the page stride, which the "
+            "launcher passes.",
+        )
+        for name in ("heads_of_a_page_forgotten", "heads_of_a_page_forgotten__by_sizes")
     ),
     Slip(
         "offset_left_out",

@@ -6,6 +6,8 @@ import torch
 
 from course_lib.checker.specification.model import Slips
 
+FEW_BITS = (torch.int8, torch.float16)  # too narrow for a slot
+
 
 def visible(s: Slips, past, new_tokens, capacity):
     """What `visible_slots` makes, bool [batch, new_tokens, capacity]."""
@@ -24,7 +26,12 @@ def visible(s: Slips, past, new_tokens, capacity):
         queries = torch.full_like(queries, new_tokens - 1)
     if s("all_as_the_first"):
         queries = torch.zeros_like(queries)
+    if s("newest_first"):
+        queries = queries.flip(0)
     position = start + queries + (1 if s("one_too_many") else -1 if s("own_slot_hidden") else 0)
+    for dtype in FEW_BITS:
+        if s(f"positions_in_few_bits__{str(dtype).removeprefix('torch.')}"):
+            position = position.to(dtype)
     seen = slots <= position
     if s("past_hidden"):
         seen = seen & (slots >= start)
@@ -32,6 +39,10 @@ def visible(s: Slips, past, new_tokens, capacity):
         seen = (slots < start) | (slots == position)
     if s("only_unused_hidden"):
         seen = slots < past
+    if s("own_slot_alone"):
+        seen = slots == position
+    if s("one_token_sees_all") and new_tokens == 1:
+        seen = torch.ones_like(seen)
     if s("turned_round"):
         seen = ~seen
     return seen.expand(len(past), new_tokens, capacity)
@@ -42,6 +53,10 @@ def mapped(s: Slips, block_tables, lengths, new_tokens, page_size):
     slots, before = [], 0
     for row, (length, new) in enumerate(zip(lengths.tolist(), new_tokens.tolist())):
         count = length if s("old_tokens_too") else int(new_tokens[0]) if s("new_of_first_sequence") else new
+        if s("none_taken_for_all") and not new:
+            count = length
+        if s("one_new_token_at_least"):
+            count = max(1, new)
         first = length - count
         if s("positions_from_zero"):
             first = 0
@@ -52,11 +67,18 @@ def mapped(s: Slips, block_tables, lengths, new_tokens, page_size):
         before += count
         table = block_tables[0 if s("first_table_for_all") else row].long()
         slots.append(_of_one(s, table, first, count, page_size))
-    return torch.cat(slots)
+    if s("padding_left_in"):
+        return torch.nn.utils.rnn.pad_sequence(slots, batch_first=True, padding_value=-1).flatten()
+    if s("tokens_taken_in_turn"):
+        turns = torch.cat([torch.arange(len(part)) for part in slots])
+        return torch.cat(slots)[turns.argsort(stable=True)]
+    return torch.cat(slots).sort().values if s("slots_sorted") else torch.cat(slots)
 
 
 def _of_one(s: Slips, table, first, count, page_size):
     positions = torch.arange(first, first + count)
+    if s("positions_clamped"):
+        positions = positions.clamp(max=len(table) * page_size - 1)
     blocks, offsets = positions // page_size, positions % page_size
     if s("division_and_remainder_exchanged"):
         blocks, offsets = offsets, blocks
@@ -76,6 +98,8 @@ def _of_one(s: Slips, table, first, count, page_size):
         offsets = torch.arange(count) % page_size
     if s("offset_forgotten"):
         offsets = torch.zeros_like(offsets)
+    if s("offset_from_one"):
+        offsets = (positions - 1) % page_size
     if s("position_added_whole"):
         offsets = positions
     if s("page_looked_up_once"):
@@ -88,5 +112,9 @@ def _of_one(s: Slips, table, first, count, page_size):
         pages = blocks
     if s("table_not_multiplied"):
         return pages + offsets
+    if s("page_0_taken_for_none"):
+        pages, offsets = pages[pages > 0], offsets[pages > 0]
+    if s("slots_in_floats"):
+        return (pages.float() * page_size + offsets).long()
     begins = pages * page_size if bits is None else pages << bits
     return (begins.int().long() if s("slots_in_32_bits") else begins) + offsets

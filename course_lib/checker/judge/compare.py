@@ -17,7 +17,7 @@ import torch
 
 from course_lib.checker.judge.evaluate import call, float64, is_large
 from course_lib.checker.specification.exercise import Case, Exercise
-from course_lib.checker.specification.nested import leaves, structure, tensors
+from course_lib.checker.specification.nested import items, leaves, structure, tensors
 
 REPEAT_SLACK = 4.0  # tolerances that two runs of one answer may differ by: atomic additions round anew each time
 ULPS = 4.0  # that float32 sums in another order may be off by; a plain implementation can be lucky in all its elements
@@ -160,19 +160,31 @@ def _kind(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {list(value.shape)}"
     if isinstance(value, (tuple, list)):
-        return f"{len(value)} values"
+        return f"{len(value)} value{'' if len(value) == 1 else 's'}"
     if value is None:
         return "None"
     return f"{type(value).__name__} {value!r}"[:80]
+
+
+def _first_difference(got: Any, want: Any, path: str = "") -> tuple[str, Any, Any]:
+    """The first place where two values have other containers, and what stands there in each."""
+    for (step, mine), (other, theirs) in zip(items(got), items(want)):
+        if step != other or len(items(got)) != len(items(want)):
+            break
+        if structure(mine) != structure(theirs):
+            return _first_difference(mine, theirs, path + step)
+    return path, got, want
 
 
 def compare(got: Any, expected: Truth, exercise: Exercise) -> list[Leaf]:
     """Every leaf of a result, compared with the truth; one leaf with a problem when the structures differ."""
     if structure(got) != structure(expected.want):
         returned, wanted = (got[0], expected.like[0]) if expected.in_place else (got, expected.like)
-        doubt = " (is a `return` missing?)" if returned is None else ""
-        text = f"it returned {_kind(returned)}{doubt}; expected is {_kind(wanted)}"
-        return [Leaf("", text, got, expected.want)]
+        path, mine, theirs = _first_difference(returned, wanted)
+        if path:
+            path = f"[0]{path}" if expected.in_place else path
+            return [Leaf(path, f"got {_kind(mine)}, expected {_kind(theirs)}", mine, theirs)]
+        return [Leaf("", f"it returned {_kind(returned)}; expected is {_kind(wanted)}", got, expected.want)]
     results = []
     likes = dict(leaves(expected.like))
     for (path, mine), (_, want) in zip(leaves(got), leaves(expected.want)):

@@ -6,6 +6,7 @@ answer; that it could not be asked, for whatever reason, does not.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 from collections import OrderedDict
 from dataclasses import replace
@@ -57,6 +58,43 @@ def refusal(exercise: Exercise, source: str, runs: list[Run]) -> str | None:
     return None
 
 
+def refusal_where_none_runs(exercise: Exercise, source: str) -> tuple[bool, str | None]:
+    """Whether the compiler took all the kernels of a cell that this machine cannot run, and why it refuses one.
+
+    Both say no where it could not be asked.
+    """
+    lines = _kernel_lines(source)
+    variants = [
+        {
+            "kernel": variant["kernel"],
+            "line": lines[variant["kernel"]],
+            "signature": variant["signature"],
+            "constants": [
+                ((place,), ("plain", variant["constants"][name]))
+                for place, name in enumerate(variant["signature"])
+                if name in variant["constants"]
+            ],
+            "options": variant["options"],
+        }
+        for variant in (exercise.compiled() if exercise.compiled else ())
+        if variant["kernel"] in lines
+    ]
+    if not variants:
+        return False, None
+    told = _compile(exercise, source, variants)
+    return all(message == "" for message in told), next(filter(None, told), None)
+
+
+def _kernel_lines(source: str) -> dict[str, int]:
+    """The first lines, decorators included, of a cell's decorated functions."""
+    try:
+        nodes = ast.parse(source).body
+    except (SyntaxError, ValueError):
+        return {}
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef) and node.decorator_list]
+    return {node.name: node.decorator_list[0].lineno for node in functions}
+
+
 def _compile(exercise: Exercise, source: str, variants: list[dict]) -> list[str | None]:
     """What the compiler says of each variant, as in `_said`."""
     job = {
@@ -78,10 +116,8 @@ def _compile(exercise: Exercise, source: str, variants: list[dict]) -> list[str 
     said = ["" if index in known else None for index in range(len(variants))]
     if type(refused) is int and 0 <= refused < len(variants):
         kernel = variants[refused]["kernel"]
-        said[refused] = (
-            f"The numbers are right in the interpreter, but a GPU cannot run the kernel `{kernel}`: "
-            f"{_message(frame.get('error'), source)}"
-        )
+        before = "The numbers are right in the interpreter, but a" if exercise.interpretable else "A"
+        said[refused] = f"{before} GPU cannot run the kernel `{kernel}`: {_message(frame.get('error'), source)}"
     return said
 
 

@@ -41,6 +41,10 @@ ADVICE = {
     "'float' object cannot be interpreted as an integer": "A whole number is needed: `triton.cdiv(length, BLOCK)` or "
     "`//`, not `/`.",
     "num_warps must be a power of 2": "1, 2, 4, 8, 16 or 32.",
+    "Shape element": "The sizes of a tile in registers are powers of two. In Gluon: is `.index(buffer)` missing, which "
+    "picks one tile of several?",
+    "'shared_memory_descriptor' object has no attribute '__getitem__'": "One tile or barrier of several is picked by "
+    "`.index(buffer)`, not by brackets.",
     "must be a power of 2": "`tl.arange` needs a power of two; a mask takes care of the rest.",
     "did you forget to add @triton.jit": "A helper that a kernel calls needs `@triton.jit` too.",
     "Unsupported function referenced": "A kernel calls `tl.` functions and helpers that have `@triton.jit`; Python's "

@@ -11,6 +11,7 @@ import itertools
 import math
 import os
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from course_lib.checker.judge.compare import Truth
 from course_lib.checker.judge.evaluate import once
 from course_lib.checker.judge.outcome import Outcome
 from course_lib.checker.runner.process import sparse
-from course_lib.checker.specification.exercise import Case, arguments
+from course_lib.checker.specification.exercise import Case, InOut, arguments
 from course_lib.checker.specification.model import Model, Slip, Slips
 from course_lib.checker.specification.nested import leaves, structure, tensors
 
@@ -204,12 +205,14 @@ class _Search:
 
 
 def _numbers(predicted: Predicted | None) -> torch.Tensor | None:
-    """All numbers of a result in a row, NaN and infinities as large ones; None where there are none."""
+    """All numbers of a result in a row, NaN and infinities as large ones; None where there are none.
+
+    A text is a number too, by its bytes: two are alike only where they are equal, or by chance.
+    """
     if predicted is None:
         return None
-    found = [
-        torch.as_tensor(leaf) for _, leaf in leaves(predicted.value) if isinstance(leaf, (torch.Tensor, int, float))
-    ]
+    said = (zlib.crc32(leaf.encode()) if isinstance(leaf, str) else leaf for _, leaf in leaves(predicted.value))
+    found = [torch.as_tensor(leaf) for leaf in said if isinstance(leaf, (torch.Tensor, int, float))]
     if not found:
         return None
     return torch.cat([leaf.double().cpu().flatten() for leaf in found]).nan_to_num(nan=3e38, posinf=2e38, neginf=-2e38)
@@ -231,7 +234,9 @@ def _reproduces(model: Model, made: Made, outcome: Outcome) -> bool:
 
 
 def _cost(case: Case) -> int:
-    return sum(leaf.numel() for _, leaf in leaves(case.args) if isinstance(leaf, torch.Tensor))
+    """Elements of a case's tensors, those that are written too."""
+    given = [leaf.tensor if isinstance(leaf, InOut) else leaf for _, leaf in leaves(case.args)]
+    return sum(leaf.numel() for leaf in given if isinstance(leaf, torch.Tensor))
 
 
 def prediction(model: Model, made: Made, case: Case) -> Predicted | None:

@@ -482,7 +482,7 @@ def _changes_of_a_number(parameters: list[str]) -> Iterator[tuple[str, str, Call
         said = "one too large" if by > 0 else "one too small"
         yield f"off_by_one__{said.replace(' ', '_')}", f"The result is {said}.", functools.partial(_shifted, by)
     for place, name in enumerate(parameters):
-        said = f"`{name}` is a factor too many."
+        said = f"`{name}` is a factor too many, or is missing as a divisor."
         yield f"factor_too_many__{name}", said, functools.partial(_with_factor, place, True)
         said = f"`{name}` is missing as a factor, or divides where it should not."
         yield f"factor_missing__{name}", said, functools.partial(_with_factor, place, False)

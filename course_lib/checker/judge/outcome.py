@@ -59,6 +59,12 @@ class Outcome:
         return next(leaf for leaf in self.leaves if leaf.problem)
 
     @property
+    def lacks_a_result(self) -> bool:
+        """Whether the function itself returned None where something is expected."""
+        returned, wanted = (self.got[0], self.truth.want[0]) if self.case.in_place else (self.got, self.truth.want)
+        return returned is None and wanted is not None and self.case.driver is None
+
+    @property
     def problem(self) -> str:
         """What is wrong with that leaf."""
         return self.first_problem.problem or ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from course_lib.checker.judge import compiling
 from course_lib.checker.judge.diagnosis import which
 from course_lib.checker.judge.evidence import Evidence
 from course_lib.checker.judge.exceptions import error_message
@@ -41,9 +42,20 @@ def not_attempted(evidence: Evidence) -> Finding | None:
 
 
 def unsupported(evidence: Evidence) -> Finding | None:
-    """This machine lacks what the exercise needs; an answer would fail here for no fault of its own."""
+    """This machine lacks what the exercise needs; an answer would fail here for no fault of its own.
+
+    What the compiler refuses is refused everywhere, and is told.
+    """
     reason = missing(evidence.exercise.needs, machine())
-    return Finding("unsupported", reason) if reason else None
+    if reason is None:
+        return None
+    taken, refusal = compiling.refusal_where_none_runs(evidence.exercise, evidence.source)
+    if refusal:
+        return Finding("error", refusal, "kernel_cannot_be_compiled")
+    seen = (
+        " The compiler reads your kernel without an error; whether its waits and numbers are right, only the GPU shows."
+    )
+    return Finding("unsupported", reason + (seen if taken else ""))
 
 
 def worker_died(evidence: Evidence) -> Finding | None:

@@ -11,6 +11,7 @@ from course_lib.checker.judge import diagnosis
 from course_lib.checker.judge.evidence import Evidence
 from course_lib.checker.judge.known_mistakes import of_its_function
 from course_lib.checker.judge.verdict import Finding
+from course_lib.checker.specification.cells import may_lack_a_return
 
 
 def known_mistake(evidence: Evidence) -> Finding | None:
@@ -55,7 +56,10 @@ def _wrong(evidence: Evidence, mistake: str | None, sentence: str = "") -> Findi
     arguments = list(inspect.signature(exercise.oracle_for(first.case)).parameters)
     of_the_function = [outcome for outcome in evidence.finished if outcome.case.entry == first.case.entry]
     together = diagnosis.shared(of_the_function, arguments)
-    message = f"In {diagnosis.which(exercise, first.case)} {diagnosis.describe(first)}. {together}".strip()
+    entry = exercise.entry_of(first.case)
+    missing = first.lacks_a_result and may_lack_a_return(evidence.cell, evidence.names.get(entry, entry))
+    told = [f"In {diagnosis.which(exercise, first.case)} {diagnosis.describe(first)}.", together]
+    message = " ".join(filter(None, [*told, "Is a `return` missing?" if missing else ""]))
     if evidence.wild:
         access = evidence.wild[0]
         message += (

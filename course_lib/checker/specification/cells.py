@@ -140,6 +140,27 @@ def calls(cell: str, name: str) -> set[str]:
     return {part.id for node in named for part in ast.walk(node) if isinstance(part, ast.Name)}
 
 
+def may_lack_a_return(cell: str, name: str) -> bool:
+    """Whether one of a cell's functions may come to its end without `return`, and nowhere returns None on purpose."""
+    named = [node for node in ast.parse(cell).body if isinstance(node, ast.FunctionDef) and node.name == name]
+    returns = [part for node in named for part in ast.walk(node) if isinstance(part, ast.Return)]
+    on_purpose = any(
+        part.value is None or isinstance(part.value, ast.Constant) and part.value.value is None for part in returns
+    )
+    return bool(named) and not on_purpose and not _leaves(named[-1].body)
+
+
+def _leaves(body: Sequence[ast.stmt]) -> bool:
+    """Whether statements always end in `return` or an error, as far as that is seen."""
+    last = body[-1] if body else None
+    if isinstance(last, ast.If):
+        return _leaves(last.body) and _leaves(last.orelse)
+    if isinstance(last, (ast.With, ast.Try)):
+        return _leaves(last.body)
+    endless = isinstance(last, ast.While) and isinstance(last.test, ast.Constant) and bool(last.test.value)
+    return endless or isinstance(last, (ast.Return, ast.Raise))
+
+
 def _is_stub(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     if isinstance(node, ast.ClassDef):
         methods = [item for item in node.body if isinstance(item, ast.FunctionDef)]

@@ -255,6 +255,8 @@ class Exercise:
         requirements, limits: see their classes.
         needs: the least machine that can run it; `needs.py` has names for the usual ones.
         interpretable: whether it can run in Triton's interpreter.
+        compiled: `compiled()` says how kernels that the cell is given are compiled, for machines that cannot run them:
+            dicts with `kernel`, `signature` (a type for each parameter), `constants` and `options`.
         inputs_belong_together: whether a case's tensors are made from each other, as a log-sum-exp from queries and
             keys. Calls that look for kept results then get other numbers in all of them at once.
         uses_dot: float32 `tl.dot` on a GPU may round its operands to tf32; the tolerance then allows for it.
@@ -277,6 +279,7 @@ class Exercise:
     plain: tuple[Callable, ...] | dict[str, tuple[Callable, ...]] = ()
     needs: Needs = ANY
     interpretable: bool = True
+    compiled: Callable[[], Sequence[dict]] | None = None
     inputs_belong_together: bool = False
     uses_dot: bool = False
     relative_tolerance: float = 1e-6

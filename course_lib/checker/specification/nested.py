@@ -21,14 +21,20 @@ def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
     return function(value)
 
 
+def items(value: Any) -> list[tuple[str, Any]]:
+    """A container's items, each with its step of a path, in order; none of what is no container."""
+    if isinstance(value, (tuple, list)):
+        return [(f"[{index}]", item) for index, item in enumerate(value)]
+    if isinstance(value, dict):
+        return [(f".{key}" if isinstance(key, str) else f"[{key}]", item) for key, item in value.items()]
+    return []
+
+
 def leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
     """The leaves with their paths, in order: "[0].keys[2]" is the third of the first item's "keys"."""
-    if isinstance(value, (tuple, list)):
-        return [leaf for index, item in enumerate(value) for leaf in leaves(item, f"{path}[{index}]")]
-    if isinstance(value, dict):
-        steps = ((f".{key}" if isinstance(key, str) else f"[{key}]", item) for key, item in value.items())
-        return [leaf for step, item in steps for leaf in leaves(item, path + step)]
-    return [(path, value)]
+    if not isinstance(value, (tuple, list, dict)):
+        return [(path, value)]
+    return [leaf for step, item in items(value) for leaf in leaves(item, path + step)]
 
 
 def tensors(value: Any) -> list[torch.Tensor]:

@@ -128,10 +128,16 @@ class Forbids(Requirement):
     """PyTorch operations that would skip the exercise, by ATen name ("_softmax", "mm", "scaled_dot_product").
 
     Those that write in place ("add_") go with the others.
+
+    Attributes:
+        operations: their names.
+        beyond: `beyond(*case.args)` is how many elements their results may have: what is no part of the exercise, such
+            as a list of places. None allows none at all.
     """
 
     operations: tuple[str, ...]
     id: str = "forbidden_operation"
+    beyond: Callable[..., float] | None = None
 
     def complaint(self, case, seen):
         used = sorted(
@@ -139,6 +145,7 @@ class Forbids(Requirement):
             for name in seen.operations
             for banned in self.operations
             if name in (banned, f"{banned}_") or (len(banned) > 12 and banned in name)
+            if self.beyond is None or seen.largest_results.get(name, 0) > self.beyond(*case.args)
         )
         if not used:
             return None

@@ -226,6 +226,32 @@ def test_a_result_beside_what_is_written_is_the_only_result():
     assert "it returned None; expected is a tensor of shape [4]." in verdict.message
 
 
+PAIRS = Exercise(
+    id="90.9",
+    title="A number and those below it",
+    entries=("below",),
+    oracle=lambda n: (n, list(range(n))) if n else (0, []),
+    cases=lambda draw: [Case("none", (0,)), Case("three", (3,))],
+)
+
+
+@pytest.mark.parametrize(
+    "body, told",
+    [
+        ("return n, list(range(n + 1))", "got 1 value, expected 0 values in result[1]."),
+        ("return n", "it returned int 0; expected is 2 values."),
+        ("if n: return n, list(range(n))", "it returned None; expected is 2 values. Is a `return` missing?"),
+        ("return (n, list(range(n))) if n else None", "it returned None; expected is 2 values."),
+        ("if n: return n, list(range(n))\n    return None", "it returned None; expected is 2 values."),
+        ("if n:\n        return n, list(range(n))\n    else:\n        return", "returned None; expected is 2 values."),
+    ],
+)
+def test_values_of_another_number_are_told_where_they_stand_and_none_as_what_it_is(body, told):
+    """The numbers of the outermost values may be the same; and not everyone who gives None has forgotten `return`."""
+    message = judge(PAIRS, f"def below(n):\n    {body}\n").message
+    assert message.endswith(told), message
+
+
 def _of(count, function):
     """A fingerprint of the function that takes this many arguments."""
     return lambda *sides: function(*sides) if len(sides) == count else None

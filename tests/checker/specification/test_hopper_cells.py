@@ -14,6 +14,7 @@ import torch
 
 from course_lib.checker import Draw, Seen
 from course_lib.checker.judge import compare, evaluate
+from course_lib.checker.judge.decide import judge
 from course_lib.checker.judge.explain import explain
 from course_lib.checker.judge.formula_slips import formula_model
 from course_lib.checker.judge.outcome import Outcome
@@ -21,7 +22,9 @@ from course_lib.checker.specification import catalog
 from course_lib.checker.specification.catalog import solution_source
 from course_lib.checker.specification.cells import undefined_names
 from course_lib.hardware.compiler.views import compile_many
+from course_lib.hardware.device import machine
 from exercises.ch09_attention_on_hopper import ex8_overlap
+from tests.submissions.edits import changed
 from tests.submissions.everything import unusual, wrong
 
 PREDEFINED = ("torch", "triton", "tl", "np", "math", "F")
@@ -154,3 +157,46 @@ def test_wrong_and_unusual_answers_compile(identity, request_of, tmp_path):
     views = compile_many([request_of(module) for module in modules])
     broken = {name: str(view) for name, view in zip(answers, views) if isinstance(view, Exception)}
     assert not broken
+
+
+without_a_hopper = pytest.mark.skipif(machine().compute_capability == (9, 0), reason="a Hopper GPU runs the kernels")
+REFUSED = {
+    "an argument forgotten": ("9.7", ", buffers.index(buffer))", ")", "missing 1 required positional argument"),
+    "brackets": ("9.7", "ready.index(buffer), phase)", "ready[buffer], phase)", "is picked by `.index(buffer)`"),
+    "all buffers at once": ("9.7", "buffers.index(buffer).load", "buffers.load", "is `.index(buffer)` missing"),
+    "another type stored": ("9.7", ".to(tile.dtype))", ")", "source dtype fp32 and destination dtype bf16 must match"),
+    "a column left out": (
+        "9.8",
+        "accumulator * gl.expand_dims(rescale, 1)\n",
+        "accumulator * rescale\n",
+        "rank mismatch",
+    ),
+}
+
+
+@without_a_hopper
+@pytest.mark.parametrize("identity, old, new, told", REFUSED.values(), ids=REFUSED)
+def test_what_the_compiler_refuses_is_told_where_no_hopper_runs_it(identity, old, new, told):
+    verdict = judge(catalog.exercise(identity), changed(identity, (old, new)))
+    assert (verdict.outcome, verdict.mistake) == ("error", "kernel_cannot_be_compiled"), str(verdict)
+    assert told in verdict.message and "of the cell)" in verdict.message and "interpreter" not in verdict.message
+
+
+@without_a_hopper
+@pytest.mark.parametrize("identity", ["9.7", "9.8"])
+def test_what_the_compiler_takes_is_left_to_a_hopper(identity):
+    """Wrong answers too, whose kernels compile; nothing is said of numbers that nobody has seen."""
+    answers = {"the course's": solution_source(identity)} | wrong(identity) | unusual(identity)
+    for name, source in answers.items():
+        verdict = judge(catalog.exercise(identity), source)
+        assert verdict.outcome == "unsupported" and "The compiler reads your kernel" in verdict.message, name
+
+
+@without_a_hopper
+@pytest.mark.parametrize(
+    "old, new", [("ring_kernel", "my_kernel"), ("@gluon.jit", "@gluon.jit("), ("gl.int64", "int_64")]
+)
+def test_what_the_compiler_cannot_be_asked_is_no_ones_fault_but_pythons(old, new):
+    source = solution_source("9.7").replace(old, new)
+    verdict = judge(catalog.exercise("9.7"), source)
+    assert verdict.outcome == "unsupported" and "The compiler" not in verdict.message

@@ -22,6 +22,7 @@ CACHED_SCORES = "stored * (stored + 1) // 2"
 
 
 WRONG = {
+    "last_key_stored": work(f"sum(lengths), stored + 1, {ALL_SCORES}, {CACHED_SCORES}"),
     "own_key_forgotten_in_all": changed(
         "5.1",
         (

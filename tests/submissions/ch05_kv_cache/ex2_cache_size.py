@@ -17,6 +17,11 @@ OWN_FIT = """    one = 2 * layers * key_heads * head_dim * length * item_bytes
 
 
 WRONG = {
+    "head_dim_shared_too": size(
+        "2 * layers * key_heads * (head_dim // (query_heads // key_heads)) * batch * length * item_bytes"
+    ),
+    "weights_of_one_layer": changed("5.2", ("parameters * item_bytes", "parameters * layers * item_bytes")),
+    "below_zero__positive": changed("5.2", ("return max(0, left", "return abs(left")),
     "weights_in_elements__and_keys_only": changed(
         "5.2",
         ('left = memory_bytes - parameters * item_bytes', 'left = memory_bytes - parameters'),

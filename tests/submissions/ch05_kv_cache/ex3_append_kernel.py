@@ -5,7 +5,7 @@ from tests.submissions.edits import changed
 SLOTS = "slots = tl.load(positions_pointer + batch) + tokens"
 
 
-TOKENS = "tokens = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)"
+TOKENS = "tokens = tile * BLOCK_T + tl.arange(0, BLOCK_T)"
 
 
 LOAD = "rows = tl.load(new_rows + columns[None, :], mask=inside)  # [BLOCK_T, HEAD_DIM]"
@@ -18,6 +18,14 @@ LAUNCHES = "for new, cache in ((key, key_cache), (value, value_cache)):"
 
 
 WRONG = {
+    # The rows behind the new ones are read and written back: the read that leaves the cache is no read of new rows.
+    "out_of_bounds__the_rest_written_back": changed(
+        "5.3",
+        (STORE, STORE.replace("rows, mask=inside", "tl.where(inside, rows, tl.load(cache_rows + columns[None, :]))")),
+    ),
+    "copied_by_pytorch": changed("5.3", (LAUNCHES, LAUNCHES.replace("(key,", "(key.contiguous(),"))),
+    "offset_in_32_bits__of_slots": changed("5.3", (SLOTS, f"slots = ({SLOTS[8:]}).to(tl.int32)")),
+    "position_in_16_bits": changed("5.3", (SLOTS, f"slots = ({SLOTS[8:]}).to(tl.int16)")),
     "written_into_a_copy__of_the_values": changed(
         "5.3",
         ("in ((key, key_cache), (value, value_cache)):", "in ((key, key_cache), (value, value_cache.contiguous())):"),
@@ -106,8 +114,8 @@ def append_to_cache(key, value, key_cache, value_cache, positions):
     "too_many_bytes": """# Exercise 5.3 · The append kernel
 @triton.jit
 def rebuild(new, cache, positions, new_tokens, capacity, nb, nh, nt, cb, ch, cs, D: tl.constexpr, BLOCK: tl.constexpr):
-    head, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    slots, columns = tl.arange(0, BLOCK), tl.arange(0, D)
+    head, batch = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    slots, columns = tl.arange(0, BLOCK).to(tl.int64), tl.arange(0, D)
     token = slots - tl.load(positions + batch)
     fresh = (token >= 0) & (token < new_tokens)
     old_rows = cache + batch * cb + head * ch + slots[:, None] * cs + columns[None, :]
@@ -141,7 +149,7 @@ def append_to_cache(key, value, key_cache, value_cache, positions):
 UNUSUAL = {
     "16 columns at a time, last rows first, masked by slots": changed(
         "5.3",
-        (TOKENS, "tokens = tl.program_id(0) * BLOCK_T + BLOCK_T - 1 - tl.arange(0, BLOCK_T)"),
+        (TOKENS, "tokens = tile * BLOCK_T + BLOCK_T - 1 - tl.arange(0, BLOCK_T)"),
         ("inside = (tokens < new_tokens)[:, None]", "end = tl.load(positions_pointer + tl.program_id(2)) + new_tokens"),
         (LOAD, ""),
         (
@@ -155,11 +163,11 @@ UNUSUAL = {
 @triton.jit
 def append_both(key, value, key_cache, value_cache, positions, T,
                 kb, kh, kt, vb, vh, vt, ckb, ckh, cks, cvb, cvh, cvs, D: tl.constexpr, BLOCK: tl.constexpr):
-    b, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    b, h = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     start = tl.load(positions + b)
     d = tl.arange(0, D)[None, :]
     for first in range(0, T, BLOCK):
-        t = first + tl.arange(0, BLOCK)[:, None]
+        t = first + tl.arange(0, BLOCK)[:, None].to(tl.int64)
         k = tl.load(key + b * kb + h * kh + t * kt + d, mask=t < T, other=0.0)
         v = tl.load(value + b * vb + h * vh + t * vt + d, mask=t < T, other=0.0)
         tl.store(key_cache + b * ckb + h * ckh + (start + t) * cks + d, k, mask=t < T)
@@ -174,7 +182,8 @@ def append_to_cache(key, value, key_cache, value_cache, positions):
     "a program for each row": """# Exercise 5.3 · The append kernel
 @triton.jit
 def append_row(new, cache, positions, heads, nb, nh, nt, cb, ch, cs, D: tl.constexpr):
-    t, h, b = tl.program_id(0), tl.program_id(1) % heads, (tl.program_id(1) // heads).to(tl.int64)
+    t, row = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    h, b = row % heads, row // heads
     slot = t + tl.load(positions + b)
     d = tl.arange(0, D)
     tl.store(cache + b * cb + h * ch + slot * cs + d, tl.load(new + b * nb + h * nh + t * nt + d))
@@ -187,9 +196,9 @@ def append_to_cache(key, value, key_cache, value_cache, positions):
     "all heads in one tile": """# Exercise 5.3 · The append kernel
 @triton.jit
 def append_heads(new, cache, positions, heads, nb, nh, nt, cb, ch, cs, D: tl.constexpr, H: tl.constexpr):
-    t, b = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    t, b = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     slot = tl.load(positions + b) + t
-    h, d = tl.arange(0, H)[:, None], tl.arange(0, D)[None, :]
+    h, d = tl.arange(0, H)[:, None].to(tl.int64), tl.arange(0, D)[None, :]
     row = tl.load(new + b * nb + h * nh + t * nt + d, mask=h < heads)
     tl.store(cache + b * cb + h * ch + slot * cs + d, row, mask=h < heads)
 

@@ -9,6 +9,12 @@ COMPARE = "return torch.arange(capacity, device=past.device) <= positions[:, :, 
 
 
 WRONG = {
+    "own_slot_alone": changed("5.4", (COMPARE, COMPARE.replace("<=", "=="))),
+    "newest_first": changed("5.4", ("torch.arange(new_tokens,", "torch.arange(new_tokens - 1, -1, -1,")),
+    "one_token_sees_all": changed(
+        "5.4", (COMPARE, COMPARE.replace("return ", "return (new_tokens == 1) | (") + ")")
+    ),
+    "positions_in_few_bits": changed("5.4", ("positions[:, :, None]", "positions.half()[:, :, None]")),
     "past_of_longest_sequence": changed("5.4", ("past[:, None] +", "past.max().repeat(len(past))[:, None] +")),
     "no_offset": """# Exercise 5.4 · The causal mask over a cache
 def visible_slots(past, new_tokens, capacity):

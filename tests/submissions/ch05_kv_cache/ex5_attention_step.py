@@ -46,6 +46,43 @@ outputs.append(F.scaled_dot_product_attention(query[b : b + 1, :, None], k, v)[:
 
 
 WRONG = {
+    "first_length_for_all": changed("5.5", seen("> past[:1, None]")),
+    "stored_in_last_slot": changed(
+        "5.5", *stored_at("-1"), seen(">= past[:, None]"), ("    weights =", "    empty[:, -1] = False\n    weights =")
+    ),
+    "only_last_sequence": """# Exercise 5.5 · One step of attention over a cache
+def cached_attention_step(query, key, value, key_cache, value_cache, past):
+    for b, end in enumerate(past.tolist()):
+        key_cache[b, :, end], value_cache[b, :, end] = key[b], value[b]
+        output = torch.zeros_like(query)
+        keys, values = (part[b : b + 1, :, : end + 1] for part in (key_cache, value_cache))
+        output[b] = F.scaled_dot_product_attention(query[b : b + 1, :, None], keys, values, enable_gqa=True)[0, :, 0]
+    return output
+""",
+    "hidden_scores_not_low": changed("5.5", ("-math.inf)", "-100.0)")),
+    "masked_after_softmax__and_divided": changed(
+        "5.5",
+        (
+            "weights = torch.softmax(scores.masked_fill(empty[:, None, None], -math.inf), dim=-1)",
+            "weights = torch.softmax(scores, dim=-1) * ~empty[:, None, None]\n"
+            "    weights = weights / weights.sum(dim=-1, keepdim=True)",
+        ),
+    ),
+    "maximum_not_subtracted__masked_behind": changed(
+        "5.5",
+        (
+            "weights = torch.softmax(scores.masked_fill(empty[:, None, None], -math.inf), dim=-1)",
+            "weights = torch.exp(scores) * ~empty[:, None, None]\n"
+            "    weights = weights / weights.sum(dim=-1, keepdim=True)",
+        ),
+    ),
+    "heads_by_modulo__in_their_order": changed(
+        "5.5",
+        (
+            "query.view(batch, key_heads, query_heads // key_heads, head_dim)",
+            "query.view(batch, query_heads // key_heads, key_heads, head_dim).transpose(1, 2)",
+        ),
+    ),
     "slot_of_first_sequence": changed(
         "5.5",
         ('[sequences, :, past.long()] =', '[sequences, :, past[0].long()] ='),
@@ -164,6 +201,14 @@ outputs.append(F.scaled_dot_product_attention(query[b : b + 1, :, None], k, v)[:
 
 
 UNUSUAL = {
+    "weights by the log of their sum": changed(
+        "5.5",
+        (
+            "weights = torch.softmax(scores.masked_fill(empty[:, None, None], -math.inf), dim=-1)",
+            "scores = scores.masked_fill(empty[:, None, None], -math.inf)\n"
+            "    weights = torch.exp(scores - torch.logsumexp(scores, dim=-1, keepdim=True))",
+        ),
+    ),
     "SDPA for each sequence": by_sequence(SDPA_BODY),
     "the new token beside the cache": """# Exercise 5.5 · One step of attention over a cache
 def cached_attention_step(query, key, value, key_cache, value_cache, past):

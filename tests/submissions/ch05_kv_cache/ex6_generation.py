@@ -45,6 +45,33 @@ TWICE = """    run(prompt, torch.arange(len(prompt)))
 
 
 WRONG = {
+    "state_kept__on_the_model": changed(
+        "5.6",
+        (
+            "    cache = [None] * model.layers",
+            "    if not hasattr(model, 'cache'):\n        model.cache = [None] * model.layers\n    cache = model.cache",
+        ),
+    ),
+    "drawn_by_chance": changed(
+        "5.6",
+        ("model.logits(x[-1:]).argmax(dim=-1)", "torch.softmax(model.logits(x[-1]), dim=-1).multinomial(1)"),
+    ),
+    "run_in_vain": changed(
+        "5.6",
+        (
+            "        found.append(run(found[-1], len(prompt) + len(found) - 1))",
+            "        cache[:] = [(key[:, :-1], value[:, :-1]) for key, value in cache]\n"
+            "        known = torch.cat([prompt, *found])\n"
+            "        found.append(run(known[-2:], len(known) - 2))",
+        ),
+    ),
+    "stopped_at_zero": changed(
+        "5.6", ("while len(found) < new_tokens:", "while len(found) < new_tokens and found[-1].item() != 0:")
+    ),
+    "likeliest_of_x": changed("5.6", ("model.logits(x[-1:])", "x[-1:]")),
+    "last_layer_left_out": changed("5.6", ("range(model.layers):", "range(model.layers - 1):")),
+    "finished_by_first_layer": changed("5.6", ("model.finish(layer,", "model.finish(0,")),
+    "last_prompt_token_left_out": changed("5.6", ("run(prompt, 0)", "run(prompt[: max(1, len(prompt) - 1)], 0)")),
     "keys_kept_as_values__and_position_too_late": changed(
         "5.6",
         ('len(prompt) + len(found) - 1', 'len(prompt) + len(found)'),

@@ -21,6 +21,11 @@ def batch(text):
 
 
 WRONG = {
+    "rates_exchanged": floor("max(moved / rate, flops / bandwidth)"),
+    "whole_seconds": floor("max(moved // bandwidth, flops // rate)"),
+    "new_token_counted": moved("parameters * item_bytes + batch * (length + 1) * token_bytes"),
+    "keys_and_values_counted_again": moved("parameters * item_bytes + 2 * batch * length * token_bytes"),
+    "share_of_a_sequence": floor("max(moved / bandwidth, flops / rate) / batch"),
     "one_flop_a_weight__and_times_added": changed(
         "5.7",
         ('flops = 2 * parameters * batch', 'flops = parameters * batch'),

@@ -3,6 +3,14 @@
 from tests.submissions.edits import changed
 
 WRONG = {
+    "longest_run_taken_off": changed(
+        "6.1",
+        ("0 if longest >= wanted else slots - reserved", "0 if longest >= wanted else slots - reserved - longest"),
+    ),
+    "missing_slots_counted": changed(
+        "6.1", ("0 if longest >= wanted else slots - reserved", "0 if longest >= wanted else wanted - longest")
+    ),
+    "prompt_halved": changed("6.1", ("(prompt + (output + 1) / 2)", "(prompt + output + 1) / 2")),
     "sorted_by_length": changed(
         "6.1",
         ('sorted(regions)', 'sorted(regions, key=lambda region: region[2])'),

@@ -18,6 +18,39 @@ FREE = "self.unused.extend(self.pages_of.pop(sequence))\n        del self.length
 
 
 WRONG = {
+    "name_taken_for_none": changed(
+        "6.2",
+        (
+            "length = self.length_of.get(sequence, 0) + count",
+            "length = (sequence and self.length_of.get(sequence, 0) or 0) + count",
+        ),
+    ),
+    "pages_no_number": changed("6.2", ("return len(self.unused)", "return self.unused")),
+    "half_appended__length_alone": changed(
+        "6.2",
+        (CHECK, "        self.length_of[sequence] = length\n" + CHECK),
+    ),
+    "refused_where_none_is_free": changed(
+        "6.2", ("if more > len(self.unused):", "if more > len(self.unused) or not self.unused:")
+    ),
+    "refused_one_freed": changed(
+        "6.2",
+        (
+            CHECK,
+            CHECK.replace(
+                "            raise",
+                "            if sequence in self.pages_of:\n                self.free(sequence)\n            raise",
+            ),
+        ),
+    ),
+    "room_counted_in_tokens": changed(
+        "6.2", ("if more > len(self.unused):", "if count > len(self.unused) * self.page_size:")
+    ),
+    "table_sorted__set": changed("6.2", ("return self.pages_of[sequence]", "return set(self.pages_of[sequence])")),
+    "by_shift": changed(
+        "6.2",
+        (MORE, "more = ((length - 1) >> (self.page_size.bit_length() - 1)) + 1 - len(self.pages_of.get(sequence, []))"),
+    ),
     "new_pages_in_front": changed(
         "6.2",
         ('.extend(self.unused.pop() for _ in range(more))', '[0:0] = [self.unused.pop() for _ in range(more)]'),

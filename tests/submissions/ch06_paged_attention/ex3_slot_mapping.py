@@ -6,6 +6,38 @@ PAGE = "table[positions // page_size].long() * page_size"
 
 
 WRONG = {
+    "none_taken_for_all": changed("6.3", ("torch.arange(length - new, length)", "torch.arange(length)[-new:]")),
+    "one_new_token_at_least": changed("6.3", ("torch.arange(length - new,", "torch.arange(length - max(new, 1),")),
+    "padding_left_in": changed(
+        "6.3",
+        (
+            "return torch.cat(slots)",
+            "return torch.nn.utils.rnn.pad_sequence(slots, batch_first=True, padding_value=-1).flatten()",
+        ),
+    ),
+    "slots_in_floats": changed(
+        "6.3",
+        (
+            "table[positions // page_size].long() * page_size + positions % page_size",
+            "(table[positions // page_size].float() * page_size + positions % page_size).long()",
+        ),
+    ),
+    "one_token_late__clamped": changed(
+        "6.3",
+        (
+            "torch.arange(length - new, length)",
+            "torch.arange(length - new + 1, length + 1).clamp(max=len(table) * page_size - 1)",
+        ),
+    ),
+    "page_0_taken_for_none": changed(
+        "6.3",
+        (
+            "    return torch.cat(slots)",
+            "    slots = [part[part >= page_size] for part in slots]\n    return torch.cat(slots)",
+        ),
+    ),
+    "offset_from_one": changed("6.3", ("+ positions % page_size", "+ (positions - 1) % page_size")),
+    "slots_sorted": changed("6.3", ("return torch.cat(slots)", "return torch.cat(slots).sort().values")),
     "table_not_multiplied": changed("6.3", (PAGE, "table[positions // page_size].long()")),
     "offset_forgotten": changed("6.3", (PAGE + " + positions % page_size", PAGE)),
     "position_added_whole": changed("6.3", (PAGE + " + positions % page_size", PAGE + " + positions")),

@@ -14,6 +14,30 @@ def rows(pattern):
 
 
 WRONG = {
+    "copied_by_pytorch": changed(
+        "6.4", ("    append_kernel[(", "    key, value = key.contiguous(), value.contiguous()\n    append_kernel[(")
+    ),
+    "copied_by_pytorch__of_those_with_a_slot": changed(
+        "6.4",
+        (
+            "    append_kernel[(tokens,",
+            "    key, value, slots = key[slots >= 0], value[slots >= 0], slots[slots >= 0]\n"
+            "    append_kernel[(len(slots),",
+        ),
+    ),
+    "modified_input": changed("6.4", ("    append_kernel[(", "    slots[slots < 0] = -2\n    append_kernel[(")),
+    "offset_by_bits": changed("6.4", ("slot % PAGE_SIZE", "slot & (PAGE_SIZE - 1)")),
+    "page_size_rounded_up": changed(
+        "6.4", ("PAGE_SIZE=key_pages.shape[2]", "PAGE_SIZE=triton.next_power_of_2(key_pages.shape[2])")
+    ),
+    "page_size_fixed": changed("6.4", ("PAGE_SIZE=key_pages.shape[2]", "PAGE_SIZE=16")),
+    "stopped_at_padding": changed(
+        "6.4",
+        (
+            "tokens, heads, head_dim = key.shape",
+            "(_, heads, head_dim), tokens = key.shape, int((slots >= 0).int().cumprod(0).sum())",
+        ),
+    ),
     "out_of_bounds__by_the_width_of_a_tile": changed(
         "6.4",
         (
@@ -146,6 +170,9 @@ WRONG = {
 
 
 UNUSUAL = {
+    "padding marked in a copy of the slots": changed(
+        "6.4", ("    append_kernel[(", "    slots = slots.clone()\n    slots[slots < 0] = -2\n    append_kernel[(")
+    ),
     "an early return": changed(
         "6.4",
         ("    page = slot // PAGE_SIZE", "    if slot < 0:\n        return\n    page = slot // PAGE_SIZE"),

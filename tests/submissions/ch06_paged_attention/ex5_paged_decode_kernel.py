@@ -26,6 +26,21 @@ def tiles(pattern):
 
 
 WRONG = {
+    "strides_ignored__both_heads": changed(
+        "6.5",
+        ("head * key_head_stride", "head * PAGE_SIZE * HEAD_DIM"),
+        ("head * value_head_stride", "head * PAGE_SIZE * HEAD_DIM"),
+    ),
+    "heads_of_a_page_forgotten__by_sizes": tiles(
+        "page * PAGE_SIZE * HEAD_DIM + head * {0}_head_stride + offsets * {0}_slot_stride"
+    ),
+    "first_tile_skipped": changed("6.5", (LOOP, LOOP.replace("range(0,", "range(1,"))),
+    "hidden_scored_minus_1e9__1e3": changed("6.5", (MASKED, MASKED.replace('float("-inf")', "-1000.0"))),
+    "page_in_16_bits": changed("6.5", (PAGE_LOAD, PAGE_LOAD.replace(".to(tl.int64)", ".to(tl.int16).to(tl.int64)"))),
+    "table_read_past_its_end__a_step_ahead": changed(
+        "6.5",
+        (PAGE_LOAD, PAGE_LOAD + "\n        tl.load(tables_pointer + sequence * table_stride + block + 1)"),
+    ),
     "first_head_for_all__and_accumulator_not_rescaled": changed(
         "6.5",
         ('head * key_head_stride', '0'),

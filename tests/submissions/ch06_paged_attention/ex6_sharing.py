@@ -18,6 +18,45 @@ FREE_LOOP = "for page in self.pages_of.pop(sequence):"
 
 
 WRONG = {
+    "name_taken_for_none": changed(
+        "6.6", ("self.length_of.get(sequence, 0)", "sequence and self.length_of.get(sequence, 0) or 0")
+    ),
+    "pages_no_number": changed("6.6", ("return len(self.unused)", "return self.unused")),
+    "full_pages_copied_too": changed(
+        "6.6",
+        (
+            "        self.pages_of[sequence] = table + pages\n",
+            "        for place, page in enumerate(table if copying else ()):\n"
+            "            if self.holders[page] > 1 and self.unused:\n"
+            "                table[place] = self.unused.pop()\n"
+            "                self.holders[table[place]], self.holders[page] = 1, self.holders[page] - 1\n"
+            "                copies.append((page, table[place]))\n"
+            "        self.pages_of[sequence] = table + pages\n",
+        ),
+    ),
+    "pair_without_list__tuple": changed("6.6", ("        return copies", "        return tuple(copies)")),
+    "copied_for_two_holders_alone": changed("6.6", (COPYING, COPYING.replace("> 1", "== 2"))),
+    "holders_counted": changed("6.6", ("return len(self.unused)", "return len(self.holders) - sum(self.holders)")),
+    "fork_counts_full_pages": changed(
+        "6.6",
+        (
+            "self.length_of[child] = self.length_of[parent]",
+            "self.length_of[child] = self.length_of[parent] // self.page_size * self.page_size",
+        ),
+    ),
+    "fork_forgets_the_length": changed(
+        "6.6", ("self.length_of[child] = self.length_of[parent]", "self.length_of[child] = 0")
+    ),
+    "refused_where_none_is_free": changed("6.6", (REFUSE, REFUSE.replace(":", " or not self.unused:"))),
+    "hash_too_short": changed("6.6", ("[tuple(tokens[:end]) for", "[hash(tuple(tokens[:end])) % 65_536 for")),
+    "tokens_cut_to_bytes": changed("6.6", ("[tuple(tokens[:end]) for", "[bytes(t % 256 for t in tokens[:end]) for")),
+    "keys_of_one_call": changed(
+        "6.6", ("[tuple(tokens[:end]) for end in ends]", "[number for number, _ in enumerate(ends)]")
+    ),
+    "key_of_two_pages__and_place": changed(
+        "6.6", ("[tuple(tokens[:end]) for", "[(end, tuple(tokens[max(0, end - 2 * page_size) : end])) for")
+    ),
+    "prompts_told_apart__by_all_tokens": changed("6.6", ("[tuple(tokens[:end]) for", "[(end, *tokens) for")),
     "prompts_told_apart": changed(
         "6.6",
         ('return [tuple(tokens[:end]) for end in ends]', 'return [(len(tokens), *tokens[:end]) for end in ends]'),

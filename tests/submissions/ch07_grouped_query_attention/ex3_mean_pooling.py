@@ -35,6 +35,17 @@ WRONG = {
     "pooled_then_repeated": changed(
         "7.3", (POOLED, "return heads.mean(dim=1).repeat_interleave(group, dim=0).flatten(0, 1)")
     ),
+    "added_up_in_16_bits": changed("7.3", ("heads.mean(dim=1)", "(heads.sum(dim=1) / group)")),
+    "added_up_in_16_bits__one_by_one": changed(
+        "7.3", ("heads.mean(dim=1)", "(sum(heads[:, member] for member in range(group)) / group)")
+    ),
+    "computed_in_16_bits": changed("7.3", ("heads.mean(dim=1)", "heads.half().double().mean(dim=1).to(weight.dtype)")),
+    "divided_by_the_new_heads": changed("7.3", ("heads.mean(dim=1)", "(heads.sum(dim=1) / new_key_heads)")),
+    "group_and_new_heads_exchanged": changed(
+        "7.3", (SPLIT, "heads = weight.unflatten(0, (group, new_key_heads, head_dim))")
+    ),
+    "not_the_whole_group": changed("7.3", ("heads.mean(dim=1)", "heads[:, : max(group - 1, 1)].mean(dim=1)")),
+    "median_taken": changed("7.3", ("heads.mean(dim=1)", "heads.median(dim=1).values")),
 }
 
 

@@ -51,6 +51,13 @@ def grouped_attention(query, key, value):
     scores = query @ key[:, :, None].transpose(-1, -2) / query.shape[-1] ** 0.5
     return (torch.softmax(scores, -1) @ value[:, :, None])[:, :, :, 0].flatten(1, 2)
 """,
+    "products_kept": """# Exercise 7.4 · Grouped attention without a copy
+def grouped_attention(query, key, value):
+    query = query.unflatten(1, (key.shape[1], -1))[:, :, :, None]
+    scores = (query * key[:, :, None]).sum(-1) / query.shape[-1] ** 0.5
+    return (torch.softmax(scores, -1)[..., None] * value[:, :, None]).sum(-2).flatten(1, 2)
+""",
+    "computed_in_16_bits": changed("7.4", (SOFTMAX, "torch.softmax(scores, dim=-1).half().to(value.dtype)")),
     "forbidden_operation": """# Exercise 7.4 · Grouped attention without a copy
 def grouped_attention(query, key, value):
     query = query.unflatten(1, (key.shape[1], -1))

@@ -11,6 +11,19 @@ LOOP = "for first_key in range(0, length, BLOCK_N):"
 LENGTH = "length = tl.load(lengths_pointer + sequence)"
 
 
+BATCH = "batch, query_heads, head_dim = query.shape"
+
+
+TWO_PASSES = f"""for first_key in range(0, length, BLOCK_N):  # the maximum first
+        keys = first_key + tl.arange(0, BLOCK_N).to(tl.int64)
+        in_use = (keys < length)[:, None]
+        key_tile = tl.load(key_pointer + keys[:, None] * key_stride + columns[None, :], mask=in_use, other=0.0)
+        scores = tl.dot(query, tl.trans(key_tile), input_precision="ieee") * scale_log2
+        scores = tl.where((keys < length)[None, :], scores, float("-inf"))
+        running_max = tl.maximum(running_max, tl.max(scores, axis=1))
+    {LOOP}"""
+
+
 KEYS_MASK = "in_use = (keys < length)[:, None]"
 
 
@@ -56,7 +69,7 @@ HEAD_BY_HEAD = """# Exercise 7.5 · A decode kernel that reads each key once
 @triton.jit
 def one_head(q, k, v, o, lengths, q_batch, q_head, k_batch, k_head, k_row, v_batch, v_head, v_row, o_batch, o_head,
              scale, GROUP: tl.constexpr, D: tl.constexpr, B: tl.constexpr):
-    sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     d = tl.arange(0, D)
     query = tl.load(q + sequence * q_batch + head * q_head + d).to(tl.float32)
     k += sequence * k_batch + head // GROUP * k_head
@@ -66,7 +79,7 @@ def one_head(q, k, v, o, lengths, q_batch, q_head, k_batch, k_head, k_row, v_bat
     out = tl.zeros([D], tl.float32)
     length = tl.load(lengths + sequence)
     for first in range(0, length, B):
-        n = first + tl.arange(0, B)
+        n = first + tl.arange(0, B).to(tl.int64)
         key = tl.load(k + n[:, None] * k_row + d[None, :], mask=(n < length)[:, None], other=0.0).to(tl.float32)
         s = tl.where(n < length, tl.sum(key * query[None, :], axis=1) * scale, float("-inf"))
         new = tl.maximum(top, tl.max(s, axis=0))
@@ -107,6 +120,32 @@ WRONG = {
     ),
     "nan_from_the_start": changed("7.5", ("tl.exp2(running_max - new_max)", "tl.exp2(new_max - running_max)")),
     "offset_in_32_bits": changed("7.5", (".to(tl.int64)", "")),
+    "offset_in_32_bits__heads": changed(
+        "7.5", ("key_head = tl.program_id(1).to(tl.int64)", "key_head = tl.program_id(1)")
+    ),
+    "offset_in_32_bits__tokens": changed("7.5", ("tl.arange(0, BLOCK_N).to(tl.int64)", "tl.arange(0, BLOCK_N)")),
+    "copied_by_pytorch": changed(
+        "7.5", (BATCH, f"key_cache, value_cache = key_cache.contiguous(), value_cache.contiguous()\n    {BATCH}")
+    ),
+    "copied_by_pytorch__to_clean_it": changed(
+        "7.5", (BATCH, f"key_cache, value_cache = key_cache.nan_to_num(), value_cache.nan_to_num()\n    {BATCH}")
+    ),
+    "copied_by_pytorch__by_sequence": changed(
+        "7.5", (BATCH, f"value_cache = torch.stack([value_cache[b] for b in range(len(lengths))])\n    {BATCH}")
+    ),
+    "group_rows_not_masked__group_of_all_heads": changed(
+        "7.5",
+        ("GROUP=group", "GROUP=query_heads"),
+        ("triton.next_power_of_2(group)", "triton.next_power_of_2(query_heads)"),
+    ),
+    "keys_loaded_again": changed("7.5", (LOOP, TWO_PASSES)),
+    "computed_in_16_bits": changed(
+        "7.5",
+        (
+            "tl.dot(weights.to(value_tile.dtype), value_tile, ",
+            "tl.dot(weights.to(tl.float16).to(value_tile.dtype), value_tile, ",
+        ),
+    ),
     "rounded_to_16_bits": changed("7.5", (".to(output_pointer.dtype.element_ty)", ".to(tl.float16)")),
     "output_by_other_strides__sequence": changed(
         "7.5", ("sequence * output_batch_stride", "sequence * query_batch_stride")

@@ -22,7 +22,7 @@ HEAD_BY_HEAD = """# Exercise 8.2 · One split of the keys
 @triton.jit
 def kernel(q, k, v, lengths, o, l, qb, qh, kb, kh, kn, vb, vh, vn, batch, key_heads, splits, scale,
            G: tl.constexpr, D: tl.constexpr, N: tl.constexpr):
-    program = tl.program_id(0)
+    program = tl.program_id(0).to(tl.int64)
     split = program % splits
     head = (program // splits) % (key_heads * G)
     sequence = program // (splits * key_heads * G)
@@ -37,7 +37,7 @@ def kernel(q, k, v, lengths, o, l, qb, qh, kb, kh, kn, vb, vh, vn, batch, key_he
     acc = tl.zeros([D], tl.float32)
     start = split * size
     while start < end:
-        n = start + tl.arange(0, N)
+        n = start + tl.arange(0, N).to(tl.int64)
         here = n < end
         keys = tl.load(k + sequence * kb + kv * kh + n[:, None] * kn + d[None, :], mask=here[:, None], other=0.0)
         scores = tl.where(here, tl.sum(keys.to(tl.float32) * query[None, :], 1) * scale, -float("inf"))
@@ -68,7 +68,16 @@ def split_attention(query, key_cache, value_cache, lengths, splits):
 """
 
 
+SHAPE = "batch, query_heads, head_dim = query.shape"
+
+
 WRONG = {
+    "copied_by_pytorch": changed(
+        "8.2", (SHAPE, f"key_cache, value_cache = key_cache.contiguous(), value_cache.contiguous()\n    {SHAPE}")
+    ),
+    "offset_in_32_bits__tokens": changed("8.2", ("tl.arange(0, BLOCK_N).to(tl.int64)", "tl.arange(0, BLOCK_N)")),
+    "offset_in_32_bits": changed("8.2", (".to(tl.int64)", "")),
+    "one_token_too_many__mask": changed("8.2", (PRESENT, "present = keys <= last")),
     "nan_from_the_start": changed("8.2", ("tl.exp2(running_max - new_max)", "tl.exp2(new_max - running_max)")),
     "finite_for_empty": changed(
         "8.2", ('tl.full([BLOCK_G], float("-inf"), tl.float32)', "tl.full([BLOCK_G], -1e4, tl.float32)")

@@ -40,7 +40,19 @@ def paged_lse(expression):
     return changed("8.5", (MERGED_LSE, expression))
 
 
+SHAPE = "batch, query_heads, head_dim = query.shape"
+
+
 WRONG = {
+    "copied_by_pytorch": changed(
+        "8.5", (SHAPE, f"key_pages, value_pages = key_pages.contiguous(), value_pages.contiguous()\n    {SHAPE}")
+    ),
+    "offset_in_32_bits__heads": changed("8.5", ("key_head.to(tl.int64)", "key_head")),
+    "output_laid_out_like_query": changed(
+        "8.5",
+        ("torch.empty(query.shape, dtype=query.dtype, device=query.device)", "torch.empty_like(query)"),
+    ),
+    "tile_of_fixed_size": changed("8.5", ("BLOCK_S=triton.next_power_of_2(splits)", "BLOCK_S=64")),
     "pages_of_the_tile_before": changed(
         "8.5",
         ('ahead = keys + BLOCK_N', 'ahead = keys'),
@@ -165,7 +177,7 @@ ARRIVALS = """# Exercise 8.5 · Flash-Decoding on a paged cache
 def kernel(q, k, v, table, lengths, parts, lses, arrived, out, lse_out, q_seq, q_head, k_page, k_head, k_row,
            v_page, v_head, v_row, t_row, scale,
            G: tl.constexpr, M: tl.constexpr, D: tl.constexpr, P: tl.constexpr, N: tl.constexpr):
-    b, h, s = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    b, h, s = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     batch, kv, splits = tl.num_programs(0), tl.num_programs(1), tl.num_programs(2)
     g = tl.arange(0, M)
     d = tl.arange(0, D)

@@ -48,6 +48,10 @@ WRONG = {
     "filled_without_asking": changed("9.1", (f"        yield {ASK}\n", "")),
     "read_without_asking": changed("9.1", (f"        yield {READY}\n", "")),
     "never_freed": changed("9.1", (f"        {FREE}\n", "")),
+    "never_freed__before_the_last_read": changed(
+        "9.1",
+        (f"        {FREE}\n", '    for block in range(blocks):\n        yield "arrive", "free", block % stages\n'),
+    ),
     "freed_before_read": changed(
         "9.1", (f"        {FREE}\n", ""), ('yield "read", buffer', f'{FREE}\n        yield "read", buffer')
     ),

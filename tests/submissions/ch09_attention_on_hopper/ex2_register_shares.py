@@ -50,6 +50,13 @@ WRONG = {
     "accumulator_in_item_bytes": changed("9.2", ("head_dim * 4", "head_dim * item_bytes")),
     "bytes_for_registers": changed("9.2", ("tile_bytes // (128 * 4)", "tile_bytes // 128")),
     "rows_of_the_tile": changed("9.2", ("tile_bytes = 64 *", "tile_bytes = 128 *")),
+    "capped_between_two_units": changed(
+        "9.2",
+        ("min(248, 65", "min(255, 65"),
+        (POOL, "pool = (consumers + 1) * min(248, starting_registers(consumers + 1))"),
+    ),
+    "one_of_them_is_enough": changed("9.2", ("each = all(", "each = any(")),
+    "shared_among_all_groups": changed("9.2", ("(pool - producer) // consumers", "pool // (consumers + 1)")),
     "share_not_capped": changed("9.2", ("min(256, (pool - producer) // consumers // 8 * 8)",
                                         "(pool - producer) // consumers // 8 * 8")),
     "share_no_multiple_of_eight": changed("9.2", ("consumers // 8 * 8", "consumers")),

@@ -22,6 +22,11 @@ WRONG = {
     "output_counted": changed("9.3", (ROWS, "rows = 64 * consumers * (query_buffers + 1) + 2 * stages * key_rows")),
     "registers_ignored": changed("9.3", ("live + 24 > registers", "False")),
     "no_registers_spared": changed("9.3", ("live + 24 > registers", "live > registers")),
+    "divided_before_the_product": changed(
+        "9.3", ("key_rows * (4 + item_bytes) // 8", "(4 + item_bytes) // 8 * key_rows")
+    ),
+    "one_stage_allowed": changed("9.3", ("(4, 3, 2)", "(4, 3, 2, 1)")),
+    "gives_up_at_registers": changed("9.3", ("            continue", "            return 0, 0, 0")),
     "stages_before_query_buffers": changed(
         "9.3",
         (LOOPS, "        for stages in (4, 3, 2):\n            for query_buffers in (2, 1):"),

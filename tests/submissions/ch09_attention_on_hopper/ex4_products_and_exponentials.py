@@ -34,6 +34,13 @@ WRONG = {
     "always_hidden": changed("9.4", (SHARE, "1.0 if overlapped else products / (products + exponentials)")),
     "longer_where_in_turn": changed("9.4", (SHARE, "products / max(products, exponentials)")),
     "share_of_the_exponentials": changed("9.4", ("return products / (max", "return exponentials / (max")),
+    "per_cent": changed("9.4", ("return products / (max", "return 100 * products / (max")),
+    "rounded_down": changed(
+        "9.4",
+        (PAIR, PAIR.replace("/ flops", "// flops").replace("/ exps", "// exps")),
+        OWN_TIMES,
+    ),
+    "rounded_down__in_the_balance": changed("9.4", (BALANCED, BALANCED.replace(" / ", " // "))),
     "balance_upside_down": changed("9.4", (BALANCED, "4 * exps_per_cycle / flops_per_cycle")),
 }
 

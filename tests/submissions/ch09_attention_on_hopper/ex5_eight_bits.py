@@ -51,6 +51,38 @@ def hadamard(vectors):
     "mean_for_largest": changed("9.5", (LARGEST, "largest = block.abs().mean()")),
     "scale_upside_down": changed("9.5", ("scales.append(scale)", "scales.append(1 / scale)")),
     "zeros_divided_by_zero": changed("9.5", (SCALE, "scale = largest / 448")),
+    "minus_forgotten": changed("9.5", ("[matrix, -matrix]", "[matrix, matrix]")),
+    "bits_reversed_order": """# Exercise 9.5 · Eight bits, and where outliers go
+def hadamard(vectors):
+    rest = vectors
+    for _ in range(vectors.shape[-1].bit_length() - 1):
+        first, second = rest.chunk(2, dim=-1)
+        rest = torch.stack([first + second, first - second], dim=-1).flatten(-2)
+    order = torch.zeros(1, dtype=torch.int64)
+    while len(order) < vectors.shape[-1]:
+        order = torch.cat((2 * order, 2 * order + 1))
+    return rest[..., order] / math.sqrt(vectors.shape[-1])
+
+""" + "def quantise" + solution_source("9.5").split("def quantise")[1],
+    "modified_input": changed("9.5", (CODES, CODES.replace("(block / scale)", "block.div_(scale)"))),
+    "modified_input__of_the_rotation": """# Exercise 9.5 · Eight bits, and where outliers go
+def hadamard(vectors):
+    size, width = vectors.shape[-1], 1
+    while width < size:
+        first, second = vectors.reshape(-1, size // (2 * width), 2, width).unbind(2)
+        total, difference = first + second, first - second
+        first.copy_(total)
+        second.copy_(difference)
+        width *= 2
+    return vectors / math.sqrt(size)
+
+""" + "def quantise" + solution_source("9.5").split("def quantise")[1],
+    "power_of_two_scales": changed(
+        "9.5", (SCALE, SCALE.replace("largest / 448 if", "torch.exp2((largest / 448).log2().ceil()) if"))
+    ),
+    "small_taken_for_zero": changed("9.5", (SCALE, SCALE.replace("largest > 0", "largest > 1e-6"))),
+    "scale_with_a_floor": changed("9.5", (SCALE, "scale = (largest / 448).clamp(min=1e-12)")),
+    "codes_restored": changed("9.5", (CODES, f"{CODES} * scale")),
     "not_rounded": changed("9.5", (CODES, "block / scale")),
     "not_rounded__to_integers": changed("9.5", (CODES, "(block / scale).round()")),
 }
@@ -73,6 +105,9 @@ def quantise(tensor, rows):
     codes = (blocks * (1 / scales[:, None, None])).clamp(-448, 448).to(torch.float8_e4m3fn)
     return codes.float().reshape(padded.shape)[: len(tensor)], scales
 """
+
+
+WRONG["codes_left_in_eight_bits"] = FAST_TRANSFORM.replace("return codes.float()", "return codes")
 
 
 SIGNS_BY_BITS = """# Exercise 9.5 · Eight bits, and where outliers go

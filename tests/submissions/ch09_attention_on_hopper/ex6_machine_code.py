@@ -45,6 +45,19 @@ WRONG = {
     "waits_ignored": changed("9.6", (FLIGHT, "pass")),
     "open_group_counted": changed("9.6", (' and "gsb0" in line', "")),
     "every_special_function": changed("9.6", ('"MUFU.EX2" in line', '"MUFU" in line')),
+    "negated_missed": changed("9.6", (PREDICATE, r"(?:@U?P\w+\s+)?")),
+    "registers_once": changed(
+        "9.6", ("[int(count, 16) for count in registers]", "list(dict.fromkeys(int(n, 16) for n in registers))")
+    ),
+    "registers_sorted": changed(
+        "9.6", ("[int(count, 16) for count in registers]", "sorted(int(count, 16) for count in registers)")
+    ),
+    "those_in_the_open_counted": changed("9.6", ("in_flight > 0", "in_flight == 0")),
+    "groups_of_the_text_before": changed(
+        "9.6",
+        ("    in_flight = hidden = 0\n", "    global in_flight\n    hidden = 0\n"),
+        ("def hidden_exponentials", "in_flight = 0\n\n\ndef hidden_exponentials"),
+    ),
     "all_exponentials": changed("9.6", (EXP, '"MUFU.EX2" in line')),
 }
 

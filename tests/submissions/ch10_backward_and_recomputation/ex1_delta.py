@@ -30,6 +30,12 @@ WRONG = {
     "delta_missing__and_averaged": changed(
         "10.1", (RESULT, "return probabilities * probability_gradients"), (ROW, ROW.replace(".sum(", ".mean("))
     ),
+    "blind_rows_nan": changed(
+        "10.1", (RESULT, RESULT.replace("probabilities *", "probabilities / probabilities.sum(dim=-1, keepdim=True) *"))
+    ),
+    "blind_rows_nan__by_a_softmax": changed(
+        "10.1", (DELTA, "probabilities = torch.log(probabilities).softmax(dim=-1)\n    " + DELTA)
+    ),
 }
 
 JACOBIAN = '''# Exercise 10.1 · One number for each query

@@ -52,6 +52,17 @@ WRONG = {
     "natural_exponential": changed(
         "10.2", (BASE_2, "return torch.exp((products * (scale * log2_e) - reference[..., None]) / log2_e)")
     ),
+    "hidden_scores_finite": changed(
+        "10.2", (NATURAL, NATURAL.replace("scores", "torch.where(scores == -math.inf, -1e9, scores)"))
+    ),
+    "hidden_scores_finite__in_base_2": changed(
+        "10.2", (BASE_2, BASE_2.replace("(products", "(products.masked_fill(products == -math.inf, -1e9)"))
+    ),
+    "negative_log_sum_as_zero": changed("10.2", (GUARD, "reference = log_sum_exp.clamp(min=0.0)")),
+    "negative_log_sum_as_zero__in_base_2": changed(
+        "10.2", (GUARD_2, "reference = torch.where(log_sum_exp > 0, log_sum_exp, 0.0) * log2_e")
+    ),
+    "log2e_rounded": changed("10.2", ("math.log2(math.e)", "1.4427")),
 }
 
 UNUSUAL = {
@@ -72,5 +83,8 @@ UNUSUAL = {
     ),
     "NaN repaired, row by row": changed(
         "10.2", (BASE_2, "return torch.exp2((products * scale - log_sum_exp[..., None]) * log2_e).nan_to_num(nan=0.0)")
+    ),
+    "the least float32 for hidden scores": changed(
+        "10.2", (NATURAL, NATURAL.replace("scores", "scores.clamp(min=torch.finfo(torch.float32).min)"))
     ),
 }

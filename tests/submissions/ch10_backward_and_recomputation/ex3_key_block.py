@@ -83,6 +83,27 @@ WRONG = {
         (DS, "score_gradients = probabilities * probability_gradients"),
         (DK, "key_gradient += score_gradients.T @ query[tile]"),
     ),
+    "hidden_scores_finite": changed("10.3", (MASK, MASK.replace("-math.inf", "-1e9"))),
+    "hidden_scores_finite__10000": changed("10.3", (MASK, MASK.replace("-math.inf", "-1e4"))),
+    "hidden_scores_zero": changed("10.3", (MASK, MASK.replace("-math.inf", "0.0"))),
+    "negative_log_sum_as_zero": changed("10.3", (GUARD, "reference = log_sum_exp.clamp(min=0.0)")),
+    "rows_of_the_first_tile": changed(
+        "10.3",
+        ("reference[tile, None]", "reference[: len(scores), None]"),
+        (DS, DS.replace("tile, ", ": len(scores), ")),
+    ),
+    "rows_of_the_first_tile__in_delta": changed("10.3", (DS, DS.replace("tile, ", ": len(scores), "))),
+    "scale_by_length__of_the_block": changed("10.3", ("math.sqrt(head_dim)", "math.sqrt(len(keys))")),
+    "only_last_tile__of_dv": changed("10.3", (DV, DV.replace("+=", "="))),
+    "mask_of_all_queries": changed(
+        "10.3",
+        (
+            LOOP,
+            "all_positions = torch.arange(query_length) + key_length - query_length\n"
+            "    hidden = key_positions[None, :] > all_positions[:, None]\n    " + LOOP,
+        ),
+        (MASK, "scores = scores.masked_fill(hidden[tile], -math.inf)"),
+    ),
 }
 
 SPLIT = """# Exercise 10.3 · dK and dV of one block of keys
@@ -121,5 +142,8 @@ UNUSUAL = {
             "    for first_query in range(start, query_length, query_rows):",
         ),
         (GUARD, "reference = log_sum_exp"),
+    ),
+    "the least float32 for hidden scores": changed(
+        "10.3", (MASK, MASK.replace("-math.inf", "torch.finfo(scores.dtype).min"))
     ),
 }

@@ -75,6 +75,29 @@ WRONG = {
     "only_last_tile": changed("10.4", (DQ, DQ.replace("+=", "="))),
     "partial_tile_skipped": changed("10.4", (LOOP, "for first_key in range(0, key_length - key_rows + 1, key_rows):")),
     "all_keys_at_once": WHOLE,
+    "loop_ends_one_key_early": changed(
+        "10.4",
+        (
+            LOOP,
+            "end = min(key_length, first_query + rows + key_length - query_length - 1) if causal else key_length\n"
+            "    for first_key in range(0, end, key_rows):",
+        ),
+    ),
+    "hidden_scores_finite": changed("10.4", ("-math.inf)\n        probabilities", "-1e9)\n        probabilities")),
+    "first_not_cloned": changed("10.4", ("contribution.clone()", "contribution.clone() if block else contribution")),
+    "one_added_for_each_arrival": changed("10.4", ("while turn in waiting:", "if turn in waiting:")),
+    "walked_twice": changed(
+        "10.4",
+        (
+            IN_TURN,
+            "    total = None\n"
+            "    for turn in range(blocks):\n"
+            "        for block, contribution in arrivals:\n"
+            "            if block == turn:\n"
+            "                total = contribution.clone() if total is None else total + contribution\n"
+            "    return total",
+        ),
+    ),
 }
 
 EXACT = changed(

@@ -50,6 +50,22 @@ def tried(fits=FITS, price=PRICE, none="None"):
     return TRIED.replace("FITS", fits).replace("PRICE", price).replace("NONE", none) + "\n\n" + course
 
 
+PER_COUNT = """# Exercise 10.5 · What to keep and what to compute again
+def plan(layers, limit):
+    states, inputs = {0: (0, 0, ())}, 0
+    for size, inner, time in layers:
+        inputs += size
+        after = {}
+        for count, (again, kept, choices) in states.items():
+            if inputs + kept + inner <= limit:
+                for keeps in (True, False):
+                    state = (again + time * (not keeps), kept + inner * keeps, (*choices, keeps))
+                    after[count + keeps] = min(after.get(count + keeps, state), state)
+        states = after
+    return list(min(states.values())[2]) if states else None
+"""
+
+
 WRONG = {
     "most_layers_kept": changed("10.5", ("(0, microseconds, False)", "(0, 1, False)")),
     "greedy": GREEDY,
@@ -79,6 +95,23 @@ WRONG = {
     "inputs_forgotten": START.replace("inputs += input_bytes", "inputs += 0") + tried().replace(START, ""),
     "never_none": tried(none="[False] * len(layers)"),
     "most_bytes_kept": tried(price="-sum(layer[1] for layer, k in zip(layers, kept) if k)"),
+    "choices_turned_round": changed("10.5", ("list(best[1])", "[not keeps for keeps in best[1]]")),
+    "own_inner_twice": tried(fits="peak(layers, kept) <= limit").replace(
+        "before + inner_bytes)", "before + inner_bytes * (1 + keeps))"
+    ),
+    "largest_of_all_beside_what_is_kept": tried(
+        fits="sum(layer[0] + layer[1] * k for layer, k in zip(layers, kept))"
+        " + max((layer[1] for layer in layers), default=0) <= limit"
+    ),
+    "all_inputs_from_the_beginning": changed(
+        "10.5",
+        ("inputs = 0\n", "inputs = sum(layer[0] for layer in layers)\n"),
+        ("        inputs += input_bytes\n", ""),
+    ),
+    "partial_plans_dropped": PER_COUNT,
+    "layers_changed": changed(
+        "10.5", ("    states = {0: (0, ())}", "    layers.append((0, 0, 0))\n    states = {0: (0, ())}")
+    ),
 }
 
 BACKWARDS = """# Exercise 10.5 · What to keep and what to compute again

@@ -18,6 +18,8 @@ BASE_2 = "tl.exp2(differences * 1.4426950408889634)"
 KEY_GRID = "key_gradient_kernel[(triton.cdiv(key_length, 64), heads)]"
 QUERY_GRID = "query_gradient_kernel[(triton.cdiv(query_length, 64), heads)]"
 
+GUARDED = 'tl.where(log_sum_exp == float("-inf"), 0.0, log_sum_exp)'
+
 
 def in_the_second(old, new):
     """The course's answer, changed in the kernel of dQ alone."""
@@ -137,6 +139,42 @@ WRONG = {
         (DS, "score_gradients = probabilities * probability_gradients"),
         ("(key_gradient * scale)", "(key_gradient)"),
     ),
+    "hidden_scores_finite": changed(
+        "10.6",
+        (EXPONENT, f"differences = tl.where(visible, scores, -1e9) - {GUARDED}[:, None]"),
+    ),
+    "accumulated_in_16_bits": changed(
+        "10.6",
+        ("key_gradient = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)",
+         "key_gradient = tl.zeros([BLOCK_N, BLOCK_D], query_pointer.dtype.element_ty)"),
+        (DK, f"key_gradient = (key_gradient + {DK.split(' += ')[1]}).to(key_gradient.dtype)"),
+    ),
+    "rounded_early__delta": changed("10.6", (DELTA, DELTA + ".to(query.dtype)")),
+    "rounded_early__products": changed(
+        "10.6", (DELTA, "delta = (output * output_gradient).sum(dim=-1, dtype=torch.float32)")
+    ),
+    "rounded_early__dp": in_the_first(
+        DS, DS.replace("(probability_gradients ", "(probability_gradients.to(query.dtype) ")
+    ),
+    "rounded_early__scores": in_the_first(
+        "* scale  # [BLOCK_M", "* scale).to(query.dtype).to(tl.float32)  # [BLOCK_M"
+    ).replace("scores = tl.dot", "scores = (tl.dot", 1),
+    "strides_of_an_input": changed(
+        "10.6",
+        ("torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)", "torch.empty_like(tensor)"),
+    ),
+    "tiles_too_small": changed(
+        "10.6", ('"BLOCK_M": 64, "BLOCK_N": 64', '"BLOCK_M": 32, "BLOCK_N": 32'),
+        ("triton.cdiv(key_length, 64)", "triton.cdiv(key_length, 32)"),
+        ("triton.cdiv(query_length, 64)", "triton.cdiv(query_length, 32)"),
+    ),
+    "skips_nothing__in_dk": changed("10.6", (START, "first_query = 0")),
+    "skips_nothing__in_dq": changed("10.6", (END, "end = key_length")),
+    "loop_begins_at_the_last_key": changed("10.6", (START, START.replace("first_key +", "first_key + BLOCK_N - 1 +"))),
+    "loop_ends_one_key_early": changed("10.6", (END, END + " - 1")),
+    "log_sum_past_the_end": in_the_first("mask=exists, other=0.0)  # [BLOCK_M]\n        delta",
+        'mask=exists, other=float("-inf"))\n        delta',
+    ).replace("visible = exists[:, None] &", "visible = (rows >= 0)[:, None] &", 1),
 }
 
 ONE_TILE_AT_A_TIME = changed(
@@ -212,5 +250,16 @@ UNUSUAL = {
             f"    {QUERY_GRID}(*inputs, query_gradient, *strides, *sizes, **tiles)\n"
             f"    {KEY_GRID}(*inputs, key_gradient, value_gradient, *strides, *sizes, **tiles)\n",
         ),
+    ),
+    "Δ by einsum": changed(
+        "10.6", (DELTA, 'delta = torch.einsum("hmd,hmd->hm", output.float(), output_gradient.float()).contiguous()')
+    ),
+    "Δ as rows times columns": changed(
+        "10.6",
+        (DELTA, "delta = (output.float()[:, :, None] @ output_gradient.float()[:, :, :, None]).reshape(heads, -1)"),
+    ),
+    "the least float32 for hidden scores": changed(
+        "10.6",
+        (EXPONENT, f"differences = tl.where(visible, scores, -3.0e38) - {GUARDED}[:, None]"),
     ),
 }

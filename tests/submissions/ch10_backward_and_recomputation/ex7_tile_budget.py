@@ -46,6 +46,21 @@ WRONG = {
     ),
     "shared_memory_ignored": changed("10.7", OWN[2]),
     "one_stage": changed("10.7", ("stages=2) <=", "stages=1) <=")),
+    "groups_uneven__at_least_one": changed("10.7", ("key_rows % (64 * groups) == 0", "key_rows // groups >= 64")),
+    "query_rows_first__by_area": changed(
+        "10.7", ("max(fitting, default=None)", "max(fitting, key=lambda pair: pair[0] * pair[1], default=None)")
+    ),
+    "size_left_out": changed("10.7", ("(64, 128, 192, 256)", "(64, 128, 256)")),
+    "none_forgotten": changed("10.7", ("max(fitting, default=None)", "max(fitting, default=(0, 0))")),
+    "registers_rounded_one_by_one": changed(
+        "10.7",
+        *OWN,
+        (
+            THREADS,
+            "tiles = [key_rows * query_rows] * 2 + [key_rows * head_dim] * 2 + [query_rows * head_dim]\n"
+            "    return sum(-(-tile // (128 * groups)) for tile in tiles)",
+        ),
+    ),
 }
 
 LOOPS = """# Exercise 10.7 · Tiles for five accumulators

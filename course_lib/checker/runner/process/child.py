@@ -17,15 +17,10 @@ import numpy
 import torch
 import wire
 from answer import Answer, describe_error, usual_names
-from guards import GUARD, POISON, UNDEFINED, Arguments, count_pattern
+from guards import GUARD, POISON, UNDEFINED, Arguments, count_pattern, parameter_names, watched
 from observing import Observer, ObserverOutsideGraphs, in_threads_too
 
 SLOW = 5.0  # seconds of a first run, compiling included, after which there are none
-
-
-def _parameter_names(function) -> list[str]:
-    code = getattr(function, "__code__", None)
-    return list(code.co_varnames[: code.co_argcount]) if code is not None else []
 
 
 class Child:
@@ -88,16 +83,18 @@ class Child:
 
     def run_case(self, index: int, case: dict) -> dict:
         function = self.functions[case["entry"]]
+        changed: list[str] = []  # arguments that a driver made, or copied
         if case["driver"]:
             scope = usual_names()
             exec(compile(case["driver"]["source"], "<driver>", "exec"), scope)
-            drive, functions = scope[case["driver"]["name"]], dict(self.functions)
-            names = _parameter_names(drive)[1:]
+            drive = scope[case["driver"]["name"]]
+            functions = {entry: watched(given, changed) for entry, given in self.functions.items()}
+            names = parameter_names(drive)[1:]
 
             def call(*values):
                 return drive(functions, *values)
         else:
-            names, call = _parameter_names(function), function
+            names, call = parameter_names(function), function
         arguments = Arguments(case["args"], names, self.device, self.memories.get(case["memory_of"]))
         if any(later["memory_of"] == index for later in self.job["cases"]):
             self.memories[index] = arguments
@@ -130,7 +127,7 @@ class Child:
             frame["modified_inputs"] = [
                 guard.name for guard in arguments.guards if guard.name not in arguments.writable and guard.modified()
             ]
-            frame["modified_inputs"] += [] if case["driver"] else arguments.changed_containers()
+            frame["modified_inputs"] += changed if case["driver"] else arguments.changed_containers()
         if frame["error"] is None:
             self.collect(frame, result, arguments)
             frame["overwrites"] = int(wire.encode(earlier) != before)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import nested
 import sparse
 import torch
+import wire
+from torch.utils._python_dispatch import _disable_current_modes
 
 GUARD_BYTES = 16 << 10
 
@@ -149,7 +152,7 @@ class Arguments:
     def __init__(self, packed, names, device, memory=None):
         self.device, self.guards, self.writable = device, [], {}
         self._memory = iter(memory.guards if memory is not None else ())
-        self._names = [names[i] if i < len(names) else f"argument {i + 1}" for i in range(len(packed))]
+        self._names = [_name(names, place) for place in range(len(packed))]
         self.values = [self._place(value, name) for value, name in zip(packed, self._names)]
         self._contents = [repr(_contents(value)) for value in self.values]
 
@@ -172,6 +175,44 @@ class Arguments:
         if in_out:
             self.writable[name] = guard
         return guard.tensor
+
+
+def parameter_names(function) -> list[str]:
+    """The names of a function's positional parameters, where it is written in Python."""
+    code = getattr(function, "__code__", None)
+    return list(code.co_varnames[: code.co_argcount]) if code is not None else []
+
+
+def watched(function, changed: list[str]):
+    """A function for a driver to call; the names of arguments that it changes are added to `changed`.
+
+    A driver may make the arguments itself, or hand out copies, which no guard remembers. A class is handed out as it
+    is.
+    """
+    if isinstance(function, type):
+        return function
+    names = parameter_names(function)
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        values = [(_name(names, place), value) for place, value in enumerate(args)] + list(kwargs.items())
+        before = [_snapshot(value) for _, value in values]
+        result = function(*args, **kwargs)
+        changed.extend(name for (name, value), was in zip(values, before) if _snapshot(value) != was)
+        return result
+
+    return call
+
+
+def _name(names, place):
+    return names[place] if place < len(names) else f"argument {place + 1}"
+
+
+def _snapshot(value):
+    """A value's containers and the bytes of its tensors, to compare with later ones; no tensor is made that stays."""
+    with _disable_current_modes():  # what is observed are the answer's operations
+        found = [leaf for leaf in nested.leaves(value) if isinstance(leaf, torch.Tensor)]
+        return repr(_contents(value)), [bytes(wire.as_bytes(tensor).cpu().numpy()) for tensor in found]
 
 
 def _contents(value):

@@ -75,6 +75,8 @@ def front_end(function, signature: dict, constants: dict, options: dict, archite
     from triton.backends.compiler import GPUTarget
     from triton.compiler.compiler import ASTSource, make_backend
 
+    if function.is_gluon():
+        from triton.experimental.gluon._runtime import GluonASTSource as ASTSource
     target = GPUTarget("cuda", architecture, 32)
     backend = make_backend(target)
     source = ASTSource(function, signature, constants, {})
