@@ -9,6 +9,13 @@ import os as _os
 import sys as _sys
 from importlib import import_module as _import_module
 
+if _sys.version_info < (3, 10):  # noqa: UP036 - older ones must be able to read as far as this sentence
+    _sentence = f"This is Python {'.'.join(map(str, _sys.version_info[:2]))} ({_sys.executable}), and the course needs "
+    _sentence += "Python 3.10 to 3.13: `make lab` looks for one of them."
+    if _sys.argv[:1] == ["-m"]:  # of a command the sentence is all that is printed
+        _sys.exit(_sentence)
+    raise ImportError(_sentence)
+
 from course_lib.hardware.device import prepare_triton as _prepare_triton
 
 _prepare_triton()

@@ -226,6 +226,12 @@ def main(argv: list[str] | None = None) -> int:
     except (CannotRun, OSError) as error:
         print(error, file=sys.stderr)
         return COULD_NOT_RUN
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "course_lib":
+            raise
+        advice = "`python -m course_lib doctor` says what to do."
+        print(f"This Python ({sys.executable}) lacks {error.name}: {advice}", file=sys.stderr)
+        return COULD_NOT_RUN
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         return INTERRUPTED

@@ -37,12 +37,23 @@ class Stepper:
         return ipywidgets.VBox([ipywidgets.HBox([play, slider]), image])
 
     def _ipython_display_(self):
-        from IPython.display import display
+        show_with_controls(self.still, self.widget, "A slider through the steps appears here while the notebook runs.")
 
-        display(self.still)
-        try:
-            bundle = dict(self.widget()._repr_mimebundle_())
-        except ImportError:  # without ipywidgets the still version says it all
-            return
-        bundle["text/plain"] = "A slider through the steps appears here while the notebook runs."
-        display(bundle, raw=True)
+
+def show_with_controls(still, make_widget, words: str) -> None:
+    """Displays a figure, which stays in the notebook, and below it controls, which live while a kernel runs.
+
+    Args:
+        make_widget: gives the controls, an ipywidgets box; where ipywidgets is missing, the figure says it all.
+        words: what stands in place of the controls where no kernel runs.
+    """
+    from IPython.display import display
+
+    display(still)
+    try:
+        widget = make_widget()
+    except ImportError:
+        return
+    # Not the widget's own bundle: Colab has ipywidgets 7, which has no method for it.
+    view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
+    display({"application/vnd.jupyter.widget-view+json": view, "text/plain": words}, raw=True)
