@@ -48,8 +48,8 @@ if importlib.util.find_spec("course_lib") is None:
 OLDEST, NEWEST = (3, 10), (3, 13)
 # Gigabytes, and matched to the machine's driver by whoever set it up: reported when missing, never installed over.
 NEVER_INSTALLED = ("torch", "triton")
-# A notebook that runs is served by something already, and is not what tests the others. jupytext it does need: a check
-# reads the chapter's source with it.
+# A notebook that runs is served by something already, and is not what tests the others. jupytext it does need, to be
+# reset and to read answers in .py files.
 NOT_FOR_A_NOTEBOOK = ("jupyterlab", "nbmake")
 
 

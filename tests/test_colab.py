@@ -102,7 +102,7 @@ def run(notebook: nbformat.NotebookNode, python: Path, folder: Path, **environme
 
 
 def test_a_notebook_alone_sets_itself_up_and_its_first_check_passes(tmp_path, python, wheels, published):
-    """jupytext was counted among what a notebook does not need, so in Colab every check raised ModuleNotFoundError."""
+    """Every check raised ModuleNotFoundError: it needed jupytext, which counted among what a notebook does without."""
     content = tmp_path / "content"
     content.mkdir()
     notebook = as_a_learner_has_it()
