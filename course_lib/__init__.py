@@ -47,8 +47,14 @@ def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
 
 
-def _warm_up_in_a_notebook() -> None:
-    if "IPython" not in _sys.modules or _os.environ.get("COURSE_NO_WARM_UP"):
+def _prepare_a_notebook() -> None:
+    if "IPython" not in _sys.modules:
+        return
+    from course_lib.hardware.doctor.report import kernel_refusal
+
+    if refusal := kernel_refusal():
+        raise ImportError(refusal)
+    if _os.environ.get("COURSE_NO_WARM_UP"):
         return
     from course_lib.checker.judge.verdict import _shell
     from course_lib.checker.runner.worker import start_in_background
@@ -58,4 +64,4 @@ def _warm_up_in_a_notebook() -> None:
         start_in_background(interpreted=interpreting())
 
 
-_warm_up_in_a_notebook()
+_prepare_a_notebook()

@@ -1,6 +1,8 @@
 """The doctor: every kind of machine gets its findings, each trouble what to do about it."""
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 from packaging.requirements import Requirement
@@ -179,6 +181,20 @@ def test_another_python_than_the_courses_own_is_told_of_it(tmp_path, monkeypatch
     assert doctor.own_python(tmp_path) == ".venv/bin/python"
     monkeypatch.setattr(doctor.sys, "prefix", str(tmp_path / ".venv"))
     assert doctor.own_python(tmp_path) is None
+
+
+def test_a_notebook_in_a_python_without_torch_is_told_which_kernel_to_choose(tmp_path, monkeypatch):
+    """An editor's default kernel ended in "No module named 'torch'"."""
+    assert doctor.kernel_refusal() is None
+    monkeypatch.setitem(sys.modules, "torch", None)
+    python = tmp_path / ".venv/bin/python"
+    assert f"run `make install` in {tmp_path}, then choose {python}" in doctor.kernel_refusal(tmp_path)
+    python.parent.mkdir(parents=True)
+    python.touch()
+    assert doctor.kernel_refusal(tmp_path).endswith(f"lacks PyTorch: choose {python} as its kernel.")
+    code = "import IPython, sys; sys.modules['torch'] = None; import course_lib"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert "ImportError: This notebook's Python" in done.stderr.splitlines()[-1]
 
 
 def test_a_triton_that_differs_in_the_last_digit_only_is_fine():

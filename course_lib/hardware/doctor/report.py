@@ -113,6 +113,17 @@ def own_python(root: Path = ROOT) -> str | None:
     return ".venv/bin/python"
 
 
+def kernel_refusal(root: Path = ROOT) -> str | None:
+    """Why a notebook cannot run in this Python, and what to do; None where it can. An editor that opens a notebook may
+    well choose another Python than the course's own."""
+    if importlib.util.find_spec("torch"):
+        return None
+    choose = f"choose {root / '.venv/bin/python'} as its kernel"
+    if own_python(root) is None:
+        choose = f"run `make install` in {root}, then {choose}"
+    return f"This notebook's Python ({sys.executable}) lacks PyTorch: {choose}."
+
+
 def installed_version(distribution: str) -> str | None:
     try:
         return importlib.metadata.version(distribution)
