@@ -93,8 +93,10 @@ def build_site(
 ) -> Site:
     """Runs the chapters named (all without names), and builds the pages of all and of the documents beside them.
 
+    The pages of the others show what an earlier execution gave, if it is still good.
+
     Args:
-        names: chapters to run, as `chapters` of the builder takes them; the others get pages without outputs.
+        names: chapters to run, as `chapters` of the builder takes them.
         work: where everything lies: the pages in `pages`, executed notebooks in `executed`.
         sources: the folder of the chapters (solutions/).
         say: told of each chapter that is run, since that takes minutes.
@@ -109,7 +111,7 @@ def build_site(
     if failures:
         raise CannotBuild("\n".join(map(str, failures)))
     started = time.monotonic()
-    others = [Chapter(path.stem, build_notebook(path)) for path in chapters((), sources) if path not in chosen]
+    others = [not_run(path, work) for path in chapters((), sources) if path not in chosen]
     lay_out(work / "sources", sorted([*run, *others], key=lambda chapter: chapter.name))
     pages = work / "pages"
     run_sphinx(work / "sources", pages, work / "doctrees")
@@ -118,6 +120,15 @@ def build_site(
     files = [path for path in pages.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
     return Site(pages, len(files), size, running, time.monotonic() - started)
+
+
+def not_run(path: Path, work: Path) -> Chapter:
+    """A chapter with what earlier executions gave, if both are still good, and otherwise without outputs."""
+    kept, sources = Kept(work / "executed"), sources_of(path)
+    plain = build_notebook(path)
+    given = kept.find(plain, path.stem, sources)
+    solved = kept.find(build_notebook(path, with_answers=True), f"{path.stem}-solved", sources)
+    return Chapter(path.stem, plain, given, solved) if given and solved else Chapter(path.stem, plain)
 
 
 def run_chapters(

@@ -113,7 +113,7 @@ class Kept:
             sources: every file that it depends on.
             run: executes it.
         """
-        path = self.folder / f"{name}.{deciding_hash(notebook, sources)}.ipynb"
+        path = self._path(notebook, name, sources)  # before it runs: what changes meanwhile is not what was run
         if path.exists():
             return json.loads(path.read_text(encoding="utf-8")), 0.0
         started = time.monotonic()
@@ -124,6 +124,14 @@ class Kept:
             older.unlink()
         write(path, json.dumps(executed, ensure_ascii=False, indent=1) + "\n")
         return executed, seconds
+
+    def find(self, notebook: dict, name: str, sources: Iterable[Path]) -> dict | None:
+        """The executed notebook of an earlier execution that is still good; None where it would have to run."""
+        path = self._path(notebook, name, sources)
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    def _path(self, notebook: dict, name: str, sources: Iterable[Path]) -> Path:
+        return self.folder / f"{name}.{deciding_hash(notebook, sources)}.ipynb"
 
 
 def deciding_hash(notebook: dict, sources: Iterable[Path]) -> str:

@@ -4,7 +4,7 @@ import pytest
 
 from course_lib import cli
 from course_lib.home import ROOT
-from course_lib.site.building import CannotBuild, build_site
+from course_lib.site.building import CannotBuild, build_site, not_run
 from course_lib.site.inspecting import problems_of
 
 for module in ("sphinx", "myst_nb", "sphinx_book_theme"):
@@ -72,6 +72,16 @@ def test_a_chapter_that_did_not_change_is_not_run_again(site):
     said = []
     again = build_site(work=folder / "work", sources=folder / "solutions", say=said.append)
     assert said == [] and "no chapter had to be run again" in str(again)
+
+
+def test_a_chapter_that_is_not_run_shows_what_it_gave_while_that_is_good(site, tmp_path):
+    """`make site CHAPTER=00` took the outputs off all other pages."""
+    _, folder, _ = site
+    source = folder / "solutions" / "07_sample.py"
+    assert "forty-two is 42" in str(not_run(source, folder / "work").solved)
+    changed = sample(tmp_path, SAMPLE + "\n# %%\n1\n") / source.name
+    chapter = not_run(changed, folder / "work")
+    assert chapter.name == "07_sample" and chapter.given is None and chapter.solved is None
 
 
 def test_a_cell_that_fails_is_told_with_its_chapter_and_ends_with_status_1(tmp_path, monkeypatch, capsys):
