@@ -13,7 +13,7 @@ from course_lib.hardware.units import format_bandwidth, format_capacity, format_
 PYTHONS = ((3, 10), (3, 13))
 TORCHES = ((2, 10), (2, 13))
 TRITONS = ((3, 6), (3, 9))
-REINSTALL = "make lab: in an environment of its own it installs what requirements.txt names."
+REINSTALL = "This Python's -m pip install -r requirements.txt; or make lab, in an environment of its own."
 SMALL_SHARED_MEMORY = 99 * 1024  # of one program; below this the largest tiles of the course do not fit
 
 
@@ -83,7 +83,7 @@ def how_to_install(around: Surroundings) -> str:
         return "Run the notebook's first cell: it installs what Colab lacks."
     if around.own_python:
         return f"This is not the course's own Python: use {around.own_python}, where make lab installs."
-    return "make lab, which installs it in .venv; or into this Python: make lab VENV=none."
+    return "make lab, which installs it in .venv; or this Python's -m pip install -r requirements.txt."
 
 
 def check_tier(machine, around) -> Line:
