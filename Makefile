@@ -5,6 +5,8 @@
 #                 exercises with their wrong and unusual answers, style, imports, and that the notebook is the source's
 # make test-gpu   what needs an NVIDIA GPU: the device's tests, the notebooks on it, the benchmarks
 # make notebooks  notebooks/ built from solutions/
+# make site       the course as pages, in build/site/pages: each chapter run without a GPU, as given and solved; of those
+#                 that have not changed what they gave is kept. CHAPTER=04 runs only that one
 # make bench      the benchmarks; BENCH="name ..." picks some
 #
 # LAB_ARGS="--no-browser --port 8899"   is handed to JupyterLab
@@ -25,10 +27,12 @@ ifeq ($(VENV),none)
   python    := $(or $(PYTHON),python3)
   installed := install-missing
   ready     := install-missing-tools
+  paged     := install-missing-pages
 else
   python    := $(VENV)/bin/python
   installed := $(VENV)/.installed
   ready     := $(VENV)/.installed-dev
+  paged     := $(VENV)/.installed-site
 endif
 
 # JupyterLab refuses to start as root, which is what one is in most containers, unless it is told to.
@@ -49,7 +53,8 @@ sources = $(wildcard solutions/$(CHAPTER)_*.py)
 # A busy machine fails no notebook: each cell has half an hour.
 pytest := -m pytest --nbmake --nbmake-timeout 1800 --durations 15 $(ARGS)
 
-.PHONY: lab install test known-chapter test-gpu notebooks bench install-missing install-missing-tools
+.PHONY: lab install test known-chapter test-gpu notebooks bench site install-missing install-missing-tools \
+  install-missing-pages
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -80,6 +85,9 @@ notebooks: $(installed)
 bench: $(installed)
 	@$(python) -m course_lib bench $(BENCH)
 
+site: known-chapter $(paged)
+	@$(python) -m course_lib site $(CHAPTER)
+
 # The first Python here that the course runs on and that can make an environment; python3 gets to say why when none can.
 $(VENV)/bin/python:
 	@python="$(PYTHON)"; \
@@ -101,8 +109,12 @@ $(VENV)/.installed: requirements.txt $(VENV)/bin/python
 	@$(python) -m pip install --disable-pip-version-check -r requirements.txt
 	@touch "$@"
 
-$(VENV)/.installed-dev: requirements-dev.txt requirements-grade.txt requirements.txt $(VENV)/bin/python
+$(VENV)/.installed-dev: requirements-dev.txt requirements-grade.txt requirements-site.txt requirements.txt $(VENV)/bin/python
 	@$(python) -m pip install --disable-pip-version-check -r requirements-dev.txt
+	@touch "$@" "$(VENV)/.installed" "$(VENV)/.installed-site"
+
+$(VENV)/.installed-site: requirements-site.txt requirements.txt $(VENV)/bin/python
+	@$(python) -m pip install --disable-pip-version-check -r requirements-site.txt
 	@touch "$@" "$(VENV)/.installed"
 
 %/share/jupyter/lab/settings/overrides.json: | $(installed)
@@ -114,3 +126,6 @@ install-missing:
 
 install-missing-tools:
 	@$(python) course_lib/bootstrap.py missing requirements-dev.txt
+
+install-missing-pages:
+	@$(python) course_lib/bootstrap.py missing requirements-site.txt

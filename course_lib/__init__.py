@@ -9,6 +9,13 @@ import os as _os
 import sys as _sys
 from importlib import import_module as _import_module
 
+if _sys.version_info < (3, 10):  # noqa: UP036 - older ones must be able to read as far as this sentence
+    _sentence = f"This is Python {'.'.join(map(str, _sys.version_info[:2]))} ({_sys.executable}), and the course needs "
+    _sentence += "Python 3.10 to 3.13: `make lab` looks for one of them."
+    if _sys.argv[:1] == ["-m"]:  # of a command the sentence is all that is printed
+        _sys.exit(_sentence)
+    raise ImportError(_sentence)
+
 from course_lib.hardware.device import prepare_triton as _prepare_triton
 
 _prepare_triton()
@@ -41,8 +48,14 @@ def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
 
 
-def _warm_up_in_a_notebook() -> None:
-    if "IPython" not in _sys.modules or _os.environ.get("COURSE_NO_WARM_UP"):
+def _prepare_a_notebook() -> None:
+    if "IPython" not in _sys.modules:
+        return
+    from course_lib.hardware.doctor.report import kernel_refusal
+
+    if refusal := kernel_refusal():
+        raise ImportError(refusal)
+    if _os.environ.get("COURSE_NO_WARM_UP"):
         return
     from course_lib.checker.judge.verdict import _shell
     from course_lib.checker.runner.worker import start_in_background
@@ -52,4 +65,4 @@ def _warm_up_in_a_notebook() -> None:
         start_in_background(interpreted=interpreting())
 
 
-_warm_up_in_a_notebook()
+_prepare_a_notebook()

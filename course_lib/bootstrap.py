@@ -48,8 +48,9 @@ if importlib.util.find_spec("course_lib") is None:
 OLDEST, NEWEST = (3, 10), (3, 13)
 # Gigabytes, and matched to the machine's driver by whoever set it up: reported when missing, never installed over.
 NEVER_INSTALLED = ("torch", "triton")
-# A notebook that runs is served by something already, and is not what builds the others.
-NOT_FOR_A_NOTEBOOK = ("jupyterlab", "nbmake", "jupytext")
+# A notebook that runs is served by something already, and is not what tests the others. jupytext it does need, to be
+# reset and to read answers in .py files.
+NOT_FOR_A_NOTEBOOK = ("jupyterlab", "nbmake")
 
 
 def requirements(path):
@@ -68,8 +69,9 @@ def requirements(path):
 
 
 def module_of(name):
-    """The module that a distribution is imported as: pytest-xdist is xdist; the others are called alike."""
-    return {"pytest-xdist": "xdist"}.get(name, name.replace("-", "_"))
+    """The module that a distribution is imported as: most are called alike."""
+    others = {"pytest-xdist": "xdist", "sphinx-mathjax-offline": "sphinx-mathjax-offline"}
+    return others.get(name, name.replace("-", "_"))
 
 
 def importable(module):

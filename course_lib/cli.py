@@ -1,4 +1,4 @@
-"""The course's command line: python -m course_lib doctor | check | grade | progress | reset | bench | build.
+"""The course's command line: python -m course_lib doctor | check | grade | progress | reset | bench | build | site.
 
 Exit status: 0 when everything attempted passed, 1 when something did not, 2 when the command could not run; then one
 line on the error stream says why. What a command needs is imported by that command, so that --help is there at once.
@@ -125,6 +125,19 @@ def build(arguments: argparse.Namespace) -> int:
     return PASSED
 
 
+def site(arguments: argparse.Namespace) -> int:
+    """Builds the course as pages; says where they lie, how large they are and how long that took."""
+    builder, building = import_module("course_lib.builder"), import_module("course_lib.site.building")
+    try:
+        print(building.build_site(arguments.names, work=(arguments.out or building.WORK).resolve()))
+    except builder.BuildError as error:
+        raise CannotRun(str(error)) from error
+    except building.CannotBuild as error:
+        print(error, file=sys.stderr)
+        return NOT_PASSED
+    return PASSED
+
+
 def bench(arguments: argparse.Namespace) -> int:
     folder = Path(__file__).parent / "bench"
     known = sorted(module.name for module in pkgutil.iter_modules([str(folder)]) if not module.name.startswith("_"))
@@ -189,6 +202,12 @@ def make_parser() -> argparse.ArgumentParser:
     made.add_argument("--check", action="store_true", help="build nothing; status 1 when a notebook differs")
     made.add_argument("--solved", action="store_true", help="with the answers in, where each check must pass")
     made.add_argument("--out", metavar="DIR", type=Path, help="another folder than notebooks/ (build/solved if solved)")
+
+    made = command(site, "Build the course as pages: every chapter run without a GPU, as given and solved.")
+    made.add_argument(
+        "names", nargs="*", metavar="NAME", help='run only these, such as "03"; the others without outputs'
+    )
+    made.add_argument("--out", metavar="DIR", type=Path, help="another folder than build/site")
     return parser
 
 
@@ -206,6 +225,12 @@ def main(argv: list[str] | None = None) -> int:
         return arguments.run(arguments)
     except (CannotRun, OSError) as error:
         print(error, file=sys.stderr)
+        return COULD_NOT_RUN
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "course_lib":
+            raise
+        advice = "`python -m course_lib doctor` says what to do."
+        print(f"This Python ({sys.executable}) lacks {error.name}: {advice}", file=sys.stderr)
         return COULD_NOT_RUN
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)

@@ -58,6 +58,30 @@ def test_an_unknown_command_is_refused_with_those_there_are():
     assert done.returncode == 2 and "check" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("command", ["progress", "check mine.py", "bench", "reset 00"])
+def test_a_python_without_what_the_course_needs_is_one_line(tmp_path, command):
+    """The first thing that somebody types may well be `python3 -m course_lib ...`."""
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "course_lib", *command.split()],
+        cwd=ROOT,
+        env={**os.environ, "COURSE_HOME": str(tmp_path), "PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1 and " lacks " in done.stderr and "doctor` says what to do" in done.stderr
+
+
+def test_an_old_python_is_told_so_in_one_line():
+    code = "import sys; sys.version_info = (3, 9, 18); sys.argv = ['-m']; import course_lib"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith("This is Python 3.9") and len(done.stderr.splitlines()) == 1
+    in_a_notebook = code.replace("sys.argv = ['-m']; ", "")
+    done = subprocess.run([sys.executable, "-c", in_a_notebook], cwd=ROOT, capture_output=True, text=True)
+    assert "ImportError: This is Python 3.9" in done.stderr.splitlines()[-1]
+
+
 # ----------------------------------------------------------------------------------------------------------- check
 
 

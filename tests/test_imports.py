@@ -44,6 +44,8 @@ MAY_IMPORT = {
         "course_lib.serving",
     ],
     "course_lib/builder": ["course_lib.bootstrap"],
+    # A page is a notebook that was run, kept until something changes that its chapter needs.
+    "course_lib/site": ["course_lib.builder", "course_lib.grading.imports", "course_lib.grading.version"],
     "course_lib/bootstrap.py": [],
     "course_lib/home.py": [],
     "exercises": ["course_lib.checker", "course_lib.hardware"],  # an exercise may judge by this machine's ceilings

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from course_lib import bootstrap
 from course_lib.home import ROOT
 
-REQUIREMENTS = ("requirements.txt", "requirements-grade.txt", "requirements-dev.txt")
+REQUIREMENTS = ("requirements.txt", "requirements-grade.txt", "requirements-site.txt", "requirements-dev.txt")
 
 
 @pytest.fixture
@@ -150,9 +150,34 @@ def test_jupyterlab_does_not_ask_about_its_news_and_settings_that_are_there_stay
     assert make(clone, "lab", "VENV=none", f"PYTHON={program}").returncode == 0 and not (clone / ".venv").exists()
 
 
+def test_what_the_pages_need_is_installed_only_when_they_are_asked_for(clone, recorder):
+    program, log = recorder
+    (clone / "solutions").mkdir()
+    python = clone / "mine" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    shutil.copy(program, python)
+    assert make(clone, "lab", "VENV=mine").returncode == 0 and "requirements-site" not in log.read_text()
+    assert make(clone, "site", "VENV=mine").returncode == 0
+    *_, installed, built = log.read_text().splitlines()
+    assert installed.startswith("-m pip install") and installed.endswith("-r requirements-site.txt")
+    assert built.strip() == "-m course_lib site"
+    assert make(clone, "site", "VENV=mine").returncode == 0 and log.read_text().count("requirements-site") == 1
+
+
 def test_nothing_is_registered_outside_the_environment():
     recipe = (ROOT / "Makefile").read_text() + (ROOT / "course_lib" / "bootstrap.py").read_text()
     assert "--user" not in recipe and "kernelspec" not in recipe and "ipykernel install" not in recipe
+
+
+def test_the_dev_container_runs_commands_that_exist():
+    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    targets = re.findall(r"make (\w+)", json.dumps(container))
+    assert set(targets) == {"install", "lab"}
+    makefile = (ROOT / "Makefile").read_text()
+    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
+    assert ".venv/bin/python -m course_lib doctor" in container["postCreateCommand"]
+    python = re.fullmatch(r".*/python:3\.(\d+)", container["image"])
+    assert python and bootstrap.OLDEST <= (3, int(python[1])) <= bootstrap.NEWEST
 
 
 # ---------------------------------------------------------------------------------------------------- the gate
@@ -272,7 +297,7 @@ def test_every_requirement_has_a_floor_and_a_ceiling():
 
 def test_learners_do_not_install_the_instructors_or_the_maintainers_tools():
     learners = {requirement.name for requirement in requirements("requirements.txt")}
-    for name in ("requirements-grade.txt", "requirements-dev.txt"):
+    for name in ("requirements-grade.txt", "requirements-site.txt", "requirements-dev.txt"):
         assert learners.isdisjoint(requirement.name for requirement in requirements(name))
 
 

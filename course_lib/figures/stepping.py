@@ -37,18 +37,28 @@ class Stepper:
         return ipywidgets.VBox([ipywidgets.HBox([play, slider]), image])
 
     def _ipython_display_(self):
-        from IPython.display import display
-
-        display(self.still)
-        try:
-            bundle = bundle_of(self.widget())
-        except ImportError:  # without ipywidgets the still version says it all
-            return
-        display(bundle, raw=True)
+        show_with_controls(self.still, self.widget, "A slider through the steps appears here while the notebook runs.")
 
 
-def bundle_of(widget) -> dict:
-    """What a notebook keeps of a widget; its text stands where none can be shown."""
-    bundle = dict(widget._repr_mimebundle_())
-    bundle["text/plain"] = "A slider through the steps appears here while the notebook runs."
-    return bundle
+def show_with_controls(still, make_widget, words: str) -> None:
+    """Displays a figure, which stays in the notebook, and below it controls, which live while a kernel runs.
+
+    Args:
+        make_widget: gives the controls, an ipywidgets box; where ipywidgets is missing, the figure says it all.
+        words: what stands in place of the controls where no kernel runs.
+    """
+    from IPython.display import display
+
+    display(still)
+    try:
+        widget = make_widget()
+    except ImportError:
+        return
+    display(bundle_of(widget, words), raw=True)
+
+
+def bundle_of(widget, words: str) -> dict:
+    """What a notebook keeps of a widget; `words` stand where none can be shown."""
+    # Not the widget's own bundle: Colab has ipywidgets 7, which has no method for it.
+    view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
+    return {"application/vnd.jupyter.widget-view+json": view, "text/plain": words}

@@ -80,7 +80,7 @@ def prepare_triton() -> None:
         os.environ["TRITON_INTERPRET"] = "1"  # inherited by child processes, which then need not ask the driver
     if triton_imported_too_early():
         warnings.warn(TOO_EARLY, RuntimeWarning, stacklevel=3)
-    elif interpreting():
+    elif interpreting() and importlib.util.find_spec("torch"):  # without it no kernel runs, and `doctor` says so
         from course_lib.hardware.meter.interpreter import repair_where_needed
 
         repair_where_needed()

@@ -1,12 +1,17 @@
 """The doctor: every kind of machine gets its findings, each trouble what to do about it."""
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
+from packaging.requirements import Requirement
 
+from course_lib.bootstrap import NEWEST, OLDEST, requirements
 from course_lib.hardware.device import Machine
 from course_lib.hardware.doctor import report as doctor
-from course_lib.hardware.doctor.checks import Surroundings, examine
+from course_lib.hardware.doctor.checks import PYTHONS, TORCHES, TRITONS, Surroundings, examine
+from course_lib.home import ROOT
 
 H100 = Machine(
     tier="hopper",
@@ -39,6 +44,8 @@ FINE = Surroundings(
     numpy="2.3.1",
     c_compiler="/usr/bin/gcc",
     missing_packages=(),
+    own_python=None,
+    colab=False,
     home="/course/.course",
     home_problem=None,
     ceilings=None,
@@ -118,16 +125,28 @@ def test_a_machine_without_a_gpu_is_no_problem():
         ("Interpreter", "problem", "Unset", {"tier": "none", "interpret_variable": "0"}),
         ("Triton", "problem", "Colab", {"triton": None, "system": "Darwin"}),
         ("Triton", "problem", "WSL", {"triton": None, "system": "Windows"}),
-        ("Triton", "problem", "pip install", {"triton": None}),
+        ("Triton", "problem", "make lab", {"triton": None}),
         ("Triton", "warning", "triton==3.6.0", {"triton": "3.7.1"}),
         ("Triton", "warning", "triton==3.6.0", {"triton": "3.2.0"}),
+        # What torch 2.9 itself asks for is no Triton of the course's: it is not recommended.
+        ("Triton", "warning", "make lab", {"triton": "3.5.0", "triton_wanted": "3.5.0"}),
         ("PyTorch", "warning", "requirements.txt", {"torch": "2.5.1"}),
-        ("PyTorch", "problem", "make lab", {"torch": None}),
+        ("PyTorch", "warning", "requirements.txt", {"torch": "2.9.1"}),
+        ("What works", "problem", "make lab", {"torch": None}),
+        ("What works", "problem", ".venv/bin/python", {"torch": None, "own_python": ".venv/bin/python"}),
+        ("What works", "problem", "first cell", {"torch": None, "colab": True}),
+        (
+            "GPU",
+            "note",
+            "Change runtime type",
+            {"tier": "none", "gpu_name": None, "reason": "no NVIDIA driver is installed here", "colab": True},
+        ),
         ("Python", "warning", "environment", {"python": "3.9.18"}),
         ("Shared memory", "note", "tiles", {"shared_memory_per_block_bytes": 65536}),
         ("bfloat16", "note", "float16", {"compute_capability": (7, 5)}),
         ("C compiler", "problem", "gcc", {"c_compiler": None}),
-        ("Packages", "warning", "pip install", {"missing_packages": ("ipywidgets",)}),
+        ("Packages", "warning", "make lab", {"missing_packages": ("ipywidgets",)}),
+        ("Packages", "warning", "first cell", {"missing_packages": ("jupytext",), "colab": True}),
         ("Your work", "problem", "COURSE_HOME", {"home_problem": "/course cannot be written to"}),
         ("Ceilings", "note", "bench memory", {}),
     ],
@@ -136,6 +155,46 @@ def test_each_trouble_is_told_with_what_to_do(subject, status, action, changes):
     line = find(subject, **changes)
     assert line.status == status
     assert action in line.action
+
+
+def test_where_all_is_missing_what_to_do_is_said_once():
+    """Three lines said it in three ways, and the first said that every notebook worked."""
+    bare = dataclasses.replace(NO_GPU, torch=None, triton=None)
+    lines = examine(bare, dataclasses.replace(INTERPRETING, missing_packages=("numpy", "jupytext")))
+    assert [line.subject for line in lines if "make lab" in line.action] == ["What works"]
+    assert {line.subject for line in lines if line.status == "problem"} == {"What works", "PyTorch", "Triton"}
+
+
+def test_the_versions_are_those_that_the_requirements_allow():
+    """PyTorch 2.9 passed for tested, and its Triton 3.5 for missing."""
+    allowed = {name: Requirement(line).specifier for name, line in requirements(str(ROOT / "requirements.txt"))}
+    for name, ((major, oldest), (_, newest)) in (("torch", TORCHES), ("triton", TRITONS)):
+        tested = [minor for minor in range(40) if allowed[name].contains(f"{major}.{minor}.0")]
+        assert tested == list(range(oldest, newest + 1))
+    assert (OLDEST, NEWEST) == PYTHONS
+
+
+def test_another_python_than_the_courses_own_is_told_of_it(tmp_path, monkeypatch):
+    assert doctor.own_python(tmp_path) is None
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/python").touch()
+    assert doctor.own_python(tmp_path) == ".venv/bin/python"
+    monkeypatch.setattr(doctor.sys, "prefix", str(tmp_path / ".venv"))
+    assert doctor.own_python(tmp_path) is None
+
+
+def test_a_notebook_in_a_python_without_torch_is_told_which_kernel_to_choose(tmp_path, monkeypatch):
+    """An editor's default kernel ended in "No module named 'torch'"."""
+    assert doctor.kernel_refusal() is None
+    monkeypatch.setitem(sys.modules, "torch", None)
+    python = tmp_path / ".venv/bin/python"
+    assert f"run `make install` in {tmp_path}, then choose {python}" in doctor.kernel_refusal(tmp_path)
+    python.parent.mkdir(parents=True)
+    python.touch()
+    assert doctor.kernel_refusal(tmp_path).endswith(f"lacks PyTorch: choose {python} as its kernel.")
+    code = "import IPython, sys; sys.modules['torch'] = None; import course_lib"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert "ImportError: This notebook's Python" in done.stderr.splitlines()[-1]
 
 
 def test_a_triton_that_differs_in_the_last_digit_only_is_fine():

@@ -12,7 +12,7 @@ import types
 from pathlib import Path
 
 from course_lib.builder.answers import Cell, solved, stubbed
-from course_lib.checker.specification.cells import SOLUTION_PREFIX, exercise_cells
+from course_lib.checker.specification.cells import SOLUTION_PREFIX, by_exercise, own_cells
 from course_lib.checker.specification.exercise import CourseError, Exercise
 from course_lib.home import ROOT
 
@@ -72,7 +72,7 @@ def solution_file(chapter: str) -> Path:
 @functools.cache
 def _solution_cell(identity: str) -> tuple[Cell, Path]:
     path = solution_file(exercise(identity).chapter)
-    cells = exercise_cells(path)
+    cells = by_exercise(own_cells(path.read_text(encoding="utf-8")))
     if identity not in cells:
         raise CourseError(f"{path.name} holds no cell that begins with `# Exercise {identity}`.")
     return Cell("code", cells[identity], 1), path

@@ -83,10 +83,25 @@ def percent_cells(name: str | Path, text: str) -> list[str]:
     return [cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
+def own_cells(text: str) -> list[str]:
+    """The code cells of a chapter's source, in which every cell begins with `# %%` or `# %% [markdown]`.
+
+    `percent_cells` reads whatever people write, with jupytext. But to import that takes a second, or four beside
+    JupyterLab's validators, and the first check of a notebook would wait for it.
+    """
+    _, *parts = re.split(r"^# %%(.*)\n", text, flags=re.MULTILINE)
+    return [source.strip("\n") for mark, source in zip(parts[::2], parts[1::2], strict=True) if "[" not in mark]
+
+
 def exercise_cells(path: Path) -> dict[str, str]:
     """Exercise id to source, in the file's order; of two cells with one id the later counts."""
+    return by_exercise(read_cells(path))
+
+
+def by_exercise(sources: Sequence[str]) -> dict[str, str]:
+    """Exercise id to source; of two cells with one id the later counts."""
     found = {}
-    for source in read_cells(path):
+    for source in sources:
         identity = exercise_id(source)
         if identity:
             found[identity] = source

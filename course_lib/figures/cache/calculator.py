@@ -9,6 +9,7 @@ import io
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
+from course_lib.figures.stepping import show_with_controls
 from course_lib.figures.style import BLUE, INK, ORANGE, new_figure, styled
 from course_lib.hardware.datasheets import DATASHEETS
 from course_lib.hardware.units import format_bytes, format_tick
@@ -141,15 +142,8 @@ class CacheCalculator:
         return ipywidgets.VBox([model, batch, length, item, words, image])
 
     def _ipython_display_(self):
-        from IPython.display import display
-
-        display(self.still)
-        try:
-            bundle = dict(self.widget()._repr_mimebundle_())
-        except ImportError:  # without ipywidgets the comparison stays
-            return
-        bundle["text/plain"] = "A calculator for any batch and length appears here while the notebook runs."
-        display(bundle, raw=True)
+        words = "A calculator for any batch and length appears here while the notebook runs."
+        show_with_controls(self.still, self.widget, words)
 
 
 def cache_calculator(shapes: dict, batch: int = 16, length: int = 4096) -> CacheCalculator:

@@ -17,6 +17,7 @@ from course_lib.figures.watch.words import named, outside_in_words, race_in_word
 from course_lib.hardware.meter.accesses import LaunchSeen, Recording
 from course_lib.hardware.meter.recorded import record
 
+SLIDERS = "Sliders over the programs and their accesses appear here while the notebook runs."
 PIXELS = 1000  # of the picture's width
 
 
@@ -157,7 +158,7 @@ class Watched:
         # Where the widget is alive, the still picture above it would only be seen twice.
         style = ipywidgets.HTML(f"<style>.{name} {{ display: none }}</style>", layout={"display": "none"})
         widget.children = (style, *widget.children)
-        display(bundle_of(widget), raw=True)
+        display(bundle_of(widget, SLIDERS), raw=True)
 
     def _still_named(self, name: str) -> str:
         """The still picture as HTML of that class."""

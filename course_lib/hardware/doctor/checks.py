@@ -11,9 +11,9 @@ from course_lib.hardware.device import HOPPER_CAPABILITY, Machine
 from course_lib.hardware.units import format_bandwidth, format_capacity, format_flop_rate
 
 PYTHONS = ((3, 10), (3, 13))
-TORCHES = ((2, 9), (2, 13))
+TORCHES = ((2, 10), (2, 13))
 TRITONS = ((3, 6), (3, 9))
-REINSTALL = "pip install -r requirements.txt, in an environment of its own."
+REINSTALL = "This Python's -m pip install -r requirements.txt; or make lab, in an environment of its own."
 SMALL_SHARED_MEMORY = 99 * 1024  # of one program; below this the largest tiles of the course do not fit
 
 
@@ -39,6 +39,8 @@ class Surroundings:
     numpy: str | None
     c_compiler: str | None
     missing_packages: tuple[str, ...]
+    own_python: str | None  # the Python of the course's .venv, where that is there and another one runs
+    colab: bool
     home: str
     home_problem: str | None
     ceilings: object | None  # remembered `Ceilings`, None when not measured yet
@@ -75,7 +77,18 @@ def span(versions: tuple[tuple[int, int], tuple[int, int]]) -> str:
     return " to ".join(".".join(map(str, version)) for version in versions)
 
 
+def how_to_install(around: Surroundings) -> str:
+    """What gets whatever is missing, in one line."""
+    if around.colab:
+        return "Run the notebook's first cell: it installs what Colab lacks."
+    if around.own_python:
+        return f"This is not the course's own Python: use {around.own_python}, where make lab installs."
+    return "make lab, which installs it in .venv; or this Python's -m pip install -r requirements.txt."
+
+
 def check_tier(machine, around) -> Line:
+    if machine.torch is None:
+        return Line("problem", "What works", "nothing yet, because PyTorch is missing", how_to_install(around))
     later = machine.compute_capability is not None and machine.compute_capability > HOPPER_CAPABILITY
     works = {
         "hopper": "real kernels, FP8: every chapter but what Hopper alone can run (wgmma)"
@@ -96,7 +109,10 @@ def check_gpu(machine, around) -> Line:
     if "TRITON_INTERPRET" in machine.reason:
         return Line("note", "GPU", f"{machine.gpu_name}: {machine.reason}", "Unset TRITON_INTERPRET to use the GPU.")
     if machine.gpu_name is None and "fails" not in machine.reason:
-        return Line("note", "GPU", f"none: {machine.reason}", "Nothing, or open the course on Colab with a T4.")
+        action = "Nothing, or open the course on Colab with a T4."
+        if around.colab:
+            action = "Nothing, or choose a T4: Runtime, Change runtime type; then run the notebook from the top."
+        return Line("note", "GPU", f"none: {machine.reason}", action)
     if "older than the CUDA" in machine.reason:
         action = f"Update the NVIDIA driver, or install a PyTorch built for CUDA {machine.driver[0]}.x."
     elif "without CUDA" in machine.reason:
@@ -134,7 +150,7 @@ def check_interpreter(machine, around) -> Line | None:
 
 def check_torch(machine, around) -> Line:
     if machine.torch is None:
-        return Line("problem", "PyTorch", "not installed", "Run make lab, or pip install -r requirements.txt.")
+        return Line("problem", "PyTorch", "not installed")  # what to do is said where it says that nothing works
     build = f"for CUDA {machine.torch_cuda}" if machine.torch_cuda else "without CUDA"
     finding = f"{machine.torch}, built {build}"
     if not TORCHES[0] <= pair(machine.torch) <= TORCHES[1]:
@@ -145,7 +161,7 @@ def check_torch(machine, around) -> Line:
 def check_triton(machine, around) -> Line:
     if machine.triton is None:
         if machine.system == "Linux":
-            return Line("problem", "Triton", "not installed", "pip install -r requirements.txt")
+            return Line("problem", "Triton", "not installed", how_to_install(around) if machine.torch else "")
         system = {"Darwin": "macOS"}.get(machine.system, machine.system)
         action = (
             "Use WSL 2 (Linux inside Windows), Colab or a Linux machine"
@@ -164,7 +180,7 @@ def check_triton(machine, around) -> Line:
             "warning",
             "Triton",
             f"{machine.triton}; the course is tested with {span(TRITONS)}",
-            f'pip install "triton=={wanted}"' if wanted else REINSTALL,
+            f'pip install "triton=={wanted}"' if wanted and TRITONS[0] <= pair(wanted) <= TRITONS[1] else REINSTALL,
         )
     if wanted and pair(wanted) != pair(machine.triton):
         return Line(
@@ -183,7 +199,7 @@ def check_python(machine, around) -> Line:
             "warning",
             "Python",
             f"{machine.python}; the course is tested with {span(PYTHONS)}",
-            "Make an environment with one of those.",
+            "Make an environment with one of those: make lab VENV=another-folder PYTHON=python3.12.",
         )
     return Line("ok", "Python", f"{machine.python} at {sys.executable}")
 
@@ -239,13 +255,14 @@ def check_cpu(machine, around) -> Line:
 
 
 def check_packages(machine, around) -> Line | None:
+    """PyTorch and Triton have lines of their own."""
     if not around.missing_packages:
         return None
     return Line(
         "warning",
         "Packages",
         f"missing: {', '.join(around.missing_packages)}",
-        "pip install -r requirements.txt (on Colab: only what a notebook says it misses).",
+        how_to_install(around) if machine.torch else "",
     )
 
 

@@ -7,13 +7,16 @@ import importlib.util
 import os
 import re
 import shutil
+import sys
+from pathlib import Path
 
 from course_lib.hardware import device
 from course_lib.hardware.doctor.checks import Line, Surroundings, examine
 from course_lib.hardware.meter.interpreter import needs_repair
-from course_lib.home import course_home
+from course_lib.home import ROOT, course_home
 
-PACKAGES = ("torch", "numpy", "matplotlib", "ipywidgets", "jupyterlab", "nbmake", "jupytext")
+# What a notebook needs beside PyTorch and Triton; where one runs, JupyterLab or its like is there.
+PACKAGES = ("numpy", "matplotlib", "ipywidgets", "jupytext")
 MARKS = {"ok": "✓", "note": "·", "warning": "!", "problem": "✗"}
 COLORS = {"ok": "#009E73", "note": "#888888", "warning": "#E69F00", "problem": "#D55E00"}
 
@@ -89,6 +92,8 @@ def look_around() -> Surroundings:
         numpy=installed_version("numpy"),
         c_compiler=next((path for name in compilers() if (path := shutil.which(name))), None),
         missing_packages=tuple(name for name in PACKAGES if importlib.util.find_spec(name) is None),
+        own_python=own_python(),
+        colab=importlib.util.find_spec("google") is not None and importlib.util.find_spec("google.colab") is not None,
         home=home,
         home_problem=home_problem,
         ceilings=remembered,
@@ -98,6 +103,25 @@ def look_around() -> Surroundings:
 def compilers() -> list[str]:
     """The C compilers that Triton tries, in its order."""
     return [name for name in (os.environ.get("CC"), "gcc", "clang", "cc") if name]
+
+
+def own_python(root: Path = ROOT) -> str | None:
+    """The Python of the environment that `make lab` made, where it is there and is not the one that runs."""
+    python = root / ".venv" / "bin" / "python"
+    if not python.exists() or Path(sys.prefix).resolve() == python.parent.parent.resolve():
+        return None
+    return ".venv/bin/python"
+
+
+def kernel_refusal(root: Path = ROOT) -> str | None:
+    """Why a notebook cannot run in this Python, and what to do; None where it can. An editor that opens a notebook may
+    well choose another Python than the course's own."""
+    if importlib.util.find_spec("torch"):
+        return None
+    choose = f"choose {root / '.venv/bin/python'} as its kernel"
+    if own_python(root) is None:
+        choose = f"run `make install` in {root}, then {choose}"
+    return f"This notebook's Python ({sys.executable}) lacks PyTorch: {choose}."
 
 
 def installed_version(distribution: str) -> str | None:
