@@ -255,6 +255,11 @@ def _in_kernels():
 IN_KERNELS = tuple(_in_kernels())
 
 
-def rounding_alone(slips: Slips, key_length: int, known: tuple[Slip, ...]) -> bool:
-    """Whether a slip is made where there is one key: P is 1 and dS is 0 but for rounding, which no model foresees."""
-    return key_length == 1 and slips(*(slip.id for slip in known))
+def foreseen(slips: Slips, key_length: int, known: tuple[Slip, ...], results: tuple | None) -> tuple | None:
+    """The results, or None where a slip meets one key alone and leaves no NaN.
+
+    P is 1 there and dS is 0 but for rounding, which no model foresees; a NaN it does foresee.
+    """
+    if results is None or key_length > 1 or not slips(*(slip.id for slip in known)):
+        return results
+    return results if any(bool(gradient.isnan().any()) for gradient in results) else None
