@@ -93,13 +93,13 @@ $(VENV)/bin/python:
 	@python="$(PYTHON)"; \
 	if [ -z "$$python" ]; then \
 	  for candidate in python3 python3.13 python3.12 python3.11 python3.10; do \
-	    if $$candidate -c 'import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' \
+	    if $$candidate -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10, 10) or sys.version_info[:2] > (3, 13))' \
 	      2>/dev/null; then python=$$candidate; break; fi; \
 	  done; \
 	fi; \
 	python="$${python:-python3}"; \
 	if ! command -v "$$python" >/dev/null; then \
-	  echo "There is no $$python here. The course needs Python 3.10 to 3.13: install one, or name it with" \
+	  echo "There is no $$python here. The course needs Python 3.10.10 to 3.13: install one, or name it with" \
 	    "PYTHON=/path/to/python3.12." >&2; exit 1; \
 	fi; \
 	"$$python" course_lib/bootstrap.py environment "$(VENV)"
