@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
+from course_lib.models.cache import refuse_latent
 from course_lib.models.config import ModelConfig
 from course_lib.models.torch_attention import torch_attention
 
@@ -119,6 +120,7 @@ class SequenceRows(_Sequences):
         device: torch.device | str = "cpu",
     ):
         super().__init__(device, attention)
+        refuse_latent(config, "SequenceRows", "LatentPages")
         shape = (config.layers, rows, config.key_heads, capacity, config.head_dim)
         # Zeros, as exercise 5.5 promises finite leftovers.
         self.keys, self.values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
@@ -181,6 +183,7 @@ class SequencePages(_Sequences):
         device: torch.device | str = "cpu",
     ):
         super().__init__(device, attention)
+        refuse_latent(config, "SequencePages", "LatentPages")
         shape = (config.layers, pages, config.key_heads, page_size, config.head_dim)
         # Uninitialised on purpose: nothing may depend on what no token was written to.
         self.keys, self.values = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
