@@ -82,7 +82,7 @@ class LatentAttention(nn.Module):
         return torch.cat([self.latent_norm(self.compress(x)), rotary_key], dim=-1)
 
     def expand(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The keys [batch, heads, tokens, nope_dim + rope_dim] and values [batch, heads, tokens, value_dim] of the rows."""
+        """Keys [batch, heads, tokens, nope_dim + rope_dim] and values [batch, heads, tokens, value_dim] of rows."""
         latent, rotary_key = rows.split([self.sizes.latent_dim, self.sizes.rope_dim], dim=-1)
         plain = self.expand_key(latent).unflatten(-1, (self.heads, self.sizes.nope_dim)).transpose(1, 2)
         shared = rotary_key[:, None].expand(-1, self.heads, -1, -1)  # the same rotary key for every head
