@@ -1,7 +1,5 @@
 """What the Hopper kernel of latent decode asks of the machine and its inputs; no Gluon needed to ask."""
 
-import torch
-
 from course_lib.kernels.hopper.limits import (
     COPY_ENGINE_BYTES,
     HOPPER_DTYPES,

@@ -9,11 +9,9 @@ from course_lib.kernels.hopper.gluon_compat import (
     fence_async_shared,
     gl,
     gluon,
-    load_tile,
     mbarrier,
     reinterpret,
     warpgroup_mma,
-    warpgroup_mma_wait,
 )
 from course_lib.kernels.hopper.operands import unknown
 from course_lib.kernels.hopper.parts import row_max, sum_by_thread
