@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Limits, Mistake, Moves
+from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Limits, Mistake, Moves, ReadByKernels
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.layouts import CONTIGUOUS, expanded, gaps
 from course_lib.checker.specification.model import Model, Slip
@@ -24,6 +24,7 @@ from exercises.ch03_online_softmax.plain import (
 )
 from exercises.topics.evidence import first_access
 from exercises.topics.memory import load
+from exercises.topics.rising import MAXIMUM_OF_THE_FIRST_TILE, rising_rows, stays_behind
 from exercises.topics.softmax_inputs import EMPTY_ROWS, MASKS, SCORES, far_below_finite
 from exercises.topics.softmax_model import Running, padding
 from exercises.topics.softmax_slips import (
@@ -59,6 +60,8 @@ def lse_cases(draw):
         Case("more parts than elements: 3 in 5 parts", (draw.normal(2, 3), 5, 16)),
         Case("more parts than a tile holds: 6, tiles of 4", (draw.normal(1, 48), 6, 4)),
         Case("ascending rows", (draw.normal(2, 300, scale=3.0).sort(dim=1)[0], 2, 32)),
+        Case("2 rows of 40, 160 higher from the second tile on", (rising_rows(draw, 2, 40, 16), 1, 16)),
+        Case("a first tile of -inf, then scores near -200", (masked_prefix(draw, 2, 40, 16) - 200.0, 1, 16)),
         Case("descending rows", (draw.normal(2, 300, scale=3.0).sort(dim=1, descending=True)[0], 2, 32)),
         Case("three rows at -1000, 0 and +1000", (levels(draw, 150), 2, 64)),
         Case("4 rows with a gap behind each row", (draw.spread_out(draw.normal(4, 129), 3), 2, 64)),
@@ -217,6 +220,16 @@ def _log_sum_exp(s, running):
     return maximum + torch.log(kept)
 
 
+def _steepest_part(x, parts, block):
+    """[rows, part_length]: of each row's parts the one that rises most above its first tile."""
+    cut = x.double().split(-(-x.shape[1] // parts), dim=1)
+    cut = torch.stack(
+        [torch.nn.functional.pad(part, (0, cut[0].shape[1] - part.shape[1]), value=-INF) for part in cut], 1
+    )
+    rise = (cut.amax(-1) - cut[..., :block].amax(-1)).nan_to_num(0.0)
+    return cut[torch.arange(len(x)), rise.argmax(dim=1)]
+
+
 def _nan_where_a_part_is_empty(case, seen, got) -> bool:
     """NaN in rows with a part of nothing but -inf, and nowhere else. A model takes NaN for -inf."""
     x, parts, _ = case.args
@@ -353,7 +366,8 @@ EXERCISE = Exercise(
     limits=Limits(seconds=8.0),
     requirements=(
         LaunchesTriton(),
-        Forbids((*SHORTCUTS, "exp", "exp2", "log", "max", "amax", "sum")),
+        Forbids(SHORTCUTS),
+        ReadByKernels((0,)),
         # Every element once, the result once; a few numbers for each part on top.
         Moves(lambda x, parts, block: x.numel() * x.element_size() + 4 * x.shape[0] * (1 + 6 * parts), slack=1.02),
     ),
@@ -372,6 +386,12 @@ EXERCISE = Exercise(
         "The kernel stores at `result_pointer + row * tl.num_programs(1) + part`.",
     ),
     mistakes=(
+        Mistake(
+            "maximum_of_the_first_tile",
+            MAXIMUM_OF_THE_FIRST_TILE,
+            when=stays_behind(_steepest_part, lambda x, parts, block: block),
+            every=True,
+        ),
         Mistake(
             "store_not_masked",
             "A store reaches past the end of the results. A program stores one number, at `row * parts + part`, and "
