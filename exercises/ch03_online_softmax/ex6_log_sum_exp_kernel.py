@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Limits, Mistake, Moves
+from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Limits, Mistake, Moves, ReadByKernels
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.edits import edits, model_of, without
 from course_lib.checker.specification.layouts import CONTIGUOUS, expanded, gaps
@@ -22,6 +22,7 @@ from exercises.ch03_online_softmax.plain import (
 )
 from exercises.topics.evidence import first_access
 from exercises.topics.pointers import load
+from exercises.topics.rising import MAXIMUM_OF_THE_FIRST_TILE, rising_rows, stays_behind
 from exercises.topics.running import FINITE, MASKED, MAXIMUM, NARROW, WITH_THE_MAXIMUM, start, step, tail
 from exercises.topics.softmax_inputs import EMPTY_ROWS, MASKS, SCORES, far_below_finite
 from exercises.topics.softmax_slips import HALF_PRECISION, LOAD_NOT_MASKED, NO_MAXIMUM, ROW_STRIDE
@@ -45,6 +46,8 @@ def lse_cases(draw):
         Case("more parts than elements: 3 in 5 parts", (draw.normal(2, 3), 5, 16)),
         Case("more parts than a tile holds: 6, tiles of 4", (draw.normal(1, 48), 6, 4)),
         Case("ascending rows", (draw.normal(2, 300, scale=3.0).sort(dim=1)[0], 2, 32)),
+        Case("2 rows of 40, 160 higher from the second tile on", (rising_rows(draw, 2, 40, 16), 1, 16)),
+        Case("a first tile of -inf, then scores near -200", (masked_prefix(draw, 2, 40, 16) - 200.0, 1, 16)),
         Case("descending rows", (draw.normal(2, 300, scale=3.0).sort(dim=1, descending=True)[0], 2, 32)),
         Case("three rows at -1000, 0 and +1000", (levels(draw, 150), 2, 64)),
         Case("4 rows with a gap behind each row", (draw.spread_out(draw.normal(4, 129), 3), 2, 64)),
@@ -141,6 +144,16 @@ def launch(x, columns, row_stride, parts, part_length, block):
         running_max, running_sum = torch.where(walks, new_max, running_max), torch.where(walks, new_sum, running_sum)
     log_sum = torch.log(torch.where(running_sum == 0, 1.0, running_sum))
     return (running_max + log_sum).float()
+
+
+def _steepest_part(x, parts, block):
+    """[rows, part_length]: of each row's parts the one that rises most above its first tile."""
+    cut = x.double().split(-(-x.shape[1] // parts), dim=1)
+    cut = torch.stack(
+        [torch.nn.functional.pad(part, (0, cut[0].shape[1] - part.shape[1]), value=-INF) for part in cut], 1
+    )
+    rise = (cut.amax(-1) - cut[..., :block].amax(-1)).nan_to_num(0.0)
+    return cut[torch.arange(len(x)), rise.argmax(dim=1)]
 
 
 def _nan_where_a_part_is_empty(case, seen, got) -> bool:
@@ -313,7 +326,8 @@ EXERCISE = Exercise(
     limits=Limits(seconds=8.0),
     requirements=(
         LaunchesTriton(),
-        Forbids((*SHORTCUTS, "exp", "exp2", "log", "max", "amax", "sum")),
+        Forbids(SHORTCUTS),
+        ReadByKernels((0,)),
         # Every element once, the result once; a few numbers for each part on top.
         Moves(lambda x, parts, block: x.numel() * x.element_size() + 4 * x.shape[0] * (1 + 6 * parts), slack=1.02),
     ),
@@ -332,6 +346,12 @@ EXERCISE = Exercise(
         "The kernel stores at `result_pointer + row * tl.num_programs(1) + part`.",
     ),
     mistakes=(
+        Mistake(
+            "maximum_of_the_first_tile",
+            MAXIMUM_OF_THE_FIRST_TILE,
+            when=stays_behind(_steepest_part, lambda x, parts, block: block),
+            every=True,
+        ),
         Mistake(
             "store_not_masked",
             "A store reaches past the end of the results. A program stores one number, at `row * parts + part`, and "
