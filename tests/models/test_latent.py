@@ -156,6 +156,18 @@ def test_nothing_behind_the_length_is_read():
         assert torch.isfinite(model(tokens, cache)).all()
 
 
+def test_truncated_tokens_are_forgotten():
+    model, tokens = model_of(), prompts(1, 9)
+    cache = model.new_cache(1, 9)
+    model(prompts(1, 9, seed=1), cache)
+    cache.truncate(2)
+    cache.truncate(0)
+    model(tokens[:, :4], cache)
+    torch.testing.assert_close(model(tokens[:, 4:], cache), model(tokens)[:, 4:])
+    with pytest.raises(ValueError, match="length is 12"):
+        cache.truncate(12)
+
+
 def test_the_courses_attention_runs_the_expanded_form():
     """Values of 24 in heads of 32 numbers: zeros fill them up, and nothing of them is left in the output."""
     model, tokens = model_of(with_latent(BASE, Latent(16, 16, 16, 24))), prompts(1, 9)
