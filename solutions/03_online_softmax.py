@@ -561,8 +561,8 @@ def online_softmax(x, block):
     """Softmax over the rows of a matrix.
 
     Args:
-        x: [rows, columns], float32, float16 or bfloat16; elements of a row are contiguous, rows any stride apart. Every
-            row has at least one finite element.
+        x: [rows, columns], float32, float16 or bfloat16; elements of a row are contiguous, rows any stride apart,
+            within 2³¹ elements of the first. Every row has at least one finite element.
         block: elements of a tile, a power of two.
 
     Returns:
@@ -751,8 +751,8 @@ def log_sum_exp(x, parts, block):
     merged by a kernel or by PyTorch.
 
     Args:
-        x: [rows, columns], float32, float16 or bfloat16; elements of a row are contiguous, rows any stride apart. May
-            hold -inf.
+        x: [rows, columns], float32, float16 or bfloat16; elements of a row are contiguous, rows any stride apart,
+            within 2³¹ elements of the first. May hold -inf.
         parts: programs for each row in the first launch, from 1; a part has cdiv(columns, parts) columns, the last ones
             fewer or none.
         block: elements of a tile, a power of two.
