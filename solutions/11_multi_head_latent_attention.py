@@ -102,8 +102,9 @@ draw_rank_bytes({
     for key_heads in (128, 8)
 } | {"latent": {number: best_latent_token_bytes(1, 512, 64, 2, number) for number in ranks}})
 # %% [markdown]
-# KV heads come down to half of the latent's bytes, but only on four ranks or more. With 128 heads it takes 64 ranks.
-# Remember this figure when you read that a latent cache is 57 times smaller. That holds for one GPU.
+# From 4 ranks on, 8 KV heads leave less on each GPU than the latent does, and from 8 ranks on less than half. With 128
+# KV heads that takes 64 ranks. Remember this picture when you read that a latent cache is 57 times smaller. That holds
+# for one GPU.
 #
 # ## How many numbers does a cache hold?
 #
@@ -411,16 +412,16 @@ print(f"rows in use {cache.nbytes:,} bytes, moved {report.total_bytes:,}: {repor
 # latent twice, once as the key and once as the value: $2 \cdot 32 + 16 = 80$ numbers of a row that has 48.
 #
 # The second fault costs a factor of $1088 / 576 = 1.89$ at DeepSeek-V3's sizes. It is an easy one to make, because the
-# formula has K and V as two things. In vLLM such a second load stood in a decode kernel until
-# [a contributor](https://github.com/vllm-project/vllm/issues/33529) removed it and used more splits as well. On his
-# card, an RTX of the Blackwell family, a context of 80,000 tokens went from 34 to 52 tokens a second.
+# formula has K and V as two things. One of vLLM's decode kernels had it, together with too few splits. A
+# [contributor who mended both](https://github.com/vllm-project/vllm/issues/33529) saw his model write 52 tokens a
+# second instead of 34, at a context of 80,000 on a card of the RTX 50 generation.
 #
 # ## Read the row once
 #
 # Now write the kernel that reads a row once for up to 64 heads.
 #
-# - The query heads are the rows of a tile, as in exercise 7.5. One program takes up to 64 heads, because the output tile
-#   of 64 × 512 float32 numbers has 131 KB. That is half of all the registers of a multiprocessor.
+# - The query heads are the rows of a tile, as in exercise 7.5. One program takes up to 64 heads, because the output
+#   tile of 64 × 512 float32 numbers has 131 KB. That is half of all the registers of a multiprocessor.
 # - 576 is not a power of two, and the sides of Triton's tiles are. So load a row in two tiles, 512 + 64, and add two
 #   products for the scores.
 # - The values need no load. They are the tile of latents that you hold already.
@@ -489,7 +490,7 @@ def latent_decode(query, cache, lengths, scale, value_dim):
 
     Returns:
         softmax(scale · query · rowᵀ) times the latents, [batch, heads, value_dim], in query's dtype; zeros for a
-        sequence of length 0. The bytes are counted: with 64 heads or fewer every number of a row is loaded once. PyTorch
+        sequence of length 0. The bytes are counted: with 64 heads or fewer each number of a row is loaded once. PyTorch
         must not copy the cache. No tensor that you make may have more elements than the query or the cache.
     """
     batch, heads, width = query.shape
@@ -563,12 +564,12 @@ for heads in (16, 64, 128):
     print(line)
 
 # %% [markdown]
-# Two things keep this kernel from its floor on a Hopper card. It has one program for each 64 heads of each sequence and
-# so needs a large batch (the next section but one). And at 64 rows its output tile fills so many registers that the
-# compiler puts some of the numbers into memory and fetches them again. The section on the seesaw shows what FlashMLA
-# does about that.
+# Two things keep this kernel from its floor on a Hopper card. It has one program for each 64 heads of each sequence,
+# so it needs a large batch; the section on splits changes that. And at 64 rows its output tile fills so many registers
+# that the compiler puts some of the numbers into memory and fetches them again. The section on the seesaw shows what
+# FlashMLA does about that.
 #
-# ## Two heads short of a tile
+# ## Rows come in tiles of 64
 #
 # A tile of 64 rows has a price of its own. Rows are query heads, or with speculative decoding query heads times query
 # tokens. The tensor cores of a Hopper card multiply 64 rows at a time, so a tile with 16 rows takes as long as one with
@@ -606,13 +607,13 @@ draw_tile_steps(heads=16, tile_rows=64)
 # How many? The programs of one launch are sequences, times blocks of 64 heads, times splits. They should fill the
 # *slots*, the places for running programs, once. A rule that looks at the length alone gives 64 sequences as many
 # splits each as a single one, and then most of the work is merging. vLLM had such a rule, and one that counts the
-# programs gained 21.7 % on an AMD card ([vllm#50629](https://github.com/vllm-project/vllm/pull/50629)).
+# programs gained 21.7 % on an AMD card ([vllm#50629](https://github.com/vllm-project/vllm/issues/50629)).
 #
 # Two things are new in the kernels:
 #
 # - **A split may be empty.** 5 tokens in 7 splits of ⌈5 / 7⌉ = 1 leave two without any. Such a split must store zeros
-#   and a log-sum-exp of $-\infty$. If it stores nothing, the merge reads memory that nobody wrote. If it divides 0 by 0,
-#   one NaN spreads to the whole row.
+#   and a log-sum-exp of $-\infty$. If it stores nothing, the merge reads memory that nobody wrote. If it divides 0 by
+#   0, one NaN spreads to the whole row.
 # - **The merge is wide.** In chapter 08 a program loaded the results of all splits as one tile. With 64 splits of 512
 #   float32 numbers that tile has 131 KB, too much for one program. So loop over the splits, and hold one row.
 #
@@ -792,8 +793,8 @@ def seesaw_attention(query, cache, scale, value_dim, block):
 
     Args:
         query: [heads, width], float32, any strides: absorbed queries, width at least value_dim.
-        cache: [length, width], float32, any strides: the first value_dim numbers of a row are its value. length is a multiple of
-            2 · block, and at least that.
+        cache: [length, width], float32, any strides: the first value_dim numbers of a row are its value. length is a
+            multiple of 2 · block, and at least that.
         scale: the factor of the scores, a float.
         value_dim: even, and at least 2 · block.
         block: keys of a block.
@@ -836,8 +837,8 @@ best_seesaw_attention = check("11.5", seesaw_attention).best
 #
 # The absorbed form is better for one query token. Is it always? Its scores and sums cost $2 \cdot 1088$ FLOPs for each
 # head and each pair of a query and a key, and those of the expanded form only $2 \cdot 320$. The expanded form pays
-# once for each token of context, $2 \cdot 512 \cdot 256$ FLOPs a head, whatever the number of queries. So with $T$ query
-# tokens on a long context, the FLOPs are equal where
+# once for each token of context, $2 \cdot 512 \cdot 256$ FLOPs a head, whatever the number of queries. So with $T$
+# query tokens on a long context, the FLOPs are equal where
 #
 # $$T \cdot (1088 - 320) = 512 \cdot 256 \quad\Rightarrow\quad T = 171.$$
 #
@@ -865,9 +866,9 @@ def form_work(form, heads, context, query_tokens, latent_dim, rope_dim, head_dim
         latent_dim + rope_dim terms and a sum of latent_dim numbers for every pair of a query and a token that it sees,
         and W_UV on every output. *Expanded*: W_UK and W_UV on every token of the context, and a score of head_dim +
         rope_dim terms and a sum of head_dim numbers for every pair.
-        bytes: both forms read the cache and both weights (each heads · head_dim · latent_dim numbers) once. The expanded
-        form also writes the keys (without their rotary part, which stays shared) and values of all heads once and reads
-        them once. Queries and outputs are not counted.
+        bytes: both forms read the cache and both weights (heads · head_dim · latent_dim numbers each) once. The
+        expanded form also writes the keys (without their rotary part, which stays shared) and values of all heads once
+        and reads them once. Queries and outputs are not counted.
     """
     # BEGIN SOLUTION
     pairs = query_tokens * context - query_tokens * (query_tokens - 1) // 2
@@ -928,10 +929,10 @@ for heads in (128, 16):
         print(f"{heads:>4} heads, {context:>6,} tokens, {count:>5,} of them queries: {chosen}")
 draw_form_times(form_times, "128 heads, 32,768 tokens of context, an H200 by its datasheet")
 # %% [markdown]
-# At 32,768 tokens the lines cross near 171, because there both forms are limited by arithmetic. Up to 8 query tokens the
-# expanded form takes 15 to 80 times as long. From 1 to 2 query tokens the absorbed form hardly takes longer, because it
-# waits for memory: one sequence reads the weights as well, and they are as many bytes as the cache. From then on its
-# time grows with the query tokens.
+# At 32,768 tokens the lines cross near 171, because there both forms are limited by arithmetic. Up to 8 query tokens
+# the expanded form takes 15 to 75 times as long. From 1 to 2 query tokens the absorbed form takes a quarter longer, and
+# not twice as long. With one, it waits for memory: a single sequence reads the weights too, and these are nearly as
+# many bytes as its cache. From 2 on its time grows with the query tokens.
 #
 # ## Finale: your kernel runs the model
 #
@@ -1008,9 +1009,9 @@ token_bytes = {
 draw_loss_against_bytes({name: (token_bytes[name], loss_on(model, unseen)) for name, model in kinds.items()})
 
 # %% [markdown]
-# A model as small as this one and trained for seconds says little about quality, so read the picture for its first axis:
+# A model as small as this one, trained for seconds, says little about quality. So read the picture for its first axis:
 # the row of 48 numbers stands beside caches of 128 and 256. For the second axis there are the papers. DeepSeek-V2
-# compared MLA with full multi-head attention in models of 16 and 250 billion parameters, and MLA came out better with
+# compared MLA with full multi-head attention in models of 16 and 250 billion parameters. MLA came out better, with
 # 14 % and 4 % of the cache (its table 9).
 #
 # ## What production systems do
@@ -1022,15 +1023,15 @@ draw_loss_against_bytes({name: (token_bytes[name], loss_on(model, unseen)) for n
 #   ([flash-attention#1770](https://github.com/Dao-AILab/flash-attention/issues/1770), a Hopper card). FlashInfer has
 #   kernels of its own for several cards. In plain Triton like yours, FlagGems reached 64 % of FlashMLA's rate at a
 #   context of 1,000 and 51 % at 33,000, on an H800
-#   ([FlagGems#510](https://github.com/flagos-ai/FlagGems/pull/510)).
+#   ([FlagGems#510](https://github.com/flagos-ai/FlagGems/issues/510)).
 # - **Both forms.** vLLM names the two forms by what they save: a *compute-friendly* way for prefill, which is the
 #   expanded form, and a *data-movement-friendly* way for decode, the absorbed one. Its scheduler decides by
 #   whether a call is a prefill or a decode.
 # - **Tensor parallelism.** Because every rank would hold the whole latent, SGLang and vLLM offer *data-parallel
 #   attention*: each GPU takes whole sequences with all their heads, and only the other layers are divided. That also
 #   keeps the intensity high, 1.89 × 128 instead of 1.89 × 16.
-# - **Speculation.** DeepSeek-V3 was trained with a head that predicts one more token, so a step can check 2 query tokens
-#   for each sequence. By your count, attention hardly takes longer for it as long as it waits for memory.
+# - **Speculation.** DeepSeek-V3 was trained with a part that predicts one more token, so a step can check 2 query
+#   tokens for each sequence. With 16 heads on a rank these are 32 rows, which still fit into one tile of 64.
 #
 # **What is still missing.** Your kernel reads a contiguous cache. Serving engines page it as in chapter 06, and a page
 # holds rows of 576 numbers. The library's own kernel in `course_lib/kernels/latent/` does that.
@@ -1038,11 +1039,12 @@ draw_loss_against_bytes({name: (token_bytes[name], loss_on(model, unseen)) for n
 # ## Papers
 #
 # - DeepSeek-AI: *DeepSeek-V2: A Strong, Economical, and Efficient Mixture-of-Experts Language Model*,
-#   [arXiv 2405.04434](https://arxiv.org/abs/2405.04434). Section 2.1 is MLA, with the absorbed matrices; appendices D
-#   and E compare it with other kinds.
-# - DeepSeek-AI: *DeepSeek-V3 Technical Report*, [arXiv 2412.19437](https://arxiv.org/abs/2412.19437). The sizes used here.
-# - FlashMLA, [*A Deep-Dive Into the New Flash MLA Kernel*](https://github.com/deepseek-ai/FlashMLA/blob/main/docs/20250422-new-kernel-deep-dive.md):
-#   why decode is limited by arithmetic, and the seesaw.
+#   [arXiv 2405.04434](https://arxiv.org/abs/2405.04434). Section 2.1 is MLA, with the absorbed matrices; appendix D
+#   compares it with other kinds.
+# - DeepSeek-AI: *DeepSeek-V3 Technical Report*, [arXiv 2412.19437](https://arxiv.org/abs/2412.19437): the sizes used
+#   here.
+# - DeepSeek-AI: *A Deep-Dive Into the New Flash MLA Kernel*, in the folder `docs` of
+#   [FlashMLA](https://github.com/deepseek-ai/FlashMLA): why decode is limited by arithmetic, and the seesaw.
 # - Ainslie et al.: *GQA*, [arXiv 2305.13245](https://arxiv.org/abs/2305.13245): the other way to share.
 
 # %%

@@ -177,7 +177,8 @@ def _made_per_head(case, seen, got):
     query, _, cache, _, value_up = case.args
     least = cache.shape[0] * min(query.shape[1], value_up.shape[1])
     whole = any("scaled_dot" in name for name in seen.operations)
-    return not whole and seen.largest_allocation >= least and any(name in seen.operations for name in ("mm", "bmm", "matmul"))
+    products = any(name in seen.operations for name in ("mm", "bmm", "matmul"))
+    return not whole and products and seen.largest_allocation >= least
 
 
 EXERCISE = Exercise(

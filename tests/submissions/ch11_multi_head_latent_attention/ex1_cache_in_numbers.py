@@ -10,7 +10,9 @@ WRONG = {
     "no_head_left": changed("11.1", ("max(1, key_heads // ranks)", "key_heads // ranks")),
     "not_divided_among_ranks": changed("11.1", ("max(1, key_heads // ranks)", "key_heads")),
     "latent_shared_out": changed("11.1", (ROW, f"{ROW} // ranks")),
-    "latent_shared_out__the_latent_alone": changed("11.1", ("(latent_dim + rope_dim)", "(latent_dim // ranks + rope_dim)")),
+    "latent_shared_out__the_latent_alone": changed(
+        "11.1", ("(latent_dim + rope_dim)", "(latent_dim // ranks + rope_dim)")
+    ),
     "rope_forgotten": changed("11.1", ("(latent_dim + rope_dim)", "latent_dim")),
     "key_and_value_counted": changed("11.1", (ROW, ROW.replace("layers", "2 * layers"))),
     "bytes_forgotten": changed("11.1", ("(latent_dim + rope_dim) * item_bytes", "(latent_dim + rope_dim)")),
@@ -30,7 +32,10 @@ UNUSUAL = {
     "by the heads on a rank": changed(
         "11.1",
         ("for ranks in range(1, key_heads + 1):", "for here in range(key_heads, 0, -1):"),
-        ("key_heads % ranks == 0 and 2 * key_heads // ranks * head_dim <=", "key_heads % here == 0 and 2 * here * head_dim <="),
+        (
+            "key_heads % ranks == 0 and 2 * key_heads // ranks * head_dim <=",
+            "key_heads % here == 0 and 2 * here * head_dim <=",
+        ),
         ("return ranks", "return key_heads // here"),
     ),
 }

@@ -37,25 +37,44 @@ WRONG = {
         ("mixed = weights @ latents", "values = latents @ value_up.transpose(1, 2)"),
         ('torch.einsum("hc,hvc->hv", mixed, value_up)', "(weights[:, None] @ values)[:, 0]"),
     ),
-    "too_much_memory": changed("11.2", (SLICES, SLICES.replace("cache[:, :latent_dim],", "cache[:, :latent_dim].contiguous(),"))),
+    "too_much_memory": changed(
+        "11.2", (SLICES, SLICES.replace("cache[:, :latent_dim],", "cache[:, :latent_dim].contiguous(),"))
+    ),
     "rope_forgotten": changed("11.2", (" + query_rope @ rope_keys.T", "")),
-    "rope_scaled_apart": changed("11.2", (SCORES, f"scores = absorbed @ latents.T / {ROOT} + query_rope @ rope_keys.T"), (SCALED, "scores")),
+    "rope_scaled_apart": changed(
+        "11.2", (SCORES, f"scores = absorbed @ latents.T / {ROOT} + query_rope @ rope_keys.T"), (SCALED, "scores")
+    ),
     "rope_scaled_apart__each_by_its_own": changed(
-        "11.2", (SCORES, "scores = absorbed @ latents.T / query.shape[1] ** 0.5 + query_rope @ rope_keys.T / query_rope.shape[1] ** 0.5"), (SCALED, "scores")
+        "11.2",
+        (
+            SCORES,
+            "scores = absorbed @ latents.T / query.shape[1] ** 0.5\n"
+            "    scores = scores + query_rope @ rope_keys.T / query_rope.shape[1] ** 0.5",
+        ),
+        (SCALED, "scores"),
     ),
     "scale_by_the_latent": changed("11.2", (ROOT, "math.sqrt(latent_dim)")),
     "scale_by_the_latent__and_rope": changed("11.2", (ROOT, "math.sqrt(cache.shape[1])")),
     "scale_without_rope": changed("11.2", (ROOT, "math.sqrt(query.shape[1])")),
     "scale_missing": changed("11.2", (SCALED, "scores")),
     "softmax_over_heads": changed("11.2", ("dim=1)", "dim=0)")),
-    "no_maximum": changed("11.2", (f"torch.softmax({SCALED}, dim=1)", f"({SCALED}).exp()\n    weights = weights / weights.sum(1, keepdim=True)")),
-    "rotary_key_first": changed("11.2", (SLICES, "latents, rope_keys = cache[:, -latent_dim:], cache[:, :-latent_dim]")),
+    "no_maximum": changed(
+        "11.2",
+        (f"torch.softmax({SCALED}, dim=1)", f"({SCALED}).exp()\n    weights = weights / weights.sum(1, keepdim=True)"),
+    ),
+    "rotary_key_first": changed(
+        "11.2", (SLICES, "latents, rope_keys = cache[:, -latent_dim:], cache[:, :-latent_dim]")
+    ),
     "first_matrix_for_all": changed("11.2", ('torch.einsum("hd,hdc->hc", query, key_up)', "query @ key_up[0]")),
     "computed_in_16_bits": changed("11.2", ("mixed = weights @", "mixed = weights.half().float() @")),
     "forbidden_operation": changed(
         "11.2",
-        ("mixed = weights @ latents", "long = torch.cat([absorbed, query_rope], 1)[:, None]\n"
-         f"    mixed = F.scaled_dot_product_attention(long, cache.expand(len(query), -1, -1), latents.expand(len(query), -1, -1), scale=1 / {ROOT})[:, 0]"),
+        (
+            "mixed = weights @ latents",
+            "long = torch.cat([absorbed, query_rope], 1)[:, None]\n"
+            "    keys, values = (rows.expand(len(query), -1, -1) for rows in (cache, latents))\n"
+            f"    mixed = F.scaled_dot_product_attention(long, keys, values, scale=1 / {ROOT})[:, 0]",
+        ),
     ),
     "rope_forgotten__and_scale_without_rope": changed(
         "11.2", (" + query_rope @ rope_keys.T", ""), (ROOT, "math.sqrt(query.shape[1])")

@@ -23,7 +23,8 @@ WRONG = {
     "empty_split_nan": changed("11.4", (TOTAL, "total = running_sum")),
     "unwritten_memory": changed("11.4", (LAST, f"{LAST}\n    if start >= last:\n        return")),
     "empty_split_counts": changed(
-        "11.4", ("running_max + tl.log2(total), mask", "tl.where(running_sum == 0.0, 0.0, running_max + tl.log2(total)), mask")
+        "11.4",
+        ("running_max + tl.log2(total), mask", "tl.where(running_sum == 0.0, 0.0, running_max + tl.log2(total)), mask"),
     ),
     "empty_sequence_nan": changed("11.4", ('tl.where(largest == float("-inf"), 0.0, largest)', "largest")),
     "last_rows_lost": changed("11.4", ("tl.cdiv(length, splits)", "length // splits")),
@@ -44,17 +45,25 @@ WRONG = {
     "rows_read_for_every_head": changed(
         "11.4",
         ("tl.program_id(0) * ROWS + tl.arange(0, ROWS)", "tl.program_id(0) + tl.arange(0, ROWS) * 4096"),
-        ("latent_split_kernel[(triton.cdiv(heads, rows), splits, batch)]", "latent_split_kernel[(heads, splits, batch)]"),
+        (
+            "latent_split_kernel[(triton.cdiv(heads, rows), splits, batch)]",
+            "latent_split_kernel[(heads, splits, batch)]",
+        ),
     ),
     "value_tile_is_the_whole_row": changed(
         "11.4", (PRODUCT, PRODUCT.replace(" latents,", " tl.join(latents, latents).reshape(BLOCK_N, 2 * LATENT),"))
     ),
     "accumulator_not_rescaled": changed("11.4", ("accumulator * rescale[:, None]", "accumulator")),
     "offset_in_32_bits": changed("11.4", ("tl.program_id(2).to(tl.int64)", "tl.program_id(2)")),
-    "copied_by_pytorch": changed("11.4", ("batch, heads, width = query.shape", "cache = cache.contiguous()\n    batch, heads, width = query.shape")),
+    "copied_by_pytorch": changed(
+        "11.4",
+        ("batch, heads, width = query.shape", "cache = cache.contiguous()\n    batch, heads, width = query.shape"),
+    ),
     "nan_from_the_start": changed("11.4", ("tl.exp2(running_max - new_max)", "tl.exp2(new_max - running_max)")),
     "rounded_to_16_bits": changed("11.4", ("output.to(output_pointer.dtype.element_ty)", "output.to(tl.float16)")),
-    "computed_in_16_bits": changed("11.4", ("splits, value_dim, dtype=torch.float32", "splits, value_dim, dtype=torch.float16")),
+    "computed_in_16_bits": changed(
+        "11.4", ("splits, value_dim, dtype=torch.float32", "splits, value_dim, dtype=torch.float16")
+    ),
 }
 
 UNUSUAL = {
@@ -62,7 +71,11 @@ UNUSUAL = {
         "11.4", ("tl.exp2(", "tl.exp("), ("tl.log2(", "tl.log("), ("scale * math.log2(math.e)", "scale")
     ),
     "whole tiles in a split": changed(
-        "11.4", ("split_length = tl.cdiv(length, splits)", "split_length = tl.cdiv(tl.cdiv(length, splits), BLOCK_N) * BLOCK_N")
+        "11.4",
+        (
+            "split_length = tl.cdiv(length, splits)",
+            "split_length = tl.cdiv(tl.cdiv(length, splits), BLOCK_N) * BLOCK_N",
+        ),
     ),
     "merged online": changed(
         "11.4",
@@ -72,10 +85,16 @@ UNUSUAL = {
         "11.4", ("outputs = accumulator / total[:, None]", "outputs = accumulator * (1.0 / total)[:, None]")
     ),
     "equal shares": changed(
-        "11.4", ("start = split * split_length", "start = split * length // splits"), (LAST, "last = (split + 1) * length // splits")
+        "11.4",
+        ("start = split * split_length", "start = split * length // splits"),
+        (LAST, "last = (split + 1) * length // splits"),
     ),
     "splits counted in turn": changed(
         "11.4",
-        (SPLITS, "splits = 1\n    while (splits + 1) * programs <= slots and splits * 64 < length:\n        splits += 1\n    return splits"),
+        (
+            SPLITS,
+            "splits = 1\n    while (splits + 1) * programs <= slots and splits * 64 < length:\n"
+            "        splits += 1\n    return splits",
+        ),
     ),
 }

@@ -58,8 +58,11 @@ def seesaw_attention(query, cache, scale, value_dim, block):
 UNUSUAL = {
     "both maxima first": changed(
         "11.5",
-        ("even_largest = torch.maximum(largest, even_scores.amax(dim=1, keepdim=True))  # m0",
-         "even_largest = torch.maximum(largest, torch.maximum(even_scores.amax(1), (query @ odd.T * scale).amax(1))[:, None])"),
+        (
+            "even_largest = torch.maximum(largest, even_scores.amax(dim=1, keepdim=True))  # m0",
+            "both = torch.maximum(even_scores.amax(1), (query @ odd.T * scale).amax(1))[:, None]\n"
+            "        even_largest = torch.maximum(largest, both)",
+        ),
     ),
     "the sum as a worker's own, joined at the end": """# Exercise 11.5 · The seesaw
 def seesaw_attention(query, cache, scale, value_dim, block):
@@ -78,12 +81,12 @@ def seesaw_attention(query, cache, scale, value_dim, block):
             top = new
     return halves[0] / (sums[0] + sums[1]), halves[1] / (sums[0] + sums[1])
 """,
-    "base 2": changed(
-        "11.5", ("torch.exp(", "torch.exp2("), (".T * scale", ".T * (scale * math.log2(math.e))")
-    ),
+    "base 2": changed("11.5", ("torch.exp(", "torch.exp2("), (".T * scale", ".T * (scale * math.log2(math.e))")),
     "the odd block first": changed(
         "11.5",
-        ("even, odd = cache[start : start + block], cache[start + block : start + 2 * block]",
-         "odd, even = cache[start : start + block], cache[start + block : start + 2 * block]"),
+        (
+            "even, odd = cache[start : start + block], cache[start + block : start + 2 * block]",
+            "odd, even = cache[start : start + block], cache[start + block : start + 2 * block]",
+        ),
     ),
 }

@@ -16,11 +16,15 @@ WRONG = {
     "expanding_forgotten": changed("11.6", (EXPANDED, "pairs")),
     "one_matrix": changed("11.6", (ABSORBED, "query_tokens * head_dim * latent_dim + pairs")),
     "multiply_adds": changed("11.6", ("flops = 2 * heads", "flops = heads")),
-    "rope_forgotten": changed("11.6", ("2 * latent_dim + rope_dim)", "2 * latent_dim)"), ("2 * head_dim + rope_dim)", "2 * head_dim)")),
+    "rope_forgotten": changed(
+        "11.6", ("2 * latent_dim + rope_dim)", "2 * latent_dim)"), ("2 * head_dim + rope_dim)", "2 * head_dim)")
+    ),
     "rope_in_the_values": changed("11.6", ("(2 * head_dim + rope_dim)", "(2 * head_dim + 2 * rope_dim)")),
     "weights_forgotten": changed("11.6", (" + 2 * heads * head_dim * latent_dim", "")),
     "keys_written_alone": changed("11.6", (KEPT, KEPT.replace("2 * 2", "2"))),
-    "latent_read_twice": changed("11.6", ("context * (latent_dim + rope_dim)", "2 * context * (latent_dim + rope_dim)")),
+    "latent_read_twice": changed(
+        "11.6", ("context * (latent_dim + rope_dim)", "2 * context * (latent_dim + rope_dim)")
+    ),
     "bytes_forgotten": changed("11.6", ("elements * item_bytes", "elements")),
     "flops_alone": changed("11.6", (TIME, "flops / rate")),
     "bytes_alone": changed("11.6", (TIME, "moved / bandwidth")),
@@ -34,9 +38,14 @@ WRONG = {
 
 UNUSUAL = {
     "pairs added one by one": changed("11.6", (PAIRS, "pairs = sum(range(context - query_tokens + 1, context + 1))")),
-    "floats": changed("11.6", ("return flops, elements * item_bytes", "return float(flops), float(elements * item_bytes)")),
+    "floats": changed(
+        "11.6", ("return flops, elements * item_bytes", "return float(flops), float(elements * item_bytes)")
+    ),
     "by the key of the smaller time": changed(
         "11.6",
-        ('return "absorbed" if seconds["absorbed"] <= seconds["expanded"] else "expanded"', "return min(seconds, key=seconds.get)"),
+        (
+            'return "absorbed" if seconds["absorbed"] <= seconds["expanded"] else "expanded"',
+            "return min(seconds, key=seconds.get)",
+        ),
     ),
 }
