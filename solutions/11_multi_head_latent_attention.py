@@ -85,9 +85,8 @@ def ranks_until_even(key_heads: int, head_dim: int, latent_dim: int, rope_dim: i
 
 
 # %%
-best_heads_token_bytes, best_latent_token_bytes, best_ranks_until_even = check(
-    "11.1", heads_token_bytes, latent_token_bytes, ranks_until_even
-).best
+checked = check("11.1", heads_token_bytes, latent_token_bytes, ranks_until_even)
+best_heads_token_bytes, best_latent_token_bytes, best_ranks_until_even = checked.best
 
 # %% [markdown]
 # The next cell draws your numbers for one layer of 128 heads. **Predict** where the line of 8 KV heads crosses the
@@ -704,7 +703,7 @@ def latent_merge_kernel(
     # END SOLUTION
 
 
-def split_latent_decode(query, cache, lengths, splits, scale, value_dim):
+def split_latent_decode(query, cache, lengths, scale, value_dim, splits):
     """The same as `latent_decode` of 11.3, by two kernels: one attends to each split, and one merges.
 
     Args:
