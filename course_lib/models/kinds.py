@@ -33,7 +33,7 @@ KINDS = {
     "MQA": dataclasses.replace(QUICKER, key_heads=1),
     "MLA": with_latent(QUICKER, Latent(latent_dim=32, rope_dim=16, nope_dim=16, value_dim=32)),
 }
-KIND_STEPS = 150
+KIND_STEPS = 200
 
 
 def text_parts() -> tuple[str, str]:
