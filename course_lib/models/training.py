@@ -133,15 +133,26 @@ def trained_tiny_model(
     Arguments as there; `report` is not called when nothing has to be trained.
     """
     device = default_device() if device is None else torch.device(device)
-    recipe = [dataclasses.asdict(TINY), STEPS, BATCH, MATRIX_RATE, OTHER_RATE, WARM_UP, tiny_text()]
-    path = course_home() / "models" / f"tiny-{hashlib.sha256(repr(recipe).encode()).hexdigest()[:10]}.pt"
+    return remembered("tiny", TINY, STEPS, tiny_text(), device, lambda: train_tiny_model(device=device, report=report))
+
+
+def remembered(
+    name: str, config: ModelConfig, steps: int, text: str, device: torch.device, train: Callable[[], Decoder]
+) -> Decoder:
+    """A model read from the course's folder, or what `train()` makes, written there for the next time.
+
+    The file is named after `name` and a hash of the rest and of this module's rates, so that another recipe is trained
+    anew.
+    """
+    recipe = [dataclasses.asdict(config), steps, BATCH, MATRIX_RATE, OTHER_RATE, WARM_UP, text]
+    path = course_home() / "models" / f"{name}-{hashlib.sha256(repr(recipe).encode()).hexdigest()[:10]}.pt"
     try:
-        model = Decoder(TINY)
+        model = Decoder(config)
         model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
         return model.to(device).eval()
     except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError):
         pass  # there is none, or it is damaged: it is trained anew and written again
-    model = train_tiny_model(device=device, report=report)
+    model = train()
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(f".{id(model)}.tmp")  # whole or not at all, as two notebooks may train at once
     torch.save(model.state_dict(), draft)

@@ -25,6 +25,7 @@ from exercises.ch03_online_softmax.plain import (
     running_statistics,
     statistics_of,
 )
+from exercises.topics.rising import rising_rows
 from exercises.topics.softmax_inputs import EMPTY_ROWS, MASKS, SCORES
 from exercises.topics.softmax_model import Running, left_in_buffer, statistics
 from exercises.topics.softmax_slips import (
@@ -64,6 +65,14 @@ def statistics_cases(draw):
             driver=read_in_tiles,
         ),
         Case("three rows at -1000, 0 and +1000", (levels(draw, 63), 16), driver=read_in_tiles),
+        Case(
+            "2 rows of 40, 160 higher from the second tile on", (rising_rows(draw, 2, 40, 16), 16), driver=read_in_tiles
+        ),
+        Case(
+            "2 rows of 40: a tile of -inf, then scores near -200",
+            (masked_prefix(draw, 2, 40, 16) - 200.0, 16),
+            driver=read_in_tiles,
+        ),
         Case("2 rows of 1024 in 32 tiles, none of which is kept", (draw.normal(2, 1024), 32), driver=read_in_tiles),
         Case("float16, 4 rows of 300", (draw.normal(4, 300, scale=2.0, dtype=torch.float16), 64), driver=read_in_tiles),
         Case("masked scores: a tile, a whole row, a stretch and a tail of -inf", (masked, 8), driver=read_in_tiles),

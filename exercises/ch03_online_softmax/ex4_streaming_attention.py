@@ -21,6 +21,7 @@ from exercises.ch03_online_softmax.plain import (
     running_log_sum_exp,
     softmax_of,
 )
+from exercises.topics.rising import MAXIMUM_OF_THE_FIRST_TILE, RISE, stays_behind
 from exercises.topics.softmax_model import Running, left_in_buffer
 from exercises.topics.softmax_slips import HALF_PRECISION, KEPT_THE_TILES, NARROW, RUNNING, STYLES
 
@@ -90,6 +91,8 @@ def attention_cases(draw):
     half = torch.float16
     query = draw.normal(8)
     below = (query, _keys_for(draw, query, 40, 8**-0.5, 3.0, level=-200.0), draw.normal(40, 8), 8**-0.5, 16)
+    climbing = _keys_for(draw, query, 40, 8**-0.5, 1.0)
+    climbing[16:] += RISE * 8**0.5 / query.square().sum() * query
     scaled = (
         draw.normal(8, scale=100.0, shift=300.0, dtype=half),
         draw.normal(20, 8, scale=2e-5, dtype=half),
@@ -105,6 +108,11 @@ def attention_cases(draw):
         case("ascending scores: the maximum grows at every tile", 96, 16, spread=3.0, order="ascending"),
         # A maximum that is not carried on drops by more than exp can hold.
         case("descending scores, from about 150 to -150", 96, 16, spread=60.0, order="descending"),
+        Case(
+            "40 keys, scores 160 higher from the second tile on",
+            (query, climbing, draw.normal(40, 8), 8**-0.5, 16),
+            driver=read_in_tiles,
+        ),
         Case("40 keys, scores near -200", below, driver=read_in_tiles),
         # exp of a difference that a negative scale has turned round.
         case("40 keys, scale -0.5, scores of ±200", 40, 16, spread=80.0, scale=-0.5),
@@ -354,6 +362,15 @@ EXERCISE = Exercise(
         "rounded to float16.",
     ),
     mistakes=(
+        Mistake(
+            "maximum_of_the_first_tile",
+            MAXIMUM_OF_THE_FIRST_TILE,
+            when=stays_behind(
+                lambda query, keys, values, scale, tile: _scores(query.double(), keys.double(), scale),
+                lambda query, keys, values, scale, tile: tile,
+            ),
+            every=True,
+        ),
         Mistake("kept_copies", KEPT_COPIES.format(row="query"), when=copies_kept),
         Mistake(
             "second_pass",

@@ -36,6 +36,7 @@ from exercises.topics.attention import (
 from exercises.topics.attention_inputs import WITH_16_BITS, drawn
 from exercises.topics.attention_model import Shape, attention_model
 from exercises.topics.attention_slips import CAUSAL, MIXED_BASES, TILED
+from exercises.topics.rising import MAXIMUM_OF_THE_FIRST_TILE, attention_scores, rising, stays_behind
 
 
 def causal(computed):
@@ -50,6 +51,7 @@ def causal_cases(draw):
         Case("64 queries at the end of 256 keys", matrices(draw, 1, 64, 256, 32)),
         Case("128 queries, 64 keys: the first 64 queries see nothing", matrices(draw, 1, 128, 64, 32)),
         Case("scores of ±150: exp overflows", matrices(draw, 1, 128, 128, 32, score=BIG)),
+        Case("64 queries at the end of 320 keys, the last scores 160 above the first", rising(draw, 1, 64, 320, 16)),
         Case("float16, 64 queries at the end of 1024 equal scores, values near 100", overflowing(draw)),
         Case("float16, head dimension 32, scores of ±600", large_in_16_bits()),
         Case("scores near -1e20", far_below_finite(1, 64, 64)),
@@ -140,6 +142,12 @@ EXERCISE = Exercise(
         "1.0, running_sum). Then its rows are 0 / 1 = 0.",
     ),
     mistakes=(
+        Mistake(
+            "maximum_of_the_first_tile",
+            MAXIMUM_OF_THE_FIRST_TILE,
+            when=stays_behind(lambda query, key, value: attention_scores(query, key, causal_pairs(query, key))),
+            every=True,
+        ),
         *OF_EVERY_KERNEL,
         *OUTSIDE,
         Mistake(

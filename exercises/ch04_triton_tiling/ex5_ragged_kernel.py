@@ -34,6 +34,7 @@ from exercises.topics.attention_model import Shape, attention_model
 from exercises.topics.attention_sentences import READS_PAST_THE_END, WRITES_PAST_THE_END
 from exercises.topics.attention_slips import CAUSAL, MIXED_BASES, RAGGED, TILED
 from exercises.topics.evidence import first_access
+from exercises.topics.rising import MAXIMUM_OF_THE_FIRST_TILE, attention_scores, rising, stays_behind
 
 
 def perhaps_causal(computed):
@@ -53,6 +54,7 @@ def ragged_cases(draw):
         Case("float16, 1024 equal scores, values near 100", (*overflowing(draw), False)),
         Case("float16, head dimension 32, scores of ±600", (*large_in_16_bits(), False)),
         Case("scores near -1e20, 70 × 70, causal", (*far_below_finite(1, 70, 70), True)),
+        Case("20 queries, 300 keys, the last scores 160 above the first", (*rising(draw, 1, 20, 300, 16), False)),
         layout_case(draw, "q, k and v each stored in another way, 30 × 90", 2, 30, 90, 48, rest=(False,)),
         Case("257 × 257, causal, bytes counted", (*matrices(draw, 1, 257, 257, 32), True), metered=True),
     ]
@@ -154,6 +156,14 @@ EXERCISE = Exercise(
         "rows < query_length and columns < head_dim.",
     ),
     mistakes=(
+        Mistake(
+            "maximum_of_the_first_tile",
+            MAXIMUM_OF_THE_FIRST_TILE,
+            when=stays_behind(
+                lambda query, key, value, causal: attention_scores(query, key, causal_mask(query, key, causal))
+            ),
+            every=True,
+        ),
         *OF_EVERY_KERNEL,
         Mistake(
             "head_dim_not_masked",

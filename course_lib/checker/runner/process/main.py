@@ -40,7 +40,7 @@ from stand_in import stand_in_for_a_gpu
 FRAME_LIMIT = 3 << 30
 FRAMES_LIMIT = 512 << 20  # of a check on the CPU, all frames together: what the judge must hold
 TICK = 0.05  # seconds between two counts of a sandboxed answer's processes
-PATIENCE = 2  # times that a limit is granted again to a child that other programs kept from computing
+PATIENCE = 3  # times a limit is how long a child may take that other programs keep from computing
 
 
 def _load(name: str, folder: str):
@@ -61,15 +61,17 @@ def _adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(36, 1)
 
 
-def _was_starved(pid: int, seconds: float) -> bool:
-    """Whether a child, or one of its ranks, wants to compute and got less than half of that time."""
-    if any(_was_starved(rank, seconds) for rank in whereabouts.ranks_of(pid)):
-        return True
+def _still_owed(pid: int, seconds: float) -> float:
+    """How much of so many seconds of a processor a child, or one of its ranks, that wants to compute has not had.
+
+    0 for one that waits: the clock alone would stop an answer for what other programs do.
+    """
+    owed = [_still_owed(rank, seconds) for rank in whereabouts.ranks_of(pid)]
     with contextlib.suppress(OSError, IndexError, ValueError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         used = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        return fields[0] == "R" and used < 0.5 * seconds
-    return False
+        owed.append(seconds - used if fields[0] == "R" else 0.0)
+    return max(owed, default=0.0)
 
 
 def _end_orphans() -> None:
@@ -140,7 +142,8 @@ class _Worker:
 
     def relay(self, pid: int, frames: int, output: int, limits: dict, stacks: list[IO[bytes]]) -> dict:
         """Pass frames on until the child ends or a limit is reached; then make sure that nothing of it is left."""
-        deadline, patience = time.monotonic() + limits["seconds"], PATIENCE
+        started = time.monotonic()
+        deadline, latest = started + limits["seconds"], started + PATIENCE * limits["seconds"]
         self._status = None
         pending, printed, printed_bytes, finished = bytearray(), bytearray(), 0, False
         framed, most_framed = 0, FRAMES_LIMIT if limits["memory_bytes"] else FRAME_LIMIT
@@ -151,9 +154,11 @@ class _Worker:
             selector.register(output, selectors.EVENT_READ)
             while not finished and selector.get_map():
                 left = deadline - time.monotonic()
-                if left <= 0 and patience and _was_starved(pid, limits["seconds"]):
-                    deadline, patience = time.monotonic() + limits["seconds"], patience - 1
-                    continue
+                if left <= 0 and time.monotonic() < latest:
+                    owed = _still_owed(pid, limits["seconds"])
+                    if owed > TICK:
+                        deadline = min(time.monotonic() + owed, latest)
+                        continue
                 if left <= 0:
                     ending |= {"timeout": True, **whereabouts.ask_all(pid, stacks)}
                     break

@@ -7,6 +7,7 @@ Triton is imported when first asked for, since it is not on every machine.
     interpreted   the interpreter, watched: memory, loads, pointers, programs, launches
     repairs       what the interpreter refuses and compiled kernels do
     speed         the interpreter, quicker by half
+    reductions    reductions and scans by a function of the kernel's own, quicker by far
     compiled      the compiler: its launches, how its launcher would bind one, its front end
 """
 
