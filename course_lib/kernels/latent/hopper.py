@@ -15,40 +15,59 @@ from copy import copy
 import torch
 
 from course_lib.kernels.attention.parts import LOG2_E
+from course_lib.kernels.decode.checks import check_indices, check_lengths, check_splits, check_tables
 from course_lib.kernels.hopper.gluon_compat import TensorDescriptor
 from course_lib.kernels.hopper.launch import multiprocessors
+from course_lib.kernels.hopper.limits import machine_refusal
+from course_lib.kernels.latent.checks import check_cache, check_output, check_query
 from course_lib.kernels.latent.hopper_kernel import CHUNK_COLUMNS, REGISTERS_AT_START, latent_decode_hopper_kernel
-from course_lib.kernels.latent.hopper_limits import ROPE_DIM, VALUE_DIM, latent_hopper_refusal
+from course_lib.kernels.latent.hopper_limits import ROPE_DIM, VALUE_DIM, latent_input_refusal
 from course_lib.kernels.latent.hopper_parts import BOX, ROWS
 from course_lib.kernels.latent.merge import merge_latent_splits
 
 
-def latent_decode_hopper(query, cache, lengths, *, scale, causal=True, splits=None, return_lse=False, output=None):
-    """Decode of multi-head latent attention on Hopper, cache contiguous. See `latent_decode_reference` for the meaning.
+def latent_decode_hopper(
+    query, cache, lengths, *, scale, causal=True, splits=None, return_lse=False, output=None, validate=True
+):
+    """Decode of multi-head latent attention on Hopper, cache contiguous: see `latent_decode_reference` for the meaning.
 
     Args:
-        query: [batch, query_tokens, heads, 576], float16 or bfloat16.
+        query: [batch, query_tokens, heads, 576], float16 or bfloat16, the last dimension contiguous.
         cache: [batch, capacity, 576], of query's dtype; address and strides are multiples of 16 bytes.
-        lengths: int32 or int64 [batch], from 0 to the capacity.
-        scale, causal, return_lse: see `latent_decode_reference`.
-        splits: parts of a sequence's keys; chosen by the sizes when None.
-        output: takes the result, [batch, query_tokens, heads, 512], contiguous; a new tensor when None.
+        lengths, scale, causal, splits, return_lse, output, validate: as for `latent_decode_attention`.
 
-    Returns the output, or (output, log-sum-exp float32 [batch, query_tokens, heads]).
-    Raises a ValueError for inputs that only the portable kernel takes, and a RuntimeError on another machine.
+    Returns what `latent_decode_attention` returns, the same bits at every run.
+    Raises its ValueErrors, a ValueError for inputs that only the portable kernel takes, and a RuntimeError where this
+    machine cannot run the kernel.
     """
-    refuse(latent_hopper_refusal(query, cache))
+    refuse(machine_refusal(query.device))
+    check_query(query, VALUE_DIM, scale)
+    check_cache("cache", cache, "[batch, capacity, value_dim + rope_dim]", query)
+    if cache.shape[0] != query.shape[0]:
+        raise ValueError(f"cache has batch size {cache.shape[0]}; it must be that of query, {query.shape[0]}.")
+    check_indices("lengths", lengths, "[batch]", (query.shape[0],), query.device)
+    refuse(latent_input_refusal(query, cache))
+    if validate:
+        check_lengths(lengths, cache.shape[1], "the cache")
     return launch(query, cache, None, lengths, scale, causal, splits, return_lse, output)
 
 
 def paged_latent_decode_hopper(
     query, pages, block_tables, lengths, *, scale, causal=True, splits=None, return_lse=False, output=None,
+    validate=True,
 ):  # fmt: skip
     """`latent_decode_hopper` for a cache in pages [pages, page_size, 576], page_size a multiple of 64.
 
     block_tables: int32 or int64 [batch, max_blocks]; entries that a length doesn't reach are not read.
     """
-    refuse(latent_hopper_refusal(query, pages, paged=True))
+    refuse(machine_refusal(query.device))
+    check_query(query, VALUE_DIM, scale)
+    check_cache("pages", pages, "[pages, page_size, value_dim + rope_dim]", query)
+    check_indices("lengths", lengths, "[batch]", (query.shape[0],), query.device)
+    check_indices("block_tables", block_tables, "[batch, max_blocks]", (query.shape[0], None), query.device)
+    refuse(latent_input_refusal(query, pages, paged=True))
+    if validate:
+        check_tables(block_tables, lengths, *pages.shape[:2])
     return launch(query, pages, block_tables, lengths, scale, causal, splits, return_lse, output)
 
 
@@ -59,6 +78,8 @@ def refuse(refusal) -> None:
 
 def launch(query, cache, tables, lengths, scale, causal, splits, return_lse, output):
     """Starts the kernel on checked tensors, and the one that merges splits; cache is the pool if tables are given."""
+    check_splits(splits)
+    check_output(output, query, VALUE_DIM)
     batch, tokens, heads, width = query.shape
     rows = tokens * heads
     packed = query.reshape(batch, rows, width)
