@@ -18,7 +18,7 @@ def latent_decode(query, cache, lengths, *, value_dim=VALUE_DIM, **options):
 
 
 def paged_latent_decode(query, pages, block_tables, lengths, *, value_dim=VALUE_DIM, **options):
-    """`latent_decode` for a cache in pages, as `paged_latent_decode_attention` says it; Hopper takes pages of 64 · n."""
+    """`latent_decode` for pages, as `paged_latent_decode_attention` says it; Hopper wants pages of 64 · n."""
     if takes_hopper(query, pages, value_dim, paged=True):
         from course_lib.kernels.latent.hopper import paged_latent_decode_hopper
 
