@@ -24,7 +24,7 @@ from stand_in import stand_in_for_a_gpu
 
 MOST = 16  # compilers at once
 MEETING = 3.0  # seconds in which the cases are called, small ones first; what they have met by then is compiled
-SHARE = 0.25  # of a check's time, after which nobody waits for compilers any more
+SHARE = 0.5  # of a check's time, after which nobody waits for compilers any more; beside others they take long
 
 
 def compilers() -> int:
