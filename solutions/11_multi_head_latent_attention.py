@@ -310,8 +310,9 @@ fast, slow = taken.values()
 measured("11 expanded decode step", slow / fast, "times as long as absorbed")
 
 # %% [markdown]
-# By FLOPs the factor is $(512 \cdot 256 + 320) / 1088 = 121$. The measured one is smaller on most machines, because a
-# large product of matrices runs at a higher rate than the thin ones of a decode step.
+# By FLOPs the factor is $(512 \cdot 256 + 320) / 1088 = 121$. The measured one can lie on either side of that. The
+# large products of the expanded form run at a higher rate than the thin ones of a decode step. But the expanded form
+# also writes keys and values of all heads to memory and reads them again.
 #
 # ## A decode step that computes instead of waiting
 #

@@ -58,61 +58,40 @@ HEADS = (
     *edits("`layers` is missing as a factor.", layers_forgotten=("2 * layers *", "2 *")),
     *edits("`item_bytes` is missing: numbers are counted and not bytes.", bytes_forgotten=(" * item_bytes", "")),
     *edits("`head_dim` is missing as a factor.", head_dim_forgotten=(" * head_dim", "")),
-    *edits(
-        NO_HEAD,
-        no_head_left=(DIVIDED, "key_heads // ranks"),
-        no_head_left__a_part=(f"heads_here = {DIVIDED}", "heads_here = key_heads / ranks"),
-    ),
-    *edits(
-        "The heads are not shared out: every rank is counted with all of them. It keeps key_heads // ranks.",
-        not_divided_among_ranks=(DIVIDED, "key_heads"),
-    ),
-)
+    *edits(NO_HEAD, no_head_left=(DIVIDED, "key_heads // ranks"),
+        no_head_left__a_part=(f"heads_here = {DIVIDED}", "heads_here = key_heads / ranks")),
+    *edits("The heads are not shared out: every rank is counted with all of them. It keeps key_heads // ranks.",
+        not_divided_among_ranks=(DIVIDED, "key_heads")),
+)  # fmt: skip
 LATENTS = (
     *edits(LATENT_SHARED, latent_shared_out=("layers * row * item_bytes", "layers * row * item_bytes // ranks")),
-    *edits(
-        LATENT_SHARED,
+    *edits(LATENT_SHARED,
         latent_shared_out__the_latent_alone=("latent_dim + rope_dim", "latent_dim // ranks + rope_dim"),
-        latent_shared_out__as_quotient=("layers * row * item_bytes", "layers * row * item_bytes / ranks"),
-    ),
+        latent_shared_out__as_quotient=("layers * row * item_bytes", "layers * row * item_bytes / ranks")),
     *edits("The rotary key is missing: a row is latent_dim + rope_dim numbers.", rope_forgotten=(" + rope_dim", "")),
-    *edits(
-        "The row is counted twice. The latent is key and value at once, and it is stored once.",
+    *edits("The row is counted twice. The latent is key and value at once, and it is stored once.",
         key_and_value_counted=("layers * row", "2 * layers * row"),
-        key_and_value_counted__the_latent=("latent_dim + rope_dim", "2 * latent_dim + rope_dim"),
-    ),
+        key_and_value_counted__the_latent=("latent_dim + rope_dim", "2 * latent_dim + rope_dim")),
     *edits("`layers` is missing as a factor.", layers_forgotten=("layers * row", "row")),
     *edits("`item_bytes` is missing: numbers are counted and not bytes.", bytes_forgotten=(" * item_bytes", "")),
-)
+)  # fmt: skip
 RANKS = (
-    *edits(
-        "Only keys are counted, not values: a KV head is 2 · head_dim numbers.",
-        values_forgotten=("2 * key_heads // ranks", "key_heads // ranks"),
-    ),
+    *edits("Only keys are counted, not values: a KV head is 2 · head_dim numbers.",
+        values_forgotten=("2 * key_heads // ranks", "key_heads // ranks")),
     *edits("The rotary key is a part of the row: latent_dim + rope_dim numbers.", rope_forgotten=(" + rope_dim", "")),
-    *edits(
-        "Where both are equal, the heads leave at most as much: that number of ranks will do.",
-        strictly_less=("<=", "<"),
-    ),
-    *edits(
-        "A number of ranks that does not divide key_heads was taken. Heads cannot be shared out evenly then.",
+    *edits("Where both are equal, the heads leave at most as much: that number of ranks will do.",
+        strictly_less=("<=", "<")),
+    *edits("A number of ranks that does not divide key_heads was taken. Heads cannot be shared out evenly then.",
         uneven_ranks=("key_heads % ranks == 0 and ", ""),
-        uneven_ranks__as_a_quotient=(FITS, "2 * key_heads * head_dim <= (latent_dim + rope_dim) * ranks"),
-    ),
+        uneven_ranks__as_a_quotient=(FITS, "2 * key_heads * head_dim <= (latent_dim + rope_dim) * ranks")),
     *edits("key_heads ranks are allowed too: one head on each.", last_left_out=("key_heads + 1", "key_heads")),
-    *edits(
-        "The latent was shared out as well. Every rank keeps the whole row.",
-        latent_shared_out=("<= latent_dim + rope_dim", "<= (latent_dim + rope_dim) / ranks"),
-    ),
-    *edits(
-        "Where no number of ranks is enough the result is None.",
-        none_forgotten=("return None", "return key_heads"),
-    ),
-    *edits(
-        "Only powers of two were tried. Any divisor of key_heads counts.",
-        powers_of_two=("key_heads % ranks == 0", "key_heads % ranks == 0 and ranks & (ranks - 1) == 0"),
-    ),
-)
+    *edits("The latent was shared out as well. Every rank keeps the whole row.",
+        latent_shared_out=("<= latent_dim + rope_dim", "<= (latent_dim + rope_dim) / ranks")),
+    *edits("Where no number of ranks is enough the result is None.",
+        none_forgotten=("return None", "return key_heads")),
+    *edits("Only powers of two were tried. Any divisor of key_heads counts.",
+        powers_of_two=("key_heads % ranks == 0", "key_heads % ranks == 0 and ranks & (ranks - 1) == 0")),
+)  # fmt: skip
 
 EXERCISE = Exercise(
     id="11.1",

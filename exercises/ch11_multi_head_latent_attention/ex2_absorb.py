@@ -101,70 +101,40 @@ SCALE = (
     "The scale is 1/√(head_dim + rope_dim): the length that queries and keys have in the expanded form, such as 192. "
 )
 CHANGES = (
-    *edits(
-        "The rotary part is missing from the scores: add query_rope @ rope_keys.T.",
-        rope_forgotten=(" + query_rope @ rope_keys.T", ""),
-    ),
-    *edits(
-        "Only one of the two parts of the scores is scaled. Add them first.",
+    *edits("The rotary part is missing from the scores: add query_rope @ rope_keys.T.",
+        rope_forgotten=(" + query_rope @ rope_keys.T", "")),
+    *edits("Only one of the two parts of the scores is scaled. Add them first.",
         rope_scaled_apart=(BOTH, "absorbed @ latents.T * head_dim**-0.5 + query_rope @ rope_keys.T"),
         rope_scaled_apart__latent=(BOTH, "absorbed @ latents.T + query_rope @ rope_keys.T * head_dim**-0.5"),
-        rope_scaled_apart__each_by_its_own=(
-            BOTH,
-            "absorbed @ latents.T * query.shape[1] ** -0.5 + query_rope @ rope_keys.T * query_rope.shape[1] ** -0.5",
-        ),
-    ),
-    *edits(
-        SCALE + "Absorbing changes the order of products and no score, so the latent's length is no part of it.",
+        rope_scaled_apart__each_by_its_own=(BOTH,
+        "absorbed @ latents.T * query.shape[1] ** -0.5 + query_rope @ rope_keys.T * query_rope.shape[1] ** -0.5")),
+    *edits(SCALE + "Absorbing changes the order of products and no score, so the latent's length is no part of it.",
         scale_by_the_latent=("head_dim**-0.5", "latent_dim**-0.5"),
-        scale_by_the_latent__and_rope=("head_dim**-0.5", "cache.shape[1] ** -0.5"),
-    ),
-    *edits(
-        SCALE + "The rotary part belongs to it.",
-        scale_without_rope=("query.shape[1] + query_rope.shape[1]", "query.shape[1]"),
-    ),
+        scale_by_the_latent__and_rope=("head_dim**-0.5", "cache.shape[1] ** -0.5")),
+    *edits(SCALE + "The rotary part belongs to it.",
+        scale_without_rope=("query.shape[1] + query_rope.shape[1]", "query.shape[1]")),
     *edits("The scores are not scaled by 1/√(head_dim + rope_dim).", scale_missing=(" * head_dim**-0.5", "")),
     *edits("The scores are divided by head_dim + rope_dim, and not by its root.", root_missing=("-0.5", "-1.0")),
-    *edits(
-        "The softmax runs over the heads. Each head weighs the tokens: over the last dimension of [heads, length].",
-        softmax_over_heads=("dim=1", "dim=0"),
-    ),
-    *edits(
-        "The softmax runs over all heads and tokens at once. Each head has its own.",
-        softmax_over_everything=(
-            "torch.softmax(scores, dim=1)",
-            "torch.softmax(scores.flatten(), dim=0).view_as(scores)",
-        ),
-    ),
-    *edits(
-        "exp overflows float32 above 88. Subtract each head's largest score first, or take torch.softmax.",
-        no_maximum=("torch.softmax(scores, dim=1)", "scores.exp() / scores.exp().sum(1, keepdim=True)"),
-    ),
-    *edits(
-        "The weights are not divided by their sum.",
-        not_divided=("torch.softmax(scores, dim=1)", "(scores - scores.amax(1, keepdim=True)).exp()"),
-    ),
-    *edits(
-        "A row is taken apart in the wrong order: the latent stands first, the rotary key behind it.",
-        rotary_key_first=(
-            "cache[:, :latent_dim], cache[:, latent_dim:]",
-            "cache[:, query_rope.shape[1] :], cache[:, : query_rope.shape[1]]",
-        ),
-    ),
-    *edits(
-        "All heads use the matrix of the first one. W_UK and W_UV belong to a head each.",
+    *edits("The softmax runs over the heads. Each head weighs the tokens: over the last dimension of [heads, length].",
+        softmax_over_heads=("dim=1", "dim=0")),
+    *edits("The softmax runs over all heads and tokens at once. Each head has its own.",
+        softmax_over_everything=("torch.softmax(scores, dim=1)",
+        "torch.softmax(scores.flatten(), dim=0).view_as(scores)")),
+    *edits("exp overflows float32 above 88. Subtract each head's largest score first, or take torch.softmax.",
+        no_maximum=("torch.softmax(scores, dim=1)", "scores.exp() / scores.exp().sum(1, keepdim=True)")),
+    *edits("The weights are not divided by their sum.",
+        not_divided=("torch.softmax(scores, dim=1)", "(scores - scores.amax(1, keepdim=True)).exp()")),
+    *edits("A row is taken apart in the wrong order: the latent stands first, the rotary key behind it.",
+        rotary_key_first=("cache[:, :latent_dim], cache[:, latent_dim:]",
+        "cache[:, query_rope.shape[1] :], cache[:, : query_rope.shape[1]]")),
+    *edits("All heads use the matrix of the first one. W_UK and W_UV belong to a head each.",
         first_matrix_for_all=("query, key_up)", "query, key_up[:1].expand_as(key_up))"),
-        first_matrix_for_all__values=("mixed, value_up)", "mixed, value_up[:1].expand_as(value_up))"),
-    ),
-    *edits(
-        "W_UK is not the values' matrix. The weighted latents are multiplied with value_up.",
-        key_matrix_for_values=("mixed, value_up)", "mixed, key_up if key_up.shape == value_up.shape else value_up)"),
-    ),
-    *edits(
-        "W_UV is not the keys' matrix. The query is multiplied with key_up.",
-        value_matrix_for_keys=("query, key_up)", "query, value_up if key_up.shape == value_up.shape else key_up)"),
-    ),
-)
+        first_matrix_for_all__values=("mixed, value_up)", "mixed, value_up[:1].expand_as(value_up))")),
+    *edits("W_UK is not the values' matrix. The weighted latents are multiplied with value_up.",
+        key_matrix_for_values=("mixed, value_up)", "mixed, key_up if key_up.shape == value_up.shape else value_up)")),
+    *edits("W_UV is not the keys' matrix. The query is multiplied with key_up.",
+        value_matrix_for_keys=("query, key_up)", "query, value_up if key_up.shape == value_up.shape else key_up)")),
+)  # fmt: skip
 
 PER_HEAD = (
     "Keys or values of a head were made for all tokens: a tensor of length · head_dim numbers. "

@@ -100,12 +100,9 @@ CHANGES = (
     *edits(TOO_FEW, newest_left_out=("0, length, scale", "0, length - 1, scale")),
     *edits(TOO_MANY, one_slot_too_many=("0, length, scale", "0, length + 1, scale")),
     *edits(NOT_DIVIDED, not_divided=(" / torch.where(running_sum == 0, 1.0, running_sum)", "")),
-    *edits(
-        EMPTY_SEQUENCE,
-        is_nan=True,
-        empty_sequence_nan=("torch.where(running_sum == 0, 1.0, running_sum)", "running_sum"),
-    ),
-)
+    *edits(EMPTY_SEQUENCE, is_nan=True,
+        empty_sequence_nan=("torch.where(running_sum == 0, 1.0, running_sum)", "running_sum")),
+)  # fmt: skip
 
 
 EXERCISE = Exercise(

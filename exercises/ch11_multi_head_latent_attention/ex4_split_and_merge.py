@@ -160,85 +160,52 @@ PAST_END = "The last split goes on behind the last token. A split ends where the
 SUMS = "The splits' results were added. Each is an average of its own: weigh it by exp(its log-sum-exp - the largest)."
 NOT_TOLD = "The weighted sum of the splits is not divided by the sum of their weights, which do not add up to 1."
 CHOSEN = (
-    *edits(
-        FROM_LENGTH,
-        splits_from_length_alone=("min(slots // programs, -(-length // 64))", "-(-length // 64)"),
-        splits_from_length_alone__and_slots=("slots // programs", "slots"),
-    ),
+    *edits(FROM_LENGTH, splits_from_length_alone=("min(slots // programs, -(-length // 64))", "-(-length // 64)"),
+        splits_from_length_alone__and_slots=("slots // programs", "slots")),
     *edits("The batch is forgotten: each sequence has programs of its own.", batch_forgotten=("batch * -(-", "-(-")),
-    *edits(
-        BLOCKS,
-        heads_counted_singly=("-(-heads // 64)", "heads"),
+    *edits(BLOCKS, heads_counted_singly=("-(-heads // 64)", "heads"),
         heads_counted_singly__as_one=("batch * -(-heads // 64)", "batch"),
-        heads_counted_singly__rounded_down=("-(-heads // 64)", "max(1, heads // 64)"),
-    ),
+        heads_counted_singly__rounded_down=("-(-heads // 64)", "max(1, heads // 64)")),
     *edits(NOT_SHORT, splits_too_short=("min(slots // programs, -(-length // 64))", "slots // programs")),
-    *edits(
-        "The number of blocks of 64 rows is rounded up: a rest makes a split too.",
-        rows_rounded_down=("-(-length // 64)", "length // 64"),
-    ),
+    *edits("The number of blocks of 64 rows is rounded up: a rest makes a split too.",
+        rows_rounded_down=("-(-length // 64)", "length // 64")),
     *edits("There is always one split at least.", none_at_all=("max(1, min(", "(min(")),
-    *edits(
-        "The programs may not be more than slots: round down.",
-        more_than_one_wave=("slots // programs", "-(-slots // programs)"),
-    ),
-)
+    *edits("The programs may not be more than slots: round down.",
+        more_than_one_wave=("slots // programs", "-(-slots // programs)")),
+)  # fmt: skip
 WEIGHED = "(weights * outputs).sum(0) / torch.where(total == 0, 1.0, total)"
 CHANGES = (
     *ROWS,
     *edits(TOO_FEW, newest_left_out=("enumerate(lengths.tolist())", "enumerate((lengths - 1).clamp(min=0).tolist())")),
     *edits(TOO_MANY, one_slot_too_many=("enumerate(lengths.tolist())", "enumerate((lengths + 1).tolist())")),
     *edits(LAST_ROWS, last_rows_lost=("-(-length // splits)", "length // splits")),
-    *edits(
-        NEXT_SPLIT,
-        reaches_into_the_next_split=("min(first + size, length)", "min(first + -(-size // 32) * 32, length)"),
-    ),
+    *edits(NEXT_SPLIT,
+        reaches_into_the_next_split=("min(first + size, length)", "min(first + -(-size // 32) * 32, length)")),
     *edits(PAST_END, past_the_end=("min(first + size, length)", "first + size")),
     *edits(AVERAGED, averaged_without_weights=(WEIGHED, "outputs.mean(0)")),
     *edits(SUMS, added_without_weights=(WEIGHED, "outputs.sum(0)")),
     *edits(NOT_TOLD, not_divided=(WEIGHED, "(weights * outputs).sum(0)")),
-    *edits(
-        "A split's result is its sum of weights times rows, taken for an average. Divide it by its sum before it "
+    *edits("A split's result is its sum of weights times rows, taken for an average. Divide it by its sum before it "
         "is weighed by its log-sum-exp, or weigh it by exp(its maximum - the largest one).",
-        split_not_divided=("accumulator / total", "accumulator"),
-    ),
-    *edits(
-        "A split weighs by its maximum alone. The log of its sum belongs to it: running_max + log(running_sum).",
-        weighed_by_the_maximum=("running_max + torch.log(total)", "running_max"),
-    ),
-    *edits(
-        "The log-sum-exps are in one base and the merge's exponentials in another. Take log2 and exp2, or log and exp.",
+        split_not_divided=("accumulator / total", "accumulator")),
+    *edits("A split weighs by its maximum alone. The log of its sum belongs to it: running_max + log(running_sum).",
+        weighed_by_the_maximum=("running_max + torch.log(total)", "running_max")),
+    *edits("The log-sum-exps are in one base, the merge's exponentials in another. Take log2 and exp2, or log and exp.",
         mixed_bases=("torch.exp(lses - reference)", "torch.exp2(lses - reference)"),
-        mixed_bases__other=("torch.exp(lses - reference)", "torch.exp((lses - reference) / math.log(2))"),
-    ),
-    *edits(
-        "The maximum in base 2 and the natural logarithm of the sum were added. Bring both to one base.",
-        mixed_in_the_log_sum_exp=("torch.log(total)", "torch.log(total) * math.log(2)"),
-    ),
-    *edits(
-        EMPTY_SPLIT,
-        is_nan=True,
-        empty_split_nan=("torch.where(running_sum == 0, 1.0, running_sum)", "running_sum"),
-    ),
-    *edits(
-        "A split without rows has a log-sum-exp of 0, as if it had weights. It is minus infinity.",
-        empty_split_counts=(
-            "running_max + torch.log(total)",
-            "torch.where(running_sum == 0, 0.0, running_max + torch.log(total))",
-        ),
-    ),
-    *edits(
-        EMPTY_MERGE,
-        is_nan=True,
-        empty_sequence_nan=("torch.where(largest == -INF, 0.0, largest)", "largest"),
-        empty_sequence_nan__divided=("torch.where(total == 0, 1.0, total)", "total"),
-    ),
-    *edits(
-        "No maximum is subtracted in the merge, so that exp of a log-sum-exp overflows or underflows.",
-        no_maximum_in_the_merge=("torch.where(largest == -INF, 0.0, largest)", "0.0"),
-    ),
+        mixed_bases__other=("torch.exp(lses - reference)", "torch.exp((lses - reference) / math.log(2))")),
+    *edits("The maximum in base 2 and the natural logarithm of the sum were added. Bring both to one base.",
+        mixed_in_the_log_sum_exp=("torch.log(total)", "torch.log(total) * math.log(2)")),
+    *edits(EMPTY_SPLIT, is_nan=True,
+        empty_split_nan=("torch.where(running_sum == 0, 1.0, running_sum)", "running_sum")),
+    *edits("A split without rows has a log-sum-exp of 0, as if it had weights. It is minus infinity.",
+        empty_split_counts=("running_max + torch.log(total)",
+        "torch.where(running_sum == 0, 0.0, running_max + torch.log(total))")),
+    *edits(EMPTY_MERGE, is_nan=True, empty_sequence_nan=("torch.where(largest == -INF, 0.0, largest)", "largest"),
+        empty_sequence_nan__divided=("torch.where(total == 0, 1.0, total)", "total")),
+    *edits("No maximum is subtracted in the merge, so that exp of a log-sum-exp overflows or underflows.",
+        no_maximum_in_the_merge=("torch.where(largest == -INF, 0.0, largest)", "0.0")),
     *edits("Only the first split counts.", first_split_alone=("in range(splits):", "in range(1):")),
-)
+)  # fmt: skip
 SPLITS_OF = {**CHOICES, "splits": (1, 2, 3, 7)}
 
 EXERCISE = Exercise(

@@ -105,80 +105,47 @@ RIGHT_EVEN = "even_weights * second @ even[:, half:value_dim]"
 TOTAL = "(total * first + even_weights.sum(1, keepdim=True)) * second"
 ODD_MAX = "torch.maximum(even_largest, odd_scores.amax(1, keepdim=True))"
 CHANGES = (
-    *edits(
-        "The left half is not rescaled after the odd block raised the maximum: what was added before it "
+    *edits("The left half is not rescaled after the odd block raised the maximum: what was added before it "
         "is still measured from m0. Multiply it by exp(m0 - m1) before the odd block is added.",
         left_not_rescaled_again=(LEFT, "(left * first + even_weights @ even[:, :half])"),
-        left_not_rescaled_again__new_alone=(LEFT, "(left * first * second + even_weights @ even[:, :half])"),
-    ),
-    *edits(
-        "In the right half the even block's weights are still measured from m0. Multiply them by exp(m0 - m1) before "
+        left_not_rescaled_again__new_alone=(LEFT, "(left * first * second + even_weights @ even[:, :half])")),
+    *edits("In the right half the even block's weights are measured from m0. Multiply them by exp(m0 - m1) before "
         "their product is added to what is measured from m1.",
-        even_weights_not_corrected=(RIGHT_EVEN, "even_weights @ even[:, half:value_dim]"),
-    ),
-    *edits(
-        "What stood in a half before the pair is not rescaled by exp(m - m0).",
-        old_output_not_rescaled=("left * first", "left"),
-        old_output_not_rescaled__right=(RIGHT, "right * second"),
+        even_weights_not_corrected=(RIGHT_EVEN, "even_weights @ even[:, half:value_dim]")),
+    *edits("What stood in a half before the pair is not rescaled by exp(m - m0).",
+        old_output_not_rescaled=("left * first", "left"), old_output_not_rescaled__right=(RIGHT, "right * second"),
         old_output_not_rescaled__right_at_all=(RIGHT, "right"),
-        old_output_not_rescaled__both=("left * first", "left", RIGHT, "right * second"),
-    ),
-    *edits(
-        "The right half is rescaled by exp(m - m0) alone. The odd block's weights are measured from m1: multiply by "
-        "exp(m0 - m1) too.",
-        right_not_rescaled_again=(RIGHT, "right * first"),
-    ),
-    *edits(
-        "The even block's weights were corrected by exp(m0 - m1), and what they made is rescaled as well: it "
-        "shrinks twice.",
-        corrected_twice=(RIGHT_EVEN, "even_weights * second * second @ even[:, half:value_dim]"),
-        corrected_twice__left=("left * first + even_weights @", "left * first + even_weights * second @"),
-    ),
-    *edits(
-        "The sum of the weights is not rescaled with the output. It takes the same two factors, in the same order.",
+        old_output_not_rescaled__both=("left * first", "left", RIGHT, "right * second")),
+    *edits("The right half is rescaled by exp(m - m0) alone. The odd block's weights are measured from m1: multiply by "
+        "exp(m0 - m1) too.", right_not_rescaled_again=(RIGHT, "right * first")),
+    *edits("The even block's weights were corrected by exp(m0 - m1), and what they made is rescaled as well: it "
+        "shrinks twice.", corrected_twice=(RIGHT_EVEN, "even_weights * second * second @ even[:, half:value_dim]"),
+        corrected_twice__left=("left * first + even_weights @", "left * first + even_weights * second @")),
+    *edits("The sum of the weights is not rescaled with the output. It takes the same two factors, in the same order.",
         sum_not_rescaled=(TOTAL, "total + even_weights.sum(1, keepdim=True)"),
         sum_not_rescaled__first=("total * first", "total"),
         sum_not_rescaled__second=(TOTAL, "(total * first + even_weights.sum(1, keepdim=True))"),
-        sum_not_rescaled__new_alone=(TOTAL, "total * first * second + even_weights.sum(1, keepdim=True)"),
-    ),
-    *edits(
-        "Only one block's weights are in the sum. It takes those of both.",
+        sum_not_rescaled__new_alone=(TOTAL, "total * first * second + even_weights.sum(1, keepdim=True)")),
+    *edits("Only one block's weights are in the sum. It takes those of both.",
         one_block_in_the_sum=(f"{TOTAL} + odd_weights.sum(1, keepdim=True)", TOTAL),
-        one_block_in_the_sum__odd=(TOTAL, "total * first * second"),
-    ),
-    *edits(
-        "A worker adds its own block alone. Each half of the output needs both blocks: the weights are exchanged.",
-        own_block_alone=(f"{LEFT} + odd_weights @ odd[:, :half]", LEFT, f" + {RIGHT_EVEN}", ""),
-    ),
-    *edits(
-        "One block's weights meet the values of the other. They were exchanged without their block.",
+        one_block_in_the_sum__odd=(TOTAL, "total * first * second")),
+    *edits("A worker adds its own block alone. Each half of the output needs both blocks: the weights are exchanged.",
+        own_block_alone=(f"{LEFT} + odd_weights @ odd[:, :half]", LEFT, f" + {RIGHT_EVEN}", "")),
+    *edits("One block's weights meet the values of the other. They were exchanged without their block.",
         weights_exchanged=("even_weights @ even[:, :half]", "even_weights @ odd[:, :half]"),
-        weights_exchanged__right=("odd_weights @ odd[:, half:value_dim]", "odd_weights @ even[:, half:value_dim]"),
-    ),
-    *edits(
-        "The odd block's maximum is its own, which may lie below m0. Then what was there before is blown up. "
-        "Take the larger of m0 and the block's.",
-        odd_maximum_alone=(ODD_MAX, "odd_scores.amax(1, keepdim=True)"),
-    ),
-    *edits(
-        "The running maximum is not carried to the next pair, or only the even block's is. It is m1.",
-        maximum_not_carried=("largest = odd_largest", "largest = even_largest"),
-    ),
-    *edits(
-        "The halves overlap: the right one has columns value_dim / 2 on.",
-        right_columns_of_the_left=("half:value_dim", ":half"),
-    ),
-    *edits(
-        "The right half's columns are the row's last, with the rotary key among them. They end at value_dim.",
-        right_columns_at_the_end=("half:value_dim", "-half:"),
-    ),
+        weights_exchanged__right=("odd_weights @ odd[:, half:value_dim]", "odd_weights @ even[:, half:value_dim]")),
+    *edits("The odd block's maximum is its own, which may lie below m0. Then what was there before is blown up. "
+        "Take the larger of m0 and the block's.", odd_maximum_alone=(ODD_MAX, "odd_scores.amax(1, keepdim=True)")),
+    *edits("The running maximum is not carried to the next pair, or only the even block's is. It is m1.",
+        maximum_not_carried=("largest = odd_largest", "largest = even_largest")),
+    *edits("The halves overlap: the right one has columns value_dim / 2 on.",
+        right_columns_of_the_left=("half:value_dim", ":half")),
+    *edits("The right half's columns are the row's last, with the rotary key among them. They end at value_dim.",
+        right_columns_at_the_end=("half:value_dim", "-half:")),
     *edits("The scores are not scaled. Multiply them by `scale`.", scale_missing=(".T * scale", ".T")),
-    *edits(
-        NO_RUNNING_MAX,
-        no_maximum=("even_scores.amax(1, keepdim=True)", "0 * largest",
-                    "odd_scores.amax(1, keepdim=True)", "0 * largest",
-                    "torch.full((heads, 1), -INF)", "torch.zeros(heads, 1)"),
-    ),
+    *edits(NO_RUNNING_MAX,
+        no_maximum=("even_scores.amax(1, keepdim=True)", "0 * largest", "odd_scores.amax(1, keepdim=True)",
+        "0 * largest", "torch.full((heads, 1), -INF)", "torch.zeros(heads, 1)")),
     *edits(STARTS_AT_ZERO, maximum_starts_at_zero=("torch.full((heads, 1), -INF)", "torch.zeros(heads, 1)")),
     *edits(NOT_DIVIDED, not_divided=("left / total, right / total", "left, right")),
 )  # fmt: skip

@@ -78,77 +78,44 @@ WRITTEN = (
 )
 WORK = (
     *edits(CAUSAL, causal_forgotten=(PAIRS, "query_tokens * context")),
-    *edits(
-        "Each query sees itself too: the pairs are T · N - T · (T - 1) / 2.",
-        diagonal_forgotten=("query_tokens * (query_tokens - 1) // 2", "query_tokens * (query_tokens + 1) // 2"),
-    ),
-    *edits(
-        "The pairs are halved. That holds for a prompt alone: after a long context a query sees nearly all tokens.",
-        pairs_halved=(PAIRS, "query_tokens * context // 2"),
-    ),
+    *edits("Each query sees itself too: the pairs are T · N - T · (T - 1) / 2.",
+        diagonal_forgotten=("query_tokens * (query_tokens - 1) // 2", "query_tokens * (query_tokens + 1) // 2")),
+    *edits("The pairs are halved. That holds for a prompt alone: after a long context a query sees nearly all tokens.",
+        pairs_halved=(PAIRS, "query_tokens * context // 2")),
     *edits(WRONG_ORDER, wrong_order=(OF_QUERIES, OF_CONTEXT)),
-    *edits(
-        "Keys and values are made of every token of the context in the expanded form, not of the query tokens alone.",
-        expanded_for_queries_alone=(OF_CONTEXT, OF_QUERIES),
-    ),
-    *edits(
-        "The matrices are missing from the absorbed form's FLOPs: W_UK on each query and W_UV on each output.",
-        absorbing_forgotten=(ABSORBED, "pairs * (row + latent_dim)"),
-    ),
-    *edits(
-        "Only one of the two matrices is counted. W_UK and W_UV both have head_dim · latent_dim multiply-adds.",
-        one_matrix=(OF_QUERIES, OF_QUERIES[4:]),
-        one_matrix__expanded=(OF_CONTEXT, OF_CONTEXT[4:]),
-        one_matrix__both=(OF_QUERIES, OF_QUERIES[4:], OF_CONTEXT, OF_CONTEXT[4:]),
-    ),
-    *edits(
-        "Making the keys and values is missing from the expanded form's FLOPs.",
-        expanding_forgotten=(EXPANDED, "pairs * (2 * head_dim + rope_dim)"),
-    ),
+    *edits("Keys and values are made of every token of the context in the expanded form, not of queries alone.",
+        expanded_for_queries_alone=(OF_CONTEXT, OF_QUERIES)),
+    *edits("The matrices are missing from the absorbed form's FLOPs: W_UK on each query and W_UV on each output.",
+        absorbing_forgotten=(ABSORBED, "pairs * (row + latent_dim)")),
+    *edits("Only one of the two matrices is counted. W_UK and W_UV both have head_dim · latent_dim multiply-adds.",
+        one_matrix=(OF_QUERIES, OF_QUERIES[4:]), one_matrix__expanded=(OF_CONTEXT, OF_CONTEXT[4:]),
+        one_matrix__both=(OF_QUERIES, OF_QUERIES[4:], OF_CONTEXT, OF_CONTEXT[4:])),
+    *edits("Making the keys and values is missing from the expanded form's FLOPs.",
+        expanding_forgotten=(EXPANDED, "pairs * (2 * head_dim + rope_dim)")),
     *edits(CONTENT, multiply_adds=("2 * heads * (2", "heads * (2")),
     *edits(CONTENT, multiply_adds__absorbed=(f"2 * heads * ({ABSORBED})", f"heads * ({ABSORBED})")),
     *edits(CONTENT, multiply_adds__expanded=(f"2 * heads * ({EXPANDED})", f"heads * ({EXPANDED})")),
-    *edits(
-        "The rotary part is missing from the scores' FLOPs.",
-        rope_forgotten=(
-            "pairs * (row + latent_dim)",
-            "pairs * (2 * latent_dim)",
-            "2 * head_dim + rope_dim",
-            "2 * head_dim",
-        ),
-        rope_forgotten__absorbed=("pairs * (row + latent_dim)", "pairs * (2 * latent_dim)"),
-        rope_forgotten__expanded=("2 * head_dim + rope_dim", "2 * head_dim"),
-    ),
-    *edits(
-        "A rotary part is counted for the values too. Only scores have it.",
+    *edits("The rotary part is missing from the scores' FLOPs.",
+        rope_forgotten=("pairs * (row + latent_dim)", "pairs * (2 * latent_dim)", "2 * head_dim + rope_dim",
+        "2 * head_dim"), rope_forgotten__absorbed=("pairs * (row + latent_dim)", "pairs * (2 * latent_dim)"),
+        rope_forgotten__expanded=("2 * head_dim + rope_dim", "2 * head_dim")),
+    *edits("A rotary part is counted for the values too. Only scores have it.",
         rope_in_the_values=("row + latent_dim", "2 * row", "2 * head_dim + rope_dim", "2 * (head_dim + rope_dim)"),
         rope_in_the_values__absorbed=("row + latent_dim", "2 * row"),
-        rope_in_the_values__expanded=("2 * head_dim + rope_dim", "2 * (head_dim + rope_dim)"),
-    ),
-    *edits(
-        "The rotary key is missing from the cache's bytes: a row is latent_dim + rope_dim numbers.",
-        rope_not_cached=("context * row", "context * latent_dim"),
-    ),
-    *edits(
-        "The row is counted twice, as key and as value. It is read once.",
-        latent_read_twice=("context * row + weights", "2 * context * row + weights"),
-    ),
+        rope_in_the_values__expanded=("2 * head_dim + rope_dim", "2 * (head_dim + rope_dim)")),
+    *edits("The rotary key is missing from the cache's bytes: a row is latent_dim + rope_dim numbers.",
+        rope_not_cached=("context * row", "context * latent_dim")),
+    *edits("The row is counted twice, as key and as value. It is read once.",
+        latent_read_twice=("context * row + weights", "2 * context * row + weights")),
     *edits("The weights are missing from the bytes.", weights_forgotten=("2 * heads * head_dim * latent_dim", "0")),
-    *edits(
-        "There are two weights, W_UK and W_UV.",
-        one_weight=("2 * heads * head_dim * latent_dim", "heads * head_dim * latent_dim"),
-    ),
-    *edits(
-        WRITTEN,
-        keys_written_alone=("2 * context * heads * 2 * head_dim", "context * heads * 2 * head_dim"),
+    *edits("There are two weights, W_UK and W_UV.",
+        one_weight=("2 * heads * head_dim * latent_dim", "heads * head_dim * latent_dim")),
+    *edits(WRITTEN, keys_written_alone=("2 * context * heads * 2 * head_dim", "context * heads * 2 * head_dim"),
         keys_written_alone__not_at_all=(" + 2 * context * heads * 2 * head_dim", ""),
-        keys_written_alone__rotary_too=("heads * 2 * head_dim", "heads * (2 * head_dim + rope_dim)"),
-    ),
-    *edits(
-        "`item_bytes` is missing: numbers are counted, and not bytes.",
-        bytes_forgotten=("elements * item_bytes", "elements"),
-    ),
-)
+        keys_written_alone__rotary_too=("heads * 2 * head_dim", "heads * (2 * head_dim + rope_dim)")),
+    *edits("`item_bytes` is missing: numbers are counted, and not bytes.",
+        bytes_forgotten=("elements * item_bytes", "elements")),
+)  # fmt: skip
 ABSORBED_TIME = "max(absorbed_flops / rate, absorbed_bytes / bandwidth)"
 EXPANDED_TIME = "max(expanded_flops / rate, expanded_bytes / bandwidth)"
 LONGER = "A form's time is the longer of two: its FLOPs at the rate, and its bytes at the bandwidth."
@@ -166,20 +133,16 @@ CHOICE = (
     *edits(f"Only the FLOPs decide. {LONGER}", flops_alone=_times("{f}")),
     *edits(f"Only the bytes decide. {LONGER}", bytes_alone=_times("{b}")),
     *edits(f"The two times are added, but both go on at once. {LONGER}", times_added=_times("{f} + {b}")),
-    *edits(
-        "The shorter of the two times was taken for a form's. It takes the longer.",
-        shorter_time=("max(absorbed_flops", "min(absorbed_flops", "max(expanded_flops", "min(expanded_flops"),
-    ),
+    *edits("The shorter of the two times was taken for a form's. It takes the longer.",
+        shorter_time=("max(absorbed_flops", "min(absorbed_flops", "max(expanded_flops", "min(expanded_flops")),
     *edits("Where both take as long, it is absorbed.", tie_expanded=("absorbed <= expanded", "absorbed < expanded")),
     *edits("The slower form was chosen.", slower_chosen=("absorbed <= expanded", "absorbed > expanded")),
-    *edits(
-        "The form follows from the number of query tokens alone. Count FLOPs and bytes.",
+    *edits("The form follows from the number of query tokens alone. Count FLOPs and bytes.",
         by_query_tokens=("absorbed <= expanded", "query_tokens == 1"),
         by_query_tokens__fewer_than_171=("absorbed <= expanded", "query_tokens < 171"),
         by_query_tokens__up_to_171=("absorbed <= expanded", "query_tokens <= 171"),
         by_query_tokens__a_few=("absorbed <= expanded", "query_tokens <= 8"),
-        by_query_tokens__not_the_whole=("absorbed <= expanded", "query_tokens < context"),
-    ),
+        by_query_tokens__not_the_whole=("absorbed <= expanded", "query_tokens < context")),
 )  # fmt: skip
 
 SIZES = Contract(
