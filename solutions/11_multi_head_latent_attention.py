@@ -116,9 +116,10 @@ draw_rank_bytes({
 # are mixtures of $r$ fixed vectors. Then a token needs $r$ numbers, the amounts in the mixture, and the $r$ vectors are
 # the same for all tokens. The squares of the singular values say what share of the matrix each $r$ keeps.
 #
-# The next cell does this for a small model with 4 full heads of dimension 32, so 256 numbers a token and layer. If it
-# has not been trained yet, that is done once, in about a minute on two idle cores. **Predict**: how many of the 256
-# numbers keep 99 % of the sum of squares?
+# The next cell does this for a small model with 4 full heads of dimension 32, so 256 numbers a token and layer. It
+# draws two lines: the cache as it is, and the same with the keys' rotary positions taken back. If this model and the
+# two others of the chapter have not been trained yet, that is done once, in about a minute. **Predict** the second
+# line: how many of the 256 numbers keep 99 % of the sum of squares, without positions?
 
 # %%
 predict("11 numbers that keep 99 %", ..., "of 256")
@@ -134,13 +135,14 @@ kept = {
     "as cached": energy_kept(cached_numbers(kinds["full heads"], unseen, layer=1)),
     "keys turned back": energy_kept(cached_numbers(kinds["full heads"], unseen, layer=1, turned=False)),
 }
-measured("11 numbers that keep 99 %", rank_for(kept["as cached"], 0.99), "of 256")
+measured("11 numbers that keep 99 %", rank_for(kept["keys turned back"], 0.99), "of 256")
 draw_energy(kept, mark=48)
 
 # %% [markdown]
-# Far fewer than 256 numbers hold nearly all of it. The second line is the same cache with the keys' rotary positions
-# taken back. It needs fewer numbers, because a rotation turns the same key another way at every position. Keep that in
-# mind for the section on positions.
+# Without positions, few numbers hold nearly all of it: 46 of 256 in one run. That is why a short row can do. But as the
+# cache really is, the same share took 156. A rotation turns the same key another way at every position, so the keys
+# spread over more directions. Remember this for the section on positions: **what repeats itself in a cache are the keys
+# without positions, and the values.**
 #
 # The vertical line is the row of the same model with latent attention, which you will run at the end: a latent of 32
 # numbers and a rotary key of 16. That model was not compressed after training. It was trained with the row from the

@@ -81,7 +81,12 @@ def _trained(name: str, device: torch.device, report: Callable[[str, int, float]
 
     def train() -> Decoder:
         tell = None if report is None else lambda step, loss: report(name, step, loss)
-        return train_tiny_model(config, steps=KIND_STEPS, text=seen, device=device, report=tell)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # so small products gain little from a second core, and lose tenfold on a busy machine
+        try:
+            return train_tiny_model(config, steps=KIND_STEPS, text=seen, device=device, report=tell)
+        finally:
+            torch.set_num_threads(threads)
 
     return remembered("kind", config, KIND_STEPS, seen, device, train)
 
