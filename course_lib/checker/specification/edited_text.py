@@ -6,7 +6,7 @@ import ast
 import textwrap
 from dataclasses import dataclass
 
-from course_lib.checker.specification.words import Words, piece_of
+from course_lib.checker.specification.words import Words, canonical, piece_of
 
 BINDS = (  # operators by how tightly they bind, the loosest first
     (ast.NamedExpr, ast.Lambda, ast.IfExp),
@@ -46,7 +46,7 @@ class Replacement:
 def replacements(text: Words, old: str, new: str) -> list[Replacement]:
     """What changes in the text where `old` becomes `new`, at every place where it stands; none where it does not.
 
-    A piece is looked for as it is written, and then as `ast.unparse` writes it.
+    A piece is looked for as it is written, and then as `canonical` writes it.
     """
     for piece in (piece_of(old), piece_of(_rewritten(old))):
         places = text.places_of(piece)
@@ -58,7 +58,7 @@ def replacements(text: Words, old: str, new: str) -> list[Replacement]:
 
 def _rewritten(piece: str) -> str:
     try:
-        return ast.unparse(ast.parse(textwrap.dedent(piece.strip("\n")).strip()))
+        return canonical(textwrap.dedent(piece.strip("\n")).strip())
     except SyntaxError:
         return ""
 

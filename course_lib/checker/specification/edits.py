@@ -19,7 +19,8 @@
     MODEL = model_of(row_means, CHANGES)
 
 A slip's name says what a verdict calls it; what follows two underscores is one of several ways to make one mistake.
-Write the meaning so that each step that can go wrong is a piece of text of its own, and never with a switch. What
+`load` is that of `exercises/topics/pointers.py`, which tells the judge what an answer reads outside a tensor. Write the
+meaning so that each step that can go wrong is a piece of text of its own, and never with a switch. What
 several meanings share is a function of `exercises/topics/` (`parts=`), or stands in one wording in all of them, and its
 rows stand once in `exercises/topics/`.
 
@@ -31,18 +32,16 @@ for as a pair, in whichever order they are written; two that want to change the 
 
 from __future__ import annotations
 
-import ast
+import contextlib
 import contextvars
 import functools
-import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from course_lib.checker.specification.edited_text import Replacement, replaced, replacements
+from course_lib.checker.specification.edited_program import Program
 from course_lib.checker.specification.errors import CourseError
 from course_lib.checker.specification.model import Model, Slip, Slips
-from course_lib.checker.specification.words import Words, canonical, nearest_line, words_of
 
 AT_WORK: contextvars.ContextVar[Slips | None] = contextvars.ContextVar(
     "the slips of the meaning that runs", default=None
@@ -92,6 +91,16 @@ def without(changes: Iterable[Edit], *names: str) -> tuple[Edit, ...]:
     return tuple(edit for edit in changes if edit.id not in names)
 
 
+@contextlib.contextmanager
+def at_work(slips: Slips) -> Iterator[None]:
+    """While a model computes with these slips: `reaches_outside` is noted in them."""
+    before = AT_WORK.set(slips)
+    try:
+        yield
+    finally:
+        AT_WORK.reset(before)
+
+
 def reaches_outside() -> None:
     """Say that an access lies outside a tensor: for functions with which a meaning reads and writes memory."""
     slips = AT_WORK.get()
@@ -112,8 +121,8 @@ def model_of(meaning: Callable, changes: Iterable[Edit], parts: Iterable[Callabl
     Raises:
         CourseError: an edit does not fit the meaning: which, and what stands nearest.
     """
-    changes, program = tuple(changes), _Program((*parts, meaning))
-    ways = {edit.id: program.found(edit) for edit in changes}
+    changes, program = tuple(changes), Program((*parts, meaning))
+    ways = {edit.id: program.found(edit.id, edit.pieces) for edit in changes}
     if len(ways) < len(changes):
         names = [edit.id for edit in changes]
         raise CourseError(
@@ -128,88 +137,13 @@ def model_of(meaning: Callable, changes: Iterable[Edit], parts: Iterable[Callabl
         function = compiled(tuple(name for name in ways if slips(name)))
         if function is None:  # two that want to change the same words
             return NotImplemented
-        before = AT_WORK.set(slips)
-        try:
+        with at_work(slips):
             return function(*args)
-        finally:
-            AT_WORK.reset(before)
 
     styles = ((), *((edit.id,) for edit in changes if not edit.sentence))
     slips = tuple(edit for edit in changes if edit.sentence)
     return Model(compute, slips, **{"styles": styles, **options})
 
 
-class _Program:
-    """A few functions that call each other, the last of which is the meaning, as text to be changed."""
-
-    def __init__(self, functions: tuple[Callable, ...]):
-        self.functions = {function.__name__: function for function in functions}
-        self.texts: dict[str, Words] = {name: words_of(_text(function)) for name, function in self.functions.items()}
-        *parts, self.name = self.functions
-        called = {name for text in self.texts.values() for name in _called(text.text)}
-        if idle := {*parts} - called:
-            raise CourseError(f"{self.name} and its parts do not call {sorted(idle)}, so these are no parts of it.")
-
-    def found(self, edit: Edit) -> dict[str, list[Replacement]]:
-        """What an edit changes in each function."""
-        changes: dict[str, list[Replacement]] = {name: [] for name in self.texts}
-        for old, new in edit.pieces:
-            here = {name: replacements(text, old, new) for name, text in self.texts.items()}
-            if not any(here.values()):
-                near = nearest_line("\n".join(text.text for text in self.texts.values()), old)
-                raise CourseError(
-                    f"{self.name} does not hold the piece {old!r} of the edit {edit.id!r}. The nearest line is "
-                    f"{near!r}. Line breaks, blanks and quotes are no difference; names, signs and their order are. "
-                    "Was the meaning reworded, or did a formatter do more than move text? Write the piece as that line "
-                    "shows it, which is without brackets that Python does not need."
-                )
-            for name, found in here.items():
-                changes[name] += found
-        for name, found in changes.items():
-            text = replaced(self.texts[name].text, found)
-            if text is None:
-                raise CourseError(f"{self.name}: two pieces of the edit {edit.id!r} change the same words of {name}.")
-            try:
-                ast.parse(text)
-            except SyntaxError as error:
-                line = text.splitlines()[(error.lineno or 1) - 1].strip()
-                raise CourseError(
-                    f"{self.name}: the edit {edit.id!r} makes {line!r}, which is no Python: {error.msg}."
-                ) from None
-        return {name: found for name, found in changes.items() if found}
-
-    def with_changes(self, chosen: list[dict[str, list[Replacement]]]) -> Callable | None:
-        """The meaning with these changes; None where two of them want to change the same words, or make no program."""
-        made: dict[str, Any] = {}
-        scopes = {id(function.__globals__): dict(function.__globals__) for function in self.functions.values()}
-        for name, function in self.functions.items():
-            changes = [change for found in chosen for change in found.get(name, ())]
-            text = replaced(self.texts[name].text, changes)
-            if text is None:
-                return None
-            try:
-                program = compile(text, f"<{name}>", "exec")
-            except SyntaxError:
-                return None
-            scope = scopes[id(function.__globals__)]
-            exec(program, scope)
-            made[name] = scope[name]
-        for scope in scopes.values():  # each calls the changed ones
-            scope.update(made)
-        return made[self.name]
-
-
 def _in_twos(pieces: tuple[str, ...]) -> list[tuple[str, str]]:
     return list(zip(pieces[::2], pieces[1::2]))
-
-
-def _text(function: Callable) -> str:
-    if not inspect.isfunction(function) or function.__name__ == "<lambda>" or function.__closure__:
-        raise CourseError(
-            f"{function!r} cannot be edited: a meaning and its parts are functions of a module, by `def`."
-        )
-    return canonical(inspect.getsource(function))
-
-
-def _called(text: str) -> set[str]:
-    return {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}

@@ -1,8 +1,8 @@
 """The words of a program's text, by which a piece of it is found however its lines are broken.
 
 A text is compared word by word (a name, a number, a sign, the end of a statement), so blanks and quotes are no
-difference. It is what `ast.unparse` makes of a function: one line a statement, without comments and without brackets
-that Python does not need. So nothing that a formatter does to the function can move a piece.
+difference. It is what `canonical` makes of a function: one line a statement, without comments and without brackets that
+Python does not need. So nothing that a formatter does to the function can move a piece.
 """
 
 from __future__ import annotations
@@ -70,15 +70,18 @@ def piece_of(text: str) -> Words:
 
 
 def canonical(source: str) -> str:
-    """A function's source as `ast.unparse` writes it, without docstring."""
+    """Source as `ast.unparse` writes it, without docstrings, and without brackets around tuples that need none."""
     tree = ast.parse(textwrap.dedent(source))
     for node in ast.walk(tree):
-        if (
-            isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-            and ast.get_docstring(node) is not None
-        ):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(node) is not None:
             node.body = node.body[1:] or [ast.Pass()]
-    return ast.unparse(tree)
+    lines = [line.encode() for line in ast.unparse(tree).splitlines()]
+    for node in ast.walk(ast.parse(b"\n".join(lines))):
+        value = node.value if isinstance(node, (ast.Return, ast.Assign)) else None
+        if isinstance(value, ast.Tuple) and value.elts and value.end_col_offset is not None:
+            line, begin, end = lines[value.lineno - 1], value.col_offset, value.end_col_offset
+            lines[value.lineno - 1] = line[:begin] + line[begin + 1 : end - 1] + line[end:]
+    return b"\n".join(lines).decode()
 
 
 def nearest_line(text: str, piece: str) -> str:

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from course_lib.checker.judge.explain import Made, prediction
-from course_lib.checker.specification import edits as machinery
+from course_lib.checker.specification import edited_program as machinery
 from course_lib.checker.specification.edited_text import replaced, replacements
 from course_lib.checker.specification.edits import edits, model_of, reaches_outside, without
 from course_lib.checker.specification.exercise import Case, CourseError
+from course_lib.checker.specification.model import Slips
 from course_lib.checker.specification.words import canonical, words_of
 
 FACTOR = 3.0
@@ -88,6 +89,13 @@ def test_every_place_is_changed_and_a_longer_piece_names_one():
     assert after("y = exp(a) + exp(b)", "exp(b)", "exp2(b)") == "y = exp(a) + exp2(b)"
 
 
+def test_brackets_around_a_tuple_are_no_difference():
+    for piece in ("return b, a", "return (b, a)"):
+        assert after("def f(a, b):\n    return (b, a)", piece, "return a, b").endswith("return a, b")
+    assert after("def f():\n    return 'é', (1, 2), ()", "return 'é', (1,", "return (0,").endswith("return (0, 2), ()")
+    assert after("x, y = (a, b)", "= a, b", "= b, a") == "x, y = b, a"
+
+
 def test_numbers_and_quotes_are_read_as_python_reads_them():
     assert after("f(1e+38, 'a', 1_000)", '1e38, "a", 1000', "2") == "f(2)"
     assert after("f(x, -1e9)", "-1000000000.0", "0") == "f(x, 0)"
@@ -155,6 +163,13 @@ def test_pieces_of_one_edit_must_not_change_the_same_words():
 def test_an_edit_that_makes_no_python_is_refused_when_it_is_written():
     with pytest.raises(CourseError, match="which is no Python"):
         model_of(meaning, edits("x", broken=("total = start", "total = = start")), (scaled,))
+
+
+def test_a_name_that_the_module_does_not_have_is_refused_when_it_is_written():
+    """ruff removed an import that edits alone used, and 29 slips raised NameError where nobody saw it."""
+    with pytest.raises(CourseError, match=r"reads \['math'\], which meaning's module does not have"):
+        model_of(meaning, edits("x", lost=("total = start", "total = math.nan")), (scaled,))
+    model_of(meaning, edits("x", kept=("total = start", "total = max(row.numel() for row in x) + FACTOR")), (scaled,))
 
 
 @pytest.mark.parametrize("pieces", [("a",), (), "ab", ("a", "b", "c")])
@@ -235,7 +250,7 @@ def test_programs_are_kept():
     machinery.compile = lambda *args: made.append(args) or compiled(*args)
     try:
         for _ in range(3):
-            model.compute(machinery.Slips(["never"]), *CASE.args)
+            model.compute(Slips(["never"]), *CASE.args)
     finally:
         del machinery.compile
     assert len(made) == 2  # the meaning and its part, once

@@ -197,3 +197,11 @@ WRONG |= {
         ),
     ),
 }
+
+
+WRONG |= {
+    "finite_for_minus_infinity": changed(
+        "4.4",
+        ('float("-inf")', '-1e6'),
+    ),
+}
