@@ -480,9 +480,9 @@ def latent_decode(query, cache, lengths, scale, value_dim):
     """One step of absorbed latent attention, by one kernel that reads each row once for up to 64 heads.
 
     Args:
-        query: [batch, heads, value_dim + rope_dim], float32 or float16: absorbed queries, the latent part first and the
-            rotary part behind it. From 1 head on, any number; value_dim 16, 32, 64, 128, 256 or 512, rope_dim 16, 32
-            or 64; the last stride is 1.
+        query: [batch, heads, value_dim + rope_dim]: absorbed queries, the latent part first and the rotary part behind
+            it. From 1 head on, any number; value_dim 16, 32, 64, 128, 256 or 512 in float16 (up to 256 on a T4), up to
+            128 in float32; rope_dim 16, 32 or 64; the last stride is 1.
         cache: [batch, capacity, value_dim + rope_dim], query's dtype: the latent first and the rotary key behind it.
             Any strides but the last, which is 1; they may reach beyond 2³¹ elements.
         lengths: [batch], int32: tokens of each sequence in its cache. Slots behind them hold anything, NaN too. 0 is
@@ -710,9 +710,10 @@ def split_latent_decode(query, cache, lengths, scale, value_dim, splits):
     """The same as `latent_decode` of 11.3, by two kernels: one attends to each split, and one merges.
 
     Args:
-        query, cache, lengths, scale, value_dim: as in 11.3: float32 or float16, any number of heads from 1 on,
-            value_dim 16, 32, 64, 128, 256 or 512, rope_dim 16, 32 or 64. Any strides but the last, which is 1; the
-            cache's may reach beyond 2³¹ elements. Lengths may be 0, and slots behind them hold anything.
+        query, cache, lengths, scale, value_dim: as in 11.3, with any number of heads from 1 on, value_dim 16, 32, 64,
+            128, 256 or 512 in float16 (up to 256 on a T4), up to 128 in float32, and rope_dim 16, 32 or 64. Any strides
+            but the last, which is 1; the cache's may reach beyond 2³¹ elements. Lengths may be 0, and slots behind them
+            hold anything.
         splits: at least 1, and perhaps more than a sequence has tokens: then some have none.
 
     Returns:

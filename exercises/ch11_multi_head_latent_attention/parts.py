@@ -112,10 +112,16 @@ def made(
     return query_layout(draw, query), cache_layout(draw, cache), counts, scale, value_dim, *options.values()
 
 
-def fits(*, heads, value_dim, lengths, unused, cache_layout, query_layout, splits=1, **others) -> bool:
+def fits(*, heads, value_dim, lengths, dtype, unused, cache_layout, query_layout, splits=1, **others) -> bool:
     """Whether the interpreter is done with it soon, and NaN stands in no slot that another sequence uses."""
     shared = cache_layout is CACHE_LAYOUTS[-1].value
-    return heads * sum(lengths) * splits <= 4000 and (value_dim < 128 or max(lengths) < 70) and not (unused and shared)
+    roomy = value_dim <= 128 or dtype == torch.float16
+    return (
+        roomy
+        and heads * sum(lengths) * splits <= 4000
+        and (value_dim < 128 or max(lengths) < 70)
+        and not (unused and shared)
+    )
 
 
 CACHE_LAYOUTS = unit_last("cache")
@@ -133,12 +139,11 @@ CHOICES = {
 }
 SAYS = {
     "heads": "rom 1 head on, any number",
-    "value_dim": "value_dim 16, 32, 64, 128, 256 or 512",
     "rope_dim": "rope_dim 16, 32",
     "lengths": "0",
-    "unused": "Slots behind them hold anything",
-    "dtype": "float32 or float16",
-    "cache_layout": "Any strides but the last, which is 1",
+    "unused": "lots behind them hold",
+    "dtype": "128 in float32",
+    "cache_layout": "but the last, which is 1",
 }
 
 
