@@ -202,7 +202,7 @@ draw_two_forms(heads=128, head_dim=128, latent_dim=512, rope_dim=64)
 # One thing stands in the way. Models rotate queries and keys by their positions (*RoPE*), and a key's rotation $R_n$
 # comes after the matrix: $k_h = R_n W^{UK}_h c$. Then the score of a query at position $m$ is
 #
-# $$(R_m q_h) \cdot (R_n W^{UK}_h c) = (W^{UK\top}_h R_{m-n}^\top q_h) \cdot c$$
+# $$(R_m q_h) \cdot (R_n W^{UK}_h c) = (W^{UK\top}_h R_{m-n}\, q_h) \cdot c$$
 #
 # The rotation stands between the query and the matrix, and it depends on the distance $m - n$. So there is no single
 # absorbed query: each token in the cache would need its own. The next cell computes the absorbed query for keys at
@@ -239,8 +239,8 @@ for distance in (0, 1, 10, 100, 1000):
 #
 # All heads share the rotary key. With 128 rotary keys, one for each head, the row would be 8,704 numbers long.
 #
-# Now write one decode step in PyTorch. The check refuses any tensor as large as the keys or values of a single head,
-# and that includes a copy of the cache.
+# Now write one decode step in PyTorch. In some of the check's cases the keys of a single head are larger than every
+# tensor that you need, and so is a copy of the cache. There they are refused.
 
 # %%
 # Exercise 11.2 · Absorb the matrices
@@ -567,9 +567,9 @@ for heads in (16, 64, 128):
 
 # %% [markdown]
 # Two things keep this kernel from its floor on a Hopper card. It has one program for each 64 heads of each sequence,
-# so it needs a large batch; the section on splits changes that. And at 64 rows its output tile fills so many registers
-# that the compiler puts some of the numbers into memory and fetches them again. The section on the seesaw shows what
-# FlashMLA does about that.
+# so it needs a large batch; the section on splits changes that. And at 64 rows and 512 columns the registers are not
+# enough. Compiled for an H100 by Triton 3.9, it takes all 255 that a thread can have, and keeps 464 bytes more in
+# memory. The section on the seesaw shows what FlashMLA does about that.
 #
 # ## Rows come in tiles of 64
 #
