@@ -12,8 +12,8 @@ multiprocessor's registers. The two programs that 128 heads need are neighbours 
 on two multiprocessors, and the second finds in the L2 what the first has loaded. Two programs that share the output's
 columns instead of its rows would both need all of the scores, and compute them twice: 1.5 times the work.
 
-The accumulator is kept transposed where there is wgmma, output[v, row] = Σ_n cache[n, v] · weight[row, n]: 512 rows
-always fill that instruction, however few heads there are.
+On Hopper 16 rows are one tile for mma.sync, and any more are tiles of 64 for wgmma, though some rows be empty: 32 heads
+take as long as 16, the time of the bytes.
 Source: DeepSeek-AI, DeepSeek-V2, arXiv 2405.04434; Dao et al., Flash-Decoding for long-context inference, 2023.
 """
 
@@ -34,7 +34,6 @@ def latent_decode_kernel(
     query_tokens, heads, scale_log2,
     VALUE_DIM: tl.constexpr, ROPE_DIM: tl.constexpr, BLOCK_R: tl.constexpr, PAGE_SIZE: tl.constexpr,
     CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M rows, each a head of a query token, against one split of one sequence's keys.
 
@@ -53,8 +52,8 @@ def latent_decode_kernel(
 
     query = load_query_rows(query_pointer + batch * query_batch_stride, query_token_stride, query_head_stride, rows,
                             heads, is_row, VALUE_DIM, ROPE_DIM, BLOCK_R)  # fmt: skip
-    accumulator = tl.zeros([VALUE_DIM, BLOCK_M] if TRANSPOSED else [BLOCK_M, VALUE_DIM], tl.float32)
-    state = (tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32), accumulator)
+    state = (tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M, BLOCK_N], tl.float32),
+             tl.zeros([BLOCK_M, VALUE_DIM], tl.float32))  # fmt: skip
     WHOLE_PAGES: tl.constexpr = PAGE_SIZE > 0 and PAGE_SIZE % BLOCK_N == 0  # a tile lies in one page
     table = tables_pointer
     pages = begin  # of no use without tables
@@ -79,18 +78,17 @@ def latent_decode_kernel(
             tile = cache_pointer
             tile_rows = page_rows(pages, positions, cache_stride, row_stride, PAGE_SIZE)  # [BLOCK_N]
         latents, rotary_keys = load_latents(tile, tile_rows, positions < end, VALUE_DIM, ROPE_DIM, BLOCK_R)
-        visible = positions[None, :] <= last_seen[:, None]  # [BLOCK_M, BLOCK_N]
-        if TRANSPOSED and BLOCK_M >= 64:
+        if BLOCK_M >= 64:  # wgmma
             if start < end:  # always. What is in a branch comes last in a step: the next loads are sent before it
-                state = attend_to_latents(query, latents, rotary_keys, visible, state, scale_log2, begin < end, True)
+                state = attend_to_latents(
+                    query, latents, rotary_keys, last_seen - start, state, scale_log2, begin < end
+                )
         else:
-            state = attend_to_latents(query, latents, rotary_keys, visible, state, scale_log2, None, TRANSPOSED)
+            state = attend_to_latents(query, latents, rotary_keys, last_seen - start, state, scale_log2, None)
         pages = next_pages
 
-    running_max, running_sum, accumulator = state
-    if TRANSPOSED:
-        accumulator = tl.trans(accumulator)
-    output, lse = finish_rows(accumulator, running_max, running_sum)  # [BLOCK_M, VALUE_DIM], [BLOCK_M]
+    running_max, weight_sums, accumulator = state
+    output, lse = finish_rows(accumulator, running_max, tl.sum(weight_sums, axis=1))  # [BLOCK_M, VALUE_DIM], [BLOCK_M]
     result_rows = (tl.program_id(1) * tl.num_programs(2) + batch) * (query_tokens * heads) + rows  # [BLOCK_M], int64
     tl.store(output_pointer + result_rows[:, None] * VALUE_DIM + tl.arange(0, VALUE_DIM)[None, :],
              output.to(output_pointer.dtype.element_ty), mask=is_row[:, None])  # fmt: skip

@@ -68,35 +68,34 @@ def scores_of(query, latents, rotary_keys, scale_log2):
 
 
 @triton.jit
-def attend_to_latents(
-    query, latents, rotary_keys, visible, softmax_state, scale_log2, true, TRANSPOSED: tl.constexpr,
-):  # fmt: skip
+def attend_to_latents(query, latents, rotary_keys, last_seen, softmax_state, scale_log2, true):
     """The softmax state after one more tile of the cache, whose latents are the keys and, as they are, the values.
 
-    query: (latent part, rotary part); visible [BLOCK_M, BLOCK_N]. softmax_state: running_max and running_sum [BLOCK_M],
-    accumulator [BLOCK_M, VALUE_DIM], or [VALUE_DIM, BLOCK_M] where TRANSPOSED.
+    query: (latent part, rotary part); last_seen [BLOCK_M]: the last key that each row sees, counted from the tile's
+    first. softmax_state: running_max [BLOCK_M], weight_sums [BLOCK_M, BLOCK_N], accumulator [BLOCK_M, VALUE_DIM]. Each
+    column of a tile has a sum of its own: a row's columns lie in different warps, which wait for each other once, at
+    the end (measured on an H100: 7 % of the whole).
+
     true: None, or a condition that holds, and that the compiler learns to hold only after it has dealt out the work. A
     product whose result goes into another product has its rows dealt to the warps, and eight warps that share 64 rows
-    would all compute each score twice. The compiler does not look beyond a branch, and then deals out the keys too.
+    would all compute each score twice (H100, 128 sequences of 1,151 tokens and 128 heads: 202 µs instead of 140). The
+    compiler does not look beyond a branch, and then deals out the keys too.
     """
-    running_max, running_sum, accumulator = softmax_state
+    running_max, weight_sums, accumulator = softmax_state
     if true is None:
         scores = scores_of(query, latents, rotary_keys, scale_log2)
     elif true:
         scores = scores_of(query, latents, rotary_keys, scale_log2)
     else:  # never taken; a constant here would be cheap enough to compute twice, and bring the two layouts back
         scores = scores_of(query, latents, rotary_keys, 0.5 * scale_log2)
+    visible = tl.arange(0, latents.shape[0])[None, :] <= last_seen[:, None]  # [BLOCK_M, BLOCK_N]
     scores = tl.where(visible, scores, float("-inf"))  # [BLOCK_M, BLOCK_N]
     new_max = tl.maximum(running_max, tl.max(scores, axis=1))  # [BLOCK_M]
     # A row that has seen no key yet has the maximum -inf, and -inf - -inf is NaN: measure such a row from 0.
     reference_max = tl.where(new_max == float("-inf"), 0.0, new_max)
     weights = tl.exp2(scores - reference_max[:, None])  # [BLOCK_M, BLOCK_N]
     rescale = tl.exp2(running_max - reference_max)  # [BLOCK_M], 1 where the maximum did not grow
-    running_sum = running_sum * rescale + tl.sum(weights, axis=1)
+    weight_sums = weight_sums * rescale[:, None] + weights
     weights = weights.to(latents.dtype)
-    if TRANSPOSED:
-        accumulator = tl.dot(tl.trans(latents), tl.trans(weights), accumulator * rescale[None, :],
-                             input_precision=FLOAT32_PRECISION)  # fmt: skip
-    else:
-        accumulator = tl.dot(weights, latents, accumulator * rescale[:, None], input_precision=FLOAT32_PRECISION)
-    return new_max, running_sum, accumulator
+    accumulator = tl.dot(weights, latents, accumulator * rescale[:, None], input_precision=FLOAT32_PRECISION)
+    return new_max, weight_sums, accumulator

@@ -31,12 +31,10 @@ class LatentTiles(NamedTuple):
     key_rows: int
     warps: int
     stages: int
-    transposed: bool  # the accumulator: [value_dim, rows]
     residents: int = 1  # programs on a multiprocessor
 
     def blocks(self) -> dict:
-        return {"BLOCK_M": self.query_rows, "BLOCK_N": self.key_rows, "STAGES": self.stages,
-                "TRANSPOSED": self.transposed}  # fmt: skip
+        return {"BLOCK_M": self.query_rows, "BLOCK_N": self.key_rows, "STAGES": self.stages}
 
     def settings(self) -> dict:
         return {**self.blocks(), "num_warps": self.warps, "num_stages": self.stages}
@@ -55,15 +53,15 @@ def latent_tiles(arch: int | None, dtype: torch.dtype, value_dim: int, rows: int
     """The tiles for an architecture (80, 90, ...; None: the interpreter) and `rows` heads of query tokens."""
     rows = min(MOST_ROWS, max(LEAST_ROWS, triton.next_power_of_2(rows)))
     if arch is None:
-        return LatentTiles(rows, 64, warps=4, stages=1, transposed=rows == MOST_ROWS)
+        return LatentTiles(rows, 64, warps=4, stages=1)
     if dtype == torch.float32 or arch < 80:  # no matrix instructions: operands stay in registers
-        return LatentTiles(16, 16, warps=8, stages=1, transposed=False)
-    if arch in (90, 100):
+        return LatentTiles(16, 16, warps=8, stages=1)
+    if arch == 90:
         few = rows == LEAST_ROWS
-        return LatentTiles(rows, 64, warps=8, stages=3 if rows == 32 else 2, transposed=True, residents=1 + few)
-    if arch == 80:
-        return LatentTiles(min(rows, 32), 32, warps=8, stages=3, transposed=False)
-    return LatentTiles(16, 16, warps=4, stages=3, transposed=False, residents=1)
+        return LatentTiles(rows if few else MOST_ROWS, 64, warps=8, stages=2, residents=2 if few else 1)
+    if arch in (80, 100):  # on sm_100 tcgen05 would take 64 rows, and spill
+        return LatentTiles(min(rows, 32), 32, warps=8, stages=3)
+    return LatentTiles(16, 16, warps=4, stages=3)
 
 
 def latent_plan(query, value_dim: int, longest: int, splits: int | None = None) -> LatentPlan:
@@ -118,12 +116,12 @@ def latent_compile_cases(kernel) -> list[CompileCase]:
         else:
             blocks |= {"tables_pointer": None, "table_stride": 0}
         fast = arch >= 80 and dtype != torch.float32
-        hopper = "wgmma" if tiles.transposed else "mma.sync"
+        hopper = "wgmma" if tiles.query_rows == MOST_ROWS else "mma.sync"
         cases.append(CompileCase(
             kernel, types, blocks, num_warps=tiles.warps, num_stages=tiles.stages, archs=(arch,),
-            # Page numbers of small pages take registers; so does sm_100, where no one has measured this.
-            max_spill_bytes=(16 if arch == 100 or page_size == 16 else 0) if fast else None,
-            instruction={80: "mma.sync", 86: "mma.sync", 89: "mma.sync", 90: hopper, 120: "mma.sync"} if fast else None,
+            # Triton 3.6 spills nothing; 3.9 up to 18 registers with pages and 64 rows, read back once in 64 keys.
+            max_spill_bytes=(80 if page_size and tiles.query_rows == MOST_ROWS else 0) if fast else None,
+            instruction=(hopper if arch == 90 else "mma.sync") if fast else None,
             label=f"{kind} {value_dim} + {rope_dim}, {rows} rows, page size {page_size} {tuple(tiles)}",
         ))  # fmt: skip
     return cases

@@ -170,3 +170,57 @@ def test_the_tolerance_sees_a_key_that_is_lost():
         mixed = [wrong[which] if which == part else right[which] for which in range(2)]
         with pytest.raises(AssertionError):
             assert_close_to_float64([tensor.float() for tensor in mixed], right, theirs)
+
+
+def good_inputs():
+    query, cache = tensors(Random(0), 2, 1, 4, 16, 16, 16)
+    return {"query": query, "cache": cache, "lengths": torch.tensor([16, 3]), "scale": 0.2, "value_dim": 16}
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"query": torch.zeros(2, 4, 32)}, ["query", "(2, 4, 32)", "[batch, query_tokens, heads,"]),
+        ({"query": torch.zeros(2, 1, 4, 32).bfloat16()}, ["query", "bfloat16", "float16"]),
+        ({"query": torch.zeros(2, 1, 32, 4).transpose(2, 3)}, ["query", "stride", "contiguous()"]),
+        ({"query": torch.zeros(2, 1, 4, 40)}, ["cache", "row size 32", "40"]),
+        ({"query": torch.zeros(2, 0, 4, 32)}, ["query", "empty"]),
+        ({"query": torch.zeros(3, 1, 4, 32)}, ["cache", "batch size 2", "3"]),
+        ({"cache": torch.zeros(2, 16, 32).half()}, ["cache", "float16", "float32"]),
+        ({"cache": torch.zeros(2, 32, 16).transpose(1, 2)}, ["cache", "stride 16", "contiguous()"]),
+        ({"value_dim": 24}, ["value_dim", "24", "16, 32, 64, 128, 256, 512"]),
+        ({"value_dim": 32}, ["query", "leaves 0", "16 to 64"]),
+        ({"scale": 0.0}, ["scale", "0.0", "above 0"]),
+        ({"scale": math.nan}, ["scale", "nan", "finite"]),
+        ({"lengths": torch.tensor([17, 3])}, ["lengths[0]", "17", "room for 16"]),
+        ({"lengths": torch.tensor([16, -1])}, ["lengths[1]", "-1"]),
+        ({"lengths": torch.tensor([16.0, 3.0])}, ["lengths", "float32", "int32"]),
+        ({"splits": 0}, ["splits", "0", "at least 1"]),
+        ({"output": torch.zeros(2, 1, 4, 32)}, ["output", "(2, 1, 4, 32)", "(2, 1, 4, 16)"]),
+        ({"output": torch.zeros(2, 1, 4, 16).half()}, ["output", "float16", "float32"]),
+    ],
+    ids=lambda part: "-".join(part) if isinstance(part, dict) else "",
+)
+def test_bad_input_is_refused_with_the_argument_its_value_and_what_is_allowed(change, words):
+    with pytest.raises(ValueError) as refusal:
+        latent_decode_attention(**(good_inputs() | change))
+    assert all(word in str(refusal.value) for word in words), str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"pages": torch.zeros(5, 8, 40)}, ["pages", "row size 40", "32"]),
+        ({"block_tables": torch.tensor([[4, 5], [0, 3]])}, ["block_tables[0, 1]", "is 5", "0 to 4"]),
+        ({"block_tables": torch.tensor([[4, 1]])}, ["block_tables", "(1, 2)"]),
+        ({"lengths": torch.tensor([17, 3])}, ["lengths[0]", "17", "2 pages of 8"]),
+    ],
+    ids=lambda part: "-".join(part) if isinstance(part, dict) else "",
+)
+def test_bad_pages_are_refused_with_the_argument_its_value_and_what_is_allowed(change, words):
+    inputs = good_inputs() | {"pages": torch.zeros(5, 8, 32), "block_tables": torch.tensor([[4, 1], [0, 3]])}
+    del inputs["cache"]
+    paged_latent_decode_attention(**inputs)
+    with pytest.raises(ValueError) as refusal:
+        paged_latent_decode_attention(**(inputs | change))
+    assert all(word in str(refusal.value) for word in words), str(refusal.value)
