@@ -184,12 +184,14 @@ CHANGES = (
     *edits(PAST_END, past_the_end=("min(first + size, length)", "first + size")),
     *edits(AVERAGED, averaged_without_weights=(WEIGHED, "outputs.mean(0)")),
     *edits(SUMS, added_without_weights=(WEIGHED, "outputs.sum(0)")),
-    *edits(NOT_TOLD, not_divided=(WEIGHED, "(weights * outputs).sum(0)")),
+    *edits(NOT_TOLD, not_divided=(WEIGHED, "(weights * outputs).sum(0)"),
+        not_divided__but_by_their_number=(WEIGHED, "(weights * outputs).mean(0)")),
     *edits("A split's result is its sum of weights times rows, taken for an average. Divide it by its sum before it "
         "is weighed by its log-sum-exp, or weigh it by exp(its maximum - the largest one).",
         split_not_divided=("accumulator / total", "accumulator")),
     *edits("A split weighs by its maximum alone. The log of its sum belongs to it: running_max + log(running_sum).",
-        weighed_by_the_maximum=("running_max + torch.log(total)", "running_max")),
+        weighed_by_the_maximum=("running_max + torch.log(total)", "running_max"),
+        weighed_by_the_maximum__and_the_sum=("torch.log(total)", "total * math.log(2)")),
     *edits("The log-sum-exps are in one base, the merge's exponentials in another. Take log2 and exp2, or log and exp.",
         mixed_bases=("torch.exp(lses - reference)", "torch.exp2(lses - reference)"),
         mixed_bases__other=("torch.exp(lses - reference)", "torch.exp((lses - reference) / math.log(2))")),
@@ -204,7 +206,8 @@ CHANGES = (
         empty_sequence_nan__divided=("torch.where(total == 0, 1.0, total)", "total")),
     *edits("No maximum is subtracted in the merge, so that exp of a log-sum-exp overflows or underflows.",
         no_maximum_in_the_merge=("torch.where(largest == -INF, 0.0, largest)", "0.0")),
-    *edits("Only the first split counts.", first_split_alone=("in range(splits):", "in range(1):")),
+    *edits("Only the first split's rows count. Split s begins at s · ⌈length / splits⌉, and all are merged.",
+        first_split_alone=("in range(splits):", "in range(1):")),
 )  # fmt: skip
 SPLITS_OF = {**CHOICES, "splits": (1, 2, 3, 7)}
 
