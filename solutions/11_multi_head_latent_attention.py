@@ -209,7 +209,7 @@ draw_two_forms(heads=128, head_dim=128, latent_dim=512, rope_dim=64)
 # and a key's rotation $R_n$ comes after the matrix: $k_h = R_n W^{UK}_h c$. Then the score of a query at position $m$
 # is
 #
-# $$(R_m q_h) \cdot (R_n W^{UK}_h c) = (W^{UK\top}_h R_{m-n}^\top q_h) \cdot c$$
+# $$(R_m q_h) \cdot (R_n W^{UK}_h c) = (W^{UK\top}_h R_{m-n}\, q_h) \cdot c$$
 #
 # The rotation stands between the query and the matrix, and it depends on the distance $m - n$. So there is no single
 # absorbed query: each token in the cache would need its own. The next cell computes the absorbed query for keys at
@@ -247,8 +247,8 @@ for distance in (0, 1, 10, 100, 1000):
 #
 # All heads share the rotary key. With 128 rotary keys, one for each head, the row would be 8,704 numbers long.
 #
-# Now write one decode step in PyTorch. The check limits the size of every tensor that you make, so that the keys or
-# values of a single head do not fit, and neither does a copy of the cache.
+# Now write one decode step in PyTorch. The check limits the size of every tensor that you make. In some of its cases
+# the keys of a single head are larger than the limit, and so is a copy of the cache.
 
 # %%
 # Exercise 11.2 · Absorb the matrices
@@ -580,9 +580,10 @@ for heads in (16, 64, 128):
 
 # %% [markdown]
 # This kernel stays above its floor on a Hopper card, for two reasons. It has one program for each 64 heads of each
-# sequence, so it needs a large batch to fill the chip; the section on splits changes that. And at 64 rows its output
-# tile takes so many registers that the compiler *spills*: it puts some of the numbers into memory and fetches them
-# again. The section on the seesaw shows what FlashMLA, DeepSeek's own kernel, does about that.
+# sequence, so it needs a large batch to fill the chip; the section on splits changes that. And a tile of 64 rows and
+# 512 columns needs more registers than there are, so the compiler *spills*: it puts some of the numbers into memory and
+# fetches them again. Compiled for an H100 by Triton 3.9, each thread takes all 255 registers that it can have, and
+# keeps 464 bytes more in memory. The section on the seesaw shows what FlashMLA, DeepSeek's own kernel, does about that.
 #
 # ## Rows come in tiles of 64
 #

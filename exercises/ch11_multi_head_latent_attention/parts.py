@@ -12,10 +12,8 @@ from collections.abc import Callable
 import torch
 
 from course_lib.checker import Mistake, edits
-from course_lib.checker.specification.edits import AT_WORK
 from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
-from course_lib.checker.specification.model import Slips
-from exercises.topics import memory
+from exercises.topics import pointers
 from exercises.topics.attention import close_to, in_a_kernel, normalised_in_a_kernel, rounded_in_a_kernel
 from exercises.topics.attention_sentences import (
     ACCUMULATOR_NOT_RESCALED,
@@ -170,7 +168,7 @@ def row_bytes(query, cache, lengths):
 
 def read(tensor, offsets, mask=None):
     """What `tl.load(pointer + offsets, mask, other=0.0)` gives, in float32."""
-    return memory.load(AT_WORK.get() or Slips(), tensor, offsets, mask).float()
+    return pointers.load(tensor, offsets, mask).float()
 
 
 def over_rows(query, cache, sequence, first, last, scale, value_dim):

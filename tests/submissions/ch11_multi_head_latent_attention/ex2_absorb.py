@@ -67,7 +67,7 @@ WRONG = {
     ),
     "first_matrix_for_all": changed("11.2", ('torch.einsum("hd,hdc->hc", query, key_up)', "query @ key_up[0]")),
     "computed_in_16_bits": changed("11.2", ("mixed = weights @", "mixed = weights.half().float() @")),
-    "forbidden_operation": changed(
+    "keys_made_for_a_head__by_attention": changed(
         "11.2",
         (
             "mixed = weights @ latents",
