@@ -5,9 +5,9 @@
 # these heads, it would need $2 \cdot 128 \cdot 128 = 32{,}768$ numbers for every token and every layer. In 16 bits, a
 # context of 32,768 tokens would take 131 GB. The model stores 576 numbers instead, which makes 2.3 GB: 57 times less.
 # Grouped-query attention with 2.25 KV heads would be as small, but then 57 query heads would share each key. In
-# DeepSeek-V3 all 128 heads keep keys and values *of their own*. How can they all be computed from one row of 576
-# numbers? And what does a decode step then cost? An H200 reads 2.3 GB in 0.53 ms at 4.37 TB/s (measured, read). Is that
-# how long attention takes in a step?
+# DeepSeek-V3 all 128 heads keep keys and values *of their own*. How can 128 heads do that with one row of 576 numbers?
+# And what does a decode step then cost? An H200 reads 2.3 GB in 0.53 ms at 4.37 TB/s (measured for a read). Is that how
+# long attention takes in a step?
 #
 # Write down your guess for the last question: less than 0.53 ms, about that, or more. You will count it.
 #
@@ -104,9 +104,9 @@ draw_rank_bytes({
     for key_heads in (128, 8)
 } | {"latent": {number: best_latent_token_bytes(1, 512, 64, 2, number) for number in ranks}})
 # %% [markdown]
-# From 4 ranks on, 8 KV heads leave less on each GPU than the latent does, and from 8 ranks on less than half. With 128
-# KV heads that takes 64 ranks. Remember this picture when you read that a latent cache is 57 times smaller: that number
-# holds for one GPU.
+# From 4 ranks on, 8 KV heads leave less on each GPU than the latent does, and from 8 ranks on less than half. 128 KV
+# heads leave less only from 64 ranks on. Remember this picture when you read that a latent cache is 57 times smaller:
+# that number holds for one GPU.
 #
 # ## How many numbers does a cache hold?
 #
@@ -182,7 +182,8 @@ draw_energy(kept, mark=48)
 #
 # On the left, the matrix is applied to every token in the cache. On the right it is applied once, to the query. We say
 # that the matrix is *absorbed* into the query. The absorbed query has 512 numbers, and its dot product with a latent is
-# the score. The same works for the values. Average the latents first, and apply the matrix once, to the average:
+# the score. The same works for the values: compute the weighted sum of the latents first, and apply the matrix once, to
+# that sum:
 #
 # $$\sum_n p_n \, (W^{UV}_h c_n) = W^{UV}_h \Big(\sum_n p_n c_n\Big)$$
 #
@@ -213,8 +214,8 @@ draw_two_forms(heads=128, head_dim=128, latent_dim=512, rope_dim=64)
 #
 # The rotation stands between the query and the matrix, and it depends on the distance $m - n$. So there is no single
 # absorbed query: each token in the cache would need its own. The next cell computes the absorbed query for keys at
-# several distances, and prints how much it differs from the one for distance 0. **Predict**: is the difference nearer 1
-# % or nearer 100 %?
+# several distances, and prints how much it differs from the one for distance 0. **Predict** the difference: nearer to 1
+# % or to 100 %?
 
 # %%
 def rotated(vector, position, base=10_000.0):
@@ -236,8 +237,8 @@ for distance in (0, 1, 10, 100, 1000):
 # %% [markdown]
 # So a query that is absorbed once is wrong for nearly all keys. MLA therefore keeps positions out of the latent. Each
 # query head gets 64 more numbers, $q^R_h$, which are rotated, and each token gets one rotated key $k^R$ of 64 numbers.
-# That key does not come from the latent, so no matrix has to be absorbed through its rotation. It is called the
-# *decoupled* rotary key. A score adds both parts:
+# That key is not computed from the latent by a head's matrix, so there is nothing to absorb and its rotation does no
+# harm. It is called the *decoupled* rotary key. A score adds both parts:
 #
 # $$s_{h,n} = \frac{(W^{UK\top}_h q_h) \cdot c_n + q^R_h \cdot k^R_n}{\sqrt{128 + 64}}$$
 #
@@ -335,12 +336,12 @@ measured("11 expanded decode step", slow / fast, "times as long as absorbed")
 # With 128 heads that is 242 FLOP/byte. Grouped-query attention with groups of 8 has 8 FLOP/byte, and multi-head
 # attention has 1.
 #
-# How many heads does it take until arithmetic is the limit, and no longer memory? That is where $1.89 H$ reaches the
-# machine's balance point. An H200 has 989 TFLOP/s and 4.8 TB/s by its datasheet, so 206 FLOP/byte: 110 heads. With what
-# we measured, 720 to 790 TFLOP/s for a large product and 4.37 TB/s for a read, it is 165 to 181 FLOP/byte: 88 to 96
-# heads. So at 128 heads arithmetic is the limit, and you can answer the last question. At 32,768 tokens a step does $2
-# \cdot 128 \cdot 1088 \cdot 32768 \cdot 61 = 557$ GFLOP, which takes at least 0.70 ms at 790 TFLOP/s. Reading the cache
-# takes 0.53 ms. The answer is more than 0.53 ms.
+# With how many heads is arithmetic the limit instead of memory? That is where $1.89 H$ reaches the machine's balance
+# point. An H200 has 989 TFLOP/s and 4.8 TB/s by its datasheet, so 206 FLOP/byte: 110 heads. With what we measured, 720
+# to 790 TFLOP/s for a large product and 4.37 TB/s for a read, it is 165 to 181 FLOP/byte: 88 to 96 heads. So with 128
+# heads arithmetic is the limit, and that answers the last question. At 32,768 tokens a step does $2 \cdot 128 \cdot
+# 1088 \cdot 32768 \cdot 61 = 557$ GFLOP, which takes at least 0.70 ms at 790 TFLOP/s. That is more than the 0.53 ms for
+# reading the cache.
 
 # %%
 from course_lib.figures.latent.roofline import draw_latent_roofline
@@ -351,10 +352,10 @@ unit = "float16" if on_gpu else "float32"
 draw_latent_roofline(roof, unit, item_bytes=2 if on_gpu else 4, heads=(1, 16, 32, 64, 128))
 
 # %% [markdown]
-# Two techniques move a decode step along this line. With tensor parallelism on 8 ranks, a rank has 16 of the 128 heads,
-# but it still reads the whole row. Its intensity falls to 30 FLOP/byte, so it waits for memory again. With *speculative
-# decoding*, a small model guesses the next few tokens and the large one checks them all in one step. With 4 query
-# tokens every row is multiplied with $4 H$ queries, so the intensity is four times as high.
+# Two techniques move a decode step along this roofline. With tensor parallelism on 8 ranks, a rank has 16 of the 128
+# heads, but it still reads the whole row. Its intensity falls to 30 FLOP/byte, so it waits for memory again. With
+# *speculative decoding*, a small model guesses the next few tokens and the large one checks them all in one step. With
+# 4 query tokens every row is multiplied with $4 H$ queries, so the intensity is four times as high.
 # %% [markdown]
 # ## The kernel that comes to mind first
 #
@@ -424,10 +425,10 @@ print(f"rows in use {cache.nbytes:,} bytes, moved {report.total_bytes:,}: {repor
 # itself. And each head reads the latent twice, once as the key and once as the value: $2 \cdot 32 + 16 = 80$ numbers of
 # a row that has 48.
 #
-# At DeepSeek-V3's sizes, reading the latent twice costs a factor of $1088 / 576 = 1.89$. It is easily done, because the
-# formula treats K and V as two tensors. One of vLLM's decode kernels did it, and it also used too few splits (chapter
-# 08). A [contributor who mended both](https://github.com/vllm-project/vllm/issues/33529) saw his model write 52 tokens
-# a second instead of 34, at a context of 80,000 on a card of the RTX 50 generation.
+# At DeepSeek-V3's sizes, reading the latent twice costs a factor of $1088 / 576 = 1.89$. This mistake is easy to make,
+# because the formula treats K and V as two tensors. One of vLLM's decode kernels had it, and also too few splits
+# (chapter 08). A [contributor who mended both](https://github.com/vllm-project/vllm/issues/33529) saw his model write
+# 52 tokens a second instead of 34, at a context of 80,000 on a card of the RTX 50 generation.
 #
 # ## Read the row once
 #
@@ -616,8 +617,8 @@ draw_tile_steps(heads=16, tile_rows=64)
 # ## Split the rows · deeper
 #
 # One sequence with 128 heads makes two programs, on a chip with 132 multiprocessors. Chapter 08's answer works here
-# too: cut the rows into *splits*, attend to each, and merge. In chapter 08 a sequence with 8 KV heads had 8 programs
-# even without splits. Here there is only one KV head, so splits matter even more.
+# too: cut the cache's rows into *splits*, attend to each, and merge. In chapter 08 a sequence with 8 KV heads had 8
+# programs even without splits. Here there is only one KV head, so splits matter even more.
 #
 # How many splits do you need? The programs of one launch are sequences, times blocks of 64 heads, times splits. They
 # should fill the chip's *slots*, the places for running programs, once. A rule that looks only at the length gives each
@@ -773,15 +774,15 @@ for batch, heads, length in ((1, 128, 32_768), (1, 16, 32_768), (16, 128, 8192),
 
 # %% [markdown]
 # In chapter 08 the partial results were a thousandth of the cache. Here, in the first line, they are 92 % of it: each
-# of 128 heads has 66 splits, and the cache is 57 times smaller. So the merge costs real time. Fill the chip once and
-# stop there, because more splits only add bytes.
+# of 128 heads has 66 splits, and the cache is 57 times smaller. So the merge counts. Fill the chip once and stop there,
+# because more splits only add bytes.
 #
 # ## The seesaw · deeper
 #
-# On Hopper a group of four warps (a *warp group*) runs a product. To keep the tensor cores busy you want two groups at
-# work, so that one multiplies while the other computes its softmax. In chapter 09 each warp group has an output tile of
-# its own. Here that does not fit: one tile of 64 × 512 float32 numbers fills half of a multiprocessor's registers, and
-# two would fill all of them.
+# On Hopper a product of tiles runs on a group of four warps, a *warp group*. To keep the tensor cores busy you want two
+# groups at work, so that one multiplies while the other computes its softmax. In chapter 09 each warp group has an
+# output tile of its own. Here that does not fit: one tile of 64 × 512 float32 numbers fills half of a multiprocessor's
+# registers, and two would fill all of them.
 #
 # FlashMLA solves this with the *seesaw*. Two warp groups, which we call workers, share **one** output tile: the left
 # worker owns columns 0 to 255 and the right worker columns 256 to 511. They also divide the work on the scores. Take
@@ -1045,8 +1046,8 @@ draw_loss_against_bytes({name: (token_bytes[name], loss_on(model, unseen)) for n
 #   FlashMLA's rate at a context of 1,000 and 51 % at 33,000, on an H800
 #   ([FlagGems#510](https://github.com/flagos-ai/FlagGems/issues/510)).
 # - **Both forms.** vLLM names the two forms by what they save. Prefill takes the *compute-friendly* way, which is the
-#   expanded form. Decode takes the *data-movement-friendly* way, which is the absorbed form. Its scheduler decides by
-#   whether a call is a prefill or a decode.
+#   expanded form. Decode takes the *data-movement-friendly* way, which is the absorbed form. vLLM's scheduler decides
+#   by whether a call is a prefill or a decode.
 # - **Tensor parallelism.** Because every rank would hold the whole latent, SGLang and vLLM offer *data-parallel
 #   attention*: each GPU takes whole sequences with all their heads, and only the other layers are divided. That also
 #   keeps the intensity high, at 1.89 × 128 = 242 FLOP/byte instead of 1.89 × 16 = 30.
