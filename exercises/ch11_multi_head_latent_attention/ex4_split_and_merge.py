@@ -187,12 +187,14 @@ CHANGES = (
     *edits(PAST_END, past_the_end=("min(first + size, length)", "first + size")),
     *edits(AVERAGED, averaged_without_weights=(WEIGHED, "outputs.mean(0)")),
     *edits(SUMS, added_without_weights=(WEIGHED, "outputs.sum(0)")),
-    *edits(NOT_TOLD, not_divided=(WEIGHED, "(weights * outputs).sum(0)")),
+    *edits(NOT_TOLD, not_divided=(WEIGHED, "(weights * outputs).sum(0)"),
+        not_divided__but_by_their_number=(WEIGHED, "(weights * outputs).mean(0)")),
     *edits("A split's result was not divided by its sum of weights, but merged as if it were an average. Divide it, "
         "or weigh it by exp(its maximum - the largest one) instead of its log-sum-exp.",
         split_not_divided=("accumulator / total", "accumulator")),
-    *edits("Each split is weighed by its maximum alone. Weigh it by its log-sum-exp, running_max + log(running_sum).",
-        weighed_by_the_maximum=("running_max + torch.log(total)", "running_max")),
+    *edits("A split is weighed by its maximum alone, or the logarithm is missing. Weigh it by its log-sum-exp, "
+        "running_max + log(running_sum).", weighed_by_the_maximum=("running_max + torch.log(total)", "running_max"),
+        weighed_by_the_maximum__and_the_sum=("torch.log(total)", "total * math.log(2)")),
     *edits("The log-sum-exps and the merge's exponentials have different bases. Use log2 and exp2, or log and exp.",
         mixed_bases=("torch.exp(lses - reference)", "torch.exp2(lses - reference)"),
         mixed_bases__other=("torch.exp(lses - reference)", "torch.exp((lses - reference) / math.log(2))")),
@@ -208,7 +210,7 @@ CHANGES = (
     *edits("The merge takes exp of the log-sum-exps as they are, and that overflows or underflows. Subtract the "
         "largest first.",
         no_maximum_in_the_merge=("torch.where(largest == -INF, 0.0, largest)", "0.0")),
-    *edits("Only the first split counts. Loop over all splits.",
+    *edits("Only the first split's rows count. Let split s begin at s · ⌈length / splits⌉, and merge all of them.",
         first_split_alone=("in range(splits):", "in range(1):")),
 )  # fmt: skip
 SPLITS_OF = {**CHOICES, "splits": (1, 2, 3, 7)}

@@ -7,6 +7,7 @@ and a rotary key; lengths [batch] of int32. What 11.3 and 11.4 share is here.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 
 import torch
@@ -220,7 +221,12 @@ OF_SEQUENCE = "Every sequence reads the first sequence's cache. Add sequence · 
 OF_QUERY = "Every sequence uses the first sequence's queries. Add sequence · the query's batch stride to the pointer."
 SLOTS = "Slots without a token reached the result: 0 · NaN is NaN. Mask the loads with tokens < length, other=0.0."
 UNMASKED = "Slots without a token keep a score (0 if the load was masked). Set it to minus infinity."
-ONE_SKIPPED = "The last tile is skipped when it is not full. Loop up to the length, and mask."
+ONE_SKIPPED = "The last tile is skipped, at least when it is not full. Loop up to the length, and mask."
+RESCALED_LATE = (
+    "The accumulator is rescaled after the tile's product was added, which is measured from the new maximum already. "
+    "Rescale first, then add."
+)
+ONE_MAXIMUM = "One maximum is used for all heads of a tile. Each row has its own: tl.max(scores, axis=1)."
 ROWS = (
     *edits(FORGOTTEN, rope_forgotten=(" + rope_query @ rope_keys.T", "")),
     *edits(APART,
@@ -249,7 +255,12 @@ ROWS = (
     *edits(SLOTS, slots_count=("loaded = present[:, None]", "loaded = tokens[:, None] < cache.shape[1]")),
     *edits(UNMASKED, tail_not_masked=("torch.where(present, scores, -INF)", "scores")),
     *edits(FIRST_TILE_ONLY, first_tile_only=("(first, last, BLOCK)", "(first, min(last, first + BLOCK), BLOCK)")),
-    *edits(ONE_SKIPPED, partial_tile_skipped=("range(first, last, BLOCK)", "range(first, last - BLOCK + 1, BLOCK)")),
+    *edits(ONE_SKIPPED, partial_tile_skipped=("range(first, last, BLOCK)", "range(first, last - BLOCK + 1, BLOCK)"),
+        partial_tile_skipped__also_a_full_one=("range(first, last, BLOCK)", "range(first, last - BLOCK, BLOCK)")),
+    *edits(RESCALED_LATE,
+        accumulator_rescaled_late=(f"accumulator * rescale + {PRODUCT}", f"(accumulator + {PRODUCT}) * rescale")),
+    *edits(ONE_MAXIMUM, one_maximum_for_all=("scores.amax(1, keepdim=True)", "scores.amax()"),
+        one_maximum_for_all__with_padding=("scores.amax(1, keepdim=True)", "scores.amax().clamp(min=0.0)")),
     *edits(NOTHING_RESCALED, nothing_rescaled=("torch.exp(running_max - new_max)", "1.0")),
     *edits(SUM_NOT_RESCALED, sum_not_rescaled=("running_sum * rescale", "running_sum")),
     *edits(ACCUMULATOR_NOT_RESCALED, accumulator_not_rescaled=("accumulator * rescale", "accumulator")),
@@ -265,10 +276,12 @@ ROWS = (
 # ------------------------------------------------------------------------------------------------- what a run shows
 
 
-def shapes_differ(case, seen, got) -> bool:
-    """Triton or PyTorch refused a product because of its operands' shapes."""
-    text = f"{seen.error.text} {seen.error.outer}".lower() if seen.error else ""
-    return any(word in text for word in ("shape", "broadcast", "incompatible dimensions", "size mismatch", "size of"))
+def whole_row_as_value(case, seen, got) -> bool:
+    """A product was refused, and its operands are as wide as a value and as a row filled up to a power of two."""
+    text = seen.error.text if seen.error and "index 0" not in seen.error.text else ""  # the columns differ
+    value_dim, width = case.args[4], case.args[0].shape[2]
+    sizes = {int(size) for size in re.findall(r"\d+", text)}
+    return value_dim in sizes and not sizes.isdisjoint((width, 1 << (width - 1).bit_length(), 2 * value_dim))
 
 
 V_IS_TRANS_K = Mistake(
@@ -276,7 +289,7 @@ V_IS_TRANS_K = Mistake(
     "The shapes of two tiles do not fit. Do you use the whole tile of keys as values? It also holds the rotary key, "
     "which is not part of a value: keys have value_dim + rope_dim numbers, values only value_dim. Load a row in two "
     "tiles.",
-    when=shapes_differ,
+    when=whole_row_as_value,
 )
 
 
