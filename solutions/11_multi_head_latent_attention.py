@@ -7,7 +7,7 @@
 # Grouped-query attention with 2.25 KV heads would be as small, but then 57 query heads would share each key. In
 # DeepSeek-V3 all 128 heads keep keys and values *of their own*. How can 128 heads do that with one row of 576 numbers?
 # And what does a decode step then cost? An H200 reads 2.3 GB in 0.53 ms at 4.37 TB/s (measured for a read). Is that how
-# long attention takes in a step?
+# long the attention to this cache takes in a step?
 #
 # Write down your guess for the last question: less than 0.53 ms, about that, or more. You will count it.
 #
@@ -341,7 +341,7 @@ measured("11 expanded decode step", slow / fast, "times as long as absorbed")
 # to 790 TFLOP/s for a large product and 4.37 TB/s for a read, it is 165 to 181 FLOP/byte: 88 to 96 heads. So with 128
 # heads arithmetic is the limit, and that answers the last question. At 32,768 tokens a step does $2 \cdot 128 \cdot
 # 1088 \cdot 32768 \cdot 61 = 557$ GFLOP, which takes at least 0.70 ms at 790 TFLOP/s. That is more than the 0.53 ms for
-# reading the cache.
+# reading the cache. (Only the attention to the cache is counted here. Exercise 11.6 adds the matrices.)
 
 # %%
 from course_lib.figures.latent.roofline import draw_latent_roofline
@@ -640,7 +640,7 @@ draw_tile_steps(heads=16, tile_rows=64)
 # %%
 # Exercise 11.4 · Split and merge
 def latent_splits(batch: int, heads: int, length: int, slots: int) -> int:
-    """How many splits: as many as fit in one wave, but at most one for every 64 rows.
+    """How many splits: as many as fit in one wave, but at most one for every 64 rows, rounded up.
 
     The number of programs of a launch is batch, times blocks of 64 heads (the last may be smaller), times splits. It
     must not exceed slots. There are at most ⌈length / 64⌉ splits, and always at least 1.
