@@ -22,7 +22,13 @@ from exercises.ch03_online_softmax.plain import (
     running_log_sum_exp,
     softmax_of,
 )
-from exercises.topics.rising import MAXIMUM_OF_THE_FIRST_TILE, RISE, stays_behind
+from exercises.topics.rising import (
+    FINITE_FOR_MINUS_INFINITY,
+    MAXIMUM_OF_THE_FIRST_TILE,
+    RISE,
+    below_a_stand_in,
+    stays_behind,
+)
 from exercises.topics.softmax_model import Running, left_in_buffer
 from exercises.topics.softmax_slips import HALF_PRECISION, KEPT_THE_TILES, NARROW, RUNNING, STYLES
 
@@ -95,6 +101,8 @@ def attention_cases(draw):
     alike = Draw(40)  # the same at every check
     climbing = _keys_for(alike, query, 40, 8**-0.5, 1.0)
     climbing[16:] += RISE * 8**0.5 / query.square().sum() * query
+    lowest = torch.full((20, 8), -2e10)  # all scores below -8e20, further down than people put for minus infinity
+    lowest[3] /= 2
     scaled = (
         draw.normal(8, scale=100.0, shift=300.0, dtype=half),
         draw.normal(20, 8, scale=2e-5, dtype=half),
@@ -113,6 +121,11 @@ def attention_cases(draw):
         Case(
             "40 keys, scores 160 higher from the second tile on",
             (query, climbing, alike.normal(40, 8), 8**-0.5, 16),
+            driver=read_in_tiles,
+        ),
+        Case(
+            "20 keys, one score of -8e20 and the others of -1.6e21",
+            (torch.full((8,), 1e10), lowest, alike.normal(20, 8), 1.0, 8),
             driver=read_in_tiles,
         ),
         Case("40 keys, scores near -200", below, driver=read_in_tiles),
@@ -370,6 +383,14 @@ EXERCISE = Exercise(
             when=stays_behind(
                 lambda query, keys, values, scale, tile: _scores(query.double(), keys.double(), scale),
                 lambda query, keys, values, scale, tile: tile,
+            ),
+            every=True,
+        ),
+        Mistake(
+            "finite_for_minus_infinity",
+            FINITE_FOR_MINUS_INFINITY,
+            when=below_a_stand_in(
+                lambda query, keys, values, scale, tile: _scores(query.double(), keys.double(), scale)
             ),
             every=True,
         ),
