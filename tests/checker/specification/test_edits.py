@@ -48,9 +48,9 @@ def made_by(model, *names, style=()):
 def after(source, *pieces):
     """A text after one edit of it."""
     text = words_of(canonical(source))
-    found = [replacements(text, old, new) for old, new in zip(pieces[::2], pieces[1::2])]
+    found = [replacements({"it": text}, old, new) for old, new in zip(pieces[::2], pieces[1::2])]
     assert all(found)
-    return replaced(text.text, sum(found, []))
+    return replaced(text.text, [change for made in found for change in made["it"]])
 
 
 @pytest.mark.parametrize("function", [meaning, written_otherwise])
@@ -132,7 +132,7 @@ def test_what_is_left_of_a_piece_may_be_changed_by_another():
     )
     source = "y = max(total, scaled(row, FACTOR))"
     assert after(source, *changes[0].pieces[0]).split() == "y = scaled(row, FACTOR)".split()
-    both = [pair for edit in changes for pair in replacements(words_of(source), *edit.pieces[0])]
+    both = [pair for edit in changes for pair in replacements({"it": words_of(source)}, *edit.pieces[0])["it"]]
     assert replaced(source, both).split() == "y = scaled(row, 1.0)".split()
 
 
