@@ -110,8 +110,9 @@ def tiled_attention(query, key, value, query_rows, key_rows):
             be smaller; lengths, head_dim and tiles are 1 or more, in any combination.
 
     Returns:
-        softmax(query @ key.T / √head_dim) @ value, [query_length, head_dim], float32. No tensor that you make may be
-        larger than the largest of the inputs and one query_rows × key_rows tile of scores.
+        softmax(query @ key.T / √head_dim) @ value, [query_length, head_dim], float32. A tensor that you make may have
+        as many elements as the largest input, or as one query_rows × key_rows tile where that is more. The inputs stay
+        as they are.
     """
     # BEGIN SOLUTION
     scale = 1 / math.sqrt(query.shape[1])
@@ -326,7 +327,8 @@ def flash_attention_full(query, key, value):
 
     Args:
         query: [heads, query_length, head_dim], float32 or float16; query_length a multiple of 64, head_dim 16, 32, 64
-            or 128. Any strides but the last, which is 1. Numbers of any size.
+            or 128. Any strides but the last, which is 1; a head may begin more than 2³¹ elements after the first, and
+            reaches over fewer itself. Numbers of any size.
         key, value: [heads, key_length, head_dim], key_length a multiple of 64; strides and dtype as query's, each its
             own.
 
@@ -541,7 +543,8 @@ def flash_attention_causal(query, key, value):
 
     Args:
         query: [heads, query_length, head_dim], float32 or float16; query_length a multiple of 64, head_dim 16, 32, 64
-            or 128. Any strides but the last, which is 1. Numbers of any size.
+            or 128. Any strides but the last, which is 1; a head may begin more than 2³¹ elements after the first, and
+            reaches over fewer itself. Numbers of any size.
         key, value: [heads, key_length, head_dim], key_length a multiple of 64, smaller or larger than query_length;
             strides and dtype as query's, each its own.
 
@@ -680,8 +683,8 @@ def flash_attention_ragged(query, key, value, causal):
     """Attention for any lengths and any head dimension from 16 to 128, by one kernel with programs of 64 queries.
 
     Args:
-        query: [heads, query_length, head_dim], float32 or float16; any strides but the last, which is 1. Numbers of any
-            size.
+        query: [heads, query_length, head_dim], float32 or float16; any strides but the last, which is 1. A head may
+            begin more than 2³¹ elements after the first, and reaches over fewer itself. Numbers of any size.
         key, value: [heads, key_length, head_dim]; strides and dtype as query's, each its own.
         causal: True or False; aligned to the end, as in 4.4.
 
@@ -1172,6 +1175,7 @@ def fast_attention(query, key, value, causal):
 
     Args:
         query: [batch, heads, query_length, head_dim], float16 or bfloat16, head_dim 64 or 128; the last stride is 1.
+            bfloat16 is for GPUs: without one Triton computes wrong numbers in it, and does not say so.
         key, value: [batch, heads, key_length, head_dim].
         causal: True or False; aligned to the end.
 

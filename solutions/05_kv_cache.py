@@ -76,7 +76,8 @@ def generation_work(prompt_length: int, new_tokens: int) -> tuple[int, int, int,
 
     prompt_length is at least 1; new_tokens may be 0, and then nothing is computed.
 
-    Returns (keys without, keys with, scores without, scores with a cache). There are as many values as keys.
+    Returns (keys without, keys with, scores without, scores with a cache). There are as many values as keys. Large
+    counts may be off by a float's rounding.
     """
     # BEGIN SOLUTION
     if new_tokens == 0:
@@ -379,7 +380,8 @@ def cached_attention_step(query, key, value, key_cache, value_cache, past):
         past: int32 [batch], the tokens that each sequence had in the cache before; there is room for one more.
 
     Returns:
-        softmax(query · keysᵀ / √head_dim) · values for each query head, [batch, query_heads, head_dim].
+        softmax(query · keysᵀ / √head_dim) · values for each query head, [batch, query_heads, head_dim]: a new tensor.
+        Beside the caches no argument changes.
     """
     # BEGIN SOLUTION
     batch, query_heads, head_dim = query.shape

@@ -170,6 +170,20 @@ CHANGES = (
 )
 MODEL = model_of(row_statistics, CHANGES, (start, step), (left_in_buffer,))
 
+
+def _zero_kept(case, seen, got):
+    """The maximum is 0 in rows of negative scores whose first tile is nothing but -inf, and right in all others."""
+    x, tile = case.args
+    if not isinstance(got, tuple) or len(got) != 2 or not isinstance(got[0], torch.Tensor):
+        return False
+    right = statistics_of(x)[0]
+    if got[0].shape != right.shape:
+        return False
+    wrong = got[0] != right
+    begins_empty = torch.isneginf(x[:, :tile]).all(dim=1)
+    return bool(wrong.any()) and bool((begins_empty & (got[0] == 0))[wrong].all())
+
+
 EXERCISE = Exercise(
     id="3.2",
     title="One pass, running maximum and sum",
@@ -199,6 +213,13 @@ EXERCISE = Exercise(
         "None])`.",
     ),
     mistakes=(
+        Mistake(
+            "zero_kept_as_maximum",
+            "A row that begins with a tile of -inf keeps 0 as its maximum. 0 is subtracted there in place of -inf, and "
+            "that is right; but what is carried on is the maximum itself, which is still -inf.",
+            when=_zero_kept,
+            every=True,
+        ),
         Mistake("kept_copies", KEPT_COPIES.format(row="row"), when=copies_kept),
         Mistake(
             "second_pass",

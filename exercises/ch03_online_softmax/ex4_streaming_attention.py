@@ -22,7 +22,13 @@ from exercises.ch03_online_softmax.plain import (
     running_log_sum_exp,
     softmax_of,
 )
-from exercises.topics.rising import MAXIMUM_OF_THE_FIRST_TILE, RISE, stays_behind
+from exercises.topics.rising import (
+    FINITE_FOR_MINUS_INFINITY,
+    MAXIMUM_OF_THE_FIRST_TILE,
+    RISE,
+    below_a_stand_in,
+    stays_behind,
+)
 from exercises.topics.running import (
     ADDED,
     FROM,
@@ -104,6 +110,10 @@ def attention_cases(draw):
     half = torch.float16
     query = draw.normal(8)
     below = (query, _keys_for(draw, query, 40, 8**-0.5, 3.0, level=-200.0), draw.normal(40, 8), 8**-0.5, 16)
+    lowest = torch.full((20, 8), -2e10)
+    lowest[3] /= 2
+    one_above = below[1].clone()
+    one_above[20] += 200.0 * 8**0.5 / query.square().sum() * query
     climbing = _keys_for(draw, query, 40, 8**-0.5, 1.0)
     climbing[16:] += RISE * 8**0.5 / query.square().sum() * query
     scaled = (
@@ -126,7 +136,18 @@ def attention_cases(draw):
             (query, climbing, draw.normal(40, 8), 8**-0.5, 16),
             driver=read_in_tiles,
         ),
+        Case(
+            "20 keys, one score of -8e20 and the others of -1.6e21",
+            (torch.full((8,), 1e10), lowest, draw.normal(20, 8), 1.0, 8),
+            driver=read_in_tiles,
+        ),
         Case("40 keys, scores near -200", below, driver=read_in_tiles),
+        # A maximum that starts at 0 is right here, and one of magnitudes is not.
+        Case(
+            "40 keys, one score near 0 and the others near -200",
+            (query, one_above, *below[2:]),
+            driver=read_in_tiles,
+        ),
         # exp of a difference that a negative scale has turned round.
         case("40 keys, scale -0.5, scores of ±200", 40, 16, spread=80.0, scale=-0.5),
         Case(
@@ -389,6 +410,14 @@ EXERCISE = Exercise(
         "rounded to float16.",
     ),
     mistakes=(
+        Mistake(
+            "finite_for_minus_infinity",
+            FINITE_FOR_MINUS_INFINITY,
+            when=below_a_stand_in(
+                lambda query, keys, values, scale, tile: _scores(query.double(), keys.double(), scale)
+            ),
+            every=True,
+        ),
         Mistake(
             "maximum_of_the_first_tile",
             MAXIMUM_OF_THE_FIRST_TILE,

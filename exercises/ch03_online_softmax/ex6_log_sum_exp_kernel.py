@@ -88,7 +88,7 @@ CONTRACT = Contract(
         "columns": "the last ones\n            fewer or none",
         "block": "a power of two",
         "dtype": "float32, float16 or bfloat16",
-        "mask": "May\n            hold -inf",
+        "mask": "May hold -inf",
         "layout": "rows any stride apart",
     },
     valid=lambda columns, parts, block, **_: parts * -(-columns // parts // block) <= 17,

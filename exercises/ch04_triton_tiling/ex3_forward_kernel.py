@@ -6,7 +6,7 @@ import torch
 
 from course_lib.checker import TRITON, Allocates, Case, Exercise, LaunchesTriton, Mistake, Moves
 from course_lib.checker.specification.contract import Contract
-from course_lib.checker.specification.layouts import unit_last
+from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
 from exercises.ch04_triton_tiling.parts import (
     BIG,
     OF_EVERY_KERNEL,
@@ -50,6 +50,7 @@ def kernel_cases(draw):
         layout_case(draw, "two heads; q, k and v each stored in another way", 2, 64, 128, 32),
         Case("256 × 256, bytes counted", matrices(draw, 1, 256, 256, 64), metered=True),
     ]
+    cases += beyond_32_bits(draw, "heads", matrices(draw, 3, 64, 64, 16))
     return cases + on_a_gpu(draw) if draw.on_gpu else cases
 
 

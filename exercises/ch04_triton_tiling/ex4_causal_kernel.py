@@ -6,7 +6,7 @@ import torch
 
 from course_lib.checker import TRITON, Allocates, Case, Exercise, LaunchesTriton, Mistake, Moves
 from course_lib.checker.specification.contract import Contract
-from course_lib.checker.specification.layouts import unit_last
+from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
 from exercises.ch04_triton_tiling.parts import (
     BIG,
     OF_EVERY_KERNEL,
@@ -36,7 +36,14 @@ from exercises.topics.attention import (
 from exercises.topics.attention_inputs import WITH_16_BITS, drawn
 from exercises.topics.attention_model import Shape, attention_model
 from exercises.topics.attention_slips import CAUSAL, MIXED_BASES, TILED
-from exercises.topics.rising import MAXIMUM_OF_THE_FIRST_TILE, attention_scores, rising, stays_behind
+from exercises.topics.rising import (
+    FINITE_FOR_MINUS_INFINITY,
+    MAXIMUM_OF_THE_FIRST_TILE,
+    attention_scores,
+    below_a_stand_in,
+    rising,
+    stays_behind,
+)
 
 
 def causal(computed):
@@ -58,6 +65,7 @@ def causal_cases(draw):
         layout_case(draw, "two heads; q, k and v each stored in another way", 2, 64, 128, 32),
         Case("256 × 256, bytes counted", matrices(draw, 1, 256, 256, 32), metered=True),
     ]
+    cases += beyond_32_bits(draw, "heads", matrices(draw, 3, 64, 64, 16))
     return cases + on_a_gpu(draw) if draw.on_gpu else cases
 
 
@@ -142,6 +150,12 @@ EXERCISE = Exercise(
         "1.0, running_sum). Then its rows are 0 / 1 = 0.",
     ),
     mistakes=(
+        Mistake(
+            "finite_for_minus_infinity",
+            FINITE_FOR_MINUS_INFINITY,
+            when=below_a_stand_in(lambda query, key, value: attention_scores(query, key, causal_pairs(query, key))),
+            every=True,
+        ),
         Mistake(
             "maximum_of_the_first_tile",
             MAXIMUM_OF_THE_FIRST_TILE,

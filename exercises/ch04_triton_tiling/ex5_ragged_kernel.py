@@ -6,7 +6,7 @@ import torch
 
 from course_lib.checker import TRITON, Allocates, Case, Exercise, LaunchesTriton, Mistake, Moves
 from course_lib.checker.specification.contract import Contract
-from course_lib.checker.specification.layouts import unit_last
+from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
 from exercises.ch04_triton_tiling.parts import (
     BIG,
     OF_EVERY_KERNEL,
@@ -34,7 +34,14 @@ from exercises.topics.attention_model import Shape, attention_model
 from exercises.topics.attention_sentences import READS_PAST_THE_END, WRITES_PAST_THE_END
 from exercises.topics.attention_slips import CAUSAL, MIXED_BASES, RAGGED, TILED
 from exercises.topics.evidence import first_access
-from exercises.topics.rising import MAXIMUM_OF_THE_FIRST_TILE, attention_scores, rising, stays_behind
+from exercises.topics.rising import (
+    FINITE_FOR_MINUS_INFINITY,
+    MAXIMUM_OF_THE_FIRST_TILE,
+    attention_scores,
+    below_a_stand_in,
+    rising,
+    stays_behind,
+)
 
 
 def perhaps_causal(computed):
@@ -58,6 +65,7 @@ def ragged_cases(draw):
         layout_case(draw, "q, k and v each stored in another way, 30 × 90", 2, 30, 90, 48, rest=(False,)),
         Case("257 × 257, causal, bytes counted", (*matrices(draw, 1, 257, 257, 32), True), metered=True),
     ]
+    cases += beyond_32_bits(draw, "heads", matrices(draw, 3, 5, 7, 16), True)
     return cases + on_a_gpu(draw) if draw.on_gpu else cases
 
 
@@ -156,6 +164,14 @@ EXERCISE = Exercise(
         "rows < query_length and columns < head_dim.",
     ),
     mistakes=(
+        Mistake(
+            "finite_for_minus_infinity",
+            FINITE_FOR_MINUS_INFINITY,
+            when=below_a_stand_in(
+                lambda query, key, value, causal: attention_scores(query, key, causal_mask(query, key, causal))
+            ),
+            every=True,
+        ),
         Mistake(
             "maximum_of_the_first_tile",
             MAXIMUM_OF_THE_FIRST_TILE,

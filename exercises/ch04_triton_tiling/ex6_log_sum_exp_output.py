@@ -7,6 +7,7 @@ import math
 import torch
 
 from course_lib.checker import TRITON, Allocates, Case, Exercise, LaunchesTriton, Mistake, Moves
+from course_lib.checker.specification.layouts import beyond_32_bits
 from exercises.ch04_triton_tiling.ex5_ragged_kernel import RAGGED_SLIPS, perhaps_causal, ragged_contract
 from exercises.ch04_triton_tiling.parts import (
     BIG,
@@ -73,6 +74,7 @@ def lse_cases(draw):
         Case("float16, 96 × 200", (*matrices(draw, 1, 96, 200, 64, dtype=torch.float16), False)),
         Case("192 × 192, causal, bytes counted", (*matrices(draw, 1, 192, 192, 32), True), metered=True),
     ]
+    cases += beyond_32_bits(draw, "heads", matrices(draw, 3, 5, 7, 16), True)
     return cases + on_a_gpu(draw) if draw.on_gpu else cases
 
 

@@ -59,7 +59,7 @@ def kernel_cases(draw):
         case("the same sequences, one token later", 8, 2, 32, [65, 127], 128),
         case("one token in the cache", 4, 2, 16, [1], 40),
         case("a sequence without a token between two others", 6, 2, 16, [20, 0, 33], 64),
-        case("groups of 20: more rows than 16", 40, 2, 16, [66], 70),
+        case("groups of 20: more rows than 16", 40, 2, 16, [66], 70, metered=True),
         case("scores of ±150: exp overflows", 8, 2, 32, [150], 192, score=BIG),
         Case("300 tokens, the last scores 160 above the first", risen_cache(draw)),
         case("NaN in the slots that hold no token", 4, 2, 32, [40, 70], 128, unused=math.nan),

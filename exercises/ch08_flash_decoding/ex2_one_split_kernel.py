@@ -71,7 +71,7 @@ def partial_cases(draw):
         Case("scores near -1e20", (*far_below_finite(*cached(draw, 4, 1, 32, [20], 32)), 2)),
         Case("scores of ±150: exp overflows", (*cached(draw, 4, 1, 32, [150], 160, score=BIG), 2)),
         Case("one split of 300 keys, the last scores 160 above the first", (*risen_cache(draw), 1)),
-        Case("20 query heads on 1 KV head", (*cached(draw, 20, 1, 16, [50], 64), 2)),
+        Case("20 query heads on 1 KV head", (*cached(draw, 20, 1, 16, [50], 64), 2), metered=True),
         Case("all strides apart, lengths 5 and 3", (*laid_apart(draw, *cached(draw, 4, 2, 16, [5, 3], 8)), 2)),
         Case("NaN in the slots behind each sequence", (*cached(draw, 4, 1, 16, [70, 33], 96, unused=math.nan), 2)),
         Case("300 keys, 2 KV heads, 3 splits, bytes counted", (*cached(draw, 8, 2, 32, [300], 320), 3), metered=True),

@@ -136,6 +136,7 @@ def paged_cases(draw):
         case("scores of ±150: exp overflows", 4, 1, 32, [100], 16, splits=2, score=BIG),
         case("float16, 8 query heads on 1 KV head", 8, 1, 64, [150], 16, splits=3, dtype=torch.float16),
         case("NaN wherever no token is", 4, 1, 16, [70, 9], 32, splits=2, unused=math.nan),
+        case("20 query heads on 1 KV head, 2 splits, bytes counted", 20, 1, 32, [200], 16, splits=2, metered=True),
         case("2 KV heads, 200 tokens in 3 splits, bytes counted", 8, 2, 32, [200], 16, splits=3, metered=True),
     ]
     query, key_pages, value_pages, tables, counts = paged(draw, 4, 2, 16, [5, 3], 4)

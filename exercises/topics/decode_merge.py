@@ -11,7 +11,7 @@ import math
 import torch
 
 from course_lib.checker.specification.edits import edits, model_of
-from exercises.topics.decode_slips import LARGEST_MISSING
+from exercises.topics.decode_slips import AVERAGED, EMPTY_MERGE, LARGEST_MISSING
 
 INF, LN_2 = math.inf, math.log(2)
 
@@ -57,14 +57,6 @@ def with_missing(outputs, lses, rows):
     )
 
 
-AVERAGED = (
-    "The splits were averaged as equals. One whose scores are higher has a larger share of the softmax: weigh it by "
-    "exp(its log-sum-exp - the whole's)."
-)
-EMPTY_MERGE = (
-    "A sequence without any key has NaN for a result, or memory that nobody wrote. Store zeros and minus infinity: "
-    "measure from 0 where the largest is -inf, divide by 1 where the weights' total is 0."
-)
 HANDED_OUT = "handed out as the whole's. They must be merged: largest + log Σ exp(lse - largest)."
 GUARD, WEIGHTS = "torch.where(largest == -INF, 0.0, largest)", "torch.exp(lses - reference)"
 DIVISOR = "torch.where(total == 0, 1.0, total)"

@@ -566,3 +566,12 @@ LARGEST_MISSING = (
     "The largest log-sum-exp is missing from the merged one. The sum is of exp(lse - largest): add the largest to its "
     "logarithm."
 )
+
+AVERAGED = (
+    "The splits were averaged as equals. One whose scores are higher has a larger share of the softmax: weigh it by "
+    "exp(its log-sum-exp - the whole's)."
+)
+EMPTY_MERGE = (
+    "A sequence without any key has NaN for a result, or memory that nobody wrote. Store zeros and minus infinity: "
+    "measure from 0 where the largest is -inf, divide by 1 where the weights' total is 0."
+)

@@ -1,7 +1,8 @@
-"""Scores that rise out of reach of a maximum which stays behind, and how such a maximum shows.
+"""Scores that a maximum cannot follow: they rise far above it, or lie far below where it begins; and how that shows.
 
 A running maximum that is taken from the first tile and never updated does no harm until a later score lies 88 above it:
-then exp overflows in float32, the sum is infinite, and the row is NaN.
+then exp overflows in float32, the sum is infinite, and the row is NaN. A number that stands for minus infinity does no
+harm until all scores of a row lie below it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,11 @@ FINITE, OVERFLOWN = 80.0, 92.0  # rises that a sum of some thousand exponentials
 MAXIMUM_OF_THE_FIRST_TILE = (
     "The running maximum is that of the first tile and stays there: exp overflows where a later score lies 88 or more "
     "above it. At every tile take the larger of the old maximum and the tile's own, and rescale."
+)
+LOW = -900.0  # below it lie the numbers that people put for minus infinity
+FINITE_FOR_MINUS_INFINITY = (
+    "A finite number stands for minus infinity: as the maximum's start, or as the score of a key that is not to count. "
+    "Where all true scores are lower still, it decides. Take -inf, and guard what becomes NaN."
 )
 
 
@@ -101,5 +107,17 @@ def stays_behind(scores_of, tile_of=None, parts=False):
             return False
         allowed, needed = most > (FINITE_IN_16_BITS if narrow_weights else FINITE), least > OVERFLOWN
         return bool(broken.any()) and not bool((broken & ~allowed).any()) and not bool((needed & ~broken).any())
+
+    return when
+
+
+def below_a_stand_in(scores_of):
+    """A `when` for every failing case: in some row all scores may lie below a stand-in for minus infinity."""
+
+    def when(case, seen, got):
+        result = got[0] if isinstance(got, (tuple, list)) and got else got
+        if not isinstance(result, torch.Tensor) or seen.unwritten or seen.out_of_bounds:
+            return False
+        return bool((scores_of(*case.args).amax(-1) < LOW).any())
 
     return when

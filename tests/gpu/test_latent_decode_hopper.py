@@ -135,3 +135,20 @@ def test_every_run_gives_the_same_bits():
     first = latent_decode_hopper(query, cache, lengths, scale=SCALE)
     for _ in range(50):
         assert torch.equal(latent_decode_hopper(query, cache, lengths, scale=SCALE), first)
+
+
+def test_pages_beyond_two_to_the_31_numbers_are_found():
+    """60,000 pages are 2.2 · 10⁹ numbers; the last ones hold what a small pool holds."""
+    from course_lib.kernels.latent.hopper import paged_latent_decode_hopper
+
+    count = 60_000
+    if torch.cuda.mem_get_info()[0] < 2 * 64 * 576 * 2 * count:
+        pytest.skip("needs 9 GB of free memory")
+    query = normal(1, 1, 128, 576, dtype=torch.bfloat16)
+    small = normal(4, 64, 576, dtype=torch.bfloat16)
+    pages = torch.full((count, 64, 576), math.nan, device="cuda", dtype=torch.bfloat16)
+    pages[-4:] = small
+    table = torch.arange(4, device="cuda", dtype=torch.int32)[None]
+    lengths = torch.tensor([250], device="cuda", dtype=torch.int32)
+    expected = paged_latent_decode_hopper(query, small, table, lengths, scale=SCALE)
+    assert torch.equal(paged_latent_decode_hopper(query, pages, table + count - 4, lengths, scale=SCALE), expected)

@@ -7,6 +7,7 @@ import torch
 
 from course_lib.kernels.attention.dispatch import attention as course_attention
 from course_lib.kernels.attention.reference import attention_reference
+from course_lib.kernels.latent.attention import latent_decode_attention
 from course_lib.kernels.latent.reference import latent_decode_reference
 from course_lib.models.cache import KVCache
 from course_lib.models.config import Latent, ModelConfig, with_latent
@@ -155,6 +156,18 @@ def test_nothing_behind_the_length_is_read():
         assert torch.isfinite(model(tokens, cache)).all()
 
 
+def test_truncated_tokens_are_forgotten():
+    model, tokens = model_of(), prompts(1, 9)
+    cache = model.new_cache(1, 9)
+    model(prompts(1, 9, seed=1), cache)
+    cache.truncate(2)
+    cache.truncate(0)
+    model(tokens[:, :4], cache)
+    torch.testing.assert_close(model(tokens[:, 4:], cache), model(tokens)[:, 4:])
+    with pytest.raises(ValueError, match="length is 12"):
+        cache.truncate(12)
+
+
 def test_the_courses_attention_runs_the_expanded_form():
     """Values of 24 in heads of 32 numbers: zeros fill them up, and nothing of them is left in the output."""
     model, tokens = model_of(with_latent(BASE, Latent(16, 16, 16, 24))), prompts(1, 9)
@@ -162,6 +175,17 @@ def test_the_courses_attention_runs_the_expanded_form():
     model.attention = course_attention
     with torch.inference_mode():
         torch.testing.assert_close(model(tokens), wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("new_tokens", [1, 3])
+def test_the_courses_decode_kernel_plugs_in(new_tokens):
+    """It takes several tokens at a time too, as a step that checks guessed tokens has them."""
+    model, tokens = model_of(with_latent(BASE, Latent(16, 16, 16, 24))), prompts(2, 7)
+    cache = model.new_cache(2, 9, decode=latent_decode_attention, choose_form=always("absorbed"))
+    with torch.inference_mode():
+        model(tokens[:, :-new_tokens], cache)
+        found = model(tokens[:, -new_tokens:], cache)
+        torch.testing.assert_close(found, model(tokens)[:, -new_tokens:], atol=1e-4, rtol=1e-4)
 
 
 def test_every_weight_gets_a_gradient_and_both_forms_the_same():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from course_lib.kernels.latent.attention import latent_decode_attention, paged_latent_decode_attention
 from course_lib.kernels.latent.reference import latent_decode_reference
 from course_lib.models.config import Latent, ModelConfig, with_latent
 from course_lib.models.decoder import Decoder
@@ -13,7 +14,7 @@ from course_lib.models.together import write_together
 from course_lib.models.training import initialize
 
 BASE = ModelConfig(vocabulary=256, layers=2, width=32, query_heads=4, key_heads=2, head_dim=16, hidden=48, context=64)
-CONFIG = with_latent(BASE, Latent(latent_dim=16, rope_dim=8, nope_dim=12, value_dim=16))
+CONFIG = with_latent(BASE, Latent(latent_dim=16, rope_dim=16, nope_dim=12, value_dim=16))
 PROMPTS = ("Alice", "T", "Down, down", "She said")
 
 
@@ -31,8 +32,8 @@ def rows_of(**options):
     return cache
 
 
-def pages_of(pages, page_size, allocator):
-    cache = LatentPages(CONFIG, pages, page_size, allocator=allocator)
+def pages_of(pages, page_size, allocator, **options):
+    cache = LatentPages(CONFIG, pages, page_size, allocator=allocator, **options)
     cache.pages.fill_(torch.nan)
     return cache
 
@@ -81,6 +82,13 @@ def test_texts_written_together_in_pages_are_those_written_alone(model, page_siz
     assert allocator.free_pages() == 128 // page_size
 
 
+def test_the_courses_kernels_write_the_same(model):
+    rows = rows_of(decode=latent_decode_attention)
+    pages = pages_of(16, 4, Scattered(16, 4), decode=paged_latent_decode_attention)
+    for cache in (rows, pages):
+        assert write_together(model, cache, PROMPTS, 3).texts == alone(model, 3)
+
+
 def test_whoever_is_sent_back_for_want_of_pages_ends_all_the_same(model):
     written = write_together(model, pages_of(7, 4, Scattered(7, 4)), PROMPTS, 14)
     assert written.preempted > 0 and written.texts == alone(model, 14)
@@ -94,7 +102,7 @@ def test_a_decode_function_gets_the_rows_of_the_run_and_their_lengths(model):
         return latent_decode_reference(query, cache, lengths, scale=scale, value_dim=value_dim)
 
     write_together(model, rows_of(decode=decode), PROMPTS, 2)
-    assert seen == [((4, 1, 4, 24), (4, 32, 24), [6, 2, 11, 9], torch.int32, 20**-0.5)] * 2
+    assert seen == [((4, 1, 4, 32), (4, 32, 32), [6, 2, 11, 9], torch.int32, 28**-0.5)] * 2
 
 
 def test_slots_are_those_of_the_last_tokens():

@@ -151,11 +151,17 @@ def model_of(
         return program.with_changes([ways[name] for name in chosen])
 
     def compute(slips: Slips, *args: Any) -> Any:
-        function = compiled(tuple(name for name in ways if slips(name)))
+        chosen = tuple(name for name in ways if slips(name))
+        function = compiled(chosen)
         if function is None:  # two that want to change the same words
             return NotImplemented
-        with at_work(slips):
-            return function(*args)
+        try:
+            with at_work(slips):
+                return function(*args)
+        except Exception:
+            if len(chosen) < 2:
+                raise
+            return NotImplemented  # two that fit in the text need not fit in what it does
 
     styles = ((), *((edit.id,) for edit in changes if not edit.sentence))
     slips = tuple(edit for edit in changes if edit.sentence)

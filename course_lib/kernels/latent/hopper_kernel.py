@@ -18,8 +18,6 @@ its successor arrives in chunks, and the scores begin with the first.
 Of 64 keys, the matrix units need 1,152 cycles for scores and 1,024 for the output; the copy brings 73,728 bytes.
 """
 
-from typing import NamedTuple
-
 from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.kernels.hopper.gluon_compat import (
     fence_async_shared,
@@ -43,6 +41,7 @@ from course_lib.kernels.latent.hopper_parts import (
     add_output,
     add_scores,
     boxes_of,
+    chunk_in_turn,
     clear_tail,
     hide_scores,
     keys_of_split,
@@ -51,6 +50,12 @@ from course_lib.kernels.latent.hopper_parts import (
     rescale_sum,
     weigh,
 )
+
+
+@gluon.jit
+def page_of(table, key, end_key, page_size):
+    """The page that holds a key; 0 past the end of the keys, where the table may say anything."""
+    return gl.load(table + key // page_size, mask=key < end_key, other=0).to(gl.int32)
 
 
 @gluon.jit
@@ -75,36 +80,35 @@ def produce(descriptors, queries, keys, barriers, paging, sizes):
     load_tile(query_rotary, [batch_index, row_tile * ROWS, 2 * HALF], query_ready, query_rope.index(0))
     page, next_page = batch_index, batch_index
     if table is not None:
-        next_page = gl.load(table + first_key // page_size, mask=first_key < end_key, other=0).to(gl.int32)
+        next_page = page_of(table, first_key, end_key, page_size)
     for pair in range(pairs):
         for block in gl.static_range(2):
             key = first_key + (2 * pair + block) * ROWS
             row = key
             if table is not None:
                 page = next_page
-                following = key + ROWS
-                next_page = gl.load(table + following // page_size, mask=following < end_key, other=0).to(gl.int32)
+                next_page = page_of(table, key + ROWS, end_key, page_size)
                 row = key % page_size
             row = gl.where(key < end_key, row, page_size)  # past the end: the copy engine fills in zeros
-            for half in gl.static_range(2):
-                mbarrier.wait(half_free.index(block * 2 + half), pair & 1 ^ 1)
-                for chunk in gl.static_range(half * (CHUNKS // 2), (half + 1) * (CHUNKS // 2)):
-                    ready = key_ready.index(block * (CHUNKS + 1) + chunk)
-                    mbarrier.expect(ready, key_latent.block_type.nbytes)
-                    load_tile(key_latent, [page, row, chunk * CHUNK], ready, key_boxes.index(block * CHUNKS + chunk))
+            for count in gl.static_range(CHUNKS):
+                number = chunk_in_turn(count, CHUNKS, block)
+                if count % (CHUNKS // 2) == 0:
+                    mbarrier.wait(half_free.index(block * 2 + number // (CHUNKS // 2)), pair & 1 ^ 1)
+                ready = key_ready.index(block * (CHUNKS + 1) + number)
+                mbarrier.expect(ready, key_latent.block_type.nbytes)
+                load_tile(key_latent, [page, row, number * CHUNK], ready, key_boxes.index(block * CHUNKS + number))
             ready = key_ready.index(block * (CHUNKS + 1) + CHUNKS)
             mbarrier.expect(ready, key_rotary.block_type.nbytes)
             load_tile(key_rotary, [page, row, 2 * HALF], ready, key_rope.index(block))
 
 
 @gluon.jit
-def own_softmax(scores, state, keys, exchange, scale_log2, GROUP: gl.constexpr):
-    """Weighs and publishes the group's own block; returns the factor for earlier work [64] and the new state."""
+def own_softmax(scores, running_max, running_sum, keys, exchange, scale_log2, GROUP: gl.constexpr):
+    """Weighs and publishes the group's own block; returns the factor for earlier work [64], and the new state."""
     states, published = exchange
-    running_max, running_sum = state
     weights, rescale, running_max, running_sum = weigh(scores, running_max, running_sum, scale_log2)
     publish(weights, rescale, running_max, keys[1], states, published, GROUP)
-    return rescale, (running_max, running_sum)
+    return rescale, running_max, running_sum
 
 
 @gluon.jit
@@ -124,89 +128,87 @@ def clear_block(tiles, first_key, end_key, BLOCK: gl.constexpr, GROUP: gl.conste
 
 @gluon.jit
 def consume(outputs, queries, keys, tiles, exchange, barriers, sums, sizes, scale_log2, GROUP: gl.constexpr):
-    """A warp group: the scores of every second block, and half of the output's columns for all blocks."""
-    output_pointer, lse_pointer, output_row = outputs
+    """A warp group: the scores of every second block, and half of the output's columns for all blocks.
+
+    Each turn begins with the block before its own, the other group's: that product frees a half for the copy engine.
+    The own block's scores stand behind it in the matrix units' queue.
+    """
     query_ready, key_ready, half_free, published, sums_ready = barriers
     states, _published = exchange
-    batch_index, row_tile, first_key, end_key, pairs, rows, heads, tokens, length = sizes
+    _batch_index, row_tile, first_key, end_key, pairs, _rows, heads, tokens, length = sizes
     CHUNKS: gl.constexpr = queries[0].shape[0] + 1
     OTHER: gl.constexpr = 1 - GROUP
     row = row_tile * ROWS + gl.arange(0, ROWS, layout=SCORE_ROWS)
     seen_end = gl.minimum(length - tokens + row // heads + 1, end_key)  # [64]
     running_max = gl.full([ROWS], float("-inf"), gl.float32, SCORE_ROWS)
-    running_sum = sum_by_thread(gl.zeros([ROWS, ROWS], gl.float32, SCORES))
+    running_sum = sum_by_thread(gl.zeros([ROWS, ROWS], gl.float32, SCORES))  # [64, 4]
     accumulator = gl.zeros([ROWS, HALF], gl.float32, OUTPUT)
     empty = gl.zeros([ROWS, ROWS], gl.float32, SCORES)
     mbarrier.wait(query_ready, 0)
 
-    scores = add_scores(empty, queries, keys, key_ready, 0, GROUP, 0, CHUNKS)
-    scores = warpgroup_mma_wait(0, deps=[scores])
-    scores = mask_block(scores, first_key + GROUP * ROWS, sizes, seen_end)
-    if GROUP == 0:
-        rescale, state = own_softmax(scores, (running_max, running_sum), keys, exchange, scale_log2, GROUP)
-        clear_block(tiles, first_key, end_key, 0, GROUP)
-        accumulator = add_output(accumulator, rescale, keys, tiles, 0, GROUP)
+    begin = 0
+    if GROUP == 0:  # the first block of all has none before it
+        scores = add_scores(empty, queries, keys, key_ready, 0, GROUP, 0, CHUNKS)
+        scores = warpgroup_mma_wait(0, deps=[scores])
+        scores = mask_block(scores, first_key, sizes, seen_end)
+        rescale, running_max, running_sum = own_softmax(
+            scores, running_max, running_sum, keys, exchange, scale_log2, GROUP
+        )
+        clear_block(tiles, first_key, end_key, GROUP, GROUP)
+        accumulator = add_output(accumulator, rescale, keys, tiles, GROUP, GROUP)
         accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-        mbarrier.arrive(half_free.index(GROUP), count=1)
-        running_max, running_sum = state
-    else:
-        running_max, rescale = read_state(states, published, 0, OTHER)
-        clear_block(tiles, first_key, end_key, 0, GROUP)
-        accumulator = add_output(accumulator, rescale, keys, tiles, 0, GROUP)
+        mbarrier.arrive(half_free.index(2 * GROUP + GROUP), count=1)
+        begin = 1
+    for pair in range(begin, pairs):
+        block_key = first_key + (2 * pair + GROUP) * ROWS
+        running_max, rescale = read_state(states, published, pair - 1 + GROUP, OTHER)
         running_sum = rescale_sum(running_sum, rescale)
-        rescale, state = own_softmax(scores, (running_max, running_sum), keys, exchange, scale_log2, GROUP)
-        accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-        mbarrier.arrive(half_free.index(GROUP), count=1)
-        running_max, running_sum = state
-    for pair in range(1, pairs):
-        block_key = first_key + 2 * pair * ROWS
-        if GROUP == 0:
-            running_max, rescale = read_state(states, published, pair - 1, OTHER)
-            running_sum = rescale_sum(running_sum, rescale)
-        accumulator = add_output(accumulator, rescale, keys, tiles, 1, GROUP)
+        if GROUP == 1:
+            clear_block(tiles, block_key - ROWS, end_key, OTHER, GROUP)
+        accumulator = add_output(accumulator, rescale, keys, tiles, OTHER, GROUP)
         scores = add_scores(empty, queries, keys, key_ready, pair, GROUP, 0, 1)
-        accumulator = warpgroup_mma_wait(1, deps=[accumulator])
-        mbarrier.arrive(half_free.index(2 + GROUP), count=1)
+        accumulator = warpgroup_mma_wait(1, deps=[accumulator])  # the scores' first chunk may still run
+        mbarrier.arrive(half_free.index(2 * OTHER + GROUP), count=1)
+
         scores = add_scores(scores, queries, keys, key_ready, pair, GROUP, 1, CHUNKS)
         scores = warpgroup_mma_wait(0, deps=[scores])
-        scores = mask_block(scores, block_key + GROUP * ROWS, sizes, seen_end)
-        if GROUP == 0:
-            rescale, state = own_softmax(scores, (running_max, running_sum), keys, exchange, scale_log2, GROUP)
-            clear_block(tiles, block_key, end_key, 0, GROUP)
-            accumulator = add_output(accumulator, rescale, keys, tiles, 0, GROUP)
-            accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-            mbarrier.arrive(half_free.index(GROUP), count=1)
-            running_max, running_sum = state
-        else:
-            running_max, rescale = read_state(states, published, pair, OTHER)
-            clear_block(tiles, block_key, end_key, 0, GROUP)
-            accumulator = add_output(accumulator, rescale, keys, tiles, 0, GROUP)
-            running_sum = rescale_sum(running_sum, rescale)
-            rescale, state = own_softmax(scores, (running_max, running_sum), keys, exchange, scale_log2, GROUP)
-            accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-            mbarrier.arrive(half_free.index(GROUP), count=1)
-            running_max, running_sum = state
-    if GROUP == 0:
+        scores = mask_block(scores, block_key, sizes, seen_end)
+        rescale, running_max, running_sum = own_softmax(
+            scores, running_max, running_sum, keys, exchange, scale_log2, GROUP
+        )
+        clear_block(tiles, block_key, end_key, GROUP, GROUP)
+        accumulator = add_output(accumulator, rescale, keys, tiles, GROUP, GROUP)
+        accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+        mbarrier.arrive(half_free.index(2 * GROUP + GROUP), count=1)
+    if GROUP == 0:  # the last block of all is the other group's
         running_max, rescale = read_state(states, published, pairs - 1, OTHER)
         running_sum = rescale_sum(running_sum, rescale)
-    clear_block(tiles, first_key + (2 * pairs - 1) * ROWS, end_key, 1, GROUP)
-    accumulator = add_output(accumulator, rescale, keys, tiles, 1, GROUP)
-    own_sum = gl.convert_layout(gl.sum(running_sum, axis=1), SCORE_ROWS)  # [64]
+        clear_block(tiles, first_key + (2 * pairs - 1) * ROWS, end_key, OTHER, GROUP)
+        accumulator = add_output(accumulator, rescale, keys, tiles, OTHER, GROUP)
+        accumulator = warpgroup_mma_wait(0, deps=[accumulator])
+
+    own_sum = gl.convert_layout(gl.sum(running_sum, axis=1), SCORE_ROWS)  # [64], of this group's blocks
     sums.index(GROUP).store(own_sum)
     mbarrier.arrive(sums_ready.index(GROUP), count=1)
     mbarrier.wait(sums_ready.index(OTHER), 0)
-    total = own_sum + sums.index(OTHER).load(SCORE_ROWS)
-    total = gl.where(total == 0.0, 1.0, total)
-    accumulator = warpgroup_mma_wait(0, deps=[accumulator])
-    share = gl.convert_layout(1.0 / total, OUTPUT_ROWS, assert_trivial=True)
-    result = accumulator * gl.expand_dims(share, 1)
-    is_row = row < rows
+    write_half(outputs, accumulator, running_max, own_sum + sums.index(OTHER).load(SCORE_ROWS), sizes, GROUP)
+
+
+@gluon.jit
+def write_half(outputs, accumulator, running_max, total, sizes, GROUP: gl.constexpr):
+    """Stores the group's half of the output, [64, 256], and, by the left group, the log-sum-exp [64]."""
+    output_pointer, lse_pointer, output_row = outputs
+    _batch_index, row_tile, _first_key, _end_key, _pairs, rows, _heads, _tokens, _length = sizes
+    total = gl.where(total == 0.0, 1.0, total)  # a row that saw no key: zeros and minus infinity
+    row = row_tile * ROWS + gl.arange(0, ROWS, layout=SCORE_ROWS)
     if GROUP == 0:
         if lse_pointer is not None:
-            gl.store(lse_pointer + output_row + row, (running_max + gl.log2(total)) * LN_2, mask=is_row)
+            gl.store(lse_pointer + output_row + row, (running_max + gl.log2(total)) * LN_2, mask=row < rows)
+    share = gl.convert_layout(1.0 / total, OUTPUT_ROWS, assert_trivial=True)
+    result = accumulator * gl.expand_dims(share, 1)
     columns = GROUP * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(0, OUTPUT))
     places = gl.expand_dims(gl.convert_layout(row, OUTPUT_ROWS, assert_trivial=True), 1)
-    pointers = output_pointer + output_row * (2 * HALF) + places * (2 * HALF) + gl.expand_dims(columns, 0)
+    pointers = output_pointer + (output_row + places) * (2 * HALF) + gl.expand_dims(columns, 0)
     gl.store(pointers, result.to(output_pointer.dtype.element_ty), mask=places < rows)
 
 
@@ -257,24 +259,12 @@ def latent_decode_hopper_kernel(
     ], [4, 1], [240, 24])  # fmt: skip
 
 
-class LatentArrangement(NamedTuple):
-    """How a program is arranged: columns of a chunk that the copy engine reports as one, 64, 128 or 256."""
-
-    chunk: int = 64
-
-    def settings(self) -> dict:
-        return {"CHUNK": self.chunk}
-
-
-ARRANGEMENT = LatentArrangement()
+CHUNK_COLUMNS = 128  # that the copy engine reports as one; 64 columns are as fast, 256 slower
 REGISTERS_AT_START = 168  # a thread's, when all threads share 64k of them alike
 
 
 def descriptor_type(kind: str, columns: int) -> str:
     return f"tensordesc<{kind}[1,64,{columns}],{BOX.value!r}>"
-
-
-FEW_SPILLS = 40  # Triton 3.6 needs none, 3.9 32: a few addresses, set aside before the loop over keys
 
 
 def compile_cases() -> list[CompileCase]:
@@ -285,8 +275,8 @@ def compile_cases() -> list[CompileCase]:
     ]
 
 
-def compile_case(kind, table, output, lse, arrangement=ARRANGEMENT) -> CompileCase:
-    box = descriptor_type(kind, arrangement.chunk)
+def compile_case(kind, table, output, lse) -> CompileCase:
+    box = descriptor_type(kind, CHUNK_COLUMNS)
     rotary = descriptor_type(kind, ROPE.value)
     types = {
         "query_latent": box, "query_rotary": rotary, "key_latent": box, "key_rotary": rotary, "table_stride": "i32",
@@ -294,9 +284,8 @@ def compile_case(kind, table, output, lse, arrangement=ARRANGEMENT) -> CompileCa
     } | dict.fromkeys(SIZES, "i32")  # fmt: skip
     pointers = {"table_pointer": table, "lse_pointer": lse}
     types |= {name: pointer for name, pointer in pointers.items() if pointer}
-    constants = {name: None for name, pointer in pointers.items() if pointer is None} | arrangement.settings()
+    constants = {name: None for name, pointer in pointers.items() if pointer is None} | {"CHUNK": CHUNK_COLUMNS}
     return CompileCase(
         latent_decode_hopper_kernel, types, constants, num_warps=4, archs=(90,), instruction="wgmma",
-        max_spill_bytes=FEW_SPILLS,
-        options={"maxnreg": REGISTERS_AT_START}, label=f"{kind} {'paged' if table else 'contiguous'} {arrangement}",
+        options={"maxnreg": REGISTERS_AT_START}, label=f"{kind} {'paged' if table else 'contiguous'}",
     )  # fmt: skip

@@ -51,26 +51,36 @@ def chunk_of(boxes, index):
     return boxes.index(index).reshape([ROWS, boxes.shape[3]])
 
 
+@gluon.constexpr_function
+def chunk_in_turn(count, chunks, block):
+    """The chunk of block 0 or 1 that comes after `count` others: the half that the other group holds, the own, rotary.
+
+    The other group multiplies by a block first: its half is the first to be free.
+    """
+    return count if count == chunks else (count + (1 - block) * (chunks // 2)) % chunks
+
+
 @gluon.jit
 def add_scores(scores, queries, keys, ready, pair, GROUP: gl.constexpr, FIRST: gl.constexpr, LAST: gl.constexpr):
     """Sets the matrix units to add the chunks FIRST to LAST - 1 of Q Kᵀ of the group's next block; doesn't wait.
 
-    Chunk 0 begins the sum. The last chunk is the rotary part.
+    Chunks are counted in the order in which they come, see `chunk_in_turn`; the first begins the sum.
     """
     query_boxes, query_rope = queries
     key_boxes, key_rope = keys
     CHUNKS: gl.constexpr = query_boxes.shape[0]
-    nothing = unknown(0)
-    group = unknown(GROUP)
-    for chunk in gl.static_range(FIRST, LAST):
+    # Where a tile lies is computed anew in each block: the compiler would keep dozens of addresses in registers.
+    nothing, group = unknown(0), unknown(GROUP)
+    for count in gl.static_range(FIRST, LAST):
+        chunk = chunk_in_turn(count, CHUNKS, GROUP)
         mbarrier.wait(ready.index(GROUP * (CHUNKS + 1) + chunk), pair & 1)
-        if chunk == CHUNKS:
+        if count == CHUNKS:
             query = query_rope.index(nothing).reshape([ROWS, ROPE])
             key = key_rope.index(group).reshape([ROWS, ROPE])
         else:
             query = chunk_of(query_boxes, nothing + chunk)
             key = chunk_of(key_boxes, group * CHUNKS + chunk)
-        scores = warpgroup_mma(query, key.permute((1, 0)), scores, use_acc=chunk > 0, is_async=True)
+        scores = warpgroup_mma(query, key.permute((1, 0)), scores, use_acc=count > 0, is_async=True)
     return scores
 
 

@@ -149,6 +149,16 @@ def test_two_that_want_the_same_words_are_no_pair():
     assert made_by(model_of(meaning, around, (scaled,)), "squared", "off") is None
 
 
+def test_two_that_cannot_be_computed_together_are_no_pair(monkeypatch):
+    """Strict or not; one alone that raises is a fault of the exercise."""
+    monkeypatch.setenv("COURSE_STRICT", "1")
+    changes = edits("one", row=("row.sum()", "row[1]")) + edits("two", flat=("in x", "in x.sum(1)"))
+    model = model_of(meaning, changes, (scaled,))
+    assert made_by(model, "row") is not None and made_by(model, "row", "flat") is None
+    with pytest.raises(IndexError):
+        made_by(model_of(meaning, edits("x", far=("row.sum()", "row[9]")), (scaled,)), "far")
+
+
 def test_two_that_want_the_same_change_agree():
     both = ("total = start", "total = 0")
     changes = edits("one", never=both) + edits("two", never_and_short=(*both, "x.shape[0]", "x.shape[1]"))

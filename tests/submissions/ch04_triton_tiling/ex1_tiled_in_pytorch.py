@@ -153,3 +153,11 @@ WRONG |= {
         ),
     ),
 }
+
+
+WRONG |= {
+    "finite_for_minus_infinity": changed(
+        "4.1",
+        ('-math.inf', '-1e6'),
+    ),
+}

@@ -146,3 +146,11 @@ WRONG |= {
         ),
     ),
 }
+
+
+WRONG |= {
+    "finite_for_minus_infinity": changed(
+        "4.5",
+        ('float("-inf")', '-1e4'),
+    ),
+}
