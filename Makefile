@@ -3,6 +3,8 @@
 # make test       the whole gate, without a GPU, from nothing: tests, ruff, every notebook as given and solved
 # make test CHAPTER=04   of it what an author of chapter 04 needs, in a few minutes: its notebook as given and solved, its
 #                 exercises with their wrong and unusual answers, style, imports, and that the notebook is the source's
+# make prove      what of the gate is asked of content alone, and is not proved yet: the answers, models and kernels that
+#                 changed. tests/proven.json says what is, and of that the gate runs one test in eight, others each day
 # make test-gpu   what needs an NVIDIA GPU: the device's tests, the notebooks on it, the benchmarks
 # make notebooks  notebooks/ built from solutions/
 # make site       the course as pages, in build/site/pages: each chapter run without a GPU, as given and solved; of those
@@ -51,9 +53,12 @@ of_a_chapter = --chapter $(CHAPTER) tests/submissions tests/notebooks tests/test
 sources = $(wildcard solutions/$(CHAPTER)_*.py)
 
 # A busy machine fails no notebook: each cell has half an hour.
+# Whole where an author asks for a part; what is proved is sampled where the gate asks for all.
+sampled := $(if $(or $(CHAPTER),$(filter command environment,$(firstword $(origin TESTS)))),,--sampled)
+
 pytest := -m pytest --nbmake --nbmake-timeout 1800 --durations 15 $(ARGS)
 
-.PHONY: lab install test known-chapter test-gpu notebooks bench site install-missing install-missing-tools \
+.PHONY: lab install test prove known-chapter test-gpu notebooks bench site install-missing install-missing-tools \
   install-missing-pages
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
@@ -66,7 +71,11 @@ install: $(installed)
 test: known-chapter $(ready)
 	@rm -rf build/solved build/course
 	@$(python) -m course_lib build --solved --out build/solved $(CHAPTER)
-	@TRITON_INTERPRET=1 $(gate) $(python) $(pytest) -n $(WORKERS) --dist worksteal $(TESTS)
+	@TRITON_INTERPRET=1 $(gate) $(python) $(pytest) $(sampled) -n $(WORKERS) --dist worksteal $(TESTS)
+
+prove: $(ready)
+	@TRITON_INTERPRET=1 $(gate) $(python) -m pytest --prove $(ARGS) -n $(WORKERS) --dist worksteal \
+	  tests/submissions tests/checker/specification/test_models.py tests/test_compile_gate.py
 
 # Without a chapter there is nothing to know.
 known-chapter:
@@ -93,13 +102,13 @@ $(VENV)/bin/python:
 	@python="$(PYTHON)"; \
 	if [ -z "$$python" ]; then \
 	  for candidate in python3 python3.13 python3.12 python3.11 python3.10; do \
-	    if $$candidate -c 'import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' \
+	    if $$candidate -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10, 10) or sys.version_info[:2] > (3, 13))' \
 	      2>/dev/null; then python=$$candidate; break; fi; \
 	  done; \
 	fi; \
 	python="$${python:-python3}"; \
 	if ! command -v "$$python" >/dev/null; then \
-	  echo "There is no $$python here. The course needs Python 3.10 to 3.13: install one, or name it with" \
+	  echo "There is no $$python here. The course needs Python 3.10.10 to 3.13: install one, or name it with" \
 	    "PYTHON=/path/to/python3.12." >&2; exit 1; \
 	fi; \
 	"$$python" course_lib/bootstrap.py environment "$(VENV)"

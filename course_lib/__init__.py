@@ -7,11 +7,12 @@ notebook begins to warm up the worker that checks run in. The names below are lo
 
 import os as _os
 import sys as _sys
+import warnings as _warnings
 from importlib import import_module as _import_module
 
-if _sys.version_info < (3, 10):  # noqa: UP036 - older ones must be able to read as far as this sentence
-    _sentence = f"This is Python {'.'.join(map(str, _sys.version_info[:2]))} ({_sys.executable}), and the course needs "
-    _sentence += "Python 3.10 to 3.13: `make lab` looks for one of them."
+if _sys.version_info < (3, 10, 10):  # older ones must be able to read as far as this sentence
+    _sentence = f"This is Python {'.'.join(map(str, _sys.version_info[:3]))} ({_sys.executable}), and the course needs "
+    _sentence += "Python 3.10.10 to 3.13: `make lab` looks for one of them."
     if _sys.argv[:1] == ["-m"]:  # of a command the sentence is all that is printed
         _sys.exit(_sentence)
     raise ImportError(_sentence)
@@ -51,10 +52,12 @@ def __dir__() -> list[str]:
 def _prepare_a_notebook() -> None:
     if "IPython" not in _sys.modules:
         return
-    from course_lib.hardware.doctor.report import kernel_refusal
+    from course_lib.hardware.doctor.report import kernel_refusal, launcher_warning
 
     if refusal := kernel_refusal():
         raise ImportError(refusal)
+    if warning := launcher_warning():
+        _warnings.warn(warning, RuntimeWarning, stacklevel=2)
     if _os.environ.get("COURSE_NO_WARM_UP"):
         return
     from course_lib.checker.judge.verdict import _shell

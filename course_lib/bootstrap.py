@@ -45,7 +45,8 @@ if importlib.util.find_spec("course_lib") is None:
     sys.path.insert(0, root)
 """
 
-OLDEST, NEWEST = (3, 10), (3, 13)
+# Before 3.10.10 `inspect` cuts decorated functions short, and a kernel's source is what Triton compiles.
+OLDEST, NEWEST = (3, 10, 10), (3, 13)
 # Gigabytes, and matched to the machine's driver by whoever set it up: reported when missing, never installed over.
 NEVER_INSTALLED = ("torch", "triton")
 # A notebook that runs is served by something already, and is not what tests the others. jupytext it does need, to be
@@ -80,28 +81,52 @@ def importable(module):
     return importlib.util.find_spec(module) is not None
 
 
+def too_old(name, requirement):
+    """The installed version where it is older than the requirement's oldest; None where it is not, or is not known."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    oldest = re.search(r">=\s*([0-9.]+)", requirement)
+    try:
+        found = version(name)
+    except PackageNotFoundError:
+        return None  # importable all the same: put there by no package manager
+    return found if oldest and numbers(found) < numbers(oldest.group(1)) else None
+
+
+def numbers(version):
+    """[2, 10, 0] of "2.10.0+cu130": lists of these compare as versions do."""
+    return [int(number) for number in re.findall(r"\d+", version.split("+")[0])]
+
+
 def missing(path, notebook=False):
-    """The requirements of the file at `path` that cannot be imported here: (name, requirement) each."""
-    return [
-        (name, requirement)
-        for name, requirement in requirements(path)
-        if not importable(module_of(name)) and not (notebook and name in NOT_FOR_A_NOTEBOOK)
-    ]
+    """The requirements of the file at `path` that are not met: (name, requirement, version that is too old or None)."""
+    found = []
+    for name, requirement in requirements(path):
+        if notebook and name in NOT_FOR_A_NOTEBOOK:
+            continue
+        if not importable(module_of(name)):
+            found.append((name, requirement, None))
+        elif too_old(name, requirement):
+            found.append((name, requirement, too_old(name, requirement)))
+    return found
 
 
 def install_missing(path, notebook=False):
-    """Installs what is missing into the running Python and returns the exit status."""
+    """Installs what is missing or too old into the running Python and returns the exit status."""
     wanted = missing(path, notebook)
-    left_to_you = [requirement for name, requirement in wanted if name in NEVER_INSTALLED]
+    left_to_you = [each for each in wanted if each[0] in NEVER_INSTALLED]
     if left_to_you:
+        lacks = " and ".join(name for name, _, old in left_to_you if not old)
+        has = " and ".join("%s %s" % (name, old) for name, _, old in left_to_you if old)
+        said = " and ".join(part for part in (lacks and "lacks " + lacks, has and "has " + has + ", too old") if part)
         say(
-            "This Python (%s) lacks %s, which the course does not install into an environment of yours. Install it the "
-            "way that fits your GPU, for example: %s -m pip install %s"
+            "This Python (%s) %s, which the course does not install into an environment of yours. Install it the way "
+            "that fits your GPU, for example: %s -m pip install %s"
             % (
                 sys.executable,
-                " and ".join(name for name, _ in wanted if name in NEVER_INSTALLED),
+                said,
                 sys.executable,
-                " ".join('"%s"' % requirement for requirement in left_to_you),
+                " ".join('"%s"' % requirement for _, requirement, _ in left_to_you),
             )
         )
         return 1
@@ -109,7 +134,7 @@ def install_missing(path, notebook=False):
         return 0
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     # pip may still move torch as a dependency of something else: pinned to what is here, it cannot.
-    return subprocess.call(command + [requirement for _, requirement in wanted] + pins())
+    return subprocess.call(command + [requirement for _, requirement, _ in wanted] + pins())
 
 
 def pins():
@@ -127,9 +152,9 @@ def pins():
 
 def obstacle():
     """Why this Python cannot make the course's environment, as one sentence; None when it can."""
-    here = "This is Python %d.%d (%s)" % (sys.version_info[0], sys.version_info[1], sys.executable)
-    if not OLDEST <= sys.version_info[:2] <= NEWEST:
-        return "%s and the course needs Python 3.10 to 3.13: install one, or name it as in PYTHON=python3.12." % here
+    here = "This is Python %d.%d.%d (%s)" % (tuple(sys.version_info[:3]) + (sys.executable,))
+    if sys.version_info[:3] < OLDEST or sys.version_info[:2] > NEWEST:
+        return "%s and the course needs Python 3.10.10 to 3.13: install one, or name it as in PYTHON=python3.12." % here
     if not (importable("venv") and importable("ensurepip")):
         return (
             "%s, which cannot make a virtual environment: on Debian and Ubuntu run `sudo apt install python3.%d-venv`, "

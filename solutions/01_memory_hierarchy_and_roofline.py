@@ -487,10 +487,11 @@ def vector_add(x, y):
     """x + y by one Triton kernel. You may change the kernel's parameters.
 
     Args:
-        x, y: [length], float32 or float16 and alike, any length from 1, any strides, each its own.
+        x, y: [length], float32 or float16 and alike, any length from 1, any strides, each its own; the last element lies
+            fewer than 2³¹ elements behind the first. They stay as they are.
 
     Returns:
-        [length], contiguous, of the same dtype.
+        [length], contiguous, of the same dtype; a new tensor at each call.
     """
     # BEGIN SOLUTION
     length = x.numel()
@@ -578,10 +579,11 @@ def row_sum_kernel(
 
 
 def row_sum(x):
-    """The sum of each row, reading x once. You may change the kernel's parameters.
+    """The sum of each row by Triton kernels alone, reading x once. You may change the kernel's parameters.
 
     Args:
-        x: [rows, columns], float32 or float16, any strides, at least one row and one column, rows of any length.
+        x: [rows, columns], float32 or float16, any strides, at least one row and one column, rows of any length. No
+            element lies 2³¹ elements or more behind the first.
 
     Returns:
         [rows] float32; sums are accumulated in float32.
@@ -667,11 +669,11 @@ def scale_add_relu(x, y, scale):
 
     Args:
         x, y: contiguous, float32 or float16, of one shape and dtype; any number of dimensions from 1, any length
-            from 1.
+            from 1, fewer than 2³¹ elements in all. They stay as they are.
         scale: a Python float of any sign.
 
     Returns:
-        a tensor like x.
+        a new tensor like x, at each call. Results up to the dtype's end are right, such as 60,000 in float16.
     """
     # BEGIN SOLUTION
     result = torch.empty_like(x)

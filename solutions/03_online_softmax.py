@@ -566,7 +566,8 @@ def online_softmax(x, block):
         block: elements of a tile, a power of two.
 
     Returns:
-        [rows, columns], contiguous, of x's dtype.
+        [rows, columns], contiguous, of x's dtype. The kernel, not PyTorch, computes it; it reads each element of x at
+        most twice, and writes each element of the result once.
     """
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     online_softmax_kernel[(x.shape[0],)](x, y, x.shape[1], x.stride(0), y.stride(0), BLOCK=block)
@@ -746,7 +747,8 @@ def log_sum_exp_kernel(x_pointer, result_pointer, columns, x_row_stride, part_le
 def log_sum_exp(x, parts, block):
     """log(sum(exp(x))) of every row, each row cut into parts that different programs work on.
 
-    Without torch.softmax, logsumexp or logaddexp.
+    Without torch.softmax, logsumexp or logaddexp. Only kernels read x, each element once; the parts' results may be
+    merged by a kernel or by PyTorch.
 
     Args:
         x: [rows, columns], float32, float16 or bfloat16; elements of a row are contiguous, rows any stride apart. May

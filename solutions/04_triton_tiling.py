@@ -326,7 +326,8 @@ def flash_attention_full(query, key, value):
 
     Args:
         query: [heads, query_length, head_dim], float32 or float16; query_length a multiple of 64, head_dim 16, 32, 64
-            or 128. Any strides but the last, which is 1. Numbers of any size.
+            or 128. Any strides but the last, which is 1; a head may begin more than 2³¹ elements after the first, and
+            reaches over fewer itself. Numbers of any size.
         key, value: [heads, key_length, head_dim], key_length a multiple of 64; strides and dtype as query's, each its
             own.
 
@@ -541,7 +542,8 @@ def flash_attention_causal(query, key, value):
 
     Args:
         query: [heads, query_length, head_dim], float32 or float16; query_length a multiple of 64, head_dim 16, 32, 64
-            or 128. Any strides but the last, which is 1. Numbers of any size.
+            or 128. Any strides but the last, which is 1; a head may begin more than 2³¹ elements after the first, and
+            reaches over fewer itself. Numbers of any size.
         key, value: [heads, key_length, head_dim], key_length a multiple of 64, smaller or larger than query_length;
             strides and dtype as query's, each its own.
 
@@ -680,8 +682,8 @@ def flash_attention_ragged(query, key, value, causal):
     """Attention for any lengths and any head dimension from 16 to 128, by one kernel with programs of 64 queries.
 
     Args:
-        query: [heads, query_length, head_dim], float32 or float16; any strides but the last, which is 1. Numbers of any
-            size.
+        query: [heads, query_length, head_dim], float32 or float16; any strides but the last, which is 1. A head may
+            begin more than 2³¹ elements after the first, and reaches over fewer itself. Numbers of any size.
         key, value: [heads, key_length, head_dim]; strides and dtype as query's, each its own.
         causal: True or False; aligned to the end, as in 4.4.
 

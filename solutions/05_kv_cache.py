@@ -76,7 +76,8 @@ def generation_work(prompt_length: int, new_tokens: int) -> tuple[int, int, int,
 
     prompt_length is at least 1; new_tokens may be 0, and then nothing is computed.
 
-    Returns (keys without, keys with, scores without, scores with a cache). There are as many values as keys.
+    Returns (keys without, keys with, scores without, scores with a cache). There are as many values as keys. Large
+    counts may be off by a float's rounding.
     """
     # BEGIN SOLUTION
     if new_tokens == 0:

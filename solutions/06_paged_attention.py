@@ -353,7 +353,8 @@ def append_to_pages(key, value, key_pages, value_pages, slots):
     Args:
         key, value: [tokens, heads, head_dim], float32 or float16. Any strides but the last, which is 1.
         key_pages, value_pages: [pages, heads, page_size, head_dim], of the same dtype, strides likewise; each of the
-            four tensors has its own. page_size and head_dim may be any number.
+            four tensors has its own. A page may begin more than 2³¹ elements after the first. page_size and head_dim
+            may be any number.
         slots: int64 [tokens], page · page_size + offset for each token; -1 for a token that is not to be written. No
             two tokens share a slot.
     """

@@ -13,6 +13,7 @@ if "COURSE_HOME" not in os.environ:
     os.environ["COURSE_HOME"] = _home.name
 
 from course_lib.hardware.device import interpreting, prepare_triton
+from tests import proven
 
 prepare_triton()
 
@@ -27,6 +28,15 @@ def pytest_addoption(parser):
     parser.addoption("--chapter", metavar="NN", help="of the tests of single chapters only those of this one: 04")
     parser.addoption("--browser", action="store_true", help="run the tests that drive a real Chromium")
     parser.addoption("--screenshot", metavar="DIR", help="where the browser tests save a picture of each notebook")
+    proven.add_options(parser)
+
+
+def pytest_configure(config):
+    proven.configure(config)
+
+
+def pytest_report_header():
+    return f"{proven.DAY}={os.environ[proven.DAY]} on {proven.processor()}: which tests of what is proved are sampled"
 
 
 def chapter_of(item) -> str | None:
@@ -47,6 +57,7 @@ def pytest_collection_modifyitems(config, items):
         others = [item for item in items if chapter_of(item) not in (None, chapter)]
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in others]
+    proven.choose(config, items)
     for item in items:
         if GPU_TESTS in item.path.parents:
             item.add_marker(pytest.mark.gpu)

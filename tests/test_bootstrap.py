@@ -156,11 +156,12 @@ def test_where_nothing_is_missing_nothing_is_installed(installed):
 
 
 def test_only_what_is_missing_is_installed_and_torch_is_held_where_it_is(installed, monkeypatch):
-    monkeypatch.setattr("importlib.metadata.version", {"torch": "2.9.1+cu126", "triton": "3.5.1"}.__getitem__)
+    held = {"torch": "2.11.0+cu126", "triton": "3.6.0"}
+    monkeypatch.setattr("importlib.metadata.version", lambda name: held.get(name, "99.0"))
     installed.absent = {"ipywidgets", "jupyterlab", "nbmake"}
     assert bootstrap.main(["missing", "--notebook"]) == 0
     [command] = installed.commands
-    assert requested(command) == ["ipywidgets>=8.1,<9", "torch==2.9.1+cu126", "triton==3.5.1"]
+    assert requested(command) == ["ipywidgets>=8.1,<9", "torch==2.11.0+cu126", "triton==3.6.0"]
 
 
 @pytest.mark.parametrize("absent", ["torch", "triton"])
@@ -172,6 +173,20 @@ def test_torch_and_triton_are_asked_for_and_never_installed(installed, capsys, a
     assert f"lacks {absent}," in said and len(said.strip().splitlines()) == 1
 
 
+def test_what_is_too_old_counts_as_missing_and_torch_is_told_both_versions(installed, monkeypatch, capsys):
+    """PyTorch 2.8 with Triton 3.4 could be imported, and went through."""
+    held = {"torch": "2.8.0+cu126", "triton": "3.4.0", "numpy": "1.24.4"}
+    monkeypatch.setattr("importlib.metadata.version", lambda name: held.get(name, "99.0"))
+    assert bootstrap.main(["missing", "--notebook"]) == 1
+    said = capsys.readouterr().err
+    assert "has torch 2.8.0+cu126 and triton 3.4.0, too old" in said and '"torch>=2.10,<2.14"' in said
+    assert len(said.strip().splitlines()) == 1 and installed.commands == []
+    held.update(torch="2.10.0", triton="3.6.0")
+    assert bootstrap.main(["missing", "--notebook"]) == 0
+    [command] = installed.commands
+    assert requested(command) == ["numpy>=1.26,<3", "torch==2.10.0", "triton==3.6.0"]
+
+
 def test_triton_is_not_missed_where_it_is_not_made_for(installed, monkeypatch):
     monkeypatch.setattr(bootstrap.sys, "platform", "darwin")
     installed.absent = {"triton"}
@@ -181,12 +196,19 @@ def test_triton_is_not_missed_where_it_is_not_made_for(installed, monkeypatch):
 # ------------------------------------------------------------------------------------------------ the environment
 
 
-@pytest.mark.parametrize("version, good", [((3, 9), False), ((3, 10), True), ((3, 13), True), ((3, 14), False)])
+@pytest.mark.parametrize(
+    "version, good",
+    [((3, 9, 1), False), ((3, 10, 9), False), ((3, 10, 10), True), ((3, 13, 5), True), ((3, 14, 0), False)],
+)
 def test_the_pythons_that_the_course_runs_on(monkeypatch, version, good):
-    monkeypatch.setattr(bootstrap.sys, "version_info", (*version, 1))
+    """Before 3.10.10 `inspect.getsource` cuts decorated functions short."""
+    monkeypatch.setattr(bootstrap.sys, "version_info", version)
     assert (bootstrap.obstacle() is None) == good
     if not good:
-        assert f"This is Python {version[0]}.{version[1]}" in bootstrap.obstacle() and "PYTHON=" in bootstrap.obstacle()
+        assert (
+            f"This is Python {version[0]}.{version[1]}.{version[2]}" in bootstrap.obstacle()
+            and "PYTHON=" in bootstrap.obstacle()
+        )
 
 
 def test_a_python_without_venv_is_told_the_package_to_install(monkeypatch):

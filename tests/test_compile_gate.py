@@ -81,6 +81,7 @@ class Unit:
     """What one test compiles; or, in a sentence, why a module cannot be let through."""
 
     name: str
+    module: str
     asked: list[tuple[CompileCase, dict]] = field(default_factory=list)
     refused: str = ""
 
@@ -93,16 +94,18 @@ def units_of(path: Path) -> Iterator[Unit]:
         cases = importlib.import_module(module).compile_cases()
         compiled = {name_of(case.kernel) for case in cases if case.archs}
     except Exception as error:
-        yield Unit(short, refused=f"{place} does not say how its kernels ship: {type(error).__name__}: {error}")
+        yield Unit(short, module, refused=f"{place} does not say how its kernels ship: {type(error).__name__}: {error}")
         return
     left_out = [name for name in kernels_of(path) if name not in compiled]
     if left_out or not compiled:
-        yield Unit(short, refused=f"compile_cases() of {place} lists no CompileCase for {', '.join(left_out) or 'it'}")
+        yield Unit(
+            short, module, refused=f"compile_cases() of {place} lists no CompileCase for {', '.join(left_out) or 'it'}"
+        )
     for arch in ARCHITECTURES:
         asked = [(case, request) for case in cases for request in case.requests() if request["arch"] == arch]
         for part, start in enumerate(range(0, len(asked), KERNELS_PER_TEST), start=1):
             number = f"-part_{part}" if len(asked) > KERNELS_PER_TEST else ""
-            yield Unit(f"{short}-sm_{arch}{number}", asked[start : start + KERNELS_PER_TEST])
+            yield Unit(f"{short}-sm_{arch}{number}", module, asked[start : start + KERNELS_PER_TEST])
 
 
 UNITS = [unit for path in files_of_the_gate() for unit in units_of(path)]

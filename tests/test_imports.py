@@ -15,7 +15,7 @@ from course_lib.home import ROOT
 # What a module of each part may import from the course; a part may always import itself, and course_lib.home is free.
 MAY_IMPORT = {
     "course_lib/kernels": ["course_lib.hardware"],
-    "course_lib/hardware": ["course_lib.kernels"],
+    "course_lib/hardware": ["course_lib.kernels", "course_lib.bootstrap"],  # which versions the course needs
     "course_lib/figures": ["course_lib.kernels", "course_lib.hardware", "course_lib.serving"],
     "course_lib/models": ["course_lib.kernels", "course_lib.hardware"],
     "course_lib/serving": [],  # who holds which memory is plain Python, without tensors

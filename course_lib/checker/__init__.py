@@ -4,6 +4,7 @@ from course_lib.checker.judge.verdict import CaseResult, Verdict
 from course_lib.checker.notebook.commands import attempts, check, check_file, hint, progress, solution
 from course_lib.checker.notebook.predictions import measured, predict
 from course_lib.checker.specification.draw import Draw
+from course_lib.checker.specification.edits import edits, model_of
 from course_lib.checker.specification.exercise import Case, CourseError, Exercise, InOut, Limits, Mistake, PerRank, Seen
 from course_lib.checker.specification.model import Slip
 from course_lib.checker.specification.needs import ANY, HOPPER, HOPPER_AND_LATER, NVIDIA, TRITON, Needs
@@ -50,8 +51,10 @@ __all__ = [
     "Verdict",
     "check",
     "check_file",
+    "edits",
     "hint",
     "measured",
+    "model_of",
     "predict",
     "progress",
     "solution",

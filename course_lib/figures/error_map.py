@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 
+import numpy as np
 import torch
 
 RIGHT, BARELY, WRONG, LINE = "#0a8f5b", (246, 190, 140), (150, 50, 0), "#7a8290"
@@ -87,7 +88,7 @@ def _tile_lines(tile: tuple[int, int], rows: int, columns: int, width: int, heig
 def _caption(excess, matrices: int, worst: int, size: tuple, drawn: tuple, tile: tuple | None) -> str:
     place = ""
     if matrices > 1:
-        index = torch.unravel_index(torch.tensor(worst), excess.shape[:-2])
+        index = np.unravel_index(worst, excess.shape[:-2])  # PyTorch's own imports SymPy: 1.7 s
         place = f"[{', '.join(str(int(i)) for i in index)}, :, :] of "
     patch = ""
     if size != drawn:

@@ -6,6 +6,8 @@ A decoder asks four things of a cache, and any object that answers them will do 
     append(layer, key, value)   store the new tokens' keys and values
     attend(layer, query)        attention of the new tokens' queries over all that is stored
     advance(new_tokens)         the tokens are in every layer now; count them
+
+A model with latent attention asks other things; `course_lib.models.latent_cache` has its cache.
 """
 
 from collections.abc import Callable
@@ -16,7 +18,54 @@ from course_lib.models.config import ModelConfig
 from course_lib.models.torch_attention import torch_attention
 
 
-class KVCache:
+class OneLength:
+    """What a cache of sequences that all have the same length knows of them: where they end, and what still fits.
+
+    Attributes:
+        batch: sequences.
+        capacity: tokens that fit in each.
+        length: tokens stored, of every sequence.
+    """
+
+    def __init__(self, batch: int, capacity: int, device: torch.device | str):
+        for name, value in (("batch", batch), ("capacity", capacity)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1.")
+        self.batch, self.capacity, self.length, self.device = batch, capacity, 0, device
+
+    def positions(self, new_tokens: int) -> torch.Tensor:
+        """Positions of the next tokens, int64 [batch, new_tokens]: the first stands where the cache ends."""
+        first = torch.arange(self.length, self.length + new_tokens, device=self.device)
+        return first.expand(self.batch, new_tokens)
+
+    def ends(self, new_tokens: int) -> torch.Tensor:
+        """The lengths with the new tokens, int32 [batch], as decode kernels take them."""
+        return torch.full((self.batch,), self.length + new_tokens, dtype=torch.int32, device=self.device)
+
+    def advance(self, new_tokens: int) -> None:
+        """Count tokens that every layer has stored."""
+        self.length += new_tokens
+
+    def truncate(self, length: int) -> None:
+        """Forget all tokens from position `length` on; their memory is written over by the next ones."""
+        if not 0 <= length <= self.length:
+            raise ValueError(
+                f"length is {length}; the cache holds {self.length} tokens, so 0 to {self.length} can stay."
+            )
+        self.length = length
+
+    def end_of(self, new_tokens: int) -> int:
+        """Where so many more tokens end. Raises a ValueError when they do not fit."""
+        end = self.length + new_tokens
+        if end > self.capacity:
+            raise ValueError(
+                f"the cache holds {self.length} of {self.capacity} tokens and {new_tokens} more do not fit; make it "
+                f"with a capacity of at least {end}."
+            )
+        return end
+
+
+class KVCache(OneLength):
     """Keys and values of `batch` sequences that all have the same length.
 
     Attributes:
@@ -39,36 +88,25 @@ class KVCache:
         attention: Callable = torch_attention,
         decode: Callable | None = None,
     ):
-        for name, value in (("batch", batch), ("capacity", capacity)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1.")
+        super().__init__(batch, capacity, device)
+        refuse_latent(config, "KVCache", "LatentCache")
         shape = (config.layers, batch, config.key_heads, capacity, config.head_dim)
         # Uninitialised on purpose: nothing may depend on what lies behind the length.
         self.keys = torch.empty(shape, dtype=dtype, device=device)
         self.values = torch.empty(shape, dtype=dtype, device=device)
-        self.length, self.capacity = 0, capacity
         self.attention, self.decode = attention, decode
-
-    @property
-    def batch(self) -> int:
-        return self.keys.shape[1]
 
     @property
     def bytes(self) -> int:
         """Bytes reserved, whether tokens are in them or not."""
         return self.keys.nbytes + self.values.nbytes
 
-    def positions(self, new_tokens: int) -> torch.Tensor:
-        """Positions of the next tokens, int64 [batch, new_tokens]: the first stands where the cache ends."""
-        first = torch.arange(self.length, self.length + new_tokens, device=self.keys.device)
-        return first.expand(self.batch, new_tokens)
-
     def append(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store the new tokens' key and value, [batch, key_heads, new_tokens, head_dim], behind those of the layer.
 
         Raises a ValueError, with nothing written, when the shapes are not the cache's or the tokens do not fit.
         """
-        end = self.length + self._check_new_tokens(key, value)
+        end = self.end_of(self._check_new_tokens(key, value))
         self.keys[layer, :, :, self.length : end] = key
         self.values[layer, :, :, self.length : end] = value
 
@@ -80,21 +118,8 @@ class KVCache:
         """
         end = self.length + query.shape[2]
         if self.decode is not None and query.shape[2] == 1:
-            lengths = torch.full((self.batch,), end, dtype=torch.int32, device=query.device)
-            return self.decode(query[:, :, 0], self.keys[layer], self.values[layer], lengths)[:, :, None]
+            return self.decode(query[:, :, 0], self.keys[layer], self.values[layer], self.ends(1))[:, :, None]
         return self.attention(query, self.keys[layer, :, :, :end], self.values[layer, :, :, :end], causal=True)
-
-    def advance(self, new_tokens: int) -> None:
-        """Count tokens that every layer has stored."""
-        self.length += new_tokens
-
-    def truncate(self, length: int) -> None:
-        """Forget all tokens from position `length` on; their memory is written over by the next ones."""
-        if not 0 <= length <= self.length:
-            raise ValueError(
-                f"length is {length}; the cache holds {self.length} tokens, so 0 to {self.length} can stay."
-            )
-        self.length = length
 
     def _check_new_tokens(self, key, value) -> int:
         batch, key_heads, _, head_dim = self.keys.shape[1:]
@@ -106,10 +131,13 @@ class KVCache:
                 )
         if key.shape != value.shape:
             raise ValueError(f"value has shape {tuple(value.shape)}; it must be that of key, {tuple(key.shape)}.")
-        new_tokens = key.shape[2]
-        if self.length + new_tokens > self.capacity:
-            raise ValueError(
-                f"the cache holds {self.length} of {self.capacity} tokens and {new_tokens} more do not fit; make it "
-                f"with a capacity of at least {self.length + new_tokens}."
-            )
-        return new_tokens
+        return key.shape[2]
+
+
+def refuse_latent(config: ModelConfig, cache: str, instead: str) -> None:
+    """Raise a ValueError when a cache of keys and values is asked for by a model that leaves none."""
+    if config.latent is not None:
+        raise ValueError(
+            f"config.latent is {config.latent}: such a model keeps one latent row a token, and {cache} holds keys and "
+            f"values. Use {instead} instead."
+        )

@@ -2,6 +2,7 @@
 
 parameters            = what must be read to run one token [elements]
 cache bytes per token = 2 · layers · key_heads · head_dim · item_bytes      (one key and one value in every layer)
+with latent attention = layers · (latent_dim + rope_dim) · item_bytes       (one latent and one rotary key)
 """
 
 import dataclasses
@@ -9,8 +10,49 @@ import math
 
 
 @dataclasses.dataclass(frozen=True)
+class Latent:
+    """The sizes of multi-head latent attention (MLA), where a token leaves one row of numbers for all heads.
+
+    Our words and the letters of DeepSeek-V2 (arXiv 2405.04434, section 2.1); in brackets the sizes of DeepSeek-V3:
+
+    Attributes:
+        latent_dim: numbers of the latent that keys and values are made of, d_c [512].
+        rope_dim: numbers of the rotary key that all heads share and of each query's rotary part, even; d_h^R [64].
+        nope_dim: numbers of a head's query and key without a position, d_h [128].
+        value_dim: numbers of a head's value and output, d_h [128]; at most nope_dim + rope_dim, since the expanded form
+            runs through attention whose values are no wider than its keys.
+
+    Raises a ValueError that names the argument when a size makes no sense.
+    """
+
+    latent_dim: int
+    rope_dim: int
+    nope_dim: int
+    value_dim: int
+
+    def __post_init__(self):
+        check_sizes(self, ("latent_dim", "rope_dim", "nope_dim", "value_dim"))
+        if self.rope_dim % 2:
+            raise ValueError(f"rope_dim is {self.rope_dim}; it must be even, since rotary positions turn pairs.")
+        if self.value_dim > self.head_dim:
+            raise ValueError(
+                f"value_dim is {self.value_dim}; it may be at most nope_dim + rope_dim, which is {self.head_dim}."
+            )
+
+    @property
+    def head_dim(self) -> int:
+        """Numbers of a head's whole query and key: nope_dim + rope_dim."""
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def row_dim(self) -> int:
+        """Numbers that a token leaves in the cache of one layer: latent_dim + rope_dim."""
+        return self.latent_dim + self.rope_dim
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """A decoder's shape. Attention is multi-head, grouped or multi-query by the number of key heads alone.
+    """A decoder's shape. Attention is multi-head, grouped or multi-query by the number of key heads, or latent.
 
     Attributes:
         vocabulary: tokens that the model knows.
@@ -23,6 +65,9 @@ class ModelConfig:
         rotary_base: the slowest pair of a head turns once in 2π · rotary_base^(1 - 2/head_dim) positions.
         norm_epsilon: added to the mean square in RMSNorm.
         tied: the output matrix is the embedding's, transposed, and has no parameters of its own.
+        latent: the sizes of latent attention, or None for keys and values in the cache. With it every query head has a
+            key of its own, made of the latent: key_heads is query_heads, and head_dim is nope_dim + rope_dim.
+            `with_latent` sets all three.
 
     Raises a ValueError that names the argument when sizes do not fit together.
     """
@@ -38,27 +83,48 @@ class ModelConfig:
     rotary_base: float = 10_000.0
     norm_epsilon: float = 1e-5
     tied: bool = False
+    latent: Latent | None = None
 
     def __post_init__(self):
-        for name in ("vocabulary", "layers", "width", "query_heads", "key_heads", "head_dim", "hidden", "context"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1.")
+        sizes = ("vocabulary", "layers", "width", "query_heads", "key_heads", "head_dim", "hidden", "context")
+        check_sizes(self, sizes)
         if self.query_heads % self.key_heads:
             raise ValueError(
                 f"query_heads is {self.query_heads}; it must be a multiple of key_heads, which is {self.key_heads}."
             )
-        if self.head_dim % 2:
+        if self.latent is not None:
+            wanted = {"key_heads": self.query_heads, "head_dim": self.latent.head_dim}
+            for name, value in wanted.items():
+                if getattr(self, name) != value:
+                    raise ValueError(
+                        f"{name} is {getattr(self, name)}; with this latent it must be {value}. Let "
+                        "with_latent(config, latent) set it."
+                    )
+        elif self.head_dim % 2:
             raise ValueError(f"head_dim is {self.head_dim}; it must be even, since rotary positions turn pairs.")
         for name in ("rotary_base", "norm_epsilon"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be a positive number.")
 
     @property
+    def rotary_dim(self) -> int:
+        """Elements of a head that positions turn: all of them, or with latent attention rope_dim."""
+        return self.head_dim if self.latent is None else self.latent.rope_dim
+
+    @property
+    def attention_parameters(self) -> int:
+        """Elements of the projections of one block's attention, and with a latent of its norm."""
+        if self.latent is None:
+            return 2 * self.width * (self.query_heads + self.key_heads) * self.head_dim
+        latent = self.latent
+        queries_and_output = self.width * self.query_heads * (latent.head_dim + latent.value_dim)
+        expansions = latent.latent_dim * self.query_heads * (latent.nope_dim + latent.value_dim)
+        return queries_and_output + self.width * latent.row_dim + expansions + latent.latent_dim
+
+    @property
     def layer_parameters(self) -> int:
-        """Elements of one block: the four projections of attention, the three of SwiGLU, two norms."""
-        attention = 2 * self.width * (self.query_heads + self.key_heads) * self.head_dim
-        return attention + 3 * self.width * self.hidden + 2 * self.width
+        """Elements of one block: the projections of attention, the three of SwiGLU, two norms."""
+        return self.attention_parameters + 3 * self.width * self.hidden + 2 * self.width
 
     @property
     def parameters(self) -> int:
@@ -67,12 +133,26 @@ class ModelConfig:
         return embeddings + self.layers * self.layer_parameters + self.width
 
     def cache_bytes_per_token(self, item_bytes: float = 2) -> float:
-        """Bytes of keys and values that one token leaves behind, over all layers."""
-        return 2 * self.layers * self.key_heads * self.head_dim * item_bytes
+        """Bytes that one token leaves in the cache, over all layers: keys and values, or latent and rotary key."""
+        numbers = 2 * self.key_heads * self.head_dim if self.latent is None else self.latent.row_dim
+        return self.layers * numbers * item_bytes
 
     def cache_bytes(self, batch: int, length: int, item_bytes: float = 2) -> float:
-        """Bytes of keys and values of `batch` sequences of `length` tokens."""
+        """Bytes in the cache of `batch` sequences of `length` tokens."""
         return batch * length * self.cache_bytes_per_token(item_bytes)
+
+
+def with_latent(config: ModelConfig, latent: Latent) -> ModelConfig:
+    """The same model with latent attention: as many query heads, and key_heads and head_dim as the latent asks for."""
+    return dataclasses.replace(config, key_heads=config.query_heads, head_dim=latent.head_dim, latent=latent)
+
+
+def check_sizes(sizes, names: tuple[str, ...]) -> None:
+    """Raise a ValueError that names the first of these attributes which is no whole number of at least 1."""
+    for name in names:
+        value = getattr(sizes, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1.")
 
 
 _LLAMA_2_70B = ModelConfig(32_000, 80, 8192, 64, 8, 128, 28_672, 4096)

@@ -7,6 +7,8 @@ It runs with or without a KV cache, and its attention is whatever function it is
     Decoder(config, attention=attention)                    # the course's, from course_lib.kernels.attention.dispatch
     Decoder(config, attention=your_own)                     # your_own(query, key, value, causal=True)
 
+A config with a latent makes its attention multi-head latent attention: `course_lib.models.latent`.
+
 Source: Touvron et al., LLaMA, arXiv 2302.13971; grouped heads: Ainslie et al., arXiv 2305.13245.
 """
 
@@ -18,6 +20,8 @@ from torch import nn
 
 from course_lib.models.cache import KVCache
 from course_lib.models.config import ModelConfig
+from course_lib.models.latent import LatentAttention
+from course_lib.models.latent_cache import LatentCache
 from course_lib.models.layers import RMSNorm, SwiGLU, rotary_angles, rotate
 from course_lib.models.torch_attention import torch_attention
 
@@ -56,7 +60,7 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.attention_norm = RMSNorm(config.width, config.norm_epsilon)
-        self.attention = Attention(config)
+        self.attention = (Attention if config.latent is None else LatentAttention)(config)
         self.feed_forward_norm = RMSNorm(config.width, config.norm_epsilon)
         self.feed_forward = SwiGLU(config.width, config.hidden)
 
@@ -93,18 +97,24 @@ class Decoder(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.embedding.weight.dtype
 
-    def new_cache(self, batch: int, capacity: int, decode: Callable | None = None) -> KVCache:
-        """An empty contiguous cache of this model's shape, dtype, device and attention; `decode` as in `KVCache`."""
-        return KVCache(
-            self.config, batch, capacity, dtype=self.dtype, device=self.device, attention=self.attention, decode=decode
-        )
+    def new_cache(self, batch: int, capacity: int, decode: Callable | None = None, **options) -> KVCache | LatentCache:
+        """An empty contiguous cache of this model's kind, shape, dtype, device and attention.
+
+        `decode` is for one new token, as in `KVCache`; with latent attention it and `options` are those of
+        `LatentCache`, which has `choose_form` too.
+        """
+        options |= {"dtype": self.dtype, "device": self.device, "decode": decode}
+        if self.config.latent is not None:
+            return LatentCache(self.config, batch, capacity, **options)
+        return KVCache(self.config, batch, capacity, attention=self.attention, **options)
 
     def forward(self, tokens: torch.Tensor, cache=None, *, last_only: bool = False) -> torch.Tensor:
         """Logits of the next token after each of `tokens`.
 
         Args:
             tokens: integers [batch, new_tokens]: with a cache only the tokens that are not in it yet.
-            cache: a `KVCache`, or an object that answers the same calls. It holds these tokens too afterwards.
+            cache: what `new_cache` gives, or an object that answers the same calls. It holds these tokens too
+                afterwards.
             last_only: compute the logits of the last token alone, which is all that generation needs.
 
         Returns [batch, new_tokens, vocabulary], or [batch, 1, vocabulary].
@@ -119,7 +129,7 @@ class Decoder(nn.Module):
             positions = torch.arange(new_tokens, device=tokens.device).expand(batch, new_tokens)
         else:
             positions = cache.positions(new_tokens)
-        angles = rotary_angles(positions, self.config.head_dim, self.config.rotary_base)
+        angles = rotary_angles(positions, self.config.rotary_dim, self.config.rotary_base)
         x = self.embedding(tokens)  # [batch, new_tokens, width]
         for layer, block in enumerate(self.blocks):
             x = block(x, *angles, self.attention, layer, cache)

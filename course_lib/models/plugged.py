@@ -1,4 +1,4 @@
-"""The functions that a learner writes in chapters 04 to 08 and 10, as the decoder calls them.
+"""The functions that a learner writes in chapters 04 to 08, 10 and 11, as the decoder calls them.
 
 The exercises ask for attention of one head more simply than a whole model needs it. What is here fits the two together;
 it computes nothing itself and copies no keys.
@@ -7,6 +7,7 @@ it computes nothing itself and copies no keys.
     cache = model.new_cache(1, 256, decode=grouped_decode)                        # chapter 07 fits as it is
     cache = model.new_cache(1, 256, decode=decode_in_splits(split_attention, combine_splits, splits=4))    # chapter 08
     model.attention = differentiable(forward, flash_attention_backward)                                    # chapter 10
+    cache = model.new_cache(1, 256, decode=latent_decode_of_a_token(latent_decode))                        # chapter 11
 
 Chapters 05 and 06 bring the memory as well; `course_lib.models.sequences` has caches made of their functions.
 """
@@ -124,6 +125,30 @@ def decode_in_splits(split: Callable, combine: Callable, splits: int) -> Callabl
         return output.to(query.dtype)
 
     return decode
+
+
+def latent_decode_of_a_token(decode: Callable, **options) -> Callable:
+    """Decode over a cache of latents out of a function for one new token a sequence, as exercise 11.3 asks for it.
+
+    Args:
+        decode: `decode(query, cache, lengths, scale=..., value_dim=..., **options)` with absorbed queries
+            [batch, heads, value_dim + rope_dim] gives [batch, heads, value_dim].
+        options: handed on at every call: `splits=4` makes exercise 11.4's function fit.
+
+    Returns `decode(query, cache, lengths, *, scale, value_dim)` as `LatentCache` and `LatentRows` take it. It raises a
+    ValueError for several tokens at a time, of which `LatentCache.choose_form` can let the model expand the keys.
+    """
+
+    def whole(query, cache, lengths, *, scale, value_dim):
+        """query: [batch, 1, heads, value_dim + rope_dim]; returns [batch, 1, heads, value_dim]."""
+        if query.shape[1] != 1:
+            raise ValueError(
+                f"query has {query.shape[1]} tokens, and this function decodes one at a time. Let the cache's "
+                'choose_form give "expanded" for several.'
+            )
+        return decode(query[:, 0], cache, lengths, scale=scale, value_dim=value_dim, **options)[:, None]
+
+    return whole
 
 
 def is_the_courses(answer: Callable) -> bool:

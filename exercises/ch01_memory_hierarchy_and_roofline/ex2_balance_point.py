@@ -47,6 +47,8 @@ def bound_cases(draw):
         moved = float(draw.integer(10**6, 10**9))
         work = f"{intensity:.0f} FLOPs for each byte"
         cases.append(Case(f"{work}, on {_a(name)}", (intensity * moved, moved, *devices[name]), "least_time"))
+    copied = float(draw.integer(10**6, 10**9))
+    cases.append(Case("a copy, which computes nothing, on an H100", (0, copied, *devices["H100"]), "least_time"))
     teraflops, bandwidth = 10.0 ** draw.integer(0, 4), float(draw.integer(50, 9000))
     flops, moved = float(draw.integer(1, 10**9)) * 1e3, float(draw.integer(1, 10**9))
     cases.append(Case("a device and an operation made up here", (flops, moved, teraflops, bandwidth), "least_time"))

@@ -8,7 +8,14 @@ from course_lib.checker import TRITON, Case, Contiguous, Exercise, Forbids, Laun
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.layouts import CONTIGUOUS, every_other
 from course_lib.checker.specification.model import Slip
-from exercises.ch01_memory_hierarchy_and_roofline.blocks import NOT_MASKED, NOTHING_STORED, nothing_stored, past_the_end
+from exercises.ch01_memory_hierarchy_and_roofline.blocks import (
+    GRID_CAPPED,
+    NOT_MASKED,
+    NOTHING_STORED,
+    grid_capped,
+    nothing_stored,
+    past_the_end,
+)
 from exercises.topics.elementwise_model import (
     FIRST_ELEMENT_MISSING,
     READS_BLOCK_0,
@@ -41,7 +48,9 @@ def add_cases(draw):
             (draw.strided(draw.normal(69_629), 2), draw.strided(draw.normal(69_629), 3)),
         ),
     ]
-    if draw.on_gpu:
+    if not draw.on_gpu:  # more programs than any number at which a grid is capped while one tries things out
+        cases.append(Case("1,100,003 elements", (draw.normal(1_100_003), draw.normal(1_100_003))))
+    else:
         cases.append(Case("one element", (draw.normal(1), draw.normal(1))))
         cases.append(Case("3000 elements, float16", tuple(draw.normal(3000, dtype=torch.float16) for _ in "xy")))
         cases.append(Case("ten million elements and one", (draw.normal(10_000_001), draw.normal(10_000_001))))
@@ -189,6 +198,7 @@ EXERCISE = Exercise(
     ),
     mistakes=(
         Mistake("nothing_stored", NOTHING_STORED, when=nothing_stored(add_oracle)),
+        Mistake("grid_capped", GRID_CAPPED, when=grid_capped(add_oracle)),
         Mistake("written_into_an_input", WRITTEN_INTO_AN_INPUT, when=writes_an_input),
         Mistake("past_the_end", NOT_MASKED, when=past_the_end),
     ),

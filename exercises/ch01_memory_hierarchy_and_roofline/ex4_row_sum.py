@@ -43,6 +43,7 @@ def row_sum_cases(draw):
         Case("5 rows of 129, with a gap behind each row", (draw.spread_out(draw.normal(5, 129), 3),), metered=True),
         Case("float16: 3 rows of 1500", (draw.normal(3, 1500, dtype=torch.float16, shift=1.0),), metered=True),
         Case("float16: partial sums beyond what float16 can hold", (cancelling(draw, 2, 2048).half(),)),
+        Case("one row of 1,048,583, more than a tile may hold", (draw.normal(1, 1_048_583),)),
     ]
     if draw.on_gpu:
         cases.append(Case("one row of one element", (draw.normal(1, 1),)))
@@ -142,6 +143,14 @@ EXERCISE = Exercise(
         "other=0.0)`. Launch `(rows,)` programs and store one number each.",
     ),
     mistakes=(
+        Mistake(
+            "whole_row_in_one_tile",
+            "The tile grows with the row. A tile lies in registers, which have room for a few thousand elements, and "
+            "the interpreter takes a million. Rows may be of any length: take a block at a time, and loop along the "
+            "row.",
+            when=lambda case, seen, got: bool(seen.error) and "maximum tensor numel" in seen.error.text,
+            cost=True,
+        ),
         Mistake("nothing_stored", NOTHING_STORED, when=nothing_stored(row_sum_oracle)),
         Mistake(
             "store_past_the_end",

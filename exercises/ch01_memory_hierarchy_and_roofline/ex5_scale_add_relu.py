@@ -7,7 +7,14 @@ import torch
 from course_lib.checker import TRITON, Case, Exercise, FasterThan, Forbids, LaunchesTriton, Limits, Mistake, Moves
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.model import Slip
-from exercises.ch01_memory_hierarchy_and_roofline.blocks import NOT_MASKED, NOTHING_STORED, nothing_stored, past_the_end
+from exercises.ch01_memory_hierarchy_and_roofline.blocks import (
+    GRID_CAPPED,
+    NOT_MASKED,
+    NOTHING_STORED,
+    grid_capped,
+    nothing_stored,
+    past_the_end,
+)
 from exercises.topics.elementwise_model import (
     FIRST_ELEMENT_MISSING,
     READS_BLOCK_0,
@@ -42,8 +49,14 @@ def fused_cases(draw):
             "[2, 3, 171], float16", (*(draw.normal(2, 3, 171, dtype=torch.float16) for _ in "xy"), 0.75), metered=True
         ),
         Case("69,629 elements: more than any one block holds", (draw.normal(69_629), draw.normal(69_629), 1.75)),
+        Case(
+            "float16, results near 50,000",
+            (*(draw.uniform(700, low=22_000.0, high=28_000.0, dtype=torch.float16) for _ in "xy"), 1.0),
+        ),
     ]
-    if draw.on_gpu:
+    if not draw.on_gpu:  # more programs than any number at which a grid is capped while one tries things out
+        cases.append(Case("1,100,003 elements", (draw.normal(1_100_003), draw.normal(1_100_003), -0.25)))
+    else:
         length = 2**25
         cases.append(Case("one element", (draw.normal(1), draw.normal(1, shift=5.0), 2.0)))
         cases.append(Case("32 Mi elements", (draw.normal(length), draw.normal(length), 0.5), timed=True))
@@ -123,14 +136,14 @@ def compute(s, x, y, scale):
         value = torch.relu(scale * first) + torch.relu(second)
     else:
         value = scale * first + second
-    flat = stored(s, _rectified(s, value).to(x.dtype), inside)
+    flat = stored(s, _rectified(s, value, x.dtype).to(x.dtype), inside)
     for place, name in ((0, "rows_counted"), (-1, "rows_counted__columns")):
         if s(name):
             flat[x.shape[place] :] = torch.nan
     return flat.view(x.shape)
 
 
-def _rectified(s, value):
+def _rectified(s, value, dtype):
     """What becomes of the sum in the last step."""
     if s("relu_missing", "relu_before_add", "relu_before_add__of_x", "relu_before_scale", "relu_of_each"):
         return value
@@ -138,6 +151,9 @@ def _rectified(s, value):
         return value.clamp(max=0)
     if s("absolute_value"):
         return value.abs()
+    if s("relu_by_the_magnitude"):
+        narrow = value.to(dtype)
+        return (narrow + narrow.abs()) / 2
     if s("compared_with_one"):
         return value.clamp(min=1)
     if s("maximum_over_the_block", "maximum_over_the_block__and_zero"):
@@ -206,6 +222,11 @@ SLIPS = (
         "`tl.maximum(value, 0.0)` compares element by element.",
     ),
     Slip("relu_of_each", "ReLU was applied to scale * x and to y, and the two added. Add first: ReLU comes last."),
+    Slip(
+        "relu_by_the_magnitude",
+        "ReLU was written as (v + |v|) / 2. The sum is twice v, and overflows where v itself fits: float16 ends at "
+        "65,504. Take `tl.maximum(value, 0.0)`.",
+    ),
     Slip("compared_with_one", "No element is below 1: the maximum was taken with 1. ReLU's is with 0."),
     *of_programs(69_629),
     FIRST_ELEMENT_MISSING,
@@ -251,6 +272,7 @@ EXERCISE = Exercise(
     ),
     mistakes=(
         Mistake("nothing_stored", NOTHING_STORED, when=nothing_stored(fused_oracle)),
+        Mistake("grid_capped", GRID_CAPPED, when=grid_capped(fused_oracle)),
         Mistake(
             "python_max",
             "Zeros were stored everywhere. Was ReLU written with Python's `max`? It compares whole blocks, not "

@@ -64,6 +64,7 @@ def output_cases(draw):
         ),
         Case("one query, one key", (_weights(draw, 1, 1, 1), draw.normal(1, 1, 16))),
         Case("one query against 257 keys", (_weights(draw, 2, 1, 257), draw.normal(2, 257, 32)), metered=True),
+        Case("5 queries, 5 keys, zeros behind each query", (_causal(draw, 1, 5, 5), draw.normal(1, 5, 16))),
         Case("130 queries, 300 keys", (_weights(draw, 1, 130, 300), draw.normal(1, 300, 16, shift=1.0))),
         Case(
             "float16, 40 × 520, head dimension 128, values near 3",
@@ -140,6 +141,16 @@ CONTRACT = Contract(
 )
 
 
+def _divided_by_the_row_sum(case, seen, got):
+    """The result is that of rows which add up to 1."""
+    probabilities, value = (tensor.double() for tensor in case.args)
+    if not isinstance(got, torch.Tensor) or got.shape != (*probabilities.shape[:2], value.shape[2]):
+        return False
+    divided = probabilities @ value / probabilities.sum(dim=-1, keepdim=True)
+    size = float(divided.nan_to_num().abs().max())
+    return torch.allclose(got.double(), divided, rtol=1e-2, atol=1e-2 * size, equal_nan=True)
+
+
 EXERCISE = Exercise(
     id="2.6",
     title="The output kernel",
@@ -166,6 +177,13 @@ EXERCISE = Exercise(
         "BLOCK_M), heads)`.",
     ),
     mistakes=(
+        Mistake(
+            "divided_by_the_row_sum",
+            "The output is divided by the sum of the row of P. P is normalised already where it should be; behind a "
+            "mask a row may add up to less, and a row of zeros gives zeros.",
+            when=_divided_by_the_row_sum,
+            every=True,
+        ),
         Mistake("out_of_bounds_write", UNMASKED_WRITE, when=first_access("writes")),
         Mistake(
             "keys_not_masked",

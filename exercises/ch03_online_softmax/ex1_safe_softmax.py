@@ -24,6 +24,7 @@ from exercises.ch03_online_softmax.plain import (
     read_in_tiles,
     softmax_of,
 )
+from exercises.topics.rising import rising_rows
 from exercises.topics.softmax_inputs import SCORES
 from exercises.topics.softmax_model import left_in_buffer, statistics
 from exercises.topics.softmax_slips import (
@@ -52,6 +53,9 @@ def safe_softmax_cases(draw):
         Case("16 rows of 48 in square tiles", (draw.normal(16, 48), 16), driver=read_in_tiles),
         Case("4 rows of 12 once more, logits to ±200", (80 * draw.normal(4, 12), 4), driver=read_in_tiles),
         Case("three rows at -1000, 0 and +1000", (levels(draw, 63), 16), driver=read_in_tiles),
+        Case(
+            "2 rows of 40, 160 higher from the second tile on", (rising_rows(draw, 2, 40, 16), 16), driver=read_in_tiles
+        ),
         Case("2 rows of 1024 in 32 tiles, none of which is kept", (draw.normal(2, 1024), 32), driver=read_in_tiles),
     ]
 

@@ -25,6 +25,7 @@ from exercises.ch03_online_softmax.plain import (
     running_statistics,
     statistics_of,
 )
+from exercises.topics.rising import rising_rows
 from exercises.topics.softmax_inputs import EMPTY_ROWS, MASKS, SCORES
 from exercises.topics.softmax_model import Running, left_in_buffer, statistics
 from exercises.topics.softmax_slips import (
@@ -64,6 +65,14 @@ def statistics_cases(draw):
             driver=read_in_tiles,
         ),
         Case("three rows at -1000, 0 and +1000", (levels(draw, 63), 16), driver=read_in_tiles),
+        Case(
+            "2 rows of 40, 160 higher from the second tile on", (rising_rows(draw, 2, 40, 16), 16), driver=read_in_tiles
+        ),
+        Case(
+            "2 rows of 40: a tile of -inf, then scores near -200",
+            (masked_prefix(draw, 2, 40, 16) - 200.0, 16),
+            driver=read_in_tiles,
+        ),
         Case("2 rows of 1024 in 32 tiles, none of which is kept", (draw.normal(2, 1024), 32), driver=read_in_tiles),
         Case("float16, 4 rows of 300", (draw.normal(4, 300, scale=2.0, dtype=torch.float16), 64), driver=read_in_tiles),
         Case("masked scores: a tile, a whole row, a stretch and a tail of -inf", (masked, 8), driver=read_in_tiles),
@@ -164,6 +173,20 @@ MODEL = Model(
     styles=STYLES,
 )
 
+
+def _zero_kept(case, seen, got):
+    """The maximum is 0 in rows of negative scores whose first tile is nothing but -inf, and right in all others."""
+    x, tile = case.args
+    if not isinstance(got, tuple) or len(got) != 2 or not isinstance(got[0], torch.Tensor):
+        return False
+    right = statistics_of(x)[0]
+    if got[0].shape != right.shape:
+        return False
+    wrong = got[0] != right
+    begins_empty = torch.isneginf(x[:, :tile]).all(dim=1)
+    return bool(wrong.any()) and bool((begins_empty & (got[0] == 0))[wrong].all())
+
+
 EXERCISE = Exercise(
     id="3.2",
     title="One pass, running maximum and sum",
@@ -193,6 +216,13 @@ EXERCISE = Exercise(
         "None])`.",
     ),
     mistakes=(
+        Mistake(
+            "zero_kept_as_maximum",
+            "A row that begins with a tile of -inf keeps 0 as its maximum. 0 is subtracted there in place of -inf, and "
+            "that is right; but what is carried on is the maximum itself, which is still -inf.",
+            when=_zero_kept,
+            every=True,
+        ),
         Mistake("kept_copies", KEPT_COPIES.format(row="row"), when=copies_kept),
         Mistake(
             "second_pass",

@@ -21,6 +21,13 @@ from exercises.ch03_online_softmax.plain import (
     running_log_sum_exp,
     softmax_of,
 )
+from exercises.topics.rising import (
+    FINITE_FOR_MINUS_INFINITY,
+    MAXIMUM_OF_THE_FIRST_TILE,
+    RISE,
+    below_a_stand_in,
+    stays_behind,
+)
 from exercises.topics.softmax_model import Running, left_in_buffer
 from exercises.topics.softmax_slips import HALF_PRECISION, KEPT_THE_TILES, NARROW, RUNNING, STYLES
 
@@ -90,6 +97,10 @@ def attention_cases(draw):
     half = torch.float16
     query = draw.normal(8)
     below = (query, _keys_for(draw, query, 40, 8**-0.5, 3.0, level=-200.0), draw.normal(40, 8), 8**-0.5, 16)
+    lowest = torch.full((20, 8), -2e10)
+    lowest[3] /= 2
+    climbing = _keys_for(draw, query, 40, 8**-0.5, 1.0)
+    climbing[16:] += RISE * 8**0.5 / query.square().sum() * query
     scaled = (
         draw.normal(8, scale=100.0, shift=300.0, dtype=half),
         draw.normal(20, 8, scale=2e-5, dtype=half),
@@ -105,6 +116,16 @@ def attention_cases(draw):
         case("ascending scores: the maximum grows at every tile", 96, 16, spread=3.0, order="ascending"),
         # A maximum that is not carried on drops by more than exp can hold.
         case("descending scores, from about 150 to -150", 96, 16, spread=60.0, order="descending"),
+        Case(
+            "40 keys, scores 160 higher from the second tile on",
+            (query, climbing, draw.normal(40, 8), 8**-0.5, 16),
+            driver=read_in_tiles,
+        ),
+        Case(
+            "20 keys, one score of -8e20 and the others of -1.6e21",
+            (torch.full((8,), 1e10), lowest, draw.normal(20, 8), 1.0, 8),
+            driver=read_in_tiles,
+        ),
         Case("40 keys, scores near -200", below, driver=read_in_tiles),
         # exp of a difference that a negative scale has turned round.
         case("40 keys, scale -0.5, scores of ±200", 40, 16, spread=80.0, scale=-0.5),
@@ -354,6 +375,23 @@ EXERCISE = Exercise(
         "rounded to float16.",
     ),
     mistakes=(
+        Mistake(
+            "finite_for_minus_infinity",
+            FINITE_FOR_MINUS_INFINITY,
+            when=below_a_stand_in(
+                lambda query, keys, values, scale, tile: _scores(query.double(), keys.double(), scale)
+            ),
+            every=True,
+        ),
+        Mistake(
+            "maximum_of_the_first_tile",
+            MAXIMUM_OF_THE_FIRST_TILE,
+            when=stays_behind(
+                lambda query, keys, values, scale, tile: _scores(query.double(), keys.double(), scale),
+                lambda query, keys, values, scale, tile: tile,
+            ),
+            every=True,
+        ),
         Mistake("kept_copies", KEPT_COPIES.format(row="query"), when=copies_kept),
         Mistake(
             "second_pass",

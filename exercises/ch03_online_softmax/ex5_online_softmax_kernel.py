@@ -8,7 +8,7 @@ import torch
 
 from course_lib.checker import TRITON, Case, Contiguous, Exercise, Forbids, LaunchesTriton, Mistake, Moves
 from course_lib.checker.specification.contract import Contract, Level
-from course_lib.checker.specification.layouts import CONTIGUOUS, expanded, gaps
+from course_lib.checker.specification.layouts import CONTIGUOUS, beyond_32_bits, expanded, gaps
 from course_lib.checker.specification.model import Model, Slip
 from exercises.ch03_online_softmax.plain import (
     SHORTCUTS,
@@ -21,6 +21,7 @@ from exercises.ch03_online_softmax.plain import (
 )
 from exercises.topics.evidence import first_access
 from exercises.topics.memory import in_place_of_the_first
+from exercises.topics.rising import MAXIMUM_OF_THE_FIRST_TILE, rising_rows, stays_behind
 from exercises.topics.softmax_inputs import MASKS, SCORES, far_below_finite
 from exercises.topics.softmax_model import Running, loaded_rows, padding
 from exercises.topics.softmax_slips import (
@@ -62,6 +63,8 @@ def online_cases(draw):
         ),
         Case("one more than a tile: 129 in tiles of 128", (draw.normal(2, 129), 128), metered=True),
         Case("ascending rows: the maximum grows at every tile", (draw.normal(2, 300, scale=3.0).sort(dim=1)[0], 64)),
+        Case("2 rows of 40, 160 higher from the second tile on", (rising_rows(draw, 2, 40, 16), 16)),
+        Case("a first tile of -inf, then scores near -200", (masked_prefix(draw, 2, 40, 16) - 200.0, 16)),
         Case("descending rows", (draw.normal(2, 300, scale=3.0).sort(dim=1, descending=True)[0], 64)),
         Case("three rows at -1000, 0 and +1000", (levels(draw, 150), 64)),
         Case("3 rows with a gap behind each row", (draw.spread_out(draw.normal(3, 129), 3), 64)),
@@ -74,6 +77,7 @@ def online_cases(draw):
         ),
         Case("a row of 1,048,583, more than a tile may hold", (draw.normal(1, 1_048_583), 8192)),
     ]
+    cases += beyond_32_bits(draw, "rows", [draw.normal(3, 100)], 64)
     if draw.on_gpu:
         dtype = torch.bfloat16 if draw.bfloat16 else torch.float16
         cases.append(Case("64 rows of 50,257, a vocabulary", (draw.normal(64, 50_257, dtype=dtype, scale=4.0), 4096)))
@@ -157,7 +161,7 @@ def _stored(s, x, tiles):
         end = columns // block * block
     values[:, end:] = math.nan
     if s("every_second_tile"):
-        values[:, torch.arange(columns) // block % 2 == 1] = math.nan
+        values[:, torch.arange(values.shape[1]) // block % 2 == 1] = math.nan
     if s("stored_in_the_first_tile"):
         values = in_place_of_the_first(values.T, block).T
     if s("only_first_row"):
@@ -305,6 +309,12 @@ EXERCISE = Exercise(
             "`block` elements at a time and loop along the row.",
             when=lambda case, seen, got: bool(seen.error) and "maximum tensor numel" in seen.error.text,
             cost=True,
+        ),
+        Mistake(
+            "maximum_of_the_first_tile",
+            MAXIMUM_OF_THE_FIRST_TILE,
+            when=stays_behind(lambda x, block: x.double(), lambda x, block: block),
+            every=True,
         ),
         Mistake("store_not_masked", STORE_NOT_MASKED, when=first_access("writes")),
         Mistake("load_not_masked", LOAD_NOT_MASKED, when=first_access("reads")),

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
-from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Limits, Mistake, Moves
+from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Limits, Mistake, Moves, ReadByKernels
 from course_lib.checker.specification.contract import Contract, Level
-from course_lib.checker.specification.layouts import CONTIGUOUS, expanded, gaps
-from course_lib.checker.specification.model import Model, Slip
+from course_lib.checker.specification.edits import edits, model_of, without
+from course_lib.checker.specification.layouts import CONTIGUOUS, beyond_32_bits, expanded, gaps
 from exercises.ch03_online_softmax.plain import (
     INF,
     LOG2_E,
@@ -23,22 +21,11 @@ from exercises.ch03_online_softmax.plain import (
     statistics_of,
 )
 from exercises.topics.evidence import first_access
-from exercises.topics.memory import load
+from exercises.topics.pointers import load
+from exercises.topics.rising import MAXIMUM_OF_THE_FIRST_TILE, rising_rows, stays_behind
+from exercises.topics.running import FINITE, MASKED, MAXIMUM, NARROW, WITH_THE_MAXIMUM, start, step, tail
 from exercises.topics.softmax_inputs import EMPTY_ROWS, MASKS, SCORES, far_below_finite
-from exercises.topics.softmax_model import Running, padding
-from exercises.topics.softmax_slips import (
-    FINITE,
-    FINITE_TAIL,
-    HALF_PRECISION,
-    LOAD_NOT_MASKED,
-    MASKED,
-    NARROW,
-    ROW_STRIDE,
-    STYLES,
-    SUM_CAST,
-    TAIL_SCORED,
-    WITH_THE_MAXIMUM,
-)
+from exercises.topics.softmax_slips import HALF_PRECISION, LOAD_NOT_MASKED, NO_MAXIMUM, ROW_STRIDE
 
 
 def lse_oracle(x, parts, block):
@@ -59,6 +46,8 @@ def lse_cases(draw):
         Case("more parts than elements: 3 in 5 parts", (draw.normal(2, 3), 5, 16)),
         Case("more parts than a tile holds: 6, tiles of 4", (draw.normal(1, 48), 6, 4)),
         Case("ascending rows", (draw.normal(2, 300, scale=3.0).sort(dim=1)[0], 2, 32)),
+        Case("2 rows of 40, 160 higher from the second tile on", (rising_rows(draw, 2, 40, 16), 1, 16)),
+        Case("a first tile of -inf, then scores near -200", (masked_prefix(draw, 2, 40, 16) - 200.0, 1, 16)),
         Case("descending rows", (draw.normal(2, 300, scale=3.0).sort(dim=1, descending=True)[0], 2, 32)),
         Case("three rows at -1000, 0 and +1000", (levels(draw, 150), 2, 64)),
         Case("4 rows with a gap behind each row", (draw.spread_out(draw.normal(4, 129), 3), 2, 64)),
@@ -68,6 +57,7 @@ def lse_cases(draw):
         Case("float16, 2 rows of 3,000 equal scores", (draw.normal(2, 1).half().repeat(1, 3000), 1, 1024)),
         Case("float16, 3 rows of 600", (draw.normal(3, 600, scale=2.0, dtype=torch.float16), 3, 128), metered=True),
     ]
+    cases += beyond_32_bits(draw, "rows", [draw.normal(3, 100)], 2, 64)
     if draw.on_gpu:
         dtype = torch.bfloat16 if draw.bfloat16 else torch.float16
         cases += [
@@ -135,86 +125,36 @@ def _by_one_number(base_2):
     return form
 
 
-def compute(s, x, parts, block):
-    """The kernel over the parts of each row, and once more over their results."""
-    rows, columns = x.shape
-    length = -(-columns // parts)
-    if s("part_length_rounded_down", "part_length_rounded_down__to_zero"):
-        length = max(columns // parts, 1 - s("part_length_rounded_down__to_zero"))
-    stride = columns if s("row_stride_ignored") else x.stride(0)
-    partial = _kernel(s, x, columns, stride, parts, length, block)
-    if s("cast_before_the_sum__partial_results"):
-        partial = partial.to(x.dtype).float()
-    if s("parts_added"):
-        result = partial.sum(1)
-    elif s("parts_added__averaged"):
-        result = partial.mean(1)
-    elif s("only_the_maximum_merged"):
-        result = partial.amax(1)
-    elif s("empty_state_nan__in_the_merge"):
-        largest = partial.amax(1, keepdim=True)
-        result = (largest + torch.log(torch.exp(partial - largest).sum(1, keepdim=True)))[:, 0]
-    else:
-        count = 1 if s("first_part_only") else parts
-        second = length if s("second_launch_by_the_first_length") else count
-        result = _kernel(s, partial, count, parts, 1, second, block)[:, 0]
-    if s("base_2__returned_in_its_units"):
-        result = result * LOG2_E
-    return result
+def log_sum_exp(x, parts, block):
+    part_length = -(-x.shape[1] // parts)
+    partial = launch(x, x.shape[1], x.stride(0), parts, part_length, block)  # [rows, parts]
+    return launch(partial, parts, parts, 1, parts, block)[:, 0]
 
 
-def _kernel(s, x, columns, stride, parts, length, block):
-    """[rows, parts]: what the programs of one launch store.
-
-    Style: "loop_to_the_end_of_the_part" walks on where the row has ended, with nothing but masked lanes.
-    """
-    first = torch.arange(parts) * (block if s("parts_by_the_block") else length)
-    last = torch.clamp(first + length, max=columns)
-    if s("every_part_from_the_start"):
-        first, length = torch.zeros_like(first), length * parts
-    stop = first + length if s("loop_to_the_end_of_the_part") else last
-    steps = max(-(-length // block), 1)
-    lanes = first[:, None] + torch.arange(steps * block)  # [parts, lanes]
-    offsets = torch.arange(x.shape[0])[:, None, None] * stride + lanes
-    mask = (lanes < (columns if s("parts_overlap") else last[:, None]))[None]
-    tiles = load(s, x, offsets, None if s("load_not_masked") else mask, padding(s)).unflatten(2, (steps, block))
-    tiles = tiles if s("cast_before_the_sum__everything") else tiles.float()
-    running = Running(s, tiles.shape[:2], x.dtype)
-    for step in range(1 if s("only_first_tile") else steps):
-        begin, end = first + step * block, stop
-        if s("partial_tile_skipped"):
-            begin = begin + block - 1
-        if s("last_tile_skipped"):
-            end = stop - block
-        running.step(tiles[:, :, step], (begin < end).expand(tiles.shape[:2]))
-    result = _log_sum_exp(s, running).float()
-    if s("parts_before_rows"):  # in memory
-        result = result.T.contiguous().view(result.shape)
-    if s("empty_part_not_stored"):
-        result[:, first >= columns] = math.nan
-    return result
+def launch(x, columns, row_stride, parts, part_length, block):
+    """[rows, parts]: what the programs of one launch store, over the addresses that they read."""
+    first = torch.arange(parts)[:, None] * part_length  # [parts, 1]
+    last = torch.clamp(first + part_length, max=columns)
+    rows = torch.arange(x.shape[0])[:, None, None]
+    running_max, running_sum = start((x.shape[0], parts))
+    for begin in range(0, part_length, block):
+        offsets = first + begin + torch.arange(block)  # [parts, block]
+        tile = load(x, rows * row_stride + offsets, offsets < last, -INF)  # [rows, parts, block]
+        new_max, new_sum, _, _ = step(tile, running_max, running_sum)
+        walks = (first + begin < last)[:, 0]  # [parts]: those whose loop comes here
+        running_max, running_sum = torch.where(walks, new_max, running_max), torch.where(walks, new_sum, running_sum)
+    log_sum = torch.log(torch.where(running_sum == 0, 1.0, running_sum))
+    return (running_max + log_sum).float()
 
 
-def _log_sum_exp(s, running):
-    maximum, total = running.measured_from, running.total
-    kept = torch.where(total == 0, 1.0, total)
-    if s("maximum_not_added_back"):
-        return torch.log(total)
-    if s("maximum_not_added_back__guarded"):
-        return torch.log(kept)
-    if s("maximum_subtracted"):
-        return torch.log(kept) - maximum
-    if s("logarithm_missing"):
-        return maximum + total
-    if s("only_the_maximum_stored"):
-        return maximum
-    if s("base_2", "base_2__of_everything"):
-        return maximum + torch.log2(kept)
-    if s("base_2__folded_and_not_unfolded"):
-        return (maximum + torch.log(kept)) * LOG2_E
-    if s("no_running_max"):
-        return torch.log(total)
-    return maximum + torch.log(kept)
+def _steepest_part(x, parts, block):
+    """[rows, part_length]: of each row's parts the one that rises most above its first tile."""
+    cut = x.double().split(-(-x.shape[1] // parts), dim=1)
+    cut = torch.stack(
+        [torch.nn.functional.pad(part, (0, cut[0].shape[1] - part.shape[1]), value=-INF) for part in cut], 1
+    )
+    rise = (cut.amax(-1) - cut[..., :block].amax(-1)).nan_to_num(0.0)
+    return cut[torch.arange(len(x)), rise.argmax(dim=1)]
 
 
 def _nan_where_a_part_is_empty(case, seen, got) -> bool:
@@ -244,97 +184,131 @@ PARTS_ADDED = (
 EMPTY_PART = (
     "A part of nothing but -inf gave NaN: -inf - (-inf) is NaN. Where the new maximum is -inf, subtract 0 instead."
 )
-MODEL = Model(
-    compute,
-    (
-        Slip("row_stride_ignored", ROW_STRIDE),
-        *(
-            Slip(
-                f"part_length_rounded_down{way}",
-                "`part_length` is rounded down, so that the last columns belong to no part. Use `triton.cdiv(columns, "
-                "parts)`.",
-            )
-            for way in ("", "__to_zero")
-        ),
-        Slip(
-            "second_launch_by_the_first_length",
-            "The second launch gets the first one's `part_length`. Its rows are `parts` numbers long, and one program "
-            "takes them all: pass it `parts`.",
-        ),
-        Slip("parts_added", PARTS_ADDED),
-        Slip("parts_added__averaged", PARTS_ADDED),
-        Slip(
-            "only_the_maximum_merged",
-            "The merged result is the largest of the parts' log-sum-exps. The others count too: take the log-sum-exp "
-            "of them.",
-        ),
-        Slip(
-            "first_part_only",
-            "Only the first part of each row counted. The second launch must read all `parts` results of a row.",
-        ),
-        Slip(
-            "parts_by_the_block",
-            "A part begins at its number times BLOCK. It begins at part * part_length.",
-        ),
-        Slip(
-            "every_part_from_the_start",
-            "Every part begins at the row's first column, so that elements are counted several times. A part begins at "
-            "part * part_length.",
-        ),
-        Slip(
-            "parts_before_rows",
-            "The parts' results are stored [parts, rows], and read as [rows, parts]: part p of row r belongs at "
-            "row * tl.num_programs(1) + part.",
-        ),
-        Slip(
-            "only_first_tile",
-            "Only the first tile of each part counted: the kernel needs a loop over the part's tiles.",
-        ),
-        Slip(
-            "last_tile_skipped",
-            "The last tile of each part is never read. A loop over `range(first, last, BLOCK)` covers them all.",
-        ),
-        Slip(
-            "partial_tile_skipped",
-            "The last, partly filled tile of a part is never read. Loop over `range(first, last, BLOCK)` and mask.",
-        ),
-        Slip(
-            "parts_overlap",
-            "The parts read past their own end, to the end of a tile, so elements of the next part were counted twice. "
-            "Mask with the end of the part, `offsets < last`, and not only with the end of the row.",
-        ),
-        *(slip for slip in WITH_THE_MAXIMUM if slip.id not in ("base_2__exp2_for_exp", "magnitudes_for_maximum")),
-        Slip("maximum_not_added_back", NOT_ADDED),
-        Slip("maximum_not_added_back__guarded", NOT_ADDED),
-        Slip("maximum_subtracted", "The maximum is subtracted from the logarithm of the sum. Add it."),
-        Slip("logarithm_missing", "The running sum itself is added. Add its logarithm to the maximum."),
-        Slip("only_the_maximum_stored", "The running maximum alone is stored. Add the logarithm of the sum to it."),
-        Slip("base_2", BASE_2),
-        Slip("base_2__exp2_for_exp", BASE_2),
-        Slip("base_2__of_everything", BASE_2),
-        Slip("base_2__returned_in_its_units", BASE_2),
-        Slip("base_2__folded_and_not_unfolded", BASE_2),
-        Slip("tail_not_masked", TAIL_SCORED),
-        *FINITE_TAIL,
-        Slip(
-            "empty_part_not_stored",
-            "A part without columns stores nothing, and the second launch reads memory that no one wrote. Store -inf "
-            "for such a part.",
-        ),
-        Slip("load_not_masked", LOAD_NOT_MASKED.replace("columns`", "last`, where `last` is never past `columns`,")),
-        *(slip for slip in MASKED if slip.id != "nan_repaired_at_the_end"),
-        Slip("empty_state_nan__in_the_merge", EMPTY_PART),
-        *NARROW,
-        Slip("sum_in_float16__cut", SUM_CAST),
-        *FINITE,
-        Slip(
-            "cast_before_the_sum__partial_results",
-            "The parts' results are kept in x's dtype between the launches, which rounds them to 16 bits. Keep them in "
-            "float32.",
+ROUNDED_DOWN = (
+    "`part_length` is rounded down, so that the last columns belong to no part. Use `triton.cdiv(columns, parts)`."
+)
+PAST_LAST = LOAD_NOT_MASKED.replace("columns`", "last`, where `last` is never past `columns`,")
+LENGTH, MERGED, RESULT = (
+    "-(-x.shape[1] // parts)",
+    "launch(partial, parts, parts, 1, parts, block)",
+    "running_max + log_sum",
+)
+EXP, LOG = ("torch.exp(", "torch.exp2("), ("torch.log(", "torch.log2(")
+CHANGES = (
+    *edits(ROW_STRIDE, row_stride_ignored=("x.stride(0)", "x.shape[1]")),
+    *edits(
+        ROUNDED_DOWN,
+        part_length_rounded_down=(LENGTH, "max(x.shape[1] // parts, 1)"),
+        part_length_rounded_down__to_zero=(LENGTH, "x.shape[1] // parts"),
+    ),
+    *edits(
+        "The second launch gets the first one's `part_length`. Its rows are `parts` numbers long, and one program "
+        "takes them all: pass it `parts`.",
+        second_launch_by_the_first_length=("1, parts, block)", "1, part_length, block)"),
+    ),
+    *edits(
+        PARTS_ADDED,
+        parts_added=(f"{MERGED}[:, 0]", "partial.sum(1)"),
+        parts_added__averaged=(f"{MERGED}[:, 0]", "partial.mean(1)"),
+    ),
+    *edits(
+        "The merged result is the largest of the parts' log-sum-exps. The others count too: take the log-sum-exp "
+        "of them.",
+        only_the_maximum_merged=(f"{MERGED}[:, 0]", "partial.amax(1)"),
+    ),
+    *edits(
+        "Only the first part of each row counted. The second launch must read all `parts` results of a row.",
+        first_part_only=(MERGED, "launch(partial, 1, parts, 1, 1, block)"),
+    ),
+    *edits(
+        "A part begins at its number times BLOCK. It begins at part * part_length.",
+        parts_by_the_block=("[:, None] * part_length", "[:, None] * block"),
+    ),
+    *edits(
+        "Every part begins at the row's first column, so that elements are counted several times. A part begins at "
+        "part * part_length.",
+        every_part_from_the_start=(
+            *("offsets = first + begin", "offsets = begin", "walks = (first + begin <", "walks = (begin <"),
+            *("range(0, part_length, block)", "range(0, part_length * parts, block)"),
         ),
     ),
-    styles=(*STYLES, ("loop_to_the_end_of_the_part",)),
-).with_only(empty_state_nan=EMPTY_PART)
+    *edits(
+        "The parts' results are stored [parts, rows], and read as [rows, parts]: part p of row r belongs at "
+        "row * tl.num_programs(1) + part.",
+        parts_before_rows=(f"({RESULT}).float()", f"({RESULT}).float().T.contiguous().view(-1, parts)"),
+    ),
+    *edits(
+        "Only the first tile of each part counted: the kernel needs a loop over the part's tiles.",
+        only_first_tile=("range(0, part_length, block)", "range(0, min(part_length, block), block)"),
+    ),
+    *edits(
+        "The last tile of each part is never read. A loop over `range(first, last, BLOCK)` covers them all.",
+        last_tile_skipped=("first + begin < last", "first + begin < last - block"),
+    ),
+    *edits(
+        "The last, partly filled tile of a part is never read. Loop over `range(first, last, BLOCK)` and mask.",
+        partial_tile_skipped=("first + begin < last", "first + begin + block - 1 < last"),
+    ),
+    *edits(
+        "The parts read past their own end, to the end of a tile, so elements of the next part were counted twice. "
+        "Mask with the end of the part, `offsets < last`, and not only with the end of the row.",
+        parts_overlap=("offsets < last", "offsets < columns"),
+    ),
+    *edits(
+        NO_MAXIMUM,
+        no_running_max=(MAXIMUM, "torch.zeros_like(running_max)", RESULT, "torch.log(running_sum)"),
+    ),
+    *without(WITH_THE_MAXIMUM, "no_running_max", "base_2__exp2_for_exp", "magnitudes_for_maximum"),
+    *edits(
+        NOT_ADDED,
+        maximum_not_added_back=(RESULT, "torch.log(running_sum)"),
+        maximum_not_added_back__guarded=(RESULT, "log_sum"),
+    ),
+    *edits(
+        "The maximum is subtracted from the logarithm of the sum. Add it.",
+        maximum_subtracted=(RESULT, "log_sum - running_max"),
+    ),
+    *edits(
+        "The running sum itself is added. Add its logarithm to the maximum.",
+        logarithm_missing=(RESULT, "running_max + running_sum"),
+    ),
+    *edits(
+        "The running maximum alone is stored. Add the logarithm of the sum to it.",
+        only_the_maximum_stored=(RESULT, "running_max"),
+    ),
+    *edits(
+        BASE_2,
+        base_2=LOG,
+        base_2__exp2_for_exp=EXP,
+        base_2__of_everything=(*EXP, *LOG),
+        base_2__returned_in_its_units=(MERGED, f"{MERGED} * LOG2_E"),
+        base_2__folded_and_not_unfolded=(RESULT, f"({RESULT}) * LOG2_E"),
+    ),
+    *tail("offsets < last"),
+    *edits(
+        "A part without columns stores nothing, and the second launch reads memory that no one wrote. Store -inf "
+        "for such a part.",
+        empty_part_not_stored=(f"({RESULT}).float()", f"torch.where((first < columns)[:, 0], {RESULT}, torch.nan)"),
+    ),
+    *edits(PAST_LAST, load_not_masked=("offsets < last, -INF", "None")),
+    *MASKED,
+    *edits(
+        EMPTY_PART,
+        empty_state_nan__in_the_merge=(
+            f"{MERGED}[:, 0]",
+            "partial.amax(1) + torch.log(torch.exp(partial - partial.amax(1, keepdim=True)).sum(1))",
+        ),
+    ),
+    *NARROW,
+    *FINITE,
+    *edits(
+        "The parts' results are kept in x's dtype between the launches, which rounds them to 16 bits. Keep them in "
+        "float32.",
+        cast_before_the_sum__partial_results=("launch(partial,", "launch(partial.to(x.dtype).float(),"),
+    ),
+    *edits("", loop_to_the_end_of_the_part=("first + begin < last", "first + begin < first + part_length")),
+)
+MODEL = model_of(log_sum_exp, CHANGES, (start, step, launch)).with_only(empty_state_nan=EMPTY_PART)
 
 
 EXERCISE = Exercise(
@@ -353,7 +327,8 @@ EXERCISE = Exercise(
     limits=Limits(seconds=8.0),
     requirements=(
         LaunchesTriton(),
-        Forbids((*SHORTCUTS, "exp", "exp2", "log", "max", "amax", "sum")),
+        Forbids(SHORTCUTS),
+        ReadByKernels((0,)),
         # Every element once, the result once; a few numbers for each part on top.
         Moves(lambda x, parts, block: x.numel() * x.element_size() + 4 * x.shape[0] * (1 + 6 * parts), slack=1.02),
     ),
@@ -372,6 +347,12 @@ EXERCISE = Exercise(
         "The kernel stores at `result_pointer + row * tl.num_programs(1) + part`.",
     ),
     mistakes=(
+        Mistake(
+            "maximum_of_the_first_tile",
+            MAXIMUM_OF_THE_FIRST_TILE,
+            when=stays_behind(_steepest_part, lambda x, parts, block: block),
+            every=True,
+        ),
         Mistake(
             "store_not_masked",
             "A store reaches past the end of the results. A program stores one number, at `row * parts + part`, and "

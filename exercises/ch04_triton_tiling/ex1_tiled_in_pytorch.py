@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from course_lib.checker import Allocates, Case, Exercise, Forbids, Mistake
 from course_lib.checker.specification.contract import Contract
-from exercises.ch04_triton_tiling.parts import BIG, matrices
+from exercises.ch04_triton_tiling.parts import BIG, far_below_finite, matrices
 from exercises.topics.attention import attention, merged, normalised_in_a_kernel, prescaled, rounded
 from exercises.topics.attention_inputs import MAGNITUDES
 from exercises.topics.attention_model import attention_in_pytorch
 from exercises.topics.attention_sentences import WHOLE_MATRIX
 from exercises.topics.attention_slips import IN_PYTORCH
 from exercises.topics.evidence import NAN_FROM_THE_START, all_nan
+from exercises.topics.rising import (
+    FINITE_FOR_MINUS_INFINITY,
+    MAXIMUM_OF_THE_FIRST_TILE,
+    attention_scores,
+    below_a_stand_in,
+    rising,
+    stays_behind,
+)
 
 
 def tiled(computed):
@@ -34,6 +42,11 @@ def tiled_cases(draw):
         case(f"{prime} queries, 301 keys, tiles of 32 × 64", prime, 301, 16, 32, 64),
         case("90 queries, 33 keys: one more than a tile of 32", 90, 33, 8, 16, 32),
         case("scores of ±150: exp overflows", 100, 200, 32, 32, 32, score=BIG),
+        Case("scores near -1e20", (*(matrix[0] for matrix in far_below_finite(1, 20, 50)), 16, 16)),
+        Case(
+            "20 queries, 90 keys in tiles of 32, the last scores 160 above the first",
+            (*(matrix[0] for matrix in rising(draw, 1, 20, 90, 16)), 16, 32),
+        ),
         case("the whole of K and V in one tile", 64, 100, 16, 16, 128),
     ]
 
@@ -75,7 +88,7 @@ EXERCISE = Exercise(
     plain=(tiled(prescaled), tiled_merged, tiled(rounded), tiled(normalised_in_a_kernel)),
     models=(attention_in_pytorch(IN_PYTORCH),),
     requirements=(
-        Allocates(lambda q, k, v, rows, keys: max(q.numel(), k.numel(), rows * max(keys, q.shape[-1]))),
+        Allocates(lambda q, k, v, rows, keys: max(q.numel(), k.numel(), rows * keys)),
         Forbids(("scaled_dot_product", "scaled_dot_product_attention")),
     ),
     hints=(
@@ -92,6 +105,21 @@ EXERCISE = Exercise(
         "accumulator / running_sum.",
     ),
     mistakes=(
+        Mistake(
+            "finite_for_minus_infinity",
+            FINITE_FOR_MINUS_INFINITY,
+            when=below_a_stand_in(lambda query, key, value, query_rows, key_rows: attention_scores(query, key)),
+            every=True,
+        ),
+        Mistake(
+            "maximum_of_the_first_tile",
+            MAXIMUM_OF_THE_FIRST_TILE,
+            when=stays_behind(
+                lambda query, key, value, query_rows, key_rows: attention_scores(query, key),
+                lambda query, key, value, query_rows, key_rows: key_rows,
+            ),
+            every=True,
+        ),
         Mistake("nan_from_the_start", NAN_FROM_THE_START, when=all_nan, every=True),
         Mistake(
             "writes_the_score_matrix",

@@ -6,7 +6,7 @@ import torch
 
 from course_lib.checker import TRITON, Allocates, Case, Exercise, LaunchesTriton, Mistake, Moves
 from course_lib.checker.specification.contract import Contract
-from course_lib.checker.specification.layouts import unit_last
+from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
 from exercises.ch04_triton_tiling.parts import (
     BIG,
     OF_EVERY_KERNEL,
@@ -35,6 +35,7 @@ from exercises.topics.attention_inputs import WITH_16_BITS, drawn
 from exercises.topics.attention_model import Shape, attention_model
 from exercises.topics.attention_sentences import WHOLE_MATRIX
 from exercises.topics.attention_slips import TILED
+from exercises.topics.rising import MAXIMUM_OF_THE_FIRST_TILE, attention_scores, rising, stays_behind
 
 
 def kernel_cases(draw):
@@ -43,11 +44,13 @@ def kernel_cases(draw):
         Case("two heads, 128 × 192", matrices(draw, 2, 128, 192, 32)),
         Case("scores of ±150: exp overflows", matrices(draw, 1, 64, 192, 32, score=BIG)),
         Case("each tile's scores 160 above the last one's", rising_by_tiles(draw)),
+        Case("64 queries, 320 keys, the last scores 160 above the first", rising(draw, 1, 64, 320, 16)),
         Case("float16, 1024 equal scores, values near 100", overflowing(draw)),
         Case("float16, head dimension 32, scores of ±600", large_in_16_bits()),
         layout_case(draw, "two heads; q, k and v each stored in another way", 2, 64, 128, 32),
         Case("256 × 256, bytes counted", matrices(draw, 1, 256, 256, 64), metered=True),
     ]
+    cases += beyond_32_bits(draw, "heads", matrices(draw, 3, 64, 64, 16))
     return cases + on_a_gpu(draw) if draw.on_gpu else cases
 
 
@@ -120,6 +123,12 @@ EXERCISE = Exercise(
         "None] * output_stride + columns[None, :].",
     ),
     mistakes=(
+        Mistake(
+            "maximum_of_the_first_tile",
+            MAXIMUM_OF_THE_FIRST_TILE,
+            when=stays_behind(lambda query, key, value: attention_scores(query, key)),
+            every=True,
+        ),
         Mistake("writes_the_score_matrix", WHOLE_MATRIX, when=makes_whole_matrix, cost=True),
         Mistake(
             "queries_reread",

@@ -6,7 +6,7 @@ import torch
 
 from course_lib.checker import TRITON, Allocates, Case, Exercise, LaunchesTriton, Mistake, Moves
 from course_lib.checker.specification.contract import Contract
-from course_lib.checker.specification.layouts import unit_last
+from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
 from exercises.ch04_triton_tiling.parts import (
     BIG,
     OF_EVERY_KERNEL,
@@ -36,6 +36,14 @@ from exercises.topics.attention import (
 from exercises.topics.attention_inputs import WITH_16_BITS, drawn
 from exercises.topics.attention_model import Shape, attention_model
 from exercises.topics.attention_slips import CAUSAL, MIXED_BASES, TILED
+from exercises.topics.rising import (
+    FINITE_FOR_MINUS_INFINITY,
+    MAXIMUM_OF_THE_FIRST_TILE,
+    attention_scores,
+    below_a_stand_in,
+    rising,
+    stays_behind,
+)
 
 
 def causal(computed):
@@ -50,12 +58,14 @@ def causal_cases(draw):
         Case("64 queries at the end of 256 keys", matrices(draw, 1, 64, 256, 32)),
         Case("128 queries, 64 keys: the first 64 queries see nothing", matrices(draw, 1, 128, 64, 32)),
         Case("scores of ±150: exp overflows", matrices(draw, 1, 128, 128, 32, score=BIG)),
+        Case("64 queries at the end of 320 keys, the last scores 160 above the first", rising(draw, 1, 64, 320, 16)),
         Case("float16, 64 queries at the end of 1024 equal scores, values near 100", overflowing(draw)),
         Case("float16, head dimension 32, scores of ±600", large_in_16_bits()),
         Case("scores near -1e20", far_below_finite(1, 64, 64)),
         layout_case(draw, "two heads; q, k and v each stored in another way", 2, 64, 128, 32),
         Case("256 × 256, bytes counted", matrices(draw, 1, 256, 256, 32), metered=True),
     ]
+    cases += beyond_32_bits(draw, "heads", matrices(draw, 3, 64, 64, 16))
     return cases + on_a_gpu(draw) if draw.on_gpu else cases
 
 
@@ -140,6 +150,18 @@ EXERCISE = Exercise(
         "1.0, running_sum). Then its rows are 0 / 1 = 0.",
     ),
     mistakes=(
+        Mistake(
+            "finite_for_minus_infinity",
+            FINITE_FOR_MINUS_INFINITY,
+            when=below_a_stand_in(lambda query, key, value: attention_scores(query, key, causal_pairs(query, key))),
+            every=True,
+        ),
+        Mistake(
+            "maximum_of_the_first_tile",
+            MAXIMUM_OF_THE_FIRST_TILE,
+            when=stays_behind(lambda query, key, value: attention_scores(query, key, causal_pairs(query, key))),
+            every=True,
+        ),
         *OF_EVERY_KERNEL,
         *OUTSIDE,
         Mistake(

@@ -6,7 +6,7 @@ import torch
 
 from course_lib.checker import TRITON, Allocates, Case, Exercise, LaunchesTriton, Mistake, Moves
 from course_lib.checker.specification.contract import Contract
-from course_lib.checker.specification.layouts import unit_last
+from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
 from exercises.ch04_triton_tiling.parts import (
     BIG,
     OF_EVERY_KERNEL,
@@ -34,6 +34,14 @@ from exercises.topics.attention_model import Shape, attention_model
 from exercises.topics.attention_sentences import READS_PAST_THE_END, WRITES_PAST_THE_END
 from exercises.topics.attention_slips import CAUSAL, MIXED_BASES, RAGGED, TILED
 from exercises.topics.evidence import first_access
+from exercises.topics.rising import (
+    FINITE_FOR_MINUS_INFINITY,
+    MAXIMUM_OF_THE_FIRST_TILE,
+    attention_scores,
+    below_a_stand_in,
+    rising,
+    stays_behind,
+)
 
 
 def perhaps_causal(computed):
@@ -53,9 +61,11 @@ def ragged_cases(draw):
         Case("float16, 1024 equal scores, values near 100", (*overflowing(draw), False)),
         Case("float16, head dimension 32, scores of ±600", (*large_in_16_bits(), False)),
         Case("scores near -1e20, 70 × 70, causal", (*far_below_finite(1, 70, 70), True)),
+        Case("20 queries, 300 keys, the last scores 160 above the first", (*rising(draw, 1, 20, 300, 16), False)),
         layout_case(draw, "q, k and v each stored in another way, 30 × 90", 2, 30, 90, 48, rest=(False,)),
         Case("257 × 257, causal, bytes counted", (*matrices(draw, 1, 257, 257, 32), True), metered=True),
     ]
+    cases += beyond_32_bits(draw, "heads", matrices(draw, 3, 5, 7, 16), True)
     return cases + on_a_gpu(draw) if draw.on_gpu else cases
 
 
@@ -154,6 +164,22 @@ EXERCISE = Exercise(
         "rows < query_length and columns < head_dim.",
     ),
     mistakes=(
+        Mistake(
+            "finite_for_minus_infinity",
+            FINITE_FOR_MINUS_INFINITY,
+            when=below_a_stand_in(
+                lambda query, key, value, causal: attention_scores(query, key, causal_mask(query, key, causal))
+            ),
+            every=True,
+        ),
+        Mistake(
+            "maximum_of_the_first_tile",
+            MAXIMUM_OF_THE_FIRST_TILE,
+            when=stays_behind(
+                lambda query, key, value, causal: attention_scores(query, key, causal_mask(query, key, causal))
+            ),
+            every=True,
+        ),
         *OF_EVERY_KERNEL,
         Mistake(
             "head_dim_not_masked",

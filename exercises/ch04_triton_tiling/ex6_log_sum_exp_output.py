@@ -7,6 +7,7 @@ import math
 import torch
 
 from course_lib.checker import TRITON, Allocates, Case, Exercise, LaunchesTriton, Mistake, Moves
+from course_lib.checker.specification.layouts import beyond_32_bits
 from exercises.ch04_triton_tiling.ex5_ragged_kernel import RAGGED_SLIPS, perhaps_causal, ragged_contract
 from exercises.ch04_triton_tiling.parts import (
     BIG,
@@ -35,6 +36,7 @@ from exercises.topics.attention_model import Shape, attention_model
 from exercises.topics.attention_sentences import READS_PAST_THE_END, WRITES_PAST_THE_END
 from exercises.topics.attention_slips import LOG_SUM_EXP
 from exercises.topics.evidence import first_access
+from exercises.topics.rising import MAXIMUM_OF_THE_FIRST_TILE, attention_scores, rising, stays_behind
 
 
 def lse_oracle(query, key, value, causal):
@@ -65,12 +67,14 @@ def lse_cases(draw):
         Case("65 × 63, head dimension 24, causal", (*matrices(draw, 1, 65, 63, 24), True)),
         Case("float16, head dimension 32, scores of ±600", (*large_in_16_bits(), False)),
         Case("scores near -1e20, 70 × 70, causal", (*far_below_finite(1, 70, 70), True)),
+        Case("20 queries, 300 keys, the last scores 160 above the first", (*rising(draw, 1, 20, 300, 16), False)),
         layout_case(draw, "q, k and v each stored in another way, 30 × 100, causal", 2, 30, 100, 48, rest=(True,)),
         Case("one query, one key", (*matrices(draw, 1, 1, 1, 16), True)),
         Case("150 queries, 70 keys, causal: 80 queries see nothing", (*matrices(draw, 1, 150, 70, 32), True)),
         Case("float16, 96 × 200", (*matrices(draw, 1, 96, 200, 64, dtype=torch.float16), False)),
         Case("192 × 192, causal, bytes counted", (*matrices(draw, 1, 192, 192, 32), True), metered=True),
     ]
+    cases += beyond_32_bits(draw, "heads", matrices(draw, 3, 5, 7, 16), True)
     return cases + on_a_gpu(draw) if draw.on_gpu else cases
 
 
@@ -157,6 +161,14 @@ EXERCISE = Exercise(
         "there, and the result is -inf + 0 = -inf.",
     ),
     mistakes=(
+        Mistake(
+            "maximum_of_the_first_tile",
+            MAXIMUM_OF_THE_FIRST_TILE,
+            when=stays_behind(
+                lambda query, key, value, causal: attention_scores(query, key, causal_mask(query, key, causal))
+            ),
+            every=True,
+        ),
         *OF_EVERY_KERNEL,
         Mistake(
             "probabilities_cast_before_sum",

@@ -23,7 +23,7 @@ LLAMA_2_70B = (80, 64, 8, 128)  # layers, query heads, KV heads, head dimension
 def size_cases(draw):
     key_heads = draw.choice((2, 4, 8))
     shape = (draw.integer(2, 90), 6 * key_heads, key_heads, draw.choice((64, 80, 96)))
-    batch, length, item_bytes = draw.integer(2, 70), draw.integer(100, 9000), draw.choice((1, 2, 4))
+    batch, length, item_bytes = draw.integer(2, 70), draw.integer(100, 9000), draw.choice((1, 4))
     fits, parameters = draw.integer(3, 40), draw.integer(10**8, 10**9)
     exact = parameters * item_bytes + fits * cache_bytes_oracle(*shape, 1, length, item_bytes)
     return [

@@ -6,13 +6,14 @@ import math
 
 import torch
 
-from course_lib.checker import TRITON, Case, Exercise, InOut
+from course_lib.checker import TRITON, Case, Exercise, InOut, Mistake
 from course_lib.checker.specification.contract import Contract, Level
 from exercises.topics.attention import attention, prescaled, rounded
 from exercises.topics.attention_inputs import MAGNITUDES, ordinary
 from exercises.topics.cache_inputs import cache_layouts
 from exercises.topics.cached_step_model import STEP
 from exercises.topics.decode import attend_by_log_sum_exp, each_sequence, tokens_first
+from exercises.topics.rising import FINITE_FOR_MINUS_INFINITY, below_a_stand_in, decode_scores
 
 
 def step(query, key, value, key_cache, value_cache, past, *, function=attention):
@@ -40,6 +41,23 @@ def far_apart(query, key, key_cache, past):
     along = 160 * query.shape[2] ** 0.5 * query / query.square().sum(dim=2, keepdim=True)  # [batch, heads, head_dim]
     used = (torch.arange(key_cache.shape[2]) < past[:, None])[:, None, :, None]
     return key - along, torch.where(used, key_cache - along[:, :, None], key_cache + along[:, :, None])
+
+
+def far_below_finite(draw):
+    """A step whose scores are -1e20 for the first token and -2e20 for the others: below all that might hide a slot."""
+    caches = [draw.normal(1, 2, 12, 16) for _ in "kv"]
+    caches[0][:, :, :5] = -2e10 / 4.0
+    caches[0][:, :, 0] /= 2
+    key, value = torch.full((1, 2, 16), -2e10 / 4.0), draw.normal(1, 2, 16)
+    return torch.full((1, 2, 16), 1e10), key, value, *map(InOut, caches), torch.tensor([5], dtype=torch.int32)
+
+
+def _scores_after_the_write(query, key, value, key_cache, value_cache, past):
+    """[batch, query_heads, capacity + 1] scaled scores, the new token's last; -inf for slots that hold nothing."""
+    keys = torch.cat([key_cache.tensor, key[:, :, None]], dim=2)
+    scores = decode_scores(query, keys, torch.full_like(past, keys.shape[2]))
+    unused = torch.arange(keys.shape[2] - 1) >= past[:, None, None]
+    return torch.cat([scores[..., :-1].masked_fill(unused, -math.inf), scores[..., -1:]], dim=-1)
 
 
 def step_cases(draw):
@@ -79,6 +97,7 @@ def step_cases(draw):
         case(f"{prime} tokens, large scores", 4, 4, 64, 90, [prime], score=40.0),
         case("a cache stored [batch, capacity, heads, head_dim]", 4, 2, 16, 24, [17, 8], arrange=tokens_first),
         case("scores near -160, those of leftovers near 160", 2, 2, 16, 12, [5], change=far_apart),
+        Case("scores near -1e20", far_below_finite(draw)),
         case("float16", 4, 2, 64, 130, [128, 57], dtype=half),
     ]
     if draw.on_gpu:
@@ -172,5 +191,13 @@ EXERCISE = Exercise(
         "Query head h reads KV head h // (query_heads // key_heads): `repeat_interleave` lets neighbours share a head; "
         "or view the query as [batch, key_heads, group, head_dim].",
         "With `scaled_dot_product_attention` leave `is_causal` off: with one query it shows the first slot alone.",
+    ),
+    mistakes=(
+        Mistake(
+            "finite_for_minus_infinity",
+            FINITE_FOR_MINUS_INFINITY,
+            when=below_a_stand_in(_scores_after_the_write),
+            every=True,
+        ),
     ),
 )

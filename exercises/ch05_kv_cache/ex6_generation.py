@@ -397,6 +397,7 @@ def generation_cases(draw):
         ("16 tokens after a prompt of 17", 17, 16, 1, 2),
         ("2 tokens after a prompt of 2", 2, 2, 1, 2),
         ("5 tokens after a prompt of 4, four layers", 4, 5, 1, 4),
+        ("2 tokens after a prompt of 130", 130, 2, 1, 2),
         ("6 tokens after a prompt of 70, the third of them 0", LONG, 6, 1, 2),
     ):
         while True:  # until no token is chosen by a hair, which a rounding could split either way
@@ -436,6 +437,13 @@ EXERCISE = Exercise(
             "drawn_by_chance",
             "The tokens are drawn at random. Greedy generation takes the likeliest one each time: argmax.",
             when=lambda case, seen, got: any(name in seen.operations for name in DRAWS),
+        ),
+        Mistake(
+            "fixed_capacity",
+            "Short prompts are right and a long one does not fit: the cache has room for a fixed number of tokens. It "
+            "needs room for the prompt and the new tokens, however many they are.",
+            when=lambda case, seen, got: len(case.args[1]) + case.args[2] > 64 and seen.error is not None,
+            every=True,
         ),
         Mistake(
             "run_in_vain",

@@ -8,7 +8,7 @@ import torch
 
 from course_lib.checker import TRITON, Case, Exercise, Forbids, InOut, Mistake, ReadByKernels
 from course_lib.checker.specification.contract import Contract, Level
-from course_lib.checker.specification.layouts import unit_last
+from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
 from exercises.topics.cache_inputs import cache_layouts
 from exercises.topics.cache_model import page_append_model
 from exercises.topics.cache_requirements import ROUNDED, LaunchesWhereRowsAre, MovesRows, rounded_on_the_way
@@ -43,7 +43,10 @@ def append_cases(draw):
         return key, value, tokens_first(key_pages), value_pages
 
     page = draw.permutation(6).tolist()
-    return [
+    tokens = [draw.normal(3, 2, 16) for _ in "kv"]
+    pools = [InOut(draw.normal(3, 2, 4, 16)) for _ in "kv"]
+    far = beyond_32_bits(draw, "pages", pools, torch.tensor([9, 2, 11]), before=tuple(tokens))
+    cases = [
         case("4 tokens into one page of one head", [8, 9, 10, 11], 4, 1, 4, 16),
         case("3 sequences, a token each, 2 heads", [5, 14, 3], 5, 2, 4, 16),
         case(
@@ -61,6 +64,7 @@ def append_cases(draw):
         case("key pages stored token by token", [6, 1, 11], 4, 2, 4, 16, change=token_by_token),
         case("12 tokens, 2 heads, bytes counted", list(range(3, 15)), 4, 2, 4, 64, metered=True),
     ]
+    return cases + far
 
 
 def append_bytes(key, value, key_pages, value_pages, slots):

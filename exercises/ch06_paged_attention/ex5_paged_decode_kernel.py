@@ -6,7 +6,7 @@ import torch
 
 from course_lib.checker import TRITON, Allocates, Case, Exercise, Forbids, LaunchesTriton, Mistake, Moves
 from course_lib.checker.specification.contract import Contract
-from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
+from course_lib.checker.specification.layouts import beyond_32_bits, contiguous, unit_last
 from course_lib.checker.specification.model import Slip
 from exercises.topics.decode import PLAIN, decode, gather_pages
 from exercises.topics.decode_inputs import SCORES, UNUSED, far_below_finite, fits, layouts, lengths, pages
@@ -22,6 +22,7 @@ from exercises.topics.decode_slips import (
 )
 from exercises.topics.evidence import NAN_FROM_THE_START, all_nan
 from exercises.topics.paging import paged
+from exercises.topics.rising import MAXIMUM_OF_THE_FIRST_TILE, decode_scores, rising, stays_behind
 
 BIG = 55.0  # standard deviation of scores whose exponentials overflow in float32
 
@@ -37,6 +38,13 @@ def head_by_head(query, *others):
     return query.transpose(0, 1).contiguous().transpose(0, 1), *others
 
 
+def _risen(draw):
+    """One sequence of 300 tokens in pages of 16."""
+    plain = dict.fromkeys(("query_layout", "key_layout", "value_layout"), contiguous)
+    sizes = {"heads": 1, "head_dim": 16, "lengths": (300,), "page_size": 16, "spare": 1, "dtype": torch.float32}
+    return _made(draw, **sizes, scores=rising, unused=None, **plain)
+
+
 def decode_cases(draw):
     def case(name, heads, head_dim, lengths, page_size, metered=False, **options):
         return Case(name, paged(draw, heads, head_dim, lengths, page_size, **options), metered=metered)
@@ -50,6 +58,7 @@ def decode_cases(draw):
         case("scores of ±150: exp overflows", 1, 32, [50], 16, score=BIG),
         Case("scores near -1e20, one page full and one not", far_below_finite(*paged(draw, 1, 16, [11, 8], 8))),
         Case("every score near -160", far_below_zero(*paged(draw, 1, 16, [11], 8))),
+        Case("300 tokens, the last scores 160 above the first", _risen(draw)),
         Case("queries stored head by head", head_by_head(*paged(draw, 2, 16, [5, 9, 8], 8))),
         case("the pages and lengths of a step before, in tensors of the same shapes", 2, 32, [23, 17], 8),
         case("head dimension 256", 1, 256, [9], 8),
@@ -64,6 +73,10 @@ def decode_cases(draw):
             case("4 sequences up to 3000 tokens, 8 heads, float16", 8, 128, [3000, 1, 2049, 0], 16, dtype=torch.float16)
         )
     return cases
+
+
+def _scores(query, key_pages, value_pages, block_tables, lengths):
+    return decode_scores(query, gather_pages(key_pages, block_tables), lengths)
 
 
 def _made(draw, *, heads, **choices):
@@ -228,6 +241,7 @@ EXERCISE = Exercise(
         "running_sum), and its output is 0.",
     ),
     mistakes=(
+        Mistake("maximum_of_the_first_tile", MAXIMUM_OF_THE_FIRST_TILE, when=stays_behind(_scores), every=True),
         Mistake("nan_from_the_start", NAN_FROM_THE_START, when=all_nan, every=True),
         Mistake(
             "page_in_16_bits",

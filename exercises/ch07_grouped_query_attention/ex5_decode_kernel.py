@@ -45,6 +45,7 @@ from exercises.topics.evidence import (
     right_to_three_digits,
     stored_in_16_bits,
 )
+from exercises.topics.rising import MAXIMUM_OF_THE_FIRST_TILE, decode_scores, risen_cache, stays_behind
 
 
 def kernel_cases(draw):
@@ -58,8 +59,9 @@ def kernel_cases(draw):
         case("the same sequences, one token later", 8, 2, 32, [65, 127], 128),
         case("one token in the cache", 4, 2, 16, [1], 40),
         case("a sequence without a token between two others", 6, 2, 16, [20, 0, 33], 64),
-        case("groups of 20: more rows than 16", 40, 2, 16, [66], 70),
+        case("groups of 20: more rows than 16", 40, 2, 16, [66], 70, metered=True),
         case("scores of ±150: exp overflows", 8, 2, 32, [150], 192, score=BIG),
+        Case("300 tokens, the last scores 160 above the first", risen_cache(draw)),
         case("NaN in the slots that hold no token", 4, 2, 32, [40, 70], 128, unused=math.nan),
         Case("scores near -1e20", far_below_finite(*cached(draw, 4, 1, 32, [20], 32))),
         Case("all strides apart, lengths 5 and 3", laid_apart(draw, *cached(draw, 4, 2, 16, [5, 3], 8))),
@@ -190,6 +192,12 @@ EXERCISE = Exercise(
         "tl.where(running_sum == 0.0, 1.0, running_sum).",
     ),
     mistakes=(
+        Mistake(
+            "maximum_of_the_first_tile",
+            MAXIMUM_OF_THE_FIRST_TILE,
+            when=stays_behind(lambda q, k, v, lengths: decode_scores(q, k, lengths)),
+            every=True,
+        ),
         Mistake("nan_from_the_start", NAN_FROM_THE_START, when=all_nan, every=True),
         Mistake(
             "grid_axes_exchanged",

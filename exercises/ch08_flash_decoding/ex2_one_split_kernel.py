@@ -57,6 +57,7 @@ from exercises.topics.evidence import (
     right_to_three_digits,
     stored_in_16_bits,
 )
+from exercises.topics.rising import MAXIMUM_OF_THE_FIRST_TILE, risen_cache, split_scores, stays_behind
 
 
 def partial_cases(draw):
@@ -69,7 +70,8 @@ def partial_cases(draw):
         Case("5 keys in 7 splits: the last two have none", (*cached(draw, 2, 1, 16, [5], 32), 7)),
         Case("scores near -1e20", (*far_below_finite(*cached(draw, 4, 1, 32, [20], 32)), 2)),
         Case("scores of ±150: exp overflows", (*cached(draw, 4, 1, 32, [150], 160, score=BIG), 2)),
-        Case("20 query heads on 1 KV head", (*cached(draw, 20, 1, 16, [50], 64), 2)),
+        Case("one split of 300 keys, the last scores 160 above the first", (*risen_cache(draw), 1)),
+        Case("20 query heads on 1 KV head", (*cached(draw, 20, 1, 16, [50], 64), 2), metered=True),
         Case("all strides apart, lengths 5 and 3", (*laid_apart(draw, *cached(draw, 4, 2, 16, [5, 3], 8)), 2)),
         Case("NaN in the slots behind each sequence", (*cached(draw, 4, 1, 16, [70, 33], 96, unused=math.nan), 2)),
         Case("300 keys, 2 KV heads, 3 splits, bytes counted", (*cached(draw, 8, 2, 32, [300], 320), 3), metered=True),
@@ -197,6 +199,12 @@ EXERCISE = Exercise(
         "GROUP, so that padded rows are not written.",
     ),
     mistakes=(
+        Mistake(
+            "maximum_of_the_first_tile",
+            MAXIMUM_OF_THE_FIRST_TILE,
+            when=stays_behind(lambda q, k, v, lengths, splits: split_scores(q, k, lengths, splits)),
+            every=True,
+        ),
         Mistake("nan_from_the_start", NAN_FROM_THE_START, when=all_nan, every=True),
         FINITE_FOR_EMPTY,
         GRID_TURNED_ROUND,

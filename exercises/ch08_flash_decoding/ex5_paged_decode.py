@@ -56,6 +56,7 @@ from exercises.topics.evidence import (
     stored_in_16_bits,
 )
 from exercises.topics.paging import page_tables
+from exercises.topics.rising import MAXIMUM_OF_THE_FIRST_TILE, rising, split_scores, stays_behind
 
 
 def paged_oracle(query, key_pages, value_pages, block_tables, lengths, splits):
@@ -109,6 +110,17 @@ def paged(
     return query, key_pages, value_pages, tables, lengths
 
 
+def _scores_of_splits(query, key_pages, value_pages, block_tables, lengths, splits):
+    return split_scores(query, gather_pages(key_pages, block_tables), lengths, splits)
+
+
+def _risen(draw):
+    """One sequence of 300 tokens in pages of 16, one split."""
+    plain = dict.fromkeys(("query_layout", "key_layout", "value_layout", "table_layout"), contiguous)
+    sizes = {"key_heads": 1, "group": 4, "head_dim": 16, "lengths": (300,), "page_size": 16, "spare": 1}
+    return pages(draw, **sizes, dtype=torch.float32, scores=rising, unused=None, **plain, splits=1)
+
+
 def paged_cases(draw):
     def case(name, *sizes, splits, metered=False, **options):
         return Case(name, (*paged(draw, *sizes, **options), splits), metered=metered)
@@ -124,11 +136,13 @@ def paged_cases(draw):
         case("scores of ±150: exp overflows", 4, 1, 32, [100], 16, splits=2, score=BIG),
         case("float16, 8 query heads on 1 KV head", 8, 1, 64, [150], 16, splits=3, dtype=torch.float16),
         case("NaN wherever no token is", 4, 1, 16, [70, 9], 32, splits=2, unused=math.nan),
+        case("20 query heads on 1 KV head, 2 splits, bytes counted", 20, 1, 32, [200], 16, splits=2, metered=True),
         case("2 KV heads, 200 tokens in 3 splits, bytes counted", 8, 2, 32, [200], 16, splits=3, metered=True),
     ]
     query, key_pages, value_pages, tables, counts = paged(draw, 4, 2, 16, [5, 3], 4)
     below = far_below_finite(*paged(draw, 4, 1, 16, [20], 16))
     cases.insert(-1, Case("scores near -1e20", (*below, 2)))
+    cases.insert(-1, Case("one split of 300 tokens, the last scores 160 above the first", _risen(draw)))
     apart = laid_apart(draw, query, key_pages, value_pages, gaps(draw, tables), counts)
     cases.insert(-1, Case("all strides apart, lengths 5 and 3", (*apart, 2)))
     query, *pools, tables, counts = paged(draw, 4, 2, 16, [9, 20], 8)
@@ -315,6 +329,12 @@ EXERCISE = Exercise(
         "PAGE_SIZE=page_size. The merge stores the output as (...).to(output_pointer.dtype.element_ty).",
     ),
     mistakes=(
+        Mistake(
+            "maximum_of_the_first_tile",
+            MAXIMUM_OF_THE_FIRST_TILE,
+            when=stays_behind(_scores_of_splits, parts=True),
+            every=True,
+        ),
         Mistake("nan_from_the_start", NAN_FROM_THE_START, when=all_nan, every=True),
         FINITE_FOR_EMPTY,
         GRID_TURNED_ROUND,

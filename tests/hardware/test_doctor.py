@@ -7,10 +7,10 @@ import sys
 import pytest
 from packaging.requirements import Requirement
 
-from course_lib.bootstrap import NEWEST, OLDEST, requirements
+from course_lib.bootstrap import requirements
 from course_lib.hardware.device import Machine
 from course_lib.hardware.doctor import report as doctor
-from course_lib.hardware.doctor.checks import PYTHONS, TORCHES, TRITONS, Surroundings, examine
+from course_lib.hardware.doctor.checks import TORCHES, TRITONS, Surroundings, examine
 from course_lib.home import ROOT
 
 H100 = Machine(
@@ -43,6 +43,7 @@ FINE = Surroundings(
     triton_wanted="3.6.0",
     numpy="2.3.1",
     c_compiler="/usr/bin/gcc",
+    python_header=True,
     missing_packages=(),
     own_python=None,
     colab=False,
@@ -127,11 +128,13 @@ def test_a_machine_without_a_gpu_is_no_problem():
         ("Triton", "problem", "WSL", {"triton": None, "system": "Windows"}),
         ("Triton", "problem", "make lab", {"triton": None}),
         ("Triton", "warning", "triton==3.6.0", {"triton": "3.7.1"}),
-        ("Triton", "warning", "triton==3.6.0", {"triton": "3.2.0"}),
+        ("Triton", "problem", "triton==3.6.0", {"triton": "3.2.0"}),
+        ("Triton", "warning", "triton==3.6.0", {"triton": "3.12.0"}),
         # What torch 2.9 itself asks for is no Triton of the course's: it is not recommended.
-        ("Triton", "warning", "make lab", {"triton": "3.5.0", "triton_wanted": "3.5.0"}),
-        ("PyTorch", "warning", "requirements.txt", {"torch": "2.5.1"}),
-        ("PyTorch", "warning", "requirements.txt", {"torch": "2.9.1"}),
+        ("Triton", "problem", "make lab", {"triton": "3.5.0", "triton_wanted": "3.5.0"}),
+        ("PyTorch", "problem", "requirements.txt", {"torch": "2.5.1"}),
+        ("PyTorch", "warning", "requirements.txt", {"torch": "2.19.0"}),
+        ("PyTorch", "problem", "requirements.txt", {"torch": "2.9.1"}),
         ("What works", "problem", "make lab", {"torch": None}),
         ("What works", "problem", ".venv/bin/python", {"torch": None, "own_python": ".venv/bin/python"}),
         ("What works", "problem", "first cell", {"torch": None, "colab": True}),
@@ -142,9 +145,13 @@ def test_a_machine_without_a_gpu_is_no_problem():
             {"tier": "none", "gpu_name": None, "reason": "no NVIDIA driver is installed here", "colab": True},
         ),
         ("Python", "warning", "environment", {"python": "3.9.18"}),
+        ("Python", "warning", "environment", {"python": "3.10.9"}),
+        ("Python", "warning", "environment", {"python": "3.14.0"}),
         ("Shared memory", "note", "tiles", {"shared_memory_per_block_bytes": 65536}),
         ("bfloat16", "note", "float16", {"compute_capability": (7, 5)}),
-        ("C compiler", "problem", "gcc", {"c_compiler": None}),
+        ("C compiler", "problem", "apt-get install gcc;", {"c_compiler": None}),
+        ("C compiler", "problem", "gcc python3.12-dev;", {"c_compiler": None, "python_header": False}),
+        ("Python.h", "problem", "apt-get install python3.12-dev", {"python_header": False}),
         ("Packages", "warning", "make lab", {"missing_packages": ("ipywidgets",)}),
         ("Packages", "warning", "first cell", {"missing_packages": ("jupytext",), "colab": True}),
         ("Your work", "problem", "COURSE_HOME", {"home_problem": "/course cannot be written to"}),
@@ -171,7 +178,6 @@ def test_the_versions_are_those_that_the_requirements_allow():
     for name, ((major, oldest), (_, newest)) in (("torch", TORCHES), ("triton", TRITONS)):
         tested = [minor for minor in range(40) if allowed[name].contains(f"{major}.{minor}.0")]
         assert tested == list(range(oldest, newest + 1))
-    assert (OLDEST, NEWEST) == PYTHONS
 
 
 def test_another_python_than_the_courses_own_is_told_of_it(tmp_path, monkeypatch):
@@ -195,6 +201,35 @@ def test_a_notebook_in_a_python_without_torch_is_told_which_kernel_to_choose(tmp
     code = "import IPython, sys; sys.modules['torch'] = None; import course_lib"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert "ImportError: This notebook's Python" in done.stderr.splitlines()[-1]
+
+
+def test_a_notebook_in_a_python_with_too_old_a_torch_is_told_both_versions(tmp_path, monkeypatch):
+    """PyTorch 2.8 with Triton 3.4 went through, and failed later."""
+    (tmp_path / "requirements.txt").write_text("torch>=2.10,<2.14\ntriton>=3.6,<3.10\n")
+    monkeypatch.setattr("importlib.metadata.version", {"torch": "2.8.0+cu126", "triton": "3.6.0"}.__getitem__)
+    refusal = doctor.kernel_refusal(tmp_path)
+    assert "has torch 2.8.0+cu126, older than torch>=2.10,<2.14: run `make install`" in refusal
+    monkeypatch.setattr("importlib.metadata.version", {"torch": "2.15.0", "triton": "3.6.0"}.__getitem__)
+    assert doctor.kernel_refusal(tmp_path) is None
+
+
+def test_what_a_first_launch_lacks_is_told_before_it(monkeypatch, tmp_path):
+    """On a container without headers it ended in "fatal error: Python.h"."""
+    monkeypatch.setattr(doctor.device, "machine", lambda: H100)
+    monkeypatch.setattr(doctor, "python_header", lambda: tmp_path / "Python.h")
+    monkeypatch.setattr(doctor, "c_compiler", lambda: "/usr/bin/gcc")
+    monkeypatch.setattr(doctor.device, "interpreting", lambda: True)
+    assert doctor.launcher_warning() is None
+    monkeypatch.setattr(doctor.device, "interpreting", lambda: False)
+    warning = doctor.launcher_warning()
+    assert warning.startswith("Python.h: not found") and "apt-get install python3.12-dev" in warning
+    assert "\n" not in warning
+    (tmp_path / "Python.h").touch()
+    assert doctor.launcher_warning() is None
+
+
+def test_the_header_is_looked_for_where_triton_looks():
+    assert doctor.python_header().name == "Python.h" and doctor.python_header().is_absolute()
 
 
 def test_a_triton_that_differs_in_the_last_digit_only_is_fine():

@@ -27,7 +27,10 @@ def used(source: str) -> set[str]:
 MEANINGS = {name: path for path in sorted(KERNELS.rglob("*.py")) for name in meanings(path.read_text())}
 USED = set().union(*(used(path.read_text()) for path in TESTS.rglob("test_*.py")))
 # Meanings that another one calls: proved with it.
-WITHIN = {"ragged_reference": {"decode_attention_reference", "paged_prefill_reference"}}
+WITHIN = {
+    "ragged_reference": {"decode_attention_reference", "paged_prefill_reference"},
+    "ragged_latent_reference": {"latent_decode_reference", "paged_latent_decode_reference"},
+}
 
 
 @pytest.mark.parametrize("name", MEANINGS)

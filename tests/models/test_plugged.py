@@ -11,18 +11,22 @@ from course_lib.hardware.meter.traffic import repair_interpreter
 from course_lib.kernels.attention.backward_reference import attention_backward_reference
 from course_lib.kernels.attention.reference import attention_reference
 from course_lib.kernels.decode.attention import decode_attention
-from course_lib.models.config import ModelConfig
+from course_lib.kernels.latent.reference import latent_decode_reference
+from course_lib.models.config import Latent, ModelConfig, with_latent
 from course_lib.models.decoder import Decoder
 from course_lib.models.generation import generate
+from course_lib.models.latent_sequences import LatentRows
 from course_lib.models.plugged import (
     counted_tokens,
     decode_in_splits,
     differentiable,
     each_member,
     is_the_courses,
+    latent_decode_of_a_token,
     who_runs,
     whole_attention,
 )
+from course_lib.models.together import write_together
 from course_lib.models.training import initialize, next_token_loss
 
 CONFIG = ModelConfig(vocabulary=61, layers=2, width=32, query_heads=4, key_heads=2, head_dim=16, hidden=48, context=64)
@@ -97,6 +101,39 @@ def test_the_courses_grouped_kernel_fits_as_it_is():
     model, prompt = model_of(1), prompts(2, 5)
     cache = model.new_cache(2, 16, decode=grouped)
     assert torch.equal(generate(model, prompt, 5, cache=cache), generate(model, prompt, 5))
+
+
+def of_a_token(query, cache, lengths, scale, value_dim, splits=1):
+    """A learner's latent decode: one token of each sequence."""
+    assert query.dim() == 3 and query.stride(-1) == 1 and splits in (1, 4)
+    return latent_decode_reference(query[:, None], cache, lengths, scale=scale, value_dim=value_dim)[:, 0]
+
+
+def latent_model():
+    torch.manual_seed(0)
+    config = with_latent(dataclasses.replace(CONFIG, vocabulary=256), Latent(16, 16, 16, 32))
+    model = Decoder(config).eval()
+    initialize(model)
+    return model
+
+
+@pytest.mark.parametrize("options", [{}, {"splits": 4}])
+def test_a_latent_decode_of_one_token_writes_the_librarys_tokens(options):
+    model, prompt = latent_model(), prompts(2, 5)
+    decode = latent_decode_of_a_token(of_a_token, **options)
+    wanted = generate(model, prompt, 6, cached=False)
+    assert torch.equal(generate(model, prompt, 6, cache=model.new_cache(2, 16, decode=decode)), wanted)
+    texts = ("Alice", "Down, down")
+    cache, alone = (LatentRows(model.config, 2, 16, **choice) for choice in ({"decode": decode}, {}))
+    assert write_together(model, cache, texts, 4).texts == write_together(model, alone, texts, 4).texts
+
+
+def test_a_latent_decode_of_one_token_refuses_several():
+    model = latent_model()
+    decode = latent_decode_of_a_token(of_a_token)
+    cache = model.new_cache(1, 16, decode=decode, choose_form=lambda heads, context, query_tokens: "absorbed")
+    with pytest.raises(ValueError, match="query has 3 tokens.*choose_form"):
+        model(prompts(1, 3), cache)
 
 
 def test_it_is_said_whose_function_runs():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import random
 import time
+from collections import OrderedDict
 from dataclasses import replace
 
 import torch
@@ -12,14 +14,19 @@ import torch
 from course_lib.checker.judge import compiling, evaluate
 from course_lib.checker.judge.case_lines import case_lines
 from course_lib.checker.judge.evidence import Evidence
+from course_lib.checker.judge.meanwhile import truths_meanwhile
 from course_lib.checker.judge.offering import watch_call
 from course_lib.checker.judge.rules import AFTER_THE_RUN, BEFORE_THE_RUN, first_finding
 from course_lib.checker.judge.verdict import Finding, Verdict, readable
-from course_lib.checker.runner.running import beside_ascending_order, beside_calls_alone, run_cases
+from course_lib.checker.runner.running import Run, beside_ascending_order, beside_calls_alone, run_cases
 from course_lib.checker.runner.worker import WorkerDied
+from course_lib.checker.specification import cells
 from course_lib.checker.specification.exercise import Exercise
 from course_lib.checker.specification.needs import missing
 from course_lib.hardware.device import machine
+
+REMEMBERED = 256  # answers that passed in this process
+_passed: OrderedDict[str, bool] = OrderedDict()
 
 
 def judge(exercise: Exercise, source: str, names: dict[str, str] | None = None, seed: int | None = None) -> Verdict:
@@ -44,13 +51,21 @@ def judge(exercise: Exercise, source: str, names: dict[str, str] | None = None, 
     evidence = _run(evidence)
     try:
         # A copy: what was compared, on a GPU perhaps, must be gone when the memory is given back.
-        return _weigh(replace(evidence), started)
+        verdict = _weigh(replace(evidence), started)
     except torch.OutOfMemoryError:  # of the GPU, where large cases are compared
-        evaluate.release()
+        _release(evidence)
         with evaluate.on_the_cpu():
-            return _weigh(replace(evidence), started)
+            verdict = _weigh(replace(evidence), started)
     finally:
-        evaluate.release()
+        _release(evidence)
+    _remember(evidence, verdict)
+    return verdict
+
+
+def _release(evidence: Evidence) -> None:
+    for run in evidence.runs:
+        run.compared.clear()
+    evaluate.release()
 
 
 def unsupported_here(exercise: Exercise) -> str | None:
@@ -59,13 +74,38 @@ def unsupported_here(exercise: Exercise) -> str | None:
 
 
 def _run(evidence: Evidence) -> Evidence:
-    """The evidence with what the workers report of the answer."""
+    """The evidence with what the workers report of the answer.
+
+    What is wrong in the interpreter is told from there: no GPU is waited for. An answer that has passed here before
+    runs in the interpreter and on the GPU at once, on inputs that are drawn afresh as ever.
+    """
     compiling.prepare(evidence.exercise)
+
+    def decided(runs: list[Run]) -> bool:
+        return replace(evidence, runs=runs).is_wrong
+
+    names, known = dict(evidence.names), _answer(evidence) in _passed
     try:
-        runs = run_cases(evidence.exercise, evidence.cell, dict(evidence.names), evidence.seed)
+        with truths_meanwhile(evidence.exercise, evidence.seed):
+            runs = run_cases(evidence.exercise, evidence.cell, names, evidence.seed, decided, known)
     except WorkerDied as error:
         return replace(evidence, died=str(error))
     return replace(evidence, runs=runs)
+
+
+def _answer(evidence: Evidence) -> str:
+    """An answer's name: the same for cells that differ in remarks alone."""
+    said = (evidence.exercise.id, sorted(evidence.names.items()), cells.meaning(evidence.cell))
+    return hashlib.sha256(repr(said).encode(errors="replace")).hexdigest()
+
+
+def _remember(evidence: Evidence, verdict: Verdict) -> None:
+    name = _answer(evidence)
+    _passed.pop(name, None)
+    if verdict.passed:
+        _passed[name] = True
+    while len(_passed) > REMEMBERED:
+        _passed.popitem(last=False)
 
 
 def _beside_ascending_order(evidence: Evidence) -> Evidence:

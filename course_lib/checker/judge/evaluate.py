@@ -7,6 +7,7 @@ results stay there, and are compared there.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,6 +22,8 @@ LARGE = 1 << 18  # elements of a case's tensors, together
 GPU = torch.device("cuda")
 _on_the_gpu = True
 _elements: WeakKeyDictionary[Case, int] = WeakKeyDictionary()
+_early: dict[tuple[Case, tuple], Any] = {}
+_settings = threading.RLock()
 _worked_out: WeakKeyDictionary[Case, dict[tuple, Any]] = WeakKeyDictionary()
 
 
@@ -40,11 +43,22 @@ def is_large(case: Case) -> bool:
 def once(case: Case, key: tuple, work: Callable[[], Any]) -> Any:
     """What `work` gives for a case, worked out once for as long as the case lives; a large case's is never kept."""
     if is_large(case):
-        return work()
+        return _early.pop((case, key), None) or work()
     known = _worked_out.setdefault(case, {})
     if key not in known:
         known[key] = work()
     return known[key]
+
+
+def early(case: Case, key: tuple, work: Callable[[], Any], too_late: Callable[[], bool]) -> None:
+    """Work something out before `once` asks for it. What is large is kept for one that asks, or until `release`; it is
+    thrown away where it comes too late, since nobody may ask or release any more."""
+    if is_large(case):
+        found = work()
+        if not too_late():
+            _early[case, key] = found
+    else:
+        once(case, key, work)
 
 
 def call(function: Callable, case: Case, convert: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -69,11 +83,12 @@ def _called(function: Callable, case: Case, convert: Callable[[torch.Tensor], to
 def _full_float32() -> Iterator[None]:
     """float32 products in float32, whatever a notebook has set: its tf32 would widen the tolerance."""
     matmul = torch.backends.cuda.matmul
-    before, matmul.fp32_precision = matmul.fp32_precision, "ieee"
-    try:
-        yield
-    finally:
-        matmul.fp32_precision = before
+    with _settings:  # of the process, which another thread restores as it found them
+        before, matmul.fp32_precision = matmul.fp32_precision, "ieee"
+        try:
+            yield
+        finally:
+            matmul.fp32_precision = before
 
 
 @contextlib.contextmanager
@@ -89,6 +104,7 @@ def on_the_cpu() -> Iterator[None]:
 
 def release() -> None:
     """Give the GPU's memory back that large cases have used: the answer that is judged next needs it."""
+    _early.clear()
     if torch.cuda.is_initialized():
         with contextlib.suppress(RuntimeError):  # a notebook's broken device has nothing to give
             torch.cuda.empty_cache()

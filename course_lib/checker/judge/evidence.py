@@ -89,11 +89,24 @@ class Evidence:
     def outcomes(self) -> dict[tuple[int, int], Outcome]:
         """The finished cases, compared, by run and case; none where the answer did not come to its end."""
         return {
-            (number, index): compare_case(self.exercise, run, case, run.frames[index])
+            (number, index): self._compared(run, case, index)
             for number, run in enumerate(() if self.stop else self.runs)
             for index, case in enumerate(run.cases)
             if index in run.frames and run.frames[index].error is None
         }
+
+    def _compared(self, run: Run, case: Case, index: int) -> Outcome:
+        """A case's outcome; what is small is compared once, whichever evidence asks."""
+        if not run.interpreted:
+            return compare_case(self.exercise, run, case, run.frames[index])
+        if index not in run.compared:
+            run.compared[index] = compare_case(self.exercise, run, case, run.frames[index])
+        return run.compared[index]
+
+    @cached_property
+    def is_wrong(self) -> bool:
+        """Whether something is wrong already, whatever else may be seen."""
+        return bool(self.stop) or not self.numbers_are_right or bool(self.complaints)
 
     @cached_property
     def set_aside(self) -> frozenset[Case]:

@@ -54,6 +54,9 @@ ADVICE = {
     "block redefines it as": "A name has one dtype and one shape, whichever branch was taken: give the other value a "
     "name of its own.",
     "Cannot access global variable": "Hand it to the kernel as a `tl.constexpr` parameter.",
+    "Block pointers have been removed": "From Triton 3.8 on there is no `tl.make_block_ptr`. Write the pointers of a tile, "
+    "`pointer + rows[:, None] * row_stride + columns[None, :]`, and a mask for each load and store; or take "
+    "`tl.make_tensor_descriptor`.",
     "AST node type: Break": "A kernel has no `break`: put the condition into the loop's own, or let a mask end it.",
     "AST node type: Continue": "A kernel has no `continue`: put the rest of the loop under an `if`, or use a mask.",
     "Cannot have `return` statements inside": "Let a mask, or an `if` around the rest, do nothing instead.",
@@ -175,6 +178,21 @@ def _only_on_a_gpu(error: RaisedError, source: str) -> Said | None:
     return Said("unsupported", text)
 
 
+def _assembler(error: RaisedError, source: str) -> Said | None:
+    """The assembler refused what the compiler before it made of a kernel that it took: no fault of an answer that
+    writes no assembly itself."""
+    if "Internal Triton PTX codegen error" not in error.text or "inline_asm" in source:
+        return None
+    said = error.text.partition("stderr:")[2].partition("Repro command:")[0].strip()
+    reason = f" («{_first_line(said)}»)" if said else ""
+    text = (
+        f"Triton's compiler took the kernel{_place(error)}, and NVIDIA's assembler refused what it made of it{reason}. "
+        "That is a fault of this Triton's and not of your kernel, so it cannot be judged on this machine. Check it "
+        "once more; if it is refused again, leave out hints such as `tl.multiple_of`, or try another Triton."
+    )
+    return Said("unsupported", text, "assembler_refused")
+
+
 def _tool_that_died(error: RaisedError, source: str) -> Said | None:
     """A part of the compiler that a signal ended; Triton tells no more of it than the number."""
     tool = re.search(r"`?(\w+)`? failed with error code (-?\d+)", error.text)
@@ -212,6 +230,7 @@ _READINGS: tuple[Callable[[RaisedError, str], Said | None], ...] = (
     _syntax_error,
     _unfinished,
     _only_on_a_gpu,
+    _assembler,
     _tool_that_died,
     _pytorchs_habit,
     _beginners_slip,

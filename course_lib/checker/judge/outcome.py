@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from course_lib.checker.judge import compare
 from course_lib.checker.judge.compare import Leaf, Truth
-from course_lib.checker.judge.evaluate import once
+from course_lib.checker.judge.evaluate import early, once
 from course_lib.checker.runner.frames import Frame
 from course_lib.checker.runner.running import Later, Run
 from course_lib.checker.specification.exercise import Case, Exercise, Seen
@@ -70,11 +70,21 @@ class Outcome:
         return self.first_problem.problem or ""
 
 
+def _key(exercise: Exercise, case: Case, interpreted: bool) -> tuple:
+    """What a case's truth and tolerance hang on."""
+    return exercise.oracle_for(case), exercise.plain_for(case), exercise.uses_dot and not interpreted
+
+
+def truth_beforehand(exercise: Exercise, case: Case, interpreted: bool, too_late: Callable[[], bool]) -> None:
+    """Work out what a case should give, for `compare_case` to find it."""
+    key = _key(exercise, case, interpreted)
+    early(case, ("truth", *key), partial(compare.truth, exercise, case, key[-1]), too_late)
+
+
 def compare_case(exercise: Exercise, run: Run, case: Case, frame: Frame) -> Outcome:
     """Compare what came back for one case that raised nothing."""
-    tf32 = exercise.uses_dot and not run.interpreted
-    key = (exercise.oracle_for(case), exercise.plain_for(case), tf32)
-    expected = once(case, ("truth", *key), lambda: compare.truth(exercise, case, tf32))
+    key = _key(exercise, case, run.interpreted)
+    expected = once(case, ("truth", *key), partial(compare.truth, exercise, case, key[-1]))
     got = result_of(case, frame.result, frame.written)
     leaves = compare.compare(got, expected, exercise)
     if _wrong(leaves):

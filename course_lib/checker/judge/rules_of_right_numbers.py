@@ -84,6 +84,9 @@ def does_not_compile(evidence: Evidence) -> Finding | None:
 def passed(evidence: Evidence) -> Finding:
     """Nothing is wrong."""
     text = f"All {len(evidence.finished)} cases are right."
+    left_out = sum(run.left_out for run in evidence.runs)
+    if left_out:
+        text += f" This answer has passed before: {left_out} further cases for the interpreter were left out this time."
     moved = max((outcome.seen.bytes_moved for outcome in evidence.finished if outcome.case.metered), default=0)
     if moved:
         text += f" The largest metered case moved {moved:,} bytes."

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import random
 import textwrap
-from collections.abc import Callable, Collection, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -30,11 +33,23 @@ TELLING_TOGETHER = 256  # where they belong together: one query that sees one ke
 KEPT_DRAWS = 4  # of which the cases stay at hand
 TIMED_CALLS = 29  # 3 to warm up, 25 that count, and one to see that the answer is still right
 
+LEAST_AGAIN, SHARE_AGAIN = 4, 0.3  # of an answer's cases in the interpreter, where it has passed all before
+
 MOST_CHANGED = 6  # tensors that get other numbers one after the other
 MOST_ASKED = 8  # cases of which it is asked whether their result tells what was kept
 
 _telling: WeakKeyDictionary[Case, bool] = WeakKeyDictionary()
-_just_drawn: dict[tuple, tuple[list[Case], torch.Tensor]] = {}
+_drawing = threading.Lock()
+_just_drawn: dict[tuple, _Drawn] = {}
+
+
+@dataclass
+class _Drawn:
+    """The cases of a draw, and how far its generator has come; none before they are drawn."""
+
+    lock: Any = field(default_factory=threading.Lock)
+    cases: list[Case] = field(default_factory=list)
+    state: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +87,8 @@ class Run:
     turns: list[int] = field(default_factory=list)
     rank: int | None = None  # of several, the one that ended the child
     later: list[Later] = field(default_factory=list)
+    left_out: int = 0  # cases that another check of the same answer had
+    compared: dict[int, Any] = field(default_factory=dict, init=False, repr=False)  # outcomes, by the case's place
 
     def later_calls(self, case: Case) -> list[Later]:
         """The further calls of a case that came to their end."""
@@ -98,27 +115,65 @@ class Run:
         return f"on rank {self.rank}, {case}" if self.rank is not None else case
 
 
-def run_cases(exercise: Exercise, source: str, names: dict[str, str], seed: int) -> list[Run]:
+def run_cases(
+    exercise: Exercise,
+    source: str,
+    names: dict[str, str],
+    seed: int,
+    decided: Callable[[list[Run]], bool] | None = None,
+    side_by_side: bool = False,
+) -> list[Run]:
     """Run an answer on the cases that one seed draws.
 
     On a GPU small cases are interpreted first: wild accesses and bytes are seen there, and cannot hurt the device.
     The interpreter puts NaN where a masked load without `other=` leaves a lane undefined. From case to case it runs
     programs in another order of `ORDERS`.
 
+    Args:
+        decided: asked of the interpreted runs; where it says yes, nothing is compiled and no GPU runs anything.
+        side_by_side: the answer has passed before, and does a GPU no harm: begin there at once, and interpret some of
+            the cases only, others each time.
+
     Raises:
         WorkerDied: the worker itself broke.
     """
-    no_gpu, runs = machine().tier == "none", []
-    if no_gpu or not exercise.needs.uses_gpu or exercise.interpretable:
-        runs = _grouped(exercise, source, names, Draw(seed), interpreted=no_gpu or exercise.needs.uses_gpu)
-        # A wild pointer seen here never reaches the device, and what breaks here is broken there too.
-        alone = not any(case.distributed for run in runs for case in run.cases)
-        if not no_gpu and _is_for_a_gpu_alone(runs, source):
-            runs = []
-        if no_gpu or alone and not exercise.needs.uses_gpu or any(_wild_or_broken(run) for run in runs):
-            return runs
-    draw = Draw(seed, on_gpu=True, bfloat16=supports_bfloat16())
-    return runs + _grouped(exercise, source, names, draw, interpreted=False)
+    if machine().tier == "none":
+        return _grouped(exercise, source, names, Draw(seed), interpreted=True)
+    if exercise.needs.uses_gpu and not exercise.interpretable:
+        return _on_gpu(exercise, source, names, seed)
+    how = {"interpreted": exercise.needs.uses_gpu, "known": side_by_side}
+    with ThreadPoolExecutor(1) as beside:
+        later = beside.submit(_on_gpu, exercise, source, names, seed) if side_by_side else None
+        try:
+            runs = _grouped(exercise, source, names, Draw(seed), **how)
+            # A wild pointer seen here never reaches the device, and what breaks here is broken there too.
+            alone = not any(case.distributed for run in runs for case in run.cases)
+            if _is_for_a_gpu_alone(runs, source):
+                runs = []
+            elif alone and not exercise.needs.uses_gpu or any(map(_wild_or_broken, runs)) or decided and decided(runs):
+                return runs
+            return runs + (_on_gpu(exercise, source, names, seed) if later is None else later.result())
+        except KeyboardInterrupt:
+            if later is not None:
+                worker(interpreted=False).stop()
+            raise
+
+
+def cases_of_a_check(exercise: Exercise, seed: int) -> Iterator[tuple[list[Case], bool]]:
+    """The cases that `run_cases` draws, and whether they are interpreted."""
+    on_gpu = machine().tier != "none"
+    if not on_gpu or not exercise.needs.uses_gpu or exercise.interpretable:
+        yield _drawn(exercise, Draw(seed)), not on_gpu or exercise.needs.uses_gpu
+    if on_gpu:
+        yield _drawn(exercise, _gpu_draw(seed)), False
+
+
+def _on_gpu(exercise: Exercise, source: str, names: dict[str, str], seed: int) -> list[Run]:
+    return _grouped(exercise, source, names, _gpu_draw(seed), interpreted=False)
+
+
+def _gpu_draw(seed: int) -> Draw:
+    return Draw(seed, on_gpu=True, bfloat16=supports_bfloat16())
 
 
 def run_some(
@@ -212,24 +267,36 @@ def _wild_or_broken(run: Run) -> bool:
     return not run.ending.finished or any(frame.seen.out_of_bounds or frame.error for frame in run.frames.values())
 
 
-def _grouped(exercise: Exercise, source: str, names: dict[str, str], draw: Draw, **how: Any) -> list[Run]:
+def _grouped(
+    exercise: Exercise, source: str, names: dict[str, str], draw: Draw, interpreted: bool, known: bool = False
+) -> list[Run]:
     """Run the cases of one draw, those of each number of ranks in a job of their own; no more after one that broke.
 
     The smallest of each function is called again at the end, for answers that keep something from call to call.
 
     On GPUs only those run that this machine has enough GPUs for; one process of an exercise that uses none needs none.
+    Of an answer that is `known` to be right some run, others each time.
     """
     cases, runs = _drawn(exercise, draw), []
     for world in sorted({_world(case) for case in cases}) or [0]:
-        group = [case for case in cases if _world(case) == world]
+        places = [place for place, case in enumerate(cases) if _world(case) == world]
         if draw.on_gpu and (world > machine().gpu_count or world == 0 and not exercise.needs.uses_gpu):
             continue
-        others = [] if world or draw.on_gpu else [case for case in _other_values(exercise, draw) if not _world(case)]
+        chosen = _some(places, draw.seed) if known else places
+        group = [cases[place] for place in chosen]
+        others = [] if world or draw.on_gpu else [_other_values(exercise, draw)[place] for place in chosen]
         later = _later_calls(exercise, group, others)
-        runs.append(_run(exercise, source, names, draw, group, world, later, **how))
+        runs.append(_run(exercise, source, names, draw, group, world, later, interpreted))
+        runs[-1].left_out = len(places) - len(chosen)
         if not runs[-1].ending.finished:
             break
     return runs
+
+
+def _some(places: list[int], seed: int) -> list[int]:
+    """The first case, and a part of the others that the seed chooses, in order."""
+    number = min(len(places), max(LEAST_AGAIN, round(len(places) * SHARE_AGAIN)))
+    return sorted({*places[:1], *random.Random(seed).sample(places, number)})
 
 
 def _drawn(exercise: Exercise, draw: Draw) -> list[Case]:
@@ -238,12 +305,16 @@ def _drawn(exercise: Exercise, draw: Draw) -> list[Case]:
     What is worked out for a case (its truth, what a slip makes of it) is then at hand when an answer runs again.
     """
     key = (exercise.cases, exercise.contracts, draw.seed, draw.on_gpu, draw.bfloat16, draw.values)
-    if key not in _just_drawn:
-        while len(_just_drawn) >= KEPT_DRAWS:
+    with _drawing:
+        while key not in _just_drawn and len(_just_drawn) >= KEPT_DRAWS:
             _just_drawn.pop(next(iter(_just_drawn)))
-        _just_drawn[key] = (exercise.drawn(draw), draw.state)
-    cases, draw.state = _just_drawn[key]
-    return cases
+        drawn = _just_drawn.setdefault(key, _Drawn())
+    with drawn.lock:  # a thread may be at it already
+        if drawn.state is None:
+            drawn.cases = exercise.drawn(draw)
+            drawn.state = draw.state
+        draw.state = drawn.state
+    return drawn.cases
 
 
 def _other_values(exercise: Exercise, draw: Draw) -> list[Case]:
@@ -358,6 +429,7 @@ def _run(
         "source": source,
         "entries": names,
         "device": "cuda" if draw.on_gpu else "cpu",
+        **({"gpu": _properties()} if draw.on_gpu else {}),
         "undefined_lanes": undefined_lanes,
         "records_variants": compiles_without_gpu(exercise),
         "ranks": world,
@@ -396,6 +468,22 @@ def _run(
 def compiles_without_gpu(exercise: Exercise) -> bool:
     """Whether a passing answer's kernels go before the compiler because no GPU on this machine compiles them."""
     return machine().tier == "none" and exercise.needs.interpreted_without_gpu and exercise.interpretable
+
+
+def _properties() -> dict:
+    """Of this machine's GPU, what a launcher asks PyTorch for: kernels are compiled where it is not opened."""
+    here = machine()
+    major, minor = here.compute_capability or (0, 0)
+    known = {
+        "name": here.gpu_name,
+        "multi_processor_count": here.sm_count,
+        "total_memory": here.memory_bytes,
+        "L2_cache_size": here.l2_bytes,
+        "regs_per_multiprocessor": here.registers_per_sm,
+        "shared_memory_per_block_optin": here.shared_memory_per_block_bytes,
+        "shared_memory_per_multiprocessor": here.shared_memory_per_sm_bytes,
+    }
+    return {"major": major, "minor": minor} | {name: value for name, value in known.items() if value is not None}
 
 
 def _runs(draw: Draw) -> int:

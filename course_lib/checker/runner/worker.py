@@ -25,12 +25,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from course_lib.checker.runner.process import wire
+from course_lib.checker.specification import cells
 from course_lib.checker.specification.exercise import CourseError, Limits
 from course_lib.hardware import signals
+from course_lib.hardware.device import machine
 from course_lib.home import ROOT, course_home
 
 START_SECONDS = 120.0
 GRACE_SECONDS = 5.0
+PATIENCE = 4  # times its seconds, for a child: a worker may grant them three times, and compiles before
 _HERE = Path(__file__).resolve().parent
 
 
@@ -52,6 +55,8 @@ class Ending:
         line: of a time-out, the line of the cell that was running, where that could be seen.
         compiling: of a time-out, whether Triton's compiler was at work there.
         ranks: of a time-out of several ranks, the line for each, None for one that is not in the cell.
+        whole: whether it said that nothing more would come.
+        phases: seconds for "compiling" ahead and for "running".
         forged: a message that could not be decoded, described.
     """
 
@@ -65,6 +70,8 @@ class Ending:
     line: int | None = None
     compiling: bool = False
     ranks: dict[str, int | None] = field(default_factory=dict)
+    whole: bool = False
+    phases: dict[str, float] = field(default_factory=dict)
     forged: str | None = None
 
     @property
@@ -117,6 +124,9 @@ class Worker:
         traffic = ROOT / "course_lib/hardware/meter/traffic"
         program = str(_HERE / "process" / "main.py")
         command = [sys.executable, program, str(theirs.fileno()), str(traffic), str(ROOT)]
+        if not self.interpreted and machine().tier != "none":
+            major, minor = machine().compute_capability or (0, 0)
+            command.append(str(10 * major + minor))
         if _confinement is not None:
             command, environment = _confinement(command, environment)
         self._process = subprocess.Popen(
@@ -214,13 +224,14 @@ class Worker:
                 memory = limits.memory_bytes if self.interpreted or job["device"] == "cpu" else 0
                 header = {**asdict(limits), "seconds": seconds, "memory_bytes": memory, "compiles": None}
                 header["front_end"] = "compile" in job
+                header["gpu"] = job["device"] == "cuda"
                 header["compiled"] = any(case["compiled"] for case in job.get("cases", ()))
                 header["ranks"] = job.get("ranks", 0)
-                if job["device"] == "cuda":
-                    header["compiles"] = hashlib.sha256(job["source"].encode()).hexdigest()
+                if header["gpu"] and "jit" in job["source"]:
+                    header["compiles"] = hashlib.sha256(cells.meaning(job["source"]).encode()).hexdigest()
                 self._send(json.dumps(header).encode())
                 self._send(wire.encode(job, apart=True))
-                return self._collect(time.monotonic() + 3 * seconds + GRACE_SECONDS)
+                return self._collect(time.monotonic() + PATIENCE * seconds + GRACE_SECONDS)
             except BaseException:  # also an interrupted cell: what runs now must not go on unseen
                 self.stop()
                 raise

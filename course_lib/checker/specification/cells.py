@@ -35,6 +35,18 @@ def without_magics(source: str) -> str:
     return _MAGIC.sub(r"\1pass  # \2", source)
 
 
+def meaning(source: str) -> str:
+    """The source as Python reads it, without remarks, layout and docstrings; as it is where it cannot be read so."""
+    try:
+        tree = ast.parse(source)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and len(node.body) > 1 and ast.get_docstring(node) is not None:
+                del node.body[0]
+        return ast.dump(tree)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return source
+
+
 def read_cells(path: Path) -> list[str]:
     """The code cells of a notebook or of a percent-format .py file.
 

@@ -82,7 +82,8 @@ class Contract:
             )
             if not missing.keys() & _met(row) and not fresh & _levels(row):
                 break
-            missing = {pair: None for pair in missing if pair not in _met(row)}
+            met = _met(row)
+            missing = {pair: None for pair in missing if pair not in met}
             fresh -= _levels(row)
             rows.append(row)
         return [{name: self.choices[name][level] for name, level in row.items()} for row in rows]

@@ -7,10 +7,10 @@ import dataclasses
 import re
 import sys
 
+from course_lib.bootstrap import NEWEST, OLDEST, numbers
 from course_lib.hardware.device import HOPPER_CAPABILITY, Machine
 from course_lib.hardware.units import format_bandwidth, format_capacity, format_flop_rate
 
-PYTHONS = ((3, 10), (3, 13))
 TORCHES = ((2, 10), (2, 13))
 TRITONS = ((3, 6), (3, 9))
 REINSTALL = "This Python's -m pip install -r requirements.txt; or make lab, in an environment of its own."
@@ -38,6 +38,7 @@ class Surroundings:
     triton_wanted: str | None  # the Triton that the installed PyTorch was released with, "3.6.0"
     numpy: str | None
     c_compiler: str | None
+    python_header: bool  # whether Python.h is there
     missing_packages: tuple[str, ...]
     own_python: str | None  # the Python of the course's .venv, where that is there and another one runs
     colab: bool
@@ -72,8 +73,8 @@ def pair(version: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def span(versions: tuple[tuple[int, int], tuple[int, int]]) -> str:
-    """ "3.10 to 3.13"."""
+def span(versions: tuple[tuple[int, ...], tuple[int, ...]]) -> str:
+    """ "3.6 to 3.9"."""
     return " to ".join(".".join(map(str, version)) for version in versions)
 
 
@@ -154,7 +155,8 @@ def check_torch(machine, around) -> Line:
     build = f"for CUDA {machine.torch_cuda}" if machine.torch_cuda else "without CUDA"
     finding = f"{machine.torch}, built {build}"
     if not TORCHES[0] <= pair(machine.torch) <= TORCHES[1]:
-        return Line("warning", "PyTorch", f"{finding}; the course is tested with {span(TORCHES)}", REINSTALL)
+        status = "problem" if pair(machine.torch) < TORCHES[0] else "warning"
+        return Line(status, "PyTorch", f"{finding}; the course is tested with {span(TORCHES)}", REINSTALL)
     return Line("ok", "PyTorch", finding)
 
 
@@ -177,7 +179,7 @@ def check_triton(machine, around) -> Line:
     wanted = around.triton_wanted
     if not TRITONS[0] <= pair(machine.triton) <= TRITONS[1]:
         return Line(
-            "warning",
+            "problem" if pair(machine.triton) < TRITONS[0] else "warning",
             "Triton",
             f"{machine.triton}; the course is tested with {span(TRITONS)}",
             f'pip install "triton=={wanted}"' if wanted and TRITONS[0] <= pair(wanted) <= TRITONS[1] else REINSTALL,
@@ -193,12 +195,11 @@ def check_triton(machine, around) -> Line:
 
 
 def check_python(machine, around) -> Line:
-    oldest, newest = PYTHONS
-    if not oldest <= pair(machine.python) <= newest:
+    if numbers(machine.python) < [*OLDEST] or pair(machine.python) > NEWEST:
         return Line(
             "warning",
             "Python",
-            f"{machine.python}; the course is tested with {span(PYTHONS)}",
+            f"{machine.python}; the course is tested with {span((OLDEST, NEWEST))}",
             "Make an environment with one of those: make lab VENV=another-folder PYTHON=python3.12.",
         )
     return Line("ok", "Python", f"{machine.python} at {sys.executable}")
@@ -236,13 +237,23 @@ def check_dtypes(machine, around) -> Line | None:
 
 
 def check_c_compiler(machine, around) -> Line | None:
-    if machine.tier == "none" or around.c_compiler:
+    """Triton builds what launches a kernel in C, from a source that includes Python.h."""
+    if machine.tier == "none" or around.c_compiler and around.python_header:
         return None
+    header = f"python{'.'.join(machine.python.split('.')[:2])}-dev"
+    if around.c_compiler:
+        return Line(
+            "problem",
+            "Python.h",
+            "not found; Triton builds each kernel's launcher with it",
+            f"apt-get install {header}; or an environment of conda or uv, which has it.",
+        )
+    packages = "gcc" if around.python_header else f"gcc {header}"
     return Line(
         "problem",
         "C compiler",
         "none found; Triton builds each kernel's launcher with one",
-        "Install gcc (apt-get install gcc), or name a compiler in CC.",
+        f"apt-get install {packages}; or name a compiler in CC.",
     )
 
 

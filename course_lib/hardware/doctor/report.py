@@ -8,10 +8,12 @@ import os
 import re
 import shutil
 import sys
+import sysconfig
 from pathlib import Path
 
+from course_lib.bootstrap import NEVER_INSTALLED, requirements, too_old
 from course_lib.hardware import device
-from course_lib.hardware.doctor.checks import Line, Surroundings, examine
+from course_lib.hardware.doctor.checks import Line, Surroundings, check_c_compiler, examine
 from course_lib.hardware.meter.interpreter import needs_repair
 from course_lib.home import ROOT, course_home
 
@@ -90,7 +92,8 @@ def look_around() -> Surroundings:
         interpreter_repaired=needs_repair(),
         triton_wanted=triton_wanted_by_torch(),
         numpy=installed_version("numpy"),
-        c_compiler=next((path for name in compilers() if (path := shutil.which(name))), None),
+        c_compiler=c_compiler(),
+        python_header=python_header().exists(),
         missing_packages=tuple(name for name in PACKAGES if importlib.util.find_spec(name) is None),
         own_python=own_python(),
         colab=importlib.util.find_spec("google") is not None and importlib.util.find_spec("google.colab") is not None,
@@ -100,9 +103,17 @@ def look_around() -> Surroundings:
     )
 
 
-def compilers() -> list[str]:
-    """The C compilers that Triton tries, in its order."""
-    return [name for name in (os.environ.get("CC"), "gcc", "clang", "cc") if name]
+def c_compiler() -> str | None:
+    """The path of the C compiler that Triton takes; None where it finds none."""
+    names = [name for name in (os.environ.get("CC"), "gcc", "clang", "cc") if name]
+    return next((path for name in names if (path := shutil.which(name))), None)
+
+
+def python_header() -> Path:
+    """Where Triton expects this Python's header: never in the `local` folder of Debian's own scheme."""
+    scheme = sysconfig.get_default_scheme()
+    paths = sysconfig.get_paths(scheme="posix_prefix" if scheme == "posix_local" else scheme)
+    return Path(paths["include"]) / "Python.h"
 
 
 def own_python(root: Path = ROOT) -> str | None:
@@ -116,12 +127,26 @@ def own_python(root: Path = ROOT) -> str | None:
 def kernel_refusal(root: Path = ROOT) -> str | None:
     """Why a notebook cannot run in this Python, and what to do; None where it can. An editor that opens a notebook may
     well choose another Python than the course's own."""
+    lacks = "lacks PyTorch"
     if importlib.util.find_spec("torch"):
-        return None
+        wanted = requirements(str(root / "requirements.txt")) if (root / "requirements.txt").exists() else []
+        old = [(name, line, too_old(name, line)) for name, line in wanted if name in NEVER_INSTALLED]
+        lacks = "has " + " and ".join(f"{name} {found}, older than {line}" for name, line, found in old if found)
+        if not any(found for _, _, found in old):
+            return None
     choose = f"choose {root / '.venv/bin/python'} as its kernel"
     if own_python(root) is None:
         choose = f"run `make install` in {root}, then {choose}"
-    return f"This notebook's Python ({sys.executable}) lacks PyTorch: {choose}."
+    return f"This notebook's Python ({sys.executable}) {lacks}: {choose}."
+
+
+def launcher_warning() -> str | None:
+    """What Triton lacks for its first launch on this machine's GPU, and the command that mends it; None where all is
+    there, or kernels run in the interpreter."""
+    if device.interpreting() or c_compiler() and python_header().exists():
+        return None
+    line = check_c_compiler(device.machine(), look_around())
+    return f"{line.subject}: {line.finding}. {line.action}" if line else None
 
 
 def installed_version(distribution: str) -> str | None:

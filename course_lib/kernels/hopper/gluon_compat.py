@@ -28,7 +28,7 @@ try:
         load_tile, store_tile = tma.async_copy_global_to_shared, tma.async_copy_shared_to_global
     wait_for_stores = tma.store_wait
     from triton._C.libtriton import ir
-    from triton.experimental.gluon.language._core import builtin
+    from triton.experimental.gluon.language._core import _unwrap_if_constexpr, builtin
 
     ADD = ir.DESCRIPTOR_REDUCE_KIND.ADD
 except (ImportError, AttributeError) as error:
@@ -44,7 +44,14 @@ def add_tile(tensor_desc, coord, src, _semantic=None):
     _semantic.builder.create_async_tma_reduce(ADD, tensor_desc.handle, coordinates, src.handle)
 
 
+@builtin
+def reinterpret(tile, shape, layout, _semantic=None):
+    """The same bytes of shared memory under another shape and layout. 3.6 has it as a private method."""
+    shape = [_unwrap_if_constexpr(size) for size in shape]
+    return _semantic.memdesc_reinterpret(tile, tile.dtype, shape, _unwrap_if_constexpr(layout))
+
+
 __all__ = [
-    "TensorDescriptor", "add_tile", "fence_async_shared", "gl", "gluon", "load_tile", "mbarrier", "store_tile",
-    "wait_for_stores", "warpgroup_mma", "warpgroup_mma_init", "warpgroup_mma_wait",
+    "TensorDescriptor", "add_tile", "fence_async_shared", "gl", "gluon", "load_tile", "mbarrier", "reinterpret",
+    "store_tile", "wait_for_stores", "warpgroup_mma", "warpgroup_mma_init", "warpgroup_mma_wait",
 ]  # fmt: skip

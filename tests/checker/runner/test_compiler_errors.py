@@ -68,3 +68,18 @@ def test_an_error_in_a_helper_is_told_with_the_helpers_line(described):
 
 def test_every_refused_kernel_is_held_to_its_words():
     assert {*SAID, "inside a helper"} == set(refused_kernels.BODIES)
+
+
+PTXAS = """PTXAS error: Internal Triton PTX codegen error
+`ptxas` stderr:
+ptxas /tmp/kernel.ptx, line 40; fatal   : Parsing error near '.v8': syntax error
+Repro command: ptxas -lineinfo /tmp/kernel.ptx
+"""
+
+
+def test_what_the_assembler_refuses_is_the_answers_only_where_it_holds_assembly():
+    error = raised_error({"type": "PTXASError", "text": PTXAS, "line": 4})
+    said = error_message(error, "@triton.jit\ndef kernel(x): tl.store(x, tl.multiple_of(1, 16))\n")
+    assert (said.outcome, said.mistake) == ("unsupported", "assembler_refused")
+    assert "line 40; fatal   : Parsing error near '.v8'" in said.message and "Repro" not in said.message
+    assert error_message(error, "tl.inline_asm_elementwise('mov', '=r', [x], tl.int32, True, 1)").outcome == "error"

@@ -1,5 +1,6 @@
 """The quicker interpreter computes what the slow one does, and stays slow where Triton's inside is another."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -50,6 +51,7 @@ CHANGES = {
 def test_a_part_that_is_not_the_one_known_here_stays():
     """Each change in a process of its own, forked from one that has imported Triton."""
     code = f"""
+import ast
 import os
 for part, change in {CHANGES!r}.items():
     if os.fork() == 0:
@@ -100,3 +102,69 @@ def test_the_results_are_those_of_the_slow_interpreter(tmp_path):
         assert done.returncode == 0, done.stderr
         results.append(done.stdout)
     assert results[0] == results[1] and results[0].count("[") == 2
+
+
+REDUCING = """
+import time
+import torch
+
+@triton.jit
+def merged(maximum, total, other_maximum, other_total):
+    new = tl.maximum(maximum, other_maximum)
+    return new, total * tl.exp(maximum - new) + other_total * tl.exp(other_maximum - new)
+
+@triton.jit
+def left_of(one, other):
+    return one
+
+@triton.jit
+def larger(one, other):
+    if one > other:
+        return one
+    return other
+
+@triton.jit
+def product(one, other):
+    return one * other
+
+@triton.jit
+def kernel(source, sums, firsts, largest, products, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    rows, columns = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    offsets = rows[:, None] * COLUMNS + columns[None, :]
+    tile = tl.load(source + offsets)
+    maximum, total = tl.reduce((tile, tl.full([ROWS, COLUMNS], 1.0, tl.float32)), 1, merged)
+    tl.store(sums + rows, maximum + tl.log(total))
+    tl.store(firsts + columns, tl.reduce(tile, 0, left_of))
+    tl.store(largest + columns, tl.reduce(tile, 0, larger))
+    tl.store(products + offsets, tl.associative_scan(tile, 1, product, reverse=True))
+
+def differences(rows, columns):
+    x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
+    found = [torch.empty(shape) for shape in (rows, columns, columns, (rows, columns))]
+    started = time.process_time()
+    kernel[(1,)](x, *found, ROWS=rows, COLUMNS=columns)
+    seconds = time.process_time() - started
+    exact = x.double()
+    right = [exact.logsumexp(1), exact[0], exact.amax(0), exact.flip(1).cumprod(1).flip(1)]
+    return seconds, [float((one - other).abs().max()) for one, other in zip(found, right)]
+"""
+
+
+def test_a_reduction_by_a_function_of_ones_own_takes_no_step_for_each_element(tmp_path):
+    """A right answer to 3.5 that merged states by `tl.reduce` was stopped after 8 s: "a loop never ends"."""
+    path = tmp_path / "kernel.py"
+    path.write_text(
+        "import triton, triton.language as tl\n"
+        "from course_lib.hardware.meter.traffic import triton_internals\n" + REDUCING + "slow = differences(8, 64)\n"
+        "triton_internals.repair_interpreter()\nprint(slow, differences(8, 64), differences(2, 4096))\n"
+        "from triton.runtime import interpreter\nprint(interpreter.ReduceOps.generic_reduce.quick)\n"
+    )
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    said, in_place = done.stdout.splitlines()
+    runs = ast.literal_eval("[" + said.replace(") (", "), (") + "]")
+    assert in_place == "True" and len(runs) == 3
+    for _, (sums, firsts, largest, products) in runs:
+        assert sums < 1e-5 and not firsts > 1e-7 and not largest > 1e-7 and products < 1e-3
+    assert runs[2][0] < 2.0, "4,096 columns by the pair"

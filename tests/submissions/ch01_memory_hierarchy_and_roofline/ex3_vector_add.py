@@ -127,3 +127,27 @@ WRONG |= {
         "1.3", ("x + y, mask=inside", "x, mask=inside"), ("    return result", "    result.add_(y)\n    return result")
     ),
 }
+
+
+WRONG |= {
+    "grid_capped": changed("1.3", ("(triton.cdiv(length, 1024),)", "(min(triton.cdiv(length, 1024), 264),)")),
+    "grid_capped__1024_programs": changed(
+        "1.3", ("(triton.cdiv(length, 1024),)", "(min(triton.cdiv(length, 1024), 1024),)")
+    ),
+}
+UNUSUAL |= {
+    "264 programs that loop": """
+@triton.jit
+def kernel(x, y, z, n, xs, ys, B: tl.constexpr):
+    for start in range(tl.program_id(0) * B, n, tl.num_programs(0) * B):
+        o = start + tl.arange(0, B)
+        inside = o < n
+        tl.store(z + o, tl.load(x + o * xs, mask=inside) + tl.load(y + o * ys, mask=inside), mask=inside)
+
+
+def vector_add(x, y):
+    z = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    kernel[(min(triton.cdiv(x.numel(), 1024), 264),)](x, y, z, x.numel(), x.stride(0), y.stride(0), B=1024)
+    return z
+""",
+}

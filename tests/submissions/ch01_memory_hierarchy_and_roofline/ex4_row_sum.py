@@ -146,8 +146,30 @@ def row_sum(x):
             ("partial += values.to(tl.float32)", "partial += tl.sum(values.to(tl.float32), axis=0)"),
             ("tl.sum(partial, axis=0)", "partial")),
         "32 lanes, so that each adds up many numbers": edited(ROW_SUM, ("BLOCK=256", "BLOCK=32")),
-        "the whole row at once": edited(
-            ROW_SUM, ("BLOCK=256", "BLOCK=triton.next_power_of_2(columns), num_warps=32")),
+        "two sums of every second element, by tl.reduce with a function of one's own": """
+@triton.jit
+def add_both(even, odd, more_even, more_odd):
+    return even + more_even, odd + more_odd
+
+
+@triton.jit
+def kernel(x_pointer, result_pointer, columns, row_stride, column_stride, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    total = 0.0
+    for start in range(0, columns, BLOCK):
+        offsets = start + tl.arange(0, BLOCK)
+        pointers = x_pointer + row * row_stride + offsets * column_stride
+        values = tl.load(pointers, mask=offsets < columns, other=0.0).to(tl.float32)
+        is_even = offsets % 2 == 0
+        even, odd = tl.reduce((tl.where(is_even, values, 0.0), tl.where(is_even, 0.0, values)), 0, add_both)
+        total += even + odd
+    tl.store(result_pointer + row, total)
+
+def row_sum(x):
+    result = torch.empty(x.shape[0], device=x.device)
+    kernel[(x.shape[0],)](x, result, x.shape[1], *x.stride(), BLOCK=1024)
+    return result
+""",
     }
 
 
@@ -157,4 +179,8 @@ WRONG |= {
     "half_accumulator__always": changed(
         "1.4", ("dtype=tl.float32)", "dtype=tl.float16)"), ("values.to(tl.float32)", "values.to(tl.float16)")
     ),
+}
+WRONG |= {
+    "whole_row_in_one_tile": edited(
+        ROW_SUM, ("BLOCK=256", "BLOCK=triton.next_power_of_2(columns), num_warps=32")),
 }

@@ -108,3 +108,12 @@ WRONG |= {
         "1.5", ("tl.maximum(scale * x + y, 0.0)", "scale * x + y"), ("    return result", "    return result.relu_()")
     ),
 }
+
+
+WRONG |= {
+    "grid_capped": changed("1.5", ("(triton.cdiv(x.numel(), 1024),)", "(min(triton.cdiv(x.numel(), 1024), 264),)")),
+    "relu_by_the_magnitude": changed("1.5",
+        ("    tl.store(result_pointer + offsets, tl.maximum(scale * x + y, 0.0), mask=inside)",
+         "    value = (scale * x + y).to(result_pointer.dtype.element_ty)\n"
+         "    tl.store(result_pointer + offsets, (value + tl.abs(value)) / 2, mask=inside)")),
+}

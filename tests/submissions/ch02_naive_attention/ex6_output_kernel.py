@@ -175,3 +175,19 @@ WRONG |= {
         "2.6", ("queries[:, None] * output_row_stride", "tl.arange(0, BLOCK_M)[:, None] * output_row_stride")
     ),
 }
+
+
+WRONG |= {
+    "divided_by_the_row_sum": changed(
+        "2.6",
+        (
+            "    accumulator = tl.zeros([BLOCK_M, HEAD_DIM]",
+            "    total = tl.zeros([BLOCK_M], dtype=tl.float32)\n    accumulator = tl.zeros([BLOCK_M, HEAD_DIM]",
+        ),
+        (
+            "        accumulator += tl.dot",
+            "        total += tl.sum(probabilities.to(tl.float32), axis=1)\n        accumulator += tl.dot",
+        ),
+        ("accumulator.to(output", "(accumulator / total[:, None]).to(output"),
+    ),
+}

@@ -268,3 +268,10 @@ WRONG |= {
         ("return running_max, running_sum", "return running_max.masked_fill(running_sum == 0, 0.0), running_sum"),
     ),
 }
+
+
+WRONG |= {
+    "zero_kept_as_maximum": changed(
+        "3.2", ("running_max = new_max", "running_max = torch.where(new_max == -math.inf, 0.0, new_max)")
+    ),
+}

@@ -207,3 +207,22 @@ def streaming_attention(query, read, scale):
     return out
 """,
     }
+
+
+WRONG |= {
+    "maximum_of_the_first_tile": changed(
+        "3.4",
+        (
+            "torch.maximum(running_max, scores.max())",
+            "scores.max() if running_max == -math.inf else running_max",
+        ),
+    ),
+}
+
+
+WRONG |= {
+    "finite_for_minus_infinity": changed(
+        "3.4",
+        ('torch.tensor(-math.inf, device', 'torch.tensor(-1e6, device'),
+    ),
+}

@@ -343,3 +343,47 @@ WRONG |= {
     ),
     "every_second_tile": changed("3.5", ("range(0, columns, BLOCK)", "range(0, columns, 2 * BLOCK)")),
 }
+
+
+WRONG |= {
+    "maximum_of_the_first_tile": changed(
+        "3.5",
+        (
+            "tl.maximum(running_max, tl.max(tile, axis=0))",
+            "tl.where(start == 0, tl.max(tile, axis=0), running_max)",
+        ),
+    ),
+}
+
+UNUSUAL |= {
+    "maximum and sum of a tile at once, by tl.reduce with a function of one's own": """
+@triton.jit
+def merged(maximum, total, other_maximum, other_total):
+    new = tl.maximum(maximum, other_maximum)
+    reference = tl.where(new == float("-inf"), 0.0, new)
+    return new, total * tl.exp(maximum - reference) + other_total * tl.exp(other_maximum - reference)
+
+
+@triton.jit
+def kernel(x, y, n, xs, ys, B: tl.constexpr):
+    r = tl.program_id(0).to(tl.int64)
+    m = float("-inf")
+    s = 0.0
+    for i in range(0, n, B):
+        o = i + tl.arange(0, B)
+        tile = tl.load(x + r * xs + o, mask=o < n, other=float("-inf")).to(tl.float32)
+        ones = tl.where(tile == float("-inf"), 0.0, 1.0)
+        tile_m, tile_s = tl.reduce((tile, ones), 0, merged)
+        m, s = merged(m, s, tile_m, tile_s)
+    for i in range(0, n, B):
+        o = i + tl.arange(0, B)
+        tile = tl.load(x + r * xs + o, mask=o < n, other=float("-inf")).to(tl.float32)
+        tl.store(y + r * ys + o, tl.exp(tile - m) / s, mask=o < n)
+
+
+def online_softmax(x, block):
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    kernel[(x.shape[0],)](x, y, x.shape[1], x.stride(0), y.stride(0), B=block)
+    return y
+""",
+}

@@ -230,3 +230,44 @@ WRONG |= {
     ),
     "every_part_from_the_start": changed("3.6", ("range(first, last, BLOCK)", "range(0, last, BLOCK)")),
 }
+
+
+WRONG |= {
+    "maximum_of_the_first_tile": changed(
+        "3.6",
+        (
+            "tl.maximum(running_max, tl.max(tile, axis=0))",
+            "tl.where(start == first, tl.max(tile, axis=0), running_max)",
+        ),
+    ),
+}
+
+UNUSUAL |= {
+    "the parts' results merged in PyTorch": changed(
+        "3.6",
+        ("    result = torch.empty(rows, 1, dtype=torch.float32, device=x.device)\n", ""),
+        (
+            "    log_sum_exp_kernel[(rows, 1)](partial_results, result, parts, parts, parts, BLOCK=block)\n",
+            "    largest = partial_results.amax(dim=1)\n"
+            "    reference = torch.where(largest == -math.inf, 0.0, largest)\n",
+        ),
+        ("result[:, 0]", "reference + torch.log(torch.exp(partial_results - reference[:, None]).sum(dim=1))"),
+    ),
+}
+WRONG |= {
+    "copied_by_pytorch": """
+@triton.jit
+def copy_kernel(x, y, n, B: tl.constexpr):
+    for start in range(0, n, B):
+        o = start + tl.arange(0, B)
+        tl.store(y + o, tl.load(x + o, mask=o < n), mask=o < n)
+
+
+def log_sum_exp(x, parts, block):
+    largest = torch.where(x.amax(dim=1) == -math.inf, 0.0, x.amax(dim=1).float())
+    total = torch.log(torch.exp(x.float() - largest[:, None]).sum(dim=1)) + largest
+    result = torch.empty_like(total)
+    copy_kernel[(1,)](total, result, len(total), B=16)
+    return result
+""",
+}

@@ -142,3 +142,22 @@ UNUSUAL = {
             "4.1", ("torch.exp(", "torch.exp2("), ("scale = 1 / math", "scale = math.log2(math.e) / math")
         ),
     }
+
+
+WRONG |= {
+    "maximum_of_the_first_tile": changed(
+        "4.1",
+        (
+            "torch.maximum(running_max, scores.amax(dim=1, keepdim=True))",
+            "scores.amax(dim=1, keepdim=True) if first_key == 0 else running_max",
+        ),
+    ),
+}
+
+
+WRONG |= {
+    "finite_for_minus_infinity": changed(
+        "4.1",
+        ('-math.inf', '-1e6'),
+    ),
+}

@@ -223,3 +223,14 @@ WRONG |= {
         "4.3", ("scores - new_max[:, None]", "scores - tl.max(scores, axis=1)[:, None]")
     ),
 }
+
+
+WRONG |= {
+    "maximum_of_the_first_tile": changed(
+        "4.3",
+        (
+            "tl.maximum(running_max, tl.max(scores, axis=1))",
+            "tl.where(first_key == 0, tl.max(scores, axis=1), running_max)",
+        ),
+    ),
+}

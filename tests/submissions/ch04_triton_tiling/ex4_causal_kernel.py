@@ -186,3 +186,22 @@ WRONG |= {
         "4.4", ("rows + key_length - query_length", "tl.arange(0, BLOCK_M) + key_length - query_length")
     ),
 }
+
+
+WRONG |= {
+    "maximum_of_the_first_tile": changed(
+        "4.4",
+        (
+            "tl.maximum(running_max, tl.max(scores, axis=1))",
+            "tl.where(first_key == 0, tl.max(scores, axis=1), running_max)",
+        ),
+    ),
+}
+
+
+WRONG |= {
+    "finite_for_minus_infinity": changed(
+        "4.4",
+        ('float("-inf")', '-1e6'),
+    ),
+}

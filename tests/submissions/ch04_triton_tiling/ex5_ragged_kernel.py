@@ -135,3 +135,22 @@ WRONG |= {
         ("        if CAUSAL:\n            visible = visible &", "        visible = visible &"),
     ),
 }
+
+
+WRONG |= {
+    "maximum_of_the_first_tile": changed(
+        "4.5",
+        (
+            "tl.maximum(running_max, tl.max(scores, axis=1))",
+            "tl.where(first_key == 0, tl.max(scores, axis=1), running_max)",
+        ),
+    ),
+}
+
+
+WRONG |= {
+    "finite_for_minus_infinity": changed(
+        "4.5",
+        ('float("-inf")', '-1e4'),
+    ),
+}

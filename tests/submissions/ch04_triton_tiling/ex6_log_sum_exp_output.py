@@ -103,3 +103,14 @@ WRONG |= {
         "4.6", (" * 0.6931471805599453", ""), ("lse_pointer + head * query_length + rows", "lse_pointer + rows")
     ),
 }
+
+
+WRONG |= {
+    "maximum_of_the_first_tile": changed(
+        "4.6",
+        (
+            "tl.maximum(running_max, tl.max(scores, axis=1))",
+            "tl.where(first_key == 0, tl.max(scores, axis=1), running_max)",
+        ),
+    ),
+}

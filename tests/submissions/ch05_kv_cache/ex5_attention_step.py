@@ -286,3 +286,11 @@ def cached_attention_step(query, key, value, key_cache, value_cache, past):
     return output
 """,
 }
+
+
+WRONG |= {
+    "finite_for_minus_infinity": changed(
+        "5.5",
+        ('-math.inf', '-1e4'),
+    ),
+}

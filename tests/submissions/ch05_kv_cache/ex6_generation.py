@@ -1,6 +1,6 @@
 """Wrong answers to exercise 5.6, and unusual right ones."""
 
-from tests.submissions.edits import changed
+from tests.submissions.edits import changed, edited
 
 HEADER = """# Exercise 5.6 · Greedy generation with a cache
 def generate_cached(model, prompt, new_tokens):
@@ -265,5 +265,12 @@ def generate_cached(model, prompt, new_tokens):
         "5.6",
         ("torch.cat([cache[layer][0], key], dim=1)", "torch.cat([key, cache[layer][0]], dim=1)"),
         ("torch.cat([cache[layer][1], value], dim=1)", "torch.cat([value, cache[layer][1]], dim=1)"),
+    ),
+}
+
+
+WRONG |= {
+    "fixed_capacity": edited(
+        UNUSUAL["preallocated buffers"], ("Cache(len(prompt) + new_tokens - 1)", "Cache(128)")
     ),
 }

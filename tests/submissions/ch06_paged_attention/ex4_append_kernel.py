@@ -270,3 +270,10 @@ def append_to_pages(key, value, key_pages, value_pages, slots):
                                                      D=d, BLOCK=triton.next_power_of_2(d), P=pages.shape[2])
 """,
 }
+
+
+WRONG |= {
+    "offset_in_32_bits": changed(
+        "6.4", ("tl.load(slots_pointer + token)", "tl.load(slots_pointer + token).to(tl.int32)")
+    ),
+}

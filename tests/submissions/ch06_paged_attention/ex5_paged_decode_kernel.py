@@ -220,3 +220,14 @@ def paged_decode(query, key_pages, value_pages, block_tables, lengths):
         ("accumulator / tl.where(running_sum == 0.0, 1.0, running_sum)", "accumulator"),
     ),
 }
+
+
+WRONG |= {
+    "maximum_of_the_first_tile": changed(
+        "6.5",
+        (
+            "tl.maximum(running_max, tl.max(scores, axis=0))",
+            "tl.where(running_max == float('-inf'), tl.max(scores, axis=0), running_max)",
+        ),
+    ),
+}

@@ -403,3 +403,14 @@ UNUSUAL = {
     "wide tiles": WIDE_TILES,
     "without dot": SUMS_WITHOUT_DOT,
 }
+
+
+WRONG |= {
+    "maximum_of_the_first_tile": changed(
+        "7.5",
+        (
+            "tl.maximum(running_max, tl.max(scores, axis=1))",
+            "tl.where(running_max == float('-inf'), tl.max(scores, axis=1), running_max)",
+        ),
+    ),
+}

@@ -243,3 +243,14 @@ UNUSUAL = {
         (', input_precision="ieee") * scale_log2', ', input_precision="ieee")'),
     ),
 }
+
+
+WRONG |= {
+    "maximum_of_the_first_tile": changed(
+        "8.2",
+        (
+            "tl.maximum(running_max, tl.max(scores, axis=1))",
+            "tl.where(running_max == float('-inf'), tl.max(scores, axis=1), running_max)",
+        ),
+    ),
+}

@@ -282,3 +282,14 @@ UNUSUAL = {
         ("dtype=torch.float32, device=query.device)\n    lses", "dtype=torch.float32).to(query.device)\n    lses"),
     ),
 }
+
+
+WRONG |= {
+    "maximum_of_the_first_tile": changed(
+        "8.5",
+        (
+            "tl.maximum(running_max, tl.max(scores, axis=1))",
+            "tl.where(running_max == float('-inf'), tl.max(scores, axis=1), running_max)",
+        ),
+    ),
+}

@@ -1,10 +1,10 @@
 """The worker's own program: it runs answers, and holds none.
 
-Started as a script: `python main.py FD TRAFFIC_FOLDER COURSE_ROOT`. It imports PyTorch and Triton once, then forks one
-child for every check (see `child`); when that crashes, hangs or prints without end, only the child dies. The course
+Started as a script: `python main.py FD TRAFFIC_FOLDER COURSE_ROOT [ARCHITECTURE]`. It imports PyTorch and Triton once,
+then forks one child for every check (see `child`); when that crashes, hangs or prints without end, only the child
+dies. With a GPU's architecture, 90 for (9, 0), the next child opens the GPU before there is a job for it. The course
 itself is not importable here, and where the kernel helps not readable either (see `isolation`): no oracle, solution or
-library kernel. The files of this folder therefore import nothing
-of it but each other.
+library kernel. The files of this folder therefore import nothing of it but each other.
 
 Messages to the worker: a JSON header (limits), then the job (see `wire`). Messages back: b"F" + a frame of the child,
 and at the end b"E" + JSON on how the child ended.
@@ -21,10 +21,12 @@ import os
 import selectors
 import shutil
 import signal
+import socket
 import struct
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO
@@ -33,14 +35,15 @@ import graphs
 import sandboxed
 import torch
 import whereabouts
-from forked import run
+from ahead import SHARE
+from forked import END_OF_FRAMES, Place, compile_ahead, run, stand_by
 from observing import Observer
 from stand_in import stand_in_for_a_gpu
 
 FRAME_LIMIT = 3 << 30
 FRAMES_LIMIT = 512 << 20  # of a check on the CPU, all frames together: what the judge must hold
 TICK = 0.05  # seconds between two counts of a sandboxed answer's processes
-PATIENCE = 2  # times that a limit is granted again to a child that other programs kept from computing
+PATIENCE = 3  # times a limit is how long a child may take that other programs keep from computing
 
 
 def _load(name: str, folder: str):
@@ -61,15 +64,24 @@ def _adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(36, 1)
 
 
-def _was_starved(pid: int, seconds: float) -> bool:
-    """Whether a child, or one of its ranks, wants to compute and got less than half of that time."""
-    if any(_was_starved(rank, seconds) for rank in whereabouts.ranks_of(pid)):
-        return True
+def _still_owed(pid: int, seconds: float, gpu: bool = False) -> float:
+    """How much of so many seconds of a processor a child, or one of its ranks, that wants to compute has not had.
+
+    0 for one that waits: the clock alone would stop an answer for what other programs do. One that uses a GPU also
+    waits in its driver, for as long as others use it.
+    """
+    owed = [_still_owed(rank, seconds, gpu) for rank in whereabouts.ranks_of(pid)]
     with contextlib.suppress(OSError, IndexError, ValueError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         used = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        return fields[0] == "R" and used < 0.5 * seconds
-    return False
+        wants = fields[0] == "R" or gpu and (fields[0] == "D" or _is_busy())
+        owed.append(seconds - used if wants else 0.0)
+    return max(owed, default=0.0)
+
+
+def _is_busy() -> bool:
+    """Whether more programs than there are cores want to compute."""
+    return int(Path("/proc/loadavg").read_text().split()[3].split("/")[0]) > (os.cpu_count() or 1)
 
 
 def _end_orphans() -> None:
@@ -86,15 +98,75 @@ def _end_orphans() -> None:
                 os.waitpid(pid, 0)
 
 
-class _Worker:
-    """The process that stays warm: takes jobs, forks, relays frames, enforces the limits."""
+class _Forked:
+    """A process that the worker has forked, with the worker's ends of its pipes.
 
-    def __init__(self, connection: Connection, traffic):
-        self.connection, self.traffic = connection, traffic
+    Args:
+        task: what it does there; gets its `Place` and the descriptors that it must close.
+        private: descriptors of the worker's own.
+        ranks: processes that it will start, whose whereabouts are asked for as well.
+    """
+
+    def __init__(self, task: Callable[[Place, tuple], None], private: tuple, ranks: int = 0):
+        self.frames, frames_write = os.pipe()
+        with contextlib.suppress(OSError, AttributeError):  # more than Linux's 64 KiB at a time
+            fcntl.fcntl(frames_write, fcntl.F_SETPIPE_SZ, 1 << 20)
+        self.output, output_write = os.pipe()
+        self.folder = Path(tempfile.mkdtemp(prefix="course-check-"))
+        # Where the child says, when it is asked, what it is doing: each of its ranks in a file of its own.
+        self.stacks: list[IO[bytes]] = [tempfile.TemporaryFile() for _ in range(max(1, ranks))]
+        self.jobs: Connection | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            status = 1
+            try:
+                place = Place(frames_write, output_write, self.folder, self.stacks)
+                task(place, (*private, self.frames, self.output))
+                status = 0
+            finally:
+                os._exit(status)
+        os.close(frames_write)
+        os.close(output_write)
+
+    def close(self) -> None:
+        """Forget what was there for it; the process itself has ended."""
+        for stack in self.stacks:
+            stack.close()
+        os.close(self.frames)
+        os.close(self.output)
+        if self.jobs is not None:
+            self.jobs.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def end(self) -> None:
+        """Kill it, whatever it is doing."""
+        for kill in (os.killpg, os.kill):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+        self.close()
+
+
+class _Worker:
+    """The process that stays warm: takes jobs, forks, relays frames, enforces the limits.
+
+    Args:
+        connection: to the judge.
+        traffic: the meter; None without Triton.
+        opens_gpu: whether to keep a child at hand that has opened the GPU already. Until it gets a job nobody's code
+            has run in it; each runs one job, and ends.
+    """
+
+    def __init__(self, connection: Connection, traffic, opens_gpu: bool):
+        self.connection, self.traffic, self.opens_gpu = connection, traffic, opens_gpu
         self.compiled: set[str] = set()  # answers, by their hash, whose kernels lie in the compiler's cache
+        self.standing_by: _Forked | None = None
 
     def serve(self) -> None:
         while True:
+            if self.opens_gpu and self.standing_by is None:
+                self.standing_by = self.fork_with_gpu()
             try:
                 limits = json.loads(self.connection.recv_bytes())
                 job = self.connection.recv_bytes()
@@ -102,47 +174,87 @@ class _Worker:
                 return
             self.one(limits, job)
 
+    def fork_with_gpu(self) -> _Forked:
+        """A child that opens the GPU and waits for its job."""
+        ours, theirs = socket.socketpair()
+        private = (self.connection.fileno(), ours.fileno())
+
+        def task(place, private):
+            stand_by(self.traffic, Connection(theirs.detach()), place, private)
+
+        forked = _Forked(task, private)
+        theirs.close()
+        forked.jobs = Connection(ours.detach())
+        return forked
+
+    def child_for(self, limits: dict, job: bytes) -> _Forked:
+        """A child that runs the job: the one that stands by, where the job is of its kind, else a new one."""
+        standing_by, self.standing_by = self.standing_by, None
+        alone = limits["gpu"] and not limits["ranks"] and not limits["compiled"]
+        for forked in (standing_by, self.fork_with_gpu() if alone and not standing_by else None):
+            if forked is None:
+                continue
+            try:
+                if alone and os.waitpid(forked.pid, os.WNOHANG)[0] == 0:
+                    self.compile_ahead(limits, job, forked)  # meanwhile it opens the GPU, if it has not yet
+                    forked.jobs.send_bytes(json.dumps(limits).encode())
+                    forked.jobs.send_bytes(job)
+                    return forked
+            except (OSError, ChildProcessError):  # it died while it waited
+                pass
+            forked.end()
+
+        def task(place, private):
+            run(self.traffic, limits, job, place, private)
+
+        return _Forked(task, (self.connection.fileno(),), limits["ranks"])
+
+    def compile_ahead(self, limits: dict, job: bytes, waiting: _Forked) -> None:
+        """Have an answer's kernels compiled that have not been; in a sandbox the number of processes is limited.
+
+        Nothing that leads to the child that waits is left open there.
+        """
+        answer = limits["compiles"]
+        if answer is None or answer in self.compiled or sandboxed.inside():
+            return
+
+        def task(place, private):
+            place.frames = place.output = os.open(os.devnull, os.O_WRONLY)
+            compile_ahead(self.traffic, limits, job, place, private)
+
+        started = time.monotonic()
+        forked = _Forked(task, (self.connection.fileno(), waiting.frames, waiting.output, waiting.jobs.fileno()))
+        while time.monotonic() - started < SHARE * limits["seconds"]:
+            if os.waitpid(forked.pid, os.WNOHANG)[0]:
+                break
+            time.sleep(0.005)
+        forked.end()
+        limits["compiled_ahead"] = time.monotonic() - started
+
     def one(self, limits: dict, job: bytes) -> None:
-        limits["ahead"] = limits["compiles"] is not None and limits["compiles"] not in self.compiled
         if limits["front_end"] and self.traffic is not None:
             self.traffic.front_end_is_known()  # tries it once, for all children
         if limits["compiled"]:
             graphs.prepare()
-        frames_read, frames_write = os.pipe()
-        with contextlib.suppress(OSError, AttributeError):  # more than Linux's 64 KiB at a time
-            fcntl.fcntl(frames_write, fcntl.F_SETPIPE_SZ, 1 << 20)
-        output_read, output_write = os.pipe()
-        folder = Path(tempfile.mkdtemp(prefix="course-check-"))
-        # Where the child says, when it is asked, what it is doing: each of its ranks in a file of its own.
-        stacks: list[IO[bytes]] = [tempfile.TemporaryFile() for _ in range(max(1, limits["ranks"]))]
-        pid = os.fork()
-        if pid == 0:
-            status = 1
-            try:
-                private = (self.connection.fileno(), frames_read, output_read)
-                run(self.traffic, limits, job, frames_write, output_write, private, folder, stacks)
-                status = 0
-            finally:
-                os._exit(status)
-        os.close(frames_write)
-        os.close(output_write)
-        try:
-            ending = self.relay(pid, frames_read, output_read, limits, stacks)
-        finally:
-            for stack in stacks:
-                stack.close()
-            os.close(frames_read)
-            os.close(output_read)
-            shutil.rmtree(folder, ignore_errors=True)
-        if limits["ahead"] and ending["exit_status"] == 0:
+        child = self.child_for(limits, job)
+        started = time.monotonic()
+        ending, clean = self.relay(child, limits), False
+        ending["phases"] = {"compiling": limits.get("compiled_ahead", 0.0), "running": time.monotonic() - started}
+        if ending["whole"] and limits["gpu"]:  # a GPU takes its time to take leave of a process that has said it all
+            clean = True
+            self.connection.send_bytes(b"E" + json.dumps(ending | {"exit_status": 0}).encode())
+        self.see_off(child, ending, started + limits["seconds"])
+        if limits["compiles"] is not None and (clean or ending["exit_status"] == 0):
             self.compiled.add(limits["compiles"])
-        self.connection.send_bytes(b"E" + json.dumps(ending).encode())
+        if not clean:
+            self.connection.send_bytes(b"E" + json.dumps(ending).encode())
 
-    def relay(self, pid: int, frames: int, output: int, limits: dict, stacks: list[IO[bytes]]) -> dict:
-        """Pass frames on until the child ends or a limit is reached; then make sure that nothing of it is left."""
-        deadline, patience = time.monotonic() + limits["seconds"], PATIENCE
-        self._status = None
-        pending, printed, printed_bytes, finished = bytearray(), bytearray(), 0, False
+    def relay(self, child: _Forked, limits: dict) -> dict:
+        """Pass frames on until the child ends or a limit is reached, and say which."""
+        pid, frames, output, stacks = child.pid, child.frames, child.output, child.stacks
+        started = time.monotonic()
+        deadline, latest = started + limits["seconds"], started + PATIENCE * limits["seconds"]
+        pending, printed, printed_bytes, finished, whole = bytearray(), bytearray(), 0, False, False
         framed, most_framed = 0, FRAMES_LIMIT if limits["memory_bytes"] else FRAME_LIMIT
         ending: dict = {"timeout": False, "too_much_output": False, "excess": None}
         tick = TICK if sandboxed.inside() else limits["seconds"]
@@ -151,9 +263,11 @@ class _Worker:
             selector.register(output, selectors.EVENT_READ)
             while not finished and selector.get_map():
                 left = deadline - time.monotonic()
-                if left <= 0 and patience and _was_starved(pid, limits["seconds"]):
-                    deadline, patience = time.monotonic() + limits["seconds"], patience - 1
-                    continue
+                if left <= 0 and time.monotonic() < latest:
+                    owed = _still_owed(pid, limits["seconds"], limits["gpu"])
+                    if owed > TICK:
+                        deadline = min(time.monotonic() + owed, latest)
+                        continue
                 if left <= 0:
                     ending |= {"timeout": True, **whereabouts.ask_all(pid, stacks)}
                     break
@@ -176,23 +290,30 @@ class _Worker:
                         framed += len(data)
                         if framed > most_framed:
                             ending["excess"], finished = "results", True
-                        finished = not self.forward(pending) or finished
-        if not (ending["timeout"] or ending["too_much_output"] or ending["excess"]):
-            self.let_end(pid, deadline)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        status = self._status if self._status is not None else os.waitpid(pid, 0)[1]
-        sandboxed.clean_up()
-        _end_orphans()
+                        more = self.forward(pending)
+                        whole = not more and pending[:8] == END_OF_FRAMES
+                        finished = not more or finished
         os.set_blocking(output, False)
         with contextlib.suppress(BlockingIOError, OSError):
             printed = (printed + os.read(output, 64 << 10))[: 64 << 10]
+        printed_text = printed.decode("utf-8", "replace")[:8000]
+        return ending | {"whole": whole, "signal": None, "exit_status": None, "printed": printed_text}
+
+    def see_off(self, child: _Forked, ending: dict, deadline: float) -> None:
+        """Make sure that nothing of a child is left, and note how it ended."""
+        self._status = None
+        if not (ending["timeout"] or ending["too_much_output"] or ending["excess"]):
+            self.let_end(child.pid, deadline)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child.pid, signal.SIGKILL)
+        status = self._status if self._status is not None else os.waitpid(child.pid, 0)[1]
+        sandboxed.clean_up()
+        _end_orphans()
+        child.close()
         ending["signal"] = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         ending["exit_status"] = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
-        ending["printed"] = printed.decode("utf-8", "replace")[:8000]
-        return ending
 
     _status: int | None = None
 
@@ -239,6 +360,7 @@ def _warm_up(traffic) -> None:
 def main() -> None:
     sandboxed.begin()
     fd, traffic_folder, root = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    architecture = int(sys.argv[4]) if len(sys.argv) > 4 else None
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.path[:] = [entry for entry in sys.path if not _belongs_to_course(entry, root)]
     os.environ.pop("PYTHONPATH", None)
@@ -249,13 +371,16 @@ def main() -> None:
 
         traffic = _load("_course_traffic", traffic_folder)
         traffic.repair_interpreter()
+        traffic.recognise_kernels_by_meaning()
+        if architecture:
+            traffic.prepare_compiler(architecture)
         _warm_up(traffic)
     _adopt_orphans()
     sandboxed.guard(True)
     connection = Connection(fd)
     ready = {"torch": torch.__version__, "triton": getattr(sys.modules.get("triton"), "__version__", None)}
     connection.send_bytes(b"R" + json.dumps(ready).encode())
-    _Worker(connection, traffic).serve()
+    _Worker(connection, traffic, opens_gpu=bool(architecture)).serve()
 
 
 if __name__ == "__main__":

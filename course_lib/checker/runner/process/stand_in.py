@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import torch
 
-CAPABILITY = (9, 0)
 PROPERTIES = {
     "name": "NVIDIA H100 80GB HBM3",
     "major": 9,
@@ -27,12 +26,17 @@ PROPERTIES = {
 }
 
 
-def stand_in_for_a_gpu() -> None:
-    """Have PyTorch's questions about a GPU answered in this process; whether there is one stays as it is."""
+def stand_in_for_a_gpu(known: dict | None = None) -> None:
+    """Have PyTorch's questions about a GPU answered in this process; whether there is one stays as it is.
+
+    Args:
+        known: properties of the GPU that is meant, where it is another one.
+    """
+    properties = SimpleNamespace(**PROPERTIES | (known or {}))
     answers = {
-        "get_device_capability": lambda device=None: CAPABILITY,
-        "get_device_properties": lambda device=None: SimpleNamespace(**PROPERTIES),
-        "get_device_name": lambda device=None: PROPERTIES["name"],
+        "get_device_capability": lambda device=None: (properties.major, properties.minor),
+        "get_device_properties": lambda device=None: properties,
+        "get_device_name": lambda device=None: properties.name,
     }
     for question, answer in answers.items():
         setattr(torch.cuda, question, answer)

@@ -33,7 +33,12 @@ from .results import (
     TrafficReport,
     readable_bytes,
 )
-from .triton_internals import repair_interpreter
+from .triton_internals import (
+    compiled_elsewhere,
+    prepare_compiler,
+    recognise_kernels_by_meaning,
+    repair_interpreter,
+)
 from .variants import record_variants
 
 __all__ = [
@@ -46,10 +51,13 @@ __all__ = [
     "TensorTraffic",
     "TrafficMeter",
     "TrafficReport",
+    "compiled_elsewhere",
     "find_function",
     "front_end_is_known",
     "is_own",
+    "prepare_compiler",
     "readable_bytes",
+    "recognise_kernels_by_meaning",
     "record_launches",
     "record_variants",
     "refusal",

@@ -7,7 +7,9 @@ Triton is imported when first asked for, since it is not on every machine.
     interpreted   the interpreter, watched: memory, loads, pointers, programs, launches
     repairs       what the interpreter refuses and compiled kernels do
     speed         the interpreter, quicker by half
+    reductions    reductions and scans by a function of the kernel's own, quicker by far
     compiled      the compiler: its launches, how its launcher would bind one, its front end
+    kernel_cache  what is compiled: found again by its meaning, and made where no GPU is open
 """
 
 from .compiled import NO_ARGUMENT, bound_launch, compiled_launches, front_end, jit_function
@@ -23,6 +25,7 @@ from .interpreted import (
     running_program,
     tagged_pointers,
 )
+from .kernel_cache import compiled_elsewhere, prepare_compiler, recognise_kernels_by_meaning
 from .repairs import repair_interpreter
 from .versions import interpreting, versions
 
@@ -30,6 +33,7 @@ __all__ = [
     "NO_ARGUMENT",
     "NO_KERNEL",
     "bound_launch",
+    "compiled_elsewhere",
     "compiled_launches",
     "copied_arguments",
     "filled_loads",
@@ -39,6 +43,8 @@ __all__ = [
     "interpreting",
     "jit_function",
     "memory_behind",
+    "prepare_compiler",
+    "recognise_kernels_by_meaning",
     "renumbered_programs",
     "repair_interpreter",
     "replaced",

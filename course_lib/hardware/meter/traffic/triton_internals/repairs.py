@@ -8,6 +8,7 @@ import types
 import numpy as np
 
 from . import speed
+from .reductions import quicken_reductions
 from .versions import interpreting
 
 
@@ -141,4 +142,4 @@ def _repair_tuning() -> bool:
     return True
 
 
-_REPAIRS = (_repair_loops, _repair_conditions, _repair_numbers, _repair_imports, _repair_tuning)
+_REPAIRS = (_repair_loops, _repair_conditions, _repair_numbers, _repair_imports, _repair_tuning, quicken_reductions)

@@ -1,0 +1,102 @@
+"""A few functions that call each other, and what edits of their text make of them."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from course_lib.checker.specification.edited_text import Replacement, replaced, replacements
+from course_lib.checker.specification.errors import CourseError
+from course_lib.checker.specification.words import Words, canonical, nearest_line, words_of
+
+
+class Program:
+    """A few functions that call each other, the last of which is the meaning, as text to be changed."""
+
+    def __init__(self, functions: tuple[Callable, ...]):
+        self.functions = {function.__name__: function for function in functions}
+        self.texts: dict[str, Words] = {name: words_of(_text(function)) for name, function in self.functions.items()}
+        *parts, self.name = self.functions
+        called = {name for text in self.texts.values() for name in _called(text.text)}
+        if idle := {*parts} - called:
+            raise CourseError(f"{self.name} and its parts do not call {sorted(idle)}, so these are no parts of it.")
+
+    def found(self, edit: str, pieces: tuple[tuple[str, str], ...]) -> dict[str, list[Replacement]]:
+        """What an edit of this name changes in each function.
+
+        Raises:
+            CourseError: a piece does not occur, or the edit makes no program.
+        """
+        changes: dict[str, list[Replacement]] = {name: [] for name in self.texts}
+        for old, new in pieces:
+            here = {name: replacements(text, old, new) for name, text in self.texts.items()}
+            if not any(here.values()):
+                near = nearest_line("\n".join(text.text for text in self.texts.values()), old)
+                raise CourseError(
+                    f"{self.name} does not hold the piece {old!r} of the edit {edit!r}. The nearest line is "
+                    f"{near!r}. Line breaks, blanks and quotes are no difference; names, signs and their order are. "
+                    "Was the meaning reworded, or did a formatter do more than move text? Write the piece as that line "
+                    "shows it, which is without brackets that Python does not need."
+                )
+            for name, found in here.items():
+                changes[name] += found
+        changes = {name: found for name, found in changes.items() if found}
+        for name, found in changes.items():
+            text = replaced(self.texts[name].text, found)
+            if text is None:
+                raise CourseError(f"{self.name}: two pieces of the edit {edit!r} change the same words of {name}.")
+            self._check(name, text, edit)
+        return changes
+
+    def _check(self, name: str, text: str, edit: str) -> None:
+        """An edited function must be Python, and know all its names: a slip that raises explains nothing, unseen."""
+        try:
+            names = [node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.Name, ast.arg))]
+        except SyntaxError as error:
+            line = text.splitlines()[(error.lineno or 1) - 1].strip()
+            made = f"makes {line!r}, which is no Python: {error.msg}."
+            raise CourseError(f"{self.name}: the edit {edit!r} {made}") from None
+        read = {node.id for node in names if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+        stored = {node.id for node in names if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        bound = stored | {node.arg for node in names if isinstance(node, ast.arg)}
+        unknown = read - bound - {*self.functions, *self.functions[name].__globals__, *dir(builtins)}
+        if unknown:
+            raise CourseError(
+                f"{self.name}: the edit {edit!r} reads {sorted(unknown)}, which {name}'s module does not have. A name "
+                "that edits alone use looks unused to a linter, and its import may be gone: use what the meaning uses."
+            )
+
+    def with_changes(self, chosen: list[dict[str, list[Replacement]]]) -> Callable | None:
+        """The meaning with these changes; None where two of them want to change the same words, or make no program."""
+        made: dict[str, Any] = {}
+        scopes = {id(function.__globals__): dict(function.__globals__) for function in self.functions.values()}
+        for name, function in self.functions.items():
+            changes = [change for found in chosen for change in found.get(name, ())]
+            text = replaced(self.texts[name].text, changes)
+            if text is None:
+                return None
+            try:
+                program = compile(text, f"<{name}>", "exec")
+            except SyntaxError:
+                return None
+            scope = scopes[id(function.__globals__)]
+            exec(program, scope)
+            made[name] = scope[name]
+        for scope in scopes.values():  # each calls the changed ones
+            scope.update(made)
+        return made[self.name]
+
+
+def _text(function: Callable) -> str:
+    if not inspect.isfunction(function) or function.__name__ == "<lambda>" or function.__closure__:
+        raise CourseError(
+            f"{function!r} cannot be edited: a meaning and its parts are functions of a module, by `def`."
+        )
+    return canonical(inspect.getsource(function))
+
+
+def _called(text: str) -> set[str]:
+    return {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}

@@ -1,0 +1,149 @@
+"""Slips as edits: what is right stands once, as a plain function, and a slip is the piece of text that one gets wrong.
+
+    def row_means(x, block):
+        total = torch.zeros(x.shape[0])
+        for start in range(0, x.shape[1], block):
+            offsets = start + torch.arange(block)
+            total = total + load(x, rows * x.stride(0) + offsets, offsets < x.shape[1], 0.0).sum(-1)
+        return total / x.shape[1]
+
+    CHANGES = (
+        *edits("Rows are read as if they had no gap. …", row_stride_ignored=("x.stride(0)", "x.shape[1]")),
+        *edits(
+            "Only the first tile counted. …",
+            only_first_tile=("range(0, x.shape[1], block)", "range(0, block, block)"),
+            only_first_tile__last_kept=("total = total + load(", "total = load("),
+        ),
+        *edits("", times_the_inverse=("total / x.shape[1]", "total * (1 / x.shape[1])")),  # a style: right as well
+    )
+    MODEL = model_of(row_means, CHANGES)
+
+A slip's name says what a verdict calls it; what follows two underscores is one of several ways to make one mistake.
+`load` is that of `exercises/topics/pointers.py`, which tells the judge what an answer reads outside a tensor. Write the
+meaning so that each step that can go wrong is a piece of text of its own, and never with a switch. What
+several meanings share is a function of `exercises/topics/` (`parts=`), or stands in one wording in all of them, and its
+rows stand once in `exercises/topics/`.
+
+A piece that stands in several places is changed in all of them: a longer one names one place. It is text, but an
+expression in the place of one that binds more tightly gets brackets. Where the meaning does not hold a piece, or an
+edit makes no Python of it, importing the exercise fails and says so. Two slips that change different words are looked
+for as a pair, in whichever order they are written; two that want to change the same words are none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from course_lib.checker.specification.edited_program import Program
+from course_lib.checker.specification.errors import CourseError
+from course_lib.checker.specification.model import Model, Slip, Slips
+
+AT_WORK: contextvars.ContextVar[Slips | None] = contextvars.ContextVar(
+    "the slips of the meaning that runs", default=None
+)
+MOST_KEPT = 2048  # programs of a model: its slips alone, and the pairs that were tried
+
+
+@dataclass(frozen=True)
+class Edit(Slip):
+    """A slip and the pieces of text that it changes: (what stands there, what a learner writes) each.
+
+    One without a sentence is a style: what right answers differ by and slips show through.
+    """
+
+    pieces: tuple[tuple[str, str], ...] = ()
+
+
+def edits(sentence: str, /, *, alone: bool = False, is_nan: bool = False, **ways: tuple[str, ...]) -> tuple[Edit, ...]:
+    """The ways of one mistake: `name=(old, new)`, or `name=(old, new, old, new, …)` where several pieces change.
+
+    Args:
+        sentence: the cause and where to look, as in `Slip`; with "" the ways are styles.
+        alone, is_nan: as in `Slip`.
+        ways: by the slip's name. All pieces are looked for in the meaning as it stands, not in what another makes.
+
+    Raises:
+        CourseError: an old piece without a new one, or one that is its own replacement.
+    """
+    for name, pieces in ways.items():
+        if not isinstance(pieces, tuple) or len(pieces) % 2 or not pieces:
+            raise CourseError(f"The edit {name!r} is {pieces!r}. It must be (old, new), or (old, new, old, new, …).")
+        if any(old == new for old, new in _in_twos(pieces)):
+            raise CourseError(f"The edit {name!r} changes nothing: a piece and what it becomes are one and the same.")
+    return tuple(Edit(name, sentence, alone, is_nan, None, tuple(_in_twos(pieces))) for name, pieces in ways.items())
+
+
+def without(changes: Iterable[Edit], *names: str) -> tuple[Edit, ...]:
+    """Rows that several exercises share, but for those that this one does not have.
+
+    Raises:
+        CourseError: no row has such a name.
+    """
+    changes = tuple(changes)
+    unknown = {*names} - {edit.id for edit in changes}
+    if unknown:
+        raise CourseError(f"There are no edits {sorted(unknown)}; there are {sorted(edit.id for edit in changes)}.")
+    return tuple(edit for edit in changes if edit.id not in names)
+
+
+@contextlib.contextmanager
+def at_work(slips: Slips) -> Iterator[None]:
+    """While a model computes with these slips: `reaches_outside` is noted in them."""
+    before = AT_WORK.set(slips)
+    try:
+        yield
+    finally:
+        AT_WORK.reset(before)
+
+
+def reaches_outside() -> None:
+    """Say that an access lies outside a tensor: for functions with which a meaning reads and writes memory."""
+    slips = AT_WORK.get()
+    if slips is not None:
+        slips.outside = True
+
+
+def model_of(meaning: Callable, changes: Iterable[Edit], parts: Iterable[Callable] = (), **options: Any) -> Model:
+    """The model of a plain meaning.
+
+    Args:
+        meaning: what a right answer computes, step by step, in its own precision: called with a case's arguments. See
+            `Model.compute` for what it may return.
+        changes: its slips, the most basic first, and styles; see `edits`.
+        parts: the functions that it calls and that edits may change too, of whichever module.
+        options: further attributes of `Model`; `styles` replaces those that the changes name.
+
+    Raises:
+        CourseError: an edit does not fit the meaning: which, and what stands nearest.
+    """
+    changes, program = tuple(changes), Program((*parts, meaning))
+    ways = {edit.id: program.found(edit.id, edit.pieces) for edit in changes}
+    if len(ways) < len(changes):
+        names = [edit.id for edit in changes]
+        raise CourseError(
+            f"{meaning.__name__}: edits are named twice: {sorted({n for n in names if names.count(n) > 1})}."
+        )
+
+    @functools.lru_cache(MOST_KEPT)
+    def compiled(chosen: tuple[str, ...]) -> Callable | None:
+        return program.with_changes([ways[name] for name in chosen])
+
+    def compute(slips: Slips, *args: Any) -> Any:
+        function = compiled(tuple(name for name in ways if slips(name)))
+        if function is None:  # two that want to change the same words
+            return NotImplemented
+        with at_work(slips):
+            return function(*args)
+
+    styles = ((), *((edit.id,) for edit in changes if not edit.sentence))
+    slips = tuple(edit for edit in changes if edit.sentence)
+    return Model(compute, slips, **{"styles": styles, **options})
+
+
+def _in_twos(pieces: tuple[str, ...]) -> list[tuple[str, str]]:
+    return list(zip(pieces[::2], pieces[1::2]))

@@ -1,0 +1,114 @@
+"""Caches of latents for several sequences that each have a length of their own, in rows or in pages.
+
+They are used as those of `course_lib.models.sequences` are, by `together.write_together` for instance. A prompt goes
+through the expanded form, and single tokens through the absorbed one; see `course_lib.models.latent`.
+
+    write_together(model, LatentRows(model.config, rows=4, capacity=256, decode=your_kernel), prompts, 40)
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from course_lib.kernels.latent.reference import latent_decode_reference, paged_latent_decode_reference
+from course_lib.models.config import ModelConfig
+from course_lib.models.latent_cache import LatentForm, absorb_single_tokens
+from course_lib.models.runs import InPages, InRows, Sequences
+
+
+class AttentionToLatents(Sequences):
+    """What both caches answer: nothing lies before a prompt, so its own rows are all there is to expand."""
+
+    def absorbs(self, new_tokens: int) -> bool:
+        """Single tokens do, of sequences that have had their prompts."""
+        return not self.prompt
+
+    def seen(self, layer: int, new_tokens: int) -> torch.Tensor:
+        """The rows of a prompt, [1, new_tokens, latent_dim + rope_dim]."""
+        return self._fresh[0]
+
+
+class LatentRows(InRows, AttentionToLatents):
+    """A contiguous cache, a row of `capacity` tokens for each sequence.
+
+    Sequences are numbers from 0 to rows - 1, those of a run consecutive.
+
+    Args:
+        config, rows, capacity: the model's shape, the sequences that fit, the tokens that fit in each.
+        decode: as in `course_lib.models.latent_cache.LatentCache`; lengths differ here.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        rows: int,
+        capacity: int,
+        *,
+        decode: Callable = latent_decode_reference,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ):
+        super().__init__(rows, capacity, device)
+        self.form = LatentForm(config, decode, absorb_single_tokens)
+        # Uninitialised on purpose: nothing may depend on what no token was written to.
+        self.rows = torch.empty(config.layers, rows, capacity, self.form.row_dim, dtype=dtype, device=device)
+
+    def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
+        """query: [batch, 1, heads, latent_dim + rope_dim], absorbed. Returns [batch, 1, heads, latent_dim]."""
+        return self.form.attend(query, self.rows[layer, self._rows], self._past + 1)
+
+    def _store(self, layer, *fresh):
+        (rows,) = fresh  # [batch, new_tokens, latent_dim + rope_dim]
+        places = self._past[:, None].long() + torch.arange(self._new, device=self.device)  # [batch, new_tokens]
+        self.rows[layer, self._rows].scatter_(1, places[..., None].expand_as(rows), rows)
+
+
+class LatentPages(InPages, AttentionToLatents):
+    """One pool of pages for all sequences.
+
+    Args:
+        config, page_size: the model's shape, and the tokens in a page.
+        pages: of each layer's pool.
+        allocator: as in `course_lib.models.sequences.SequencePages`.
+        slot_mapping: as there; `slots_in_pages` when nothing is given.
+        decode: `decode(query, pages, block_tables, lengths, scale=..., value_dim=...)`, as
+            `paged_latent_decode_reference` computes it: query [batch, 1, heads, latent_dim + rope_dim], pages [pages,
+            page_size, latent_dim + rope_dim], int32 block_tables [batch, max_blocks] and lengths [batch].
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        pages: int,
+        page_size: int,
+        *,
+        allocator,
+        slot_mapping: Callable | None = None,
+        decode: Callable = paged_latent_decode_reference,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ):
+        super().__init__(page_size, allocator, slot_mapping or slots_in_pages, device)
+        self.form = LatentForm(config, decode, absorb_single_tokens)
+        # Uninitialised on purpose, as in `LatentRows`.
+        self.pages = torch.empty(config.layers, pages, page_size, self.form.row_dim, dtype=dtype, device=device)
+
+    def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
+        """query: [batch, 1, heads, latent_dim + rope_dim], absorbed. Returns [batch, 1, heads, latent_dim]."""
+        return self.form.attend(query, self.pages[layer], self._tables, self._ends)
+
+    def _store(self, layer, *fresh):
+        (rows,) = fresh  # [batch, new_tokens, latent_dim + rope_dim]
+        self.pages[layer].flatten(0, 1)[self._slots] = rows.flatten(0, 1)
+
+
+def slots_in_pages(block_tables, lengths, new_tokens, page_size: int) -> torch.Tensor:
+    """Where the last new_tokens of each sequence lie in the pool: int64 [all new tokens], page · page_size + offset.
+
+    block_tables: integers [batch, max_blocks]; lengths, new_tokens: integers [batch], lengths with the new tokens.
+    """
+    slots = []
+    for table, length, new in zip(block_tables, lengths.tolist(), new_tokens.tolist()):
+        tokens = torch.arange(length - new, length)
+        slots.append(table[tokens // page_size].long() * page_size + tokens % page_size)
+    return torch.cat(slots)

@@ -1,0 +1,183 @@
+"""Exercise 11.2: one step of latent attention in PyTorch, with the matrices absorbed."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from course_lib.checker import Allocates, Case, Exercise, Forbids, Mistake, edits, model_of
+from course_lib.checker.specification.contract import Contract, Level
+from course_lib.checker.specification.layouts import any_strides
+from exercises.topics.evidence import COMPUTED_IN_16_BITS, right_to_three_digits
+
+
+def absorbed_step(query, query_rope, cache, key_up, value_up):
+    latent_dim = key_up.shape[2]
+    latents, rope_keys = cache[:, :latent_dim], cache[:, latent_dim:]
+    absorbed = torch.einsum("hd,hdc->hc", query, key_up)  # [heads, latent_dim]
+    head_dim = query.shape[1] + query_rope.shape[1]
+    scores = (absorbed @ latents.T + query_rope @ rope_keys.T) * head_dim**-0.5
+    weights = torch.softmax(scores, dim=1)
+    mixed = weights @ latents  # [heads, latent_dim]
+    return torch.einsum("hc,hvc->hv", mixed, value_up)
+
+
+def expanded_step(query, query_rope, cache, key_up, value_up):
+    """The same with keys and values of every head: what else is as good, rounded otherwise."""
+    latents, rope_keys = cache[:, : key_up.shape[2]], cache[:, key_up.shape[2] :]
+    keys, values = (latents @ matrix.transpose(1, 2) for matrix in (key_up, value_up))
+    scores = (keys @ query[:, :, None])[:, :, 0] + query_rope @ rope_keys.T
+    weights = torch.softmax(scores / math.sqrt(query.shape[1] + query_rope.shape[1]), dim=1)
+    return (weights[:, None, :] @ values)[:, 0]
+
+
+def strayed(sign):
+    """Scores off by as much as sums in another order may be."""
+
+    def step(query, query_rope, cache, key_up, value_up):
+        latent_dim = key_up.shape[2]
+        absorbed = torch.einsum("hd,hdc->hc", query.abs(), key_up.abs())
+        sizes = torch.cat([absorbed, query_rope.abs()], dim=1) @ cache.abs().T
+        exact = torch.cat([torch.einsum("hd,hdc->hc", query, key_up), query_rope], dim=1) @ cache.T
+        turns = sign * (1.0 - 2.0 * (torch.arange(cache.shape[0]) % 2))
+        scores = (exact + 2 * torch.finfo(torch.float32).eps * turns * sizes) / math.sqrt(
+            query.shape[1] + query_rope.shape[1]
+        )
+        return torch.einsum("hc,hvc->hv", torch.softmax(scores, dim=1) @ cache[:, :latent_dim], value_up)
+
+    return step
+
+
+def made(draw, *, heads, head_dim, rope_dim, latent_dim, value_dim, length, score, cache_layout, weight_layout):
+    """Scores of about this standard deviation."""
+    size = math.sqrt(score)
+    key_up = draw.normal(heads, head_dim, latent_dim, scale=latent_dim**-0.5)
+    value_up = draw.normal(heads, value_dim, latent_dim, scale=latent_dim**-0.5)
+    query, query_rope = draw.normal(heads, head_dim, scale=size), draw.normal(heads, rope_dim, scale=size)
+    cache = cache_layout(draw, draw.normal(length, latent_dim + rope_dim, scale=size))
+    return query, query_rope, cache, weight_layout(draw, key_up), weight_layout(draw, value_up)
+
+
+def _plainly(draw, tensor):
+    return tensor
+
+
+def absorb_cases(draw):
+    def case(name, heads, head_dim, rope_dim, latent_dim, value_dim, length, score=1.0):
+        sizes = {"heads": heads, "head_dim": head_dim, "rope_dim": rope_dim, "latent_dim": latent_dim}
+        layouts = {"cache_layout": _plainly, "weight_layout": _plainly}
+        return Case(name, made(draw, **sizes, value_dim=value_dim, length=length, score=score, **layouts))
+
+    return [
+        case("4 heads of 16, a latent of 24, 30 tokens", 4, 16, 8, 24, 16, 30),
+        case("one token", 3, 8, 4, 12, 10, 1),
+        case("values of another width than keys", 4, 16, 8, 24, 6, 30),
+        case("scores of ±150: exp overflows", 4, 16, 8, 24, 16, 40, 55.0),
+        case("2 heads of 32, a latent of 16, 300 tokens: no key or value of a head fits", 2, 32, 8, 16, 32, 300),
+        case("16 heads, a latent of 64, 500 tokens", 16, 32, 16, 64, 32, 500),
+    ]
+
+
+CONTRACT = Contract(
+    made,
+    choices={
+        "heads": (1, 2, 5),
+        "head_dim": (1, 12, 32),
+        "rope_dim": (1, 8, 20),
+        "latent_dim": (1, 7, 40),
+        "value_dim": (1, 12, 32),
+        "length": (1, 2, 37, 200),
+        "score": (Level(1.0, ""), Level(60.0, "scores of ±150")),
+        "cache_layout": any_strides("cache"),
+        "weight_layout": any_strides("the weights", expandable=False),
+    },
+    says={"length": "length at least 1", "cache_layout": "with any strides", "weight_layout": "with any strides"},
+    most=10,
+)
+
+BOTH = "(absorbed @ latents.T + query_rope @ rope_keys.T) * head_dim**-0.5"
+SCALE = (
+    "The scale is 1/√(head_dim + rope_dim): the length that queries and keys have in the expanded form, such as 192. "
+)
+CHANGES = (
+    *edits("The rotary part is missing from the scores: add query_rope @ rope_keys.T.",
+        rope_forgotten=(" + query_rope @ rope_keys.T", "")),
+    *edits("Only one of the two parts of the scores is scaled. Add them first.",
+        rope_scaled_apart=(BOTH, "absorbed @ latents.T * head_dim**-0.5 + query_rope @ rope_keys.T"),
+        rope_scaled_apart__latent=(BOTH, "absorbed @ latents.T + query_rope @ rope_keys.T * head_dim**-0.5"),
+        rope_scaled_apart__each_by_its_own=(BOTH,
+        "absorbed @ latents.T * query.shape[1] ** -0.5 + query_rope @ rope_keys.T * query_rope.shape[1] ** -0.5")),
+    *edits(SCALE + "Absorbing changes the order of products and no score, so the latent's length is no part of it.",
+        scale_by_the_latent=("head_dim**-0.5", "latent_dim**-0.5"),
+        scale_by_the_latent__and_rope=("head_dim**-0.5", "cache.shape[1] ** -0.5")),
+    *edits(SCALE + "The rotary part belongs to it.",
+        scale_without_rope=("query.shape[1] + query_rope.shape[1]", "query.shape[1]")),
+    *edits("The scores are not scaled by 1/√(head_dim + rope_dim).", scale_missing=(" * head_dim**-0.5", "")),
+    *edits("The scores are divided by head_dim + rope_dim, and not by its root.", root_missing=("-0.5", "-1.0")),
+    *edits("The softmax runs over the heads. Each head weighs the tokens: over the last dimension of [heads, length].",
+        softmax_over_heads=("dim=1", "dim=0")),
+    *edits("The softmax runs over all heads and tokens at once. Each head has its own.",
+        softmax_over_everything=("torch.softmax(scores, dim=1)",
+        "torch.softmax(scores.flatten(), dim=0).view_as(scores)")),
+    *edits("exp overflows float32 above 88. Subtract each head's largest score first, or take torch.softmax.",
+        no_maximum=("torch.softmax(scores, dim=1)", "scores.exp() / scores.exp().sum(1, keepdim=True)")),
+    *edits("The weights are not divided by their sum.",
+        not_divided=("torch.softmax(scores, dim=1)", "(scores - scores.amax(1, keepdim=True)).exp()")),
+    *edits("A row is taken apart in the wrong order: the latent stands first, the rotary key behind it.",
+        rotary_key_first=("cache[:, :latent_dim], cache[:, latent_dim:]",
+        "cache[:, query_rope.shape[1] :], cache[:, : query_rope.shape[1]]")),
+    *edits("All heads use the matrix of the first one. W_UK and W_UV belong to a head each.",
+        first_matrix_for_all=("query, key_up)", "query, key_up[:1].expand_as(key_up))"),
+        first_matrix_for_all__values=("mixed, value_up)", "mixed, value_up[:1].expand_as(value_up))")),
+    *edits("W_UK is not the values' matrix. The weighted latents are multiplied with value_up.",
+        key_matrix_for_values=("mixed, value_up)", "mixed, key_up if key_up.shape == value_up.shape else value_up)")),
+    *edits("W_UV is not the keys' matrix. The query is multiplied with key_up.",
+        value_matrix_for_keys=("query, key_up)", "query, value_up if key_up.shape == value_up.shape else key_up)")),
+)  # fmt: skip
+
+PER_HEAD = (
+    "Keys or values of a head were made for all tokens: a tensor of length · head_dim numbers. "
+    "Multiply the query by W_UK first, and W_UV with the weighted sum of latents."
+)
+
+
+def _made_per_head(case, seen, got):
+    """A tensor as large as one head's keys or values, by a product."""
+    query, _, cache, _, value_up = case.args
+    least = cache.shape[0] * min(query.shape[1], value_up.shape[1])
+    whole = any("scaled_dot" in name for name in seen.operations)
+    products = any(name in seen.operations for name in ("mm", "bmm", "matmul"))
+    return not whole and products and seen.largest_allocation >= least
+
+
+EXERCISE = Exercise(
+    id="11.2",
+    title="Absorb the matrices",
+    entries=("absorbed_step",),
+    cases=absorb_cases,
+    oracle=absorbed_step,
+    plain=(expanded_step, strayed(1.0), strayed(-1.0)),
+    contracts=(CONTRACT,),
+    models=(model_of(absorbed_step, CHANGES),),
+    requirements=(
+        Forbids(("scaled_dot_product", "scaled_dot_product_attention", "_scaled_dot_product")),
+        Allocates(
+            lambda query, rope, cache, key_up, value_up: max(
+                key_up.numel(), value_up.numel(), query.shape[0] * max(cache.shape)
+            )
+        ),
+    ),
+    hints=(
+        "Slices of the cache are views, and cost nothing: cache[:, :latent_dim] and cache[:, latent_dim:].",
+        "Every head multiplies its query [head_dim] by its own matrix [head_dim, latent_dim]. That is one call: "
+        'torch.einsum("hd,hdc->hc", query, key_up).',
+        "The scores are two products, [heads, latent_dim] with [latent_dim, length] and [heads, rope_dim] with "
+        "[rope_dim, length], added, and divided by √(head_dim + rope_dim).",
+        'weights @ latents is [heads, latent_dim]. Only then comes W_UV: torch.einsum("hc,hvc->hv", mixed, value_up).',
+    ),
+    mistakes=(
+        Mistake("keys_made_for_a_head", PER_HEAD, when=_made_per_head, cost=True),
+        Mistake("computed_in_16_bits", COMPUTED_IN_16_BITS, when=right_to_three_digits(absorbed_step), every=True),
+    ),
+)

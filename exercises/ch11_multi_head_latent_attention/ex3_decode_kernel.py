@@ -1,0 +1,158 @@
+"""Exercise 11.3: the absorbed decode kernel that reads each row of the cache once."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from course_lib.checker import (
+    TRITON,
+    Allocates,
+    Case,
+    Exercise,
+    Forbids,
+    LaunchesTriton,
+    Mistake,
+    Moves,
+    ReadByKernels,
+    edits,
+    model_of,
+)
+from course_lib.checker.specification.contract import Contract
+from exercises.ch11_multi_head_latent_attention.parts import (
+    CHOICES,
+    PLAIN,
+    ROWS,
+    SAYS,
+    TOO_FEW,
+    TOO_MANY,
+    V_IS_TRANS_K,
+    apart,
+    costs,
+    drawn,
+    far_cases,
+    fits,
+    latent_attention,
+    made,
+    over_rows,
+    right_in_float64,
+    row_bytes,
+)
+from exercises.topics.attention_sentences import NOT_DIVIDED
+from exercises.topics.decode_slips import EMPTY_SEQUENCE
+from exercises.topics.evidence import (
+    COMPUTED_IN_16_BITS,
+    NAN_FROM_THE_START,
+    ROUNDED_TO_16_BITS,
+    all_nan,
+    right_to_three_digits,
+    stored_in_16_bits,
+)
+
+WORK = ("scaled_dot_product_attention", "_scaled_dot_product", "bmm", "mm", "matmul", "_softmax", "softmax")
+
+
+def kernel_cases(draw):
+    def case(name, *arguments, metered=False, **options):
+        return Case(name, drawn(draw, *arguments, **options), metered=metered)
+
+    cases = [
+        case("4 heads, 32 + 16 numbers in a row, lengths 32 and 64", 4, 32, 16, [32, 64], 64),
+        case("the same, one token later", 4, 32, 16, [33, 65], 80),
+        case("one token", 2, 16, 16, [1], 20),
+        case("a sequence without a token between two others", 3, 32, 16, [20, 0, 33], 40),
+        case("20 heads: more than 16 rows", 20, 32, 16, [50], 60),
+        case("70 heads: more than one block of 64", 70, 16, 16, [40], 40),
+        case("scores of ±150: exp overflows", 4, 32, 16, [100], 128, score=55.0),
+        case("NaN in the slots that hold no token", 4, 32, 16, [40, 70], 96, unused=math.nan),
+        Case("all strides apart, lengths 5 and 3", apart(draw, *drawn(draw, 4, 16, 16, [5, 3], 8))),
+        case("16 heads, 64 + 16, bytes counted", 16, 64, 16, [150, 70], 160, metered=True),
+        *far_cases(draw),
+    ]
+    if not draw.on_gpu or draw.bfloat16:  # a T4 has no room for tiles of 512 columns
+        cases.append(case("512 + 64, float16, bytes counted", 8, 512, 64, [40], 48, dtype=torch.float16, metered=True))
+    if draw.on_gpu:
+        cases.append(
+            case("64 heads, 256 + 64, lengths 1000 and 2049", 64, 256, 64, [1000, 2049], 2100, dtype=torch.float16)
+        )
+    return cases
+
+
+def kernel_bytes(query, cache, lengths, scale, value_dim):
+    """The rows once for up to 64 heads, queries, outputs, and a length for each program."""
+    batch, heads, width = query.shape
+    blocks = -(-heads // 64)
+    return row_bytes(query, cache, lengths) + batch * (heads * (width + value_dim) * query.element_size() + 4 * blocks)
+
+
+def latent_decode(query, cache, lengths, scale, value_dim):
+    """What the kernel stores, a sequence at a time."""
+    output = torch.zeros(*query.shape[:2], value_dim)
+    for sequence, length in enumerate(lengths.tolist()):
+        _, running_sum, accumulator = over_rows(query, cache, sequence, 0, length, scale, value_dim)
+        output[sequence] = accumulator / torch.where(running_sum == 0, 1.0, running_sum)
+    return output.to(query.dtype)
+
+
+CHANGES = (
+    *ROWS,
+    *edits(TOO_FEW, newest_left_out=("0, length, scale", "0, length - 1, scale")),
+    *edits(TOO_MANY, one_slot_too_many=("0, length, scale", "0, length + 1, scale")),
+    *edits(NOT_DIVIDED, not_divided=(" / torch.where(running_sum == 0, 1.0, running_sum)", "")),
+    *edits(EMPTY_SEQUENCE, is_nan=True,
+        empty_sequence_nan=("torch.where(running_sum == 0, 1.0, running_sum)", "running_sum")),
+)  # fmt: skip
+
+
+EXERCISE = Exercise(
+    id="11.3",
+    title="A decode kernel that reads the latent once",
+    entries=("latent_decode",),
+    cases=kernel_cases,
+    oracle=latent_attention,
+    plain=PLAIN,
+    contracts=(
+        Contract(made, choices=CHOICES, says=SAYS | {"lengths": "0 is\n            allowed"}, valid=fits, most=12),
+    ),
+    models=(model_of(latent_decode, CHANGES, (over_rows,)),),
+    needs=TRITON,
+    uses_dot=True,
+    requirements=(
+        LaunchesTriton(at_most=1),
+        Allocates(lambda query, cache, *rest: max(query.numel(), cache.numel())),
+        Forbids(WORK),
+        Moves(kernel_bytes),
+        ReadByKernels((1,)),
+    ),
+    hints=(
+        "Start from your kernel of 7.5. The KV head goes, because there is only one. Instead program_id(0) says which "
+        "block of heads is meant: members = tl.program_id(0) * ROWS + tl.arange(0, ROWS), and mask those from `heads` "
+        "on.",
+        "Load the queries in two tiles, [ROWS, LATENT] and [ROWS, ROPE], and each block of rows likewise, [BLOCK_N, "
+        "LATENT] and [BLOCK_N, ROPE]. The rotary columns are LATENT + tl.arange(0, ROPE).",
+        'scores = tl.dot(query, tl.trans(latents), input_precision="ieee"), plus the same of the rotary parts, and '
+        "only then times scale_log2. Set those of absent tokens to minus infinity.",
+        "No load for the values: accumulator * rescale[:, None] + tl.dot(weights.to(latents.dtype), latents, ...).",
+        "rows = min(most_rows, max(16, triton.next_power_of_2(heads))), and grid = (triton.cdiv(heads, rows), batch).",
+    ),
+    mistakes=(
+        Mistake("nan_from_the_start", NAN_FROM_THE_START, when=all_nan, every=True),
+        V_IS_TRANS_K,
+        Mistake(
+            "outside_the_queries",
+            "Queries or outputs of heads that do not exist were reached. Mask the load and the store with members < "
+            "heads. If both are masked, are two strides exchanged?",
+            when=lambda case, seen, got: any("query" in access or "output" in access for access in seen.out_of_bounds),
+        ),
+        Mistake(
+            "outside_the_cache",
+            "Rows outside the cache were read. Mask the loads with tokens < length; if they are masked, check the "
+            "cache's strides.",
+            when=lambda case, seen, got: any("cache" in access for access in seen.out_of_bounds),
+        ),
+        Mistake("rounded_to_16_bits", ROUNDED_TO_16_BITS, when=stored_in_16_bits(latent_attention), every=True),
+        Mistake("computed_in_16_bits", COMPUTED_IN_16_BITS, when=right_to_three_digits(latent_attention), every=True),
+        *costs(right_in_float64),
+    ),
+)

@@ -1,0 +1,282 @@
+"""Exercise 11.4: how many splits, and the two kernels that attend to each and merge them at up to 512 columns."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+
+from course_lib.checker import (
+    TRITON,
+    Allocates,
+    Case,
+    Contiguous,
+    Exercise,
+    Forbids,
+    LaunchesTriton,
+    Mistake,
+    Moves,
+    ReadByKernels,
+    edits,
+    model_of,
+)
+from course_lib.checker.specification.contract import Contract
+from course_lib.checker.specification.requirements import Requirement
+from exercises.ch11_multi_head_latent_attention.ex3_decode_kernel import WORK
+from exercises.ch11_multi_head_latent_attention.parts import (
+    CHOICES,
+    INF,
+    PLAIN,
+    ROWS,
+    SAYS,
+    TOO_FEW,
+    TOO_MANY,
+    V_IS_TRANS_K,
+    apart,
+    costs,
+    drawn,
+    far_cases,
+    fits,
+    latent_attention,
+    made,
+    over_rows,
+    right_in_float64,
+    row_bytes,
+)
+from exercises.topics.decode_slips import AVERAGED, EMPTY_MERGE, EMPTY_SPLIT
+from exercises.topics.evidence import (
+    COMPUTED_IN_16_BITS,
+    NAN_FROM_THE_START,
+    ROUNDED_TO_16_BITS,
+    all_nan,
+    right_to_three_digits,
+    stored_in_16_bits,
+)
+
+
+def latent_splits(batch, heads, length, slots):
+    programs = batch * -(-heads // 64)
+    return max(1, min(slots // programs, -(-length // 64)))
+
+
+def of_splits(attention):
+    """The same meaning for a function that is told a number of splits too."""
+    return lambda *args: attention(*args[:-1])
+
+
+SPLIT_ATTENTION = of_splits(latent_attention)
+
+
+@dataclass(frozen=True)
+class OfTheKernels(Requirement):
+    """Something asked of `split_latent_decode` alone."""
+
+    asked: Requirement
+
+    @property
+    def id(self):
+        return self.asked.id
+
+    def complaint(self, case, seen):
+        return self.asked.complaint(case, seen) if case.entry == "split_latent_decode" else None
+
+
+def split_cases(draw):
+    def case(name, splits, *arguments, metered=False, **options):
+        return Case(name, (*drawn(draw, *arguments, **options), splits), "split_latent_decode", metered=metered)
+
+    strides = apart(draw, *drawn(draw, 4, 16, 16, [5, 3], 8))
+    cases = [
+        Case("one sequence of 32,768 tokens, 128 heads, 132 slots", (1, 128, 32_768, 132), "latent_splits"),
+        Case("64 such sequences", (64, 128, 32_768, 132), "latent_splits"),
+        Case("16 heads, 1000 tokens", (1, 16, 1000, 132), "latent_splits"),
+        Case("more programs than slots", (200, 65, 4096, 108), "latent_splits"),
+        Case("65 heads: two blocks", (3, 65, 100_000, 132), "latent_splits"),
+        Case("no token", (1, 16, 0, 132), "latent_splits"),
+        case("64 tokens in 2 splits", 2, 4, 32, 16, [64], 64),
+        case("one split", 1, 4, 32, 16, [40], 50),
+        case("lengths 1, 64 and 130 in 3 splits", 3, 2, 16, 16, [1, 64, 130], 140),
+        case("5 tokens in 7 splits: the last two have none", 7, 2, 16, 16, [5], 20),
+        case("lengths 0 and 40 in 2 splits", 2, 4, 16, 16, [0, 40], 50),
+        case("70 heads, 33 tokens in 2 splits", 2, 70, 16, 16, [33], 40),
+        case("scores of ±150: exp overflows", 2, 4, 32, 16, [100], 128, score=55.0),
+        case("NaN in the slots that hold no token", 2, 4, 32, 16, [40, 70], 96, unused=math.nan),
+        Case("all strides apart, 2 splits", (*strides, 2), "split_latent_decode"),
+        case("16 heads, 64 + 16, 3 splits, bytes counted", 3, 16, 64, 16, [300], 320, metered=True),
+        *(replace(case, entry="split_latent_decode") for case in far_cases(draw, 2)),
+    ]
+    if not draw.on_gpu or draw.bfloat16:  # a T4 has no room for tiles of 512 columns
+        wide = {"dtype": torch.float16, "metered": True}
+        cases.append(case("512 + 64, float16, 5 tokens in 4 splits, bytes counted", 4, 4, 512, 64, [5], 8, **wide))
+    return cases
+
+
+def least_bytes(query, cache, lengths, scale, value_dim, splits):
+    """The rows once for up to 64 heads, a query for each split, their results twice, and the output."""
+    batch, heads, width = query.shape
+    results = splits * batch * heads * (value_dim + 1) * 4
+    lsed = splits * batch * heads * 4  # a merge may look at the log-sum-exps twice
+    programs = 4 * splits * batch * -(-heads // 64)
+    of_queries = (splits * query.numel() + query.numel() // width * value_dim) * query.element_size()
+    return row_bytes(query, cache, lengths) + 2 * results + lsed + programs + of_queries
+
+
+def split_latent_decode(query, cache, lengths, scale, value_dim, splits):
+    """What both kernels store, a sequence at a time."""
+    output = torch.zeros(*query.shape[:2], value_dim)
+    for sequence, length in enumerate(lengths.tolist()):
+        outputs, lses = [], []
+        for split in range(splits):
+            size = -(-length // splits)
+            first = split * size
+            last = min(first + size, length)
+            running_max, running_sum, accumulator = over_rows(query, cache, sequence, first, last, scale, value_dim)
+            total = torch.where(running_sum == 0, 1.0, running_sum)
+            outputs.append(accumulator / total)
+            lses.append(running_max + torch.log(total))
+        output[sequence] = merged(torch.stack(outputs), torch.stack(lses))
+    return output.to(query.dtype)
+
+
+def merged(outputs, lses):
+    """One row for each head out of those of all splits: outputs [splits, heads, value_dim], lses [splits, heads, 1]."""
+    largest = lses.amax(0)
+    reference = torch.where(largest == -INF, 0.0, largest)
+    weights = torch.exp(lses - reference)
+    total = weights.sum(0)
+    return (weights * outputs).sum(0) / torch.where(total == 0, 1.0, total)
+
+
+FROM_LENGTH = (
+    "The number of splits follows from the length alone. The programs are the batch times the blocks of heads times "
+    "the splits: with many of the first two, few splits fill the chip, and more only add to the merge."
+)
+BLOCKS = "A program takes up to 64 heads, so there are ⌈heads / 64⌉ blocks of them, not one for each head, and not one."
+NOT_SHORT = "A split has 64 rows at least: there are at most ⌈length / 64⌉ of them."
+LAST_ROWS = "The last rows belong to no split: length / splits was rounded down. A split has ⌈length / splits⌉ rows."
+NEXT_SPLIT = "A split's last tile goes on into the next split's rows. The mask ends where the split does."
+PAST_END = "The last split goes on behind the last token. A split ends where the sequence does, if that is earlier."
+SUMS = "The splits' results were added. Each is an average of its own: weigh it by exp(its log-sum-exp - the largest)."
+NOT_TOLD = "The weighted sum of the splits is not divided by the sum of their weights, which do not add up to 1."
+CHOSEN = (
+    *edits(FROM_LENGTH, splits_from_length_alone=("min(slots // programs, -(-length // 64))", "-(-length // 64)"),
+        splits_from_length_alone__and_slots=("slots // programs", "slots")),
+    *edits("The batch is forgotten: each sequence has programs of its own.", batch_forgotten=("batch * -(-", "-(-")),
+    *edits(BLOCKS, heads_counted_singly=("-(-heads // 64)", "heads"),
+        heads_counted_singly__as_one=("batch * -(-heads // 64)", "batch"),
+        heads_counted_singly__rounded_down=("-(-heads // 64)", "max(1, heads // 64)")),
+    *edits(NOT_SHORT, splits_too_short=("min(slots // programs, -(-length // 64))", "slots // programs")),
+    *edits("The number of blocks of 64 rows is rounded up: a rest makes a split too.",
+        rows_rounded_down=("-(-length // 64)", "length // 64")),
+    *edits("There is always one split at least.", none_at_all=("max(1, min(", "(min(")),
+    *edits("The programs may not be more than slots: round down.",
+        more_than_one_wave=("slots // programs", "-(-slots // programs)")),
+)  # fmt: skip
+WEIGHED = "(weights * outputs).sum(0) / torch.where(total == 0, 1.0, total)"
+CHANGES = (
+    *ROWS,
+    *edits(TOO_FEW, newest_left_out=("enumerate(lengths.tolist())", "enumerate((lengths - 1).clamp(min=0).tolist())")),
+    *edits(TOO_MANY, one_slot_too_many=("enumerate(lengths.tolist())", "enumerate((lengths + 1).tolist())")),
+    *edits(LAST_ROWS, last_rows_lost=("-(-length // splits)", "length // splits")),
+    *edits(NEXT_SPLIT,
+        reaches_into_the_next_split=("min(first + size, length)", "min(first + -(-size // 32) * 32, length)")),
+    *edits(PAST_END, past_the_end=("min(first + size, length)", "first + size")),
+    *edits(AVERAGED, averaged_without_weights=(WEIGHED, "outputs.mean(0)")),
+    *edits(SUMS, added_without_weights=(WEIGHED, "outputs.sum(0)")),
+    *edits(NOT_TOLD, not_divided=(WEIGHED, "(weights * outputs).sum(0)")),
+    *edits("A split's result is its sum of weights times rows, taken for an average. Divide it by its sum before it "
+        "is weighed by its log-sum-exp, or weigh it by exp(its maximum - the largest one).",
+        split_not_divided=("accumulator / total", "accumulator")),
+    *edits("A split weighs by its maximum alone. The log of its sum belongs to it: running_max + log(running_sum).",
+        weighed_by_the_maximum=("running_max + torch.log(total)", "running_max")),
+    *edits("The log-sum-exps are in one base, the merge's exponentials in another. Take log2 and exp2, or log and exp.",
+        mixed_bases=("torch.exp(lses - reference)", "torch.exp2(lses - reference)"),
+        mixed_bases__other=("torch.exp(lses - reference)", "torch.exp((lses - reference) / math.log(2))")),
+    *edits("The maximum in base 2 and the natural logarithm of the sum were added. Bring both to one base.",
+        mixed_in_the_log_sum_exp=("torch.log(total)", "torch.log(total) * math.log(2)")),
+    *edits(EMPTY_SPLIT, is_nan=True,
+        empty_split_nan=("torch.where(running_sum == 0, 1.0, running_sum)", "running_sum")),
+    *edits("A split without rows has a log-sum-exp of 0, as if it had weights. It is minus infinity.",
+        empty_split_counts=("running_max + torch.log(total)",
+        "torch.where(running_sum == 0, 0.0, running_max + torch.log(total))")),
+    *edits(EMPTY_MERGE, is_nan=True, empty_sequence_nan=("torch.where(largest == -INF, 0.0, largest)", "largest"),
+        empty_sequence_nan__divided=("torch.where(total == 0, 1.0, total)", "total")),
+    *edits("No maximum is subtracted in the merge, so that exp of a log-sum-exp overflows or underflows.",
+        no_maximum_in_the_merge=("torch.where(largest == -INF, 0.0, largest)", "0.0")),
+    *edits("Only the first split counts.", first_split_alone=("in range(splits):", "in range(1):")),
+)  # fmt: skip
+SPLITS_OF = {**CHOICES, "splits": (1, 2, 3, 7)}
+
+EXERCISE = Exercise(
+    id="11.4",
+    title="Split and merge",
+    entries=("latent_splits", "split_latent_decode"),
+    cases=split_cases,
+    oracle={"latent_splits": latent_splits, "split_latent_decode": SPLIT_ATTENTION},
+    plain={"split_latent_decode": tuple(map(of_splits, PLAIN))},
+    contracts=(
+        Contract(
+            made,
+            choices=SPLITS_OF,
+            says=SAYS
+            | {
+                "heads": "any number of heads from 1 on",
+                "lengths": "Lengths may be 0",
+                "unused": "slots behind them hold anything",
+                "splits": "at least 1, and perhaps more than a sequence has tokens",
+            },
+            valid=fits,
+            entry="split_latent_decode",
+            most=10,
+        ),
+        Contract(
+            lambda draw, *, batch, heads, length, slots: (batch, heads, length, slots),
+            choices={
+                "batch": (1, 3, 40),
+                "heads": (1, 64, 65, 128),
+                "length": (0, 63, 64, 65, 9000),
+                "slots": (1, 40, 132),
+            },
+            entry="latent_splits",
+            most=10,
+        ),
+    ),
+    models=(
+        model_of(latent_splits, CHOSEN, entry="latent_splits"),
+        model_of(split_latent_decode, CHANGES, (over_rows, merged), entry="split_latent_decode"),
+    ),
+    needs=TRITON,
+    uses_dot=True,
+    requirements=tuple(
+        map(
+            OfTheKernels,
+            (
+                LaunchesTriton(at_least=2, at_most=2),
+                Allocates(lambda q, cache, n, s, v, splits: max(q.numel(), cache.numel(), splits * q.numel())),
+                Contiguous(),
+                Forbids((*WORK, "logsumexp", "logaddexp")),
+                Moves(least_bytes),
+                ReadByKernels((1,)),
+            ),
+        )
+    ),
+    hints=(
+        "latent_splits: programs = batch · ⌈heads / 64⌉, and slots // programs splits fit in one wave. That is at "
+        "most ⌈length / 64⌉, and at least 1.",
+        "The split kernel is 11.3's with one more axis of the grid. A split has tl.cdiv(length, splits) rows, from "
+        "split · that on, and ends at tl.minimum(start + split_length, length). The mask ends there too.",
+        "After the loop: total = tl.where(running_sum == 0.0, 1.0, running_sum). Store accumulator / total and "
+        "running_max + tl.log2(total). Without rows these are zeros and minus infinity, with no special case.",
+        "The merge: one program for each head of each sequence. Load all log-sum-exps at once, take the largest (0 "
+        "where that is minus infinity), and loop over the splits: output += weight · the split's row.",
+        "Divide by the sum of the weights in the end, by 1 where it is 0.",
+    ),
+    mistakes=(
+        Mistake("nan_from_the_start", NAN_FROM_THE_START, when=all_nan, every=True),
+        V_IS_TRANS_K,
+        Mistake("rounded_to_16_bits", ROUNDED_TO_16_BITS, when=stored_in_16_bits(SPLIT_ATTENTION), every=True),
+        Mistake("computed_in_16_bits", COMPUTED_IN_16_BITS, when=right_to_three_digits(SPLIT_ATTENTION), every=True),
+        *costs(lambda case, got: right_in_float64(case, got, SPLIT_ATTENTION)),
+    ),
+)

@@ -1,0 +1,186 @@
+"""Exercise 11.5: two workers share the columns of one output, and exchange the weights of a pair of key blocks."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from course_lib.checker import Allocates, Case, Exercise, Forbids, Mistake, edits, model_of
+from course_lib.checker.specification.contract import Contract
+from course_lib.checker.specification.layouts import any_strides
+from exercises.ch11_multi_head_latent_attention.parts import INF, PLAIN, latent_attention
+from exercises.topics.attention_sentences import NO_RUNNING_MAX, NOT_DIVIDED, STARTS_AT_ZERO
+from exercises.topics.decode_inputs import SCORES
+from exercises.topics.evidence import NAN_FROM_THE_START, all_nan
+
+
+def in_halves(attention):
+    """Attention of all heads of a sequence to all its rows, cut into the two halves of its columns."""
+
+    def halves(query, cache, scale, value_dim, block):
+        output = attention(query[None], cache[None], torch.tensor([cache.shape[0]]), scale, value_dim)[0]
+        return output[:, : value_dim // 2], output[:, value_dim // 2 :]
+
+    return halves
+
+
+HALVES = in_halves(latent_attention)
+
+
+def seesaw_cases(draw):
+    def case(name, heads, value_dim, rope_dim, length, block, score=1.0):
+        scale = (value_dim / 4 + rope_dim) ** -0.5
+        width = value_dim + rope_dim
+        query = draw.normal(heads, width, scale=score / (scale * math.sqrt(width)))
+        return Case(name, (query, draw.normal(length, width), scale, value_dim, block))
+
+    return [
+        case("4 heads, 16 + 8 numbers in a row, one pair of blocks of 4", 4, 16, 8, 8, 4),
+        case("three pairs", 4, 16, 8, 24, 4),
+        case("blocks of one key", 3, 16, 8, 6, 1),
+        case("scores of ±150: exp overflows", 4, 32, 8, 64, 8, score=55.0),
+        case("no rotary part", 2, 16, 0, 32, 4),
+        case("16 heads, 64 + 16, five pairs of blocks of 16", 16, 64, 16, 160, 16),
+    ]
+
+
+def made(draw, *, heads, value_dim, rope_dim, block, pairs, scores, query_layout, cache_layout):
+    width, scale = value_dim + rope_dim, (value_dim / 4 + rope_dim) ** -0.5
+    query, cache, _ = scores(draw, 1, heads, 2 * block * pairs, width)
+    query = query[0] / (scale * math.sqrt(width))
+    return query_layout(draw, query), cache_layout(draw, cache[0]), scale, value_dim, block
+
+
+CONTRACT = Contract(
+    made,
+    choices={
+        "heads": (1, 3, 17),
+        "value_dim": (10, 16, 34),
+        "rope_dim": (0, 1, 8),
+        "block": (1, 2, 5),
+        "pairs": (1, 2, 7),
+        "scores": tuple(level for level in SCORES if "values" not in level.words),
+        "query_layout": any_strides("query", expandable=False),
+        "cache_layout": any_strides("cache", expandable=False),
+    },
+    says={
+        "rope_dim": "width at least value_dim",
+        "value_dim": "even, and at least 2 · block",
+        "pairs": "length is a multiple of\n            2 · block, and at least that",
+        "query_layout": "any strides",
+        "cache_layout": "any strides",
+    },
+    most=12,
+)
+
+
+def seesaw(query, cache, scale, value_dim, block):
+    heads, half = query.shape[0], value_dim // 2
+    left, right = torch.zeros(heads, half), torch.zeros(heads, half)
+    largest, total = torch.full((heads, 1), -INF), torch.zeros(heads, 1)
+    for start in range(0, cache.shape[0], 2 * block):
+        even, odd = cache[start : start + block], cache[start + block : start + 2 * block]
+        even_scores = query @ even.T * scale
+        odd_scores = query @ odd.T * scale
+        even_largest = torch.maximum(largest, even_scores.amax(1, keepdim=True))
+        odd_largest = torch.maximum(even_largest, odd_scores.amax(1, keepdim=True))
+        even_weights = torch.exp(even_scores - even_largest)
+        odd_weights = torch.exp(odd_scores - odd_largest)
+        first, second = torch.exp(largest - even_largest), torch.exp(even_largest - odd_largest)
+        left = (left * first + even_weights @ even[:, :half]) * second + odd_weights @ odd[:, :half]
+        right = (
+            right * first * second
+            + even_weights * second @ even[:, half:value_dim]
+            + odd_weights @ odd[:, half:value_dim]
+        )
+        total = (total * first + even_weights.sum(1, keepdim=True)) * second + odd_weights.sum(1, keepdim=True)
+        largest = odd_largest
+    return left / total, right / total
+
+
+LEFT = "(left * first + even_weights @ even[:, :half]) * second"
+RIGHT = "right * first * second"
+RIGHT_EVEN = "even_weights * second @ even[:, half:value_dim]"
+TOTAL = "(total * first + even_weights.sum(1, keepdim=True)) * second"
+ODD_MAX = "torch.maximum(even_largest, odd_scores.amax(1, keepdim=True))"
+CHANGES = (
+    *edits("The left half is not rescaled after the odd block raised the maximum: what was added before it "
+        "is still measured from m0. Multiply it by exp(m0 - m1) before the odd block is added.",
+        left_not_rescaled_again=(LEFT, "(left * first + even_weights @ even[:, :half])"),
+        left_not_rescaled_again__new_alone=(LEFT, "(left * first * second + even_weights @ even[:, :half])")),
+    *edits("In the right half the even block's weights are measured from m0. Multiply them by exp(m0 - m1) before "
+        "their product is added to what is measured from m1.",
+        even_weights_not_corrected=(RIGHT_EVEN, "even_weights @ even[:, half:value_dim]")),
+    *edits("What stood in a half before the pair is not rescaled by exp(m - m0).",
+        old_output_not_rescaled=("left * first", "left"), old_output_not_rescaled__right=(RIGHT, "right * second"),
+        old_output_not_rescaled__right_at_all=(RIGHT, "right"),
+        old_output_not_rescaled__both=("left * first", "left", RIGHT, "right * second")),
+    *edits("The right half is rescaled by exp(m - m0) alone. The odd block's weights are measured from m1: multiply by "
+        "exp(m0 - m1) too.", right_not_rescaled_again=(RIGHT, "right * first")),
+    *edits("The even block's weights were corrected by exp(m0 - m1), and what they made is rescaled as well: it "
+        "shrinks twice.", corrected_twice=(RIGHT_EVEN, "even_weights * second * second @ even[:, half:value_dim]"),
+        corrected_twice__left=("left * first + even_weights @", "left * first + even_weights * second @")),
+    *edits("The sum of the weights is not rescaled with the output. It takes the same two factors, in the same order.",
+        sum_not_rescaled=(TOTAL, "total + even_weights.sum(1, keepdim=True)"),
+        sum_not_rescaled__first=("total * first", "total"),
+        sum_not_rescaled__second=(TOTAL, "(total * first + even_weights.sum(1, keepdim=True))"),
+        sum_not_rescaled__new_alone=(TOTAL, "total * first * second + even_weights.sum(1, keepdim=True)")),
+    *edits("Only one block's weights are in the sum. It takes those of both.",
+        one_block_in_the_sum=(f"{TOTAL} + odd_weights.sum(1, keepdim=True)", TOTAL),
+        one_block_in_the_sum__odd=(TOTAL, "total * first * second")),
+    *edits("A worker adds its own block alone. Each half of the output needs both blocks: the weights are exchanged.",
+        own_block_alone=(f"{LEFT} + odd_weights @ odd[:, :half]", LEFT, f" + {RIGHT_EVEN}", "")),
+    *edits("One block's weights meet the values of the other. They were exchanged without their block.",
+        weights_exchanged=("even_weights @ even[:, :half]", "even_weights @ odd[:, :half]"),
+        weights_exchanged__right=("odd_weights @ odd[:, half:value_dim]", "odd_weights @ even[:, half:value_dim]")),
+    *edits("The odd block's maximum is its own, which may lie below m0. Then what was there before is blown up. "
+        "Take the larger of m0 and the block's.", odd_maximum_alone=(ODD_MAX, "odd_scores.amax(1, keepdim=True)")),
+    *edits("The running maximum is not carried to the next pair, or only the even block's is. It is m1.",
+        maximum_not_carried=("largest = odd_largest", "largest = even_largest")),
+    *edits("The halves overlap: the right one has columns value_dim / 2 on.",
+        right_columns_of_the_left=("half:value_dim", ":half")),
+    *edits("The right half's columns are the row's last, with the rotary key among them. They end at value_dim.",
+        right_columns_at_the_end=("half:value_dim", "-half:")),
+    *edits("The scores are not scaled. Multiply them by `scale`.", scale_missing=(".T * scale", ".T")),
+    *edits(NO_RUNNING_MAX,
+        no_maximum=("even_scores.amax(1, keepdim=True)", "0 * largest", "odd_scores.amax(1, keepdim=True)",
+        "0 * largest", "torch.full((heads, 1), -INF)", "torch.zeros(heads, 1)")),
+    *edits(STARTS_AT_ZERO, maximum_starts_at_zero=("torch.full((heads, 1), -INF)", "torch.zeros(heads, 1)")),
+    *edits(NOT_DIVIDED, not_divided=("left / total, right / total", "left, right")),
+)  # fmt: skip
+
+EXERCISE = Exercise(
+    id="11.5",
+    title="The seesaw",
+    entries=("seesaw_attention",),
+    cases=seesaw_cases,
+    oracle=HALVES,
+    plain=tuple(map(in_halves, PLAIN)),
+    contracts=(CONTRACT,),
+    models=(model_of(seesaw, CHANGES),),
+    requirements=(
+        Allocates(lambda query, cache, scale, value_dim, block: query.shape[0] * value_dim // 2),
+        Forbids(("scaled_dot_product", "scaled_dot_product_attention", "logsumexp", "logaddexp")),
+    ),
+    hints=(
+        "Write down from which maximum each quantity is measured: left and right from m, the even weights from m0, the "
+        "odd weights from m1. In the end all of them are to be measured from m1.",
+        "first = exp(m - m0) and second = exp(m0 - m1), [heads, 1] each. What was there before takes both, the even "
+        "block takes the second, the odd block none.",
+        "The left worker: left = left * first + even_weights @ even[:, :half], and then left = left * second + "
+        "odd_weights @ odd[:, :half].",
+        "The right worker: right = right * first * second + odd_weights @ odd[:, half:value_dim], and then the even "
+        "block with even_weights * second. The sum of the weights goes the left worker's way.",
+    ),
+    mistakes=(
+        Mistake("nan_from_the_start", NAN_FROM_THE_START, when=all_nan, every=True),
+        Mistake(
+            "both_halves_at_once",
+            "A product covers both halves of the columns, or the scores of many blocks were kept. Each worker has "
+            "value_dim / 2 columns of registers: multiply the weights with its half of the values.",
+            when=lambda case, seen, got: seen.largest_allocation > case.args[0].shape[0] * case.args[3] // 2,
+            cost=True,
+        ),
+    ),
+)

@@ -1,0 +1,183 @@
+"""Exercise 11.6: FLOPs and bytes of the absorbed and the expanded form, and which of the two takes less time."""
+
+from __future__ import annotations
+
+from course_lib.checker import Case, Exercise, edits, model_of
+from course_lib.checker.specification.contract import Contract
+
+
+def form_work(form, heads, context, query_tokens, latent_dim, rope_dim, head_dim, item_bytes):
+    pairs = query_tokens * context - query_tokens * (query_tokens - 1) // 2
+    weights = 2 * heads * head_dim * latent_dim
+    row = latent_dim + rope_dim
+    if form == "absorbed":
+        flops = 2 * heads * (2 * query_tokens * head_dim * latent_dim + pairs * (row + latent_dim))
+        elements = context * row + weights
+    else:
+        flops = 2 * heads * (2 * context * head_dim * latent_dim + pairs * (2 * head_dim + rope_dim))
+        elements = context * row + weights + 2 * context * heads * 2 * head_dim
+    return flops, elements * item_bytes
+
+
+def chosen_form(heads, context, query_tokens, latent_dim, rope_dim, head_dim, item_bytes, rate, bandwidth):
+    sizes = heads, context, query_tokens, latent_dim, rope_dim, head_dim, item_bytes
+    absorbed_flops, absorbed_bytes = form_work("absorbed", *sizes)
+    expanded_flops, expanded_bytes = form_work("expanded", *sizes)
+    absorbed = max(absorbed_flops / rate, absorbed_bytes / bandwidth)
+    expanded = max(expanded_flops / rate, expanded_bytes / bandwidth)
+    return "absorbed" if absorbed <= expanded else "expanded"
+
+
+V3 = (512, 64, 128, 2)
+
+
+def form_cases(draw):
+    odd = draw.integer(3, 60)
+    work = [
+        Case("absorbed: 128 heads, 32,768 tokens, one query token", ("absorbed", 128, 32_768, 1, *V3), "form_work"),
+        Case("absorbed: 16 heads, 8 query tokens", ("absorbed", 16, 4096, 8, *V3), "form_work"),
+        Case("absorbed: a prompt of 100 tokens", ("absorbed", 4, 100, 100, 40, 8, 24, 4), "form_work"),
+        Case("expanded: 128 heads, 32,768 tokens, one query token", ("expanded", 128, 32_768, 1, *V3), "form_work"),
+        Case("expanded: a prompt of 4096 tokens", ("expanded", 128, 4096, 4096, *V3), "form_work"),
+        Case(f"expanded: {odd} query tokens", ("expanded", 6, 500, odd, 40, 12, 24, 4), "form_work"),
+        Case(f"absorbed: {odd} query tokens", ("absorbed", 6, 500, odd, 40, 12, 24, 4), "form_work"),
+    ]
+    choices = [
+        Case(
+            f"{heads} heads, {context:,} tokens, {queries} of them queries, {rate / 1e12:g} TFLOP/s",
+            (heads, context, queries, *sizes, rate, bandwidth),
+            "choose_form",
+        )
+        for heads, context, queries, sizes, rate, bandwidth in (
+            (128, 32_768, 1, V3, 989e12, 4.8e12),
+            (16, 32_768, 8, V3, 989e12, 4.8e12),
+            (128, 4096, 4096, V3, 989e12, 4.8e12),
+            (128, 8192, 171, V3, 989e12, 3.35e12),
+            (64, 128, 128, V3, 65e12, 3.2e11),
+            (128, 1024, 400, (512, 64, 512, 2), 2250e12, 8e12),
+            (128, 1024, 400, V3, 312e12, 2e12),
+            (64, 2, 2, V3, 989e12, 3.35e12),
+        )
+    ]
+    tie = Case("both take as long", (2, 6, 6, 8, 4, 8, 2, 1e3, 1e15), "choose_form")
+    return [*work, *choices, tie]
+
+
+PAIRS = "query_tokens * context - query_tokens * (query_tokens - 1) // 2"
+ABSORBED = "2 * query_tokens * head_dim * latent_dim + pairs * (row + latent_dim)"
+EXPANDED = "2 * context * head_dim * latent_dim + pairs * (2 * head_dim + rope_dim)"
+OF_QUERIES, OF_CONTEXT = "2 * query_tokens * head_dim * latent_dim", "2 * context * head_dim * latent_dim"
+CAUSAL = "Every query is counted with all tokens. A query sees those up to itself: T · N - T · (T - 1) / 2 pairs."
+WRONG_ORDER = (
+    "W_UK and W_UV are applied to every token of the context in the absorbed form. That is the other order of the "
+    "product: absorbed, they are applied to each query and each output once."
+)
+CONTENT = "A multiply-add is two FLOPs."
+WRITTEN = (
+    "The expanded form writes the keys and values of all heads and reads them again: 4 · head_dim · heads a token."
+)
+WORK = (
+    *edits(CAUSAL, causal_forgotten=(PAIRS, "query_tokens * context")),
+    *edits("Each query sees itself too: the pairs are T · N - T · (T - 1) / 2.",
+        diagonal_forgotten=("query_tokens * (query_tokens - 1) // 2", "query_tokens * (query_tokens + 1) // 2")),
+    *edits("The pairs are halved. That holds for a prompt alone: after a long context a query sees nearly all tokens.",
+        pairs_halved=(PAIRS, "query_tokens * context // 2")),
+    *edits(WRONG_ORDER, wrong_order=(OF_QUERIES, OF_CONTEXT)),
+    *edits("Keys and values are made of every token of the context in the expanded form, not of queries alone.",
+        expanded_for_queries_alone=(OF_CONTEXT, OF_QUERIES)),
+    *edits("The matrices are missing from the absorbed form's FLOPs: W_UK on each query and W_UV on each output.",
+        absorbing_forgotten=(ABSORBED, "pairs * (row + latent_dim)")),
+    *edits("Only one of the two matrices is counted. W_UK and W_UV both have head_dim · latent_dim multiply-adds.",
+        one_matrix=(OF_QUERIES, OF_QUERIES[4:]), one_matrix__expanded=(OF_CONTEXT, OF_CONTEXT[4:]),
+        one_matrix__both=(OF_QUERIES, OF_QUERIES[4:], OF_CONTEXT, OF_CONTEXT[4:])),
+    *edits("Making the keys and values is missing from the expanded form's FLOPs.",
+        expanding_forgotten=(EXPANDED, "pairs * (2 * head_dim + rope_dim)")),
+    *edits(CONTENT, multiply_adds=("2 * heads * (2", "heads * (2")),
+    *edits(CONTENT, multiply_adds__absorbed=(f"2 * heads * ({ABSORBED})", f"heads * ({ABSORBED})")),
+    *edits(CONTENT, multiply_adds__expanded=(f"2 * heads * ({EXPANDED})", f"heads * ({EXPANDED})")),
+    *edits("The rotary part is missing from the scores' FLOPs.",
+        rope_forgotten=("pairs * (row + latent_dim)", "pairs * (2 * latent_dim)", "2 * head_dim + rope_dim",
+        "2 * head_dim"), rope_forgotten__absorbed=("pairs * (row + latent_dim)", "pairs * (2 * latent_dim)"),
+        rope_forgotten__expanded=("2 * head_dim + rope_dim", "2 * head_dim")),
+    *edits("A rotary part is counted for the values too. Only scores have it.",
+        rope_in_the_values=("row + latent_dim", "2 * row", "2 * head_dim + rope_dim", "2 * (head_dim + rope_dim)"),
+        rope_in_the_values__absorbed=("row + latent_dim", "2 * row"),
+        rope_in_the_values__expanded=("2 * head_dim + rope_dim", "2 * (head_dim + rope_dim)")),
+    *edits("The rotary key is missing from the cache's bytes: a row is latent_dim + rope_dim numbers.",
+        rope_not_cached=("context * row", "context * latent_dim")),
+    *edits("The row is counted twice, as key and as value. It is read once.",
+        latent_read_twice=("context * row + weights", "2 * context * row + weights")),
+    *edits("The weights are missing from the bytes.", weights_forgotten=("2 * heads * head_dim * latent_dim", "0")),
+    *edits("There are two weights, W_UK and W_UV.",
+        one_weight=("2 * heads * head_dim * latent_dim", "heads * head_dim * latent_dim")),
+    *edits(WRITTEN, keys_written_alone=("2 * context * heads * 2 * head_dim", "context * heads * 2 * head_dim"),
+        keys_written_alone__not_at_all=(" + 2 * context * heads * 2 * head_dim", ""),
+        keys_written_alone__rotary_too=("heads * 2 * head_dim", "heads * (2 * head_dim + rope_dim)")),
+    *edits("`item_bytes` is missing: numbers are counted, and not bytes.",
+        bytes_forgotten=("elements * item_bytes", "elements")),
+)  # fmt: skip
+ABSORBED_TIME = "max(absorbed_flops / rate, absorbed_bytes / bandwidth)"
+EXPANDED_TIME = "max(expanded_flops / rate, expanded_bytes / bandwidth)"
+LONGER = "A form's time is the longer of two: its FLOPs at the rate, and its bytes at the bandwidth."
+
+
+def _times(how):
+    """Edits of both forms' times: `how` has {f} for the FLOPs' time and {b} for the bytes'."""
+    pieces = []
+    for time, form in ((ABSORBED_TIME, "absorbed"), (EXPANDED_TIME, "expanded")):
+        pieces += [time, how.format(f=f"{form}_flops / rate", b=f"{form}_bytes / bandwidth")]
+    return tuple(pieces)
+
+
+CHOICE = (
+    *edits(f"Only the FLOPs decide. {LONGER}", flops_alone=_times("{f}")),
+    *edits(f"Only the bytes decide. {LONGER}", bytes_alone=_times("{b}")),
+    *edits(f"The two times are added, but both go on at once. {LONGER}", times_added=_times("{f} + {b}")),
+    *edits("The shorter of the two times was taken for a form's. It takes the longer.",
+        shorter_time=("max(absorbed_flops", "min(absorbed_flops", "max(expanded_flops", "min(expanded_flops")),
+    *edits("Where both take as long, it is absorbed.", tie_expanded=("absorbed <= expanded", "absorbed < expanded")),
+    *edits("The slower form was chosen.", slower_chosen=("absorbed <= expanded", "absorbed > expanded")),
+    *edits("The form follows from the number of query tokens alone. Count FLOPs and bytes.",
+        by_query_tokens=("absorbed <= expanded", "query_tokens == 1"),
+        by_query_tokens__fewer_than_171=("absorbed <= expanded", "query_tokens < 171"),
+        by_query_tokens__up_to_171=("absorbed <= expanded", "query_tokens <= 171"),
+        by_query_tokens__a_few=("absorbed <= expanded", "query_tokens <= 8"),
+        by_query_tokens__not_the_whole=("absorbed <= expanded", "query_tokens < context")),
+)  # fmt: skip
+
+SIZES = Contract(
+    lambda draw, *, form, heads, context, queries, rope_dim: (
+        form, heads, context, max(1, context * queries // 4), draw.integer(5, 40), rope_dim, draw.integer(3, 30), 2,
+    ),
+    choices={
+        "form": ("absorbed", "expanded"), "heads": (1, 5), "context": (1, 2, 77), "queries": (0, 2, 4),
+        "rope_dim": (1, 16),
+    },
+    says={"queries": "1 to context"},
+    entry="form_work",
+    most=8,
+)  # fmt: skip
+
+EXERCISE = Exercise(
+    id="11.6",
+    title="Choose the form",
+    entries=("form_work", "choose_form"),
+    cases=form_cases,
+    oracle={"form_work": form_work, "choose_form": chosen_form},
+    contracts=(SIZES,),
+    models=(
+        model_of(form_work, WORK, entry="form_work"),
+        model_of(chosen_form, CHOICE, entry="choose_form"),
+    ),
+    hints=(
+        "Count pairs of a query and a token that it sees. The last query sees `context` tokens, the one before it one "
+        "less: query_tokens * context - query_tokens * (query_tokens - 1) // 2.",
+        "A head's FLOPs are two times its multiply-adds. Absorbed: head_dim · latent_dim for W_UK on each query, as "
+        "many for W_UV on each output, and latent_dim + rope_dim + latent_dim for each pair.",
+        "Expanded: head_dim · latent_dim for each of the two matrices and each token of the context, and head_dim + "
+        "rope_dim + head_dim for each pair.",
+        "Elements, both forms: context · (latent_dim + rope_dim) + 2 · heads · head_dim · latent_dim. Expanded adds "
+        "2 · head_dim numbers for each token and head, once written and once read.",
+        "choose_form: max(flops / rate, bytes / bandwidth) of each form, and absorbed where it is not longer.",
+    ),
+)

@@ -1,0 +1,317 @@
+"""Absorbed attention to a cache of latents: the truth, its inputs, and a kernel's program with its slips.
+
+Layouts: query [batch, heads, width], absorbed; cache [batch, capacity, width], a row being value_dim numbers of latent
+and a rotary key; lengths [batch] of int32. What 11.3 and 11.4 share is here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from course_lib.checker import Mistake, edits
+from course_lib.checker.specification.edits import AT_WORK
+from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
+from course_lib.checker.specification.model import Slips
+from exercises.topics import memory
+from exercises.topics.attention import close_to, in_a_kernel, normalised_in_a_kernel, rounded_in_a_kernel
+from exercises.topics.attention_sentences import (
+    ACCUMULATOR_NOT_RESCALED,
+    FIRST_TILE_ONLY,
+    MAXIMUM_NOT_UPDATED,
+    NATURAL_EXP,
+    NO_RUNNING_MAX,
+    NOTHING_RESCALED,
+    PER_TILE,
+    STARTS_AT_ZERO,
+    SUM_NOT_RESCALED,
+)
+from exercises.topics.decode import AS_GOOD
+from exercises.topics.decode_inputs import SCORES, UNUSED, tokens_first
+from exercises.topics.decode_inputs import lengths as length_levels
+
+INF, LOG2_E = math.inf, math.log2(math.e)
+BLOCK = 32  # tokens of a tile, in the launchers that are given
+
+
+# ------------------------------------------------------------------------------------------------- truth and rounding
+
+
+def attended(attend: Callable, query, cache, lengths, scale, value_dim):
+    """`attend(query [heads, 1, width], keys, values [heads, length, …])` of each sequence; zeros without a token."""
+    output = torch.zeros(*query.shape[:2], value_dim, dtype=query.dtype)
+    for sequence, length in enumerate(lengths.tolist()):
+        if length:
+            keys = cache[sequence, :length].expand(query.shape[1], -1, -1)
+            output[sequence] = attend(query[sequence][:, None], keys, keys[..., :value_dim], scale)[:, 0]
+    return output
+
+
+def latent_attention(query, cache, lengths, scale, value_dim):
+    """softmax(scale · query · rowᵀ) times the latents, [batch, heads, value_dim]; the truth in float64."""
+    return attended(in_a_kernel_with_scale, query, cache, lengths, scale, value_dim)
+
+
+def in_a_kernel_with_scale(query, keys, values, scale):
+    return in_a_kernel(query, keys, values, scale=scale)
+
+
+def _scaled_first(function: Callable, of_kernels: bool) -> Callable:
+    """A function that scales by 1/√width itself, of queries in float32 that make up for it.
+
+    of_kernels: whether it knows that a kernel rounds the weights to the values' dtype; others get all in float32.
+    """
+
+    def attend(query, keys, values, scale):
+        accurate = torch.promote_types(query.dtype, torch.float32)
+        keys, values = (keys, values) if of_kernels else (keys.to(accurate), values.to(accurate))
+        made = function(query.to(accurate) * (scale * math.sqrt(query.shape[-1])), keys, values)
+        return (made[0] if isinstance(made, tuple) else made).to(query.dtype)
+
+    return lambda *args: attended(attend, *args)
+
+
+PLAIN = (
+    *(_scaled_first(function, True) for function in (normalised_in_a_kernel, rounded_in_a_kernel)),
+    *(_scaled_first(function, False) for function in AS_GOOD),
+)
+
+
+# -------------------------------------------------------------------------------------------------------------- inputs
+
+
+def drawn(draw, heads, value_dim, rope_dim, lengths, capacity, *, dtype=torch.float32, score=1.0, unused=None):
+    """Query, cache, lengths, scale and value_dim. The scale is that of heads a quarter of the latent long.
+
+    score: standard deviation of the scaled scores. unused: what slots without a token hold.
+    """
+    width, batch = value_dim + rope_dim, len(lengths)
+    scale = (value_dim / 4 + rope_dim) ** -0.5
+    query = draw.normal(batch, heads, width, dtype=dtype, scale=score / (scale * math.sqrt(width)))
+    cache = draw.normal(batch, capacity, width, dtype=dtype)
+    if unused is not None:
+        for sequence, length in enumerate(lengths):
+            cache[sequence, length:] = unused
+    return query, cache, torch.tensor(lengths, dtype=torch.int32), scale, value_dim
+
+
+def made(
+    draw, *, heads, value_dim, rope_dim, lengths, room, dtype, scores, unused, query_layout, cache_layout, **options
+):
+    """The same for a contract, with the options behind."""
+    width, capacity = value_dim + rope_dim, max(1, max(lengths) + room)
+    scale = (value_dim / 4 + rope_dim) ** -0.5
+    query, cache, _ = scores(draw, len(lengths), heads, capacity, width)
+    query, cache = (query / (scale * math.sqrt(width))).to(dtype), cache.to(dtype)
+    if unused is not None:
+        for sequence, length in enumerate(lengths):
+            cache[sequence, length:] = unused
+    counts = torch.tensor(lengths, dtype=torch.int32)
+    return query_layout(draw, query), cache_layout(draw, cache), counts, scale, value_dim, *options.values()
+
+
+def fits(*, heads, value_dim, lengths, dtype, unused, cache_layout, query_layout, splits=1, **others) -> bool:
+    """Whether the interpreter is done with it soon, and NaN stands in no slot that another sequence uses."""
+    shared = cache_layout is CACHE_LAYOUTS[-1].value
+    roomy = value_dim <= 128 or dtype == torch.float16
+    return (
+        roomy
+        and heads * sum(lengths) * splits <= 4000
+        and (value_dim < 128 or max(lengths) < 70)
+        and not (unused and shared)
+    )
+
+
+CACHE_LAYOUTS = unit_last("cache")
+CHOICES = {
+    "heads": (1, 3, 16, 17, 65),
+    "value_dim": (16, 32, 64, 128, 256),
+    "rope_dim": (16, 32, 64),
+    "lengths": length_levels((1,), (0,), (31, 33), (3, 0, 67), (64, 1), (130,)),
+    "room": (0, 1, 29),
+    "dtype": (torch.float32, torch.float16),
+    "scores": tuple(level for level in SCORES if "values" not in level.words),
+    "unused": UNUSED,
+    "query_layout": unit_last("query"),
+    "cache_layout": CACHE_LAYOUTS,
+}
+SAYS = {
+    "heads": "rom 1 head on, any number",
+    "rope_dim": "rope_dim 16, 32",
+    "lengths": "0",
+    "unused": "lots behind them hold",
+    "dtype": "128 in float32",
+    "cache_layout": "but the last, which is 1",
+}
+
+
+def far_cases(draw, *options):
+    """Caches that reach beyond 2³¹ elements, from sequence to sequence and from token to token."""
+    query, cache, lengths, *rest = drawn(draw, 2, 16, 16, [5, 9, 3], 12)
+    cases = beyond_32_bits(draw, "sequences", [cache], lengths, *rest, *options, before=(query,))
+    query, cache, lengths, *rest = drawn(draw, 2, 16, 16, [5], 6)
+    return cases + beyond_32_bits(draw, "tokens", [cache], lengths, *rest, *options, before=(query,), dimension=1)
+
+
+def apart(draw, query, cache, *rest):
+    """The same arguments with strides of their own."""
+    return tokens_first(draw, query[:, None])[:, 0], CACHE_LAYOUTS[1].value(draw, cache), *rest
+
+
+def row_bytes(query, cache, lengths):
+    """Bytes of the rows in use, loaded once for up to 64 heads."""
+    return int(lengths.sum()) * cache.shape[2] * cache.element_size() * -(-query.shape[1] // 64)
+
+
+# ----------------------------------------------------------------------------------------------------------- the model
+
+
+def read(tensor, offsets, mask=None):
+    """What `tl.load(pointer + offsets, mask, other=0.0)` gives, in float32."""
+    return memory.load(AT_WORK.get() or Slips(), tensor, offsets, mask).float()
+
+
+def over_rows(query, cache, sequence, first, last, scale, value_dim):
+    """(maximum, sum, accumulator) of all heads of a sequence over its rows first to last - 1, tile by tile."""
+    _, heads, width = query.shape
+    latent_columns = torch.arange(value_dim)
+    rope_columns = value_dim + torch.arange(width - value_dim)
+    query_rows = sequence * query.stride(0) + torch.arange(heads)[:, None] * query.stride(1)  # [heads, 1]
+    latent_query = read(query, query_rows + latent_columns)  # [heads, value_dim]
+    rope_query = read(query, query_rows + rope_columns)  # [heads, rope_dim]
+    running_max = torch.full((heads, 1), -INF)
+    running_sum = torch.zeros(heads, 1)
+    accumulator = torch.zeros(heads, value_dim)
+    for start in range(first, last, BLOCK):
+        tokens = start + torch.arange(BLOCK)
+        present = tokens < last
+        rows = sequence * cache.stride(0) + tokens[:, None] * cache.stride(1)  # [BLOCK, 1]
+        loaded = present[:, None]
+        latents = read(cache, rows + latent_columns, loaded)  # [BLOCK, value_dim]
+        rope_keys = read(cache, rows + rope_columns, loaded)  # [BLOCK, rope_dim]
+        scores = (latent_query @ latents.T + rope_query @ rope_keys.T) * scale
+        scores = torch.where(present, scores, -INF)  # [heads, BLOCK]
+        new_max = torch.maximum(running_max, scores.amax(1, keepdim=True))
+        weights = torch.exp(scores - new_max)
+        rescale = torch.exp(running_max - new_max)
+        running_sum = running_sum * rescale + weights.sum(1, keepdim=True)
+        accumulator = accumulator * rescale + weights.to(cache.dtype).float() @ latents
+        running_max = new_max
+    return running_max, running_sum, accumulator
+
+
+BOTH_SCORES = "(latent_query @ latents.T + rope_query @ rope_keys.T) * scale"
+PRODUCT = "weights.to(cache.dtype).float() @ latents"
+SHIFTED = "weights.to(cache.dtype).float() @ read(cache, rows + (width - value_dim) + latent_columns, loaded)"
+TOO_FEW = "The last token is left out. Tokens 0 to length - 1 count: the condition is tokens < length."
+TOO_MANY = "One token too many counts, the one behind the last. Tokens count from 0: the condition is tokens < length."
+FORGOTTEN = (
+    "The rotary part is missing from the scores. Add the product of the queries' last columns with the rotary keys."
+)
+APART = (
+    "The scale is applied to one of the two parts of the scores alone. Add the product of the latent parts and that of "
+    "the rotary parts first, and scale their sum."
+)
+MADE_OF_WIDTH = "The scale is taken from the width of a row or of the latent. It is the argument `scale`, as it is."
+ROPE_PLACE = "The rotary part is read from the beginning of a row. It stands behind the latent, from value_dim on."
+VALUE_PLACE = "The values are taken from the last columns of a row. They are its first value_dim numbers, the latent."
+PAD = "Rows are taken to be width numbers apart. From one to the next it is their own stride."
+OF_SEQUENCE = "All sequences read the cache of the first. That of a sequence begins sequence · its batch stride in."
+OF_QUERY = "All sequences use the queries of the first. They begin sequence · the query's batch stride in."
+SLOTS = "Slots without a token reached the result: 0 · NaN is NaN. Mask the loads with tokens < length, other=0.0."
+UNMASKED = "Slots without a token keep a score, of 0 where the load was masked. Set it to minus infinity."
+ONE_SKIPPED = "The last tile, which is not full, is never looked at. Loop to the length, and mask."
+ROWS = (
+    *edits(FORGOTTEN, rope_forgotten=(" + rope_query @ rope_keys.T", "")),
+    *edits(APART,
+        rope_scaled_apart=(BOTH_SCORES, "latent_query @ latents.T * scale + rope_query @ rope_keys.T / LOG2_E"),
+        rope_scaled_apart__natural=(BOTH_SCORES, "latent_query @ latents.T * scale + rope_query @ rope_keys.T"),
+        rope_scaled_apart__latent=(BOTH_SCORES,
+        "latent_query @ latents.T / LOG2_E + rope_query @ rope_keys.T * scale")),
+    *edits("The scores are not scaled. Multiply them by the scale.",
+        scale_missing=(BOTH_SCORES, BOTH_SCORES[:-5] + "1"),
+        scale_missing__in_base_2=(BOTH_SCORES, BOTH_SCORES[:-5] + "(1 / LOG2_E)")),
+    *edits("The scale is applied twice. Multiply the sum of both parts by it, once.",
+        scale_twice=(BOTH_SCORES, f"{BOTH_SCORES} * scale"),
+        scale_twice__in_base_2=(BOTH_SCORES, f"{BOTH_SCORES} * scale * LOG2_E")),
+    *edits(MADE_OF_WIDTH, scale_by_the_width=(BOTH_SCORES, BOTH_SCORES[:-5] + "width**-0.5"),
+        scale_by_the_width__latent=(BOTH_SCORES, BOTH_SCORES[:-5] + "value_dim**-0.5")),
+    *edits(NATURAL_EXP, natural_exp=(BOTH_SCORES, f"{BOTH_SCORES} * LOG2_E")),
+    *edits(ROPE_PLACE, rope_from_the_first_columns=("value_dim + torch.arange(width - value_dim)",
+        "torch.arange(width - value_dim)"),
+        rope_from_the_first_columns__keys=("rows + rope_columns", "rows + rope_columns - value_dim"),
+        rope_from_the_first_columns__query=("query_rows + rope_columns", "query_rows + rope_columns - value_dim")),
+    *edits(VALUE_PLACE, value_from_the_last_columns=(PRODUCT, SHIFTED)),
+    *edits(PAD, row_stride_ignored=("* cache.stride(1)", "* width"),
+        row_stride_ignored__query=("* query.stride(1)", "* width")),
+    *edits(OF_SEQUENCE, first_cache_for_all=("sequence * cache.stride(0) + ", "")),
+    *edits(OF_QUERY, first_queries_for_all=("sequence * query.stride(0) + ", "")),
+    *edits(SLOTS, slots_count=("loaded = present[:, None]", "loaded = tokens[:, None] < cache.shape[1]")),
+    *edits(UNMASKED, tail_not_masked=("torch.where(present, scores, -INF)", "scores")),
+    *edits(FIRST_TILE_ONLY, first_tile_only=("(first, last, BLOCK)", "(first, min(last, first + BLOCK), BLOCK)")),
+    *edits(ONE_SKIPPED, partial_tile_skipped=("range(first, last, BLOCK)", "range(first, last - BLOCK + 1, BLOCK)")),
+    *edits(NOTHING_RESCALED, nothing_rescaled=("torch.exp(running_max - new_max)", "1.0")),
+    *edits(SUM_NOT_RESCALED, sum_not_rescaled=("running_sum * rescale", "running_sum")),
+    *edits(ACCUMULATOR_NOT_RESCALED, accumulator_not_rescaled=("accumulator * rescale", "accumulator")),
+    *edits(MAXIMUM_NOT_UPDATED, maximum_not_updated=("running_max = new_max", "")),
+    *edits(PER_TILE, maximum_of_the_tile=("torch.maximum(running_max, scores.amax(1, keepdim=True))",
+        "scores.amax(1, keepdim=True)", "torch.exp(running_max - new_max)", "1.0")),
+    *edits(NO_RUNNING_MAX,
+        no_maximum=("torch.exp(scores - new_max)", "torch.exp(scores)", "torch.exp(running_max - new_max)", "1.0")),
+    *edits(STARTS_AT_ZERO, maximum_starts_at_zero=("torch.full((heads, 1), -INF)", "torch.zeros(heads, 1)")),
+)  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------- what a run shows
+
+
+def shapes_differ(case, seen, got) -> bool:
+    """Triton or PyTorch refused a product because of its operands' shapes."""
+    text = f"{seen.error.text} {seen.error.outer}".lower() if seen.error else ""
+    return any(word in text for word in ("shape", "broadcast", "incompatible dimensions", "size mismatch", "size of"))
+
+
+V_IS_TRANS_K = Mistake(
+    "value_tile_is_the_whole_row",
+    "Two tiles do not fit together. Is the tile of keys used as values as it is? It holds the rotary key too, which is "
+    "no part of a value: keys are value_dim + rope_dim numbers wide, values only value_dim. Load a row in two tiles.",
+    when=shapes_differ,
+)
+
+
+def right_in_float64(case, got, oracle=latent_attention) -> bool:
+    """Whether the numbers are right, to what sixteen bits round off."""
+    exact = [arg.double() if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg for arg in case.args]
+    return close_to(got, oracle(*exact))
+
+
+def times_loaded(seen) -> float:
+    """How often a number of the cache was loaded, on average."""
+    counts = [counts for name, counts in seen.traffic.items() if "cache" in name or name.startswith(("k", "rows"))]
+    return max((one["loaded"] / max(one["distinct_loaded"], 1) for one in counts), default=0.0)
+
+
+def costs(right: Callable) -> tuple[Mistake, ...]:
+    """Rows loaded too often, where the numbers are right: `right(case, got)`."""
+
+    def for_every_head(case, seen, got):
+        return case.args[0].shape[1] > 2 and times_loaded(seen) > 0.8 * case.args[0].shape[1] and right(case, got)
+
+    return (
+        Mistake(
+            "rows_read_for_every_head",
+            "Right numbers, but the rows were loaded once for every query head. All heads share them: take up to 64 "
+            "heads as the rows of one tile.",
+            when=for_every_head,
+            cost=True,
+        ),
+        Mistake(
+            "latent_loaded_twice",
+            "Right numbers, but the latents were loaded more than once. The values are the first columns of the keys: "
+            "multiply the weights with the tile of latents that you hold.",
+            when=lambda case, seen, got: 1.2 < times_loaded(seen) and right(case, got),
+            cost=True,
+        ),
+    )

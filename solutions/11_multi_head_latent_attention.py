@@ -1,0 +1,1054 @@
+# %% [markdown]
+# # 11 · Multi-head latent attention: 128 heads on one shared row
+#
+# **The question.** DeepSeek-V3 has 61 layers with 128 heads of dimension 128. Keys and values for all of these heads
+# would leave $2 \cdot 128 \cdot 128 = 32{,}768$ numbers in the cache, for every token and every layer. In 16 bits, a
+# context of 32,768 tokens would take 131 GB. The model stores 576 numbers instead, which makes 2.3 GB: 57 times less.
+# Grouped-query attention could get there with 2.25 KV heads, and then 57 query heads would share each key. But here
+# all 128 heads keep keys and values *of their own*. How can 128 heads live on one row of 576 numbers? And what does a
+# decode step then cost? An H200 reads 2.3 GB in 0.53 ms at 4.37 TB/s (measured, read). Is that the time of a step?
+#
+# Write down your guess for the second half: less than 0.53 ms, about that, or more. You will count it.
+#
+# **Time.** About four hours for all six exercises, estimated. The **core path** takes two hours at most: exercises
+# 11.1, 11.2, 11.3 and 11.6, and every section whose heading does not end in *deeper*. You can skip the others: run
+# their cells and go on. You need chapter 07, and chapter 08 for exercise 11.4.
+
+# %%
+# course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
+from course_lib import check, default_device, hint, interpreting, machine, measured, predict, progress, solution
+
+import math
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+from course_lib.hardware.datasheets import DATASHEETS
+from course_lib.hardware.units import format_bandwidth, format_bytes, format_flop_rate, format_seconds
+
+device = default_device()
+on_gpu = not interpreting()
+
+# %% [markdown]
+# ## What a token leaves behind
+#
+# *Multi-head latent attention* (MLA, from DeepSeek-V2) stores two things for each token and layer:
+#
+# - a **latent** $c$: 512 numbers, from which every head can compute its key and its value;
+# - a **rotary key** $k^R$: 64 numbers, one key with a position, shared by all heads. You will see later why it is
+#   needed.
+#
+# Together that is a row of 576 numbers, which is $576 \cdot 2 = 1152$ bytes in 16 bits. In 61 layers a token leaves
+# 70 KB. Llama-3-70B with its 8 KV heads of dimension 128 leaves 2048 numbers a layer, and 328 KB in 80 layers.
+#
+# There is a catch with several GPUs. *Tensor parallelism* divides a model's heads among GPUs, called *ranks*. With KV
+# heads the cache is divided too: each of 8 ranks keeps one of 8 heads, so 256 numbers instead of 2048. A latent cannot
+# be divided that way, because every head needs all of it. So **every rank keeps the whole row**. In the exercise you
+# count both, and find the number of ranks from which on KV heads leave less on a rank than a latent does.
+
+# %%
+# Exercise 11.1 · The cache in numbers
+def heads_token_bytes(layers: int, key_heads: int, head_dim: int, item_bytes: int, ranks: int) -> int:
+    """Bytes that one token leaves on each of `ranks` GPUs when keys and values of key_heads KV heads are cached.
+
+    The heads are shared out among the ranks. Either ranks divides key_heads, or key_heads divides ranks, and then
+    several ranks keep a copy of the same head. item_bytes is the size of a cached number.
+    """
+    # BEGIN SOLUTION
+    heads_here = max(1, key_heads // ranks)
+    return 2 * layers * heads_here * head_dim * item_bytes
+    # END SOLUTION
+
+
+def latent_token_bytes(layers: int, latent_dim: int, rope_dim: int, item_bytes: int, ranks: int) -> int:
+    """The same for a cache of latents: latent_dim numbers and a rotary key of rope_dim numbers in each layer, and all
+    of them on every rank."""
+    # BEGIN SOLUTION
+    return layers * (latent_dim + rope_dim) * item_bytes
+    # END SOLUTION
+
+
+def ranks_until_even(key_heads: int, head_dim: int, latent_dim: int, rope_dim: int) -> int | None:
+    """The smallest number of ranks on which KV heads leave at most as many bytes on a rank as latents do.
+
+    Only numbers that divide key_heads are asked for, 1 and key_heads among them. None if there is no such number.
+    """
+    # BEGIN SOLUTION
+    for ranks in range(1, key_heads + 1):
+        if key_heads % ranks == 0 and 2 * key_heads // ranks * head_dim <= latent_dim + rope_dim:
+            return ranks
+    return None
+    # END SOLUTION
+
+
+# %%
+checked = check("11.1", heads_token_bytes, latent_token_bytes, ranks_until_even)
+best_heads_token_bytes, best_latent_token_bytes, best_ranks_until_even = checked.best
+
+# %% [markdown]
+# The next cell draws your numbers for one layer of 128 heads. **Predict** where the line of 8 KV heads crosses the
+# latent's.
+
+# %%
+from course_lib.figures.latent.ranks import draw_rank_bytes
+
+ranks = (1, 2, 4, 8, 16, 32, 64, 128)
+draw_rank_bytes({
+    f"{key_heads} KV heads": {number: best_heads_token_bytes(1, key_heads, 128, 2, number) for number in ranks}
+    for key_heads in (128, 8)
+} | {"latent": {number: best_latent_token_bytes(1, 512, 64, 2, number) for number in ranks}})
+# %% [markdown]
+# From 4 ranks on, 8 KV heads leave less on each GPU than the latent does, and from 8 ranks on less than half. With 128
+# KV heads that takes 64 ranks. Remember this picture when you read that a latent cache is 57 times smaller. That holds
+# for one GPU.
+#
+# ## How many numbers does a cache hold?
+#
+# Why should 576 numbers do where 32,768 were? Nobody would choose such a cache if the 32,768 numbers were independent.
+# They are not. All keys and values of a token are made from the same input vector, and trained models use few of the
+# directions that they could.
+#
+# You can measure it. Let a trained model read a text, and write the keys and values of all heads of one layer as a
+# matrix, one token a row. The *singular value decomposition* finds the best approximation of such a matrix by rows that
+# are mixtures of $r$ fixed vectors. Then a token needs $r$ numbers, the amounts in the mixture, and the $r$ vectors are
+# the same for all tokens. The squares of the singular values say what share of the matrix each $r$ keeps.
+#
+# The next cell does this for a small model with 4 full heads of dimension 32, so 256 numbers a token and layer. It
+# draws two lines: the cache as it is, and the same with the keys' rotary positions taken back. If this model and the
+# two others of the chapter have not been trained yet, that is done once, in about a minute. **Predict** the second
+# line: how many of the 256 numbers keep 99 % of the sum of squares, without positions?
+
+# %%
+predict("11 numbers that keep 99 %", ..., "of 256")
+
+# %%
+from course_lib.figures.latent.energy import draw_energy
+from course_lib.models.kinds import KINDS, loss_on, text_parts, trained_kinds
+from course_lib.models.low_rank import cached_numbers, energy_kept, rank_for
+
+kinds = trained_kinds(("full heads", "GQA", "MLA"), device=device)
+_, unseen = text_parts()
+kept = {
+    "as cached": energy_kept(cached_numbers(kinds["full heads"], unseen, layer=1)),
+    "keys turned back": energy_kept(cached_numbers(kinds["full heads"], unseen, layer=1, turned=False)),
+}
+measured("11 numbers that keep 99 %", rank_for(kept["keys turned back"], 0.99), "of 256")
+draw_energy(kept, mark=48)
+
+# %% [markdown]
+# Without positions, few numbers hold nearly all of it: 46 of 256 in one run. That is why a short row can do. But as the
+# cache really is, the same share took 156. A rotation turns the same key another way at every position, so the keys
+# spread over more directions. Remember this for the section on positions: **what repeats itself in a cache are the keys
+# without positions, and the values.**
+#
+# The vertical line is the row of the same model with latent attention, which you will run at the end: a latent of 32
+# numbers and a rotary key of 16. That model was not compressed after training. It was trained with the row from the
+# start, so it could choose what to put there.
+# %% [markdown]
+# ## A row for all heads
+#
+# MLA builds the small number of directions into the model. Let $x$ be a token's input to the layer. One matrix makes
+# the latent from it, and the latent is all that is kept:
+#
+# $$c = W^{DKV} x \qquad (512 \text{ numbers})$$
+#
+# From the latent, every head $h$ makes a key and a value with two matrices of its own, each [128, 512]:
+#
+# $$k_h = W^{UK}_h c, \qquad v_h = W^{UV}_h c$$
+#
+# *D* stands for down and *U* for up, because the first matrix makes the vector shorter and the others make many vectors
+# of it again. A head's key still has 128 numbers, and no two heads need to agree. What they share is where these keys
+# can lie: all of them are linear images of one vector of 512 numbers.
+#
+# The obvious way to use this cache is the **expanded** form. Compute $k_h$ and $v_h$ for all tokens and all heads, and
+# then attend as always. That is right, but think of what it does in a decode step. For each head it turns 32,768
+# latents into 32,768 keys, and it does so again for the next token. The cache is small, and the step makes the large
+# one anew.
+#
+# ## Multiply the query instead
+#
+# A score is a product of three things: the query, the matrix and the latent. You may choose which product you compute
+# first:
+#
+# $$q_h \cdot (W^{UK}_h c) = (W^{UK\top}_h q_h) \cdot c$$
+#
+# On the left, the matrix is applied to every token in the cache. On the right it is applied once, to the query. The
+# matrix is *absorbed* into the query. Afterwards the absorbed query, 512 numbers, meets the latents as they are. The
+# same works on the other side. The weighted sum of values is a weighted sum of latents, multiplied once:
+#
+# $$\sum_n p_n \, (W^{UV}_h c_n) = W^{UV}_h \Big(\sum_n p_n c_n\Big)$$
+#
+# Count one head's scores for $N$ = 32,768 tokens. A multiply-add is two FLOPs.
+#
+# | | the matrix | the scores | together |
+# |---|---|---|---|
+# | keys first | $2 N \cdot 512 \cdot 128$ | $2 N \cdot 128$ | 4.3 GFLOP |
+# | query first | $2 \cdot 512 \cdot 128$ | $2 N \cdot 512$ | 0.034 GFLOP |
+#
+# The scores cost four times as much, because a dot product now has 512 terms instead of 128. But the matrix costs
+# nearly nothing, so the second order needs 128 times fewer FLOPs. The picture shows both ways through a layer.
+
+# %%
+from course_lib.figures.latent.forms import draw_two_forms
+
+draw_two_forms(heads=128, head_dim=128, latent_dim=512, rope_dim=64)
+
+# %% [markdown]
+# ## What rotary positions spoil
+#
+# One thing stands in the way. Models rotate queries and keys by their positions (*RoPE*), and a key's rotation $R_n$
+# comes after the matrix: $k_h = R_n W^{UK}_h c$. Then the score of a query at position $m$ is
+#
+# $$(R_m q_h) \cdot (R_n W^{UK}_h c) = (W^{UK\top}_h R_{m-n}\, q_h) \cdot c$$
+#
+# The rotation stands between the query and the matrix, and it depends on the distance $m - n$. So there is no single
+# absorbed query: each token in the cache would need its own. The next cell computes the absorbed query for keys at
+# several distances and says by how much it differs from the one for distance 0. **Predict**: will it be a percent, or
+# more like all of it?
+
+# %%
+def rotated(vector, position, base=10_000.0):
+    """RoPE: pairs of numbers of `vector` [dim] turned by angles that grow with the position."""
+    half = vector.shape[0] // 2
+    angles = position * base ** (-torch.arange(half, dtype=torch.float64) / half)  # [half]
+    first, second = vector[:half], vector[half:]
+    return torch.cat([first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()])
+
+
+torch.manual_seed(11)
+one_query, one_matrix = torch.randn(128, dtype=torch.float64), torch.randn(128, 512, dtype=torch.float64)
+without_distance = one_matrix.T @ one_query  # [512]
+for distance in (0, 1, 10, 100, 1000):
+    absorbed = one_matrix.T @ rotated(one_query, distance)
+    off = (absorbed - without_distance).norm() / without_distance.norm()
+    print(f"distance {distance:>5}: the absorbed query differs by {off:>6.1%}")
+
+# %% [markdown]
+# A query that is absorbed once is wrong for nearly all keys. MLA's repair is to keep positions out of the latent. Each
+# query head gets 64 more numbers, $q^R_h$, which are rotated, and each token gets one rotated key $k^R$ of 64 numbers.
+# It does not come from the latent, so no matrix stands behind the rotation. This is called the *decoupled* rotary key.
+# A score is the sum of both parts:
+#
+# $$s_{h,n} = \frac{(W^{UK\top}_h q_h) \cdot c_n + q^R_h \cdot k^R_n}{\sqrt{128 + 64}}$$
+#
+# The divisor is the square root of the length that queries and keys have in the *expanded* form, 192. It is not 576,
+# the length of what is multiplied here. Absorbing only changes the order of products, so it may not change any score.
+#
+# All heads share the rotary key. With 128 rotary keys, one for each head, the row would be 8,704 numbers long.
+#
+# Now write one decode step in PyTorch. In some of the check's cases the keys of a single head are larger than every
+# tensor that you need, and so is a copy of the cache. There they are refused.
+
+# %%
+# Exercise 11.2 · Absorb the matrices
+def absorbed_step(query, query_rope, cache, key_up, value_up):
+    """One step of latent attention for one sequence, without keys or values of any head.
+
+    Args:
+        query: [heads, head_dim], float32: each head's query without position.
+        query_rope: [heads, rope_dim]: each head's rotated query.
+        cache: [length, latent_dim + rope_dim]: a latent and then a rotary key for each token, length at least 1.
+        key_up: [heads, head_dim, latent_dim]: W_UK of each head. Its key for a latent c is key_up[h] @ c.
+        value_up: [heads, value_dim, latent_dim]: W_UV of each head. Its value is value_up[h] @ c.
+        All are float32, with any strides.
+
+    Returns:
+        [heads, value_dim]: for each head the softmax of its scores, times its values. A score is the product of query
+        and key plus that of the rotary parts, over √(head_dim + rope_dim). No tensor that you make may have more
+        elements than a weight, or than the scores or the absorbed queries with their rotary part of all heads. Write
+        out the products: F.scaled_dot_product_attention is refused.
+    """
+    # BEGIN SOLUTION
+    latent_dim = key_up.shape[2]
+    latents, rope_keys = cache[:, :latent_dim], cache[:, latent_dim:]  # views
+    absorbed = torch.einsum("hd,hdc->hc", query, key_up)  # [heads, latent_dim]
+    scores = absorbed @ latents.T + query_rope @ rope_keys.T  # [heads, length]
+    weights = torch.softmax(scores / math.sqrt(query.shape[1] + query_rope.shape[1]), dim=1)
+    mixed = weights @ latents  # [heads, latent_dim]
+    return torch.einsum("hc,hvc->hv", mixed, value_up)
+    # END SOLUTION
+
+
+# %%
+best_absorbed_step = check("11.2", absorbed_step).best
+
+# %% [markdown]
+# The next cell compares your step with the expanded form, in results and in time, for 16 heads of DeepSeek-V3's sizes.
+# **Predict** how many times as long the expanded form takes. By FLOPs, one head of the expanded form needs $2 N \cdot
+# 512 \cdot 256$ for its keys and values and $2 N \cdot 320$ to attend. The absorbed form needs $2 N \cdot 1088$.
+
+# %%
+predict("11 expanded decode step", ..., "times as long as absorbed")
+
+# %%
+from course_lib.hardware.timing import measure
+
+
+def expanded_step(query, query_rope, cache, key_up, value_up):
+    """The same as exercise 11.2, with keys and values of every head made first."""
+    latent_dim = key_up.shape[2]
+    latents, rope_keys = cache[:, :latent_dim], cache[:, latent_dim:]
+    keys = latents @ key_up.transpose(1, 2)  # [heads, length, head_dim]
+    values = latents @ value_up.transpose(1, 2)  # [heads, length, value_dim]
+    scores = (keys @ query[:, :, None])[:, :, 0] + query_rope @ rope_keys.T  # [heads, length]
+    weights = torch.softmax(scores / math.sqrt(query.shape[1] + query_rope.shape[1]), dim=1)
+    return (weights[:, None, :] @ values)[:, 0]
+
+
+heads, length = 16, 32_768 if on_gpu else 2048
+sizes = ((heads, 128), (heads, 64), (length, 576), (heads, 128, 512), (heads, 128, 512))
+tensors = [torch.randn(size, device=device) / size[-1] ** 0.5 for size in sizes]
+print("largest difference:", f"{(best_absorbed_step(*tensors) - expanded_step(*tensors)).abs().max().item():.1e}")
+taken = {}
+for name, function in (("absorbed (11.2)", best_absorbed_step), ("expanded", expanded_step)):
+    taken[name] = measure(partial(function, *tensors), warmup=1, seconds=0.5, device=device).median
+    print(f"{name:16} {format_seconds(taken[name]):>9} for {heads} heads and {length:,} tokens")
+fast, slow = taken.values()
+measured("11 expanded decode step", slow / fast, "times as long as absorbed")
+
+# %% [markdown]
+# By FLOPs the factor is $(512 \cdot 256 + 320) / 1088 = 121$. The measured one can lie on either side of that. The
+# large products of the expanded form run at a higher rate than the thin ones of a decode step. But the expanded form
+# also writes keys and values of all heads to memory and reads them again.
+#
+# ## A decode step that computes instead of waiting
+#
+# Look again at what the absorbed form does. All heads multiply with the same row, and the values are the first 512
+# numbers of the keys. So it is chapter 07's decode with **one KV head of dimension 576 for a group of all the query
+# heads, and V is a slice of K**. A kernel that reads each row once moves 1152 bytes for a token. With $H$ heads, it
+# does $2 H \cdot 576$ FLOPs for the scores and $2 H \cdot 512$ for the sum of latents:
+#
+# $$\text{intensity} = \frac{2 H (576 + 512)}{2 \cdot 576} = 1.89 \, H \text{ FLOP/byte}$$
+#
+# With 128 heads these are 242 FLOP/byte. Grouped-query attention with groups of 8 has 8, and multi-head attention 1.
+#
+# From how many heads on does the step compute, rather than wait for memory? That is where $1.89 H$ reaches the
+# machine's balance point. An H200 has 989 TFLOP/s and 4.8 TB/s by its datasheet, so 206 FLOP/byte: 110 heads. With
+# what we measured, 720 to 790 TFLOP/s for a large product and 4.37 TB/s for a read, it is 165 to 181 FLOP/byte: 88
+# to 96 heads. So 128 heads are on the other side. That answers the question's second half. At 32,768 tokens a step does
+# $2 \cdot 128 \cdot 1088 \cdot 32768 \cdot 61 = 557$ GFLOP, which takes at least 0.70 ms at 790 TFLOP/s. Reading the
+# cache takes 0.53 ms. The step is limited by arithmetic.
+
+# %%
+from course_lib.figures.latent.roofline import draw_latent_roofline
+from course_lib.hardware.ceilings.measured import ceilings
+
+roof = ceilings()
+unit = "float16" if on_gpu else "float32"
+draw_latent_roofline(roof, unit, item_bytes=2 if on_gpu else 4, heads=(1, 16, 32, 64, 128))
+
+# %% [markdown]
+# Two things move you along this line. With tensor parallelism on 8 ranks, a rank has 16 of the 128 heads, and it still
+# reads the whole row. Its intensity falls to 30 FLOP/byte, so it waits for memory again. And with *speculative
+# decoding*, a small model guesses the next few tokens and the large one checks them all in one step. With 4 query
+# tokens every row meets $4 H$ queries, so the intensity is four times as high.
+# %% [markdown]
+# ## The kernel that comes to mind first
+#
+# This kernel is right. It has one program for each query head of each sequence, keys and values are loaded where the
+# formula uses them, and there is no `tl.dot`. Read it before you run the meter, and **predict** how many times it loads
+# each row of the cache for 16 heads, with 32 + 16 numbers in a row.
+
+# %%
+@triton.jit
+def head_by_head_kernel(
+    query_pointer, cache_pointer, output_pointer, lengths_pointer, heads, capacity, scale_log2,
+    LATENT: tl.constexpr, ROPE: tl.constexpr, BLOCK_N: tl.constexpr,
+):
+    """One program: one absorbed query head of one sequence. Contiguous tensors; rows of LATENT + ROPE numbers."""
+    sequence, head = tl.program_id(0), tl.program_id(1)
+    width = LATENT + ROPE
+    latent_columns = tl.arange(0, LATENT)  # [LATENT]
+    rope_columns = LATENT + tl.arange(0, ROPE)  # [ROPE]
+    query_row = query_pointer + (sequence * heads + head) * width
+    query = tl.load(query_row + latent_columns).to(tl.float32)  # [LATENT]
+    query_rope = tl.load(query_row + rope_columns).to(tl.float32)  # [ROPE]
+    length = tl.load(lengths_pointer + sequence)
+    running_max, running_sum = float("-inf"), 0.0
+    accumulator = tl.zeros([LATENT], tl.float32)
+    for first in range(0, length, BLOCK_N):
+        tokens = first + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+        present = (tokens < length)[:, None]
+        rows = cache_pointer + (sequence.to(tl.int64) * capacity + tokens)[:, None] * width  # [BLOCK_N, 1]
+        keys = tl.load(rows + latent_columns[None, :], mask=present, other=0.0).to(tl.float32)  # [BLOCK_N, LATENT]
+        rope_keys = tl.load(rows + rope_columns[None, :], mask=present, other=0.0).to(tl.float32)  # [BLOCK_N, ROPE]
+        scores = tl.sum(keys * query[None, :], axis=1) + tl.sum(rope_keys * query_rope[None, :], axis=1)  # [BLOCK_N]
+        scores = tl.where(tokens < length, scores * scale_log2, float("-inf"))
+        new_max = tl.maximum(running_max, tl.max(scores, axis=0))
+        weights = tl.exp2(scores - new_max)  # [BLOCK_N]
+        rescale = tl.exp2(running_max - new_max)
+        values = tl.load(rows + latent_columns[None, :], mask=present, other=0.0).to(tl.float32)  # [BLOCK_N, LATENT]
+        accumulator = accumulator * rescale + tl.sum(weights[:, None] * values, axis=0)  # [LATENT]
+        running_sum = running_sum * rescale + tl.sum(weights, axis=0)
+        running_max = new_max
+    output = accumulator / tl.where(running_sum == 0.0, 1.0, running_sum)
+    output_row = output_pointer + (sequence * heads + head) * LATENT
+    tl.store(output_row + latent_columns, output.to(output_pointer.dtype.element_ty))
+
+
+def head_by_head(query, cache, lengths, scale, value_dim):
+    """Attention of absorbed queries [batch, heads, width] to latents [batch, capacity, width], all contiguous."""
+    batch, heads, width = query.shape
+    output = torch.empty(batch, heads, value_dim, dtype=query.dtype, device=query.device)
+    head_by_head_kernel[(batch, heads)](
+        query, cache, output, lengths, heads, cache.shape[1], scale * math.log2(math.e),
+        LATENT=value_dim, ROPE=width - value_dim, BLOCK_N=32,
+    )
+    return output
+
+
+# %%
+from course_lib.hardware.meter.metered import metered
+
+query, cache = torch.randn(1, 16, 48), torch.randn(1, 200, 48)
+lengths = torch.tensor([200], dtype=torch.int32)
+report = metered(head_by_head, query, cache, lengths, 0.1, 32)
+print(f"rows in use {cache.nbytes:,} bytes, moved {report.total_bytes:,}: {report.total_bytes / cache.nbytes:.1f} "
+      "times as many")
+
+# %% [markdown]
+# It is nearly 27 times as many, for two reasons. Each of the 16 heads reads the rows for itself. And each reads the
+# latent twice, once as the key and once as the value: $2 \cdot 32 + 16 = 80$ numbers of a row that has 48.
+#
+# The second fault costs a factor of $1088 / 576 = 1.89$ at DeepSeek-V3's sizes. It is an easy one to make, because the
+# formula has K and V as two things. One of vLLM's decode kernels had it, together with too few splits. A
+# [contributor who mended both](https://github.com/vllm-project/vllm/issues/33529) saw his model write 52 tokens a
+# second instead of 34, at a context of 80,000 on a card of the RTX 50 generation.
+#
+# ## Read the row once
+#
+# Now write the kernel that reads a row once for up to 64 heads.
+#
+# - The query heads are the rows of a tile, as in exercise 7.5. One program takes up to 64 heads, because the output
+#   tile of 64 × 512 float32 numbers has 131 KB. That is half of all the registers of a multiprocessor.
+# - 576 is not a power of two, and the sides of Triton's tiles are. So load a row in two tiles, 512 + 64, and add two
+#   products for the scores.
+# - The values need no load. They are the tile of latents that you hold already.
+# - The scale applies to the sum of both parts.
+
+# %%
+# Exercise 11.3 · A decode kernel that reads the latent once
+@triton.jit
+def latent_decode_kernel(
+    query_pointer, cache_pointer, output_pointer, lengths_pointer, heads,
+    query_batch_stride, query_head_stride, cache_batch_stride, cache_token_stride,
+    output_batch_stride, output_head_stride, scale_log2,
+    ROWS: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr, BLOCK_N: tl.constexpr,
+):
+    """Program (block, sequence): ROWS query heads of one sequence, from head block · ROWS on, against its rows."""
+    # BEGIN SOLUTION
+    sequence = tl.program_id(1).to(tl.int64)  # 64 bits: a cache can pass 2^31 elements
+    members = tl.program_id(0) * ROWS + tl.arange(0, ROWS)  # [ROWS], of which those below `heads` exist
+    exist = (members < heads)[:, None]
+    latent_columns = tl.arange(0, LATENT)  # [LATENT]
+    rope_columns = LATENT + tl.arange(0, ROPE)  # [ROPE]
+    query_rows = query_pointer + sequence * query_batch_stride + members[:, None] * query_head_stride  # [ROWS, 1]
+    query = tl.load(query_rows + latent_columns[None, :], mask=exist, other=0.0)  # [ROWS, LATENT]
+    query_rope = tl.load(query_rows + rope_columns[None, :], mask=exist, other=0.0)  # [ROWS, ROPE]
+    cache_pointer += sequence * cache_batch_stride
+    running_max = tl.full([ROWS], float("-inf"), tl.float32)
+    running_sum = tl.zeros([ROWS], tl.float32)
+    accumulator = tl.zeros([ROWS, LATENT], tl.float32)
+    length = tl.load(lengths_pointer + sequence)
+    for first in range(0, length, BLOCK_N):
+        tokens = first + tl.arange(0, BLOCK_N).to(tl.int64)  # [BLOCK_N]
+        present = tokens < length
+        rows = cache_pointer + tokens[:, None] * cache_token_stride  # [BLOCK_N, 1]
+        latents = tl.load(rows + latent_columns[None, :], mask=present[:, None], other=0.0)  # [BLOCK_N, LATENT]
+        rope_keys = tl.load(rows + rope_columns[None, :], mask=present[:, None], other=0.0)  # [BLOCK_N, ROPE]
+        scores = tl.dot(query, tl.trans(latents), input_precision="ieee")  # [ROWS, BLOCK_N]
+        scores += tl.dot(query_rope, tl.trans(rope_keys), input_precision="ieee")
+        scores = tl.where(present[None, :], scores * scale_log2, float("-inf"))
+        new_max = tl.maximum(running_max, tl.max(scores, axis=1))  # [ROWS]
+        weights = tl.exp2(scores - new_max[:, None])  # [ROWS, BLOCK_N]
+        rescale = tl.exp2(running_max - new_max)  # [ROWS]
+        running_sum = running_sum * rescale + tl.sum(weights, axis=1)
+        product = tl.dot(weights.to(latents.dtype), latents, input_precision="ieee")  # the latents are the values
+        accumulator = accumulator * rescale[:, None] + product  # [ROWS, LATENT]
+        running_max = new_max
+    total = tl.where(running_sum == 0.0, 1.0, running_sum)  # a sequence without a token: 0 / 1 = 0
+    output = (accumulator / total[:, None]).to(output_pointer.dtype.element_ty)  # [ROWS, LATENT]
+    output_rows = output_pointer + sequence * output_batch_stride + members[:, None] * output_head_stride
+    tl.store(output_rows + latent_columns[None, :], output, mask=exist)
+    # END SOLUTION
+
+
+def latent_decode(query, cache, lengths, scale, value_dim):
+    """One step of absorbed latent attention, by one kernel that reads each row once for up to 64 heads.
+
+    Args:
+        query: [batch, heads, value_dim + rope_dim]: absorbed queries, the latent part first and the rotary part behind
+            it. From 1 head on, any number; value_dim 16, 32, 64, 128, 256 or 512 in float16 (up to 256 on a T4), up to
+            128 in float32; rope_dim 16, 32 or 64; the last stride is 1.
+        cache: [batch, capacity, value_dim + rope_dim], query's dtype: the latent first and the rotary key behind it.
+            Any strides but the last, which is 1; they may reach beyond 2³¹ elements.
+        lengths: [batch], int32: tokens of each sequence in its cache. Slots behind them hold anything, NaN too. 0 is
+            allowed.
+        scale: the factor of the scores, a float.
+        value_dim: how many numbers of a row are the latent, which is key and value.
+
+    Returns:
+        softmax(scale · query · rowᵀ) times the latents, [batch, heads, value_dim], in query's dtype; zeros for a
+        sequence of length 0. The bytes are counted: with 64 heads or fewer each number of a row is loaded once. PyTorch
+        must not copy the cache. No tensor that you make may have more elements than the query or the cache.
+    """
+    batch, heads, width = query.shape
+    output = torch.empty(batch, heads, value_dim, dtype=query.dtype, device=query.device)
+    # A tile of 64 rows needs the shared memory of an A100 or an H100; elsewhere 16 heads are a program's.
+    roomy = not query.is_cuda or torch.cuda.get_device_capability(query.device) in ((8, 0), (9, 0), (10, 0))
+    most_rows = 64 if roomy else 16
+    # Set `rows`, the rows of a program's tile (a power of two from 16 to most_rows), and `grid`.
+    # BEGIN SOLUTION
+    rows = min(most_rows, max(16, triton.next_power_of_2(heads)))
+    grid = (triton.cdiv(heads, rows), batch)
+    # END SOLUTION
+    latent_decode_kernel[grid](
+        query, cache, output, lengths, heads, *query.stride()[:2], *cache.stride()[:2], *output.stride()[:2],
+        scale * math.log2(math.e), ROWS=rows, LATENT=value_dim, ROPE=width - value_dim, BLOCK_N=32,
+        num_warps=8 if rows == 64 else 4, num_stages=2,
+    )
+    return output
+
+
+# %%
+best_latent_decode = check("11.3", latent_decode).best
+
+# %% [markdown]
+# ## Predicted against measured
+#
+# First the bytes. The meter counts both kernels for several numbers of heads. A row has 512 + 64 numbers, as in the
+# question, but of four bytes, because the interpreter runs in float32. **Predict** the column of your kernel.
+
+# %%
+print("heads      head by head      row read once     cache in use")
+for heads in (1, 4, 16, 64):
+    query, cache = torch.randn(1, heads, 576), torch.randn(1, 64, 576)
+    lengths = torch.tensor([64], dtype=torch.int32)
+    each, once = (metered(function, query, cache, lengths, 0.1, 512).total_bytes
+                  for function in (head_by_head, best_latent_decode))
+    print(f"{heads:>5} {each:>15,} B {once:>16,} B {cache.nbytes:>14,} B")
+
+# %% [markdown]
+# What your kernel adds to the cache are queries and outputs: $576 + 512$ numbers for each head. At 64 heads and only 64
+# tokens they are nearly twice as many bytes as the cache. At 32,768 tokens they are a 270th of it.
+#
+# Then the time. On a GPU the cell below measures a step for 16, 64 and 128 heads. Beside it stands the floor, which is
+# the longer of two times: that of reading the rows, and that of the arithmetic. **Predict** which of the two it is in
+# each line. Without a GPU the cell prints the floors of an H200 by its datasheet alone, because a kernel's time in the
+# interpreter means nothing.
+
+# %%
+def floors(batch, heads, length, bandwidth, rate):
+    """Seconds for reading the rows once, and for the arithmetic, at 512 + 64 numbers of two bytes."""
+    return batch * length * 1152 / bandwidth, 2 * batch * heads * length * 1088 / rate
+
+
+batch, length = (64, 8192) if not on_gpu or machine().memory_bytes > 30e9 else (4, 4096)
+if on_gpu:
+    bandwidth, rate = roof.memory_bandwidth, roof.matmul_rate["float16"]
+else:
+    bandwidth, rate = DATASHEETS["H200"].bandwidth, DATASHEETS["H200"].matmul_rate["float16"]
+print(f"batch {batch}, {length:,} tokens: the cache has {format_bytes(batch * length * 1152)}")
+for heads in (16, 64, 128):
+    reading, computing = floors(batch, heads, length, bandwidth, rate)
+    line = f"{heads:>4} heads: reading {format_seconds(reading):>9}, arithmetic {format_seconds(computing):>9}"
+    if on_gpu:
+        query = torch.randn(batch, heads, 576, device=device, dtype=torch.float16)
+        cache = torch.randn(batch, length, 576, device=device, dtype=torch.float16)
+        lengths = torch.full((batch,), length, dtype=torch.int32, device=device)
+        runs = {"yours (11.3)": best_latent_decode, **({"head by head": head_by_head} if heads == 16 else {})}
+        for name, function in runs.items():
+            seconds = measure(partial(function, query, cache, lengths, 192**-0.5, 512), device=device).median
+            line += f"; {name} {format_seconds(seconds)}, {max(reading, computing) / seconds:.0%} of the floor's rate"
+    print(line)
+
+# %% [markdown]
+# Two things keep this kernel from its floor on a Hopper card. It has one program for each 64 heads of each sequence,
+# so it needs a large batch; the section on splits changes that. And at 64 rows and 512 columns the registers are not
+# enough. Compiled for an H100 by Triton 3.9, it takes all 255 that a thread can have, and keeps 464 bytes more in
+# memory. The section on the seesaw shows what FlashMLA does about that.
+#
+# ## Rows come in tiles of 64
+#
+# A tile of 64 rows has a price of its own. Rows are query heads, or with speculative decoding query heads times query
+# tokens. The tensor cores of a Hopper card multiply 64 rows at a time, so a tile with 16 rows takes as long as one with
+# 64. And 65 rows take two tiles.
+#
+# So here is a prediction that you can make without a GPU. FlashMLA computes 16 heads with 1 to 5 query tokens, for
+# 4096 tokens of context. How does the time change from 1 to 4 query tokens, and how from 4 to 5? A
+# [report in its repository](https://github.com/deepseek-ai/FlashMLA/issues/30) has the times on an H20.
+
+# %%
+predict("11 from 4 to 5 query tokens", ..., "times as long")
+
+# %%
+from course_lib.figures.latent.tiles import REPORTED, draw_tile_steps
+
+measured("11 from 4 to 5 query tokens", REPORTED[5] / REPORTED[4], "times as long")
+draw_tile_steps(heads=16, tile_rows=64)
+
+# %% [markdown]
+# Four query tokens take 2 % longer than one, and five take nearly twice as long as four. So a draft of three guesses is
+# free in attention, because with the token before them they make 64 rows. A fourth guess would have to be right very
+# often to pay.
+#
+# The same step shows at the other end. On an H200, a kernel made of tiles with 32 heads reached 27 TFLOP/s, and with
+# tiles of 64 heads 440 TFLOP/s
+# ([tilelang#662](https://github.com/tile-ai/tilelang/issues/662), 64 heads). Below 64 rows the fast instructions of
+# Hopper, `wgmma`, cannot be used.
+# %% [markdown]
+# ## Split the rows, and a split without any · deeper
+#
+# One sequence with 128 heads is two programs on a chip with 132 multiprocessors. Chapter 08's answer works here too:
+# cut the rows into *splits*, attend to each, and merge. With one shared row per token there is no KV head to multiply
+# the programs, so splits matter more than ever.
+#
+# How many? The programs of one launch are sequences, times blocks of 64 heads, times splits. They should fill the
+# *slots*, the places for running programs, once. A rule that looks at the length alone gives 64 sequences as many
+# splits each as a single one, and then most of the work is merging. vLLM had such a rule, and one that counts the
+# programs gained 21.7 % on an AMD card ([vllm#50629](https://github.com/vllm-project/vllm/issues/50629)).
+#
+# Two things are new in the kernels:
+#
+# - **A split may be empty.** 5 tokens in 7 splits of ⌈5 / 7⌉ = 1 leave two without any. Such a split must store zeros
+#   and a log-sum-exp of $-\infty$. If it stores nothing, the merge reads memory that nobody wrote. If it divides 0 by
+#   0, one NaN spreads to the whole row.
+# - **The merge is wide.** In chapter 08 a program loaded the results of all splits as one tile. With 64 splits of 512
+#   float32 numbers that tile has 131 KB, too much for one program. So loop over the splits, and hold one row.
+#
+# Begin the split kernel with your kernel of 11.3.
+
+# %%
+# Exercise 11.4 · Split and merge
+def latent_splits(batch: int, heads: int, length: int, slots: int) -> int:
+    """How many splits: as many as fit beside each other in one wave, but none shorter than 64 rows.
+
+    The programs of a launch are batch times the blocks of 64 heads (the last may be smaller) times the splits. They
+    must not be more than slots. There are at most ⌈length / 64⌉ splits, and always at least 1.
+    """
+    # BEGIN SOLUTION
+    programs = batch * -(-heads // 64)
+    return max(1, min(slots // programs, -(-length // 64)))
+    # END SOLUTION
+
+
+@triton.jit
+def latent_split_kernel(
+    query_pointer, cache_pointer, outputs_pointer, lses_pointer, lengths_pointer, heads, splits,
+    query_batch_stride, query_head_stride, cache_batch_stride, cache_token_stride, scale_log2,
+    ROWS: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr, BLOCK_N: tl.constexpr,
+):
+    """Program (block of heads, split, sequence). Its results: row (sequence · heads + head) · splits + split."""
+    # BEGIN SOLUTION
+    split = tl.program_id(1)
+    sequence = tl.program_id(2).to(tl.int64)
+    members = tl.program_id(0) * ROWS + tl.arange(0, ROWS)  # [ROWS]
+    exist = (members < heads)[:, None]
+    latent_columns = tl.arange(0, LATENT)  # [LATENT]
+    rope_columns = LATENT + tl.arange(0, ROPE)  # [ROPE]
+    query_rows = query_pointer + sequence * query_batch_stride + members[:, None] * query_head_stride  # [ROWS, 1]
+    query = tl.load(query_rows + latent_columns[None, :], mask=exist, other=0.0)  # [ROWS, LATENT]
+    query_rope = tl.load(query_rows + rope_columns[None, :], mask=exist, other=0.0)  # [ROWS, ROPE]
+    cache_pointer += sequence * cache_batch_stride
+    running_max = tl.full([ROWS], float("-inf"), tl.float32)
+    running_sum = tl.zeros([ROWS], tl.float32)
+    accumulator = tl.zeros([ROWS, LATENT], tl.float32)
+    length = tl.load(lengths_pointer + sequence)
+    split_length = tl.cdiv(length, splits)
+    start = split * split_length
+    last = tl.minimum(start + split_length, length)
+    for first in range(start, last, BLOCK_N):
+        tokens = first + tl.arange(0, BLOCK_N).to(tl.int64)  # [BLOCK_N]
+        present = tokens < last  # what follows belongs to the next split
+        rows = cache_pointer + tokens[:, None] * cache_token_stride  # [BLOCK_N, 1]
+        latents = tl.load(rows + latent_columns[None, :], mask=present[:, None], other=0.0)  # [BLOCK_N, LATENT]
+        rope_keys = tl.load(rows + rope_columns[None, :], mask=present[:, None], other=0.0)  # [BLOCK_N, ROPE]
+        scores = tl.dot(query, tl.trans(latents), input_precision="ieee")  # [ROWS, BLOCK_N]
+        scores += tl.dot(query_rope, tl.trans(rope_keys), input_precision="ieee")
+        scores = tl.where(present[None, :], scores * scale_log2, float("-inf"))
+        new_max = tl.maximum(running_max, tl.max(scores, axis=1))  # [ROWS]
+        weights = tl.exp2(scores - new_max[:, None])  # [ROWS, BLOCK_N]
+        rescale = tl.exp2(running_max - new_max)  # [ROWS]
+        running_sum = running_sum * rescale + tl.sum(weights, axis=1)
+        product = tl.dot(weights.to(latents.dtype), latents, input_precision="ieee")
+        accumulator = accumulator * rescale[:, None] + product  # [ROWS, LATENT]
+        running_max = new_max
+    total = tl.where(running_sum == 0.0, 1.0, running_sum)  # without a row: 0 / 1 = 0, and -inf + log 1 = -inf
+    results = (sequence * heads + members) * splits + split  # [ROWS]
+    outputs = accumulator / total[:, None]  # [ROWS, LATENT]
+    tl.store(outputs_pointer + results[:, None] * LATENT + latent_columns[None, :], outputs, mask=exist)
+    tl.store(lses_pointer + results, running_max + tl.log2(total), mask=members < heads)  # in units of log 2
+    # END SOLUTION
+
+
+@triton.jit
+def latent_merge_kernel(
+    outputs_pointer, lses_pointer, output_pointer, splits, LATENT: tl.constexpr, BLOCK_S: tl.constexpr
+):
+    """Program r merges the splits of row r, a query head of a sequence."""
+    # BEGIN SOLUTION
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, LATENT)  # [LATENT]
+    members = tl.arange(0, BLOCK_S)  # [BLOCK_S], of which the first `splits` exist
+    lses = tl.load(lses_pointer + row * splits + members, mask=members < splits, other=float("-inf"))  # [BLOCK_S]
+    largest = tl.max(lses, axis=0)
+    reference = tl.where(largest == float("-inf"), 0.0, largest)  # never -inf - -inf
+    total = tl.sum(tl.exp2(lses - reference), axis=0)
+    output = tl.zeros([LATENT], tl.float32)
+    for split in range(0, splits):
+        weight = tl.exp2(tl.load(lses_pointer + row * splits + split) - reference)
+        output += weight * tl.load(outputs_pointer + (row * splits + split) * LATENT + columns)
+    output = output / tl.where(total == 0.0, 1.0, total)
+    tl.store(output_pointer + row * LATENT + columns, output.to(output_pointer.dtype.element_ty))
+    # END SOLUTION
+
+
+def split_latent_decode(query, cache, lengths, scale, value_dim, splits):
+    """The same as `latent_decode` of 11.3, by two kernels: one attends to each split, and one merges.
+
+    Args:
+        query, cache, lengths, scale, value_dim: as in 11.3, with any number of heads from 1 on, value_dim 16, 32, 64,
+            128, 256 or 512 in float16 (up to 256 on a T4), up to 128 in float32, and rope_dim 16, 32 or 64. Any strides
+            but the last, which is 1; the cache's may reach beyond 2³¹ elements. Lengths may be 0, and slots behind them
+            hold anything.
+        splits: at least 1, and perhaps more than a sequence has tokens: then some have none.
+
+    Returns:
+        [batch, heads, value_dim], in query's dtype, and contiguous; zeros for a sequence of length 0. The bytes are
+        counted: every row is loaded once for up to 64 heads, and what the splits leave, at most value_dim + 1 float32
+        numbers for each split and head, is written once and read once. PyTorch must not copy the cache. No tensor that
+        you make may have more elements than the cache, or than these results of all splits.
+    """
+    # BEGIN SOLUTION
+    batch, heads, width = query.shape
+    outputs = torch.empty(batch, heads, splits, value_dim, dtype=torch.float32, device=query.device)
+    lses = torch.empty(batch, heads, splits, dtype=torch.float32, device=query.device)
+    output = torch.empty(batch, heads, value_dim, dtype=query.dtype, device=query.device)
+    roomy = not query.is_cuda or torch.cuda.get_device_capability(query.device) in ((8, 0), (9, 0), (10, 0))
+    rows = min(64 if roomy else 16, max(16, triton.next_power_of_2(heads)))
+    latent_split_kernel[(triton.cdiv(heads, rows), splits, batch)](
+        query, cache, outputs, lses, lengths, heads, splits, *query.stride()[:2], *cache.stride()[:2],
+        scale * math.log2(math.e), ROWS=rows, LATENT=value_dim, ROPE=width - value_dim, BLOCK_N=32,
+        num_warps=8 if rows == 64 else 4, num_stages=2,
+    )
+    latent_merge_kernel[(batch * heads,)](
+        outputs, lses, output, splits, LATENT=value_dim, BLOCK_S=triton.next_power_of_2(splits)
+    )
+    return output
+    # END SOLUTION
+
+
+# %%
+best_latent_splits, best_split_latent_decode = check("11.4", latent_splits, split_latent_decode).best
+
+# %% [markdown]
+# How many splits does your rule choose on a card with 132 multiprocessors, and what do the partial results cost? They
+# are $2 \cdot 513 \cdot 4$ bytes for each split and head, written once and read once. **Predict** the last column of
+# the first line.
+
+# %%
+print("batch  heads   tokens   splits   partial results, written and read, in percent of the cache")
+for batch, heads, length in ((1, 128, 32_768), (1, 16, 32_768), (16, 128, 8192), (64, 128, 4096)):
+    splits = best_latent_splits(batch, heads, length, 132)
+    extra = 2 * splits * heads * 513 * 4 / (length * 1152)
+    print(f"{batch:>5} {heads:>6} {length:>8,} {splits:>8} {extra:>20.1%}")
+
+# %% [markdown]
+# In chapter 08 the partial results were a thousandth of the cache. Here they are 92 % of it in the first line: 66
+# splits for each of 128 heads, against a cache that is 57 times smaller. So the merge is no detail. A launch that
+# fills the chip once is enough, and more splits would only add bytes.
+#
+# ## The seesaw · deeper
+#
+# On Hopper the products run on groups of four warps (*warp groups*), and to keep the tensor cores busy you want two of
+# them at work: one multiplies while the other computes its softmax. In chapter 09 each warp group has an output tile of
+# its own. That does not fit here. One tile of 64 × 512 float32 numbers fills half of a multiprocessor's registers,
+# and two would fill all of them.
+#
+# FlashMLA's answer is called the *seesaw*. Two warp groups, which we call workers, share **one** output tile: the left
+# worker owns columns 0 to 255 and the right worker columns 256 to 511. They also share the work on the scores. Take two
+# blocks of keys, the even one and the odd one. The left worker computes the scores and weights of the even block, the
+# right worker those of the odd block. Then they exchange the weights, and each adds *both* blocks to its own half.
+
+# %%
+from course_lib.figures.latent.seesaw import draw_seesaw
+
+draw_seesaw()
+
+# %% [markdown]
+# The difficulty is the running maximum. Let $m$ be the maximum before the pair. The even block raises it to $m_0 \ge m$
+# and the odd block raises it to $m_1 \ge m_0$. The even weights were measured from $m_0$ when they were computed, and
+# the odd ones from $m_1$. In the end everything must be measured from $m_1$. So each half of the output is rescaled by
+# $e^{m - m_0}$ and $e^{m_0 - m_1}$ on the way, and the even block's contribution by $e^{m_0 - m_1}$, each exactly once.
+# With $m = 1$, $m_0 = 3$ and $m_1 = 4$, what was there before shrinks by $e^{-3}$ and the even block by $e^{-1}$.
+#
+# In which order a worker does this is free, and that is the point: the left worker can add its own even block at once
+# and the odd one when its weights arrive, and the right worker the other way round. Write the step of one pair in
+# PyTorch. The check watches that no tensor is wider than one worker's half, so no product may cover both halves.
+
+# %%
+# Exercise 11.5 · The seesaw
+def seesaw_attention(query, cache, scale, value_dim, block):
+    """Latent attention of one sequence by two workers that each own half of the output's columns.
+
+    Args:
+        query: [heads, width], float32, any strides: absorbed queries, width at least value_dim.
+        cache: [length, width], float32, any strides: the first value_dim numbers of a row are its value. length is a
+            multiple of 2 · block, and at least that.
+        scale: the factor of the scores, a float.
+        value_dim: even, and at least 2 · block.
+        block: keys of a block.
+
+    Returns:
+        (left, right): columns 0 to value_dim / 2 - 1 and value_dim / 2 to value_dim - 1 of softmax(scale · query ·
+        cacheᵀ) · values, [heads, value_dim / 2] each. Go through the keys once, in pairs of blocks. The scores of a
+        block are computed once, for both workers. No tensor that you make may have more elements than heads ·
+        value_dim / 2.
+    """
+    heads, half = query.shape[0], value_dim // 2
+    left, right = torch.zeros(heads, half), torch.zeros(heads, half)  # each worker's columns
+    largest = torch.full((heads, 1), -math.inf)  # m
+    total = torch.zeros(heads, 1)  # sum of the weights
+    for start in range(0, cache.shape[0], 2 * block):
+        even, odd = cache[start : start + block], cache[start + block : start + 2 * block]  # [block, width], views
+        # BEGIN SOLUTION
+        even_scores = query @ even.T * scale  # [heads, block], the left worker's
+        even_largest = torch.maximum(largest, even_scores.amax(dim=1, keepdim=True))  # m0
+        even_weights = torch.exp(even_scores - even_largest)
+        odd_scores = query @ odd.T * scale  # [heads, block], the right worker's
+        odd_largest = torch.maximum(even_largest, odd_scores.amax(dim=1, keepdim=True))  # m1
+        odd_weights = torch.exp(odd_scores - odd_largest)
+        first, second = torch.exp(largest - even_largest), torch.exp(even_largest - odd_largest)  # [heads, 1]
+        left = left * first + even_weights @ even[:, :half]  # its own block first
+        left = left * second + odd_weights @ odd[:, :half]
+        right = right * (first * second) + odd_weights @ odd[:, half:value_dim]  # its own block first
+        right = right + (even_weights * second) @ even[:, half:value_dim]
+        even_sum, odd_sum = even_weights.sum(dim=1, keepdim=True), odd_weights.sum(dim=1, keepdim=True)
+        total = (total * first + even_sum) * second + odd_sum
+        largest = odd_largest
+        # END SOLUTION
+    return left / total, right / total
+
+
+# %%
+best_seesaw_attention = check("11.5", seesaw_attention).best
+# %% [markdown]
+# ## Expanded for prefill, absorbed for decode
+#
+# The absorbed form is better for one query token. Is it always? Its scores and sums cost $2 \cdot 1088$ FLOPs for each
+# head and each pair of a query and a key, and those of the expanded form only $2 \cdot 320$. The expanded form pays
+# once for each token of context, $2 \cdot 512 \cdot 256$ FLOPs a head, whatever the number of queries. So with $T$
+# query tokens on a long context, the FLOPs are equal where
+#
+# $$T \cdot (1088 - 320) = 512 \cdot 256 \quad\Rightarrow\quad T = 171.$$
+#
+# A prompt has thousands of query tokens, so *prefill* is expanded. A decode step has one to eight, so it is absorbed.
+# But FLOPs are half of it: the expanded form also writes all the keys and values to memory and reads them again. Count
+# both, and choose.
+
+# %%
+# Exercise 11.6 · Choose the form
+def form_work(form, heads, context, query_tokens, latent_dim, rope_dim, head_dim, item_bytes):
+    """(FLOPs, bytes) of one layer's latent attention for one sequence, in one of its two forms.
+
+    Args:
+        form: "absorbed" or "expanded".
+        heads: query heads.
+        context: tokens in the cache, the query tokens included.
+        query_tokens: the last tokens of the context, 1 to context. Each sees all tokens up to itself (causal), so the
+            last one sees `context` of them, the one before it one less, and so on.
+        latent_dim, rope_dim: numbers of a row of the cache.
+        head_dim: of each head's queries and keys without their rotary part, and of its values.
+        item_bytes: bytes of a number.
+
+    Returns:
+        FLOPs: a multiply-add is two, and the softmax is not counted. *Absorbed*: W_UK on every query, a score of
+        latent_dim + rope_dim terms and a sum of latent_dim numbers for every pair of a query and a token that it sees,
+        and W_UV on every output. *Expanded*: W_UK and W_UV on every token of the context, and a score of head_dim +
+        rope_dim terms and a sum of head_dim numbers for every pair.
+        bytes: both forms read the cache and both weights (heads · head_dim · latent_dim numbers each) once. The
+        expanded form also writes the keys (without their rotary part, which stays shared) and values of all heads once
+        and reads them once. Queries and outputs are not counted.
+    """
+    # BEGIN SOLUTION
+    pairs = query_tokens * context - query_tokens * (query_tokens - 1) // 2
+    elements = context * (latent_dim + rope_dim) + 2 * heads * head_dim * latent_dim
+    if form == "absorbed":
+        flops = 2 * heads * (2 * query_tokens * head_dim * latent_dim + pairs * (2 * latent_dim + rope_dim))
+    else:
+        flops = 2 * heads * (2 * context * head_dim * latent_dim + pairs * (2 * head_dim + rope_dim))
+        elements += 2 * 2 * context * heads * head_dim
+    return flops, elements * item_bytes
+    # END SOLUTION
+
+
+def choose_form(heads, context, query_tokens, latent_dim, rope_dim, head_dim, item_bytes, rate, bandwidth):
+    """"absorbed" or "expanded": the form that takes less time by its `form_work`, absorbed if both take as long.
+
+    A form's time is the longer of two: its FLOPs at `rate` (FLOP/s), and its bytes at `bandwidth` (bytes/s). The other
+    arguments are those of form_work.
+    """
+    # BEGIN SOLUTION
+    seconds = {}
+    for form in ("absorbed", "expanded"):
+        flops, moved = form_work(
+            form, heads, context, query_tokens, latent_dim, rope_dim, head_dim, item_bytes
+        )
+        seconds[form] = max(flops / rate, moved / bandwidth)
+    return "absorbed" if seconds["absorbed"] <= seconds["expanded"] else "expanded"
+    # END SOLUTION
+
+
+# %%
+best_form_work, best_choose_form = check("11.6", form_work, choose_form).best
+
+# %% [markdown]
+# The picture draws the time of both forms on an H200 by its datasheet, for 32,768 tokens of context and more and more
+# query tokens. **Predict** before you look: where do the two lines cross, at 171 query tokens or elsewhere, and what
+# does the time do between 1 and 8?
+
+# %%
+from course_lib.figures.latent.crossing import draw_form_times
+
+h200 = DATASHEETS["H200"]
+v3 = {"latent_dim": 512, "rope_dim": 64, "head_dim": 128, "item_bytes": 2}
+query_counts = (1, 2, 4, 8, 16, 32, 64, 128, 171, 256, 512, 1024, 4096, 32_768)
+form_times = {
+    form: {
+        count: max(flops / h200.matmul_rate["float16"], moved / h200.bandwidth)
+        for count in query_counts
+        for flops, moved in [best_form_work(form, 128, 32_768, count, **v3)]
+    }
+    for form in ("absorbed", "expanded")
+}
+for heads in (128, 16):
+    for context, count in ((32_768, 1), (32_768, 8), (32_768, 512), (4096, 4096)):
+        chosen = best_choose_form(
+            heads, context, count, **v3, rate=h200.matmul_rate["float16"], bandwidth=h200.bandwidth
+        )
+        print(f"{heads:>4} heads, {context:>6,} tokens, {count:>5,} of them queries: {chosen}")
+draw_form_times(form_times, "128 heads, 32,768 tokens of context, an H200 by its datasheet")
+# %% [markdown]
+# At 32,768 tokens the lines cross near 171, because there both forms are limited by arithmetic. Up to 8 query tokens
+# the expanded form takes 15 to 75 times as long. From 1 to 2 query tokens the absorbed form takes a quarter longer, and
+# not twice as long. With one, it waits for memory: a single sequence reads the weights too, and these are nearly as
+# many bytes as its cache. From 2 on its time grows with the query tokens.
+#
+# ## Finale: your kernel runs the model
+#
+# Three versions of the course's small model, trained alike on the same text: with 4 full heads, with 2 KV heads, and
+# with latent attention. The last has 4 heads of 16 + 16 numbers on a row of 32 + 16. It writes text with your kernel
+# (11.3) for every token after the prompt, and your `choose_form` (11.6) decides for each call whether it goes through
+# the absorbed or the expanded form.
+#
+# **Predict** with your functions of 11.1: how many bytes does a token leave in each of the three caches, in float32 and
+# 4 layers? And which form does your rule choose for the prompt of 10 bytes?
+
+# %%
+import textwrap
+
+from course_lib.models.generation import complete
+from course_lib.models.plugged import who_runs
+
+sizes = KINDS["MLA"].latent
+chosen = []
+
+
+def model_form(heads, context, query_tokens):
+    """Which form the model's new tokens go through, by your rule and an H200's datasheet."""
+    form = best_choose_form(
+        heads, context, query_tokens, sizes.latent_dim, sizes.rope_dim, sizes.nope_dim, 4,
+        h200.matmul_rate["float16"], h200.bandwidth,
+    )
+    chosen.append((query_tokens, form))
+    return form if query_tokens > 1 else "absorbed"  # your kernel takes a single query token
+
+
+def model_decode(query, cache, lengths, *, scale, value_dim):
+    """Your kernel, as the model calls it: query [batch, query_tokens, heads, width]."""
+    if query.shape[1] > 1:  # a prompt that goes through the absorbed form: one token after the other
+        ends = [lengths - query.shape[1] + 1 + token for token in range(query.shape[1])]
+        parts = [best_latent_decode(query[:, token], cache, end, scale, value_dim) for token, end in enumerate(ends)]
+        return torch.stack(parts, dim=1)
+    return best_latent_decode(query[:, 0], cache, lengths, scale, value_dim)[:, None]
+
+
+print(who_runs({"kernel (11.3)": best_latent_decode, "form (11.6)": best_choose_form}))
+new_bytes = 150 if on_gpu else 24
+for name, model in kinds.items():
+    model.requires_grad_(False)
+    options = {"decode": model_decode, "choose_form": model_form} if name == "MLA" else {}
+    cache = model.new_cache(1, 256, **options)
+    text = "Alice was " + complete(model, "Alice was ", new_bytes, cache=cache)
+    print(f"{name}:")
+    print(textwrap.indent(textwrap.fill(text, 100), "    "))
+print(f"the prompt of {chosen[0][0]} bytes went through the {chosen[0][1]} form")
+
+# %% [markdown]
+# Does the model write the same with the expanded form? It should, because absorbing only changes the order of products.
+# The next cell compares the logits of both forms for the same text, and then draws what the three caches cost and what
+# they are worth: bytes of a token against the loss on text that no model has read. **Predict** the order of the losses.
+
+# %%
+from course_lib.figures.latent.loss_against_bytes import draw_loss_against_bytes
+from course_lib.models.tokenizer import encode
+
+tokens = encode("Alice was beginning").to(device)[None]
+logits = {}
+for form in ("absorbed", "expanded"):
+    cache = kinds["MLA"].new_cache(1, 32, decode=model_decode, choose_form=lambda *_, form=form: form)
+    with torch.inference_mode():
+        logits[form] = kinds["MLA"](tokens, cache)
+print(f"largest difference of the logits: {(logits['absorbed'] - logits['expanded']).abs().max().item():.1e}")
+
+token_bytes = {
+    "full heads": best_heads_token_bytes(4, 4, 32, 4, 1),
+    "GQA": best_heads_token_bytes(4, 2, 32, 4, 1),
+    "MLA": best_latent_token_bytes(4, sizes.latent_dim, sizes.rope_dim, 4, 1),
+}
+draw_loss_against_bytes({name: (token_bytes[name], loss_on(model, unseen)) for name, model in kinds.items()})
+
+# %% [markdown]
+# A model as small as this one, trained for seconds, says little about quality. So read the picture for its first axis:
+# the row of 48 numbers stands beside caches of 128 and 256. For the second axis there are the papers. DeepSeek-V2
+# compared MLA with full multi-head attention in models of 16 and 250 billion parameters. MLA came out better, with
+# 14 % and 4 % of the cache (its table 9).
+#
+# ## What production systems do
+#
+# - **Kernels.** [FlashMLA](https://github.com/deepseek-ai/FlashMLA) is DeepSeek's own, with the seesaw of exercise
+#   11.5. Its authors report up to 3000 GB/s where memory is the limit and up to 660 TFLOP/s where arithmetic is, on an
+#   H800. How fast it is depends on the context: for a batch of 128 and 128 heads, a user measured 339 TFLOP/s at 1,000
+#   tokens and 613 at 16,600
+#   ([flash-attention#1770](https://github.com/Dao-AILab/flash-attention/issues/1770), a Hopper card). FlashInfer has
+#   kernels of its own for several cards. In plain Triton like yours, FlagGems reached 64 % of FlashMLA's rate at a
+#   context of 1,000 and 51 % at 33,000, on an H800
+#   ([FlagGems#510](https://github.com/flagos-ai/FlagGems/issues/510)).
+# - **Both forms.** vLLM names the two forms by what they save: a *compute-friendly* way for prefill, which is the
+#   expanded form, and a *data-movement-friendly* way for decode, the absorbed one. Its scheduler decides by
+#   whether a call is a prefill or a decode.
+# - **Tensor parallelism.** Because every rank would hold the whole latent, SGLang and vLLM offer *data-parallel
+#   attention*: each GPU takes whole sequences with all their heads, and only the other layers are divided. That also
+#   keeps the intensity high, 1.89 × 128 instead of 1.89 × 16.
+# - **Speculation.** DeepSeek-V3 was trained with a part that predicts one more token, so a step can check 2 query
+#   tokens for each sequence. With 16 heads on a rank these are 32 rows, which still fit into one tile of 64.
+#
+# **What is still missing.** Your kernel reads a contiguous cache. Serving engines page it as in chapter 06, and a page
+# holds rows of 576 numbers. The library's own kernel in `course_lib/kernels/latent/` does that.
+#
+# ## Papers
+#
+# - DeepSeek-AI: *DeepSeek-V2: A Strong, Economical, and Efficient Mixture-of-Experts Language Model*,
+#   [arXiv 2405.04434](https://arxiv.org/abs/2405.04434). Section 2.1 is MLA, with the absorbed matrices; appendix D
+#   compares it with other kinds.
+# - DeepSeek-AI: *DeepSeek-V3 Technical Report*, [arXiv 2412.19437](https://arxiv.org/abs/2412.19437): the sizes used
+#   here.
+# - DeepSeek-AI: *A Deep-Dive Into the New Flash MLA Kernel*, in the folder `docs` of
+#   [FlashMLA](https://github.com/deepseek-ai/FlashMLA): why decode is limited by arithmetic, and the seesaw.
+# - Ainslie et al.: *GQA*, [arXiv 2305.13245](https://arxiv.org/abs/2305.13245): the other way to share.
+
+# %%
+progress()

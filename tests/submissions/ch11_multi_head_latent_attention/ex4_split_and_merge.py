@@ -1,0 +1,100 @@
+"""Wrong answers to exercise 11.4, and unusual right ones."""
+
+from tests.submissions.edits import changed
+
+PROGRAMS = "programs = batch * -(-heads // 64)"
+SPLITS = "return max(1, min(slots // programs, -(-length // 64)))"
+PRODUCT = 'tl.dot(weights.to(latents.dtype), latents, input_precision="ieee")'
+AGAIN = "values = tl.load(rows + latent_columns[None, :], mask=present[:, None], other=0.0)\n        "
+ROPE = '        scores += tl.dot(query_rope, tl.trans(rope_keys), input_precision="ieee")\n'
+TOTAL = "total = tl.where(running_sum == 0.0, 1.0, running_sum)"
+LAST = "last = tl.minimum(start + split_length, length)"
+MERGE = "weight = tl.exp2(tl.load(lses_pointer + row * splits + split) - reference)"
+DIVIDED = "output = output / tl.where(total == 0.0, 1.0, total)"
+
+WRONG = {
+    # vllm#50629: the number of splits is made of the length alone.
+    "splits_from_length_alone": changed("11.4", (SPLITS, "return max(1, -(-length // 64))")),
+    "splits_from_length_alone__and_slots": changed("11.4", ("slots // programs", "slots")),
+    "batch_forgotten": changed("11.4", (PROGRAMS, "programs = -(-heads // 64)")),
+    "heads_counted_singly": changed("11.4", (PROGRAMS, "programs = batch * heads")),
+    "splits_too_short": changed("11.4", (SPLITS, "return max(1, slots // programs)")),
+    # pegainfer#21: a split without rows makes NaN.
+    "empty_split_nan": changed("11.4", (TOTAL, "total = running_sum")),
+    "unwritten_memory": changed("11.4", (LAST, f"{LAST}\n    if start >= last:\n        return")),
+    "empty_split_counts": changed(
+        "11.4",
+        ("running_max + tl.log2(total), mask", "tl.where(running_sum == 0.0, 0.0, running_max + tl.log2(total)), mask"),
+    ),
+    "empty_sequence_nan": changed("11.4", ('tl.where(largest == float("-inf"), 0.0, largest)', "largest")),
+    "last_rows_lost": changed("11.4", ("tl.cdiv(length, splits)", "length // splits")),
+    "reaches_into_the_next_split": changed("11.4", ("present = tokens < last", "present = tokens < length")),
+    "past_the_end": changed("11.4", (LAST, "last = start + split_length")),
+    "averaged_without_weights": changed("11.4", (MERGE, "weight = 1.0 / splits"), (DIVIDED, "")),
+    "added_without_weights": changed("11.4", (MERGE, "weight = 1.0"), (DIVIDED, "")),
+    "not_divided": changed("11.4", (DIVIDED, "")),
+    "split_not_divided": changed("11.4", ("outputs = accumulator / total[:, None]", "outputs = accumulator")),
+    "weighed_by_the_maximum": changed("11.4", ("running_max + tl.log2(total), mask", "running_max, mask")),
+    "mixed_bases": changed(
+        "11.4", (MERGE, MERGE.replace("exp2", "exp")), ("tl.exp2(lses - reference)", "tl.exp(lses - reference)")
+    ),
+    "latent_loaded_twice": changed(
+        "11.4", (PRODUCT, PRODUCT.replace(" latents,", " values,")), ("product = tl", AGAIN + "product = tl")
+    ),
+    "rope_forgotten": changed("11.4", (ROPE, "")),
+    "rows_read_for_every_head": changed(
+        "11.4",
+        ("tl.program_id(0) * ROWS + tl.arange(0, ROWS)", "tl.program_id(0) + tl.arange(0, ROWS) * 4096"),
+        (
+            "latent_split_kernel[(triton.cdiv(heads, rows), splits, batch)]",
+            "latent_split_kernel[(heads, splits, batch)]",
+        ),
+    ),
+    "value_tile_is_the_whole_row": changed(
+        "11.4", (PRODUCT, PRODUCT.replace(" latents,", " tl.join(latents, latents).reshape(BLOCK_N, 2 * LATENT),"))
+    ),
+    "accumulator_not_rescaled": changed("11.4", ("accumulator * rescale[:, None]", "accumulator")),
+    "offset_in_32_bits": changed("11.4", ("tl.program_id(2).to(tl.int64)", "tl.program_id(2)")),
+    "copied_by_pytorch": changed(
+        "11.4",
+        ("batch, heads, width = query.shape", "cache = cache.contiguous()\n    batch, heads, width = query.shape"),
+    ),
+    "nan_from_the_start": changed("11.4", ("tl.exp2(running_max - new_max)", "tl.exp2(new_max - running_max)")),
+    "rounded_to_16_bits": changed("11.4", ("output.to(output_pointer.dtype.element_ty)", "output.to(tl.float16)")),
+    "computed_in_16_bits": changed(
+        "11.4", ("splits, value_dim, dtype=torch.float32", "splits, value_dim, dtype=torch.float16")
+    ),
+}
+
+UNUSUAL = {
+    "natural logarithms": changed(
+        "11.4", ("tl.exp2(", "tl.exp("), ("tl.log2(", "tl.log("), ("scale * math.log2(math.e)", "scale")
+    ),
+    "whole tiles in a split": changed(
+        "11.4",
+        (
+            "split_length = tl.cdiv(length, splits)",
+            "split_length = tl.cdiv(tl.cdiv(length, splits), BLOCK_N) * BLOCK_N",
+        ),
+    ),
+    "merged online": changed(
+        "11.4",
+        (MERGE, "lse = tl.load(lses_pointer + row * splits + split)\n        weight = tl.exp2(lse - reference)"),
+    ),
+    "the reciprocal of the sum": changed(
+        "11.4", ("outputs = accumulator / total[:, None]", "outputs = accumulator * (1.0 / total)[:, None]")
+    ),
+    "equal shares": changed(
+        "11.4",
+        ("start = split * split_length", "start = split * length // splits"),
+        (LAST, "last = (split + 1) * length // splits"),
+    ),
+    "splits counted in turn": changed(
+        "11.4",
+        (
+            SPLITS,
+            "splits = 1\n    while (splits + 1) * programs <= slots and splits * 64 < length:\n"
+            "        splits += 1\n    return splits",
+        ),
+    ),
+}
