@@ -36,15 +36,17 @@ def alike(got: Any, told: Any, others: Others, truth: Truth | None = None) -> bo
     """
     if structure(got) != structure(told):
         return False
-    moved = _Moved(others)
+    moved, near = _Moved(others), []
     for (path, mine), (_, theirs) in zip(leaves(got), leaves(told)):
         if isinstance(theirs, torch.Tensor) and isinstance(mine, torch.Tensor):
             slack, size = (truth.slack(path), truth.size(path)) if truth else (0.0, None)
-            if not _same(mine, theirs, slack, size, moved.at(path)):
-                return False
-        elif not _same_number(mine, theirs):
+            same = _same_clearly(mine, theirs, slack, size)
+            near += [(path, mine, theirs, slack)] if same is None else []
+        else:
+            same = _same_number(mine, theirs)
+        if same is False:
             return False
-    return True
+    return all(_same_as_one_of(mine, theirs, slack, moved.at(path)) for path, mine, theirs, slack in near)
 
 
 def exactly_alike(got: Any, told: Any, truth: Truth | None = None) -> bool:
@@ -83,25 +85,28 @@ def _same_number(got: Any, told: Any) -> bool:
     return type(got) is type(told) and got == told
 
 
-def _same(got: torch.Tensor, told: torch.Tensor, slack: float, right: float | None, others: Iterator[Any]) -> bool:
-    """Whether two tensors are the same, as far as float32 decides.
+def _same_clearly(got: torch.Tensor, told: torch.Tensor, slack: float, right: float | None) -> bool | None:
+    """Whether two tensors are the same, or None where that is for other roundings to say.
 
     slack, right: the error allowed to a right result, and its largest number; None where nobody knows.
     """
     if got.shape != told.shape:
         return False
-    like = told if got.dtype == torch.float64 else got  # a truth has more digits than anybody is asked for
-    mine, theirs = _array(got, like), _array(told, like)
-    epsilon = torch.finfo(like.dtype).eps if like.is_floating_point() else 0.0
-    size = _largest(theirs)
-    floor = TWO * (1.0 if epsilon > FEW_BITS else ULPS) * epsilon * size
+    mine, theirs, epsilon, floor = _prepared(got, told)
     wrong = _differ(mine, theirs, max(floor, slack, 1e-30 if epsilon else 0.0))
     if not wrong.any():
         return True
-    if right is not None and epsilon:
-        loss, growth = (slack / right, size / right) if right else (0.0, math.inf if size else 1.0)
-        if _share(mine, theirs, wrong) > _at_most(loss, growth, epsilon):
-            return False
+    if right is None or not epsilon:
+        return None
+    size = _largest(theirs)
+    loss, growth = (slack / right, size / right) if right else (0.0, math.inf if size and slack else 1.0)
+    return False if _share(mine, theirs, wrong) > _at_most(loss, growth, epsilon) else None
+
+
+def _same_as_one_of(got: torch.Tensor, told: torch.Tensor, slack: float, others: Iterator[Any]) -> bool:
+    """Whether a tensor is off from what a model makes by no more than twice what that moves by, rounded otherwise."""
+    like = _coarser(got, told)
+    mine, theirs, epsilon, floor = _prepared(got, told)
     spread, unsure = 0.0, np.zeros(theirs.shape, dtype=bool)
     for moved in others:
         other = _array(moved, like) if isinstance(moved, torch.Tensor) else None
@@ -119,6 +124,19 @@ def _same(got: torch.Tensor, told: torch.Tensor, slack: float, right: float | No
         if not (_differ(mine, theirs, band) & ~(unsure | near)).any():
             return True
     return False
+
+
+def _coarser(got: torch.Tensor, told: torch.Tensor) -> torch.Tensor:
+    """The one whose dtype counts: a truth in float64 has more digits than anybody is asked for."""
+    return told if got.dtype == torch.float64 else got
+
+
+def _prepared(got: torch.Tensor, told: torch.Tensor) -> tuple[np.ndarray, np.ndarray, float, float]:
+    """Both as arrays, their dtype's epsilon (0 for integers), and what any two computations may differ by."""
+    like = _coarser(got, told)
+    mine, theirs = _array(got, like), _array(told, like)
+    epsilon = torch.finfo(like.dtype).eps if like.is_floating_point() else 0.0
+    return mine, theirs, epsilon, TWO * (1.0 if epsilon > FEW_BITS else ULPS) * epsilon * _largest(theirs)
 
 
 def _at_most(loss: float, growth: float, epsilon: float) -> float:

@@ -81,9 +81,9 @@ class Truth:
         return self._size[path]
 
     def losses(self) -> list[float]:
-        """Of each tensor, the error allowed as a share of its largest element."""
-        sizes = [(path, self.size(path)) for path, _ in leaves(self.want)]
-        return [self.slack(path) / size for path, size in sizes if size]
+        """Of each tensor, the error allowed as a share of its largest element; infinite where all should be 0."""
+        sizes = [(self.slack(path), self.size(path)) for path, _ in leaves(self.want)]
+        return [slack / size if size else math.inf for slack, size in sizes if slack]
 
 
 def _cut(bits: int) -> Callable:
