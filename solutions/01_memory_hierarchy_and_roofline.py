@@ -487,8 +487,8 @@ def vector_add(x, y):
     """x + y by one Triton kernel. You may change the kernel's parameters.
 
     Args:
-        x, y: [length], float32 or float16 and alike, any length from 1, any strides, each its own; the last element lies
-            fewer than 2³¹ elements behind the first. They stay as they are.
+        x, y: [length], float32 or float16 and alike, any length from 1, any strides, each its own; the last element
+            lies fewer than 2³¹ elements behind the first. They stay as they are.
 
     Returns:
         [length], contiguous, of the same dtype; a new tensor at each call.

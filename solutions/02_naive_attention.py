@@ -369,8 +369,9 @@ def scores(query: torch.Tensor, key: torch.Tensor, scale: float) -> torch.Tensor
     """S = scale · Q Kᵀ for every head.
 
     query: [heads, query_length, head_dim]; key: [heads, key_length, head_dim]; both float32 or float16, head_dim 16,
-    32, 64 or 128. Any lengths, any strides, except that the last dimension is contiguous; a head may begin more than
-    2³¹ elements after the first, and reaches over fewer itself. Numbers of any size, as long as the scores fit the dtype. scale: any number.
+    32, 64 or 128. Any lengths from 1, any strides, except that the last dimension is contiguous; a head may begin more
+    than 2³¹ elements after the first, and reaches over fewer itself. Numbers of any size, as long as the scores fit the
+    dtype. scale: any number.
     Returns: [heads, query_length, key_length], in the dtype of query. The kernel, not PyTorch, multiplies and scales.
     Every byte crosses once, and all loads together ask for no more than programs with tiles of 16 rows would.
     """
@@ -490,9 +491,10 @@ def row_softmax_kernel(
 def row_softmax(scores: torch.Tensor, causal: bool) -> torch.Tensor:
     """Softmax over the keys of each row, computed in float32.
 
-    scores: [heads, query_length, key_length], float32 or float16, any lengths, rows of up to 16384 keys, any strides
-    except that the last dimension is contiguous; a head may begin more than 2³¹ elements after the first, and reaches
-    over fewer itself. Numbers of any size. causal: hide the keys behind each query's position; the last query stands at the last key.
+    scores: [heads, query_length, key_length], float32 or float16, any lengths from 1, rows of up to 16384 keys, any
+    strides except that the last dimension is contiguous; a head may begin more than 2³¹ elements after the first, and
+    reaches over fewer itself. Numbers of any size. causal: hide the keys behind each query's position; the last query
+    stands at the last key.
     Returns: the same shape and dtype, contiguous. A row that sees no key is all zeros. Every score is read at most
     once, and the kernel, not PyTorch, masks and computes the softmax.
     """
@@ -562,8 +564,8 @@ def weighted_values(probabilities: torch.Tensor, value: torch.Tensor) -> torch.T
     """O = P V for every head.
 
     probabilities: [heads, query_length, key_length]; value: [heads, key_length, head_dim], both float32 or float16;
-    head_dim 16, 32, 64 or 128. Any lengths, any strides, except that the last dimension is contiguous; a head may begin
-    more than 2³¹ elements after the first, and reaches over fewer itself. Values of any size.
+    head_dim 16, 32, 64 or 128. Any lengths from 1, any strides, except that the last dimension is contiguous; a head
+    may begin more than 2³¹ elements after the first, and reaches over fewer itself. Values of any size.
     Returns: [heads, query_length, head_dim], in the dtype of value. The kernel, not PyTorch, multiplies. Every byte
     crosses once, and all loads together ask for no more than programs with tiles of 16 rows would.
     """

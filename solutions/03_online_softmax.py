@@ -143,7 +143,7 @@ print("scores near 1000:", naive_softmax(reader(x + 1000, tile=128))[0, :4])
 def safe_softmax(read):
     """Softmax over the rows of a matrix that is read tile by tile, safe for scores of any size.
 
-    Without torch.softmax, logsumexp or logaddexp.
+    Without torch.softmax, logsumexp or logaddexp. exp(x - log-sum-exp) will do, which rounds more for large scores.
 
     Args:
         read: each `for tile in read():` is one pass; tiles are [rows, width] float32, the widths add up to `columns`.
@@ -303,7 +303,8 @@ def merge(first, second):
             A row without keys has maximum -inf, total 0 and average 0.
 
     Returns:
-        (maximum, total, average) of both parts together; rows without keys in either are as empty as above.
+        (maximum, total, average) of both parts together, new tensors; rows without keys in either are as empty as
+        above. The two states stay as they are.
     """
     first_max, first_sum, first_average = first
     second_max, second_sum, second_average = second
@@ -561,8 +562,8 @@ def online_softmax(x, block):
     """Softmax over the rows of a matrix.
 
     Args:
-        x: [rows, columns], float32, float16 or bfloat16; elements of a row are contiguous, rows any stride apart. Every
-            row has at least one finite element.
+        x: [rows, columns], float32, float16 or bfloat16; elements of a row are contiguous, rows any stride apart,
+            within 2³¹ elements of the first. Every row has at least one finite element.
         block: elements of a tile, a power of two.
 
     Returns:
@@ -751,8 +752,8 @@ def log_sum_exp(x, parts, block):
     merged by a kernel or by PyTorch.
 
     Args:
-        x: [rows, columns], float32, float16 or bfloat16; elements of a row are contiguous, rows any stride apart. May
-            hold -inf.
+        x: [rows, columns], float32, float16 or bfloat16; elements of a row are contiguous, rows any stride apart,
+            within 2³¹ elements of the first. May hold -inf.
         parts: programs for each row in the first launch, from 1; a part has cdiv(columns, parts) columns, the last ones
             fewer or none.
         block: elements of a tile, a power of two.

@@ -110,8 +110,9 @@ def tiled_attention(query, key, value, query_rows, key_rows):
             be smaller; lengths, head_dim and tiles are 1 or more, in any combination.
 
     Returns:
-        softmax(query @ key.T / √head_dim) @ value, [query_length, head_dim], float32. No tensor that you make may be
-        larger than the largest of the inputs and one query_rows × key_rows tile of scores.
+        softmax(query @ key.T / √head_dim) @ value, [query_length, head_dim], float32. A tensor that you make may have
+        as many elements as the largest input, or as one query_rows × key_rows tile where that is more. The inputs stay
+        as they are.
     """
     # BEGIN SOLUTION
     scale = 1 / math.sqrt(query.shape[1])
@@ -1174,6 +1175,7 @@ def fast_attention(query, key, value, causal):
 
     Args:
         query: [batch, heads, query_length, head_dim], float16 or bfloat16, head_dim 64 or 128; the last stride is 1.
+            bfloat16 is for GPUs: without one Triton computes wrong numbers in it, and does not say so.
         key, value: [batch, heads, key_length, head_dim].
         causal: True or False; aligned to the end.
 

@@ -380,7 +380,8 @@ def cached_attention_step(query, key, value, key_cache, value_cache, past):
         past: int32 [batch], the tokens that each sequence had in the cache before; there is room for one more.
 
     Returns:
-        softmax(query · keysᵀ / √head_dim) · values for each query head, [batch, query_heads, head_dim].
+        softmax(query · keysᵀ / √head_dim) · values for each query head, [batch, query_heads, head_dim]: a new tensor.
+        Beside the caches no argument changes.
     """
     # BEGIN SOLUTION
     batch, query_heads, head_dim = query.shape

@@ -459,7 +459,7 @@ def paged_decode(query, key_pages, value_pages, block_tables, lengths):
 
     Returns:
         [batch, heads, head_dim], in query's dtype; zeros for a sequence of no tokens. One launch does it all, and
-        reads each key and value of a sequence once: the bytes are counted.
+        reads each key and value of a sequence once: the bytes are counted. You make no tensor larger than the output.
     """
     batch, heads, head_dim = query.shape
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -805,7 +805,7 @@ def page_keys(tokens, page_size):
     """By what the full pages of a prompt are found again: one hashable key for each, in order.
 
     Two pages, of one prompt or of two, have equal keys exactly when their keys and values in the cache are equal. The
-    tokens behind the last full page have no key.
+    tokens behind the last full page have no key. tokens: a list of int.
     """
     # BEGIN SOLUTION
     ends = range(page_size, len(tokens) + 1, page_size)

@@ -386,8 +386,8 @@ def combine_splits(outputs, lses):
 
     Returns:
         (output, lse): [batch, query_heads, head_dim] and [batch, query_heads], float32: the average and the log-sum-exp
-        over all keys. Zeros and -inf for a sequence without keys. The bytes are counted, and you make no tensor with
-        more elements than outputs and two results together.
+        over all keys. Zeros and -inf for a sequence without keys. The bytes are counted. A tensor that you make
+        has at most as many elements as `outputs` and twice the results (output and lse) have together.
     """
     # BEGIN SOLUTION
     splits, batch, query_heads, head_dim = outputs.shape

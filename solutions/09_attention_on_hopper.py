@@ -1049,7 +1049,7 @@ for name, (schedule, _) in RUNGS.items():
 # %%
 # Exercise 9.5 · Eight bits, and where outliers go
 def hadamard(vectors):
-    """The vectors, [..., head_dim], multiplied by H / √head_dim; head_dim is a power of two.
+    """The vectors, [..., head_dim], float32, multiplied by H / √head_dim; head_dim is a power of two.
 
     H of 1 is [[1]], and H of 2n is [[H, H], [H, -H]] with H of n. The matrix is its own transpose.
     """

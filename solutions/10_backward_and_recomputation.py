@@ -242,7 +242,7 @@ def probabilities_in_base_2(products, log_sum_exp, scale):
     Args:
         products: Q Kᵀ for these columns, [heads, rows, columns], float32: not scaled, -inf where a key is hidden.
         log_sum_exp: as above: natural logarithms of sums over scaled scores.
-        scale: a number above 0; the scores are scale · products.
+        scale: a number above 0; the scores are scale · products, within ±2e38.
 
     Returns:
         P as above.
@@ -326,8 +326,8 @@ def key_block_gradients(
             are 1 or more, in any combination.
 
     Returns:
-        (dK, dV) of the block, [block, head_dim] each, float32. No tensor that you make may be larger than the largest
-        input and one query_rows × block tile.
+        (dK, dV) of the block, [block, head_dim] each, float32. A tensor that you make may have as many elements as
+        the largest input, or as one query_rows × block tile where that is more.
     """
     # BEGIN SOLUTION
     query_length, head_dim = query.shape
@@ -409,8 +409,8 @@ def query_tile_gradient(
             more, in any combination.
 
     Returns:
-        dQ of the tile, [rows, head_dim], float32. No tensor that you make may be larger than the largest input and one
-        rows × key_rows tile.
+        dQ of the tile, [rows, head_dim], float32. A tensor that you make may have as many elements as the largest
+        input, or as one rows × key_rows tile where that is more.
     """
     # BEGIN SOLUTION
     rows, head_dim = query.shape
@@ -747,7 +747,7 @@ def flash_attention_backward(query, key, value, output, log_sum_exp, output_grad
 
     Args:
         query: Q, [heads, query_length, head_dim], float32 or float16; any lengths, any head dimension from 16 to 128,
-            any strides but the last, which is 1. Numbers of any size.
+            any strides but the last, which is 1, within 2³¹ elements of the first. Numbers of any size.
         key, value: K and V, [heads, key_length, head_dim]; dtype as query's, strides each its own, the last 1.
         output, log_sum_exp: O in query's shape and dtype, and L, [heads, query_length], float32, both contiguous. L is
             the natural logarithm, and -inf for a query that sees no key.
@@ -755,9 +755,9 @@ def flash_attention_backward(query, key, value, output, log_sum_exp, output_grad
         causal: True or False; aligned to the end, as in 10.3.
 
     Returns:
-        (dQ, dK, dV), contiguous, in the shapes and dtype of query, key and value. Two or three launches compute them.
-        You make no tensor larger than the largest input. The kernels move at most 1.3 times the bytes that tiles of 64
-        queries and 64 keys need: of Q and dO, of K and V, and of all tensors together.
+        (dQ, dK, dV), contiguous, in the shapes and dtype of query, key and value. Two launches are enough. A third may
+        compute Δ; its bytes count too. You make no tensor larger than the largest input. The kernels move at most 1.3
+        times the bytes that tiles of 64 queries and 64 keys need: of Q and dO, of K and V, and of all tensors together.
     """
     heads, query_length, head_dim = query.shape
     key_length = key.shape[1]

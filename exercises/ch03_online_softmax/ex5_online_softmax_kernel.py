@@ -8,7 +8,7 @@ import torch
 
 from course_lib.checker import TRITON, Case, Contiguous, Exercise, Forbids, LaunchesTriton, Mistake, Moves
 from course_lib.checker.specification.contract import Contract, Level
-from course_lib.checker.specification.layouts import CONTIGUOUS, beyond_32_bits, expanded, gaps
+from course_lib.checker.specification.layouts import CONTIGUOUS, expanded, gaps
 from course_lib.checker.specification.model import Model, Slip
 from exercises.ch03_online_softmax.plain import (
     SHORTCUTS,
@@ -77,7 +77,6 @@ def online_cases(draw):
         ),
         Case("a row of 1,048,583, more than a tile may hold", (draw.normal(1, 1_048_583), 8192)),
     ]
-    cases += beyond_32_bits(draw, "rows", [draw.normal(3, 100)], 64)
     if draw.on_gpu:
         dtype = torch.bfloat16 if draw.bfloat16 else torch.float16
         cases.append(Case("64 rows of 50,257, a vocabulary", (draw.normal(64, 50_257, dtype=dtype, scale=4.0), 4096)))

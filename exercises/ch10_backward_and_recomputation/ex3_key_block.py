@@ -100,8 +100,7 @@ CONTRACT = Contract(
 
 
 def _rows_and_block(query, keys, values, gradient, log_sum, delta, first_key, key_length, causal, query_rows):
-    tile = min(query_rows, query.shape[0]) * max(keys.shape[0], query.shape[1])
-    return max(query.numel(), keys.numel(), tile)
+    return max(query.numel(), keys.numel(), query_rows * keys.shape[0])
 
 
 ALL_PAIRS = (

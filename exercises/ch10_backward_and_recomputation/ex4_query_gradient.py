@@ -301,7 +301,7 @@ def _rows_and_keys(query, key, value, *rest):
     if query is None or not rest:
         return math.inf
     key_rows = rest[-1]
-    tile = query.shape[0] * min(key_rows, key.shape[0])
+    tile = query.shape[0] * key_rows
     return max(query.numel(), key.numel(), tile, min(key_rows, key.shape[0]) * key.shape[1])
 
 

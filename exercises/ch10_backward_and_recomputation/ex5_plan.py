@@ -18,13 +18,14 @@ def weigh(functions, layers, limit):
     if kept is None:
         return None
     if not isinstance(kept, (list, tuple)) or len(kept) != len(layers):
-        return "not one choice for each layer", kept
+        return f"a list with one choice for each layer is asked for; this is {kept!r}"[:200]
     inputs = before = most = 0
     for (input_bytes, inner_bytes, _), keeps in zip(layers, kept):
         inputs += input_bytes
         most = max(most, inputs + before + inner_bytes)
         before += inner_bytes if keeps else 0
-    return most <= limit, sum(time for (_, _, time), keeps in zip(layers, kept) if not keeps)
+    again = sum(time for (_, _, time), keeps in zip(layers, kept) if not keeps)
+    return {"stays_within_the_limit": most <= limit, "microseconds_computed_again": again}
 
 
 def best_plan(layers, limit):
@@ -41,15 +42,19 @@ def best_plan(layers, limit):
             if fastest is None or t < fastest:
                 states.append((kept, t))
                 fastest = t
-    return (True, min(time for _, time in states)) if states else None
+    return _right(min(time for _, time in states)) if states else None
 
 
 def by_search(layers, limit):
     """The same, by trying all of them: what the tests compare with."""
     lists = itertools.product((True, False), repeat=len(layers))
     tried = [weigh({"plan": lambda *_, kept=kept: kept}, layers, limit) for kept in lists]
-    found = [time for fits, time in tried if fits]
-    return (True, min(found)) if found else None
+    found = [told["microseconds_computed_again"] for told in tried if told["stays_within_the_limit"]]
+    return _right(min(found)) if found else None
+
+
+def _right(microseconds):
+    return {"stays_within_the_limit": True, "microseconds_computed_again": microseconds}
 
 
 def network(draw, count, kind):
@@ -100,6 +105,7 @@ def plan_cases(draw):
         case("12 layers, attention and feed-forward in turn", mixed, limit_of(draw, mixed, 0.5)),
         case("10 drawn layers", drawn, limit_of(draw, drawn, 0.4)),
         case("no layers", [], 10),
+        case("2⁵³ bytes, and one more", [(0, 2**53, 5), (0, 1, 3), (0, 0, 1)], 2**53),
         case("40 drawn layers: too many to try all", large, limit_of(draw, large, 0.35)),
     ]  # fmt: skip
 
@@ -336,7 +342,16 @@ EXERCISE = Exercise(
         Mistake(
             "layers_changed",
             "The function takes from the caller's list of layers, or adds to it. Work on a copy: list(layers).",
-            when=lambda case, seen, got: isinstance(got, str),
+            when=lambda case, seen, got: got == "the list of layers was changed",
+        ),
+        Mistake(
+            "summed_in_float",
+            "Bytes are added as floats, which round sums above 2²⁴ in float32 and above 2⁵³ in Python's: a plan that "
+            "is a byte too large then seems to fit. Add whole numbers.",
+            when=lambda case, seen, got: (
+                case.args[1] >= 2**24 and isinstance(got, dict) and not got["stays_within_the_limit"]
+            ),
+            every=True,
         ),
     ),
 )

@@ -25,7 +25,8 @@ UNDEFINED_LANES = (
 RACE = (
     "The same inputs give another result from run to run. A GPU's programs run side by side and end in any order: do "
     "two of them write to the same place, or does one read what another has yet to write? Give each a place of its "
-    "own, add with tl.atomic_add, or let a second kernel combine what the first has stored. Or is something kept from "
+    "own. What belongs together is added with tl.atomic_add, or combined by a second kernel; what is not to be written "
+    "needs a mask, and no place that others use. Or is something kept from "
     "call to call, a buffer or a counter that is not set back? (The interpreter runs one program after the other.)"
 )
 

@@ -54,8 +54,8 @@ ADVICE = {
     "block redefines it as": "A name has one dtype and one shape, whichever branch was taken: give the other value a "
     "name of its own.",
     "Cannot access global variable": "Hand it to the kernel as a `tl.constexpr` parameter.",
-    "Block pointers have been removed": "From Triton 3.8 on there is no `tl.make_block_ptr`. Write the pointers of a tile, "
-    "`pointer + rows[:, None] * row_stride + columns[None, :]`, and a mask for each load and store; or take "
+    "Block pointers have been removed": "From Triton 3.8 on there is no `tl.make_block_ptr`. Write the pointers of a "
+    "tile, `pointer + rows[:, None] * row_stride + columns[None, :]`, and a mask for each load and store; or take "
     "`tl.make_tensor_descriptor`.",
     "AST node type: Break": "A kernel has no `break`: put the condition into the loop's own, or let a mask end it.",
     "AST node type: Continue": "A kernel has no `continue`: put the rest of the loop under an `if`, or use a mask.",

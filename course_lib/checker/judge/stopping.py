@@ -93,8 +93,8 @@ def _timeout_message(exercise: Exercise, run: Run, source: str) -> str:
     where = f" It was at line {number}: `{text[:100]}`." if text else ""
     return (
         f"Still running after {limit:g} s, {run.ended_in}; it was stopped.{where} Either a loop never ends (does its "
-        "condition become false, does each step bring it nearer?), or there are far too many small steps: a program "
-        "or a loop step for each element, where one for each block is meant."
+        "condition become false, does each step bring it nearer?), or there are far too many small steps, such "
+        "as a program or a loop step for each element where one could take many."
     )
 
 

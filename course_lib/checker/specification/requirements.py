@@ -10,6 +10,8 @@ from course_lib.checker.specification.nested import tensors
 
 MATRIX_PRODUCTS = ("mm", "bmm", "matmul", "addmm", "baddbmm", "addbmm", "mv", "addmv", "linear")  # as a run counts them
 
+WHOLE_ANSWERS = ("softmax", "attention", "logsumexp", "logaddexp")  # what a call's name holds that is a whole answer
+
 
 class Requirement:
     """Something asked of an answer beside the right numbers. Subclasses are dataclasses with an `id`."""
@@ -93,7 +95,7 @@ class Allocates(Requirement):
             return None
         return (
             f"A tensor of {seen.largest_allocation:,} elements was allocated; this exercise allows none above "
-            f"{allowed:,.0f}. What you keep must not grow with the whole matrix."
+            f"{allowed:,.0f}. Look for a copy, a repetition, or a whole matrix of scores where a tile will do."
         )
 
 
@@ -149,7 +151,9 @@ class Forbids(Requirement):
         )
         if not used:
             return None
-        return f"The answer calls PyTorch's `{used[0]}`, which does the exercise for you. Write that step yourself."
+        whole = any(word in used[0] for word in WHOLE_ANSWERS)
+        what = "does the exercise for you. Write that step yourself" if whole else "does a step that is yours to write"
+        return f"The answer calls PyTorch's `{used[0]}`, which {what}."
 
 
 @dataclass(frozen=True)

@@ -67,3 +67,10 @@ def test_the_same_line_in_a_launcher_is_pythons_matter():
     cell = ADD_CELL.replace("    return out", "    return out[0][0][0]")
     verdict = judge(SMALL, cell)
     assert verdict.outcome == "error" and "PyTorch's" not in verdict.message, verdict
+
+
+def test_block_pointers_which_triton_has_removed_are_told_with_what_to_write_instead():
+    """`tl.make_block_ptr` stands in most tutorials; from Triton 3.8 on it raises, in the interpreter's words alone."""
+    removed = "Block pointers have been removed in favor of the tensor descriptor API"
+    said = error_message(RaisedError("NotImplementedError", removed, line=3), ADD_CELL).message
+    assert "there is no `tl.make_block_ptr`" in said and "rows[:, None] * row_stride" in said

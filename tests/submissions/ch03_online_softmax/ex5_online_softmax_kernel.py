@@ -350,7 +350,7 @@ WRONG |= {
         "3.5",
         (
             "tl.maximum(running_max, tl.max(tile, axis=0))",
-            "tl.where(start == 0, tl.max(tile, axis=0), running_max)",
+            "tl.where(running_max == float('-inf'), tl.max(tile, axis=0), running_max)",
         ),
     ),
 }

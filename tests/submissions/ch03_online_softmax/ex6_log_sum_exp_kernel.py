@@ -237,7 +237,7 @@ WRONG |= {
         "3.6",
         (
             "tl.maximum(running_max, tl.max(tile, axis=0))",
-            "tl.where(start == first, tl.max(tile, axis=0), running_max)",
+            "tl.where(running_max == float('-inf'), tl.max(tile, axis=0), running_max)",
         ),
     ),
 }

@@ -98,7 +98,7 @@ def step(query, k, v, k_row, v_row, first, positions, m, l, acc, scale, D: tl.co
 
 @triton.jit
 def kernel(q, k, v, o, q_head, q_row, k_head, k_row, v_head, v_row, nq, nk, scale, D: tl.constexpr, N: tl.constexpr):
-    head = tl.program_id(0)
+    head = tl.program_id(0).to(tl.int64)
     start = (tl.num_programs(1) - 1 - tl.program_id(1)) * N
     rows = start + tl.arange(0, N)
     d = tl.arange(0, D)

@@ -176,3 +176,10 @@ UNUSUAL = {
     "the fewest bytes for each time": BY_TIME,
     "all lists of short networks": tried(),
 }
+
+
+WRONG |= {
+    "summed_in_float": changed(
+        "10.5", ("states = {0: (0, ())}", "states = {0.0: (0, ())}"), ("inputs = 0", "inputs = 0.0")
+    ),
+}

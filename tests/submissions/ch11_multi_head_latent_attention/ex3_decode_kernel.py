@@ -47,7 +47,9 @@ def latent_decode(query, cache, lengths, scale, value_dim):
 
 # A row in one tile that is filled up to a power of two, as vllm#40705 has it, and the tile as value.
 WHOLE_ROW = (
-    ("rope_columns = LATENT + tl.arange(0, ROPE)", "wide = tl.arange(0, 2 * LATENT)"),
+    ("ROPE: tl.constexpr, BLOCK_N", "ROPE: tl.constexpr, WIDE: tl.constexpr, BLOCK_N"),
+    ("ROPE=width - value_dim,", "ROPE=width - value_dim, WIDE=triton.next_power_of_2(width),"),
+    ("rope_columns = LATENT + tl.arange(0, ROPE)", "wide = tl.arange(0, WIDE)"),
     (
         "query = tl.load(query_rows + latent_columns[None, :], mask=exist, other=0.0)",
         "query = tl.load(query_rows + wide[None, :], mask=exist & (wide < LATENT + ROPE)[None, :], other=0.0)",
@@ -137,7 +139,7 @@ UNUSUAL = {
     "one tile for the row, stored in part": changed(
         "11.3",
         *WHOLE_ROW,
-        ("tl.zeros([ROWS, LATENT], tl.float32)", "tl.zeros([ROWS, 2 * LATENT], tl.float32)"),
+        ("tl.zeros([ROWS, LATENT], tl.float32)", "tl.zeros([ROWS, WIDE], tl.float32)"),
         (
             "tl.store(output_rows + latent_columns[None, :], output, mask=exist)",
             "tl.store(output_rows + wide[None, :], output, mask=exist & (wide < LATENT)[None, :])",
