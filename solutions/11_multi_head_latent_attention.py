@@ -1,14 +1,15 @@
 # %% [markdown]
 # # 11 · Multi-head latent attention: 128 heads on one shared row
 #
-# **The question.** DeepSeek-V3 has 61 layers with 128 heads of dimension 128. Keys and values for all of these heads
-# would leave $2 \cdot 128 \cdot 128 = 32{,}768$ numbers in the cache, for every token and every layer. In 16 bits, a
+# **The question.** DeepSeek-V3 has 61 layers with 128 heads of dimension 128. If it cached the keys and values of all
+# these heads, it would need $2 \cdot 128 \cdot 128 = 32{,}768$ numbers for every token and every layer. In 16 bits, a
 # context of 32,768 tokens would take 131 GB. The model stores 576 numbers instead, which makes 2.3 GB: 57 times less.
-# Grouped-query attention could get there with 2.25 KV heads, and then 57 query heads would share each key. But here
-# all 128 heads keep keys and values *of their own*. How can 128 heads live on one row of 576 numbers? And what does a
-# decode step then cost? An H200 reads 2.3 GB in 0.53 ms at 4.37 TB/s (measured, read). Is that the time of a step?
+# Grouped-query attention with 2.25 KV heads would be as small, but then 57 query heads would share each key. In
+# DeepSeek-V3 all 128 heads keep keys and values *of their own*. How can 128 heads do that with one row of 576 numbers?
+# And what does a decode step then cost? An H200 reads 2.3 GB in 0.53 ms at 4.37 TB/s (measured for a read). Is that how
+# long the attention to this cache takes in a step?
 #
-# Write down your guess for the second half: less than 0.53 ms, about that, or more. You will count it.
+# Write down your guess for the last question: less than 0.53 ms, about that, or more. You will count it.
 #
 # **Time.** About four hours for all six exercises, estimated. The **core path** takes two hours at most: exercises
 # 11.1, 11.2, 11.3 and 11.6, and every section whose heading does not end in *deeper*. You can skip the others: run
@@ -38,23 +39,25 @@ on_gpu = not interpreting()
 # *Multi-head latent attention* (MLA, from DeepSeek-V2) stores two things for each token and layer:
 #
 # - a **latent** $c$: 512 numbers, from which every head can compute its key and its value;
-# - a **rotary key** $k^R$: 64 numbers, one key with a position, shared by all heads. You will see later why it is
-#   needed.
+# - a **rotary key** $k^R$: 64 numbers, one key that is shared by all heads and carries the token's position. A later
+#   section shows why it is needed.
 #
-# Together that is a row of 576 numbers, which is $576 \cdot 2 = 1152$ bytes in 16 bits. In 61 layers a token leaves
-# 70 KB. Llama-3-70B with its 8 KV heads of dimension 128 leaves 2048 numbers a layer, and 328 KB in 80 layers.
+# Together they are a *row* of 576 numbers, which is $576 \cdot 2 = 1152$ bytes in 16 bits. In 61 layers a token leaves
+# 70 KB in the cache. For comparison, Llama-3-70B has 8 KV heads of dimension 128. There a token leaves 2048 numbers a
+# layer, and 328 KB in 80 layers.
 #
-# There is a catch with several GPUs. *Tensor parallelism* divides a model's heads among GPUs, called *ranks*. With KV
-# heads the cache is divided too: each of 8 ranks keeps one of 8 heads, so 256 numbers instead of 2048. A latent cannot
-# be divided that way, because every head needs all of it. So **every rank keeps the whole row**. In the exercise you
-# count both, and find the number of ranks from which on KV heads leave less on a rank than a latent does.
+# The saving shrinks when a model runs on several GPUs. *Tensor parallelism* divides a model's heads among GPUs, called
+# *ranks*. With KV heads the cache is divided too: each of 8 ranks keeps one of 8 heads, so 256 numbers instead of 2048.
+# A latent cannot be divided that way, because every head needs all of it. So **every rank keeps the whole row**. In the
+# exercise you count the bytes on a rank for both caches, and find the smallest number of ranks at which KV heads leave
+# no more than a latent does.
 
 # %%
 # Exercise 11.1 · The cache in numbers
 def heads_token_bytes(layers: int, key_heads: int, head_dim: int, item_bytes: int, ranks: int) -> int:
-    """Bytes that one token leaves on each of `ranks` GPUs when keys and values of key_heads KV heads are cached.
+    """Bytes that one token leaves on each of `ranks` GPUs in a cache of the keys and values of key_heads KV heads.
 
-    The heads are shared out among the ranks. Either ranks divides key_heads, or key_heads divides ranks, and then
+    The heads are divided among the ranks. Either ranks divides key_heads, or key_heads divides ranks, and then
     several ranks keep a copy of the same head. item_bytes is the size of a cached number.
     """
     # BEGIN SOLUTION
@@ -64,8 +67,8 @@ def heads_token_bytes(layers: int, key_heads: int, head_dim: int, item_bytes: in
 
 
 def latent_token_bytes(layers: int, latent_dim: int, rope_dim: int, item_bytes: int, ranks: int) -> int:
-    """The same for a cache of latents: latent_dim numbers and a rotary key of rope_dim numbers in each layer, and all
-    of them on every rank."""
+    """The same for a cache of latents. A token leaves latent_dim numbers and a rotary key of rope_dim numbers in each
+    layer, and every rank keeps all of them."""
     # BEGIN SOLUTION
     return layers * (latent_dim + rope_dim) * item_bytes
     # END SOLUTION
@@ -74,7 +77,7 @@ def latent_token_bytes(layers: int, latent_dim: int, rope_dim: int, item_bytes: 
 def ranks_until_even(key_heads: int, head_dim: int, latent_dim: int, rope_dim: int) -> int | None:
     """The smallest number of ranks on which KV heads leave at most as many bytes on a rank as latents do.
 
-    Only numbers that divide key_heads are asked for, 1 and key_heads among them. None if there is no such number.
+    Only numbers that divide key_heads are asked for, including 1 and key_heads. None if there is no such number.
     """
     # BEGIN SOLUTION
     for ranks in range(1, key_heads + 1):
@@ -101,25 +104,27 @@ draw_rank_bytes({
     for key_heads in (128, 8)
 } | {"latent": {number: best_latent_token_bytes(1, 512, 64, 2, number) for number in ranks}})
 # %% [markdown]
-# From 4 ranks on, 8 KV heads leave less on each GPU than the latent does, and from 8 ranks on less than half. With 128
-# KV heads that takes 64 ranks. Remember this picture when you read that a latent cache is 57 times smaller. That holds
-# for one GPU.
+# From 4 ranks on, 8 KV heads leave less on each GPU than the latent does, and from 8 ranks on less than half. 128 KV
+# heads leave less only from 64 ranks on. Remember this picture when you read that a latent cache is 57 times smaller:
+# that number holds for one GPU.
 #
 # ## How many numbers does a cache hold?
 #
-# Why should 576 numbers do where 32,768 were? Nobody would choose such a cache if the 32,768 numbers were independent.
-# They are not. All keys and values of a token are made from the same input vector, and trained models use few of the
-# directions that they could.
+# Why can 576 numbers replace 32,768? Because the 32,768 are not independent. All keys and values of a token are
+# computed from the same input vector, and a trained model uses only a few of the directions in which they could point.
 #
-# You can measure it. Let a trained model read a text, and write the keys and values of all heads of one layer as a
-# matrix, one token a row. The *singular value decomposition* finds the best approximation of such a matrix by rows that
-# are mixtures of $r$ fixed vectors. Then a token needs $r$ numbers, the amounts in the mixture, and the $r$ vectors are
-# the same for all tokens. The squares of the singular values say what share of the matrix each $r$ keeps.
+# You can measure this. Let a trained model read a text, and write the keys and values of all heads of one layer as a
+# matrix with one row for each token. The *singular value decomposition* picks $r$ fixed vectors and approximates every
+# row by a mixture of them, with the smallest possible error. The $r$ vectors are the same for all tokens, so a token
+# needs only $r$ numbers, the amounts in its mixture. The squares of the singular values tell you what share of the
+# matrix's sum of squares is kept with $r$ numbers.
 #
-# The next cell does this for a small model with 4 full heads of dimension 32, so 256 numbers a token and layer. It
-# draws two lines: the cache as it is, and the same with the keys' rotary positions taken back. If this model and the
-# two others of the chapter have not been trained yet, that is done once, in about a minute. **Predict** the second
-# line: how many of the 256 numbers keep 99 % of the sum of squares, without positions?
+# The next cell does this for a small model with 4 full heads of dimension 32, so a token has 256 numbers in a layer.
+# (*Full* heads have keys and values of their own.) This model rotates every key by an angle that depends on the token's
+# position. The cell draws two lines: one for the cache as it is, and one for the same cache with this rotation undone.
+# If this model and the two others of the chapter have not been trained yet, the cell trains them once, in about a
+# minute. **Predict** the second line: how many of the 256 numbers keep 99 % of the sum of squares, without the
+# rotation?
 
 # %%
 predict("11 numbers that keep 99 %", ..., "of 256")
@@ -133,63 +138,65 @@ kinds = trained_kinds(("full heads", "GQA", "MLA"), device=device)
 _, unseen = text_parts()
 kept = {
     "as cached": energy_kept(cached_numbers(kinds["full heads"], unseen, layer=1)),
-    "keys turned back": energy_kept(cached_numbers(kinds["full heads"], unseen, layer=1, turned=False)),
+    "rotation undone": energy_kept(cached_numbers(kinds["full heads"], unseen, layer=1, turned=False)),
 }
-measured("11 numbers that keep 99 %", rank_for(kept["keys turned back"], 0.99), "of 256")
+measured("11 numbers that keep 99 %", rank_for(kept["rotation undone"], 0.99), "of 256")
 draw_energy(kept, mark=48)
 
 # %% [markdown]
-# Without positions, few numbers hold nearly all of it: 46 of 256 in one run. That is why a short row can do. But as the
-# cache really is, the same share took 156. A rotation turns the same key another way at every position, so the keys
-# spread over more directions. Remember this for the section on positions: **what repeats itself in a cache are the keys
-# without positions, and the values.**
+# Without the rotation, few numbers hold nearly all of it: 46 of 256 in one run. That is why a short row is enough. With
+# the rotation, as the cache really is, the same share took 156. The same key is rotated by another angle at every
+# position, so the keys spread over more directions. Remember this for the section on positions: **a few numbers are
+# enough for the values and for the keys before their rotation, but not for rotated keys.**
 #
-# The vertical line is the row of the same model with latent attention, which you will run at the end: a latent of 32
-# numbers and a rotary key of 16. That model was not compressed after training. It was trained with the row from the
-# start, so it could choose what to put there.
+# The vertical line stands at 48 numbers. That is the row of the same model with latent attention, which you will run at
+# the end: a latent of 32 numbers and a rotary key of 16. Its keys and values were not compressed after training. It was
+# trained with this row from the start, so training decided what the row holds.
 # %% [markdown]
 # ## A row for all heads
 #
-# MLA builds the small number of directions into the model. Let $x$ be a token's input to the layer. One matrix makes
-# the latent from it, and the latent is all that is kept:
+# MLA builds the small number of directions into the model. Let $x$ be a token's input to the layer. One matrix computes
+# the latent from it, and the cache keeps only the latent (the rotary key comes later):
 #
 # $$c = W^{DKV} x \qquad (512 \text{ numbers})$$
 #
-# From the latent, every head $h$ makes a key and a value with two matrices of its own, each [128, 512]:
+# From the latent, every head $h$ computes a key and a value with two matrices of its own, each [128, 512]:
 #
 # $$k_h = W^{UK}_h c, \qquad v_h = W^{UV}_h c$$
 #
-# *D* stands for down and *U* for up, because the first matrix makes the vector shorter and the others make many vectors
-# of it again. A head's key still has 128 numbers, and no two heads need to agree. What they share is where these keys
-# can lie: all of them are linear images of one vector of 512 numbers.
+# *D* stands for down and *U* for up: the first matrix makes one short vector, and the others make many vectors from it,
+# two for each head. A head's key still has 128 numbers, and it differs from head to head because the matrices differ.
+# What the heads share is the latent: each of their keys is a linear function of the same 512 numbers.
 #
-# The obvious way to use this cache is the **expanded** form. Compute $k_h$ and $v_h$ for all tokens and all heads, and
-# then attend as always. That is right, but think of what it does in a decode step. For each head it turns 32,768
-# latents into 32,768 keys, and it does so again for the next token. The cache is small, and the step makes the large
-# one anew.
+# The obvious way to use this cache is the **expanded** form: compute $k_h$ and $v_h$ for all tokens and all heads, and
+# then attend as always. The result is right, but think of what this does in a decode step. For each head it turns
+# 32,768 latents into 32,768 keys, and for the next token it does so again. The cache is small, but every step rebuilds
+# the large one.
 #
 # ## Multiply the query instead
 #
-# A score is a product of three things: the query, the matrix and the latent. You may choose which product you compute
+# A score is a product of three things: the query, the matrix and the latent. You may choose which two you multiply
 # first:
 #
 # $$q_h \cdot (W^{UK}_h c) = (W^{UK\top}_h q_h) \cdot c$$
 #
-# On the left, the matrix is applied to every token in the cache. On the right it is applied once, to the query. The
-# matrix is *absorbed* into the query. Afterwards the absorbed query, 512 numbers, meets the latents as they are. The
-# same works on the other side. The weighted sum of values is a weighted sum of latents, multiplied once:
+# On the left, the matrix is applied to every token in the cache. On the right it is applied once, to the query. We say
+# that the matrix is *absorbed* into the query. The absorbed query has 512 numbers, and its dot product with a latent is
+# the score. The same works for the values: compute the weighted sum of the latents first, and apply the matrix once, to
+# that sum:
 #
 # $$\sum_n p_n \, (W^{UV}_h c_n) = W^{UV}_h \Big(\sum_n p_n c_n\Big)$$
 #
-# Count one head's scores for $N$ = 32,768 tokens. A multiply-add is two FLOPs.
+# Now count the FLOPs of one head's scores for $N$ = 32,768 tokens. A multiply-add is two FLOPs.
 #
 # | | the matrix | the scores | together |
 # |---|---|---|---|
 # | keys first | $2 N \cdot 512 \cdot 128$ | $2 N \cdot 128$ | 4.3 GFLOP |
 # | query first | $2 \cdot 512 \cdot 128$ | $2 N \cdot 512$ | 0.034 GFLOP |
 #
-# The scores cost four times as much, because a dot product now has 512 terms instead of 128. But the matrix costs
-# nearly nothing, so the second order needs 128 times fewer FLOPs. The picture shows both ways through a layer.
+# In the second order the scores cost four times as much, because a dot product now has 512 terms instead of 128. But
+# the matrix costs nearly nothing, so the second order needs 128 times fewer FLOPs in all. The picture shows a layer in
+# both forms.
 
 # %%
 from course_lib.figures.latent.forms import draw_two_forms
@@ -197,21 +204,22 @@ from course_lib.figures.latent.forms import draw_two_forms
 draw_two_forms(heads=128, head_dim=128, latent_dim=512, rope_dim=64)
 
 # %% [markdown]
-# ## What rotary positions spoil
+# ## Why rotary positions prevent this
 #
-# One thing stands in the way. Models rotate queries and keys by their positions (*RoPE*), and a key's rotation $R_n$
-# comes after the matrix: $k_h = R_n W^{UK}_h c$. Then the score of a query at position $m$ is
+# One thing stands in the way: positions. Models rotate queries and keys by their positions (*rotary positions*, RoPE),
+# and a key's rotation $R_n$ comes after the matrix: $k_h = R_n W^{UK}_h c$. Then the score of a query at position $m$
+# is
 #
 # $$(R_m q_h) \cdot (R_n W^{UK}_h c) = (W^{UK\top}_h R_{m-n}\, q_h) \cdot c$$
 #
 # The rotation stands between the query and the matrix, and it depends on the distance $m - n$. So there is no single
 # absorbed query: each token in the cache would need its own. The next cell computes the absorbed query for keys at
-# several distances and says by how much it differs from the one for distance 0. **Predict**: will it be a percent, or
-# more like all of it?
+# several distances, and prints how much it differs from the one for distance 0. **Predict** the difference: nearer to 1
+# % or to 100 %?
 
 # %%
 def rotated(vector, position, base=10_000.0):
-    """RoPE: pairs of numbers of `vector` [dim] turned by angles that grow with the position."""
+    """RoPE: rotates pairs of numbers of `vector` [dim] by angles that grow with the position."""
     half = vector.shape[0] // 2
     angles = position * base ** (-torch.arange(half, dtype=torch.float64) / half)  # [half]
     first, second = vector[:half], vector[half:]
@@ -227,29 +235,30 @@ for distance in (0, 1, 10, 100, 1000):
     print(f"distance {distance:>5}: the absorbed query differs by {off:>6.1%}")
 
 # %% [markdown]
-# A query that is absorbed once is wrong for nearly all keys. MLA's repair is to keep positions out of the latent. Each
+# So a query that is absorbed once is wrong for nearly all keys. MLA therefore keeps positions out of the latent. Each
 # query head gets 64 more numbers, $q^R_h$, which are rotated, and each token gets one rotated key $k^R$ of 64 numbers.
-# It does not come from the latent, so no matrix stands behind the rotation. This is called the *decoupled* rotary key.
-# A score is the sum of both parts:
+# That key is not computed from the latent by a head's matrix, so there is nothing to absorb and its rotation does no
+# harm. It is called the *decoupled* rotary key. A score adds both parts:
 #
 # $$s_{h,n} = \frac{(W^{UK\top}_h q_h) \cdot c_n + q^R_h \cdot k^R_n}{\sqrt{128 + 64}}$$
 #
-# The divisor is the square root of the length that queries and keys have in the *expanded* form, 192. It is not 576,
-# the length of what is multiplied here. Absorbing only changes the order of products, so it may not change any score.
+# The divisor is the square root of 192, the length that queries and keys have in the *expanded* form. It is not the
+# root of 576, the length of what is multiplied here. Absorbing only changes the order of products, so it must not
+# change any score.
 #
 # All heads share the rotary key. With 128 rotary keys, one for each head, the row would be 8,704 numbers long.
 #
-# Now write one decode step in PyTorch. In some of the check's cases the keys of a single head are larger than every
-# tensor that you need, and so is a copy of the cache. There they are refused.
+# Now write one decode step in PyTorch. The check limits the size of every tensor that you make. In some of its cases
+# the keys of a single head are larger than the limit, and so is a copy of the cache.
 
 # %%
 # Exercise 11.2 · Absorb the matrices
 def absorbed_step(query, query_rope, cache, key_up, value_up):
-    """One step of latent attention for one sequence, without keys or values of any head.
+    """One step of latent attention for one sequence, without computing any head's keys or values.
 
     Args:
-        query: [heads, head_dim], float32: each head's query without position.
-        query_rope: [heads, rope_dim]: each head's rotated query.
+        query: [heads, head_dim], float32: each head's query, the part that is not rotated.
+        query_rope: [heads, rope_dim]: each head's query, the rotated part.
         cache: [length, latent_dim + rope_dim]: a latent and then a rotary key for each token, length at least 1.
         key_up: [heads, head_dim, latent_dim]: W_UK of each head. Its key for a latent c is key_up[h] @ c.
         value_up: [heads, value_dim, latent_dim]: W_UV of each head. Its value is value_up[h] @ c.
@@ -257,9 +266,9 @@ def absorbed_step(query, query_rope, cache, key_up, value_up):
 
     Returns:
         [heads, value_dim]: for each head the softmax of its scores, times its values. A score is the product of query
-        and key plus that of the rotary parts, over √(head_dim + rope_dim). No tensor that you make may have more
-        elements than a weight, or than the scores or the absorbed queries with their rotary part of all heads. Write
-        out the products: F.scaled_dot_product_attention is refused.
+        and key plus the product of their rotary parts, divided by √(head_dim + rope_dim). No tensor that you make may
+        have more elements than the largest of these: key_up, value_up, the scores of all heads, and the absorbed
+        queries of all heads with their rotary part. Write out the products: F.scaled_dot_product_attention is refused.
     """
     # BEGIN SOLUTION
     latent_dim = key_up.shape[2]
@@ -277,8 +286,9 @@ best_absorbed_step = check("11.2", absorbed_step).best
 
 # %% [markdown]
 # The next cell compares your step with the expanded form, in results and in time, for 16 heads of DeepSeek-V3's sizes.
-# **Predict** how many times as long the expanded form takes. By FLOPs, one head of the expanded form needs $2 N \cdot
-# 512 \cdot 256$ for its keys and values and $2 N \cdot 320$ to attend. The absorbed form needs $2 N \cdot 1088$.
+# For each head and $N$ tokens, the expanded form needs $2 N \cdot 512 \cdot 256$ FLOPs for keys and values and $2 N
+# \cdot 320$ to attend. The absorbed form needs $2 N \cdot 1088$. **Predict** how many times as long the expanded form
+# takes.
 
 # %%
 predict("11 expanded decode step", ..., "times as long as absorbed")
@@ -288,7 +298,7 @@ from course_lib.hardware.timing import measure
 
 
 def expanded_step(query, query_rope, cache, key_up, value_up):
-    """The same as exercise 11.2, with keys and values of every head made first."""
+    """The same as exercise 11.2, but it computes the keys and values of every head first."""
     latent_dim = key_up.shape[2]
     latents, rope_keys = cache[:, :latent_dim], cache[:, latent_dim:]
     keys = latents @ key_up.transpose(1, 2)  # [heads, length, head_dim]
@@ -310,27 +320,28 @@ fast, slow = taken.values()
 measured("11 expanded decode step", slow / fast, "times as long as absorbed")
 
 # %% [markdown]
-# By FLOPs the factor is $(512 \cdot 256 + 320) / 1088 = 121$. The measured one can lie on either side of that. The
-# large products of the expanded form run at a higher rate than the thin ones of a decode step. But the expanded form
-# also writes keys and values of all heads to memory and reads them again.
+# By FLOPs the factor is $(512 \cdot 256 + 320) / 1088 = 121$. The measured factor may be smaller or larger, for two
+# reasons. The large products of the expanded form run at a higher rate than the thin ones of a decode step, but the
+# expanded form also writes the keys and values of all heads to memory and reads them again.
 #
 # ## A decode step that computes instead of waiting
 #
-# Look again at what the absorbed form does. All heads multiply with the same row, and the values are the first 512
-# numbers of the keys. So it is chapter 07's decode with **one KV head of dimension 576 for a group of all the query
-# heads, and V is a slice of K**. A kernel that reads each row once moves 1152 bytes for a token. With $H$ heads, it
-# does $2 H \cdot 576$ FLOPs for the scores and $2 H \cdot 512$ for the sum of latents:
+# Look again at the absorbed form. All heads multiply with the same row, and the values are the first 512 numbers of the
+# keys. So it is chapter 07's decode with **one KV head of dimension 576 for all the query heads, and V is a slice of
+# K**. A kernel that reads each row once moves 1152 bytes for a token. With $H$ heads, it does $2 H \cdot 576$ FLOPs for
+# the scores and $2 H \cdot 512$ for the weighted sum of latents:
 #
 # $$\text{intensity} = \frac{2 H (576 + 512)}{2 \cdot 576} = 1.89 \, H \text{ FLOP/byte}$$
 #
-# With 128 heads these are 242 FLOP/byte. Grouped-query attention with groups of 8 has 8, and multi-head attention 1.
+# With 128 heads that is 242 FLOP/byte. Grouped-query attention with groups of 8 has 8 FLOP/byte, and multi-head
+# attention has 1.
 #
-# From how many heads on does the step compute, rather than wait for memory? That is where $1.89 H$ reaches the
-# machine's balance point. An H200 has 989 TFLOP/s and 4.8 TB/s by its datasheet, so 206 FLOP/byte: 110 heads. With
-# what we measured, 720 to 790 TFLOP/s for a large product and 4.37 TB/s for a read, it is 165 to 181 FLOP/byte: 88
-# to 96 heads. So 128 heads are on the other side. That answers the question's second half. At 32,768 tokens a step does
-# $2 \cdot 128 \cdot 1088 \cdot 32768 \cdot 61 = 557$ GFLOP, which takes at least 0.70 ms at 790 TFLOP/s. Reading the
-# cache takes 0.53 ms. The step is limited by arithmetic.
+# With how many heads is arithmetic the limit instead of memory? That is where $1.89 H$ reaches the machine's balance
+# point. An H200 has 989 TFLOP/s and 4.8 TB/s by its datasheet, so 206 FLOP/byte: 110 heads. With what we measured, 720
+# to 790 TFLOP/s for a large product and 4.37 TB/s for a read, it is 165 to 181 FLOP/byte: 88 to 96 heads. So with 128
+# heads arithmetic is the limit, and that answers the last question. At 32,768 tokens a step does $2 \cdot 128 \cdot
+# 1088 \cdot 32768 \cdot 61 = 557$ GFLOP, which takes at least 0.70 ms at 790 TFLOP/s. That is more than the 0.53 ms for
+# reading the cache. (Only the attention to the cache is counted here. Exercise 11.6 adds the matrices.)
 
 # %%
 from course_lib.figures.latent.roofline import draw_latent_roofline
@@ -341,16 +352,16 @@ unit = "float16" if on_gpu else "float32"
 draw_latent_roofline(roof, unit, item_bytes=2 if on_gpu else 4, heads=(1, 16, 32, 64, 128))
 
 # %% [markdown]
-# Two things move you along this line. With tensor parallelism on 8 ranks, a rank has 16 of the 128 heads, and it still
-# reads the whole row. Its intensity falls to 30 FLOP/byte, so it waits for memory again. And with *speculative
-# decoding*, a small model guesses the next few tokens and the large one checks them all in one step. With 4 query
-# tokens every row meets $4 H$ queries, so the intensity is four times as high.
+# Two techniques move a decode step along this roofline. With tensor parallelism on 8 ranks, a rank has 16 of the 128
+# heads, but it still reads the whole row. Its intensity falls to 30 FLOP/byte, so it waits for memory again. With
+# *speculative decoding*, a small model guesses the next few tokens and the large one checks them all in one step. With
+# 4 query tokens every row is multiplied with $4 H$ queries, so the intensity is four times as high.
 # %% [markdown]
 # ## The kernel that comes to mind first
 #
-# This kernel is right. It has one program for each query head of each sequence, keys and values are loaded where the
-# formula uses them, and there is no `tl.dot`. Read it before you run the meter, and **predict** how many times it loads
-# each row of the cache for 16 heads, with 32 + 16 numbers in a row.
+# This kernel gives the right result. It has one program for each query head of each sequence, it loads keys and values
+# where the formula uses them, and it has no `tl.dot`. Read it, and **predict** how many times it loads each row of the
+# cache for 16 heads, with 32 + 16 numbers in a row. The cell after it meters the bytes.
 
 # %%
 @triton.jit
@@ -410,24 +421,26 @@ print(f"rows in use {cache.nbytes:,} bytes, moved {report.total_bytes:,}: {repor
       "times as many")
 
 # %% [markdown]
-# It is nearly 27 times as many, for two reasons. Each of the 16 heads reads the rows for itself. And each reads the
-# latent twice, once as the key and once as the value: $2 \cdot 32 + 16 = 80$ numbers of a row that has 48.
+# It moves nearly 27 times as many bytes as the rows have, for two reasons. Each of the 16 heads reads the rows for
+# itself. And each head reads the latent twice, once as the key and once as the value: $2 \cdot 32 + 16 = 80$ numbers of
+# a row that has 48.
 #
-# The second fault costs a factor of $1088 / 576 = 1.89$ at DeepSeek-V3's sizes. It is an easy one to make, because the
-# formula has K and V as two things. One of vLLM's decode kernels had it, together with too few splits. A
-# [contributor who mended both](https://github.com/vllm-project/vllm/issues/33529) saw his model write 52 tokens a
-# second instead of 34, at a context of 80,000 on a card of the RTX 50 generation.
+# At DeepSeek-V3's sizes, reading the latent twice costs a factor of $1088 / 576 = 1.89$. This mistake is easy to make,
+# because the formula treats K and V as two tensors. One of vLLM's decode kernels had it, and also too few splits
+# (chapter 08). A [contributor who mended both](https://github.com/vllm-project/vllm/issues/33529) saw his model write
+# 52 tokens a second instead of 34, at a context of 80,000 on a card of the RTX 50 generation.
 #
 # ## Read the row once
 #
 # Now write the kernel that reads a row once for up to 64 heads.
 #
-# - The query heads are the rows of a tile, as in exercise 7.5. One program takes up to 64 heads, because the output
-#   tile of 64 × 512 float32 numbers has 131 KB. That is half of all the registers of a multiprocessor.
-# - 576 is not a power of two, and the sides of Triton's tiles are. So load a row in two tiles, 512 + 64, and add two
+# - The query heads are the rows of a tile, as in exercise 7.5. One program takes up to 64 heads and no more, because
+#   the output tile of 64 × 512 float32 numbers already has 131 KB. That is half of all the registers of a
+#   multiprocessor.
+# - The sides of Triton's tiles are powers of two, and 576 is not. So load a row in two tiles, 512 + 64, and add two
 #   products for the scores.
-# - The values need no load. They are the tile of latents that you hold already.
-# - The scale applies to the sum of both parts.
+# - The values need no load: they are the tile of latents that you already hold.
+# - Scale the sum of both products, not one of them.
 
 # %%
 # Exercise 11.3 · A decode kernel that reads the latent once
@@ -438,7 +451,7 @@ def latent_decode_kernel(
     output_batch_stride, output_head_stride, scale_log2,
     ROWS: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Program (block, sequence): ROWS query heads of one sequence, from head block · ROWS on, against its rows."""
+    """Program (block, sequence): ROWS query heads of one sequence, from head block · ROWS on, over its cached rows."""
     # BEGIN SOLUTION
     sequence = tl.program_id(1).to(tl.int64)  # 64 bits: a cache can pass 2^31 elements
     members = tl.program_id(0) * ROWS + tl.arange(0, ROWS)  # [ROWS], of which those below `heads` exist
@@ -488,19 +501,19 @@ def latent_decode(query, cache, lengths, scale, value_dim):
         lengths: [batch], int32: tokens of each sequence in its cache. Slots behind them hold anything, NaN too. 0 is
             allowed.
         scale: the factor of the scores, a float.
-        value_dim: how many numbers of a row are the latent, which is key and value.
+        value_dim: how many numbers of a row are the latent, which is both key and value.
 
     Returns:
         softmax(scale · query · rowᵀ) times the latents, [batch, heads, value_dim], in query's dtype; zeros for a
-        sequence of length 0. The bytes are counted: with 64 heads or fewer each number of a row is loaded once. PyTorch
+        sequence of length 0. The bytes are counted: with 64 heads or fewer, load each number of a row once. PyTorch
         must not copy the cache. No tensor that you make may have more elements than the query or the cache.
     """
     batch, heads, width = query.shape
     output = torch.empty(batch, heads, value_dim, dtype=query.dtype, device=query.device)
-    # A tile of 64 rows needs the shared memory of an A100 or an H100; elsewhere 16 heads are a program's.
+    # A tile of 64 rows needs the shared memory of an A100 or an H100; elsewhere a program takes 16 heads.
     roomy = not query.is_cuda or torch.cuda.get_device_capability(query.device) in ((8, 0), (9, 0), (10, 0))
     most_rows = 64 if roomy else 16
-    # Set `rows`, the rows of a program's tile (a power of two from 16 to most_rows), and `grid`.
+    # Set `rows`, the number of rows of a program's tile (a power of two from 16 to most_rows), and `grid`.
     # BEGIN SOLUTION
     rows = min(most_rows, max(16, triton.next_power_of_2(heads)))
     grid = (triton.cdiv(heads, rows), batch)
@@ -519,8 +532,9 @@ best_latent_decode = check("11.3", latent_decode).best
 # %% [markdown]
 # ## Predicted against measured
 #
-# First the bytes. The meter counts both kernels for several numbers of heads. A row has 512 + 64 numbers, as in the
-# question, but of four bytes, because the interpreter runs in float32. **Predict** the column of your kernel.
+# First the bytes. The meter counts both kernels for several numbers of heads, at a context of 64 tokens. A row has 576
+# numbers, as in the question. Each takes four bytes, because the interpreter runs in float32. **Predict** the column of
+# your kernel.
 
 # %%
 print("heads      head by head      row read once     cache in use")
@@ -532,13 +546,13 @@ for heads in (1, 4, 16, 64):
     print(f"{heads:>5} {each:>15,} B {once:>16,} B {cache.nbytes:>14,} B")
 
 # %% [markdown]
-# What your kernel adds to the cache are queries and outputs: $576 + 512$ numbers for each head. At 64 heads and only 64
-# tokens they are nearly twice as many bytes as the cache. At 32,768 tokens they are a 270th of it.
+# Besides the cache, your kernel moves the queries and outputs: $576 + 512$ numbers for each head. At 64 heads and only
+# 64 tokens they are nearly twice as many bytes as the cache. At 32,768 tokens they would be a 270th of it.
 #
-# Then the time. On a GPU the cell below measures a step for 16, 64 and 128 heads. Beside it stands the floor, which is
-# the longer of two times: that of reading the rows, and that of the arithmetic. **Predict** which of the two it is in
-# each line. Without a GPU the cell prints the floors of an H200 by its datasheet alone, because a kernel's time in the
-# interpreter means nothing.
+# Now the time. On a GPU the cell below measures a step for 16, 64 and 128 heads. It also prints the floor, the least
+# time that a step can take: the longer of the time to read the rows and the time for the arithmetic. **Predict** which
+# of the two is longer in each line. Without a GPU the cell prints only the floors of an H200 by its datasheet, because
+# a kernel's time in the interpreter means nothing.
 
 # %%
 def floors(batch, heads, length, bandwidth, rate):
@@ -566,20 +580,21 @@ for heads in (16, 64, 128):
     print(line)
 
 # %% [markdown]
-# Two things keep this kernel from its floor on a Hopper card. It has one program for each 64 heads of each sequence,
-# so it needs a large batch; the section on splits changes that. And at 64 rows and 512 columns the registers are not
-# enough. Compiled for an H100 by Triton 3.9, it takes all 255 that a thread can have, and keeps 464 bytes more in
-# memory. The section on the seesaw shows what FlashMLA does about that.
+# This kernel stays above its floor on a Hopper card, for two reasons. It has one program for each 64 heads of each
+# sequence, so it needs a large batch to fill the chip; the section on splits changes that. And a tile of 64 rows and
+# 512 columns needs more registers than there are, so the compiler *spills*: it puts some of the numbers into memory and
+# fetches them again. Compiled for an H100 by Triton 3.9, each thread takes all 255 registers that it can have, and
+# keeps 464 bytes more in memory. The section on the seesaw shows what FlashMLA, DeepSeek's own kernel, does about that.
 #
 # ## Rows come in tiles of 64
 #
-# A tile of 64 rows has a price of its own. Rows are query heads, or with speculative decoding query heads times query
-# tokens. The tensor cores of a Hopper card multiply 64 rows at a time, so a tile with 16 rows takes as long as one with
-# 64. And 65 rows take two tiles.
+# The rows of a tile are query heads or, with speculative decoding, query heads times query tokens. The tensor cores of
+# a Hopper card multiply 64 rows at a time. So a tile with 16 rows takes as long as one with 64, and 65 rows take two
+# tiles.
 #
-# So here is a prediction that you can make without a GPU. FlashMLA computes 16 heads with 1 to 5 query tokens, for
-# 4096 tokens of context. How does the time change from 1 to 4 query tokens, and how from 4 to 5? A
-# [report in its repository](https://github.com/deepseek-ai/FlashMLA/issues/30) has the times on an H20.
+# That lets you make a prediction without a GPU. FlashMLA computes 16 heads with 1 to 5 query tokens, for 4096 tokens of
+# context. How much longer does it take with 4 query tokens than with 1, and with 5 than with 4? A [report in its
+# repository](https://github.com/deepseek-ai/FlashMLA/issues/30) has the times on an H20.
 
 # %%
 predict("11 from 4 to 5 query tokens", ..., "times as long")
@@ -591,43 +606,44 @@ measured("11 from 4 to 5 query tokens", REPORTED[5] / REPORTED[4], "times as lon
 draw_tile_steps(heads=16, tile_rows=64)
 
 # %% [markdown]
-# Four query tokens take 2 % longer than one, and five take nearly twice as long as four. So a draft of three guesses is
-# free in attention, because with the token before them they make 64 rows. A fourth guess would have to be right very
-# often to pay.
+# Four query tokens take 2 % longer than one, and five take nearly twice as long as four. So guessing three tokens ahead
+# costs attention nearly nothing, because with the token before them they make 64 rows. A fourth guess would have to be
+# right very often to be worth its time.
 #
-# The same step shows at the other end. On an H200, a kernel made of tiles with 32 heads reached 27 TFLOP/s, and with
-# tiles of 64 heads 440 TFLOP/s
-# ([tilelang#662](https://github.com/tile-ai/tilelang/issues/662), 64 heads). Below 64 rows the fast instructions of
-# Hopper, `wgmma`, cannot be used.
+# Tiles with fewer than 64 rows are slow too, because they cannot use `wgmma`, Hopper's fast instruction for products.
+# For 64 heads on an H200, a kernel with tiles of 32 heads reached 27 TFLOP/s, and with tiles of 64 heads 440 TFLOP/s
+# ([tilelang#662](https://github.com/tile-ai/tilelang/issues/662)).
 # %% [markdown]
-# ## Split the rows, and a split without any · deeper
+# ## Split the rows · deeper
 #
-# One sequence with 128 heads is two programs on a chip with 132 multiprocessors. Chapter 08's answer works here too:
-# cut the rows into *splits*, attend to each, and merge. With one shared row per token there is no KV head to multiply
-# the programs, so splits matter more than ever.
+# One sequence with 128 heads makes two programs, on a chip with 132 multiprocessors. Chapter 08's answer works here
+# too: cut the cache's rows into *splits*, attend to each, and merge. In chapter 08 a sequence with 8 KV heads had 8
+# programs even without splits. Here there is only one KV head, so splits matter even more.
 #
-# How many? The programs of one launch are sequences, times blocks of 64 heads, times splits. They should fill the
-# *slots*, the places for running programs, once. A rule that looks at the length alone gives 64 sequences as many
-# splits each as a single one, and then most of the work is merging. vLLM had such a rule, and one that counts the
-# programs gained 21.7 % on an AMD card ([vllm#50629](https://github.com/vllm-project/vllm/issues/50629)).
+# How many splits do you need? The programs of one launch are sequences, times blocks of 64 heads, times splits. They
+# should fill the chip's *slots*, the places for running programs, once. A rule that looks only at the length gives each
+# of 64 sequences as many splits as it gives a single one, and then most of the work is merging. vLLM had such a rule,
+# and one that counts the programs gained 21.7 % on an AMD card
+# ([vllm#50629](https://github.com/vllm-project/vllm/issues/50629)).
 #
 # Two things are new in the kernels:
 #
-# - **A split may be empty.** 5 tokens in 7 splits of ⌈5 / 7⌉ = 1 leave two without any. Such a split must store zeros
-#   and a log-sum-exp of $-\infty$. If it stores nothing, the merge reads memory that nobody wrote. If it divides 0 by
-#   0, one NaN spreads to the whole row.
+# - **A split may be empty.** Cut 5 tokens into 7 splits: each has ⌈5 / 7⌉ = 1 token, so the last two have none. An
+#   empty split must store zeros and a log-sum-exp of $-\infty$. If it stores nothing, the merge reads memory that
+#   nobody wrote. If it divides 0 by 0, one NaN spreads to the whole row.
 # - **The merge is wide.** In chapter 08 a program loaded the results of all splits as one tile. With 64 splits of 512
-#   float32 numbers that tile has 131 KB, too much for one program. So loop over the splits, and hold one row.
+#   float32 numbers that tile has 131 KB, too much for one program. So loop over the splits, and hold one result at a
+#   time.
 #
-# Begin the split kernel with your kernel of 11.3.
+# Start the split kernel from your kernel of 11.3.
 
 # %%
 # Exercise 11.4 · Split and merge
 def latent_splits(batch: int, heads: int, length: int, slots: int) -> int:
-    """How many splits: as many as fit beside each other in one wave, but none shorter than 64 rows.
+    """How many splits: as many as fit in one wave, but at most one for every 64 rows, rounded up.
 
-    The programs of a launch are batch times the blocks of 64 heads (the last may be smaller) times the splits. They
-    must not be more than slots. There are at most ⌈length / 64⌉ splits, and always at least 1.
+    The number of programs of a launch is batch, times blocks of 64 heads (the last may be smaller), times splits. It
+    must not exceed slots. There are at most ⌈length / 64⌉ splits, and always at least 1.
     """
     # BEGIN SOLUTION
     programs = batch * -(-heads // 64)
@@ -641,7 +657,7 @@ def latent_split_kernel(
     query_batch_stride, query_head_stride, cache_batch_stride, cache_token_stride, scale_log2,
     ROWS: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Program (block of heads, split, sequence). Its results: row (sequence · heads + head) · splits + split."""
+    """Program (block of heads, split, sequence). It stores in row (sequence · heads + head) · splits + split."""
     # BEGIN SOLUTION
     split = tl.program_id(1)
     sequence = tl.program_id(2).to(tl.int64)
@@ -707,7 +723,7 @@ def latent_merge_kernel(
 
 
 def split_latent_decode(query, cache, lengths, scale, value_dim, splits):
-    """The same as `latent_decode` of 11.3, by two kernels: one attends to each split, and one merges.
+    """The same as `latent_decode` of 11.3, in two kernels: one attends to each split, and one merges the results.
 
     Args:
         query, cache, lengths, scale, value_dim: as in 11.3, with any number of heads from 1 on, value_dim 16, 32, 64,
@@ -718,9 +734,9 @@ def split_latent_decode(query, cache, lengths, scale, value_dim, splits):
 
     Returns:
         [batch, heads, value_dim], in query's dtype, and contiguous; zeros for a sequence of length 0. The bytes are
-        counted: every row is loaded once for up to 64 heads, and what the splits leave, at most value_dim + 1 float32
-        numbers for each split and head, is written once and read once. PyTorch must not copy the cache. No tensor that
-        you make may have more elements than the cache, or than these results of all splits.
+        counted: load every row once for up to 64 heads, and write and read the partial results once. These are at most
+        value_dim + 1 float32 numbers for each split and head. PyTorch must not copy the cache. No tensor that you make
+        may have more elements than the cache, or than the partial results of all splits.
     """
     # BEGIN SOLUTION
     batch, heads, width = query.shape
@@ -745,9 +761,9 @@ def split_latent_decode(query, cache, lengths, scale, value_dim, splits):
 best_latent_splits, best_split_latent_decode = check("11.4", latent_splits, split_latent_decode).best
 
 # %% [markdown]
-# How many splits does your rule choose on a card with 132 multiprocessors, and what do the partial results cost? They
-# are $2 \cdot 513 \cdot 4$ bytes for each split and head, written once and read once. **Predict** the last column of
-# the first line.
+# How many splits does your rule choose on a card with 132 multiprocessors, and what do the partial results cost? Each
+# split stores 513 float32 numbers for each head, an output and its log-sum-exp. They are written once and read once, so
+# they take $2 \cdot 513 \cdot 4$ bytes. **Predict** the last column of the first line.
 
 # %%
 print("batch  heads   tokens   splits   partial results, written and read, in percent of the cache")
@@ -757,21 +773,21 @@ for batch, heads, length in ((1, 128, 32_768), (1, 16, 32_768), (16, 128, 8192),
     print(f"{batch:>5} {heads:>6} {length:>8,} {splits:>8} {extra:>20.1%}")
 
 # %% [markdown]
-# In chapter 08 the partial results were a thousandth of the cache. Here they are 92 % of it in the first line: 66
-# splits for each of 128 heads, against a cache that is 57 times smaller. So the merge is no detail. A launch that
-# fills the chip once is enough, and more splits would only add bytes.
+# In chapter 08 the partial results were a thousandth of the cache. Here, in the first line, they are 92 % of it: each
+# of 128 heads has 66 splits, and the cache is 57 times smaller. So the merge counts. Fill the chip once and stop there,
+# because more splits only add bytes.
 #
 # ## The seesaw · deeper
 #
-# On Hopper the products run on groups of four warps (*warp groups*), and to keep the tensor cores busy you want two of
-# them at work: one multiplies while the other computes its softmax. In chapter 09 each warp group has an output tile of
-# its own. That does not fit here. One tile of 64 × 512 float32 numbers fills half of a multiprocessor's registers,
-# and two would fill all of them.
+# On Hopper a product of tiles runs on a group of four warps, a *warp group*. To keep the tensor cores busy you want two
+# groups at work, so that one multiplies while the other computes its softmax. In chapter 09 each warp group has an
+# output tile of its own. Here that does not fit: one tile of 64 × 512 float32 numbers fills half of a multiprocessor's
+# registers, and two would fill all of them.
 #
-# FlashMLA's answer is called the *seesaw*. Two warp groups, which we call workers, share **one** output tile: the left
-# worker owns columns 0 to 255 and the right worker columns 256 to 511. They also share the work on the scores. Take two
-# blocks of keys, the even one and the odd one. The left worker computes the scores and weights of the even block, the
-# right worker those of the odd block. Then they exchange the weights, and each adds *both* blocks to its own half.
+# FlashMLA solves this with the *seesaw*. Two warp groups, which we call workers, share **one** output tile: the left
+# worker owns columns 0 to 255 and the right worker columns 256 to 511. They also divide the work on the scores. Take
+# two blocks of keys, an even one and an odd one. The left worker computes the scores and weights of the even block, and
+# the right worker those of the odd block. Then they exchange the weights, and each adds *both* blocks to its own half.
 
 # %%
 from course_lib.figures.latent.seesaw import draw_seesaw
@@ -779,20 +795,22 @@ from course_lib.figures.latent.seesaw import draw_seesaw
 draw_seesaw()
 
 # %% [markdown]
-# The difficulty is the running maximum. Let $m$ be the maximum before the pair. The even block raises it to $m_0 \ge m$
-# and the odd block raises it to $m_1 \ge m_0$. The even weights were measured from $m_0$ when they were computed, and
-# the odd ones from $m_1$. In the end everything must be measured from $m_1$. So each half of the output is rescaled by
-# $e^{m - m_0}$ and $e^{m_0 - m_1}$ on the way, and the even block's contribution by $e^{m_0 - m_1}$, each exactly once.
-# With $m = 1$, $m_0 = 3$ and $m_1 = 4$, what was there before shrinks by $e^{-3}$ and the even block by $e^{-1}$.
+# The difficulty is the running maximum. Let $m$ be the maximum before the pair. The even block raises it to $m_0 \ge
+# m$, and the odd block raises that to $m_1 \ge m_0$. A score $s$ of the even block became the weight $e^{s - m_0}$, so
+# we say that it is *measured from* $m_0$. The weights of the odd block are measured from $m_1$, and in the end
+# everything must be. So each half of the output is multiplied by $e^{m - m_0}$ and by $e^{m_0 - m_1}$ on the way, and
+# the even block's contribution by $e^{m_0 - m_1}$, each exactly once. With $m = 1$, $m_0 = 3$ and $m_1 = 4$, the old
+# output shrinks by $e^{-3}$ and the even block's contribution by $e^{-1}$.
 #
-# In which order a worker does this is free, and that is the point: the left worker can add its own even block at once
-# and the odd one when its weights arrive, and the right worker the other way round. Write the step of one pair in
-# PyTorch. The check watches that no tensor is wider than one worker's half, so no product may cover both halves.
+# A worker may take these steps in any order, and that keeps both at work. The left worker adds its own even block at
+# once and the odd one when its weights arrive. The right worker does the opposite. Write the step of one pair in
+# PyTorch. The check refuses any tensor that is larger than one worker's half of the output, so no product may cover
+# both halves.
 
 # %%
 # Exercise 11.5 · The seesaw
 def seesaw_attention(query, cache, scale, value_dim, block):
-    """Latent attention of one sequence by two workers that each own half of the output's columns.
+    """Latent attention of one sequence by two workers, each of which owns half of the output's columns.
 
     Args:
         query: [heads, width], float32, any strides: absorbed queries, width at least value_dim.
@@ -800,7 +818,7 @@ def seesaw_attention(query, cache, scale, value_dim, block):
             multiple of 2 · block, and at least that.
         scale: the factor of the scores, a float.
         value_dim: even, and at least 2 · block.
-        block: keys of a block.
+        block: the number of keys in a block.
 
     Returns:
         (left, right): columns 0 to value_dim / 2 - 1 and value_dim / 2 to value_dim - 1 of softmax(scale · query ·
@@ -838,37 +856,38 @@ best_seesaw_attention = check("11.5", seesaw_attention).best
 # %% [markdown]
 # ## Expanded for prefill, absorbed for decode
 #
-# The absorbed form is better for one query token. Is it always? Its scores and sums cost $2 \cdot 1088$ FLOPs for each
-# head and each pair of a query and a key, and those of the expanded form only $2 \cdot 320$. The expanded form pays
-# once for each token of context, $2 \cdot 512 \cdot 256$ FLOPs a head, whatever the number of queries. So with $T$
-# query tokens on a long context, the FLOPs are equal where
+# For one query token the absorbed form is better. For many it is not, because its work for each query is larger. For
+# each head and each pair of a query and a key, the absorbed form takes $2 \cdot 1088$ FLOPs for the score and the sum,
+# and the expanded form only $2 \cdot 320$. The expanded form also takes $2 \cdot 512 \cdot 256$ FLOPs for each head and
+# token of context, but only once, however many queries there are. So with $T$ query tokens on a long context, the FLOPs
+# are equal where
 #
 # $$T \cdot (1088 - 320) = 512 \cdot 256 \quad\Rightarrow\quad T = 171.$$
 #
 # A prompt has thousands of query tokens, so *prefill* is expanded. A decode step has one to eight, so it is absorbed.
-# But FLOPs are half of it: the expanded form also writes all the keys and values to memory and reads them again. Count
-# both, and choose.
+# But FLOPs are only half of the cost: the expanded form also writes all the keys and values to memory and reads them
+# again. Count both, and choose.
 
 # %%
 # Exercise 11.6 · Choose the form
 def form_work(form, heads, context, query_tokens, latent_dim, rope_dim, head_dim, item_bytes):
-    """(FLOPs, bytes) of one layer's latent attention for one sequence, in one of its two forms.
+    """(FLOPs, bytes) that one layer's latent attention takes for one sequence, in one of its two forms.
 
     Args:
         form: "absorbed" or "expanded".
         heads: query heads.
         context: tokens in the cache, the query tokens included.
         query_tokens: the last tokens of the context, 1 to context. Each sees all tokens up to itself (causal), so the
-            last one sees `context` of them, the one before it one less, and so on.
-        latent_dim, rope_dim: numbers of a row of the cache.
-        head_dim: of each head's queries and keys without their rotary part, and of its values.
+            last one sees `context` tokens, the one before it one token less, and so on.
+        latent_dim, rope_dim: how many numbers a row of the cache has for the latent and for the rotary key.
+        head_dim: length of each head's queries and keys without their rotary part, and of its values.
         item_bytes: bytes of a number.
 
     Returns:
-        FLOPs: a multiply-add is two, and the softmax is not counted. *Absorbed*: W_UK on every query, a score of
-        latent_dim + rope_dim terms and a sum of latent_dim numbers for every pair of a query and a token that it sees,
-        and W_UV on every output. *Expanded*: W_UK and W_UV on every token of the context, and a score of head_dim +
-        rope_dim terms and a sum of head_dim numbers for every pair.
+        FLOPs: a multiply-add is two, and the softmax is not counted. A pair is a query and a token that it sees.
+        *Absorbed*: W_UK on every query, W_UV on every output, and for every pair a score of latent_dim + rope_dim terms
+        and a sum of latent_dim numbers. *Expanded*: W_UK and W_UV on every token of the context, and for every pair a
+        score of head_dim + rope_dim terms and a sum of head_dim numbers.
         bytes: both forms read the cache and both weights (heads · head_dim · latent_dim numbers each) once. The
         expanded form also writes the keys (without their rotary part, which stays shared) and values of all heads once
         and reads them once. Queries and outputs are not counted.
@@ -886,7 +905,7 @@ def form_work(form, heads, context, query_tokens, latent_dim, rope_dim, head_dim
 
 
 def choose_form(heads, context, query_tokens, latent_dim, rope_dim, head_dim, item_bytes, rate, bandwidth):
-    """"absorbed" or "expanded": the form that takes less time by its `form_work`, absorbed if both take as long.
+    """"absorbed" or "expanded": the form that takes less time by its `form_work`, absorbed if both take equally long.
 
     A form's time is the longer of two: its FLOPs at `rate` (FLOP/s), and its bytes at `bandwidth` (bytes/s). The other
     arguments are those of form_work.
@@ -906,9 +925,9 @@ def choose_form(heads, context, query_tokens, latent_dim, rope_dim, head_dim, it
 best_form_work, best_choose_form = check("11.6", form_work, choose_form).best
 
 # %% [markdown]
-# The picture draws the time of both forms on an H200 by its datasheet, for 32,768 tokens of context and more and more
-# query tokens. **Predict** before you look: where do the two lines cross, at 171 query tokens or elsewhere, and what
-# does the time do between 1 and 8?
+# The picture draws the time of both forms on an H200 by its datasheet, for 32,768 tokens of context and a growing
+# number of query tokens. **Predict** before you look: do the two lines cross at 171 query tokens or elsewhere? And how
+# does the time of the absorbed form change from 1 to 8?
 
 # %%
 from course_lib.figures.latent.crossing import draw_form_times
@@ -933,19 +952,19 @@ for heads in (128, 16):
 draw_form_times(form_times, "128 heads, 32,768 tokens of context, an H200 by its datasheet")
 # %% [markdown]
 # At 32,768 tokens the lines cross near 171, because there both forms are limited by arithmetic. Up to 8 query tokens
-# the expanded form takes 15 to 75 times as long. From 1 to 2 query tokens the absorbed form takes a quarter longer, and
-# not twice as long. With one, it waits for memory: a single sequence reads the weights too, and these are nearly as
-# many bytes as its cache. From 2 on its time grows with the query tokens.
+# the expanded form takes 15 to 75 times as long. From 1 to 2 query tokens the absorbed form takes only a quarter
+# longer, not twice as long, because with one query token it waits for memory. (A single sequence also reads the
+# weights, which are nearly as many bytes as its cache.) From 2 on, its time grows with the number of query tokens.
 #
 # ## Finale: your kernel runs the model
 #
-# Three versions of the course's small model, trained alike on the same text: with 4 full heads, with 2 KV heads, and
-# with latent attention. The last has 4 heads of 16 + 16 numbers on a row of 32 + 16. It writes text with your kernel
-# (11.3) for every token after the prompt, and your `choose_form` (11.6) decides for each call whether it goes through
-# the absorbed or the expanded form.
+# Here you run three versions of the course's small model, trained alike on the same text: with 4 full heads, with 2 KV
+# heads, and with latent attention. The third has 4 heads with queries of 16 + 16 numbers, on a row of 32 + 16. It
+# writes text with your kernel (11.3) for every token after the prompt. Your `choose_form` (11.6) decides whether the
+# prompt goes through the absorbed or the expanded form.
 #
-# **Predict** with your functions of 11.1: how many bytes does a token leave in each of the three caches, in float32 and
-# 4 layers? And which form does your rule choose for the prompt of 10 bytes?
+# **Predict** with your functions of 11.1: how many bytes does a token leave in each of the three caches, with 4 layers
+# in float32? And which form does your rule choose for the prompt of 10 bytes?
 
 # %%
 import textwrap
@@ -958,7 +977,7 @@ chosen = []
 
 
 def model_form(heads, context, query_tokens):
-    """Which form the model's new tokens go through, by your rule and an H200's datasheet."""
+    """The form in which the model's new tokens are computed, by your rule and an H200's datasheet."""
     form = best_choose_form(
         heads, context, query_tokens, sizes.latent_dim, sizes.rope_dim, sizes.nope_dim, 4,
         h200.matmul_rate["float16"], h200.bandwidth,
@@ -989,8 +1008,8 @@ print(f"the prompt of {chosen[0][0]} bytes went through the {chosen[0][1]} form"
 
 # %% [markdown]
 # Does the model write the same with the expanded form? It should, because absorbing only changes the order of products.
-# The next cell compares the logits of both forms for the same text, and then draws what the three caches cost and what
-# they are worth: bytes of a token against the loss on text that no model has read. **Predict** the order of the losses.
+# The next cell compares the logits of both forms for the same text. Then it draws each model's loss, on text that no
+# model has read, over the bytes that a token leaves in its cache. **Predict** the order of the losses.
 
 # %%
 from course_lib.figures.latent.loss_against_bytes import draw_loss_against_bytes
@@ -1012,32 +1031,31 @@ token_bytes = {
 draw_loss_against_bytes({name: (token_bytes[name], loss_on(model, unseen)) for name, model in kinds.items()})
 
 # %% [markdown]
-# A model as small as this one, trained for seconds, says little about quality. So read the picture for its first axis:
-# the row of 48 numbers stands beside caches of 128 and 256. For the second axis there are the papers. DeepSeek-V2
-# compared MLA with full multi-head attention in models of 16 and 250 billion parameters. MLA came out better, with
-# 14 % and 4 % of the cache (its table 9).
+# A model as small as this one, trained for seconds, says little about quality. So read only the horizontal axis of the
+# picture: in each layer, a row of 48 numbers against caches of 128 and 256. For the loss, look at the papers.
+# DeepSeek-V2 compared MLA with full multi-head attention in models of 16 and 250 billion parameters. MLA came out
+# better, with 14 % and 4 % of the cache (its table 9).
 #
 # ## What production systems do
 #
 # - **Kernels.** [FlashMLA](https://github.com/deepseek-ai/FlashMLA) is DeepSeek's own, with the seesaw of exercise
-#   11.5. Its authors report up to 3000 GB/s where memory is the limit and up to 660 TFLOP/s where arithmetic is, on an
-#   H800. How fast it is depends on the context: for a batch of 128 and 128 heads, a user measured 339 TFLOP/s at 1,000
-#   tokens and 613 at 16,600
-#   ([flash-attention#1770](https://github.com/Dao-AILab/flash-attention/issues/1770), a Hopper card). FlashInfer has
-#   kernels of its own for several cards. In plain Triton like yours, FlagGems reached 64 % of FlashMLA's rate at a
-#   context of 1,000 and 51 % at 33,000, on an H800
+#   11.5. On an H800 its authors report up to 3000 GB/s where memory is the limit and up to 660 TFLOP/s where arithmetic
+#   is. How fast it is depends on the context: for a batch of 128 and 128 heads, a user measured 339 TFLOP/s at 1,000
+#   tokens and 613 at 16,600 ([flash-attention#1770](https://github.com/Dao-AILab/flash-attention/issues/1770), a Hopper
+#   card). FlashInfer has kernels of its own for several cards. In plain Triton like yours, FlagGems reached 64 % of
+#   FlashMLA's rate at a context of 1,000 and 51 % at 33,000, on an H800
 #   ([FlagGems#510](https://github.com/flagos-ai/FlagGems/issues/510)).
-# - **Both forms.** vLLM names the two forms by what they save: a *compute-friendly* way for prefill, which is the
-#   expanded form, and a *data-movement-friendly* way for decode, the absorbed one. Its scheduler decides by
-#   whether a call is a prefill or a decode.
+# - **Both forms.** vLLM names the two forms by what they save. Prefill takes the *compute-friendly* way, which is the
+#   expanded form. Decode takes the *data-movement-friendly* way, which is the absorbed form. vLLM's scheduler decides
+#   by whether a call is a prefill or a decode.
 # - **Tensor parallelism.** Because every rank would hold the whole latent, SGLang and vLLM offer *data-parallel
 #   attention*: each GPU takes whole sequences with all their heads, and only the other layers are divided. That also
-#   keeps the intensity high, 1.89 × 128 instead of 1.89 × 16.
+#   keeps the intensity high, at 1.89 × 128 = 242 FLOP/byte instead of 1.89 × 16 = 30.
 # - **Speculation.** DeepSeek-V3 was trained with a part that predicts one more token, so a step can check 2 query
-#   tokens for each sequence. With 16 heads on a rank these are 32 rows, which still fit into one tile of 64.
+#   tokens for each sequence. With 16 heads on a rank that makes 32 rows, which still fit into one tile of 64.
 #
-# **What is still missing.** Your kernel reads a contiguous cache. Serving engines page it as in chapter 06, and a page
-# holds rows of 576 numbers. The library's own kernel in `course_lib/kernels/latent/` does that.
+# **What is still missing.** Your kernel reads a contiguous cache. Serving engines page it as in chapter 06, so a page
+# holds rows of 576 numbers. The library's own kernel in `course_lib/kernels/latent/` reads such pages.
 #
 # ## Papers
 #

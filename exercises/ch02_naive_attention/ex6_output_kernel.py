@@ -148,7 +148,8 @@ def _divided_by_the_row_sum(case, seen, got):
         return False
     divided = probabilities @ value / probabilities.sum(dim=-1, keepdim=True)
     size = float(divided.nan_to_num().abs().max())
-    return torch.allclose(got.double(), divided, rtol=1e-2, atol=1e-2 * size, equal_nan=True)
+    is_divided = torch.allclose(got.double(), divided, rtol=1e-2, atol=1e-2 * size, equal_nan=True)
+    return is_divided and not torch.allclose(got.double(), probabilities @ value, rtol=1e-2, atol=1e-2 * size)
 
 
 EXERCISE = Exercise(

@@ -28,11 +28,11 @@ def cache_cases(draw):
     return [
         Case("DeepSeek-V3's heads, all of them, 16 bits", (61, 128, 128, 2, 1), "heads_token_bytes"),
         Case("Llama-3-70B on one GPU", (80, 8, 128, 2, 1), "heads_token_bytes"),
-        Case("the same on 8", (80, 8, 128, 2, 8), "heads_token_bytes"),
-        Case("the same on 16: two ranks for each head", (80, 8, 128, 2, 16), "heads_token_bytes"),
+        Case("Llama-3-70B on 8 GPUs", (80, 8, 128, 2, 8), "heads_token_bytes"),
+        Case("Llama-3-70B on 16 GPUs: two ranks for each head", (80, 8, 128, 2, 16), "heads_token_bytes"),
         Case(f"12 KV heads on 3, {layers} layers", (layers, 12, 80, item_bytes, 3), "heads_token_bytes"),
         Case("DeepSeek-V3's latents, 16 bits", (61, 512, 64, 2, 1), "latent_token_bytes"),
-        Case("the same on 8 GPUs", (61, 512, 64, 2, 8), "latent_token_bytes"),
+        Case("DeepSeek-V3's latents on 8 GPUs, 16 bits", (61, 512, 64, 2, 8), "latent_token_bytes"),
         Case(f"256 + 32, {layers} layers", (layers, 256, 32, item_bytes, 2), "latent_token_bytes"),
         Case("8 KV heads against 512 + 64", (8, 128, 512, 64), "ranks_until_even"),
         Case("128 KV heads against 512 + 64", (128, 128, 512, 64), "ranks_until_even"),
@@ -46,21 +46,22 @@ def cache_cases(draw):
 DIVIDED = "max(1, key_heads // ranks)"
 SIZE = "2 * layers * heads_here * head_dim * item_bytes"
 NO_HEAD = (
-    "A rank has no head, or a part of one. A head cannot be divided: with more ranks than heads each keeps a copy."
+    "With more ranks than heads, a rank was given no head, or a part of one. A head cannot be divided: then each rank "
+    "keeps a copy of one."
 )
 LATENT_SHARED = (
-    "The latent is shared out among the ranks. Every head needs all of it, so every rank keeps the whole row, however "
-    "many there are."
+    "The latent was divided among the ranks. Every head needs all of it, so every rank keeps the whole row, however "
+    "many ranks there are."
 )
 FITS = "key_heads % ranks == 0 and 2 * key_heads // ranks * head_dim <= latent_dim + rope_dim"
 HEADS = (
-    *edits("Keys and values are both kept: multiply by 2.", values_forgotten=(SIZE, SIZE[4:])),
+    *edits("Only keys or only values are counted. Both are cached: multiply by 2.", values_forgotten=(SIZE, SIZE[4:])),
     *edits("`layers` is missing as a factor.", layers_forgotten=("2 * layers *", "2 *")),
     *edits("`item_bytes` is missing: numbers are counted and not bytes.", bytes_forgotten=(" * item_bytes", "")),
     *edits("`head_dim` is missing as a factor.", head_dim_forgotten=(" * head_dim", "")),
     *edits(NO_HEAD, no_head_left=(DIVIDED, "key_heads // ranks"),
         no_head_left__a_part=(f"heads_here = {DIVIDED}", "heads_here = key_heads / ranks")),
-    *edits("The heads are not shared out: every rank is counted with all of them. It keeps key_heads // ranks.",
+    *edits("Every rank is counted with all heads. They are divided among the ranks: each keeps key_heads // ranks.",
         not_divided_among_ranks=(DIVIDED, "key_heads")),
 )  # fmt: skip
 LATENTS = (
@@ -69,7 +70,7 @@ LATENTS = (
         latent_shared_out__the_latent_alone=("latent_dim + rope_dim", "latent_dim // ranks + rope_dim"),
         latent_shared_out__as_quotient=("layers * row * item_bytes", "layers * row * item_bytes / ranks")),
     *edits("The rotary key is missing: a row is latent_dim + rope_dim numbers.", rope_forgotten=(" + rope_dim", "")),
-    *edits("The row is counted twice. The latent is key and value at once, and it is stored once.",
+    *edits("The row is counted twice. Keys and values are both computed from the latent, so it is stored once.",
         key_and_value_counted=("layers * row", "2 * layers * row"),
         key_and_value_counted__the_latent=("latent_dim + rope_dim", "2 * latent_dim + rope_dim")),
     *edits("`layers` is missing as a factor.", layers_forgotten=("layers * row", "row")),
@@ -79,15 +80,16 @@ RANKS = (
     *edits("Only keys are counted, not values: a KV head is 2 · head_dim numbers.",
         values_forgotten=("2 * key_heads // ranks", "key_heads // ranks")),
     *edits("The rotary key is a part of the row: latent_dim + rope_dim numbers.", rope_forgotten=(" + rope_dim", "")),
-    *edits("Where both are equal, the heads leave at most as much: that number of ranks will do.",
+    *edits("Equal bytes count too: the heads then leave at most as much as the latent. Compare with <=.",
         strictly_less=("<=", "<")),
-    *edits("A number of ranks that does not divide key_heads was taken. Heads cannot be shared out evenly then.",
+    *edits("The result is a number of ranks that does not divide key_heads, so the heads cannot be divided evenly.",
         uneven_ranks=("key_heads % ranks == 0 and ", ""),
         uneven_ranks__as_a_quotient=(FITS, "2 * key_heads * head_dim <= (latent_dim + rope_dim) * ranks")),
-    *edits("key_heads ranks are allowed too: one head on each.", last_left_out=("key_heads + 1", "key_heads")),
-    *edits("The latent was shared out as well. Every rank keeps the whole row.",
+    *edits("The number of ranks may be key_heads itself, with one head on each. Let the loop reach it.",
+        last_left_out=("key_heads + 1", "key_heads")),
+    *edits("The latent was divided among the ranks too. Every rank keeps the whole row.",
         latent_shared_out=("<= latent_dim + rope_dim", "<= (latent_dim + rope_dim) / ranks")),
-    *edits("Where no number of ranks is enough the result is None.",
+    *edits("When no number of ranks is enough, the result is None.",
         none_forgotten=("return None", "return key_heads")),
     *edits("Only powers of two were tried. Any divisor of key_heads counts.",
         powers_of_two=("key_heads % ranks == 0", "key_heads % ranks == 0 and ranks & (ranks - 1) == 0")),
@@ -122,11 +124,11 @@ EXERCISE = Exercise(
         model_of(even_ranks, RANKS, entry="ranks_until_even", none_is_a_result=True),
     ),
     hints=(
-        "heads_token_bytes is chapter 07's formula for one token. How many heads does a rank keep with 8 heads on 8 "
-        "ranks, and how many with 8 heads on 16?",
-        "A row of a latent cache is latent_dim + rope_dim numbers, once: it is key and value. Does a rank need less of "
-        "it when it has fewer heads?",
+        "heads_token_bytes is chapter 07's formula for one token. With 8 heads, how many does a rank keep if there are "
+        "8 ranks? And if there are 16?",
+        "A row of a latent cache has latent_dim + rope_dim numbers. Keys and values are computed from the same row, so "
+        "it is stored once. Does a rank with fewer heads need less of it?",
         "For ranks_until_even try every number from 1 to key_heads that divides key_heads. A rank then keeps "
-        "2 * key_heads // ranks * head_dim numbers, which is to be at most latent_dim + rope_dim.",
+        "2 * key_heads // ranks * head_dim numbers, which must be at most latent_dim + rope_dim.",
     ),
 )

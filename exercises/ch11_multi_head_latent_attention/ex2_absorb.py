@@ -72,7 +72,7 @@ def absorb_cases(draw):
     return [
         case("4 heads of 16, a latent of 24, 30 tokens", 4, 16, 8, 24, 16, 30),
         case("one token", 3, 8, 4, 12, 10, 1),
-        case("values of another width than keys", 4, 16, 8, 24, 6, 30),
+        case("values that are narrower than keys", 4, 16, 8, 24, 6, 30),
         case("scores of ±150: exp overflows", 4, 16, 8, 24, 16, 40, 55.0),
         case("2 heads of 32, a latent of 16, 300 tokens: no key or value of a head fits", 2, 32, 8, 16, 32, 300),
         case("16 heads, a latent of 64, 500 tokens", 16, 32, 16, 64, 32, 500),
@@ -97,48 +97,46 @@ CONTRACT = Contract(
 )
 
 BOTH = "(absorbed @ latents.T + query_rope @ rope_keys.T) * head_dim**-0.5"
-SCALE = (
-    "The scale is 1/√(head_dim + rope_dim): the length that queries and keys have in the expanded form, such as 192. "
-)
+SCALE = "The scale is 1/√(head_dim + rope_dim). In the expanded form, queries and keys have that length, such as 192. "
 CHANGES = (
     *edits("The rotary part is missing from the scores: add query_rope @ rope_keys.T.",
         rope_forgotten=(" + query_rope @ rope_keys.T", "")),
-    *edits("Only one of the two parts of the scores is scaled. Add them first.",
+    *edits("The two parts of the scores do not have the same scale. Add them first, and then scale the sum.",
         rope_scaled_apart=(BOTH, "absorbed @ latents.T * head_dim**-0.5 + query_rope @ rope_keys.T"),
         rope_scaled_apart__latent=(BOTH, "absorbed @ latents.T + query_rope @ rope_keys.T * head_dim**-0.5"),
         rope_scaled_apart__each_by_its_own=(BOTH,
         "absorbed @ latents.T * query.shape[1] ** -0.5 + query_rope @ rope_keys.T * query_rope.shape[1] ** -0.5")),
-    *edits(SCALE + "Absorbing changes the order of products and no score, so the latent's length is no part of it.",
+    *edits(SCALE + "Absorbing changes no score, so the length of the latent is not part of the scale.",
         scale_by_the_latent=("head_dim**-0.5", "latent_dim**-0.5"),
         scale_by_the_latent__and_rope=("head_dim**-0.5", "cache.shape[1] ** -0.5")),
-    *edits(SCALE + "The rotary part belongs to it.",
+    *edits(SCALE + "You left out rope_dim.",
         scale_without_rope=("query.shape[1] + query_rope.shape[1]", "query.shape[1]")),
     *edits("The scores are not scaled by 1/√(head_dim + rope_dim).", scale_missing=(" * head_dim**-0.5", "")),
-    *edits("The scores are divided by head_dim + rope_dim, and not by its root.", root_missing=("-0.5", "-1.0")),
-    *edits("The softmax runs over the heads. Each head weighs the tokens: over the last dimension of [heads, length].",
+    *edits("The scores are divided by head_dim + rope_dim. Divide by its square root.", root_missing=("-0.5", "-1.0")),
+    *edits("The softmax runs over the heads. It must run over the tokens, the last dimension of [heads, length].",
         softmax_over_heads=("dim=1", "dim=0")),
-    *edits("The softmax runs over all heads and tokens at once. Each head has its own.",
+    *edits("One softmax runs over all heads and tokens. Each head needs a softmax of its own, over its tokens.",
         softmax_over_everything=("torch.softmax(scores, dim=1)",
         "torch.softmax(scores.flatten(), dim=0).view_as(scores)")),
-    *edits("exp overflows float32 above 88. Subtract each head's largest score first, or take torch.softmax.",
+    *edits("exp overflows float32 above 88. Subtract each head's largest score first, or use torch.softmax.",
         no_maximum=("torch.softmax(scores, dim=1)", "scores.exp() / scores.exp().sum(1, keepdim=True)")),
-    *edits("The weights are not divided by their sum.",
+    *edits("The weights are not divided by their sum. Divide each head's weights by the sum over its tokens.",
         not_divided=("torch.softmax(scores, dim=1)", "(scores - scores.amax(1, keepdim=True)).exp()")),
-    *edits("A row is taken apart in the wrong order: the latent stands first, the rotary key behind it.",
+    *edits("A row was split in the wrong order: the latent comes first, and the rotary key after it.",
         rotary_key_first=("cache[:, :latent_dim], cache[:, latent_dim:]",
         "cache[:, query_rope.shape[1] :], cache[:, : query_rope.shape[1]]")),
-    *edits("All heads use the matrix of the first one. W_UK and W_UV belong to a head each.",
+    *edits("All heads use the first head's matrix. Each head has a W_UK and a W_UV of its own.",
         first_matrix_for_all=("query, key_up)", "query, key_up[:1].expand_as(key_up))"),
         first_matrix_for_all__values=("mixed, value_up)", "mixed, value_up[:1].expand_as(value_up))")),
-    *edits("W_UK is not the values' matrix. The weighted latents are multiplied with value_up.",
+    *edits("The weighted latents were multiplied by W_UK, the keys' matrix. Multiply them by value_up.",
         key_matrix_for_values=("mixed, value_up)", "mixed, key_up if key_up.shape == value_up.shape else value_up)")),
-    *edits("W_UV is not the keys' matrix. The query is multiplied with key_up.",
+    *edits("The query was multiplied by W_UV, the values' matrix. Multiply it by key_up.",
         value_matrix_for_keys=("query, key_up)", "query, value_up if key_up.shape == value_up.shape else key_up)")),
 )  # fmt: skip
 
 PER_HEAD = (
-    "Keys or values of a head were made for all tokens: a tensor of length · head_dim numbers. "
-    "Multiply the query by W_UK first, and W_UV with the weighted sum of latents."
+    "You computed a head's keys or values for all tokens, a tensor of length · head_dim numbers. "
+    "Multiply the query by W_UK first, and the weighted sum of latents by W_UV last."
 )
 
 
@@ -169,12 +167,12 @@ EXERCISE = Exercise(
         ),
     ),
     hints=(
-        "Slices of the cache are views, and cost nothing: cache[:, :latent_dim] and cache[:, latent_dim:].",
-        "Every head multiplies its query [head_dim] by its own matrix [head_dim, latent_dim]. That is one call: "
+        "Slices of the cache are views, so they copy nothing: cache[:, :latent_dim] and cache[:, latent_dim:].",
+        "Each head's query [head_dim] is multiplied by its own matrix [head_dim, latent_dim]. One call is enough: "
         'torch.einsum("hd,hdc->hc", query, key_up).',
-        "The scores are two products, [heads, latent_dim] with [latent_dim, length] and [heads, rope_dim] with "
-        "[rope_dim, length], added, and divided by √(head_dim + rope_dim).",
-        'weights @ latents is [heads, latent_dim]. Only then comes W_UV: torch.einsum("hc,hvc->hv", mixed, value_up).',
+        "The scores are the sum of two products, [heads, latent_dim] with [latent_dim, length] and [heads, rope_dim] "
+        "with [rope_dim, length]. Divide that sum by √(head_dim + rope_dim).",
+        'weights @ latents is [heads, latent_dim]. Apply W_UV after that: torch.einsum("hc,hvc->hv", mixed, value_up).',
     ),
     mistakes=(
         Mistake("keys_made_for_a_head", PER_HEAD, when=_made_per_head, cost=True),

@@ -59,7 +59,7 @@ def kernel_cases(draw):
 
     cases = [
         case("4 heads, 32 + 16 numbers in a row, lengths 32 and 64", 4, 32, 16, [32, 64], 64),
-        case("the same, one token later", 4, 32, 16, [33, 65], 80),
+        case("4 heads, 32 + 16 numbers in a row, lengths 33 and 65", 4, 32, 16, [33, 65], 80),
         case("one token", 2, 16, 16, [1], 20),
         case("a sequence without a token between two others", 3, 32, 16, [20, 0, 33], 40),
         case("20 heads: more than 16 rows", 20, 32, 16, [50], 60),
@@ -126,14 +126,15 @@ EXERCISE = Exercise(
         ReadByKernels((1,)),
     ),
     hints=(
-        "Start from your kernel of 7.5. The KV head goes, because there is only one. Instead program_id(0) says which "
-        "block of heads is meant: members = tl.program_id(0) * ROWS + tl.arange(0, ROWS), and mask those from `heads` "
-        "on.",
-        "Load the queries in two tiles, [ROWS, LATENT] and [ROWS, ROPE], and each block of rows likewise, [BLOCK_N, "
+        "Start from your kernel of 7.5. It needs no index of a KV head, because there is only one. Instead "
+        "program_id(0) is the block of heads: members = tl.program_id(0) * ROWS + tl.arange(0, ROWS). Mask those from "
+        "`heads` on.",
+        "Load the queries in two tiles, [ROWS, LATENT] and [ROWS, ROPE], and each block of the cache in two, [BLOCK_N, "
         "LATENT] and [BLOCK_N, ROPE]. The rotary columns are LATENT + tl.arange(0, ROPE).",
-        'scores = tl.dot(query, tl.trans(latents), input_precision="ieee"), plus the same of the rotary parts, and '
-        "only then times scale_log2. Set those of absent tokens to minus infinity.",
-        "No load for the values: accumulator * rescale[:, None] + tl.dot(weights.to(latents.dtype), latents, ...).",
+        'scores = tl.dot(query, tl.trans(latents), input_precision="ieee"), plus the same for the rotary parts. '
+        "Then multiply the sum by scale_log2, and set the scores of absent tokens to minus infinity.",
+        "The values are the latents that you already loaded: "
+        "accumulator * rescale[:, None] + tl.dot(weights.to(latents.dtype), latents, ...).",
         "rows = min(most_rows, max(16, triton.next_power_of_2(heads))), and grid = (triton.cdiv(heads, rows), batch).",
     ),
     mistakes=(
@@ -141,13 +142,13 @@ EXERCISE = Exercise(
         V_IS_TRANS_K,
         Mistake(
             "outside_the_queries",
-            "Queries or outputs of heads that do not exist were reached. Mask the load and the store with members < "
-            "heads. If both are masked, are two strides exchanged?",
+            "A load or store reached queries or outputs of heads that do not exist. Mask both with members < heads. "
+            "If they are masked, check whether two strides are exchanged.",
             when=lambda case, seen, got: any("query" in access or "output" in access for access in seen.out_of_bounds),
         ),
         Mistake(
             "outside_the_cache",
-            "Rows outside the cache were read. Mask the loads with tokens < length; if they are masked, check the "
+            "A load reached rows outside the cache. Mask the loads with tokens < length. If they are masked, check the "
             "cache's strides.",
             when=lambda case, seen, got: any("cache" in access for access in seen.out_of_bounds),
         ),

@@ -89,7 +89,7 @@ def split_cases(draw):
     strides = apart(draw, *drawn(draw, 4, 16, 16, [5, 3], 8))
     cases = [
         Case("one sequence of 32,768 tokens, 128 heads, 132 slots", (1, 128, 32_768, 132), "latent_splits"),
-        Case("64 such sequences", (64, 128, 32_768, 132), "latent_splits"),
+        Case("64 sequences of 32,768 tokens, 128 heads, 132 slots", (64, 128, 32_768, 132), "latent_splits"),
         Case("16 heads, 1000 tokens", (1, 16, 1000, 132), "latent_splits"),
         Case("more programs than slots", (200, 65, 4096, 108), "latent_splits"),
         Case("65 heads: two blocks", (3, 65, 100_000, 132), "latent_splits"),
@@ -149,28 +149,31 @@ def merged(outputs, lses):
 
 
 FROM_LENGTH = (
-    "The number of splits follows from the length alone. The programs are the batch times the blocks of heads times "
-    "the splits: with many of the first two, few splits fill the chip, and more only add to the merge."
+    "The number of splits was chosen without counting the other programs. There are batch times blocks of heads times "
+    "splits. When batch or blocks are many, few splits fill the chip, and more only make the merge longer."
 )
-BLOCKS = "A program takes up to 64 heads, so there are ⌈heads / 64⌉ blocks of them, not one for each head, and not one."
-NOT_SHORT = "A split has 64 rows at least: there are at most ⌈length / 64⌉ of them."
-LAST_ROWS = "The last rows belong to no split: length / splits was rounded down. A split has ⌈length / splits⌉ rows."
-NEXT_SPLIT = "A split's last tile goes on into the next split's rows. The mask ends where the split does."
-PAST_END = "The last split goes on behind the last token. A split ends where the sequence does, if that is earlier."
-SUMS = "The splits' results were added. Each is an average of its own: weigh it by exp(its log-sum-exp - the largest)."
-NOT_TOLD = "The weighted sum of the splits is not divided by the sum of their weights, which do not add up to 1."
+BLOCKS = "The blocks of heads are miscounted. A program takes up to 64 heads, so there are ⌈heads / 64⌉ blocks."
+NOT_SHORT = "There are too many splits for a short sequence. The limit is ⌈length / 64⌉ splits."
+LAST_ROWS = "The last rows are in no split: length / splits was rounded down. A split has ⌈length / splits⌉ rows."
+NEXT_SPLIT = "A split's last tile counts rows of the next split too. Mask the tokens from the end of the split on."
+PAST_END = "The last split goes on after the last token. End it at the smaller of its own end and the length."
+SUMS = (
+    "The splits' results were added. Each is an average over its own rows, so it needs a weight: "
+    "exp(its log-sum-exp - the largest)."
+)
+NOT_TOLD = "The weighted sum of the splits is not divided by the sum of their weights. The weights do not add up to 1."
 CHOSEN = (
     *edits(FROM_LENGTH, splits_from_length_alone=("min(slots // programs, -(-length // 64))", "-(-length // 64)"),
         splits_from_length_alone__and_slots=("slots // programs", "slots")),
-    *edits("The batch is forgotten: each sequence has programs of its own.", batch_forgotten=("batch * -(-", "-(-")),
+    *edits("The batch is missing: each sequence has programs of its own.", batch_forgotten=("batch * -(-", "-(-")),
     *edits(BLOCKS, heads_counted_singly=("-(-heads // 64)", "heads"),
         heads_counted_singly__as_one=("batch * -(-heads // 64)", "batch"),
         heads_counted_singly__rounded_down=("-(-heads // 64)", "max(1, heads // 64)")),
     *edits(NOT_SHORT, splits_too_short=("min(slots // programs, -(-length // 64))", "slots // programs")),
-    *edits("The number of blocks of 64 rows is rounded up: a rest makes a split too.",
+    *edits("length / 64 was rounded down. Round it up, because the rows left over make a split too.",
         rows_rounded_down=("-(-length // 64)", "length // 64")),
-    *edits("There is always one split at least.", none_at_all=("max(1, min(", "(min(")),
-    *edits("The programs may not be more than slots: round down.",
+    *edits("The result can be 0. There is always at least one split.", none_at_all=("max(1, min(", "(min(")),
+    *edits("There are more programs than slots. Round slots / programs down.",
         more_than_one_wave=("slots // programs", "-(-slots // programs)")),
 )  # fmt: skip
 WEIGHED = "(weights * outputs).sum(0) / torch.where(total == 0, 1.0, total)"
@@ -184,27 +187,31 @@ CHANGES = (
     *edits(PAST_END, past_the_end=("min(first + size, length)", "first + size")),
     *edits(AVERAGED, averaged_without_weights=(WEIGHED, "outputs.mean(0)")),
     *edits(SUMS, added_without_weights=(WEIGHED, "outputs.sum(0)")),
-    *edits(NOT_TOLD, not_divided=(WEIGHED, "(weights * outputs).sum(0)")),
-    *edits("A split's result is its sum of weights times rows, taken for an average. Divide it by its sum before it "
-        "is weighed by its log-sum-exp, or weigh it by exp(its maximum - the largest one).",
+    *edits(NOT_TOLD, not_divided=(WEIGHED, "(weights * outputs).sum(0)"),
+        not_divided__but_by_their_number=(WEIGHED, "(weights * outputs).mean(0)")),
+    *edits("A split's result was not divided by its sum of weights, but merged as if it were an average. Divide it, "
+        "or weigh it by exp(its maximum - the largest one) instead of its log-sum-exp.",
         split_not_divided=("accumulator / total", "accumulator")),
-    *edits("A split weighs by its maximum alone. The log of its sum belongs to it: running_max + log(running_sum).",
-        weighed_by_the_maximum=("running_max + torch.log(total)", "running_max")),
-    *edits("The log-sum-exps are in one base, the merge's exponentials in another. Take log2 and exp2, or log and exp.",
+    *edits("A split is weighed by its maximum alone, or the logarithm is missing. Weigh it by its log-sum-exp, "
+        "running_max + log(running_sum).", weighed_by_the_maximum=("running_max + torch.log(total)", "running_max"),
+        weighed_by_the_maximum__and_the_sum=("torch.log(total)", "total * math.log(2)")),
+    *edits("The log-sum-exps and the merge's exponentials have different bases. Use log2 and exp2, or log and exp.",
         mixed_bases=("torch.exp(lses - reference)", "torch.exp2(lses - reference)"),
         mixed_bases__other=("torch.exp(lses - reference)", "torch.exp((lses - reference) / math.log(2))")),
-    *edits("The maximum in base 2 and the natural logarithm of the sum were added. Bring both to one base.",
+    *edits("A maximum in base 2 was added to a natural logarithm of the sum. Use the same base for both.",
         mixed_in_the_log_sum_exp=("torch.log(total)", "torch.log(total) * math.log(2)")),
     *edits(EMPTY_SPLIT, is_nan=True,
         empty_split_nan=("torch.where(running_sum == 0, 1.0, running_sum)", "running_sum")),
-    *edits("A split without rows has a log-sum-exp of 0, as if it had weights. It is minus infinity.",
+    *edits("A split without rows has a log-sum-exp of 0, so it gets a weight in the merge. Store minus infinity.",
         empty_split_counts=("running_max + torch.log(total)",
         "torch.where(running_sum == 0, 0.0, running_max + torch.log(total))")),
     *edits(EMPTY_MERGE, is_nan=True, empty_sequence_nan=("torch.where(largest == -INF, 0.0, largest)", "largest"),
         empty_sequence_nan__divided=("torch.where(total == 0, 1.0, total)", "total")),
-    *edits("No maximum is subtracted in the merge, so that exp of a log-sum-exp overflows or underflows.",
+    *edits("The merge takes exp of the log-sum-exps as they are, and that overflows or underflows. Subtract the "
+        "largest first.",
         no_maximum_in_the_merge=("torch.where(largest == -INF, 0.0, largest)", "0.0")),
-    *edits("Only the first split counts.", first_split_alone=("in range(splits):", "in range(1):")),
+    *edits("Only the first split's rows count. Let split s begin at s · ⌈length / splits⌉, and merge all of them.",
+        first_split_alone=("in range(splits):", "in range(1):")),
 )  # fmt: skip
 SPLITS_OF = {**CHOICES, "splits": (1, 2, 3, 7)}
 
@@ -262,15 +269,16 @@ EXERCISE = Exercise(
         )
     ),
     hints=(
-        "latent_splits: programs = batch · ⌈heads / 64⌉, and slots // programs splits fit in one wave. That is at "
-        "most ⌈length / 64⌉, and at least 1.",
-        "The split kernel is 11.3's with one more axis of the grid. A split has tl.cdiv(length, splits) rows, from "
-        "split · that on, and ends at tl.minimum(start + split_length, length). The mask ends there too.",
+        "latent_splits: how many programs does one split need? With programs = batch · ⌈heads / 64⌉, slots // programs "
+        "splits fit in one wave. Limit that to at most ⌈length / 64⌉ and at least 1.",
+        "The split kernel is 11.3's with one more axis of the grid. With split_length = tl.cdiv(length, splits), a "
+        "split starts at split * split_length and ends at tl.minimum(start + split_length, length). The mask ends "
+        "there too.",
         "After the loop: total = tl.where(running_sum == 0.0, 1.0, running_sum). Store accumulator / total and "
-        "running_max + tl.log2(total). Without rows these are zeros and minus infinity, with no special case.",
-        "The merge: one program for each head of each sequence. Load all log-sum-exps at once, take the largest (0 "
-        "where that is minus infinity), and loop over the splits: output += weight · the split's row.",
-        "Divide by the sum of the weights in the end, by 1 where it is 0.",
+        "running_max + tl.log2(total). For a split without rows these are already zeros and minus infinity.",
+        "The merge has one program for each head of each sequence. Load all its log-sum-exps at once and take the "
+        "largest (0 if that is minus infinity). Then loop over the splits: output += weight · the split's row.",
+        "At the end of the merge, divide by the sum of the weights, or by 1 where that sum is 0.",
     ),
     mistakes=(
         Mistake("nan_from_the_start", NAN_FROM_THE_START, when=all_nan, every=True),

@@ -105,42 +105,43 @@ RIGHT_EVEN = "even_weights * second @ even[:, half:value_dim]"
 TOTAL = "(total * first + even_weights.sum(1, keepdim=True)) * second"
 ODD_MAX = "torch.maximum(even_largest, odd_scores.amax(1, keepdim=True))"
 CHANGES = (
-    *edits("The left half is not rescaled after the odd block raised the maximum: what was added before it "
-        "is still measured from m0. Multiply it by exp(m0 - m1) before the odd block is added.",
+    *edits("In the left half, the even block's contribution is still measured from m0 when the odd block is added. "
+        "Multiply the whole half by exp(m0 - m1) first.",
         left_not_rescaled_again=(LEFT, "(left * first + even_weights @ even[:, :half])"),
         left_not_rescaled_again__new_alone=(LEFT, "(left * first * second + even_weights @ even[:, :half])")),
     *edits("In the right half the even block's weights are measured from m0. Multiply them by exp(m0 - m1) before "
-        "their product is added to what is measured from m1.",
+        "you add their product, because the half is measured from m1.",
         even_weights_not_corrected=(RIGHT_EVEN, "even_weights @ even[:, half:value_dim]")),
-    *edits("What stood in a half before the pair is not rescaled by exp(m - m0).",
+    *edits("The old output of a half, from before the pair, is not rescaled by exp(m - m0).",
         old_output_not_rescaled=("left * first", "left"), old_output_not_rescaled__right=(RIGHT, "right * second"),
         old_output_not_rescaled__right_at_all=(RIGHT, "right"),
         old_output_not_rescaled__both=("left * first", "left", RIGHT, "right * second")),
     *edits("The right half is rescaled by exp(m - m0) alone. The odd block's weights are measured from m1: multiply by "
         "exp(m0 - m1) too.", right_not_rescaled_again=(RIGHT, "right * first")),
-    *edits("The even block's weights were corrected by exp(m0 - m1), and what they made is rescaled as well: it "
+    *edits("The even block's weights were multiplied by exp(m0 - m1), and their product is rescaled as well, so it "
         "shrinks twice.", corrected_twice=(RIGHT_EVEN, "even_weights * second * second @ even[:, half:value_dim]"),
         corrected_twice__left=("left * first + even_weights @", "left * first + even_weights * second @")),
-    *edits("The sum of the weights is not rescaled with the output. It takes the same two factors, in the same order.",
+    *edits("The sum of the weights is not rescaled like the output. Multiply it by the same two factors.",
         sum_not_rescaled=(TOTAL, "total + even_weights.sum(1, keepdim=True)"),
         sum_not_rescaled__first=("total * first", "total"),
         sum_not_rescaled__second=(TOTAL, "(total * first + even_weights.sum(1, keepdim=True))"),
         sum_not_rescaled__new_alone=(TOTAL, "total * first * second + even_weights.sum(1, keepdim=True)")),
-    *edits("Only one block's weights are in the sum. It takes those of both.",
+    *edits("The sum of the weights has only one block's. Add those of both.",
         one_block_in_the_sum=(f"{TOTAL} + odd_weights.sum(1, keepdim=True)", TOTAL),
         one_block_in_the_sum__odd=(TOTAL, "total * first * second")),
-    *edits("A worker adds its own block alone. Each half of the output needs both blocks: the weights are exchanged.",
+    *edits("Each worker adds only its own block. Both halves of the output need both blocks, so exchange the weights.",
         own_block_alone=(f"{LEFT} + odd_weights @ odd[:, :half]", LEFT, f" + {RIGHT_EVEN}", "")),
-    *edits("One block's weights meet the values of the other. They were exchanged without their block.",
+    *edits("One block's weights were multiplied with the other block's values. Even weights go with even values.",
         weights_exchanged=("even_weights @ even[:, :half]", "even_weights @ odd[:, :half]"),
         weights_exchanged__right=("odd_weights @ odd[:, half:value_dim]", "odd_weights @ even[:, half:value_dim]")),
-    *edits("The odd block's maximum is its own, which may lie below m0. Then what was there before is blown up. "
-        "Take the larger of m0 and the block's.", odd_maximum_alone=(ODD_MAX, "odd_scores.amax(1, keepdim=True)")),
-    *edits("The running maximum is not carried to the next pair, or only the even block's is. It is m1.",
+    *edits("m1 is the odd block's own maximum, which may be below m0. Then exp(m0 - m1) is above 1 and may overflow. "
+        "Take the larger of m0 and the block's maximum.",
+        odd_maximum_alone=(ODD_MAX, "odd_scores.amax(1, keepdim=True)")),
+    *edits("The next pair starts from a maximum that is not m1. Set the running maximum to m1 at the end of a pair.",
         maximum_not_carried=("largest = odd_largest", "largest = even_largest")),
-    *edits("The halves overlap: the right one has columns value_dim / 2 on.",
+    *edits("Both halves have the same columns. The right one starts at column value_dim / 2.",
         right_columns_of_the_left=("half:value_dim", ":half")),
-    *edits("The right half's columns are the row's last, with the rotary key among them. They end at value_dim.",
+    *edits("The right half takes the last columns of a row, and the rotary key is among them. End it at value_dim.",
         right_columns_at_the_end=("half:value_dim", "-half:")),
     *edits("The scores are not scaled. Multiply them by `scale`.", scale_missing=(".T * scale", ".T")),
     *edits(NO_RUNNING_MAX,
@@ -164,21 +165,21 @@ EXERCISE = Exercise(
         Forbids(("scaled_dot_product", "scaled_dot_product_attention", "logsumexp", "logaddexp")),
     ),
     hints=(
-        "Write down from which maximum each quantity is measured: left and right from m, the even weights from m0, the "
-        "odd weights from m1. In the end all of them are to be measured from m1.",
-        "first = exp(m - m0) and second = exp(m0 - m1), [heads, 1] each. What was there before takes both, the even "
-        "block takes the second, the odd block none.",
+        "For each quantity, write down the maximum from which it is measured: left and right from m, the even weights "
+        "from m0, the odd weights from m1. At the end of the pair all must be measured from m1.",
+        "first = exp(m - m0) and second = exp(m0 - m1), [heads, 1] each. Multiply the old output by both, the even "
+        "block's contribution by second, and the odd block's by neither.",
         "The left worker: left = left * first + even_weights @ even[:, :half], and then left = left * second + "
         "odd_weights @ odd[:, :half].",
         "The right worker: right = right * first * second + odd_weights @ odd[:, half:value_dim], and then the even "
-        "block with even_weights * second. The sum of the weights goes the left worker's way.",
+        "block with even_weights * second. Update the sum of the weights as the left worker updates its half.",
     ),
     mistakes=(
         Mistake("nan_from_the_start", NAN_FROM_THE_START, when=all_nan, every=True),
         Mistake(
             "both_halves_at_once",
-            "A product covers both halves of the columns, or the scores of many blocks were kept. Each worker has "
-            "value_dim / 2 columns of registers: multiply the weights with its half of the values.",
+            "A tensor is too large: a product covers both halves of the columns, or you kept the scores of many "
+            "blocks. Each worker has value_dim / 2 columns, so multiply the weights with its half of the values.",
             when=lambda case, seen, got: seen.largest_allocation > case.args[0].shape[0] * case.args[3] // 2,
             cost=True,
         ),

@@ -59,7 +59,7 @@ def form_cases(draw):
             (64, 2, 2, V3, 989e12, 3.35e12),
         )
     ]
-    tie = Case("both take as long", (2, 6, 6, 8, 4, 8, 2, 1e3, 1e15), "choose_form")
+    tie = Case("both take equally long", (2, 6, 6, 8, 4, 8, 2, 1e3, 1e15), "choose_form")
     return [*work, *choices, tie]
 
 
@@ -67,30 +67,31 @@ PAIRS = "query_tokens * context - query_tokens * (query_tokens - 1) // 2"
 ABSORBED = "2 * query_tokens * head_dim * latent_dim + pairs * (row + latent_dim)"
 EXPANDED = "2 * context * head_dim * latent_dim + pairs * (2 * head_dim + rope_dim)"
 OF_QUERIES, OF_CONTEXT = "2 * query_tokens * head_dim * latent_dim", "2 * context * head_dim * latent_dim"
-CAUSAL = "Every query is counted with all tokens. A query sees those up to itself: T · N - T · (T - 1) / 2 pairs."
+CAUSAL = "Every query is counted with all tokens. It sees only those up to itself: T · N - T · (T - 1) / 2 pairs."
 WRONG_ORDER = (
-    "W_UK and W_UV are applied to every token of the context in the absorbed form. That is the other order of the "
-    "product: absorbed, they are applied to each query and each output once."
+    "In the absorbed form, W_UK and W_UV are counted for every token of the context. There they are applied once to "
+    "each query and once to each output."
 )
-CONTENT = "A multiply-add is two FLOPs."
+CONTENT = "The FLOPs are half of what they should be. A multiply-add is two."
 WRITTEN = (
-    "The expanded form writes the keys and values of all heads and reads them again: 4 · head_dim · heads a token."
+    "The keys and values in the expanded form's bytes are miscounted. It writes them for all heads, without the rotary "
+    "part, and reads them again: 4 · head_dim · heads numbers for each token."
 )
 WORK = (
     *edits(CAUSAL, causal_forgotten=(PAIRS, "query_tokens * context")),
-    *edits("Each query sees itself too: the pairs are T · N - T · (T - 1) / 2.",
+    *edits("A query's own token is left out. It sees itself too: the pairs are T · N - T · (T - 1) / 2.",
         diagonal_forgotten=("query_tokens * (query_tokens - 1) // 2", "query_tokens * (query_tokens + 1) // 2")),
-    *edits("The pairs are halved. That holds for a prompt alone: after a long context a query sees nearly all tokens.",
+    *edits("The pairs are halved. That holds only for a prompt: after a long context a query sees nearly all tokens.",
         pairs_halved=(PAIRS, "query_tokens * context // 2")),
     *edits(WRONG_ORDER, wrong_order=(OF_QUERIES, OF_CONTEXT)),
-    *edits("Keys and values are made of every token of the context in the expanded form, not of queries alone.",
+    *edits("The expanded form computes keys and values of every token of the context, not only of the query tokens.",
         expanded_for_queries_alone=(OF_CONTEXT, OF_QUERIES)),
     *edits("The matrices are missing from the absorbed form's FLOPs: W_UK on each query and W_UV on each output.",
         absorbing_forgotten=(ABSORBED, "pairs * (row + latent_dim)")),
     *edits("Only one of the two matrices is counted. W_UK and W_UV both have head_dim · latent_dim multiply-adds.",
         one_matrix=(OF_QUERIES, OF_QUERIES[4:]), one_matrix__expanded=(OF_CONTEXT, OF_CONTEXT[4:]),
         one_matrix__both=(OF_QUERIES, OF_QUERIES[4:], OF_CONTEXT, OF_CONTEXT[4:])),
-    *edits("Making the keys and values is missing from the expanded form's FLOPs.",
+    *edits("The expanded form's FLOPs lack the computation of the keys and values: W_UK and W_UV on every token.",
         expanding_forgotten=(EXPANDED, "pairs * (2 * head_dim + rope_dim)")),
     *edits(CONTENT, multiply_adds=("2 * heads * (2", "heads * (2")),
     *edits(CONTENT, multiply_adds__absorbed=(f"2 * heads * ({ABSORBED})", f"heads * ({ABSORBED})")),
@@ -99,7 +100,7 @@ WORK = (
         rope_forgotten=("pairs * (row + latent_dim)", "pairs * (2 * latent_dim)", "2 * head_dim + rope_dim",
         "2 * head_dim"), rope_forgotten__absorbed=("pairs * (row + latent_dim)", "pairs * (2 * latent_dim)"),
         rope_forgotten__expanded=("2 * head_dim + rope_dim", "2 * head_dim")),
-    *edits("A rotary part is counted for the values too. Only scores have it.",
+    *edits("A rotary part is counted for the values too. Only the scores have one.",
         rope_in_the_values=("row + latent_dim", "2 * row", "2 * head_dim + rope_dim", "2 * (head_dim + rope_dim)"),
         rope_in_the_values__absorbed=("row + latent_dim", "2 * row"),
         rope_in_the_values__expanded=("2 * head_dim + rope_dim", "2 * (head_dim + rope_dim)")),
@@ -107,8 +108,8 @@ WORK = (
         rope_not_cached=("context * row", "context * latent_dim")),
     *edits("The row is counted twice, as key and as value. It is read once.",
         latent_read_twice=("context * row + weights", "2 * context * row + weights")),
-    *edits("The weights are missing from the bytes.", weights_forgotten=("2 * heads * head_dim * latent_dim", "0")),
-    *edits("There are two weights, W_UK and W_UV.",
+    *edits("W_UK and W_UV are missing from the bytes.", weights_forgotten=("2 * heads * head_dim * latent_dim", "0")),
+    *edits("Only one weight is counted in the bytes. There are two, W_UK and W_UV.",
         one_weight=("2 * heads * head_dim * latent_dim", "heads * head_dim * latent_dim")),
     *edits(WRITTEN, keys_written_alone=("2 * context * heads * 2 * head_dim", "context * heads * 2 * head_dim"),
         keys_written_alone__not_at_all=(" + 2 * context * heads * 2 * head_dim", ""),
@@ -132,12 +133,15 @@ def _times(how):
 CHOICE = (
     *edits(f"Only the FLOPs decide. {LONGER}", flops_alone=_times("{f}")),
     *edits(f"Only the bytes decide. {LONGER}", bytes_alone=_times("{b}")),
-    *edits(f"The two times are added, but both go on at once. {LONGER}", times_added=_times("{f} + {b}")),
-    *edits("The shorter of the two times was taken for a form's. It takes the longer.",
+    *edits(f"The two times are added, but a GPU reads and computes at the same time. {LONGER}",
+        times_added=_times("{f} + {b}")),
+    *edits("A form's time was taken as the shorter of two. Take the longer one.",
         shorter_time=("max(absorbed_flops", "min(absorbed_flops", "max(expanded_flops", "min(expanded_flops")),
-    *edits("Where both take as long, it is absorbed.", tie_expanded=("absorbed <= expanded", "absorbed < expanded")),
-    *edits("The slower form was chosen.", slower_chosen=("absorbed <= expanded", "absorbed > expanded")),
-    *edits("The form follows from the number of query tokens alone. Count FLOPs and bytes.",
+    *edits("When both forms take equally long, choose absorbed.",
+        tie_expanded=("absorbed <= expanded", "absorbed < expanded")),
+    *edits("The slower form was chosen. Compare the two times the other way round.",
+        slower_chosen=("absorbed <= expanded", "absorbed > expanded")),
+    *edits("The form was chosen by the number of query tokens alone. Compare the times from FLOPs and bytes.",
         by_query_tokens=("absorbed <= expanded", "query_tokens == 1"),
         by_query_tokens__fewer_than_171=("absorbed <= expanded", "query_tokens < 171"),
         by_query_tokens__up_to_171=("absorbed <= expanded", "query_tokens <= 171"),
@@ -170,14 +174,15 @@ EXERCISE = Exercise(
         model_of(chosen_form, CHOICE, entry="choose_form"),
     ),
     hints=(
-        "Count pairs of a query and a token that it sees. The last query sees `context` tokens, the one before it one "
-        "less: query_tokens * context - query_tokens * (query_tokens - 1) // 2.",
-        "A head's FLOPs are two times its multiply-adds. Absorbed: head_dim · latent_dim for W_UK on each query, as "
-        "many for W_UV on each output, and latent_dim + rope_dim + latent_dim for each pair.",
+        "How many tokens does the first of the query tokens see, and how many the last? Count the pairs of a query "
+        "and a token that it sees: query_tokens * context - query_tokens * (query_tokens - 1) // 2.",
+        "A head's FLOPs are twice its multiply-adds. Absorbed: head_dim · latent_dim for W_UK on each query, the same "
+        "for W_UV on each output, and latent_dim + rope_dim + latent_dim for each pair.",
         "Expanded: head_dim · latent_dim for each of the two matrices and each token of the context, and head_dim + "
         "rope_dim + head_dim for each pair.",
-        "Elements, both forms: context · (latent_dim + rope_dim) + 2 · heads · head_dim · latent_dim. Expanded adds "
-        "2 · head_dim numbers for each token and head, once written and once read.",
-        "choose_form: max(flops / rate, bytes / bandwidth) of each form, and absorbed where it is not longer.",
+        "Numbers moved in both forms: context · (latent_dim + rope_dim) + 2 · heads · head_dim · latent_dim. The "
+        "expanded form adds 2 · head_dim numbers for each token and head, written once and read once.",
+        "choose_form: compute max(flops / rate, bytes / bandwidth) for each form, and return absorbed unless it takes "
+        "longer.",
     ),
 )

@@ -7,6 +7,7 @@ and a rotary key; lengths [batch] of int32. What 11.3 and 11.4 share is here.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 
 import torch
@@ -204,23 +205,28 @@ BOTH_SCORES = "(latent_query @ latents.T + rope_query @ rope_keys.T) * scale"
 PRODUCT = "weights.to(cache.dtype).float() @ latents"
 SHIFTED = "weights.to(cache.dtype).float() @ read(cache, rows + (width - value_dim) + latent_columns, loaded)"
 TOO_FEW = "The last token is left out. Tokens 0 to length - 1 count: the condition is tokens < length."
-TOO_MANY = "One token too many counts, the one behind the last. Tokens count from 0: the condition is tokens < length."
+TOO_MANY = "The slot after the last token counts too. Tokens are numbered from 0, so the condition is tokens < length."
 FORGOTTEN = (
     "The rotary part is missing from the scores. Add the product of the queries' last columns with the rotary keys."
 )
 APART = (
-    "The scale is applied to one of the two parts of the scores alone. Add the product of the latent parts and that of "
-    "the rotary parts first, and scale their sum."
+    "Only one of the two parts of the scores is scaled. Add the product of the latent parts and that of the rotary "
+    "parts first, and scale their sum."
 )
-MADE_OF_WIDTH = "The scale is taken from the width of a row or of the latent. It is the argument `scale`, as it is."
-ROPE_PLACE = "The rotary part is read from the beginning of a row. It stands behind the latent, from value_dim on."
-VALUE_PLACE = "The values are taken from the last columns of a row. They are its first value_dim numbers, the latent."
-PAD = "Rows are taken to be width numbers apart. From one to the next it is their own stride."
-OF_SEQUENCE = "All sequences read the cache of the first. That of a sequence begins sequence · its batch stride in."
-OF_QUERY = "All sequences use the queries of the first. They begin sequence · the query's batch stride in."
+MADE_OF_WIDTH = "The scale is computed from the width of a row or of the latent. Use the argument `scale` as it is."
+ROPE_PLACE = "The rotary part is read from the beginning of a row. It comes after the latent, from column value_dim on."
+VALUE_PLACE = "The values are taken from the last columns of a row. Use its first value_dim numbers, the latent."
+PAD = "Rows are assumed to be `width` numbers apart. Use the tensor's own stride from one row to the next."
+OF_SEQUENCE = "Every sequence reads the first sequence's cache. Add sequence · the cache's batch stride to the pointer."
+OF_QUERY = "Every sequence uses the first sequence's queries. Add sequence · the query's batch stride to the pointer."
 SLOTS = "Slots without a token reached the result: 0 · NaN is NaN. Mask the loads with tokens < length, other=0.0."
-UNMASKED = "Slots without a token keep a score, of 0 where the load was masked. Set it to minus infinity."
-ONE_SKIPPED = "The last tile, which is not full, is never looked at. Loop to the length, and mask."
+UNMASKED = "Slots without a token keep a score (0 if the load was masked). Set it to minus infinity."
+ONE_SKIPPED = "The last tile is skipped, at least when it is not full. Loop up to the length, and mask."
+RESCALED_LATE = (
+    "The accumulator is rescaled after the tile's product was added, which is measured from the new maximum already. "
+    "Rescale first, then add."
+)
+ONE_MAXIMUM = "One maximum is used for all heads of a tile. Each row has its own: tl.max(scores, axis=1)."
 ROWS = (
     *edits(FORGOTTEN, rope_forgotten=(" + rope_query @ rope_keys.T", "")),
     *edits(APART,
@@ -249,7 +255,12 @@ ROWS = (
     *edits(SLOTS, slots_count=("loaded = present[:, None]", "loaded = tokens[:, None] < cache.shape[1]")),
     *edits(UNMASKED, tail_not_masked=("torch.where(present, scores, -INF)", "scores")),
     *edits(FIRST_TILE_ONLY, first_tile_only=("(first, last, BLOCK)", "(first, min(last, first + BLOCK), BLOCK)")),
-    *edits(ONE_SKIPPED, partial_tile_skipped=("range(first, last, BLOCK)", "range(first, last - BLOCK + 1, BLOCK)")),
+    *edits(ONE_SKIPPED, partial_tile_skipped=("range(first, last, BLOCK)", "range(first, last - BLOCK + 1, BLOCK)"),
+        partial_tile_skipped__also_a_full_one=("range(first, last, BLOCK)", "range(first, last - BLOCK, BLOCK)")),
+    *edits(RESCALED_LATE,
+        accumulator_rescaled_late=(f"accumulator * rescale + {PRODUCT}", f"(accumulator + {PRODUCT}) * rescale")),
+    *edits(ONE_MAXIMUM, one_maximum_for_all=("scores.amax(1, keepdim=True)", "scores.amax()"),
+        one_maximum_for_all__with_padding=("scores.amax(1, keepdim=True)", "scores.amax().clamp(min=0.0)")),
     *edits(NOTHING_RESCALED, nothing_rescaled=("torch.exp(running_max - new_max)", "1.0")),
     *edits(SUM_NOT_RESCALED, sum_not_rescaled=("running_sum * rescale", "running_sum")),
     *edits(ACCUMULATOR_NOT_RESCALED, accumulator_not_rescaled=("accumulator * rescale", "accumulator")),
@@ -265,17 +276,20 @@ ROWS = (
 # ------------------------------------------------------------------------------------------------- what a run shows
 
 
-def shapes_differ(case, seen, got) -> bool:
-    """Triton or PyTorch refused a product because of its operands' shapes."""
-    text = f"{seen.error.text} {seen.error.outer}".lower() if seen.error else ""
-    return any(word in text for word in ("shape", "broadcast", "incompatible dimensions", "size mismatch", "size of"))
+def whole_row_as_value(case, seen, got) -> bool:
+    """A product was refused, and its operands are as wide as a value and as a row filled up to a power of two."""
+    text = seen.error.text if seen.error and "index 0" not in seen.error.text else ""  # the columns differ
+    value_dim, width = case.args[4], case.args[0].shape[2]
+    sizes = {int(size) for size in re.findall(r"\d+", text)}
+    return value_dim in sizes and not sizes.isdisjoint((width, 1 << (width - 1).bit_length(), 2 * value_dim))
 
 
 V_IS_TRANS_K = Mistake(
     "value_tile_is_the_whole_row",
-    "Two tiles do not fit together. Is the tile of keys used as values as it is? It holds the rotary key too, which is "
-    "no part of a value: keys are value_dim + rope_dim numbers wide, values only value_dim. Load a row in two tiles.",
-    when=shapes_differ,
+    "The shapes of two tiles do not fit. Do you use the whole tile of keys as values? It also holds the rotary key, "
+    "which is not part of a value: keys have value_dim + rope_dim numbers, values only value_dim. Load a row in two "
+    "tiles.",
+    when=whole_row_as_value,
 )
 
 
@@ -300,15 +314,15 @@ def costs(right: Callable) -> tuple[Mistake, ...]:
     return (
         Mistake(
             "rows_read_for_every_head",
-            "Right numbers, but the rows were loaded once for every query head. All heads share them: take up to 64 "
-            "heads as the rows of one tile.",
+            "The numbers are right, but the rows were loaded once for every query head. All heads share them: take up "
+            "to 64 heads as the rows of one tile.",
             when=for_every_head,
             cost=True,
         ),
         Mistake(
             "latent_loaded_twice",
-            "Right numbers, but the latents were loaded more than once. The values are the first columns of the keys: "
-            "multiply the weights with the tile of latents that you hold.",
+            "The numbers are right, but the latents were loaded more than once. The values are the first columns of "
+            "the keys: multiply the weights with the tile of latents that you already hold.",
             when=lambda case, seen, got: 1.2 < times_loaded(seen) and right(case, got),
             cost=True,
         ),

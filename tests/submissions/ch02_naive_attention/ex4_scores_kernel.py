@@ -225,15 +225,3 @@ WRONG |= {
     ),
     "scale_added": changed("2.4", ('input_precision="ieee") * scale', 'input_precision="ieee") + scale')),
 }
-
-
-WRONG |= {
-    "scaled_before_the_product": changed(
-        "2.4",
-        (
-            "    key_tile = key_pointer",
-            "    query = (query * scale).to(query_pointer.dtype.element_ty)\n    key_tile = key_pointer",
-        ),
-        ('input_precision="ieee") * scale', 'input_precision="ieee")'),
-    ),
-}

@@ -218,11 +218,3 @@ WRONG |= {
         ),
     ),
 }
-
-
-WRONG |= {
-    "finite_for_minus_infinity": changed(
-        "3.4",
-        ('torch.tensor(-math.inf, device', 'torch.tensor(-1e6, device'),
-    ),
-}
