@@ -6,6 +6,7 @@ import torch
 
 from course_lib.checker import TRITON, Allocates, Case, Exercise, LaunchesTriton, Mistake, Moves
 from course_lib.checker.specification.contract import Contract
+from course_lib.checker.specification.draw import Draw
 from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
 from exercises.ch04_triton_tiling.parts import (
     BIG,
@@ -57,6 +58,7 @@ def causal_cases(draw):
         Case("two heads, 128 × 128", matrices(draw, 2, 128, 128, 32)),
         Case("64 queries at the end of 256 keys", matrices(draw, 1, 64, 256, 32)),
         Case("128 queries, 64 keys: the first 64 queries see nothing", matrices(draw, 1, 128, 64, 32)),
+        Case("64 × 64, head dimension 64: as many keys as numbers", matrices(Draw(64), 1, 64, 64, 64)),
         Case("scores of ±150: exp overflows", matrices(draw, 1, 128, 128, 32, score=BIG)),
         Case("64 queries at the end of 320 keys, the last scores 160 above the first", rising(draw, 1, 64, 320, 16)),
         Case("float16, 64 queries at the end of 1024 equal scores, values near 100", overflowing(draw)),

@@ -107,7 +107,9 @@ def _same_as_one_of(got: torch.Tensor, told: torch.Tensor, slack: float, others:
     """Whether a tensor is off from what a model makes by no more than twice what that moves by, rounded otherwise."""
     like = _coarser(got, told)
     mine, theirs, epsilon, floor = _prepared(got, told)
-    spread, unsure = 0.0, np.zeros(theirs.shape, dtype=bool)
+    # Where sums meet infinities of both signs, one more or one less that overflows makes NaN of an infinity.
+    unsure = ~np.isfinite(mine) & ~np.isfinite(theirs) if np.isnan(theirs).any() else np.zeros(theirs.shape, dtype=bool)
+    spread = 0.0
     for moved in others:
         other = _array(moved, like) if isinstance(moved, torch.Tensor) else None
         if other is None or other.shape != theirs.shape:
@@ -119,8 +121,8 @@ def _same_as_one_of(got: torch.Tensor, told: torch.Tensor, slack: float, others:
             both = np.isfinite(other) & np.isfinite(theirs)
             spread = max(spread, _largest(other[both] - theirs[both]))
         band = max(TWO * spread + floor, slack) if epsilon else 0.0
-        # Next to the largest number that there is, a rounding overflows.
-        near = np.isfinite(theirs) & (np.abs(theirs) + band > torch.finfo(like.dtype).max) if epsilon else False
+        # Next to the largest number that there is, a rounding overflows; what is chosen and not computed has none.
+        near = np.isfinite(theirs) & (np.abs(theirs) + band > torch.finfo(like.dtype).max) if spread else False
         if not (_differ(mine, theirs, band) & ~(unsure | near)).any():
             return True
     return False

@@ -2,8 +2,9 @@
 
 Which of two orders float32 sums are added in, and how an exponential's last bit falls, is the processor's and the
 library's choice. So a result is worked out several more times, with the terms of every sum in another order and every
-operation off by up to one unit in the last place. How far these results lie apart says what float32 decides of this
-result on these inputs (Parker, "Monte Carlo Arithmetic", 1997).
+operation that rounds off by up to one unit in the last place. What is exact stays so, as sums of powers of two are in
+any order. How far these results lie apart says what float32 decides of this result on these inputs (Parker,
+"Monte Carlo Arithmetic", 1997: random rounding).
 """
 
 from __future__ import annotations
@@ -42,6 +43,17 @@ class Disturbed(TorchDispatchMode):
         """Run one operation of PyTorch."""
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
+        exact = self._in_float64(func, name, args, kwargs)
+        result = self._disturbed(func, name, args, kwargs)
+        if exact is None or exact.shape != result.shape:
+            return result
+        # Of sums, what is exact in another order too; they keep what that order makes of them.
+        with_exact_terms = self._in_order(func, name, args) if _adds(name) else exact.to(result.dtype)
+        chosen = with_exact_terms.where(with_exact_terms.double() == exact, result)
+        return result.copy_(chosen) if _writes(name) else chosen
+
+    def _disturbed(self, func: Any, name: str, args: tuple, kwargs: dict) -> Any:
+        """What an operation makes, every number of it off by a rounding and its sums in another order."""
         if name in PRODUCTS_AND_A_TERM and not kwargs:
             product = getattr(torch, PRODUCTS_AND_A_TERM[name])
             return self._off_by_a_rounding(args[0] + self._product(product, name, *args[1:3]))
@@ -50,10 +62,26 @@ class Disturbed(TorchDispatchMode):
         if name == "sum" and _is_narrow(args[0]):
             return self._off_by_a_rounding(func(self._in_another_order(args[0], args[1:2]), *args[1:], **kwargs))
         result = func(*args, **kwargs)
-        written = name.endswith("_") and not name.startswith("_")
-        if (name.removesuffix("_") if written else name) not in ROUNDED or not _is_narrow(result):
+        if _plain(name) not in ROUNDED or not _is_narrow(result):
             return result
-        return result.copy_(self._off_by_a_rounding(result)) if written else self._off_by_a_rounding(result)
+        return result.copy_(self._off_by_a_rounding(result)) if _writes(name) else self._off_by_a_rounding(result)
+
+    def _in_order(self, func: Any, name: str, args: tuple) -> torch.Tensor:
+        """A sum or a product in yet another order, its terms as they are."""
+        if name == "sum":
+            return func(self._in_another_order(args[0], args[1:2]), *args[1:])
+        term, factors = (args[0], args[1:3]) if name in PRODUCTS_AND_A_TERM else (0, args)
+        order = self._order(factors[0], -1)
+        kind = PRODUCTS_AND_A_TERM.get(name, name)
+        shuffled = factors[0].index_select(-1, order), factors[1].index_select(PRODUCTS[kind], order)
+        return term + getattr(torch, kind)(*shuffled)
+
+    def _in_float64(self, func: Any, name: str, args: tuple, kwargs: dict) -> torch.Tensor | None:
+        """What an operation on float32 numbers makes, but for float64's digits; None for one that never rounds."""
+        if not (_plain(name) in ROUNDED or _adds(name)) or kwargs or not args or not _is_narrow(args[0]):
+            return None
+        result = func(*(value.double() if _is_narrow(value) else value for value in args))
+        return result if isinstance(result, torch.Tensor) else None
 
     def _product(self, func: Any, name: str, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         """A matrix product whose terms are added in another order, each of them off by a rounding."""
@@ -88,6 +116,21 @@ class Disturbed(TorchDispatchMode):
         if device not in self.generators:
             self.generators[device] = torch.Generator(device).manual_seed(self.seed)
         return self.generators[device]
+
+
+def _adds(name: str) -> bool:
+    """Whether an operation adds up numbers, in an order of its own."""
+    return name == "sum" or name in PRODUCTS or name in PRODUCTS_AND_A_TERM
+
+
+def _writes(name: str) -> bool:
+    """Whether an operation writes its first argument, by its name in PyTorch."""
+    return name.endswith("_") and not name.startswith("_")
+
+
+def _plain(name: str) -> str:
+    """The name of the same operation where it writes nothing."""
+    return name.removesuffix("_") if _writes(name) else name
 
 
 def _is_narrow(value: Any) -> bool:
