@@ -7,35 +7,26 @@ tiles and a pass too many are refused; so "one pass" is tested by behaviour and 
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from course_lib.checker import Case, Exercise, Forbids, Mistake
 from course_lib.checker.specification.contract import Contract
-from course_lib.checker.specification.model import Model, Slip
+from course_lib.checker.specification.edits import edits, model_of, without
 from exercises.ch03_online_softmax.plain import (
     KEPT_COPIES,
     SHORTCUTS,
     SOFTMAXES,
     copies_kept,
+    left_in_buffer,
     levels,
     pass_refused,
     read_in_tiles,
     softmax_of,
 )
 from exercises.topics.rising import rising_rows
+from exercises.topics.running import MAXIMUM, RESCALE, WITH_THE_MAXIMUM, start, step
 from exercises.topics.softmax_inputs import SCORES
-from exercises.topics.softmax_model import left_in_buffer, statistics
-from exercises.topics.softmax_slips import (
-    ALL_ROWS_SUMMED,
-    KEPT_THE_TILES,
-    LAST_TILE_ONLY,
-    NO_MAXIMUM,
-    ONE_MAXIMUM,
-    STYLES,
-    WITH_THE_MAXIMUM,
-)
+from exercises.topics.softmax_slips import ALL_ROWS_SUMMED, EXP2, KEPT_THE_TILES, NO_MAXIMUM, ONE_MAXIMUM
 
 
 def safe_softmax_oracle(x, tile):
@@ -83,50 +74,26 @@ CONTRACT = Contract(
 )
 
 
-def compute(s, x, tile):
-    """Three passes; slips of a running sum are made in one for the statistics, as many write it."""
-    tiles = x.split(tile, dim=1)
-    if s("kept_the_tiles"):
-        return softmax_of(left_in_buffer(x, tile))
-    if s("softmax_per_tile"):
-        return torch.cat([softmax_of(part) for part in tiles], dim=1)
-    if s("wrong_axis", "wrong_axis__as_rows"):
-        return _down_the_columns(tiles, as_rows=s("wrong_axis__as_rows"))
-    running = statistics(s, tiles)
-    maximum, total = running.measured_from[:, None], running.total[:, None]
-    if s("sum_over_all_rows__and_the_maximum"):
-        return torch.softmax(x.flatten(), dim=0).view(x.shape)
-    if s("sum_over_all_rows"):
-        total = total.sum()
-    if s("maximum_missing_in_the_sum"):
-        total = torch.exp(x).sum(1, keepdim=True)
-    if s("last_tile_only__maximum"):
-        maximum = tiles[-1].amax(1, keepdim=True)
-        total = torch.exp(x - maximum).sum(1, keepdim=True)
-    weights = torch.exp(x if s("maximum_missing_in_the_outputs") else x - maximum)
-    if s("kept_the_tiles__weights"):
-        weights = left_in_buffer(weights, tile)
-    if s("kept_the_tiles__outputs"):
-        weights = torch.exp(left_in_buffer(x, tile) - maximum)
-    if s("not_normalised"):
-        return weights
-    if s("place_by_its_own_width", "place_by_its_own_width__in_zeros"):
-        return _by_their_own_width(s, (weights / total).split(tile, dim=1))
-    if s("multiplied_by_the_sum"):
-        return weights * total
-    return weights / (x.shape[1] if s("divided_by_the_width") else total)
+def safe_softmax(x, tile):
+    """Maximum and sum in one pass, as many write them: a slip of a running sum is one here too."""
+    running_max, running_sum = start((x.shape[0],))
+    for part in x.split(tile, dim=1):
+        running_max, running_sum, _, _ = step(part, running_max, running_sum)
+    maximum = running_max[:, None]
+    total = running_sum[:, None]
+    return torch.cat([torch.exp(part - maximum) / total for part in x.split(tile, dim=1)], dim=1)
 
 
-def _by_their_own_width(s, tiles):
-    """Tile number i stored from column i times its own width on."""
-    left = torch.full_like(torch.cat(tiles, dim=1), 0.0 if s("place_by_its_own_width__in_zeros") else math.nan)
+def by_their_own_width(tiles, empty):
+    """Tile number i stored from column i times its own width on, in memory that is `empty`."""
+    left = torch.full_like(torch.cat(tiles, dim=1), empty)
     for index, tile in enumerate(tiles):
         width = tile.shape[1]
         left[:, index * width : (index + 1) * width] = tile
     return left
 
 
-def _down_the_columns(tiles, as_rows):
+def down_the_columns(tiles, as_rows):
     """Maximum and sum over dim 0, one for each position in a tile: possible where shapes happen to fit."""
 
     def spread(statistic):
@@ -157,46 +124,75 @@ OWN_WIDTH = (
     "Each tile was stored at its number times its own width. The last tile may be narrower, and then it lands "
     "too far to the left. Add up the widths of the tiles before it."
 )
-MODEL = Model(
-    compute,
-    (
-        Slip("no_maximum", NO_MAXIMUM),
-        *WITH_THE_MAXIMUM[1:],
-        Slip("one_maximum_for_all_rows", ONE_MAXIMUM),
-        Slip("wrong_axis", WRONG_AXIS),
-        Slip("wrong_axis__as_rows", WRONG_AXIS),
-        Slip("sum_over_all_rows", ALL_ROWS_SUMMED),
-        Slip("sum_over_all_rows__and_the_maximum", ALL_ROWS_SUMMED),
-        Slip("last_tile_only__maximum", LAST_TILE_ONLY),
-        Slip(
-            "softmax_per_tile",
-            "Each tile got a softmax of its own. Divide by the sum over the whole row, which you know only after a "
-            "pass over all tiles.",
-        ),
-        Slip(
-            "maximum_missing_in_the_sum",
-            "The maximum is subtracted in the outputs, but not in the sum. Subtract the maximum before both.",
-        ),
-        Slip(
-            "maximum_missing_in_the_outputs",
-            "The maximum is subtracted in the sum, but not in the outputs. Subtract the maximum before both.",
-        ),
-        Slip("not_normalised", "The outputs were never divided by the sum."),
-        Slip("multiplied_by_the_sum", "The outputs are multiplied by the row's sum. Divide by it."),
-        Slip("divided_by_the_width", "The outputs are divided by the number of columns. Divide by the row's sum."),
-        Slip("place_by_its_own_width", OWN_WIDTH),
-        Slip("place_by_its_own_width__in_zeros", OWN_WIDTH),
-        Slip("kept_the_tiles", KEPT_THE_TILES),
-        Slip("kept_the_tiles__weights", KEPT_THE_TILES),
-        Slip("kept_the_tiles__outputs", KEPT_THE_TILES),
-    ),
-    styles=STYLES,
-).with_only(
-    last_tile_only="Only the last tile counted: a statistic is overwritten at every tile where it should be carried "
-    "on. Look for `=` where `+=` or `torch.maximum` belongs.",
-    tile_not_rescaled=OWN_MAXIMUM,
-    tile_not_rescaled__nor_the_sum=OWN_MAXIMUM,
+ONLY_THE_LAST = (
+    "Only the last tile counted: a statistic is overwritten at every tile where it should be carried on. Look for `=` "
+    "where `+=` or `torch.maximum` belongs."
 )
+OUTPUT = "torch.exp(part - maximum) / total"
+RESULT = f"torch.cat([{OUTPUT} for part in x.split(tile, dim=1)], dim=1)"
+CHANGES = (
+    *edits(NO_MAXIMUM, no_maximum=(MAXIMUM, "torch.zeros_like(running_max)")),
+    *without(WITH_THE_MAXIMUM, "no_running_max", "base_2__exp2_for_exp"),
+    *edits(
+        EXP2,
+        base_2__exp2_for_exp=("torch.exp(tile", "torch.exp2(tile", RESCALE, RESCALE.replace("exp", "exp2")),
+        base_2__everywhere=("torch.exp(", "torch.exp2("),
+    ),
+    *edits(ONE_MAXIMUM, one_maximum_for_all_rows=("tile.amax(-1)", "tile.max().expand_as(running_max)")),
+    *edits(
+        WRONG_AXIS,
+        wrong_axis=(RESULT, "down_the_columns(x.split(tile, dim=1), as_rows=False)"),
+        wrong_axis__as_rows=(RESULT, "down_the_columns(x.split(tile, dim=1), as_rows=True)"),
+    ),
+    *edits(
+        ALL_ROWS_SUMMED,
+        sum_over_all_rows=("running_sum[:, None]", "running_sum.sum()"),
+        sum_over_all_rows__and_the_maximum=(RESULT, "torch.softmax(x.flatten(), dim=0).view(x.shape)"),
+    ),
+    *edits(
+        ONLY_THE_LAST,
+        last_tile_only__maximum=(
+            *("running_max[:, None]", "x.split(tile, dim=1)[-1].amax(1, keepdim=True)"),
+            *("running_sum[:, None]", "torch.exp(x - maximum).sum(1, keepdim=True)"),
+        ),
+    ),
+    *edits(
+        "Each tile got a softmax of its own. Divide by the sum over the whole row, which you know only after a pass "
+        "over all tiles.",
+        softmax_per_tile=(OUTPUT, "softmax_of(part)"),
+    ),
+    *edits(
+        "The maximum is subtracted in the outputs, but not in the sum. Subtract the maximum before both.",
+        maximum_missing_in_the_sum=("running_sum[:, None]", "torch.exp(x).sum(1, keepdim=True)"),
+    ),
+    *edits(
+        "The maximum is subtracted in the sum, but not in the outputs. Subtract the maximum before both.",
+        maximum_missing_in_the_outputs=("part - maximum", "part"),
+    ),
+    *edits("The outputs were never divided by the sum.", not_normalised=(OUTPUT, "torch.exp(part - maximum)")),
+    *edits(
+        "The outputs are multiplied by the row's sum. Divide by it.",
+        multiplied_by_the_sum=(OUTPUT, "torch.exp(part - maximum) * total"),
+    ),
+    *edits(
+        "The outputs are divided by the number of columns. Divide by the row's sum.",
+        divided_by_the_width=(OUTPUT, "torch.exp(part - maximum) / x.shape[1]"),
+    ),
+    *edits(
+        OWN_WIDTH,
+        place_by_its_own_width=(RESULT, f"by_their_own_width({RESULT}.split(tile, dim=1), torch.nan)"),
+        place_by_its_own_width__in_zeros=(RESULT, f"by_their_own_width({RESULT}.split(tile, dim=1), 0.0)"),
+    ),
+    *edits(
+        KEPT_THE_TILES,
+        kept_the_tiles=(RESULT, "softmax_of(left_in_buffer(x, tile))"),
+        kept_the_tiles__weights=(RESULT, "left_in_buffer(torch.exp(x - maximum), tile) / total"),
+        kept_the_tiles__outputs=(RESULT, "torch.exp(left_in_buffer(x, tile) - maximum) / total"),
+    ),
+)
+MODEL = model_of(
+    safe_softmax, CHANGES, (start, step), (by_their_own_width, down_the_columns, left_in_buffer)
+).with_only(last_tile_only=ONLY_THE_LAST, tile_not_rescaled=OWN_MAXIMUM, tile_not_rescaled__nor_the_sum=OWN_MAXIMUM)
 
 EXERCISE = Exercise(
     id="3.1",

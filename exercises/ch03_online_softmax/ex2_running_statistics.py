@@ -11,12 +11,13 @@ import torch
 
 from course_lib.checker import Case, Exercise, Forbids, Mistake
 from course_lib.checker.specification.contract import Contract
-from course_lib.checker.specification.model import Model, Slip
+from course_lib.checker.specification.edits import edits, model_of, without
 from exercises.ch03_online_softmax.plain import (
     INF,
     KEPT_COPIES,
     SHORTCUTS,
     copies_kept,
+    left_in_buffer,
     levels,
     masked_prefix,
     pass_refused,
@@ -26,18 +27,15 @@ from exercises.ch03_online_softmax.plain import (
     statistics_of,
 )
 from exercises.topics.rising import rising_rows
+from exercises.topics.running import FINITE, GUARD, MASKED, NARROW, RESCALE, RUNNING, start, step
 from exercises.topics.softmax_inputs import EMPTY_ROWS, MASKS, SCORES
-from exercises.topics.softmax_model import Running, left_in_buffer, statistics
 from exercises.topics.softmax_slips import (
     ALL_ROWS_SUMMED,
-    FINITE,
     HALF_PRECISION,
     KEPT_THE_TILES,
-    MASKED,
-    NARROW,
+    NO_MAXIMUM,
     ONE_MAXIMUM,
-    RUNNING,
-    STYLES,
+    REPAIRED_LATE,
 )
 
 
@@ -104,74 +102,73 @@ CONTRACT = Contract(
 )
 
 
-def compute(s, x, tile):
-    without_a_copy = s("kept_the_tiles__by_float") and x.dtype == torch.float32  # `.float()` copies float16 alone
-    seen = left_in_buffer(x, tile) if s("kept_the_tiles") or without_a_copy else x
-    tiles = (part if _narrow(s) else part.float() for part in seen.split(tile, dim=1))
-    running = _with_a_view(s, tiles, x.dtype) if s(*VIEWS) else statistics(s, tiles, x.dtype)
-    maximum, total = running.maximum, running.total
-    if s("kept_the_tiles__for_the_sum"):
-        total = torch.exp(left_in_buffer(x.float(), tile) - torch.where(maximum == -INF, 0.0, maximum)[:, None]).sum(1)
-    if s("sum_over_all_rows"):
-        total = total.sum().expand_as(total)
-    if s("nan_repaired_at_the_end"):
-        total = total.nan_to_num(nan=0.0)
-    if s("log_of_the_sum", "log_sum_exp_for_the_sum"):
-        total = torch.log(total) + (maximum if s("log_sum_exp_for_the_sum") else 0.0)
-    if s("reference_for_maximum"):
-        maximum = torch.where(maximum == -INF, 0.0, maximum)
-    return (total, maximum) if s("swapped") else (maximum, total)
+def row_statistics(x, tile):
+    running_max, running_sum = start((x.shape[0],))
+    for part in x.split(tile, dim=1):
+        running_max, running_sum, _, _ = step(part, running_max, running_sum, x.dtype)
+    return running_max, running_sum
 
 
-VIEWS = ("maximum_is_a_view", "maximum_is_a_view__at_every_tile")
-
-
-def _with_a_view(s, tiles, narrow):
-    """The running maximum is the buffer's first column, where each tile puts its own: after one tile, or after each."""
-    running = None
-    for number, tile in enumerate(tiles):
-        running = running or Running(s, tile.shape[:-1], narrow)
-        if narrow == torch.float32 and (number < 2 or s("maximum_is_a_view__at_every_tile")):
-            running.maximum = tile[:, 0]
-        running.step(tile)
-    return running
-
-
-def _narrow(s):
-    return s("cast_before_the_sum__everything")
-
-
-MODEL = Model(
-    compute,
-    (
-        Slip("swapped", "Maximum and sum are returned in the wrong order: the maximum comes first."),
-        *RUNNING,
-        Slip("log_of_the_sum", "The second result is the logarithm of the sum. The sum itself is asked for."),
-        Slip("log_sum_exp_for_the_sum", "The second result is the log-sum-exp. The sum itself is asked for."),
-        Slip(
-            "reference_for_maximum",
-            "A row of nothing but -inf has maximum 0 in the result. For such a row you subtract 0, but its maximum is "
-            "still -inf. Return the maximum, not the reference.",
-        ),
-        Slip("one_maximum_for_all_rows", ONE_MAXIMUM),
-        Slip("sum_over_all_rows", ALL_ROWS_SUMMED),
-        Slip("kept_the_tiles", KEPT_THE_TILES),
-        Slip("kept_the_tiles__for_the_sum", KEPT_THE_TILES),
-        Slip("kept_the_tiles__by_float", KEPT_THE_TILES),
-        *(
-            Slip(
-                name,
-                "The running maximum is a view of the tile, such as `tile[:, 0]`, and the next tile overwrites it. "
-                "Give it memory of its own: `clone()`, or start at -inf.",
-            )
-            for name in VIEWS
-        ),
-        *MASKED,
-        *NARROW,
-        *FINITE,
+RESULT = "return running_max, running_sum"
+REFERENCE = "torch.where(running_max == -INF, 0.0, running_max)"
+CHANGES = (
+    *edits(
+        "Maximum and sum are returned in the wrong order: the maximum comes first.",
+        swapped=(RESULT, "return running_sum, running_max"),
     ),
-    styles=STYLES,
+    *edits(  # the maximum is right
+        NO_MAXIMUM,
+        no_running_max=(GUARD, "torch.zeros_like(new_max)", RESCALE, "torch.ones_like(reference)"),
+    ),
+    *without(RUNNING, "no_running_max"),
+    *edits(
+        "The second result is the logarithm of the sum. The sum itself is asked for.",
+        log_of_the_sum=(RESULT, "return running_max, torch.log(running_sum)"),
+    ),
+    *edits(
+        "The second result is the log-sum-exp. The sum itself is asked for.",
+        log_sum_exp_for_the_sum=(RESULT, "return running_max, torch.log(running_sum) + running_max"),
+    ),
+    *edits(
+        "A row of nothing but -inf has maximum 0 in the result. For such a row you subtract 0, but its maximum is "
+        "still -inf. Return the maximum, not the reference.",
+        reference_for_maximum=(RESULT, f"return {REFERENCE}, running_sum"),
+    ),
+    *edits(ONE_MAXIMUM, one_maximum_for_all_rows=("tile.amax(-1)", "tile.max().expand_as(running_max)")),
+    *edits(
+        ALL_ROWS_SUMMED,
+        sum_over_all_rows=(RESULT, "return running_max, running_sum.sum().expand_as(running_sum)"),
+    ),
+    *edits(
+        KEPT_THE_TILES,
+        kept_the_tiles=("x.split", "left_in_buffer(x, tile).split"),
+        kept_the_tiles__for_the_sum=(
+            RESULT,
+            f"return running_max, torch.exp(left_in_buffer(x.float(), tile) - {REFERENCE}[:, None]).sum(1)",
+        ),
+        # `.float()` copies float16 alone
+        kept_the_tiles__by_float=("x.split", "(left_in_buffer(x, tile) if x.dtype == torch.float32 else x).split"),
+    ),
+    *edits(
+        "The running maximum is a view of the tile, such as `tile[:, 0]`, and the next tile overwrites it. Give it "
+        "memory of its own: `clone()`, or start at -inf.",
+        maximum_is_a_view=(
+            *("for part in x.split(tile, dim=1)", "for number, part in enumerate(x.split(tile, dim=1))"),
+            *("(part, running_max,", "(part, part[:, 0] if x.dtype == torch.float32 and number < 2 else running_max,"),
+        ),
+        maximum_is_a_view__at_every_tile=(
+            *("(part, running_max,", "(part, part[:, 0] if x.dtype == torch.float32 else running_max,"),
+        ),
+    ),
+    *MASKED,
+    *edits(
+        REPAIRED_LATE,
+        nan_repaired_at_the_end=(GUARD, "new_max", RESULT, "return running_max, running_sum.nan_to_num(nan=0.0)"),
+    ),
+    *without(NARROW, "sum_in_float16__cut"),
+    *FINITE,
 )
+MODEL = model_of(row_statistics, CHANGES, (start, step), (left_in_buffer,))
 
 
 def _zero_kept(case, seen, got):

@@ -6,7 +6,7 @@ import torch
 
 from course_lib.checker import Case, Exercise, Forbids
 from course_lib.checker.specification.contract import Contract, Level
-from course_lib.checker.specification.model import Model, Slip, Slips
+from course_lib.checker.specification.edits import edits, model_of
 from exercises.ch03_online_softmax.plain import INF, SHORTCUTS, reference_of, statistics_of
 from exercises.topics.softmax_inputs import SCORES, ordered, ordinary
 
@@ -34,58 +34,23 @@ def _in_a_row(merge):
     return fold
 
 
-RIGHT = Slips()
-
-
-def _merge(first, second, s=RIGHT):
-    """Two states into one, with what can go wrong."""
+def merge(first, second):
+    """Two states into one."""
     (first_max, first_sum, first_average), (second_max, second_sum, second_average) = first, second
-    maximum = torch.minimum(first_max, second_max) if s("smaller_maximum") else torch.maximum(first_max, second_max)
-    if s("older_maximum", "older_maximum__second"):
-        maximum = first_max if s("older_maximum") else second_max
-    reference = maximum if s("empty_state_nan", "empty_state_nan__in_the_exponent") else reference_of(maximum)
-    if s("empty_state_nan__unless_all_rows_are_empty") and not (maximum == -INF).all():
-        reference = maximum
-    factors = [torch.exp(part_max - reference) for part_max in (first_max, second_max)]
-    if s("rescaled_the_wrong_way"):
-        factors = [torch.exp(reference - part_max) for part_max in (first_max, second_max)]
-    ones = torch.ones_like(first_sum)
-    if s("sum_not_rescaled", "first_not_rescaled"):
-        factors[0] = ones
-    if s("sum_not_rescaled", "second_not_rescaled"):
-        factors[1] = ones
-    if s("factors_exchanged"):
-        factors = factors[::-1]
-    shares = weights = [first_sum * factors[0], second_sum * factors[1]]
-    total = weights[0] + weights[1]
-    if s("average_weighed_by_stale_sums", "average_weighed_by_stale_sums__over_the_new_sum"):
-        shares = [first_sum, second_sum]
-    if s("average_weighed_by_maxima", "averages_taken_for_sums", "averages_taken_for_sums__undivided"):
-        shares = [torch.exp(part_max - reference) for part_max in (first_max, second_max)]
-    if s("weights_exchanged"):
-        shares = weights[::-1]
-    over_the_sum = s("average_weighed_by_stale_sums__over_the_new_sum", "averages_taken_for_sums")
-    divisor = total if over_the_sum or s("averages_added__over_the_sum") else shares[0] + shares[1]
-    if s("empty_state_nan__unless_all_rows_are_empty") and not (divisor == 0).all():
-        pass
-    elif not s("empty_state_nan", "empty_state_nan__in_the_division"):
-        divisor = torch.where(divisor == 0, ones, divisor)
-    if s("not_normalised", "averages_taken_for_sums__undivided"):
-        divisor = ones
-    average = (shares[0][:, None] * first_average + shares[1][:, None] * second_average) / divisor[:, None]
-    if s("sum_not_rescaled__beside_the_average", "sum_not_rescaled__and_divided_by"):
-        if s("sum_not_rescaled__and_divided_by"):
-            average = average * (total / (first_sum + second_sum))[:, None].nan_to_num(nan=0.0)
-        total = first_sum + second_sum
-    if s("averages_without_weights"):
-        average = (first_average + second_average) / 2
-    if s("averages_added", "averages_added__over_the_sum"):
-        average = first_average + second_average
-    if s("averages_added__over_the_sum"):
-        average = average / divisor[:, None]
-    if s("log_sum_exp_for_maximum"):
-        maximum = maximum + torch.log(torch.where(total == 0, ones, total))
-    return reference if s("reference_for_maximum") else maximum, total, average
+    maximum = torch.maximum(first_max, second_max)
+    reference = torch.where(maximum == -INF, 0.0, maximum)
+    first_factor = torch.exp(first_max - reference)
+    second_factor = torch.exp(second_max - reference)
+    first_weight = first_sum * first_factor
+    second_weight = second_sum * second_factor
+    total = first_weight + second_weight
+    divisor = torch.where(total == 0, 1.0, total)
+    average = (first_weight[:, None] * first_average + second_weight[:, None] * second_average) / divisor[:, None]
+    return maximum, total, average
+
+
+def merge_all(*states):
+    return merge_in_pairs({"merge": merge}, *states)
 
 
 def _merge_by_shares(first, second):
@@ -104,7 +69,7 @@ def _merge_by_shares(first, second):
 def _merge_by_log_sum_exps(first, second):
     """The same with the second part's share from the difference of the log-sum-exps, as the chapter's end has it."""
     (first_max, first_sum, first_average), (second_max, second_sum, second_average) = first, second
-    maximum, total, _ = _merge(first, second)
+    maximum, total, _ = merge(first, second)
     step = torch.log(second_sum) + second_max - (torch.log(first_sum) + first_max)
     share = torch.sigmoid(torch.where(step.isnan(), 0.0, step))[:, None]
     return maximum, total, first_average + share * (second_average - first_average)
@@ -199,10 +164,6 @@ CONTRACT = Contract(
 )
 
 
-def compute(s, *states):
-    return merge_in_pairs({"merge": lambda first, second: _merge(first, second, s)}, *states)
-
-
 STALE_SUMS = (
     "The merged sum is right, but the averages were weighed by the sums as they came in, each relative to its own "
     "maximum. Use the rescaled sums."
@@ -223,92 +184,135 @@ EMPTY_STATE = (
     "Empty parts gave NaN. Two things do that: -inf - (-inf) in an exponent, and 0/0 in the average. Where the merged "
     "maximum is -inf, subtract 0; where the merged sum is 0, divide by 1."
 )
-MODEL = Model(
-    compute,
-    (
-        Slip(
-            "averages_without_weights",
-            "The two averages were averaged with equal weight. A part with a larger sum must count for more. Weigh "
-            "each by its rescaled sum.",
+AVERAGE = "(first_weight[:, None] * first_average + second_weight[:, None] * second_average) / divisor[:, None]"
+FIRST_SHARE, SECOND_SHARE, DIVISION = "first_weight[:, None]", "second_weight[:, None]", " / divisor[:, None]"
+FIRST_WEIGHT, SECOND_WEIGHT = "first_sum * first_factor", "second_sum * second_factor"
+LARGER, GUARD, DIVISOR = (
+    "torch.maximum(first_max, second_max)",
+    "torch.where(maximum == -INF, 0.0, maximum)",
+    "torch.where(total == 0, 1.0, total)",
+)
+RESULT = "return maximum, total, average"
+FACTORS_FOR_SHARES = (FIRST_SHARE, "first_factor[:, None]", SECOND_SHARE, "second_factor[:, None]")
+SUMS_FOR_SHARES = (FIRST_SHARE, "first_sum[:, None]", SECOND_SHARE, "second_sum[:, None]")
+
+
+def _divided_by(total):
+    return DIVISOR, DIVISOR.replace("total", total)
+
+
+CHANGES = (
+    *edits(
+        "The two averages were averaged with equal weight. A part with a larger sum must count for more. Weigh "
+        "each by its rescaled sum.",
+        averages_without_weights=(AVERAGE, "(first_average + second_average) / 2"),
+    ),
+    *edits(
+        "The two averages were added. Weigh each by its part's share of the merged sum.",
+        averages_added=(AVERAGE, "first_average + second_average"),
+    ),
+    *edits(
+        "The two averages were added as they are, and divided by the merged sum. Multiply each by its rescaled sum "
+        "first.",
+        averages_added__over_the_sum=(AVERAGE, f"(first_average + second_average){DIVISION}"),
+    ),
+    *edits(
+        TAKEN_FOR_SUMS,
+        averages_taken_for_sums=FACTORS_FOR_SHARES,
+        averages_taken_for_sums__undivided=(*FACTORS_FOR_SHARES, DIVISION, ""),
+    ),
+    *edits(
+        "The averages were weighed and added but not divided by the merged sum, so the result is no average.",
+        not_normalised=(DIVISION, ""),
+    ),
+    *edits(OLDER_MAXIMUM, older_maximum=(LARGER, "first_max"), older_maximum__second=(LARGER, "second_max")),
+    *edits(
+        "The smaller of the two maxima was taken, so the other part's factor can overflow.",
+        smaller_maximum=(LARGER, "torch.minimum(first_max, second_max)"),
+    ),
+    *edits(
+        SUM,
+        sum_not_rescaled=(FIRST_WEIGHT, "first_sum", SECOND_WEIGHT, "second_sum"),
+        sum_not_rescaled__beside_the_average=(RESULT, "return maximum, first_sum + second_sum, average"),
+        sum_not_rescaled__and_divided_by=(
+            *(RESULT, "return maximum, first_sum + second_sum, average"),
+            *_divided_by("(first_sum + second_sum)"),
         ),
-        Slip("averages_added", "The two averages were added. Weigh each by its part's share of the merged sum."),
-        Slip(
-            "averages_added__over_the_sum",
-            "The two averages were added as they are, and divided by the merged sum. Multiply each by its rescaled sum "
-            "first.",
+    ),
+    *edits(
+        "The first result is a log-sum-exp. The merged maximum is asked for: the sum says the rest.",
+        log_sum_exp_for_maximum=(RESULT, "return maximum + torch.log(divisor), total, average"),
+    ),
+    *edits(
+        "Only the second part was rescaled. That is right when the first holds the larger maximum; when the second "
+        "does, the first must shrink. Rescale both: one factor is 1.",
+        first_not_rescaled=(FIRST_WEIGHT, "first_sum"),
+    ),
+    *edits(
+        "Only the first part was rescaled. That is right when the second holds the larger maximum; when the first "
+        "does, the second must shrink. Rescale both: one factor is 1.",
+        second_not_rescaled=(SECOND_WEIGHT, "second_sum"),
+    ),
+    *edits(
+        "The factor is upside down: exp(merged maximum - its maximum) makes a part grow that should shrink. "
+        "Multiply each sum by exp(its maximum - merged maximum), which is never above 1.",
+        rescaled_the_wrong_way=(
+            *("first_max - reference", "reference - first_max"),
+            *("second_max - reference", "reference - second_max"),
         ),
-        Slip("averages_taken_for_sums", TAKEN_FOR_SUMS),
-        Slip("averages_taken_for_sums__undivided", TAKEN_FOR_SUMS),
-        Slip(
-            "not_normalised",
-            "The averages were weighed and added but not divided by the merged sum, so the result is no average.",
+    ),
+    *edits(
+        "Each sum was multiplied by the other part's factor. The first sum goes with the first part's maximum.",
+        factors_exchanged=(FIRST_WEIGHT, "first_sum * second_factor", SECOND_WEIGHT, "second_sum * first_factor"),
+    ),
+    *edits(
+        STALE_SUMS,
+        average_weighed_by_stale_sums=(*SUMS_FOR_SHARES, *_divided_by("(first_sum + second_sum)")),
+        average_weighed_by_stale_sums__over_the_new_sum=SUMS_FOR_SHARES,
+    ),
+    *edits(
+        "The averages were weighed by exp(maximum - merged maximum) alone. A part of a thousand keys then counts "
+        "no more than a part of one key. Multiply by the part's sum as well.",
+        average_weighed_by_maxima=(*FACTORS_FOR_SHARES, *_divided_by("(first_factor + second_factor)")),
+    ),
+    *edits(
+        "Each average was weighed by the other part's sum. The first part's rescaled sum goes with the first "
+        "part's average.",
+        weights_exchanged=(FIRST_SHARE, SECOND_SHARE, SECOND_SHARE, FIRST_SHARE),
+    ),
+    *edits(EMPTY_STATE, empty_state_nan=(GUARD, "maximum", DIVISOR, "total")),
+    *edits(
+        "A row without keys has maximum 0 in the result. For such a row you subtract 0, but its maximum is still "
+        "-inf. Return the maximum, not the reference.",
+        reference_for_maximum=(RESULT, "return reference, total, average"),
+    ),
+    *edits(
+        "A row that is empty in both parts gives NaN as soon as another row is not. Guard each row by itself, with "
+        "`torch.where`.",
+        alone=True,
+        empty_state_nan__unless_all_rows_are_empty=(
+            *(GUARD, "0 * first_sum if (maximum == -INF).all() else maximum"),
+            *(DIVISOR, "1 + total if (total == 0).all() else total"),
         ),
-        Slip("older_maximum", OLDER_MAXIMUM),
-        Slip("older_maximum__second", OLDER_MAXIMUM),
-        Slip("smaller_maximum", "The smaller of the two maxima was taken, so the other part's factor can overflow."),
-        *(Slip(f"sum_not_rescaled{way}", SUM) for way in ("", "__beside_the_average", "__and_divided_by")),
-        Slip(
-            "log_sum_exp_for_maximum",
-            "The first result is a log-sum-exp. The merged maximum is asked for: the sum says the rest.",
-        ),
-        Slip(
-            "first_not_rescaled",
-            "Only the second part was rescaled. That is right when the first holds the larger maximum; when the second "
-            "does, the first must shrink. Rescale both: one factor is 1.",
-        ),
-        Slip(
-            "second_not_rescaled",
-            "Only the first part was rescaled. That is right when the second holds the larger maximum; when the first "
-            "does, the second must shrink. Rescale both: one factor is 1.",
-        ),
-        Slip(
-            "rescaled_the_wrong_way",
-            "The factor is upside down: exp(merged maximum - its maximum) makes a part grow that should shrink. "
-            "Multiply each sum by exp(its maximum - merged maximum), which is never above 1.",
-        ),
-        Slip(
-            "factors_exchanged",
-            "Each sum was multiplied by the other part's factor. The first sum goes with the first part's maximum.",
-        ),
-        Slip("average_weighed_by_stale_sums", STALE_SUMS),
-        Slip("average_weighed_by_stale_sums__over_the_new_sum", STALE_SUMS),
-        Slip(
-            "average_weighed_by_maxima",
-            "The averages were weighed by exp(maximum - merged maximum) alone. A part of a thousand keys then counts "
-            "no more than a part of one key. Multiply by the part's sum as well.",
-        ),
-        Slip(
-            "weights_exchanged",
-            "Each average was weighed by the other part's sum. The first part's rescaled sum goes with the first "
-            "part's average.",
-        ),
-        Slip("empty_state_nan", EMPTY_STATE),
-        Slip(
-            "reference_for_maximum",
-            "A row without keys has maximum 0 in the result. For such a row you subtract 0, but its maximum is still "
-            "-inf. Return the maximum, not the reference.",
-        ),
-        Slip(
-            "empty_state_nan__unless_all_rows_are_empty",
-            "A row that is empty in both parts gives NaN as soon as another row is not. Guard each row by itself, with "
-            "`torch.where`.",
-            alone=True,
-        ),
-        Slip("empty_state_nan__in_the_exponent", EMPTY_STATE),
-        Slip("empty_state_nan__in_the_division", EMPTY_STATE),
+    ),
+    *edits(
+        EMPTY_STATE,
+        empty_state_nan__in_the_exponent=(GUARD, "maximum"),
+        empty_state_nan__in_the_division=(DIVISOR, "total"),
     ),
 )
+MODEL = model_of(merge_all, CHANGES, (merge,))
 
 EXERCISE = Exercise(
     id="3.3",
     title="Merge two partial results",
     entries=("merge",),
     cases=merge_cases,
-    oracle=_in_pairs(_merge),
+    oracle=_in_pairs(merge),
     contracts=(CONTRACT,),
     models=(MODEL,),
     plain=(
-        _in_a_row(_merge),
+        _in_a_row(merge),
         _in_pairs(_merge_by_shares),
         _in_pairs(lambda first, second: _merge_by_shares(second, first)),
         _in_pairs(_merge_by_log_sum_exps),

@@ -9,22 +9,41 @@ import torch
 from course_lib.checker import Case, Exercise, Forbids, Mistake
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.draw import Draw
-from course_lib.checker.specification.model import Model, Slip
+from course_lib.checker.specification.edits import edits, model_of, only, without
 from exercises.ch03_online_softmax.plain import (
     KEPT_COPIES,
     LOG2_E,
     SHORTCUTS,
     at_least_float32,
     copies_kept,
+    left_in_buffer,
     pass_refused,
     read_in_tiles,
     rounded_to_half,
     running_log_sum_exp,
     softmax_of,
 )
-from exercises.topics.rising import MAXIMUM_OF_THE_FIRST_TILE, RISE, stays_behind
-from exercises.topics.softmax_model import Running, left_in_buffer
-from exercises.topics.softmax_slips import HALF_PRECISION, KEPT_THE_TILES, NARROW, RUNNING, STYLES
+from exercises.topics.rising import (
+    FINITE_FOR_MINUS_INFINITY,
+    MAXIMUM_OF_THE_FIRST_TILE,
+    RISE,
+    below_a_stand_in,
+    stays_behind,
+)
+from exercises.topics.running import (
+    ADDED,
+    FROM,
+    GUARDED_OWN,
+    MAXIMUM,
+    NARROW,
+    RESCALE,
+    RUNNING,
+    SUM,
+    only_from_the_second,
+    start,
+    step,
+)
+from exercises.topics.softmax_slips import HALF_PRECISION, KEPT_THE_TILES, LAST_TILE_ONLY, TILE_NOT_RESCALED
 
 
 def _scores(query, keys, scale):
@@ -92,9 +111,13 @@ def attention_cases(draw):
     half = torch.float16
     query = draw.normal(8)
     below = (query, _keys_for(draw, query, 40, 8**-0.5, 3.0, level=-200.0), draw.normal(40, 8), 8**-0.5, 16)
+    one_above = below[1].clone()
+    one_above[20] += 200.0 * 8**0.5 / query.square().sum() * query
     alike = Draw(40)  # the same at every check
     climbing = _keys_for(alike, query, 40, 8**-0.5, 1.0)
     climbing[16:] += RISE * 8**0.5 / query.square().sum() * query
+    lowest = torch.full((20, 8), -2e10)  # all scores below -8e20, further down than people put for minus infinity
+    lowest[3] /= 2
     scaled = (
         draw.normal(8, scale=100.0, shift=300.0, dtype=half),
         draw.normal(20, 8, scale=2e-5, dtype=half),
@@ -115,7 +138,18 @@ def attention_cases(draw):
             (query, climbing, alike.normal(40, 8), 8**-0.5, 16),
             driver=read_in_tiles,
         ),
+        Case(
+            "20 keys, one score of -8e20 and the others of -1.6e21",
+            (torch.full((8,), 1e10), lowest, alike.normal(20, 8), 1.0, 8),
+            driver=read_in_tiles,
+        ),
         Case("40 keys, scores near -200", below, driver=read_in_tiles),
+        # A maximum that starts at 0 is right here, and one of magnitudes is not.
+        Case(
+            "40 keys, one score near 0 and the others near -200",
+            (query, one_above, *below[2:]),
+            driver=read_in_tiles,
+        ),
         # exp of a difference that a negative scale has turned round.
         case("40 keys, scale -0.5, scores of ±200", 40, 16, spread=80.0, scale=-0.5),
         Case(
@@ -164,80 +198,16 @@ CONTRACT = Contract(
 )
 
 
-def compute(s, query, keys, values, scale, tile):
-    """The steps, one tile after the other; the scale is applied to the scores."""
-    narrow = keys.dtype
-    without_a_copy = s("kept_the_tiles__by_float") and narrow == torch.float32  # `.float()` copies float16 alone
-    if s("kept_the_tiles") or without_a_copy:
-        keys = left_in_buffer(keys.T, tile).T
-    if s("kept_the_tiles", "kept_the_tiles__of_values") or without_a_copy:
-        values = left_in_buffer(values.T, tile).T
-    first, second = keys, values
-    if keys.shape == values.shape:
-        first, second = values if s("values_used_as_keys") else keys, keys if s("keys_used_as_values") else values
-    running, accumulator, averages = Running(s, (), narrow), torch.zeros(values.shape[1]), []
-    for part, value in zip(first.split(tile), second.split(tile)):
-        products = (part @ query).float() if s("cast_before_the_sum__products") else part.float() @ query.float()
-        scores = products * _scale(s, scale, len(query))
-        if s("cast_before_the_sum__scaled_query"):
-            scores = (part @ (query.float() * scale).to(narrow)).float()
-        if s("cast_before_the_sum__query_scaled_first"):
-            scores = part.float() @ (query * scale).float()
-        value = value.float()
-        if s("averages_without_weights"):
-            averages.append(torch.softmax(scores, 0) @ value)
-            continue
-        if s("maximum_before_the_scale"):
-            old = running.maximum
-            running.maximum = torch.maximum(old, products.max())
-            rescale = torch.exp(scale * (old - running.maximum))
-            if s("starts_with_the_first_tile") and running.fresh:
-                rescale = torch.ones_like(rescale)
-            running.fresh = False
-            weights = torch.exp(scale * (products - running.maximum))
-            running.total = running.total * rescale + weights.sum()
-        elif s("maximum_before_the_scale__in_the_weights_alone"):
-            old = running.maximum
-            running.maximum = torch.maximum(old, products.max())
-            rescale, weights = torch.exp(old - running.maximum), torch.exp(scores - running.maximum)
-            running.total = running.total * rescale + weights.sum()
-        else:
-            weights, rescale = running.step(scores)
-        product = weights.float() @ value
-        if s("normalised_per_tile"):
-            product = product / weights.float().sum()
-        if s("last_tile_only", "accumulator_overwritten"):
-            accumulator = product
-        elif s("accumulator_rescaled_after_adding"):
-            accumulator = (accumulator + product) * rescale
-        else:
-            kept = s("accumulator_not_rescaled", "nothing_rescaled", "tile_not_rescaled__nor_the_sum")
-            accumulator = accumulator * (1.0 if kept else rescale) + product
-        if s("accumulator_in_float16"):
-            accumulator = accumulator.to(narrow).float()
-        if s("divided_at_every_tile", "divided_at_every_tile__and_at_the_end"):
-            accumulator = accumulator / running.total
-    if averages:
-        return torch.stack(averages).mean(0)
-    if s("not_normalised", "divided_at_every_tile"):
-        return accumulator
-    if s("divided_by_the_maximum"):
-        return accumulator / running.maximum
-    return accumulator / (len(keys) if s("divided_by_the_number_of_keys") else running.total)
-
-
-def _scale(s, scale, dim):
-    if s("scale_missing"):
-        return 1.0
-    if s("scale_twice"):
-        return scale * scale
-    if s("scale_ignored"):
-        return dim**-0.5
-    if s("scale_and_root"):
-        return scale * dim**-0.5
-    if s("scale_inverted"):
-        return 1 / scale if scale else math.inf
-    return abs(scale) if s("scale_without_its_sign") else scale
+def streaming_attention(query, keys, values, scale, tile):
+    running_max, running_sum = start(())
+    accumulator = torch.zeros(values.shape[1])
+    for key_tile, value_tile in zip(keys.split(tile), values.split(tile)):
+        products = key_tile.float() @ query.float()
+        scores = products * scale
+        running_max, running_sum, weights, rescale = step(scores, running_max, running_sum, keys.dtype)
+        added = weights.float() @ value_tile.float()
+        accumulator = accumulator * rescale + added
+    return accumulator / running_sum
 
 
 BEFORE_THE_SCALE = (
@@ -252,79 +222,157 @@ NARROW_PRODUCTS = (
     "The products of keys and query are computed in float16, and the scores have its precision. Convert both to "
     "float32 first."
 )
-MODEL = Model(
-    compute,
-    (
-        Slip("keys_used_as_values", "The weights are multiplied with the keys. The second product takes `value_tile`."),
-        Slip("values_used_as_keys", "The query is multiplied with the values. The first product takes `key_tile`."),
-        Slip("scale_missing", "The scores were not multiplied by `scale`."),
-        Slip("scale_twice", "The scale was applied twice: once to the query (or the keys) and once to the scores."),
-        Slip(
-            "scale_ignored",
-            "The scores were multiplied by 1/√dim, whatever `scale` is. Use the argument: it may be any number.",
-        ),
-        Slip("scale_and_root", "The scores were multiplied by `scale` and by 1/√dim. `scale` alone is asked for."),
-        Slip("scale_inverted", "The scores were divided by `scale`. Multiply them by it."),
-        Slip("scale_without_its_sign", "The scale was used without its sign. It may be negative."),
-        *(slip for slip in RUNNING if slip.id != "sum_not_rescaled"),
-        Slip("maximum_before_the_scale", BEFORE_THE_SCALE),
-        Slip("maximum_before_the_scale__in_the_weights_alone", BEFORE_THE_SCALE),
-        Slip(
-            "nothing_rescaled",
-            "Neither the sum nor the accumulator was rescaled as the maximum grew. Multiply both by exp(old - new) at "
-            "each tile. If you do, look at the order: once running_max has been overwritten, that factor is 1.",
-        ),
-        Slip(
-            "accumulator_not_rescaled",
-            "This is what you get when the accumulator is not rescaled as the running maximum grows: its terms are "
-            "still relative to older maxima. Multiply it by the same exp(old - new) as the running sum.",
-        ),
-        *(slip for slip in RUNNING if slip.id == "sum_not_rescaled"),
-        Slip(
-            "accumulator_rescaled_after_adding",
-            "The accumulator is rescaled after the tile's part was added. That part is measured from the new maximum "
-            "already: rescale first, then add.",
-        ),
-        Slip(
-            "accumulator_overwritten",
-            "The accumulator holds only the last tile's part. Add to it instead of overwriting it.",
-        ),
-        Slip("not_normalised", "The accumulator was returned as it is. Divide it by the running sum, after the loop."),
-        Slip("divided_by_the_maximum", "The accumulator was divided by the maximum. Divide it by the running sum."),
-        Slip(
-            "divided_by_the_number_of_keys",
-            "The accumulator was divided by the number of keys. Divide it by the running sum.",
-        ),
-        Slip(
-            "normalised_per_tile",
-            "What a tile adds is divided by the tile's own sum of weights, and the whole by the running sum once more. "
-            "Add `weights @ value_tile` as it is, and divide once, after the loop.",
-        ),
-        Slip("divided_at_every_tile", DIVIDED_EACH_TIME),
-        Slip("divided_at_every_tile__and_at_the_end", DIVIDED_EACH_TIME),
-        Slip(
-            "averages_without_weights",
-            "Attention was computed for each tile by itself, and the results were averaged with equal weight. A tile "
-            "with larger scores must count for more. Keep the sum without dividing it, and divide once at the end.",
-        ),
-        Slip("kept_the_tiles", KEPT_THE_TILES),
-        Slip("kept_the_tiles__of_values", KEPT_THE_TILES),
-        Slip("kept_the_tiles__by_float", KEPT_THE_TILES),
-        *NARROW,
-        Slip("cast_before_the_sum__products", NARROW_PRODUCTS),
-        Slip("cast_before_the_sum__scaled_query", NARROW_PRODUCTS),
-        Slip(
-            "cast_before_the_sum__query_scaled_first",
-            "The query is multiplied by `scale` before it is converted. In float16 the product is rounded, and above "
-            "65,504 it is infinite. Convert first: `query.float() * scale`.",
-        ),
-        Slip(
-            "accumulator_in_float16",
-            "The accumulator is kept in 16 bits, and every tile rounds it. Keep it in float32.",
+STEP = "running_max, running_sum, weights, rescale = step(scores, running_max, running_sum, keys.dtype)"
+ACCUMULATED, RESULT = "accumulator * rescale + added", "accumulator / running_sum"
+
+
+def _by_products(rescale, weights):
+    """The step written out, with the maximum of the products."""
+    return (
+        "old_max, running_max = running_max, torch.maximum(running_max, products.max())\n"
+        f"rescale, weights = {rescale}, {weights}\n"
+        "running_sum = running_sum * rescale + weights.sum()"
+    )
+
+
+OF_PRODUCTS = ("torch.exp(scale * (old_max - running_max))", "torch.exp(scale * (products - running_max))")
+NEITHER_RESCALED = (SUM, "running_sum + weights.sum(-1)", ACCUMULATED, "accumulator + added")
+CHANGES = (
+    *edits(
+        "The weights are multiplied with the keys. The second product takes `value_tile`.",
+        keys_used_as_values=(
+            "value_tile.float()",
+            "(key_tile if keys.shape == values.shape else value_tile).float()",
         ),
     ),
-    styles=STYLES,
+    *edits(
+        "The query is multiplied with the values. The first product takes `key_tile`.",
+        values_used_as_keys=("key_tile.float()", "(value_tile if keys.shape == values.shape else key_tile).float()"),
+    ),
+    *edits("The scores were not multiplied by `scale`.", scale_missing=("products * scale", "products")),
+    *edits(
+        "The scale was applied twice: once to the query (or the keys) and once to the scores.",
+        scale_twice=("products * scale", "products * (scale * scale)"),
+    ),
+    *edits(
+        "The scores were multiplied by 1/√dim, whatever `scale` is. Use the argument: it may be any number.",
+        scale_ignored=("products * scale", "products * len(query) ** -0.5"),
+    ),
+    *edits(
+        "The scores were multiplied by `scale` and by 1/√dim. `scale` alone is asked for.",
+        scale_and_root=("products * scale", "products * (scale * len(query) ** -0.5)"),
+    ),
+    *edits(
+        "The scores were divided by `scale`. Multiply them by it.",
+        scale_inverted=("products * scale", "products * (1 / scale if scale else torch.inf)"),
+    ),
+    *edits(
+        "The scale was used without its sign. It may be negative.",
+        scale_without_its_sign=("products * scale", "products * abs(scale)"),
+    ),
+    *without(RUNNING, "sum_not_rescaled", "last_tile_only", "tile_not_rescaled__nor_the_sum"),
+    *edits(LAST_TILE_ONLY, last_tile_only=(MAXIMUM, "tile.amax(-1)", SUM, ADDED, ACCUMULATED, "added")),
+    *edits(
+        TILE_NOT_RESCALED,
+        tile_not_rescaled__nor_the_sum=(*NEITHER_RESCALED, FROM, f"tile - {GUARDED_OWN}[..., None]"),
+    ),
+    *edits(
+        BEFORE_THE_SCALE,
+        maximum_before_the_scale=(STEP, _by_products(*OF_PRODUCTS)),
+        maximum_before_the_scale__from_the_second=(
+            STEP,
+            _by_products(f"torch.where(old_max == -torch.inf, 1.0, {OF_PRODUCTS[0]})", OF_PRODUCTS[1]),
+        ),
+        maximum_before_the_scale__in_the_weights_alone=(
+            STEP,
+            _by_products("torch.exp(old_max - running_max)", "torch.exp(scores - running_max)"),
+        ),
+    ),
+    *edits(
+        "Neither the sum nor the accumulator was rescaled as the maximum grew. Multiply both by exp(old - new) at "
+        "each tile. If you do, look at the order: once running_max has been overwritten, that factor is 1.",
+        nothing_rescaled=NEITHER_RESCALED,
+    ),
+    *edits(
+        "This is what you get when the accumulator is not rescaled as the running maximum grows: its terms are "
+        "still relative to older maxima. Multiply it by the same exp(old - new) as the running sum.",
+        accumulator_not_rescaled=(ACCUMULATED, "accumulator + added"),
+    ),
+    *only(RUNNING, "sum_not_rescaled"),
+    *edits(
+        "The accumulator is rescaled after the tile's part was added. That part is measured from the new maximum "
+        "already: rescale first, then add.",
+        accumulator_rescaled_after_adding=(ACCUMULATED, "(accumulator + added) * rescale"),
+        accumulator_rescaled_after_adding__but_the_first=(
+            *(ACCUMULATED, "(accumulator + added) * rescale", RESCALE, only_from_the_second(RESCALE, "1.0")),
+        ),
+    ),
+    *edits(
+        "The accumulator holds only the last tile's part. Add to it instead of overwriting it.",
+        accumulator_overwritten=(ACCUMULATED, "added"),
+    ),
+    *edits(
+        "The accumulator was returned as it is. Divide it by the running sum, after the loop.",
+        not_normalised=(RESULT, "accumulator"),
+    ),
+    *edits(
+        "The accumulator was divided by the maximum. Divide it by the running sum.",
+        divided_by_the_maximum=(RESULT, "accumulator / running_max"),
+    ),
+    *edits(
+        "The accumulator was divided by the number of keys. Divide it by the running sum.",
+        divided_by_the_number_of_keys=(RESULT, "accumulator / len(keys)"),
+    ),
+    *edits(
+        "What a tile adds is divided by the tile's own sum of weights, and the whole by the running sum once more. "
+        "Add `weights @ value_tile` as it is, and divide once, after the loop.",
+        normalised_per_tile=("rescale + added", "rescale + added / weights.float().sum()"),
+    ),
+    *edits(
+        DIVIDED_EACH_TIME,
+        divided_at_every_tile=(ACCUMULATED, f"({ACCUMULATED}) / running_sum", RESULT, "accumulator"),
+        divided_at_every_tile__and_at_the_end=(ACCUMULATED, f"({ACCUMULATED}) / running_sum"),
+    ),
+    *edits(
+        "Attention was computed for each tile by itself, and the results were averaged with equal weight. A tile "
+        "with larger scores must count for more. Keep the sum without dividing it, and divide once at the end.",
+        averages_without_weights=(
+            *(ACCUMULATED, "accumulator + torch.softmax(scores, 0) @ value_tile.float()"),
+            *(RESULT, "accumulator / len(keys.split(tile))"),
+        ),
+    ),
+    *edits(
+        KEPT_THE_TILES,
+        kept_the_tiles=(
+            *("keys.split", "left_in_buffer(keys.T, tile).T.split"),
+            *("values.split", "left_in_buffer(values.T, tile).T.split"),
+        ),
+        kept_the_tiles__of_values=("values.split", "left_in_buffer(values.T, tile).T.split"),
+        kept_the_tiles__by_float=(  # `.float()` copies float16 alone
+            *("keys.split", "(left_in_buffer(keys.T, tile).T if keys.dtype == torch.float32 else keys).split"),
+            *("values.split", "(left_in_buffer(values.T, tile).T if keys.dtype == torch.float32 else values).split"),
+        ),
+    ),
+    *without(NARROW, "sum_in_float16__cut"),
+    *edits(
+        NARROW_PRODUCTS,
+        cast_before_the_sum__products=("key_tile.float() @ query.float()", "(key_tile @ query).float()"),
+        cast_before_the_sum__scaled_query=(
+            "products * scale",
+            "(key_tile @ (query.float() * scale).to(keys.dtype)).float()",
+        ),
+    ),
+    *edits(
+        "The query is multiplied by `scale` before it is converted. In float16 the product is rounded, and above "
+        "65,504 it is infinite. Convert first: `query.float() * scale`.",
+        cast_before_the_sum__query_scaled_first=("products * scale", "key_tile.float() @ (query * scale).float()"),
+    ),
+    *edits(
+        "The accumulator is kept in 16 bits, and every tile rounds it. Keep it in float32.",
+        accumulator_in_float16=(ACCUMULATED, f"({ACCUMULATED}).to(keys.dtype).float()"),
+    ),
 )
+MODEL = model_of(streaming_attention, CHANGES, (start, step), (left_in_buffer,))
 
 EXERCISE = Exercise(
     id="3.4",
@@ -370,6 +418,14 @@ EXERCISE = Exercise(
             when=stays_behind(
                 lambda query, keys, values, scale, tile: _scores(query.double(), keys.double(), scale),
                 lambda query, keys, values, scale, tile: tile,
+            ),
+            every=True,
+        ),
+        Mistake(
+            "finite_for_minus_infinity",
+            FINITE_FOR_MINUS_INFINITY,
+            when=below_a_stand_in(
+                lambda query, keys, values, scale, tile: _scores(query.double(), keys.double(), scale)
             ),
             every=True,
         ),

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from course_lib.checker import TRITON, Case, Contiguous, Exercise, Forbids, LaunchesTriton, Mistake, Moves
 from course_lib.checker.specification.contract import Contract, Level
+from course_lib.checker.specification.edits import edits, model_of, without
 from course_lib.checker.specification.layouts import CONTIGUOUS, expanded, gaps
-from course_lib.checker.specification.model import Model, Slip
 from exercises.ch03_online_softmax.plain import (
+    INF,
     SHORTCUTS,
     SOFTMAXES,
     at_least_float32,
@@ -20,20 +19,24 @@ from exercises.ch03_online_softmax.plain import (
     softmax_of,
 )
 from exercises.topics.evidence import first_access
-from exercises.topics.memory import in_place_of_the_first
+from exercises.topics.pointers import load, put
 from exercises.topics.rising import MAXIMUM_OF_THE_FIRST_TILE, rising_rows, stays_behind
-from exercises.topics.softmax_inputs import MASKS, SCORES, far_below_finite
-from exercises.topics.softmax_model import Running, loaded_rows, padding
-from exercises.topics.softmax_slips import (
-    FINITE_TAIL,
-    LOAD_NOT_MASKED,
+from exercises.topics.running import (
+    BASIC,
+    IN_16_BITS,
     MASKED,
+    NARROW,
+    WITH_THE_MAXIMUM,
+    start,
+    step,
+    tail,
+)
+from exercises.topics.softmax_inputs import MASKS, SCORES, far_below_finite
+from exercises.topics.softmax_slips import (
+    LOAD_NOT_MASKED,
     ROW_STRIDE,
     STORE_NOT_MASKED,
     SUM_CAST,
-    TAIL_SCORED,
-    WEIGHTS_CAST,
-    WITH_THE_MAXIMUM,
 )
 
 
@@ -111,69 +114,20 @@ CONTRACT = Contract(
 )
 
 
-def compute(s, x, block):
+def online_softmax(x, block):
     rows, columns = x.shape
-    tiles = loaded_rows(s, x, block, padding(s))  # [rows, tiles, block]
-    tiles = tiles if s("sum_in_float16__everything") else tiles.float()
-    inputs = loaded_rows(s, x, block).float()
-    if s("softmax_per_tile"):
-        return _stored(s, x, softmax_of(inputs))
-    if s("mask_by_the_block"):  # the first loop's
-        tiles = loaded_rows(s, x, block, padding(s), limit=block).float()
-    running, outputs, count = Running(s, (rows,), x.dtype), [], tiles.shape[1]
-    for step in range(count):
-        if (
-            s("only_first_tile", "first_tile_statistics")
-            and step > 0
-            or s("last_tile_skipped", "last_tile_skipped__in_the_statistics")
-            and step == count - 1
-            or s("partial_tile_skipped", "partial_tile_skipped__in_the_statistics")
-            and (step + 1) * block > columns
-        ):
-            break
-        if s("every_second_tile", "every_second_tile__in_the_statistics") and step % 2:
-            continue
-        weights, _ = running.step(tiles[:, step])
-        if s("written_in_the_first_pass"):
-            outputs.append(weights / running.total[:, None])
-    if outputs:
-        return _stored(s, x, torch.stack(outputs, 1))
-    maximum, total = running.measured_from.float()[:, None, None], running.total.float()[:, None, None]
-    weights = torch.exp2(inputs - maximum) if s("base_2__exp2_for_exp") else torch.exp(inputs - maximum)
-    if s("own_maximum_in_the_outputs"):
-        weights = torch.exp(inputs - inputs.amax(-1, keepdim=True))
-    if s("maximum_missing_in_the_outputs"):
-        weights = torch.exp(inputs)
-    return _stored(s, x, weights if s("not_normalised") else weights / total)
-
-
-def _stored(s, x, tiles):
-    """The result [rows, columns] that a kernel leaves which stores these tiles; NaN where it stores nothing."""
-    (rows, columns), block = x.shape, tiles.shape[-1]
-    values = tiles.flatten(1)[:, :columns].to(x.dtype)
-    end = columns
-    if s("only_first_tile", "only_first_tile__of_the_outputs"):
-        end = block
-    if s("last_tile_skipped", "last_tile_skipped__in_the_outputs"):
-        end = (columns - 1) // block * block
-    if s("partial_tile_skipped", "partial_tile_skipped__in_the_outputs"):
-        end = columns // block * block
-    values[:, end:] = math.nan
-    if s("every_second_tile"):
-        values[:, torch.arange(values.shape[1]) // block % 2 == 1] = math.nan
-    if s("stored_in_the_first_tile"):
-        values = in_place_of_the_first(values.T, block).T
-    if s("only_first_row"):
-        values[1:] = math.nan
-    if not s("result_by_the_stride_of_x"):
-        return values
-    memory = torch.full((rows * columns,), math.nan, dtype=x.dtype)
-    for row in range(rows):
-        first = row * x.stride(0)
-        room = memory[first : first + columns]
-        s.outside = s.outside or room.numel() < columns
-        room.copy_(values[row, : room.numel()])
-    return memory.view(rows, columns)
+    y = torch.full((rows, columns), torch.nan, dtype=x.dtype)
+    row = torch.arange(rows)[:, None]
+    x_rows, y_rows = row * x.stride(0), row * columns
+    offsets = torch.arange(-(-columns // block) * block)  # of all tiles
+    tiles = load(x, x_rows + offsets, offsets < columns, -INF).unflatten(1, (-1, block))  # [rows, tiles, block]
+    running_max, running_sum = start((rows,))
+    for tile in tiles.unbind(1):
+        running_max, running_sum, _, _ = step(tile, running_max, running_sum, x.dtype)
+    inside = offsets < columns
+    again = load(x, x_rows + offsets, inside, -INF).float()
+    put(y, y_rows + offsets, torch.exp(again - running_max[:, None]) / running_sum[:, None], inside)
+    return y
 
 
 LAST_SKIPPED = "The last tile of each row is never read. A loop over `range(0, columns, BLOCK)` covers them all."
@@ -188,80 +142,105 @@ FIRST_ONLY = (
 OVERWRITTEN = (
     "Maximum and sum are those of the row's last tile: they are overwritten in the loop instead of carried on."
 )
-MODEL = Model(
-    compute,
-    (
-        Slip(
-            "only_first_row",
-            "Only row 0 was written. A program works on row `tl.program_id(0)`, and there are as many programs as "
-            "rows.",
-        ),
-        Slip("only_first_tile", FIRST_ONLY),
-        Slip("only_first_tile__of_the_outputs", FIRST_ONLY),
-        Slip("row_stride_ignored", ROW_STRIDE),
-        Slip(
-            "result_by_the_stride_of_x",
-            "The result's rows are stored as far apart as those of `x`. They have their own row stride: row r begins "
-            "at `r * y_row_stride`.",
-        ),
-        *WITH_THE_MAXIMUM[:4],
-        Slip(
-            "maximum_missing_in_the_outputs",
-            "The maximum is subtracted in the sum, but not in the outputs. Subtract `running_max` in both loops.",
-        ),
-        Slip(
-            "own_maximum_in_the_outputs",
-            "The outputs are measured from each tile's own maximum, and the sum from the row's. Subtract `running_max` "
-            "in both loops.",
-        ),
-        Slip(
-            "mask_by_the_block",
-            "The mask compares the offsets with BLOCK. Only the first tile passes that, and in a row shorter than "
-            "BLOCK even what lies past its end. Compare with `columns`.",
-        ),
-        Slip(
-            "stored_in_the_first_tile",
-            "Every tile of the outputs is stored in the first one's place, where the last one stays: `start` is "
-            "missing from the store's offsets.",
-        ),
-        *(
-            Slip(
-                f"every_second_tile{way}",
-                "Every second tile of a row is left out: the loop's step is twice as long as the tile that it loads.",
-            )
-            for way in ("", "__in_the_statistics")
-        ),
-        Slip("not_normalised", "The outputs were never divided by the running sum."),
-        Slip(
-            "first_tile_statistics",
-            "Maximum and sum come from the first tile of the row alone. The first loop must run over all tiles.",
-        ),
-        Slip(
-            "softmax_per_tile",
-            "Each tile got a softmax of its own. Write the outputs in a second loop, when the sum of the whole row is "
-            "known.",
-        ),
-        Slip(
-            "written_in_the_first_pass",
-            "Each tile was divided by the sum of the tiles so far. Later tiles still add to it: write the "
-            "outputs in a second loop, after the first has ended.",
-        ),
-        *WITH_THE_MAXIMUM[4:],
-        Slip("last_tile_skipped", LAST_SKIPPED),
-        Slip("last_tile_skipped__in_the_statistics", LAST_SKIPPED),
-        Slip("last_tile_skipped__in_the_outputs", LAST_SKIPPED),
-        Slip("partial_tile_skipped", PARTIAL_SKIPPED),
-        Slip("partial_tile_skipped__in_the_statistics", PARTIAL_SKIPPED),
-        Slip("partial_tile_skipped__in_the_outputs", PARTIAL_SKIPPED),
-        Slip("tail_not_masked", TAIL_SCORED),
-        *FINITE_TAIL,
-        Slip("load_not_masked", LOAD_NOT_MASKED),
-        *(slip for slip in MASKED if slip.id != "nan_repaired_at_the_end"),
-        Slip("cast_before_the_sum__weights", WEIGHTS_CAST),
-        *(Slip(f"sum_in_float16{way}", SUM_CAST) for way in ("", "__cut", "__always", "__everything")),
+OUTPUT = "torch.exp(again - running_max[:, None]) / running_sum[:, None]"
+STEP = "running_max, running_sum, _, _ = step(tile, running_max, running_sum, x.dtype)"
+STORED = "inside = offsets < columns"
+
+
+def _of_some_tiles(name, tiles, until):
+    """A loop that ends early: both loops, the first, the second."""
+    of_the_sum, of_the_outputs = ("tiles.unbind(1)", f"tiles.unbind(1)[{tiles}]"), (STORED, f"inside = {until}")
+    return {
+        name: (*of_the_sum, *of_the_outputs),
+        f"{name}__in_the_statistics": of_the_sum,
+        f"{name}__in_the_outputs": of_the_outputs,
+    }
+
+
+CHANGES = (
+    *edits(
+        "Only row 0 was written. A program works on row `tl.program_id(0)`, and there are as many programs as rows.",
+        only_first_row=(f"{OUTPUT}, inside", f"{OUTPUT}, inside & (row == 0)"),
     ),
-    styles=((), ("starts_with_the_first_tile",)),
-).with_only(last_tile_only=OVERWRITTEN, last_tile_only__sum=OVERWRITTEN)
+    *edits(
+        FIRST_ONLY,
+        only_first_tile=("tiles.unbind(1)", "tiles.unbind(1)[:1]", STORED, "inside = offsets < min(columns, block)"),
+        only_first_tile__of_the_outputs=(STORED, "inside = offsets < min(columns, block)"),
+    ),
+    *edits(ROW_STRIDE, row_stride_ignored=("row * x.stride(0)", "row * columns")),
+    *edits(
+        "The result's rows are stored as far apart as those of `x`. They have their own row stride: row r begins at "
+        "`r * y_row_stride`.",
+        result_by_the_stride_of_x=("row * columns", "row * x.stride(0)"),
+    ),
+    *BASIC,
+    *edits(
+        "The maximum is subtracted in the sum, but not in the outputs. Subtract `running_max` in both loops.",
+        maximum_missing_in_the_outputs=("again - running_max[:, None]", "again"),
+    ),
+    *edits(
+        "The outputs are measured from each tile's own maximum, and the sum from the row's. Subtract `running_max` "
+        "in both loops.",
+        own_maximum_in_the_outputs=(
+            "again - running_max[:, None]",
+            "again - again.unflatten(1, (-1, block)).amax(-1).repeat_interleave(block, 1)",
+        ),
+    ),
+    *edits(
+        "The mask compares the offsets with BLOCK. Only the first tile passes that, and in a row shorter than "
+        "BLOCK even what lies past its end. Compare with `columns`.",
+        mask_by_the_block=("offsets < columns, -INF", "offsets < block, -INF"),
+    ),
+    *edits(
+        "Every tile of the outputs is stored in the first one's place, where the last one stays: `start` is "
+        "missing from the store's offsets.",
+        stored_in_the_first_tile=("y_rows + offsets", "y_rows + offsets % block"),
+    ),
+    *edits(
+        "Every second tile of a row is left out: the loop's step is twice as long as the tile that it loads.",
+        every_second_tile=(
+            *("tiles.unbind(1)", "tiles.unbind(1)[::2]"),
+            *(STORED, f"{STORED} - offsets // block % 2 * columns"),
+        ),
+        every_second_tile__in_the_statistics=("tiles.unbind(1)", "tiles.unbind(1)[::2]"),
+    ),
+    *edits(
+        "The outputs were never divided by the running sum.",
+        not_normalised=(OUTPUT, "torch.exp(again - running_max[:, None])"),
+    ),
+    *edits(
+        "Maximum and sum come from the first tile of the row alone. The first loop must run over all tiles.",
+        first_tile_statistics=("tiles.unbind(1)", "tiles.unbind(1)[:1]"),
+    ),
+    *edits(
+        "Each tile got a softmax of its own. Write the outputs in a second loop, when the sum of the whole row is "
+        "known.",
+        softmax_per_tile=(OUTPUT, "softmax_of(again.unflatten(1, (-1, block))).flatten(1)"),
+    ),
+    *edits(
+        "Each tile was divided by the sum of the tiles so far. Later tiles still add to it: write the outputs in a "
+        "second loop, after the first has ended.",
+        written_in_the_first_pass=(
+            *("= start((rows,))", "= start((rows,))\noutputs = []"),
+            *(STEP, f"{STEP.replace('_, _', 'weights, _')}\noutputs.append(weights / running_sum[:, None])"),
+            *(OUTPUT, "torch.cat(outputs, 1)"),
+        ),
+    ),
+    *without(WITH_THE_MAXIMUM, *(edit.id for edit in BASIC)),
+    *edits(LAST_SKIPPED, **_of_some_tiles("last_tile_skipped", ":-1", "offsets < (columns - 1) // block * block")),
+    *edits(
+        PARTIAL_SKIPPED,
+        **_of_some_tiles("partial_tile_skipped", ": columns // block", "offsets < columns // block * block"),
+    ),
+    *tail("offsets < columns"),
+    *edits(LOAD_NOT_MASKED, load_not_masked=("offsets < columns, -INF", "None", "inside, -INF", "None")),
+    *MASKED,
+    *without(NARROW, "cast_before_the_sum__everything"),
+    *edits(SUM_CAST, sum_in_float16__everything=IN_16_BITS),
+)
+MODEL = model_of(online_softmax, CHANGES, (start, step), (softmax_of,)).with_only(
+    last_tile_only=OVERWRITTEN, last_tile_only__sum=OVERWRITTEN
+)
 
 
 def _third_read(case, seen, got) -> bool:

@@ -139,7 +139,7 @@ def launch(x, columns, row_stride, parts, part_length, block):
     for begin in range(0, part_length, block):
         offsets = first + begin + torch.arange(block)  # [parts, block]
         tile = load(x, rows * row_stride + offsets, offsets < last, -INF)  # [rows, parts, block]
-        new_max, new_sum, _, _ = step(tile, running_max, running_sum)
+        new_max, new_sum, _, _ = step(tile, running_max, running_sum, x.dtype)
         walks = (first + begin < last)[:, 0]  # [parts]: those whose loop comes here
         running_max, running_sum = torch.where(walks, new_max, running_max), torch.where(walks, new_sum, running_sum)
     log_sum = torch.log(torch.where(running_sum == 0, 1.0, running_sum))

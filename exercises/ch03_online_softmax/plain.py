@@ -184,6 +184,16 @@ def read_in_tiles(functions, *args):
         gc.unfreeze()
 
 
+def left_in_buffer(x: torch.Tensor, tile: int) -> torch.Tensor:
+    """What a list of tiles holds once the pass is over: all are views of one buffer, which later tiles overwrote."""
+    buffer = torch.full((*x.shape[:-1], min(tile, x.shape[-1])), math.nan, dtype=x.dtype)
+    widths = []
+    for part in x.split(tile, dim=-1):
+        buffer[..., : part.shape[-1]] = part
+        widths.append(part.shape[-1])
+    return torch.cat([buffer[..., :width] for width in widths], dim=-1)
+
+
 KEPT_COPIES = (
     "The tiles, or something as large, are kept until the pass is over. The chip has no room for that: take from each "
     "tile what you need while it is there, a few numbers for each {row}, and carry those on."

@@ -9,8 +9,7 @@ import torch
 from course_lib.checker import TRITON, Allocates, Case, Exercise, LaunchesTriton, Mistake, Moves
 from course_lib.checker.specification.contract import Contract, Level
 from exercises.ch08_flash_decoding.parts import COMBINE_PLAIN, FINITE_FOR_EMPTY, SKIPS_THE_WORK, combine
-from exercises.topics.decode_merge import merge_model
-from exercises.topics.decode_slips import MERGE
+from exercises.topics.decode_merge import MERGED
 from exercises.topics.evidence import (
     COMPUTED_IN_16_BITS,
     ROUNDED_TO_16_BITS,
@@ -119,7 +118,7 @@ EXERCISE = Exercise(
     oracle=combine,
     contracts=(CONTRACT,),
     plain=COMBINE_PLAIN,
-    models=(merge_model(MERGE),),
+    models=(MERGED,),
     needs=TRITON,
     requirements=(
         LaunchesTriton(at_most=1),

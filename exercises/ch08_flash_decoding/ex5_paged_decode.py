@@ -32,6 +32,7 @@ from exercises.ch08_flash_decoding.parts import (
 )
 from exercises.topics.decode import AS_GOOD, attend, decode, decode_lse, gather_pages
 from exercises.topics.decode_inputs import SCORES, UNUSED, far_below_finite, fits, laid_apart, layouts, lengths, pages
+from exercises.topics.decode_merge import MERGE
 from exercises.topics.decode_model import Shape, decode_model
 from exercises.topics.decode_slips import (
     AHEAD,
@@ -40,7 +41,6 @@ from exercises.topics.decode_slips import (
     HEADS,
     KEYS_OF_A_SPLIT,
     LOG_SUM_EXP,
-    MERGE,
     OUTPUT_LIKE_QUERY,
     PAGES,
     SOFTMAX,

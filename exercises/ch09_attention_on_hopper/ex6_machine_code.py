@@ -5,21 +5,30 @@ from __future__ import annotations
 import re
 
 from course_lib.checker import Case, Exercise, Mistake
+from course_lib.checker.specification.draw import Draw
 from course_lib.checker.specification.model import Model, Slip, Slips
 
 # An instruction: after its address, perhaps under a predicate such as @!P0.
-INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)([^;]*);", re.MULTILINE)
+INSTRUCTION = re.compile(
+    r"^\s*/\*(?P<address>[0-9a-f]{4,})\*/\s+(?P<predicate>@!?U?P\w+\s+)?(?P<name>[A-Z][A-Z0-9_.]*)(?P<operands>[^;]*);",
+    re.MULTILINE,
+)
 
 
-def instructions(text, without=""):
-    """(name with its modifiers, operands) of each instruction but those whose predicate begins with `without`."""
-    found = INSTRUCTION.finditer(text)
-    return [(m[2], m[3].strip()) for m in found if not (without and m[1] and m[1].startswith(without))]
+def instructions(s: Slips, text):
+    """(name with its modifiers, operands) of each instruction that is seen with these slips."""
+    without = "@" if s("predicated_missed") else "@!" if s("negated_missed") else None
+    for found in INSTRUCTION.finditer(text):
+        predicate, name = found["predicate"] or "", found["name"]
+        missed = without and predicate.startswith(without)
+        missed = missed or predicate and s(f"predicated_missed__{'products' if 'HGMMA' in name else 'others'}")
+        if not missed and not (s("long_addresses_missed") and len(found["address"]) > 4):
+            yield name, found["operands"].strip()
 
 
 def counted(s: Slips, text):
     """What `census` gives with these slips."""
-    found = instructions(text, without="@" if s("predicated_missed") else "@!" if s("negated_missed") else "")
+    found = list(instructions(s, text))
     products = sum(name.split(".")[0] == "HGMMA" for name, _ in found)
     if s("groups_counted"):
         products = sum(name.split(".")[0] == "HGMMA" and "gsb0" in operands for name, operands in found)
@@ -29,6 +38,7 @@ def counted(s: Slips, text):
         number(operands.split()[-1])
         for name, operands in found
         if name.startswith("USETMAXREG") and any(change in name for change in changes)
+        if not (s("letters_missed") and re.search("0x[a-f]", operands))
     ]
     if s("registers_once"):
         registers = list(dict.fromkeys(registers))
@@ -52,7 +62,7 @@ def hidden(s: Slips, text):
     """What `hidden_exponentials` gives with these slips."""
     waits = "DEPBAR" if s("any_barrier_taken") else "WARPGROUP.DEPBAR"
     in_flight = hidden = exponentials = 0
-    for name, operands in instructions(text):
+    for name, operands in instructions(s, text):
         if name.split(".")[0] == "HGMMA":
             in_flight += "gsb0" in operands or s("open_group_counted")
         elif waits in name:
@@ -89,8 +99,8 @@ def hidden_oracle(text):
 class Listing:
     """Machine code as the disassembler prints it, instruction by instruction."""
 
-    def __init__(self, draw):
-        self.draw, self.lines, self.address, self.labels = draw, [], 0x40, 0
+    def __init__(self, draw, address=0x40):
+        self.draw, self.lines, self.address, self.labels = draw, [], address, 0
         self.columns = draw.choice((64, 128, 256))
 
     def add(self, *texts):
@@ -141,8 +151,8 @@ def listings(draw):
     """(what is special, the text) of small kernels: each a loop of two products and a softmax, in other orders."""
     pieces, exponentials = draw.integer(3, 9), draw.integer(9, 30)
 
-    def kernel(order, spills=(), registers=()):
-        listing = Listing(draw)
+    def kernel(order, spills=(), registers=(), draw=draw, address=0x40):
+        listing = Listing(draw, address)
         listing.noise()
         for name, count in registers:
             listing.add(f"USETMAXREG.{name}.CTAPOOL {'UP0, ' if name == 'TRY_ALLOC' else ''}{count:#x}")
@@ -158,6 +168,9 @@ def listings(draw):
                     listing.add(*spills)
             elif part == "open":  # a piece of a product whose group nothing has closed yet
                 listing.add(f"HGMMA.64x{listing.columns}x16.F32.BF16 R24, gdesc[UR8], R24")
+            elif part == "guarded":  # a product and exponentials, each under a condition
+                listing.add(f"@P0 HGMMA.64x{listing.columns}x16.F32.BF16 R24, gdesc[UR8], R24, gsb0")
+                listing.add("MUFU.EX2 R31, R31", "@P2 MUFU.EX2 R32, R32", "@!P2 MUFU.EX2 R33, R33")
             elif part == "other":
                 listing.add("DEPBAR.LE SB0, 0x0")
             else:
@@ -166,6 +179,7 @@ def listings(draw):
         listing.add("@P0 BRA `(.L_x_1)", "EXIT")
         return listing.text()
 
+    alike = Draw(96)  # the same at every check
     shares = [("DEALLOC", 24), ("TRY_ALLOC", 240)]
     two_consumers = [*shares, ("TRY_ALLOC", 240)]
     spills = [
@@ -204,6 +218,18 @@ def listings(draw):
                 registers=[("DEALLOC", 32), ("TRY_ALLOC", 160), ("DEALLOC", 96)],
             ),
         ),
+        (
+            "a product and exponentials under a condition",
+            kernel(
+                ["guarded", 0, *in_turn],
+                registers=[("DEALLOC", 40), ("TRY_ALLOC", 152), ("TRY_ALLOC", 240)],
+                draw=alike,
+            ),
+        ),
+        (
+            "a long kernel, whose addresses have five digits",
+            kernel(overlapped, spills=spills[:2], registers=shares, draw=alike, address=0xFF00),
+        ),
     ]
 
 
@@ -216,25 +242,40 @@ HEXADECIMAL = (
     "The registers are hexadecimal: 0x18 is 24, and neither 0 nor 18. Take all of it, letters too, and read it "
     "by int(text, 16)."
 )
-CENSUS = (
-    Slip(
-        "loads_of_spills_forgotten", "Only the stores of spilled registers were counted. They are loaded back by LDL."
-    ),
-    Slip("stores_of_spills_forgotten", "Only the loads of spilled registers were counted. They are stored by STL."),
-    Slip(
-        "predicated_missed",
-        "Instructions under a predicate, such as @!P1 STL, were not seen. The predicate stands between the "
-        "address and the name.",
-    ),
+PREDICATED = (
+    "Instructions under a predicate, such as @!P1 STL, were not seen. The predicate stands between the address and the "
+    "name."
+)
+SEEN = (
+    Slip("predicated_missed", PREDICATED),
+    Slip("predicated_missed__products", PREDICATED),
+    Slip("predicated_missed__others", PREDICATED),
     Slip(
         "negated_missed",
         "Instructions under a negated predicate, such as @!P1 STL, were not seen. The exclamation mark may be there "
         "or not.",
     ),
     Slip(
+        "long_addresses_missed",
+        "Lines whose address has five digits were not seen. An address has as many as it needs: match [0-9a-f]+ "
+        "between /* and */.",
+    ),
+)
+CENSUS = (
+    Slip(
+        "loads_of_spills_forgotten", "Only the stores of spilled registers were counted. They are loaded back by LDL."
+    ),
+    Slip("stores_of_spills_forgotten", "Only the loads of spilled registers were counted. They are stored by STL."),
+    *SEEN,
+    Slip(
         "registers_once",
         "A number of registers that comes twice was listed once. Two consumers ask for the same number, and each "
         "USETMAXREG counts.",
+    ),
+    Slip(
+        "letters_missed",
+        "Registers with a letter in their number, such as 0xf0, were not listed. A hexadecimal digit is one of 0-9 and "
+        "a-f: match [0-9a-f]+.",
     ),
     Slip("registers_sorted", "The registers were sorted. They belong in the text's order."),
     Slip(
@@ -260,6 +301,7 @@ CENSUS = (
 )
 
 HIDDEN = (
+    *SEEN,
     Slip(
         "those_in_the_open_counted",
         "The exponentials with no product in flight were counted. Hidden are the others, behind products that run.",

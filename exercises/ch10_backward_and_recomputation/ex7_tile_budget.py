@@ -82,6 +82,7 @@ def budget_cases(draw):
             "a chip with 512 registers a thread and 1 MiB: query_rows still ends at 128", (32, 4, 512, 1 << 20), choose
         ),
         Case("a chip with 300 registers a thread, head dimension 16, one group", (16, 1, 300, HOPPER_BYTES), choose),
+        Case("330 registers, head dimension 16: 192 × 64 and 128 × 128 both fit", (16, 1, 330, HOPPER_BYTES), choose),
         Case("head dimension 16, 4 groups of 120", (16, 4, 120, HOPPER_BYTES), choose),
     ]
 
@@ -209,6 +210,16 @@ def _sentences():
             (
                 lambda *args: _chosen(*args, order=lambda pair: pair[::-1]),
                 lambda *args: _chosen(*args, order=lambda pair: pair[0] * pair[1]),
+                lambda *args: _chosen(*args, order=lambda pair: (pair[0] * pair[1], pair[0])),
+                lambda *args: _chosen(*args, order=lambda pair: accumulator_oracle(*pair, args[0], args[1])),
+            ),
+        ),
+        (
+            "registers_capped",
+            "`registers` was cut off at 255. A chip may have more: take the number that you are given.",
+            (
+                lambda d, g, registers, memory: _chosen(d, g, min(registers, 255), memory),
+                lambda d, g, registers, memory: _chosen(d, g, min(registers - 16, 255) + 16, memory),
             ),
         ),
         (

@@ -7,7 +7,6 @@ from dataclasses import replace
 from course_lib.checker.specification.model import Slip
 from exercises.topics.attention_sentences import LOG2E_MISSING, NATURAL_EXP
 from exercises.topics.attention_slips import RESCALED_WRONGLY
-from exercises.topics.decode_merge import FIXED_TILES
 
 BY_MODULO = (
     "The heads are shared out like cards: query head h goes to KV head h % key_heads. Groups are neighbours: the first "
@@ -567,6 +566,7 @@ LARGEST_MISSING = (
     "The largest log-sum-exp is missing from the merged one. The sum is of exp(lse - largest): add the largest to its "
     "logarithm."
 )
+
 AVERAGED = (
     "The splits were averaged as equals. One whose scores are higher has a larger share of the softmax: weigh it by "
     "exp(its log-sum-exp - the whole's)."
@@ -574,141 +574,4 @@ AVERAGED = (
 EMPTY_MERGE = (
     "A sequence without any key has NaN for a result, or memory that nobody wrote. Store zeros and minus infinity: "
     "measure from 0 where the largest is -inf, divide by 1 where the weights' total is 0."
-)
-MERGE = (
-    *(
-        Slip(f"averaged_without_weights{variant}", AVERAGED)
-        for variant in ("", "__present", "__in_the_sum", "__in_the_sum_guarded", "__present_in_the_sum")
-    ),
-    Slip(
-        "added_without_weights",
-        "The splits' outputs were added. Each is an average of its own: weigh it by exp(its log-sum-exp - the "
-        "whole's).",
-    ),
-    Slip(
-        "not_divided__merge",
-        "The weighted sum of the splits is not divided by the sum of their weights. Relative to the largest "
-        "log-sum-exp these do not add up to 1.",
-    ),
-    Slip(
-        "divided_by_the_splits",
-        "The weighted sum of the splits is divided by the number of splits. Divide it by the sum of their weights.",
-    ),
-    *(
-        Slip(
-            f"measured_from_the_first{variant}",
-            "The log-sum-exps are measured from the first split's. Where another lies far above it the exponential "
-            "overflows, and where all lie far below it every weight is 0: measure from the largest.",
-        )
-        for variant in ("", "__lse_from_the_largest")
-    ),
-    *(
-        Slip(
-            f"weighed_in_base_2{variant}",
-            "The weights are powers of 2 of natural log-sum-exps. Take tl.exp, or multiply the log-sum-exps by log2(e) "
-            "first.",
-        )
-        for variant in ("", "__and_merged")
-    ),
-    Slip(
-        "base_changed_twice",
-        "The log-sum-exps were multiplied by log2(e), and tl.exp was taken of them. That factor belongs to tl.exp2.",
-    ),
-    *(
-        Slip(
-            f"no_maximum{variant}",
-            "The exponential is taken of the log-sum-exps as they are: above 88 it overflows float32, far below 0 all "
-            "weights vanish. Subtract the largest first.",
-        )
-        for variant in ("", "__unguarded", "__guarded_twice")
-    ),
-    *(
-        Slip(
-            f"maximum_starts_at_zero__merge{variant}",
-            "The log-sum-exps are measured from 0 or the largest, whichever is more. Where all lie far below 0 every "
-            "weight is 0: begin with the largest itself, or with minus infinity.",
-        )
-        for variant in ("", "__guarded", "__lse_from_the_largest")
-    ),
-    Slip(
-        "weighed_by_the_logarithm",
-        "The log-sum-exps themselves served as weights. They are logarithms: a split weighs exp(its log-sum-exp - the "
-        "largest).",
-    ),
-    *(
-        Slip(
-            f"missing_splits_counted{variant}",
-            "Splits that don't exist were merged: BLOCK_S is a power of two, and rows from `splits` on were loaded "
-            'with a log-sum-exp of 0, a weight of exp(0). Load them with other=float("-inf").',
-        )
-        for variant in ("", "__in_a_tile_of_16")
-    ),
-    Slip(
-        "splits_taken_for_neighbours",
-        "The parts of a row were taken to lie one behind the other. Split s of row r is row s · rows + r: from split "
-        "to split the distance is all rows.",
-    ),
-    Slip(
-        "splits_a_sequence_apart",
-        "From split to split the parts of a row were taken to lie query_heads apart. Split s of row r is row s · rows "
-        "+ r, and there are batch · query_heads rows.",
-    ),
-    *(
-        Slip(
-            f"empty_splits_weigh{variant}",
-            "Splits without keys count: their log-sum-exp of -inf was replaced by 0, which is a weight of exp(0). "
-            "Leave it at -inf: exp(-inf) is the weight 0.",
-        )
-        for variant in ("", "__missing_ones_too")
-    ),
-    Slip("last_split_left_out", "The last split is never merged. There are splits 0 to splits - 1."),
-    Slip("first_split_alone", "Only the first split reaches the result. Does the merge go over all of them?"),
-    Slip(
-        "splits_beyond_a_power_of_two",
-        "Only the first 2, 4, 8, ... splits are merged. BLOCK_S must be the next power of two *above*: "
-        "triton.next_power_of_2(splits), with a mask.",
-    ),
-    *(
-        Slip(
-            f"tile_of_fixed_size__{rows}",
-            "Only the first splits are merged: BLOCK_S is one number for all calls. It must have room for all of them: "
-            "triton.next_power_of_2(splits), with a mask.",
-        )
-        for rows in FIXED_TILES
-    ),
-    *(Slip(f"lse_without_the_largest{variant}", LARGEST_MISSING) for variant in ("", "__guarded")),
-    *(
-        Slip(
-            f"lse_{which}",
-            f"{said} handed out as the whole's. They must be merged: largest + log Σ exp(lse - largest).",
-        )
-        for which, said in (
-            ("largest", "The largest of the log-sum-exps was"),
-            ("last", "The last split's log-sum-exp was"),
-            ("first", "The first split's log-sum-exp was"),
-            ("added", "The sum of the log-sum-exps was"),
-            ("averaged", "The average of the log-sum-exps was"),
-        )
-    ),
-    Slip(
-        "lse_added__finite",
-        "The sum of the log-sum-exps was handed out as the whole's. They must be merged: "
-        "largest + log Σ exp(lse - largest).",
-    ),
-    Slip(
-        "mixed_bases__merge",
-        "The logarithm of the weights' sum is in base 2, and the largest log-sum-exp is natural. Take tl.log.",
-    ),
-    Slip("lse_in_base_2__merge", "The merged log-sum-exp is in base 2. It should be natural, as the partial ones are."),
-    Slip("empty_sequence_nan", EMPTY_MERGE),
-    Slip("empty_sequence_nan__divided_by_nothing", EMPTY_MERGE),
-    Slip(
-        "empty_sequence_nan__first_split",
-        "A row whose first split has no keys gives NaN: both maxima are -inf there, and -inf - -inf is no number. "
-        "Measure from 0 as long as the maximum is -inf.",
-    ),
-    Slip(
-        "empty_sequence_counts",
-        "A sequence without any key has a log-sum-exp of 0. The logarithm of an empty sum is minus infinity.",
-    ),
 )

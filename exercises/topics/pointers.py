@@ -54,3 +54,15 @@ def store(values: torch.Tensor, offsets: torch.Tensor, program: torch.Tensor | N
     last = torch.full((values.numel(),), -1).scatter_reduce(0, offsets, order, "amax")
     memory[last >= 0] = flat[last[last >= 0]]
     return memory.view(values.shape)
+
+
+def put(memory: torch.Tensor, offsets: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None = None) -> None:
+    """What `tl.store(pointer + offsets, values, mask)` does to contiguous memory; of two values the later one stays."""
+    offsets, values = torch.broadcast_tensors(offsets, values.to(memory.dtype))
+    wanted = torch.ones_like(offsets, dtype=torch.bool) if mask is None else mask.expand(offsets.shape)
+    inside = (offsets >= 0) & (offsets < memory.numel())
+    if bool((wanted & ~inside).any()):
+        reaches_outside()
+    room = torch.cat([memory.view(-1), memory.new_zeros(1)])  # the last place takes what is not stored
+    room.scatter_(0, torch.where(wanted & inside, offsets, memory.numel()).flatten(), values.flatten())
+    memory.copy_(room[:-1].view_as(memory))

@@ -23,8 +23,11 @@ def start(shape):
     return torch.full(shape, -INF), torch.zeros(shape)
 
 
-def step(scores, running_max, running_sum):
-    """The maximum and the sum after a tile [..., width], its weights, and the factor by which what was kept changes."""
+def step(scores, running_max, running_sum, narrow=None):
+    """The maximum and the sum after a tile [..., width], its weights, and the factor by which what was kept changes.
+
+    narrow: the dtype in which things were loaded; slips alone round to it.
+    """
     tile = scores.float()
     new_max = torch.maximum(running_max, tile.amax(-1))
     reference = torch.where(new_max == -INF, 0.0, new_max)
@@ -52,6 +55,10 @@ GUARDED_OWN = "torch.where(tile.amax(-1) == -INF, 0.0, tile.amax(-1))"
 FROM, ADDED = "tile - reference[..., None]", "weights.sum(-1)"
 RESCALE = "torch.exp(running_max - reference)"
 SUM = "running_sum * rescale + weights.sum(-1)"
+IN_16_BITS = (
+    "tile = scores.float()",
+    "tile, running_max, running_sum = scores.to(narrow), running_max.to(narrow), running_sum.to(narrow)",
+)
 START_MAX, START_SUM = "torch.full(shape, -INF", "torch.zeros(shape"
 
 BASIC = (
@@ -126,19 +133,13 @@ MASKED = (
     *edits(told.TILE_NOT_RESCALED, alone=True, tile_not_rescaled__unguarded=(FROM, "tile - tile.amax(-1)[..., None]")),
 )
 NARROW = (
-    *edits(
-        told.TILE_NOT_CONVERTED,
-        cast_before_the_sum__everything=(
-            "tile = scores.float()",
-            "tile, running_max, running_sum = scores, running_max.to(scores.dtype), running_sum.to(scores.dtype)",
-        ),
-    ),
-    *edits(told.WEIGHTS_CAST, cast_before_the_sum__weights=(ADDED, "weights.to(scores.dtype).float().sum(-1)")),
+    *edits(told.TILE_NOT_CONVERTED, cast_before_the_sum__everything=IN_16_BITS),
+    *edits(told.WEIGHTS_CAST, cast_before_the_sum__weights=(ADDED, "weights.to(narrow).float().sum(-1)")),
     *edits(
         told.SUM_CAST,
-        sum_in_float16=(SUM, f"({SUM}).to(scores.dtype).float()"),
+        sum_in_float16=(SUM, f"({SUM}).to(narrow).float()"),
         sum_in_float16__always=(SUM, f"({SUM}).half().float()"),
-        sum_in_float16__cut=(SUM, f"cut({SUM}, scores.dtype)"),
+        sum_in_float16__cut=(SUM, f"cut({SUM}, narrow)"),
     ),
 )
 FINITE = edits(

@@ -1,9 +1,4 @@
-"""The slips of running statistics in words, the most basic first: of two in one answer, the earlier is told first."""
-
-from __future__ import annotations
-
-from course_lib.checker.specification.model import Slip
-from exercises.topics.softmax_model import FINITE_PADDING, FINITE_STARTS
+"""The slips of running statistics in words, the most basic first; `running.py` says what each of them does."""
 
 NO_MAXIMUM = (
     "This is what the exponentials give when no maximum is subtracted: above 88.7 float32 overflows to inf, and "
@@ -126,49 +121,3 @@ PARTLY_GUARDED = (
     "-inf - (-inf) still gives NaN: it is guarded at the first tile alone, and a row may hold nothing but -inf for "
     "several tiles. Subtract 0 wherever the new maximum is -inf."
 )
-
-RUNNING = (
-    Slip("no_running_max", NO_MAXIMUM),
-    Slip("maximum_starts_at_zero", STARTS_AT_ZERO),
-    Slip("minimum_for_maximum", MINIMUM),
-    Slip("magnitudes_for_maximum", MAGNITUDES, alone=True),
-    Slip("base_2__exp2_for_exp", EXP2),
-    Slip("last_tile_only", LAST_TILE_ONLY),
-    Slip("last_tile_only__sum", LAST_TILE_ONLY),
-    Slip("last_tile_only__maximum_not_updated", LAST_TILE_ONLY),
-    Slip("maximum_forgets_the_old", MAXIMUM_FORGETS),
-    Slip("sum_not_rescaled", SUM_NOT_RESCALED),
-    Slip("sum_rescaled_after_adding", RESCALED_AFTER_ADDING),
-    Slip("rescale_turned_round", TURNED_ROUND),
-    Slip("tile_not_rescaled", TILE_NOT_RESCALED),
-    Slip("tile_not_rescaled__nor_the_sum", TILE_NOT_RESCALED),
-    Slip("old_maximum_in_weights", OLD_MAXIMUM),
-    Slip("nan_from_the_start__turned_round", NAN_FROM_THE_START),
-    Slip("nan_from_the_start__no_exp", NAN_FROM_THE_START),
-    Slip("nan_from_the_start__plus_infinity", NAN_FROM_THE_START),
-    Slip("nan_from_the_start__old_maximum", NAN_FROM_THE_START),
-)
-# Where the maximum is part of what is stored, one that stays at -inf shows as NaN does: everywhere.
-WITH_THE_MAXIMUM = (
-    *(slip for slip in RUNNING if "not_updated" not in slip.id and "nan_from" not in slip.id),
-    *(
-        Slip(f"nan_from_the_start__{how}", NOTHING_FINITE)
-        for how in ("never_updated", "turned_round", "no_exp", "plus_infinity", "old_maximum")
-    ),
-)
-MASKED = (
-    Slip("empty_state_nan", EMPTY_STATE),
-    Slip("empty_state_nan__guarded_at_the_first_tile", PARTLY_GUARDED, alone=True),
-    Slip("sum_not_rescaled__maximum_first", SUM_NOT_RESCALED),
-    Slip("tile_not_rescaled__unguarded", TILE_NOT_RESCALED, alone=True),
-    Slip("nan_repaired_at_the_end", REPAIRED_LATE),
-)
-NARROW = (
-    Slip("cast_before_the_sum__everything", TILE_NOT_CONVERTED),
-    Slip("cast_before_the_sum__weights", WEIGHTS_CAST),
-    Slip("sum_in_float16", SUM_CAST),
-    Slip("sum_in_float16__always", SUM_CAST),
-)
-FINITE = tuple(Slip(f"minus_infinity_is_a_number__{name}", FINITE_START, alone=True) for name in FINITE_STARTS)
-FINITE_TAIL = tuple(Slip(f"tail_is_a_number__{name}", TAIL_FINITE, alone=True) for name in FINITE_PADDING)
-STYLES = ((), ("starts_with_the_first_tile",))

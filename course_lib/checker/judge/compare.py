@@ -56,6 +56,7 @@ class Truth:
     in_place: bool = False  # whether the case has arguments to write: results are then pairs, as `call` makes them
     _allowed: dict[str, torch.Tensor] = field(default_factory=dict, init=False, repr=False)
     _slack: dict[str, float] = field(default_factory=dict, init=False, repr=False)
+    _size: dict[str, float] = field(default_factory=dict, init=False, repr=False)
 
     def allowed(self, path: str) -> torch.Tensor:
         """The largest allowed error of a tensor, elementwise, on its device; worked out once."""
@@ -71,6 +72,18 @@ class Truth:
             allowed = self.allowed(path) if isinstance(leaf, torch.Tensor) else None
             self._slack[path] = float(allowed.max()) if allowed is not None and allowed.numel() else 0.0
         return self._slack[path]
+
+    def size(self, path: str) -> float:
+        """The size of the largest finite element of a leaf; 0 for what is no tensor. Worked out once."""
+        if path not in self._size:
+            leaf = dict(leaves(self.want)).get(path)
+            self._size[path] = _largest(leaf) if isinstance(leaf, torch.Tensor) else 0.0
+        return self._size[path]
+
+    def losses(self) -> list[float]:
+        """Of each tensor, the error allowed as a share of its largest element; infinite where all should be 0."""
+        sizes = [(self.slack(path), self.size(path)) for path, _ in leaves(self.want)]
+        return [slack / size if size else math.inf for slack, size in sizes if slack]
 
 
 def _cut(bits: int) -> Callable:

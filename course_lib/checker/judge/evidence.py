@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from course_lib.checker.judge import diagnosis
-from course_lib.checker.judge.explain import Made, differ
+from course_lib.checker.judge.explain import differ
 from course_lib.checker.judge.known_mistakes import Cause, find_mistake
 from course_lib.checker.judge.outcome import Outcome, compare_case
+from course_lib.checker.judge.prediction import Made
 from course_lib.checker.judge.stopping import stopped
 from course_lib.checker.judge.verdict import Finding, readable
 from course_lib.checker.runner.frames import Frame

@@ -6,50 +6,31 @@ a case drawn so that they differ on it.
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
-import os
 import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
-from course_lib.checker.judge.compare import Truth
-from course_lib.checker.judge.evaluate import once
+from course_lib.checker.judge.alike import TWO, alike, exactly_alike
+from course_lib.checker.judge.compare import ULPS
 from course_lib.checker.judge.outcome import Outcome
-from course_lib.checker.runner.process import sparse
-from course_lib.checker.specification.exercise import Case, InOut, arguments
-from course_lib.checker.specification.model import Model, Slip, Slips
-from course_lib.checker.specification.nested import leaves, structure, tensors
+from course_lib.checker.judge.prediction import Made, Predicted, changes_nothing, disturbed, prediction
+from course_lib.checker.specification.exercise import Case, InOut
+from course_lib.checker.specification.model import Model, Slip
+from course_lib.checker.specification.nested import leaves, map_leaves, structure, tensors
 
-ROUNDING = 3e-4  # of the largest value: what a float32 kernel and a model that adds in another order may differ by
-ROUNDING_16 = 1e-2  # the same where results have 16 bits
+BAND = TWO * ULPS * torch.finfo(torch.float16).eps  # two float16 results; it ranks pairs, and decides nothing
 INFINITE = 1e38  # a number that stands for what is not finite is larger
 TELLING = 8  # failing cases by which pairs of slips are ranked
 MOST_PAIRS = 400  # of the likeliest, which are tried
 SECONDS = 3.0  # of a processor, for trying pairs
 ROUNDS = 3  # further cases that are drawn to tell explanations apart
-
-
-@dataclass(frozen=True)
-class Made:
-    """How an answer may have been made: its slips, and its style in what right answers differ by."""
-
-    slips: tuple[Slip, ...]
-    style: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Predicted:
-    """What an answer made so gives, and whether it reaches outside a tensor."""
-
-    value: Any
-    outside: bool
 
 
 @dataclass(frozen=True)
@@ -106,7 +87,10 @@ def _told(made: Made) -> tuple[str, ...]:
 def differ(model: Model, one: Made, other: Made, case: Case) -> bool:
     """Whether two answers make different things of a case, both of which the model can say."""
     mine, theirs = (prediction(model, made, case) for made in (one, other))
-    return mine is not None and theirs is not None and not alike(mine.value, theirs.value)
+    if mine is None or theirs is None or exactly_alike(mine.value, theirs.value):
+        return False
+    as_one = alike(theirs.value, mine.value, partial(disturbed, model, one, case))
+    return not as_one and not alike(mine.value, theirs.value, partial(disturbed, model, other, case))
 
 
 def _smallest(model: Model, outcomes: Sequence[Outcome], outside: bool) -> list[Made]:
@@ -114,7 +98,7 @@ def _smallest(model: Model, outcomes: Sequence[Outcome], outside: bool) -> list[
 
     Styles are tried with one slip. Two are looked for in the first style alone.
     """
-    search = _Search(model, sorted(outcomes, key=lambda outcome: (outcome.right_at_first, _cost(outcome.case))))
+    search = _Search(model, sorted(outcomes, key=lambda o: (o.right_at_first, _is_soft(o), _cost(o.case))))
     found = [made for style in model.styles for slip in model.slips if search.explains(made := Made((slip,), style))]
     if not found and model.pairs:
         found = search.explaining_pairs()
@@ -124,10 +108,11 @@ def _smallest(model: Model, outcomes: Sequence[Outcome], outside: bool) -> list[
 
 
 class _Search:
-    """Answers that may have been made, against all outcomes; the first is wrong and the cheapest to compute."""
+    """Answers that may have been made, against all outcomes; the first is wrong, firm, and cheap to compute."""
 
     def __init__(self, model: Model, outcomes: Sequence[Outcome]):
         self.model, self.outcomes = model, outcomes
+        self._unchanged: dict[tuple[Outcome, tuple[str, ...]], bool] = {}
 
     def pairs(self) -> list[Made]:
         """Two slips in the first style, the likeliest first, judged by what each of them alone makes of some cases.
@@ -173,7 +158,7 @@ class _Search:
         made = torch.stack([unknown if one is None or one.shape != right.shape else one for one in alone])
         size = right.abs()
         finite = size[size < INFINITE]
-        band = ROUNDING_16 * size.clamp(min=float(finite.mean()) if len(finite) else 0.0)
+        band = BAND * size.clamp(min=float(finite.mean()) if len(finite) else 0.0)
         changed, fits = ((made - other).abs() > band for other in (right, got))
         changed, fits, is_right = changed.float(), 1 - fits.float(), ((got - right).abs() <= band).float()
         same = 1 - changed
@@ -191,12 +176,33 @@ class _Search:
             predicted = prediction(self.model, made, outcome.case)
             if predicted is None and self.model.may_be_silent:
                 continue
-            if predicted is None or not _explained(outcome, predicted):
+            if predicted is None or not self._fits(made, outcome, predicted):
                 return False
             if not outcome.right_at_first:
-                failed += 1
-                shown += not alike(predicted.value, outcome.truth.want)
+                is_shown = self._shows(made, outcome, predicted)
+                failed += is_shown is not None
+                shown += bool(is_shown)
         return 0 < failed <= 2 * shown
+
+    def _fits(self, made: Made, outcome: Outcome, predicted: Predicted) -> bool:
+        """Whether an answer made so gives the outcome; of all slips that change nothing there, asked once."""
+        if not changes_nothing(self.model, made, outcome.case):
+            return _explained(self.model, made, outcome, predicted)
+        key = outcome, made.style
+        if key not in self._unchanged:
+            self._unchanged[key] = _explained(self.model, made, outcome, predicted)
+        return self._unchanged[key]
+
+    def _shows(self, made: Made, outcome: Outcome, predicted: Predicted) -> bool | None:
+        """Whether an answer made so can be told from a right one in a case; None where float32 decides nothing there.
+
+        There the model's own result, rounded otherwise, moves by as much as the slips move it.
+        """
+        want = outcome.truth.want
+        if exactly_alike(want, predicted.value, outcome.truth):
+            return False
+        others = partial(disturbed, self.model, made, outcome.case)
+        return None if alike(want, predicted.value, others, outcome.truth) else True
 
     def reaches_outside(self, made: Made) -> bool:
         """Whether an answer made so reaches outside a tensor in some case."""
@@ -218,107 +224,48 @@ def _numbers(predicted: Predicted | None) -> torch.Tensor | None:
     return torch.cat([leaf.double().cpu().flatten() for leaf in found]).nan_to_num(nan=3e38, posinf=2e38, neginf=-2e38)
 
 
-def _explained(outcome: Outcome, predicted: Predicted) -> bool:
+def _explained(model: Model, made: Made, outcome: Outcome, predicted: Predicted) -> bool:
     """Whether an answer made so gives the outcome.
 
     What is read outside a tensor is told as NaN. In bfloat16 the interpreter makes other numbers of it.
     """
     narrow = any(tensor.dtype == torch.bfloat16 for tensor in tensors(outcome.case.args))
     unknown = narrow and predicted.outside and bool(outcome.seen.out_of_bounds)
-    return alike(outcome.got, predicted.value, outcome.truth, unknown)
+    got = _with_nan_where(predicted.value, outcome.got) if unknown else outcome.got
+    return alike(got, predicted.value, partial(disturbed, model, made, outcome.case), outcome.truth)
+
+
+def _with_nan_where(told: Any, got: Any) -> Any:
+    """A result with NaN wherever the model has one."""
+    if structure(got) != structure(told):
+        return got
+    foreseen = iter([leaf for _, leaf in leaves(told)])
+
+    def hidden(mine: Any) -> Any:
+        theirs = next(foreseen)
+        both = isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor)
+        if not both or not mine.is_floating_point() or mine.shape != theirs.shape:
+            return mine
+        return mine.masked_fill(theirs.isnan().to(mine.device), math.nan)
+
+    return map_leaves(hidden, got)
 
 
 def _reproduces(model: Model, made: Made, outcome: Outcome) -> bool:
     predicted = prediction(model, made, outcome.case)
-    return predicted is not None and _explained(outcome, predicted)
+    return predicted is not None and _explained(model, made, outcome, predicted)
+
+
+def _is_soft(outcome: Outcome) -> bool:
+    """Whether a quarter of a right result is undecided digits. What is firm refutes most slips, and at once."""
+    like = [
+        leaf for _, leaf in leaves(outcome.truth.like) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+    ]
+    epsilon = torch.finfo(like[0].dtype).eps if like else 1.0
+    return any(loss > epsilon**0.75 for loss in outcome.truth.losses())
 
 
 def _cost(case: Case) -> int:
     """Elements of a case's tensors, those that are written too."""
     given = [leaf.tensor if isinstance(leaf, InOut) else leaf for _, leaf in leaves(case.args)]
     return sum(leaf.numel() for leaf in given if isinstance(leaf, torch.Tensor))
-
-
-def prediction(model: Model, made: Made, case: Case) -> Predicted | None:
-    """What the model makes of the case; of two slips, which are many, nothing is kept."""
-    if len(made.slips) > 1:
-        return _worked_out(model, made, case)
-    return once(case, ("model", model, made), lambda: _worked_out(model, made, case))
-
-
-def _worked_out(model: Model, made: Made, case: Case) -> Predicted | None:
-    """What the model makes of the case; it gets copies with the same strides, and writes those that are written."""
-    try:
-        convert = _at_least_float32 if model.in_float32 else _with_its_memory
-        args, written = arguments(case, convert) if case.in_place or model.in_float32 else (case.args, [])
-        with torch.no_grad():
-            slips = Slips([*(slip.id for slip in made.slips), *made.style])
-            result = model.compute(slips, *args)
-        if result is NotImplemented or result is None and not written and not model.none_is_a_result:
-            return None
-        return Predicted((result, {"written": written}) if written else result, slips.outside)
-    except Exception:
-        raise_when_strict()
-        return None
-
-
-def _with_its_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides, and what lies between the elements; but nothing where that would be gigabytes."""
-    return sparse.apart(tensor, tensor.stride()) if sparse.is_far(tensor) else copy.deepcopy(tensor)
-
-
-def _at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.is_floating_point() and tensor.element_size() < 4 else tensor.clone()
-
-
-def raise_when_strict() -> None:
-    """Within an `except`: one unlucky guess must not cost the learner the verdict; tests run with COURSE_STRICT."""
-    if os.environ.get("COURSE_STRICT"):
-        raise
-
-
-def alike(got: Any, predicted: Any, truth: Truth | None = None, unknown: bool = False) -> bool:
-    """Whether a result is what a model makes, up to rounding; what is not finite must stand in the same places.
-
-    With `unknown`, anything may stand where the model makes NaN.
-
-    The error that a right answer may make counts too, where the truth is given: large scores leave large errors.
-    """
-    if structure(got) != structure(predicted):
-        return False
-    for (path, mine), (_, told) in zip(leaves(got), leaves(predicted)):
-        if unknown and isinstance(told, torch.Tensor) and isinstance(mine, torch.Tensor) and mine.shape == told.shape:
-            mine = mine.masked_fill(told.isnan().to(mine.device), math.nan) if mine.is_floating_point() else mine
-        if not _same(mine, told, truth.slack(path) if truth else 0.0):
-            return False
-    return True
-
-
-def _same(got: Any, told: Any, slack: float) -> bool:
-    if not isinstance(told, torch.Tensor) or not isinstance(got, torch.Tensor):
-        if type(told) is int and type(got) is int:
-            return got == told
-        if isinstance(told, (int, float)) and isinstance(got, (int, float)):
-            return math.isclose(got, told, rel_tol=1e-6) or (math.isnan(told) and math.isnan(got))
-        return type(got) is type(told) and got == told
-    if got.shape != told.shape:
-        return False
-    if not told.is_floating_point() or not got.is_floating_point():
-        return bool(torch.equal(got.double(), told.double()))
-    mine, theirs = _array(got), _array(told if told.dtype == got.dtype else told.to(got.dtype))
-    finite = np.isfinite(theirs)
-    if not np.array_equal(np.isfinite(mine), finite):
-        return False
-    if not finite.all():
-        if not np.array_equal(mine == -math.inf, theirs == -math.inf):
-            return False
-        mine, theirs = mine[finite], theirs[finite]
-    if not theirs.size:
-        return True
-    band = max((ROUNDING if got.element_size() > 2 else ROUNDING_16) * float(np.abs(theirs).max()), slack, 1e-30)
-    return bool(np.abs(mine - theirs).max() <= band)
-
-
-def _array(tensor: torch.Tensor) -> np.ndarray:
-    """In float64: the tensors compared here are small, and NumPy's steps on such are several times shorter."""
-    return tensor.detach().double().cpu().numpy()

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from course_lib.checker.judge.explain import Made, explain, raise_when_strict
+from course_lib.checker.judge.explain import explain
 from course_lib.checker.judge.formula_slips import ORDINALS, formula_model
 from course_lib.checker.judge.outcome import Outcome
+from course_lib.checker.judge.prediction import Made, raise_when_strict
 from course_lib.checker.specification.cells import calls
 from course_lib.checker.specification.exercise import Case, Exercise, Mistake, Seen
 from course_lib.checker.specification.model import Model, Slip

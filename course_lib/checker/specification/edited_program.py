@@ -16,7 +16,8 @@ from course_lib.checker.specification.words import Words, canonical, nearest_lin
 class Program:
     """A few functions that call each other, the last of which is the meaning, as text to be changed."""
 
-    def __init__(self, functions: tuple[Callable, ...]):
+    def __init__(self, functions: tuple[Callable, ...], uses: tuple[Callable, ...] = ()):
+        self.uses = {function.__name__: function for function in uses}
         self.functions = {function.__name__: function for function in functions}
         self.texts: dict[str, Words] = {name: words_of(_text(function)) for name, function in self.functions.items()}
         *parts, self.name = self.functions
@@ -32,8 +33,8 @@ class Program:
         """
         changes: dict[str, list[Replacement]] = {name: [] for name in self.texts}
         for old, new in pieces:
-            here = {name: replacements(text, old, new) for name, text in self.texts.items()}
-            if not any(here.values()):
+            here = replacements(self.texts, old, new)
+            if not here:
                 near = nearest_line("\n".join(text.text for text in self.texts.values()), old)
                 raise CourseError(
                     f"{self.name} does not hold the piece {old!r} of the edit {edit!r}. The nearest line is "
@@ -48,31 +49,40 @@ class Program:
             text = replaced(self.texts[name].text, found)
             if text is None:
                 raise CourseError(f"{self.name}: two pieces of the edit {edit!r} change the same words of {name}.")
-            self._check(name, text, edit)
+            self._check(name, text, edit, " ".join(new for _, new in pieces))
         return changes
 
-    def _check(self, name: str, text: str, edit: str) -> None:
-        """An edited function must be Python, and know all its names: a slip that raises explains nothing, unseen."""
+    def _check(self, name: str, text: str, edit: str, written: str) -> None:
+        """An edited function must be Python, and know all its names: a slip that raises explains nothing, unseen.
+
+        written: all that the edit writes.
+        """
+        known = {*self.functions, *self.uses, *self.functions[name].__globals__, *dir(builtins)}
         try:
-            names = [node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.Name, ast.arg))]
+            tree = ast.parse(text)
         except SyntaxError as error:
             line = text.splitlines()[(error.lineno or 1) - 1].strip()
             made = f"makes {line!r}, which is no Python: {error.msg}."
             raise CourseError(f"{self.name}: the edit {edit!r} {made}") from None
+        if {*words_of(written).words} <= known.union(self.texts[name].words):
+            return  # no new names
+        names = [node for node in ast.walk(tree) if isinstance(node, (ast.Name, ast.arg))]
         read = {node.id for node in names if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
         stored = {node.id for node in names if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
         bound = stored | {node.arg for node in names if isinstance(node, ast.arg)}
-        unknown = read - bound - {*self.functions, *self.functions[name].__globals__, *dir(builtins)}
+        unknown = read - bound - known
         if unknown:
             raise CourseError(
                 f"{self.name}: the edit {edit!r} reads {sorted(unknown)}, which {name}'s module does not have. A name "
-                "that edits alone use looks unused to a linter, and its import may be gone: use what the meaning uses."
+                "that edits alone use looks unused to a linter, and its import may be gone: name it in `uses`."
             )
 
     def with_changes(self, chosen: list[dict[str, list[Replacement]]]) -> Callable | None:
         """The meaning with these changes; None where two of them want to change the same words, or make no program."""
         made: dict[str, Any] = {}
-        scopes = {id(function.__globals__): dict(function.__globals__) for function in self.functions.values()}
+        scopes = {
+            id(function.__globals__): {**function.__globals__, **self.uses} for function in self.functions.values()
+        }
         for name, function in self.functions.items():
             changes = [change for found in chosen for change in found.get(name, ())]
             text = replaced(self.texts[name].text, changes)

@@ -43,17 +43,21 @@ class Replacement:
         return self.begin < other.end and other.begin < self.end
 
 
-def replacements(text: Words, old: str, new: str) -> list[Replacement]:
-    """What changes in the text where `old` becomes `new`, at every place where it stands; none where it does not.
+def replacements(texts: dict[str, Words], old: str, new: str) -> dict[str, list[Replacement]]:
+    """What changes in each text where `old` becomes `new`, at every place where it stands; none where it does not.
 
-    A piece is looked for as it is written, and then as `canonical` writes it.
+    A piece is looked for as it is written, and where it stands in no text, as `canonical` writes it.
     """
-    for piece in (piece_of(old), piece_of(_rewritten(old))):
-        places = text.places_of(piece)
-        if places:
+    for written in (lambda piece: piece, _rewritten):
+        piece = piece_of(written(old))
+        places = {name: text.places_of(piece) for name, text in texts.items()}
+        if any(places.values()):
             changes = _changes(piece, piece_of(_in_brackets_if_looser(old, new)))
-            return [_replacement(text, at, change) for at in places for change in changes]
-    return []
+            return {
+                name: [_replacement(texts[name], at, change) for at in found for change in changes]
+                for name, found in places.items()
+            }
+    return {}
 
 
 def _rewritten(piece: str) -> str:

@@ -84,11 +84,21 @@ def without(changes: Iterable[Edit], *names: str) -> tuple[Edit, ...]:
     Raises:
         CourseError: no row has such a name.
     """
+    named = only(changes := tuple(changes), *names)
+    return tuple(edit for edit in changes if edit not in named)
+
+
+def only(changes: Iterable[Edit], *names: str) -> tuple[Edit, ...]:
+    """Of rows that several exercises share those with these names, in the order of the rows.
+
+    Raises:
+        CourseError: no row has such a name.
+    """
     changes = tuple(changes)
     unknown = {*names} - {edit.id for edit in changes}
     if unknown:
         raise CourseError(f"There are no edits {sorted(unknown)}; there are {sorted(edit.id for edit in changes)}.")
-    return tuple(edit for edit in changes if edit.id not in names)
+    return tuple(edit for edit in changes if edit.id in names)
 
 
 @contextlib.contextmanager
@@ -108,7 +118,13 @@ def reaches_outside() -> None:
         slips.outside = True
 
 
-def model_of(meaning: Callable, changes: Iterable[Edit], parts: Iterable[Callable] = (), **options: Any) -> Model:
+def model_of(
+    meaning: Callable,
+    changes: Iterable[Edit],
+    parts: Iterable[Callable] = (),
+    uses: Iterable[Callable] = (),
+    **options: Any,
+) -> Model:
     """The model of a plain meaning.
 
     Args:
@@ -116,12 +132,13 @@ def model_of(meaning: Callable, changes: Iterable[Edit], parts: Iterable[Callabl
             `Model.compute` for what it may return.
         changes: its slips, the most basic first, and styles; see `edits`.
         parts: the functions that it calls and that edits may change too, of whichever module.
+        uses: functions that edits alone call.
         options: further attributes of `Model`; `styles` replaces those that the changes name.
 
     Raises:
         CourseError: an edit does not fit the meaning: which, and what stands nearest.
     """
-    changes, program = tuple(changes), Program((*parts, meaning))
+    changes, program = tuple(changes), Program((*parts, meaning), tuple(uses))
     ways = {edit.id: program.found(edit.id, edit.pieces) for edit in changes}
     if len(ways) < len(changes):
         names = [edit.id for edit in changes]
@@ -134,11 +151,17 @@ def model_of(meaning: Callable, changes: Iterable[Edit], parts: Iterable[Callabl
         return program.with_changes([ways[name] for name in chosen])
 
     def compute(slips: Slips, *args: Any) -> Any:
-        function = compiled(tuple(name for name in ways if slips(name)))
+        chosen = tuple(name for name in ways if slips(name))
+        function = compiled(chosen)
         if function is None:  # two that want to change the same words
             return NotImplemented
-        with at_work(slips):
-            return function(*args)
+        try:
+            with at_work(slips):
+                return function(*args)
+        except Exception:
+            if len(chosen) < 2:
+                raise
+            return NotImplemented  # two that fit in the text need not fit in what it does
 
     styles = ((), *((edit.id,) for edit in changes if not edit.sentence))
     slips = tuple(edit for edit in changes if edit.sentence)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import re
 import textwrap
 from dataclasses import dataclass
@@ -34,7 +35,10 @@ class Words:
 
     def places_of(self, piece: Words) -> list[int]:
         """At which words the piece begins, wherever it stands; places do not overlap."""
-        found, at, length = [], 0, len(piece.words)
+        found: list[int] = []
+        at, length = 0, len(piece.words)
+        if not {*piece.words} <= {*self.words}:
+            return found
         while length and at + length <= len(self.words):
             there = self.words[at : at + length] == piece.words
             found += [at] * there
@@ -64,6 +68,7 @@ def _plain(word: str, kind: str) -> str:
         return word
 
 
+@functools.lru_cache(1 << 10)
 def piece_of(text: str) -> Words:
     """The words of a piece, without blank lines around it and without the indentation that all its lines share."""
     return words_of(textwrap.dedent(text.strip("\n")).strip())

@@ -48,9 +48,9 @@ def made_by(model, *names, style=()):
 def after(source, *pieces):
     """A text after one edit of it."""
     text = words_of(canonical(source))
-    found = [replacements(text, old, new) for old, new in zip(pieces[::2], pieces[1::2])]
+    found = [replacements({"it": text}, old, new) for old, new in zip(pieces[::2], pieces[1::2])]
     assert all(found)
-    return replaced(text.text, sum(found, []))
+    return replaced(text.text, [change for made in found for change in made["it"]])
 
 
 @pytest.mark.parametrize("function", [meaning, written_otherwise])
@@ -132,7 +132,7 @@ def test_what_is_left_of_a_piece_may_be_changed_by_another():
     )
     source = "y = max(total, scaled(row, FACTOR))"
     assert after(source, *changes[0].pieces[0]).split() == "y = scaled(row, FACTOR)".split()
-    both = [pair for edit in changes for pair in replacements(words_of(source), *edit.pieces[0])]
+    both = [pair for edit in changes for pair in replacements({"it": words_of(source)}, *edit.pieces[0])["it"]]
     assert replaced(source, both).split() == "y = scaled(row, 1.0)".split()
 
 
@@ -147,6 +147,16 @@ def test_two_that_want_the_same_words_are_no_pair():
         "two", off=("x * factor", "(x * factor) + 1")
     )
     assert made_by(model_of(meaning, around, (scaled,)), "squared", "off") is None
+
+
+def test_two_that_cannot_be_computed_together_are_no_pair(monkeypatch):
+    """Strict or not; one alone that raises is a fault of the exercise."""
+    monkeypatch.setenv("COURSE_STRICT", "1")
+    changes = edits("one", row=("row.sum()", "row[1]")) + edits("two", flat=("in x", "in x.sum(1)"))
+    model = model_of(meaning, changes, (scaled,))
+    assert made_by(model, "row") is not None and made_by(model, "row", "flat") is None
+    with pytest.raises(IndexError):
+        made_by(model_of(meaning, edits("x", far=("row.sum()", "row[9]")), (scaled,)), "far")
 
 
 def test_two_that_want_the_same_change_agree():

@@ -218,3 +218,8 @@ WRONG |= {
         ),
     ),
 }
+
+
+WRONG |= {
+    "finite_for_minus_infinity": changed("3.4", ("torch.tensor(-math.inf, device", "torch.tensor(-1e6, device")),
+}

@@ -58,6 +58,14 @@ WRONG = {
         ("    in_flight = hidden = 0\n", "    global in_flight\n    hidden = 0\n"),
         ("def hidden_exponentials", "in_flight = 0\n\n\ndef hidden_exponentials"),
     ),
+    "long_addresses_missed": changed("9.6", (r"/\*[0-9a-f]+\*/", r"/\*[0-9a-f]{4}\*/")),
+    "predicated_missed__exponentials": changed(
+        "9.6", ('"MUFU.EX2" in line', r're.search(r"\*/\s+MUFU.EX2", line)')
+    ),
+    "predicated_missed__products": changed(
+        "9.6", ('if "HGMMA" in line and', r'if re.search(r"\*/\s+HGMMA", line) and')
+    ),
+    "letters_missed": changed("9.6", (r"(0x[0-9a-f]+)\s*;", r"(0x[0-9]+)\s*;")),
     "all_exponentials": changed("9.6", (EXP, '"MUFU.EX2" in line')),
 }
 

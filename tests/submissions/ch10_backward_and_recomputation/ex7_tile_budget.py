@@ -20,6 +20,17 @@ OWN = (
 )
 
 WRONG = {
+    "query_rows_first__area_then_keys": changed(
+        "10.7", ("max(fitting, default=None)", "max(fitting, key=lambda p: (p[0] * p[1], p[0]), default=None)")
+    ),
+    "query_rows_first__most_registers": changed(
+        "10.7",
+        (
+            "max(fitting, default=None)",
+            "max(fitting, key=lambda p: accumulator_registers(*p, head_dim, groups), default=None)",
+        ),
+    ),
+    "registers_capped": changed("10.7", ("<= registers - 16", "<= min(registers, 255) - 16")),
     "rows_in_16_bits": changed("10.7", *OWN, (RING, RING.replace("query_rows * 4", "query_rows * 2"))),
     "one_tile_for_each_stage": changed(
         "10.7", *OWN, (RING, RING.replace("2 * query_rows * head_dim", "query_rows * head_dim"))
