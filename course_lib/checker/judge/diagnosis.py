@@ -90,6 +90,17 @@ def called(exercise: Exercise, case: Case) -> str:
     return f"`{exercise.entry_of(case)}`"
 
 
+def added_to_what_was_there(seen: Frame) -> bool:
+    """Whether atomic operations added to tensors into which no store wrote first."""
+    return any(counts["atomic"] and not counts["stored"] for counts in seen.traffic.values())
+
+
+ADDED_TO_UNSET = (
+    "An atomic operation adds to what is in memory, and `torch.empty` leaves there whatever it was. Begin with zeros: "
+    "torch.zeros."
+)
+
+
 def describe(outcome: Outcome) -> str:
     """The first wrong leaf in full: how many elements, where the first is, and what they follow."""
     leaf = outcome.first_problem
@@ -119,7 +130,9 @@ def brief(outcome: Outcome) -> str:
     else:
         text = f"{bad:,} of {total:,} elements{where} {'is' if bad == 1 else 'are'} wrong"
     notes = [follows(leaf)]
-    if outcome.seen.unwritten >= bad:
+    if outcome.seen.unwritten and added_to_what_was_there(outcome.seen):
+        notes = ["added to memory that nobody had set", place(leaf.wrong)]
+    elif outcome.seen.unwritten >= bad:
         notes = ["never written" if total > 1 else "it was never written", place(leaf.wrong)]
     elif outcome.seen.unwritten:
         notes.append(f"{outcome.seen.unwritten:,} hold memory that was never written")
