@@ -95,10 +95,9 @@ def implementations(query, cache, lengths) -> dict:
     with contextlib.suppress(ImportError):
         from course_lib.kernels.latent.hopper import latent_decode_hopper, paged_latent_decode_hopper
 
-        found["Hopper"] = functools.partial(latent_decode_hopper, query, cache, lengths, scale=SCALE)
-        found["Hopper, pages"] = functools.partial(
-            paged_latent_decode_hopper, query, pages, tables, lengths, scale=SCALE
-        )
+        options = {"scale": SCALE, "validate": False}  # to look at lengths waits for the GPU: no graph can record it
+        found["Hopper"] = functools.partial(latent_decode_hopper, query, cache, lengths, **options)
+        found["Hopper, pages"] = functools.partial(paged_latent_decode_hopper, query, pages, tables, lengths, **options)
     with contextlib.suppress(ImportError):
         found["FlashInfer fa3"] = flashinfer_decode(query, pages, tables, lengths)
     return found

@@ -39,10 +39,11 @@ def test_any_heads_tokens_pages_and_splits_are_right(tokens, heads, length, dtyp
     right = latent_decode_reference(query.double(), known.double(), lengths, scale=SCALE, return_lse=True)
     theirs = plain_results(latent_decode_reference, query, known, lengths, scale=SCALE)
     terms = SCALE * query.double().norm(dim=-1).max().item() * known.double().norm(dim=-1).max().item()
+    largest = known[..., :512].abs().max().item()  # sums of 576 products: float32 errs by 3e-6 here, a library by 8e-7
     for splits in (None, 1, 3):
         ours = latent_decode_attention(query, cache, lengths, scale=SCALE, splits=splits, return_lse=True)
-        assert_close_to_float64(ours, right, theirs, f"{splits=}", terms)
+        assert_close_to_float64(ours, right, theirs, f"{splits=}", terms, largest)
     for page_size in (16, 64, 100):
         pages, tables = in_pages(cache, page_size)
         ours = paged_latent_decode_attention(query, pages, tables, lengths, scale=SCALE, return_lse=True)
-        assert_close_to_float64(ours, right, theirs, f"{page_size=}", terms)
+        assert_close_to_float64(ours, right, theirs, f"{page_size=}", terms, largest)
