@@ -11,7 +11,7 @@ import torch
 from course_lib.checker.judge.compare import Leaf, place_of
 from course_lib.checker.judge.outcome import Outcome
 from course_lib.checker.runner.frames import Frame
-from course_lib.checker.specification.exercise import Case, Exercise
+from course_lib.checker.specification.exercise import Case, Exercise, Seen
 from course_lib.checker.specification.nested import tensors
 from course_lib.figures.error_map import error_map
 
@@ -90,7 +90,7 @@ def called(exercise: Exercise, case: Case) -> str:
     return f"`{exercise.entry_of(case)}`"
 
 
-def added_to_what_was_there(seen: Frame) -> bool:
+def added_to_what_was_there(seen: Seen) -> bool:
     """Whether atomic operations added to tensors into which no store wrote first."""
     return any(counts["atomic"] and not counts["stored"] for counts in seen.traffic.values())
 
