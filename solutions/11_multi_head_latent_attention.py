@@ -505,8 +505,8 @@ def latent_decode(query, cache, lengths, scale, value_dim):
 
     Returns:
         softmax(scale · query · rowᵀ) times the latents, [batch, heads, value_dim], in query's dtype; zeros for a
-        sequence of length 0. The bytes are counted: with 64 heads or fewer, load each number of a row once. PyTorch
-        must not copy the cache. No tensor that you make may have more elements than the query or the cache.
+        sequence of length 0. The bytes are counted: with 64 heads or fewer, load each number of a row once. A program
+        takes at most 64 heads. PyTorch must not copy the cache. No tensor that you make may have more elements than the query or the cache.
     """
     batch, heads, width = query.shape
     output = torch.empty(batch, heads, value_dim, dtype=query.dtype, device=query.device)
@@ -734,8 +734,9 @@ def split_latent_decode(query, cache, lengths, scale, value_dim, splits):
 
     Returns:
         [batch, heads, value_dim], in query's dtype, and contiguous; zeros for a sequence of length 0. The bytes are
-        counted: load every row once for up to 64 heads, and write and read the partial results once. These are at most
-        value_dim + 1 float32 numbers for each split and head. PyTorch must not copy the cache. No tensor that you make
+        counted: load every row once for up to 64 heads (a program takes at most 64), and write and read the partial
+        results of all splits once; the merge may read the log-sum-exps twice. Partial results are at most value_dim + 1
+        float32 numbers for each split and head. PyTorch must not copy the cache. No tensor that you make
         may have more elements than the cache, or than the partial results of all splits.
     """
     # BEGIN SOLUTION
@@ -823,7 +824,7 @@ def seesaw_attention(query, cache, scale, value_dim, block):
     Returns:
         (left, right): columns 0 to value_dim / 2 - 1 and value_dim / 2 to value_dim - 1 of softmax(scale · query ·
         cacheᵀ) · values, [heads, value_dim / 2] each. Go through the keys once, in pairs of blocks. The scores of a
-        block are computed once, for both workers. No tensor that you make may have more elements than heads ·
+        block are computed once, for both workers, so a pair takes six matrix products and no more. No tensor that you make may have more elements than heads ·
         value_dim / 2.
     """
     heads, half = query.shape[0], value_dim // 2
