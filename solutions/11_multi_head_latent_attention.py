@@ -122,8 +122,8 @@ draw_rank_bytes({
 # The next cell does this for a small model with 4 full heads of dimension 32, so a token has 256 numbers in a layer.
 # (*Full* heads have keys and values of their own.) This model rotates every key by an angle that depends on the token's
 # position. The cell draws two lines: one for the cache as it is, and one for the same cache with this rotation undone.
-# If this model and the two others of the chapter have not been trained yet, the cell trains them once, in about a
-# minute. **Predict** the second line: how many of the 256 numbers keep 99 % of the sum of squares, without the
+# If this model and the two others of the chapter have not been trained yet, the cell trains them once. That takes about
+# a minute, or three on a busy machine, and it prints how far it is. **Predict** the second line: how many of the 256 numbers keep 99 % of the sum of squares, without the
 # rotation?
 
 # %%
@@ -134,7 +134,15 @@ from course_lib.figures.latent.energy import draw_energy
 from course_lib.models.kinds import KINDS, loss_on, text_parts, trained_kinds
 from course_lib.models.low_rank import cached_numbers, energy_kept, rank_for
 
-kinds = trained_kinds(("full heads", "GQA", "MLA"), device=device)
+
+
+def tell(name, step, loss):
+    """Called after each step of a training; a line for every 50th."""
+    if step % 50 == 0:
+        print(f"training the model with {name}: step {step}, loss {loss:.2f}", flush=True)
+
+
+kinds = trained_kinds(("full heads", "GQA", "MLA"), device=device, report=tell)
 _, unseen = text_parts()
 kept = {
     "as cached": energy_kept(cached_numbers(kinds["full heads"], unseen, layer=1)),
@@ -1011,7 +1019,7 @@ draw_form_times(form_times, "128 heads, 32,768 tokens of context, an H200 by its
 # your kernel computes.
 #
 # **Predict** with your functions of 11.1: how many bytes does a token leave in each of the three caches, with 4 layers
-# in float32? And which form does your rule choose for the prompt of 10 bytes?
+# in float32? And which form does your rule choose for the prompt of 10 bytes, at 16 bits a number?
 
 # %%
 import textwrap
@@ -1024,9 +1032,12 @@ chosen = []
 
 
 def model_form(heads, context, query_tokens):
-    """The form in which the model's new tokens are computed, by your rule and an H200's datasheet."""
+    """The form in which the model's new tokens are computed, by your rule and an H200's datasheet, as if in 16 bits.
+
+    The model's keys have 16 numbers without a position and its values 32: form_work gets the mean of both.
+    """
     form = best_choose_form(
-        heads, context, query_tokens, sizes.latent_dim, sizes.rope_dim, sizes.nope_dim, 4,
+        heads, context, query_tokens, sizes.latent_dim, sizes.rope_dim, (sizes.nope_dim + sizes.value_dim) // 2, 2,
         h200.matmul_rate["float16"], h200.bandwidth,
     )
     chosen.append((query_tokens, form))
