@@ -123,8 +123,8 @@ draw_rank_bytes({
 # (*Full* heads have keys and values of their own.) This model rotates every key by an angle that depends on the token's
 # position. The cell draws two lines: one for the cache as it is, and one for the same cache with this rotation undone.
 # If this model and the two others of the chapter have not been trained yet, the cell trains them once. That takes about
-# a minute, or three on a busy machine, and it prints how far it is. **Predict** the second line: how many of the 256 numbers keep 99 % of the sum of squares, without the
-# rotation?
+# a minute, or three on a busy machine, and it prints how far it is. **Predict** the second line: how many of the 256
+# numbers keep 99 % of the sum of squares, without the rotation?
 
 # %%
 predict("11 numbers that keep 99 %", ..., "of 256")

@@ -188,7 +188,11 @@ WRONG |= {
 
 ATOMICS = changed(
     "1.4",
-    ("    partial = tl.zeros([BLOCK], dtype=tl.float32)  # [BLOCK] one sum for each lane, combined once at the end\n", ""),
+    (
+        "    partial = tl.zeros([BLOCK], dtype=tl.float32)"
+        "  # [BLOCK] one sum for each lane, combined once at the end\n",
+        "",
+    ),
     (
         "        partial += values.to(tl.float32)\n    tl.store(result_pointer + row, tl.sum(partial, axis=0))",
         "        tl.atomic_add(result_pointer + row, tl.sum(values.to(tl.float32), axis=0))",
