@@ -11,8 +11,8 @@
 #
 # Write down your guess for the last question: less than 0.53 ms, about that, or more. You will count it.
 #
-# **Time.** About four hours for all six exercises, estimated. The **core path** takes two hours at most: exercises
-# 11.1, 11.2, 11.3 and 11.6, and every section whose heading does not end in *deeper*. You can skip the others: run
+# **Time.** About four and a half hours for all six exercises, estimated. The **core path** takes about two hours:
+# exercises 11.1, 11.2 and 11.3, and every section whose heading does not end in *deeper*. You can skip the others: run
 # their cells and go on. You need chapter 07, and chapter 08 for exercise 11.4.
 
 # %%
@@ -92,8 +92,8 @@ checked = check("11.1", heads_token_bytes, latent_token_bytes, ranks_until_even)
 best_heads_token_bytes, best_latent_token_bytes, best_ranks_until_even = checked.best
 
 # %% [markdown]
-# The next cell draws your numbers for one layer of 128 heads. **Predict** where the line of 8 KV heads crosses the
-# latent's.
+# The next cell draws your numbers for one layer, up to 128 ranks. **Predict** how many times as many bytes the latent
+# leaves on each GPU as 8 KV heads do, once there are 8 ranks or more.
 
 # %%
 from course_lib.figures.latent.ranks import draw_rank_bytes
@@ -106,7 +106,7 @@ draw_rank_bytes({
 # %% [markdown]
 # From 4 ranks on, 8 KV heads leave less on each GPU than the latent does, and from 8 ranks on less than half. 128 KV
 # heads leave less only from 64 ranks on. Remember this picture when you read that a latent cache is 57 times smaller:
-# that number holds for one GPU.
+# 57 times is the ratio on one GPU.
 #
 # ## How many numbers does a cache hold?
 #
@@ -122,8 +122,8 @@ draw_rank_bytes({
 # The next cell does this for a small model with 4 full heads of dimension 32, so a token has 256 numbers in a layer.
 # (*Full* heads have keys and values of their own.) This model rotates every key by an angle that depends on the token's
 # position. The cell draws two lines: one for the cache as it is, and one for the same cache with this rotation undone.
-# If this model and the two others of the chapter have not been trained yet, the cell trains them once, in about a
-# minute. **Predict** the second line: how many of the 256 numbers keep 99 % of the sum of squares, without the
+# If this model and the two others of the chapter have not been trained yet, the cell trains them once. That takes about
+# a minute, or three on a busy machine, and it prints how far it is. **Predict** the second line: how many of the 256 numbers keep 99 % of the sum of squares, without the
 # rotation?
 
 # %%
@@ -134,7 +134,15 @@ from course_lib.figures.latent.energy import draw_energy
 from course_lib.models.kinds import KINDS, loss_on, text_parts, trained_kinds
 from course_lib.models.low_rank import cached_numbers, energy_kept, rank_for
 
-kinds = trained_kinds(("full heads", "GQA", "MLA"), device=device)
+
+
+def tell(name, step, loss):
+    """Called after each step of a training; a line for every 50th."""
+    if step % 50 == 0:
+        print(f"training the model with {name}: step {step}, loss {loss:.2f}", flush=True)
+
+
+kinds = trained_kinds(("full heads", "GQA", "MLA"), device=device, report=tell)
 _, unseen = text_parts()
 kept = {
     "as cached": energy_kept(cached_numbers(kinds["full heads"], unseen, layer=1)),
@@ -144,7 +152,8 @@ measured("11 numbers that keep 99 %", rank_for(kept["rotation undone"], 0.99), "
 draw_energy(kept, mark=48)
 
 # %% [markdown]
-# Without the rotation, few numbers hold nearly all of it: 46 of 256 in one run. That is why a short row is enough. With
+# Without the rotation, few numbers hold nearly all of it: 46 of 256 in one run. (More than 96 cannot be needed, because
+# all 256 are computed from the 96 numbers of the layer's input.) That is why a short row is enough. With
 # the rotation, as the cache really is, the same share took 156. The same key is rotated by another angle at every
 # position, so the keys spread over more directions. Remember this for the section on positions: **a few numbers are
 # enough for the values and for the keys before their rotation, but not for rotated keys.**
@@ -167,7 +176,13 @@ draw_energy(kept, mark=48)
 # *D* stands for down and *U* for up: the first matrix makes one short vector, and the others make many vectors from it,
 # two for each head. A head's key still has 128 numbers, and it differs from head to head because the matrices differ.
 # What the heads share is the latent: each of their keys is a linear function of the same 512 numbers.
-#
+
+# %%
+from course_lib.figures.latent.sharing import draw_sharing
+
+draw_sharing()
+
+# %% [markdown]
 # The obvious way to use this cache is the **expanded** form: compute $k_h$ and $v_h$ for all tokens and all heads, and
 # then attend as always. The result is right, but think of what this does in a decode step. For each head it turns
 # 32,768 latents into 32,768 keys, and for the next token it does so again. The cache is small, but every step rebuilds
@@ -243,10 +258,28 @@ for distance in (0, 1, 10, 100, 1000):
 # $$s_{h,n} = \frac{(W^{UK\top}_h q_h) \cdot c_n + q^R_h \cdot k^R_n}{\sqrt{128 + 64}}$$
 #
 # The divisor is the square root of 192, the length that queries and keys have in the *expanded* form. It is not the
-# root of 576, the length of what is multiplied here. Absorbing only changes the order of products, so it must not
-# change any score.
+# root of 576: absorbing makes the vectors longer, but it leaves each score the same.
 #
 # All heads share the rotary key. With 128 rotary keys, one for each head, the row would be 8,704 numbers long.
+#
+# This is the whole layer for one new token `x`. The normalisations of the latent and of the query are left out.
+#
+# ```python
+# row = torch.cat([W_DKV @ x, rotated(W_KR @ x, position)])            # [512 + 64]: all that is cached
+# cache = torch.cat([cache, row[None]])                                # [tokens, 576]
+# query = (W_Q @ x).view(128, 128)                                     # [heads, head_dim]
+# query_rope = rotated((W_QR @ x).view(128, 64), position)             # [heads, 64]
+# absorbed = torch.einsum("hd,hdc->hc", query, W_UK)                   # [heads, 512]
+# scores = torch.cat([absorbed, query_rope], dim=1) @ cache.T          # [heads, tokens]
+# weights = torch.softmax(scores / math.sqrt(128 + 64), dim=1)
+# mixed = weights @ cache[:, :512]                                     # [heads, 512]
+# values = torch.einsum("hc,hvc->hv", mixed, W_UV)                     # [heads, 128]
+# output = W_O @ values.flatten()
+# ```
+#
+# The last two products could be one too: $W^O$ and $W^{UV}$ of a head make a matrix from 512 numbers to the layer's
+# width. For DeepSeek-V3's width of 7168 it would have $512 \cdot 7168$ numbers for each head. The two matrices have
+# $512 \cdot 128 + 128 \cdot 7168$ together, 3.7 times fewer. So they are kept apart.
 #
 # Now write one decode step in PyTorch. The check limits the size of every tensor that you make. In some of its cases
 # the keys of a single head are larger than the limit, and so is a copy of the cache.
@@ -339,21 +372,33 @@ measured("11 expanded decode step", slow / fast, "times as long as absorbed")
 # With how many heads is arithmetic the limit instead of memory? That is where $1.89 H$ reaches the machine's balance
 # point. An H200 has 989 TFLOP/s and 4.8 TB/s by its datasheet, so 206 FLOP/byte: 110 heads. With what we measured, 720
 # to 790 TFLOP/s for a large product and 4.37 TB/s for a read, it is 165 to 181 FLOP/byte: 88 to 96 heads. So with 128
-# heads arithmetic is the limit, and that answers the last question. At 32,768 tokens a step does $2 \cdot 128 \cdot
-# 1088 \cdot 32768 \cdot 61 = 557$ GFLOP, which takes at least 0.70 ms at 790 TFLOP/s. That is more than the 0.53 ms for
-# reading the cache. (Only the attention to the cache is counted here. Exercise 11.6 adds the matrices.)
+# heads arithmetic is the limit.
+#
+# > **The answer to the opening question: more.** At 32,768 tokens the attention to the cache does $2 \cdot 128 \cdot
+# > 1088 \cdot 32768 \cdot 61 = 557$ GFLOP in a step, which takes at least 0.70 ms at 790 TFLOP/s. Reading the cache
+# > takes 0.53 ms.
+#
+# That is the attention alone, or a batch of sequences that shares the weights. A single sequence also reads $W^{UK}$
+# and $W^{UV}$ of all layers, 2.0 GB, and then memory is the limit again: exercise 11.6 counts both.
+#
+# The first picture is an H200 by its datasheet, and the second one is this machine. **Predict** at how many heads this
+# machine's roof bends.
 
 # %%
-from course_lib.figures.latent.roofline import draw_latent_roofline
+from course_lib.figures.latent.roofline import draw_datasheet_roofline, draw_latent_roofline
 from course_lib.hardware.ceilings.measured import ceilings
 
+h200 = DATASHEETS["H200"]
+draw_datasheet_roofline("an H200 by its datasheet", h200)
+
+# %%
 roof = ceilings()
 unit = "float16" if on_gpu else "float32"
 draw_latent_roofline(roof, unit, item_bytes=2 if on_gpu else 4, heads=(1, 16, 32, 64, 128))
 
 # %% [markdown]
-# Two techniques move a decode step along this roofline. With tensor parallelism on 8 ranks, a rank has 16 of the 128
-# heads, but it still reads the whole row. Its intensity falls to 30 FLOP/byte, so it waits for memory again. With
+# Two techniques move a decode step along the H200's roofline. With tensor parallelism on 8 ranks, a rank has 16 of the
+# 128 heads, but it still reads the whole row. Its intensity falls to 30 FLOP/byte, so it waits for memory again. With
 # *speculative decoding*, a small model guesses the next few tokens and the large one checks them all in one step. With
 # 4 query tokens every row is multiplied with $4 H$ queries, so the intensity is four times as high.
 # %% [markdown]
@@ -427,8 +472,7 @@ print(f"rows in use {cache.nbytes:,} bytes, moved {report.total_bytes:,}: {repor
 #
 # At DeepSeek-V3's sizes, reading the latent twice costs a factor of $1088 / 576 = 1.89$. This mistake is easy to make,
 # because the formula treats K and V as two tensors. One of vLLM's decode kernels had it, and also too few splits
-# (chapter 08). A [contributor who mended both](https://github.com/vllm-project/vllm/issues/33529) saw his model write
-# 52 tokens a second instead of 34, at a context of 80,000 on a card of the RTX 50 generation.
+# (chapter 08); [vllm#33529](https://github.com/vllm-project/vllm/issues/33529) mends both.
 #
 # ## Read the row once
 #
@@ -505,8 +549,9 @@ def latent_decode(query, cache, lengths, scale, value_dim):
 
     Returns:
         softmax(scale · query · rowᵀ) times the latents, [batch, heads, value_dim], in query's dtype; zeros for a
-        sequence of length 0. The bytes are counted: with 64 heads or fewer, load each number of a row once. PyTorch
-        must not copy the cache. No tensor that you make may have more elements than the query or the cache.
+        sequence of length 0. The bytes are counted: with 64 heads or fewer, load each number of a row once. A program
+        takes at most 64 heads. PyTorch must not copy the cache. No tensor that you make may have more elements than the
+        query or the cache.
     """
     batch, heads, width = query.shape
     output = torch.empty(batch, heads, value_dim, dtype=query.dtype, device=query.device)
@@ -533,8 +578,8 @@ best_latent_decode = check("11.3", latent_decode).best
 # ## Predicted against measured
 #
 # First the bytes. The meter counts both kernels for several numbers of heads, at a context of 64 tokens. A row has 576
-# numbers, as in the question. Each takes four bytes, because the interpreter runs in float32. **Predict** the column of
-# your kernel.
+# numbers, as in the question. Each takes four bytes here: in the interpreter float32 works at any width. **Predict**
+# the column of your kernel.
 
 # %%
 print("heads      head by head      row read once     cache in use")
@@ -586,11 +631,11 @@ for heads in (16, 64, 128):
 # fetches them again. Compiled for an H100 by Triton 3.9, each thread takes all 255 registers that it can have, and
 # keeps 464 bytes more in memory. The section on the seesaw shows what FlashMLA, DeepSeek's own kernel, does about that.
 #
-# ## Rows come in tiles of 64
+# ## Rows come in tiles of 64 · deeper
 #
 # The rows of a tile are query heads or, with speculative decoding, query heads times query tokens. The tensor cores of
-# a Hopper card multiply 64 rows at a time. So a tile with 16 rows takes as long as one with 64, and 65 rows take two
-# tiles.
+# a Hopper card multiply 64 rows at a time. FlashMLA fills up a tile that has fewer, so 16 rows take as long as 64, and
+# 65 rows take two tiles.
 #
 # That lets you make a prediction without a GPU. FlashMLA computes 16 heads with 1 to 5 query tokens, for 4096 tokens of
 # context. How much longer does it take with 4 query tokens than with 1, and with 5 than with 4? A [report in its
@@ -607,12 +652,9 @@ draw_tile_steps(heads=16, tile_rows=64)
 
 # %% [markdown]
 # Four query tokens take 2 % longer than one, and five take nearly twice as long as four. So guessing three tokens ahead
-# costs attention nearly nothing, because with the token before them they make 64 rows. A fourth guess would have to be
-# right very often to be worth its time.
-#
-# Tiles with fewer than 64 rows are slow too, because they cannot use `wgmma`, Hopper's fast instruction for products.
-# For 64 heads on an H200, a kernel with tiles of 32 heads reached 27 TFLOP/s, and with tiles of 64 heads 440 TFLOP/s
-# ([tilelang#662](https://github.com/tile-ai/tilelang/issues/662)).
+# costs attention nearly nothing, because with the token before them they make 64 rows. A fourth guess never pays in
+# the attention itself: five tokens in 1.90 times the time of four. It can pay only where attention is a small part of
+# the step.
 # %% [markdown]
 # ## Split the rows · deeper
 #
@@ -621,10 +663,12 @@ draw_tile_steps(heads=16, tile_rows=64)
 # programs even without splits. Here there is only one KV head, so splits matter even more.
 #
 # How many splits do you need? The programs of one launch are sequences, times blocks of 64 heads, times splits. They
-# should fill the chip's *slots*, the places for running programs, once. A rule that looks only at the length gives each
-# of 64 sequences as many splits as it gives a single one, and then most of the work is merging. vLLM had such a rule,
-# and one that counts the programs gained 21.7 % on an AMD card
-# ([vllm#50629](https://github.com/vllm-project/vllm/issues/50629)).
+# should fill the chip's *slots*, the places for running programs, once: that is one *wave*. Programs beyond the slots
+# wait for a second wave. A rule that looks only at the length gives each
+# of 64 sequences as many splits as it gives a single one, and then most of the work is merging. vLLM had such a rule.
+# A change that counts the programs is proposed in [vllm#50629](https://github.com/vllm-project/vllm/pull/50629): on
+# four AMD W7900, its author reports 21.7 % more throughput for 8192 tokens in and 1024 out, and no change for short
+# contexts.
 #
 # Two things are new in the kernels:
 #
@@ -632,8 +676,9 @@ draw_tile_steps(heads=16, tile_rows=64)
 #   empty split must store zeros and a log-sum-exp of $-\infty$. If it stores nothing, the merge reads memory that
 #   nobody wrote. If it divides 0 by 0, one NaN spreads to the whole row.
 # - **The merge is wide.** In chapter 08 a program loaded the results of all splits as one tile. With 64 splits of 512
-#   float32 numbers that tile has 131 KB, too much for one program. So loop over the splits, and hold one result at a
-#   time.
+#   float32 numbers that tile has 131 KB, as much as the output tile of the split kernel, and with 66 it is filled up to
+#   128 rows and 262 KB. That is all the registers of a multiprocessor. So loop over the splits, and hold one result at
+#   a time.
 #
 # Start the split kernel from your kernel of 11.3.
 
@@ -734,8 +779,9 @@ def split_latent_decode(query, cache, lengths, scale, value_dim, splits):
 
     Returns:
         [batch, heads, value_dim], in query's dtype, and contiguous; zeros for a sequence of length 0. The bytes are
-        counted: load every row once for up to 64 heads, and write and read the partial results once. These are at most
-        value_dim + 1 float32 numbers for each split and head. PyTorch must not copy the cache. No tensor that you make
+        counted: load every row once for up to 64 heads (a program takes at most 64), and write and read the partial
+        results of all splits once; the merge may read the log-sum-exps twice. Partial results are at most value_dim + 1
+        float32 numbers for each split and head. PyTorch must not copy the cache. No tensor that you make
         may have more elements than the cache, or than the partial results of all splits.
     """
     # BEGIN SOLUTION
@@ -798,9 +844,13 @@ draw_seesaw()
 # The difficulty is the running maximum. Let $m$ be the maximum before the pair. The even block raises it to $m_0 \ge
 # m$, and the odd block raises that to $m_1 \ge m_0$. A score $s$ of the even block became the weight $e^{s - m_0}$, so
 # we say that it is *measured from* $m_0$. The weights of the odd block are measured from $m_1$, and in the end
-# everything must be. So each half of the output is multiplied by $e^{m - m_0}$ and by $e^{m_0 - m_1}$ on the way, and
-# the even block's contribution by $e^{m_0 - m_1}$, each exactly once. With $m = 1$, $m_0 = 3$ and $m_1 = 4$, the old
-# output shrinks by $e^{-3}$ and the even block's contribution by $e^{-1}$.
+# everything must be. So each part is multiplied by what is missing, once:
+#
+# | part of a half of the output | measured from | factor in all | with $m = 1$, $m_0 = 3$, $m_1 = 4$ |
+# |---|---|---|---|
+# | the old output | $m$ | $e^{m - m_0} \cdot e^{m_0 - m_1}$ | $e^{-3}$ |
+# | the even block | $m_0$ | $e^{m_0 - m_1}$ | $e^{-1}$ |
+# | the odd block | $m_1$ | 1 | 1 |
 #
 # A worker may take these steps in any order, and that keeps both at work. The left worker adds its own even block at
 # once and the odd one when its weights arrive. The right worker does the opposite. Write the step of one pair in
@@ -823,8 +873,8 @@ def seesaw_attention(query, cache, scale, value_dim, block):
     Returns:
         (left, right): columns 0 to value_dim / 2 - 1 and value_dim / 2 to value_dim - 1 of softmax(scale · query ·
         cacheᵀ) · values, [heads, value_dim / 2] each. Go through the keys once, in pairs of blocks. The scores of a
-        block are computed once, for both workers. No tensor that you make may have more elements than heads ·
-        value_dim / 2.
+        block are computed once, for both workers, so a pair takes six matrix products and no more. No tensor that you
+        make may have more elements than heads · value_dim / 2.
     """
     heads, half = query.shape[0], value_dim // 2
     left, right = torch.zeros(heads, half), torch.zeros(heads, half)  # each worker's columns
@@ -854,7 +904,7 @@ def seesaw_attention(query, cache, scale, value_dim, block):
 # %%
 best_seesaw_attention = check("11.5", seesaw_attention).best
 # %% [markdown]
-# ## Expanded for prefill, absorbed for decode
+# ## Expanded for prefill, absorbed for decode · deeper
 #
 # For one query token the absorbed form is better. For many it is not, because its work for each query is larger. For
 # each head and each pair of a query and a key, the absorbed form takes $2 \cdot 1088$ FLOPs for the score and the sum,
@@ -932,7 +982,6 @@ best_form_work, best_choose_form = check("11.6", form_work, choose_form).best
 # %%
 from course_lib.figures.latent.crossing import draw_form_times
 
-h200 = DATASHEETS["H200"]
 v3 = {"latent_dim": 512, "rope_dim": 64, "head_dim": 128, "item_bytes": 2}
 query_counts = (1, 2, 4, 8, 16, 32, 64, 128, 171, 256, 512, 1024, 4096, 32_768)
 form_times = {
@@ -949,7 +998,12 @@ for heads in (128, 16):
             heads, context, count, **v3, rate=h200.matmul_rate["float16"], bandwidth=h200.bandwidth
         )
         print(f"{heads:>4} heads, {context:>6,} tokens, {count:>5,} of them queries: {chosen}")
-draw_form_times(form_times, "128 heads, 32,768 tokens of context, an H200 by its datasheet")
+waiting = {
+    form: {count for count in query_counts for flops, moved in [best_form_work(form, 128, 32_768, count, **v3)]
+           if moved / h200.bandwidth > flops / h200.matmul_rate["float16"]}
+    for form in form_times
+}
+draw_form_times(form_times, "128 heads, 32,768 tokens of context, an H200 by its datasheet", waiting)
 # %% [markdown]
 # At 32,768 tokens the lines cross near 171, because there both forms are limited by arithmetic. Up to 8 query tokens
 # the expanded form takes 15 to 75 times as long. From 1 to 2 query tokens the absorbed form takes only a quarter
@@ -961,10 +1015,11 @@ draw_form_times(form_times, "128 heads, 32,768 tokens of context, an H200 by its
 # Here you run three versions of the course's small model, trained alike on the same text: with 4 full heads, with 2 KV
 # heads, and with latent attention. The third has 4 heads with queries of 16 + 16 numbers, on a row of 32 + 16. It
 # writes text with your kernel (11.3) for every token after the prompt. Your `choose_form` (11.6) decides whether the
-# prompt goes through the absorbed or the expanded form.
+# prompt goes through the absorbed or the expanded form. A single token is always absorbed here, because that is what
+# your kernel computes.
 #
 # **Predict** with your functions of 11.1: how many bytes does a token leave in each of the three caches, with 4 layers
-# in float32? And which form does your rule choose for the prompt of 10 bytes?
+# in float32? And which form does your rule choose for the prompt of 10 bytes, at 16 bits a number?
 
 # %%
 import textwrap
@@ -977,9 +1032,12 @@ chosen = []
 
 
 def model_form(heads, context, query_tokens):
-    """The form in which the model's new tokens are computed, by your rule and an H200's datasheet."""
+    """The form in which the model's new tokens are computed, by your rule and an H200's datasheet, as if in 16 bits.
+
+    The model's keys have 16 numbers without a position and its values 32: form_work gets the mean of both.
+    """
     form = best_choose_form(
-        heads, context, query_tokens, sizes.latent_dim, sizes.rope_dim, sizes.nope_dim, 4,
+        heads, context, query_tokens, sizes.latent_dim, sizes.rope_dim, (sizes.nope_dim + sizes.value_dim) // 2, 2,
         h200.matmul_rate["float16"], h200.bandwidth,
     )
     chosen.append((query_tokens, form))
@@ -1031,8 +1089,10 @@ token_bytes = {
 draw_loss_against_bytes({name: (token_bytes[name], loss_on(model, unseen)) for name, model in kinds.items()})
 
 # %% [markdown]
-# A model as small as this one, trained for seconds, says little about quality. So read only the horizontal axis of the
-# picture: in each layer, a row of 48 numbers against caches of 128 and 256. For the loss, look at the papers.
+# A model as small as this one, trained for seconds, says little about quality. In one run the latent model was the
+# worst: 1.94 against 1.89 and 1.88, on an axis that begins far above 0. Another seed moves a model by up to 0.08, so
+# that order is no finding. Read the horizontal axis: 768, 2048 and 4096 bytes are 48, 128 and 256 numbers of 4 bytes in
+# each of 4 layers. For the loss, look at the papers.
 # DeepSeek-V2 compared MLA with full multi-head attention in models of 16 and 250 billion parameters. MLA came out
 # better, with 14 % and 4 % of the cache (its table 9).
 #
@@ -1042,7 +1102,9 @@ draw_loss_against_bytes({name: (token_bytes[name], loss_on(model, unseen)) for n
 #   11.5. On an H800 its authors report up to 3000 GB/s where memory is the limit and up to 660 TFLOP/s where arithmetic
 #   is. How fast it is depends on the context: for a batch of 128 and 128 heads, a user measured 339 TFLOP/s at 1,000
 #   tokens and 613 at 16,600 ([flash-attention#1770](https://github.com/Dao-AILab/flash-attention/issues/1770), a Hopper
-#   card). FlashInfer has kernels of its own for several cards. In plain Triton like yours, FlagGems reached 64 % of
+#   card). There FlashMLA was the faster one, but vLLM prefers FlashAttention's kernel on Hopper, because it was faster
+#   in its own benchmarks ([vllm#27363](https://github.com/vllm-project/vllm/pull/27363)): measure on your sizes.
+#   FlashInfer has kernels of its own for several cards. In plain Triton like yours, FlagGems reached 64 % of
 #   FlashMLA's rate at a context of 1,000 and 51 % at 33,000, on an H800
 #   ([FlagGems#510](https://github.com/flagos-ai/FlagGems/issues/510)).
 # - **Both forms.** vLLM names the two forms by what they save. Prefill takes the *compute-friendly* way, which is the

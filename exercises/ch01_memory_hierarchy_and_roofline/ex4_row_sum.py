@@ -7,6 +7,7 @@ import torch
 
 from course_lib.checker import TRITON, Allocates, Case, Exercise, Forbids, LaunchesTriton, Mistake, Moves
 from course_lib.checker.specification.contract import Contract, Level
+from course_lib.checker.specification.draw import Draw
 from course_lib.checker.specification.layouts import CONTIGUOUS, every_other, expanded, gaps, last_exchanged
 from exercises.ch01_memory_hierarchy_and_roofline.blocks import NOTHING_STORED, nothing_stored, past_the_end
 from exercises.topics.row_sum_model import HALF, MODELS
@@ -36,6 +37,7 @@ def cancelling(draw, rows, columns):
 
 
 def row_sum_cases(draw):
+    alike = Draw(9)  # the same at every check
     cases = [
         Case("4 rows of 1024", (draw.normal(4, 1024),), metered=True),
         Case("3 rows of 20,011, longer than any block", (draw.normal(3, 20_011, shift=0.5),), metered=True),
@@ -43,6 +45,7 @@ def row_sum_cases(draw):
         Case("5 rows of 129, with a gap behind each row", (draw.spread_out(draw.normal(5, 129), 3),), metered=True),
         Case("float16: 3 rows of 1500", (draw.normal(3, 1500, dtype=torch.float16, shift=1.0),), metered=True),
         Case("float16: partial sums beyond what float16 can hold", (cancelling(draw, 2, 2048).half(),)),
+        Case("9 rows of 9, stored column by column", (alike.transposed(alike.normal(9, 9)),)),
         Case("one row of 1,048,583, more than a tile may hold", (draw.normal(1, 1_048_583),)),
     ]
     if draw.on_gpu:

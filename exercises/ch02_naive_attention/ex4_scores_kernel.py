@@ -6,6 +6,7 @@ import torch
 
 from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Mistake
 from course_lib.checker.specification.contract import Contract, Level
+from course_lib.checker.specification.draw import Draw
 from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
 from exercises.ch02_naive_attention.ex1_bytes_of_three_passes import pass_bytes_oracle
 from exercises.ch02_naive_attention.product_model import scores_model
@@ -69,6 +70,15 @@ def scores_cases(draw):
             "float16, scores of ±5 from products beyond what float16 holds",
             (draw.normal(1, 20, 16, scale=500.0, dtype=half), draw.normal(1, 20, 16, scale=500.0, dtype=half), 5e-6),
         ),
+    ]
+    alike = Draw(24)  # the same at every check
+    large, small = (alike.normal(1, 20, 16, scale=size, dtype=half) for size in (400.0, 4e-5))
+    cases += [
+        Case(
+            "float16, queries near 400 and a scale of 300: their product is more than float16 holds",
+            (large, small, 300.0),
+        ),
+        Case("float16, keys near 400 and a scale of 300", (small, large, 300.0)),
     ]
     cases += beyond_32_bits(draw, "heads", [draw.normal(3, 5, 16), draw.normal(3, 7, 16)], 0.25)
     return cases + on_a_gpu(draw) if draw.on_gpu else cases

@@ -40,6 +40,12 @@ def _scores(s: Slips, query: torch.Tensor, key: torch.Tensor, scale: float) -> t
     left = key if s("keys_used_as_queries") else query
     right = query if s("queries_used_as_keys") else key
     left, right = _read(s, named, "query", left, query_length), _read(s, named, "key", right, key_length)
+    if s("scaled_in_float16", "scaled_in_float16__key"):  # and the product is not scaled any more
+        left = left if s("scaled_in_float16__key") else (left * scale).to(query.dtype).float()
+        right = (right * scale).to(query.dtype).float() if s("scaled_in_float16__key") else right
+        scale = 1.0
+    if s("scale_twice__in_float16_first"):
+        left = (left * scale).to(query.dtype).float()
     if s("key_not_transposed"):
         right = torch.nn.functional.pad(right, (0, 0, 0, -key_length % head_dim)).unflatten(1, (-1, head_dim))
         product = (left.unsqueeze(1) @ right).transpose(1, 2).flatten(2)[..., :key_length]

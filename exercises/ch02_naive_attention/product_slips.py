@@ -128,7 +128,10 @@ SCORES = (
         "`tl.trans`.",
     ),
     Slip("scale_added", "The scale was added to the product. It is a factor: 1/√head_dim, as a rule."),
-    Slip("scale_twice", "The scale was applied twice: once to Q or K and once to the product, say. Apply it once."),
+    *(
+        Slip(name, "The scale was applied twice: once to Q or K and once to the product, say. Apply it once.")
+        for name in ("scale_twice", "scale_twice__in_float16_first")
+    ),
     Slip(
         "scale_ignored",
         "The argument `scale` is ignored: the product is multiplied by 1/√head_dim. Multiply it by `scale`, whatever "
@@ -158,6 +161,14 @@ SCORES = (
         "transpose, exchange the directions in which the two indices run. Each keeps its own stride.",
     ),
     *_of_strides("query", "key", "scores"),
+    *(
+        Slip(
+            f"scaled_in_float16{way}",
+            f"{letter} is multiplied by the scale and rounded to float16 before the product. float16 ends at 65,504, "
+            "and a scaled operand may pass that where the score does not. Scale what tl.dot gives, in float32.",
+        )
+        for way, letter in (("", "Q"), ("__key", "K"))
+    ),
     Slip(
         "product_in_float16",
         "The product was rounded to float16 before it was scaled. float16 ends at 65,504, and the product of large "

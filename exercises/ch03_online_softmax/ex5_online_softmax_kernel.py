@@ -26,6 +26,7 @@ from exercises.topics.running import (
     IN_16_BITS,
     MASKED,
     NARROW,
+    RESCALE,
     WITH_THE_MAXIMUM,
     start,
     step,
@@ -157,6 +158,11 @@ def _of_some_tiles(name, tiles, until):
     }
 
 
+def _lazily(least):
+    """No rescaling where the maximum grows by less than this."""
+    return f"torch.where(new_max - running_max < {least}, 1.0, {RESCALE})"
+
+
 CHANGES = (
     *edits(
         "Only row 0 was written. A program works on row `tl.program_id(0)`, and there are as many programs as rows.",
@@ -227,6 +233,13 @@ CHANGES = (
         ),
     ),
     *without(WITH_THE_MAXIMUM, *(edit.id for edit in BASIC)),
+    *edits(
+        "The sum is not rescaled where the maximum grows by little, and yet the weights are measured from the new "
+        "maximum. Each growth changes what is kept by exp(old - new): rescale at every tile, or keep the old maximum.",
+        sum_not_rescaled__where_it_grows_little=(RESCALE, _lazily("8.0")),
+        sum_not_rescaled__where_it_grows_by_less_than_1=(RESCALE, _lazily("1.0")),
+        sum_not_rescaled__where_it_grows_by_less_than_8_in_base_2=(RESCALE, _lazily("8 * math.log(2)")),
+    ),
     *edits(LAST_SKIPPED, **_of_some_tiles("last_tile_skipped", ":-1", "offsets < (columns - 1) // block * block")),
     *edits(
         PARTIAL_SKIPPED,

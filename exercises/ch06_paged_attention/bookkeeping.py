@@ -93,7 +93,8 @@ class PageBook:
             self.lengths[child] = self.lengths[parent] // self.page_size * self.page_size
         self.children.add(child)
         for page in () if s("fork_not_counted") else table:
-            self.holders[page] += 1
+            flagged = s("flag_for_a_count", "flag_for_a_count__for_ever")
+            self.holders[page] = 2 if flagged else self.holders[page] + 1
         partial = self.lengths[parent] % self.page_size > 0
         if (s("copied_at_fork__last_page") or s("copied_at_fork__partial_page") and partial) and self.unused and table:
             self.holders[table[-1]] -= 1
@@ -114,7 +115,7 @@ class PageBook:
             return
         table = self.tables.pop(sequence)
         for page in table[:1] if s("one_page_returned") else table:
-            if s("freed_while_shared"):
+            if s("freed_while_shared") or s("freed_while_shared__by_the_parent") and sequence not in self.children:
                 self.holders[page] = 1
             self._drop(page)
         if not s("length_survives_free"):
@@ -168,6 +169,8 @@ class PageBook:
             return partial and self.holders[table[-1]] == 2
         if s("parent_never_copies") and sequence not in self.children:
             return False
+        if s("full_page_copied__and_no_other"):
+            return shared and length > 0 and not partial
         return shared if s("full_page_copied") else shared and partial
 
     def _take(self):
@@ -183,6 +186,8 @@ class PageBook:
 
     def _drop(self, page):
         s = self.s
+        if s("flag_for_a_count__for_ever") and self.holders[page] > 1:
+            return
         self.holders[page] -= 1
         gone = self.holders[page] == 0 and not s("pages_not_returned")
         if gone or s("double_free__table_kept", "page_in_two_tables"):
@@ -197,7 +202,9 @@ class PageBook:
             table[-1] = target
         if s("copied_without_need", "copy_not_in_table__old_one_freed", "table_shared_not_copied__old_one_freed"):
             self._drop(source)
-        elif not s("old_page_kept", "half_appended__share_let_go"):  # it has other holders, and is free for nobody
+        elif not s(
+            "old_page_kept", "flag_for_a_count__for_ever", "half_appended__share_let_go"
+        ):  # it has other holders, and is free for nobody
             self.holders[source] -= 1
         if s("old_page_let_go_twice"):
             self.holders[source] -= 1

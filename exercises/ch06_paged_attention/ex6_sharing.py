@@ -415,10 +415,27 @@ SHARING = (
         "After the copy the sequence still counts as a holder of the old page, which is then never free again. "
         "Lower its count.",
     ),
+    *(
+        Slip(
+            name,
+            "Pages that another sequence still reads were put on the free list. `fork` raises the count of every "
+            "page, `free` lowers it, and only a page whose count is 0 is free again.",
+        )
+        for name in ("freed_while_shared", "freed_while_shared__by_the_parent")
+    ),
+    *(
+        Slip(
+            name,
+            "A page is only marked as shared, and a third holder leaves no trace: when one of three has let go, the "
+            "page is taken for one that nobody shares, or it is never free again. Count the holders: `fork` adds one "
+            "to each page's count, whoever lets go takes one off.",
+        )
+        for name in ("flag_for_a_count", "flag_for_a_count__for_ever")
+    ),
     Slip(
-        "freed_while_shared",
-        "Pages that another sequence still reads were put on the free list. `fork` raises the count of every "
-        "page, `free` lowers it, and only a page whose count is 0 is free again.",
+        "full_page_copied__and_no_other",
+        "A shared page is copied where it is full, and not where it has room. It is the other way round: new tokens go "
+        "into a page that is partly filled, and behind one that is full.",
     ),
     Slip(
         "pages_not_returned",

@@ -143,6 +143,11 @@ def _exponential(s, scores, log_sum):
         return torch.exp(scores - log_sum[..., None])
     if s("hidden_scores_finite"):
         return torch.exp(torch.where(scores == -math.inf, -1e9, scores) - reference)
+    if s("hidden_scores_zero"):
+        return torch.exp(torch.where(scores == -math.inf, 0.0, scores) - reference)
+    if s("one_blind_row_empties_all", "one_blind_row_empties_all__of_its_head"):
+        empty = blind.any() if s("one_blind_row_empties_all") else blind.any(-1)[:, None, None]
+        return torch.where(empty, 0.0, torch.exp(scores - reference))
     if s("blind_rows_of_ones"):
         return torch.exp((scores - log_sum[..., None]).nan_to_num(nan=0.0))
     if s("maximum_for_log_sum"):
@@ -163,6 +168,8 @@ def _exponential(s, scores, log_sum):
         return torch.exp(scores) / reference
     if s("exponentials_divided"):
         return (torch.exp(scores) / torch.exp(log_sum)[..., None]).masked_fill(blind[..., None], 0.0)
+    if s("exponentials_divided__times_the_inverse"):
+        return torch.exp(scores) * torch.exp(-reference)
     if s("exponentials_divided__unguarded"):
         return torch.exp(scores) / torch.exp(log_sum)[..., None]
     if s("log_sum_by_keys"):
@@ -215,6 +222,7 @@ SHARED = (
     Slip("divided_by_the_log_sum", "exp(S) is divided by L. L is the logarithm of the sum: subtract it before exp."),
     Slip("exponentials_divided", DIVIDED),
     Slip("exponentials_divided__unguarded", DIVIDED),
+    Slip("exponentials_divided__times_the_inverse", DIVIDED),
     Slip(
         "maximum_for_log_sum",
         "The row's maximum is subtracted, and not L. Then the row adds up to anything from 1 up, and the sum is still "
@@ -234,6 +242,19 @@ SHARED = (
         "hidden_scores_finite",
         "A finite number stands for -inf where a key is hidden. All scores of a row, and L, may lie below it, and then "
         "exp(S - L) is infinite there. Leave -inf as it is: exp(-inf) is 0.",
+    ),
+    Slip(
+        "hidden_scores_zero",
+        "Hidden scores were replaced by 0, as L is where it is -inf, and exp(0 - L) is not 0. Replace L alone: a score "
+        "of -inf has P = 0 by itself.",
+    ),
+    *(
+        Slip(
+            f"one_blind_row_empties_all{way}",
+            "Where one query sees no key, others lose their probabilities too. Each query has an L of its own: choose "
+            "row by row, with torch.where.",
+        )
+        for way in ("", "__of_its_head")
     ),
     Slip(
         "blind_rows_of_ones",

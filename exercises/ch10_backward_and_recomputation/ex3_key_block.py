@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
+
 from course_lib.checker import Allocates, Case, Exercise, Forbids, Mistake
 from course_lib.checker.specification.contract import Contract
-from course_lib.checker.specification.model import Model
+from course_lib.checker.specification.model import Model, Slip
 from exercises.ch10_backward_and_recomputation.parts import SCORES, one_head, rows_visible
 from exercises.topics.attention_backward import gradients
 from exercises.topics.attention_backward_model import Given, Inside
@@ -21,14 +23,58 @@ def key_block(stray=0.0):
     return oracle
 
 
+def how_often(s, query_length, first_key, key_length, causal, query_rows):
+    """[query_length]: in how many steps of the loop each query counts."""
+    queries, once = torch.arange(query_length), torch.ones(query_length)
+    whole = query_length // query_rows * query_rows
+    if s("last_tile_counted_twice") and query_rows < query_length > whole:
+        return once + ((queries >= query_length - query_rows) & (queries < whole))
+    if s("left_at_the_first_hidden_tile") and causal:
+        last = (queries // query_rows + 1) * query_rows - 1  # of each query's tile
+        hidden = last.clamp(max=query_length - 1) + key_length - query_length < first_key
+        return once * (hidden.cumsum(0) == 0)
+    if s("last_query_missing"):
+        return once * (queries < query_length - 1)
+    if s("last_query_missing__of_the_range"):
+        return once * (queries // query_rows * query_rows < query_length - 1)
+    if s("last_query_missing__of_each_tile"):
+        return once * (queries % query_rows < query_rows - 1)
+    return once
+
+
+LAST_QUERY = (
+    "The last query {}. range and slices leave their end out: the loop runs over range(0, query_length, query_rows), "
+    "and a tile over first_query : first_query + query_rows."
+)
+SLIPS = (
+    *KEYS_IN_PYTORCH,
+    Slip(
+        "last_tile_counted_twice",
+        "The last tile was moved back so that it is full, and the queries that it shares with the tile before count "
+        "twice. Let it be smaller: a slice ends where the tensor ends.",
+        alone=True,
+    ),
+    Slip(
+        "left_at_the_first_hidden_tile",
+        "The loop is left at the first tile of queries that does not see the block. Those stand in front, and later "
+        "queries see it: go on with the next tile (continue), or begin at the first query that sees the block.",
+        alone=True,
+    ),
+    Slip("last_query_missing", LAST_QUERY.format("is left out"), alone=True),
+    Slip("last_query_missing__of_the_range", LAST_QUERY.format("is left out where it is a tile by itself"), alone=True),
+    Slip("last_query_missing__of_each_tile", LAST_QUERY.format("of each tile is left out"), alone=True),
+)
+
+
 def compute(s, query, keys, values, gradient, log_sum, delta, first_key, key_length, causal, query_rows):
+    times = how_often(s, query.shape[0], first_key, key_length, causal, query_rows)
     given = Given(
         query[None],
         keys[None],
         values[None],
-        gradient[None],
+        (times[:, None] * gradient)[None],  # dK and dV are sums over queries, linear in each one's dO and Δ
         log_sum[None],
-        delta[None],
+        (times * delta)[None],
         query_length=query.shape[0],
         key_length=key_length,
         causal=causal,
@@ -36,7 +82,7 @@ def compute(s, query, keys, values, gradient, log_sum, delta, first_key, key_len
         key_rows=keys.shape[0],
         first_key=first_key,
     )
-    found = foreseen(s, key_length, KEYS_IN_PYTORCH, Inside(s, "keys", given).gradients())
+    found = foreseen(s, key_length, SLIPS, Inside(s, "keys", given).gradients())
     if found is None:
         return None
     result = tuple(gradient[0] for gradient in found)
@@ -134,7 +180,7 @@ EXERCISE = Exercise(
     models=(
         Model(
             compute,
-            KEYS_IN_PYTORCH,
+            SLIPS,
             styles=(("all_tiles", "guarded"), ("all_tiles",), ("guarded",), ("aligned", "guarded")),
             may_be_silent=True,
         ),

@@ -89,10 +89,13 @@ RANKS = (
         last_left_out=("key_heads + 1", "key_heads")),
     *edits("The latent was divided among the ranks too. Every rank keeps the whole row.",
         latent_shared_out=("<= latent_dim + rope_dim", "<= (latent_dim + rope_dim) / ranks")),
+    *edits("The largest number of ranks was looked for. Try them from 1 upwards, and return the first that fits.",
+        largest_number=("range(1, key_heads + 1)", "range(key_heads, 0, -1)")),
     *edits("When no number of ranks is enough, the result is None.",
         none_forgotten=("return None", "return key_heads")),
-    *edits("Only powers of two were tried. Any divisor of key_heads counts.",
-        powers_of_two=("key_heads % ranks == 0", "key_heads % ranks == 0 and ranks & (ranks - 1) == 0")),
+    *edits("Only powers of two are tried. Any divisor of key_heads counts: 6 divides 12 as well.",
+        powers_of_two=("key_heads % ranks == 0", "key_heads % ranks == 0 and ranks & (ranks - 1) == 0"),
+        powers_of_two__not_all_divisors=("key_heads % ranks == 0", "ranks & (ranks - 1) == 0")),
 )  # fmt: skip
 
 EXERCISE = Exercise(

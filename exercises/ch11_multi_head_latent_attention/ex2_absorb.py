@@ -33,7 +33,7 @@ def expanded_step(query, query_rope, cache, key_up, value_up):
 
 
 def strayed(sign):
-    """Scores off by as much as sums in another order may be."""
+    """Scores off by as much as sums in another order may be, and weights by as much as a log-sum-exp of that size."""
 
     def step(query, query_rope, cache, key_up, value_up):
         latent_dim = key_up.shape[2]
@@ -44,7 +44,9 @@ def strayed(sign):
         scores = (exact + 2 * torch.finfo(torch.float32).eps * turns * sizes) / math.sqrt(
             query.shape[1] + query_rope.shape[1]
         )
-        return torch.einsum("hc,hvc->hv", torch.softmax(scores, dim=1) @ cache[:, :latent_dim], value_up)
+        common = 1 + sign * torch.finfo(torch.float32).eps * torch.logsumexp(scores, 1, keepdim=True).abs()
+        mixed = common * torch.softmax(scores, dim=1) @ cache[:, :latent_dim]
+        return torch.einsum("hc,hvc->hv", mixed, value_up)
 
     return step
 
@@ -69,11 +71,15 @@ def absorb_cases(draw):
         layouts = {"cache_layout": _plainly, "weight_layout": _plainly}
         return Case(name, made(draw, **sizes, value_dim=value_dim, length=length, score=score, **layouts))
 
+    far_below = case("all scores below -100", 4, 16, 8, 24, 16, 30)
+    far_below.args[1].fill_(10.0)
+    far_below.args[2][:, 24:] = -9.0  # the rotary parts alone make -147
     return [
         case("4 heads of 16, a latent of 24, 30 tokens", 4, 16, 8, 24, 16, 30),
         case("one token", 3, 8, 4, 12, 10, 1),
         case("values that are narrower than keys", 4, 16, 8, 24, 6, 30),
         case("scores of ±150: exp overflows", 4, 16, 8, 24, 16, 40, 55.0),
+        far_below,
         case("2 heads of 32, a latent of 16, 300 tokens: no key or value of a head fits", 2, 32, 8, 16, 32, 300),
         case("16 heads, a latent of 64, 500 tokens", 16, 32, 16, 64, 32, 500),
     ]
@@ -98,6 +104,8 @@ CONTRACT = Contract(
 
 BOTH = "(absorbed @ latents.T + query_rope @ rope_keys.T) * head_dim**-0.5"
 SCALE = "The scale is 1/√(head_dim + rope_dim). In the expanded form, queries and keys have that length, such as 192. "
+SOFTMAX = "torch.softmax(scores, dim=1)"
+FROM = "(scores - {0}).exp() / (scores - {0}).exp().sum(1, keepdim=True)"
 CHANGES = (
     *edits("The rotary part is missing from the scores: add query_rope @ rope_keys.T.",
         rope_forgotten=(" + query_rope @ rope_keys.T", "")),
@@ -105,12 +113,16 @@ CHANGES = (
         rope_scaled_apart=(BOTH, "absorbed @ latents.T * head_dim**-0.5 + query_rope @ rope_keys.T"),
         rope_scaled_apart__latent=(BOTH, "absorbed @ latents.T + query_rope @ rope_keys.T * head_dim**-0.5"),
         rope_scaled_apart__each_by_its_own=(BOTH,
-        "absorbed @ latents.T * query.shape[1] ** -0.5 + query_rope @ rope_keys.T * query_rope.shape[1] ** -0.5")),
+        "absorbed @ latents.T * query.shape[1] ** -0.5 + query_rope @ rope_keys.T * query_rope.shape[1] ** -0.5"),
+        rope_scaled_apart__latent_by_its_own=(BOTH,
+        "absorbed @ latents.T * query.shape[1] ** -0.5 + query_rope @ rope_keys.T * head_dim ** -0.5")),
     *edits(SCALE + "Absorbing changes no score, so the length of the latent is not part of the scale.",
         scale_by_the_latent=("head_dim**-0.5", "latent_dim**-0.5"),
         scale_by_the_latent__and_rope=("head_dim**-0.5", "cache.shape[1] ** -0.5")),
     *edits(SCALE + "You left out rope_dim.",
         scale_without_rope=("query.shape[1] + query_rope.shape[1]", "query.shape[1]")),
+    *edits(SCALE + "The values' length is not part of it.",
+        scale_of_the_values=("query.shape[1] + query_rope.shape[1]", "value_up.shape[1] + query_rope.shape[1]")),
     *edits("The scores are not scaled by 1/√(head_dim + rope_dim).", scale_missing=(" * head_dim**-0.5", "")),
     *edits("The scores are divided by head_dim + rope_dim. Divide by its square root.", root_missing=("-0.5", "-1.0")),
     *edits("The softmax runs over the heads. It must run over the tokens, the last dimension of [heads, length].",
@@ -120,6 +132,11 @@ CHANGES = (
         "torch.softmax(scores.flatten(), dim=0).view_as(scores)")),
     *edits("exp overflows float32 above 88. Subtract each head's largest score first, or use torch.softmax.",
         no_maximum=("torch.softmax(scores, dim=1)", "scores.exp() / scores.exp().sum(1, keepdim=True)")),
+    *edits("The scores are measured from a number that may lie far above a head's scores: 0, the largest size, or "
+        "another head's maximum. Then every exponential underflows. Subtract each head's largest score itself.",
+        measured_from_too_high=(SOFTMAX, FROM.format("scores.amax(1, keepdim=True).clamp(min=0)")),
+        measured_from_too_high__size=(SOFTMAX, FROM.format("scores.abs().amax(1, keepdim=True)")),
+        measured_from_too_high__all_heads=(SOFTMAX, FROM.format("scores.amax()"))),
     *edits("The weights are not divided by their sum. Divide each head's weights by the sum over its tokens.",
         not_divided=("torch.softmax(scores, dim=1)", "(scores - scores.amax(1, keepdim=True)).exp()")),
     *edits("A row was split in the wrong order: the latent comes first, and the rotary key after it.",
@@ -128,6 +145,8 @@ CHANGES = (
     *edits("All heads use the first head's matrix. Each head has a W_UK and a W_UV of its own.",
         first_matrix_for_all=("query, key_up)", "query, key_up[:1].expand_as(key_up))"),
         first_matrix_for_all__values=("mixed, value_up)", "mixed, value_up[:1].expand_as(value_up))")),
+    *edits("All heads use the first head's rotary query. Each has its own.",
+        first_rotary_query_for_all=("query_rope @ rope_keys.T", "query_rope[:1] @ rope_keys.T")),
     *edits("The weighted latents were multiplied by W_UK, the keys' matrix. Multiply them by value_up.",
         key_matrix_for_values=("mixed, value_up)", "mixed, key_up if key_up.shape == value_up.shape else value_up)")),
     *edits("The query was multiplied by W_UV, the values' matrix. Multiply it by key_up.",

@@ -20,55 +20,33 @@ from course_lib.checker import (
     model_of,
 )
 from course_lib.checker.specification.contract import Contract
-from exercises.ch11_multi_head_latent_attention.parts import (
-    CHOICES,
-    PLAIN,
-    ROWS,
-    SAYS,
-    TOO_FEW,
-    TOO_MANY,
-    V_IS_TRANS_K,
-    apart,
-    costs,
-    drawn,
-    far_cases,
-    fits,
-    latent_attention,
-    made,
-    over_rows,
-    right_in_float64,
-    row_bytes,
-)
+from exercises.ch11_multi_head_latent_attention import parts
+from exercises.ch11_multi_head_latent_attention.parts import ROWS, over_rows
 from exercises.topics.attention_sentences import NOT_DIVIDED
 from exercises.topics.decode_slips import EMPTY_SEQUENCE
-from exercises.topics.evidence import (
-    COMPUTED_IN_16_BITS,
-    NAN_FROM_THE_START,
-    ROUNDED_TO_16_BITS,
-    all_nan,
-    right_to_three_digits,
-    stored_in_16_bits,
-)
+from exercises.topics.evidence import NAN_FROM_THE_START, all_nan
+from exercises.topics.heads_of_a_tile import LEFT_OUT, OUTSIDE, AtMost64Heads, costs
 
 WORK = ("scaled_dot_product_attention", "_scaled_dot_product", "bmm", "mm", "matmul", "_softmax", "softmax")
 
 
 def kernel_cases(draw):
     def case(name, *arguments, metered=False, **options):
-        return Case(name, drawn(draw, *arguments, **options), metered=metered)
+        return Case(name, parts.drawn(draw, *arguments, **options), metered=metered)
 
     cases = [
-        case("4 heads, 32 + 16 numbers in a row, lengths 32 and 64", 4, 32, 16, [32, 64], 64),
+        case("4 heads, 32 + 16 numbers in a row, lengths 32 and 64", 4, 32, 16, [32, 64], 64, metered=True),
         case("4 heads, 32 + 16 numbers in a row, lengths 33 and 65", 4, 32, 16, [33, 65], 80),
         case("one token", 2, 16, 16, [1], 20),
         case("a sequence without a token between two others", 3, 32, 16, [20, 0, 33], 40),
-        case("20 heads: more than 16 rows", 20, 32, 16, [50], 60),
-        case("70 heads: more than one block of 64", 70, 16, 16, [40], 40),
+        case("20 heads: more than 16 rows, bytes counted", 20, 32, 16, [50], 60, metered=True),
+        case("70 heads: more than one block of 64, bytes counted", 70, 32, 16, [40], 40, metered=True),
         case("scores of ±150: exp overflows", 4, 32, 16, [100], 128, score=55.0),
         case("NaN in the slots that hold no token", 4, 32, 16, [40, 70], 96, unused=math.nan),
-        Case("all strides apart, lengths 5 and 3", apart(draw, *drawn(draw, 4, 16, 16, [5, 3], 8))),
-        case("16 heads, 64 + 16, bytes counted", 16, 64, 16, [150, 70], 160, metered=True),
-        *far_cases(draw),
+        Case("all strides apart, lengths 5 and 3", parts.apart(draw, *parts.drawn(draw, 4, 16, 16, [5, 3], 8))),
+        Case("a negative scale, scores of -16,384 and less, float16", parts.deep(draw)),
+        case("64 heads, 64 + 16, bytes counted", 64, 64, 16, [150, 70], 160, metered=True),
+        *parts.far_cases(draw),
     ]
     if not draw.on_gpu or draw.bfloat16:  # a T4 has no room for tiles of 512 columns
         cases.append(case("512 + 64, float16, bytes counted", 8, 512, 64, [40], 48, dtype=torch.float16, metered=True))
@@ -83,7 +61,9 @@ def kernel_bytes(query, cache, lengths, scale, value_dim):
     """The rows once for up to 64 heads, queries, outputs, and a length for each program."""
     batch, heads, width = query.shape
     blocks = -(-heads // 64)
-    return row_bytes(query, cache, lengths) + batch * (heads * (width + value_dim) * query.element_size() + 4 * blocks)
+    return parts.row_bytes(query, cache, lengths) + batch * (
+        heads * (width + value_dim) * query.element_size() + 4 * blocks
+    )
 
 
 def latent_decode(query, cache, lengths, scale, value_dim):
@@ -97,8 +77,8 @@ def latent_decode(query, cache, lengths, scale, value_dim):
 
 CHANGES = (
     *ROWS,
-    *edits(TOO_FEW, newest_left_out=("0, length, scale", "0, length - 1, scale")),
-    *edits(TOO_MANY, one_slot_too_many=("0, length, scale", "0, length + 1, scale")),
+    *edits(parts.TOO_FEW, newest_left_out=("0, length, scale", "0, length - 1, scale")),
+    *edits(parts.TOO_MANY, one_slot_too_many=("0, length, scale", "0, length + 1, scale")),
     *edits(NOT_DIVIDED, not_divided=(" / torch.where(running_sum == 0, 1.0, running_sum)", "")),
     *edits(EMPTY_SEQUENCE, is_nan=True,
         empty_sequence_nan=("torch.where(running_sum == 0, 1.0, running_sum)", "running_sum")),
@@ -110,10 +90,16 @@ EXERCISE = Exercise(
     title="A decode kernel that reads the latent once",
     entries=("latent_decode",),
     cases=kernel_cases,
-    oracle=latent_attention,
-    plain=PLAIN,
+    oracle=parts.latent_attention,
+    plain=parts.PLAIN,
     contracts=(
-        Contract(made, choices=CHOICES, says=SAYS | {"lengths": "0 is\n            allowed"}, valid=fits, most=12),
+        Contract(
+            parts.made,
+            choices=parts.CHOICES,
+            says=parts.SAYS | {"lengths": "0 is\n            allowed"},
+            valid=parts.fits,
+            most=12,
+        ),
     ),
     models=(model_of(latent_decode, CHANGES, (over_rows,)),),
     needs=TRITON,
@@ -122,6 +108,7 @@ EXERCISE = Exercise(
         LaunchesTriton(at_most=1),
         Allocates(lambda query, cache, *rest: max(query.numel(), cache.numel())),
         Forbids(WORK),
+        AtMost64Heads(),
         Moves(kernel_bytes),
         ReadByKernels((1,)),
     ),
@@ -139,21 +126,10 @@ EXERCISE = Exercise(
     ),
     mistakes=(
         Mistake("nan_from_the_start", NAN_FROM_THE_START, when=all_nan, every=True),
-        V_IS_TRANS_K,
-        Mistake(
-            "outside_the_queries",
-            "A load or store reached queries or outputs of heads that do not exist. Mask both with members < heads. "
-            "If they are masked, check whether two strides are exchanged.",
-            when=lambda case, seen, got: any("query" in access or "output" in access for access in seen.out_of_bounds),
-        ),
-        Mistake(
-            "outside_the_cache",
-            "A load reached rows outside the cache. Mask the loads with tokens < length. If they are masked, check the "
-            "cache's strides.",
-            when=lambda case, seen, got: any("cache" in access for access in seen.out_of_bounds),
-        ),
-        Mistake("rounded_to_16_bits", ROUNDED_TO_16_BITS, when=stored_in_16_bits(latent_attention), every=True),
-        Mistake("computed_in_16_bits", COMPUTED_IN_16_BITS, when=right_to_three_digits(latent_attention), every=True),
-        *costs(right_in_float64),
+        parts.V_IS_TRANS_K,
+        *LEFT_OUT,
+        *OUTSIDE,
+        *parts.in_16_bits(parts.latent_attention),
+        *costs(parts.right_in_float64),
     ),
 )

@@ -23,36 +23,13 @@ from course_lib.checker import (
 )
 from course_lib.checker.specification.contract import Contract
 from course_lib.checker.specification.requirements import Requirement
+from exercises.ch11_multi_head_latent_attention import parts
 from exercises.ch11_multi_head_latent_attention.ex3_decode_kernel import WORK
-from exercises.ch11_multi_head_latent_attention.parts import (
-    CHOICES,
-    INF,
-    PLAIN,
-    ROWS,
-    SAYS,
-    TOO_FEW,
-    TOO_MANY,
-    V_IS_TRANS_K,
-    apart,
-    costs,
-    drawn,
-    far_cases,
-    fits,
-    latent_attention,
-    made,
-    over_rows,
-    right_in_float64,
-    row_bytes,
-)
+from exercises.ch11_multi_head_latent_attention.parts import INF, ROWS, over_rows
 from exercises.topics.decode_slips import AVERAGED, EMPTY_MERGE, EMPTY_SPLIT
-from exercises.topics.evidence import (
-    COMPUTED_IN_16_BITS,
-    NAN_FROM_THE_START,
-    ROUNDED_TO_16_BITS,
-    all_nan,
-    right_to_three_digits,
-    stored_in_16_bits,
-)
+from exercises.topics.evidence import NAN_FROM_THE_START, all_nan
+from exercises.topics.heads_of_a_tile import OUTSIDE, AtMost64Heads, costs
+from exercises.topics.splits_in_a_run import SEEN_OF_SPLITS, SplitsUsed
 
 
 def latent_splits(batch, heads, length, slots):
@@ -65,7 +42,7 @@ def of_splits(attention):
     return lambda *args: attention(*args[:-1])
 
 
-SPLIT_ATTENTION = of_splits(latent_attention)
+SPLIT_ATTENTION = of_splits(parts.latent_attention)
 
 
 @dataclass(frozen=True)
@@ -84,9 +61,9 @@ class OfTheKernels(Requirement):
 
 def split_cases(draw):
     def case(name, splits, *arguments, metered=False, **options):
-        return Case(name, (*drawn(draw, *arguments, **options), splits), "split_latent_decode", metered=metered)
+        return Case(name, (*parts.drawn(draw, *arguments, **options), splits), "split_latent_decode", metered=metered)
 
-    strides = apart(draw, *drawn(draw, 4, 16, 16, [5, 3], 8))
+    strides = parts.apart(draw, *parts.drawn(draw, 4, 16, 16, [5, 3], 8))
     cases = [
         Case("one sequence of 32,768 tokens, 128 heads, 132 slots", (1, 128, 32_768, 132), "latent_splits"),
         Case("64 sequences of 32,768 tokens, 128 heads, 132 slots", (64, 128, 32_768, 132), "latent_splits"),
@@ -94,17 +71,23 @@ def split_cases(draw):
         Case("more programs than slots", (200, 65, 4096, 108), "latent_splits"),
         Case("65 heads: two blocks", (3, 65, 100_000, 132), "latent_splits"),
         Case("no token", (1, 16, 0, 132), "latent_splits"),
-        case("64 tokens in 2 splits", 2, 4, 32, 16, [64], 64),
+        case("64 tokens in 2 splits", 2, 4, 32, 16, [64], 64, metered=True),
         case("one split", 1, 4, 32, 16, [40], 50),
         case("lengths 1, 64 and 130 in 3 splits", 3, 2, 16, 16, [1, 64, 130], 140),
         case("5 tokens in 7 splits: the last two have none", 7, 2, 16, 16, [5], 20),
         case("lengths 0 and 40 in 2 splits", 2, 4, 16, 16, [0, 40], 50),
-        case("70 heads, 33 tokens in 2 splits", 2, 70, 16, 16, [33], 40),
+        case("70 heads, 33 tokens in 2 splits, bytes counted", 2, 70, 32, 16, [33], 40, metered=True),
+        case("130 tokens in 66 splits", 66, 2, 16, 16, [130], 140),
         case("scores of ±150: exp overflows", 2, 4, 32, 16, [100], 128, score=55.0),
         case("NaN in the slots that hold no token", 2, 4, 32, 16, [40, 70], 96, unused=math.nan),
         Case("all strides apart, 2 splits", (*strides, 2), "split_latent_decode"),
-        case("16 heads, 64 + 16, 3 splits, bytes counted", 3, 16, 64, 16, [300], 320, metered=True),
-        *(replace(case, entry="split_latent_decode") for case in far_cases(draw, 2)),
+        Case(
+            "a negative scale, scores of -16,384 and less, float16, 2 splits",
+            (*parts.deep(draw), 2),
+            "split_latent_decode",
+        ),
+        case("64 heads, 64 + 16, 3 splits, bytes counted", 3, 64, 64, 16, [300], 320, metered=True),
+        *(replace(case, entry="split_latent_decode") for case in parts.far_cases(draw, 2)),
     ]
     if not draw.on_gpu or draw.bfloat16:  # a T4 has no room for tiles of 512 columns
         wide = {"dtype": torch.float16, "metered": True}
@@ -119,7 +102,7 @@ def least_bytes(query, cache, lengths, scale, value_dim, splits):
     lsed = splits * batch * heads * 4  # a merge may look at the log-sum-exps twice
     programs = 4 * splits * batch * -(-heads // 64)
     of_queries = (splits * query.numel() + query.numel() // width * value_dim) * query.element_size()
-    return row_bytes(query, cache, lengths) + 2 * results + lsed + programs + of_queries
+    return parts.row_bytes(query, cache, lengths) + 2 * results + lsed + programs + of_queries
 
 
 def split_latent_decode(query, cache, lengths, scale, value_dim, splits):
@@ -170,6 +153,8 @@ CHOSEN = (
         heads_counted_singly__as_one=("batch * -(-heads // 64)", "batch"),
         heads_counted_singly__rounded_down=("-(-heads // 64)", "max(1, heads // 64)")),
     *edits(NOT_SHORT, splits_too_short=("min(slots // programs, -(-length // 64))", "slots // programs")),
+    *edits("A split needs 64 rows, not 32: there are at most ⌈length / 64⌉ splits.",
+        half_as_long=("-(-length // 64)", "-(-length // 32)"), half_as_long__down=("-(-length // 64)", "length // 32")),
     *edits("length / 64 was rounded down. Round it up, because the rows left over make a split too.",
         rows_rounded_down=("-(-length // 64)", "length // 64")),
     *edits("The result can be 0. There is always at least one split.", none_at_all=("max(1, min(", "(min(")),
@@ -179,13 +164,15 @@ CHOSEN = (
 WEIGHED = "(weights * outputs).sum(0) / torch.where(total == 0, 1.0, total)"
 CHANGES = (
     *ROWS,
-    *edits(TOO_FEW, newest_left_out=("enumerate(lengths.tolist())", "enumerate((lengths - 1).clamp(min=0).tolist())")),
-    *edits(TOO_MANY, one_slot_too_many=("enumerate(lengths.tolist())", "enumerate((lengths + 1).tolist())")),
+    *edits(parts.TOO_FEW,
+        newest_left_out=("enumerate(lengths.tolist())", "enumerate((lengths - 1).clamp(min=0).tolist())")),
+    *edits(parts.TOO_MANY, one_slot_too_many=("enumerate(lengths.tolist())", "enumerate((lengths + 1).tolist())")),
     *edits(LAST_ROWS, last_rows_lost=("-(-length // splits)", "length // splits")),
     *edits(NEXT_SPLIT,
         reaches_into_the_next_split=("min(first + size, length)", "min(first + -(-size // 32) * 32, length)")),
     *edits(PAST_END, past_the_end=("min(first + size, length)", "first + size")),
-    *edits(AVERAGED, averaged_without_weights=(WEIGHED, "outputs.mean(0)")),
+    *edits(AVERAGED, averaged_without_weights=(WEIGHED, "outputs.mean(0)"),
+        averaged_without_weights__present=("torch.exp(lses - reference)", "(lses > -INF).float()")),
     *edits(SUMS, added_without_weights=(WEIGHED, "outputs.sum(0)")),
     *edits(NOT_TOLD, not_divided=(WEIGHED, "(weights * outputs).sum(0)"),
         not_divided__but_by_their_number=(WEIGHED, "(weights * outputs).mean(0)")),
@@ -194,7 +181,9 @@ CHANGES = (
         split_not_divided=("accumulator / total", "accumulator")),
     *edits("A split is weighed by its maximum alone, or the logarithm is missing. Weigh it by its log-sum-exp, "
         "running_max + log(running_sum).", weighed_by_the_maximum=("running_max + torch.log(total)", "running_max"),
-        weighed_by_the_maximum__and_the_sum=("torch.log(total)", "total * math.log(2)")),
+        weighed_by_the_maximum__and_the_sum=("torch.log(total)", "total * math.log(2)"),
+        weighed_by_the_maximum__not_at_all=("running_max + torch.log(total)",
+        "torch.where(running_sum == 0, -INF, torch.log(total))")),
     *edits("The log-sum-exps and the merge's exponentials have different bases. Use log2 and exp2, or log and exp.",
         mixed_bases=("torch.exp(lses - reference)", "torch.exp2(lses - reference)"),
         mixed_bases__other=("torch.exp(lses - reference)", "torch.exp((lses - reference) / math.log(2))")),
@@ -210,10 +199,25 @@ CHANGES = (
     *edits("The merge takes exp of the log-sum-exps as they are, and that overflows or underflows. Subtract the "
         "largest first.",
         no_maximum_in_the_merge=("torch.where(largest == -INF, 0.0, largest)", "0.0")),
+    *edits("Only 64 log-sum-exps are added up, although there may be more splits: BLOCK_S is a fixed number. Use "
+        "triton.next_power_of_2(splits).",
+        block_of_64_splits=("total = weights.sum(0)", "total = weights[:64].sum(0)")),
+    *edits("The split kernel stores its results in other rows than the merge reads. In both, the row is (sequence · "
+        "heads + head) · splits + split.", results_exchanged=("merged(torch.stack(outputs), torch.stack(lses))",
+        "merged(*(every.flatten(0, 1).unflatten(0, (-1, len(every))).transpose(0, 1) "
+        "for every in (torch.stack(outputs), torch.stack(lses))))")),
+    *edits("The size of a split is taken from another sequence's length. Each sequence is split by its own.",
+        split_of_the_first=("-(-length // splits)", "-(-int(lengths[0]) // splits)"),
+        split_of_the_first__longest=("-(-length // splits)", "-(-int(lengths.max()) // splits)")),
+    *edits("The last split goes on to the end of the sequence, although other splits have those rows too. It ends at "
+        "start + split_length as well.", last_split_takes_the_rest=("min(first + size, length)",
+        "length if split == splits - 1 else min(first + size, length)")),
     *edits("Only the first split's rows count. Let split s begin at s · ⌈length / splits⌉, and merge all of them.",
         first_split_alone=("in range(splits):", "in range(1):")),
 )  # fmt: skip
-SPLITS_OF = {**CHOICES, "splits": (1, 2, 3, 7)}
+
+
+SPLITS_OF = {**parts.CHOICES, "splits": (1, 2, 3, 7)}
 
 EXERCISE = Exercise(
     id="11.4",
@@ -221,19 +225,19 @@ EXERCISE = Exercise(
     entries=("latent_splits", "split_latent_decode"),
     cases=split_cases,
     oracle={"latent_splits": latent_splits, "split_latent_decode": SPLIT_ATTENTION},
-    plain={"split_latent_decode": tuple(map(of_splits, PLAIN))},
+    plain={"split_latent_decode": tuple(map(of_splits, parts.PLAIN))},
     contracts=(
         Contract(
-            made,
+            parts.made,
             choices=SPLITS_OF,
-            says=SAYS
+            says=parts.SAYS
             | {
                 "heads": "any number of heads from 1 on",
                 "lengths": "Lengths may be 0",
                 "unused": "slots behind them hold anything",
                 "splits": "at least 1, and perhaps more than a sequence has tokens",
             },
-            valid=fits,
+            valid=parts.fits,
             entry="split_latent_decode",
             most=10,
         ),
@@ -263,6 +267,8 @@ EXERCISE = Exercise(
                 Allocates(lambda q, cache, n, s, v, splits: max(q.numel(), cache.numel(), splits * q.numel())),
                 Contiguous(),
                 Forbids((*WORK, "logsumexp", "logaddexp")),
+                SplitsUsed(),
+                AtMost64Heads(),
                 Moves(least_bytes),
                 ReadByKernels((1,)),
             ),
@@ -282,9 +288,10 @@ EXERCISE = Exercise(
     ),
     mistakes=(
         Mistake("nan_from_the_start", NAN_FROM_THE_START, when=all_nan, every=True),
-        V_IS_TRANS_K,
-        Mistake("rounded_to_16_bits", ROUNDED_TO_16_BITS, when=stored_in_16_bits(SPLIT_ATTENTION), every=True),
-        Mistake("computed_in_16_bits", COMPUTED_IN_16_BITS, when=right_to_three_digits(SPLIT_ATTENTION), every=True),
-        *costs(lambda case, got: right_in_float64(case, got, SPLIT_ATTENTION)),
+        parts.V_IS_TRANS_K,
+        *SEEN_OF_SPLITS,
+        *OUTSIDE,
+        *parts.in_16_bits(SPLIT_ATTENTION),
+        *costs(lambda case, got: parts.right_in_float64(case, got, SPLIT_ATTENTION)),
     ),
 )

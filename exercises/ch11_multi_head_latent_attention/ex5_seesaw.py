@@ -9,6 +9,7 @@ import torch
 from course_lib.checker import Allocates, Case, Exercise, Forbids, Mistake, edits, model_of
 from course_lib.checker.specification.contract import Contract
 from course_lib.checker.specification.layouts import any_strides
+from course_lib.checker.specification.requirements import FewProducts
 from exercises.ch11_multi_head_latent_attention.parts import INF, PLAIN, latent_attention
 from exercises.topics.attention_sentences import NO_RUNNING_MAX, NOT_DIVIDED, STARTS_AT_ZERO
 from exercises.topics.decode_inputs import SCORES
@@ -35,11 +36,17 @@ def seesaw_cases(draw):
         query = draw.normal(heads, width, scale=score / (scale * math.sqrt(width)))
         return Case(name, (query, draw.normal(length, width), scale, value_dim, block))
 
+    jump = case("scores of +80, -80, -80, and then -80 and 250; a negative scale", 3, 16, 8, 16, 4)
+    query, cache, *_ = jump.args
+    query.zero_()[:, -1] = -1.0
+    cache[:, -1] = torch.tensor([80.0] * 4 + [-80.0] * 9 + [250.0] * 3)
+    jump = Case(jump.name, (query, cache, -1.0, 16, 4))
     return [
         case("4 heads, 16 + 8 numbers in a row, one pair of blocks of 4", 4, 16, 8, 8, 4),
         case("three pairs", 4, 16, 8, 24, 4),
         case("blocks of one key", 3, 16, 8, 6, 1),
         case("scores of ±150: exp overflows", 4, 32, 8, 64, 8, score=55.0),
+        jump,
         case("no rotary part", 2, 16, 0, 32, 4),
         case("16 heads, 64 + 16, five pairs of blocks of 16", 16, 64, 16, 160, 16),
     ]
@@ -121,6 +128,9 @@ CHANGES = (
     *edits("The even block's weights were multiplied by exp(m0 - m1), and their product is rescaled as well, so it "
         "shrinks twice.", corrected_twice=(RIGHT_EVEN, "even_weights * second * second @ even[:, half:value_dim]"),
         corrected_twice__left=("left * first + even_weights @", "left * first + even_weights * second @")),
+    *edits("The odd block's product is multiplied by exp(m0 - m1). Its weights are measured from m1 already.",
+        odd_rescaled=("odd_weights @ odd[:, half", "odd_weights * second @ odd[:, half"),
+        odd_rescaled__left=("odd_weights @ odd[:, :half]", "odd_weights * second @ odd[:, :half]")),
     *edits("The sum of the weights is not rescaled like the output. Multiply it by the same two factors.",
         sum_not_rescaled=(TOTAL, "total + even_weights.sum(1, keepdim=True)"),
         sum_not_rescaled__first=("total * first", "total"),
@@ -134,22 +144,36 @@ CHANGES = (
     *edits("One block's weights were multiplied with the other block's values. Even weights go with even values.",
         weights_exchanged=("even_weights @ even[:, :half]", "even_weights @ odd[:, :half]"),
         weights_exchanged__right=("odd_weights @ odd[:, half:value_dim]", "odd_weights @ even[:, half:value_dim]")),
+    *edits("The odd block's weights are measured from m0. A higher score in this block then gets a weight above 1, "
+        "which may overflow. Measure them from m1, the larger of m0 and the block's maximum.",
+        odd_measured_from_m0=(ODD_MAX, "even_largest"),
+        odd_measured_from_m0__its_minimum=(ODD_MAX, ODD_MAX.replace("amax", "amin"))),
+    *edits("One maximum is used for all heads. Each has its own: amax(dim=1, keepdim=True).",
+        one_maximum_for_all=("even_scores.amax(1, keepdim=True)", "even_scores.amax()",
+        "odd_scores.amax(1, keepdim=True)", "odd_scores.amax()")),
+    *edits("m1 leaves out m0: it is the larger of m and the odd block's maximum. Then exp(m0 - m1) may be above 1 and "
+        "overflow. Take the larger of m0 and the block's maximum.",
+        even_maximum_left_out=(ODD_MAX, "torch.maximum(largest, odd_scores.amax(1, keepdim=True))")),
     *edits("m1 is the odd block's own maximum, which may be below m0. Then exp(m0 - m1) is above 1 and may overflow. "
         "Take the larger of m0 and the block's maximum.",
         odd_maximum_alone=(ODD_MAX, "odd_scores.amax(1, keepdim=True)")),
     *edits("The next pair starts from a maximum that is not m1. Set the running maximum to m1 at the end of a pair.",
-        maximum_not_carried=("largest = odd_largest", "largest = even_largest")),
+        maximum_not_carried=("largest = odd_largest", "largest = even_largest"),
+        maximum_not_carried__at_all=("largest = odd_largest", "")),
     *edits("Both halves have the same columns. The right one starts at column value_dim / 2.",
         right_columns_of_the_left=("half:value_dim", ":half")),
     *edits("The right half takes the last columns of a row, and the rotary key is among them. End it at value_dim.",
         right_columns_at_the_end=("half:value_dim", "-half:")),
-    *edits("The scores are not scaled. Multiply them by `scale`.", scale_missing=(".T * scale", ".T")),
+    *edits("The scores are not scaled. Multiply them by `scale`.", scale_missing=(".T * scale", ".T"),
+        scale_missing__odd=("odd.T * scale", "odd.T"), scale_missing__even=("even.T * scale", "even.T")),
     *edits(NO_RUNNING_MAX,
         no_maximum=("even_scores.amax(1, keepdim=True)", "0 * largest", "odd_scores.amax(1, keepdim=True)",
         "0 * largest", "torch.full((heads, 1), -INF)", "torch.zeros(heads, 1)")),
     *edits(STARTS_AT_ZERO, maximum_starts_at_zero=("torch.full((heads, 1), -INF)", "torch.zeros(heads, 1)")),
-    *edits(NOT_DIVIDED, not_divided=("left / total, right / total", "left, right")),
+    *edits(NOT_DIVIDED, not_divided=("left / total, right / total", "left, right"),
+        not_divided__right=("right / total", "right"), not_divided__left=("left / total", "left")),
 )  # fmt: skip
+
 
 EXERCISE = Exercise(
     id="11.5",
@@ -162,7 +186,12 @@ EXERCISE = Exercise(
     models=(model_of(seesaw, CHANGES),),
     requirements=(
         Allocates(lambda query, cache, scale, value_dim, block: query.shape[0] * value_dim // 2),
-        Forbids(("scaled_dot_product", "scaled_dot_product_attention", "logsumexp", "logaddexp")),
+        FewProducts(
+            lambda query, cache, scale, value_dim, block: 6 * (cache.shape[0] // (2 * block)),
+            "A pair of blocks takes six: the scores of both blocks, and the weights of both with each half of the "
+            "values. Compute a block's scores once, and exchange the weights.",
+        ),
+        Forbids(("scaled_dot_product", "scaled_dot_product_attention")),
     ),
     hints=(
         "For each quantity, write down the maximum from which it is measured: left and right from m, the even weights "

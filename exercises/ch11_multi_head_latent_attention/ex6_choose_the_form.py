@@ -57,6 +57,9 @@ def form_cases(draw):
             (128, 1024, 400, (512, 64, 512, 2), 2250e12, 8e12),
             (128, 1024, 400, V3, 312e12, 2e12),
             (64, 2, 2, V3, 989e12, 3.35e12),
+            (128, 400, 160, V3, 65e12, 3.2e11),  # 171 holds for a long context
+            (128, 8192, 200, V3, 2250e12, 1e12),  # by its FLOPs expanded, but memory is the limit
+            (128, 1, 1, V3, 1e12, 4e12),
         )
     ]
     tie = Case("both take equally long", (2, 6, 6, 8, 4, 8, 2, 1e3, 1e15), "choose_form")
@@ -81,6 +84,10 @@ WORK = (
     *edits(CAUSAL, causal_forgotten=(PAIRS, "query_tokens * context")),
     *edits("A query's own token is left out. It sees itself too: the pairs are T · N - T · (T - 1) / 2.",
         diagonal_forgotten=("query_tokens * (query_tokens - 1) // 2", "query_tokens * (query_tokens + 1) // 2")),
+    *edits("The query tokens are counted with each other alone. They also see all tokens before them.",
+        earlier_tokens_forgotten=(PAIRS, "query_tokens * (query_tokens + 1) // 2")),
+    *edits("Every query is counted with the tokens that the first one sees. Each later query sees one token more.",
+        as_the_first_query=(PAIRS, "query_tokens * (context - query_tokens + 1)")),
     *edits("The pairs are halved. That holds only for a prompt: after a long context a query sees nearly all tokens.",
         pairs_halved=(PAIRS, "query_tokens * context // 2")),
     *edits(WRONG_ORDER, wrong_order=(OF_QUERIES, OF_CONTEXT)),
@@ -146,7 +153,13 @@ CHOICE = (
         by_query_tokens__fewer_than_171=("absorbed <= expanded", "query_tokens < 171"),
         by_query_tokens__up_to_171=("absorbed <= expanded", "query_tokens <= 171"),
         by_query_tokens__a_few=("absorbed <= expanded", "query_tokens <= 8"),
-        by_query_tokens__not_the_whole=("absorbed <= expanded", "query_tokens < context")),
+        by_query_tokens__not_the_whole=("absorbed <= expanded", "query_tokens < context"),
+        by_query_tokens__from_the_sizes=("absorbed <= expanded",
+        "query_tokens * (latent_dim - head_dim) <= latent_dim * head_dim")),
+    *edits("One query token was always given the absorbed form. Compare the times for it too.",
+        one_token_absorbed=("absorbed <= expanded", "query_tokens == 1 or absorbed <= expanded")),
+    *edits("FLOPs were divided by the bandwidth, and bytes by the rate. It is the other way round.",
+        rates_exchanged=("/ rate", "/ bandwidth", "/ bandwidth", "/ rate")),
 )  # fmt: skip
 
 SIZES = Contract(

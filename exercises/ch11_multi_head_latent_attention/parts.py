@@ -19,6 +19,7 @@ from exercises.topics.attention import close_to, in_a_kernel, normalised_in_a_ke
 from exercises.topics.attention_sentences import (
     ACCUMULATOR_NOT_RESCALED,
     FIRST_TILE_ONLY,
+    LOG2E_MISSING,
     MAXIMUM_NOT_UPDATED,
     NATURAL_EXP,
     NO_RUNNING_MAX,
@@ -30,12 +31,15 @@ from exercises.topics.attention_sentences import (
 from exercises.topics.decode import AS_GOOD
 from exercises.topics.decode_inputs import SCORES, UNUSED, tokens_first
 from exercises.topics.decode_inputs import lengths as length_levels
+from exercises.topics.evidence import (
+    COMPUTED_IN_16_BITS,
+    ROUNDED_TO_16_BITS,
+    right_to_three_digits,
+    stored_in_16_bits,
+)
 
 INF, LOG2_E = math.inf, math.log2(math.e)
 BLOCK = 32  # tokens of a tile, in the launchers that are given
-
-
-# ------------------------------------------------------------------------------------------------- truth and rounding
 
 
 def attended(attend: Callable, query, cache, lengths, scale, value_dim):
@@ -76,9 +80,6 @@ PLAIN = (
     *(_scaled_first(function, True) for function in (normalised_in_a_kernel, rounded_in_a_kernel)),
     *(_scaled_first(function, False) for function in AS_GOOD),
 )
-
-
-# -------------------------------------------------------------------------------------------------------------- inputs
 
 
 def drawn(draw, heads, value_dim, rope_dim, lengths, capacity, *, dtype=torch.float32, score=1.0, unused=None):
@@ -154,6 +155,14 @@ def far_cases(draw, *options):
     return cases + beyond_32_bits(draw, "tokens", [cache], lengths, *rest, *options, before=(query,), dimension=1)
 
 
+def deep(draw):
+    """Products that float16 cannot hold, and by a negative scale scores of -16,384, for every third token -32,768."""
+    query, cache, lengths, _, value_dim = drawn(draw, 4, 16, 16, [40], 64, dtype=torch.float16)
+    query.zero_()[..., -1] = 512.0
+    cache[..., -1] = 512.0 * (1.0 + (torch.arange(64) % 3 == 2))
+    return query, cache, lengths, -1 / 16, value_dim
+
+
 def apart(draw, query, cache, *rest):
     """The same arguments with strides of their own."""
     return tokens_first(draw, query[:, None])[:, 0], CACHE_LAYOUTS[1].value(draw, cache), *rest
@@ -162,9 +171,6 @@ def apart(draw, query, cache, *rest):
 def row_bytes(query, cache, lengths):
     """Bytes of the rows in use, loaded once for up to 64 heads."""
     return int(lengths.sum()) * cache.shape[2] * cache.element_size() * -(-query.shape[1] // 64)
-
-
-# ----------------------------------------------------------------------------------------------------------- the model
 
 
 def read(tensor, offsets, mask=None):
@@ -234,6 +240,7 @@ ROWS = (
         rope_scaled_apart__natural=(BOTH_SCORES, "latent_query @ latents.T * scale + rope_query @ rope_keys.T"),
         rope_scaled_apart__latent=(BOTH_SCORES,
         "latent_query @ latents.T / LOG2_E + rope_query @ rope_keys.T * scale")),
+    *edits(LOG2E_MISSING, log2e_missing=(BOTH_SCORES, f"{BOTH_SCORES} / LOG2_E")),
     *edits("The scores are not scaled. Multiply them by the scale.",
         scale_missing=(BOTH_SCORES, BOTH_SCORES[:-5] + "1"),
         scale_missing__in_base_2=(BOTH_SCORES, BOTH_SCORES[:-5] + "(1 / LOG2_E)")),
@@ -254,13 +261,17 @@ ROWS = (
     *edits(OF_QUERY, first_queries_for_all=("sequence * query.stride(0) + ", "")),
     *edits(SLOTS, slots_count=("loaded = present[:, None]", "loaded = tokens[:, None] < cache.shape[1]")),
     *edits(UNMASKED, tail_not_masked=("torch.where(present, scores, -INF)", "scores")),
+    *edits("Absent tokens have a finite score, which is no mask for scores that are lower still. Use minus infinity.",
+        finite_mask=("torch.where(present, scores, -INF)", "torch.where(present, scores, -1e3)"),
+        finite_mask__small=("torch.where(present, scores, -INF)", "torch.where(present, scores, -1e4)")),
     *edits(FIRST_TILE_ONLY, first_tile_only=("(first, last, BLOCK)", "(first, min(last, first + BLOCK), BLOCK)")),
     *edits(ONE_SKIPPED, partial_tile_skipped=("range(first, last, BLOCK)", "range(first, last - BLOCK + 1, BLOCK)"),
         partial_tile_skipped__also_a_full_one=("range(first, last, BLOCK)", "range(first, last - BLOCK, BLOCK)")),
     *edits(RESCALED_LATE,
         accumulator_rescaled_late=(f"accumulator * rescale + {PRODUCT}", f"(accumulator + {PRODUCT}) * rescale")),
     *edits(ONE_MAXIMUM, one_maximum_for_all=("scores.amax(1, keepdim=True)", "scores.amax()"),
-        one_maximum_for_all__with_padding=("scores.amax(1, keepdim=True)", "scores.amax().clamp(min=0.0)")),
+        one_maximum_for_all__of_a_tile=("scores.amax(1, keepdim=True)", "torch.cat([part.amax().clamp(min=-INF "
+        "if len(part) in (16, 32, 64) else 0.0).expand(len(part), 1) for part in scores.split(64)])")),
     *edits(NOTHING_RESCALED, nothing_rescaled=("torch.exp(running_max - new_max)", "1.0")),
     *edits(SUM_NOT_RESCALED, sum_not_rescaled=("running_sum * rescale", "running_sum")),
     *edits(ACCUMULATOR_NOT_RESCALED, accumulator_not_rescaled=("accumulator * rescale", "accumulator")),
@@ -271,9 +282,6 @@ ROWS = (
         no_maximum=("torch.exp(scores - new_max)", "torch.exp(scores)", "torch.exp(running_max - new_max)", "1.0")),
     *edits(STARTS_AT_ZERO, maximum_starts_at_zero=("torch.full((heads, 1), -INF)", "torch.zeros(heads, 1)")),
 )  # fmt: skip
-
-
-# ------------------------------------------------------------------------------------------------- what a run shows
 
 
 def whole_row_as_value(case, seen, got) -> bool:
@@ -293,37 +301,15 @@ V_IS_TRANS_K = Mistake(
 )
 
 
+def in_16_bits(oracle: Callable) -> tuple[Mistake, ...]:
+    """Numbers rounded to 16 bits at the end or on the way, where an answer should be as good as `oracle`."""
+    return (
+        Mistake("rounded_to_16_bits", ROUNDED_TO_16_BITS, when=stored_in_16_bits(oracle), every=True),
+        Mistake("computed_in_16_bits", COMPUTED_IN_16_BITS, when=right_to_three_digits(oracle), every=True),
+    )
+
+
 def right_in_float64(case, got, oracle=latent_attention) -> bool:
     """Whether the numbers are right, to what sixteen bits round off."""
     exact = [arg.double() if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg for arg in case.args]
     return close_to(got, oracle(*exact))
-
-
-def times_loaded(seen) -> float:
-    """How often a number of the cache was loaded, on average."""
-    counts = [counts for name, counts in seen.traffic.items() if "cache" in name or name.startswith(("k", "rows"))]
-    return max((one["loaded"] / max(one["distinct_loaded"], 1) for one in counts), default=0.0)
-
-
-def costs(right: Callable) -> tuple[Mistake, ...]:
-    """Rows loaded too often, where the numbers are right: `right(case, got)`."""
-
-    def for_every_head(case, seen, got):
-        return case.args[0].shape[1] > 2 and times_loaded(seen) > 0.8 * case.args[0].shape[1] and right(case, got)
-
-    return (
-        Mistake(
-            "rows_read_for_every_head",
-            "The numbers are right, but the rows were loaded once for every query head. All heads share them: take up "
-            "to 64 heads as the rows of one tile.",
-            when=for_every_head,
-            cost=True,
-        ),
-        Mistake(
-            "latent_loaded_twice",
-            "The numbers are right, but the latents were loaded more than once. The values are the first columns of "
-            "the keys: multiply the weights with the tile of latents that you already hold.",
-            when=lambda case, seen, got: 1.2 < times_loaded(seen) and right(case, got),
-            cost=True,
-        ),
-    )

@@ -27,9 +27,17 @@ STRIDES = {  # slip to the strides (of a row, of a column) that are taken, from 
 }
 
 
+COLUMNS_SUMMED = {  # slip to when it happens
+    "columns_summed": lambda x: True,
+    "columns_summed__of_a_transposed_matrix": lambda x: 0 < x.stride(0) < x.stride(1),
+    "columns_summed__of_a_transposed_square": lambda x: x.shape[0] == x.shape[1] and x.stride(0) < x.stride(1),
+    "columns_summed__where_strides_rise": lambda x: x.stride(0) < x.stride(1),
+}
+
+
 def compute(s: Slips, x: torch.Tensor) -> torch.Tensor:
     (rows, columns), block = x.shape, block_of(s)
-    if s("columns_summed"):
+    if any(s(name) and happens(x) for name, happens in COLUMNS_SUMMED.items()):
         return x.float().sum(dim=0)
     row_stride, column_stride = x.stride()
     for name, taken in STRIDES.items():
@@ -84,13 +92,18 @@ def compute(s: Slips, x: torch.Tensor) -> torch.Tensor:
 
 def _summed(s: Slips, values: torch.Tensor) -> torch.Tensor:
     """[rows] sums of [rows, tiles, lanes], in float32 or in the dtype of the values."""
+    if s("half_accumulator__of_each_block"):
+        return _over_lanes(values).float().sum(dim=1)
     if s("half_accumulator", "half_accumulator__always"):
         values = values.half() if s("half_accumulator__always") else values
         partial = torch.zeros_like(values[:, 0]) if values.shape[1] else values.new_zeros(len(values), 1)
         for tile in values.unbind(1):
             partial = partial + tile
         return _over_lanes(partial)
-    return values.float().sum(dim=(1, 2))
+    if not values.shape[1]:
+        return torch.zeros(len(values))
+    # Tile after tile, as the kernel adds: a million equal additions round all the same way.
+    return _over_lanes(torch.from_numpy(np.add.accumulate(values.float().numpy(), axis=1)[:, -1].copy()))
 
 
 def _over_lanes(values: torch.Tensor) -> torch.Tensor:
@@ -109,6 +122,16 @@ SLIPS = (
         "columns_summed",
         "The sum runs down the columns. A row's sum adds along the last dimension and there are as many results as "
         "rows.",
+    ),
+    *(
+        Slip(
+            name,
+            "Where the matrix lies column by column in memory, its columns were summed. Strides say where an element "
+            "lies, not what a row is: x[r, 0], x[r, 1] and so on, x.shape[1] of them.",
+            alone=True,
+        )
+        for name in COLUMNS_SUMMED
+        if name != "columns_summed"
     ),
     Slip("mean_instead_of_sum", "That is the mean of each row: the sum was divided by the number of columns."),
     Slip("largest_instead_of_sum", "That is the largest element of each row: `tl.max` where `tl.sum` belongs."),
@@ -217,6 +240,7 @@ SLIPS = (
     ),
     Slip("half_accumulator", HALF),
     Slip("half_accumulator__always", HALF),
+    Slip("half_accumulator__of_each_block", HALF),
 )
 STYLES = of_any_block(first=1024)
 # A sum in float16 is an error of its own, but mostly one of a rounding: it must not hide another that is plain to see.

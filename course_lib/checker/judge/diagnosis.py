@@ -11,7 +11,7 @@ import torch
 from course_lib.checker.judge.compare import Leaf, place_of
 from course_lib.checker.judge.outcome import Outcome
 from course_lib.checker.runner.frames import Frame
-from course_lib.checker.specification.exercise import Case, Exercise
+from course_lib.checker.specification.exercise import Case, Exercise, Seen
 from course_lib.checker.specification.nested import tensors
 from course_lib.figures.error_map import error_map
 
@@ -90,6 +90,17 @@ def called(exercise: Exercise, case: Case) -> str:
     return f"`{exercise.entry_of(case)}`"
 
 
+def added_to_what_was_there(seen: Seen) -> bool:
+    """Whether atomic operations added to tensors into which no store wrote first."""
+    return any(counts["atomic"] and not counts["stored"] for counts in seen.traffic.values())
+
+
+ADDED_TO_UNSET = (
+    "An atomic operation adds to what is in memory, and `torch.empty` leaves there whatever it was. Begin with zeros: "
+    "torch.zeros."
+)
+
+
 def describe(outcome: Outcome) -> str:
     """The first wrong leaf in full: how many elements, where the first is, and what they follow."""
     leaf = outcome.first_problem
@@ -119,7 +130,9 @@ def brief(outcome: Outcome) -> str:
     else:
         text = f"{bad:,} of {total:,} elements{where} {'is' if bad == 1 else 'are'} wrong"
     notes = [follows(leaf)]
-    if outcome.seen.unwritten >= bad:
+    if outcome.seen.unwritten and added_to_what_was_there(outcome.seen):
+        notes = ["added to memory that nobody had set", place(leaf.wrong)]
+    elif outcome.seen.unwritten >= bad:
         notes = ["never written" if total > 1 else "it was never written", place(leaf.wrong)]
     elif outcome.seen.unwritten:
         notes.append(f"{outcome.seen.unwritten:,} hold memory that was never written")

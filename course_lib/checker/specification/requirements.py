@@ -33,8 +33,10 @@ class LaunchesTriton(Requirement):
 
     def complaint(self, case, seen):
         count = len(seen.launches)
+        if count == 0 < self.at_least:
+            return f"No Triton kernel ran, and at least {self.at_least} must be launched in a call."
         if count < self.at_least:
-            return f"No Triton kernel ran: {count} launches were seen and at least {self.at_least} is asked for."
+            return f"Only {count} of at least {self.at_least} Triton kernels ran: {', '.join(seen.launches)}."
         if self.at_most is not None and count > self.at_most:
             return (
                 f"{count} Triton kernels were launched ({', '.join(seen.launches[:5])}); this exercise asks for at "
@@ -179,6 +181,24 @@ class SmallProducts(Requirement):
             f"The answer calls PyTorch's `{large[0]}` for a product of {seen.largest_results[large[0]]:,} elements, "
             f"which is the kernels' work. PyTorch may compute at most {self.what} here."
         )
+
+
+@dataclass(frozen=True)
+class FewProducts(Requirement):
+    """PyTorch runs at most `number(*case.args)` matrix products: none is computed a second time.
+
+    Attributes:
+        number: what is allowed.
+        why: sentences on what they are, and what to do.
+    """
+
+    number: Callable[..., int]
+    why: str
+    id: str = "too_many_products"
+
+    def complaint(self, case, seen):
+        products, allowed = sum(seen.operations.get(name, 0) for name in MATRIX_PRODUCTS), self.number(*case.args)
+        return f"{products} matrix products ran, and {allowed} are enough. {self.why}" if products > allowed else None
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,6 @@ def draw_energy(
     axes.set(xlim=(0, longest + 1), ylim=(0, 1.03))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.set(xlabel="rank: numbers kept of a token in a layer", ylabel="share of the sum of squares kept")
-    axes.set_title("How many numbers hold what the cache holds" if title is None else title)
+    axes.set_title("How few numbers can stand for a token's keys and values" if title is None else title)
     axes.legend(loc="lower right", bbox_to_anchor=(1, 0.12))
     return figure

@@ -54,6 +54,6 @@ def draw_loss_against_bytes(points: Mapping[str, tuple[float, float | Sequence[f
             annotation_clip=False,
         )
     axes.text(0.02, 0.05, "better: down and to the left", transform=axes.transAxes, color=MUTED, va="bottom")
-    axes.set(xlabel="bytes of a token in the cache, all layers", ylabel="loss on text not read, nats a byte")
-    axes.set_title("Bytes a token against loss" if title is None else title)
+    axes.set(xlabel="bytes of a token in the cache, all layers", ylabel="loss on unseen text [nats for each byte]")
+    axes.set_title("What a token leaves in the cache, and how well the model predicts" if title is None else title)
     return figure

@@ -3,6 +3,8 @@
 intensity = 2 · heads · (2 · latent + rope) / ((latent + rope) · item_bytes)      [FLOP/byte], 1.89 · heads in 16 bits
 """
 
+import types
+
 from matplotlib.ticker import FuncFormatter, LogLocator
 
 from course_lib.figures.style import INK, MUTED, ORANGE, new_figure, styled
@@ -38,7 +40,7 @@ def draw_latent_roofline(ceilings, unit: str = "float16", item_bytes: float = 2,
         best = attainable(intensity, ceilings, unit)
         axes.plot([intensity], [best], marker="o", markersize=10, color=ORANGE, markeredgecolor=INK, zorder=3)
         place = {"xytext": (-9, 5), "ha": "right"} if best < rate else {"xytext": (0, 10), "ha": "center"}
-        name = f"{number} head" + ("s" if number > 1 else "")
+        name = f"{number} head{'s' if number > 1 else ''}: {intensity:.3g}"
         axes.annotate(name, (intensity, best), textcoords="offset points", fontsize=10, color=INK, **place)
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bandwidth * low, rate * 5))
     axes.xaxis.set_major_locator(LogLocator(base=4, numticks=20))
@@ -52,3 +54,9 @@ def draw_latent_roofline(ceilings, unit: str = "float16", item_bytes: float = 2,
         title=f"Latent decode on {ceilings.device}",
     )
     return figure
+
+
+def draw_datasheet_roofline(device: str, sheet, unit: str = "float16", heads=(1, 16, 32, 64, 128)):
+    """The same with the ceilings of a `Datasheet`, for those who do not have the GPU."""
+    roof = types.SimpleNamespace(device=device, memory_bandwidth=sheet.bandwidth, matmul_rate=sheet.matmul_rate)
+    return draw_latent_roofline(roof, unit, heads=heads)

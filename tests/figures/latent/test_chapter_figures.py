@@ -4,11 +4,12 @@ import types
 
 import pytest
 
-from course_lib.figures.latent.crossing import draw_form_times
+from course_lib.figures.latent.crossing import crossing, draw_form_times
 from course_lib.figures.latent.forms import draw_two_forms
 from course_lib.figures.latent.ranks import draw_rank_bytes
-from course_lib.figures.latent.roofline import draw_latent_roofline, latent_intensity
+from course_lib.figures.latent.roofline import draw_datasheet_roofline, draw_latent_roofline, latent_intensity
 from course_lib.figures.latent.seesaw import STEPS, draw_seesaw
+from course_lib.figures.latent.sharing import draw_sharing
 from course_lib.figures.latent.tiles import REPORTED, draw_tile_steps
 
 GPU = types.SimpleNamespace(
@@ -51,6 +52,24 @@ def test_both_forms_are_drawn_with_their_times():
     assert [line.get_label() for line in figure.axes[0].lines] == ["absorbed", "expanded"]
 
 
+def test_the_crossing_is_marked_and_points_that_wait_for_memory_are_hollow():
+    times = {"absorbed": {100: 1.0, 400: 4.0}, "expanded": {100: 2.0, 400: 2.0}}
+    assert crossing(times["absorbed"], times["expanded"]) == pytest.approx(200)
+    figure = draw_form_times(times, "an H200", {"expanded": {100}})
+    assert any("about 200" in text for text in texts(figure))
+    assert "expanded, memory is the limit" in texts(figure)
+
+
+def test_each_head_has_keys_of_its_own_but_in_grouped_query_attention():
+    words = texts(draw_sharing(heads=4, groups=2))
+    assert words.count("k, v 4") == 2 and words.count("k, v 2") == 3
+
+
+def test_a_datasheet_draws_its_own_balance():
+    sheet = types.SimpleNamespace(bandwidth=4.8e12, matmul_rate={"float16": 989e12})
+    assert any("109 heads" in text for text in texts(draw_datasheet_roofline("an H200", sheet)))
+
+
 def test_a_worker_of_the_seesaw_does_one_thing_at_a_time():
     for worker in (0, 1):
         mine = [(start, start + length) for owner, start, length, *_ in STEPS if owner == worker]
@@ -59,4 +78,4 @@ def test_a_worker_of_the_seesaw_does_one_thing_at_a_time():
 
 
 def test_the_expanded_form_shows_what_it_makes_of_a_token():
-    assert any("32,768 numbers" in text for text in texts(draw_two_forms(128, 128)))
+    assert any("32,768" in text for text in texts(draw_two_forms(128, 128)))

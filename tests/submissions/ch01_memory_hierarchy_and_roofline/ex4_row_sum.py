@@ -184,3 +184,37 @@ WRONG |= {
     "whole_row_in_one_tile": edited(
         ROW_SUM, ("BLOCK=256", "BLOCK=triton.next_power_of_2(columns), num_warps=32")),
 }
+
+
+ATOMICS = changed(
+    "1.4",
+    ("    partial = tl.zeros([BLOCK], dtype=tl.float32)  # [BLOCK] one sum for each lane, combined once at the end\n", ""),
+    (
+        "        partial += values.to(tl.float32)\n    tl.store(result_pointer + row, tl.sum(partial, axis=0))",
+        "        tl.atomic_add(result_pointer + row, tl.sum(values.to(tl.float32), axis=0))",
+    ),
+)
+WRONG |= {
+    "columns_summed__of_a_transposed_matrix": changed(
+        "1.4",
+        (
+            "    rows, columns = x.shape\n",
+            "    if x.stride(0) == 1 and x.stride(1) > 1:\n        x = x.T\n    rows, columns = x.shape\n",
+        ),
+    ),
+    "columns_summed__of_a_square_one": changed(
+        "1.4",
+        (
+            "    rows, columns = x.shape\n",
+            "    rows, columns = x.shape\n    if rows == columns and x.stride(1) > x.stride(0):\n        x = x.T\n",
+        ),
+    ),
+    "half_accumulator__of_each_block": changed(
+        "1.4",
+        (
+            "partial += values.to(tl.float32)",
+            "partial += tl.where(tl.arange(0, BLOCK) == 0, tl.sum(values, axis=0).to(tl.float32), 0.0)",
+        ),
+    ),
+    "unwritten_memory__added_to": ATOMICS,
+}

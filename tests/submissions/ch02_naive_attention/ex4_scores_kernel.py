@@ -161,7 +161,7 @@ def scores(query, key, scale):
 # Right numbers got the wrong way: more bytes than a pass needs, or PyTorch in the kernel's place.
 WRONG["no_kernel_launched"] = """# Exercise 2.4 · The scores kernel
 def scores(query, key, scale):
-    return scale * query @ key.transpose(1, 2)
+    return (scale * (query.float() @ key.float().transpose(1, 2))).to(query.dtype)
 """
 
 
@@ -224,4 +224,15 @@ WRONG |= {
         "2.4", ("queries[:, None] * scores_row_stride", "tl.arange(0, BLOCK_M)[:, None] * scores_row_stride")
     ),
     "scale_added": changed("2.4", ('input_precision="ieee") * scale', 'input_precision="ieee") + scale')),
+}
+
+
+PRODUCT = 'tl.dot(query, key_transposed, input_precision="ieee") * scale'
+WRONG |= {
+    "scaled_in_float16": changed(
+        "2.4", (PRODUCT, 'tl.dot((query * scale).to(query.dtype), key_transposed, input_precision="ieee")')
+    ),
+    "scaled_in_float16__key": changed(
+        "2.4", (PRODUCT, 'tl.dot(query, (key_transposed * scale).to(query.dtype), input_precision="ieee")')
+    ),
 }

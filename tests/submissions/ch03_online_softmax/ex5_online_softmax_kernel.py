@@ -387,3 +387,19 @@ def online_softmax(x, block):
     return y
 """,
 }
+
+
+RESCALED = "running_sum = running_sum * tl.exp(running_max - reference) + tl.sum"
+WRONG |= {
+    f"sum_not_rescaled__where_it_grows_by_less_than_{least}": changed(
+        "3.5",
+        (
+            RESCALED,
+            RESCALED.replace(
+                "tl.exp(running_max - reference)",
+                f"tl.where(new_max - running_max < {least}, 1.0, tl.exp(running_max - reference))",
+            ),
+        ),
+    )
+    for least in ("8.0", "1.0")
+}

@@ -258,3 +258,25 @@ def page_keys(tokens, page_size):
     "lowest page first": changed("6.6", ("self.unused.pop() for", "self.unused.pop(0) for")),
     "nothing to copy is None": changed("6.6", ("return copies", "return copies or None")),
 }
+
+
+COUNTED = "in self.pages_of[child]:\n            self.holders[page] += 1"
+DROPPED = "            self.holders[page] -= 1\n            if self.holders[page] == 0:\n"
+WRONG |= {
+    "flag_for_a_count": changed("6.6", (COUNTED, COUNTED.replace("+= 1", "= 2"))),
+    "flag_for_a_count__for_ever": changed(
+        "6.6",
+        (COUNTED, COUNTED.replace("+= 1", "= 2")),
+        (DROPPED, "            if self.holders[page] == 1:\n                self.holders[page] = 0\n"),
+        ("            self.holders[source] -= 1\n", ""),
+    ),
+    "freed_while_shared__by_the_parent": changed(
+        "6.6",
+        (COUNTED, f"{COUNTED}\n        self.children.add(child)"),
+        ("self.pages_of, self.length_of = {}, {}", "self.pages_of, self.length_of, self.children = {}, {}, set()"),
+        (DROPPED, f"            if sequence not in self.children:\n                self.holders[page] = 1\n{DROPPED}"),
+    ),
+    "full_page_copied__and_no_other": changed(
+        "6.6", ("copying = length % self.page_size > 0 and", "copying = length and length % self.page_size == 0 and")
+    ),
+}

@@ -88,3 +88,21 @@ UNUSUAL = {
         "10.2", (NATURAL, NATURAL.replace("scores", "scores.clamp(min=torch.finfo(torch.float32).min)"))
     ),
 }
+
+
+DIFFERENCE = "    return torch.exp(scores - reference[..., None])"
+WRONG |= {
+    "exponentials_divided__times_the_inverse": changed(
+        "10.2", (DIFFERENCE, "    return torch.exp(scores) * torch.exp(-reference)[..., None]")
+    ),
+    "hidden_scores_zero": changed(
+        "10.2", (DIFFERENCE, "    return torch.exp(torch.nan_to_num(scores, neginf=0.0) - reference[..., None])")
+    ),
+    "one_blind_row_empties_all": changed(
+        "10.2",
+        (
+            DIFFERENCE,
+            f"    if (log_sum_exp == -math.inf).any():\n        return torch.zeros_like(scores)\n{DIFFERENCE}",
+        ),
+    ),
+}

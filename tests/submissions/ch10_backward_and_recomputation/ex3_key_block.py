@@ -147,3 +147,25 @@ UNUSUAL = {
         "10.3", (MASK, MASK.replace("-math.inf", "torch.finfo(scores.dtype).min"))
     ),
 }
+
+
+TILE = "        tile = slice(first_query, min(first_query + query_rows, query_length))\n"
+WRONG |= {
+    "last_tile_counted_twice": changed(
+        "10.3", (TILE, f"        first_query = max(0, min(first_query, query_length - query_rows))\n{TILE}")
+    ),
+    "left_at_the_first_hidden_tile": changed(
+        "10.3",
+        (
+            TILE,
+            f"{TILE}        if causal and tile.stop - 1 + key_length - query_length < first_key:\n            break\n",
+        ),
+    ),
+    "last_query_missing": changed("10.3", (TILE, TILE.replace("query_length)", "query_length - 1)"))),
+    "last_query_missing__of_the_range": changed(
+        "10.3", ("range(0, query_length, query_rows)", "range(0, query_length - 1, query_rows)")
+    ),
+    "last_query_missing__of_each_tile": changed(
+        "10.3", (TILE, TILE.replace("+ query_rows,", "+ query_rows - 1,"))
+    ),
+}

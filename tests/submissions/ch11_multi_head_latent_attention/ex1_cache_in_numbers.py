@@ -20,6 +20,13 @@ WRONG = {
     "uneven_ranks": changed("11.1", (DIVIDES, "")),
     "last_left_out": changed("11.1", ("key_heads + 1", "key_heads")),
     "powers_of_two": changed("11.1", (DIVIDES, DIVIDES + "ranks & (ranks - 1) == 0 and ")),
+    "powers_of_two__doubled": changed(
+        "11.1",
+        ("for ranks in range(1, key_heads + 1):", "ranks = 1\n    while ranks <= key_heads:"),
+        (f"if {DIVIDES}", "if "),
+        ("            return ranks\n", "            return ranks\n        ranks *= 2\n"),
+    ),
+    "largest_number": changed("11.1", ("range(1, key_heads + 1)", "range(key_heads, 0, -1)")),
     "none_forgotten": changed("11.1", ("return None", "return key_heads")),
     "values_forgotten__and_rope_forgotten": changed(
         "11.1", ("2 * key_heads // ranks", "key_heads // ranks"), ("<= latent_dim + rope_dim", "<= latent_dim")

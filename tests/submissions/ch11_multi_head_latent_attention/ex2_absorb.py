@@ -62,6 +62,14 @@ WRONG = {
         "11.2",
         (f"torch.softmax({SCALED}, dim=1)", f"({SCALED}).exp()\n    weights = weights / weights.sum(1, keepdim=True)"),
     ),
+    "measured_from_too_high": changed(
+        "11.2",
+        (
+            f"torch.softmax({SCALED}, dim=1)",
+            f"{SCALED}\n    weights = (weights - weights.abs().amax(1, keepdim=True)).exp()",
+        ),
+        ("mixed = weights @ latents", "mixed = weights @ latents / weights.sum(1, keepdim=True)"),
+    ),
     "rotary_key_first": changed(
         "11.2", (SLICES, "latents, rope_keys = cache[:, -latent_dim:], cache[:, :-latent_dim]")
     ),
@@ -84,6 +92,10 @@ WRONG = {
 UNUSUAL = {
     "one product of joined queries": changed(
         "11.2", (SCORES, "scores = torch.cat([absorbed, query_rope], dim=1) @ cache.T")
+    ),
+    "weights from the log-sum-exp": changed(
+        "11.2",
+        (f"torch.softmax({SCALED}, dim=1)", f"{SCALED}\n    weights = (weights - weights.logsumexp(1, True)).exp()"),
     ),
     "a loop over heads": """# Exercise 11.2 · Absorb the matrices
 def absorbed_step(query, query_rope, cache, key_up, value_up):

@@ -5,6 +5,9 @@ from tests.submissions.edits import changed
 SCORES = 'tl.where(present[None, :], scores * scale_log2, float("-inf"))'
 ROPE = '        scores += tl.dot(query_rope, tl.trans(rope_keys), input_precision="ieee")\n'
 PRODUCT = 'tl.dot(weights.to(latents.dtype), latents, input_precision="ieee")'
+TILE = "rows = min(most_rows, max(16, triton.next_power_of_2(heads)))"
+GRID = "grid = (triton.cdiv(heads, rows), batch)"
+LENGTH = "    length = tl.load(lengths_pointer + sequence)\n"
 LATENTS = "latents = tl.load(rows + latent_columns[None, :], mask=present[:, None], other=0.0)"
 BATCH = "batch, heads, width = query.shape"
 AGAIN = "values = tl.load(rows + latent_columns[None, :], mask=present[:, None], other=0.0)\n        "
@@ -115,7 +118,20 @@ WRONG = {
     "empty_sequence_nan": changed("11.3", ("tl.where(running_sum == 0.0, 1.0, running_sum)", "running_sum")),
     "not_divided": changed("11.3", ("(accumulator / total[:, None])", "accumulator")),
     "offset_in_32_bits": changed("11.3", (".to(tl.int64)", "")),
-    "unwritten_memory": changed("11.3", ("grid = (triton.cdiv(heads, rows), batch)", "grid = (1, batch)")),
+    "heads_without_a_program": changed("11.3", (GRID, "grid = (1, batch)")),
+    "heads_without_a_program__rounded_down": changed("11.3", (GRID, "grid = (heads // rows, batch)")),
+    "empty_sequence_unwritten": changed("11.3", (LENGTH, f"{LENGTH}    if length == 0:\n        return\n")),
+    "one_sequence_alone": changed(
+        "11.3",
+        ("sequence = tl.program_id(1)", "sequence = tl.program_id(0)"),
+        ("members = tl.program_id(0)", "members = tl.program_id(1)"),
+    ),
+    "tile_too_short": changed("11.3", (TILE, "rows = 16")),
+    "tile_too_short__32": changed("11.3", (TILE, "rows = 32")),
+    "tile_too_tall": changed("11.3", (TILE, "rows = max(16, triton.next_power_of_2(heads))")),
+    "tile_too_tall__given": changed("11.3", ("most_rows = 64 if roomy else 16", "most_rows = 128 if roomy else 16")),
+    "log2e_missing": changed("11.3", ("scale * math.log2(math.e)", "scale")),
+    "finite_mask": changed("11.3", (SCORES, SCORES.replace('float("-inf")', "-1e4"))),
     "outside_the_queries": changed(
         "11.3", ("exist = (members < heads)[:, None]", "exist = (members < ROWS + heads)[:, None]")
     ),
@@ -164,7 +180,7 @@ UNUSUAL = {
             "        first = (tl.cdiv(length, BLOCK_N) - 1 - step) * BLOCK_N",
         ),
     ),
-    "128 heads in a tile": changed("11.3", ("most_rows = 64 if roomy else 16", "most_rows = 128 if roomy else 16")),
+    "a tile of 64 for any number of heads": changed("11.3", (TILE, "rows = most_rows")),
     "natural exponentials": changed("11.3", ("tl.exp2(", "tl.exp("), ("scale * math.log2(math.e)", "scale")),
     "tiles of 16 tokens, the output laid out otherwise": changed(
         "11.3",

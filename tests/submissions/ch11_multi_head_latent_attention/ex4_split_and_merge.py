@@ -9,6 +9,9 @@ AGAIN = "values = tl.load(rows + latent_columns[None, :], mask=present[:, None],
 ROPE = '        scores += tl.dot(query_rope, tl.trans(rope_keys), input_precision="ieee")\n'
 TOTAL = "total = tl.where(running_sum == 0.0, 1.0, running_sum)"
 LAST = "last = tl.minimum(start + split_length, length)"
+TILE = "rows = min(64 if roomy else 16, max(16, triton.next_power_of_2(heads)))"
+SHAPE = "batch, heads, width = query.shape"
+ROPE_KEYS = "tl.load(rows + rope_columns[None, :], mask=(tokens < last + BLOCK_N)[:, None],"
 MERGE = "weight = tl.exp2(tl.load(lses_pointer + row * splits + split) - reference)"
 DIVIDED = "output = output / tl.where(total == 0.0, 1.0, total)"
 
@@ -21,7 +24,36 @@ WRONG = {
     "splits_too_short": changed("11.4", (SPLITS, "return max(1, slots // programs)")),
     # pegainfer#21: a split without rows makes NaN.
     "empty_split_nan": changed("11.4", (TOTAL, "total = running_sum")),
-    "unwritten_memory": changed("11.4", (LAST, f"{LAST}\n    if start >= last:\n        return")),
+    "empty_split_unwritten": changed("11.4", (LAST, f"{LAST}\n    if start >= last:\n        return")),
+    "empty_split_unwritten__of_whole_tiles": changed(
+        "11.4",
+        (LAST, f"{LAST}\n    if start >= last:\n        return"),
+        (
+            "split_length = tl.cdiv(length, splits)",
+            "split_length = tl.cdiv(tl.cdiv(length, splits), BLOCK_N) * BLOCK_N",
+        ),
+    ),
+    "splits_ignored": changed("11.4", (SHAPE, f"splits = 1\n    {SHAPE}")),
+    "tile_too_short": changed("11.4", (TILE, "rows = 16")),
+    "tile_too_tall": changed("11.4", (TILE, "rows = max(16, triton.next_power_of_2(heads))")),
+    "split_axes_exchanged": changed(
+        "11.4", ("(triton.cdiv(heads, rows), splits, batch)", "(triton.cdiv(heads, rows), batch, splits)")
+    ),
+    "results_exchanged": changed(
+        "11.4",
+        (
+            "results = (sequence * heads + members) * splits + split",
+            "results = (sequence * splits + split) * heads + members",
+        ),
+    ),
+    "outside_the_results": changed("11.4", ("tl.log2(total), mask=members < heads)", "tl.log2(total))")),
+    "outside_the_queries": changed(
+        "11.4",
+        ("tl.load(query_rows + rope_columns[None, :], mask=exist, other=0.0)", "tl.load(query_rows + rope_columns)"),
+    ),
+    "outside_the_cache": changed("11.4", ("tl.load(rows + rope_columns[None, :], mask=present[:, None],", ROPE_KEYS)),
+    "block_of_64_splits": changed("11.4", ("BLOCK_S=triton.next_power_of_2(splits)", "BLOCK_S=64")),
+    "finite_mask": changed("11.4", ('scores * scale_log2, float("-inf")', "scores * scale_log2, -1e4")),
     "empty_split_counts": changed(
         "11.4",
         ("running_max + tl.log2(total), mask", "tl.where(running_sum == 0.0, 0.0, running_max + tl.log2(total)), mask"),

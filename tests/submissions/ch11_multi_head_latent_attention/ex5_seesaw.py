@@ -38,6 +38,17 @@ WRONG = {
     ),
     "weights_exchanged": changed("11.5", ("even_weights @ even[:, :half]", "even_weights @ odd[:, :half]")),
     "odd_maximum_alone": changed("11.5", (ODD, "odd_largest = odd_scores.amax(dim=1, keepdim=True)")),
+    "even_maximum_left_out": changed("11.5", (ODD, ODD.replace("even_largest", "largest"))),
+    "odd_measured_from_m0": changed("11.5", (ODD, "odd_largest = even_largest")),
+    "odd_measured_from_m0__its_minimum": changed("11.5", (ODD, ODD.replace("amax", "amin"))),
+    "one_maximum_for_all": changed("11.5", (".amax(dim=1, keepdim=True)", ".amax()")),
+    "too_many_products": changed(
+        "11.5", (f"        {ODD}", f"        even_scores = query @ even.T * scale\n        {ODD}")
+    ),
+    "maximum_not_carried__at_all": changed("11.5", ("        largest = odd_largest\n", "")),
+    "maximum_not_carried__and_scale_missing": changed(
+        "11.5", ("        largest = odd_largest\n", ""), (".T * scale", ".T")
+    ),
     "maximum_not_carried": changed("11.5", ("largest = odd_largest\n", "largest = even_largest\n")),
     "right_columns_of_the_left": changed("11.5", ("half:value_dim", ":half")),
     "right_columns_at_the_end": changed("11.5", ("[:, half:value_dim]", "[:, -half:]")),
@@ -60,9 +71,11 @@ UNUSUAL = {
         "11.5",
         (
             "even_largest = torch.maximum(largest, even_scores.amax(dim=1, keepdim=True))  # m0",
-            "both = torch.maximum(even_scores.amax(1), (query @ odd.T * scale).amax(1))[:, None]\n"
+            "odd_scores = query @ odd.T * scale\n"
+            "        both = torch.maximum(even_scores.amax(1), odd_scores.amax(1))[:, None]\n"
             "        even_largest = torch.maximum(largest, both)",
         ),
+        ("        odd_scores = query @ odd.T * scale  # [heads, block], the right worker's\n", ""),
     ),
     "the sum as a worker's own, joined at the end": """# Exercise 11.5 · The seesaw
 def seesaw_attention(query, cache, scale, value_dim, block):

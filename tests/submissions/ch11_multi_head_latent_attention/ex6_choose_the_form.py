@@ -10,6 +10,8 @@ KEPT = "elements += 2 * 2 * context * heads * head_dim"
 
 WRONG = {
     "causal_forgotten": changed("11.6", (PAIRS, "pairs = query_tokens * context")),
+    "earlier_tokens_forgotten": changed("11.6", (PAIRS, "pairs = query_tokens * (query_tokens + 1) // 2")),
+    "as_the_first_query": changed("11.6", (PAIRS, "pairs = query_tokens * (context - query_tokens + 1)")),
     "wrong_order": changed("11.6", ("2 * query_tokens * head_dim", "2 * context * head_dim")),
     "expanded_for_queries_alone": changed("11.6", (EXPANDED, "2 * query_tokens * head_dim * latent_dim + pairs")),
     "absorbing_forgotten": changed("11.6", (ABSORBED, "pairs")),
@@ -30,6 +32,15 @@ WRONG = {
     "bytes_alone": changed("11.6", (TIME, "moved / bandwidth")),
     "times_added": changed("11.6", (TIME, "flops / rate + moved / bandwidth")),
     "shorter_time": changed("11.6", (TIME, TIME.replace("max", "min"))),
+    "by_query_tokens__from_the_sizes": changed(
+        "11.6",
+        (
+            'seconds["absorbed"] <= seconds["expanded"]',
+            "query_tokens * (latent_dim - head_dim) <= latent_dim * head_dim",
+        ),
+    ),
+    "one_token_absorbed": changed("11.6", ('if seconds["absorbed"]', 'if query_tokens == 1 or seconds["absorbed"]')),
+    "rates_exchanged": changed("11.6", (TIME, "max(flops / bandwidth, moved / rate)")),
     "by_query_tokens": changed("11.6", ('seconds["absorbed"] <= seconds["expanded"]', "query_tokens == 1")),
     "causal_forgotten__and_weights_forgotten": changed(
         "11.6", (PAIRS, "pairs = query_tokens * context"), (" + 2 * heads * head_dim * latent_dim", "")
