@@ -34,9 +34,30 @@ def alike(got: Any, told: Any, others: Others, truth: Truth | None = None) -> bo
         truth: of the case. The error that a right answer may make counts too: large scores leave large errors. And what
             is clearly different by that measure needs no `others`.
     """
-    if structure(got) != structure(told):
+    near, moved = _near(got, told, truth), _Moved(others)
+    if near is None:
         return False
-    moved, near = _Moved(others), []
+    return all(_same_as_one_of(mine, theirs, slack, moved.at(path)) for path, mine, theirs, slack in near)
+
+
+def clearly_apart(got: Any, told: Any, truth: Truth | None = None) -> bool:
+    """Whether a result is not what a model makes, however that is rounded: what `alike` says without `others`."""
+    return _near(got, told, truth) is None
+
+
+def exactly_alike(got: Any, told: Any, truth: Truth | None = None) -> bool:
+    """Whether two results are equal but for the last digits that any two computations differ by."""
+    return alike(got, told, lambda: [told], truth)
+
+
+def _near(got: Any, told: Any, truth: Truth | None) -> list[tuple[str, torch.Tensor, torch.Tensor, float]] | None:
+    """The tensors of which other roundings say whether they are the same, and the error allowed in each.
+
+    None where something is clearly different. In a list that is empty, all is the same.
+    """
+    if structure(got) != structure(told):
+        return None
+    near = []
     for (path, mine), (_, theirs) in zip(leaves(got), leaves(told)):
         if isinstance(theirs, torch.Tensor) and isinstance(mine, torch.Tensor):
             slack, size = (truth.slack(path), truth.size(path)) if truth else (0.0, None)
@@ -45,13 +66,8 @@ def alike(got: Any, told: Any, others: Others, truth: Truth | None = None) -> bo
         else:
             same = _same_number(mine, theirs)
         if same is False:
-            return False
-    return all(_same_as_one_of(mine, theirs, slack, moved.at(path)) for path, mine, theirs, slack in near)
-
-
-def exactly_alike(got: Any, told: Any, truth: Truth | None = None) -> bool:
-    """Whether two results are equal but for the last digits that any two computations differ by."""
-    return alike(got, told, lambda: [told], truth)
+            return None
+    return near
 
 
 class _Moved:

@@ -6,9 +6,9 @@ a case drawn so that they differ on it.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
-import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 
-from course_lib.checker.judge.alike import TWO, alike, exactly_alike
+from course_lib.checker.judge.alike import TWO, alike, clearly_apart, exactly_alike
 from course_lib.checker.judge.compare import ULPS
+from course_lib.checker.judge.evaluate import is_large
 from course_lib.checker.judge.outcome import Outcome
 from course_lib.checker.judge.prediction import Made, Predicted, changes_nothing, disturbed, prediction
 from course_lib.checker.specification.exercise import Case, InOut
@@ -28,8 +29,7 @@ from course_lib.checker.specification.nested import leaves, map_leaves, structur
 BAND = TWO * ULPS * torch.finfo(torch.float16).eps  # two float16 results; it ranks pairs, and decides nothing
 INFINITE = 1e38  # a number that stands for what is not finite is larger
 TELLING = 8  # failing cases by which pairs of slips are ranked
-MOST_PAIRS = 400  # of the likeliest, which are tried
-SECONDS = 3.0  # of a processor, for trying pairs
+MOST_PAIRS = 400  # of the likeliest, which are tried: a number and no time, so that a slow machine tries the same
 ROUNDS = 3  # further cases that are drawn to tell explanations apart
 
 
@@ -112,7 +112,9 @@ class _Search:
 
     def __init__(self, model: Model, outcomes: Sequence[Outcome]):
         self.model, self.outcomes = model, outcomes
-        self._unchanged: dict[tuple[Outcome, tuple[str, ...]], bool] = {}
+        self.wrong = [outcome for outcome in outcomes if not outcome.right_at_first]
+        self.right = [outcome for outcome in outcomes if outcome.right_at_first]
+        self._asked: dict[tuple, bool] = {}
 
     def pairs(self) -> list[Made]:
         """Two slips in the first style, the likeliest first, judged by what each of them alone makes of some cases.
@@ -121,7 +123,7 @@ class _Search:
         """
         style = self.model.styles[0]
         slips = [slip for slip in self.model.slips if not slip.alone]
-        failed = [outcome for outcome in self.outcomes if not outcome.right_at_first][:TELLING]
+        failed = self.wrong[:TELLING]
         if len(slips) < 2:
             return []
         likely = sum((self._likely(slips, style, outcome) for outcome in failed), torch.zeros(len(slips), len(slips)))
@@ -133,13 +135,8 @@ class _Search:
         return [Made((slips[one], slips[other]), style) for _, one, other in sorted(couples)]
 
     def explaining_pairs(self) -> list[Made]:
-        """The pairs that explain all, as far as time allows; those of the most basic slips first."""
-        end = time.process_time() + SECONDS
-        found = [
-            made
-            for made in itertools.takewhile(lambda _: time.process_time() < end, self.pairs()[:MOST_PAIRS])
-            if self.explains(made)
-        ]
+        """The pairs that explain all, of the likeliest; those of the most basic slips first."""
+        found = [made for made in self.pairs()[:MOST_PAIRS] if self.explains(made)]
         place = {slip: number for number, slip in enumerate(self.model.slips)}
         return sorted(found, key=lambda made: [place[slip] for slip in made.slips])
 
@@ -171,27 +168,45 @@ class _Search:
 
         An error that is too small for a model's rounding is explained by no slip: one without effect would do for it.
         """
+        if not all(self._may_give(made, outcome) for outcome in self.wrong):
+            return False
         failed = shown = 0
-        for outcome in self.outcomes:
+        for outcome in self.wrong:
             predicted = prediction(self.model, made, outcome.case)
-            if predicted is None and self.model.may_be_silent:
-                continue
-            if predicted is None or not self._fits(made, outcome, predicted):
+            if not self._allows(made, outcome, predicted):
                 return False
-            if not outcome.right_at_first:
-                is_shown = self._shows(made, outcome, predicted)
-                failed += is_shown is not None
-                shown += bool(is_shown)
-        return 0 < failed <= 2 * shown
+            is_shown = None if predicted is None else self._shows(made, outcome, predicted)
+            failed += is_shown is not None
+            shown += bool(is_shown)
+        # Settled before the right outcomes, which are many, are asked: most slips show in none of the wrong ones.
+        return 0 < failed <= 2 * shown and all(
+            self._allows(made, outcome, prediction(self.model, made, outcome.case)) for outcome in self.right
+        )
+
+    def _may_give(self, made: Made, outcome: Outcome) -> bool:
+        """Whether nothing speaks clearly against an answer made so. Other roundings, which cost most, are left alone:
+        of several wrong outcomes, one refutes most slips without them. So are large cases, of which nothing is kept."""
+        if is_large(outcome.case):
+            return True
+        predicted = prediction(self.model, made, outcome.case)
+        if predicted is None or changes_nothing(self.model, made, outcome.case):
+            return self._allows(made, outcome, predicted)
+        return not clearly_apart(_got(outcome, predicted), predicted.value, outcome.truth)
+
+    def _allows(self, made: Made, outcome: Outcome, predicted: Predicted | None) -> bool:
+        """Whether an answer made so gives the outcome, or the model has nothing to say there and may."""
+        return self.model.may_be_silent if predicted is None else self._fits(made, outcome, predicted)
 
     def _fits(self, made: Made, outcome: Outcome, predicted: Predicted) -> bool:
-        """Whether an answer made so gives the outcome; of all slips that change nothing there, asked once."""
-        if not changes_nothing(self.model, made, outcome.case):
-            return _explained(self.model, made, outcome, predicted)
-        key = outcome, made.style
-        if key not in self._unchanged:
-            self._unchanged[key] = _explained(self.model, made, outcome, predicted)
-        return self._unchanged[key]
+        """Whether an answer made so gives the outcome.
+
+        Asked once of all slips that change nothing there, and of all styles in which some slips make the same numbers.
+        """
+        none = changes_nothing(self.model, made, outcome.case)
+        key = (outcome, made.style) if none else (outcome, made.slips, _digest(predicted))
+        if key not in self._asked:
+            self._asked[key] = _explained(self.model, made, outcome, predicted)
+        return self._asked[key]
 
     def _shows(self, made: Made, outcome: Outcome, predicted: Predicted) -> bool | None:
         """Whether an answer made so can be told from a right one in a case; None where float32 decides nothing there.
@@ -225,14 +240,29 @@ def _numbers(predicted: Predicted | None) -> torch.Tensor | None:
 
 
 def _explained(model: Model, made: Made, outcome: Outcome, predicted: Predicted) -> bool:
-    """Whether an answer made so gives the outcome.
+    """Whether an answer made so gives the outcome."""
+    others = partial(disturbed, model, made, outcome.case)
+    return alike(_got(outcome, predicted), predicted.value, others, outcome.truth)
 
-    What is read outside a tensor is told as NaN. In bfloat16 the interpreter makes other numbers of it.
-    """
+
+def _got(outcome: Outcome, predicted: Predicted) -> Any:
+    """What the answer gave. What it reads outside a tensor is told as NaN: in bfloat16 the interpreter makes other
+    numbers of it."""
     narrow = any(tensor.dtype == torch.bfloat16 for tensor in tensors(outcome.case.args))
     unknown = narrow and predicted.outside and bool(outcome.seen.out_of_bounds)
-    got = _with_nan_where(predicted.value, outcome.got) if unknown else outcome.got
-    return alike(got, predicted.value, partial(disturbed, model, made, outcome.case), outcome.truth)
+    return _with_nan_where(predicted.value, outcome.got) if unknown else outcome.got
+
+
+def _digest(predicted: Predicted) -> bytes:
+    """The same for predictions that are equal to the last bit."""
+    found = hashlib.sha1(repr((predicted.outside, structure(predicted.value))).encode())
+    for _, leaf in leaves(predicted.value):
+        if isinstance(leaf, torch.Tensor):
+            found.update(f"{leaf.dtype} {list(leaf.shape)}".encode())
+            found.update(leaf.cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes())
+        else:
+            found.update(repr(leaf).encode())
+    return found.digest()
 
 
 def _with_nan_where(told: Any, got: Any) -> Any:
