@@ -162,20 +162,23 @@ def claim_of(item) -> Claim | None:
 
 
 def choose(config, items: list, path: Path = RECORD) -> None:
-    """With `--sampled` one test in SHARE of each proved claim; with `--prove` what is not proved, and nothing else."""
-    prove = config.getoption("--prove")
-    if not prove and (not config.getoption("--sampled") or is_part(config)):
+    """With `--sampled` one test in SHARE of each proved claim; with `--prove` what is not proved, and nothing else.
+
+    With both the gate runs, and writes down what it proves.
+    """
+    prove, gate = config.getoption("--prove"), config.getoption("--sampled")
+    if not prove and (not gate or is_part(config)):
         return
     claims = {item: claim for item in items if (claim := claim_of(item))}
     sizes, record, left_out = Counter(claims.values()), read_record(path), set()
     for item in items:
         if item not in claims:
-            left_out |= {item} if prove else set()
+            left_out |= set() if gate else {item}
             continue
         claim = claims[item]
         item.user_properties.append(("claim", [claim.name, claim.hash, claim.processor, sizes[claim]]))
         proved = record.get(claim.processor, {}).get(claim.name) == claim.hash
-        if proved and (prove or not sampled(item.nodeid, int(os.environ[DAY]))):
+        if proved and not (gate and sampled(item.nodeid, int(os.environ[DAY]))):
             left_out.add(item)
     if left_out:
         config.hook.pytest_deselected(items=[*left_out])

@@ -50,6 +50,12 @@ def test_of_what_is_proved_one_test_in_eight_is_run_and_all_others(record):
     assert 160 / proven.SHARE / 2 < len(kept) - 1 < 160 / proven.SHARE * 2
 
 
+def test_a_proof_alone_leaves_out_what_is_proved_and_all_else(record):
+    assert chosen(record, "--prove") == []
+    assert len(chosen(record, "--prove", identity="1.4")) == 160
+    assert len(chosen(record, "--prove", "--sampled", identity="1.4")) == 161
+
+
 def test_each_test_has_its_day():
     for name in ("test_a", "test_b"):
         assert sum(proven.sampled(name, day) for day in range(100, 100 + proven.SHARE)) == 1
