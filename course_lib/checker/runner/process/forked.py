@@ -209,7 +209,8 @@ def use_once(device: torch.device) -> None:
             continue
         guard = GuardedTensor("warm", torch.zeros(4, 4, dtype=dtype), device)
         again.copied([guard.tensor])
-        guard.margin_written(), guard.modified(), guard.restore(), count_pattern(guard.tensor, POISON)
+        guard.restore()
+        guard.margin_written(), guard.modified(), count_pattern(guard.tensor, POISON)
     if device.type == "cuda":
         torch.cuda.synchronize()
 

@@ -194,11 +194,13 @@ class _Worker:
         for forked in (standing_by, self.fork_with_gpu() if alone and not standing_by else None):
             if forked is None:
                 continue
+            jobs = forked.jobs
             try:
-                if alone and os.waitpid(forked.pid, os.WNOHANG)[0] == 0:
-                    self.compile_ahead(limits, job, forked)  # meanwhile it opens the GPU, if it has not yet
-                    forked.jobs.send_bytes(json.dumps(limits).encode())
-                    forked.jobs.send_bytes(job)
+                if alone and jobs is not None and os.waitpid(forked.pid, os.WNOHANG)[0] == 0:
+                    # Meanwhile it opens the GPU, if it has not yet.
+                    self.compile_ahead(limits, job, (forked.frames, forked.output, jobs.fileno()))
+                    jobs.send_bytes(json.dumps(limits).encode())
+                    jobs.send_bytes(job)
                     return forked
             except (OSError, ChildProcessError):  # it died while it waited
                 pass
@@ -209,10 +211,10 @@ class _Worker:
 
         return _Forked(task, (self.connection.fileno(),), limits["ranks"])
 
-    def compile_ahead(self, limits: dict, job: bytes, waiting: _Forked) -> None:
+    def compile_ahead(self, limits: dict, job: bytes, to_another: tuple[int, ...]) -> None:
         """Have an answer's kernels compiled that have not been; in a sandbox the number of processes is limited.
 
-        Nothing that leads to the child that waits is left open there.
+        to_another: what leads to the child that waits; nothing of it is left open there.
         """
         answer = limits["compiles"]
         if answer is None or answer in self.compiled or sandboxed.inside():
@@ -223,7 +225,7 @@ class _Worker:
             compile_ahead(self.traffic, limits, job, place, private)
 
         started = time.monotonic()
-        forked = _Forked(task, (self.connection.fileno(), waiting.frames, waiting.output, waiting.jobs.fileno()))
+        forked = _Forked(task, (self.connection.fileno(), *to_another))
         while time.monotonic() - started < SHARE * limits["seconds"]:
             if os.waitpid(forked.pid, os.WNOHANG)[0]:
                 break
