@@ -1131,9 +1131,9 @@ draw_loss_against_bytes({name: (token_bytes[name], loss_on(model, unseen)) for n
 # | 128, 128, 1151 | 411 TFLOP/s | 0.77 | not measured |
 # | 128, 128, 32k | 588 TFLOP/s | 0.62 | not measured |
 #
-# With 16 heads all of them wait for memory, and the portable kernel is as good as the others. With 128 heads and a large
-# batch the products decide. There the seesaw gains what the portable kernel loses, because one warp group keeps the
-# tensor cores busy while the other computes its softmax.
+# With 16 heads all of them wait for memory, and the portable kernel is as good as the others. With 128 heads and a
+# large batch the products decide. There the seesaw gains what the portable kernel loses, because one warp group keeps
+# the tensor cores busy while the other computes its softmax.
 #
 # **What is still missing.** Your kernel reads a contiguous cache. Serving engines page it as in chapter 06, so a page
 # holds rows of 576 numbers. The library's own kernel in `course_lib/kernels/latent/` reads such pages.
