@@ -27,16 +27,19 @@ from exercises.topics.attention_inputs import MAGNITUDES, equal_and_far_below, l
 from exercises.topics.evidence import first_access
 
 TILE = 64
+ALL_ALIKE = 1 << 30  # keys: L was rounded otherwise than all of S
 
 
-def backward(narrow=True, stray=0.0):
+def backward(narrow=True, stray=0.0, turns=1):
     """The oracle: of 16 bits P and dS are rounded to them before their products, as kernels do it."""
 
     def oracle(query, key, value, output, log_sum, gradient, causal):
         visible = positions_seen(query.shape[1], key.shape[1], causal)
         delta = delta_of(output, gradient)
         rounded = query.dtype if narrow and query.element_size() == 2 else None
-        found = gradients(query, key, value, gradient, log_sum, delta, visible, narrow=rounded, stray=stray)
+        found = gradients(
+            query, key, value, gradient, log_sum, delta, visible, narrow=rounded, stray=stray, turns=turns
+        )
         return tuple(each.to(query.dtype) for each in found)
 
     return oracle
@@ -293,7 +296,11 @@ EXERCISE = Exercise(
     contracts=(CONTRACT,),
     # Where keys lie far from 0, a row of dQ is moved by one number, the sum of what dS was rounded by: one form may be
     # lucky in it.
-    plain=(*(backward(stray=stray) for stray in (1.0, 0.5, -0.5, -1.0)), backward(narrow=False, stray=-1.0)),
+    plain=(
+        *(backward(stray=stray) for stray in (1.0, 0.5, -0.5, -1.0)),
+        *(backward(stray=1.0, turns=turns) for turns in (8, ALL_ALIKE)),
+        backward(narrow=False, stray=-1.0),
+    ),
     models=(
         Model(
             compute,

@@ -32,19 +32,20 @@ def probabilities_of(scores: torch.Tensor, log_sum: torch.Tensor) -> torch.Tenso
     return weights.masked_fill(scores == -math.inf, 0.0)
 
 
-def gradients(query, key, value, output_gradient, log_sum, delta, visible=None, narrow=None, stray=0.0):
+def gradients(query, key, value, output_gradient, log_sum, delta, visible=None, narrow=None, stray=0.0, turns=1):
     """(dQ, dK, dV) in float32 at least, from what the forward pass left: L and Δ.
 
     visible: bool [query_length, key_length]; all pairs by default.
     narrow: a dtype to which P and dS are rounded before their products, as kernels do it.
-    stray: scores and dP are off by this, up and down by turns, in units of what another order of summation may change:
-        2 ε Σ |q||k| · scale, and 2 ε Σ |dO||v|. Where dP - Δ is small, only such rounding is left of dS.
+    stray: scores and dP are off by this, up and down by turns of so many keys, in units of what another order of
+        summation may change: 2 ε Σ |q||k| · scale, and 2 ε Σ |dO||v|. Where dP - Δ is small, only such rounding is left
+        of dS.
     """
     query, key, value, output_gradient = at_least_float32(query, key, value, output_gradient)
     scale = 1 / math.sqrt(query.shape[-1])
     scores = scale * (query @ key.transpose(-1, -2))
     if stray:
-        step = stray * 2 * torch.finfo(torch.float32).eps * (1.0 - 2.0 * (torch.arange(key.shape[-2]) % 2))
+        step = stray * 2 * torch.finfo(torch.float32).eps * (1.0 - 2.0 * (torch.arange(key.shape[-2]) // turns % 2))
         scores = scores + step * scale * (query.abs() @ key.abs().transpose(-1, -2))
     if visible is not None:
         scores = scores.masked_fill(~visible, -math.inf)
