@@ -418,7 +418,7 @@ EXERCISE = Exercise(
     entries=("generate_cached",),
     cases=generation_cases,
     oracle=generation_oracle,
-    models=(Model(generated, SLIPS),),
+    models=(Model(generated, SLIPS, most_pairs=24, draws=2),),  # a text each time
     hints=(
         "One function can do both prefill and decode: it runs some tokens at some positions through all layers, puts "
         "their keys and values into the cache, and returns the logits of the last one. Call it with the prompt first, "

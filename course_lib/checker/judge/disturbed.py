@@ -43,6 +43,8 @@ class Disturbed(TorchDispatchMode):
         """Run one operation of PyTorch."""
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
+        if not (_plain(name) in ROUNDED or _adds(name)):
+            return func(*args, **kwargs)
         exact = self._in_float64(func, name, args, kwargs)
         result = self._disturbed(func, name, args, kwargs)
         if exact is None or exact.shape != result.shape:
@@ -62,7 +64,7 @@ class Disturbed(TorchDispatchMode):
         if name == "sum" and _is_narrow(args[0]):
             return self._off_by_a_rounding(func(self._in_another_order(args[0], args[1:2]), *args[1:], **kwargs))
         result = func(*args, **kwargs)
-        if _plain(name) not in ROUNDED or not _is_narrow(result):
+        if not _is_narrow(result):
             return result
         return result.copy_(self._off_by_a_rounding(result)) if _writes(name) else self._off_by_a_rounding(result)
 
@@ -77,8 +79,8 @@ class Disturbed(TorchDispatchMode):
         return term + getattr(torch, kind)(*shuffled)
 
     def _in_float64(self, func: Any, name: str, args: tuple, kwargs: dict) -> torch.Tensor | None:
-        """What an operation on float32 numbers makes, but for float64's digits; None for one that never rounds."""
-        if not (_plain(name) in ROUNDED or _adds(name)) or kwargs or not args or not _is_narrow(args[0]):
+        """What an operation on float32 numbers makes, but for float64's digits; None where that is not looked at."""
+        if kwargs or not args or not _is_narrow(args[0]):
             return None
         result = func(*(value.double() if _is_narrow(value) else value for value in args))
         return result if isinstance(result, torch.Tensor) else None

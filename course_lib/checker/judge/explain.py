@@ -29,10 +29,7 @@ from course_lib.checker.specification.nested import leaves, map_leaves, structur
 BAND = TWO * ULPS * torch.finfo(torch.float16).eps  # two float16 results; it ranks pairs, and decides nothing
 INFINITE = 1e38  # a number that stands for what is not finite is larger
 TELLING = 8  # failing cases by which pairs of slips are ranked
-MOST_PAIRS = 400  # of the likeliest, which are tried: a number and no time, so that a slow machine tries the same
-MOST_ELEMENTS = (
-    MOST_PAIRS << 16
-)  # of the cheapest wrong case, over all pairs: of a cache of 500,000 numbers few are tried
+MOST_ELEMENTS = 400 << 16  # of the cheapest wrong case, over all pairs: with 500,000 numbers in a cache few are tried
 ROUNDS = 3  # further cases that are drawn to tell explanations apart
 
 
@@ -140,7 +137,7 @@ class _Search:
     def explaining_pairs(self) -> list[Made]:
         """The pairs that explain all, of the likeliest; those of the most basic slips first."""
         fewer = MOST_ELEMENTS // max(1, min((_cost(outcome.case) for outcome in self.wrong), default=1))
-        found = [made for made in self.pairs()[: min(MOST_PAIRS, fewer)] if self.explains(made)]
+        found = [made for made in self.pairs()[: min(self.model.most_pairs, fewer)] if self.explains(made)]
         place = {slip: number for number, slip in enumerate(self.model.slips)}
         return sorted(found, key=lambda made: [place[slip] for slip in made.slips])
 

@@ -18,7 +18,7 @@ from course_lib.checker.runner.process import sparse
 from course_lib.checker.specification.exercise import Case, arguments
 from course_lib.checker.specification.model import Model, Slip, Slips
 
-DRAWS, DRAWS_OF_A_LARGE_CASE = 6, 2  # results that other processors might have made; many elements need no luck
+DRAWS_OF_A_LARGE_CASE = 2  # results that other processors might have made; many elements need no luck
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def disturbed(model: Model, made: Made, case: Case) -> Iterator[Any]:
     if changes_nothing(model, made, case):
         made = replace(made, slips=())
     known = once(case, ("disturbed", model, made), list)
-    for seed in range(DRAWS_OF_A_LARGE_CASE if is_large(case) else DRAWS):
+    for seed in range(min(model.draws, DRAWS_OF_A_LARGE_CASE) if is_large(case) else model.draws):
         if seed == len(known):
             drawn = _worked_out(model, made, case, Disturbed(seed))
             known.append(None if drawn is None else drawn.value)

@@ -77,6 +77,9 @@ class Model:
             guarded. They are tried with every set of slips, in turn, and never told.
         entry: the function of the exercise that it is a model of; the first one by default.
         pairs: whether two slips at once are looked for.
+        most_pairs: of the likeliest, which are tried: a number and no time, so that a slow machine tries the same. Less
+            for a model that computes long, such as one that generates a text.
+        draws: how often it is computed with other roundings, where these decide whether a slip explains a case.
         first_of_equals: of several explanations that no drawn case tells apart, name the first; else none is named.
             Where an author wrote the sentences of two of them, none is either.
         none_is_a_result: whether None is what may be computed; `NotImplemented` then says that there is nothing to say.
@@ -90,6 +93,8 @@ class Model:
     styles: tuple[tuple[str, ...], ...] = ((),)
     entry: str | None = None
     pairs: bool = True
+    most_pairs: int = 400
+    draws: int = 6
     first_of_equals: bool = False
     none_is_a_result: bool = False
     may_be_silent: bool = False
