@@ -3,6 +3,8 @@
 intensity = 2 · heads · (2 · latent + rope) / ((latent + rope) · item_bytes)      [FLOP/byte], 1.89 · heads in 16 bits
 """
 
+import itertools
+import math
 import types
 
 from matplotlib.ticker import FuncFormatter, LogLocator
@@ -34,12 +36,15 @@ def draw_latent_roofline(ceilings, unit: str = "float16", item_bytes: float = 2,
     figure, axes = new_figure(10, 5)
     roof = f"{unit}, {format_flop_rate(rate)}; memory, {format_bandwidth(bandwidth)}"
     axes.plot([low, ridge, high], [bandwidth * low, rate, rate], color=INK, linewidth=2.4, label=roof)
-    label = f"balance, {ridge:.3g} FLOP/byte: {ridge / latent_intensity(1, item_bytes):.0f} heads"
+    label = f"balance, {ridge:.3g} FLOP/byte: from {math.ceil(ridge / latent_intensity(1, item_bytes))} heads on"
     axes.plot([ridge, ridge], [bandwidth * low, rate], color=MUTED, linewidth=1, linestyle=(0, (2, 3)), label=label)
+    sides = itertools.cycle(
+        ((0, 10), (0, -20))
+    )  # under the flat roof names stand side by side: by turns above and below
     for number, intensity in zip(heads, points):
         best = attainable(intensity, ceilings, unit)
         axes.plot([intensity], [best], marker="o", markersize=10, color=ORANGE, markeredgecolor=INK, zorder=3)
-        place = {"xytext": (-9, 5), "ha": "right"} if best < rate else {"xytext": (0, 10), "ha": "center"}
+        place = {"xytext": (-9, 5), "ha": "right"} if best < rate else {"xytext": next(sides), "ha": "center"}
         name = f"{number} head{'s' if number > 1 else ''}: {intensity:.3g}"
         axes.annotate(name, (intensity, best), textcoords="offset points", fontsize=10, color=INK, **place)
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bandwidth * low, rate * 5))

@@ -1,9 +1,14 @@
 """Chapter 11's figures: every point and rank that they draw is the one given, and they draw at the edges."""
 
+import itertools
+import types
+
 import pytest
 
 from course_lib.figures.latent.energy import draw_energy
 from course_lib.figures.latent.loss_against_bytes import draw_loss_against_bytes
+from course_lib.figures.latent.roofline import draw_datasheet_roofline, draw_latent_roofline
+from course_lib.hardware.datasheets import DATASHEETS
 
 
 def words_of(figure):
@@ -55,3 +60,18 @@ def test_the_rank_that_is_marked_is_the_first_to_reach_the_share(tmp_path):
 def test_lines_that_cannot_be_drawn_are_refused(curves):
     with pytest.raises(ValueError, match="curves has"):
         draw_energy(curves)
+
+
+def test_names_under_a_flat_roof_do_not_overlap():
+    """On a CPU all but one of the heads lie under it, and their names ran into each other."""
+    roof = types.SimpleNamespace(device="a CPU", memory_bandwidth=41.6e9, matmul_rate={"float32": 111e9})
+    figure = draw_latent_roofline(roof, "float32", item_bytes=4)
+    figure.canvas.draw()
+    boxes = [text.get_window_extent() for text in figure.axes[0].texts]
+    assert len(boxes) == 5
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+
+
+def test_the_balance_is_the_first_number_of_heads_that_computes():
+    figure = draw_datasheet_roofline("an H200", DATASHEETS["H200"])
+    assert "from 110 heads on" in figure.axes[0].get_legend().get_texts()[1].get_text()
