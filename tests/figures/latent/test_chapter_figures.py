@@ -35,7 +35,7 @@ def test_a_line_of_ranks_holds_the_numbers_it_was_given():
 
 def test_the_intensity_is_1_89_for_each_head_and_the_balance_is_told_in_heads():
     assert latent_intensity(128, 2) == pytest.approx(241.8, abs=0.1)
-    assert any("87 heads" in text for text in texts(draw_latent_roofline(GPU)))
+    assert any("from 88 heads on" in text for text in texts(draw_latent_roofline(GPU)))
 
 
 def test_the_second_tile_begins_behind_64_rows():
@@ -67,7 +67,7 @@ def test_each_head_has_keys_of_its_own_but_in_grouped_query_attention():
 
 def test_a_datasheet_draws_its_own_balance():
     sheet = types.SimpleNamespace(bandwidth=4.8e12, matmul_rate={"float16": 989e12})
-    assert any("109 heads" in text for text in texts(draw_datasheet_roofline("an H200", sheet)))
+    assert any("from 110 heads on" in text for text in texts(draw_datasheet_roofline("an H200", sheet)))
 
 
 def test_a_worker_of_the_seesaw_does_one_thing_at_a_time():

@@ -7,8 +7,7 @@ import pytest
 
 from course_lib.figures.latent.energy import draw_energy
 from course_lib.figures.latent.loss_against_bytes import draw_loss_against_bytes
-from course_lib.figures.latent.roofline import draw_datasheet_roofline, draw_latent_roofline
-from course_lib.hardware.datasheets import DATASHEETS
+from course_lib.figures.latent.roofline import draw_latent_roofline
 
 
 def words_of(figure):
@@ -70,8 +69,3 @@ def test_names_under_a_flat_roof_do_not_overlap():
     boxes = [text.get_window_extent() for text in figure.axes[0].texts]
     assert len(boxes) == 5
     assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
-
-
-def test_the_balance_is_the_first_number_of_heads_that_computes():
-    figure = draw_datasheet_roofline("an H200", DATASHEETS["H200"])
-    assert "from 110 heads on" in figure.axes[0].get_legend().get_texts()[1].get_text()
