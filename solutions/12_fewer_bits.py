@@ -54,10 +54,10 @@ measured("12 e4m3 numbers below a tenth of the largest", int((e4m3_levels().abs(
 draw_levels({"INT4": int4_levels(), "e4m3": e4m3_levels()})
 
 # %% [markdown]
-# Four fifths of e4m3's numbers lie there, but only 2 of INT4's 16. Now think of a group in which one number is ten times
-# as large as all others. Such a number is called an *outlier*. In e4m3 the others still have 199 numbers to be rounded
-# to. In INT4 they have 2. So an outlier does little harm in 8 bits, and in 4 bits it ruins its group. Most of this
-# chapter follows from that.
+# Four fifths of e4m3's numbers lie there, but only 2 of INT4's 16. Now think of a group in which one number is ten
+# times as large as all others. Such a number is called an *outlier*. In e4m3 the others still have 199 numbers to be
+# rounded to. In INT4 they have 2. So an outlier does little harm in 8 bits, and in 4 bits it ruins its group. Most of
+# this chapter follows from that.
 #
 # ## Two codes in a byte
 #
@@ -104,9 +104,9 @@ best_pack_int4, best_unpack_int4 = check("12.1", pack_int4, unpack_int4).best
 # ## Where a cache's large numbers are
 #
 # Outliers matter, so look where they are. The next cell lets a small trained model read 256 bytes of a text that it has
-# not seen, and draws the keys and values of one head. A row is a token and a column is a *channel*, one of the 64 places
-# along the head dimension. If this model has not been trained yet, the cell trains it once. That takes about half a
-# minute, and it prints how far it is.
+# not seen, and draws the keys and values of one head. A row is a token and a column is a *channel*, one of the 64
+# places along the head dimension. If this model has not been trained yet, the cell trains it once. That takes about
+# half a minute, and it prints how far it is.
 #
 # **Predict**: do the large numbers form columns, rows, or no pattern? Guess for keys and for values.
 
@@ -137,8 +137,8 @@ draw_outliers(layer_keys[0], layer_values[0], "The first layer of the small mode
 # lasts for a hundred tokens or more. The values have no such columns.
 #
 # In large models the columns are much stronger. KIVI ([arXiv 2402.02750](https://arxiv.org/abs/2402.02750)) draws the
-# same picture of Llama-2-13B and Falcon-7B: a few channels of the keys are very large in all tokens, and the values have
-# no such pattern.
+# same picture of Llama-2-13B and Falcon-7B: a few channels of the keys are very large in all tokens, and the values
+# have no such pattern.
 #
 # ## Sixteen levels for a group of numbers
 #
@@ -148,8 +148,8 @@ draw_outliers(layer_keys[0], layer_values[0], "The first layer of the small mode
 #
 # The smallest number of a group gets the code -8 and the largest one gets 7, so the scale is a fifteenth of the range.
 # One outlier makes the range large, and with it the error of all other numbers in its group. So it matters *which*
-# numbers are in a group together. A group can run over 64 tokens of one channel, or over 64 channels of one token. Where
-# a channel is large in all tokens, it should have groups of its own. You write the quantiser for any axis, and a
+# numbers are in a group together. A group can run over 64 tokens of one channel, or over 64 channels of one token.
+# Where a channel is large in all tokens, it should have groups of its own. You write the quantiser for any axis, and a
 # function that finds the better axis from data.
 
 # %%
@@ -201,9 +201,9 @@ def best_axis(x: torch.Tensor, group: int) -> int:
 best_quantise_int4, best_best_axis = check("12.2", quantise_int4, best_axis).best
 
 # %% [markdown]
-# Now use your quantiser on the small model's cache. The next cell quantises the keys and values of each layer along both
-# axes, and prints the error in percent of the numbers' own size. **Predict** which axis is better for keys, and which
-# for values.
+# Now use your quantiser on the small model's cache. The next cell quantises the keys and values of each layer along
+# both axes, and prints the error in percent of the numbers' own size. **Predict** which axis is better for keys, and
+# which for values.
 
 # %%
 def restored(x, dim, group=64):
@@ -224,9 +224,9 @@ for layer, parts in enumerate(zip(layer_keys, layer_values)):
 #
 # In this model, groups over tokens are slightly better for the values too. They are grouped over channels all the same,
 # for two reasons. A value that is grouped over its own channels can be quantised as soon as its token arrives. A group
-# over tokens has to wait for 64 tokens. And the output is a sum of values in which a few tokens have most of the weight.
-# With a group for each token, a token's error depends on that token alone, so an outlier in a token without weight does
-# no harm to the ones that count (KIVI, section 3).
+# over tokens has to wait for 64 tokens. And the output is a sum of values in which a few tokens have most of the
+# weight. With a group for each token, a token's error depends on that token alone, so an outlier in a token without
+# weight does no harm to the ones that count (KIVI, section 3).
 
 # %% [markdown]
 # ## Where the scales go
@@ -292,8 +292,8 @@ best_fp8_decode = check("12.3", fp8_decode).best
 # ([sglang#18882](https://github.com/sgl-project/sglang/pull/18882)).
 #
 # What does the mistake cost? The next cell rounds normal numbers to e4m3, once with a scale of 1 and once with a scale
-# that makes the largest number 448. It does so for numbers of several sizes. **Predict** for which sizes a scale of 1 is
-# bad, and whether a test with `torch.randn`, whose numbers have size 1, finds the mistake.
+# that makes the largest number 448. It does so for numbers of several sizes. **Predict** for which sizes a scale of 1
+# is bad, and whether a test with `torch.randn`, whose numbers have size 1, finds the mistake.
 
 # %%
 def through_e4m3(numbers, scale=1.0):
@@ -313,8 +313,8 @@ for size in (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0):
 # %% [markdown]
 # From 0.1 to 100 the scale of 1 is as good as the fitting one, because a float rounds each number relative to its size.
 # A test with `torch.randn` passes, and so does a test with a model whose keys have about size 1. Only below and above
-# that does the mistake show. Small numbers fall below $2^{-6}$, where e4m3 runs out of exponents, and large ones are cut
-# off at 448. So test a kernel with scales far from 1, as the check of 12.3 does.
+# that does the mistake show. Small numbers fall below $2^{-6}$, where e4m3 runs out of exponents, and large ones are
+# cut off at 448. So test a kernel with scales far from 1, as the check of 12.3 does.
 
 # %% [markdown]
 # ## What rounding does to the loss
@@ -323,8 +323,8 @@ for size in (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0):
 # model's loss on unseen text, token by token through a cache, for seven caches. In "FP8, calibrated" each head has the
 # scales with which its largest key and value on a piece of the training text become 448. In "INT4" keys have groups of
 # 64 tokens and values groups of 64 channels, and the newest tokens stay whole until 64 of them are there. "INT4, keys
-# over channels" differs in the axis of the keys alone. With groups over channels no token has to wait, so the last cache
-# rounds each token as soon as it arrives.
+# over channels" differs in the axis of the keys alone. With groups over channels no token has to wait, so the last
+# cache rounds each token as soon as it arrives.
 #
 # **Predict** the order of the seven losses, and whether any is more than one percent above the first.
 
@@ -391,15 +391,15 @@ draw_cache_losses(points, "The small model with its cache in fewer bits")
 # %% [markdown]
 # Look at the axis first: all of it is a hundredth of a nat. In our run the loss was 1.8131 with a whole cache, with 16
 # bits and with calibrated FP8, and 1.8143 to 1.8146 with FP8 and scales of 1 and with INT4. Keys over channels came out
-# at 1.8133, so for this model the wrong axis does no harm. What stands out is the last line: 1.8200 if the newest tokens
-# are rounded too. Attention gives them much weight, so keeping some 32 of them whole, on average, is worth more than
-# anything else here. But all of it is less than half a percent. The model cannot show what goes wrong in large ones,
-# because it is small and its outliers are mild.
+# at 1.8133, so for this model the wrong axis does no harm. What stands out is the last line: 1.8200 if the newest
+# tokens are rounded too. Attention gives them much weight, so keeping some 32 of them whole, on average, is worth more
+# than anything else here. But all of it is less than half a percent. The model cannot show what goes wrong in large
+# ones, because it is small and its outliers are mild.
 #
-# You can give it strong ones without changing what it computes. Multiply two channels of every key by 16, and divide the
-# same channels of every query by 16. (Take a rotary pair, such as 30 and 62, so that the factor and the rotation can be
-# exchanged.) Every score stays what it was. Only the cache now looks more like that of a large model. **Predict** which
-# losses change, and by how much.
+# You can give it strong ones without changing what it computes. Multiply two channels of every key by 16, and divide
+# the same channels of every query by 16. (Take a rotary pair, such as 30 and 62, so that the factor and the rotation
+# can be exchanged.) Every score stays what it was. Only the cache now looks more like that of a large model.
+# **Predict** which losses change, and by how much.
 
 # %%
 factors = torch.ones(model.config.head_dim, device=device)
@@ -410,13 +410,13 @@ for name in ("32 bits", "16 bits", "FP8, scales of 1", "INT4", "INT4, keys over 
     print(f"{name:28}{points[name][1]:>10.4f} {loss_of(*how, factors):>28.4f}")
 
 # %% [markdown]
-# Four losses stay the same to the fourth digit in our run. Groups over tokens never put a large channel and a small one together,
-# and e4m3 rounds each number relative to its own size, whatever its neighbours are. But with groups over channels, two
-# large numbers set the scale for the other 62, and most of those get the same few codes. In our run the loss went from
-# 1.813 to 1.946, and to 2.396 where the newest tokens were rounded too.
+# Four losses stay the same to the fourth digit in our run. Groups over tokens never put a large channel and a small one
+# together, and e4m3 rounds each number relative to its own size, whatever its neighbours are. But with groups over
+# channels, two large numbers set the scale for the other 62, and most of those get the same few codes. In our run the
+# loss went from 1.813 to 1.946, and to 2.396 where the newest tokens were rounded too.
 #
-# That is the reason for KIVI's axes, and it is the reason for the window. Keys need groups over tokens, and a group over
-# tokens has to wait for its tokens.
+# That is the reason for KIVI's axes, and it is the reason for the window. Keys need groups over tokens, and a group
+# over tokens has to wait for its tokens.
 
 # %% [markdown]
 # ## Attention in FP8: outliers, and a rotation · deeper
