@@ -24,6 +24,9 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from course_lib.hardware.datasheets import DATASHEETS
+from course_lib.hardware.units import format_bytes, format_seconds
+
 device = default_device()
 on_gpu = not interpreting()
 
@@ -419,6 +422,129 @@ for name in ("32 bits", "16 bits", "FP8, scales of 1", "INT4", "INT4, keys over 
 # over tokens has to wait for its tokens.
 
 # %% [markdown]
+# ## When it loses
+#
+# Fewer bytes alone do not make a step faster. These engines lost more than they saved:
+#
+# - **The whole cache was dequantised before each step.** SGLang wrote 0.03 tokens a second on an H200
+#   ([sglang#23134](https://github.com/sgl-project/sglang/issues/23134)). A kernel that dequantises as it reads then ran
+#   at 93 to 105 % of the speed of bf16, with 33,792 bytes a token instead of 131,072.
+# - **A prompt's attention dequantised in its inner loop.** PocketLLM read 57.9 tokens a second at a context of 65,000,
+#   and 1138 after it dequantised the cache once, before the loop
+#   ([PocketLLM#83](https://github.com/lvyufeng/PocketLLM/pull/83)).
+# - **FP8 fell back to a slower kernel.** For 16-bit queries and an FP8 cache, FlashInfer takes FlashAttention-2's
+#   kernel on Hopper instead of FlashAttention-3's, and converts in it, which makes it slower than in 16 bits. A repair
+#   is proposed ([flashinfer#4977](https://github.com/flashinfer-ai/flashinfer/pull/4977)).
+# - **The card had no instruction for e4m3.** GPUs before sm_89 convert in several steps. A kernel proposed for vLLM
+#   took 484 µs instead of 302 on an A100. On a T4, which has more arithmetic for each byte of bandwidth, it was 6 %
+#   faster ([vllm#49077](https://github.com/vllm-project/vllm/pull/49077)).
+# - **Quantising took launches of its own.** SGLang's decode on an H200 became slower at small batches and short
+#   contexts, because new keys and values went through several small kernels in each layer
+#   ([sglang#30815](https://github.com/sgl-project/sglang/issues/30815)).
+#
+# The first two seem to contradict each other: one engine was slow because it dequantised before attention, the other
+# because it dequantised inside. Both are right, because decode and prefill differ. In a decode step every number of the
+# cache is used by one query token, so each number is converted once in either case. Dequantising first only adds bytes:
+# the 16-bit copy is written and read. A prompt has thousands of query tokens, in tiles of 128, say. Each tile goes
+# through all keys before it, so a conversion in the loop happens again for every tile.
+#
+# The next cell counts both for INT4 and 8 KV heads of dimension 128. **Predict** the two ratios: how many times as many
+# bytes a decode step moves if it dequantises first, and how many times as many conversions a prompt of 8,192 tokens
+# does if it dequantises in the loop.
+
+# %%
+numbers = 8192 * 2 * 8 * 128
+fused, first = 4.5 / 8 * numbers, (4.5 / 8 + 2 + 2) * numbers
+print(f"decode, 8,192 tokens:  fused {format_bytes(fused)}, dequantised first {format_bytes(first)}: "
+      f"{first / fused:.1f} times as many; a 16-bit cache {format_bytes(2 * numbers)}")
+in_the_loop = sum(end * 2 * 8 * 128 for end in range(128, 8192 + 1, 128))  # each tile of queries, and what it sees
+print(f"prompt, 8,192 tokens:  once {numbers / 1e6:.1f} million conversions, in the loop {in_the_loop / 1e6:.0f} million: "
+      f"{in_the_loop / numbers:.1f} times as many")
+
+# %% [markdown]
+# > **The answer to the second question: a prompt gains nothing.** With 32 query heads its attention does $4 \cdot 32
+# > \cdot 128 \cdot 8192^2 / 2 = 550$ GFLOP in a layer, which takes at least 0.70 ms at 790 TFLOP/s. Reading its keys and
+# > values in 16 bits takes 7.7 µs, 1 % of that. So attend to a prompt's own keys and values before they are rounded, and
+# > where a long cache stands before the prompt, dequantise it once.
+
+# %% [markdown]
+# ## Weights are bytes too · deeper
+#
+# A decode step reads the weights as well as the cache. Llama-3-8B has 8.0 billion of them: 16 GB in 16 bits, which an
+# H200 reads in 3.7 ms. In INT4 with groups of 64 they are 4.5 GB. As only the weights have few bits and all arithmetic
+# stays as it was, this is called *weight-only* quantisation. With one token the product of a matrix and a vector waits
+# for memory, so here too each code is read once and made a number in registers.
+#
+# The kernel below is that product. A group of 32 neighbouring weights in a row shares a scale and a middle, because the
+# small model's matrices have 96 columns, which is no multiple of 64. Then
+#
+# $$\sum_c (\text{code}_c \cdot \text{scale} + \text{middle}) \, x_c = \text{scale} \sum_c \text{code}_c \, x_c +
+# \text{middle} \sum_c x_c$$
+#
+# so scale and middle are applied once to a group's sum, and not to each of its weights. Compare this with 12.3: there a
+# scale left the sum because all keys had the same one. Here it leaves the sum of its own group. **Predict** the bytes
+# of a weight, with 4 bits and two float16 numbers for 32 of them.
+
+# %%
+@triton.jit
+def int4_rows_kernel(
+    codes_pointer, scale_pointer, middle_pointer, input_pointer, output_pointer, rows, groups, BLOCK_R: tl.constexpr
+):
+    """One program: BLOCK_R rows of codes [rows, groups * 16] (32 codes a group) times the input [groups * 32]."""
+    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)  # [BLOCK_R]
+    inside = row < rows
+    byte = tl.arange(0, 16)  # [16]
+    total = tl.zeros([BLOCK_R], tl.float32)
+    for group in range(0, groups):
+        shared = row * groups + group  # [BLOCK_R]: of a row's group
+        codes = tl.load(codes_pointer + shared[:, None] * 16 + byte[None, :], mask=inside[:, None], other=0)
+        low, high = ((codes.to(tl.int32) & 15) ^ 8) - 8, ((codes.to(tl.int32) >> 4) ^ 8) - 8  # [BLOCK_R, 16]
+        even = tl.load(input_pointer + group * 32 + 2 * byte)  # [16]
+        odd = tl.load(input_pointer + group * 32 + 2 * byte + 1)
+        scale = tl.load(scale_pointer + shared, mask=inside, other=0.0).to(tl.float32)  # [BLOCK_R]
+        middle = tl.load(middle_pointer + shared, mask=inside, other=0.0).to(tl.float32)
+        total += scale * tl.sum(low * even[None, :] + high * odd[None, :], axis=1) + middle * tl.sum(even + odd, axis=0)
+    tl.store(output_pointer + row, total, mask=inside)
+
+
+def int4_rows(codes, scale, middle, vector):
+    """A matrix in INT4, packed codes [rows, columns / 2] with scale and middle [rows, columns / 32], times a vector."""
+    rows, groups = scale.shape
+    output = torch.empty(rows, dtype=torch.float32, device=vector.device)
+    int4_rows_kernel[(triton.cdiv(rows, 64),)](codes, scale, middle, vector, output, rows, groups, BLOCK_R=64)
+    return output
+
+
+# %%
+from course_lib.hardware.meter.metered import metered
+
+matrix = next(module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)).detach()
+codes, scale, middle = best_quantise_int4(matrix, 1, 32)
+inputs = best_pack_int4(codes), scale.half(), middle.half(), torch.randn(matrix.shape[1], device=device)
+exact = (codes * scale.half().float().repeat_interleave(32, 1) + middle.half().float().repeat_interleave(32, 1))
+print("largest difference from the restored matrix's product:",
+      f"{(int4_rows(*inputs) - exact @ inputs[3]).abs().max().item():.1e}")
+report = metered(int4_rows, *(part.cpu() for part in inputs))
+print(f"{report.total_bytes:,} bytes moved, {report.total_bytes / matrix.numel():.2f} a weight, vectors included")
+
+# %% [markdown]
+# A weight has 5 bits, which is 0.625 bytes. The vectors add their own bytes, which count here because the matrix is so
+# small. What does the model lose if all its matrices are rounded so? The next cell rounds them along their rows, and
+# measures the loss with a whole cache. (The embedding is left as it is.) **Predict** whether that costs more or less
+# than rounding the cache.
+
+# %%
+import copy
+
+rounded = copy.deepcopy(model)
+with torch.no_grad():
+    for module in rounded.modules():
+        if isinstance(module, torch.nn.Linear) and module.weight is not rounded.embedding.weight:
+            module.weight.copy_(restored(module.weight, -1, 32))
+print(f"loss with whole weights {points['32 bits'][1]:.4f}, with INT4 weights "
+      f"{loss_through_cache(rounded, unseen, rounded.new_cache):.4f}")
+
+# %% [markdown]
 # ## Attention in FP8: outliers, and a rotation · deeper
 #
 # So far only the *cache* had few bits. A kernel for long prompts can also *multiply* in 8 bits: Hopper's matrix units
@@ -594,9 +720,72 @@ for head_dim, (bf16, fp8) in rates.items():
 # The kernel's own error, on 8 heads of 4096 tokens with outliers, is a root mean square (not relative) of 0.018 with
 # one scale and no rotation, 0.017 with a scale for each block, and **0.0084** with the rotation, 2.1 times less.
 # FlashAttention-3 reports 0.024 and 0.0091. `python -m course_lib bench fp8` measures speed and error on your GPU.
+
+# %% [markdown]
+# ## Finale: your kernel reads the model's cache
+#
+# The small model now writes with your kernel of 12.5. The prompt attends to its own keys and values, whole. Then every
+# token is decoded from 4-bit codes. Your kernel has no window, so the keys of a group that is not full yet are rounded
+# too, again at each step, as far as the group goes. (`int4_decode_of_codes` in `course_lib/models/plugged.py` does
+# that.)
+#
+# **Predict**: does the model write the same text as with a whole cache, from the first byte to the last?
+
+# %%
+import textwrap
+
+from course_lib.models.generation import complete
+from course_lib.models.plugged import int4_decode_of_codes, who_runs
+from course_lib.models.quantised_cache import Int4KVCache
+
+print(who_runs({"decode from 4-bit codes (12.5)": best_int4_decode}))
+new_bytes = 200 if on_gpu else 100
+int4_cache = Int4KVCache(model.config, 1, 256, device=device, decode=int4_decode_of_codes(best_int4_decode))
+texts = {}
+for name, cache, token_bytes in (("32 bits", model.new_cache(1, 256), 4 * cached),
+                                 ("INT4, your kernel", int4_cache, int4_cache.token_bytes)):
+    texts[name] = "Alice was " + complete(model, "Alice was ", new_bytes, cache=cache)
+    print(f"{name}, {token_bytes:,} bytes a token:")
+    print(textwrap.indent(textwrap.fill(texts[name], 100), "    "))
+same = next((place for place, pair in enumerate(zip(*texts.values())) if pair[0] != pair[1]), None)
+print("the same text" if same is None else f"the texts part after {same} bytes")
+
+# %% [markdown]
+# The texts may part somewhere. Where two next bytes are nearly equally likely, the smallest error decides which is
+# taken, and from there on the contexts differ. That says nothing about quality. The loss does: you measured it above.
+#
+# ## What production systems do
+#
+# - **vLLM** caches FP8 with a scale for each tensor or each head, and its own documentation
+#   [says](https://docs.vllm.ai/en/latest/features/quantization/quantized_kvcache/) that without calibration all scales
+#   are 1. With FlashAttention-3 it rounds the queries to FP8 too, and multiplies in 8 bits. INT4 with a scale for each
+#   token and head came later, in Triton ([vllm#40835](https://github.com/vllm-project/vllm/pull/40835)).
+# - **SGLang** has FP8 and FP4 caches. Its
+#   [documentation](https://docs.sglang.io/advanced_features/quantized_kv_cache.html) warns of what you counted above:
+#   where dequantising is not fused with attention, it can be extremely slow.
+# - **FlashInfer**'s decode takes two factors, `bmm1_scale` for the scores and `bmm2_scale` for the result. The scales of
+#   FP8 keys and values go into these, as in 12.3.
+# - **KIVI** ([arXiv 2402.02750](https://arxiv.org/abs/2402.02750)) goes down to 2 bits with the axes and the window of
+#   this chapter, and needs no calibration.
+# - **TurboQuant** ([arXiv 2504.19874](https://arxiv.org/abs/2504.19874)) takes the other way, the rotation of 12.7:
+#   once an outlier is spread over all channels, it does not matter along which axis you group, and there is no need to
+#   wait for a group of tokens. Its authors report no loss at 3.5 bits. It does not always pay either: for latent
+#   attention a user measured 0.20 to 0.81 of the speed of bf16
+#   ([vllm#41803](https://github.com/vllm-project/vllm/issues/41803)).
+#
+# **In this library.** `course_lib/kernels/quantised/` has decode over e4m3 caches, paged and contiguous, with scales by
+# tensor, head or page.
 #
 # ## Papers
 #
+# - Micikevicius et al.: *FP8 Formats for Deep Learning*, [arXiv 2209.05433](https://arxiv.org/abs/2209.05433): e4m3 and
+#   its sibling e5m2.
+# - Liu et al.: *KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache*,
+#   [arXiv 2402.02750](https://arxiv.org/abs/2402.02750). Section 3 is the axes.
+# - Hooper et al.: *KVQuant*, [arXiv 2401.18079](https://arxiv.org/abs/2401.18079): keys by channel too, but rounded
+#   before their rotation, because the rotation mixes the two channels of a pair. You saw that in the first picture of
+#   the cache.
+# - Zandieh et al.: *TurboQuant*, [arXiv 2504.19874](https://arxiv.org/abs/2504.19874): random rotations.
 # - Shah, Bikshandi, Zhang, Thakkar, Ramani, Dao: *FlashAttention-3: Fast and Accurate Attention with Asynchrony and
 #   Low-precision*, [arXiv 2407.08608](https://arxiv.org/abs/2407.08608). Section 3.3 is attention in FP8.
 # - Chee, Cai, Kuleshov, De Sa: *QuIP: 2-Bit Quantization of Large Language Models With Guarantees*,
