@@ -182,3 +182,187 @@ def fp8_decode(query, keys, values, k_scale, v_scale):
 
 # %%
 best_fp8_decode = check("12.3", fp8_decode).best
+
+# %% [markdown]
+# ## The newest tokens stay whole · deeper
+#
+# A group of 64 keys can be quantised only when all 64 are there. Until then its keys stay as they are. It also pays to
+# keep the newest tokens whole for longer, because attention gives them much weight: KIVI keeps up to 128. So a cache of
+# 4-bit keys has two parts: full groups that are quantised, and a *residual window* of recent keys. Appending moves keys
+# from one to the other, and no key may be lost, stand in both, or change its place.
+
+# %%
+# Exercise 12.4 · The residual window
+class KeyWindow:
+    """The keys of one head: old ones quantised in full groups, and the newest ones whole.
+
+    It decides which keys are quantised, and when. How they are quantised is the caller's.
+    """
+
+    def __init__(self, group: int, window: int, quantise):
+        """An empty window.
+
+        group: how many keys are quantised together, at least 1. window: how many of the newest keys always stay whole,
+        at least 0; it need not be a multiple of `group`. quantise: a function that takes a tensor [group, head_dim] and
+        returns what is kept of it; call it once for each group, with the oldest keys that are still whole, in their
+        order. It may keep the tensor, so what you give it must not change later.
+        """
+        # BEGIN SOLUTION
+        self.group, self.window, self.quantise = group, window, quantise
+        self.kept, self.whole = [], None
+        # END SOLUTION
+
+    def append(self, keys: torch.Tensor) -> None:
+        """Adds keys [count, head_dim], count at least 0, the newest last.
+
+        After that, as long as `window` + `group` keys or more are whole, the oldest `group` of them are quantised. The
+        caller uses the memory of `keys` again after the call.
+        """
+        # BEGIN SOLUTION
+        self.whole = keys.clone() if self.whole is None else torch.cat((self.whole, keys))
+        while len(self.whole) >= self.window + self.group:
+            self.kept.append(self.quantise(self.whole[: self.group].clone()))
+            self.whole = self.whole[self.group :]
+        # END SOLUTION
+
+    def groups(self) -> list:
+        """What `quantise` returned for each group, in the order of the tokens."""
+        # BEGIN SOLUTION
+        return list(self.kept)
+        # END SOLUTION
+
+    def recent(self) -> torch.Tensor:
+        """The keys that are whole, [count, head_dim], the oldest first. Later calls of `append` must not change it.
+
+        It is called only after the first `append`, and [0, head_dim] where no key is whole.
+        """
+        # BEGIN SOLUTION
+        return self.whole
+        # END SOLUTION
+
+
+# %%
+best_key_window = check("12.4", KeyWindow).best
+
+# %% [markdown]
+# ## The fused decode kernel
+#
+# Now the two ends meet: a kernel that reads codes and attends. A public implementation dequantised its whole pool
+# before every step, and ran at 0.03 tokens per second
+# ([sglang#23134](https://github.com/sgl-project/sglang/issues/23134)). In your kernel a tile of 64 tokens is
+# dequantised in registers, right where it is used, and nothing of the cache's size is ever written.
+#
+# Keys have a scale and a middle for each channel and each group of 64 tokens, so a tile of 64 tokens has one row of
+# scales. Values have them for each token and each 64 channels. The channels of a byte are neighbours: low nibbles are
+# the even channels, high nibbles the odd ones. You need not put them side by side again. A dot product is the sum over
+# even channels plus the sum over odd ones, so hold two tiles of queries, two of keys, and two accumulators.
+
+# %%
+# Exercise 12.5 · A decode kernel that reads INT4
+@triton.jit
+def int4_decode_kernel(
+    query_pointer, key_codes_pointer, key_scale_pointer, key_middle_pointer,
+    value_codes_pointer, value_scale_pointer, value_middle_pointer, output_pointer, lengths_pointer,
+    capacity, scale_log2,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr,
+):
+    """Program (key_head, sequence): the GROUP query heads of one KV head, over its tokens in tiles of 64.
+
+    ROWS is a power of two, at least 16 and at least GROUP. scale_log2 is log2(e) / √HEAD_DIM.
+    """
+    # BEGIN SOLUTION
+    HALF: tl.constexpr = HEAD_DIM // 2
+    PARTS: tl.constexpr = HEAD_DIM // 64
+    sequence = tl.program_id(1)
+    cache = (sequence * tl.num_programs(0) + tl.program_id(0)).to(tl.int64)  # which KV head of all sequences' heads
+    members = tl.arange(0, ROWS)  # [ROWS], of which GROUP exist
+    exist = (members < GROUP)[:, None]
+    columns = tl.arange(0, HALF)  # [HALF]: byte c holds the channels 2c and 2c + 1
+    parts = tl.arange(0, PARTS)  # [PARTS]
+    rows = (cache * GROUP + members)[:, None] * HEAD_DIM + 2 * columns[None, :]  # [ROWS, HALF]
+    query_even = tl.load(query_pointer + rows, mask=exist, other=0.0).to(tl.float32)
+    query_odd = tl.load(query_pointer + rows + 1, mask=exist, other=0.0).to(tl.float32)
+    running_max = tl.full([ROWS], float("-inf"), tl.float32)
+    running_sum = tl.zeros([ROWS], tl.float32)
+    output_even = tl.zeros([ROWS, HALF], tl.float32)
+    output_odd = tl.zeros([ROWS, HALF], tl.float32)
+    length = tl.load(lengths_pointer + sequence)
+    for first in range(0, length, 64):
+        tokens = first + tl.arange(0, 64)  # [64]
+        present = tokens < length
+        places = cache * capacity + tokens  # [64]
+        codes = tl.load(
+            key_codes_pointer + places[:, None] * HALF + columns[None, :], mask=present[:, None], other=0
+        ).to(tl.int32)  # [64, HALF]
+        channels = (cache * (capacity // 64) + first // 64) * HEAD_DIM + 2 * columns  # [HALF]
+        scale_even = tl.load(key_scale_pointer + channels).to(tl.float32)
+        scale_odd = tl.load(key_scale_pointer + channels + 1).to(tl.float32)
+        middle_even = tl.load(key_middle_pointer + channels).to(tl.float32)
+        middle_odd = tl.load(key_middle_pointer + channels + 1).to(tl.float32)
+        low = ((codes & 15) ^ 8) - 8  # [64, HALF]: the nibbles with their signs
+        high = ((codes >> 4) ^ 8) - 8
+        keys_even = low * scale_even[None, :] + middle_even[None, :]  # [64, HALF]
+        keys_odd = high * scale_odd[None, :] + middle_odd[None, :]
+        scores = tl.dot(query_even, tl.trans(keys_even), input_precision="ieee")  # [ROWS, 64]
+        scores += tl.dot(query_odd, tl.trans(keys_odd), input_precision="ieee")
+        scores = tl.where(present[None, :], scores * scale_log2, float("-inf"))
+        new_max = tl.maximum(running_max, tl.max(scores, axis=1))  # [ROWS]
+        weights = tl.exp2(scores - new_max[:, None])  # [ROWS, 64]
+        rescale = tl.exp2(running_max - new_max)  # [ROWS]
+        running_sum = running_sum * rescale + tl.sum(weights, axis=1)
+        running_max = new_max
+        codes = tl.load(
+            value_codes_pointer + places[:, None] * HALF + columns[None, :], mask=present[:, None], other=0
+        ).to(tl.int32)  # [64, HALF]
+        shared = places[:, None] * PARTS + parts[None, :]  # [64, PARTS]
+        scale = tl.load(value_scale_pointer + shared, mask=present[:, None], other=0.0).to(tl.float32)
+        middle = tl.load(value_middle_pointer + shared, mask=present[:, None], other=0.0).to(tl.float32)
+        scale = tl.reshape(tl.broadcast_to(scale[:, :, None], (64, PARTS, 32)), (64, HALF))
+        middle = tl.reshape(tl.broadcast_to(middle[:, :, None], (64, PARTS, 32)), (64, HALF))
+        values_even = (((codes & 15) ^ 8) - 8) * scale + middle  # [64, HALF]
+        values_odd = (((codes >> 4) ^ 8) - 8) * scale + middle
+        output_even = output_even * rescale[:, None] + tl.dot(weights, values_even, input_precision="ieee")
+        output_odd = output_odd * rescale[:, None] + tl.dot(weights, values_odd, input_precision="ieee")
+    total = tl.where(running_sum == 0.0, 1.0, running_sum)[:, None]
+    dtype = output_pointer.dtype.element_ty
+    tl.store(output_pointer + rows, (output_even / total).to(dtype), mask=exist)
+    tl.store(output_pointer + rows + 1, (output_odd / total).to(dtype), mask=exist)
+    # END SOLUTION
+
+
+def int4_decode(query, key_codes, key_scale, key_middle, value_codes, value_scale, value_middle, lengths):
+    """Attention of one query token of each sequence to a cache of 4-bit codes, which is read once.
+
+    Args:
+        query: [batch, query_heads, head_dim], float32 or float16. head_dim is 64 or 128. query_heads is a multiple of
+            key_heads, up to 32 heads share a KV head: query head h reads KV head h // (query_heads // key_heads).
+        key_codes, value_codes: [batch, key_heads, capacity, head_dim // 2], uint8: byte c of a row holds the codes of
+            channel 2c, in its low nibble, and of channel 2c + 1, as in exercise 12.1. capacity is a multiple of 64.
+        key_scale, key_middle: [batch, key_heads, capacity // 64, head_dim], float32 or float16: for each channel of 64
+            tokens. A key is code * scale + middle.
+        value_scale, value_middle: [batch, key_heads, capacity, head_dim // 64], the same dtype: for each token and 64
+            channels.
+        lengths: [batch], int32: tokens in the cache, 0 to capacity, also no multiple of 64. Slots behind them hold
+            anything: any codes, and NaN in the scales and middles of their own.
+        All are contiguous.
+
+    Returns:
+        [batch, query_heads, head_dim], the query's dtype: the softmax of the scores, which are products of query and
+        keys divided by √head_dim, times the values; zeros for a length of 0. Multiply and add in float32, or multiply
+        in the query's dtype and add in float32. Each code, scale and middle of a token in the cache is loaded once, and
+        those of no token are not; PyTorch's own operations do not read the cache, and do no products.
+    """
+    batch, query_heads, head_dim = query.shape
+    key_heads, capacity = key_codes.shape[1:3]
+    group = query_heads // key_heads
+    output = torch.empty_like(query)
+    int4_decode_kernel[(key_heads, batch)](
+        query, key_codes, key_scale, key_middle, value_codes, value_scale, value_middle, output, lengths,
+        capacity, math.log2(math.e) / math.sqrt(head_dim),
+        GROUP=group, ROWS=max(16, triton.next_power_of_2(group)), HEAD_DIM=head_dim,
+    )
+    return output
+
+
+# %%
+best_int4_decode = check("12.5", int4_decode).best
