@@ -8,9 +8,9 @@
 #
 # Write down your two guesses. You will count both.
 #
-# **Time.** About four and a half hours for all six exercises, estimated. The **core path** takes about two hours:
-# exercises 12.1, 12.2 and 12.3, and every section whose heading does not end in *deeper*. You can skip the others: run
-# their cells and go on. You need chapter 05, and chapter 07 for exercise 12.5.
+# **Time.** About five and a half hours for all exercises, estimated. The **core path** takes about two hours: exercises
+# 12.1, 12.2 and 12.3, and every section whose heading does not end in *deeper*. You can skip the others: run their
+# cells and go on. You need chapter 05, and chapter 07 for exercise 12.5.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -320,6 +320,266 @@ for size in (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0):
 # cut off at 448. So test a kernel with scales far from 1, as the check of 12.3 does.
 
 # %% [markdown]
+# ## The fused decode kernel · deeper
+#
+# Now write the kernel that reads 4-bit codes and attends. It is called *fused* because it dequantises and attends in
+# one launch: a tile of 64 tokens is dequantised in registers, right where it is used. Nothing of the cache's size is
+# ever written to memory.
+#
+# Keys have a scale and a middle for each channel and each group of 64 tokens, so a tile of 64 tokens has one row of
+# scales. Values have them for each token and each 64 channels. The channels of a byte are neighbours: low nibbles are
+# the even channels, high nibbles the odd ones. You need not put them side by side again. A dot product is the sum over
+# even channels plus the sum over odd ones, so hold two tiles of queries, two of keys, and two accumulators.
+
+# %%
+# Exercise 12.5 · A decode kernel that reads INT4
+@triton.jit
+def int4_decode_kernel(
+    query_pointer, key_codes_pointer, key_scale_pointer, key_middle_pointer,
+    value_codes_pointer, value_scale_pointer, value_middle_pointer, output_pointer, lengths_pointer,
+    capacity, scale_log2,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr,
+):
+    """Program (key_head, sequence): the GROUP query heads of one KV head, over its tokens in tiles of 64.
+
+    ROWS is a power of two, at least 16 and at least GROUP. scale_log2 is log2(e) / √HEAD_DIM.
+    """
+    # BEGIN SOLUTION
+    HALF: tl.constexpr = HEAD_DIM // 2
+    PARTS: tl.constexpr = HEAD_DIM // 64
+    sequence = tl.program_id(1)
+    cache = (sequence * tl.num_programs(0) + tl.program_id(0)).to(tl.int64)  # which KV head of all sequences' heads
+    members = tl.arange(0, ROWS)  # [ROWS], of which GROUP exist
+    exist = (members < GROUP)[:, None]
+    columns = tl.arange(0, HALF)  # [HALF]: byte c holds the channels 2c and 2c + 1
+    parts = tl.arange(0, PARTS)  # [PARTS]
+    rows = (cache * GROUP + members)[:, None] * HEAD_DIM + 2 * columns[None, :]  # [ROWS, HALF]
+    query_even = tl.load(query_pointer + rows, mask=exist, other=0.0).to(tl.float32)
+    query_odd = tl.load(query_pointer + rows + 1, mask=exist, other=0.0).to(tl.float32)
+    running_max = tl.full([ROWS], float("-inf"), tl.float32)
+    running_sum = tl.zeros([ROWS], tl.float32)
+    output_even = tl.zeros([ROWS, HALF], tl.float32)
+    output_odd = tl.zeros([ROWS, HALF], tl.float32)
+    length = tl.load(lengths_pointer + sequence)
+    for first in range(0, length, 64):
+        tokens = first + tl.arange(0, 64)  # [64]
+        present = tokens < length
+        places = cache * capacity + tokens  # [64]
+        codes = tl.load(
+            key_codes_pointer + places[:, None] * HALF + columns[None, :], mask=present[:, None], other=0
+        ).to(tl.int32)  # [64, HALF]
+        channels = (cache * (capacity // 64) + first // 64) * HEAD_DIM + 2 * columns  # [HALF]
+        scale_even = tl.load(key_scale_pointer + channels).to(tl.float32)
+        scale_odd = tl.load(key_scale_pointer + channels + 1).to(tl.float32)
+        middle_even = tl.load(key_middle_pointer + channels).to(tl.float32)
+        middle_odd = tl.load(key_middle_pointer + channels + 1).to(tl.float32)
+        low = ((codes & 15) ^ 8) - 8  # [64, HALF]: the nibbles with their signs
+        high = ((codes >> 4) ^ 8) - 8
+        keys_even = low * scale_even[None, :] + middle_even[None, :]  # [64, HALF]
+        keys_odd = high * scale_odd[None, :] + middle_odd[None, :]
+        scores = tl.dot(query_even, tl.trans(keys_even), input_precision="ieee")  # [ROWS, 64]
+        scores += tl.dot(query_odd, tl.trans(keys_odd), input_precision="ieee")
+        scores = tl.where(present[None, :], scores * scale_log2, float("-inf"))
+        new_max = tl.maximum(running_max, tl.max(scores, axis=1))  # [ROWS]
+        weights = tl.exp2(scores - new_max[:, None])  # [ROWS, 64]
+        rescale = tl.exp2(running_max - new_max)  # [ROWS]
+        running_sum = running_sum * rescale + tl.sum(weights, axis=1)
+        running_max = new_max
+        codes = tl.load(
+            value_codes_pointer + places[:, None] * HALF + columns[None, :], mask=present[:, None], other=0
+        ).to(tl.int32)  # [64, HALF]
+        shared = places[:, None] * PARTS + parts[None, :]  # [64, PARTS]
+        scale = tl.load(value_scale_pointer + shared, mask=present[:, None], other=0.0).to(tl.float32)
+        middle = tl.load(value_middle_pointer + shared, mask=present[:, None], other=0.0).to(tl.float32)
+        scale = tl.reshape(tl.broadcast_to(scale[:, :, None], (64, PARTS, 32)), (64, HALF))
+        middle = tl.reshape(tl.broadcast_to(middle[:, :, None], (64, PARTS, 32)), (64, HALF))
+        values_even = (((codes & 15) ^ 8) - 8) * scale + middle  # [64, HALF]
+        values_odd = (((codes >> 4) ^ 8) - 8) * scale + middle
+        output_even = output_even * rescale[:, None] + tl.dot(weights, values_even, input_precision="ieee")
+        output_odd = output_odd * rescale[:, None] + tl.dot(weights, values_odd, input_precision="ieee")
+    total = tl.where(running_sum == 0.0, 1.0, running_sum)[:, None]
+    dtype = output_pointer.dtype.element_ty
+    tl.store(output_pointer + rows, (output_even / total).to(dtype), mask=exist)
+    tl.store(output_pointer + rows + 1, (output_odd / total).to(dtype), mask=exist)
+    # END SOLUTION
+
+
+def int4_decode(query, key_codes, key_scale, key_middle, value_codes, value_scale, value_middle, lengths):
+    """Attention of one query token of each sequence to a cache of 4-bit codes, which is read once.
+
+    Args:
+        query: [batch, query_heads, head_dim], float32 or float16. head_dim is 64 or 128. query_heads is a multiple of
+            key_heads, up to 32 heads share a KV head: query head h reads KV head h // (query_heads // key_heads).
+        key_codes, value_codes: [batch, key_heads, capacity, head_dim // 2], uint8: byte c of a row holds the codes of
+            channel 2c, in its low nibble, and of channel 2c + 1, as in exercise 12.1. capacity is a multiple of 64.
+        key_scale, key_middle: [batch, key_heads, capacity // 64, head_dim], float32 or float16: for each channel of 64
+            tokens. A key is code * scale + middle.
+        value_scale, value_middle: [batch, key_heads, capacity, head_dim // 64], the same dtype: for each token and 64
+            channels.
+        lengths: [batch], int32: tokens in the cache, 0 to capacity, also no multiple of 64. Slots behind them hold
+            anything: any codes, and NaN in the scales and middles of their own.
+        All are contiguous.
+
+    Returns:
+        [batch, query_heads, head_dim], the query's dtype: the softmax of the scores, which are products of query and
+        keys divided by √head_dim, times the values; zeros for a length of 0. Multiply and add in float32, or multiply
+        in the query's dtype and add in float32. Each code, scale and middle of a token in the cache is loaded once, and
+        those of no token are not; PyTorch's own operations do not read the cache, and do no products.
+    """
+    batch, query_heads, head_dim = query.shape
+    key_heads, capacity = key_codes.shape[1:3]
+    group = query_heads // key_heads
+    output = torch.empty_like(query)
+    int4_decode_kernel[(key_heads, batch)](
+        query, key_codes, key_scale, key_middle, value_codes, value_scale, value_middle, output, lengths,
+        capacity, math.log2(math.e) / math.sqrt(head_dim),
+        GROUP=group, ROWS=max(16, triton.next_power_of_2(group)), HEAD_DIM=head_dim,
+    )
+    return output
+
+
+# %%
+best_int4_decode = check("12.5", int4_decode).best
+
+# %% [markdown]
+# ## The bytes, counted
+#
+# What does your kernel move for a token and KV head? With head dimension 128, keys and values have 256 codes of half a
+# byte, which is 128 bytes. The values have 2 scales and 2 middles in float16: 8 bytes. The keys have 128 scales and 128
+# middles for 64 tokens, so 512 bytes for 64, or 8 for one. Together that is 144 bytes for 256 numbers, 4.5 bits each. A
+# 16-bit cache has 512 bytes there, so INT4 has **28 %** of them. If you had dequantised first and attended then, you
+# would have read 144 bytes, written 512 and read 512 again.
+#
+# The next cell quantises random keys and values with your functions of 12.1 and 12.2, and meters your kernel.
+# **Predict** the bytes as a share of a 16-bit cache. The queries and the output move too, but they do not grow with the
+# context.
+
+# %%
+predict("12 bytes that the INT4 kernel moves", ..., "% of a 16-bit cache")
+
+# %%
+from course_lib.hardware.meter.metered import metered
+
+
+def int4_cache(keys, values):
+    """The cache of 12.5 for keys and values [KV heads, tokens, channels] of one sequence: six tensors."""
+    parts = []
+    for x, dim in ((keys, 1), (values, 2)):
+        codes, scale, middle = best_quantise_int4(x, dim, 64)
+        parts += [best_pack_int4(codes)[None], scale.half()[None], middle.half()[None]]
+    return [part.contiguous() for part in parts]
+
+
+key_heads, length, head_dim = 2, 512, 128
+keys, values = torch.randn(2, key_heads, length, head_dim)
+query, lengths = torch.randn(1, 8, head_dim), torch.tensor([length], dtype=torch.int32)
+codes = int4_cache(keys, values)
+report = metered(best_int4_decode, query, *codes, lengths)
+whole_bytes = 2 * 2 * keys.numel()
+measured("12 bytes that the INT4 kernel moves", 100 * report.total_bytes / whole_bytes, "% of a 16-bit cache")
+print(f"moved {report.total_bytes:,} bytes; a 16-bit cache has {whole_bytes:,}, this one "
+      f"{sum(part.nbytes for part in codes):,}")
+
+# %% [markdown]
+# The share is a little above 28 %, because at only 512 tokens the queries and outputs add 1.6 %.
+#
+# The kernel is exact, so its result differs from attention with the restored keys and values by float32's rounding
+# alone. From attention with the whole ones it differs by what quantising lost. The next cell prints both. **Predict**
+# the second: quantising changes each key and value by about 9 % here. Is the output off by more than that or by less?
+
+# %%
+def grouped_attention(query, keys, values):
+    """Attention of [query heads, channels] to [KV heads, tokens, channels]."""
+    grouped = query.view(keys.shape[0], -1, query.shape[-1]) / math.sqrt(query.shape[-1])
+    return (torch.softmax(grouped @ keys.transpose(1, 2), dim=2) @ values).view(query.shape)
+
+
+output = best_int4_decode(*(part.to(device) for part in (query, *codes, lengths)))[0].cpu()
+for name, cache in {"restored": (restored(keys, -2), restored(values, -1)), "whole": (keys, values)}.items():
+    wanted = grouped_attention(query[0], *cache)
+    print(f"off from attention with the {name} cache: {float((output - wanted).norm() / wanted.norm()):.1e}")
+
+# %% [markdown]
+# With random keys nearly all tokens have a similar weight, so the output is a small number, a mean of 512 random
+# values, and the error does not become smaller with it. A trained model is the better judge, and you will ask one
+# below.
+#
+# **How fast can it be?** The bytes allow 3.6 times the speed, but only if the arithmetic hides behind the loads. An
+# H200 has 132 multiprocessors with 128 lanes for ordinary instructions, at up to 1.98 GHz: 33.5 trillion instructions a
+# second. At the opening's sizes it reads the INT4 cache in 34.6 µs. In that time it can do 1.16 billion instructions,
+# for 268 million numbers. So a kernel may spend **4.3 instructions on each number**: to cut the nibble out, to convert
+# it, and to apply scale and middle. Yours needs more than that: a mask or a shift, two operations for the sign, a
+# conversion and a multiply-add. So expect less than 3.6.
+#
+# With e4m3 there are 8 bits to read, and two numbers are converted by one instruction where the card has it (from sm_89
+# on). Then it takes 61 µs to read, and arithmetic is no limit. So FP8 comes nearer to its factor of 2 than INT4 to its
+# 3.6.
+
+# %% [markdown]
+# ## The newest tokens stay whole · deeper
+#
+# A group of 64 keys can be quantised only when all 64 are there. Until then its keys stay as they are. It also pays to
+# keep the newest tokens whole for longer, because attention gives them much weight: KIVI keeps up to 128. So a cache of
+# 4-bit keys has two parts: full groups that are quantised, and a *residual window* of recent keys. Appending moves keys
+# from one to the other, and no key may be lost, stand in both, or change its place.
+#
+# Decode then attends to both parts and merges the results, as for two splits in chapter 08. (Your kernel of 12.5 reads
+# groups only.)
+
+# %%
+# Exercise 12.4 · The residual window
+class KeyWindow:
+    """The keys of one head: old ones quantised in full groups, and the newest ones whole.
+
+    It decides which keys are quantised, and when. How they are quantised is the caller's.
+    """
+
+    def __init__(self, group: int, window: int, quantise):
+        """An empty window.
+
+        group: how many keys are quantised together, at least 1. window: how many of the newest keys always stay whole,
+        at least 0; it need not be a multiple of `group`. quantise: a function that takes a tensor [group, head_dim] and
+        returns what is kept of it; call it once for each group, with the oldest keys that are still whole, in their
+        order. It may keep the tensor, so what you give it must not change later.
+        """
+        # BEGIN SOLUTION
+        self.group, self.window, self.quantise = group, window, quantise
+        self.kept, self.whole = [], None
+        # END SOLUTION
+
+    def append(self, keys: torch.Tensor) -> None:
+        """Adds keys [count, head_dim], count at least 0, the newest last.
+
+        After that, as long as `window` + `group` keys or more are whole, the oldest `group` of them are quantised. The
+        caller uses the memory of `keys` again after the call.
+        """
+        # BEGIN SOLUTION
+        self.whole = keys.clone() if self.whole is None else torch.cat((self.whole, keys))
+        while len(self.whole) >= self.window + self.group:
+            self.kept.append(self.quantise(self.whole[: self.group].clone()))
+            self.whole = self.whole[self.group :]
+        # END SOLUTION
+
+    def groups(self) -> list:
+        """What `quantise` returned for each group, in the order of the tokens."""
+        # BEGIN SOLUTION
+        return list(self.kept)
+        # END SOLUTION
+
+    def recent(self) -> torch.Tensor:
+        """The keys that are whole, [count, head_dim], the oldest first. Later calls of `append` must not change it.
+
+        It is called only after the first `append`, and [0, head_dim] where no key is whole.
+        """
+        # BEGIN SOLUTION
+        return self.whole
+        # END SOLUTION
+
+
+# %%
+best_key_window = check("12.4", KeyWindow).best
+
+# %% [markdown]
 # ## What rounding does to the loss
 #
 # Errors of keys and values matter only as far as the model predicts worse with them. The next cell measures the small
@@ -458,14 +718,14 @@ fused, first = 4.5 / 8 * numbers, (4.5 / 8 + 2 + 2) * numbers
 print(f"decode, 8,192 tokens:  fused {format_bytes(fused)}, dequantised first {format_bytes(first)}: "
       f"{first / fused:.1f} times as many; a 16-bit cache {format_bytes(2 * numbers)}")
 in_the_loop = sum(end * 2 * 8 * 128 for end in range(128, 8192 + 1, 128))  # each tile of queries, and what it sees
-print(f"prompt, 8,192 tokens:  once {numbers / 1e6:.1f} million conversions, in the loop {in_the_loop / 1e6:.0f} million: "
+print(f"prompt, 8,192 tokens:  {numbers / 1e6:.1f} million conversions once, {in_the_loop / 1e6:.0f} million in the loop: "
       f"{in_the_loop / numbers:.1f} times as many")
 
 # %% [markdown]
 # > **The answer to the second question: a prompt gains nothing.** With 32 query heads its attention does $4 \cdot 32
-# > \cdot 128 \cdot 8192^2 / 2 = 550$ GFLOP in a layer, which takes at least 0.70 ms at 790 TFLOP/s. Reading its keys and
-# > values in 16 bits takes 7.7 µs, 1 % of that. So attend to a prompt's own keys and values before they are rounded, and
-# > where a long cache stands before the prompt, dequantise it once.
+# > \cdot 128 \cdot 8192^2 / 2 = 550$ GFLOP in a layer, which takes at least 0.70 ms at 790 TFLOP/s. Reading its keys
+# > and values in 16 bits takes 7.7 µs, 1 % of that. So attend to a prompt's own keys and values before they are
+# > rounded, and where a long cache stands before the prompt, dequantise it once.
 
 # %% [markdown]
 # ## Weights are bytes too · deeper
@@ -516,8 +776,6 @@ def int4_rows(codes, scale, middle, vector):
 
 
 # %%
-from course_lib.hardware.meter.metered import metered
-
 matrix = next(module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)).detach()
 codes, scale, middle = best_quantise_int4(matrix, 1, 32)
 inputs = best_pack_int4(codes), scale.half(), middle.half(), torch.randn(matrix.shape[1], device=device)
@@ -763,8 +1021,8 @@ print("the same text" if same is None else f"the texts part after {same} bytes")
 # - **SGLang** has FP8 and FP4 caches. Its
 #   [documentation](https://docs.sglang.io/advanced_features/quantized_kv_cache.html) warns of what you counted above:
 #   where dequantising is not fused with attention, it can be extremely slow.
-# - **FlashInfer**'s decode takes two factors, `bmm1_scale` for the scores and `bmm2_scale` for the result. The scales of
-#   FP8 keys and values go into these, as in 12.3.
+# - **FlashInfer**'s decode takes two factors, `bmm1_scale` for the scores and `bmm2_scale` for the result. The scales
+#   of FP8 keys and values go into these, as in 12.3.
 # - **KIVI** ([arXiv 2402.02750](https://arxiv.org/abs/2402.02750)) goes down to 2 bits with the axes and the window of
 #   this chapter, and needs no calibration.
 # - **TurboQuant** ([arXiv 2504.19874](https://arxiv.org/abs/2504.19874)) takes the other way, the rotation of 12.7:

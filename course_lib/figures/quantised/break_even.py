@@ -1,4 +1,4 @@
-"""When a cache in fewer bits is faster: the time of a decode step over the context, and where one line meets another."""
+"""When a cache in fewer bits is faster: the time of a decode step over the context, and where two lines meet."""
 
 import math
 from collections.abc import Mapping
