@@ -9,8 +9,8 @@
 # Write down your two guesses. You will count both.
 #
 # **Time.** About four and a half hours for all six exercises, estimated. The **core path** takes about two hours:
-# exercises 12.1, 12.2, 12.3 and 12.5, and every section whose heading does not end in *deeper*. You can skip the others: run
-# their cells and go on. You need chapter 05, and chapter 07 for exercise 12.5.
+# exercises 12.1, 12.2, 12.3 and 12.5, and every section whose heading does not end in *deeper*. You can skip the
+# others: run their cells and go on. You need chapter 05, and chapter 07 for exercise 12.5.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
