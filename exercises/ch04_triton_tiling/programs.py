@@ -1,0 +1,272 @@
+"""What the programs of the kernels of 4.3 to 4.6 do, and the slips of grids, pointers, loops and masks in it.
+
+4.3 and 4.4 are the same kernel as 4.5 where no length leaves anything over. All programs compute at once, in the order
+in which the grid numbers them: of two that store in one place the later stays.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from course_lib.checker.specification.edits import DoesNotRun, edits, only, without
+from exercises.topics import attention_sentences as told
+from exercises.topics.attention_steps import (
+    ADDED,
+    BASE_2,
+    CARRIED,
+    DOT,
+    FINISHED,
+    MAXIMA,
+    NARROW,
+    SCALE,
+    STYLES,
+    accumulated,
+    divided,
+    padded,
+    scored,
+)
+from exercises.topics.pointers import load, put
+from exercises.topics.running import start
+
+BLOCK_M = BLOCK_N = 64  # queries and keys of a tile, as the launchers set them
+
+
+def attended(query, key, value, causal, block_n=BLOCK_N):
+    """The output [heads, query_length, head_dim], and the log-sum-exps [heads, query_length] in float32."""
+    heads, query_length, head_dim = query.shape
+    key_length = key.shape[1]
+    tiles = -(-query_length // BLOCK_M)
+    head = torch.arange(heads)[:, None, None]
+    first_query = torch.arange(tiles)[:, None, None] * BLOCK_M  # [tiles, 1, 1]
+    rows = first_query + torch.arange(BLOCK_M)  # [tiles, 1, BLOCK_M]
+    positions = rows[..., None] + key_length - query_length
+    columns = torch.arange(head_dim)
+    inside = rows[..., None] < query_length
+    query_rows = head * query.stride(0) + rows[..., None] * query.stride(1)
+    query_tile = load(query, query_rows + columns, inside)  # [tiles, heads, BLOCK_M, head_dim]
+    running_max, running_sum = start((tiles, heads, BLOCK_M))
+    accumulator = torch.zeros(query_tile.shape)
+    end = torch.full_like(first_query, key_length)
+    if causal:
+        end = torch.minimum(end, first_query + BLOCK_M + key_length - query_length)
+    for first_key in range(0, max(end.flatten().tolist(), default=0), block_n):
+        keys = first_key + torch.arange(block_n)
+        present = (keys < key_length)[:, None]
+        key_tile = load(key, head * key.stride(0) + keys[:, None] * key.stride(1) + columns, present)
+        value_tile = load(value, head * value.stride(0) + keys[:, None] * value.stride(1) + columns, present)
+        visible = keys < key_length
+        if causal:
+            visible = visible & (keys <= positions)
+        scores = scored(query_tile, key_tile, head_dim**-0.5)  # [tiles, heads, BLOCK_M, block_n]
+        running_max, running_sum, accumulator = accumulated(
+            scores, visible, value_tile, running_max, running_sum, accumulator, first_key < end
+        )
+    output = torch.full((heads, query_length, head_dim), math.nan, dtype=query.dtype)
+    output_rows = head * output.stride(0) + rows[..., None] * output.stride(1)
+    put(output, output_rows + columns, divided(accumulator, running_sum), inside)
+    lses = torch.full((heads, query_length), math.nan)
+    log_sum_exp = running_max + torch.log(torch.where(running_sum == 0, 1.0, running_sum))
+    put(lses, head[..., 0] * query_length + rows, log_sum_exp, rows < query_length)
+    return output, lses
+
+
+def squared(tile):
+    """The same scores or weights, whose columns can be taken for rows only where there are as many."""
+    if tile.shape[-1] != tile.shape[-2]:
+        raise DoesNotRun
+    return tile
+
+
+def unturned(keys):
+    """The keys as they were loaded, in the place of [head_dim, keys]: there is such a product of square tiles alone."""
+    width = padded(keys.shape[-1])
+    return squared(torch.nn.functional.pad(keys, (0, width - keys.shape[-1])))[..., : keys.shape[-1], :]
+
+
+TENSORS = ("query", "key", "value")
+PARTS, USES = (start, scored, accumulated, divided, attended), (padded, squared, unturned)
+BY_ROWS, BY_ALL = "tile.amax(-1)", "torch.full_like(first_query, key_length)"
+GRID, OFFSET = "-(-query_length // BLOCK_M)", "+ key_length - query_length"
+END = f"first_query + BLOCK_M {OFFSET}"
+STORE, OF_THE_TILE = "output_rows = head * output.stride(0) + rows[..., None]", "first_key + torch.arange(block_n)"
+
+
+def head_of(name):
+    return (f"head * {name}.stride(0) + ", "")
+
+
+def contiguous(name):
+    return (f"{name}.stride(0)", f"{name}.shape[1] * head_dim", *rows_touch(name))
+
+
+def rows_touch(name):
+    return (f"{name}.stride(1)", "head_dim")
+
+
+def by_another(name, other, axes):
+    return tuple(piece for axis in axes for piece in (f"{name}.stride({axis})", f"{other}.stride({axis})"))
+
+
+STORED = (
+    *edits(told.ONLY_FIRST_HEAD, only_first_head=("torch.arange(heads)", "torch.arange(1)")),
+    *edits(told.ONLY_FIRST_ROWS, only_first_rows=(GRID, "1")),
+    *edits(told.STORED_IN_ONE_HEAD, stored_in_one_head=head_of("output")),
+    *edits(
+        told.STORED_IN_FIRST_ROWS,
+        stored_in_first_rows=(STORE, STORE.replace("rows[..., None]", "torch.arange(BLOCK_M)[:, None]")),
+    ),
+)
+PRODUCTS = (
+    *edits(told.KEYS_AS_VALUES, keys_used_as_values=("visible, value_tile", "visible, key_tile")),
+    *edits(
+        "The queries are multiplied with the values. The first product takes the keys: look at the pointer it loads "
+        "from.",
+        values_used_as_keys=("scored(query_tile, key_tile", "scored(query_tile, value_tile"),
+    ),
+    *edits(
+        told.TRANSPOSED_KEY,
+        transposed_key=("keys[:, None] * key.stride(1) + columns", "keys[:, None] + columns * key.stride(1)"),
+    ),
+    *edits(told.KEY_NOT_TRANSPOSED, key_not_transposed=(DOT, "query.float() @ unturned(keys.float())")),
+    *SCALE,
+    *edits(
+        "The scale is taken from the number of keys. It is 1/√head_dim, whatever the length.",
+        scale_by_length=("head_dim**-0.5", "key_length**-0.5"),
+    ),
+)
+OVER_QUERIES = (
+    *edits(
+        "Maximum and sum are taken over axis 0, the queries of the tile. The softmax of a query runs over its keys: "
+        "axis=1 of a [BLOCK_M, BLOCK_N] tile.",
+        softmax_over_queries=(BY_ROWS, "squared(tile).amax(-2)", ADDED, "squared(weights).sum(-2)"),
+    ),
+    *edits(
+        "The maximum is taken over axis 0, the queries of the tile. Each query has a maximum over its keys: axis=1 of "
+        "a [BLOCK_M, BLOCK_N] tile.",
+        maximum_over_queries=(BY_ROWS, "squared(tile).amax(-2)"),
+    ),
+    *edits(
+        "The sum is taken over axis 0, the queries of the tile. Each query has a sum over its keys: axis=1 of a "
+        "[BLOCK_M, BLOCK_N] tile.",
+        sum_over_queries=(ADDED, "squared(weights).sum(-2)"),
+    ),
+)
+LOOP = (
+    *edits(told.FIRST_TILE_ONLY, only_first_tile=(OF_THE_TILE, "torch.arange(block_n)")),
+    *edits(told.LAST_TILE_SKIPPED, last_tile_skipped=(BY_ALL, "torch.full_like(first_query, key_length - block_n)")),
+    *(
+        row
+        for name in TENSORS[1:]
+        for row in edits(
+            f"Every step loads the first tile of {name}s: `first_key` is missing from the rows that the load takes.",
+            alone=True,
+            **{f"{name}_not_moved": (f"keys[:, None] * {name}", f"(keys - first_key)[:, None] * {name}")},
+        )
+    ),
+    *edits(
+        "Every second tile of keys is left out: the loop's step is twice as long as the tile that it loads.",
+        every_second_tile=("default=0), block_n", "default=0), 2 * block_n"),
+    ),
+    *edits(
+        "The first tile of keys is never looked at. The loop begins at key 0.",
+        first_tile_of_keys_skipped=("range(0, max(", "range(block_n, max("),
+    ),
+    *edits(
+        "The loop begins before key 0, and its first tile is memory in front of the head's keys. It begins at key 0.",
+        alone=True,
+        loop_begun_before_key_0=("range(0, max(", "range(-block_n, max("),
+    ),
+    *edits(
+        "Only as many keys were used as there are queries. The loop runs to `key_length`: is that `key.shape[1]` in "
+        "the launcher?",
+        as_many_keys_as_queries=("key_length = key.shape[1]", "key_length = query.shape[1]"),
+    ),
+)
+POINTERS = (
+    *edits(told.HEAD_FORGOTTEN, head_forgotten=tuple(piece for name in TENSORS for piece in head_of(name))),
+    *(
+        row
+        for name in TENSORS
+        for row in edits(
+            f"Head 0 of `{name}` is used for every head: head · {name}_head_stride is missing.",
+            **{f"head_forgotten__{name}": head_of(name)},
+        )
+    ),
+    *(
+        row
+        for one, other in (("query", "key"), ("query", "value"), ("key", "value"))
+        for row in edits(
+            f"Head 0 of `{one}` and `{other}` is used for every head: add head · {one}_head_stride and "
+            f"head · {other}_head_stride to the pointers.",
+            alone=True,
+            **{f"head_forgotten__{one}_and_{other}": (*head_of(one), *head_of(other))},
+        )
+    ),
+    *edits(
+        "The tensors are read as if they were contiguous. Rows lie `stride(-2)` elements apart and heads "
+        "`stride(-3)`; the launcher passes both.",
+        strides_ignored=tuple(piece for name in TENSORS for piece in contiguous(name)),
+    ),
+    *(
+        row
+        for name in TENSORS
+        for row in edits(
+            f"`{name}` is read as if it were contiguous. Its rows lie {name}_stride elements apart and its heads "
+            f"{name}_head_stride.",
+            **{f"strides_ignored__{name}": contiguous(name)},
+        )
+    ),
+    *(
+        row
+        for name in TENSORS
+        for row in edits(
+            f"The rows of `{name}` are taken to touch. They lie {name}_stride elements apart.",
+            **{f"strides_ignored__{name}_rows": rows_touch(name)},
+        )
+    ),
+    *(
+        row
+        for name in TENSORS
+        for other in TENSORS
+        if name != other
+        for which, axes, said, own in (
+            ("", (0, 1), "the strides", "strides"),
+            ("_rows", (1,), "the row stride", "one"),
+            ("_heads", (0,), "the head stride", "one"),
+        )
+        for row in edits(
+            f"`{name}` is read by {said} of `{other}`. It has {own} of its own.",
+            alone=which == "",
+            **{f"strides_ignored__{name}{which}_by_{other}": by_another(name, other, axes)},
+        )
+    ),
+    *(
+        row
+        for which, axes, said in (
+            ("", (0, 1), "the strides"),
+            ("heads_of_", (0,), "the head stride"),
+            ("rows_of_", (1,), "the row stride"),
+        )
+        for name in TENSORS
+        for row in edits(
+            f"The output is stored by {said} of `{name}`. It is contiguous, and has strides of its own: "
+            "output_head_stride and output_stride.",
+            **{f"output_strides__{which}{name}": by_another("output", name, axes)},
+        )
+    ),
+)
+TILED = (
+    *(STORED + PRODUCTS + BASE_2),
+    *only(FINISHED, "not_divided"),
+    *edits(
+        "The accumulator is divided by the running maximum. It is divided by the running sum.",
+        divided_by_the_maximum=(
+            "columns, divided(accumulator, running_sum)",
+            "columns, accumulator / running_max[..., None]",
+        ),
+    ),
+    *without(FINISHED, "not_divided"),
+    *(OVER_QUERIES + MAXIMA + CARRIED + LOOP + POINTERS + NARROW + STYLES),
+)
