@@ -11,6 +11,7 @@ sequences, relative to their float64 result. Figures, versions and clocks go to 
 
 import contextlib
 import dataclasses
+import datetime
 import functools
 import json
 import math
@@ -18,6 +19,7 @@ import math
 import torch
 
 from course_lib.bench.attention import clocks
+from course_lib.figures.latent.beside_flashinfer import COLORS, draw_beside_flashinfer
 from course_lib.hardware.device import machine, supports_bfloat16
 from course_lib.hardware.graphs import recorded
 from course_lib.hardware.timing import measure_together
@@ -145,6 +147,17 @@ def measure_row(row: Row) -> dict:
     return results
 
 
+def beside_flashinfer(table: dict[str, dict]) -> list[dict]:
+    """The rows of a run that FlashInfer has a figure in, as `draw_beside_flashinfer` takes them."""
+    rows = []
+    for name, results in table.items():
+        other = results.get("FlashInfer fa3", {})
+        if "us" in other:
+            ratios = {ours: other["us"] / results[ours]["us"] for ours in COLORS if "us" in results.get(ours, {})}
+            rows.append({"name": name, "flashinfer": f"{other['us']:.1f} µs", "ratios": ratios})
+    return rows
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print the table; returns the exit status."""
     if machine().tier == "none":
@@ -163,11 +176,14 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{row.name:<22}{name:<16}{figures or ' – ' + it['missing']}", flush=True)
         torch.cuda.empty_cache()
     this = machine()
-    record = {"gpu": this.gpu_name, "torch": torch.__version__, "triton": this.triton, "clocks_before": before,
-              "clocks_after": clocks(), "table": table}  # fmt: skip
+    record = {"gpu": this.gpu_name, "date": datetime.date.today().isoformat(),
+              "torch": torch.__version__, "triton": this.triton, "clocks_before": before,
+              "clocks_after": clocks(), "table": table, "rows": beside_flashinfer(table)}  # fmt: skip
     folder = course_home() / "bench"
     folder.mkdir(exist_ok=True)
     (folder / "latent.json").write_text(json.dumps(record, indent=1))
+    if record["rows"]:
+        draw_beside_flashinfer(record).savefig(folder / "latent.png")
     print(
         f"\n{this.gpu_name}, PyTorch {torch.__version__}, Triton {this.triton}; clocks SM, memory, power, temperature: "
         f"{before} before, {record['clocks_after']} after.\nWritten: {folder / 'latent.json'}"

@@ -7,14 +7,14 @@ import torch
 
 from course_lib.models.config import Latent, with_latent
 from course_lib.models.decoder import Decoder
-from course_lib.models.kinds import KINDS, loss_on, text_parts, trained_kinds
+from course_lib.models.kinds import KINDS, loss_on, loss_through_cache, text_parts, trained_kinds
 from course_lib.models.low_rank import cached_numbers, energy_kept, rank_for
 from course_lib.models.tiny import TINY, tiny_text
 from course_lib.models.training import initialize
 
 SMALLER = dataclasses.replace(TINY, layers=2, width=32, query_heads=2, key_heads=2, head_dim=16, hidden=32, context=32)
 SMALLER_KINDS = {"full heads": SMALLER, "MLA": with_latent(SMALLER, Latent(8, 4, 8, 8))}
-NUMBERS = {"full heads": 256, "GQA": 128, "MQA": 64, "MLA": 48}
+NUMBERS = {"full heads": 256, "GQA": 128, "MQA": 64, "heads of 64": 128, "MLA": 48}
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_no_kind_has_read_the_last_tenth(small, monkeypatch):
 
 
 def test_a_kind_that_does_not_exist_is_named():
-    with pytest.raises(ValueError, match="no kind 'MLB'; there are: full heads, GQA, MQA, MLA"):
+    with pytest.raises(ValueError, match="no kind 'MLB'; there are: full heads, GQA, MQA, heads of 64, MLA"):
         trained_kinds(["MLB"])
 
 
@@ -70,6 +70,16 @@ def test_loss_is_the_mean_over_whole_pieces():
     assert loss_on(model, text) == pytest.approx((loss_on(model, text[:33]) + loss_on(model, text[33:66])) / 2)
     with pytest.raises(ValueError, match="text has 32 bytes.*needs 33"):
         loss_on(model, text[:32])
+
+
+def test_the_loss_through_a_cache_is_that_of_what_the_cache_gives_back():
+    model, text = model_of(SMALLER), tiny_text()[:80]
+    assert loss_through_cache(model, text, model.new_cache) == pytest.approx(loss_on(model, text), rel=1e-5)
+
+    def forgetful(batch, capacity):
+        return model.new_cache(batch, capacity, decode=lambda query, *_: torch.zeros_like(query))
+
+    assert loss_through_cache(model, text, forgetful) != pytest.approx(loss_on(model, text), rel=1e-5)
 
 
 @pytest.mark.parametrize("key_heads", [1, 2])

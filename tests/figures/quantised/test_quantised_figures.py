@@ -1,0 +1,41 @@
+"""The pictures of fewer bits: every level is a mark, every number a cell, and what can't be drawn is refused."""
+
+import pytest
+import torch
+
+from course_lib.figures.quantised.levels import draw_levels, e4m3_levels, int4_levels
+from course_lib.figures.quantised.outliers import draw_outliers
+
+
+def test_levels_are_those_of_the_formats():
+    assert int4_levels().diff().allclose(torch.tensor(2 / 15))
+    levels = e4m3_levels()
+    assert len(levels) == 253 and levels.max() == 1 and levels.min() == -1
+    assert levels[levels > 0].min() == 2**-9 / 448  # the smallest subnormal number
+
+
+def test_each_level_is_drawn(tmp_path):
+    figure = draw_levels({"INT4": int4_levels(), "e4m3": e4m3_levels()})
+    figure.savefig(tmp_path / "levels.png")
+    assert [len(lines.get_segments()) for lines in figure.axes[0].collections] == [16, 253]
+    assert [text.get_text().split(" ")[0] for text in figure.axes[0].texts] == ["16", "253"]
+
+
+@pytest.mark.parametrize("numbers", [torch.tensor([]), torch.tensor([0.5, 1.5])])
+def test_levels_that_are_none_or_beyond_1_are_refused(numbers):
+    with pytest.raises(ValueError, match="formats\\['odd'\\]"):
+        draw_levels({"odd": numbers})
+
+
+def test_outliers_are_shown_where_they_are(tmp_path):
+    keys, values = torch.zeros(2, 6, 4)
+    keys[:, 2] = -9.0
+    figure = draw_outliers(keys, values)
+    figure.savefig(tmp_path / "outliers.png")
+    assert [bar.get_height() for bar in figure.axes[0].patches] == [0, 0, 9, 0]
+    assert figure.axes[2].images[0].get_array()[:, 2].tolist() == [9.0] * 6
+
+
+def test_keys_and_values_of_two_shapes_are_refused():
+    with pytest.raises(ValueError, match=r"keys are \(3, 4\), values \(4, 3\)"):
+        draw_outliers(torch.zeros(3, 4), torch.zeros(4, 3))
