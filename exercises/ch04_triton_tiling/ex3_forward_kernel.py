@@ -12,8 +12,8 @@ from exercises.ch04_triton_tiling.parts import (
     OF_EVERY_KERNEL,
     OUTSIDE,
     SKIPS_THE_WORK,
+    cases_in_16_bits,
     far_below,
-    large_in_16_bits,
     layout_case,
     makes_whole_matrix,
     matrices,
@@ -24,7 +24,7 @@ from exercises.ch04_triton_tiling.parts import (
     rising_by_tiles,
     tiled_bytes,
 )
-from exercises.ch04_triton_tiling.programs import PARTS, TILED, USES, attended
+from exercises.ch04_triton_tiling.programs import PARTS, USES, WHOLE_TILES, attended
 from exercises.topics.attention import (
     in_a_kernel,
     normalised_in_a_kernel,
@@ -45,7 +45,7 @@ def kernel_cases(draw):
         Case("each tile's scores 160 above the last one's", rising_by_tiles(draw)),
         Case("64 queries, 320 keys, the last scores 160 above the first", rising(draw, 1, 64, 320, 16)),
         Case("float16, 1024 equal scores, values near 100", overflowing(draw)),
-        Case("float16, head dimension 32, scores of ±600", large_in_16_bits()),
+        *cases_in_16_bits(),
         layout_case(draw, "two heads; q, k and v each stored in another way", 2, 64, 128, 32),
         Case("256 × 256, bytes counted", matrices(draw, 1, 256, 256, 64), metered=True),
     ]
@@ -103,7 +103,7 @@ EXERCISE = Exercise(
     oracle=in_a_kernel,
     contracts=(CONTRACT,),
     plain=(prescaled_in_a_kernel, rounded_in_a_kernel, normalised_in_a_kernel),
-    models=(model_of(flash_attention_full, TILED, PARTS, USES, styles=(("unguarded",), ())),),
+    models=(model_of(flash_attention_full, WHOLE_TILES, PARTS, USES, styles=(("unguarded",), ())),),
     needs=TRITON,
     uses_dot=True,
     requirements=(

@@ -31,7 +31,10 @@ INF = math.inf
 LN_2 = math.log(2)
 ALL = torch.tensor(True)  # of keys: visible; of programs: in the loop still
 STAND_INS = {"1e4": -1e4, "65504": -65504.0, "1e5": -1e5, "1e6": -1e6, "1e9": -1e9}  # for minus infinity
-FINITE_STARTS = {**{name: float(f"-{name}") for name in ("1e4", "1e6", "1e9", "1e30", "1e38")}, "least": -3.4028235e38}
+FINITE_STARTS = {
+    **{name: f"-{name}" for name in ("1e4", "1e6", "1e9", "1e30", "1e38")},
+    "least": "torch.finfo(torch.float32).min",
+}
 
 
 def scored(query, keys, scale):
@@ -58,7 +61,8 @@ def accumulated(scores, visible, values, running_max, running_sum, accumulator, 
 
 def divided(accumulator, running_sum):
     """The output: zeros for a row that has seen no key."""
-    return accumulator / torch.where(running_sum == 0, 1.0, running_sum)[..., None]
+    total = torch.where(running_sum == 0, 1.0, running_sum)
+    return accumulator / total[..., None]
 
 
 def padded(head_dim: int) -> int:
@@ -72,6 +76,8 @@ PRODUCT = "weights.to(values.dtype)"
 ACCUMULATOR = "accumulator * rescale[..., None] + product"
 NEW_MAX, DIVISOR = "torch.where(walks, new_max, running_max)", "torch.where(running_sum == 0, 1.0, running_sum)"
 ONES = "torch.ones_like(running_max)"
+
+POSTPONED_BY = {"12": "12.0", "16": "16.0", "20": "20.0", "17_in_base_2": "17.0 * LN_2", "20_in_base_2": "20.0 * LN_2"}
 
 SCALE = (
     *edits(told.SCALE_MISSING, scale_missing=(f"{DOT} * scale", DOT)),
@@ -100,7 +106,11 @@ MIXED_BASES = (
 )
 NARROW = (  # of 16-bit inputs alone
     *edits(told.HALF_ACCUMULATOR, accumulator_in_float16=(ACCUMULATOR, f"({ACCUMULATOR}).to(values.dtype).float()")),
-    *edits(softmax_slips.SUM_CAST, sum_in_float16=(SUM, f"({SUM}).to(values.dtype).float()")),
+    *edits(
+        softmax_slips.SUM_CAST,
+        sum_in_float16=(SUM, f"({SUM}).to(values.dtype).float()"),
+        sum_in_float16__of_the_tile=(ADDED, f"{PRODUCT}.sum(-1).float()"),
+    ),
     *edits(softmax_slips.WEIGHTS_CAST, probabilities_cast_before_sum=(ADDED, f"{PRODUCT}.float().sum(-1)")),
     *edits(
         "The scores are rounded to float16 before scale and exponential. It ends at 65,504 and keeps 11 bits, so that "
@@ -129,7 +139,7 @@ NARROW = (  # of 16-bit inputs alone
                 MAXIMUM,
                 f"torch.where(tile.amax(-1) > running_max + {by}, tile.amax(-1), running_max)",
             )
-            for name, by in {"12": "12.0", "16": "16.0", "20": "20.0", "20_in_base_2": "20.0 * LN_2"}.items()
+            for name, by in POSTPONED_BY.items()
         },
     ),
 )
@@ -145,9 +155,9 @@ HIDDEN = (
         "below, the hidden ones win.",
         alone=True,
         **{
-            f"hidden_finite__{name}{base}": (MASK, f"torch.where(visible, scores, {number}{factor})")
+            f"hidden_finite__{name}{way}": (MASK, f"torch.where(visible, scores, {before}{number}{factor})")
             for name, number in STAND_INS.items()
-            for base, factor in (("", ""), ("_in_base_2", " * LN_2"))
+            for way, before, factor in (("", "", ""), ("_in_base_2", "", " * LN_2"), ("_added", "scores ", ""))
         },
     ),
     *edits(
@@ -172,7 +182,7 @@ EMPTY_ROWS = (
 )
 STYLES = edits("", unguarded_step=(GUARD, "new_max"), unguarded=(GUARD, "new_max", DIVISOR, "running_sum"))
 FINISHED = (
-    *edits(told.NOT_DIVIDED, not_divided=(f"accumulator / {DIVISOR}[..., None]", "accumulator")),
+    *edits(told.NOT_DIVIDED, not_divided=("accumulator / total[..., None]", "accumulator")),
     *edits(
         told.DIVIDED_AT_EVERY_TILE,
         divided_at_every_tile=(ACCUMULATOR, f"({ACCUMULATOR}) / torch.where(new_sum == 0, 1.0, new_sum)[..., None]"),
