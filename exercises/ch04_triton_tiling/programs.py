@@ -68,8 +68,9 @@ def attended(query, key, value, causal, block_n=BLOCK_N):
             scores, visible, value_tile, running_max, running_sum, accumulator, first_key < end
         )
     output = torch.full((heads, query_length, head_dim), math.nan, dtype=query.dtype)
+    written = divided(accumulator, running_sum)
     output_rows = head * output.stride(0) + rows[..., None] * output.stride(1)
-    put(output, output_rows + columns, divided(accumulator, running_sum), inside)
+    put(output, output_rows + columns, written, inside)
     lses = torch.full((heads, query_length), math.nan)
     log_sum_exp = running_max + torch.log(torch.where(running_sum == 0, 1.0, running_sum))
     put(lses, head[..., 0] * query_length + rows, log_sum_exp, rows < query_length)
@@ -114,10 +115,6 @@ def by_another(name, other, axes):
     return tuple(piece for axis in axes for piece in (f"{name}.stride({axis})", f"{other}.stride({axis})"))
 
 
-AS_MANY = (
-    "Only as many keys were used as there are queries. The loop runs to `key_length`: is that `key.shape[1]` in the "
-    "launcher?"
-)
 STORED = (
     *edits(told.ONLY_FIRST_HEAD, only_first_head=("torch.arange(heads)", "torch.arange(1)")),
     *edits(told.ONLY_FIRST_ROWS, only_first_rows=(GRID, "1")),
@@ -130,8 +127,7 @@ STORED = (
 PRODUCTS = (
     *edits(told.KEYS_AS_VALUES, keys_used_as_values=("visible, value_tile", "visible, key_tile")),
     *edits(
-        "The queries are multiplied with the values. The first product takes the keys: look at the pointer it loads "
-        "from.",
+        told.VALUES_AS_KEYS,
         values_used_as_keys=("scored(query_tile, key_tile", "scored(query_tile, value_tile"),
     ),
     *edits(
@@ -141,7 +137,7 @@ PRODUCTS = (
     *edits(told.KEY_NOT_TRANSPOSED, key_not_transposed=(DOT, "query.float() @ unturned(keys.float())")),
     *SCALE,
     *edits(
-        "The scale is taken from the number of keys. It is 1/√head_dim, whatever the length.",
+        told.SCALE_BY_LENGTH,
         scale_by_length=("head_dim**-0.5", "key_length**-0.5"),
     ),
 )
@@ -171,15 +167,15 @@ LOOP = (
         for row in edits(
             f"Every step loads the first tile of {name}s: `first_key` is missing from the rows that the load takes.",
             alone=True,
-            **{f"{name}_not_moved": (f"keys[:, None] * {name}", f"(keys - first_key)[:, None] * {name}")},
+            **{f"{name}_not_moved": (f"keys[:, None] * {name}", f"(keys - keys[0])[:, None] * {name}")},
         )
     ),
     *edits(
-        "Every second tile of keys is left out: the loop's step is twice as long as the tile that it loads.",
+        told.EVERY_SECOND_TILE,
         every_second_tile=("default=0), block_n", "default=0), 2 * block_n"),
     ),
     *edits(
-        "The first tile of keys is never looked at. The loop begins at key 0.",
+        told.FIRST_TILE_SKIPPED,
         first_tile_of_keys_skipped=("range(0, max(", "range(block_n, max("),
     ),
     *edits(
@@ -187,7 +183,7 @@ LOOP = (
         alone=True,
         loop_begun_before_key_0=("range(0, max(", "range(-block_n, max("),
     ),
-    *edits(AS_MANY, as_many_keys_as_queries=(BY_ALL, "torch.full_like(first_query, query_length)")),
+    *edits(told.AS_MANY, as_many_keys_as_queries=(BY_ALL, "torch.full_like(first_query, query_length)")),
 )
 POINTERS = (
     *edits(told.HEAD_FORGOTTEN, head_forgotten=tuple(piece for name in TENSORS for piece in head_of(name))),
@@ -266,11 +262,8 @@ TILED = (
     *(STORED + PRODUCTS + BASE_2),
     *only(FINISHED, "not_divided"),
     *edits(
-        "The accumulator is divided by the running maximum. It is divided by the running sum.",
-        divided_by_the_maximum=(
-            "columns, divided(accumulator, running_sum)",
-            "columns, accumulator / running_max[..., None]",
-        ),
+        told.DIVIDED_BY_MAXIMUM,
+        divided_by_the_maximum=("= divided(accumulator, running_sum)", "= accumulator / running_max[..., None]"),
     ),
     *without(FINISHED, "not_divided"),
     *(OVER_QUERIES + MAXIMA + CARRIED + LOOP + POINTERS + NARROW + STYLES),
@@ -279,7 +272,7 @@ TILED = (
 # Where nothing is masked, the whole kernel may take one length for the other; under a causal mask that misaligns it.
 WHOLE_TILES = (
     *without(TILED, "as_many_keys_as_queries"),
-    *edits(AS_MANY, as_many_keys_as_queries=("key_length = key.shape[1]", "key_length = query.shape[1]")),
+    *edits(told.AS_MANY, as_many_keys_as_queries=("key_length = key.shape[1]", "key_length = query.shape[1]")),
 )
 CAUSAL = (
     *edits(told.NO_CAUSAL_MASK, no_causal_mask=("if causal:", "if False:")),

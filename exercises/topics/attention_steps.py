@@ -92,6 +92,23 @@ BASE_2 = (
     *edits(told.LOG2E_MISSING, log2e_missing=("* scale", "* scale * LN_2")),
     *edits(told.NATURAL_EXP, natural_exp=("* scale", "* scale / LN_2")),
 )
+# Where the scale is applied to differences: the maximum is that of the raw products, in units of log 2 or not.
+SCALED_LATE = (
+    *edits(
+        "The maximum is that of the raw products. The weights scale its difference from the scores, and the rescale "
+        "does not: scale old maximum - new maximum as well.",
+        rescale_not_scaled=(RESCALE, "torch.exp((running_max - reference) * math.sqrt(values.shape[-1]))"),
+        rescale_not_scaled__in_base_2=(
+            RESCALE,
+            "torch.exp((running_max - reference) * (math.sqrt(values.shape[-1]) * LN_2))",
+        ),
+    ),
+    *edits(
+        "The maximum is that of the raw products, and the scores that it is taken from are scaled. All weights are "
+        "then far below 1, and underflow. Multiply it by the scale too.",
+        maximum_not_scaled=("tile.amax(-1)", "tile.amax(-1) * (math.sqrt(values.shape[-1]) * LN_2)"),
+    ),
+)
 MIXED_BASES = (
     *edits(
         "The rescale is tl.exp of a difference of maxima that are in units of log 2. Rescale and weights must have one "
