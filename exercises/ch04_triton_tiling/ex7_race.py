@@ -127,7 +127,8 @@ def fast_attention(query, key, value, causal):
         walks = (whole <= first_key) & (first_key < end)
         state = after_a_tile(keys, query_tile, key, value, visible, *state, walks)
     running_max, running_sum, accumulator = state
-    output = divided(accumulator, running_sum).transpose(0, 1).flatten(1, 2)[:, :query_length]
+    written = divided(accumulator, running_sum)
+    output = written.transpose(0, 1).flatten(1, 2)[:, :query_length]
     return output.to(query.dtype).unflatten(0, (batch, heads))
 
 
