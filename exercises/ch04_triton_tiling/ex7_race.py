@@ -178,7 +178,7 @@ TWO_LOOPS = (
 # Made in what is given, or not told apart by float16 numbers.
 OTHERS = (
     *("head_", "strides_", "output_", "only_first", "stored_in", "as_many", "scaled_query", "hidden_finite"),
-    "unguarded",
+    *("unguarded", "rescale_postponed", "sum_in_float16", "probabilities_cast", "loop_begun"),
 )
 SLIPS = (
     *(TILED + SCALED_LATE + MIXED_BASES + CAUSAL + TWO_LOOPS),
