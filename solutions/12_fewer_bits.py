@@ -8,9 +8,9 @@
 #
 # Write down your two guesses. You will count both.
 #
-# **Time.** About five and a half hours for all exercises, estimated. The **core path** takes about two hours: exercises
-# 12.1, 12.2 and 12.3, and every section whose heading does not end in *deeper*. You can skip the others: run their
-# cells and go on. You need chapter 05, and chapter 07 for exercise 12.5.
+# **Time.** About six hours for all seven exercises, estimated. The **core path** takes about two: exercises 12.1, 12.2
+# and 12.3, and every section whose heading does not end in *deeper*. You can skip the others: run their cells and go
+# on. You need chapter 05, and chapter 07 for exercise 12.5.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -243,8 +243,9 @@ for layer, parts in enumerate(zip(layer_keys, layer_values)):
 # The order saves work. With head dimension 128 and 32,768 tokens, a head has 4.2 million codes for its keys. Its query
 # has 128 numbers. Multiplied into the query, the scale costs 128 multiplications instead of 4.2 million.
 #
-# INT4 needs more care, because its key scales differ by channel and by group. Then a scale can be multiplied into the
-# query only for the 64 tokens of one group, and it is as cheap to multiply the codes.
+# The same can be done with INT4's scales, although they differ by channel and by group of 64 tokens. Multiply the query
+# by the 128 scales of a group, once for its 64 tokens, and the weights by the scales of the values. The library's INT4
+# kernel does so. Yours, later in this chapter, may multiply the codes, which is easier to write.
 
 # %%
 # Exercise 12.3 · Where the scales go
@@ -506,14 +507,15 @@ for name, cache in {"restored": (restored(keys, -2), restored(values, -1)), "who
 #
 # **How fast can it be?** The bytes allow 3.6 times the speed, but only if the arithmetic hides behind the loads. An
 # H200 has 132 multiprocessors with 128 lanes for ordinary instructions, at up to 1.98 GHz: 33.5 trillion instructions a
-# second. At the opening's sizes it reads the INT4 cache in 34.6 µs. In that time it can do 1.16 billion instructions,
-# for 268 million numbers. So a kernel may spend **4.3 instructions on each number**: to cut the nibble out, to convert
-# it, and to apply scale and middle. Yours needs more than that: a mask or a shift, two operations for the sign, a
-# conversion and a multiply-add. So expect less than 3.6.
+# second. It reads the opening's INT4 cache in 34.6 µs. In that time it can do 1.16 billion instructions, for 268
+# million numbers. So a kernel may spend **4.3 instructions on each number**: to cut out the nibble, to extend its sign,
+# to convert it, and to apply scale and middle. Yours needs about five: a mask or a shift, two for the sign, a
+# conversion, and a multiply-add. That is why the library's kernel multiplies scales into the query and the weights, as
+# in 12.3.
 #
-# With e4m3 there are 8 bits to read, and two numbers are converted by one instruction where the card has it (from sm_89
-# on). Then it takes 61 µs to read, and arithmetic is no limit. So FP8 comes nearer to its factor of 2 than INT4 to its
-# 3.6.
+# An e4m3 number has 8 bits to read, so the same H200 reads that cache in 61 µs, and one instruction converts two
+# numbers where the card has it (from sm_89 on). There the arithmetic hides more easily. So FP8 should come nearer to
+# its factor of 2 than INT4 to its 3.6.
 
 # %% [markdown]
 # ## The newest tokens stay whole · deeper
@@ -682,6 +684,162 @@ for name in ("32 bits", "16 bits", "FP8, scales of 1", "INT4", "INT4, keys over 
 # over tokens has to wait for its tokens.
 
 # %% [markdown]
+# ## When does it pay? · deeper
+#
+# You have seen what fewer bits cost in quality. What do they gain in time? Each number that is read must be
+# dequantised: converted, scaled and shifted. In a decode step each number is dequantised once, and memory is the limit.
+# In a prompt the kernel goes through the keys again for each block of 128 query rows. If it dequantises inside that
+# loop, it does so hundreds of times. So there are three plans:
+#
+# - **keep**: a cache of 16 bits;
+# - **fuse**: a cache of fewer bits, dequantised by the kernel that attends, each time it loads a number;
+# - **once**: the same cache, dequantised into 16 bits by a launch of its own, and then attended to.
+#
+# Count the time of each by a roofline, and choose.
+
+# %%
+# Exercise 12.6 · When does it pay?
+def plan_seconds(
+    plan: str, batch: int, context: int, query_tokens: int, query_heads: int, key_heads: int, head_dim: int, bits: int,
+    rate: float, dequantise_rate: float, bandwidth: float,
+) -> float:
+    """Seconds of one layer's attention with a plan for its cache, by a roofline.
+
+    plan: "keep": the cache has 16 bits a number. "fuse": it has `bits` bits a number, 4 or 8, and a scale and a middle
+        of 16 bits each for every 64 numbers; a kernel dequantises what it loads. "once": the same cache is dequantised
+        into 16 bits first, and then attended to as in "keep".
+    batch sequences have `context` tokens each in the cache. Of these the last `query_tokens` (1 to context) are queries
+        too, and each sees the tokens up to itself. Keys and values have key_heads heads of head_dim numbers;
+        query_heads is a multiple of key_heads; key_heads · head_dim is a multiple of 64.
+    A multiply-add is two FLOPs; a query head does one for each number of each key and value that it sees. The FLOPs run
+        at `rate` per second. Only these count as FLOPs. `dequantise_rate` numbers per second are dequantised, and
+        `bandwidth` bytes per second are read or written.
+    A KV head has query_heads / key_heads · query_tokens rows of queries. The kernel takes 128 of them at a time and
+        reads the whole cache for each such block, the last one perhaps smaller.
+    "keep" and "fuse" take the longer of their work and their bytes; queries and results are too few to count. The work
+        of "fuse" is its FLOPs, and after them the dequantising of all that it reads. "once" adds the time of "keep" to
+        that of its first step, which is the longer of dequantising each number once and of its bytes: it reads the
+        small cache and writes the large one.
+    """
+    # BEGIN SOLUTION
+    numbers = 2 * batch * context * key_heads * head_dim
+    large, small = 2 * numbers, numbers * bits / 8 + numbers / 64 * 4  # bytes
+    pairs = query_tokens * context - query_tokens * (query_tokens - 1) // 2
+    computing = 4 * batch * query_heads * head_dim * pairs / rate
+    passes = math.ceil(query_heads // key_heads * query_tokens / 128)
+    if plan == "fuse":
+        return max(computing + passes * numbers / dequantise_rate, passes * small / bandwidth)
+    kept = max(computing, passes * large / bandwidth)
+    if plan == "keep":
+        return kept
+    return max(numbers / dequantise_rate, (small + large) / bandwidth) + kept
+    # END SOLUTION
+
+
+def choose_plan(
+    batch: int, context: int, query_tokens: int, query_heads: int, key_heads: int, head_dim: int, bits: int,
+    rate: float, dequantise_rate: float, bandwidth: float, room: float,
+) -> str:
+    """The plan that takes the shortest time: "keep", "fuse" or "once".
+
+    "keep" is possible only if a cache of 16 bits takes at most `room` bytes; the other two always are. Of two that
+    take equally long, the one that stands first in this list.
+    """
+    # BEGIN SOLUTION
+    sizes = batch, context, query_tokens, query_heads, key_heads, head_dim, bits, rate, dequantise_rate, bandwidth
+    fits = 4 * batch * context * key_heads * head_dim <= room
+    plans = ("keep", "fuse", "once") if fits else ("fuse", "once")
+    return min(plans, key=lambda plan: plan_seconds(plan, *sizes))
+    # END SOLUTION
+
+
+# %%
+best_plan_seconds, best_choose_plan = check("12.6", plan_seconds, choose_plan).best
+
+# %% [markdown]
+# The first picture is an H200, with 790 TFLOP/s and 4.37 TB/s as measured, for the sizes of the opening question. For
+# the rate of dequantising we take 5 instructions for each number, of the 33.5 trillion a second that its 132
+# multiprocessors can do. **Predict**: how many times as long as "fuse" does "keep" take for one query token, and which
+# plan is the fastest for a prompt of 8,192?
+
+# %%
+from course_lib.figures.quantised.plans import draw_plan_times
+from course_lib.hardware.ceilings.measured import ceilings
+
+query_counts = sorted({round(2 ** (power / 4)) for power in range(53)})  # 1 to 8,192
+
+
+def times_of_plans(rate, instructions, bandwidth, context=131_072, bits=4):
+    """{plan: {query tokens: seconds}} with 32 query heads on 8 KV heads of 128, 5 instructions for a number."""
+    return {
+        plan: {count: best_plan_seconds(plan, 1, context, count, 32, 8, 128, bits, rate, instructions / 5, bandwidth)
+               for count in query_counts}
+        for plan in ("keep", "fuse", "once")
+    }
+
+
+h200_times = times_of_plans(790e12, 33.5e12, 4.37e12)
+for count in (1, 8, 64, 8192):
+    told = ", ".join(f"{plan} {format_seconds(line[count])}" for plan, line in h200_times.items())
+    print(f"{count:>5} query tokens: {told}")
+draw_plan_times(h200_times, "INT4 and 131,072 tokens of context on an H200, by its measured rates")
+
+# %% [markdown]
+# > **The answer to the first question: about three times, by this count.** One query token takes 123 µs in 16 bits. The
+# > bytes of INT4 take 34.6 µs, but 5 instructions for each of 268 million numbers take 40, and the arithmetic of
+# > attention comes on top: 43 µs. With fewer instructions a number it would be 3.6 times.
+#
+# With about 30 query tokens the gain is gone, because attention itself is then the limit. From there on "keep" is the
+# fastest if there is room for it. Where there is none, "once" overtakes "fuse" for long prompts.
+#
+# The second picture is this machine, with its own ceilings: its bandwidth, its rate of products, and half of its
+# multiply-add FLOPs as its rate of instructions. **Predict** whether it gains more or less than an H200 for one query
+# token. On a GPU the cell also measures a decode step: "keep" is the library's kernel for 16 bits and "fuse" the
+# library's for INT4, and yours of 12.5 is printed below. Without a GPU nothing is measured, because a kernel's time in
+# the interpreter means nothing.
+
+# %%
+roof = ceilings()
+unit = "float16" if on_gpu else "float32"
+context = 131_072 if not on_gpu or machine().memory_bytes > 8e9 else 32_768
+here = times_of_plans(roof.matmul_rate[unit], roof.fma_rate / 2, roof.memory_bandwidth, context)
+step_times = {}
+if on_gpu:
+    from course_lib.hardware.graphs import recorded as as_graph
+    from course_lib.hardware.timing import measure_together
+    from course_lib.kernels.decode.attention import decode_attention
+    from course_lib.kernels.decode.workspace import decode_workspace
+    from course_lib.kernels.quantised.append import append_to_int4_cache
+    from course_lib.kernels.quantised.formats import empty_int4_cache
+    from course_lib.kernels.quantised.int4_decode import int4_decode_attention
+
+    query = torch.randn(1, 32, 128, device=device, dtype=torch.float16)
+    keys, values = torch.randn(2, 1, 8, context, 128, device=device, dtype=torch.float16)
+    lengths = torch.full((1,), context, dtype=torch.int32, device=device)
+    cache = empty_int4_cache(1, 8, 128, capacity=context, device=device)
+    append_to_int4_cache(keys, values, cache, torch.zeros(1, dtype=torch.int32, device=device))
+    yours = (cache.key_codes.flatten(2, 3), cache.key_scales, cache.key_middles,
+             *(part.flatten(2, 3) for part in cache[3:6]), lengths)
+    step_times = {name: timing.median for name, timing in measure_together({
+        "keep": partial(decode_attention, query, keys, values, lengths),
+        "fuse": partial(int4_decode_attention, query, cache, lengths),
+        "yours (12.5)": partial(best_int4_decode, query, *yours),
+    }, seconds=0.5, device=device).items()}
+    for name, seconds in step_times.items():
+        print(f"{name:14} {format_seconds(seconds):>9}, {step_times['keep'] / seconds:.2f} times as fast as keep")
+else:
+    print("No GPU here: the picture is a prediction from this CPU's ceilings, and nothing is measured.")
+draw_plan_times(here, f"INT4 and {context:,} tokens of context on {roof.device}",
+                {plan: {1: step_times[plan]} for plan in here if plan in step_times})
+
+# %% [markdown]
+# Your kernel of 12.5 has one program for each KV head of a sequence, so a single sequence keeps 8 of an H200's 132
+# multiprocessors busy. Split it as in chapter 08 to compare the two. The measured "fuse" has splits.
+#
+# On a CPU the bandwidth is small beside what PyTorch's products reach, so fewer bytes would pay there as well. What
+# PyTorch lacks is a product that reads 4 bits.
+
+# %% [markdown]
 # ## When it loses
 #
 # Fewer bytes alone do not make a step faster. These engines lost more than they saved:
@@ -718,7 +876,7 @@ fused, first = 4.5 / 8 * numbers, (4.5 / 8 + 2 + 2) * numbers
 print(f"decode, 8,192 tokens:  fused {format_bytes(fused)}, dequantised first {format_bytes(first)}: "
       f"{first / fused:.1f} times as many; a 16-bit cache {format_bytes(2 * numbers)}")
 in_the_loop = sum(end * 2 * 8 * 128 for end in range(128, 8192 + 1, 128))  # each tile of queries, and what it sees
-print(f"prompt, 8,192 tokens:  {numbers / 1e6:.1f} million conversions once, {in_the_loop / 1e6:.0f} million in the loop: "
+print(f"prompt, 8,192 tokens:  {numbers / 1e6:.1f} million conversions, or {in_the_loop / 1e6:.0f} million in the loop: "
       f"{in_the_loop / numbers:.1f} times as many")
 
 # %% [markdown]
@@ -1031,8 +1189,9 @@ print("the same text" if same is None else f"the texts part after {same} bytes")
 #   attention a user measured 0.20 to 0.81 of the speed of bf16
 #   ([vllm#41803](https://github.com/vllm-project/vllm/issues/41803)).
 #
-# **In this library.** `course_lib/kernels/quantised/` has decode over e4m3 caches, paged and contiguous, with scales by
-# tensor, head or page.
+# **In this library.** `course_lib/kernels/quantised/` has decode over e4m3 caches with scales by tensor, head or page,
+# and over INT4 caches with their window, paged and contiguous, and kernels that append and quantise in one launch.
+# `python -m course_lib bench quantised` measures decode with each on your GPU, beside FlashInfer's FP8.
 #
 # ## Papers
 #

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from course_lib.figures.quantised.break_even import break_even, draw_break_even
 from course_lib.figures.quantised.levels import draw_levels, e4m3_levels, int4_levels
 from course_lib.figures.quantised.losses import draw_cache_losses
 from course_lib.figures.quantised.outliers import draw_outliers
+from course_lib.figures.quantised.plans import draw_plan_times, fastest
 
 
 def test_levels_are_those_of_the_formats():
@@ -60,31 +60,30 @@ def test_losses_of_nothing_are_refused(points):
         draw_cache_losses(points)
 
 
-def test_the_break_even_lies_where_the_lines_meet_for_good():
-    whole = {1: 1.0, 4: 1.0, 16: 4.0, 64: 16.0}
-    assert break_even(whole, {1: 2.0, 4: 2.0, 16: 2.0, 64: 4.0}) == pytest.approx(8)
-    assert break_even(whole, {context: 2 * seconds for context, seconds in whole.items()}) is None
-    assert break_even(whole, {context: seconds / 2 for context, seconds in whole.items()}) == 1
-    assert break_even(whole, {1: 0.5, 4: 2.0, 16: 8.0, 64: 8.0}) == pytest.approx(32)  # not the first time
+PLANS = {
+    "keep": {1: 4.0, 8: 4.0, 64: 8.0, 512: 16.0},
+    "fuse": {1: 1.0, 8: 2.0, 64: 10.0, 512: 80.0},
+    "once": {1: 6.0, 8: 6.0, 64: 8.0, 512: 15.0},
+}
 
 
-def test_what_pays_and_what_never_does_is_said(tmp_path):
-    contexts = [round(1024 * 2 ** (power / 8)) for power in range(57)]  # to 131,072
-    lines = {
-        "16 bits": {context: 1e-5 + 1e-9 * context for context in contexts},
-        "INT4": {context: 1.5e-5 + 0.3e-9 * context for context in contexts},
-        "INT4, dequantised first": {context: 2e-5 + 2e-9 * context for context in contexts},
-    }
-    figure = draw_break_even(lines, "counted", {"INT4": {4096: 1.7e-5}})
-    figure.savefig(tmp_path / "break_even.png")
+def test_the_fastest_plan_is_told_for_each_stretch():
+    assert fastest(PLANS) == [("fuse", 1, 8), ("keep", 64, 64), ("once", 512, 512)]  # at 64 the first of two equal ones
+
+
+def test_each_plan_is_a_line_and_each_change_of_the_fastest_is_named(tmp_path):
+    figure = draw_plan_times(PLANS, "counted", {"keep": {1: 4.4}})
+    figure.savefig(tmp_path / "plans.png")
     (axes,) = figure.axes
-    labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    # 5e-6 / 0.7e-9 = 7143
-    assert labels == ["16 bits", "INT4: pays from 7,100 tokens on", "INT4, dequantised first: never pays here"]
-    assert [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "D"] == [[4096]]
+    assert [text.get_text() for text in axes.texts] == [
+        "fused\nfrom 1", "16 bits, kept\nfrom 64", "dequantised once\nfrom 512"
+    ]  # fmt: skip
+    drawn = [dict(zip(line.get_xdata(), line.get_ydata())) for line in axes.lines]
+    assert [points for points in drawn if len(points) == 4] == list(PLANS.values()) and {1: 4.4} in drawn
+    assert "points measured" in axes.get_ylabel()
 
 
-@pytest.mark.parametrize("lines", [{}, {"16 bits": {1024: 0.0}}])
-def test_times_of_nothing_are_refused(lines):
-    with pytest.raises(ValueError, match="predicted is"):
-        draw_break_even(lines, "nothing")
+@pytest.mark.parametrize("times", [{}, {"keep": {}}, {"keep": {1: 0.0}}, {"keep": {1: 1.0}, "fuse": {2: 1.0}}])
+def test_times_of_nothing_are_refused(times):
+    with pytest.raises(ValueError, match="times is"):
+        draw_plan_times(times, "nothing")
