@@ -197,11 +197,11 @@ def compile_cases() -> list[CompileCase]:
     """What ships, for the compile gate: a row of 4096, the longest rows of one pass, and two passes."""
     cases = []
     for kind, columns, archs in (("fp16", 4096, tuple(ARCHITECTURES)), ("bf16", 32768, LARGE), ("fp32", 16384, LARGE)):
-        constants = {"GROUP": 8, "BLOCK_ROWS": 1, "BLOCK_COLUMNS": columns, "PACKED": False}
+        constants: dict[str, object] = {"GROUP": 8, "BLOCK_ROWS": 1, "BLOCK_COLUMNS": columns, "PACKED": False}
         cases.append(CompileCase(add_rms_norm_kernel, types(kind, "rows"), constants, num_warps=WARPS[columns],
                                  archs=archs, label=f"{kind} {columns}"))  # fmt: skip
     # Without a residual rows fill the registers. Of a thread's 512 bytes 40 spill on sm_90, 232 on sm_80.
-    alone = {"residual_pointer": None, "summed_pointer": None, "GROUP": 8, "BLOCK_ROWS": 1}
+    alone: dict[str, object] = {"residual_pointer": None, "summed_pointer": None, "GROUP": 8, "BLOCK_ROWS": 1}
     for kind, columns in (("bf16", 65536), ("fp32", 32768)):
         signature = {name: kind for name, kind in types(kind, "rows").items() if name not in alone}
         constants = alone | {"BLOCK_COLUMNS": columns, "PACKED": columns == PACKED_COLUMNS}

@@ -41,6 +41,7 @@ WARPS = {2048: 4, 4096: 8, 8192: 16}  # 16 elements a thread
 TILE_COLUMNS, TILE_WARPS = 1024, 4  # of two passes: many programs side by side
 PROGRAMS_PER_MULTIPROCESSOR = 4
 INTERPRETED_PROGRAMS = 3
+ALL = tuple(ARCHITECTURES)
 
 
 def rms_norm_backward_reference(summed, weight, normalised_gradient, summed_gradient, epsilon):
@@ -216,7 +217,7 @@ def rms_norm_backward(summed, weight, normalised_gradient, summed_gradient=None,
 
 
 def rows_of_gradient(tensor: torch.Tensor) -> torch.Tensor:
-    """A gradient as rows. Autograd decides how it lies, with strides of 0 behind a sum, so it is copied where it must be."""
+    """A gradient as rows. Autograd decides how it lies, with strides of 0 behind a sum, so it may have to be copied."""
     try:
         return as_rows("gradient", tensor)
     except ValueError:
@@ -277,12 +278,12 @@ def compile_cases() -> list[CompileCase]:
     strides = [f"{name}_stride{end}" for name in ("summed", "gradient", "summed_gradient") for end in ("", "_groups")]
     kernels = [
         (rms_norm_backward_kernel, kind, {"GROUP": 8, "BLOCK_ROWS": 1, "BLOCK_COLUMNS": columns}, WARPS[columns], archs)
-        for kind, columns, archs in (("fp16", 4096, tuple(ARCHITECTURES)), ("bf16", 8192, LARGE),
+        for kind, columns, archs in (("fp16", 4096, ALL), ("bf16", 8192, LARGE),
                                      ("fp32", 4096, LARGE))
     ]  # fmt: skip
     kernels += [
-        (rms_norm_row_numbers_kernel, "fp16", {"BLOCK_COLUMNS": 2 * TILE_COLUMNS}, 2 * TILE_WARPS, ARCHITECTURES),
-        (rms_norm_backward_columns_kernel, "fp16", {"BLOCK_COLUMNS": TILE_COLUMNS}, TILE_WARPS, ARCHITECTURES),
+        (rms_norm_row_numbers_kernel, "fp16", {"BLOCK_COLUMNS": 2 * TILE_COLUMNS}, 2 * TILE_WARPS, ALL),
+        (rms_norm_backward_columns_kernel, "fp16", {"BLOCK_COLUMNS": TILE_COLUMNS}, TILE_WARPS, ALL),
     ]
     cases = []
     for kernel, kind, constants, warps, archs in kernels:
@@ -290,6 +291,6 @@ def compile_cases() -> list[CompileCase]:
             {f"{name}_pointer": f"*{kind}" for name in pointers} | numbers | dict.fromkeys((*sizes, *strides), "i32")
         )
         signature = {name: every[name] for name in kernel.arg_names if name in every}
-        cases.append(CompileCase(kernel, signature, constants, num_warps=warps, archs=tuple(archs),
+        cases.append(CompileCase(kernel, signature, constants, num_warps=warps, archs=archs,
                                  label=f"{kind} {constants['BLOCK_COLUMNS']}"))  # fmt: skip
     return cases

@@ -61,6 +61,17 @@ def test_large_and_small_numbers_are_right(dtype, scale):
     assert_right(x, residual, normal(3, 1000, dtype=dtype), epsilon=0.0)
 
 
+@pytest.mark.parametrize("hidden", [1000, TWO_PASSES])
+def test_the_norm_is_that_of_the_sum_as_it_is_stored(hidden):
+    """Of a sum that was not rounded first, a fifth of the results round to a neighbour: no tolerance would see it."""
+    x, residual = normal(1, 1, hidden, dtype=torch.float16), normal(2, 1, hidden, dtype=torch.float16)
+    weight = torch.ones(hidden, dtype=torch.float16)
+    normalised, summed = add_rms_norm_forward(x, residual, weight)
+    rounded = (normalised == add_rms_norm_reference(summed.double(), None, weight)[0].half()).float().mean()
+    not_rounded = (normalised == add_rms_norm_reference(x.double() + residual, None, weight)[0].half()).float().mean()
+    assert rounded > 0.99 and not_rounded < 0.9
+
+
 def test_the_squares_of_16_bit_numbers_do_not_overflow():
     """300² is more than float16 holds."""
     x = torch.full((2, 50), 300.0, dtype=torch.float16)

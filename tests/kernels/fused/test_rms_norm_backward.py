@@ -51,6 +51,8 @@ def test_any_number_of_rows_is_right_though_bands_end_within_them(rows, hidden):
 def test_strides_are_followed_and_gradients_that_cannot_be_are_copied(hidden):
     summed, weight, gradient, summed_gradient = inputs(4, hidden)
     assert_right(in_wider_rows(summed), weight, in_wider_rows(gradient), in_wider_rows(summed_gradient))
+    assert_right(summed, weight, gradient, in_wider_rows(summed_gradient))
+    assert_right(summed, weight, in_wider_rows(gradient), summed_gradient)
     assert_right(summed, weight, torch.ones(()).expand(4, hidden), summed_gradient.t().contiguous().t())
 
 
