@@ -763,10 +763,10 @@ best_plan_seconds, best_choose_plan = check("12.6", plan_seconds, choose_plan).b
 # plan is the fastest for a prompt of 8,192?
 
 # %%
-from course_lib.figures.quantised.plans import draw_plan_times
+from course_lib.figures.quantised.plans import draw_plan_gains
 from course_lib.hardware.ceilings.measured import ceilings
 
-query_counts = sorted({round(2 ** (power / 4)) for power in range(53)})  # 1 to 8,192
+query_counts = [2**power for power in range(14)]  # 1 to 8,192
 
 
 def times_of_plans(rate, instructions, bandwidth, context=131_072, bits=4):
@@ -782,15 +782,16 @@ h200_times = times_of_plans(790e12, 33.5e12, 4.37e12)
 for count in (1, 8, 64, 8192):
     told = ", ".join(f"{plan} {format_seconds(line[count])}" for plan, line in h200_times.items())
     print(f"{count:>5} query tokens: {told}")
-draw_plan_times(h200_times, "INT4 and 131,072 tokens of context on an H200, by its measured rates")
+draw_plan_gains(h200_times, "INT4 and 131,072 tokens of context on an H200, by its measured rates")
 
 # %% [markdown]
 # > **The answer to the first question: about three times, by this count.** One query token takes 123 µs in 16 bits. The
 # > bytes of INT4 take 34.6 µs, but 5 instructions for each of 268 million numbers take 40, and the arithmetic of
 # > attention comes on top: 43 µs. With fewer instructions a number it would be 3.6 times.
 #
-# With about 30 query tokens the gain is gone, because attention itself is then the limit. From there on "keep" is the
-# fastest if there is room for it. Where there is none, "once" overtakes "fuse" for long prompts.
+# The gain shrinks with every query token, because attention's own arithmetic grows. At 32 it is gone. From there on
+# "keep" is as good as anything, if there is room for it. Where there is none, "fuse" and "once" differ by little here,
+# because one dequantised number serves 128 rows of queries.
 #
 # The second picture is this machine, with its own ceilings: its bandwidth, its rate of products, and half of its
 # multiply-add FLOPs as its rate of instructions. **Predict** whether it gains more or less than an H200 for one query
@@ -805,10 +806,8 @@ context = 131_072 if not on_gpu or machine().memory_bytes > 8e9 else 32_768
 here = times_of_plans(roof.matmul_rate[unit], roof.fma_rate / 2, roof.memory_bandwidth, context)
 step_times = {}
 if on_gpu:
-    from course_lib.hardware.graphs import recorded as as_graph
     from course_lib.hardware.timing import measure_together
     from course_lib.kernels.decode.attention import decode_attention
-    from course_lib.kernels.decode.workspace import decode_workspace
     from course_lib.kernels.quantised.append import append_to_int4_cache
     from course_lib.kernels.quantised.formats import empty_int4_cache
     from course_lib.kernels.quantised.int4_decode import int4_decode_attention
@@ -829,15 +828,16 @@ if on_gpu:
         print(f"{name:14} {format_seconds(seconds):>9}, {step_times['keep'] / seconds:.2f} times as fast as keep")
 else:
     print("No GPU here: the picture is a prediction from this CPU's ceilings, and nothing is measured.")
-draw_plan_times(here, f"INT4 and {context:,} tokens of context on {roof.device}",
+draw_plan_gains(here, f"INT4 and {context:,} tokens of context on {roof.device}",
                 {plan: {1: step_times[plan]} for plan in here if plan in step_times})
 
 # %% [markdown]
 # Your kernel of 12.5 has one program for each KV head of a sequence, so a single sequence keeps 8 of an H200's 132
 # multiprocessors busy. Split it as in chapter 08 to compare the two. The measured "fuse" has splits.
 #
-# On a CPU the bandwidth is small beside what PyTorch's products reach, so fewer bytes would pay there as well. What
-# PyTorch lacks is a product that reads 4 bits.
+# On one core of a CPU "keep" was the fastest everywhere in our run, 2.4 times as fast as "fuse" for one query token. A
+# core does few instructions for each byte that it can read, so there arithmetic is the limit even in a decode step.
+# Fewer bits then make room, and cost time.
 
 # %% [markdown]
 # ## When it loses
@@ -876,7 +876,7 @@ fused, first = 4.5 / 8 * numbers, (4.5 / 8 + 2 + 2) * numbers
 print(f"decode, 8,192 tokens:  fused {format_bytes(fused)}, dequantised first {format_bytes(first)}: "
       f"{first / fused:.1f} times as many; a 16-bit cache {format_bytes(2 * numbers)}")
 in_the_loop = sum(end * 2 * 8 * 128 for end in range(128, 8192 + 1, 128))  # each tile of queries, and what it sees
-print(f"prompt, 8,192 tokens:  {numbers / 1e6:.1f} million conversions, or {in_the_loop / 1e6:.0f} million in the loop: "
+print(f"prompt, 8,192 tokens:  {numbers / 1e6:.1f} million conversions, {in_the_loop / 1e6:.0f} million in the loop: "
       f"{in_the_loop / numbers:.1f} times as many")
 
 # %% [markdown]

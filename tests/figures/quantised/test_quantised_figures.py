@@ -6,7 +6,7 @@ import torch
 from course_lib.figures.quantised.levels import draw_levels, e4m3_levels, int4_levels
 from course_lib.figures.quantised.losses import draw_cache_losses
 from course_lib.figures.quantised.outliers import draw_outliers
-from course_lib.figures.quantised.plans import draw_plan_times, fastest
+from course_lib.figures.quantised.plans import draw_plan_gains
 
 
 def test_levels_are_those_of_the_formats():
@@ -61,29 +61,25 @@ def test_losses_of_nothing_are_refused(points):
 
 
 PLANS = {
-    "keep": {1: 4.0, 8: 4.0, 64: 8.0, 512: 16.0},
-    "fuse": {1: 1.0, 8: 2.0, 64: 10.0, 512: 80.0},
-    "once": {1: 6.0, 8: 6.0, 64: 8.0, 512: 15.0},
+    "keep": {1: 4.0, 8: 4.0, 64: 8.0},
+    "fuse": {1: 1.0, 8: 2.0, 64: 10.0},
+    "once": {1: 8.0, 8: 8.0, 64: 8.0},
 }
 
 
-def test_the_fastest_plan_is_told_for_each_stretch():
-    assert fastest(PLANS) == [("fuse", 1, 8), ("keep", 64, 64), ("once", 512, 512)]  # at 64 the first of two equal ones
-
-
-def test_each_plan_is_a_line_and_each_change_of_the_fastest_is_named(tmp_path):
-    figure = draw_plan_times(PLANS, "counted", {"keep": {1: 4.4}})
+def test_each_plans_gain_over_the_first_is_a_line(tmp_path):
+    figure = draw_plan_gains(PLANS, "counted", {"keep": {1: 4.4}, "fuse": {1: 2.2}, "once": {}})
     figure.savefig(tmp_path / "plans.png")
     (axes,) = figure.axes
-    assert [text.get_text() for text in axes.texts] == [
-        "fused\nfrom 1", "16 bits, kept\nfrom 64", "dequantised once\nfrom 512"
-    ]  # fmt: skip
-    drawn = [dict(zip(line.get_xdata(), line.get_ydata())) for line in axes.lines]
-    assert [points for points in drawn if len(points) == 4] == list(PLANS.values()) and {1: 4.4} in drawn
-    assert "points measured" in axes.get_ylabel()
+    even, *drawn = axes.lines
+    assert set(even.get_ydata()) == {1}
+    assert [list(line.get_ydata()) for line in drawn] == [[4.0, 2.0, 0.8], [2.0], [0.5, 0.5, 1.0]]
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["fused", "fused, measured", "dequantised once"]
 
 
-@pytest.mark.parametrize("times", [{}, {"keep": {}}, {"keep": {1: 0.0}}, {"keep": {1: 1.0}, "fuse": {2: 1.0}}])
+@pytest.mark.parametrize("times", [{}, {"keep": {1: 1.0}}, {"keep": {1: 0.0}, "fuse": {1: 1.0}},
+                                   {"keep": {1: 1.0}, "fuse": {2: 1.0}}])  # fmt: skip
 def test_times_of_nothing_are_refused(times):
     with pytest.raises(ValueError, match="times is"):
-        draw_plan_times(times, "nothing")
+        draw_plan_gains(times, "nothing")
