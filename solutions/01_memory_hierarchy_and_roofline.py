@@ -670,7 +670,7 @@ def scale_add_relu(x, y, scale):
     Args:
         x, y: contiguous, float32 or float16, of one shape and dtype; any number of dimensions from 1, any length
             from 1, fewer than 2³¹ elements in all. They stay as they are.
-        scale: a Python float of any sign.
+        scale: a Python float of any sign: 0, or between 0.001 and 100 in size. scale * x fits the dtype too.
 
     Returns:
         a new tensor like x, at each call. Results up to the dtype's end are right, such as 60,000 in float16.

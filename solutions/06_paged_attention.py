@@ -804,8 +804,10 @@ class SharingAllocator:
 def page_keys(tokens, page_size):
     """By what the full pages of a prompt are found again: one hashable key for each, in order.
 
-    Two pages, of one prompt or of two, have equal keys exactly when their keys and values in the cache are equal. The
-    tokens behind the last full page have no key. tokens: a list of int.
+    Two pages, of one prompt or of two, have equal keys exactly when their keys and values in the cache are equal. A
+    hash of 64 bits or more will do. The tokens behind the last full page have no key.
+
+    tokens: a list of int from 0 to 2³¹ - 1.
     """
     # BEGIN SOLUTION
     ends = range(page_size, len(tokens) + 1, page_size)

@@ -240,9 +240,10 @@ def probabilities_in_base_2(products, log_sum_exp, scale):
     """The same from products that are not scaled yet, by torch.exp2 and no other exponential.
 
     Args:
-        products: Q Kᵀ for these columns, [heads, rows, columns], float32: not scaled, -inf where a key is hidden.
+        products: Q Kᵀ for these columns, [heads, rows, columns], float32: not scaled, within ±2e38, or -inf where a key
+            is hidden.
         log_sum_exp: as above: natural logarithms of sums over scaled scores.
-        scale: a number above 0; the scores are scale · products, within ±2e38.
+        scale: a number above 0; the scores are scale · products, within ±2e38 too.
 
     Returns:
         P as above.

@@ -16,6 +16,7 @@ from course_lib.checker.specification.requirements import (
     Forbids,
     LaunchesTriton,
     Moves,
+    NewTensors,
     ReadByKernels,
     Requirement,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "Mistake",
     "Moves",
     "Needs",
+    "NewTensors",
     "PerRank",
     "ReadByKernels",
     "Requirement",

@@ -6,6 +6,7 @@ import torch
 
 from course_lib.checker import TRITON, Case, Exercise, FasterThan, Forbids, LaunchesTriton, Limits, Mistake, Moves
 from course_lib.checker.specification.contract import Contract, Level
+from course_lib.checker.specification.draw import Draw
 from course_lib.checker.specification.model import Slip
 from exercises.ch01_memory_hierarchy_and_roofline.blocks import (
     GRID_CAPPED,
@@ -60,6 +61,11 @@ def fused_cases(draw):
         length = 2**25
         cases.append(Case("one element", (draw.normal(1), draw.normal(1, shift=5.0), 2.0)))
         cases.append(Case("32 Mi elements", (draw.normal(length), draw.normal(length), 0.5), timed=True))
+    alike = Draw(15)  # the same at every check
+    near_the_end = [
+        alike.uniform(700, low=low, high=high, dtype=torch.float16) for low, high in ((600, 650), (6e4, 6.5e4))
+    ]
+    cases.append(Case("float16, products near -62,000", (*near_the_end, -100.0)))
     return cases
 
 
@@ -73,14 +79,14 @@ CONTRACT = Contract(
     choices={
         "shape": tuple(Level(shape, f"[{', '.join(map(str, shape))}]") for shape in SHAPES),
         "dtype": (torch.float32, torch.float16),
-        "scale": tuple(Level(scale, f"scale {scale}") for scale in (0.5, -1.5, 0.0, 1.0, 0.001, 100.0)),
+        "scale": tuple(Level(scale, f"scale {scale}") for scale in (0.5, -1.5, 0.0, 1.0, 0.001, 100.0, -100.0)),
         "x_values": (*VALUES, Level(huge, "x near 1e30")),
         "y_values": (*VALUES, Level(huge, "y near 1e30")),
     },
     says={
         "shape": "any number of dimensions from 1, any length from 1",
         "dtype": "float32 or float16, of one shape and dtype",
-        "scale": "a Python float of any sign",
+        "scale": "a Python float of any sign: 0, or between 0.001 and 100 in size",
     },
     valid=lambda dtype, x_values, y_values, **_: dtype == torch.float32 or huge not in (x_values, y_values),
     most=12,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import Case, Exercise, Forbids
+from course_lib.checker import Case, Exercise, Forbids, NewTensors
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.edits import edits, model_of
 from exercises.ch03_online_softmax.plain import INF, SHORTCUTS, reference_of, statistics_of
@@ -318,7 +318,7 @@ EXERCISE = Exercise(
         _in_pairs(_merge_by_log_sum_exps),
         _in_pairs(lambda first, second: _merge_by_log_sum_exps(second, first)),
     ),
-    requirements=(Forbids(SHORTCUTS),),
+    requirements=(Forbids(SHORTCUTS), NewTensors()),
     hints=(
         "Both sums are right, but each is relative to its own maximum. Which common maximum can you bring them to "
         "before you add them?",

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from course_lib.checker import TRITON, Case, Exercise, InOut, Mistake
+from course_lib.checker import TRITON, Case, Exercise, InOut, Mistake, NewTensors
 from course_lib.checker.specification.contract import Contract, Level
 from exercises.topics.attention import attention, prescaled, rounded
 from exercises.topics.attention_inputs import MAGNITUDES, ordinary
@@ -181,6 +181,7 @@ EXERCISE = Exercise(
     plain=(step_prescaled, step_rounded, step_by_log_sum_exp),
     needs=TRITON,
     uses_dot=True,
+    requirements=(NewTensors(),),
     hints=(
         "Do two things in this order: write the new key and value into the cache, then compare the query with all "
         "slots in use. How many are in use after the write?",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 
+import torch
+
 from course_lib.checker import Case, Exercise, Mistake
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.model import Model, Slip
@@ -211,6 +213,7 @@ def sharing_cases(draw):
         keys("no tokens, pages of one", 1, [], [9], [9, 9]),
         keys("tokens that differ by 256 and by 65,536", 2, [3, 300], [259, 300], [3, 65_836], [3, 300]),
         keys("two beginnings, and the same 40 pages behind them", 4, [1, *range(7, 170)], [2, *range(7, 170)]),
+        keys("tokens up to 2³¹ - 1", 2, *([5, (1 << 31) - down] for down in (1, 2, 1 << 15, 1 << 30))),
         keys(MANY, 1, *(draw.integers(16, low=0, high=128_000).tolist() for _ in range(100))),
     ]
 
@@ -259,6 +262,8 @@ def _keys(s, tokens, size, call):
             key = tuple(token % 256 for token in key)
         if s("tokens_cut_to_bytes__two"):
             key = tuple(token % 65_536 for token in key)
+        if s("tokens_rounded"):
+            key = tuple(torch.tensor(key, dtype=torch.float32).tolist())
         if s("order_lost"):
             key = tuple(sorted(key))
         if s("order_lost__set"):
@@ -531,6 +536,11 @@ KEYS = (
         for way, which, bits in (("", "256", 8), ("__two", "65,536", 16))
     ),
     Slip(
+        "tokens_rounded",
+        "Large tokens that lie close to each other got equal keys: as float32 a number above 16,777,216 is rounded. "
+        "Keep tokens as integers.",
+    ),
+    Slip(
         "last_full_page_missed",
         "A prompt that ends with a full page has a key too few: range() leaves its end out, and len(tokens) must "
         "be in it.",
@@ -572,7 +582,7 @@ EXERCISE = Exercise(
         "To copy: take a new page, lower the count of the old one, put the new one in its place in the table, and "
         "return [(old, new)]. The new page counts when you compare with the free ones.",
         "page_keys: the key and value of a token depend on every token before it. So a page's own tokens are not "
-        "enough; use tuple(tokens[:end]) or a hash of it.",
+        "enough; use tuple(tokens[:end]) or a hash of it, of 64 bits or more.",
     ),
     mistakes=(
         Mistake("name_taken_for_none", NAME_TAKEN_FOR_NONE, when=names_that_are_false, every=True),
@@ -602,7 +612,7 @@ EXERCISE = Exercise(
         Mistake(
             "hash_too_short",
             "Among 1,600 pages some with other beginnings have equal keys: so few bits meet by chance. Whoever finds a "
-            "page by its key reads its numbers: use the tokens themselves, or a hash of 128 bits and more.",
+            "page by its key reads its numbers: use the tokens themselves, or a hash of 64 bits and more.",
             when=lambda case, seen, got: case.name == MANY and isinstance(got, list),
             every=True,
         ),

@@ -113,6 +113,16 @@ CONTRACTS = (
 
 
 def probability_cases(draw):
+    def at_the_end(name, scale=None):
+        """Scores of ±2¹²⁷, or products from which they come: the largest first, hidden ones and a blind row behind."""
+        end = 2.0**127
+        scores = torch.tensor([[[end, -end, -math.inf], [-end, -end, -math.inf], [-math.inf] * 3]])
+        log_sum = torch.tensor([[end, -end, -math.inf]])
+        if scale is None:
+            return Case(name, (scores, log_sum), "probabilities_from_lse")
+        fits = min(1.0, scale)
+        return Case(name, (scores * (fits / scale), log_sum * fits, scale), "probabilities_in_base_2")
+
     def natural(name, *args):
         return Case(name, rows_of(draw, *args), "probabilities_from_lse")
 
@@ -126,10 +136,13 @@ def probability_cases(draw):
         natural("causal, scores near -160", 1, 7, 7, 2.0, -160.0, causal),
         natural("causal, all scores -2³²", 1, 4, 6, 0.0, -(2.0**32), causal),
         natural("every other query sees no key", 2, 6, 8, 1.0, 0.0, blind_rows),
+        at_the_end("scores of ±2¹²⁷, hidden ones behind"),
         base_2("base 2: 2 heads, 4 queries, 4 of 6 keys, head dimension 64", 64, 2, 4, 4, 1.0, 0.0, all_seen),
         base_2("base 2: scores of ±150, head dimension 100", 100, 1, 8, 16, 50.0, 0.0, all_seen),
         base_2("base 2: causal, all scores -2³²", 16, 1, 4, 6, 0.0, -(2.0**32), causal),
         base_2("base 2: every other query sees no key", 32, 2, 6, 8, 1.0, 0.0, blind_rows),
+        at_the_end("base 2: products of ±2¹²⁷, scale 1/16", 1 / 16),
+        at_the_end("base 2: scores of ±2¹²⁷, scale 4", 4.0),
     ]
 
 
@@ -143,6 +156,8 @@ def _exponential(s, scores, log_sum):
         return torch.exp(scores - log_sum[..., None])
     if s("hidden_scores_finite"):
         return torch.exp(torch.where(scores == -math.inf, -1e9, scores) - reference)
+    if s("hidden_scores_finite__farther"):
+        return torch.exp(torch.where(scores == -math.inf, -1e30, scores) - reference)
     if s("hidden_scores_zero"):
         return torch.exp(torch.where(scores == -math.inf, 0.0, scores) - reference)
     if s("one_blind_row_empties_all", "one_blind_row_empties_all__of_its_head"):
@@ -216,6 +231,10 @@ DIVIDED = (
     "exp(S) is divided by exp(L). Both overflow where scores are large, and both are 0 where they are far below zero. "
     "Subtract first: exp(S - L)."
 )
+FINITE = (
+    "A finite number stands for -inf where a key is hidden. All scores of a row, and L, may lie below it, and then "
+    "exp(S - L) is infinite there. Leave -inf as it is: exp(-inf) is 0."
+)
 SHARED = (
     Slip("log_sum_missing", "L is missing: exp(S) is not divided by the row's sum. P = exp(S - L)."),
     Slip("log_sum_added", "L is added. It is subtracted: dividing by the sum exp(L) is subtracting L in the exponent."),
@@ -238,11 +257,8 @@ SHARED = (
         "L is replaced by 0 where it is negative. A negative L is a number like any other: only -inf is replaced.",
     ),
     Slip("blind_rows_nan", BLIND, is_nan=True),
-    Slip(
-        "hidden_scores_finite",
-        "A finite number stands for -inf where a key is hidden. All scores of a row, and L, may lie below it, and then "
-        "exp(S - L) is infinite there. Leave -inf as it is: exp(-inf) is 0.",
-    ),
+    Slip("hidden_scores_finite", FINITE),
+    Slip("hidden_scores_finite__farther", FINITE),
     Slip(
         "hidden_scores_zero",
         "Hidden scores were replaced by 0, as L is where it is -inf, and exp(0 - L) is not 0. Replace L alone: a score "
@@ -287,7 +303,7 @@ IN_BASE_2 = (
 
 def rounded_log2_e(case, seen, got) -> bool:
     """A `when` for every failing case: right but for a log2(e) of a few digits."""
-    if case.entry != "probabilities_in_base_2" or not isinstance(got, torch.Tensor):
+    if case.entry != "probabilities_in_base_2" or not isinstance(got, torch.Tensor) or not got.isfinite().all():
         return False
     products, log_sum, scale = case.args
     right = probabilities_of(products.double() * scale, log_sum.double())

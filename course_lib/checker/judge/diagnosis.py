@@ -192,6 +192,7 @@ def _traits(case: Case, names: Sequence[str]) -> list[str]:
     """What is special about a case's arguments, the most telling first."""
     inputs = tensors(case.args)
     floats = [tensor for tensor in inputs if tensor.is_floating_point() and tensor.numel()]
+    floats = [tensor.float() if tensor.element_size() == 1 else tensor for tensor in floats]  # no arithmetic in 8 bits
     found = {
         "float16 inputs": any(tensor.dtype == torch.float16 for tensor in floats),
         "bfloat16 inputs": any(tensor.dtype == torch.bfloat16 for tensor in floats),

@@ -22,7 +22,7 @@ _NUMBERS = (
     *("graphs", "captured", "overwrites", "not_contiguous", "contended"),
 )
 _COUNTS = ("operations", "largest_results", "read_by_pytorch")  # a number for each name
-_NAMES = ("launches", "out_of_bounds", "modified_inputs", "undefined_loads", "graph_breaks")
+_NAMES = ("launches", "out_of_bounds", "modified_inputs", "handed_back", "undefined_loads", "graph_breaks")
 _KINDS: dict[str, type] = {
     **dict.fromkeys(("error", *_COUNTS, "traffic", "timing", "written", "written_repeated"), dict),
     **dict.fromkeys((*_NAMES, "variants"), list),

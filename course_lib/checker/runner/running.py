@@ -396,11 +396,16 @@ def _size(case: Case) -> int:
     return sum(tensor.numel() for tensor in _tensors(case))
 
 
+def _comparable(tensor: torch.Tensor) -> torch.Tensor:
+    """What PyTorch can compare: numbers of 8 bits by their bytes."""
+    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
+
+
 def _has_other_numbers(case: Case, other: Case) -> bool:
     """Whether two cases' tensors differ in their numbers, and in nothing else."""
     mine, theirs = _tensors(case), _tensors(other)
     layouts = [[(tensor.dtype, tensor.shape, tensor.stride()) for tensor in tensors] for tensors in (mine, theirs)]
-    return layouts[0] == layouts[1] and not all(map(torch.equal, mine, theirs))
+    return layouts[0] == layouts[1] and not all(map(torch.equal, map(_comparable, mine), map(_comparable, theirs)))
 
 
 def _world(case: Case) -> int:

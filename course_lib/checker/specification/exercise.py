@@ -148,6 +148,7 @@ class Seen:
             "atomic": 0, "distinct_loaded": 4096, "distinct_stored": 0}}`; seen only in Triton's interpreter.
         out_of_bounds: sentences on accesses outside a tensor, each with tensor, line and program.
         modified_inputs: names of arguments that were changed and should not have been.
+        handed_back: names of arguments in whose memory the result lies, as the tensor itself or a view of it.
         unwritten: elements of the result that hold memory which no one ever wrote.
         guard_values: elements of the result that were read from beside an input.
         undefined_values: elements of the result that come from lanes which a masked load without `other=` left
@@ -174,6 +175,7 @@ class Seen:
     traffic: dict[str, dict[str, int]] = field(default_factory=dict)
     out_of_bounds: tuple[str, ...] = ()
     modified_inputs: tuple[str, ...] = ()
+    handed_back: tuple[str, ...] = ()
     unwritten: int = 0
     guard_values: int = 0
     undefined_values: int = 0

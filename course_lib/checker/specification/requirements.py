@@ -61,6 +61,22 @@ class Contiguous(Requirement):
 
 
 @dataclass(frozen=True)
+class NewTensors(Requirement):
+    """The tensors of the result are new: none lies in the memory of an argument."""
+
+    id: str = "argument_returned"
+
+    def complaint(self, case, seen):
+        if not seen.handed_back:
+            return None
+        return (
+            f"The result lies in the memory of the argument `{seen.handed_back[0]}`: that tensor itself was returned, "
+            "or a view of it. Whoever later writes into one of the two changes the other. Return a new tensor; "
+            "`clone` makes one."
+        )
+
+
+@dataclass(frozen=True)
 class Moves(Requirement):
     """In metered cases the kernels move at most `slack` times the bytes that `minimum(*case.args)` counts."""
 

@@ -9,6 +9,7 @@ import math
 import torch
 
 from course_lib.kernels.attention.checks import MAX_HEAD_DIM, MIN_HEAD_DIM, check_runnable
+from course_lib.kernels.memory.checks import check_tensor
 
 INDEX_DTYPES = (torch.int32, torch.int64)
 
@@ -60,14 +61,22 @@ def check_indices(name: str, tensor, dimensions: str, shape: tuple, device) -> N
         )
 
 
-def check_query_and_cache(query, caches: dict, cache_dimensions: str, scale, query_dimensions: str) -> None:
-    """The part that all attention kernels share. caches: {name: tensor} of keys, then of values."""
+def check_query_and_cache(
+    query, caches: dict, cache_dimensions: str, scale, query_dimensions: str, cache_dtype=None
+) -> None:
+    """The part that all attention kernels share. caches: {name: tensor} of keys, then of values.
+
+    cache_dtype: of the caches, where it is not that of the query.
+    """
     check_rows("query", query, query_dimensions)
     check_runnable("query", query)
     (key_name, keys), (value_name, values) = caches.items()
     for name, tensor in caches.items():
         check_rows(name, tensor, cache_dimensions)
-        check_same(name, tensor, "query", query, head_dimension=(tensor.shape[3], query.shape[2]))
+        if cache_dtype is not None:
+            check_tensor(name, tensor, (cache_dtype,))
+        check_same(name, tensor, "query", query, dtype=(tensor.dtype, cache_dtype or query.dtype),
+                   head_dimension=(tensor.shape[3], query.shape[2]))  # fmt: skip
     if keys.shape != values.shape:
         raise ValueError(
             f"{value_name} has shape {tuple(values.shape)}; it must be that of {key_name}, {tuple(keys.shape)}."

@@ -95,10 +95,16 @@ def decode_plan(query, key_heads: int, longest: int, splits: int | None = None) 
                          splits)  # fmt: skip
 
 
-@functools.lru_cache(maxsize=4096)
 def cheapest_plan(arch, dtype, block_d, batch, group, key_heads, longest, multiprocessors, splits) -> DecodePlan:
+    return cheapest_of(decode_cuts(arch, dtype, block_d, group), batch, group, key_heads, longest, multiprocessors,
+                       splits)  # fmt: skip
+
+
+@functools.lru_cache(maxsize=4096)
+def cheapest_of(cuts: tuple[Cut, ...], batch, group, key_heads, longest, multiprocessors, splits) -> DecodePlan:
+    """The plan with the least estimated time; `longest` in keys of 16 bits, of which others take as long as they do."""
     plans = []
-    for tiles, residents in decode_cuts(arch, dtype, block_d, group):
+    for tiles, residents in cuts:
         programs = key_heads * triton.cdiv(group, tiles.query_rows)
         chosen = splits or cheapest_splits(batch * programs, longest, multiprocessors, residents)
         time = estimated_keys(chosen, batch * programs, longest, multiprocessors, residents)

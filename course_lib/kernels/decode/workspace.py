@@ -56,7 +56,9 @@ def arrival_counters(count: int, device: torch.device) -> torch.Tensor:
     return ARRIVALS[key]
 
 
-def prepare_step(query, key_heads: int, longest: int, splits, return_lse: bool, output, workspace) -> tuple:
+def prepare_step(
+    query, key_heads: int, longest: int, splits, return_lse: bool, output, workspace, make_plan=decode_plan
+) -> tuple:
     """The plan of a step on query [batch, query_heads, head_dim], and its buffers: those given, or new ones.
 
     Returns a DecodePlan, the output, (partial_outputs, partial_lses, arrivals) and the lse; None where not needed.
@@ -64,7 +66,7 @@ def prepare_step(query, key_heads: int, longest: int, splits, return_lse: bool, 
     """
     if splits is None and workspace is not None:
         splits = workspace_splits(workspace)
-    plan = decode_plan(query, key_heads, longest, splits)
+    plan = make_plan(query, key_heads, longest, splits)
     parts, lse = take_workspace(workspace, query, plan.splits, return_lse)
     if output is None:
         output = torch.empty_like(query, memory_format=torch.contiguous_format)

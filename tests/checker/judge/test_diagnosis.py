@@ -164,6 +164,14 @@ def test_a_fingerprint_overflows_as_the_answers_dtype_does():
     assert judge(large, "def double(x):\n    return 4 * x\n").mistake == "four_times"
 
 
+def test_a_wrong_answer_to_codes_of_8_bits_is_told():
+    """PyTorch compares no e4m3 numbers, and an error while the judge looked for what cases share cost the verdict."""
+    codes = torch.tensor([1.0, 2.0, 448.0]).to(torch.float8_e4m3fn)
+    task = replace(DOUBLE, cases=lambda draw: [Case("codes", (codes,))], oracle=lambda x: 2 * x.float(), models=())
+    verdict = judge(task, "def double(x):\n    return 3 * x.float()\n")
+    assert verdict.outcome == "failed" and "should be" in verdict.message
+
+
 def test_a_verdict_names_the_function_where_there_are_several():
     cell = "def flops(n): return 2 * n**3\ndef moved(n): return 16 * n * n\n"
     verdict = judge(TWO, cell)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from course_lib.checker import Case, Exercise
+from course_lib.checker import Case, Exercise, NewTensors
 from course_lib.checker.judge.decide import judge
 from course_lib.checker.runner import running
 from course_lib.checker.specification.draw import Draw
@@ -150,6 +150,49 @@ def test_a_result_that_a_later_call_overwrites_is_found():
     verdict = judge(replace(DOUBLE, requirements=()), cell)
     assert verdict.mistake == "earlier_result_changed", verdict
     assert "both calls gave out the same memory" in verdict.message
+
+
+def test_a_result_that_the_next_call_with_the_same_memory_overwrites_is_found():
+    """A buffer for each address: the further call in new memory got another, and the first one stayed as it was."""
+    cell = (
+        "out = {}\ndef double(x):\n"
+        "    return torch.mul(x, 2, out=out.setdefault((x.data_ptr(), x.shape), torch.empty_like(x)))\n"
+    )
+    assert judge(replace(DOUBLE, requirements=()), cell).mistake == "earlier_result_changed"
+
+
+def test_an_argument_that_is_there_to_be_written_may_be_returned_again():
+    task = replace(APPEND, oracle=_appended_and_returned)
+    cell = "def append(cache, row, position):\n    cache[position] = row\n    return cache\n"
+    assert judge(task, cell).passed
+
+
+def _appended_and_returned(cache, row, position):
+    cache[position] = row
+    return cache
+
+
+PAIR = Exercise(
+    id="90.10",
+    title="The larger",
+    entries=("larger",),
+    limits=QUICK,
+    oracle=torch.maximum,
+    cases=lambda draw: [
+        Case("4", (draw.normal(4), draw.normal(4))),
+        Case("4, the second lower", (draw.normal(4), draw.normal(4, shift=-90.0))),
+    ],
+)
+LARGER = "def larger(x, y):\n    return {} if (x > y).all() else torch.maximum(x, y)\n"
+
+
+@pytest.mark.parametrize("given", ["x", "x[:]", "x.view(2, 2).flatten()"])
+def test_an_argument_handed_back_is_told_where_new_tensors_are_promised(given):
+    promised = replace(PAIR, requirements=(NewTensors(),))
+    verdict = judge(promised, LARGER.format(given))
+    assert verdict.mistake == "argument_returned" and "`x`" in verdict.message, verdict
+    assert judge(promised, LARGER.format(f"{given}.clone()")).passed
+    assert judge(PAIR, LARGER.format(given)).passed  # what is not promised is not asked
 
 
 def test_what_was_kept_of_memory_without_effect_shows_in_another_case():

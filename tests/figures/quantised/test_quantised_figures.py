@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from course_lib.figures.quantised.levels import draw_levels, e4m3_levels, int4_levels
+from course_lib.figures.quantised.losses import draw_cache_losses
 from course_lib.figures.quantised.outliers import draw_outliers
 
 
@@ -39,3 +40,20 @@ def test_outliers_are_shown_where_they_are(tmp_path):
 def test_keys_and_values_of_two_shapes_are_refused():
     with pytest.raises(ValueError, match=r"keys are \(3, 4\), values \(4, 3\)"):
         draw_outliers(torch.zeros(3, 4), torch.zeros(4, 3))
+
+
+def test_each_caches_bytes_and_loss_stand_in_its_row(tmp_path):
+    figure = draw_cache_losses({"32 bits": (2048, 1.8131), "INT4": (288, 1.8146), "INT4, at once": (288, 1.82)})
+    figure.savefig(tmp_path / "losses.png")
+    left, right = figure.axes
+    assert [bar.get_width() for bar in left.patches] == [2048, 288, 288]
+    assert [label.get_text() for label in left.get_yticklabels()] == ["32 bits", "INT4", "INT4, at once"]
+    reference, drawn = right.lines
+    assert set(reference.get_xdata()) == {1.8131} and list(drawn.get_xdata()) == [1.8131, 1.8146, 1.82]
+    assert left.get_ylim()[0] > left.get_ylim()[1]  # the first at the top
+
+
+@pytest.mark.parametrize("points", [{}, {"none": (0, 1.8)}])
+def test_losses_of_nothing_are_refused(points):
+    with pytest.raises(ValueError, match="points is"):
+        draw_cache_losses(points)

@@ -294,3 +294,16 @@ WRONG |= {
         ('-math.inf', '-1e4'),
     ),
 }
+
+
+FIRST_TOKEN = (
+    "    grouped = query.view",
+    "    if batch == 1 and past.item() == 0 and query_heads == key_heads:\n"
+    "        return value_cache[:, :, 0]\n    grouped = query.view",
+)
+WRONG |= {"argument_returned": changed("5.5", FIRST_TOKEN)}
+UNUSUAL |= {
+    "of a first token a copy of its value": changed(
+        "5.5", (FIRST_TOKEN[0], FIRST_TOKEN[1].replace("[:, :, 0]", "[:, :, 0].clone()"))
+    ),
+}

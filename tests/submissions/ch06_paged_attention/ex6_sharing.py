@@ -280,3 +280,13 @@ WRONG |= {
         "6.6", ("copying = length % self.page_size > 0 and", "copying = length and length % self.page_size == 0 and")
     ),
 }
+
+
+WRONG |= {
+    "tokens_rounded": changed(
+        "6.6", ("tuple(tokens[:end]) for", "tuple(torch.tensor(tokens[:end], dtype=torch.float32).tolist()) for")
+    ),
+}
+UNUSUAL |= {
+    "tokens as bytes of 32 bits": changed("6.6", ("tuple(tokens[:end])", "np.array(tokens[:end], np.int32).tobytes()")),
+}

@@ -106,3 +106,17 @@ WRONG |= {
         ),
     ),
 }
+
+
+NEVER_HIDDEN = "torch.where({0} == -math.inf, -1e30, {0})"
+WRONG |= {
+    "hidden_scores_finite__farther": changed(
+        "10.2", (DIFFERENCE, DIFFERENCE.replace("scores", NEVER_HIDDEN.format("scores")))
+    ),
+    "hidden_scores_finite__products": changed(
+        "10.2", ("exp2(products", f"exp2({NEVER_HIDDEN.format('products')}")
+    ),
+}
+UNUSUAL |= {
+    "products times log2(e) first": changed("10.2", ("products * (scale * log2_e)", "products * log2_e * scale")),
+}

@@ -17,7 +17,7 @@ import numpy
 import torch
 import wire
 from answer import Answer, describe_error, usual_names
-from guards import GUARD, POISON, UNDEFINED, Arguments, count_pattern, parameter_names, watched
+from guards import GUARD, POISON, UNDEFINED, Arguments, count_pattern, memories, parameter_names, watched
 from observing import Observer, ObserverOutsideGraphs, in_threads_too
 
 SLOW = 5.0  # seconds of a first run, compiling included, after which there are none
@@ -84,11 +84,12 @@ class Child:
     def run_case(self, index: int, case: dict) -> dict:
         function = self.functions[case["entry"]]
         changed: list[str] = []  # arguments that a driver made, or copied
+        handed_back: list[str] = []  # of those, the ones in whose memory a result lies
         if case["driver"]:
             scope = usual_names()
             exec(compile(case["driver"]["source"], "<driver>", "exec"), scope)
             drive = scope[case["driver"]["name"]]
-            functions = {entry: watched(given, changed) for entry, given in self.functions.items()}
+            functions = {entry: watched(given, changed, handed_back) for entry, given in self.functions.items()}
             names = parameter_names(drive)[1:]
 
             def call(*values):
@@ -98,7 +99,7 @@ class Child:
         arguments = Arguments(case["args"], names, self.device, self.memories.get(case["memory_of"]))
         if any(later["memory_of"] == index for later in self.job["cases"]):
             self.memories[index] = arguments
-        earlier = self.results.get(case["later_of"]) if case["memory_of"] is None else None
+        earlier = self.results.get(case["later_of"])
         before = wire.encode(earlier)
         seen = self.observer(case)
         frame: dict = {"kind": "case", "index": index, "error": None, "result": None}
@@ -131,8 +132,14 @@ class Child:
         if frame["error"] is None:
             self.collect(frame, result, arguments)
             frame["overwrites"] = int(wire.encode(earlier) != before)
-        if frame["error"] is None and any(later["later_of"] == index for later in self.job["cases"]):
-            self.results[index] = result
+        if frame["error"] is None:
+            returned = memories(result)
+            given = [guard for guard in arguments.guards if memories(guard.tensor) & returned]
+            frame["handed_back"] = handed_back if case["driver"] else [guard.name for guard in given]
+            if any(later["later_of"] == index for later in self.job["cases"]):
+                # What lies in an argument changes with it, as it must where the argument is there to be written.
+                lent = {start for guard in given for start in memories(guard.tensor)}
+                self.results[index] = [leaf for leaf in nested.leaves(result) if not memories(leaf) & lent]
         if frame["error"] is None and case["later_of"] is None:
             try:
                 with _quietly():

@@ -183,8 +183,15 @@ def parameter_names(function) -> list[str]:
     return list(code.co_varnames[: code.co_argcount]) if code is not None else []
 
 
-def watched(function, changed: list[str]):
-    """A function for a driver to call; the names of arguments that it changes are added to `changed`.
+def memories(value) -> set[int]:
+    """Where the memory begins in which a value's tensors lie; views share it."""
+    found = (leaf for leaf in nested.leaves(value) if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided)
+    return {tensor.untyped_storage().data_ptr() for tensor in found if tensor.numel()}
+
+
+def watched(function, changed: list[str], handed_back: list[str]):
+    """A function for a driver to call; the names of arguments that it changes are added to `changed`, and those of
+    arguments in whose memory its result lies to `handed_back`.
 
     A driver may make the arguments itself, or hand out copies, which no guard remembers. A class is handed out as it
     is.
@@ -199,6 +206,9 @@ def watched(function, changed: list[str]):
         before = [_snapshot(value) for _, value in values]
         result = function(*args, **kwargs)
         changed.extend(name for (name, value), was in zip(values, before) if _snapshot(value) != was)
+        with _disable_current_modes():
+            returned = memories(result)
+            handed_back.extend(name for name, value in values if memories(value) & returned)
         return result
 
     return call

@@ -1,0 +1,105 @@
+"""The parts that kernels over quantised caches are made of: codes to numbers and back, and one step of the softmax.
+
+e4m3 is a short float16: sign, 4 bits of exponent instead of 5, 3 of mantissa instead of 10. Its bits put where those of
+float16 are, with zeros below, make a number that is too small by the biases' difference, 2^(15 - 7): subnormal numbers
+too. From sm_89 on an instruction does that for two codes at a time.
+
+An INT4 code needs no conversion from integer, which is slow: code + 8, four bits, are put below the exponent of 1024
+(float16) or 128 (bfloat16), whose last digit is worth 1, and 1032 or 136 is subtracted. All of this is exact.
+"""
+
+import triton
+import triton.language as tl
+
+from course_lib.kernels.quantised.fp8 import E4M3_MAX
+
+E4M3_BITS = tl.constexpr(0xBF80 - 0x10000)  # in float16: the sign, and the last four of exponent and first three after
+E4M3_BIAS = tl.constexpr(256.0)
+EXPONENT_BITS = tl.constexpr(0x7F800000)  # of float32
+# What the largest weight of a tile becomes, as a power of 2: float16 ends at 2^16, and keeps all digits down to 2^-14.
+# So only weights below 2^-28 of the largest lose any.
+LARGEST_WEIGHT = tl.constexpr(14.0)
+
+
+# --------------------------------------------------------------------------------------------------- codes to numbers
+
+
+@triton.jit
+def e4m3_numbers(codes, dtype: tl.constexpr, NATIVE: tl.constexpr):
+    """The numbers of e4m3 codes: float16, or float32 where that is `dtype`. Not NATIVE: from their bits, int8."""
+    if NATIVE:
+        numbers = codes.to(tl.float16)
+    else:
+        bits = (codes.to(tl.int16) << 7) & E4M3_BITS
+        numbers = bits.to(tl.float16, bitcast=True) * E4M3_BIAS
+    return numbers.to(dtype)
+
+
+@triton.jit
+def int4_numbers(halves, dtype: tl.constexpr):
+    """The numbers of INT4 codes, given as uint8 of 0 to 15, in float16, bfloat16 or float32: exact in each."""
+    above = (halves ^ 8).to(tl.int16)  # code + 8
+    if dtype == tl.bfloat16:
+        numbers = (above | 0x4300).to(tl.bfloat16, bitcast=True) - 136.0
+    else:
+        numbers = (above | 0x6400).to(tl.float16, bitcast=True) - 1032.0
+    return numbers.to(dtype)
+
+
+@triton.jit
+def normalised_queries(query):
+    """Queries [BLOCK_M, BLOCK_D] for products with float16, and the powers of 2 [BLOCK_M] that their rows are in.
+
+    A row's largest number comes to lie between 1 and 2, so bfloat16 of any size fits; what float16 loses is below 2^-24
+    of it. float32 stays as it is.
+    """
+    if query.dtype == tl.float32:
+        units = tl.full([query.shape[0]], 1.0, tl.float32)
+        normalised = query
+    else:
+        wide = query.to(tl.float32)
+        largest = tl.max(tl.abs(wide), axis=1)
+        units = (largest.to(tl.int32, bitcast=True) & EXPONENT_BITS).to(tl.float32, bitcast=True)  # [BLOCK_M]
+        units = tl.where(units == 0.0, 1.0, units)
+        normalised = (wide / units[:, None]).to(tl.float16)
+    return normalised, units
+
+
+# --------------------------------------------------------------------------------------------------- numbers to codes
+
+
+@triton.jit
+def e4m3_bytes(numbers):
+    """The e4m3 codes, uint8, nearest to float32 numbers, ties to even; ±448 for what is beyond, 0 for NaN.
+
+    In integers, so that every GPU and the interpreter agree: its own cast does not round.
+    """
+    numbers = tl.where(numbers == numbers, numbers, 0.0)
+    numbers = tl.minimum(tl.maximum(numbers, -E4M3_MAX), E4M3_MAX)
+    bits = numbers.to(tl.int32, bitcast=True)
+    size = bits & 0x7FFFFFFF
+    # From 2^-6 on: of 23 bits of mantissa 3 are kept, and the exponent is counted from 7 instead of 127.
+    normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120 << 3)
+    # Below: multiples of 2^-9, the last digit of 2^14, which float32's addition rounds to.
+    subnormal = (size.to(tl.float32, bitcast=True) + 16384.0).to(tl.int32, bitcast=True) & 15
+    codes = tl.where(size < 0x3C800000, subnormal, normal)  # 2^-6
+    return (codes | ((bits >> 24) & 0x80)).to(tl.uint8)
+
+
+# ------------------------------------------------------------------------------------------------------- the softmax
+
+
+@triton.jit
+def weigh(scores, running_max, weight_sums):
+    """One step of the online softmax, for scores [BLOCK_M, BLOCK_N] in units of log 2, -inf where there is no key.
+
+    Returns the weights, up to 2^14, the new running_max [BLOCK_M], which lies 14 below the largest score for that, the
+    weight_sums [BLOCK_M, BLOCK_N], one for each column as in `attend_to_tile`, and what accumulators must be multiplied
+    by [BLOCK_M].
+    """
+    new_max = tl.maximum(running_max, tl.max(scores, axis=1) - LARGEST_WEIGHT)
+    # Scores may all be -inf, and -inf - -inf is NaN: measure such a row from 0.
+    reference_max = tl.where(new_max == float("-inf"), 0.0, new_max)
+    weights = tl.exp2(scores - reference_max[:, None])  # [BLOCK_M, BLOCK_N]
+    rescale = tl.exp2(running_max - reference_max)  # [BLOCK_M]
+    return weights, new_max, weight_sums * rescale[:, None] + weights, rescale

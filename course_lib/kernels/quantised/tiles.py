@@ -1,0 +1,89 @@
+"""How decode over quantised caches is cut: as decode is, for tiles that hold half the bytes, or a quarter.
+
+Little's law asks for 27 KB on their way to each multiprocessor of an H200 (see `decode.tiles`): 64 keys of e4m3 and
+their values are 16 KB, two such tiles are in flight for each program, and three programs fit. That is more than the
+bytes need, since here they have to be worked on too: codes become numbers on the ordinary units, about 800 instructions
+of a warp for a tile (sm_90, from the machine code), which three programs share better than one.
+
+No cut is measured yet: `python -m course_lib bench quantised` does it.
+"""
+
+import functools
+
+import torch
+import triton
+
+from course_lib.hardware.compiler.architectures import ARCHITECTURES
+from course_lib.hardware.compiler.cases import CompileCase
+from course_lib.kernels.attention.tiles import SHARED_MEMORY_RESERVE, Tiles
+from course_lib.kernels.decode.splits import multiprocessor_count
+from course_lib.kernels.decode.tiles import (
+    INTERPRETED_KEYS,
+    LEAST_ROWS,
+    Cut,
+    DecodePlan,
+    architecture_of,
+    cheapest_of,
+    group_rows,
+)
+
+NATIVE_E4M3 = 89  # the first architecture that converts it by an instruction
+MOST_ROWS = 32  # with 64 wgmma would want the values in shared memory, as numbers
+MOST_RESIDENTS = {64: 3, 128: 3, 256: 2}  # programs of 4 warps on a multiprocessor, by head dimension: as registers go
+HEAD_DIMS = (64, 128, 256)
+
+
+@functools.cache
+def fp8_cuts(arch: int | None, dtype: torch.dtype, head_dim: int, heads_per_key_head: int) -> tuple[Cut, ...]:
+    """The cut for an architecture (80, 90, ...; None: the interpreter), the query's dtype and a group of heads."""
+    rows = min(MOST_ROWS, max(LEAST_ROWS, triton.next_power_of_2(heads_per_key_head)))
+    if arch is None:
+        return (Cut(Tiles(rows, INTERPRETED_KEYS, warps=4, stages=1), 1),)
+    if dtype == torch.float32 or arch < 80:  # no matrix instructions: operands stay in registers
+        return (Cut(Tiles(LEAST_ROWS, 32 if head_dim <= 128 else 16, warps=4, stages=1), 2),)
+    tiles = Tiles(rows, min(64, 8192 // head_dim), 4 if rows == LEAST_ROWS else 8, stages=3)
+    in_flight = head_dim * 2 * (tiles.stages - 1) * tiles.key_rows + 2 * head_dim * rows
+    limits = ARCHITECTURES[max(known for known in ARCHITECTURES if known <= arch)]
+    fitting = limits.shared_per_sm // (in_flight + SHARED_MEMORY_RESERVE)
+    most = MOST_RESIDENTS[head_dim] if tiles.warps == 4 else 1
+    return (Cut(tiles, max(1, min(most, fitting))),)
+
+
+def fp8_plan(query, key_heads: int, longest: int, splits: int | None = None) -> DecodePlan:
+    """`decode_plan` for e4m3 caches, whose keys take half the time of those of 16 bits."""
+    batch, query_heads, head_dim = query.shape
+    group = query_heads // key_heads
+    cuts = fp8_cuts(architecture_of(query.device), query.dtype, head_dim, group)
+    return cheapest_of(cuts, batch, group, key_heads, -(-longest // 2), multiprocessor_count(query.device), splits)
+
+
+def native_e4m3(device: torch.device) -> bool:
+    """Whether this GPU converts e4m3 by an instruction; in the interpreter the integers' way is taken."""
+    return (architecture_of(device) or 0) >= NATIVE_E4M3
+
+
+def quantised_compile_cases(kernel, cuts_of, types, constexprs, wanted, slow) -> list[CompileCase]:
+    """A decode kernel as it ships, split, for (arch, head_dim, group, dtype) of `wanted`, and `slow` ones.
+
+    cuts_of: the cuts of such a case. types, constexprs: what not every decode kernel takes, as functions of the case.
+    """
+    cases = []
+    for case in wanted + slow:
+        arch, head_dim, group, dtype = case
+        tiles = cuts_of(arch, dtype, head_dim, group)[0].tiles
+        kind = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}[dtype]
+        floats = dict.fromkeys(("lse_pointer", "partial_outputs", "partial_lses"), "*fp32") | {"scale_log2": "fp32"}
+        ends = {"query_pointer": f"*{kind}", "output_pointer": f"*{kind}"}
+        indices = {"tables_pointer": "*i32", "lengths_pointer": "*i32", "arrivals": "*i32"}
+        sizes = dict.fromkeys(("query_heads", "heads_per_key_head", "table_stride"), "i32")
+        strides = {f"{matrix}{part}_stride": "i32" for matrix in ("query", "output") for part in ("_batch", "_head")}
+        fast = case in wanted
+        cases.append(CompileCase(
+            kernel, floats | ends | indices | sizes | strides | types(case),
+            {"HEAD_DIM": head_dim, "GROUP_ROWS": group_rows(group, tiles), **tiles.blocks(), **constexprs(case)},
+            num_warps=tiles.warps, num_stages=tiles.stages, archs=(arch,),
+            # Two numbers of each thread, written before the loop for the merge after it.
+            max_spill_bytes=8 if fast else None, instruction="mma.sync" if fast else None,
+            label=f"{kind} {head_dim} group {group} {tuple(tiles)}",
+        ))  # fmt: skip
+    return cases

@@ -1,0 +1,790 @@
+# %% [markdown]
+# # 12 · Fewer bits: a cache of 4 bits, and when it is faster
+#
+# **The question.** A decode step reads every cached key and value once. With 8 KV heads of dimension 128 and a context
+# of 131,072 tokens these are 268 million numbers a layer: 537 MB in 16 bits, and 151 MB in 4 bits with their scales.
+# An H200 reads 537 MB in 123 µs at 4.37 TB/s (measured for a read). Four bits are 3.6 times fewer bytes. Is the step
+# 3.6 times faster? And is a prompt of 8,192 tokens?
+#
+# Write down your two guesses. You will count both.
+#
+# **Time.** About four and a half hours for all six exercises, estimated. The **core path** takes about two hours:
+# exercises 12.1, 12.2, 12.3 and 12.5, and every section whose heading does not end in *deeper*. You can skip the
+# others: run their cells and go on. You need chapter 05, and chapter 07 for exercise 12.5.
+
+# %%
+# course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
+from course_lib import check, default_device, hint, interpreting, machine, measured, predict, progress, solution
+
+import math
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+device = default_device()
+on_gpu = not interpreting()
+
+# %% [markdown]
+# ## What a few bits can stand for
+#
+# Four bits have 16 patterns, so they can stand for 16 different numbers. Eight bits can stand for 256. To *quantise* a
+# number means to replace it by the nearest number that has a pattern. Which numbers these are is your choice, and two
+# choices are common for caches:
+#
+# - **INT4**: 16 numbers at equal distances. A *group* of cached numbers shares the distance, which is called its
+#   *scale*. The rounding error is at most half of it, for large numbers and for small ones.
+# - **e4m3**: a floating-point format of 8 bits, with 1 bit for the sign, 4 for the exponent and 3 for the *mantissa*
+#   (the digits). Its numbers lie close together near 0 and far apart near 448, its largest. The rounding error is at
+#   most a sixteenth of the number itself.
+#
+# The next cell draws all numbers of both formats, each divided by its largest. e4m3 has 253 different ones, because it
+# spends a pattern on a second zero and two on NaN. **Predict** how many of the 253 are smaller than a tenth of the
+# largest.
+
+# %%
+predict("12 e4m3 numbers below a tenth of the largest", ..., "of 253")
+
+# %%
+from course_lib.figures.quantised.levels import draw_levels, e4m3_levels, int4_levels
+
+measured("12 e4m3 numbers below a tenth of the largest", int((e4m3_levels().abs() < 0.1).sum()), "of 253")
+draw_levels({"INT4": int4_levels(), "e4m3": e4m3_levels()})
+
+# %% [markdown]
+# Four fifths of e4m3's numbers lie there, but only 2 of INT4's 16. Now think of a group in which one number is ten
+# times as large as all others. Such a number is called an *outlier*. In e4m3 the others still have 199 numbers to be
+# rounded to. In INT4 they have 2. So an outlier does little harm in 8 bits, and in 4 bits it ruins its group. Most of
+# this chapter follows from that.
+#
+# ## Two codes in a byte
+#
+# A *code* is the small integer that is stored in place of a number. Four bits hold 16 codes, and we use the integers
+# from -8 to 7. PyTorch has no tensor of 4-bit integers, so two codes share a byte: one in the low four bits, its *low
+# nibble*, and one in the high four bits.
+#
+# A negative code is stored in *two's complement*: -1 is 1111, and -8 is 1000. To read a nibble you must copy its
+# highest bit into all bits above it. This is called *sign extension*. If you leave it out, -1 comes back as 15.
+
+# %%
+# Exercise 12.1 · Two codes in a byte
+def pack_int4(codes: torch.Tensor) -> torch.Tensor:
+    """Signed codes of 4 bits, two in a byte.
+
+    codes: [..., n], int8, each from -8 to 7, with any strides. n is even and at least 2; there may be any number of
+        dimensions before it, including none.
+    Returns: [..., n // 2], uint8. Byte i holds code 2i in its low four bits and code 2i + 1 in its high four bits, both
+    in two's complement. `codes` stays as it is.
+    """
+    # BEGIN SOLUTION
+    low, high = codes[..., 0::2] & 15, codes[..., 1::2] & 15  # [..., n // 2]
+    return (low | (high << 4)).to(torch.uint8)
+    # END SOLUTION
+
+
+def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
+    """The codes that `pack_int4` packed.
+
+    packed: [..., m], uint8, any of the 256 bytes, with any strides. m is at least 1; there may be any number of
+        dimensions before it, including none.
+    Returns: [..., 2 · m], int8, each from -8 to 7. `packed` stays as it is.
+    """
+    # BEGIN SOLUTION
+    nibbles = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)  # [..., 2 m], 0 to 15
+    return (nibbles ^ 8).to(torch.int8) - 8  # 8 to 15 become -8 to -1
+    # END SOLUTION
+
+
+# %%
+best_pack_int4, best_unpack_int4 = check("12.1", pack_int4, unpack_int4).best
+
+# %% [markdown]
+# ## Where a cache's large numbers are
+#
+# Outliers matter, so look where they are. The next cell lets a small trained model read 256 bytes of a text that it has
+# not seen, and draws the keys and values of one head. A row is a token and a column is a *channel*, one of the 64
+# places along the head dimension. If this model has not been trained yet, the cell trains it once. That takes about
+# half a minute, and it prints how far it is.
+#
+# **Predict**: do the large numbers form columns, rows, or no pattern? Guess for keys and for values.
+
+# %%
+from course_lib.figures.quantised.outliers import draw_outliers
+from course_lib.models.kinds import loss_through_cache, text_parts, trained_kinds
+from course_lib.models.tokenizer import encode
+
+
+def tell(name, step, loss):
+    """Called after each step of a training; a line for every 50th."""
+    if step % 50 == 0:
+        print(f"training the model with {name}: step {step}, loss {loss:.2f}", flush=True)
+
+
+(model,) = trained_kinds(["heads of 64"], device=device, report=tell).values()
+model.requires_grad_(False)
+seen, unseen = text_parts()
+cache = model.new_cache(1, 256)
+with torch.inference_mode():
+    model(encode(unseen[:256])[None].to(device), cache)
+layer_keys, layer_values = cache.keys[:, 0, 0].cpu(), cache.values[:, 0, 0].cpu()  # [layers, 256 tokens, 64 channels]
+draw_outliers(layer_keys[0], layer_values[0], "The first layer of the small model")
+
+# %% [markdown]
+# The keys have columns: in our runs channels 30 and 62 are large in most tokens. These two are a pair that the rotary
+# positions rotate, so that one is small where the other is large. The pair turns so slowly that each of its columns
+# lasts for a hundred tokens or more. The values have no such columns.
+#
+# In large models the columns are much stronger. KIVI ([arXiv 2402.02750](https://arxiv.org/abs/2402.02750)) draws the
+# same picture of Llama-2-13B and Falcon-7B: a few channels of the keys are very large in all tokens, and the values
+# have no such pattern.
+#
+# ## Sixteen levels for a group of numbers
+#
+# A *group* of neighbouring numbers shares two numbers in 16 bits: the *scale*, which is the step between two levels,
+# and the *middle*, which is the number that code 0 stands for. A number is then `code * scale + middle`. With groups of
+# 64 that is $4 + 2 \cdot 16 / 64 = 4.5$ bits a number.
+#
+# The smallest number of a group gets the code -8 and the largest one gets 7, so the scale is a fifteenth of the range.
+# One outlier makes the range large, and with it the error of all other numbers in its group. So it matters *which*
+# numbers are in a group together. A group can run over 64 tokens of one channel, or over 64 channels of one token.
+# Where a channel is large in all tokens, it should have groups of its own. You write the quantiser for any axis, and a
+# function that finds the better axis from data.
+
+# %%
+# Exercise 12.2 · The axis
+def quantise_int4(x: torch.Tensor, dim: int, group: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes of 4 bits for x, with a scale and a middle for each `group` neighbours along dimension `dim`.
+
+    x: 1 to 3 dimensions of any size, float32 or float16, with any strides; finite numbers below 10,000 in size.
+        Dimension `dim` (negative numbers count from the end) has a multiple of `group` elements. group is at least 1.
+    Returns: codes, scale and middle, so that x is about codes * scale + middle, with each scale repeated for its group.
+    codes: int8, -8 to 7, with the shape of x. Each is the integer that is nearest to (x - middle) / scale; of two that
+        are equally near either is right.
+    scale, middle: float32, with the shape of x but for dimension `dim`, which has one element a group. With `low` and
+        `high`, a group's smallest and largest number, scale is (high - low) / 15 and middle is low + 8 · scale.
+        Where high = low, scale is 1, middle is low and the codes are 0.
+    Compute in float32. `x` stays as it is.
+    """
+    # BEGIN SOLUTION
+    dim = dim % x.dim()
+    groups = x.float().unflatten(dim, (-1, group))  # dimension dim + 1 runs over a group
+    low, high = groups.amin(dim + 1), groups.amax(dim + 1)
+    scale = (high - low) / 15
+    middle = low + 8 * scale
+    scale = torch.where(high == low, 1.0, scale)
+    codes = ((groups - middle.unsqueeze(dim + 1)) / scale.unsqueeze(dim + 1)).round().clamp(-8, 7)
+    return codes.flatten(dim, dim + 1).to(torch.int8), scale, middle
+    # END SOLUTION
+
+
+def best_axis(x: torch.Tensor, group: int) -> int:
+    """The dimension along which groups lose less.
+
+    x: [tokens, channels], float32, both multiples of `group`; keys or values of one head. group is at least 2.
+    Returns: 0 if groups over `group` tokens of a channel lose less, 1 if groups over `group` channels of a token do.
+    The loss is the sum of the squared differences between x and codes * scale + middle over all elements. It is decided
+    by the numbers of x alone; the two losses always differ by a fifth or more. `x` stays as it is.
+    """
+    # BEGIN SOLUTION
+    losses = []
+    for dim in (0, 1):
+        codes, scale, middle = quantise_int4(x, dim, group)
+        scale, middle = scale.repeat_interleave(group, dim), middle.repeat_interleave(group, dim)
+        losses.append((codes * scale + middle - x).square().sum())
+    return 0 if losses[0] < losses[1] else 1
+    # END SOLUTION
+
+
+# %%
+best_quantise_int4, best_best_axis = check("12.2", quantise_int4, best_axis).best
+
+# %% [markdown]
+# Now use your quantiser on the small model's cache. The next cell quantises the keys and values of each layer along
+# both axes, and prints the error in percent of the numbers' own size. **Predict** which axis is better for keys, and
+# which for values.
+
+# %%
+def restored(x, dim, group=64):
+    """What is left of x [..., tokens, channels] after your quantiser along dim -2 or -1, with scales in float16."""
+    codes, scale, middle = best_quantise_int4(x.reshape(-1, *x.shape[-2:]), dim, group)
+    scale, middle = (part.half().float().repeat_interleave(group, dim) for part in (scale, middle))
+    return (codes * scale + middle).reshape(x.shape)
+
+
+print("layer      keys: over tokens  over channels      values: over tokens  over channels")
+for layer, parts in enumerate(zip(layer_keys, layer_values)):
+    lost = [float((restored(part, dim) - part).norm() / part.norm()) for part in parts for dim in (-2, -1)]
+    print(f"{layer:>5} {lost[0]:>21.1%} {lost[1]:>14.1%} {lost[2]:>24.1%} {lost[3]:>14.1%}")
+
+# %% [markdown]
+# Keys lose less with groups over tokens: 7 to 8 % instead of 9 % in our runs. This model's columns are mild, and so is
+# the difference. You will see strong ones in the section on the loss.
+#
+# In this model, groups over tokens are slightly better for the values too. They are grouped over channels all the same,
+# for two reasons. A value that is grouped over its own channels can be quantised as soon as its token arrives. A group
+# over tokens has to wait for 64 tokens. And the output is a sum of values in which a few tokens have most of the
+# weight. With a group for each token, a token's error depends on that token alone, so an outlier in a token without
+# weight does no harm to the ones that count (KIVI, section 3).
+
+# %% [markdown]
+# ## Where the scales go
+#
+# Eight bits need less care. *e4m3* is a floating-point format of 8 bits with 3 bits of mantissa and numbers up to 448,
+# and one scale for all keys of a head, and one for all its values, is often enough. A key is then `k_scale` times its
+# code. The scale is the same for all keys of a head, so it can leave the product: the scores are `k_scale` times the
+# query's product with the codes. So you can multiply the *query* by it, once, and the keys never. In the same way
+# `v_scale` multiplies the *result*, once.
+#
+# The order saves work. With head dimension 128 and 32,768 tokens, a head has 4.2 million codes for its keys. Its query
+# has 128 numbers. Multiplied into the query, the scale costs 128 multiplications instead of 4.2 million.
+#
+# INT4 needs more care, because its key scales differ by channel and by group. Then a scale can be multiplied into the
+# query only for the 64 tokens of one group, and it is as cheap to multiply the codes.
+
+# %%
+# Exercise 12.3 · Where the scales go
+def fp8_decode(query, keys, values, k_scale, v_scale):
+    """Attention of one query token to a cache of e4m3 codes, without dequantising the cache.
+
+    Args:
+        query: [query_heads, head_dim], float32.
+        keys, values: [key_heads, length, head_dim], float8_e4m3fn, without NaN: the codes. query_heads is a multiple of
+            key_heads, and neighbours share a KV head: query head h reads KV head h // (query_heads // key_heads).
+            length is at least 1.
+        k_scale, v_scale: [key_heads], float32, positive. A head's keys are k_scale times their codes, and its values
+            are v_scale times theirs.
+        All have any strides, and stay as they are.
+
+    Returns:
+        [query_heads, head_dim], float32: for each query head the softmax of its scores, times the values. A score is
+        the product of query and key, divided by √head_dim.
+        PyTorch has no product of e4m3 with float32, so convert the codes to float32, but only some tokens at a time: no
+        tensor that you make may have more elements than 64 tokens of all keys, or than all scores, or than the query if
+        these are larger. No multiplication or division of elements (mul, div) may have a result with more elements than
+        all scores, or than the query if that is larger: the scales multiply a query, scores or a result, and not the
+        codes. Matrix products (matmul, einsum) are free. F.scaled_dot_product_attention is refused.
+    """
+    # BEGIN SOLUTION
+    key_heads, length, head_dim = keys.shape
+    grouped = query.reshape(key_heads, -1, head_dim)  # [key_heads, group, head_dim]
+    grouped = grouped * (k_scale / math.sqrt(head_dim))[:, None, None]
+    tiles = range(0, length, 64)
+    scores = torch.cat([grouped @ keys[:, n : n + 64].float().transpose(1, 2) for n in tiles], dim=2)
+    weights = torch.softmax(scores, dim=2)  # [key_heads, group, length]
+    output = torch.zeros_like(grouped)
+    for n in tiles:
+        output += weights[:, :, n : n + 64] @ values[:, n : n + 64].float()
+    return (output * v_scale[:, None, None]).reshape(query.shape)
+    # END SOLUTION
+
+
+# %%
+best_fp8_decode = check("12.3", fp8_decode).best
+
+# %% [markdown]
+# ## When the scales are never passed
+#
+# A kernel takes scales as arguments, and their default is often 1. Whoever forgets to pass them gets no error. The
+# engine SGLang had this fault in one of its attention backends, and its repair does what you did in 12.3: it multiplies
+# `k_scale` into the factor of the scores, and `v_scale` into the result
+# ([sglang#18882](https://github.com/sgl-project/sglang/pull/18882)).
+#
+# What does the mistake cost? The next cell rounds normal numbers to e4m3, once with a scale of 1 and once with a scale
+# that makes the largest number 448. It does so for numbers of several sizes. **Predict** for which sizes a scale of 1
+# is bad, and whether a test with `torch.randn`, whose numbers have size 1, finds the mistake.
+
+# %%
+def through_e4m3(numbers, scale=1.0):
+    """What is left of numbers that are cached as e4m3 codes with that scale; what is too large becomes the largest."""
+    return (numbers / scale).clamp(-448, 448).to(torch.float8_e4m3fn).to(numbers.dtype) * scale
+
+
+torch.manual_seed(12)
+normal = torch.randn(100_000)
+print("size of the numbers     error with a scale of 1     with a fitting scale")
+for size in (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0):
+    numbers = normal * size
+    fitting = numbers.abs().max() / 448
+    errors = [float((through_e4m3(numbers, scale) - numbers).norm() / numbers.norm()) for scale in (1.0, fitting)]
+    print(f"{size:>19g} {errors[0]:>27.1%} {errors[1]:>24.1%}")
+
+# %% [markdown]
+# From 0.1 to 100 the scale of 1 is as good as the fitting one, because a float rounds each number relative to its size.
+# A test with `torch.randn` passes, and so does a test with a model whose keys have about size 1. Only below and above
+# that does the mistake show. Small numbers fall below $2^{-6}$, where e4m3 runs out of exponents, and large ones are
+# cut off at 448. So test a kernel with scales far from 1, as the check of 12.3 does.
+
+# %% [markdown]
+# ## What rounding does to the loss
+#
+# Errors of keys and values matter only as far as the model predicts worse with them. The next cell measures the small
+# model's loss on unseen text, token by token through a cache, for seven caches. In "FP8, calibrated" each head has the
+# scales with which its largest key and value on a piece of the training text become 448. In "INT4" keys have groups of
+# 64 tokens and values groups of 64 channels, and the newest tokens stay whole until 64 of them are there. "INT4, keys
+# over channels" differs in the axis of the keys alone. With groups over channels no token has to wait, so the last
+# cache rounds each token as soon as it arrives.
+#
+# **Predict** the order of the seven losses, and whether any is more than one percent above the first.
+
+# %%
+from course_lib.figures.quantised.losses import draw_cache_losses
+from course_lib.models.cache import KVCache
+from course_lib.models.quantised_cache import calibrated_scales
+
+
+class RoundedCache(KVCache):
+    """The model's cache, but what is stored is rounded by key_through(layer, key) and value_through(layer, value).
+
+    Tokens stay whole until `group` of them are there, and are then rounded together. `factors` multiply the channels of
+    the keys and divide those of the queries, which leaves every score as it is.
+    """
+
+    def __init__(self, config, batch, capacity, *, key_through, value_through, group, factors):
+        super().__init__(config, batch, capacity, device=device)
+        self.through, self.group, self.factors = (key_through, value_through), group, factors
+
+    def append(self, layer, key, value):
+        super().append(layer, key * self.factors, value)
+        end = self.length + key.shape[2]  # one token at a time, so a group ends where `end` is a multiple
+        if end % self.group == 0:
+            for cached, through in zip((self.keys, self.values), self.through):
+                tokens = cached[layer, :, :, end - self.group : end]
+                tokens.copy_(through(layer, tokens))
+
+    def attend(self, layer, query):
+        return super().attend(layer, query / self.factors)
+
+
+scales = calibrated_scales(model, seen[: model.config.context])  # .keys and .values: [layers, KV heads]
+roundings = {  # what a layer's keys or values [batch, KV heads, tokens, channels] become
+    "whole": lambda layer, x: x,
+    "half": lambda layer, x: x.half().float(),
+    "e4m3": lambda layer, x: through_e4m3(x),
+    "key scale": lambda layer, x: through_e4m3(x, scales.keys[layer, :, None, None]),
+    "value scale": lambda layer, x: through_e4m3(x, scales.values[layer, :, None, None]),
+    "over tokens": lambda layer, x: restored(x, -2),
+    "over channels": lambda layer, x: restored(x, -1),
+}
+caches = {  # bits of a number; what happens to keys and to values; how many tokens are rounded together
+    "32 bits": (32, "whole", "whole", 1),
+    "16 bits": (16, "half", "half", 1),
+    "FP8, scales of 1": (8, "e4m3", "e4m3", 1),
+    "FP8, calibrated": (8, "key scale", "value scale", 1),
+    "INT4": (4.5, "over tokens", "over channels", 64),
+    "INT4, keys over channels": (4.5, "over channels", "over channels", 64),
+    "INT4, rounded at once": (4.5, "over channels", "over channels", 1),
+}
+
+
+def loss_of(keys, values, group, factors=1.0):
+    """Nats a byte on unseen text, of the model with a cache that rounds its keys and values so."""
+    options = {"key_through": roundings[keys], "value_through": roundings[values], "group": group, "factors": factors}
+    return loss_through_cache(model, unseen, partial(RoundedCache, model.config, **options))
+
+
+cached = 2 * model.config.layers * model.config.key_heads * model.config.head_dim  # numbers of a token
+points = {name: (cached * bits / 8, loss_of(*how)) for name, (bits, *how) in caches.items()}
+draw_cache_losses(points, "The small model with its cache in fewer bits")
+
+# %% [markdown]
+# Look at the axis first: all of it is a hundredth of a nat. In our run the loss was 1.8131 with a whole cache, with 16
+# bits and with calibrated FP8, and 1.8143 to 1.8146 with FP8 and scales of 1 and with INT4. Keys over channels came out
+# at 1.8133, so for this model the wrong axis does no harm. What stands out is the last line: 1.8200 if the newest
+# tokens are rounded too. Attention gives them much weight, so keeping some 32 of them whole, on average, is worth more
+# than anything else here. But all of it is less than half a percent. The model cannot show what goes wrong in large
+# ones, because it is small and its outliers are mild.
+#
+# You can give it strong ones without changing what it computes. Multiply two channels of every key by 16, and divide
+# the same channels of every query by 16. (Take a rotary pair, such as 30 and 62, so that the factor and the rotation
+# can be exchanged.) Every score stays what it was. Only the cache now looks more like that of a large model.
+# **Predict** which losses change, and by how much.
+
+# %%
+factors = torch.ones(model.config.head_dim, device=device)
+factors[[30, 62]] = 16.0
+print(f"{'':28}as trained     two channels of the keys 16 times as large")
+for name in ("32 bits", "16 bits", "FP8, scales of 1", "INT4", "INT4, keys over channels", "INT4, rounded at once"):
+    _, *how = caches[name]
+    print(f"{name:28}{points[name][1]:>10.4f} {loss_of(*how, factors):>28.4f}")
+
+# %% [markdown]
+# Four losses stay the same to the fourth digit in our run. Groups over tokens never put a large channel and a small one
+# together, and e4m3 rounds each number relative to its own size, whatever its neighbours are. But with groups over
+# channels, two large numbers set the scale for the other 62, and most of those get the same few codes. In our run the
+# loss went from 1.813 to 1.946, and to 2.396 where the newest tokens were rounded too.
+#
+# That is the reason for KIVI's axes, and it is the reason for the window. Keys need groups over tokens, and a group
+# over tokens has to wait for its tokens.
+
+# %% [markdown]
+# ## The newest tokens stay whole · deeper
+#
+# A group of 64 keys can be quantised only when all 64 are there. Until then its keys stay as they are. It also pays to
+# keep the newest tokens whole for longer, because attention gives them much weight: KIVI keeps up to 128. So a cache of
+# 4-bit keys has two parts: full groups that are quantised, and a *residual window* of recent keys. Appending moves keys
+# from one to the other, and no key may be lost, stand in both, or change its place.
+
+# %%
+# Exercise 12.4 · The residual window
+class KeyWindow:
+    """The keys of one head: old ones quantised in full groups, and the newest ones whole.
+
+    It decides which keys are quantised, and when. How they are quantised is the caller's.
+    """
+
+    def __init__(self, group: int, window: int, quantise):
+        """An empty window.
+
+        group: how many keys are quantised together, at least 1. window: how many of the newest keys always stay whole,
+        at least 0; it need not be a multiple of `group`. quantise: a function that takes a tensor [group, head_dim] and
+        returns what is kept of it; call it once for each group, with the oldest keys that are still whole, in their
+        order. It may keep the tensor, so what you give it must not change later.
+        """
+        # BEGIN SOLUTION
+        self.group, self.window, self.quantise = group, window, quantise
+        self.kept, self.whole = [], None
+        # END SOLUTION
+
+    def append(self, keys: torch.Tensor) -> None:
+        """Adds keys [count, head_dim], count at least 0, the newest last.
+
+        After that, as long as `window` + `group` keys or more are whole, the oldest `group` of them are quantised. The
+        caller uses the memory of `keys` again after the call.
+        """
+        # BEGIN SOLUTION
+        self.whole = keys.clone() if self.whole is None else torch.cat((self.whole, keys))
+        while len(self.whole) >= self.window + self.group:
+            self.kept.append(self.quantise(self.whole[: self.group].clone()))
+            self.whole = self.whole[self.group :]
+        # END SOLUTION
+
+    def groups(self) -> list:
+        """What `quantise` returned for each group, in the order of the tokens."""
+        # BEGIN SOLUTION
+        return list(self.kept)
+        # END SOLUTION
+
+    def recent(self) -> torch.Tensor:
+        """The keys that are whole, [count, head_dim], the oldest first. Later calls of `append` must not change it.
+
+        It is called only after the first `append`, and [0, head_dim] where no key is whole.
+        """
+        # BEGIN SOLUTION
+        return self.whole
+        # END SOLUTION
+
+
+# %%
+best_key_window = check("12.4", KeyWindow).best
+
+# %% [markdown]
+# ## The fused decode kernel
+#
+# Now the two ends meet: a kernel that reads codes and attends. A public implementation dequantised its whole pool
+# before every step, and ran at 0.03 tokens per second
+# ([sglang#23134](https://github.com/sgl-project/sglang/issues/23134)). In your kernel a tile of 64 tokens is
+# dequantised in registers, right where it is used, and nothing of the cache's size is ever written.
+#
+# Keys have a scale and a middle for each channel and each group of 64 tokens, so a tile of 64 tokens has one row of
+# scales. Values have them for each token and each 64 channels. The channels of a byte are neighbours: low nibbles are
+# the even channels, high nibbles the odd ones. You need not put them side by side again. A dot product is the sum over
+# even channels plus the sum over odd ones, so hold two tiles of queries, two of keys, and two accumulators.
+
+# %%
+# Exercise 12.5 · A decode kernel that reads INT4
+@triton.jit
+def int4_decode_kernel(
+    query_pointer, key_codes_pointer, key_scale_pointer, key_middle_pointer,
+    value_codes_pointer, value_scale_pointer, value_middle_pointer, output_pointer, lengths_pointer,
+    capacity, scale_log2,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr,
+):
+    """Program (key_head, sequence): the GROUP query heads of one KV head, over its tokens in tiles of 64.
+
+    ROWS is a power of two, at least 16 and at least GROUP. scale_log2 is log2(e) / √HEAD_DIM.
+    """
+    # BEGIN SOLUTION
+    HALF: tl.constexpr = HEAD_DIM // 2
+    PARTS: tl.constexpr = HEAD_DIM // 64
+    sequence = tl.program_id(1)
+    cache = (sequence * tl.num_programs(0) + tl.program_id(0)).to(tl.int64)  # which KV head of all sequences' heads
+    members = tl.arange(0, ROWS)  # [ROWS], of which GROUP exist
+    exist = (members < GROUP)[:, None]
+    columns = tl.arange(0, HALF)  # [HALF]: byte c holds the channels 2c and 2c + 1
+    parts = tl.arange(0, PARTS)  # [PARTS]
+    rows = (cache * GROUP + members)[:, None] * HEAD_DIM + 2 * columns[None, :]  # [ROWS, HALF]
+    query_even = tl.load(query_pointer + rows, mask=exist, other=0.0).to(tl.float32)
+    query_odd = tl.load(query_pointer + rows + 1, mask=exist, other=0.0).to(tl.float32)
+    running_max = tl.full([ROWS], float("-inf"), tl.float32)
+    running_sum = tl.zeros([ROWS], tl.float32)
+    output_even = tl.zeros([ROWS, HALF], tl.float32)
+    output_odd = tl.zeros([ROWS, HALF], tl.float32)
+    length = tl.load(lengths_pointer + sequence)
+    for first in range(0, length, 64):
+        tokens = first + tl.arange(0, 64)  # [64]
+        present = tokens < length
+        places = cache * capacity + tokens  # [64]
+        codes = tl.load(
+            key_codes_pointer + places[:, None] * HALF + columns[None, :], mask=present[:, None], other=0
+        ).to(tl.int32)  # [64, HALF]
+        channels = (cache * (capacity // 64) + first // 64) * HEAD_DIM + 2 * columns  # [HALF]
+        scale_even = tl.load(key_scale_pointer + channels).to(tl.float32)
+        scale_odd = tl.load(key_scale_pointer + channels + 1).to(tl.float32)
+        middle_even = tl.load(key_middle_pointer + channels).to(tl.float32)
+        middle_odd = tl.load(key_middle_pointer + channels + 1).to(tl.float32)
+        low = ((codes & 15) ^ 8) - 8  # [64, HALF]: the nibbles with their signs
+        high = ((codes >> 4) ^ 8) - 8
+        keys_even = low * scale_even[None, :] + middle_even[None, :]  # [64, HALF]
+        keys_odd = high * scale_odd[None, :] + middle_odd[None, :]
+        scores = tl.dot(query_even, tl.trans(keys_even), input_precision="ieee")  # [ROWS, 64]
+        scores += tl.dot(query_odd, tl.trans(keys_odd), input_precision="ieee")
+        scores = tl.where(present[None, :], scores * scale_log2, float("-inf"))
+        new_max = tl.maximum(running_max, tl.max(scores, axis=1))  # [ROWS]
+        weights = tl.exp2(scores - new_max[:, None])  # [ROWS, 64]
+        rescale = tl.exp2(running_max - new_max)  # [ROWS]
+        running_sum = running_sum * rescale + tl.sum(weights, axis=1)
+        running_max = new_max
+        codes = tl.load(
+            value_codes_pointer + places[:, None] * HALF + columns[None, :], mask=present[:, None], other=0
+        ).to(tl.int32)  # [64, HALF]
+        shared = places[:, None] * PARTS + parts[None, :]  # [64, PARTS]
+        scale = tl.load(value_scale_pointer + shared, mask=present[:, None], other=0.0).to(tl.float32)
+        middle = tl.load(value_middle_pointer + shared, mask=present[:, None], other=0.0).to(tl.float32)
+        scale = tl.reshape(tl.broadcast_to(scale[:, :, None], (64, PARTS, 32)), (64, HALF))
+        middle = tl.reshape(tl.broadcast_to(middle[:, :, None], (64, PARTS, 32)), (64, HALF))
+        values_even = (((codes & 15) ^ 8) - 8) * scale + middle  # [64, HALF]
+        values_odd = (((codes >> 4) ^ 8) - 8) * scale + middle
+        output_even = output_even * rescale[:, None] + tl.dot(weights, values_even, input_precision="ieee")
+        output_odd = output_odd * rescale[:, None] + tl.dot(weights, values_odd, input_precision="ieee")
+    total = tl.where(running_sum == 0.0, 1.0, running_sum)[:, None]
+    dtype = output_pointer.dtype.element_ty
+    tl.store(output_pointer + rows, (output_even / total).to(dtype), mask=exist)
+    tl.store(output_pointer + rows + 1, (output_odd / total).to(dtype), mask=exist)
+    # END SOLUTION
+
+
+def int4_decode(query, key_codes, key_scale, key_middle, value_codes, value_scale, value_middle, lengths):
+    """Attention of one query token of each sequence to a cache of 4-bit codes, which is read once.
+
+    Args:
+        query: [batch, query_heads, head_dim], float32 or float16. head_dim is 64 or 128. query_heads is a multiple of
+            key_heads, up to 32 heads share a KV head: query head h reads KV head h // (query_heads // key_heads).
+        key_codes, value_codes: [batch, key_heads, capacity, head_dim // 2], uint8: byte c of a row holds the codes of
+            channel 2c, in its low nibble, and of channel 2c + 1, as in exercise 12.1. capacity is a multiple of 64.
+        key_scale, key_middle: [batch, key_heads, capacity // 64, head_dim], float32 or float16: for each channel of 64
+            tokens. A key is code * scale + middle.
+        value_scale, value_middle: [batch, key_heads, capacity, head_dim // 64], the same dtype: for each token and 64
+            channels.
+        lengths: [batch], int32: tokens in the cache, 0 to capacity, also no multiple of 64. Slots behind them hold
+            anything: any codes, and NaN in the scales and middles of their own.
+        All are contiguous.
+
+    Returns:
+        [batch, query_heads, head_dim], the query's dtype: the softmax of the scores, which are products of query and
+        keys divided by √head_dim, times the values; zeros for a length of 0. Multiply and add in float32, or multiply
+        in the query's dtype and add in float32. Each code, scale and middle of a token in the cache is loaded once, and
+        those of no token are not; PyTorch's own operations do not read the cache, and do no products.
+    """
+    batch, query_heads, head_dim = query.shape
+    key_heads, capacity = key_codes.shape[1:3]
+    group = query_heads // key_heads
+    output = torch.empty_like(query)
+    int4_decode_kernel[(key_heads, batch)](
+        query, key_codes, key_scale, key_middle, value_codes, value_scale, value_middle, output, lengths,
+        capacity, math.log2(math.e) / math.sqrt(head_dim),
+        GROUP=group, ROWS=max(16, triton.next_power_of_2(group)), HEAD_DIM=head_dim,
+    )
+    return output
+
+
+# %%
+best_int4_decode = check("12.5", int4_decode).best
+
+# %% [markdown]
+# ## Attention in FP8: outliers, and a rotation · deeper
+#
+# So far only the *cache* had few bits. A kernel for long prompts can also *multiply* in 8 bits: Hopper's matrix units
+# multiply e4m3 numbers twice as fast as 16-bit ones. Then queries, keys, values and attention's weights are all rounded
+# to e4m3, so its error counts more. The problem is again *outliers*: a few numbers many times as large as the rest,
+# often in the same few channels. FlashAttention-3 does two things about them:
+#
+# - **Block quantisation**: a scale for each block of rows, since the kernel goes block by block anyway.
+# - **Incoherent processing**: multiply queries and keys by the same orthogonal matrix. The scores stay the same,
+#   $(Q M)(K M)^T = Q M M^T K^T = Q K^T$, but an outlier is spread over all channels. With random signs and a Hadamard
+#   matrix, whose entries are all ±1, this costs $D \log_2 D$ additions a row, 896 at $D = 128$.
+#
+# First the numbers, which need no GPU. (This exercise was 9.5 until chapter 12 had a place for it.)
+
+# %%
+# Exercise 12.7 · Eight bits, and where outliers go
+def hadamard(vectors):
+    """The vectors, [..., head_dim], float32, multiplied by H / √head_dim; head_dim is a power of two.
+
+    H of 1 is [[1]], and H of 2n is [[H, H], [H, -H]] with H of n. The matrix is its own transpose.
+    """
+    # BEGIN SOLUTION
+    matrix = torch.ones(1, 1, dtype=vectors.dtype, device=vectors.device)
+    while len(matrix) < vectors.shape[-1]:
+        matrix = torch.cat([torch.cat([matrix, matrix], dim=1), torch.cat([matrix, -matrix], dim=1)])
+    return vectors @ matrix / math.sqrt(vectors.shape[-1])
+    # END SOLUTION
+
+
+def quantise(tensor, rows):
+    """A matrix [length, width], float32, in e4m3 with one scale for each block of `rows` rows.
+
+    Returns (codes, scales): codes, float32 of the matrix's shape, hold values that torch.float8_e4m3fn represents, the
+    largest of each block ±448; scales, float32 [blocks], restore it: codes · scale ≈ the block. The last block may have
+    fewer rows. A block of zeros has the scale 1.
+    """
+    # BEGIN SOLUTION
+    codes, scales = torch.empty_like(tensor), []
+    for first in range(0, tensor.shape[0], rows):
+        block = tensor[first : first + rows]
+        largest = block.abs().max()
+        scale = largest / 448 if largest > 0 else torch.ones_like(largest)
+        codes[first : first + rows] = (block / scale).to(torch.float8_e4m3fn).float()
+        scales.append(scale)
+    return codes, torch.stack(scales)
+    # END SOLUTION
+
+# %%
+best_hadamard, best_quantise = check("12.7", hadamard, quantise).best
+
+# %% [markdown]
+# How much does it help? The inputs are those of FlashAttention-3's experiment: normal numbers with rare outliers. The
+# first column is the largest error of any score, the second the output's relative root mean square error. With both
+# methods FlashAttention-3 reports 2.6 times less error than with one scale per tensor. **Predict** which method does
+# more.
+
+# %%
+generator = torch.Generator().manual_seed(0)
+
+
+def with_outliers(*shape):
+    """Normal numbers, of which one in a thousand has another one added that is drawn ten times as wide."""
+    rare = torch.rand(shape, generator=generator) < 0.001
+    return torch.randn(shape, generator=generator) + 10 * torch.randn(shape, generator=generator) * rare
+
+
+def through_blocks(tensor, rows):
+    """What is left of a tensor after quantisation."""
+    codes, scales = best_quantise(tensor, rows)
+    return codes * scales.repeat_interleave(rows)[: len(tensor), None]
+
+
+def attend(query, key, value, cast=lambda weights: weights):
+    """(scores, attention); the weights pass through `cast`, as before the second product."""
+    scores = query @ key.T / math.sqrt(query.shape[1])
+    weights = torch.exp(scores - scores.amax(dim=1, keepdim=True))
+    return scores, cast(weights) @ value / weights.sum(dim=1, keepdim=True)
+
+
+length, head_dim, trials = 1024, 64, 4
+print(f"{length} × {length}, head dimension {head_dim}, mean of {trials} draws      worst score    output")
+errors = {}
+for _ in range(trials):
+    query, key, value = with_outliers(3, length, head_dim)
+    signs = torch.randint(0, 2, (head_dim,), generator=generator) * 2.0 - 1
+    exact = attend(query.double(), key.double(), value.double())
+    turned = best_hadamard(query * signs), best_hadamard(key * signs)
+    ways = {"bf16": attend(*(m.bfloat16().float() for m in (query, key, value)), lambda w: w.bfloat16().float())}
+    for rotated, (q, k) in ((False, (query, key)), (True, turned)):
+        for rows, scale in ((length, "one scale"), (64, "a scale for each 64 rows")):
+            quantised = (through_blocks(matrix, rows) for matrix in (q, k, value))
+            name = f"e4m3, {scale}" + (", rotated" if rotated else "")
+            ways[name] = attend(*quantised, lambda weights: weights.to(torch.float8_e4m3fn).float())
+    for name, results in ways.items():
+        (scores, output), (exact_scores, exact_output) = results, exact
+        relative = float((output - exact_output).norm() / exact_output.norm())
+        errors.setdefault(name, []).append([float((scores - exact_scores).abs().max()), relative])
+for name, found in errors.items():
+    worst, output_error = torch.tensor(found).mean(dim=0).tolist()
+    print(f"  {name:46} {worst:16.2f}   {100 * output_error:5.1f} %")
+
+# %% [markdown]
+# The rotation does most, and block scales do little. A float rounds each number relative to its own size, by up to 1/16
+# in e4m3, whatever the scale. So an outlier does not ruin its neighbours, as it would in 8-bit integers. But its own
+# error is as large as a usual number, and it changes every score that uses it. Spread over 64 channels, the error
+# averages out. A block's own scale pays only when some blocks are so small that one scale pushes them below 2⁻⁶, where
+# e4m3 runs out of exponents.
+#
+# ## FP8 in the kernel · deeper
+#
+# `kernels/hopper/flash_fp8.py` is chapter 09's kernel with other operands, and its warp groups do not take turns. The
+# scales of queries and keys become part of the softmax's scale. Values have one scale for each *channel*, which
+# multiplies a finished tile once.
+#
+# The layouts are the hard part. In 8 bits `wgmma` needs the dimension that it sums over to lie innermost. For $P V$
+# that is the keys, so values must be transposed. And a left operand needs four neighbouring keys in a register, but the
+# scores come in pairs of keys that lie eight apart. The order of a sum's terms does not matter. So the weights stay
+# where they are, and the *values* are stored in the weights' order.
+#
+# What speed do you expect? Products take half as long as before, and exponentials as long. That is the same balance as
+# in bf16 with half the head dimension. Chapter 09 has a model of such a schedule, which tells the share of the time in
+# which the matrix units are busy. By the model FP8 gains twice that share at half the head dimension, divided by the
+# share at the whole one. For 256 that is 2 · 0.86 / 0.99 = 1.74. **Predict** whether a GPU gains more or less.
+
+# %%
+from course_lib.figures.hopper.timeline import busy, run_schedule
+
+# (TFLOP/s in bf16, in FP8) of one H200, 16,384 × 16,384, measured in alternation.
+FP8_ON_AN_H200 = {64: (568, 623), 128: (691, 771), 256: (709, 1163)}
+
+rates = FP8_ON_AN_H200
+on_hopper = machine().tier == "hopper" and machine().compute_capability == (9, 0)
+if on_hopper:
+    from course_lib.hardware.timing import measure_together
+    from course_lib.kernels.hopper import flash as flash_attention_hopper, flash_fp8 as flash_attention_fp8
+    from course_lib.kernels.quantised import fp8 as quantise_fp8
+
+    rates = {}
+    for head_dim in FP8_ON_AN_H200:
+        shape = 1, 2048 // head_dim, 16_384, head_dim
+        tensors = [torch.randn(shape, device=default_device(), dtype=torch.bfloat16) for _ in range(3)]
+        inputs = quantise_fp8.quantise_for_attention(*tensors)
+        runs = {"bf16": partial(flash_attention_hopper.flash_attention_hopper, *tensors),
+                "fp8": partial(flash_attention_fp8.flash_attention_fp8, inputs)}
+        timings = measure_together(runs, seconds=0.2, device=default_device())
+        rates[head_dim] = [timing.rate(4 * 2048 * 16_384**2) / 1e12 for timing in timings.values()]
+print(f"TFLOP/s, {'this GPU' if on_hopper else 'an H200'}, full, 16,384 tokens")
+print("head dimension    bf16     FP8   ratio   predicted")
+for head_dim, (bf16, fp8) in rates.items():
+    half, whole = (busy(run_schedule("two groups, in step, overlapped", dim)) for dim in (head_dim // 2, head_dim))
+    print(f"{head_dim:>14} {bf16:>7.0f} {fp8:>7.0f} {fp8 / bf16:>7.2f} {2 * half / whole:>11.2f}")
+
+# %% [markdown]
+# The gain grows with the head dimension, as the model says, but it is smaller: 64 % at 256, and 12 and 10 % at 128 and
+# 64. The model gives products twice the rate; large matrix products in FP8 ran 1.8 times as fast as in bf16 on that
+# H200. And the model has no latency. Nsight Compute counts what each unit really did, for 16,384 tokens without a mask:
+#
+# | one H200 | matrix units busy | exponentials' unit busy | a scheduler starts an instruction in | clock |
+# |---|---|---|---|---|
+# | bf16, head dimension 128 | 82 % | 42 % | 38 % of the cycles | 1.67 GHz |
+# | bf16, head dimension 64 | 63 % | 65 % | 51 % | 1.77 GHz |
+# | FP8, head dimension 256 | 75 % | 39 % | 39 % | 1.69 GHz |
+# | FP8, head dimension 128 | 47 % | 49 % | 42 % | 1.81 GHz |
+# | FP8, head dimension 64 | 35 % | 72 % | 56 % | 1.81 GHz |
+#
+# In the fourth row no unit is busy even half of the time. Each warp group goes through a chain: scores, maximum,
+# exponentials, cast, product. In FP8 the product at its end is too short to cover the rest.
+#
+# Look at the clock too. The card may run at 1.98 GHz, but its power limit slows it down. And do not turn shares into
+# rates: 82 % of 132 · 4096 FLOPs at 1.67 GHz would be 740 TFLOP/s, where the cell has 691. The profiler watches one
+# launch on a cool card, and the cell's time is the median of many.
+#
+# The kernel's own error, on 8 heads of 4096 tokens with outliers, is a root mean square (not relative) of 0.018 with
+# one scale and no rotation, 0.017 with a scale for each block, and **0.0084** with the rotation, 2.1 times less.
+# FlashAttention-3 reports 0.024 and 0.0091. `python -m course_lib bench fp8` measures speed and error on your GPU.
+#
+# ## Papers
+#
+# - Shah, Bikshandi, Zhang, Thakkar, Ramani, Dao: *FlashAttention-3: Fast and Accurate Attention with Asynchrony and
+#   Low-precision*, [arXiv 2407.08608](https://arxiv.org/abs/2407.08608). Section 3.3 is attention in FP8.
+# - Chee, Cai, Kuleshov, De Sa: *QuIP: 2-Bit Quantization of Large Language Models With Guarantees*,
+#   [arXiv 2307.13304](https://arxiv.org/abs/2307.13304), where incoherent processing comes from.
+
+# %%
+progress()

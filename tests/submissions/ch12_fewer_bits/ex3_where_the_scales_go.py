@@ -1,0 +1,121 @@
+"""Wrong answers to exercise 12.3, and unusual right ones."""
+
+from tests.submissions.edits import changed, edited
+
+FOLDED = "(k_scale / math.sqrt(head_dim))[:, None, None]"
+RESULT = "(output * v_scale[:, None, None])"
+SCORES = "scores = torch.cat([grouped @ keys[:, n : n + 64].float().transpose(1, 2) for n in tiles], dim=2)"
+SOFTMAX = "torch.softmax(scores, dim=2)"
+
+ONLINE = """# Exercise 12.3 · Where the scales go
+def fp8_decode(query, keys, values, k_scale, v_scale):
+    kv, length, d = keys.shape
+    q = query.reshape(kv, -1, d) * k_scale[:, None, None] * d**-0.5
+    top = torch.full((kv, q.shape[1], 1), -math.inf)
+    total, acc = torch.zeros_like(top), torch.zeros_like(q)
+    for n in range(0, length, 32):
+        k, v = keys[:, n : n + 32].float(), values[:, n : n + 32].float()
+        s = q @ k.mT
+        new = torch.maximum(top, s.amax(-1, keepdim=True))
+        w, shrink = torch.exp(s - new), torch.exp(top - new)
+        total = total * shrink + w.sum(-1, keepdim=True)
+        acc = acc * shrink + w @ v
+        top = new
+    return (acc / total * v_scale[:, None, None]).reshape(query.shape)
+"""
+
+WRONG = {
+    # sglang#18882: the scales are never passed and stay 1.
+    "scales_left_at_1": changed("12.3", (FOLDED, "head_dim**-0.5"), (RESULT, "output")),
+    "key_scale_missing": changed("12.3", (FOLDED, "head_dim**-0.5")),
+    "key_scale_missing__on_the_weights": changed(
+        "12.3",
+        (FOLDED, "head_dim**-0.5"),
+        (
+            SOFTMAX,
+            "torch.exp(scores - scores.amax(2, keepdim=True)) * k_scale[:, None, None]\n"
+            "    weights = weights / weights.sum(2, keepdim=True)",
+        ),
+    ),
+    "value_scale_missing": changed("12.3", (RESULT, "output")),
+    "key_scale_twice": changed("12.3", (SCORES, f"{SCORES} * k_scale[:, None, None]")),
+    "value_scale_twice": changed("12.3", (RESULT, f"({RESULT} * v_scale[:, None, None])")),
+    "value_scale_in_every_tile": edited(
+        ONLINE,
+        ("acc = acc * shrink + w @ v", "acc = (acc * shrink + w @ v) * v_scale[:, None, None]"),
+        ("acc / total * v_scale[:, None, None]", "acc / total"),
+    ),
+    "value_scale_in_every_tile__of_64": edited(
+        ONLINE,
+        ("32", "64"),
+        ("acc = acc * shrink + w @ v", "acc = (acc * shrink + w @ v) * v_scale[:, None, None]"),
+        ("acc / total * v_scale[:, None, None]", "acc / total"),
+    ),
+    "scales_exchanged": changed("12.3", (FOLDED, FOLDED.replace("k_", "v_")), (RESULT, RESULT.replace("v_", "k_"))),
+    "key_scale_divides": changed("12.3", (FOLDED, "(1 / k_scale / math.sqrt(head_dim))[:, None, None]")),
+    "first_scale_for_all": changed(
+        "12.3", (FOLDED, "(k_scale[0] / math.sqrt(head_dim))"), (RESULT, "(output * v_scale[0])")
+    ),
+    "scales_by_modulo": changed(
+        "12.3",
+        (RESULT, "output.reshape(query.shape)"),
+        (
+            ".reshape(query.shape).reshape(query.shape)",
+            ".reshape(query.shape) * v_scale.repeat(len(query) // key_heads)[:, None]",
+        ),
+        (
+            "grouped = query.reshape",
+            "query = query * k_scale.repeat(len(query) // keys.shape[0])[:, None]\n    grouped = query.reshape",
+        ),
+        (FOLDED, "head_dim**-0.5"),
+    ),
+    "codes_as_bytes": changed("12.3", (".float()", ".view(torch.uint8).float()")),
+    "root_missing": changed("12.3", (FOLDED, "k_scale[:, None, None]")),
+    "no_maximum": changed("12.3", (SOFTMAX, "scores.exp() / scores.exp().sum(2, keepdim=True)")),
+    "sum_not_rescaled": edited(ONLINE, ("total * shrink", "total")),
+    "not_divided": edited(ONLINE, ("acc / total * v_scale", "acc * v_scale")),
+    # sglang#23134: the whole pool is dequantised in each step.
+    "whole_cache_dequantised": """# Exercise 12.3 · Where the scales go
+def fp8_decode(query, keys, values, k_scale, v_scale):
+    k, v = keys.float() * k_scale[:, None, None], values.float() * v_scale[:, None, None]
+    q = query.reshape(len(keys), -1, query.shape[1])
+    weights = torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, -1)
+    return (weights @ v).reshape(query.shape)
+""",
+    "whole_cache_dequantised__scales_folded": changed(
+        "12.3", (SCORES, "scores = grouped @ keys.float().transpose(1, 2)")
+    ),
+    "scaled_element_by_element": edited(
+        ONLINE,
+        (" * k_scale[:, None, None] * d", " * d"),
+        (" / total * v_scale[:, None, None]", " / total"),
+        (
+            "k, v = keys[:, n : n + 32].float(), values[:, n : n + 32].float()",
+            "k = keys[:, n : n + 32].float() * k_scale[:, None, None]\n"
+            "        v = values[:, n : n + 32].float() * v_scale[:, None, None]",
+        ),
+    ),
+    "key_scale_missing__and_value_scale_twice": changed(
+        "12.3", (FOLDED, "head_dim**-0.5"), (RESULT, f"({RESULT} * v_scale[:, None, None])")
+    ),
+}
+
+UNUSUAL = {
+    "online, tiles of 32": ONLINE,
+    "the scale on the scores": changed(
+        "12.3", (FOLDED, "head_dim**-0.5"), (SOFTMAX, "torch.softmax(scores * k_scale[:, None, None], dim=2)")
+    ),
+    "v_scale on the normalised weights": changed(
+        "12.3", (SOFTMAX, f"{SOFTMAX} * v_scale[:, None, None]"), (RESULT, "output")
+    ),
+    "a query head at a time": """# Exercise 12.3 · Where the scales go
+def fp8_decode(query, keys, values, k_scale, v_scale):
+    out, group = torch.empty(query.shape), len(query) // len(keys)
+    for h in range(len(query)):
+        kv = h // group
+        s = torch.cat([part.float() @ query[h] for part in keys[kv].split(50)]) * (k_scale[kv] * query.shape[1] ** -0.5)
+        w = (s - s.logsumexp(0)).exp() * v_scale[kv]
+        out[h] = sum(p @ part.float() for p, part in zip(w.split(50), values[kv].split(50)))
+    return out
+""",
+}
