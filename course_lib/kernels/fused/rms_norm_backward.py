@@ -32,6 +32,7 @@ from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.hardware.device import machine
 from course_lib.kernels.fused.add_rms_norm import LARGE, TILE_ELEMENTS, inverse_of_rms
 from course_lib.kernels.fused.checks import check_epsilon, check_weight
+from course_lib.kernels.fused.gradients import rows_of_gradient
 from course_lib.kernels.memory.checks import FLOAT_DTYPES, as_rows, check_alike, check_tensor
 from course_lib.kernels.memory.row_sum import row_sum
 from course_lib.kernels.softmax.rows import LARGEST_GROUP
@@ -214,14 +215,6 @@ def rms_norm_backward(summed, weight, normalised_gradient, summed_gradient=None,
     launch = launch_one_pass if rows.shape[1] * rows.element_size() <= ONE_PASS_BYTES else launch_two_passes
     partial_sums = launch(rows, weight, *gradients, input_gradient, float(epsilon))
     return input_gradient, row_sum(partial_sums.t()).to(weight.dtype)
-
-
-def rows_of_gradient(tensor: torch.Tensor) -> torch.Tensor:
-    """A gradient as rows. Autograd decides how it lies, with strides of 0 behind a sum, so it may have to be copied."""
-    try:
-        return as_rows("gradient", tensor)
-    except ValueError:
-        return as_rows("gradient", tensor.contiguous())
 
 
 def launch_one_pass(summed, weight, gradient, summed_gradient, input_gradient, epsilon: float) -> torch.Tensor:
