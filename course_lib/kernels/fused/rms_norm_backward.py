@@ -284,6 +284,7 @@ def compile_cases() -> list[CompileCase]:
             {f"{name}_pointer": f"*{kind}" for name in pointers} | numbers | dict.fromkeys((*sizes, *strides), "i32")
         )
         signature = {name: every[name] for name in kernel.arg_names if name in every}
-        cases.append(CompileCase(kernel, signature, constants, num_warps=warps, archs=archs,
+        divisible = [name for name in signature if name.endswith(("_pointer", "_stride")) or name == "columns"]
+        cases.append(CompileCase(kernel, signature, constants, num_warps=warps, archs=archs, divisible=divisible,
                                  label=f"{kind} {constants['BLOCK_COLUMNS']}"))  # fmt: skip
     return cases

@@ -55,6 +55,7 @@ def test_halves_of_one_product_are_right_and_so_is_each_with_strides_of_its_own(
     gradient = normal(2, 2, 5, hidden)
     assert_right(gate, up, gradient)
     assert_right(in_wider_rows(gate), up, gradient)
+    assert_right(gate.contiguous(), up, gradient)
     assert_right(gate, in_wider_rows(up.contiguous()), in_wider_rows(gradient))
     assert_right(gate, up, torch.ones(()).expand(2, 5, hidden))
     assert_right(gate[:1, :1].expand(1, 3, hidden), up[1:, :3], gradient.transpose(0, 1)[:3, :1].transpose(0, 1))
