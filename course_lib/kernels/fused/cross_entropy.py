@@ -199,8 +199,8 @@ def cross_entropy_forward(logits, targets, ignore_index=IGNORE_INDEX, validate=T
     """(losses, statistics) by a kernel, without a gradient; `cross_entropy_operators.cross_entropy` has one.
 
     Args:
-        logits: [..., rows, vocabulary], float32, float16 or bfloat16, with a contiguous last dimension and leading dimensions
-            that flatten without a copy.
+        logits: [..., rows, vocabulary], float32, float16 or bfloat16, with a contiguous last dimension and
+            leading dimensions that flatten without a copy.
         targets: int32 or int64 [..., rows], contiguous: 0 to vocabulary - 1, or ignore_index.
         ignore_index: the target of rows that don't count; any integer.
         validate: read `targets` from the device and check them, which waits for it. With False nothing waits; a target
