@@ -8,7 +8,7 @@
 #
 # Write down your two guesses. You will count both.
 #
-# **Time.** About four and a half hours for all six exercises, estimated. The **core path** takes about two hours:
+# **Time.** About six hours for all seven exercises, estimated. The **core path** takes about two hours:
 # exercises 12.1, 12.2, 12.3 and 12.5, and every section whose heading does not end in *deeper*. You can skip the
 # others: run their cells and go on. You need chapter 05, and chapter 07 for exercise 12.5.
 
@@ -601,6 +601,75 @@ def int4_decode(query, key_codes, key_scale, key_middle, value_codes, value_scal
 
 # %%
 best_int4_decode = check("12.5", int4_decode).best
+
+# %% [markdown]
+# ## When does it pay? · deeper
+#
+# Fewer bytes cost work: each code must be converted, scaled and shifted before it is multiplied. In a decode step each
+# number is dequantised once, and memory is the limit. In a prompt the kernel passes over the keys again for each block
+# of 128 query rows. If it dequantises inside that loop it does so hundreds of times; one implementation became 20 times
+# as fast by dequantising once before it ([PocketLLM#83](https://github.com/lvyufeng/PocketLLM/issues/83)). And a
+# quantised cache can lose even in decode: on an A100, a step with an FP8 cache took 484 µs and one in 16 bits 302
+# ([vllm#49077](https://github.com/vllm-project/vllm/issues/49077)). You count the three plans.
+
+# %%
+# Exercise 12.6 · When does it pay?
+def plan_seconds(
+    plan: str, batch: int, context: int, query_tokens: int, query_heads: int, key_heads: int, head_dim: int, bits: int,
+    rate: float, dequantise_rate: float, bandwidth: float,
+) -> float:
+    """Seconds of one layer's attention with a plan for its cache, by a roofline.
+
+    plan: "keep": the cache has 16 bits a number. "fuse": it has `bits` bits a number, 4 or 8, and a scale and a middle
+        of 16 bits each for every 64 numbers; a kernel dequantises what it loads. "once": the same cache is dequantised
+        into 16 bits first, and then attended to as in "keep".
+    batch sequences have `context` tokens each in the cache. Of these the last `query_tokens` (1 to context) are queries
+        too, and each sees the tokens up to itself. Keys and values have key_heads heads of head_dim numbers;
+        query_heads is a multiple of key_heads; key_heads · head_dim is a multiple of 64.
+    A multiply-add is two FLOPs; a query head does one for each number of each key and value that it sees. The FLOPs run
+        at `rate` per second. Only these count as FLOPs. `dequantise_rate` numbers per second are dequantised, and
+        `bandwidth` bytes per second are read or written.
+    A KV head has query_heads / key_heads · query_tokens rows of queries. The kernel takes 128 of them at a time and
+        reads the whole cache for each such block, the last one perhaps smaller.
+    "keep" and "fuse" take the longer of their work and their bytes; queries and results are too few to count. The work
+        of "fuse" is its FLOPs, and after them the dequantising of all that it reads. "once" adds the time of "keep" to
+        that of its first step, which is the longer of dequantising each number once and of its bytes: it reads the
+        small cache and writes the large one.
+    """
+    # BEGIN SOLUTION
+    numbers = 2 * batch * context * key_heads * head_dim
+    large, small = 2 * numbers, numbers * bits / 8 + numbers / 64 * 4  # bytes
+    pairs = query_tokens * context - query_tokens * (query_tokens - 1) // 2
+    computing = 4 * batch * query_heads * head_dim * pairs / rate
+    passes = math.ceil(query_heads // key_heads * query_tokens / 128)
+    if plan == "fuse":
+        return max(computing + passes * numbers / dequantise_rate, passes * small / bandwidth)
+    kept = max(computing, passes * large / bandwidth)
+    if plan == "keep":
+        return kept
+    return max(numbers / dequantise_rate, (small + large) / bandwidth) + kept
+    # END SOLUTION
+
+
+def choose_plan(
+    batch: int, context: int, query_tokens: int, query_heads: int, key_heads: int, head_dim: int, bits: int,
+    rate: float, dequantise_rate: float, bandwidth: float, room: float,
+) -> str:
+    """The plan that takes the shortest time: "keep", "fuse" or "once".
+
+    "keep" is possible only if a cache of 16 bits takes at most `room` bytes; the other two always are. Of two that
+    take equally long, the one that stands first in this list.
+    """
+    # BEGIN SOLUTION
+    sizes = batch, context, query_tokens, query_heads, key_heads, head_dim, bits, rate, dequantise_rate, bandwidth
+    fits = 4 * batch * context * key_heads * head_dim <= room
+    plans = ("keep", "fuse", "once") if fits else ("fuse", "once")
+    return min(plans, key=lambda plan: plan_seconds(plan, *sizes))
+    # END SOLUTION
+
+
+# %%
+best_plan_seconds, best_choose_plan = check("12.6", plan_seconds, choose_plan).best
 
 # %% [markdown]
 # ## Attention in FP8: outliers, and a rotation · deeper

@@ -247,9 +247,9 @@ EXERCISE = Exercise(
         'and loads 16 bytes at a time. Still too slow? `solution("4.7")` is the course\'s own answer.',
     ),
     models=(
-        model_of(fast_attention, CHANGES, PARTS, USES, styles=((),), pairs=False),
-        model_of(fast_attention, CHANGES, PARTS, USES, styles=tuple((row.id,) for row in OTHER_TILES), pairs=False),
-        model_of(fast_attention, only(CHANGES, *IN_PAIRS), PARTS, USES),
+        model_of(fast_attention, CHANGES, PARTS, USES, styles=((),), pairs=False, draws=3),
+        model_of(fast_attention, CHANGES, PARTS, USES, styles=tuple((row.id,) for row in OTHER_TILES), pairs=False, draws=3),
+        model_of(fast_attention, only(CHANGES, *IN_PAIRS), PARTS, USES, draws=3),
     ),
     mistakes=(Mistake("writes_the_score_matrix", WHOLE_MATRIX, when=makes_whole_matrix, cost=True),),
 )
