@@ -6,6 +6,7 @@ import torch
 from course_lib.figures.quantised.levels import draw_levels, e4m3_levels, int4_levels
 from course_lib.figures.quantised.losses import draw_cache_losses
 from course_lib.figures.quantised.outliers import draw_outliers
+from course_lib.figures.quantised.plans import draw_plan_gains
 
 
 def test_levels_are_those_of_the_formats():
@@ -57,3 +58,28 @@ def test_each_caches_bytes_and_loss_stand_in_its_row(tmp_path):
 def test_losses_of_nothing_are_refused(points):
     with pytest.raises(ValueError, match="points is"):
         draw_cache_losses(points)
+
+
+PLANS = {
+    "keep": {1: 4.0, 8: 4.0, 64: 8.0},
+    "fuse": {1: 1.0, 8: 2.0, 64: 10.0},
+    "once": {1: 8.0, 8: 8.0, 64: 8.0},
+}
+
+
+def test_each_plans_gain_over_the_first_is_a_line(tmp_path):
+    figure = draw_plan_gains(PLANS, "counted", {"keep": {1: 4.4}, "fuse": {1: 2.2}, "once": {}})
+    figure.savefig(tmp_path / "plans.png")
+    (axes,) = figure.axes
+    even, *drawn = axes.lines
+    assert set(even.get_ydata()) == {1}
+    assert [list(line.get_ydata()) for line in drawn] == [[4.0, 2.0, 0.8], [2.0], [0.5, 0.5, 1.0]]
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["fused", "fused, measured", "dequantised once"]
+
+
+@pytest.mark.parametrize("times", [{}, {"keep": {1: 1.0}}, {"keep": {1: 0.0}, "fuse": {1: 1.0}},
+                                   {"keep": {1: 1.0}, "fuse": {2: 1.0}}])  # fmt: skip
+def test_times_of_nothing_are_refused(times):
+    with pytest.raises(ValueError, match="times is"):
+        draw_plan_gains(times, "nothing")
