@@ -39,6 +39,7 @@ from course_lib.kernels.fused.swiglu import (
 
 EPSILON = 1e-5
 CHECKED_ROWS = 4
+Forms = dict[str, Callable]  # {column: a function of no arguments}
 LARGEST_ERROR = 1e-2  # of the norm; right kernels err by about 2e-3 in bf16
 SECONDS_PER_FIGURE = 0.2
 
@@ -53,7 +54,7 @@ class Problem:
         bytes: that must move at least.
     """
 
-    forms: dict[str, Callable]
+    forms: Forms
     exact: tuple[torch.Tensor, ...]
     bytes: int
 
@@ -76,7 +77,7 @@ def liger(name: str) -> Callable | None:
     return None
 
 
-def with_liger(forms: dict[str, Callable], name: str, *arguments, **options) -> dict[str, Callable]:
+def with_liger(forms: Forms, name: str, *arguments, **options) -> Forms:
     function = liger(name)
     return forms if function is None else forms | {"Liger": functools.partial(function, *arguments, **options)}
 
@@ -89,7 +90,7 @@ def plain_add_rms_norm(x, residual, weight):
 def add_and_norm(rows: int, columns: int) -> Problem:
     x, residual, weight = random(rows, columns), random(rows, columns), random(columns)
     first = (x + residual)[:CHECKED_ROWS].double()
-    forms = {
+    forms: Forms = {
         "eager": functools.partial(plain_add_rms_norm, x, residual, weight),
         "torch.compile": functools.partial(compiled(plain_add_rms_norm), x, residual, weight),
         "ours": functools.partial(add_rms_norm_forward, x, residual, weight, EPSILON),
@@ -101,7 +102,7 @@ def add_and_norm(rows: int, columns: int) -> Problem:
 def norm_alone(rows: int, columns: int) -> Problem:
     x, weight = random(rows, columns), random(columns)
     function = functools.partial(F.rms_norm, normalized_shape=(columns,), eps=EPSILON)
-    forms = {
+    forms: Forms = {
         "eager": functools.partial(function, x, weight=weight),
         "torch.compile": functools.partial(compiled(function), x, weight=weight),
         "ours": lambda: add_rms_norm_forward(x, None, weight, EPSILON)[0],
@@ -120,10 +121,10 @@ def norm_backward(rows: int, columns: int) -> Problem:
 
     few = [tensor[:CHECKED_ROWS].double() for tensor in (summed, gradient, other)]
     exact = rms_norm_backward_reference(few[0], weight.double(), few[1], few[2], EPSILON)[0]
-    forms = {
+    forms: Forms = {
         "eager": through(F.rms_norm),
         "torch.compile": functools.partial(
-            compiled(lambda *them: rms_norm_backward_reference(*them, EPSILON)), summed, weight, gradient, other
+            compiled(functools.partial(rms_norm_backward_reference, epsilon=EPSILON)), summed, weight, gradient, other
         ),
         "ours": lambda: rms_norm_backward(summed, weight, gradient, other, EPSILON),
     }
@@ -136,7 +137,7 @@ def swiglu_product(rows: int, columns: int) -> Problem:
     def plain(gate, up):
         return F.silu(gate) * up
 
-    forms = {
+    forms: Forms = {
         "eager": functools.partial(plain, gate, up),
         "torch.compile": functools.partial(compiled(plain), gate, up),
         "ours": functools.partial(swiglu_forward, gate, up),
@@ -149,7 +150,7 @@ def swiglu_gradients(rows: int, columns: int) -> Problem:
     gate, up, gradient = (random(rows, columns) for _ in range(3))
     leaves = [tensor.requires_grad_() for tensor in (gate.clone(), up.clone())]
     out = F.silu(leaves[0]) * leaves[1]
-    forms = {
+    forms: Forms = {
         "eager": lambda: torch.autograd.grad(out, leaves, gradient, retain_graph=True),
         "torch.compile": functools.partial(compiled(swiglu_backward_reference), gate, up, gradient),
         "ours": functools.partial(swiglu_backward, gate, up, gradient),
@@ -182,7 +183,7 @@ def loss_and_gradient(rows: int, vocabulary: int) -> Problem:
         assert function is not None
         function(own.detach().requires_grad_(), targets)  # its forward pass writes the gradient
 
-    forms = {
+    forms: Forms = {
         "eager": gradient_of(F.cross_entropy),
         "torch.compile": gradient_of(compiled(F.cross_entropy)),
         "ours, two launches": gradient_of(functools.partial(cross_entropy, validate=False)),
