@@ -133,3 +133,9 @@ UNUSUAL = {
         "signs by common bits": SIGNS_BY_BITS,
         "float64 within": changed("9.5", (CODES, "(block.double() / scale).to(torch.float8_e4m3fn).float()")),
     }
+
+
+WRONG |= {
+    "zeros_divided_too_early": changed("9.5", ("(block / scale)", "(block / (largest / 448))")),
+    "scale_with_a_floor__added": changed("9.5", (SCALE, "scale = largest / 448 + 1e-20")),
+}
