@@ -24,7 +24,7 @@
 # 04's kernel to this one. You see most of it without a Hopper GPU, because the compiler compiles for Hopper (sm_90) on
 # any machine.
 #
-# **Time.** Six to eight hours for all eight exercises, the appendix included. The **core path** takes two: exercises
+# **Time.** Six to eight hours for all seven exercises, the appendix included. The **core path** takes two: exercises
 # 9.1, 9.7 and 9.4, in this order, and every section whose heading does not end in *deeper*. You can skip the others:
 # run their cells and go on. 9.7 and 9.8 run on a Hopper GPU only.
 
@@ -1021,188 +1021,14 @@ for name, (schedule, _) in RUNGS.items():
 #   turns.
 # - *FlashAttention-4*, [arXiv 2603.05451](https://arxiv.org/abs/2603.05451): the same on Blackwell, where
 #   exponentials are the limit.
-# - Chee, Cai, Kuleshov, De Sa: *QuIP: 2-Bit Quantization of Large Language Models With Guarantees*,
-#   [arXiv 2307.13304](https://arxiv.org/abs/2307.13304), where incoherent processing (see the appendix) comes from.
 # - NVIDIA: *Parallel Thread Execution ISA*, the chapters on `mbarrier`, `cp.async.bulk.tensor`, `wgmma` and
 #   `setmaxnreg`.
 
 # %% [markdown]
 # # Appendix · deeper
 #
-# The appendix is about attention in 8 bits (9.5) and reading machine code (9.6).
-# Nothing above depends on them.
-#
-# ## FP8: half the bits, and where outliers go · deeper
-#
-# Hopper multiplies 8-bit floats twice as fast as 16-bit ones. The format `e4m3` has 3 bits of mantissa and reaches from
-# -448 to 448, so you scale numbers to fit. One scale for a whole tensor is set by its largest value. That is a problem,
-# because activations have *outliers*: a few values many times as large as the rest, often in the same few channels
-# (columns). FlashAttention-3 does two things about it:
-#
-# - **Block quantisation**: a scale for each block of rows, since the kernel goes block by block anyway.
-# - **Incoherent processing**: multiply queries and keys by the same orthogonal matrix. The scores stay the same,
-#   $(Q M)(K M)^T = Q M M^T K^T = Q K^T$, but an outlier is spread over all channels. With random signs and a Hadamard
-#   matrix, whose entries are all ±1, this costs $D \log_2 D$ additions a row, 896 at $D = 128$.
-#
-# First the numbers, which need no GPU.
-
-# %%
-# Exercise 9.5 · Eight bits, and where outliers go
-def hadamard(vectors):
-    """The vectors, [..., head_dim], float32, multiplied by H / √head_dim; head_dim is a power of two.
-
-    H of 1 is [[1]], and H of 2n is [[H, H], [H, -H]] with H of n. The matrix is its own transpose.
-    """
-    # BEGIN SOLUTION
-    matrix = torch.ones(1, 1, dtype=vectors.dtype, device=vectors.device)
-    while len(matrix) < vectors.shape[-1]:
-        matrix = torch.cat([torch.cat([matrix, matrix], dim=1), torch.cat([matrix, -matrix], dim=1)])
-    return vectors @ matrix / math.sqrt(vectors.shape[-1])
-    # END SOLUTION
-
-
-def quantise(tensor, rows):
-    """A matrix [length, width], float32, in e4m3 with one scale for each block of `rows` rows.
-
-    Returns (codes, scales): codes, float32 of the matrix's shape, hold values that torch.float8_e4m3fn represents, the
-    largest of each block ±448; scales, float32 [blocks], restore it: codes · scale ≈ the block. The last block may have
-    fewer rows. A block of zeros has the scale 1.
-    """
-    # BEGIN SOLUTION
-    codes, scales = torch.empty_like(tensor), []
-    for first in range(0, tensor.shape[0], rows):
-        block = tensor[first : first + rows]
-        largest = block.abs().max()
-        scale = largest / 448 if largest > 0 else torch.ones_like(largest)
-        codes[first : first + rows] = (block / scale).to(torch.float8_e4m3fn).float()
-        scales.append(scale)
-    return codes, torch.stack(scales)
-    # END SOLUTION
-
-# %%
-best_hadamard, best_quantise = check("9.5", hadamard, quantise).best
-
-# %% [markdown]
-# How much does it help? The inputs are those of FlashAttention-3's experiment: normal numbers with rare outliers. The
-# first column is the largest error of any score, the second the output's relative root mean square error. With both
-# methods FlashAttention-3 reports 2.6 times less error than with one scale per tensor. **Predict** which method does
-# more.
-
-# %%
-generator = torch.Generator().manual_seed(0)
-
-
-def with_outliers(*shape):
-    """Normal numbers, of which one in a thousand has another one added that is drawn ten times as wide."""
-    rare = torch.rand(shape, generator=generator) < 0.001
-    return torch.randn(shape, generator=generator) + 10 * torch.randn(shape, generator=generator) * rare
-
-
-def through_e4m3(tensor, rows):
-    """What is left of a tensor after quantisation."""
-    codes, scales = best_quantise(tensor, rows)
-    return codes * scales.repeat_interleave(rows)[: len(tensor), None]
-
-
-def attend(query, key, value, cast=lambda weights: weights):
-    """(scores, attention); the weights pass through `cast`, as before the second product."""
-    scores = query @ key.T / math.sqrt(query.shape[1])
-    weights = torch.exp(scores - scores.amax(dim=1, keepdim=True))
-    return scores, cast(weights) @ value / weights.sum(dim=1, keepdim=True)
-
-
-length, head_dim, trials = 1024, 64, 4
-print(f"{length} × {length}, head dimension {head_dim}, mean of {trials} draws      worst score    output")
-errors = {}
-for _ in range(trials):
-    query, key, value = with_outliers(3, length, head_dim)
-    signs = torch.randint(0, 2, (head_dim,), generator=generator) * 2.0 - 1
-    exact = attend(query.double(), key.double(), value.double())
-    turned = best_hadamard(query * signs), best_hadamard(key * signs)
-    ways = {"bf16": attend(*(m.bfloat16().float() for m in (query, key, value)), lambda w: w.bfloat16().float())}
-    for rotated, (q, k) in ((False, (query, key)), (True, turned)):
-        for rows, scale in ((length, "one scale"), (64, "a scale for each 64 rows")):
-            quantised = (through_e4m3(matrix, rows) for matrix in (q, k, value))
-            name = f"e4m3, {scale}" + (", rotated" if rotated else "")
-            ways[name] = attend(*quantised, lambda weights: weights.to(torch.float8_e4m3fn).float())
-    for name, results in ways.items():
-        (scores, output), (exact_scores, exact_output) = results, exact
-        relative = float((output - exact_output).norm() / exact_output.norm())
-        errors.setdefault(name, []).append([float((scores - exact_scores).abs().max()), relative])
-for name, found in errors.items():
-    worst, output_error = torch.tensor(found).mean(dim=0).tolist()
-    print(f"  {name:46} {worst:16.2f}   {100 * output_error:5.1f} %")
-
-# %% [markdown]
-# The rotation does most, and block scales do little. A float rounds each number relative to its own size, by up to 1/16
-# in e4m3, whatever the scale. So an outlier does not ruin its neighbours, as it would in 8-bit integers. But its own
-# error is as large as a usual number, and it changes every score that uses it. Spread over 64 channels, the error
-# averages out. A block's own scale pays only when some blocks are so small that one scale pushes them below 2⁻⁶, where
-# e4m3 runs out of exponents.
-#
-# ## FP8 in the kernel · deeper
-#
-# `kernels/hopper/flash_fp8.py` is this chapter's kernel with other operands and without turns. The scales of queries
-# and keys become part of the softmax's scale. Values have one scale for each *channel*, which multiplies a finished
-# tile once.
-#
-# The layouts are the hard part. In 8 bits `wgmma` needs the dimension that it sums over to lie innermost. For $P V$
-# that is the keys, so values must be transposed. And a left operand needs four neighbouring keys in a register, but the
-# scores come in pairs of keys that lie eight apart. The order of a sum's terms does not matter. So the weights stay
-# where they are, and the *values* are stored in the weights' order.
-#
-# What speed do you expect? Products take half as long and exponentials as long as before. So the schedule of FP8 at
-# head dimension 128 is that of bf16 at 64. In the model FP8 therefore gains twice the matrix units' share at half the
-# head dimension, divided by their share at the whole. For 256 that is 2 · 0.86 / 0.99.
-
-# %%
-# (TFLOP/s in bf16, in FP8) of one H200, 16,384 × 16,384, measured in alternation.
-FP8_ON_AN_H200 = {64: (568, 623), 128: (691, 771), 256: (709, 1163)}
-
-rates = FP8_ON_AN_H200
-if on_hopper:
-    from course_lib.hardware.timing import measure_together
-    from course_lib.kernels.hopper import flash as flash_attention_hopper, flash_fp8 as flash_attention_fp8
-    from course_lib.kernels.quantised import fp8 as quantise_fp8
-
-    rates = {}
-    for head_dim in FP8_ON_AN_H200:
-        shape = 1, 2048 // head_dim, 16_384, head_dim
-        tensors = [torch.randn(shape, device=default_device(), dtype=torch.bfloat16) for _ in range(3)]
-        inputs = quantise_fp8.quantise_for_attention(*tensors)
-        runs = {"bf16": partial(flash_attention_hopper.flash_attention_hopper, *tensors),
-                "fp8": partial(flash_attention_fp8.flash_attention_fp8, inputs)}
-        timings = measure_together(runs, seconds=0.2, device=default_device())
-        rates[head_dim] = [timing.rate(4 * 2048 * 16_384**2) / 1e12 for timing in timings.values()]
-print(f"TFLOP/s, {'this GPU' if on_hopper else 'an H200'}, full, 16,384 tokens")
-print("head dimension    bf16     FP8   ratio   predicted")
-for head_dim, (bf16, fp8) in rates.items():
-    half, whole = (busy(run_schedule("two groups, in step, overlapped", dim)) for dim in (head_dim // 2, head_dim))
-    print(f"{head_dim:>14} {bf16:>7.0f} {fp8:>7.0f} {fp8 / bf16:>7.2f} {2 * half / whole:>11.2f}")
-
-# %% [markdown]
-# The gain grows with the head dimension, as the model says, but it is smaller: 64 % at 256, and 12 and 10 % at 128 and
-# 64. The model gives products twice the rate; large matrix products in FP8 ran 1.8 times as fast as in bf16 on that
-# H200. And the model has no latency. Nsight Compute counts what each unit really did, for 16,384 tokens without a mask:
-#
-# | one H200 | matrix units busy | exponentials' unit busy | a scheduler starts an instruction in | clock |
-# |---|---|---|---|---|
-# | bf16, head dimension 128 | 82 % | 42 % | 38 % of the cycles | 1.67 GHz |
-# | bf16, head dimension 64 | 63 % | 65 % | 51 % | 1.77 GHz |
-# | FP8, head dimension 256 | 75 % | 39 % | 39 % | 1.69 GHz |
-# | FP8, head dimension 128 | 47 % | 49 % | 42 % | 1.81 GHz |
-# | FP8, head dimension 64 | 35 % | 72 % | 56 % | 1.81 GHz |
-#
-# In the fourth row no unit is busy even half of the time. Each warp group goes through a chain: scores, maximum,
-# exponentials, cast, product. In FP8 the product at its end is too short to cover the rest.
-#
-# Look at the clock too. The card may run at 1.98 GHz, but its power limit slows it down. And do not turn shares into
-# rates: 82 % of 132 · 4096 FLOPs at 1.67 GHz would be 740 TFLOP/s, where the cell has 691. The profiler watches one
-# launch on a cool card, and the cell's time is the median of many.
-#
-# The kernel's own error, on 8 heads of 4096 tokens with outliers, is a root mean square (not relative) of 0.018 with
-# one scale and no rotation, 0.017 with a scale for each block, and **0.0084** with the rotation, 2.1 times less.
-# FlashAttention-3 reports 0.024 and 0.0091. `python -m course_lib bench fp8` measures speed and error on your GPU.
+# The appendix is about reading machine code (9.6). Nothing above depends on it. Attention in 8 bits, which once was
+# exercise 9.5, is exercise 12.7 now, in chapter 12.
 #
 # ## Reading the machine code · deeper
 #

@@ -8,25 +8,60 @@
 #
 # Write down your two guesses. You will count both.
 #
-# **Time.** About four and a half hours for all six exercises, estimated. The **core path** takes about two hours:
-# exercises 12.1, 12.2 and 12.3, and every section whose heading does not end in *deeper*. You can skip the others: run
-# their cells and go on. You need chapter 05, and chapter 07 for exercise 12.5.
+# **Time.** About six hours for all seven exercises, estimated. The **core path** takes about two: exercises 12.1, 12.2
+# and 12.3, and every section whose heading does not end in *deeper*. You can skip the others: run their cells and go
+# on. You need chapter 05, and chapter 07 for exercise 12.5.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
-from course_lib import check, default_device, interpreting
+from course_lib import check, default_device, hint, interpreting, machine, measured, predict, progress, solution
 
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from course_lib.hardware.datasheets import DATASHEETS
+from course_lib.hardware.units import format_bytes, format_seconds
+
 device = default_device()
 on_gpu = not interpreting()
 
 # %% [markdown]
+# ## What a few bits can stand for
+#
+# Four bits have 16 patterns, so they can stand for 16 different numbers. Eight bits can stand for 256. To *quantise* a
+# number means to replace it by the nearest number that has a pattern. Which numbers these are is your choice, and two
+# choices are common for caches:
+#
+# - **INT4**: 16 numbers at equal distances. A *group* of cached numbers shares the distance, which is called its
+#   *scale*. The rounding error is at most half of it, for large numbers and for small ones.
+# - **e4m3**: a floating-point format of 8 bits, with 1 bit for the sign, 4 for the exponent and 3 for the *mantissa*
+#   (the digits). Its numbers lie close together near 0 and far apart near 448, its largest. The rounding error is at
+#   most a sixteenth of the number itself.
+#
+# The next cell draws all numbers of both formats, each divided by its largest. e4m3 has 253 different ones, because it
+# spends a pattern on a second zero and two on NaN. **Predict** how many of the 253 are smaller than a tenth of the
+# largest.
+
+# %%
+predict("12 e4m3 numbers below a tenth of the largest", ..., "of 253")
+
+# %%
+from course_lib.figures.quantised.levels import draw_levels, e4m3_levels, int4_levels
+
+measured("12 e4m3 numbers below a tenth of the largest", int((e4m3_levels().abs() < 0.1).sum()), "of 253")
+draw_levels({"INT4": int4_levels(), "e4m3": e4m3_levels()})
+
+# %% [markdown]
+# Four fifths of e4m3's numbers lie there, but only 2 of INT4's 16. Now think of a group in which one number is ten
+# times as large as all others. Such a number is called an *outlier*. In e4m3 the others still have 199 numbers to be
+# rounded to. In INT4 they have 2. So an outlier does little harm in 8 bits, and in 4 bits it ruins its group. Most of
+# this chapter follows from that.
+#
 # ## Two codes in a byte
 #
 # A *code* is the small integer that is stored in place of a number. Four bits hold 16 codes, and we use the integers
@@ -69,6 +104,45 @@ def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
 best_pack_int4, best_unpack_int4 = check("12.1", pack_int4, unpack_int4).best
 
 # %% [markdown]
+# ## Where a cache's large numbers are
+#
+# Outliers matter, so look where they are. The next cell lets a small trained model read 256 bytes of a text that it has
+# not seen, and draws the keys and values of one head. A row is a token and a column is a *channel*, one of the 64
+# places along the head dimension. If this model has not been trained yet, the cell trains it once. That takes about
+# half a minute, and it prints how far it is.
+#
+# **Predict**: do the large numbers form columns, rows, or no pattern? Guess for keys and for values.
+
+# %%
+from course_lib.figures.quantised.outliers import draw_outliers
+from course_lib.models.kinds import loss_through_cache, text_parts, trained_kinds
+from course_lib.models.tokenizer import encode
+
+
+def tell(name, step, loss):
+    """Called after each step of a training; a line for every 50th."""
+    if step % 50 == 0:
+        print(f"training the model with {name}: step {step}, loss {loss:.2f}", flush=True)
+
+
+(model,) = trained_kinds(["heads of 64"], device=device, report=tell).values()
+model.requires_grad_(False)
+seen, unseen = text_parts()
+cache = model.new_cache(1, 256)
+with torch.inference_mode():
+    model(encode(unseen[:256])[None].to(device), cache)
+layer_keys, layer_values = cache.keys[:, 0, 0].cpu(), cache.values[:, 0, 0].cpu()  # [layers, 256 tokens, 64 channels]
+draw_outliers(layer_keys[0], layer_values[0], "The first layer of the small model")
+
+# %% [markdown]
+# The keys have columns: in our runs channels 30 and 62 are large in most tokens. These two are a pair that the rotary
+# positions rotate, so that one is small where the other is large. The pair turns so slowly that each of its columns
+# lasts for a hundred tokens or more. The values have no such columns.
+#
+# In large models the columns are much stronger. KIVI ([arXiv 2402.02750](https://arxiv.org/abs/2402.02750)) draws the
+# same picture of Llama-2-13B and Falcon-7B: a few channels of the keys are very large in all tokens, and the values
+# have no such pattern.
+#
 # ## Sixteen levels for a group of numbers
 #
 # A *group* of neighbouring numbers shares two numbers in 16 bits: the *scale*, which is the step between two levels,
@@ -77,10 +151,9 @@ best_pack_int4, best_unpack_int4 = check("12.1", pack_int4, unpack_int4).best
 #
 # The smallest number of a group gets the code -8 and the largest one gets 7, so the scale is a fifteenth of the range.
 # One outlier makes the range large, and with it the error of all other numbers in its group. So it matters *which*
-# numbers are in a group together. In trained models the keys have a few *channels* (places along the head dimension)
-# that are large in all tokens; in the values it is rather single tokens. A group can run over 64 tokens of one channel
-# or over 64 channels of one token. You write the quantiser for any axis, and a function that finds the better axis from
-# data.
+# numbers are in a group together. A group can run over 64 tokens of one channel, or over 64 channels of one token.
+# Where a channel is large in all tokens, it should have groups of its own. You write the quantiser for any axis, and a
+# function that finds the better axis from data.
 
 # %%
 # Exercise 12.2 · The axis
@@ -131,6 +204,34 @@ def best_axis(x: torch.Tensor, group: int) -> int:
 best_quantise_int4, best_best_axis = check("12.2", quantise_int4, best_axis).best
 
 # %% [markdown]
+# Now use your quantiser on the small model's cache. The next cell quantises the keys and values of each layer along
+# both axes, and prints the error in percent of the numbers' own size. **Predict** which axis is better for keys, and
+# which for values.
+
+# %%
+def restored(x, dim, group=64):
+    """What is left of x [..., tokens, channels] after your quantiser along dim -2 or -1, with scales in float16."""
+    codes, scale, middle = best_quantise_int4(x.reshape(-1, *x.shape[-2:]), dim, group)
+    scale, middle = (part.half().float().repeat_interleave(group, dim) for part in (scale, middle))
+    return (codes * scale + middle).reshape(x.shape)
+
+
+print("layer      keys: over tokens  over channels      values: over tokens  over channels")
+for layer, parts in enumerate(zip(layer_keys, layer_values)):
+    lost = [float((restored(part, dim) - part).norm() / part.norm()) for part in parts for dim in (-2, -1)]
+    print(f"{layer:>5} {lost[0]:>21.1%} {lost[1]:>14.1%} {lost[2]:>24.1%} {lost[3]:>14.1%}")
+
+# %% [markdown]
+# Keys lose less with groups over tokens: 7 to 8 % instead of 9 % in our runs. This model's columns are mild, and so is
+# the difference. You will see strong ones in the section on the loss.
+#
+# In this model, groups over tokens are slightly better for the values too. They are grouped over channels all the same,
+# for two reasons. A value that is grouped over its own channels can be quantised as soon as its token arrives. A group
+# over tokens has to wait for 64 tokens. And the output is a sum of values in which a few tokens have most of the
+# weight. With a group for each token, a token's error depends on that token alone, so an outlier in a token without
+# weight does no harm to the ones that count (KIVI, section 3).
+
+# %% [markdown]
 # ## Where the scales go
 #
 # Eight bits need less care. *e4m3* is a floating-point format of 8 bits with 3 bits of mantissa and numbers up to 448,
@@ -139,9 +240,12 @@ best_quantise_int4, best_best_axis = check("12.2", quantise_int4, best_axis).bes
 # query's product with the codes. So you can multiply the *query* by it, once, and the keys never. In the same way
 # `v_scale` multiplies the *result*, once.
 #
-# Half of the public kernels that we read got this wrong at some time: scales that were never passed and stayed 1
-# ([sglang#18882](https://github.com/sgl-project/sglang/pull/18882)), or a whole cache that was dequantised in every
-# step ([sglang#23134](https://github.com/sgl-project/sglang/issues/23134)).
+# The order saves work. With head dimension 128 and 32,768 tokens, a head has 4.2 million codes for its keys. Its query
+# has 128 numbers. Multiplied into the query, the scale costs 128 multiplications instead of 4.2 million.
+#
+# The same can be done with INT4's scales, although they differ by channel and by group of 64 tokens. Multiply the query
+# by the 128 scales of a group, once for its 64 tokens, and the weights by the scales of the values. The library's INT4
+# kernel does so. Yours, later in this chapter, may multiply the codes, which is easier to write.
 
 # %%
 # Exercise 12.3 · Where the scales go
@@ -182,3 +286,927 @@ def fp8_decode(query, keys, values, k_scale, v_scale):
 
 # %%
 best_fp8_decode = check("12.3", fp8_decode).best
+
+# %% [markdown]
+# ## When the scales are never passed
+#
+# A kernel takes scales as arguments, and their default is often 1. Whoever forgets to pass them gets no error. The
+# engine SGLang had this fault in one of its attention backends, and its repair does what you did in 12.3: it multiplies
+# `k_scale` into the factor of the scores, and `v_scale` into the result
+# ([sglang#18882](https://github.com/sgl-project/sglang/pull/18882)).
+#
+# What does the mistake cost? The next cell rounds normal numbers to e4m3, once with a scale of 1 and once with a scale
+# that makes the largest number 448. It does so for numbers of several sizes. **Predict** for which sizes a scale of 1
+# is bad, and whether a test with `torch.randn`, whose numbers have size 1, finds the mistake.
+
+# %%
+def through_e4m3(numbers, scale=1.0):
+    """What is left of numbers that are cached as e4m3 codes with that scale; what is too large becomes the largest."""
+    return (numbers / scale).clamp(-448, 448).to(torch.float8_e4m3fn).to(numbers.dtype) * scale
+
+
+torch.manual_seed(12)
+normal = torch.randn(100_000)
+print("size of the numbers     error with a scale of 1     with a fitting scale")
+for size in (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0):
+    numbers = normal * size
+    fitting = numbers.abs().max() / 448
+    errors = [float((through_e4m3(numbers, scale) - numbers).norm() / numbers.norm()) for scale in (1.0, fitting)]
+    print(f"{size:>19g} {errors[0]:>27.1%} {errors[1]:>24.1%}")
+
+# %% [markdown]
+# From 0.1 to 100 the scale of 1 is as good as the fitting one, because a float rounds each number relative to its size.
+# A test with `torch.randn` passes, and so does a test with a model whose keys have about size 1. Only below and above
+# that does the mistake show. Small numbers fall below $2^{-6}$, where e4m3 runs out of exponents, and large ones are
+# cut off at 448. So test a kernel with scales far from 1, as the check of 12.3 does.
+
+# %% [markdown]
+# ## The fused decode kernel · deeper
+#
+# Now write the kernel that reads 4-bit codes and attends. It is called *fused* because it dequantises and attends in
+# one launch: a tile of 64 tokens is dequantised in registers, right where it is used. Nothing of the cache's size is
+# ever written to memory.
+#
+# Keys have a scale and a middle for each channel and each group of 64 tokens, so a tile of 64 tokens has one row of
+# scales. Values have them for each token and each 64 channels. The channels of a byte are neighbours: low nibbles are
+# the even channels, high nibbles the odd ones. You need not put them side by side again. A dot product is the sum over
+# even channels plus the sum over odd ones, so hold two tiles of queries, two of keys, and two accumulators.
+
+# %%
+# Exercise 12.5 · A decode kernel that reads INT4
+@triton.jit
+def int4_decode_kernel(
+    query_pointer, key_codes_pointer, key_scale_pointer, key_middle_pointer,
+    value_codes_pointer, value_scale_pointer, value_middle_pointer, output_pointer, lengths_pointer,
+    capacity, scale_log2,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr,
+):
+    """Program (key_head, sequence): the GROUP query heads of one KV head, over its tokens in tiles of 64.
+
+    ROWS is a power of two, at least 16 and at least GROUP. scale_log2 is log2(e) / √HEAD_DIM.
+    """
+    # BEGIN SOLUTION
+    HALF: tl.constexpr = HEAD_DIM // 2
+    PARTS: tl.constexpr = HEAD_DIM // 64
+    sequence = tl.program_id(1)
+    cache = (sequence * tl.num_programs(0) + tl.program_id(0)).to(tl.int64)  # which KV head of all sequences' heads
+    members = tl.arange(0, ROWS)  # [ROWS], of which GROUP exist
+    exist = (members < GROUP)[:, None]
+    columns = tl.arange(0, HALF)  # [HALF]: byte c holds the channels 2c and 2c + 1
+    parts = tl.arange(0, PARTS)  # [PARTS]
+    rows = (cache * GROUP + members)[:, None] * HEAD_DIM + 2 * columns[None, :]  # [ROWS, HALF]
+    query_even = tl.load(query_pointer + rows, mask=exist, other=0.0).to(tl.float32)
+    query_odd = tl.load(query_pointer + rows + 1, mask=exist, other=0.0).to(tl.float32)
+    running_max = tl.full([ROWS], float("-inf"), tl.float32)
+    running_sum = tl.zeros([ROWS], tl.float32)
+    output_even = tl.zeros([ROWS, HALF], tl.float32)
+    output_odd = tl.zeros([ROWS, HALF], tl.float32)
+    length = tl.load(lengths_pointer + sequence)
+    for first in range(0, length, 64):
+        tokens = first + tl.arange(0, 64)  # [64]
+        present = tokens < length
+        places = cache * capacity + tokens  # [64]
+        codes = tl.load(
+            key_codes_pointer + places[:, None] * HALF + columns[None, :], mask=present[:, None], other=0
+        ).to(tl.int32)  # [64, HALF]
+        channels = (cache * (capacity // 64) + first // 64) * HEAD_DIM + 2 * columns  # [HALF]
+        scale_even = tl.load(key_scale_pointer + channels).to(tl.float32)
+        scale_odd = tl.load(key_scale_pointer + channels + 1).to(tl.float32)
+        middle_even = tl.load(key_middle_pointer + channels).to(tl.float32)
+        middle_odd = tl.load(key_middle_pointer + channels + 1).to(tl.float32)
+        low = ((codes & 15) ^ 8) - 8  # [64, HALF]: the nibbles with their signs
+        high = ((codes >> 4) ^ 8) - 8
+        keys_even = low * scale_even[None, :] + middle_even[None, :]  # [64, HALF]
+        keys_odd = high * scale_odd[None, :] + middle_odd[None, :]
+        scores = tl.dot(query_even, tl.trans(keys_even), input_precision="ieee")  # [ROWS, 64]
+        scores += tl.dot(query_odd, tl.trans(keys_odd), input_precision="ieee")
+        scores = tl.where(present[None, :], scores * scale_log2, float("-inf"))
+        new_max = tl.maximum(running_max, tl.max(scores, axis=1))  # [ROWS]
+        weights = tl.exp2(scores - new_max[:, None])  # [ROWS, 64]
+        rescale = tl.exp2(running_max - new_max)  # [ROWS]
+        running_sum = running_sum * rescale + tl.sum(weights, axis=1)
+        running_max = new_max
+        codes = tl.load(
+            value_codes_pointer + places[:, None] * HALF + columns[None, :], mask=present[:, None], other=0
+        ).to(tl.int32)  # [64, HALF]
+        shared = places[:, None] * PARTS + parts[None, :]  # [64, PARTS]
+        scale = tl.load(value_scale_pointer + shared, mask=present[:, None], other=0.0).to(tl.float32)
+        middle = tl.load(value_middle_pointer + shared, mask=present[:, None], other=0.0).to(tl.float32)
+        scale = tl.reshape(tl.broadcast_to(scale[:, :, None], (64, PARTS, 32)), (64, HALF))
+        middle = tl.reshape(tl.broadcast_to(middle[:, :, None], (64, PARTS, 32)), (64, HALF))
+        values_even = (((codes & 15) ^ 8) - 8) * scale + middle  # [64, HALF]
+        values_odd = (((codes >> 4) ^ 8) - 8) * scale + middle
+        output_even = output_even * rescale[:, None] + tl.dot(weights, values_even, input_precision="ieee")
+        output_odd = output_odd * rescale[:, None] + tl.dot(weights, values_odd, input_precision="ieee")
+    total = tl.where(running_sum == 0.0, 1.0, running_sum)[:, None]
+    dtype = output_pointer.dtype.element_ty
+    tl.store(output_pointer + rows, (output_even / total).to(dtype), mask=exist)
+    tl.store(output_pointer + rows + 1, (output_odd / total).to(dtype), mask=exist)
+    # END SOLUTION
+
+
+def int4_decode(query, key_codes, key_scale, key_middle, value_codes, value_scale, value_middle, lengths):
+    """Attention of one query token of each sequence to a cache of 4-bit codes, which is read once.
+
+    Args:
+        query: [batch, query_heads, head_dim], float32 or float16. head_dim is 64 or 128. query_heads is a multiple of
+            key_heads, up to 32 heads share a KV head: query head h reads KV head h // (query_heads // key_heads).
+        key_codes, value_codes: [batch, key_heads, capacity, head_dim // 2], uint8: byte c of a row holds the codes of
+            channel 2c, in its low nibble, and of channel 2c + 1, as in exercise 12.1. capacity is a multiple of 64.
+        key_scale, key_middle: [batch, key_heads, capacity // 64, head_dim], float32 or float16: for each channel of 64
+            tokens. A key is code * scale + middle.
+        value_scale, value_middle: [batch, key_heads, capacity, head_dim // 64], the same dtype: for each token and 64
+            channels.
+        lengths: [batch], int32: tokens in the cache, 0 to capacity, also no multiple of 64. Slots behind them hold
+            anything: any codes, and NaN in the scales and middles of their own.
+        All are contiguous.
+
+    Returns:
+        [batch, query_heads, head_dim], the query's dtype: the softmax of the scores, which are products of query and
+        keys divided by √head_dim, times the values; zeros for a length of 0. Multiply and add in float32, or multiply
+        in the query's dtype and add in float32. Each code, scale and middle of a token in the cache is loaded once, and
+        those of no token are not; PyTorch's own operations do not read the cache, and do no products.
+    """
+    batch, query_heads, head_dim = query.shape
+    key_heads, capacity = key_codes.shape[1:3]
+    group = query_heads // key_heads
+    output = torch.empty_like(query)
+    int4_decode_kernel[(key_heads, batch)](
+        query, key_codes, key_scale, key_middle, value_codes, value_scale, value_middle, output, lengths,
+        capacity, math.log2(math.e) / math.sqrt(head_dim),
+        GROUP=group, ROWS=max(16, triton.next_power_of_2(group)), HEAD_DIM=head_dim,
+    )
+    return output
+
+
+# %%
+best_int4_decode = check("12.5", int4_decode).best
+
+# %% [markdown]
+# ## The bytes, counted
+#
+# What does your kernel move for a token and KV head? With head dimension 128, keys and values have 256 codes of half a
+# byte, which is 128 bytes. The values have 2 scales and 2 middles in float16: 8 bytes. The keys have 128 scales and 128
+# middles for 64 tokens, so 512 bytes for 64, or 8 for one. Together that is 144 bytes for 256 numbers, 4.5 bits each. A
+# 16-bit cache has 512 bytes there, so INT4 has **28 %** of them. If you had dequantised first and attended then, you
+# would have read 144 bytes, written 512 and read 512 again.
+#
+# The next cell quantises random keys and values with your functions of 12.1 and 12.2, and meters your kernel.
+# **Predict** the bytes as a share of a 16-bit cache. The queries and the output move too, but they do not grow with the
+# context.
+
+# %%
+predict("12 bytes that the INT4 kernel moves", ..., "% of a 16-bit cache")
+
+# %%
+from course_lib.hardware.meter.metered import metered
+
+
+def int4_cache(keys, values):
+    """The cache of 12.5 for keys and values [KV heads, tokens, channels] of one sequence: six tensors."""
+    parts = []
+    for x, dim in ((keys, 1), (values, 2)):
+        codes, scale, middle = best_quantise_int4(x, dim, 64)
+        parts += [best_pack_int4(codes)[None], scale.half()[None], middle.half()[None]]
+    return [part.contiguous() for part in parts]
+
+
+key_heads, length, head_dim = 2, 512, 128
+keys, values = torch.randn(2, key_heads, length, head_dim)
+query, lengths = torch.randn(1, 8, head_dim), torch.tensor([length], dtype=torch.int32)
+codes = int4_cache(keys, values)
+report = metered(best_int4_decode, query, *codes, lengths)
+whole_bytes = 2 * 2 * keys.numel()
+measured("12 bytes that the INT4 kernel moves", 100 * report.total_bytes / whole_bytes, "% of a 16-bit cache")
+print(f"moved {report.total_bytes:,} bytes; a 16-bit cache has {whole_bytes:,}, this one "
+      f"{sum(part.nbytes for part in codes):,}")
+
+# %% [markdown]
+# The share is a little above 28 %, because at only 512 tokens the queries and outputs add 1.6 %.
+#
+# The kernel is exact, so its result differs from attention with the restored keys and values by float32's rounding
+# alone. From attention with the whole ones it differs by what quantising lost. The next cell prints both. **Predict**
+# the second: quantising changes each key and value by about 9 % here. Is the output off by more than that or by less?
+
+# %%
+def grouped_attention(query, keys, values):
+    """Attention of [query heads, channels] to [KV heads, tokens, channels]."""
+    grouped = query.view(keys.shape[0], -1, query.shape[-1]) / math.sqrt(query.shape[-1])
+    return (torch.softmax(grouped @ keys.transpose(1, 2), dim=2) @ values).view(query.shape)
+
+
+output = best_int4_decode(*(part.to(device) for part in (query, *codes, lengths)))[0].cpu()
+for name, cache in {"restored": (restored(keys, -2), restored(values, -1)), "whole": (keys, values)}.items():
+    wanted = grouped_attention(query[0], *cache)
+    print(f"off from attention with the {name} cache: {float((output - wanted).norm() / wanted.norm()):.1e}")
+
+# %% [markdown]
+# With random keys nearly all tokens have a similar weight, so the output is a small number, a mean of 512 random
+# values, and the error does not become smaller with it. A trained model is the better judge, and you will ask one
+# below.
+#
+# **How fast can it be?** The bytes allow 3.6 times the speed, but only if the arithmetic hides behind the loads. An
+# H200 has 132 multiprocessors with 128 lanes for ordinary instructions, at up to 1.98 GHz: 33.5 trillion instructions a
+# second. It reads the opening's INT4 cache in 34.6 µs. In that time it can do 1.16 billion instructions, for 268
+# million numbers. So a kernel may spend **4.3 instructions on each number**: to cut out the nibble, to extend its sign,
+# to convert it, and to apply scale and middle. Yours needs about five: a mask or a shift, two for the sign, a
+# conversion, and a multiply-add. That is why the library's kernel multiplies scales into the query and the weights, as
+# in 12.3.
+#
+# An e4m3 number has 8 bits to read, so the same H200 reads that cache in 61 µs, and one instruction converts two
+# numbers where the card has it (from sm_89 on). There the arithmetic hides more easily. So FP8 should come nearer to
+# its factor of 2 than INT4 to its 3.6.
+
+# %% [markdown]
+# ## The newest tokens stay whole · deeper
+#
+# A group of 64 keys can be quantised only when all 64 are there. Until then its keys stay as they are. It also pays to
+# keep the newest tokens whole for longer, because attention gives them much weight: KIVI keeps up to 128. So a cache of
+# 4-bit keys has two parts: full groups that are quantised, and a *residual window* of recent keys. Appending moves keys
+# from one to the other, and no key may be lost, stand in both, or change its place.
+#
+# Decode then attends to both parts and merges the results, as for two splits in chapter 08. (Your kernel of 12.5 reads
+# groups only.)
+
+# %%
+# Exercise 12.4 · The residual window
+class KeyWindow:
+    """The keys of one head: old ones quantised in full groups, and the newest ones whole.
+
+    It decides which keys are quantised, and when. How they are quantised is the caller's.
+    """
+
+    def __init__(self, group: int, window: int, quantise):
+        """An empty window.
+
+        group: how many keys are quantised together, at least 1. window: how many of the newest keys always stay whole,
+        at least 0; it need not be a multiple of `group`. quantise: a function that takes a tensor [group, head_dim] and
+        returns what is kept of it; call it once for each group, with the oldest keys that are still whole, in their
+        order. It may keep the tensor, so what you give it must not change later.
+        """
+        # BEGIN SOLUTION
+        self.group, self.window, self.quantise = group, window, quantise
+        self.kept, self.whole = [], None
+        # END SOLUTION
+
+    def append(self, keys: torch.Tensor) -> None:
+        """Adds keys [count, head_dim], count at least 0, the newest last.
+
+        After that, as long as `window` + `group` keys or more are whole, the oldest `group` of them are quantised. The
+        caller uses the memory of `keys` again after the call.
+        """
+        # BEGIN SOLUTION
+        self.whole = keys.clone() if self.whole is None else torch.cat((self.whole, keys))
+        while len(self.whole) >= self.window + self.group:
+            self.kept.append(self.quantise(self.whole[: self.group].clone()))
+            self.whole = self.whole[self.group :]
+        # END SOLUTION
+
+    def groups(self) -> list:
+        """What `quantise` returned for each group, in the order of the tokens."""
+        # BEGIN SOLUTION
+        return list(self.kept)
+        # END SOLUTION
+
+    def recent(self) -> torch.Tensor:
+        """The keys that are whole, [count, head_dim], the oldest first. Later calls of `append` must not change it.
+
+        It is called only after the first `append`, and [0, head_dim] where no key is whole.
+        """
+        # BEGIN SOLUTION
+        return self.whole
+        # END SOLUTION
+
+
+# %%
+best_key_window = check("12.4", KeyWindow).best
+
+# %% [markdown]
+# ## What rounding does to the loss
+#
+# Errors of keys and values matter only as far as the model predicts worse with them. The next cell measures the small
+# model's loss on unseen text, token by token through a cache, for seven caches. In "FP8, calibrated" each head has the
+# scales with which its largest key and value on a piece of the training text become 448. In "INT4" keys have groups of
+# 64 tokens and values groups of 64 channels, and the newest tokens stay whole until 64 of them are there. "INT4, keys
+# over channels" differs in the axis of the keys alone. With groups over channels no token has to wait, so the last
+# cache rounds each token as soon as it arrives.
+#
+# **Predict** the order of the seven losses, and whether any is more than one percent above the first.
+
+# %%
+from course_lib.figures.quantised.losses import draw_cache_losses
+from course_lib.models.cache import KVCache
+from course_lib.models.quantised_cache import calibrated_scales
+
+
+class RoundedCache(KVCache):
+    """The model's cache, but what is stored is rounded by key_through(layer, key) and value_through(layer, value).
+
+    Tokens stay whole until `group` of them are there, and are then rounded together. `factors` multiply the channels of
+    the keys and divide those of the queries, which leaves every score as it is.
+    """
+
+    def __init__(self, config, batch, capacity, *, key_through, value_through, group, factors):
+        super().__init__(config, batch, capacity, device=device)
+        self.through, self.group, self.factors = (key_through, value_through), group, factors
+
+    def append(self, layer, key, value):
+        super().append(layer, key * self.factors, value)
+        end = self.length + key.shape[2]  # one token at a time, so a group ends where `end` is a multiple
+        if end % self.group == 0:
+            for cached, through in zip((self.keys, self.values), self.through):
+                tokens = cached[layer, :, :, end - self.group : end]
+                tokens.copy_(through(layer, tokens))
+
+    def attend(self, layer, query):
+        return super().attend(layer, query / self.factors)
+
+
+scales = calibrated_scales(model, seen[: model.config.context])  # .keys and .values: [layers, KV heads]
+roundings = {  # what a layer's keys or values [batch, KV heads, tokens, channels] become
+    "whole": lambda layer, x: x,
+    "half": lambda layer, x: x.half().float(),
+    "e4m3": lambda layer, x: through_e4m3(x),
+    "key scale": lambda layer, x: through_e4m3(x, scales.keys[layer, :, None, None]),
+    "value scale": lambda layer, x: through_e4m3(x, scales.values[layer, :, None, None]),
+    "over tokens": lambda layer, x: restored(x, -2),
+    "over channels": lambda layer, x: restored(x, -1),
+}
+caches = {  # bits of a number; what happens to keys and to values; how many tokens are rounded together
+    "32 bits": (32, "whole", "whole", 1),
+    "16 bits": (16, "half", "half", 1),
+    "FP8, scales of 1": (8, "e4m3", "e4m3", 1),
+    "FP8, calibrated": (8, "key scale", "value scale", 1),
+    "INT4": (4.5, "over tokens", "over channels", 64),
+    "INT4, keys over channels": (4.5, "over channels", "over channels", 64),
+    "INT4, rounded at once": (4.5, "over channels", "over channels", 1),
+}
+
+
+def loss_of(keys, values, group, factors=1.0):
+    """Nats a byte on unseen text, of the model with a cache that rounds its keys and values so."""
+    options = {"key_through": roundings[keys], "value_through": roundings[values], "group": group, "factors": factors}
+    return loss_through_cache(model, unseen, partial(RoundedCache, model.config, **options))
+
+
+cached = 2 * model.config.layers * model.config.key_heads * model.config.head_dim  # numbers of a token
+points = {name: (cached * bits / 8, loss_of(*how)) for name, (bits, *how) in caches.items()}
+draw_cache_losses(points, "The small model with its cache in fewer bits")
+
+# %% [markdown]
+# Look at the axis first: all of it is a hundredth of a nat. In our run the loss was 1.8131 with a whole cache, with 16
+# bits and with calibrated FP8, and 1.8143 to 1.8146 with FP8 and scales of 1 and with INT4. Keys over channels came out
+# at 1.8133, so for this model the wrong axis does no harm. What stands out is the last line: 1.8200 if the newest
+# tokens are rounded too. Attention gives them much weight, so keeping some 32 of them whole, on average, is worth more
+# than anything else here. But all of it is less than half a percent. The model cannot show what goes wrong in large
+# ones, because it is small and its outliers are mild.
+#
+# You can give it strong ones without changing what it computes. Multiply two channels of every key by 16, and divide
+# the same channels of every query by 16. (Take a rotary pair, such as 30 and 62, so that the factor and the rotation
+# can be exchanged.) Every score stays what it was. Only the cache now looks more like that of a large model.
+# **Predict** which losses change, and by how much.
+
+# %%
+factors = torch.ones(model.config.head_dim, device=device)
+factors[[30, 62]] = 16.0
+print(f"{'':28}as trained     two channels of the keys 16 times as large")
+for name in ("32 bits", "16 bits", "FP8, scales of 1", "INT4", "INT4, keys over channels", "INT4, rounded at once"):
+    _, *how = caches[name]
+    print(f"{name:28}{points[name][1]:>10.4f} {loss_of(*how, factors):>28.4f}")
+
+# %% [markdown]
+# Four losses stay the same to the fourth digit in our run. Groups over tokens never put a large channel and a small one
+# together, and e4m3 rounds each number relative to its own size, whatever its neighbours are. But with groups over
+# channels, two large numbers set the scale for the other 62, and most of those get the same few codes. In our run the
+# loss went from 1.813 to 1.946, and to 2.396 where the newest tokens were rounded too.
+#
+# That is the reason for KIVI's axes, and it is the reason for the window. Keys need groups over tokens, and a group
+# over tokens has to wait for its tokens.
+
+# %% [markdown]
+# ## When does it pay? · deeper
+#
+# You have seen what fewer bits cost in quality. What do they gain in time? Each number that is read must be
+# dequantised: converted, scaled and shifted. In a decode step each number is dequantised once, and memory is the limit.
+# In a prompt the kernel goes through the keys again for each block of 128 query rows. If it dequantises inside that
+# loop, it does so hundreds of times. So there are three plans:
+#
+# - **keep**: a cache of 16 bits;
+# - **fuse**: a cache of fewer bits, dequantised by the kernel that attends, each time it loads a number;
+# - **once**: the same cache, dequantised into 16 bits by a launch of its own, and then attended to.
+#
+# Count the time of each by a roofline, and choose.
+
+# %%
+# Exercise 12.6 · When does it pay?
+def plan_seconds(
+    plan: str, batch: int, context: int, query_tokens: int, query_heads: int, key_heads: int, head_dim: int, bits: int,
+    rate: float, dequantise_rate: float, bandwidth: float,
+) -> float:
+    """Seconds of one layer's attention with a plan for its cache, by a roofline.
+
+    plan: "keep": the cache has 16 bits a number. "fuse": it has `bits` bits a number, 4 or 8, and a scale and a middle
+        of 16 bits each for every 64 numbers; a kernel dequantises what it loads. "once": the same cache is dequantised
+        into 16 bits first, and then attended to as in "keep".
+    batch sequences have `context` tokens each in the cache. Of these the last `query_tokens` (1 to context) are queries
+        too, and each sees the tokens up to itself. Keys and values have key_heads heads of head_dim numbers;
+        query_heads is a multiple of key_heads; key_heads · head_dim is a multiple of 64.
+    A multiply-add is two FLOPs; a query head does one for each number of each key and value that it sees. The FLOPs run
+        at `rate` per second. Only these count as FLOPs. `dequantise_rate` numbers per second are dequantised, and
+        `bandwidth` bytes per second are read or written.
+    A KV head has query_heads / key_heads · query_tokens rows of queries. The kernel takes 128 of them at a time and
+        reads the whole cache for each such block, the last one perhaps smaller.
+    "keep" and "fuse" take the longer of their work and their bytes; queries and results are too few to count. The work
+        of "fuse" is its FLOPs, and after them the dequantising of all that it reads. "once" adds the time of "keep" to
+        that of its first step, which is the longer of dequantising each number once and of its bytes: it reads the
+        small cache and writes the large one.
+    """
+    # BEGIN SOLUTION
+    numbers = 2 * batch * context * key_heads * head_dim
+    large, small = 2 * numbers, numbers * bits / 8 + numbers / 64 * 4  # bytes
+    pairs = query_tokens * context - query_tokens * (query_tokens - 1) // 2
+    computing = 4 * batch * query_heads * head_dim * pairs / rate
+    passes = math.ceil(query_heads // key_heads * query_tokens / 128)
+    if plan == "fuse":
+        return max(computing + passes * numbers / dequantise_rate, passes * small / bandwidth)
+    kept = max(computing, passes * large / bandwidth)
+    if plan == "keep":
+        return kept
+    return max(numbers / dequantise_rate, (small + large) / bandwidth) + kept
+    # END SOLUTION
+
+
+def choose_plan(
+    batch: int, context: int, query_tokens: int, query_heads: int, key_heads: int, head_dim: int, bits: int,
+    rate: float, dequantise_rate: float, bandwidth: float, room: float,
+) -> str:
+    """The plan that takes the shortest time: "keep", "fuse" or "once".
+
+    "keep" is possible only if a cache of 16 bits takes at most `room` bytes; the other two always are. Of two that
+    take equally long, the one that stands first in this list.
+    """
+    # BEGIN SOLUTION
+    sizes = batch, context, query_tokens, query_heads, key_heads, head_dim, bits, rate, dequantise_rate, bandwidth
+    fits = 4 * batch * context * key_heads * head_dim <= room
+    plans = ("keep", "fuse", "once") if fits else ("fuse", "once")
+    return min(plans, key=lambda plan: plan_seconds(plan, *sizes))
+    # END SOLUTION
+
+
+# %%
+best_plan_seconds, best_choose_plan = check("12.6", plan_seconds, choose_plan).best
+
+# %% [markdown]
+# The first picture is an H200, with 790 TFLOP/s and 4.37 TB/s as measured, for the sizes of the opening question. For
+# the rate of dequantising we take 5 instructions for each number, of the 33.5 trillion a second that its 132
+# multiprocessors can do. **Predict**: how many times as long as "fuse" does "keep" take for one query token, and which
+# plan is the fastest for a prompt of 8,192?
+
+# %%
+from course_lib.figures.quantised.plans import draw_plan_gains
+from course_lib.hardware.ceilings.measured import ceilings
+
+query_counts = [2**power for power in range(14)]  # 1 to 8,192
+
+
+def times_of_plans(rate, instructions, bandwidth, context=131_072, bits=4):
+    """{plan: {query tokens: seconds}} with 32 query heads on 8 KV heads of 128, 5 instructions for a number."""
+    return {
+        plan: {count: best_plan_seconds(plan, 1, context, count, 32, 8, 128, bits, rate, instructions / 5, bandwidth)
+               for count in query_counts}
+        for plan in ("keep", "fuse", "once")
+    }
+
+
+h200_times = times_of_plans(790e12, 33.5e12, 4.37e12)
+for count in (1, 8, 64, 8192):
+    told = ", ".join(f"{plan} {format_seconds(line[count])}" for plan, line in h200_times.items())
+    print(f"{count:>5} query tokens: {told}")
+draw_plan_gains(h200_times, "INT4 and 131,072 tokens of context on an H200, by its measured rates")
+
+# %% [markdown]
+# > **The answer to the first question: about three times, by this count.** One query token takes 123 µs in 16 bits. The
+# > bytes of INT4 take 34.6 µs, but 5 instructions for each of 268 million numbers take 40, and the arithmetic of
+# > attention comes on top: 43 µs. With fewer instructions a number it would be 3.6 times.
+#
+# The gain shrinks with every query token, because attention's own arithmetic grows. At 32 it is gone. From there on
+# "keep" is as good as anything, if there is room for it. Where there is none, "fuse" and "once" differ by little here,
+# because one dequantised number serves 128 rows of queries.
+#
+# The second picture is this machine, with its own ceilings: its bandwidth, its rate of products, and half of its
+# multiply-add FLOPs as its rate of instructions. **Predict** whether it gains more or less than an H200 for one query
+# token. On a GPU the cell also measures a decode step: "keep" is the library's kernel for 16 bits and "fuse" the
+# library's for INT4, and yours of 12.5 is printed below. Without a GPU nothing is measured, because a kernel's time in
+# the interpreter means nothing.
+
+# %%
+roof = ceilings()
+unit = "float16" if on_gpu else "float32"
+context = 131_072 if not on_gpu or machine().memory_bytes > 8e9 else 32_768
+here = times_of_plans(roof.matmul_rate[unit], roof.fma_rate / 2, roof.memory_bandwidth, context)
+step_times = {}
+if on_gpu:
+    from course_lib.hardware.timing import measure_together
+    from course_lib.kernels.decode.attention import decode_attention
+    from course_lib.kernels.quantised.append import append_to_int4_cache
+    from course_lib.kernels.quantised.formats import empty_int4_cache
+    from course_lib.kernels.quantised.int4_decode import int4_decode_attention
+
+    query = torch.randn(1, 32, 128, device=device, dtype=torch.float16)
+    keys, values = torch.randn(2, 1, 8, context, 128, device=device, dtype=torch.float16)
+    lengths = torch.full((1,), context, dtype=torch.int32, device=device)
+    cache = empty_int4_cache(1, 8, 128, capacity=context, device=device)
+    append_to_int4_cache(keys, values, cache, torch.zeros(1, dtype=torch.int32, device=device))
+    yours = (cache.key_codes.flatten(2, 3), cache.key_scales, cache.key_middles,
+             *(part.flatten(2, 3) for part in cache[3:6]), lengths)
+    step_times = {name: timing.median for name, timing in measure_together({
+        "keep": partial(decode_attention, query, keys, values, lengths),
+        "fuse": partial(int4_decode_attention, query, cache, lengths),
+        "yours (12.5)": partial(best_int4_decode, query, *yours),
+    }, seconds=0.5, device=device).items()}
+    for name, seconds in step_times.items():
+        print(f"{name:14} {format_seconds(seconds):>9}, {step_times['keep'] / seconds:.2f} times as fast as keep")
+else:
+    print("No GPU here: the picture is a prediction from this CPU's ceilings, and nothing is measured.")
+draw_plan_gains(here, f"INT4 and {context:,} tokens of context on {roof.device}",
+                {plan: {1: step_times[plan]} for plan in here if plan in step_times})
+
+# %% [markdown]
+# Your kernel of 12.5 has one program for each KV head of a sequence, so a single sequence keeps 8 of an H200's 132
+# multiprocessors busy. Split it as in chapter 08 to compare the two. The measured "fuse" has splits.
+#
+# On one core of a CPU "keep" was the fastest everywhere in our run, 2.4 times as fast as "fuse" for one query token. A
+# core does few instructions for each byte that it can read, so there arithmetic is the limit even in a decode step.
+# Fewer bits then make room, and cost time.
+
+# %% [markdown]
+# ## When it loses
+#
+# Fewer bytes alone do not make a step faster. These engines lost more than they saved:
+#
+# - **The whole cache was dequantised before each step.** SGLang wrote 0.03 tokens a second on an H200
+#   ([sglang#23134](https://github.com/sgl-project/sglang/issues/23134)). A kernel that dequantises as it reads then ran
+#   at 93 to 105 % of the speed of bf16, with 33,792 bytes a token instead of 131,072.
+# - **A prompt's attention dequantised in its inner loop.** PocketLLM read 57.9 tokens a second at a context of 65,000,
+#   and 1138 after it dequantised the cache once, before the loop
+#   ([PocketLLM#83](https://github.com/lvyufeng/PocketLLM/pull/83)).
+# - **FP8 fell back to a slower kernel.** For 16-bit queries and an FP8 cache, FlashInfer takes FlashAttention-2's
+#   kernel on Hopper instead of FlashAttention-3's, and converts in it, which makes it slower than in 16 bits. A repair
+#   is proposed ([flashinfer#4977](https://github.com/flashinfer-ai/flashinfer/pull/4977)).
+# - **The card had no instruction for e4m3.** GPUs before sm_89 convert in several steps. A kernel proposed for vLLM
+#   took 484 µs instead of 302 on an A100. On a T4, which has more arithmetic for each byte of bandwidth, it was 6 %
+#   faster ([vllm#49077](https://github.com/vllm-project/vllm/pull/49077)).
+# - **Quantising took launches of its own.** SGLang's decode on an H200 became slower at small batches and short
+#   contexts, because new keys and values went through several small kernels in each layer
+#   ([sglang#30815](https://github.com/sgl-project/sglang/issues/30815)).
+#
+# The first two seem to contradict each other: one engine was slow because it dequantised before attention, the other
+# because it dequantised inside. Both are right, because decode and prefill differ. In a decode step every number of the
+# cache is used by one query token, so each number is converted once in either case. Dequantising first only adds bytes:
+# the 16-bit copy is written and read. A prompt has thousands of query tokens, in tiles of 128, say. Each tile goes
+# through all keys before it, so a conversion in the loop happens again for every tile.
+#
+# The next cell counts both for INT4 and 8 KV heads of dimension 128. **Predict** the two ratios: how many times as many
+# bytes a decode step moves if it dequantises first, and how many times as many conversions a prompt of 8,192 tokens
+# does if it dequantises in the loop.
+
+# %%
+numbers = 8192 * 2 * 8 * 128
+fused, first = 4.5 / 8 * numbers, (4.5 / 8 + 2 + 2) * numbers
+print(f"decode, 8,192 tokens:  fused {format_bytes(fused)}, dequantised first {format_bytes(first)}: "
+      f"{first / fused:.1f} times as many; a 16-bit cache {format_bytes(2 * numbers)}")
+in_the_loop = sum(end * 2 * 8 * 128 for end in range(128, 8192 + 1, 128))  # each tile of queries, and what it sees
+print(f"prompt, 8,192 tokens:  {numbers / 1e6:.1f} million conversions, {in_the_loop / 1e6:.0f} million in the loop: "
+      f"{in_the_loop / numbers:.1f} times as many")
+
+# %% [markdown]
+# > **The answer to the second question: a prompt gains nothing.** With 32 query heads its attention does $4 \cdot 32
+# > \cdot 128 \cdot 8192^2 / 2 = 550$ GFLOP in a layer, which takes at least 0.70 ms at 790 TFLOP/s. Reading its keys
+# > and values in 16 bits takes 7.7 µs, 1 % of that. So attend to a prompt's own keys and values before they are
+# > rounded, and where a long cache stands before the prompt, dequantise it once.
+
+# %% [markdown]
+# ## Weights are bytes too · deeper
+#
+# A decode step reads the weights as well as the cache. Llama-3-8B has 8.0 billion of them: 16 GB in 16 bits, which an
+# H200 reads in 3.7 ms. In INT4 with groups of 64 they are 4.5 GB. As only the weights have few bits and all arithmetic
+# stays as it was, this is called *weight-only* quantisation. With one token the product of a matrix and a vector waits
+# for memory, so here too each code is read once and made a number in registers.
+#
+# The kernel below is that product. A group of 32 neighbouring weights in a row shares a scale and a middle, because the
+# small model's matrices have 96 columns, which is no multiple of 64. Then
+#
+# $$\sum_c (\text{code}_c \cdot \text{scale} + \text{middle}) \, x_c = \text{scale} \sum_c \text{code}_c \, x_c +
+# \text{middle} \sum_c x_c$$
+#
+# so scale and middle are applied once to a group's sum, and not to each of its weights. Compare this with 12.3: there a
+# scale left the sum because all keys had the same one. Here it leaves the sum of its own group. **Predict** the bytes
+# of a weight, with 4 bits and two float16 numbers for 32 of them.
+
+# %%
+@triton.jit
+def int4_rows_kernel(
+    codes_pointer, scale_pointer, middle_pointer, input_pointer, output_pointer, rows, groups, BLOCK_R: tl.constexpr
+):
+    """One program: BLOCK_R rows of codes [rows, groups * 16] (32 codes a group) times the input [groups * 32]."""
+    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)  # [BLOCK_R]
+    inside = row < rows
+    byte = tl.arange(0, 16)  # [16]
+    total = tl.zeros([BLOCK_R], tl.float32)
+    for group in range(0, groups):
+        shared = row * groups + group  # [BLOCK_R]: of a row's group
+        codes = tl.load(codes_pointer + shared[:, None] * 16 + byte[None, :], mask=inside[:, None], other=0)
+        low, high = ((codes.to(tl.int32) & 15) ^ 8) - 8, ((codes.to(tl.int32) >> 4) ^ 8) - 8  # [BLOCK_R, 16]
+        even = tl.load(input_pointer + group * 32 + 2 * byte)  # [16]
+        odd = tl.load(input_pointer + group * 32 + 2 * byte + 1)
+        scale = tl.load(scale_pointer + shared, mask=inside, other=0.0).to(tl.float32)  # [BLOCK_R]
+        middle = tl.load(middle_pointer + shared, mask=inside, other=0.0).to(tl.float32)
+        total += scale * tl.sum(low * even[None, :] + high * odd[None, :], axis=1) + middle * tl.sum(even + odd, axis=0)
+    tl.store(output_pointer + row, total, mask=inside)
+
+
+def int4_rows(codes, scale, middle, vector):
+    """A matrix in INT4, packed codes [rows, columns / 2] with scale and middle [rows, columns / 32], times a vector."""
+    rows, groups = scale.shape
+    output = torch.empty(rows, dtype=torch.float32, device=vector.device)
+    int4_rows_kernel[(triton.cdiv(rows, 64),)](codes, scale, middle, vector, output, rows, groups, BLOCK_R=64)
+    return output
+
+
+# %%
+matrix = next(module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)).detach()
+codes, scale, middle = best_quantise_int4(matrix, 1, 32)
+inputs = best_pack_int4(codes), scale.half(), middle.half(), torch.randn(matrix.shape[1], device=device)
+exact = (codes * scale.half().float().repeat_interleave(32, 1) + middle.half().float().repeat_interleave(32, 1))
+print("largest difference from the restored matrix's product:",
+      f"{(int4_rows(*inputs) - exact @ inputs[3]).abs().max().item():.1e}")
+report = metered(int4_rows, *(part.cpu() for part in inputs))
+print(f"{report.total_bytes:,} bytes moved, {report.total_bytes / matrix.numel():.2f} a weight, vectors included")
+
+# %% [markdown]
+# A weight has 5 bits, which is 0.625 bytes. The vectors add their own bytes, which count here because the matrix is so
+# small. What does the model lose if all its matrices are rounded so? The next cell rounds them along their rows, and
+# measures the loss with a whole cache. (The embedding is left as it is.) **Predict** whether that costs more or less
+# than rounding the cache.
+
+# %%
+import copy
+
+rounded = copy.deepcopy(model)
+with torch.no_grad():
+    for module in rounded.modules():
+        if isinstance(module, torch.nn.Linear) and module.weight is not rounded.embedding.weight:
+            module.weight.copy_(restored(module.weight, -1, 32))
+print(f"loss with whole weights {points['32 bits'][1]:.4f}, with INT4 weights "
+      f"{loss_through_cache(rounded, unseen, rounded.new_cache):.4f}")
+
+# %% [markdown]
+# ## Attention in FP8: outliers, and a rotation · deeper
+#
+# So far only the *cache* had few bits. A kernel for long prompts can also *multiply* in 8 bits: Hopper's matrix units
+# multiply e4m3 numbers twice as fast as 16-bit ones. Then queries, keys, values and attention's weights are all rounded
+# to e4m3, so its error counts more. The problem is again *outliers*: a few numbers many times as large as the rest,
+# often in the same few channels. FlashAttention-3 does two things about them:
+#
+# - **Block quantisation**: a scale for each block of rows, since the kernel goes block by block anyway.
+# - **Incoherent processing**: multiply queries and keys by the same orthogonal matrix. The scores stay the same,
+#   $(Q M)(K M)^T = Q M M^T K^T = Q K^T$, but an outlier is spread over all channels. With random signs and a Hadamard
+#   matrix, whose entries are all ±1, this costs $D \log_2 D$ additions a row, 896 at $D = 128$.
+#
+# First the numbers, which need no GPU. (This exercise was 9.5 until chapter 12 had a place for it.)
+
+# %%
+# Exercise 12.7 · Eight bits, and where outliers go
+def hadamard(vectors):
+    """The vectors, [..., head_dim], float32, multiplied by H / √head_dim; head_dim is a power of two.
+
+    H of 1 is [[1]], and H of 2n is [[H, H], [H, -H]] with H of n. The matrix is its own transpose.
+    """
+    # BEGIN SOLUTION
+    matrix = torch.ones(1, 1, dtype=vectors.dtype, device=vectors.device)
+    while len(matrix) < vectors.shape[-1]:
+        matrix = torch.cat([torch.cat([matrix, matrix], dim=1), torch.cat([matrix, -matrix], dim=1)])
+    return vectors @ matrix / math.sqrt(vectors.shape[-1])
+    # END SOLUTION
+
+
+def quantise(tensor, rows):
+    """A matrix [length, width], float32, in e4m3 with one scale for each block of `rows` rows.
+
+    Returns (codes, scales): codes, float32 of the matrix's shape, hold values that torch.float8_e4m3fn represents, the
+    largest of each block ±448; scales, float32 [blocks], restore it: codes · scale ≈ the block. The last block may have
+    fewer rows. A block of zeros has the scale 1.
+    """
+    # BEGIN SOLUTION
+    codes, scales = torch.empty_like(tensor), []
+    for first in range(0, tensor.shape[0], rows):
+        block = tensor[first : first + rows]
+        largest = block.abs().max()
+        scale = largest / 448 if largest > 0 else torch.ones_like(largest)
+        codes[first : first + rows] = (block / scale).to(torch.float8_e4m3fn).float()
+        scales.append(scale)
+    return codes, torch.stack(scales)
+    # END SOLUTION
+
+# %%
+best_hadamard, best_quantise = check("12.7", hadamard, quantise).best
+
+# %% [markdown]
+# How much does it help? The inputs are those of FlashAttention-3's experiment: normal numbers with rare outliers. The
+# first column is the largest error of any score, the second the output's relative root mean square error. With both
+# methods FlashAttention-3 reports 2.6 times less error than with one scale per tensor. **Predict** which method does
+# more.
+
+# %%
+generator = torch.Generator().manual_seed(0)
+
+
+def with_outliers(*shape):
+    """Normal numbers, of which one in a thousand has another one added that is drawn ten times as wide."""
+    rare = torch.rand(shape, generator=generator) < 0.001
+    return torch.randn(shape, generator=generator) + 10 * torch.randn(shape, generator=generator) * rare
+
+
+def through_blocks(tensor, rows):
+    """What is left of a tensor after quantisation."""
+    codes, scales = best_quantise(tensor, rows)
+    return codes * scales.repeat_interleave(rows)[: len(tensor), None]
+
+
+def attend(query, key, value, cast=lambda weights: weights):
+    """(scores, attention); the weights pass through `cast`, as before the second product."""
+    scores = query @ key.T / math.sqrt(query.shape[1])
+    weights = torch.exp(scores - scores.amax(dim=1, keepdim=True))
+    return scores, cast(weights) @ value / weights.sum(dim=1, keepdim=True)
+
+
+length, head_dim, trials = 1024, 64, 4
+print(f"{length} × {length}, head dimension {head_dim}, mean of {trials} draws      worst score    output")
+errors = {}
+for _ in range(trials):
+    query, key, value = with_outliers(3, length, head_dim)
+    signs = torch.randint(0, 2, (head_dim,), generator=generator) * 2.0 - 1
+    exact = attend(query.double(), key.double(), value.double())
+    turned = best_hadamard(query * signs), best_hadamard(key * signs)
+    ways = {"bf16": attend(*(m.bfloat16().float() for m in (query, key, value)), lambda w: w.bfloat16().float())}
+    for rotated, (q, k) in ((False, (query, key)), (True, turned)):
+        for rows, scale in ((length, "one scale"), (64, "a scale for each 64 rows")):
+            quantised = (through_blocks(matrix, rows) for matrix in (q, k, value))
+            name = f"e4m3, {scale}" + (", rotated" if rotated else "")
+            ways[name] = attend(*quantised, lambda weights: weights.to(torch.float8_e4m3fn).float())
+    for name, results in ways.items():
+        (scores, output), (exact_scores, exact_output) = results, exact
+        relative = float((output - exact_output).norm() / exact_output.norm())
+        errors.setdefault(name, []).append([float((scores - exact_scores).abs().max()), relative])
+for name, found in errors.items():
+    worst, output_error = torch.tensor(found).mean(dim=0).tolist()
+    print(f"  {name:46} {worst:16.2f}   {100 * output_error:5.1f} %")
+
+# %% [markdown]
+# The rotation does most, and block scales do little. A float rounds each number relative to its own size, by up to 1/16
+# in e4m3, whatever the scale. So an outlier does not ruin its neighbours, as it would in 8-bit integers. But its own
+# error is as large as a usual number, and it changes every score that uses it. Spread over 64 channels, the error
+# averages out. A block's own scale pays only when some blocks are so small that one scale pushes them below 2⁻⁶, where
+# e4m3 runs out of exponents.
+#
+# ## FP8 in the kernel · deeper
+#
+# `kernels/hopper/flash_fp8.py` is chapter 09's kernel with other operands, and its warp groups do not take turns. The
+# scales of queries and keys become part of the softmax's scale. Values have one scale for each *channel*, which
+# multiplies a finished tile once.
+#
+# The layouts are the hard part. In 8 bits `wgmma` needs the dimension that it sums over to lie innermost. For $P V$
+# that is the keys, so values must be transposed. And a left operand needs four neighbouring keys in a register, but the
+# scores come in pairs of keys that lie eight apart. The order of a sum's terms does not matter. So the weights stay
+# where they are, and the *values* are stored in the weights' order.
+#
+# What speed do you expect? Products take half as long as before, and exponentials as long. That is the same balance as
+# in bf16 with half the head dimension. Chapter 09 has a model of such a schedule, which tells the share of the time in
+# which the matrix units are busy. By the model FP8 gains twice that share at half the head dimension, divided by the
+# share at the whole one. For 256 that is 2 · 0.86 / 0.99 = 1.74. **Predict** whether a GPU gains more or less.
+
+# %%
+from course_lib.figures.hopper.timeline import busy, run_schedule
+
+# (TFLOP/s in bf16, in FP8) of one H200, 16,384 × 16,384, measured in alternation.
+FP8_ON_AN_H200 = {64: (568, 623), 128: (691, 771), 256: (709, 1163)}
+
+rates = FP8_ON_AN_H200
+on_hopper = machine().tier == "hopper" and machine().compute_capability == (9, 0)
+if on_hopper:
+    from course_lib.hardware.timing import measure_together
+    from course_lib.kernels.hopper import flash as flash_attention_hopper, flash_fp8 as flash_attention_fp8
+    from course_lib.kernels.quantised import fp8 as quantise_fp8
+
+    rates = {}
+    for head_dim in FP8_ON_AN_H200:
+        shape = 1, 2048 // head_dim, 16_384, head_dim
+        tensors = [torch.randn(shape, device=default_device(), dtype=torch.bfloat16) for _ in range(3)]
+        inputs = quantise_fp8.quantise_for_attention(*tensors)
+        runs = {"bf16": partial(flash_attention_hopper.flash_attention_hopper, *tensors),
+                "fp8": partial(flash_attention_fp8.flash_attention_fp8, inputs)}
+        timings = measure_together(runs, seconds=0.2, device=default_device())
+        rates[head_dim] = [timing.rate(4 * 2048 * 16_384**2) / 1e12 for timing in timings.values()]
+print(f"TFLOP/s, {'this GPU' if on_hopper else 'an H200'}, full, 16,384 tokens")
+print("head dimension    bf16     FP8   ratio   predicted")
+for head_dim, (bf16, fp8) in rates.items():
+    half, whole = (busy(run_schedule("two groups, in step, overlapped", dim)) for dim in (head_dim // 2, head_dim))
+    print(f"{head_dim:>14} {bf16:>7.0f} {fp8:>7.0f} {fp8 / bf16:>7.2f} {2 * half / whole:>11.2f}")
+
+# %% [markdown]
+# The gain grows with the head dimension, as the model says, but it is smaller: 64 % at 256, and 12 and 10 % at 128 and
+# 64. The model gives products twice the rate; large matrix products in FP8 ran 1.8 times as fast as in bf16 on that
+# H200. And the model has no latency. Nsight Compute counts what each unit really did, for 16,384 tokens without a mask:
+#
+# | one H200 | matrix units busy | exponentials' unit busy | a scheduler starts an instruction in | clock |
+# |---|---|---|---|---|
+# | bf16, head dimension 128 | 82 % | 42 % | 38 % of the cycles | 1.67 GHz |
+# | bf16, head dimension 64 | 63 % | 65 % | 51 % | 1.77 GHz |
+# | FP8, head dimension 256 | 75 % | 39 % | 39 % | 1.69 GHz |
+# | FP8, head dimension 128 | 47 % | 49 % | 42 % | 1.81 GHz |
+# | FP8, head dimension 64 | 35 % | 72 % | 56 % | 1.81 GHz |
+#
+# In the fourth row no unit is busy even half of the time. Each warp group goes through a chain: scores, maximum,
+# exponentials, cast, product. In FP8 the product at its end is too short to cover the rest.
+#
+# Look at the clock too. The card may run at 1.98 GHz, but its power limit slows it down. And do not turn shares into
+# rates: 82 % of 132 · 4096 FLOPs at 1.67 GHz would be 740 TFLOP/s, where the cell has 691. The profiler watches one
+# launch on a cool card, and the cell's time is the median of many.
+#
+# The kernel's own error, on 8 heads of 4096 tokens with outliers, is a root mean square (not relative) of 0.018 with
+# one scale and no rotation, 0.017 with a scale for each block, and **0.0084** with the rotation, 2.1 times less.
+# FlashAttention-3 reports 0.024 and 0.0091. `python -m course_lib bench fp8` measures speed and error on your GPU.
+
+# %% [markdown]
+# ## Finale: your kernel reads the model's cache
+#
+# The small model now writes with your kernel of 12.5. The prompt attends to its own keys and values, whole. Then every
+# token is decoded from 4-bit codes. Your kernel has no window, so the keys of a group that is not full yet are rounded
+# too, again at each step, as far as the group goes. (`int4_decode_of_codes` in `course_lib/models/plugged.py` does
+# that.)
+#
+# **Predict**: does the model write the same text as with a whole cache, from the first byte to the last?
+
+# %%
+import textwrap
+
+from course_lib.models.generation import complete
+from course_lib.models.plugged import int4_decode_of_codes, who_runs
+from course_lib.models.quantised_cache import Int4KVCache
+
+print(who_runs({"decode from 4-bit codes (12.5)": best_int4_decode}))
+new_bytes = 200 if on_gpu else 100
+int4_cache = Int4KVCache(model.config, 1, 256, device=device, decode=int4_decode_of_codes(best_int4_decode))
+texts = {}
+for name, cache, token_bytes in (("32 bits", model.new_cache(1, 256), 4 * cached),
+                                 ("INT4, your kernel", int4_cache, int4_cache.token_bytes)):
+    texts[name] = "Alice was " + complete(model, "Alice was ", new_bytes, cache=cache)
+    print(f"{name}, {token_bytes:,} bytes a token:")
+    print(textwrap.indent(textwrap.fill(texts[name], 100), "    "))
+same = next((place for place, pair in enumerate(zip(*texts.values())) if pair[0] != pair[1]), None)
+print("the same text" if same is None else f"the texts part after {same} bytes")
+
+# %% [markdown]
+# The texts may part somewhere. Where two next bytes are nearly equally likely, the smallest error decides which is
+# taken, and from there on the contexts differ. That says nothing about quality. The loss does: you measured it above.
+#
+# ## What production systems do
+#
+# - **vLLM** caches FP8 with a scale for each tensor or each head, and its own documentation
+#   [says](https://docs.vllm.ai/en/latest/features/quantization/quantized_kvcache/) that without calibration all scales
+#   are 1. With FlashAttention-3 it rounds the queries to FP8 too, and multiplies in 8 bits. INT4 with a scale for each
+#   token and head came later, in Triton ([vllm#40835](https://github.com/vllm-project/vllm/pull/40835)).
+# - **SGLang** has FP8 and FP4 caches. Its
+#   [documentation](https://docs.sglang.io/advanced_features/quantized_kv_cache.html) warns of what you counted above:
+#   where dequantising is not fused with attention, it can be extremely slow.
+# - **FlashInfer**'s decode takes two factors, `bmm1_scale` for the scores and `bmm2_scale` for the result. The scales
+#   of FP8 keys and values go into these, as in 12.3.
+# - **KIVI** ([arXiv 2402.02750](https://arxiv.org/abs/2402.02750)) goes down to 2 bits with the axes and the window of
+#   this chapter, and needs no calibration.
+# - **TurboQuant** ([arXiv 2504.19874](https://arxiv.org/abs/2504.19874)) takes the other way, the rotation of 12.7:
+#   once an outlier is spread over all channels, it does not matter along which axis you group, and there is no need to
+#   wait for a group of tokens. Its authors report no loss at 3.5 bits. It does not always pay either: for latent
+#   attention a user measured 0.20 to 0.81 of the speed of bf16
+#   ([vllm#41803](https://github.com/vllm-project/vllm/issues/41803)).
+#
+# **In this library.** `course_lib/kernels/quantised/` has decode over e4m3 caches with scales by tensor, head or page,
+# and over INT4 caches with their window, paged and contiguous, and kernels that append and quantise in one launch.
+# `python -m course_lib bench quantised` measures decode with each on your GPU, beside FlashInfer's FP8.
+#
+# ## Papers
+#
+# - Micikevicius et al.: *FP8 Formats for Deep Learning*, [arXiv 2209.05433](https://arxiv.org/abs/2209.05433): e4m3 and
+#   its sibling e5m2.
+# - Liu et al.: *KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache*,
+#   [arXiv 2402.02750](https://arxiv.org/abs/2402.02750). Section 3 is the axes.
+# - Hooper et al.: *KVQuant*, [arXiv 2401.18079](https://arxiv.org/abs/2401.18079): keys by channel too, but rounded
+#   before their rotation, because the rotation mixes the two channels of a pair. You saw that in the first picture of
+#   the cache.
+# - Zandieh et al.: *TurboQuant*, [arXiv 2504.19874](https://arxiv.org/abs/2504.19874): random rotations.
+# - Shah, Bikshandi, Zhang, Thakkar, Ramani, Dao: *FlashAttention-3: Fast and Accurate Attention with Asynchrony and
+#   Low-precision*, [arXiv 2407.08608](https://arxiv.org/abs/2407.08608). Section 3.3 is attention in FP8.
+# - Chee, Cai, Kuleshov, De Sa: *QuIP: 2-Bit Quantization of Large Language Models With Guarantees*,
+#   [arXiv 2307.13304](https://arxiv.org/abs/2307.13304), where incoherent processing comes from.
+
+# %%
+progress()

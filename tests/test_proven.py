@@ -85,7 +85,7 @@ def test_the_hash_covers_judge_description_topics_submissions_and_tests_and_no_o
         "course_lib/checker/judge/explain.py",
         "course_lib/checker/runner/process/child.py",
         "course_lib/hardware/meter/traffic/triton_internals/speed.py",
-        "exercises/topics/attention_model.py",
+        "exercises/topics/attention_steps.py",
         "exercises/ch04_triton_tiling/ex3_forward_kernel.py",
         "tests/submissions/ch04_triton_tiling/ex3_forward_kernel.py",
         "tests/submissions/test_submissions.py",

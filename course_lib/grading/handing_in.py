@@ -125,4 +125,4 @@ def _cell_run_here(identity: str) -> list[str]:
     """The exercise's cell as it was last run in this notebook; nothing outside a notebook."""
     shell = _shell()
     inputs = shell.user_ns.get("In", []) if shell is not None else []
-    return [str(source) for source in inputs if cells.exercise_id(str(source)) == identity][-1:]
+    return [str(source) for source in inputs if cells.exercise_id(str(source)) in cells.numbers_of(identity)][-1:]

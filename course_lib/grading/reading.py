@@ -116,6 +116,8 @@ def fingerprint(content: bytes) -> str:
 def answers_in(content: bytes) -> list[Answer]:
     """Every exercise of every chapter that a file holds at least one exercise of, in the course's order.
 
+    An exercise under a number that it had before it moved is judged by itself: its new chapter is not asked for.
+
     Raises:
         Unreadable: it is no notebook, script or submission, or holds no exercise of this course.
     """
@@ -123,13 +125,14 @@ def answers_in(content: bytes) -> list[Answer]:
     known = catalog.exercises()
     sources: dict[str, str] = {}
     repeated = set()
-    for identity, source in pairs:
+    for written, source in pairs:
+        identity = cells.number_now(written)
         if identity in sources:
             repeated.add(identity)
         sources[identity] = source
     strange = [identity[:12] for identity in sources if identity not in known]
-    chapters = {known[identity].chapter for identity in sources if identity in known}
-    if not chapters:
+    chapters = {known[written].chapter for written, _ in pairs if written in known}
+    if len(strange) == len(sources):
         raise Unreadable(
             f"holds exercises that this course does not have ({', '.join(strange[:5])})."
             if strange
@@ -137,10 +140,12 @@ def answers_in(content: bytes) -> list[Answer]:
         )
     answers = []
     for task in known.values():
-        if task.chapter not in chapters:
+        if task.chapter not in chapters and task.id not in sources:
             continue
         note = ""
-        if task.id in repeated:
+        if task.id not in dict(pairs) and task.id in sources:
+            note = catalog.moved(next(written for written, _ in pairs if cells.number_now(written) == task.id))
+        elif task.id in repeated:
             note = f"Several cells begin with `# Exercise {task.id}`; the last one was judged."
         elif task.id not in sources and strange:
             note = f"It holds {', '.join(strange[:5])}, which the course does not have."

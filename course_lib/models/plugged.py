@@ -1,4 +1,4 @@
-"""The functions that a learner writes in chapters 04 to 08, 10 and 11, as the decoder calls them.
+"""The functions that a learner writes in chapters 04 to 08 and 10 to 12, as the decoder calls them.
 
 The exercises ask for attention of one head more simply than a whole model needs it. What is here fits the two together;
 it computes nothing itself and copies no keys.
@@ -8,6 +8,7 @@ it computes nothing itself and copies no keys.
     cache = model.new_cache(1, 256, decode=decode_in_splits(split_attention, combine_splits, splits=4))    # chapter 08
     model.attention = differentiable(forward, flash_attention_backward)                                    # chapter 10
     cache = model.new_cache(1, 256, decode=latent_decode_of_a_token(latent_decode))                        # chapter 11
+    cache = Int4KVCache(model.config, 1, 256, decode=int4_decode_of_codes(int4_decode))                    # chapter 12
 
 Chapters 05 and 06 bring the memory as well; `course_lib.models.sequences` has caches made of their functions.
 """
@@ -18,6 +19,7 @@ from contextlib import contextmanager
 import torch
 
 from course_lib.kernels.attention.autograd import with_gradient
+from course_lib.kernels.quantised.formats import GROUP, Int4Cache, quantise_int4_keys
 from course_lib.models.decoder import Decoder
 
 COURSES_OWN = "course_solution_"  # how the modules begin in which `check(...).best` finds the course's own answers
@@ -147,6 +149,35 @@ def latent_decode_of_a_token(decode: Callable, **options) -> Callable:
                 'choose_form give "expanded" for several.'
             )
         return decode(query[:, 0], cache, lengths, scale=scale, value_dim=value_dim, **options)[:, None]
+
+    return whole
+
+
+def int4_decode_of_codes(decode: Callable) -> Callable:
+    """Decode over an `Int4Cache` out of a function that reads codes alone, as exercise 12.5 asks for it.
+
+    Args:
+        decode: `decode(query, key_codes, key_scale, key_middle, value_codes, value_scale, value_middle, lengths)` with
+            query [batch, query_heads, head_dim], codes uint8 [batch, key_heads, capacity, head_dim / 2], those of keys
+            with scales and middles [batch, key_heads, capacity / 64, head_dim], those of values with
+            [batch, key_heads, capacity, head_dim / 64].
+
+    Returns `decode(query, cache, lengths)` as `Int4KVCache` takes it, for a contiguous cache. The function knows no
+    window, so the keys of a group that is not full yet are rounded as far as it goes, at each call, into the group's
+    place in the cache, where nothing is until it is full. The window keeps them whole.
+    """
+
+    def whole(query, cache: Int4Cache, lengths):
+        """query: [batch, query_heads, head_dim]; returns the same."""
+        for sequence, length in enumerate(lengths.tolist()):
+            block, tokens = length // GROUP, length % GROUP
+            if tokens > 0:
+                codes, scales, middles = quantise_int4_keys(cache.key_window[sequence, :, :tokens])
+                cache.key_codes[sequence, :, block, :tokens] = codes
+                cache.key_scales[sequence, :, block], cache.key_middles[sequence, :, block] = scales, middles
+        codes_and_scales = (cache.key_codes.flatten(2, 3), cache.key_scales, cache.key_middles,
+                            *(part.flatten(2, 3) for part in cache[3:6]))  # fmt: skip
+        return decode(query, *codes_and_scales, lengths)
 
     return whole
 

@@ -7,7 +7,7 @@ import math
 import torch
 
 from course_lib.checker.specification.model import Model, Slip, Slips
-from exercises.topics.attention_model import STAND_INS
+from exercises.topics.attention_steps import STAND_INS
 
 
 def causal_mask(slips: Slips, query_length: int, key_length: int, columns: int | None = None) -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch
 from course_lib.checker.specification.model import Model, Slip, Slips
 from exercises.ch02_naive_attention.mask_model import FINITE, MASK_SLIPS, causal_mask
 from exercises.ch02_naive_attention.product_slips import HEADS_MISSING
-from exercises.topics.attention_model import STAND_INS
+from exercises.topics.attention_steps import STAND_INS
 from exercises.topics.memory import load, store, tile_offsets
 
 WIDTHS = tuple(2**power for power in range(4, 14))  # tiles that are too narrow for some rows

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from course_lib.checker import Allocates, Case, Exercise, Forbids, Mistake
+import math
+
+import torch
+
+from course_lib.checker import Allocates, Case, Exercise, Forbids, Mistake, edits, model_of
 from course_lib.checker.specification.contract import Contract
 from exercises.ch04_triton_tiling.parts import BIG, far_below_finite, matrices
+from exercises.topics import attention_sentences as told
 from exercises.topics.attention import attention, merged, normalised_in_a_kernel, prescaled, rounded
 from exercises.topics.attention_inputs import MAGNITUDES
-from exercises.topics.attention_model import attention_in_pytorch
-from exercises.topics.attention_sentences import WHOLE_MATRIX
-from exercises.topics.attention_slips import IN_PYTORCH
+from exercises.topics.attention_steps import (
+    ACCUMULATOR,
+    ALL,
+    CARRIED,
+    FINISHED,
+    MAXIMA,
+    PRODUCT,
+    SCALE,
+    STYLES,
+    accumulated,
+    divided,
+    scored,
+)
 from exercises.topics.evidence import NAN_FROM_THE_START, all_nan
 from exercises.topics.rising import (
     FINITE_FOR_MINUS_INFINITY,
@@ -19,6 +34,7 @@ from exercises.topics.rising import (
     rising,
     stays_behind,
 )
+from exercises.topics.running import start
 
 
 def tiled(computed):
@@ -78,6 +94,79 @@ CONTRACT = Contract(
     most=12,
 )
 
+
+def tiled_attention(query, key, value, query_rows, key_rows):
+    query_length, head_dim = query.shape
+    key_length = len(key)
+    output = torch.full_like(query, math.nan)
+    for first_query in range(0, query_length, query_rows):
+        query_tile = query[first_query : first_query + query_rows]
+        running_max, running_sum = start(query_tile.shape[:1])
+        accumulator = torch.zeros(query_tile.shape)
+        for first_key in range(0, key_length, key_rows):
+            key_tile, value_tile = (tensor[first_key : first_key + key_rows] for tensor in (key, value))
+            scores = scored(query_tile, key_tile, head_dim**-0.5)  # [query_rows, key_rows]
+            running_max, running_sum, accumulator = accumulated(
+                scores, ALL, value_tile, running_max, running_sum, accumulator
+            )
+        finished = divided(accumulator, running_sum)
+        output[first_query : first_query + query_rows] = finished
+    return output
+
+
+OF_QUERIES, OF_KEYS = "range(0, query_length", "range(0, key_length"
+FINISH, PER_TILE = (
+    "= divided(accumulator, running_sum)",
+    (PRODUCT, f"(weights / weights.sum(-1, keepdim=True)).{PRODUCT[8:]}"),
+)
+CHANGES = (
+    *edits(told.ONLY_FIRST_ROWS, only_first_rows=(OF_QUERIES, "range(0, 1")),
+    *edits(told.KEYS_AS_VALUES, keys_used_as_values=("ALL, value_tile", "ALL, key_tile")),
+    *edits(told.VALUES_AS_KEYS, values_used_as_keys=("scored(query_tile, key_tile", "scored(query_tile, value_tile")),
+    *edits(told.TRANSPOSED_KEY, transposed_key=("keys.float().mT", "keys.float().reshape(keys.shape[::-1])")),
+    *SCALE,
+    *edits(told.SCALE_BY_LENGTH, scale_by_length=("head_dim**-0.5", "key_length**-0.5")),
+    *FINISHED,
+    *edits(told.DIVIDED_BY_MAXIMUM, divided_by_the_maximum=(FINISH, "= accumulator / running_max[..., None]")),
+    *(MAXIMA + CARRIED),
+    *edits(told.FIRST_TILE_ONLY, only_first_tile=("tensor[first_key : first_key + key_rows]", "tensor[:key_rows]")),
+    *edits(told.LAST_TILE_SKIPPED, last_tile_skipped=(OF_KEYS, "range(0, key_length - key_rows")),
+    *edits(told.EVERY_SECOND_TILE, every_second_tile=("key_length, key_rows", "key_length, 2 * key_rows")),
+    *edits(told.FIRST_TILE_SKIPPED, first_tile_of_keys_skipped=(OF_KEYS, "range(key_rows, key_length")),
+    *edits(told.AS_MANY, as_many_keys_as_queries=(OF_KEYS, "range(0, min(query_length, key_length)")),
+    *edits(
+        told.PER_TILE, normalised_per_tile=(*PER_TILE, ACCUMULATOR, "accumulator + product", FINISH, "= accumulator")
+    ),
+    *edits(
+        told.PER_TILE.replace("added", "averaged"),
+        normalised_per_tile__averaged=(
+            *(*PER_TILE, ACCUMULATOR, "accumulator + product"),
+            *(FINISH, "= accumulator / -(-key_length // key_rows)"),
+        ),
+    ),
+    *edits(
+        "The keys of the last, smaller tile are missing: the number of tiles was rounded down. Use "
+        "`range(0, key_length, key_rows)`, or round up with `-(-key_length // key_rows)`.",
+        tail_keys_dropped=(OF_KEYS, "range(0, key_length // key_rows * key_rows"),
+    ),
+    *edits(
+        "The keys of the last, smaller tile are missing: the loop ends at the last whole tile. Use "
+        "`range(0, key_length, key_rows)`.",
+        tail_keys_dropped__all_but_one_tile=(OF_KEYS, "range(0, max(key_length // key_rows, 1) * key_rows"),
+    ),
+    *edits(
+        "The tiles of queries are counted by the keys' length, so that with fewer keys than queries the last rows are "
+        "never written. The outer loop runs over `query.shape[0]`.",
+        rows_counted_by_keys=(OF_QUERIES, "range(0, key_length"),
+    ),
+    *edits(
+        "The queries of the last, smaller tile are never computed: the number of tiles was rounded down. Use "
+        "`range(0, query_length, query_rows)`.",
+        query_tail_unwritten=(OF_QUERIES, "range(0, query_length // query_rows * query_rows"),
+    ),
+    *STYLES,
+)
+
 EXERCISE = Exercise(
     id="4.1",
     title="Tiled attention in PyTorch",
@@ -86,7 +175,7 @@ EXERCISE = Exercise(
     oracle=tiled(attention),
     contracts=(CONTRACT,),
     plain=(tiled(prescaled), tiled_merged, tiled(rounded), tiled(normalised_in_a_kernel)),
-    models=(attention_in_pytorch(IN_PYTORCH),),
+    models=(model_of(tiled_attention, CHANGES, (start, scored, accumulated, divided), styles=(("unguarded",),)),),
     requirements=(
         Allocates(lambda q, k, v, rows, keys: max(q.numel(), k.numel(), rows * keys)),
         Forbids(("scaled_dot_product", "scaled_dot_product_attention")),
@@ -123,7 +212,7 @@ EXERCISE = Exercise(
         Mistake("nan_from_the_start", NAN_FROM_THE_START, when=all_nan, every=True),
         Mistake(
             "writes_the_score_matrix",
-            WHOLE_MATRIX,
+            told.WHOLE_MATRIX,
             when=lambda case, seen, got: (
                 seen.largest_allocation
                 >= case.args[0].shape[0] * case.args[1].shape[0]

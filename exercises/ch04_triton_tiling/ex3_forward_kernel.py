@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import TRITON, Allocates, Case, Exercise, LaunchesTriton, Mistake, Moves
+from course_lib.checker import TRITON, Allocates, Case, Exercise, LaunchesTriton, Mistake, Moves, model_of
 from course_lib.checker.specification.contract import Contract
 from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
 from exercises.ch04_triton_tiling.parts import (
@@ -12,8 +12,8 @@ from exercises.ch04_triton_tiling.parts import (
     OF_EVERY_KERNEL,
     OUTSIDE,
     SKIPS_THE_WORK,
+    cases_in_16_bits,
     far_below,
-    large_in_16_bits,
     layout_case,
     makes_whole_matrix,
     matrices,
@@ -24,6 +24,7 @@ from exercises.ch04_triton_tiling.parts import (
     rising_by_tiles,
     tiled_bytes,
 )
+from exercises.ch04_triton_tiling.programs import PARTS, USES, WHOLE_TILES, attended
 from exercises.topics.attention import (
     in_a_kernel,
     normalised_in_a_kernel,
@@ -32,9 +33,7 @@ from exercises.topics.attention import (
     rounded_in_a_kernel,
 )
 from exercises.topics.attention_inputs import WITH_16_BITS, drawn
-from exercises.topics.attention_model import Shape, attention_model
 from exercises.topics.attention_sentences import WHOLE_MATRIX
-from exercises.topics.attention_slips import TILED
 from exercises.topics.rising import MAXIMUM_OF_THE_FIRST_TILE, attention_scores, rising, stays_behind
 
 
@@ -46,7 +45,7 @@ def kernel_cases(draw):
         Case("each tile's scores 160 above the last one's", rising_by_tiles(draw)),
         Case("64 queries, 320 keys, the last scores 160 above the first", rising(draw, 1, 64, 320, 16)),
         Case("float16, 1024 equal scores, values near 100", overflowing(draw)),
-        Case("float16, head dimension 32, scores of ±600", large_in_16_bits()),
+        *cases_in_16_bits(),
         layout_case(draw, "two heads; q, k and v each stored in another way", 2, 64, 128, 32),
         Case("256 × 256, bytes counted", matrices(draw, 1, 256, 256, 64), metered=True),
     ]
@@ -90,6 +89,12 @@ CONTRACT = Contract(
     valid=of_few_tiles,
 )
 
+
+def flash_attention_full(query, key, value):
+    """What the kernel stores."""
+    return attended(query, key, value, causal=False)[0]
+
+
 EXERCISE = Exercise(
     id="4.3",
     title="The forward kernel, without a mask",
@@ -98,7 +103,7 @@ EXERCISE = Exercise(
     oracle=in_a_kernel,
     contracts=(CONTRACT,),
     plain=(prescaled_in_a_kernel, rounded_in_a_kernel, normalised_in_a_kernel),
-    models=(attention_model(Shape(masked=False), TILED, styles=(("unguarded",), ())),),
+    models=(model_of(flash_attention_full, WHOLE_TILES, PARTS, USES, styles=(("unguarded",), ())),),
     needs=TRITON,
     uses_dot=True,
     requirements=(

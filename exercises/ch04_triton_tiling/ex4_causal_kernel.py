@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import TRITON, Allocates, Case, Exercise, LaunchesTriton, Mistake, Moves
+from course_lib.checker import TRITON, Allocates, Case, Exercise, LaunchesTriton, Mistake, Moves, model_of
 from course_lib.checker.specification.contract import Contract
 from course_lib.checker.specification.draw import Draw
 from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
@@ -13,11 +13,12 @@ from exercises.ch04_triton_tiling.parts import (
     OF_EVERY_KERNEL,
     OUTSIDE,
     SKIPS_THE_WORK,
+    cases_in_16_bits,
     causal_bytes,
     causal_pairs,
     far_below,
     far_below_finite,
-    large_in_16_bits,
+    hidden_above,
     layout_case,
     matrices,
     of_few_tiles,
@@ -25,6 +26,7 @@ from exercises.ch04_triton_tiling.parts import (
     overflowing,
     tiled_bytes,
 )
+from exercises.ch04_triton_tiling.programs import CAUSAL, PARTS, PAST_THE_KEYS, TILED, USES, attended
 from exercises.topics.attention import (
     attention,
     close_to,
@@ -35,8 +37,7 @@ from exercises.topics.attention import (
     rounded_in_a_kernel,
 )
 from exercises.topics.attention_inputs import WITH_16_BITS, drawn
-from exercises.topics.attention_model import Shape, attention_model
-from exercises.topics.attention_slips import CAUSAL, MIXED_BASES, TILED
+from exercises.topics.attention_steps import MIXED_BASES
 from exercises.topics.rising import (
     FINITE_FOR_MINUS_INFINITY,
     MAXIMUM_OF_THE_FIRST_TILE,
@@ -62,8 +63,9 @@ def causal_cases(draw):
         Case("scores of ±150: exp overflows", matrices(draw, 1, 128, 128, 32, score=BIG)),
         Case("64 queries at the end of 320 keys, the last scores 160 above the first", rising(draw, 1, 64, 320, 16)),
         Case("float16, 64 queries at the end of 1024 equal scores, values near 100", overflowing(draw)),
-        Case("float16, head dimension 32, scores of ±600", large_in_16_bits()),
+        *cases_in_16_bits(),
         Case("scores near -1e20", far_below_finite(1, 64, 64)),
+        Case("scores near -1e20, and 0 where they are hidden", hidden_above(1, 64, 64)),
         layout_case(draw, "two heads; q, k and v each stored in another way", 2, 64, 128, 32),
         Case("256 × 256, bytes counted", matrices(draw, 1, 256, 256, 32), metered=True),
     ]
@@ -118,6 +120,11 @@ def _reads_everything(case, seen, got):
     return seen.bytes_moved >= 0.99 * tiled_bytes(*case.args) and close_to(got, right)
 
 
+def flash_attention_causal(query, key, value):
+    """What the kernel stores."""
+    return attended(query, key, value, causal=True)[0]
+
+
 EXERCISE = Exercise(
     id="4.4",
     title="A causal kernel that skips tiles",
@@ -127,8 +134,12 @@ EXERCISE = Exercise(
     contracts=(CONTRACT,),
     plain=(causal(prescaled_in_a_kernel), causal(rounded_in_a_kernel), causal(normalised_in_a_kernel)),
     models=(
-        attention_model(
-            Shape(masked=False, causal=True), TILED + MIXED_BASES + CAUSAL, styles=(("unguarded_step",), ())
+        model_of(
+            flash_attention_causal,
+            TILED + MIXED_BASES + CAUSAL + PAST_THE_KEYS,
+            PARTS,
+            USES,
+            styles=(("unguarded_step",), ()),
         ),
     ),
     needs=TRITON,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import TRITON, Allocates, Case, Exercise, LaunchesTriton, Mistake, Moves
+from course_lib.checker import TRITON, Allocates, Case, Exercise, LaunchesTriton, Mistake, Moves, model_of
 from course_lib.checker.specification.contract import Contract
 from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
 from exercises.ch04_triton_tiling.parts import (
@@ -12,10 +12,11 @@ from exercises.ch04_triton_tiling.parts import (
     OF_EVERY_KERNEL,
     SKIPS_THE_WORK,
     TILE,
+    cases_in_16_bits,
     causal_mask,
     far_below,
     far_below_finite,
-    large_in_16_bits,
+    hidden_above,
     layout_case,
     matrices,
     of_few_tiles,
@@ -23,6 +24,7 @@ from exercises.ch04_triton_tiling.parts import (
     overflowing,
     tiled_bytes,
 )
+from exercises.ch04_triton_tiling.programs import PARTS, RAGGED_TILED, USES, attended
 from exercises.topics.attention import (
     in_a_kernel,
     normalised_in_a_kernel,
@@ -30,9 +32,7 @@ from exercises.topics.attention import (
     rounded_in_a_kernel,
 )
 from exercises.topics.attention_inputs import WITH_16_BITS, drawn
-from exercises.topics.attention_model import Shape, attention_model
 from exercises.topics.attention_sentences import READS_PAST_THE_END, WRITES_PAST_THE_END
-from exercises.topics.attention_slips import CAUSAL, MIXED_BASES, RAGGED, TILED
 from exercises.topics.evidence import first_access
 from exercises.topics.rising import (
     FINITE_FOR_MINUS_INFINITY,
@@ -59,8 +59,9 @@ def ragged_cases(draw):
         Case("150 queries, 70 keys, causal: 80 queries see nothing", (*matrices(draw, 1, 150, 70, 32), True)),
         Case("scores of ±150, 63 × 127", (*matrices(draw, 1, 63, 127, 32, score=BIG), False)),
         Case("float16, 1024 equal scores, values near 100", (*overflowing(draw), False)),
-        Case("float16, head dimension 32, scores of ±600", (*large_in_16_bits(), False)),
+        *cases_in_16_bits(False),
         Case("scores near -1e20, 70 × 70, causal", (*far_below_finite(1, 70, 70), True)),
+        Case("scores near -1e20, and 0 where they are hidden, 70 × 70, causal", (*hidden_above(1, 70, 70), True)),
         Case("20 queries, 300 keys, the last scores 160 above the first", (*rising(draw, 1, 20, 300, 16), False)),
         layout_case(draw, "q, k and v each stored in another way, 30 × 90", 2, 30, 90, 48, rest=(False,)),
         Case("257 × 257, causal, bytes counted", (*matrices(draw, 1, 257, 257, 32), True), metered=True),
@@ -113,7 +114,15 @@ def _head_dim_access(case, seen, got):
     return bool(seen.out_of_bounds) and query.shape[1] % TILE == 0 and key.shape[1] % TILE == 0
 
 
-RAGGED_SLIPS = TILED + MIXED_BASES + RAGGED + CAUSAL
+def flash_attention_ragged(query, key, value, causal):
+    """What the kernel stores."""
+    return attended(query, key, value, causal)[0]
+
+
+def ragged_in_tiles_of_32(query, key, value, causal):
+    """The same where a program takes 32 keys a step."""
+    return attended(query, key, value, causal, 32)[0]
+
 
 EXERCISE = Exercise(
     id="4.5",
@@ -136,8 +145,8 @@ EXERCISE = Exercise(
     ),
     plain=tuple(map(perhaps_causal, (prescaled_in_a_kernel, rounded_in_a_kernel, normalised_in_a_kernel))),
     models=(
-        attention_model(Shape(causal=None), RAGGED_SLIPS),
-        attention_model(Shape(key_rows=32, causal=None), RAGGED_SLIPS, pairs=False),
+        model_of(flash_attention_ragged, RAGGED_TILED, PARTS, USES, styles=((),)),
+        model_of(ragged_in_tiles_of_32, RAGGED_TILED, PARTS, USES, styles=((),), pairs=False),
     ),
     needs=TRITON,
     uses_dot=True,

@@ -6,23 +6,25 @@ import math
 
 import torch
 
-from course_lib.checker import TRITON, Allocates, Case, Exercise, LaunchesTriton, Mistake, Moves
+from course_lib.checker import TRITON, Allocates, Case, Exercise, LaunchesTriton, Mistake, Moves, model_of
 from course_lib.checker.specification.layouts import beyond_32_bits
-from exercises.ch04_triton_tiling.ex5_ragged_kernel import RAGGED_SLIPS, perhaps_causal, ragged_contract
+from exercises.ch04_triton_tiling.ex5_ragged_kernel import perhaps_causal, ragged_contract
 from exercises.ch04_triton_tiling.parts import (
     BIG,
     OF_EVERY_KERNEL,
     SKIPS_THE_WORK,
     TILE,
+    cases_in_16_bits,
     causal_mask,
     far_below,
     far_below_finite,
-    large_in_16_bits,
+    hidden_above,
     layout_case,
     matrices,
     outputs_only,
     tiled_bytes,
 )
+from exercises.ch04_triton_tiling.programs import PARTS, USES, WITH_LOG_SUM_EXP, attended
 from exercises.topics.attention import (
     in_a_kernel,
     log_sum_exp,
@@ -32,9 +34,7 @@ from exercises.topics.attention import (
     rounded_log_sum_exp,
     scores_of,
 )
-from exercises.topics.attention_model import Shape, attention_model
 from exercises.topics.attention_sentences import READS_PAST_THE_END, WRITES_PAST_THE_END
-from exercises.topics.attention_slips import LOG_SUM_EXP
 from exercises.topics.evidence import first_access
 from exercises.topics.rising import MAXIMUM_OF_THE_FIRST_TILE, attention_scores, rising, stays_behind
 
@@ -65,8 +65,9 @@ def lse_cases(draw):
     cases = [
         Case("two heads, 130 × 129", (*matrices(draw, 2, 130, 129, 32), False)),
         Case("65 × 63, head dimension 24, causal", (*matrices(draw, 1, 65, 63, 24), True)),
-        Case("float16, head dimension 32, scores of ±600", (*large_in_16_bits(), False)),
+        *cases_in_16_bits(False),
         Case("scores near -1e20, 70 × 70, causal", (*far_below_finite(1, 70, 70), True)),
+        Case("scores near -1e20, and 0 where they are hidden, 70 × 70, causal", (*hidden_above(1, 70, 70), True)),
         Case("20 queries, 300 keys, the last scores 160 above the first", (*rising(draw, 1, 20, 300, 16), False)),
         layout_case(draw, "q, k and v each stored in another way, 30 × 100, causal", 2, 30, 100, 48, rest=(True,)),
         Case("one query, one key", (*matrices(draw, 1, 1, 1, 16), True)),
@@ -128,7 +129,15 @@ def lse_bytes(query, key, value, causal):
     return tiled_bytes(query, key, value, causal, lse=True)
 
 
-LSE_SLIPS = LOG_SUM_EXP + RAGGED_SLIPS
+def flash_attention_lse(query, key, value, causal):
+    """What the kernel stores."""
+    return attended(query, key, value, causal)
+
+
+def lse_in_tiles_of_32(query, key, value, causal):
+    """The same where a program takes 32 keys a step."""
+    return attended(query, key, value, causal, 32)
+
 
 EXERCISE = Exercise(
     id="4.6",
@@ -139,8 +148,8 @@ EXERCISE = Exercise(
     contracts=(ragged_contract(causal="query, key, value, causal: as in 4.5"),),
     plain=(lse_from_maximum, lse_rounded),
     models=(
-        attention_model(Shape(causal=None, returns_lse=True), LSE_SLIPS),
-        attention_model(Shape(key_rows=32, causal=None, returns_lse=True), LSE_SLIPS, pairs=False),
+        model_of(flash_attention_lse, WITH_LOG_SUM_EXP, PARTS, USES, styles=((),)),
+        model_of(lse_in_tiles_of_32, WITH_LOG_SUM_EXP, PARTS, USES, styles=((),), pairs=False),
     ),
     needs=TRITON,
     uses_dot=True,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import TRITON, Allocates, Case, Exercise, FasterThan, LaunchesTriton, Mistake
+from course_lib.checker import TRITON, Allocates, Case, Exercise, FasterThan, LaunchesTriton, Mistake, edits, model_of
+from course_lib.checker.specification.edits import only
 from course_lib.hardware.device import machine
 from exercises.ch04_triton_tiling.parts import BIG, SKIPS_THE_WORK, far_below, makes_whole_matrix, matrices, overflowing
+from exercises.ch04_triton_tiling.programs import CAUSAL, OFFSET, RAGGED, TILED, USES
 from exercises.topics.attention import attention, visible_pairs
-from exercises.topics.attention_model import attention_in_two_loops
 from exercises.topics.attention_sentences import WHOLE_MATRIX
-from exercises.topics.attention_slips import CAUSAL, MIXED_BASES, RAGGED, SCALED_LATE, TILED, TWO_LOOPS
+from exercises.topics.attention_steps import ALL, MIXED_BASES, SCALED_LATE, accumulated, divided, scored
+from exercises.topics.pointers import load
+from exercises.topics.running import start
 
 
 def _head_by_head(function, query, key, value, causal):
@@ -95,21 +98,94 @@ def _required_speed() -> float:
     return 1.0 if machine().tier == "hopper" else 0.8
 
 
-# For head dimension 64 and for 128: those of the course's answer on an H100, and others that people take.
-TILES = (
-    (128, 64, 128, 128),
-    (128, 64, 128, 64),
-    (128, 128, 128, 128),
-    (64, 64, 64, 64),
-    (32, 32, 32, 32),
+def fast_attention(query, key, value, causal):
+    """Two loops: over the tiles of keys that need no mask, and over the rest; all programs at once."""
+    batch, heads, query_length, head_dim = query.shape
+    key_length = key.shape[2]
+    BLOCK_M, block_n = (128, 128) if head_dim == 128 else (128, 64)
+    query, key, value = query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1)
+    first_query = torch.arange(-(-query_length // BLOCK_M))[:, None, None] * BLOCK_M  # [tiles, 1, 1]
+    rows = first_query + torch.arange(BLOCK_M)  # [tiles, 1, BLOCK_M]
+    positions = rows[..., None] + key_length - query_length
+    query_tile = query[:, rows.clamp(max=query_length - 1)[:, 0]].transpose(0, 1)  # [tiles, batch · heads, BLOCK_M, …]
+    running_max, running_sum = start(query_tile.shape[:-1])
+    state = running_max, running_sum, torch.zeros(query_tile.shape)
+    end = torch.full_like(first_query, key_length)
+    whole = torch.full_like(first_query, key.shape[1])
+    if causal:
+        end = torch.minimum(end, first_query + BLOCK_M + key_length - query_length)
+        whole = torch.minimum(whole, first_query + key_length - query_length + 1).clamp(min=0)
+    whole = whole // block_n * block_n
+    for first_key in range(0, max(whole.flatten().tolist(), default=0), block_n):
+        keys = first_key + torch.arange(block_n)
+        state = after_a_tile(keys, query_tile, key, value, ALL, *state, first_key < whole)
+    for first_key in range(int(whole.min()), max(end.flatten().tolist(), default=0), block_n):
+        keys = first_key + torch.arange(block_n)
+        visible = keys < key_length
+        if causal:
+            visible = visible & (keys <= positions)
+        walks = (whole <= first_key) & (first_key < end)
+        state = after_a_tile(keys, query_tile, key, value, visible, *state, walks)
+    running_max, running_sum, accumulator = state
+    written = divided(accumulator, running_sum)
+    output = written.transpose(0, 1).flatten(1, 2)[:, :query_length]
+    return output.to(query.dtype).unflatten(0, (batch, heads))
+
+
+def after_a_tile(keys, query_tile, key, value, visible, running_max, running_sum, accumulator, walks):
+    """Maximum, sum and accumulator after these keys: the step of both loops."""
+    key_length, head_dim = key.shape[1:]
+    head, columns, present = torch.arange(len(key))[:, None, None], torch.arange(head_dim), keys[:, None] < key_length
+    key_tile = load(key, head * key.stride(0) + keys[:, None] * key.stride(1) + columns, present)
+    value_tile = load(value, head * value.stride(0) + keys[:, None] * value.stride(1) + columns, present)
+    scores = scored(query_tile, key_tile, head_dim**-0.5)
+    return accumulated(scores, visible, value_tile, running_max, running_sum, accumulator, walks)
+
+
+# BLOCK_M and BLOCK_N that people take, beside those of the course's answer on an H100.
+SIDES = "(128, 128) if head_dim == 128 else (128, 64)"
+OTHER_TILES = edits(
+    "",
+    tiles_128_64=(SIDES, "(128, 64)"),
+    tiles_128_128=(SIDES, "(128, 128)"),
+    tiles_64_64=(SIDES, "(64, 64)"),
+    tiles_32_32=(SIDES, "(32, 32)"),
+)
+LAST_WHOLE, REST = f"first_query {OFFSET} + 1", "(whole <= first_key) & (first_key < end)"
+TWO_LOOPS = (
+    *edits(
+        "The first loop, which masks nothing, goes too far: it takes tiles that the diagonal crosses, and queries see "
+        "keys after their own. It ends at the first query's position, rounded down to whole tiles.",
+        diagonal_in_the_first_loop=(LAST_WHOLE, f"first_query {OFFSET} + BLOCK_M"),
+        diagonal_in_the_first_loop__rounded_up=(LAST_WHOLE, f"first_query {OFFSET} + block_n"),
+        diagonal_in_the_first_loop__not_causal=(f"torch.minimum(whole, {LAST_WHOLE})", "whole"),
+        diagonal_in_the_first_loop__without_the_offset=(LAST_WHOLE, "first_query + 1"),
+    ),
+    *edits(
+        "The keys past the whole tiles are never looked at. The second loop begins where the first ends, and runs to "
+        "`end`, with MASKED=True.",
+        second_loop_missing=(REST, "whole < 0"),
+    ),
+    *edits(
+        "The whole tiles are looked at twice: the second loop begins at key 0. It begins where the first has ended.",
+        whole_tiles_counted_twice=(REST, "first_key < end", "int(whole.min())", "0"),
+    ),
+    *edits(
+        "The whole tiles are never looked at: the second loop goes on where a first one, from key 0 on, has ended.",
+        first_loop_missing=("*state, first_key < whole", "*state, whole < 0"),
+    ),
 )
 # Made in what is given, or not told apart by float16 numbers.
-OTHERS = ("head_", "strides_", "output_", "only_first", "stored_in", "as_many", "scaled_query", "hidden_finite")
-SLIPS = tuple(
-    slip
-    for slip in (*TILED, *SCALED_LATE, *MIXED_BASES, *CAUSAL, *TWO_LOOPS, *RAGGED)
-    if not slip.id.startswith(OTHERS) and (slip not in RAGGED or slip.id == "tail_keys_scored")
+OTHERS = (
+    *("head_", "strides_", "output_", "only_first", "stored_in", "as_many", "scaled_query", "hidden_finite"),
+    *("unguarded", "rescale_postponed", "sum_in_float16", "probabilities_cast", "loop_begun"),
 )
+SLIPS = (
+    *(TILED + SCALED_LATE + MIXED_BASES + CAUSAL + TWO_LOOPS),
+    *only(RAGGED, "tail_keys_scored", "causal_always"),
+)
+CHANGES = (*(row for row in SLIPS if not row.id.startswith(OTHERS)), *OTHER_TILES)
+PARTS = (start, scored, accumulated, divided, after_a_tile)
 IN_PAIRS = (
     "scale_missing",
     "log2e_missing",
@@ -170,6 +246,10 @@ EXERCISE = Exercise(
         "fill the end. Do not multiply `columns` by a stride. Then the compiler sees that they are neighbours, "
         'and loads 16 bytes at a time. Still too slow? `solution("4.7")` is the course\'s own answer.',
     ),
-    models=attention_in_two_loops(SLIPS, TILES, IN_PAIRS),
+    models=(
+        model_of(fast_attention, CHANGES, PARTS, USES, styles=((),), pairs=False, draws=3),
+        model_of(fast_attention, CHANGES, PARTS, USES, styles=tuple((row.id,) for row in OTHER_TILES), pairs=False, draws=3),
+        model_of(fast_attention, only(CHANGES, *IN_PAIRS), PARTS, USES, draws=3),
+    ),
     mistakes=(Mistake("writes_the_score_matrix", WHOLE_MATRIX, when=makes_whole_matrix, cost=True),),
 )

@@ -63,9 +63,45 @@ def far_below_finite(heads, query_length, key_length, head_dim=32):
     return query, key, torch.sin(value)
 
 
+def hidden_above(heads, query_length, key_length):
+    """The same, but for the last key, which scores 0: under a causal mask only the last query sees it."""
+    query, key, value = far_below_finite(heads, query_length, key_length)
+    key[:, -1] = 0.0
+    return query, key, value
+
+
 def large_in_16_bits():
     """Scores of ±600 in float16, head dimension 32, whose scale is no power of two; the same at every check."""
     return matrices(Draw(32), 1, 64, 64, 32, dtype=torch.float16, score=200.0)
+
+
+def climbing():
+    """128 keys that score about 0 and then 64 that score 11.5 more, in float16, which does not hold exp(11.5)."""
+    query, key, value = matrices(Draw(12), 1, 64, 192, 16, dtype=torch.float16, score=0.01)
+    query[..., 0], key[..., 0] = math.sqrt(16), 11.5 * (torch.arange(192) >= 128)
+    return query, key, value
+
+
+def thin_tail():
+    """64 equal scores, then 2,048 keys that weigh 1/2100 each, in float16: 64 of them are less than half a step of 64.
+
+    All values are 1, and so is the output; a sum in float16 stays at 64, and makes it too large by 1.5 %.
+    """
+    query, key = torch.zeros(1, 64, 16).half(), torch.zeros(1, 2112, 16).half()
+    query[..., 0], key[:, 64:, 0] = math.sqrt(16), -math.log(2100.0)
+    return query, key, torch.ones_like(key)
+
+
+IN_16_BITS = {
+    "float16, head dimension 32, scores of ±600": large_in_16_bits,
+    "float16, 64 keys that score 11.5 more than 128 before them": climbing,
+    "float16, 64 equal scores, 2,048 keys that weigh 1/2100 of one": thin_tail,
+}
+
+
+def cases_in_16_bits(*rest):
+    """Float16 that a kernel must not compute in; the same at every check."""
+    return [Case(name, (*made(), *rest)) for name, made in IN_16_BITS.items()]
 
 
 def of_few_tiles(heads, query_length, key_length, head_dim, dtype, scores, **_) -> bool:

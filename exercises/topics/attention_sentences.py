@@ -171,3 +171,16 @@ KEY_NOT_TRANSPOSED = (
     "product exists only where HEAD_DIM is BLOCK_N, and is wrong there too: turn the keys over with `tl.trans`, or "
     "load them as [HEAD_DIM, BLOCK_N]."
 )
+
+VALUES_AS_KEYS = (
+    "The queries are multiplied with the values. The first product takes the keys: look at the pointer it loads from."
+)
+SCALE_BY_LENGTH = "The scale is taken from the number of keys. It is 1/√head_dim, whatever the length."
+DIVIDED_BY_MAXIMUM = "The accumulator is divided by the running maximum. It is divided by the running sum."
+EVERY_SECOND_TILE = "Every second tile of keys is left out: the loop's step is twice as long as the tile that it loads."
+FIRST_TILE_SKIPPED = "The first tile of keys is never looked at. The loop begins at key 0."
+
+AS_MANY = (
+    "Only as many keys were used as there are queries. The loop runs to `key_length`: is that `key.shape[1]` in the "
+    "launcher?"
+)

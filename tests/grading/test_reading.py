@@ -6,7 +6,7 @@ import os
 import pytest
 
 from course_lib.checker import CourseError
-from course_lib.checker.specification import catalog
+from course_lib.checker.specification import catalog, cells
 from course_lib.grading import reading
 from course_lib.grading.reading import Unreadable, answers_in, files_in, read_bytes
 from course_lib.grading.submission import FORMAT, VERSION
@@ -66,6 +66,13 @@ def test_the_last_of_several_cells_counts_and_the_row_will_say_so():
 def test_an_exercise_that_the_course_does_not_have_is_named_and_the_others_count():
     answers = found(notebook(DOUBLE_CELL, "# Exercise 99.7 · None\nx = 1"))
     assert "99.7" in answers["90.1"].note and answers["90.2"].note == ""
+
+
+def test_an_exercise_under_its_old_number_is_judged_alone_and_the_row_says_where_it_is(monkeypatch, tmp_path):
+    monkeypatch.setitem(cells.MOVED, "88.5", "90.2")
+    monkeypatch.setattr(catalog, "solution_file", lambda chapter: tmp_path / f"{chapter}_sample.py")
+    answers = found(notebook(DOUBLE_CELL.replace("90.2", "88.5")))
+    assert list(answers) == ["90.2"] and "Exercise 88.5 is 90.2 now" in answers["90.2"].note
 
 
 @pytest.mark.parametrize(

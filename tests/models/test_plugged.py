@@ -11,7 +11,9 @@ from course_lib.hardware.meter.traffic import repair_interpreter
 from course_lib.kernels.attention.backward_reference import attention_backward_reference
 from course_lib.kernels.attention.reference import attention_reference
 from course_lib.kernels.decode.attention import decode_attention
+from course_lib.kernels.decode.reference import decode_attention_reference
 from course_lib.kernels.latent.reference import latent_decode_reference
+from course_lib.kernels.quantised.formats import quantise_int4, restored_int4, unpack_int4
 from course_lib.models.config import Latent, ModelConfig, with_latent
 from course_lib.models.decoder import Decoder
 from course_lib.models.generation import generate
@@ -21,12 +23,15 @@ from course_lib.models.plugged import (
     decode_in_splits,
     differentiable,
     each_member,
+    int4_decode_of_codes,
     is_the_courses,
     latent_decode_of_a_token,
     who_runs,
     whole_attention,
 )
+from course_lib.models.quantised_cache import Int4KVCache
 from course_lib.models.together import write_together
+from course_lib.models.torch_attention import torch_attention
 from course_lib.models.training import initialize, next_token_loss
 
 CONFIG = ModelConfig(vocabulary=61, layers=2, width=32, query_heads=4, key_heads=2, head_dim=16, hidden=48, context=64)
@@ -198,3 +203,28 @@ def test_the_courses_answers_to_4_6_and_10_6_train_as_pytorch_does():
         found.append([parameter.grad for parameter in model.parameters()])
     for mine, theirs in zip(*found):
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)
+
+
+def decode_of_codes(query, key_codes, key_scale, key_middle, value_codes, value_scale, value_middle, lengths):
+    """What exercise 12.5 asks for, in PyTorch."""
+    keys = unpack_int4(key_codes) * key_scale.float().repeat_interleave(64, 2)
+    keys = keys + key_middle.float().repeat_interleave(64, 2)
+    values = unpack_int4(value_codes) * value_scale.float().repeat_interleave(64, 3)
+    values = values + value_middle.float().repeat_interleave(64, 3)
+    return decode_attention_reference(query, keys, values, lengths)
+
+
+def test_a_function_that_reads_codes_alone_decodes_with_a_group_that_is_not_full():
+    """130 tokens, one by one: what is attended to is what the codes of all tokens stand for, the last 2 too."""
+    torch.manual_seed(0)
+    query, key, value = torch.randn(1, 4, 130, 64), torch.randn(1, 2, 130, 64), torch.randn(1, 2, 130, 64)
+    config = dataclasses.replace(CONFIG, layers=1, query_heads=4, key_heads=2, head_dim=64)
+    cache = Int4KVCache(config, 1, 130, decode=int4_decode_of_codes(decode_of_codes))
+    for token in range(130):
+        cache.append(0, key[:, :, token : token + 1], value[:, :, token : token + 1])
+        attended = cache.attend(0, query[:, :, token : token + 1])
+        cache.advance(1)
+    groups = [restored_int4(quantise_int4(part, 2)) for part in key.split(64, dim=2)]  # 64, 64 and 2 tokens
+    keys, values = torch.cat(groups, dim=2), restored_int4(quantise_int4(value, 3))
+    torch.testing.assert_close(attended, torch_attention(query[:, :, 129:], keys, values, causal=True))
+    assert torch.equal(cache.layers[0].key_window[:, :, :2], key[:, :, 128:])

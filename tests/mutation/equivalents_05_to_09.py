@@ -141,14 +141,14 @@ EQUIVALENT = (
             ("8.2 8.5", "tl.zeros([BLOCK_G, HEAD_DIM], tl.float32)"),
         )
     ),
-    _("9.5", "torch.ones(1, 1, dtype=vectors.dtype, device", "torch.ones(1, 1, device", DEFAULT_DTYPE),
+    _("12.7", "torch.ones(1, 1, dtype=vectors.dtype, device", "torch.ones(1, 1, device", DEFAULT_DTYPE),
     _(
-        "9.5",
+        "12.7",
         "torch.cat([torch.cat([matrix, matrix], dim=1), torch.cat([matrix, -matrix], dim=1)])",
         "(torch.cat([torch.cat([matrix, matrix], dim=1), torch.cat([matrix, -matrix], dim=1)])).half().float()",
         "1 and -1 are the same numbers in float16.",
     ),
-    _("9.5", ".to(torch.float8_e4m3fn).float()", ".to(torch.float8_e4m3fn)", "What is assigned to a slice is cast."),
+    _("12.7", ".to(torch.float8_e4m3fn).float()", ".to(torch.float8_e4m3fn)", "What is assigned to a slice is cast."),
     *(
         _("5.6", computed, f"({computed}).half().float()", TOKENS_ALONE)
         for computed in (

@@ -50,6 +50,7 @@ def check(exercise: str, *answers: Any, seed: int | None = None) -> Verdict:
             source += text if text.endswith("\n") else text + "\n"
     verdict = judge(task, source, names, seed)
     verdict.answers = tuple(answers)
+    verdict.message = " ".join(filter(None, (verdict.message, catalog.moved(exercise))))
     renamed = [f"`{name}`" for entry, name in names.items() if name != entry]
     if verdict.passed and renamed:
         verdict.message += f" Rename {', '.join(renamed)} to {', '.join(task.entries)} before you hand a file in."
@@ -99,7 +100,8 @@ def check_file(path: str | Path, exercise: str | None = None) -> list[Verdict]:
         CourseError: the file cannot be read, holds no exercise, or not the one asked for.
     """
     path = Path(path)
-    found = cells.exercise_cells(path)
+    sources = cells.read_cells(path)
+    found, written = cells.by_exercise(sources), [cells.exercise_id(source) for source in sources]
     if exercise is not None:
         task = catalog.exercise(exercise)
         if task.id not in found:
@@ -115,6 +117,8 @@ def check_file(path: str | Path, exercise: str | None = None) -> list[Verdict]:
         task = catalog.exercise(identity)
         verdict = judge(task, source)
         verdict.file = str(path)
+        moved = [catalog.moved(before) for before in cells.numbers_of(task.id) if before in written]
+        verdict.message = " ".join(filter(None, (verdict.message, *moved)))
         _finish(verdict, task, source, origin=str(path))
         verdicts.append(verdict)
     return verdicts
@@ -146,13 +150,14 @@ class _Hint(Shown):
 
 def hint(exercise: str) -> Shown:
     """Show the next hint for an exercise; the last one again once all are shown."""
-    task = catalog.exercise(exercise)
+    task, moved = catalog.exercise(exercise), catalog.moved(exercise)
     if not task.hints:
-        none = _Hint(f"Exercise {task.id} has no hints.", f"<p>Exercise {task.id} has no hints.</p>")
-        none.show()
-        return none
+        none = " ".join(filter(None, (moved, f"Exercise {task.id} has no hints.")))
+        given = _Hint(none, f"<p>{none}</p>")
+        given.show()
+        return given
     number = progress_file().next_hint(task.id, len(task.hints))
-    head = f"Hint {number + 1} of {len(task.hints)} for exercise {task.id}"
+    head = " ".join(filter(None, (moved, f"Hint {number + 1} of {len(task.hints)} for exercise {task.id}")))
     from course_lib.checker.judge.verdict import _prose
 
     given = _Hint(
@@ -167,7 +172,8 @@ def hint(exercise: str) -> Shown:
 def solution(exercise: str) -> Shown:
     """The course's own answer to an exercise; that you looked is remembered in `progress()`, and costs nothing."""
     task = catalog.exercise(exercise)
-    source = catalog.solution_source(task.id)
+    moved = catalog.moved(exercise)
+    source = (f"# {moved}\n" if moved else "") + catalog.solution_source(task.id)
     progress_file().saw_solution(task.id)
     try:
         from pygments import highlight

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from course_lib.checker.specification.cells import number_now, numbers_of
 from course_lib.checker.specification.exercise import CourseError
 from course_lib.home import course_home
 
@@ -118,23 +119,29 @@ class Store:
             )
 
     def attempts(self, exercise: str) -> list[dict]:
-        """All attempts at an exercise, oldest first: made_at, source, outcome, mistake, message, seconds, seed."""
+        """All attempts at an exercise, oldest first: made_at, source, outcome, mistake, message, seconds, seed.
+
+        Those under a number that it had before are among them."""
+        numbers = numbers_of(exercise)
+        asked = f"SELECT * FROM attempts WHERE exercise IN ({', '.join('?' * len(numbers))}) ORDER BY id"
         with self._open() as connection:
             connection.row_factory = sqlite3.Row
-            rows = connection.execute("SELECT * FROM attempts WHERE exercise = ? ORDER BY id", (exercise,)).fetchall()
+            rows = connection.execute(asked, numbers).fetchall()
         return [dict(row) for row in rows]
 
     def standings(self) -> dict[str, Standing]:
-        """Where the learner stands, by exercise id."""
+        """Where the learner stands, by exercise id as it is now."""
         with self._open() as connection:
             rows = connection.execute(
                 "SELECT exercise, outcome FROM attempts WHERE origin IS NOT ? ORDER BY id", (ASIDE,)
             ).fetchall()
-            hints = dict(connection.execute("SELECT exercise, shown FROM hints").fetchall())
-            seen = {row[0] for row in connection.execute("SELECT exercise FROM solutions_seen")}
+            hints: dict[str, int] = {}
+            for exercise, shown in connection.execute("SELECT exercise, shown FROM hints"):
+                hints[number_now(exercise)] = max(shown, hints.get(number_now(exercise), 0))
+            seen = {number_now(row[0]) for row in connection.execute("SELECT exercise FROM solutions_seen")}
         outcomes: dict[str, list[str]] = {}
         for exercise, outcome in rows:
-            outcomes.setdefault(exercise, []).append(outcome)
+            outcomes.setdefault(number_now(exercise), []).append(outcome)
         return {
             exercise: Standing(
                 attempts=len(outcomes.get(exercise, [])),

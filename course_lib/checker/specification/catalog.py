@@ -12,7 +12,7 @@ import types
 from pathlib import Path
 
 from course_lib.builder.answers import Cell, solved, stubbed
-from course_lib.checker.specification.cells import SOLUTION_PREFIX, by_exercise, own_cells
+from course_lib.checker.specification.cells import MOVED, SOLUTION_PREFIX, by_exercise, number_now, own_cells
 from course_lib.checker.specification.exercise import CourseError, Exercise
 from course_lib.home import ROOT
 
@@ -31,7 +31,7 @@ def exercises() -> dict[str, Exercise]:
     """Every exercise by id, in the order of chapters.
 
     Raises:
-        CourseError: a file holds another exercise than its name says.
+        CourseError: a file holds another exercise than its name says, or has a number that an exercise had before.
     """
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
@@ -42,23 +42,38 @@ def exercises() -> dict[str, Exercise]:
             raise CourseError(
                 f"{path.relative_to(ROOT)} describes exercise {found[identity].id}; by its name it is {identity}."
             )
+        if identity in MOVED:
+            raise CourseError(
+                f"{path.relative_to(ROOT)} has the number of an exercise that is {MOVED[identity]} now. Take a number "
+                "that no exercise ever had, because answers that were kept under this one count for the other."
+            )
     return found
 
 
 def exercise(identity: str) -> Exercise:
-    """The exercise with this id.
+    """The exercise with this id, which may be the one that it had before it moved.
 
     Raises:
         CourseError: there is none; with the nearest id and all that there are.
     """
     known = exercises()
-    name = str(identity).strip()  # 1.3 without quotes is a number, and plain enough
+    name = number_now(str(identity).strip())  # 1.3 without quotes is a number, and plain enough
     if name in known:
         return known[name]
     closest = next(iter(difflib.get_close_matches(str(identity), list(known), n=1, cutoff=0.0)), None)
     raise CourseError(
         f"There is no exercise {identity!r}. The nearest is {closest!r}; the exercises are {', '.join(known)}."
     )
+
+
+def moved(identity: str) -> str:
+    """One sentence on where an exercise is now, if this is the number that it had before; "" otherwise."""
+    before = str(identity).strip()
+    if before not in MOVED:
+        return ""
+    now = MOVED[before]
+    notebook = f"notebooks/{solution_file(exercise(now).chapter).stem}.ipynb"
+    return f"Exercise {before} is {now} now, in {notebook}; what you did under the old number counts for it."
 
 
 def solution_file(chapter: str) -> Path:

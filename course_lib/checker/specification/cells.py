@@ -18,6 +18,7 @@ from course_lib.checker.specification.exercise import CourseError
 
 HEADER = re.compile(r"^#\s*Exercise\s+(\d+\.\d+)\b\s*[·:.–-]?\s*(.*)$")
 SOLUTION_PREFIX = "<course solution "
+MOVED = {"9.5": "12.7"}  # an exercise's first number, and its number since its section moved to another chapter
 _MAGIC = re.compile(r"^([^\S\n]*)([%!].*)$", re.MULTILINE)  # \s would run over lines, in quadratic time
 
 
@@ -28,6 +29,16 @@ def exercise_id(source: str) -> str | None:
             match = HEADER.match(line.strip())
             return match.group(1) if match else None
     return None
+
+
+def number_now(identity: str) -> str:
+    """The number that an exercise goes by; another than the given one if it has moved."""
+    return MOVED.get(identity, identity)
+
+
+def numbers_of(identity: str) -> list[str]:
+    """The number that an exercise goes by, and those under which it was known before."""
+    return [identity, *(before for before, now in MOVED.items() if now == identity)]
 
 
 def without_magics(source: str) -> str:
@@ -111,12 +122,12 @@ def exercise_cells(path: Path) -> dict[str, str]:
 
 
 def by_exercise(sources: Sequence[str]) -> dict[str, str]:
-    """Exercise id to source; of two cells with one id the later counts."""
+    """Exercise id to source, the id as it is now; of two cells with one id the later counts."""
     found = {}
     for source in sources:
         identity = exercise_id(source)
         if identity:
-            found[identity] = source
+            found[number_now(identity)] = source
     return found
 
 

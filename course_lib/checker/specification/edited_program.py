@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import inspect
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 from course_lib.checker.specification.edited_text import Replacement, replaced, replacements
@@ -89,7 +91,7 @@ class Program:
             if text is None:
                 return None
             try:
-                program = compile(text, f"<{name}>", "exec")
+                program = _compiled(text, name)
             except SyntaxError:
                 return None
             scope = scopes[id(function.__globals__)]
@@ -98,6 +100,12 @@ class Program:
         for scope in scopes.values():  # each calls the changed ones
             scope.update(made)
         return made[self.name]
+
+
+@functools.lru_cache(1 << 11)
+def _compiled(text: str, name: str) -> CodeType:
+    """Pairs of slips are many; most change one function each, as one of the two does alone."""
+    return compile(text, f"<{name}>", "exec")
 
 
 def _text(function: Callable) -> str:

@@ -49,6 +49,10 @@ AT_WORK: contextvars.ContextVar[Slips | None] = contextvars.ContextVar(
 MOST_KEPT = 2048  # programs of a model: its slips alone, and the pairs that were tried
 
 
+class DoesNotRun(Exception):
+    """What a function that edits call raises where an answer would not even compile: the model then says nothing."""
+
+
 @dataclass(frozen=True)
 class Edit(Slip):
     """A slip and the pieces of text that it changes: (what stands there, what a learner writes) each.
@@ -158,6 +162,8 @@ def model_of(
         try:
             with at_work(slips):
                 return function(*args)
+        except DoesNotRun:
+            return NotImplemented
         except Exception:
             if len(chosen) < 2:
                 raise

@@ -25,9 +25,9 @@ def draw_outliers(keys: torch.Tensor, values: torch.Tensor, title: str = "Where 
     figure, axes = new_figure(11, 5.6, rows=2, columns=2, sharex="col", height_ratios=(1, 2.6))
     largest = max(keys.abs().max().item(), values.abs().max().item())
     for column, (name, numbers) in enumerate((("keys", keys), ("values", values))):
-        sizes = numbers.detach().float().abs().cpu()
+        sizes = numbers.detach().float().abs().cpu().numpy()
         above, map_ = axes[0, column], axes[1, column]
-        by_channel = sizes.amax(dim=0)
+        by_channel = sizes.max(axis=0)
         above.bar(range(len(by_channel)), by_channel.tolist(), width=1.0, color=ORANGE)
         above.set_ylim(0, 1.08 * largest)
         above.set_title(

@@ -111,12 +111,7 @@ def append_to_cache(key, value, key_cache, value_cache, positions, *, validate=T
                number_of_heads=(key_cache.shape[1], key_heads))  # fmt: skip
     check_indices("positions", positions, "[batch]", (batch,), key.device)
     if validate:
-        for sequence, position in enumerate(positions.tolist()):
-            if not 0 <= position <= capacity - new_tokens:
-                raise ValueError(
-                    f"positions[{sequence}] is {position}; {new_tokens} new tokens fit at positions from 0 to "
-                    f"{capacity - new_tokens} in a cache of {capacity}."
-                )
+        check_positions(positions, new_tokens, capacity)
     rows = batch * key_heads * new_tokens
     views = [integer_view(tensor, "key") for tensor in (key, value, key_cache, value_cache)]
     strides = [stride for tensor in (key, value, key_cache, value_cache) for stride in tensor.stride()[:3]]
@@ -146,12 +141,7 @@ def append_to_pages(key, value, key_pages, value_pages, slot_mapping, *, validat
     check_same("key_pages", key_pages, "key", key, number_of_heads=(key_pages.shape[1], key_heads))
     check_indices("slot_mapping", slot_mapping, "[tokens]", (tokens,), key.device)
     if validate:
-        for token, slot in enumerate(slot_mapping.tolist()):
-            if not -1 <= slot < pages * page_size:
-                raise ValueError(
-                    f"slot_mapping[{token}] is {slot}; the pool has the slots 0 to {pages * page_size - 1}, and -1 "
-                    "skips a token."
-                )
+        check_slots(slot_mapping, pages * page_size)
     rows = tokens * key_heads
     views = [integer_view(tensor, "key") for tensor in (key, value, key_pages, value_pages)]
     append_to_pages_kernel[(triton.cdiv(rows, ROWS_PER_PROGRAM),)](
@@ -159,6 +149,25 @@ def append_to_pages(key, value, key_pages, value_pages, slot_mapping, *, validat
         *value_pages.stride()[:3], key_heads, rows, HEAD_DIM=head_dim, BLOCK_D=triton.next_power_of_2(head_dim),
         PAGE_SIZE=page_size, ROWS=ROWS_PER_PROGRAM, num_warps=4,
     )  # fmt: skip
+
+
+def check_positions(positions, new_tokens: int, capacity: int) -> None:
+    """Reads the device: raise a ValueError unless that many new tokens fit at each position."""
+    for sequence, position in enumerate(positions.tolist()):
+        if not 0 <= position <= capacity - new_tokens:
+            raise ValueError(
+                f"positions[{sequence}] is {position}; {new_tokens} new tokens fit at positions from 0 to "
+                f"{capacity - new_tokens} in a cache of {capacity}."
+            )
+
+
+def check_slots(slot_mapping, slots: int) -> None:
+    """Reads the device: raise a ValueError unless each is -1 or one of the pool's slots."""
+    for token, slot in enumerate(slot_mapping.tolist()):
+        if not -1 <= slot < slots:
+            raise ValueError(
+                f"slot_mapping[{token}] is {slot}; the pool has the slots 0 to {slots - 1}, and -1 skips a token."
+            )
 
 
 def check_new_rows(key, value, keys, values, names, new_dimensions: str, dimensions: str) -> None:

@@ -62,3 +62,27 @@ def output_like(out: torch.Tensor | None, name: str, tensor: torch.Tensor) -> to
     check_alike("out", out, name, tensor)
     check_contiguous("out", out)
     return out
+
+
+def as_rows(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor [..., columns] as a matrix [rows, columns] with contiguous rows, without a copy.
+
+    Raises a ValueError where it has no column, or strides that don't allow this.
+    """
+    if tensor.dim() == 0 or tensor.shape[-1] == 0:
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}; it must have at least one column.")
+    columns = tensor.shape[-1]
+    if columns > 1 and tensor.stride(-1) != 1:
+        raise ValueError(
+            f"{name} has strides {tensor.stride()}; its last dimension must be contiguous (stride 1). "
+            f"Call {name}.contiguous() first."
+        )
+    if tensor.numel() == 0:
+        return tensor.reshape(0, columns)
+    try:
+        return tensor.view(-1, columns)
+    except RuntimeError as error:
+        raise ValueError(
+            f"{name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}; its leading dimensions do not "
+            f"flatten without a copy. Call {name}.contiguous() first."
+        ) from error

@@ -34,6 +34,10 @@ from course_lib.kernels.quantised.checks import check_fp8_caches, check_scale_va
 from course_lib.kernels.quantised.parts import e4m3_numbers, normalised_queries, weigh
 from course_lib.kernels.quantised.tiles import NATIVE_E4M3, fp8_cuts, fp8_plan, native_e4m3, quantised_compile_cases
 
+# The largest weight of a tile, as a power of 2: float16 ends at 2^16, and keeps all digits down to 2^-14. So only
+# weights below 2^-28 of the largest lose any.
+LARGEST_WEIGHT = tl.constexpr(14.0)
+
 
 @triton.jit
 def load_page_scales(scales, pages, inside, stride):
@@ -103,7 +107,7 @@ def fp8_decode_kernel(
         if KEY_SCALES_BY_PAGE:
             scores *= load_page_scales(key_scales, pages, inside, key_scale_block_stride)[None, :]
         scores = tl.where(inside[None, :], scores, float("-inf"))  # [BLOCK_M, BLOCK_N]
-        weights, running_max, weight_sums, rescale = weigh(scores, running_max, weight_sums)
+        weights, running_max, weight_sums, rescale = weigh(scores, running_max, weight_sums, LARGEST_WEIGHT)
         if VALUE_SCALES_BY_PAGE:
             # The accumulator is kept in the largest scale so far, as it is in the largest weight: no weight grows.
             scales = load_page_scales(value_scales, pages, inside, value_scale_block_stride)  # [BLOCK_N]

@@ -11,14 +11,11 @@ An INT4 code needs no conversion from integer, which is slow: code + 8, four bit
 import triton
 import triton.language as tl
 
-from course_lib.kernels.quantised.fp8 import E4M3_MAX
-
 E4M3_BITS = tl.constexpr(0xBF80 - 0x10000)  # in float16: the sign, and the last four of exponent and first three after
 E4M3_BIAS = tl.constexpr(256.0)
+LOWEST_CODE, HIGHEST_CODE = tl.constexpr(-8.0), tl.constexpr(7.0)  # of INT4
+ROUNDING = tl.constexpr(1.5 * 2.0**23)  # float32 has no digits after the point there, and rounds a sum to even
 EXPONENT_BITS = tl.constexpr(0x7F800000)  # of float32
-# What the largest weight of a tile becomes, as a power of 2: float16 ends at 2^16, and keeps all digits down to 2^-14.
-# So only weights below 2^-28 of the largest lose any.
-LARGEST_WEIGHT = tl.constexpr(14.0)
 
 
 # --------------------------------------------------------------------------------------------------- codes to numbers
@@ -65,17 +62,42 @@ def normalised_queries(query):
     return normalised, units
 
 
+# ---------------------------------------------------------------------------------------------- where INT4 lies
+
+
+@triton.jit
+def load_halves(pointers, mask):
+    """Even and odd columns, [ROWS, COLUMNS] each, from pointers to the even ones."""
+    return tl.load(pointers, mask=mask, other=0.0), tl.load(pointers + 1, mask=mask, other=0.0)
+
+
+@triton.jit
+def block_number(tables, table_stride, batch, index, last_block, key_head, key_heads, blocks, PAGED: tl.constexpr):
+    """Which of all heads' blocks is number `index` of this sequence and head; anything from last_block on."""
+    if PAGED:
+        page = tl.load(tables + batch * table_stride + index, mask=index < last_block, other=0).to(tl.int64)
+        number = page * key_heads + key_head
+    else:
+        number = (batch * key_heads + key_head) * blocks + index
+    return number
+
+
 # --------------------------------------------------------------------------------------------------- numbers to codes
 
 
 @triton.jit
+def bounded(numbers, LARGEST: tl.constexpr):
+    """float32 numbers within ±LARGEST: what is beyond becomes that, and NaN 0."""
+    numbers = tl.where(numbers == numbers, numbers, 0.0)
+    return tl.minimum(tl.maximum(numbers, -LARGEST), LARGEST)
+
+
+@triton.jit
 def e4m3_bytes(numbers):
-    """The e4m3 codes, uint8, nearest to float32 numbers, ties to even; ±448 for what is beyond, 0 for NaN.
+    """The e4m3 codes, uint8, nearest to float32 numbers between -448 and 448, ties to even.
 
     In integers, so that every GPU and the interpreter agree: its own cast does not round.
     """
-    numbers = tl.where(numbers == numbers, numbers, 0.0)
-    numbers = tl.minimum(tl.maximum(numbers, -E4M3_MAX), E4M3_MAX)
     bits = numbers.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
     # From 2^-6 on: of 23 bits of mantissa 3 are kept, and the exponent is counted from 7 instead of 127.
@@ -86,18 +108,34 @@ def e4m3_bytes(numbers):
     return (codes | ((bits >> 24) & 0x80)).to(tl.uint8)
 
 
+@triton.jit
+def int4_scales(lowest, highest):
+    """Scales and middles, float16, of groups from `lowest` to `highest`, float32: as `formats.quantise_int4` has it."""
+    scales = tl.div_rn(highest - lowest, lowest * 0.0 + 15.0).to(tl.float16)
+    return scales, (lowest + 8.0 * scales.to(tl.float32)).to(tl.float16)
+
+
+@triton.jit
+def int4_codes(numbers, scales, middles):
+    """The INT4 codes of float32 numbers, as the low half of uint8; scales and middles float16, broadcast to them."""
+    scales = scales.to(tl.float32) + 0.0 * numbers
+    steps = tl.div_rn(numbers - middles.to(tl.float32), tl.where(scales == 0.0, 1.0, scales))
+    steps = tl.where(scales == 0.0, 0.0, tl.minimum(tl.maximum(steps, LOWEST_CODE), HIGHEST_CODE))
+    return (((steps + ROUNDING) - ROUNDING).to(tl.int32) & 15).to(tl.uint8)
+
+
 # ------------------------------------------------------------------------------------------------------- the softmax
 
 
 @triton.jit
-def weigh(scores, running_max, weight_sums):
+def weigh(scores, running_max, weight_sums, LARGEST: tl.constexpr):
     """One step of the online softmax, for scores [BLOCK_M, BLOCK_N] in units of log 2, -inf where there is no key.
 
-    Returns the weights, up to 2^14, the new running_max [BLOCK_M], which lies 14 below the largest score for that, the
-    weight_sums [BLOCK_M, BLOCK_N], one for each column as in `attend_to_tile`, and what accumulators must be multiplied
-    by [BLOCK_M].
+    Returns the weights, up to 2^LARGEST; the new running_max [BLOCK_M], which lies LARGEST below the largest score for
+    that; the weight_sums [BLOCK_M, BLOCK_N], one for each column as in `attend_to_tile`; and what accumulators must be
+    multiplied by [BLOCK_M].
     """
-    new_max = tl.maximum(running_max, tl.max(scores, axis=1) - LARGEST_WEIGHT)
+    new_max = tl.maximum(running_max, tl.max(scores, axis=1) - LARGEST)
     # Scores may all be -inf, and -inf - -inf is NaN: measure such a row from 0.
     reference_max = tl.where(new_max == float("-inf"), 0.0, new_max)
     weights = tl.exp2(scores - reference_max[:, None])  # [BLOCK_M, BLOCK_N]

@@ -26,6 +26,7 @@ from course_lib.kernels.decode.tiles import (
     cheapest_of,
     group_rows,
 )
+from course_lib.kernels.quantised.formats import GROUP
 
 NATIVE_E4M3 = 89  # the first architecture that converts it by an instruction
 MOST_ROWS = 32  # with 64 wgmma would want the values in shared memory, as numbers
@@ -55,6 +56,29 @@ def fp8_plan(query, key_heads: int, longest: int, splits: int | None = None) -> 
     group = query_heads // key_heads
     cuts = fp8_cuts(architecture_of(query.device), query.dtype, head_dim, group)
     return cheapest_of(cuts, batch, group, key_heads, -(-longest // 2), multiprocessor_count(query.device), splits)
+
+
+@functools.cache
+def int4_cuts(arch: int | None, dtype: torch.dtype, head_dim: int, heads_per_key_head: int) -> tuple[Cut, ...]:
+    """The cut for INT4: tiles of the 64 keys that have one scale, 217 registers a thread at head dimension 128.
+
+    With 32 rows there would be none left, so groups of more than 16 heads read the cache once for every 16.
+    """
+    if arch is None:
+        return (Cut(Tiles(LEAST_ROWS, GROUP, warps=4, stages=1), 1),)
+    if dtype == torch.float32 or arch < 80:
+        return (Cut(Tiles(LEAST_ROWS, GROUP, warps=8, stages=1), 1),)
+    if head_dim == 256:
+        return (Cut(Tiles(LEAST_ROWS, GROUP, warps=8, stages=3), 1),)
+    return (Cut(Tiles(LEAST_ROWS, GROUP, warps=4, stages=3), 2),)
+
+
+def int4_plan(query, key_heads: int, longest: int, splits: int | None = None) -> DecodePlan:
+    """`decode_plan` for INT4 caches, whose keys take 4.5/16 of the time of those of 16 bits."""
+    batch, query_heads, head_dim = query.shape
+    group = query_heads // key_heads
+    cuts = int4_cuts(architecture_of(query.device), query.dtype, head_dim, group)
+    return cheapest_of(cuts, batch, group, key_heads, -(-9 * longest // 32), multiprocessor_count(query.device), splits)
 
 
 def native_e4m3(device: torch.device) -> bool:

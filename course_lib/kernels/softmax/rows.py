@@ -21,7 +21,7 @@ import triton.language as tl
 
 from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.hardware.device import interpreting
-from course_lib.kernels.memory.checks import FLOAT_DTYPES, check_tensor
+from course_lib.kernels.memory.checks import FLOAT_DTYPES, as_rows, check_tensor
 
 LOG2_E = tl.constexpr(1.4426950408889634)  # exp(x) = 2^(x·log2 e): the hardware has exp2
 METHODS = ("auto", "three_pass", "online", "one_pass")
@@ -241,19 +241,9 @@ def softmax(x: torch.Tensor, method: str = "auto") -> torch.Tensor:
     check_tensor("x", x, FLOAT_DTYPES)
     if method not in METHODS:
         raise ValueError(f"method is {method!r}; allowed are {', '.join(map(repr, METHODS))}.")
-    if x.dim() == 0 or x.numel() == 0:
+    if x.numel() == 0:
         raise ValueError(f"x has shape {tuple(x.shape)}; it must have at least one row and one column.")
-    if x.shape[-1] > 1 and x.stride(-1) != 1:
-        raise ValueError(
-            f"x has strides {x.stride()}; its last dimension must be contiguous (stride 1). Call x.contiguous() first."
-        )
-    try:
-        matrix = x.view(-1, x.shape[-1])
-    except RuntimeError as error:
-        raise ValueError(
-            f"x has shape {tuple(x.shape)} and strides {x.stride()}; its leading dimensions do not flatten without a "
-            "copy. Call x.contiguous() first."
-        ) from error
+    matrix = as_rows("x", x)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     softmax_rows(matrix, out.view(matrix.shape), method)
     return out

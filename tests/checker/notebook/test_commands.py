@@ -243,6 +243,46 @@ def test_an_exercise_that_the_file_lacks_is_named(tmp_path):
         check_file(_notebook(tmp_path / "answers.ipynb", RIGHT), "90.1")
 
 
+@pytest.fixture
+def moved(monkeypatch, tmp_path):
+    """90.2 was 88.5 once."""
+    monkeypatch.setitem(cells.MOVED, "88.5", "90.2")
+    monkeypatch.setattr(catalog, "solution_file", lambda chapter: tmp_path / f"{chapter}_sample.py")
+    monkeypatch.setattr(catalog, "solution_source", lambda identity: RIGHT)
+    return "Exercise 88.5 is 90.2 now, in notebooks/90_sample.ipynb"
+
+
+def test_an_old_number_is_judged_as_the_new_one_and_says_where_that_is(shell, moved):
+    run(shell, RIGHT.replace("90.2", "88.5"))
+    verdict = check("88.5", shell.user_ns["double"])
+    assert verdict.passed and verdict.exercise == "90.2" and moved in str(verdict)
+    assert moved in str(hint("88.5")) and moved in str(notebook.solution("88.5"))
+    assert moved not in str(check("90.2", shell.user_ns["double"])) and moved not in str(hint("90.2"))
+
+
+@pytest.mark.parametrize("asked", [None, "88.5", "90.2"])
+def test_an_old_notebooks_cell_is_found_under_both_numbers(tmp_path, moved, asked):
+    path = _notebook(tmp_path / "old.ipynb", RIGHT.replace("90.2", "88.5"))
+    (verdict,) = check_file(path, asked)
+    assert verdict.passed and verdict.exercise == "90.2" and moved in str(verdict)
+
+
+def test_what_was_recorded_under_an_old_number_counts_for_the_new(shell, moved):
+    store = kept.progress_file()
+    store.add("88.5", "the first", "passed", None, "", 0.1, 1, "notebook")
+    store.add("90.2", "the second", "failed", None, "", 0.1, 1, "notebook")
+    store.saw_solution("88.5")
+    standing = store.standings()["90.2"]
+    assert (standing.passed, standing.attempts, standing.solution_seen) == (True, 2, True)
+    assert "the first" in str(attempts("90.2")) and "the second" in str(attempts("88.5"))
+    assert "88.5" not in store.standings()
+
+
+def test_no_exercise_takes_a_number_that_another_had_and_each_that_moved_is_there():
+    known = catalog.exercise_files()
+    assert cells.MOVED and not cells.MOVED.keys() & known.keys() and set(cells.MOVED.values()) <= known.keys()
+
+
 def test_progress_lists_every_exercise(monkeypatch, tmp_path):
     monkeypatch.setattr(catalog, "solution_file", lambda chapter: tmp_path / f"{chapter}_sample.py")
     assert all(identity in repr(progress()) for identity in ALL)

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from course_lib.figures.quantised.levels import draw_levels, e4m3_levels, int4_levels
+from course_lib.figures.quantised.losses import draw_cache_losses
 from course_lib.figures.quantised.outliers import draw_outliers
+from course_lib.figures.quantised.plans import draw_plan_gains
 
 
 def test_levels_are_those_of_the_formats():
@@ -39,3 +41,45 @@ def test_outliers_are_shown_where_they_are(tmp_path):
 def test_keys_and_values_of_two_shapes_are_refused():
     with pytest.raises(ValueError, match=r"keys are \(3, 4\), values \(4, 3\)"):
         draw_outliers(torch.zeros(3, 4), torch.zeros(4, 3))
+
+
+def test_each_caches_bytes_and_loss_stand_in_its_row(tmp_path):
+    figure = draw_cache_losses({"32 bits": (2048, 1.8131), "INT4": (288, 1.8146), "INT4, at once": (288, 1.82)})
+    figure.savefig(tmp_path / "losses.png")
+    left, right = figure.axes
+    assert [bar.get_width() for bar in left.patches] == [2048, 288, 288]
+    assert [label.get_text() for label in left.get_yticklabels()] == ["32 bits", "INT4", "INT4, at once"]
+    reference, drawn = right.lines
+    assert set(reference.get_xdata()) == {1.8131} and list(drawn.get_xdata()) == [1.8131, 1.8146, 1.82]
+    assert left.get_ylim()[0] > left.get_ylim()[1]  # the first at the top
+
+
+@pytest.mark.parametrize("points", [{}, {"none": (0, 1.8)}])
+def test_losses_of_nothing_are_refused(points):
+    with pytest.raises(ValueError, match="points is"):
+        draw_cache_losses(points)
+
+
+PLANS = {
+    "keep": {1: 4.0, 8: 4.0, 64: 8.0},
+    "fuse": {1: 1.0, 8: 2.0, 64: 10.0},
+    "once": {1: 8.0, 8: 8.0, 64: 8.0},
+}
+
+
+def test_each_plans_gain_over_the_first_is_a_line(tmp_path):
+    figure = draw_plan_gains(PLANS, "counted", {"keep": {1: 4.4}, "fuse": {1: 2.2}, "once": {}})
+    figure.savefig(tmp_path / "plans.png")
+    (axes,) = figure.axes
+    even, *drawn = axes.lines
+    assert set(even.get_ydata()) == {1}
+    assert [list(line.get_ydata()) for line in drawn] == [[4.0, 2.0, 0.8], [2.0], [0.5, 0.5, 1.0]]
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["fused", "fused, measured", "dequantised once"]
+
+
+@pytest.mark.parametrize("times", [{}, {"keep": {1: 1.0}}, {"keep": {1: 0.0}, "fuse": {1: 1.0}},
+                                   {"keep": {1: 1.0}, "fuse": {2: 1.0}}])  # fmt: skip
+def test_times_of_nothing_are_refused(times):
+    with pytest.raises(ValueError, match="times is"):
+        draw_plan_gains(times, "nothing")

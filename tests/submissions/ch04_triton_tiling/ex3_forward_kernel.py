@@ -1,6 +1,6 @@
 """Wrong answers to exercise 4.3, and unusual right ones."""
 
-from tests.submissions.ch04_triton_tiling.shared import of_every_kernel
+from tests.submissions.ch04_triton_tiling.shared import of_every_kernel, of_narrow_numbers
 from tests.submissions.edits import changed, in_tf32
 
 LOOP = "for first_key in range(0, key_length, BLOCK_N):"
@@ -232,5 +232,13 @@ WRONG |= {
             "tl.maximum(running_max, tl.max(scores, axis=1))",
             "tl.where(first_key == 0, tl.max(scores, axis=1), running_max)",
         ),
+    ),
+}
+
+
+WRONG |= of_narrow_numbers("4.3")
+WRONG |= {
+    "loop_begun_before_key_0": changed(
+        "4.3", ("range(0, key_length, BLOCK_N)", "range(-BLOCK_N, key_length, BLOCK_N)")
     ),
 }

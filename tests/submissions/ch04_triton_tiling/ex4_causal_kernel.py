@@ -1,6 +1,13 @@
 """Wrong answers to exercise 4.4, and unusual right ones."""
 
-from tests.submissions.ch04_triton_tiling.shared import END, NATURAL_BASE, POSITIONS, of_causal_kernels, of_every_kernel
+from tests.submissions.ch04_triton_tiling.shared import (
+    END,
+    NATURAL_BASE,
+    POSITIONS,
+    of_causal_kernels,
+    of_every_kernel,
+    of_narrow_numbers,
+)
 from tests.submissions.edits import changed, in_tf32
 
 NEW_MAX = "new_max = tl.maximum(running_max, tl.max(scores, axis=1))"
@@ -203,5 +210,18 @@ WRONG |= {
     "finite_for_minus_infinity": changed(
         "4.4",
         ('float("-inf")', '-1e6'),
+    ),
+}
+
+
+WRONG |= of_narrow_numbers("4.4")
+
+
+WRONG |= {
+    "loop_begun_before_key_0": changed("4.4", ("range(0, end, BLOCK_N)", "range(-BLOCK_N, end, BLOCK_N)")),
+    "hidden_finite__1e6": changed("4.4", ('scores, float("-inf"))', "scores, -1e6)")),
+    # Added, it hides no key that scores a million more than those that are seen.
+    "hidden_finite__added": changed(
+        "4.4", (MASK, "scores += tl.where(keys[None, :] <= positions[:, None], 0.0, -1e6)")
     ),
 }

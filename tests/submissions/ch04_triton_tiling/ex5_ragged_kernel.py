@@ -7,6 +7,7 @@ from tests.submissions.ch04_triton_tiling.shared import (
     POSITIONS,
     of_causal_kernels,
     of_every_kernel,
+    of_narrow_numbers,
 )
 from tests.submissions.edits import changed, in_tf32
 
@@ -154,3 +155,6 @@ WRONG |= {
         ('float("-inf")', '-1e4'),
     ),
 }
+
+
+WRONG |= of_narrow_numbers("4.5")

@@ -1,6 +1,6 @@
 """Wrong answers to exercise 4.6, and unusual right ones."""
 
-from tests.submissions.ch04_triton_tiling.shared import LAST_PROGRAMS_FIRST
+from tests.submissions.ch04_triton_tiling.shared import LAST_PROGRAMS_FIRST, of_narrow_numbers
 from tests.submissions.edits import changed, in_tf32
 
 LSE_LINE = "log_sum_exp = (running_max + tl.log2(total)) * 0.6931471805599453"
@@ -112,5 +112,14 @@ WRONG |= {
             "tl.maximum(running_max, tl.max(scores, axis=1))",
             "tl.where(first_key == 0, tl.max(scores, axis=1), running_max)",
         ),
+    ),
+}
+
+
+WRONG |= of_narrow_numbers("4.6")
+
+WRONG |= {
+    "sum_in_float16__of_the_tile": changed(
+        "4.6", ("tl.sum(weights, axis=1)", "tl.sum(weights.to(query.dtype), axis=1)")
     ),
 }

@@ -43,6 +43,29 @@ def of_every_kernel(identity):
     }
 
 
+def of_narrow_numbers(identity):
+    """What float16 does not hold, in the course's answer to 4.3, 4.4, 4.5 or 4.6."""
+    threshold = 12 if identity == "4.3" else 17  # e^12 and 2^17 are more than 65,504
+    return {
+        # A threshold of 12, as faster kernels have it, passed: no score lay between 11 and 12 above those before it.
+        "rescale_postponed": changed(
+            identity,
+            (
+                "new_max = tl.maximum(running_max, tl.max(scores, axis=1))",
+                "tile_max = tl.max(scores, axis=1)\n"
+                f"        new_max = tl.where(tile_max > running_max + {threshold}, tile_max, running_max)",
+            ),
+        ),
+        "sum_in_float16": changed(identity, (SUM, f"running_sum = ({SUM[14:]}).to(query.dtype).to(tl.float32)")),
+        "sum_in_float16__as_it_is_kept": changed(
+            identity,
+            ("running_sum = tl.zeros([BLOCK_M], tl.float32)", "running_sum = tl.zeros([BLOCK_M], query.dtype)"),
+            (SUM, f"running_sum = ({SUM[14:]}).to(query.dtype)"),
+            *((("tl.log2(total)", "tl.log2(total.to(tl.float32))"),) if identity == "4.6" else ()),  # takes no float16
+        ),
+    }
+
+
 def of_causal_kernels(identity):
     """The slips of the online softmax in the course's answer to 4.4 or 4.5, which guard it differently."""
     rescale = UPDATE_RESCALE.get(identity, RAGGED_RESCALE)

@@ -1,4 +1,4 @@
-"""Exercise 9.5: eight bits for attention's inputs, and a rotation that spreads outliers before they are rounded."""
+"""Exercise 12.7: eight bits for attention's inputs, and a rotation that spreads outliers before they are rounded."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def _minus_at(vectors, corner):
 
 
 EXERCISE = Exercise(
-    id="9.5",
+    id="12.7",
     title="Eight bits, and where outliers go",
     entries=("hadamard", "quantise"),
     cases=number_cases,

@@ -1,4 +1,4 @@
-"""Wrong answers to exercise 9.5, and unusual right ones."""
+"""Wrong answers to exercise 12.7, and unusual right ones."""
 
 from course_lib.checker.specification.catalog import solution_source
 from tests.submissions.edits import changed
@@ -16,43 +16,43 @@ CODES = "(block / scale).to(torch.float8_e4m3fn).float()"
 
 
 WRONG = {
-    "not_rounded__to_another_format": changed("9.5", ("torch.float8_e4m3fn", "torch.float8_e5m2")),
-    "minus_in_another_corner": changed("9.5", ("[matrix, -matrix]", "[-matrix, matrix]")),
-    "not_normalised": changed("9.5", (ROOT, "")),
-    "divided_by_the_size": changed("9.5", (ROOT, "/ vectors.shape[-1]")),
+    "not_rounded__to_another_format": changed("12.7", ("torch.float8_e4m3fn", "torch.float8_e5m2")),
+    "minus_in_another_corner": changed("12.7", ("[matrix, -matrix]", "[-matrix, matrix]")),
+    "not_normalised": changed("12.7", (ROOT, "")),
+    "divided_by_the_size": changed("12.7", (ROOT, "/ vectors.shape[-1]")),
     "sign_changes_order": changed(
-        "9.5",
+        "12.7",
         (
             "return vectors",
             "matrix = matrix[(matrix[:, 1:] != matrix[:, :-1]).sum(1).argsort()].T\n    return vectors",
         ),
     ),
-    "only_one_doubling": """# Exercise 9.5 · Eight bits, and where outliers go
+    "only_one_doubling": """# Exercise 12.7 · Eight bits, and where outliers go
 def hadamard(vectors):
     if vectors.shape[-1] == 1:
         return vectors
     first, second = vectors.chunk(2, dim=-1)
     return torch.cat([first + second, first - second], dim=-1) / math.sqrt(2)
 
-""" + "def quantise" + solution_source("9.5").split("def quantise")[1],
-    "only_one_doubling__neighbours": """# Exercise 9.5 · Eight bits, and where outliers go
+""" + "def quantise" + solution_source("12.7").split("def quantise")[1],
+    "only_one_doubling__neighbours": """# Exercise 12.7 · Eight bits, and where outliers go
 def hadamard(vectors):
     if vectors.shape[-1] == 1:
         return vectors
     first, second = vectors[..., 0::2], vectors[..., 1::2]
     return torch.stack([first + second, first - second], dim=-1).flatten(-2) / math.sqrt(2)
 
-""" + "def quantise" + solution_source("9.5").split("def quantise")[1],
-    "one_scale_for_all": changed("9.5", (LARGEST, "largest = tensor.abs().max()")),
-    "sign_forgotten": changed("9.5", (LARGEST, "largest = block.max()")),
-    "largest_of_another_format": changed("9.5", ("largest / 448", "largest / 240")),
-    "largest_of_another_format__int8": changed("9.5", ("largest / 448", "largest / 127")),
-    "largest_of_another_format__e5m2": changed("9.5", ("largest / 448", "largest / 57344")),
-    "mean_for_largest": changed("9.5", (LARGEST, "largest = block.abs().mean()")),
-    "scale_upside_down": changed("9.5", ("scales.append(scale)", "scales.append(1 / scale)")),
-    "zeros_divided_by_zero": changed("9.5", (SCALE, "scale = largest / 448")),
-    "minus_forgotten": changed("9.5", ("[matrix, -matrix]", "[matrix, matrix]")),
-    "bits_reversed_order": """# Exercise 9.5 · Eight bits, and where outliers go
+""" + "def quantise" + solution_source("12.7").split("def quantise")[1],
+    "one_scale_for_all": changed("12.7", (LARGEST, "largest = tensor.abs().max()")),
+    "sign_forgotten": changed("12.7", (LARGEST, "largest = block.max()")),
+    "largest_of_another_format": changed("12.7", ("largest / 448", "largest / 240")),
+    "largest_of_another_format__int8": changed("12.7", ("largest / 448", "largest / 127")),
+    "largest_of_another_format__e5m2": changed("12.7", ("largest / 448", "largest / 57344")),
+    "mean_for_largest": changed("12.7", (LARGEST, "largest = block.abs().mean()")),
+    "scale_upside_down": changed("12.7", ("scales.append(scale)", "scales.append(1 / scale)")),
+    "zeros_divided_by_zero": changed("12.7", (SCALE, "scale = largest / 448")),
+    "minus_forgotten": changed("12.7", ("[matrix, -matrix]", "[matrix, matrix]")),
+    "bits_reversed_order": """# Exercise 12.7 · Eight bits, and where outliers go
 def hadamard(vectors):
     rest = vectors
     for _ in range(vectors.shape[-1].bit_length() - 1):
@@ -63,9 +63,9 @@ def hadamard(vectors):
         order = torch.cat((2 * order, 2 * order + 1))
     return rest[..., order] / math.sqrt(vectors.shape[-1])
 
-""" + "def quantise" + solution_source("9.5").split("def quantise")[1],
-    "modified_input": changed("9.5", (CODES, CODES.replace("(block / scale)", "block.div_(scale)"))),
-    "modified_input__of_the_rotation": """# Exercise 9.5 · Eight bits, and where outliers go
+""" + "def quantise" + solution_source("12.7").split("def quantise")[1],
+    "modified_input": changed("12.7", (CODES, CODES.replace("(block / scale)", "block.div_(scale)"))),
+    "modified_input__of_the_rotation": """# Exercise 12.7 · Eight bits, and where outliers go
 def hadamard(vectors):
     size, width = vectors.shape[-1], 1
     while width < size:
@@ -76,19 +76,19 @@ def hadamard(vectors):
         width *= 2
     return vectors / math.sqrt(size)
 
-""" + "def quantise" + solution_source("9.5").split("def quantise")[1],
+""" + "def quantise" + solution_source("12.7").split("def quantise")[1],
     "power_of_two_scales": changed(
-        "9.5", (SCALE, SCALE.replace("largest / 448 if", "torch.exp2((largest / 448).log2().ceil()) if"))
+        "12.7", (SCALE, SCALE.replace("largest / 448 if", "torch.exp2((largest / 448).log2().ceil()) if"))
     ),
-    "small_taken_for_zero": changed("9.5", (SCALE, SCALE.replace("largest > 0", "largest > 1e-6"))),
-    "scale_with_a_floor": changed("9.5", (SCALE, "scale = (largest / 448).clamp(min=1e-12)")),
-    "codes_restored": changed("9.5", (CODES, f"{CODES} * scale")),
-    "not_rounded": changed("9.5", (CODES, "block / scale")),
-    "not_rounded__to_integers": changed("9.5", (CODES, "(block / scale).round()")),
+    "small_taken_for_zero": changed("12.7", (SCALE, SCALE.replace("largest > 0", "largest > 1e-6"))),
+    "scale_with_a_floor": changed("12.7", (SCALE, "scale = (largest / 448).clamp(min=1e-12)")),
+    "codes_restored": changed("12.7", (CODES, f"{CODES} * scale")),
+    "not_rounded": changed("12.7", (CODES, "block / scale")),
+    "not_rounded__to_integers": changed("12.7", (CODES, "(block / scale).round()")),
 }
 
 
-FAST_TRANSFORM = """# Exercise 9.5 · Eight bits, and where outliers go
+FAST_TRANSFORM = """# Exercise 12.7 · Eight bits, and where outliers go
 def hadamard(vectors):
     result, width = vectors.clone(), 1
     while width < vectors.shape[-1]:
@@ -110,7 +110,7 @@ def quantise(tensor, rows):
 WRONG["codes_left_in_eight_bits"] = FAST_TRANSFORM.replace("return codes.float()", "return codes")
 
 
-SIGNS_BY_BITS = """# Exercise 9.5 · Eight bits, and where outliers go
+SIGNS_BY_BITS = """# Exercise 12.7 · Eight bits, and where outliers go
 def hadamard(vectors):
     d = vectors.shape[-1]
     signs = torch.tensor([[(-1.0) ** bin(i & j).count("1") for j in range(d)] for i in range(d)])
@@ -131,7 +131,7 @@ def quantise(tensor, rows):
 UNUSUAL = {
         "the fast transform, and blocks at once": FAST_TRANSFORM,
         "signs by common bits": SIGNS_BY_BITS,
-        "float64 within": changed("9.5", (CODES, "(block.double() / scale).to(torch.float8_e4m3fn).float()")),
+        "float64 within": changed("12.7", (CODES, "(block.double() / scale).to(torch.float8_e4m3fn).float()")),
     }
 
 

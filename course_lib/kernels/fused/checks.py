@@ -1,0 +1,28 @@
+"""What the fused kernels ask of their arguments beside what every kernel does, and the sentences that say so."""
+
+import math
+
+import torch
+
+from course_lib.kernels.memory.checks import FLOAT_DTYPES, check_contiguous, check_tensor
+
+
+def check_weight(weight, x: torch.Tensor, name: str = "weight") -> None:
+    """Raise a ValueError unless it is a vector for the columns of x, of its dtype or float32."""
+    check_tensor(name, weight, FLOAT_DTYPES)
+    if weight.shape != x.shape[-1:]:
+        raise ValueError(
+            f"{name} has shape {tuple(weight.shape)}; it must be ({x.shape[-1]},), one number for each column of x."
+        )
+    if weight.dtype not in (x.dtype, torch.float32):
+        raise ValueError(f"{name} has dtype {weight.dtype}; allowed are that of x, {x.dtype}, and torch.float32.")
+    if weight.device != x.device:
+        raise ValueError(f"{name} is on device {weight.device}; it must be on that of x, {x.device}.")
+    check_contiguous(name, weight)
+
+
+def check_epsilon(epsilon) -> None:
+    """Raise a ValueError unless it is a finite number of at least 0."""
+    number = isinstance(epsilon, (int, float)) and not isinstance(epsilon, bool)
+    if not number or not math.isfinite(epsilon) or epsilon < 0:
+        raise ValueError(f"epsilon is {epsilon!r}; it must be a finite number of at least 0.")
