@@ -136,6 +136,6 @@ UNUSUAL = {
 
 
 WRONG |= {
-    "zeros_divided_too_early": changed("9.5", ("(block / scale)", "(block / (largest / 448))")),
-    "scale_with_a_floor__added": changed("9.5", (SCALE, "scale = largest / 448 + 1e-20")),
+    "zeros_divided_too_early": changed("12.7", ("(block / scale)", "(block / (largest / 448))")),
+    "scale_with_a_floor__added": changed("12.7", (SCALE, "scale = largest / 448 + 1e-20")),
 }
