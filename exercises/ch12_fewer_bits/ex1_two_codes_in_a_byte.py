@@ -130,7 +130,7 @@ EXERCISE = Exercise(
     ),
     hints=(
         "codes[..., 0::2] are the codes at even places along the last dimension, codes[..., 1::2] those at odd ones.",
-        "All eight bits of the int8 number -1 are 1. `code & 15` keeps the four lowest bits of a code, so -1 becomes 15.",
+        "All eight bits of the int8 number -1 are 1. `code & 15` keeps the four lowest of a code, so -1 becomes 15.",
         "A byte is low | (high << 4), as uint8. To read it again: byte & 15 is the low nibble, byte >> 4 the high one.",
         "A nibble from 8 on is negative: it stands for itself minus 16. Subtract in int8, as uint8 has no negative "
         "numbers. torch.stack((low, high), dim=-1).flatten(-2) puts codes 2i and 2i + 1 side by side again.",

@@ -107,7 +107,7 @@ CHANGES = (
         "the result by v_scale.",
         scales_left_at_1=(FOLDED, "query * head_dim**-0.5", RESULT, "accumulator / running_sum")),
     *edits("k_scale is missing, as if it were 1: the scores are too large or too small. Multiply the query or the "
-        "scores by it, before the exponential. A factor on all weights cancels when the result is divided by their sum.",
+        "scores by it, before the exponential. A factor on all weights cancels when you divide by their sum.",
         key_scale_missing=(FOLDED, "query * head_dim**-0.5")),
     *edits("v_scale is missing, as if it were 1. Multiply the result by it. If it multiplies the weights before they "
         "are added up, it cancels when the result is divided by their sum.",

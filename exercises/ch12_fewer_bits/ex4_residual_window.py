@@ -129,8 +129,8 @@ CHANGES = (
         "whole: wait for window + group.", window_ignored=(LIMIT, "len(whole) < group")),
     *edits("Keys are quantised as soon as more than `window` are whole, so groups are not full. Wait until there are "
         "window + group.", groups_not_full=(LIMIT, "len(whole) <= window")),
-    *edits("Quantising begins as soon as `window` keys are whole, so that too few stay whole. Wait until window + group "
-        "are whole.", window_of_all=(LIMIT, "len(whole) < max(window, group)")),
+    *edits("`window` was taken for the number of all whole keys, so quantising begins too early and too few stay "
+        "whole. Wait until window + group are whole.", window_of_all=(LIMIT, "len(whole) < max(window, group)")),
     *edits("The newest keys are quantised, and old ones stay whole. Take the group from the front.",
         newest_quantised=(OLDEST, "oldest = whole[-group:]", REST, "whole = whole[:-group]")),
     *edits("Keys that were quantised stay in the window, so they are there twice. Remove them: whole[group:].",

@@ -83,8 +83,8 @@ SECONDS = (
         half_the_flops=("4 * batch * query_heads", "2 * batch * query_heads")),
     *edits("The FLOPs are counted with the KV heads. Every query head multiplies.",
         flops_of_key_heads=("4 * batch * query_heads", "4 * batch * key_heads")),
-    *edits("Every query is counted with all tokens. It sees those up to itself, and the queries before the last miss "
-        "query_tokens · (query_tokens - 1) / 2 pairs.",
+    *edits("Every query is counted with all tokens. It sees those up to itself. Together these are "
+        "query_tokens · (query_tokens - 1) / 2 pairs fewer.",
         causal_forgotten=("query_tokens * context - query_tokens * (query_tokens - 1) // 2", "query_tokens * context")),
     *edits("The cache is counted as read once. It is read, and in `fuse` dequantised, for each block of 128 rows of "
         "queries.", passes_forgotten=("math.ceil(query_heads // key_heads * query_tokens / 128)", "1")),

@@ -224,8 +224,8 @@ EXERCISE = Exercise(
         ),
         Slip(
             "bits_reversed_order",
-            "The numbers are right but in another order: element i stands at the place that i with its bits reversed has. "
-            "Add and subtract the halves within blocks, so that each result stays where its two parts were.",
+            "The numbers are right but in another order: element i stands at the place that i with its bits reversed "
+            "has. Add and subtract the halves within blocks, so that each result stays where its two parts were.",
             formula=_vectors(_bits_reversed),
         ),
         Slip(
