@@ -143,16 +143,16 @@ draw_outliers(layer_keys[0], layer_values[0], "The first layer of the small mode
 # Where one of the two is large, the other is small. The pair turns so slowly that each column lasts for a hundred
 # tokens or more. The values have no such columns.
 #
-# In large models the columns are much stronger. The authors of KIVI ([arXiv
-# 2402.02750](https://arxiv.org/abs/2402.02750)), a method for caches of 2 bits, draw the same picture of Llama-2-13B
-# and Falcon-7B. A few channels of the keys are very large in all tokens, and the values have no such pattern.
+# In large models the columns are much stronger. KIVI is a method for caches of 2 bits, and its authors draw the same
+# picture of Llama-2-13B and Falcon-7B ([arXiv 2402.02750](https://arxiv.org/abs/2402.02750)). A few channels of the
+# keys are very large in all tokens, and the values have no such pattern.
 #
 # ## Sixteen levels for a group of numbers
 #
 # To restore numbers from their codes, you need two more numbers for each group. One is the *scale*, the step between
-# two neighbouring levels. The other is the *middle*, the number that code 0 stands for. A number is then `code * scale
-# + middle`. Scale and middle are stored in 16 bits each, and 64 neighbouring numbers share them. Together with the code
-# that is $4 + 2 \cdot 16 / 64 = 4.5$ bits for each number, 3.6 times fewer than 16.
+# two neighbouring levels. The other is the *middle*, the number that code 0 stands for. A number is then
+# `code * scale + middle`. Scale and middle are stored in 16 bits each, and 64 neighbouring numbers share them. Together
+# with the code that is $4 + 2 \cdot 16 / 64 = 4.5$ bits for each number, 3.6 times fewer than 16.
 #
 # The smallest number of a group gets the code -8 and the largest one gets 7. There are 15 steps between the two, so the
 # scale is a fifteenth of the range. One outlier makes the range large, and with it the error of all other numbers in
@@ -241,10 +241,10 @@ for layer, parts in enumerate(zip(layer_keys, layer_values)):
 # ## Where the scales go
 #
 # A cache in e4m3 needs less care than one in INT4. One scale for all keys of a head, and one for all its values, is
-# often enough. A key is then `k_scale` times its code, and that has a use: because the scale is the same for all keys
-# of a head, it can be taken out of the product. The scores are `k_scale` times the query's product with the codes. So
-# you multiply the *query* by `k_scale` once, and never the keys. In the same way you multiply the *result* by `v_scale`
-# once, and never the values.
+# often enough. A key is then `k_scale` times its code. Because the scale is the same for all keys of a head, it can be
+# taken out of the product: the scores are `k_scale` times the query's product with the codes. So you multiply the
+# *query* by `k_scale` once, and never the keys. In the same way you multiply the *result* by `v_scale` once, and never
+# the values.
 #
 # This saves work. With head dimension 128 and 32,768 tokens, a head has 4.2 million codes for its keys, but its query
 # has only 128 numbers. So the scale costs 128 multiplications instead of 4.2 million.
@@ -816,7 +816,7 @@ draw_plan_gains(h200_times, "INT4 and 131,072 tokens of context on an H200, by i
 #
 # The gain shrinks with every query token, because attention's own arithmetic grows. At 32 query tokens it is gone, and
 # from there on "keep" is a few percent faster than "fuse", if there is room for a cache of 16 bits. If there is none,
-# "fuse" is the plan for few query tokens. From 1,024 on, "fuse" and "once" differ by about 1 %, because in "fuse" one
+# "fuse" is the plan for few query tokens. From 1,024 on, "fuse" and "once" differ by 1 % or less, because in "fuse" one
 # dequantised number serves 128 rows of queries.
 #
 # The second picture is a count for this machine, with its own ceilings: its bandwidth, its rate of products, and half
@@ -1004,8 +1004,8 @@ print(f"loss with whole weights {points['32 bits'][1]:.4f}, with INT4 weights "
 # - **Block quantisation**: a scale for each block of rows, since the kernel goes block by block anyway.
 # - **Incoherent processing**: multiply queries and keys by the same orthogonal matrix $M$, one with $M M^T = 1$. The
 #   scores stay the same, $(Q M)(K M)^T = Q M M^T K^T = Q K^T$, but an outlier is spread over all channels. For $M$ take
-#   random signs and a Hadamard matrix, whose entries are all ±1 before it is divided by $\sqrt D$. That costs $D \log_2
-#   D$ additions a row, which is 896 at $D = 128$.
+#   random signs and a Hadamard matrix, whose entries are all ±1 before it is divided by $\sqrt D$. That costs
+#   $D \log_2 D$ additions a row, which is 896 at $D = 128$.
 #
 # The exercise computes the numbers alone, and needs no GPU. (It was exercise 9.5 before.)
 

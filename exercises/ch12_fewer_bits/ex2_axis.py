@@ -128,7 +128,8 @@ LEVELS = (
         steps_of_other_codes=("/ 15", "/ 7"), steps_of_other_codes__14=("/ 15", "/ 14"),
         steps_of_other_codes__255=("/ 15", "/ 255")),
     *edits("The range is symmetric around 0, up to the largest absolute value. Numbers of one sign then "
-        "use half of the codes, or fewer. Take the smallest and the largest number of the group.", symmetric_range=(LOW_HIGH, SYMMETRIC)),
+        "use half of the codes, or fewer. Take the smallest and the largest number of the group.",
+        symmetric_range=(LOW_HIGH, SYMMETRIC)),
     *edits("The middle is the group's smallest number. Code 0 stands for the middle and code -8 for the smallest: "
         "low + 8 · scale.", middle_is_the_smallest=("low + 8 * scale", "low")),
     *edits("The middle is half-way between the smallest and the largest number, so code -8 lies half a step below the "
