@@ -149,7 +149,7 @@ def softmax_gradient(probabilities, probability_gradients):
         probability_gradients: dP, the same shape, float32, any strides.
 
     Returns:
-        dS, [heads, query_length, key_length], float32.
+        dS, [heads, query_length, key_length], float32: a new tensor at each call. P and dP stay as they are.
     """
     # BEGIN SOLUTION
     delta = (probabilities * probability_gradients).sum(dim=-1, keepdim=True)  # [heads, query_length, 1]
@@ -165,7 +165,8 @@ def row_delta(output, output_gradient):
         output_gradient: dO, same shape and dtype; any strides.
 
     Returns:
-        Δ, [heads, query_length], float32; products and sums are float32, too.
+        Δ, [heads, query_length], float32, a new tensor at each call; products and sums are float32, too. O and dO stay
+        as they are.
     """
     # BEGIN SOLUTION
     return (output.float() * output_gradient.float()).sum(dim=-1)

@@ -24,7 +24,6 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from course_lib.hardware.datasheets import DATASHEETS
 from course_lib.hardware.units import format_bytes, format_seconds
 
 device = default_device()

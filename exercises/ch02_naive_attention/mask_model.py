@@ -26,6 +26,19 @@ def causal_mask(slips: Slips, query_length: int, key_length: int, columns: int |
     return keys <= queries + distance
 
 
+def mask_by_slices(slips: Slips, query_length: int, key_length: int) -> torch.Tensor:
+    """The same mask, [query_length, key_length], from slices that may begin or end at a number below 0."""
+    offset = key_length - query_length
+    visible = torch.zeros(query_length, key_length, dtype=torch.bool)
+    if slips("negative_slice__of_columns"):
+        visible[:, :offset] = True
+        visible[:, offset:] = torch.ones(visible[:, offset:].shape).tril()
+    else:
+        for query in range(query_length):
+            visible[query, : query + offset + 1] = True
+    return visible
+
+
 def mask_model() -> Model:
     """The model of exercise 2.3, called with scores [heads, query_length, key_length].
 
@@ -36,7 +49,8 @@ def mask_model() -> Model:
         axis = -2 if slips("wrong_axis") else 0 if slips("softmax_over_heads") else -1
         if slips("no_mask"):
             return torch.softmax(scores, dim=axis)
-        visible = causal_mask(slips, *scores.shape[-2:]).expand(scores.shape)
+        by_slices = slips("negative_slice", "negative_slice__of_columns")
+        visible = (mask_by_slices if by_slices else causal_mask)(slips, *scores.shape[-2:]).expand(scores.shape)
         if slips("mask_after_softmax", "renormalised_afterwards"):
             kept = torch.softmax(scores, dim=axis) * visible
             if slips("renormalised_afterwards"):
@@ -80,8 +94,8 @@ MASK_SLIPS = (
     ),
     Slip(
         "offset_clamped",
-        "key_length - query_length is kept from falling below 0. With more queries than keys it is negative, and the "
-        "first queries see nothing.",
+        "With more queries than keys the mask begins at the first query, as if key_length - query_length were 0. It is "
+        "negative there, and the first queries see nothing: the last query stands at the last key.",
     ),
     Slip(
         "offset_reversed",
@@ -130,7 +144,14 @@ MASK_SLIPS = (
         "up to 1.",
     ),
 )
+NEGATIVE = (
+    "A slice begins or ends at a number below 0, which Python counts from the end. key_length - query_length is "
+    "negative where there are more queries than keys: keep such a bound from falling below 0, and the first "
+    "queries see nothing."
+)
 _OF_TENSORS = (
+    Slip("negative_slice", NEGATIVE, alone=True),
+    Slip("negative_slice__of_columns", NEGATIVE, alone=True),
     Slip("softmax_over_heads", "The softmax runs over the heads. Each query shares its weight among the keys: dim=-1."),
     Slip("no_mask", "No key is hidden. A query may see the keys at or before its own position only."),
 )

@@ -6,6 +6,7 @@ import torch
 
 from course_lib.checker import TRITON, Case, Contiguous, Exercise, Forbids, LaunchesTriton, Mistake, Moves
 from course_lib.checker.specification.contract import Contract, Level
+from course_lib.checker.specification.draw import Draw
 from course_lib.checker.specification.edits import edits, model_of, without
 from course_lib.checker.specification.layouts import CONTIGUOUS, expanded, gaps
 from exercises.ch03_online_softmax.plain import (
@@ -22,6 +23,7 @@ from exercises.topics.evidence import first_access
 from exercises.topics.pointers import load, put
 from exercises.topics.rising import MAXIMUM_OF_THE_FIRST_TILE, rising_rows, stays_behind
 from exercises.topics.running import (
+    ADDED,
     BASIC,
     IN_16_BITS,
     MASKED,
@@ -55,6 +57,13 @@ def _rounded(form):
     return lambda x, block: form(x, block).to(x.dtype)
 
 
+def _one_above_many(alike, columns):
+    """A row whose first score lies so far above the others that each weighs nothing, and all of them 1e-4 of it."""
+    row = alike.uniform(1, columns, low=-1.0, high=1.0)
+    row[0, 0] = 22.0
+    return row
+
+
 def online_cases(draw):
     odd = draw.choice((257, 389, 509))
     masked = masked_prefix(draw, 2, 200, 128)
@@ -80,6 +89,7 @@ def online_cases(draw):
             (torch.full((1, 69_629), float(draw.integer(-3, 4)), dtype=torch.float16), 8192),
         ),
         Case("a row of 1,048,583, more than a tile may hold", (draw.normal(1, 1_048_583), 8192)),
+        Case("a score of 22, and 300,006 within ±1 behind it", (_one_above_many(Draw(35), 300_007), 8192)),
     ]
     if draw.on_gpu:
         dtype = torch.bfloat16 if draw.bfloat16 else torch.float16
@@ -156,6 +166,11 @@ def _of_some_tiles(name, tiles, until):
         f"{name}__in_the_statistics": of_the_sum,
         f"{name}__in_the_outputs": of_the_outputs,
     }
+
+
+def _skipping(distance):
+    """Nothing added for a tile that lies so far below what was seen before."""
+    return f"torch.where(tile.amax(-1) < running_max - {distance}, 0.0, {ADDED})"
 
 
 def _lazily(least):
@@ -239,6 +254,12 @@ CHANGES = (
         sum_not_rescaled__where_it_grows_little=(RESCALE, _lazily("8.0")),
         sum_not_rescaled__where_it_grows_by_less_than_1=(RESCALE, _lazily("1.0")),
         sum_not_rescaled__where_it_grows_by_less_than_8_in_base_2=(RESCALE, _lazily("8 * math.log(2)")),
+    ),
+    *edits(
+        "A tile whose scores lie far below the running maximum is left out of the sum. Its weights are small, but none "
+        "is 0, and many of them add up: add every tile.",
+        alone=True,
+        **{f"low_tiles_skipped__{distance}": (ADDED, _skipping(distance)) for distance in (1, 4, 5, 8, 10, 16, 20)},
     ),
     *edits(LAST_SKIPPED, **_of_some_tiles("last_tile_skipped", ":-1", "offsets < (columns - 1) // block * block")),
     *edits(

@@ -93,7 +93,7 @@ class PageBook:
             self.lengths[child] = self.lengths[parent] // self.page_size * self.page_size
         self.children.add(child)
         for page in () if s("fork_not_counted") else table:
-            flagged = s("flag_for_a_count", "flag_for_a_count__for_ever")
+            flagged = s("flag_for_a_count", "flag_for_a_count__for_ever", "flag_for_a_count__or_not")
             self.holders[page] = 2 if flagged else self.holders[page] + 1
         partial = self.lengths[parent] % self.page_size > 0
         if (s("copied_at_fork__last_page") or s("copied_at_fork__partial_page") and partial) and self.unused and table:
@@ -115,7 +115,11 @@ class PageBook:
             return
         table = self.tables.pop(sequence)
         for page in table[:1] if s("one_page_returned") else table:
-            if s("freed_while_shared") or s("freed_while_shared__by_the_parent") and sequence not in self.children:
+            if (
+                s("freed_while_shared", "freed_while_shared__once")
+                or s("freed_while_shared__by_the_parent")
+                and sequence not in self.children
+            ):
                 self.holders[page] = 1
             self._drop(page)
         if not s("length_survives_free"):
@@ -150,6 +154,8 @@ class PageBook:
             return count // size
         if s("one_page_at_most"):
             return int(length % size == 0)
+        if s("pages_at_multiples_alone"):
+            return -(-count // size) if length % size == 0 else 0
         if s("by_shift"):
             after = ((length + count - 1) >> (size.bit_length() - 1)) + 1
         if s("one_page_at_most__of_those_needed"):
@@ -187,6 +193,10 @@ class PageBook:
     def _drop(self, page):
         s = self.s
         if s("flag_for_a_count__for_ever") and self.holders[page] > 1:
+            return
+        if s("flag_for_a_count__or_not") and self.holders[page] < 2:
+            self.holders[page] = 1
+        if s("freed_while_shared__once") and page in self.unused:
             return
         self.holders[page] -= 1
         gone = self.holders[page] == 0 and not s("pages_not_returned")

@@ -151,6 +151,11 @@ SLIPS = (
         for name in ("one_page_at_most", "one_page_at_most__of_those_needed")
     ),
     Slip(
+        "pages_at_multiples_alone",
+        "Pages are taken only where an append begins at a multiple of page_size. One that begins inside a page may "
+        "reach beyond it: count the pages for the new length, and subtract those that the sequence has.",
+    ),
+    Slip(
         "by_shift",
         "Tokens are divided into pages by a shift, which is right where page_size is a power of two. It may be any "
         "number: divide, and round up.",

@@ -426,7 +426,7 @@ SHARING = (
             "Pages that another sequence still reads were put on the free list. `fork` raises the count of every "
             "page, `free` lowers it, and only a page whose count is 0 is free again.",
         )
-        for name in ("freed_while_shared", "freed_while_shared__by_the_parent")
+        for name in ("freed_while_shared", "freed_while_shared__by_the_parent", "freed_while_shared__once")
     ),
     *(
         Slip(
@@ -435,7 +435,7 @@ SHARING = (
             "page is taken for one that nobody shares, or it is never free again. Count the holders: `fork` adds one "
             "to each page's count, whoever lets go takes one off.",
         )
-        for name in ("flag_for_a_count", "flag_for_a_count__for_ever")
+        for name in ("flag_for_a_count", "flag_for_a_count__for_ever", "flag_for_a_count__or_not")
     ),
     Slip(
         "full_page_copied__and_no_other",

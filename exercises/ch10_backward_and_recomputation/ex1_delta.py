@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from course_lib.checker import Case, Exercise, Forbids, Mistake
+from course_lib.checker import Case, Exercise, Forbids, Mistake, NewTensors
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.layouts import any_strides
 from course_lib.checker.specification.model import Model, Slip
@@ -128,6 +128,12 @@ def softmax_gradient(s, probabilities, gradients):
         delta = gradients.mean(-1, keepdim=True)
     if s("delta_of_columns"):
         delta = product.sum(-2, keepdim=True)
+    if s("letters_differ"):  # "hqk,hjk->hq"
+        delta = (probabilities * gradients.sum(-2, keepdim=True)).sum(-1, keepdim=True)
+    if s("letters_differ__in_the_probabilities"):  # "hjk,hqk->hq"
+        delta = (gradients * probabilities.sum(-2, keepdim=True)).sum(-1, keepdim=True)
+    if s("letters_differ__of_the_heads"):  # "hqk,gqk->hq"
+        delta = (probabilities * gradients.sum(0)).sum(-1, keepdim=True)
     if s("delta_of_the_whole_head"):
         delta = product.sum((-2, -1), keepdim=True)
     if s("delta_of_all_heads"):
@@ -148,6 +154,10 @@ def softmax_gradient(s, probabilities, gradients):
     return result
 
 
+LETTERS = (
+    "Each row of {0} is multiplied with the sum of many rows of {1}, or the other way round: so einsum does where a "
+    "letter stands in one of the two alone. A query belongs to itself: {2!r}."
+)
 GRADIENT_SLIPS = (
     Slip(
         "delta_missing",
@@ -170,6 +180,10 @@ GRADIENT_SLIPS = (
             "already.",
         )
         for which in ("", "__of_the_gradients")
+    ),
+    *(
+        Slip(f"letters_differ{which}", LETTERS.format("P", "dP", "hqk,hqk->hq"))
+        for which in ("", "__in_the_probabilities", "__of_the_heads")
     ),
     Slip(
         "delta_of_columns",
@@ -216,6 +230,14 @@ def row_delta(s, output, gradient):
         return gradient.sum(-1)
     if s("delta_of_the_output_alone"):
         return output.sum(-1)
+    if s("letters_differ"):  # "hqd,hkd->hq"
+        return (output * gradient.sum(-2, keepdim=True)).sum(-1)
+    if s("letters_differ__in_the_output"):  # "hkd,hqd->hq"
+        return (output.sum(-2, keepdim=True) * gradient).sum(-1)
+    if s("letters_differ__of_the_heads"):  # "hqd,gqd->hq"
+        return (output * gradient.sum(0)).sum(-1)
+    if s("letters_differ__of_both"):  # "hqd,gkd->hq"
+        return (output * gradient.sum((0, 1))).sum(-1)
     if s("delta_scaled"):
         return product.sum(-1) * output.shape[-1] ** -0.5
     if s("delta_negative"):
@@ -258,6 +280,10 @@ DELTA_SLIPS = (
     Slip("delta_of_the_gradient_alone", "O is missing: Δ is the sum of O ∘ dO, element by element."),
     Slip("delta_of_the_output_alone", "dO is missing: Δ is the sum of O ∘ dO, element by element."),
     Slip("delta_scaled", "Δ has a factor 1/√head_dim. The scale belongs to the scores alone, and O has none of it."),
+    *(
+        Slip(f"letters_differ{which}", LETTERS.format("O", "dO", "hqd,hqd->hq"))
+        for which in ("", "__in_the_output", "__of_the_heads", "__of_both")
+    ),
     Slip("delta_negative", "The sign is turned round: Δ is subtracted later, in dP - Δ."),
     Slip("sums_multiplied", "The sums of O and of dO are multiplied. Multiply element by element first, then sum."),
     Slip("dimension_kept", "The result has a last dimension of 1. Δ is [heads, query_length]: no keepdim."),
@@ -279,7 +305,7 @@ EXERCISE = Exercise(
         Model(softmax_gradient, GRADIENT_SLIPS, entry="softmax_gradient"),
         Model(row_delta, DELTA_SLIPS, entry="row_delta"),
     ),
-    requirements=(Forbids(("_softmax_backward_data", "_softmax")),),
+    requirements=(Forbids(("_softmax_backward_data", "_softmax")), NewTensors()),
     hints=(
         "Begin with one row of three probabilities. If score 0 grows a little, its probability grows, and the two "
         "others shrink, since they add up to 1. dS must take all three changes into account.",

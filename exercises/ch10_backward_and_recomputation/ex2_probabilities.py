@@ -120,8 +120,7 @@ def probability_cases(draw):
         log_sum = torch.tensor([[end, -end, -math.inf]])
         if scale is None:
             return Case(name, (scores, log_sum), "probabilities_from_lse")
-        fits = min(1.0, scale)
-        return Case(name, (scores * (fits / scale), log_sum * fits, scale), "probabilities_in_base_2")
+        return Case(name, (scores, log_sum * scale, scale), "probabilities_in_base_2")
 
     def natural(name, *args):
         return Case(name, rows_of(draw, *args), "probabilities_from_lse")
@@ -142,7 +141,8 @@ def probability_cases(draw):
         base_2("base 2: causal, all scores -2³²", 16, 1, 4, 6, 0.0, -(2.0**32), causal),
         base_2("base 2: every other query sees no key", 32, 2, 6, 8, 1.0, 0.0, blind_rows),
         at_the_end("base 2: products of ±2¹²⁷, scale 1/16", 1 / 16),
-        at_the_end("base 2: scores of ±2¹²⁷, scale 4", 4.0),
+        at_the_end("base 2: scores of ±2¹²⁷, scale 1", 1.0),
+        base_2("base 2: a scale of 4", 1 / 16, 1, 3, 5, 1.0, 0.0, all_seen),
     ]
 
 

@@ -26,23 +26,87 @@ def query_tile(stray=0.0):
     return oracle
 
 
+def keys_walked_over(s, key_length, key_rows, last_position, first_position):
+    """Stretches (first, end) of keys that count in the sum; two that overlap count twice where they do.
+
+    The positions are those of the tile's queries, whose last key may be the last of a tile, or beyond all.
+    """
+    whole = key_length // key_rows * key_rows
+    seen_by_all = max(0, min(key_length, first_position + 1))  # keys in tiles that begin where every query sees
+    seen = max(0, min(key_length, last_position + 1))
+    if s("last_tile_counted_twice") and key_rows < key_length > whole:
+        return [(0, key_length), (key_length - key_rows, whole)]
+    if s("left_at_the_first_partly_hidden_tile"):  # by its first key, which a query does not see
+        return [(0, min(key_length, -(-seen_by_all // key_rows) * key_rows))]
+    if s("left_at_the_first_partly_hidden_tile__by_its_last_key"):
+        return [(0, key_length if seen == key_length else seen // key_rows * key_rows)]
+    if s("last_key_missing"):
+        return [(0, key_length - 1)]
+    if s("last_key_missing__of_the_range"):
+        return [(0, key_length - 1 if (key_length - 1) % key_rows == 0 else key_length)]
+    if s("last_key_missing__of_each_tile"):
+        return [(begin, min(begin + key_rows - 1, key_length)) for begin in range(0, key_length, key_rows)]
+    if s("last_key_missing__of_those_seen"):
+        return [(0, max(0, min(key_length, last_position)))]
+    return [(0, key_length)]
+
+
+LAST_KEY = (
+    "The last key {}. range and slices leave their end out: the loop runs over range(0, key_length, key_rows), and a "
+    "tile over first_key : first_key + key_rows."
+)
+LEFT = (
+    "The loop is left at a tile of keys that some of the queries do not see, and the others do. Leave it only where "
+    "the last query of the tile does not see the first key."
+)
+SLIPS = (
+    *QUERIES_IN_PYTORCH,
+    Slip(
+        "last_tile_counted_twice",
+        "The last tile was moved back so that it is full, and the keys that it shares with the tile before count "
+        "twice. Let it be smaller: a slice ends where the tensor ends.",
+        alone=True,
+    ),
+    Slip("left_at_the_first_partly_hidden_tile", LEFT, alone=True),
+    Slip("left_at_the_first_partly_hidden_tile__by_its_last_key", LEFT, alone=True),
+    Slip("last_key_missing", LAST_KEY.format("is left out"), alone=True),
+    Slip("last_key_missing__of_the_range", LAST_KEY.format("is left out where it is a tile by itself"), alone=True),
+    Slip("last_key_missing__of_each_tile", LAST_KEY.format("of each tile is left out"), alone=True),
+    Slip(
+        "last_key_missing__of_those_seen",
+        "The last key that the tile's last query sees is left out: the one at its own position. A slice leaves its end "
+        "out, so the end is one more than that position.",
+        alone=True,
+    ),
+)
+
+
 def of_query_tile(s, query, key, value, gradient, log_sum, delta, first_query, query_length, causal, key_rows):
-    given = Given(
-        query[None],
-        key[None],
-        value[None],
-        gradient[None],
-        log_sum[None],
-        delta[None],
-        query_length=query_length,
-        key_length=key.shape[0],
-        causal=causal,
-        query_rows=query.shape[0],
-        key_rows=key_rows,
-        first_query=first_query,
-    )
-    found = foreseen(s, key.shape[0], QUERIES_IN_PYTORCH, Inside(s, "queries", given).gradients())
-    return None if found is None else found[0][0]
+    last = first_query + query.shape[0] - 1 + key.shape[0] - query_length if causal else key.shape[0]
+    first = first_query + key.shape[0] - query_length if causal else key.shape[0]
+    total = torch.zeros_like(query)
+    for begin, end in keys_walked_over(s, key.shape[0], key_rows, last, first):
+        given = Given(
+            query[None],
+            key[None, begin:end],
+            value[None, begin:end],
+            gradient[None],
+            log_sum[None],
+            delta[None],
+            query_length=query_length,
+            key_length=key.shape[0],
+            causal=causal,
+            query_rows=query.shape[0],
+            key_rows=key_rows,
+            first_query=first_query,
+            first_key=begin,
+        )
+        if begin < end:
+            found = foreseen(s, key.shape[0], SLIPS, Inside(s, "queries", given).gradients())
+            if found is None:
+                return None
+            total = total + found[0][0]
+    return total
 
 
 def in_orders(functions, contributions, orders):
@@ -341,7 +405,7 @@ EXERCISE = Exercise(
     models=(
         Model(
             of_query_tile,
-            QUERIES_IN_PYTORCH,
+            SLIPS,
             styles=(("all_tiles", "guarded"), ("all_tiles",), ("guarded",)),
             entry="query_tile_gradient",
             may_be_silent=True,

@@ -188,6 +188,8 @@ def _planned(s, layers, limit):
         return next((kept for kept in ([True] * count, [False] * count) if fits(kept)), None)
     if s("nothing_kept"):
         return [False] * count if fits([False] * count) else None
+    if s("none_without_layers") and not layers:
+        return None
     if s("never_none"):
         found = _best_of(s, layers, limit, fits)
         return [False] * count if found is None else found
@@ -303,6 +305,11 @@ SLIPS = (
     ),
     Slip("inputs_forgotten", "The layers' inputs are forgotten. They are kept in any case, of layers 0 to i."),
     Slip("fits_strictly", "A plan that fills the limit to the last byte was refused. It fits: compare with <=."),
+    Slip(
+        "none_without_layers",
+        "Without layers there is one list, the empty one, and it stays within the limit: return []. An empty list "
+        "counts as false, so ask `is None`.",
+    ),
     Slip("never_none", "There is a plan although none stays within the limit. Return None there."),
     Slip(
         "most_bytes_kept",

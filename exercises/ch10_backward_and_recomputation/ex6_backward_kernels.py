@@ -12,7 +12,7 @@ from course_lib.checker import TRITON, Allocates, Case, Exercise, Forbids, Launc
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.exercise import Limits
 from course_lib.checker.specification.layouts import any_strides, unit_last
-from course_lib.checker.specification.model import Model
+from course_lib.checker.specification.model import Model, Slip
 from course_lib.checker.specification.requirements import Contiguous, SmallProducts
 from exercises.topics.attention_backward import (
     delta_of,
@@ -232,14 +232,17 @@ def _rows_seen(case, seen) -> tuple[float, float]:
     return queries, keys
 
 
-def walks_over_all(case, seen, got) -> bool:
-    """A `when`: right numbers, causal, and the loads of tiles of 64 of which one kernel skips nothing, or both."""
-    if not case.metered or not case.args[-1]:
-        return False
-    lengths = case.args[0].shape[1], case.args[1].shape[1]
-    (queries, keys), (all_queries, all_keys) = rows_loaded(*lengths, True), rows_loaded(*lengths, False)
-    walks = ((all_queries, all_keys), (all_queries, keys), (queries, all_keys))
-    return _rows_seen(case, seen) in walks
+def walks_over_all(queries: bool, keys: bool):
+    """A `when`: right numbers, causal, and the loads of tiles of 64, all those of queries, of keys, or of both."""
+
+    def when(case, seen, got) -> bool:
+        if not case.metered or not case.args[-1]:
+            return False
+        lengths = case.args[0].shape[1], case.args[1].shape[1]
+        (seen_by_keys, _), (_, seen_by_queries) = rows_loaded(*lengths, not queries), rows_loaded(*lengths, not keys)
+        return _rows_seen(case, seen) == (seen_by_keys, seen_by_queries)
+
+    return when
 
 
 def in_small_tiles(case, seen, got) -> bool:
@@ -251,6 +254,9 @@ def in_small_tiles(case, seen, got) -> bool:
     return _rows_seen(case, seen) in [rows_loaded(*lengths, case.args[-1], n, m) for n, m in sizes]
 
 
+LOADS_WHAT_IS_HIDDEN = "The numbers are right, but tiles are loaded in which no pair is visible"
+BEGIN_LATER = "Begin the loop over queries at the first one that sees the block"
+END_EARLIER = "End the loop over keys at the last key that the tile sees"
 ROUNDED_EARLY = (
     "Only float16 cases are wrong, by no more than rounding to 16 bits makes: something is rounded too early. Convert "
     "O and dO to float32 before you multiply them for Δ, keep Δ, the scores and dP as float32, which tl.dot gives, and "
@@ -282,8 +288,28 @@ def rounded_early(case, seen, got) -> bool:
     )
 
 
-def compute(s, query, key, *rest):
-    return foreseen(s, key.shape[1], IN_KERNELS, in_a_kernel(s, query, key, *rest))
+SLIPS = (
+    *IN_KERNELS,
+    Slip(
+        "strides_of_an_input",
+        "A result is not contiguous, and the kernels write it as if it were: torch.empty_like takes the strides of its "
+        "argument, and an input may have any. Make results by torch.empty with a shape.",
+    ),
+)
+
+
+def compute(s, query, key, value, *rest):
+    results = foreseen(s, key.shape[1], IN_KERNELS, in_a_kernel(s, query, key, value, *rest))
+    if results is not None and s("strides_of_an_input"):
+        results = tuple(map(written_as_if_contiguous, (query, key, value), results))
+    return results
+
+
+def written_as_if_contiguous(like, result):
+    """What `torch.empty_like` of this input holds, where a kernel writes the result into it row after row."""
+    made = torch.empty_like(like, dtype=result.dtype)
+    made.as_strided((made.numel(),), (1,)).copy_(result.flatten())
+    return made
 
 
 EXERCISE = Exercise(
@@ -304,7 +330,7 @@ EXERCISE = Exercise(
     models=(
         Model(
             compute,
-            IN_KERNELS,
+            SLIPS,
             styles=((), ("guarded",), ("aligned", "guarded"), ("all_tiles", "guarded")),
             may_be_silent=True,
             first_of_equals=True,
@@ -342,19 +368,23 @@ EXERCISE = Exercise(
     mistakes=(
         Mistake("reads_outside", READS_OUTSIDE, when=first_access("reads")),
         Mistake("writes_outside", WRITES_OUTSIDE, when=first_access("writes")),
-        Mistake(
-            "strides_of_an_input",
-            "A result is not contiguous, and the kernels write it as if it were: torch.empty_like takes the strides of "
-            "its argument, and an input may have any. Make results by torch.empty with a shape.",
-            when=lambda case, seen, got: seen.not_contiguous > 0,
-        ),
         Mistake("rounded_early", ROUNDED_EARLY, when=rounded_early, every=True),
         Mistake(
             "skips_nothing",
-            "The numbers are right, but tiles above the diagonal are loaded and multiplied although nothing in them is "
-            "visible. Begin the loop over queries at the first one that sees the block, and end the loop over keys at "
-            "the last key that the tile sees.",
-            when=walks_over_all,
+            f"{LOADS_WHAT_IS_HIDDEN}. {BEGIN_LATER}, and {END_EARLIER[0].lower()}{END_EARLIER[1:]}.",
+            when=walks_over_all(queries=True, keys=True),
+            cost=True,
+        ),
+        Mistake(
+            "skips_no_queries",
+            f"{LOADS_WHAT_IS_HIDDEN}, in the kernel of dK and dV. {BEGIN_LATER}.",
+            when=walks_over_all(queries=True, keys=False),
+            cost=True,
+        ),
+        Mistake(
+            "skips_no_keys",
+            f"{LOADS_WHAT_IS_HIDDEN}, in the kernel of dQ. {END_EARLIER}.",
+            when=walks_over_all(queries=False, keys=True),
             cost=True,
         ),
         Mistake(

@@ -252,8 +252,8 @@ EXERCISE = Exercise(
         ),
         Slip(
             "sign_forgotten",
-            "The scale was taken from the largest value, not from the largest absolute value. Where the largest is "
-            "negative, codes pass 448 and become NaN or are cut off.",
+            "The scale was taken from the largest value, not from the largest absolute value. A negative number that "
+            "is larger in size gets a code below -448, which becomes NaN or is cut off.",
             formula=_codes(lambda tensor, rows: scales_of(tensor, rows, size=lambda block: block.amax())),
         ),
         Slip(
@@ -293,15 +293,22 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "zeros_divided_by_zero",
-            "A block of zeros has the scale 0, and 0 / 0 is NaN. Give such a block the scale 1.",
+            "A block of zeros has the scale 0, where 1 is asked for: 0 / 0 is NaN. Give such a block the scale 1.",
             when=lambda case, seen, got: _zero_scale(case, got),
             every=True,
         ),
         Mistake(
+            "zeros_divided_too_early",
+            "The scales are right, and the codes of a block of zeros are NaN: it was divided by something else than "
+            "the scale that is returned. Give such a block the scale 1 before you divide.",
+            when=lambda case, seen, got: _zeros_without_codes(case, got),
+            every=True,
+        ),
+        Mistake(
             "scale_with_a_floor",
-            "The scales are kept above a floor, such as 1e-12. A block of zeros then has the floor's scale, where 1 is "
-            "asked for, and numbers below the floor become 0. Set the scale to 1 where the largest value is 0, and "
-            "leave the others as they are.",
+            "The smallest scale is a floor, such as 1e-12, by `clamp` or by an addition. A block of zeros then has the "
+            "floor's scale, where 1 is asked for. Set the scale to 1 where the largest value is 0, and leave the "
+            "others as they are.",
             when=lambda case, seen, got: _has_a_floor(case, got),
             every=True,
         ),
@@ -354,13 +361,22 @@ def _upside_down(case, got):
 
 
 def _zero_scale(case, got):
-    """Only blocks of zeros are wrong: their scale is 0, or no number."""
+    """Only blocks of zeros are wrong: their scale is 0."""
     found = _scales_and_right_ones(case, got)
     if found is None:
         return False
     scales, right, zero = found
     same = torch.allclose(scales[~zero], right[~zero], atol=0.0)
-    return same and bool(zero.any()) and not bool((scales[zero] > 0).all() and math.isfinite(got["error"]))
+    return same and bool(zero.any()) and bool((scales[zero] == 0).all())
+
+
+def _zeros_without_codes(case, got):
+    """All scales are right, that of a block of zeros too, and codes are NaN."""
+    found = _scales_and_right_ones(case, got)
+    if found is None:
+        return False
+    scales, right, zero = found
+    return torch.allclose(scales, right, atol=0.0) and bool(zero.any()) and math.isnan(got["error"])
 
 
 def _has_a_floor(case, got):

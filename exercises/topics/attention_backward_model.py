@@ -198,6 +198,7 @@ class Inside:
             late = self.on("loop_begins_at_the_last_key")
             if given.causal and (late or not self.slips("all_tiles")) and not self.on("no_causal_mask"):
                 away = 0 if self.on("loop_ignores_offset", "causal_misaligned") else offset
+                away = -away if self.on("loop_offset_turned_round") else away
                 skipped = given.query_rows * self.on("diagonal_tile_skipped") + (given.key_rows - 1) * late
                 start = (block - away + skipped).clamp(min=0)
                 if self.slips("aligned"):
@@ -211,6 +212,7 @@ class Inside:
             early, stops = self.on("loop_ends_one_key_early"), self.on("loop_ends_one_key_early__at_the_position")
             if given.causal and (early or stops or not self.slips("all_tiles")) and not self.on("no_causal_mask"):
                 away = 0 if self.on("loop_ignores_offset", "causal_misaligned") else offset
+                away = -away if self.on("loop_offset_turned_round") else away
                 reach = 0 if self.on("diagonal_tile_skipped") else given.query_rows
                 end = torch.minimum(end, tile + reach + away - int(stops)) - int(early)
             number = (self.keys // given.key_rows).expand(len(self.rows), -1)

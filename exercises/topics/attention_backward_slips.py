@@ -8,8 +8,8 @@ from course_lib.checker.specification.model import Slip, Slips
 _OF_A_TILE = {
     "scale_missing_in_scores": "The scores are not multiplied by 1/√head_dim when they are computed again. L belongs "
     "to scaled scores, so P comes out wrong.",
-    "scale_twice": "The scale is multiplied in twice: into dS and into the result. S = scale · Q Kᵀ gives it to dQ and "
-    "dK once.",
+    "scale_twice": "The result has the scale as a factor twice, and S = scale · Q Kᵀ gives it to dQ and dK once. It "
+    "may come in with dS, with the result, and with a Q or K that was scaled before.",
     "scale_inverted": "The scores are multiplied by √head_dim. The scale is 1/√head_dim.",
     "scale_not_rooted": "The scale is 1/head_dim. It is 1/√head_dim.",
     "scale_by_length": "The scale is 1/√key_length. It is 1/√head_dim.",
@@ -49,6 +49,9 @@ _OF_A_TILE = {
     "keys_used_as_values": "dP is dO Kᵀ. It is dO Vᵀ, because O = P V.",
     "loop_ignores_offset": "The loop skips tiles as if queries and keys were equally many. The last query stands at "
     "the last key, so key_length - query_length belongs into its bound.",
+    "loop_offset_turned_round": "The sign of key_length - query_length is turned round in the loop's bound. The key at "
+    "position k is first seen by query k + query_length - key_length, and query i sees the keys up to "
+    "i + key_length - query_length.",
     "diagonal_tile_skipped": "The tile on the diagonal is skipped. Some of its pairs are visible.",
     "only_last_tile": "Only the last tile counts: each step overwrites the sum. Add to it.",
     "only_first_tile": "Only the first tile counts. Every step loads the tile that its loop variable names.",

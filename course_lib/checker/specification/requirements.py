@@ -67,10 +67,11 @@ class NewTensors(Requirement):
     id: str = "argument_returned"
 
     def complaint(self, case, seen):
-        if not seen.handed_back:
+        given = [name for name in seen.handed_back if name not in seen.modified_inputs]  # which is told by itself
+        if not given:
             return None
         return (
-            f"The result lies in the memory of the argument `{seen.handed_back[0]}`: that tensor itself was returned, "
+            f"The result lies in the memory of the argument `{given[0]}`: that tensor itself was returned, "
             "or a view of it. Whoever later writes into one of the two changes the other. Return a new tensor; "
             "`clone` makes one."
         )

@@ -113,3 +113,33 @@ WRONG |= {
         "2.3", ("masked_fill(~visible, -math.inf)", "masked_fill(~visible, torch.finfo(scores.dtype).min)")
     ),
 }
+
+
+VISIBLE = "    visible = keys <= queries  # [M, N]"
+WRONG |= {
+    "offset_clamped__by_a_triangle_cut": changed(
+        "2.3",
+        (VISIBLE, "    rows = max(query_length, key_length)\n"
+                  "    visible = torch.ones(rows, key_length, dtype=torch.bool).tril()[-query_length:]"),
+    ),
+    "negative_slice": changed(
+        "2.3",
+        (VISIBLE, "    visible = torch.ones(query_length, key_length, dtype=torch.bool)\n"
+                  "    for query in range(query_length):\n"
+                  "        visible[query, key_length - query_length + query + 1:] = False"),
+    ),
+    "negative_slice__of_columns": changed(
+        "2.3",
+        (VISIBLE, "    visible = torch.ones(query_length, key_length, dtype=torch.bool)\n"
+                  "    offset = key_length - query_length\n"
+                  "    visible[:, offset:] = visible[:, offset:].tril()"),
+    ),
+}
+UNUSUAL |= {
+    "row by row, by slices": changed(
+        "2.3",
+        (VISIBLE, "    visible = torch.zeros(query_length, key_length, dtype=torch.bool)\n"
+                  "    for query in range(query_length):\n"
+                  "        visible[query, : max(0, key_length - query_length + query + 1)] = True"),
+    ),
+}

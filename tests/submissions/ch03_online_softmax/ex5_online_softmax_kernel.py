@@ -403,3 +403,13 @@ WRONG |= {
     )
     for least in ("8.0", "1.0")
 }
+
+
+def _skipping_tiles(distance):
+    """The course's answer without the tiles that lie so far below what was seen before."""
+    start = "        new_max = tl.maximum("
+    skipped = f'tl.where(tl.max(tile, axis=0) < running_max - {distance}, float("-inf"), tile)'
+    return changed("3.5", (start, f"        tile = {skipped}\n{start}"))
+
+
+WRONG |= {"low_tiles_skipped": _skipping_tiles(8.0), "low_tiles_skipped__20": _skipping_tiles(20.0)}

@@ -255,3 +255,16 @@ class PageAllocator:
         ("raise MemoryError(", "raise PoolIsFull("),
     ),
 }
+
+
+WRONG |= {
+    "pages_at_multiples_alone": changed(
+        "6.2", (MORE, "starts = range(length - count, length, self.page_size)\n"
+                      "        more = sum(token % self.page_size == 0 for token in starts)")
+    ),
+}
+UNUSUAL |= {
+    "pages counted by the tokens that begin one": changed(
+        "6.2", (MORE, "more = sum(token % self.page_size == 0 for token in range(length - count, length))")
+    ),
+}

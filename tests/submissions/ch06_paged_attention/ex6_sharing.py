@@ -290,3 +290,22 @@ WRONG |= {
 UNUSUAL |= {
     "tokens as bytes of 32 bits": changed("6.6", ("tuple(tokens[:end])", "np.array(tokens[:end], np.int32).tobytes()")),
 }
+
+
+LET_GO = DROPPED + "                self.unused.append(page)\n"
+WRONG |= {
+    "flag_for_a_count__or_not": changed(
+        "6.6",
+        ("self.holders = [0] * pages", "self.shared = set()\n        self.holders = [0] * pages"),
+        (COUNTED, COUNTED.replace("self.holders[page] += 1", "self.shared.add(page)")),
+        ("self.holders[table[-1]] > 1", "table[-1] in self.shared"),
+        ("            self.holders[source] -= 1", "            self.shared.discard(source)"),
+        (LET_GO, "            if page in self.shared:\n                self.shared.discard(page)\n"
+                 "            else:\n                self.unused.append(page)\n"),
+    ),
+    "freed_while_shared__once": changed(
+        "6.6",
+        (LET_GO, "            self.holders[page] = 0\n            if page not in self.unused:\n"
+                 "                self.unused.append(page)\n"),
+    ),
+}

@@ -68,3 +68,27 @@ UNUSUAL = {
         "10.1", (ROW, "return (output.double() * output_gradient.double()).sum(dim=-1).float()")
     ),
 }
+
+
+def _by_einsum(letters, of="row_delta"):
+    """The course's answer with Δ from an einsum."""
+    if of == "row_delta":
+        whole = f'torch.einsum("{letters}", output.float(), output_gradient.float())'
+        return changed("10.1", ("(output.float() * output_gradient.float()).sum(dim=-1)", whole))
+    whole = f'torch.einsum("{letters}", probabilities, probability_gradients)[..., None]'
+    return changed("10.1", ("(probabilities * probability_gradients).sum(dim=-1, keepdim=True)", whole))
+
+
+WRONG |= {
+    "letters_differ": _by_einsum("hqd,hkd->hq"),
+    "letters_differ__in_the_output": _by_einsum("hkd,hqd->hq"),
+    "letters_differ__of_the_heads": _by_einsum("hqd,gqd->hq"),
+    "letters_differ__of_both": _by_einsum("hqd,gkd->hq"),
+    "letters_differ__of_probabilities": _by_einsum("hqk,hjk->hq", of="softmax_gradient"),
+    "letters_differ__of_gradients": _by_einsum("hjk,hqk->hq", of="softmax_gradient"),
+    "letters_differ__of_their_heads": _by_einsum("hqk,gqk->hq", of="softmax_gradient"),
+    "modified_input__and_returned": changed(
+        "10.1", ("return probabilities * (", "return probabilities.mul_("),
+    ),
+}
+UNUSUAL |= {"einsum": _by_einsum("hqd,hqd->hq"), "einsum of P and dP": _by_einsum("hqk,hqk->hq", of="softmax_gradient")}

@@ -169,3 +169,23 @@ WRONG |= {
         "10.3", (TILE, TILE.replace("+ query_rows,", "+ query_rows - 1,"))
     ),
 }
+
+
+def _beginning_at(start):
+    """The course's answer whose loop over queries begins there where the mask is causal."""
+    begin = f"begin = max(0, {start}) if causal else 0\n    "
+    return changed("10.3", (LOOP, begin + LOOP.replace("range(0,", "range(begin,")))
+
+
+WRONG |= {
+    "loop_offset_turned_round": _beginning_at("first_key + key_length - query_length"),
+    "loop_offset_turned_round__aligned": _beginning_at(
+        "(first_key + key_length - query_length) // query_rows * query_rows"
+    ),
+    "scale_twice__by_a_scaled_query": changed(
+        "10.3",
+        ("    scale = 1 / math.sqrt(head_dim)\n", "    scale = 1 / math.sqrt(head_dim)\n    query = query * scale\n"),
+        ("scale * (query[tile] @ keys.T)", "query[tile] @ keys.T"),
+    ),
+}
+UNUSUAL |= {"begins where the block is first seen": _beginning_at("first_key + query_length - key_length")}

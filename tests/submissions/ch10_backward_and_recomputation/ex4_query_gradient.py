@@ -152,3 +152,38 @@ UNUSUAL = {
         ),
     ),
 }
+
+
+TILE = "        tile = slice(first_key, min(first_key + key_rows, key_length))"
+
+
+def _left_where(condition):
+    """The course's answer, left at the first tile of keys of which this is true where the mask is causal."""
+    return changed("10.4", (TILE, f"{TILE}\n        if causal and {condition}:\n            break"))
+
+
+WRONG |= {
+    "partial_tile_skipped__by_the_number_of_tiles": changed(
+        "10.4", (LOOP, LOOP.replace("key_length,", "key_length // key_rows * key_rows,"))
+    ),
+    "last_tile_counted_twice": changed(
+        "10.4", (TILE, f"        first_key = max(0, min(first_key, key_length - key_rows))\n{TILE}")
+    ),
+    "left_at_the_first_partly_hidden_tile": _left_where("tile.start > positions[0]"),
+    "left_at_the_first_partly_hidden_tile__by_its_last_key": _left_where("tile.stop - 1 > positions[-1]"),
+    "last_key_missing": changed("10.4", (TILE, TILE.replace("key_length)", "key_length - 1)"))),
+    "last_key_missing__of_the_range": changed("10.4", (LOOP, LOOP.replace("key_length", "key_length - 1"))),
+    "last_key_missing__of_each_tile": changed("10.4", (TILE, TILE.replace("+ key_rows,", "+ key_rows - 1,"))),
+    "last_key_missing__of_those_seen": changed(
+        "10.4",
+        (LOOP, "end = min(key_length, max(0, int(positions[-1]))) if causal else key_length\n"
+               "    for first_key in range(0, end, key_rows):"),
+        (TILE, TILE.replace("key_length)", "end)")),
+    ),
+    "loop_offset_turned_round": changed(
+        "10.4",
+        (LOOP, "end = min(key_length, first_query + rows + query_length - key_length) if causal else key_length\n"
+               "    for first_key in range(0, max(0, end), key_rows):"),
+    ),
+}
+UNUSUAL |= {"left where no query sees the tile": _left_where("tile.start > positions[-1]")}

@@ -183,3 +183,10 @@ WRONG |= {
         "10.5", ("states = {0: (0, ())}", "states = {0.0: (0, ())}"), ("inputs = 0", "inputs = 0.0")
     ),
 }
+
+
+WRONG |= {
+    "none_without_layers": changed(
+        "10.5", ("None if best is None else list(best[1])", "list(best[1]) if best and best[1] else None")
+    ),
+}

@@ -133,3 +133,9 @@ UNUSUAL = {
         "signs by common bits": SIGNS_BY_BITS,
         "float64 within": changed("12.7", (CODES, "(block.double() / scale).to(torch.float8_e4m3fn).float()")),
     }
+
+
+WRONG |= {
+    "zeros_divided_too_early": changed("12.7", ("(block / scale)", "(block / (largest / 448))")),
+    "scale_with_a_floor__added": changed("12.7", (SCALE, "scale = largest / 448 + 1e-20")),
+}
