@@ -516,10 +516,11 @@ for name, cache in {"restored": (restored(keys, -2), restored(values, -1)), "who
     print(f"off from attention with the {name} cache: {float((output - wanted).norm() / wanted.norm()):.1e}")
 
 # %% [markdown]
-# It is off by more, about 13 %. Averaging over 512 random tokens makes the values smaller and their errors too, so the
-# values' own errors still count 9 %. The keys' errors change the weights, which adds another 9 %, and two independent
-# errors of 9 % make $\sqrt{9^2 + 9^2} \approx 13$ %. Random numbers say little about a model, though, so you will
-# measure a trained one below.
+# It is off by more: by 11 to 13 %, depending on the random numbers. The output is a mean over 512 random tokens. That
+# makes the values smaller and their errors too, so the values' own errors still count 9 %. The keys' errors change the
+# weights, which costs about as much. Independent errors add in squares, so both together are a little below
+# $\sqrt{9^2 + 9^2} \approx 13$ %. Random numbers say little about a model, though, so you will measure a trained one
+# below.
 #
 # **How fast can it be?** Reading 3.6 times fewer bytes allows 3.6 times the speed, but only if the arithmetic takes no
 # longer than the loads. How much arithmetic is that? An H200 has 132 multiprocessors with 128 lanes each for ordinary

@@ -124,7 +124,7 @@ CHOICE = (
         size_in_numbers=("4 * sizes[0]", "2 * sizes[0]")),
     *edits("`keep` was chosen wherever it fits. Compare its time with those of the others.",
         kept_if_it_fits=('["keep", "fuse", "once"] if fits', '["keep"] if fits')),
-    *edits("A quantised cache was always chosen. Compare with `keep` too: dequantising may take longer than the bytes.",
+    *edits("A quantised cache was always chosen. Compare with `keep` too, which is faster where dequantising is slow.",
         never_kept=('["keep", "fuse", "once"] if fits else ["fuse", "once"]', '["fuse", "once"]')),
     *edits("`once` is never chosen. For many query tokens, dequantising in every pass is the slower plan.",
         never_once=('"fuse", "once"] if', '"fuse"] if', '["fuse", "once"]', '["fuse"]')),
