@@ -248,7 +248,9 @@ EXERCISE = Exercise(
     ),
     models=(
         model_of(fast_attention, CHANGES, PARTS, USES, styles=((),), pairs=False, draws=3),
-        model_of(fast_attention, CHANGES, PARTS, USES, styles=tuple((row.id,) for row in OTHER_TILES), pairs=False, draws=3),
+        model_of(
+            fast_attention, CHANGES, PARTS, USES, styles=tuple((row.id,) for row in OTHER_TILES), pairs=False, draws=3
+        ),
         model_of(fast_attention, only(CHANGES, *IN_PAIRS), PARTS, USES, draws=3),
     ),
     mistakes=(Mistake("writes_the_score_matrix", WHOLE_MATRIX, when=makes_whole_matrix, cost=True),),

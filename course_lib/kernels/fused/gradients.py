@@ -2,6 +2,10 @@
 
 from collections.abc import Callable
 
+import torch
+
+from course_lib.kernels.memory.checks import as_rows
+
 
 def no_second_derivative(name: str) -> Callable:
     """The derivative to register for a backward operator: none, in a sentence."""
@@ -14,3 +18,11 @@ def no_second_derivative(name: str) -> Callable:
         )
 
     return refuse
+
+
+def rows_of_gradient(tensor: torch.Tensor) -> torch.Tensor:
+    """A gradient as rows. Autograd decides how it lies, with strides of 0 behind a sum, so it may have to be copied."""
+    try:
+        return as_rows("gradient", tensor)
+    except ValueError:
+        return as_rows("gradient", tensor.contiguous())

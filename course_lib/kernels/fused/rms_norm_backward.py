@@ -32,6 +32,7 @@ from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.hardware.device import machine
 from course_lib.kernels.fused.add_rms_norm import LARGE, TILE_ELEMENTS, inverse_of_rms
 from course_lib.kernels.fused.checks import check_epsilon, check_weight
+from course_lib.kernels.fused.gradients import rows_of_gradient
 from course_lib.kernels.memory.checks import FLOAT_DTYPES, as_rows, check_alike, check_tensor
 from course_lib.kernels.memory.row_sum import row_sum
 from course_lib.kernels.softmax.rows import LARGEST_GROUP
@@ -216,14 +217,6 @@ def rms_norm_backward(summed, weight, normalised_gradient, summed_gradient=None,
     return input_gradient, row_sum(partial_sums.t()).to(weight.dtype)
 
 
-def rows_of_gradient(tensor: torch.Tensor) -> torch.Tensor:
-    """A gradient as rows. Autograd decides how it lies, with strides of 0 behind a sum, so it may have to be copied."""
-    try:
-        return as_rows("gradient", tensor)
-    except ValueError:
-        return as_rows("gradient", tensor.contiguous())
-
-
 def launch_one_pass(summed, weight, gradient, summed_gradient, input_gradient, epsilon: float) -> torch.Tensor:
     """Returns the partial sums of the weight's gradient, float32 [programs, columns]."""
     rows, columns = summed.shape
@@ -291,6 +284,7 @@ def compile_cases() -> list[CompileCase]:
             {f"{name}_pointer": f"*{kind}" for name in pointers} | numbers | dict.fromkeys((*sizes, *strides), "i32")
         )
         signature = {name: every[name] for name in kernel.arg_names if name in every}
-        cases.append(CompileCase(kernel, signature, constants, num_warps=warps, archs=archs,
+        divisible = [name for name in signature if name.endswith(("_pointer", "_stride")) or name == "columns"]
+        cases.append(CompileCase(kernel, signature, constants, num_warps=warps, archs=archs, divisible=divisible,
                                  label=f"{kind} {constants['BLOCK_COLUMNS']}"))  # fmt: skip
     return cases
