@@ -32,7 +32,6 @@ from exercises.topics.memory import store
 from exercises.topics.pytorch_operations import ARITHMETIC
 from exercises.topics.vector_inputs import VALUES, huge
 
-
 COMPARED = (
     " The mask counts elements: compare `offsets` with the length, and not `offsets * stride`. A stride may be 0."
 )
