@@ -667,7 +667,7 @@ def flash_decode(query, key_pages, value_pages, block_tables, lengths, splits):
             (i + 1) · page_size - 1 of a sequence. What a length doesn't reach is undefined: entries, and rows of pages
             too.
         lengths: [batch], int32: the tokens of each sequence, from 0.
-        splits: at least 1. Which keys a split has is up to you.
+        splits: 1 to 256. Which keys a split has is up to you.
 
     No tensor that PyTorch allocates may have more elements than key_pages, or than the partial results of all splits
     where those are more: splits · batch · query_heads · (head_dim + 1).

@@ -6,23 +6,32 @@ import torch
 
 from course_lib.checker import TRITON, Allocates, Case, Exercise, Forbids, LaunchesTriton, Mistake, Moves
 from course_lib.checker.specification.contract import Contract
+from course_lib.checker.specification.draw import Draw
+from course_lib.checker.specification.edits import edits, model_of, without
 from course_lib.checker.specification.layouts import beyond_32_bits, contiguous, unit_last
-from course_lib.checker.specification.model import Slip
 from exercises.topics.decode import PLAIN, decode, gather_pages
 from exercises.topics.decode_inputs import SCORES, UNUSED, far_below_finite, fits, layouts, lengths, pages
-from exercises.topics.decode_model import Shape, decode_model
 from exercises.topics.decode_slips import (
     EMPTY_SEQUENCE,
-    KEYS,
-    OUTPUT_LIKE_QUERY,
+    HIDDEN,
+    LAST_PAGE_READ_WHOLE,
+    ONE_HEAD,
     OUTPUT_STRIDES,
     PAGES,
+    PLACE,
     SOFTMAX,
+    STEPS,
+    TOTAL,
+    UNGUARDED,
+    keys_that_count,
+    output_laid_out_like_query,
     strides,
 )
+from exercises.topics.decode_steps import heads_of, pages_of, queries, rows_at, stored, tiles, walk
 from exercises.topics.evidence import NAN_FROM_THE_START, all_nan
 from exercises.topics.paging import paged
 from exercises.topics.rising import MAXIMUM_OF_THE_FIRST_TILE, decode_scores, rising, stays_behind
+from exercises.topics.running import start, step
 
 BIG = 55.0  # standard deviation of scores whose exponentials overflow in float32
 
@@ -66,6 +75,9 @@ def decode_cases(draw):
         case("float16, head dimension 64", 2, 64, [40, 11], 16, dtype=torch.float16),
         case("2 sequences of 64 tokens, 2 heads, bytes counted", 2, 64, [64, 64], 16, metered=True),
     ]
+    query, key_pages, value_pages, *rest = paged(Draw(65), 1, 16, [300], 16, dtype=torch.float16)
+    near_300 = (torch.zeros_like(query), key_pages, value_pages * 10 + 300, *rest)
+    cases.append(Case("float16, values near 300, 300 equal scores", near_300))
     query, *pools, tables, counts = paged(draw, 2, 16, [9, 20], 8)
     cases += beyond_32_bits(draw, "pages", pools, tables, counts, before=(query,))
     if draw.on_gpu:
@@ -152,43 +164,91 @@ ONE_PAGE_SHORT = (
     "A page is missing at the end of a sequence{}: the loop is one page short there. A sequence has tl.cdiv(length, "
     "PAGE_SIZE) pages."
 )
-WHOLE_LAST_PAGE = next(slip.sentence for slip in PAGES if slip.id == "last_page_read_whole")
 
-SLIPS = (
+
+def paged_decode(query, key_pages, value_pages, block_tables, lengths):
+    keys, values, tables = key_pages, value_pages, block_tables
+    heads, key_head = heads_of(query.shape[1], keys.shape[1])
+    length, page_size = lengths.long()[None], keys.shape[2]  # [1, batch]
+    blocks = -(-length // page_size)
+    first, last, tile = torch.zeros_like(length), blocks * page_size, page_size  # a whole page in every step
+    positions = tiles(first, last, tile)  # [1, batch, keys]
+    present = positions < length[..., None]
+    pages = pages_of(tables, positions, positions < last[..., None], last, page_size, tile)
+    slots = positions % page_size
+    key_rows = rows_at(keys, present, keys.stride(0), keys.stride(1), keys.stride(2), pages, key_head, slots)
+    value_rows = rows_at(values, present, values.stride(0), values.stride(1), values.stride(2), pages, key_head, slots)
+    running_max, running_sum, accumulator = walk(
+        queries(query, heads), key_rows, value_rows, present, first, last, tile, torch.float32
+    )
+    total = torch.where(running_sum == 0, 1.0, running_sum)
+    return stored((accumulator / total[..., None])[0].to(query.dtype), heads, query)
+
+
+BLOCKS = "-(-length // page_size)"
+CHANGES = (
     *PAGES,
-    Slip("last_page_left_out__always", ONE_PAGE_SHORT.format("")),
-    Slip("last_page_left_out__where_full", ONE_PAGE_SHORT.format(" that fills its last page")),
-    Slip("last_page_left_out__of_one_token", ONE_PAGE_SHORT.format(" whose last page holds one token")),
-    Slip("last_page_read_whole__mask", WHOLE_LAST_PAGE),
-    Slip("last_page_read_whole__offset_compared", WHOLE_LAST_PAGE),
-    Slip("first_head_for_all", "Every head reads the keys and values of head 0. Add head * head stride."),
-    Slip("first_head_for_all__key", "Every head reads the keys of head 0. Add head * key_head_stride."),
-    Slip("first_head_for_all__value", "Every head reads the values of head 0. Add head * value_head_stride."),
-    *KEYS,
+    *edits(
+        ONE_PAGE_SHORT.format(""), last_page_left_out__always=(BLOCKS, "(-(-length // page_size) - 1).clamp(min=0)")
+    ),
+    *edits(
+        ONE_PAGE_SHORT.format(" that fills its last page"),
+        last_page_left_out__where_full=(
+            BLOCKS,
+            "(length - 1).clamp(min=0) // page_size + (length % page_size > 0).long()",
+        ),
+    ),
+    *edits(
+        ONE_PAGE_SHORT.format(" whose last page holds one token"),
+        last_page_left_out__of_one_token=(BLOCKS, "-(-(length - 1).clamp(min=0) // page_size)"),
+    ),
+    *edits(
+        LAST_PAGE_READ_WHOLE,
+        last_page_read_whole__offset_compared=("positions < length[..., None]", f"{PLACE} < length[..., None]"),
+    ),
+    *edits("Every head reads the keys and values of head 0. Add head * head stride.", first_head_for_all=ONE_HEAD),
+    *edits("Every head reads the keys of head 0. Add head * key_head_stride.", first_head_for_all__key=ONE_HEAD[:2]),
+    *edits(
+        "Every head reads the values of head 0. Add head * value_head_stride.", first_head_for_all__value=ONE_HEAD[2:]
+    ),
+    *without(keys_that_count("length", "tables.shape[1] * keys.shape[2]"), "last_tile_skipped"),  # that is a page
     *SOFTMAX,
-    Slip(
-        "first_tile_skipped",
+    *edits(
         "The first page of a sequence is never looked at. The loop begins with entry 0 of the table.",
+        first_tile_skipped=(STEPS, "range(tile, scores.shape[-1], tile)"),
     ),
-    *(
-        Slip(
-            f"hidden_scored_minus_1e9{way}",
-            "Positions behind the last token were given a finite score. Where all true scores are lower still, those "
-            "decide: a hidden score is minus infinity.",
-            alone=True,
-        )
-        for way in ("", "__1e3", "__1e4")
+    *edits(
+        "Only the first pages of a sequence are read, however many it has: the loop ends at a fixed number. A sequence "
+        "has tl.cdiv(length, PAGE_SIZE) pages.",
+        **{f"only_first_pages__{count}": (BLOCKS, f"({BLOCKS}).clamp(max={count})") for count in (8, 16)},
     ),
-    Slip("table_read_past_its_end", PAST_THE_TABLE),
-    Slip("empty_sequence_nan", EMPTY_SEQUENCE),
+    *edits(
+        "Positions behind the last token were given a finite score. Where all true scores are lower still, those "
+        "decide: a hidden score is minus infinity.",
+        alone=True,
+        **{
+            f"hidden_scored_minus_1e9{way}": (HIDDEN, HIDDEN.replace("-INF", number))
+            for way, number in (("", "-1e9"), ("__1e3", "-1e3"), ("__1e4", "-1e4"))
+        },
+    ),
+    *edits(PAST_THE_TABLE, table_read_past_its_end=(BLOCKS, "length // page_size + 1")),
+    *edits(EMPTY_SEQUENCE, empty_sequence_nan=(TOTAL, "running_sum")),
     *strides("page", paged=True),
-    Slip(
-        "table_stride_from_lengths",
+    *edits(
         "Where a sequence's row of the table begins was computed from the longest length. The table may be wider: use "
         "block_tables.stride(0).",
+        table_stride_from_lengths=("tables.stride(0)", "int(last.max()) // page_size"),
     ),
     *OUTPUT_STRIDES,
-    OUTPUT_LIKE_QUERY,
+    *output_laid_out_like_query("stored((accumulator / total[..., None])[0].to(query.dtype), heads, query)"),
+    *UNGUARDED,
+    *edits("", divided_where_tokens=(TOTAL, f"torch.where(lengths[:, None, None] > 0, running_sum, {TOTAL})")),
+)
+MODEL = model_of(
+    paged_decode,
+    CHANGES,
+    (heads_of, queries, tiles, pages_of, rows_at, start, step, walk, stored),
+    styles=(("unguarded",), ("unguarded", "divided_where_tokens"), ()),
 )
 
 EXERCISE = Exercise(
@@ -199,13 +259,7 @@ EXERCISE = Exercise(
     oracle=paged_oracle,
     contracts=(CONTRACT,),
     plain=tuple(map(_plainly, PLAIN)),
-    models=(
-        decode_model(
-            Shape(paged=True, key_rows=0, by_dot=False, table_masked=False),
-            SLIPS,
-            styles=((), ("divided_where_tokens",), ("guarded",)),
-        ),
-    ),
+    models=(MODEL,),
     needs=TRITON,
     uses_dot=True,
     requirements=(

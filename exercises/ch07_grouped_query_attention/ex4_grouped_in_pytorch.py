@@ -6,8 +6,8 @@ import torch
 
 from course_lib.checker import Allocates, Case, Exercise, Forbids, Mistake
 from course_lib.checker.specification.contract import Contract
+from course_lib.checker.specification.edits import edits, model_of
 from course_lib.checker.specification.layouts import any_strides
-from course_lib.checker.specification.model import Model, Slip
 from exercises.ch07_grouped_query_attention.slips import (
     BIG,
     KEYS_REPEATED,
@@ -91,117 +91,99 @@ CONTRACT = Contract(
 )
 
 
-def _grouped(s, query, key, value):
-    """What PyTorch makes of it, in the tensors' own dtype, with these slips."""
+def grouped_attention(query, key, value):
     key_heads, group = key.shape[1], query.shape[1] // key.shape[1]
-    heads = torch.arange(query.shape[1])
     rows = query.unflatten(1, (key_heads, group))  # [batch, key_heads, group, head_dim]
-    if s("queries_interleaved", "by_modulo"):
-        rows = query.unflatten(1, (group, key_heads)).transpose(1, 2)
-    if s("by_count", "first_head_for_all"):
-        chosen = (heads // key_heads).clamp(max=key_heads - 1) if s("by_count") else heads * 0
-        rows, key, value = query[:, :, None], key[:, chosen], value[:, chosen]
-    if s("keys_used_as_values"):
-        value = key
-    if s("values_used_as_keys"):
-        key = value
-    scale = query.shape[-1] ** -0.5
-    if s("scale_missing"):
-        scale = 1.0
-    if s("scale_twice"):
-        scale = scale * scale
-    if s("scale_inverted"):
-        scale = 1 / scale
-    if s("scale_by_length"):
-        scale = key.shape[2] ** -0.5
-    if s("first_sequence_for_all", "first_sequence_for_all__key"):
-        key = key[:1]
-    if s("first_sequence_for_all", "first_sequence_for_all__value"):
-        value = value[:1]
-    after = s("scaled_after_the_softmax")
-    scores = rows @ key.transpose(-1, -2) * (1.0 if after else scale)
-    if s("scores_in_16_bits"):
-        scores = (rows @ key.transpose(-1, -2)).half().to(query.dtype) * scale
-    if s("scores_in_16_bits__scaled"):
-        scores = scores.half().to(query.dtype)
-    if s("no_maximum"):
-        weights = scores.exp() / scores.exp().sum(-1, keepdim=True)
-    elif s("maximum_of_all", "maximum_of_all__of_the_group"):
-        largest = scores.max() if s("maximum_of_all") else scores.amax((2, 3), keepdim=True)
-        weights = (scores - largest).exp() / (scores - largest).exp().sum(-1, keepdim=True)
-    elif s("not_divided"):
-        weights = (scores - scores.amax(-1, keepdim=True)).exp()
-    else:
-        weights = torch.softmax(scores, dim=2 if s("softmax_over_the_group") else 1 if s("softmax_over_heads") else 3)
-    output = (weights * scale if after else weights) @ value
-    if s("outputs_interleaved", "by_modulo"):
-        output = output.transpose(1, 2)
-    return output.flatten(1, 2)
+    scores = rows @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
+    weights = torch.softmax(scores, dim=3)
+    return (weights @ value).flatten(1, 2)
 
 
-SLIPS = (
-    Slip("by_modulo", BY_MODULO),
-    Slip("by_count", BY_COUNT),
-    Slip("first_head_for_all", FIRST_HEAD),
-    Slip(
-        "queries_interleaved",
+ROWS, OUTPUT = "query.unflatten(1, (key_heads, group))", "(weights @ value)"
+KEYS, SCALE, SOFTMAX = "key.transpose(-1, -2)", "query.shape[-1] ** -0.5", "torch.softmax(scores, dim=3)"
+SCALED = f"rows @ {KEYS} * {SCALE}"
+TURNED = "query.unflatten(1, (group, key_heads)).transpose(1, 2)"
+BY_COUNTED = "[:, (torch.arange(query.shape[1]) // key_heads).clamp(max=key_heads - 1)]"
+FROM = "(scores - {0}).exp() / (scores - {0}).exp().sum(-1, keepdim=True)"
+CHANGES = (
+    *edits(BY_MODULO, by_modulo=(ROWS, TURNED, OUTPUT, f"{OUTPUT}.transpose(1, 2)")),
+    *edits(
+        BY_COUNT,
+        by_count=(
+            *(ROWS, "query[:, :, None]", KEYS, f"key{BY_COUNTED}.transpose(-1, -2)"),
+            *(OUTPUT, f"(weights @ value{BY_COUNTED})"),
+        ),
+    ),
+    *edits(FIRST_HEAD, first_head_for_all=(KEYS, "key[:, :1].transpose(-1, -2)", OUTPUT, "(weights @ value[:, :1])")),
+    *edits(
         "The query heads were split as [group, key_heads]. Neighbours share a KV head, so the split is [key_heads, "
         "group].",
+        queries_interleaved=(ROWS, TURNED),
     ),
-    Slip(
-        "outputs_interleaved",
+    *edits(
         "The output's heads are in another order than the queries': they were put together as [group, key_heads]. "
         "Bring the result to [batch, key_heads, group, head_dim] before you flatten it.",
+        outputs_interleaved=(OUTPUT, f"{OUTPUT}.transpose(1, 2)"),
     ),
-    Slip("keys_used_as_values", "The weights are multiplied with the keys. The second product takes the values."),
-    Slip("values_used_as_keys", "The queries are multiplied with the values. The first product takes the keys."),
-    Slip("scale_missing", SCALE_MISSING),
-    Slip("scale_twice", SCALE_TWICE),
-    Slip("scale_inverted", "The scores are multiplied by √head_dim. They are divided by it: the scale is 1/√head_dim."),
-    Slip("scale_by_length", "The scale is taken from the number of keys. It is 1/√head_dim, whatever the length."),
-    Slip(
-        "softmax_over_the_group",
+    *edits(
+        "The weights are multiplied with the keys. The second product takes the values.",
+        keys_used_as_values=(OUTPUT, "(weights @ key)"),
+    ),
+    *edits(
+        "The queries are multiplied with the values. The first product takes the keys.",
+        values_used_as_keys=(KEYS, "value.transpose(-1, -2)"),
+    ),
+    *edits(SCALE_MISSING, scale_missing=(SCALED, f"rows @ {KEYS}")),
+    *edits(SCALE_TWICE, scale_twice=(SCALE, "query.shape[-1] ** -1.0")),
+    *edits(
+        "The scores are multiplied by √head_dim. They are divided by it: the scale is 1/√head_dim.",
+        scale_inverted=(SCALE, "query.shape[-1] ** 0.5"),
+    ),
+    *edits(
+        "The scale is taken from the number of keys. It is 1/√head_dim, whatever the length.",
+        scale_by_length=(SCALE, "key.shape[2] ** -0.5"),
+    ),
+    *edits(
         "The softmax runs over the query heads of a group. Each query head weighs the keys: softmax over the last "
         "dimension of [batch, key_heads, group, length].",
+        softmax_over_the_group=("dim=3", "dim=2"),
     ),
-    Slip(
-        "softmax_over_heads",
+    *edits(
         "The softmax runs over the KV heads. Each query head weighs the keys: softmax over the last dimension of "
         "[batch, key_heads, group, length].",
+        softmax_over_heads=("dim=3", "dim=1"),
     ),
-    Slip(
-        "no_maximum",
+    *edits(
         "exp overflows float32 above 88, and infinity divided by infinity is NaN. Subtract each row's maximum first, "
         "or take torch.softmax.",
+        no_maximum=(SOFTMAX, "scores.exp() / scores.exp().sum(-1, keepdim=True)"),
     ),
-    *(
-        Slip(
-            f"maximum_of_all{whose}",
-            "One maximum is subtracted from the scores of several query heads. One whose scores lie far below it "
-            "loses all its weights, and 0 / 0 is NaN. Take each row's own: amax(dim=-1, keepdim=True).",
-        )
-        for whose in ("", "__of_the_group")
+    *edits(
+        "One maximum is subtracted from the scores of several query heads. One whose scores lie far below it loses all "
+        "its weights, and 0 / 0 is NaN. Take each row's own: amax(dim=-1, keepdim=True).",
+        maximum_of_all=(SOFTMAX, FROM.format("scores.max()")),
+        maximum_of_all__of_the_group=(SOFTMAX, FROM.format("scores.amax((2, 3), keepdim=True)")),
     ),
-    Slip(
-        "scaled_after_the_softmax",
+    *edits(
         "The scale is applied to the weights, after the softmax. It belongs to the scores, before it.",
+        scaled_after_the_softmax=(SCALED, f"rows @ {KEYS}", OUTPUT, f"(weights * {SCALE} @ value)"),
     ),
-    *(
-        Slip(
-            f"first_sequence_for_all{what}",
-            "Every sequence reads the keys or the values of the first one. The batch is a dimension of both: leave it.",
-        )
-        for what in ("", "__key", "__value")
+    *edits(
+        "Every sequence reads the keys or the values of the first one. The batch is a dimension of both: leave it.",
+        first_sequence_for_all=(KEYS, "key[:1].transpose(-1, -2)", OUTPUT, "(weights @ value[:1])"),
+        first_sequence_for_all__key=(KEYS, "key[:1].transpose(-1, -2)"),
+        first_sequence_for_all__value=(OUTPUT, "(weights @ value[:1])"),
     ),
-    *(
-        Slip(
-            f"scores_in_16_bits{where}",
-            "The scores are rounded to float16, which keeps three digits and nothing above 65,504. Leave them in the "
-            "tensors' dtype.",
-        )
-        for where in ("", "__scaled")
+    *edits(
+        "The scores are rounded to float16, which keeps three digits and nothing above 65,504. Leave them in the "
+        "tensors' dtype.",
+        scores_in_16_bits=(SCALED, f"(rows @ {KEYS}).half().to(query.dtype) * {SCALE}"),
+        scores_in_16_bits__scaled=(SCALED, f"({SCALED}).half().to(query.dtype)"),
     ),
-    Slip("not_divided", "The weights are not divided by their sum. The weights of a query head add up to 1."),
+    *edits(
+        "The weights are not divided by their sum. The weights of a query head add up to 1.",
+        not_divided=(SOFTMAX, "(scores - scores.amax(-1, keepdim=True)).exp()"),
+    ),
 )
 
 EXERCISE = Exercise(
@@ -212,7 +194,7 @@ EXERCISE = Exercise(
     oracle=shared_oracle,
     contracts=(CONTRACT,),
     plain=(*map(_plainly, PLAIN), _by_log_sum_exp),
-    models=(Model(_grouped, SLIPS),),
+    models=(model_of(grouped_attention, CHANGES),),
     requirements=(
         Allocates(lambda q, k, v: max(q.numel(), k.numel(), q.shape[0] * q.shape[1] * k.shape[2])),
         Forbids(("scaled_dot_product", "scaled_dot_product_attention")),

@@ -9,8 +9,9 @@ import torch
 
 from course_lib.checker import TRITON, Allocates, Case, Exercise, Forbids, LaunchesTriton, Mistake, Moves, ReadByKernels
 from course_lib.checker.specification.contract import Contract
+from course_lib.checker.specification.draw import Draw
+from course_lib.checker.specification.edits import edits, model_of
 from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
-from course_lib.checker.specification.model import Slip
 from exercises.ch07_grouped_query_attention.slips import BIG, KEYS_REPEATED, repeats_keys
 from exercises.topics.attention import close_to
 from exercises.topics.decode import PLAIN, cached, decode, decode_bytes
@@ -25,18 +26,23 @@ from exercises.topics.decode_inputs import (
     layouts,
     lengths,
 )
-from exercises.topics.decode_model import Shape, decode_model
 from exercises.topics.decode_slips import (
     CACHE,
     EMPTY_SEQUENCE,
-    GROUPED_SOFTMAX,
     HEADS,
-    KEYS,
+    LAGGING,
+    NATURAL,
+    OF_A_GROUP,
     OUT_OF_BOUNDS,
     OUTPUT_STRIDES,
     SOFTMAX,
+    TOTAL,
+    UNGUARDED,
+    WALKS,
+    keys_that_count,
     strides,
 )
+from exercises.topics.decode_steps import heads_of, of_all_rows, queries, rows_at, stored, tiles, walk
 from exercises.topics.evidence import (
     COMPUTED_IN_16_BITS,
     NAN_FROM_THE_START,
@@ -45,7 +51,8 @@ from exercises.topics.evidence import (
     right_to_three_digits,
     stored_in_16_bits,
 )
-from exercises.topics.rising import MAXIMUM_OF_THE_FIRST_TILE, decode_scores, risen_cache, stays_behind
+from exercises.topics.rising import MAXIMUM_OF_THE_FIRST_TILE, decode_scores, lagging_cache, risen_cache, stays_behind
+from exercises.topics.running import start, step
 
 
 def kernel_cases(draw):
@@ -62,6 +69,8 @@ def kernel_cases(draw):
         case("groups of 20: more rows than 16", 40, 2, 16, [66], 70, metered=True),
         case("scores of ±150: exp overflows", 8, 2, 32, [150], 192, score=BIG),
         Case("300 tokens, the last scores 160 above the first", risen_cache(draw)),
+        Case("float16, 300 tokens, the last scores 11.5 above the first", lagging_cache(Draw(75))),
+        Case("a group of 70: more rows than 64", cached(Draw(70), 70, 1, 16, [40], 48)),
         case("NaN in the slots that hold no token", 4, 2, 32, [40, 70], 128, unused=math.nan),
         Case("scores near -1e20", far_below_finite(*cached(draw, 4, 1, 32, [20], 32))),
         Case("all strides apart, lengths 5 and 3", laid_apart(draw, *cached(draw, 4, 2, 16, [5, 3], 8))),
@@ -144,17 +153,50 @@ def _program_beyond_the_key_heads(case, seen, got):
     return any(program and int(program[1]) >= key_heads for program in programs)
 
 
-SLIPS = (
+def grouped_decode(query, key_cache, value_cache, lengths):
+    tile = 64
+    keys, values = key_cache, value_cache
+    heads, key_head = heads_of(query.shape[1], keys.shape[1])
+    length = lengths.long()
+    first, last = torch.zeros_like(length)[None], length[None]  # [1, batch]
+    sequence, positions = torch.arange(len(length))[:, None], tiles(first, last, tile)  # [1, batch, keys]
+    present = positions < last[..., None]
+    key_rows = rows_at(keys, present, keys.stride(0), keys.stride(1), keys.stride(2), sequence, key_head, positions)
+    value_rows = rows_at(
+        values, present, values.stride(0), values.stride(1), values.stride(2), sequence, key_head, positions
+    )
+    running_max, running_sum, accumulator = walk(
+        queries(query, heads), key_rows, value_rows, present, first, last, tile, values.dtype
+    )
+    total = torch.where(running_sum == 0, 1.0, running_sum)
+    return stored((accumulator / total[..., None])[0].to(query.dtype), heads, query)
+
+
+CHANGES = (
     *HEADS,
     *CACHE,
-    *KEYS,
+    *keys_that_count(),
     *SOFTMAX,
-    *GROUPED_SOFTMAX,
-    Slip("empty_sequence_nan", EMPTY_SEQUENCE),
-    Slip("empty_sequence_nan__in_the_loop", EMPTY_SEQUENCE),
+    *NATURAL,
+    *LAGGING,
+    *OF_A_GROUP,
+    *edits(
+        EMPTY_SEQUENCE,
+        empty_sequence_nan=(TOTAL, "running_sum"),
+        empty_sequence_nan__in_the_loop=(WALKS, "first + begin < last.max().expand_as(last)"),
+    ),
     *strides("sequence"),
     *OUTPUT_STRIDES,
     *OUT_OF_BOUNDS,
+    *UNGUARDED,
+    *edits("", divided_where_tokens=(TOTAL, f"torch.where(lengths[:, None, None] > 0, running_sum, {TOTAL})")),
+)
+MODEL = model_of(
+    grouped_decode,
+    CHANGES,
+    (heads_of, queries, tiles, rows_at, start, step, walk, stored),
+    uses=(of_all_rows,),
+    styles=(("unguarded",), (), ("unguarded", "divided_where_tokens")),
 )
 
 EXERCISE = Exercise(
@@ -165,7 +207,7 @@ EXERCISE = Exercise(
     oracle=decode,
     contracts=(CONTRACT,),
     plain=PLAIN,
-    models=(decode_model(Shape(), SLIPS, styles=((), ("guarded",), ("divided_where_tokens",))),),
+    models=(MODEL,),
     needs=TRITON,
     uses_dot=True,
     requirements=(

@@ -18,8 +18,9 @@ from course_lib.checker import (
     ReadByKernels,
 )
 from course_lib.checker.specification.contract import Contract
+from course_lib.checker.specification.draw import Draw
+from course_lib.checker.specification.edits import edits, model_of, without
 from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
-from course_lib.checker.specification.model import Slip
 from exercises.ch08_flash_decoding.parts import BIG, FINITE_FOR_EMPTY, GRID_TURNED_ROUND, SKIPS_THE_WORK, partials
 from exercises.topics.attention import close_to
 from exercises.topics.decode import AS_GOOD, cached
@@ -34,21 +35,26 @@ from exercises.topics.decode_inputs import (
     layouts,
     lengths,
 )
-from exercises.topics.decode_model import Shape, decode_model
 from exercises.topics.decode_slips import (
     CACHE,
     EMPTY_SPLITS,
-    GROUPED_SOFTMAX,
     HEADS,
-    KEYS_OF_A_SPLIT,
+    LAGGING,
     LOG_SUM_EXP,
+    OF_A_GROUP,
+    ONE_OF_THE_NEXT_SPLIT,
+    ONE_OF_THE_SPLIT_MISSING,
     OUT_OF_BOUNDS,
+    OUTPUT,
     SOFTMAX,
     SPLIT_SIZES,
     SPLITS,
-    SPLITS_EXCHANGED,
+    TILES,
+    UNGUARDED,
+    keys_that_count,
     strides,
 )
+from exercises.topics.decode_steps import heads_of, of_all_rows, queries, rows_at, stored_parts, tiles, walk
 from exercises.topics.evidence import (
     COMPUTED_IN_16_BITS,
     NAN_FROM_THE_START,
@@ -57,7 +63,8 @@ from exercises.topics.evidence import (
     right_to_three_digits,
     stored_in_16_bits,
 )
-from exercises.topics.rising import MAXIMUM_OF_THE_FIRST_TILE, risen_cache, split_scores, stays_behind
+from exercises.topics.rising import MAXIMUM_OF_THE_FIRST_TILE, lagging_cache, risen_cache, split_scores, stays_behind
+from exercises.topics.running import start, step
 
 
 def partial_cases(draw):
@@ -71,6 +78,8 @@ def partial_cases(draw):
         Case("scores near -1e20", (*far_below_finite(*cached(draw, 4, 1, 32, [20], 32)), 2)),
         Case("scores of ±150: exp overflows", (*cached(draw, 4, 1, 32, [150], 160, score=BIG), 2)),
         Case("one split of 300 keys, the last scores 160 above the first", (*risen_cache(draw), 1)),
+        Case("one split, float16, the last scores 11.5 above the first", (*lagging_cache(Draw(82)), 1)),
+        Case("70 query heads on 1 KV head", (*cached(Draw(70), 70, 1, 16, [40], 48), 2)),
         Case("20 query heads on 1 KV head", (*cached(draw, 20, 1, 16, [50], 64), 2), metered=True),
         Case("all strides apart, lengths 5 and 3", (*laid_apart(draw, *cached(draw, 4, 2, 16, [5, 3], 8)), 2)),
         Case("NaN in the slots behind each sequence", (*cached(draw, 4, 1, 16, [70, 33], 96, unused=math.nan), 2)),
@@ -140,29 +149,69 @@ def _reads_for_every_head(case, seen, got):
     return all(map(close_to, got, partials(*case.args)))
 
 
-SLIPS = (
+def split_attention(query, key_cache, value_cache, lengths, splits):
+    tile = 64
+    keys, values = key_cache, value_cache
+    heads, key_head = heads_of(query.shape[1], keys.shape[1])
+    length, split = lengths.long(), torch.arange(splits)[:, None]
+    size = -(-length // splits)
+    first = split * size  # [splits, batch]
+    last = torch.minimum(first + size, length)
+    sequence, positions = torch.arange(len(length))[:, None], tiles(first, last, tile)  # [splits, batch, keys]
+    present = positions < last[..., None]
+    key_rows = rows_at(keys, present, keys.stride(0), keys.stride(1), keys.stride(2), sequence, key_head, positions)
+    value_rows = rows_at(
+        values, present, values.stride(0), values.stride(1), values.stride(2), sequence, key_head, positions
+    )
+    running_max, running_sum, accumulator = walk(
+        queries(query, heads), key_rows, value_rows, present, first, last, tile, values.dtype
+    )
+    total = torch.where(running_sum == 0, 1.0, running_sum)
+    return stored_parts(accumulator / total[..., None], running_max + torch.log(total), heads, query)
+
+
+CHANGES = (
     *HEADS,
     *CACHE,
     *SPLITS,
     *SPLIT_SIZES,
-    *KEYS_OF_A_SPLIT,
-    *SOFTMAX,
-    *GROUPED_SOFTMAX,
+    *keys_that_count(too_few=ONE_OF_THE_SPLIT_MISSING, too_many=ONE_OF_THE_NEXT_SPLIT),
+    *without(SOFTMAX, "no_running_max"),
+    *LAGGING,
+    *OF_A_GROUP,
     *LOG_SUM_EXP,
     *EMPTY_SPLITS,
-    SPLITS_EXCHANGED,
-    Slip(
-        "rows_a_group_apart",
+    *edits(
+        "The results are stored as [batch, splits, ...] where [splits, batch, ...] is asked for: the row number is "
+        "(split · batch + sequence) · query_heads + head.",
+        splits_and_sequences_exchanged=(
+            *(
+                "torch.arange(splits)[:, None] * batch + torch.arange(batch)",
+                "torch.arange(splits)[:, None] + torch.arange(batch) * splits",
+            ),
+        ),
+    ),
+    *edits(
         "From one sequence or split to the next the rows lie GROUP apart, as if a sequence had one KV head. It has all "
         "query heads: the row is (split · batch + sequence) · query_heads + head.",
+        rows_a_group_apart=("heads.numel()", "heads.shape[1]"),
     ),
-    Slip(
-        "weighed_already",
+    *edits(
         "A split's output is stored as the sum of exp(score) · value. Its own average is asked for: divide the "
         "accumulator by the running sum. The log-sum-exp says how much it weighs.",
+        weighed_already=(OUTPUT, "accumulator * torch.exp(running_max)[..., None]"),
     ),
     *strides("sequence"),
     *OUT_OF_BOUNDS,
+    *UNGUARDED,
+    *TILES,
+)
+MODEL = model_of(
+    split_attention,
+    CHANGES,
+    (heads_of, queries, tiles, rows_at, start, step, walk, stored_parts),
+    uses=(of_all_rows,),
+    styles=(("unguarded",), (), *(("unguarded", f"tile_{rows}") for rows in (16, 32, 128))),
 )
 
 EXERCISE = Exercise(
@@ -173,9 +222,7 @@ EXERCISE = Exercise(
     oracle=partials,
     contracts=(CONTRACT,),
     plain=tuple(map(partial_with, AS_GOOD)),
-    models=(
-        decode_model(Shape(split=True), SLIPS, styles=((), ("guarded",), ("tile_16",), ("tile_32",), ("tile_128",))),
-    ),
+    models=(MODEL,),
     needs=TRITON,
     uses_dot=True,
     requirements=(

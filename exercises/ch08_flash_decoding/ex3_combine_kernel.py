@@ -8,6 +8,7 @@ import torch
 
 from course_lib.checker import TRITON, Allocates, Case, Exercise, LaunchesTriton, Mistake, Moves
 from course_lib.checker.specification.contract import Contract, Level
+from course_lib.checker.specification.draw import Draw
 from exercises.ch08_flash_decoding.parts import COMBINE_PLAIN, FINITE_FOR_EMPTY, SKIPS_THE_WORK, combine
 from exercises.topics.decode_merge import MERGED
 from exercises.topics.evidence import (
@@ -36,6 +37,8 @@ def combine_cases(draw):
         case("log-sum-exps near -300", [[64] * 3], level=-300.0),
         case("8 splits, 2 sequences, head dimension 64, bytes counted", [[64] * 8] * 2, head_dim=64, metered=True),
     ]
+    counts, many = torch.full((300, 1), 4), Draw(300)
+    cases.append(Case("300 splits", _with_counts(many, counts, many.normal(300, 1, 2), 16)))
     if draw.on_gpu:
         cases.append(case("100 splits, 16 sequences, 32 heads", [[64] * 100] * 16, query_heads=32, head_dim=128))
     return cases

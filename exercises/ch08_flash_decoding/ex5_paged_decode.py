@@ -19,8 +19,9 @@ from course_lib.checker import (
     Requirement,
 )
 from course_lib.checker.specification.contract import Contract, Level
+from course_lib.checker.specification.draw import Draw
+from course_lib.checker.specification.edits import edits, model_of, without
 from course_lib.checker.specification.layouts import beyond_32_bits, contiguous, gaps, unit_last
-from course_lib.checker.specification.model import Slip
 from exercises.ch08_flash_decoding.parts import (
     BIG,
     COMBINE_PLAIN,
@@ -32,21 +33,35 @@ from exercises.ch08_flash_decoding.parts import (
 )
 from exercises.topics.decode import AS_GOOD, attend, decode, decode_lse, gather_pages
 from exercises.topics.decode_inputs import SCORES, UNUSED, far_below_finite, fits, laid_apart, layouts, lengths, pages
-from exercises.topics.decode_merge import MERGE
-from exercises.topics.decode_model import Shape, decode_model
+from exercises.topics.decode_merge import (
+    MERGE,
+    a_sequence_apart,
+    first_of,
+    merge,
+    taken_for_neighbours,
+    with_missing,
+)
 from exercises.topics.decode_slips import (
     AHEAD,
+    BLOCKS,
     EMPTY_SPLITS,
-    GROUPED_SOFTMAX,
     HEADS,
-    KEYS_OF_A_SPLIT,
+    LAGGING,
     LOG_SUM_EXP,
-    OUTPUT_LIKE_QUERY,
+    OF_A_GROUP,
+    ONE_OF_THE_NEXT_SPLIT,
+    ONE_OF_THE_SPLIT_MISSING,
     PAGES,
+    PLACE,
     SOFTMAX,
     SPLITS,
+    TILES,
+    UNGUARDED,
+    keys_that_count,
+    output_laid_out_like_query,
     strides,
 )
+from exercises.topics.decode_steps import heads_of, of_all_rows, pages_of, queries, rows_at, stored_parts, tiles, walk
 from exercises.topics.evidence import (
     COMPUTED_IN_16_BITS,
     NAN_FROM_THE_START,
@@ -56,7 +71,8 @@ from exercises.topics.evidence import (
     stored_in_16_bits,
 )
 from exercises.topics.paging import page_tables
-from exercises.topics.rising import MAXIMUM_OF_THE_FIRST_TILE, rising, split_scores, stays_behind
+from exercises.topics.rising import MAXIMUM_OF_THE_FIRST_TILE, lagging, rising, split_scores, stays_behind
+from exercises.topics.running import start, step
 
 
 def paged_oracle(query, key_pages, value_pages, block_tables, lengths, splits):
@@ -114,11 +130,11 @@ def _scores_of_splits(query, key_pages, value_pages, block_tables, lengths, spli
     return split_scores(query, gather_pages(key_pages, block_tables), lengths, splits)
 
 
-def _risen(draw):
-    """One sequence of 300 tokens in pages of 16, one split."""
+def _risen(draw, length=300, scores=rising, dtype=torch.float32):
+    """One sequence in pages of 16, one split."""
     plain = dict.fromkeys(("query_layout", "key_layout", "value_layout", "table_layout"), contiguous)
-    sizes = {"key_heads": 1, "group": 4, "head_dim": 16, "lengths": (300,), "page_size": 16, "spare": 1}
-    return pages(draw, **sizes, dtype=torch.float32, scores=rising, unused=None, **plain, splits=1)
+    sizes = {"key_heads": 1, "group": 4, "head_dim": 16, "lengths": (length,), "page_size": 16, "spare": 1}
+    return pages(draw, **sizes, dtype=dtype, scores=scores, unused=None, **plain, splits=1)
 
 
 def paged_cases(draw):
@@ -143,6 +159,9 @@ def paged_cases(draw):
     below = far_below_finite(*paged(draw, 4, 1, 16, [20], 16))
     cases.insert(-1, Case("scores near -1e20", (*below, 2)))
     cases.insert(-1, Case("one split of 300 tokens, the last scores 160 above the first", _risen(draw)))
+    lagging_scores = _risen(Draw(85), 150, lagging, torch.float16)
+    cases.insert(-1, Case("one split, float16, the last scores 11.5 above the first", lagging_scores))
+    cases.insert(-1, Case("70 query heads on 1 KV head", (*paged(Draw(70), 70, 1, 16, [40], 16), 2)))
     apart = laid_apart(draw, query, key_pages, value_pages, gaps(draw, tables), counts)
     cases.insert(-1, Case("all strides apart, lengths 5 and 3", (*apart, 2)))
     query, *pools, tables, counts = paged(draw, 4, 2, 16, [9, 20], 8)
@@ -194,7 +213,7 @@ CONTRACT = Contract(
         "query_layout": "the last stride 1",
         "key_layout": "Any strides but the last, which is 1",
         "table_layout": "any row stride",
-        "splits": "at least 1",
+        "splits": "splits: 1 to 256",
     },
     valid=lambda key_heads, group, lengths, splits, **others: (
         fits(lengths=lengths, **others)
@@ -252,39 +271,83 @@ NO_HEAD = (
     "BLOCK_G rows are heads: mask the load, and the stores too."
 )
 
-SLIPS = (
+
+def flash_decode(query, key_pages, value_pages, block_tables, lengths, splits):
+    tile = 64
+    keys, values, tables = key_pages, value_pages, block_tables
+    heads, key_head = heads_of(query.shape[1], keys.shape[1])
+    length, split, page_size = lengths.long(), torch.arange(splits)[:, None], keys.shape[2]
+    size = -(-length // splits)
+    first = split * size  # [splits, batch]
+    last = torch.minimum(first + size, length)
+    positions = tiles(first, last, tile)  # [splits, batch, keys]
+    present = positions < last[..., None]
+    pages, slots = pages_of(tables, positions, present, last, page_size, tile), positions % page_size
+    key_rows = rows_at(keys, present, keys.stride(0), keys.stride(1), keys.stride(2), pages, key_head, slots)
+    value_rows = rows_at(values, present, values.stride(0), values.stride(1), values.stride(2), pages, key_head, slots)
+    running_max, running_sum, accumulator = walk(
+        queries(query, heads), key_rows, value_rows, present, first, last, tile, values.dtype
+    )
+    total = torch.where(running_sum == 0, 1.0, running_sum)
+    parts = stored_parts(accumulator / total[..., None], running_max + torch.log(total), heads, query)
+    output, lse = merge(*parts)
+    return output.to(query.dtype), lse
+
+
+CHANGES = (
     *HEADS,
     *PAGES,
     *AHEAD,
     *SPLITS,
-    *KEYS_OF_A_SPLIT,
-    *SOFTMAX,
-    *GROUPED_SOFTMAX,
-    Slip(
-        "page_of_the_first_key",
+    *keys_that_count(
+        capacity="tables.shape[1] * keys.shape[2]", too_few=ONE_OF_THE_SPLIT_MISSING, too_many=ONE_OF_THE_NEXT_SPLIT
+    ),
+    *without(SOFTMAX, "no_running_max"),
+    *LAGGING,
+    *OF_A_GROUP,
+    *edits(
         "You look up one page for a whole tile, that of its first key. A tile may reach over several pages, so look up "
         "a page for each key: keys // PAGE_SIZE.",
+        page_of_the_first_key=(
+            BLOCKS,
+            f"({BLOCKS}).unflatten(-1, (-1, tile))[..., :1].repeat(1, 1, 1, tile).flatten(2)",
+        ),
     ),
-    Slip(
-        "page_size_rounded_up",
+    *edits(
         "A page's size was rounded up to the next power of two. Only a tile needs a power of two; a page may have any "
         "size, so divide by page_size itself.",
+        page_size_rounded_up=(*("[:, None], keys.shape[2]", "[:, None], 1 << (keys.shape[2] - 1).bit_length()"),),
     ),
-    Slip(
-        "slot_by_bit_mask",
+    *edits(
         "The place in a page is taken by a bit mask, keys & (PAGE_SIZE - 1), which holds for powers of two alone. It "
         "is keys % PAGE_SIZE.",
+        slot_by_bit_mask=(PLACE, "positions & (page_size - 1)"),
+        slot_by_bit_mask__and_the_page_by_shift=(
+            *(PLACE, "positions & (page_size - 1)", BLOCKS, "looked_up >> (page_size.bit_length() - 1)"),
+        ),
     ),
     *LOG_SUM_EXP,
     *EMPTY_SPLITS,
-    # Here a first split without keys is a sequence without keys.
-    *(slip for slip in MERGE if slip.id != "empty_sequence_nan__first_split"),
+    *without(MERGE, "empty_sequence_nan__first_split"),  # here that is a sequence without keys
     *strides("page", paged=True),
-    OUTPUT_LIKE_QUERY,
-    Slip(
-        "strides_ignored__table",
+    *output_laid_out_like_query("output.to(query.dtype)"),
+    *edits(
         "The tables are read as if each row began max_blocks entries after the last. Rows lie table_stride entries "
         "apart.",
+        strides_ignored__table=("tables.stride(0)", "tables.shape[1]"),
+    ),
+    *UNGUARDED,
+    *TILES,
+    *edits("", splits_of_pages=("-(-length // splits)", "-(-(-(-length // page_size)) // splits) * page_size")),
+)
+MODEL = model_of(
+    flash_decode,
+    CHANGES,
+    (heads_of, queries, tiles, pages_of, rows_at, start, step, walk, stored_parts, merge),
+    uses=(of_all_rows, taken_for_neighbours, a_sequence_apart, first_of, with_missing),
+    styles=(
+        *(("unguarded",), ("unguarded", "splits_of_pages"), ()),
+        *(("unguarded", f"tile_{rows}") for rows in (16, 32, 128)),
     ),
 )
 
@@ -299,13 +362,7 @@ EXERCISE = Exercise(
         _split_and_merged(attend, combine),
         *(_split_and_merged(attend, merge) for attend, merge in zip(AS_GOOD, COMBINE_PLAIN * len(AS_GOOD))),
     ),
-    models=(
-        decode_model(
-            Shape(paged=True, split=True, merged=True),
-            SLIPS,
-            styles=((), ("splits_of_pages",), ("guarded",), ("tile_16",), ("tile_32",), ("tile_128",)),
-        ),
-    ),
+    models=(MODEL,),
     needs=TRITON,
     uses_dot=True,
     requirements=(

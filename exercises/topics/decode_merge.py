@@ -108,8 +108,8 @@ MERGE = (
     *edits(
         "The weights are powers of 2 of natural log-sum-exps. Take tl.exp, or multiply the log-sum-exps by log2(e) "
         "first.",
-        weighed_in_base_2=("torch.exp(", "torch.exp2("),
-        weighed_in_base_2__and_merged=("torch.exp(", "torch.exp2(", "torch.log(", "torch.log2("),
+        weighed_in_base_2=("torch.exp(lses", "torch.exp2(lses"),
+        weighed_in_base_2__and_merged=("torch.exp(lses", "torch.exp2(lses", "torch.log(divisor", "torch.log2(divisor"),
     ),
     *edits(
         "The log-sum-exps were multiplied by log2(e), and tl.exp was taken of them. That factor belongs to tl.exp2.",
@@ -180,7 +180,7 @@ MERGE = (
         "triton.next_power_of_2(splits), with a mask.",
         **{
             f"tile_of_fixed_size__{rows}": (PARTS, f"first_of(outputs, lses, min(splits, {rows}))")
-            for rows in (4, 8, 16, 32, 64, 128)
+            for rows in (4, 8, 16, 32, 64, 128, 256)
         },
     ),
     *edits(
@@ -199,7 +199,7 @@ MERGE = (
     *edits(f"The average of the log-sum-exps was {HANDED_OUT}", lse_averaged=(LSE, "lses.mean(0)")),
     *edits(
         "The logarithm of the weights' sum is in base 2, and the largest log-sum-exp is natural. Take tl.log.",
-        mixed_bases__merge=("torch.log(", "torch.log2("),
+        mixed_bases__merge=("torch.log(divisor", "torch.log2(divisor"),
     ),
     *edits(
         "The merged log-sum-exp is in base 2. It should be natural, as the partial ones are.",

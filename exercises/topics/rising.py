@@ -14,6 +14,7 @@ import torch
 from course_lib.checker.specification.nested import tensors
 
 RISE = 160.0  # of the last scores over the first
+LAG = 11.5  # a rise by which a weight overflows float16: e^11.5 is 98,716
 LAST = 40  # keys that lie so high
 WIDEST, NARROWEST = 256, 16  # keys of a tile that an answer is free to choose
 FINITE_IN_16_BITS = 10.0  # a rise above which a weight that is cast for a product with values overflows
@@ -36,6 +37,13 @@ def rising(draw, heads, query_length, key_length, head_dim):
     query, key = 0.3 * query, 0.3 * key
     query[..., 0] = math.sqrt(head_dim)
     key[..., 0] = RISE * (torch.arange(key_length) >= key_length - LAST)
+    return query, key, value
+
+
+def lagging(*sizes):
+    """The same, where the last keys lie 11.5 above: a maximum that stays behind them makes no infinity in float32."""
+    query, key, value = rising(*sizes)
+    key[..., 0] *= LAG / RISE
     return query, key, value
 
 
@@ -76,6 +84,13 @@ def risen_cache(draw):
     key[:, 300:] = 0.0
     key[:, 260:300, 0] = RISE
     return query, key[:, None], value[:, None], torch.tensor([300], dtype=torch.int32)
+
+
+def lagging_cache(draw):
+    """The same in float16, where the last scores lie 11.5 above the first."""
+    query, key, value, lengths = risen_cache(draw)
+    key[..., 0] *= LAG / RISE
+    return query.half(), key.half(), value.half(), lengths
 
 
 def stays_behind(scores_of, tile_of=None, parts=False):

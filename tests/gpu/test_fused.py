@@ -1,5 +1,7 @@
 """The fused kernels on a GPU: right in every dtype and at the sizes of models, as operators, beyond 2^31 elements."""
 
+import functools
+
 import pytest
 import torch
 
@@ -15,6 +17,7 @@ from course_lib.kernels.fused.cross_entropy import (
 from course_lib.kernels.fused.cross_entropy_operators import cross_entropy, cross_entropy_operator
 from course_lib.kernels.fused.norm_operators import add_rms_norm, add_rms_norm_operator
 from course_lib.kernels.fused.rms_norm_backward import rms_norm_backward, rms_norm_backward_reference
+from course_lib.kernels.fused.rope_append import rope_append, rope_append_reference
 from course_lib.kernels.fused.swiglu import (
     swiglu_backward,
     swiglu_backward_reference,
@@ -68,6 +71,23 @@ def test_cross_entropy_is_right_and_the_same_in_place(vocabulary, dtype):
     assert_as_exact_as_plain(found, cross_entropy_backward_reference, logits, targets, gradient)
     assert torch.equal(cross_entropy_forward_backward_(logits, targets, gradient), losses)
     assert torch.equal(logits, found)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("query_heads, key_heads, head_dim, tokens", [(32, 8, 128, 1), (5, 2, 96, 7), (1, 1, 2, 3)])
+def test_rope_and_append_are_right(query_heads, key_heads, head_dim, tokens, dtype):
+    qkv = normal(1, 3, tokens, (query_heads + 2 * key_heads) * head_dim, dtype=dtype)
+    angles = normal(2, 50, head_dim // 2, scale=100.0)
+    positions = torch.tensor([0, 20, 50 - tokens], device="cuda")
+
+    def run(function, qkv, cosine, sine, positions):
+        caches = [torch.zeros(3, key_heads, 50, head_dim, dtype=qkv.dtype, device="cuda") for _ in range(2)]
+        return function(qkv, cosine, sine, *caches, positions), *caches
+
+    arguments = qkv, angles.cos(), angles.sin(), positions
+    found = run(rope_append, *arguments)
+    assert_as_exact_as_plain(found, functools.partial(run, rope_append_reference), *arguments)
+    assert found[2].count_nonzero() == 3 * key_heads * tokens * head_dim
 
 
 def test_an_unchecked_target_outside_is_nan_and_the_gpu_lives_on():

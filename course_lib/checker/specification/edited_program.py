@@ -6,6 +6,7 @@ import ast
 import builtins
 import functools
 import inspect
+import types
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 from course_lib.checker.specification.edited_text import Replacement, replaced, replacements
 from course_lib.checker.specification.errors import CourseError
 from course_lib.checker.specification.words import Words, canonical, nearest_line, words_of
+
+MOST_KEPT = 4096  # compiled functions, of all models
 
 
 class Program:
@@ -114,6 +117,12 @@ def _text(function: Callable) -> str:
             f"{function!r} cannot be edited: a meaning and its parts are functions of a module, by `def`."
         )
     return canonical(inspect.getsource(function))
+
+
+@functools.lru_cache(MOST_KEPT)
+def _compiled(text: str, name: str) -> types.CodeType:
+    """Of two edits most functions are changed by one or by none: the same text is compiled once."""
+    return compile(text, f"<{name}>", "exec")
 
 
 def _called(text: str) -> set[str]:

@@ -231,3 +231,13 @@ WRONG |= {
         ),
     ),
 }
+
+
+ADDED = "accumulator * rescale + tl.sum(weights[:, None] * value, axis=0)"
+
+
+WRONG |= {
+    "accumulator_in_float16": changed("6.5", (ADDED, f"({ADDED}).to(tl.float16)")),
+    "accumulator_in_float16__as_the_values_are": changed("6.5", (ADDED, f"({ADDED}).to(value.dtype)")),
+    "only_first_pages": changed("6.5", (LOOP, LOOP.replace("tl.cdiv", "tl.minimum(16, tl.cdiv").replace("):", ")):"))),
+}

@@ -414,3 +414,28 @@ WRONG |= {
         ),
     ),
 }
+
+
+def lagging(by):
+    """The running maximum stays where it is until a tile's own lies further above it, in units of log 2."""
+    own = "tl.max(scores, axis=1)"
+    lazy = f"tl.where({own} > running_max + {by}, {own}, running_max)"
+    return changed("7.5", (f"tl.maximum(running_max, {own})", lazy))
+
+
+def rows_of(number):
+    """Tiles of so many query heads, whatever the group."""
+    return changed("7.5", ("rows = max(16, triton.next_power_of_2(group))", f"rows = {number}"))
+
+
+WRONG |= {
+    "maximum_lags": lagging("12 * 1.4427"),
+    "maximum_lags__by_20_bits": lagging(20),
+    "group_larger_than_the_tile__of_32": rows_of(32),
+    "group_larger_than_the_tile__of_64": rows_of(64),
+}
+
+
+UNUSUAL |= {
+    "a maximum that lags by 8 bits": lagging(8),
+}

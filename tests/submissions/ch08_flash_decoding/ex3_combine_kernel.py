@@ -89,6 +89,7 @@ WRONG = {
     "splits_beyond_a_power_of_two": changed("8.3", (NEXT_POWER, "1 << (splits.bit_length() - 1)")),
     "finite_for_empty": changed("8.3", ("largest + tl.log(divisor)", "tl.maximum(largest, -1e4) + tl.log(divisor)")),
     "tile_of_fixed_size": changed("8.3", (NEXT_POWER, "16")),
+    "tile_of_fixed_size__of_256": changed("8.3", (NEXT_POWER, "256")),
     "tile_of_fixed_size__of_64": changed("8.3", (NEXT_POWER, "64")),
     "maximum_starts_at_zero": changed("8.3", (REFERENCE, "reference = tl.maximum(largest, 0.0)")),
     "no_maximum__and_splits_taken_for_neighbours": changed(

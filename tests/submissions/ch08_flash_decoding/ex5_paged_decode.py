@@ -293,3 +293,42 @@ WRONG |= {
         ),
     ),
 }
+
+
+def lagging(by):
+    """The running maximum stays where it is until a tile's own lies further above it, in units of log 2."""
+    own = "tl.max(scores, axis=1)"
+    lazy = f"tl.where({own} > running_max + {by}, {own}, running_max)"
+    return changed("8.5", (f"tl.maximum(running_max, {own})", lazy))
+
+
+def rows_of(number):
+    """Tiles of so many query heads, whatever the group."""
+    return changed("8.5", ("BLOCK_G=max(16, triton.next_power_of_2(group))", f"BLOCK_G={number}"))
+
+
+WRONG |= {
+    "maximum_lags": lagging("12 * 1.4427"),
+    "maximum_lags__by_20_bits": lagging(20),
+    "group_larger_than_the_tile__of_32": rows_of(32),
+    "group_larger_than_the_tile__of_64": rows_of(64),
+    "blocks_counted_from_the_split__loaded_ahead": changed(
+        "8.5",
+        ("table_pointer + keys // PAGE_SIZE", "table_pointer + (keys - first) // PAGE_SIZE"),
+        ("table_pointer + ahead // PAGE_SIZE", "table_pointer + (ahead - first) // PAGE_SIZE"),
+    ),
+    "slot_by_bit_mask__and_the_page_by_shift": changed(
+        "8.5",
+        ("keys % PAGE_SIZE", "(keys & (PAGE_SIZE - 1))"),
+        (f"{SCALE}, GROUP", f"{SCALE}, page_size.bit_length() - 1, GROUP"),
+        ("table_stride, scale_log2,", "table_stride, scale_log2, shift,"),
+        ("keys // PAGE_SIZE", "(keys >> shift)"),
+        ("ahead // PAGE_SIZE", "(ahead >> shift)"),
+    ),
+}
+
+
+UNUSUAL |= {
+    "room for 256 splits in every merge": changed("8.5", ("BLOCK_S=triton.next_power_of_2(splits)", "BLOCK_S=256")),
+    "a maximum that lags by 8 bits": lagging(8),
+}
