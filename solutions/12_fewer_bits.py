@@ -2,15 +2,18 @@
 # # 12 · Fewer bits: a cache of 4 bits, and when it is faster
 #
 # **The question.** A decode step reads every cached key and value once. With 8 KV heads of dimension 128 and a context
-# of 131,072 tokens these are 268 million numbers a layer: 537 MB in 16 bits, and 151 MB in 4 bits with their scales.
-# An H200 reads 537 MB in 123 µs at 4.37 TB/s (measured for a read). Four bits are 3.6 times fewer bytes. Is the step
-# 3.6 times faster? And is a prompt of 8,192 tokens?
+# of 131,072 tokens, one layer caches 268 million numbers. In 16 bits these are 537 MB, which an H200 reads in 123 µs at
+# 4.37 TB/s (measured for a read). In 4 bits, with the scales that belong to them, they are 151 MB, which is 3.6 times
+# less.
+#
+# Is the decode step 3.6 times faster with 4 bits? And is attention over a prompt of 8,192 tokens?
 #
 # Write down your two guesses. You will count both.
 #
 # **Time.** About six hours for all seven exercises, estimated. The **core path** takes about two: exercises 12.1, 12.2
 # and 12.3, and every section whose heading does not end in *deeper*. You can skip the others: run their cells and go
-# on. You need chapter 05, and chapter 07 for exercise 12.5.
+# on. You need chapter 05, and chapter 07 for exercise 12.5. Exercise 12.5 stands before 12.4, and neither needs the
+# other.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -33,18 +36,18 @@ on_gpu = not interpreting()
 # ## What a few bits can stand for
 #
 # Four bits have 16 patterns, so they can stand for 16 different numbers. Eight bits can stand for 256. To *quantise* a
-# number means to replace it by the nearest number that has a pattern. Which numbers these are is your choice, and two
+# number means to replace it by the nearest number that has a pattern. You choose which numbers have one, and two
 # choices are common for caches:
 #
-# - **INT4**: 16 numbers at equal distances. A *group* of cached numbers shares the distance, which is called its
-#   *scale*. The rounding error is at most half of it, for large numbers and for small ones.
+# - **INT4**: 16 numbers at equal distances. The distance between neighbours is called the *scale*, and a *group* of
+#   cached numbers shares it. The rounding error is at most half the scale, for large numbers and for small ones.
 # - **e4m3**: a floating-point format of 8 bits, with 1 bit for the sign, 4 for the exponent and 3 for the *mantissa*
 #   (the digits). Its numbers lie close together near 0 and far apart near 448, its largest. The rounding error is at
-#   most a sixteenth of the number itself.
+#   most a sixteenth of the number itself, except for tiny numbers.
 #
-# The next cell draws all numbers of both formats, each divided by its largest. e4m3 has 253 different ones, because it
-# spends a pattern on a second zero and two on NaN. **Predict** how many of the 253 are smaller than a tenth of the
-# largest.
+# The next cell draws all numbers of both formats, divided by the largest of their format. e4m3 has 253 different ones,
+# because one of its 256 patterns is a second zero and two are NaN. **Predict** how many of the 253 are smaller in size
+# than a tenth of the largest.
 
 # %%
 predict("12 e4m3 numbers below a tenth of the largest", ..., "of 253")
@@ -56,19 +59,21 @@ measured("12 e4m3 numbers below a tenth of the largest", int((e4m3_levels().abs(
 draw_levels({"INT4": int4_levels(), "e4m3": e4m3_levels()})
 
 # %% [markdown]
-# Four fifths of e4m3's numbers lie there, but only 2 of INT4's 16. Now think of a group in which one number is ten
-# times as large as all others. Such a number is called an *outlier*. In e4m3 the others still have 199 numbers to be
-# rounded to. In INT4 they have 2. So an outlier does little harm in 8 bits, and in 4 bits it ruins its group. Most of
-# this chapter follows from that.
+# Below a tenth of the largest, e4m3 has 199 of its 253 numbers, but INT4 has only 2 of its 16. Now think of a group in
+# which one number is ten times as large as all others. Such a number is called an *outlier*. The largest number of the
+# format has to reach up to it, so all others lie below a tenth. In e4m3 they can still be rounded to 199 different
+# numbers, but in INT4 only to 2. So an outlier does little harm in e4m3, and in INT4 it ruins its group. Most of this
+# chapter follows from that.
 #
 # ## Two codes in a byte
 #
 # A *code* is the small integer that is stored in place of a number. Four bits hold 16 codes, and we use the integers
-# from -8 to 7. PyTorch has no tensor of 4-bit integers, so two codes share a byte: one in the low four bits, its *low
-# nibble*, and one in the high four bits.
+# from -8 to 7. PyTorch cannot compute with tensors of 4-bit integers, so two codes share a byte. One is in the low four
+# bits, the *low nibble*, and the other in the high four bits, the *high nibble*.
 #
-# A negative code is stored in *two's complement*: -1 is 1111, and -8 is 1000. To read a nibble you must copy its
-# highest bit into all bits above it. This is called *sign extension*. If you leave it out, -1 comes back as 15.
+# A negative code is stored in *two's complement*: -1 is 1111, and -8 is 1000. When you read a nibble into a wider
+# integer, you must copy its highest bit into all bits above it. This is called *sign extension*. If you leave it out,
+# -1 comes back as 15.
 
 # %%
 # Exercise 12.1 · Two codes in a byte
@@ -106,9 +111,9 @@ best_pack_int4, best_unpack_int4 = check("12.1", pack_int4, unpack_int4).best
 # ## Where a cache's large numbers are
 #
 # Outliers matter, so look where they are. The next cell lets a small trained model read 256 bytes of a text that it has
-# not seen, and draws the keys and values of one head. A row is a token and a column is a *channel*, one of the 64
-# places along the head dimension. If this model has not been trained yet, the cell trains it once. That takes about
-# half a minute, and it prints how far it is.
+# not seen. It draws the keys and values of one head: a row is a token, and a column is a *channel*, one of the 64
+# places along the head dimension. If this model has not been trained yet, the cell trains it once, which takes about
+# half a minute, and prints how far it is.
 #
 # **Predict**: do the large numbers form columns, rows, or no pattern? Guess for keys and for values.
 
@@ -134,25 +139,27 @@ layer_keys, layer_values = cache.keys[:, 0, 0].cpu(), cache.values[:, 0, 0].cpu(
 draw_outliers(layer_keys[0], layer_values[0], "The first layer of the small model")
 
 # %% [markdown]
-# The keys have columns: in our runs channels 30 and 62 are large in most tokens. These two are a pair that the rotary
-# positions rotate, so that one is small where the other is large. The pair turns so slowly that each of its columns
-# lasts for a hundred tokens or more. The values have no such columns.
+# The keys have columns. In our runs they are channels 30 and 62, a pair that the rotary positions rotate together.
+# Where one of the two is large, the other is small. The pair turns so slowly that each column lasts for a hundred
+# tokens or more. The values have no such columns.
 #
-# In large models the columns are much stronger. KIVI ([arXiv 2402.02750](https://arxiv.org/abs/2402.02750)) draws the
-# same picture of Llama-2-13B and Falcon-7B: a few channels of the keys are very large in all tokens, and the values
-# have no such pattern.
+# In large models the columns are much stronger. KIVI is a method for caches of 2 bits, and its authors draw the same
+# picture of Llama-2-13B and Falcon-7B ([arXiv 2402.02750](https://arxiv.org/abs/2402.02750)). A few channels of the
+# keys are very large in all tokens, and the values have no such pattern.
 #
 # ## Sixteen levels for a group of numbers
 #
-# A *group* of neighbouring numbers shares two numbers in 16 bits: the *scale*, which is the step between two levels,
-# and the *middle*, which is the number that code 0 stands for. A number is then `code * scale + middle`. With groups of
-# 64 that is $4 + 2 \cdot 16 / 64 = 4.5$ bits a number.
+# To restore numbers from their codes, you need two more numbers for each group. One is the *scale*, the step between
+# two neighbouring levels. The other is the *middle*, the number that code 0 stands for. A number is then
+# `code * scale + middle`. Scale and middle are stored in 16 bits each, and 64 neighbouring numbers share them. Together
+# with the code that is $4 + 2 \cdot 16 / 64 = 4.5$ bits for each number, 3.6 times fewer than 16.
 #
-# The smallest number of a group gets the code -8 and the largest one gets 7, so the scale is a fifteenth of the range.
-# One outlier makes the range large, and with it the error of all other numbers in its group. So it matters *which*
-# numbers are in a group together. A group can run over 64 tokens of one channel, or over 64 channels of one token.
-# Where a channel is large in all tokens, it should have groups of its own. You write the quantiser for any axis, and a
-# function that finds the better axis from data.
+# The smallest number of a group gets the code -8 and the largest one gets 7. There are 15 steps between the two, so the
+# scale is a fifteenth of the range. One outlier makes the range large, and with it the error of all other numbers in
+# its group. So it matters *which* numbers are in a group together. A group can run over 64 tokens of one channel, or
+# over 64 channels of one token. If a channel is large in all tokens, its numbers should be in groups of their own,
+# where they spoil no other channel. You will write the quantiser for any axis, and a function that finds the better
+# axis from data.
 
 # %%
 # Exercise 12.2 · The axis
@@ -186,8 +193,8 @@ def best_axis(x: torch.Tensor, group: int) -> int:
 
     x: [tokens, channels], float32, both multiples of `group`; keys or values of one head. group is at least 2.
     Returns: 0 if groups over `group` tokens of a channel lose less, 1 if groups over `group` channels of a token do.
-    The loss is the sum of the squared differences between x and codes * scale + middle over all elements. It is decided
-    by the numbers of x alone; the two losses always differ by a fifth or more. `x` stays as it is.
+    The loss is the sum of the squared differences between x and codes * scale + middle over all elements. The numbers
+    of x alone decide; the two losses always differ by a fifth or more. `x` stays as it is.
     """
     # BEGIN SOLUTION
     losses = []
@@ -204,8 +211,8 @@ best_quantise_int4, best_best_axis = check("12.2", quantise_int4, best_axis).bes
 
 # %% [markdown]
 # Now use your quantiser on the small model's cache. The next cell quantises the keys and values of each layer along
-# both axes, and prints the error in percent of the numbers' own size. **Predict** which axis is better for keys, and
-# which for values.
+# both axes. It prints the root mean square of the error, in percent of the root mean square of the numbers. **Predict**
+# which axis is better for keys, and which for values.
 
 # %%
 def restored(x, dim, group=64):
@@ -221,30 +228,31 @@ for layer, parts in enumerate(zip(layer_keys, layer_values)):
     print(f"{layer:>5} {lost[0]:>21.1%} {lost[1]:>14.1%} {lost[2]:>24.1%} {lost[3]:>14.1%}")
 
 # %% [markdown]
-# Keys lose less with groups over tokens: 7 to 8 % instead of 9 % in our runs. This model's columns are mild, and so is
-# the difference. You will see strong ones in the section on the loss.
+# Keys lose less with groups over tokens: 7 to 8 % instead of 9 % in our runs. The difference is small because this
+# model's columns are mild. You will see strong columns in the section on the loss.
 #
-# In this model, groups over tokens are slightly better for the values too. They are grouped over channels all the same,
-# for two reasons. A value that is grouped over its own channels can be quantised as soon as its token arrives. A group
-# over tokens has to wait for 64 tokens. And the output is a sum of values in which a few tokens have most of the
-# weight. With a group for each token, a token's error depends on that token alone, so an outlier in a token without
-# weight does no harm to the ones that count (KIVI, section 3).
+# In this model, groups over tokens are slightly better for the values too. We group values over channels all the same,
+# for two reasons. The first is that a value which is grouped over its own channels can be quantised as soon as its
+# token arrives, while a group over tokens has to wait for 64 tokens. The second is that the output is a sum of values
+# in which a few tokens have most of the weight. If each token has groups of its own, an outlier in a token with little
+# weight does no harm to the tokens that count (KIVI, section 3).
 
 # %% [markdown]
 # ## Where the scales go
 #
-# Eight bits need less care. *e4m3* is a floating-point format of 8 bits with 3 bits of mantissa and numbers up to 448,
-# and one scale for all keys of a head, and one for all its values, is often enough. A key is then `k_scale` times its
-# code. The scale is the same for all keys of a head, so it can leave the product: the scores are `k_scale` times the
-# query's product with the codes. So you can multiply the *query* by it, once, and the keys never. In the same way
-# `v_scale` multiplies the *result*, once.
+# A cache in e4m3 needs less care than one in INT4. One scale for all keys of a head, and one for all its values, is
+# often enough. A key is then `k_scale` times its code. Because the scale is the same for all keys of a head, it can be
+# taken out of the product: the scores are `k_scale` times the query's product with the codes. So you multiply the
+# *query* by `k_scale` once, and never the keys. In the same way you multiply the *result* by `v_scale` once, and never
+# the values.
 #
-# The order saves work. With head dimension 128 and 32,768 tokens, a head has 4.2 million codes for its keys. Its query
-# has 128 numbers. Multiplied into the query, the scale costs 128 multiplications instead of 4.2 million.
+# This saves work. With head dimension 128 and 32,768 tokens, a head has 4.2 million codes for its keys, but its query
+# has only 128 numbers. So the scale costs 128 multiplications instead of 4.2 million.
 #
 # The same can be done with INT4's scales, although they differ by channel and by group of 64 tokens. Multiply the query
-# by the 128 scales of a group, once for its 64 tokens, and the weights by the scales of the values. The library's INT4
-# kernel does so. Yours, later in this chapter, may multiply the codes, which is easier to write.
+# by the 128 scales of a group of keys, once for its 64 tokens. Multiply attention's weights by the scales of the
+# values. The library's INT4 kernel does so. Yours, later in this chapter, may multiply the codes, which is easier to
+# write.
 
 # %%
 # Exercise 12.3 · Where the scales go
@@ -253,9 +261,9 @@ def fp8_decode(query, keys, values, k_scale, v_scale):
 
     Args:
         query: [query_heads, head_dim], float32.
-        keys, values: [key_heads, length, head_dim], float8_e4m3fn, without NaN: the codes. query_heads is a multiple of
-            key_heads, and neighbours share a KV head: query head h reads KV head h // (query_heads // key_heads).
-            length is at least 1.
+        keys, values: [key_heads, length, head_dim], float8_e4m3fn, without NaN: the codes. length is at least 1.
+            query_heads is a multiple of key_heads, and neighbours share a KV head: query head h reads KV head
+            h // (query_heads // key_heads).
         k_scale, v_scale: [key_heads], float32, positive. A head's keys are k_scale times their codes, and its values
             are v_scale times theirs.
         All have any strides, and stay as they are.
@@ -263,11 +271,13 @@ def fp8_decode(query, keys, values, k_scale, v_scale):
     Returns:
         [query_heads, head_dim], float32: for each query head the softmax of its scores, times the values. A score is
         the product of query and key, divided by √head_dim.
-        PyTorch has no product of e4m3 with float32, so convert the codes to float32, but only some tokens at a time: no
-        tensor that you make may have more elements than 64 tokens of all keys, or than all scores, or than the query if
-        these are larger. No multiplication or division of elements (mul, div) may have a result with more elements than
-        all scores, or than the query if that is larger: the scales multiply a query, scores or a result, and not the
-        codes. Matrix products (matmul, einsum) are free. F.scaled_dot_product_attention is refused.
+
+        PyTorch has no product of e4m3 with float32, so convert the codes to float32, but only some tokens at a time. No
+        tensor that you make may have more elements than the largest of these three: 64 tokens of all keys, all scores,
+        and the query.
+        The scales multiply a query, scores or a result, and not the codes. So no multiplication or division of elements
+        (mul, div) may have a result with more elements than the larger of these two: all scores, and the query. Matrix
+        products (matmul, einsum) are free. F.scaled_dot_product_attention is refused.
     """
     # BEGIN SOLUTION
     key_heads, length, head_dim = keys.shape
@@ -289,14 +299,15 @@ best_fp8_decode = check("12.3", fp8_decode).best
 # %% [markdown]
 # ## When the scales are never passed
 #
-# A kernel takes scales as arguments, and their default is often 1. Whoever forgets to pass them gets no error. The
-# engine SGLang had this fault in one of its attention backends, and its repair does what you did in 12.3: it multiplies
-# `k_scale` into the factor of the scores, and `v_scale` into the result
+# A kernel takes scales as arguments, and their default is often 1. If you forget to pass them, no error tells you. The
+# engine SGLang had this fault in one of its attention backends. The repair does what you did in 12.3: it multiplies the
+# factor of the scores by `k_scale`, and the result by `v_scale`
 # ([sglang#18882](https://github.com/sgl-project/sglang/pull/18882)).
 #
-# What does the mistake cost? The next cell rounds normal numbers to e4m3, once with a scale of 1 and once with a scale
-# that makes the largest number 448. It does so for numbers of several sizes. **Predict** for which sizes a scale of 1
-# is bad, and whether a test with `torch.randn`, whose numbers have size 1, finds the mistake.
+# What is lost if the scale stays 1, both when the cache is written and when it is read? The next cell rounds normal
+# numbers to e4m3, once with a scale of 1 and once with a scale that makes the largest number 448. It does so for
+# numbers of several sizes. **Predict** for which sizes a scale of 1 is bad, and whether a test with `torch.randn`,
+# whose numbers have size 1, finds the mistake.
 
 # %%
 def through_e4m3(numbers, scale=1.0):
@@ -315,21 +326,23 @@ for size in (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0):
 
 # %% [markdown]
 # From 0.1 to 100 the scale of 1 is as good as the fitting one, because a float rounds each number relative to its size.
-# A test with `torch.randn` passes, and so does a test with a model whose keys have about size 1. Only below and above
-# that does the mistake show. Small numbers fall below $2^{-6}$, where e4m3 runs out of exponents, and large ones are
-# cut off at 448. So test a kernel with scales far from 1, as the check of 12.3 does.
+# A test with `torch.randn` passes, and so does a test with a model whose keys have about size 1. The mistake shows only
+# with smaller or larger numbers. Small ones fall below $2^{-6}$, where e4m3 runs out of exponents, so they keep fewer
+# digits. Large ones are cut off at 448. So test a kernel with scales far from 1, as the check of 12.3 does.
 
 # %% [markdown]
 # ## The fused decode kernel · deeper
 #
-# Now write the kernel that reads 4-bit codes and attends. It is called *fused* because it dequantises and attends in
-# one launch: a tile of 64 tokens is dequantised in registers, right where it is used. Nothing of the cache's size is
-# ever written to memory.
+# Now write a decode kernel that reads 4-bit codes. It is called *fused* because it dequantises and attends in one
+# launch. It dequantises a tile of 64 tokens in registers, right where the tile is used, and never writes the restored
+# cache to memory.
 #
 # Keys have a scale and a middle for each channel and each group of 64 tokens, so a tile of 64 tokens has one row of
-# scales. Values have them for each token and each 64 channels. The channels of a byte are neighbours: low nibbles are
-# the even channels, high nibbles the odd ones. You need not put them side by side again. A dot product is the sum over
-# even channels plus the sum over odd ones, so hold two tiles of queries, two of keys, and two accumulators.
+# scales and one of middles. Values have a scale and a middle for each token and each 64 channels.
+#
+# A byte holds two neighbouring channels. The low nibbles are the even channels, and the high nibbles are the odd ones.
+# You need not put them side by side again, because a dot product is the sum over even channels plus the sum over odd
+# ones. So hold two tiles of queries, two of keys, and two accumulators.
 
 # %%
 # Exercise 12.5 · A decode kernel that reads INT4
@@ -409,22 +422,22 @@ def int4_decode(query, key_codes, key_scale, key_middle, value_codes, value_scal
 
     Args:
         query: [batch, query_heads, head_dim], float32 or float16. head_dim is 64 or 128. query_heads is a multiple of
-            key_heads, up to 32 heads share a KV head: query head h reads KV head h // (query_heads // key_heads).
+            key_heads, and up to 32 heads share a KV head: query head h reads KV head h // (query_heads // key_heads).
         key_codes, value_codes: [batch, key_heads, capacity, head_dim // 2], uint8: byte c of a row holds the codes of
             channel 2c, in its low nibble, and of channel 2c + 1, as in exercise 12.1. capacity is a multiple of 64.
         key_scale, key_middle: [batch, key_heads, capacity // 64, head_dim], float32 or float16: for each channel of 64
             tokens. A key is code * scale + middle.
         value_scale, value_middle: [batch, key_heads, capacity, head_dim // 64], the same dtype: for each token and 64
             channels.
-        lengths: [batch], int32: tokens in the cache, 0 to capacity, also no multiple of 64. Slots behind them hold
-            anything: any codes, and NaN in the scales and middles of their own.
+        lengths: [batch], int32: tokens in the cache, 0 to capacity, and not only multiples of 64. Slots behind them
+            hold anything: any codes, and NaN in the scales and middles that belong to no token in the cache.
         All are contiguous.
 
     Returns:
         [batch, query_heads, head_dim], the query's dtype: the softmax of the scores, which are products of query and
         keys divided by √head_dim, times the values; zeros for a length of 0. Multiply and add in float32, or multiply
         in the query's dtype and add in float32. Each code, scale and middle of a token in the cache is loaded once, and
-        those of no token are not; PyTorch's own operations do not read the cache, and do no products.
+        those that belong to no token are not loaded. PyTorch's own operations do not read the cache and do no products.
     """
     batch, query_heads, head_dim = query.shape
     key_heads, capacity = key_codes.shape[1:3]
@@ -444,15 +457,17 @@ best_int4_decode = check("12.5", int4_decode).best
 # %% [markdown]
 # ## The bytes, counted
 #
-# What does your kernel move for a token and KV head? With head dimension 128, keys and values have 256 codes of half a
-# byte, which is 128 bytes. The values have 2 scales and 2 middles in float16: 8 bytes. The keys have 128 scales and 128
-# middles for 64 tokens, so 512 bytes for 64, or 8 for one. Together that is 144 bytes for 256 numbers, 4.5 bits each. A
-# 16-bit cache has 512 bytes there, so INT4 has **28 %** of them. If you had dequantised first and attended then, you
-# would have read 144 bytes, written 512 and read 512 again.
+# How many bytes does your kernel read for one token of one KV head? With head dimension 128, its key and value have 256
+# codes of half a byte, which is 128 bytes. The value has 2 scales and 2 middles in float16, which is 8 bytes. The keys
+# have 128 scales and 128 middles for 64 tokens together, which is 512 bytes for 64 tokens, or 8 for one. The sum is 144
+# bytes for 256 numbers, 4.5 bits each. A 16-bit cache has 512 bytes there, so INT4 has **28 %** of them.
 #
-# The next cell quantises random keys and values with your functions of 12.1 and 12.2, and meters your kernel.
-# **Predict** the bytes as a share of a 16-bit cache. The queries and the output move too, but they do not grow with the
-# context.
+# Without fusing, one kernel would read the 144 bytes and write 512 in 16 bits, and the next would read those 512 again.
+# That is 8.1 times as many bytes as your kernel reads.
+#
+# The next cell quantises random keys and values with your functions of 12.1 and 12.2, and counts the bytes that your
+# kernel moves. **Predict** them as a share of a 16-bit cache. The queries and the output count too, but they do not
+# grow with the context.
 
 # %%
 predict("12 bytes that the INT4 kernel moves", ..., "% of a 16-bit cache")
@@ -481,11 +496,12 @@ print(f"moved {report.total_bytes:,} bytes; a 16-bit cache has {whole_bytes:,}, 
       f"{sum(part.nbytes for part in codes):,}")
 
 # %% [markdown]
-# The share is a little above 28 %, because at only 512 tokens the queries and outputs add 1.6 %.
+# The share is a little above 28 %, because at only 512 tokens the queries and outputs add 1.6 % of a 16-bit cache.
 #
-# The kernel is exact, so its result differs from attention with the restored keys and values by float32's rounding
-# alone. From attention with the whole ones it differs by what quantising lost. The next cell prints both. **Predict**
-# the second: quantising changes each key and value by about 9 % here. Is the output off by more than that or by less?
+# The next cell compares your kernel's output with two others. One is attention to the *restored* cache, in which each
+# number is `code * scale + middle`. Your kernel should differ from it by float32's rounding alone. The other is
+# attention to the *whole* cache, before it was quantised, and that difference is what quantising lost. Quantising
+# changes the keys and values by about 9 % here. **Predict**: is the output off by more than 9 % or by less?
 
 # %%
 def grouped_attention(query, keys, values):
@@ -500,39 +516,41 @@ for name, cache in {"restored": (restored(keys, -2), restored(values, -1)), "who
     print(f"off from attention with the {name} cache: {float((output - wanted).norm() / wanted.norm()):.1e}")
 
 # %% [markdown]
-# With random keys nearly all tokens have a similar weight, so the output is a small number, a mean of 512 random
-# values, and the error does not become smaller with it. A trained model is the better judge, and you will ask one
-# below.
+# It is off by more, about 13 %. Averaging over 512 random tokens makes the values smaller and their errors too, so the
+# values' own errors still count 9 %. The keys' errors change the weights, which adds another 9 %, and two independent
+# errors of 9 % make $\sqrt{9^2 + 9^2} \approx 13$ %. Random numbers say little about a model, though, so you will
+# measure a trained one below.
 #
-# **How fast can it be?** The bytes allow 3.6 times the speed, but only if the arithmetic hides behind the loads. An
-# H200 has 132 multiprocessors with 128 lanes for ordinary instructions, at up to 1.98 GHz: 33.5 trillion instructions a
-# second. It reads the opening's INT4 cache in 34.6 µs. In that time it can do 1.16 billion instructions, for 268
-# million numbers. So a kernel may spend **4.3 instructions on each number**: to cut out the nibble, to extend its sign,
-# to convert it, and to apply scale and middle. Yours needs about five: a mask or a shift, two for the sign, a
-# conversion, and a multiply-add. That is why the library's kernel multiplies scales into the query and the weights, as
-# in 12.3.
+# **How fast can it be?** Reading 3.6 times fewer bytes allows 3.6 times the speed, but only if the arithmetic takes no
+# longer than the loads. How much arithmetic is that? An H200 has 132 multiprocessors with 128 lanes each for ordinary
+# instructions. At 1.98 GHz, its highest clock, these do 33.5 trillion instructions a second. The card reads the
+# opening's INT4 cache in 34.6 µs, and in that time it can do 1.16 billion instructions, for 268 million numbers. So a
+# kernel may spend **4.3 instructions on each number** to cut out the nibble, extend its sign, convert it, and apply
+# scale and middle. Yours needs about five: a mask or a shift, two for the sign, a conversion, and a multiply-add. That
+# is why the library's kernel multiplies the query and the weights by the scales, as in 12.3.
 #
-# An e4m3 number has 8 bits to read, so the same H200 reads that cache in 61 µs, and one instruction converts two
-# numbers where the card has it (from sm_89 on). There the arithmetic hides more easily. So FP8 should come nearer to
-# its factor of 2 than INT4 to its 3.6.
+# A cache in e4m3 has 8 bits a number, so the same H200 reads it in 61 µs and has more time for its arithmetic. It also
+# needs less of it: one instruction converts two numbers, on cards that have it (from compute capability 8.9 on, which
+# is also called sm_89). So FP8 should come nearer to its factor of 2 than INT4 to its 3.6.
 
 # %% [markdown]
 # ## The newest tokens stay whole · deeper
 #
-# A group of 64 keys can be quantised only when all 64 are there. Until then its keys stay as they are. It also pays to
-# keep the newest tokens whole for longer, because attention gives them much weight: KIVI keeps up to 128. So a cache of
-# 4-bit keys has two parts: full groups that are quantised, and a *residual window* of recent keys. Appending moves keys
-# from one to the other, and no key may be lost, stand in both, or change its place.
+# A group of 64 keys can be quantised only when all 64 are there. Until then its keys stay whole, which means that they
+# are not rounded. It also pays to keep the newest tokens whole for longer, because attention gives them much weight:
+# KIVI keeps up to 128. So a cache of 4-bit keys has two parts: full groups that are quantised, and a *residual window*
+# of recent keys that are whole. Appending moves keys from the window to the groups. No key may be lost, be in both
+# parts, or change its place.
 #
-# Decode then attends to both parts and merges the results, as for two splits in chapter 08. (Your kernel of 12.5 reads
-# groups only.)
+# A decode step attends to both parts and merges the results, as for two splits in chapter 08. (Your kernel of 12.5
+# reads groups only.)
 
 # %%
 # Exercise 12.4 · The residual window
 class KeyWindow:
     """The keys of one head: old ones quantised in full groups, and the newest ones whole.
 
-    It decides which keys are quantised, and when. How they are quantised is the caller's.
+    It decides which keys are quantised, and when. The caller's function decides how.
     """
 
     def __init__(self, group: int, window: int, quantise):
@@ -540,7 +558,7 @@ class KeyWindow:
 
         group: how many keys are quantised together, at least 1. window: how many of the newest keys always stay whole,
         at least 0; it need not be a multiple of `group`. quantise: a function that takes a tensor [group, head_dim] and
-        returns what is kept of it; call it once for each group, with the oldest keys that are still whole, in their
+        returns what is kept of it. Call it once for each group, with the oldest keys that are still whole, in their
         order. It may keep the tensor, so what you give it must not change later.
         """
         # BEGIN SOLUTION
@@ -551,8 +569,8 @@ class KeyWindow:
     def append(self, keys: torch.Tensor) -> None:
         """Adds keys [count, head_dim], count at least 0, the newest last.
 
-        After that, as long as `window` + `group` keys or more are whole, the oldest `group` of them are quantised. The
-        caller uses the memory of `keys` again after the call.
+        After that, as long as `window` + `group` keys or more are whole, the oldest `group` of them are quantised.
+        The caller writes other numbers into the memory of `keys` after the call.
         """
         # BEGIN SOLUTION
         self.whole = keys.clone() if self.whole is None else torch.cat((self.whole, keys))
@@ -570,7 +588,7 @@ class KeyWindow:
     def recent(self) -> torch.Tensor:
         """The keys that are whole, [count, head_dim], the oldest first. Later calls of `append` must not change it.
 
-        It is called only after the first `append`, and [0, head_dim] where no key is whole.
+        It is called only after the first `append`. Where no key is whole, the result is [0, head_dim].
         """
         # BEGIN SOLUTION
         return self.whole
@@ -583,12 +601,17 @@ best_key_window = check("12.4", KeyWindow).best
 # %% [markdown]
 # ## What rounding does to the loss
 #
-# Errors of keys and values matter only as far as the model predicts worse with them. The next cell measures the small
-# model's loss on unseen text, token by token through a cache, for seven caches. In "FP8, calibrated" each head has the
-# scales with which its largest key and value on a piece of the training text become 448. In "INT4" keys have groups of
-# 64 tokens and values groups of 64 channels, and the newest tokens stay whole until 64 of them are there. "INT4, keys
-# over channels" differs in the axis of the keys alone. With groups over channels no token has to wait, so the last
-# cache rounds each token as soon as it arrives.
+# Errors of keys and values matter only if the model predicts worse because of them. The next cell measures the small
+# model's loss on unseen text, token by token through a cache, for seven caches:
+#
+# - "32 bits" and "16 bits" are whole caches.
+# - "FP8, scales of 1" stores e4m3 codes without scaling. In "FP8, calibrated" each head has scales of its own, chosen
+#   so that its largest key and its largest value on a piece of the training text become 448.
+# - "INT4" has groups of 64 tokens for keys and of 64 channels for values. Tokens stay whole until 64 of them are there,
+#   and are then rounded together.
+# - "INT4, keys over channels" is the same, but the keys have groups of 64 channels.
+# - "INT4, rounded at once" has groups over channels too. No token has to wait for others then, so each is rounded as
+#   soon as it arrives.
 #
 # **Predict** the order of the seven losses, and whether any is more than one percent above the first.
 
@@ -653,17 +676,17 @@ points = {name: (cached * bits / 8, loss_of(*how)) for name, (bits, *how) in cac
 draw_cache_losses(points, "The small model with its cache in fewer bits")
 
 # %% [markdown]
-# Look at the axis first: all of it is a hundredth of a nat. In our run the loss was 1.8131 with a whole cache, with 16
-# bits and with calibrated FP8, and 1.8143 to 1.8146 with FP8 and scales of 1 and with INT4. Keys over channels came out
-# at 1.8133, so for this model the wrong axis does no harm. What stands out is the last line: 1.8200 if the newest
-# tokens are rounded too. Attention gives them much weight, so keeping some 32 of them whole, on average, is worth more
-# than anything else here. But all of it is less than half a percent. The model cannot show what goes wrong in large
-# ones, because it is small and its outliers are mild.
+# Look at the axis of the losses first: it is only about a hundredth of a nat long. In our run the loss was 1.8131 with
+# 32 bits, 16 bits and calibrated FP8. It was 1.8143 to 1.8146 with FP8 and scales of 1, and with INT4. Keys over
+# channels came out at 1.8133, so for this model the wrong axis does no harm. Only the last cache stands out, with
+# 1.8200, because it rounds the newest tokens too. Attention gives these much weight, so keeping some 32 of them whole,
+# on average, is worth more than anything else here. But even 1.8200 is less than half a percent above 1.8131. The model
+# cannot show what goes wrong in large models, because its outliers are mild.
 #
-# You can give it strong ones without changing what it computes. Multiply two channels of every key by 16, and divide
-# the same channels of every query by 16. (Take a rotary pair, such as 30 and 62, so that the factor and the rotation
-# can be exchanged.) Every score stays what it was. Only the cache now looks more like that of a large model.
-# **Predict** which losses change, and by how much.
+# You can give it strong outliers without changing what it computes. Multiply two channels of every key by 16, and
+# divide the same channels of every query by 16. Every score stays what it was, but the cache now looks more like that
+# of a large model. (The two channels are a rotary pair, 30 and 62. They turn together, so a factor on both gives the
+# same before the rotation and after it.) **Predict** which losses change, and by how much.
 
 # %%
 factors = torch.ones(model.config.head_dim, device=device)
@@ -674,27 +697,28 @@ for name in ("32 bits", "16 bits", "FP8, scales of 1", "INT4", "INT4, keys over 
     print(f"{name:28}{points[name][1]:>10.4f} {loss_of(*how, factors):>28.4f}")
 
 # %% [markdown]
-# Four losses stay the same to the fourth digit in our run. Groups over tokens never put a large channel and a small one
-# together, and e4m3 rounds each number relative to its own size, whatever its neighbours are. But with groups over
-# channels, two large numbers set the scale for the other 62, and most of those get the same few codes. In our run the
-# loss went from 1.813 to 1.946, and to 2.396 where the newest tokens were rounded too.
+# Four losses stay the same to the fourth digit in our run. The INT4 cache with groups over tokens never puts a large
+# channel and a small one into the same group. And e4m3 rounds each number relative to its own size, whatever its
+# neighbours are. But with groups over channels, two large numbers set the scale for the other 62, and most of those get
+# the same few codes. In our run the loss went from 1.813 to 1.946, and to 2.396 where the newest tokens were rounded
+# too.
 #
-# That is the reason for KIVI's axes, and it is the reason for the window. Keys need groups over tokens, and a group
-# over tokens has to wait for its tokens.
+# This is why KIVI groups keys over tokens. It is also why there has to be a window, because a group over tokens has to
+# wait for its tokens.
 
 # %% [markdown]
 # ## When does it pay? · deeper
 #
 # You have seen what fewer bits cost in quality. What do they gain in time? Each number that is read must be
-# dequantised: converted, scaled and shifted. In a decode step each number is dequantised once, and memory is the limit.
-# In a prompt the kernel goes through the keys again for each block of 128 query rows. If it dequantises inside that
-# loop, it does so hundreds of times. So there are three plans:
+# dequantised: converted, multiplied by its scale, and shifted by its middle. In a decode step each number is read and
+# dequantised once. In a prompt the kernel goes through the keys again for each block of 128 query rows. If it
+# dequantises inside that loop, it does so hundreds of times. So there are three plans:
 #
 # - **keep**: a cache of 16 bits;
-# - **fuse**: a cache of fewer bits, dequantised by the kernel that attends, each time it loads a number;
-# - **once**: the same cache, dequantised into 16 bits by a launch of its own, and then attended to.
+# - **fuse**: a cache of fewer bits, and the attention kernel dequantises each number whenever it loads it;
+# - **once**: the same cache, but a launch of its own dequantises it into 16 bits first, and attention reads these.
 #
-# Count the time of each by a roofline, and choose.
+# You count the time of each by a roofline, and choose.
 
 # %%
 # Exercise 12.6 · When does it pay?
@@ -710,15 +734,16 @@ def plan_seconds(
     batch sequences have `context` tokens each in the cache. Of these the last `query_tokens` (1 to context) are queries
         too, and each sees the tokens up to itself. Keys and values have key_heads heads of head_dim numbers;
         query_heads is a multiple of key_heads; key_heads · head_dim is a multiple of 64.
-    A multiply-add is two FLOPs; a query head does one for each number of each key and value that it sees. The FLOPs run
-        at `rate` per second. Only these count as FLOPs. `dequantise_rate` numbers per second are dequantised, and
-        `bandwidth` bytes per second are read or written.
+    A multiply-add is two FLOPs; a query head does one multiply-add for each number of each key and value that it sees.
+        Only these count as FLOPs, and they run at `rate` per second. `dequantise_rate` numbers per second are
+        dequantised, and `bandwidth` bytes per second are read or written.
     A KV head has query_heads / key_heads · query_tokens rows of queries. The kernel takes 128 of them at a time and
         reads the whole cache for each such block, the last one perhaps smaller.
-    "keep" and "fuse" take the longer of their work and their bytes; queries and results are too few to count. The work
-        of "fuse" is its FLOPs, and after them the dequantising of all that it reads. "once" adds the time of "keep" to
-        that of its first step, which is the longer of dequantising each number once and of its bytes: it reads the
-        small cache and writes the large one.
+    "keep" and "fuse" take the longer of two times, that of their work and that of their bytes; queries and results are
+        too few to count. The work of "keep" is its FLOPs. The work of "fuse" is its FLOPs, and after them the
+        dequantising of all that it reads. "once" adds the time of "keep" to that of its first step, which reads the
+        small cache and writes the large one. That step takes the longer of two times as well, that of dequantising each
+        number once and that of its bytes.
     """
     # BEGIN SOLUTION
     numbers = 2 * batch * context * key_heads * head_dim
@@ -741,8 +766,8 @@ def choose_plan(
 ) -> str:
     """The plan that takes the shortest time: "keep", "fuse" or "once".
 
-    "keep" is possible only if a cache of 16 bits takes at most `room` bytes; the other two always are. Of two that
-    take equally long, the one that stands first in this list.
+    "keep" is possible only if a cache of 16 bits takes at most `room` bytes; the other two always are. Of two plans
+    that take equally long, it is the one that stands first in this list.
     """
     # BEGIN SOLUTION
     sizes = batch, context, query_tokens, query_heads, key_heads, head_dim, bits, rate, dequantise_rate, bandwidth
@@ -756,10 +781,10 @@ def choose_plan(
 best_plan_seconds, best_choose_plan = check("12.6", plan_seconds, choose_plan).best
 
 # %% [markdown]
-# The first picture is an H200, with 790 TFLOP/s and 4.37 TB/s as measured, for the sizes of the opening question. For
-# the rate of dequantising we take 5 instructions for each number, of the 33.5 trillion a second that its 132
-# multiprocessors can do. **Predict**: how many times as long as "fuse" does "keep" take for one query token, and which
-# plan is the fastest for a prompt of 8,192?
+# The first picture is a count for an H200, with the 790 TFLOP/s and 4.37 TB/s that were measured, and the sizes of the
+# opening question. For the rate of dequantising we take 5 instructions for each number, of the 33.5 trillion a second
+# that its 132 multiprocessors can do. **Predict**: how many times as long as "fuse" does "keep" take for one query
+# token? And which plan is the fastest if the last 8,192 tokens of the context are a prompt?
 
 # %%
 from course_lib.figures.quantised.plans import draw_plan_gains
@@ -784,19 +809,21 @@ for count in (1, 8, 64, 8192):
 draw_plan_gains(h200_times, "INT4 and 131,072 tokens of context on an H200, by its measured rates")
 
 # %% [markdown]
-# > **The answer to the first question: about three times, by this count.** One query token takes 123 µs in 16 bits. The
-# > bytes of INT4 take 34.6 µs, but 5 instructions for each of 268 million numbers take 40, and the arithmetic of
-# > attention comes on top: 43 µs. With fewer instructions a number it would be 3.6 times.
+# > **The answer to the first question: 2.9 times, by this count.** One query token takes 123 µs in 16 bits. With INT4
+# > the bytes take only 34.6 µs, but the arithmetic takes longer: 40 µs for 5 instructions on each of 268 million
+# > numbers, and 2.7 µs for attention itself. Together these are 43 µs. If fewer instructions were enough, it could be
+# > up to 3.6 times.
 #
-# The gain shrinks with every query token, because attention's own arithmetic grows. At 32 it is gone. From there on
-# "keep" is as good as anything, if there is room for it. Where there is none, "fuse" and "once" differ by little here,
-# because one dequantised number serves 128 rows of queries.
+# The gain shrinks with every query token, because attention's own arithmetic grows. At 32 query tokens it is gone, and
+# from there on "keep" is a few percent faster than "fuse", if there is room for a cache of 16 bits. If there is none,
+# "fuse" is the plan for few query tokens. From 1,024 on, "fuse" and "once" differ by 1 % or less, because in "fuse" one
+# dequantised number serves 128 rows of queries.
 #
-# The second picture is this machine, with its own ceilings: its bandwidth, its rate of products, and half of its
-# multiply-add FLOPs as its rate of instructions. **Predict** whether it gains more or less than an H200 for one query
-# token. On a GPU the cell also measures a decode step: "keep" is the library's kernel for 16 bits and "fuse" the
-# library's for INT4, and yours of 12.5 is printed below. Without a GPU nothing is measured, because a kernel's time in
-# the interpreter means nothing.
+# The second picture is a count for this machine, with its own ceilings: its bandwidth, its rate of products, and half
+# of its multiply-add FLOPs as its rate of instructions. **Predict** whether it gains more or less than an H200 for one
+# query token. On a GPU the cell also measures a decode step: "keep" with the library's kernel for 16 bits, "fuse" with
+# the library's for INT4, and your kernel of 12.5. Without a GPU nothing is measured, because a kernel's time in the
+# interpreter means nothing.
 
 # %%
 roof = ceilings()
@@ -834,43 +861,45 @@ draw_plan_gains(here, f"INT4 and {context:,} tokens of context on {roof.device}"
                 {plan: {1: step_times[plan]} for plan in here if plan in step_times})
 
 # %% [markdown]
-# Your kernel of 12.5 has one program for each KV head of a sequence, so a single sequence keeps 8 of an H200's 132
-# multiprocessors busy. Split it as in chapter 08 to compare the two. The measured "fuse" has splits.
+# Do not compare your kernel of 12.5 with the library's yet. Yours has one program for each KV head of a sequence, so
+# with a single sequence it keeps only 8 of an H200's 132 multiprocessors busy. The library's kernel splits the context
+# as in chapter 08.
 #
-# On one core of a CPU "keep" was the fastest everywhere in our run, 2.4 times as fast as "fuse" for one query token. A
-# core does few instructions for each byte that it can read, so there arithmetic is the limit even in a decode step.
-# Fewer bits then make room, and cost time.
+# On one core of a CPU "keep" was the fastest everywhere by our count, 2.4 times as fast as "fuse" for one query token.
+# A core does few instructions for each byte that it can read, so arithmetic is its limit even in a decode step. There
+# fewer bits save memory, but they cost time.
 
 # %% [markdown]
 # ## When it loses
 #
-# Fewer bytes alone do not make a step faster. These engines lost more than they saved:
+# Fewer bytes alone do not make a step faster. These engines lost more time than they saved:
 #
-# - **The whole cache was dequantised before each step.** SGLang wrote 0.03 tokens a second on an H200
+# - **The whole cache was dequantised before each step.** SGLang generated 0.03 tokens a second on an H200
 #   ([sglang#23134](https://github.com/sgl-project/sglang/issues/23134)). A kernel that dequantises as it reads then ran
 #   at 93 to 105 % of the speed of bf16, with 33,792 bytes a token instead of 131,072.
-# - **A prompt's attention dequantised in its inner loop.** PocketLLM read 57.9 tokens a second at a context of 65,000,
-#   and 1138 after it dequantised the cache once, before the loop
+# - **A prompt's attention dequantised in its inner loop.** PocketLLM processed 57.9 tokens of a prompt a second at a
+#   context of 65,000, and 1138 after it dequantised the cache once, before the loop
 #   ([PocketLLM#83](https://github.com/lvyufeng/PocketLLM/pull/83)).
 # - **FP8 fell back to a slower kernel.** For 16-bit queries and an FP8 cache, FlashInfer takes FlashAttention-2's
-#   kernel on Hopper instead of FlashAttention-3's, and converts in it, which makes it slower than in 16 bits. A repair
-#   is proposed ([flashinfer#4977](https://github.com/flashinfer-ai/flashinfer/pull/4977)).
-# - **The card had no instruction for e4m3.** GPUs before sm_89 convert in several steps. A kernel proposed for vLLM
-#   took 484 µs instead of 302 on an A100. On a T4, which has more arithmetic for each byte of bandwidth, it was 6 %
-#   faster ([vllm#49077](https://github.com/vllm-project/vllm/pull/49077)).
+#   kernel on Hopper instead of FlashAttention-3's, and converts inside it. That is slower than a cache of 16 bits. A
+#   repair is proposed ([flashinfer#4977](https://github.com/flashinfer-ai/flashinfer/pull/4977)).
+# - **The card had no instruction for e4m3.** GPUs before compute capability 8.9 convert in several steps. A kernel
+#   proposed for vLLM took 484 µs instead of 302 on an A100. On a T4, which has more arithmetic for each byte of
+#   bandwidth, it was 6 % faster ([vllm#49077](https://github.com/vllm-project/vllm/pull/49077)).
 # - **Quantising took launches of its own.** SGLang's decode on an H200 became slower at small batches and short
 #   contexts, because new keys and values went through several small kernels in each layer
 #   ([sglang#30815](https://github.com/sgl-project/sglang/issues/30815)).
 #
-# The first two seem to contradict each other: one engine was slow because it dequantised before attention, the other
-# because it dequantised inside. Both are right, because decode and prefill differ. In a decode step every number of the
-# cache is used by one query token, so each number is converted once in either case. Dequantising first only adds bytes:
-# the 16-bit copy is written and read. A prompt has thousands of query tokens, in tiles of 128, say. Each tile goes
-# through all keys before it, so a conversion in the loop happens again for every tile.
+# The first two seem to contradict each other. One engine was slow because it dequantised before attention, and the
+# other because it dequantised inside. The reason is that the first was decoding and the second read a prompt. In a
+# decode step every number of the cache is used by one query token, so it is converted once in either case. Dequantising
+# first only adds bytes, because the 16-bit copy is written and read. A prompt has thousands of query tokens, which the
+# kernel takes in tiles of 128, for example. Each tile goes through all keys before it, so a conversion in the loop
+# happens again for every tile.
 #
-# The next cell counts both for INT4 and 8 KV heads of dimension 128. **Predict** the two ratios: how many times as many
-# bytes a decode step moves if it dequantises first, and how many times as many conversions a prompt of 8,192 tokens
-# does if it dequantises in the loop.
+# The next cell counts both for INT4 and 8 KV heads of dimension 128. **Predict** two ratios. How many times as many
+# bytes does a decode step move if it dequantises first? And how many times as many conversions does a prompt of 8,192
+# tokens do if it dequantises in the loop?
 
 # %%
 numbers = 8192 * 2 * 8 * 128
@@ -884,26 +913,28 @@ print(f"prompt, 8,192 tokens:  {numbers / 1e6:.1f} million conversions, {in_the_
 # %% [markdown]
 # > **The answer to the second question: a prompt gains nothing.** With 32 query heads its attention does $4 \cdot 32
 # > \cdot 128 \cdot 8192^2 / 2 = 550$ GFLOP in a layer, which takes at least 0.70 ms at 790 TFLOP/s. Reading its keys
-# > and values in 16 bits takes 7.7 µs, 1 % of that. So attend to a prompt's own keys and values before they are
-# > rounded, and where a long cache stands before the prompt, dequantise it once.
+# > and values once in 16 bits takes 7.7 µs, 1 % of that, so there is almost nothing to save. Let a prompt attend to its
+# > own keys and values before they are rounded. If a long cache stands before the prompt, dequantise it once.
 
 # %% [markdown]
 # ## Weights are bytes too · deeper
 #
 # A decode step reads the weights as well as the cache. Llama-3-8B has 8.0 billion of them: 16 GB in 16 bits, which an
-# H200 reads in 3.7 ms. In INT4 with groups of 64 they are 4.5 GB. As only the weights have few bits and all arithmetic
-# stays as it was, this is called *weight-only* quantisation. With one token the product of a matrix and a vector waits
-# for memory, so here too each code is read once and made a number in registers.
+# H200 reads in 3.7 ms. In INT4 with groups of 64 they are 4.5 GB. This is called *weight-only* quantisation, because
+# only the weights have few bits, and all arithmetic stays as it was. With one token, each matrix is multiplied by one
+# vector, and memory is the limit. So here too each code is read once and becomes a number in registers.
 #
 # The kernel below is that product. A group of 32 neighbouring weights in a row shares a scale and a middle, because the
-# small model's matrices have 96 columns, which is no multiple of 64. Then
+# small model's matrices have 96 columns, which is no multiple of 64. What a group adds to its row's product can be
+# written in two ways:
 #
 # $$\sum_c (\text{code}_c \cdot \text{scale} + \text{middle}) \, x_c = \text{scale} \sum_c \text{code}_c \, x_c +
 # \text{middle} \sum_c x_c$$
 #
-# so scale and middle are applied once to a group's sum, and not to each of its weights. Compare this with 12.3: there a
-# scale left the sum because all keys had the same one. Here it leaves the sum of its own group. **Predict** the bytes
-# of a weight, with 4 bits and two float16 numbers for 32 of them.
+# The right side applies scale and middle once to a group's sum, and not to each of its 32 weights. This is the same
+# step as in 12.3. There a scale could be taken out of the sum because all keys had the same one, and here the 32
+# weights of a group have the same one. **Predict** the bytes of a weight, with 4 bits and two float16 numbers for 32 of
+# them.
 
 # %%
 @triton.jit
@@ -946,10 +977,10 @@ report = metered(int4_rows, *(part.cpu() for part in inputs))
 print(f"{report.total_bytes:,} bytes moved, {report.total_bytes / matrix.numel():.2f} a weight, vectors included")
 
 # %% [markdown]
-# A weight has 5 bits, which is 0.625 bytes. The vectors add their own bytes, which count here because the matrix is so
-# small. What does the model lose if all its matrices are rounded so? The next cell rounds them along their rows, and
-# measures the loss with a whole cache. (The embedding is left as it is.) **Predict** whether that costs more or less
-# than rounding the cache.
+# A weight has $4 + 2 \cdot 16 / 32 = 5$ bits, which is 0.625 bytes. The vectors add their own bytes, which count here
+# because the matrix is so small. What does the model lose if all its matrices are rounded like this? The next cell
+# rounds them along their rows, and measures the loss with a whole cache. (The embedding is left as it is.) **Predict**
+# whether that costs more or less than rounding the cache.
 
 # %%
 import copy
@@ -965,17 +996,18 @@ print(f"loss with whole weights {points['32 bits'][1]:.4f}, with INT4 weights "
 # %% [markdown]
 # ## Attention in FP8: outliers, and a rotation · deeper
 #
-# So far only the *cache* had few bits. A kernel for long prompts can also *multiply* in 8 bits: Hopper's matrix units
-# multiply e4m3 numbers twice as fast as 16-bit ones. Then queries, keys, values and attention's weights are all rounded
-# to e4m3, so its error counts more. The problem is again *outliers*: a few numbers many times as large as the rest,
-# often in the same few channels. FlashAttention-3 does two things about them:
+# So far few bits were only for what is *stored*. A kernel for long prompts can also *multiply* in 8 bits: Hopper's
+# matrix units multiply e4m3 numbers twice as fast as 16-bit ones. Then queries, keys, values and attention's weights
+# are all rounded to e4m3, so its error counts more. The problem is again outliers, which are often in the same few
+# channels. FlashAttention-3 does two things about them:
 #
 # - **Block quantisation**: a scale for each block of rows, since the kernel goes block by block anyway.
-# - **Incoherent processing**: multiply queries and keys by the same orthogonal matrix. The scores stay the same,
-#   $(Q M)(K M)^T = Q M M^T K^T = Q K^T$, but an outlier is spread over all channels. With random signs and a Hadamard
-#   matrix, whose entries are all ±1, this costs $D \log_2 D$ additions a row, 896 at $D = 128$.
+# - **Incoherent processing**: multiply queries and keys by the same orthogonal matrix $M$, one with $M M^T = 1$. The
+#   scores stay the same, $(Q M)(K M)^T = Q M M^T K^T = Q K^T$, but an outlier is spread over all channels. For $M$ take
+#   random signs and a Hadamard matrix, whose entries are all ±1 before it is divided by $\sqrt D$. That costs
+#   $D \log_2 D$ additions a row, which is 896 at $D = 128$.
 #
-# First the numbers, which need no GPU. (This exercise was 9.5 until chapter 12 had a place for it.)
+# The exercise computes the numbers alone, and needs no GPU. (It was exercise 9.5 before.)
 
 # %%
 # Exercise 12.7 · Eight bits, and where outliers go
@@ -1014,10 +1046,10 @@ def quantise(tensor, rows):
 best_hadamard, best_quantise = check("12.7", hadamard, quantise).best
 
 # %% [markdown]
-# How much does it help? The inputs are those of FlashAttention-3's experiment: normal numbers with rare outliers. The
-# first column is the largest error of any score, the second the output's relative root mean square error. With both
-# methods FlashAttention-3 reports 2.6 times less error than with one scale per tensor. **Predict** which method does
-# more.
+# How much do the two methods help? The inputs are those of FlashAttention-3's experiment: normal numbers with rare
+# outliers. The first column is the largest error of any score. The second is the output's root mean square error,
+# relative to the output. With both methods FlashAttention-3 reports 2.6 times less error than with one scale per
+# tensor. **Predict** which method does more.
 
 # %%
 generator = torch.Generator().manual_seed(0)
@@ -1067,25 +1099,27 @@ for name, found in errors.items():
 # %% [markdown]
 # The rotation does most, and block scales do little. A float rounds each number relative to its own size, by up to 1/16
 # in e4m3, whatever the scale. So an outlier does not ruin its neighbours, as it would in 8-bit integers. But its own
-# error is as large as a usual number, and it changes every score that uses it. Spread over 64 channels, the error
-# averages out. A block's own scale pays only when some blocks are so small that one scale pushes them below 2⁻⁶, where
-# e4m3 runs out of exponents.
+# error can be as large as a usual number, and it changes every score that uses it. If the rotation spreads the outlier
+# over 64 channels, the errors of these average out. A block's own scale pays only when some blocks are so small that
+# one scale for all pushes them below 2⁻⁶, where e4m3 runs out of exponents.
 #
 # ## FP8 in the kernel · deeper
 #
-# `kernels/hopper/flash_fp8.py` is chapter 09's kernel with other operands, and its warp groups do not take turns. The
+# `kernels/hopper/flash_fp8.py` is chapter 09's kernel with operands in e4m3, and its warp groups do not take turns. The
 # scales of queries and keys become part of the softmax's scale. Values have one scale for each *channel*, which
-# multiplies a finished tile once.
+# multiplies a finished tile of the output once.
 #
-# The layouts are the hard part. In 8 bits `wgmma` needs the dimension that it sums over to lie innermost. For $P V$
-# that is the keys, so values must be transposed. And a left operand needs four neighbouring keys in a register, but the
-# scores come in pairs of keys that lie eight apart. The order of a sum's terms does not matter. So the weights stay
-# where they are, and the *values* are stored in the weights' order.
+# The layouts are the hard part. In 8 bits `wgmma`, Hopper's instruction for matrix products, needs the dimension that
+# it sums over to lie innermost. For $P V$ that is the keys, so values must be transposed. A second problem is the left
+# operand. It needs four neighbouring keys in a register, but the scores come in pairs of keys that lie eight apart. The
+# kernel does not move the weights. It stores the *values* in the weights' order instead, because the order of a sum's
+# terms does not matter.
 #
-# What speed do you expect? Products take half as long as before, and exponentials as long. That is the same balance as
-# in bf16 with half the head dimension. Chapter 09 has a model of such a schedule, which tells the share of the time in
-# which the matrix units are busy. By the model FP8 gains twice that share at half the head dimension, divided by the
-# share at the whole one. For 256 that is 2 · 0.86 / 0.99 = 1.74. **Predict** whether a GPU gains more or less.
+# What speed do you expect? Products take half as long as in bf16, but exponentials take just as long. That is the same
+# balance as in bf16 with half the head dimension. Chapter 09 has a model of such a schedule, which gives the share of
+# the time in which the matrix units are busy. In FP8 these units are twice as fast, but busy only for the share that
+# belongs to half the head dimension. So the predicted gain is twice that share, divided by the share at the whole head
+# dimension. For 256 that is 2 · 0.86 / 0.99 = 1.74. **Predict** whether a GPU gains more or less.
 
 # %%
 from course_lib.figures.hopper.timeline import busy, run_schedule
@@ -1116,9 +1150,10 @@ for head_dim, (bf16, fp8) in rates.items():
     print(f"{head_dim:>14} {bf16:>7.0f} {fp8:>7.0f} {fp8 / bf16:>7.2f} {2 * half / whole:>11.2f}")
 
 # %% [markdown]
-# The gain grows with the head dimension, as the model says, but it is smaller: 64 % at 256, and 12 and 10 % at 128 and
-# 64. The model gives products twice the rate; large matrix products in FP8 ran 1.8 times as fast as in bf16 on that
-# H200. And the model has no latency. Nsight Compute counts what each unit really did, for 16,384 tokens without a mask:
+# The gain grows with the head dimension, as the model says, but it is smaller: 64 % at 256, 12 % at 128 and 10 % at 64
+# on that H200. There are two reasons. The model gives products twice the rate, but large matrix products in FP8 ran
+# only 1.8 times as fast as in bf16 on that card. And in the model no instruction waits for another's result. Nsight
+# Compute counts what each unit really did, for 16,384 tokens without a mask:
 #
 # | one H200 | matrix units busy | exponentials' unit busy | a scheduler starts an instruction in | clock |
 # |---|---|---|---|---|
@@ -1128,12 +1163,13 @@ for head_dim, (bf16, fp8) in rates.items():
 # | FP8, head dimension 128 | 47 % | 49 % | 42 % | 1.81 GHz |
 # | FP8, head dimension 64 | 35 % | 72 % | 56 % | 1.81 GHz |
 #
-# In the fourth row no unit is busy even half of the time. Each warp group goes through a chain: scores, maximum,
-# exponentials, cast, product. In FP8 the product at its end is too short to cover the rest.
+# In the fourth row, FP8 at head dimension 128, no unit is busy even half of the time. Each warp group goes through a
+# chain in which each step waits for the one before: scores, maximum, exponentials, cast, product. In FP8 the products
+# are too short to cover the rest.
 #
 # Look at the clock too. The card may run at 1.98 GHz, but its power limit slows it down. And do not turn shares into
-# rates: 82 % of 132 · 4096 FLOPs at 1.67 GHz would be 740 TFLOP/s, where the cell has 691. The profiler watches one
-# launch on a cool card, and the cell's time is the median of many.
+# rates: 82 % of 132 · 4096 FLOPs at 1.67 GHz would be 740 TFLOP/s, but the timing above gave 691 on that H200. The
+# profiler watches one launch on a cool card, and the timing is the median of many.
 #
 # The kernel's own error, on 8 heads of 4096 tokens with outliers, is a root mean square (not relative) of 0.018 with
 # one scale and no rotation, 0.017 with a scale for each block, and **0.0084** with the rotation, 2.1 times less.
@@ -1142,10 +1178,10 @@ for head_dim, (bf16, fp8) in rates.items():
 # %% [markdown]
 # ## Finale: your kernel reads the model's cache
 #
-# The small model now writes with your kernel of 12.5. The prompt attends to its own keys and values, whole. Then every
-# token is decoded from 4-bit codes. Your kernel has no window, so the keys of a group that is not full yet are rounded
-# too, again at each step, as far as the group goes. (`int4_decode_of_codes` in `course_lib/models/plugged.py` does
-# that.)
+# The small model now writes with your kernel of 12.5. The prompt attends to its own keys and values before they are
+# rounded. Then every token is decoded from 4-bit codes. Your kernel has no window, so keys in a group that is not full
+# yet are rounded too, and such a group is quantised anew at each step. (`int4_decode_of_codes` in
+# `course_lib/models/plugged.py` does that.)
 #
 # **Predict**: does the model write the same text as with a whole cache, from the first byte to the last?
 
@@ -1169,8 +1205,8 @@ same = next((place for place, pair in enumerate(zip(*texts.values())) if pair[0]
 print("the same text" if same is None else f"the texts part after {same} bytes")
 
 # %% [markdown]
-# The texts may part somewhere. Where two next bytes are nearly equally likely, the smallest error decides which is
-# taken, and from there on the contexts differ. That says nothing about quality. The loss does: you measured it above.
+# The texts may part somewhere. If two next bytes are nearly equally likely, a tiny error decides which is taken, and
+# from there on the contexts differ. That says nothing about quality, but the loss, which you measured above, does.
 #
 # ## What production systems do
 #
@@ -1180,20 +1216,20 @@ print("the same text" if same is None else f"the texts part after {same} bytes")
 #   token and head came later, in Triton ([vllm#40835](https://github.com/vllm-project/vllm/pull/40835)).
 # - **SGLang** has FP8 and FP4 caches. Its
 #   [documentation](https://docs.sglang.io/advanced_features/quantized_kv_cache.html) warns of what you counted above:
-#   where dequantising is not fused with attention, it can be extremely slow.
-# - **FlashInfer**'s decode takes two factors, `bmm1_scale` for the scores and `bmm2_scale` for the result. The scales
-#   of FP8 keys and values go into these, as in 12.3.
+#   if dequantising is not fused with attention, it can be extremely slow.
+# - **FlashInfer**'s decode takes two factors, `bmm1_scale` for the scores and `bmm2_scale` for the result. Multiply the
+#   scales of FP8 keys and values into these, as in 12.3.
 # - **KIVI** ([arXiv 2402.02750](https://arxiv.org/abs/2402.02750)) goes down to 2 bits with the axes and the window of
 #   this chapter, and needs no calibration.
-# - **TurboQuant** ([arXiv 2504.19874](https://arxiv.org/abs/2504.19874)) takes the other way, the rotation of 12.7:
-#   once an outlier is spread over all channels, it does not matter along which axis you group, and there is no need to
-#   wait for a group of tokens. Its authors report no loss at 3.5 bits. It does not always pay either: for latent
-#   attention a user measured 0.20 to 0.81 of the speed of bf16
-#   ([vllm#41803](https://github.com/vllm-project/vllm/issues/41803)).
+# - **TurboQuant** ([arXiv 2504.19874](https://arxiv.org/abs/2504.19874)) uses a rotation, as in 12.7. Once an outlier
+#   is spread over all channels, it does not matter along which axis you group, and no token has to wait for others. The
+#   authors report no loss of quality at 3.5 bits. It does not always pay either: for latent attention a user measured
+#   0.20 to 0.81 of the speed of bf16 ([vllm#41803](https://github.com/vllm-project/vllm/issues/41803)).
 #
-# **In this library.** `course_lib/kernels/quantised/` has decode over e4m3 caches with scales by tensor, head or page,
-# and over INT4 caches with their window, paged and contiguous, and kernels that append and quantise in one launch.
-# `python -m course_lib bench quantised` measures decode with each on your GPU, beside FlashInfer's FP8.
+# **In this library.** `course_lib/kernels/quantised/` has decode kernels for e4m3 caches, with a scale for each tensor,
+# head or page, and for INT4 caches with their window. It has them for paged and contiguous caches, and kernels that
+# append and quantise in one launch. `python -m course_lib bench quantised` measures decode with each on your GPU,
+# beside FlashInfer's FP8.
 #
 # ## Papers
 #
@@ -1202,8 +1238,8 @@ print("the same text" if same is None else f"the texts part after {same} bytes")
 # - Liu et al.: *KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache*,
 #   [arXiv 2402.02750](https://arxiv.org/abs/2402.02750). Section 3 is the axes.
 # - Hooper et al.: *KVQuant*, [arXiv 2401.18079](https://arxiv.org/abs/2401.18079): keys by channel too, but rounded
-#   before their rotation, because the rotation mixes the two channels of a pair. You saw that in the first picture of
-#   the cache.
+#   before the rotary positions rotate them, because that mixes the two channels of a pair. You saw it in the first
+#   picture of the cache.
 # - Zandieh et al.: *TurboQuant*, [arXiv 2504.19874](https://arxiv.org/abs/2504.19874): random rotations.
 # - Shah, Bikshandi, Zhang, Thakkar, Ramani, Dao: *FlashAttention-3: Fast and Accurate Attention with Asynchrony and
 #   Low-precision*, [arXiv 2407.08608](https://arxiv.org/abs/2407.08608). Section 3.3 is attention in FP8.

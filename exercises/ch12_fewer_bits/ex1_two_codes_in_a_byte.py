@@ -57,12 +57,12 @@ HALVES = (
     "2i + 1."
 )
 OFFSET = (
-    "The codes are shifted by 8, so that -8 is stored as 0. Two's complement is asked for: the bits of -8 are 1000 "
-    "and those of 0 are 0000."
+    "The codes are shifted by 8, so that -8 is stored as 0. Store them in two's complement, where the bits "
+    "of -8 are 1000 and those of 0 are 0000."
 )
 FIRST, LAST = "low, high = first & 15, second & 15", "low | high * 16"
 PACKS = (
-    *edits("The last dimension is not the one that is packed. Take every other code along the last one, [..., 0::2].",
+    *edits("Another dimension than the last was packed. Take every other code along the last one, [..., 0::2].",
         packed_along_the_first=("codes[..., 0::2], codes[..., 1::2]",
         "codes.movedim(0, -1)[..., 0::2].movedim(-1, 0), codes.movedim(0, -1)[..., 1::2].movedim(-1, 0)")),
     *edits(SWAPPED, nibbles_exchanged=("codes[..., 0::2], codes[..., 1::2]", "codes[..., 1::2], codes[..., 0::2]")),
@@ -81,9 +81,9 @@ PACKS = (
         sign_and_size=(FIRST, "low, high = first.abs() & 7 | 8 * (first < 0), second.abs() & 7 | 8 * (second < 0)")),
     *edits("Negative codes are one too small, as in one's complement. The four bits of -1 are 1111: code & 15.",
         ones_complement=(FIRST, "low, high = (first - 1 * (first < 0)) & 15, (second - 1 * (second < 0)) & 15")),
-    *edits("The high nibble is shifted by too few or too many bits, and meets the low one. Shift it by 4.",
+    *edits("The high nibble is shifted by too few or too many bits. Shift it by 4.",
         shifted_wrongly=("high * 16", "high * 8"), shifted_wrongly__by_5=("high * 16", "high * 32")),
-    *edits("Only one of two codes is in its byte. Join both: low | (high << 4).",
+    *edits("Each byte holds only one of its two codes. Join both: low | (high << 4).",
         one_code_alone=(LAST, "low"), one_code_alone__high=(LAST, "high * 16")),
 )  # fmt: skip
 LOW, HIGH = "torch.where(low >= 8, low - 16, low)", "torch.where(high >= 8, high - 16, high)"
@@ -130,9 +130,9 @@ EXERCISE = Exercise(
     ),
     hints=(
         "codes[..., 0::2] are the codes at even places along the last dimension, codes[..., 1::2] those at odd ones.",
-        "The int8 number -1 has eight ones. `code & 15` keeps the four lowest bits of any code, and makes 15 of -1.",
+        "All eight bits of the int8 number -1 are 1. `code & 15` keeps the four lowest of a code, so -1 becomes 15.",
         "A byte is low | (high << 4), as uint8. To read it again: byte & 15 is the low nibble, byte >> 4 the high one.",
         "A nibble from 8 on is negative: it stands for itself minus 16. Subtract in int8, as uint8 has no negative "
-        "numbers. torch.stack((low, high), dim=-1).flatten(-2) puts neighbours beside each other again.",
+        "numbers. torch.stack((low, high), dim=-1).flatten(-2) puts codes 2i and 2i + 1 side by side again.",
     ),
 )

@@ -127,8 +127,9 @@ LEVELS = (
     *edits("The scale is made for more or fewer levels than 16. From -8 to 7 there are 15 steps: (high - low) / 15.",
         steps_of_other_codes=("/ 15", "/ 7"), steps_of_other_codes__14=("/ 15", "/ 14"),
         steps_of_other_codes__255=("/ 15", "/ 255")),
-    *edits("The range is taken from the largest size, symmetric around 0. Numbers of one sign then use half the codes, "
-        "or fewer. Take the smallest and the largest number of the group.", symmetric_range=(LOW_HIGH, SYMMETRIC)),
+    *edits("The range is symmetric around 0, up to the largest absolute value. Numbers of one sign then "
+        "use half of the codes, or fewer. Take the smallest and the largest number of the group.",
+        symmetric_range=(LOW_HIGH, SYMMETRIC)),
     *edits("The middle is the group's smallest number. Code 0 stands for the middle and code -8 for the smallest: "
         "low + 8 · scale.", middle_is_the_smallest=("low + 8 * scale", "low")),
     *edits("The middle is half-way between the smallest and the largest number, so code -8 lies half a step below the "
@@ -141,18 +142,18 @@ LEVELS = (
     *edits("The codes are cut off instead of rounded, so that the error is twice as large. Round to the nearest.",
         cut_off=(ROUNDED, "(distance / scale.unsqueeze(dim + 1)).trunc()"),
         cut_off__down=(ROUNDED, "(distance / scale.unsqueeze(dim + 1)).floor()")),
-    *edits("The codes stand for the numbers without the middle being subtracted: (x - middle) / scale.",
+    *edits("The middle was not subtracted before the division. A code is (x - middle) / scale, rounded.",
         middle_not_subtracted=("distance / scale.unsqueeze(dim + 1)", "groups / scale.unsqueeze(dim + 1)")),
-    *edits("The largest number of a group lost its level: codes end at 6, or begin at -7. They run from -8 to 7.",
+    *edits("One of the 16 codes is never used: codes end at 6, or begin at -7. They run from -8 to 7.",
         a_level_unused=("clamp(-8, 7)", "clamp(-7, 7)"), a_level_unused__the_last=("clamp(-8, 7)", "clamp(-8, 6)")),
-    *edits("Codes run from 0 to 15. Signed ones are asked for, from -8 to 7, with the middle at code 0.",
+    *edits("Codes run from 0 to 15. They must be signed, from -8 to 7, and code 0 stands for the middle.",
         unsigned_codes=("low + 8 * scale", "low", "clamp(-8, 7)", "clamp(0, 15)")),
-    *edits("Where all numbers of a group are equal the scale is 0 or tiny, and a code is 0 / 0. The scale is then 1.",
+    *edits("The scale of a group of equal numbers came out as 0 or tiny. Set it to 1 there, because 0 / 0 is no code.",
         scale_of_zero=("torch.where(high == low, 1.0, scale)", "scale"),
         scale_of_zero__tiny=("torch.where(high == low, 1.0, scale)", "scale.clamp(min=1e-8)"),
         scale_of_zero__less_tiny=("torch.where(high == low, 1.0, scale)", "scale.clamp(min=1e-5)"),
         scale_of_zero__added=("torch.where(high == low, 1.0, scale)", "scale + 1e-8")),
-    *edits("Where all numbers of a group are equal, the middle was computed from the scale 1. It is then the number "
+    *edits("In a group of equal numbers the middle was computed from the scale 1. Such a group's middle is the number "
         "itself, so that the code 0 gives it back.",
         middle_of_the_scale_1=("middle = low + 8 * scale", "middle = low + 8 * torch.where(high == low, 1.0, scale)")),
     *edits(ONE_RANGE, one_range_for_all=(LOW_HIGH,
@@ -160,7 +161,7 @@ LEVELS = (
         one_range_for_all__along_the_axis=(LOW_HIGH, "low, high = groups.amin((dim, dim + 1))"
         ".unsqueeze(dim).expand_as(groups.amin(dim + 1)), groups.amax((dim, dim + 1)).unsqueeze(dim)"
         ".expand_as(groups.amin(dim + 1))")),
-    *edits("A group takes every so many-th number along the axis instead of neighbours: unflatten into (-1, group), "
+    *edits("A group's numbers lie far apart along the axis. They must be neighbours: unflatten into (-1, group), "
         "and reduce over the second of the two.",
         not_neighbours=("groups = x.unflatten(dim, (-1, group))",
         "groups = x.unflatten(dim, (group, -1)).transpose(dim, dim + 1)",
@@ -176,7 +177,7 @@ AXES = (
     *edits("Only the largest difference was compared. Where few groups are bad, the sum over all elements decides.",
         largest_difference=("float((differences * differences).sum())", "float(differences.abs().max())")),
     *edits("The axis was chosen by where the largest numbers are, and not by what quantising loses. A channel that is "
-        "large in all tokens is harmless to groups along tokens, and numbers far from 0 may vary little.",
+        "large in all tokens does no harm to groups along tokens, and numbers far from 0 may vary little.",
         by_size=("float((differences * differences).sum())", "-float(x.abs().mean(dim).max())"),
         by_size__spread=("float((differences * differences).sum())", "-float(x.std(dim).max())")),
 )  # fmt: skip
@@ -231,7 +232,7 @@ EXERCISE = Exercise(
     ),
     relative_tolerance=1e-3,
     hints=(
-        "x.unflatten(dim, (-1, group)) makes two dimensions of one: the groups, and the numbers of a group. amin and "
+        "x.unflatten(dim, (-1, group)) makes two dimensions of one: the groups, and the numbers in a group. amin and "
         "amax over the second of them give each group's smallest and largest number.",
         "scale = (high - low) / 15 and middle = low + 8 * scale. Then replace the scale by 1 where high == low, after "
         "the middle was computed.",

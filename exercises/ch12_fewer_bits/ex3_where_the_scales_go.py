@@ -97,8 +97,8 @@ RESULT = "accumulator / running_sum * v_of"
 UPDATE = "accumulator = accumulator * rescale + product"
 KEYS_OF = "keys.to(query.dtype)[owner]"
 EVERY_TILE = (
-    "v_scale multiplies the accumulator in every tile, so what the first tile added is multiplied by it as often as "
-    "there are tiles. Multiply the result by it, once, after the loop."
+    "v_scale multiplies the accumulator in every tile, so what the first tile added is multiplied by it once for each "
+    "tile. Multiply the result by it, once, after the loop."
 )
 CHANGES = (
     *edits("", tiles_of_32=("0, length, 64", "0, length, 32", "start + 64", "start + 32"),
@@ -107,12 +107,12 @@ CHANGES = (
         "the result by v_scale.",
         scales_left_at_1=(FOLDED, "query * head_dim**-0.5", RESULT, "accumulator / running_sum")),
     *edits("k_scale is missing, as if it were 1: the scores are too large or too small. Multiply the query or the "
-        "scores by it. After the exponential it is too late: there it leaves sum and result alike.",
+        "scores by it, before the exponential. A factor on all weights cancels when you divide by their sum.",
         key_scale_missing=(FOLDED, "query * head_dim**-0.5")),
     *edits("v_scale is missing, as if it were 1. Multiply the result by it. If it multiplies the weights before they "
         "are added up, it cancels when the result is divided by their sum.",
         value_scale_missing=(RESULT, "accumulator / running_sum")),
-    *edits("k_scale is applied twice. Multiply the query by it or the scores, not both.",
+    *edits("k_scale is applied twice. Multiply either the query or the scores by it.",
         key_scale_twice=(FOLDED, "query * k_of * k_of * head_dim**-0.5")),
     *edits("v_scale is applied twice. Multiply the result by it, once.",
         value_scale_twice=(RESULT, f"{RESULT} * v_of")),
@@ -123,19 +123,19 @@ CHANGES = (
         "accumulator / running_sum")),
     *edits("The two scales are exchanged: k_scale belongs to the scores, and v_scale to the result.",
         scales_exchanged=("k_scale[owner]", "v_scale[owner]", "v_scale[owner]", "k_scale[owner]")),
-    *edits("k_scale divides. A key is k_scale times its code, so multiply by it.",
+    *edits("You divided by k_scale. A key is k_scale times its code, so multiply by it.",
         key_scale_divides=(FOLDED, "query / k_of * head_dim**-0.5")),
-    *edits("v_scale divides. A value is v_scale times its code, so multiply by it.",
+    *edits("You divided by v_scale. A value is v_scale times its code, so multiply by it.",
         value_scale_divides=(RESULT, "accumulator / running_sum / v_of")),
     *edits("All heads use the first head's scale. Each KV head has a k_scale and a v_scale of its own.",
         first_scale_for_all=("k_scale[owner][:, None], v_scale[owner][:, None]", "k_scale[0], v_scale[0]"),
         first_scale_for_all__keys=("k_scale[owner][:, None]", "k_scale[0]"),
         first_scale_for_all__values=("v_scale[owner][:, None]", "v_scale[0]")),
-    *edits("The scales are given to the query heads like cards: head h has that of h % key_heads. Neighbours share a "
-        "KV head, so use repeat_interleave, or h // group.",
+    *edits("The scales go to the query heads in turns: head h has that of KV head h % key_heads. Neighbours share a KV "
+        "head, so use repeat_interleave, or h // group.",
         scales_by_modulo=("k_scale[owner][:, None], v_scale[owner][:, None]",
         "k_scale.repeat(heads // len(keys))[:, None], v_scale.repeat(heads // len(keys))[:, None]")),
-    *edits("The keys and values are given to the query heads like cards, h % key_heads. Neighbours share a KV head: "
+    *edits("The keys and values go to the query heads in turns, by h % key_heads. Neighbours share a KV head: "
         "query head h reads h // group.",
         heads_by_modulo=("// (heads // len(keys))", "% len(keys)"),
         heads_by_modulo__but_the_scales=(f"{KEYS_OF}, values.to(query.dtype)[owner]",
@@ -149,8 +149,8 @@ CHANGES = (
         root_missing__of_it=("head_dim**-0.5", "head_dim**-1.0")),
     *edits("exp overflows float32 above 88. Subtract each head's largest score first, or use torch.softmax.",
         no_maximum=("torch.exp(scores - new_max)", "torch.exp(scores)", "torch.exp(running_max - new_max)", "1.0")),
-    *edits("The maximum is that of the scores before k_scale, so it does not fit to the scores behind it: exp "
-        "overflows or underflows. Fold k_scale into the query, before the maximum.",
+    *edits("The maximum was taken before k_scale multiplied the scores, and subtracted after it, so exp overflows or "
+        "underflows. Multiply the query by k_scale, before the maximum.",
         maximum_without_the_scale=("torch.exp(scores - new_max)", "torch.exp(scores - new_max / k_of)",
         "torch.exp(running_max - new_max)", "torch.exp((running_max - new_max) / k_of)")),
     *edits(FIRST_TILE_ONLY, first_tile_only=("range(0, length, 64)", "range(0, 64, 64)")),
@@ -180,8 +180,8 @@ class ScalesOutside(Requirement):
             return None
         return (
             f"A multiplication or division of {largest:,} elements ran, where {allowed:,} are enough. Keys or values "
-            "were multiplied by their scale one by one. The scale of a head is the same for all of them: multiply the "
-            "query by k_scale, and the result by v_scale."
+            "were multiplied by their scale one by one. The scale of a head is the same for all of them, so multiply "
+            "the query by k_scale, and the result by v_scale."
         )
 
 

@@ -119,18 +119,18 @@ OLDEST, REST = "oldest = whole[:group]", "whole = whole[group:]"
 JOINED = "keys.clone() if whole is None else torch.cat((whole, keys))"
 KEPT = "kept.append(quantise(oldest.clone()))"
 CHANGES = (
-    *edits("A full group is quantised one key too late. It is quantised when window + group keys are whole: use >=, "
-        "and look after the new keys were added.", one_key_late=(LIMIT, "len(whole) <= window + group")),
+    *edits("A full group is quantised one key too late. It is due as soon as window + group keys are whole: use >=, "
+        "and compare after the new keys were added.", one_key_late=(LIMIT, "len(whole) <= window + group")),
     *edits("A group is quantised one key too early, so that fewer than `window` keys, or no full group, are whole.",
         one_key_early=(LIMIT, "len(whole) < window + group - 1")),
-    *edits("An append quantises one group at most. Many keys at once can fill several: repeat with `while`.",
+    *edits("An append quantises one group at most, but many keys at once can fill several. Repeat with `while`.",
         one_group_an_append=("range(len(whole))", "range(1)")),
     *edits("The window is ignored: every full group is quantised, and the newest keys with it. `window` keys must stay "
         "whole: wait for window + group.", window_ignored=(LIMIT, "len(whole) < group")),
     *edits("Keys are quantised as soon as more than `window` are whole, so groups are not full. Wait until there are "
         "window + group.", groups_not_full=(LIMIT, "len(whole) <= window")),
-    *edits("The window is taken for all whole keys: quantising begins when it is full, and too few stay. Keys are "
-        "quantised when window + group are whole.", window_of_all=(LIMIT, "len(whole) < max(window, group)")),
+    *edits("`window` was taken for the number of all whole keys, so quantising begins too early and too few stay "
+        "whole. Wait until window + group are whole.", window_of_all=(LIMIT, "len(whole) < max(window, group)")),
     *edits("The newest keys are quantised, and old ones stay whole. Take the group from the front.",
         newest_quantised=(OLDEST, "oldest = whole[-group:]", REST, "whole = whole[:-group]")),
     *edits("Keys that were quantised stay in the window, so they are there twice. Remove them: whole[group:].",
@@ -145,7 +145,7 @@ CHANGES = (
         "whole = whole[len(whole) - window :]")),
     *edits("The groups are not in the order of their tokens. Add each at the end of the list.",
         groups_reversed=(KEPT, "kept.insert(0, quantise(oldest.clone()))")),
-    *edits("Only the last group is there. Keep what quantise returned for each of them in a list.",
+    *edits("groups() has the last group alone. Keep what quantise returned for each group in a list.",
         last_group_alone=(KEPT, "kept[:] = [quantise(oldest.clone())]")),
     *edits("New keys stand before old ones. Add them at the end.",
         new_keys_first=(JOINED, "keys.clone() if whole is None else torch.cat((keys, whole))")),

@@ -170,7 +170,7 @@ EXTENDED = "torch.where(nibbles >= 8, nibbles - 16, nibbles)"
 CHANGES = (
     *edits("The sign of the nibbles is not extended, so -1 counts as 15: (nibble ^ 8) - 8 in a signed dtype.",
         sign_not_extended=(EXTENDED, "nibbles")),
-    *edits("The nibbles are read as if 8 had been added to the codes. They are in two's complement: (nibble ^ 8) - 8.",
+    *edits("The nibbles are read as if 8 had been added to each code. They are in two's complement: (nibble ^ 8) - 8.",
         read_with_an_offset=(EXTENDED, "nibbles - 8")),
     *edits("The nibbles are exchanged: the low one is the even channel, and the high one the odd channel.",
         nibbles_exchanged=("channels % 2 == 0", "channels % 2 == 1")),
@@ -181,8 +181,8 @@ CHANGES = (
         halves_for_neighbours__scales_by_the_byte=("channels // 2", "channels % (len(channels) // 2)",
         "channels % 2 == 0", "channels < len(channels) // 2", "rows * parts + channels // 64",
         "rows * parts + channels % half // 32")),
-    *edits("The keys' middle is missing: a key is code · scale + middle. It is no constant, because it differs from "
-        "channel to channel and from group to group.",
+    *edits("The keys' middle is missing: a key is code · scale + middle. The softmax does not cancel it, because it "
+        "differs from group to group.",
         key_middle_missing=(KEYS, "keys * read(key_scale, of_group)")),
     *edits("The values' middle is missing: a value is code · scale + middle.",
         value_middle_missing=(VALUES, "values * read(value_scale, of_token, loaded)")),
@@ -202,11 +202,11 @@ CHANGES = (
         first_head_scales=("cache * (capacity // 64) + first // 64", "first // 64")),
     *edits("All 128 channels use the scale and middle of the first 64. Each 64 channels of a token have their own.",
         first_part_for_all=("rows * parts + channels // 64", "rows * parts")),
-    *edits("The values' parts are given to the channels by turns. Channels 0 to 63 share one, and 64 to 127 the other.",
+    *edits("The values' scales go to the channels in turns. Channels 0 to 63 share one, and 64 to 127 the other.",
         parts_by_turns=("rows * parts + channels // 64", "rows * parts + channels // 2 % parts")),
     *edits("All sequences and KV heads read the first one's codes. Add cache · capacity to the token's number.",
         first_codes_for_all=("(cache * capacity + tokens)", "(tokens + 0 * cache)")),
-    *edits("The weights are multiplied with the codes of the keys. The second product takes the values' codes.",
+    *edits("The weights are multiplied by the codes of the keys. The second product takes the values' codes.",
         keys_as_values=("codes_of(value_codes", "codes_of(key_codes")),
     *edits("The scores are not scaled. Multiply them by scale_log2.", scale_missing=(SCALED, "queries @ keys.T"),
         scale_missing__in_base_2=(SCALED, "queries @ keys.T * math.log(2)")),
@@ -295,7 +295,7 @@ EXERCISE = Exercise(
         "Scales and middles of the keys are rows [HEAD_DIM // 2], at 2 * columns for even channels and for odd ones "
         "at 2 * columns + 1. Add the dot products of the even and the odd tiles, then scale and mask.",
         "Load the values' scales as a tile [64, HEAD_DIM // 64]. tl.broadcast_to(scale[:, :, None], (64, PARTS, 32)) "
-        "repeats each for its 32 bytes, and tl.reshape makes [64, HEAD_DIM // 2] of it.",
+        "repeats each for its 32 bytes, and tl.reshape turns that into [64, HEAD_DIM // 2].",
         "Mask the loads of codes, and of the values' scale and middle, with tokens < length. Keep two accumulators, "
         "and store them at 2 * columns and 2 * columns + 1.",
     ),

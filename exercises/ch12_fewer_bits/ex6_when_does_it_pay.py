@@ -83,7 +83,8 @@ SECONDS = (
         half_the_flops=("4 * batch * query_heads", "2 * batch * query_heads")),
     *edits("The FLOPs are counted with the KV heads. Every query head multiplies.",
         flops_of_key_heads=("4 * batch * query_heads", "4 * batch * key_heads")),
-    *edits("Every query is counted with all tokens. It sees those up to itself: T · N - T · (T - 1) / 2 pairs.",
+    *edits("Every query is counted with all tokens. It sees those up to itself. Together these are "
+        "query_tokens · (query_tokens - 1) / 2 pairs fewer.",
         causal_forgotten=("query_tokens * context - query_tokens * (query_tokens - 1) // 2", "query_tokens * context")),
     *edits("The cache is counted as read once. It is read, and in `fuse` dequantised, for each block of 128 rows of "
         "queries.", passes_forgotten=("math.ceil(query_heads // key_heads * query_tokens / 128)", "1")),
@@ -91,7 +92,7 @@ SECONDS = (
         group_forgotten=("query_heads // key_heads * query_tokens / 128", "query_tokens / 128")),
     *edits("All query heads are counted as rows of one KV head. It has query_heads / key_heads of them.",
         rows_of_all_heads=("query_heads // key_heads * query_tokens / 128", "query_heads * query_tokens / 128")),
-    *edits("The last block of rows is left out, or counted as a part. Round the number of blocks up.",
+    *edits("The last block of rows is left out, or counted in part, but it reads the whole cache too. Round up.",
         rounded_down=("math.ceil(query_heads // key_heads * query_tokens / 128)",
         "max(1, query_heads // key_heads * query_tokens // 128)"),
         rounded_down__not_at_all=("math.ceil(query_heads // key_heads * query_tokens / 128)",
@@ -99,7 +100,7 @@ SECONDS = (
     *edits("In `fuse` each number is dequantised once. The kernel dequantises what it reads, again in every pass.",
         dequantised_in_one_pass=(FUSED, "computing + numbers / dequantise_rate")),
     *edits("Dequantising is missing from the work of `fuse`.", dequantising_free=(FUSED, "computing")),
-    *edits("In `fuse` dequantising is taken to run beside the products. It is work that comes after the FLOPs: add it.",
+    *edits("In `fuse` dequantising was counted as running beside the products. It comes after the FLOPs: add its time.",
         dequantising_beside=(FUSED, "max(computing, passes * numbers / dequantise_rate)")),
     *edits("The times of work and bytes are added. A kernel reads while it computes: take the longer one.",
         times_added=("max(computing, passes * large / bandwidth)", "computing + passes * large / bandwidth",
@@ -112,7 +113,7 @@ SECONDS = (
         attention_forgotten=("first + kept", "first")),
     *edits("The two steps of `once` come one after the other: add their times.",
         steps_beside=("first + kept", "max(first, kept)")),
-    *edits("The dequantising is missing from the first step of `once`, or its bytes. Take the longer of both.",
+    *edits("The first step of `once` counts its dequantising or its bytes alone. Take the longer of the two times.",
         first_by_bytes=(FIRST, "(small + large) / bandwidth"), first_by_work=(FIRST, "numbers / dequantise_rate")),
 )  # fmt: skip
 CHOICE = (
@@ -123,14 +124,14 @@ CHOICE = (
         size_in_numbers=("4 * sizes[0]", "2 * sizes[0]")),
     *edits("`keep` was chosen wherever it fits. Compare its time with those of the others.",
         kept_if_it_fits=('["keep", "fuse", "once"] if fits', '["keep"] if fits')),
-    *edits("A quantised cache was chosen always, as if it could not be slower.",
+    *edits("A quantised cache was always chosen. Compare with `keep` too: dequantising may take longer than the bytes.",
         never_kept=('["keep", "fuse", "once"] if fits else ["fuse", "once"]', '["fuse", "once"]')),
     *edits("`once` is never chosen. For many query tokens, dequantising in every pass is the slower plan.",
         never_once=('"fuse", "once"] if', '"fuse"] if', '["fuse", "once"]', '["fuse"]')),
-    *edits("Of two plans that take equally long, the first in the list keep, fuse, once is chosen.",
+    *edits("Of two plans that take equally long, choose the one that stands first in the list keep, fuse, once.",
         last_of_equals=("plans[times.index(min(times))]", "plans[len(times) - 1 - times[::-1].index(min(times))]")),
     *edits("The slowest plan was chosen.", slowest=("min(times)", "max(times)")),
-    *edits("The plan was chosen by the number of query tokens alone: fuse for one, and once for more. Compare times.",
+    *edits("The plan was chosen by the number of query tokens alone: `fuse` for one, `once` for more. Compare times.",
         by_query_tokens=("plans[times.index(min(times))]", '"fuse" if sizes[2] == 1 else "once"')),
 )  # fmt: skip
 

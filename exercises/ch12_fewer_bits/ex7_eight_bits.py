@@ -218,14 +218,14 @@ EXERCISE = Exercise(
         ),
         Slip(
             "sign_changes_order",
-            "That is a Hadamard matrix in another order of its rows (by the number of sign changes). Here the order "
-            "is the one in which doubling makes it.",
+            "That is a Hadamard matrix with its rows in another order (by the number of sign changes). Keep the order "
+            "in which doubling makes them.",
             formula=_vectors(_walsh),
         ),
         Slip(
             "bits_reversed_order",
-            "The numbers are right and stand in another order: element i is where i with its bits read backwards is. "
-            "Add and subtract the halves within blocks, so that each result stays where its two parts were.",
+            "The numbers are right but in another order: element i stands at the place that i with its bits reversed "
+            "has. Add and subtract the halves within blocks, so that each result stays where its two parts were.",
             formula=_vectors(_bits_reversed),
         ),
         Slip(
@@ -287,40 +287,40 @@ EXERCISE = Exercise(
     mistakes=(
         Mistake(
             "scale_upside_down",
-            "You returned what the values were multiplied with, 448 / largest. The scale is what codes are multiplied "
-            "with to restore them: largest / 448.",
+            "You returned what the values were multiplied by, 448 / largest. The scale is what codes are multiplied "
+            "by to restore the values: largest / 448.",
             when=lambda case, seen, got: _upside_down(case, got),
         ),
         Mistake(
             "zeros_divided_by_zero",
-            "A block of zeros has the scale 0, where 1 is asked for: 0 / 0 is NaN. Give such a block the scale 1.",
+            "A block of zeros has the scale 0, so its codes are 0 / 0, which is NaN. Give such a block the scale 1.",
             when=lambda case, seen, got: _zero_scale(case, got),
             every=True,
         ),
         Mistake(
             "zeros_divided_too_early",
-            "The scales are right, and the codes of a block of zeros are NaN: it was divided by something else than "
-            "the scale that is returned. Give such a block the scale 1 before you divide.",
+            "The scales are right, but the codes of a block of zeros are NaN, because it was divided by something else "
+            "than the scale that is returned. Give such a block the scale 1 before you divide.",
             when=lambda case, seen, got: _zeros_without_codes(case, got),
             every=True,
         ),
         Mistake(
             "scale_with_a_floor",
             "The smallest scale is a floor, such as 1e-12, by `clamp` or by an addition. A block of zeros then has the "
-            "floor's scale, where 1 is asked for. Set the scale to 1 where the largest value is 0, and leave the "
+            "floor's scale, and it should have 1. Set the scale to 1 where the largest value is 0, and leave the "
             "others as they are.",
             when=lambda case, seen, got: _has_a_floor(case, got),
             every=True,
         ),
         Mistake(
             "codes_left_in_eight_bits",
-            "The codes are still float8. Return them as float32, as the docstring says: .float() behind the cast.",
+            "The codes are still float8. Return them as float32, as the docstring says: .float() after the cast.",
             when=lambda case, seen, got: _codes_are(got, "float8_e4m3fn, all"),
         ),
         Mistake(
             "codes_restored",
-            "The codes were multiplied with their scale again. Return the codes themselves, -448 to 448: who reads "
-            "them multiplies.",
+            "The codes were multiplied by their scale again. Return the codes themselves, from -448 to 448. Whoever "
+            "reads them multiplies by the scale.",
             when=lambda case, seen, got: _codes_are(got, "float32, e4m3 values times"),
         ),
         Mistake(
