@@ -32,6 +32,10 @@ from exercises.topics.memory import store
 from exercises.topics.pytorch_operations import ARITHMETIC
 from exercises.topics.vector_inputs import VALUES, huge
 
+COMPARED = (
+    " The mask counts elements: compare `offsets` with the length, and not `offsets * stride`. A stride may be 0."
+)
+
 
 def add_oracle(x, y):
     return x + y
@@ -200,6 +204,6 @@ EXERCISE = Exercise(
         Mistake("nothing_stored", NOTHING_STORED, when=nothing_stored(add_oracle)),
         Mistake("grid_capped", GRID_CAPPED, when=grid_capped(add_oracle)),
         Mistake("written_into_an_input", WRITTEN_INTO_AN_INPUT, when=writes_an_input),
-        Mistake("past_the_end", NOT_MASKED, when=past_the_end),
+        Mistake("past_the_end", NOT_MASKED + COMPARED, when=past_the_end),
     ),
 )

@@ -147,8 +147,9 @@ CONTRACT = Contract(
 
 
 UNMASKED_READ = (
-    "A load reaches past the last row of a tensor. Tiles at the edge are only partly filled: give the load a mask "
-    "(`rows[:, None] < length`) and `other=0.0`. If it has one, are two lengths or strides exchanged?"
+    "A load reaches past the end of a tensor, along one of its tile's axes. Rows at the edge: give the load a mask "
+    "(`rows[:, None] < length`) and `other=0.0`. Columns: a row has HEAD_DIM = head_dim of them, and no more. If "
+    "neither is the cause, are two lengths or strides exchanged?"
 )
 EXERCISE = Exercise(
     id="2.4",

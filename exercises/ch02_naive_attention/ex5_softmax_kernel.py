@@ -144,14 +144,14 @@ EXERCISE = Exercise(
     mistakes=(
         Mistake(
             "tail_not_masked",
-            "The load reaches past the end of the scores: mask it with `keys < key_length`. If it is masked, are two "
-            "strides or the grid's axes exchanged?",
+            "The load reaches past the end of the scores: mask it with `keys < key_length`, and where a program has "
+            "several rows, by their numbers too. If it is masked, are two strides or the grid's axes exchanged?",
             when=first_access("reads"),
         ),
         Mistake(
             "out_of_bounds_write",
-            "The store reaches past the end of the result: mask it with `keys < key_length`. If it is masked, are two "
-            "strides or the grid's axes exchanged?",
+            "The store reaches past the end of the result: mask it with `keys < key_length`, and where a program has "
+            "several rows, by their numbers too. If it is masked, are two strides or the grid's axes exchanged?",
             when=first_access("writes"),
         ),
     ),

@@ -17,7 +17,8 @@ from course_lib.figures.error_map import error_map
 
 UNDEFINED_LANES = (
     "A load has a mask and no `other=`: what it gives where the mask is off is undefined (a check puts NaN there), and "
-    "it reached the result. Say what those lanes should hold: 0 adds nothing to a sum, -inf wins no maximum. The load: "
+    "it reached the result. If these lanes lie inside the tensor, the mask leaves out too much. Else say what they "
+    "should hold: 0 adds nothing to a sum, -inf wins no maximum. The load: "
     "{place}"
 )
 

@@ -8,7 +8,6 @@ import functools
 import inspect
 import types
 from collections.abc import Callable
-from types import CodeType
 from typing import Any
 
 from course_lib.checker.specification.edited_text import Replacement, replaced, replacements
@@ -103,12 +102,6 @@ class Program:
         for scope in scopes.values():  # each calls the changed ones
             scope.update(made)
         return made[self.name]
-
-
-@functools.lru_cache(1 << 11)
-def _compiled(text: str, name: str) -> CodeType:
-    """Pairs of slips are many; most change one function each, as one of the two does alone."""
-    return compile(text, f"<{name}>", "exec")
 
 
 def _text(function: Callable) -> str:

@@ -151,3 +151,13 @@ def vector_add(x, y):
     return z
 """,
 }
+
+
+WRONG |= {
+    "past_the_end__compared_with_the_stride": changed(
+        "1.3", ("inside = offsets < length", "inside = offsets * x_stride < length")
+    ),
+    "past_the_end__a_stride_of_0_for_1": changed(
+        "1.3", ("x.stride(0), y.stride(0)", "x.stride(0) or 1, y.stride(0) or 1")
+    ),
+}

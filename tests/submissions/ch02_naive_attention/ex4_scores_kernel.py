@@ -236,3 +236,10 @@ WRONG |= {
         "2.4", (PRODUCT, 'tl.dot(query, (key_transposed * scale).to(query.dtype), input_precision="ieee")')
     ),
 }
+
+
+WRONG |= {
+    "rows_not_masked__columns_beyond_the_head": changed(
+        "2.4", ("HEAD_DIM=head_dim,", "HEAD_DIM=max(32, head_dim),")
+    ),
+}
