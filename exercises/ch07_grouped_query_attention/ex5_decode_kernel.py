@@ -69,7 +69,7 @@ def kernel_cases(draw):
         case("groups of 20: more rows than 16", 40, 2, 16, [66], 70, metered=True),
         case("scores of ±150: exp overflows", 8, 2, 32, [150], 192, score=BIG),
         Case("300 tokens, the last scores 160 above the first", risen_cache(draw)),
-        Case("float16, 300 tokens, the last scores 11.5 above the first", lagging_cache(Draw(75))),
+        Case("float16, 160 tokens, the last scores 11.5 above the first", lagging_cache(Draw(75))),
         Case("a group of 70: more rows than 64", cached(Draw(70), 70, 1, 16, [40], 48)),
         case("NaN in the slots that hold no token", 4, 2, 32, [40, 70], 128, unused=math.nan),
         Case("scores near -1e20", far_below_finite(*cached(draw, 4, 1, 32, [20], 32))),

@@ -159,7 +159,7 @@ def paged_cases(draw):
     below = far_below_finite(*paged(draw, 4, 1, 16, [20], 16))
     cases.insert(-1, Case("scores near -1e20", (*below, 2)))
     cases.insert(-1, Case("one split of 300 tokens, the last scores 160 above the first", _risen(draw)))
-    lagging_scores = _risen(Draw(85), 150, lagging, torch.float16)
+    lagging_scores = _risen(Draw(85), 160, lagging, torch.float16)
     cases.insert(-1, Case("one split, float16, the last scores 11.5 above the first", lagging_scores))
     cases.insert(-1, Case("70 query heads on 1 KV head", (*paged(Draw(70), 70, 1, 16, [40], 16), 2)))
     apart = laid_apart(draw, query, key_pages, value_pages, gaps(draw, tables), counts)
