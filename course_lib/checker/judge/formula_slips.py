@@ -72,14 +72,14 @@ def formula_model(
         if function is None:
             return NotImplemented
         try:
-            result = function(*args)
+            result = function(*(_Word(value) if made and type(value) is str else value for value in args))
             for name in made & {*results}:
                 result = results[name][1](result, args)
         except Exception:  # a changed formula may divide by zero, or look for what is not there
             if not made:
                 raise
             return NotImplemented
-        return result
+        return str(result) if isinstance(result, _Word) else result
 
     automatic = [change.slip for _, change in changes.values()] + [slip for slip, _ in results.values()]
     in_pairs = sum(not slip.alone for slip in automatic) <= MOST_FOR_PAIRS
@@ -94,6 +94,20 @@ def formula_model(
         may_be_silent=not made,
         in_float32=not made,
     )
+
+
+class _Word(str):
+    """An argument that is text, for changed formulas, in which it may stand where a number belongs.
+
+    Times a context and a head dimension a name of four letters would take gigabytes.
+    """
+
+    __slots__ = ()
+
+    def __mul__(self, _):
+        raise TypeError("a text is no number")
+
+    __rmul__ = __mul__
 
 
 def _short_range(*limits: int) -> range:

@@ -149,3 +149,18 @@ def rooted(budget, size):
 def test_no_part_is_told_twice_inside_a_call():
     """Of 2.2, where one matrix of two was told as a part of the sum under the root that is counted twice."""
     assert not [slip for slip in formula_model(rooted).slips if slip.mistake == "term_twice"]
+
+
+def bytes_of(plan, tokens, head_dim):
+    """The bytes that a plan reads."""
+    numbers = 2 * tokens * head_dim
+    return {"keep": 2 * numbers, "fuse": numbers}[plan]
+
+
+def test_a_text_that_stands_for_a_number_is_not_repeated():
+    """A name of four letters, times a context and a head dimension, took 12 GB, and the check died of it."""
+    model = formula_model(bytes_of)
+    for slip in model.slips:
+        result = model.compute(Slips([slip.id]), "keep", 10**9, 10**9)
+        assert result is NotImplemented or isinstance(result, (int, float)), slip
+    assert model.compute(Slips(), "fuse", 3, 4) == 24
