@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import Case, Exercise, edits, model_of
+from course_lib.checker import Case, Draw, Exercise, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.layouts import any_strides
 
@@ -112,7 +112,18 @@ def axis_cases(draw):
         axis("channels far from 0", (64, 128), shifted_channels, 32),
         axis("tokens far from 0", (64, 128), shifted_tokens, 32),
         Case("some tokens 8 times as large, and one channel 9 higher in all of them", (higher, 64), "best_axis"),
+        *fixed_axis_cases(),
     ]
+
+
+def fixed_axis_cases():
+    """Inputs on which errors without the middle, and of the second kind the spread of sizes, choose the other axis."""
+    sides = torch.where(torch.arange(64) % 2 == 0, 5.0, -5.0)
+    cases = []
+    for words, numbers in (("", Draw(1).normal(64, 64) + sides), (" again", Draw(2).normal(64, 64) + sides)):
+        cases.append(Case(f"every other channel near 5, the others near -5{words}", (numbers, 32), "best_axis"))
+        cases.append(Case(f"every other token near 5, the others near -5{words}", (numbers.T.clone(), 32), "best_axis"))
+    return cases
 
 
 LOW_HIGH = "low, high = groups.amin(dim + 1), groups.amax(dim + 1)"
@@ -176,10 +187,13 @@ AXES = (
         not_squared=("differences * differences", "differences")),
     *edits("Only the largest difference was compared. Where few groups are bad, the sum over all elements decides.",
         largest_difference=("float((differences * differences).sum())", "float(differences.abs().max())")),
+    *edits("The loss leaves the middle out, so it compares x with codes * scale alone. Add the middle.",
+        loss_without_the_middle=("codes * step + centre - x", "codes * step - x")),
     *edits("The axis was chosen by where the largest numbers are, and not by what quantising loses. A channel that is "
         "large in all tokens does no harm to groups along tokens, and numbers far from 0 may vary little.",
         by_size=("float((differences * differences).sum())", "-float(x.abs().mean(dim).max())"),
-        by_size__spread=("float((differences * differences).sum())", "-float(x.std(dim).max())")),
+        by_size__spread=("float((differences * differences).sum())", "-float(x.std(dim).max())"),
+        by_size__spread_of_sizes=("float((differences * differences).sum())", "-float(x.abs().mean(dim).std())")),
 )  # fmt: skip
 
 EXERCISE = Exercise(

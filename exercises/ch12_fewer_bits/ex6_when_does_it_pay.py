@@ -54,6 +54,7 @@ def plan_cases(draw):
             ("a decode step that fits", (1, 131_072, 1, 32, 8, 128, 4, *H200), 1e12),
             ("a decode step, slow to dequantise", (1, 131_072, 1, 32, 8, 128, 4, 312e12, 1e11, 2e12), 1e12),
             ("the same, and 16 bits do not fit", (1, 131_072, 1, 32, 8, 128, 4, 312e12, 1e11, 2e12), 1e6),
+            ("the same, and three quarters fit", (1, 131_072, 1, 32, 8, 128, 4, 312e12, 1e11, 2e12), 4e8),
             ("a prompt that fits", (1, 8192, 8192, 32, 8, 128, 4, *H200), 1e12),
             ("a prompt that does not fit", (1, 8192, 8192, 32, 8, 128, 4, *H200), 1e6),
             ("a short prompt that does not fit", (1, 8192, 30, 32, 8, 128, 8, *H200), 1e6),

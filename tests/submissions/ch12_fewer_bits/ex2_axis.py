@@ -35,6 +35,8 @@ WRONG = {
     "always_one_axis": changed("12.2", (CHOICE, "0")),
     "not_squared": changed("12.2", (LOSS, "(codes * scale + middle - x).sum()")),
     "largest_difference": changed("12.2", (LOSS, "(codes * scale + middle - x).abs().max()")),
+    "loss_without_the_middle": changed("12.2", (LOSS, "(codes * scale - x).square().sum()")),
+    "by_size__spread_of_sizes": changed("12.2", (LOSS, "-x.abs().mean(dim).std()")),
     "by_size": changed("12.2", (LOSS, "-x.abs().mean(dim).max()")),
     "sixteen_steps__and_larger_loss": changed(
         "12.2", ("(high - low) / 15", "(high - low) / 16"), (CHOICE, "0 if losses[0] > losses[1] else 1")

@@ -26,6 +26,7 @@ WRONG = {
     "writing_forgotten": changed("12.6", ("(small + large) / bandwidth", "small / bandwidth")),
     "attention_forgotten": changed("12.6", ("(small + large) / bandwidth) + kept", "(small + large) / bandwidth)")),
     "room_ignored": changed("12.6", (PLANS, '("keep", "fuse", "once")')),
+    "size_in_numbers": changed("12.6", ("fits = 4 * batch", "fits = 2 * batch")),
     "kept_if_it_fits": changed("12.6", (PLANS, '("keep",) if fits else ("fuse", "once")')),
     # vllm#49077: quantised is not always faster.
     "never_kept": changed("12.6", (PLANS, '("fuse", "once")')),
