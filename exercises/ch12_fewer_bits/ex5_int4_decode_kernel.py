@@ -10,6 +10,7 @@ from course_lib.checker import (
     TRITON,
     Allocates,
     Case,
+    Draw,
     Exercise,
     Forbids,
     LaunchesTriton,
@@ -105,6 +106,11 @@ def kernel_cases(draw):
         case("scores of ±150: exp overflows", 1, 4, 64, [200], score=45.0),
         case("20 query heads on one KV head", 1, 20, 64, [66], metered=True),
         case("float16, with scales in float16", 2, 4, 128, [130], spare=1, dtype=half, scales=half, metered=True),
+        Case(
+            "64 tokens in a cache for 1,024",
+            drawn(Draw(1), key_heads=1, group=2, head_dim=64, lengths=[64], spare=15),
+            metered=True,
+        ),
     ]
 
 

@@ -119,6 +119,14 @@ WRONG = {
     "empty_sequence_nan": changed("12.5", ("tl.where(running_sum == 0.0, 1.0, running_sum)[", "running_sum[")),
     "codes_loaded_twice": changed("12.5", (LOW, f"low = (({KEY_BYTES} & 15) ^ 8) - 8")),
     "too_many_bytes": ONE_HEAD,
+    "too_many_bytes__of_all_groups": changed(
+        "12.5",
+        ("for first in range(0, length, 64)", "for first in range(0, capacity, 64)"),
+        ("weights = tl.exp2(scores - new_max[:, None])",
+         "weights = tl.where(present[None, :], tl.exp2(scores - new_max[:, None]), 0.0)"),
+        ("rescale = tl.exp2(running_max - new_max)",
+         'rescale = tl.where(running_max == float("-inf"), 0.0, tl.exp2(running_max - new_max))'),
+    ),
     "scales_loaded_for_every_channel": changed(
         "12.5", (SHARED, "shared = places[:, None] * PARTS + columns[None, :] // 32"), (REPEATED, "")
     ),
