@@ -818,7 +818,8 @@ draw_plan_gains(h200_times, "INT4 and 131,072 tokens of context on an H200, by i
 # The gain shrinks with every query token, because attention's own arithmetic grows. At 32 query tokens it is gone, and
 # from there on "keep" is a few percent faster than "fuse", if there is room for a cache of 16 bits. If there is none,
 # "fuse" is the plan for few query tokens. From 1,024 on, "fuse" and "once" differ by 1 % or less, because in "fuse" one
-# dequantised number serves 128 rows of queries.
+# dequantised number serves 128 rows of queries. This count assumes that a conversion costs 5 instructions at the card's
+# full rate. Where it costs more, as in some of the reports below, dequantising once pays much earlier.
 #
 # The second picture is a count for this machine, with its own ceilings: its bandwidth, its rate of products, and half
 # of its multiply-add FLOPs as its rate of instructions. **Predict** whether it gains more or less than an H200 for one
@@ -995,6 +996,9 @@ print(f"loss with whole weights {points['32 bits'][1]:.4f}, with INT4 weights "
       f"{loss_through_cache(rounded, unseen, rounded.new_cache):.4f}")
 
 # %% [markdown]
+# In one run the loss was 1.8318 with INT4 weights and 1.8146 with an INT4 cache, where whole ones give 1.8131. So here
+# rounding the weights costs more than rounding the cache, but both stay within a hundredth or two.
+#
 # ## Attention in FP8: outliers, and a rotation · deeper
 #
 # So far few bits were only for what is *stored*. A kernel for long prompts can also *multiply* in 8 bits: Hopper's
@@ -1120,7 +1124,7 @@ for name, found in errors.items():
 # balance as in bf16 with half the head dimension. Chapter 09 has a model of such a schedule, which gives the share of
 # the time in which the matrix units are busy. In FP8 these units are twice as fast, but busy only for the share that
 # belongs to half the head dimension. So the predicted gain is twice that share, divided by the share at the whole head
-# dimension. For 256 that is 2 · 0.86 / 0.99 = 1.74. **Predict** whether a GPU gains more or less.
+# dimension. For 256 that is 2 · 0.86 / 0.99, about 1.7. **Predict** whether a GPU gains more or less.
 
 # %%
 from course_lib.figures.hopper.timeline import busy, run_schedule
