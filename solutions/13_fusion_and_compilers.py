@@ -337,8 +337,8 @@ else:
 #
 # `torch.compile` works in two steps. *Dynamo* runs your Python code with placeholders instead of tensors, and records
 # the operations in a *graph*. *Inductor* takes the graph, decides which operations share a kernel, and writes the
-# kernels: in Triton for a GPU, in C++ for a CPU. It chooses by the rules you used in 13.1: two operations share a kernel
-# if that saves a crossing and their loops fit together.
+# kernels: in Triton for a GPU, in C++ for a CPU. It chooses by the rules of 13.1: two operations share a kernel if that
+# saves a crossing and their loops fit together.
 #
 # The next cell compiles the listing and prints the names of the kernels that Inductor wrote. A name lists what is
 # inside. It does so for three functions: the glue of `add_and_norm`, `turn`, and the norm together with the matrix

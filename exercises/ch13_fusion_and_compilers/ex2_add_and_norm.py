@@ -149,7 +149,7 @@ CHANGES = (
         tile_too_short=(BLOCK, "block = min(1024, 2 ** math.ceil(math.log2(hidden)))"),
         tile_too_short__2048=(BLOCK, "block = min(2048, 2 ** math.ceil(math.log2(hidden)))"),
         tile_too_short__4096=(BLOCK, "block = min(4096, 2 ** math.ceil(math.log2(hidden)))")),
-    *edits("The mean was taken over the tile, with its empty lanes. Divide the sum of squares by the number of columns.",
+    *edits("The mean was taken over the whole tile, with its empty lanes. Divide by the number of columns.",
         mean_over_the_tile=("squares / hidden", "squares / block")),
     *edits("The squares were summed and not averaged. Divide by the number of columns.",
         sum_for_mean=("squares / hidden", "squares")),
