@@ -67,8 +67,8 @@ def draw_groups(tokens: int, channels: int, group: int, large: tuple[int, ...] =
                 if channel in large:
                     axes.plot(channel + 0.5, token + 0.5, "o", color=INK, markersize=5)
                 if token % tall == channel % wide == 0:
-                    place, frame = (channel + 0.05, token + 0.05), {"fill": False, "edgecolor": INK, "zorder": 2}
-                    axes.add_patch(Rectangle(place, wide - 0.1, tall - 0.1, linewidth=1.4, **frame))
+                    place, sizes = (channel + 0.05, token + 0.05), (wide - 0.1, tall - 0.1)
+                    axes.add_patch(Rectangle(place, *sizes, fill=False, edgecolor=INK, linewidth=1.4, zorder=2))
         axes.set(xlim=(0, channels), ylim=(tokens, 0), aspect="equal", xticks=[], yticks=[])
         axes.set_xlabel("channels")
         axes.set_title(title, fontsize=12)
