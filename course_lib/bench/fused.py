@@ -36,6 +36,8 @@ from course_lib.kernels.fused.group_norm_mish_backward import (
     group_norm_mish_backward_reference,
 )
 from course_lib.kernels.fused.group_norm_mish_operators import group_norm_mish
+from course_lib.kernels.fused.layer_norm import layer_norm_forward
+from course_lib.kernels.fused.layer_norm_backward import layer_norm_backward, layer_norm_backward_reference
 from course_lib.kernels.fused.linear_cross_entropy import (
     linear_cross_entropy_backward_reference,
     linear_cross_entropy_forward_backward,
@@ -141,6 +143,35 @@ def norm_backward(rows: int, columns: int) -> Problem:
         "ours": lambda: rms_norm_backward(summed, weight, gradient, other, EPSILON),
     }
     return Problem(forms, (exact,), 4 * summed.nbytes)
+
+
+def layer_norm(rows: int, columns: int) -> Problem:
+    x, weight, bias = random(rows, columns), random(columns), random(columns)
+    function = functools.partial(F.layer_norm, normalized_shape=(columns,), eps=EPSILON)
+    forms: Forms = {
+        "eager": functools.partial(function, x, weight=weight, bias=bias),
+        "torch.compile": functools.partial(compiled(function), x, weight=weight, bias=bias),
+        "ours": lambda: layer_norm_forward(x, weight, bias, EPSILON)[0],
+    }
+    few = x[:CHECKED_ROWS].double()
+    return Problem(forms, (function(few, weight=weight.double(), bias=bias.double()),), 2 * x.nbytes)
+
+
+def layer_norm_gradients(rows: int, columns: int) -> Problem:
+    x, weight, bias, gradient = random(rows, columns), random(columns), random(columns), random(rows, columns)
+    leaves = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
+    out = F.layer_norm(leaves[0], (columns,), *leaves[1:], EPSILON)
+    statistics = layer_norm_forward(x, weight, bias, EPSILON)[1]
+    few, few_gradient = x[:CHECKED_ROWS].double(), gradient[:CHECKED_ROWS].double()
+    forms: Forms = {
+        "eager": lambda: torch.autograd.grad(out, leaves, gradient, retain_graph=True),
+        "torch.compile": functools.partial(
+            compiled(functools.partial(layer_norm_backward_reference, epsilon=EPSILON)), x, weight, gradient
+        ),
+        "ours": functools.partial(layer_norm_backward, x, statistics, weight, gradient),
+    }
+    exact = layer_norm_backward_reference(few, weight.double(), few_gradient, EPSILON)[:1]
+    return Problem(forms, exact, 3 * x.nbytes)
 
 
 def swiglu_product(rows: int, columns: int) -> Problem:
@@ -320,6 +351,10 @@ TABLE: dict[str, Callable[[], Problem]] = {
     "RMSNorm backward 16k × 4096": functools.partial(norm_backward, 16384, 4096),
     "RMSNorm backward 16k × 8192": functools.partial(norm_backward, 16384, 8192),
     "RMSNorm backward 8k × 16384": functools.partial(norm_backward, 8192, 16384),
+    "LayerNorm 16k × 4096": functools.partial(layer_norm, 16384, 4096),
+    "LayerNorm 8k × 65536": functools.partial(layer_norm, 8192, 65536),
+    "LayerNorm backward 16k × 4096": functools.partial(layer_norm_gradients, 16384, 4096),
+    "LayerNorm backward 8k × 16384": functools.partial(layer_norm_gradients, 8192, 16384),
     "SwiGLU 8k × 14336": functools.partial(swiglu_product, 8192, 14336),
     "SwiGLU backward 8k × 14336": functools.partial(swiglu_gradients, 8192, 14336),
     "cross-entropy 4096 × 128256": functools.partial(loss_and_gradient, 4096, 128_256),

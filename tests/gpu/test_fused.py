@@ -26,6 +26,9 @@ from course_lib.kernels.fused.group_norm_mish_backward import (
     group_norm_mish_backward_reference,
 )
 from course_lib.kernels.fused.group_norm_mish_operators import group_norm_mish, group_norm_mish_operator
+from course_lib.kernels.fused.layer_norm import layer_norm_forward, layer_norm_reference
+from course_lib.kernels.fused.layer_norm_backward import layer_norm_backward, layer_norm_backward_reference
+from course_lib.kernels.fused.layer_norm_operators import layer_norm_operator
 from course_lib.kernels.fused.linear_cross_entropy import (
     linear_cross_entropy_backward_reference,
     linear_cross_entropy_forward_backward,
@@ -154,6 +157,21 @@ def test_convolution_norm_and_mish_are_right(batch, in_channels, channels, lengt
     arguments = x, filters, vectors[0], groups, *vectors[1:], *film
     assert_as_exact_as_plain(conv_group_norm_mish(*arguments), conv_group_norm_mish_reference, *arguments)
     torch.library.opcheck(conv_group_norm_mish_operator, (*arguments, 1e-5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("hidden", HIDDEN)
+def test_layer_norm_is_right_forward_and_backward_and_repeats_bit_for_bit(hidden, dtype):
+    x, gradient = normal(1, 37, hidden, dtype=dtype) + 10, normal(2, 37, hidden, dtype=dtype)
+    weight, bias = normal(3, hidden, dtype=dtype), normal(4, hidden, dtype=dtype)
+    out, statistics = layer_norm_forward(x, weight, bias)
+    assert_as_exact_as_plain(out, layer_norm_reference, x, weight, bias)
+    found = layer_norm_backward(x, statistics, weight, gradient)
+    assert_as_exact_as_plain(found, layer_norm_backward_reference, x, weight, gradient)
+    again = layer_norm_backward(x, statistics, weight, gradient)
+    assert all(torch.equal(one, other) for one, other in zip(found, again))
+    if hidden == 1000:
+        torch.library.opcheck(layer_norm_operator, (x.requires_grad_(), weight, bias, 1e-5))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

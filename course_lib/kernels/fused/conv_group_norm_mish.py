@@ -47,6 +47,7 @@ SMALLEST_SIDE = 16  # of a tensor core's tile
 TILE_ELEMENTS, LARGEST_TILE = 2048, 4096  # of a program's part of out
 BLOCK_K = 32  # products added at a time
 NUM_WARPS = {2048: 4, 4096: 8}
+TENSOR_CORES = dict.fromkeys((80, 86, 89, 120), "mma.sync")  # on sm_90 a wide tile uses wgmma
 
 
 def conv_group_norm_mish_reference(
@@ -228,6 +229,6 @@ def compile_cases() -> list[CompileCase]:
             cases.append(CompileCase(conv_group_norm_mish_kernel, signature, constants,
                                      num_warps=NUM_WARPS[samples * members * length],
                                      max_spill_bytes=64 if kind == "fp32" and members == 128 else 0,
-                                     instruction=dict.fromkeys((80, 86, 89, 120), "mma.sync" if kind == "fp16" else None),
+                                     instruction=TENSOR_CORES if kind == "fp16" else None,
                                      label=f"{kind} {members} × {length}"))  # fmt: skip
     return cases

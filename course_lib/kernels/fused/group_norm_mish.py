@@ -360,7 +360,7 @@ def compile_cases() -> list[CompileCase]:
     return cases
 
 
-FLOAT32 = ("statistics_pointer", "partial_sums_pointer", "epsilon")
+FLOAT32 = ("statistics_pointer", "means_pointer", "partial_sums_pointer", "epsilon")
 
 
 def types(kernel, kind: str) -> dict[str, str]:
