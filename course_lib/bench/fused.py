@@ -145,7 +145,7 @@ def norm_backward(rows: int, columns: int) -> Problem:
     return Problem(forms, (exact,), 4 * summed.nbytes)
 
 
-def layer_norm(rows: int, columns: int) -> Problem:
+def norm_of_layer(rows: int, columns: int) -> Problem:
     x, weight, bias = random(rows, columns), random(columns), random(columns)
     function = functools.partial(F.layer_norm, normalized_shape=(columns,), eps=EPSILON)
     forms: Forms = {
@@ -160,7 +160,7 @@ def layer_norm(rows: int, columns: int) -> Problem:
 def layer_norm_gradients(rows: int, columns: int) -> Problem:
     x, weight, bias, gradient = random(rows, columns), random(columns), random(columns), random(rows, columns)
     leaves = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
-    out = F.layer_norm(leaves[0], (columns,), *leaves[1:], EPSILON)
+    out = F.layer_norm(leaves[0], (columns,), leaves[1], leaves[2], EPSILON)
     statistics = layer_norm_forward(x, weight, bias, EPSILON)[1]
     few, few_gradient = x[:CHECKED_ROWS].double(), gradient[:CHECKED_ROWS].double()
     forms: Forms = {
@@ -351,8 +351,8 @@ TABLE: dict[str, Callable[[], Problem]] = {
     "RMSNorm backward 16k × 4096": functools.partial(norm_backward, 16384, 4096),
     "RMSNorm backward 16k × 8192": functools.partial(norm_backward, 16384, 8192),
     "RMSNorm backward 8k × 16384": functools.partial(norm_backward, 8192, 16384),
-    "LayerNorm 16k × 4096": functools.partial(layer_norm, 16384, 4096),
-    "LayerNorm 8k × 65536": functools.partial(layer_norm, 8192, 65536),
+    "LayerNorm 16k × 4096": functools.partial(norm_of_layer, 16384, 4096),
+    "LayerNorm 8k × 65536": functools.partial(norm_of_layer, 8192, 65536),
     "LayerNorm backward 16k × 4096": functools.partial(layer_norm_gradients, 16384, 4096),
     "LayerNorm backward 8k × 16384": functools.partial(layer_norm_gradients, 8192, 16384),
     "SwiGLU 8k × 14336": functools.partial(swiglu_product, 8192, 14336),

@@ -27,7 +27,7 @@ from course_lib.kernels.softmax.rows import LARGEST_GROUP
 
 ONE_PASS_BYTES = 65536
 TILE_ELEMENTS = 2048  # several short rows make one tile of this size
-LOOP_COLUMNS, LOOP_WARPS = 4096, 8
+LOOP_COLUMNS, LOOP_WARPS = 4096, 16
 WARPS = {2048: 4, 4096: 4, 8192: 8, 16384: 16, 32768: 32}
 
 
