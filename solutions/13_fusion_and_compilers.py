@@ -13,9 +13,9 @@
 # So who writes these four kernels? `torch.compile` can, and so can you. Write down two guesses. For which of these
 # operations is the compiler as fast as the best kernel written by hand? For which is it three times slower?
 #
-# **Time.** About two hours for both exercises, estimated. The **core path** takes about two: exercises 13.1
-# and 13.2, and every section whose heading does not end in *deeper*. You can skip the others: run their cells and go
-# on. You need chapters 01 and 04.
+# **Time.** About four hours for all five exercises, estimated. The **core path** takes about two: exercises 13.1, 13.2
+# and 13.5, and every section whose heading does not end in *deeper*. You can skip the others: run their cells and go
+# on. You need chapters 01 and 04, and chapter 03 for exercise 13.4.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -333,6 +333,199 @@ else:
 # kernel and read by the next. Four fifths of 4.17 TB/s would be 3.3.
 
 # %% [markdown]
+# ## Turn Q and K where they lie · deeper
+#
+# One matrix product computes Q, K and V together, so they lie side by side in one *packed* tensor: a row is a token,
+# and holds its query heads, its key heads and its value heads. In Llama-3-8B these are 32, 8 and 8 heads of 128
+# numbers. RoPE must turn the first 40 heads and leave the last 8 alone.
+#
+# The listing above splits the tensor, turns Q and K, and makes new tensors. Nothing forces it to. Turning replaces two
+# numbers by two others that depend on nothing else, so it can be done *in place*: load a pair, store the turned pair
+# where it came from. The values are not loaded and not stored.
+#
+# Three things go wrong here in practice:
+#
+# - **Which numbers are a pair.** In Llama's published weights for Hugging Face, number $i$ of a head goes with number
+#   $i + 64$. In other models it goes with its neighbour, $2i$ with $2i + 1$. Both exist, and a kernel for one gives
+#   plausible nonsense for the other. ONNX Runtime's WebGPU kernel once always took the halves, also for models with
+#   neighbours ([onnxruntime#26758](https://github.com/microsoft/onnxruntime/pull/26758)).
+# - **Where a token stands.** In a decode step the row is 0 and the position may be 8,191. Positions come as a tensor.
+# - **Whose angles.** A token's heads share its angles. In float32 these are 64 cosines and 64 sines, 512 bytes, which
+#   is as much as a head reads and writes in 16 bits. A program for each head would load them 40 times, and move 50 %
+#   more bytes in all.
+
+# %%
+# Exercise 13.3 · RoPE inside the packed tensor
+@triton.jit
+def rope_kernel(
+    qkv_pointer, cosine_pointer, sine_pointer, positions_pointer, qkv_stride, heads, half,
+    HEADS: tl.constexpr, HALF: tl.constexpr,
+):
+    """Program t: the first `heads` heads of token t, each of 2 · half numbers, in place.
+
+    HEADS and HALF are the next powers of two.
+    """
+    # BEGIN SOLUTION
+    token = tl.program_id(0)
+    head = tl.arange(0, HEADS)[:, None]  # [HEADS, 1]
+    column = tl.arange(0, HALF)[None, :]  # [1, HALF]
+    position = tl.load(positions_pointer + token)
+    angle = position * half + column
+    cosine = tl.load(cosine_pointer + angle, mask=column < half, other=0.0)  # [1, HALF]
+    sine = tl.load(sine_pointer + angle, mask=column < half, other=0.0)
+    inside = (head < heads) & (column < half)  # [HEADS, HALF]
+    first = qkv_pointer + token * qkv_stride + head * (2 * half) + column  # [HEADS, HALF]
+    x = tl.load(first, mask=inside, other=0.0).to(tl.float32)
+    y = tl.load(first + half, mask=inside, other=0.0).to(tl.float32)
+    dtype = qkv_pointer.dtype.element_ty
+    tl.store(first, (x * cosine - y * sine).to(dtype), mask=inside)
+    tl.store(first + half, (y * cosine + x * sine).to(dtype), mask=inside)
+    # END SOLUTION
+
+
+def rope_in_place(qkv, cosine, sine, positions, query_heads, key_heads):
+    """Rotary positions on the queries and keys of a packed QKV, written over them.
+
+    Args:
+        qkv: [tokens, (query_heads + 2 · key_heads) · head_dim], float32 or float16: a row has the query heads, the key
+            heads, and the value heads of one token, side by side, with any stride from row to row. query_heads is a
+            multiple of key_heads, both are at least 1, and any even head_dim from 2 to 256.
+        cosine, sine: [capacity, head_dim / 2], float32, contiguous: of the angles of every position.
+        positions: [tokens], int64, contiguous, below capacity: where each token stands in its sequence, in any order,
+            some perhaps twice.
+
+    Returns:
+        None. In each query and key head, x = number i and y = number i + head_dim / 2 become x · cos - y · sin and
+        y · cos + x · sin, with cos and sin number i of the token's position. Compute in float32. The values stay as
+        they are.
+
+        One kernel is launched. It loads and stores each number of Q and K once, and a token's row of cosine and of sine
+        once; it neither loads nor stores the values. PyTorch's own operations compute and copy nothing.
+    """
+    half = qkv.shape[1] // (query_heads + 2 * key_heads) // 2
+    heads = query_heads + key_heads
+    rope_kernel[(qkv.shape[0],)](
+        qkv, cosine, sine, positions, qkv.stride(0), heads, half,
+        HEADS=triton.next_power_of_2(heads), HALF=triton.next_power_of_2(half),
+    )
+
+
+# %%
+best_rope_in_place = check("13.3", rope_in_place).best
+
+# %% [markdown]
+# With Llama-3-8B's sizes and 16,384 tokens, your kernel moves 344 MB where the listing moves 1.7 GB. On the H200 of
+# 2026-11-22 the listing reached 0.35 TB/s of the least bytes, the compiler's kernel 3.86, and Liger's 1.07. So here the
+# compiler was better than a kernel written by hand.
+#
+# `kernels/fused/rope_append.py` goes one step further. It writes the turned keys and the values straight into the
+# cache, because the cache is where they are read next. That saves one more kernel, and for a decode step, in which the
+# bytes are few, one more launch.
+#
+# ## The loss, in chunks and in place · deeper
+#
+# At the end of a training step stands the largest tensor of all. Llama 3 has 128,256 words. For 4,096 tokens the logits
+# have 525 million numbers, 1.05 GB in 16 bits. The listing that everybody writes is `F.cross_entropy(logits.float(),
+# targets)`. It makes a copy in float32 (2.1 GB), a tensor of log-probabilities (2.1 GB), and in the backward pass a
+# gradient (2.1 GB) and its copy in 16 bits.
+#
+# None of these copies is needed. The loss needs two numbers for each row, its maximum and its sum of exponentials, and
+# chapter 03 finds both in one pass over chunks. The gradient of a logit is its softmax, less 1 at the target. It can be
+# written where the logit stood, because nobody needs the logit any more. The chunk is the only tensor that you make.
+#
+# Rows whose target is `ignore_index` do not count: padding, or a prompt that is not to be learned. They have no loss
+# and no gradient, and the mean is over the others. This is easy to get wrong. A fused loss of TransformerEngine divided
+# by *all* rows ([ROCm/TransformerEngine#336](https://github.com/ROCm/TransformerEngine/pull/336)), which makes the loss
+# and all gradients too small. Another one took the mean of each chunk of rows and added these up: with 128 chunks the
+# loss was 128 times too large ([NeMo-Automodel#3804](https://github.com/NVIDIA-NeMo/Automodel/pull/3804)). Neither
+# raised an error.
+
+# %%
+# Exercise 13.4 · The loss in chunks
+def cross_entropy_in_place(logits, targets, chunk, ignore_index):
+    """The mean cross-entropy, and its gradient written over the logits.
+
+    Args:
+        logits: [rows, vocabulary], float32 or float16, finite, with any strides.
+        targets: [rows], int64: the right class of each row, or ignore_index, which may be any integer, also a class.
+        chunk: how many columns to work on at a time, at least 1; it may be more than there are.
+
+    Returns:
+        A float32 tensor without dimensions: the sum over the rows that count of log(Σ exp(logits)) minus the target's
+        logit, divided by the number of these rows. Rows whose target is ignore_index do not count.
+
+        After the call the logits hold the derivative of that loss with respect to each of them: the row's softmax, less
+        1 at its target, divided by the number of rows that count; 0 in ignored rows. If all rows are ignored, the loss
+        is NaN, as PyTorch's is, and the gradient 0.
+
+        Compute in float32. No tensor that you make may have more than rows · chunk elements. PyTorch's softmax,
+        log_softmax, logsumexp and cross_entropy are refused.
+    """
+    # BEGIN SOLUTION
+    rows, vocabulary = logits.shape
+    chunks = [logits[:, start : start + chunk] for start in range(0, vocabulary, chunk)]  # views
+    running_max = torch.full((rows, 1), -math.inf, device=logits.device)
+    running_sum = torch.zeros(rows, 1, device=logits.device)
+    for tile in chunks:
+        wide = tile.float()  # [rows, chunk]
+        new_max = torch.maximum(running_max, wide.amax(dim=1, keepdim=True))
+        running_sum = running_sum * torch.exp(running_max - new_max) + torch.exp(wide - new_max).sum(1, keepdim=True)
+        running_max = new_max
+    counts = (targets != ignore_index)[:, None]  # [rows, 1]
+    number = counts.sum()
+    safe = torch.where(counts, targets[:, None], 0)
+    losses = running_max + torch.log(running_sum) - logits.gather(1, safe).float()
+    weight = torch.where(counts, 1 / number, 0.0)
+    for tile in chunks:
+        tile.copy_(torch.exp(tile.float() - running_max) / running_sum * weight)
+    logits.scatter_add_(1, safe, -weight.to(logits.dtype))
+    return torch.where(counts, losses, 0.0).sum() / number
+    # END SOLUTION
+
+
+# %%
+best_cross_entropy_in_place = check("13.4", cross_entropy_in_place).best
+
+# %% [markdown]
+# The next cell measures the largest tensor that your function makes, beside that of `F.cross_entropy`, for 64 rows of
+# 32,000 logits in 16 bits and chunks of 1,024. **Predict** both.
+
+# %%
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class LargestTensor(TorchDispatchMode):
+    """The bytes of the largest new tensor that an operation returned."""
+
+    def __init__(self, given):
+        super().__init__()
+        self.given, self.bytes = given.untyped_storage().data_ptr(), 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for made in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(made, torch.Tensor) and made.untyped_storage().data_ptr() != self.given:
+                self.bytes = max(self.bytes, made.nbytes)
+        return result
+
+
+logits, targets = torch.randn(64, 32_000, dtype=torch.float16), torch.randint(0, 32_000, (64,))
+with LargestTensor(logits) as plain:
+    F.cross_entropy(logits.float(), targets)
+with LargestTensor(logits) as yours:
+    best_cross_entropy_in_place(logits, targets, 1024, -100)
+print(f"logits {format_bytes(logits.nbytes)}; the largest new tensor: plain {format_bytes(plain.bytes)}, "
+      f"in chunks {format_bytes(yours.bytes)}")
+
+# %% [markdown]
+# What about the bytes that move? Forward and backward in one kernel read each logit twice and write its gradient once:
+# three tensors. On the H200 of 2026-11-22 PyTorch's loss and gradient reached 0.31 TB/s of the least bytes (the logits
+# once, the gradient once) for 4,096 rows of 128,256, and the compiled ones 1.57. A row of that length has 256 KB, as
+# much as all registers of a multiprocessor, so it cannot stay on the chip between the two passes.
+# `kernels/fused/cross_entropy.py` does both passes in one launch, so that part of the second read comes from the L2
+# cache.
+
+# %% [markdown]
 # ## What the compiler makes of the listing
 #
 # `torch.compile` works in two steps. *Dynamo* runs your Python code with placeholders instead of tensors, and records
@@ -407,6 +600,124 @@ if can_compile:
 # **On a CPU** one kernel is not one pass. The text has a loop that adds and stores the sum (`out_ptr0`), a loop that
 # reads it and adds up the squares, and a loop that reads it again and scales it. The sum of a row is still in the
 # CPU's cache then, so this costs little. But it shows why you should count loads, and not kernels.
+
+# %% [markdown]
+# ## When the graph breaks
+#
+# Dynamo records what the Python code does to tensors. It must know the code's way without knowing the tensors' numbers.
+# If the way depends on a number, Dynamo compiles what it has, lets Python go on, and begins a new graph behind it. That
+# is a *graph break*. It costs three things: nothing is fused across it, every tensor in use there is written to memory,
+# and on a GPU the host often has to wait for the number.
+#
+# A second cost is *recompilation*. What Dynamo has assumed is checked at every call: the shapes, and the way that every
+# `if` went. If a call does not fit, the function is compiled again. After eight times PyTorch gives up and runs the
+# function eagerly. So a loop over tokens, which is unrolled into the graph, is compiled anew for each length.
+#
+# Here is the end of a step for a batch of sequences of several lengths: an addition in which numbers beyond a limit are
+# cut, a norm, and the last token of each. `torch._dynamo.explain` says where its graph breaks. **Predict** how many
+# graphs there are, and which lines break it.
+
+# %%
+def with_breaks(hidden, residual, weight, lengths, limit):
+    """hidden, residual: [batch, longest, width]; lengths: [batch], tokens of each sequence. What follows is padding."""
+    summed = hidden + residual
+    if (lengths < hidden.shape[1]).any():
+        summed = summed.nan_to_num()
+    normalised, last = torch.zeros_like(hidden), torch.zeros_like(hidden[:, 0])
+    for sequence, length in enumerate(lengths.tolist()):
+        if length:
+            rows = summed[sequence, :length]
+            if rows.abs().max() > limit:
+                rows = rows.clamp(-limit, limit)
+            rows = rows * torch.rsqrt(rows.square().mean(dim=-1, keepdim=True) + 1e-6) * weight
+            normalised[sequence, :length], last[sequence] = rows, rows[-1]
+    return normalised, last
+
+
+import torch._dynamo
+
+torch._dynamo.reset()
+example = (*torch.randn(2, 3, 7, 16), torch.ones(16), torch.tensor([7, 4, 0]), 2)
+explained = torch._dynamo.explain(with_breaks)(*example)
+print(f"{explained.graph_count} graphs, {explained.graph_break_count} breaks")
+for reason in explained.break_reasons:
+    line = reason.user_stack[-1] if reason.user_stack else None
+    print(f"    {line.line.strip() if line else ''}\n        {reason.reason.strip().splitlines()[0]}")
+torch._dynamo.reset()
+
+# %% [markdown]
+# The lines are where Dynamo stopped: at an `if` on a tensor, and at `tolist`, which reads all lengths. That one stands
+# in a loop, where no new graph can begin, so the loop runs eagerly. On a GPU each of the two also waits until the GPU
+# has done all work before it.
+#
+# Now write the same without a break. The way out is nearly always the same one: compute everything, also what will not
+# be needed, and *choose* at the end with `torch.where`. Here that means the padding too. It costs some arithmetic, but
+# no bytes that count.
+#
+# The check compiles your function once and calls it with batches of other sizes. There must be one graph for all.
+
+# %%
+# Exercise 13.5 · One graph for every length
+def finish_step(hidden, residual, weight, lengths, limit):
+    """(normalised, last), as `with_breaks` computes them, in one graph for all sizes.
+
+    Args:
+        hidden, residual: [batch, longest, width], float32; batch and longest are at least 2. Rows behind a sequence's
+            last token are padding, and may hold anything, NaN too.
+        weight: [width], float32.
+        lengths: [batch], int64: how many tokens each sequence has, 0 to longest.
+        limit: a positive integer. Numbers of hidden + residual beyond ±limit are cut to ±limit.
+
+    Returns:
+        normalised: [batch, longest, width]: each token's sum, cut, divided by its root mean square, times the weight.
+            The number under the root is the mean of the squares plus 1e-6. Padding is 0.
+        last: [batch, width]: the normalised row of each sequence's last token, 0 for a sequence without tokens.
+
+        The check compiles the function once, with torch.compile(finish_step, dynamic=True), and calls it for several
+        batches of other sizes. That must make one graph: no graph break, and no second compilation.
+    """
+    # BEGIN SOLUTION
+    summed = (hidden + residual).clamp(-limit, limit)
+    normalised = summed * torch.rsqrt(summed.square().mean(dim=-1, keepdim=True) + 1e-6) * weight
+    present = torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None]  # [batch, longest]
+    normalised = torch.where(present[:, :, None], normalised, 0.0)
+    last = normalised[torch.arange(hidden.shape[0], device=hidden.device), (lengths - 1).clamp(min=0)]
+    return normalised, last
+    # END SOLUTION
+
+
+# %%
+best_finish_step = check("13.5", finish_step).best
+
+# %% [markdown]
+# A kernel that you wrote yourself can break a graph too. Dynamo can look into a Triton kernel, but not into what a
+# launcher does besides: reading a pointer, asking for the device's properties, checking numbers. Register such a
+# launcher as an operator with `torch.library.custom_op`. Then Dynamo puts one call into the graph and asks a second
+# function, the *fake*, for the shapes of the results. `torch.library.opcheck` tests whether the two agree. The next
+# cell tests this library's add and norm, and shows its calls in a graph.
+
+# %%
+from course_lib.kernels.fused.norm_operators import add_rms_norm as library_norm
+
+
+def norm_twice(x, residual, weight):
+    normalised, summed = library_norm(x, residual, weight, 1e-5)
+    return library_norm(normalised * 0.5, summed, weight, 1e-5)
+
+
+x, residual = torch.randn(2, 4, 64, device=device)
+weight = torch.ones(64, device=device)
+print(torch.library.opcheck(torch.ops.course_lib.add_rms_norm.default, (x, residual, weight, 1e-5)))
+explained = torch._dynamo.explain(norm_twice)(x, residual, weight)
+print(f"{explained.graph_count} graph, {explained.graph_break_count} breaks; the calls in it:")
+for node in explained.graphs[0].graph.nodes:
+    if node.op == "call_function":
+        print(f"    {node.target}")
+torch._dynamo.reset()
+
+# %% [markdown]
+# An operator is a wall for fusion, as the matrix product was: the product by 0.5 in the middle becomes a kernel of its
+# own. That is the price of your own kernel inside a compiled model, and one more reason to write few.
 
 # %% [markdown]
 # ## When does a hand-written kernel pay?

@@ -61,7 +61,7 @@ UNUSUAL = {
         "13.1",
         (
             FUSED_NORMS,
-            'n, w = tokens * hidden * item_bytes, hidden * item_bytes\n'
+            "n, w = tokens * hidden * item_bytes, hidden * item_bytes\n"
             '    steps = ((("x", "r"), "s"), (("s", "w"), "n"))\n'
             '    norms = 2 * kernel_bytes(steps, {"x": n, "r": n, "s": n, "n": n, "w": w}, ("s", "n"))',
         ),

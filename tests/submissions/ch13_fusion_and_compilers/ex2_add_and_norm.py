@@ -97,8 +97,12 @@ WRONG = {
     "norm_of_the_residual": changed("13.2", (WIDE, "wide = residual.to(tl.float32)")),
     "sum_not_stored": changed("13.2", (STORED, STORED.replace("columns, summed", "columns, x"))),
     "both_normalised": changed(
-        "13.2", (STORED, ""), ("(wide * inverse * weight).to(x.dtype)", "(wide * inverse * weight).to(x.dtype)\n    "
-        + STORED.replace("columns, summed", "columns, normalised"))
+        "13.2",
+        (STORED, ""),
+        (
+            "(wide * inverse * weight).to(x.dtype)",
+            "(wide * inverse * weight).to(x.dtype)\n    " + STORED.replace("columns, summed", "columns, normalised"),
+        ),
     ),
     "results_exchanged": changed("13.2", ("return normalised, summed", "return summed, normalised")),
     "epsilon_missing": changed("13.2", (" + epsilon)", ")")),
@@ -121,8 +125,9 @@ WRONG = {
     ),
     "row_stride_ignored__of_the_residual": changed("13.2", ("row * residual_stride", "row * hidden")),
     "strides_of_x": changed("13.2", ("row * residual_stride", "row * x_stride")),
-    "rounded_to_16_bits": changed("13.2", ("(wide * inverse * weight).to(x.dtype)",
-                                           "(wide * inverse * weight).to(tl.float16).to(x.dtype)")),
+    "rounded_to_16_bits": changed(
+        "13.2", ("(wide * inverse * weight).to(x.dtype)", "(wide * inverse * weight).to(tl.float16).to(x.dtype)")
+    ),
     "row_read_again": TWO_PASSES,
     "two_kernels": TWO_KERNELS,
     "copied_by_pytorch": changed(
@@ -140,12 +145,10 @@ def add_rms_norm(x, residual, weight, epsilon):
 
 UNUSUAL = {
     "four rows a program": SEVERAL_ROWS,
-    "the norm of the exact sum": changed(
-        "13.2", (WIDE, "wide = x.to(tl.float32) + residual.to(tl.float32)")
-    ),
+    "the norm of the exact sum": changed("13.2", (WIDE, "wide = x.to(tl.float32) + residual.to(tl.float32)")),
     "two roundings, as in Llama's code": changed(
-        "13.2", ("(wide * inverse * weight).to(x.dtype)",
-                 "((wide * inverse).to(x.dtype).to(tl.float32) * weight).to(x.dtype)")
+        "13.2",
+        ("(wide * inverse * weight).to(x.dtype)", "((wide * inverse).to(x.dtype).to(tl.float32) * weight).to(x.dtype)"),
     ),
     "a tile twice as long": changed("13.2", (BLOCK, "BLOCK=2 * triton.next_power_of_2(hidden),")),
     "sqrt and a division": changed(
