@@ -35,6 +35,11 @@ from course_lib.kernels.fused.linear_cross_entropy import (
     linear_cross_entropy_reference,
 )
 from course_lib.kernels.fused.linear_cross_entropy_operators import linear_cross_entropy, linear_cross_entropy_operator
+from course_lib.kernels.fused.matmul_swiglu import (
+    matmul_swiglu_forward,
+    matmul_swiglu_operator,
+    matmul_swiglu_reference,
+)
 from course_lib.kernels.fused.norm_operators import add_rms_norm, add_rms_norm_operator
 from course_lib.kernels.fused.rms_norm_backward import rms_norm_backward, rms_norm_backward_reference
 from course_lib.kernels.fused.rope_append import rope_append, rope_append_reference
@@ -172,6 +177,15 @@ def test_layer_norm_is_right_forward_and_backward_and_repeats_bit_for_bit(hidden
     assert all(torch.equal(one, other) for one, other in zip(found, again))
     if hidden == 1000:
         torch.library.opcheck(layer_norm_operator, (x.requires_grad_(), weight, bias, 1e-5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows, width, hidden", [(1, 1, 1), (37, 100, 65), (3000, 512, 1000), (129, 4097, 200)])
+def test_two_products_with_swiglu_are_right(rows, width, hidden, dtype):
+    x, weights = normal(1, rows, width, dtype=dtype), normal(2, 2 * hidden, width, dtype=dtype) / width**0.5
+    tensors = x, *weights.chunk(2)
+    assert_as_exact_as_plain(matmul_swiglu_forward(*tensors), matmul_swiglu_reference, *tensors)
+    torch.library.opcheck(matmul_swiglu_operator, [tensor[:50].clone().requires_grad_() for tensor in tensors])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
