@@ -50,6 +50,7 @@ from course_lib.kernels.fused.swiglu import (
     swiglu_reference,
 )
 from course_lib.kernels.fused.swiglu_operators import swiglu, swiglu_operator
+from course_lib.models.denoiser_training import denoiser_curves
 from tests.kernels.fused.cases import assert_as_exact_as_plain, in_wider_rows, normal
 
 pytestmark = pytest.mark.skipif(interpreting(), reason="needs a GPU: tests/kernels/fused has the interpreter's part")
@@ -211,6 +212,14 @@ def test_linear_cross_entropy_takes_the_memory_of_a_chunk():
     before = torch.cuda.memory_allocated()
     linear_cross_entropy(hidden, weight, targets).backward()
     assert torch.cuda.max_memory_allocated() - before < 0.2e9
+
+
+def test_the_denoiser_trains_alike_on_pytorchs_operations_and_on_the_kernel():
+    """Rounding drives two trainings apart; their averages of fifty losses, which scatter by a tenth, stay together."""
+    curves = {name: torch.tensor(losses) for name, losses in denoiser_curves().items()}
+    torch.testing.assert_close(curves["ours"][:5], curves["PyTorch"][:5], rtol=1e-3, atol=0)
+    ours, theirs = (curves[name][-50:].mean() for name in ("ours", "PyTorch"))
+    assert ours < 0.1 and abs(ours - theirs) < 0.25 * theirs
 
 
 def test_an_unchecked_target_outside_is_nan_and_the_gpu_lives_on():
