@@ -458,8 +458,9 @@ def paged_decode(query, key_pages, value_pages, block_tables, lengths):
         lengths: int32 [batch], tokens of each sequence; 0 is possible.
 
     Returns:
-        [batch, heads, head_dim], in query's dtype; zeros for a sequence of no tokens. One launch does it all, and
-        reads each key and value of a sequence once: the bytes are counted. You make no tensor larger than the output.
+        [batch, heads, head_dim], in query's dtype; zeros for a sequence of no tokens. Scores and sums are float32,
+        whatever the dtype. One launch does it all, and reads each key and value of a sequence once: the bytes are
+        counted. You make no tensor larger than the output.
     """
     batch, heads, head_dim = query.shape
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)

@@ -73,7 +73,12 @@ draw_levels({"INT4": int4_levels(), "e4m3": e4m3_levels()})
 #
 # A negative code is stored in *two's complement*: -1 is 1111, and -8 is 1000. When you read a nibble into a wider
 # integer, you must copy its highest bit into all bits above it. This is called *sign extension*. If you leave it out,
-# -1 comes back as 15.
+# -1 comes back as 15. The next cell draws the byte that holds the codes -3 and 5.
+
+# %%
+from course_lib.figures.quantised.storage import draw_byte, draw_groups, draw_window
+
+draw_byte(low=-3, high=5)
 
 # %%
 # Exercise 12.1 · Two codes in a byte
@@ -155,11 +160,19 @@ draw_outliers(layer_keys[0], layer_values[0], "The first layer of the small mode
 # with the code that is $4 + 2 \cdot 16 / 64 = 4.5$ bits for each number, 3.6 times fewer than 16.
 #
 # The smallest number of a group gets the code -8 and the largest one gets 7. There are 15 steps between the two, so the
-# scale is a fifteenth of the range. One outlier makes the range large, and with it the error of all other numbers in
-# its group. So it matters *which* numbers are in a group together. A group can run over 64 tokens of one channel, or
-# over 64 channels of one token. If a channel is large in all tokens, its numbers should be in groups of their own,
-# where they spoil no other channel. You will write the quantiser for any axis, and a function that finds the better
-# axis from data.
+# scale is a fifteenth of the range. (Code 0 therefore stands for a number half a step above the middle of the range.)
+# One outlier makes the range large, and with it the error of all other numbers in its group. So it matters *which*
+# numbers are in a group together. A group can run over 64 tokens of one channel, or over 64 channels of one token. The
+# next cell draws both with groups of 4. A framed strip is a group, and the dots mark a channel that is large in all
+# tokens.
+
+# %%
+draw_groups(tokens=8, channels=8, group=4, large=(2,))
+
+# %% [markdown]
+# On the left the large numbers are in groups of their own, where they spoil no other channel. On the right each of
+# them spoils three others. You will write the quantiser for any axis, and a function that finds the better axis from
+# data.
 
 # %%
 # Exercise 12.2 · The axis
@@ -545,6 +558,12 @@ for name, cache in {"restored": (restored(keys, -2), restored(values, -1)), "who
 #
 # A decode step attends to both parts and merges the results, as for two splits in chapter 08. (Your kernel of 12.5
 # reads groups only.)
+#
+# The next cell draws a window with groups of 4 that keeps at least 3 keys whole. A row is the state after one more key.
+# When the eleventh key arrives, 7 keys are whole, which is enough for a group and for the 3 that stay.
+
+# %%
+draw_window(keys=11, group=4, window=3, before=4)
 
 # %%
 # Exercise 12.4 · The residual window

@@ -29,6 +29,11 @@ from course_lib.home import course_home
 from course_lib.kernels.fused.add_rms_norm import add_rms_norm_forward
 from course_lib.kernels.fused.cross_entropy import cross_entropy_backward_reference
 from course_lib.kernels.fused.cross_entropy_operators import cross_entropy, cross_entropy_
+from course_lib.kernels.fused.group_norm_mish import group_norm_mish_forward, group_norm_mish_reference
+from course_lib.kernels.fused.group_norm_mish_backward import (
+    group_norm_mish_backward,
+    group_norm_mish_backward_reference,
+)
 from course_lib.kernels.fused.rms_norm_backward import rms_norm_backward, rms_norm_backward_reference
 from course_lib.kernels.fused.swiglu import (
     swiglu_backward,
@@ -194,6 +199,58 @@ def loss_and_gradient(rows: int, vocabulary: int) -> Problem:
     return Problem(forms, (exact,), 2 * logits.nbytes)
 
 
+GROUPS = 8
+
+
+def plain_group_norm_mish(x, weight, bias, scale, shift):
+    return F.mish(F.group_norm(x, GROUPS, weight, bias, EPSILON)) * scale[:, :, None] + shift[:, :, None]
+
+
+def block_inputs(batch: int, channels: int, length: int) -> list[torch.Tensor]:
+    """x, and weight, bias, scale and shift of GroupNorm + Mish."""
+    return [
+        random(batch, channels, length),
+        random(channels),
+        random(channels),
+        *(random(batch, channels) for _ in "12"),
+    ]
+
+
+def norm_and_mish(batch: int, channels: int, length: int) -> Problem:
+    tensors = block_inputs(batch, channels, length)
+    x, weight, bias, scale, shift = tensors
+    few, few_scale, few_shift = (tensor[:CHECKED_ROWS].double() for tensor in (x, scale, shift))
+    vectors = weight.double(), bias.double()
+    exact = group_norm_mish_reference(few, GROUPS, *vectors, few_scale, few_shift, EPSILON)
+    forms: Forms = {
+        "eager": functools.partial(plain_group_norm_mish, *tensors),
+        "torch.compile": functools.partial(compiled(plain_group_norm_mish), *tensors),
+        "ours": lambda: group_norm_mish_forward(x, GROUPS, weight, bias, scale, shift, EPSILON)[0],
+    }
+    return Problem(forms, (exact,), 2 * x.nbytes)
+
+
+def norm_and_mish_backward(batch: int, channels: int, length: int) -> Problem:
+    tensors, gradient = block_inputs(batch, channels, length), random(batch, channels, length)
+    x, weight, bias, scale, shift = tensors
+    leaves = [tensor.clone().requires_grad_() for tensor in tensors]
+    out = plain_group_norm_mish(*leaves)
+    statistics = group_norm_mish_forward(x, GROUPS, weight, bias, scale, shift, EPSILON)[1]
+    few, few_scale, few_shift, few_gradient = (t[:CHECKED_ROWS].double() for t in (x, scale, shift, gradient))
+    vectors = weight.double(), bias.double()
+    exact = group_norm_mish_backward_reference(few, GROUPS, *vectors, few_scale, few_shift, few_gradient, EPSILON)[:1]
+
+    def plain(x, weight, bias, scale, shift, gradient):
+        return group_norm_mish_backward_reference(x, GROUPS, weight, bias, scale, shift, gradient, EPSILON)
+
+    forms: Forms = {
+        "eager": lambda: torch.autograd.grad(out, leaves, gradient, retain_graph=True),
+        "torch.compile": functools.partial(compiled(plain), *tensors, gradient),
+        "ours": lambda: group_norm_mish_backward(x, statistics, GROUPS, weight, bias, scale, shift, gradient),
+    }
+    return Problem(forms, exact, 3 * x.nbytes)
+
+
 TABLE: dict[str, Callable[[], Problem]] = {
     "add + RMSNorm 16k × 4096": functools.partial(add_and_norm, 16384, 4096),
     "add + RMSNorm 16k × 8192": functools.partial(add_and_norm, 16384, 8192),
@@ -205,6 +262,10 @@ TABLE: dict[str, Callable[[], Problem]] = {
     "SwiGLU 8k × 14336": functools.partial(swiglu_product, 8192, 14336),
     "SwiGLU backward 8k × 14336": functools.partial(swiglu_gradients, 8192, 14336),
     "cross-entropy 4096 × 128256": functools.partial(loss_and_gradient, 4096, 128_256),
+    "GroupNorm + Mish 4096 × 256 × 16": functools.partial(norm_and_mish, 4096, 256, 16),
+    "GroupNorm + Mish 256 × 512 × 256": functools.partial(norm_and_mish, 256, 512, 256),
+    "its backward 4096 × 256 × 16": functools.partial(norm_and_mish_backward, 4096, 256, 16),
+    "its backward 256 × 512 × 256": functools.partial(norm_and_mish_backward, 256, 512, 256),
 }
 
 
@@ -248,14 +309,14 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     torch.manual_seed(0)
     before, copy = clocks(), copy_bandwidth()
-    print(f"copy: {format_bandwidth(copy)}\n{'':<30}{'':<20}{'TB/s':>7}{'of copy':>9}{'µs':>9}{'error':>10}")
+    print(f"copy: {format_bandwidth(copy)}\n{'':<34}{'':<20}{'TB/s':>7}{'of copy':>9}{'µs':>9}{'error':>10}")
     table = {}
     for name, make in TABLE.items():
         table[name] = measure_problem(make(), copy)
         for form, it in table[name].items():
             figures = f"{it['tbps']:>7.2f}{it['share']:>9.3f}{it['us']:>9.1f}{it['error']:>10.1e}" if "us" in it else ""
             note = "  (called)" if it.get("called") else ""
-            print(f"{name:<30}{form:<20}{figures or ' – ' + it['missing']}{note}", flush=True)
+            print(f"{name:<34}{form:<20}{figures or ' – ' + it['missing']}{note}", flush=True)
         torch.cuda.empty_cache()
     this = machine()
     record = {"gpu": this.gpu_name, "date": datetime.date.today().isoformat(), "torch": torch.__version__,

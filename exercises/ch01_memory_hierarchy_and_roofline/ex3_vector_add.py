@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import TRITON, Case, Contiguous, Exercise, Forbids, LaunchesTriton, Mistake
+from course_lib.checker import TRITON, Case, Contiguous, Exercise, Forbids, LaunchesTriton, Limits, Mistake
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.layouts import CONTIGUOUS, every_other
 from course_lib.checker.specification.model import Slip
@@ -187,6 +187,7 @@ EXERCISE = Exercise(
     contracts=(CONTRACT,),
     models=elementwise_models(compute, SLIPS, of_any_block(first=1024), blocks_of_pairs=2),
     needs=TRITON,
+    limits=Limits(seconds=16.0),  # in blocks of 32 the longest vector takes 10 s
     requirements=(LaunchesTriton(), Forbids(ARITHMETIC), Contiguous()),
     hints=(
         "Start from the kernel of chapter 00: a block of offsets, a mask, a load, a store. Here there are two loads.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from course_lib.checker import TRITON, Allocates, Case, Exercise, Forbids, LaunchesTriton, Mistake, Moves
@@ -9,9 +11,24 @@ from course_lib.checker.specification.contract import Contract
 from course_lib.checker.specification.draw import Draw
 from course_lib.checker.specification.edits import edits, model_of, without
 from course_lib.checker.specification.layouts import beyond_32_bits, contiguous, unit_last
-from exercises.topics.decode import PLAIN, decode, gather_pages
+from exercises.topics.attention import (
+    in_a_kernel,
+    normalised_in_a_kernel,
+    prescaled_in_a_kernel,
+    rounded_in_a_kernel,
+)
+from exercises.topics.attention_inputs import beyond_16_bits
+from exercises.topics.decode import (
+    AS_GOOD,
+    attend_prescaled,
+    attend_rounded,
+    decode_with,
+    each_sequence,
+    gather_pages,
+)
 from exercises.topics.decode_inputs import SCORES, UNUSED, far_below_finite, fits, layouts, lengths, pages
 from exercises.topics.decode_slips import (
+    ADDS,
     EMPTY_SEQUENCE,
     HIDDEN,
     LAST_PAGE_READ_WHOLE,
@@ -47,11 +64,17 @@ def head_by_head(query, *others):
     return query.transpose(0, 1).contiguous().transpose(0, 1), *others
 
 
-def _risen(draw):
-    """One sequence of 300 tokens in pages of 16."""
+def _one_sequence(draw, scores, length=300, head_dim=16, dtype=torch.float32):
+    """One sequence and one head in pages of 16."""
     plain = dict.fromkeys(("query_layout", "key_layout", "value_layout"), contiguous)
-    sizes = {"heads": 1, "head_dim": 16, "lengths": (300,), "page_size": 16, "spare": 1, "dtype": torch.float32}
-    return _made(draw, **sizes, scores=rising, unused=None, **plain)
+    sizes = {"heads": 1, "head_dim": head_dim, "lengths": (length,), "page_size": 16, "spare": 1, "dtype": dtype}
+    return _made(draw, **sizes, scores=scores, unused=None, **plain)
+
+
+def _near_300(draw, page_size):
+    """300 equal scores in float16, and values whose sum over 219 of them passes what float16 holds."""
+    query, key_pages, value_pages, *rest = paged(draw, 1, 16, [300], page_size, dtype=torch.float16)
+    return torch.zeros_like(query), key_pages, value_pages * 10 + 300, *rest
 
 
 def decode_cases(draw):
@@ -67,7 +90,7 @@ def decode_cases(draw):
         case("scores of ±150: exp overflows", 1, 32, [50], 16, score=BIG),
         Case("scores near -1e20, one page full and one not", far_below_finite(*paged(draw, 1, 16, [11, 8], 8))),
         Case("every score near -160", far_below_zero(*paged(draw, 1, 16, [11], 8))),
-        Case("300 tokens, the last scores 160 above the first", _risen(draw)),
+        Case("300 tokens, the last scores 160 above the first", _one_sequence(draw, rising)),
         Case("queries stored head by head", head_by_head(*paged(draw, 2, 16, [5, 9, 8], 8))),
         case("the pages and lengths of a step before, in tensors of the same shapes", 2, 32, [23, 17], 8),
         case("head dimension 256", 1, 256, [9], 8),
@@ -75,9 +98,10 @@ def decode_cases(draw):
         case("float16, head dimension 64", 2, 64, [40, 11], 16, dtype=torch.float16),
         case("2 sequences of 64 tokens, 2 heads, bytes counted", 2, 64, [64, 64], 16, metered=True),
     ]
-    query, key_pages, value_pages, *rest = paged(Draw(65), 1, 16, [300], 16, dtype=torch.float16)
-    near_300 = (torch.zeros_like(query), key_pages, value_pages * 10 + 300, *rest)
-    cases.append(Case("float16, values near 300, 300 equal scores", near_300))
+    cases.append(Case("float16, values near 300, 300 equal scores", _near_300(Draw(65), 16)))
+    cases.append(Case("float16, the same in pages of 256", _near_300(Draw(65), 256)))
+    low = _one_sequence(Draw(650), beyond_16_bits, 40, 64, torch.float16)
+    cases.append(Case("float16, scores near -6,000", low))
     query, *pools, tables, counts = paged(draw, 2, 16, [9, 20], 8)
     cases += beyond_32_bits(draw, "pages", pools, tables, counts, before=(query,))
     if draw.on_gpu:
@@ -125,15 +149,21 @@ CONTRACT = Contract(
 )
 
 
-def paged_oracle(query, key_pages, value_pages, block_tables, lengths):
-    return decode(query, *(gather_pages(part, block_tables) for part in (key_pages, value_pages)), lengths)
-
-
 def _plainly(plain):
     def result(query, key_pages, value_pages, block_tables, lengths):
         return plain(query, *(gather_pages(part, block_tables) for part in (key_pages, value_pages)), lengths)
 
     return result
+
+
+def _of_each(attend):
+    return _plainly(partial(each_sequence, attend))
+
+
+PLAIN = (
+    *map(_of_each, (prescaled_in_a_kernel, rounded_in_a_kernel, normalised_in_a_kernel)),
+    *(_plainly(decode_with(attend)) for attend in AS_GOOD if attend not in (attend_prescaled, attend_rounded)),
+)
 
 
 def decode_bytes(query, key_pages, value_pages, block_tables, lengths):
@@ -145,10 +175,25 @@ def decode_bytes(query, key_pages, value_pages, block_tables, lengths):
     return rows * query.element_size() + entries * heads * 4
 
 
+def large_scores_in_float16(case, seen, got) -> bool:
+    """A `when` for every failing case: float16, scores beyond 16, and still an average of values."""
+    query, values = case.args[0], gather_pages(case.args[2], case.args[3])
+    if query.dtype != torch.float16 or not isinstance(got, torch.Tensor) or got.shape != query.shape:
+        return False
+    scores = _scores(*case.args)
+    large = scores[scores.isfinite()].abs().amax() > 16 if scores.isfinite().any() else False
+    return bool(large) and bool((got.abs() <= values.abs().nan_to_num(nan=0.0).amax(2) * 1.01).all())
+
+
 def _read_outside(case, seen, got):
     return any("reads" in access and "reads tables_pointer" not in access for access in seen.out_of_bounds)
 
 
+LARGE_SCORES = (
+    "Only float16 cases with large scores are wrong. float16 keeps three digits of a number: scores near -160 become "
+    "multiples of 1/8, and those near -6,000 multiples of 4. Make queries and keys float32 before you multiply them, "
+    "and leave products, sums and scores in float32."
+)
 OUTSIDE_THE_POOL = (
     "Memory outside the pool was read. Three things say where a read goes: the length (is it this sequence's own?), "
     "the "
@@ -231,6 +276,11 @@ CHANGES = (
             for way, number in (("", "-1e9"), ("__1e3", "-1e3"), ("__1e4", "-1e4"))
         },
     ),
+    *edits(
+        "The values of a page are added in float16, which ends at 65,504. The product of weights and values is summed "
+        "in float32: make one of the two float32 before you multiply.",
+        page_summed_in_float16=(ADDS, ADDS.replace("product", "product.to(values.dtype).float()")),
+    ),
     *edits(PAST_THE_TABLE, table_read_past_its_end=(BLOCKS, "length // page_size + 1")),
     *edits(EMPTY_SEQUENCE, empty_sequence_nan=(TOTAL, "running_sum")),
     *strides("page", paged=True),
@@ -256,9 +306,9 @@ EXERCISE = Exercise(
     title="Paged decode",
     entries=("paged_decode",),
     cases=decode_cases,
-    oracle=paged_oracle,
+    oracle=_of_each(in_a_kernel),
     contracts=(CONTRACT,),
-    plain=tuple(map(_plainly, PLAIN)),
+    plain=PLAIN,
     models=(MODEL,),
     needs=TRITON,
     uses_dot=True,
@@ -296,6 +346,7 @@ EXERCISE = Exercise(
     ),
     mistakes=(
         Mistake("maximum_of_the_first_tile", MAXIMUM_OF_THE_FIRST_TILE, when=stays_behind(_scores), every=True),
+        Mistake("large_scores_in_float16", LARGE_SCORES, when=large_scores_in_float16, every=True),
         Mistake("nan_from_the_start", NAN_FROM_THE_START, when=all_nan, every=True),
         Mistake(
             "page_in_16_bits",

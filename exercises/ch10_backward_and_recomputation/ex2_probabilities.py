@@ -9,8 +9,10 @@ import torch
 
 from course_lib.checker import Case, Exercise, Forbids, Mistake
 from course_lib.checker.specification.contract import Contract, Level
+from course_lib.checker.specification.draw import Draw
 from course_lib.checker.specification.model import Model, Slip
 from course_lib.checker.specification.requirements import Requirement
+from exercises.ch10_backward_and_recomputation.parts import BOUNDED_BELOW, as_it_is_read
 from exercises.topics.attention_backward import probabilities_of
 
 LOG2_E = math.log2(math.e)
@@ -129,15 +131,18 @@ def probability_cases(draw):
         scores, log_sum = rows_of(draw, *args)
         return Case(name, (scores * math.sqrt(head_dim), log_sum, 1 / math.sqrt(head_dim)), "probabilities_in_base_2")
 
+    low = rows_of(Draw(102), 1, 5, 7, 1.0, -(2.0**20), causal)
     return [
         natural("2 heads, 4 queries, 4 of 6 keys", 2, 4, 4, 1.0, 0.0, all_seen),
         natural("scores of ±150: exp overflows", 1, 8, 16, 50.0, 0.0, all_seen),
         natural("causal, scores near -160", 1, 7, 7, 2.0, -160.0, causal),
+        Case("causal, scores near -2²⁰", low, "probabilities_from_lse"),
         natural("causal, all scores -2³²", 1, 4, 6, 0.0, -(2.0**32), causal),
         natural("every other query sees no key", 2, 6, 8, 1.0, 0.0, blind_rows),
         at_the_end("scores of ±2¹²⁷, hidden ones behind"),
         base_2("base 2: 2 heads, 4 queries, 4 of 6 keys, head dimension 64", 64, 2, 4, 4, 1.0, 0.0, all_seen),
         base_2("base 2: scores of ±150, head dimension 100", 100, 1, 8, 16, 50.0, 0.0, all_seen),
+        Case("base 2: causal, scores near -2²⁰", (low[0] * 4.0, low[1], 0.25), "probabilities_in_base_2"),
         base_2("base 2: causal, all scores -2³²", 16, 1, 4, 6, 0.0, -(2.0**32), causal),
         base_2("base 2: every other query sees no key", 32, 2, 6, 8, 1.0, 0.0, blind_rows),
         at_the_end("base 2: products of ±2¹²⁷, scale 1/16", 1 / 16),
@@ -149,7 +154,7 @@ def probability_cases(draw):
 def _exponential(s, scores, log_sum):
     """exp(S - L) with what can go wrong in either base; scores and L are natural."""
     blind = log_sum == -math.inf
-    reference = torch.where(blind, 0.0, log_sum)[..., None]
+    reference = as_it_is_read(s, torch.where(blind, 0.0, log_sum))[..., None]
     if s("negative_log_sum_as_zero"):
         return torch.exp(scores - reference.clamp(min=0.0))
     if s("blind_rows_nan"):
@@ -256,6 +261,7 @@ SHARED = (
         "negative_log_sum_as_zero",
         "L is replaced by 0 where it is negative. A negative L is a number like any other: only -inf is replaced.",
     ),
+    *BOUNDED_BELOW,
     Slip("blind_rows_nan", BLIND, is_nan=True),
     Slip("hidden_scores_finite", FINITE),
     Slip("hidden_scores_finite__farther", FINITE),

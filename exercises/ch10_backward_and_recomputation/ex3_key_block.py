@@ -6,8 +6,17 @@ import torch
 
 from course_lib.checker import Allocates, Case, Exercise, Forbids, Mistake
 from course_lib.checker.specification.contract import Contract
+from course_lib.checker.specification.draw import Draw
 from course_lib.checker.specification.model import Model, Slip
-from exercises.ch10_backward_and_recomputation.parts import SCORES, one_head, rows_visible
+from exercises.ch10_backward_and_recomputation.parts import (
+    BOUNDED_BELOW,
+    SCORES,
+    as_it_is_read,
+    lower_than_bounds,
+    one_head,
+    rows_visible,
+    without_bounds,
+)
 from exercises.topics.attention_backward import gradients
 from exercises.topics.attention_backward_model import Given, Inside
 from exercises.topics.attention_backward_slips import KEYS_IN_PYTORCH, foreseen
@@ -48,6 +57,7 @@ LAST_QUERY = (
 )
 SLIPS = (
     *KEYS_IN_PYTORCH,
+    *BOUNDED_BELOW,
     Slip(
         "last_tile_counted_twice",
         "The last tile was moved back so that it is full, and the queries that it shares with the tile before count "
@@ -73,7 +83,7 @@ def compute(s, query, keys, values, gradient, log_sum, delta, first_key, key_len
         keys[None],
         values[None],
         (times[:, None] * gradient)[None],  # dK and dV are sums over queries, linear in each one's dO and Δ
-        log_sum[None],
+        as_it_is_read(s, log_sum)[None],
         (times * delta)[None],
         query_length=query.shape[0],
         key_length=key_length,
@@ -82,7 +92,7 @@ def compute(s, query, keys, values, gradient, log_sum, delta, first_key, key_len
         key_rows=keys.shape[0],
         first_key=first_key,
     )
-    found = foreseen(s, key_length, SLIPS, Inside(s, "keys", given).gradients())
+    found = foreseen(s, key_length, SLIPS, Inside(without_bounds(s), "keys", given).gradients())
     if found is None:
         return None
     result = tuple(gradient[0] for gradient in found)
@@ -103,6 +113,7 @@ def key_block_cases(draw):
             block_of(draw, query_length, key_length, head_dim, scores, first_key, block, causal, query_rows),
         )
 
+    low = block_of(Draw(103), 20, 24, 16, lower_than_bounds(), 8, 16, True, 8)
     prime = draw.choice((53, 61, 67))
     return [
         case("64 queries, all 32 keys in one block, tiles of 32", 64, 32, 16, 0, 32, False, 32),
@@ -112,6 +123,7 @@ def key_block_cases(draw):
         case("scores of ±150, causal", 50, 50, 32, 16, 20, True, 16, scores=large),
         case("scores that rise by 4 from key to key, causal", 50, 50, 16, 16, 20, True, 16, scores=ordered(4.0)),
         case("scores near -3,000, causal", 50, 50, 16, 16, 20, True, 16, scores=far_below(-3000.0)),
+        Case("scores near -2¹⁸, causal", low),
         case("scores of -2³², causal", 20, 24, 16, 8, 16, True, 8, scores=equal_and_far_below),
         case("one query, one key", 1, 1, 8, 0, 1, True, 16),
     ]

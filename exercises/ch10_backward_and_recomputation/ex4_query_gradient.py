@@ -9,8 +9,17 @@ import torch
 
 from course_lib.checker import Allocates, Case, Exercise, Forbids, Mistake
 from course_lib.checker.specification.contract import Contract, Level
+from course_lib.checker.specification.draw import Draw
 from course_lib.checker.specification.model import Model, Slip
-from exercises.ch10_backward_and_recomputation.parts import SCORES, one_head, rows_visible
+from exercises.ch10_backward_and_recomputation.parts import (
+    BOUNDED_BELOW,
+    SCORES,
+    as_it_is_read,
+    lower_than_bounds,
+    one_head,
+    rows_visible,
+    without_bounds,
+)
 from exercises.topics.attention_backward import gradients
 from exercises.topics.attention_backward_model import Given, Inside
 from exercises.topics.attention_backward_slips import QUERIES_IN_PYTORCH, foreseen
@@ -61,6 +70,7 @@ LEFT = (
 )
 SLIPS = (
     *QUERIES_IN_PYTORCH,
+    *BOUNDED_BELOW,
     Slip(
         "last_tile_counted_twice",
         "The last tile was moved back so that it is full, and the keys that it shares with the tile before count "
@@ -91,7 +101,7 @@ def of_query_tile(s, query, key, value, gradient, log_sum, delta, first_query, q
             key[None, begin:end],
             value[None, begin:end],
             gradient[None],
-            log_sum[None],
+            as_it_is_read(s, log_sum)[None],
             delta[None],
             query_length=query_length,
             key_length=key.shape[0],
@@ -102,7 +112,7 @@ def of_query_tile(s, query, key, value, gradient, log_sum, delta, first_query, q
             first_key=begin,
         )
         if begin < end:
-            found = foreseen(s, key.shape[0], SLIPS, Inside(s, "queries", given).gradients())
+            found = foreseen(s, key.shape[0], SLIPS, Inside(without_bounds(s), "queries", given).gradients())
             if found is None:
                 return None
             total = total + found[0][0]
@@ -177,6 +187,7 @@ def query_gradient_cases(draw):
         contributions = contributions_of(draw, blocks, rows, head_dim, size)
         return Case(name, (contributions, shuffled(draw, blocks)), "sum_of_arrivals", driver=in_orders)
 
+    low = tile_of(Draw(104), lower_than_bounds(2.0**18, -4.0), 20, 24, 16, 4, 12, True, 8)
     prime = draw.choice((53, 61, 67))
     return [
         tile("32 queries, 64 keys in tiles of 32", 32, 64, 16, 0, 32, False, 32),
@@ -186,6 +197,7 @@ def query_gradient_cases(draw):
         tile("scores of ±150, causal", 50, 50, 32, 16, 20, True, 16, scores=large),
         tile("scores that rise by 4 from key to key, causal", 50, 50, 16, 16, 20, True, 16, scores=ordered(4.0)),
         tile("scores near -3,000, causal", 50, 50, 16, 16, 20, True, 16, scores=far_below(-3000.0)),
+        Case("scores near -2¹⁸, causal", low, "query_tile_gradient"),
         tile("scores of -2³², causal", 20, 24, 16, 4, 12, True, 8, scores=equal_and_far_below),
         tile("one query, one key", 1, 1, 8, 0, 1, True, 16),
         arrive("4 blocks, 8 × 16", 4, 8, 16, ""),

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from course_lib.checker import TRITON, Allocates, Case, Exercise, Forbids, LaunchesTriton, Mistake, Moves, Requirement
 from course_lib.checker.specification.contract import Contract, Level
+from course_lib.checker.specification.draw import Draw
 from course_lib.checker.specification.exercise import Limits
 from course_lib.checker.specification.layouts import any_strides, unit_last
 from course_lib.checker.specification.model import Model, Slip
 from course_lib.checker.specification.requirements import Contiguous, SmallProducts
+from exercises.ch10_backward_and_recomputation.parts import (
+    BOUNDED_BELOW,
+    as_it_is_read,
+    lower_than_bounds,
+    without_bounds,
+)
 from exercises.topics.attention_backward import (
     delta_of,
     gradients,
@@ -74,6 +81,10 @@ def backward_cases(draw):
         made = [tensor.to(dtype) for tensor in scores(draw, heads, query_length, key_length, head_dim)]
         return Case(name, arguments_of(draw, *made, causal, layout), **flags)
 
+    def low(name, scores):
+        apart = Draw(106)
+        return Case(name, arguments_of(apart, *scores(apart, 1, 20, 24, 16), True, as_it_is))
+
     prime = draw.choice((67, 71, 79))
     cases = [
         case("two queries, three keys", 1, 2, 3, 16, False),
@@ -87,6 +98,8 @@ def backward_cases(draw):
              layout=lambda draw, tensor: tensor.transpose(1, 2).contiguous().transpose(1, 2)),
         case("scores of ±150, 63 × 127", 1, 63, 127, 32, False, scores=large),
         case("scores that rise by 4 from key to key, 60 × 60, causal", 1, 60, 60, 16, True, scores=ordered(4.0)),
+        low("scores near -2¹⁸, 20 × 24, causal", lower_than_bounds()),
+        low("scores near -2¹⁸ from long queries, causal", lower_than_bounds(2.0**18, -4.0)),
         case("scores of -2³², 20 × 24, causal", 1, 20, 24, 16, True, scores=equal_and_far_below),
         case("float16, 64 × 64, head dimension 64, causal: large sums", 1, 64, 64, 64, True, scores=large_gradients,
              dtype=torch.float16),
@@ -288,8 +301,15 @@ def rounded_early(case, seen, got) -> bool:
     )
 
 
+BOUNDED_IN_ONE_KERNEL = tuple(
+    replace(slip, id=f"{slip.id}_{loop}", sentence=f"In the kernel of {gradients_there}: {slip.sentence}")
+    for loop, gradients_there in (("keys", "dK and dV"), ("queries", "dQ"))
+    for slip in BOUNDED_BELOW
+)
 SLIPS = (
     *IN_KERNELS,
+    *BOUNDED_BELOW,
+    *BOUNDED_IN_ONE_KERNEL,
     Slip(
         "strides_of_an_input",
         "A result is not contiguous, and the kernels write it as if it were: torch.empty_like takes the strides of its "
@@ -298,8 +318,15 @@ SLIPS = (
 )
 
 
-def compute(s, query, key, value, *rest):
-    results = foreseen(s, key.shape[1], IN_KERNELS, in_a_kernel(s, query, key, value, *rest))
+def compute(s, query, key, value, output, log_sum, *rest):
+    def of(loop):
+        return in_a_kernel(without_bounds(s), query, key, value, output, as_it_is_read(s, log_sum, loop), *rest)
+
+    known = (*IN_KERNELS, *BOUNDED_BELOW, *BOUNDED_IN_ONE_KERNEL)
+    made = of("queries")
+    if made is not None and s(*(slip.id for slip in BOUNDED_IN_ONE_KERNEL)):
+        made = (made[0], *of("keys")[1:])
+    results = foreseen(s, key.shape[1], known, made)
     if results is not None and s("strides_of_an_input"):
         results = tuple(map(written_as_if_contiguous, (query, key, value), results))
     return results

@@ -15,6 +15,12 @@ from course_lib.kernels.fused.cross_entropy import (
     cross_entropy_reference,
 )
 from course_lib.kernels.fused.cross_entropy_operators import cross_entropy, cross_entropy_operator
+from course_lib.kernels.fused.group_norm_mish import group_norm_mish_forward, group_norm_mish_reference
+from course_lib.kernels.fused.group_norm_mish_backward import (
+    group_norm_mish_backward,
+    group_norm_mish_backward_reference,
+)
+from course_lib.kernels.fused.group_norm_mish_operators import group_norm_mish, group_norm_mish_operator
 from course_lib.kernels.fused.norm_operators import add_rms_norm, add_rms_norm_operator
 from course_lib.kernels.fused.rms_norm_backward import rms_norm_backward, rms_norm_backward_reference
 from course_lib.kernels.fused.rope_append import rope_append, rope_append_reference
@@ -88,6 +94,41 @@ def test_rope_and_append_are_right(query_heads, key_heads, head_dim, tokens, dty
     found = run(rope_append, *arguments)
     assert_as_exact_as_plain(found, functools.partial(run, rope_append_reference), *arguments)
     assert found[2].count_nonzero() == 3 * key_heads * tokens * head_dim
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "batch, channels, length, groups",
+    [(37, 256, 16, 8), (5, 512, 256, 8), (3, 24, 7, 3), (2, 6, 50_001, 2), (3, 4100, 5, 1), (1, 1, 1, 1)],
+)
+@pytest.mark.parametrize("mean", [0.0, 100.0])
+def test_group_norm_and_mish_are_right_forward_and_backward(batch, channels, length, groups, dtype, mean):
+    x = normal(1, batch, channels, length, dtype=dtype) + mean
+    weight, bias = normal(2, channels, dtype=dtype), normal(3, channels, dtype=dtype)
+    scale, shift = normal(4, batch, 2 * channels, dtype=dtype).chunk(2, dim=1)
+    gradient = normal(5, batch, channels, length, dtype=dtype)
+    arguments = x, groups, weight, bias, scale, shift
+    out, statistics = group_norm_mish_forward(*arguments)
+    assert_as_exact_as_plain(out, group_norm_mish_reference, *arguments)
+    found = group_norm_mish_backward(x, statistics, *arguments[1:], gradient)
+    assert_as_exact_as_plain(found, group_norm_mish_backward_reference, *arguments, gradient)
+
+
+def test_group_norm_and_mish_pass_opcheck_compile_and_repeat_bit_for_bit():
+    x, weight, bias, film = normal(1, 64, 32, 16), normal(2, 32), normal(3, 32), normal(4, 64, 64)
+    leaves = [tensor.requires_grad_() for tensor in (x, weight, bias, film)]
+    torch.library.opcheck(group_norm_mish_operator, (x, 4, weight, bias, *film.chunk(2, dim=1), 1e-5))
+
+    def function(x, weight, bias, film):
+        return group_norm_mish(x, 4, weight, bias, *film.chunk(2, dim=1)).square().sum()
+
+    first, second, compiled = (
+        torch.autograd.grad(run(*leaves), leaves)
+        for run in (function, function, torch.compile(function, fullgraph=True))
+    )
+    for one, other, third in zip(first, second, compiled):
+        assert torch.equal(one, other)
+        torch.testing.assert_close(one, third)
 
 
 def test_an_unchecked_target_outside_is_nan_and_the_gpu_lives_on():

@@ -18,7 +18,7 @@ from course_lib.checker.judge.prediction import Made, raise_when_strict
 from course_lib.checker.specification.cells import calls
 from course_lib.checker.specification.exercise import Case, Exercise, Mistake, Seen
 from course_lib.checker.specification.model import Model, Slip
-from course_lib.checker.specification.nested import leaves
+from course_lib.checker.specification.nested import leaves, tensors
 
 if TYPE_CHECKING:
     from course_lib.checker.judge.evidence import Complaint, Evidence, Raised
@@ -118,8 +118,8 @@ def _of_a_formula(evidence: Evidence, entry: str, mine: list[Outcome], made: boo
     """
     if any(evidence.exercise.entry_of(error.case) == entry for error in evidence.errors):
         return None
-    tensors = any(isinstance(leaf, torch.Tensor) for o in mine for _, leaf in leaves([o.case.args, o.truth.want]))
-    plain = not tensors and not any(outcome.case.driver for outcome in mine)
+    of_tensors = any(isinstance(leaf, torch.Tensor) for o in mine for _, leaf in leaves([o.case.args, o.truth.want]))
+    plain = not of_tensors and not any(outcome.case.driver for outcome in mine)
     taught = () if made else evidence.exercise.slips
     model = (
         formula_model(evidence.exercise.oracle_for(mine[0].case), entry, taught, made) if plain or not made else None
@@ -148,10 +148,14 @@ def _of_32_bits(evidence: Evidence) -> Cause | None:
     cases += [raised.case for raised in evidence.errors] + [outcome.case for outcome in evidence.failed]
     if not evidence.wild or not all(case.reaches_far for case in cases):
         return None
+    tables = any(tensor.dtype == torch.int32 and tensor.dim() == 2 for case in cases for tensor in tensors(case.args))
+    numbers, example = "Program numbers and `tl.arange`", "tl.program_id(1)"
+    if tables:
+        numbers, example = "Page numbers from an int32 table, program numbers and `tl.arange`", "page"
     return Cause(
         "offset_in_32_bits",
-        "An offset beyond 2³¹ elements does not fit in 32 bits. Program numbers and `tl.arange` are int32, and so is "
-        "their product with a stride. Convert before you multiply: `tl.program_id(1).to(tl.int64) * stride`.",
+        f"An offset beyond 2³¹ elements does not fit in 32 bits. {numbers} are int32, and so is their product with a "
+        f"stride. Convert before you multiply: `{example}.to(tl.int64) * stride`.",
     )
 
 

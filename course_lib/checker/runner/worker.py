@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from course_lib.checker.runner.process import wire
+from course_lib.checker.runner.process import pace, wire
 from course_lib.checker.specification import cells
 from course_lib.checker.specification.exercise import CourseError, Limits
 from course_lib.hardware import signals
@@ -33,7 +33,8 @@ from course_lib.home import ROOT, course_home
 
 START_SECONDS = 120.0
 GRACE_SECONDS = 5.0
-PATIENCE = 4  # times its seconds, for a child: a worker may grant them three times, and compiles before
+# Times its seconds, for a child: a worker compiles before, and may grant them three times, on a processor that is slow.
+PATIENCE = 1 + 3 * pace.MOST
 _HERE = Path(__file__).resolve().parent
 
 
@@ -213,7 +214,7 @@ class Worker:
         Args:
             job: see `judge`; a value that `wire.encode` takes.
             limits: memory and output of the child.
-            seconds: wall clock of the child.
+            seconds: of the child, on a processor of the usual speed: more on a slower one (see `process.pace`).
 
         Raises:
             WorkerDied: the worker itself broke; it is replaced at the next call.

@@ -221,8 +221,9 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Limits:
-    """What one check may use: seconds of wall clock (interpreted, on a GPU), bytes of memory, bytes printed, and
-    processes at once (counted in grading's sandbox)."""
+    """What one check may use: seconds of a processor of the usual speed (interpreted, on a GPU), bytes of memory, bytes
+    printed, and processes at once (counted in grading's sandbox). On a slower processor it may use more seconds
+    (`runner/process/pace.py`)."""
 
     seconds: float = 8.0
     gpu_seconds: float = 60.0

@@ -7,12 +7,16 @@ import torch
 from course_lib.kernels.memory.checks import FLOAT_DTYPES, check_contiguous, check_tensor
 
 
-def check_weight(weight, x: torch.Tensor, name: str = "weight") -> None:
-    """Raise a ValueError unless it is a vector for the columns of x, of its dtype or float32."""
+def check_weight(weight, x: torch.Tensor, name: str = "weight", size: int | None = None, each: str = "column") -> None:
+    """Raise a ValueError unless it is a vector for the columns of x, or for `size` of what `each` names.
+
+    Its dtype must be that of x or float32.
+    """
     check_tensor(name, weight, FLOAT_DTYPES)
-    if weight.shape != x.shape[-1:]:
+    size = x.shape[-1] if size is None else size
+    if weight.shape != (size,):
         raise ValueError(
-            f"{name} has shape {tuple(weight.shape)}; it must be ({x.shape[-1]},), one number for each column of x."
+            f"{name} has shape {tuple(weight.shape)}; it must be ({size},), one number for each {each} of x."
         )
     if weight.dtype not in (x.dtype, torch.float32):
         raise ValueError(f"{name} has dtype {weight.dtype}; allowed are that of x, {x.dtype}, and torch.float32.")

@@ -61,6 +61,13 @@ def test_an_offset_worked_out_in_32_bits_is_named(identity):
     assert "beyond 2³¹ elements" in verdict.message
 
 
+@pytest.mark.parametrize("identity, pages", [("6.5", True), ("8.5", True), ("7.5", False)])
+def test_where_pages_lie_the_sentence_speaks_of_their_numbers(identity, pages):
+    """It named program numbers and tl.arange alone, where a page's number is loaded from a table of int32."""
+    verdict = judge(exercise(identity), changed(identity, IN_32_BITS), seed=5)
+    assert ("Page numbers from an int32 table" in str(verdict)) == pages
+
+
 def test_what_is_wrong_near_the_first_element_is_told_first():
     source = changed("2.4", IN_32_BITS, (" * scale", ""))
     assert judge(exercise("2.4"), source, seed=5).mistake == "scale_missing"

@@ -7,6 +7,7 @@ from course_lib.figures.quantised.levels import draw_levels, e4m3_levels, int4_l
 from course_lib.figures.quantised.losses import draw_cache_losses
 from course_lib.figures.quantised.outliers import draw_outliers
 from course_lib.figures.quantised.plans import draw_plan_gains
+from course_lib.figures.quantised.storage import draw_byte, draw_groups, draw_window
 
 
 def test_levels_are_those_of_the_formats():
@@ -83,3 +84,52 @@ def test_each_plans_gain_over_the_first_is_a_line(tmp_path):
 def test_times_of_nothing_are_refused(times):
     with pytest.raises(ValueError, match="times is"):
         draw_plan_gains(times, "nothing")
+
+
+@pytest.mark.parametrize("low, high", [(-3, 5), (-8, 7), (-1, -1), (0, 0)])
+def test_a_bytes_bits_are_those_of_its_codes(low, high):
+    texts = [text.get_text() for text in draw_byte(low, high).axes[0].texts]
+    byte = int("".join(text for text in texts if text in ("0", "1")), 2)
+    assert f"the byte is {byte}" in texts
+    assert ((byte & 15) ^ 8) - 8 == low and ((byte >> 4) ^ 8) - 8 == high
+
+
+def test_codes_beyond_four_bits_are_refused():
+    with pytest.raises(ValueError, match="low is 8 and high 0"):
+        draw_byte(8, 0)
+
+
+def test_numbers_of_a_group_have_one_color_and_its_neighbours_others():
+    left, right = draw_groups(8, 12, 4, large=(2, 5)).axes
+    for axes, (tall, wide) in ((left, (4, 1)), (right, (1, 4))):
+        color = {cell.get_xy()[::-1]: cell.get_facecolor() for cell in axes.patches if cell.get_fill()}
+        assert len(axes.patches) - len(color) == 8 * 12 // 4  # the frames
+        for (token, channel), mine in color.items():
+            corner = token - token % tall, channel - channel % wide
+            assert mine == color[corner]
+            assert mine != color.get((corner[0] + tall, channel)) and mine != color.get((token, corner[1] + wide))
+        assert len(axes.lines) == 2 * 8
+
+
+@pytest.mark.parametrize("sizes", [(8, 8, 3), (0, 8, 4), (28, 8, 4), (8, 8, 0)])
+def test_groups_that_cannot_be_drawn_are_refused(sizes):
+    with pytest.raises(ValueError, match="must be multiples of group"):
+        draw_groups(*sizes)
+
+
+def test_a_large_channel_that_is_none_is_refused():
+    with pytest.raises(ValueError, match=r"large \(8,\)"):
+        draw_groups(8, 8, 4, large=(8,))
+
+
+@pytest.mark.parametrize("keys, group, window", [(11, 4, 3), (3, 4, 0), (8, 2, 0), (9, 1, 20)])
+def test_the_window_keeps_the_newest_keys_and_full_groups_the_others(keys, group, window):
+    told = [text.get_text() for text in draw_window(keys, group, window, before=0).axes[0].texts]
+    quantised = max(0, keys - window) // group * group
+    assert told[0] == f"{keys} keys: {quantised} quantised, {keys - quantised} whole"
+
+
+@pytest.mark.parametrize("options", [{"keys": 25}, {"group": 0}, {"window": -1}, {"before": 11}])
+def test_a_window_that_cannot_be_drawn_is_refused(options):
+    with pytest.raises(ValueError, match="keys must lie between 1 and 24"):
+        draw_window(**({"keys": 11, "group": 4, "window": 3} | options))

@@ -17,6 +17,17 @@ def normal(seed: int, *shape: int, dtype=torch.float32, scale: float = 1.0) -> t
     return (torch.randn(*shape, generator=generator) * scale).to(default_device(), dtype)
 
 
+class GraphCounter:
+    """A backend for `torch.compile` that runs the graph as it is, and counts how many it was given."""
+
+    def __init__(self):
+        self.graphs = 0
+
+    def __call__(self, graph, example_inputs):
+        self.graphs += 1
+        return graph.forward
+
+
 def in_wider_rows(tensor: torch.Tensor) -> torch.Tensor:
     """The same numbers as columns 3 to -2 of wider rows, which are NaN elsewhere."""
     wide = torch.full((*tensor.shape[:-1], tensor.shape[-1] + 5), torch.nan, dtype=tensor.dtype, device=tensor.device)

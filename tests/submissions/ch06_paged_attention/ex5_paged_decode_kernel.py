@@ -241,3 +241,28 @@ WRONG |= {
     "accumulator_in_float16__as_the_values_are": changed("6.5", (ADDED, f"({ADDED}).to(value.dtype)")),
     "only_first_pages": changed("6.5", (LOOP, LOOP.replace("tl.cdiv", "tl.minimum(16, tl.cdiv").replace("):", ")):"))),
 }
+
+
+SCORES = "scores = tl.sum(query[None, :] * key, axis=1)"
+WRONG |= {
+    "page_summed_in_float16": changed(
+        "6.5", (ADDED, ADDED.replace("weights[:, None]", "weights[:, None].to(value.dtype)"))
+    ),
+    "page_summed_in_float16__of_each_page": changed(
+        "6.5", (ADDED, ADDED.replace("axis=0)", "axis=0).to(value.dtype)"))
+    ),
+    "large_scores_in_float16": changed("6.5", (SCORES, f"{SCORES}.to(key.dtype).to(tl.float32)")),
+    "large_scores_in_float16__the_products": changed(
+        "6.5", (SCORES, "scores = tl.sum((query[None, :].to(key.dtype) * key).to(tl.float32), axis=1)")
+    ),
+    "large_scores_in_float16__products_and_sums": changed(
+        "6.5",
+        ("query = query.to(tl.float32) * scale", "pass"),
+        (SCORES, "scores = tl.sum(query[None, :] * key, axis=1).to(tl.float32) * scale"),
+    ),
+}
+UNUSUAL |= {
+    "weights of the values' dtype, products in float32": changed(
+        "6.5", (ADDED, ADDED.replace("[:, None] * value", "[:, None].to(value.dtype).to(tl.float32) * value"))
+    ),
+}

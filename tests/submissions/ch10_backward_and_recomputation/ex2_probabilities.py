@@ -120,3 +120,13 @@ WRONG |= {
 UNUSUAL |= {
     "products times log2(e) first": changed("10.2", ("products * (scale * log2_e)", "products * log2_e * scale")),
 }
+
+
+BOUNDED = "reference = log_sum_exp.clamp(min=-1e5)"
+WRONG |= {
+    "log_sum_bounded_below": changed("10.2", (GUARD, BOUNDED)),
+    "log_sum_bounded_below__in_base_2": changed("10.2", (GUARD_2, f"{BOUNDED} * log2_e")),
+    "log_sum_bounded_below__as_blind": changed(
+        "10.2", (GUARD, "reference = torch.where(log_sum_exp < -1e4, 0.0, log_sum_exp)")
+    ),
+}

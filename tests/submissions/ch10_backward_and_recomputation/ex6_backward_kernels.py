@@ -263,3 +263,11 @@ UNUSUAL = {
         (EXPONENT, f"differences = tl.where(visible, scores, -3.0e38) - {GUARDED}[:, None]"),
     ),
 }
+
+
+BOUNDED = EXPONENT.replace("log_sum_exp", "tl.maximum(log_sum_exp, -1e5)")
+WRONG |= {
+    "log_sum_bounded_below": changed("10.6", (EXPONENT, BOUNDED)),
+    "log_sum_bounded_below__in_dq": in_the_second(EXPONENT, BOUNDED),
+    "log_sum_bounded_below__in_dk": in_the_first(EXPONENT, BOUNDED),
+}

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import IO
 
 import graphs
+import pace
 import sandboxed
 import torch
 import whereabouts
@@ -43,7 +44,7 @@ from stand_in import stand_in_for_a_gpu
 FRAME_LIMIT = 3 << 30
 FRAMES_LIMIT = 512 << 20  # of a check on the CPU, all frames together: what the judge must hold
 TICK = 0.05  # seconds between two counts of a sandboxed answer's processes
-PATIENCE = 3  # times a limit is how long a child may take that other programs keep from computing
+PATIENCE = 3  # times a limit is how long a child may take that other programs keep from computing (see also `pace`)
 
 
 def _load(name: str, folder: str):
@@ -254,8 +255,8 @@ class _Worker:
     def relay(self, child: _Forked, limits: dict) -> dict:
         """Pass frames on until the child ends or a limit is reached, and say which."""
         pid, frames, output, stacks = child.pid, child.frames, child.output, child.stacks
-        started = time.monotonic()
-        deadline, latest = started + limits["seconds"], started + PATIENCE * limits["seconds"]
+        started, seconds, paced = time.monotonic(), limits["seconds"], False
+        deadline, latest = started + seconds, started + PATIENCE * seconds
         pending, printed, printed_bytes, finished, whole = bytearray(), bytearray(), 0, False, False
         framed, most_framed = 0, FRAMES_LIMIT if limits["memory_bytes"] else FRAME_LIMIT
         ending: dict = {"timeout": False, "too_much_output": False, "excess": None}
@@ -265,8 +266,11 @@ class _Worker:
             selector.register(output, selectors.EVENT_READ)
             while not finished and selector.get_map():
                 left = deadline - time.monotonic()
+                if left <= 0 and not paced:  # asked as late as this: most answers are done long before
+                    seconds, paced = seconds * pace.slowness(), True
+                    latest = started + PATIENCE * seconds
                 if left <= 0 and time.monotonic() < latest:
-                    owed = _still_owed(pid, limits["seconds"], limits["gpu"])
+                    owed = _still_owed(pid, seconds, limits["gpu"])
                     if owed > TICK:
                         deadline = min(time.monotonic() + owed, latest)
                         continue

@@ -1,0 +1,53 @@
+"""The pictures of fusion: every byte that crosses has its arrow, every part its bar."""
+
+import pytest
+
+from course_lib.figures.fused.crossings import ADD_AND_NORM, draw_crossings
+from course_lib.figures.fused.ledger import draw_ledger
+from course_lib.figures.fused.rates import ON_AN_H200, draw_fused_rates
+
+
+def test_each_read_and_each_write_has_an_arrow_with_its_bytes(tmp_path):
+    figure = draw_crossings([("one by one", ADD_AND_NORM), ("fused", [("add and norm", 4, 4)])])
+    figure.savefig(tmp_path / "crossings.png")
+    first, second = figure.axes
+    assert first.get_title(loc="left") == "one by one: 42 bytes"
+    assert second.get_title(loc="left") == "fused: 8 bytes"
+    numbers = [int(text.get_text()) for text in first.texts if text.get_text().isdigit()]
+    assert sum(numbers) == 42 and len(numbers) == 13  # the mean writes too little to count
+
+
+def test_a_ledgers_bars_are_its_parts_in_gigabytes(tmp_path):
+    ways = {"one by one": {"norms": 4e9, "SwiGLU": 2e9}, "fused": {"norms": 1e9, "SwiGLU": 1e9}}
+    figure = draw_ledger(ways, "a layer", bandwidth=4e12)
+    figure.savefig(tmp_path / "ledger.png")
+    (axes,) = figure.axes
+    assert [bar.get_width() for bar in axes.patches] == [4, 1, 2, 1]
+    assert [text.get_text() for text in axes.texts] == ["6.00 GB, 1.50 ms", "2.00 GB, 500 µs"]
+
+
+@pytest.mark.parametrize("ways", [{}, {"a": {}}, {"a": {"norms": 1}, "b": {"SwiGLU": 1}}])
+def test_ledgers_of_other_parts_are_refused(ways):
+    with pytest.raises(ValueError, match="ways is"):
+        draw_ledger(ways, "a layer")
+
+
+def test_a_way_without_a_step_is_refused():
+    with pytest.raises(ValueError, match="rows is"):
+        draw_crossings([("nothing", [])])
+
+
+def test_each_rate_is_a_point_and_each_kernel_by_hand_has_its_name(tmp_path):
+    figure = draw_fused_rates(ON_AN_H200)
+    figure.savefig(tmp_path / "rates.png")
+    (axes,) = figure.axes
+    copy, eager, compiled, by_hand = axes.lines
+    assert set(copy.get_xdata()) == {4.17}
+    assert [len(line.get_xdata()) for line in (eager, compiled, by_hand)] == [8, 8, 5]
+    assert [text.get_text() for text in axes.texts] == ["Liger"] * 4 + ["QuACK", "copy"]
+
+
+@pytest.mark.parametrize("rates", [{}, {"norm": (0.0, None, None)}])
+def test_rates_of_nothing_are_refused(rates):
+    with pytest.raises(ValueError, match="rates is"):
+        draw_fused_rates(rates)
