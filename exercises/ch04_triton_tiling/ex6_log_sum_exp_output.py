@@ -192,7 +192,7 @@ EXERCISE = Exercise(
             "each query, at head · query_length + row, with mask=rows < query_length.",
             when=lambda case, seen, got: any(": writes " in o and " lse" in o for o in seen.out_of_bounds[:1]),
         ),
-        Mistake("output_written_out_of_bounds", WRITES_PAST_THE_END, when=first_access("writes", whole=True)),
-        Mistake("tail_rows_read_out_of_bounds", READS_PAST_THE_END, when=first_access("reads", whole=True)),
+        Mistake("output_written_out_of_bounds", WRITES_PAST_THE_END, when=first_access("writes")),
+        Mistake("tail_rows_read_out_of_bounds", READS_PAST_THE_END, when=first_access("reads")),
     ),
 )

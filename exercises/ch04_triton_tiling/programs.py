@@ -20,7 +20,6 @@ from exercises.topics.attention_steps import (
     EMPTY_ROWS,
     FINISHED,
     FINITE_STARTS,
-    GUARDED_BY_THE_OLD,
     HIDDEN,
     MAXIMA,
     MIXED_BASES,
@@ -306,7 +305,7 @@ CAUSAL = (
         alone=True,
         positions_of_the_first_tile=(POSITIONS, f"torch.arange(BLOCK_M)[:, None] {OFFSET}"),
     ),
-    *(HIDDEN + EMPTY_ROWS + GUARDED_BY_THE_OLD),
+    *(HIDDEN + EMPTY_ROWS),
 )
 # Where no load is masked, a loop that follows the queries past the last key reads what lies there.
 UNMASKED = ("keys < key_length", "keys >= 0", CAUSAL_END, "first_query + BLOCK_M")

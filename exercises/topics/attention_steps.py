@@ -197,12 +197,6 @@ EMPTY_ROWS = (
         empty_row_uniform=(MASK, "torch.where(visible, scores, -1e30)"),
     ),
 )
-# With a guard that looks at the maximum before the tile, the first tile of every row is measured from 0.
-GUARDED_BY_THE_OLD = edits(
-    "The guard asks whether the maximum before this tile is minus infinity, which it is at every row's first tile: its "
-    "weights are measured from 0, and the rescale after it takes them for measured from the maximum. Ask the new one.",
-    guard_on_the_old_maximum=(GUARD, "torch.where(running_max == -INF, 0.0, new_max)"),
-)
 STYLES = edits("", unguarded_step=(GUARD, "new_max"), unguarded=(GUARD, "new_max", DIVISOR, "running_sum"))
 FINISHED = (
     *edits(told.NOT_DIVIDED, not_divided=("accumulator / total[..., None]", "accumulator")),

@@ -60,9 +60,6 @@ WRONG = {
         ("visible = (keys < key_length)[None, :]", "visible = keys[None, :] >= 0"),
         ("visible & (keys[None, :] <= positions[:, None])", "keys[None, :] <= positions[:, None]"),
     ),
-    "guard_on_the_old_maximum": changed(
-        "4.5", ('= tl.where(new_max == float("-inf")', '= tl.where(running_max == float("-inf")')
-    ),
     # Every mask is right: what is read outside a tensor is two tensors' strides, and a missing rescale hides which.
     "out_of_bounds__by_strides_of_query_and_no_rescale": changed(
         "4.5",
