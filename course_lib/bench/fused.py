@@ -27,6 +27,7 @@ from course_lib.hardware.timing import measure_together
 from course_lib.hardware.units import format_bandwidth
 from course_lib.home import course_home
 from course_lib.kernels.fused.add_rms_norm import add_rms_norm_forward
+from course_lib.kernels.fused.conv_group_norm_mish import conv_group_norm_mish, conv_group_norm_mish_reference
 from course_lib.kernels.fused.cross_entropy import cross_entropy_backward_reference
 from course_lib.kernels.fused.cross_entropy_operators import cross_entropy, cross_entropy_
 from course_lib.kernels.fused.group_norm_mish import group_norm_mish_forward, group_norm_mish_reference
@@ -34,6 +35,14 @@ from course_lib.kernels.fused.group_norm_mish_backward import (
     group_norm_mish_backward,
     group_norm_mish_backward_reference,
 )
+from course_lib.kernels.fused.group_norm_mish_operators import group_norm_mish
+from course_lib.kernels.fused.layer_norm import layer_norm_forward
+from course_lib.kernels.fused.layer_norm_backward import layer_norm_backward, layer_norm_backward_reference
+from course_lib.kernels.fused.linear_cross_entropy import (
+    linear_cross_entropy_backward_reference,
+    linear_cross_entropy_forward_backward,
+)
+from course_lib.kernels.fused.linear_cross_entropy_operators import linear_cross_entropy
 from course_lib.kernels.fused.rms_norm_backward import rms_norm_backward, rms_norm_backward_reference
 from course_lib.kernels.fused.swiglu import (
     swiglu_backward,
@@ -134,6 +143,35 @@ def norm_backward(rows: int, columns: int) -> Problem:
         "ours": lambda: rms_norm_backward(summed, weight, gradient, other, EPSILON),
     }
     return Problem(forms, (exact,), 4 * summed.nbytes)
+
+
+def norm_of_layer(rows: int, columns: int) -> Problem:
+    x, weight, bias = random(rows, columns), random(columns), random(columns)
+    function = functools.partial(F.layer_norm, normalized_shape=(columns,), eps=EPSILON)
+    forms: Forms = {
+        "eager": functools.partial(function, x, weight=weight, bias=bias),
+        "torch.compile": functools.partial(compiled(function), x, weight=weight, bias=bias),
+        "ours": lambda: layer_norm_forward(x, weight, bias, EPSILON)[0],
+    }
+    few = x[:CHECKED_ROWS].double()
+    return Problem(forms, (function(few, weight=weight.double(), bias=bias.double()),), 2 * x.nbytes)
+
+
+def layer_norm_gradients(rows: int, columns: int) -> Problem:
+    x, weight, bias, gradient = random(rows, columns), random(columns), random(columns), random(rows, columns)
+    leaves = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
+    out = F.layer_norm(leaves[0], (columns,), leaves[1], leaves[2], EPSILON)
+    statistics = layer_norm_forward(x, weight, bias, EPSILON)[1]
+    few, few_gradient = x[:CHECKED_ROWS].double(), gradient[:CHECKED_ROWS].double()
+    forms: Forms = {
+        "eager": lambda: torch.autograd.grad(out, leaves, gradient, retain_graph=True),
+        "torch.compile": functools.partial(
+            compiled(functools.partial(layer_norm_backward_reference, epsilon=EPSILON)), x, weight, gradient
+        ),
+        "ours": functools.partial(layer_norm_backward, x, statistics, weight, gradient),
+    }
+    exact = layer_norm_backward_reference(few, weight.double(), few_gradient, EPSILON)[:1]
+    return Problem(forms, exact, 3 * x.nbytes)
 
 
 def swiglu_product(rows: int, columns: int) -> Problem:
@@ -251,6 +289,60 @@ def norm_and_mish_backward(batch: int, channels: int, length: int) -> Problem:
     return Problem(forms, exact, 3 * x.nbytes)
 
 
+def convolution_norm_and_mish(batch: int, channels: int, length: int) -> Problem:
+    """The block of Diffusion Policy, as many channels in as out: as three kernels, two, and one."""
+    x, weight, bias, scale, shift = block_inputs(batch, channels, length)
+    filters, conv_bias = random(channels, channels, 5) / (5 * channels) ** 0.5, random(channels)
+
+    def three(x):
+        return plain_group_norm_mish(F.conv1d(x, filters, conv_bias, padding=2), weight, bias, scale, shift)
+
+    def two(x):
+        convolved = F.conv1d(x, filters, conv_bias, padding=2)
+        return group_norm_mish(convolved, GROUPS, weight, bias, scale, shift, EPSILON)
+
+    few, few_scale, few_shift = (tensor[:CHECKED_ROWS].double() for tensor in (x, scale, shift))
+    exact = conv_group_norm_mish_reference(
+        few, filters.double(), conv_bias.double(), GROUPS, weight.double(), bias.double(), few_scale, few_shift, EPSILON
+    )
+    forms: Forms = {
+        "eager": functools.partial(three, x),
+        "torch.compile": functools.partial(compiled(three), x),
+        "cuDNN, then ours": functools.partial(two, x),
+        "ours, one kernel": lambda: conv_group_norm_mish(
+            x, filters, conv_bias, GROUPS, weight, bias, scale, shift, EPSILON
+        ),
+    }
+    return Problem(forms, (exact,), 2 * x.nbytes + filters.nbytes)
+
+
+def linear_and_loss(tokens: int, width: int, vocabulary: int) -> Problem:
+    """Loss and both gradients. Limited by its products and not by memory: compare times; the bandwidth says nothing."""
+    hidden, weight = random(tokens, width), random(vocabulary, width) / width**0.5
+    targets = torch.randint(vocabulary, (tokens,), device="cuda")
+    scales = torch.full((tokens,), 1 / tokens, device="cuda")
+    few = hidden[:CHECKED_ROWS].double(), weight.double(), targets[:CHECKED_ROWS], scales[:CHECKED_ROWS].double()
+    exact = linear_cross_entropy_backward_reference(*few)[0]
+
+    def gradients_of(function):
+        leaves = [tensor.detach().requires_grad_() for tensor in (hidden, weight)]
+        return lambda: torch.autograd.grad(function(*leaves), leaves)
+
+    def plain(hidden, weight):
+        return F.cross_entropy(F.linear(hidden, weight), targets)
+
+    def known_gradient():
+        return linear_cross_entropy_forward_backward(hidden, weight, targets, scales, validate=False)[1:]
+
+    forms: Forms = {
+        "eager": gradients_of(plain),
+        "torch.compile": gradients_of(compiled(plain)),
+        "ours, four products": gradients_of(functools.partial(linear_cross_entropy, targets=targets, validate=False)),
+        "ours, three products": known_gradient,
+    }
+    return Problem(forms, (exact,), 2 * (hidden.nbytes + weight.nbytes))
+
+
 TABLE: dict[str, Callable[[], Problem]] = {
     "add + RMSNorm 16k × 4096": functools.partial(add_and_norm, 16384, 4096),
     "add + RMSNorm 16k × 8192": functools.partial(add_and_norm, 16384, 8192),
@@ -259,13 +351,19 @@ TABLE: dict[str, Callable[[], Problem]] = {
     "RMSNorm backward 16k × 4096": functools.partial(norm_backward, 16384, 4096),
     "RMSNorm backward 16k × 8192": functools.partial(norm_backward, 16384, 8192),
     "RMSNorm backward 8k × 16384": functools.partial(norm_backward, 8192, 16384),
+    "LayerNorm 16k × 4096": functools.partial(norm_of_layer, 16384, 4096),
+    "LayerNorm 8k × 65536": functools.partial(norm_of_layer, 8192, 65536),
+    "LayerNorm backward 16k × 4096": functools.partial(layer_norm_gradients, 16384, 4096),
+    "LayerNorm backward 8k × 16384": functools.partial(layer_norm_gradients, 8192, 16384),
     "SwiGLU 8k × 14336": functools.partial(swiglu_product, 8192, 14336),
     "SwiGLU backward 8k × 14336": functools.partial(swiglu_gradients, 8192, 14336),
     "cross-entropy 4096 × 128256": functools.partial(loss_and_gradient, 4096, 128_256),
     "GroupNorm + Mish 4096 × 256 × 16": functools.partial(norm_and_mish, 4096, 256, 16),
     "GroupNorm + Mish 256 × 512 × 256": functools.partial(norm_and_mish, 256, 512, 256),
-    "its backward 4096 × 256 × 16": functools.partial(norm_and_mish_backward, 4096, 256, 16),
-    "its backward 256 × 512 × 256": functools.partial(norm_and_mish_backward, 256, 512, 256),
+    "after Conv1d 4096 × 256 × 16": functools.partial(convolution_norm_and_mish, 4096, 256, 16),
+    "linear, loss 8k × 4096 × 128256": functools.partial(linear_and_loss, 8192, 4096, 128_256),
+    "GroupNorm + Mish backward 4096 × 256 × 16": functools.partial(norm_and_mish_backward, 4096, 256, 16),
+    "GroupNorm + Mish backward 256 × 512 × 256": functools.partial(norm_and_mish_backward, 256, 512, 256),
 }
 
 
@@ -309,14 +407,14 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     torch.manual_seed(0)
     before, copy = clocks(), copy_bandwidth()
-    print(f"copy: {format_bandwidth(copy)}\n{'':<34}{'':<20}{'TB/s':>7}{'of copy':>9}{'µs':>9}{'error':>10}")
+    print(f"copy: {format_bandwidth(copy)}\n{'':<42}{'':<20}{'TB/s':>7}{'of copy':>9}{'µs':>9}{'error':>10}")
     table = {}
     for name, make in TABLE.items():
         table[name] = measure_problem(make(), copy)
         for form, it in table[name].items():
             figures = f"{it['tbps']:>7.2f}{it['share']:>9.3f}{it['us']:>9.1f}{it['error']:>10.1e}" if "us" in it else ""
             note = "  (called)" if it.get("called") else ""
-            print(f"{name:<34}{form:<20}{figures or ' – ' + it['missing']}{note}", flush=True)
+            print(f"{name:<42}{form:<20}{figures or ' – ' + it['missing']}{note}", flush=True)
         torch.cuda.empty_cache()
     this = machine()
     record = {"gpu": this.gpu_name, "date": datetime.date.today().isoformat(), "torch": torch.__version__,

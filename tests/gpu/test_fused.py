@@ -7,6 +7,11 @@ import torch
 
 from course_lib.hardware.device import interpreting, machine, supports_bfloat16
 from course_lib.kernels.fused.add_rms_norm import add_rms_norm_forward, add_rms_norm_reference
+from course_lib.kernels.fused.conv_group_norm_mish import (
+    conv_group_norm_mish,
+    conv_group_norm_mish_operator,
+    conv_group_norm_mish_reference,
+)
 from course_lib.kernels.fused.cross_entropy import (
     cross_entropy_backward,
     cross_entropy_backward_reference,
@@ -21,6 +26,15 @@ from course_lib.kernels.fused.group_norm_mish_backward import (
     group_norm_mish_backward_reference,
 )
 from course_lib.kernels.fused.group_norm_mish_operators import group_norm_mish, group_norm_mish_operator
+from course_lib.kernels.fused.layer_norm import layer_norm_forward, layer_norm_reference
+from course_lib.kernels.fused.layer_norm_backward import layer_norm_backward, layer_norm_backward_reference
+from course_lib.kernels.fused.layer_norm_operators import layer_norm_operator
+from course_lib.kernels.fused.linear_cross_entropy import (
+    linear_cross_entropy_backward_reference,
+    linear_cross_entropy_forward_backward,
+    linear_cross_entropy_reference,
+)
+from course_lib.kernels.fused.linear_cross_entropy_operators import linear_cross_entropy, linear_cross_entropy_operator
 from course_lib.kernels.fused.norm_operators import add_rms_norm, add_rms_norm_operator
 from course_lib.kernels.fused.rms_norm_backward import rms_norm_backward, rms_norm_backward_reference
 from course_lib.kernels.fused.rope_append import rope_append, rope_append_reference
@@ -129,6 +143,60 @@ def test_group_norm_and_mish_pass_opcheck_compile_and_repeat_bit_for_bit():
     for one, other, third in zip(first, second, compiled):
         assert torch.equal(one, other)
         torch.testing.assert_close(one, third)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "batch, in_channels, channels, length, taps, groups",
+    [(37, 64, 256, 16, 5, 8), (9, 256, 1024, 4, 5, 8), (3, 20, 34, 7, 3, 2), (5, 7, 64, 100, 5, 1), (1, 1, 1, 1, 1, 1)],
+)
+def test_convolution_norm_and_mish_are_right(batch, in_channels, channels, length, taps, groups, dtype):
+    x, filters = normal(1, batch, in_channels, length, dtype=dtype), normal(2, channels, in_channels, taps, dtype=dtype)
+    vectors = [normal(seed, channels, dtype=dtype) for seed in (3, 4, 5)]
+    film = [normal(seed, batch, channels, dtype=dtype) for seed in (6, 7)]
+    arguments = x, filters, vectors[0], groups, *vectors[1:], *film
+    assert_as_exact_as_plain(conv_group_norm_mish(*arguments), conv_group_norm_mish_reference, *arguments)
+    torch.library.opcheck(conv_group_norm_mish_operator, (*arguments, 1e-5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("hidden", HIDDEN)
+def test_layer_norm_is_right_forward_and_backward_and_repeats_bit_for_bit(hidden, dtype):
+    x, gradient = normal(1, 37, hidden, dtype=dtype) + 10, normal(2, 37, hidden, dtype=dtype)
+    weight, bias = normal(3, hidden, dtype=dtype), normal(4, hidden, dtype=dtype)
+    out, statistics = layer_norm_forward(x, weight, bias)
+    assert_as_exact_as_plain(out, layer_norm_reference, x, weight, bias)
+    found = layer_norm_backward(x, statistics, weight, gradient)
+    assert_as_exact_as_plain(found, layer_norm_backward_reference, x, weight, gradient)
+    again = layer_norm_backward(x, statistics, weight, gradient)
+    assert all(torch.equal(one, other) for one, other in zip(found, again))
+    if hidden == 1000:
+        torch.library.opcheck(layer_norm_operator, (x.requires_grad_(), weight, bias, 1e-5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("tokens, width, vocabulary", [(300, 64, 1000), (65, 100, 8193), (7, 33, 50_257)])
+def test_linear_cross_entropy_is_right_by_chunks(tokens, width, vocabulary, dtype):
+    hidden, weight = normal(1, tokens, width, dtype=dtype), normal(2, vocabulary, width, dtype=dtype) / width**0.5
+    targets, scales = torch.randint(vocabulary, (tokens,), device="cuda"), normal(3, tokens)
+    targets[2:5] = -100
+    losses, *found = linear_cross_entropy_forward_backward(hidden, weight, targets, scales, chunk_rows=50)
+    assert_as_exact_as_plain(losses, linear_cross_entropy_reference, hidden, weight, targets)
+    assert_as_exact_as_plain(found, linear_cross_entropy_backward_reference, hidden, weight, targets, scales)
+
+
+def test_linear_cross_entropy_takes_the_memory_of_a_chunk():
+    """Of 8192 tokens and 100,000 logits each, 1.6 GB; a chunk's, and the weight's gradient in float32, are 0.1 GB."""
+    hidden = normal(1, 8192, 64, dtype=torch.float16).requires_grad_()
+    weight, targets = normal(2, 100_000, 64, dtype=torch.float16).requires_grad_(), torch.randint(100_000, (8192,))
+    targets = targets.cuda()
+    torch.library.opcheck(
+        linear_cross_entropy_operator, (hidden[:300], weight[:500], targets[:300] % 500, -100, True, 99)
+    )
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    linear_cross_entropy(hidden, weight, targets).backward()
+    assert torch.cuda.max_memory_allocated() - before < 0.2e9
 
 
 def test_an_unchecked_target_outside_is_nan_and_the_gpu_lives_on():

@@ -289,21 +289,29 @@ def check(logits, targets, ignore_index, validate: bool) -> torch.Tensor:
     rows = as_rows("logits", logits)
     if logits.dim() < 2:
         raise ValueError(f"logits has shape {tuple(logits.shape)}; it must be [..., rows, vocabulary].")
-    dimensions = "[" + ", ".join(["..."] * (logits.dim() - 2) + ["rows"]) + "]"
-    check_indices("targets", targets, dimensions, logits.shape[:-1], logits.device)
+    check_targets(targets, ignore_index, logits, rows.shape[1], validate)
+    return rows
+
+
+def check_targets(targets, ignore_index, rows, vocabulary: int, validate: bool) -> None:
+    """Raise a ValueError unless there is a target for each row of `rows`, [..., rows, anything].
+
+    With `validate` they are read from the device: each must be in the vocabulary, or ignore_index.
+    """
+    dimensions = "[" + ", ".join(["..."] * (rows.dim() - 2) + ["rows"]) + "]"
+    check_indices("targets", targets, dimensions, rows.shape[:-1], rows.device)
     if not targets.is_contiguous():
         raise ValueError(f"targets has strides {targets.stride()}; it must be contiguous. Call targets.contiguous().")
     if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
         raise ValueError(f"ignore_index is {ignore_index!r}; it must be an integer.")
     if validate:
-        outside = (targets != ignore_index) & ((targets < 0) | (targets >= rows.shape[1]))
+        outside = (targets != ignore_index) & ((targets < 0) | (targets >= vocabulary))
         if outside.any():
             place = tuple(outside.nonzero()[0].tolist())
             raise ValueError(
                 f"targets[{', '.join(map(str, place))}] is {targets[place].item()}; allowed are 0 to "
-                f"{rows.shape[1] - 1}, and {ignore_index} for a row that does not count."
+                f"{vocabulary - 1}, and {ignore_index} for a row that does not count."
             )
-    return rows
 
 
 def check_loss_gradient(loss_gradient, targets) -> torch.Tensor:

@@ -22,7 +22,6 @@ sample is a band of its own. The order of additions is fixed, so results repeat 
 import math
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 
@@ -33,6 +32,7 @@ from course_lib.kernels.fused.group_norm_mish import (
     mish_and_slope,
     samples_of_tile,
     statistics_and_normal,
+    tanh_of_softplus,
     tile_of,
     tile_of_loop,
     total_of_each,
@@ -58,7 +58,7 @@ def group_norm_mish_backward_reference(x, groups, weight, bias, scale, shift, ou
     inverse, normal = statistics_and_normal(x.to(wide), groups, epsilon)
     factor = weight.to(wide)[:, None]
     affine = normal * factor + bias.to(wide)[:, None]
-    tanh = torch.tanh(F.softplus(affine))
+    tanh = tanh_of_softplus(affine)
     slope = tanh + affine * (1 - tanh.square()) * torch.sigmoid(affine)
     scale_gradient = shift_gradient = None
     if scale is not None:

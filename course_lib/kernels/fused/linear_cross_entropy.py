@@ -1,0 +1,137 @@
+"""The last linear layer and cross-entropy, by chunks of tokens: no [tokens, vocabulary] tensor ever lives.
+
+    logits = hidden · weightᵀ                          [tokens, vocabulary], one chunk of rows at a time
+    loss   = cross-entropy of each row                 as in `cross_entropy`
+    hidden_gradient = logits_gradient · weight,    weight_gradient = Σ over chunks of logits_gradientᵀ · hidden
+
+Llama 3's vocabulary has 128,256 tokens. The logits of 16,384 tokens are 4.2 GB in 16 bits, and their gradient as much;
+the hidden states, 4096 wide, are 0.13 GB. A chunk of rows has logits of about the hidden states' size. Its gradient is
+written over it (`cross_entropy_forward_backward_`), used in two products, and forgotten.
+
+                                   matrix products    largest tensor beside the arguments
+    layer, then cross-entropy             3           tokens · vocabulary, twice
+    by chunks, gradient known             3           chunk · vocabulary, or vocabulary · hidden: the weight's gradient
+    by chunks, as an operator             4           the same; the backward pass computes the logits again
+
+So this saves memory, not time: each product is 2 · tokens · hidden · vocabulary FLOPs, and chunks with few rows keep
+fewer multiprocessors busy. What it costs on a GPU is left to be measured. The operator needs the fourth product because
+its backward pass learns what each loss counts for only after the forward pass has forgotten the logits. Where that is
+known beforehand, 1 / (targets that count) for a mean, `linear_cross_entropy_forward_backward` does without it.
+
+The weight's gradient is a sum over chunks. In 16 bits it is kept in float32, so that late chunks are not rounded away;
+a chunk's own product is rounded to 16 bits once.
+
+Sources: Hsu et al., Liger Kernel, arXiv 2410.10989, section 3 (chunks). Wijmans et al., Cut your losses, arXiv
+2411.09009, which keeps not even a chunk.
+"""
+
+import torch
+
+from course_lib.kernels.fused.cross_entropy import (
+    IGNORE_INDEX,
+    check_loss_gradient,
+    check_targets,
+    cross_entropy_backward_reference,
+    cross_entropy_forward,
+    cross_entropy_forward_backward_,
+    cross_entropy_reference,
+)
+from course_lib.kernels.memory.checks import FLOAT_DTYPES, as_rows, check_tensor
+
+LEAST_ROWS = 128  # of a chunk, so that its products have a tile of rows
+
+
+def linear_cross_entropy_reference(hidden, weight, targets, ignore_index=IGNORE_INDEX):
+    """The plain PyTorch meaning: losses [tokens] of hidden [tokens, hidden] and weight [vocabulary, hidden]."""
+    return cross_entropy_reference(hidden @ weight.t(), targets, ignore_index)
+
+
+def linear_cross_entropy_backward_reference(hidden, weight, targets, loss_gradient, ignore_index=IGNORE_INDEX):
+    """The plain PyTorch meaning of the gradients of hidden and weight."""
+    logits = hidden @ weight.t()
+    gradient = cross_entropy_backward_reference(logits, targets, loss_gradient, ignore_index)
+    return gradient @ weight, gradient.t() @ hidden
+
+
+def linear_cross_entropy_forward(
+    hidden, weight, targets, ignore_index=IGNORE_INDEX, validate=True, chunk_rows=None
+) -> torch.Tensor:
+    """The loss of each token, float32 [...], without a gradient.
+
+    `linear_cross_entropy_operators.linear_cross_entropy` has one.
+
+    Args:
+        hidden: [..., hidden], float32, float16 or bfloat16, with a contiguous last dimension and leading dimensions
+            that flatten without a copy.
+        weight: [vocabulary, hidden], of hidden's dtype, of any strides.
+        targets: int32 or int64 [...], contiguous: 0 to vocabulary - 1, or ignore_index.
+        ignore_index, validate: as for `cross_entropy_forward`.
+        chunk_rows: tokens whose logits live at a time; None for as many as make logits of hidden's size, and at least
+            LEAST_ROWS.
+
+    Raises:
+        ValueError: an argument is not as above; the message names it.
+    """
+    rows, flat_targets, chunk_rows = check_arguments(hidden, weight, targets, ignore_index, validate, chunk_rows)
+    losses = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
+    parts = zip(rows.split(chunk_rows), flat_targets.split(chunk_rows), losses.view(-1).split(chunk_rows))
+    for chunk, chunk_targets, chunk_losses in parts:
+        chunk_losses.copy_(cross_entropy_forward(chunk @ weight.t(), chunk_targets, ignore_index, validate=False)[0])
+    return losses
+
+
+def linear_cross_entropy_forward_backward(
+    hidden, weight, targets, loss_gradient, ignore_index=IGNORE_INDEX, validate=True, chunk_rows=None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(losses, hidden gradient, weight gradient), with three matrix products.
+
+    Args:
+        hidden, weight, targets, ignore_index, validate, chunk_rows: as for `linear_cross_entropy_forward`.
+        loss_gradient: float32, of targets' shape and of any strides: what each loss counts for.
+
+    Returns losses float32 [...], and contiguous tensors of the shapes and dtypes of hidden and weight. An ignored token
+    has no loss, a hidden gradient of zeros, and no part in the weight's.
+
+    Raises:
+        ValueError: an argument is not as above; the message names it.
+    """
+    rows, flat_targets, chunk_rows = check_arguments(hidden, weight, targets, ignore_index, validate, chunk_rows)
+    scales = check_loss_gradient(loss_gradient, targets)
+    losses = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
+    hidden_gradient = torch.empty(hidden.shape, dtype=hidden.dtype, device=hidden.device)
+    weight_gradient = torch.zeros(weight.shape, dtype=torch.float32, device=hidden.device)
+    tensors = rows, flat_targets, scales, losses.view(-1), hidden_gradient.view(rows.shape)
+    for chunk, chunk_targets, chunk_scales, chunk_losses, chunk_gradient in zip(
+        *(tensor.split(chunk_rows) for tensor in tensors)
+    ):
+        logits = chunk @ weight.t()  # [at most chunk_rows, vocabulary]
+        found = cross_entropy_forward_backward_(logits, chunk_targets, chunk_scales, ignore_index, validate=False)
+        chunk_losses.copy_(found)
+        torch.mm(logits, weight, out=chunk_gradient)  # of the logits, which now hold their gradient
+        if weight.dtype == torch.float32:
+            weight_gradient.addmm_(logits.t(), chunk)
+        else:
+            weight_gradient += logits.t() @ chunk
+    return losses, hidden_gradient, weight_gradient.to(weight.dtype)
+
+
+def check_arguments(hidden, weight, targets, ignore_index, validate, chunk_rows):
+    """hidden as rows, targets as a vector, and how many rows a chunk has, after what both functions ask."""
+    check_tensor("hidden", hidden, FLOAT_DTYPES)
+    rows = as_rows("hidden", hidden)
+    check_tensor("weight", weight, (hidden.dtype,))
+    if weight.dim() != 2 or weight.shape[1] != rows.shape[1] or weight.shape[0] == 0:
+        raise ValueError(
+            f"weight has shape {tuple(weight.shape)}; it must be [vocabulary, {rows.shape[1]}]: a row, as wide as "
+            "hidden, for each token of the vocabulary."
+        )
+    if weight.device != hidden.device:
+        raise ValueError(f"weight is on device {weight.device}; it must be on that of hidden, {hidden.device}.")
+    if hidden.dim() < 2:
+        raise ValueError(f"hidden has shape {tuple(hidden.shape)}; it must be [..., tokens, hidden].")
+    check_targets(targets, ignore_index, hidden, weight.shape[0], validate)
+    if chunk_rows is None:
+        chunk_rows = max(LEAST_ROWS, rows.numel() // weight.shape[0])
+    elif isinstance(chunk_rows, bool) or not isinstance(chunk_rows, int) or chunk_rows < 1:
+        raise ValueError(f"chunk_rows is {chunk_rows!r}; it must be None or a whole number of at least 1.")
+    return rows, targets.view(-1), chunk_rows
