@@ -13,7 +13,7 @@
 # So who writes these four kernels? `torch.compile` can, and so can you. Write down two guesses. For which of these
 # operations is the compiler as fast as the best kernel written by hand? For which is it three times slower?
 #
-# **Time.** About four hours for all five exercises, estimated. The **core path** takes about two: exercises 13.1, 13.2
+# **Time.** About five hours for all six exercises, estimated. The **core path** takes about two: exercises 13.1, 13.2
 # and 13.5, and every section whose heading does not end in *deeper*. You can skip the others: run their cells and go
 # on. You need chapters 01 and 04, and chapter 03 for exercise 13.4.
 
@@ -758,7 +758,155 @@ draw_fused_rates(ON_AN_H200)
 # So measure in this order: first what PyTorch has (`F.rms_norm`, `F.scaled_dot_product_attention`), then
 # `torch.compile`, then the difference between its rate and a copy's. Write a kernel if that difference, times the
 # share of the time that the operation takes, is worth a day of your work and every later change.
+
+# %% [markdown]
+# ## A hundred small steps · deeper
 #
+# The slowest rows of the picture belong to a *diffusion* model. Such a model makes its output from noise, in steps: a
+# hundred in Diffusion Policy, which plans a robot's next 16 actions
+# ([arXiv 2303.04137](https://arxiv.org/abs/2303.04137)). In every step a one-dimensional U-Net looks at the sequence
+# and takes some noise away. Its blocks are convolution, GroupNorm, Mish, and a scale and a shift for each channel that
+# depend on the step.
+#
+# **GroupNorm** divides the channels into groups, 8 say. A group's mean and variance are over its channels *and* all
+# places. Then the numbers are normalised, and each channel has a weight and a bias. **Mish** is an activation, $a
+# \tanh(\log(1 + e^a))$. In three operations, the norm, Mish, and scale with shift, each number moves seven times: the
+# norm reads it twice and writes it, and the other two read and write it. In one kernel it moves twice. A group of 32
+# channels and 16 places has 512 numbers, so it fits into registers easily.
+#
+# Three things to get right:
+#
+# - **The variance.** You could add up $x$ and $x^2$ in one go and take $E[x^2] - E[x]^2$. If the mean is 10,000 and the
+#   variance 1, both terms are near $10^8$. There float32 steps by 8, so the difference is noise, and it may be
+#   negative. PyTorch's own GroupNorm on a CPU had this fault
+#   ([pytorch#54293](https://github.com/pytorch/pytorch/issues/54293)). With the tile in registers you can do better for
+#   nothing: find the mean, subtract it, and then square.
+# - **Empty lanes.** They hold 0. After the mean is subtracted they hold minus the mean, and its square would be added.
+# - **The constants.** The scale and the shift come from a small network that reads the step's number. They depend on
+#   nothing else, so for 100 steps and 512 channels all of them are two tables of 205 KB. Compute them once, before the
+#   first action, and let the kernel look up its row. Otherwise 100 steps run that network 100 times for each plan.
+
+# %%
+# Exercise 13.6 · A denoising step in one kernel
+@triton.jit
+def group_norm_mish_kernel(
+    x_pointer, weight_pointer, bias_pointer, scale_pointer, shift_pointer, steps_pointer, out_pointer,
+    channels, members, length, epsilon, MEMBERS: tl.constexpr, LENGTH: tl.constexpr,
+):
+    """Program (group, sample): one group's channels at all places. MEMBERS and LENGTH are the next powers of two."""
+    # BEGIN SOLUTION
+    group, sample = tl.program_id(0), tl.program_id(1)
+    member = tl.arange(0, MEMBERS)  # [MEMBERS]
+    place = tl.arange(0, LENGTH)[None, :]  # [1, LENGTH]
+    exists = member < members
+    inside = exists[:, None] & (place < length)  # [MEMBERS, LENGTH]
+    channel = group * members + member
+    offsets = (sample * channels + channel)[:, None] * length + place
+    x = tl.load(x_pointer + offsets, mask=inside, other=0.0).to(tl.float32)
+    count = members * length
+    mean = tl.sum(tl.sum(x, axis=1), axis=0) / count
+    centred = tl.where(inside, x - mean, 0.0)
+    variance = tl.sum(tl.sum(centred * centred, axis=1), axis=0) / count
+    weight = tl.load(weight_pointer + channel, mask=exists, other=0.0)  # [MEMBERS]
+    bias = tl.load(bias_pointer + channel, mask=exists, other=0.0)
+    affine = centred * tl.rsqrt(variance + epsilon) * weight[:, None] + bias[:, None]
+    exponential = tl.exp(tl.minimum(affine, 20.0))
+    product = exponential * (exponential + 2.0)
+    mish = affine * product / (product + 2.0)
+    step = tl.load(steps_pointer + sample)
+    scale = tl.load(scale_pointer + step * channels + channel, mask=exists, other=0.0)
+    shift = tl.load(shift_pointer + step * channels + channel, mask=exists, other=0.0)
+    out = scale[:, None] * mish + shift[:, None]
+    tl.store(out_pointer + offsets, out.to(out_pointer.dtype.element_ty), mask=inside)
+    # END SOLUTION
+
+
+def group_norm_mish(x, weight, bias, scale_table, shift_table, steps, groups, epsilon):
+    """scale · mish(normal · weight + bias) + shift, where normal is x with each group's mean 0 and variance 1.
+
+    Args:
+        x: [batch, channels, length], float32 or float16, length from 1. `groups` divides channels, and group g has any
+            number of channels: members = channels / groups of them, from g · members on. A group has at least two
+            numbers. Where x is float32 its mean may be 10,000 with a variance of 1.
+        weight, bias: [channels], float32.
+        scale_table, shift_table: [number of steps, channels], float32.
+        steps: [batch], int64: the row of both tables that belongs to each sample.
+        epsilon: a positive float, added to the variance, under the root. The variance divides by the count.
+        All are contiguous.
+
+    Returns:
+        A contiguous tensor of x's shape and dtype. mish(a) = a · tanh(log(1 + exp(a))), also for a of ±100. Compute in
+        float32. One kernel is launched, which loads x once and of the tables only the rows that `steps` names.
+        PyTorch's own operations compute and copy nothing.
+    """
+    batch, channels, length = x.shape
+    members = channels // groups
+    out = torch.empty_like(x)
+    group_norm_mish_kernel[(groups, batch)](
+        x, weight, bias, scale_table, shift_table, steps, out, channels, members, length, epsilon,
+        MEMBERS=triton.next_power_of_2(members), LENGTH=triton.next_power_of_2(length),
+    )
+    return out
+
+
+class StepTables:
+    """The scales and shifts of all denoising steps, made once."""
+
+    def __init__(self, make, number: int):
+        """make(step) gives (scale, shift), each [channels], float32, for steps 0 to number - 1; number is at least 1.
+
+        It is slow, so it is called once for each step in the whole life of this object: here, or when the tables are
+        first asked for. It may return the same memory each time, with other numbers in it.
+        """
+        # BEGIN SOLUTION
+        rows = [tuple(part.clone() for part in make(step)) for step in range(number)]
+        self.made = tuple(torch.stack(parts) for parts in zip(*rows))
+        # END SOLUTION
+
+    def tables(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(scale_table, shift_table), each [number, channels], float32, contiguous. It is called many times."""
+        # BEGIN SOLUTION
+        return self.made
+        # END SOLUTION
+
+
+# %%
+best_group_norm_mish, best_step_tables = check("13.6", group_norm_mish, StepTables).best
+
+# %% [markdown]
+# A block with 256 channels and 16 places has 8 KB in 16 bits for one robot, and a copy's rate would move that in 2 ns.
+# A launch takes some microseconds. So at a batch of 1 neither the bytes nor your kernel's speed matter: what counts is
+# how *many* kernels there are, and who launches them. With 4,096 samples, as in training, the bytes count again, and
+# that is the row of the picture in which the compiler's kernel reached 1.17 TB/s. The next cell measures both on a GPU:
+# the three operations, the same compiled, and your kernel. **Predict** for which batch yours gains most.
+
+# %%
+def block_of_pytorch(x, weight, bias, scale_table, shift_table, steps, groups, epsilon):
+    out = F.mish(F.group_norm(x, groups, weight.to(x.dtype), bias.to(x.dtype), epsilon))
+    return (out * scale_table[steps][:, :, None] + shift_table[steps][:, :, None]).to(x.dtype)
+
+
+def block_inputs(batch, channels=256, length=16, number=100):
+    x = torch.randn(batch, channels, length, device=device, dtype=torch.float16)
+    vectors, tables = torch.randn(2, channels, device=device), torch.randn(2, number, channels, device=device)
+    return x, *vectors, *tables, torch.randint(0, number, (batch,), device=device), 8, 1e-5
+
+
+if on_gpu:
+    compiled_block = torch.compile(block_of_pytorch, dynamic=False)
+    for batch in (1, 64, 4096):
+        inputs = block_inputs(batch)
+        forms = {"eager": partial(block_of_pytorch, *inputs), "compiled": partial(compiled_block, *inputs),
+                 "your kernel": partial(best_group_norm_mish, *inputs)}
+        rates = rates_of(forms, 2 * inputs[0].nbytes)
+        print(f"batch {batch:>5}: " + ", ".join(f"{name} {format_bandwidth(rate)}" for name, rate in rates.items()))
+else:
+    inputs = block_inputs(2)
+    report = metered(best_group_norm_mish, *inputs)
+    print(f"No GPU here, so nothing is timed. For a batch of 2 your kernel moves {format_bytes(report.total_bytes)};\n"
+          f"x and the result have {format_bytes(2 * inputs[0].nbytes)} of these.")
+
+# %% [markdown]
 # ## What production systems do
 #
 # - **vLLM** compiles its models with `torch.compile`, and adds passes of its own to Inductor's graph. They replace an
@@ -771,8 +919,8 @@ draw_fused_rates(ON_AN_H200)
 # - **QuACK** writes norms, softmax and cross-entropy in CuTe, with clusters of multiprocessors for long rows.
 #
 # **In this library.** `course_lib/kernels/fused/` has add and norm, RoPE with the append to a cache, SwiGLU, and
-# cross-entropy with its gradient in place. Each is an operator of PyTorch (`torch.library`), so that `torch.compile`
-# calls it without a graph break.
+# cross-entropy with its gradient in place, and GroupNorm with Mish. Each is an operator of PyTorch (`torch.library`),
+# so that `torch.compile` calls it without a graph break.
 #
 # ## Papers
 #

@@ -37,7 +37,8 @@ def _compute(s: Slips, scores: torch.Tensor, causal: bool, memory: bool = False)
     block = next((width for width in WIDTHS if width < key_length and s(f"only_first_tile__{width}")), block)
     if s("only_first_tile__half"):
         block = max(1, block // 2)
-    inside = torch.arange(block) < key_length  # [block]
+    by_queries = s("query_length_for_key_length", "query_length_for_key_length__in_the_store")
+    inside = torch.arange(block) < (query_length if by_queries else key_length)  # [block]
     visible = inside.expand(query_length, block)  # [query_length, block]
     if causal:
         visible = visible & causal_mask(s, query_length, key_length, block)
@@ -61,6 +62,8 @@ def _compute(s: Slips, scores: torch.Tensor, causal: bool, memory: bool = False)
         result = result / torch.where(kept == 0, 1.0, kept)
     if s("hidden_not_stored"):
         result = torch.where(visible, result, math.nan)
+    if s("query_length_for_key_length__in_the_store"):
+        result = torch.where(inside, result, math.nan)
     result = torch.nn.functional.pad(result[..., :key_length], (0, max(0, key_length - block)), value=math.nan)
     return _stored(s, scores, result.to(scores.dtype), memory)
 
@@ -218,6 +221,14 @@ SLIPS = (
         "hidden_not_stored",
         "Hidden keys were never written: the store takes the load's mask. They are 0 in the result, so store with "
         "`keys < key_length`.",
+    ),
+    *(
+        Slip(
+            f"query_length_for_key_length{way}",
+            "A mask compares the keys with query_length, the number of rows. A row has key_length elements: `keys < "
+            "key_length`.",
+        )
+        for way in ("", "__in_the_store")
     ),
     *(Slip(f"only_first_tile__{width}", _NARROW, alone=True) for width in WIDTHS),
     Slip("only_first_tile__half", _NARROW),

@@ -138,6 +138,10 @@ def softmax_gradient(s, probabilities, gradients):
         delta = product.sum((-2, -1), keepdim=True)
     if s("delta_of_all_heads"):
         delta = product.sum()
+    if s("heads_summed"):  # "hqk,hqk->q"
+        delta = product.sum((0, -1))[:, None]
+    if s("heads_summed__for_each_key"):  # "hqk,hqk->k"
+        delta = product.sum((0, 1))
     if s("delta_added"):
         return probabilities * (gradients + delta)
     if s("delta_not_weighted"):
@@ -199,6 +203,14 @@ GRADIENT_SLIPS = (
         "One Δ serves all heads and queries. Each query has its own: sum over the last dimension alone, with "
         "keepdim=True.",
     ),
+    *(
+        Slip(
+            f"heads_summed{which}",
+            "Δ is summed over the heads too. einsum adds over every letter that the result does not have: keep h and "
+            "q, 'hqk,hqk->hq'.",
+        )
+        for which in ("", "__for_each_key")
+    ),
     Slip("delta_added", "Δ is added to dP. It is subtracted: dS = P ∘ (dP - Δ)."),
     Slip(
         "delta_not_weighted",
@@ -238,6 +250,20 @@ def row_delta(s, output, gradient):
         return (output * gradient.sum(0)).sum(-1)
     if s("letters_differ__of_both"):  # "hqd,gkd->hq"
         return (output * gradient.sum((0, 1))).sum(-1)
+    if s("heads_or_queries_summed"):  # "hqd,hqd->q"
+        return product.sum((0, -1))
+    if s("heads_or_queries_summed__for_all_heads"):
+        return product.sum((0, -1)).expand(product.shape[:2])
+    if s("heads_or_queries_summed__of_the_queries"):  # "hqd,hqd->h"
+        return product.sum((1, 2))
+    if s("heads_or_queries_summed__for_all_queries"):
+        return product.sum((1, 2))[:, None].expand(product.shape[:2])
+    if s("heads_or_queries_summed__for_all"):
+        return product.sum().expand(product.shape[:2])
+    if s("heads_or_queries_summed__of_both"):
+        return product.sum()
+    if s("heads_last"):  # "hqd,hqd->qh"
+        return product.sum(-1).T
     if s("delta_scaled"):
         return product.sum(-1) * output.shape[-1] ** -0.5
     if s("delta_negative"):
@@ -284,6 +310,18 @@ DELTA_SLIPS = (
         Slip(f"letters_differ{which}", LETTERS.format("O", "dO", "hqd,hqd->hq"))
         for which in ("", "__in_the_output", "__of_the_heads", "__of_both")
     ),
+    *(
+        Slip(
+            f"heads_or_queries_summed{which}",
+            "Heads or queries are summed as well. Δ has one number for each query of each head: sum over the last "
+            "dimension alone, in einsum 'hqd,hqd->hq'.",
+        )
+        for which in (
+            *("", "__for_all_heads", "__of_the_queries", "__for_all_queries"),
+            *("__for_all", "__of_both"),
+        )
+    ),
+    Slip("heads_last", "Heads and queries are exchanged. Δ is [heads, query_length]: in einsum 'hqd,hqd->hq'."),
     Slip("delta_negative", "The sign is turned round: Δ is subtracted later, in dP - Δ."),
     Slip("sums_multiplied", "The sums of O and of dO are multiplied. Multiply element by element first, then sum."),
     Slip("dimension_kept", "The result has a last dimension of 1. Δ is [heads, query_length]: no keepdim."),

@@ -151,6 +151,9 @@ def probability_cases(draw):
     ]
 
 
+BOTH_REPLACED = (1e4, 1e5, 1e6, 1e30)  # what stands for -inf in scores and L alike
+
+
 def _exponential(s, scores, log_sum):
     """exp(S - L) with what can go wrong in either base; scores and L are natural."""
     blind = log_sum == -math.inf
@@ -170,6 +173,11 @@ def _exponential(s, scores, log_sum):
         return torch.where(empty, 0.0, torch.exp(scores - reference))
     if s("blind_rows_of_ones"):
         return torch.exp((scores - log_sum[..., None]).nan_to_num(nan=0.0))
+    for bound in BOTH_REPLACED:
+        if s(f"blind_rows_of_ones__both_{bound:.0e}"):
+            return torch.exp(scores.clamp(min=-bound) - log_sum.clamp(min=-bound)[..., None])
+    if s("one_blind_row_empties_all__of_its_log_sum"):
+        return torch.exp(scores - (0.0 if blind.any() else reference))
     if s("maximum_for_log_sum"):
         top = scores.amax(-1, keepdim=True)
         return torch.exp(scores - torch.where(top == -math.inf, 0.0, top))
@@ -240,6 +248,10 @@ FINITE = (
     "A finite number stands for -inf where a key is hidden. All scores of a row, and L, may lie below it, and then "
     "exp(S - L) is infinite there. Leave -inf as it is: exp(-inf) is 0."
 )
+OF_ONES = (
+    "In a row that sees no key the difference is 0, and exp(0) is 1: NaN was replaced by 0, or -inf by one and the "
+    "same finite number in the scores and in L. Such a query has no probabilities: its row is 0."
+)
 SHARED = (
     Slip("log_sum_missing", "L is missing: exp(S) is not divided by the row's sum. P = exp(S - L)."),
     Slip("log_sum_added", "L is added. It is subtracted: dividing by the sum exp(L) is subtracting L in the exponent."),
@@ -273,15 +285,14 @@ SHARED = (
     *(
         Slip(
             f"one_blind_row_empties_all{way}",
-            "Where one query sees no key, others lose their probabilities too. Each query has an L of its own: choose "
-            "row by row, with torch.where.",
+            "Where one query sees no key, others lose their probabilities or their L too. Each query has an L of its "
+            "own: choose row by row, with torch.where.",
         )
-        for way in ("", "__of_its_head")
+        for way in ("", "__of_its_head", "__of_its_log_sum")
     ),
-    Slip(
-        "blind_rows_of_ones",
-        "In a row that sees no key -inf - (-inf) is NaN; it was replaced by 0, and exp(0) is 1. Such a query has no "
-        "probabilities: its row is 0.",
+    *(
+        Slip(f"blind_rows_of_ones{way}", OF_ONES, alone=bool(way))
+        for way in ("", *(f"__both_{bound:.0e}" for bound in BOTH_REPLACED))
     ),
 )
 MIXED = "Both terms of the exponent must be in units of log 2: "

@@ -35,6 +35,10 @@ def key_block(stray=0.0):
 def how_often(s, query_length, first_key, key_length, causal, query_rows):
     """[query_length]: in how many steps of the loop each query counts."""
     queries, once = torch.arange(query_length), torch.ones(query_length)
+
+    def counted(starts, rows):
+        return sum(once * (queries >= start) * (queries < start + rows) for start in starts)
+
     whole = query_length // query_rows * query_rows
     if s("last_tile_counted_twice") and query_rows < query_length > whole:
         return once + ((queries >= query_length - query_rows) & (queries < whole))
@@ -42,6 +46,30 @@ def how_often(s, query_length, first_key, key_length, causal, query_rows):
         last = (queries // query_rows + 1) * query_rows - 1  # of each query's tile
         hidden = last.clamp(max=query_length - 1) + key_length - query_length < first_key
         return once * (hidden.cumsum(0) == 0)
+    first = queries // query_rows * query_rows  # the first query of each one's tile
+    end = (first + query_rows).clamp(max=query_length)
+    seen = first_key + query_length - key_length  # the first query that sees the block
+    if s("partial_tile_skipped__but_the_first") and whole:
+        return once * (queries < whole)
+    if s("last_tile_left_out"):
+        return once * (first < query_length - query_rows)
+    if s("only_first_tile__in_every_step"):
+        return once * (queries < query_rows) * -(-query_length // query_rows)
+    for size in SIZES:
+        if s(f"steps_of_one_size__{size}"):
+            return counted(range(0, query_length, size), query_rows)
+        if s(f"tiles_of_one_size__{size}"):
+            return counted(range(0, query_length, query_rows), size)
+    if causal and s("partly_hidden_tile_left_out"):
+        return once * (first >= seen)
+    if causal and s("partly_hidden_tile_left_out__with_all_behind_it"):
+        return once * ((first < seen).cumsum(0) == 0)
+    if causal and s("partly_hidden_tile_left_out__of_one_query"):
+        return once * (end - 1 > seen)
+    if causal and s("loop_begins_late__by_a_query"):
+        return once * (queries >= max(0, seen + 1))
+    if causal and s("loop_begins_late__by_a_tile"):
+        return once * (queries >= (max(0, seen) // query_rows + 1) * query_rows)
     if s("last_query_missing"):
         return once * (queries < query_length - 1)
     if s("last_query_missing__of_the_range"):
@@ -51,6 +79,19 @@ def how_often(s, query_length, first_key, key_length, causal, query_rows):
     return once
 
 
+SIZES = (16, 32, 64)
+PARTLY_HIDDEN = (
+    "A tile is left out whose first queries do not see the block, and whose last ones do. Leave a tile out only where "
+    "its last query does not see the block's first key, and round the loop's beginning down: the mask does the rest."
+)
+BEGINS_LATE = (
+    "The loop over queries begins too late. The block's first key is seen from query first_key + query_length - "
+    "key_length on, or from query 0: begin there, or at the tile that holds that query, rounded down."
+)
+ONE_SIZE = (
+    "{} a fixed number, and not query_rows. Loop over range(0, query_length, query_rows), and let a tile reach over "
+    "first_query : first_query + query_rows."
+)
 LAST_QUERY = (
     "The last query {}. range and slices leave their end out: the loop runs over range(0, query_length, query_rows), "
     "and a tile over first_query : first_query + query_rows."
@@ -70,6 +111,29 @@ SLIPS = (
         "queries see it: go on with the next tile (continue), or begin at the first query that sees the block.",
         alone=True,
     ),
+    Slip(
+        "partial_tile_skipped__but_the_first",
+        "The last, partly filled tile is never looked at: the number of tiles is rounded down.",
+        alone=True,
+    ),
+    Slip(
+        "last_tile_left_out",
+        "The last tile is left out, full or not: range leaves its end out already. It is range(0, query_length, "
+        "query_rows).",
+        alone=True,
+    ),
+    Slip(
+        "only_first_tile__in_every_step",
+        "Every step of the loop takes the first tile. A tile begins where the loop variable says.",
+        alone=True,
+    ),
+    *(Slip(f"steps_of_one_size__{size}", ONE_SIZE.format("The loop's step is"), alone=True) for size in SIZES),
+    *(Slip(f"tiles_of_one_size__{size}", ONE_SIZE.format("A tile's size is"), alone=True) for size in SIZES),
+    *(
+        Slip(f"partly_hidden_tile_left_out{way}", PARTLY_HIDDEN, alone=True)
+        for way in ("", "__with_all_behind_it", "__of_one_query")
+    ),
+    *(Slip(f"loop_begins_late__{way}", BEGINS_LATE, alone=True) for way in ("by_a_query", "by_a_tile")),
     Slip("last_query_missing", LAST_QUERY.format("is left out"), alone=True),
     Slip("last_query_missing__of_the_range", LAST_QUERY.format("is left out where it is a tile by itself"), alone=True),
     Slip("last_query_missing__of_each_tile", LAST_QUERY.format("of each tile is left out"), alone=True),

@@ -49,6 +49,24 @@ def keys_walked_over(s, key_length, key_rows, last_position, first_position):
         return [(0, min(key_length, -(-seen_by_all // key_rows) * key_rows))]
     if s("left_at_the_first_partly_hidden_tile__by_its_last_key"):
         return [(0, key_length if seen == key_length else seen // key_rows * key_rows)]
+    if s("left_at_the_first_partly_hidden_tile__by_both"):  # by its last key, which the first query does not see
+        return [(0, key_length if seen_by_all == key_length else seen_by_all // key_rows * key_rows)]
+    if s("left_at_the_first_partly_hidden_tile__cut"):
+        return [(0, seen_by_all)]
+    if s("partial_tile_skipped__but_the_first") and whole:
+        return [(0, whole)]
+    if s("partial_tile_skipped__of_those_seen"):
+        return [(0, key_length if last_position >= key_length else seen // key_rows * key_rows)]
+    starts = range(0, key_length, key_rows)
+    if s("last_tile_left_out"):
+        return [(0, len(range(0, key_length - key_rows, key_rows)) * key_rows)]
+    if s("only_first_tile__in_every_step"):
+        return [(0, min(key_rows, key_length))] * len(starts)
+    for size in SIZES:
+        if s(f"steps_of_one_size__{size}"):
+            return [(at, min(at + key_rows, key_length)) for at in range(0, key_length, size)]
+        if s(f"tiles_of_one_size__{size}"):
+            return [(at, min(at + size, key_length)) for at in starts]
     if s("last_key_missing"):
         return [(0, key_length - 1)]
     if s("last_key_missing__of_the_range"):
@@ -60,6 +78,11 @@ def keys_walked_over(s, key_length, key_rows, last_position, first_position):
     return [(0, key_length)]
 
 
+SIZES = (16, 32, 64)
+ONE_SIZE = (
+    "{} a fixed number, and not key_rows. Loop over range(0, key_length, key_rows), and let a tile reach over "
+    "first_key : first_key + key_rows."
+)
 LAST_KEY = (
     "The last key {}. range and slices leave their end out: the loop runs over range(0, key_length, key_rows), and a "
     "tile over first_key : first_key + key_rows."
@@ -79,6 +102,28 @@ SLIPS = (
     ),
     Slip("left_at_the_first_partly_hidden_tile", LEFT, alone=True),
     Slip("left_at_the_first_partly_hidden_tile__by_its_last_key", LEFT, alone=True),
+    *(Slip(f"left_at_the_first_partly_hidden_tile__{way}", LEFT, alone=True) for way in ("by_both", "cut")),
+    *(
+        Slip(
+            f"partial_tile_skipped__{way}",
+            "The last, partly filled tile is never looked at: the number of tiles is rounded down.",
+            alone=True,
+        )
+        for way in ("but_the_first", "of_those_seen")
+    ),
+    Slip(
+        "last_tile_left_out",
+        "The last tile is left out, full or not: range leaves its end out already. It is range(0, key_length, "
+        "key_rows).",
+        alone=True,
+    ),
+    Slip(
+        "only_first_tile__in_every_step",
+        "Every step of the loop takes the first tile. A tile begins where the loop variable says.",
+        alone=True,
+    ),
+    *(Slip(f"steps_of_one_size__{size}", ONE_SIZE.format("The loop's step is"), alone=True) for size in SIZES),
+    *(Slip(f"tiles_of_one_size__{size}", ONE_SIZE.format("A tile's size is"), alone=True) for size in SIZES),
     Slip("last_key_missing", LAST_KEY.format("is left out"), alone=True),
     Slip("last_key_missing__of_the_range", LAST_KEY.format("is left out where it is a tile by itself"), alone=True),
     Slip("last_key_missing__of_each_tile", LAST_KEY.format("of each tile is left out"), alone=True),

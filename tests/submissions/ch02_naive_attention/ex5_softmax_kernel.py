@@ -276,3 +276,11 @@ WRONG |= {
         ),
     ),
 }
+
+
+WRONG |= {
+    "query_length_for_key_length": changed("2.5", ("visible = inside\n", "visible = keys < query_length\n")),
+    "query_length_for_key_length__in_the_store": changed(
+        "2.5", ("inside = keys < key_length", "inside = keys < query_length")
+    ),
+}

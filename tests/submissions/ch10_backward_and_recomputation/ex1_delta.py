@@ -92,3 +92,26 @@ WRONG |= {
     ),
 }
 UNUSUAL |= {"einsum": _by_einsum("hqd,hqd->hq"), "einsum of P and dP": _by_einsum("hqk,hqk->hq", of="softmax_gradient")}
+
+
+SUM = "return (output.float() * output_gradient.float()).sum(dim=-1)"
+DELTA = "delta = (probabilities * probability_gradients).sum(dim=-1, keepdim=True)"
+
+
+def _row_delta_by(letters, then=""):
+    """The course's answer whose Δ is one contraction of O and dO."""
+    return changed("10.1", (SUM, f'return torch.einsum("{letters}", output.float(), output_gradient.float()){then}'))
+
+
+WRONG |= {
+    "heads_or_queries_summed": _row_delta_by("hqd,hqd->q"),
+    "heads_or_queries_summed__for_all_heads": _row_delta_by("hqd,hqd->q", ".expand(output.shape[:2]).clone()"),
+    "heads_or_queries_summed__of_the_queries": _row_delta_by("hqd,hqd->h"),
+    "heads_last": _row_delta_by("hqd,hqd->qh"),
+    "heads_summed": changed(
+        "10.1", (DELTA, 'delta = torch.einsum("hqk,hqk->q", probabilities, probability_gradients)[:, None]')
+    ),
+    "heads_summed__for_each_key": changed(
+        "10.1", (DELTA, 'delta = torch.einsum("hqk,hqk->k", probabilities, probability_gradients)')
+    ),
+}

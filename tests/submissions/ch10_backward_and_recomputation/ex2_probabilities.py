@@ -130,3 +130,15 @@ WRONG |= {
         "10.2", (GUARD, "reference = torch.where(log_sum_exp < -1e4, 0.0, log_sum_exp)")
     ),
 }
+WRONG |= {
+    f"blind_rows_of_ones__both_{bound}": changed(
+        "10.2", (NATURAL, f"return torch.exp(scores.clamp(min=-{bound}) - log_sum_exp.clamp(min=-{bound})[..., None])")
+    )
+    for bound in ("1e4", "1e30")
+}
+WRONG |= {
+    "one_blind_row_empties_all__of_its_log_sum": changed(
+        "10.2",
+        (GUARD, "reference = torch.zeros_like(log_sum_exp) if (log_sum_exp == -math.inf).any() else log_sum_exp"),
+    ),
+}

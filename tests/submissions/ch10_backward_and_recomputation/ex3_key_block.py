@@ -193,3 +193,33 @@ WRONG |= {
     f"log_sum_bounded_below__{bound}": changed("10.3", (GUARD, f"reference = log_sum_exp.clamp(min=-{bound})"))
     for bound in ("1e3", "1e4", "1e5")
 }
+
+
+def _left_out_where(condition, leave="continue"):
+    """The course's answer without the tiles of queries of which this is true where the mask is causal."""
+    return changed("10.3", (TILE, f"{TILE}        if causal and {condition}:\n            {leave}\n"))
+
+
+FIRST_POSITION = "first_query + key_length - query_length"
+WRONG |= {
+    "partial_tile_skipped__but_the_first": changed(
+        "10.3", (LOOP, LOOP.replace("query_length,", "max(1, query_length // query_rows) * query_rows,"))
+    ),
+    "last_tile_left_out": changed("10.3", (LOOP, LOOP.replace("query_length,", "query_length - query_rows,"))),
+    "only_first_tile": changed("10.3", (TILE, "        tile = slice(0, min(query_rows, query_length))\n")),
+    "steps_of_one_size": changed("10.3", (LOOP, LOOP.replace("query_rows)", "16)"))),
+    "tiles_of_one_size": changed("10.3", (TILE, TILE.replace("+ query_rows", "+ 16"))),
+    "partly_hidden_tile_left_out": _left_out_where(f"{FIRST_POSITION} < first_key"),
+    "partly_hidden_tile_left_out__with_all_behind_it": _left_out_where(f"{FIRST_POSITION} < first_key", "break"),
+    "partly_hidden_tile_left_out__of_one_query": _left_out_where(
+        "tile.stop - 1 + key_length - query_length <= first_key"
+    ),
+    "partly_hidden_tile_left_out__rounded_up": _beginning_at(
+        "-(-(first_key + query_length - key_length) // query_rows) * query_rows"
+    ),
+    "loop_begins_late": _beginning_at("first_key + query_length - key_length + 1"),
+    "loop_begins_late__by_a_tile": _beginning_at(
+        "(max(0, first_key + query_length - key_length) // query_rows + 1) * query_rows"
+    ),
+}
+UNUSUAL |= {"without hidden tiles": _left_out_where("tile.stop - 1 + key_length - query_length < first_key")}

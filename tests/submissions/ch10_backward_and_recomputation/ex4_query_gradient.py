@@ -84,6 +84,7 @@ WRONG = {
         ),
     ),
     "hidden_scores_finite": changed("10.4", ("-math.inf)\n        probabilities", "-1e9)\n        probabilities")),
+    "hidden_scores_finite__1e4": changed("10.4", ("-math.inf)\n        probabilities", "-1e4)\n        probabilities")),
     "first_not_cloned": changed("10.4", ("contribution.clone()", "contribution.clone() if block else contribution")),
     "one_added_for_each_arrival": changed("10.4", ("while turn in waiting:", "if turn in waiting:")),
     "walked_twice": changed(
@@ -191,4 +192,26 @@ GUARD = "reference = torch.where(log_sum_exp == -math.inf, 0.0, log_sum_exp)"
 WRONG |= {
     f"log_sum_bounded_below__{bound}": changed("10.4", (GUARD, f"reference = log_sum_exp.clamp(min=-{bound})"))
     for bound in ("1e3", "1e4", "1e5")
+}
+
+
+def _ending_at(end, *more):
+    """The course's answer whose loop over keys ends there where the mask is causal."""
+    loop = f"end = max(0, {end}) if causal else key_length\n    {LOOP.replace('0, key_length', '0, end')}"
+    return changed("10.4", (LOOP, loop), *more)
+
+
+WRONG |= {
+    "left_at_the_first_partly_hidden_tile__by_both": _left_where("tile.stop - 1 > positions[0]"),
+    "left_at_the_first_partly_hidden_tile__cut": _ending_at(
+        "int(positions[0]) + 1", (TILE, TILE.replace("key_length)", "end)"))
+    ),
+    "partial_tile_skipped__but_the_first": changed(
+        "10.4", (LOOP, LOOP.replace("key_length,", "max(1, key_length // key_rows) * key_rows,"))
+    ),
+    "partial_tile_skipped__of_those_seen": _ending_at("(int(positions[-1]) + 1) // key_rows * key_rows"),
+    "last_tile_left_out": changed("10.4", (LOOP, LOOP.replace("key_length,", "key_length - key_rows,"))),
+    "only_first_tile": changed("10.4", (TILE, "        tile = slice(0, min(key_rows, key_length))")),
+    "steps_of_one_size": changed("10.4", (LOOP, LOOP.replace("key_rows)", "16)"))),
+    "tiles_of_one_size": changed("10.4", (TILE, TILE.replace("+ key_rows", "+ 16"))),
 }

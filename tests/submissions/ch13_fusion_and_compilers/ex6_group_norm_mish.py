@@ -1,0 +1,87 @@
+"""Wrong answers to exercise 13.6, and unusual right ones."""
+
+from tests.submissions.edits import changed
+
+CENTRED = "centred = tl.where(inside, x - mean, 0.0)"
+VARIANCE = "variance = tl.sum(tl.sum(centred * centred, axis=1), axis=0) / count"
+MISH = "mish = affine * product / (product + 2.0)"
+STEP = "step = tl.load(steps_pointer + sample)"
+OUT = "out = scale[:, None] * mish + shift[:, None]"
+MADE = "rows = [tuple(part.clone() for part in make(step)) for step in range(number)]"
+
+WRONG = {
+    "empty_lanes_counted": changed("13.6", (CENTRED, "centred = x - mean")),
+    "divided_by_the_tile": changed("13.6", ("count = members * length", "count = MEMBERS * LENGTH")),
+    "count_less_one": changed("13.6", (VARIANCE, VARIANCE.replace("/ count", "/ (count - 1)"))),
+    "mean_left": changed("13.6", ("affine = centred * tl", "affine = x * tl")),
+    "mean_square": changed("13.6", (VARIANCE, VARIANCE.replace("centred * centred", "x * x"))),
+    # pytorch#54293, openvino#36587: a variance of one pass, and NaN or nonsense at a mean of 10,000.
+    "variance_cancels": changed(
+        "13.6", (VARIANCE, "variance = tl.sum(tl.sum(x * x, axis=1), axis=0) / count - mean * mean")
+    ),
+    "epsilon_missing": changed("13.6", ("tl.rsqrt(variance + epsilon)", "tl.rsqrt(variance)")),
+    "epsilon_outside": changed("13.6", ("tl.rsqrt(variance + epsilon)", "(1.0 / (tl.sqrt(variance) + epsilon))")),
+    "first_groups_weights": changed(
+        "13.6",
+        ("weight_pointer + channel", "weight_pointer + member"),
+        ("bias_pointer + channel", "bias_pointer + member"),
+    ),
+    "weight_missing": changed("13.6", (" * weight[:, None] + bias", " + bias")),
+    "bias_missing": changed("13.6", ("weight[:, None] + bias[:, None]", "weight[:, None]")),
+    "not_mish": changed("13.6", (MISH, "mish = affine")),
+    "not_mish__silu": changed("13.6", (MISH, "mish = affine / (1.0 + tl.exp(-affine))")),
+    "mish_last": changed(
+        "13.6",
+        (
+            OUT,
+            "a = scale[:, None] * affine + shift[:, None]\n    e = tl.exp(tl.minimum(a, 20.0))\n"
+            "    out = a * (e * (e + 2.0)) / (e * (e + 2.0) + 2.0)",
+        ),
+    ),
+    "mish_overflows": changed("13.6", ("tl.exp(tl.minimum(affine, 20.0))", "tl.exp(affine)")),
+    "one_added": changed("13.6", (OUT, OUT.replace("scale[:, None]", "(1.0 + scale[:, None])"))),
+    "scale_missing": changed("13.6", (OUT, "out = mish + shift[:, None]")),
+    "shift_missing": changed("13.6", (OUT, "out = scale[:, None] * mish")),
+    "first_step": changed("13.6", (STEP, "step = 0")),
+    "sample_for_step": changed("13.6", (STEP, "step = sample")),
+    "first_samples_step": changed("13.6", (STEP, "step = tl.load(steps_pointer)")),
+    "made_again": changed(
+        "13.6",
+        (MADE, "self.make, self.number = make, number"),
+        ("        self.made = tuple(torch.stack(parts) for parts in zip(*rows))\n", ""),
+        (
+            "return self.made",
+            "rows = [tuple(p.clone() for p in self.make(s)) for s in range(self.number)]"
+            "\n        return tuple(torch.stack(parts) for parts in zip(*rows))",
+        ),
+    ),
+    "row_kept_uncopied": changed("13.6", (MADE, "rows = [make(step) for step in range(number)]")),
+    "bias_missing__and_the_shift": changed(
+        "13.6", (OUT, "out = scale[:, None] * mish"), ("weight[:, None] + bias[:, None]", "weight[:, None]")
+    ),
+}
+
+UNUSUAL = {
+    "one flat tile": changed(
+        "13.6",
+        (
+            "mean = tl.sum(tl.sum(x, axis=1), axis=0) / count",
+            "mean = tl.sum(tl.reshape(x, (MEMBERS * LENGTH,)), axis=0) / count",
+        ),
+    ),
+    "mish by logarithm and sigmoid": changed(
+        "13.6", (MISH, "mish = affine * (2.0 / (1.0 + tl.exp(-2.0 * tl.log(1.0 + exponential))) - 1.0)")
+    ),
+    "tables when first asked for": changed(
+        "13.6",
+        (
+            f"        {MADE}\n        self.made = tuple(torch.stack(parts) for parts in zip(*rows))\n",
+            "        self.make, self.number, self.made = make, number, None\n",
+        ),
+        (
+            "return self.made",
+            "if self.made is None:\n            rows = [torch.stack(self.make(step)) for step in range("
+            "self.number)]\n            self.made = tuple(torch.stack(rows, 1))\n        return self.made",
+        ),
+    ),
+}
