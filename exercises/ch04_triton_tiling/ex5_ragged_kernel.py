@@ -33,7 +33,8 @@ from exercises.topics.attention import (
 )
 from exercises.topics.attention_inputs import WITH_16_BITS, drawn
 from exercises.topics.attention_sentences import READS_PAST_THE_END, WRITES_PAST_THE_END
-from exercises.topics.evidence import first_access
+from exercises.topics.attention_steps import padded
+from exercises.topics.evidence import first_access, has_gaps
 from exercises.topics.rising import (
     FINITE_FOR_MINUS_INFINITY,
     MAXIMUM_OF_THE_FIRST_TILE,
@@ -109,9 +110,10 @@ def ragged_contract(**says) -> Contract:
 
 
 def _head_dim_access(case, seen, got):
-    """Wild accesses although all lengths are whole tiles: they can only come from the head dimension."""
+    """Wild accesses although all lengths are whole tiles and no stride can be wrong: head_dim is to blame."""
     query, key = case.args[:2]
-    return bool(seen.out_of_bounds) and query.shape[1] % TILE == 0 and key.shape[1] % TILE == 0
+    whole = query.shape[1] % TILE == 0 and key.shape[1] % TILE == 0 and not has_gaps(case)
+    return bool(seen.out_of_bounds) and whole and query.shape[2] < padded(query.shape[2])
 
 
 def flash_attention_ragged(query, key, value, causal):
@@ -196,7 +198,7 @@ EXERCISE = Exercise(
             "reach into the next row. Mask the columns in every load and in the store.",
             when=_head_dim_access,
         ),
-        Mistake("output_written_out_of_bounds", WRITES_PAST_THE_END, when=first_access("writes")),
-        Mistake("tail_rows_read_out_of_bounds", READS_PAST_THE_END, when=first_access("reads")),
+        Mistake("output_written_out_of_bounds", WRITES_PAST_THE_END, when=first_access("writes", whole=True)),
+        Mistake("tail_rows_read_out_of_bounds", READS_PAST_THE_END, when=first_access("reads", whole=True)),
     ),
 )

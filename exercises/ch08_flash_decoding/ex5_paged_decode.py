@@ -400,7 +400,7 @@ EXERCISE = Exercise(
         Mistake(
             "rows_of_no_head_read",
             NO_HEAD,
-            when=_reads("query"),
+            when=lambda case, seen, got: case.args[0].is_contiguous() and _reads("query")(case, seen, got),
         ),
         Mistake(
             "read_out_of_bounds",
@@ -411,7 +411,9 @@ EXERCISE = Exercise(
         Mistake(
             "written_out_of_bounds",
             "A result was written past its end. The tile has more rows than the group has heads: mask the stores.",
-            when=lambda case, seen, got: any("writes" in access for access in seen.out_of_bounds),
+            when=lambda case, seen, got: (
+                case.args[0].is_contiguous() and any("writes" in access for access in seen.out_of_bounds)
+            ),
         ),
     ),
 )

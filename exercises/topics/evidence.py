@@ -87,14 +87,23 @@ def all_nan(case, seen, got) -> bool:
     return bool(first.isnan().any()) and bool((first.isnan() | (first == 0)).all())
 
 
-def first_access(verb: str):
-    """A `when`: memory outside a tensor was reached, first by a load ("reads") or a store ("writes")."""
+def first_access(verb: str, whole: bool = False):
+    """A `when`: memory outside a tensor was reached, first by a load ("reads") or a store ("writes").
+
+    whole: only where all tensors are contiguous. A missing mask shows there too, and a wrong row stride does not: it
+        reaches outside where tensors are laid out otherwise.
+    """
 
     def when(case, seen, got):
         # The first access is the one that the card shows: the diagnosis speaks of the same.
-        return any(f": {verb} " in access for access in seen.out_of_bounds[:1])
+        return any(f": {verb} " in access for access in seen.out_of_bounds[:1]) and not (whole and has_gaps(case))
 
     return when
+
+
+def has_gaps(case) -> bool:
+    """Whether some tensor of a case is not contiguous, so that a wrong stride shows."""
+    return not all(tensor.is_contiguous() for tensor in tensors(case.args))
 
 
 def program_beyond_the_heads(case, seen, got) -> bool:

@@ -99,12 +99,21 @@ def _smallest(model: Model, outcomes: Sequence[Outcome], outside: bool) -> list[
     Styles are tried with one slip. Two are looked for in the first style alone.
     """
     search = _Search(model, sorted(outcomes, key=lambda o: (o.right_at_first, _is_soft(o), _cost(o.case))))
-    found = [made for style in model.styles for slip in model.slips if search.explains(made := Made((slip,), style))]
+    written = not any(outcome.seen.unwritten for outcome in search.wrong)
+
+    def possible(found: list[Made]) -> list[Made]:
+        return [made for made in found if written or not any(slip.is_nan for slip in made.slips)]
+
+    def as_far(found: list[Made]) -> list[Made]:
+        return [made for made in found if search.reaches_outside(made) == outside]
+
+    found = search.explaining_slips()
+    if len({_told(made) for made in found}) > 1 or as_far(possible(found)) != found:
+        found = search.explaining_slips(each=True)
     if not found and model.pairs:
         found = search.explaining_pairs()
-    if any(outcome.seen.unwritten for outcome in outcomes if not outcome.right_at_first):
-        found = [made for made in found if not any(slip.is_nan for slip in made.slips)]
-    return [made for made in found if search.reaches_outside(made) == outside] or (found if outside else [])
+    found = possible(found)
+    return as_far(found) or (found if outside else [])
 
 
 class _Search:
@@ -115,6 +124,20 @@ class _Search:
         self.wrong = [outcome for outcome in outcomes if not outcome.right_at_first]
         self.right = [outcome for outcome in outcomes if outcome.right_at_first]
         self._asked: dict[tuple, bool] = {}
+
+    def explaining_slips(self, each: bool = False) -> list[Made]:
+        """Single slips that explain all, style after style.
+
+        each: also those that tell what one before them tells already. That is said once, so they matter only where
+            there are others, or where what is known of the run speaks against the first.
+        """
+        found: list[Made] = []
+        told: set[str] = set()
+        for style, slip in itertools.product(self.model.styles, self.model.slips):
+            if (each or slip.sentence not in told) and self.explains(made := Made((slip,), style)):
+                found.append(made)
+                told.add(slip.sentence)
+        return found
 
     def pairs(self) -> list[Made]:
         """Two slips in the first style, the likeliest first, judged by what each of them alone makes of some cases.

@@ -144,6 +144,7 @@ def model_of(
     """
     changes, program = tuple(changes), Program((*parts, meaning), tuple(uses))
     ways = {edit.id: program.found(edit.id, edit.pieces) for edit in changes}
+    place = {name: number for number, name in enumerate(ways)}
     if len(ways) < len(changes):
         names = [edit.id for edit in changes]
         raise CourseError(
@@ -155,7 +156,7 @@ def model_of(
         return program.with_changes([ways[name] for name in chosen])
 
     def compute(slips: Slips, *args: Any) -> Any:
-        chosen = tuple(name for name in ways if slips(name))
+        chosen = tuple(sorted(slips.switched_on & ways.keys(), key=place.__getitem__))
         function = compiled(chosen)
         if function is None:  # two that want to change the same words
             return NotImplemented

@@ -46,21 +46,22 @@ class Slips:
     A model may ask for slips that the exercise at hand does not have.
 
     Attributes:
+        switched_on: their names, and those of styles.
         outside: whether an answer with these slips reaches outside a tensor, which the model sets. The judge names them
             only where it saw such an access, and others only where it saw none.
     """
 
     def __init__(self, switched_on: Iterable[str] = ()):
-        self._switched_on = frozenset(switched_on)
+        self.switched_on = frozenset(switched_on)
         self.outside = False
 
     def __call__(self, *names: str) -> bool:
         """Whether one of these slips is made."""
-        return not self._switched_on.isdisjoint(names)
+        return not self.switched_on.isdisjoint(names)
 
     def beside(self, *names: str) -> bool:
         """Whether anything is switched on but these, such as styles."""
-        return not self._switched_on <= frozenset(names)
+        return not self.switched_on <= frozenset(names)
 
 
 @dataclass(frozen=True, eq=False)

@@ -60,6 +60,12 @@ WRONG = {
         ("visible = (keys < key_length)[None, :]", "visible = keys[None, :] >= 0"),
         ("visible & (keys[None, :] <= positions[:, None])", "keys[None, :] <= positions[:, None]"),
     ),
+    # Every mask is right: what is read outside a tensor is two tensors' strides, and a missing rescale hides which.
+    "out_of_bounds__by_strides_of_query_and_no_rescale": changed(
+        "4.5",
+        ("*key.stride()[:2], *value.stride()[:2]", "*query.stride()[:2], *query.stride()[:2]"),
+        ("accumulator * rescale[:, None] + product", "accumulator + product"),
+    ),
     "empty_row_nan__step": changed("4.5", ('tl.where(new_max == float("-inf"), 0.0, new_max)', "new_max")),
     "mixed_bases": changed("4.5", ("rescale = tl.exp2(", "rescale = tl.exp(")),
     "partial_tile_skipped": changed(
