@@ -208,9 +208,9 @@ draw_ledger(ledger, "The glue of one layer of Llama-3-8B for 16,384 tokens, at 4
 # out.
 #
 # Two things deserve care. The squares are added in float32: the square of 300 is 90,000, and float16 ends at 65,504.
-# And the mean is over the columns that exist, not over the lanes of the tile. The serving engine SGLang computed one
-# model's squares in 16 bits, and each of its 60 layers added a little error. By layer 58 the hidden state pointed in a
-# clearly different direction from the right one, with a cosine of 0.51 between them
+# And the mean is over the columns that exist, not over the lanes of the tile. A report on the serving
+# engine SGLang blames squares that were added up in 16 bits: each of 60 layers added a little error. By layer 58 the
+# hidden state pointed in a clearly different direction from the right one, with a cosine of 0.51 between them
 # ([sglang#27540](https://github.com/sgl-project/sglang/pull/27540)).
 
 # %%
@@ -359,8 +359,8 @@ draw_packed_row(query_heads=8, key_heads=2, head_dim=16)
 #   neighbours ([onnxruntime#26758](https://github.com/microsoft/onnxruntime/pull/26758)).
 # - **Where a token stands.** In a decode step the row is 0 and the position may be 8,191. Positions come as a tensor.
 # - **Whose angles.** A token's heads share its angles. In float32 these are 64 cosines and 64 sines, 512 bytes, which
-#   is as much as a head reads and writes in 16 bits. A program for each head would load them 40 times, and move 50 %
-#   more bytes in all.
+#   is as much as a head reads and writes in 16 bits. A program for each head would load them 40 times, and so load
+#   and store twice as many bytes.
 
 # %%
 # Exercise 13.3 · RoPE inside the packed tensor
@@ -423,8 +423,8 @@ best_rope_in_place = check("13.3", rope_in_place).best
 
 # %% [markdown]
 # With Llama-3-8B's sizes and 16,384 tokens, your kernel moves 344 MB where the listing moves 1.7 GB. On the H200 of
-# 2026-11-22 the listing reached 0.35 TB/s of the least bytes, the compiler's kernel 3.86, and Liger's 1.07. So here the
-# compiler was better than a kernel written by hand.
+# 2026-11-22 eager PyTorch reached 0.35 TB/s of the least bytes, the compiler's kernel 3.86, and Liger's 1.07. So here
+# the compiler was better than a kernel written by hand.
 #
 # `kernels/fused/rope_append.py` goes one step further. It writes the turned keys and the values straight into the
 # cache, because the cache is where they are read next. That saves one more kernel, and for a decode step, in which the
@@ -433,9 +433,14 @@ best_rope_in_place = check("13.3", rope_in_place).best
 # ## The loss, in chunks and in place · deeper
 #
 # At the end of a training step stands the largest tensor of all. Llama 3 has 128,256 words. For 4,096 tokens the logits
-# have 525 million numbers, 1.05 GB in 16 bits. The listing that everybody writes is `F.cross_entropy(logits.float(),
-# targets)`. It makes a copy in float32 (2.1 GB), a tensor of log-probabilities (2.1 GB), and in the backward pass a
-# gradient (2.1 GB) and its copy in 16 bits.
+# have 525 million numbers, 1.05 GB in 16 bits. Most people write
+#
+# ```python
+# loss = F.cross_entropy(logits.float(), targets)
+# ```
+#
+# This makes a copy in float32 (2.1 GB), a tensor of log-probabilities (2.1 GB), and in the backward pass a gradient
+# (2.1 GB) and its copy in 16 bits.
 #
 # None of these copies is needed. The loss needs two numbers for each row, its maximum and its sum of exponentials, and
 # chapter 03 finds both in one pass over chunks. The gradient of a logit is its softmax, less 1 at the target. It can be
@@ -779,11 +784,12 @@ draw_fused_rates(ON_AN_H200)
 # > as good as the best kernel: add and norm, SwiGLU and RoPE reach 93 to 101 % of a copy's rate. Where it isn't, the
 # > compiler reaches 28 to 68 %: long rows, the groups of a norm, and a loss with its gradient.
 #
-# The four slow rows have different reasons, and each is a reason to write a kernel:
+# So there are four reasons to write a kernel. The first three are behind the slow rows:
 #
-# - **Long rows.** A row of 65,536 numbers in 16 bits has 128 KB. That is half of a multiprocessor's registers. The
-#   compiler's kernel goes through the row in pieces and reads it twice. QuACK lets several multiprocessors share a row,
-#   and reads it once.
+# - **Long rows.** A row of 65,536 numbers in 16 bits has 128 KB, half of a multiprocessor's registers. The compiler's
+#   kernel goes over it twice, as in the text above. It reached 2.85 TB/s, and two thirds of 4.17 would be 2.78. So it
+#   looks as if the row now crosses the bus twice, and with the result that makes three tensors for two. QuACK lets
+#   several multiprocessors share a row, and reads it once.
 # - **Reductions over something else than the last dimension.** GroupNorm's groups are some channels by all places. Its
 #   mean and variance must be known before Mish can run, and the group has to stay on the chip in between.
 # - **In place.** Cross-entropy can write its gradient over the logits. A compiler does not do that on its own, because
@@ -914,11 +920,11 @@ class StepTables:
 best_group_norm_mish, best_step_tables = check("13.6", group_norm_mish, StepTables).best
 
 # %% [markdown]
-# A block with 256 channels and 16 places has 8 KB in 16 bits for one robot, and a copy's rate would move that in 2 ns.
-# A launch takes some microseconds. So at a batch of 1 neither the bytes nor your kernel's speed matter: what counts is
-# how *many* kernels there are, and who launches them. With 4,096 samples, as in training, the bytes count again, and
-# that is the row of the picture in which the compiler's kernel reached 1.17 TB/s. The next cell measures both on a GPU:
-# the three operations, the same compiled, and your kernel. **Predict** for which batch yours gains most.
+# A block with 256 channels and 16 places has 8 KB in 16 bits for one robot. At a copy's rate it is read and written in
+# 4 ns. A launch takes some microseconds. So at a batch of 1 neither the bytes nor your kernel's speed matter: what
+# counts is how *many* kernels there are, and who launches them. With 4,096 samples, as in training, the bytes count
+# again, and that is the row of the picture in which the compiler's kernel reached 1.17 TB/s. The next cell measures
+# both on a GPU: the three operations, the same compiled, and your kernel. **Predict** for which batch yours gains most.
 
 # %%
 def block_of_pytorch(x, weight, bias, scale_table, shift_table, steps, groups, epsilon):
@@ -949,14 +955,15 @@ else:
 # %% [markdown]
 # ## What production systems do
 #
-# - **vLLM** compiles its models with `torch.compile`, and adds passes of its own to Inductor's graph. They replace an
-#   addition and a norm (and a cast to FP8, where there is one) by a kernel written by hand
-#   ([design](https://docs.vllm.ai/en/latest/design/torch_compile/)).
+# - **vLLM** compiles its models with `torch.compile`, and adds passes of its own to Inductor. They look for patterns in
+#   the graph, such as a norm and the cast to FP8 behind it, and replace them by a kernel written by hand
+#   ([its table of fusions](https://docs.vllm.ai/en/stable/design/fusions/)).
 # - **Liger** is a library of Triton kernels for training: norms, RoPE, SwiGLU, and cross-entropy fused with the last
 #   linear layer ([arXiv 2410.10989](https://arxiv.org/abs/2410.10989)). In the last one, per-token weights of the loss
 #   once gave wrong gradients: a kernel multiplied all rows by the first row's weight
 #   ([Liger#1298](https://github.com/linkedin/Liger-Kernel/pull/1298)).
-# - **QuACK** writes norms, softmax and cross-entropy in CuTe, with clusters of multiprocessors for long rows.
+# - **QuACK** ([code](https://github.com/Dao-AILab/quack)) has norms, softmax and cross-entropy in CuTe, with clusters
+#   of multiprocessors for long rows.
 #
 # **In this library.** `course_lib/kernels/fused/` has add and norm, RoPE with the append to a cache, SwiGLU, and
 # cross-entropy with its gradient in place, and GroupNorm with Mish. Each is an operator of PyTorch (`torch.library`),
