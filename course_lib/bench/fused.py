@@ -43,6 +43,7 @@ from course_lib.kernels.fused.linear_cross_entropy import (
     linear_cross_entropy_forward_backward,
 )
 from course_lib.kernels.fused.linear_cross_entropy_operators import linear_cross_entropy
+from course_lib.kernels.fused.matmul_swiglu import matmul_swiglu_forward, matmul_swiglu_reference
 from course_lib.kernels.fused.rms_norm_backward import rms_norm_backward, rms_norm_backward_reference
 from course_lib.kernels.fused.swiglu import (
     swiglu_backward,
@@ -202,6 +203,28 @@ def swiglu_gradients(rows: int, columns: int) -> Problem:
     return Problem(forms, swiglu_backward_reference(*few), 5 * gate.nbytes)
 
 
+def products_with_swiglu(rows: int, width: int, hidden: int) -> Problem:
+    """Limited by its products and not by memory: compare times; the bandwidth says nothing."""
+    x, weights = random(rows, width), random(2 * hidden, width) / width**0.5
+    gate_weight, up_weight = weights.chunk(2)
+
+    def plain(x):
+        gate, up = F.linear(x, weights).chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    def two_kernels():
+        return swiglu_forward(*F.linear(x, weights).chunk(2, dim=-1))
+
+    forms: Forms = {
+        "eager": functools.partial(plain, x),
+        "torch.compile": functools.partial(compiled(plain), x),
+        "cuBLAS, then ours": two_kernels,
+        "ours, one kernel": functools.partial(matmul_swiglu_forward, x, gate_weight, up_weight),
+    }
+    few = x[:CHECKED_ROWS].double(), gate_weight.double(), up_weight.double()
+    return Problem(forms, (matmul_swiglu_reference(*few),), x.nbytes + weights.nbytes + rows * hidden * 2)
+
+
 def loss_and_gradient(rows: int, vocabulary: int) -> Problem:
     logits, targets = random(rows, vocabulary), torch.randint(vocabulary, (rows,), device="cuda")
     scale = torch.full((CHECKED_ROWS,), 1 / rows, dtype=torch.float64, device="cuda")
@@ -357,6 +380,7 @@ TABLE: dict[str, Callable[[], Problem]] = {
     "LayerNorm backward 8k × 16384": functools.partial(layer_norm_gradients, 8192, 16384),
     "SwiGLU 8k × 14336": functools.partial(swiglu_product, 8192, 14336),
     "SwiGLU backward 8k × 14336": functools.partial(swiglu_gradients, 8192, 14336),
+    "products, SwiGLU 8k × 4096 × 14336": functools.partial(products_with_swiglu, 8192, 4096, 14336),
     "cross-entropy 4096 × 128256": functools.partial(loss_and_gradient, 4096, 128_256),
     "GroupNorm + Mish 4096 × 256 × 16": functools.partial(norm_and_mish, 4096, 256, 16),
     "GroupNorm + Mish 256 × 512 × 256": functools.partial(norm_and_mish, 256, 512, 256),

@@ -7,7 +7,7 @@ import torch
 from course_lib.checker import Allocates, Case, Exercise, Forbids, Mistake
 from course_lib.checker.specification.contract import Contract
 from course_lib.checker.specification.draw import Draw
-from course_lib.checker.specification.model import Model, Slip, Slips
+from course_lib.checker.specification.model import Model, Slip
 from exercises.ch10_backward_and_recomputation.parts import (
     BOUNDED_BELOW,
     SCORES,
@@ -18,7 +18,7 @@ from exercises.ch10_backward_and_recomputation.parts import (
     without_bounds,
 )
 from exercises.topics.attention_backward import gradients
-from exercises.topics.attention_backward_model import STYLES, Given, Inside
+from exercises.topics.attention_backward_model import Given, Inside
 from exercises.topics.attention_backward_slips import KEYS_IN_PYTORCH, foreseen
 from exercises.topics.attention_inputs import equal_and_far_below, far_below, large, ordered, ordinary
 
@@ -80,7 +80,6 @@ def how_often(s, query_length, first_key, key_length, causal, query_rows):
 
 
 SIZES = (16, 32, 64)
-HIDDEN_FINITE = next(slip.sentence for slip in KEYS_IN_PYTORCH if slip.id == "hidden_scores_finite")
 PARTLY_HIDDEN = (
     "A tile is left out whose first queries do not see the block, and whose last ones do. Leave a tile out only where "
     "its last query does not see the block's first key, and round the loop's beginning down: the mask does the rest."
@@ -100,7 +99,6 @@ LAST_QUERY = (
 SLIPS = (
     *KEYS_IN_PYTORCH,
     *BOUNDED_BELOW,
-    Slip("hidden_scores_finite__1e4", HIDDEN_FINITE, alone=True),
     Slip(
         "last_tile_counted_twice",
         "The last tile was moved back so that it is full, and the queries that it shares with the tile before count "
@@ -158,19 +156,10 @@ def compute(s, query, keys, values, gradient, log_sum, delta, first_key, key_len
         key_rows=keys.shape[0],
         first_key=first_key,
     )
-    at_1e4 = s("hidden_scores_finite__1e4")
-    inner = Slips(filter(s, STYLES)) if at_1e4 else without_bounds(s)
-    found = foreseen(s, key_length, SLIPS, Inside(inner, "keys", given).gradients())
+    found = foreseen(s, key_length, SLIPS, Inside(without_bounds(s), "keys", given).gradients())
     if found is None:
         return None
     result = tuple(gradient[0] for gradient in found)
-    if at_1e4 and causal:
-        pairs = ~rows_visible(query.shape[0], key_length, causal, keys=slice(first_key, first_key + keys.shape[0]))
-        weights = torch.exp(-1e4 - log_sum.masked_fill(log_sum == -torch.inf, 0.0))
-        weights = torch.where(pairs, weights[:, None], 0.0)
-        differences = weights * (gradient @ values.T - delta[:, None])
-        added = query.shape[1] ** -0.5 * torch.where(pairs, differences, 0.0).T @ query, weights.T @ gradient
-        result = tuple(one + more for one, more in zip(result, added))
     return result[::-1] if s("results_exchanged") else result
 
 

@@ -18,7 +18,9 @@ from exercises.topics.memory import load, tile_offsets
 LN_2 = math.log(2)
 STYLES = ("aligned", "all_tiles", "guarded")
 LARGEST_SCORE = 1000.0  # float32 rounds larger ones by so much that P depends on the order in which a product adds
-FINITE = tuple(f"hidden_scores_finite{loop}" for loop in ("", "__keys", "__queries"))  # which shows in such scores
+# What is put for -inf, in both loops or in one: it shows in larger scores too.
+STAND_INS = {"hidden_scores_finite": -1e9, "hidden_scores_finite__1e4": -1e4}
+FINITE = tuple(f"{name}{loop}" for name in STAND_INS for loop in ("", "__keys", "__queries"))
 TENSORS = ("query", "key", "value", "output_gradient")
 ROWS = ("log_sum_exp", "delta")
 # A slip, whose strides are taken, and for whom.
@@ -143,8 +145,9 @@ class Inside:
                 hidden = torch.exp(-reference)
                 if bool(hidden.isinf().any()):
                     return None
-            if self.on("hidden_scores_finite"):
-                hidden = torch.exp(-1e9 - reference.masked_fill(reference == -math.inf, 0.0))
+            for name, number in STAND_INS.items():
+                if self.on(name):
+                    hidden = torch.exp(number - reference.masked_fill(reference == -math.inf, 0.0))
             weights = torch.where(self.visible(), weights, hidden)
         if self.on("log_sum_past_the_end"):
             if given.causal and not self.slips("all_tiles", "aligned"):

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from course_lib.checker.specification.model import Slip, Slips
 
+_STAND_IN = (
+    "A finite number stands for -inf where a pair is hidden. All scores of a row, and L, may lie below it, and then "
+    "exp(S - L) is infinite there. Hidden pairs have the score -inf."
+)
 # In both loops.
 _OF_A_TILE = {
     "scale_missing_in_scores": "The scores are not multiplied by 1/√head_dim when they are computed again. L belongs "
@@ -60,8 +64,8 @@ _OF_A_TILE = {
     "negative_log_sum_as_zero": "L is replaced by 0 where it is negative. A negative L is a number like any other: "
     "only -inf is replaced.",
     "hidden_scores_zero": "Hidden pairs get the score 0, and exp(0 - L) is not 0. Their score is -inf.",
-    "hidden_scores_finite": "A finite number stands for -inf where a pair is hidden. All scores of a row, and L, may "
-    "lie below it, and then exp(S - L) is infinite there. Hidden pairs have the score -inf.",
+    "hidden_scores_finite": _STAND_IN,
+    "hidden_scores_finite__1e4": _STAND_IN,
     "blind_rows_nan": "A query that sees no key has L = -inf, and a score minus that is NaN or infinite. Its P is 0: "
     "subtract 0 there, or write -inf into the exponent where a pair is hidden.",
 }

@@ -35,6 +35,11 @@ from course_lib.kernels.fused.linear_cross_entropy import (
     linear_cross_entropy_reference,
 )
 from course_lib.kernels.fused.linear_cross_entropy_operators import linear_cross_entropy, linear_cross_entropy_operator
+from course_lib.kernels.fused.matmul_swiglu import (
+    matmul_swiglu_forward,
+    matmul_swiglu_operator,
+    matmul_swiglu_reference,
+)
 from course_lib.kernels.fused.norm_operators import add_rms_norm, add_rms_norm_operator
 from course_lib.kernels.fused.rms_norm_backward import rms_norm_backward, rms_norm_backward_reference
 from course_lib.kernels.fused.rope_append import rope_append, rope_append_reference
@@ -45,6 +50,7 @@ from course_lib.kernels.fused.swiglu import (
     swiglu_reference,
 )
 from course_lib.kernels.fused.swiglu_operators import swiglu, swiglu_operator
+from course_lib.models.denoiser_training import denoiser_curves
 from tests.kernels.fused.cases import assert_as_exact_as_plain, in_wider_rows, normal
 
 pytestmark = pytest.mark.skipif(interpreting(), reason="needs a GPU: tests/kernels/fused has the interpreter's part")
@@ -175,6 +181,15 @@ def test_layer_norm_is_right_forward_and_backward_and_repeats_bit_for_bit(hidden
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows, width, hidden", [(1, 1, 1), (37, 100, 65), (3000, 512, 1000), (129, 4097, 200)])
+def test_two_products_with_swiglu_are_right(rows, width, hidden, dtype):
+    x, weights = normal(1, rows, width, dtype=dtype), normal(2, 2 * hidden, width, dtype=dtype) / width**0.5
+    tensors = x, *weights.chunk(2)
+    assert_as_exact_as_plain(matmul_swiglu_forward(*tensors), matmul_swiglu_reference, *tensors)
+    torch.library.opcheck(matmul_swiglu_operator, [tensor[:50].clone().requires_grad_() for tensor in tensors])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("tokens, width, vocabulary", [(300, 64, 1000), (65, 100, 8193), (7, 33, 50_257)])
 def test_linear_cross_entropy_is_right_by_chunks(tokens, width, vocabulary, dtype):
     hidden, weight = normal(1, tokens, width, dtype=dtype), normal(2, vocabulary, width, dtype=dtype) / width**0.5
@@ -197,6 +212,14 @@ def test_linear_cross_entropy_takes_the_memory_of_a_chunk():
     before = torch.cuda.memory_allocated()
     linear_cross_entropy(hidden, weight, targets).backward()
     assert torch.cuda.max_memory_allocated() - before < 0.2e9
+
+
+def test_the_denoiser_trains_alike_on_pytorchs_operations_and_on_the_kernel():
+    """Rounding drives two trainings apart; their averages of fifty losses, which scatter by a tenth, stay together."""
+    curves = {name: torch.tensor(losses) for name, losses in denoiser_curves().items()}
+    torch.testing.assert_close(curves["ours"][:5], curves["PyTorch"][:5], rtol=1e-3, atol=0)
+    ours, theirs = (curves[name][-50:].mean() for name in ("ours", "PyTorch"))
+    assert ours < 0.1 and abs(ours - theirs) < 0.25 * theirs
 
 
 def test_an_unchecked_target_outside_is_nan_and_the_gpu_lives_on():

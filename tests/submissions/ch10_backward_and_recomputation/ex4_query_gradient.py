@@ -84,6 +84,7 @@ WRONG = {
         ),
     ),
     "hidden_scores_finite": changed("10.4", ("-math.inf)\n        probabilities", "-1e9)\n        probabilities")),
+    "hidden_scores_finite__1e4": changed("10.4", ("-math.inf)\n        probabilities", "-1e4)\n        probabilities")),
     "first_not_cloned": changed("10.4", ("contribution.clone()", "contribution.clone() if block else contribution")),
     "one_added_for_each_arrival": changed("10.4", ("while turn in waiting:", "if turn in waiting:")),
     "walked_twice": changed(

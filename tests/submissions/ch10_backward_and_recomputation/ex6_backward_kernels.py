@@ -143,6 +143,10 @@ WRONG = {
         "10.6",
         (EXPONENT, f"differences = tl.where(visible, scores, -1e9) - {GUARDED}[:, None]"),
     ),
+    "hidden_scores_finite__1e4": changed(
+        "10.6",
+        (EXPONENT, f"differences = tl.where(visible, scores, -1e4) - {GUARDED}[:, None]"),
+    ),
     "accumulated_in_16_bits": changed(
         "10.6",
         ("key_gradient = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)",
