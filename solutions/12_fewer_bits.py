@@ -278,7 +278,7 @@ def fp8_decode(query, keys, values, k_scale, v_scale):
             query_heads is a multiple of key_heads, and neighbours share a KV head: query head h reads KV head
             h // (query_heads // key_heads).
         k_scale, v_scale: [key_heads], float32, positive. A head's keys are k_scale times their codes, and its values
-            are v_scale times theirs.
+            are v_scale times theirs. These may be too large for float32; a query times k_scale and the result are not.
         All have any strides, and stay as they are.
 
     Returns:

@@ -117,18 +117,29 @@ def axis_cases(draw):
 
 
 def fixed_axis_cases():
-    """Inputs on which errors without the middle, and of the second kind the spread of sizes, choose the other axis."""
+    """Inputs on which errors without the middle, the spread of sizes, or sums without squares choose the other axis."""
     sides = torch.where(torch.arange(64) % 2 == 0, 5.0, -5.0)
     cases = []
     for words, numbers in (("", Draw(1).normal(64, 64) + sides), (" again", Draw(2).normal(64, 64) + sides)):
         cases.append(Case(f"every other channel near 5, the others near -5{words}", (numbers, 32), "best_axis"))
         cases.append(Case(f"every other token near 5, the others near -5{words}", (numbers.T.clone(), 32), "best_axis"))
-    return cases
+    few = Draw(3).normal(256, 32) + sides[:32]  # the few large steps along tokens decide the squares, and no mean
+    few[40] += 60.0
+    cases.append(Case("channels near 5 or -5, and one token 60 higher", (few, 16), "best_axis"))
+    return [*cases, Case("tokens near 5 or -5, and one channel 60 higher", (few.T.clone(), 16), "best_axis")]
 
 
 LOW_HIGH = "low, high = groups.amin(dim + 1), groups.amax(dim + 1)"
 SYMMETRIC = "low, high = -groups.abs().amax(dim + 1), groups.abs().amax(dim + 1)"
 ROUNDED = "(distance / scale.unsqueeze(dim + 1)).round()"
+
+
+def symmetric(steps):
+    """Steps of the largest absolute value, and a middle of 0."""
+    largest = f"groups.abs().amax(dim + 1) / {steps}"
+    return "(high - low) / 15", largest, "low + 8 * scale", "0 * low", "high == low", "scale == 0"
+
+
 ONE_RANGE = (
     "A group's range was taken over more numbers than the group: each group has a smallest and a largest of its own."
 )
@@ -140,7 +151,8 @@ LEVELS = (
         steps_of_other_codes__255=("/ 15", "/ 255")),
     *edits("The range is symmetric around 0, up to the largest absolute value. Numbers of one sign then "
         "use half of the codes, or fewer. Take the smallest and the largest number of the group.",
-        symmetric_range=(LOW_HIGH, SYMMETRIC)),
+        symmetric_range=(LOW_HIGH, SYMMETRIC), symmetric_range__7_steps_a_side=symmetric("7"),
+        symmetric_range__half_steps=symmetric("7.5"), symmetric_range__8_steps_a_side=symmetric("8")),
     *edits("The middle is the group's smallest number. Code 0 stands for the middle and code -8 for the smallest: "
         "low + 8 · scale.", middle_is_the_smallest=("low + 8 * scale", "low")),
     *edits("The middle is half-way between the smallest and the largest number, so code -8 lies half a step below the "
@@ -177,6 +189,9 @@ LEVELS = (
         not_neighbours=("groups = x.unflatten(dim, (-1, group))",
         "groups = x.unflatten(dim, (group, -1)).transpose(dim, dim + 1)",
         "codes.flatten(dim, dim + 1)", "codes.transpose(dim, dim + 1).flatten(dim, dim + 1)")),
+    *edits("Numbers of float16 are computed with in float16, which rounds scale and middle to 11 bits. Begin with "
+        "x.float().", computed_in_float16=("levels(x.to(accurate), dim % x.dim(), group)",
+        "(lambda codes, *rest: (codes, *(part.float() for part in rest)))(*levels(x, dim % x.dim(), group))")),
 )  # fmt: skip
 AXES = (
     *edits("The result is the axis with the larger loss. Return the one with the smaller.",
@@ -185,8 +200,15 @@ AXES = (
         always_one_axis=("losses.index(min(losses))", "0"), always_one_axis__1=("losses.index(min(losses))", "1")),
     *edits("Differences of both signs cancel in the loss. Square them before you add.",
         not_squared=("differences * differences", "differences")),
+    *edits("The loss adds up absolute differences, or steps. Squares count a large one more: square before you add.",
+        absolute_differences=("differences * differences", "differences.abs()"),
+        absolute_differences__steps=("float((differences * differences).sum())", "float(scale.mean())")),
     *edits("Only the largest difference was compared. Where few groups are bad, the sum over all elements decides.",
         largest_difference=("float((differences * differences).sum())", "float(differences.abs().max())")),
+    *edits("The scales and middles are repeated as a whole, so that most elements get those of another group. Repeat "
+        "each by itself: repeat_interleave(group, dim).", repeated_as_a_whole=(
+        "scale.repeat_interleave(group, dim), middle.repeat_interleave(group, dim)",
+        "(part.repeat((group, 1) if dim == 0 else (1, group)) for part in (scale, middle))")),
     *edits("The loss leaves the middle out, so it compares x with codes * scale alone. Add the middle.",
         loss_without_the_middle=("codes * step + centre - x", "codes * step - x")),
     *edits("The axis was chosen by where the largest numbers are, and not by what quantising loses. A channel that is "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from course_lib.checker import Allocates, Case, Exercise, Forbids, Mistake, Requirement, edits, model_of
+from course_lib.checker import Allocates, Case, Draw, Exercise, Forbids, Mistake, Requirement, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.layouts import any_strides
 from exercises.topics.attention_sentences import (
@@ -22,8 +22,8 @@ from exercises.topics.attention_sentences import (
 def scaled_decode(query, keys, values, k_scale, v_scale):
     heads, length, head_dim = len(query), keys.shape[1], keys.shape[2]
     owner = torch.arange(heads) // (heads // len(keys))
-    keys_of, values_of = keys.to(query.dtype)[owner], values.to(query.dtype)[owner]  # [heads, length, head_dim]
     k_of, v_of = k_scale[owner][:, None], v_scale[owner][:, None]
+    keys_of, values_of = keys.to(query.dtype)[owner], values.to(query.dtype)[owner]  # [heads, length, head_dim]
     folded = query * k_of * head_dim**-0.5
     running_max = torch.full((heads, 1), -math.inf, dtype=query.dtype)
     running_sum = torch.zeros(heads, 1, dtype=query.dtype)
@@ -72,6 +72,14 @@ def _plainly(draw, tensor):
     return tensor
 
 
+def large_scales(draw):
+    """A code of 448 times its scale overflows; a query times it, the weighted sums of codes and the result do not."""
+    query, codes = 2.0**-124 * draw.normal(4, 16), [draw.normal(2, 6, 16, scale=10.0).abs() for _ in range(2)]
+    query[:, 0], query[:, 1] = 2.0**-123, 0.0  # scores are 4 higher at token 0, where no value is large
+    codes[0][:, 0, 0], codes[0][:, 1:, 1], codes[1][:, 1:, ::3] = 128.0, 448.0, -448.0
+    return query, *(part.to(torch.float8_e4m3fn) for part in codes), *torch.full((2, 2), 2.0**120)
+
+
 def scale_cases(draw):
     def case(name, key_heads, group, head_dim, length, score=1.0):
         sizes = {"key_heads": key_heads, "group": group, "head_dim": head_dim, "length": length}
@@ -89,13 +97,27 @@ def scale_cases(draw):
         case("300 tokens: the cache does not fit", 2, 4, 64, 300),
         case("65 tokens", 2, 1, 32, 65),
         case("scores of ±150: exp overflows", 2, 2, 32, 200, 55.0),
+        Case("scales of 2¹²⁰: keys and values themselves overflow", large_scales(Draw(4))),
     ]
 
 
 FOLDED = "query * k_of * head_dim**-0.5"
 RESULT = "accumulator / running_sum * v_of"
 UPDATE = "accumulator = accumulator * rescale + product"
-KEYS_OF = "keys.to(query.dtype)[owner]"
+KEYS_OF, VALUES_OF = "keys.to(query.dtype)[owner]", "values.to(query.dtype)[owner]"
+ONE_BY_ONE = (
+    "Keys or values were multiplied by their scale one by one. That is a multiplication for each code, and the product "
+    "may overflow. A head's scale is the same for all, so multiply the query by k_scale, and the result by v_scale."
+)
+PRODUCT = "(weights[:, None] @ values_of[:, tile])[:, 0]"
+
+
+def over_heads(shape, dimension):
+    """The result where the softmax of scores in this shape runs over this dimension."""
+    scores = f"(keys_of @ folded[:, :, None]).view({shape})"
+    return f"(torch.softmax({scores}, {dimension}).view(heads, 1, length) @ values_of)[:, 0] * v_of"
+
+
 EVERY_TILE = (
     "v_scale multiplies the accumulator in every tile, so what the first tile added is multiplied by it once for each "
     "tile. Multiply the result by it, once, after the loop."
@@ -116,6 +138,12 @@ CHANGES = (
         key_scale_twice=(FOLDED, "query * k_of * k_of * head_dim**-0.5")),
     *edits("v_scale is applied twice. Multiply the result by it, once.",
         value_scale_twice=(RESULT, f"{RESULT} * v_of")),
+    *edits(ONE_BY_ONE, is_nan=True,
+        scaled_element_by_element=(KEYS_OF, f"{KEYS_OF} * k_of[..., None]", FOLDED, "query * head_dim**-0.5",
+        VALUES_OF, f"{VALUES_OF} * v_of[..., None]", RESULT, "accumulator / running_sum"),
+        scaled_element_by_element__keys=(KEYS_OF, f"{KEYS_OF} * k_of[..., None]", FOLDED, "query * head_dim**-0.5"),
+        scaled_element_by_element__values=(VALUES_OF, f"{VALUES_OF} * v_of[..., None]", RESULT,
+        "accumulator / running_sum")),
     *edits(EVERY_TILE,
         value_scale_in_every_tile=(UPDATE, "accumulator = (accumulator * rescale + product) * v_of", RESULT,
         "accumulator / running_sum"),
@@ -134,7 +162,9 @@ CHANGES = (
     *edits("The scales go to the query heads in turns: head h has that of KV head h % key_heads. Neighbours share a KV "
         "head, so use repeat_interleave, or h // group.",
         scales_by_modulo=("k_scale[owner][:, None], v_scale[owner][:, None]",
-        "k_scale.repeat(heads // len(keys))[:, None], v_scale.repeat(heads // len(keys))[:, None]")),
+        "k_scale.repeat(heads // len(keys))[:, None], v_scale.repeat(heads // len(keys))[:, None]"),
+        scales_by_modulo__keys=("k_scale[owner][:, None]", "k_scale.repeat(heads // len(keys))[:, None]"),
+        scales_by_modulo__values=("v_scale[owner][:, None]", "v_scale.repeat(heads // len(keys))[:, None]")),
     *edits("The keys and values go to the query heads in turns, by h % key_heads. Neighbours share a KV head: "
         "query head h reads h // group.",
         heads_by_modulo=("// (heads // len(keys))", "% len(keys)"),
@@ -154,6 +184,15 @@ CHANGES = (
         maximum_without_the_scale=("torch.exp(scores - new_max)", "torch.exp(scores - new_max / k_of)",
         "torch.exp(running_max - new_max)", "torch.exp((running_max - new_max) / k_of)")),
     *edits(FIRST_TILE_ONLY, first_tile_only=("range(0, length, 64)", "range(0, 64, 64)")),
+    *edits("The last tile is left out where it is not full. A slice beyond the end is shorter: loop up to the length.",
+        is_nan=True, last_tile_left_out=("0, length, 64", "0, length - 63, 64"),
+        last_tile_left_out__but_the_first=("0, length, 64", "0, max(length - 63, 1), 64"),
+        last_tile_left_out__of_32=("0, length, 64", "0, length - 31, 32", "start + 64", "start + 32"),
+        last_tile_left_out__of_values=(PRODUCT, f"{PRODUCT} * (start + 64 <= length)")),
+    *edits("The softmax runs over heads. A row of scores has one for each token: take it over the last dimension.",
+        softmax_over_heads=(RESULT, over_heads("len(keys), -1, length", 1)),
+        softmax_over_heads__of_a_group=(RESULT, over_heads("len(keys), -1, length", 0)),
+        softmax_over_heads__all=(RESULT, over_heads("1, heads, length", 1))),
     *edits(PER_TILE, one_softmax_a_tile=(UPDATE, "accumulator = accumulator + product / weights.sum(1, keepdim=True)",
         RESULT, "accumulator * v_of")),
     *edits(SUM_NOT_RESCALED, sum_not_rescaled=("running_sum * rescale", "running_sum")),
@@ -167,6 +206,11 @@ def most_elements(query, keys, *rest):
     return query.shape[0] * max(keys.shape[1:])
 
 
+def most_allocated(query, keys, *rest):
+    """64 tokens of all keys, or more if scores or query have."""
+    return max(64 * keys[:, 0].numel(), most_elements(query, keys))
+
+
 @dataclass(frozen=True)
 class ScalesOutside(Requirement):
     """No multiplication by elements is as large as a tile of codes: scales multiply queries, scores or results."""
@@ -178,11 +222,7 @@ class ScalesOutside(Requirement):
         largest = max((seen.largest_results.get(name, 0) for name in ("mul", "mul_", "div", "div_")), default=0)
         if largest <= allowed:
             return None
-        return (
-            f"A multiplication or division of {largest:,} elements ran, where {allowed:,} are enough. Keys or values "
-            "were multiplied by their scale one by one. The scale of a head is the same for all of them, so multiply "
-            "the query by k_scale, and the result by v_scale."
-        )
+        return f"A multiplication or division of {largest:,} elements ran, where {allowed:,} are enough. {ONE_BY_ONE}"
 
 
 EXERCISE = Exercise(
@@ -211,7 +251,7 @@ EXERCISE = Exercise(
     models=(model_of(scaled_decode, CHANGES),),
     requirements=(
         Forbids(("scaled_dot_product", "scaled_dot_product_attention", "_scaled_dot_product")),
-        Allocates(lambda query, keys, *rest: max(64 * keys[:, 0].numel(), most_elements(query, keys))),
+        Allocates(most_allocated),
         ScalesOutside(),
     ),
     hints=(
@@ -228,9 +268,7 @@ EXERCISE = Exercise(
             "whole_cache_dequantised",
             "The whole cache was converted to float32 in one step: a tensor as large as all keys. That is four times "
             "as many bytes as the codes have, written and read again in every step. Convert 64 tokens at a time.",
-            when=lambda case, seen, got: (
-                seen.largest_allocation >= case.args[1].numel() > most_elements(*case.args[:2])
-            ),
+            when=lambda case, seen, got: seen.largest_allocation >= case.args[1].numel() > most_allocated(*case.args),
             cost=True,
         ),
     ),

@@ -12,6 +12,15 @@ WRONG = {
     "sixteen_steps": changed("12.2", ("(high - low) / 15", "(high - low) / 16")),
     "steps_of_other_codes": changed("12.2", ("(high - low) / 15", "(high - low) / 7")),
     "symmetric_range": changed("12.2", (RANGE, "high = groups.abs().amax(dim + 1)\n    low = -high")),
+    "symmetric_range__7_steps_a_side": changed(
+        "12.2",
+        ("(high - low) / 15", "groups.abs().amax(dim + 1) / 7"),
+        (MIDDLE, "middle = torch.zeros_like(scale)"),
+        ("high == low", "scale == 0"),
+    ),
+    "computed_in_float16": changed(
+        "12.2", ("x.float()", "x"), (", scale, middle\n", ", scale.float(), middle.float()\n")
+    ),
     "middle_is_the_smallest": changed("12.2", (MIDDLE, "middle = low")),
     "middle_of_the_range": changed("12.2", (MIDDLE, "middle = (low + high) / 2")),
     "middle_a_step_too_low": changed("12.2", (MIDDLE, "middle = low + 7 * scale")),
@@ -26,6 +35,13 @@ WRONG = {
     "one_range_for_all": changed(
         "12.2", (RANGE, "low, high = (r.expand_as(groups.amin(dim + 1)) for r in (groups.min(), groups.max()))")
     ),
+    "not_neighbours__left_where_they_lie": changed(
+        "12.2",
+        ("unflatten(dim, (-1, group))", "unflatten(dim, (group, -1))"),
+        ("amin(dim + 1)", "amin(dim)"),
+        ("amax(dim + 1)", "amax(dim)"),
+        ("unsqueeze(dim + 1)", "unsqueeze(dim)"),
+    ),
     "not_neighbours": changed(
         "12.2",
         ("x.float().unflatten(dim, (-1, group))", "x.float().unflatten(dim, (group, -1)).transpose(dim, dim + 1)"),
@@ -34,6 +50,13 @@ WRONG = {
     "larger_loss": changed("12.2", (CHOICE, "0 if losses[0] > losses[1] else 1")),
     "always_one_axis": changed("12.2", (CHOICE, "0")),
     "not_squared": changed("12.2", (LOSS, "(codes * scale + middle - x).sum()")),
+    "repeated_as_a_whole": changed(
+        "12.2",
+        ("scale.repeat_interleave(group, dim)", "scale.repeat((group, 1) if dim == 0 else (1, group))"),
+        ("middle.repeat_interleave(group, dim)", "middle.repeat((group, 1) if dim == 0 else (1, group))"),
+    ),
+    "absolute_differences": changed("12.2", (LOSS, "(codes * scale + middle - x).abs().sum()")),
+    "absolute_differences__steps": changed("12.2", (LOSS, "scale.mean()")),
     "largest_difference": changed("12.2", (LOSS, "(codes * scale + middle - x).abs().max()")),
     "loss_without_the_middle": changed("12.2", (LOSS, "(codes * scale - x).square().sum()")),
     "by_size__spread_of_sizes": changed("12.2", (LOSS, "-x.abs().mean(dim).std()")),

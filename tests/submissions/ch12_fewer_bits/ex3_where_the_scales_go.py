@@ -75,16 +75,14 @@ WRONG = {
     "sum_not_rescaled": edited(ONLINE, ("total * shrink", "total")),
     "not_divided": edited(ONLINE, ("acc / total * v_scale", "acc * v_scale")),
     # sglang#23134: the whole pool is dequantised in each step.
-    "whole_cache_dequantised": """# Exercise 12.3 · Where the scales go
+    "scaled_element_by_element__all_at_once": """# Exercise 12.3 · Where the scales go
 def fp8_decode(query, keys, values, k_scale, v_scale):
     k, v = keys.float() * k_scale[:, None, None], values.float() * v_scale[:, None, None]
     q = query.reshape(len(keys), -1, query.shape[1])
     weights = torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, -1)
     return (weights @ v).reshape(query.shape)
 """,
-    "whole_cache_dequantised__scales_folded": changed(
-        "12.3", (SCORES, "scores = grouped @ keys.float().transpose(1, 2)")
-    ),
+    "whole_cache_dequantised": changed("12.3", (SCORES, "scores = grouped @ keys.float().transpose(1, 2)")),
     "scaled_element_by_element": edited(
         ONLINE,
         (" * k_scale[:, None, None] * d", " * d"),
@@ -95,6 +93,45 @@ def fp8_decode(query, keys, values, k_scale, v_scale):
             "        v = values[:, n : n + 32].float() * v_scale[:, None, None]",
         ),
     ),
+    # Each multiplication is small enough, but there is one for each code.
+    "scaled_element_by_element__key_by_key": changed(
+        "12.3",
+        (FOLDED, "head_dim**-0.5"),
+        (
+            SCORES,
+            "scores = torch.stack([(grouped @ (keys[:, n].float() * k_scale[:, None])[:, :, None])[:, :, 0] "
+            "for n in range(length)], dim=2)",
+        ),
+    ),
+    "scaled_element_by_element__value_by_value": changed(
+        "12.3",
+        (RESULT, "output"),
+        ("    for n in tiles:", "    for n in range(length):"),
+        (
+            "weights[:, :, n : n + 64] @ values[:, n : n + 64].float()",
+            "weights[:, :, n : n + 1] @ (values[:, n : n + 1].float() * v_scale[:, None, None])",
+        ),
+    ),
+    # Its tile of 64 tokens is the whole cache in some cases, and was called whole_cache_dequantised.
+    "scaled_element_by_element__einsum": changed(
+        "12.3",
+        (FOLDED, "head_dim**-0.5"),
+        (
+            "grouped @ keys[:, n : n + 64].float().transpose(1, 2)",
+            'torch.einsum("knd,k,kgd->kgn", keys[:, n : n + 64].float(), k_scale, grouped)',
+        ),
+    ),
+    "scales_by_modulo__keys": changed(
+        "12.3",
+        (FOLDED, "head_dim**-0.5"),
+        (
+            "grouped = query.reshape",
+            "query = query * k_scale.repeat(len(query) // key_heads)[:, None]\n    grouped = query.reshape",
+        ),
+    ),
+    "last_tile_left_out": changed("12.3", ("range(0, length, 64)", "range(0, max(length - 63, 1), 64)")),
+    "last_tile_left_out__online": edited(ONLINE, ("range(0, length, 32)", "range(0, length - 31, 32)")),
+    "softmax_over_heads": changed("12.3", (SOFTMAX, "torch.softmax(scores, dim=1)")),
     "key_scale_missing__and_value_scale_twice": changed(
         "12.3", (FOLDED, "head_dim**-0.5"), (RESULT, f"({RESULT} * v_scale[:, None, None])")
     ),
@@ -107,6 +144,17 @@ UNUSUAL = {
     ),
     "v_scale on the normalised weights": changed(
         "12.3", (SOFTMAX, f"{SOFTMAX} * v_scale[:, None, None]"), (RESULT, "output")
+    ),
+    "k_scale last in an einsum": changed(
+        "12.3",
+        (FOLDED, "head_dim**-0.5"),
+        (
+            "grouped @ keys[:, n : n + 64].float().transpose(1, 2)",
+            'torch.einsum("kgd,knd,k->kgn", grouped, keys[:, n : n + 64].float(), k_scale)',
+        ),
+    ),
+    "v_scale on what each tile adds": edited(
+        ONLINE, ("w @ v", "w @ v * v_scale[:, None, None]"), ("acc / total * v_scale[:, None, None]", "acc / total")
     ),
     "a query head at a time": """# Exercise 12.3 · Where the scales go
 def fp8_decode(query, keys, values, k_scale, v_scale):
