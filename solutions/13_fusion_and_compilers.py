@@ -13,7 +13,7 @@
 # So who writes these four kernels? `torch.compile` can, and so can you. Write down two guesses. For which of these
 # operations is the compiler as fast as the best kernel written by hand? For which is it three times slower?
 #
-# **Time.** About five hours for all six exercises, estimated. The **core path** takes about two: exercises 13.1, 13.2
+# **Time.** About six hours for all seven exercises, estimated. The **core path** takes about two: exercises 13.1, 13.2
 # and 13.5, and every section whose heading does not end in *deeper*. You can skip the others: run their cells and go
 # on. You need chapters 01 and 04, and chapter 03 for exercise 13.4.
 
@@ -951,6 +951,80 @@ else:
     report = metered(best_group_norm_mish, *inputs)
     print(f"No GPU here, so nothing is timed. For a batch of 2 your kernel moves {format_bytes(report.total_bytes)};\n"
           f"x and the result have {format_bytes(2 * inputs[0].nbytes)} of these.")
+
+# %% [markdown]
+# ## A layout by hand · deeper
+#
+# Triton decides which thread holds which element of a tile. In CUDA C++ with CUTLASS, and in CuTe's Python, *you*
+# decide, and you write it as a *layout*. A layout is a pair of tuples, a shape and a stride for each dimension. It
+# turns an index into an offset. CuTe counts the *first* dimension fastest: in the shape (4, 8) the index 6 has the
+# coordinates (2, 1), because 6 = 2 + 1 · 4. The offset is each coordinate times its stride, added up. With the strides
+# (8, 1) that is 17, and with (1, 4) it is 6.
+#
+# Layouts are functions, so one can follow another. If the inner layout picks indices of a tile, and the outer one says
+# where the tile's elements lie in memory, then the outer one *after* the inner one says where the picked elements lie.
+# This is how CuTe says what a thread owns. One layout gives each thread a place in the tile, a second one gives the
+# steps from there to all of its values, and the tile's own layout turns places into offsets.
+
+# %%
+# Exercise 13.7 · A layout by hand
+def offset(layout, index: int) -> int:
+    """Where an index of a layout lies.
+
+    layout: (shape, stride), two tuples of one length, at least 1: each size at least 1, each stride at least 0.
+    index: from 0 to the product of the sizes minus 1. It counts the first dimension fastest.
+    Returns: the sum over the dimensions of coordinate · stride.
+    """
+    # BEGIN SOLUTION
+    total = 0
+    for size, stride in zip(*layout):
+        total += index % size * stride
+        index = index // size
+    return total
+    # END SOLUTION
+
+
+def composed(outer, inner) -> list:
+    """For each index of the layout `inner`, in order, the offset that `outer` gives to the offset of `inner`.
+
+    All offsets of `inner` are indices of `outer`.
+    """
+    # BEGIN SOLUTION
+    return [offset(outer, offset(inner, index)) for index in range(math.prod(inner[0]))]
+    # END SOLUTION
+
+
+def owned(tile, threads, values, thread: int) -> list:
+    """The offsets in memory of all values that a thread owns, in the order of `values`.
+
+    tile: the layout of a tile in memory. threads: a layout whose index is a thread's number, and whose offset is the
+        place of its first value, an index of the tile. values: a layout whose index is a value's number, and whose
+        offset is added to that place.
+    """
+    # BEGIN SOLUTION
+    first = offset(threads, thread)
+    return [offset(tile, first + offset(values, value)) for value in range(math.prod(values[0]))]
+    # END SOLUTION
+
+
+# %%
+best_offset, best_composed, best_owned = check("13.7", offset, composed, owned).best
+
+# %% [markdown]
+# What is a good layout for a load? A thread can load 16 bytes at once, eight numbers of 16 bits, if they lie side by
+# side. And the 32 threads of a warp should cover whole lines of 128 bytes together. The next cell shows the first
+# offsets of four threads, for a row of 256 numbers, in two layouts. **Predict** which one loads 16 bytes at once.
+
+# %%
+row = ((256,), (1,))
+ways = {"8 neighbours each": (((32,), (8,)), ((8,), (1,))), "every 32nd": (((32,), (1,)), ((8,), (32,)))}
+for name, (threads, values) in ways.items():
+    print(name, *(f"\n    thread {thread}: {best_owned(row, threads, values, thread)}" for thread in range(4)))
+
+# %% [markdown]
+# The first: a thread's eight offsets are neighbours, so one instruction loads them. In the second each of eight loads
+# takes 2 bytes, and the warp covers 64 bytes at a time. Both read every number once, so `kernel_bytes` sees no
+# difference. It is the number of instructions that differs, eight to one.
 
 # %% [markdown]
 # ## What production systems do
