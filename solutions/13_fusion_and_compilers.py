@@ -1,21 +1,22 @@
 # %% [markdown]
 # # 13 · Fusion and compilers: the bytes between the matrix products
 #
-# **The question.** A layer of Llama-3-8B reads 16,384 tokens. Its matrix products are 7.1 TFLOP, which an H200 does in
-# 9.0 ms at 790 TFLOP/s (measured for a large product in 16 bits). Between the products and attention there is *glue*:
-# two additions, two norms, the rotation of queries and keys, and the activation. These do almost no arithmetic. How
-# long do they take?
+# **The question.** A layer of Llama-3-8B reads 16,384 tokens. Its matrix products are 7.1 TFLOP. An H200 needs 9.0 ms
+# for them at 790 TFLOP/s, the rate we measured for one large product in 16 bits. Between the matrix products there is
+# also *glue*: two additions, two norms, the rotation of queries and keys, and the activation. The glue does almost no
+# arithmetic. How long does it take?
 #
-# Written in PyTorch as Llama's own code has it, they read and write 9.7 GB. At the 4.17 TB/s of an H200's copy
-# (measured) that is 2.3 ms, a fifth of the layer's time without attention. In four kernels they move 2.8 GB, which is
-# 0.7 ms.
+# Written in PyTorch as Llama's own code has it, the glue reads and writes 9.7 GB. An H200 copied at 4.17 TB/s when we
+# measured it, and at that rate the glue takes 2.3 ms. That is a fifth of the layer's time, if you leave out attention.
+# Written as four kernels, the same glue moves 2.8 GB and takes 0.7 ms at that rate.
 #
-# So who writes these four kernels? `torch.compile` can, and so can you. Write down two guesses. For which of these
-# operations is the compiler as fast as the best kernel written by hand? For which is it three times slower?
+# So who writes these four kernels? `torch.compile` can, and so can you. Write down two guesses. For which operations is
+# the compiler as fast as the best kernel written by hand? For which does it stay three times below what the memory can
+# do?
 #
-# **Time.** About six hours for all seven exercises, estimated. The **core path** takes about two: exercises 13.1, 13.2
-# and 13.5, and every section whose heading does not end in *deeper*. You can skip the others: run their cells and go
-# on. You need chapters 01 and 04, and chapter 03 for exercise 13.4.
+# **Time.** About six hours for all seven exercises, estimated. The **core path** takes two to two and a half: exercises
+# 13.1, 13.2 and 13.5, and every section whose heading does not end in *deeper*. To skip the others, run their cells and
+# go on. You need chapters 01 and 04, and chapter 03 for exercise 13.4.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -39,11 +40,15 @@ on_gpu = not interpreting()
 # %% [markdown]
 # ## Glue, and what it moves
 #
-# Here is the glue of one layer, as most models write it. `add_and_norm` runs twice: once before attention, once before
-# the feed-forward part. It adds what the last part computed (`x`) to the *residual*, the running sum that passes from
-# layer to layer. Then it divides each row by its root mean square. Both results are needed: the normalised rows by the
-# next matrix product, and the sum by the next addition. `turn` applies the rotary positions to Q and to K, and `swiglu`
-# is the activation.
+# Here is the glue of one layer, as most models write it:
+#
+# - `add_and_norm` runs twice, once before attention and once before the feed-forward part. It adds what the last part
+#   computed (`x`) to the *residual*, the running sum that passes from layer to layer. Then it divides each row by its
+#   root mean square. It returns both results, because the next matrix product needs the normalised rows and the next
+#   addition needs the sum.
+# - `turn` applies the rotary positions (RoPE) to Q and to K. It splits each head into two halves, takes one number from
+#   each half as a pair, and rotates the pair by an angle that depends on the token's position.
+# - `swiglu` is the activation of the feed-forward part.
 
 # %%
 def add_and_norm(x, residual, weight, epsilon=1e-5):
@@ -71,12 +76,12 @@ def swiglu(gate, up):
 
 # %% [markdown]
 # PyTorch runs each of these operations as one kernel. This is called *eager* execution. A kernel reads its inputs from
-# memory, computes, and writes its result back. The next kernel reads that result again. So a tensor that only lives
-# between two operations crosses the memory bus at least twice.
+# memory, computes, and writes its result back. The next kernel then reads that result again. So even a tensor that is
+# needed only between two operations is written once and read at least once.
 #
-# The next picture counts this for `add_and_norm` in 16 bits. Each arrow is one crossing, with the bytes of one number
-# of the hidden state. Three of the tensors on the way are float32, because a sum of 4,096 squares in 16 bits would be
-# too inexact. They cost twice as much.
+# The next picture counts this for `add_and_norm` in 16 bits. Each arrow is one read or one write, and the number beside
+# it says how many bytes that is for one number of the hidden state. Three of the tensors in between are float32,
+# because a sum of 4,096 squares in 16 bits would be too inexact. They cost 4 bytes instead of 2.
 
 # %%
 from course_lib.figures.fused.crossings import ADD_AND_NORM, draw_crossings
@@ -85,19 +90,23 @@ draw_crossings([("Seven operations, for one number of the hidden state", ADD_AND
                 ("One kernel", [("add and norm", 4, 4)])])
 
 # %% [markdown]
-# Seven kernels move 42 bytes for each number. One kernel needs 8: it reads x and the residual, and writes the sum and
-# the normalised number. To put several operations into one kernel is called *fusion*. The arithmetic stays the same,
-# and so do the inputs and results. What disappears are the crossings between the operations, because the values stay
-# in registers.
+# Seven kernels move 42 bytes for each number. One kernel needs only 8, because it reads x and the residual and writes
+# the sum and the normalised number, 2 bytes each. Putting several operations into one kernel is called *fusion*. The
+# arithmetic stays the same, and so do the inputs and the results. Fusion removes the reads and writes between the
+# operations, because those values stay in registers.
 #
 # Two rules give the bytes of a fused kernel:
 #
 # - It reads each tensor from outside once, however many of its operations need it.
 # - It writes a result only if somebody outside needs it.
 #
-# With these you can fill in the whole ledger. In the listing above, count 4 bytes for what is marked float32, and the
-# bytes of the layer's own dtype for the rest. The mean has one number for a row, so you may leave it out. Views move
-# nothing.
+# Take `swiglu` as an example. Eager PyTorch runs two kernels: `silu` reads one tensor and writes one, and the product
+# reads two and writes one. That makes five tensors. One fused kernel reads gate and up and writes the result, which
+# makes three.
+#
+# In 13.1 you count the bytes of the whole layer in this way, as a *ledger*. Count 4 bytes for each number that the
+# listing marks as float32, and the bytes of the layer's own dtype for the rest. A tensor that is broadcast, such as
+# `cosine`, counts at its own size. The mean has one number for a row, so you may leave it out. Views move nothing.
 
 # %%
 # Exercise 13.1 · The byte ledger
@@ -124,7 +133,7 @@ def eager_glue_bytes(
 ) -> int:
     """Bytes that a layer's glue moves in PyTorch, where each of the operations in the listing above is a kernel.
 
-    item_bytes: of a number of the layer, 2 or 4. query_heads is a multiple of key_heads.
+    item_bytes: the bytes of one number of the layer, 2 or 4. query_heads is a multiple of key_heads.
     In a layer `add_and_norm` runs twice, `turn` once for Q and once for K, and `swiglu` once. The listing says which
         operations these have.
     x and the residual have tokens · hidden numbers, and each norm's weight has `hidden`. Q has tokens · query_heads ·
@@ -190,27 +199,30 @@ measured("13 bytes of a layer's glue, eager over fused", eager_bytes / fused_byt
 draw_ledger(ledger, "The glue of one layer of Llama-3-8B for 16,384 tokens, at 4.17 TB/s", 4.17e12)
 
 # %% [markdown]
-# Fusing saves 71 % of the bytes. More than half of the 9.7 GB belong to the norms, because of their float32 tensors.
-# SwiGLU gains least: it goes from five tensors to three, and no kernel can do with less, because two tensors come in
-# and one goes out.
+# Fusing saves 71 % of the bytes. The norms move more than half of the 9.7 GB, because of their float32 tensors. SwiGLU
+# gains least: it goes from five tensors to three, and no kernel can do with less, because two tensors come in and one
+# goes out.
 #
-# The times are a floor, not a forecast. They say how long the memory needs if nothing else is slow.
+# The times in the picture say how long the memory needs if nothing else is slow. A real kernel can come close to them,
+# as you will see, but many take longer.
 #
 # ## Add and norm in one kernel
 #
-# The first of the four kernels is a good one to write, because it has what makes a fusion hard: a *reduction*. You need
-# the root mean square of the whole row before you can write the first normalised number. So the row must wait
-# somewhere. If it waits in registers, you read it once. If it is too long for that, you have to read it a second time.
+# The first of the four kernels contains what makes fusion hard: a *reduction*. You need the root mean square of the
+# whole row before you can write the first normalised number. So the row has to be kept somewhere until then. If it fits
+# into registers, you read it once. If it does not, you have to read it a second time.
 #
-# How long may a row be? A multiprocessor of an H100 has 65,536 registers of 4 bytes. A row of 16,384 float32 numbers
-# fills a quarter of them. So for the sizes of today's models, one program can hold one row, as one tile. In Triton a
-# tile's length is a power of two, so a row of 5,001 columns takes a tile of 8,192, and a mask keeps the other lanes
-# out.
+# How long may a row be? A multiprocessor of an H100 has 65,536 registers of 4 bytes, 256 KB in all. A row of 16,384
+# float32 numbers fills a quarter of them. So for today's models one program can hold a whole row, as one tile. In
+# Triton a tile's length is a power of two. A row of 5,001 columns therefore needs a tile of 8,192, and a mask switches
+# off the 3,191 lanes that have no column.
 #
-# Two things deserve care. The squares are added in float32: the square of 300 is 90,000, and float16 ends at 65,504.
-# And the mean is over the columns that exist, not over the lanes of the tile. A report on the serving
-# engine SGLang blames squares that were added up in 16 bits: each of 60 layers added a little error. By layer 58 the
-# hidden state pointed in a clearly different direction from the right one, with a cosine of 0.51 between them
+# Two details decide whether the result is right. First, add up the squares in float32: the square of 300 is 90,000, and
+# float16 ends at 65,504. Second, divide the sum by the number of columns, not by the number of lanes.
+#
+# Adding up squares in 16 bits hurts even where nothing overflows. A report on the serving engine SGLang blames it for
+# an error that grew a little in each of 60 layers. By layer 58 the hidden state and the right one pointed in clearly
+# different directions: the cosine between them was 0.51
 # ([sglang#27540](https://github.com/sgl-project/sglang/pull/27540)).
 
 # %%
@@ -242,7 +254,8 @@ def add_rms_norm(x, residual, weight, epsilon):
 
     Args:
         x, residual: [rows, hidden], float32 or float16, of one dtype; at least one row, and any number of columns from
-            1 to 16,384. The columns lie side by side, with any stride from row to row, of x and of residual each.
+            1 to 16,384. The columns lie side by side. x and residual each have a stride of their own
+            from row to row, of any size.
         weight: [hidden], contiguous, the same dtype.
         epsilon: a float above 0, added to the mean of the squares, under the root.
 
@@ -270,8 +283,9 @@ def add_rms_norm(x, residual, weight, epsilon):
 best_add_rms_norm = check("13.2", add_rms_norm).best
 
 # %% [markdown]
-# Your kernel passed, so it moves what the ledger says. The next cell counts the bytes once more, for a small shape, and
-# compares them with `kernel_bytes` of 13.1. **Predict** by how much they differ, and why.
+# Your kernel passed, so it loads x and the residual once, and stores each result once. The next cell counts all its
+# bytes for 16 rows of 1,000 numbers in float32, and compares them with what `kernel_bytes` of 13.1 says. **Predict** by
+# how much the two differ, and why.
 
 # %%
 from course_lib.hardware.meter.metered import metered
@@ -285,12 +299,14 @@ by_the_ledger = best_kernel_bytes(steps, sizes, ("summed", "normalised"))
 print(f"moved {report.total_bytes:,} bytes, by the ledger {by_the_ledger:,}")
 
 # %% [markdown]
-# If your program owns one row, it loads the weight for each row. That is a fifth tensor by the meter's count, but not
-# on a GPU's bus: the weight has 8 KB in 16 bits, and after the first rows it comes from the L2 cache.
+# If your program owns one row, it loads the weight once for each row. The ledger counts the weight once. So the meter
+# counts 15 more loads of 4,000 bytes, or 60,000 bytes. On a GPU most of these loads do not reach the memory: for a
+# hidden size of 4,096 the weight has 8 KB in 16 bits, and after the first rows it comes from the L2 cache.
 #
-# The next cell measures this on a GPU, with a gigabyte of tensors. It runs the listing above in eager PyTorch, the same
-# after `torch.compile`, PyTorch's own `F.rms_norm` after an addition, and your kernel. Rates are those of the *least*
-# bytes, four tensors, so that a form which moves more shows as slower. **Predict** the order.
+# The next cell measures this on a GPU, with a gigabyte of tensors. It runs four forms: the listing in eager PyTorch,
+# the listing after `torch.compile`, an addition followed by PyTorch's own `F.rms_norm`, and your kernel. All rates
+# divide the *least* bytes, four tensors, by the time. So a form that moves more bytes shows a lower rate. **Predict**
+# the order.
 
 # %%
 def rates_of(forms, least_bytes):
@@ -326,22 +342,24 @@ else:
           "a device copy            4.17 TB/s")
 
 # %% [markdown]
-# On that H200 the compiler's kernel and the one written by hand (Liger's, in Triton) are 2 % apart, and both are within
-# 4 % of a copy. For this operation you need no kernel of your own.
+# On that H200 the compiler's kernel and the one written by hand are 2 % apart, and both are within 4 % of a copy. (The
+# hand-written one comes from Liger, a library of Triton kernels for training.) For this operation you need no kernel of
+# your own.
 #
-# `F.rms_norm` reached 2.76 TB/s. By the ledger it moves five tensors instead of four, because the sum is written by one
-# kernel and read by the next. Four fifths of 4.17 TB/s would be 3.3.
+# `F.rms_norm` reached 2.76 TB/s. By the ledger it moves five tensors instead of four, because one kernel writes the sum
+# and the next one reads it. That alone would give four fifths of 4.17, which is 3.3 TB/s. We did not examine what costs
+# the rest.
 
 # %% [markdown]
 # ## Turn Q and K where they lie · deeper
 #
-# One matrix product computes Q, K and V together, so they lie side by side in one *packed* tensor: a row is a token,
-# and holds its query heads, its key heads and its value heads. In Llama-3-8B these are 32, 8 and 8 heads of 128
-# numbers. RoPE must turn the first 40 heads and leave the last 8 alone.
+# One matrix product computes Q, K and V together, so they lie side by side in one *packed* tensor. A row belongs to one
+# token, and holds its query heads, then its key heads, then its value heads. In Llama-3-8B these are 32, 8 and 8 heads
+# of 128 numbers. RoPE must turn the first 40 heads and leave the last 8 alone.
 #
-# The listing above splits the tensor, turns Q and K, and makes new tensors. Nothing forces it to. Turning replaces two
-# numbers by two others that depend on nothing else, so it can be done *in place*: load a pair, store the turned pair
-# where it came from. The values are not loaded and not stored.
+# The listing above splits the tensor, turns Q and K, and makes new tensors. None of these is needed. Each turned pair
+# depends only on the old pair and its angle, so you can work *in place*: load a pair, and store the turned pair where
+# it came from. The kernel never touches the values.
 #
 # The next picture shows a small row, with 8 query heads and 2 KV heads, and below it one head.
 
@@ -353,14 +371,15 @@ draw_packed_row(query_heads=8, key_heads=2, head_dim=16)
 # %% [markdown]
 # Three things go wrong here in practice:
 #
-# - **Which numbers are a pair.** In Llama's published weights for Hugging Face, number $i$ of a head goes with number
-#   $i + 64$. In other models it goes with its neighbour, $2i$ with $2i + 1$. Both exist, and a kernel for one gives
-#   plausible nonsense for the other. ONNX Runtime's WebGPU kernel once always took the halves, also for models with
-#   neighbours ([onnxruntime#26758](https://github.com/microsoft/onnxruntime/pull/26758)).
-# - **Where a token stands.** In a decode step the row is 0 and the position may be 8,191. Positions come as a tensor.
-# - **Whose angles.** A token's heads share its angles. In float32 these are 64 cosines and 64 sines, 512 bytes, which
-#   is as much as a head reads and writes in 16 bits. A program for each head would load them 40 times, and so load
-#   and store twice as many bytes.
+# - **Which numbers are a pair.** In Llama's published weights for Hugging Face, number $i$ of a head is turned with
+#   number $i + 64$. Other models turn neighbours, $2i$ with $2i + 1$. A kernel for one kind gives plausible but wrong
+#   numbers for the other. ONNX Runtime's WebGPU kernel once always took the halves, also for models with neighbours
+#   ([onnxruntime#26758](https://github.com/microsoft/onnxruntime/pull/26758)).
+# - **Where a token stands.** In a decode step a token may be in row 0 of the tensor and at position 8,191 of its
+#   sequence. So the positions come as a tensor, and the row's number tells you nothing about the angle.
+# - **Which program loads the angles.** All heads of a token share its angles: 64 cosines and 64 sines in float32, 512
+#   bytes. One head reads and writes just as much in 16 bits, 256 bytes each way. If each head had a program of its own,
+#   the angles would be loaded 40 times, and the kernel would move twice as many bytes by the meter's count.
 
 # %%
 # Exercise 13.3 · RoPE inside the packed tensor
@@ -397,8 +416,8 @@ def rope_in_place(qkv, cosine, sine, positions, query_heads, key_heads):
     Args:
         qkv: [tokens, (query_heads + 2 · key_heads) · head_dim], float32 or float16: a row has the query heads, the key
             heads, and the value heads of one token, side by side, with any stride from row to row. query_heads is a
-            multiple of key_heads, both are at least 1, and any even head_dim from 2 to 256.
-        cosine, sine: [capacity, head_dim / 2], float32, contiguous: of the angles of every position.
+            multiple of key_heads, and both are at least 1. head_dim is any even number from 2 to 256.
+        cosine, sine: [capacity, head_dim / 2], float32, contiguous: a row for each position, of its angles.
         positions: [tokens], int64, contiguous, below capacity: where each token stands in its sequence, in any order,
             some perhaps twice.
 
@@ -424,34 +443,37 @@ best_rope_in_place = check("13.3", rope_in_place).best
 # %% [markdown]
 # With Llama-3-8B's sizes and 16,384 tokens, your kernel moves 344 MB where the listing moves 1.7 GB. On the H200 of
 # 2026-11-22 eager PyTorch reached 0.35 TB/s of the least bytes, the compiler's kernel 3.86, and Liger's 1.07. So here
-# the compiler was better than a kernel written by hand.
+# the compiler beat a kernel written by hand.
 #
 # `kernels/fused/rope_append.py` goes one step further. It writes the turned keys and the values straight into the
-# cache, because the cache is where they are read next. That saves one more kernel, and for a decode step, in which the
-# bytes are few, one more launch.
+# cache, because attention reads them there. That saves one more kernel. In a decode step, where there are few bytes,
+# the launch it saves matters more than the bytes.
 #
 # ## The loss, in chunks and in place · deeper
 #
-# At the end of a training step stands the largest tensor of all. Llama 3 has 128,256 words. For 4,096 tokens the logits
-# have 525 million numbers, 1.05 GB in 16 bits. Most people write
+# The largest tensor of a training step is at its end. Llama 3 has 128,256 words. For 4,096 tokens the logits have 525
+# million numbers, 1.05 GB in 16 bits. Most people write
 #
 # ```python
 # loss = F.cross_entropy(logits.float(), targets)
 # ```
 #
-# This makes a copy in float32 (2.1 GB), a tensor of log-probabilities (2.1 GB), and in the backward pass a gradient
-# (2.1 GB) and its copy in 16 bits.
+# This makes a float32 copy of the logits (2.1 GB) and a tensor of log-probabilities (2.1 GB). The backward pass makes a
+# gradient for each of these two (2.1 GB each), and a last one in 16 bits (1.05 GB).
 #
-# None of these copies is needed. The loss needs two numbers for each row, its maximum and its sum of exponentials, and
-# chapter 03 finds both in one pass over chunks. The gradient of a logit is its softmax, less 1 at the target. It can be
-# written where the logit stood, because nobody needs the logit any more. The chunk is the only tensor that you make.
+# None of them is needed as a tensor of its own. The loss needs two numbers for each row, its maximum and its sum of
+# exponentials, and chapter 03 finds both in one pass over chunks. The gradient of a row's loss with respect to a logit
+# is the logit's softmax, less 1 at the target. You can write it where the logit was, because nothing reads the logit
+# after that. The largest tensor that you make is then one chunk.
 #
-# Rows whose target is `ignore_index` do not count: padding, or a prompt that is not to be learned. They have no loss
-# and no gradient, and the mean is over the others. This is easy to get wrong. A fused loss of TransformerEngine divided
-# by *all* rows ([ROCm/TransformerEngine#336](https://github.com/ROCm/TransformerEngine/pull/336)), which makes the loss
-# and all gradients too small. Another one took the mean of each chunk of rows and added these up: with 128 chunks the
-# loss was 128 times too large ([NeMo-Automodel#3804](https://github.com/NVIDIA-NeMo/Automodel/pull/3804)). Neither
-# raised an error.
+# Some rows do not count: padding, or a prompt that is not to be learned. Their target is `ignore_index`. They have no
+# loss and no gradient, and the mean is over the other rows. This is easy to get wrong, and neither of these two faults
+# raised an error:
+#
+# - A fused loss of TransformerEngine divided by *all* rows, which makes the loss and all gradients too small
+#   ([ROCm/TransformerEngine#336](https://github.com/ROCm/TransformerEngine/pull/336)).
+# - Another one took the mean of each chunk of rows and added these means up. With 128 chunks the loss was 128 times too
+#   large ([NeMo-Automodel#3804](https://github.com/NVIDIA-NeMo/Automodel/pull/3804)).
 
 # %%
 # Exercise 13.4 · The loss in chunks
@@ -460,7 +482,7 @@ def cross_entropy_in_place(logits, targets, chunk, ignore_index):
 
     Args:
         logits: [rows, vocabulary], float32 or float16, finite, with any strides.
-        targets: [rows], int64: the right class of each row, or ignore_index, which may be any integer, also a class.
+        targets: [rows], int64: the right class of each row, or ignore_index. That may be any integer, even a class.
         chunk: how many columns to work on at a time, at least 1; it may be more than there are.
 
     Returns:
@@ -531,25 +553,28 @@ print(f"logits {format_bytes(logits.nbytes)}; the largest new tensor: plain {for
       f"in chunks {format_bytes(yours.bytes)}")
 
 # %% [markdown]
-# What about the bytes that move? Forward and backward in one kernel read each logit twice and write its gradient once:
-# three tensors. On the H200 of 2026-11-22 PyTorch's loss and gradient reached 0.31 TB/s of the least bytes (the logits
-# once, the gradient once) for 4,096 rows of 128,256, and the compiled ones 1.57. A row of that length has 256 KB, as
-# much as all registers of a multiprocessor, so it cannot stay on the chip between the two passes.
-# `kernels/fused/cross_entropy.py` does both passes in one launch, so that part of the second read comes from the L2
-# cache.
+# The plain loss makes a float32 copy of the logits, 8.2 MB. Yours needs 262 kB if its largest tensor is one chunk in
+# float32, about a thirtieth.
+#
+# How many bytes move? If forward and backward are in one kernel, it reads each logit twice and writes its gradient
+# once: three tensors. The second read is hard to avoid. A row of 128,256 numbers has 256 kB in 16 bits, about as much
+# as all registers of a multiprocessor, so it cannot stay in them between the two passes. The *least* bytes are two
+# tensors, the logits once and the gradient once. By that count, on the H200 of 2026-11-22 and for 4,096 rows, PyTorch's
+# loss and gradient reached 0.31 TB/s, and the compiled ones 1.57. `kernels/fused/cross_entropy.py` does both passes in
+# one launch, so that part of the second read can come from the L2 cache.
 
 # %% [markdown]
 # ## What the compiler makes of the listing
 #
-# `torch.compile` works in two steps. *Dynamo* runs your Python code with placeholders instead of tensors, and records
-# the operations in a *graph*. *Inductor* takes the graph, decides which operations share a kernel, and writes the
-# kernels: in Triton for a GPU, in C++ for a CPU. It chooses by the rules of 13.1: two operations share a kernel if that
-# saves a crossing and their loops fit together.
+# `torch.compile` works in two steps. First *Dynamo* goes through your Python code with placeholders instead of tensors,
+# and records the operations in a *graph*. Then *Inductor* takes the graph, decides which operations share a kernel, and
+# writes the kernels: in Triton for a GPU, in C++ for a CPU. It decides by the rules of 13.1: two operations share a
+# kernel if that saves a read or a write, and if their loops fit together.
 #
-# The next cell compiles the listing and prints the names of the kernels that Inductor wrote. A name lists what is
-# inside. It does so for three functions: the glue of `add_and_norm`, `turn`, and the norm together with the matrix
-# product that follows it. **Predict** the number of kernels for each. (Without a GPU it compiles for the CPU, which
-# takes a quarter of a minute and needs a C++ compiler.)
+# The next cell compiles three functions: `add_and_norm`, `turn`, and the norm together with the matrix product that
+# follows it. It prints the names of the kernels that Inductor wrote, and each name lists the operations inside.
+# **Predict** the number of kernels for each function. (Without a GPU it compiles for the CPU, which takes a quarter of
+# a minute and needs a C++ compiler.)
 
 # %%
 def generated(function, *args):
@@ -586,12 +611,12 @@ else:
     print("There is neither a GPU nor a C++ compiler here, so Inductor cannot compile.")
 
 # %% [markdown]
-# Each piece of glue became one kernel. Its name holds the operations: `_to_copy` is a cast, `pow` the square. The
-# matrix product stays outside. Inductor calls a library for it (`mm`), and it fuses nothing into a library's kernel.
-# So the normalised rows are written and read again, compiled or not.
+# Each piece of glue became one kernel. In its name `_to_copy` is a cast, and `pow` is the square. The matrix product
+# stays outside: Inductor calls a library for it (`mm`), and it cannot fuse anything into a library's kernel. So the
+# normalised rows are written by one kernel and read by the next, compiled or not.
 #
-# Read what it wrote. Look for three things in the text below: the loads, the loop that adds the squares, and the
-# stores.
+# Now read what Inductor wrote. Look for three things in the text below: the loads, the loop that adds the squares, and
+# the stores.
 
 # %%
 def kernel_text(text):
@@ -638,29 +663,33 @@ if can_compile:
 # ```
 #
 # The first loop loads x and the residual, adds up the squares, and stores the sum. The second loop loads the sum
-# *again* (`tmp8`). So this kernel moves five tensors, and yours moves four. Why was the compiled form only 4 % below a
-# copy, then? A row of 4,096 numbers has 8 KB. When the second loop comes to it, it is still in the L2 cache, so most of
-# the fifth tensor does not cross the memory bus. With rows of 64k numbers that is no longer so, as you will see below.
+# *again* (`tmp8`), to scale it. So this kernel loads and stores five tensors, and yours four.
 #
-# **On a CPU** one kernel is not one pass. The text has a loop that adds and stores the sum (`out_ptr0`), a loop that
-# reads it and adds up the squares, and a loop that reads it again and scales it. The sum of a row is still in the
-# CPU's cache then, so this costs little. But it shows why you should count loads, and not kernels.
+# Then why was the compiled form only 4 to 5 % below a copy? A row of 4,096 numbers has 8 KB, and the second loop reads
+# it right after the first loop has written it. If each of 132 multiprocessors works on eight rows, these have 8.7 MB,
+# and the L2 cache has 50 MB. So we expect most of the second read to come from the L2 cache and not from memory. A row
+# of 65,536 numbers is sixteen times as long, and there the rate is lower, as you will see below.
+#
+# **On a CPU** one kernel is not one pass either. The text has a loop that adds and stores the sum (`out_ptr0`), a loop
+# that reads it and adds up the squares, and a loop that reads it again and scales it. By then the row is still in the
+# CPU's cache, so this costs little. But it shows why you should count loads, and not kernels.
 
 # %% [markdown]
 # ## When the graph breaks
 #
-# Dynamo records what the Python code does to tensors. It must know the code's way without knowing the tensors' numbers.
-# If the way depends on a number, Dynamo compiles what it has, lets Python go on, and begins a new graph behind it. That
-# is a *graph break*. It costs three things: nothing is fused across it, every tensor in use there is written to memory,
-# and on a GPU the host often has to wait for the number.
+# Dynamo records the operations before it knows the numbers in the tensors. If your code branches on such a number,
+# Dynamo cannot tell which branch to record. It compiles what it has so far, lets Python evaluate the condition, and
+# begins a new graph after it. That is a *graph break*. It costs three things: nothing is fused across it, every tensor
+# that is still needed is written to memory, and on a GPU the host often has to wait for the number.
 #
-# A second cost is *recompilation*. What Dynamo has assumed is checked at every call: the shapes, and the way that every
-# `if` went. If a call does not fit, the function is compiled again. After eight times PyTorch gives up and runs the
-# function eagerly. So a loop over tokens, which is unrolled into the graph, is compiled anew for each length.
+# The second cost is *recompilation*. While it records, Dynamo assumes things: the shapes, and which way every `if` on a
+# Python value went. It checks these assumptions at every call. If one does not hold, it compiles the function again.
+# After eight compilations PyTorch gives up and runs the function eagerly. For example, Dynamo unrolls a loop over
+# tokens into the graph, so another number of tokens needs another compilation.
 #
-# Here is the end of a step for a batch of sequences of several lengths: an addition in which numbers beyond a limit are
-# cut, a norm, and the last token of each. `torch._dynamo.explain` says where its graph breaks. **Predict** how many
-# graphs there are, and which lines break it.
+# Here is the end of a step for a batch of sequences of several lengths. It adds the residual, cuts numbers beyond a
+# limit, normalises, and returns the last token of each sequence as well. `torch._dynamo.explain` says where its graph
+# breaks. **Predict** how many graphs there are, and which lines break them.
 
 # %%
 def with_breaks(hidden, residual, weight, lengths, limit):
@@ -691,15 +720,18 @@ for reason in explained.break_reasons:
 torch._dynamo.reset()
 
 # %% [markdown]
-# The lines are where Dynamo stopped: at an `if` on a tensor, and at `tolist`, which reads all lengths. That one stands
-# in a loop, where no new graph can begin, so the loop runs eagerly. On a GPU each of the two also waits until the GPU
-# has done all work before it.
+# The list shows two lines where Dynamo stopped, and why: an `if` on a tensor, and `tolist`, which reads all lengths.
+# (The count of breaks is the number of graphs less one, so it says 1.) A third line is not in the list: the `if` inside
+# the loop. After `tolist` Dynamo tries once more, but it cannot begin a new graph in the middle of a loop. It gives up
+# on the rest, and the whole loop runs eagerly. On a GPU each of these three lines also makes the host wait until the
+# GPU has finished all work before it, and the one in the loop does so once for each sequence.
 #
-# Now write the same without a break. The way out is nearly always the same one: compute everything, also what will not
-# be needed, and *choose* at the end with `torch.where`. Here that means the padding too. It costs some arithmetic, but
-# no bytes that count.
+# Now write the same function without a break. The usual way is to compute everything, also what will not be needed, and
+# to *choose* at the end with `torch.where`. Here that means you compute the padding too. That costs some arithmetic and
+# the reads of the padding, but it saves every pass between the graphs.
 #
-# The check compiles your function once and calls it with batches of other sizes. There must be one graph for all.
+# The check compiles your function once and calls it with batches of other sizes. There must be one graph for all of
+# them.
 
 # %%
 # Exercise 13.5 · One graph for every length
@@ -735,11 +767,11 @@ def finish_step(hidden, residual, weight, lengths, limit):
 best_finish_step = check("13.5", finish_step).best
 
 # %% [markdown]
-# A kernel that you wrote yourself can break a graph too. Dynamo can look into a Triton kernel, but not into what a
-# launcher does besides: reading a pointer, asking for the device's properties, checking numbers. Register such a
-# launcher as an operator with `torch.library.custom_op`. Then Dynamo puts one call into the graph and asks a second
-# function, the *fake*, for the shapes of the results. `torch.library.opcheck` tests whether the two agree. The next
-# cell tests this library's add and norm, and shows its calls in a graph.
+# A kernel that you wrote yourself can break a graph too. Dynamo can look into a Triton kernel, but not into everything
+# else that its launcher does: read a pointer, look up the device's properties, check numbers. So register such a
+# launcher as an operator with `torch.library.custom_op`. Dynamo then puts a single call into the graph. To learn the
+# shapes of the results, it calls a second function that you supply, the *fake*. `torch.library.opcheck` tests whether
+# the two agree. The next cell tests this library's add and norm, and shows its calls in a graph.
 
 # %%
 from course_lib.kernels.fused.norm_operators import add_rms_norm as library_norm
@@ -761,18 +793,23 @@ for node in explained.graphs[0].graph.nodes:
 torch._dynamo.reset()
 
 # %% [markdown]
-# An operator is a wall for fusion, as the matrix product was: the product by 0.5 in the middle becomes a kernel of its
-# own. That is the price of your own kernel inside a compiled model, and one more reason to write few.
+# Inductor cannot fuse anything into an operator of your own, just as it could not fuse into the library's matrix
+# product. So the product by 0.5 in the middle becomes a kernel of its own. This is what your own kernel costs inside a
+# compiled model, and one more reason to write few of them.
 
 # %% [markdown]
 # ## When does a hand-written kernel pay?
 #
-# The next picture has one row for each operation, measured on one H200 (2026-11-22, PyTorch 2.11, bf16). Rates are
-# those of the least bytes that must move: each input once, each result once. The line is the device's copy. Nothing
-# here was measured on your machine; `python -m course_lib bench fused` measures it on your GPU, beside this library's
-# kernels.
+# The next picture has one row for each operation, measured on one H200 (2026-11-22, PyTorch 2.11, bf16). The rates are
+# those of the least bytes that must move: each input once, each result once. The dashed line is the rate of the
+# device's copy on that day, 4.17 TB/s; the 4.25 of chapter 01 comes from another measurement. Nothing here was measured
+# on your machine. `python -m course_lib bench fused` measures it on your GPU, beside this library's kernels.
 #
-# **Predict**, before you look: which of the eight does the compiler do well, and what do the others have in common?
+# The next section explains GroupNorm and Mish, which are in two of the rows. Here it is enough that GroupNorm needs the
+# mean and the variance of a whole group of channels, and that Mish is an activation.
+#
+# **Predict**, before you look: on which of the eight rows does the compiler come close to the copy, and what do the
+# others have in common?
 
 # %%
 from course_lib.figures.fused.rates import ON_AN_H200, draw_fused_rates
@@ -781,56 +818,65 @@ draw_fused_rates(ON_AN_H200)
 
 # %% [markdown]
 # > **The answer to the first question.** Where an operation is one pass over rows that fit on the chip, the compiler is
-# > as good as the best kernel: add and norm, SwiGLU and RoPE reach 93 to 101 % of a copy's rate. Where it isn't, the
-# > compiler reaches 28 to 68 %: long rows, the groups of a norm, and a loss with its gradient.
+# > about as good as the best kernel we measured: add and norm, SwiGLU and RoPE reach 93 to 101 % of a copy's rate.
+# > Elsewhere it reaches 28 to 68 %: for long rows, for the groups of a norm, and for a loss with its gradient.
+#
+# A copy reads as many bytes as it writes. SwiGLU reads twice as many as it writes, which is probably why it can be 1 %
+# above the copy.
 #
 # So there are four reasons to write a kernel. The first three are behind the slow rows:
 #
-# - **Long rows.** A row of 65,536 numbers in 16 bits has 128 KB, half of a multiprocessor's registers. The compiler's
-#   kernel goes over it twice, as in the text above. It reached 2.85 TB/s, and two thirds of 4.17 would be 2.78. So it
-#   looks as if the row now crosses the bus twice, and with the result that makes three tensors for two. QuACK lets
-#   several multiprocessors share a row, and reads it once.
-# - **Reductions over something else than the last dimension.** GroupNorm's groups are some channels by all places. Its
+# - **Long rows.** A row of 65,536 numbers in 16 bits has 128 KB, half of a multiprocessor's registers. A kernel that
+#   goes over it twice, as in the text above, moves three tensors instead of two if the second read comes from memory.
+#   That would give two thirds of 4.17, or 2.78 TB/s. The compiler's kernel reached 2.85, so this is probably what
+#   happens. QuACK, a library of kernels in CuTe's Python, lets several multiprocessors share a row, reads it once, and
+#   reached 4.10.
+# - **Reductions over something else than the last dimension.** A group of GroupNorm is some channels at all places. Its
 #   mean and variance must be known before Mish can run, and the group has to stay on the chip in between.
 # - **In place.** Cross-entropy can write its gradient over the logits. A compiler does not do that on its own, because
-#   the logits might be needed later. Only you know that they are not.
-# - **Epilogues.** A step behind a matrix product can run in the product's own kernel, on the accumulator. Inductor does
-#   this only if it writes the product itself (`mode="max-autotune"`), and not for a library's kernel.
+#   the logits might be needed later. Only you can rule that out.
+# - **Epilogues.** An *epilogue* is a step after a matrix product that runs in the product's own kernel, on the sums
+#   that are still in registers. Inductor does this only if it writes the product itself (`mode="max-autotune"`), and
+#   not for a library's kernel.
 #
-# There are also fusions that do not pay. If you fuse the last linear layer with the loss, the logits never exist as a
-# whole, which saves gigabytes of *memory*. But in the backward pass the logits have to be computed a second time or the
-# gradients kept, so it takes longer. Do it if the memory is what limits you.
+# Some fusions save memory and not time. If you fuse the last linear layer with the loss, the logits never exist as a
+# whole, which saves gigabytes. But the backward pass needs them. So you have to compute them a second time, or compute
+# the gradients early and keep them. Measure before you count on a gain in time, and do it if the memory is what limits
+# you.
 #
 # So measure in this order: first what PyTorch has (`F.rms_norm`, `F.scaled_dot_product_attention`), then
-# `torch.compile`, then the difference between its rate and a copy's. Write a kernel if that difference, times the
-# share of the time that the operation takes, is worth a day of your work and every later change.
+# `torch.compile`, then how far its rate is below a copy's. From that you get the time that a better kernel could save
+# in the whole model. Write the kernel if that is worth a day of your work, and the work of every later change.
 
 # %% [markdown]
 # ## A hundred small steps · deeper
 #
-# The slowest rows of the picture belong to a *diffusion* model. Such a model makes its output from noise, in steps: a
-# hundred in Diffusion Policy, which plans a robot's next 16 actions
-# ([arXiv 2303.04137](https://arxiv.org/abs/2303.04137)). In every step a one-dimensional U-Net looks at the sequence
-# and takes some noise away. Its blocks are convolution, GroupNorm, Mish, and a scale and a shift for each channel that
-# depend on the step.
+# The compiler's two slowest rows in the picture belong to a *diffusion* model. Such a model makes its output from
+# noise, in steps. Diffusion Policy takes a hundred of them to plan a robot's next 16 actions ([arXiv
+# 2303.04137](https://arxiv.org/abs/2303.04137)). In every step a one-dimensional U-Net, a network of convolutions,
+# reads the sequence and removes some of the noise. One of its blocks is a convolution, GroupNorm, Mish, and then a
+# scale and a shift for each channel. The scale and the shift depend on the step.
 #
-# **GroupNorm** divides the channels into groups, 8 say. A group's mean and variance are over its channels *and* all
-# places. Then the numbers are normalised, and each channel has a weight and a bias. **Mish** is an activation, $a
-# \tanh(\log(1 + e^a))$. In three operations, the norm, Mish, and scale with shift, each number moves seven times: the
-# norm reads it twice and writes it, and the other two read and write it. In one kernel it moves twice. A group of 32
+# **GroupNorm** divides the channels into groups, 8 for example. A group's mean and variance are over its channels *and*
+# all places. The numbers are normalised with them, and then each channel is multiplied by a weight and gets a bias.
+# **Mish** is an activation, $a \tanh(\log(1 + e^a))$; at $a = 1$ it is 0.865.
+#
+# Count scale and shift as one operation. Then there are three, and each number moves seven times: the norm reads it
+# twice and writes it, and each of the other two reads it and writes it. In one kernel it moves twice. A group of 32
 # channels and 16 places has 512 numbers, so it fits into registers easily.
 #
 # Three things to get right:
 #
 # - **The variance.** You could add up $x$ and $x^2$ in one go and take $E[x^2] - E[x]^2$. If the mean is 10,000 and the
-#   variance 1, both terms are near $10^8$. There float32 steps by 8, so the difference is noise, and it may be
-#   negative. PyTorch's own GroupNorm on a CPU had this fault
-#   ([pytorch#54293](https://github.com/pytorch/pytorch/issues/54293)). With the tile in registers you can do better for
-#   nothing: find the mean, subtract it, and then square.
-# - **Empty lanes.** They hold 0. After the mean is subtracted they hold minus the mean, and its square would be added.
-# - **The constants.** The scale and the shift come from a small network that reads the step's number. They depend on
-#   nothing else, so for 100 steps and 512 channels all of them are two tables of 205 KB. Compute them once, before the
-#   first action, and let the kernel look up its row. Otherwise 100 steps run that network 100 times for each plan.
+#   variance 1, both terms are near $10^8$. There neighbouring float32 numbers are 8 apart, so the difference is noise,
+#   and it may be negative. PyTorch's own GroupNorm on a CPU once lost digits in this way
+#   ([pytorch#54293](https://github.com/pytorch/pytorch/issues/54293)). Since the tile is in registers, the safe way
+#   costs no bytes: find the mean, subtract it, and then square.
+# - **Empty lanes.** They hold 0. After you subtract the mean they hold minus the mean, and its square would be added to
+#   the variance.
+# - **The constants.** The scale and the shift come from a small network whose only input is the step's number. So for
+#   100 steps and 512 channels they are two tables of 205 kB each. Compute the tables once, before the first action, and
+#   let the kernel look up its row. Otherwise that network runs 100 times for each plan.
 
 # %%
 # Exercise 13.6 · A denoising step in one kernel
@@ -920,11 +966,12 @@ class StepTables:
 best_group_norm_mish, best_step_tables = check("13.6", group_norm_mish, StepTables).best
 
 # %% [markdown]
-# A block with 256 channels and 16 places has 8 KB in 16 bits for one robot. At a copy's rate it is read and written in
-# 4 ns. A launch takes some microseconds. So at a batch of 1 neither the bytes nor your kernel's speed matter: what
-# counts is how *many* kernels there are, and who launches them. With 4,096 samples, as in training, the bytes count
-# again, and that is the row of the picture in which the compiler's kernel reached 1.17 TB/s. The next cell measures
-# both on a GPU: the three operations, the same compiled, and your kernel. **Predict** for which batch yours gains most.
+# A block with 256 channels and 16 places has 8 KB in 16 bits for one robot. At a copy's rate the memory would need 4 ns
+# to read and write that. But a launch takes some microseconds, a thousand times as long. So at a batch of 1 neither the
+# bytes nor your kernel's speed matter. What counts is how *many* kernels there are, and how they are launched. With
+# 4,096 samples, as in training, the bytes count again. That is the row of the picture in which the compiler's kernel
+# reached 1.17 TB/s. The next cell measures both on a GPU: the three operations, the same compiled, and your kernel.
+# **Predict** for which batch yours gains most.
 
 # %%
 def block_of_pytorch(x, weight, bias, scale_table, shift_table, steps, groups, epsilon):
@@ -956,15 +1003,18 @@ else:
 # ## A layout by hand · deeper
 #
 # Triton decides which thread holds which element of a tile. In CUDA C++ with CUTLASS, and in CuTe's Python, *you*
-# decide, and you write it as a *layout*. A layout is a pair of tuples, a shape and a stride for each dimension. It
-# turns an index into an offset. CuTe counts the *first* dimension fastest: in the shape (4, 8) the index 6 has the
-# coordinates (2, 1), because 6 = 2 + 1 · 4. The offset is each coordinate times its stride, added up. With the strides
-# (8, 1) that is 17, and with (1, 4) it is 6.
+# decide, and you write your choice down as a *layout*. A layout turns an index into an offset. It consists of two
+# tuples, a shape and a stride for each dimension.
 #
-# Layouts are functions, so one can follow another. If the inner layout picks indices of a tile, and the outer one says
-# where the tile's elements lie in memory, then the outer one *after* the inner one says where the picked elements lie.
-# This is how CuTe says what a thread owns. One layout gives each thread a place in the tile, a second one gives the
-# steps from there to all of its values, and the tile's own layout turns places into offsets.
+# First the index becomes one coordinate for each dimension. CuTe counts the *first* dimension fastest: in the shape (4,
+# 8) the index 6 has the coordinates (2, 1), because 6 = 2 + 1 · 4. Then each coordinate is multiplied by its stride,
+# and the products are added up. With the strides (8, 1) index 6 has the offset 2 · 8 + 1 · 1 = 17, and with (1, 4) it
+# has 2 · 1 + 1 · 4 = 6.
+#
+# You can apply one layout after another. Say the inner layout picks indices of a tile, and the outer one says where the
+# tile's elements lie in memory. Then the outer one *after* the inner one says where the picked elements lie. CuTe uses
+# this to say which elements a thread owns. A first layout gives each thread a place in the tile, a second one gives the
+# steps from there to all of its values, and the tile's own layout turns these places into offsets in memory.
 
 # %%
 # Exercise 13.7 · A layout by hand
@@ -1011,9 +1061,10 @@ def owned(tile, threads, values, thread: int) -> list:
 best_offset, best_composed, best_owned = check("13.7", offset, composed, owned).best
 
 # %% [markdown]
-# What is a good layout for a load? A thread can load 16 bytes at once, eight numbers of 16 bits, if they lie side by
-# side. And the 32 threads of a warp should cover whole lines of 128 bytes together. The next cell shows the first
-# offsets of four threads, for a row of 256 numbers, in two layouts. **Predict** which one loads 16 bytes at once.
+# What is a good layout for a load? A thread can load 16 bytes with one instruction, eight numbers of 16 bits, if they
+# lie side by side. And the 32 threads of a warp should together cover whole lines of 128 bytes. The next cell shows the
+# offsets that the first four threads own in a row of 256 numbers, in two layouts. **Predict** which one loads 16 bytes
+# at once.
 
 # %%
 row = ((256,), (1,))
@@ -1022,9 +1073,9 @@ for name, (threads, values) in ways.items():
     print(name, *(f"\n    thread {thread}: {best_owned(row, threads, values, thread)}" for thread in range(4)))
 
 # %% [markdown]
-# The first: a thread's eight offsets are neighbours, so one instruction loads them. In the second each of eight loads
-# takes 2 bytes, and the warp covers 64 bytes at a time. Both read every number once, so `kernel_bytes` sees no
-# difference. It is the number of instructions that differs, eight to one.
+# In the first layout a thread's eight offsets are neighbours, so one instruction loads them all. In the second a thread
+# needs eight loads of 2 bytes each, and each of them covers 64 bytes for the whole warp. Both layouts read every number
+# once, so `kernel_bytes` sees no difference. But the second needs eight times as many load instructions.
 
 # %% [markdown]
 # ## What production systems do
@@ -1036,12 +1087,12 @@ for name, (threads, values) in ways.items():
 #   linear layer ([arXiv 2410.10989](https://arxiv.org/abs/2410.10989)). In the last one, per-token weights of the loss
 #   once gave wrong gradients: a kernel multiplied all rows by the first row's weight
 #   ([Liger#1298](https://github.com/linkedin/Liger-Kernel/pull/1298)).
-# - **QuACK** ([code](https://github.com/Dao-AILab/quack)) has norms, softmax and cross-entropy in CuTe, with clusters
-#   of multiprocessors for long rows.
+# - **QuACK** ([code](https://github.com/Dao-AILab/quack)) has norms, softmax and cross-entropy in CuTe, and
+#   uses *clusters* for long rows: groups of multiprocessors that can read each other's shared memory.
 #
-# **In this library.** `course_lib/kernels/fused/` has add and norm, RoPE with the append to a cache, SwiGLU, and
+# **In this library.** `course_lib/kernels/fused/` has add and norm, RoPE with the append to a cache, SwiGLU,
 # cross-entropy with its gradient in place, and GroupNorm with Mish. Each is an operator of PyTorch (`torch.library`),
-# so that `torch.compile` calls it without a graph break.
+# so `torch.compile` calls it without a graph break.
 #
 # ## Papers
 #
