@@ -13,7 +13,7 @@
 # So who writes these four kernels? `torch.compile` can, and so can you. Write down two guesses. For which of these
 # operations is the compiler as fast as the best kernel written by hand? For which is it three times slower?
 #
-# **Time.** About five hours for all six exercises, estimated. The **core path** takes about two: exercises 13.1, 13.2
+# **Time.** About six hours for all seven exercises, estimated. The **core path** takes about two: exercises 13.1, 13.2
 # and 13.5, and every section whose heading does not end in *deeper*. You can skip the others: run their cells and go
 # on. You need chapters 01 and 04, and chapter 03 for exercise 13.4.
 
@@ -208,9 +208,9 @@ draw_ledger(ledger, "The glue of one layer of Llama-3-8B for 16,384 tokens, at 4
 # out.
 #
 # Two things deserve care. The squares are added in float32: the square of 300 is 90,000, and float16 ends at 65,504.
-# And the mean is over the columns that exist, not over the lanes of the tile. The serving engine SGLang computed one
-# model's squares in 16 bits, and each of its 60 layers added a little error. By layer 58 the hidden state pointed in a
-# clearly different direction from the right one, with a cosine of 0.51 between them
+# And the mean is over the columns that exist, not over the lanes of the tile. A report on the serving
+# engine SGLang blames squares that were added up in 16 bits: each of 60 layers added a little error. By layer 58 the
+# hidden state pointed in a clearly different direction from the right one, with a cosine of 0.51 between them
 # ([sglang#27540](https://github.com/sgl-project/sglang/pull/27540)).
 
 # %%
@@ -343,6 +343,14 @@ else:
 # numbers by two others that depend on nothing else, so it can be done *in place*: load a pair, store the turned pair
 # where it came from. The values are not loaded and not stored.
 #
+# The next picture shows a small row, with 8 query heads and 2 KV heads, and below it one head.
+
+# %%
+from course_lib.figures.fused.packed import draw_packed_row
+
+draw_packed_row(query_heads=8, key_heads=2, head_dim=16)
+
+# %% [markdown]
 # Three things go wrong here in practice:
 #
 # - **Which numbers are a pair.** In Llama's published weights for Hugging Face, number $i$ of a head goes with number
@@ -351,8 +359,8 @@ else:
 #   neighbours ([onnxruntime#26758](https://github.com/microsoft/onnxruntime/pull/26758)).
 # - **Where a token stands.** In a decode step the row is 0 and the position may be 8,191. Positions come as a tensor.
 # - **Whose angles.** A token's heads share its angles. In float32 these are 64 cosines and 64 sines, 512 bytes, which
-#   is as much as a head reads and writes in 16 bits. A program for each head would load them 40 times, and move 50 %
-#   more bytes in all.
+#   is as much as a head reads and writes in 16 bits. A program for each head would load them 40 times, and so load
+#   and store twice as many bytes.
 
 # %%
 # Exercise 13.3 · RoPE inside the packed tensor
@@ -415,8 +423,8 @@ best_rope_in_place = check("13.3", rope_in_place).best
 
 # %% [markdown]
 # With Llama-3-8B's sizes and 16,384 tokens, your kernel moves 344 MB where the listing moves 1.7 GB. On the H200 of
-# 2026-11-22 the listing reached 0.35 TB/s of the least bytes, the compiler's kernel 3.86, and Liger's 1.07. So here the
-# compiler was better than a kernel written by hand.
+# 2026-11-22 eager PyTorch reached 0.35 TB/s of the least bytes, the compiler's kernel 3.86, and Liger's 1.07. So here
+# the compiler was better than a kernel written by hand.
 #
 # `kernels/fused/rope_append.py` goes one step further. It writes the turned keys and the values straight into the
 # cache, because the cache is where they are read next. That saves one more kernel, and for a decode step, in which the
@@ -425,9 +433,14 @@ best_rope_in_place = check("13.3", rope_in_place).best
 # ## The loss, in chunks and in place · deeper
 #
 # At the end of a training step stands the largest tensor of all. Llama 3 has 128,256 words. For 4,096 tokens the logits
-# have 525 million numbers, 1.05 GB in 16 bits. The listing that everybody writes is `F.cross_entropy(logits.float(),
-# targets)`. It makes a copy in float32 (2.1 GB), a tensor of log-probabilities (2.1 GB), and in the backward pass a
-# gradient (2.1 GB) and its copy in 16 bits.
+# have 525 million numbers, 1.05 GB in 16 bits. Most people write
+#
+# ```python
+# loss = F.cross_entropy(logits.float(), targets)
+# ```
+#
+# This makes a copy in float32 (2.1 GB), a tensor of log-probabilities (2.1 GB), and in the backward pass a gradient
+# (2.1 GB) and its copy in 16 bits.
 #
 # None of these copies is needed. The loss needs two numbers for each row, its maximum and its sum of exponentials, and
 # chapter 03 finds both in one pass over chunks. The gradient of a logit is its softmax, less 1 at the target. It can be
@@ -594,8 +607,40 @@ if can_compile:
 # %% [markdown]
 # **On a GPU** the name tells how the row is reduced. `triton_per_fused_…` is a *persistent* reduction: a program holds
 # the whole row in registers, as your kernel does. `triton_red_fused_…` goes over the row in a loop, and then once more
-# to scale it. Inductor takes the first form for short rows, and chooses by length alone. Yours does so for any row that
-# fits.
+# to scale it. For rows of 1,024 numbers Inductor wrote the first form here, and from 2,048 on the second. This is the
+# middle of what it wrote for rows of 4,096. (Recorded on 2026-11-25: Inductor of PyTorch 2.13 was told that the GPU is
+# an H100 and wrote the text, but no GPU ran it. Lines that only rename an index are left out.)
+#
+# ```python
+# _tmp6 = tl.full([XBLOCK, R0_BLOCK], 0, tl.float32)
+# for r0_offset in tl.range(0, r0_numel, R0_BLOCK):
+#     r0_index = r0_offset + r0_base
+#     r0_mask = r0_index < r0_numel
+#     r0_1 = r0_index
+#     tmp0 = tl.load(in_ptr0 + (r0_1 + 4096*x0), r0_mask, eviction_policy='evict_first', other=0.0).to(tl.float32)
+#     tmp1 = tl.load(in_ptr1 + (r0_1 + 4096*x0), r0_mask, eviction_policy='evict_first', other=0.0).to(tl.float32)
+#     tmp2 = tmp0 + tmp1
+#     tmp3 = tmp2.to(tl.float32)
+#     tmp4 = tmp3 * tmp3
+#     tmp5 = tl.broadcast_to(tmp4, [XBLOCK, R0_BLOCK])
+#     tmp7 = _tmp6 + tmp5
+#     _tmp6 = tl.where(r0_mask, tmp7, _tmp6)
+#     tl.store(out_ptr0 + (r0_1 + 4096*x0), tmp2, r0_mask)
+# tmp6 = tl.sum(_tmp6, 1)[:, None]
+# for r0_offset in tl.range(0, r0_numel, R0_BLOCK):
+#     r0_index = r0_offset + r0_base
+#     r0_mask = r0_index < r0_numel
+#     r0_1 = r0_index
+#     tmp8 = tl.load(out_ptr0 + (r0_1 + 4096*x0), r0_mask, eviction_policy='evict_first', other=0.0).to(tl.float32)
+#     tmp17 = tl.load(in_ptr2 + (r0_1), r0_mask, eviction_policy='evict_last', other=0.0).to(tl.float32)
+#     …
+#     tl.store(out_ptr2 + (r0_1 + 4096*x0), tmp18, r0_mask)
+# ```
+#
+# The first loop loads x and the residual, adds up the squares, and stores the sum. The second loop loads the sum
+# *again* (`tmp8`). So this kernel moves five tensors, and yours moves four. Why was the compiled form only 4 % below a
+# copy, then? A row of 4,096 numbers has 8 KB. When the second loop comes to it, it is still in the L2 cache, so most of
+# the fifth tensor does not cross the memory bus. With rows of 64k numbers that is no longer so, as you will see below.
 #
 # **On a CPU** one kernel is not one pass. The text has a loop that adds and stores the sum (`out_ptr0`), a loop that
 # reads it and adds up the squares, and a loop that reads it again and scales it. The sum of a row is still in the
@@ -739,11 +784,12 @@ draw_fused_rates(ON_AN_H200)
 # > as good as the best kernel: add and norm, SwiGLU and RoPE reach 93 to 101 % of a copy's rate. Where it isn't, the
 # > compiler reaches 28 to 68 %: long rows, the groups of a norm, and a loss with its gradient.
 #
-# The four slow rows have different reasons, and each is a reason to write a kernel:
+# So there are four reasons to write a kernel. The first three are behind the slow rows:
 #
-# - **Long rows.** A row of 65,536 numbers in 16 bits has 128 KB. That is half of a multiprocessor's registers. The
-#   compiler's kernel goes through the row in pieces and reads it twice. QuACK lets several multiprocessors share a row,
-#   and reads it once.
+# - **Long rows.** A row of 65,536 numbers in 16 bits has 128 KB, half of a multiprocessor's registers. The compiler's
+#   kernel goes over it twice, as in the text above. It reached 2.85 TB/s, and two thirds of 4.17 would be 2.78. So it
+#   looks as if the row now crosses the bus twice, and with the result that makes three tensors for two. QuACK lets
+#   several multiprocessors share a row, and reads it once.
 # - **Reductions over something else than the last dimension.** GroupNorm's groups are some channels by all places. Its
 #   mean and variance must be known before Mish can run, and the group has to stay on the chip in between.
 # - **In place.** Cross-entropy can write its gradient over the logits. A compiler does not do that on its own, because
@@ -874,11 +920,11 @@ class StepTables:
 best_group_norm_mish, best_step_tables = check("13.6", group_norm_mish, StepTables).best
 
 # %% [markdown]
-# A block with 256 channels and 16 places has 8 KB in 16 bits for one robot, and a copy's rate would move that in 2 ns.
-# A launch takes some microseconds. So at a batch of 1 neither the bytes nor your kernel's speed matter: what counts is
-# how *many* kernels there are, and who launches them. With 4,096 samples, as in training, the bytes count again, and
-# that is the row of the picture in which the compiler's kernel reached 1.17 TB/s. The next cell measures both on a GPU:
-# the three operations, the same compiled, and your kernel. **Predict** for which batch yours gains most.
+# A block with 256 channels and 16 places has 8 KB in 16 bits for one robot. At a copy's rate it is read and written in
+# 4 ns. A launch takes some microseconds. So at a batch of 1 neither the bytes nor your kernel's speed matter: what
+# counts is how *many* kernels there are, and who launches them. With 4,096 samples, as in training, the bytes count
+# again, and that is the row of the picture in which the compiler's kernel reached 1.17 TB/s. The next cell measures
+# both on a GPU: the three operations, the same compiled, and your kernel. **Predict** for which batch yours gains most.
 
 # %%
 def block_of_pytorch(x, weight, bias, scale_table, shift_table, steps, groups, epsilon):
@@ -907,16 +953,91 @@ else:
           f"x and the result have {format_bytes(2 * inputs[0].nbytes)} of these.")
 
 # %% [markdown]
+# ## A layout by hand · deeper
+#
+# Triton decides which thread holds which element of a tile. In CUDA C++ with CUTLASS, and in CuTe's Python, *you*
+# decide, and you write it as a *layout*. A layout is a pair of tuples, a shape and a stride for each dimension. It
+# turns an index into an offset. CuTe counts the *first* dimension fastest: in the shape (4, 8) the index 6 has the
+# coordinates (2, 1), because 6 = 2 + 1 · 4. The offset is each coordinate times its stride, added up. With the strides
+# (8, 1) that is 17, and with (1, 4) it is 6.
+#
+# Layouts are functions, so one can follow another. If the inner layout picks indices of a tile, and the outer one says
+# where the tile's elements lie in memory, then the outer one *after* the inner one says where the picked elements lie.
+# This is how CuTe says what a thread owns. One layout gives each thread a place in the tile, a second one gives the
+# steps from there to all of its values, and the tile's own layout turns places into offsets.
+
+# %%
+# Exercise 13.7 · A layout by hand
+def offset(layout, index: int) -> int:
+    """Where an index of a layout lies.
+
+    layout: (shape, stride), two tuples of one length, at least 1: each size at least 1, each stride at least 0.
+    index: from 0 to the product of the sizes minus 1. It counts the first dimension fastest.
+    Returns: the sum over the dimensions of coordinate · stride.
+    """
+    # BEGIN SOLUTION
+    total = 0
+    for size, stride in zip(*layout):
+        total += index % size * stride
+        index = index // size
+    return total
+    # END SOLUTION
+
+
+def composed(outer, inner) -> list:
+    """For each index of the layout `inner`, in order, the offset that `outer` gives to the offset of `inner`.
+
+    All offsets of `inner` are indices of `outer`.
+    """
+    # BEGIN SOLUTION
+    return [offset(outer, offset(inner, index)) for index in range(math.prod(inner[0]))]
+    # END SOLUTION
+
+
+def owned(tile, threads, values, thread: int) -> list:
+    """The offsets in memory of all values that a thread owns, in the order of `values`.
+
+    tile: the layout of a tile in memory. threads: a layout whose index is a thread's number, and whose offset is the
+        place of its first value, an index of the tile. values: a layout whose index is a value's number, and whose
+        offset is added to that place.
+    """
+    # BEGIN SOLUTION
+    first = offset(threads, thread)
+    return [offset(tile, first + offset(values, value)) for value in range(math.prod(values[0]))]
+    # END SOLUTION
+
+
+# %%
+best_offset, best_composed, best_owned = check("13.7", offset, composed, owned).best
+
+# %% [markdown]
+# What is a good layout for a load? A thread can load 16 bytes at once, eight numbers of 16 bits, if they lie side by
+# side. And the 32 threads of a warp should cover whole lines of 128 bytes together. The next cell shows the first
+# offsets of four threads, for a row of 256 numbers, in two layouts. **Predict** which one loads 16 bytes at once.
+
+# %%
+row = ((256,), (1,))
+ways = {"8 neighbours each": (((32,), (8,)), ((8,), (1,))), "every 32nd": (((32,), (1,)), ((8,), (32,)))}
+for name, (threads, values) in ways.items():
+    print(name, *(f"\n    thread {thread}: {best_owned(row, threads, values, thread)}" for thread in range(4)))
+
+# %% [markdown]
+# The first: a thread's eight offsets are neighbours, so one instruction loads them. In the second each of eight loads
+# takes 2 bytes, and the warp covers 64 bytes at a time. Both read every number once, so `kernel_bytes` sees no
+# difference. It is the number of instructions that differs, eight to one.
+
+# %% [markdown]
 # ## What production systems do
 #
-# - **vLLM** compiles its models with `torch.compile`, and adds passes of its own to Inductor's graph. They replace an
-#   addition and a norm (and a cast to FP8, where there is one) by a kernel written by hand
-#   ([design](https://docs.vllm.ai/en/latest/design/torch_compile/)).
+# - **vLLM** compiles its models with `torch.compile`, and adds passes of its own to Inductor. They look for patterns in
+#   the graph, such as a norm and the cast to FP8 behind it, and replace them by a kernel written by hand
+#   ([its table of fusions](https://docs.vllm.ai/en/stable/design/fusions/)).
 # - **Liger** is a library of Triton kernels for training: norms, RoPE, SwiGLU, and cross-entropy fused with the last
 #   linear layer ([arXiv 2410.10989](https://arxiv.org/abs/2410.10989)). In the last one, per-token weights of the loss
 #   once gave wrong gradients: a kernel multiplied all rows by the first row's weight
 #   ([Liger#1298](https://github.com/linkedin/Liger-Kernel/pull/1298)).
-# - **QuACK** writes norms, softmax and cross-entropy in CuTe, with clusters of multiprocessors for long rows.
+# - **QuACK** ([code](https://github.com/Dao-AILab/quack)) has norms, softmax and cross-entropy in CuTe, with clusters
+#   of multiprocessors for long rows.
 #
 # **In this library.** `course_lib/kernels/fused/` has add and norm, RoPE with the append to a cache, SwiGLU, and
 # cross-entropy with its gradient in place, and GroupNorm with Mish. Each is an operator of PyTorch (`torch.library`),

@@ -19,6 +19,7 @@ from exercises.ch03_online_softmax.plain import (
     copies_kept,
     left_in_buffer,
     levels,
+    lower_than_floors,
     pass_refused,
     read_in_tiles,
     softmax_of,
@@ -44,6 +45,7 @@ def safe_softmax_cases(draw):
         Case("16 rows of 48 in square tiles", (draw.normal(16, 48), 16), driver=read_in_tiles),
         Case("4 rows of 12 once more, logits to ±200", (80 * draw.normal(4, 12), 4), driver=read_in_tiles),
         Case("three rows at -1000, 0 and +1000", (levels(draw, 63), 16), driver=read_in_tiles),
+        Case("scores near -20,000", (lower_than_floors(40), 16), driver=read_in_tiles),
         Case(
             "2 rows of 40, 160 higher from the second tile on", (rising_rows(draw, 2, 40, 16), 16), driver=read_in_tiles
         ),

@@ -19,6 +19,7 @@ from exercises.ch03_online_softmax.plain import (
     copies_kept,
     left_in_buffer,
     levels,
+    lower_than_floors,
     masked_prefix,
     pass_refused,
     read_in_tiles,
@@ -74,6 +75,7 @@ def statistics_cases(draw):
         Case("2 rows of 1024 in 32 tiles, none of which is kept", (draw.normal(2, 1024), 32), driver=read_in_tiles),
         Case("float16, 4 rows of 300", (draw.normal(4, 300, scale=2.0, dtype=torch.float16), 64), driver=read_in_tiles),
         Case("masked scores: a tile, a whole row, a stretch and a tail of -inf", (masked, 8), driver=read_in_tiles),
+        Case("scores near -20,000", (lower_than_floors(40), 16), driver=read_in_tiles),
     ]
 
 

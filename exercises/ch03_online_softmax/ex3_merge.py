@@ -6,9 +6,12 @@ import torch
 
 from course_lib.checker import Case, Exercise, Forbids, NewTensors
 from course_lib.checker.specification.contract import Contract, Level
+from course_lib.checker.specification.draw import Draw
 from course_lib.checker.specification.edits import edits, model_of
-from exercises.ch03_online_softmax.plain import INF, SHORTCUTS, reference_of, statistics_of
+from exercises.ch03_online_softmax.plain import INF, SHORTCUTS, lower_than_floors, reference_of, statistics_of
+from exercises.topics.running import FLOORS
 from exercises.topics.softmax_inputs import SCORES, ordered, ordinary
+from exercises.topics.softmax_slips import BOUNDED_BELOW
 
 
 def merge_in_pairs(functions, *states):
@@ -93,6 +96,7 @@ def merge_cases(draw):
     equal = tuple((same.clone(), draw.uniform(3, low=1.0, high=9.0), draw.normal(3, 4)) for _ in "ab")
     rising = _states(draw, [16, 16], scores=ordered(0.3))
     states = _states(draw, [8, 8])
+    low = _states(Draw(33), [8, 8], rows=2, scores=lambda draw, rows, columns: lower_than_floors(columns))
     return [
         Case("two parts of 8 keys", _states(draw, [8, 8]), driver=merge_in_pairs),
         Case("1 key and 200 keys", _states(draw, [1, 200]), driver=merge_in_pairs),
@@ -100,6 +104,7 @@ def merge_cases(draw):
         Case("scores fall: the first maximum is larger", rising[::-1], driver=merge_in_pairs),
         Case("equal maxima", equal, driver=merge_in_pairs),
         Case("the second of three rows empty in both parts", _one_row_empty(states), driver=merge_in_pairs),
+        Case("scores near -20,000", low, driver=merge_in_pairs),
     ]
 
 
@@ -281,6 +286,11 @@ CHANGES = (
         weights_exchanged=(FIRST_SHARE, SECOND_SHARE, SECOND_SHARE, FIRST_SHARE),
     ),
     *edits(EMPTY_STATE, empty_state_nan=(GUARD, "maximum", DIVISOR, "total")),
+    *edits(
+        BOUNDED_BELOW,
+        alone=True,
+        **{f"reference_bounded_below__{name}": (GUARD, f"maximum.clamp(min=-{name})") for name in FLOORS},
+    ),
     *edits(
         "A row without keys has maximum 0 in the result. For such a row you subtract 0, but its maximum is still "
         "-inf. Return the maximum, not the reference.",

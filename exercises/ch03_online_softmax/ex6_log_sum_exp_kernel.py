@@ -14,6 +14,7 @@ from exercises.ch03_online_softmax.plain import (
     SHORTCUTS,
     at_least_float32,
     levels,
+    lower_than_floors,
     masked_prefix,
     rounded_to_half,
     running_log_sum_exp,
@@ -53,6 +54,7 @@ def lse_cases(draw):
         Case("4 rows with a gap behind each row", (draw.spread_out(draw.normal(4, 129), 3), 2, 64)),
         Case("masked scores: a whole row, its first half, most of it -inf", (masked, 4, 64)),
         Case("one score near -1e20 in each row, the others -inf", (far_below_finite(3, 37), 2, 16)),
+        Case("scores near -20,000", (lower_than_floors(300), 2, 64)),
         # A sum of ones in float16 ends at 2048; weights that are rounded to it add up as they should.
         Case("float16, 2 rows of 3,000 equal scores", (draw.normal(2, 1).half().repeat(1, 3000), 1, 1024)),
         Case("float16, 3 rows of 600", (draw.normal(3, 600, scale=2.0, dtype=torch.float16), 3, 128), metered=True),

@@ -9,6 +9,8 @@ import math
 
 import torch
 
+from course_lib.checker.specification.draw import Draw
+
 LOG2_E = math.log2(math.e)
 INF = math.inf
 SHORTCUTS = (
@@ -213,6 +215,11 @@ def pass_refused(case, seen, got) -> bool:
 def levels(draw, columns):
     """Three rows of one spread at -1000, 0 and +1000."""
     return draw.normal(3, columns) + torch.tensor([[-1000.0], [0.0], [1000.0]])
+
+
+def lower_than_floors(columns):
+    """Two rows of scores near -20,000: lower than what a maximum is bounded by."""
+    return Draw(106).normal(2, columns) - 20_000.0
 
 
 def masked_prefix(draw, rows, columns, masked):

@@ -26,6 +26,7 @@ def combine_cases(draw):
         lses = draw.normal(*counts.shape, query_heads, scale=score, shift=level)
         return Case(name, _with_counts(draw, counts, lses, head_dim), metered=metered)
 
+    low = _with_counts(Draw(106), torch.full((3, 1), 64), Draw(83).normal(3, 1, 4, shift=-20_000.0), 16)
     cases = [
         case("2 splits of 100 keys", [[100, 100]]),
         case("1 split: nothing to merge", [[100]]),
@@ -35,6 +36,7 @@ def combine_cases(draw):
         case("a sequence without any key", [[0, 0, 0], [9, 9, 9]]),
         case("the same shape, and a key for everyone", [[7, 7, 7], [9, 9, 9]]),
         case("log-sum-exps near -300", [[64] * 3], level=-300.0),
+        Case("log-sum-exps near -20,000", low),
         case("8 splits, 2 sequences, head dimension 64, bytes counted", [[64] * 8] * 2, head_dim=64, metered=True),
     ]
     counts, many = torch.full((300, 1), 4), Draw(300)

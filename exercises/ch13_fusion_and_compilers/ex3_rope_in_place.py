@@ -46,8 +46,9 @@ def anywhere(draw, tokens):
 def drawn(draw, *, tokens, key_heads, group, head_dim, dtype=torch.float32, positions=behind_others, layout=None):
     query_heads = key_heads * group
     qkv = draw.normal(tokens, (query_heads + 2 * key_heads) * head_dim, dtype=dtype)
-    angles = torch.arange(61)[:, None] * torch.logspace(0, -2, head_dim // 2, base=10.0) + draw.uniform(1)
     places = positions(draw, tokens)
+    capacity = int(places.max()) + 1  # the last position ends the tables
+    angles = torch.arange(capacity)[:, None] * torch.logspace(0, -2, head_dim // 2, base=10.0) + draw.uniform(1)
     return InOut(layout(draw, qkv) if layout else qkv), angles.cos(), angles.sin(), places, query_heads, key_heads
 
 

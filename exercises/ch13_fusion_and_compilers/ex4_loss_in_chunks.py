@@ -36,12 +36,13 @@ def in_two_roundings(logits, targets, chunk, ignore_index):
 
 
 def strayed(logits, targets, chunk, ignore_index):
-    """Off by as much as sums in another order, and a log-sum-exp of that size, may be."""
-    eps = torch.finfo(torch.promote_types(logits.dtype, torch.float32)).eps
-    largest = logits.abs().max().to(torch.promote_types(logits.dtype, torch.float32))
+    """Off by as much as a log-sum-exp of that size may be that is rounded after each chunk."""
+    accurate = torch.promote_types(logits.dtype, torch.float32)
+    largest, chunks = logits.abs().max().to(accurate), -(-logits.shape[1] // chunk)
+    off = torch.finfo(accurate).eps * (1 + largest) * (1 + chunks / 2)
     loss = loss_oracle(logits, targets, chunk, ignore_index)
-    logits.mul_(1 + eps * (1 + largest))
-    return loss + eps * (1 + largest)
+    logits.mul_(1 + off)
+    return loss + off
 
 
 def ordinary(draw, rows, vocabulary):
@@ -59,6 +60,15 @@ def rising(draw, rows, vocabulary):
 
 def far_below(draw, rows, vocabulary):
     return draw.normal(rows, vocabulary) - 1000.0
+
+
+def farther_below(draw, rows, vocabulary):
+    return draw.normal(rows, vocabulary) - 20_000.0
+
+
+def falling(draw, rows, vocabulary):
+    """From the first column to the last they fall by 250: exp of the difference overflows."""
+    return draw.normal(rows, vocabulary) - 250 * torch.arange(vocabulary) / vocabulary
 
 
 def drawn(draw, *, rows, vocabulary, chunk, values=ordinary, ignored="some", ignore_index=-100, dtype=torch.float32,
@@ -80,7 +90,8 @@ def loss_cases(draw):
         Case("a last chunk that is not full", drawn(draw, rows=5, vocabulary=37, chunk=16)),
         Case("one chunk", drawn(draw, rows=3, vocabulary=20, chunk=50, ignored="none")),
         Case("maxima that rise from chunk to chunk", drawn(draw, rows=5, vocabulary=99, chunk=8, values=rising)),
-        Case("logits near -1000", drawn(draw, rows=5, vocabulary=40, chunk=7, values=far_below)),
+        Case("logits that fall by 250", drawn(draw, rows=3, vocabulary=60, chunk=9, values=falling)),
+        Case("logits near -20,000", drawn(draw, rows=5, vocabulary=40, chunk=20, values=farther_below)),
         Case("all rows ignored", drawn(draw, rows=4, vocabulary=33, chunk=8, ignored="all")),
         Case("class 2 is ignored", drawn(draw, rows=9, vocabulary=12, chunk=5, ignore_index=2)),
         Case("float16", drawn(draw, rows=8, vocabulary=500, chunk=64, dtype=torch.float16)),
@@ -149,6 +160,9 @@ CHANGES = (
     *edits("exp overflows, or all terms vanish: subtract the row's maximum before the exponential.",
         no_maximum=("torch.maximum(running_max, tile.amax(1))", "torch.zeros(rows)",
         "torch.full((rows,), -math.inf)", "torch.zeros(rows)")),
+    *edits("The maximum of one chunk alone was taken, and not of all chunks so far: exp(old - new) overflows where a "
+        "later chunk has smaller logits. Take torch.maximum of the old one and the chunk's.",
+        maximum_of_the_chunk=("torch.maximum(running_max, tile.amax(1))", "tile.amax(1)")),
     *edits("The mean was taken over all rows. Divide by the number of rows whose target is not ignore_index.",
         mean_over_all_rows=("number = counts.sum()", "number = rows")),
     *edits("The loss is the sum over the rows. Divide it by the number of rows that count.",

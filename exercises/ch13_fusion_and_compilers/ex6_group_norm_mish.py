@@ -80,6 +80,10 @@ def far_from_0(draw, *shape):
     return draw.normal(*shape, shift=10_000.0)
 
 
+def around_40(draw, *shape):
+    return draw.normal(*shape, shift=40.0)
+
+
 def tiny(draw, *shape):
     return draw.normal(*shape, scale=3e-3)
 
@@ -103,6 +107,7 @@ def norm_cases(draw):
         case("numbers near 0.003 and an epsilon of 1e-5", 2, 2, 8, 8, tiny),
         case("slopes of 30: exp overflows", 2, 2, 8, 16, slope=30.0),
         case("float16, 8 groups of 32 channels", 2, 8, 32, 16, dtype=torch.float16, metered=True),
+        case("float16, a mean of 40: its sum has no room there", 1, 2, 32, 16, around_40, dtype=torch.float16),
         made_once("tables of 5 steps, asked for 3 times", 5, 6, 3),
         made_once("tables of one step", 1, 4, 1),
     ]
@@ -256,6 +261,13 @@ EXERCISE = Exercise(
             "variance taken as E[x²] - mean²? Both are then near 10⁸, where float32 steps by 8. Subtract the mean "
             "first, and square what is left.",
             when=lambda case, seen, got: "10,000" in case.name,
+            every=True,
+        ),
+        Mistake(
+            "summed_in_16_bits",
+            "Only float16 numbers with a mean of 40 are wrong: a group was summed in float16, which has three "
+            "digits. Cast to float32 where you load.",
+            when=lambda case, seen, got: "a mean of 40" in case.name,
             every=True,
         ),
         Mistake(

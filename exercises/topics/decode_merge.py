@@ -12,6 +12,8 @@ import torch
 
 from course_lib.checker.specification.edits import edits, model_of
 from exercises.topics.decode_slips import AVERAGED, EMPTY_MERGE, LARGEST_MISSING
+from exercises.topics.running import FLOORS
+from exercises.topics.softmax_slips import BOUNDED_BELOW
 
 INF, LN_2 = math.inf, math.log(2)
 
@@ -209,6 +211,11 @@ MERGE = (
         EMPTY_MERGE,
         empty_sequence_nan=(GUARD, "largest"),
         empty_sequence_nan__divided_by_nothing=(DIVISOR, "total"),
+    ),
+    *edits(
+        BOUNDED_BELOW,
+        alone=True,
+        **{f"reference_bounded_below__merge__{name}": (GUARD, f"largest.clamp(min=-{name})") for name in FLOORS},
     ),
     *edits(
         "A row whose first split has no keys gives NaN: both maxima are -inf there, and -inf - -inf is no number. "

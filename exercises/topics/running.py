@@ -15,6 +15,7 @@ from exercises.topics import softmax_slips as told
 
 INF = math.inf
 FINITE_PADDING = {"65504": "-65504.0", "1e4": "-1e4", "1e5": "-1e5", "1e6": "-1e6", "1e9": "-1e9", "1e10": "-1e10"}
+FLOORS = ("1e3", "1e4")  # what a maximum is bounded by from below
 FINITE_STARTS = {"least_number": "torch.finfo(torch.float32).min", "1e38": "-1e38", "1e30": "-1e30", "1e9": "-1e9"}
 
 
@@ -118,6 +119,11 @@ RUNNING = (
 )
 MASKED = (
     *edits(told.EMPTY_STATE, empty_state_nan=(GUARD, "new_max")),
+    *edits(
+        told.BOUNDED_BELOW,
+        alone=True,
+        **{f"reference_bounded_below__{name}": (GUARD, f"new_max.clamp(min=-{name})") for name in FLOORS},
+    ),
     *edits(  # the sum is -0 before the first tile, and only then
         told.PARTLY_GUARDED,
         alone=True,

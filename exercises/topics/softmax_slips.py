@@ -61,6 +61,10 @@ EMPTY_STATE = (
     "A tile of nothing but -inf gave NaN: there the maximum is -inf, and -inf - (-inf) is NaN. Where the new maximum "
     "is -inf, subtract 0 instead."
 )
+BOUNDED_BELOW = (
+    "What is subtracted is bounded from below by a finite number. All scores of a row may lie below that number, and "
+    "then every weight is 0. Replace -inf alone: `where(maximum == -inf, 0, maximum)`."
+)
 REPAIRED_LATE = (
     "NaN is replaced only at the end. A tile of nothing but -inf makes the running sum NaN, and what comes after it "
     "is lost. Subtract 0 where the new maximum is -inf, at every tile."

@@ -4,6 +4,7 @@ import pytest
 
 from course_lib.figures.fused.crossings import ADD_AND_NORM, draw_crossings
 from course_lib.figures.fused.ledger import draw_ledger
+from course_lib.figures.fused.packed import draw_packed_row
 from course_lib.figures.fused.rates import ON_AN_H200, draw_fused_rates
 
 
@@ -51,3 +52,17 @@ def test_each_rate_is_a_point_and_each_kernel_by_hand_has_its_name(tmp_path):
 def test_rates_of_nothing_are_refused(rates):
     with pytest.raises(ValueError, match="rates is"):
         draw_fused_rates(rates)
+
+
+def test_each_head_of_a_packed_row_has_its_box(tmp_path):
+    figure = draw_packed_row(8, 2, head_dim=16)
+    figure.savefig(tmp_path / "packed.png")
+    row, head = figure.axes
+    assert len(row.patches) == 8 + 2 + 2
+    assert len(head.patches) == 16 + 3  # numbers, and the arcs of three pairs
+
+
+@pytest.mark.parametrize("sizes", [(0, 1, 16), (4, 2, 5)])
+def test_packed_rows_of_no_head_or_odd_heads_are_refused(sizes):
+    with pytest.raises(ValueError, match="an even head_dim"):
+        draw_packed_row(*sizes)

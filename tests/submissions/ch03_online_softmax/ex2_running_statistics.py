@@ -275,3 +275,10 @@ WRONG |= {
         "3.2", ("running_max = new_max", "running_max = torch.where(new_max == -math.inf, 0.0, new_max)")
     ),
 }
+
+
+WRONG |= {
+    "reference_bounded_below": changed(
+        "3.2", ("torch.where(new_max == -math.inf, 0.0, new_max)", "new_max.clamp(min=-1e4)")
+    ),
+}

@@ -176,3 +176,10 @@ UNUSUAL |= {
         "[part.clone() for part in first]", "[part + 0 for part in second]"
     ),
 }
+
+
+WRONG |= {
+    "reference_bounded_below": changed(
+        "3.3", ("torch.where(maximum == -math.inf, 0.0, maximum)", "maximum.clamp(min=-1e4)")
+    ),
+}

@@ -271,3 +271,10 @@ def log_sum_exp(x, parts, block):
     return result
 """,
 }
+
+
+WRONG |= {
+    "reference_bounded_below": changed(
+        "3.6", ('tl.where(new_max == float("-inf"), 0.0, new_max)', "tl.maximum(new_max, -1e4)")
+    ),
+}

@@ -195,3 +195,10 @@ UNUSUAL = {
     ),
     "a tile larger than needed": changed("8.3", (NEXT_POWER, "4 * triton.next_power_of_2(splits)")),
 }
+
+
+WRONG |= {
+    "reference_bounded_below": changed(
+        "8.3", ('tl.where(largest == float("-inf"), 0.0, largest)', "tl.maximum(largest, -1e4)")
+    ),
+}

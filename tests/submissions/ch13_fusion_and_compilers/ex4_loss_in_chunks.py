@@ -81,6 +81,9 @@ WRONG = {
         ("torch.maximum(running_max, wide.amax(dim=1, keepdim=True))", "torch.zeros_like(running_sum)"),
         ("torch.full((rows, 1), -math.inf, device=logits.device)", "torch.zeros(rows, 1, device=logits.device)"),
     ),
+    "maximum_of_the_chunk": changed(
+        "13.4", ("torch.maximum(running_max, wide.amax(dim=1, keepdim=True))", "wide.amax(dim=1, keepdim=True)")
+    ),
     # ROCm/TransformerEngine#336: the loss was divided by all tokens, ignored ones too.
     "mean_over_all_rows": changed("13.4", ("number = counts.sum()", "number = rows")),
     "sum_for_mean": changed("13.4", (RETURNED, RETURNED.replace(" / number", ""))),

@@ -55,6 +55,9 @@ WRONG = {
             "\n        return tuple(torch.stack(parts) for parts in zip(*rows))",
         ),
     ),
+    "summed_in_16_bits": changed(
+        "13.6", ("mask=inside, other=0.0).to(tl.float32)", "mask=inside, other=0.0)"),
+    ),
     "row_kept_uncopied": changed("13.6", (MADE, "rows = [make(step) for step in range(number)]")),
     "bias_missing__and_the_shift": changed(
         "13.6", (OUT, "out = scale[:, None] * mish"), ("weight[:, None] + bias[:, None]", "weight[:, None]")
