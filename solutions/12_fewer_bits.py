@@ -448,9 +448,10 @@ def int4_decode(query, key_codes, key_scale, key_middle, value_codes, value_scal
 
     Returns:
         [batch, query_heads, head_dim], the query's dtype: the softmax of the scores, which are products of query and
-        keys divided by √head_dim, times the values; zeros for a length of 0. Multiply and add in float32, or multiply
-        in the query's dtype and add in float32. Each code, scale and middle of a token in the cache is loaded once, and
-        those that belong to no token are not loaded. PyTorch's own operations do not read the cache and do no products.
+        keys divided by √head_dim, times the values; zeros for a length of 0. Dequantise in float32. Then multiply
+        and add in float32, or multiply in the query's dtype and add in float32. Each code, scale and middle of a token
+        in the cache is loaded once, and those that belong to no token are not loaded. PyTorch's own operations do not
+        read the cache and do no products.
     """
     batch, query_heads, head_dim = query.shape
     key_heads, capacity = key_codes.shape[1:3]

@@ -161,6 +161,9 @@ def paged_cases(draw):
     cases.insert(-1, Case("one split of 300 tokens, the last scores 160 above the first", _risen(draw)))
     lagging_scores = _risen(Draw(85), 160, lagging, torch.float16)
     cases.insert(-1, Case("one split, float16, the last scores 11.5 above the first", lagging_scores))
+    equal, keys, values, *rest = paged(Draw(87), 4, 1, 16, [320], 16, dtype=torch.float16)
+    near_300 = torch.zeros_like(equal), keys, values * 10 + 300, *rest, 1
+    cases.insert(-1, Case("one split, float16, values near 300, 320 equal scores", near_300))
     cases.insert(-1, Case("70 query heads on 1 KV head", (*paged(Draw(70), 70, 1, 16, [40], 16), 2)))
     apart = laid_apart(draw, query, key_pages, value_pages, gaps(draw, tables), counts)
     cases.insert(-1, Case("all strides apart, lengths 5 and 3", (*apart, 2)))

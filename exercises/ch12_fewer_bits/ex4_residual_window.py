@@ -46,15 +46,20 @@ def replay(functions, group, window, script, twice=False):
         buffer.fill_(-7.0)
         recent = book.recent()
         groups = [labels.index(part) if part in labels else -1 for part in book.groups()]
-        told = f"{count} more, {total} in all: whole {numbers(recent)}"
-        for place in groups[len(before) :]:
-            told += f"; quantised {numbers(given[place][1])}" if place >= 0 else "; quantised by another window"
+        new = [numbers(given[place][1]) if place >= 0 else "by another window" for place in groups[len(before) :]]
+        told = {  # in short pieces, because a verdict shows the beginning of each alone
+            f"whole of {total}": numbers(recent),
+            "quantised": (", ".join(new[:4]) or "none") + f" ({len(new)} in all)" * (len(new) > 4),
+            "quantised after these": ", ".join(new[4:]) or "none",
+            "groups()": "as quantised",
+            "changed since": "nothing",
+        }
         if groups[: len(before)] != before or len(given) != len(groups):
-            told += f"; groups() has {len(groups)} of {len(given)} in the order {groups[:6]}"
+            told["groups()"] = f"{len(groups)} of {len(given)} in the order {groups[:6]}"
         if not all(torch.equal(now, then) for now, then in given):
-            told += "; what quantise was given has changed since"
-        if not all(torch.equal(now, then) for now, then in returned):
-            told += "; what recent() returned earlier has changed since"
+            told["changed since"] = "what quantise was given"
+        elif not all(torch.equal(now, then) for now, then in returned):
+            told["changed since"] = "what recent() returned earlier"
         if isinstance(recent, torch.Tensor):
             returned.append((recent, recent.clone()))
         before = groups
@@ -127,6 +132,13 @@ CHANGES = (
         one_group_an_append=("range(len(whole))", "range(1)")),
     *edits("The window is ignored: every full group is quantised, and the newest keys with it. `window` keys must stay "
         "whole: wait for window + group.", window_ignored=(LIMIT, "len(whole) < group")),
+    *edits("As soon as one group was due, all full groups were quantised, and the newest keys with them. Each waits "
+        "until window + group keys are whole.",
+        window_flushed=(LIMIT, "len(whole) < (group if _ else window + group)"),
+        window_flushed__of_all=(LIMIT, "len(whole) < (group if _ else max(window, group))")),
+    *edits("whole[-window:] keeps all keys where window is 0, because -0 is 0, and it loses keys where more of them "
+        "stay. Keep whole[group:].",
+        last_window_kept=("range(len(whole))", "range(1)", REST, "whole = whole[-window:]")),
     *edits("Keys are quantised as soon as more than `window` are whole, so groups are not full. Wait until there are "
         "window + group.", groups_not_full=(LIMIT, "len(whole) <= window")),
     *edits("`window` was taken for the number of all whole keys, so quantising begins too early and too few stay "
@@ -160,7 +172,7 @@ CHANGES = (
 
 
 def _said(words):
-    return lambda case, seen, got: any(words in line for line in got or ())
+    return lambda case, seen, got: any(words in str(told) for told in got or ())
 
 
 def _state_is_shared(case, seen, got):
@@ -212,13 +224,13 @@ EXERCISE = Exercise(
             "group_changes_later",
             "A tensor that quantise was given has changed afterwards. It is a view of memory that you, or the caller, "
             "write again. Give it a copy: clone().",
-            when=_said("what quantise was given has changed"),
+            when=_said("what quantise was given"),
         ),
         Mistake(
             "recent_changes_later",
             "What recent() returned has changed with a later append. It is a view of memory that you write again. "
             "Return a copy: clone().",
-            when=_said("what recent() returned earlier has changed"),
+            when=_said("what recent() returned earlier"),
         ),
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import torch
 
@@ -90,6 +91,16 @@ def drawn(draw, *, key_heads, group, head_dim, lengths, spare=0, dtype=torch.flo
     return query, codes[0], key_scale, key_middle, codes[1], value_scale, value_middle, counts
 
 
+def nearly_cancelled(draw):
+    """Codes of 6 and 7 and middles of -6.5 steps: where products are rounded to 16 bits, few bits of a sum are left."""
+    half = torch.float16
+    sizes = {"key_heads": 1, "group": 2, "head_dim": 64, "lengths": [5], "dtype": half, "scales": half, "score": 20.0}
+    query, key_codes, key_scale, _, value_codes, value_scale, _, lengths = drawn(draw, **sizes)
+    codes = (0x66 + part % 2 + 16 * (part // 2 % 2) for part in (key_codes, value_codes))
+    key_codes, value_codes = (part.to(torch.uint8) for part in codes)
+    return query, key_codes, key_scale, -6.5 * key_scale, value_codes, value_scale, -6.5 * value_scale, lengths
+
+
 def kernel_cases(draw):
     def case(name, key_heads, group, head_dim, lengths, metered=False, **options):
         sizes = {"key_heads": key_heads, "group": group, "head_dim": head_dim, "lengths": lengths}
@@ -111,6 +122,7 @@ def kernel_cases(draw):
             drawn(Draw(1), key_heads=1, group=2, head_dim=64, lengths=[64], spare=15),
             metered=True,
         ),
+        Case("float16, middles that nearly cancel the codes", nearly_cancelled(Draw(5))),
     ]
 
 
@@ -172,6 +184,14 @@ KEYS = "keys * read(key_scale, of_group) + read(key_middle, of_group)"
 VALUES = "values * read(value_scale, of_token, loaded) + read(value_middle, of_token, loaded)"
 GROUP_PLACE = "(cache * (capacity // 64) + first // 64) * head_dim"
 SCALED = "queries @ keys.T * head_dim**-0.5"
+
+
+def in_dtype(dtype, *sums):
+    """The sums code · scale + middle, rounded to this dtype after each step."""
+    narrow = (re.sub(r"(read\([^)]*\)|keys|values)(?= [*+]|$)", rf"\1.to({dtype})", each) for each in sums)
+    return tuple(part for each, new in zip(sums, narrow) for part in (each, f"({new}).float()"))
+
+
 EXTENDED = "torch.where(nibbles >= 8, nibbles - 16, nibbles)"
 CHANGES = (
     *edits("The sign of the nibbles is not extended, so -1 counts as 15: (nibble ^ 8) - 8 in a signed dtype.",
@@ -187,9 +207,15 @@ CHANGES = (
         halves_for_neighbours__scales_by_the_byte=("channels // 2", "channels % (len(channels) // 2)",
         "channels % 2 == 0", "channels < len(channels) // 2", "rows * parts + channels // 64",
         "rows * parts + channels % half // 32")),
-    *edits("The keys' middle is missing: a key is code · scale + middle. The softmax does not cancel it, because it "
-        "differs from group to group.",
+    *edits("The keys' middle is missing, or all tiles read that of the first 64 tokens, which the softmax cancels. "
+        "A key is code · scale + middle, and group first // 64 has a middle of its own.",
         key_middle_missing=(KEYS, "keys * read(key_scale, of_group)")),
+    *edits("Keys or values are dequantised in float16, which rounds code · scale before the middle is added. Convert "
+        "scale and middle to float32 first.",
+        dequantised_in_half=in_dtype("torch.float16", KEYS, VALUES),
+        dequantised_in_half__as_the_scales=in_dtype("key_scale.dtype", KEYS, VALUES),
+        dequantised_in_half__keys=in_dtype("torch.float16", KEYS),
+        dequantised_in_half__values=in_dtype("torch.float16", VALUES)),
     *edits("The values' middle is missing: a value is code · scale + middle.",
         value_middle_missing=(VALUES, "values * read(value_scale, of_token, loaded)")),
     *edits("The keys' scale is missing, as if it were 1. A key is code · scale + middle.",
@@ -200,7 +226,11 @@ CHANGES = (
         middle_as_zero_point=(KEYS, "(keys - read(key_middle, of_group)) * read(key_scale, of_group)", VALUES,
         "(values - read(value_middle, of_token, loaded)) * read(value_scale, of_token, loaded)")),
     *edits("All tiles of keys use the scales of the first 64 tokens. Group first // 64 has its own.",
-        first_scales_for_all=(GROUP_PLACE, "cache * (capacity // 64) * head_dim")),
+        first_scales_for_all=(GROUP_PLACE, "cache * (capacity // 64) * head_dim"),
+        first_scales_for_all__but_the_middle=("read(key_scale, of_group)",
+        "read(key_scale, of_group - first // 64 * head_dim)")),
+    *edits("A head's rows of scales begin too late. It has capacity // 64 of them, and not one more.",
+        a_group_too_many=("cache * (capacity // 64)", "cache * (capacity // 64 + 1)")),
     *edits("The row of scales is taken by the token's number and not by the group's: divide by 64.",
         scales_by_token=("+ first // 64", "+ first")),
     *edits("All sequences and KV heads read the first one's scales of the keys. "
@@ -230,6 +260,10 @@ CHANGES = (
     *edits(told.NOTHING_RESCALED, nothing_rescaled=("torch.exp(running_max - new_max)", "1.0")),
     *edits(told.SUM_NOT_RESCALED, sum_not_rescaled=("running_sum * rescale", "running_sum")),
     *edits(told.ACCUMULATOR_NOT_RESCALED, accumulator_not_rescaled=("accumulator * rescale", "accumulator")),
+    *edits("Only one of the two accumulators is rescaled when the maximum rises. Multiply both by rescale.",
+        one_accumulator_rescaled=("accumulator * rescale", "accumulator * torch.where(channels % 2 == 0, rescale, 1)"),
+        one_accumulator_rescaled__odd=("accumulator * rescale",
+        "accumulator * torch.where(channels % 2 == 1, rescale, 1)")),
     *edits(told.MAXIMUM_NOT_UPDATED, maximum_not_updated=("running_max = new_max", "")),
     *edits(told.NO_RUNNING_MAX,
         no_maximum=("torch.exp(scores - new_max)", "torch.exp(scores)", "torch.exp(running_max - new_max)", "1.0")),

@@ -127,7 +127,8 @@ CHOICE = (
         kept_if_it_fits=('["keep", "fuse", "once"] if fits', '["keep"] if fits')),
     *edits("A quantised cache was always chosen. Compare with `keep` too, which is faster where dequantising is slow.",
         never_kept=('["keep", "fuse", "once"] if fits else ["fuse", "once"]', '["fuse", "once"]')),
-    *edits("`once` is never chosen. For many query tokens, dequantising in every pass is the slower plan.",
+    *edits("`once` is never chosen where 16 bits do not fit into `room`, or never at all. It needs no such room, "
+        "and for many query tokens `fuse`, which dequantises in every pass, is slower.",
         never_once=('"fuse", "once"] if', '"fuse"] if', '["fuse", "once"]', '["fuse"]')),
     *edits("Of two plans that take equally long, choose the one that stands first in the list keep, fuse, once.",
         last_of_equals=("plans[times.index(min(times))]", "plans[len(times) - 1 - times[::-1].index(min(times))]")),

@@ -332,3 +332,12 @@ UNUSUAL |= {
     "room for 256 splits in every merge": changed("8.5", ("BLOCK_S=triton.next_power_of_2(splits)", "BLOCK_S=256")),
     "a maximum that lags by 8 bits": lagging(8),
 }
+
+
+ADDS = "accumulator * rescale[:, None] + product"
+WRONG |= {
+    "accumulator_in_float16": changed(
+        "8.5",
+        (ADDS, f"({ADDS}).to(query.dtype).to(tl.float32)"),
+    ),
+}

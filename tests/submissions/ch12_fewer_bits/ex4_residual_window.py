@@ -60,6 +60,18 @@ WRONG = {
     "one_key_late": changed("12.4", (LIMIT, LIMIT.replace(">=", ">"))),
     "one_group_an_append": changed("12.4", (LIMIT, LIMIT.replace("while", "if"))),
     "window_ignored": changed("12.4", (LIMIT, "while len(self.whole) >= self.group:")),
+    # As KIVI does, whose window is a multiple of the group.
+    "window_flushed": changed(
+        "12.4",
+        (
+            LIMIT,
+            "due = len(self.whole) >= self.window + self.group\n"
+            "        while due and len(self.whole) >= self.group:",
+        ),
+    ),
+    "last_window_kept": changed(
+        "12.4", (LIMIT, LIMIT.replace("while", "if")), (REST, "self.whole = self.whole[-self.window :]")
+    ),
     "groups_not_full": changed("12.4", (LIMIT, "while len(self.whole) > self.window:")),
     "window_of_all": changed("12.4", (LIMIT, "while len(self.whole) >= max(self.window, self.group):")),
     "newest_quantised": changed(

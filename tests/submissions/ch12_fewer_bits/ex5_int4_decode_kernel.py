@@ -65,7 +65,35 @@ def int4_decode(query, key_codes, key_scale, key_middle, value_codes, value_scal
     return output
 """
 
+IN_HALF = (
+    ("channels).to(tl.float32)", "channels)"),
+    ("channels + 1).to(tl.float32)", "channels + 1)"),
+    (
+        "keys_even = low * scale_even[None, :] + middle_even[None, :]",
+        "keys_even = (low * scale_even[None, :] + middle_even[None, :]).to(tl.float32)",
+    ),
+    (
+        "keys_odd = high * scale_odd[None, :] + middle_odd[None, :]",
+        "keys_odd = (high * scale_odd[None, :] + middle_odd[None, :]).to(tl.float32)",
+    ),
+    ("shared, mask=present[:, None], other=0.0).to(tl.float32)", "shared, mask=present[:, None], other=0.0)"),
+    (f"{VALUE_LOW} + middle", f"({VALUE_LOW} + middle).to(tl.float32)"),
+    (f"{VALUE_HIGH} + middle", f"({VALUE_HIGH} + middle).to(tl.float32)"),
+)
+
 WRONG = {
+    # In the dtype of the scales: right where they are float32.
+    "dequantised_in_half": changed("12.5", *IN_HALF),
+    # The softmax cancels what all keys have in common.
+    "key_middle_missing__of_the_first_group": changed(
+        "12.5",
+        (
+            "        middle_even =",
+            "        channels = cache * (capacity // 64) * HEAD_DIM + 2 * columns\n        middle_even =",
+        ),
+    ),
+    "a_group_too_many": changed("12.5", ("cache * (capacity // 64)", "cache * (capacity // 64 + 1)")),
+    "one_accumulator_rescaled": changed("12.5", ("output_odd * rescale[:, None]", "output_odd")),
     "sign_not_extended": changed(
         "12.5",
         (LOW, "low = codes & 15"),
@@ -122,10 +150,14 @@ WRONG = {
     "too_many_bytes__of_all_groups": changed(
         "12.5",
         ("for first in range(0, length, 64)", "for first in range(0, capacity, 64)"),
-        ("weights = tl.exp2(scores - new_max[:, None])",
-         "weights = tl.where(present[None, :], tl.exp2(scores - new_max[:, None]), 0.0)"),
-        ("rescale = tl.exp2(running_max - new_max)",
-         'rescale = tl.where(running_max == float("-inf"), 0.0, tl.exp2(running_max - new_max))'),
+        (
+            "weights = tl.exp2(scores - new_max[:, None])",
+            "weights = tl.where(present[None, :], tl.exp2(scores - new_max[:, None]), 0.0)",
+        ),
+        (
+            "rescale = tl.exp2(running_max - new_max)",
+            'rescale = tl.where(running_max == float("-inf"), 0.0, tl.exp2(running_max - new_max))',
+        ),
     ),
     "scales_loaded_for_every_channel": changed(
         "12.5", (SHARED, "shared = places[:, None] * PARTS + columns[None, :] // 32"), (REPEATED, "")

@@ -30,6 +30,8 @@ WRONG = {
     "kept_if_it_fits": changed("12.6", (PLANS, '("keep",) if fits else ("fuse", "once")')),
     # vllm#49077: quantised is not always faster.
     "never_kept": changed("12.6", (PLANS, '("fuse", "once")')),
+    # Where 16 bits fit, `keep` is always faster than `once`.
+    "never_once": changed("12.6", (PLANS, '("keep", "fuse", "once") if fits else ("fuse",)')),
     "by_query_tokens": changed("12.6", (CHOSEN, '"fuse" if query_tokens == 1 else "once"')),
     "exactly_refused": changed("12.6", ("<= room", "< room")),
 }
