@@ -85,6 +85,8 @@ def norm_cases(draw):
         case("rows of zeros", 3, 64, zeros),
         case("float16, 5 rows of 777", 5, 777, dtype=torch.float16, metered=True),
         case("float16, numbers near 300: squares overflow", 3, 500, large, torch.float16),
+        case("numbers near 0.003 and an epsilon of 1e-8", 3, 96, tiny, epsilon=1e-8),
+        case("float16, rows of zeros and an epsilon of 1e-8", 3, 64, zeros, torch.float16, epsilon=1e-8),
     ]
 
 
@@ -166,6 +168,8 @@ CHANGES = (
         results_exchanged=("return written[0], written[1]", "return written[1], written[0]")),
     *edits("epsilon is missing. Add it to the mean square, under the root.",
         epsilon_missing=("squares / hidden + epsilon", "squares / hidden")),
+    *edits("epsilon was rounded to float16, where 1e-8 is 0 and 1e-6 has one digit. Add it in float32.",
+        epsilon_rounded=("squares / hidden + epsilon", "squares / hidden + torch.tensor(epsilon).to(x.dtype).float()")),
     *edits("epsilon was added to the root. It belongs under the root, to the mean square.",
         epsilon_outside=(INVERSE, "1 / (torch.sqrt(squares / hidden) + epsilon)")),
     *edits("epsilon was added to the sum of squares, before it was divided by the number of columns.",
@@ -221,7 +225,7 @@ EXERCISE = Exercise(
     requirements=(
         LaunchesTriton(at_most=1),
         Forbids((*ARITHMETIC, "rms_norm", "_fused_rms_norm", "mean", "sum", "rsqrt", "sqrt", "square", "pow")),
-        Allocates(lambda x, *rest: x.numel()),
+        Allocates(lambda x, *rest: 2 * x.numel()),  # both results may be parts of one tensor
         Moves(four_tensors),
         ReadByKernels((0, 1, 2)),
     ),

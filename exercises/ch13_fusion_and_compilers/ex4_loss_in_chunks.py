@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from course_lib.checker import Allocates, Case, Exercise, Forbids, InOut, Mistake, edits, model_of
+from course_lib.checker import Allocates, Case, Draw, Exercise, Forbids, InOut, Mistake, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.layouts import CONTIGUOUS, gaps, last_exchanged
 
@@ -94,6 +94,7 @@ def loss_cases(draw):
         Case("logits near -20,000", drawn(draw, rows=5, vocabulary=40, chunk=20, values=farther_below)),
         Case("all rows ignored", drawn(draw, rows=4, vocabulary=33, chunk=8, ignored="all")),
         Case("class 2 is ignored", drawn(draw, rows=9, vocabulary=12, chunk=5, ignore_index=2)),
+        Case("ignore_index is above all classes", drawn(Draw(134), rows=6, vocabulary=20, chunk=8, ignore_index=9000)),
         Case("float16", drawn(draw, rows=8, vocabulary=500, chunk=64, dtype=torch.float16)),
     ]  # fmt: skip
 
@@ -135,7 +136,7 @@ def loss_in_place(logits, targets, chunk, ignore_index):
         new_max = torch.maximum(running_max, tile.amax(1))
         running_sum = running_sum * torch.exp(running_max - new_max) + torch.exp(tile - new_max[:, None]).sum(1)
         running_max = new_max
-    safe = torch.where(counts, targets, 0)[:, None]
+    safe = torch.where(counts, targets, 0).clamp(max=vocabulary - 1)[:, None]
     picked = logits.gather(1, safe)[:, 0].float()
     losses = torch.where(counts, running_max + torch.log(running_sum) - picked, 0.0)
     number = counts.sum()

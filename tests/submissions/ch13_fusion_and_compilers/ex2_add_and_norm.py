@@ -138,6 +138,7 @@ def add_rms_norm(x, residual, weight, epsilon):
     summed = x + residual
     return F.rms_norm(summed, (x.shape[1],), weight, epsilon), summed
 """,
+    "epsilon_rounded": changed("13.2", ("/ hidden + epsilon", "/ hidden + epsilon.to(x.dtype).to(tl.float32)")),
     "epsilon_missing__and_the_weight": changed(
         "13.2", (" + epsilon)", ")"), ("wide * inverse * weight", "wide * inverse")
     ),
@@ -149,6 +150,12 @@ UNUSUAL = {
     "two roundings, as in Llama's code": changed(
         "13.2",
         ("(wide * inverse * weight).to(x.dtype)", "((wide * inverse).to(x.dtype).to(tl.float32) * weight).to(x.dtype)"),
+    ),
+    "both results in one tensor": changed(
+        "13.2",
+        ("normalised = torch.empty((rows, hidden), dtype=x.dtype, device=x.device)",
+         "both = torch.empty((2, rows, hidden), dtype=x.dtype, device=x.device)"),
+        ("summed = torch.empty_like(normalised)", "normalised, summed = both"),
     ),
     "a tile twice as long": changed("13.2", (BLOCK, "BLOCK=2 * triton.next_power_of_2(hidden),")),
     "sqrt and a division": changed(

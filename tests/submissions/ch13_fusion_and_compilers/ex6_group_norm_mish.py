@@ -88,3 +88,9 @@ UNUSUAL = {
         ),
     ),
 }
+
+WRONG |= {
+    "not_contiguous": changed(
+        "13.6", ("tuple(torch.stack(parts) for parts in zip(*rows))", "tuple(torch.stack(p, 1).T for p in zip(*rows))")
+    ),
+}
