@@ -168,7 +168,8 @@ def least_bytes(qkv, cosine, sine, positions, query_heads, key_heads) -> int:
 
 def _angles_again(case, seen, got) -> bool:
     return case.metered and any(
-        counts["stored"] == 0 and counts["loaded"] >= 2 * counts["distinct_loaded"] for counts in seen.traffic.values()
+        counts["stored"] == 0 and counts["loaded"] >= 2 * counts["distinct_loaded"] > 0
+        for counts in seen.traffic.values()
     )
 
 
