@@ -111,7 +111,7 @@ CONTRACT = Contract(
         "hidden": "any number of columns from 1 to 16,384",
         "dtype": "float32 or float16",
         "epsilon": "above 0",
-        "x_layout": "any stride from row to row",
+        "x_layout": "x and residual each have a stride of their own",
     },
     most=12,
 )

@@ -84,7 +84,7 @@ CONTRACT = Contract(
         "layout": (CONTIGUOUS, Level(gaps, "a gap after each row")),
     },
     says={
-        "head_dim": "any even head_dim from 2 to 256",
+        "head_dim": "head_dim is any even number from 2 to 256",
         "group": "a multiple of key_heads",
         "positions": "in any order, some perhaps twice",
         "dtype": "float32 or float16",
