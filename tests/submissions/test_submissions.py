@@ -29,6 +29,7 @@ UNUSUAL = [
 ]
 EXERCISES = [pytest.param(task, id=task.id) for task in catalog.exercises().values()]
 SLOWEST_CHECK_SECONDS = 10.0  # of a processor of the usual speed: the clock says nothing of the check
+SLOWER = {"1.3": 16.0}  # in blocks of 32 its longest vector alone takes 10 s
 PATIENCE_SECONDS = 120.0  # for an answer that a busy machine slows down; none of these loops for ever
 
 
@@ -46,7 +47,7 @@ def _judged(identity, source, seed):
     if verdict.outcome == "unsupported":
         pytest.skip(verdict.message)
     seconds = _processor_seconds() - started
-    most = max(SLOWEST_CHECK_SECONDS, task.limits.seconds)
+    most = SLOWER.get(identity, SLOWEST_CHECK_SECONDS)
     if seconds >= most:
         slowness = pace.slowness()
         told = f"the check took {seconds:.1f} s of a processor that is {slowness:.2f} times slower than usual"

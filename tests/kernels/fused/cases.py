@@ -28,6 +28,26 @@ class GraphCounter:
         return graph.forward
 
 
+def check_one_graph(function, leaves, calls) -> None:
+    """Fails unless `torch.compile` keeps a function in one graph for all calls, with the same gradients.
+
+    On the CPU without a code generator: what is tested is that the graph holds and the fakes are true.
+
+    Args:
+        function: of tensors; one whose result has a gradient for each of `leaves`.
+        leaves: tensors that require a gradient, its arguments.
+        calls: arguments without a gradient, of several lengths.
+    """
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    found = torch.autograd.grad(compiled(*leaves).square().sum(), leaves)
+    torch.testing.assert_close(found, torch.autograd.grad(function(*leaves).square().sum(), leaves))
+    counter = GraphCounter()
+    counted = torch.compile(function, fullgraph=True, backend=counter, dynamic=True)
+    for call in calls:
+        torch.testing.assert_close(counted(*call), function(*call))
+    assert counter.graphs == 1, f"{counter.graphs} graphs for {len(calls)} lengths"
+
+
 def in_wider_rows(tensor: torch.Tensor) -> torch.Tensor:
     """The same numbers as columns 3 to -2 of wider rows, which are NaN elsewhere."""
     wide = torch.full((*tensor.shape[:-1], tensor.shape[-1] + 5), torch.nan, dtype=tensor.dtype, device=tensor.device)

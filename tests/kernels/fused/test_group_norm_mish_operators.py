@@ -14,7 +14,7 @@ from course_lib.kernels.fused.group_norm_mish_operators import (
     group_norm_mish_backward_operator,
     group_norm_mish_operator,
 )
-from tests.kernels.fused.cases import GraphCounter, normal
+from tests.kernels.fused.cases import check_one_graph, normal
 
 pytestmark = pytest.mark.skipif(not interpreting(), reason="small shapes for the interpreter; tests/gpu has the others")
 # In float32, as the kernels take no float64: wide steps, and a tolerance that their rounding and curvature need.
@@ -71,22 +71,12 @@ def test_opcheck_passes(dtype):
 
 
 def test_a_compiled_function_has_one_graph_for_all_lengths_and_the_same_gradients():
-    """On the CPU without a code generator: what is tested is that the graph holds and the fakes are true."""
-
     def function(x, *others):
         return 2 * film(3 * x, *others)
 
-    for tensors in (leaves(), leaves()[:3]):
-        compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-        found = torch.autograd.grad(compiled(*tensors).square().sum(), tensors)
-        for ours, right in zip(found, torch.autograd.grad(function(*tensors).square().sum(), tensors)):
-            torch.testing.assert_close(ours, right)
-    counter = GraphCounter()
-    counted = torch.compile(function, fullgraph=True, backend=counter, dynamic=True)
-    for length in (2, 3, 7):
-        tensors = [tensor.detach() for tensor in leaves(length=length)]
-        torch.testing.assert_close(counted(*tensors), function(*tensors))
-    assert counter.graphs == 1
+    calls = [[tensor.detach() for tensor in leaves(length=length)] for length in (2, 3, 7)]
+    check_one_graph(function, leaves(), calls)
+    check_one_graph(function, leaves()[:3], [call[:3] for call in calls])
 
 
 def test_a_second_derivative_is_a_clear_error():

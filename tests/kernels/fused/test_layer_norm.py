@@ -15,7 +15,7 @@ from course_lib.kernels.fused.layer_norm_operators import (
     layer_norm_backward_operator,
     layer_norm_operator,
 )
-from tests.kernels.fused.cases import SIZES, GraphCounter, assert_as_exact_as_plain, in_wider_rows, normal
+from tests.kernels.fused.cases import SIZES, assert_as_exact_as_plain, check_one_graph, in_wider_rows, normal
 
 pytestmark = pytest.mark.skipif(not interpreting(), reason="small shapes for the interpreter; tests/gpu has the others")
 TWO_PASSES, LOOP = 8197, 16389  # columns in float32, of which the backward pass, and then both, take a long way
@@ -175,21 +175,10 @@ def test_opcheck_passes(dtype):
 
 
 def test_a_compiled_function_has_one_graph_for_all_lengths_and_the_same_gradients():
-    """On the CPU without a code generator: what is tested is that the graph holds and the fakes are true."""
-
     def function(x, weight, bias):
         return 2 * layer_norm(3 * x, weight, bias)
 
-    tensors = leaves()
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    found = torch.autograd.grad(compiled(*tensors).square().sum(), tensors)
-    torch.testing.assert_close(found, torch.autograd.grad(function(*tensors).square().sum(), tensors))
-    counter = GraphCounter()
-    counted = torch.compile(function, fullgraph=True, backend=counter, dynamic=True)
-    for rows in (2, 3, 7):
-        tensors = [tensor.detach() for tensor in leaves(rows)]
-        torch.testing.assert_close(counted(*tensors), function(*tensors))
-    assert counter.graphs == 1
+    check_one_graph(function, leaves(), [[tensor.detach() for tensor in leaves(rows)] for rows in (2, 3, 7)])
 
 
 def test_a_second_derivative_is_a_clear_error():

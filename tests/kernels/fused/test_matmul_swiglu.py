@@ -14,7 +14,7 @@ from course_lib.kernels.fused.matmul_swiglu import (
     matmul_swiglu_operator,
     matmul_swiglu_reference,
 )
-from tests.kernels.fused.cases import GraphCounter, assert_as_exact_as_plain, in_wider_rows, normal
+from tests.kernels.fused.cases import assert_as_exact_as_plain, check_one_graph, in_wider_rows, normal
 
 pytestmark = pytest.mark.skipif(not interpreting(), reason="small shapes for the interpreter; tests/gpu has the others")
 
@@ -125,21 +125,10 @@ def test_opcheck_passes(dtype):
 
 
 def test_a_compiled_function_has_one_graph_for_all_lengths_and_the_same_gradients():
-    """On the CPU without a code generator: what is tested is that the graph holds and the fakes are true."""
-
     def function(x, gate_weight, up_weight):
         return 2 * matmul_swiglu(3 * x, gate_weight, up_weight)
 
-    tensors = leaves()
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    found = torch.autograd.grad(compiled(*tensors).square().sum(), tensors)
-    torch.testing.assert_close(found, torch.autograd.grad(function(*tensors).square().sum(), tensors))
-    counter = GraphCounter()
-    counted = torch.compile(function, fullgraph=True, backend=counter, dynamic=True)
-    for rows in (2, 3, 7):
-        tensors = [tensor.detach() for tensor in leaves(rows)]
-        torch.testing.assert_close(counted(*tensors), function(*tensors))
-    assert counter.graphs == 1
+    check_one_graph(function, leaves(), [[tensor.detach() for tensor in leaves(rows)] for rows in (2, 3, 7)])
 
 
 def test_a_second_derivative_is_a_clear_error():

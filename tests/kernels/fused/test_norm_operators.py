@@ -15,7 +15,7 @@ from course_lib.kernels.fused.norm_operators import (
     rms_norm_backward_operator,
     rms_norm_operator,
 )
-from tests.kernels.fused.cases import GraphCounter, normal
+from tests.kernels.fused.cases import check_one_graph, normal
 
 pytestmark = pytest.mark.skipif(not interpreting(), reason="small shapes for the interpreter; tests/gpu has the others")
 # In float32, as the kernels take no float64: wide steps, and a tolerance that their rounding and curvature need.
@@ -87,23 +87,11 @@ def test_opcheck_passes(dtype):
 
 
 def test_a_compiled_function_has_one_graph_for_all_lengths_and_the_same_gradients():
-    """On the CPU without a code generator: what is tested is that the graph holds and the fakes are true."""
-
     def function(x, residual, weight):
         normalised, summed = add_rms_norm(x * 2, residual, weight, 1e-6)
         return normalised + summed
 
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    tensors = leaves()
-    found = torch.autograd.grad(compiled(*tensors).square().sum(), tensors)
-    for ours, right in zip(found, torch.autograd.grad(function(*tensors).square().sum(), tensors)):
-        torch.testing.assert_close(ours, right)
-    counter = GraphCounter()
-    counted = torch.compile(function, fullgraph=True, backend=counter, dynamic=True)
-    for rows in (2, 3, 7):
-        x, residual, weight = leaves(rows, requires_grad=False)
-        torch.testing.assert_close(counted(x, residual, weight), function(x, residual, weight))
-    assert counter.graphs == 1
+    check_one_graph(function, leaves(), [leaves(rows, requires_grad=False) for rows in (2, 3, 7)])
 
 
 def test_a_second_derivative_is_a_clear_error():
