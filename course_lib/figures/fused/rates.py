@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from course_lib.figures.style import BLUE, GREEN, INK, MUTED, RED, new_figure, styled
+from course_lib.figures.style import BLUE, GREEN, INK, MUTED, PAPER, RED, new_figure, styled
 
 COPY_ON_AN_H200 = 4.17  # TB/s, read and written
 # TB/s of the least bytes that must move: eager PyTorch, torch.compile, and the best other that was measured, with its
@@ -46,7 +46,7 @@ def draw_fused_rates(rates: Mapping[str, tuple[float, float | None, tuple[str, f
         if other is not None:
             name, rate = other
             look = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center", "fontsize": 9.5, "color": MUTED}
-            axes.annotate(name, (rate, row), **look)
+            axes.annotate(name, (rate, row), bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.5}, **look)
     for label, (color, marker, places) in points.items():
         if places:
             style = {"linestyle": "none", "markersize": 10, "markeredgecolor": "white", "alpha": 0.9}
