@@ -81,13 +81,18 @@ def _by_log_sum_exp(base_2):
 
 
 def _averages_merged(query, keys, values, scale, tile):
-    """Attention, off by as much as average + share · (next - average) may be: a rounding of the values' size.
+    """The tiles' averages, each weighted by its share: average + share · (next - average), tile after tile.
 
-    One tile may take all the weight, and what the averages before it were is then gone but for its rounding.
+    A share hangs on the difference of two log-sum-exps, each off by a rounding, here up and down in turn. And one tile
+    may take all the weight: what the averages before it were is then gone but for a rounding of the values' size.
     """
     values = at_least_float32(values)
-    rounding = torch.finfo(values.dtype).eps * values.abs().amax(dim=0)
-    return attention_oracle(query, keys, values, scale, tile) + rounding
+    rounding = torch.finfo(values.dtype).eps
+    parts = _scores(query, keys, scale).split(tile)
+    averages = torch.stack([softmax_of(part) @ value for part, value in zip(parts, values.split(tile))])
+    log_sums = torch.stack([torch.logsumexp(part, dim=0) for part in parts])
+    up_and_down = 1 - 2 * (torch.arange(len(parts)) % 2)
+    return softmax_of(log_sums * (1 + rounding * up_and_down)) @ averages + rounding * values.abs().amax(dim=0)
 
 
 def _keys_for(draw, query, count, scale, spread, order=None, level=0.0, dtype=torch.float32):

@@ -6,9 +6,9 @@ import math
 
 import torch
 
-from course_lib.checker import TRITON, Case, Exercise, InOut, Mistake, NewTensors
+from course_lib.checker import TRITON, Case, Draw, Exercise, InOut, Mistake, NewTensors
 from course_lib.checker.specification.contract import Contract, Level
-from exercises.topics.attention import attention, prescaled, rounded
+from exercises.topics.attention import attention, prescaled, rounded, scores_of
 from exercises.topics.attention_inputs import MAGNITUDES, ordinary
 from exercises.topics.cache_inputs import cache_layouts
 from exercises.topics.cached_step_model import STEP
@@ -36,6 +36,21 @@ def step_by_log_sum_exp(*args):
     return step(*args, function=lambda query, key, value: attend_by_log_sum_exp(query, key, value)[0].to(query.dtype))
 
 
+MOST_AWRY_IN_HALF = 5e-3  # by how much half a rounding moves a log-sum-exp of 10, the largest that float16 meets here
+
+
+def step_in_its_dtype(*args):
+    """Scores, weights and a log-sum-exp in the dtype given, that half a rounding too large: all weights err alike."""
+
+    def attend(query, key, value):
+        scores = scores_of(query, key)
+        log_sum = torch.logsumexp(scores, dim=-1, keepdim=True)
+        awry = torch.finfo(query.dtype).eps / 2 * log_sum.abs()
+        return torch.exp(scores - log_sum) * torch.exp(-awry.clamp(max=MOST_AWRY_IN_HALF)) @ value
+
+    return step(*args, function=attend)
+
+
 def far_apart(query, key, key_cache, past):
     """Keys moved along the query, so that the scores of tokens lie 160 lower and those of leftovers 160 higher."""
     along = 160 * query.shape[2] ** 0.5 * query / query.square().sum(dim=2, keepdim=True)  # [batch, heads, head_dim]
@@ -50,6 +65,14 @@ def far_below_finite(draw):
     caches[0][:, :, 0] /= 2
     key, value = torch.full((1, 2, 16), -2e10 / 4.0), draw.normal(1, 2, 16)
     return torch.full((1, 2, 16), 1e10), key, value, *map(InOut, caches), torch.tensor([5], dtype=torch.int32)
+
+
+def first_of_one_slot():
+    """The first token of a cache with a single slot, a head for each query: its value is the output."""
+    apart = Draw(55)
+    query, key, value = (apart.normal(1, 2, 16) for _ in range(3))
+    caches = [apart.normal(1, 2, 1, 16) for _ in "kv"]
+    return query, key, value, *map(InOut, caches), torch.tensor([0], dtype=torch.int32)
 
 
 def _scores_after_the_write(query, key, value, key_cache, value_cache, past):
@@ -98,6 +121,7 @@ def step_cases(draw):
         case("a cache stored [batch, capacity, heads, head_dim]", 4, 2, 16, 24, [17, 8], arrange=tokens_first),
         case("scores near -160, those of leftovers near 160", 2, 2, 16, 12, [5], change=far_apart),
         Case("scores near -1e20", far_below_finite(draw)),
+        Case("the first token of a cache with one slot", first_of_one_slot()),
         case("float16", 4, 2, 64, 130, [128, 57], dtype=half),
     ]
     if draw.on_gpu:
@@ -178,7 +202,7 @@ EXERCISE = Exercise(
     oracle=step,
     contracts=(CONTRACT,),
     models=(STEP,),
-    plain=(step_prescaled, step_rounded, step_by_log_sum_exp),
+    plain=(step_prescaled, step_rounded, step_by_log_sum_exp, step_in_its_dtype),
     needs=TRITON,
     uses_dot=True,
     requirements=(NewTensors(),),
