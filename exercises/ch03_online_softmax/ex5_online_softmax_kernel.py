@@ -14,6 +14,7 @@ from exercises.ch03_online_softmax.plain import (
     SHORTCUTS,
     SOFTMAXES,
     at_least_float32,
+    fused_in_base_2,
     levels,
     masked_prefix,
     running_statistics,
@@ -293,7 +294,7 @@ EXERCISE = Exercise(
     oracle=online_oracle,
     contracts=(CONTRACT,),
     models=(MODEL,),
-    plain=tuple(_rounded(form) for form in (_online, *SOFTMAXES)),
+    plain=tuple(_rounded(form) for form in (_online, fused_in_base_2, *SOFTMAXES)),
     needs=TRITON,
     requirements=(
         LaunchesTriton(),

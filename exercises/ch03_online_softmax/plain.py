@@ -12,6 +12,7 @@ import torch
 from course_lib.checker.specification.draw import Draw
 
 LOG2_E = math.log2(math.e)
+MOST_AWRY = 1e-3  # half a rounding of 8,000: where scores lie further from 0, no such form is as good
 INF = math.inf
 SHORTCUTS = (
     "_softmax",
@@ -111,6 +112,17 @@ def in_base_2_by_log_sum_exp(x, block):
     """The two together: the most that a right form rounds."""
     log_sum, unit = running_log_sum_exp(x, block, base_2=True)
     return torch.exp2(at_least_float32(x) * unit - log_sum[:, None])
+
+
+def fused_in_base_2(x, block):
+    """Softmax off by as much as base 2 may make it on a GPU, whose compiler fuses x · log2(e) - maximum · log2(e).
+
+    The first product is then exact and the second rounded, so the sum and the outputs miss that rounding of a maximum:
+    it is the row's in the outputs, and in the sum may be that of any tile or lane.
+    """
+    x = at_least_float32(x)
+    half_a_rounding = torch.finfo(x.dtype).eps / 2 * x.masked_fill(x == -INF, 0.0).abs().amax(dim=1, keepdim=True)
+    return softmax_of(x) * (1 + 2 * half_a_rounding.clamp(max=MOST_AWRY))
 
 
 SOFTMAXES = (by_lanes, by_log_sum_exp, by_running_log_sum_exp, in_base_2, in_base_2_by_log_sum_exp)

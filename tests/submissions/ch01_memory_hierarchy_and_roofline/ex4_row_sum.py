@@ -222,3 +222,18 @@ WRONG |= {
     ),
     "unwritten_memory__added_to": ATOMICS,
 }
+UNUSUAL |= {
+    # On a GPU an assembler once refused what Triton made of such hints, and the answer was told that it was wrong.
+    "hints to the compiler, and a static assertion": changed(
+        "1.4",
+        (
+            "row = tl.program_id(0)\n",
+            'row = tl.program_id(0)\n    tl.static_assert(BLOCK % 16 == 0, "BLOCK is a multiple of 16")\n',
+        ),
+        (
+            "offsets = start + tl.arange(0, BLOCK)  # [BLOCK]",
+            "offsets = tl.multiple_of(start, 16) + tl.arange(0, BLOCK)\n"
+            "        offsets = tl.max_contiguous(tl.multiple_of(offsets, 16), 16)  # [BLOCK]",
+        ),
+    ),
+}
