@@ -138,7 +138,8 @@ def quantise_int4(tensor: torch.Tensor, dim: int) -> Int4Groups:
         raise ValueError(f"tensor holds {tensor.abs().max().item()}; a group's middle can be {INT4_MAX:.0f} at most.")
     numbers = tensor.float()
     lowest, highest = numbers.amin(dim, keepdim=True), numbers.amax(dim, keepdim=True)
-    scales = ((highest - lowest) / 15).to(GROUP_DTYPE)
+    # By a tensor: for a number PyTorch multiplies by its reciprocal on a GPU, which now and then rounds otherwise.
+    scales = ((highest - lowest) / torch.full_like(highest, 15)).to(GROUP_DTYPE)
     middles = (lowest + 8 * scales.float()).to(GROUP_DTYPE)
     steps = (numbers - middles.float()) / torch.where(scales == 0, 1.0, scales.float())
     codes = torch.where(scales == 0, 0.0, steps.clamp(LOWEST_CODE, HIGHEST_CODE).round())

@@ -10,12 +10,16 @@ FLOPs: 4 · query_heads · head_dim per key. Bytes: 2 · key_heads · head_dim p
 16-bit cache, and nothing else of that size is read or written: what the codes stand for is never in memory. 131,072
 tokens with 8 KV heads of 128 are 268 MB.
 
+Values are loaded as words of four codes, of four neighbouring channels, each of which has an accumulator of its own:
+a product wants two tokens of one channel side by side, which in rows of bytes would be a load for each byte.
+
 Products are those of float16, in which every code is exact: a query row's largest number is brought between 1 and 2
 (`normalised_queries`). bfloat16 would take a conversion by float32 for every code.
 Source: Dao et al., Flash-Decoding for long-context inference, 2023; Micikevicius et al., FP8 Formats for Deep Learning,
 arXiv 2209.05433.
 """
 
+import functools
 import math
 
 import torch
@@ -45,6 +49,30 @@ def load_page_scales(scales, pages, inside, stride):
     return tl.load(scales + pages.to(tl.int64) * stride, mask=inside, other=0.0)
 
 
+@triton.jit
+def add_values(accumulators, weights, words, rescale, NATIVE: tl.constexpr):
+    """Four accumulators [BLOCK_M, HEAD_DIM / 4] after one more tile of values, four codes in each of its words.
+
+    words: int32 [BLOCK_N, HEAD_DIM / 4]. A product takes its right operand by columns, two tokens of one channel at a
+    time. Codes that lie in rows of bytes would be read one by one for that; a word brings those of four channels.
+    """
+    return (
+        add_channels(accumulators[0], weights, words, rescale, 0, NATIVE),
+        add_channels(accumulators[1], weights, words, rescale, 8, NATIVE),
+        add_channels(accumulators[2], weights, words, rescale, 16, NATIVE),
+        add_channels(accumulators[3], weights, words, rescale, 24, NATIVE),
+    )
+
+
+@triton.jit
+def add_channels(accumulator, weights, words, rescale, SHIFT: tl.constexpr, NATIVE: tl.constexpr):
+    codes = (words >> SHIFT).to(tl.int8)  # the low eight bits
+    if NATIVE:
+        codes = codes.to(tl.float8e4nv, bitcast=True)
+    numbers = e4m3_numbers(codes, weights.dtype, NATIVE)  # [BLOCK_N, HEAD_DIM / 4]
+    return tl.dot(weights, numbers, accumulator * rescale[:, None], input_precision=FLOAT32_PRECISION)
+
+
 @triton.jit(do_not_specialize=DECODE_SIZES)
 def fp8_decode_kernel(
     query_pointer, key_pointer, value_pointer, key_scales, value_scales, tables_pointer, lengths_pointer,
@@ -61,6 +89,7 @@ def fp8_decode_kernel(
 
     A block is a page, or where PAGE_SIZE is 0, without tables, a sequence of a contiguous cache.
     """
+    QUARTER: tl.constexpr = HEAD_DIM // 4  # the words of four codes in a value
     batch = tl.program_id(2).to(tl.int64)
     key_head, heads, is_head = packed_heads(heads_per_key_head, BLOCK_M)
     length = tl.load(lengths_pointer + batch).to(tl.int32)
@@ -89,40 +118,54 @@ def fp8_decode_kernel(
         value_unit = tl.load(value_scales + batch * value_scale_block_stride)
     running_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     weight_sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    accumulator = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
+    nothing = tl.zeros([BLOCK_M, QUARTER], tl.float32)
+    accumulators = (nothing, nothing, nothing, nothing)  # of the channels 4i, 4i + 1, 4i + 2, 4i + 3
+    page_key_scales = tl.zeros([BLOCK_N], tl.float32)  # of no use without scales by page
+    page_value_scales = tl.zeros([BLOCK_N], tl.float32)
+    inside = begin + tl.arange(0, BLOCK_N) < end
+    if KEY_SCALES_BY_PAGE:
+        page_key_scales = load_page_scales(key_scales, pages, inside, key_scale_block_stride)
+    if VALUE_SCALES_BY_PAGE:
+        page_value_scales = load_page_scales(value_scales, pages, inside, value_scale_block_stride)
     for start in tl.range(begin, end, BLOCK_N):
         positions = start + tl.arange(0, BLOCK_N)  # [BLOCK_N]
         inside = positions < end
         if PAGE_SIZE > 0:
             next_pages = load_page_numbers(table, start + BLOCK_N, end, PAGE_SIZE, BLOCK_N)  # [BLOCK_N]
             key_rows = page_rows(pages, positions, key_block_stride, key_stride, PAGE_SIZE)
-            value_rows = key_rows if SAME_STRIDES else page_rows(
+            value_rows = key_rows // 4 if SAME_STRIDES else page_rows(
                 pages, positions, value_block_stride, value_stride, PAGE_SIZE)  # fmt: skip
         else:
             key_rows = positions.to(tl.int64) * key_stride
-            value_rows = key_rows if SAME_STRIDES else positions.to(tl.int64) * value_stride
+            value_rows = key_rows // 4 if SAME_STRIDES else positions.to(tl.int64) * value_stride
         codes = load_cache_rows(keys + key_rows, inside, HEAD_DIM, HEAD_DIM)  # [BLOCK_N, HEAD_DIM]
         key_tile = e4m3_numbers(codes, query.dtype, NATIVE)
         scores = tl.dot(query, tl.trans(key_tile), input_precision=FLOAT32_PRECISION) * score_scale[:, None]
         if KEY_SCALES_BY_PAGE:
-            scores *= load_page_scales(key_scales, pages, inside, key_scale_block_stride)[None, :]
+            scores *= page_key_scales[None, :]
         scores = tl.where(inside[None, :], scores, float("-inf"))  # [BLOCK_M, BLOCK_N]
         weights, running_max, weight_sums, rescale = weigh(scores, running_max, weight_sums, LARGEST_WEIGHT)
         if VALUE_SCALES_BY_PAGE:
             # The accumulator is kept in the largest scale so far, as it is in the largest weight: no weight grows.
-            scales = load_page_scales(value_scales, pages, inside, value_scale_block_stride)  # [BLOCK_N]
-            new_unit = tl.maximum(value_unit, tl.max(scales, axis=0))
+            new_unit = tl.maximum(value_unit, tl.max(page_value_scales, axis=0))
             divisor = tl.where(new_unit == 0.0, 1.0, new_unit)
-            weights *= (scales / divisor)[None, :]
+            weights *= (page_value_scales / divisor)[None, :]
             rescale *= value_unit / divisor
             value_unit = new_unit
-        codes = load_cache_rows(values + value_rows, inside, HEAD_DIM, HEAD_DIM)  # [BLOCK_N, HEAD_DIM]
-        value_tile = e4m3_numbers(codes, query.dtype, NATIVE)
-        accumulator = tl.dot(weights.to(query.dtype), value_tile, accumulator * rescale[:, None],
-                             input_precision=FLOAT32_PRECISION)  # fmt: skip
+        words = load_cache_rows(values + value_rows, inside, QUARTER, QUARTER)  # [BLOCK_N, HEAD_DIM / 4]
+        accumulators = add_values(accumulators, weights.to(query.dtype), words, rescale, NATIVE)
         if PAGE_SIZE > 0:
             pages = next_pages
+            # Asked for a step ahead too, when the page's number has come: a load that waits for another's result, used
+            # in the same step, would stop every step for the time of a trip to memory.
+            inside_next = positions + BLOCK_N < end
+            if KEY_SCALES_BY_PAGE:
+                page_key_scales = load_page_scales(key_scales, pages, inside_next, key_scale_block_stride)
+            if VALUE_SCALES_BY_PAGE:
+                page_value_scales = load_page_scales(value_scales, pages, inside_next, value_scale_block_stride)
 
+    even = tl.join(accumulators[0], accumulators[2])  # [BLOCK_M, HEAD_DIM / 4, 2]
+    accumulator = tl.reshape(tl.join(even, tl.join(accumulators[1], accumulators[3])), (BLOCK_M, HEAD_DIM))
     finish_split(running_max, tl.sum(weight_sums, axis=1), accumulator * value_unit, heads, is_head,
                  (output_pointer + batch * output_batch_stride, output_head_stride),
                  lse_pointer if lse_pointer is None else lse_pointer + batch * query_heads,
@@ -149,7 +192,8 @@ def fp8_decode_attention(
 
     Args:
         query: [batch, query_heads, head_dim], float32, float16 or bfloat16; head_dim 64, 128 or 256. Any strides, with
-            a contiguous last dimension; the caches too.
+            a contiguous last dimension; the caches too, but the strides of values, and where they begin, are multiples
+            of 4.
         key_cache, value_cache: float8_e4m3fn [batch, key_heads, capacity, head_dim], on query's device. query_heads is
             a multiple of key_heads; query head h reads key head h // (query_heads // key_heads).
         lengths: int32 or int64 [batch], tokens of each sequence in the cache, the current one included; 0 to capacity.
@@ -228,15 +272,21 @@ def paged_fp8_decode_attention(
 
 def launch(query, keys, values, tables, lengths, longest, key_scales, value_scales, scale, splits, return_lse, output,
            workspace):  # fmt: skip
-    """The step itself, for arguments that were checked, but for `splits`, `output` and `workspace`."""
+    """The step itself, for arguments that were checked, but for `splits`, `output`, `workspace` and words of values."""
     check_output(output, query)
     check_splits(splits)
+    check_words("value_cache" if tables is None else "value_pages", values)
     _, query_heads, head_dim = query.shape
     key_heads = keys.shape[1]
-    plan, output, parts, lse = prepare_step(query, key_heads, longest, splits, return_lse, output, workspace, fp8_plan)
+    by_page = tables is not None and 2 in (key_scales.dim(), value_scales.dim())
+    plan, output, parts, lse = prepare_step(
+        query, key_heads, longest, splits, return_lse, output, workspace, functools.partial(fp8_plan, by_page=by_page)
+    )
     native = native_e4m3(query.device)
+    same_strides = keys.stride() == values.stride()
+    values = values.view(torch.int32)
     if not native:
-        keys, values = keys.view(torch.int8), values.view(torch.int8)
+        keys = keys.view(torch.int8)
     scale_strides = [stride for scales in (key_scales, value_scales) for stride in (0, 0, *scales.stride())[-2:]]
     fp8_decode_kernel[(plan.programs, plan.splits, query.shape[0])](
         query, keys, values, key_scales, value_scales, tables, lengths, output, lse, *parts, *query.stride()[:2],
@@ -244,11 +294,21 @@ def launch(query, keys, values, tables, lengths, longest, key_scales, value_scal
         *output.stride()[:2], query_heads, query_heads // key_heads,
         LOG2_E * (1 / math.sqrt(head_dim) if scale is None else scale), HEAD_DIM=head_dim,
         PAGE_SIZE=0 if tables is None else keys.shape[2], GROUP_ROWS=group_rows(query_heads // key_heads, plan.tiles),
-        SAME_STRIDES=keys.stride() == values.stride(),
+        SAME_STRIDES=same_strides,
         KEY_SCALES_BY_PAGE=tables is not None and key_scales.dim() == 2,
         VALUE_SCALES_BY_PAGE=tables is not None and value_scales.dim() == 2, NATIVE=native, **plan.tiles.settings(),
     )  # fmt: skip
     return (output, lse) if return_lse else output
+
+
+def check_words(name: str, codes) -> None:
+    """Raise a ValueError unless four codes after another are always a word of memory: they are loaded as one."""
+    if codes.storage_offset() % 4 or any(stride % 4 for stride in codes.stride()[:-1]):
+        raise ValueError(
+            f"{name} begins {codes.storage_offset()} bytes into its memory and has strides {codes.stride()}; both must "
+            "be multiples of 4 but for the last dimension's: codes are loaded four at a time. Take a copy, "
+            f"{name}.contiguous()."
+        )
 
 
 def compile_cases() -> list[CompileCase]:
@@ -261,7 +321,7 @@ def compile_cases() -> list[CompileCase]:
 
     def types(case):
         codes = "*fp8e4nv" if case[0] >= NATIVE_E4M3 else "*i8"
-        return ({"key_pointer": codes, "value_pointer": codes, "key_scales": "*fp32", "value_scales": "*fp32"}
+        return ({"key_pointer": codes, "value_pointer": "*i32", "key_scales": "*fp32", "value_scales": "*fp32"}
                 | {f"{matrix}{part}_stride": "i32" for matrix in ("key", "value")
                    for part in ("_block", "_head", "", "_scale_block", "_scale_head")})  # fmt: skip
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from course_lib.hardware.compiler.views import compile_many
+from course_lib.hardware.compiler.views import compile_many, compile_view
 from course_lib.kernels.quantised import fp8_decode, int4_decode
 
 GROUP_OF_4 = "bf16 128 group 4 "
@@ -26,21 +26,25 @@ def test_two_tiles_of_codes_are_in_flight_and_no_number_is_kept_in_their_place(m
     shallow = dataclasses.replace(case, num_stages=1)
     view, flat = compile_many([*case.requests(), *shallow.requests()])
     buffers = (case.num_stages - 1) * case.constexprs["BLOCK_N"] * bytes_per_key
-    of_tiles = [
-        line for line in view.ttgir.splitlines() if "local_alloc" in line and f"<{case.num_stages - 1}x64x" in line
-    ]
+    tile = f"<{case.num_stages - 1}x{case.constexprs['BLOCK_N']}x"
+    of_tiles = [line for line in view.ttgir.splitlines() if "local_alloc" in line and tile in line]
     assert sum(bytes_of(line) for line in of_tiles) == buffers
-    assert not [line for line in flat.ttgir.splitlines() if "local_alloc" in line and "<2x64x" in line]
+    assert not [line for line in flat.ttgir.splitlines() if "local_alloc" in line and tile in line]
 
 
 def bytes_of(line: str) -> int:
     """Of the shared memory that a line of Triton's GPU dialect allocates: "... !ttg.memdesc<2x64x128xf8E4M3FN, ..."."""
     *sizes, element = line.partition("memdesc<")[2].partition(",")[0].split("x")
-    assert element in ("i8", "f8E4M3FN"), line
-    count = 1
+    count = {"i8": 1, "f8E4M3FN": 1, "i32": 4}[element]
     for size in sizes:
         count *= int(size)
     return count
+
+
+def test_values_of_e4m3_are_read_as_words():
+    """Read byte by byte, two tokens of a channel at a time, they were 64 of the loop's instructions, and its brake."""
+    view = compile_view(**shipped(fp8_decode, 90).requests()[0], want_sass=True)
+    assert "LDS.U8" not in view.sass and "LDS" in view.sass
 
 
 def test_e4m3_is_converted_by_an_instruction_where_there_is_one():
