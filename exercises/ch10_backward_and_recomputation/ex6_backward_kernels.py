@@ -395,7 +395,7 @@ EXERCISE = Exercise(
     mistakes=(
         Mistake("reads_outside", READS_OUTSIDE, when=first_access("reads")),
         Mistake("writes_outside", WRITES_OUTSIDE, when=first_access("writes")),
-        Mistake("rounded_early", ROUNDED_EARLY, when=rounded_early, every=True),
+        Mistake("rounded_early", ROUNDED_EARLY, when=rounded_early, every=True, first=True),
         Mistake(
             "skips_nothing",
             f"{LOADS_WHAT_IS_HIDDEN}. {BEGIN_LATER}, and {END_EARLIER[0].lower()}{END_EARLIER[1:]}.",

@@ -99,7 +99,7 @@ class Inside:
             return None
         scores = scores * (1.0 if self.on("scale_missing_in_scores") else scale)
         reference = given.log_sum_exp[..., None]
-        if self.slips("guarded"):
+        if bool((reference == -math.inf).any()) and self.slips("guarded"):
             reference = torch.where(reference == -math.inf, 0.0, reference)
         if self.on("negative_log_sum_as_zero"):
             reference = reference.clamp(min=0.0)
@@ -344,7 +344,7 @@ class Inside:
         """P where no pair is hidden."""
         given = self.given
         reference = given.log_sum_exp[..., None]
-        if self.slips("guarded"):
+        if bool((reference == -math.inf).any()) and self.slips("guarded"):
             reference = torch.where(reference == -math.inf, 0.0, reference)
         return torch.exp(self.scale() * (given.query @ given.key.transpose(1, 2)) - reference)
 

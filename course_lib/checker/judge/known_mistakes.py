@@ -42,9 +42,10 @@ class Cause:
 def find_mistake(evidence: Evidence) -> Cause | None:
     """What explains an answer that is wrong, or None.
 
-    It is looked for in wrong numbers first, unless only lanes that a load left undefined have spoilt them; then in
-    errors that were raised, in accesses outside a tensor, and in the requirement that right numbers break. What authors
-    wrote goes before what is made from a formula's source.
+    It is looked for in wrong numbers first, unless only lanes that a load left undefined have spoilt them: in mistakes
+    that come `first`, in the models, in what the wrong cases did. Then in errors that were raised, in accesses outside
+    a tensor, and in the requirement that right numbers break. What authors wrote goes before what is made from a
+    formula's source.
     """
     overflow = _of_32_bits(evidence)
     if overflow is not None:
@@ -52,10 +53,11 @@ def find_mistake(evidence: Evidence) -> Cause | None:
     found: Cause | Mistake | None = None
     if evidence.failed and not evidence.undefined_alone:
         wrong = list(_wrong_functions(evidence))
+        all_of_them = [] if evidence.undefined else [outcome for _, mine in wrong for outcome in mine]
+        early = [mistake for mistake in evidence.exercise.mistakes if mistake.first]
+        found = _in_what_was_seen(early, all_of_them)
         written = (_of_a_model(evidence, *one) or _of_a_formula(evidence, *one, made=False) for one in wrong)
-        found = next(filter(None, written), None)
-        if found is None and not evidence.undefined:
-            found = _in_what_was_seen(evidence.exercise, [outcome for _, mine in wrong for outcome in mine])
+        found = found or next(filter(None, written), None) or _in_what_was_seen(evidence.exercise.mistakes, all_of_them)
         made = (_of_a_formula(evidence, *one, made=True) for one in wrong)
         found = found or next(filter(None, made), None)
     found = found or _of_an_error(evidence.exercise, evidence.errors)
@@ -159,10 +161,10 @@ def _of_32_bits(evidence: Evidence) -> Cause | None:
     )
 
 
-def _in_what_was_seen(exercise: Exercise, failed: Sequence[Outcome]) -> Mistake | None:
+def _in_what_was_seen(mistakes: Sequence[Mistake], failed: Sequence[Outcome]) -> Mistake | None:
     """A mistake that shows in what wrong cases did. What only costs makes no number wrong."""
     at_first = [outcome for outcome in failed if not outcome.right_at_first]
-    return next((mistake for mistake in exercise.mistakes if not mistake.cost and _shows(mistake, at_first)), None)
+    return next((mistake for mistake in mistakes if not mistake.cost and _shows(mistake, at_first)), None)
 
 
 def _of_an_error(exercise: Exercise, errors: Sequence[Raised]) -> Mistake | None:

@@ -210,6 +210,7 @@ class Mistake:
         cost: whether it only costs, in bytes, launches or memory: it is no cause of wrong numbers.
         every: `when` must hold in every failing case (of one of the exercise's functions, where it has several); by
             default one is enough.
+        first: whether it is asked before the models: where `when` leaves a slip no room, and searching one takes long.
     """
 
     id: str
@@ -217,6 +218,7 @@ class Mistake:
     when: Callable[[Case, Seen, Any], bool]
     every: bool = False
     cost: bool = False
+    first: bool = False
 
 
 @dataclass(frozen=True)

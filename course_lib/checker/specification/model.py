@@ -46,18 +46,27 @@ class Slips:
     A model may ask for slips that the exercise at hand does not have.
 
     Attributes:
-        switched_on: their names, and those of styles.
         outside: whether an answer with these slips reaches outside a tensor, which the model sets. The judge names them
             only where it saw such an access, and others only where it saw none.
+        asked: the names that the model has asked for; None where its result may hang on any.
     """
 
     def __init__(self, switched_on: Iterable[str] = ()):
-        self.switched_on = frozenset(switched_on)
+        self._switched_on = frozenset(switched_on)
         self.outside = False
+        self.asked: set[str] | None = set()
+
+    @property
+    def switched_on(self) -> frozenset[str]:
+        """Their names, and those of styles."""
+        self.asked = None
+        return self._switched_on
 
     def __call__(self, *names: str) -> bool:
         """Whether one of these slips is made."""
-        return not self.switched_on.isdisjoint(names)
+        if self.asked is not None:
+            self.asked.update(names)
+        return not self._switched_on.isdisjoint(names)
 
     def beside(self, *names: str) -> bool:
         """Whether anything is switched on but these, such as styles."""

@@ -155,6 +155,15 @@ def test_a_mistake_may_have_to_show_in_every_failing_case():
     assert judge(replace(DOUBLE, mistakes=(replace(flat, every=True),)), wrong).mistake is None
 
 
+def test_a_mistake_may_be_asked_before_the_models():
+    """10.6 searched for 11 s among slips for what its own bound told at once."""
+    slip = Slip("four_times", "Four is too much.", formula=lambda x: 4 * x)
+    known = Mistake("large", "Too large.", when=lambda case, seen, got: bool((got.abs() >= case.args[0].abs()).all()))
+    wrong = "def double(x):\n    return 4 * x\n"
+    assert judge(replace(DOUBLE, slips=(slip,), mistakes=(known,)), wrong).mistake == "four_times"
+    assert judge(replace(DOUBLE, slips=(slip,), mistakes=(replace(known, first=True),)), wrong).mistake == "large"
+
+
 def test_a_fingerprint_overflows_as_the_answers_dtype_does():
     large = replace(
         DOUBLE,

@@ -7,6 +7,7 @@ from course_lib.checker import Case, Exercise
 from course_lib.checker.judge import compare
 from course_lib.checker.judge.explain import Made, differ, explain
 from course_lib.checker.judge.outcome import Outcome
+from course_lib.checker.judge.prediction import prediction
 from course_lib.checker.specification.exercise import Seen
 from course_lib.checker.specification.model import Model, Slip, Slips
 
@@ -179,3 +180,23 @@ def test_a_style_is_tried_and_never_told():
 def test_slips_know_their_names():
     slips = Slips(["scale_missing"])
     assert slips("scale_missing") and slips("other", "scale_missing") and not slips("other")
+
+
+def test_what_a_model_did_not_ask_for_is_not_worked_out_again():
+    """10.6 asks for two of three styles under a causal mask alone, and was worked out four times without one."""
+    runs = []
+
+    def counted(slips, x):
+        runs.append(slips)
+        return compute(slips, x) + (x.ndim == 3 and slips("of_three_dimensions"))
+
+    def all_of(model, x, *names):
+        case = Case("x", (x,))
+        return [prediction(model, Made((), names[:count]), case) for count in range(len(names) + 1)]
+
+    model, x = Model(counted, MODEL.slips), inputs()[0]
+    first, with_a_style, with_another = all_of(model, x, "of_three_dimensions", "first_row_only")
+    assert len(runs) == 2 and with_a_style is first
+    assert bool(with_another.value[1:].isnan().all()) and not bool(first.value.isnan().any())
+    hangs_on_all = all_of(Model(lambda s, x: x + len(s.switched_on), ()), x, "one", "two")
+    assert [float((made.value - x).max().round()) for made in hangs_on_all] == [0.0, 1.0, 2.0]
