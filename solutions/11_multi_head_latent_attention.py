@@ -1119,7 +1119,7 @@ draw_loss_against_bytes({name: (token_bytes[name], loss_on(model, unseen)) for n
 # **Measured.** The library has two kernels for this step: a portable one in Triton, built like yours and split, and one
 # for Hopper in Gluon with the seesaw. Here they stand beside FlashInfer 0.7.2 ("fa3") on one H100 80 GB, in bf16, with
 # PyTorch 2.11 and Triton 3.6. It is a recorded run, so you see it without that GPU too. 1.22 means 1.22 times as fast
-# as FlashInfer. Each ratio is taken within one run; the two colors come from different runs.
+# as FlashInfer. All kernels of a row were timed in turns, in one run.
 
 # %%
 from course_lib.figures.latent.beside_flashinfer import draw_beside_flashinfer
