@@ -30,6 +30,7 @@ _HOMES = {
     "machine": "course_lib.hardware.device",
     "measured": "course_lib.checker",
     "predict": "course_lib.checker",
+    "profile": "course_lib.hardware.profile",
     "progress": "course_lib.checker",
     "solution": "course_lib.checker",
     "submit": "course_lib.grading",

@@ -43,7 +43,7 @@ def record(function: Callable, *arguments, **named) -> Recording:
     """
     if interpreting():
         return _record_here(function, arguments, named)
-    job = {**located(function), "arguments": _copied(arguments, {}), "named": _copied(named, {})}
+    job = {**located(function), "arguments": copied(arguments, {}), "named": copied(named, {})}
     with tempfile.TemporaryDirectory() as folder:
         sent, received = Path(folder) / "job", Path(folder) / "recording"
         sent.write_bytes(pickle.dumps(job))
@@ -64,7 +64,7 @@ def record(function: Callable, *arguments, **named) -> Recording:
         return pickle.loads(received.read_bytes())
 
 
-class _Stopped(BaseException):
+class Stopped(BaseException):
     """A limit is reached. No Exception, so that neither Triton nor an answer takes it for its own."""
 
 
@@ -99,7 +99,7 @@ class _Recorder:
         self._programs.add(program)
         if len(self._programs) > MOST_PROGRAMS:
             count = int(np.prod(launch.grid, dtype=np.int64))
-            raise _Stopped(
+            raise Stopped(
                 f"{launch.kernel} is launched with {count:,} programs; the first {MOST_PROGRAMS:,} were run. Give the "
                 "function smaller tensors to see all."
             )
@@ -123,17 +123,17 @@ class _Recorder:
         launch.accesses.append(Access(kind, program, line, text, item_bytes, inside, outside, unknown))
         self._accesses += 1
         if self._accesses >= MOST_ACCESSES or self._elements >= MOST_ELEMENTS:
-            raise _Stopped(
+            raise Stopped(
                 f"the kernels made {self._accesses:,} loads and stores of {self._elements:,} elements, as many as are "
                 "kept. A loop may have no end; if yours has one, give the function smaller tensors."
             )
         if time.monotonic() > self._deadline:
-            raise _Stopped(too_long())
+            raise Stopped(too_long())
 
 
-def too_long() -> str:
+def too_long(seconds: float = SECONDS) -> str:
     return (
-        f"it was still running after {SECONDS} seconds. A loop may have no end; if yours has one, give the function "
+        f"it was still running after {seconds:g} seconds. A loop may have no end; if yours has one, give the function "
         "smaller tensors."
     )
 
@@ -142,20 +142,20 @@ def _record_here(function: Callable, arguments: tuple, named: dict) -> Recording
     recorder = _Recorder(time.monotonic() + SECONDS)
     recording = Recording(getattr(function, "__name__", "the function"), recorder.launches)
     copies: dict[int, torch.Tensor] = {}
-    arguments, named = _copied(arguments, copies), _copied(named, copies)
+    arguments, named = copied(arguments, copies), copied(named, copies)
     try:
-        with TrafficMeter(listener=recorder), _ended_after(SECONDS):
+        with TrafficMeter(listener=recorder), ended_after(SECONDS):
             function(*arguments, **named)
-    except _Stopped as reached:
+    except Stopped as reached:
         recording.stopped = str(reached)
     except MeterUnavailable:
         raise
     except Exception as error:
-        recording.stopped = _said(error)
+        recording.stopped = error_in_words(error)
     return recording
 
 
-def _said(error: BaseException) -> str:
+def error_in_words(error: BaseException) -> str:
     """The first cause, since Triton wraps what a kernel raises, and the learner's line that raised it."""
     while error.__cause__ is not None:
         error = error.__cause__
@@ -174,14 +174,14 @@ def _is_of_a_library(filename: str) -> bool:
 
 
 @contextlib.contextmanager
-def _ended_after(seconds: float) -> Iterator[None]:
+def ended_after(seconds: float) -> Iterator[None]:
     """Ends the block, also in a loop that loads and stores nothing, where the system and the thread allow an alarm."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def ring(*_):
-        raise _Stopped(too_long())
+        raise Stopped(too_long(seconds))
 
     before = signal.signal(signal.SIGALRM, ring)
     began = time.monotonic()
@@ -195,7 +195,7 @@ def _ended_after(seconds: float) -> Iterator[None]:
             signal.setitimer(signal.ITIMER_REAL, max(0.01, remaining - (time.monotonic() - began)), interval)
 
 
-def _copied(value, copies: dict[int, torch.Tensor]):
+def copied(value, copies: dict[int, torch.Tensor]):
     """The value with its tensors copied to the CPU, strides kept: watching changes nothing of the caller's."""
     if isinstance(value, torch.Tensor):
         if id(value) not in copies:
@@ -205,9 +205,9 @@ def _copied(value, copies: dict[int, torch.Tensor]):
             copies[id(value)] = memory.as_strided(tensor.shape, tensor.stride(), 0)
         return copies[id(value)]
     if type(value) in (tuple, list):
-        return type(value)(_copied(item, copies) for item in value)
+        return type(value)(copied(item, copies) for item in value)
     if type(value) is dict:
-        return {key: _copied(item, copies) for key, item in value.items()}
+        return {key: copied(item, copies) for key, item in value.items()}
     return value
 
 
