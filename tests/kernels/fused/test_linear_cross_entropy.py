@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from course_lib.hardware.device import interpreting
 from course_lib.kernels.fused import linear_cross_entropy_operators
 from course_lib.kernels.fused.linear_cross_entropy import (
+    check_arguments,
     linear_cross_entropy_backward_reference,
     linear_cross_entropy_forward,
     linear_cross_entropy_forward_backward,
@@ -126,16 +127,10 @@ def test_no_tensor_of_tokens_times_vocabulary_lives():
     assert seen.elements == tokens * vocabulary
 
 
-def test_a_chunk_is_chosen_whose_logits_have_the_size_of_hidden():
-    tokens, width, vocabulary = 5000, 60, 100
-    hidden, weight, targets, _ = inputs(tokens, width, vocabulary)
-    with LargestTensor() as seen:
-        linear_cross_entropy_forward(hidden, weight, targets, validate=False)
-    assert seen.elements == tokens * width
-    hidden, weight, targets, _ = inputs(tokens, 5, vocabulary)
-    with LargestTensor() as seen:
-        linear_cross_entropy_forward(hidden, weight, targets, validate=False)
-    assert seen.elements == 2048 * vocabulary  # the fewest rows
+@pytest.mark.parametrize("width, rows", [(60, 3000), (5, 2048)])
+def test_a_chunk_is_chosen_whose_logits_have_the_size_of_hidden_and_no_fewer_than_2048_rows(width, rows):
+    hidden, weight, targets, _ = inputs(5000, width, 100)
+    assert check_arguments(hidden, weight, targets, -100, False, None)[2] == rows
 
 
 def test_late_chunks_are_not_rounded_away_in_16_bits():
