@@ -32,6 +32,7 @@ from course_lib.kernels.softmax.rows import LARGEST_GROUP
 
 ONE_PASS_BYTES = 16384  # two bands' sums and all that is made of a row are float32, and fill the registers
 WARPS = {2048: 4, 4096: 8, 8192: 16}
+STAGES = 1  # of the loop over rows: with more the next rows are on their way through shared memory
 TILE_COLUMNS, TILE_WARPS = 1024, 4  # of two passes
 
 
@@ -67,6 +68,7 @@ def layer_norm_backward_kernel(
     GROUP: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """One program: a band of rows_of_band rows, BLOCK_ROWS whole rows at a time.
 
@@ -78,7 +80,7 @@ def layer_norm_backward_kernel(
     weight_sums = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
     bias_sums = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
     first = tl.program_id(0).to(tl.int64) * rows_of_band
-    for start in tl.range(first, tl.minimum(first + rows_of_band, rows), BLOCK_ROWS):
+    for start in tl.range(first, tl.minimum(first + rows_of_band, rows), BLOCK_ROWS, num_stages=STAGES):
         row = (start + tl.arange(0, BLOCK_ROWS))[:, None]  # [BLOCK_ROWS, 1]
         inside = (row < rows) & (column < columns)
         x = tl.load(x_pointer + row * (x_stride_groups * GROUP) + column, mask=inside, other=0.0).to(tl.float32)
@@ -212,7 +214,7 @@ def launch_one_pass(x, weight, statistics, gradient, x_gradient) -> torch.Tensor
     layer_norm_backward_kernel[(count,)](
         x, weight, statistics, gradient, x_gradient, partial_sums, rows, rows_of_band, columns // group,
         x.stride(0) // group, gradient.stride(0) // group, GROUP=group, BLOCK_ROWS=block_rows,
-        BLOCK_COLUMNS=block_columns, num_warps=WARPS[block_rows * block_columns],
+        BLOCK_COLUMNS=block_columns, STAGES=STAGES, num_warps=WARPS[block_rows * block_columns],
     )  # fmt: skip
     return partial_sums
 
@@ -239,11 +241,12 @@ def launch_two_passes(x, weight, statistics, gradient, x_gradient) -> torch.Tens
 def compile_cases() -> list[CompileCase]:
     """What ships, for the compile gate: rows of 4096, the longest rows of one pass, and two passes."""
     every, large = tuple(ARCHITECTURES), (80, 90, 100)
+    row = {"GROUP": 8, "BLOCK_ROWS": 1, "STAGES": STAGES}
     cases = []
     for kernel, kind, constants, warps, archs in (
-        (layer_norm_backward_kernel, "fp16", {"GROUP": 8, "BLOCK_ROWS": 1, "BLOCK_COLUMNS": 4096}, WARPS[4096], every),
-        (layer_norm_backward_kernel, "fp16", {"GROUP": 8, "BLOCK_ROWS": 1, "BLOCK_COLUMNS": 8192}, WARPS[8192], large),
-        (layer_norm_backward_kernel, "fp32", {"GROUP": 8, "BLOCK_ROWS": 1, "BLOCK_COLUMNS": 4096}, WARPS[4096], large),
+        (layer_norm_backward_kernel, "fp16", row | {"BLOCK_COLUMNS": 4096}, WARPS[4096], every),
+        (layer_norm_backward_kernel, "fp16", row | {"BLOCK_COLUMNS": 8192}, WARPS[8192], large),
+        (layer_norm_backward_kernel, "fp32", row | {"BLOCK_COLUMNS": 4096}, WARPS[4096], large),
         (layer_norm_row_means_kernel, "fp16", {"BLOCK_COLUMNS": 2 * TILE_COLUMNS}, 2 * TILE_WARPS, every),
         (layer_norm_backward_columns_kernel, "fp16", {"BLOCK_COLUMNS": TILE_COLUMNS}, TILE_WARPS, every),
     ):

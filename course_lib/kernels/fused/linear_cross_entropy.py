@@ -111,11 +111,16 @@ def linear_cross_entropy_forward_backward(
         found = cross_entropy_forward_backward_(logits, chunk_targets, chunk_scales, ignore_index, validate=False)
         chunk_losses.copy_(found)
         torch.mm(logits, weight, out=chunk_gradient)  # of the logits, which now hold their gradient
-        if weight.dtype == torch.float32:
-            weight_gradient.addmm_(logits.t(), chunk)
-        else:
-            weight_gradient += logits.t() @ chunk
+        add_product_(weight_gradient, logits.t(), chunk)
     return losses, hidden_gradient, weight_gradient.to(weight.dtype)
+
+
+def add_product_(total, left, right) -> None:
+    """Add left · right to total, float32. A product of 16-bit factors is rounded to 16 bits before."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
 
 
 def check_arguments(hidden, weight, targets, ignore_index, validate, chunk_rows):

@@ -39,6 +39,7 @@ from course_lib.kernels.softmax.rows import LARGEST_GROUP
 
 ONE_PASS_BYTES = 16384  # the band's sums and all that is made of a row are float32, and fill the registers
 WARPS = {2048: 4, 4096: 8, 8192: 16}  # 16 elements a thread
+STAGES = 1  # of the loop over rows: with more the next rows are on their way through shared memory
 TILE_COLUMNS, TILE_WARPS = 1024, 4  # of two passes: many programs side by side
 PROGRAMS_PER_MULTIPROCESSOR = 4
 INTERPRETED_PROGRAMS = 3
@@ -77,6 +78,7 @@ def rms_norm_backward_kernel(
     GROUP: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """One program: a band of rows_of_band rows, BLOCK_ROWS whole rows at a time.
 
@@ -87,7 +89,7 @@ def rms_norm_backward_kernel(
     weight = tl.load(weight_pointer + column, mask=column < columns, other=0.0)  # [1, BLOCK_COLUMNS]
     sums = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
     first = tl.program_id(0).to(tl.int64) * rows_of_band
-    for start in tl.range(first, tl.minimum(first + rows_of_band, rows), BLOCK_ROWS):
+    for start in tl.range(first, tl.minimum(first + rows_of_band, rows), BLOCK_ROWS, num_stages=STAGES):
         row = (start + tl.arange(0, BLOCK_ROWS))[:, None]  # [BLOCK_ROWS, 1]
         inside = (row < rows) & (column < columns)
         summed_tile = summed_pointer + row * (summed_stride_groups * GROUP) + column
@@ -229,7 +231,7 @@ def launch_one_pass(summed, weight, gradient, summed_gradient, input_gradient, e
     rms_norm_backward_kernel[(programs,)](
         summed, weight, gradient, summed_gradient, input_gradient, partial_sums, rows, rows_of_band, columns // group,
         *(stride // group for stride in strides), epsilon, GROUP=group, BLOCK_ROWS=block_rows,
-        BLOCK_COLUMNS=block_columns, num_warps=WARPS[block_rows * block_columns],
+        BLOCK_COLUMNS=block_columns, STAGES=STAGES, num_warps=WARPS[block_rows * block_columns],
     )  # fmt: skip
     return partial_sums
 
@@ -269,8 +271,9 @@ def compile_cases() -> list[CompileCase]:
     numbers = {"partial_sums_pointer": "*fp32", "numbers_pointer": "*fp32", "epsilon": "fp32"}
     sizes = ("rows", "rows_of_band", "columns", "column_groups")
     strides = [f"{name}_stride{end}" for name in ("summed", "gradient", "summed_gradient") for end in ("", "_groups")]
+    row = {"GROUP": 8, "BLOCK_ROWS": 1, "STAGES": STAGES}
     kernels = [
-        (rms_norm_backward_kernel, kind, {"GROUP": 8, "BLOCK_ROWS": 1, "BLOCK_COLUMNS": columns}, WARPS[columns], archs)
+        (rms_norm_backward_kernel, kind, row | {"BLOCK_COLUMNS": columns}, WARPS[columns], archs)
         for kind, columns, archs in (("fp16", 4096, ALL), ("bf16", 8192, LARGE),
                                      ("fp32", 4096, LARGE))
     ]  # fmt: skip
