@@ -45,12 +45,14 @@ from course_lib.kernels.fused.linear_cross_entropy import (
 from course_lib.kernels.fused.linear_cross_entropy_operators import linear_cross_entropy
 from course_lib.kernels.fused.matmul_swiglu import matmul_swiglu_forward, matmul_swiglu_reference
 from course_lib.kernels.fused.rms_norm_backward import rms_norm_backward, rms_norm_backward_reference
+from course_lib.kernels.fused.rope_append import rope_append, rope_append_reference
 from course_lib.kernels.fused.swiglu import (
     swiglu_backward,
     swiglu_backward_reference,
     swiglu_forward,
     swiglu_reference,
 )
+from course_lib.kernels.softmax.rows import softmax, softmax_reference
 
 EPSILON = 1e-5
 CHECKED_ROWS = 4
@@ -124,6 +126,57 @@ def norm_alone(rows: int, columns: int) -> Problem:
     }
     forms = with_liger(forms, "liger_rms_norm", x, weight, EPSILON)
     return Problem(forms, (function(x[:CHECKED_ROWS].double(), weight=weight.double()),), 2 * x.nbytes)
+
+
+def softmax_of_rows(rows: int, columns: int) -> Problem:
+    x = random(rows, columns)
+    function = functools.partial(torch.softmax, dim=-1)
+    forms: Forms = {
+        "eager": functools.partial(function, x),
+        "torch.compile": functools.partial(compiled(function), x),
+        "ours": functools.partial(softmax, x),
+    }
+    return Problem(forms, (softmax_reference(x[:CHECKED_ROWS].double()),), 2 * x.nbytes)
+
+
+def plain_rope_append(qkv, cosine, sine, key_cache, value_cache):
+    """Queries and keys turned, keys and values at the start of their caches: `rope_append` from position 0 on."""
+    key_heads, head_dim = key_cache.shape[1], key_cache.shape[3]
+    heads = qkv.unflatten(-1, (-1, head_dim)).transpose(1, 2)  # [batch, heads, tokens, head_dim]
+    tokens = heads.shape[2]
+    first, second = heads[:, :-key_heads].float().chunk(2, dim=-1)
+    cosine, sine = cosine[:tokens], sine[:tokens]
+    turned = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).to(qkv.dtype)
+    key_cache[:, :, :tokens] = turned[:, -key_heads:]
+    value_cache[:, :, :tokens] = heads[:, -key_heads:]
+    return turned[:, :-key_heads].contiguous()
+
+
+def rope_into_caches(batch: int, tokens: int, query_heads: int, key_heads: int, head_dim: int) -> Problem:
+    """The first tokens of each sequence, from a packed QKV; the results are the query and both caches."""
+    qkv = random(batch, tokens, (query_heads + 2 * key_heads) * head_dim)
+    frequencies = 500_000.0 ** -torch.linspace(0, 1, head_dim // 2 + 1, device="cuda")[:-1]
+    angles = torch.arange(tokens, device="cuda")[:, None] * frequencies
+    cosine, sine = angles.cos(), angles.sin()
+    positions = torch.zeros(batch, dtype=torch.int32, device="cuda")
+
+    def with_caches(function):
+        """Each form writes caches of its own."""
+        caches = [torch.zeros(batch, key_heads, tokens, head_dim, dtype=qkv.dtype, device="cuda") for _ in "kv"]
+        return lambda: (function(qkv, cosine, sine, *caches), *caches)
+
+    def exact():
+        wide = qkv[:CHECKED_ROWS].double()
+        caches = [wide.new_zeros(len(wide), key_heads, tokens, head_dim) for _ in "kv"]
+        query = rope_append_reference(wide, cosine, sine, *caches, positions[:CHECKED_ROWS])
+        return query, *caches
+
+    forms: Forms = {
+        "eager": with_caches(plain_rope_append),
+        "torch.compile": with_caches(compiled(plain_rope_append)),
+        "ours": with_caches(functools.partial(rope_append, positions=positions, validate=False)),
+    }
+    return Problem(forms, exact(), 2 * qkv.nbytes)
 
 
 def norm_backward(rows: int, columns: int) -> Problem:
@@ -371,6 +424,8 @@ TABLE: dict[str, Callable[[], Problem]] = {
     "add + RMSNorm 16k × 8192": functools.partial(add_and_norm, 16384, 8192),
     "add + RMSNorm 16k × 16384": functools.partial(add_and_norm, 16384, 16384),
     "RMSNorm 8k × 65536": functools.partial(norm_alone, 8192, 65536),
+    "softmax 8k × 65536": functools.partial(softmax_of_rows, 8192, 65536),
+    "RoPE, append 4 × 4096 × 48 × 128": functools.partial(rope_into_caches, 4, 4096, 32, 8, 128),
     "RMSNorm backward 16k × 4096": functools.partial(norm_backward, 16384, 4096),
     "RMSNorm backward 16k × 8192": functools.partial(norm_backward, 16384, 8192),
     "RMSNorm backward 8k × 16384": functools.partial(norm_backward, 8192, 16384),

@@ -16,8 +16,12 @@ holds in registers. Nothing of `convolved` reaches memory.
 
 The price: each of the `groups` programs of a sample reads the sample's x, all but the first time from the cache, and
 each reads its group's filters once for BLOCK_SAMPLES samples. Tiles are as large as a group, and no larger: a group has
-to fit the registers (LARGEST_TILE elements, padded), or it is refused. Whether that beats cuDNN's convolution and one
-pass behind it depends on sizes; it is left to be measured.
+to fit the registers (LARGEST_TILE elements, padded), or it is refused.
+
+What that costs: on an H100 (PyTorch 2.11, Triton 3.6), 256 channels in and out, 4096 samples of length 16, 5 taps,
+bf16, one kernel took 648 µs; cuDNN's convolution and one pass behind it 273 µs; what torch.compile makes of it 245 µs.
+The windows are gathered element by element, because neighbours in the product are other taps, and a tile has too few
+products for the loads it needs. So this form saves memory and not time.
 
 FLOPs: 2 · in_channels · taps for each element of out, on tensor cores in 16 bits; sums are float32 and are not rounded
 before the norm. A gradient is not here: train with torch.nn.functional.conv1d and `group_norm_mish`.
