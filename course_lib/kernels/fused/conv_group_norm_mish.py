@@ -20,8 +20,8 @@ to fit the registers (LARGEST_TILE elements, padded), or it is refused.
 
 What that costs: on an H100 (PyTorch 2.11, Triton 3.6), 256 channels in and out, 4096 samples of length 16, 5 taps,
 bf16, one kernel took 648 µs; cuDNN's convolution and one pass behind it 273 µs; what torch.compile makes of it 245 µs.
-The windows are gathered element by element, because neighbours in the product are other taps, and a tile has too few
-products for the loads it needs. So this form saves memory and not time.
+The likely reason, not measured: neighbouring positions are shifted by their tap and masked one by one, so that windows
+are loaded element by element. So this form saves memory and not time.
 
 FLOPs: 2 · in_channels · taps for each element of out, on tensor cores in 16 bits; sums are float32 and are not rounded
 before the norm. A gradient is not here: train with torch.nn.functional.conv1d and `group_norm_mish`.
