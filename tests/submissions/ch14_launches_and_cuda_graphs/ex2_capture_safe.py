@@ -1,0 +1,74 @@
+"""Wrong answers to exercise 14.2, and unusual right ones. Those of public engines name their report."""
+
+from tests.submissions.edits import changed
+
+KEY, VALUE = "key_cache[rows, :, positions] = key", "value_cache[rows, :, positions] = value"
+SEEN = "seen = torch.arange(capacity, device=query.device) <= positions[:, None]"
+COPIED = "output.copy_((weights[:, :, None] @ value_cache)[:, :, 0])"
+ROWS = "rows = torch.arange(batch, device=query.device)"
+
+WRONG = {
+    # A position that became a number of Python's: RWKV-Vibe/rwkv_lightning and others; here the recorder refuses it.
+    "host_waits": changed("14.2", (SEEN, "seen = torch.arange(capacity) <= torch.tensor(positions.tolist())[:, None]")),
+    "host_waits__item": changed(
+        "14.2", (KEY, "for b in range(batch):\n        key_cache[b, :, positions[b].item()] = key[b]")
+    ),
+    "host_waits__int": changed("14.2", (SEEN, f"longest = int(positions.max()) + 1\n    {SEEN}")),
+    "host_waits__branch": changed(
+        "14.2", (SEEN, f"{SEEN}\n    if (positions == 0).all():\n        output.copy_(value)\n        return")
+    ),
+    "host_waits__boolean_index": changed(
+        "14.2", (KEY, "here = torch.arange(capacity) == positions[:, None]\n"
+                      "    key_cache.transpose(1, 2)[here] = key")
+    ),
+    # Worked out in the call that warms up, and kept: kekzl/imp#950 fixed its number of splits like that.
+    "position_baked": changed(
+        "14.2",
+        (ROWS, f"{ROWS}\n    kept = _kept.setdefault(tuple(query.shape) + (capacity,), positions.clone())"),
+        ("[rows, :, positions]", "[rows, :, kept]"),
+        ("<= positions[:, None]", "<= kept[:, None]"),
+        ("def decode_step(", "_kept = {}\n\n\ndef decode_step("),
+    ),
+    "mask_baked": changed(
+        "14.2",
+        (SEEN, "seen = _kept.setdefault(tuple(query.shape) + (capacity,), "
+               "torch.arange(capacity) <= positions[:, None])"),
+        ("def decode_step(", "_kept = {}\n\n\ndef decode_step("),
+    ),
+    "all_seen": changed("14.2", (".masked_fill(~seen[:, None], -math.inf)", "")),
+    "itself_unseen": changed("14.2", ("<= positions[:, None]", "< positions[:, None].clamp(min=1)")),
+    "one_too_many_seen": changed("14.2", ("<= positions[:, None]", "<= positions[:, None] + 1")),
+    "position_of_the_first": changed(
+        "14.2", (ROWS, f"{ROWS}\n    positions = positions[:1].expand(batch)")
+    ),
+    "stored_behind": changed("14.2", (KEY, "key_cache[rows, :, (positions + 1).clamp(max=capacity - 1)] = key")),
+    "scale_missing": changed("14.2", (" / math.sqrt(head_dim)", "")),
+    "not_stored": changed(
+        "14.2", (ROWS, f"{ROWS}\n    key_cache, value_cache = torch.clone(key_cache), torch.clone(value_cache)")
+    ),
+    "returns_a_tensor": changed("14.2", (COPIED, "return (weights[:, :, None] @ value_cache)[:, :, 0]")),
+    "output_untouched": changed("14.2", (COPIED, "output = (weights[:, :, None] @ value_cache)[:, :, 0]")),
+}
+
+UNUSUAL = {
+    "stored by torch.where": changed(
+        "14.2",
+        (KEY, "here = (torch.arange(capacity) == positions[:, None])[:, None, :, None]\n"
+              "    key_cache.copy_(torch.where(here, key[:, :, None], key_cache))"),
+        (VALUE, "value_cache.copy_(torch.where(here, value[:, :, None], value_cache))"),
+    ),
+    "stored by scatter": changed(
+        "14.2",
+        (KEY, "place = positions[:, None, None, None].expand(-1, key.shape[1], 1, head_dim)\n"
+              "    key_cache.scatter_(2, place, key[:, :, None])"),
+        (VALUE, "value_cache.scatter_(2, place, value[:, :, None])"),
+    ),
+    "einsum, written by out=": changed(
+        "14.2", (COPIED, 'torch.add(torch.einsum("bhc,bhcd->bhd", weights, value_cache), 0.0, out=output)')
+    ),
+    "scaled_dot_product_attention with a mask": changed(
+        "14.2",
+        (COPIED, "output.copy_(torch.nn.functional.scaled_dot_product_attention(query[:, :, None], key_cache, "
+                 "value_cache, attn_mask=seen[:, None, None])[:, :, 0])"),
+    ),
+}

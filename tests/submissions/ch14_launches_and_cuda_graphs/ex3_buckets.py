@@ -1,0 +1,47 @@
+"""Wrong answers to exercise 14.3, and unusual right ones."""
+
+from tests.submissions.edits import changed
+
+RETURN = "return best[-1][1]"
+FIRST = "return next((bucket for bucket in buckets if bucket >= batch), 0)"
+ADDED = "return sum(counts[size - 1] * (sizes[last] - size) for size in sizes[first : last + 1])"
+
+WRONG = {
+    "powers_of_two": changed(
+        "14.3", (RETURN, "return sorted({1 << (size - 1).bit_length() for size in sizes})[-most:]")
+    ),
+    "equally_far": changed("14.3", (RETURN, "return sorted({-(-sizes[-1] * i // most) for i in range(1, most + 1)})")),
+    "most_frequent": changed(
+        "14.3",
+        (RETURN, "often = sorted(sizes, key=lambda size: -counts[size - 1])[: most - 1]\n"
+                 "    return sorted({*often, sizes[-1]})"),
+    ),
+    "counts_ignored": changed("14.3", (ADDED, ADDED.replace("counts[size - 1] * ", ""))),
+    "one_too_few": changed("14.3", ("range(most - 1)", "range(most - 2)")),
+    "one_too_many": changed("14.3", ("range(most - 1)", "range(most)")),
+    "largest_alone": changed("14.3", (RETURN, "return sizes[-1:]")),
+    "at_the_limit": changed("14.3", (FIRST, FIRST.replace(">=", ">"))),
+    "largest_taken": changed("14.3", (FIRST, "return buckets[-1] if buckets and buckets[-1] >= batch else 0")),
+    "too_large_squeezed": changed("14.3", (FIRST, FIRST.replace(" 0)", " buckets[-1] if buckets else 0)"))),
+    "below_the_batch": changed("14.3", (FIRST, "return max((b for b in buckets if b <= batch), default=0)")),
+}
+
+UNUSUAL = {
+    "bisect": changed(
+        "14.3",
+        (FIRST, "import bisect\n\n    place = bisect.bisect_left(buckets, batch)\n"
+                "    return buckets[place] if place < len(buckets) else 0"),
+    ),
+    "all sizes where they fit": changed(
+        "14.3", ("    def added(", "    if len(sizes) <= most:\n        return sizes\n\n    def added(")
+    ),
+    "a tuple, from the largest down": changed(
+        "14.3",
+        (RETURN, "import functools\n\n    @functools.lru_cache(None)\n    def down(last, left):\n"
+                 "        if left == 1 or last == 0:\n            return added(0, last), (sizes[last],)\n"
+                 "        options = [(added(0, last), (sizes[last],))]\n"
+                 "        for i in range(last):\n            rows, chosen = down(i, left - 1)\n"
+                 "            options.append((rows + added(i + 1, last), (*chosen, sizes[last])))\n"
+                 "        return min(options)\n\n    return down(len(sizes) - 1, most)[1]"),
+    ),
+}
