@@ -14,6 +14,7 @@ from course_lib.checker.specification.edits import edits, model_of
 from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
 from exercises.ch07_grouped_query_attention.slips import BIG, KEYS_REPEATED, repeats_keys
 from exercises.topics.attention import close_to
+from exercises.topics.attention_inputs import one_above_many, products_beyond_16_bits
 from exercises.topics.decode import PLAIN, cached, decode, decode_bytes
 from exercises.topics.decode_inputs import (
     SCORES,
@@ -30,6 +31,7 @@ from exercises.topics.decode_slips import (
     CACHE,
     EMPTY_SEQUENCE,
     HEADS,
+    IN_16_BITS,
     LAGGING,
     NATURAL,
     OF_A_GROUP,
@@ -51,7 +53,14 @@ from exercises.topics.evidence import (
     right_to_three_digits,
     stored_in_16_bits,
 )
-from exercises.topics.rising import MAXIMUM_OF_THE_FIRST_TILE, decode_scores, lagging_cache, risen_cache, stays_behind
+from exercises.topics.rising import (
+    MAXIMUM_OF_THE_FIRST_TILE,
+    cache_in_float16,
+    decode_scores,
+    lagging,
+    risen_cache,
+    stays_behind,
+)
 from exercises.topics.running import start, step
 
 
@@ -69,7 +78,15 @@ def kernel_cases(draw):
         case("groups of 20: more rows than 16", 40, 2, 16, [66], 70, metered=True),
         case("scores of ±150: exp overflows", 8, 2, 32, [150], 192, score=BIG),
         Case("300 tokens, the last scores 160 above the first", risen_cache(draw)),
-        Case("float16, 160 tokens, the last scores 11.5 above the first", lagging_cache(Draw(75))),
+        Case("float16, 160 tokens, the last scores 11.5 above the first", cache_in_float16(Draw(75), lagging, 160)),
+        Case(
+            "float16, products of up to 131,072 before the scale",
+            cache_in_float16(Draw(76), products_beyond_16_bits, 100),
+        ),
+        Case(
+            "float16, 1,500 tokens, the first with nearly all the weight",
+            cache_in_float16(Draw(77), one_above_many, 1500),
+        ),
         Case("a group of 70: more rows than 64", cached(Draw(70), 70, 1, 16, [40], 48)),
         case("NaN in the slots that hold no token", 4, 2, 32, [40, 70], 128, unused=math.nan),
         Case("scores near -1e20", far_below_finite(*cached(draw, 4, 1, 32, [20], 32))),
@@ -177,6 +194,7 @@ CHANGES = (
     *CACHE,
     *keys_that_count(),
     *SOFTMAX,
+    *IN_16_BITS,
     *NATURAL,
     *LAGGING,
     *OF_A_GROUP,

@@ -23,6 +23,7 @@ from course_lib.checker.specification.edits import edits, model_of, without
 from course_lib.checker.specification.layouts import beyond_32_bits, unit_last
 from exercises.ch08_flash_decoding.parts import BIG, FINITE_FOR_EMPTY, GRID_TURNED_ROUND, SKIPS_THE_WORK, partials
 from exercises.topics.attention import close_to
+from exercises.topics.attention_inputs import one_above_many, products_beyond_16_bits
 from exercises.topics.decode import AS_GOOD, cached
 from exercises.topics.decode_inputs import (
     SCORES,
@@ -39,6 +40,7 @@ from exercises.topics.decode_slips import (
     CACHE,
     EMPTY_SPLITS,
     HEADS,
+    IN_16_BITS,
     LAGGING,
     LOG_SUM_EXP,
     OF_A_GROUP,
@@ -63,7 +65,14 @@ from exercises.topics.evidence import (
     right_to_three_digits,
     stored_in_16_bits,
 )
-from exercises.topics.rising import MAXIMUM_OF_THE_FIRST_TILE, lagging_cache, risen_cache, split_scores, stays_behind
+from exercises.topics.rising import (
+    MAXIMUM_OF_THE_FIRST_TILE,
+    cache_in_float16,
+    lagging,
+    risen_cache,
+    split_scores,
+    stays_behind,
+)
 from exercises.topics.running import start, step
 
 
@@ -78,7 +87,17 @@ def partial_cases(draw):
         Case("scores near -1e20", (*far_below_finite(*cached(draw, 4, 1, 32, [20], 32)), 2)),
         Case("scores of ±150: exp overflows", (*cached(draw, 4, 1, 32, [150], 160, score=BIG), 2)),
         Case("one split of 300 keys, the last scores 160 above the first", (*risen_cache(draw), 1)),
-        Case("one split, float16, the last scores 11.5 above the first", (*lagging_cache(Draw(82)), 1)),
+        Case(
+            "one split, float16, the last scores 11.5 above the first", (*cache_in_float16(Draw(82), lagging, 160), 1)
+        ),
+        Case(
+            "one split, float16, products of up to 131,072 before the scale",
+            (*cache_in_float16(Draw(83), products_beyond_16_bits, 100), 1),
+        ),
+        Case(
+            "one split, float16, 1,500 tokens, the first with nearly all the weight",
+            (*cache_in_float16(Draw(84), one_above_many, 1500), 1),
+        ),
         Case("70 query heads on 1 KV head", (*cached(Draw(70), 70, 1, 16, [40], 48), 2)),
         Case("20 query heads on 1 KV head", (*cached(draw, 20, 1, 16, [50], 64), 2), metered=True),
         Case("all strides apart, lengths 5 and 3", (*laid_apart(draw, *cached(draw, 4, 2, 16, [5, 3], 8)), 2)),
@@ -177,6 +196,7 @@ CHANGES = (
     *SPLIT_SIZES,
     *keys_that_count(too_few=ONE_OF_THE_SPLIT_MISSING, too_many=ONE_OF_THE_NEXT_SPLIT),
     *without(SOFTMAX, "no_running_max"),
+    *IN_16_BITS,
     *LAGGING,
     *OF_A_GROUP,
     *LOG_SUM_EXP,

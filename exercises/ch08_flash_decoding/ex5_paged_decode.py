@@ -31,6 +31,7 @@ from exercises.ch08_flash_decoding.parts import (
     combine,
     partials,
 )
+from exercises.topics.attention_inputs import one_above_many, products_beyond_16_bits
 from exercises.topics.decode import AS_GOOD, attend, decode, decode_lse, gather_pages
 from exercises.topics.decode_inputs import SCORES, UNUSED, far_below_finite, fits, laid_apart, layouts, lengths, pages
 from exercises.topics.decode_merge import (
@@ -46,6 +47,7 @@ from exercises.topics.decode_slips import (
     BLOCKS,
     EMPTY_SPLITS,
     HEADS,
+    IN_16_BITS,
     LAGGING,
     LOG_SUM_EXP,
     OF_A_GROUP,
@@ -161,6 +163,10 @@ def paged_cases(draw):
     cases.insert(-1, Case("one split of 300 tokens, the last scores 160 above the first", _risen(draw)))
     lagging_scores = _risen(Draw(85), 160, lagging, torch.float16)
     cases.insert(-1, Case("one split, float16, the last scores 11.5 above the first", lagging_scores))
+    products = _risen(Draw(86), 100, products_beyond_16_bits, torch.float16)
+    cases.insert(-1, Case("one split, float16, products of up to 131,072 before the scale", products))
+    long = _risen(Draw(88), 1500, one_above_many, torch.float16)
+    cases.insert(-1, Case("one split, float16, 1,500 tokens, the first with nearly all the weight", long))
     equal, keys, values, *rest = paged(Draw(87), 4, 1, 16, [320], 16, dtype=torch.float16)
     near_300 = torch.zeros_like(equal), keys, values * 10 + 300, *rest, 1
     cases.insert(-1, Case("one split, float16, values near 300, 320 equal scores", near_300))
@@ -306,6 +312,7 @@ CHANGES = (
         capacity="tables.shape[1] * keys.shape[2]", too_few=ONE_OF_THE_SPLIT_MISSING, too_many=ONE_OF_THE_NEXT_SPLIT
     ),
     *without(SOFTMAX, "no_running_max"),
+    *IN_16_BITS,
     *LAGGING,
     *OF_A_GROUP,
     *edits(

@@ -75,6 +75,21 @@ def large_gradients(draw, heads, query_length, key_length, head_dim):
     return query * 30.0, key / 30.0, value * 300.0
 
 
+def large_for_queries(draw, heads, query_length, key_length, head_dim):
+    """The same for dQ."""
+    query, key, value = ordinary(draw, heads, query_length, key_length, head_dim)
+    return query / 30.0, key * 30.0, value * 300.0
+
+
+def large_on_the_way():
+    """16 equal scores for each of 192 queries: 64 add 40,000 to dV, 64 as much again, and 64 take half of it away."""
+    apart = Draw(107)
+    query, key, value = (part.half() for part in ordinary(apart, 1, 192, 16, 16))
+    added = torch.tensor([4e4, 4e4, -4e4]).repeat_interleave(64) * 16 / 64
+    made = arguments_of(apart, query * 0, key, value / 256, False, as_it_is)
+    return *made[:5], added[None, :, None].expand(1, 192, 16).half().contiguous(), False
+
+
 def backward_cases(draw):
     def case(name, heads, query_length, key_length, head_dim, causal, *, scores=ordinary, dtype=torch.float32,
              layout=as_it_is, **flags):  # fmt: skip
@@ -103,6 +118,9 @@ def backward_cases(draw):
         case("scores of -2³², 20 × 24, causal", 1, 20, 24, 16, True, scores=equal_and_far_below),
         case("float16, 64 × 64, head dimension 64, causal: large sums", 1, 64, 64, 64, True, scores=large_gradients,
              dtype=torch.float16),
+        Case("float16, 64 × 64, head dimension 64: large sums of dQ", arguments_of(
+            Draw(108), *(part.half() for part in large_for_queries(Draw(109), 1, 64, 64, 64)), False, as_it_is)),
+        Case("float16, 192 × 16: sums of dV that are large on the way", large_on_the_way()),
         case("float16, scores of ±150, 33 × 40, head dimension 40", 1, 33, 40, 40, False, scores=large,
              dtype=torch.float16),
         case("250 × 250, causal, bytes counted", 1, 250, 250, 32, True, metered=True),

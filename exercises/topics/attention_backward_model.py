@@ -288,7 +288,7 @@ class Inside:
                 factor = self._turned(factor)
                 if factor is None:
                     return None
-            return (scale * self._kept(self._times(factor, given.value if self.on("dq_of_values") else given.key)),)
+            return (scale * self._summed("dq", factor, given.value if self.on("dq_of_values") else given.key),)
         for_values = score_gradients if self.on("dv_from_score_gradients") else weights
         if self.on("dv_not_transposed"):
             for_values = self._turned(for_values)
@@ -305,8 +305,8 @@ class Inside:
         of_queries = given.output_gradient if self.on("dk_of_output_gradient") else given.query
         of_gradients = given.query if self.on("dv_of_queries") else given.output_gradient
         return (
-            scale * self._kept(self._times(for_keys, of_queries)),
-            value_scale * self._kept(self._times(for_values, of_gradients)),
+            scale * self._summed("dk", for_keys, of_queries),
+            value_scale * self._summed("dv", for_values, of_gradients),
         )
 
     def _of_the_last_tile(self, pairs: torch.Tensor) -> torch.Tensor:
@@ -314,10 +314,16 @@ class Inside:
         number, count = self.tile_numbers()
         return torch.where(number == count - 1, pairs, 0.0)
 
-    def _kept(self, total: torch.Tensor) -> torch.Tensor:
-        """A sum over tiles, as an accumulator of float32 holds it, or one of 16 bits."""
+    def _summed(self, result: str, pairs: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        """A sum over tiles, as an accumulator of float32 holds it, or one of 16 bits, which each tile rounds."""
         narrow = self.given.narrow
-        return total if narrow is None or not self.on("accumulated_in_16_bits") else total.to(narrow).float()
+        if narrow is None or not self.on("accumulated_in_16_bits", f"accumulated_in_16_bits__{result}"):
+            return self._times(pairs, tensor)
+        number, count = self.tile_numbers()
+        total = torch.zeros((), dtype=torch.float32)
+        for step in range(int(count.max())):
+            total = (total + self._times(torch.where(number == step, pairs, 0.0), tensor)).to(narrow).float()
+        return total
 
     def _times(self, factor: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         """factor @ tensor over keys, or factorᵀ @ tensor over queries. NaN spreads in tiles that the loop looks at."""

@@ -199,11 +199,14 @@ def _in_kernels():
     yield Slip(
         "delta_scaled", "Δ has a factor 1/√head_dim. The scale belongs to the scores alone, and O has none of it."
     )
-    yield Slip(
-        "accumulated_in_16_bits",
-        "The sums are kept in 16 bits. Before the scale those of dK are larger than dK, and beyond 65,504 a float16 is "
-        "infinite: keep sums in float32, and round once, when you store.",
-    )
+    for one in ("", "__dk", "__dv", "__dq"):
+        yield Slip(
+            f"accumulated_in_16_bits{one}",
+            "Sums are kept in 16 bits. Before the scale those of dQ and dK are larger than the results, those of dV "
+            "may be so on the way, and beyond 65,504 a float16 is infinite: keep sums in float32, and round once, when "
+            "you store.",
+            alone=bool(one),
+        )
     yield Slip("delta_averaged", "Δ is a mean over head_dim. It is the sum of O ∘ dO.")
     yield Slip("delta_of_the_query", "Δ is computed from Q and dO. It is the sum of O ∘ dO.")
     for loop, where in _WHERE.items():

@@ -69,6 +69,30 @@ def beyond_16_bits(draw, heads, query_length, key_length, head_dim):
     return query, key, draw.normal(heads, key_length, head_dim)
 
 
+def products_beyond_16_bits(draw, heads, query_length, key_length, head_dim):
+    """Products with the keys near 131,072 for the first query, near 4,096 for the second, near 0 for the others.
+
+    float16 ends at 65,504, and holds of numbers from 4,096 on every fourth. The keys' products with a query lie a few
+    whole numbers apart: all are exact in float32, and so is the common part of a score.
+    """
+    query, key = (draw.integers(heads, n, head_dim, low=-1, high=2).float() for n in (query_length, key_length))
+    query[..., 0], key[..., 0] = 0.0, 512.0
+    query[:, 0, 0], query[:, 1, 0] = 256.0, 8.0
+    return query, key, draw.normal(heads, key_length, head_dim)
+
+
+def one_above_many(draw, heads, query_length, key_length, head_dim):
+    """Weights of 1 for the first key and 2⁻¹⁷ for each of the others; 1,500 of them are a hundredth of the sum.
+
+    A sum in float16 is 1 and stays there: 64 keys add less than half its last digit. Other queries have equal scores.
+    All keys have one value, so that a sum that is wrong scales the result.
+    """
+    query, key = torch.zeros(heads, query_length, head_dim), torch.zeros(heads, key_length, head_dim)
+    query[:, 0, 0] = math.sqrt(head_dim)
+    key[:, 1:, 0] = -(17 * math.log(2) + 2.0**-8)  # in float16 by a last digit below 2⁻¹⁷, and not above
+    return query, key, (4 * draw.normal(heads, 1, head_dim)).round().repeat(1, key_length, 1)
+
+
 def fits(dtype, scores) -> bool:
     """Whether these magnitudes are for this dtype: scores near -6,000 leave float32's own rounding in plain sight."""
     return dtype == torch.float16 or scores is not beyond_16_bits

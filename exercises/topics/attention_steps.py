@@ -192,6 +192,11 @@ EMPTY_ROWS = (
         empty_row_nan__step_and_sum=(GUARD, "new_max", DIVISOR, "running_sum"),
     ),
     *edits(
+        "The guard asks whether the old maximum is -inf, as it is at every row's first tile, and that tile is then "
+        "measured from 0: exp overflows, or all its weights vanish. Ask it of the new maximum.",
+        guarded_by_the_old_maximum=(GUARD, "torch.where(running_max == -INF, 0.0, new_max)"),
+    ),
+    *edits(
         "A query that sees no key shares its weight evenly among hidden ones: a large negative number stands where "
         "minus infinity belongs, and such a row cannot tell it from a score. Its output is zeros.",
         empty_row_uniform=(MASK, "torch.where(visible, scores, -1e30)"),

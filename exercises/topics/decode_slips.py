@@ -61,6 +61,10 @@ TOO_MANY = (
     "One slot too many counts, the one right behind the last token. Keys are counted from 0: the condition is "
     "keys < length."
 )
+SCORES_IN_FLOAT16 = (
+    "The scores are rounded to float16, which keeps three digits and nothing above 65,504. Leave them in float32, as "
+    "tl.dot gives them."
+)
 ONE_OF_THE_NEXT_SPLIT = (
     "A split counts one key too many, the first of the next split or the slot behind the last token. `last` itself is "
     "not a part of it: the condition is keys < last."
@@ -264,8 +268,8 @@ SOFTMAX = (
     ),
     *only(RUNNING, "maximum_starts_at_zero", "minimum_for_maximum", "maximum_forgets_the_old"),
     *edits(
-        "The running maximum starts at a finite number, and scores may lie below it: all their weights are 0 then. "
-        "Start it at minus infinity.",
+        "The running maximum starts at a finite number, or is kept from falling below one, and scores may lie below "
+        "it: all their weights are 0 then. Start it at minus infinity, and give it no floor.",
         maximum_starts_finite=(START_MAX, "torch.full(shape, -1e4"),
     ),
     *only(RUNNING, "old_maximum_in_weights", "tile_not_rescaled"),
@@ -301,8 +305,7 @@ SOFTMAX = (
         tail_keys_scored=(HIDDEN, "scores"),
     ),
     *edits(
-        "The scores are rounded to float16, which keeps three digits and nothing above 65,504. Leave them in float32, "
-        "as tl.dot gives them.",
+        SCORES_IN_FLOAT16,
         scores_in_float16=(SCORES, f"({SCORES.replace(SCALE, f'({SCALE} / {LN_2})')}).half().float() * {LN_2}"),
         scores_in_float16__natural=(SCORES, f"({SCORES}).half().float()"),
     ),
@@ -311,6 +314,27 @@ SOFTMAX = (
         "cast the finished output alone.",
         accumulator_in_float16=(ADDS, f"({ADDS}).half().float()"),
         accumulator_in_float16__if_the_values_are=(ADDS, f"({ADDS}).to(values.dtype).float()"),
+    ),
+)
+PRODUCTS = "query @ keys.float().mT"
+IN_16_BITS = (
+    *edits(
+        SCORES_IN_FLOAT16,
+        scores_in_float16__if_the_values_are=(
+            *(SCORES, f"({SCORES.replace(SCALE, f'({SCALE} / {LN_2})')}).to(narrow).float() * {LN_2}"),
+        ),
+    ),
+    *edits(
+        "The products of queries and keys are rounded to float16, which ends at 65,504: they may lie above it where "
+        "the scores do not, and lose their last digits below. Leave them in float32, as tl.dot gives them.",
+        products_in_float16=(SCORES, f"({PRODUCTS}).half().float() * {SCALE}"),
+        products_in_float16__if_the_values_are=(SCORES, f"({PRODUCTS}).to(narrow).float() * {SCALE}"),
+    ),
+    *edits(
+        "The running sum is kept in 16 bits, and every tile rounds it: what a tile adds is lost where the sum is 2,048 "
+        "times as large. Keep it in float32, like the accumulator.",
+        sum_in_float16=(SUM, f"({SUM}).to(narrow).float()"),
+        sum_in_float16__always=(SUM, f"({SUM}).half().float()"),
     ),
 )
 UNGUARDED = edits("", unguarded=(GUARD, "new_max"))  # most kernels: a tile without a key gives NaN

@@ -67,7 +67,7 @@ def walk(query, keys, values, present, first, last, tile, narrow):
     accumulator = torch.zeros(*scores.shape[:-1], values.shape[-1])
     for begin in range(0, scores.shape[-1], tile):
         here = slice(begin, begin + tile)
-        new_max, new_sum, weights, rescale = step(scores[..., here], running_max, running_sum)
+        new_max, new_sum, weights, rescale = step(scores[..., here], running_max, running_sum, narrow)
         product = weights.to(narrow).float() @ values[..., here, :].float()
         added = accumulator * rescale[..., None] + product
         walks = (first + begin < last)[..., None, None]  # those whose loop comes here

@@ -26,8 +26,8 @@ MAXIMUM_OF_THE_FIRST_TILE = (
 )
 LOW = -900.0  # below it lie the numbers that people put for minus infinity
 FINITE_FOR_MINUS_INFINITY = (
-    "A finite number stands for minus infinity: as the maximum's start, or as the score of a key that is not to count. "
-    "Where all true scores are lower still, it decides. Take -inf, and guard what becomes NaN."
+    "A finite number stands for minus infinity: as the maximum's start or its floor, or as the score of a key that is "
+    "not to count. Where all true scores are lower still, it decides. Take -inf, and guard what becomes NaN."
 )
 
 
@@ -91,10 +91,10 @@ def risen_cache(draw):
     return query, key[:, None], value[:, None], torch.tensor([300], dtype=torch.int32)
 
 
-def lagging_cache(draw):
-    """The same of `lagging`, in float16: 160 tokens."""
-    query, key, value = (part.half() for part in lagging(draw, 1, 4, 160, 16))
-    return query, key[:, None], value[:, None], torch.tensor([160], dtype=torch.int32)
+def cache_in_float16(draw, scores, tokens):
+    """The same of one sequence of so many tokens in float16, with the scores of a function like `lagging`."""
+    query, key, value = (part.half() for part in scores(draw, 1, 4, tokens, 16))
+    return query, key[:, None], value[:, None], torch.tensor([tokens], dtype=torch.int32)
 
 
 def stays_behind(scores_of, tile_of=None, parts=False):

@@ -50,7 +50,7 @@ def compute(s: Slips, x: torch.Tensor) -> torch.Tensor:
     if s("only_first_tile"):
         tiles = min(tiles, 1)
     lanes = torch.arange(max(tiles, 0) * block)
-    inside = lanes < end
+    inside = lanes * (column_stride if s("mask_of_addresses") else 1) < end
     if s("start_forgotten"):
         lanes = lanes % block
         inside = lanes < end
@@ -227,6 +227,11 @@ SLIPS = (
     Slip(
         "last_column_missing",
         "The last element of each row was not added. Columns run from 0 to columns - 1: mask with `offsets < columns`.",
+    ),
+    Slip(
+        "mask_of_addresses",
+        "The mask compares columns times their stride with the number of columns: of a row whose elements lie apart "
+        "only the first are added. The mask is `offsets < columns`; the stride belongs to the pointers alone.",
     ),
     Slip("first_column_missing", "The first element of each row was not added. Columns are numbered from 0."),
     Slip(

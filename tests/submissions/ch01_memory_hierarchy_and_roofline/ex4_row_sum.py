@@ -237,3 +237,6 @@ UNUSUAL |= {
         ),
     ),
 }
+WRONG |= {
+    "mask_of_addresses": changed("1.4", ("mask=offsets < columns", "mask=offsets * column_stride < columns")),
+}

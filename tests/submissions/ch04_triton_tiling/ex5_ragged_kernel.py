@@ -164,3 +164,11 @@ WRONG |= {
 
 
 WRONG |= of_narrow_numbers("4.5")
+
+
+WRONG |= {
+    "guarded_by_the_old_maximum": changed(
+        "4.5",
+        ('tl.where(new_max == float("-inf"), 0.0, new_max)', 'tl.where(running_max == float("-inf"), 0.0, new_max)'),
+    ),
+}

@@ -279,3 +279,22 @@ WRONG |= {
 UNUSUAL |= {
     "a maximum that lags by 8 bits": lagging(8),
 }
+
+
+PRODUCTS = 'tl.dot(query, tl.trans(key_tile), input_precision="ieee")'
+NEW_SUM = "running_sum * rescale + tl.sum(weights, axis=1)"
+
+
+WRONG |= {
+    # In float32 the first and the last do no harm. Products pass 65,504 where scores do not, and what a tile of small
+    # weights adds is lost in a sum of 1.
+    "products_in_float16__if_the_keys_are": changed(
+        "8.2", (PRODUCTS, f"{PRODUCTS}.to(key_tile.dtype).to(tl.float32)")
+    ),
+    "products_in_float16": changed("8.2", (PRODUCTS, f"{PRODUCTS}.to(tl.float16).to(tl.float32)")),
+    "sum_in_float16": changed("8.2", (NEW_SUM, f"({NEW_SUM}).to(query.dtype).to(tl.float32)")),
+    "sum_in_float16__always": changed("8.2", (NEW_SUM, f"({NEW_SUM}).to(tl.float16).to(tl.float32)")),
+    "scores_in_float16__if_the_keys_are": changed(
+        "8.2", (f"{PRODUCTS} * scale_log2", f"({PRODUCTS} * scale_log2).to(key_tile.dtype).to(tl.float32)")
+    ),
+}

@@ -153,6 +153,12 @@ WRONG = {
          "key_gradient = tl.zeros([BLOCK_N, BLOCK_D], query_pointer.dtype.element_ty)"),
         (DK, f"key_gradient = (key_gradient + {DK.split(' += ')[1]}).to(key_gradient.dtype)"),
     ),
+    "accumulated_in_16_bits__of_values": changed(
+        "10.6", (DV, f"value_gradient = ({DV.replace('+=', '+')}).to(query.dtype).to(tl.float32)")
+    ),
+    "accumulated_in_16_bits__of_queries": changed(
+        "10.6", (DQ, f"query_gradient = ({DQ.replace('+=', '+')}).to(query.dtype).to(tl.float32)")
+    ),
     "rounded_early__delta": changed("10.6", (DELTA, DELTA + ".to(query.dtype)")),
     "rounded_early__products": changed(
         "10.6", (DELTA, "delta = (output * output_gradient).sum(dim=-1, dtype=torch.float32)")
