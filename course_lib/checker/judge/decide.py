@@ -15,7 +15,7 @@ from course_lib.checker.judge import compiling, evaluate
 from course_lib.checker.judge.case_lines import case_lines
 from course_lib.checker.judge.evidence import Evidence
 from course_lib.checker.judge.meanwhile import truths_meanwhile
-from course_lib.checker.judge.offering import watch_call
+from course_lib.checker.judge.offering import profile_call, watch_call
 from course_lib.checker.judge.rules import AFTER_THE_RUN, BEFORE_THE_RUN, first_finding
 from course_lib.checker.judge.verdict import Finding, Verdict, readable
 from course_lib.checker.runner.running import Run, beside_ascending_order, beside_calls_alone, run_cases
@@ -159,4 +159,5 @@ def _verdict(evidence: Evidence, finding: Finding, started: float) -> Verdict:
         evidence.printed,
         finding.picture,
         watch=watch_call(evidence) if finding.outcome in ("failed", "error", "timeout") else "",
+        profile=profile_call(evidence) if finding.outcome == "failed" and evidence.numbers_are_right else "",
     )

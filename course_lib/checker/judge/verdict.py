@@ -70,6 +70,7 @@ class Verdict:
         printed: the beginning of what the answer printed.
         picture: an inline SVG that shows where the errors lie, or "".
         watch: a call that draws what the answer's kernel reads and writes in a case that went wrong, or "".
+        profile: a call that says what limits the answer's kernel, where its numbers are right and its cost is not.
     """
 
     exercise: str
@@ -84,6 +85,7 @@ class Verdict:
     printed: str = ""
     picture: str = ""
     watch: str = ""
+    profile: str = ""
     hints_left: int = 0
     file: str | None = None
     answers: tuple[Any, ...] = ()
@@ -141,6 +143,8 @@ class Verdict:
             parts.append(f"`check(..., seed={self.seed})` repeats these inputs.")
         if self.watch:
             parts.append(f"`{self.watch}` draws what its programs read and write (`from course_lib import watch`).")
+        if self.profile:
+            parts.append(f"`{self.profile}` says what limits it (`from course_lib import profile`).")
         return " ".join(parts)
 
     def _case_lines(self) -> list[tuple[CaseResult, str]]:

@@ -7,6 +7,7 @@ import pytest
 from course_lib.checker.judge.decide import judge
 from course_lib.checker.specification import catalog
 from course_lib.checker.specification.exercise import Case, Limits
+from course_lib.checker.specification.requirements import Moves
 from tests.checker.samples import ADD, ADD_CELL, DOUBLE
 
 NO_MASK = ADD_CELL.replace("mask = i < length", "mask = i < length + 9")
@@ -75,3 +76,26 @@ def test_what_is_offered_in_chapter_01_can_be_drawn():
     from course_lib.checker.judge import offering
 
     assert offering.MOST_ELEMENTS == MOST_ELEMENTS
+
+
+TWICE = ADD_CELL.replace("    tl.store(", "    total += 0 * tl.load(x + i, mask=mask)\n    tl.store(")
+
+
+def once(x, y):
+    return 3 * x.numel() * x.element_size()
+
+
+def test_a_right_answer_that_moves_too_much_is_offered_its_profile():
+    """One more load of x: the numbers are right, so there is nothing to watch, and the card says what is read twice."""
+    task = only([vector(700), vector(700)])
+    metered = replace(
+        task,
+        cases=lambda draw: [replace(case, metered=True) for case in task.cases(draw)],
+        requirements=(*task.requirements, Moves(once)),
+    )
+    verdict = judge(metered, TWICE, seed=5)
+    assert verdict.mistake == "too_many_bytes", verdict
+    assert verdict.watch == "" and verdict.profile == "profile(add, torch.rand(700), torch.rand(700))"
+    assert f"`{verdict.profile}` says what limits it" in str(verdict)
+    assert judge(metered, ADD_CELL, seed=5).profile == ""
+    assert judge(metered, DOUBLED, seed=5).profile == ""

@@ -1,0 +1,184 @@
+"""Exercise 15.3: are two per cent real? Ratios of pairs, an interval by blocks, and a chance by signs."""
+
+from __future__ import annotations
+
+import math
+
+from course_lib.checker import Case, Exercise, edits, model_of
+from course_lib.checker.specification.contract import Contract
+
+
+def middle(values):
+    ordered = sorted(values)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+
+
+def ratio(first, second):
+    return middle([b / a for a, b in zip(first, second)])
+
+
+def between(first, second, starts, block):
+    ratios = [b / a for a, b in zip(first, second)]
+    found = []
+    for row in starts:
+        picked = [ratios[(start + step) % len(ratios)] for start in row for step in range(block)]
+        found.append(middle(picked))
+    found = sorted(found)
+    outer = len(found) // 40
+    return found[outer], found[len(found) - 1 - outer]
+
+
+def chance(first, second, signs):
+    logs = [math.log(b / a) for a, b in zip(first, second)]
+    observed = abs(sum(logs))
+    as_far = 0
+    for row in signs:
+        flipped = sum(sign * log for sign, log in zip(row, logs))
+        as_far += abs(flipped) >= observed
+    return (as_far + 1) / (len(signs) + 1)
+
+
+def pairs(draw, count, percent, *, noise=0.01, drift=0.3):
+    """Microseconds of two kernels in turns: clocks that ramp down for both, and now and then a pair that is late."""
+    first, second = [], []
+    wander = 0.0
+    for place in range(count):
+        wander = 0.7 * wander + noise * float(draw.normal(1))
+        clock = 100.0 * (1 + drift * place / count)
+        a, b = clock * (1 + noise * abs(float(draw.normal(1)))), clock * (1 + percent / 100 + wander)
+        late = draw.integer(0, 8)
+        first.append(a * (1.6 if late == 0 else 1.0))
+        second.append(b * (1.5 if late == 1 else 1.0))
+    return first, second
+
+
+def starts_of(draw, resamples, count, block):
+    return [[draw.integer(0, count) for _ in range(count // block)] for _ in range(resamples)]
+
+
+def signs_of(draw, draws, count):
+    """Rows in which not all signs are equal: those would tie with what was observed, up to a rounding."""
+    return [[1, -1, *(draw.choice((-1, 1)) for _ in range(count - 2))] for _ in range(draws)]
+
+
+def sample_cases(draw):
+    def interval(count, block, resamples, percent=2.0):
+        return *pairs(draw, count, percent), starts_of(draw, resamples, count, block), block
+
+    return [
+        Case("three pairs", ([10.0, 20.0, 40.0], [11.0, 21.0, 50.0]), "ratio_of"),
+        Case("clocks that ramp down, 41 pairs", pairs(draw, 41, 2.0), "ratio_of"),
+        Case("40 pairs: two in the middle", pairs(draw, 40, -3.0, noise=0.05), "ratio_of"),
+        Case("one pair", pairs(draw, 1, 5.0), "ratio_of"),
+        Case("12 pairs, blocks of 1", interval(12, 1, 40), "interval"),
+        Case("24 pairs, blocks of 4", interval(24, 4, 80), "interval"),
+        Case("30 pairs, blocks of 5, 200 resamples", interval(30, 5, 200, 0.0), "interval"),
+        Case("few resamples: the smallest and the largest", interval(12, 3, 39), "interval"),
+        Case("8 pairs, 2 %", (*pairs(draw, 8, 2.0, noise=0.02), signs_of(draw, 60, 8)), "chance_of"),
+        Case("20 pairs that are alike", (*pairs(draw, 20, 0.0, noise=0.03), signs_of(draw, 99, 20)), "chance_of"),
+        Case("faster by 8 %", (*pairs(draw, 16, -8.0), signs_of(draw, 99, 16)), "chance_of"),
+        Case(
+            "slower by 1 % with much noise", (*pairs(draw, 12, 1.0, noise=0.08), signs_of(draw, 150, 12)), "chance_of"
+        ),
+        Case("signs that nothing reaches", (*pairs(draw, 24, 30.0, noise=0.001), signs_of(draw, 50, 24)), "chance_of"),
+    ]
+
+
+CONTRACT = Contract(
+    lambda draw, *, blocks, block, resamples: (
+        *pairs(draw, blocks * block, 1.0), starts_of(draw, resamples, blocks * block, block), block,
+    ),
+    choices={"blocks": (2, 7), "block": (1, 2, 6), "resamples": (1, 40, 119)},
+    says={"block": "at least 1", "resamples": "at least one"},
+    entry="interval",
+    most=8,
+)  # fmt: skip
+
+PAIRS = "[b / a for a, b in zip(first, second)]"
+WHOLE = f"middle({PAIRS})"
+EVEN = "(ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2"
+MIDDLE = (
+    *edits("The mean was taken. A few late calls move it by per cents: take the median.",
+        mean_taken=(EVEN, "sum(ordered) / len(ordered)")),
+    *edits("Of an even number the median is the mean of the two in the middle.",
+        upper_middle=(EVEN, "ordered[len(ordered) // 2]"),
+        upper_middle__lower=(EVEN, "ordered[(len(ordered) - 1) // 2]")),
+)  # fmt: skip
+UPSIDE_DOWN = "The ratio is upside down: the second kernel's time divided by the first's, so that 1.02 is 2 % slower."
+RATIO = (
+    *MIDDLE,
+    *edits("The two medians were divided. Clocks that drift move both kernels' times; divide within each pair first, "
+        "where they cancel.", medians_divided=(WHOLE, "middle(second) / middle(first)")),
+    *edits("The two best times were divided. They come from different moments, with different clocks.",
+        best_divided=(WHOLE, "min(second) / min(first)")),
+    *edits("The sums were divided, which weighs slow pairs more. Divide within each pair.",
+        sums_divided=(WHOLE, "sum(second) / sum(first)")),
+    *edits(UPSIDE_DOWN, upside_down=("b / a", "a / b")),
+    *edits("A difference was returned, not a ratio.", difference=("b / a", "b - a")),
+)  # fmt: skip
+INTERVAL = (
+    *MIDDLE,
+    *edits(UPSIDE_DOWN, upside_down=("b / a", "a / b")),
+    *edits("Pairs were drawn one by one. Take the whole block from each start on: neighbours are alike, and drawing "
+        "them "
+        "singly makes the interval too narrow.", blocks_ignored=("for step in range(block)", "for step in range(1)"),
+        blocks_ignored__repeated=("(start + step)", "(start)")),
+    *edits("A block that runs over the end was cut. Go on at the first pair.",
+        block_cut=("for start in row for step in range(block)",
+        "for start in row for step in range(block) if start + step < len(ratios)")),
+    *edits("A block that runs over the end was held at the last pair. Go on at the first.",
+        block_held=("(start + step) % len(ratios)", "min(start + step, len(ratios) - 1)")),
+    *edits("The interval leaves out a twentieth at each end, which makes it one of 90 %. Leave out a fortieth.",
+        ninety_per_cent=("len(found) // 40", "len(found) // 20")),
+    *edits("The smallest and the largest were returned. Leave out a fortieth at each end.",
+        all_of_them=("len(found) // 40", "0")),
+    *edits("The upper end is one too far in.", upper_end=("len(found) - 1 - outer", "len(found) - 2 - outer")),
+    *edits("The two ends are exchanged: the lower one first.", ends_exchanged=(
+        "return found[outer], found[len(found) - 1 - outer]", "return found[len(found) - 1 - outer], found[outer]")),
+    *edits("What was resampled is not sorted.", not_sorted=("found = sorted(found)", "found = list(found)")),
+)  # fmt: skip
+CHANCE = (
+    *edits("What was observed is not counted itself. Add 1 above and below, so that a chance is never 0.",
+        never_zero=("(as_far + 1) / (len(signs) + 1)", "as_far / len(signs)"),
+        never_zero__above=("(as_far + 1) / (len(signs) + 1)", "as_far / (len(signs) + 1)"),
+        never_zero__below=("(as_far + 1) / (len(signs) + 1)", "(as_far + 1) / len(signs)")),
+    *edits("Only one side was counted. A kernel can be slower or faster: compare the sizes.",
+        one_side=("abs(flipped) >= observed", "flipped >= observed"),
+        one_side__as_observed=("abs(sum(logs))", "sum(logs)", "abs(flipped) >= observed", "flipped >= observed")),
+    *edits("The ratios were flipped themselves. What a sign turns around is the logarithm, which is 0 where both are "
+        "alike.", ratios_flipped=("math.log(b / a)", "b / a")),
+    *edits("The ratios less 1 were flipped. 2 and a half are as far from 1, and 1 and -0.5 are not: take the "
+        "logarithm.",
+        less_one=("math.log(b / a)", "b / a - 1")),
+    *edits("The differences in microseconds were flipped. Slow pairs count for more there: take the logarithm of the "
+        "ratio.",
+        differences_flipped=("math.log(b / a)", "b - a")),
+    *edits("Those that are nearer were counted. The chance is the share of those as far off as what was observed.",
+        nearer_counted=("abs(flipped) >= observed", "abs(flipped) < observed")),
+)  # fmt: skip
+
+EXERCISE = Exercise(
+    id="15.3",
+    title="Two per cent",
+    entries=("ratio_of", "interval", "chance_of"),
+    cases=sample_cases,
+    oracle={"ratio_of": ratio, "interval": between, "chance_of": chance},
+    contracts=(CONTRACT,),
+    models=(
+        model_of(ratio, RATIO, parts=(middle,), entry="ratio_of"),
+        model_of(between, INTERVAL, parts=(middle,), entry="interval"),
+        model_of(chance, CHANCE, entry="chance_of"),
+    ),
+    hints=(
+        "ratio_of: make the list of b / a for each pair first. Whatever slowed both calls of a pair cancels there. "
+        "Then "
+        "statistics.median of it.",
+        "interval: for each row, pick ratios[(start + step) % n] for each start and for step in range(block). The "
+        "median "
+        "of what was picked is one resample.",
+        "Sort the resamples, and leave out len // 40 of them at each end: what remains holds 95 %.",
+        "chance_of: take log(b / a) of each pair. If both kernels were alike, each logarithm could as well have the "
+        "other "
+        "sign. Count the rows whose flipped sum is as far from 0 as the sum itself, and add 1 above and below.",
+    ),
+)  # fmt: skip

@@ -1,0 +1,57 @@
+"""Wrong answers to exercise 15.1, and unusual right ones."""
+
+from tests.submissions.edits import changed
+
+LOCAL = 'if seen["local_requests"] > seen["global_requests"]:'
+SPILLS = f'    {LOCAL}\n        return "spills", seen["local_requests"] / seen["global_requests"]\n'
+MEMORY = 'if seen["memory_busy"] >= 60:'
+WASTED = '("wasted bytes", wasted) if wasted >= 1.5 else ("memory", seen["memory_busy"])'
+FEW = 'if seen["programs"] < seen["multiprocessors"]:'
+ATOMIC = 'if seen["atomic_requests"] > seen["global_requests"]:'
+LAST = '"too few warps" if seen["warps_active"] < 25 else "latency"'
+
+WRONG = {
+    "spills_unseen": changed("15.1", (SPILLS, "")),
+    "spills_late": changed("15.1", (LOCAL, LOCAL.replace(":", ' and seen["memory_busy"] < 60:'))),
+    "any_spill": changed("15.1", (LOCAL, 'if seen["local_requests"] > 0:')),
+    "tensor_unseen": changed("15.1", ('seen["tensor_busy"] >= 60', 'seen["tensor_busy"] >= 600')),
+    "special_unseen": changed("15.1", ('seen["special_busy"] >= 60', 'seen["special_busy"] >= 600')),
+    "waste_unseen": changed("15.1", (WASTED, '("memory", seen["memory_busy"])')),
+    "waste_of_an_idle_memory": changed(
+        "15.1",
+        (MEMORY, 'if seen["memory_busy"] >= 60 or seen["moved_bytes"] >= 1.5 * seen["least_bytes"]:'),
+    ),
+    "atomics_unseen": changed("15.1", (ATOMIC, "if False:")),
+    "any_atomic": changed("15.1", (ATOMIC, 'if seen["atomic_requests"] > 0:')),
+    "grid_unseen": changed("15.1", (FEW, "if False:")),
+    "grid_of_equals": changed("15.1", (FEW, FEW.replace("<", "<="))),
+    "warps_before_programs": changed("15.1", (FEW, FEW.replace(":", ' and seen["warps_active"] >= 25:'))),
+    "warps_unseen": changed("15.1", (LAST, '"latency"')),
+    "spills_upside_down": changed("15.1", (
+        'seen["local_requests"] / seen["global_requests"]', 'seen["global_requests"] / seen["local_requests"]')),
+    "strictly": changed("15.1", (">= 60", "> 60")),
+}
+
+UNUSUAL = {
+    "a table of rows": """# Exercise 15.1 · Find the bottleneck
+def limit_of(seen):
+    s = seen
+    rows = [
+        ("spills", s["local_requests"] > s["global_requests"], lambda: s["local_requests"] / s["global_requests"]),
+        ("tensor pipe", s["tensor_busy"] >= 60, lambda: s["tensor_busy"]),
+        ("special functions", s["special_busy"] >= 60, lambda: s["special_busy"]),
+        ("wasted bytes", s["memory_busy"] >= 60 and s["moved_bytes"] >= 1.5 * s["least_bytes"],
+         lambda: s["moved_bytes"] / s["least_bytes"]),
+        ("memory", s["memory_busy"] >= 60, lambda: s["memory_busy"]),
+        ("atomics", s["atomic_requests"] > s["global_requests"], lambda: s["atomic_requests"] / s["global_requests"]),
+        ("too few programs", s["programs"] < s["multiprocessors"], lambda: s["programs"] / s["multiprocessors"]),
+        ("too few warps", s["warps_active"] < 25, lambda: s["warps_active"]),
+        ("latency", True, lambda: s["warps_active"]),
+    ]
+    return next((name, figure()) for name, fits, figure in rows if fits)
+""",
+    "a list for the pair": changed("15.1", (
+        'return "too few warps" if seen["warps_active"] < 25 else "latency", seen["warps_active"]',
+        'return ["too few warps" if seen["warps_active"] < 25 else "latency", seen["warps_active"]]')),
+    "waste by a difference": changed("15.1", ("wasted >= 1.5", 'not seen["moved_bytes"] < 1.5 * seen["least_bytes"]')),
+}

@@ -1,0 +1,54 @@
+"""Wrong answers to exercise 15.2, and unusual right ones."""
+
+from tests.submissions.edits import changed
+
+NEEDED = "math.ceil(cache_bytes / input_bytes) + 1"
+LOOPS = "for number, order in enumerate(orders):\n        for kernel in order:"
+PLACE, KEPT = "len(steps) % copies", "number >= warm"
+
+WRONG = {
+    "one_missing": changed("15.2", (NEEDED, "math.ceil(cache_bytes / input_bytes)")),
+    "rounded_down": changed("15.2", (NEEDED, "cache_bytes // input_bytes + 1")),
+    "one_for_large": changed("15.2", (NEEDED, f"1 if input_bytes >= cache_bytes else {NEEDED}")),
+    "one_order": changed("15.2", ("for kernel in order:", "for kernel in range(len(order)):")),
+    "one_after_another": changed("15.2", (
+        LOOPS, "for kernel in range(len(orders[0])):\n        for number, order in enumerate(orders):")),
+    "copy_of_the_round": changed("15.2", (PLACE, "number % copies")),
+    "copy_of_the_kernel": changed("15.2", (PLACE, "kernel % copies")),
+    "begins_again": changed("15.2", ("for kernel in order:", "for place, kernel in enumerate(order):"),
+                            (PLACE, "place % copies")),
+    "one_copy": changed("15.2", (PLACE, "0")),
+    "warm_counted": changed("15.2", (KEPT, "number < warm")),
+    "one_round_more": changed("15.2", (KEPT, "number > warm")),
+    "all_counted": changed("15.2", (KEPT, "True")),
+    "calls_skipped": changed("15.2", (KEPT, "len(steps) >= warm")),
+    "warm_among": changed("15.2", ("if counted:", "if True:")),
+    "warm_alone": changed("15.2", ("if counted:", "if not counted:")),
+    "exchanged": changed("15.2", ("return found[first], found[second]", "return found[second], found[first]")),
+    "times_sorted": changed("15.2", (
+        "return found[first], found[second]", "return sorted(found[first]), sorted(found[second])")),
+    "by_place": changed("15.2", (
+        "return found[first], found[second]",
+        "kept = [time for (_, _, counted), time in zip(steps, times) if counted]\n    return kept[::2], kept[1::2]")),
+}
+
+UNUSUAL = {
+    "by itertools": """# Exercise 15.2 · A timer in turns
+def copies_needed(input_bytes, cache_bytes):
+    return (cache_bytes + input_bytes - 1) // input_bytes + 1
+
+def schedule(orders, copies, warm):
+    import itertools
+    turns = itertools.cycle(range(copies))
+    return [(kernel, next(turns), not number < warm) for number, order in enumerate(orders) for kernel in order]
+
+def pairs_of(steps, times, first, second):
+    kept = [(step[0], time) for step, time in zip(steps, times) if step[2]]
+    return tuple([time for kernel, time in kept if kernel == wanted] for wanted in (first, second))
+""",
+    "copies by a loop": changed("15.2", (
+        f"return {NEEDED}",
+        "count = 1\n    while (count - 1) * input_bytes < cache_bytes:\n        count += 1\n    return count")),
+    "lists for tuples": changed("15.2", (
+        f"steps.append((kernel, {PLACE}, {KEPT}))", f"steps.append([kernel, {PLACE}, {KEPT}])")),
+}

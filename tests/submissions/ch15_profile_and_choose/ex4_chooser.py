@@ -1,0 +1,69 @@
+"""Wrong answers to exercise 15.4, and unusual right ones."""
+
+from tests.submissions.edits import changed
+
+BF16 = 'if dtype == "bfloat16" and capability < 80:'
+FP8 = '(capability < 89 or use == "training")'
+SPLIT = 'use == "decode" and programs < 100 and context >= 1024'
+PAGES = '("FlashInfer", "pages") if head_dim in (64, 128, 256) else ("course", "head_dim")'
+TENSOR = '    if mask == "tensor":\n        return "SDPA", "mask"\n'
+LAST = '{90: "FlashAttention 3", 100: "FlashAttention 4"}.get(capability, "FlashAttention 2")'
+
+WRONG = {
+    "bfloat16_on_turing": changed("15.4", (BF16, "if False:")),
+    "float8_before_ada": changed("15.4", (FP8, 'use == "training"')),
+    "float8_in_training": changed("15.4", (FP8, "capability < 89")),
+    "pages_late": changed("15.4", ("if page_size > 0:", 'if page_size > 0 and use != "decode":'),
+                          ('page_size > 0 and dtype', 'page_size > 0 and use != "decode" and dtype')),
+    "page_of_one": changed("15.4", ("page_size > 0", "page_size > 1")),
+    "any_head_dim_in_pages": changed("15.4", (PAGES, '("FlashInfer", "pages")')),
+    "float32_in_pages": changed("15.4", ('page_size > 0 and dtype == "float32"', "False")),
+    "not_split": changed("15.4", (SPLIT, "False")),
+    "short_split": changed("15.4", (SPLIT, 'use == "decode" and programs < 100')),
+    "full_split": changed("15.4", (SPLIT, 'use == "decode" and context >= 1024')),
+    "full_split__by_one": changed("15.4", ("programs < 100", "programs <= 100")),
+    "prefill_split": changed("15.4", (SPLIT, "programs < 100 and context >= 1024")),
+    "one_token_late": changed("15.4", ("context >= 1024", "context > 1024")),
+    "tensor_mask": changed("15.4", (TENSOR, "")),
+    "rule_mask": changed("15.4", ('if mask == "rule":', "if False:")),
+    "flex_on_turing": changed("15.4", (
+        '"FlexAttention" if capability >= 80 else "SDPA", "mask"', '"FlexAttention", "mask"')),
+    "float8_not_on_hopper": changed("15.4", ('"FlashAttention 3" if capability == 90 else "FlashInfer", "dtype"',
+                                            '"FlashAttention 3", "dtype"')),
+    "float8_as_16_bits": changed("15.4", ('    if dtype == "float8":\n', "    if False:\n")),
+    "flash_on_turing": changed("15.4", ("if capability < 80:\n", "if False:\n")),
+    "float32_to_flash": changed("15.4", ('    if dtype == "float32":\n', "    if False:\n")),
+    "long_heads": changed("15.4", ("if head_dim > 256:", "if False:")),
+    "heads_of_256": changed("15.4", ("if head_dim > 256:", "if head_dim >= 256:")),
+    "old_flash_on_hopper": changed("15.4", (LAST, '{100: "FlashAttention 4"}.get(capability, "FlashAttention 2")')),
+    "old_flash_on_blackwell": changed("15.4", (LAST, '{90: "FlashAttention 3"}.get(capability, "FlashAttention 2")')),
+}
+
+UNUSUAL = {
+    "by match": """# Exercise 15.4 · The chooser
+def choose(capability, dtype, head_dim, mask, page_size, use, programs, context):
+    newest = {"bfloat16": 80, "float8": 89}.get(dtype, 0)
+    if capability < newest or (dtype, use) == ("float8", "training"):
+        return "none", "dtype"
+    match (page_size, dtype, mask):
+        case (size, "float32", _) if size:
+            return "course", "dtype"
+        case (size, _, _) if size:
+            return ("FlashInfer", "pages") if head_dim in {64, 128, 256} else ("course", "head_dim")
+    if use == "decode" and not (programs >= 100 or context < 1024):
+        return "split decode", "programs"
+    if mask == "tensor" or mask == "rule":
+        return ("FlexAttention" if mask == "rule" and capability > 75 else "SDPA"), "mask"
+    if dtype == "float8":
+        return ("FlashAttention 3" if capability == 90 else "FlashInfer"), "dtype"
+    for fits, why in ((capability < 80, "capability"), (dtype == "float32", "dtype"), (head_dim > 256, "head_dim")):
+        if fits:
+            return "SDPA", why
+    return "FlashAttention " + ("3" if capability == 90 else "4" if capability > 90 else "2"), "capability"
+""",
+    "rows as a list": changed("15.4", (f"return {LAST}, \"capability\"",
+        'rows = [(100, "FlashAttention 4"), (90, "FlashAttention 3"), (0, "FlashAttention 2")]\n'
+        '    return next(name for least, name in rows if capability >= least), "capability"')),
+    "a list for the pair": changed("15.4", (
+        'return "split decode", "programs"', 'return ["split decode", "programs"]')),
+}

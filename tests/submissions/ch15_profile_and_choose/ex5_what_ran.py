@@ -1,0 +1,58 @@
+"""Wrong answers to exercise 15.5, and unusual right ones."""
+
+from tests.submissions.edits import changed
+
+TIME = "sum(microseconds.get(number, 0) for number in launches)"
+LAYERS = 'sorted((e for e in events if e["cat"] == "user_annotation"), key=lambda e: e["ts"])'
+LAUNCHES = 'e["cat"] in ("cuda_runtime", "cuda_driver")'
+MEDIAN = "others[len(others) // 2]"
+
+WRONG = {
+    "kernels_by_time": changed("15.5", (TIME, 'sum(e["dur"] for e in inside if e["cat"] == "kernel")')),
+    "all_kernels": changed("15.5", (TIME, "sum(microseconds.values())")),
+    "one_kernel": changed("15.5", (TIME, TIME.replace("sum(", "max((").replace("launches)", "launches), default=0)"))),
+    "one_kernel__first": changed("15.5", ("in launches)", "in launches[:1])")),
+    "time_on_the_cpu": changed("15.5", (TIME, 'layer["dur"]')),
+    "time_of_launches": changed("15.5", (TIME, f"sum(e['dur'] for e in inside if {LAUNCHES})")),
+    "driver_left_out": changed("15.5", (LAUNCHES, 'e["cat"] == "cuda_runtime"')),
+    "order_of_the_file": changed("15.5", (LAYERS, '[e for e in events if e["cat"] == "user_annotation"]')),
+    "whole_name": changed("15.5", ('rest.removeprefix("attention_").removesuffix("_attention")', 'event["name"]')),
+    "backend_of_another": changed("15.5", ("for event in inside:", "for event in events:")),
+    "unknown_as_math": changed("15.5", ('backend = "unknown"', 'backend = "math"')),
+    "mean": changed("15.5", (f"time / {MEDIAN}", "time / (sum(others) / len(others))")),
+    "median_of_all": changed("15.5", (
+        'sorted(row[2] for row in rows if row[1] != "math")', "sorted(row[2] for row in rows)"),
+                             ("if not others:", 'if all(row[1] == "math" for row in rows):')),
+    "fastest": changed("15.5", (MEDIAN, "others[0]")),
+    "upside_down": changed("15.5", (f"time / {MEDIAN}", f"{MEDIAN} / time")),
+    "no_ratio": changed("15.5", (f"time / {MEDIAN}", "time")),
+}
+
+UNUSUAL = {
+    "from the kernels to the layers": """# Exercise 15.5 · What ran, and which layer fell back
+def what_ran(events):
+    layers = sorted([e for e in events if e["cat"] == "user_annotation"], key=lambda e: e["ts"])
+
+    def layer_of(ts):
+        return next((n for n, e in enumerate(layers) if e["ts"] <= ts <= e["ts"] + e["dur"]), None)
+
+    owner = {e["args"]["correlation"]: layer_of(e["ts"]) for e in events if e["cat"] in {"cuda_runtime", "cuda_driver"}}
+    times, names = [0.0] * len(layers), ["unknown"] * len(layers)
+    for e in events:
+        if e["cat"] == "kernel" and owner.get(e["args"]["correlation"]) is not None:
+            times[owner[e["args"]["correlation"]]] += e["dur"]
+        if e["cat"] == "cpu_op" and "::_scaled_dot_product" in e["name"] and layer_of(e["ts"]) is not None:
+            names[layer_of(e["ts"])] = next(b for b in ("cudnn", "flash", "efficient", "math") if b in e["name"])
+    return [(e["name"], name, time) for e, name, time in zip(layers, names, times)]
+
+def fell_back(rows):
+    fast = sorted(t for _, b, t in rows if not b == "math")
+    return [(n, t / fast[len(fast) // 2]) for n, b, t in rows if b == "math"] if fast else []
+""",
+    "lists for tuples": changed("15.5", (f'rows.append((layer["name"], backend, {TIME}))',
+                                         f'rows.append([layer["name"], backend, {TIME}])')),
+    "by regular expressions": changed("15.5", (
+        'rest = event["name"].removeprefix("aten::_scaled_dot_product_")\n'
+        '                backend = rest.removeprefix("attention_").removesuffix("_attention")',
+        'import re\n                backend = re.search("cudnn|flash|efficient|math", event["name"]).group()')),
+}
