@@ -10,7 +10,7 @@ import triton.language as tl
 
 from course_lib.figures.recorded import FOLDER
 from course_lib.hardware.device import interpreting
-from course_lib.hardware.profile import counters, profile
+from course_lib.hardware.profile import counters, profile, profiling
 from course_lib.kernels.memory.copy import copy
 from course_lib.kernels.memory.strided_copy import strided_copy
 from course_lib.kernels.softmax.rows import softmax
@@ -260,3 +260,13 @@ def test_forbidden_counters_leave_the_card_and_a_reason(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with pytest.raises(counters.NoCounters, match="ERR_NVGPUCTRPERM"):
         counters.counted(copy, (torch.ones(8),), {})
+
+
+def test_a_process_that_compiles_for_a_gpu_has_the_kernels_seen_in_another(monkeypatch):
+    """Where a GPU runs kernels, the meter and the compiler work in a process that interprets."""
+    here = profile(copy, torch.ones(2**16), arch=90)
+    monkeypatch.setattr(profiling, "interpreting", lambda: False)
+    there = profile(copy, torch.ones(2**16), arch=90)
+    assert str(there) == str(here)
+    with pytest.raises(ValueError, match="source of"):
+        profile(eval("lambda x: x"), torch.ones(4), arch=90)
