@@ -172,6 +172,32 @@ for name, seen in metrics.items():
 # the tensor pipe's. The softmax says "spills" and no longer "memory". The decode kernel has 8 programs for 132
 # multiprocessors, which chapter 08 cures with splits.
 #
+# ## What no counter shows · deeper
+#
+# Counters say which unit waits. Why the instructions are there at all, only the machine code (SASS) says.
+# `compile_view(..., want_sass=True)` of `course_lib/hardware/compiler` gives it, without a GPU; exercise 9.6 reads it.
+# Here is what we found in the library's attention kernel for Hopper. The figures were measured in turns with cuDNN when
+# chapter 09 was written: compare them with each other alone.
+#
+# At one time this kernel was right and its three consumers (groups of warps that compute at the same time) overlapped,
+# but at head dimension 64 with a causal mask it was no faster than cuDNN: 475 TFLOP/s beside 474. Without a mask it had
+# 541 beside 471. From the same Python, the loop over blocks that need no mask had 475 instructions in the causal
+# kernel, and 409 in the other. What we found and changed:
+#
+# - **64 of the 66 were `PRMT`**, which picks bytes from two registers. The compiler did not see that two 16-bit weights
+#   share a register. It took 32 registers apart at the end of each block, and joined them again at the start of the
+#   next. Now the loops carry 32-bit words with two weights each (`kept_weights` in `kernels/hopper/operands.py`).
+# - **A block under a mask took 816 instructions.** The mask compares positions, which needs no scores, so the compiler
+#   did it early. But there are only 7 registers for results of comparisons, so it packed the results into words and
+#   unpacked them later. Now positions are counted from a thread's own first key, a comparison is one instruction, and
+#   the block takes 540 (`hide_scores` in `kernels/hopper/parts.py`).
+# - **Blocks that nobody sees.** In a tile of 192 queries, the first 64 often see no key of the last block. Now each
+#   consumer computes only the blocks that its own queries see, and frees the others (`pass_on` in
+#   `kernels/hopper/flash.py`).
+#
+# The first two changes brought 526, beside the same 474. The third, in another run with the same head dimension and
+# mask, brought 470 instead of 437 at 4k and 338 instead of 281 at 1k.
+#
 # ## A timer in turns · deeper
 #
 # A profile says why a kernel is slow. Whether your change helped, a timer must say. Chapter 01's `measure` times one
