@@ -264,8 +264,9 @@ for layer, parts in enumerate(zip(layer_keys, layer_values)):
 #
 # The same can be done with INT4's scales, although they differ by channel and by group of 64 tokens. Multiply the query
 # by the 128 scales of a group of keys, once for its 64 tokens. Multiply attention's weights by the scales of the
-# values. The library's INT4 kernel does so. Yours, later in this chapter, may multiply the codes, which is easier to
-# write.
+# values. Those are fewer multiplications, but not fewer instructions: the scaled query has to be laid out anew for
+# every 64 keys. So the library's INT4 kernel multiplies the codes, two with one instruction. Yours, later in this
+# chapter, may do so too, which is also easier to write.
 
 # %%
 # Exercise 12.3 · Where the scales go

@@ -1,21 +1,24 @@
 """Decode attention over an INT4 cache: one query token per sequence; keys by channel, values by token, and a window.
 
-    score[n]  = (query · s_k) · K[n] + query · m_k            s_k, m_k [head_dim]: of the 64 keys that n is among
-    output    = Σ_n (w_n · s_v[n]) V[n] + Σ_n w_n · m_v[n]    s_v, m_v [64 keys]: of 64 channels of each token's value
+    output = softmax(scale · query · Kᵀ) V        K, V: code · s + m, float16
 
-K, V: the codes, -8 to 7. So a scale multiplies what is small: the query's row once for 64 keys, a weight once for 64
-numbers of a value. Multiplied into the codes it would be one multiplication a number. The middles' parts are sums of
-their own, one number a row. The last `length` mod 64 tokens are read from the window, in 16 bits.
+s, m: scale and middle, for a key's code of its channel in the 64 keys that it is among, for a value's code of its
+token's 64 channels. The last `length` mod 64 tokens are read from the window, in 16 bits.
 
-The scaled query is two rows of 16 bits, what it rounds to and the rest: its product with a large channel's codes would
-be off by 2^-9 of the score otherwise, and with keys of which four channels are 30 times as large the output by 1 %.
+Codes become numbers in registers, two at a time: float16 multiplies and adds two in one instruction. A scale multiplied
+into the query's row or into the weights instead would be fewer multiplications, but those rows then have to be brought
+to the products' layout for every 64 keys, in two numbers each to keep their digits, with sums for the middles: 1,250
+instructions of a warp for 64 keys, against 710 (sm_90, from the machine code). float16 rounds a number by 2^-12 of
+itself at most, as a cache of 16 bits would. A query row's largest number is brought between 1 and 2
+(`normalised_queries`), so that bfloat16 of any size fits; numbers are made as halves, so that none overflows.
 
 FLOPs: 6 · query_heads · head_dim per key. Bytes: key_heads · head_dim · 9/8 per key, each read once: a half of each
 byte is a code, and 64 codes have 4 bytes of scale and middle. 131,072 tokens with 8 KV heads of 128 are 151 MB, against
 537 MB in 16 bits.
 
-A byte's low and high half become two tiles, of even and of odd channels. Products go over both, and the output's
-columns are put in order when all keys are done. Scales are asked for one tile ahead.
+Codes are loaded as words of four, of four neighbouring channels: each is a tile of its own, with a product over a
+quarter of the channels for the scores and an accumulator for the values. The output's columns are put in order when all
+keys are done. Scales are asked for one tile ahead.
 Source: Liu et al., KIVI, arXiv 2402.02750; Dao et al., Flash-Decoding for long-context inference, 2023.
 """
 
@@ -29,130 +32,92 @@ from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.kernels.attention.parts import FLOAT32_PRECISION, LOG2_E
 from course_lib.kernels.decode.checks import check_indices, check_lengths, check_output, check_splits, check_tables
 from course_lib.kernels.decode.combine import finish_split
-from course_lib.kernels.decode.parts import DECODE_SIZES, packed_heads
-from course_lib.kernels.decode.tiles import group_rows
+from course_lib.kernels.decode.parts import DECODE_SIZES, load_queries, packed_heads
+from course_lib.kernels.decode.tiles import architecture_of, group_rows
 from course_lib.kernels.decode.workspace import prepare_step
 from course_lib.kernels.latent.parts import whole_tiles
 from course_lib.kernels.quantised import formats
 from course_lib.kernels.quantised.checks import check_int4_cache, check_int4_query
-from course_lib.kernels.quantised.parts import block_number, int4_numbers, load_halves, weigh
+from course_lib.kernels.quantised.parts import block_number, int4_numbers, normalised_queries, weigh
 from course_lib.kernels.quantised.tiles import int4_cuts, int4_plan, quantised_compile_cases
 
 GROUP = tl.constexpr(formats.GROUP)
-BYTES = tl.constexpr(formats.GROUP // 2)  # of the codes of a group of channels
-# A weight is multiplied by a scale of up to 8734 (65504 · 2 / 15), and float16 ends at 65504.
-LARGEST_WEIGHT = tl.constexpr(0.0)
+# As for e4m3: float16 ends at 2^16, and keeps all digits down to 2^-14.
+LARGEST_WEIGHT = tl.constexpr(14.0)
 
 
 @triton.jit
-def product(rows, columns, total):
-    """rows · columns added to `total`; columns are [N, K] if total is [M, N] of keys, both of one dtype."""
-    return tl.dot(rows, columns, total, input_precision=FLOAT32_PRECISION)
+def quarters(rows):
+    """The columns 4i, 4i + 1, 4i + 2 and 4i + 3 of [ROWS, COLUMNS], a tile of [ROWS, COLUMNS / 4] each."""
+    even, odd = tl.split(tl.reshape(rows, (rows.shape[0], rows.shape[1] // 4, 2, 2)))
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    return first, second, third, fourth
 
 
 @triton.jit
-def one_more(parts, part):
-    """A tuple with one part more behind: one for each 64 channels."""
-    return parts + (part,)
+def load_quarters(pointers, mask):
+    """Columns 4i to 4i + 3, [ROWS, COLUMNS] each, from pointers to columns 4i."""
+    return (tl.load(pointers, mask=mask, other=0.0), tl.load(pointers + 1, mask=mask, other=0.0),
+            tl.load(pointers + 2, mask=mask, other=0.0), tl.load(pointers + 3, mask=mask, other=0.0))  # fmt: skip
+
+
+@triton.jit
+def key_products(rows, keys, dtype: tl.constexpr):
+    """Scores [BLOCK_M, BLOCK_N] from quarters of the queries [BLOCK_M, K] and of the keys [BLOCK_N, K]."""
+    scores = tl.dot(rows[0], tl.trans(keys[0].to(dtype)), input_precision=FLOAT32_PRECISION)
+    scores = tl.dot(rows[1], tl.trans(keys[1].to(dtype)), scores, input_precision=FLOAT32_PRECISION)
+    scores = tl.dot(rows[2], tl.trans(keys[2].to(dtype)), scores, input_precision=FLOAT32_PRECISION)
+    return tl.dot(rows[3], tl.trans(keys[3].to(dtype)), scores, input_precision=FLOAT32_PRECISION)
+
+
+@triton.jit
+def add_values(totals, weights, values, rescale, dtype: tl.constexpr):
+    """Four accumulators [BLOCK_M, HEAD_DIM / 4] after one more tile of values, quarters [BLOCK_N, HEAD_DIM / 4]."""
+    weights, rescale = weights.to(dtype), rescale[:, None]
+    return (
+        tl.dot(weights, values[0].to(dtype), totals[0] * rescale, input_precision=FLOAT32_PRECISION),
+        tl.dot(weights, values[1].to(dtype), totals[1] * rescale, input_precision=FLOAT32_PRECISION),
+        tl.dot(weights, values[2].to(dtype), totals[2] * rescale, input_precision=FLOAT32_PRECISION),
+        tl.dot(weights, values[3].to(dtype), totals[3] * rescale, input_precision=FLOAT32_PRECISION),
+    )
 
 
 @triton.jit
 def load_scales(cache, block, exists, HEAD_DIM: tl.constexpr):
-    """Scales and middles of a block of 64 tokens, float32; zeros unless `exists`, a number, is above 0.
+    """Scales and middles of a block of 64 tokens, float16; zeros unless `exists`, a number, is above 0.
 
-    Returns, for the keys, (scales, middles) of even channels [HEAD_DIM / 2] and of odd ones; for the values, a tuple of
-    (scales, middles) [64] of each 64 channels.
+    Returns, for the keys, words of the scales and of the middles of four channels, int64 [HEAD_DIM / 4]; for the
+    values, scales and middles [64, HEAD_DIM / 4], of the group that a column's channels are in.
     """
     key_scales, key_middles, value_scales, value_middles = cache
-    GROUPS: tl.constexpr = HEAD_DIM // GROUP
-    channels = block * HEAD_DIM + 2 * tl.arange(0, HEAD_DIM // 2)
-    tokens = block * (GROUP * GROUPS) + tl.arange(0, GROUP) * GROUPS
-    even = load_pair(key_scales, key_middles, channels, exists)
-    odd = load_pair(key_scales, key_middles, channels + 1, exists)
-    values = (load_pair(value_scales, value_middles, tokens, exists),)
-    for group in tl.static_range(1, GROUPS):
-        values = one_more(values, load_pair(value_scales, value_middles, tokens + group, exists))
-    return even, odd, values
+    WORDS: tl.constexpr = HEAD_DIM // 4
+    words = block * WORDS + tl.arange(0, WORDS)
+    groups = tl.arange(0, WORDS) // (GROUP // 4)
+    tokens = block * HEAD_DIM + (tl.arange(0, GROUP) * (HEAD_DIM // GROUP))[:, None] + groups[None, :]
+    return load_pair(key_scales, key_middles, words, exists), load_pair(value_scales, value_middles, tokens, exists)
 
 
 @triton.jit
 def load_pair(scales, middles, places, exists):
     mask = places * 0 < exists  # a tile: the interpreter wants one for a tile of pointers
-    return (tl.load(scales + places, mask=mask, other=0.0).to(tl.float32),
-            tl.load(middles + places, mask=mask, other=0.0).to(tl.float32))  # fmt: skip
+    return tl.load(scales + places, mask=mask, other=0), tl.load(middles + places, mask=mask, other=0)
 
 
 @triton.jit
-def scores_of_block(query, codes, even, odd, dtype: tl.constexpr):
-    """Scores [BLOCK_M, 64] without the softmax's scale, of packed codes [64, HEAD_DIM / 2].
-
-    query: (even, odd) channels [BLOCK_M, HEAD_DIM / 2], float32. even, odd: (scales, middles) of the keys' channels.
-    """
-    even_query, odd_query = query
-    middles = tl.sum(even_query * even[1][None, :] + odd_query * odd[1][None, :], axis=1)  # [BLOCK_M]
-    scores = scaled_product(even_query * even[0][None, :], tl.trans(int4_numbers(codes & 15, dtype)), None, dtype)
-    scores = scaled_product(odd_query * odd[0][None, :], tl.trans(int4_numbers(codes >> 4, dtype)), scores, dtype)
-    return scores + middles[:, None]
+def four_of(words):
+    """The four float16 numbers of int64 words [K], each [1, K]."""
+    return number_of(words, 0), number_of(words, 16), number_of(words, 32), number_of(words, 48)
 
 
 @triton.jit
-def scaled_product(rows, codes, total, dtype: tl.constexpr):
-    """rows · codes added to `total`; rows float32, taken as a number of `dtype` and what it leaves of them, another.
-
-    A scaled query is no longer a number of 16 bits. Rounded to one, it would put an error of 2^-9 (bfloat16) of a large
-    channel's score into all scores of that channel's group.
-    """
-    rounded = rows.to(dtype)
-    total = product(rounded, codes, total)
-    if dtype != tl.float32:
-        total = product((rows - rounded.to(tl.float32)).to(dtype), codes, total)
-    return total
+def number_of(words, SHIFT: tl.constexpr):
+    return (words >> SHIFT).to(tl.int16).to(tl.float16, bitcast=True)[None, :]
 
 
 @triton.jit
-def add_block(total, weights, rescale, codes, scales, middles, dtype: tl.constexpr):
-    """A group of 64 channels after one more block of values, given as packed codes [64, 32].
-
-    total: even and odd channels [BLOCK_M, 32], and what the middles add [BLOCK_M, 64], a column a token.
-    """
-    even, odd, shifts = total
-    scaled = (weights * scales[None, :]).to(dtype)  # [BLOCK_M, 64]
-    even = product(scaled, int4_numbers(codes & 15, dtype), even * rescale[:, None])
-    odd = product(scaled, int4_numbers(codes >> 4, dtype), odd * rescale[:, None])
-    return even, odd, shifts * rescale[:, None] + weights * middles[None, :]
-
-
-@triton.jit
-def add_window(total, weights, values, dtype: tl.constexpr):
-    """A group of 64 channels, of which nothing is there yet, after the window's values: (even, odd) [64, 32]."""
-    even = product(weights.to(dtype), values[0].to(dtype), total[0])
-    return even, product(weights.to(dtype), values[1].to(dtype), total[1]), total[2]
-
-
-@triton.jit
-def finished_group(total):
-    """The 64 channels of a group in their order, [BLOCK_M, 64]."""
-    even, odd, shifts = total
-    shift = tl.sum(shifts, axis=1)[:, None]  # [BLOCK_M, 1]
-    return tl.reshape(tl.join(even + shift, odd + shift), (even.shape[0], 2 * even.shape[1]))
-
-
-@triton.jit
-def beside(left, right):
-    """[ROWS, COLUMNS] and another as one tile [ROWS, 2 · COLUMNS]."""
-    return tl.reshape(tl.permute(tl.join(left, right), (0, 2, 1)), (left.shape[0], 2 * left.shape[1]))
-
-
-@triton.jit
-def finished_channels(totals, GROUPS: tl.constexpr):
-    """All channels in their order, [BLOCK_M, 64 · GROUPS]."""
-    channels = finished_group(totals[0])
-    if GROUPS == 2:
-        channels = beside(channels, finished_group(totals[1]))
-    elif GROUPS == 4:
-        channels = beside(beside(channels, finished_group(totals[1])),
-                          beside(finished_group(totals[2]), finished_group(totals[3])))  # fmt: skip
-    return channels
+def halved(middles):
+    return middles[0] * 0.5, middles[1] * 0.5, middles[2] * 0.5, middles[3] * 0.5
 
 
 @triton.jit(do_not_specialize=(*DECODE_SIZES, "blocks"))
@@ -162,13 +127,14 @@ def int4_decode_kernel(
     query_batch_stride, query_head_stride, table_stride, output_batch_stride, output_head_stride,
     blocks, query_heads, heads_per_key_head, scale_log2,
     HEAD_DIM: tl.constexpr, PAGED: tl.constexpr, GROUP_ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """One program: the query heads of a KV head [BLOCK_M], against one split of one sequence's keys.
 
-    blocks: of a sequence of a contiguous cache; of no use in pages. BLOCK_N is GROUP.
+    key_codes, value_codes: int16, codes of four neighbouring channels. key_scales, key_middles: int64, of four
+    channels. blocks: of a sequence of a contiguous cache; of no use in pages. BLOCK_N is GROUP.
     """
-    GROUPS: tl.constexpr = HEAD_DIM // GROUP
-    HALF: tl.constexpr = HEAD_DIM // 2
+    WORDS: tl.constexpr = HEAD_DIM // 4
     batch = tl.program_id(2).to(tl.int64)
     key_head, heads, is_head = packed_heads(heads_per_key_head, BLOCK_M)
     key_heads = query_heads // heads_per_key_head
@@ -176,34 +142,32 @@ def int4_decode_kernel(
     begin, end = whole_tiles(length, tl.program_id(1), tl.num_programs(1), BLOCK_N)
     last_block = end // GROUP  # the first that is not whole: its keys are in the window
 
-    pointers = query_pointer + batch * query_batch_stride + heads[:, None] * query_head_stride
-    even_query, odd_query = load_halves(pointers + 2 * tl.arange(0, HALF)[None, :], is_head[:, None])
-    dtype: tl.constexpr = even_query.dtype
+    query = load_queries((query_pointer + batch * query_batch_stride, query_head_stride), heads, is_head, HEAD_DIM,
+                         HEAD_DIM)  # fmt: skip
 
     # The window first, so that the loop needs no mask: of the split that ends with it, and not of empty ones behind.
     first_row = (batch * key_heads + key_head) * GROUP
     rows = tl.arange(0, GROUP)
     waiting = (rows < end - last_block * GROUP) & (rows * 0 + begin < end)  # [64]
-    window = (first_row + rows)[:, None] * HEAD_DIM + 2 * tl.arange(0, HALF)[None, :]
-    even_keys, odd_keys = load_halves(key_window + window, waiting[:, None])
-    scores = product(even_query, tl.trans(even_keys.to(dtype)), None)
-    scores = product(odd_query, tl.trans(odd_keys.to(dtype)), scores) * scale_log2
+    window = (first_row + rows)[:, None] * HEAD_DIM + 4 * tl.arange(0, WORDS)[None, :]
+    keys = load_quarters(key_window + window, waiting[:, None])
+    scores = key_products(quarters(query), keys, query.dtype) * scale_log2
     scores = tl.where(waiting[None, :], scores, float("-inf"))  # [BLOCK_M, 64]
     nothing = tl.full([BLOCK_M], float("-inf"), tl.float32)
     weights, running_max, weight_sums, rescale = weigh(
         scores, nothing, tl.zeros([BLOCK_M, GROUP], tl.float32), LARGEST_WEIGHT
     )
-    values = (first_row + rows)[:, None] * HEAD_DIM + 2 * tl.arange(0, BYTES)[None, :]
-    empty = (tl.zeros([BLOCK_M, BYTES], tl.float32), tl.zeros([BLOCK_M, BYTES], tl.float32),
-             tl.zeros([BLOCK_M, GROUP], tl.float32))  # fmt: skip
-    totals = (add_window(empty, weights, load_halves(value_window + values, waiting[:, None]), dtype),)
-    for group in tl.static_range(1, GROUPS):
-        halves = load_halves(value_window + values + group * GROUP, waiting[:, None])
-        totals = one_more(totals, add_window(empty, weights, halves, dtype))
+    empty = tl.zeros([BLOCK_M, WORDS], tl.float32)
+    values = load_quarters(value_window + window, waiting[:, None])
+    totals = add_values((empty, empty, empty, empty), weights, values, rescale, query.dtype)
+    totals = halved(totals)  # as numbers from codes are
 
-    query = even_query.to(tl.float32) * scale_log2, odd_query.to(tl.float32) * scale_log2
+    query, score_scale = normalised_queries(query)  # [BLOCK_M, HEAD_DIM], [BLOCK_M]
+    score_scale = (score_scale * (2.0 * scale_log2))[:, None]
+    dtype: tl.constexpr = query.dtype
+    query = quarters(query)
     scale_pointers = key_scales, key_middles, value_scales, value_middles
-    code_rows = rows.to(tl.int64)[:, None] * HALF  # [64, 1]
+    code_rows = rows.to(tl.int64)[:, None] * WORDS + tl.arange(0, WORDS)[None, :]  # [64, HEAD_DIM / 4]
     first_block = begin // GROUP
     block = block_number(tables_pointer, table_stride, batch, first_block, last_block, key_head, key_heads, blocks,
                          PAGED)  # fmt: skip
@@ -215,24 +179,23 @@ def int4_decode_kernel(
             tables_pointer, table_stride, batch, index + 1, last_block, key_head, key_heads, blocks, PAGED
         )
         next_scales = load_scales(scale_pointers, next_block, last_block - index - 1, HEAD_DIM)
-        codes = block * (GROUP * HALF) + code_rows
-        even, odd, by_token = scales
-        tile = tl.load(key_codes + codes + tl.arange(0, HALF)[None, :], eviction_policy="evict_first")
-        scores = scores_of_block(query, tile, even, odd, dtype)
+        codes = block * (GROUP * WORDS) + code_rows
+        by_channel, by_token = scales
+        words = tl.load(key_codes + codes, eviction_policy="evict_first")
+        key_tiles = int4_numbers(words, four_of(by_channel[0]), halved(four_of(by_channel[1])), dtype, ASSEMBLY)
+        scores = key_products(query, key_tiles, dtype) * score_scale
         weights, running_max, weight_sums, rescale = weigh(scores, running_max, weight_sums, LARGEST_WEIGHT)
-        tile = tl.load(value_codes + codes + tl.arange(0, BYTES)[None, :], eviction_policy="evict_first")
-        added = (add_block(totals[0], weights, rescale, tile, by_token[0][0], by_token[0][1], dtype),)
-        for group in tl.static_range(1, GROUPS):
-            tile = tl.load(value_codes + codes + group * BYTES + tl.arange(0, BYTES)[None, :],
-                           eviction_policy="evict_first")  # fmt: skip
-            added = one_more(
-                added, add_block(totals[group], weights, rescale, tile, by_token[group][0], by_token[group][1], dtype)
-            )
-        totals = added
+        words = tl.load(value_codes + codes, eviction_policy="evict_first")
+        scale, middle = by_token[0], by_token[1] * 0.5
+        value_tiles = int4_numbers(
+            words, (scale, scale, scale, scale), (middle, middle, middle, middle), dtype, ASSEMBLY
+        )
+        totals = add_values(totals, weights, value_tiles, rescale, dtype)
         block = next_block
         scales = next_scales
 
-    accumulator = finished_channels(totals, GROUPS)
+    even = tl.join(totals[0], totals[2])  # [BLOCK_M, HEAD_DIM / 4, 2]
+    accumulator = 2.0 * tl.reshape(tl.join(even, tl.join(totals[1], totals[3])), (BLOCK_M, HEAD_DIM))
     finish_split(running_max, tl.sum(weight_sums, axis=1), accumulator, heads, is_head,
                  (output_pointer + batch * output_batch_stride, output_head_stride),
                  lse_pointer if lse_pointer is None else lse_pointer + batch * query_heads,
@@ -268,8 +231,8 @@ def int4_decode_attention(
             wrong then reads memory of others.
 
     Returns the output, or (output, log-sum-exp); zeros and minus infinity for a sequence of length 0. What the cache
-    holds beyond a length is not read. In float16 a weight times a value's scale loses digits below 6e-5, and all of
-    them below 6e-8.
+    holds beyond a length is not read. Products with codes are those of float16, but for a float32 query: a weight below
+    2^-28 of the largest loses digits, and so does half a middle below 2^-14.
 
     Raises a ValueError that names the argument when shapes, dtypes, devices, strides, lengths or options don't fit.
     Source: Liu et al., KIVI, arXiv 2402.02750.
@@ -334,12 +297,21 @@ def launch(query, cache, tables, lengths, longest, scale, splits, return_lse, ou
     key_heads = cache.key_codes.shape[1]
     plan, output, parts, lse = prepare_step(query, key_heads, longest, splits, return_lse, output, workspace, int4_plan)
     int4_decode_kernel[(plan.programs, plan.splits, query.shape[0])](
-        query, *cache, tables, lengths, output, lse, *parts, *query.stride()[:2],
+        query, *in_words(cache), tables, lengths, output, lse, *parts, *query.stride()[:2],
         0 if tables is None else tables.stride(0), *output.stride()[:2], longest // formats.GROUP, query_heads,
         query_heads // key_heads, LOG2_E * (1 / math.sqrt(head_dim) if scale is None else scale), HEAD_DIM=head_dim,
-        PAGED=tables is not None, GROUP_ROWS=group_rows(query_heads // key_heads, plan.tiles), **plan.tiles.settings(),
+        PAGED=tables is not None, GROUP_ROWS=group_rows(query_heads // key_heads, plan.tiles),
+        ASSEMBLY=architecture_of(query.device) is not None, **plan.tiles.settings(),
     )  # fmt: skip
     return (output, lse) if return_lse else output
+
+
+def in_words(cache):
+    """The cache's parts as the kernel takes them: four codes as int16, scales and middles of four channels as int64."""
+    return cache._replace(
+        key_codes=cache.key_codes.view(torch.int16), value_codes=cache.value_codes.view(torch.int16),
+        key_scales=cache.key_scales.view(torch.int64), key_middles=cache.key_middles.view(torch.int64),
+    )  # fmt: skip
 
 
 def compile_cases() -> list[CompileCase]:
@@ -352,8 +324,11 @@ def compile_cases() -> list[CompileCase]:
 
     def types(case):
         window = "*fp16" if case[3] == torch.float16 else "*bf16"
-        return ({f"{side}_codes": "*u8" for side in ("key", "value")} | {"blocks": "i32"}
-                | {f"{side}_{part}": "*fp16" for side in ("key", "value") for part in ("scales", "middles")}
+        return ({f"{side}_codes": "*i16" for side in ("key", "value")} | {"blocks": "i32"}
+                | {f"{side}_{part}": kind for side, kind in (("key", "*i64"), ("value", "*fp16"))
+                   for part in ("scales", "middles")}
                 | {f"{side}_window": window for side in ("key", "value")})  # fmt: skip
 
-    return quantised_compile_cases(int4_decode_kernel, int4_cuts, types, lambda case: {"PAGED": True}, wanted, slow)
+    return quantised_compile_cases(
+        int4_decode_kernel, int4_cuts, types, lambda case: {"PAGED": True, "ASSEMBLY": True}, wanted, slow
+    )

@@ -4,8 +4,9 @@ e4m3 is a short float16: sign, 4 bits of exponent instead of 5, 3 of mantissa in
 float16 are, with zeros below, make a number that is too small by the biases' difference, 2^(15 - 7): subnormal numbers
 too. From sm_89 on an instruction does that for two codes at a time.
 
-An INT4 code needs no conversion from integer, which is slow: code + 8, four bits, are put below the exponent of 1024
-(float16) or 128 (bfloat16), whose last digit is worth 1, and 1032 or 136 is subtracted. All of this is exact.
+An INT4 code needs no conversion from integer, which is slow: code + 8, four bits, are put at the end of the number
+1024 of float16, worth 1 or (the second and fourth of a word) 16 there, and what is too much is subtracted: exact. That
+takes two instructions for two codes, and a third multiplies by the scale and adds the middle, rounding once.
 """
 
 import triton
@@ -15,6 +16,26 @@ E4M3_BITS = tl.constexpr(0xBF80 - 0x10000)  # in float16: the sign, and the last
 E4M3_BIAS = tl.constexpr(256.0)
 LOWEST_CODE, HIGHEST_CODE = tl.constexpr(-8.0), tl.constexpr(7.0)  # of INT4
 ROUNDING = tl.constexpr(1.5 * 2.0**23)  # float32 has no digits after the point there, and rounds a sum to even
+INT4_ASSEMBLY = tl.constexpr("""{
+    .reg .b32 high, code, half, less, sixteenth, rest;
+    shr.u32 high, $4, 8;
+    mov.b32 half, 0x38003800;
+    mov.b32 less, 0xE008E008;
+    mov.b32 sixteenth, 0x28002800;
+    mov.b32 rest, 0xD080D080;
+    lop3.b32 code, $4, 0x000F000F, 0x64086408, 0x6A;
+    fma.rn.f16x2 code, code, half, less;
+    fma.rn.f16x2 $0, code, $5, $9;
+    lop3.b32 code, $4, 0x00F000F0, 0x64806480, 0x6A;
+    fma.rn.f16x2 code, code, sixteenth, rest;
+    fma.rn.f16x2 $1, code, $6, $10;
+    lop3.b32 code, high, 0x000F000F, 0x64086408, 0x6A;
+    fma.rn.f16x2 code, code, half, less;
+    fma.rn.f16x2 $2, code, $7, $11;
+    lop3.b32 code, high, 0x00F000F0, 0x64806480, 0x6A;
+    fma.rn.f16x2 code, code, sixteenth, rest;
+    fma.rn.f16x2 $3, code, $8, $12;
+}""")
 EXPONENT_BITS = tl.constexpr(0x7F800000)  # of float32
 
 
@@ -33,14 +54,32 @@ def e4m3_numbers(codes, dtype: tl.constexpr, NATIVE: tl.constexpr):
 
 
 @triton.jit
-def int4_numbers(halves, dtype: tl.constexpr):
-    """The numbers of INT4 codes, given as uint8 of 0 to 15, in float16, bfloat16 or float32: exact in each."""
-    above = (halves ^ 8).to(tl.int16)  # code + 8
-    if dtype == tl.bfloat16:
-        numbers = (above | 0x4300).to(tl.bfloat16, bitcast=True) - 136.0
+def int4_numbers(words, scales, middles, dtype: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """Half of code · scale + middle, for each of the four codes of int16 words: four tiles of `dtype`.
+
+    scales, middles: float16, four tiles each that broadcast to that of words; the middles are halves already. Halves,
+    since the largest number of a group may lie above float16's largest by what scale and middle were rounded.
+    dtype: float16, of one rounding, or float32. ASSEMBLY: two words at a time; without, in float32.
+    """
+    if ASSEMBLY and dtype == tl.float16:
+        numbers = tl.inline_asm_elementwise(
+            INT4_ASSEMBLY, "=r,=r,=r,=r,r,r,r,r,r,r,r,r,r", (words,) + scales + middles,
+            dtype=(tl.float16, tl.float16, tl.float16, tl.float16), is_pure=True, pack=2,
+        )  # fmt: skip
     else:
-        numbers = (above | 0x6400).to(tl.float16, bitcast=True) - 1032.0
-    return numbers.to(dtype)
+        numbers = (
+            plain_int4_numbers(words, scales[0], middles[0], 0, dtype),
+            plain_int4_numbers(words, scales[1], middles[1], 4, dtype),
+            plain_int4_numbers(words, scales[2], middles[2], 8, dtype),
+            plain_int4_numbers(words, scales[3], middles[3], 12, dtype),
+        )
+    return numbers
+
+
+@triton.jit
+def plain_int4_numbers(words, scales, middles, SHIFT: tl.constexpr, dtype: tl.constexpr):
+    codes = (((words >> SHIFT) & 15) ^ 8).to(tl.float32) - 8.0
+    return (codes * 0.5 * scales.to(tl.float32) + middles.to(tl.float32)).to(dtype)
 
 
 @triton.jit

@@ -82,7 +82,7 @@ def fp8_plan(query, key_heads: int, longest: int, splits: int | None = None, by_
 
 @functools.cache
 def int4_cuts(arch: int | None, dtype: torch.dtype, head_dim: int, heads_per_key_head: int) -> tuple[Cut, ...]:
-    """The cut for INT4: tiles of the 64 keys that have one scale, 217 registers a thread at head dimension 128.
+    """The cut for INT4: tiles of the 64 keys that have one scale, 186 registers a thread at head dimension 128.
 
     With 32 rows there would be none left, so groups of more than 16 heads read the cache once for every 16.
     """

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from course_lib.hardware.device import interpreting
 from course_lib.kernels.decode.workspace import decode_workspace
+from course_lib.kernels.quantised import parts
 from course_lib.kernels.quantised.formats import (
     GROUP,
     empty_int4_cache,
@@ -123,17 +124,64 @@ def test_the_largest_scale_does_not_overflow_in_float16():
 
 
 @triton.jit
-def numbers_kernel(packed, low, high):
-    place = tl.arange(0, 256)
-    codes = tl.load(packed + place)
-    tl.store(low + place, int4_numbers(codes & 15, tl.float32))
-    tl.store(high + place, int4_numbers(codes >> 4, tl.float32))
+def numbers_kernel(words, scales, middles, numbers):
+    place = tl.arange(0, 65536)
+    scale, middle = tl.load(scales + place), tl.load(middles + place)
+    first, second, third, fourth = int4_numbers(
+        tl.load(words + place), (scale, scale, scale, scale), (middle, middle, middle, middle), tl.float16, False
+    )
+    tl.store(numbers + 4 * place, first)
+    tl.store(numbers + 4 * place + 1, second)
+    tl.store(numbers + 4 * place + 2, third)
+    tl.store(numbers + 4 * place + 3, fourth)
 
 
-def test_every_byte_becomes_its_two_numbers():
-    packed, low, high = torch.arange(256, dtype=torch.uint8), torch.empty(256), torch.empty(256)
-    numbers_kernel[(1,)](packed, low, high)
-    assert torch.equal(torch.stack([low, high], dim=1), unpack_int4(packed[:, None]).float())
+def assembled(words, scales, middles):
+    """What INT4_ASSEMBLY leaves in $0 to $3, for int32 words of two int16, and scales and middles of float16."""
+    registers = {"$4": words} | {f"${5 + k}": scales for k in range(4)} | {f"${9 + k}": middles for k in range(4)}
+
+    def value(name):
+        return torch.tensor(int(name, 16)).int() if name.startswith("0x") else registers[name]
+
+    def halves(name):
+        bits = value(name)
+        if bits.dtype == torch.float16:
+            return bits.double()
+        if bits.dim() == 0:  # a constant
+            bits = torch.tensor(int(bits) & 0xFFFF)
+        return (bits & 0xFFFF).to(torch.int32).short().view(torch.float16).double()
+
+    constants = {}
+    for line in parts.INT4_ASSEMBLY.value.splitlines()[2:-1]:
+        instruction, operands = line.strip().rstrip(";").split(" ", 1)
+        target, *others = [operand.strip() for operand in operands.split(",")]
+        if instruction == "mov.b32":
+            constants[target] = int(others[0], 16)
+            assert constants[target] >> 16 == constants[target] & 0xFFFF
+            registers[target] = torch.tensor(constants[target] & 0xFFFF)
+        elif instruction == "shr.u32":
+            registers[target] = (value(others[0]).long() & 0xFFFFFFFF) >> int(others[1])
+        elif instruction == "lop3.b32":
+            assert others[3] == "0x6A"  # (a & b) ^ c
+            mask, flipped = int(others[1], 16), int(others[2], 16)
+            registers[target] = (value(others[0]).long() & mask) ^ flipped
+        else:
+            assert instruction == "fma.rn.f16x2"
+            factor, other, addend = (halves(name) for name in others)
+            registers[target] = (factor * other + addend).half()
+    return [registers[f"${k}"] for k in range(4)]
+
+
+def test_every_word_becomes_its_four_numbers_in_both_ways():
+    """int4_numbers in the interpreter, and its assembly, followed line by line, in the low half of a register."""
+    words = torch.arange(65536).to(torch.int32).short()
+    scales, middles = (some(65536, seed=k).abs().half() for k in range(2))
+    numbers = torch.empty(65536, 4, dtype=torch.float16)
+    numbers_kernel[(1,)](words, scales, middles, numbers)
+    codes = unpack_int4(words.view(torch.uint8).view(-1, 2)).double()
+    right = (codes * 0.5 * scales.double()[:, None] + middles.double()[:, None]).half()
+    assert torch.equal(numbers, right)
+    assert torch.equal(torch.stack(assembled(words.int(), scales, middles), dim=1), right)
 
 
 def test_the_tolerance_sees_a_key_a_window_and_a_middle_that_are_lost():
