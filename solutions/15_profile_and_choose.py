@@ -508,6 +508,7 @@ def what_ran(events: list[dict]) -> list[tuple[str, str, float]]:
     events: in any order, as above. Every `user_annotation` is a layer's window, from ts to ts + dur. No two overlap.
         What has its ts in a window belongs to that layer, except for kernels: those belong to the layer whose
         launch has their correlation. Launches, `cuda_runtime` or `cuda_driver`, outside of all windows belong to none.
+        One launch may start several kernels, as a CUDA graph's does, or none.
     Returns: a list of (name, backend, microseconds), in the order in which the windows begin. The backend is "cudnn",
         "flash", "efficient" or "math", or "unknown" where no operation in the window says it. The microseconds are
         the sum of the kernels' dur.

@@ -75,6 +75,19 @@ def trace(draw, backends, *, late=True, shuffled=False, others=True):
     return events
 
 
+def graph_of(draw):
+    """A layer that replays a CUDA graph: one launch of three kernels, and a launch that no kernel belongs to."""
+    number = draw.integer(10, 90)
+    took = [float(draw.integer(20, 60)) for _ in range(3)]
+    return [
+        {"cat": "user_annotation", "name": "layer 0: attention", "ts": 100.0, "dur": 50.0},
+        {"cat": "cuda_runtime", "name": "cudaGraphLaunch", "ts": 110.0, "dur": 9.0, "args": {"correlation": number}},
+        {"cat": "cuda_runtime", "name": "cudaMemset", "ts": 130.0, "dur": 3.0, "args": {"correlation": number + 1}},
+        *({"cat": "kernel", "name": f"kernel_{place}", "ts": 200.0 + 70 * place, "dur": dur,
+           "args": {"correlation": number}} for place, dur in enumerate(took)),
+    ]  # fmt: skip
+
+
 def trace_cases(draw):
     def rows(*backends):
         return [(f"layer {n}: attention", b, float(draw.integer(*((900, 1600) if b == "math" else (40, 60)))))
@@ -89,6 +102,7 @@ def trace_cases(draw):
         Case("the events in another order", (trace(draw, ["efficient", "math", "flash"], shuffled=True),), "what_ran"),
         Case("an operation of its own", (trace(draw, ["flash", "unknown", "flash"]),), "what_ran"),
         Case("no layer at all", ([],), "what_ran"),
+        Case("a CUDA graph: three kernels of one launch", (graph_of(draw),), "what_ran"),
         Case("one of three", (rows("cudnn", "math", "cudnn"),), "fell_back"),
         Case("two of five", (rows("flash", "math", "flash", "math", "efficient"),), "fell_back"),
         Case("none", (rows("flash", "flash"),), "fell_back"),
@@ -109,6 +123,10 @@ RAN = (
         all_kernels=(KERNELS, 'e["cat"] == "kernel"')),
     *edits("Only one kernel of the layer was counted. Math runs several: add them up.",
         one_kernel=('sum(event["dur"] for event in kernels)', 'max([event["dur"] for event in kernels], default=0)'),
+        one_kernel__of_the_longest_launch=('sum(event["dur"] for event in kernels)',
+        'max([sum(e["dur"] for e in kernels if e["args"]["correlation"] == n) for n in launches], default=0)'),
+        one_kernel__last_of_a_launch=('sum(event["dur"] for event in kernels)',
+        'sum({e["args"]["correlation"]: e["dur"] for e in kernels}.values())'),
         one_kernel__first=(KERNELS, KERNELS.replace("launches", "launches[:1]")),
         one_kernel__first_to_run=('sum(event["dur"] for event in kernels)',
         'sum([event["dur"] for event in kernels][:1])')),

@@ -12,6 +12,8 @@ WRONG = {
     "all_kernels": changed("15.5", (TIME, "sum(microseconds.values())")),
     "one_kernel": changed("15.5", (TIME, TIME.replace("sum(", "max((").replace("launches)", "launches), default=0)"))),
     "one_kernel__first": changed("15.5", ("in launches)", "in launches[:1])")),
+    "one_kernel__last_of_a_launch": changed("15.5", (
+        'microseconds[number] = microseconds.get(number, 0) + event["dur"]', 'microseconds[number] = event["dur"]')),
     "time_on_the_cpu": changed("15.5", (TIME, 'layer["dur"]')),
     "time_of_launches": changed("15.5", (TIME, f"sum(e['dur'] for e in inside if {LAUNCHES})")),
     "driver_left_out": changed("15.5", (LAUNCHES, 'e["cat"] == "cuda_runtime"')),
