@@ -59,6 +59,8 @@ def metric_cases(draw):
         "some atomics of few programs": (30.0, 0.0, 0.0, 3.0, 0, 1000, 1100, 8, 132, 500, 400),
         "131 programs, and few warps": (30.0, 0.0, 0.0, 3.0, 0, 1000, 0, 131, 132, 500, 400),
         "a quarter of the warps": (30.0, 0.0, 0.0, 25.0, 0, 1000, 0, 132, 132, 500, 400),
+        "a little less": (30.0, 0.0, 0.0, 24.5, 0, 1000, 0, 132, 132, 500, 400),
+        "one atomic more than the others": (30.0, 0.0, 0.0, 80.0, 0, 1000, 1001, 999, 132, 500, 400),
         "many warps and nothing busy": (30.0, 9.0, 4.0, 70.0, 0, 1000, 0, 4000, 132, 500, 400),
     }
     return cases + [Case(name, (figures(values),)) for name, values in others.items()]
