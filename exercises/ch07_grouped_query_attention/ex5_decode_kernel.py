@@ -80,7 +80,7 @@ def kernel_cases(draw):
         Case("300 tokens, the last scores 160 above the first", risen_cache(draw)),
         Case("float16, 160 tokens, the last scores 11.5 above the first", cache_in_float16(Draw(75), lagging, 160)),
         Case(
-            "float16, products of up to 131,072 before the scale",
+            "float16, products of 81,920 before the scale",
             cache_in_float16(Draw(76), products_beyond_16_bits, 100),
         ),
         Case(

@@ -91,7 +91,7 @@ def partial_cases(draw):
             "one split, float16, the last scores 11.5 above the first", (*cache_in_float16(Draw(82), lagging, 160), 1)
         ),
         Case(
-            "one split, float16, products of up to 131,072 before the scale",
+            "one split, float16, products of 81,920 before the scale",
             (*cache_in_float16(Draw(83), products_beyond_16_bits, 100), 1),
         ),
         Case(

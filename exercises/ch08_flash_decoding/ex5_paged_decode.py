@@ -164,7 +164,7 @@ def paged_cases(draw):
     lagging_scores = _risen(Draw(85), 160, lagging, torch.float16)
     cases.insert(-1, Case("one split, float16, the last scores 11.5 above the first", lagging_scores))
     products = _risen(Draw(86), 100, products_beyond_16_bits, torch.float16)
-    cases.insert(-1, Case("one split, float16, products of up to 131,072 before the scale", products))
+    cases.insert(-1, Case("one split, float16, products of 81,920 before the scale", products))
     long = _risen(Draw(88), 1500, one_above_many, torch.float16)
     cases.insert(-1, Case("one split, float16, 1,500 tokens, the first with nearly all the weight", long))
     equal, keys, values, *rest = paged(Draw(87), 4, 1, 16, [320], 16, dtype=torch.float16)
