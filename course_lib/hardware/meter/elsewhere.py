@@ -4,6 +4,8 @@ There the function is imported, or, when it was defined in a notebook, its cell 
 np, math and F at hand; a cell that needs more must import it.
 """
 
+import ast
+import contextlib
 import importlib
 import linecache
 import os
@@ -14,6 +16,8 @@ from pathlib import Path
 import torch
 
 from course_lib.hardware.compiler.kernel_source import importable
+
+DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def environment() -> dict[str, str]:
@@ -52,7 +56,11 @@ def on_cpu(value):
 
 
 def _run_cell(source: str, path: Path) -> dict:
-    """The names that a cell defines. Triton reads a kernel's source from its file, so the cell gets one."""
+    """The names that a cell defines. Triton reads a kernel's source from its file, so the cell gets one.
+
+    What a cell does with them (loops, calls, prints) is for the notebook, and is left out here. So is an assignment
+    that needs a name of another cell.
+    """
     import math
 
     import numpy
@@ -71,5 +79,11 @@ def _run_cell(source: str, path: Path) -> dict:
         "math": math,
         "F": torch.nn.functional,
     }
-    exec(compile(source, str(path), "exec"), names)
+    for statement in ast.parse(source, str(path)).body:
+        program = compile(ast.Module([statement], []), str(path), "exec")
+        if isinstance(statement, DEFINITIONS):
+            exec(program, names)
+        elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
+            with contextlib.suppress(NameError):
+                exec(program, names)
     return names

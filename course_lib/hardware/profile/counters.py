@@ -23,7 +23,8 @@ from course_lib.hardware.units import format_bytes, format_seconds
 OLDEST = (2023, 1)  # the first whose metrics carry today's names on Hopper
 SECONDS = 60
 SECTIONS = (
-    "SpeedOfLight", "ComputeWorkloadAnalysis", "MemoryWorkloadAnalysis", "WarpStateStats", "LaunchStats", "Occupancy",
+    "SpeedOfLight", "ComputeWorkloadAnalysis", "MemoryWorkloadAnalysis", "MemoryWorkloadAnalysis_Tables",
+    "WarpStateStats", "LaunchStats", "Occupancy",
 )  # fmt: skip
 PLACES = ("/usr/local/cuda*/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu")
 DRAM_SHARE = "dram__cycles_active.avg.pct_of_peak_sustained_elapsed"

@@ -3,7 +3,6 @@
     out[r, c] = (x[r, c] - mean[r]) / √(variance[r] + ε) · weight[c] + bias[c]
 
     one pass             1 read and 1 write of an element; rows of up to ONE_PASS_BYTES
-    one pass, in tiles   the same; rows of up to FOUR_TILES_COLUMNS, a multiple of 8, kept as 16 bits
     a loop over tiles    2 reads and 1 write; longer rows, whose second read is mostly from the L2
 
 FLOPs: about 8 per element. The variance is the mean of (x - mean)², after the mean is known; the loop merges the
@@ -21,14 +20,12 @@ import triton.language as tl
 
 from course_lib.hardware.compiler.architectures import ARCHITECTURES
 from course_lib.hardware.compiler.cases import CompileCase
-from course_lib.hardware.device import interpreting
 from course_lib.kernels.fused.checks import check_epsilon, check_weight
 from course_lib.kernels.fused.group_norm_mish import merged_moments, types
 from course_lib.kernels.memory.checks import FLOAT_DTYPES, as_rows, check_tensor
-from course_lib.kernels.softmax.rows import LARGEST_GROUP, reread
+from course_lib.kernels.softmax.rows import LARGEST_GROUP
 
 ONE_PASS_BYTES = 65536
-FOUR_TILES_COLUMNS, FOUR_TILES_WARPS = 65536, 16  # of 16 bits: 64 of a thread's 128 registers
 TILE_ELEMENTS = 2048  # several short rows make one tile of this size
 LOOP_COLUMNS, LOOP_WARPS = 4096, 16
 WARPS = {2048: 4, 4096: 4, 8192: 8, 16384: 16, 32768: 32}
@@ -75,91 +72,6 @@ def layer_norm_kernel(
     bias = tl.load(bias_pointer + column, mask=column < columns, other=0.0).to(tl.float32)  # [1, BLOCK_COLUMNS]
     out = centred * inverse * weight + bias
     tl.store(out_pointer + row * columns + column, out.to(out_pointer.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def load_groups(x_row, first, columns, GROUPS: tl.constexpr, GROUP: tl.constexpr):
-    """A tile [GROUPS, GROUP] of a row; its groups' means and their sums of squared distances from them, [GROUPS]."""
-    column = first + tl.arange(0, GROUPS)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]  # [GROUPS, GROUP]
-    x = tl.load(x_row + column, mask=column < columns, other=0.0)  # [GROUPS, GROUP]
-    means = tl.sum(x.to(tl.float32), axis=1) / GROUP  # [GROUPS]
-    distances = x.to(tl.float32) - means[:, None]  # [GROUPS, GROUP], 0 beyond the row's end
-    return x, means, tl.sum(distances * distances, axis=1)
-
-
-@triton.jit
-def squares_of_means(means, first, mean, columns, GROUPS: tl.constexpr, GROUP: tl.constexpr):
-    """What the groups' distances from the row's mean add to its sum of squares, [GROUPS]."""
-    distances = tl.where(first + tl.arange(0, GROUPS) * GROUP < columns, means - mean, 0.0)  # [GROUPS]
-    return GROUP * distances * distances
-
-
-@triton.jit
-def write_groups(
-    x,
-    mean,
-    inverse,
-    first,
-    columns,
-    weight_pointer,
-    bias_pointer,
-    out_row,
-    GROUPS: tl.constexpr,
-    GROUP: tl.constexpr,
-    PACKED: tl.constexpr,
-):
-    """Write one tile of a row. Its weight and bias are loaded after the tile before it is written."""
-    column = first + tl.arange(0, GROUPS)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]  # [GROUPS, GROUP]
-    inside = column < columns
-    if PACKED:
-        x = reread(x)
-    weight = tl.load(weight_pointer + column, mask=inside, other=0.0).to(tl.float32)  # [GROUPS, GROUP]
-    bias = tl.load(bias_pointer + column, mask=inside, other=0.0).to(tl.float32)  # [GROUPS, GROUP]
-    out = (x.to(tl.float32) - mean) * inverse * weight + bias
-    tl.store(out_row + column, out.to(out_row.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def layer_norm_four_tiles_kernel(
-    x_pointer,
-    weight_pointer,
-    bias_pointer,
-    out_pointer,
-    statistics_pointer,
-    column_groups,
-    x_stride_groups,
-    epsilon,
-    GROUPS: tl.constexpr,
-    GROUP: tl.constexpr,
-    PACKED: tl.constexpr,
-):
-    """One program: one row of at most 4 · GROUPS · GROUP columns, a multiple of GROUP, read once.
-
-    In one tile the weight and the bias of a whole row would be in registers beside it, and not all fit. The moments of
-    GROUP neighbours are taken as they come; what is kept beside the row, for the variance, is their means.
-    """
-    TILE: tl.constexpr = GROUPS * GROUP
-    columns = column_groups * GROUP
-    row = tl.program_id(0).to(tl.int64)
-    x_row = x_pointer + row * (x_stride_groups * GROUP)
-    x_0, means_0, squares_0 = load_groups(x_row, 0, columns, GROUPS, GROUP)
-    x_1, means_1, squares_1 = load_groups(x_row, TILE, columns, GROUPS, GROUP)
-    x_2, means_2, squares_2 = load_groups(x_row, 2 * TILE, columns, GROUPS, GROUP)
-    x_3, means_3, squares_3 = load_groups(x_row, 3 * TILE, columns, GROUPS, GROUP)
-    mean = tl.sum(means_0 + means_1 + (means_2 + means_3), axis=0) / column_groups
-    squares = squares_0 + squares_1 + (squares_2 + squares_3)  # [GROUPS]
-    squares += squares_of_means(means_0, 0, mean, columns, GROUPS, GROUP)
-    squares += squares_of_means(means_1, TILE, mean, columns, GROUPS, GROUP)
-    squares += squares_of_means(means_2, 2 * TILE, mean, columns, GROUPS, GROUP)
-    squares += squares_of_means(means_3, 3 * TILE, mean, columns, GROUPS, GROUP)
-    inverse = tl.rsqrt(tl.sum(squares, axis=0) / columns + epsilon)
-    tl.store(statistics_pointer + 2 * row, mean)
-    tl.store(statistics_pointer + 2 * row + 1, inverse)
-    out_row = out_pointer + row * columns
-    write_groups(x_0, mean, inverse, 0, columns, weight_pointer, bias_pointer, out_row, GROUPS, GROUP, PACKED)
-    write_groups(x_1, mean, inverse, TILE, columns, weight_pointer, bias_pointer, out_row, GROUPS, GROUP, PACKED)
-    write_groups(x_2, mean, inverse, 2 * TILE, columns, weight_pointer, bias_pointer, out_row, GROUPS, GROUP, PACKED)
-    write_groups(x_3, mean, inverse, 3 * TILE, columns, weight_pointer, bias_pointer, out_row, GROUPS, GROUP, PACKED)
 
 
 @triton.jit
@@ -224,20 +136,13 @@ def layer_norm_forward(x, weight, bias, epsilon=1e-5):
     count, columns = rows.shape
     if count == 0:
         return out, statistics
-    group = math.gcd(columns, rows.stride(0), LARGEST_GROUP)
-    long = columns * x.element_size() > ONE_PASS_BYTES
-    if long and x.element_size() == 2 and columns <= FOUR_TILES_COLUMNS and group == LARGEST_GROUP:
-        layer_norm_four_tiles_kernel[(count,)](
-            rows, weight, bias, out, statistics, columns // group, rows.stride(0) // group, float(epsilon),
-            GROUPS=FOUR_TILES_COLUMNS // 4 // group, GROUP=group, PACKED=not interpreting(), num_warps=FOUR_TILES_WARPS,
-        )  # fmt: skip
-        return out, statistics
-    if long:
+    if columns * x.element_size() > ONE_PASS_BYTES:
         layer_norm_loop_kernel[(count,)](
             rows, weight, bias, out, statistics, columns, rows.stride(0), float(epsilon), BLOCK_COLUMNS=LOOP_COLUMNS,
             num_warps=LOOP_WARPS,
         )  # fmt: skip
         return out, statistics
+    group = math.gcd(columns, rows.stride(0), LARGEST_GROUP)
     block_columns = triton.next_power_of_2(columns)
     block_rows = max(1, TILE_ELEMENTS // block_columns)
     layer_norm_kernel[(triton.cdiv(count, block_rows),)](
@@ -264,10 +169,6 @@ def compile_cases() -> list[CompileCase]:
         cases.append(CompileCase(layer_norm_kernel, types(layer_norm_kernel, kind), constants, num_warps=WARPS[columns],
                                  archs=tuple(ARCHITECTURES) if columns == 4096 else (80, 90, 100),
                                  label=f"{kind} {columns}"))  # fmt: skip
-    # Of a thread's 512 bytes 160 spill on sm_90, 232 on sm_100.
-    cases.append(CompileCase(layer_norm_four_tiles_kernel, types(layer_norm_four_tiles_kernel, "bf16"),
-                             {"GROUPS": FOUR_TILES_COLUMNS // 32, "GROUP": 8, "PACKED": True},
-                             num_warps=FOUR_TILES_WARPS, archs=(80, 90, 100), max_spill_bytes=256))  # fmt: skip
     cases.append(CompileCase(layer_norm_loop_kernel, types(layer_norm_loop_kernel, "fp16"),
                              {"BLOCK_COLUMNS": LOOP_COLUMNS}, num_warps=LOOP_WARPS))  # fmt: skip
     return cases

@@ -25,14 +25,13 @@ from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.kernels.fused.gradients import rows_of_gradient
 from course_lib.kernels.fused.group_norm_mish import types
 from course_lib.kernels.fused.layer_norm import TILE_ELEMENTS, check
-from course_lib.kernels.fused.rms_norm_backward import bands
+from course_lib.kernels.fused.rms_norm_backward import STAGES, bands, stages_of
 from course_lib.kernels.memory.checks import FLOAT_DTYPES, check_alike, check_tensor
 from course_lib.kernels.memory.row_sum import row_sum
 from course_lib.kernels.softmax.rows import LARGEST_GROUP
 
 ONE_PASS_BYTES = 16384  # two bands' sums and all that is made of a row are float32, and fill the registers
 WARPS = {2048: 4, 4096: 8, 8192: 16}
-STAGES = 1  # of the loop over rows: with more the next rows are on their way through shared memory
 TILE_COLUMNS, TILE_WARPS = 1024, 4  # of two passes
 
 
@@ -214,7 +213,7 @@ def launch_one_pass(x, weight, statistics, gradient, x_gradient) -> torch.Tensor
     layer_norm_backward_kernel[(count,)](
         x, weight, statistics, gradient, x_gradient, partial_sums, rows, rows_of_band, columns // group,
         x.stride(0) // group, gradient.stride(0) // group, GROUP=group, BLOCK_ROWS=block_rows,
-        BLOCK_COLUMNS=block_columns, STAGES=STAGES, num_warps=WARPS[block_rows * block_columns],
+        BLOCK_COLUMNS=block_columns, STAGES=stages_of(x.dtype), num_warps=WARPS[block_rows * block_columns],
     )  # fmt: skip
     return partial_sums
 
@@ -241,11 +240,14 @@ def launch_two_passes(x, weight, statistics, gradient, x_gradient) -> torch.Tens
 def compile_cases() -> list[CompileCase]:
     """What ships, for the compile gate: rows of 4096, the longest rows of one pass, and two passes."""
     every, large = tuple(ARCHITECTURES), (80, 90, 100)
-    row = {"GROUP": 8, "BLOCK_ROWS": 1, "STAGES": STAGES}
+    small = tuple(arch for arch in every if arch not in large)
+    row = {"GROUP": 8, "BLOCK_ROWS": 1, "STAGES": 1}
+    deep = row | {"STAGES": STAGES}
     cases = []
     for kernel, kind, constants, warps, archs in (
-        (layer_norm_backward_kernel, "fp16", row | {"BLOCK_COLUMNS": 4096}, WARPS[4096], every),
-        (layer_norm_backward_kernel, "fp16", row | {"BLOCK_COLUMNS": 8192}, WARPS[8192], large),
+        (layer_norm_backward_kernel, "fp16", row | {"BLOCK_COLUMNS": 4096}, WARPS[4096], small),
+        (layer_norm_backward_kernel, "fp16", deep | {"BLOCK_COLUMNS": 4096}, WARPS[4096], large),
+        (layer_norm_backward_kernel, "fp16", deep | {"BLOCK_COLUMNS": 8192}, WARPS[8192], large),
         (layer_norm_backward_kernel, "fp32", row | {"BLOCK_COLUMNS": 4096}, WARPS[4096], large),
         (layer_norm_row_means_kernel, "fp16", {"BLOCK_COLUMNS": 2 * TILE_COLUMNS}, 2 * TILE_WARPS, every),
         (layer_norm_backward_columns_kernel, "fp16", {"BLOCK_COLUMNS": TILE_COLUMNS}, TILE_WARPS, every),

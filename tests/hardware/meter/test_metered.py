@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from course_lib.checker.specification import catalog
+from course_lib.hardware.meter import elsewhere
 from course_lib.hardware.meter import metered as module
 from course_lib.hardware.meter.metered import metered
 from course_lib.hardware.meter.traffic import MeterUnavailable
@@ -62,3 +63,13 @@ def test_a_function_without_a_source_is_named(monkeypatch):
     exec("def lost(): pass", scope)
     with pytest.raises(ValueError, match="lost"):
         metered(scope["lost"])
+
+
+def test_of_a_cell_only_what_it_defines_is_run_elsewhere(tmp_path):
+    """A cell that defines a kernel and calls it, with names of other cells, raised a NameError in the other process."""
+    cell = (
+        "SIZE = 3\nshown = of_another_cell(SIZE)\nfor name in of_another_cell:\n    print(name)\n\n\n"
+        "def doubled(x):\n    return SIZE * x\n\n\nmetered(doubled, 2)\n"
+    )
+    function = elsewhere.found({"source": cell, "name": "doubled"}, tmp_path)
+    assert function(2) == 6
