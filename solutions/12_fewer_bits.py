@@ -899,12 +899,13 @@ from course_lib.figures.recorded import recorded as recorded_run
 draw_measured_decode(recorded_run("quantised", "h100"))
 
 # %% [markdown]
-# In e4m3 the course's kernel is 1.74 to 1.84 times as fast as in 16 bits, which is close to the 2 that its bytes
-# allow. FlashInfer's gains 1.48 to 1.61. In INT4 the step is only 1.06 to 1.09 times as fast, although it reads 28 %
-# of the bytes. The prediction counted 5 instructions for each number. The compiled loop has 1,252 instructions a warp
-# for 64 keys and their values, which are 16,384 numbers, so 10 instructions of a thread for each. Unpacking, scaling
-# and bringing operands into the order of the matrix instruction take longer than the loads. So on this card our INT4
-# cache saves memory, and e4m3 saves time.
+# In e4m3 the course's kernel is 1.73 to 1.83 times as fast as in 16 bits, which is close to the 2 that its bytes
+# allow. FlashInfer's gains 1.50 to 1.61. In INT4 the step is only 1.23 to 1.26 times as fast, although it reads 28 %
+# of the bytes. The compiled loop has 713 instructions a warp for 64 keys and their values. These are 16,384 numbers,
+# so a thread needs 5.6 instructions for each, close to the 5 of the prediction. But a warp also waits for its own
+# results, so the instructions take longer than the count says. An earlier version multiplied the scales into the
+# query and the weights. It had 1,252 instructions and gained 1.06 to 1.09. So on this card an INT4 cache saves memory
+# first, and e4m3 saves more time.
 #
 # One change made e4m3 fast enough. A matrix product takes its right operand by columns: two tokens of one channel
 # side by side. The values' codes lie in rows, so each thread loaded them from shared memory one byte at a time: 64 of
