@@ -17,6 +17,21 @@ ON_AN_H200: dict[str, tuple[float, float | None, tuple[str, float] | None]] = {
     "GroupNorm + Mish, 4,096 × 256 × 16": (0.25, 1.17, None),
     "GroupNorm + Mish, 256 × 512 × 256": (0.60, 1.28, None),
 }
+COPY_ON_AN_H100 = 3.00
+# The same with the course's kernels, by `python -m course_lib bench fused` on one H100, 2026-11-26, PyTorch 2.11, bf16.
+ON_AN_H100: dict[str, tuple[float, float | None, tuple[str, float] | None]] = {
+    "add + RMSNorm, 16k × 4,096": (2.05, 2.88, ("", 2.93)),
+    "add + RMSNorm, 16k × 8,192": (1.99, 2.92, ("", 2.95)),
+    "SwiGLU, 8k × 14,336": (1.80, 2.98, ("", 2.98)),
+    "RoPE and append, 32 and 8 heads of 128": (0.20, 1.48, ("", 2.79)),
+    "RMSNorm, rows of 64k": (1.91, 2.09, ("", 2.98)),
+    "softmax, rows of 64k": (1.59, 1.84, ("", 2.97)),
+    "LayerNorm, rows of 64k": (1.83, 1.90, ("", 2.00)),
+    "RMSNorm backward, 16k × 8,192": (0.96, 1.54, ("", 2.78)),
+    "cross-entropy and gradient, 128,256": (0.67, 1.42, ("", 2.16)),
+    "GroupNorm + Mish, 4,096 × 256 × 16": (0.18, 1.07, ("", 1.75)),
+    "GroupNorm + Mish, 256 × 512 × 256": (0.33, 1.21, ("", 2.04)),
+}
 
 
 @styled
@@ -24,7 +39,8 @@ def draw_fused_rates(rates: Mapping[str, tuple[float, float | None, tuple[str, f
     """A row of points for each operation, in TB/s, and a line at the copy's rate.
 
     Args:
-        rates: {operation: (eager, compiled, (name, rate) of the best other)}, None where there is no figure.
+        rates: {operation: (eager, compiled, (name, rate) of the best other)}, None where there is no figure; a name may
+            be empty.
         copy: TB/s of the device's copy.
 
     Returns a figure. Raises a ValueError when there is no row, or a rate that is not above 0.
@@ -43,7 +59,7 @@ def draw_fused_rates(rates: Mapping[str, tuple[float, float | None, tuple[str, f
         for (_, _, places), rate in zip(points.values(), (eager, compiled, other and other[1])):
             if rate is not None:
                 places.append((rate, row))
-        if other is not None:
+        if other is not None and other[0]:
             name, rate = other
             look = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center", "fontsize": 9.5, "color": MUTED}
             axes.annotate(name, (rate, row), bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.5}, **look)
