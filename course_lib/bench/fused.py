@@ -30,6 +30,8 @@ from course_lib.kernels.fused.add_rms_norm import add_rms_norm_forward
 from course_lib.kernels.fused.conv_group_norm_mish import conv_group_norm_mish, conv_group_norm_mish_reference
 from course_lib.kernels.fused.cross_entropy import cross_entropy_backward_reference
 from course_lib.kernels.fused.cross_entropy_operators import cross_entropy, cross_entropy_
+from course_lib.kernels.fused.cuda_add_rms_norm import cuda_add_rms_norm
+from course_lib.kernels.fused.cuda_group_norm_mish import cuda_group_norm_mish
 from course_lib.kernels.fused.group_norm_mish import group_norm_mish_forward, group_norm_mish_reference
 from course_lib.kernels.fused.group_norm_mish_backward import (
     group_norm_mish_backward,
@@ -111,6 +113,7 @@ def add_and_norm(rows: int, columns: int) -> Problem:
         "eager": functools.partial(plain_add_rms_norm, x, residual, weight),
         "torch.compile": functools.partial(compiled(plain_add_rms_norm), x, residual, weight),
         "ours": functools.partial(add_rms_norm_forward, x, residual, weight, EPSILON),
+        "ours, CUDA C++": functools.partial(cuda_add_rms_norm, x, residual, weight, EPSILON),
     }
     forms = with_liger(forms, "liger_fused_add_rms_norm", x, residual, weight, EPSILON)
     return Problem(forms, (F.rms_norm(first, (columns,), weight.double(), EPSILON), first), 4 * x.nbytes)
@@ -340,6 +343,7 @@ def norm_and_mish(batch: int, channels: int, length: int) -> Problem:
         "eager": functools.partial(plain_group_norm_mish, *tensors),
         "torch.compile": functools.partial(compiled(plain_group_norm_mish), *tensors),
         "ours": lambda: group_norm_mish_forward(x, GROUPS, weight, bias, scale, shift, EPSILON)[0],
+        "ours, CUDA C++": lambda: cuda_group_norm_mish(x, GROUPS, weight, bias, scale, shift, EPSILON),
     }
     return Problem(forms, (exact,), 2 * x.nbytes)
 
