@@ -80,7 +80,11 @@ template <typename... Values> void all_threads(void (*kernel)(Values...), int gr
 
 def missing_compiler() -> str | None:
     """Why nothing can be run here, as a sentence; None where it can."""
-    return None if shutil.which("g++") else "no g++ was found: it compiles the kernels for the processor"
+    if shutil.which("g++") is None:
+        return "no g++ was found: it compiles the kernels for the processor"
+    asked = ["g++", "-std=c++20", "-fsyntax-only", "-x", "c++", "-"]
+    done = subprocess.run(asked, input="#include <barrier>\n_Float16 number;\n", capture_output=True, text=True)
+    return None if done.returncode == 0 else "this g++ has no barriers (C++20) or no _Float16: version 12 has both"
 
 
 @functools.cache
