@@ -172,9 +172,9 @@ print(f"launched one by one: {format_seconds(one_by_one)}, of which the GPU idle
 
 # %% [markdown]
 # > **The answer to the first question: 1.5 ms instead of 0.57 ms, by this count.** The launches decide, because each
-# > one is longer than its kernel. A graph brings the step to 0.83 ms. What is left above 0.57 ms are 189 gaps, and
-# > those are the GPU's own. Two measured steps of this model at batch 1 took 0.79 ms on an H200 and 0.98 ms on an
-# > H100, as a graph whose kernels begin before the one before them has ended
+# > one is longer than its kernel. A graph brings the step to 0.83 ms. What is left above 0.57 ms is the launch of the
+# > graph and 189 gaps, and those are the GPU's own. Two measured steps of this model at batch 1 took 0.79 ms on an
+# > H200 and 0.98 ms on an H100, as a graph whose kernels begin before the one before them has ended
 # > ([msaroufim/megakernels-vs-cuda-graphs](https://github.com/msaroufim/megakernels-vs-cuda-graphs)).
 #
 # ## Record once, replay often

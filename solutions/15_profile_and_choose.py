@@ -325,8 +325,8 @@ def ratio_of(first: list[float], second: list[float]) -> float:
 def interval(first: list[float], second: list[float], starts: list[list[int]], block: int) -> tuple[float, float]:
     """The interval that holds 95 % of the resampled medians.
 
-    starts: at least one row for each resample: the indices of pairs at which its blocks begin. block: pairs of a block,
-        at least 1. A block that runs over the last pair goes on at the first.
+    starts: a row for each resample, at least one: the indices of pairs at which its blocks begin. block: pairs of a
+        block, at least 1. A block that runs over the last pair goes on at the first.
     Returns: (lower, upper). Of the R medians, sorted, R // 40 are left out at each end.
     """
     # BEGIN SOLUTION
@@ -415,7 +415,7 @@ print(f"your sums in turns   {best_ratio_of(old, new):.3f}, 95 % between {lower:
 #
 # | | where | kernel | reason |
 # |---|---|---|---|
-# | 1 | bfloat16 before sm_80; float8 before sm_89, or in training | `"none"` | `"dtype"` |
+# | 1 | bfloat16 before sm_80; float8 before sm_89; float8 in training | `"none"` | `"dtype"` |
 # | 2 | pages, in float32 | `"course"` | `"dtype"` |
 # | | pages, and a head dimension that is not 64, 128 or 256 | `"course"` | `"head_dim"` |
 # | | other pages | `"FlashInfer"` | `"pages"` |

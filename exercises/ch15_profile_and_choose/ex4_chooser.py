@@ -62,6 +62,7 @@ def chooser_cases(draw):
         Case("the same on a T4", (75, "float16", 64, "rule", 0, "training", 256, 2048)),
         Case("FP8 on an H100", (90, "float8", 128, "causal", 0, "prefill", 256, 8192)),
         Case("FP8 on an L4", (89, "float8", 128, "causal", 0, "prefill", 256, 8192)),
+        Case("FP8 on a B200", (100, "float8", 128, "causal", 0, "prefill", 256, 8192)),
         Case("FP8 on an A100", (80, "float8", 128, "causal", 0, "prefill", 256, 8192)),
         Case("FP8 in training", (90, "float8", 128, "causal", 0, "training", 256, 8192)),
         Case("an FP8 cache in pages", (90, "float8", 128, "none", 64, "decode", 256, 8192)),
@@ -125,7 +126,9 @@ CHANGES = (
         '("FlexAttention", "mask")')),
     *edits("FlashAttention 3 was chosen for FP8 on a GPU that is no Hopper: row 6.",
         float8_not_on_hopper=('("FlashAttention 3", "dtype") if capability == 90 else ("FlashInfer", "dtype")',
-        '("FlashAttention 3", "dtype")')),
+        '("FlashAttention 3", "dtype")'),
+        float8_not_on_hopper__blackwell=('("FlashAttention 3", "dtype") if capability == 90',
+        '("FlashAttention 3", "dtype") if capability >= 90')),
     *edits("FP8 went to a kernel for 16 bits: row 6.",
         float8_as_16_bits=('if dtype == "float8":\n        return (', 'if False:\n        return (')),
     *edits("FlashAttention was chosen for a GPU before sm_80. There SDPA's memory-efficient backend is what runs: "

@@ -30,6 +30,13 @@ WRONG = {
         '"FlexAttention" if capability >= 80 else "SDPA", "mask"', '"FlexAttention", "mask"')),
     "float8_not_on_hopper": changed("15.4", ('"FlashAttention 3" if capability == 90 else "FlashInfer", "dtype"',
                                             '"FlashAttention 3", "dtype"')),
+    "float8_not_on_hopper__blackwell": changed(
+        "15.4",
+        (
+            '"FlashAttention 3" if capability == 90 else "FlashInfer", "dtype"',
+            '"FlashAttention 3" if capability >= 90 else "FlashInfer", "dtype"',
+        ),
+    ),
     "float8_as_16_bits": changed("15.4", ('    if dtype == "float8":\n', "    if False:\n")),
     "flash_on_turing": changed("15.4", ("if capability < 80:\n", "if False:\n")),
     "float32_to_flash": changed("15.4", ('    if dtype == "float32":\n', "    if False:\n")),
