@@ -150,6 +150,9 @@ CHANGES = (
         position_baked=("place = positions", "place = torch.zeros_like(positions)")),
     *edits("What may be seen was worked out for the position of the recording. It must follow from `positions` in "
         "every replay.", mask_baked=(SEEN, "seen = torch.arange(capacity) <= 0 * place[:, None]")),
+    *edits("The query of the warm-up was used in every replay: a copy of it was made before the recording. Only the "
+        "memory that the step is given gets new contents: read `query` itself.",
+        stale_source=("= stepped(query,", "= stepped(warm[0],")),
     *edits("The whole cache was attended to. Tokens behind a sequence's position are leftovers: hide them.",
         all_seen=(SEEN, "seen = torch.arange(capacity) >= 0 * place[:, None]")),
     *edits("The new token does not see itself. Positions up to and including `positions` are seen.",

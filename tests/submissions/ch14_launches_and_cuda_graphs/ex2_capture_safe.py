@@ -35,6 +35,12 @@ WRONG = {
                "torch.arange(capacity) <= positions[:, None])"),
         ("def decode_step(", "_kept = {}\n\n\ndef decode_step("),
     ),
+    # A pointer to what stood there before: ik_llama.cpp#2136.
+    "stale_source": changed(
+        "14.2",
+        (ROWS, f"{ROWS}\n    query = _kept.setdefault(tuple(query.shape) + (capacity,), query.clone())"),
+        ("def decode_step(", "_kept = {}\n\n\ndef decode_step("),
+    ),
     "all_seen": changed("14.2", (".masked_fill(~seen[:, None], -math.inf)", "")),
     "itself_unseen": changed("14.2", ("<= positions[:, None]", "< positions[:, None].clamp(min=1)")),
     "one_too_many_seen": changed("14.2", ("<= positions[:, None]", "<= positions[:, None] + 1")),
