@@ -35,7 +35,7 @@ def test_two_tiles_of_codes_are_in_flight_and_no_number_is_kept_in_their_place(m
 def bytes_of(line: str) -> int:
     """Of the shared memory that a line of Triton's GPU dialect allocates: "... !ttg.memdesc<2x64x128xf8E4M3FN, ..."."""
     *sizes, element = line.partition("memdesc<")[2].partition(",")[0].split("x")
-    count = {"i8": 1, "f8E4M3FN": 1, "i32": 4}[element]
+    count = {"i8": 1, "f8E4M3FN": 1, "i16": 2, "i32": 4}[element]
     for size in sizes:
         count *= int(size)
     return count
