@@ -20,6 +20,8 @@ import math
 import time
 
 import torch
+import triton
+import triton.language as tl
 
 from course_lib.hardware.units import format_seconds
 
@@ -360,6 +362,147 @@ for name, buckets in (("powers of two", [4, 8, 16, 32]), ("yours", best_choose_b
 #
 # So the order is: first a graph, then dependent launches, and then ask what is left.
 #
+# ## Programs that stay · deeper
+#
+# So far the grid had one program for each tile. An H100 has 132 multiprocessors (SMs). If each can hold one program of
+# a kernel, a grid of 140 runs in two rounds: 132 programs, and then 8 that leave 124 SMs idle. Each program also begins
+# from nothing: it loads its arguments, computes its addresses, and waits for its first bytes.
+#
+# A persistent kernel launches 132 programs, whatever the number of tiles is. There are two ways to hand out the tiles:
+#
+# - **By a stride.** Program $p$ of $n$ computes the tiles $p$, $p + n$, $p + 2n$ and so on. Nothing has to be agreed
+#   on. This is good if all tiles take equally long.
+# - **From a counter.** A number in memory says which tile is next. `tl.atomic_add(pointer, 1)` returns it and adds 1,
+#   and no other program can come in between. A program that has a short tile comes back sooner, so it takes more tiles.
+#   This is what you want for causal attention, or for sequences of different lengths. It costs one atomic operation
+#   a tile, and the counter must be 0 again before the next launch. In a graph that is a step of its own: the graph
+#   also replays the `zero_()`.
+#
+# The cell below deals tiles to four programs in both ways and adds up how long each program works. **Predict** which
+# of the two is done earlier if the first tiles are long, as they are in causal attention from the end.
+
+# %%
+predict("14 dealing out 16 tiles, by stride over from a counter", ..., "times")
+
+
+# %%
+def by_stride(costs, programs):
+    return max(sum(costs[program::programs]) for program in range(programs))
+
+
+def by_counter(costs, programs):
+    free = [0.0] * programs  # when each program has finished its tile
+    for cost in costs:
+        free[free.index(min(free))] += cost  # the first that is free takes the next tile
+    return max(free)
+
+
+falling = [float(16 - tile) for tile in range(16)]
+ratio = by_stride(falling, 4) / by_counter(falling, 4)
+measured("14 dealing out 16 tiles, by stride over from a counter", ratio, "times")
+for name, costs in (("equal tiles", [8.5] * 16), ("falling costs", falling), ("one long tile", [60.0] + [5.0] * 15)):
+    print(f"{name:14} by stride {by_stride(costs, 4):5.1f}, from a counter {by_counter(costs, 4):5.1f}, "
+          f"evenly {sum(costs) / 4:5.1f}")
+
+# %% [markdown]
+# In 14.6 you write both. What is computed for a tile is given, with its masks, so you only decide which program
+# computes which tile. The check runs the programs in ascending, descending and mixed order, and counts bytes: each
+# number is loaded and stored once. It looks at the size of your grid too.
+
+# %%
+# Exercise 14.6 · Programs that stay
+@triton.jit
+def silu_tile(
+    x_pointer, output_pointer, tile_row, tile_column, rows, columns,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+):
+    """Given: x · sigmoid(x) for one tile. Tiles count from 0 in both directions; what is beyond x is left out."""
+    row = tile_row * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]  # [BLOCK_ROWS, 1]
+    column = tile_column * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]  # [1, BLOCK_COLUMNS]
+    inside = (row < rows) & (column < columns)  # [BLOCK_ROWS, BLOCK_COLUMNS]
+    x = tl.load(x_pointer + row * columns + column, mask=inside, other=0.0)
+    tl.store(output_pointer + row * columns + column, x / (1.0 + tl.exp(-x)), mask=inside)
+
+
+@triton.jit
+def stride_kernel(
+    x_pointer, output_pointer, rows, columns, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr
+):
+    """A program computes the tile of its own number, and from there every n-th tile, if there are n programs."""
+    # BEGIN SOLUTION
+    across = tl.cdiv(columns, BLOCK_COLUMNS)
+    tiles = tl.cdiv(rows, BLOCK_ROWS) * across
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        silu_tile(x_pointer, output_pointer, tile // across, tile % across, rows, columns, BLOCK_ROWS, BLOCK_COLUMNS)
+    # END SOLUTION
+
+
+@triton.jit
+def counter_kernel(
+    x_pointer, output_pointer, counter_pointer, rows, columns, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr
+):
+    """A program takes the number of its next tile from the counter, until there is no tile left."""
+    # BEGIN SOLUTION
+    across = tl.cdiv(columns, BLOCK_COLUMNS)
+    tiles = tl.cdiv(rows, BLOCK_ROWS) * across
+    tile = tl.atomic_add(counter_pointer, 1)
+    while tile < tiles:
+        silu_tile(x_pointer, output_pointer, tile // across, tile % across, rows, columns, BLOCK_ROWS, BLOCK_COLUMNS)
+        tile = tl.atomic_add(counter_pointer, 1)
+    # END SOLUTION
+
+
+def every_nth_tile(x, programs):
+    """x · sigmoid(x), computed by programs that stay, in tiles of 16 rows and 32 columns.
+
+    x: [rows, columns], float32, contiguous; at least one row and one column, and any number of both.
+    programs: how many programs the launch may have. Any number from 1, below or above the number of tiles.
+    Returns: a new tensor of x's shape. One kernel is launched. Each number of x is loaded once, and each number of the
+        result is stored once. PyTorch's own operations compute nothing.
+    """
+    # BEGIN SOLUTION
+    output = torch.empty_like(x)
+    stride_kernel[(programs,)](x, output, *x.shape, BLOCK_ROWS=16, BLOCK_COLUMNS=32)
+    return output
+    # END SOLUTION
+
+
+def tiles_from_a_counter(x, programs, counter):
+    """The same, but a program takes each of its tiles from a counter in memory, by an atomic operation.
+
+    counter: int32 [1], on x's device. It holds what an earlier call has left there, any number. You may write it, and
+        leave any number.
+    """
+    # BEGIN SOLUTION
+    output = torch.empty_like(x)
+    counter.zero_()
+    counter_kernel[(programs,)](x, output, counter, *x.shape, BLOCK_ROWS=16, BLOCK_COLUMNS=32)
+    return output
+    # END SOLUTION
+
+
+# %%
+best_every_nth_tile, best_tiles_from_a_counter = check("14.6", every_nth_tile, tiles_from_a_counter).best
+
+# %% [markdown]
+# The next cell computes one matrix with 1, 7 and 132 programs, and with more programs than tiles. The result is the
+# same each time. Without a GPU programs run one after another, so the times say nothing there, and none is shown.
+
+# %%
+x = torch.randn(*((4096, 4096) if on_gpu else (100, 90)), device=device)
+number = torch.zeros(1, dtype=torch.int32, device=device)
+for programs in (1, 7, 132, 200):
+    same = torch.allclose(best_tiles_from_a_counter(x, programs, number), torch.nn.functional.silu(x), atol=1e-5)
+    line = f"{programs:4} programs: {'right' if same else 'wrong'}"
+    if on_gpu:
+        from course_lib.hardware.timing import measure
+
+        for name, call in (("by stride", partial(best_every_nth_tile, x, programs)),
+                           ("from a counter", partial(best_tiles_from_a_counter, x, programs, number))):
+            line += f", {name} {format_seconds(measure(call, device=device).median)}"
+    print(line)
+
+# %% [markdown]
 # ## What production systems do
 #
 # - **torch.compile** with `mode="reduce-overhead"` captures graphs by itself. It copies inputs into static buffers, and

@@ -19,7 +19,7 @@ _BEYOND = 1 << 63  # no count is as large
 
 _NUMBERS = (
     *("largest_allocation", "unwritten", "guard_values", "undefined_values", "repeats", "differing", "changes"),
-    *("graphs", "captured", "overwrites", "not_contiguous", "contended"),
+    *("graphs", "captured", "overwrites", "not_contiguous", "contended", "largest_grid"),
 )
 _COUNTS = ("operations", "largest_results", "read_by_pytorch")  # a number for each name
 _NAMES = ("launches", "out_of_bounds", "modified_inputs", "handed_back", "undefined_loads", "graph_breaks")

@@ -139,6 +139,7 @@ class Seen:
 
     Attributes:
         launches: Triton kernels launched, by name.
+        largest_grid: programs of the largest of these launches.
         operations: PyTorch operations called (ATen names such as "mul", "_softmax"), with their number.
         largest_allocation: elements of the largest tensor that a PyTorch operation made.
         largest_results: elements of each operation's largest result, by the name that it has in `operations`.
@@ -168,6 +169,7 @@ class Seen:
     """
 
     launches: tuple[str, ...] = ()
+    largest_grid: int = 0
     operations: dict[str, int] = field(default_factory=dict)
     largest_allocation: int = 0
     largest_results: dict[str, int] = field(default_factory=dict)

@@ -62,6 +62,7 @@ def test_what_the_harness_sends_is_typed():
         {"written": {(1, 2): torch.zeros(1)}},
         {"repeats": 1.5},
         {"unwritten": -1},
+        {"largest_grid": "all"},
         {"seconds": "long"},
         {"error": "KeyError"},
         {"result": nest(DEEPEST + 1)},

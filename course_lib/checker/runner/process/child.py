@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import struct
 import time
@@ -188,7 +189,7 @@ class Child:
                 }
                 accesses = [str(access) for access in report.out_of_bounds]
                 return {
-                    "launches": [launch.kernel for launch in report.launches],
+                    **_launched(report.launches),
                     "traffic": traffic,
                     "out_of_bounds": accesses,
                     "undefined_loads": list(report.undefined_loads),
@@ -199,7 +200,7 @@ class Child:
             return metered
         launches = stack.enter_context(self.traffic.record_launches())
         stack.enter_context(observing)
-        return lambda: {"launches": [launch.kernel for launch in launches], "traffic": {}, "out_of_bounds": []}
+        return lambda: {**_launched(launches), "traffic": {}, "out_of_bounds": []}
 
     def collect(self, frame, result, arguments) -> None:
         """Put the result and what was written in place into the frame, or say why it cannot be sent."""
@@ -226,6 +227,14 @@ class Child:
             frame["unwritten"] += count_pattern(tensor, POISON)
             frame["guard_values"] += count_pattern(tensor, GUARD)
             frame["undefined_values"] += count_pattern(tensor, UNDEFINED)
+
+
+def _launched(launches) -> dict:
+    """The kernels launched, and how many programs the largest launch had."""
+    return {
+        "launches": [launch.kernel for launch in launches],
+        "largest_grid": max((math.prod(launch.grid) for launch in launches), default=0),
+    }
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _SUMS = ("unwritten", "guard_values", "undefined_values", "contended")
-_LARGEST = ("largest_allocation", "seconds", "graphs", "captured")
+_LARGEST = ("largest_allocation", "largest_grid", "seconds", "graphs", "captured")
 
 
 def merged(index: int, reports: dict[int, dict]) -> dict:

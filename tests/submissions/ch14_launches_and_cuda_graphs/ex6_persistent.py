@@ -1,0 +1,135 @@
+"""Wrong answers to exercise 14.6, and unusual right ones."""
+
+from tests.submissions.edits import changed
+
+LOOP = "for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):"
+TILES = "tiles = tl.cdiv(rows, BLOCK_ROWS) * across"
+PLACE = "tile // across, tile % across, rows"
+STRIDE_LAUNCH = "stride_kernel[(programs,)](x, output, *x.shape, BLOCK_ROWS=16, BLOCK_COLUMNS=32)"
+COUNTER_LAUNCH = "counter_kernel[(programs,)](x, output, counter, *x.shape, BLOCK_ROWS=16, BLOCK_COLUMNS=32)"
+DRAWN = "tile = tl.atomic_add(counter_pointer, 1)"
+WHILE = "while tile < tiles:"
+NEXT = f"        {DRAWN}\n"
+ALL_TILES = "-(-x.shape[0] // 16) * -(-x.shape[1] // 32)"
+
+WRONG = {
+    "one_tile_each": changed("14.6", (LOOP, "for tile in range(tl.program_id(0), tl.program_id(0) + 1):")),
+    # The grid's size and the number of tiles taken for each other: the step leads beyond the last tile at once.
+    "one_tile_each__step_of_all_tiles": changed("14.6", (LOOP, "for tile in range(tl.program_id(0), tiles, tiles):")),
+    "one_tile_each__from_the_counter": changed("14.6", (WHILE, "if tile < tiles:"), (NEXT, "")),
+    "remainder_dropped": changed(
+        "14.6",
+        (LOOP, "share = tiles // tl.num_programs(0)\n"
+               "    for tile in range(tl.program_id(0) * share, (tl.program_id(0) + 1) * share):"),
+    ),
+    "remainder_dropped__rounds": changed(
+        "14.6",
+        (LOOP, "for turn in range(tiles // tl.num_programs(0)):\n"
+               "        tile = tl.program_id(0) + turn * tl.num_programs(0)"),
+    ),
+    "first_tile_missing": changed("14.6", (LOOP, LOOP.replace("tl.program_id(0)", "tl.program_id(0) + 1"))),
+    "wrong_step": changed("14.6", (LOOP, LOOP.replace("num_programs(0)", "num_programs(0) + 1"))),
+    "wrong_step__two_rounds": changed(
+        "14.6",
+        (LOOP, "for turn in range(2):\n        tile = tl.program_id(0) + turn * tl.num_programs(0)"),
+    ),
+    "one_tile_each__two_draws": changed("14.6", (WHILE, "if tile < tiles:")),
+    "last_tile_missing": changed("14.6", (LOOP, LOOP.replace("tiles,", "tiles - 1,"))),
+    "last_tile_missing__of_the_counter": changed("14.6", (WHILE, "while tile < tiles - 1:")),
+    "rounded_down": changed("14.6", ("tl.cdiv(columns, BLOCK_COLUMNS)", "columns // BLOCK_COLUMNS"),
+                            ("tl.cdiv(rows, BLOCK_ROWS)", "(rows // BLOCK_ROWS)"),
+                            (PLACE, "tile // tl.maximum(across, 1), tile % tl.maximum(across, 1), rows")),
+    "rounded_down__rows": changed("14.6", ("tl.cdiv(rows, BLOCK_ROWS)", "(rows // BLOCK_ROWS)")),
+    "rounded_down__numbers": changed("14.6", (TILES, "tiles = rows * columns // (BLOCK_ROWS * BLOCK_COLUMNS)")),
+    "one_dimension": changed("14.6", (TILES, "tiles = tl.cdiv(rows, BLOCK_ROWS)")),
+    "wrong_place": changed(
+        "14.6", (TILES, f"{TILES}\n    down = tl.cdiv(rows, BLOCK_ROWS)"), (PLACE, "tile // down, tile % down, rows")
+    ),
+    "wrong_place__exchanged": changed("14.6", (PLACE, "tile % across, tile // across, rows")),
+    # A workspace that is made once, as an engine does, and never cleared.
+    "counter_not_reset": changed("14.6", ("    counter.zero_()\n", "")),
+    # Cleared by one program while others already draw: their tiles are computed again.
+    "counter_set_in_the_kernel": changed(
+        "14.6",
+        ("    counter.zero_()\n", ""),
+        (f"    {DRAWN}\n    while", f"    if tl.program_id(0) == 0:\n        tl.store(counter_pointer, 0)\n"
+                                    f"    {DRAWN}\n    while"),
+    ),
+    "draw_lost": changed("14.6", (NEXT, ""), (f"{WHILE}\n", f"{WHILE}\n{NEXT}")),
+    "draw_lost__every_second": changed(
+        "14.6", (f"{WHILE}\n", f"{WHILE}\n        later = tl.atomic_add(counter_pointer, 1)\n")
+    ),
+    "grows_by_programs": changed("14.6", ("tl.atomic_add(counter_pointer, 1)",
+                                          "tl.atomic_add(counter_pointer, tl.num_programs(0))")),
+    "counter_without_atomic": changed(
+        "14.6",
+        (DRAWN, "tile = take(counter_pointer)"),
+        ("@triton.jit\ndef counter_kernel", "@triton.jit\ndef take(counter_pointer):\n"
+         "    tile = tl.load(counter_pointer)\n    tl.store(counter_pointer, tile + 1)\n"
+         "    return tile\n\n\n@triton.jit\ndef counter_kernel"),
+    ),
+    "tiles_computed_again": changed("14.6", (LOOP, "for tile in range(tl.program_id(0), tiles):")),
+    # Begins with its own number, and the counter begins at 0 all the same.
+    "tiles_computed_again__own_number_first": changed(
+        "14.6", (f"    {DRAWN}\n    while", "    tile = tl.program_id(0)\n    while")
+    ),
+    "more_programs_than_allowed": changed("14.6", ("stride_kernel[(programs,)]", f"stride_kernel[({ALL_TILES},)]")),
+    "launch_for_each_tile": changed(
+        "14.6",
+        (LOOP, "for tile in range(first, tl.minimum(first + 1, tiles)):"),
+        ("x_pointer, output_pointer, rows, columns, BLOCK_ROWS: tl.constexpr",
+         "x_pointer, output_pointer, rows, columns, first, BLOCK_ROWS: tl.constexpr"),
+        (STRIDE_LAUNCH, f"for tile in range({ALL_TILES}):\n        "
+                        "stride_kernel[(1,)](x, output, *x.shape, tile, BLOCK_ROWS=16, BLOCK_COLUMNS=32)"),
+    ),
+    "no_kernel_launched": changed("14.6", (STRIDE_LAUNCH, "output = x / (1 + torch.exp(-x))")),
+    "counter_not_reset__and_last_missing": changed(
+        "14.6", ("    counter.zero_()\n", ""), (WHILE, "while tile < tiles - 1:")
+    ),
+    "one_tile_each__and_rounded_down": changed(
+        "14.6",
+        (LOOP, "for tile in range(tl.program_id(0), tl.minimum(tl.program_id(0) + 1, tiles)):"),
+        ("tl.cdiv(rows, BLOCK_ROWS)", "(rows // BLOCK_ROWS)"),
+    ),
+}
+
+UNUSUAL = {
+    "column by column": changed(
+        "14.6", (TILES, f"{TILES}\n    down = tl.cdiv(rows, BLOCK_ROWS)"), (PLACE, "tile % down, tile // down, rows")
+    ),
+    "a run of neighbouring tiles": changed(
+        "14.6",
+        (LOOP, "share = tl.cdiv(tiles, tl.num_programs(0))\n    first = tl.program_id(0) * share\n"
+               "    for tile in range(first, tl.minimum(first + share, tiles)):"),
+    ),
+    "rounds, the last of which may reach beyond the tiles": changed(
+        "14.6",
+        (LOOP, "for turn in range(tl.cdiv(tiles, tl.num_programs(0))):\n"
+               "        tile = turn * tl.num_programs(0) + tl.program_id(0)"),
+    ),
+    "backwards": changed("14.6", (PLACE, "(tiles - 1 - tile) // across, (tiles - 1 - tile) % across, rows")),
+    "the own number first, then the counter": changed(
+        "14.6",
+        (f"    {DRAWN}\n    while", "    tile = tl.program_id(0)\n    while"),
+        (NEXT, f"        tile = tl.num_programs(0) + {DRAWN[7:]}\n"),
+    ),
+    "two tiles a draw": changed(
+        "14.6",
+        ("tl.atomic_add(counter_pointer, 1)", "2 * tl.atomic_add(counter_pointer, 1)"),
+        ("columns, BLOCK_ROWS, BLOCK_COLUMNS)\n        tile = 2",
+         "columns, BLOCK_ROWS, BLOCK_COLUMNS)\n        if tile + 1 < tiles:\n            silu_tile(x_pointer, "
+         "output_pointer, (tile + 1) // across, (tile + 1) % across, rows, columns, BLOCK_ROWS, BLOCK_COLUMNS)\n"
+         "        tile = 2"),
+    ),
+    "a counter of its own, and no more programs than tiles": changed(
+        "14.6",
+        ("    counter.zero_()\n", "    counter = torch.zeros(1, dtype=torch.int32, device=x.device)\n"),
+        ("[(programs,)]", f"[(min(programs, {ALL_TILES}),)]"),
+    ),
+    "counts down from the last": changed(
+        "14.6",
+        ("counter.zero_()", f"counter.fill_({ALL_TILES} - 1)"),
+        (WHILE, "while tile >= 0:"),
+        (DRAWN, "tile = tl.atomic_add(counter_pointer, -1)"),
+    ),
+}
