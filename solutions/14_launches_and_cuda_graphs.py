@@ -340,6 +340,127 @@ for name, buckets in (("powers of two", [4, 8, 16, 32]), ("yours", best_choose_b
     print(f"{name:14} {buckets}: {padded_share(buckets):.1%} of all rows are padding")
 
 # %% [markdown]
+# ## How long does a kernel of 5 µs take? · deeper
+#
+# All of this chapter is about kernels of a few microseconds, and they are the hardest to time. Each way that comes to
+# mind first gives a number, and the number is wrong:
+#
+# - **The host's clock around a call.** A launch returns before the kernel has run. You measure the launch.
+# - **Two events around one launch.** An *event* notes the GPU's own clock when all work before it is done. But the GPU
+#   has nothing to do, so the first event happens at once. Then the GPU waits until the launch arrives.
+# - **Two events around a hundred launches.** If a launch takes longer than the kernel, the GPU waits before each one.
+# - **The first calls.** The first call compiles. After that the GPU's clock still rises, because an idle GPU runs at a
+#   low one.
+# - **The same input again and again.** An H100's L2 cache holds 50 MB. From the second call on your input comes from
+#   there, while in the real step it comes from memory.
+# - **The mean.** Now and then something else takes the GPU. One such interruption outweighs a hundred calls.
+#
+# In 14.5 you time a kernel on a simulated GPU, in which all of these happen. Its kernel's time is known exactly, so the
+# check can say how far off you are. It begins with GPUs that have one trap each, and ends with all of them at once.
+
+# %%
+# Exercise 14.5 · Time a kernel of a few microseconds
+def time_kernel(device) -> float:
+    """How long the kernel takes on this GPU, in µs, within 5 %: at the full clock, with its input not in L2.
+
+    device: a simulated GPU on which nothing has run yet. The kernel takes 3 to 10 µs. All times are in µs.
+        device.copies: how many copies of the kernel's input there are: 2, 4 or 5. L2 holds all but one: a launch finds
+            its copy there unless all other copies were used since.
+        device.launch(copy): launches the kernel for copy 0 to copies - 1. Takes the host 4 to 12 µs, and returns before
+            the kernel has run. The first launch or capture may compile, which takes the host long.
+        device.capture(list): records the kernel once for each copy in the list, and runs nothing. Returns a function
+            that replays them without gaps. A replay takes the host 10 µs, and returns before the kernels have run.
+        device.event(): an event; it takes the host and the GPU 1 µs each.
+        first.elapsed_time(second): from one event to another one, in steps of 0.5 µs, after a synchronize.
+        device.synchronize(): the host waits until the GPU is done.
+        device.now(): the host's clock.
+    The clock rises until the GPU has worked for 10 ms; at first everything takes up to 1.5 times as long. After each
+    millisecond or so of work another process takes the GPU for 100 to 200 µs.
+    """
+    # BEGIN SOLUTION
+    kernels = 20  # a multiple of 2, 4 and 5: each replay begins with the copy that was used longest ago
+    replay = device.capture([number % device.copies for number in range(kernels)])
+    for _ in range(200):  # 4,000 kernels of at least 3 µs: more than 10 ms of work
+        replay()
+    device.synchronize()
+    replay()  # keeps the GPU busy while the host sends what follows
+    events = [device.event()]
+    for _ in range(61):
+        replay()
+        events.append(device.event())
+    device.synchronize()
+    spans = sorted(first.elapsed_time(second) - 1.0 for first, second in zip(events, events[1:]))
+    return spans[len(spans) // 2] / kernels
+    # END SOLUTION
+
+
+# %%
+best_time_kernel = check("14.5", time_kernel).best
+
+# %% [markdown]
+# On a GPU the next cell hands your function a real one: the same methods over PyTorch's graphs and events. The kernel
+# adds 1 to each number of a tensor. It has five copies, and four of them, with their results, fill L2: on an H100 a
+# copy has 1.6 million numbers. Beside your time stands what the first three ways of the list give.
+
+# %%
+if on_gpu:
+    class RealDevice:
+        """The methods of 14.5 on this machine's GPU; times in µs."""
+
+        def __init__(self):
+            self.copies = 5
+            numbers = 1 + torch.cuda.get_device_properties(0).L2_cache_size // 32  # four copies of 8 bytes fill L2
+            self.inputs = [torch.zeros(numbers, device=device) for _ in range(self.copies)]
+            self.outputs = [torch.zeros(numbers, device=device) for _ in range(self.copies)]
+
+        def launch(self, copy=0):
+            torch.add(self.inputs[copy], 1.0, out=self.outputs[copy])
+
+        def capture(self, copies):
+            return recorded(lambda: [self.launch(copy) for copy in copies] and None)
+
+        def event(self):
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            return RealEvent(event)
+
+        def synchronize(self):
+            torch.cuda.synchronize()
+
+        def now(self):
+            return time.perf_counter() * 1e6
+
+    class RealEvent:
+        def __init__(self, event):
+            self.event = event
+
+        def elapsed_time(self, end):
+            return self.event.elapsed_time(end.event) * 1e3
+
+    real = RealDevice()
+    real.launch()
+    real.synchronize()
+    print(f"your time_kernel:               {best_time_kernel(real):6.2f} µs")
+    begin = real.now()
+    for _ in range(100):
+        real.launch()
+    print(f"host's clock, without waiting:  {(real.now() - begin) / 100:6.2f} µs")
+    real.synchronize()
+    first = real.event()
+    real.launch()
+    second = real.event()
+    real.synchronize()
+    print(f"two events around one launch:   {first.elapsed_time(second):6.2f} µs")
+    first = real.event()
+    for _ in range(100):
+        real.launch()
+    second = real.event()
+    real.synchronize()
+    print(f"around a hundred, one input:    {first.elapsed_time(second) / 100:6.2f} µs")
+else:
+    print("No GPU here. Your function has been tried on the simulated ones.")
+
+# %% [markdown]
 # ## What a graph does not remove · deeper
 #
 # A graph takes the host out of the step. What is left are the gaps between its kernels: the GPU starts a kernel only

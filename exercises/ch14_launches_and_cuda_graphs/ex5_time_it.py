@@ -1,0 +1,250 @@
+"""Exercise 14.5: time a kernel of a few microseconds, on a simulated GPU with the traps of a real one."""
+
+from __future__ import annotations
+
+from course_lib.checker import Case, Exercise, Mistake
+from course_lib.checker.specification.contract import Contract, Level
+
+# The driver is sent to the worker by its source alone, so it stands by itself.
+
+
+def on_a_simulated_gpu(functions, machine):
+    """What `time_kernel` finds, in µs. `host` and `free` say when the host and the GPU have done what they have to."""
+    import random
+
+    chance = random.Random(machine["seed"])
+    clocks = {"host": 0.0, "free": 0.0, "worked": 0.0, "compile": machine["compile"], "seen": 0.0}
+    clocks["interrupted"] = machine["between"] * chance.uniform(0.2, 1.2) if machine["between"] else float("inf")
+    copies, held = machine["copies"], []
+
+    def sent(chosen):
+        if any(type(copy) is not int or not 0 <= copy < copies for copy in chosen):
+            raise ValueError(f"Copies have the numbers 0 to {copies - 1}; {chosen} were asked for.")
+        clocks["host"] += clocks["compile"] + machine["launch"] * len(chosen)
+        clocks["compile"] = 0.0
+
+    def run(copy):
+        slow = 1 + machine["slower"] * max(0.0, 1 - clocks["worked"] / machine["rises"])
+        took = machine["kernel"] * slow * chance.uniform(0.995, 1.005) * (machine["warm"] if copy in held else 1.0)
+        if copy in held:
+            held.remove(copy)
+        held.append(copy)
+        del held[: -copies + 1]
+        clocks["worked"] += took
+        if clocks["worked"] > clocks["interrupted"]:
+            took += chance.uniform(100, 200)
+            clocks["interrupted"] += machine["between"] * chance.uniform(0.7, 1.3)
+        clocks["free"] += took
+
+    class Event:
+        def __init__(self, time):
+            self._time = time
+
+        def elapsed_time(self, end):
+            """From this event to another one, in µs."""
+            if max(self._time, end._time) > clocks["seen"]:
+                raise RuntimeError("An event has not happened yet as far as the host knows: synchronize first.")
+            return float(int(2 * end._time) - int(2 * self._time)) / 2
+
+    class Device:
+        def __init__(self):
+            self.copies = copies
+
+        def launch(self, copy=0):
+            sent([copy])
+            clocks["free"] = max(clocks["free"], clocks["host"])
+            run(copy)
+
+        def capture(self, chosen):
+            chosen = list(chosen)
+            sent(chosen)
+
+            def replay():
+                clocks["host"] += 10.0
+                clocks["free"] = max(clocks["free"], clocks["host"])
+                for copy in chosen:
+                    run(copy)
+
+            return replay
+
+        def event(self):
+            clocks["host"] += 1.0
+            happens = max(clocks["free"], clocks["host"])
+            clocks["free"] = happens + 1.0
+            return Event(happens)
+
+        def synchronize(self):
+            clocks["host"] = max(clocks["host"], clocks["free"]) + 10.0
+            clocks["seen"] = clocks["host"]
+
+        def now(self):
+            clocks["host"] += 0.1
+            return clocks["host"]
+
+    return functions["time_kernel"](Device())
+
+
+def true_time(machine):
+    return machine["kernel"]
+
+
+QUIET = {"compile": 0.0, "warm": 1.0, "slower": 0.0, "between": 0.0}
+TRAPS = {"compile": 80_000.0, "warm": 0.6, "slower": 0.5, "between": 1000.0}
+
+
+def gpu(draw, kernel, launch, *traps, copies=4):
+    machine = {"kernel": kernel, "launch": launch, "copies": copies, "seed": draw.integer(0, 10**6), "rises": 10_000.0}
+    return ({**machine, **QUIET, **{trap: TRAPS[trap] for trap in traps}},)
+
+
+def gpu_cases(draw):
+    def case(name, *args, **options):
+        return Case(name, gpu(draw, *args, **options), driver=on_a_simulated_gpu)
+
+    return [
+        case("a kernel of 9 µs, launched in 4 µs", 9.0, 4.0),
+        case("a kernel of 4 µs, launched in 12 µs", 4.0, 12.0),
+        case("a kernel that must be compiled", 6.0, 8.0, "compile"),
+        case("a clock that rises at first", 5.0, 8.0, "slower"),
+        case("an L2 cache that helps", 5.0, 8.0, "warm", copies=5),
+        case("another process now and then", 5.0, 8.0, "between"),
+        case("another process now and then, a kernel of 8 µs", 8.0, 6.0, "between", copies=2),
+        case("all of it: a kernel of 5 µs", 5.0, 8.0, *TRAPS),
+    ]
+
+
+CONTRACT = Contract(
+    lambda draw, *, kernel, launch, copies: gpu(draw, kernel, launch, *TRAPS, copies=copies),
+    choices={
+        "kernel": tuple(Level(time, f"all of it: a kernel of {time:g} µs") for time in (3.0, 5.5, 10.0)),
+        "launch": tuple(Level(time, f"launched in {time:g} µs") for time in (4.0, 8.0, 12.0)),
+        "copies": (2, 4, 5),
+    },
+    says={"kernel": "takes 3 to 10 µs", "launch": "Takes the host 4 to 12 µs", "copies": "2, 4 or 5"},
+    driver=on_a_simulated_gpu,
+    most=3,
+)
+
+
+def _near(got, expected):
+    return abs(got - expected) <= 0.04 * abs(expected)
+
+
+def _quiet(when):
+    """A `when` for the cases without compiling, caches, clocks and interruptions: `when(machine, got)`."""
+
+    def found(case, seen, got):
+        machine = case.args[0]
+        calm = all(machine[trap] == value for trap, value in QUIET.items())
+        return calm and type(got) in (int, float) and when(machine, float(got))
+
+    return found
+
+
+def _trap(name):
+    """A `when` for the cases with this trap alone."""
+
+    return lambda case, seen, got: [trap for trap, value in TRAPS.items() if case.args[0][trap] == value] == [name]
+
+
+def _several(machine, got):
+    """Whether got is a whole number of kernels, or the kernel in a unit other than µs."""
+    ratio = got / machine["kernel"]
+    return ratio > 1.9 and _near(ratio, round(ratio))
+
+
+EXERCISE = Exercise(
+    id="14.5",
+    title="Time a kernel of a few microseconds",
+    entries=("time_kernel",),
+    cases=gpu_cases,
+    oracle=true_time,
+    contracts=(CONTRACT,),
+    relative_tolerance=0.05,
+    hints=(
+        "Launch by launch the GPU waits for the host. A graph of some twenty kernels is sent in 10 µs, and its kernels "
+        "follow each other.",
+        "Let the graph go through the copies in turns: capture(list(range(device.copies)) * n).",
+        "Replay until the GPU has worked for 10 ms, and synchronize. Then replay, event, replay, event and so on, "
+        "and no synchronize in between. The first replay keeps the GPU busy while the host sends what follows.",
+        "Each two events that follow each other hold one replay. Its time over the number of its kernels is one "
+        "estimate. Of some fifty estimates take the median: a replay that was interrupted does not move it.",
+    ),
+    mistakes=(
+        Mistake(
+            "not_waited_for",
+            "That is how long the host takes to launch the kernel. A launch returns before the kernel has run, so "
+            "without a synchronize the clock stops too early.",
+            when=_quiet(lambda m, got: m["launch"] < m["kernel"] and _near(got, m["launch"])),
+        ),
+        Mistake(
+            "synchronised_each_time",
+            "That is a launch, the kernel and a synchronize: the host waited after every launch, the GPU before every "
+            "kernel. Send many, and synchronize once.",
+            when=_quiet(lambda m, got: _near(got, m["kernel"] + m["launch"] + 10)),
+        ),
+        Mistake(
+            "gap_counted",
+            "That is a launch and the kernel. The first event happens at once, because the GPU has nothing to do, and "
+            "then it waits until the launch arrives. Give it work before the first event.",
+            when=_quiet(lambda m, got: got - m["kernel"] - m["launch"] in (-1.5, -1.0, -0.5, 0.0, 0.5)),
+        ),
+        Mistake(
+            "launch_bound",
+            "That is how long a launch takes. The host launches more slowly than the GPU computes, so the GPU waits "
+            "before each kernel. Send the kernels as a graph.",
+            when=_quiet(lambda m, got: m["launch"] > m["kernel"] and _near(got, m["launch"])),
+        ),
+        Mistake(
+            "not_divided",
+            "That is the time of several kernels. Divide by how many lie between the two clocks.",
+            when=_quiet(_several),
+        ),
+        Mistake(
+            "other_unit",
+            "The number is right in another unit. Return µs.",
+            when=_quiet(lambda m, got: any(_near(got, m["kernel"] / unit) for unit in (1e3, 1e6))),
+        ),
+        Mistake(
+            "event_counted",
+            "An event takes the GPU 1 µs, which is much beside one kernel, and its clock has steps of half a "
+            "microsecond. Let many kernels run between two events.",
+            when=_quiet(lambda m, got: got in (m["kernel"] + 0.5, m["kernel"] + 1, m["kernel"] + 1.5)),
+        ),
+        Mistake(
+            "too_short",
+            "The kernel takes longer. Either the clock stopped before the GPU was done, or you divided by more kernels "
+            "than lie between the two clocks.",
+            when=_quiet(lambda m, got: got < 0.95 * m["kernel"]),
+        ),
+        Mistake(
+            "too_long",
+            "The kernel takes less. Between your two clocks the GPU did something else as well or waited for the host, "
+            "or you divided by too few kernels.",
+            when=_quiet(lambda m, got: got > 1.05 * m["kernel"]),
+        ),
+        Mistake(
+            "compiling_counted",
+            "On a GPU where the first launch compiles the result is too long. Launch once before the clock starts, and "
+            "capture before it as well.",
+            when=_trap("compile"),
+        ),
+        Mistake(
+            "clock_still_rising",
+            "On a GPU whose clock rises at first the result is wrong. Let it work for 10 ms before you measure.",
+            when=_trap("slower"),
+        ),
+        Mistake(
+            "input_in_l2",
+            "With an L2 cache the result is too short: the kernels found their input there. Go through all copies in "
+            "turns, also from one replay to the next.",
+            when=_trap("warm"),
+        ),
+        Mistake(
+            "interruptions_counted",
+            "Where another process takes the GPU now and then, the result is wrong. A mean counts these times, and so "
+            "does the median if nearly every span has one. Take many short spans, and their median.",
+            when=_trap("between"),
+        ),
+    ),
+)
