@@ -9,7 +9,7 @@
 # What is the step's time, and what can you do about it without making a single kernel faster? Write down a guess: how
 # much longer than the sum of its kernels does such a step take, and how near can it come to that sum?
 #
-# **Time.** About three hours, estimated; the **core path** of two hours is exercises 14.1 and 14.2 and every section
+# **Time.** About five hours, estimated; the **core path** of two hours is exercises 14.1 and 14.2 and every section
 # whose heading does not end in *deeper*. You need chapters 01, 05 and 08.
 
 # %%
@@ -338,6 +338,81 @@ def padded_share(buckets):
 
 for name, buckets in (("powers of two", [4, 8, 16, 32]), ("yours", best_choose_buckets(counts, 4))):
     print(f"{name:14} {buckets}: {padded_share(buckets):.1%} of all rows are padding")
+
+# %% [markdown]
+# ## The paged cache in a graph · deeper
+#
+# A server's step has more that changes than a position. Its cache is cut into pages (chapter 06). A *table* says which
+# pages a sequence has, a *slot* says where its new token goes, and a length says how many tokens it has. All three are
+# new in each step, and the batch is often smaller than the graph's. So a step with a graph has two halves:
+#
+# - **Before the replay** the host fills the static buffers. It copies the real rows in, and makes the rows behind them
+#   harmless. Engines keep one page of the cache for that, which no sequence owns: padded rows store their token there.
+# - **In the replay** everything is read from these buffers.
+#
+# Two habits that are right without a graph go wrong here. Without a graph you know the longest sequence as a Python
+# number, and walk only that far. A graph keeps the number of its recording, so it cannot see a token of a sequence that
+# has grown beyond it. And PyTorch takes an index of -1 for the last element. So a slot of -1, which many kernels
+# understand as "store nothing", overwrites the end of the last page.
+#
+# How far must the graph look, then? As far as the table is wide. That costs time for short sequences, so engines have
+# one of two remedies. A kernel can end its loop at a length that it loads, as the course's paged kernels do. Or there
+# are graphs for several widths, and the key under which a graph is kept holds the width as well as the batch.
+#
+# In 14.4 you write both halves in PyTorch. The check records your step with a full batch of short sequences. Then
+# it fills the buffers by your function and replays, with smaller batches and sequences that have grown.
+
+# %%
+# Exercise 14.4 · The paged step, replayed
+def paged_step(query, key, value, slots, tables, lengths, longest, key_pages, value_pages, output) -> None:
+    """One decode step on a paged cache, written so that a graph can record it. It reads static buffers.
+
+    query, key, value: [rows, heads, head_dim], the new token's.
+    slots: int64 [rows], where the new token goes: place s % page_size of page s // page_size.
+    tables: int64 [rows, columns], each sequence's pages in order. Behind them stand numbers of any pages.
+    lengths: int64 [rows], tokens of each sequence, the new one included, up to columns · page_size.
+    longest: the largest length when the step is recorded, a Python number. Later lengths may be larger.
+    key_pages, value_pages: [pages, heads, page_size, head_dim]. What lies in a page behind a sequence's end is finite.
+    output: [rows, heads, head_dim], where the result goes.
+    The new key and value are stored in the pages. Then each query attends to all tokens of its sequence, with the scale
+    1/√head_dim. Rows of length 0 get any result. All sizes are at least 1.
+    Returns: None. Nothing in it may need a number on the host. The step runs once before it is recorded, to warm up.
+    """
+    # BEGIN SOLUTION
+    page_size, head_dim = key_pages.shape[2:]
+    key_pages[slots // page_size, :, slots % page_size] = key
+    value_pages[slots // page_size, :, slots % page_size] = value
+    keys = key_pages[tables].transpose(1, 2).flatten(2, 3)  # [rows, heads, columns · page_size, head_dim]
+    values = value_pages[tables].transpose(1, 2).flatten(2, 3)
+    scores = (keys @ query[..., None])[..., 0] / math.sqrt(head_dim)  # [rows, heads, columns · page_size]
+    seen = torch.arange(keys.shape[2], device=query.device) < lengths[:, None]  # [rows, columns · page_size]
+    weights = scores.masked_fill(~seen[:, None], -math.inf).softmax(dim=-1)
+    output.copy_((weights[:, :, None] @ values)[:, :, 0])
+    # END SOLUTION
+
+
+def fill_buffers(buffers: tuple, batch: tuple, unused_slot: int) -> None:
+    """Before a replay: puts a batch into the static buffers, and makes the rows behind it harmless.
+
+    buffers: (query, key, value, slots, tables, lengths) as above; they hold what the last step left.
+    batch: the same six, with at most as many rows, and its tables with at most as many columns.
+    unused_slot: a slot in a page that no sequence owns. Rows behind the batch get this slot and the length 0; the rest
+        of them, and of the tables, may hold anything that is a valid number.
+    """
+    # BEGIN SOLUTION
+    *vectors, slots, tables, lengths = buffers
+    *new_vectors, new_slots, new_tables, new_lengths = batch
+    count, columns = new_tables.shape
+    for buffer, tensor in zip((*vectors, slots, lengths), (*new_vectors, new_slots, new_lengths)):
+        buffer[:count] = tensor
+    tables[:count, :columns] = new_tables
+    slots[count:] = unused_slot
+    lengths[count:] = 0
+    # END SOLUTION
+
+
+# %%
+best_paged_step, best_fill_buffers = check("14.4", paged_step, fill_buffers).best
 
 # %% [markdown]
 # ## How long does a kernel of 5 µs take? · deeper

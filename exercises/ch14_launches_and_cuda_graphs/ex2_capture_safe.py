@@ -6,90 +6,9 @@ import math
 
 import torch
 
-from course_lib.checker import Case, Exercise, Mistake, edits, model_of
+from course_lib.checker import Case, Exercise, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
-
-# The driver is sent to the worker by its source alone, so it stands by itself.
-
-
-def recorded_and_replayed(functions, key_cache, value_cache, steps, warm):
-    """What a graph of the step does: it runs once to warm up and once to be recorded, then only operations repeat.
-
-    A recorder keeps every operation with its numbers, the tensors that it read and the tensor that it made. A replay
-    runs them again on the same memory. The host is not asked again. `steps`: (query, key, value, positions) of each
-    replay. `warm`: the same for warming up, with a cache of its own.
-    """
-    import torch
-    from torch.overrides import TorchFunctionMode
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_flatten
-
-    waiting = ("aten._local_scalar_dense", "aten.is_nonzero", "aten.equal", "aten.nonzero", "aten.masked_select")
-
-    class Refused(Exception):
-        pass
-
-    class NothingForTheHost(TorchFunctionMode):
-        """Lists and arrays are no operations of PyTorch's, and need the numbers all the same."""
-
-        def __torch_function__(self, function, types, args=(), kwargs=None):
-            if getattr(function, "__name__", "") in ("tolist", "numpy", "__array__"):
-                raise Refused(function.__name__)
-            return function(*args, **(kwargs or {}))
-
-    class Recorder(TorchDispatchMode):
-        def __init__(self):
-            super().__init__()
-            self.tape = []
-
-        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-            name = str(operation)
-            if name.startswith(waiting):
-                raise Refused(name.split(".")[1])
-            if name.startswith(("aten.index.", "aten.index_put")) and any(
-                leaf.dtype == torch.bool for leaf in tree_flatten(args[1])[0] if isinstance(leaf, torch.Tensor)
-            ):
-                raise Refused("nonzero")
-            made = operation(*args, **(kwargs or {}))
-            self.tape.append((operation, args, kwargs or {}, made))
-            return made
-
-        def replay(self):
-            for operation, args, kwargs, made in self.tape:
-                again = operation(*args, **kwargs)
-                for new, old in zip(tree_flatten(again)[0], tree_flatten(made)[0]):
-                    if isinstance(old, torch.Tensor) and new.data_ptr() != old.data_ptr():
-                        old.copy_(new)
-
-    step = functions["decode_step"]
-    step = getattr(step, "__wrapped__", step)  # what watches the answer would be recorded with it
-    buffers = [tensor.clone() for tensor in steps[0]]
-    output = torch.full_like(buffers[0], 777.0)
-    caches = key_cache.clone(), value_cache.clone()
-    for buffer, tensor in zip(buffers, warm):
-        buffer.copy_(tensor)
-    step(*buffers, *caches, output)  # to warm up, as whoever records a graph does
-    for cache, first in zip(caches, (key_cache, value_cache)):
-        cache.copy_(first)
-    recorder = Recorder()
-    try:
-        with NothingForTheHost(), recorder:
-            result = step(*buffers, *caches, output)
-    except Refused as refusal:
-        return {"recorded": f"no: {refusal} makes the host wait for a number"}
-    if result is not None:
-        return {"recorded": "no: the step returns something else than None"}
-    for cache, first in zip(caches, (key_cache, value_cache)):
-        cache.copy_(first)  # recording computes nothing
-    story = {"recorded": "yes"}
-    for number, contents in enumerate(steps, 1):
-        for buffer, tensor in zip(buffers, contents):
-            buffer.copy_(tensor)
-        output.fill_(777.0)
-        recorder.replay()
-        story[f"output of replay {number}"] = output.clone()
-    story["keys afterwards"], story["values afterwards"] = (cache.clone() for cache in caches)
-    return story
+from exercises.ch14_launches_and_cuda_graphs.recorder import NOT_RECORDED, recorded_and_replayed
 
 
 def stepped(query, key, value, positions, key_cache, value_cache):
@@ -107,7 +26,7 @@ def stepped(query, key, value, positions, key_cache, value_cache):
 
 
 def told(key_cache, value_cache, steps, warm):
-    story = {"recorded": "yes"}
+    story = {}
     for number, (query, key, value, positions) in enumerate(steps, 1):
         output, keys, values = stepped(query, key, value, positions, key_cache, value_cache)
         key_cache, value_cache = keys, values
@@ -170,16 +89,6 @@ not_stored=("key_cache, value_cache = keys, values", "pass")),
 )  # fmt: skip
 
 
-def _said(words):
-    return lambda case, seen, got: isinstance(got, dict) and words in str(got.get("recorded", ""))
-
-
-def _output_untouched(case, seen, got):
-    """Whether no replay has written the output: it still holds what it was filled with."""
-    outputs = [value for name, value in (got or {}).items() if name.startswith("output")]
-    return bool(outputs) and all(bool((output == 777.0).all()) for output in outputs)
-
-
 EXERCISE = Exercise(
     id="14.2",
     title="A step that a graph can record",
@@ -205,25 +114,5 @@ EXERCISE = Exercise(
         "positions[:, None], masked_fill with -inf.",
         "Write the result with output.copy_(...), and return nothing: a graph cannot hand out another tensor.",
     ),
-    mistakes=(
-        Mistake(
-            "host_waits",
-            "The step cannot be recorded: an operation makes the host wait for a number from the GPU (`.item()`, "
-            "`int(tensor)`, `.tolist()`, a tensor in an `if`, or a boolean mask as an index). A graph has no host "
-            "to decide anything. Keep the number in its tensor, and use it in tensor operations.",
-            when=_said("makes the host wait"),
-        ),
-        Mistake(
-            "returns_a_tensor",
-            "The step returns a tensor. A replay calls no Python, so it returns nothing: whoever replays looks into "
-            "`output`. Write the result there and return None.",
-            when=_said("returns something else"),
-        ),
-        Mistake(
-            "output_untouched",
-            "No replay has written to `output`. The result is in a tensor that nobody knows: write it into the "
-            "memory that was given, with output.copy_(...).",
-            when=_output_untouched,
-        ),
-    ),
+    mistakes=NOT_RECORDED,
 )

@@ -1,0 +1,134 @@
+"""What 14.2 and 14.4 share: a recorder of PyTorch's operations on the CPU that does what a graph does."""
+
+from __future__ import annotations
+
+from course_lib.checker import Mistake
+
+# The driver is sent to the worker by its source alone, so it stands by itself.
+
+
+def recorded_and_replayed(functions, keys, values, steps, warm, unused_slot=None):
+    """What a graph of a step does: it runs once to warm up and once to be recorded, then only operations repeat.
+
+    A recorder keeps every operation with its numbers, the tensors that it read and the tensor that it made. A replay
+    runs them again on the same memory. The host is not asked again.
+
+    keys, values: the caches. warm: what the static buffers hold while it is recorded. steps: their contents for each
+    replay. unused_slot: None, or a slot in which nobody's tokens are. The steps may then have fewer rows than the
+    buffers, `fill_buffers` puts them there, and the step also gets the longest length, as a number.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_flatten
+
+    waiting = ("aten._local_scalar_dense", "aten.is_nonzero", "aten.equal", "aten.nonzero", "aten.masked_select")
+
+    class Refused(Exception):
+        pass
+
+    class NothingForTheHost(TorchFunctionMode):
+        """Lists and arrays are no operations of PyTorch's, and need the numbers all the same."""
+
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            if getattr(function, "__name__", "") in ("tolist", "numpy", "__array__"):
+                raise Refused(function.__name__)
+            return function(*args, **(kwargs or {}))
+
+    class Recorder(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.tape = []
+
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            name = str(operation)
+            if name.startswith(waiting):
+                raise Refused(name.split(".")[1])
+            if name.startswith(("aten.index.", "aten.index_put")) and any(
+                leaf.dtype == torch.bool for leaf in tree_flatten(args[1])[0] if isinstance(leaf, torch.Tensor)
+            ):
+                raise Refused("nonzero")
+            made = operation(*args, **(kwargs or {}))
+            self.tape.append((operation, args, kwargs or {}, made))
+            return made
+
+        def replay(self):
+            for operation, args, kwargs, made in self.tape:
+                again = operation(*args, **kwargs)
+                for new, old in zip(tree_flatten(again)[0], tree_flatten(made)[0]):
+                    if isinstance(old, torch.Tensor) and new.data_ptr() != old.data_ptr():
+                        old.copy_(new)
+
+    def as_given(name):
+        return getattr(functions[name], "__wrapped__", functions[name])  # what watches it would be recorded as well
+
+    def fill(contents):
+        if unused_slot is not None:
+            return as_given("fill_buffers")(tuple(buffers), contents, unused_slot)
+        for buffer, tensor in zip(buffers, contents):
+            buffer.copy_(tensor)
+
+    step = as_given("decode_step" if unused_slot is None else "paged_step")
+    buffers = [tensor.clone() for tensor in warm]
+    longest = () if unused_slot is None else (int(warm[-1].max()),)
+    output = torch.full_like(buffers[0], 777.0)
+    caches = keys.clone(), values.clone()
+    step(*buffers, *longest, *caches, output)  # to warm up, as whoever records a graph does
+    for cache, first in zip(caches, (keys, values)):
+        cache.copy_(first)
+    recorder = Recorder()
+    try:
+        with NothingForTheHost(), recorder:
+            result = step(*buffers, *longest, *caches, output)
+    except Refused as refusal:
+        return {"recorded": f"no: {refusal} makes the host wait for a number"}
+    if result is not None:
+        return {"recorded": "no: the step returns something else than None"}
+    for cache, first in zip(caches, (keys, values)):
+        cache.copy_(first)  # recording computes nothing
+    story = {}
+    for number, contents in enumerate(steps, 1):
+        output.fill_(777.0)
+        fill(contents)
+        recorder.replay()
+        rows = len(contents[0])
+        story[f"output of replay {number}"] = output[:rows].clone()
+        if unused_slot is not None:
+            story[f"lengths behind the batch of replay {number}"] = buffers[-1][rows:].clone()
+            for cache in caches:
+                cache[unused_slot // cache.shape[2]] = 0.0
+    story["keys afterwards"], story["values afterwards"] = (cache.clone() for cache in caches)
+    return story
+
+
+def _said(words):
+    return lambda case, seen, got: isinstance(got, dict) and words in str(got.get("recorded", ""))
+
+
+def _output_untouched(case, seen, got):
+    """Whether no replay has written the output: it still holds what it was filled with."""
+    outputs = [value for name, value in (got or {}).items() if name.startswith("output")]
+    return bool(outputs) and all(bool((output == 777.0).all()) for output in outputs)
+
+
+NOT_RECORDED = (
+    Mistake(
+        "host_waits",
+        "The step cannot be recorded: an operation makes the host wait for a number from the GPU (`.item()`, "
+        "`int(tensor)`, `.tolist()`, a tensor in an `if`, or a boolean mask as an index). A graph has no host "
+        "to decide anything. Keep the number in its tensor, and use it in tensor operations.",
+        when=_said("makes the host wait"),
+    ),
+    Mistake(
+        "returns_a_tensor",
+        "The step returns a tensor. A replay calls no Python, so it returns nothing: whoever replays looks into "
+        "`output`. Write the result there and return None.",
+        when=_said("returns something else"),
+    ),
+    Mistake(
+        "output_untouched",
+        "No replay has written to `output`. The result is in a tensor that nobody knows: write it into the "
+        "memory that was given, with output.copy_(...).",
+        when=_output_untouched,
+    ),
+)

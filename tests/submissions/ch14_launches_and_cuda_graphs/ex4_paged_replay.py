@@ -1,0 +1,109 @@
+"""Wrong answers to exercise 14.4, and unusual right ones. Those of public engines name their report."""
+
+from tests.submissions.edits import changed
+
+KEY = "key_pages[slots // page_size, :, slots % page_size] = key"
+VALUE = "value_pages[slots // page_size, :, slots % page_size] = value"
+SEEN = "seen = torch.arange(keys.shape[2], device=query.device) < lengths[:, None]"
+COPIED = "output.copy_((weights[:, :, None] @ values)[:, :, 0])"
+SIZES = "page_size, head_dim = key_pages.shape[2:]"
+SLOTS, LENGTHS = "slots[count:] = unused_slot", "    lengths[count:] = 0\n"
+KEPT = ("def paged_step(", "_kept = {}\n\n\ndef paged_step(")
+
+
+def kept(name):
+    """The tensor of the call that warms up, copied and used from then on."""
+    key = f"({name!r}, tuple({name}.shape), key_pages.data_ptr())"
+    return SIZES, f"{SIZES}\n    {name} = _kept.setdefault({key}, {name}.clone())"
+
+
+WRONG = {
+    # jd-opensource/xllm#1939: a batch of 100 in a graph of 112, with the metadata of 100.
+    "padded_rows_stored": changed("14.4", (f"    {SLOTS}\n", "")),
+    "padded_rows_stored__and_lengths": changed("14.4", (f"    {SLOTS}\n", ""), (LENGTHS, "")),
+    "padded_to_slot_0": changed("14.4", (SLOTS, "slots[count:] = 0")),
+    "padded_to_the_last": changed("14.4", (SLOTS, "slots[count:] = -1")),
+    "padded_lengths_kept": changed("14.4", (LENGTHS, "")),
+    "padded_lengths": changed("14.4", (LENGTHS, "    lengths[count:] = 1\n")),
+    "tables_baked__not_filled": changed("14.4", ("    tables[:count, :columns] = new_tables\n", "")),
+    # kekzl/imp#950: the split count of a short prompt stayed in the graph.
+    "longest_baked": changed("14.4", (SEEN, f"{SEEN}\n    seen = seen & (torch.arange(keys.shape[2]) < longest)")),
+    "longest_baked__columns": changed(
+        "14.4",
+        (SIZES, f"{SIZES}\n    tables = tables[:, : -(-longest // page_size)]"),
+    ),
+    # ggml-org's and others' stale source pointers: a copy that nobody fills again.
+    "slots_baked": changed("14.4", KEPT, kept("slots")),
+    "tables_baked": changed("14.4", KEPT, kept("tables")),
+    "lengths_baked": changed("14.4", KEPT, kept("lengths")),
+    "all_seen": changed("14.4", (".masked_fill(~seen[:, None], -math.inf)", "")),
+    "itself_unseen": changed("14.4", ("< lengths[:, None]", "< (lengths[:, None] - 1).clamp(min=1)")),
+    "one_too_many_seen": changed("14.4", ("< lengths[:, None]", "<= lengths[:, None]")),
+    "place_for_slot": changed("14.4", (SIZES, f"{SIZES}\n    slots = lengths - 1")),
+    "scale_missing": changed("14.4", (" / math.sqrt(head_dim)", "")),
+    "not_stored": changed(
+        "14.4", (SIZES, f"{SIZES}\n    key_pages, value_pages = torch.clone(key_pages), torch.clone(value_pages)")
+    ),
+    "buffers_not_filled": changed(
+        "14.4",
+        ("    *vectors, slots", "    buffers = tuple(buffer.clone() for buffer in buffers)\n    *vectors, slots"),
+    ),
+    "host_waits": changed("14.4", (SIZES, f"{SIZES}\n    tables = tables[:, : -(-int(lengths.max()) // page_size)]")),
+    # Stores only what has a slot, by a mask: how many that are, a graph cannot know.
+    "host_waits__boolean_index": changed(
+        "14.4", (KEY, "real = lengths > 0\n"
+                     "    key_pages[slots[real] // page_size, :, slots[real] % page_size] = key[real]")
+    ),
+    "returns_a_tensor": changed("14.4", (COPIED, "return (weights[:, :, None] @ values)[:, :, 0]")),
+    "output_untouched": changed("14.4", (COPIED, "output = (weights[:, :, None] @ values)[:, :, 0]")),
+    "padded_rows_stored__and_scale_missing": changed(
+        "14.4", (f"    {SLOTS}\n", ""), (" / math.sqrt(head_dim)", "")
+    ),
+    "longest_baked__and_one_too_many": changed(
+        "14.4",
+        (SEEN, f"{SEEN}\n    seen = seen & (torch.arange(keys.shape[2]) < longest)"),
+        ("< lengths[:, None]", "<= lengths[:, None]"),
+    ),
+}
+
+UNUSUAL = {
+    "one slot after another, in a flat pool": changed(
+        "14.4",
+        (KEY, "place = (slots // page_size)[:, None] * key_pages[0].numel() + torch.arange(key.shape[1]) * page_size "
+              "* head_dim + (slots % page_size)[:, None] * head_dim\n"
+              "    place = place[..., None] + torch.arange(head_dim)\n    key_pages.view(-1)[place] = key"),
+    ),
+    "stored by index_put_": changed(
+        "14.4",
+        (VALUE, "heads = torch.arange(value.shape[1])\n    value_pages.index_put_(((slots // page_size)[:, None], "
+                "heads, (slots % page_size)[:, None]), value)"),
+    ),
+    "scaled_dot_product_attention with a mask": changed(
+        "14.4",
+        (COPIED, "output.copy_(torch.nn.functional.scaled_dot_product_attention(query[:, :, None], keys, values, "
+                 "attn_mask=seen[:, None, None])[:, :, 0])"),
+    ),
+    "the whole buffers first, then the batch": changed(
+        "14.4",
+        ("    for buffer, tensor in zip(", "    slots.fill_(unused_slot)\n    lengths.zero_()\n    tables.zero_()\n"
+         "    for buffer, tensor in zip("),
+        (f"    {SLOTS}\n", ""),
+        (LENGTHS, ""),
+    ),
+    "one column of the table after another, by online softmax": changed(
+        "14.4",
+        ("    keys = key_pages[tables]", "    best = torch.full_like(query[..., :1], -1e30)\n"
+         "    total, sums = torch.zeros_like(best), torch.zeros_like(query)\n"
+         "    for column in range(tables.shape[1]):\n"
+         "        keys, values = key_pages[tables[:, column]], value_pages[tables[:, column]]\n"
+         "        scores = (keys @ query[..., None])[..., 0] / math.sqrt(head_dim)\n"
+         "        here = column * page_size + torch.arange(page_size) < lengths[:, None]\n"
+         "        scores = scores.masked_fill(~here[:, None], -1e30)\n"
+         "        larger = torch.maximum(best, scores.amax(-1, keepdim=True))\n"
+         "        weights = torch.exp(scores - larger) * here[:, None]\n"
+         "        total = total * torch.exp(best - larger) + weights.sum(-1, keepdim=True)\n"
+         "        sums = sums * torch.exp(best - larger) + (weights[:, :, None] @ values)[:, :, 0]\n"
+         "        best = larger\n    output.copy_(sums / total.clamp(min=1e-30))\n    return\n"
+         "    keys = key_pages[tables]"),
+    ),
+}
