@@ -14,6 +14,7 @@ from course_lib.checker.specification.model import Model, Slip
 WIDTH, QUERY_HEADS, KEY_HEADS, HEAD_DIM, VOCABULARY = 32, 4, 2, 8, 48
 LONG = 70  # tokens of a long prompt: more than 64
 CLEAR = 0.01  # by how much the likeliest token must lead, so that no rounding decides
+BY_A_HAIR = 0.001  # a lead that two right programs may round away: logits of ±10 in float32, after four layers
 
 
 def on_a_model(functions, weights, prompt, new_tokens, calls=1):
@@ -106,8 +107,8 @@ EMPTY_SEEN = tuple(
 )  # with room for one token less, which is never run; in the prompt's run too
 
 
-def with_cache(s, model, prompt, new_tokens):
-    """Generation with a cache, and with slips."""
+def with_cache(s, model, prompt, new_tokens, leads):
+    """Generation with a cache, and with slips. `leads` collects by how much the tokens led that were chosen."""
     caches = [[] for _ in range(1 if s("one_cache_for_all_layers") else model.layers)]
     again = s("last_prompt_token_twice", "last_prompt_token_twice_later")
     wanted = new_tokens + (1 if s("one_token_too_many", "first_token_dropped") else 0)
@@ -131,10 +132,13 @@ def with_cache(s, model, prompt, new_tokens):
                 empty = key.new_zeros(key.shape[0], max(0, room - keys.shape[1]), key.shape[2])
                 keys, values = torch.cat([keys, empty], dim=1), torch.cat([values, empty], dim=1)
             x = model.finish(0 if s("finished_by_first_layer") else layer, x, model.attend(query, keys, values))
-        if s("likeliest_of_x"):
-            return x.argmax(dim=-1)
-        logits = model.logits(model.embed(tokens) if s("logits_of_the_embedding") else x)
-        return logits.argmin(dim=-1) if s("least_likely_taken") else logits.argmax(dim=-1)
+        if not s("likeliest_of_x"):
+            x = model.logits(model.embed(tokens) if s("logits_of_the_embedding") else x)
+        x = -x if s("least_likely_taken") else x
+        used = x if s("every_row_run_on", "first_logits") else x[-1:]
+        first, second = used.topk(2).values.unbind(dim=-1)
+        leads.append(float((first - second).min()))
+        return x.argmax(dim=-1)
 
     places = torch.zeros(len(prompt), dtype=torch.int64) if s("prompt_at_one_position") else torch.arange(len(prompt))
     first_run = max(1, len(prompt) - 1) if s("last_prompt_token_left_out") else len(prompt)
@@ -167,8 +171,10 @@ def with_cache(s, model, prompt, new_tokens):
 
 
 def generated(slips, *args):
-    """A model's `compute`: what the driver tells of a generation with these slips."""
-    return on_a_model({"generate_cached": lambda *call: with_cache(slips, *call)}, *args)
+    """A model's `compute`: what the driver tells of a generation with these slips; None where a rounding may decide."""
+    leads: list[float] = []
+    told = on_a_model({"generate_cached": lambda *call: with_cache(slips, *call, leads)}, *args)
+    return told if min(leads) > BY_A_HAIR else None
 
 
 def generation_oracle(weights, prompt, new_tokens, calls=1, margins=None):
@@ -418,7 +424,8 @@ EXERCISE = Exercise(
     entries=("generate_cached",),
     cases=generation_cases,
     oracle=generation_oracle,
-    models=(Model(generated, SLIPS, most_pairs=24, draws=2),),  # a text each time
+    # A text each time: no other roundings are tried, and where one may decide the model says nothing.
+    models=(Model(generated, SLIPS, most_pairs=24, draws=0, may_be_silent=True),),
     hints=(
         "One function can do both prefill and decode: it runs some tokens at some positions through all layers, puts "
         "their keys and values into the cache, and returns the logits of the last one. Call it with the prompt first, "
@@ -437,6 +444,7 @@ EXERCISE = Exercise(
             "drawn_by_chance",
             "The tokens are drawn at random. Greedy generation takes the likeliest one each time: argmax.",
             when=lambda case, seen, got: any(name in seen.operations for name in DRAWS),
+            first=True,
         ),
         Mistake(
             "fixed_capacity",
@@ -457,6 +465,7 @@ EXERCISE = Exercise(
             "The same call, made twice, gave two results: something of the first is still there at the second. A list "
             "or dict as a default argument is made once for all calls; make the cache inside the function.",
             when=_calls_differ,
+            first=True,
         ),
     ),
 )

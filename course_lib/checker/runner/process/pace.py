@@ -20,12 +20,14 @@ def slowness() -> float:
 
     It takes some 25 ms. Time in which other programs had the processor does not count; a core that is shared does.
     """
-    fastest = float("inf")
-    for _ in range(5):
-        started = time.process_time()
-        _steps()
-        fastest = min(fastest, time.process_time() - started)
-    return min(max(1.0, fastest / USUAL), MOST)
+    return min(max(1.0, min(one_sample() for _ in range(5)) / USUAL), MOST)
+
+
+def one_sample() -> float:
+    """Seconds of a processor that the steps take this thread once."""
+    started = time.thread_time()
+    _steps()
+    return time.thread_time() - started
 
 
 def _steps() -> int:
