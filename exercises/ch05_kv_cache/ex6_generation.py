@@ -425,7 +425,7 @@ EXERCISE = Exercise(
     cases=generation_cases,
     oracle=generation_oracle,
     # A text each time: no other roundings are tried, and where one may decide the model says nothing.
-    models=(Model(generated, SLIPS, most_pairs=24, draws=0, may_be_silent=True),),
+    models=(Model(generated, SLIPS, most_pairs=150, draws=0, may_be_silent=True),),
     hints=(
         "One function can do both prefill and decode: it runs some tokens at some positions through all layers, puts "
         "their keys and values into the cache, and returns the logits of the last one. Call it with the prompt first, "

@@ -213,7 +213,7 @@ class _Search:
         if is_large(outcome.case):
             return True
         predicted = prediction(self.model, made, outcome.case)
-        if predicted is None or changes_nothing(self.model, made, outcome.case):
+        if predicted is None or not self.model.draws or changes_nothing(self.model, made, outcome.case):
             return self._allows(made, outcome, predicted)
         return not clearly_apart(_got(outcome, predicted), predicted.value, outcome.truth)
 
