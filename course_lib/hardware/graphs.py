@@ -2,11 +2,19 @@
 
 A step of decode takes the host 50 to 100 µs in Python and the GPU perhaps ten. Timed as a call, the host is all that
 one sees. Serving systems record the step and replay it, which costs the host 5 µs; and so it is timed here.
+
+Where there is no GPU, `recorded_on_cpu` keeps PyTorch's operations instead of launches. What a graph would fix is fixed
+there as well, so a step that replays rightly there has baked nothing in. It saves no time.
 """
 
 import warnings
 
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from course_lib.hardware.meter.traffic import record_launches
 
 
 def recorded(function):
@@ -57,3 +65,86 @@ def call_without_waiting(function) -> None:
         function()
     finally:
         torch.cuda.set_sync_debug_mode(before)
+
+
+LISTS = ("tolist", "numpy", "__array__")  # no operations of PyTorch's, and they need the numbers all the same
+
+
+def recorded_on_cpu(function):
+    """A function that replays what `function()` does on the CPU, as `recorded` makes one for a GPU.
+
+    Every operation of PyTorch is kept with its numbers, the tensors that it read and the tensor that it made. A replay
+    runs them again on the same memory, and `function` is not called. Before that it is called twice: to warm up, and to
+    be recorded. Other than on a GPU the recording computes a result, too.
+
+    Raises a RuntimeError for a function that a GPU could not record, and for one that launches a Triton kernel, which
+    is no operation of PyTorch's.
+    """
+    function()
+    tape = Tape()
+    with record_launches() as launches, NoLists(), tape:
+        result = function()
+    if launches:
+        raise RuntimeError(
+            f"This function launches the Triton kernel {launches[0].kernel}, and without a GPU only PyTorch's own "
+            "operations are recorded. Use functions of PyTorch's there."
+        )
+
+    def replay():
+        tape.replay()
+        return result
+
+    return replay
+
+
+def why_no_graph(operation, args: tuple) -> str | None:
+    """Why no graph can hold one of PyTorch's basic operations, or None."""
+    if operation is torch.ops.aten.lift_fresh.default:
+        return "it copies numbers of Python's into a tensor, which no replay does again"
+    if torch.Tag.data_dependent_output in operation.tags or operation is torch.ops.aten.equal.default:
+        return f"it makes the host wait for a number (`.item()`, a tensor in an `if`: {operation})"
+    indexing = operation.overloadpacket in (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_)
+    masks = indexing and any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+    if masks or torch.Tag.dynamic_output_shape in operation.tags and not indexing:
+        return f"it makes the host wait for a number (the size of a result that depends on its contents: {operation})"
+    return None
+
+
+class Tape(TorchDispatchMode):
+    """Keeps the operations that are done while it is active."""
+
+    def __init__(self):
+        super().__init__()
+        self.done = []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        with self:  # into the operations that it is made of, among which one may wait
+            made = operation.decompose(*args, **(kwargs or {}))
+        if made is not NotImplemented:
+            return made
+        why = why_no_graph(operation, args)
+        if why is not None:
+            raise RuntimeError(f"This function cannot be recorded: {why}.")
+        made = operation(*args, **(kwargs or {}))
+        self.done.append((operation, args, kwargs or {}, made))
+        return made
+
+    def replay(self) -> None:
+        """Do it again, with results in the memory that they had."""
+        with torch.inference_mode():  # which alone may write what was made in it
+            for operation, args, kwargs, made in self.done:
+                again = operation(*args, **kwargs)
+                for new, old in zip(tree_flatten(again)[0], tree_flatten(made)[0]):
+                    if isinstance(old, torch.Tensor) and new.data_ptr() != old.data_ptr():
+                        old.copy_(new)
+
+
+class NoLists(TorchFunctionMode):
+    """Refuses what turns a tensor into a list or an array."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if getattr(function, "__name__", "") in LISTS:
+            raise RuntimeError(
+                f"This function cannot be recorded: it makes the host wait for numbers (`.{function.__name__}`)."
+            )
+        return function(*args, **(kwargs or {}))

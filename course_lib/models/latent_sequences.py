@@ -95,11 +95,17 @@ class LatentPages(InPages, AttentionToLatents):
 
     def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
         """query: [batch, 1, heads, latent_dim + rope_dim], absorbed. Returns [batch, 1, heads, latent_dim]."""
-        return self.form.attend(query, self.pages[layer], self._tables, self._ends)
+        _, tables, ends = self._on_device()
+        return self.form.attend(query, self.pages[layer], tables, ends)
+
+    @property
+    def memory(self):
+        return (self.pages,)
 
     def _store(self, layer, *fresh):
         (rows,) = fresh  # [batch, new_tokens, latent_dim + rope_dim]
-        self.pages[layer].flatten(0, 1)[self._slots] = rows.flatten(0, 1)
+        slots, _, _ = self._on_device()
+        self.pages[layer].flatten(0, 1)[slots] = rows.flatten(0, 1)
 
 
 def slots_in_pages(block_tables, lengths, new_tokens, page_size: int) -> torch.Tensor:

@@ -4,10 +4,21 @@ A run is either the whole prompt of one sequence that is new, or one token each 
 made of this: in `course_lib.models.sequences` of keys and values, in `course_lib.models.latent_sequences` of latents.
 """
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
 
 import torch
+
+
+class Step(NamedTuple):
+    """One token each of some sequences whose tokens lie in pages: what a decode step has to know of them."""
+
+    positions: torch.Tensor  # int64 [batch], where each token stands in its sequence
+    slots: torch.Tensor  # int64 [batch], where it goes: page · page_size + place
+    tables: torch.Tensor  # int32 [batch, columns], each sequence's pages in order; -1 behind them
+    ends: torch.Tensor  # int32 [batch], tokens of each sequence, this one included
 
 
 class Sequences(ABC):
@@ -43,6 +54,11 @@ class Sequences(ABC):
             raise ValueError(f"the model is run over {new_tokens} tokens; room was taken for {self._new}.")
         ends = torch.tensor([self.lengths[name] for name in self._names], device=self.device)
         return ends[:, None] - new_tokens + torch.arange(new_tokens, device=self.device)
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens of each sequence of the run under way; 0 between runs."""
+        return self._new
 
     @property
     def prompt(self) -> bool:
@@ -112,6 +128,37 @@ class InPages(Sequences):
     def __init__(self, page_size: int, allocator, slot_mapping: Callable, device: torch.device | str):
         super().__init__(device)
         self.page_size, self.allocator, self._slot_mapping = page_size, allocator, slot_mapping
+        self._given: Step | None = None  # of a view: the tensors that it reads
+        self._moved: tuple | None = None  # slots, tables and ends of the run on the device, once they are asked for
+
+    @property
+    @abstractmethod
+    def memory(self) -> tuple[torch.Tensor, ...]:
+        """The pools of pages, each [layers, pages, ...]."""
+
+    def reading(self, step: Step) -> "InPages":
+        """A view of this cache for the decoder: its run is one token of each row of `step`, whatever it holds by then.
+
+        step: tensors on the cache's device. Nothing is asked of the host while the decoder runs, and no sequence gets
+        longer: a graph can record the run, and replay it with new contents.
+        """
+        view = copy.copy(self)
+        view._given, view._moved = step, (step.slots, step.tables, step.ends)
+        return view
+
+    def step_on_host(self) -> Step:
+        """The run that room was taken for, on the CPU; of the tokens of a prompt there are as many slots."""
+        slots, tables, ends = self._on_host
+        return Step(ends.long() - 1, slots, tables, ends)
+
+    def positions(self, new_tokens: int) -> torch.Tensor:
+        """Positions of the tokens of the run, int64 [batch, new_tokens]."""
+        return super().positions(new_tokens) if self._given is None else self._given.positions[:, None]
+
+    @property
+    def prompt(self) -> bool:
+        """Whether the run is a prompt: nothing lies in the cache before it."""
+        return self._given is None and super().prompt
 
     def table(self, sequence: Hashable) -> list[int]:
         """The pages of a sequence, in the order of its tokens."""
@@ -145,5 +192,11 @@ class InPages(Sequences):
         lengths = torch.tensor([self.lengths[name] for name in self._names], dtype=torch.int32)
         new = torch.full((len(self._names),), self._new, dtype=torch.int32)
         # The slots serve all layers, since each layer's pool has the same pages.
-        self._slots = self._slot_mapping(padded, lengths, new, self.page_size).to(self.device)
-        self._tables, self._ends = padded.to(self.device), lengths.to(self.device)
+        self._on_host = self._slot_mapping(padded, lengths, new, self.page_size).cpu(), padded, lengths
+        self._moved = None
+
+    def _on_device(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Slots, tables and ends of the run. Copied when the first layer asks: a replayed step never does."""
+        if self._moved is None:
+            self._moved = tuple(tensor.to(self.device) for tensor in self._on_host)
+        return self._moved

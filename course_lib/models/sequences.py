@@ -120,10 +120,16 @@ class SequencePages(InPages, AttentionToKeys):
 
     def _store(self, layer, key, value):
         key, value = (rows.transpose(1, 2).flatten(0, 1) for rows in (key, value))  # [batch · new, key_heads, head_dim]
-        self._append(key, value, self.keys[layer], self.values[layer], self._slots)
+        slots, _, _ = self._on_device()
+        self._append(key, value, self.keys[layer], self.values[layer], slots)
 
     def _decode(self, layer, query):
-        return self._decode_pages(query, self.keys[layer], self.values[layer], self._tables, self._ends)
+        _, tables, ends = self._on_device()
+        return self._decode_pages(query, self.keys[layer], self.values[layer], tables, ends)
+
+    @property
+    def memory(self):
+        return self.keys, self.values
 
 
 class WholeRuns:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from course_lib.models.captured import CapturedDecoder
 from course_lib.models.decoder import Decoder
 from course_lib.models.tokenizer import decode, encode
 
@@ -32,7 +33,7 @@ class Written:
 
 
 def write_together(
-    model: Decoder,
+    model: Decoder | CapturedDecoder,
     cache,
     prompts: Sequence[str],
     new_tokens: int | Sequence[int],
@@ -42,7 +43,7 @@ def write_together(
     """Let a byte-level model continue all prompts, the most likely byte at every step.
 
     Args:
-        model: a `Decoder` over bytes.
+        model: a `Decoder` over bytes, or a `CapturedDecoder` of one, made with this cache.
         cache: with `take` and `free`, empty; a sequence's name is its prompt's number. It refuses with a MemoryError.
         prompts: each at least one byte.
         new_tokens: bytes to write, at least 1; one number for all, or one for each prompt.
