@@ -6,7 +6,7 @@
 # 182 µs on the same card. So the memory is almost at its limit, and the kernel takes five times as long as a copy. How
 # can both be true?
 #
-# Write down a guess. You will find the answer in a table of counters, without the kernel's source.
+# Write down a guess. A card and a table of counters will give the answer.
 #
 # This chapter is about three things that you do alone after the course. You find out what limits a kernel. You choose
 # a kernel that somebody else has written, and say why. And you prove which kernel ran, because libraries switch to a
@@ -21,6 +21,7 @@ from course_lib import check, default_device, hint, interpreting, machine, profi
 
 import math
 import random
+import textwrap
 from time import perf_counter
 
 import torch
@@ -96,7 +97,8 @@ for arch in (75, 80, 90):
 
 # %% [markdown]
 # That is the answer to the question. A row of 16,384 numbers in 32 threads is 512 numbers a thread, and a thread has at
-# most 255 registers. What finds no register goes to *local memory*, which is ordinary memory with a private address.
+# most 255 registers. (The cell above takes half such a row, so that the card is there in seconds. It spills as well,
+# but less.) What finds no register goes to *local memory*, which is ordinary memory with a private address.
 # The memory is busy, but mostly with these numbers: the counters below say that 2.52 GB moved where 0.54 GB would do.
 #
 # ## What the counters say
@@ -104,13 +106,18 @@ for arch in (75, 80, 90):
 # We recorded eight kernels on an H100 with `ncu`. Each is slow for one reason, except for two that are as fast as they
 # can be. Here are eleven figures of each. *busy* is the share of its peak at which a unit worked. A *request* is one
 # load or store of a warp: to global memory, to local memory, or an atomic one. `moved_bytes` is what crossed the memory
-# bus, and `least_bytes` is what the task needs.
+# bus, and `least_bytes` is what the task needs. The copy moved a little less than its least, because a part of what it
+# wrote was still in the L2 cache when it ended. The matrix product has no request to global memory: its copy engine
+# loads and stores whole tiles, which these counters leave out.
 
 # %%
 metrics = recorded_metrics()
+titles = [name.replace("_", " ") for name in metrics]
+for line in range(2):  # a column's name, in two lines
+    parts = (textwrap.wrap(title, 11, max_lines=2, placeholder="") for title in titles)
+    print(" " * 16, *(f"{(words + ['', ''])[line]:>11}" for words in parts))
 for what in metrics["a_copy"]:
-    print(f"{what:16}", *(f"{seen[what]:>10.4g}" for seen in metrics.values()))
-print("\nthe columns are:", ", ".join(metrics))
+    print(f"{what:16}", *(f"{seen[what]:>11.4g}" for seen in metrics.values()))
 
 # %% [markdown]
 # Which figure do you look at first? The order matters more than the figures. A kernel that spills keeps the memory
@@ -185,8 +192,9 @@ for name, seen in metrics.items():
 # kernel, and 409 in the other. What we found and changed:
 #
 # - **64 of the 66 were `PRMT`**, which picks bytes from two registers. The compiler did not see that two 16-bit weights
-#   share a register. It took 32 registers apart at the end of each block, and joined them again at the start of the
-#   next. Now the loops carry 32-bit words with two weights each (`kept_weights` in `kernels/hopper/operands.py`).
+#   share a register. It took 32 registers apart at the end of each block (32 `PRMT`), and joined them again at the
+#   start of the next (another 32). Now the loops carry 32-bit words with two weights each (`kept_weights` in
+#   `kernels/hopper/operands.py`).
 # - **A block under a mask took 816 instructions.** The mask compares positions, which needs no scores, so the compiler
 #   did it early. But there are only 7 registers for results of comparisons, so it packed the results into words and
 #   unpacked them later. Now positions are counted from a thread's own first key, a comparison is one instruction, and
@@ -195,8 +203,8 @@ for name, seen in metrics.items():
 #   consumer computes only the blocks that its own queries see, and frees the others (`pass_on` in
 #   `kernels/hopper/flash.py`).
 #
-# The first two changes brought 526, beside the same 474. The third, in another run with the same head dimension and
-# mask, brought 470 instead of 437 at 4k and 338 instead of 281 at 1k.
+# The first two changes brought 526 TFLOP/s, beside the same 474. The third was measured in another run, with the same
+# head dimension and mask, and shorter contexts: it brought 470 instead of 437 at 4k, and 338 instead of 281 at 1k.
 #
 # ## A timer in turns · deeper
 #
@@ -296,13 +304,15 @@ print(f"{len(inputs)} copies, {len(old)} pairs; medians {sorted(old)[25]:.0f} µ
 # - **Neighbours are alike.** A clock that is low now is low in a millisecond too. Two hundred samples then say less
 #   than two hundred independent ones.
 #
-# So measure in *pairs*: the old kernel, then the new one, right after it. What slows both cancels in their ratio. From
-# the ratios come three figures:
+# So measure in *pairs*: both kernels in one round, right after each other, in an order that is drawn. What slows both
+# cancels in their ratio. From the ratios come three figures:
 #
 # - The **median ratio**, which late calls do not move.
-# - An **interval** around it by the *bootstrap*. Draw as many pairs as there are, some twice and some not at all, and
-#   take the median again. Do this many times: the middle 95 % of these medians is the interval. Draw whole *blocks* of
-#   neighbours, so that what is alike stays together. If the interval does not hold 1, the difference is real.
+# - An **interval** around it by the *bootstrap*. Draw about as many pairs as there are, some twice and some not at all,
+#   and take the median again. Do this many times: the middle 95 % of these medians is the interval. Draw whole *blocks*
+#   of neighbours, so that what is alike stays together. If the interval does not hold 1, take the difference for real.
+#   Of two equal kernels one comparison in twenty or so will still say that they differ. So measure again, on another
+#   day, before you tell others.
 # - The **chance** that two equal kernels would look so different. If they are equal, their roles in each pair could be
 #   exchanged, which turns the sign of the ratio's logarithm. Exchange them at random many times, and count how often
 #   the sum of the logarithms is as far from 0 as the one you measured.
@@ -326,7 +336,8 @@ def interval(first: list[float], second: list[float], starts: list[list[int]], b
     """The interval that holds 95 % of the resampled medians.
 
     starts: a row for each resample, at least one: the indices of pairs at which its blocks begin. block: pairs of a
-        block, at least 1. A block that runs over the last pair goes on at the first.
+        block, at least 1. A block that runs over the last pair goes on at the first. A resample has all pairs of its
+        blocks, which may be more or fewer than there are.
     Returns: (lower, upper). Of the R medians, sorted, R // 40 are left out at each end.
     """
     # BEGIN SOLUTION
@@ -403,7 +414,8 @@ print(f"your sums in turns   {best_ratio_of(old, new):.3f}, 95 % between {lower:
 # - [FlexAttention](https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html) takes a mask as a rule, a
 #   small function of positions, and compiles a kernel that skips what the rule excludes.
 # - [FlashAttention](https://github.com/Dao-AILab/flash-attention) 2 is for sm_80 and later, in 16 bits, with head
-#   dimensions up to 256. Version 3 is for Hopper. Version 4 is for Hopper and Blackwell.
+#   dimensions up to 256. Version 3 is for Hopper. Version 4 is for Hopper and Blackwell; on Blackwell its head
+#   dimensions go to 128, but for a few special ones.
 # - [FlashInfer](https://docs.flashinfer.ai/) serves: pages, FP8 caches, many sequences of different lengths.
 # - [vLLM](https://docs.vllm.ai/en/stable/) and [SGLang](https://docs.sglang.io/) choose among these for you, and
 #   print in their log which one they took.
@@ -411,11 +423,14 @@ print(f"your sums in turns   {best_ratio_of(old, new):.3f}, 95 % between {lower:
 # - The course's own dispatcher is `course_lib/kernels/attention/dispatch.py`. It says why it chose, in one sentence.
 #
 # In this exercise you write a chooser for a small team that uses these rows. They are one sensible policy, and no law:
-# where two kernels can do the same, measure both. The first row that fits decides.
+# where two kernels can do the same, measure both. The first row that fits decides, and so the order of the rows is a
+# part of the policy: a kernel that cannot read pages is of no use however fast it is, so pages stand above masks.
 #
 # | | where | kernel | reason |
 # |---|---|---|---|
-# | 1 | bfloat16 before sm_80; float8 before sm_89; float8 in training | `"none"` | `"dtype"` |
+# | 1 | bfloat16 before sm_80 | `"none"` | `"dtype"` |
+# | | float8 before sm_89, in training, or under a mask as a tensor or a rule | `"none"` | `"dtype"` |
+# | | float8 with a head dimension above 256 | `"none"` | `"dtype"` |
 # | 2 | pages, in float32 | `"course"` | `"dtype"` |
 # | | pages, and a head dimension that is not 64, 128 or 256 | `"course"` | `"head_dim"` |
 # | | other pages | `"FlashInfer"` | `"pages"` |
@@ -427,7 +442,7 @@ print(f"your sums in turns   {best_ratio_of(old, new):.3f}, 95 % between {lower:
 # | | float8: elsewhere | `"FlashInfer"` | `"dtype"` |
 # | 7 | before sm_80 | `"SDPA"` | `"capability"` |
 # | 8 | float32 | `"SDPA"` | `"dtype"` |
-# | 9 | a head dimension above 256 | `"SDPA"` | `"head_dim"` |
+# | 9 | a head dimension above 256; on sm_100 above 128 | `"SDPA"` | `"head_dim"` |
 # | 10 | sm_90 | `"FlashAttention 3"` | `"capability"` |
 # | 11 | sm_100 | `"FlashAttention 4"` | `"capability"` |
 # | | the others | `"FlashAttention 2"` | `"capability"` |
@@ -449,7 +464,7 @@ def choose(
     # BEGIN SOLUTION
     if dtype == "bfloat16" and capability < 80:
         return "none", "dtype"
-    if dtype == "float8" and (capability < 89 or use == "training"):
+    if dtype == "float8" and (capability < 89 or use == "training" or mask in ("tensor", "rule") or head_dim > 256):
         return "none", "dtype"
     if page_size > 0 and dtype == "float32":
         return "course", "dtype"
@@ -467,7 +482,7 @@ def choose(
         return "SDPA", "capability"
     if dtype == "float32":
         return "SDPA", "dtype"
-    if head_dim > 256:
+    if head_dim > 256 or capability == 100 and head_dim > 128:
         return "SDPA", "head_dim"
     return {90: "FlashAttention 3", 100: "FlashAttention 4"}.get(capability, "FlashAttention 2"), "capability"
     # END SOLUTION
@@ -482,8 +497,9 @@ best_choose = check("15.4", choose).best
 # A choice is a wish until you have seen the kernel's name. SDPA picks its backend from the shapes, dtypes, strides and
 # masks that it gets. If one of them does not suit, it takes another backend, and says nothing. Below is a prefill of
 # 2,048 tokens through a model of eight layers. It ran six times on an H100 with PyTorch 2.11. In five of the runs,
-# layer 5 asked for something else: the same causal mask as a tensor, float32, other strides, or a bias that is learnt.
-# **Predict** which of the five fell back to plain PyTorch.
+# layer 5 asked for something else: the same causal mask as a tensor, twice, the second time where cuDNN's attention is
+# switched off; float32; other strides; or a bias that is learnt. **Predict** which of the five fell back to plain
+# PyTorch.
 #
 # A trace is a list of events. Each has a category (`cat`), a `name`, a start (`ts`) and a duration (`dur`), both in
 # microseconds:
@@ -505,7 +521,8 @@ for event in traces["mask"]["events"][:4]:
 def what_ran(events: list[dict]) -> list[tuple[str, str, float]]:
     """For each layer its name, the backend of its attention, and the microseconds of its kernels.
 
-    events: in any order, as above. Every `user_annotation` is a layer's window, from ts to ts + dur. No two overlap.
+    events: in any order, as above. Every `user_annotation` is a layer's window, from ts to ts + dur, and gets a row of
+        its own, though another one may have the same name. No two overlap or touch.
         What has its ts in a window belongs to that layer, except for kernels: those belong to the layer whose
         launch has their correlation. Launches, `cuda_runtime` or `cuda_driver`, outside of all windows belong to none.
         One launch may start several kernels, as a CUDA graph's does, or none.
@@ -538,8 +555,8 @@ def fell_back(rows: list[tuple[str, str, float]]) -> list[tuple[str, float]]:
 
     rows: at least one, as `what_ran` returns them.
     Returns: a list of (name, times) in the order of the rows. times is the layer's microseconds divided by the median
-        of the layers that did not run "math": sorted, the one at index len // 2. An empty list where all or none ran
-        "math".
+        of the layers that did not run "math", "unknown" ones among them: sorted, the one at index len // 2. An empty
+        list where all or none ran "math".
     """
     # BEGIN SOLUTION
     others = sorted(row[2] for row in rows if row[1] != "math")
@@ -560,9 +577,13 @@ for asked, run in traces.items():
     print(f"{asked:20} whole step {run['microseconds_in_all']:5} µs   {', '.join(backends):12} {'; '.join(slow)}")
 
 # %% [markdown]
-# In the run `mask` nothing fell back, because cuDNN takes a mask. Without cuDNN's attention the same line of Python
-# fell back: FlashAttention takes no mask, and the memory-efficient backend takes no groups of query heads. One layer
-# of eight makes these four steps 1.36 to 1.46 times as long as the first. Nobody was told.
+# In the run `mask` nothing fell back, because cuDNN takes a mask. (It was slower with it: 136 µs in that layer instead
+# of 53. `fell_back` looks for "math" alone, so look at the times as well.) Without cuDNN's attention the same line of
+# Python fell back: FlashAttention takes no mask, and the memory-efficient backend takes no groups of query heads. One
+# layer of eight makes three of these steps 1.36 to 1.41 times as long as the first. The fourth, without cuDNN, takes
+# 1.46 times as long, because its other seven layers ran FlashAttention 2 and took twice as long, too. Nobody was told.
+# The trace shows what ran. Why the backends refused these inputs it does not show:
+# `torch.backends.cuda.can_use_flash_attention(parameters, debug=True)` prints the reasons.
 #
 # How do you keep that from happening? Name the backend you want: in `with torch.nn.attention.sdpa_kernel(...)` SDPA
 # raises an error where it cannot have it. And test by name: run one step under `torch.profiler`, and let a test fail if

@@ -104,6 +104,8 @@ PLAN = (
 PAIRED = (
     *edits("The rounds that warm up are among the pairs.", warm_among=("if kept", "if True")),
     *edits("The rounds that warm up were kept, and the others not.", warm_alone=("if kept", "if not kept")),
+    *edits("The second list holds every other kernel. A comparison may have more than two: take those of `second`.",
+        all_others=("if kernel == second", "if kernel != first")),
     *edits("The two are exchanged: the first list is that of `first`.",
         exchanged=("kernel == first", "kernel == second", "kernel == second", "kernel == first")),
     *edits("The times were sorted. Those with one index must be of one round.",

@@ -80,6 +80,13 @@ def sample_cases(draw):
         Case(
             "slower by 1 % with much noise", (*pairs(draw, 12, 1.0, noise=0.08), signs_of(draw, 150, 12)), "chance_of"
         ),
+        # One pair differs, so every row of signs is exactly as far off.
+        Case("one pair of four differs", ([1.0] * 4, [2.0, 1.0, 1.0, 1.0], signs_of(draw, 20, 4)), "chance_of"),
+        Case(
+            "more is drawn than there is",
+            (*pairs(draw, 7, 2.0), [[draw.integer(0, 7) for _ in range(8)] for _ in range(40)], 3),
+            "interval",
+        ),
         Case("signs that nothing reaches", (*pairs(draw, 24, 30.0, noise=0.001), signs_of(draw, 50, 24)), "chance_of"),
     ]
 
@@ -115,9 +122,19 @@ RATIO = (
         sums_divided=(WHOLE, "sum(second) / sum(first)")),
     *edits(UPSIDE_DOWN, upside_down=("b / a", "a / b")),
     *edits("A difference was returned, not a ratio.", difference=("b / a", "b - a")),
+    *edits("The geometric mean was taken. A few late calls move it too: take the median.",
+        geometric_mean=(WHOLE, f"math.prod({PAIRS}) ** (1 / len(first))")),
 )  # fmt: skip
+APART = " / ".join(
+    f"middle([{which}[(start + step) % len(ratios)] for start in row for step in range(block)])"
+    for which in ("second", "first")
+)
 INTERVAL = (
     *MIDDLE,
+    *edits("The medians of both kernels' times were divided. What slows a pair cancels only within it: take the median "
+        "of the ratios.", medians_divided=("middle(picked)", APART)),
+    *edits("A resample was cut to as many pairs as there are. All pairs of its blocks belong to it.",
+        resample_cut=("middle(picked)", "middle(picked[: len(ratios)])")),
     *edits(UPSIDE_DOWN, upside_down=("b / a", "a / b")),
     *edits("Pairs were drawn one by one. Take the whole block from each start on: neighbours are alike, and drawing "
         "them "
@@ -142,6 +159,8 @@ CHANCE = (
         never_zero=("(as_far + 1) / (len(signs) + 1)", "as_far / len(signs)"),
         never_zero__above=("(as_far + 1) / (len(signs) + 1)", "as_far / (len(signs) + 1)"),
         never_zero__below=("(as_far + 1) / (len(signs) + 1)", "(as_far + 1) / len(signs)")),
+    *edits("Rows that are exactly as far off were not counted. At least as far, says the definition.",
+        strictly=(">= observed", "> observed")),
     *edits("Only one side was counted. A kernel can be slower or faster: compare the sizes.",
         one_side=("abs(flipped) >= observed", "flipped >= observed"),
         one_side__as_observed=("abs(sum(logs))", "sum(logs)", "abs(flipped) >= observed", "flipped >= observed")),

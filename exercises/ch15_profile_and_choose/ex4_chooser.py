@@ -9,7 +9,7 @@ from course_lib.checker.specification.contract import Contract
 def chosen(capability, dtype, head_dim, mask, page_size, use, programs, context):
     if dtype == "bfloat16" and capability < 80:
         return "none", "dtype"
-    if dtype == "float8" and (capability < 89 or use == "training"):
+    if dtype == "float8" and (capability < 89 or use == "training" or mask in ("tensor", "rule") or head_dim > 256):
         return "none", "dtype"
     if page_size > 0 and dtype == "float32":
         return "course", "dtype"
@@ -27,7 +27,7 @@ def chosen(capability, dtype, head_dim, mask, page_size, use, programs, context)
         return "SDPA", "capability"
     if dtype == "float32":
         return "SDPA", "dtype"
-    if head_dim > 256:
+    if head_dim > 256 or capability == 100 and head_dim > 128:
         return "SDPA", "head_dim"
     if capability == 90:
         return "FlashAttention 3", "capability"
@@ -43,9 +43,9 @@ MASKS, USES = ("none", "causal", "tensor", "rule"), ("training", "prefill", "dec
 def chooser_cases(draw):
     return [
         Case("training on an H100, bfloat16, causal", (90, "bfloat16", 128, "causal", 0, "training", 512, 8192)),
-        Case("the same on an A100", (80, "bfloat16", 128, "causal", 0, "training", 512, 8192)),
-        Case("the same on a B200", (100, "bfloat16", 128, "causal", 0, "training", 512, 8192)),
-        Case("the same on a T4", (75, "bfloat16", 128, "causal", 0, "training", 512, 8192)),
+        Case("training on an A100, bfloat16, causal", (80, "bfloat16", 128, "causal", 0, "training", 512, 8192)),
+        Case("training on a B200, bfloat16, causal", (100, "bfloat16", 128, "causal", 0, "training", 512, 8192)),
+        Case("training on a T4, bfloat16, causal", (75, "bfloat16", 128, "causal", 0, "training", 512, 8192)),
         Case("a T4 with float16", (75, "float16", 64, "causal", 0, "prefill", 64, 2048)),
         Case("a server's decode, pages of 16", (90, "bfloat16", 128, "none", 16, "decode", 512, 8192)),
         Case("one user, pages of 16, head dimension 96", (90, "float16", 96, "none", 16, "decode", 8, 32768)),
@@ -58,8 +58,8 @@ def chooser_cases(draw):
         Case("few programs in prefill", (80, "float16", 128, "causal", 0, "prefill", 8, 4096)),
         Case("a mask from a file", (90, "bfloat16", 128, "tensor", 0, "training", 256, 4096)),
         Case("documents packed into one row", (90, "bfloat16", 128, "rule", 0, "training", 256, 8192)),
-        Case("the same in float32", (80, "float32", 64, "rule", 0, "training", 256, 8192)),
-        Case("the same on a T4", (75, "float16", 64, "rule", 0, "training", 256, 2048)),
+        Case("documents packed into one row, float32", (80, "float32", 64, "rule", 0, "training", 256, 8192)),
+        Case("documents packed into one row, on a T4", (75, "float16", 64, "rule", 0, "training", 256, 2048)),
         Case("FP8 on an H100", (90, "float8", 128, "causal", 0, "prefill", 256, 8192)),
         Case("FP8 on an L4", (89, "float8", 128, "causal", 0, "prefill", 256, 8192)),
         Case("FP8 on a B200", (100, "float8", 128, "causal", 0, "prefill", 256, 8192)),
@@ -70,6 +70,18 @@ def chooser_cases(draw):
         Case("float32 on an H100", (90, "float32", 128, "causal", 0, "training", 256, 4096)),
         Case("head dimension 512", (90, "bfloat16", 512, "none", 0, "prefill", 256, 4096)),
         Case("head dimension 256", (80, "float16", 256, "none", 0, "prefill", 256, 4096)),
+        Case("one user, a mask as a tensor, no pages", (80, "float16", 128, "tensor", 0, "decode", 8, 32768)),
+        Case("one user, a mask as a rule, no pages", (90, "bfloat16", 128, "rule", 0, "decode", 8, 32768)),
+        Case("pages, and a mask as a tensor", (90, "bfloat16", 128, "tensor", 16, "prefill", 256, 4096)),
+        Case("pages, and a mask as a rule", (90, "bfloat16", 64, "rule", 16, "prefill", 256, 4096)),
+        Case("float32 on a T4", (75, "float32", 128, "causal", 0, "prefill", 256, 4096)),
+        Case("head dimension 512 on a T4", (75, "float16", 512, "none", 0, "prefill", 256, 4096)),
+        Case("one user's decode in pages on a T4", (75, "float16", 128, "none", 16, "decode", 8, 4096)),
+        Case("FP8 under a mask as a tensor", (90, "float8", 128, "tensor", 0, "prefill", 256, 4096)),
+        Case("FP8 with head dimension 512", (90, "float8", 512, "causal", 0, "prefill", 256, 4096)),
+        Case("head dimension 192 on a B200", (100, "bfloat16", 192, "causal", 0, "training", 256, 4096)),
+        Case("head dimension 192 on an H100", (90, "bfloat16", 192, "causal", 0, "training", 256, 4096)),
+        Case("head dimension 80 in pages", (90, "bfloat16", 80, "causal", 16, "prefill", 256, 4096)),
         Case("a decode of many users without pages", (90, "bfloat16", 128, "none", 0, "decode", 512, 4096)),
     ]
 
@@ -79,30 +91,55 @@ CONTRACT = Contract(
         capability, dtype, head_dim, mask, page_size, use, programs, context,
     ),
     choices={
-        "capability": CAPABILITIES, "dtype": DTYPES, "head_dim": (64, 80, 128, 512), "mask": MASKS,
+        "capability": CAPABILITIES, "dtype": DTYPES, "head_dim": (64, 80, 128, 192, 512), "mask": MASKS,
         "page_size": (0, 1, 64), "use": USES, "programs": (1, 99, 100, 1000), "context": (1, 1023, 1024, 100_000),
     },
     says={"capability": "75, 80, 89, 90 or 100", "page_size": "0 where K and V are contiguous"},
     most=40,
 )  # fmt: skip
 
-BF16, FP8 = 'dtype == "bfloat16" and capability < 80', 'dtype == "float8" and (capability < 89 or use == "training")'
+BF16 = 'dtype == "bfloat16" and capability < 80'
+FP8 = 'dtype == "float8" and (capability < 89 or use == "training" or mask in ("tensor", "rule") or head_dim > 256)'
 SPLIT = 'use == "decode" and programs < 100 and context >= 1024'
+LONG = "head_dim > 256 or capability == 100 and head_dim > 128"
 PAGED, HEADS = 'page_size > 0 and dtype == "float32"', "head_dim in (64, 128, 256)"
 CHANGES = (
     *edits("bfloat16 was given to a GPU before sm_80, which has none: row 1.", bfloat16_on_turing=(BF16, "False")),
     *edits("FP8 was given to a GPU before sm_89, which has none: row 1.",
-        float8_before_ada=(FP8, 'dtype == "float8" and use == "training"')),
+        float8_before_ada=("capability < 89 or ", "")),
     *edits("FP8 was chosen for training. No backward pass of these libraries takes it: row 1.",
-        float8_in_training=(FP8, 'dtype == "float8" and capability < 89')),
+        float8_in_training=('use == "training" or ', "")),
+    *edits("FP8 was chosen under a mask that its kernels do not take: row 1.",
+        float8_under_a_mask=(' or mask in ("tensor", "rule")', "")),
+    *edits("FP8 was chosen with a head dimension above 256: row 1.", float8_long_heads=(FP8, FP8.replace(
+        " or head_dim > 256", ""))),
     *edits("Pages were not asked for first. A kernel for contiguous tensors cannot read them at all: row 2 comes "
         "before "
         "decode, masks and GPUs.", pages_late=("page_size > 0", "page_size > 0 and use != 'decode'"),
         pages_late__never=("page_size > 0", "False")),
+    *edits("Masks were asked for before pages. A kernel for contiguous tensors cannot read them: row 2 comes first.",
+        masks_before_pages=("page_size > 0", "page_size > 0 and mask not in ('tensor', 'rule')"),
+        masks_before_pages__tensor=("page_size > 0", "page_size > 0 and mask != 'tensor'"),
+        masks_before_pages__rule=("page_size > 0", "page_size > 0 and mask != 'rule'")),
+    *edits("Masks were asked for before decode was split. Row 3 comes first.",
+        masks_before_splits=(SPLIT, f"{SPLIT} and mask not in ('tensor', 'rule')"),
+        masks_before_splits__tensor=(SPLIT, f"{SPLIT} and mask != 'tensor'")),
+    *edits("GPUs before sm_80 were asked for first. What stands above row 7 holds for them too.",
+        old_gpus_first=("page_size > 0", "page_size > 0 and capability >= 80", SPLIT, f"{SPLIT} and capability >= 80",
+        'mask == "tensor"', 'mask == "tensor" and capability >= 80', 'mask == "rule"',
+        'mask == "rule" and capability >= 80')),
+    *edits("Causal is a mask of its own here, and no rule: every kernel of the table takes it.",
+        causal_as_a_rule=('mask == "rule"', 'mask in ("rule", "causal")')),
+    *edits("The kernel is right, and the reason is that of a later row: on a GPU before sm_80 it is the capability, "
+        "row 7.", later_reason=('return "SDPA", "capability"',
+        'return "SDPA", "dtype" if dtype == "float32" else "capability"'),
+        later_reason__heads=('return "SDPA", "capability"',
+        'return "SDPA", "dtype" if dtype == "float32" else "head_dim" if head_dim > 256 else "capability"')),
     *edits("A page of one token is a page too: `page_size` is 0 only where there are none.",
         page_of_one=("page_size > 0", "page_size > 1")),
     *edits("FlashInfer was given a head dimension that it has no kernel for. It has 64, 128 and 256: row 2.",
-        any_head_dim_in_pages=(HEADS, "True")),
+        any_head_dim_in_pages=(HEADS, "True"),
+        any_head_dim_in_pages__up_to_256=(HEADS, "head_dim <= 256")),
     *edits("FlashInfer was given float32: row 2.", float32_in_pages=(PAGED, "False")),
     *edits("Decode with few programs leaves most of the GPU idle, and was not split: row 3.",
         not_split=(SPLIT, "False")),
@@ -137,9 +174,12 @@ CHANGES = (
     *edits("FlashAttention was given float32. It computes in 16 bits: row 8.",
         float32_to_flash=('if dtype == "float32":\n        return "SDPA", "dtype"',
         'if False:\n        return "SDPA", "dtype"')),
-    *edits("FlashAttention was given a head dimension above 256: row 9.", long_heads=("head_dim > 256", "False")),
-    *edits("A head dimension of exactly 256 was refused. Row 9 begins above it.", heads_of_256=("head_dim > 256",
-        "head_dim >= 256")),
+    *edits("FlashAttention was given a head dimension above 256: row 9.", long_heads=(LONG, "False"),
+        long_heads__but_blackwell=(LONG, "capability == 100 and head_dim > 128")),
+    *edits("FlashAttention 4 was given a head dimension above 128: row 9.", long_heads_on_blackwell=(LONG,
+        "head_dim > 256")),
+    *edits("A head dimension of exactly 256 was refused. Row 9 begins above it.", heads_of_256=(LONG,
+        LONG.replace("> 256", ">= 256"))),
     *edits("A Hopper got FlashAttention 2, which does not use its matrix unit and copy engine: row 10.",
         old_flash_on_hopper=('return "FlashAttention 3", "capability"', 'return "FlashAttention 2", "capability"')),
     *edits("A Blackwell got a kernel of an older generation. Row 11 is FlashAttention 4.",

@@ -35,11 +35,11 @@ def slower(rows):
     return [(name, time / middle) for name, backend, time in rows if backend == "math"]
 
 
-def trace(draw, backends, *, late=True, shuffled=False, others=True):
+def trace(draw, backends, *, late=True, shuffled=False, others=True, steps=1):
     """Events as PyTorch writes them: a layer's window on the CPU, the operation and the launches in it, and kernels
     that begin when the GPU is free, long after the window is over."""
     events, begin, free, number = [], 100.0, 0.0, draw.integer(10, 90)
-    for layer, backend in enumerate(backends):
+    for layer, backend in [*enumerate(backends)] * steps:
         count = {"math": 4, "unknown": 1}.get(backend, 1)
         window = 60.0 + 20 * count
         events.append({"cat": "user_annotation", "name": f"layer {layer}: attention", "ts": begin, "dur": window})
@@ -100,12 +100,15 @@ def trace_cases(draw):
         Case("three layers, the second by math", (trace(draw, ["cudnn", "math", "cudnn"]),), "what_ran"),
         Case("eight layers", (trace(draw, eight),), "what_ran"),
         Case("the events in another order", (trace(draw, ["efficient", "math", "flash"], shuffled=True),), "what_ran"),
+        Case("two steps: each name twice", (trace(draw, ["flash", "math"], steps=2),), "what_ran"),
         Case("an operation of its own", (trace(draw, ["flash", "unknown", "flash"]),), "what_ran"),
         Case("no layer at all", ([],), "what_ran"),
         Case("a CUDA graph: three kernels of one launch", (graph_of(draw),), "what_ran"),
         Case("one of three", (rows("cudnn", "math", "cudnn"),), "fell_back"),
         Case("two of five", (rows("flash", "math", "flash", "math", "efficient"),), "fell_back"),
         Case("none", (rows("flash", "flash"),), "fell_back"),
+        Case("what is unknown did not fall back", (
+            [("layer 0", "unknown", 90.0), *rows("math", "flash"), ("layer 3", "unknown", 80.0)],), "fell_back"),
         Case("three of five", (rows("math", "cudnn", "math", "cudnn", "math"),), "fell_back"),
         Case("all by math: nothing to compare with", (rows("math", "math"),), "fell_back"),
         Case("one of six, of different lengths", (
@@ -128,12 +131,29 @@ RAN = (
         one_kernel__last_of_a_launch=('sum(event["dur"] for event in kernels)',
         'sum({e["args"]["correlation"]: e["dur"] for e in kernels}.values())'),
         one_kernel__first=(KERNELS, KERNELS.replace("launches", "launches[:1]")),
+        one_kernel__of_the_last_launch=('sum(event["dur"] for event in kernels)',
+        'sum([e["dur"] for e in kernels if e["args"]["correlation"] == '
+        '[n for n in launches if any(k["args"]["correlation"] == n for k in kernels)][-1]])'),
+        one_kernel__last_to_run=('sum(event["dur"] for event in kernels)',
+        'sum([event["dur"] for event in kernels][-1:])'),
         one_kernel__first_to_run=('sum(event["dur"] for event in kernels)',
         'sum([event["dur"] for event in kernels][:1])')),
     *edits("The time is the window's on the CPU, not the kernels' on the GPU.",
         time_on_the_cpu=('sum(event["dur"] for event in kernels)', 'layer["dur"]')),
     *edits("The time is the launches' on the CPU, not the kernels' on the GPU.",
         time_of_launches=(KERNELS, 'e["cat"] in LAUNCHES and e["args"]["correlation"] in launches')),
+    *edits("The launches' time on the CPU was added to the kernels'. Only what the GPU ran counts.",
+        launches_added=(KERNELS, 'e["cat"] in ("kernel", *LAUNCHES) and e["args"]["correlation"] in launches')),
+    *edits("Launches outside of all windows were given to a layer. They belong to none: the matrix product between two "
+        "layers is no attention.", outside_counted=('["correlation"] for event in inside', '["correlation"] for event '
+        'in ([e for e in events if not any(x["ts"] <= e["ts"] <= x["ts"] + x["dur"] for x in layers if x is not layer)]'
+        ' if layer is min(layers, key=lambda event: event["ts"]) else inside)')),
+    *edits("A kernel that stands in the file before its launch was lost. The events have no order: collect all "
+        "launches first.", launch_behind_its_kernel=(KERNELS, KERNELS + ' and any(n["cat"] in LAUNCHES and '
+        'n["args"]["correlation"] == e["args"]["correlation"] for n in events[: events.index(e)])')),
+    *edits("Windows of one name were merged. A trace of two steps has each layer twice: a row for each window.",
+        windows_merged=("return rows", "return list({row[0]: row for row in rows}.values())"),
+        windows_merged__first=("return rows", "return list({row[0]: row for row in reversed(rows)}.values())[::-1]")),
     *edits("Launches of the category cuda_driver were left out. Some libraries, such as cuDNN, launch through the "
         "driver.",
         driver_left_out=('event["cat"] in LAUNCHES', 'event["cat"] == "cuda_runtime"')),
@@ -153,6 +173,8 @@ SLOWER = (
     *edits("The median was taken over all layers. Those that fell back are not what it should be compared with.",
         median_of_all=(' if backend != "math")', ")"), median_of_all__none=(' if backend != "math")', ")", "not fast",
         'all(backend == "math" for _, backend, _ in rows)')),
+    *edits("Layers whose backend is unknown were left out of the median. They did not run math.",
+        unknown_left_out=(' if backend != "math")', ' if backend not in ("math", "unknown"))')),
     *edits("The ratio is to the fastest layer. Take the median of those that did not fall back.",
         fastest=("fast[len(fast) // 2]", "fast[0]")),
     *edits("The ratio is upside down: how many times as long the layer took.", upside_down=("time / middle",

@@ -30,6 +30,13 @@ WRONG = {
     "spills_upside_down": changed("15.1", (
         'seen["local_requests"] / seen["global_requests"]', 'seen["global_requests"] / seen["local_requests"]')),
     "strictly": changed("15.1", (">= 60", "> 60")),
+    "spills_late__behind_the_units": changed("15.1", (SPILLS, ""), (f"    {MEMORY}", f"{SPILLS}    {MEMORY}")),
+    "memory_first": changed("15.1", (LOCAL, LOCAL.replace(":", ' and seen["memory_busy"] < 60:')),
+                            ('seen["tensor_busy"] >= 60', 'seen["tensor_busy"] >= 60 > seen["memory_busy"]'),
+                            ('seen["special_busy"] >= 60', 'seen["special_busy"] >= 60 > seen["memory_busy"]')),
+    "figure_is_a_count": changed(
+        "15.1", ('seen["local_requests"] / seen["global_requests"]', 'seen["local_requests"]')),
+    "percent_as_a_share": changed("15.1", (">= 60", ">= 0.60")),
 }
 
 UNUSUAL = {

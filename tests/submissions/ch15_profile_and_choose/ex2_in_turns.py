@@ -30,6 +30,9 @@ WRONG = {
     "by_place": changed("15.2", (
         "return found[first], found[second]",
         "kept = [time for (_, _, counted), time in zip(steps, times) if counted]\n    return kept[::2], kept[1::2]")),
+    "all_others": changed("15.2", ("found[first], found[second]",
+                                   "found[first], [time for (kernel, _, counted), time in zip(steps, times)\n"
+                                   "                          if counted and kernel != first]")),
 }
 
 UNUSUAL = {

@@ -38,6 +38,15 @@ WRONG = {
     "less_one": changed("15.3", (LOGS, "b / a - 1")),
     "differences_flipped": changed("15.3", (LOGS, "b - a")),
     "nearer_counted": changed("15.3", (">= observed", "< observed")),
+    "geometric_mean": changed("15.3", (MEDIAN, "statistics.geometric_mean([b / a for a, b in zip(first, second)])"),
+                              (RESAMPLE, f"statistics.median({PICKED})"),
+                              ("    ones =", "    import statistics\n    ones =")),
+    "medians_divided__in_the_interval": changed("15.3", (RESAMPLE, " / ".join(
+        f"statistics.median({PICKED})".replace("ratios[(", f"{which}[(") for which in ("second", "first"))),
+        ("    ones =", "    import statistics\n    ones =")),
+    "resample_cut": changed("15.3", (RESAMPLE, f"statistics.median({PICKED}[: len(ratios)])"),
+                            ("    ones =", "    import statistics\n    ones =")),
+    "strictly": changed("15.3", (FAR, FAR.replace(">=", ">"))),
 }
 
 UNUSUAL = {

@@ -3,7 +3,7 @@
 from tests.submissions.edits import changed
 
 BF16 = 'if dtype == "bfloat16" and capability < 80:'
-FP8 = '(capability < 89 or use == "training")'
+FP8 = 'capability < 89 or use == "training"'
 SPLIT = 'use == "decode" and programs < 100 and context >= 1024'
 PAGES = '("FlashInfer", "pages") if head_dim in (64, 128, 256) else ("course", "head_dim")'
 TENSOR = '    if mask == "tensor":\n        return "SDPA", "mask"\n'
@@ -40,17 +40,32 @@ WRONG = {
     "float8_as_16_bits": changed("15.4", ('    if dtype == "float8":\n', "    if False:\n")),
     "flash_on_turing": changed("15.4", ("if capability < 80:\n", "if False:\n")),
     "float32_to_flash": changed("15.4", ('    if dtype == "float32":\n', "    if False:\n")),
-    "long_heads": changed("15.4", ("if head_dim > 256:", "if False:")),
-    "heads_of_256": changed("15.4", ("if head_dim > 256:", "if head_dim >= 256:")),
+    "long_heads": changed("15.4", ("if head_dim > 256 or capability == 100 and head_dim > 128:", "if False:")),
+    "heads_of_256": changed("15.4", ("if head_dim > 256 or", "if head_dim >= 256 or")),
     "old_flash_on_hopper": changed("15.4", (LAST, '{100: "FlashAttention 4"}.get(capability, "FlashAttention 2")')),
     "old_flash_on_blackwell": changed("15.4", (LAST, '{90: "FlashAttention 3"}.get(capability, "FlashAttention 2")')),
+    "float8_under_a_mask": changed("15.4", (' or mask in ("tensor", "rule")', "")),
+    "float8_long_heads": changed("15.4", (" or head_dim > 256):", "):")),
+    "masks_before_pages": changed("15.4", ("page_size > 0", 'page_size > 0 and mask in ("none", "causal")')),
+    "masks_before_pages__tensor": changed("15.4", ("page_size > 0", 'page_size > 0 and mask != "tensor"')),
+    "masks_before_splits": changed("15.4", (SPLIT, f'{SPLIT} and mask in ("none", "causal")')),
+    "causal_as_a_rule": changed("15.4", ('if mask == "rule"', 'if mask in ("rule", "causal")')),
+    "later_reason": changed("15.4", ('return "SDPA", "capability"',
+                                     'return "SDPA", "dtype" if dtype == "float32" else "capability"')),
+    "old_gpus_first": changed("15.4", ('    if page_size > 0 and dtype == "float32"',
+                                       '    if capability < 80:\n        return "SDPA", "capability"\n'
+                                       '    if page_size > 0 and dtype == "float32"')),
+    "any_head_dim_in_pages__up_to_256": changed("15.4", ("head_dim in (64, 128, 256)", "head_dim <= 256")),
+    "long_heads_on_blackwell": changed("15.4", (" or capability == 100 and head_dim > 128", "")),
 }
 
 UNUSUAL = {
     "by match": """# Exercise 15.4 · The chooser
 def choose(capability, dtype, head_dim, mask, page_size, use, programs, context):
     newest = {"bfloat16": 80, "float8": 89}.get(dtype, 0)
-    if capability < newest or (dtype, use) == ("float8", "training"):
+    most = 128 if capability == 100 else 256
+    refused = use == "training" or mask not in ("none", "causal") or head_dim >= 257
+    if capability < newest or dtype == "float8" and refused:
         return "none", "dtype"
     match (page_size, dtype, mask):
         case (size, "float32", _) if size:
@@ -63,7 +78,7 @@ def choose(capability, dtype, head_dim, mask, page_size, use, programs, context)
         return ("FlexAttention" if mask == "rule" and capability > 75 else "SDPA"), "mask"
     if dtype == "float8":
         return ("FlashAttention 3" if capability == 90 else "FlashInfer"), "dtype"
-    for fits, why in ((capability < 80, "capability"), (dtype == "float32", "dtype"), (head_dim > 256, "head_dim")):
+    for fits, why in ((capability < 80, "capability"), (dtype == "float32", "dtype"), (head_dim > most, "head_dim")):
         if fits:
             return "SDPA", why
     return "FlashAttention " + ("3" if capability == 90 else "4" if capability > 90 else "2"), "capability"

@@ -28,6 +28,38 @@ WRONG = {
     "fastest": changed("15.5", (MEDIAN, "others[0]")),
     "upside_down": changed("15.5", (f"time / {MEDIAN}", f"{MEDIAN} / time")),
     "no_ratio": changed("15.5", (f"time / {MEDIAN}", "time")),
+    "launches_added": changed("15.5", (
+        f"{TIME}))", f'{TIME}\n                     + sum(e["dur"] for e in inside if {LAUNCHES})))')),
+    "outside_counted": changed("15.5", ("        launches = [", '''
+        windows = [e for e in events if e["cat"] == "user_annotation"]
+        if not rows:
+            inside = inside + [e for e in events if not any(w["ts"] <= e["ts"] <= w["ts"] + w["dur"] for w in windows)]
+        launches = [''')),
+    "launch_behind_its_kernel": """# Exercise 15.5 · What ran, and which layer fell back
+def what_ran(events):
+    rows = [[e["name"], "unknown", 0, e] for e in events if e["cat"] == "user_annotation"]
+    rows.sort(key=lambda row: row[3]["ts"])
+    owner = {}
+    for e in events:
+        for row in rows:
+            if row[3]["ts"] <= e["ts"] <= row[3]["ts"] + row[3]["dur"]:
+                if e["cat"] == "cpu_op" and e["name"].startswith("aten::_scaled_dot_product_"):
+                    row[1] = next(b for b in ("cudnn", "flash", "efficient", "math") if b in e["name"])
+                if e["cat"] in ("cuda_runtime", "cuda_driver"):
+                    owner[e["args"]["correlation"]] = row
+        if e["cat"] == "kernel" and e["args"]["correlation"] in owner:
+            owner[e["args"]["correlation"]][2] += e["dur"]
+    return [tuple(row[:3]) for row in rows]
+
+def fell_back(rows):
+    fast = sorted(t for _, b, t in rows if b != "math")
+    return [(n, t / fast[len(fast) // 2]) for n, b, t in rows if b == "math"] if fast else []
+""",
+    "windows_merged": changed("15.5", (
+        "    return rows\n", "    return list({row[0]: row for row in rows}.values())\n")),
+    "one_kernel__last_to_run": changed("15.5", (
+        TIME, "([microseconds[n] for n in launches if n in microseconds] or [0])[-1]")),
+    "unknown_left_out": changed("15.5", ('if row[1] != "math")', 'if row[1] not in ("math", "unknown"))')),
 }
 
 UNUSUAL = {
