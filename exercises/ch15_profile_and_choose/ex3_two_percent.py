@@ -84,7 +84,7 @@ def sample_cases(draw):
         Case("one pair of four differs", ([1.0] * 4, [2.0, 1.0, 1.0, 1.0], signs_of(draw, 20, 4)), "chance_of"),
         Case(
             "more is drawn than there is",
-            (*pairs(draw, 7, 2.0), [[draw.integer(0, 7) for _ in range(8)] for _ in range(40)], 3),
+            (*pairs(draw, 15, 2.0), [[draw.integer(0, 15) for _ in range(15)] for _ in range(40)], 3),
             "interval",
         ),
         Case("signs that nothing reaches", (*pairs(draw, 24, 30.0, noise=0.001), signs_of(draw, 50, 24)), "chance_of"),
