@@ -9,8 +9,8 @@
 # What is the step's time, and what can you do about it without making a single kernel faster? Write down a guess: how
 # much longer than the sum of its kernels does such a step take, and how near can it come to that sum?
 #
-# **Time.** About five hours, estimated; the **core path** of two hours is exercises 14.1 and 14.2 and every section
-# whose heading does not end in *deeper*. You need chapters 01, 05 and 08.
+# **Time.** About five and a half hours, estimated; the **core path** of two hours is exercises 14.1 and 14.2 and every
+# section whose heading does not end in *deeper*. You need chapters 01, 05 and 08.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -415,6 +415,58 @@ def fill_buffers(buffers: tuple, batch: tuple, unused_slot: int) -> None:
 best_paged_step, best_fill_buffers = check("14.4", paged_step, fill_buffers).best
 
 # %% [markdown]
+# ## Streams and events · deeper
+#
+# So far the GPU had one queue. It can have several, called *streams*. Kernels in one stream run one after another, in
+# the order of their launches. Kernels in two streams may run at the same time, and nothing is said about their order.
+# PyTorch launches into the *current stream*. At first that is the *default stream*, and
+# `with torch.cuda.stream(other):` makes it another one.
+#
+# An *event* is a mark in a stream. `event.record()` puts it behind everything that was launched there so far, and
+# `other.wait_event(event)` holds everything that is launched into the other stream from then on until the mark is
+# reached. The host waits for neither.
+#
+# Take an engine that fills the static buffers of its next step while the GPU is still busy with this one. The filling
+# runs in a stream of its own. The picture has three versions of it; an arrow is an event that is waited for.
+
+# %%
+from course_lib.figures.launches.timeline import Work, draw_streams
+
+
+def fill(buffers, stream):
+    return Work(f"fill {buffers}", stream, launch=4.0, length=20.0)
+
+
+def replay(buffers, after=()):
+    return Work(f"replay {buffers}", "main", launch=8.0, length=40.0, after=after)
+
+
+draw_streams([
+    ("one stream", [fill("A", "main"), replay("A"), fill("A", "main"), replay("A")]),
+    ("two streams, no event", [fill("A", "copies"), replay("A"), fill("A", "copies"), replay("A")]),
+    ("two streams, an event behind each fill, two sets of buffers",
+     [fill("A", "copies"), replay("A", after=(0,)), fill("B", "copies"), replay("B", after=(2,))]),
+])
+
+# %% [markdown]
+# In the first version everything is in order, and the two fills cost 40 µs. In the second the first replay begins at
+# 12 µs, while its buffers are filled until 24 µs. It computes with a mixture of old and new numbers, and there is no
+# error message. The second fill is wrong as well: it overwrites the buffers that the first replay still reads. So two
+# things are needed. An event tells the replay when the fill has ended, and the fill must not begin before the last
+# reader has ended. Here there are two sets of buffers (and a graph for each), so fill B has nobody to wait for. Fill A
+# of the third step would have to wait for replay A.
+#
+# Streams also explain a mistake that was named above, the capture that recorded nothing. A capture listens to one
+# stream. `torch.cuda.graph` makes a new stream the current one and captures it. PyTorch and Triton launch into the
+# current stream, so their kernels are in the graph. A kernel that is launched into another stream runs at once, during
+# the capture, and is not in the graph. That happens with C++ code that launches with `<<<grid, block>>>` alone, which
+# means the default stream. You get an error or, worse, a graph without that kernel. Its replays then work on what the
+# kernel left during the capture.
+#
+# There is a way to have two streams in one graph: the second one waits for an event of the captured stream. From then
+# on it is captured too, and at the end the first stream must wait for an event of the second.
+
+# %% [markdown]
 # ## How long does a kernel of 5 µs take? · deeper
 #
 # All of this chapter is about kernels of a few microseconds, and they are the hardest to time. Each way that comes to
@@ -699,6 +751,123 @@ for programs in (1, 7, 132, 200):
     print(line)
 
 # %% [markdown]
+# ## Finale: the model in a graph · deeper
+#
+# Now a whole model generates with its step captured. It is chapter 05's: four layers, bytes as tokens. If you have not
+# trained it, the next cell does, in about half a minute. With the course's answer to 14.4 a step of it is about 340
+# operations of PyTorch's that compute something, and each of them is at least one launch.
+#
+# Your functions are in it. `paged_step` (14.4) stores each token and attends. `choose_buckets` (14.3) decides for which
+# batches there is a graph. The course's `CapturedDecoder` does what your `fill_buffers` does, for the whole model: it
+# has one block of memory for tokens, positions, slots, tables and lengths, and fills it with one copy. It keeps its
+# graphs under two numbers, the batch and the width of the tables. It also remembers where the weights and the pages
+# lie, and refuses to replay when one of them has moved.
+#
+# The cell writes all texts once without graphs. From the batches that occur it chooses two buckets.
+
+# %%
+from functools import partial
+
+from course_lib.models.captured import CapturedDecoder
+from course_lib.models.latent_sequences import slots_in_pages
+from course_lib.models.plugged import paged_step_of_heads, who_runs
+from course_lib.models.sequences import SteppedPages, WholeRuns
+from course_lib.models.tiny import tiny_text
+from course_lib.models.together import write_together
+from course_lib.models.training import trained_tiny_model
+
+decoder = trained_tiny_model(device=device).requires_grad_(False)
+page_size, reserved = 16, 256 if on_gpu else 64  # tokens in a page, and tokens that a text may have
+sequences = 8 if on_gpu else 4
+columns = reserved // page_size  # pages of a sequence
+book = tiny_text()
+prompts = [book[300 * number : 300 * number + 20] for number in range(sequences)]
+wanted = [(reserved - 20) * (number + 1) // sequences for number in range(sequences)]  # they end one after another
+
+
+def store(key, value, key_pages, value_pages, slots):
+    key_pages[slots // page_size, :, slots % page_size] = key  # a prompt's tokens; later ones are stored by your step
+    value_pages[slots // page_size, :, slots % page_size] = value
+
+
+def empty_cache():
+    """Pages for all sequences, and one more for the rows behind a batch."""
+    pages = sequences * columns
+    return SteppedPages(
+        decoder.config, pages + 1, page_size, allocator=WholeRuns(pages, page_size, reserved),
+        slot_mapping=slots_in_pages, append=store, step=paged_step_of_heads(best_paged_step), device=device,
+    )
+
+
+print(who_runs({"paged step (14.4)": best_paged_step, "buckets (14.3)": best_choose_buckets}))
+plain = write_together(decoder, empty_cache(), prompts, wanted)
+steps_of = [plain.running.count(size) for size in range(1, sequences + 1)]
+buckets = best_choose_buckets(steps_of, 2)
+print(f"{len(plain.running)} steps with batches of {min(plain.running)} to {max(plain.running)}; graphs for {buckets}")
+
+# %% [markdown]
+# On a GPU the next cell compares three ways to run these steps: launched one by one, compiled by
+# `torch.compile(mode="reduce-overhead")`, and captured. The compiler merges operations into fewer kernels, so it saves
+# more than the launches, and takes its time to compile. **Predict** how many times as many tokens a second
+# the captured step writes.
+#
+# Without a GPU nothing can be captured, so there is no speed to measure. Instead the recorder of 14.2 records PyTorch's
+# operations of the model's step and repeats them. That saves no time, but it shows whether the same texts come out of
+# steps that no Python decides any more.
+
+# %%
+predict("14 the model, captured over launched one by one", ..., "times")
+
+# %%
+from course_lib.hardware.graphs import compiled, recorded, recorded_on_cpu
+
+
+def with_graphs(record):
+    cache = empty_cache()
+    how = partial(record, static=cache.memory) if record is compiled else record
+    return CapturedDecoder(decoder, cache, batches=buckets, columns=(columns,), record=how)
+
+
+def written_by(model, cache):
+    """The texts, and tokens a second."""
+    start = time.perf_counter()
+    texts = write_together(model, cache, prompts, wanted).texts
+    return texts, sum(wanted) / (time.perf_counter() - start)
+
+
+if on_gpu:
+    speeds = {"launched one by one": written_by(decoder, empty_cache())[1]}
+    for name, record in (("compiled", compiled), ("captured", recorded)):
+        graphs = with_graphs(record)
+        written_by(graphs, graphs.cache)  # so that everything is warm
+        before = graphs.replayed
+        texts, speed = written_by(graphs, graphs.cache)
+        if graphs.replayed > before:
+            speeds[name] = speed
+            print(f"{name}: the same texts as without: {texts == plain.texts}")
+        else:
+            print(f"{name}: {graphs.reason}")
+    for name, speed in speeds.items():
+        print(f"{name:20} {speed:8,.0f} tokens a second")
+    if "captured" in speeds:
+        measured("14 the model, captured over launched one by one", speeds["captured"] / speeds["launched one by one"],
+                 "times")
+else:
+    graphs = with_graphs(recorded_on_cpu)
+    texts, _ = written_by(graphs, graphs.cache)
+    print(graphs.report())
+    print(f"the same texts as without: {texts == plain.texts}")
+    for prompt, text in zip(prompts[:2], texts):
+        print(f"    {prompt!r} + {text!r}")
+
+# %% [markdown]
+# Texts may differ on a GPU in a byte here or there, and then in all that follow. A batch of 5 that is padded to 8 is
+# another matrix product, for which PyTorch may choose another kernel. That one adds up in another order, and two bytes
+# that are nearly equally likely change places.
+#
+# What a graph of this kind needs is little: static buffers, padded rows that harm nobody, a key with all sizes, and a
+# way out for what does not fit. `CapturedDecoder` runs the plain step then, and `report()` says how often and why.
+#
 # ## What production systems do
 #
 # - **torch.compile** with `mode="reduce-overhead"` captures graphs by itself. It copies inputs into static buffers, and

@@ -51,6 +51,25 @@ def recorded(function):
     return replay
 
 
+def compiled(function, *, static=()):
+    """`function()`, compiled by `torch.compile(mode="reduce-overhead")`: operations merged, and a graph of the rest.
+
+    static: tensors that `function` writes and that stay where they are, caches for instance. PyTorch records no graph
+        of a function that writes into others, and copies others that it reads at each call.
+
+    Compiles and records before it returns, which takes seconds to minutes. A result is overwritten by the next call.
+    Raises a RuntimeError where there is no GPU, and PyTorch's own, which are RuntimeErrors, for what it cannot compile.
+    """
+    if not torch.cuda.is_available():
+        raise RuntimeError("Compiled graphs need an NVIDIA GPU, and PyTorch sees none here.")
+    for tensor in static:
+        torch._dynamo.mark_static_address(tensor)
+    call = torch.compile(function, mode="reduce-overhead", fullgraph=True, dynamic=False)
+    for _ in range(3):  # it compiles, warms up, and records
+        call()
+    return call
+
+
 def call_without_waiting(function) -> None:
     """Call `function`; a RuntimeError where it waits for the GPU.
 

@@ -77,8 +77,8 @@ class CapturedStep:
             if given is not step.tables:
                 buffer[:batch] = given
         tables = self._host_step.tables
-        tables[:batch] = self.spare_page  # a number that is valid, where -1 stands in the table
-        tables[:batch, :columns] = step.tables.masked_fill(step.tables < 0, self.spare_page)
+        tables[:batch] = step.tables[:, :1]  # behind a sequence's pages: one that holds finite numbers
+        tables[:batch, :columns] = torch.where(step.tables < 0, step.tables[:, :1], step.tables)
         self._clear(batch)
         if tokens.device.type == "cpu":
             self._host_tokens[:batch] = tokens[:, 0]

@@ -1,4 +1,4 @@
-"""The functions that a learner writes in chapters 04 to 08 and 10 to 12, as the decoder calls them.
+"""The functions that a learner writes in chapters 04 to 08, 10 to 12 and 14, as the decoder calls them.
 
 The exercises ask for attention of one head more simply than a whole model needs it. What is here fits the two together;
 it computes nothing itself and copies no keys.
@@ -10,7 +10,7 @@ it computes nothing itself and copies no keys.
     cache = model.new_cache(1, 256, decode=latent_decode_of_a_token(latent_decode))                        # chapter 11
     cache = Int4KVCache(model.config, 1, 256, decode=int4_decode_of_codes(int4_decode))                    # chapter 12
 
-Chapters 05 and 06 bring the memory as well; `course_lib.models.sequences` has caches made of their functions.
+Chapters 05, 06 and 14 bring the memory as well; `course_lib.models.sequences` has caches made of their functions.
 """
 
 from collections.abc import Callable, Iterator
@@ -106,6 +106,29 @@ def each_member(decode: Callable) -> Callable:
         for member in range(group):
             output[:, member::group] = decode(query[:, member::group], key_cache, *cache)
         return output
+
+    return grouped
+
+
+def paged_step_of_heads(step: Callable) -> Callable:
+    """A step on pages for grouped heads out of one for as many query heads as KV heads, as exercise 14.4 asks for it.
+
+    Args:
+        step: `step(query, key, value, slots, tables, lengths, longest, key_pages, value_pages, output)`, which stores
+            the new tokens and writes the result to output [batch, key_heads, head_dim]; int64 tables and lengths.
+
+    Returns `step(query, key, value, slots, tables, lengths, key_pages, value_pages)` as `SteppedPages` takes it. With
+    groups of G it calls the given one G times, which store the same token.
+    """
+
+    def grouped(query, key, value, slots, tables, lengths, key_pages, value_pages):
+        group, longest = query.shape[1] // key.shape[1], tables.shape[1] * key_pages.shape[2]
+        tables, lengths = tables.clamp(min=0).long(), lengths.long()
+        results = torch.empty(group, *key.shape, dtype=query.dtype, device=query.device)
+        for member, result in enumerate(results):
+            heads = query[:, member::group].contiguous()  # [batch, key_heads, head_dim]
+            step(heads, key, value, slots, tables, lengths, longest, key_pages, value_pages, result)
+        return results.permute(1, 2, 0, 3).flatten(1, 2)  # [batch, key_heads · group, head_dim]
 
     return grouped
 

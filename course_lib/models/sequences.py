@@ -132,6 +132,30 @@ class SequencePages(InPages, AttentionToKeys):
         return self.keys, self.values
 
 
+class SteppedPages(SequencePages):
+    """Pages to which one function adds a token of each sequence and attends, as exercise 14.4 asks for it.
+
+    Args:
+        step: `step(query, key, value, slots, tables, lengths, key_pages, value_pages)` with query [batch, query_heads,
+            head_dim], key, value [batch, key_heads, head_dim], int64 slots [batch], int32 tables [batch, columns] and
+            lengths [batch], the token included. Returns [batch, query_heads, head_dim].
+        config, pages, page_size and the others: as in `SequencePages`; `append` is for prompts.
+    """
+
+    def __init__(self, config: ModelConfig, pages: int, page_size: int, *, step: Callable, **options):
+        super().__init__(config, pages, page_size, decode=step, **options)
+        for pool in self.memory:  # as exercise 14.4 promises finite leftovers
+            pool.zero_()
+
+    def _store(self, layer, key, value):
+        if self.prompt:  # a later token is stored by the step
+            super()._store(layer, key, value)
+
+    def _decode(self, layer, query):
+        key, value = (fresh[:, :, 0].contiguous() for fresh in self._fresh)  # [batch, key_heads, head_dim]
+        return self._decode_pages(query, key, value, *self._on_device(), self.keys[layer], self.values[layer])
+
+
 class WholeRuns:
     """An allocator for `SequencePages` that reserves as a contiguous cache does: a run of pages for each sequence.
 

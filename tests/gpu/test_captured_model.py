@@ -6,13 +6,16 @@ from functools import partial
 import pytest
 import torch
 
+from course_lib.checker.specification import catalog
+from course_lib.hardware.graphs import compiled
 from course_lib.kernels.attention.dispatch import attention
 from course_lib.kernels.decode.append import append_to_pages
 from course_lib.kernels.paged.attention import paged_decode_attention
 from course_lib.models.captured import CapturedDecoder
 from course_lib.models.config import ModelConfig
 from course_lib.models.decoder import Decoder
-from course_lib.models.sequences import SequencePages
+from course_lib.models.plugged import paged_step_of_heads
+from course_lib.models.sequences import SequencePages, SteppedPages
 from course_lib.models.together import write_together
 from course_lib.models.training import initialize
 from tests.models.test_captured import Pages, slots_of
@@ -119,6 +122,47 @@ def test_pages_that_were_replaced_are_refused(model):
         cache.keys = cache.keys.clone()
         with pytest.raises(RuntimeError, match="replaced or moved"):
             graphs(torch.tensor([[3]], device="cuda"), cache)
+
+
+def test_the_compilers_graphs_write_the_same_and_were_recorded(model):
+    """The compiler says nothing where it leaves graphs out; it counts."""
+    from torch._dynamo.utils import counters
+
+    step, _ = catalog.reference("14.4")
+    cache = SteppedPages(
+        CONFIG, 101, 16, allocator=Pages(100, 16), slot_mapping=slots_of, attention=attention, device="cuda",
+        append=KERNELS["append"], step=paged_step_of_heads(step),
+    )  # fmt: skip
+    before = counters["inductor"]["cudagraph_skips"]
+    graphs = CapturedDecoder(model, cache, batches=(2, 8), columns=(16,), record=partial(compiled, static=cache.memory))
+    wanted = write_together(model, cache_of(), PROMPTS, WANTED).texts
+    assert write_together(graphs, cache, PROMPTS, WANTED).texts == wanted
+    assert graphs.replayed > 0, graphs.report()
+    assert counters["inductor"]["cudagraph_skips"] == before
+
+
+def test_a_kernel_that_is_launched_into_another_stream_is_not_in_the_graph():
+    """Chapter 14 says so: it runs during the capture, and never again. After an event it is captured."""
+    inside, outside = torch.zeros(8, device="cuda"), torch.zeros(8, device="cuda")
+    other = torch.cuda.Stream()
+    for tensor in (inside, outside):
+        tensor.add_(0.0)  # the kernel is loaded
+    for joined, left in ((False, 1.0), (True, 2.0)):
+        inside.zero_(), outside.zero_()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            inside.add_(1.0)
+            if joined:
+                other.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(other):
+                outside.add_(1.0)
+            if joined:
+                torch.cuda.current_stream().wait_stream(other)
+        graph.replay()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert inside.tolist() == [2.0] * 8 and outside.tolist() == [left] * 8
 
 
 def tokens_a_second(model, cache, tokens=300) -> float:

@@ -6,14 +6,15 @@ import torch
 import triton
 import triton.language as tl
 
-from course_lib.hardware.graphs import recorded, recorded_on_cpu
+from course_lib.hardware.graphs import compiled, recorded, recorded_on_cpu
 from course_lib.hardware.meter.traffic import repair_interpreter
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 def test_without_a_gpu_nothing_is_called_and_the_reason_is_said():
-    with pytest.raises(RuntimeError, match="needs an NVIDIA GPU"):
-        recorded(lambda: pytest.fail("called"))
+    for make in (recorded, compiled):
+        with pytest.raises(RuntimeError, match="need(s)? an NVIDIA GPU"):
+            make(lambda: pytest.fail("called"))
 
 
 def test_on_the_cpu_a_replay_reads_new_contents_and_calls_no_python():

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from course_lib.checker.specification import catalog
 from course_lib.hardware.graphs import recorded_on_cpu
 from course_lib.hardware.meter.traffic import repair_interpreter
 from course_lib.kernels.decode.append import append_to_pages
@@ -16,7 +17,8 @@ from course_lib.models.captured import CapturedDecoder
 from course_lib.models.config import Latent, ModelConfig, with_latent
 from course_lib.models.decoder import Decoder
 from course_lib.models.latent_sequences import LatentPages
-from course_lib.models.sequences import SequencePages
+from course_lib.models.plugged import paged_step_of_heads
+from course_lib.models.sequences import SequencePages, SteppedPages
 from course_lib.models.together import write_together
 from course_lib.models.training import initialize
 
@@ -164,6 +166,40 @@ def test_a_model_with_latents_is_replayed_as_well():
     wanted = write_together(model, latents(), PROMPTS, WANTED)
     graphs = captured(model, cache := latents())
     assert write_together(graphs, cache, PROMPTS, WANTED).texts == wanted.texts and graphs.replayed > 5
+
+
+def stepped_pages(model, step):
+    return SteppedPages(
+        CONFIG, 21, 4, allocator=Pages(20, 4), slot_mapping=slots_of, append=append, step=paged_step_of_heads(step)
+    )
+
+
+def test_the_courses_answer_of_chapter_14_is_replayed_and_writes_the_same(model):
+    step, _ = catalog.reference("14.4")
+    wanted = write_together(model, cache_of(), PROMPTS, WANTED).texts
+    assert write_together(model, stepped_pages(model, step), PROMPTS, WANTED).texts == wanted
+    graphs = captured(model, cache := stepped_pages(model, step), (4,), (6,))
+    assert write_together(graphs, cache, PROMPTS, WANTED).texts == wanted and graphs.replayed > 5
+
+
+def test_nan_in_padded_rows_reaches_nobody(model):
+    """A softmax over nothing is NaN, and it is stored in the spare page. Tables of others that named that page in their
+    empty columns let it through: its weight there is 0, and 0 · NaN is NaN."""
+    step, _ = catalog.reference("14.4")
+    graphs = captured(model, cache := stepped_pages(model, step), (4,), (6,))
+    assert cache.keys[:, -1].isnan().any() and cache.keys[:, :-1].isfinite().all()
+    cache.take(["only"], 2)
+    graphs(torch.tensor([[1, 2]]), cache)
+    cache.take(["only"], 1)
+    assert graphs(torch.tensor([[3]]), cache).isfinite().all() and graphs.replayed == 1
+
+
+def test_the_compiler_takes_the_step_as_one_graph(model):
+    step, _ = catalog.reference("14.4")
+    wanted = write_together(model, cache_of(), PROMPTS, WANTED).texts
+    whole = partial(torch.compile, backend="eager", fullgraph=True, dynamic=False)
+    graphs = captured(model, cache := stepped_pages(model, step), (2, 4), (6,), record=whole)
+    assert write_together(graphs, cache, PROMPTS, WANTED).texts == wanted and graphs.replayed > 5
 
 
 def test_recording_and_padded_rows_write_to_no_page_but_the_spare_one(model):

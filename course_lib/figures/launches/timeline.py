@@ -1,10 +1,92 @@
 """Launches on the host and kernels on the GPU, one above the other, against time."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from course_lib.figures.style import BLUE, INK, MUTED, ORANGE, RED, new_figure, styled
+from course_lib.figures.style import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, RED, new_figure, styled
 
 Step = tuple[str, Sequence[float], Sequence[float], Sequence[int]]
+
+
+class Work(NamedTuple):
+    """A kernel, or a copy, in a stream.
+
+    Attributes:
+        name: written on its bar.
+        stream: the stream's name.
+        launch: how long the host takes to launch it.
+        length: how long it runs, in the same unit.
+        after: numbers of earlier works whose end it waits for, by an event, whichever stream they are in.
+    """
+
+    name: str
+    stream: str
+    launch: float
+    length: float
+    after: tuple[int, ...] = ()
+
+
+def stream_spans(works: Sequence[Work]) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+    """When each launch and each work begins, and how long it takes: two lists of (begin, length).
+
+    The host launches in order. A work begins when its launch, the work before it in its stream and those that it waits
+    for have ended; streams run at the same time, and none slows another one down.
+    """
+    host = 0.0
+    ends: list[float] = []
+    last: dict[str, float] = {}  # when the last work of each stream ends
+    launches, kernels = [], []
+    for work in works:
+        launches.append((host, work.launch))
+        host += work.launch
+        begin = max([host, last.get(work.stream, 0.0), *(ends[number] for number in work.after)])
+        kernels.append((begin, work.length))
+        ends.append(begin + work.length)
+        last[work.stream] = ends[-1]
+    return launches, kernels
+
+
+@styled
+def draw_streams(pictures: Sequence[tuple[str, Sequence[Work]]], unit: str = "µs"):
+    """For each picture a row for the host and one for each stream; an arrow where a work waits for another stream's.
+
+    Args:
+        pictures: (name, works as `stream_spans` takes them).
+        unit: of the axis.
+
+    Returns:
+        A figure.
+    """
+    rows = [1 + len({work.stream for work in works}) for _, works in pictures]
+    figure, axes = new_figure(9.5, 0.62 * sum(rows) + 0.4 * len(rows) + 1.2)
+    ticks, labels, end, top = [], [], 0.0, 0.0
+    for (name, works), height in zip(pictures, rows):
+        streams = list(dict.fromkeys(work.stream for work in works))
+        launches, kernels = stream_spans(works)
+        axes.text(0.0, top - 0.75, name, fontsize=11, fontweight="bold", color=INK, va="center")
+        axes.broken_barh(launches, (top - 0.35, 0.7), color=ORANGE, edgecolor="white", linewidth=0.8)
+        for work, (begin, length) in zip(works, kernels):
+            row = top + 1 + streams.index(work.stream)
+            color = (BLUE, GREEN, PURPLE)[streams.index(work.stream) % 3]
+            axes.broken_barh([(begin, length)], (row - 0.35, 0.7), color=color, edgecolor="white", linewidth=0.8)
+            axes.text(begin + length / 2, row, work.name, ha="center", va="center", fontsize=9, color="white")
+            for number in work.after:
+                other = works[number]
+                if other.stream != work.stream:
+                    axes.annotate(
+                        "", xy=(begin, row), xytext=(sum(kernels[number]), top + 1 + streams.index(other.stream)),
+                        arrowprops={"arrowstyle": "->", "color": RED, "linewidth": 1.6},
+                    )  # fmt: skip
+        end = max(end, *(begin + length for begin, length in kernels))
+        ticks += [top + row for row in range(height)]
+        labels += ["host", *streams]
+        top += height + 0.8
+    axes.set_yticks(ticks, labels)
+    axes.set_ylim(top - 1.1, -1.2)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlim(0, 1.05 * end)
+    axes.set_xlabel(unit)
+    return figure
 
 
 def spans(launches: Sequence[float], kernels: Sequence[float], waits: Sequence[int] = ()) -> tuple[list, list, list]:
