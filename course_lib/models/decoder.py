@@ -1,11 +1,13 @@
 """A Llama-style decoder: embedding, blocks of attention and SwiGLU with RMSNorm before each, and logits.
 
-It runs with or without a KV cache, and its attention is whatever function it is given:
+It runs with or without a KV cache, and its attention and its glue (norms, additions, gates, the loss) are whatever
+functions it is given:
 
     Decoder(config)                                         # PyTorch's
     Decoder(config, attention=attention_reference)          # naive, from course_lib.kernels.attention.reference
     Decoder(config, attention=attention)                    # the course's, from course_lib.kernels.attention.dispatch
     Decoder(config, attention=your_own)                     # your_own(query, key, value, causal=True)
+    Decoder(config, glue=FUSED)                             # the course's fused kernels, from course_lib.models.glue
 
 A config with a latent makes its attention multi-head latent attention: `course_lib.models.latent`.
 
@@ -20,6 +22,7 @@ from torch import nn
 
 from course_lib.models.cache import KVCache
 from course_lib.models.config import ModelConfig
+from course_lib.models.glue import TORCH, Glue
 from course_lib.models.latent import LatentAttention
 from course_lib.models.latent_cache import LatentCache
 from course_lib.models.layers import RMSNorm, SwiGLU, rotary_angles, rotate
@@ -55,7 +58,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: x + attention(norm(x)), then x + SwiGLU(norm(x))."""
+    """One layer: x + attention(norm(x)), then x + SwiGLU(norm(x)), whose addition is left to the next layer's norm."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -64,10 +67,19 @@ class Block(nn.Module):
         self.feed_forward_norm = RMSNorm(config.width, config.norm_epsilon)
         self.feed_forward = SwiGLU(config.width, config.hidden)
 
-    def forward(self, x, *context) -> torch.Tensor:
-        """[batch, tokens, width] -> the same; `context` as `Attention.forward` takes it."""
-        x = x + self.attention(self.attention_norm(x), *context)
-        return x + self.feed_forward(self.feed_forward_norm(x))
+    def forward(self, x, update, glue: Glue, *context) -> tuple[torch.Tensor, torch.Tensor]:
+        """The stream, and what is to be added to it, before the layer and behind it: both [batch, tokens, width].
+
+        `update` is None before the first layer. `context` as `Attention.forward` takes it.
+        """
+        normalised, x = added(glue, x, update, self.attention_norm)
+        normalised, x = added(glue, x, self.attention(normalised, *context), self.feed_forward_norm)
+        return x, self.feed_forward(normalised, glue.gated)
+
+
+def added(glue: Glue, x, update, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:
+    """(normalised, summed) of x + update, or of x where there is no update."""
+    return (glue.normalise(x, norm), x) if update is None else glue.add_and_normalise(update, x, norm)
 
 
 class Decoder(nn.Module):
@@ -77,13 +89,14 @@ class Decoder(nn.Module):
         config: its shape.
         attention: `attention(query, key, value, causal=True)` with query [batch, query_heads, query_length, head_dim]
             and key, value [batch, key_heads, key_length, head_dim], aligned to the end; PyTorch's by default.
+        glue: what stands between; PyTorch's operations by default.
 
-    The attribute `attention` may be replaced at any time: the weights do not depend on it.
+    The attributes `attention` and `glue` may be replaced at any time: the weights do not depend on them.
     """
 
-    def __init__(self, config: ModelConfig, attention: Callable = torch_attention):
+    def __init__(self, config: ModelConfig, attention: Callable = torch_attention, glue: Glue = TORCH):
         super().__init__()
-        self.config, self.attention = config, attention
+        self.config, self.attention, self.glue = config, attention, glue
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = RMSNorm(config.width, config.norm_epsilon)
@@ -120,6 +133,18 @@ class Decoder(nn.Module):
         Returns [batch, new_tokens, vocabulary], or [batch, 1, vocabulary].
         Raises a ValueError when tokens have another shape or do not fit into the cache.
         """
+        x = self.hidden(tokens, cache, last_only=last_only)
+        return F.linear(x, self.embedding.weight) if self.logits is None else self.logits(x)
+
+    def loss(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The mean cross-entropy of the next tokens, a scalar in nats. tokens, targets: int64 [batch, tokens]."""
+        if self.glue.loss is None:
+            return F.cross_entropy(self(tokens).flatten(0, 1), targets.flatten())
+        weight = (self.embedding if self.logits is None else self.logits).weight  # [vocabulary, width]
+        return self.glue.loss(self.hidden(tokens).flatten(0, 1), weight, targets.flatten())
+
+    def hidden(self, tokens: torch.Tensor, cache=None, *, last_only: bool = False) -> torch.Tensor:
+        """What the logits are made of: [batch, new_tokens, width], or [batch, 1, width]. Arguments as in `forward`."""
         if tokens.dim() != 2 or tokens.numel() == 0:
             raise ValueError(
                 f"tokens has shape {tuple(tokens.shape)}; it must be [batch, new_tokens], neither of them 0."
@@ -130,10 +155,11 @@ class Decoder(nn.Module):
         else:
             positions = cache.positions(new_tokens)
         angles = rotary_angles(positions, self.config.rotary_dim, self.config.rotary_base)
-        x = self.embedding(tokens)  # [batch, new_tokens, width]
+        x, update = self.embedding(tokens), None  # [batch, new_tokens, width]
         for layer, block in enumerate(self.blocks):
-            x = block(x, *angles, self.attention, layer, cache)
+            x, update = block(x, update, self.glue, *angles, self.attention, layer, cache)
         if cache is not None:
             cache.advance(new_tokens)
-        x = self.norm(x[:, -1:] if last_only else x)
-        return F.linear(x, self.embedding.weight) if self.logits is None else self.logits(x)
+        if last_only:
+            x, update = x[:, -1:], None if update is None else update[:, -1:]
+        return added(self.glue, x, update, self.norm)[0]

@@ -6,8 +6,9 @@ rotary:      pair i of a head is turned by the angle position · base^(-2i / hea
 SwiGLU(x)  = (silu(x W_gate) · x W_up) W_down         Shazeer, arXiv 2002.05202
 """
 
+from collections.abc import Callable
+
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 
@@ -56,6 +57,6 @@ class SwiGLU(nn.Module):
         self.up = nn.Linear(width, hidden, bias=False)
         self.down = nn.Linear(hidden, width, bias=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., width] -> [..., width]."""
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+    def forward(self, x: torch.Tensor, gated: Callable) -> torch.Tensor:
+        """[..., width] -> [..., width]; `gated(gate, up)` gives silu(gate) · up."""
+        return self.down(gated(self.gate(x), self.up(x)))

@@ -1,4 +1,4 @@
-"""The functions that a learner writes in chapters 04 to 08, 10 to 12 and 14, as the decoder calls them.
+"""The functions that a learner writes in chapters 04 to 08 and 10 to 14, as the decoder calls them.
 
 The exercises ask for attention of one head more simply than a whole model needs it. What is here fits the two together;
 it computes nothing itself and copies no keys.
@@ -7,12 +7,14 @@ it computes nothing itself and copies no keys.
     cache = model.new_cache(1, 256, decode=grouped_decode)                        # chapter 07 fits as it is
     cache = model.new_cache(1, 256, decode=decode_in_splits(split_attention, combine_splits, splits=4))    # chapter 08
     model.attention = differentiable(forward, flash_attention_backward)                                    # chapter 10
+    model.glue = add_and_norm_of_rows(add_rms_norm)                                                        # chapter 13
     cache = model.new_cache(1, 256, decode=latent_decode_of_a_token(latent_decode))                        # chapter 11
     cache = Int4KVCache(model.config, 1, 256, decode=int4_decode_of_codes(int4_decode))                    # chapter 12
 
 Chapters 05, 06 and 14 bring the memory as well; `course_lib.models.sequences` has caches made of their functions.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -21,6 +23,7 @@ import torch
 from course_lib.kernels.attention.autograd import with_gradient
 from course_lib.kernels.quantised.formats import GROUP, Int4Cache, quantise_int4_keys
 from course_lib.models.decoder import Decoder
+from course_lib.models.glue import TORCH, Glue
 
 COURSES_OWN = "course_solution_"  # how the modules begin in which `check(...).best` finds the course's own answers
 
@@ -209,6 +212,23 @@ def is_the_courses(answer: Callable) -> bool:
     """Whether `check(...).best` gave the course's own answer, because the learner's has not passed."""
     answer = getattr(answer, "func", answer)  # of a functools.partial
     return (getattr(answer, "__module__", None) or "").startswith(COURSES_OWN)
+
+
+def add_and_norm_of_rows(function: Callable) -> Glue:
+    """PyTorch's glue, with additions and norms by a function of matrices, as exercise 13.2 asks for it.
+
+    Args:
+        function: `function(x, residual, weight, epsilon)` gives (normalised, summed) of x, residual [rows, hidden] and
+            weight [hidden], all of one dtype.
+
+    A model with this glue writes text; it cannot be trained, as no gradient passes through the function.
+    """
+
+    def add_and_normalise(update, x, norm):
+        rows = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (update, x))
+        return tuple(result.view(x.shape) for result in function(*rows, norm.weight, norm.epsilon))
+
+    return dataclasses.replace(TORCH, add_and_normalise=add_and_normalise)
 
 
 def who_runs(answers: dict[str, Callable]) -> str:

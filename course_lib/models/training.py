@@ -15,7 +15,6 @@ from pathlib import Path
 
 import filelock
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from course_lib.hardware.device import default_device, interpreting
@@ -23,6 +22,7 @@ from course_lib.home import course_home
 from course_lib.kernels.attention.dispatch import attention as course_attention
 from course_lib.models.config import ModelConfig
 from course_lib.models.decoder import Decoder
+from course_lib.models.glue import TORCH, Glue
 from course_lib.models.tiny import TINY, tiny_text
 from course_lib.models.tokenizer import VOCABULARY, encode
 from course_lib.models.torch_attention import torch_attention
@@ -41,6 +41,7 @@ def train_tiny_model(
     text: str | None = None,
     report: Callable[[int, float], None] | None = None,
     attention: Callable = torch_attention,
+    glue: Glue = TORCH,
 ) -> Decoder:
     """A decoder that has read the text.
 
@@ -51,7 +52,7 @@ def train_tiny_model(
         device: "cpu" or "cuda"; the course's device when None.
         text: what to learn, longer than `context`; `tiny_text()` when None.
         report: called after each step with its number, from 1, and the loss in nats a byte.
-        attention: as `Decoder` takes it; autograd must pass through it.
+        attention, glue: as `Decoder` takes them; autograd must pass through them.
 
     Returns the model in float32, in evaluation mode. Raises a ValueError that names the argument when one is too small.
     """
@@ -64,7 +65,7 @@ def train_tiny_model(
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
         torch.manual_seed(seed)
-        model = Decoder(config, attention)
+        model = Decoder(config, attention, glue)
         initialize(model)
     model.to(device).train()
     matrices = [parameter for parameter in model.blocks.parameters() if parameter.dim() == 2]
@@ -98,16 +99,18 @@ INTERPRETED_STEPS = 40
 def loss_curves(
     attentions: Mapping[str, Callable] | None = None,
     *,
+    glues: Mapping[str, Glue] | None = None,
     config: ModelConfig | None = None,
     steps: int | None = None,
     seed: int = 0,
     device: torch.device | str | None = None,
 ) -> dict[str, list[float]]:
-    """The losses of one training for each of several attentions: same first weights, same pieces of text.
+    """The losses of one training for each of several attentions or glues: same first weights, same pieces of text.
 
     Args:
         attentions: name -> attention as `Decoder` takes it, which autograd passes through. PyTorch's and the course's
             own when None.
+        glues: instead of attentions, name -> glue as `Decoder` takes it, which autograd passes through.
         config, steps: of the training. When None the tiny model's 400 steps on a GPU; in the interpreter a smaller one
             of 1 layer, 2 heads and 64 tokens, and 40 steps.
         seed, device: as for `train_tiny_model`.
@@ -115,18 +118,22 @@ def loss_curves(
     Returns name -> the loss of each step, in nats a byte. Two right attentions begin alike to the last digits of
     float32. What they differ by in rounding grows with the steps, as it does between any two orders of addition.
     """
-    if attentions is None:
+    if attentions is not None and glues is not None:
+        raise ValueError("attentions and glues were both given; compare one of them at a time.")
+    if attentions is None and glues is None:
         attentions = {"PyTorch": torch_attention, "ours": course_attention}
+    parts = {name: (torch_attention, glue) for name, glue in (glues or {}).items()}
+    parts |= {name: (attention, TORCH) for name, attention in (attentions or {}).items()}
     config = config or (INTERPRETED if interpreting() else TINY)
     steps = steps or (INTERPRETED_STEPS if interpreting() else STEPS)
     curves: dict[str, list[float]] = {}
-    for name, attention in attentions.items():
+    for name, (attention, glue) in parts.items():
         curves[name] = []
 
         def report(step: int, loss: float, losses: list[float] = curves[name]) -> None:
             losses.append(loss)
 
-        train_tiny_model(config, steps=steps, seed=seed, device=device, report=report, attention=attention)
+        train_tiny_model(config, steps=steps, seed=seed, device=device, report=report, attention=attention, glue=glue)
     return curves
 
 
@@ -189,8 +196,7 @@ def random_pieces(data: torch.Tensor, count: int, context: int, generator: torch
 
 def next_token_loss(model: Decoder, pieces: torch.Tensor) -> torch.Tensor:
     """The mean cross-entropy of each next token, in nats. pieces: int64 [count, length + 1]."""
-    logits = model(pieces[:, :-1])  # [count, length, vocabulary]
-    return F.cross_entropy(logits.flatten(0, 1), pieces[:, 1:].flatten())
+    return model.loss(pieces[:, :-1], pieces[:, 1:])
 
 
 def initialize(model: Decoder) -> None:
