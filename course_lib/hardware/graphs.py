@@ -101,7 +101,7 @@ def recorded_on_cpu(function):
     """
     function()
     tape = Tape()
-    with record_launches() as launches, NoLists(), tape:
+    with record_launches() as launches, NoLists("This function cannot be recorded"), tape:
         result = function()
     if launches:
         raise RuntimeError(
@@ -159,11 +159,16 @@ class Tape(TorchDispatchMode):
 
 
 class NoLists(TorchFunctionMode):
-    """Refuses what turns a tensor into a list or an array."""
+    """Refuses what turns a tensor into a list or an array, in a RuntimeError that begins with the given words.
+
+    asleep: set while it is to refuse nothing.
+    """
+
+    def __init__(self, words: str):
+        super().__init__()
+        self.words, self.asleep = words, False
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        if getattr(function, "__name__", "") in LISTS:
-            raise RuntimeError(
-                f"This function cannot be recorded: it makes the host wait for numbers (`.{function.__name__}`)."
-            )
+        if not self.asleep and getattr(function, "__name__", "") in LISTS:
+            raise RuntimeError(f"{self.words}: it makes the host wait for numbers (`.{function.__name__}`).")
         return function(*args, **(kwargs or {}))

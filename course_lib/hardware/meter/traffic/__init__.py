@@ -35,6 +35,7 @@ from .results import (
 )
 from .triton_internals import (
     compiled_elsewhere,
+    launches_through,
     prepare_compiler,
     recognise_kernels_by_meaning,
     repair_interpreter,
@@ -55,6 +56,7 @@ __all__ = [
     "find_function",
     "front_end_is_known",
     "is_own",
+    "launches_through",
     "prepare_compiler",
     "readable_bytes",
     "recognise_kernels_by_meaning",

@@ -12,7 +12,7 @@ Triton is imported when first asked for, since it is not on every machine.
     kernel_cache  what is compiled: found again by its meaning, and made where no GPU is open
 """
 
-from .compiled import NO_ARGUMENT, bound_launch, compiled_launches, front_end, jit_function
+from .compiled import NO_ARGUMENT, bound_launch, compiled_launches, front_end, jit_function, launches_through
 from .interpreted import (
     NO_KERNEL,
     copied_arguments,
@@ -42,6 +42,7 @@ __all__ = [
     "interpreted_launches",
     "interpreting",
     "jit_function",
+    "launches_through",
     "memory_behind",
     "prepare_compiler",
     "recognise_kernels_by_meaning",

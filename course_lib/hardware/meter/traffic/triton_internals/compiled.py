@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from ..results import Launch, MeterUnavailable
 from .interpreted import replaced, three
-from .versions import versions
+from .versions import interpreting, versions
 
 NO_ARGUMENT = "failed to specialize argument"  # Triton's words on a value that it cannot hand to a kernel
 _NO_REFUSAL = (MemoryError, OSError, ImportError)  # wrapped by the compiler like all that is raised while it reads
@@ -31,6 +31,29 @@ def compiled_launches(notify: Callable[[Launch], None]) -> Iterator[None]:
         return prepare(self, grid, stream, *args)
 
     with replaced(CompiledKernel, "launch_metadata", announcing):
+        yield
+
+
+@contextlib.contextmanager
+def launches_through(around: Callable) -> Iterator[None]:
+    """Calls ``around(kernel, grid, args, settings, start)`` in place of each launch, interpreted or compiled; it calls
+    ``start()``, which gives what the launch gives: the compiled kernel, or None. Warming up is no launch."""
+    try:
+        if interpreting():
+            from triton.runtime.interpreter import InterpretedFunction as Kernel
+        else:
+            from triton.runtime.jit import JITFunction as Kernel
+        run = Kernel.run
+    except (ImportError, AttributeError) as error:
+        raise MeterUnavailable(f"Launches cannot be seen: {error}. {versions()}") from error
+
+    def running(self, *args, grid, warmup, **settings):
+        def start():
+            return run(self, *args, grid=grid, warmup=warmup, **settings)
+
+        return start() if warmup else around(self, grid, args, settings, start)
+
+    with replaced(Kernel, "run", running):
         yield
 
 
