@@ -46,7 +46,9 @@ on_gpu = not interpreting()
 # needs a number that the GPU computes, for example at `.item()`.
 #
 # The next cell measures the host's part on your machine for the smallest work there is, one addition to 16 numbers. On
-# a GPU it also measures a Triton kernel of the course. **Predict** how long the host takes for PyTorch's addition.
+# a GPU it also measures a Triton kernel of the course, called in two ways. The second is *prepared*: the call is made
+# once, and its compiled kernel, grid and arguments are kept. A later call only compares the shapes, strides and dtypes
+# of its inputs with the first ones. **Predict** how long the host takes for PyTorch's addition.
 
 # %%
 predict("14 host time of one small operation", ..., "µs")
@@ -83,6 +85,12 @@ if on_gpu:
     lengths = torch.full((1,), 4096, dtype=torch.int32, device=device)
     attend = partial(decode_attention, query, *cache, lengths, validate=False)
     print(f"The course's decode kernel: {format_seconds(host_seconds(attend))} of the host's time")
+
+    from course_lib.hardware.prepared import prepared
+
+    step = prepared(decode_attention, query, *cache, lengths, validate=False)
+    call = partial(step, query, *cache, lengths)
+    print(f"The same call, prepared:    {format_seconds(host_seconds(call))}. {step.reason or ''}")
 
 # %% [markdown]
 # ## Who waits for whom
