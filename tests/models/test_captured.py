@@ -298,11 +298,20 @@ def test_one_graph_refuses_what_is_larger_than_it(model):
         step(torch.ones(3, 1, dtype=torch.int64), cache.step_on_host())
 
 
-def test_a_length_beyond_its_table_is_refused(model):
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"ends": [5]}, r"lengths\[0\] is 5; a row of block_tables, 1 pages of 4 tokens"),
+        ({"ends": [-1]}, r"lengths\[0\] is -1"),
+        ({"tables": [[21]]}, r"block_tables\[0, 0\] is 21, which sequence 0 with 3 tokens needs"),
+        ({"tables": [[-1]]}, r"block_tables\[0, 0\] is -1, which sequence 0"),
+    ],
+)
+def test_a_cache_that_outgrew_its_table_and_a_page_outside_the_pool_are_refused(model, change, words):
     _, step = begun(model, cache := cache_of())
-    longer = cache.step_on_host()._replace(ends=torch.tensor([5], dtype=torch.int32))
-    with pytest.raises(ValueError, match=r"lengths\[0\] is 5; a row of block_tables, 1 pages of 4 tokens"):
-        step(torch.ones(1, 1, dtype=torch.int64), longer)
+    change = {name: torch.tensor(numbers, dtype=torch.int32) for name, numbers in change.items()}
+    with pytest.raises(ValueError, match=words):
+        step(torch.ones(1, 1, dtype=torch.int64), cache.step_on_host()._replace(**change))
 
 
 @pytest.mark.parametrize("slot", [-2, 84])
