@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from course_lib.hardware.device import interpreting
 from course_lib.kernels.fused.add_rms_norm import add_rms_norm_reference
 from course_lib.models.decoder import Decoder
 from course_lib.models.glue import FUSED, TORCH
@@ -12,6 +13,7 @@ from course_lib.models.plugged import add_and_norm_of_rows
 from course_lib.models.tiny import TINY
 from course_lib.models.training import initialize, loss_curves
 
+interpreted = pytest.mark.skipif(not interpreting(), reason="on a GPU tests/gpu/test_glue.py trains the whole model")
 SMALLER = dataclasses.replace(TINY, layers=2, width=48, query_heads=2, key_heads=1, head_dim=16, hidden=80, context=24)
 
 
@@ -29,6 +31,7 @@ def tokens(batch=2, length=9):
     return torch.randint(256, (batch, length), generator=torch.Generator().manual_seed(1))
 
 
+@interpreted
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_logits_are_the_same(tied):
     model = model_of(dataclasses.replace(SMALLER, tied=tied))
@@ -41,6 +44,7 @@ def test_the_logits_are_the_same(tied):
     assert (model(tokens()) - wanted).abs().max() <= allowed
 
 
+@interpreted
 def test_token_by_token_with_a_cache_it_gives_the_same():
     model, ids = model_of(), tokens(2, 7)
     model.glue = FUSED
@@ -51,6 +55,7 @@ def test_token_by_token_with_a_cache_it_gives_the_same():
     assert torch.allclose(steps, model(ids), atol=1e-4)
 
 
+@interpreted
 def test_every_gradient_is_the_same():
     gradients = []
     for glue in (TORCH, FUSED):
@@ -63,6 +68,7 @@ def test_every_gradient_is_the_same():
         assert (plain - fused).abs().max() <= 100 * torch.finfo(torch.float32).eps * plain.abs().max()
 
 
+@interpreted
 def test_it_learns_what_the_model_of_pytorchs_operations_learns():
     curves = loss_curves(glues={"PyTorch": TORCH, "fused": FUSED}, config=SMALLER, steps=12, device="cpu")
     assert list(curves) == ["PyTorch", "fused"] and len(curves["fused"]) == 12

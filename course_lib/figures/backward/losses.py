@@ -4,7 +4,7 @@ from course_lib.figures.style import PALETTE, new_figure, styled
 
 
 @styled
-def draw_losses(curves: dict[str, list[float]]):
+def draw_losses(curves: dict[str, list[float]], title: str = "The same model, trained with each attention"):
     """One line for each name; later ones are dashed and thinner, so that lines which lie on each other all show.
 
     curves: {name: losses in nats a byte, one for each step}.
@@ -17,6 +17,6 @@ def draw_losses(curves: dict[str, list[float]]):
             range(1, len(losses) + 1), losses, label=name, color=PALETTE[index % len(PALETTE)], linestyle=line,
             linewidth=width, alpha=alpha,
         )  # fmt: skip
-    axes.set(xlabel="step", ylabel="loss, nats a byte", title="The same model, trained with each attention")
+    axes.set(xlabel="step", ylabel="loss, nats a byte", title=title)
     axes.legend(loc="upper right")
     return figure
