@@ -41,6 +41,10 @@ def recorded_and_replayed(functions, keys, values, steps, warm, unused_slot=None
             self.tape = []
 
         def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            with self:  # without gradients an operation comes whole, and one that it is made of may wait
+                made = operation.decompose(*args, **(kwargs or {}))
+            if made is not NotImplemented:
+                return made
             name = str(operation)
             if name.startswith(waiting):
                 raise Refused(name.split(".")[1])
@@ -53,11 +57,12 @@ def recorded_and_replayed(functions, keys, values, steps, warm, unused_slot=None
             return made
 
         def replay(self):
-            for operation, args, kwargs, made in self.tape:
-                again = operation(*args, **kwargs)
-                for new, old in zip(tree_flatten(again)[0], tree_flatten(made)[0]):
-                    if isinstance(old, torch.Tensor) and new.data_ptr() != old.data_ptr():
-                        old.copy_(new)
+            with torch.inference_mode():  # which alone may write what was made in it
+                for operation, args, kwargs, made in self.tape:
+                    again = operation(*args, **kwargs)
+                    for new, old in zip(tree_flatten(again)[0], tree_flatten(made)[0]):
+                        if isinstance(old, torch.Tensor) and new.data_ptr() != old.data_ptr():
+                            old.copy_(new)
 
     def as_given(name):
         return getattr(functions[name], "__wrapped__", functions[name])  # what watches it would be recorded as well

@@ -21,6 +21,12 @@ WRONG = {
         "14.2", (KEY, "here = torch.arange(capacity) == positions[:, None]\n"
                       "    key_cache.transpose(1, 2)[here] = key")
     ),
+    # Without gradients `.item()` is another operation, which the recorder once let through.
+    "host_waits__without_gradients": changed(
+        "14.2",
+        (SEEN, f"longest = positions.max().item()\n    {SEEN}"),
+        ("def decode_step(", "@torch.inference_mode()\ndef decode_step("),
+    ),
     # Worked out in the call that warms up, and kept: kekzl/imp#950 fixed its number of splits like that.
     "position_baked": changed(
         "14.2",
@@ -57,6 +63,7 @@ WRONG = {
 }
 
 UNUSUAL = {
+    "in inference mode": changed("14.2", ("def decode_step(", "@torch.inference_mode()\ndef decode_step(")),
     "stored by torch.where": changed(
         "14.2",
         (KEY, "here = (torch.arange(capacity) == positions[:, None])[:, None, :, None]\n"

@@ -67,6 +67,7 @@ WRONG = {
 }
 
 UNUSUAL = {
+    "in inference mode": changed("14.4", ("def paged_step(", "@torch.inference_mode()\ndef paged_step(")),
     "one slot after another, in a flat pool": changed(
         "14.4",
         (KEY, "place = (slots // page_size)[:, None] * key_pages[0].numel() + torch.arange(key.shape[1]) * page_size "
