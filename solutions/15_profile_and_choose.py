@@ -390,12 +390,22 @@ signs = [[generator.choice((-1, 1)) for _ in range(60)] for _ in range(400)]
 lower, upper = best_interval(made_old, made_new, rows, 5)
 print(f"ratio of the means   {sum(made_new) / sum(made_old):.3f}")
 print(f"median ratio         {best_ratio_of(made_old, made_new):.3f}, 95 % between {lower:.3f} and {upper:.3f}")
+made_lower, made_upper = lower, upper
 print(f"chance of equals     {best_chance_of(made_old, made_new, signs):.3f}")
 lower, upper = best_interval(old, new, [[generator.randrange(len(old)) for _ in range(10)] for _ in range(400)], 5)
 print(f"your sums in turns   {best_ratio_of(old, new):.3f}, 95 % between {lower:.3f} and {upper:.3f}")
 
 # %% [markdown]
-# The truth is 1.02. The ratio of the means says that the second kernel is faster, because the late calls happened to be
+# The truth is 1.02. The next picture shows each pair. The clock, which falls by a tenth, is not to be seen: it cancels.
+# The late calls are the points far above and far below.
+
+# %%
+from course_lib.figures.profiling.ratios import draw_ratios
+
+draw_ratios(made_old, made_new, made_lower, made_upper)
+
+# %% [markdown]
+# The ratio of the means says that the second kernel is faster, because the late calls happened to be
 # more often the first one's. The interval of the median lies above 1 and holds the truth. The chance is no help here:
 # it adds logarithms up, and a late call adds more than all the small differences together. If two methods disagree,
 # look at the samples. Here you would see the late calls at once, and leave them out of both.
@@ -515,6 +525,17 @@ best_choose = check("15.4", choose).best
 traces = recorded_traces()
 for event in traces["mask"]["events"][:4]:
     print(event)
+
+# %% [markdown]
+# The picture shows layer 5 in one of the runs. Inside its window SDPA was called, and that called the operation that
+# names the backend. Each launch is joined to its kernel. The first kernels ran at once, because the GPU had nothing to
+# do. Then came a long one, and the launches behind it waited in the queue. More than half of the layer's time on the
+# GPU lies behind the end of its window. So a sum over what ran *during* the window would be wrong.
+
+# %%
+from course_lib.figures.profiling.trace import draw_trace
+
+draw_trace(traces["mask_without_cudnn"]["events"], "layer 5: attention")
 
 # %%
 # Exercise 15.5 · What ran, and which layer fell back
