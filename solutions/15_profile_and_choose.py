@@ -397,7 +397,7 @@ print(f"your sums in turns   {best_ratio_of(old, new):.3f}, 95 % between {lower:
 
 # %% [markdown]
 # The truth is 1.02. The next picture shows each pair. The clock, which falls by a tenth, is not to be seen: it cancels.
-# The late calls are the points far above and far below.
+# The late calls are the triangles at the edges.
 
 # %%
 from course_lib.figures.profiling.ratios import draw_ratios
