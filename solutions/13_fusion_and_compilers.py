@@ -1079,6 +1079,12 @@ else:
 # tile's elements lie in memory. Then the outer one *after* the inner one says where the picked elements lie. CuTe uses
 # this to say which elements a thread owns. A first layout gives each thread a place in the tile, a second one gives the
 # steps from there to all of its values, and the tile's own layout turns these places into offsets in memory.
+#
+# And you can *divide* a layout into tiles. Say a tile takes 2 indices that are 3 apart, of the 12 that a layout has.
+# The first tile takes the indices 0 and 3. The second begins at the smallest index that is left, 1, and takes 1 and 4.
+# The third takes 2 and 5. Now 6 is the smallest one left, and the same begins again from there: 6 and 9, 7 and 10, 8
+# and 11. CuTe calls what runs from tile to tile the *complement* of the tile, and the whole `logical_divide`. A
+# kernel's blocks, its warps and its vector loads are all made by dividing.
 
 # %%
 # Exercise 13.7 · A layout by hand
@@ -1121,8 +1127,20 @@ def owned(tile, threads, values, thread: int) -> list:
     # END SOLUTION
 
 
+def divided(layout, size: int, step: int) -> list:
+    """The tiles of a layout, each a list of `size` offsets: those of indices that are `step` apart.
+
+    Each tile begins at the smallest index that is in no tile before it. size and step are at least 1, and size · step
+    divides the number of the layout's indices, so that every index is in one tile.
+    """
+    # BEGIN SOLUTION
+    starts = [block + place for block in range(0, math.prod(layout[0]), size * step) for place in range(step)]
+    return [[offset(layout, start + step * number) for number in range(size)] for start in starts]
+    # END SOLUTION
+
+
 # %%
-best_offset, best_composed, best_owned = check("13.7", offset, composed, owned).best
+best_offset, best_composed, best_owned, best_divided = check("13.7", offset, composed, owned, divided).best
 
 # %% [markdown]
 # What is a good layout for a load? A thread can load 16 bytes with one instruction, eight numbers of 16 bits, if they
@@ -1135,8 +1153,11 @@ row = ((256,), (1,))
 ways = {"8 neighbours each": (((32,), (8,)), ((8,), (1,))), "every 32nd": (((32,), (1,)), ((8,), (32,)))}
 for name, (threads, values) in ways.items():
     print(name, *(f"\n    thread {thread}: {best_owned(row, threads, values, thread)}" for thread in range(4)))
+print("the row divided by 8 indices that are 32 apart begins with", best_divided(row, 8, 32)[0])
 
 # %% [markdown]
+# The last line shows that a division says the same as the second layout: each of its tiles is what one thread owns.
+#
 # In the first layout a thread's eight offsets are neighbours, so one instruction loads them all. In the second a thread
 # needs eight loads of 2 bytes each, and each of them covers 64 bytes for the whole warp. Both layouts read every number
 # once, so `kernel_bytes` sees no difference. But the second needs eight times as many load instructions.

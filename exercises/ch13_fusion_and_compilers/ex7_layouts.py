@@ -25,6 +25,11 @@ def of_a_thread(tile, threads, values, thread):
     return [place(tile, first + place(values, value)) for value in range(math.prod(values[0]))]
 
 
+def tiles_of(layout, size, step):
+    starts = [block + start for block in range(0, math.prod(layout[0]), size * step) for start in range(step)]
+    return [[place(layout, start + step * number) for number in range(size)] for start in starts]
+
+
 ROWS_OF_8 = ((4, 8), (8, 1))  # 4 rows of 8, row after row
 COLUMNS_OF_4 = ((4, 8), (1, 4))
 
@@ -44,6 +49,12 @@ def layout_cases(draw):
         Case("the same of rows", (ROWS_OF_8, ((16,), (2,)), ((2,), (1,)), 5), "owned"),
         Case("8 threads, 4 values 8 apart", (COLUMNS_OF_4, ((8,), (1,)), ((4,), (8,)), 3), "owned"),
         Case("values that run into the next column", (ROWS_OF_8, ((8,), (3,)), ((4,), (1,)), 5), "owned"),
+        Case("neighbours: 8 of 32", (COLUMNS_OF_4, 8, 1), "divided"),
+        Case("2 of 12, 3 apart", (((12,), (1,)), 2, 3), "divided"),
+        Case("rows of 8, in tiles of 2 that are 4 apart", (ROWS_OF_8, 2, 4), "divided"),
+        Case("one tile of all", (COLUMNS_OF_4, 32, 1), "divided"),
+        Case("tiles of one index", (ROWS_OF_8, 1, draw.choice((1, 8))), "divided"),
+        Case("three dimensions, tiles across two", (odd, 3, 5), "divided"),
         Case("2 × 4 threads of 2 × 2 values", (ROWS_OF_8, ((2, 4), (2, 8)), ((2, 2), (1, 4)), 6), "owned"),
     ]
 
@@ -85,13 +96,34 @@ OWNED = (
     *edits("The thread's number was taken for its place. Ask the layout of the threads.",
         number_for_place=("place(threads, thread)", "thread")),
 )  # fmt: skip
+DIVIDED = (
+    *edits("These are indices of the layout, not offsets. Ask the layout where each of them lies.",
+        layout_left_out=("place(layout, start + step * number)", "start + step * number")),
+    *edits("A tile took neighbours. Its indices are `step` apart.",
+        step_ignored=("start + step * number", "start + number", "size * step", "size", "range(step)", "range(1)")),
+    *edits("Each tile begins where the last one ended. Where the step is above 1, the indices between those of a tile "
+        "are not taken yet: the next tile begins there.",
+        gaps_left=("block + start for", "block + size * start for"), gaps_left__blocks_alone=("range(step)",
+        "range(1)")),
+    *edits("Only the first `step` tiles are there. After size · step indices the same begins again.",
+        first_tiles_only=("range(0, math.prod(layout[0]), size * step)", "range(0, 1)")),
+    *edits("The tiles stand in another order: first all that begin a group of size · step indices. The smallest index "
+        "that is left comes first.",
+        order_of_blocks=("for block in range(0, math.prod(layout[0]), size * step) for start in range(step)",
+        "for start in range(step) for block in range(0, math.prod(layout[0]), size * step)")),
+    *edits("Size and step are exchanged.", size_and_step_exchanged=("step * number", "size * number", "range(size)",
+        "range(step)", "range(step)", "range(size)")),
+    *edits("The lists hold one element of each tile. A list for each tile is asked for.",
+        across_the_tiles=("[[place(layout, start + step * number) for number in range(size)] for start in starts]",
+        "[[place(layout, start + step * number) for start in starts] for number in range(size)]")),
+)  # fmt: skip
 
 EXERCISE = Exercise(
     id="13.7",
     title="A layout by hand",
-    entries=("offset", "composed", "owned"),
+    entries=("offset", "composed", "owned", "divided"),
     cases=layout_cases,
-    oracle={"offset": place, "composed": one_after_another, "owned": of_a_thread},
+    oracle={"offset": place, "composed": one_after_another, "owned": of_a_thread, "divided": tiles_of},
     contracts=(
         Contract(
             lambda draw, *, first, second, third: (
@@ -108,6 +140,7 @@ EXERCISE = Exercise(
         model_of(place, PLACE, entry="offset"),
         model_of(one_after_another, COMPOSED, uses=(place,), entry="composed"),
         model_of(of_a_thread, OWNED, uses=(place,), entry="owned"),
+        model_of(tiles_of, DIVIDED, uses=(place,), entry="divided"),
     ),
     hints=(
         "For sizes (4, 8) the indices 0, 1, 2, 3 run along the first dimension, and 4 is the second column's first. So "
@@ -117,5 +150,7 @@ EXERCISE = Exercise(
         "composed: offset(outer, offset(inner, index)) for every index of the inner layout.",
         "owned: the place in the tile is offset(threads, thread) + offset(values, value). The tile's layout turns that "
         "into an offset in memory.",
+        "divided: tiles begin at 0, 1, ..., step - 1, then size * step later again. Two loops give all beginnings in "
+        "order, and a tile is offset(layout, beginning + step * number) for its size numbers.",
     ),
 )

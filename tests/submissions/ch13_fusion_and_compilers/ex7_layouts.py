@@ -5,6 +5,9 @@ from tests.submissions.edits import changed
 TURN = "total += index % size * stride"
 COMPOSED = "offset(outer, offset(inner, index))"
 OWNED = "offset(tile, first + offset(values, value))"
+STARTS = "[block + place for block in range(0, math.prod(layout[0]), size * step) for place in range(step)]"
+PLACE = "offset(layout, start + step * number)"
+TILE = f"[[{PLACE} for number in range(size)] for start in starts]"
 
 WRONG = {
     "last_first": changed("13.7", ("zip(*layout)", "list(zip(*layout))[::-1]")),
@@ -17,6 +20,17 @@ WRONG = {
     "added_late": changed("13.7", (OWNED, "offset(tile, first) + offset(tile, offset(values, value))")),
     "thread_missing": changed("13.7", ("first = offset(threads, thread)", "first = 0")),
     "number_for_place": changed("13.7", ("first = offset(threads, thread)", "first = thread")),
+    "layout_left_out": changed("13.7", (TILE, TILE.replace(PLACE, "start + step * number"))),
+    "step_ignored": changed(
+        "13.7", (STARTS, "range(0, math.prod(layout[0]), size)"), (PLACE, "offset(layout, start + number)")),
+    "gaps_left": changed("13.7", (STARTS, STARTS.replace("block + place", "block + size * place"))),
+    "gaps_left__blocks_alone": changed("13.7", (STARTS, "range(0, math.prod(layout[0]), size * step)")),
+    "first_tiles_only": changed("13.7", (STARTS, "range(step)")),
+    "order_of_blocks": changed("13.7", (STARTS, "[block + place for place in range(step)"
+                                        " for block in range(0, math.prod(layout[0]), size * step)]")),
+    "size_and_step_exchanged": changed("13.7", ("def divided(layout, size: int, step: int)",
+                                                "def divided(layout, step: int, size: int)")),
+    "across_the_tiles": changed("13.7", (TILE, f"[[{PLACE} for start in starts] for number in range(size)]")),
 }
 
 UNUSUAL = {
@@ -31,7 +45,19 @@ def composed(outer, inner):
 
 def owned(tile, threads, values, thread):
     return [offset(tile, offset(threads, thread) + offset(values, v)) for v in range(math.prod(values[0]))]
+
+def divided(layout, size, step):
+    left, tiles = set(range(math.prod(layout[0]))), []
+    while left:
+        tile = [min(left) + step * number for number in range(size)]
+        left -= set(tile)
+        tiles.append([offset(layout, index) for index in tile])
+    return tiles
 """,
+    "divided by composed": changed("13.7", (f"return {TILE}",
+        "count = math.prod(layout[0]) // (size * step)\n"
+        "    flat = composed(layout, ((size, step, count), (step, 1, size * step)))\n"
+        "    return [flat[at : at + size] for at in range(0, len(flat), size)]")),
     "by numpy": changed(
         "13.7",
         ("total = 0\n", "coordinates = np.unravel_index(index, layout[0], order='F')\n"),
