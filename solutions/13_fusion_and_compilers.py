@@ -14,7 +14,7 @@
 # the compiler as fast as the best kernel written by hand? For which does it stay three times below what the memory can
 # do?
 #
-# **Time.** About six and a half hours for all seven exercises, estimated. The **core path** takes two to two and a
+# **Time.** About seven and a half hours for all eight exercises, estimated. The **core path** takes two to two and a
 # half: exercises 13.1, 13.2 and 13.5, and every section whose heading does not end in *deeper*. To skip the others, run
 # their cells and go on. You need chapters 01 and 04, and chapter 03 for exercise 13.4.
 
@@ -1025,15 +1025,16 @@ else:
 #   narrower struct where they do not fit.
 # - **Which thread holds what.** Thread t takes the vectors t, t + THREADS, t + 2 · THREADS and so on. Neighbouring
 #   threads then load neighbouring vectors, and a warp's load is four whole lines of 128 bytes.
-# - **How a sum crosses the threads.** The next cell prints that part. In a warp, `__shfl_xor_sync` gives a thread the
-#   number of another thread's register. After five such steps, at distances 16, 8, 4, 2 and 1, all 32 threads have the
-#   sum. Then each warp puts its sum into shared memory, `__syncthreads` waits for all of them, and each warp adds up
-#   those few numbers in the same way.
+# - **How a sum crosses the threads.** The next cell prints the first half. In a warp, `__shfl_xor_sync` gives a thread
+#   the number of another thread's register. After five such steps, at distances 16, 8, 4, 2 and 1, all 32 threads have
+#   the sum. Then each warp puts its sum into shared memory, `__syncthreads` waits for all of them, and each warp adds
+#   up those few numbers in the same way. This second half is yours to write, in exercise 13.8.
 
 # %%
 from course_lib.kernels.fused.cuda_rows import SHARED_BY_KERNELS, cut_of
 
-print(SHARED_BY_KERNELS[SHARED_BY_KERNELS.index("__device__ inline float sum_of_warp") :])
+begin, end = (SHARED_BY_KERNELS.index(f"__device__ inline float sum_of_{what}") for what in ("warp", "block"))
+print(SHARED_BY_KERNELS[begin:end])
 
 # %% [markdown]
 # The whole kernel stands in `course_lib/kernels/fused/cuda_add_rms_norm.py`. It is compiled by NVRTC, CUDA's compiler
@@ -1062,6 +1063,93 @@ else:
 # steps each. Compare these figures with those of your Triton kernel in 13.2. If the machine code is as good, CUDA C++
 # has gained you nothing. It pays when Triton cannot say what you mean: a certain layout, a certain barrier, or an
 # instruction that it does not have.
+#
+# Now you write such a kernel. The check needs no GPU: g++ compiles your text for the processor, and your threads run
+# there one at a time, each until it waits for others. The warps run once in ascending and once in descending order. So
+# a barrier that you forget always shows, whereas on a GPU it may go well for months. A loop over a row that is longer
+# than the block begins at `threadIdx.x` and advances by `THREADS`.
+
+# %%
+# Exercise 13.8 · The same kernel in CUDA C++
+def add_rms_norm_source() -> str:
+    """The CUDA C++ of a kernel that adds a residual and normalises each row by its root mean square.
+
+    Returns: a text that declares
+        extern "C" __global__ void add_rms_norm(
+            const Element* x, const Element* residual, const Element* weight, Element* normalised, Element* summed,
+            int columns, int x_stride, int residual_stride, float epsilon)
+        without an #include. It is launched with one block for each row, of THREADS threads, and no dynamic shared
+        memory. blockIdx.x is the row.
+    It writes, as in 13.2, for each row r and column c
+        summed[r, c] = x[r, c] + residual[r, c], and
+        normalised[r, c] = summed[r, c] · weight[c] / sqrt(mean over the columns of summed[r, :]² + epsilon).
+    x, residual: at least one row of `columns` numbers that lie side by side. Row r begins r · x_stride numbers, or
+        r · residual_stride numbers, behind the first. weight: `columns` numbers. normalised, summed: rows without gaps.
+    Any number of columns from WIDTH on that is a multiple of WIDTH: the row may be shorter or longer than what the
+        block's threads load at once. Both strides are multiples of WIDTH, and all tensors begin at multiples of 16
+        bytes. epsilon: above 0.
+    Before your text stand
+        Element: `float`, or `half_bits`, a float16 as its 16 bits.
+        WIDTH: how many of them have 16 bytes, 4 or 8. Vector: struct alignas(16) Vector { Element of[WIDTH]; };
+        THREADS: a power of two from 32 to 512.
+        float widened(Element) and void narrow(float, Element&): from an Element to float32 and back.
+    Loads and stores have 16 bytes each: Vectors. Squares are added in float32. Each __syncthreads is reached by every
+        thread of the block, and each shuffle by every lane that its mask names: no thread returns before.
+    """
+    # BEGIN SOLUTION
+    return r"""
+extern "C" __global__ void __launch_bounds__(THREADS) add_rms_norm(
+    const Element* __restrict__ x, const Element* __restrict__ residual, const Element* __restrict__ weight,
+    Element* __restrict__ normalised, Element* __restrict__ summed,
+    int columns, int x_stride, int residual_stride, float epsilon)
+{
+    const long long row = blockIdx.x;
+    const int vectors = columns / WIDTH;
+    const Vector* x_row = (const Vector*)(x + row * x_stride);
+    const Vector* residual_row = (const Vector*)(residual + row * residual_stride);
+    const Vector* weights = (const Vector*)weight;
+    Vector* normalised_row = (Vector*)(normalised + row * columns);
+    Vector* summed_row = (Vector*)(summed + row * columns);
+
+    float squares = 0.0f;
+    for (int at = threadIdx.x; at < vectors; at += THREADS) {
+        const Vector left = x_row[at], right = residual_row[at];
+        Vector sum;
+        #pragma unroll
+        for (int e = 0; e < WIDTH; ++e) {
+            narrow(widened(left.of[e]) + widened(right.of[e]), sum.of[e]);
+            const float rounded = widened(sum.of[e]);  // the norm is that of the sum as it is stored
+            squares += rounded * rounded;
+        }
+        summed_row[at] = sum;
+    }
+
+    __shared__ float of_warp[THREADS / 32];
+    const int lane = threadIdx.x % 32;
+    for (int distance = 16; distance > 0; distance /= 2)
+        squares += __shfl_xor_sync(0xffffffffu, squares, distance);
+    if (lane == 0) of_warp[threadIdx.x / 32] = squares;
+    __syncthreads();
+    float total = lane < THREADS / 32 ? of_warp[lane] : 0.0f;
+    for (int distance = 16; distance > 0; distance /= 2)
+        total += __shfl_xor_sync(0xffffffffu, total, distance);
+    const float inverse = rsqrtf(total / columns + epsilon);
+
+    for (int at = threadIdx.x; at < vectors; at += THREADS) {
+        const Vector sum = summed_row[at], factor = weights[at];  // the sum that this thread has written
+        Vector out;
+        #pragma unroll
+        for (int e = 0; e < WIDTH; ++e)
+            narrow(widened(sum.of[e]) * inverse * widened(factor.of[e]), out.of[e]);
+        normalised_row[at] = out;
+    }
+}
+"""
+    # END SOLUTION
+
+
+# %%
+best_add_rms_norm_source = check("13.8", add_rms_norm_source).best
 
 # %% [markdown]
 # ## A layout by hand · deeper

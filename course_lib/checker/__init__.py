@@ -7,7 +7,7 @@ from course_lib.checker.specification.draw import Draw
 from course_lib.checker.specification.edits import edits, model_of
 from course_lib.checker.specification.exercise import Case, CourseError, Exercise, InOut, Limits, Mistake, PerRank, Seen
 from course_lib.checker.specification.model import Slip
-from course_lib.checker.specification.needs import ANY, HOPPER, HOPPER_AND_LATER, NVIDIA, TRITON, Needs
+from course_lib.checker.specification.needs import ANY, CUDA_ON_HOST, HOPPER, HOPPER_AND_LATER, NVIDIA, TRITON, Needs
 from course_lib.checker.specification.requirements import (
     Allocates,
     CompilesWith,
@@ -23,6 +23,7 @@ from course_lib.checker.specification.requirements import (
 
 __all__ = [
     "ANY",
+    "CUDA_ON_HOST",
     "HOPPER",
     "HOPPER_AND_LATER",
     "NVIDIA",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from course_lib.checker.specification.errors import CourseError
+from course_lib.hardware.compiler.cuda_on_host import missing_host_compiler
 
 if TYPE_CHECKING:
     from course_lib.hardware.device import Machine
@@ -43,6 +44,8 @@ class Needs:
         capability: the least compute capability of the GPU, such as (8, 0); implies a GPU.
         exact: the one compute capability that will do, such as (9, 0) for wgmma; implies a GPU.
         packages: what else must be importable, such as ("flash_attn",).
+        cuda_on_host: CUDA C++ is written, which g++ compiles for the processor; see
+            `course_lib/hardware/compiler/cuda_on_host.py`.
     """
 
     triton: bool = False
@@ -50,6 +53,7 @@ class Needs:
     capability: Capability | None = None
     exact: Capability | None = None
     packages: tuple[str, ...] = ()
+    cuda_on_host: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.triton, bool):
@@ -84,6 +88,7 @@ class Needs:
 
 ANY = Needs()
 TRITON = Needs(triton=True)
+CUDA_ON_HOST = Needs(cuda_on_host=True)
 NVIDIA = Needs(triton=True, gpus=1)
 HOPPER = Needs(triton=True, gpus=1, exact=(9, 0))
 HOPPER_AND_LATER = Needs(triton=True, gpus=1, capability=(9, 0))
@@ -97,11 +102,13 @@ def missing(needs: Needs, here: Machine) -> str | None:
         here: the machine's facts, as `course_lib.hardware.device.machine` gathers them.
     """
     lacking = [
-        part for part in (_gpu(needs, here), _number(needs, here), _triton(needs, here), _packages(needs)) if part
+        part
+        for part in (_gpu(needs, here), _number(needs, here), _triton(needs, here), _packages(needs), _host(needs))
+        if part
     ]
     if not lacking:
         return None
-    return " ".join(f"{who} {part}" for who, part in zip(["This exercise needs", *["It also needs"] * 3], lacking))
+    return " ".join(f"{who} {part}" for who, part in zip(["This exercise needs", *["It also needs"] * 4], lacking))
 
 
 def _gpu(needs: Needs, here: Machine) -> str | None:
@@ -143,6 +150,10 @@ def _packages(needs: Needs) -> str | None:
         f"the Python package{'s' if several else ''} {names}, which this machine does not have. "
         f"Install {'them' if several else 'it'}, and restart the notebook's kernel."
     )
+
+
+def _host(needs: Needs) -> str | None:
+    return missing_host_compiler() if needs.cuda_on_host else None
 
 
 def _only(capability: Capability) -> str:

@@ -5,6 +5,7 @@ import torch
 
 from course_lib.hardware.compiler.architectures import ARCHITECTURES
 from course_lib.hardware.compiler.cuda_cpp import compile_cuda, missing_nvrtc
+from course_lib.hardware.compiler.cuda_on_host import ORDERS, missing_host_compiler
 from course_lib.hardware.device import interpreting
 from course_lib.kernels.fused.add_rms_norm import add_rms_norm_reference
 from course_lib.kernels.fused.cuda_add_rms_norm import add_rms_norm_launch, add_rms_norm_source, cuda_add_rms_norm
@@ -16,12 +17,12 @@ from course_lib.kernels.fused.cuda_group_norm_mish import (
 from course_lib.kernels.fused.cuda_rows import Cut, cut_of, widest
 from course_lib.kernels.fused.group_norm_mish import group_norm_mish_reference
 from tests.kernels.fused.cases import assert_as_exact_as_plain, in_wider_rows, normal
-from tests.kernels.fused.cuda_on_host import missing_compiler, run_on_host
+from tests.kernels.fused.cuda_on_host import run_on_host
 
 HALF, BRAIN, FLOAT = torch.float16, torch.bfloat16, torch.float32
 on_host = pytest.mark.skipif(
-    not interpreting() or missing_compiler() is not None,
-    reason=missing_compiler() or "on a GPU tests/gpu/test_cuda_cpp.py runs the kernels themselves",
+    not interpreting() or missing_host_compiler() is not None,
+    reason=missing_host_compiler() or "on a GPU tests/gpu/test_cuda_cpp.py runs the kernels themselves",
 )
 compiles = pytest.mark.skipif(missing_nvrtc() is not None, reason=str(missing_nvrtc()))
 
@@ -31,6 +32,7 @@ def nan_like(tensor):
 
 
 @on_host
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(
     "hidden, dtype, weight_dtype, apart",
     [
@@ -43,18 +45,19 @@ def nan_like(tensor):
         pytest.param(16392, HALF, HALF, False, id="16392, chunk by chunk"),
     ],
 )
-def test_add_and_norm_is_right_for_every_cut_of_a_row(hidden, dtype, weight_dtype, apart):
+def test_add_and_norm_is_right_for_every_cut_of_a_row(hidden, dtype, weight_dtype, apart, order):
     x, residual = normal(1, 3, hidden, dtype=dtype), normal(2, 3, hidden, dtype=dtype)
     weight = normal(3, hidden, dtype=weight_dtype)
     if apart:
         x = in_wider_rows(x)
     normalised, summed = nan_like(x), nan_like(x)
-    run_on_host(add_rms_norm_launch(x, residual, weight, normalised, summed, 1e-6))
+    run_on_host(add_rms_norm_launch(x, residual, weight, normalised, summed, 1e-6), (3, 4), order)
     assert torch.equal(summed, x + residual)
     assert_as_exact_as_plain(normalised, lambda *them: add_rms_norm_reference(*them)[0], x + residual, None, weight)
 
 
 @on_host
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(
     "batch, channels, groups, length, dtype, film",
     [
@@ -66,13 +69,15 @@ def test_add_and_norm_is_right_for_every_cut_of_a_row(hidden, dtype, weight_dtyp
     ],
 )
 @pytest.mark.parametrize("mean", [0.0, 10_000.0], ids=["mean 0", "mean 10000"])
-def test_group_norm_and_mish_is_right_for_every_cut_of_a_group(batch, channels, groups, length, dtype, film, mean):
+def test_group_norm_and_mish_is_right_for_every_cut_of_a_group(
+    batch, channels, groups, length, dtype, film, mean, order
+):
     x = (normal(1, batch, channels, length) + mean).to(dtype)
     weight, bias = normal(2, channels), normal(3, channels, dtype=dtype)
     both = normal(4, batch, 2 * channels, dtype=dtype)
     scale, shift = both.chunk(2, dim=1) if film else (None, None)
     out = nan_like(x)
-    run_on_host(group_norm_mish_launch(x, groups, weight, bias, scale, shift, out, 1e-5))
+    run_on_host(group_norm_mish_launch(x, groups, weight, bias, scale, shift, out, 1e-5), (5,), order)
 
     def plain(x, weight, bias):
         films = (None, None) if scale is None else (scale.to(x.dtype), shift.to(x.dtype))

@@ -1,0 +1,200 @@
+"""Wrong answers to exercise 13.8, and unusual right ones."""
+
+from tests.submissions.edits import changed
+
+SHARED = "__shared__ float of_warp[THREADS / 32];"
+WRITTEN = "if (lane == 0) of_warp[threadIdx.x / 32] = squares;"
+BARRIER = "    __syncthreads();\n"
+READ = "float total = lane < THREADS / 32 ? of_warp[lane] : 0.0f;"
+SQUARES = "squares += __shfl_xor_sync(0xffffffffu, squares, distance);"
+TOTAL = "total += __shfl_xor_sync(0xffffffffu, total, distance);"
+INVERSE = "rsqrtf(total / columns + epsilon)"
+X_ROW = "(const Vector*)(x + row * x_stride)"
+RESIDUAL_ROW = "(const Vector*)(residual + row * residual_stride)"
+SECOND_SUM = f"""    {READ}
+    for (int distance = 16; distance > 0; distance /= 2)
+        {TOTAL}
+"""
+FIRST_SUM = f"""    for (int distance = 16; distance > 0; distance /= 2)
+        {SQUARES}
+"""
+TOTAL_BY_THREAD_0 = """    __shared__ float whole;
+    if (threadIdx.x == 0) {
+        whole = 0.0f;
+        for (int warp = 0; warp < THREADS / 32; ++warp) whole += of_warp[warp];
+    }
+    __syncthreads();
+    const float total = whole;
+"""
+
+
+EPSILON_ROOT = "sqrtf(total / columns) + epsilon"
+STORED = "summed_row[at] = sum;"
+SUM = "Vector sum;"
+BEGIN = "float squares = 0.0f;"
+TREE = """__shared__ float of_thread[THREADS];
+    of_thread[threadIdx.x] = squares;
+    __syncthreads();
+    for (int half = THREADS / 2; half > 0; half /= 2) {
+        if (threadIdx.x < half) of_thread[threadIdx.x] += of_thread[threadIdx.x + half];
+        __syncthreads();
+    }
+    """
+
+
+def edited(*replacements):
+    return changed("13.8", *replacements)
+
+
+def behind(line, *more):
+    """The answer with further lines behind one of its own."""
+    return edited((line, "\n".join((line, *more))))
+
+
+WRONG = {
+    "first_warp_only": edited((READ, "float total = lane == 0 ? of_warp[0] : 0.0f;")),
+    "sum_of_own_warp": edited((INVERSE, "rsqrtf(squares / columns + epsilon)")),
+    "sum_of_own_thread": edited(
+        (FIRST_SUM, f"    const float own = squares;\n{FIRST_SUM}"), (INVERSE, "rsqrtf(own / columns + epsilon)")
+    ),
+    "sum_in_lane_0_only": edited(("__shfl_xor_sync", "__shfl_down_sync")),
+    "step_missing": edited(("distance > 0", "distance > 1")),
+    "step_missing__first": edited(("distance = 16", "distance = 8")),
+    "barrier_missing": edited((BARRIER, "")),
+    "barrier_missing__broadcast": edited((SECOND_SUM, TOTAL_BY_THREAD_0.replace(BARRIER, ""))),
+    "barrier_missing__tree": edited(
+        (SHARED, TREE.replace("        __syncthreads();\n    }", "    }\n    __syncthreads();") + SHARED),
+        (INVERSE, "rsqrtf(of_thread[0] / columns + epsilon)"),
+    ),
+    "shared_memory_unset": edited(
+        (SHARED, "__shared__ float of_warp[32];"), (READ, "float total = of_warp[lane];")
+    ),
+    "outside_an_array": edited((READ, "float total = of_warp[lane];")),
+    "not_reached_by_all": behind(BEGIN, "if (threadIdx.x >= vectors) return;"),
+    "not_reached_by_all__shuffle_in_a_branch": edited(
+        (SECOND_SUM, "float total;\nif (lane < THREADS / 32) {\n" + SECOND_SUM.replace("float total", "total") + "}")
+    ),
+    "not_reached_by_all__barrier_in_a_branch": edited(
+        (f"    {WRITTEN}\n{BARRIER}", "if (lane == 0) {\nof_warp[threadIdx.x / 32] = squares;\n__syncthreads();\n}\n")
+    ),
+    "not_reached_by_all__barrier_in_the_loop": behind(STORED, "__syncthreads();"),
+    "row_cut_off": edited(("at += THREADS)", "at += columns)")),
+    "last_vector_only": behind(SUM, "squares = 0.0f;"),
+    "mean_over_the_threads": edited(("total / columns", "total / THREADS")),
+    "mean_over_the_threads__vectors": edited(("total / columns", "total / (THREADS * WIDTH)")),
+    "mean_over_the_vectors": edited(("total / columns", "total / vectors")),
+    "sum_for_mean": edited(("total / columns", "total")),
+    "epsilon_outside": edited((INVERSE, f"1.0f / ({EPSILON_ROOT})")),
+    "epsilon_missing": edited((INVERSE, "rsqrtf(total / columns)")),
+    "epsilon_divided": edited((INVERSE, "rsqrtf((total + epsilon) / columns)")),
+    "root_missing": edited((INVERSE, "1.0f / (total / columns + epsilon)")),
+    "multiplied": edited((INVERSE, "sqrtf(total / columns + epsilon)")),
+    "weight_missing": edited((" * widened(factor.of[e])", "")),
+    "first_weights": edited(("factor = weights[at]", "factor = weights[0]")),
+    "first_weights__of_thread": edited(("factor = weights[at]", "factor = weights[threadIdx.x]")),
+    "norm_of_x": edited(
+        ("rounded = widened(sum.of[e])", "rounded = widened(left.of[e])"),
+        ("widened(sum.of[e]) * inverse", "widened(x_row[at].of[e]) * inverse"),
+    ),
+    "sum_not_stored": edited(
+        ("normalised_row[at] = out;", "normalised_row[at] = out;\nsummed_row[at] = x_row[at];")
+    ),
+    "results_exchanged": edited(
+        ("const Vector sum = summed_row[at]", "const Vector sum = normalised_row[at]"),
+        (STORED, "normalised_row[at] = sum;"), ("normalised_row[at] = out;", "summed_row[at] = out;"),
+    ),
+    "squared_in_16_bits": edited(
+        ("squares += rounded * rounded;",
+         "Element squared;\nnarrow(rounded * rounded, squared);\nsquares += widened(squared);"),
+    ),
+    "row_stride_ignored": edited(("row * x_stride", "row * columns"), ("row * residual_stride", "row * columns")),
+    "strides_of_x": edited(("row * residual_stride", "row * x_stride")),
+    "first_row_only": edited((X_ROW, "(const Vector*)x"), (RESIDUAL_ROW, "(const Vector*)residual")),
+    "outside_a_tensor": edited((X_ROW, "(const Vector*)x + row * x_stride")),
+    "outside_a_tensor__bound": edited(("at < vectors", "at <= vectors")),
+    "outside_a_tensor__elements": edited(("vectors = columns / WIDTH", "vectors = columns")),
+    "input_written": behind(STORED, "((Vector*)x_row)[at] = sum;"),
+    "not_aligned": edited((X_ROW, "(const Vector*)(x + row * x_stride + (columns > 4 * WIDTH))")),
+    "does_not_compile": edited((BEGIN, "float squares = 0.0f")),
+    "does_not_compile__half": behind(SUM, "__half sixteen = x[0];"),
+    "does_not_compile__include": edited(("\nextern", "\n#include <cuda_fp16.h>\nextern")),
+    "does_not_compile__bracket": edited(("= out;\n    }\n}\n", "= out;\n    }\n")),
+    "does_not_compile__parameter": edited(("int x_stride, int residual_stride,", "int x_stride,"),
+                                          ("row * residual_stride", "row * x_stride")),
+    "does_not_end": edited(("at += THREADS)", "at += 0)")),
+}
+
+
+UNUSUAL = {
+    "a tree in shared memory": edited(
+        (SHARED, TREE + SHARED), (INVERSE, "rsqrtf(of_thread[0] / columns + epsilon)")
+    ),
+    "one thread adds up the warps": edited((SECOND_SUM, TOTAL_BY_THREAD_0)),
+    "one warp for the row": edited(
+        ("    float squares = 0.0f;\n", "    if (threadIdx.x >= 32) return;\n    float squares = 0.0f;\n"),
+        ("at += THREADS)", "at += 32)"),
+        (f"    {SHARED}\n", ""),
+        (f"    {WRITTEN}\n{BARRIER}{SECOND_SUM}", "    const float total = squares;\n"),
+        ("    const int lane = threadIdx.x % 32;\n", ""),
+    ),
+    "float4 and uint4": '''# Exercise 13.8 · The same kernel in CUDA C++
+def add_rms_norm_source():
+    return """
+struct Eight { uint4 bits; };
+template <typename Number> __device__ __forceinline__ Vector loaded(const Number* row, int at) {
+    const uint4 bits = __ldg(reinterpret_cast<const uint4*>(row) + at);
+    return *reinterpret_cast<const Vector*>(&bits);
+}
+static __device__ void stored(Element* row, int at, Vector vector) {
+    *(reinterpret_cast<uint4*>(row) + at) = *reinterpret_cast<const uint4*>(&vector);
+}
+__device__ float of_block(float value) {
+    static_assert(THREADS % 32 == 0, "whole warps");
+    __shared__ float sums[32], all[1];
+    #pragma unroll
+    for (int d = 1; d < 32; d <<= 1) value += __shfl_down_sync(~0u, value, d);
+    if (!(threadIdx.x & 31)) sums[threadIdx.x >> 5] = value;
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        value = threadIdx.x < blockDim.x / warpSize ? sums[threadIdx.x] : 0.f;
+        for (int d = 1; d < 32; d <<= 1) value += __shfl_down_sync(~0u, value, d);
+        if (threadIdx.x == 0) all[0] = value;
+    }
+    __syncthreads();
+    return all[0];
+}
+extern "C" __global__ void add_rms_norm(
+    const Element* x, const Element* residual, const Element* weight, Element* normalised, Element* summed,
+    int columns, int x_stride, int residual_stride, float epsilon) {
+    x += (size_t)blockIdx.x * x_stride; residual += (size_t)blockIdx.x * residual_stride;
+    normalised += (size_t)blockIdx.x * columns; summed += (size_t)blockIdx.x * columns;
+    float total = 0;
+    for (int at = THREADS - 1 - threadIdx.x; at * WIDTH < columns; at += blockDim.x) {
+        Vector a = loaded(x, at), b = loaded(residual, at);
+        for (auto& number : a.of) {
+            narrow(widened(number) + widened(b.of[&number - a.of]), number);
+            total = fmaf(widened(number), widened(number), total);
+        }
+        stored(summed, at, a);
+    }
+    const float scale = 1.0f / sqrtf(of_block(total) / (float)columns + epsilon);
+    for (int at = THREADS - 1 - threadIdx.x; at * WIDTH < columns; at += blockDim.x) {
+        Vector a = loaded(summed, at), w = loaded(weight, at);
+        for (int e = 0; e < WIDTH; ++e) narrow(widened(w.of[e]) * (widened(a.of[e]) * scale), a.of[e]);
+        stored(normalised, at, a);
+    }
+}
+"""
+''',
+    "warps added by atomicAdd": edited(
+        (SHARED, "__shared__ float whole;\nif (threadIdx.x == 0) whole = 0.0f;\n__syncthreads();"),
+        (WRITTEN, "if (lane == 0) atomicAdd(&whole, squares);"),
+        (SECOND_SUM, "    const float total = whole;\n"),
+    ),
+    "the sum is not read again but kept, up to 8 vectors": edited(
+        (BEGIN, f"{BEGIN}\nVector kept[8];\nint number = 0;"),
+        (STORED, f"{STORED}\nif (number < 8) kept[number++] = sum;"),
+        ("    const float inverse", "    int again = 0;\n    const float inverse"),
+        ("Vector sum = summed_row[at]", "Vector sum = again < 8 ? kept[again++] : summed_row[at]"),
+    ),
+}
