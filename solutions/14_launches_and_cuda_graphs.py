@@ -1,13 +1,14 @@
 # %% [markdown]
 # # 14 · Launches and CUDA graphs: when the host is slower than the GPU
 #
-# **The question.** Llama-3.2-1B has 1.24 billion weights, 2.47 GB in 16 bits. A decode step for one sequence reads all
-# of them once, which takes an H200 0.57 ms at the 4.37 TB/s that we measured for a read. The step has 16 layers with
-# about a dozen kernels each, so about 190 kernels. PyTorch needs 5 to 10 µs of the host's time for each. For 8 µs that
-# makes 1.5 ms. The GPU could be done after 0.57 ms, but the host has not even launched half of the kernels by then.
+# **The question.** Llama-3.2-1B has 1.24 billion weights, which take 2.47 GB in 16 bits. To write one token for one
+# sequence, a decode step reads all of them once. An H200 does that in 0.57 ms, at the 4.37 TB/s that we measured for a
+# read. The step runs about 190 kernels: 16 layers with about a dozen each. For every kernel, PyTorch needs 5 to 10 µs
+# of the host's time. (The *host* is the CPU that runs your Python.) At 8 µs, 190 kernels take the host 1.5 ms. So the
+# GPU could be done after 0.57 ms, but by then the host has not even launched half of the kernels.
 #
-# What is the step's time, and what can you do about it without making a single kernel faster? Write down a guess: how
-# much longer than the sum of its kernels does such a step take, and how near can it come to that sum?
+# How long does the step take, and how can you shorten it without making a single kernel faster? Write down a guess: how
+# much longer than the sum of its kernels does such a step take, and how close to that sum can you get?
 #
 # **Time.** About five and a half hours, estimated; the **core path** of two hours is exercises 14.1 and 14.2 and every
 # section whose heading does not end in *deeper*. You need chapters 01, 05 and 08.
@@ -31,24 +32,25 @@ on_gpu = not interpreting()
 # %% [markdown]
 # ## What a launch costs
 #
-# A *launch* is the call that sends one kernel to the GPU. It passes through several layers, and each takes the host's
-# time:
+# A *launch* is the call that sends one kernel to the GPU. It passes through several layers of software, and each layer
+# takes some of the host's time:
 #
-# - Python calls the operation, and PyTorch decides which kernel it is: it looks at dtypes, devices and gradients, and
-#   allocates the result.
-# - Triton's launcher, for a Triton kernel, looks at every argument: is this number 1, is that pointer a multiple of 16?
-#   The answer decides which compiled version runs.
-# - The driver writes the kernel's name and arguments into a queue in memory that the GPU reads.
-# - The GPU takes the next entry of that queue and starts the kernel's programs. This takes 1 to 2 µs between two
-#   kernels even if the host is far ahead.
+# - Python calls the operation. PyTorch picks the kernel for it, by dtypes, devices and gradients, and allocates memory
+#   for the result.
+# - If the kernel is a Triton kernel, Triton's launcher looks at every argument. Is this number 1? Is that pointer a
+#   multiple of 16? The answers decide which compiled version runs.
+# - The driver writes the kernel's name and arguments into a queue in memory. The GPU reads this queue.
+# - The GPU takes the next entry from the queue and starts the kernel's programs. Between two kernels this takes 1 to 2
+#   µs, even if the host is far ahead.
 #
-# The call returns as soon as the entry is in the queue. So the host runs ahead of the GPU. It stops only when it
+# The call returns as soon as the entry is in the queue, so the host can run ahead of the GPU. It stops only where it
 # needs a number that the GPU computes, for example at `.item()`.
 #
-# The next cell measures the host's part on your machine for the smallest work there is, one addition to 16 numbers. On
-# a GPU it also measures a Triton kernel of the course, called in two ways. The second is *prepared*: the call is made
-# once, and its compiled kernel, grid and arguments are kept. A later call only compares the shapes, strides and dtypes
-# of its inputs with the first ones. **Predict** how long the host takes for PyTorch's addition.
+# The next cell measures the host's part on your machine. It uses the smallest work there is, one addition to 16
+# numbers. On a GPU it also measures one of the course's Triton kernels, called in two ways. The first way is an
+# ordinary call. The second way is *prepared*: one call is made in advance, and its compiled kernel, grid and arguments
+# are kept. A later call then only compares the shapes, strides and dtypes of its inputs with those of that call.
+# **Predict** how long the host takes for PyTorch's addition.
 
 # %%
 predict("14 host time of one small operation", ..., "µs")
@@ -58,7 +60,7 @@ small = torch.zeros(16, device=device)
 
 
 def host_seconds(function, calls=300):
-    """Seconds of the host's time for a call: it only waits for the GPU when all calls were made."""
+    """Seconds of the host's time for one call. It waits for the GPU only after all calls were made."""
     function()
     if on_gpu:
         torch.cuda.synchronize()
@@ -95,14 +97,14 @@ if on_gpu:
 # %% [markdown]
 # ## Who waits for whom
 #
-# The host launches kernels one after another. A kernel begins when two things have happened: its own launch has
-# ended, and the kernel before it has ended. So there are two regimes. If kernels are longer than launches, the host
-# runs ahead and its time is hidden. If launches are longer, the GPU finishes each kernel and waits for the next one.
-# Such a step is called *launch-bound*.
+# The host launches kernels one after another. A kernel starts when two things are done: its own launch, and the kernel
+# before it. So there are two cases. If kernels take longer than launches, the host runs ahead, and the time of its
+# launches is hidden. If launches take longer than kernels, the GPU finishes each kernel and then waits for the next one
+# to arrive. Such a step is called *launch-bound*.
 #
-# The picture shows three steps of six kernels. In the first, kernels of 3 µs are launched in 8 µs each. In the second,
-# the first kernel is long, and the launches behind it are hidden. In the third, the host reads a number after the third
-# kernel and waits for it, as an engine does that looks at each new token.
+# The picture shows three steps of six kernels, each launched in 8 µs. In the first step, every kernel takes 3 µs. In
+# the second, the first kernel is long, and it hides the launches behind it. In the third, the host reads a number after
+# the third kernel, so it has to wait for that kernel. An engine that looks at each new token does the same.
 
 # %%
 from course_lib.figures.launches.timeline import draw_timelines
@@ -114,22 +116,23 @@ draw_timelines([
 ])
 
 # %% [markdown]
-# In the first step the GPU is busy for a third of the time, and a kernel that is twice as fast would save nothing but
-# 1.5 µs at the end. In the second the host has launched everything by the time the long kernel ends. In the third it
-# stands still until the kernel has ended, and the launches after that are no longer hidden.
+# In the first step the GPU is busy for a third of the time. Kernels that are twice as fast would save only 1.5 µs, at
+# the very end. In the second step, the host has launched everything by the time the long kernel ends. In the third, the
+# host stands still until the third kernel has ended, so the launches after it are no longer hidden.
 #
-# In 14.1 you compute these times. All times are in one unit, whichever it is.
+# In 14.1 you compute these times. They are all in one unit, and it does not matter which.
 
 # %%
 # Exercise 14.1 · Who waits for whom
 def step_seconds(launches: tuple, kernels: tuple, waits: tuple) -> float:
-    """The time from the beginning of the first launch to the end of the last kernel; 0 for no kernels.
+    """The time from the start of the first launch to the end of the last kernel; 0 for no kernels.
 
-    launches: how long the host takes to launch each kernel. kernels: how long each kernel runs. As many of both.
-    waits: numbers of kernels, counted from 0. When it has launched such a kernel, the host waits until that kernel has
-        ended, and only then begins the next launch.
-    The host launches the kernels in order, one launch after another. A kernel begins as soon as its launch and the
-    kernel before it have ended.
+    launches: how long the host takes to launch each kernel. kernels: how long each kernel
+        runs. One entry for each kernel in both.
+    waits: numbers of kernels, counted from 0. After launching such a kernel, the host waits until that kernel has
+        ended, and only then starts the next launch.
+    The host launches the kernels in order, one launch after another. A kernel starts as soon as its own launch and the
+    kernel before it have both ended.
     """
     # BEGIN SOLUTION
     host = end = 0.0
@@ -143,17 +146,17 @@ def step_seconds(launches: tuple, kernels: tuple, waits: tuple) -> float:
 
 
 def idle_seconds(launches: tuple, kernels: tuple, waits: tuple) -> float:
-    """How much of step_seconds no kernel runs. Arguments as above."""
+    """How much of step_seconds passes while no kernel runs. Arguments as above."""
     # BEGIN SOLUTION
     return step_seconds(launches, kernels, waits) - sum(kernels)
     # END SOLUTION
 
 
 def graph_seconds(launch: float, kernels: tuple, gap: float) -> float:
-    """The time of the same kernels if the host sends all of them with one launch, and the GPU starts them by itself.
+    """The time of the same kernels if the host sends them all with one launch, and the GPU starts them by itself.
 
-    launch: how long that launch takes. gap: from the end of a kernel to the beginning of the next one. At least one
-        kernel.
+    launch: how long that launch takes. kernels: how long each runs; at least one.
+    gap: the time from the end of a kernel to the start of the next one.
     """
     # BEGIN SOLUTION
     return launch + sum(kernels) + gap * (len(kernels) - 1)
@@ -165,9 +168,10 @@ verdict = check("14.1", step_seconds, idle_seconds, graph_seconds)
 best_step_seconds, best_idle_seconds, best_graph_seconds = verdict.best
 
 # %% [markdown]
-# Now the question's step: 190 kernels, each launched in 8 µs, that together take 0.57 ms on the GPU. A graph of the
-# same kernels is sent in 10 µs, with gaps of 1.3 µs. These three numbers are assumptions for the prediction; on a GPU
-# you measure your own below. **Predict** how many times as fast the graph is.
+# Now take the step of the question: 190 kernels, each launched in 8 µs, that together take 0.57 ms on the GPU. A graph,
+# which the next section explains, sends the same kernels with one launch of 10 µs, and the GPU leaves gaps of 1.3 µs
+# between them. The 8, 10 and 1.3 µs are assumptions for the prediction; on a GPU you measure your own below.
+# **Predict** how many times as fast the graph is.
 
 # %%
 predict("14 step of Llama-3.2-1B, launched one by one over as a graph", ..., "times")
@@ -181,59 +185,64 @@ print(f"launched one by one: {format_seconds(one_by_one)}, of which the GPU idle
       f"as a graph:          {format_seconds(as_graph)}; the kernels alone {format_seconds(sum(kernels))}")
 
 # %% [markdown]
-# > **The answer to the first question: 1.5 ms instead of 0.57 ms, by this count.** The launches decide, because each
-# > one is longer than its kernel. A graph brings the step to 0.83 ms. What is left above 0.57 ms is the launch of the
-# > graph and 189 gaps, and those are the GPU's own. Two measured steps of this model at batch 1 took 0.79 ms on an
-# > H200 and 0.98 ms on an H100, as a graph whose kernels begin before the one before them has ended
+# > **The answer to the first question: 1.5 ms instead of 0.57 ms, by this count.** The launches decide how long the
+# > step takes, because each one is longer than its kernel. A graph brings the step to 0.83 ms. What is left above 0.57
+# > ms is one launch of the graph and 189 gaps, which the GPU itself needs between kernels. For comparison, others
+# > measured this model at batch 1: a step took 0.79 ms on an H200 and 0.98 ms on an H100. They used a graph whose
+# > kernels start before the one before them has ended
 # > ([msaroufim/megakernels-vs-cuda-graphs](https://github.com/msaroufim/megakernels-vs-cuda-graphs)).
 #
 # ## Record once, replay often
 #
-# A *CUDA graph* is a list of kernels with all their arguments, made ready by the driver. You *capture* it: you run the
-# step once in a mode in which nothing is computed, and every launch is written into the list. Then you *replay* it as
-# often as you like, with one call that takes the host 5 to 10 µs for the whole list.
+# A *CUDA graph* is a list of kernels with all their arguments, which the driver has prepared for launching. First you
+# *capture* it: you run the step in a mode where nothing is computed, and every launch is written into the list instead.
+# Then you *replay* it as often as you like. A replay is one call, which takes the host 5 to 10 µs for the whole list.
 #
-# The host is not asked again. Everything that Python decided during the capture stays as it was:
+# A replay runs none of your Python. Everything that Python decided during the capture stays as it was:
 #
 # | in the step | in every replay |
 # |---|---|
-# | a number, such as a length or a position | the number of the capture |
-# | a pointer to a tensor | the same memory, with what is in it now |
-# | the size of a grid, the number of splits | as in the capture |
-# | a branch (`if`, `for`) | the way that was taken in the capture |
-# | a new tensor | the same memory each time, so the last replay's result is overwritten |
+# | a Python number, such as a length or a position | the number from the capture |
+# | a pointer to a tensor | the same memory, with whatever is in it now |
+# | the size of a grid, the number of splits | the same as in the capture |
+# | a branch or a loop (`if`, `for`) | the path that the capture took |
+# | a new tensor | the same memory each time, so a replay overwrites the last one's result |
 #
-# So a step that is to be captured follows three rules. All inputs lie in *static buffers*: the new token is copied into
-# the same memory before each replay. Numbers that change, such as positions, are read from tensors by the kernels. And
-# nothing in the step may make the host wait: `.item()`, `int(tensor)`, `if tensor:` or a boolean mask as an index all
-# need a number from the GPU, and during a capture there is none.
+# So a step that you want to capture has to follow three rules:
 #
-# What goes wrong is seldom an error message:
+# 1. Its inputs are in *static buffers*, tensors that keep their memory. Before each replay you copy the new token into
+#    them.
+# 2. Its kernels read numbers that change, such as positions, from tensors.
+# 3. Nothing in it makes the host wait. `.item()`, `int(tensor)`, `if tensor:` and a boolean mask as an index all need a
+#    number from the GPU, and during a capture there is none.
 #
-# - A capture with a step on the wrong stream succeeded, recorded nothing, and its replays gave old results
+# Many mistakes give no error message, only wrong results. Here are three real bugs:
+#
+# - A step was captured on the wrong stream (the queue that kernels are launched into). The capture succeeded but
+#   recorded nothing, and its replays gave old results
 #   ([rwkv_lightning#24](https://github.com/RWKV-Vibe/rwkv_lightning/pull/24)).
-# - A number of splits was fixed by a short prompt. A longer prompt then made the same graph read outside its memory
+# - A short prompt fixed the number of splits (chapter 08). With a longer prompt, the same graph read outside its memory
 #   ([imp#950](https://github.com/kekzl/imp/issues/950)).
-# - A graph was looked up by its batch size alone, and one that was captured for other lengths came back
+# - Graphs were looked up by batch size alone, so a step got a graph that was captured for other lengths
 #   ([aprender#2030](https://github.com/paiml/aprender/issues/2030)).
 #
-# In 14.2 you write a decode step that can be captured. It is judged without a GPU by a recorder. The recorder lists
-# PyTorch's operations with their numbers and their tensors while your step runs once, at other positions than later.
-# Then it runs the list again on the same memory, with new contents, and does not call your function any more.
+# In 14.2 you write a decode step that can be captured. A recorder checks it without a GPU. Your step runs once while
+# the recorder lists PyTorch's operations, with their numbers and their tensors. Then the recorder repeats the list on
+# the same memory, with new contents and at other positions. It does not call your function again.
 
 # %%
 # Exercise 14.2 · A step that a graph can record
 def decode_step(query, key, value, positions, key_cache, value_cache, output) -> None:
     """Attention of one new token of each sequence, written so that a graph can record it.
 
-    query, key, value: [batch, heads, head_dim], the new token's. positions: int64 [batch], how many tokens of each
-        sequence stand in the caches before it; below capacity. All four get new contents before each replay.
-    key_cache, value_cache: [batch, heads, capacity, head_dim]. What lies behind a sequence's tokens is left over from
-        others, and finite. Any of batch, heads, head_dim and capacity is at least 1.
+    query, key, value: [batch, heads, head_dim], for the new token. positions: int64 [batch], how many tokens of each
+        sequence are already in the caches; below capacity. All four get new contents before each replay.
+    key_cache, value_cache: [batch, heads, capacity, head_dim]. Behind a sequence's tokens there are finite numbers that
+        other sequences have left. Any of batch, heads, head_dim and capacity is at least 1.
     output: [batch, heads, head_dim], where the result goes.
     The new key and value are stored in the caches at each sequence's position. Then the query attends to all tokens of
-    its sequence, the new one included, with the scale 1/√head_dim.
-    Returns: None. Nothing in it may need a number on the host. The step runs once before it is recorded, to warm up.
+    its sequence, including the new one, with the scale 1/√head_dim.
+    Returns: None. No operation may need a number on the host. Before it is recorded, the step runs once to warm up.
     """
     # BEGIN SOLUTION
     batch, _, capacity, head_dim = key_cache.shape
@@ -251,8 +260,9 @@ def decode_step(query, key, value, positions, key_cache, value_cache, output) ->
 best_decode_step = check("14.2", decode_step).best
 
 # %% [markdown]
-# On a GPU the next cell captures your step with the course's `recorded`, which warms up, captures, and hands back a
-# function that replays. It compares both with calls from Python. **Predict** how many times as fast the replay is.
+# On a GPU the next cell captures your step with the course's `recorded`, which warms up, captures, and returns a
+# function that replays. The cell times calls of your step from Python against replays. **Predict** how many times as
+# fast the replay is.
 
 # %%
 predict("14 your step, called over replayed", ..., "times")
@@ -276,28 +286,30 @@ else:
     print("No GPU here, so nothing was captured. The recorder of 14.2 has shown that it could be.")
 
 # %% [markdown]
-# The kernels are the same in both. What the replay saves is the host's time for a dozen launches. On one H100
-# (2026-11-26, PyTorch 2.11) the course's answer took 340 µs called and 43 µs replayed, with the sizes of the cell.
+# The kernels are the same in both cases. What the replay saves is the host's time for a dozen launches. On one H100
+# (2026-11-26, PyTorch 2.11) the course's answer took 340 µs when called and 43 µs when replayed, with the sizes of the
+# cell.
 #
 # ## Batches that come and go · deeper
 #
-# A graph has one batch size, because its grids were fixed by it. A server has another batch at each step: requests come
-# and end. So engines capture a graph for some batch sizes, called *buckets*, and pad each batch up to the next bucket.
-# The rows that are added are computed and thrown away.
+# A graph has one batch size, because the capture fixed its grids. A server has a different batch in each step, because
+# requests start and end all the time. So engines capture graphs for a few batch sizes, called *buckets*, and pad each
+# batch up to the next bucket. The added rows are computed, and their results are thrown away.
 #
-# Padding has a trap of its own. The added rows have lengths, positions and slots in the cache too, and a kernel
-# believes them. xLLM padded a batch of 100 to its graph of 112 rows, but filled in the metadata for 100. The other 12
-# rows kept what a batch before them had left, and the replay read memory that was not theirs
+# Padding has a danger of its own. The added rows have lengths, positions and cache slots too, and a kernel uses them
+# like those of any other row. xLLM padded a batch of 100 to its graph of 112 rows, but filled in the metadata for only
+# 100. The other 12 rows kept the values of an earlier batch, so the replay read memory that was not theirs
 # ([xllm#1939](https://github.com/jd-opensource/xllm/pull/1939)). A padded row needs a length of 0, or a page of the
 # cache that nobody reads.
 #
-# More buckets pad less, but each graph takes seconds to capture and megabytes to keep. vLLM captures 1, 2, 4 and then
-# every multiple of 8. Which sizes are best depends on which batches occur. In 14.3 you choose them from a count.
+# With more buckets you pad less, but each graph takes seconds to capture and megabytes to keep. vLLM captures 1, 2, 4
+# and then every multiple of 8. Which sizes are best depends on how often each batch size occurs. In 14.3 you choose
+# them from such a count.
 
 # %%
 # Exercise 14.3 · Which batches get a graph
 def bucket_for(batch: int, buckets: list) -> int:
-    """The smallest bucket that holds a batch, or 0 if no bucket does, so that the step runs without a graph.
+    """The smallest bucket that holds the batch. 0 if no bucket does, and the step then runs without a graph.
 
     buckets: batch sizes in rising order; the list may be empty.
     """
@@ -307,11 +319,11 @@ def bucket_for(batch: int, buckets: list) -> int:
 
 
 def choose_buckets(counts: list, most: int) -> list:
-    """At most `most` batch sizes, in rising order, that pad all steps with the fewest rows in total.
+    """At most `most` batch sizes, in rising order, chosen so that all steps together are padded with the fewest rows.
 
     counts: counts[i] is how many steps had i + 1 sequences. At least one is above 0. most: at least 1.
-    Each step runs in the smallest bucket that holds it, and bucket - batch rows are added to it. Every batch that
-        occurred must have a bucket. If several choices add equally few rows, any of them will do.
+    Each step runs in the smallest bucket that holds it, so bucket - batch rows are added to it. Every batch that
+    occurred must have a bucket. If several choices add equally few rows, any of them will do.
     """
     # BEGIN SOLUTION
     sizes = [size for size, count in enumerate(counts, 1) if count]
@@ -332,8 +344,8 @@ def choose_buckets(counts: list, most: int) -> list:
 best_bucket_for, best_choose_buckets = check("14.3", bucket_for, choose_buckets).best
 
 # %% [markdown]
-# The cell counts a day of a small server, in which most batches are small and one hump lies at 12. It compares four
-# buckets of yours with four that are powers of two.
+# The next cell makes up a day of a small server: most batches are small, and there is a second peak at 12. It compares
+# your four buckets with four powers of two.
 
 # %%
 counts = [round(4000 * math.exp(-size / 3)) + round(3000 * math.exp(-((size - 12) ** 2) / 4)) for size in range(1, 33)]
@@ -350,41 +362,44 @@ for name, buckets in (("powers of two", [4, 8, 16, 32]), ("yours", best_choose_b
 # %% [markdown]
 # ## The paged cache in a graph · deeper
 #
-# A server's step has more that changes than a position. Its cache is cut into pages (chapter 06). A *table* says which
-# pages a sequence has, a *slot* says where its new token goes, and a length says how many tokens it has. All three are
-# new in each step, and the batch is often smaller than the graph's. So a step with a graph has two halves:
+# In a server's step, more changes than the position. Its cache is cut into pages (chapter 06). For each sequence, a
+# *table* says which pages it has, a *slot* says where its new token goes, and a length says how many tokens it has. All
+# three are new in each step, and the batch is often smaller than the graph's. So a step with a graph has two halves:
 #
-# - **Before the replay** the host fills the static buffers. It copies the real rows in, and makes the rows behind them
-#   harmless. Engines keep one page of the cache for that, which no sequence owns: padded rows store their token there.
-# - **In the replay** everything is read from these buffers.
+# - **Before the replay** the host fills the static buffers. It copies the real rows in and makes the rows behind them
+#   harmless. For this, engines keep one page of the cache that belongs to no sequence. Padded rows store their token
+#   there.
+# - **During the replay** the kernels read everything from these buffers.
 #
-# Two habits that are right without a graph go wrong here. Without a graph you know the longest sequence as a Python
-# number, and walk only that far. A graph keeps the number of its recording, so it cannot see a token of a sequence that
-# has grown beyond it. And PyTorch takes an index of -1 for the last element. So a slot of -1, which many kernels
-# understand as "store nothing", overwrites the end of the last page.
+# Two habits that are fine without a graph go wrong here:
 #
-# How far must the graph look, then? As far as the table is wide. That costs time for short sequences, so engines have
-# one of two remedies. A kernel can end its loop at a length that it loads, as the course's paged kernels do. Or there
-# are graphs for several widths, and the key under which a graph is kept holds the width as well as the batch.
+# - Without a graph you know the longest length as a Python number, and you look only that far. A graph keeps the number
+#   from its recording, so it misses the tokens of a sequence that has grown beyond it.
+# - Many kernels take a slot of -1 to mean "store nothing". In PyTorch an index of -1 means the last element, so the
+#   token overwrites the end of the last page.
 #
-# In 14.4 you write both halves in PyTorch. The check records your step with a full batch of short sequences. Then
-# it fills the buffers by your function and replays, with smaller batches and sequences that have grown.
+# So the graph has to look at the whole width of the table. For short sequences that wastes time, and engines have two
+# remedies. Some kernels load the length and end their loop there, as the course's paged kernels do. Or the engine
+# captures graphs for several widths, and looks them up by width as well as by batch.
+#
+# In 14.4 you write both halves in PyTorch. The check records your step with a full batch of short sequences. Then it
+# fills the buffers with your function and replays, with smaller batches and with sequences that have grown.
 
 # %%
 # Exercise 14.4 · The paged step, replayed
 def paged_step(query, key, value, slots, tables, lengths, longest, key_pages, value_pages, output) -> None:
     """One decode step on a paged cache, written so that a graph can record it. It reads static buffers.
 
-    query, key, value: [rows, heads, head_dim], the new token's.
-    slots: int64 [rows], where the new token goes: place s % page_size of page s // page_size.
-    tables: int64 [rows, columns], each sequence's pages in order. Behind them stand numbers of any pages.
-    lengths: int64 [rows], tokens of each sequence, the new one included, up to columns · page_size.
+    query, key, value: [rows, heads, head_dim], for the new token.
+    slots: int64 [rows], where the new token goes: slot s is place s % page_size of page s // page_size.
+    tables: int64 [rows, columns], each sequence's pages in order. The columns behind them hold any page numbers.
+    lengths: int64 [rows], tokens of each sequence, including the new one, up to columns · page_size.
     longest: the largest length when the step is recorded, a Python number. Later lengths may be larger.
-    key_pages, value_pages: [pages, heads, page_size, head_dim]. What lies in a page behind a sequence's end is finite.
+    key_pages, value_pages: [pages, heads, page_size, head_dim]. What is in a page behind a sequence's end is finite.
     output: [rows, heads, head_dim], where the result goes.
     The new key and value are stored in the pages. Then each query attends to all tokens of its sequence, with the scale
-    1/√head_dim. Rows of length 0 get any result. All sizes are at least 1.
-    Returns: None. Nothing in it may need a number on the host. The step runs once before it is recorded, to warm up.
+    1/√head_dim. Rows of length 0 may get any result. All sizes are at least 1.
+    Returns: None. No operation may need a number on the host. Before it is recorded, the step runs once to warm up.
     """
     # BEGIN SOLUTION
     page_size, head_dim = key_pages.shape[2:]
@@ -400,12 +415,12 @@ def paged_step(query, key, value, slots, tables, lengths, longest, key_pages, va
 
 
 def fill_buffers(buffers: tuple, batch: tuple, unused_slot: int) -> None:
-    """Before a replay: puts a batch into the static buffers, and makes the rows behind it harmless.
+    """Puts a batch into the static buffers before a replay, and makes the rows behind it harmless.
 
-    buffers: (query, key, value, slots, tables, lengths) as above; they hold what the last step left.
+    buffers: (query, key, value, slots, tables, lengths) as above. They still hold what the last step left.
     batch: the same six, with at most as many rows, and its tables with at most as many columns.
-    unused_slot: a slot in a page that no sequence owns. Rows behind the batch get this slot and the length 0; the rest
-        of them, and of the tables, may hold anything that is a valid number.
+    unused_slot: a slot in a page that no sequence owns. Rows behind the batch get this slot and the length 0. Their
+        other buffers, and the columns that the batch's tables do not fill, may hold any valid numbers.
     """
     # BEGIN SOLUTION
     *vectors, slots, tables, lengths = buffers
@@ -426,16 +441,18 @@ best_paged_step, best_fill_buffers = check("14.4", paged_step, fill_buffers).bes
 # ## Streams and events · deeper
 #
 # So far the GPU had one queue. It can have several, called *streams*. Kernels in one stream run one after another, in
-# the order of their launches. Kernels in two streams may run at the same time, and nothing is said about their order.
-# PyTorch launches into the *current stream*. At first that is the *default stream*, and
-# `with torch.cuda.stream(other):` makes it another one.
+# the order of their launches. Kernels in two different streams may run at the same time and in any order. PyTorch
+# launches into the *current stream*. At first this is the *default stream*; inside `with torch.cuda.stream(other):` it
+# is `other`.
 #
-# An *event* is a mark in a stream. `event.record()` puts it behind everything that was launched there so far, and
-# `other.wait_event(event)` holds everything that is launched into the other stream from then on until the mark is
-# reached. The host waits for neither.
+# If work in one stream has to wait for work in another, you use an *event*. An event is a mark in a stream.
+# `event.record()` puts the mark behind everything that was launched there so far. After `other.wait_event(event)`,
+# whatever you launch into the other stream is held until the GPU has reached the mark. The host does not wait in either
+# call.
 #
-# Take an engine that fills the static buffers of its next step while the GPU is still busy with this one. The filling
-# runs in a stream of its own. The picture has three versions of it; an arrow is an event that is waited for.
+# As an example, take an engine that fills the static buffers of its next step while the GPU is still busy with this
+# one. It fills them in a stream of their own. The picture shows three versions of it. An arrow is an event that a
+# stream waits for.
 
 # %%
 from course_lib.figures.launches.timeline import Work, draw_streams
@@ -457,60 +474,66 @@ draw_streams([
 ])
 
 # %% [markdown]
-# In the first version everything is in order, and the two fills cost 40 µs. In the second the first replay begins at
-# 12 µs, while its buffers are filled until 24 µs. It computes with a mixture of old and new numbers, and there is no
-# error message. The second fill is wrong as well: it overwrites the buffers that the first replay still reads. So two
-# things are needed. An event tells the replay when the fill has ended, and the fill must not begin before the last
-# reader has ended. Here there are two sets of buffers (and a graph for each), so fill B has nobody to wait for. Fill A
-# of the third step would have to wait for replay A.
+# In the first version everything is in order, and the two fills cost 40 µs.
 #
-# Streams also explain a mistake that was named above, the capture that recorded nothing. A capture listens to one
-# stream. `torch.cuda.graph` makes a new stream the current one and captures it. PyTorch and Triton launch into the
-# current stream, so their kernels are in the graph. A kernel that is launched into another stream runs at once, during
-# the capture, and is not in the graph. That happens with C++ code that launches with `<<<grid, block>>>` alone, which
-# means the default stream. You get an error or, worse, a graph without that kernel. Its replays then work on what the
-# kernel left during the capture.
+# The second version is wrong. Its first replay starts at 12 µs, but its buffers are being filled until 24 µs. So it
+# computes with a mixture of old and new numbers, and there is no error message. The second fill is wrong as well,
+# because it overwrites buffers that the first replay is still reading.
 #
-# There is a way to have two streams in one graph: the second one waits for an event of the captured stream. From then
-# on it is captured too, and at the end the first stream must wait for an event of the second.
+# So two things are needed. An event has to tell the replay when the fill has ended. And a fill must not start before
+# the last reader of its buffers has ended. The third version has an event behind each fill and two sets of buffers
+# (with a graph for each), so fill B does not have to wait. Fill A of the third step would have to wait for replay A.
+#
+# Streams also explain one of the bugs above, the capture that recorded nothing. A capture records the launches of one
+# stream. `torch.cuda.graph` makes a new stream, sets it as the current one, and captures it. PyTorch and Triton launch
+# into the current stream, so their kernels are in the graph. A kernel that is launched into another stream is not: it
+# runs at once, during the capture. This happens with C++ code that launches with `<<<grid, block>>>` alone, which means
+# the default stream. You may get an error. Or, worse, you get a graph without that kernel, and its replays work on what
+# the kernel left during the capture.
+#
+# One graph can also contain two streams. Let the second stream wait for an event of the captured stream, and from then
+# on it is captured too. At the end, the first stream must wait for an event of the second.
 
 # %% [markdown]
 # ## How long does a kernel of 5 µs take? · deeper
 #
-# All of this chapter is about kernels of a few microseconds, and they are the hardest to time. Each way that comes to
-# mind first gives a number, and the number is wrong:
+# This chapter is about kernels of a few microseconds, and they are the hardest to time. Each of the obvious ways gives
+# a wrong number:
 #
-# - **The host's clock around a call.** A launch returns before the kernel has run. You measure the launch.
-# - **Two events around one launch.** An *event* notes the GPU's own clock when all work before it is done. But the GPU
-#   has nothing to do, so the first event happens at once. Then the GPU waits until the launch arrives.
-# - **Two events around a hundred launches.** If a launch takes longer than the kernel, the GPU waits before each one.
-# - **The first calls.** The first call compiles. After that the GPU's clock still rises, because an idle GPU runs at a
-#   low one.
-# - **The same input again and again.** An H100's L2 cache holds 50 MB. From the second call on your input comes from
+# - **The host's clock around a call.** A launch returns before the kernel has run, so you measure the launch.
+# - **Two events around one launch.** Here an *event* notes the time on the GPU's own clock when all work before it is
+#   done. But the GPU has nothing to do yet, so the first event happens at once. Then the GPU waits for the launch to
+#   arrive, and you measure this wait too.
+# - **Two events around a hundred launches.** If a launch takes longer than the kernel, the GPU waits before each
+#   kernel.
+# - **The first calls.** The first call compiles the kernel. After that, the GPU's clock rate is still rising, because
+#   an idle GPU runs at a low one.
+# - **The same input again and again.** An H100's L2 cache holds 50 MB. From the second call on, your input comes from
 #   there, while in the real step it comes from memory.
 # - **The mean.** Now and then something else takes the GPU. One such interruption outweighs a hundred calls.
 #
-# In 14.5 you time a kernel on a simulated GPU, in which all of these happen. Its kernel's time is known exactly, so the
-# check can say how far off you are. It begins with GPUs that have one trap each, and ends with all of them at once.
+# In 14.5 you time a kernel on a simulated GPU that has all of these traps. The simulation knows the kernel's time
+# exactly, so the check can say how far off you are. It begins with GPUs that have one trap each, and ends with all of
+# them at once.
 
 # %%
 # Exercise 14.5 · Time a kernel of a few microseconds
 def time_kernel(device) -> float:
-    """How long the kernel takes on this GPU, in µs, within 5 %: at the full clock, with its input not in L2.
+    """How long the kernel takes on this GPU, in µs, within 5 %: at the full clock rate, with its input not in L2.
 
     device: a simulated GPU on which nothing has run yet. The kernel takes 3 to 10 µs. All times are in µs.
-        device.copies: how many copies of the kernel's input there are: 2, 4 or 5. L2 holds all but one: a launch finds
-            its copy there unless all other copies were used since.
+        device.copies: how many copies of the kernel's input there are: 2, 4 or 5. L2 holds all but one, so a launch
+            finds its copy there unless all other copies were used since.
         device.launch(copy): launches the kernel for copy 0 to copies - 1. Takes the host 4 to 12 µs, and returns before
             the kernel has run. The first launch or capture may compile, which takes the host long.
         device.capture(list): records the kernel once for each copy in the list, and runs nothing. Returns a function
             that replays them without gaps. A replay takes the host 10 µs, and returns before the kernels have run.
-        device.event(): an event; it takes the host and the GPU 1 µs each.
-        first.elapsed_time(second): from one event to another one, in steps of 0.5 µs, after a synchronize.
+        device.event(): records an event, which takes the host and the GPU 1 µs each, and returns it.
+        first.elapsed_time(second): the time between two events, in steps of 0.5 µs. Call synchronize before it.
         device.synchronize(): the host waits until the GPU is done.
         device.now(): the host's clock.
-    The clock rises until the GPU has worked for 10 ms; at first everything takes up to 1.5 times as long. After each
-    millisecond or so of work another process takes the GPU for 100 to 200 µs.
+    The clock rate rises until the GPU has worked for 10 ms; at first everything takes up to 1.5 times as long. About
+    once in a millisecond of work, another process takes the GPU for 100 to 200 µs.
     """
     # BEGIN SOLUTION
     kernels = 20  # a multiple of 2, 4 and 5: each replay begins with the copy that was used longest ago
@@ -533,9 +556,10 @@ def time_kernel(device) -> float:
 best_time_kernel = check("14.5", time_kernel).best
 
 # %% [markdown]
-# On a GPU the next cell hands your function a real one: the same methods over PyTorch's graphs and events. The kernel
-# adds 1 to each number of a tensor. It has five copies, and four of them, with their results, fill L2: on an H100 a
-# copy has 1.6 million numbers. Beside your time stands what the first three ways of the list give.
+# On a GPU the next cell hands your function a real one, with the same methods built on PyTorch's graphs and events. The
+# kernel adds 1 to each number of a tensor. There are five copies of this tensor. Four of them, with their results, fill
+# L2; on an H100 one copy has 1.6 million numbers. Below your time, the cell prints what the first three ways of the
+# list give.
 
 # %%
 if on_gpu:
@@ -598,44 +622,48 @@ else:
 # %% [markdown]
 # ## What a graph does not remove · deeper
 #
-# A graph takes the host out of the step. What is left are the gaps between its kernels: the GPU starts a kernel only
-# when all programs of the one before have ended, and the new kernel first loads its arguments and sets up its work.
+# A graph takes the host out of the step. What is left are the gaps between its kernels. The GPU starts a kernel only
+# when all programs of the one before have ended, and then the new kernel first has to load its arguments and set up its
+# work. Three techniques make the gaps smaller:
 #
-# - **Programmatic dependent launch** lets a kernel begin while the one before is still finishing. It does what does
-#   not depend on the other's result, such as setting up barriers or loading weights, and then waits at one
-#   instruction. On Hopper plain Triton has it since version 3.6: `launch_pdl=True` at the launch, and in the kernel
-#   `tl.extra.cuda.gdc_wait()` before the first dependent load. Both are needed. An engine that set the attribute
-#   alone gained nothing ([imp#1655](https://github.com/kekzl/imp/issues/1655)), and one whose kernels did not wait
-#   read what was not there yet ([imp#1833](https://github.com/kekzl/imp/issues/1833)). In llama.cpp, graphs and
-#   dependent launches together gave about 10 % more tokens a second on an RTX PRO 6000
+# - **Programmatic dependent launch** lets a kernel start while the one before is still finishing. The new kernel does
+#   what does not depend on the other's result, such as setting up barriers or loading weights. Then it waits at one
+#   instruction. On Hopper, plain Triton has had this since version 3.6: you pass `launch_pdl=True` at the launch, and
+#   call `tl.extra.cuda.gdc_wait()` in the kernel before the first dependent load. You need both. An engine that only
+#   set the attribute gained nothing ([imp#1655](https://github.com/kekzl/imp/issues/1655)). In another case the kernels
+#   did not wait, so they read what was not there yet ([imp#1833](https://github.com/kekzl/imp/issues/1833)). In
+#   llama.cpp, graphs and dependent launches together gave about 10 % more tokens a second on an RTX PRO 6000
 #   ([llama.cpp#22522](https://github.com/ggml-org/llama.cpp/pull/22522)).
-# - **A persistent kernel** starts as many programs as the GPU can hold at once. Each takes one tile after another until
-#   none is left, so there is one launch where there were many waves of programs. Chapter 09's attention kernel is one.
+# - **A persistent kernel** starts only as many programs as the GPU can hold at once. Each program computes one tile
+#   after another until none is left, so programs are started once instead of in many waves. Chapter 09's attention
+#   kernel is one.
 # - **A megakernel** is a whole layer, or the whole model, as one persistent kernel. Its programs take tasks from a
-#   list, and counters in memory say which tasks are ready. It has no gaps at all. Against 100 kernels a step in a
-#   graph with dependent launches, the best public one for Llama-3.2-1B gained 0.7 % on an H100 (972.8 instead of
-#   979.5 µs) and 4.6 % on an H200 (759.8 instead of 794.7 µs), in the same comparison as above.
+#   list, and counters in memory say which tasks are ready. It has no gaps at all, but it gains little over a good
+#   graph. The comparison cited above set the best public megakernel for Llama-3.2-1B against a graph of 100 kernels a
+#   step with dependent launches. The megakernel gained 0.7 % on an H100 (972.8 instead of 979.5 µs) and 4.6 % on an
+#   H200 (759.8 instead of 794.7 µs).
 #
-# So the order is: first a graph, then dependent launches, and then ask what is left.
+# So capture a graph first, then add dependent launches, and then measure what is left.
 #
 # ## Programs that stay · deeper
 #
 # So far the grid had one program for each tile. An H100 has 132 multiprocessors (SMs). If each can hold one program of
-# a kernel, a grid of 140 runs in two rounds: 132 programs, and then 8 that leave 124 SMs idle. Each program also begins
-# from nothing: it loads its arguments, computes its addresses, and waits for its first bytes.
+# a kernel, a grid of 140 runs in two rounds: first 132 programs, and then 8 that leave 124 SMs idle. Each program also
+# starts from nothing: it loads its arguments, computes its addresses, and waits for its first bytes.
 #
-# A persistent kernel launches 132 programs, whatever the number of tiles is. There are two ways to hand out the tiles:
+# A persistent kernel launches 132 programs, however many tiles there are. You can hand out the tiles in two ways:
 #
-# - **By a stride.** Program $p$ of $n$ computes the tiles $p$, $p + n$, $p + 2n$ and so on. Nothing has to be agreed
-#   on. This is good if all tiles take equally long.
-# - **From a counter.** A number in memory says which tile is next. `tl.atomic_add(pointer, 1)` returns it and adds 1,
-#   and no other program can come in between. A program that has a short tile comes back sooner, so it takes more tiles.
-#   This is what you want for causal attention, or for sequences of different lengths. It costs one atomic operation
-#   a tile, and the counter must be 0 again before the next launch. In a graph that is a step of its own: the graph
-#   also replays the `zero_()`.
+# - **By a stride.** Program $p$ of $n$ computes the tiles $p$, $p + n$, $p + 2n$ and so on. The programs do not have to
+#   agree on anything. This is good if all tiles take equally long.
+# - **From a counter.** A number in memory says which tile is next. `tl.atomic_add(pointer, 1)` returns this number and
+#   adds 1 to it, and no other program can come in between. A program that has a short tile comes back sooner, so it
+#   takes more tiles. This is what you want for causal attention, or for sequences of different lengths. It costs one
+#   atomic operation a tile, and the counter must be 0 again before the next launch. A graph captures the `zero_()` that
+#   does this, and replays it too.
 #
-# The cell below deals tiles to four programs in both ways and adds up how long each program works. **Predict** which
-# of the two is done earlier if the first tiles are long, as they are in causal attention from the end.
+# The next cell deals out 16 tiles to four programs in both ways and adds up how long each program works. The prediction
+# is for tiles that get shorter and shorter, as in causal attention if you begin at the end. **Predict** how many times
+# as long the stride takes as the counter.
 
 # %%
 predict("14 dealing out 16 tiles, by stride over from a counter", ..., "times")
@@ -661,9 +689,9 @@ for name, costs in (("equal tiles", [8.5] * 16), ("falling costs", falling), ("o
           f"evenly {sum(costs) / 4:5.1f}")
 
 # %% [markdown]
-# In 14.6 you write both. What is computed for a tile is given, with its masks, so you only decide which program
-# computes which tile. The check runs the programs in ascending, descending and mixed order, and counts bytes: each
-# number is loaded and stored once. It looks at the size of your grid too.
+# In 14.6 you write both. The work for one tile is given, with its masks, so you only decide which program computes
+# which tile. The check runs the programs in ascending, descending and mixed order. It counts bytes, because each number
+# may be loaded and stored only once, and it looks at the size of your grid.
 
 # %%
 # Exercise 14.6 · Programs that stay
@@ -672,7 +700,7 @@ def silu_tile(
     x_pointer, output_pointer, tile_row, tile_column, rows, columns,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):
-    """Given: x · sigmoid(x) for one tile. Tiles count from 0 in both directions; what is beyond x is left out."""
+    """Given: x · sigmoid(x) for one tile. Tiles count from 0 in both directions; what is outside x is left out."""
     row = tile_row * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]  # [BLOCK_ROWS, 1]
     column = tile_column * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]  # [1, BLOCK_COLUMNS]
     inside = (row < rows) & (column < columns)  # [BLOCK_ROWS, BLOCK_COLUMNS]
@@ -684,7 +712,7 @@ def silu_tile(
 def stride_kernel(
     x_pointer, output_pointer, rows, columns, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr
 ):
-    """A program computes the tile of its own number, and from there every n-th tile, if there are n programs."""
+    """Program p of n computes tile p, and then every n-th tile after it."""
     # BEGIN SOLUTION
     across = tl.cdiv(columns, BLOCK_COLUMNS)
     tiles = tl.cdiv(rows, BLOCK_ROWS) * across
@@ -709,7 +737,7 @@ def counter_kernel(
 
 
 def every_nth_tile(x, programs):
-    """x · sigmoid(x), computed by programs that stay, in tiles of 16 rows and 32 columns.
+    """x · sigmoid(x) in tiles of 16 rows and 32 columns, where each program computes one tile after another.
 
     x: [rows, columns], float32, contiguous; at least one row and one column, and any number of both.
     programs: how many programs the launch may have. Any number from 1, below or above the number of tiles.
@@ -724,10 +752,10 @@ def every_nth_tile(x, programs):
 
 
 def tiles_from_a_counter(x, programs, counter):
-    """The same, but a program takes each of its tiles from a counter in memory, by an atomic operation.
+    """The same result, but a program takes each of its tiles from a counter in memory, by an atomic operation.
 
-    counter: int32 [1], on x's device. It holds what an earlier call has left there, any number. You may write it, and
-        leave any number.
+    counter: int32 [1], on x's device. It holds any number that an earlier call has left. You may write to it, and leave
+        any number in it.
     """
     # BEGIN SOLUTION
     output = torch.empty_like(x)
@@ -741,8 +769,8 @@ def tiles_from_a_counter(x, programs, counter):
 best_every_nth_tile, best_tiles_from_a_counter = check("14.6", every_nth_tile, tiles_from_a_counter).best
 
 # %% [markdown]
-# The next cell computes one matrix with 1, 7 and 132 programs, and with more programs than tiles. The result is the
-# same each time. Without a GPU programs run one after another, so the times say nothing there, and none is shown.
+# The next cell computes one matrix with 1, 7, 132 and 200 programs. The result is the same each time. Without a GPU the
+# programs run one after another, so times would say nothing there, and none are shown.
 
 # %%
 x = torch.randn(*((4096, 4096) if on_gpu else (100, 90)), device=device)
@@ -761,17 +789,17 @@ for programs in (1, 7, 132, 200):
 # %% [markdown]
 # ## Finale: the model in a graph · deeper
 #
-# Now a whole model generates with its step captured. It is chapter 05's: four layers, bytes as tokens. If you have not
-# trained it, the next cell does, in about half a minute. With the course's answer to 14.4 a step of it is about 340
-# operations of PyTorch's that compute something, and each of them is at least one launch.
+# Now a whole model generates text with its step captured. It is chapter 05's model: four layers, with bytes as tokens.
+# If you have not trained it, the next cell does, in about half a minute. With the course's answer to 14.4, one step of
+# it is about 340 PyTorch operations that compute something, and each of them is at least one launch.
 #
-# Your functions are in it. `paged_step` (14.4) stores each token and attends. `choose_buckets` (14.3) decides for which
-# batches there is a graph. The course's `CapturedDecoder` does what your `fill_buffers` does, for the whole model: it
-# has one block of memory for tokens, positions, slots, tables and lengths, and fills it with one copy. It keeps its
-# graphs under two numbers, the batch and the width of the tables. It also remembers where the weights and the pages
-# lie, and refuses to replay when one of them has moved.
+# Your functions are in it. `paged_step` (14.4) stores each token and attends. `choose_buckets` (14.3) decides which
+# batch sizes get a graph. The course's `CapturedDecoder` does for the whole model what your `fill_buffers` does for one
+# step. It keeps tokens, positions, slots, tables and lengths in one block of memory, and fills this block with one
+# copy. It looks up its graphs by two numbers, the batch and the width of the tables. It also remembers where in memory
+# the weights and the pages are, and refuses to replay if one of them has moved.
 #
-# The cell writes all texts once without graphs. From the batches that occur it chooses two buckets.
+# The next cell writes all texts once without graphs. From the batches that occur, it chooses two buckets.
 
 # %%
 from functools import partial
@@ -815,13 +843,13 @@ print(f"{len(plain.running)} steps with batches of {min(plain.running)} to {max(
 
 # %% [markdown]
 # On a GPU the next cell compares three ways to run these steps: launched one by one, compiled by
-# `torch.compile(mode="reduce-overhead")`, and captured. The compiler merges operations into fewer kernels, so it saves
-# more than the launches, and takes its time to compile. **Predict** how many times as many tokens a second
-# the captured step writes.
+# `torch.compile(mode="reduce-overhead")`, and captured. The compiler also merges operations into fewer kernels, so it
+# saves more than the launches, but compiling takes time. **Predict** how many times as many tokens a second the
+# captured step writes as the step launched one by one.
 #
-# Without a GPU nothing can be captured, so there is no speed to measure. Instead the recorder of 14.2 records PyTorch's
-# operations of the model's step and repeats them. That saves no time, but it shows whether the same texts come out of
-# steps that no Python decides any more.
+# Without a GPU nothing can be captured, so there is no speed to measure. Instead the recorder of 14.2 records the
+# PyTorch operations of the model's step and repeats them. That saves no time, but it shows whether you get the same
+# texts when Python no longer decides anything in the step.
 
 # %%
 predict("14 the model, captured over launched one by one", ..., "times")
@@ -869,19 +897,21 @@ else:
         print(f"    {prompt!r} + {text!r}")
 
 # %% [markdown]
-# Texts may differ on a GPU in a byte here or there, and then in all that follow. A batch of 5 that is padded to 8 is
-# another matrix product, for which PyTorch may choose another kernel. That one adds up in another order, and two bytes
-# that are nearly equally likely change places.
+# On a GPU, texts may differ in a byte here or there, and then in all bytes that follow. The reason is padding. A batch
+# of 5 that is padded to 8 needs a matrix product of another shape, for which PyTorch may choose another kernel. That
+# kernel adds up in another order, so its results differ in the last digits. If two bytes are nearly equally likely, the
+# other one may then come out first.
 #
-# What a graph of this kind needs is little: static buffers, padded rows that harm nobody, a key with all sizes, and a
-# way out for what does not fit. `CapturedDecoder` runs the plain step then, and `report()` says how often and why.
+# A graph of this kind needs four things: static buffers, padded rows that do no harm, a key that holds all sizes of the
+# graph, and a fallback for steps that fit no graph. `CapturedDecoder` runs such steps without a graph, and `report()`
+# says how often and why.
 #
 # ## What production systems do
 #
 # - **torch.compile** with `mode="reduce-overhead"` captures graphs by itself. It copies inputs into static buffers, and
-#   captures again for every new shape. Results lie in the graph's memory, so the next call overwrites them; clone what
-#   you keep.
-# - **vLLM and SGLang** capture the decode step for a list of batch sizes when they start, and run prefill without a
+#   captures again for every new shape. Results are in the graph's memory, so the next call overwrites them. Clone what
+#   you want to keep.
+# - **vLLM and SGLang** capture the decode step for a list of batch sizes when they start. They run prefill without a
 #   graph, because its kernels are long enough to hide their launches. Block tables and lengths are static buffers,
 #   filled before each replay.
 # - **gpt-fast** generated 25.5 tokens a second with Llama-7B in eager PyTorch, limited by the CPU. Compiled, with a

@@ -70,36 +70,39 @@ def _steps(entry):
 
 BEGIN, HOST = "begin = max(host, end)", "host = host + launch"
 STEP = (
-    *edits("Each launch was made to wait for the kernel before it. The host goes on while the GPU works: a launch "
-        "takes the host's time alone, and only the kernel waits.",
+    *edits("Each launch was made to wait for the kernel before it. But the host goes on while the GPU works. Only the "
+        "kernel has to wait for the kernel before it.",
         launches_wait=(HOST, "host = max(host, end) + launch")),
     *edits("The launches were not added up. The host launches one kernel after another, so launch i ends after all "
         "launches up to it.", launches_side_by_side=(HOST, "host = launch")),
-    *edits("A kernel began while the one before it was running. In one stream it waits for that one to end.",
+    *edits("A kernel began while the one before it was still running. Kernels of one step run one after another.",
         kernels_side_by_side=(BEGIN, "begin = host")),
     *edits("A kernel began before its launch had ended. It begins at the later of two times: the end of its launch, "
         "and the end of the kernel before it.", launch_forgotten=(BEGIN, "begin = end if number else host")),
-    *edits("The larger of two sums is a lower limit, not the step's time: the GPU cannot work on what the host has not "
-        "launched yet, even if it has time later. Go through the kernels in order.",
+    *edits("The result is the larger of two sums, all launches or all kernels. The step takes longer, because the GPU "
+        "cannot start a kernel that the host has not launched yet. Go through the kernels in order.",
         larger_sum=("return end", "return max(sum(launches), sum(kernels))")),
-    *edits("Where the host waits, nothing changed. Its next launch begins when that kernel has ended.",
+    *edits("`waits` had no effect. After such a kernel, the host begins its next launch only when the kernel has "
+        "ended.",
         waits_ignored=("if number in waits", "if False")),
-    *edits("The host was made to wait for the kernel's own time. It waits until the kernel has ended, which includes "
-        "the time until the kernel could begin.", waits_for_its_length=("host = end", "host = host + kernel")),
-    *edits("The first launch was not counted. Until it has ended no kernel can begin.",
+    *edits("The host was made to wait as long as the kernel runs. It waits until the kernel has ended. That can be "
+        "longer, because the kernel may have to wait before it begins.",
+        waits_for_its_length=("host = end", "host = host + kernel")),
+    *edits("The first launch was not counted. No kernel can begin until it has ended.",
         first_launch_is_free=("host, end = 0.0, 0.0", "host, end = -sum(launches[:1]), 0.0")),
 )  # fmt: skip
 IDLE = (
     *STEP[:-1],  # a free first launch makes the same number as one that is not counted as idle
-    *edits("The launches' time was taken from the step's. The GPU idles when no kernel runs: take away the kernels' "
-        "time.", launches_subtracted=("sum(kernels)", "sum(launches)")),
-    *edits("The first launch was not counted as idle. The step has begun, and no kernel runs.",
+    *edits("The launches' time was subtracted from the step's. The GPU idles when no kernel runs, so subtract the "
+        "kernels' time.", launches_subtracted=("sum(kernels)", "sum(launches)")),
+    *edits("The first launch was not counted as idle. The step begins with it, and no kernel runs yet.",
         first_launch_not_idle=("sum(kernels)", "(sum(kernels) + sum(launches[:1]))")),
 )  # fmt: skip
 GRAPH = (
-    *edits("A gap was counted for every kernel. It lies between two kernels, so there is one less.",
+    *edits("A gap was counted for every kernel. Gaps are between kernels, so there is one gap less than kernels.",
         gap_too_many=("(len(kernels) - 1)", "len(kernels)")),
-    *edits("The gaps are missing: `gap` between any two kernels.", gaps_forgotten=(" + gap * (len(kernels) - 1)", "")),
+    *edits("The gaps are missing: add `gap` between each kernel and the next.",
+        gaps_forgotten=(" + gap * (len(kernels) - 1)", "")),
     *edits("The launch was counted for every kernel. A graph is launched once.",
         launch_for_each=("launch + sum", "launch * len(kernels) + sum")),
     *edits("The launch is missing: the graph is launched once.", graph_launch_forgotten=("launch + ", "")),
@@ -118,9 +121,9 @@ EXERCISE = Exercise(
         model_of(graph_time, GRAPH, entry="graph_seconds"),
     ),
     hints=(
-        "Keep two clocks: `host`, when the host has finished its last launch, and `end`, when the last kernel ends.",
+        "Keep two times: `host`, when the host has finished its last launch, and `end`, when the last kernel ends.",
         "For each kernel in order: host += launch, and end = max(host, end) + kernel.",
-        "Where the host waits after a kernel, its clock is set to the end of that kernel: host = end.",
-        "The GPU idles for step_seconds less the sum of the kernels' times. A graph of n kernels has n - 1 gaps.",
+        "If the host waits after a kernel, it goes on when that kernel has ended: host = end.",
+        "The GPU idles for step_seconds minus the sum of the kernels' times. A graph of n kernels has n - 1 gaps.",
     ),
 )

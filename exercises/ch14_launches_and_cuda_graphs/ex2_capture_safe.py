@@ -64,23 +64,25 @@ def step_cases(draw):
 STORED = "key_cache[rows, :, place] = key.to(key_cache.dtype)"
 SEEN = "seen = torch.arange(capacity) <= place[:, None]"
 CHANGES = (
-    *edits("The position of the recording was used in every replay. It became a Python number, or was worked out "
-        "before the recording, and a graph keeps such numbers for ever. Use the tensor `positions` itself.",
+    *edits("Every replay used the position from the recording. It became a Python number, or was computed before the "
+        "recording, and a graph keeps such numbers for ever. Use the tensor `positions` itself.",
         position_baked=("place = positions", "place = torch.zeros_like(positions)")),
-    *edits("What may be seen was worked out for the position of the recording. It must follow from `positions` in "
-        "every replay.", mask_baked=(SEEN, "seen = torch.arange(capacity) <= 0 * place[:, None]")),
-    *edits("The query of the warm-up was used in every replay: a copy of it was made before the recording. Only the "
-        "memory that the step is given gets new contents: read `query` itself.",
+    *edits("Every replay used the mask from the recording. Compute the mask from the tensor `positions` in the step, "
+        "so that it is computed again in every replay.",
+        mask_baked=(SEEN, "seen = torch.arange(capacity) <= 0 * place[:, None]")),
+    *edits("Every replay used the query of the warm-up, because a copy was made before the recording. Only the tensors "
+        "that the step is given get new contents, so read `query` itself.",
         stale_source=("= stepped(query,", "= stepped(warm[0],")),
-    *edits("The whole cache was attended to. Tokens behind a sequence's position are leftovers: hide them.",
+    *edits("The query attended to the whole cache. What is behind a sequence's position is left over: mask it.",
         all_seen=(SEEN, "seen = torch.arange(capacity) >= 0 * place[:, None]")),
-    *edits("The new token does not see itself. Positions up to and including `positions` are seen.",
+    *edits("The new token does not attend to itself. It attends to all positions up to and including `positions`.",
         itself_unseen=(SEEN, "seen = torch.arange(capacity) < place[:, None].clamp(min=1)")),
-    *edits("One token too many is seen: the one behind the new token.",
+    *edits("The query attends to one token too many, the one behind the new token.",
         one_too_many_seen=(SEEN, "seen = torch.arange(capacity) <= place[:, None] + 1")),
-    *edits("All sequences were stored at the position of the first. Each has a position of its own.",
+    *edits("All sequences were stored at the position of the first one. Each sequence has a position of its own.",
         position_of_the_first=("place = positions", "place = positions[:1].expand(batch)")),
-    *edits("The new key was stored one place too far. The token goes to `positions`, which counts those before it.",
+    *edits("The new key was stored one place too far. `positions` counts the tokens before it, so it is the new "
+        "token's own place.",
         stored_behind=(STORED, "key_cache[rows, :, (place + 1).clamp(max=capacity - 1)] = key.to(key_cache.dtype)")),
     *edits("The scores were not multiplied by 1/√head_dim.", scale_missing=(" * head_dim**-0.5", "")),
     *edits("The new key and value are not in the caches afterwards, or not in the caches that were given: write into "
@@ -107,11 +109,12 @@ EXERCISE = Exercise(
     ),
     models=(model_of(told, CHANGES, (stepped,)),),
     hints=(
-        "Everything that changes from token to token must be read from a tensor by a tensor operation: no .item(), no "
-        "int(...), no `if` on a tensor, no slice that ends at a position.",
-        "Store with an index that is a tensor: key_cache[rows, :, positions] = key, where rows = torch.arange(batch).",
-        "Take scores over all `capacity` places, and hide those behind the position: torch.arange(capacity) <= "
-        "positions[:, None], masked_fill with -inf.",
+        "Read everything that changes from token to token from a tensor, with tensor operations. So no .item(), no "
+        "int(...), no `if` on a tensor, and no slice that ends at a position.",
+        "Use a tensor as the index to store with: key_cache[rows, :, positions] = key, where rows = "
+        "torch.arange(batch).",
+        "Compute the scores of all `capacity` places, and mask those behind the position. The mask of what counts is "
+        "torch.arange(capacity) <= positions[:, None]; use masked_fill with -inf for the rest.",
         "Write the result with output.copy_(...), and return nothing: a graph cannot hand out another tensor.",
     ),
     mistakes=NOT_RECORDED,

@@ -81,33 +81,33 @@ def bucket_cases(draw):
 
 RESULT = "return list(best[len(sizes)][1])"
 CHOICES = (
-    *edits("Powers of two are a habit. Where most batches have 12 rows, a bucket of 16 adds 4 rows to every step. Take "
-        "the sizes that add the fewest rows for these counts.",
+    *edits("The buckets are powers of two. If most batches have 12 rows, a bucket of 16 adds 4 rows to each of them. "
+        "Choose the sizes that add the fewest rows for these counts.",
         powers_of_two=(RESULT, "return sorted({1 << (size - 1).bit_length() for size in sizes})[-most:]")),
     *edits("The buckets are equally far apart, whatever the counts are. Weigh each batch size by how often it occurs.",
         equally_far=(RESULT, "return sorted({-(-sizes[-1] * part // most) for part in range(1, most + 1)})")),
-    *edits("The buckets are the most frequent sizes and the largest. A size between two of them pays up to the next "
-        "one: compare the rows of all choices.",
+    *edits("The buckets are the most frequent sizes and the largest. But a size between two of them is padded to the "
+        "next one, and that can add many rows. Compare the added rows of all choices.",
         most_frequent=(RESULT, "return sorted({*sorted(sizes, key=lambda size: -counts[size - 1])[: most - 1], "
         "sizes[-1]})")),
-    *edits("How often a size occurs was not counted. Padded rows are those of all steps: counts · (bucket - size).",
+    *edits("It was not counted how often a size occurs. Each size adds counts · (bucket - size) rows over all steps.",
         counts_ignored=("counts[size - 1] * (bucket - size)", "(bucket - size)")),
     *edits("One bucket less than allowed was used.", one_too_few=("range(most)", "range(max(1, most - 1))")),
     *edits("One bucket more than allowed was used.", one_too_many=("range(most)", "range(most + 1)")),
-    *edits("There is one bucket alone, the largest batch. `most` buckets are allowed.",
+    *edits("There is only one bucket, the largest batch. `most` buckets are allowed.",
         largest_alone=("range(most)", "range(1)")),
-    *edits("The padded rows of one step were counted, and those of the sizes below were forgotten: add up the rows of "
-        "all sizes that a bucket serves.",
+    *edits("For each bucket, the padded rows of only one size were counted. A bucket serves several sizes: add up the "
+        "padded rows of all of them.",
         last_size_alone=("for size in sizes[done:end]", "for size in sizes[done:done + 1]")),
 )  # fmt: skip
 FIT = "bucket >= batch"
 LOOKUP = (
     *edits("The largest bucket was taken. The smallest one that fits pads the least.",
         largest_taken=("fitting[0]", "fitting[-1]")),
-    *edits("A batch above all buckets was given the largest. It does not fit: rows would be left out. Return 0, so "
-        "that the step runs without a graph.",
+    *edits("A batch larger than all buckets was given the largest one. It does not fit, so rows would be left out. "
+        "Return 0, so that the step runs without a graph.",
         too_large_squeezed=("if fitting else 0", "if fitting else (buckets[-1] if buckets else 0)")),
-    *edits("A bucket below the batch was taken. It must hold every row.",
+    *edits("A bucket smaller than the batch was taken. The bucket must hold every row of the batch.",
         below_the_batch=(FIT, "bucket <= batch", "fitting[0]", "fitting[-1]")),
 )  # fmt: skip
 
@@ -146,11 +146,11 @@ EXERCISE = Exercise(
     ),
     hints=(
         "bucket_for: the first bucket that is at least `batch`; 0 where there is none.",
-        "A bucket is best at a size that occurs: a larger one only adds rows. So choose among those sizes, and the "
-        "largest is always one of them.",
-        "Go through the sizes in order. Let best[k][j] be the fewest padded rows if the first j sizes have k buckets: "
-        "the last bucket serves sizes i to j - 1, and before it stands best[k - 1][i].",
-        "With few sizes you may also try them all: itertools.combinations(sizes[:-1], k) for k up to most - 1. With 64 "
-        "sizes and 8 buckets that would be 553 million.",
+        "A bucket should be a size that occurs, because a slightly larger one only adds rows. So choose among those "
+        "sizes. The largest is always one of them.",
+        "Go through the sizes in order. Let best[k][j] be the fewest padded rows if the first j sizes have k buckets. "
+        "If the last bucket serves sizes i to j - 1, the sizes before it cost best[k - 1][i]. Try every i.",
+        "With few sizes you can also try all choices: itertools.combinations(sizes[:-1], k) for k up to most - 1. With "
+        "64 sizes and 8 buckets that would be 553 million.",
     ),
 )

@@ -117,39 +117,41 @@ CONTRACT = Contract(
 PADDED_SLOTS, PADDED_LENGTHS = "slots[count:] = unused_slot", "lengths[count:] = 0"
 STORED, PAGES, SEEN = "stored = slots", "pages = tables", "places < lengths[:, None]"
 CHANGES = (
-    *edits("The replays saw what the buffers held when the step was recorded. Write into the buffers' own memory: "
-        "buffer[:count] = tensor, or copy_. A name that is bound to another tensor changes nothing in a graph.",
+    *edits("The replays used what the buffers held when the step was recorded. Write into the buffers' own memory, "
+        "with buffer[:count] = tensor or copy_. Giving the name to another tensor changes nothing.",
         buffers_not_filled=("return query, key, value, slots, tables, lengths", "return buffers")),
-    *edits("Rows behind the batch stored a token. They kept the slots of an earlier batch, which are others' by "
-        "now. Give every row behind the batch the unused slot.",
+    *edits("Rows behind the batch stored a token over another sequence's. They kept the slots of an earlier batch. "
+        "Give every row behind the batch the unused slot.",
         padded_rows_stored=(PADDED_SLOTS, "slots[count:] = slots[count:]")),
-    *edits("Rows behind the batch stored their token in slot 0. That slot is somebody's. Give them the unused slot.",
+    *edits("Rows behind the batch stored their token in slot 0, which may belong to a sequence. Give them the "
+        "unused slot.",
         padded_to_slot_0=(PADDED_SLOTS, "slots[count:] = 0")),
-    *edits("Rows behind the batch have slot -1, an index that means the last one: their token went into the last "
-        "page. Give them the unused slot.", padded_to_the_last=(PADDED_SLOTS, "slots[count:] = -1")),
+    *edits("Rows behind the batch have slot -1. PyTorch takes this index for the last one, so their token went into "
+        "the last page. Give them the unused slot.", padded_to_the_last=(PADDED_SLOTS, "slots[count:] = -1")),
     *edits("Rows behind the batch kept the lengths of an earlier batch, so the step reads pages for them that are not "
         "theirs. Set their lengths to 0.", padded_lengths_kept=(PADDED_LENGTHS, "lengths[count:] = lengths[count:]")),
-    *edits("Rows behind the batch have another length than 0.", padded_lengths=(PADDED_LENGTHS, "lengths[count:] = 1")),
-    *edits("The number `longest` decided how far each replay looks. It is a number of the recording, and the sequences "
-        "have grown. Look at all columns of the table, and let `lengths` hide what is not there.",
+    *edits("Rows behind the batch have a length other than 0. Set it to 0.",
+        padded_lengths=(PADDED_LENGTHS, "lengths[count:] = 1")),
+    *edits("The number `longest` decided how far each replay looks. It comes from the recording, and the sequences "
+        "have grown since. Look at all columns of the table, and use `lengths` to mask what is not there.",
         longest_baked=(SEEN, f"({SEEN}) & (places < then[5].max())"),
         longest_baked__whole_pages=(SEEN, f"({SEEN}) & (places < -(-then[5].max() // page_size) * page_size)")),
-    *edits("The slots of the recording were used in every replay. They were copied before it, or made numbers: read "
+    *edits("Every replay used the slots from the recording. They were copied before it, or turned into numbers. Read "
         "the tensor `slots` in the step.", slots_baked=(STORED, "stored = then[3]")),
-    *edits("The tables of the recording were used in every replay. Either `fill_buffers` does not copy the new ones to "
+    *edits("Every replay used the tables from the recording. Either `fill_buffers` does not copy the new ones to "
         "the first columns, or the step reads a copy that was made before.", tables_baked=(PAGES, "pages = then[4]")),
-    *edits("The lengths of the recording were used in every replay. Read the tensor `lengths` in the step.",
+    *edits("Every replay used the lengths from the recording. Read the tensor `lengths` in the step.",
         lengths_baked=(SEEN, "places < then[5][:, None]")),
-    *edits("Everything in the pages was attended to, also behind a sequence's end.",
+    *edits("The query attended to everything in the pages, even behind a sequence's end. Mask that with `lengths`.",
         all_seen=(SEEN, "places >= 0 * lengths[:, None]")),
-    *edits("The new token does not see itself. `lengths` counts it already.",
+    *edits("The new token does not attend to itself. `lengths` already counts it.",
         itself_unseen=(SEEN, "places < (lengths[:, None] - 1).clamp(min=1)"),
         itself_unseen__at_all=(SEEN, "places < lengths[:, None] - 1")),
-    *edits("One token too many is seen. `lengths` counts the new token already.",
+    *edits("The query attends to one token too many. `lengths` already counts the new token.",
         one_too_many_seen=(SEEN, "places <= lengths[:, None]")),
-    *edits("The new token was stored at its place in the sequence, as if that began at slot 0. Its slot is given.",
+    *edits("The new token was stored at its place in the sequence, as if the sequence began at slot 0. Use `slots`.",
         place_for_slot=(STORED, "stored = lengths - 1")),
-    *edits("A slot was taken apart in the wrong way: its page is slot // page_size, its place there slot % page_size.",
+    *edits("A slot was split in the wrong way. Its page is slot // page_size, and its place there slot % page_size.",
         slot_taken_apart=("stored // page_size, :, stored % page_size",
         "stored % key_pages.shape[0], :, stored // key_pages.shape[0] % page_size")),
     *edits("The scores were not multiplied by 1/√head_dim.", scale_missing=(" * head_dim**-0.5", "")),
@@ -171,8 +173,8 @@ EXERCISE = Exercise(
         "paged_step stores with tensors as indices: key_pages[slots // page_size, :, slots % page_size] = key.",
         "key_pages[tables] is [rows, columns, heads, page_size, head_dim]. transpose(1, 2).flatten(2, 3) makes one "
         "axis of keys out of columns and places.",
-        "All columns of the table are looked at in every replay. What is behind a sequence's end is hidden by "
-        "torch.arange(...) < lengths[:, None]. Do not use `longest`.",
+        "Look at all columns of the table in every replay, and do not use `longest`. Mask what is behind a sequence's "
+        "end: only places with torch.arange(...) < lengths[:, None] count.",
     ),
     mistakes=NOT_RECORDED,
 )

@@ -162,13 +162,13 @@ EXERCISE = Exercise(
     contracts=(CONTRACT,),
     relative_tolerance=0.05,
     hints=(
-        "Launch by launch the GPU waits for the host. A graph of some twenty kernels is sent in 10 µs, and its kernels "
-        "follow each other.",
-        "Let the graph go through the copies in turns: capture(list(range(device.copies)) * n).",
+        "If you launch kernels one by one, the GPU waits for the host. The host sends a graph of some twenty kernels "
+        "in 10 µs, and the GPU runs them without gaps.",
+        "Let the graph go through the copies in turn: capture(list(range(device.copies)) * n).",
         "Replay until the GPU has worked for 10 ms, and synchronize. Then replay, event, replay, event and so on, "
-        "and no synchronize in between. The first replay keeps the GPU busy while the host sends what follows.",
-        "Each two events that follow each other hold one replay. Its time over the number of its kernels is one "
-        "estimate. Of some fifty estimates take the median: a replay that was interrupted does not move it.",
+        "without a synchronize in between. The first replay keeps the GPU busy while the host sends the rest.",
+        "Between two events in a row there is one replay. Its time divided by the number of its kernels is one "
+        "estimate. Take the median of some fifty estimates, because a few interrupted replays hardly move it.",
     ),
     mistakes=(
         Mistake(
@@ -179,14 +179,14 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "synchronised_each_time",
-            "That is a launch, the kernel and a synchronize: the host waited after every launch, the GPU before every "
-            "kernel. Send many, and synchronize once.",
+            "That is the time of a launch, the kernel and a synchronize. The host waited after every launch, and the "
+            "GPU before every kernel. Send many kernels, and synchronize once.",
             when=_quiet(lambda m, got: _near(got, m["kernel"] + m["launch"] + 10)),
         ),
         Mistake(
             "gap_counted",
-            "That is a launch and the kernel. The first event happens at once, because the GPU has nothing to do, and "
-            "then it waits until the launch arrives. Give it work before the first event.",
+            "That is the time of a launch and the kernel. The first event happens at once, because the GPU has nothing "
+            "to do, and then it waits until the launch arrives. Give it work before the first event.",
             when=_quiet(lambda m, got: got - m["kernel"] - m["launch"] in (-1.5, -1.0, -0.5, 0.0, 0.5)),
         ),
         Mistake(
@@ -197,53 +197,54 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "not_divided",
-            "That is the time of several kernels. Divide by how many lie between the two clocks.",
+            "That is the time of several kernels. Divide by the number of kernels between your two times.",
             when=_quiet(_several),
         ),
         Mistake(
             "other_unit",
-            "The number is right in another unit. Return µs.",
+            "The time is right, but in another unit. Return µs.",
             when=_quiet(lambda m, got: any(_near(got, m["kernel"] / unit) for unit in (1e3, 1e6))),
         ),
         Mistake(
             "event_counted",
-            "An event takes the GPU 1 µs, which is much beside one kernel, and its clock has steps of half a "
-            "microsecond. Let many kernels run between two events.",
+            "An event takes the GPU 1 µs, and its clock has steps of 0.5 µs. Beside one kernel of a few microseconds "
+            "that is a large error. Let many kernels run between two events.",
             when=_quiet(lambda m, got: got in (m["kernel"] + 0.5, m["kernel"] + 1, m["kernel"] + 1.5)),
         ),
         Mistake(
             "too_short",
-            "The kernel takes longer. Either the clock stopped before the GPU was done, or you divided by more kernels "
-            "than lie between the two clocks.",
+            "The kernel takes longer. Either you stopped the clock before the GPU was done, or you divided by more "
+            "kernels than there are between your two times.",
             when=_quiet(lambda m, got: got < 0.95 * m["kernel"]),
         ),
         Mistake(
             "too_long",
-            "The kernel takes less. Between your two clocks the GPU did something else as well or waited for the host, "
-            "or you divided by too few kernels.",
+            "The kernel takes less. Between your two times the GPU also did something else or waited for the host, or "
+            "you divided by too few kernels.",
             when=_quiet(lambda m, got: got > 1.05 * m["kernel"]),
         ),
         Mistake(
             "compiling_counted",
-            "On a GPU where the first launch compiles the result is too long. Launch once before the clock starts, and "
-            "capture before it as well.",
+            "On the GPU where the first launch compiles, the result is too long. Launch once, and capture, before you "
+            "start the clock.",
             when=_trap("compile"),
         ),
         Mistake(
             "clock_still_rising",
-            "On a GPU whose clock rises at first the result is wrong. Let it work for 10 ms before you measure.",
+            "On the GPU whose clock rate rises at first, the result is wrong. Let it work for 10 ms before you "
+            "measure.",
             when=_trap("slower"),
         ),
         Mistake(
             "input_in_l2",
-            "With an L2 cache the result is too short: the kernels found their input there. Go through all copies in "
-            "turns, also from one replay to the next.",
+            "With an L2 cache the result is too short, because the kernels found their input there. Go through all "
+            "copies in turn, also from one replay to the next.",
             when=_trap("warm"),
         ),
         Mistake(
             "interruptions_counted",
-            "Where another process takes the GPU now and then, the result is wrong. A mean counts these times, and so "
-            "does the median if nearly every span has one. Take many short spans, and their median.",
+            "If another process takes the GPU now and then, the result is wrong. A mean counts these interruptions. So "
+            "does a median, if nearly every span has one. Measure many short spans, and take their median.",
             when=_trap("between"),
         ),
     ),

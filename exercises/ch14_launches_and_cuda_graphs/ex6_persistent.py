@@ -97,14 +97,14 @@ def from_counter(x, programs, left):
 
 SHARE = "range(program, tiles, programs)"
 TILES = (
-    *edits("The number of tiles was rounded down, so the numbers behind the last whole tile were left out. Round up: "
+    *edits("The number of tiles was rounded down, so what is behind the last whole tile was left out. Round up: "
         "tl.cdiv(rows, 16) and tl.cdiv(columns, 32).",
         rounded_down=("-(-rows // 16), -(-columns // 32)", "rows // 16, columns // 32",
         "done, across", "done, max(1, across)"),
         rounded_down__columns=("-(-columns // 32)", "columns // 32", "done, across", "done, max(1, across)"),
         rounded_down__rows=("-(-rows // 16)", "rows // 16"),
         rounded_down__numbers=("down * across", "rows * columns // 512")),
-    *edits("The tiles of one dimension were counted. There are tiles down times tiles across.",
+    *edits("The tiles of only one dimension were counted. Multiply the tiles down by the tiles across.",
         one_dimension=("down * across", "down"), one_dimension__across=("down * across", "across")),
     *edits("The last tile was left out: tile numbers go from 0 to tiles - 1, and all of them count.",
         last_tile_missing=("down * across", "down * across - 1")),
@@ -115,15 +115,16 @@ TILES = (
         wrong_place__only_column=("tile % across", "tile % (-(-x.shape[0] // 16))")),
 )  # fmt: skip
 EVERY_NTH = (
-    *edits("Each program computed one tile and ended. With fewer programs than tiles it must go on: from its own "
+    *edits("Each program computed one tile and ended. With fewer programs than tiles it must go on, from its own "
         "number in steps of the number of programs, as long as there are tiles.",
         one_tile_each=(SHARE, "range(program, min(program + 1, tiles))")),
-    *edits("The tiles were divided evenly, rounded down, so a remainder was left to nobody. Round up and stop at "
+    *edits("Each program got tiles // programs tiles, so no program computed the remainder. Round up and stop at "
         "`tiles`, or go from the program's number in steps of the number of programs.",
         remainder_dropped=(SHARE, "range(program * (tiles // programs), (program + 1) * (tiles // programs))")),
     *edits("The first tile was left out. Tile numbers begin at 0, as program numbers do.",
         first_tile_missing=(SHARE, "range(program + 1, tiles, programs)")),
-    *edits("The step is not the number of programs. A program goes from its own number in steps of it.",
+    *edits("A program did not go on in steps of the number of programs. Begin at its own number, and add the number of "
+        "programs until there is no tile left.",
         wrong_step=(SHARE, "range(program, tiles, programs + 1)"),
         wrong_step__two_rounds=(SHARE, "[tile for tile in (program, program + programs) if tile < tiles]")),
     *TILES,
@@ -137,12 +138,12 @@ FROM_COUNTER = (
         "until there is none left.", one_tile_each=("while tile < tiles", "if tile < tiles",
         "done.append(tile)\n            tile, counter = counter, counter + 1", "done.append(tile)"),
         one_tile_each__two_draws=("while tile < tiles", "if tile < tiles")),
-    *edits("A number was taken from the counter and its tile was not computed: every atomic_add takes one, also that "
-        "before the loop.", draw_lost=("tile, counter = counter, counter + 1\n        while tile < tiles:\n",
+    *edits("A number was taken from the counter, but its tile was not computed. Every atomic_add takes a number, even "
+        "the one before the loop.", draw_lost=("tile, counter = counter, counter + 1\n        while tile < tiles:\n",
         "tile, counter = counter + 1, counter + 2\n        while tile < tiles:\n"),
         draw_lost__every_second=("done.append(tile)\n            tile, counter = counter, counter + 1",
         "done.append(tile)\n            tile, counter = counter + 1, counter + 2")),
-    *edits("The counter grew by the number of programs with each tile. It counts tiles, so it grows by 1.",
+    *edits("The counter grew by the number of programs with each tile. It counts tiles, so add 1.",
         grows_by_programs=("counter, counter + 1", "counter, counter + programs")),
     *TILES,
 )  # fmt: skip
@@ -197,17 +198,17 @@ EXERCISE = Exercise(
         "Number the tiles row by row: across = tl.cdiv(columns, BLOCK_COLUMNS), tiles = tl.cdiv(rows, BLOCK_ROWS) · "
         "across. Tile t is in row t // across and column t % across.",
         "every_nth_tile: for tile in range(tl.program_id(0), tiles, tl.num_programs(0)). If there are more programs "
-        "than tiles, the loop of some is empty.",
-        "tl.atomic_add(counter_pointer, 1) gives the counter's value and adds 1 to it, and no other program comes in "
-        "between. So each value is given out once.",
+        "than tiles, some programs have an empty loop.",
+        "tl.atomic_add(counter_pointer, 1) returns the counter's value and adds 1 to it, and no other program can come "
+        "in between. So each value is given out only once.",
         "tiles_from_a_counter: tile = tl.atomic_add(counter_pointer, 1) before the loop, while tile < tiles:, and the "
         "same line again at the loop's end. Before the launch: counter.zero_().",
     ),
     mistakes=(
         Mistake(
             "launch_for_each_tile",
-            "Several kernels were launched. One launch does all of the work: its programs stay, and go from tile to "
-            "tile.",
+            "Several kernels were launched. Launch one kernel for all of the work, and let its programs go from tile "
+            "to tile.",
             when=lambda case, seen, got: len(seen.launches) > 1,
             cost=True,
         ),
@@ -220,7 +221,7 @@ EXERCISE = Exercise(
         Mistake(
             "counter_without_atomic",
             "The counter was read and written by a load and a store. Here programs run one after another, so it went "
-            "well. On a GPU two of them read the same number before one has written, and compute the same tile. "
+            "well. On a GPU two programs can read the same number before one has written, and compute the same tile. "
             "tl.atomic_add does both in one step.",
             when=lambda case, seen, got: (
                 case.entry == COUNTER
@@ -232,15 +233,15 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "counter_set_in_the_kernel",
-            "The kernel itself sets the counter that its programs draw from. Programs start in any order: others have "
-            "drawn before, and then the same numbers are given out again. Set it before the launch: counter.zero_().",
+            "The kernel itself sets the counter. But programs start in any order, so others may already have taken "
+            "numbers, and these are given out again. Set the counter before the launch: counter.zero_().",
             when=lambda case, seen, got: any(row["atomic"] and row["stored"] for row in seen.traffic.values()),
             cost=True,
         ),
         Mistake(
             "tiles_computed_again",
-            "Some tiles were computed more than once. The numbers are right, because each time gives the same, but the "
-            "work is done again. Each tile belongs to one program.",
+            "Some tiles were computed more than once. The result is right, because each time gives the same numbers, "
+            "but the work is wasted. Let each tile be computed by one program only.",
             when=lambda case, seen, got: (
                 case.metered and sum(row["stored"] for row in seen.traffic.values()) >= 4 * case.args[0].numel() + 64
             ),

@@ -120,19 +120,19 @@ NOT_RECORDED = (
     Mistake(
         "host_waits",
         "The step cannot be recorded: an operation makes the host wait for a number from the GPU (`.item()`, "
-        "`int(tensor)`, `.tolist()`, a tensor in an `if`, or a boolean mask as an index). A graph has no host "
-        "to decide anything. Keep the number in its tensor, and use it in tensor operations.",
+        "`int(tensor)`, `.tolist()`, a tensor in an `if`, or a boolean mask as an index). In a replay "
+        "no Python runs. Keep the number in its tensor, and use it in tensor operations.",
         when=_said("makes the host wait"),
     ),
     Mistake(
         "returns_a_tensor",
-        "The step returns a tensor. A replay calls no Python, so it returns nothing: whoever replays looks into "
+        "The step returns a tensor. A replay runs no Python, so it cannot return anything, and the result is read from "
         "`output`. Write the result there and return None.",
         when=_said("returns something else"),
     ),
     Mistake(
         "output_untouched",
-        "No replay has written to `output`. The result is in a tensor that nobody knows: write it into the "
+        "No replay has written to `output`. The result went into a new tensor, which nobody reads. Write it into the "
         "memory that was given, with output.copy_(...).",
         when=_output_untouched,
     ),
