@@ -218,8 +218,8 @@ print(f"launched one by one: {format_seconds(one_by_one)}, of which the GPU idle
 #
 # Many mistakes give no error message, only wrong results. Here are three real bugs:
 #
-# - A step was captured on the wrong stream (the queue that kernels are launched into). The capture succeeded but
-#   recorded nothing, and its replays gave old results
+# - A kernel of a captured step was launched into the wrong stream (the queue of launches). The capture succeeded
+#   without that kernel, and the replays gave wrong numbers
 #   ([rwkv_lightning#24](https://github.com/RWKV-Vibe/rwkv_lightning/pull/24)).
 # - A short prompt fixed the number of splits (chapter 08). With a longer prompt, the same graph read outside its memory
 #   ([imp#950](https://github.com/kekzl/imp/issues/950)).
@@ -286,9 +286,10 @@ else:
     print("No GPU here, so nothing was captured. The recorder of 14.2 has shown that it could be.")
 
 # %% [markdown]
-# The kernels are the same in both cases. What the replay saves is the host's time for a dozen launches. On one H100
+# The kernels are the same in both cases. What the replay saves is the host's time for the launches. On one H100
 # (2026-11-26, PyTorch 2.11) the course's answer took 340 µs when called and 43 µs when replayed, with the sizes of the
-# cell.
+# cell. Its step is a dozen operations, and some of them cost the host far more than the 5 to 10 µs of an addition:
+# storing with tensors as indices, for example, checks and combines the indices first.
 #
 # ## Batches that come and go · deeper
 #
@@ -298,7 +299,7 @@ else:
 #
 # Padding has a danger of its own. The added rows have lengths, positions and cache slots too, and a kernel uses them
 # like those of any other row. xLLM padded a batch of 100 to its graph of 112 rows, but filled in the metadata for only
-# 100. The other 12 rows kept the values of an earlier batch, so the replay read memory that was not theirs
+# 100. Nothing valid stood there for the other 12 rows, and the replay read memory that was not theirs
 # ([xllm#1939](https://github.com/jd-opensource/xllm/pull/1939)). A padded row needs a length of 0, or a page of the
 # cache that nobody reads.
 #
@@ -628,7 +629,7 @@ else:
 #
 # - **Programmatic dependent launch** lets a kernel start while the one before is still finishing. The new kernel does
 #   what does not depend on the other's result, such as setting up barriers or loading weights. Then it waits at one
-#   instruction. On Hopper, plain Triton has had this since version 3.6: you pass `launch_pdl=True` at the launch, and
+#   instruction. On Hopper, recent versions of plain Triton have this: you pass `launch_pdl=True` at the launch, and
 #   call `tl.extra.cuda.gdc_wait()` in the kernel before the first dependent load. You need both. An engine that only
 #   set the attribute gained nothing ([imp#1655](https://github.com/kekzl/imp/issues/1655)). In another case the kernels
 #   did not wait, so they read what was not there yet ([imp#1833](https://github.com/kekzl/imp/issues/1833)). In
@@ -911,9 +912,10 @@ else:
 # - **torch.compile** with `mode="reduce-overhead"` captures graphs by itself. It copies inputs into static buffers, and
 #   captures again for every new shape. Results are in the graph's memory, so the next call overwrites them. Clone what
 #   you want to keep.
-# - **vLLM and SGLang** capture the decode step for a list of batch sizes when they start. They run prefill without a
-#   graph, because its kernels are long enough to hide their launches. Block tables and lengths are static buffers,
-#   filled before each replay.
+# - **vLLM and SGLang** capture the decode step for a list of batch sizes when they start. Block tables and lengths are
+#   static buffers, filled before each replay. A long prefill needs no graph, because its kernels hide their launches.
+#   For shorter ones both engines can capture *piecewise*: the parts between attentions are graphs, and attention, which
+#   depends on the lengths, is launched.
 # - **gpt-fast** generated 25.5 tokens a second with Llama-7B in eager PyTorch, limited by the CPU. Compiled, with a
 #   static cache and graphs, it was about four times as fast.
 #

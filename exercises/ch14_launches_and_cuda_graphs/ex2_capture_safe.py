@@ -76,11 +76,16 @@ CHANGES = (
     *edits("The query attended to the whole cache. What is behind a sequence's position is left over: mask it.",
         all_seen=(SEEN, "seen = torch.arange(capacity) >= 0 * place[:, None]")),
     *edits("The new token does not attend to itself. It attends to all positions up to and including `positions`.",
-        itself_unseen=(SEEN, "seen = torch.arange(capacity) < place[:, None].clamp(min=1)")),
+        itself_unseen=(SEEN, "seen = torch.arange(capacity) < place[:, None].clamp(min=1)"),
+        itself_unseen__nor_anything=(SEEN, "seen = torch.arange(capacity) < place[:, None]"),
+        itself_unseen__finite=(SEEN, "seen = torch.arange(capacity) < place[:, None]", "-math.inf", "-1e9")),
     *edits("The query attends to one token too many, the one behind the new token.",
         one_too_many_seen=(SEEN, "seen = torch.arange(capacity) <= place[:, None] + 1")),
     *edits("All sequences were stored at the position of the first one. Each sequence has a position of its own.",
         position_of_the_first=("place = positions", "place = positions[:1].expand(batch)")),
+    *edits("All sequences' tokens were stored at the position of the first one, and masked by their own. Each "
+        "sequence stores at its own position.", stored_with_the_first=(STORED, STORED.replace("place", "place[:1]"),
+        STORED.replace("key", "value"), STORED.replace("key", "value").replace("place", "place[:1]"))),
     *edits("The new key was stored one place too far. `positions` counts the tokens before it, so it is the new "
         "token's own place.",
         stored_behind=(STORED, "key_cache[rows, :, (place + 1).clamp(max=capacity - 1)] = key.to(key_cache.dtype)")),

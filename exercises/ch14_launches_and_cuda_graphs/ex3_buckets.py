@@ -60,6 +60,8 @@ def bucket_cases(draw):
         Case("two humps, 4 buckets", (middle, 4)),
         Case("one bucket", ([3, 0, 0, 1, 7], 1)),
         Case("more buckets than sizes", ([0, 4, 0, 4], 6)),
+        Case("the largest sizes never occur", ([5, 0, 0], 1)),
+        Case("the largest sizes never occur, 2 buckets", ([7, 2, 0, 9, 3, 0, 0, 0], 2)),
         Case("one size alone", ([0, 0, 0, 0, 9], 3)),
         Case("a batch of 12 often, one of 64 once", ([0] * 11 + [500] + [0] * 51 + [1], 2)),
         Case("sizes that nobody has, between", ([7, 0, 0, 0, 0, 9, 0, 0, 0, 4, 0, 1], 3)),
@@ -92,6 +94,8 @@ CHOICES = (
         "sizes[-1]})")),
     *edits("It was not counted how often a size occurs. Each size adds counts · (bucket - size) rows over all steps.",
         counts_ignored=("counts[size - 1] * (bucket - size)", "(bucket - size)")),
+    *edits("The last bucket is the number of counts, though no step has as many sequences. Take the largest size that "
+        "occurs.", last_is_the_length=(RESULT, "return [*best[len(sizes)][1][:-1], len(counts)]")),
     *edits("One bucket less than allowed was used.", one_too_few=("range(most)", "range(max(1, most - 1))")),
     *edits("One bucket more than allowed was used.", one_too_many=("range(most)", "range(most + 1)")),
     *edits("There is only one bucket, the largest batch. `most` buckets are allowed.",

@@ -116,7 +116,9 @@ CONTRACT = Contract(
 
 PADDED_SLOTS, PADDED_LENGTHS = "slots[count:] = unused_slot", "lengths[count:] = 0"
 STORED, PAGES, SEEN = "stored = slots", "pages = tables", "places < lengths[:, None]"
+COPIES = "(buffer.clone() for buffer in buffers)"
 CHANGES = (
+    *edits("", tables_cleared=(COPIES, "(torch.zeros_like(b) if b is buffers[4] else b.clone() for b in buffers)")),
     *edits("The replays used what the buffers held when the step was recorded. Write into the buffers' own memory, "
         "with buffer[:count] = tensor or copy_. Giving the name to another tensor changes nothing.",
         buffers_not_filled=("return query, key, value, slots, tables, lengths", "return buffers")),

@@ -60,6 +60,11 @@ WRONG = {
     ),
     "returns_a_tensor": changed("14.2", (COPIED, "return (weights[:, :, None] @ value_cache)[:, :, 0]")),
     "output_untouched": changed("14.2", (COPIED, "output = (weights[:, :, None] @ value_cache)[:, :, 0]")),
+    "stored_with_the_first": changed("14.2", *(
+        (f"{name}_cache[rows, :, positions] = {name}", f"{name}_cache[rows, :, positions[:1]] = {name}")
+        for name in ("key", "value"))),
+    "itself_unseen__nor_anything": changed("14.2", ("<= positions[:, None]", "< positions[:, None]")),
+    "itself_unseen__finite": changed("14.2", ("<= positions[:, None]", "< positions[:, None]"), ("-math.inf", "-1e9")),
 }
 
 UNUSUAL = {

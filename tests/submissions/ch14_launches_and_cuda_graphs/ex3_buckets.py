@@ -24,6 +24,7 @@ WRONG = {
     "largest_taken": changed("14.3", (FIRST, "return buckets[-1] if buckets and buckets[-1] >= batch else 0")),
     "too_large_squeezed": changed("14.3", (FIRST, FIRST.replace(" 0)", " buckets[-1] if buckets else 0)"))),
     "below_the_batch": changed("14.3", (FIRST, "return max((b for b in buckets if b <= batch), default=0)")),
+    "last_is_the_length": changed("14.3", ("return best[-1][1]", "return [*best[-1][1][:-1], len(counts)]")),
 }
 
 UNUSUAL = {

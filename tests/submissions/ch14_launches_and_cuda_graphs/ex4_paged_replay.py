@@ -64,6 +64,9 @@ WRONG = {
         (SEEN, f"{SEEN}\n    seen = seen & (torch.arange(keys.shape[2]) < longest)"),
         ("< lengths[:, None]", "<= lengths[:, None]"),
     ),
+    "one_too_many_seen__of_cleared_tables": changed(
+        "14.4", ("< lengths[:, None]", "<= lengths[:, None]"),
+        ("    tables[:count,", "    tables.zero_()\n    tables[:count,")),
 }
 
 UNUSUAL = {
