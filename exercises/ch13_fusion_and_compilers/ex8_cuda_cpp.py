@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import torch
 
 from course_lib.checker import CUDA_ON_HOST, Case, Exercise, Limits, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
+from course_lib.hardware.compiler import nvrtc
+from course_lib.hardware.compiler.cuda_numbers import CONVERSIONS
 from course_lib.hardware.compiler.cuda_on_host import files
-from exercises.ch13_fusion_and_compilers.on_host import FAULTS, run_in_both_orders
+from exercises.ch13_fusion_and_compilers.on_host import FAULTS, NothingInLocalMemory, WholeVectors, run_in_both_orders
 from exercises.topics.pointers import load
-
-BOTH = ("ascending", "descending")
 
 
 def in_both_orders(x, residual, weight, epsilon, *rest):
-    summed = x + residual
-    wide = summed.to(torch.promote_types(x.dtype, torch.float32))
-    inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
-    normalised = (wide * inverse * weight.to(wide.dtype)).to(x.dtype)
-    return {order: {"normalised": normalised, "summed": summed} for order in BOTH}
+    wide = (x + residual).to(torch.promote_types(x.dtype, torch.float32))
+    return _of(wide, x, weight, epsilon)
 
 
 def norm_of_the_exact_sum(x, residual, weight, epsilon, *rest):
-    wide = x.to(torch.promote_types(x.dtype, torch.float32)) + residual
+    return _of(x.to(torch.promote_types(x.dtype, torch.float32)) + residual, x, weight, epsilon)
+
+
+def _of(wide, x, weight, epsilon):
     inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
     normalised, summed = (wide * inverse * weight.to(wide.dtype)).to(x.dtype), wide.to(x.dtype)
-    return {order: {"normalised": normalised, "summed": summed} for order in BOTH}
+    return {order: {"normalised": normalised, "summed": summed} for order in ("ascending", "descending")}
 
 
 def ordinary(draw, *shape):
@@ -54,29 +55,36 @@ def _apart(draw, tensor):
     return placed
 
 
-def drawn(draw, *, rows, vectors, block, values, epsilon, gaps):
+def _machine():
+    """What runs a kernel on the processor; and what compiles it for a GPU, where there is that."""
+    if nvrtc.missing_nvrtc() is not None:
+        return files()
+    return files() | {"nvrtc.py": Path(nvrtc.__file__).read_text(), "cuda_numbers": CONVERSIONS}
+
+
+def drawn(draw, *, rows, vectors, block, values, epsilon, gaps, machine=None):
     dtype, threads = block
     columns = vectors * 16 // torch.empty(0, dtype=dtype).element_size()
     x, residual = (values(draw, rows, columns).to(dtype) for _ in "12")
     x, residual = _apart(draw, x) if gaps[0] else x, _apart(draw, residual) if gaps[1] else residual
-    return x, residual, draw.normal(columns, shift=1.0).to(dtype), epsilon, threads, files()
+    return x, residual, draw.normal(columns, shift=1.0).to(dtype), epsilon, threads, machine or files()
 
 
 def norm_cases(draw):
-    def case(name, rows, vectors, block, values=ordinary, epsilon=1e-6, gaps=(False, False)):
-        args = drawn(draw, rows=rows, vectors=vectors, block=block, values=values, epsilon=epsilon, gaps=gaps)
-        return Case(name, args, driver=run_in_both_orders)
+    def case(name, rows, vectors, block, values=ordinary, epsilon=1e-6, gaps=(False, False), machine=None):
+        sizes = {"rows": rows, "vectors": vectors, "block": block, "values": values, "epsilon": epsilon, "gaps": gaps}
+        return Case(name, drawn(draw, **sizes, machine=machine), driver=run_in_both_orders)
 
     words, short = (torch.float32, 128), (torch.float16, 128)
     return [
-        case("2 rows of 512, a vector for each of 128 threads", 2, 128, words),
+        case("2 rows of 512, a vector for each of 128 threads", 2, 128, words, machine=_machine()),
         case("a row of 2,048, four vectors a thread", 1, 512, words),
         case("a row of 24, for 6 of 128 threads", 1, 6, words),
         case("3 rows of 516: one vector more than threads", 3, 129, words),
         case("rows that lie apart", 3, 40, words, gaps=(True, True)),
         case("numbers near 0.003 and an epsilon of 1e-5", 2, 24, words, tiny, 1e-5),
         case("one warp", 2, 75, (torch.float32, 32)),
-        case("float16, 2 rows of 1,000", 2, 125, short),
+        case("float16, 2 rows of 1,000", 2, 125, short, machine=_machine()),
         case("float16, 3 rows of 2,008", 3, 251, short, gaps=(True, False)),
         case("float16, numbers near 300: squares overflow", 2, 63, short, large),
     ]
@@ -238,4 +246,5 @@ EXERCISE = Exercise(
         "weight, and stores `normalised`. Each thread reads what it has written itself, so no barrier is needed.",
     ),
     mistakes=FAULTS,
+    requirements=(WholeVectors(), NothingInLocalMemory()),
 )

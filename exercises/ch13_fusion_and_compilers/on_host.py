@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
-from course_lib.checker import Mistake
+from course_lib.checker import Mistake, Requirement
+from course_lib.hardware.compiler.nvrtc import missing_nvrtc
 
 # The driver is sent to the worker by its source alone, so it stands by itself.
 
@@ -12,7 +15,9 @@ from course_lib.checker import Mistake
 def run_in_both_orders(functions, x, residual, weight, epsilon, threads, machine):
     """What the kernel makes of its tensors when its threads run in ascending and in descending order.
 
-    machine: the files of `course_lib/hardware/compiler/cuda_on_host.py`, which runs it.
+    machine: the files of `course_lib/hardware/compiler/cuda_on_host.py`, which runs it. Where `nvrtc.py` and
+        `cuda_numbers` are among them, the kernel is compiled for an H100 as well, and the widths of its loads and
+        stores are noted.
     """
     import importlib.util
     import sys
@@ -25,9 +30,10 @@ def run_in_both_orders(functions, x, residual, weight, epsilon, threads, machine
         folder = Path(tempfile.mkdtemp(prefix="cuda-on-host-"))
         for name, text in machine.items():
             (folder / name).write_text(text)
-        found = importlib.util.spec_from_file_location("cuda_on_host", folder / "cuda_on_host.py")
-        sys.modules["cuda_on_host"] = importlib.util.module_from_spec(found)
-        found.loader.exec_module(sys.modules["cuda_on_host"])
+        for name in [name.removesuffix(".py") for name in machine if name.endswith(".py")]:
+            found = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
+            sys.modules[name] = importlib.util.module_from_spec(found)
+            found.loader.exec_module(sys.modules[name])
     runner = sys.modules["cuda_on_host"]
 
     learners = functions["add_rms_norm_source"]
@@ -51,7 +57,55 @@ def run_in_both_orders(functions, x, residual, weight, epsilon, threads, machine
             source, "add_rms_norm", rows, threads, arguments, tuple(results), order=order, line=line, given=given
         )
         story[order] = results
+    if "nvrtc.py" in machine:
+        nvrtc = sys.modules["nvrtc"]
+        try:
+            text = f'{machine["cuda_numbers"]}{given}\n#line {line} "kernel.cu"\n{source}'
+            usage, sass = nvrtc.read_machine_code(nvrtc.cubin_of(text, 90))
+        except nvrtc.Refused as refused:
+            raise runner.DoesNotCompile(f"g++ takes the text, and CUDA's own compiler does not: {refused}") from None
+        widths = [*nvrtc.widths_of(sass, "LDG").items(), *nvrtc.widths_of(sass, "STG").items()]
+        functions.noted["narrow"] = sum(number for width, number in widths if width < 16)
+        functions.noted["wide"] = sum(number for width, number in widths if width >= 16)
+        functions.noted["local"] = nvrtc.accesses_to_local_memory(sass)
     return story
+
+
+@dataclass(frozen=True)
+class WholeVectors(Requirement):
+    """Each load from and store to global memory moves at least 16 bytes; judged where there is NVRTC."""
+
+    id: str = "narrow_accesses"
+
+    def complaint(self, case, seen):
+        narrow, wide = seen.noted.get("narrow", 0), seen.noted.get("wide", 0)
+        if not narrow:
+            return None
+        return (
+            f"Of the {narrow + wide} loads and stores of global memory in the machine code for an H100, {narrow} move "
+            "fewer than 16 bytes. Read a Vector into a variable by one assignment, and write it by one."
+        )
+
+    def not_judged(self):
+        reason = missing_nvrtc()
+        return reason and f"Whether each load has 16 bytes, and nothing is spilled, was not judged. {reason}"
+
+
+@dataclass(frozen=True)
+class NothingInLocalMemory(Requirement):
+    """No number leaves the registers but to global or shared memory; judged where there is NVRTC."""
+
+    id: str = "local_memory"
+
+    def complaint(self, case, seen):
+        number = seen.noted.get("local", 0)
+        if not number:
+            return None
+        return (
+            "The machine code for an H100 reaches local memory, which lies off the chip; its loads and stores there: "
+            f"{number}. An array of a thread's own stays in registers only if each index is known when it is compiled: "
+            "unroll the loop over it. A `printf` takes some as well."
+        )
 
 
 def _raised(name):

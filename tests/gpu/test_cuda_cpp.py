@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from course_lib.hardware.compiler.cuda_cpp import missing_nvrtc
+from course_lib.hardware.compiler.nvrtc import missing_nvrtc
 from course_lib.hardware.device import interpreting, supports_bfloat16
 from course_lib.kernels.fused.add_rms_norm import add_rms_norm_reference
 from course_lib.kernels.fused.cuda_add_rms_norm import cuda_add_rms_norm

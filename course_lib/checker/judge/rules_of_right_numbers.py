@@ -101,6 +101,9 @@ def passed(evidence: Evidence) -> Finding:
     elif any(isinstance(requirement, FasterThan) for requirement in evidence.exercise.requirements):
         lacking = "an NVIDIA GPU" if machine().tier == "none" else "a GPU with bfloat16 (A100, L4, H100 and later)"
         text += f" How fast it is was not measured here. That takes {lacking}."
+    for requirement in evidence.exercise.requirements:
+        reason = requirement.not_judged()
+        text += f" {reason}" if reason else ""
     return Finding("passed", text)
 
 

@@ -21,7 +21,7 @@ _NUMBERS = (
     *("largest_allocation", "unwritten", "guard_values", "undefined_values", "repeats", "differing", "changes"),
     *("graphs", "captured", "overwrites", "not_contiguous", "contended", "largest_grid"),
 )
-_COUNTS = ("operations", "largest_results", "read_by_pytorch")  # a number for each name
+_COUNTS = ("operations", "largest_results", "read_by_pytorch", "noted")  # a number for each name
 _NAMES = ("launches", "out_of_bounds", "modified_inputs", "handed_back", "undefined_loads", "graph_breaks")
 _KINDS: dict[str, type] = {
     **dict.fromkeys(("error", *_COUNTS, "traffic", "timing", "written", "written_repeated"), dict),

@@ -46,7 +46,8 @@ class Case:
         entry: which of the exercise's functions is called; the first one by default.
         driver: a function `driver(functions, *args)` run in the worker in place of a plain call, for answers that are
             classes or take several calls. Its source is sent, so it must stand alone and hold no answer; `functions`
-            is a dict from entry name to the learner's object.
+            is a dict from entry name to the learner's object, and numbers that a driver puts into the dict
+            `functions.noted` are seen (`Seen.noted`).
         metered: count the bytes that this call moves (needs Triton's interpreter).
         timed: on a GPU, time this call for the exercise's `FasterThan`.
         compiled: `torch.compile` compiles in this call, and graphs are counted; elsewhere it hands its function back.
@@ -163,6 +164,7 @@ class Seen:
         graphs, captured: in a compiled case, the graphs that `torch.compile` made, and the calls that they hold.
         graph_breaks: what ended a graph early, one line for each time.
         overwrites: of a later call: 1 where it changed what an earlier call of the function had returned.
+        noted: numbers that the case's driver noted, by name.
         seconds: the call's wall-clock time.
         timing: medians of a speed requirement, `{"answer": s, "baseline": s}`; empty unless asked for.
         error: the exception, when the call raised one.
@@ -191,6 +193,7 @@ class Seen:
     captured: int = 0
     graph_breaks: tuple[str, ...] = ()
     overwrites: int = 0
+    noted: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     timing: dict[str, float] = field(default_factory=dict)
     error: RaisedError | None = None

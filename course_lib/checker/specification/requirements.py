@@ -22,6 +22,10 @@ class Requirement:
         """One sentence when this case breaks the requirement, else None."""
         raise NotImplementedError
 
+    def not_judged(self) -> str | None:
+        """One sentence where this machine cannot judge it, on why and on what would; else None."""
+        return None
+
 
 @dataclass(frozen=True)
 class LaunchesTriton(Requirement):

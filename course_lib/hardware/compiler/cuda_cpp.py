@@ -4,38 +4,30 @@
     kernel.registers, kernel.stack_bytes, kernel.load_widths, kernel.sass
     run_cuda(CudaLaunch(source, "add", 128, 256, (x, y, out, x.numel(), 0.5)), x.device)     # needs the GPU
 
-NVRTC is a library of CUDA's. A CUDA build of PyTorch brings it along; beside a CPU build the wheel `nvidia-cuda-nvrtc`
-does. The disassembler comes with Triton. This module alone knows where the three are.
-
 What is inspected is what runs: both take the same cubin. torch.cuda._compile_kernel would do for a launch; it is
 private, hands a Python float over as a double in some versions and as a float in others, and asks for CUDA's headers.
 
 Source: NVIDIA, NVRTC, "User interface"; CUDA Driver API, "Module management", "Execution control".
 """
 
-import contextlib
 import ctypes
 import functools
-import importlib.util
 import re
-import subprocess
-import tempfile
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
 from course_lib.hardware.compiler.architectures import architecture_number
 from course_lib.hardware.compiler.compiled import CompileError
-
-FOLDERS = ("cu13/lib", "cuda_nvrtc/lib")  # below the package `nvidia`, where the wheels of CUDA 13 and 12 put it
-NAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
-MISSING = (
-    "NVRTC, CUDA's compiler as a library, was not found. A CUDA build of PyTorch brings it along; beside a CPU build "
-    "install it with: pip install nvidia-cuda-nvrtc"
+from course_lib.hardware.compiler.nvrtc import (
+    Refused,
+    accesses_to_local_memory,
+    cubin_of,
+    read_machine_code,
+    widths_of,
 )
+
 LARGEST_INT = 2**31 - 1
-NVRTC_COMPILATION = 6  # the error that stands for a mistake in the source
 Argument = torch.Tensor | int | float | None
 
 
@@ -56,11 +48,6 @@ class CudaKernel:
     cubin: bytes = field(repr=False)
 
 
-def missing_nvrtc() -> str | None:
-    """Why no CUDA C++ can be compiled here, as a sentence; None where it can."""
-    return None if _nvrtc() is not None else MISSING
-
-
 def compile_cuda(source: str, name: str, *, arch: int | str = 90) -> CudaKernel:
     """Compiles CUDA C++ for one architecture and says what became of its kernel.
 
@@ -79,11 +66,11 @@ def compile_cuda(source: str, name: str, *, arch: int | str = 90) -> CudaKernel:
 
 @functools.lru_cache(maxsize=256)
 def _compiled(source: str, name: str, arch: int) -> CudaKernel:
-    cubin = _cubin(source, arch)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.cubin"
-        path.write_bytes(cubin)
-        usage, sass = _tool("cuobjdump", "-res-usage", str(path)), _tool("nvdisasm", "-c", str(path))
+    try:
+        cubin = cubin_of(source, arch)
+    except Refused as refused:
+        raise CompileError(f"CUDA C++ for sm_{arch}: {refused}", kind="CUDA C++", line=refused.line) from None
+    usage, sass = read_machine_code(cubin)
     found = re.search(rf"Function {re.escape(name)}:\s*(.*)", usage)
     if found is None:
         declared = ", ".join(re.findall(r"Function (\w+):", usage)) or "none"
@@ -95,84 +82,13 @@ def _compiled(source: str, name: str, arch: int) -> CudaKernel:
         registers=counts["REG"],
         stack_bytes=counts["STACK"],
         shared_bytes=counts["SHARED"],
-        load_widths=_widths(sass, "LDG"),
-        store_widths=_widths(sass, "STG"),
-        local_accesses=len(re.findall(r"\b(?:LDL|STL)\b", sass)),
+        load_widths=widths_of(sass, "LDG"),
+        store_widths=widths_of(sass, "STG"),
+        local_accesses=accesses_to_local_memory(sass),
         shuffles=len(re.findall(r"\bSHFL\b", sass)),
         sass=sass,
         cubin=cubin,
     )
-
-
-def _widths(sass: str, operation: str) -> dict[int, int]:
-    """Bytes per thread and instruction -> count. The width is a suffix, as in LDG.E.128; without one it is 4 bytes."""
-    widths: dict[int, int] = {}
-    for suffixes in re.findall(rf"\b{operation}((?:\.\w+)*)", sass):
-        bits = re.search(r"\.[US]?(8|16|64|128|256)\b", suffixes)
-        width = int(bits[1]) // 8 if bits else 4
-        widths[width] = widths.get(width, 0) + 1
-    return widths
-
-
-def _tool(name: str, *arguments: str) -> str:
-    import triton
-
-    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
-    done = subprocess.run([str(program), *arguments], capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{name}, which came with Triton, failed: {done.stderr.strip()}")
-    return done.stdout
-
-
-# ------------------------------------------------------------------------------------------------------ the compiler
-
-
-@functools.cache
-def _nvrtc() -> ctypes.CDLL | None:
-    """The library: the one that is loaded with PyTorch or installed on the system, or else that of a wheel."""
-    spec = importlib.util.find_spec("nvidia")
-    places = list(spec.submodule_search_locations or ()) if spec else []
-    wheels = [str(Path(place) / folder / name) for name in NAMES for folder in FOLDERS for place in places]
-    for path in (*wheels, *NAMES):
-        with contextlib.suppress(OSError):  # it is not there: the next one
-            return ctypes.CDLL(path)
-    return None
-
-
-def _cubin(source: str, arch: int) -> bytes:
-    nvrtc = _nvrtc()
-    if nvrtc is None:
-        raise RuntimeError(MISSING)
-    nvrtc.nvrtcGetErrorString.restype = ctypes.c_char_p
-
-    def check(status: int) -> None:
-        if status:
-            raise RuntimeError(f"NVRTC failed: {nvrtc.nvrtcGetErrorString(status).decode()}")
-
-    def read(what: str) -> bytes:
-        size = ctypes.c_size_t()
-        check(getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
-        text = ctypes.create_string_buffer(size.value)
-        check(getattr(nvrtc, f"nvrtcGet{what}")(program, text))
-        return text.raw
-
-    program = ctypes.c_void_p()
-    check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None))
-    try:
-        options = (ctypes.c_char_p * 2)(f"--gpu-architecture=sm_{arch}".encode(), b"--std=c++17")
-        status = nvrtc.nvrtcCompileProgram(program, len(options), options)
-        if status == NVRTC_COMPILATION:
-            log = read("ProgramLog").rstrip(b"\0").decode(errors="replace").strip()
-            line = re.search(r"kernel\.cu\((\d+)\): error", log)
-            raise CompileError(f"CUDA C++ for sm_{arch}: {log}", kind="CUDA C++", line=int(line[1]) if line else None)
-        if status:
-            raise RuntimeError(
-                f"NVRTC did not compile for sm_{arch}: {nvrtc.nvrtcGetErrorString(status).decode()}. It may be older "
-                "or newer than the architecture; install another with: pip install nvidia-cuda-nvrtc"
-            )
-        return read("CUBIN")
-    finally:
-        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
 
 # -------------------------------------------------------------------------------------------------------- the driver

@@ -140,6 +140,8 @@ def run_on_host(source, name, grid, threads, arguments, written, *, order="ascen
         raise ValueError(f"threads is {threads}; a block has 1 to {MOST_THREADS}.")
     if order not in ORDERS:
         raise ValueError(f"order is {order!r}; it must be one of {', '.join(ORDERS)}.")
+    if not isinstance(source, str):
+        raise DoesNotCompile(f"the source is of the type `{type(source).__name__}`; it must be a text.")
     library = _library(source, name, line, given)
     if library.takes != len(arguments):
         raise DoesNotCompile(
@@ -236,8 +238,6 @@ def _compiled(source, name, line, given, key):
 
 def _look_over(source, name, lines, line):
     """What g++ would only be confused by."""
-    if not isinstance(source, str):
-        raise DoesNotCompile(f"the source is a {type(source).__name__}; it must be a text.")
     plain = re.sub(r"//[^\n]*|/\*.*?\*/", lambda comment: "\n" * comment[0].count("\n"), source, flags=re.S)
     told = {
         r"^\s*#\s*include": "has an #include. Leave it out: NVRTC has none of CUDA's headers, and none is needed.",

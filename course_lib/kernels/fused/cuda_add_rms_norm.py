@@ -15,8 +15,9 @@ Source: Zhang and Sennrich, Root mean square layer normalization, arXiv 1910.074
 import torch
 
 from course_lib.hardware.compiler.cuda_cpp import CudaLaunch, run_cuda
+from course_lib.hardware.compiler.cuda_numbers import CONVERSIONS
 from course_lib.kernels.fused.checks import check_epsilon, check_weight
-from course_lib.kernels.fused.cuda_rows import CONVERSIONS, ELEMENTS, SHARED_BY_KERNELS, Cut, cut_of, widest
+from course_lib.kernels.fused.cuda_rows import ELEMENTS, SHARED_BY_KERNELS, Cut, cut_of, widest
 from course_lib.kernels.memory.checks import FLOAT_DTYPES, as_rows, check_alike, check_tensor
 
 KERNEL = r"""

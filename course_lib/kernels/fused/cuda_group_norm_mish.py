@@ -16,9 +16,10 @@ Sources: Wu and He, Group normalization, arXiv 1803.08494. Misra, Mish, arXiv 19
 import torch
 
 from course_lib.hardware.compiler.cuda_cpp import CudaLaunch, run_cuda
+from course_lib.hardware.compiler.cuda_numbers import CONVERSIONS
 from course_lib.kernels.fused.checks import check_epsilon
 from course_lib.kernels.fused.cuda_add_rms_norm import check_on_gpu
-from course_lib.kernels.fused.cuda_rows import CONVERSIONS, ELEMENTS, SHARED_BY_KERNELS, Cut, cut_of, widest
+from course_lib.kernels.fused.cuda_rows import ELEMENTS, SHARED_BY_KERNELS, Cut, cut_of, widest
 from course_lib.kernels.fused.group_norm_mish import check
 from course_lib.kernels.memory.checks import check_contiguous, check_tensor
 

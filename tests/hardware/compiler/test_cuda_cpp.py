@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from course_lib.hardware.compiler import cuda_cpp
+from course_lib.hardware.compiler import cuda_cpp, nvrtc
 from course_lib.hardware.compiler.compiled import CompileError
-from course_lib.hardware.compiler.cuda_cpp import compile_cuda, missing_nvrtc
+from course_lib.hardware.compiler.cuda_cpp import compile_cuda
+from course_lib.hardware.compiler.nvrtc import missing_nvrtc
 
 COPY = """
 struct alignas(16) Four { float of[4]; };
@@ -65,7 +66,7 @@ def test_an_unknown_architecture_is_told_with_those_that_are_known():
 
 
 def test_without_nvrtc_the_error_says_how_to_install_it(monkeypatch):
-    monkeypatch.setattr(cuda_cpp, "_nvrtc", lambda: None)
+    monkeypatch.setattr(nvrtc, "library", lambda: None)
     cuda_cpp._compiled.cache_clear()
     with pytest.raises(RuntimeError, match="pip install nvidia-cuda-nvrtc"):
         compile_cuda(COPY, "copy")

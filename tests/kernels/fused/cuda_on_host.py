@@ -5,8 +5,8 @@ indices, strides, masks, sums, barriers; not the compiler for GPUs.
 """
 
 from course_lib.hardware.compiler.cuda_cpp import CudaLaunch
+from course_lib.hardware.compiler.cuda_numbers import CONVERSIONS
 from course_lib.hardware.compiler.cuda_on_host import run_on_host as run
-from course_lib.kernels.fused.cuda_rows import CONVERSIONS
 
 
 def run_on_host(launch: CudaLaunch, written: tuple[int, ...], order: str = "ascending") -> None:

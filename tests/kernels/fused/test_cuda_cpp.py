@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from course_lib.hardware.compiler.architectures import ARCHITECTURES
-from course_lib.hardware.compiler.cuda_cpp import compile_cuda, missing_nvrtc
+from course_lib.hardware.compiler.cuda_cpp import compile_cuda
 from course_lib.hardware.compiler.cuda_on_host import ORDERS, missing_host_compiler
+from course_lib.hardware.compiler.nvrtc import missing_nvrtc
 from course_lib.hardware.device import interpreting
 from course_lib.kernels.fused.add_rms_norm import add_rms_norm_reference
 from course_lib.kernels.fused.cuda_add_rms_norm import add_rms_norm_launch, add_rms_norm_source, cuda_add_rms_norm

@@ -1,5 +1,6 @@
 """Wrong answers to exercise 13.8, and unusual right ones."""
 
+from course_lib.hardware.compiler.nvrtc import missing_nvrtc
 from tests.submissions.edits import changed
 
 SHARED = "__shared__ float of_warp[THREADS / 32];"
@@ -124,6 +125,27 @@ WRONG = {
     "does_not_end": edited(("at += THREADS)", "at += 0)")),
 }
 
+if missing_nvrtc() is None:  # which alone tells of these
+    WRONG |= {
+        "narrow_accesses": edited(
+            ("const Vector left = x_row[at], right = residual_row[at];", ""),
+            ("widened(left.of[e]) + widened(right.of[e])",
+             "widened(x[row * x_stride + at * WIDTH + e]) + widened(residual[row * residual_stride + at * WIDTH + e])"),
+        ),
+        "narrow_accesses__numbers": edited(
+            ("vectors = columns / WIDTH", "vectors = columns"), ("(const Vector*)", "(const One*)"),
+            ("(Vector*)", "(One*)"), ("const Vector", "const One"), ("Vector* ", "One* "), ("Vector sum;", "One sum;"),
+            ("Vector out;", "One out;"), ("e < WIDTH", "e < 1"),
+            ("\nextern", "\nstruct One { Element of[1]; };\nextern"),
+        ),
+        "local_memory": edited(
+            (BEGIN, f"{BEGIN}\nVector kept[8];\nint number = 0;"),
+            (STORED, f"{STORED}\nif (number < 8) kept[number++] = sum;"),
+            ("    const float inverse", "    int again = 0;\n    const float inverse"),
+            ("Vector sum = summed_row[at]", "Vector sum = again < 8 ? kept[again++] : summed_row[at]"),
+        ),
+    }
+
 
 UNUSUAL = {
     "a tree in shared memory": edited(
@@ -191,10 +213,9 @@ extern "C" __global__ void add_rms_norm(
         (WRITTEN, "if (lane == 0) atomicAdd(&whole, squares);"),
         (SECOND_SUM, "    const float total = whole;\n"),
     ),
-    "the sum is not read again but kept, up to 8 vectors": edited(
-        (BEGIN, f"{BEGIN}\nVector kept[8];\nint number = 0;"),
-        (STORED, f"{STORED}\nif (number < 8) kept[number++] = sum;"),
-        ("    const float inverse", "    int again = 0;\n    const float inverse"),
-        ("Vector sum = summed_row[at]", "Vector sum = again < 8 ? kept[again++] : summed_row[at]"),
+    "a thread's first vector stays in registers": edited(
+        (BEGIN, f"{BEGIN}\nVector kept;"),
+        (STORED, f"{STORED}\nif (at == threadIdx.x) kept = sum;"),
+        ("Vector sum = summed_row[at]", "Vector sum = at == threadIdx.x ? kept : summed_row[at]"),
     ),
 }

@@ -24,6 +24,14 @@ from observing import Observer, ObserverOutsideGraphs, in_threads_too
 SLOW = 5.0  # seconds of a first run, compiling included, after which there are none
 
 
+class Functions(dict):
+    """What a driver gets: the answer's functions by name, and a place for numbers that the judge is to see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: dict[str, int] = {}
+
+
 class Child:
     """Runs one job in a process of its own and streams frames to the worker."""
 
@@ -86,11 +94,12 @@ class Child:
         function = self.functions[case["entry"]]
         changed: list[str] = []  # arguments that a driver made, or copied
         handed_back: list[str] = []  # of those, the ones in whose memory a result lies
+        functions = Functions()
         if case["driver"]:
             scope = usual_names()
             exec(compile(case["driver"]["source"], "<driver>", "exec"), scope)
             drive = scope[case["driver"]["name"]]
-            functions = {entry: watched(given, changed, handed_back) for entry, given in self.functions.items()}
+            functions.update({entry: watched(given, changed, handed_back) for entry, given in self.functions.items()})
             names = parameter_names(drive)[1:]
 
             def call(*values):
@@ -120,7 +129,7 @@ class Child:
                 frame["error"] = describe_error(error, self.answer.path)
             frame["seconds"] = time.perf_counter() - started
         frame |= watching() | compiled
-        frame["operations"] = dict(seen.operations)
+        frame["operations"], frame["noted"] = dict(seen.operations), functions.noted
         frame["largest_allocation"], frame["largest_results"] = seen.largest, dict(seen.largest_results)
         frame["read_by_pytorch"] = {guard.name: seen.read_of(guard.tensor) for guard in arguments.guards}
         if frame["error"] is None or self.device.type == "cpu":
