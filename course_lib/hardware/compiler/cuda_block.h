@@ -252,6 +252,8 @@ extern "C" void __ubsan_handle_type_mismatch_v1(void* where, void* address) {
 #define __launch_bounds__(...)
 #define __shared__ static __attribute__((section("of_a_block")))
 #define __syncthreads() on_host::barrier(__LINE__)
+#define __threadfence_block()
+#define __threadfence()
 #define __syncwarp(...) on_host::WarpWaits{__LINE__}(__VA_ARGS__)
 #define __shfl_xor_sync(...) on_host::shuffle_xor(__LINE__, __VA_ARGS__)
 #define __shfl_down_sync(...) on_host::shuffle_down(__LINE__, __VA_ARGS__)

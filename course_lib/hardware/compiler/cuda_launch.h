@@ -82,6 +82,7 @@ static void run(int grid, bool descending) {
 }  // namespace on_host
 
 extern "C" int parameters_of_kernel() { return on_host::parameters(KERNEL); }
+extern "C" int shared_bytes_of_block() { return __stop_of_a_block - __start_of_a_block - (int)sizeof at_least_this; }
 
 extern "C" const on_host::Fault* run_kernel(int grid, int threads, int descending, double seconds, void** values,
                                             on_host::Tensor* tensors, void*** at, int number) {

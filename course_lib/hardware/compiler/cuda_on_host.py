@@ -23,6 +23,7 @@ import hashlib
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -30,10 +31,11 @@ import torch
 
 ORDERS = ("ascending", "descending")
 MOST_THREADS = 1024
+MOST_SHARED_BYTES = 48 << 10
 OLDEST = 8  # version of g++: C++17
 MISSING = (
-    "g++ 8 or later, which compiles CUDA C++ for the processor; this machine has none. Install it (Debian and Ubuntu: "
-    "apt install g++), or use Colab, which has it."
+    "g++ 8 or later on Linux, which compiles CUDA C++ for the processor; this machine has none. Install it (Debian and "
+    "Ubuntu: apt install g++), or use Colab, which has it."
 )
 COLUMNS_OF_A_TEXT = 100
 FILES = ("cuda_on_host.py", "cuda_block.h", "cuda_launch.h")
@@ -108,7 +110,7 @@ def missing_host_compiler() -> str | None:
 
 
 def _version() -> int:
-    if shutil.which("g++") is None:
+    if not sys.platform.startswith("linux") or shutil.which("g++") is None:  # elsewhere g++ is another compiler's name
         return 0
     said = subprocess.run(["g++", "-dumpversion"], capture_output=True, text=True).stdout
     number = re.match(r"\d+", said)
@@ -185,6 +187,7 @@ class _Library:
         self.path, self.lines, self.line = path, lines, line
         loaded = ctypes.CDLL(path)
         self.takes, self.run = loaded.parameters_of_kernel(), loaded.run_kernel
+        self.shared_bytes = loaded.shared_bytes_of_block()
         self.run.restype = ctypes.POINTER(_Fault)
 
     def at(self, number):
@@ -233,7 +236,13 @@ def _compiled(source, name, line, given, key):
     done = subprocess.run(["g++", "-shared", str(machine_code), "-o", str(built)], capture_output=True, text=True)
     if done.returncode:
         raise DoesNotCompile(f"the linker refused it: {done.stderr.strip()[-300:]}")
-    return _Library(str(built), lines, line)
+    library = _Library(str(built), lines, line)
+    if library.shared_bytes > MOST_SHARED_BYTES:
+        raise DoesNotCompile(
+            f"the block declares {library.shared_bytes:,} bytes of __shared__ memory; a GPU gives a block at most "
+            f"{MOST_SHARED_BYTES:,} of those whose size is declared."
+        )
+    return library
 
 
 def _look_over(source, name, lines, line):

@@ -143,6 +143,7 @@ def test_a_loop_that_never_ends_is_stopped(loop):
         ("out[0] = 1;\n}\n{", "expected unqualified-id"),
         ("{", "Is a bracket or a quote left open?"),
         ("out[0] = __shfl_xor(x[0], 1);", "without `_sync`"),
+        ("__shared__ float all[12289];\nout[0] = all[0];", "declares 49,156 bytes of __shared__ memory"),
         ("extern __shared__ float all[];", "Declare it with its size"),
         ('asm("");', "on a GPU only"),
     ],
@@ -176,7 +177,7 @@ def test_a_fault_leaves_the_process_as_it_was():
 def test_without_a_compiler_a_sentence_says_what_would_do(monkeypatch):
     monkeypatch.setattr(cuda_on_host.shutil, "which", lambda name: None)
     said = missing(CUDA_ON_HOST, machine())
-    assert said.startswith("This exercise needs g++ 8 or later") and "apt install g++" in said
+    assert said.startswith("This exercise needs g++ 8 or later on Linux") and "apt install g++" in said
 
 
 def test_bad_arguments_are_refused():

@@ -67,6 +67,8 @@ WRONG = {
         (SHARED, TREE.replace("        __syncthreads();\n    }", "    }\n    __syncthreads();") + SHARED),
         (INVERSE, "rsqrtf(of_thread[0] / columns + epsilon)"),
     ),
+    "rows_collide": edited(("(normalised + row * columns)", "normalised"), ("(summed + row * columns)", "summed")),
+    "rows_collide__one_result": edited(("(normalised + row * columns)", "normalised")),
     "shared_memory_unset": edited(
         (SHARED, "__shared__ float of_warp[32];"), (READ, "float total = of_warp[lane];")
     ),
