@@ -1072,7 +1072,7 @@ else:
 
 # %%
 # Exercise 13.8 · The same kernel in CUDA C++
-def add_rms_norm_source() -> str:
+def cuda_norm_source() -> str:
     """The CUDA C++ of a kernel that adds a residual and normalises each row by its root mean square.
 
     Returns: a text that declares
@@ -1150,11 +1150,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) add_rms_norm(
 
 
 # %%
-best_add_rms_norm_source = check("13.8", add_rms_norm_source).best
+best_cuda_norm_source = check("13.8", cuda_norm_source).best
 
 # %% [markdown]
 # The next cell compiles your kernel for an H100, if NVRTC is there. On a GPU it also runs the kernel, compares it with
-# your Triton kernel from 13.2, and times both for 4,096 rows of 4,096 numbers. **Predict** which one is faster: your
+# your Triton kernel from 13.2, and times both for 16,384 rows of 4,096 numbers. **Predict** which one is faster: your
 # loop reads `summed` again, and the Triton kernel keeps the whole row in registers.
 
 # %%
@@ -1163,7 +1163,7 @@ from course_lib.hardware.compiler.cuda_numbers import CONVERSIONS
 
 before = (f"{CONVERSIONS}\n#define THREADS 256\n#define WIDTH 8\nusing Element = half_bits;\n"
           "struct alignas(16) Vector { Element of[WIDTH]; };\n")
-text = before + best_add_rms_norm_source()
+text = before + best_cuda_norm_source()
 if missing_nvrtc() is None:
     compiled = compile_cuda(text, "add_rms_norm", arch=90)
     print(f"sm_90: {compiled.registers} registers, {compiled.stack_bytes} bytes of local memory, loads "
@@ -1171,11 +1171,11 @@ if missing_nvrtc() is None:
 else:
     print(missing_nvrtc())
 if on_gpu and missing_nvrtc() is None:
-    x, residual, normalised, summed = torch.randn(4, 4096, 4096, device=device, dtype=torch.float16)
+    x, residual, normalised, summed = torch.randn(4, 16_384, 4096, device=device, dtype=torch.float16)
     weight = torch.ones(4096, device=device, dtype=torch.float16)
     arguments = (x, residual, weight, normalised, summed, 4096, 4096, 4096, 1e-5)
     forms = {
-        "your CUDA C++": partial(run_cuda, CudaLaunch(text, "add_rms_norm", 4096, 256, arguments), device),
+        "your CUDA C++": partial(run_cuda, CudaLaunch(text, "add_rms_norm", 16_384, 256, arguments), device),
         "your Triton": partial(best_add_rms_norm, x, residual, weight, 1e-5),
     }
     forms["your CUDA C++"]()

@@ -36,7 +36,7 @@ def run_in_both_orders(functions, x, residual, weight, epsilon, threads, machine
             found.loader.exec_module(sys.modules[name])
     runner = sys.modules["cuda_on_host"]
 
-    learners = functions["add_rms_norm_source"]
+    learners = functions["cuda_norm_source"]
     source = learners()
     line, plain = 1, getattr(learners, "__wrapped__", learners)
     cell = Path(plain.__code__.co_filename).read_text() if hasattr(plain, "__code__") else ""

@@ -162,7 +162,7 @@ UNUSUAL = {
         ("    const int lane = threadIdx.x % 32;\n", ""),
     ),
     "float4 and uint4": '''# Exercise 13.8 · The same kernel in CUDA C++
-def add_rms_norm_source():
+def cuda_norm_source():
     return """
 struct Eight { uint4 bits; };
 template <typename Number> __device__ __forceinline__ Vector loaded(const Number* row, int at) {
