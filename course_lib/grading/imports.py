@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+KINDS = (".py", ".h")
 OURS = ("course_lib", "notebooks", "solutions", "exercises", "tests")
 
 
@@ -38,8 +39,9 @@ def is_module(name: str, root: Path) -> bool:
 def closure(start: Iterable[Path], root: Path) -> set[Path]:
     """These files and every one that they need, directly or through others."""
     by_name: dict[str, list[Path]] = {}
-    for path in (root / "course_lib").rglob("*.py"):
-        by_name.setdefault(path.name, []).append(path)
+    for kind in KINDS:
+        for path in (root / "course_lib").rglob(f"*{kind}"):
+            by_name.setdefault(path.name, []).append(path)
     found: set[Path] = set()
     passed: set[Path] = set()  # fronts of packages on the way to a module: they run, but what they offer is not needed
     left = list(start)
@@ -48,6 +50,8 @@ def closure(start: Iterable[Path], root: Path) -> set[Path]:
         if path in found:
             continue
         found.add(path)
+        if path.suffix != ".py":
+            continue
         package = ".".join(path.relative_to(root).parts[:-1])
         mentioned = _mentioned(path.read_text(encoding="utf-8"), package, root)
         for module in mentioned.modules:
@@ -64,7 +68,7 @@ def closure(start: Iterable[Path], root: Path) -> set[Path]:
 class _Mentioned(NamedTuple):
     modules: set[str]  # of the course
     siblings: set[str]  # what may lie beside the file: a program's own folder is where it imports from
-    files: set[str]  # names of Python files, as a program is named that is started
+    files: set[str]  # names of files, as a program is named that is started, or a text that is read
     folders: set[str]  # of the course, from its root: what a program is given to load
 
 
@@ -79,7 +83,7 @@ def _mentioned(source: str, package: str, root: Path) -> _Mentioned:
             siblings |= {alias.name for alias in node.names if "." not in alias.name}
         elif isinstance(node, ast.ImportFrom) and node.module and "." not in node.module and not node.level:
             siblings.add(node.module)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith(".py"):
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith(KINDS):
             files.add(node.value.rpartition("/")[2])
         elif isinstance(node, ast.Constant) and re.fullmatch(r"course_lib(/\w+)+", str(node.value)):
             folders.add(str(node.value))

@@ -77,6 +77,7 @@ def test_every_exercise_decides_for_its_own_chapter_and_no_other():
         "course_lib/checker/runner/process/guards.py",  # and what that imports from its own folder
         "course_lib/hardware/meter/traffic/accounts.py",  # counts the bytes, in the worker
         "course_lib/hardware/meter/traffic/front_end.py",  # asks the compiler, in another
+        "course_lib/hardware/compiler/cuda_block.h",  # sent as a text to where CUDA C++ runs
         "course_lib/grading/reading.py",
         "course_lib/grading/judging.py",
     ],
