@@ -146,8 +146,9 @@ FAULTS = (
     ),
     Mistake(
         "shared_memory_unset",
-        "Every normalised number is NaN, as shared memory is before somebody writes it. Does a lane read the sum of a "
-        "warp that does not exist? There are THREADS / 32 of them; the other lanes take 0.",
+        "Every normalised number is NaN, as shared memory is before somebody writes it. Either a lane reads the sum of "
+        "a warp that does not exist (there are THREADS / 32 warps, and the other lanes take 0), or not every warp has "
+        "written its sum to a place of its own.",
         when=_norm_is_nan,
         every=True,
         first=True,

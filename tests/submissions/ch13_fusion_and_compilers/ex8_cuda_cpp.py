@@ -72,6 +72,7 @@ WRONG = {
     "shared_memory_unset": edited(
         (SHARED, "__shared__ float of_warp[32];"), (READ, "float total = of_warp[lane];")
     ),
+    "shared_memory_unset__one_place": edited(("of_warp[threadIdx.x / 32] = squares", "of_warp[lane] = squares")),
     "outside_an_array": edited((READ, "float total = of_warp[lane];")),
     "not_reached_by_all": behind(BEGIN, "if (threadIdx.x >= vectors) return;"),
     "not_reached_by_all__shuffle_in_a_branch": edited(
