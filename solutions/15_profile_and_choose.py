@@ -1,16 +1,17 @@
 # %% [markdown]
 # # 15 · Profile, and choose
 #
-# **The question.** An H100 took 952 µs for a softmax over 4,096 rows of 16,384 float32 numbers. The profiler says that
-# its memory was 79 % busy. The rows have to be read and written once, 537 MB in all. A copy of that many bytes took
-# 182 µs on the same card. So the memory is almost at its limit, and the kernel takes five times as long as a copy. How
-# can both be true?
+# **The question.** On an H100, a softmax over 4,096 rows of 16,384 float32 numbers took 952 µs. The profiler says that
+# the memory was 79 % busy. Every row has to be read once and written once, 537 MB in all. On the same card, a copy of
+# that many bytes took 182 µs. So the memory works close to its limit, and still the kernel takes five times as long as
+# a copy. How can both be true?
 #
-# Write down a guess. A card and a table of counters will give the answer.
+# Write down a guess. You will find the answer in two places: on a card that describes the kernel, and in a table of
+# counters.
 #
-# This chapter is about three things that you do alone after the course. You find out what limits a kernel. You choose
-# a kernel that somebody else has written, and say why. And you prove which kernel ran, because libraries switch to a
-# slow one without a word.
+# This chapter prepares you for three jobs that you will do alone after the course. You find out what limits a kernel.
+# You choose a kernel that somebody else has written, and say why. And you prove which kernel ran, because a library may
+# switch to a slow one without telling you.
 #
 # **Time.** About five hours, estimated. The **core path** takes two: every section whose heading does not end in
 # *deeper*. You need chapters 01, 04 and 08.
@@ -37,27 +38,31 @@ on_gpu = not interpreting()
 # %% [markdown]
 # ## Which tool answers which question
 #
-# There are four, and each sees something that the others do not.
+# You will use four tools. Each one sees something that the others do not.
 #
-# | tool | what it sees | ask it |
+# | tool | what it sees | which question it answers |
 # |---|---|---|
-# | a timer | one number | is it slow? is B faster than A? |
-# | `torch.profiler` | operations on the CPU, kernels on the GPU, which started which | what ran, and in which order? |
-# | Nsight Systems (`nsys`) | the same of the whole machine, with all libraries and copies | why is the GPU idle? |
-# | Nsight Compute (`ncu`) | one kernel from inside: a thousand counters | why is this kernel slow? |
+# | a timer | one number | Is it slow? Is B faster than A? |
+# | `torch.profiler` | CPU operations, GPU kernels, and which of them started which | What ran, and in which order? |
+# | Nsight Systems (`nsys`) | the same for the whole machine, with all libraries and copies | Why is the GPU idle? |
+# | Nsight Compute (`ncu`) | one kernel from inside, through a thousand counters | Why is this kernel slow? |
 #
-# `ncu` runs each kernel some twenty times to read all its counters, and so it changes the time of everything around it.
-# Use it last, on the one kernel that the others have pointed at. Their manuals are
-# [Nsight Compute's profiling guide](https://docs.nvidia.com/nsight-compute/ProfilingGuide/index.html),
-# [Nsight Systems' user guide](https://docs.nvidia.com/nsight-systems/UserGuide/index.html) and
+# `ncu` runs each kernel some twenty times to read all its counters, so it also changes the time of everything around
+# that kernel. Use it last, on the one kernel that the other tools have pointed at. The manuals are [Nsight Compute's
+# profiling guide](https://docs.nvidia.com/nsight-compute/ProfilingGuide/index.html), [Nsight Systems' user
+# guide](https://docs.nvidia.com/nsight-systems/UserGuide/index.html) and
 # [torch.profiler](https://docs.pytorch.org/docs/stable/profiler.html).
 #
 # ## A card for any kernel
 #
-# `profile(function, *arguments)` puts on one card what can be known of a kernel. The traffic meter counts the bytes,
-# and the compiler tells the registers, the spills and the shared memory. Neither needs a GPU. Where there is one, the
-# card has the measured time, and `ncu`'s own figures where it is installed and allowed. One sentence says what to
-# look at next. Here are a copy, and a copy that reads every eighth number. **Predict** the sentence of the second.
+# `profile(function, *arguments)` collects what can be known about a kernel and shows it on one card. The traffic meter
+# counts the bytes. The compiler reports the registers, the shared memory and the *spills*, which are numbers that found
+# no register and go through memory instead. None of this needs a GPU. If you have one, the card also shows the measured
+# time, and the figures of `ncu` if it is installed and you are allowed to use it. At the top, one sentence says what to
+# look at next.
+#
+# The next two cells profile a copy, and then a copy that reads only every eighth number. **Predict** what the sentence
+# will say about the second one.
 
 # %%
 from course_lib.kernels.memory.copy import copy
@@ -70,11 +75,13 @@ profile(copy, x, arch=90)
 profile(strided_copy, torch.ones(2**20, device=device)[::8], arch=90)
 
 # %% [markdown]
-# The sectors decide. A GPU fetches 32 bytes at a time, so a number of 4 bytes that lies alone costs 32. Reading costs
-# eight times what is asked for, and writing costs what it should, which makes 4.5 times in all.
+# The second sentence is about *sectors*. A GPU fetches memory in sectors of 32 bytes, so if you read a single number of
+# 4 bytes, all 32 are fetched. The second copy uses one number of each sector that it reads, so its reads cost eight
+# times what it asks for. Its writes lie next to each other and cost only what they should. For each number that makes
+# 32 + 4 = 36 bytes instead of 8, or 4.5 times as many.
 #
-# The next kernel is the softmax of the question: one program owns a row, and a program is a single warp. Give the card
-# a T4, an A100 and an H100, and read the sentences.
+# The next kernel is the softmax of the question. One program computes one row, and the program has a single warp, which
+# is 32 threads. The next cell profiles this kernel for a T4, an A100 and an H100. Read the three sentences.
 
 # %%
 @triton.jit
@@ -96,19 +103,29 @@ for arch in (75, 80, 90):
     print(card.target, card.look_at, sep="\n    ")
 
 # %% [markdown]
-# That is the answer to the question. A row of 16,384 numbers in 32 threads is 512 numbers a thread, and a thread has at
-# most 255 registers. (The cell above takes half such a row, so that the card is there in seconds. It spills as well,
-# but less.) What finds no register goes to *local memory*, which is ordinary memory with a private address.
-# The memory is busy, but mostly with these numbers: the counters below say that 2.52 GB moved where 0.54 GB would do.
+# That answers the question. A row of 16,384 numbers in 32 threads is 512 numbers for each thread, but a thread has at
+# most 255 registers. The numbers that find no register go to *local memory*. In spite of its name, local memory is part
+# of the ordinary GPU memory; each thread gets addresses of its own there. So the memory really is busy, but mostly with
+# these numbers: the counters below show that 2.52 GB moved where 0.54 GB would do. (The cell above uses rows of half
+# that length, so that the card is there in seconds. They spill too, but less.)
 #
 # ## What the counters say
 #
-# We recorded eight kernels on an H100 with `ncu`. Each is slow for one reason, except for two that are as fast as they
-# can be. Here are eleven figures of each. *busy* is the share of its peak at which a unit worked. A *request* is one
-# load or store of a warp: to global memory, to local memory, or an atomic one. `moved_bytes` is what crossed the memory
-# bus, and `least_bytes` is what the task needs. The copy moved a little less than its least, because a part of what it
-# wrote was still in the L2 cache when it ended. The matrix product has no request to global memory: its copy engine
-# loads and stores whole tiles, which these counters leave out.
+# We recorded eight kernels on an H100 with `ncu`. Two of them are as fast as they can be, and each of the other six is
+# slow for one reason. The next cell prints eleven figures for each kernel:
+#
+# - `memory_busy`, `tensor_busy` and `special_busy` say how hard a unit worked, in percent of its peak. The units are
+#   the memory, the *tensor pipe*, which multiplies matrices, and the *special-function units*, which compute
+#   exponentials and the like.
+# - `warps_active` is how many warps were on a multiprocessor on average, in percent of the warps that fit there.
+# - The three `..._requests` are counts. A *request* is one instruction of a warp: a load or store to global memory, a
+#   load or store to local memory, or an atomic operation.
+# - `programs` and `multiprocessors` are how many programs were launched and how many multiprocessors the GPU has.
+# - `moved_bytes` is what crossed the memory bus, and `least_bytes` is what the task needs.
+#
+# Two figures may surprise you. The copy moved a little less than its least, because part of what it wrote was still in
+# the L2 cache when it ended. The matrix product shows no request to global memory, because a copy engine loads and
+# stores whole tiles for it, and these counters leave that engine out.
 
 # %%
 metrics = recorded_metrics()
@@ -120,11 +137,14 @@ for what in metrics["a_copy"]:
     print(f"{what:16}", *(f"{seen[what]:>11.4g}" for seen in metrics.values()))
 
 # %% [markdown]
-# Which figure do you look at first? The order matters more than the figures. A kernel that spills keeps the memory
-# busy. A kernel of eight programs has few active warps. If you look at the symptom first, you mend the wrong thing. In
-# this exercise you write the order down. The first row that fits is the limit:
+# Which figure should you look at first? The order matters, because one cause shows up in several figures. A kernel that
+# spills also keeps the memory busy, and a kernel of eight programs also has few active warps. If you start with the
+# busy memory or the few warps, you repair the wrong thing.
 #
-# | the limit | where | its figure |
+# In this exercise you write that order down. Go through the table from the top. The first row that fits is the limit.
+# The last row, *latency*, is for a kernel that waits although no unit is busy and there are enough programs and warps.
+#
+# | the limit | when | its figure |
 # |---|---|---|
 # | `"spills"` | more local requests than global ones | local / global |
 # | `"tensor pipe"` | tensor pipe busy 60 % or more | `tensor_busy` |
@@ -134,18 +154,19 @@ for what in metrics["a_copy"]:
 # | `"atomics"` | more atomic requests than global ones | atomic / global |
 # | `"too few programs"` | fewer programs than multiprocessors | programs / multiprocessors |
 # | `"too few warps"` | active warps below 25 % | `warps_active` |
-# | `"latency"` | nothing of all this | `warps_active` |
+# | `"latency"` | none of the rows above fits | `warps_active` |
 
 # %%
 # Exercise 15.1 · Find the bottleneck
 def limit_of(seen: dict) -> tuple[str, float]:
-    """What limits a kernel, and the figure that shows it: the first row of the table that fits.
+    """Find what limits a kernel, and the figure that shows it: the first row of the table that fits.
 
-    seen: numbers by name. In percent: `memory_busy`, `tensor_busy`, `special_busy` and `warps_active`. Counted:
-        `local_requests`, `global_requests` (loads and stores), `atomic_requests`, `programs`, `multiprocessors`,
-        `moved_bytes` and `least_bytes`. A unit is busy at 60 or more, active warps are few below 25, and bytes are
-        wasted at 1.5 times the least, or more. A figure that is divided by is never 0 where its row fits.
-    Returns: (limit, figure), both as the table has them.
+    seen: numbers by name. In percent, from 0 to 100: `memory_busy`, `tensor_busy`, `special_busy` and `warps_active`.
+        Counted: `local_requests`, `global_requests` (loads and stores), `atomic_requests`, `programs`,
+        `multiprocessors`, `moved_bytes` and `least_bytes`. A unit is busy at 60 or more, active warps are few below
+        25, and bytes are wasted at 1.5 times the least, or more. If a row fits and its figure is a quotient, the
+        number that you divide by is not 0.
+    Returns: (limit, figure), both as in the table.
     """
     # BEGIN SOLUTION
     if seen["local_requests"] > seen["global_requests"]:
@@ -175,55 +196,69 @@ for name, seen in metrics.items():
     print(f"{name:22} {format_seconds(profiles['workloads'][name]['seconds']):>8}  {limit:18} {figure:.3g}")
 
 # %% [markdown]
-# Two kernels have nothing left to mend: the copy, which is at the memory's limit, and the matrix product, which is at
-# the tensor pipe's. The softmax says "spills" and no longer "memory". The decode kernel has 8 programs for 132
-# multiprocessors, which chapter 08 cures with splits.
+# Two kernels have nothing left to repair: the copy is at the limit of the memory, and the matrix product is at the
+# limit of the tensor pipe. For the softmax, the answer is now "spills" and no longer "memory". The decode kernel has 8
+# programs for 132 multiprocessors, so most of the GPU is idle; chapter 08 cures that with splits.
 #
 # ## What no counter shows · deeper
 #
-# Counters say which unit waits. Why the instructions are there at all, only the machine code (SASS) says.
-# `compile_view(..., want_sass=True)` of `course_lib/hardware/compiler` gives it, without a GPU; exercise 9.6 reads it.
-# Here is what we found in the library's attention kernel for Hopper. The figures were measured in turns with cuDNN when
-# chapter 09 was written: compare them with each other alone.
+# Counters say which unit is busy and which one waits. They do not say why the instructions are there at all. For that,
+# read the machine code, which NVIDIA calls SASS. You get it from `compile_view(..., want_sass=True)` of
+# `course_lib/hardware/compiler`, without a GPU; exercise 9.6 reads it.
 #
-# At one time this kernel was right and its three consumers (groups of warps that compute at the same time) overlapped,
-# but at head dimension 64 with a causal mask it was no faster than cuDNN: 475 TFLOP/s beside 474. Without a mask it had
-# 541 beside 471. From the same Python, the loop over blocks that need no mask had 475 instructions in the causal
-# kernel, and 409 in the other. What we found and changed:
+# Here is an example: what we found in this library's own attention kernel for Hopper. The figures were measured in
+# turns with cuDNN when chapter 09 was written, so compare them only with each other.
 #
-# - **64 of the 66 were `PRMT`**, which picks bytes from two registers. The compiler did not see that two 16-bit weights
-#   share a register. It took 32 registers apart at the end of each block (32 `PRMT`), and joined them again at the
-#   start of the next (another 32). Now the loops carry 32-bit words with two weights each (`kept_weights` in
-#   `kernels/hopper/operands.py`).
-# - **A block under a mask took 816 instructions.** The mask compares positions, which needs no scores, so the compiler
-#   did it early. But there are only 7 registers for results of comparisons, so it packed the results into words and
-#   unpacked them later. Now positions are counted from a thread's own first key, a comparison is one instruction, and
-#   the block takes 540 (`hide_scores` in `kernels/hopper/parts.py`).
-# - **Blocks that nobody sees.** In a tile of 192 queries, the first 64 often see no key of the last block. Now each
-#   consumer computes only the blocks that its own queries see, and frees the others (`pass_on` in
+# The kernel has three *consumers*, which are groups of warps that compute at the same time. At one point its results
+# were right and the consumers overlapped. But at head dimension 64 with a causal mask it was no faster than cuDNN: 475
+# TFLOP/s against 474. Without a mask it reached 541 against 471.
+#
+# We compared the machine code of the two. Both kernels come from the same Python, and both have a loop over the blocks
+# that need no mask. That loop had 475 instructions in the causal kernel, and 409 in the other. This is what we found
+# and changed:
+#
+# - **64 of these 66 extra instructions were `PRMT`**, which picks bytes from two registers. Two 16-bit weights share a
+#   register, but the compiler did not see that. At the end of each block it took 32 registers apart (32 `PRMT`), and at
+#   the start of the next block it joined them again (another 32). Now the loops carry 32-bit words with two weights
+#   each (`kept_weights` in `kernels/hopper/operands.py`).
+# - **A block under a mask took 816 instructions.** The mask compares positions. The compiler can do that before it has
+#   the scores, so it did it early. But a thread has only 7 registers for the results of comparisons, so the compiler
+#   packed the results into words and unpacked them later. Now positions are counted from a thread's own first key, so a
+#   comparison is one instruction, and the block takes 540 (`hide_scores` in `kernels/hopper/parts.py`).
+# - **Some blocks were computed for nothing.** In a tile of 192 queries, the first 64 often see no key of the last
+#   block. Now each consumer computes only the blocks that its own queries see, and frees the others (`pass_on` in
 #   `kernels/hopper/flash.py`).
 #
-# The first two changes brought 526 TFLOP/s, beside the same 474. The third was measured in another run, with the same
-# head dimension and mask, and shorter contexts: it brought 470 instead of 437 at 4k, and 338 instead of 281 at 1k.
+# With the first two changes the kernel reached 526 TFLOP/s, against the same 474 for cuDNN. The third change was
+# measured in another run, with the same head dimension and mask but with shorter contexts: it brought 470 instead of
+# 437 at 4k tokens, and 338 instead of 281 at 1k.
 #
 # ## A timer in turns · deeper
 #
-# A profile says why a kernel is slow. Whether your change helped, a timer must say. Chapter 01's `measure` times one
-# function. To compare two, time them *in turns*: a round calls each of them once, and the rounds follow each other.
-# Then a clock that falls during the run meets both alike. Three details decide whether the comparison is fair:
+# A profile tells you why a kernel is slow. To find out whether your change helped, you need a timer. Chapter 01's
+# `measure` times one function. To compare two, time them *in turns*: in each round, call each function once, then start
+# the next round. If the clock falls during the run, it then slows both of them alike.
 #
-# - **The order within a round is drawn.** On a card at its power limit, a kernel may run slower behind a hungry one.
-# - **Each call gets another copy of the input.** Otherwise the second kernel of a round finds in the L2 cache what the
-#   first has read. An H100's cache holds 50 MB, so with an input of 25 MB you need three copies: when the first comes
-#   up again, the two others have filled the cache.
-# - **The first rounds do not count.** They compile, and clocks and caches settle meanwhile.
+# Three details decide whether the comparison is fair:
+#
+# - **Draw the order within each round at random.** On a card at its power limit, a kernel may run slower after one that
+#   uses much power.
+# - **Give each call another copy of the input.** Otherwise the second kernel of a round finds in the L2 cache what the
+#   first one has read. An H100's L2 cache holds 50 MB, so with an input of 25 MB you need three copies: when the first
+#   one comes up again, the two others have filled the cache.
+# - **Do not count the first rounds.** The kernels are compiled during these rounds, and clocks and caches settle.
+#
+# In this exercise you write the three parts of such a timer: how many copies it needs, the list of its calls, and which
+# of the measured times form pairs.
 
 # %%
 # Exercise 15.2 · A timer in turns
 def copies_needed(input_bytes: int, cache_bytes: int) -> int:
-    """The least number of copies, used in turns, of which none is in the cache any more when it is used again.
+    """The least number of copies of an input for which each copy has left the cache before it is used again.
 
-    input_bytes, cache_bytes: above 0. A copy is gone once other copies of cache_bytes in all, or more, were read since.
+    The copies are used one after another, and then again from the first. A copy has left the cache when the other
+    copies that were read since it was used have cache_bytes in all, or more.
+    input_bytes, cache_bytes: above 0.
     """
     # BEGIN SOLUTION
     return math.ceil(cache_bytes / input_bytes) + 1
@@ -231,12 +266,13 @@ def copies_needed(input_bytes: int, cache_bytes: int) -> int:
 
 
 def schedule(orders: list[list[int]], copies: int, warm: int) -> list[tuple[int, int, bool]]:
-    """The calls of a comparison, one after another.
+    """List the calls of a comparison, in the order in which they run.
 
     orders: for each round the order in which its kernels run, every kernel's number once. There is at least one round.
-    copies: of the input, at least 1. They are used in turns from call to call, beginning at 0, and go on from round to
-        round. warm: how many rounds at the beginning do not count, 0 to the number of rounds.
-    Returns: a (kernel, copy, counted) for each call.
+    copies: how many copies of the input there are, at least 1. The first call uses copy 0, each later call the next
+        copy, and after the last copy comes copy 0 again. A new round goes on where the last one stopped.
+    warm: how many rounds at the beginning do not count, 0 to the number of rounds.
+    Returns: a list with a (kernel, copy, counted) for each call.
     """
     # BEGIN SOLUTION
     steps = []
@@ -250,10 +286,10 @@ def schedule(orders: list[list[int]], copies: int, warm: int) -> list[tuple[int,
 def pairs_of(
     steps: list[tuple[int, int, bool]], times: list[float], first: int, second: int
 ) -> tuple[list[float], list[float]]:
-    """The times of two kernels, round by round, of the rounds that count.
+    """Collect the times of two kernels, round by round, from the rounds that count.
 
     steps: as `schedule` returns them. times: one for each step. first, second: numbers of two kernels.
-    Returns: (times of first, times of second). Those with one index are of one round.
+    Returns: (times of first, times of second). Two times at the same index are from the same round.
     """
     # BEGIN SOLUTION
     found = {first: [], second: []}
@@ -295,35 +331,37 @@ print(f"{len(inputs)} copies, {len(old)} pairs; medians {sorted(old)[25]:.0f} µ
 # %% [markdown]
 # ## Is it two per cent faster? · deeper
 #
-# You change a kernel, time both, and the new one takes 2 % less. Is it faster? Four things make two runs of the *same*
-# kernel differ by as much:
+# You change a kernel and time both versions, and the new one takes 2 % less. Is it faster? Two runs of the *same*
+# kernel can differ by as much, for four reasons:
 #
-# - **Clocks.** A GPU lowers its clock when it gets hot or reaches its power limit. What runs later runs slower.
-# - **A warm cache.** What the first kernel has read may still be in the L2 cache when the second begins.
-# - **Late calls.** Times are skewed: now and then a call is late by half, and none is early by half.
-# - **Neighbours are alike.** A clock that is low now is low in a millisecond too. Two hundred samples then say less
-#   than two hundred independent ones.
+# - **Clocks.** A GPU lowers its clock when it gets hot or reaches its power limit, so what runs later runs slower.
+# - **A warm cache.** What the first kernel has read may still be in the L2 cache when the second one begins.
+# - **Late calls.** Now and then a call takes half as long again, but no call takes only half as long. So the late calls
+#   are not balanced by early ones, and they raise the mean.
+# - **Neighbours are alike.** If the clock is low now, it will still be low a millisecond later. So two hundred samples
+#   in a row tell you less than two hundred independent ones.
 #
-# So measure in *pairs*: both kernels in one round, right after each other, in an order that is drawn. What slows both
-# cancels in their ratio. From the ratios come three figures:
+# So measure in *pairs*: call both kernels in one round, right after each other, in an order that you draw at random.
+# What slows both calls cancels when you divide one time by the other. From these ratios you compute three figures:
 #
-# - The **median ratio**, which late calls do not move.
-# - An **interval** around it by the *bootstrap*. Draw about as many pairs as there are, some twice and some not at all,
-#   and take the median again. Do this many times: the middle 95 % of these medians is the interval. Draw whole *blocks*
-#   of neighbours, so that what is alike stays together. If the interval does not hold 1, take the difference for real.
-#   Of two equal kernels one comparison in twenty or so will still say that they differ. So measure again, on another
-#   day, before you tell others.
-# - The **chance** that two equal kernels would look so different. If they are equal, their roles in each pair could be
-#   exchanged, which turns the sign of the ratio's logarithm. Exchange them at random many times, and count how often
-#   the sum of the logarithms is as far from 0 as the one you measured.
+# - **The median ratio** is your estimate. A few late calls hardly move it.
+# - **An interval** around it says how far off the estimate may be. It comes from a method called the *bootstrap*. Draw
+#   about as many pairs as you have, some twice and some not at all, and take the median again. Do this many times: the
+#   middle 95 % of these medians is the interval. Draw whole *blocks* of neighbours, so that pairs that are alike stay
+#   together. If 1 lies outside the interval, take the difference for real. But even if two kernels are equal, about one
+#   comparison in twenty will say that they differ. So measure again, on another day, before you tell others.
+# - **The chance** that two equal kernels would look so different. If they are equal, you can swap their roles in any
+#   pair, which turns the sign of the logarithm of its ratio. Swap them at random many times, and count how often the
+#   sum of the logarithms is at least as far from 0 as the one you measured. Your own measurement counts as one of
+#   these. So if 4 of 99 random sums are as far off, the chance is (4 + 1) / (99 + 1) = 5 %.
 
 # %%
 # Exercise 15.3 · Two per cent
 def ratio_of(first: list[float], second: list[float]) -> float:
     """The median of the ratios second / first of all pairs.
 
-    first, second: microseconds, above 0, as many of one as of the other, and at least one. Those with one index are a
-        pair. The median of an even number of values is the mean of the two in the middle.
+    first, second: microseconds, above 0. Both lists have the same length, at least one, and two times at the same
+        index are a pair. The median of an even number of values is the mean of the two in the middle.
     """
     # BEGIN SOLUTION
     import statistics
@@ -333,12 +371,12 @@ def ratio_of(first: list[float], second: list[float]) -> float:
 
 
 def interval(first: list[float], second: list[float], starts: list[list[int]], block: int) -> tuple[float, float]:
-    """The interval that holds 95 % of the resampled medians.
+    """The interval that holds the middle 95 % of the resampled medians, which are medians of ratios second / first.
 
-    starts: a row for each resample, at least one: the indices of pairs at which its blocks begin. block: pairs of a
-        block, at least 1. A block that runs over the last pair goes on at the first. A resample has all pairs of its
-        blocks, which may be more or fewer than there are.
-    Returns: (lower, upper). Of the R medians, sorted, R // 40 are left out at each end.
+    starts: a row for each resample, at least one. A row has the indices of the pairs at which its blocks begin.
+    block: how many pairs a block has, at least 1. A block that runs past the last pair goes on at the first. A
+        resample has all pairs of its blocks, which may be more or fewer pairs than were measured.
+    Returns: (lower, upper), the ends of what is left when you sort the R medians and drop R // 40 at each end.
     """
     # BEGIN SOLUTION
     ratios = [b / a for a, b in zip(first, second)]
@@ -355,8 +393,8 @@ def interval(first: list[float], second: list[float], starts: list[list[int]], b
 def chance_of(first: list[float], second: list[float], signs: list[list[int]]) -> float:
     """The chance that two equal kernels would differ as much as these.
 
-    signs: rows of 1 and -1, one for each pair. The sum Σ sign · log(second / first) of a row is as far off if its
-        size is at least that of Σ log(second / first).
+    signs: rows of 1 and -1, with one sign for each pair. The sum of a row is Σ sign · log(second / first), and the sum
+        you measured is Σ log(second / first). A row is as far off if its sum is at least as far from 0 as yours.
     Returns: (rows that are as far off + 1) / (rows + 1).
     """
     # BEGIN SOLUTION
@@ -371,8 +409,9 @@ def chance_of(first: list[float], second: list[float], signs: list[list[int]]) -
 best_ratio_of, best_interval, best_chance_of = check("15.3", ratio_of, interval, chance_of).best
 
 # %% [markdown]
-# Try it on times whose truth is known. The next cell makes 60 pairs up: the second kernel is 2 % slower, the clock
-# falls by a tenth meanwhile, and one call in ten is late by half. **Predict** what the two means would say.
+# Try your functions on times for which you know the truth. The next cell makes up 60 pairs: the second kernel is 2 %
+# slower, the clock falls by a tenth meanwhile, and one call in ten takes half as long again. **Predict** what the ratio
+# of the two means will say.
 
 # %%
 generator = random.Random(15)
@@ -396,8 +435,8 @@ lower, upper = best_interval(old, new, [[generator.randrange(len(old)) for _ in 
 print(f"your sums in turns   {best_ratio_of(old, new):.3f}, 95 % between {lower:.3f} and {upper:.3f}")
 
 # %% [markdown]
-# The truth is 1.02. The next picture shows each pair. The clock, which falls by a tenth, is not to be seen: it cancels.
-# The late calls are the triangles at the edges.
+# The true ratio is 1.02. The next picture shows the ratio of each pair. You cannot see that the clock falls by a tenth,
+# because that cancels within each pair. The late calls are the triangles at the edges.
 
 # %%
 from course_lib.figures.profiling.ratios import draw_ratios
@@ -405,71 +444,75 @@ from course_lib.figures.profiling.ratios import draw_ratios
 draw_ratios(made_old, made_new, made_lower, made_upper)
 
 # %% [markdown]
-# The ratio of the means says that the second kernel is faster, because the late calls happened to be
-# more often the first one's. The interval of the median lies above 1 and holds the truth. The chance is no help here:
-# it adds logarithms up, and a late call adds more than all the small differences together. If two methods disagree,
-# look at the samples. Here you would see the late calls at once, and leave them out of both.
+# The ratio of the means says that the second kernel is faster, because more of the late calls happened to fall on the
+# first one. The interval of the median lies above 1 and holds the truth.
 #
-# The last line is about your machine. If its interval holds 1, you have not seen a difference, whatever the medians
-# say.
+# The chance is no help here. It adds logarithms up, and one late call (log 1.5 = 0.41) counts as much as twenty pairs
+# that differ by 2 % (log 1.02 = 0.02). If two methods disagree, look at the samples. Here you would see the late calls
+# at once, and leave them out for both methods.
+#
+# The last line of figures is about the two sums that you timed on your machine after exercise 15.2. If its interval
+# holds 1, you have not seen a difference, whatever the two medians say.
 #
 # ## Choosing a kernel
 #
-# You will write few kernels, and call many. What decides is seldom speed. It is what a kernel can take at all. These
-# are the limits as the libraries state them:
+# You will write few kernels, and call many. Speed seldom decides which one you call. What decides is what a kernel can
+# take at all: which GPU, which dtype, which mask. These are the limits as the libraries state them:
 #
-# - [SDPA](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html) chooses
-#   among four backends by itself: FlashAttention, cuDNN, a memory-efficient one, and plain PyTorch ("math").
-#   It takes a mask as a tensor.
-# - [FlexAttention](https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html) takes a mask as a rule, a
-#   small function of positions, and compiles a kernel that skips what the rule excludes.
+# - [SDPA](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html),
+#   `scaled_dot_product_attention`, is PyTorch's own function. It chooses by itself among four backends, which are the
+#   implementations behind it: FlashAttention, cuDNN, a memory-efficient one, and plain PyTorch ("math"). It takes a
+#   mask as a tensor.
+# - [FlexAttention](https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html) takes a mask as a rule, which
+#   is a small function of positions. It compiles a kernel that skips what the rule excludes.
 # - [FlashAttention](https://github.com/Dao-AILab/flash-attention) 2 is for sm_80 and later, in 16 bits, with head
 #   dimensions up to 256. Version 3 is for Hopper. Version 4 is for Hopper and Blackwell; on Blackwell its head
-#   dimensions go to 128, but for a few special ones.
-# - [FlashInfer](https://docs.flashinfer.ai/) serves: pages, FP8 caches, many sequences of different lengths.
-# - [vLLM](https://docs.vllm.ai/en/stable/) and [SGLang](https://docs.sglang.io/) choose among these for you, and
-#   print in their log which one they took.
-#   [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/) has kernels of its own.
+#   dimensions go up to 128, except for a few special ones.
+# - [FlashInfer](https://docs.flashinfer.ai/) is made for serving: it takes pages, FP8 caches, and many sequences of
+#   different lengths.
+# - [vLLM](https://docs.vllm.ai/en/stable/) and [SGLang](https://docs.sglang.io/) choose among these for you, and print
+#   in their log which one they took. [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/) has kernels of its own.
 # - The course's own dispatcher is `course_lib/kernels/attention/dispatch.py`. It says why it chose, in one sentence.
 #
-# In this exercise you write a chooser for a small team that uses these rows. They are one sensible policy, and no law:
-# where two kernels can do the same, measure both. The first row that fits decides, and so the order of the rows is a
-# part of the policy: a kernel that cannot read pages is of no use however fast it is, so pages stand above masks.
+# In this exercise you write a chooser for a small team that uses the table below. The table is one sensible policy and
+# not a law: where two kernels can do the same, measure both. Again the first row that fits decides, so the order of the
+# rows is part of the policy. Pages stand above masks, for example, because a kernel that cannot read pages is of no use
+# to you, however fast it is.
 #
-# | | where | kernel | reason |
+# | | when | kernel | reason |
 # |---|---|---|---|
 # | 1 | bfloat16 before sm_80 | `"none"` | `"dtype"` |
-# | | float8 before sm_89, in training, or under a mask as a tensor or a rule | `"none"` | `"dtype"` |
+# | | float8 before sm_89, in training, or with a mask given as a tensor or a rule | `"none"` | `"dtype"` |
 # | | float8 with a head dimension above 256 | `"none"` | `"dtype"` |
 # | 2 | pages, in float32 | `"course"` | `"dtype"` |
 # | | pages, and a head dimension that is not 64, 128 or 256 | `"course"` | `"head_dim"` |
-# | | other pages | `"FlashInfer"` | `"pages"` |
+# | | all other pages | `"FlashInfer"` | `"pages"` |
 # | 3 | decode, fewer than 100 programs, and 1,024 tokens of context or more | `"split decode"` | `"programs"` |
-# | 4 | a mask as a tensor | `"SDPA"` | `"mask"` |
-# | 5 | a mask as a rule: from sm_80 on | `"FlexAttention"` | `"mask"` |
-# | | a mask as a rule: before sm_80 | `"SDPA"` | `"mask"` |
-# | 6 | float8: on sm_90 | `"FlashAttention 3"` | `"dtype"` |
-# | | float8: elsewhere | `"FlashInfer"` | `"dtype"` |
-# | 7 | before sm_80 | `"SDPA"` | `"capability"` |
+# | 4 | a mask given as a tensor | `"SDPA"` | `"mask"` |
+# | 5 | a mask given as a rule, on sm_80 or later | `"FlexAttention"` | `"mask"` |
+# | | a mask given as a rule, before sm_80 | `"SDPA"` | `"mask"` |
+# | 6 | float8 on sm_90 | `"FlashAttention 3"` | `"dtype"` |
+# | | float8 on any other GPU | `"FlashInfer"` | `"dtype"` |
+# | 7 | any GPU before sm_80 | `"SDPA"` | `"capability"` |
 # | 8 | float32 | `"SDPA"` | `"dtype"` |
 # | 9 | a head dimension above 256; on sm_100 above 128 | `"SDPA"` | `"head_dim"` |
 # | 10 | sm_90 | `"FlashAttention 3"` | `"capability"` |
 # | 11 | sm_100 | `"FlashAttention 4"` | `"capability"` |
-# | | the others | `"FlashAttention 2"` | `"capability"` |
+# | | all other GPUs | `"FlashAttention 2"` | `"capability"` |
 
 # %%
 # Exercise 15.4 · The chooser
 def choose(
     capability: int, dtype: str, head_dim: int, mask: str, page_size: int, use: str, programs: int, context: int
 ) -> tuple[str, str]:
-    """Which attention to call, and the reason: the first row of the table that fits.
+    """Choose which attention to call, and give the reason: the first row of the table that fits.
 
     capability: 75, 80, 89, 90 or 100 (sm_75 is a T4, sm_89 an L4). dtype: that of K and V, "float32", "float16",
         "bfloat16" or "float8". head_dim: at least 1.
     mask: "none", "causal", "tensor" (given as a tensor) or "rule" (given as a function of positions).
-    page_size: tokens of a page, at least 1, or 0 where K and V are contiguous. use: "training", "prefill" or "decode".
-    programs: batch · KV heads, which is how many programs decode has without splits. context: tokens of a sequence.
-    Returns: (kernel, reason), as the table has them.
+    page_size: tokens in a page, at least 1, or 0 where K and V are contiguous. use: "training", "prefill" or "decode".
+    programs: batch · KV heads, which is how many programs decode has without splits. context: tokens in a sequence.
+    Returns: (kernel, reason), both as in the table.
     """
     # BEGIN SOLUTION
     if dtype == "bfloat16" and capability < 80:
@@ -504,22 +547,32 @@ best_choose = check("15.4", choose).best
 # %% [markdown]
 # ## What ran
 #
-# A choice is a wish until you have seen the kernel's name. SDPA picks its backend from the shapes, dtypes, strides and
-# masks that it gets. If one of them does not suit, it takes another backend, and says nothing. Below is a prefill of
-# 2,048 tokens through a model of eight layers. It ran six times on an H100 with PyTorch 2.11. In five of the runs,
-# layer 5 asked for something else: the same causal mask as a tensor, twice, the second time where cuDNN's attention is
-# switched off; float32; other strides; or a bias that is learnt. **Predict** which of the five fell back to plain
-# PyTorch.
+# You have chosen a kernel, but only its name in a profile proves that it ran. SDPA picks its backend from the shapes,
+# dtypes, strides and masks that it gets. If one of them does not suit a fast backend, SDPA takes another one, and says
+# nothing.
 #
-# A trace is a list of events. Each has a category (`cat`), a `name`, a start (`ts`) and a duration (`dur`), both in
-# microseconds:
+# We ran a prefill of 2,048 tokens through a model of eight layers, on an H100 with PyTorch 2.11. We ran it six times.
+# In the first run, `none`, all layers were alike. In each of the others, layer 5 asked for something else:
 #
-# - `user_annotation`: a window that the program opened by `torch.profiler.record_function`. Here each layer opened one.
-# - `cpu_op`: an operation on the CPU. SDPA calls one whose name begins with `aten::_scaled_dot_product_`, and what
-#   follows names the backend: `cudnn_attention`, `flash_attention`, `efficient_attention` or `attention_math`.
-# - `cuda_runtime` or `cuda_driver`: the launch of a kernel, on the CPU. Libraries use either; cuDNN uses the second.
-# - `kernel`: the kernel, on the GPU. It has the same `args["correlation"]` as its launch, and it runs later, when the
-#   GPU is free. By its time alone it may seem to belong to another layer.
+# - `mask`: the same causal mask, given as a tensor.
+# - `float32`: another dtype.
+# - `strides`: inputs with other strides.
+# - `bias`: a bias that is learnt, given as the mask.
+# - `mask_without_cudnn`: the mask as a tensor again, with cuDNN's attention switched off for all layers.
+#
+# **Predict** which of these five fell back to plain PyTorch.
+#
+# In the exercise you find out from the traces. A trace is a list of events. Each event has a category (`cat`), a
+# `name`, a start (`ts`) and a duration (`dur`), both in microseconds:
+#
+# - `user_annotation`: a window of time that the program opened with `torch.profiler.record_function`. Here each layer
+#   opened one.
+# - `cpu_op`: an operation on the CPU. SDPA calls one whose name begins with `aten::_scaled_dot_product_`. The rest of
+#   the name is the backend: `cudnn_attention`, `flash_attention`, `efficient_attention` or `attention_math`.
+# - `cuda_runtime` or `cuda_driver`: the launch of a kernel, on the CPU. Libraries use either; cuDNN uses `cuda_driver`.
+# - `kernel`: the kernel itself, on the GPU. It runs after its launch, when the GPU is free, and by then another layer's
+#   window may be open. So do not use its time to find its layer: use `args["correlation"]`, a number that the kernel
+#   and its launch share.
 
 # %%
 traces = recorded_traces()
@@ -527,10 +580,11 @@ for event in traces["mask"]["events"][:4]:
     print(event)
 
 # %% [markdown]
-# The picture shows layer 5 in one of the runs. Inside its window SDPA was called, and that called the operation that
-# names the backend. Each launch is joined to its kernel. The first kernels ran at once, because the GPU had nothing to
-# do. Then came a long one, and the launches behind it waited in the queue. More than half of the layer's time on the
-# GPU lies behind the end of its window. So a sum over what ran *during* the window would be wrong.
+# The next picture shows layer 5 in the run `mask_without_cudnn`. Inside the layer's window, SDPA called the operation
+# that names the backend. A line joins each launch to its kernel. The first kernels ran at once, because the GPU had
+# nothing to do. Then came a long kernel, and the kernels launched after it had to wait in the queue. More than half of
+# the layer's time on the GPU comes after the end of its window, so a sum over what ran *during* the window would be
+# wrong.
 
 # %%
 from course_lib.figures.profiling.trace import draw_trace
@@ -540,15 +594,15 @@ draw_trace(traces["mask_without_cudnn"]["events"], "layer 5: attention")
 # %%
 # Exercise 15.5 · What ran, and which layer fell back
 def what_ran(events: list[dict]) -> list[tuple[str, str, float]]:
-    """For each layer its name, the backend of its attention, and the microseconds of its kernels.
+    """Find each layer's name, the backend of its attention, and the microseconds of its kernels.
 
-    events: in any order, as above. Every `user_annotation` is a layer's window, from ts to ts + dur, and gets a row of
-        its own, though another one may have the same name. No two overlap or touch.
-        What has its ts in a window belongs to that layer, except for kernels: those belong to the layer whose
-        launch has their correlation. Launches, `cuda_runtime` or `cuda_driver`, outside of all windows belong to none.
-        One launch may start several kernels, as a CUDA graph's does, or none.
+    events: as above, in any order. Every `user_annotation` is a layer's window, from ts to ts + dur. Windows do not
+        overlap or touch. Two may have the same name; each still gets a row of its own.
+        An operation or a launch belongs to the layer whose window holds its ts. A launch (`cuda_runtime` or
+        `cuda_driver`) outside all windows belongs to no layer. A kernel belongs to the layer of the launch that has
+        the same correlation. One launch may start several kernels, as that of a CUDA graph does, or none.
     Returns: a list of (name, backend, microseconds), in the order in which the windows begin. The backend is "cudnn",
-        "flash", "efficient" or "math", or "unknown" where no operation in the window says it. The microseconds are
+        "flash", "efficient" or "math", or "unknown" where no operation in the window names one. The microseconds are
         the sum of the kernels' dur.
     """
     # BEGIN SOLUTION
@@ -572,12 +626,12 @@ def what_ran(events: list[dict]) -> list[tuple[str, str, float]]:
 
 
 def fell_back(rows: list[tuple[str, str, float]]) -> list[tuple[str, float]]:
-    """The layers that ran "math", and how many times as long they took as the others.
+    """Find the layers that ran "math", and how many times as long as the others they took.
 
     rows: at least one, as `what_ran` returns them.
-    Returns: a list of (name, times) in the order of the rows. times is the layer's microseconds divided by the median
-        of the layers that did not run "math", "unknown" ones among them: sorted, the one at index len // 2. An empty
-        list where all or none ran "math".
+    Returns: a list of (name, times), in the order of the rows. times is the layer's microseconds divided by the median
+        of all layers that did not run "math"; "unknown" layers are among these. For the median, sort their times and
+        take the one at index len // 2. The list is empty if all layers ran "math", or none did.
     """
     # BEGIN SOLUTION
     others = sorted(row[2] for row in rows if row[1] != "math")
@@ -598,31 +652,34 @@ for asked, run in traces.items():
     print(f"{asked:20} whole step {run['microseconds_in_all']:5} µs   {', '.join(backends):12} {'; '.join(slow)}")
 
 # %% [markdown]
-# In the run `mask` nothing fell back, because cuDNN takes a mask. (It was slower with it: 136 µs in that layer instead
-# of 53. `fell_back` looks for "math" alone, so look at the times as well.) Without cuDNN's attention the same line of
-# Python fell back: FlashAttention takes no mask, and the memory-efficient backend takes no groups of query heads. One
-# layer of eight makes three of these steps 1.36 to 1.41 times as long as the first. The fourth, without cuDNN, takes
-# 1.46 times as long, because its other seven layers ran FlashAttention 2 and took twice as long, too. Nobody was told.
-# The trace shows what ran. Why the backends refused these inputs it does not show:
-# `torch.backends.cuda.can_use_flash_attention(parameters, debug=True)` prints the reasons.
+# In the run `mask` nothing fell back, because cuDNN takes a mask. (But layer 5 was slower with it: 136 µs instead of
+# 53. `fell_back` looks only for "math", so look at the times as well.) Without cuDNN's attention the same line of
+# Python fell back: FlashAttention takes no mask, and the memory-efficient backend takes no groups of query heads.
 #
-# How do you keep that from happening? Name the backend you want: in `with torch.nn.attention.sdpa_kernel(...)` SDPA
-# raises an error where it cannot have it. And test by name: run one step under `torch.profiler`, and let a test fail if
-# the expected operation is not in it.
+# One slow layer of eight makes the step 1.36 to 1.41 times as long in three of these runs: `float32`, `strides` and
+# `bias`. In the fourth, `mask_without_cudnn`, it takes 1.46 times as long, because the other seven layers ran
+# FlashAttention 2 and took twice as long, too. SDPA said nothing in any of these runs. The trace shows what ran, but
+# not why the other backends refused these inputs. To get their reasons printed, call
+# `torch.backends.cuda.can_use_flash_attention(parameters, debug=True)`.
+#
+# How do you keep that from happening? Name the backend you want: inside `with torch.nn.attention.sdpa_kernel(...)`,
+# SDPA raises an error if it cannot use that backend. And write a test that looks for the name: run one step under
+# `torch.profiler`, and let the test fail if the operation you expect is not in the trace.
 #
 # ## Eight steps, from a slow model to a fast one · deeper
 #
-# 1. Separate prefill from decode. The first is limited by arithmetic, the second by bytes; a mean of both says nothing.
-# 2. List the operators by their time. Begin at the top.
-# 3. Look at the shapes and dtypes of those at the top. A dimension of 8,191 or a float32 is often the whole story.
+# 1. Separate prefill from decode. Prefill is limited by arithmetic and decode by bytes, so a mean of both says nothing.
+# 2. List the operators by their time, and begin at the top.
+# 3. Look at the shapes and dtypes of the operators at the top. A dimension of 8,191 or a float32 often explains
+#    everything.
 # 4. Look for fallbacks, as in 15.5.
-# 5. Compare each kernel with its roof, as in 15.1: bytes per second or FLOP per second.
-# 6. Look at the gaps between kernels. If the GPU waits for the CPU, no kernel matters.
-# 7. Batch, and record CUDA graphs.
-# 8. Measure end to end again. A kernel that is twice as fast in a step of which it is 5 % saves 2.5 %.
+# 5. Compare each kernel with its roof, in bytes per second or FLOP per second, as in 15.1.
+# 6. Look at the gaps between kernels. If the GPU waits for the CPU, a faster kernel changes nothing.
+# 7. Batch, and record CUDA graphs, so that the CPU has less to launch.
+# 8. Measure end to end again. If a kernel takes 5 % of a step, making it twice as fast saves 2.5 %.
 #
-# Use what is mature before you write your own: SDPA and its backends, then `torch.compile`, then Triton, then CUTLASS
-# or CUDA.
+# Before you write a kernel of your own, use what is mature. Try SDPA and its backends first, then `torch.compile`, then
+# Triton, then CUTLASS or CUDA.
 #
 # ## Papers
 #

@@ -86,50 +86,61 @@ WASTED = 'seen["memory_busy"] >= 60 and seen["moved_bytes"] >= 1.5 * seen["least
 ATOMIC, FEW = 'seen["atomic_requests"] > seen["global_requests"]', 'seen["programs"] < seen["multiprocessors"]'
 WARPS = 'seen["warps_active"] < 25'
 CHANGES = (
-    *edits("Spills were not asked for first. A kernel that spills keeps the memory busy too, with its spills.",
+    *edits("Spills were not checked first. A kernel that spills also keeps other units busy, such as the memory, so a "
+        "lower row was returned. Put the row of spills at the top.",
         spills_unseen=(LOCAL, "False"), spills_late=(LOCAL, f'{LOCAL} and seen["memory_busy"] < 60'),
         spills_late__behind_the_units=(LOCAL, f"{LOCAL} and not {TENSOR} and not {SPECIAL}")),
-    *edits("The memory was asked for first. It is busy with spills too, and beside a tensor pipe at its roof: its two "
-        "rows stand below the other units.",
+    *edits("The memory was checked too early. It is also busy in a kernel that spills, and beside a tensor pipe that "
+        "is at its limit. Its two rows come after the other units.",
         memory_first=(LOCAL, f"{LOCAL} and not {MEMORY}", TENSOR, f"{TENSOR} and not {MEMORY}", SPECIAL,
         f"{SPECIAL} and not {MEMORY}"),
         memory_first__behind_spills=(TENSOR, f"{TENSOR} and not {MEMORY}", SPECIAL, f"{SPECIAL} and not {MEMORY}")),
-    *edits("A few spills were taken for the limit. They are where local requests outnumber global ones.",
+    *edits("A few spills were taken for the limit. Spills are the limit only if there are more local requests than "
+        "global ones.",
         any_spill=(LOCAL, 'seen["local_requests"] > 0')),
-    *edits("The tensor pipe was not asked for: a matrix product at its roof has nothing left to mend.",
+    *edits("The tensor pipe was not checked, so a matrix product at its limit got another answer. Look at tensor_busy.",
         tensor_unseen=(TENSOR, "False")),
-    *edits("The special-function units were not asked for: exponentials, and few units that compute them.",
+    *edits("The special-function units were not checked, so a kernel full of exponentials got another answer. Look at "
+        "special_busy.",
         special_unseen=(SPECIAL, "False")),
-    *edits("A busy memory was taken for a kernel at its roof. Compare what it moved with the least: bytes that nobody "
-        "needs keep it busy as well.", waste_unseen=(WASTED, "False")),
-    *edits("Wasted bytes limit a kernel only if the memory is busy.",
+    *edits("A kernel with wasted bytes got \"memory\". Bytes that the task does not need keep the memory busy as "
+        "well, so compare moved_bytes with least_bytes.", waste_unseen=(WASTED, "False")),
+    *edits("\"wasted bytes\" was returned for a kernel whose memory is not busy. They limit a kernel only if "
+        "memory_busy is 60 or more.",
         waste_of_an_idle_memory=(WASTED, 'seen["moved_bytes"] >= 1.5 * seen["least_bytes"]')),
-    *edits("A busy memory was not asked for.", memory_unseen=(f"if {MEMORY}:", "if False:")),
-    *edits("Atomics were not asked for.", atomics_unseen=(ATOMIC, "False")),
-    *edits("A few atomics were taken for the limit. They are where atomic requests outnumber the other global ones.",
+    *edits("A kernel with a busy memory and no wasted bytes got another answer than \"memory\". Look at memory_busy.",
+        memory_unseen=(f"if {MEMORY}:", "if False:")),
+    *edits("Atomics were not checked. Compare atomic_requests with global_requests.", atomics_unseen=(ATOMIC, "False")),
+    *edits("A few atomics were taken for the limit. They are the limit only if there are more atomic requests than "
+        "global ones.",
         any_atomic=(ATOMIC, 'seen["atomic_requests"] > 0')),
-    *edits("A grid smaller than the GPU was not seen: programs below multiprocessors.", grid_unseen=(FEW, "False")),
-    *edits("Few warps were told where there are few programs. The idle multiprocessors come first.",
+    *edits("A grid smaller than the GPU was not noticed. Compare programs with multiprocessors.",
+        grid_unseen=(FEW, "False")),
+    *edits("\"too few warps\" was returned for a kernel with too few programs. Check programs first: multiprocessors "
+        "without a program are the reason why so few warps are active.",
         warps_before_programs=(FEW, f"{FEW} and not {WARPS}")),
-    *edits("A grid of exactly one program for each multiprocessor was told as too small.",
+    *edits("A grid of exactly one program for each multiprocessor was called too small. It is too small only if there "
+        "are fewer programs than multiprocessors.",
         grid_of_equals=(FEW, 'seen["programs"] <= seen["multiprocessors"]')),
-    *edits("Few active warps were not seen.", warps_unseen=(WARPS, "False")),
-    *edits("The limit is right, and the figure is upside down: how many times as many.",
+    *edits("Few active warps were not noticed. Look at warps_active.", warps_unseen=(WARPS, "False")),
+    *edits("The limit is right, but its figure is upside down. Divide as in the table: local by global requests, "
+        "moved by least bytes.",
         spills_upside_down=('seen["local_requests"] / seen["global_requests"]',
         'seen["global_requests"] / max(1, seen["local_requests"])'),
         spills_upside_down__bytes=('seen["moved_bytes"] / seen["least_bytes"]',
         'seen["least_bytes"] / seen["moved_bytes"]')),
-    *edits("The limit is right, and the figure is a count. The table divides: how many times as many.",
+    *edits("The limit is right, but its figure is a count. The table divides one count by another, such as local by "
+        "global requests.",
         figure_is_a_count=('seen["local_requests"] / seen["global_requests"]', 'seen["local_requests"]'),
         figure_is_a_count__all=('seen["local_requests"] / seen["global_requests"]', 'seen["local_requests"]',
         'seen["atomic_requests"] / seen["global_requests"]', 'seen["atomic_requests"]',
         'seen["moved_bytes"] / seen["least_bytes"]', 'seen["moved_bytes"]')),
-    *edits("Percentages are numbers from 0 to 100: a unit is busy from 60 on, not from 0.6.",
+    *edits("The percentages are numbers from 0 to 100. A unit is busy from 60 on, not from 0.6.",
         percent_as_a_share=(TENSOR, 'seen["tensor_busy"] >= 0.6', SPECIAL, 'seen["special_busy"] >= 0.6', MEMORY,
         'seen["memory_busy"] >= 0.6'),
         percent_as_a_share__and_warps=(TENSOR, 'seen["tensor_busy"] >= 0.6', SPECIAL, 'seen["special_busy"] >= 0.6',
         MEMORY, 'seen["memory_busy"] >= 0.6', WARPS, 'seen["warps_active"] < 0.25')),
-    *edits("A bound was taken strictly: 60 % is busy.",
+    *edits("A unit that was busy exactly 60 % was passed over. It counts as busy, too: 60 or more.",
         strictly=(TENSOR, 'seen["tensor_busy"] > 60', SPECIAL, 'seen["special_busy"] > 60', MEMORY,
         'seen["memory_busy"] > 60'), strictly__tensor=(TENSOR, 'seen["tensor_busy"] > 60'),
         strictly__special=(SPECIAL, 'seen["special_busy"] > 60'),
@@ -145,15 +156,13 @@ EXERCISE = Exercise(
     contracts=(CONTRACT,),
     models=(model_of(limit, CHANGES),),
     hints=(
-        "A chain of `if`s in the order of the table. What stands first hides what stands below: a kernel that spills "
-        "also keeps the memory busy, and a kernel with 8 programs also has few warps.",
-        "The first rows: local_requests > global_requests is \"spills\"; tensor_busy of 60 or more is \"tensor pipe\"; "
-        "special_busy of 60 or more is \"special functions\".",
-        "A memory that is 60 % busy or more has two rows. If moved_bytes is 1.5 times least_bytes or more, it is "
-        "\"wasted "
-        "bytes\" with moved_bytes / least_bytes; otherwise \"memory\" with memory_busy.",
-        "Nothing is busy? Then warps wait: for atomics, because there are too few programs or too few warps, or for "
-        "the "
-        "latency of what they do.",
+        "Write a chain of `if`s in the order of the table. The order matters because one cause shows up in several "
+        "figures: a kernel that spills also keeps the memory busy, and a kernel with 8 programs also has few warps.",
+        "The first rows: return \"spills\" if local_requests > global_requests, \"tensor pipe\" if tensor_busy is 60 "
+        "or more, and \"special functions\" if special_busy is 60 or more.",
+        "Two rows are for a memory that is busy 60 % or more. If moved_bytes is 1.5 times least_bytes or more, return "
+        "\"wasted bytes\" with moved_bytes / least_bytes. Otherwise return \"memory\" with memory_busy.",
+        "If no unit is busy, the warps wait: for atomics, because there are too few programs or too few warps, or for "
+        "the latency of what they do. Check for these in the order of the table.",
     ),
 )  # fmt: skip

@@ -70,50 +70,63 @@ CONTRACTS = (
 
 NEEDED = "1 + -(-cache_bytes // input_bytes)"
 COPIES = (
-    *edits("One copy is missing: the one that is used again does not count among those read in between.",
+    *edits("One copy is missing. Between two uses of a copy only the other copies are read, and they alone have to "
+        "fill the cache.",
         one_missing=(NEEDED, "-(-cache_bytes // input_bytes)")),
-    *edits("The quotient was rounded down, so that a part of the cache still holds the copy. Round up.",
+    *edits("The quotient was rounded down. Then the other copies do not fill the whole cache, and part of the first "
+        "copy may still be there. Round up.",
         rounded_down=(NEEDED, "1 + cache_bytes // input_bytes"),
         rounded_down__and_missing=(NEEDED, "max(1, cache_bytes // input_bytes)")),
-    *edits("One copy is enough only if nothing else is needed to fill the cache: an input that is larger than the "
-        "cache "
-        "still leaves its own end there.", one_for_large=(NEEDED, "1 if input_bytes >= cache_bytes else " + NEEDED)),
+    *edits("An input that is as large as the cache, or larger, got a single copy. When that copy is read again, its "
+        "own end is still in the cache. You need a second copy.",
+        one_for_large=(NEEDED, "1 if input_bytes >= cache_bytes else " + NEEDED)),
 )  # fmt: skip
 PLACE, KEPT = "len(steps) % count", "number >= warm"
 BY_ROUND = "for number, order in enumerate(orders) for kernel in order"
 PLAN = (
-    *edits("The kernels ran in one order in every round. Take the order that was drawn for the round: what runs second "
-        "finds a warmer GPU.", one_order=("for kernel in order]", "for kernel in sorted(order)]"),
+    *edits("The kernels ran in the same order in every round. Use the order that was drawn for each round, because "
+        "the kernel that runs second finds a warmer GPU.",
+        one_order=("for kernel in order]", "for kernel in sorted(order)]"),
         one_order__first=("for kernel in order]", "for kernel in orders[0]]")),
-    *edits("Each kernel ran all its rounds before the next. In turns means one call of each in every round.",
+    *edits("Each kernel ran all its rounds before the next kernel began. In turns means that every round calls each "
+        "kernel once.",
         one_after_another=(BY_ROUND, "for kernel in sorted(orders[0]) for number, order in enumerate(orders)"),
         one_after_another__first_order=(BY_ROUND, "for kernel in orders[0] for number, order in enumerate(orders)")),
-    *edits("All kernels of a round got one copy, so the second found it in the cache. Go on to the next with each "
-        "call.",
+    *edits("All kernels of a round used the same copy, so the second one found it in the cache. Take the next copy "
+        "for each call.",
         copy_of_the_round=(PLACE, "number % count")),
-    *edits("Each kernel has a copy of its own and finds it in the cache again. Go on to the next copy with each call.",
+    *edits("Each kernel has a copy of its own, so it finds that copy in the cache again. Take the next copy for each "
+        "call.",
         copy_of_the_kernel=(PLACE, "kernel % count")),
-    *edits("Each round begins at the first copy again. Go on where the last round ended.",
+    *edits("Each round began at the first copy again. Go on with the copy after the last one of the previous round.",
         begins_again=(PLACE, "orders[number].index(kernel) % count")),
-    *edits("Always the first copy was used.", one_copy=(PLACE, "0")),
-    *edits("The rounds that warm up were counted, and the others not.", warm_counted=(KEPT, "number < warm")),
-    *edits("One round too many warms up. The first `warm` rounds do.", one_round_more=(KEPT, "number > warm")),
-    *edits("Every round was counted.", all_counted=(KEPT, "True")),
-    *edits("Calls were skipped, not rounds.", calls_skipped=(KEPT, "len(steps) >= warm")),
+    *edits("Every call used the first copy. Take the next copy for each call.", one_copy=(PLACE, "0")),
+    *edits("The rounds that warm up were counted, and the other rounds were not. It should be the other way round.",
+        warm_counted=(KEPT, "number < warm")),
+    *edits("One round too many was left out. The rounds have numbers from 0 on, so the first `warm` rounds have the "
+        "numbers below `warm`.", one_round_more=(KEPT, "number > warm")),
+    *edits("Every round was counted. The first `warm` rounds do not count.", all_counted=(KEPT, "True")),
+    *edits("The first `warm` calls were left out. Leave out whole rounds: each of them has a call for every kernel.",
+        calls_skipped=(KEPT, "len(steps) >= warm")),
 )  # fmt: skip
 PAIRED = (
-    *edits("The rounds that warm up are among the pairs.", warm_among=("if kept", "if True")),
-    *edits("The rounds that warm up were kept, and the others not.", warm_alone=("if kept", "if not kept")),
-    *edits("The second list holds every other kernel. A comparison may have more than two: take those of `second`.",
+    *edits("The rounds that warm up are among the pairs. Leave out every step that does not count.",
+        warm_among=("if kept", "if True")),
+    *edits("Only the rounds that warm up were kept. Keep the steps that count, and leave these out.",
+        warm_alone=("if kept", "if not kept")),
+    *edits("The second list holds every kernel except `first`. A comparison may have more than two kernels: take only "
+        "the times of `second`.",
         all_others=("if kernel == second", "if kernel != first")),
-    *edits("The two are exchanged: the first list is that of `first`.",
+    *edits("The two lists are exchanged. The first list has the times of `first`.",
         exchanged=("kernel == first", "kernel == second", "kernel == second", "kernel == first")),
-    *edits("The times were sorted. Those with one index must be of one round.",
+    *edits("The times were sorted, so they no longer form pairs. Two times at the same index must be from the same "
+        "round.",
         times_sorted=("return [time for kernel, time in counted if kernel == first], [time for kernel, time in counted "
         "if kernel == second]", "return sorted([time for kernel, time in counted if kernel == first]), sorted([time "
         "for "
         "kernel, time in counted if kernel == second])")),
-    *edits("The lists are of the kernels that ran first and second in a round. Look for the kernels' numbers.",
+    *edits("The lists hold what ran first and what ran second in a round. That order changes from round to round, so "
+        "look at the numbers of the kernels.",
         by_place=(
         "[time for kernel, time in counted if kernel == first], [time for kernel, time in counted if kernel == "
         "second]", "[time for _, time in counted[0::2]], [time for _, time in counted[1::2]]")),
@@ -132,15 +145,12 @@ EXERCISE = Exercise(
         model_of(paired, PAIRED, entry="pairs_of"),
     ),
     hints=(
-        "copies_needed: with n copies in turns, n - 1 others are read before one is used again. Together they must be "
-        "at "
-        "least as large as the cache: round cache_bytes / input_bytes up, and add 1.",
-        "schedule: a loop over the rounds, and in it a loop over that round's order. The copy is the number of calls "
-        "so "
-        "far, modulo the number of copies: it goes on from round to round.",
-        "A round counts if its number is at least `warm`; all calls of a round count or none.",
-        "pairs_of: go through steps and times together, skip what is not counted, and append the time to the list of "
-        "its "
-        "kernel. The order of the rounds stays.",
+        "copies_needed: if you use n copies in turns, the n - 1 others are read before a copy is used again. Together "
+        "they must be at least as large as the cache. So round cache_bytes / input_bytes up, and add 1.",
+        "schedule: write a loop over the rounds, and in it a loop over the order of that round. The copy is the "
+        "number of calls so far, modulo the number of copies. It goes on from round to round.",
+        "A round counts if its number, from 0 on, is at least `warm`. Either all calls of a round count, or none.",
+        "pairs_of: go through steps and times together, skip the steps that do not count, and append each time to the "
+        "list of its kernel. Keep the order of the rounds.",
     ),
 )  # fmt: skip

@@ -105,24 +105,27 @@ PAIRS = "[b / a for a, b in zip(first, second)]"
 WHOLE = f"middle({PAIRS})"
 EVEN = "(ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2"
 MIDDLE = (
-    *edits("The mean was taken. A few late calls move it by per cents: take the median.",
+    *edits("The mean was taken. A few late calls can move a mean by several per cent, so take the median.",
         mean_taken=(EVEN, "sum(ordered) / len(ordered)")),
-    *edits("Of an even number the median is the mean of the two in the middle.",
+    *edits("Only one of the two values in the middle was taken. For an even number of values the median is the mean "
+        "of these two.",
         upper_middle=(EVEN, "ordered[len(ordered) // 2]"),
         upper_middle__lower=(EVEN, "ordered[(len(ordered) - 1) // 2]")),
 )  # fmt: skip
-UPSIDE_DOWN = "The ratio is upside down: the second kernel's time divided by the first's, so that 1.02 is 2 % slower."
+UPSIDE_DOWN = "The ratio is upside down. Divide the second kernel's time by the first's, so that 1.02 means 2 % slower."
 RATIO = (
     *MIDDLE,
-    *edits("The two medians were divided. Clocks that drift move both kernels' times; divide within each pair first, "
-        "where they cancel.", medians_divided=(WHOLE, "middle(second) / middle(first)")),
-    *edits("The two best times were divided. They come from different moments, with different clocks.",
+    *edits("The two medians were divided. If the clock drifts, it moves the times of both kernels. Divide within each "
+        "pair first, where the drift cancels.", medians_divided=(WHOLE, "middle(second) / middle(first)")),
+    *edits("The two best times were divided. They come from different moments, when the clock may have been "
+        "different. Divide within each pair first.",
         best_divided=(WHOLE, "min(second) / min(first)")),
-    *edits("The sums were divided, which weighs slow pairs more. Divide within each pair.",
+    *edits("The sums were divided, so slow pairs count for more. Divide within each pair, and take the median of the "
+        "ratios.",
         sums_divided=(WHOLE, "sum(second) / sum(first)")),
     *edits(UPSIDE_DOWN, upside_down=("b / a", "a / b")),
-    *edits("A difference was returned, not a ratio.", difference=("b / a", "b - a")),
-    *edits("The geometric mean was taken. A few late calls move it too: take the median.",
+    *edits("A difference was returned. Divide the two times instead.", difference=("b / a", "b - a")),
+    *edits("The geometric mean was taken. A few late calls move that as well, so take the median.",
         geometric_mean=(WHOLE, f"math.prod({PAIRS}) ** (1 / len(first))")),
 )  # fmt: skip
 APART = " / ".join(
@@ -131,48 +134,55 @@ APART = " / ".join(
 )
 INTERVAL = (
     *MIDDLE,
-    *edits("The medians of both kernels' times were divided. What slows a pair cancels only within it: take the median "
-        "of the ratios.", medians_divided=("middle(picked)", APART)),
-    *edits("A resample was cut to as many pairs as there are. All pairs of its blocks belong to it.",
+    *edits("The medians of the two kernels' times were divided. What slows both calls cancels only within a pair, so "
+        "take the median of the ratios.", medians_divided=("middle(picked)", APART)),
+    *edits("A resample was cut to as many pairs as were measured. It has all pairs of its blocks, even if these are "
+        "more.",
         resample_cut=("middle(picked)", "middle(picked[: len(ratios)])")),
     *edits(UPSIDE_DOWN, upside_down=("b / a", "a / b")),
-    *edits("Pairs were drawn one by one. Take the whole block from each start on: neighbours are alike, and drawing "
-        "them "
-        "singly makes the interval too narrow.", blocks_ignored=("for step in range(block)", "for step in range(1)"),
+    *edits("The resamples do not have whole blocks. From each start, take `block` pairs in a row. Neighbours are "
+        "alike, and the interval gets too narrow if you draw them one by one.",
+        blocks_ignored=("for step in range(block)", "for step in range(1)"),
         blocks_ignored__repeated=("(start + step)", "(start)")),
-    *edits("A block that runs over the end was cut. Go on at the first pair.",
+    *edits("A block that runs past the last pair was cut. Go on at the first pair.",
         block_cut=("for start in row for step in range(block)",
         "for start in row for step in range(block) if start + step < len(ratios)")),
-    *edits("A block that runs over the end was held at the last pair. Go on at the first.",
+    *edits("A block that runs past the last pair repeated that pair. Go on at the first pair.",
         block_held=("(start + step) % len(ratios)", "min(start + step, len(ratios) - 1)")),
-    *edits("The interval leaves out a twentieth at each end, which makes it one of 90 %. Leave out a fortieth.",
+    *edits("A twentieth of the medians was dropped at each end, which leaves an interval of 90 %. Drop a fortieth at "
+        "each end.",
         ninety_per_cent=("len(found) // 40", "len(found) // 20")),
-    *edits("The smallest and the largest were returned. Leave out a fortieth at each end.",
+    *edits("The smallest and the largest of all medians were returned. Drop a fortieth of the medians at each end "
+        "first.",
         all_of_them=("len(found) // 40", "0")),
-    *edits("The upper end is one too far in.", upper_end=("len(found) - 1 - outer", "len(found) - 2 - outer")),
-    *edits("The two ends are exchanged: the lower one first.", ends_exchanged=(
+    *edits("The upper end is one median too low. Drop as many medians at the top as at the bottom.",
+        upper_end=("len(found) - 1 - outer", "len(found) - 2 - outer")),
+    *edits("The two ends are exchanged. Return the lower one first.", ends_exchanged=(
         "return found[outer], found[len(found) - 1 - outer]", "return found[len(found) - 1 - outer], found[outer]")),
-    *edits("What was resampled is not sorted.", not_sorted=("found = sorted(found)", "found = list(found)")),
+    *edits("The medians of the resamples were not sorted. Sort them before you drop any.",
+        not_sorted=("found = sorted(found)", "found = list(found)")),
 )  # fmt: skip
 CHANCE = (
-    *edits("What was observed is not counted itself. Add 1 above and below, so that a chance is never 0.",
+    *edits("Your own measurement was not counted. Add 1 to the rows that are as far off, and 1 to all rows, so that "
+        "the chance is never 0.",
         never_zero=("(as_far + 1) / (len(signs) + 1)", "as_far / len(signs)"),
         never_zero__above=("(as_far + 1) / (len(signs) + 1)", "as_far / (len(signs) + 1)"),
         never_zero__below=("(as_far + 1) / (len(signs) + 1)", "(as_far + 1) / len(signs)")),
-    *edits("Rows that are exactly as far off were not counted. At least as far, says the definition.",
+    *edits("Rows that are exactly as far off as your measurement were not counted. A row counts if it is at least as "
+        "far off.",
         strictly=(">= observed", "> observed")),
-    *edits("Only one side was counted. A kernel can be slower or faster: compare the sizes.",
+    *edits("Only one side was counted. The second kernel can be slower or faster, so compare absolute values.",
         one_side=("abs(flipped) >= observed", "flipped >= observed"),
         one_side__as_observed=("abs(sum(logs))", "sum(logs)", "abs(flipped) >= observed", "flipped >= observed")),
-    *edits("The ratios were flipped themselves. What a sign turns around is the logarithm, which is 0 where both are "
-        "alike.", ratios_flipped=("math.log(b / a)", "b / a")),
-    *edits("The ratios less 1 were flipped. 2 and a half are as far from 1, and 1 and -0.5 are not: take the "
-        "logarithm.",
+    *edits("The signs were put on the ratios. Put them on the logarithms of the ratios, which are 0 where both times "
+        "are the same.", ratios_flipped=("math.log(b / a)", "b / a")),
+    *edits("The signs were put on the ratios less 1. If you swap two times, the ratio 2 becomes 1/2. Less 1, that is "
+        "1 and -0.5, but two equal kernels need 1 and -1. Only the logarithm keeps its size.",
         less_one=("math.log(b / a)", "b / a - 1")),
-    *edits("The differences in microseconds were flipped. Slow pairs count for more there: take the logarithm of the "
-        "ratio.",
+    *edits("The signs were put on the differences in microseconds, where slow pairs count for more. Take the "
+        "logarithm of the ratio.",
         differences_flipped=("math.log(b / a)", "b - a")),
-    *edits("Those that are nearer were counted. The chance is the share of those as far off as what was observed.",
+    *edits("The rows nearer to 0 were counted. Count the rows that are at least as far from 0 as your measurement.",
         nearer_counted=("abs(flipped) >= observed", "abs(flipped) < observed")),
 )  # fmt: skip
 
@@ -189,15 +199,14 @@ EXERCISE = Exercise(
         model_of(chance, CHANCE, entry="chance_of"),
     ),
     hints=(
-        "ratio_of: make the list of b / a for each pair first. Whatever slowed both calls of a pair cancels there. "
-        "Then "
-        "statistics.median of it.",
-        "interval: for each row, pick ratios[(start + step) % n] for each start and for step in range(block). The "
-        "median "
-        "of what was picked is one resample.",
-        "Sort the resamples, and leave out len // 40 of them at each end: what remains holds 95 %.",
-        "chance_of: take log(b / a) of each pair. If both kernels were alike, each logarithm could as well have the "
-        "other "
-        "sign. Count the rows whose flipped sum is as far from 0 as the sum itself, and add 1 above and below.",
+        "ratio_of: first make the list of b / a for all pairs. What slowed both calls of a pair cancels there. Then "
+        "take the statistics.median of the list.",
+        "interval: for each row, pick ratios[(start + step) % n] for each start and for each step in range(block). "
+        "The median of what you picked is one resampled median.",
+        "Sort the resampled medians, and drop len // 40 of them at each end. The middle 95 % are left: return the "
+        "smallest and the largest of these.",
+        "chance_of: take log(b / a) of each pair. If both kernels were alike, each logarithm could just as well have "
+        "the other sign. Count the rows whose sum with the signs is at least as far from 0 as the sum without them. "
+        "Add 1 to this count and 1 to the number of rows, and divide.",
     ),
 )  # fmt: skip

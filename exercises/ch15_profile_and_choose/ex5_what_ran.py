@@ -118,13 +118,14 @@ def trace_cases(draw):
 
 KERNELS = 'e["cat"] == "kernel" and e["args"]["correlation"] in launches'
 RAN = (
-    *edits("The kernels were looked for by their time. The GPU runs them later than the CPU launches them, often while "
-        "another layer's window is open: follow `correlation` from the launch to the kernel.",
+    *edits("The kernels were found by their time. The GPU runs them later than the CPU launches them, often while "
+        "another layer's window is open. Follow `correlation` from the launch to the kernel.",
         kernels_by_time=(KERNELS, 'e["cat"] == "kernel" and layer["ts"] <= e["ts"] <= layer["ts"] + layer["dur"]')),
-    *edits("The time of all kernels of the trace was added up for every layer. Take those that its own launches "
+    *edits("Every layer got the time of all kernels in the trace. Add up only the kernels that its own launches "
         "started.",
         all_kernels=(KERNELS, 'e["cat"] == "kernel"')),
-    *edits("Only one kernel of the layer was counted. Math runs several: add them up.",
+    *edits("Only one kernel was counted where there are several. A layer may have several launches, as with \"math\", "
+        "and a launch may start several kernels. Add all of them up.",
         one_kernel=('sum(event["dur"] for event in kernels)', 'max([event["dur"] for event in kernels], default=0)'),
         one_kernel__of_the_longest_launch=('sum(event["dur"] for event in kernels)',
         'max([sum(e["dur"] for e in kernels if e["args"]["correlation"] == n) for n in launches], default=0)'),
@@ -138,48 +139,54 @@ RAN = (
         'sum([event["dur"] for event in kernels][-1:])'),
         one_kernel__first_to_run=('sum(event["dur"] for event in kernels)',
         'sum([event["dur"] for event in kernels][:1])')),
-    *edits("The time is the window's on the CPU, not the kernels' on the GPU.",
+    *edits("The time is that of the window on the CPU. Add up the dur of the kernels, which run on the GPU.",
         time_on_the_cpu=('sum(event["dur"] for event in kernels)', 'layer["dur"]')),
-    *edits("The time is the launches' on the CPU, not the kernels' on the GPU.",
+    *edits("The time is that of the launches on the CPU. Add up the dur of the kernels, which run on the GPU.",
         time_of_launches=(KERNELS, 'e["cat"] in LAUNCHES and e["args"]["correlation"] in launches')),
-    *edits("The launches' time on the CPU was added to the kernels'. Only what the GPU ran counts.",
+    *edits("The time of the launches on the CPU was added to that of the kernels. Only what ran on the GPU counts.",
         launches_added=(KERNELS, 'e["cat"] in ("kernel", *LAUNCHES) and e["args"]["correlation"] in launches')),
-    *edits("Launches outside of all windows were given to a layer. They belong to none: the matrix product between two "
-        "layers is no attention.", outside_counted=('["correlation"] for event in inside', '["correlation"] for event '
+    *edits("Launches outside all windows were given to a layer. They belong to none: the matrix product between two "
+        "layers, for example, is not attention.",
+        outside_counted=('["correlation"] for event in inside', '["correlation"] for event '
         'in ([e for e in events if not any(x["ts"] <= e["ts"] <= x["ts"] + x["dur"] for x in layers if x is not layer)]'
         ' if layer is min(layers, key=lambda event: event["ts"]) else inside)')),
-    *edits("A kernel that stands in the file before its launch was lost. The events have no order: collect all "
+    *edits("A kernel that comes before its launch in the list was lost. The events are in no order, so collect all "
         "launches first.", launch_behind_its_kernel=(KERNELS, KERNELS + ' and any(n["cat"] in LAUNCHES and '
         'n["args"]["correlation"] == e["args"]["correlation"] for n in events[: events.index(e)])')),
-    *edits("Windows of one name were merged. A trace of two steps has each layer twice: a row for each window.",
+    *edits("Windows of the same name were merged. A trace of two steps has each layer twice: return a row for each "
+        "window.",
         windows_merged=("return rows", "return list({row[0]: row for row in rows}.values())"),
         windows_merged__first=("return rows", "return list({row[0]: row for row in reversed(rows)}.values())[::-1]")),
     *edits("Launches of the category cuda_driver were left out. Some libraries, such as cuDNN, launch through the "
         "driver.",
         driver_left_out=('event["cat"] in LAUNCHES', 'event["cat"] == "cuda_runtime"')),
-    *edits("The layers stand in the order of the file. Sort them by `ts`: a trace's events have no order.",
+    *edits("The rows are in the order of the events, but events are in no order. Sort the windows by `ts`.",
         order_of_the_file=('sorted(layers, key=lambda event: event["ts"])', "layers")),
-    *edits("The backend is not the whole name of the operation: cut what stands before and after it.",
+    *edits("The backend is the whole name of the operation. Cut off what stands before and after the backend.",
         whole_name=('name.removeprefix("aten::_scaled_dot_product_").replace("attention", "").strip("_")', "name")),
-    *edits("An operation was looked for in all of the trace. Look inside the layer's own window.",
+    *edits("The operation was looked for in the whole trace. Look inside the layer's own window.",
         backend_of_another=('names = [event["name"] for event in inside',
         'names = [event["name"] for event in events')),
-    *edits("A layer without such an operation was told as math. What is not seen is unknown.",
+    *edits("A layer without such an operation was called \"math\". If no operation names a backend, it is \"unknown\".",
         unknown_as_math=('backend = "unknown"', 'backend = "math"')),
 )  # fmt: skip
 SLOWER = (
-    *edits("The ratio is to the mean. One slow layer moves it: take the median of those that did not fall back.",
+    *edits("The time was divided by the mean. One slow layer moves a mean, so take the median of the layers that did "
+        "not fall back.",
         mean=("middle = fast[len(fast) // 2]", "middle = sum(fast) / len(fast)")),
-    *edits("The median was taken over all layers. Those that fell back are not what it should be compared with.",
+    *edits("The median was taken over all layers. Take it only over the layers that did not fall back, because you "
+        "compare with those.",
         median_of_all=(' if backend != "math")', ")"), median_of_all__none=(' if backend != "math")', ")", "not fast",
         'all(backend == "math" for _, backend, _ in rows)')),
-    *edits("Layers whose backend is unknown were left out of the median. They did not run math.",
+    *edits("Layers with an unknown backend were left out of the median. They did not run \"math\", so include them.",
         unknown_left_out=(' if backend != "math")', ' if backend not in ("math", "unknown"))')),
-    *edits("The ratio is to the fastest layer. Take the median of those that did not fall back.",
+    *edits("The time was divided by that of the fastest layer. Take the median of the layers that did not fall back.",
         fastest=("fast[len(fast) // 2]", "fast[0]")),
-    *edits("The ratio is upside down: how many times as long the layer took.", upside_down=("time / middle",
+    *edits("The ratio is upside down. Divide the layer's time by the median, so that it says how many times as long "
+        "the layer took.", upside_down=("time / middle",
         "middle / time")),
-    *edits("Without a ratio: the time itself was returned.", no_ratio=("time / middle", "time")),
+    *edits("The time itself was returned. Divide it by the median of the layers that did not fall back.",
+        no_ratio=("time / middle", "time")),
 )  # fmt: skip
 
 EXERCISE = Exercise(
@@ -190,14 +197,14 @@ EXERCISE = Exercise(
     oracle={"what_ran": ran, "fell_back": slower},
     models=(model_of(ran, RAN, entry="what_ran"), model_of(slower, SLOWER, entry="fell_back")),
     hints=(
-        "what_ran: collect the events with cat == \"user_annotation\" and sort them by ts. For each of them collect "
-        "the "
-        "events whose ts lies in its window, from ts to ts + dur.",
+        "what_ran: collect the events with cat == \"user_annotation\" and sort them by ts. For each of them, collect "
+        "the events whose ts lies in its window, from ts to ts + dur.",
         "The backend: among the window's events with cat == \"cpu_op\" there is one whose name begins with "
-        "\"aten::_scaled_dot_product_\". The outer aten::scaled_dot_product_attention, without the underscore, says "
-        "nothing.",
-        "The time: the window's launches have args[\"correlation\"]. A kernel with the same number was started by that "
-        "launch, whenever it ran. Add up the dur of these kernels.",
-        "fell_back: sort the times of the layers that did not run math, take the one at len // 2, and divide by it.",
+        "\"aten::_scaled_dot_product_\". Ignore the outer aten::scaled_dot_product_attention, without the underscore: "
+        "it does not name a backend.",
+        "The time: each launch in the window has an args[\"correlation\"]. A kernel with the same number was started "
+        "by that launch, no matter when it ran. Add up the dur of these kernels.",
+        "fell_back: sort the times of the layers that did not run \"math\", and take the one at index len // 2. "
+        "Divide the times of the layers that ran \"math\" by it.",
     ),
 )  # fmt: skip
