@@ -656,7 +656,7 @@ for asked, run in traces.items():
 # 53. `fell_back` looks only for "math", so look at the times as well.) Without cuDNN's attention the same line of
 # Python fell back: FlashAttention takes no mask, and the memory-efficient backend takes no groups of query heads.
 #
-# One slow layer of eight makes the step 1.36 to 1.41 times as long in three of these runs: `float32`, `strides` and
+# One slow layer of eight makes the step 1.36 to 1.39 times as long in three of these runs: `float32`, `strides` and
 # `bias`. In the fourth, `mask_without_cudnn`, it takes 1.46 times as long, because the other seven layers ran
 # FlashAttention 2 and took twice as long, too. SDPA said nothing in any of these runs. The trace shows what ran, but
 # not why the other backends refused these inputs. To get their reasons printed, call

@@ -9,6 +9,7 @@ SwiGLU(x)  = (silu(x W_gate) · x W_up) W_down         Shazeer, arXiv 2002.05202
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 
@@ -57,6 +58,7 @@ class SwiGLU(nn.Module):
         self.up = nn.Linear(width, hidden, bias=False)
         self.down = nn.Linear(hidden, width, bias=False)
 
-    def forward(self, x: torch.Tensor, gated: Callable) -> torch.Tensor:
-        """[..., width] -> [..., width]; `gated(gate, up)` gives silu(gate) · up."""
-        return self.down(gated(self.gate(x), self.up(x)))
+    def forward(self, x: torch.Tensor, gated: Callable | None = None) -> torch.Tensor:
+        """[..., width] -> [..., width]; `gated(gate, up)` gives silu(gate) · up, by PyTorch's operations when None."""
+        gate, up = self.gate(x), self.up(x)
+        return self.down(F.silu(gate) * up if gated is None else gated(gate, up))

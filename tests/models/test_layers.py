@@ -19,7 +19,7 @@ def test_swiglu_is_its_formula():
     block, x = SwiGLU(6, 10).double(), torch.randn(2, 6).double()
     gate, up, down = block.gate.weight, block.up.weight, block.down.weight
     wanted = ((x @ gate.T) * torch.sigmoid(x @ gate.T) * (x @ up.T)) @ down.T
-    assert torch.allclose(block(x, TORCH.gated), wanted)
+    assert torch.allclose(block(x, TORCH.gated), wanted) and torch.equal(block(x), block(x, TORCH.gated))
 
 
 def test_a_rotated_product_depends_on_the_distance_alone():

@@ -65,7 +65,8 @@ def test_every_mutant_is_another_program_and_says_what_it_changed():
 
 
 def test_every_exercise_has_mutants(every_mutant):
-    counts = dict.fromkeys(catalog.exercises(), 0)
+    """But those whose answer is a text in CUDA C++, which changes of Python do not reach."""
+    counts = {name: 0 for name, task in catalog.exercises().items() if not task.needs.cuda_on_host}
     for mutant in every_mutant:
         counts[mutant.exercise] += 1
     assert min(counts.values()) >= 5, counts
