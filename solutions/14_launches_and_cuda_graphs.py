@@ -288,8 +288,8 @@ else:
 # %% [markdown]
 # The kernels are the same in both cases. What the replay saves is the host's time for the launches. On one H100
 # (2026-11-26, PyTorch 2.11) the course's answer took 340 µs when called and 43 µs when replayed, with the sizes of the
-# cell. Its step is a dozen operations, and some of them cost the host far more than the 5 to 10 µs of an addition:
-# storing with tensors as indices, for example, checks and combines the indices first.
+# cell. Its step is about a dozen operations, so one of them cost the host 25 µs on average. That is more than the 5 to
+# 10 µs of an addition, because some operations, such as storing with tensors as indices, are made of several others.
 #
 # ## Batches that come and go · deeper
 #
