@@ -59,6 +59,7 @@ def draw_streams(pictures: Sequence[tuple[str, Sequence[Work]]], unit: str = "µ
     """
     rows = [1 + len({work.stream for work in works}) for _, works in pictures]
     figure, axes = new_figure(9.5, 0.62 * sum(rows) + 0.4 * len(rows) + 1.2)
+    everywhere = list(dict.fromkeys(work.stream for _, works in pictures for work in works))
     ticks, labels, end, top = [], [], 0.0, 0.0
     for (name, works), height in zip(pictures, rows):
         streams = list(dict.fromkeys(work.stream for work in works))
@@ -67,7 +68,7 @@ def draw_streams(pictures: Sequence[tuple[str, Sequence[Work]]], unit: str = "µ
         axes.broken_barh(launches, (top - 0.35, 0.7), color=ORANGE, edgecolor="white", linewidth=0.8)
         for work, (begin, length) in zip(works, kernels):
             row = top + 1 + streams.index(work.stream)
-            color = (BLUE, GREEN, PURPLE)[streams.index(work.stream) % 3]
+            color = (BLUE, GREEN, PURPLE)[everywhere.index(work.stream) % 3]  # a stream's own in all pictures
             axes.broken_barh([(begin, length)], (row - 0.35, 0.7), color=color, edgecolor="white", linewidth=0.8)
             axes.text(begin + length / 2, row, work.name, ha="center", va="center", fontsize=9, color="white")
             for number in work.after:
