@@ -58,7 +58,12 @@ class Launch:
         ]
         self.pointers = [(number, place.source, place.offset) for number, place in found
                          if isinstance(place.like, torch.Tensor)]  # fmt: skip
-        self.descriptors = [(number, place) for number, place in found if not isinstance(place.like, torch.Tensor)]
+        # A descriptor of the copy engine is one object, whose tensor changes: (number, object, place, whether the
+        # tensor is an input as it is).
+        self.descriptors = [
+            (number, copy.copy(place.like), place, whole(place, inputs)) for number, place in found
+            if not isinstance(place.like, torch.Tensor)
+        ]  # fmt: skip
         # Others are the call's own, which `args` and `settings` keep alive. An address is cheaper for Triton to take.
         self.flat = [value.data_ptr() if isinstance(value, torch.Tensor) else value for value in self.flat]
         if callable(grid):
@@ -81,8 +86,10 @@ class Launch:
         flat = self.flat
         for number, source, offset in self.pointers:
             flat[number] = addresses[source] + offset
-        for number, place in self.descriptors:
-            flat[number] = moved(place, inputs[place.source])
+        for number, descriptor, place, is_input in self.descriptors:
+            tensor = inputs[place.source]
+            descriptor.base = tensor if is_input else moved(place._replace(like=place.like.base), tensor)
+            flat[number] = descriptor
         self.start(*flat, stream=stream)
 
 
@@ -108,6 +115,11 @@ def place_of(argument: int | str, value, inputs: Sequence[torch.Tensor]) -> Plac
             "be told which of them a kernel reads. Give it tensors that do not overlap."
         )
     return Place(argument, sources[0], tensor.data_ptr() - inputs[sources[0]].data_ptr(), value) if sources else None
+
+
+def whole(place: Place, inputs: Sequence[torch.Tensor]) -> bool:
+    """Whether a descriptor's tensor is an input, and no view of one."""
+    return place.offset == 0 and layout(place.like.base) == layout(inputs[place.source])
 
 
 def span(tensor: torch.Tensor) -> tuple[int, int]:
@@ -191,6 +203,7 @@ class Prepared:
         self._aligned = [tensor.data_ptr() % ALIGNMENT == 0 for tensor in inputs]
         self._stream = None if interpreting() else torch.cuda.current_stream(inputs[0].device)
         self._handle = None if self._stream is None else self._stream.cuda_stream
+        self._index = None if self._stream is None else self._stream.device_index
         if interpreting():
             self.reason = "Kernels run in Triton's interpreter here, which compiles nothing that could be kept."
         else:
@@ -221,7 +234,8 @@ class Prepared:
             ):
                 self._refuse(number, tensor)
             addresses.append(address)
-        if self._stream is not None and torch.cuda.current_stream() != self._stream:
+        # The handle alone: a stream as an object takes the host some µs to make.
+        if self._stream is not None and torch._C._cuda_getCurrentRawStream(self._index) != self._handle:
             raise ValueError(
                 f"the current stream is {torch.cuda.current_stream()}; {self.name} was prepared in {self._stream}, "
                 "and its buffers serve one stream. Prepare another one there."

@@ -50,7 +50,7 @@ class CapturedStep:
         self._static.copy_(self._host)
 
         def run() -> torch.Tensor:
-            with torch.inference_mode():
+            with torch.no_grad():  # inference_mode, compiled, leaves PyTorch (2.11, 2.13) unusable
                 return model(self._tokens[:, None], self._view, last_only=True)  # [rows, 1, vocabulary]
 
         self._replay = record(run)

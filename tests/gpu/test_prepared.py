@@ -129,12 +129,14 @@ def test_launches_are_seen_as_others_are():
 
 
 def test_a_prepared_call_costs_the_host_less_than_20_us():
-    """Called, they take 60 to 125 µs."""
+    """Called, they take 60 to 125 µs, on a host that needs 5 µs for PyTorch's smallest operation; slower ones more."""
     first = decode_inputs(1, capacity=1024)
     step = straight(prepared(decode_attention, *first, **decode_buffers(first[0], first[1])))
     whole_inputs = [halves(1, heads, 128, 128) for heads in (8, 2, 2)]
     whole = straight(prepared(attention, *whole_inputs))
     seconds = {"decode_attention": host_seconds(lambda: step(*first))}
     seconds[f"attention ({choose(*whole_inputs).kernel})"] = host_seconds(lambda: whole(*whole_inputs))
-    print(machine().gpu_name, {name: f"{taken * 1e6:.1f} µs" for name, taken in seconds.items()})
-    assert max(seconds.values()) < 20e-6
+    small = torch.zeros(16, device="cuda")
+    pace = max(1.0, host_seconds(lambda: small.add_(1.0)) / 5e-6)
+    print(machine().gpu_name, f"pace {pace:.2f}", {name: f"{taken * 1e6:.1f} µs" for name, taken in seconds.items()})
+    assert max(seconds.values()) < 20e-6 * pace
