@@ -20,6 +20,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -71,10 +72,11 @@ def pages_of(model: Decoder, batch: int, context: int, plain: bool):
     """A cache in which `batch` sequences have `context` tokens, and room for the steps that are timed."""
     columns = -(-(context + (ROUNDS + 3) * STEPS + 8) // PAGE)
     pages = batch * columns
-    options = {
+    options: dict[str, Any] = {
         "allocator": WholeRuns(pages, PAGE, columns * PAGE), "slot_mapping": slots_in_pages, "attention": attention,
         "append": functools.partial(append_to_pages, validate=False), "dtype": model.dtype, "device": "cuda",
     }  # fmt: skip
+    cache: SequencePages
     if plain:
         cache = SteppedPages(model.config, pages + 1, PAGE, step=plain_step, **options)
     else:

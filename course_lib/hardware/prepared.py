@@ -203,7 +203,7 @@ class Prepared:
         self._aligned = [tensor.data_ptr() % ALIGNMENT == 0 for tensor in inputs]
         self._stream = None if interpreting() else torch.cuda.current_stream(inputs[0].device)
         self._handle = None if self._stream is None else self._stream.cuda_stream
-        self._index = None if self._stream is None else self._stream.device_index
+        self._index = 0 if self._stream is None else self._stream.device_index
         if interpreting():
             self.reason = "Kernels run in Triton's interpreter here, which compiles nothing that could be kept."
         else:

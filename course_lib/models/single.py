@@ -24,7 +24,7 @@ from course_lib.kernels.layer.launched import (
     logit_tiles,
 )
 from course_lib.kernels.layer.persistent import decode_layers
-from course_lib.models.cache import refuse_latent
+from course_lib.models.cache import KVCache, refuse_latent
 from course_lib.models.decoder import Decoder
 from course_lib.models.layers import rotary_angles
 
@@ -60,17 +60,7 @@ class SingleDecoder:
             raise ValueError(f"capacity is {capacity!r}; it must be a whole number of at least 1.")
         self.model, self.capacity, self.form = model, capacity, form
         self.epsilon = config.norm_epsilon
-        with torch.no_grad():
-            blocks = list(model.blocks)
-            parts = [block.attention for block in blocks]
-            self.weights = LayerWeights(
-                project=stacked([torch.cat([a.query.weight, a.key.weight, a.value.weight]) for a in parts]),
-                output=stacked([a.output.weight for a in parts]),
-                feed=stacked([torch.cat([b.feed_forward.gate.weight, b.feed_forward.up.weight]) for b in blocks]),
-                down=stacked([b.feed_forward.down.weight for b in blocks]),
-                attention_gain=stacked([b.attention_norm.weight for b in blocks]),
-                feed_gain=stacked([b.feed_forward_norm.weight for b in blocks]),
-            )
+        self.weights = packed(model)
         angles = rotary_angles(torch.arange(capacity, device=device), config.head_dim, config.rotary_base)
         self.state = layer_state(self.weights, config.key_heads, config.head_dim, *angles)
         self.matrix = (model.embedding if model.logits is None else model.logits).weight.detach()
@@ -91,6 +81,7 @@ class SingleDecoder:
                 f"prompt has shape {tuple(prompt.shape)}; it must be [1, tokens] with 1 to {self.capacity} tokens."
             )
         cache = self.model.new_cache(1, tokens)
+        assert isinstance(cache, KVCache)  # latent models were refused
         with torch.no_grad():
             logits = self.model(prompt, cache, last_only=True)[0, -1]
             self.state.keys[:, :, :tokens] = cache.keys[:, 0, :, :tokens]
@@ -146,5 +137,22 @@ class SingleDecoder:
         self.length += tokens
 
 
-def stacked(tensors: list[torch.Tensor]) -> torch.Tensor:
-    return torch.stack([tensor.detach() for tensor in tensors]).contiguous()
+def packed(model: Decoder) -> LayerWeights:
+    """Copies of a model's weights, those of all layers in one tensor each."""
+    weights = dict(model.named_parameters())
+
+    def of_layers(*names: str) -> torch.Tensor:
+        """For each layer these matrices one below the other."""
+        layers = range(model.config.layers)
+        return torch.stack(
+            [torch.cat([weights[f"blocks.{n}.{name}.weight"].detach() for name in names]) for n in layers]
+        )
+
+    return LayerWeights(
+        project=of_layers("attention.query", "attention.key", "attention.value"),
+        output=of_layers("attention.output"),
+        feed=of_layers("feed_forward.gate", "feed_forward.up"),
+        down=of_layers("feed_forward.down"),
+        attention_gain=of_layers("attention_norm"),
+        feed_gain=of_layers("feed_forward_norm"),
+    )
