@@ -644,7 +644,111 @@ else:
 #   step with dependent launches. The megakernel gained 0.7 % on an H100 (972.8 instead of 979.5 µs) and 4.6 % on an
 #   H200 (759.8 instead of 794.7 µs).
 #
-# So capture a graph first, then add dependent launches, and then measure what is left.
+# So capture a graph first, then add dependent launches, and then measure what is left. The next section does this.
+#
+# ## Five kernels a layer, or one · deeper
+#
+# The step of the question has 190 kernels. It can have far fewer. At batch 1 every weight matrix is multiplied with one
+# vector, and the kernel that does it can also do the small operations before and behind the product. The course's
+# `course_lib.kernels.layer` has five kernels for a layer:
+#
+# | kernel | what it computes | weights it reads, Llama-3.2-1B |
+# |---|---|---|
+# | project | RMSNorm, Q, K and V, rotary positions, append to the cache | 12.6 MB |
+# | attend | attention in eight parts; the part that ends last merges them | none |
+# | output | the output projection, added to the stream | 8.4 MB |
+# | feed | RMSNorm, gate and up, silu(gate) · up | 67.1 MB |
+# | down | the last product, added to the stream | 33.6 MB |
+#
+# Together with the embedding, the logits and the choice of the next token, a step of 16 layers is 83 kernels. It reads
+# each weight once, 2.47 GB in 16 bits. At the 3.35 TB/s of an H100's data sheet this takes 0.74 ms, so no step is
+# faster than that.
+#
+# What keeps a step from it are the moments in which memory has nothing to do. A kernel starts, reads the vector that
+# the kernel before has stored, and asks for weights. The weights do not depend on the kernel before. So each of the
+# five kernels loads its first weights and only then waits:
+#
+# ```python
+# weights = tl.load(matrix_pointer + ...)   # depends on no other kernel
+# tl.extra.cuda.gdc_wait()                  # the kernel before has ended, and what it stored can be read
+# vector = tl.load(vector_pointer + ...)    # what it stored
+# ```
+#
+# The first line of each kernel is `tl.extra.cuda.gdc_launch_dependents()`. It allows the next kernel to start as soon
+# as all programs of this one have started and there is room for more.
+#
+# `course_lib.kernels.layer.persistent` has the same stages in one kernel with two programs for each SM. Between two
+# stages each program adds 1 to a number in memory, and reads this number until all have done so. It too loads weights
+# before it waits. Such a barrier must *acquire*: it has to tell the SM that what its L1 cache holds is old. Our first
+# version did not. It added 0 to the number by an atomic operation whose result nobody used, so the compiler left the
+# operation out, and programs went on with vectors of the stage before.
+#
+# **Predict** how many times as fast the five kernels become when each starts early. All are in a graph.
+
+# %%
+predict("14 five kernels a layer in a graph, started early or not", ..., "times")
+
+# %%
+from course_lib.figures.launches.timeline import draw_layer
+from course_lib.figures.recorded import recorded as recorded_run
+
+run = recorded_run("steps", "h100")
+draw_layer([(title, run["layer_us"][name], run["layer"][name])
+            for title, name in (("one kernel after another", "five kernels"), ("each started early", "dependent"))])
+
+# %%
+llama = run["models"]["Llama-3.2-1B"]
+print(f"Recorded on an {run['gpu']}, PyTorch {run['torch']}, Triton {run['triton']}; the shape of Llama-3.2-1B,\n"
+      f"random weights, 16 bits, {llama['context']} tokens in the cache. The host of that machine needs "
+      f"{run['addition_us']} µs for one addition.\n\nstep in µs, by batch")
+for name in ("eager", "compiled", "captured"):
+    cells = [f"{row[name]['us']:8.0f}" if name in row else f"{'–':>8}" for row in llama["batches"].values()]
+    print(f"{name:28}" + "".join(cells))
+print(f"{'batch':28}" + "".join(f"{batch:>8}" for batch in llama["batches"]) + "\n\nat batch 1")
+alone = llama["batches"]["1"]
+for name in ("five kernels, launched", "five kernels", "dependent", "one kernel"):
+    title = name if "launched" in name else f"{name}, in a graph"
+    print(f"{title:28}{alone[name]['us']:8.0f}  {llama['weight_bytes'] / alone[name]['us'] / 1e6:.2f} TB/s")
+
+if on_gpu:
+    from course_lib.hardware.device import supports_bfloat16
+    from course_lib.hardware.graphs import recorded
+    from course_lib.hardware.timing import measure_together
+    from course_lib.kernels.layer.launched import dependent_launches
+    from course_lib.models.config import ModelConfig
+    from course_lib.models.decoder import Decoder
+    from course_lib.models.single import FORMS, SingleDecoder
+
+    shape = ModelConfig(vocabulary=32_000, layers=4, width=2048, query_heads=32, key_heads=8, head_dim=64, hidden=8192,
+                        context=1024)  # four layers of Llama-3.2-1B
+    sixteen_bits = torch.bfloat16 if supports_bfloat16() else torch.float16
+    model = Decoder(shape).to(device, sixteen_bits).requires_grad_(False)
+    names = [name for name in FORMS if name != "dependent" or dependent_launches()]
+    steps = {name: recorded(SingleDecoder(model, 20_000, name).step) for name in names}
+    print("\nfour of its layers on your GPU, in a graph")
+    timings = measure_together(steps, device=device)
+    for name, timing in timings.items():
+        print(f"{name:28}{format_seconds(timing.median)}")
+    if "dependent" in timings:
+        ratio = timings["launched"].median / timings["dependent"].median
+        measured("14 five kernels a layer in a graph, started early or not", ratio, "times")
+
+# %% [markdown]
+# In the upper half of the picture every kernel waits for the one before, and *attend*, which reads no weights, takes 6
+# µs in which memory is nearly idle. In the lower half the kernels overlap. A bar is longer there, because it includes
+# the time in which the kernel waits with its first weights loaded. *Feed* has its first weights before *attend* has
+# ended.
+#
+# The dependent launches took 0.98 instead of 1.12 ms, 1.14 times as fast, and less than the 0.98 ms of the comparison
+# cited above if you count the digits: 977 and 979.5 µs. This is 2.53 TB/s, 76 % of the data sheet's bandwidth. The one
+# kernel took 1.16 ms. It has no launches at all and is still slower than five kernels in a graph. Each of its programs
+# holds two tiles of weights in registers, so only two programs fit on an SM, and at a barrier only these tiles are
+# under way. A megakernel that gains something needs what the public ones have: loads into shared memory that run far
+# ahead of the products, and counters for single tiles instead of a barrier for all programs.
+#
+# The table shows something else, too. PyTorch's captured step takes 2.5 times as long as ours, although it has a graph:
+# its matrix products at batch 1, and the many small kernels between them, do not keep memory busy. A graph removes the
+# host. It does not make a kernel better.
 #
 # ## Programs that stay · deeper
 #

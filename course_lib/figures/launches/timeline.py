@@ -154,3 +154,36 @@ def draw_timelines(steps: Sequence[Step], unit: str = "µs"):
     handles = dict(zip(*reversed(axes.get_legend_handles_labels())))
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3)
     return figure
+
+
+@styled
+def draw_layer(forms: Sequence[tuple[str, float, Sequence[tuple[str, float, float]]]], unit: str = "µs"):
+    """The kernels of one layer, each in a row of its own, for some ways to start them.
+
+    Args:
+        forms: (name, when the next layer begins, kernels), a kernel as (name, when it begins, how long it runs). The
+            layer begins at 0.
+        unit: of the times.
+
+    Returns:
+        A figure.
+    """
+    figure, axes = new_figure(9.5, 0.42 * sum(len(kernels) for _, _, kernels in forms) + 0.6 * len(forms) + 0.9)
+    ticks, labels, top, last = [], [], 0.0, 0.0
+    for (name, following, kernels), color in zip(forms, (BLUE, GREEN, PURPLE, ORANGE)):
+        axes.text(0.0, top - 0.8, name, fontsize=11, fontweight="bold", color=INK, va="center")
+        for row, (kernel, begin, length) in enumerate(kernels):
+            axes.broken_barh([(begin, length)], (top + row - 0.36, 0.72), color=color, edgecolor="white", linewidth=0.8)
+            ticks.append(top + row)
+            labels.append(kernel)
+        axes.plot([following] * 2, [top - 0.45, top + len(kernels) - 0.55], color=RED, linewidth=1.4, linestyle="--")
+        axes.text(following, top - 0.8, f"next layer at {following:.0f} {unit}", fontsize=10, color=RED, va="center",
+                  ha="center")  # fmt: skip
+        last = max(last, following, *(begin + length for _, begin, length in kernels))
+        top += len(kernels) + 1.2
+    axes.set_yticks(ticks, labels)
+    axes.set_ylim(top - 1.6, -1.4)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlim(0, 1.08 * last)
+    axes.set_xlabel(unit)
+    return figure

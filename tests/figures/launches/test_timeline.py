@@ -1,6 +1,6 @@
 """When launches and kernels begin, in one stream and in several, and that the pictures draw."""
 
-from course_lib.figures.launches.timeline import Work, draw_streams, draw_timelines, spans, stream_spans
+from course_lib.figures.launches.timeline import Work, draw_layer, draw_streams, draw_timelines, spans, stream_spans
 
 
 def test_a_kernel_begins_when_its_launch_and_the_kernel_before_it_have_ended():
@@ -35,3 +35,14 @@ def test_the_pictures_draw():
         [("one", [Work("a", "s", 1, 5)]), ("two", [Work("a", "s", 1, 5), Work("b", "t", 1, 5, (0,))])]
     )
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["host", "s", "host", "s", "t"]
+
+
+def test_a_layer_has_a_row_for_each_kernel_and_says_when_the_next_begins():
+    forms = [("alone", 8.0, [("a", 0.0, 4.0), ("b", 5.0, 3.0)]), ("early", 6.0, [("a", 0.0, 5.0), ("b", 2.0, 7.0)])]
+    (axes,) = draw_layer(forms).axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b", "a", "b"]
+    bars = [path.get_extents().bounds for bar in axes.collections for path in bar.get_paths()]
+    assert [(begin, length) for begin, _, length, _ in bars] == [(0, 4), (5, 3), (0, 5), (2, 7)]
+    assert [text.get_text() for text in axes.texts if "next" in text.get_text()] == [
+        "next layer at 8 µs", "next layer at 6 µs",
+    ]  # fmt: skip
