@@ -21,9 +21,9 @@ def recorded(function):
     """A function that replays what `function()` launches, as a CUDA graph.
 
     The graph keeps every grid, every number and every pointer of the recording: tensors that `function` reads may get
-    other contents, and must stay where they are. Each replay returns the same object, what `function` returned when it
-    was recorded, with new contents. Before it is recorded, `function` is called twice: to compile, and to see whether
-    it waits.
+    other contents, and must stay where they are; those that the function itself holds are kept alive. Each replay
+    returns the same object, what `function` returned when it was recorded, with new contents. Before it is recorded,
+    `function` is called twice: to compile, and to see whether it waits.
 
     Raises a RuntimeError where there is no GPU, and for a function that cannot be recorded: one that waits for the GPU
     (`.item()`, `.tolist()`, a comparison in an `if`) or copies from ordinary memory.
@@ -48,6 +48,7 @@ def recorded(function):
         graph.replay()
         return result
 
+    replay.recorded = function  # the tensors that it reads live as long as the graph
     return replay
 
 

@@ -43,7 +43,8 @@ class SingleDecoder:
     Attributes:
         token: int64 [1], the newest token; `step` replaces it by the most likely next one.
         logits: float32 [vocabulary], of the last step.
-        length: tokens in the cache, as the host counts them. A replayed graph does not count: see `replayed`.
+        length: tokens in the cache, as the host counts them. A replayed graph does not count, and cannot refuse: where
+            the cache is full, it writes its last place again. `write` counts, and refuses before that.
 
     Raises a ValueError for a form that this machine does not have, and for sizes without tiles.
     """

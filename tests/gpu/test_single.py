@@ -99,3 +99,20 @@ def test_logits_are_those_of_the_model(model):
         wanted = model(text[:, :-1])[0, -1].float()
         bound = 2e-3 if model.dtype == torch.float32 else 0.1
         assert (writer.logits - wanted).abs().max() <= bound * wanted.abs().max(), form
+
+
+def test_a_recorded_step_keeps_its_decoder_alive_and_stays_within_the_cache(model):
+    prompt = torch.randint(0, 4096, (1, 19), device="cuda")
+    wanted = SingleDecoder(model, 30).write(prompt, 12)
+    writer = SingleDecoder(model, 30)
+    step = recorded(writer.step)
+    writer.read(prompt)
+    token, after = writer.token, writer.state.position
+    del writer
+    torch.full((10**7,), float("nan"), device="cuda")  # takes memory that would be free
+    for number in range(11):
+        assert token.item() == wanted[0, 19 + number]
+        step()
+    for _ in range(50):
+        step()
+    assert after.item() == 29

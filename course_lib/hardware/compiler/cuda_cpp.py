@@ -125,6 +125,8 @@ def run_cuda(launch: CudaLaunch, device: torch.device) -> None:
     """
     if launch.grid == 0:
         return
+    if device.index is None:  # "cuda" is the current one
+        device = torch.device(device.type, torch.cuda.current_device())
     values = [_value(number, argument, device) for number, argument in enumerate(launch.arguments)]
     pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
     with torch.cuda.device(device):

@@ -2,12 +2,12 @@
 
     out[r, c] = (x[r, c] - mean[r]) / √(variance[r] + ε) · weight[c] + bias[c]
 
-    one pass             1 read and 1 write of an element; rows of up to ONE_PASS_BYTES
+    one pass             1 read and 1 write of an element; rows of up to ONE_PASS_BYTES, in 16 bits PACKED_COLUMNS
     a loop over tiles    2 reads and 1 write; longer rows, whose second read is mostly from the L2
 
-FLOPs: about 8 per element. The variance is the mean of (x - mean)², after the mean is known; the loop merges the
-moments of its tiles. Why, is told in `group_norm_mish`. The mean and 1 / √(variance + ε), 8 bytes a row, are kept for
-the backward pass.
+FLOPs: about 8 per element. The variance is the mean of (x - mean)², after the mean is known; in the loop every lane
+keeps the moments of its own columns, merged at its end (Welford's update). Why, is told in `group_norm_mish`. The mean
+and 1 / √(variance + ε), 8 bytes a row, are kept for the backward pass.
 
 Source: Ba, Kiros and Hinton, Layer normalization, arXiv 1607.06450.
 """
@@ -20,15 +20,17 @@ import triton.language as tl
 
 from course_lib.hardware.compiler.architectures import ARCHITECTURES
 from course_lib.hardware.compiler.cases import CompileCase
+from course_lib.hardware.device import interpreting
 from course_lib.kernels.fused.checks import check_epsilon, check_weight
-from course_lib.kernels.fused.group_norm_mish import merged_moments, types
+from course_lib.kernels.fused.group_norm_mish import types
 from course_lib.kernels.memory.checks import FLOAT_DTYPES, as_rows, check_tensor
-from course_lib.kernels.softmax.rows import LARGEST_GROUP
+from course_lib.kernels.softmax.rows import LARGEST_GROUP, reread
 
 ONE_PASS_BYTES = 65536
+PACKED_COLUMNS = 65536  # 16-bit rows of this width stay in registers as 16 bits
 TILE_ELEMENTS = 2048  # several short rows make one tile of this size
 LOOP_COLUMNS, LOOP_WARPS = 4096, 16
-WARPS = {2048: 4, 4096: 4, 8192: 8, 16384: 16, 32768: 32}
+WARPS = {2048: 4, 4096: 4, 8192: 8, 16384: 16, 32768: 32, 65536: 32}
 
 
 def layer_norm_reference(x, weight, bias, epsilon=1e-5):
@@ -53,6 +55,7 @@ def layer_norm_kernel(
     GROUP: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
+    PACKED: tl.constexpr,
 ):
     """One program: BLOCK_ROWS whole rows. out, and statistics, float32 [rows, 2], are contiguous.
 
@@ -62,10 +65,14 @@ def layer_norm_kernel(
     row = (tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))[:, None]  # [BLOCK_ROWS, 1]
     column = tl.arange(0, BLOCK_COLUMNS)[None, :]  # [1, BLOCK_COLUMNS]
     inside = (row < rows) & (column < columns)
-    x = tl.load(x_pointer + row * (x_stride_groups * GROUP) + column, mask=inside, other=0.0).to(tl.float32)
-    mean = tl.sum(x, axis=1, keep_dims=True) / columns  # [BLOCK_ROWS, 1]
-    centred = tl.where(inside, x - mean, 0.0)  # [BLOCK_ROWS, BLOCK_COLUMNS]
+    narrow = tl.load(x_pointer + row * (x_stride_groups * GROUP) + column, mask=inside, other=0.0)
+    mean = tl.sum(narrow.to(tl.float32), axis=1, keep_dims=True) / columns  # [BLOCK_ROWS, 1]
+    if PACKED:
+        narrow = reread(narrow)
+    centred = tl.where(inside, narrow.to(tl.float32) - mean, 0.0)  # [BLOCK_ROWS, BLOCK_COLUMNS]
     inverse = tl.rsqrt(tl.sum(centred * centred, axis=1, keep_dims=True) / columns + epsilon)
+    if PACKED:
+        centred = reread(narrow).to(tl.float32) - mean
     tl.store(statistics_pointer + 2 * row, mean, mask=row < rows)
     tl.store(statistics_pointer + 2 * row + 1, inverse, mask=row < rows)
     weight = tl.load(weight_pointer + column, mask=column < columns, other=0.0).to(tl.float32)  # [1, BLOCK_COLUMNS]
@@ -89,19 +96,21 @@ def layer_norm_loop_kernel(
     """One program: one long row, tile by tile, read twice."""
     row = tl.program_id(0).to(tl.int64)
     x_row = x_pointer + row * x_stride
-    mean = 0.0
-    squares = 0.0
-    count = 0.0
+    counts = tl.zeros([BLOCK_COLUMNS], tl.float32)
+    means = tl.zeros([BLOCK_COLUMNS], tl.float32)
+    squares = tl.zeros([BLOCK_COLUMNS], tl.float32)
     for start in tl.range(0, columns, BLOCK_COLUMNS):
         column = start + tl.arange(0, BLOCK_COLUMNS)  # [BLOCK_COLUMNS]
         inside = column < columns
         x = tl.load(x_row + column, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)
-        tile_count = tl.minimum(BLOCK_COLUMNS, columns - start).to(tl.float32)
-        tile_mean = tl.sum(x, axis=0) / tile_count
-        centred = tl.where(inside, x - tile_mean, 0.0)  # [BLOCK_COLUMNS]
-        tile_squares = tl.sum(centred * centred, axis=0)
-        mean, squares, count = merged_moments(mean, squares, count, tile_mean, tile_squares, tile_count)
-    inverse = tl.rsqrt(squares / count + epsilon)
+        counts += tl.where(inside, 1.0, 0.0)
+        distance = tl.where(inside, x - means, 0.0)
+        means += distance / tl.maximum(counts, 1.0)
+        squares += distance * (x - means)
+    mean = tl.sum(means * counts, axis=0) / columns
+    between = means - mean
+    variance = tl.sum(squares + counts * between * between, axis=0) / columns
+    inverse = tl.rsqrt(variance + epsilon)
     tl.store(statistics_pointer + 2 * row, mean)
     tl.store(statistics_pointer + 2 * row + 1, inverse)
     for start in tl.range(0, columns, BLOCK_COLUMNS):
@@ -136,7 +145,8 @@ def layer_norm_forward(x, weight, bias, epsilon=1e-5):
     count, columns = rows.shape
     if count == 0:
         return out, statistics
-    if columns * x.element_size() > ONE_PASS_BYTES:
+    packed = not interpreting() and x.element_size() == 2 and PACKED_COLUMNS // 2 < columns <= PACKED_COLUMNS
+    if columns * x.element_size() > ONE_PASS_BYTES and not packed:
         layer_norm_loop_kernel[(count,)](
             rows, weight, bias, out, statistics, columns, rows.stride(0), float(epsilon), BLOCK_COLUMNS=LOOP_COLUMNS,
             num_warps=LOOP_WARPS,
@@ -147,7 +157,8 @@ def layer_norm_forward(x, weight, bias, epsilon=1e-5):
     block_rows = max(1, TILE_ELEMENTS // block_columns)
     layer_norm_kernel[(triton.cdiv(count, block_rows),)](
         rows, weight, bias, out, statistics, count, columns // group, rows.stride(0) // group, float(epsilon),
-        GROUP=group, BLOCK_ROWS=block_rows, BLOCK_COLUMNS=block_columns, num_warps=WARPS[block_rows * block_columns],
+        GROUP=group, BLOCK_ROWS=block_rows, BLOCK_COLUMNS=block_columns, PACKED=packed,
+        num_warps=WARPS[block_rows * block_columns],
     )  # fmt: skip
     return out, statistics
 
@@ -165,10 +176,14 @@ def compile_cases() -> list[CompileCase]:
     """What ships, for the compile gate: a row of 4096, the longest rows of one pass, and the loop."""
     cases = []
     for kind, columns in (("fp16", 4096), ("fp16", 32768), ("fp32", 16384)):
-        constants = {"GROUP": 8, "BLOCK_ROWS": 1, "BLOCK_COLUMNS": columns}
+        constants = {"GROUP": 8, "BLOCK_ROWS": 1, "BLOCK_COLUMNS": columns, "PACKED": False}
         cases.append(CompileCase(layer_norm_kernel, types(layer_norm_kernel, kind), constants, num_warps=WARPS[columns],
                                  archs=tuple(ARCHITECTURES) if columns == 4096 else (80, 90, 100),
                                  label=f"{kind} {columns}"))  # fmt: skip
+    constants = {"GROUP": 8, "BLOCK_ROWS": 1, "BLOCK_COLUMNS": PACKED_COLUMNS, "PACKED": True}
+    cases.append(CompileCase(layer_norm_kernel, types(layer_norm_kernel, "bf16"), constants,
+                             num_warps=WARPS[PACKED_COLUMNS], archs=(80, 90, 100), max_spill_bytes=256,
+                             label="bf16 65536"))  # fmt: skip
     cases.append(CompileCase(layer_norm_loop_kernel, types(layer_norm_loop_kernel, "fp16"),
                              {"BLOCK_COLUMNS": LOOP_COLUMNS}, num_warps=LOOP_WARPS))  # fmt: skip
     return cases

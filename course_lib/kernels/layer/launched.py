@@ -236,10 +236,10 @@ def begin_kernel(
 
 @triton.jit
 def end_kernel(
-    logits_pointer, largest_pointer, token_pointer, position_pointer,
+    logits_pointer, largest_pointer, token_pointer, position_pointer, capacity,
     TILES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WAIT: tl.constexpr,
 ):  # fmt: skip
-    """token = the first of the largest logits; position += 1. One program."""
+    """token = the first of the largest logits; position += 1, but never beyond the cache's last place. One program."""
     if WAIT == DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -255,7 +255,7 @@ def end_kernel(
     row = tile * ROWS + tl.arange(0, ROWS)
     token = tl.min(tl.where(tl.load(logits_pointer + row) == top, row, TILES * ROWS), axis=0)
     tl.store(token_pointer, token.to(token_pointer.dtype.element_ty))
-    tl.store(position_pointer, tl.load(position_pointer) + 1)
+    tl.store(position_pointer, tl.minimum(tl.load(position_pointer) + 1, capacity - 1))
 
 
 def dependent_launches() -> bool:
@@ -324,7 +324,7 @@ def end_token(
     token: torch.Tensor, gain: torch.Tensor, matrix: torch.Tensor, logits: torch.Tensor, largest: torch.Tensor,
     state: LayerState, epsilon: float, *, dependent: bool = False,
 ) -> None:  # fmt: skip
-    """logits = matrix · RMSNorm(stream); token = the first of the largest; position += 1.
+    """logits = matrix · RMSNorm(stream); token = the first of the largest; position += 1, within the cache.
 
     gain: [width]. matrix: [vocabulary, width], below 2³¹ elements. logits: float32 [vocabulary]. largest: float32, as
     many as `logit_tiles` says. token: integer [1], written.
@@ -339,7 +339,16 @@ def end_token(
         BLOCK=block_of(width), num_warps=WARPS, **options,
     )  # fmt: skip
     end_kernel[(1,)](
-        logits, largest, token, state.position, TILES=tiles, ROWS=rows, BLOCK=4096, num_warps=WARPS, **options
+        logits,
+        largest,
+        token,
+        state.position,
+        state.keys.shape[2],
+        TILES=tiles,
+        ROWS=rows,
+        BLOCK=4096,
+        num_warps=WARPS,
+        **options,
     )
 
 
@@ -377,6 +386,6 @@ def shipped(kind: str) -> list[tuple]:
         (logits_kernel, {kind: ("stream", "gain", "matrix"), "fp32": ("logits", "largest")}, epsilon,
          {"VOCABULARY": 128_256, "WIDTH": 2048, "ROWS": rows, "BLOCK": 2048}, WARPS),
         (begin_kernel, {"i64": ("token",), kind: ("embedding", "stream")}, {}, {"WIDTH": 2048, "BLOCK": 2048}, 4),
-        (end_kernel, {"fp32": ("logits", "largest"), "i64": ("token",), "i32": ("position",)}, {},
+        (end_kernel, {"fp32": ("logits", "largest"), "i64": ("token",), "i32": ("position",)}, capacity,
          {"TILES": 16_032, "ROWS": rows, "BLOCK": 4096}, WARPS),
     ]  # fmt: skip
