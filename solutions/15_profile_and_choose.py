@@ -164,8 +164,8 @@ def limit_of(seen: dict) -> tuple[str, float]:
     seen: numbers by name. In percent, from 0 to 100: `memory_busy`, `tensor_busy`, `special_busy` and `warps_active`.
         Counted: `local_requests`, `global_requests` (loads and stores), `atomic_requests`, `programs`,
         `multiprocessors`, `moved_bytes` and `least_bytes`. A unit is busy at 60 or more, active warps are few below
-        25, and bytes are wasted at 1.5 times the least, or more. If a row fits and its figure is a quotient, the
-        number that you divide by is not 0.
+        25, and bytes are wasted at 1.5 times the least, or more. `global_requests` and `least_bytes` may be 0, but
+        not where the first row that fits divides by them: so find that row before you divide. `seen` stays as it is.
     Returns: (limit, figure), both as in the table.
     """
     # BEGIN SOLUTION
