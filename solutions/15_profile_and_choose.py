@@ -258,7 +258,7 @@ def copies_needed(input_bytes: int, cache_bytes: int) -> int:
 
     The copies are used one after another, and then again from the first. A copy has left the cache when the other
     copies that were read since it was used have cache_bytes in all, or more.
-    input_bytes, cache_bytes: above 0.
+    input_bytes, cache_bytes: above 0, and at most 2⁴⁰, which is 1 TiB.
     """
     # BEGIN SOLUTION
     return math.ceil(cache_bytes / input_bytes) + 1
@@ -269,6 +269,7 @@ def schedule(orders: list[list[int]], copies: int, warm: int) -> list[tuple[int,
     """List the calls of a comparison, in the order in which they run.
 
     orders: for each round the order in which its kernels run, every kernel's number once. There is at least one round.
+        The numbers are at least 0 and may have gaps, such as 2, 5 and 8. `orders` stays as it is.
     copies: how many copies of the input there are, at least 1. The first call uses copy 0, each later call the next
         copy, and after the last copy comes copy 0 again. A new round goes on where the last one stopped.
     warm: how many rounds at the beginning do not count, 0 to the number of rounds.
@@ -288,7 +289,8 @@ def pairs_of(
 ) -> tuple[list[float], list[float]]:
     """Collect the times of two kernels, round by round, from the rounds that count.
 
-    steps: as `schedule` returns them. times: one for each step. first, second: numbers of two kernels.
+    steps: as `schedule` returns them. times: microseconds, above 0, one for each step. first, second: the numbers of
+        two different kernels.
     Returns: (times of first, times of second). Two times at the same index are from the same round.
     """
     # BEGIN SOLUTION
