@@ -375,9 +375,11 @@ def ratio_of(first: list[float], second: list[float]) -> float:
 def interval(first: list[float], second: list[float], starts: list[list[int]], block: int) -> tuple[float, float]:
     """The interval that holds the middle 95 % of the resampled medians, which are medians of ratios second / first.
 
-    starts: a row for each resample, at least one. A row has the indices of the pairs at which its blocks begin.
-    block: how many pairs a block has, at least 1. A block that runs past the last pair goes on at the first. A
-        resample has all pairs of its blocks, which may be more or fewer pairs than were measured.
+    starts: a row for each resample, at least one. A row has the indices of the pairs at which its blocks begin, at
+        least one; all rows have the same length. `starts` stays as it is, and so do the times.
+    block: how many pairs a block has, at least 1 and at most as many as there are. A block that runs past the last
+        pair goes on at the first. A resample has all pairs of its blocks, which may be more or fewer pairs than were
+        measured.
     Returns: (lower, upper), the ends of what is left when you sort the R medians and drop R // 40 at each end.
     """
     # BEGIN SOLUTION
