@@ -600,11 +600,13 @@ draw_trace(traces["mask_without_cudnn"]["events"], "layer 5: attention")
 def what_ran(events: list[dict]) -> list[tuple[str, str, float]]:
     """Find each layer's name, the backend of its attention, and the microseconds of its kernels.
 
-    events: as above, in any order. Every `user_annotation` is a layer's window, from ts to ts + dur. Windows do not
-        overlap or touch. Two may have the same name; each still gets a row of its own.
-        An operation or a launch belongs to the layer whose window holds its ts. A launch (`cuda_runtime` or
-        `cuda_driver`) outside all windows belongs to no layer. A kernel belongs to the layer of the launch that has
-        the same correlation. One launch may start several kernels, as that of a CUDA graph does, or none.
+    events: as above, in any order; they stay as they are. Every `user_annotation` is a layer's window, from ts to
+        ts + dur, both ends included, and may have any name. Windows do not overlap or touch. Two may have the same
+        name; each still gets a row of its own, and so does one without a launch.
+        An operation or a launch belongs to the layer whose window holds its ts. In a window, at most one operation
+        names a backend. A launch (`cuda_runtime` or `cuda_driver`) outside all windows belongs to no layer. A kernel
+        belongs to the layer of the launch that has the same correlation, a number from 0 on, and to none if the trace
+        has no such launch. One launch may start several kernels, as that of a CUDA graph does, or none.
     Returns: a list of (name, backend, microseconds), in the order in which the windows begin. The backend is "cudnn",
         "flash", "efficient" or "math", or "unknown" where no operation in the window names one. The microseconds are
         the sum of the kernels' dur.
@@ -635,7 +637,7 @@ def fell_back(rows: list[tuple[str, str, float]]) -> list[tuple[str, float]]:
     rows: at least one, as `what_ran` returns them.
     Returns: a list of (name, times), in the order of the rows. times is the layer's microseconds divided by the median
         of all layers that did not run "math"; "unknown" layers are among these. For the median, sort their times and
-        take the one at index len // 2. The list is empty if all layers ran "math", or none did.
+        take the one at index len // 2; it is above 0. The list is empty if all layers ran "math", or none did.
     """
     # BEGIN SOLUTION
     others = sorted(row[2] for row in rows if row[1] != "math")
