@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 
 from course_lib.checker import Case, Exercise, Mistake, edits, model_of
-from course_lib.checker.specification.contract import Contract
 
 
 def per(count, other):
@@ -89,20 +88,6 @@ def metric_cases(draw):
     return [*(Case(name, (figures(values),)) for name, values in RECORDED.items()), *derived_cases(draw)]
 
 
-CONTRACT = Contract(
-    lambda draw, *, memory, tensor, special, warps, local, atomic, programs, moved: (
-        figures((memory, tensor, special, warps, local, 1000, atomic, programs, 108, moved, 1000)),
-    ),
-    choices={
-        "memory": (59.6, 60.0, 90.0), "tensor": (0.0, 59.6, 60.0), "special": (0.0, 59.6, 60.0),
-        "warps": (5.0, 24.6, 25.0), "local": (0, 1000, 1001), "atomic": (0, 1000, 1001),
-        "programs": (1, 107, 108), "moved": (900, 1499, 1500),
-    },
-    says={"memory": "60 or more", "tensor": "60 or more", "special": "60 or more", "warps": "below 25",
-          "moved": "1.5 times the least, or more"},
-    most=16,
-)  # fmt: skip
-
 LOCAL = 'seen["local_requests"] > seen["global_requests"]'
 TENSOR, SPECIAL, MEMORY = 'seen["tensor_busy"] >= 60', 'seen["special_busy"] >= 60', 'seen["memory_busy"] >= 60'
 WASTED = 'seen["memory_busy"] >= 60 and seen["moved_bytes"] >= 1.5 * seen["least_bytes"]'
@@ -136,30 +121,26 @@ CHANGES = (
         spills_unseen=(LOCAL, "False"), spills_late=(LOCAL, f'{LOCAL} and seen["memory_busy"] < 60'),
         **{f"spills_late__below_{last}": below(0, last) for last in range(1, len(ROWS))}),
     *edits("The memory was checked too early. It is also busy in a kernel that spills, and beside a tensor pipe that "
-        "is at its limit. Its two rows come after the other units.",
-        memory_first=(LOCAL, f"{LOCAL} and not {MEMORY}", TENSOR, f"{TENSOR} and not {MEMORY}", SPECIAL,
-        f"{SPECIAL} and not {MEMORY}"),
+        "is at its limit. Its two rows come after the other units.", memory_first=(LOCAL, f"{LOCAL} and not {MEMORY}",
+        TENSOR, f"{TENSOR} and not {MEMORY}", SPECIAL, f"{SPECIAL} and not {MEMORY}"),
         memory_first__behind_spills=(TENSOR, f"{TENSOR} and not {MEMORY}", SPECIAL, f"{SPECIAL} and not {MEMORY}")),
     *edits("Two rows of the table fit this kernel, and the lower one was returned. The limit is the first row that "
-        "fits, so check the rows in the order of the table.",
-        **{f"out_of_order__{row}_below_{last}": below(row, last) for row in (1, 2, 4, 5, 6)
-        for last in range(row + 1, len(ROWS)) if (row, last) != (6, 7)},
-        out_of_order__waste_above=(SPECIAL, f"{SPECIAL} and not ({WASTED})"),
-        out_of_order__waste_first=(TENSOR, f"{TENSOR} and not ({WASTED})", SPECIAL, f"{SPECIAL} and not ({WASTED})"),
-        out_of_order__atomics=(f"if {MEMORY}", f"if not {ATOMIC} and {MEMORY}"),
-        out_of_order__programs=(f"if {MEMORY}", f"if not {FEW} and {MEMORY}")),
+        "fits, so check the rows in the order of the table.", **{f"out_of_order__{row}_below_{last}": below(row,
+        last) for row in (1, 2, 4, 5, 6) for last in range(row + 1, len(ROWS)) if (row, last) != (6, 7)},
+        out_of_order__waste_above=(SPECIAL, f"{SPECIAL} and not ({WASTED})"), out_of_order__waste_first=(TENSOR,
+        f"{TENSOR} and not ({WASTED})", SPECIAL, f"{SPECIAL} and not ({WASTED})"),
+        out_of_order__atomics=(f"if {MEMORY}", f"if not {ATOMIC} and {MEMORY}"), out_of_order__programs=(f"if {MEMORY}",
+        f"if not {FEW} and {MEMORY}")),
     *edits("The busiest unit was returned. The limit is the first row that fits, even if a unit of a lower row is "
         "busier.",
         busiest=(TENSOR, f'{TENSOR} and seen["tensor_busy"] >= max(seen["special_busy"], seen["memory_busy"])',
         SPECIAL, f'{SPECIAL} and seen["special_busy"] >= seen["memory_busy"]')),
     *edits("A few spills were taken for the limit. Spills are the limit only if there are more local requests than "
-        "global ones.",
-        any_spill=(LOCAL, 'seen["local_requests"] > 0')),
+        "global ones.", any_spill=(LOCAL, 'seen["local_requests"] > 0')),
     *edits("The tensor pipe was not checked, so a matrix product at its limit got another answer. Look at tensor_busy.",
         tensor_unseen=(TENSOR, "False")),
     *edits("The special-function units were not checked, so a kernel full of exponentials got another answer. Look at "
-        "special_busy.",
-        special_unseen=(SPECIAL, "False")),
+        "special_busy.", special_unseen=(SPECIAL, "False")),
     *edits("A kernel with wasted bytes got \"memory\". Bytes that the task does not need keep the memory busy as "
         "well, so compare moved_bytes with least_bytes.", waste_unseen=(WASTED, "False")),
     *edits("\"wasted bytes\" was returned for a kernel whose memory is not busy. They limit a kernel only if "
@@ -169,8 +150,7 @@ CHANGES = (
         memory_unseen=(f"if {MEMORY}:", "if False:")),
     *edits("Atomics were not checked. Compare atomic_requests with global_requests.", atomics_unseen=(ATOMIC, "False")),
     *edits("A few atomics were taken for the limit. They are the limit only if there are more atomic requests than "
-        "global ones.",
-        any_atomic=(ATOMIC, 'seen["atomic_requests"] > 0')),
+        "global ones.", any_atomic=(ATOMIC, 'seen["atomic_requests"] > 0')),
     *edits("A grid smaller than the GPU was not noticed. Compare programs with multiprocessors.",
         grid_unseen=(FEW, "False")),
     *edits("\"too few warps\" was returned for a kernel with too few programs. Check programs first: multiprocessors "
@@ -181,17 +161,15 @@ CHANGES = (
         grid_of_equals=(FEW, 'seen["programs"] <= seen["multiprocessors"]')),
     *edits("Few active warps were not noticed. Look at warps_active.", warps_unseen=(WARPS, "False")),
     *edits("The limit is right, but its figure is upside down. Divide as in the table, such as local by global "
-        "requests.",
-        **ways("upside_down", lambda old: f"per({old[4:-1].split(', ')[1]}, {old[4:-1].split(', ')[0]})")),
+        "requests.", **ways("upside_down", lambda old: f"per({old[4:-1].split(', ')[1]}, {old[4:-1].split(', ')[0]})")),
     *edits("The limit is right, but its figure is a count. The table divides one count by another, such as local by "
         "global requests.", **ways("figure_is_a_count", lambda old: old[4:].split(", ")[0])),
     *edits("The limit is right, but its figure was multiplied by 100. Return the quotient itself: where the table "
         "divides one count by another, the figure is no percentage.",
         **ways("figure_in_percent", lambda old: f"100 * {old}")),
     *edits("The limit is right, but its figure was rounded. Return the quotient with all its digits.",
-        **ways("figure_rounded", lambda old: f"int({old})"),
-        **ways("figure_rounded__to_1", lambda old: f"round({old}, 1)"),
-        **ways("figure_rounded__to_2", lambda old: f"round({old}, 2)"),
+        **ways("figure_rounded", lambda old: f"int({old})"), **ways("figure_rounded__to_1",
+        lambda old: f"round({old}, 1)"), **ways("figure_rounded__to_2", lambda old: f"round({old}, 2)"),
         **ways("figure_rounded__to_3", lambda old: f"round({old}, 3)")),
     *edits("The limit is right, but its figure is only the excess over 1. Divide as in the table.",
         **ways("figure_less_one", lambda old: f"{old} - 1")),
@@ -202,15 +180,13 @@ CHANGES = (
     *edits("\"memory\" was returned with a quotient. Its figure is memory_busy.",
         memory_as_a_quotient=(
         '"memory", seen["memory_busy"]', '"memory", per(seen["moved_bytes"], seen["least_bytes"])')),
-    *edits("A percentage was rounded before it was compared with the limit, so a value just below the limit counted "
-        "as having reached it. Compare the number itself.",
-        rounded_first=(TENSOR, TENSOR.replace('seen["tensor_busy"]', 'round(seen["tensor_busy"])'),
-        SPECIAL, SPECIAL.replace('seen["special_busy"]', 'round(seen["special_busy"])'),
-        MEMORY, MEMORY.replace('seen["memory_busy"]', 'round(seen["memory_busy"])')),
-        rounded_first__warps=(WARPS, 'round(seen["warps_active"]) < 25')),
+    *edits("A percentage was rounded before it was compared with the limit, so a value just below the limit counted as "
+        "having reached it. Compare the number itself.", rounded_first=(TENSOR, TENSOR.replace('seen["tensor_busy"]',
+        'round(seen["tensor_busy"])'), SPECIAL, SPECIAL.replace('seen["special_busy"]', 'round(seen["special_busy"])'),
+        MEMORY, MEMORY.replace('seen["memory_busy"]', 'round(seen["memory_busy"])')), rounded_first__warps=(WARPS,
+        'round(seen["warps_active"]) < 25')),
     *edits("The quotient of moved and least bytes was rounded before it was compared with 1.5. Compare the number "
-        "itself.",
-        waste_rounded=(BYTES, 'round(per(seen["moved_bytes"], seen["least_bytes"]), 1) >= 1.5'),
+        "itself.", waste_rounded=(BYTES, 'round(per(seen["moved_bytes"], seen["least_bytes"]), 1) >= 1.5'),
         waste_rounded__to_2=(BYTES, 'round(per(seen["moved_bytes"], seen["least_bytes"]), 2) >= 1.5')),
     *edits("Bytes of exactly 1.5 times the least were not called wasted. The row begins at 1.5: 1.5 times or more.",
         waste_strictly=(BYTES, BYTES.replace(">=", ">"))),
@@ -219,8 +195,7 @@ CHANGES = (
     *edits("As many local requests as global ones were called spills. The row needs more.",
         spills_of_equals=(LOCAL, LOCAL.replace(">", ">="))),
     *edits("Atomic requests were compared with local and global ones together. Compare them with the global ones "
-        "alone.",
-        atomics_against_all=(ATOMIC, f'{ATOMIC} + seen["local_requests"]')),
+        "alone.", atomics_against_all=(ATOMIC, f'{ATOMIC} + seen["local_requests"]')),
     *edits("Programs were compared with 132, which is how many multiprocessors an H100 has. Compare them with "
         "seen[\"multiprocessors\"].", programs_against_132=(FEW, 'seen["programs"] < 132')),
     *edits("A grid was called too small because it does not fill its last round. The row is only for fewer programs "
@@ -229,13 +204,11 @@ CHANGES = (
         warps_of_25=(WARPS, WARPS.replace("<", "<="))),
     *edits("The percentages are numbers from 0 to 100. A unit is busy from 60 on, not from 0.6.",
         percent_as_a_share=(TENSOR, 'seen["tensor_busy"] >= 0.6', SPECIAL, 'seen["special_busy"] >= 0.6', MEMORY,
-        'seen["memory_busy"] >= 0.6'),
-        percent_as_a_share__and_warps=(TENSOR, 'seen["tensor_busy"] >= 0.6', SPECIAL, 'seen["special_busy"] >= 0.6',
-        MEMORY, 'seen["memory_busy"] >= 0.6', WARPS, 'seen["warps_active"] < 0.25')),
-    *edits("A unit that was busy exactly 60 % was passed over. It counts as busy, too: 60 or more.",
-        strictly=(TENSOR, 'seen["tensor_busy"] > 60', SPECIAL, 'seen["special_busy"] > 60', MEMORY,
-        'seen["memory_busy"] > 60'), strictly__tensor=(TENSOR, 'seen["tensor_busy"] > 60'),
-        strictly__special=(SPECIAL, 'seen["special_busy"] > 60'),
+        'seen["memory_busy"] >= 0.6'), percent_as_a_share__and_warps=(TENSOR, 'seen["tensor_busy"] >= 0.6', SPECIAL,
+        'seen["special_busy"] >= 0.6', MEMORY, 'seen["memory_busy"] >= 0.6', WARPS, 'seen["warps_active"] < 0.25')),
+    *edits("A unit that was busy exactly 60 % was passed over. It counts as busy, too: 60 or more.", strictly=(TENSOR,
+        'seen["tensor_busy"] > 60', SPECIAL, 'seen["special_busy"] > 60', MEMORY, 'seen["memory_busy"] > 60'),
+        strictly__tensor=(TENSOR, 'seen["tensor_busy"] > 60'), strictly__special=(SPECIAL, 'seen["special_busy"] > 60'),
         strictly__memory=(MEMORY, 'seen["memory_busy"] > 60')),
 )  # fmt: skip
 
@@ -245,7 +218,6 @@ EXERCISE = Exercise(
     entries=("limit_of",),
     cases=metric_cases,
     oracle=limit,
-    contracts=(CONTRACT,),
     models=(model_of(limit, CHANGES, parts=(per,), most_pairs=1500),),
     mistakes=(
         Mistake(

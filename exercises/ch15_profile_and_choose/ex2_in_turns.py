@@ -80,11 +80,9 @@ CONTRACTS = (
 NEEDED = "1 + -(-cache_bytes // input_bytes)"
 COPIES = (
     *edits("One copy is missing. Between two uses of a copy only the other copies are read, and they alone have to "
-        "fill the cache.",
-        one_missing=(NEEDED, "-(-cache_bytes // input_bytes)")),
+        "fill the cache.", one_missing=(NEEDED, "-(-cache_bytes // input_bytes)")),
     *edits("The quotient was rounded down. Then the other copies do not fill the whole cache, and part of the first "
-        "copy may still be there. Round up.",
-        rounded_down=(NEEDED, "1 + cache_bytes // input_bytes"),
+        "copy may still be there. Round up.", rounded_down=(NEEDED, "1 + cache_bytes // input_bytes"),
         rounded_down__and_missing=(NEEDED, "max(1, cache_bytes // input_bytes)")),
     *edits("The quotient was rounded down, and 2 was added. That is one copy too many if the quotient is a whole "
         "number. Round it up, and add 1.", plus_two=(NEEDED, "2 + cache_bytes // input_bytes")),
@@ -95,22 +93,19 @@ COPIES = (
 PLACE, KEPT = "len(steps) % count", "number >= warm"
 BY_ROUND = "for number, order in enumerate(orders) for kernel in order"
 PLAN = (
-    *edits("The kernels ran in the same order in every round. Use the order that was drawn for each round, because "
-        "the kernel that runs second finds a warmer GPU.",
-        one_order=("for kernel in order]", "for kernel in sorted(order)]"),
-        one_order__first=("for kernel in order]", "for kernel in orders[0]]")),
+    *edits("The kernels ran in the same order in every round. Use the order that was drawn for each round, because the "
+        "kernel that runs second finds a warmer GPU.", one_order=("for kernel in order]", "for kernel in "
+        "sorted(order)]"), one_order__first=("for kernel in order]", "for kernel in orders[0]]")),
     *edits("A kernel's place in its round was taken for its number. The orders hold the numbers.",
         place_for_number=("for kernel in order]", "for kernel in range(len(order))]")),
     *edits("Each kernel ran all its rounds before the next kernel began. In turns means that every round calls each "
         "kernel once.",
         one_after_another=(BY_ROUND, "for kernel in sorted(orders[0]) for number, order in enumerate(orders)"),
         one_after_another__first_order=(BY_ROUND, "for kernel in orders[0] for number, order in enumerate(orders)")),
-    *edits("All kernels of a round used the same copy, so the second one found it in the cache. Take the next copy "
-        "for each call.",
-        copy_of_the_round=(PLACE, "number % count")),
+    *edits("All kernels of a round used the same copy, so the second one found it in the cache. Take the next copy for "
+        "each call.", copy_of_the_round=(PLACE, "number % count")),
     *edits("Each kernel has a copy of its own, so it finds that copy in the cache again. Take the next copy for each "
-        "call.",
-        copy_of_the_kernel=(PLACE, "kernel % count")),
+        "call.", copy_of_the_kernel=(PLACE, "kernel % count")),
     *edits("Each round began at the first copy again. Go on with the copy after the last one of the previous round.",
         begins_again=(PLACE, "orders[number].index(kernel) % count")),
     *edits("Behind the rounds that warm up, the copies began again at copy 0. Go on with the copy after the last one.",
@@ -139,17 +134,15 @@ PAIRED = (
     *edits("Only the rounds that warm up were kept. Keep the steps that count, and leave these out.",
         warm_alone=("if kept", "if not kept")),
     *edits("The second list holds every kernel except `first`. A comparison may have more than two kernels: take only "
-        "the times of `second`.",
-        all_others=("if kernel == second", "if kernel != first")),
+        "the times of `second`.", all_others=("if kernel == second", "if kernel != first")),
     *edits("The two lists are exchanged. The first list has the times of `first`.",
         exchanged=("kernel == first", "kernel == second", "kernel == second", "kernel == first")),
     *edits("The times of the smaller number came first. The first list has the times of `first`, even if its number is "
         "the larger one.", by_size=("kernel == first", "kernel == min(first, second)", "kernel == second",
         "kernel == max(first, second)")),
     *edits("The times were sorted, so they no longer form pairs. Two times at the same index must be from the same "
-        "round.",
-        times_sorted=("for (kernel, _, kept), time in zip(steps, times) if kept]", "for (kernel, _, kept), time "
-        "in sorted(zip(steps, times), key=lambda one: one[1]) if kept]")),
+        "round.", times_sorted=("for (kernel, _, kept), time in zip(steps, times) if kept]", "for (kernel, _, kept), "
+        "time in sorted(zip(steps, times), key=lambda one: one[1]) if kept]")),
     *edits("The pairs were returned as one list. Return two lists: the times of first, and the times of second.",
         pairs_in_a_list=(BOTH, f"list(zip({BOTH}))")),
     *edits("Short times were left out. Keep the time of every step that counts, also if it is below a microsecond.",
@@ -159,10 +152,9 @@ PAIRED = (
         "first one. Go through both lists together.", by_equal_step=("zip(steps, times)",
         "[(step, times[steps.index(step)]) for step in steps]")),
     *edits("The lists hold what ran first and what ran second in a round. That order changes from round to round, so "
-        "look at the numbers of the kernels.",
-        by_place=(BOTH, "[time for _, time in counted[0::2]], [time for _, time in counted[1::2]]"),
-        by_place__of_its_number=(BOTH, "[time for _, time in counted[first :: len({step[0] for step in steps})]], "
-        "[time for _, time in counted[second :: len({step[0] for step in steps})]]")),
+        "look at the numbers of the kernels.", by_place=(BOTH, "[time for _, time in counted[0::2]], [time for _, time "
+        "in counted[1::2]]"), by_place__of_its_number=(BOTH, "[time for _, time in counted[first :: len({step[0] for "
+        "step in steps})]], [time for _, time in counted[second :: len({step[0] for step in steps})]]")),
 )  # fmt: skip
 
 EXERCISE = Exercise(

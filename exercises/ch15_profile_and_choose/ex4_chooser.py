@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-import random
-from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 from course_lib.checker import Case, Exercise, edits, model_of
-from course_lib.checker.specification.contract import Contract
+from exercises.topics.tables import deciding, moves
 
 
 def chosen(capability, dtype, head_dim, mask, page_size, use, programs, context):
@@ -40,25 +38,6 @@ def chosen(capability, dtype, head_dim, mask, page_size, use, programs, context)
     return "FlashAttention 2", "capability"
 
 
-@dataclass(frozen=True)
-class Call:
-    """The arguments of one call, in their order."""
-
-    capability: int
-    dtype: str
-    head_dim: int
-    mask: str
-    page_size: int
-    use: str
-    programs: int
-    context: int
-
-    def __str__(self):
-        pages = f"pages of {self.page_size}" if self.page_size else "no pages"
-        return (f"sm_{self.capability}, {self.dtype}, head dimension {self.head_dim}, mask {self.mask}, {pages}, "
-                f"{self.use}, {self.programs:,} programs, {self.context:,} tokens")  # fmt: skip
-
-
 TABLE = (  # the rows of the statement, each line of them: when it fits, and what it says
     (lambda c: c.dtype == "bfloat16" and c.capability < 80, ("none", "dtype")),
     (lambda c: c.dtype == "float8" and c.capability < 89, ("none", "dtype")),
@@ -85,115 +64,50 @@ TABLE = (  # the rows of the statement, each line of them: when it fits, and wha
 
 
 def by_table(*arguments):
-    return next(says for fits, says in TABLE if fits(Call(*arguments)))
+    return next(says for fits, says in TABLE if fits(SimpleNamespace(**dict(zip(LEVELS, arguments)))))
 
 
-def told_by(call):
-    """What a call can tell of an answer: an argument's value that a row's condition has to let pass or to stop, and
-    every lower row that fits as well and says something else."""
-    fit = [row for row, (fits, _) in enumerate(TABLE) if fits(call)]
-    says = TABLE[fit[0]][1]
-    told = {(fit[0], lower) for lower in fit[1:] if TABLE[lower][1] != says}
-    if len(fit) == 1 or TABLE[fit[1]][1] != says:
-        told |= {(fit[0], name, value) for name, value in vars(call).items()}
-    for name, values in LEVELS.items():
-        for value in values:
-            other = replace(call, **{name: value})
-            above = next((row for row in range(fit[0]) if TABLE[row][0](other)), None)
-            if above is not None and TABLE[above][1] != says:
-                told.add((above, "not", name, getattr(call, name)))
-    return told
-
-
-def deciding(draw, told):
-    """Calls that tell what those so far have not told, as few as one pass over many drawn ones finds."""
-    source = random.Random(draw.integer(0, 1 << 30))
-    drawn = [Call(*(source.choices(values, SHARES.get(name))[0] for name, values in LEVELS.items()))
-             for _ in range(1200)]  # fmt: skip
-    known = [(call, told_by(call)) for call in drawn]
-    for least in (12, 8, 5, 3, 2, 1):
-        for call, tells in known:
-            if len(tells - told) >= least:
-                told |= tells
-                yield call
-
-
-CAPABILITIES, DTYPES = (75, 80, 89, 90, 100), ("float32", "float16", "bfloat16", "float8")
-MASKS, USES = ("none", "causal", "tensor", "rule"), ("training", "prefill", "decode")
-
-
-LEVELS = {
-    "capability": CAPABILITIES, "dtype": DTYPES,
-    "head_dim": (1, 20, 32, 64, 100, 128, 129, 192, 255, 256, 257, 512), "mask": MASKS, "page_size": (0, 1, 16),
-    "use": USES, "programs": (1, 99, 100, 1000), "context": (1, 1023, 1024, 100_000),
+LEVELS = {  # in the order of the arguments
+    "capability": (75, 80, 89, 90, 100), "dtype": ("float32", "float16", "bfloat16", "float8"),
+    "head_dim": (1, 20, 32, 64, 100, 128, 129, 192, 255, 256, 257, 512), "mask": ("none", "causal", "tensor", "rule"),
+    "page_size": (0, 1, 16), "use": ("training", "prefill", "decode"), "programs": (1, 99, 100, 1000),
+    "context": (1, 1023, 1024, 100_000),
 }  # fmt: skip
-SHARES = {"dtype": (2, 3, 3, 3), "mask": (4, 4, 1, 1), "page_size": (6, 1, 1)}  # how often each level is drawn
+SHARES = {  # how often each value is drawn
+    "capability": (2, 1, 1, 1, 1), "dtype": (2, 3, 3, 3), "mask": (3, 3, 2, 2), "page_size": (6, 1, 1),
+}  # fmt: skip
 
 
 def chooser_cases(draw):
     taught = taught_cases()
-    told = set().union(*(told_by(Call(*case.args)) for case in taught))
-    return taught + [Case(str(call), tuple(vars(call).values())) for call in deciding(draw, told)]
+    calls = deciding(draw, TABLE, LEVELS, SHARES, [dict(zip(LEVELS, case.args)) for case in taught])
+    return taught + [Case(in_words(**call), tuple(call.values())) for call in calls]
+
+
+def in_words(capability, dtype, head_dim, mask, page_size, use, programs, context):
+    pages = f"pages of {page_size}" if page_size else "no pages"
+    return f"sm_{capability}, {dtype}, head_dim {head_dim}, mask {mask}, {pages}, {use}, {programs=}, {context=}"
 
 
 def taught_cases():
     return [
         Case("training on an H100, bfloat16, causal", (90, "bfloat16", 128, "causal", 0, "training", 512, 8192)),
-        Case("training on an A100, bfloat16, causal", (80, "bfloat16", 128, "causal", 0, "training", 512, 8192)),
         Case("training on a B200, bfloat16, causal", (100, "bfloat16", 128, "causal", 0, "training", 512, 8192)),
         Case("training on a T4, bfloat16, causal", (75, "bfloat16", 128, "causal", 0, "training", 512, 8192)),
-        Case("a T4 with float16", (75, "float16", 64, "causal", 0, "prefill", 64, 2048)),
         Case("a server's decode, pages of 16", (90, "bfloat16", 128, "none", 16, "decode", 512, 8192)),
         Case("one user, pages of 16, head dimension 96", (90, "float16", 96, "none", 16, "decode", 8, 32768)),
-        Case("pages and float32", (80, "float32", 128, "none", 16, "decode", 64, 4096)),
         Case("one user, a long context, no pages", (80, "float16", 128, "none", 0, "decode", 8, 32768)),
-        Case("a T4's decode, one user", (75, "float16", 128, "none", 0, "decode", 8, 4096)),
-        Case("one user, 500 tokens", (90, "float16", 128, "none", 0, "decode", 8, 500)),
-        Case("99 programs, 1,024 tokens", (80, "float16", 128, "none", 0, "decode", 99, 1024)),
-        Case("100 programs, 1,024 tokens", (80, "float16", 128, "none", 0, "decode", 100, 1024)),
-        Case("few programs in prefill", (80, "float16", 128, "causal", 0, "prefill", 8, 4096)),
         Case("a mask from a file", (90, "bfloat16", 128, "tensor", 0, "training", 256, 4096)),
         Case("documents packed into one row", (90, "bfloat16", 128, "rule", 0, "training", 256, 8192)),
-        Case("documents packed into one row, float32", (80, "float32", 64, "rule", 0, "training", 256, 8192)),
         Case("documents packed into one row, on a T4", (75, "float16", 64, "rule", 0, "training", 256, 2048)),
         Case("FP8 on an H100", (90, "float8", 128, "causal", 0, "prefill", 256, 8192)),
-        Case("FP8 on an L4", (89, "float8", 128, "causal", 0, "prefill", 256, 8192)),
         Case("FP8 on a B200", (100, "float8", 128, "causal", 0, "prefill", 256, 8192)),
-        Case("FP8 on an A100", (80, "float8", 128, "causal", 0, "prefill", 256, 8192)),
-        Case("FP8 in training", (90, "float8", 128, "causal", 0, "training", 256, 8192)),
-        Case("an FP8 cache in pages", (90, "float8", 128, "none", 64, "decode", 256, 8192)),
-        Case("a cache of bfloat16 on a T4, in pages", (75, "bfloat16", 128, "none", 16, "decode", 64, 2048)),
-        Case("float32 on an H100", (90, "float32", 128, "causal", 0, "training", 256, 4096)),
-        Case("head dimension 512", (90, "bfloat16", 512, "none", 0, "prefill", 256, 4096)),
         Case("head dimension 512 on a B200", (100, "bfloat16", 512, "none", 0, "prefill", 256, 4096)),
-        Case("head dimension 256", (80, "float16", 256, "none", 0, "prefill", 256, 4096)),
         Case("one user, a mask as a tensor, no pages", (80, "float16", 128, "tensor", 0, "decode", 8, 32768)),
-        Case("one user, a mask as a rule, no pages", (90, "bfloat16", 128, "rule", 0, "decode", 8, 32768)),
-        Case("pages, and a mask as a tensor", (90, "bfloat16", 128, "tensor", 16, "prefill", 256, 4096)),
         Case("pages, and a mask as a rule", (90, "bfloat16", 64, "rule", 16, "prefill", 256, 4096)),
-        Case("float32 on a T4", (75, "float32", 128, "causal", 0, "prefill", 256, 4096)),
-        Case("head dimension 512 on a T4", (75, "float16", 512, "none", 0, "prefill", 256, 4096)),
-        Case("one user's decode in pages on a T4", (75, "float16", 128, "none", 16, "decode", 8, 4096)),
-        Case("FP8 under a mask as a tensor", (90, "float8", 128, "tensor", 0, "prefill", 256, 4096)),
         Case("FP8 with head dimension 512", (90, "float8", 512, "causal", 0, "prefill", 256, 4096)),
-        Case("head dimension 192 on a B200", (100, "bfloat16", 192, "causal", 0, "training", 256, 4096)),
-        Case("head dimension 192 on an H100", (90, "bfloat16", 192, "causal", 0, "training", 256, 4096)),
-        Case("head dimension 80 in pages", (90, "bfloat16", 80, "causal", 16, "prefill", 256, 4096)),
-        Case("a decode of many users without pages", (90, "bfloat16", 128, "none", 0, "decode", 512, 4096)),
     ]
 
-
-CONTRACT = Contract(
-    lambda draw, *, capability, dtype, head_dim, mask, page_size, use, programs, context: (
-        capability, dtype, head_dim, mask, page_size, use, programs, context,
-    ),
-    choices={
-        "capability": CAPABILITIES, "dtype": DTYPES, "head_dim": (64, 80, 128, 192, 512), "mask": MASKS,
-        "page_size": (0, 1, 64), "use": USES, "programs": (1, 99, 100, 1000), "context": (1, 1023, 1024, 100_000),
-    },
-    says={"capability": "75, 80, 89, 90 or 100", "page_size": "0 where K and V are contiguous"},
-    most=12,
-)  # fmt: skip
 
 BF16 = 'dtype == "bfloat16" and capability < 80'
 FP8 = 'dtype == "float8" and (capability < 89 or use == "training" or mask in ("tensor", "rule") or head_dim > 256)'
@@ -201,31 +115,14 @@ SPLIT = 'use == "decode" and programs < 100 and context >= 1024'
 LONG = "head_dim > 256 or capability == 100 and head_dim > 128"
 RULE, FLOAT8 = 'mask == "rule"', '("FlashAttention 3", "dtype") if capability == 90 else ("FlashInfer", "dtype")'
 PAGED, HEADS = 'page_size > 0 and dtype == "float32"', "head_dim in (64, 128, 256)"
-ROWS = (BF16, FP8, PAGED, "page_size > 0", SPLIT, 'mask == "tensor"', RULE, 'dtype == "float8"', "capability < 80",
-        'dtype == "float32"', LONG, "capability == 90", "capability >= 100")  # fmt: skip
-
-
-def narrowed(row, others):
-    """The edit that makes a row wait for other conditions; some conditions stand within that of another row, too."""
-    form = "{}" if row in (0, 1, 2, 4, 10) else "if {}:"
-    return form.format(ROWS[row]), form.format(f"({ROWS[row]}) and not ({others})")
-
-
+PIECES = (
+    BF16, FP8, PAGED, "if page_size > 0:", SPLIT, 'if mask == "tensor":', f"if {RULE}:", 'if dtype == "float8":',
+    "if capability < 80:", 'if dtype == "float32":', LONG, "if capability == 90:", "if capability >= 100:",
+)  # fmt: skip
+# Moves that change nothing, or that another sentence says better: below which rows, and above which.
 BELOW = {0: (1, 2, 8, 9, 10, 11, 12), 1: (2,), 2: range(3, 13), 4: (5, 6), 5: (6, 7), 6: (7, 8), 7: (8, 9),
          8: range(9, 13), 11: (12,)}  # fmt: skip
 ABOVE = {0: (2,), 2: (8,), 5: (7,), 6: (8,), 7: (9,)}
-
-
-def moves():
-    """A row below one that follows, and a row above one before it, but for moves in `BELOW` and `ABOVE`: these change
-    nothing, or do what another sentence says better."""
-    for row, last in itertools.combinations(range(len(ROWS)), 2):
-        passed = " or ".join(f"({ROWS[later]})" for later in range(row + 1, last + 1))
-        if last not in BELOW.get(row, ()):
-            yield f"out_of_order__{row}_below_{last}", narrowed(row, passed)
-        if last > row + 1 and last not in ABOVE.get(row, ()):
-            yield f"out_of_order__{last}_above_{row}", sum((narrowed(r, ROWS[last]) for r in range(row, last)), ())
-
 
 CHANGES = (
     *edits("bfloat16 was given to a GPU before sm_80, which cannot compute in it: row 1.",
@@ -248,14 +145,12 @@ CHANGES = (
     *edits("float8 was chosen with a mask given as a tensor or a rule. The kernels for float8 take neither: row 1.",
         float8_under_a_mask=(' or mask in ("tensor", "rule")', "")),
     *edits("float8 was chosen with a head dimension above 256. No kernel of the table takes both: row 1.",
-        float8_long_heads=(FP8, FP8.replace(
-        " or head_dim > 256", "")), float8_long_heads__in_pages=(FP8, FP8.replace("head_dim > 256",
-        "head_dim > 256 and page_size == 0"))),
+        float8_long_heads=(FP8, FP8.replace(" or head_dim > 256", "")), float8_long_heads__in_pages=(FP8,
+        FP8.replace("head_dim > 256", "head_dim > 256 and page_size == 0"))),
     *edits("Pages were checked too late, or not at all. A kernel for contiguous tensors cannot read pages, so row 2 "
         "comes before decode, masks and GPUs.", pages_late=("page_size > 0", "page_size > 0 and use != 'decode'"),
-        pages_late__never=("page_size > 0", "False"), pages_late__training=("page_size > 0",
-        "page_size > 0 and use != 'training'"), pages_late__decode_alone=("page_size > 0",
-        "page_size > 0 and use == 'decode'")),
+        pages_late__never=("page_size > 0", "False"), pages_late__training=("page_size > 0", "page_size > 0 and use != "
+        "'training'"), pages_late__decode_alone=("page_size > 0", "page_size > 0 and use == 'decode'")),
     *edits("Pages in float32 got the reason \"head_dim\". The line for float32 stands above the one for head "
         "dimensions: row 2.", float32_below_heads=(PAGED, f"{PAGED} and {HEADS}")),
     *edits("Pages with a head dimension that FlashInfer does not have got the reason \"pages\". The head dimension "
@@ -272,8 +167,7 @@ CHANGES = (
         'mask == "tensor"', 'mask == "tensor" and capability >= 80', 'mask == "rule"',
         'mask == "rule" and capability >= 80')),
     *edits("A causal mask was taken for a rule. \"causal\" is a mask of its own here, and every kernel of the table "
-        "takes it.",
-        causal_as_a_rule=('mask == "rule"', 'mask in ("rule", "causal")')),
+        "takes it.", causal_as_a_rule=('mask == "rule"', 'mask in ("rule", "causal")')),
     *edits("The kernel is right, but the reason is that of a later row. On a GPU before sm_80 the capability decides: "
         "row 7.", later_reason=('return "SDPA", "capability"',
         'return "SDPA", "dtype" if dtype == "float32" else "capability"'),
@@ -282,34 +176,27 @@ CHANGES = (
     *edits("Pages of one token were taken for no pages. `page_size` is 0 only where K and V are contiguous.",
         page_of_one=("page_size > 0", "page_size > 1")),
     *edits("FlashInfer was given a head dimension for which it has no kernel. It has kernels for 64, 128 and 256: row "
-        "2.",
-        any_head_dim_in_pages=(HEADS, "True"),
-        any_head_dim_in_pages__up_to_256=(HEADS, "head_dim <= 256"),
+        "2.", any_head_dim_in_pages=(HEADS, "True"), any_head_dim_in_pages__up_to_256=(HEADS, "head_dim <= 256"),
         any_head_dim_in_pages__multiples=(HEADS, "head_dim % 64 == 0 and head_dim <= 256"),
         any_head_dim_in_pages__of_8=(HEADS, "head_dim % 8 == 0 and head_dim <= 256"),
         any_head_dim_in_pages__powers=(HEADS, "head_dim.bit_count() == 1 and head_dim <= 256")),
     *edits("FlashInfer was given float32. Pages in float32 are for the course's own kernel: row 2.",
         float32_in_pages=(PAGED, "False")),
-    *edits("Decode with few programs was not split, so most of the GPU is idle: row 3.",
-        not_split=(SPLIT, "False")),
+    *edits("Decode with few programs was not split, so most of the GPU is idle: row 3.", not_split=(SPLIT, "False")),
     *edits("Decode with a short context was split. Below 1,024 tokens, merging the splits costs what splitting gains: "
-        "row 3.",
-        short_split=(SPLIT, 'use == "decode" and programs < 100')),
-    *edits("Decode was split, although 100 programs or more fill the GPU: row 3.",
-        full_split=(SPLIT, 'use == "decode" and context >= 1024'), full_split__by_one=("programs < 100",
-        "programs <= 100")),
-    *edits("Prefill or training was split. There the GPU is full, because each tile of queries has a program: row 3 "
-        "is only for decode.",
-        prefill_split=(SPLIT, "programs < 100 and context >= 1024"),
-        prefill_split__alone=(SPLIT, SPLIT.replace('use == "decode"', 'use != "training"'))),
+        "row 3.", short_split=(SPLIT, 'use == "decode" and programs < 100')),
+    *edits("Decode was split, although 100 programs or more fill the GPU: row 3.", full_split=(SPLIT,
+        'use == "decode" and context >= 1024'), full_split__by_one=("programs < 100", "programs <= 100")),
+    *edits("Prefill or training was split. There the GPU is full, because each tile of queries has a program: row 3 is "
+        "only for decode.", prefill_split=(SPLIT, "programs < 100 and context >= 1024"), prefill_split__alone=(SPLIT,
+        SPLIT.replace('use == "decode"', 'use != "training"'))),
     *edits("A context of exactly 1,024 tokens was not split. Row 3 begins there.",
         one_token_late=("context >= 1024", "context > 1024")),
     *edits("A mask given as a tensor went to a kernel that does not take one. In this table only SDPA does: row 4.",
         tensor_mask=('mask == "tensor"', "False"), tensor_mask__flex=('return "SDPA", "mask"\n    if mask == "rule"',
         'return "FlexAttention", "mask"\n    if mask == "rule"')),
-    *edits("A mask given as a rule did not go to FlexAttention, which compiles a kernel for it on sm_80 and later: "
-        "row 5.",
-        rule_mask=('mask == "rule"', "False"),
+    *edits("A mask given as a rule did not go to FlexAttention, which compiles a kernel for it on sm_80 and later: row "
+        "5.", rule_mask=('mask == "rule"', "False"),
         rule_mask__sdpa=('("FlexAttention", "mask") if capability >= 80 else ("SDPA", "mask")', '("SDPA", "mask")')),
     *edits("FlexAttention was chosen for a GPU before sm_80. The table has SDPA there: row 5.",
         flex_on_turing=('("FlexAttention", "mask") if capability >= 80 else ("SDPA", "mask")',
@@ -331,12 +218,10 @@ CHANGES = (
     *edits("FlashAttention was given float32, but it computes in 16 bits: row 8.",
         float32_to_flash=('if dtype == "float32":\n        return "SDPA", "dtype"',
         'if False:\n        return "SDPA", "dtype"')),
-    *edits("FlashAttention was given a head dimension above 256, which it does not take: row 9.",
-        long_heads=(LONG, "False"),
-        long_heads__but_blackwell=(LONG, "capability == 100 and head_dim > 128")),
+    *edits("FlashAttention was given a head dimension above 256, which it does not take: row 9.", long_heads=(LONG,
+        "False"), long_heads__but_blackwell=(LONG, "capability == 100 and head_dim > 128")),
     *edits("FlashAttention 4 was given a head dimension above 128, which it does not take on sm_100: row 9.",
-        long_heads_on_blackwell=(LONG,
-        "head_dim > 256")),
+        long_heads_on_blackwell=(LONG, "head_dim > 256")),
     *edits("A head dimension of exactly 256 was refused. Row 9 begins above it.", heads_of_256=(LONG,
         LONG.replace("> 256", ">= 256"))),
     *edits("A head dimension of exactly 128 was refused on sm_100. Row 9 begins above it.",
@@ -345,9 +230,8 @@ CHANGES = (
         heads_above_128=(LONG, LONG.replace("capability == 100", "capability >= 90")),
         heads_above_128__everywhere=(LONG, "head_dim > 128")),
     *edits("A head dimension was refused because it is small, or no multiple of 8. Row 9 refuses only what is above "
-        "its limit.", odd_heads=(LONG, f"head_dim % 8 != 0 or {LONG}"),
-        odd_heads__small=(LONG, f"head_dim < 16 or {LONG}"),
-        odd_heads__powers=(LONG, f"head_dim.bit_count() > 1 or {LONG}")),
+        "its limit.", odd_heads=(LONG, f"head_dim % 8 != 0 or {LONG}"), odd_heads__small=(LONG,
+        f"head_dim < 16 or {LONG}"), odd_heads__powers=(LONG, f"head_dim.bit_count() > 1 or {LONG}")),
     *edits("A Hopper got FlashAttention 2, which does not use Hopper's matrix unit and copy engine: row 10.",
         old_flash_on_hopper=('return "FlashAttention 3", "capability"', 'return "FlashAttention 2", "capability"')),
     *edits("A Blackwell got a kernel for an older generation. Choose FlashAttention 4: row 11.",
@@ -359,7 +243,8 @@ CHANGES = (
         no_flash_on_ada__sdpa=('return "FlashAttention 2", "capability"',
         'return "SDPA" if capability == 89 else "FlashAttention 2", "capability"')),
     *edits("Two rows of the table fit, and the lower one was returned. The first row that fits decides, so check the "
-        "rows in the order of the table.", alone=True, **dict(moves())),
+        "rows in the order of the table.", alone=True, **moves("out_of_order", PIECES, BELOW, ABOVE),
+        out_of_order__hopper=(SPLIT, f'{SPLIT} and not (dtype == "float8" and capability == 90)')),
 )  # fmt: skip
 
 EXERCISE = Exercise(
@@ -368,7 +253,6 @@ EXERCISE = Exercise(
     entries=("choose",),
     cases=chooser_cases,
     oracle=by_table,
-    contracts=(CONTRACT,),
     models=(model_of(chosen, CHANGES),),
     hints=(
         "Write the rows as a chain of `if`s that return, in the order of the table. The first row that fits decides, "
