@@ -74,7 +74,7 @@ LEVELS = {  # in the order of the arguments
     "context": (1, 1023, 1024, 100_000),
 }  # fmt: skip
 SHARES = {  # how often each value is drawn
-    "capability": (2, 1, 1, 1, 1), "dtype": (2, 3, 3, 3), "mask": (3, 3, 2, 2), "page_size": (6, 1, 1),
+    "capability": (2, 1, 1, 2, 1), "dtype": (2, 2, 2, 4), "mask": (3, 3, 2, 2), "page_size": (4, 1, 1),
 }  # fmt: skip
 
 

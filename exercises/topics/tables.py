@@ -10,7 +10,7 @@ from typing import Any
 
 Table = Sequence[tuple[Callable[[SimpleNamespace], bool], Any]]  # for each row: whether it fits a call, what it says
 Call = dict[str, Any]
-DRAWN = 1500  # calls of which those are kept that tell something new
+DRAWN = 5000  # calls of which those are kept that tell something new
 
 
 def deciding(
@@ -76,7 +76,7 @@ def moves(
         form = "if {}:" if piece.startswith("if ") else "{}"
         return piece, form.format(f"({condition(piece)}) and not ({others})")
 
-    ways = {}
+    ways: dict[str, tuple[str, ...]] = {}
     for row, last in itertools.combinations(range(len(pieces)), 2):
         if last not in below.get(row, ()):
             passed = " or ".join(f"({condition(piece)})" for piece in pieces[row + 1 : last + 1])
