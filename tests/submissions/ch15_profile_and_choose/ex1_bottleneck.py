@@ -62,6 +62,7 @@ WRONG = {
                                        for unit in ("memory", "tensor", "special"))),
     "rounded_first__warps": changed("15.1", ('seen["warps_active"] < 25', 'int(seen["warps_active"] + 0.5) < 25')),
     "waste_rounded": changed("15.1", ("wasted >= 1.5", "round(wasted, 1) >= 1.5")),
+    "strictly__waste": changed("15.1", ("wasted >= 1.5", 'wasted >= 1.5 and seen["memory_busy"] > 60')),
     "waste_strictly": changed("15.1", ("wasted >= 1.5", "wasted > 1.5")),
     "atomics_of_equals": changed("15.1", (ATOMIC, 'if seen["atomic_requests"] >= seen["global_requests"] > 0:')),
     "atomics_against_all": changed("15.1", (ATOMIC, ATOMIC.replace(":", ' + seen["local_requests"]:'))),
