@@ -164,8 +164,8 @@ def limit_of(seen: dict) -> tuple[str, float]:
     seen: numbers by name. In percent, from 0 to 100: `memory_busy`, `tensor_busy`, `special_busy` and `warps_active`.
         Counted: `local_requests`, `global_requests` (loads and stores), `atomic_requests`, `programs`,
         `multiprocessors`, `moved_bytes` and `least_bytes`. A unit is busy at 60 or more, active warps are few below
-        25, and bytes are wasted at 1.5 times the least, or more. If a row fits and its figure is a quotient, the
-        number that you divide by is not 0.
+        25, and bytes are wasted at 1.5 times the least, or more. `global_requests` and `least_bytes` may be 0, but
+        not where the first row that fits divides by them: so find that row before you divide. `seen` stays as it is.
     Returns: (limit, figure), both as in the table.
     """
     # BEGIN SOLUTION
@@ -258,7 +258,7 @@ def copies_needed(input_bytes: int, cache_bytes: int) -> int:
 
     The copies are used one after another, and then again from the first. A copy has left the cache when the other
     copies that were read since it was used have cache_bytes in all, or more.
-    input_bytes, cache_bytes: above 0.
+    input_bytes, cache_bytes: above 0, and at most 2⁴⁰, which is 1 TiB.
     """
     # BEGIN SOLUTION
     return math.ceil(cache_bytes / input_bytes) + 1
@@ -269,6 +269,7 @@ def schedule(orders: list[list[int]], copies: int, warm: int) -> list[tuple[int,
     """List the calls of a comparison, in the order in which they run.
 
     orders: for each round the order in which its kernels run, every kernel's number once. There is at least one round.
+        The numbers are at least 0 and may have gaps, such as 2, 5 and 8. `orders` stays as it is.
     copies: how many copies of the input there are, at least 1. The first call uses copy 0, each later call the next
         copy, and after the last copy comes copy 0 again. A new round goes on where the last one stopped.
     warm: how many rounds at the beginning do not count, 0 to the number of rounds.
@@ -288,7 +289,8 @@ def pairs_of(
 ) -> tuple[list[float], list[float]]:
     """Collect the times of two kernels, round by round, from the rounds that count.
 
-    steps: as `schedule` returns them. times: one for each step. first, second: numbers of two kernels.
+    steps: as `schedule` returns them. times: microseconds, above 0, one for each step. first, second: the numbers of
+        two different kernels.
     Returns: (times of first, times of second). Two times at the same index are from the same round.
     """
     # BEGIN SOLUTION
@@ -373,9 +375,11 @@ def ratio_of(first: list[float], second: list[float]) -> float:
 def interval(first: list[float], second: list[float], starts: list[list[int]], block: int) -> tuple[float, float]:
     """The interval that holds the middle 95 % of the resampled medians, which are medians of ratios second / first.
 
-    starts: a row for each resample, at least one. A row has the indices of the pairs at which its blocks begin.
-    block: how many pairs a block has, at least 1. A block that runs past the last pair goes on at the first. A
-        resample has all pairs of its blocks, which may be more or fewer pairs than were measured.
+    starts: a row for each resample, at least one. A row has the indices of the pairs at which its blocks begin, at
+        least one; all rows have the same length. `starts` stays as it is, and so do the times.
+    block: how many pairs a block has, at least 1 and at most as many as there are. A block that runs past the last
+        pair goes on at the first. A resample has all pairs of its blocks, which may be more or fewer pairs than were
+        measured.
     Returns: (lower, upper), the ends of what is left when you sort the R medians and drop R // 40 at each end.
     """
     # BEGIN SOLUTION
@@ -596,11 +600,13 @@ draw_trace(traces["mask_without_cudnn"]["events"], "layer 5: attention")
 def what_ran(events: list[dict]) -> list[tuple[str, str, float]]:
     """Find each layer's name, the backend of its attention, and the microseconds of its kernels.
 
-    events: as above, in any order. Every `user_annotation` is a layer's window, from ts to ts + dur. Windows do not
-        overlap or touch. Two may have the same name; each still gets a row of its own.
-        An operation or a launch belongs to the layer whose window holds its ts. A launch (`cuda_runtime` or
-        `cuda_driver`) outside all windows belongs to no layer. A kernel belongs to the layer of the launch that has
-        the same correlation. One launch may start several kernels, as that of a CUDA graph does, or none.
+    events: as above, in any order; they stay as they are. Every `user_annotation` is a layer's window, from ts to
+        ts + dur, both ends included, and may have any name. Windows do not overlap or touch. Two may have the same
+        name; each still gets a row of its own, and so does one without a launch.
+        An operation or a launch belongs to the layer whose window holds its ts. In a window, at most one operation
+        names a backend. A launch (`cuda_runtime` or `cuda_driver`) outside all windows belongs to no layer. A kernel
+        belongs to the layer of the launch that has the same correlation, a number from 0 on, and to none if the trace
+        has no such launch. One launch may start several kernels, as that of a CUDA graph does, or none.
     Returns: a list of (name, backend, microseconds), in the order in which the windows begin. The backend is "cudnn",
         "flash", "efficient" or "math", or "unknown" where no operation in the window names one. The microseconds are
         the sum of the kernels' dur.
@@ -631,7 +637,7 @@ def fell_back(rows: list[tuple[str, str, float]]) -> list[tuple[str, float]]:
     rows: at least one, as `what_ran` returns them.
     Returns: a list of (name, times), in the order of the rows. times is the layer's microseconds divided by the median
         of all layers that did not run "math"; "unknown" layers are among these. For the median, sort their times and
-        take the one at index len // 2. The list is empty if all layers ran "math", or none did.
+        take the one at index len // 2; it is above 0. The list is empty if all layers ran "math", or none did.
     """
     # BEGIN SOLUTION
     others = sorted(row[2] for row in rows if row[1] != "math")

@@ -10,9 +10,10 @@ WRONG = {
     "one_missing": changed("15.2", (NEEDED, "math.ceil(cache_bytes / input_bytes)")),
     "rounded_down": changed("15.2", (NEEDED, "cache_bytes // input_bytes + 1")),
     "one_for_large": changed("15.2", (NEEDED, f"1 if input_bytes >= cache_bytes else {NEEDED}")),
-    "one_order": changed("15.2", ("for kernel in order:", "for kernel in range(len(order)):")),
+    "one_order": changed("15.2", ("for kernel in order:", "for kernel in sorted(order):")),
+    "place_for_number": changed("15.2", ("for kernel in order:", "for kernel in range(len(order)):")),
     "one_after_another": changed("15.2", (
-        LOOPS, "for kernel in range(len(orders[0])):\n        for number, order in enumerate(orders):")),
+        LOOPS, "for kernel in sorted(orders[0]):\n        for number, order in enumerate(orders):")),
     "copy_of_the_round": changed("15.2", (PLACE, "number % copies")),
     "copy_of_the_kernel": changed("15.2", (PLACE, "kernel % copies")),
     "begins_again": changed("15.2", ("for kernel in order:", "for place, kernel in enumerate(order):"),
@@ -33,6 +34,29 @@ WRONG = {
     "all_others": changed("15.2", ("found[first], found[second]",
                                    "found[first], [time for (kernel, _, counted), time in zip(steps, times)\n"
                                    "                          if counted and kernel != first]")),
+    "begins_again_behind_warm": changed(
+        "15.2", ("steps = []", "steps, begin = [], 0"),
+        ("        for kernel in", "        if number == warm:\n            begin = len(steps)\n        for kernel in"),
+        (PLACE, "(len(steps) - begin) % copies")),
+    "copies_from_one": changed("15.2", (PLACE, "len(steps) % copies + 1")),
+    "warm_not_run": changed("15.2", ("enumerate(orders)", "enumerate(orders[warm:])"), (KEPT, "True")),
+    "one_round_at_least": changed("15.2", (KEPT, "number >= max(warm, 1)")),
+    "plus_two": changed("15.2", (NEEDED, "cache_bytes // input_bytes + 2")),
+    "by_size": changed("15.2", ("return found[first], found[second]",
+                                "return found[min(first, second)], found[max(first, second)]")),
+    "pairs_in_a_list": changed("15.2", ("return found[first], found[second]",
+                                        "return list(zip(found[first], found[second]))")),
+    "by_equal_step": changed("15.2", ("for (kernel, _, counted), time in zip(steps, times):\n",
+                                      "for step in steps:\n        kernel, _, counted = step\n"
+                                      "        time = times[steps.index(step)]\n")),
+    "by_place__of_its_number": changed("15.2", (
+        "return found[first], found[second]",
+        "kept = [time for (_, _, counted), time in zip(steps, times) if counted]\n"
+        "    count = len({step[0] for step in steps})\n    return kept[first::count], kept[second::count]")),
+    "number_as_index": changed("15.2", (
+        "found = {first: [], second: []}", "found = [[] for _ in {step[0] for step in steps}]"),
+        ("found.setdefault(kernel, []).append", "found[kernel].append")),
+    "short_left_out": changed("15.2", ("if counted:", "if counted and round(time):")),
 }
 
 UNUSUAL = {

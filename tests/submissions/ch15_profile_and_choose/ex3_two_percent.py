@@ -8,6 +8,7 @@ RESAMPLE = f"ratio_of(ones, {PICKED})"
 ENDS = "return found[outer], found[-1 - outer]"
 SHARE = "(len(as_far) + 1) / (len(signs) + 1)"
 FAR = "abs(sum(sign * log for sign, log in zip(row, logs))) >= observed"
+SET = "[ratios[place] for place in {(start + step) % len(ratios) for start in row for step in range(block)}]"
 LOGS = "math.log(b / a)"
 
 WRONG = {
@@ -47,9 +48,35 @@ WRONG = {
     "resample_cut": changed("15.3", (RESAMPLE, f"statistics.median({PICKED}[: len(ratios)])"),
                             ("    ones =", "    import statistics\n    ones =")),
     "strictly": changed("15.3", (FAR, FAR.replace(">=", ">"))),
+    "middle_of_logarithms": changed("15.3", (
+        MEDIAN, "math.exp(statistics.median(math.log(b / a) for a, b in zip(first, second)))")),
+    "middle_of_logarithms__inverses": changed("15.3", (
+        MEDIAN, "1 / statistics.median(a / b for a, b in zip(first, second))")),
+    "upside_down__at_the_end": changed("15.3", (ENDS, "return 1 / found[-1 - outer], 1 / found[outer]")),
+    "upside_down__and_signs_as_0_and_1": changed("15.3", (ENDS, "return 1 / found[-1 - outer], 1 / found[outer]"),
+                                                 (FAR, FAR.replace("sign * log", "(sign > 0) * log"))),
+    "each_once": changed("15.3", (RESAMPLE, f"statistics.median({SET})"),
+                         ("    ones =", "    import statistics\n    ones =")),
+    "starts_of_blocks": changed("15.3", ("(start + step)", "(start * block + step)")),
+    "backwards": changed("15.3", ("(start + step)", "(start - step)")),
+    "drop_rounded": changed("15.3", ("len(found) // 40", "min(len(found) - 1, math.ceil(len(found) / 40))")),
+    "drop_rounded__nearest": changed("15.3", ("len(found) // 40", "round(len(found) / 40)")),
+    "one_at_least": changed("15.3", ("len(found) // 40", "max(1, len(found) // 40) if len(found) > 2 else 0")),
+    "upper_too_high": changed("15.3", (ENDS, "return found[outer], found[-max(outer, 1)]")),
+    "upper_too_high__by_share": changed("15.3", (
+        ENDS, "return found[outer], found[min(len(found) - 1, int(0.975 * len(found)))]")),
+    "quantile": changed("15.3", (ENDS, "return tuple(np.quantile(found, [0.025, 0.975]).tolist())")),
+    "not_below": changed("15.3", (SHARE, "(len(as_far) + 1) / len(signs)")),
+    "never_zero__at_least_one": changed("15.3", (SHARE, "max(len(as_far), 1) / len(signs)")),
+    "signs_as_0_and_1": changed("15.3", (FAR, FAR.replace("sign * log", "(sign > 0) * log"))),
+    "median_of_logs": changed("15.3", ("abs(sum(logs))", "abs(ratio_of([1.0] * len(logs), logs))"), (
+        FAR, "abs(ratio_of([1.0] * len(logs), [sign * log for sign, log in zip(row, logs)])) >= observed")),
+    "rows_once": changed("15.3", ("for row in signs", "for row in {tuple(row) for row in signs}")),
 }
 
 UNUSUAL = {
+    "the list twice, because a block goes round once at most": changed("15.3", (
+        PICKED, "[ratio for start in row for ratio in (ratios + ratios)[start : start + block]]")),
     "by numpy": """# Exercise 15.3 · Two per cent
 def ratio_of(first, second):
     return float(np.median(np.divide(second, first)))

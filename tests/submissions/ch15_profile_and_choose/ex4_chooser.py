@@ -57,6 +57,42 @@ WRONG = {
                                        '    if page_size > 0 and dtype == "float32"')),
     "any_head_dim_in_pages__up_to_256": changed("15.4", ("head_dim in (64, 128, 256)", "head_dim <= 256")),
     "long_heads_on_blackwell": changed("15.4", (" or capability == 100 and head_dim > 128", "")),
+    "float8_before_ada__on_80": changed("15.4", ("capability < 89", "capability < 80")),
+    "float8_on_ada": changed("15.4", ("capability < 89", "capability < 90")),
+    "float8_under_causal": changed("15.4", ('mask in ("tensor", "rule")', 'mask != "none"')),
+    "float16_on_turing": changed("15.4", (BF16, 'if dtype in ("bfloat16", "float16") and capability < 80:')),
+    "float8_heads_of_256": changed("15.4", ("or head_dim > 256):", "or head_dim >= 256):")),
+    "float8_heads_of_128": changed("15.4", (
+        "or head_dim > 256):", "or head_dim > (128 if capability == 100 else 256)):")),
+    "float8_long_heads__in_pages": changed("15.4", (
+        "or head_dim > 256):", "or page_size == 0 and head_dim > 256):")),
+    "pages_late__training": changed("15.4", (
+        BF16, f'if use == "training":\n        page_size = 0\n    {BF16}')),
+    "float32_below_heads": changed("15.4", (
+        'page_size > 0 and dtype == "float32"', 'page_size > 0 and dtype == "float32" and head_dim in (64, 128, 256)')),
+    "reason_of_pages": changed("15.4", (PAGES, PAGES.replace('"head_dim"', '"pages"'))),
+    "any_head_dim_in_pages__multiples": changed("15.4", ("in (64, 128, 256)", "in range(64, 257, 64)")),
+    "any_head_dim_in_pages__powers": changed("15.4", (
+        "head_dim in (64, 128, 256)", "head_dim <= 256 and head_dim.bit_count() == 1")),
+    "prefill_split__not_training": changed("15.4", ('if use == "decode" and', 'if use != "training" and')),
+    "reason_of_a_rule": changed("15.4", (
+        'return "FlexAttention" if capability >= 80 else "SDPA", "mask"',
+        'return ("FlexAttention", "mask") if capability >= 80 else ("SDPA", "capability")')),
+    "float8_on_hopper": changed("15.4", (
+        'return "FlashAttention 3" if capability == 90 else "FlashInfer", "dtype"', 'return "FlashInfer", "dtype"')),
+    "heads_of_128": changed("15.4", ("and head_dim > 128", "and head_dim >= 128")),
+    "heads_above_128": changed("15.4", ("capability == 100 and head_dim > 128", "capability >= 90 and head_dim > 128")),
+    "odd_heads": changed("15.4", ("if head_dim > 256 or", "if head_dim % 8 or head_dim > 256 or")),
+    "odd_heads__small": changed("15.4", ("if head_dim > 256 or", "if head_dim < 16 or head_dim > 256 or")),
+    "no_flash_on_ada": changed("15.4", (LAST, LAST.replace("{90:", '{89: "FlashAttention 3", 90:'))),
+    "no_flash_on_ada__sdpa": changed("15.4", (
+        LAST, '{80: "FlashAttention 2", 90: "FlashAttention 3", 100: "FlashAttention 4"}.get(capability, "SDPA")')),
+    "out_of_order": changed("15.4", (f"if {SPLIT}:", f'if {SPLIT} and not (dtype == "float8" and capability == 90):')),
+    "out_of_order__float8_below_heads": changed("15.4", (
+        '    if dtype == "float8":\n',
+        '    if dtype == "float8" and not (head_dim > 256 or capability == 100 and head_dim > 128):\n')),
+    "out_of_order__tensor_below_float32": changed("15.4", (
+        'if mask == "tensor":', 'if mask == "tensor" and capability >= 80 and dtype != "float32":')),
 }
 
 UNUSUAL = {

@@ -5,6 +5,8 @@ from tests.submissions.edits import changed
 TIME = "sum(microseconds.get(number, 0) for number in launches)"
 LAYERS = 'sorted((e for e in events if e["cat"] == "user_annotation"), key=lambda e: e["ts"])'
 LAUNCHES = 'e["cat"] in ("cuda_runtime", "cuda_driver")'
+INSIDE = 'layer["ts"] <= e["ts"] <= layer["ts"] + layer["dur"]'
+PAIRS = '[(name, time / others[len(others) // 2]) for name, backend, time in rows if backend == "math"]'
 MEDIAN = "others[len(others) // 2]"
 
 WRONG = {
@@ -60,6 +62,49 @@ def fell_back(rows):
     "one_kernel__last_to_run": changed("15.5", (
         TIME, "([microseconds[n] for n in launches if n in microseconds] or [0])[-1]")),
     "unknown_left_out": changed("15.5", ('if row[1] != "math")', 'if row[1] not in ("math", "unknown"))')),
+    "end_left_out": changed("15.5", (INSIDE, INSIDE.replace('<= layer["ts"] +', '< layer["ts"] +'))),
+    "begin_left_out": changed("15.5", (INSIDE, INSIDE.replace("<= e", "< e"))),
+    "launch_has_to_end": changed("15.5", (
+        LAUNCHES, f'{LAUNCHES} and e["ts"] + e["dur"] <= layer["ts"] + layer["dur"]')),
+    "launch_by_name": changed("15.5", (LAUNCHES, f'{LAUNCHES} and "LaunchKernel" in e["name"]')),
+    "outside_counted__until_the_next": changed("15.5", (INSIDE, """layer["ts"] <= e["ts"] < min(
+            (w["ts"] for w in events if w["ts"] > layer["ts"] and w["cat"] == "user_annotation"),
+            default=math.inf)""")),
+    "outside_counted__before_the_first": changed("15.5", (
+        INSIDE, f'{INSIDE} or e["ts"] < layer["ts"] == min(w["ts"] for w in events if w["cat"] == "user_annotation")')),
+    "without_launch": changed("15.5", (f"        rows.append((layer[\"name\"], backend, {TIME}))", f"""
+        begun = {{e["args"]["correlation"] for e in events if {LAUNCHES}}}
+        alone = [e for e in inside if e["cat"] == "kernel" and e["args"]["correlation"] not in begun]
+        rows.append((layer["name"], backend, {TIME} + sum(e["dur"] for e in alone)))""")),
+    "number_of_0": changed("15.5", ("for number in launches)", "for number in launches if number)")),
+    "whole_microseconds": changed("15.5", (TIME, f"int({TIME})")),
+    "no_row": changed("15.5", ("        rows.append", "        if launches:\n            rows.append")),
+    "windows_by_name": changed("15.5", (
+        'e["cat"] == "user_annotation")', 'e["cat"] == "user_annotation" and "attention" in e["name"])')),
+    "order_of_names": changed("15.5", ('key=lambda e: e["ts"]', 'key=lambda e: (e["name"], e["ts"])')),
+    "windows_merged__added": changed("15.5", (
+        "    return rows\n", "    merged = {}\n    for name, backend, time in rows:\n"
+        "        merged[name] = (name, backend, merged.get(name, (0, 0, 0))[2] + time)\n"
+        "    return list(merged.values())\n")),
+    "other_operation": changed("15.5", (
+        'event["name"].startswith("aten::_scaled_dot_product_")', 'any(word in event["name"] for word in WORDS)'),
+        ('rest.removeprefix("attention_").removesuffix("_attention")', 'next(word for word in WORDS if word in rest)'),
+        ("WORDS", '("cudnn", "flash", "efficient", "math")')),
+    "any_category": changed("15.5", ('event["cat"] == "cpu_op" and event["name"]', 'event["name"]')),
+    "cut_wrongly": changed("15.5", ('rest.removeprefix("attention_").removesuffix("_attention")', "rest")),
+    "cut_wrongly__first_word": changed("15.5", (
+        'rest.removeprefix("attention_").removesuffix("_attention")', 'rest.split("_")[0]')),
+    "one_kernel__first_of_a_launch": changed("15.5", (
+        'microseconds[number] = microseconds.get(number, 0) + event["dur"]',
+        'microseconds.setdefault(number, event["dur"])')),
+    "not_sorted": changed("15.5", ("others = sorted(row[2]", "others = list(row[2]")),
+    "other_middle": changed("15.5", (MEDIAN, f"(({MEDIAN} + others[(len(others) - 1) // 2]) / 2)")),
+    "names_merged": changed("15.5", (PAIRS, f"list(dict({PAIRS}).items())")),
+    "only_slower": changed("15.5", (PAIRS, PAIRS.replace('== "math"', f'== "math" and time > {MEDIAN}'))),
+    "by_time": changed("15.5", (PAIRS, f"sorted({PAIRS}, key=lambda pair: -pair[1])")),
+    "less_one": changed("15.5", (f"time / {MEDIAN}", f"time / {MEDIAN} - 1")),
+    "all_math": changed("15.5", ("return []", "return [(row[0], 1.0) for row in rows]")),
+    "nothing_to_compare": changed("15.5", ("    if not others:\n        return []\n", "")),
 }
 
 UNUSUAL = {
