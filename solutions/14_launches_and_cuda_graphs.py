@@ -129,8 +129,8 @@ def step_seconds(launches: tuple, kernels: tuple, waits: tuple) -> float:
 
     launches: how long the host takes to launch each kernel. kernels: how long each kernel
         runs. One entry for each kernel in both.
-    waits: numbers of kernels, counted from 0. After launching such a kernel, the host waits until that kernel has
-        ended, and only then starts the next launch.
+    waits: numbers of kernels, counted from 0, in any order. After launching such a kernel, the host waits until that
+        kernel has ended, and only then starts the next launch.
     The host launches the kernels in order, one launch after another. A kernel starts as soon as its own launch and the
     kernel before it have both ended.
     """

@@ -33,6 +33,7 @@ STEPS = {
     "a short one, then a long one": ((4.0, 9.0, 5.0), (1.0, 80.0, 6.0), ()),
     "the host waits after the second kernel": ((8.0, 7.0, 6.0), (30.0, 40.0, 5.0), (1,)),
     "the host waits after each": ((8.0, 7.0, 6.0), (30.0, 4.0, 5.0), (0, 1, 2)),
+    "waits in another order than the kernels": ((8.0, 7.0, 6.0, 5.0), (30.0, 40.0, 5.0, 2.0), (2, 0)),
     "the host waits after the last": ((8.0, 7.0), (3.0, 4.0), (1,)),
     "no kernel": ((), (), ()),
 }
@@ -85,6 +86,8 @@ STEP = (
     *edits("`waits` had no effect. After such a kernel, the host begins its next launch only when the kernel has "
         "ended.",
         waits_ignored=("if number in waits", "if False")),
+    *edits("The entries of `waits` were taken in order. A later one may be smaller than the one before it.",
+        waits_taken_in_order=("if number in waits", "if number == next((n for n in waits if n >= number), None)")),
     *edits("The host was made to wait as long as the kernel runs. It waits until the kernel has ended. That can be "
         "longer, because the kernel may have to wait before it begins.",
         waits_for_its_length=("host = end", "host = host + kernel")),

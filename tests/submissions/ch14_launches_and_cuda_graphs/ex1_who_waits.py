@@ -15,6 +15,11 @@ WRONG = {
     "launch_forgotten": changed("14.1", (END, "end = (end if number else host) + kernel")),
     "larger_sum": changed("14.1", ("    return end\n", "    return max(sum(launches), sum(kernels))\n")),
     "waits_ignored": changed("14.1", (WAIT, "pass")),
+    "waits_taken_in_order": changed(
+        "14.1",
+        ("host = end = 0.0", "host = end = 0.0\n    done = 0"),
+        (WAIT, "if done < len(waits) and waits[done] == number:\n            host, done = end, done + 1"),
+    ),
     "waits_for_its_length": changed("14.1", (WAIT, WAIT.replace("host = end", "host += kernel"))),
     "first_launch_is_free": changed("14.1", ("host = end = 0.0", "host, end = -sum(launches[:1]), 0.0")),
     "launches_subtracted": changed("14.1", (IDLE, IDLE.replace("sum(kernels)", "sum(launches)"))),
