@@ -1066,9 +1066,11 @@ else:
 # instruction that it does not have.
 #
 # Now you write such a kernel. The check needs no GPU: g++ compiles your text for the processor, and your threads run
-# there one at a time, each until it waits for others. The warps run once in ascending and once in descending order. So
-# a barrier that you forget always shows, whereas on a GPU it may go well for months. A loop over a row that is longer
-# than the block begins at `threadIdx.x` and advances by `THREADS`.
+# there one at a time, each until it waits for others. The check watches each access to memory. When two threads reach
+# the same number, one of them changes it, and no barrier lies between the two, it names both lines, even if the result
+# is right. On a GPU such a fault may go well for months. Only barriers, shuffles and atomics count for it: memory
+# fences and flags do not. A loop over a row that is longer than the block begins at `threadIdx.x` and advances by
+# `THREADS`.
 
 # %%
 # Exercise 13.8 · The same kernel in CUDA C++
@@ -1096,6 +1098,8 @@ def cuda_norm_source() -> str:
         float widened(Element) and void narrow(float, Element&): from an Element to float32 and back.
     Loads and stores have 16 bytes each: Vectors. Squares are added in float32. Each __syncthreads is reached by every
         thread of the block, and each shuffle by every lane that its mask names: no thread returns before.
+    Where one thread writes what another one of its block reads or writes, a barrier lies between the two, or both are
+        atomic: `total += part` by several threads loses additions. Blocks share nothing that any of them writes.
     """
     # BEGIN SOLUTION
     return r"""

@@ -21,6 +21,23 @@ from course_lib.checker import (
 )
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.layouts import unit_last
+from exercises.ch13_fusion_and_compilers.rms_norms import (
+    EPSILON_DIVIDED,
+    EPSILON_MISSING,
+    EPSILON_OUTSIDE,
+    MEAN_SUBTRACTED,
+    MULTIPLIED,
+    NORM_OF_X,
+    ONE_ADDED,
+    ROOT_MISSING,
+    STRIDES_OF_X,
+    SUM_FOR_MEAN,
+    SUM_NOT_STORED,
+    WEIGHT_MISSING,
+    large,
+    ordinary,
+    tiny,
+)
 from exercises.topics.evidence import ROUNDED_TO_16_BITS, stored_in_16_bits
 from exercises.topics.pointers import load
 from exercises.topics.pytorch_operations import ARITHMETIC
@@ -38,20 +55,6 @@ def norm_of_the_exact_sum(x, residual, weight, epsilon):
     wide = x.to(torch.promote_types(x.dtype, torch.float32)) + residual
     inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
     return (wide * inverse).to(x.dtype) * weight, wide.to(x.dtype)
-
-
-def ordinary(draw, *shape):
-    return draw.normal(*shape)
-
-
-def large(draw, *shape):
-    """Their squares overflow float16."""
-    return draw.normal(*shape, scale=60.0, shift=300.0)
-
-
-def tiny(draw, *shape):
-    """The mean of their squares is about 1e-5, so that it matters where epsilon stands."""
-    return draw.normal(*shape, scale=2e-3)
 
 
 def zeros(draw, *shape):
@@ -153,37 +156,37 @@ CHANGES = (
         tile_too_short__4096=(BLOCK, "block = min(4096, 2 ** math.ceil(math.log2(hidden)))")),
     *edits("The mean was taken over the whole tile, with its empty lanes. Divide by the number of columns.",
         mean_over_the_tile=("squares / hidden", "squares / block")),
-    *edits("The squares were summed and not averaged. Divide by the number of columns.",
+    *edits(SUM_FOR_MEAN,
         sum_for_mean=("squares / hidden", "squares")),
-    *edits("x was normalised without the residual. Normalise the sum.",
+    *edits(NORM_OF_X,
         norm_of_x=(WIDE, "wide = first.float()")),
     *edits("The residual was normalised without x. Normalise the sum.",
         norm_of_the_residual=(WIDE, "wide = second.float()")),
     *edits("The residual was subtracted. Add it.", subtracted=("first.float() + second", "first.float() - second")),
-    *edits("The second result is x as it came. It is the sum, which the next addition needs.",
+    *edits(SUM_NOT_STORED,
         sum_not_stored=("written[1, :, :block] = summed", "written[1, :, :block] = first")),
     *edits("The second result is normalised too. It is the plain sum.",
         both_normalised=("written[1, :, :block] = summed", "written[1, :, :block] = normalised")),
     *edits("The two results are exchanged: the normalised rows come first, the sum second.",
         results_exchanged=("return written[0], written[1]", "return written[1], written[0]")),
-    *edits("epsilon is missing. Add it to the mean square, under the root.",
+    *edits(EPSILON_MISSING,
         epsilon_missing=("squares / hidden + epsilon", "squares / hidden")),
     *edits("epsilon was rounded to float16, where 1e-8 is 0 and 1e-6 has one digit. Add it in float32.",
         epsilon_rounded=("squares / hidden + epsilon", "squares / hidden + torch.tensor(epsilon).to(x.dtype).float()")),
-    *edits("epsilon was added to the root. It belongs under the root, to the mean square.",
+    *edits(EPSILON_OUTSIDE,
         epsilon_outside=(INVERSE, "1 / (torch.sqrt(squares / hidden) + epsilon)")),
-    *edits("epsilon was added to the sum of squares, before it was divided by the number of columns.",
+    *edits(EPSILON_DIVIDED,
         epsilon_divided=("squares / hidden + epsilon", "(squares + epsilon) / hidden")),
-    *edits("The root is missing: the rows are divided by the mean square.",
+    *edits(ROOT_MISSING,
         root_missing=(INVERSE, "1 / (squares / hidden + epsilon)")),
-    *edits("The rows are multiplied by the root of the mean square. Divide by it.",
+    *edits(MULTIPLIED,
         multiplied=(INVERSE, "torch.sqrt(squares / hidden + epsilon)")),
-    *edits("The weight is missing.", weight_missing=(NORMALISED, "(wide * inverse).to(x.dtype)")),
-    *edits("The weight was taken as 1 + weight. That is another model's norm (Gemma's); here it multiplies as it is.",
+    *edits(WEIGHT_MISSING, weight_missing=(NORMALISED, "(wide * inverse).to(x.dtype)")),
+    *edits(ONE_ADDED,
         one_added=("inverse * scale", "inverse * (1 + scale)")),
     *edits("All columns have the weight of the first. Load the weight with the columns' offsets.",
         first_weight=("load(weight, lanes, inside, 0.0)", "load(weight, 0 * lanes, inside, 0.0)")),
-    *edits("The mean was subtracted, as LayerNorm does. RMSNorm subtracts nothing.",
+    *edits(MEAN_SUBTRACTED,
         mean_subtracted=(WIDE, "wide = summed.float() - summed.float().sum(1, keepdim=True) / hidden"),
         mean_subtracted__before=(WIDE, "wide = (summed.float() - summed.float().sum(1, keepdim=True) / hidden) * "
         "inside")),
@@ -194,7 +197,7 @@ CHANGES = (
     *edits(ROWS_TOUCH, row_stride_ignored=(X_ROW, "row * hidden", RESIDUAL_ROW, "row * hidden"),
         row_stride_ignored__of_x=(X_ROW, "row * hidden"),
         row_stride_ignored__of_the_residual=(RESIDUAL_ROW, "row * hidden")),
-    *edits("The residual was read with x's row stride. It has one of its own.",
+    *edits(STRIDES_OF_X,
         strides_of_x=(RESIDUAL_ROW, X_ROW)),
     *edits("x was read with the residual's row stride. It has one of its own.", strides_of_the_residual=(X_ROW,
         RESIDUAL_ROW)),

@@ -13,6 +13,23 @@ from course_lib.hardware.compiler import nvrtc
 from course_lib.hardware.compiler.cuda_numbers import CONVERSIONS
 from course_lib.hardware.compiler.cuda_on_host import files
 from exercises.ch13_fusion_and_compilers.on_host import FAULTS, NothingInLocalMemory, WholeVectors, run_in_both_orders
+from exercises.ch13_fusion_and_compilers.rms_norms import (
+    EPSILON_DIVIDED,
+    EPSILON_MISSING,
+    EPSILON_OUTSIDE,
+    MEAN_SUBTRACTED,
+    MULTIPLIED,
+    NORM_OF_X,
+    ONE_ADDED,
+    ROOT_MISSING,
+    STRIDES_OF_X,
+    SUM_FOR_MEAN,
+    SUM_NOT_STORED,
+    WEIGHT_MISSING,
+    large,
+    ordinary,
+    tiny,
+)
 from exercises.topics.pointers import load
 
 
@@ -29,20 +46,6 @@ def _of(wide, x, weight, epsilon):
     inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
     normalised, summed = (wide * inverse * weight.to(wide.dtype)).to(x.dtype), wide.to(x.dtype)
     return {order: {"normalised": normalised, "summed": summed} for order in ("ascending", "descending")}
-
-
-def ordinary(draw, *shape):
-    return draw.normal(*shape)
-
-
-def large(draw, *shape):
-    """Their squares overflow float16."""
-    return draw.normal(*shape, scale=60.0, shift=300.0)
-
-
-def tiny(draw, *shape):
-    """The mean of their squares is about 1e-5, so that it matters where epsilon stands."""
-    return draw.normal(*shape, scale=2e-3)
 
 
 def _apart(draw, tensor):
@@ -84,6 +87,7 @@ def norm_cases(draw):
         case("rows that lie apart", 3, 40, words, gaps=(True, True)),
         case("numbers near 0.003 and an epsilon of 1e-5", 2, 24, words, tiny, 1e-5),
         case("one warp", 2, 75, (torch.float32, 32)),
+        case("a row of 4,756 for one warp: 38 vectors a thread", 1, 1189, (torch.float32, 32)),
         case("float16, 2 rows of 1,000", 2, 125, short, machine=_machine()),
         case("float16, 3 rows of 2,008", 3, 251, short, gaps=(True, False)),
         case("float16, numbers near 300: squares overflow", 2, 63, short, large),
@@ -167,9 +171,37 @@ CHANGES = (
         "and advances by THREADS, as long as there are vectors.",
         row_cut_off=(WRITTEN, "written = column < threads * width", "thread, wide * wide)",
         "thread, wide * wide * (column < threads * width))")),
+    *edits("A thread took a fixed number of vectors, and longer rows have more for it. Let the loop go on as long as "
+        "there are vectors: a row may have any number.",
+        fixed_number=(WRITTEN, "written = column < 4 * threads * width", "thread, wide * wide)",
+        "thread, wide * wide * (column < 4 * threads * width))"),
+        fixed_number__2=(WRITTEN, "written = column < 2 * threads * width", "thread, wide * wide)",
+        "thread, wide * wide * (column < 2 * threads * width))"),
+        fixed_number__8=(WRITTEN, "written = column < 8 * threads * width", "thread, wide * wide)",
+        "thread, wide * wide * (column < 8 * threads * width))"),
+        fixed_number__10=(WRITTEN, "written = column < 10 * threads * width", "thread, wide * wide)",
+        "thread, wide * wide * (column < 10 * threads * width))"),
+        fixed_number__16=(WRITTEN, "written = column < 16 * threads * width", "thread, wide * wide)",
+        "thread, wide * wide * (column < 16 * threads * width))"),
+        fixed_number__32=(WRITTEN, "written = column < 32 * threads * width", "thread, wide * wide)",
+        "thread, wide * wide * (column < 32 * threads * width))")),
+    *edits("The last vectors of a row were left out: those beyond a whole number of vectors for each thread. Count on "
+        "as long as there are vectors, not for columns / WIDTH / THREADS rounds.",
+        tail_dropped=(WRITTEN, "written = column // (threads * width) < columns // (threads * width)",
+        "thread, wide * wide)",
+        "thread, wide * wide * (column // (threads * width) < columns // (threads * width)))"),
+        tail_dropped__of_the_sum=("thread, wide * wide)",
+        "thread, wide * wide * (column // (threads * width) < columns // (threads * width)))",
+        '"summed": summed', '"summed": torch.where(column // (threads * width) < columns // (threads * width), summed, '
+        "math.nan)")),
     *edits("Only warp 0's squares are in the sum. Each warp has a sum of its own: one lane of each puts it into shared "
         "memory, and after the barrier all of these are added.",
         first_warp_only=(READ, "read[:, 0, :1] = of_warp[:, :1]")),
+    *edits("Warp 0 alone has the sum of the block. A number that one warp has worked out reaches the others through "
+        "shared memory: store it there, and let all read it behind a barrier.",
+        sum_in_warp_0_only=(SQUARES, "torch.where(thread < 32, sum_of_lanes(read)[:, 0, thread % 32], "
+        "sum_of_lanes(lanes)[:, thread // 32, thread % 32])"),
+        sum_in_warp_0_only__zero=(SQUARES, "torch.where(thread < 32, sum_of_lanes(read)[:, 0, thread % 32], 0.0)")),
     *edits("Each warp used its own sum. A shuffle does not leave the warp: the sums of the warps have to be added too, "
         "through shared memory.", sum_of_own_warp=(SQUARES, "sum_of_lanes(lanes)[:, thread // 32, thread % 32]")),
     *edits("Each thread used the squares that it has added up itself. They have to be added over the whole block.",
@@ -187,29 +219,54 @@ CHANGES = (
         mean_over_the_threads__vectors=("squares / columns", "squares / (threads * width)")),
     *edits("The mean was taken over the vectors of a row. Divide by the number of columns.",
         mean_over_the_vectors=("squares / columns", "squares / (columns // width)")),
-    *edits("The squares were summed and not averaged. Divide by the number of columns.",
+    *edits("The mean was taken over a fixed number of columns. Divide by `columns`.",
+        mean_over_a_fixed_number=("squares / columns", "squares / 4096"),
+        mean_over_a_fixed_number__1024=("squares / columns", "squares / 1024")),
+    *edits("The squares are those of x alone. Square the sum.",
+        squares_of_x=("thread, wide * wide)", "thread, first.float() * first.float())")),
+    *edits("epsilon was not the one that the kernel is given. Add the parameter `epsilon`, not a number of your own.",
+        epsilon_fixed=("squares / columns + epsilon", "squares / columns + 1e-6"),
+        epsilon_fixed__5=("squares / columns + epsilon", "squares / columns + 1e-5")),
+    *edits("The inverse root was multiplied by epsilon. Add it to the mean square, under the root.",
+        epsilon_multiplied=(INVERSE, "epsilon / torch.sqrt(squares / columns)")),
+    *edits("The sum of squares was made a whole number before it was divided. Divide in float32.",
+        whole_number=("squares / columns", "squares.floor() / columns"),
+        whole_number__mean=("squares / columns", "(squares.floor() / columns).floor()")),
+    *edits(SUM_FOR_MEAN,
         sum_for_mean=("squares / columns", "squares")),
-    *edits("x was normalised without the residual. Normalise the sum.", norm_of_x=(WIDE, "wide = first.float()")),
-    *edits("The second result is x as it came. It is the sum, which the next addition needs.",
-        sum_not_stored=('"summed": summed', '"summed": first')),
+    *edits(NORM_OF_X, norm_of_x=(WIDE, "wide = first.float()"),
+        norm_of_x__squares_of_the_sum=("wide * inverse", "first.float() * inverse")),
+    *edits(SUM_NOT_STORED,
+        sum_not_stored=('"summed": summed', '"summed": first'),
+        sum_not_stored__nor_normalised=('"summed": summed', '"summed": first', "wide * inverse",
+        "first.float() * inverse")),
     *edits("The two results are exchanged.",
         results_exchanged=('"normalised": normalised, "summed": summed', '"normalised": summed, "summed": normalised')),
-    *edits("epsilon is missing. Add it to the mean square, under the root.",
+    *edits(EPSILON_MISSING,
         epsilon_missing=("squares / columns + epsilon", "squares / columns")),
-    *edits("epsilon was added to the root. It belongs under the root, to the mean square.",
+    *edits(EPSILON_OUTSIDE,
         epsilon_outside=(INVERSE, "1 / (torch.sqrt(squares / columns) + epsilon)")),
-    *edits("epsilon was added to the sum of squares, before it was divided by the number of columns.",
+    *edits(EPSILON_DIVIDED,
         epsilon_divided=("squares / columns + epsilon", "(squares + epsilon) / columns")),
-    *edits("The root is missing: the rows are divided by the mean square.",
+    *edits(ROOT_MISSING,
         root_missing=(INVERSE, "1 / (squares / columns + epsilon)")),
-    *edits("The rows are multiplied by the root of the mean square. Divide by it.",
+    *edits(MULTIPLIED,
         multiplied=(INVERSE, "torch.sqrt(squares / columns + epsilon)")),
-    *edits("The weight is missing.", weight_missing=("wide * inverse * weight.float()", "wide * inverse")),
+    *edits(WEIGHT_MISSING, weight_missing=("wide * inverse * weight.float()", "wide * inverse")),
+    *edits(ONE_ADDED, one_added=("weight.float()", "(1 + weight.float())")),
+    *edits("All numbers got the first one of the weight. It is read number by number, like the row.",
+        first_weight=("inverse * weight.float()", "inverse * weight.float()[0 * column]")),
+    *edits("Each number of a vector got the vector's first of the weight. Read weight.of[e] beside the row's of[e].",
+        first_of_a_vector=("inverse * weight.float()", "inverse * weight.float()[column // width * width]")),
+    *edits("A thread read the weight of its first vector for all of its vectors. The weight is read at the same place "
+        "as the row.",
+        weights_of_thread=("inverse * weight.float()", "inverse * weight.float()[column % (threads * width)]")),
     *edits("Each vector got the first vector of the weight. The weight is read at the same place as the row.",
-        first_weights=("inverse * weight.float()", "inverse * weight.float()[column % width]"),
-        first_weights__of_thread=("inverse * weight.float()", "inverse * weight.float()[column % (threads * width)]")),
-    *edits("The mean was subtracted, as LayerNorm does. RMSNorm subtracts nothing.",
-        mean_subtracted=(WIDE, "wide = summed.float() - summed.float().mean(1, keepdim=True)")),
+        first_weights=("inverse * weight.float()", "inverse * weight.float()[column % width]")),
+    *edits(MEAN_SUBTRACTED,
+        mean_subtracted=(WIDE, "wide = summed.float() - summed.float().mean(1, keepdim=True)"),
+        mean_subtracted__variance=("squares / columns", "squares / columns - wide.mean(1, keepdim=True) ** 2",
+        "wide * inverse", "(wide - wide.mean(1, keepdim=True)) * inverse")),
     *edits("The squares were taken or added in float16, which ends at 65,504. Use float32.",
         squared_in_16_bits=("thread, wide * wide)", "thread, (summed * summed).float())"),
         squared_in_16_bits__sum=("squares / columns", "squares.to(x.dtype).float() / columns")),
@@ -217,7 +274,7 @@ CHANGES = (
         row_stride_ignored=(X_ROW, "row * columns", RESIDUAL_ROW, "row * columns"),
         row_stride_ignored__of_x=(X_ROW, "row * columns"),
         row_stride_ignored__of_the_residual=(RESIDUAL_ROW, "row * columns")),
-    *edits("The residual was read with x's row stride. It has one of its own.", strides_of_x=(RESIDUAL_ROW, X_ROW)),
+    *edits(STRIDES_OF_X, strides_of_x=(RESIDUAL_ROW, X_ROW)),
     *edits("All blocks read the first row. The row is blockIdx.x.",
         first_row_only=(X_ROW, "0 * row", RESIDUAL_ROW, "0 * row")),
 )  # fmt: skip

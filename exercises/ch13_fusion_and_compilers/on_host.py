@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from course_lib.checker import Mistake, Requirement
 from course_lib.hardware.compiler.nvrtc import missing_nvrtc
 
@@ -47,16 +45,24 @@ def run_in_both_orders(functions, x, residual, weight, epsilon, threads, machine
     given = f"#define THREADS {threads}\n#define WIDTH {width}\nusing Element = {element};\n"
     given += "struct alignas(16) Vector { Element of[WIDTH]; };\n"
     rows, columns = x.shape
+    bits, nobodys = (torch.int32, 0x7FCBEEF5) if x.dtype == torch.float32 else (torch.int16, 0x7EB5)
     story = {}
     for order in runner.ORDERS:
-        results = {name: torch.full((rows, columns), torch.nan, dtype=x.dtype) for name in ("normalised", "summed")}
+        results = {name: torch.empty(rows, columns, dtype=x.dtype) for name in ("normalised", "summed")}
+        for result in results.values():  # NaN, with bits of its own: what holds them still was never stored
+            result.view(bits).fill_(nobodys)
         strides = {"x_stride": x.stride(0), "residual_stride": residual.stride(0)}
         arguments = {"x": x, "residual": residual, "weight": weight, **results, "columns": columns, **strides}
         arguments["epsilon"] = float(epsilon)
-        runner.run_on_host(
+        unset = runner.run_on_host(
             source, "add_rms_norm", rows, threads, arguments, tuple(results), order=order, line=line, given=given
         )
         story[order] = results
+        for name, result in results.items():
+            left = (result.view(bits) == nobodys).sum().item()
+            functions.noted[f"{name} never stored"] = functions.noted.get(f"{name} never stored", 0) + left
+            if unset and (result.isnan() & (result.view(bits) != nobodys)).any():
+                raise runner.Unset(f"numbers of `{name}` are NaN, and {unset}; such memory is NaN here")
     if "nvrtc.py" in machine:
         nvrtc = sys.modules["nvrtc"]
         try:
@@ -112,58 +118,99 @@ def _raised(name):
     return lambda case, seen, got: seen.error is not None and seen.error.type == name
 
 
-def _differ(case, seen, got):
-    """Whether the two orders gave different results, beyond what the order of a sum rounds off."""
-    if got is None:
-        return False
-    one, other = got["ascending"], got["descending"]
-    return any(not torch.allclose(one[name], other[name], rtol=2e-3, atol=1e-4, equal_nan=True) for name in one)
+def _all_never_stored(name):
+    def when(case, seen, got):
+        return seen.noted.get(f"{name} never stored", 0) == 2 * case.args[0].numel()  # in both orders
+
+    return when
 
 
 def _norm_is_nan(case, seen, got):
-    """Whether every normalised number is NaN, and no sum is."""
+    """Whether every normalised number was stored, as NaN, and no sum is NaN."""
     results = [] if got is None else list(got.values())
-    return bool(results) and all(
-        result["normalised"].isnan().all() and not result["summed"].isnan().any() for result in results
+    return (
+        bool(results)
+        and not seen.noted.get("normalised never stored", 0)
+        and all(result["normalised"].isnan().all() and not result["summed"].isnan().any() for result in results)
     )
 
 
 FAULTS = (
     Mistake(
+        "lost_update",
+        "Several threads add to one number by `+=`, and that is a read and a write. Give each warp a place of its own "
+        "and add these after a barrier, or use atomicAdd.",
+        when=_raised("LostUpdate"),
+    ),
+    Mistake(
+        "one_place_for_several",
+        "Give each thread that writes a place of its own, such as of_warp[threadIdx.x / 32] for lane 0 of each warp.",
+        when=_raised("OnePlaceForSeveral"),
+    ),
+    Mistake(
         "barrier_missing",
-        "The result depends on which warp runs first: threads reach the same shared memory with no barrier between "
-        "them. Put __syncthreads between the write and the read, and where the memory is written again, between the "
-        "read and the next write. Between lanes of one warp __syncwarp will do.",
-        when=lambda case, seen, got: case.args[0].shape[0] == 1 and _differ(case, seen, got),
-        first=True,
+        "Put __syncthreads between the two, and where the memory is used again, between the read and the next write. "
+        "Between lanes of one warp __syncwarp will do.",
+        when=_raised("Race"),
     ),
     Mistake(
         "rows_collide",
-        "The result depends on which block runs first, and with one row it does not: several blocks write to the same "
-        "row of a result. Row blockIdx.x begins blockIdx.x * columns numbers behind the first.",
-        when=lambda case, seen, got: case.args[0].shape[0] > 1 and _differ(case, seen, got),
-        first=True,
+        "Each block has a row and memory of its own: row blockIdx.x of a result begins blockIdx.x * columns numbers "
+        "behind the first, and what the threads of one block share is declared __shared__ within the kernel.",
+        when=_raised("BlocksCollide"),
     ),
     Mistake(
         "shared_memory_unset",
-        "Every normalised number is NaN, as shared memory is before somebody writes it. Either a lane reads the sum of "
-        "a warp that does not exist (there are THREADS / 32 warps, and the other lanes take 0), or not every warp has "
-        "written its sum to a place of its own.",
+        "Either a lane reads the sum of a warp that does not exist (there are THREADS / 32 warps, and the other lanes "
+        "take 0), or not every warp has written its sum to a place of its own, or a number to which others are added "
+        "was never set to 0.",
+        when=_raised("Unset"),
+    ),
+    Mistake(
+        "normalised_not_stored",
+        "No number was stored in `normalised`. Is its pointer made of another tensor's, or the store missing?",
+        when=_all_never_stored("normalised"),
+        every=True,
+        first=True,
+    ),
+    Mistake(
+        "summed_not_stored",
+        "No number was stored in `summed`. It is the second result, which the next addition needs.",
+        when=_all_never_stored("summed"),
+        every=True,
+        first=True,
+    ),
+    Mistake(
+        "variable_unset",
+        "Every normalised number was stored, as NaN, and all shared memory that was read had been written. Was a "
+        "thread's own variable or array read before it was set, such as a sum without `= 0.0f`, or an array that "
+        "lacks __shared__?",
         when=_norm_is_nan,
         every=True,
         first=True,
     ),
     Mistake(
+        "launch_bound_too_small",
+        "The block has THREADS threads, up to 512.",
+        when=_raised("NotLaunched"),
+    ),
+    Mistake(
+        "unknown_name",
+        "Before your text stand Element, WIDTH, Vector, THREADS, widened and narrow. Of what CUDA itself has without a "
+        "header this check knows the usual part: if it is CUDA's, say it in another way. Nothing ran.",
+        when=_raised("UnknownName"),
+    ),
+    Mistake(
         "does_not_compile",
-        "Before your text stand Element, WIDTH, Vector, THREADS, widened and narrow, and what CUDA itself has without "
-        "a header. Nothing ran.",
+        "Nothing ran. The line that is named is the first that the compiler could not take; a `;` or a bracket that is "
+        "missing shows in the line behind.",
         when=_raised("DoesNotCompile"),
     ),
     Mistake(
         "outside_a_tensor",
-        "Two causes are common. A pointer to Vectors counts in Vectors, so `(const Vector*)x + row * x_stride` is "
-        "WIDTH times too far: add row * x_stride to the pointer to Elements. And a row has columns / WIDTH vectors: "
-        "the last is one before that.",
+        "Look at the line's index first. A row has columns / WIDTH vectors, however many the threads are. A pointer to "
+        "Vectors counts in Vectors, so row * x_stride is added to the pointer to Elements. x and the residual have row "
+        "strides; rows of the results are `columns` apart, and the weight is one row for all.",
         when=_raised("OutsideATensor"),
     ),
     Mistake(
@@ -188,5 +235,10 @@ FAULTS = (
         "Some threads never arrive where others wait. On a GPU this hangs, or gives anything.",
         when=_raised("NotAllThere"),
     ),
-    Mistake("does_not_end", "A loop never ends, and on a GPU nobody would stop it.", when=_raised("DoesNotEnd")),
+    Mistake(
+        "does_not_end",
+        "A loop never ends, and on a GPU nobody would stop it. This check runs one thread at a time up to its next "
+        "barrier, so a loop that waits until another thread sets a flag does not end here either: use a barrier.",
+        when=_raised("DoesNotEnd"),
+    ),
 )

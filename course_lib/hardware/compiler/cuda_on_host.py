@@ -4,15 +4,17 @@
 
 g++ compiles the source as C++. Here stands what CUDA adds to it: indices, shared memory, the barrier of a block, and
 shuffles. Each thread of a block is a fiber. One runs at a time, until it waits or ends, and a warp runs as far ahead of
-the others as its barriers let it: in ascending order the first warp, in descending order the last. So two threads that
-reach the same shared memory with no barrier between them do so in both orders, and a forgotten barrier always shows.
+the others as its barriers let it: in ascending order the first warp, in descending order the last.
 
-What is seen: an access outside a tensor, since memory that cannot be reached lies on both sides; a write to a tensor
-that is only read; an address that is not aligned; an index outside an array; a barrier or shuffle that some threads do
-not reach; a loop that does not end. Shared memory begins as NaN in each block. What is not seen: time, and whatever
-depends on the GPU's compiler.
+What is seen: two threads that reach the same number with nothing between them, if one of them changes it, whether or
+not the result is right here (cuda_races.h says how); an access outside a tensor, since memory that cannot be reached
+lies on both sides; a write to a tensor that is only read; an address that is not aligned; an index outside an array; a
+barrier or shuffle that some threads do not reach; a loop that does not end. Shared memory begins as NaN in each block.
+What is not seen: time, and whatever depends on the GPU's compiler. A shuffle is taken to order the lanes that call it,
+as __syncwarp does; CUDA promises that of __syncwarp alone. Memory fences order nothing here, and a loop that waits
+for another thread's flag never ends.
 
-A check sends the three FILES to the process that runs answers. So they use nothing else of the course.
+A check sends the FILES to the process that runs answers. So they use nothing else of the course.
 
 Sources: NVIDIA, CUDA C++ Programming Guide, "Synchronization functions", "Warp shuffle functions", "Independent thread
 scheduling". GCC, "Program instrumentation options", for what tells of arrays and alignment.
@@ -38,14 +40,23 @@ MISSING = (
     "Ubuntu: apt install g++), or use Colab, which has it."
 )
 COLUMNS_OF_A_TEXT = 100
-FILES = ("cuda_on_host.py", "cuda_block.h", "cuda_launch.h")
+FILES = ("cuda_on_host.py", "cuda_races.h", "cuda_block.h", "cuda_launch.h")
 
 STATES = ("can go on", "waits", "waits", "has ended")
-(NONE, OUTSIDE, NOT_ALIGNED, INDEX, NOT_REACHED, ENDLESS, DIVISION, MASK) = range(8)
+(NONE, OUTSIDE, NOT_ALIGNED, INDEX, NOT_REACHED, ENDLESS, DIVISION, MASK, RACE, LOST, ONE_PLACE, BLOCKS) = range(12)
+(SHARED, GLOBALS, TENSORS) = range(3)  # what a race is about: shared memory, a variable of the file, a tensor
 
 
 class KernelFault(Exception):
     """What a kernel did that no GPU would forgive: the sentence says what, where and in which thread."""
+
+
+class Unset(KernelFault):
+    """A result is NaN, and shared memory was read that nobody had written."""
+
+
+class UnknownName(KernelFault):
+    """The source uses a name that nothing here declares."""
 
 
 class DoesNotCompile(KernelFault):
@@ -72,6 +83,26 @@ class NotAllThere(KernelFault):
     """A barrier, or a shuffle, that some of its threads do not reach."""
 
 
+class Race(KernelFault):
+    """Two threads of a block reach the same number, one of them changes it, and nothing orders the two."""
+
+
+class LostUpdate(Race):
+    """Threads add to the same number by reading it and writing it back: one addition overwrites the other."""
+
+
+class OnePlaceForSeveral(Race):
+    """Threads write different numbers to the same place, by the same instruction."""
+
+
+class BlocksCollide(Race):
+    """Two blocks reach the same number, and one of them changes it."""
+
+
+class NotLaunched(KernelFault):
+    """The launch has more threads than the kernel's own bound."""
+
+
 class DoesNotEnd(KernelFault):
     """Threads still ran when their time was over."""
 
@@ -87,6 +118,9 @@ class _Fault(ctypes.Structure):
         ("number", ctypes.c_longlong),
         ("address", ctypes.c_void_p),
         ("place", ctypes.c_void_p),
+        ("other_place", ctypes.c_void_p),
+        *((name, ctypes.c_int) for name in ("other_block", "other_writes", "region", "unset_thread", "unset_block")),
+        ("unset_place", ctypes.c_void_p),
     ]
 
 
@@ -95,6 +129,7 @@ class _Tensor(ctypes.Structure):
         ("given", ctypes.c_void_p),
         ("bytes", ctypes.c_longlong),
         ("may_be_written", ctypes.c_int),
+        ("element", ctypes.c_int),
         *((name, ctypes.c_void_p) for name in ("place", "begin", "end")),
     ]
 
@@ -133,6 +168,9 @@ def run_on_host(source, name, grid, threads, arguments, written, *, order="ascen
         line: the number of the source's first line in the file that the learner knows.
         given: what stands before the source and is none of its lines, such as types and constants.
 
+    Returns: the first read of shared memory that nobody had written, in words; None where there was none. It is no
+        fault, as the number may not have been used.
+
     Raises:
         ValueError: threads is not a number from 1 to 1024, or order none of ORDERS.
         KernelFault: what the kernel did; each of its classes is one kind of fault.
@@ -149,6 +187,12 @@ def run_on_host(source, name, grid, threads, arguments, written, *, order="ascen
         raise DoesNotCompile(
             f"`{name}` has {library.takes} parameters, and is launched with {len(arguments)}: {', '.join(arguments)}."
         )
+    _parameters(source, name, library.kinds, arguments)
+    if threads > library.most_threads:
+        raise NotLaunched(
+            f"`{name}` has __launch_bounds__({library.most_threads}), and is launched with {threads} threads. A GPU "
+            "refuses that launch. Write __launch_bounds__(THREADS), or leave it out."
+        )
     if source in _endless:
         raise DoesNotEnd(_endless[source])
     tensors = {key: value for key, value in arguments.items() if isinstance(value, torch.Tensor)}
@@ -164,6 +208,37 @@ def run_on_host(source, name, grid, threads, arguments, written, *, order="ascen
         if isinstance(raised, DoesNotEnd):
             _endless[source] = str(raised)  # it is not run again
         raise raised
+    return _unset(fault, library)
+
+
+def _unset(fault, library):
+    if not fault.unset_place:
+        return None
+    where = library.at(_line_of(library.path, fault.unset_place))
+    at = f" (in {where})" if where else ""
+    return f"thread {fault.unset_thread} of block {fault.unset_block} read shared memory{at} that nobody had written"
+
+
+def _parameters(source, name, kinds, arguments):
+    """The types that the kernel declares are those with which it is launched: a GPU copies their bytes, unasked."""
+    listed = _without_comments(source).split(f"{name}(" if f"{name}(" in source else name, 1)[-1].split(")")[0]
+    declared = [" ".join(parameter.strip(" (\n").split()) for parameter in listed.split(",")]
+    for place, (kind, (key, argument)) in enumerate(zip(kinds, arguments.items())):
+        pointer = argument is None or isinstance(argument, torch.Tensor)
+        asked, word = (
+            ("p", "a pointer") if pointer else ("f", "`float`") if isinstance(argument, float) else ("i", "`int`")
+        )
+        if kind != asked:
+            said = f"is declared `{declared[place]}`" if len(declared) == len(kinds) else "has another type"
+            raise DoesNotCompile(
+                f"the parameter {place + 1} of `{name}`, `{key}`, {said}, and is launched as {word}. A launch hands "
+                "its bytes over as they are, so the types must be the same."
+            )
+
+
+def _without_comments(source):
+    """With as many lines as before."""
+    return re.sub(r"//[^\n]*|/\*.*?\*/", lambda comment: "\n" * comment[0].count("\n"), source, flags=re.S)
 
 
 def _value(argument):
@@ -174,7 +249,8 @@ def _value(argument):
 
 def _laid(tensor, may_be_written):
     reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
-    return _Tensor(tensor.data_ptr(), reach * tensor.element_size() if tensor.numel() else 0, may_be_written)
+    bytes_of_all = reach * tensor.element_size() if tensor.numel() else 0
+    return _Tensor(tensor.data_ptr(), bytes_of_all, may_be_written, tensor.element_size())
 
 
 # ------------------------------------------------------------------------------------------------------- the compiler
@@ -187,7 +263,9 @@ class _Library:
         self.path, self.lines, self.line = path, lines, line
         loaded = ctypes.CDLL(path)
         self.takes, self.run = loaded.parameters_of_kernel(), loaded.run_kernel
-        self.shared_bytes = loaded.shared_bytes_of_block()
+        self.shared_bytes, self.most_threads = loaded.shared_bytes_of_block(), loaded.most_threads_of_block()
+        loaded.kinds_of_parameters.restype = ctypes.c_char_p
+        self.kinds = loaded.kinds_of_parameters().decode()
         self.run.restype = ctypes.POINTER(_Fault)
 
     def at(self, number):
@@ -208,10 +286,10 @@ def _library(source, name, line, given):
     if key not in _libraries:
         try:
             _libraries[key] = _compiled(source, name, line, given, key)
-        except DoesNotCompile as refused:
+        except (DoesNotCompile, UnknownName) as refused:
             _libraries[key] = refused
-    if isinstance(_libraries[key], DoesNotCompile):
-        raise DoesNotCompile(*_libraries[key].args)
+    if isinstance(_libraries[key], KernelFault):
+        raise type(_libraries[key])(*_libraries[key].args)
     return _libraries[key]
 
 
@@ -223,16 +301,29 @@ def _compiled(source, name, line, given, key):
         raise RuntimeError(f"This needs {MISSING}")
     folder = Path(tempfile.mkdtemp(prefix="cuda-on-host-"))
     text, machine_code, built = folder / "kernel.cpp", folder / "kernel.o", folder / f"{key[:16]}.so"
-    before, behind = (Path(__file__).with_name(name).read_text() for name in FILES[1:])
-    text.write_text(f'#define KERNEL {name}\n{before}{given}\n#line {line} "kernel.cu"\n{source}\n{behind}')
-    flags = ["-std=gnu++17", "-O1", "-g1", "-fPIC", "-w", "-ffp-contract=off", "-fno-strict-aliasing"]
-    flags += ["-fsanitize=bounds,alignment", "-fsanitize-recover=all", "-fdiagnostics-color=never"]
+    races, block, behind = (Path(__file__).with_name(name).read_text() for name in FILES[1:])
+    facts = f"#define KERNEL {name}\n#define LAUNCH_BOUND {_launch_bound(source)}\n"
+    facts += f"#define VARIABLES_OF_ALL_BLOCKS {int(_has_variables(source))}\n"
+    text.write_text(f'{facts}{races}{block}{given}\n#line {line} "kernel.cu"\n{source}\n{behind}')
+    flags = [
+        "-std=gnu++17",
+        "-O1",
+        "-g1",
+        "-fPIC",
+        "-Wno-all",
+        "-Werror=vla",
+        "-ffp-contract=off",
+        "-fno-strict-aliasing",
+    ]
+    flags += ["-fsanitize=bounds,alignment,thread", "-fsanitize-recover=all", "-fdiagnostics-color=never"]
     flags += ["-ftrivial-auto-var-init=pattern"] if version >= 12 else []  # what nobody set is not 0
     done = subprocess.run(
         ["g++", *flags, "-c", str(text), "-o", str(machine_code)], capture_output=True, text=True, cwd=folder
     )
     if done.returncode:
-        raise DoesNotCompile(_refusal(done.stderr, lines, line))
+        refusal = _refusal(done.stderr, lines, line)
+        unknown = re.search(r"(was not declared|does not name a type|has not been declared)", refusal)
+        raise (UnknownName if unknown else DoesNotCompile)(refusal)
     done = subprocess.run(["g++", "-shared", str(machine_code), "-o", str(built)], capture_output=True, text=True)
     if done.returncode:
         raise DoesNotCompile(f"the linker refused it: {done.stderr.strip()[-300:]}")
@@ -245,9 +336,23 @@ def _compiled(source, name, line, given, key):
     return library
 
 
+def _launch_bound(source):
+    """The expression that __launch_bounds__ has for the threads of a block."""
+    found = re.search(r"__launch_bounds__\s*\(((?:[^(),]|\([^()]*\))*)", _without_comments(source))
+    return f"({found[1]})" if found else str(MOST_THREADS)
+
+
+def _has_variables(source):
+    """Whether it has variables of its own that all blocks share: only shared memory of templates lies among them."""
+    plain = _without_comments(source)
+    return "template" not in plain or bool(
+        re.search(r"__device__[^(){};]*\w\s*(\[[^\]]*\]\s*)*(=[^;]*|\{[^}]*\})?;", plain)
+    )
+
+
 def _look_over(source, name, lines, line):
     """What g++ would only be confused by."""
-    plain = re.sub(r"//[^\n]*|/\*.*?\*/", lambda comment: "\n" * comment[0].count("\n"), source, flags=re.S)
+    plain = _without_comments(source)
     told = {
         r"^\s*#\s*include": "has an #include. Leave it out: NVRTC has none of CUDA's headers, and none is needed.",
         r"\bextern\s+__shared__": "asks for shared memory whose size comes with the launch, and the launch gives none. "
@@ -255,16 +360,56 @@ def _look_over(source, name, lines, line):
         r"\basm\b": "has PTX in `asm`, which runs on a GPU only. Write it in C++.",
         r"__shfl(_xor|_down|_up)?\s*\(": "calls a shuffle without `_sync`, which CUDA no longer has. Its first "
         "argument is the mask of the lanes that take part.",
+        r"\bstd::": "uses `std::`, which needs a header. CUDA has sqrtf, fabsf, fmaxf and their like without one.",
+        r"__shared__[^;(){}]*[=\w\]]\s*[={]": "gives shared memory a value where it is declared, which CUDA refuses. "
+        "Let the threads write it, and put a barrier behind.",
+        r"\b__half2?\b": "uses `__half`, which needs the header cuda_fp16.h. Use Element, with widened and narrow.",
     }
     for pattern, words in told.items():
         found = re.search(pattern, plain, re.M)
         if found:
             number = line + plain.count("\n", 0, found.start() + len(found[0]) - len(found[0].lstrip()))
             raise DoesNotCompile(f"line {number}, `{lines[number - line].strip()[:COLUMNS_OF_A_TEXT]}`, {words}")
+    host = _first_host_function(plain)
+    if host:
+        function, number = host
+        raise DoesNotCompile(
+            f"line {line + number}, `{lines[number].strip()[:COLUMNS_OF_A_TEXT]}`, declares `{function}` without "
+            "`__device__`. Only functions with `__device__` can be called in a kernel."
+        )
     if not re.search(rf"\b{re.escape(name)}\s*\(", plain):
         raise DoesNotCompile(f'the text has no kernel `{name}`. It is declared `extern "C" __global__ void {name}(`.')
     if not re.search(rf'extern\s+"C"[\s\w]*\b__global__[^;{{]*\b{re.escape(name)}\s*\(', plain):
         raise DoesNotCompile(f'`{name}` must be declared `extern "C" __global__ void {name}(`, so that it is found.')
+
+
+def _first_host_function(plain):
+    """The name of a function outside of types that is called and is not the GPU's, with its line from 0; or None."""
+    markers = r"__device__|__global__|\bconstexpr\b"
+    for macro in re.findall(rf"^[ \t]*#[ \t]*define[ \t]+(\w+)[^\n]*(?:{markers})", plain, re.M):
+        markers += rf"|\b{macro}\b"
+    code = re.sub(r"^[ \t]*#[^\n]*(?:\\\n[^\n]*)*", lambda found: "\n" * found[0].count("\n"), plain, flags=re.M)
+    opened, begin = [], 0  # per brace: whether what is inside still stands outside of functions and types
+    for place, sign in enumerate(code):
+        if sign == ";":
+            begin = place + 1
+        elif sign == "}":
+            begin = place + 1
+            if opened:
+                opened.pop()
+        elif sign == "{":
+            head = code[begin:place]
+            outside, wraps = (
+                all(opened),
+                bool(re.match(r'\s*(?:extern\s+"C"|(?:inline\s+)?namespace\b[\s\w:]*)\s*$', head)),
+            )
+            opened.append(wraps)
+            found = re.search(r"(\w+)\s*\([^{}]*\)\s*(?:noexcept\s*)?$", head)
+            called = found and len(re.findall(rf"\b{found[1]}\b", code)) > 1
+            if outside and not wraps and called and "=" not in head.split("(")[0] and not re.search(markers, head):
+                return found[1], code.count("\n", 0, begin + found.start())
+            begin = place + 1
+    return None
 
 
 def _refusal(said, lines, line):
@@ -280,6 +425,8 @@ def _refusal(said, lines, line):
 
 
 def _plain(words):
+    if "variable length array" in words:
+        return "an array's length must be known when the kernel is compiled"
     words = words.split("; did you mean")[0]  # of names that the learner never saw
     return re.sub(r"{anonymous}::|\(anonymous namespace\)::|on_host::", "", words).replace("‘", "`").replace("’", "`")
 
@@ -313,7 +460,41 @@ def _told(fault, library, tensors, laid, threads, seconds):
             f"{who} calls {fault.what.decode()}{at} with the mask {fault.mask:#010x}, in which its own lane, "
             f"{fault.thread % 32}, is missing."
         )
+    if fault.kind in (RACE, LOST, ONE_PLACE, BLOCKS):
+        return _raced(fault, library, tensors, who, at)
     return _not_reached(fault, library, threads, at)
+
+
+def _raced(fault, library, tensors, who, at):
+    there = library.at(_line_of(library.path, fault.other_place))
+    place = at if there and f"(in {there})" in at else f" (in {there})" if there else ""
+    what = {SHARED: "shared memory", GLOBALS: "a variable that all blocks share"}.get(fault.region)
+    what = what or f"`{list(tensors)[_of_region(fault.region, tensors)]}`"
+    if fault.kind == LOST:
+        return LostUpdate(
+            f"{who} reads a number in {what}{at} to which thread {fault.other} has just added in the same way, with "
+            "nothing between the two. On a GPU both read the old number, and one of the two additions is lost."
+        )
+    does, did = ("reads", "writes")[fault.writes], ("read", "wrote")[fault.other_writes]
+    if fault.kind == BLOCKS:
+        return BlocksCollide(
+            f"{who} {does} a number of {what}{at} that thread {fault.other} of block {fault.other_block} {did}{place}. "
+            "Blocks run at the same time or in any order, and nothing makes one wait for another."
+        )
+    if fault.kind == ONE_PLACE:
+        return OnePlaceForSeveral(
+            f"{who} writes a number in {what}{at} over another one that thread {fault.other} has just written there by "
+            "the same line. On a GPU any of the two may stay."
+        )
+    return Race(
+        f"{who} {does} a number in {what}{at} that thread {fault.other} {did}{place}, and no barrier lies between the "
+        "two. On a GPU either may come first."
+    )
+
+
+def _of_region(region, tensors):
+    """Which tensor a region is: those without an element have none."""
+    return [place for place, tensor in enumerate(tensors.values()) if tensor.numel()][region - TENSORS]
 
 
 def _not_reached(fault, library, threads, at):

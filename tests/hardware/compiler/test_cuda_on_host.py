@@ -66,13 +66,115 @@ def test_a_shuffle_of_some_lanes_needs_these_alone():
     assert out.tolist() == [lane ^ 1 if lane < 16 else lane for lane in range(32)]
 
 
-def test_a_forgotten_barrier_shows_in_one_of_the_two_orders():
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_forgotten_barrier_is_told_with_both_lines(order):
     body = (
         "__shared__ float all[64];\nall[threadIdx.x] = x[threadIdx.x];\n{}\nout[threadIdx.x] = all[63 - threadIdx.x];"
     )
-    right = torch.arange(63.0, -1.0, -1.0)
-    assert all(torch.equal(ran(body.format("__syncthreads();"), order=order), right) for order in ORDERS)
-    assert not all(torch.equal(ran(body.format(""), order=order), right) for order in ORDERS)
+    assert torch.equal(ran(body.format("__syncthreads();"), order=order), torch.arange(63.0, -1.0, -1.0))
+    said = told(body.format(""), "Race", order=order)
+    assert "line 3" in said and "line 5" in said and "shared memory" in said
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("add", ["sum += x[threadIdx.x];", "if (threadIdx.x % 32 == 0) sum = sum + x[threadIdx.x];"])
+@pytest.mark.parametrize("kind", ["", "volatile "])
+def test_an_addition_that_a_gpu_would_lose_is_told_though_it_is_right_here(add, kind, order):
+    """One fiber at a time never loses one, so the result says nothing."""
+    body = f"__shared__ {kind}float sum;\nif (threadIdx.x == 0) sum = 0.0f;\n__syncthreads();\n{add}\n"
+    said = told(f"{body}__syncthreads();\nout[threadIdx.x] = sum;", "LostUpdate", order=order)
+    assert "line 5" in said and "one of the two additions is lost" in said
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    "body",
+    [
+        "__shared__ float sum;\nif (threadIdx.x == 0) sum = 0.0f;\n__syncthreads();\natomicAdd(&sum, 1.0f);\n"
+        "__syncthreads();\nout[threadIdx.x] = sum;",
+        "__shared__ float same;\nsame = 64.0f;\n__syncthreads();\nout[threadIdx.x] = same;",
+        "__shared__ float all[64];\nall[threadIdx.x] = 64.0f;\n__syncwarp();\nout[threadIdx.x] = all[threadIdx.x ^ 5];",
+        "out[threadIdx.x] = 64.0f;\n__syncthreads();\nout[63 - threadIdx.x] = out[63 - threadIdx.x];",
+    ],
+    ids=["atomicAdd", "the same number by all", "lanes behind __syncwarp", "a tensor behind a barrier"],
+)
+def test_what_is_ordered_is_no_race(body, order):
+    assert ran(body, order=order).tolist() == [64.0] * 64
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_lanes_of_one_warp_are_not_ordered_by_themselves(order):
+    said = told(
+        "__shared__ float all[64];\nall[threadIdx.x] = x[threadIdx.x];\nout[threadIdx.x] = all[threadIdx.x ^ 1];",
+        "Race", order=order,
+    )  # fmt: skip
+    assert "line 3" in said and "line 4" in said
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_blocks_are_never_ordered(order):
+    assert "block" in told("out[threadIdx.x] = x[threadIdx.x] + blockIdx.x;", "BlocksCollide", grid=2, order=order)
+    body = "if (threadIdx.x == 0) sum = blockIdx.x;\n__syncthreads();\nout[blockIdx.x * 32 + threadIdx.x] = sum;"
+    head = "__device__ float sum;\n"
+    said = told(body, "BlocksCollide", threads=32, grid=2, order=order, before=head)
+    assert "a variable that all blocks share" in said
+
+
+def test_threads_that_write_different_numbers_to_one_place_are_told():
+    body = "__shared__ float one;\none = x[threadIdx.x];\n__syncthreads();\nout[threadIdx.x] = one;"
+    assert "line 3" in told(body, "OnePlaceForSeveral")
+
+
+def test_a_read_of_shared_memory_that_nobody_wrote_is_returned_and_no_fault():
+    x = torch.ones(32)
+    source = f"{HEAD}__shared__ float few[2];\nout[threadIdx.x] = few[1] == 1.0f ? 0.0f : x[0];\n}}\n"
+    said = run_on_host(source, "kernel", 1, 32, {"x": x, "out": x.clone(), "count": 32}, ("out",))
+    assert said.startswith("thread 0 of block 0 read shared memory") and "line 3" in said
+
+
+def test_a_bound_below_the_launch_is_told():
+    arguments = {"x": torch.ones(64), "out": torch.ones(64), "count": 64}
+    source = HEAD.replace("void kernel", "void __launch_bounds__(32) kernel") + "}\n"
+    with pytest.raises(KernelFault, match="__launch_bounds__\\(32\\), and is launched with 64 threads"):
+        run_on_host(source, "kernel", 1, 64, arguments, ("out",))
+
+
+@pytest.mark.parametrize("kind", ["long", "size_t", "float", "short", "int*"])
+def test_a_parameter_of_another_type_than_the_launch_has_is_told(kind):
+    source = HEAD.replace("int count", f"{kind} count") + "}\n"
+    with pytest.raises(KernelFault, match="`count`, is declared `.* count`, and is launched as `int`"):
+        run_on_host(source, "kernel", 1, 32, {"x": torch.ones(9), "out": torch.ones(9), "count": 9}, ("out",))
+
+
+def helped(helper, call="out[0] = twice(x[0]);"):
+    out = torch.zeros(1)
+    source = f"{helper}\n{HEAD}{call}\n}}\n"
+    run_on_host(source, "kernel", 1, 1, {"x": torch.ones(1), "out": out, "count": 1}, ("out",))
+    return out.item()
+
+
+@pytest.mark.parametrize("head", ["float", "static inline float", "template <typename T> T"])
+def test_a_function_without_device_is_told(head):
+    word = "T" if "template" in head else "float"
+    with pytest.raises(KernelFault, match="declares `twice` without `__device__`"):
+        helped(f"{head} twice({word} number) {{ return 2 * number; }}")
+
+
+@pytest.mark.parametrize(
+    "helper",
+    [
+        "__device__ float twice(float number) { if (number > 0) { number *= 2; } return number; }",
+        "#define DEVICE static __device__ inline\nDEVICE float twice(float number) { return 2 * number; }",
+        "namespace of_mine { __device__ float two(float n) { return 2 * n; } }\n"
+        "__device__ float twice(float n) { return of_mine::two(n); }",
+        "struct Two { float of[2] = {1, 1}; __device__ float sum(float n) const { return n * (of[0] + of[1]); } };\n"
+        "__device__ float twice(float n) { return Two().sum(n); }",
+        'extern "C" {\n__device__ float twice(float number) { return 2 * number; }\n}',
+    ],
+    ids=["plain", "by a macro", "in a namespace", "of a struct", "in extern C"],
+)
+def test_functions_of_the_gpu_are_known_in_every_form(helper):
+    assert helped(helper) == 2.0
 
 
 def test_shared_memory_is_nan_in_each_block_until_it_is_written():
@@ -139,17 +241,43 @@ def test_a_loop_that_never_ends_is_stopped(loop):
 @pytest.mark.parametrize(
     "body, words",
     [
-        ("out[0] = y;", "line 2, `out[0] = y;`: `y` was not declared"),
         ("out[0] = 1;\n}\n{", "expected unqualified-id"),
         ("{", "Is a bracket or a quote left open?"),
         ("out[0] = __shfl_xor(x[0], 1);", "without `_sync`"),
         ("__shared__ float all[12289];\nout[0] = all[0];", "declares 49,156 bytes of __shared__ memory"),
         ("extern __shared__ float all[];", "Declare it with its size"),
         ('asm("");', "on a GPU only"),
+        ("out[0] = std::sqrt(x[0]);", "uses `std::`"),
+        ("__shared__ float all[4] = {0};\nout[0] = all[0];", "gives shared memory a value"),
+        ("__shared__ int one = 1;\nout[0] = one;", "gives shared memory a value"),
+        ("float all[count];\nout[0] = all[0];", "an array's length must be known when the kernel is compiled"),
+        ("__half one;", "cuda_fp16.h"),
     ],
 )
 def test_what_does_not_compile_is_told_with_its_line(body, words):
     assert words in told(body, "DoesNotCompile")
+
+
+def test_a_name_that_nothing_declares_is_told_with_its_line():
+    assert "line 2, `out[0] = y;`: `y` was not declared" in told("out[0] = y;", "UnknownName")
+
+
+@pytest.mark.parametrize(
+    "call, number",
+    [
+        ("__popc(__activemask())", 32),
+        ("threadIdx.x % 32 < 8 ? __popc(__activemask()) :\n8", 8),
+        ("__popc(__ballot_sync(~0u, threadIdx.x % 32 < 5))", 5),
+        ("__any_sync(~0u, threadIdx.x % 32 == 3)", 1),
+        ("__all_sync(~0u, threadIdx.x % 32 != 3)", 0),
+        ("__syncthreads_count(threadIdx.x < 33)", 33), ("__syncthreads_or(threadIdx.x == 40)", 1),
+        ("__syncthreads_and(threadIdx.x < 64)", 1),
+        ("__ldcg(x + 7) + __ldca(x) + __ldcs(x)", 7),
+        ("__fmaf_rn(2.0f, 3.0f, 4.0f)", 10), ("__frsqrt_rn(4.0f)", 0.5), ("(float)rsqrt(4.0)", 0.5),
+    ],
+)  # fmt: skip
+def test_less_usual_names_of_cuda_are_known(call, number):
+    assert ran(f"float it = {call};\n__stcs(out + threadIdx.x, it);").tolist() == [number] * 64
 
 
 def test_numbers_of_16_bits_round_as_pytorch_does():

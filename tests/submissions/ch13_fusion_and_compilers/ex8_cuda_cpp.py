@@ -43,6 +43,10 @@ TREE = """__shared__ float of_thread[THREADS];
     """
 
 
+WHOLE = "__shared__ float whole;\nif (threadIdx.x == 0) whole = 0.0f;\n__syncthreads();"
+TOTAL_OF_WHOLE = (SECOND_SUM, "    const float total = whole;\n")
+
+
 def edited(*replacements):
     return changed("13.8", *replacements)
 
@@ -72,7 +76,7 @@ WRONG = {
     "shared_memory_unset": edited(
         (SHARED, "__shared__ float of_warp[32];"), (READ, "float total = of_warp[lane];")
     ),
-    "shared_memory_unset__one_place": edited(("of_warp[threadIdx.x / 32] = squares", "of_warp[lane] = squares")),
+    "one_place_for_several": edited(("of_warp[threadIdx.x / 32] = squares", "of_warp[lane] = squares")),
     "outside_an_array": edited((READ, "float total = of_warp[lane];")),
     "not_reached_by_all": behind(BEGIN, "if (threadIdx.x >= vectors) return;"),
     "not_reached_by_all__shuffle_in_a_branch": edited(
@@ -95,7 +99,7 @@ WRONG = {
     "multiplied": edited((INVERSE, "sqrtf(total / columns + epsilon)")),
     "weight_missing": edited((" * widened(factor.of[e])", "")),
     "first_weights": edited(("factor = weights[at]", "factor = weights[0]")),
-    "first_weights__of_thread": edited(("factor = weights[at]", "factor = weights[threadIdx.x]")),
+    "weights_of_thread": edited(("factor = weights[at]", "factor = weights[threadIdx.x]")),
     "norm_of_x": edited(
         ("rounded = widened(sum.of[e])", "rounded = widened(left.of[e])"),
         ("widened(sum.of[e]) * inverse", "widened(x_row[at].of[e]) * inverse"),
@@ -120,11 +124,72 @@ WRONG = {
     "input_written": behind(STORED, "((Vector*)x_row)[at] = sum;"),
     "not_aligned": edited((X_ROW, "(const Vector*)(x + row * x_stride + (columns > 4 * WIDTH))")),
     "does_not_compile": edited((BEGIN, "float squares = 0.0f")),
+    "unknown_name": behind(BEGIN, "float most = __reduce_max_of_all(squares);"),
     "does_not_compile__half": behind(SUM, "__half sixteen = x[0];"),
     "does_not_compile__include": edited(("\nextern", "\n#include <cuda_fp16.h>\nextern")),
     "does_not_compile__bracket": edited(("= out;\n    }\n}\n", "= out;\n    }\n")),
     "does_not_compile__parameter": edited(("int x_stride, int residual_stride,", "int x_stride,"),
                                           ("row * residual_stride", "row * x_stride")),
+    "does_not_compile__long": edited(("int columns", "long columns")),
+    "does_not_compile__double": edited(("float epsilon", "double epsilon")),
+    "does_not_compile__size_t": edited(("int columns, int x_stride", "size_t columns, size_t x_stride")),
+    "does_not_compile__std": edited((INVERSE, "1.0f / std::sqrt(total / columns + epsilon)")),
+    "does_not_compile__device_forgotten": edited(
+        ("\nextern", "\nstatic inline float inverse_of(float mean) { return rsqrtf(mean); }\nextern"),
+        (INVERSE, "inverse_of(total / columns + epsilon)"),
+    ),
+    "does_not_compile__length_of_an_array": behind(BEGIN, "float kept[vectors];", "kept[0] = squares;"),
+    "does_not_compile__shared_with_a_value": edited((SHARED, "__shared__ float of_warp[THREADS / 32] = {0};")),
+    "launch_bound_too_small": edited(("__launch_bounds__(THREADS)", "__launch_bounds__(128)")),
+    "lost_update": edited((SHARED, WHOLE), (WRITTEN, "whole += squares;"), (FIRST_SUM, ""), TOTAL_OF_WHOLE),
+    "lost_update__lane_0_of_each_warp": edited((SHARED, WHOLE), (WRITTEN, "if (lane == 0) whole += squares;"),
+                                               TOTAL_OF_WHOLE),
+    "lost_update__volatile": edited(
+        (SHARED, WHOLE.replace("float", "volatile float", 1)), (WRITTEN, "if (lane == 0) whole = whole + squares;"),
+        TOTAL_OF_WHOLE),
+    "barrier_missing__of_lanes": edited(
+        (f"    {WRITTEN}\n{BARRIER}", f"""    __shared__ float of_thread[THREADS];
+    of_thread[threadIdx.x] = squares;
+    if (lane < 16) of_thread[threadIdx.x] += of_thread[threadIdx.x + 16];
+    {WRITTEN}\n{BARRIER}"""),
+    ),
+    "rows_collide__variable_of_all_blocks": edited(
+        ("\nextern", "\n__device__ float whole;\nextern"), (SHARED, WHOLE.replace("__shared__ float whole;", "")),
+        (WRITTEN, "if (lane == 0) atomicAdd(&whole, squares);"), TOTAL_OF_WHOLE),
+    "shared_memory_unset__sum": edited((SHARED, "__shared__ float whole;"), (WRITTEN,
+        "if (lane == 0) atomicAdd(&whole, squares);"), TOTAL_OF_WHOLE),
+    "variable_unset": edited((BEGIN, "float squares;")),
+    "normalised_not_stored": edited(("normalised_row[at] = out;", "")),
+    "normalised_not_stored__at_summed": edited(("(Vector*)(normalised + row", "(Vector*)(summed + row")),
+    "summed_not_stored": edited(
+        (STORED, ""), ("const Vector sum = summed_row[at], factor", "Vector sum = x_row[at];\n"
+         "for (int e = 0; e < WIDTH; ++e) narrow(widened(sum.of[e]) + widened(residual_row[at].of[e]), sum.of[e]);\n"
+         "const Vector factor")),
+    "fixed_number": edited(("at += THREADS)", "at += at < 3 * THREADS ? THREADS : columns)")),
+    "fixed_number__16": edited(("at += THREADS)", "at += at < 15 * THREADS ? THREADS : columns)")),
+    "tail_dropped": edited(("at < vectors;", "at < vectors / THREADS * THREADS;")),
+    "sum_in_warp_0_only": edited(
+        (INVERSE, "rsqrtf((threadIdx.x < 32 ? total : squares) / columns + epsilon)")),
+    "mean_over_a_fixed_number": edited(("total / columns", "total / 4096")),
+    "squares_of_x": edited(("squares += rounded * rounded;", "squares += widened(left.of[e]) * widened(left.of[e]);")),
+    "epsilon_fixed": edited(("columns + epsilon)", "columns + 1e-6f)")),
+    "epsilon_fixed__5": edited(("columns + epsilon)", "columns + 1e-5f)")),
+    "epsilon_multiplied": edited((INVERSE, "rsqrtf(total / columns) * epsilon")),
+    "whole_number": edited(("total / columns", "(int)total / columns")),
+    "norm_of_x__squares_of_the_sum": edited(
+        ("widened(sum.of[e]) * inverse", "widened(x_row[at].of[e]) * inverse")),
+    "sum_not_stored__nor_normalised": edited((STORED, "summed_row[at] = left;")),
+    "mean_subtracted": edited(
+        (BEGIN, f"{BEGIN}\nfloat plain = 0.0f;"), ("squares += rounded * rounded;",
+         "squares += rounded * rounded;\nplain += rounded;"),
+        (SHARED, f"{SHARED}\n__shared__ float mean;\nif (threadIdx.x == 0) mean = 0.0f;\n__syncthreads();\n"
+         "atomicAdd(&mean, plain / columns);"),
+        (INVERSE, "rsqrtf(total / columns - mean * mean + epsilon)"),
+        ("widened(sum.of[e]) * inverse", "(widened(sum.of[e]) - mean) * inverse")),
+    "one_added": edited(("widened(factor.of[e])", "(1.0f + widened(factor.of[e]))")),
+    "first_of_a_vector": edited(("factor.of[e]", "factor.of[0]")),
+    "first_weight": edited(("widened(factor.of[e])", "widened(weights[0].of[0])")),
+    "outside_a_tensor__weight": edited(("factor = weights[at]", "factor = weights[row * vectors + at]")),
     "does_not_end": edited(("at += THREADS)", "at += 0)")),
 }
 
@@ -220,5 +285,40 @@ extern "C" __global__ void add_rms_norm(
         (BEGIN, f"{BEGIN}\nVector kept;"),
         (STORED, f"{STORED}\nif (at == threadIdx.x) kept = sum;"),
         ("Vector sum = summed_row[at]", "Vector sum = at == threadIdx.x ? kept : summed_row[at]"),
+    ),
+    "all lanes store the sum of their warp": edited((WRITTEN, "of_warp[threadIdx.x / 32] = squares;")),
+    "shared memory in a template": edited(
+        ("\nextern", """
+template <int warps> __device__ float of_block(float squares) {
+    __shared__ float of_warp[warps];
+    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = squares;
+    __syncthreads();
+    float total = 0.0f;
+    for (int warp = 0; warp < warps; ++warp) total += of_warp[warp];
+    return total;
+}
+extern"""),
+        (f"    {SHARED}\n", ""),
+        (f"    {WRITTEN}\n{BARRIER}{SECOND_SUM}", "    const float total = of_block<THREADS / 32>(squares);\n"),
+    ),
+    "the last warp by __syncwarp": edited(
+        (FIRST_SUM, """    __shared__ float of_thread[THREADS];
+    of_thread[threadIdx.x] = squares;
+    __syncwarp();
+    for (int distance = 16; distance > 0; distance /= 2) {
+        const float more = lane < distance ? of_thread[threadIdx.x + distance] : 0.0f;
+        __syncwarp();
+        of_thread[threadIdx.x] += more;
+        __syncwarp();
+    }
+    squares = of_thread[threadIdx.x];
+"""),
+    ),
+    "less usual names of CUDA": edited(
+        ("\nextern", "\nstruct __align__(16) Four { double2 two; };\nextern"),
+        ("0xffffffffu, squares", "__activemask(), squares"), ("0xffffffffu, total", "__ballot_sync(~0u, 1), total"),
+        (BARRIER, "    if (__syncthreads_count(1) != THREADS) return;\n"),
+        ("of_warp[threadIdx.x / 32] = squares", "atomicExch(&of_warp[threadIdx.x / 32], squares)"),
+        (INVERSE, "__frsqrt_rn(__fmaf_rn(total, __frcp_rn((float)columns), epsilon))"),
     ),
 }
