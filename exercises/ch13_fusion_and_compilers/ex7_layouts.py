@@ -88,6 +88,9 @@ OWNED = (
         "tile's layout need not be a single stride.",
         added_late=("place(tile, first + place(values, value))",
         "place(tile, first) + place(tile, place(values, value))")),
+    *edits("The value's offset was added to an offset in memory. It belongs to the thread's place, an index of the "
+        "tile: add the two, and ask the tile's layout for the sum.",
+        values_in_memory=("place(tile, first + place(values, value))", "place(tile, first) + place(values, value)")),
     *edits("Threads and values are exchanged.",
         exchanged=("place(threads, thread)", "place(values, thread)", "place(values, value)", "place(threads, value)",
         "math.prod(values[0])", "math.prod(threads[0])")),
@@ -96,9 +99,20 @@ OWNED = (
     *edits("The thread's number was taken for its place. Ask the layout of the threads.",
         number_for_place=("place(threads, thread)", "thread")),
 )  # fmt: skip
+STARTS = "[block + start for block in range(0, math.prod(layout[0]), size * step) for start in range(step)]"
 DIVIDED = (
     *edits("These are indices of the layout, not offsets. Ask the layout where each of them lies.",
         layout_left_out=("place(layout, start + step * number)", "start + step * number")),
+    *edits("The step was added to offsets. It is between indices: ask the layout where start + step · number lies.",
+        step_between_offsets=("place(layout, start + step * number)", "place(layout, start) + step * number")),
+    *edits("A tile's indices lie as far apart as there are tiles. They are `step` apart.",
+        spread_over_all=(STARTS, "range(math.prod(layout[0]) // size)",
+        "start + step * number", "start + math.prod(layout[0]) // size * number")),
+    *edits("The layout's memory was divided, up to its largest offset. Divide its indices: there are as many as the "
+        "product of its sizes.",
+        memory_divided=("math.prod(layout[0])", "place(layout, math.prod(layout[0]) - 1) + 1")),
+    *edits("Only the indices of the first dimension were divided. There are as many as the product of all sizes.",
+        first_dimension_only=("math.prod(layout[0])", "layout[0][0]")),
     *edits("A tile took neighbours. Its indices are `step` apart.",
         step_ignored=("start + step * number", "start + number", "size * step", "size", "range(step)", "range(1)")),
     *edits("Each tile begins where the last one ended. Where the step is above 1, the indices between those of a tile "

@@ -201,6 +201,8 @@ CHANGES = (
         "shared memory: store it there, and let all read it behind a barrier.",
         sum_in_warp_0_only=(SQUARES, "torch.where(thread < 32, sum_of_lanes(read)[:, 0, thread % 32], "
         "sum_of_lanes(lanes)[:, thread // 32, thread % 32])"),
+        sum_in_warp_0_only__own_32_times=(SQUARES, "torch.where(thread < 32, sum_of_lanes(read)[:, 0, thread % 32], "
+        "32 * sum_of_lanes(lanes)[:, thread // 32, thread % 32])"),
         sum_in_warp_0_only__zero=(SQUARES, "torch.where(thread < 32, sum_of_lanes(read)[:, 0, thread % 32], 0.0)")),
     *edits("Each warp used its own sum. A shuffle does not leave the warp: the sums of the warps have to be added too, "
         "through shared memory.", sum_of_own_warp=(SQUARES, "sum_of_lanes(lanes)[:, thread // 32, thread % 32]")),

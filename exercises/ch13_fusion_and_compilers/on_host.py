@@ -137,6 +137,13 @@ def _norm_is_nan(case, seen, got):
 
 FAULTS = (
     Mistake(
+        "outside_a_tensor",
+        "Look at the line's index first. A row has columns / WIDTH vectors, however many the threads are. A pointer to "
+        "Vectors counts in Vectors, so row * x_stride is added to the pointer to Elements. x and the residual have row "
+        "strides; rows of the results are `columns` apart, and the weight is one row for all.",
+        when=_raised("OutsideATensor"),
+    ),
+    Mistake(
         "lost_update",
         "Several threads add to one number by `+=`, and that is a read and a write. Give each warp a place of its own "
         "and add these after a barrier, or use atomicAdd.",
@@ -205,13 +212,6 @@ FAULTS = (
         "Nothing ran. The line that is named is the first that the compiler could not take; a `;` or a bracket that is "
         "missing shows in the line behind.",
         when=_raised("DoesNotCompile"),
-    ),
-    Mistake(
-        "outside_a_tensor",
-        "Look at the line's index first. A row has columns / WIDTH vectors, however many the threads are. A pointer to "
-        "Vectors counts in Vectors, so row * x_stride is added to the pointer to Elements. x and the residual have row "
-        "strides; rows of the results are `columns` apart, and the weight is one row for all.",
-        when=_raised("OutsideATensor"),
     ),
     Mistake(
         "input_written",

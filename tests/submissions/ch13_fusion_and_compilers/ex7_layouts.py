@@ -18,6 +18,13 @@ WRONG = {
     "added": changed("13.7", (COMPOSED, "offset(outer, index) + offset(inner, index)")),
     "tile_left_out": changed("13.7", (OWNED, "first + offset(values, value)")),
     "added_late": changed("13.7", (OWNED, "offset(tile, first) + offset(tile, offset(values, value))")),
+    "values_in_memory": changed("13.7", (OWNED, "offset(tile, first) + offset(values, value)")),
+    "step_between_offsets": changed("13.7", (PLACE, "offset(layout, start) + step * number")),
+    "spread_over_all": changed("13.7", (STARTS, "range(math.prod(layout[0]) // size)"),
+                               (PLACE, "offset(layout, start + math.prod(layout[0]) // size * number)")),
+    "memory_divided": changed("13.7", ("range(0, math.prod(layout[0]), size", "range(0, 1 + sum((size - 1) * stride "
+                                       "for size, stride in zip(*layout)), size")),
+    "first_dimension_only": changed("13.7", ("range(0, math.prod(layout[0]), size", "range(0, layout[0][0], size")),
     "thread_missing": changed("13.7", ("first = offset(threads, thread)", "first = 0")),
     "number_for_place": changed("13.7", ("first = offset(threads, thread)", "first = thread")),
     "layout_left_out": changed("13.7", (TILE, TILE.replace(PLACE, "start + step * number"))),

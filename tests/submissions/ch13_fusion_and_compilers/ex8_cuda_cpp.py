@@ -170,6 +170,10 @@ WRONG = {
     "tail_dropped": edited(("at < vectors;", "at < vectors / THREADS * THREADS;")),
     "sum_in_warp_0_only": edited(
         (INVERSE, "rsqrtf((threadIdx.x < 32 ? total : squares) / columns + epsilon)")),
+    "sum_in_warp_0_only__own_32_times": edited((READ, "float total = squares;\n"
+        "    if (threadIdx.x < 32) total = lane < THREADS / 32 ? of_warp[lane] : 0.0f;")),
+    "outside_a_tensor__rounded_up": edited(
+        ("at < vectors;", "at < (vectors + THREADS - 1) / THREADS * THREADS;")),
     "mean_over_a_fixed_number": edited(("total / columns", "total / 4096")),
     "squares_of_x": edited(("squares += rounded * rounded;", "squares += widened(left.of[e]) * widened(left.of[e]);")),
     "epsilon_fixed": edited(("columns + epsilon)", "columns + 1e-6f)")),
