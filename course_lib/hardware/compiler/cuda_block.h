@@ -87,7 +87,7 @@ UNSEEN static void tell_race() {
     fault.other_place = (void*)(size_t)race.before.place, fault.other_block = race.before.block;
     fault.other_writes = race.before_writes, fault.region = race.region;
     running = race.now.thread;
-    const bool lost = race.before_writes && !race.now_writes && race.before.from == race.now.place;
+    const bool lost = race.written_back && !race.now_writes && race.before.from == race.now.place;
     const bool one_place = race.before_writes && race.now_writes && race.before.place == race.now.place;
     stop(race.before.block != race.now.block ? BLOCKS : lost ? LOST : one_place ? ONE_PLACE : RACE);
 }
@@ -108,7 +108,8 @@ UNSEEN static int barrier(int line, int given = 0, const char* what = "__syncthr
     return (int)fiber.got;
 }
 
-UNSEEN static unsigned long long exchange(unsigned mask, unsigned long long given, int from, int line, const char* what) {
+UNSEEN static unsigned long long exchange(unsigned mask, unsigned long long given, int from, int line,
+                                          const char* what) {
     Fiber& fiber = fibers[running];
     if (!(mask >> running % LANES & 1)) {
         fault.line = line, fault.what = what, fault.mask = mask;
@@ -178,7 +179,9 @@ UNSEEN static bool answer_lanes(int first, int lanes) {
 }
 struct WarpWaits {
     int line;
-    UNSEEN void operator()(unsigned mask = 0xffffffffu) const { exchange(mask, 0, running % LANES, line, "__syncwarp"); }
+    UNSEEN void operator()(unsigned mask = 0xffffffffu) const {
+        exchange(mask, 0, running % LANES, line, "__syncwarp");
+    }
 };
 
 // The shuffle at which a thread has arrived takes place if all lanes that its mask names are there.

@@ -97,7 +97,9 @@ UNSEEN static void run(int grid, bool descending) {
 extern "C" UNSEEN int parameters_of_kernel() { return on_host::parameters(KERNEL); }
 extern "C" UNSEEN const char* kinds_of_parameters() { return on_host::kinds(KERNEL); }
 extern "C" UNSEEN int most_threads_of_block() { return LAUNCH_BOUND; }
-extern "C" UNSEEN int shared_bytes_of_block() { return __stop_of_a_block - __start_of_a_block - (int)sizeof at_least_this; }
+extern "C" UNSEEN int shared_bytes_of_block() {
+    return __stop_of_a_block - __start_of_a_block - (int)sizeof at_least_this;
+}
 
 extern "C" UNSEEN const on_host::Fault* run_kernel(int grid, int threads, int descending, double seconds, void** values,
                                             on_host::Tensor* tensors, void*** at, int number) {

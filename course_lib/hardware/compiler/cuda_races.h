@@ -18,8 +18,8 @@ struct Access { unsigned epoch, clock, place, from; int block; short thread, ato
 struct Cell { Access wrote, read[2]; };
 struct Region { char* begin; char* end; int grain; Cell* cells; };
 
-// Where a template declares shared memory, g++ leaves it among the variables of the file. Then these are the block's, if
-// the source declares none of its own: VARIABLES_OF_ALL_BLOCKS is 0.
+// Where a template declares shared memory, g++ leaves it among the variables of the file. Then these are the block's,
+// if the source declares none of its own: VARIABLES_OF_ALL_BLOCKS is 0.
 enum { SHARED, GLOBALS, TENSORS };  // the regions: the block's memory, variables of the file, and tensors behind them
 static const int MOST_REGIONS = 64, WARP = 32;
 static Region regions[MOST_REGIONS];
@@ -30,7 +30,7 @@ static unsigned epoch, first_of_block, first_of_launch;  // an epoch ends with a
 static unsigned clocks[1024][WARP];  // how far a thread knows of each lane of its warp
 static char* base_of_code;
 
-struct Race { Access now, before; bool now_writes, before_writes; int region; };
+struct Race { Access now, before; bool now_writes, before_writes, written_back; int region; char* at; };
 static Race race;  // the first of a block, told when the block has ended: another fault may be its cause
 static bool raced;
 static Access unset;  // the first read of shared memory that nobody had written
@@ -76,7 +76,8 @@ UNSEEN static void seen(void* where, long bytes, bool writes, bool atomic, void*
             if (conflict(cell.read[reader], now, which)) before = &cell.read[reader];
         if (before && !conflicts) {
             conflicts = true;
-            found = Race{now, *before, writes, before == &cell.wrote, which};
+            char* const place_of_cell = region.begin + number * region.grain;
+            found = Race{now, *before, writes, before == &cell.wrote, false, which, place_of_cell};
         }
         for (int reader = 0; writes && reader < 2; ++reader) {
             const Access& read = cell.read[reader];
@@ -88,6 +89,9 @@ UNSEEN static void seen(void* where, long bytes, bool writes, bool atomic, void*
             cell.read[0] = now;
         }
     }
+    const Access& reader = race.now;  // who goes on to write where the other wrote has added to an old number
+    if (raced && writes && reader.thread == now.thread && reader.epoch == now.epoch && race.before.place == now.place)
+        race.written_back |= race.at >= at && race.at < at + bytes;
     if (!conflicts || raced) return;
     if (!writes) {
         race = found, raced = true;

@@ -86,6 +86,17 @@ def test_an_addition_that_a_gpu_would_lose_is_told_though_it_is_right_here(add, 
     assert "line 5" in said and "one of the two additions is lost" in said
 
 
+def test_memory_that_is_used_again_without_a_barrier_is_no_lost_update():
+    """A thread that read a number and then wrote it looks like one that adds to it; the other must write it, too."""
+    body = (
+        "__shared__ float part[2];\nfor (int round = 0; round < 2; ++round) {\n"
+        "if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x[threadIdx.x] + round;\n__syncthreads();\n"
+        "out[threadIdx.x] = part[0] + part[1];\n}"
+    )
+    said = told(body, "Race")
+    assert "line 4" in said and "line 6" in said
+
+
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(
     "body",
