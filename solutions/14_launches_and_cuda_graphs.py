@@ -693,11 +693,12 @@ from course_lib.figures.launches.timeline import draw_layer
 from course_lib.figures.recorded import recorded as recorded_run
 
 run = recorded_run("steps", "h100")
-draw_layer([(title, run["layer_us"][name], run["layer"][name])
+llama = run["models"]["Llama-3.2-1B"]
+alone = llama["batches"]["1"]
+draw_layer([(title, alone[name]["layer_us"], alone[name]["layer"])
             for title, name in (("one kernel after another", "five kernels"), ("each started early", "dependent"))])
 
 # %%
-llama = run["models"]["Llama-3.2-1B"]
 print(f"Recorded on an {run['gpu']}, PyTorch {run['torch']}, Triton {run['triton']}; the shape of Llama-3.2-1B,\n"
       f"random weights, 16 bits, {llama['context']} tokens in the cache. The host of that machine needs "
       f"{run['addition_us']} µs for one addition.\n\nstep in µs, by batch")
@@ -705,7 +706,6 @@ for name in ("eager", "compiled", "captured"):
     cells = [f"{row[name]['us']:8.0f}" if name in row else f"{'–':>8}" for row in llama["batches"].values()]
     print(f"{name:28}" + "".join(cells))
 print(f"{'batch':28}" + "".join(f"{batch:>8}" for batch in llama["batches"]) + "\n\nat batch 1")
-alone = llama["batches"]["1"]
 for name in ("five kernels, launched", "five kernels", "dependent", "one kernel"):
     title = name if "launched" in name else f"{name}, in a graph"
     print(f"{title:28}{alone[name]['us']:8.0f}  {llama['weight_bytes'] / alone[name]['us'] / 1e6:.2f} TB/s")

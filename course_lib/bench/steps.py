@@ -11,21 +11,23 @@ The models: chapter 05's, and one of the shape of Llama-3.2-1B with random weigh
 figure is the time of a step on the clock on the wall, over some in a row that the host sends without waiting: what a
 generation loop pays. Batches that are compiled are few, since each compiles for half a minute.
 
-For a captured step PyTorch's profiler says how long its kernels ran, and for the pictures of chapter 14 when each of
-them ran. Everything goes to steps.json in the course's bench folder.
+For a captured step PyTorch's profiler says how long its kernels ran, and for chapter 14's picture when each kernel of
+one layer did. With the time that PyTorch's smallest operation takes the host, everything goes to steps.json in the
+course's bench folder.
 """
 
 import functools
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from course_lib.bench.attention import clocks
+from course_lib.bench.decode import host_seconds
 from course_lib.hardware.device import machine, supports_bfloat16
 from course_lib.hardware.graphs import compiled, recorded
 from course_lib.home import course_home
@@ -46,6 +48,7 @@ CONTEXT = {"small": 128, "Llama-3.2-1B": 512}  # tokens before the first step
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 COMPILED_BATCHES = {"small": (1, 8), "Llama-3.2-1B": (1, 8)}
 PAGE, STEPS, ROUNDS = 16, 20, 7
+STAGES = ("project", "attend", "output", "feed", "down")  # the kernels of a layer in `SingleDecoder`
 
 
 def model_of(config: ModelConfig) -> Decoder:
@@ -147,7 +150,7 @@ def trace_of(step: Callable) -> list[tuple[str, float, float]]:
 
 
 def alone(name: str, model: Decoder, form: str, captured: bool) -> dict:
-    """{"us", "layer_us"} of a step of one sequence by `SingleDecoder`; with a graph its trace, too."""
+    """{"us"} of a step of one sequence by `SingleDecoder`; with a graph "kernels_us", and what `layer_of` finds."""
     writer = SingleDecoder(model, CONTEXT[name] + (ROUNDS + 6) * STEPS * 4, form)
     step = recorded(writer.step) if captured else writer.step
     writer.state.position.fill_(CONTEXT[name])
@@ -158,8 +161,26 @@ def alone(name: str, model: Decoder, form: str, captured: bool) -> dict:
         result: dict = {"us": seconds_of_step(step) * 1e6}
         if captured:
             trace = trace_of(step)
-            result |= {"kernels_us": sum(taken for _, _, taken in trace), "trace": trace}
+            result["kernels_us"] = sum(taken for _, _, taken in trace)
+            if form != "one kernel":
+                result |= layer_of(trace, model.config.layers)
     return result
+
+
+def layer_of(trace: Sequence[tuple[str, float, float]], layers: int) -> dict:
+    """One layer of a step made of a first kernel, five for each layer, and the last two.
+
+    Returns {"layer_us": from the beginning of one layer to that of the next, on average, without the first and the last
+    two; "layer": of the middle layer (stage, when it begins in the layer, how long it runs), in µs}. Of fewer than five
+    layers, {}.
+    """
+    if layers < 5:
+        return {}
+    starts = [trace[1 + len(STAGES) * layer][1] for layer in range(layers)]
+    first = 1 + len(STAGES) * (layers // 2)
+    kernels = [[stage, round(begin - trace[first][1], 1), round(taken, 1)]
+               for stage, (_, begin, taken) in zip(STAGES, trace[first:])]  # fmt: skip
+    return {"layer_us": (starts[-2] - starts[1]) / (layers - 3), "layer": kernels}
 
 
 def measure(name: str) -> dict:
@@ -196,10 +217,12 @@ def main(arguments: list[str] | None = None) -> int:
     torch.manual_seed(0)
     before = clocks()
     print(f"{'model':<16}{'batch':>4}  {'form':<24}{'µs a step':>10}")
+    small = torch.zeros(16, device="cuda")
+    addition = host_seconds(lambda: small.add_(1.0)) * 1e6
     models = {name: measure(name) for name in MODELS}
     this = machine()
     record = {"gpu": this.gpu_name, "torch": torch.__version__, "triton": this.triton, "clocks_before": before,
-              "clocks_after": clocks(), "models": models}  # fmt: skip
+              "clocks_after": clocks(), "addition_us": addition, "models": models}  # fmt: skip
     folder = course_home() / "bench"
     folder.mkdir(exist_ok=True)
     (folder / "steps.json").write_text(json.dumps(record))

@@ -12,24 +12,9 @@ from course_lib.checker.specification.contract import Contract, Level
 from course_lib.hardware.compiler import nvrtc
 from course_lib.hardware.compiler.cuda_numbers import CONVERSIONS
 from course_lib.hardware.compiler.cuda_on_host import files
+from exercises.ch13_fusion_and_compilers import rms_norms as norms
 from exercises.ch13_fusion_and_compilers.on_host import FAULTS, NothingInLocalMemory, WholeVectors, run_in_both_orders
-from exercises.ch13_fusion_and_compilers.rms_norms import (
-    EPSILON_DIVIDED,
-    EPSILON_MISSING,
-    EPSILON_OUTSIDE,
-    MEAN_SUBTRACTED,
-    MULTIPLIED,
-    NORM_OF_X,
-    ONE_ADDED,
-    ROOT_MISSING,
-    STRIDES_OF_X,
-    SUM_FOR_MEAN,
-    SUM_NOT_STORED,
-    WEIGHT_MISSING,
-    large,
-    ordinary,
-    tiny,
-)
+from exercises.ch13_fusion_and_compilers.rms_norms import large, ordinary, tiny
 from exercises.topics.pointers import load
 
 
@@ -234,28 +219,28 @@ CHANGES = (
     *edits("The sum of squares was made a whole number before it was divided. Divide in float32.",
         whole_number=("squares / columns", "squares.floor() / columns"),
         whole_number__mean=("squares / columns", "(squares.floor() / columns).floor()")),
-    *edits(SUM_FOR_MEAN,
+    *edits(norms.SUM_FOR_MEAN,
         sum_for_mean=("squares / columns", "squares")),
-    *edits(NORM_OF_X, norm_of_x=(WIDE, "wide = first.float()"),
+    *edits(norms.NORM_OF_X, norm_of_x=(WIDE, "wide = first.float()"),
         norm_of_x__squares_of_the_sum=("wide * inverse", "first.float() * inverse")),
-    *edits(SUM_NOT_STORED,
+    *edits(norms.SUM_NOT_STORED,
         sum_not_stored=('"summed": summed', '"summed": first'),
         sum_not_stored__nor_normalised=('"summed": summed', '"summed": first', "wide * inverse",
         "first.float() * inverse")),
     *edits("The two results are exchanged.",
         results_exchanged=('"normalised": normalised, "summed": summed', '"normalised": summed, "summed": normalised')),
-    *edits(EPSILON_MISSING,
+    *edits(norms.EPSILON_MISSING,
         epsilon_missing=("squares / columns + epsilon", "squares / columns")),
-    *edits(EPSILON_OUTSIDE,
+    *edits(norms.EPSILON_OUTSIDE,
         epsilon_outside=(INVERSE, "1 / (torch.sqrt(squares / columns) + epsilon)")),
-    *edits(EPSILON_DIVIDED,
+    *edits(norms.EPSILON_DIVIDED,
         epsilon_divided=("squares / columns + epsilon", "(squares + epsilon) / columns")),
-    *edits(ROOT_MISSING,
+    *edits(norms.ROOT_MISSING,
         root_missing=(INVERSE, "1 / (squares / columns + epsilon)")),
-    *edits(MULTIPLIED,
+    *edits(norms.MULTIPLIED,
         multiplied=(INVERSE, "torch.sqrt(squares / columns + epsilon)")),
-    *edits(WEIGHT_MISSING, weight_missing=("wide * inverse * weight.float()", "wide * inverse")),
-    *edits(ONE_ADDED, one_added=("weight.float()", "(1 + weight.float())")),
+    *edits(norms.WEIGHT_MISSING, weight_missing=("wide * inverse * weight.float()", "wide * inverse")),
+    *edits(norms.ONE_ADDED, one_added=("weight.float()", "(1 + weight.float())")),
     *edits("All numbers got the first one of the weight. It is read number by number, like the row.",
         first_weight=("inverse * weight.float()", "inverse * weight.float()[0 * column]")),
     *edits("Each number of a vector got the vector's first of the weight. Read weight.of[e] beside the row's of[e].",
@@ -265,7 +250,7 @@ CHANGES = (
         weights_of_thread=("inverse * weight.float()", "inverse * weight.float()[column % (threads * width)]")),
     *edits("Each vector got the first vector of the weight. The weight is read at the same place as the row.",
         first_weights=("inverse * weight.float()", "inverse * weight.float()[column % width]")),
-    *edits(MEAN_SUBTRACTED,
+    *edits(norms.MEAN_SUBTRACTED,
         mean_subtracted=(WIDE, "wide = summed.float() - summed.float().mean(1, keepdim=True)"),
         mean_subtracted__variance=("squares / columns", "squares / columns - wide.mean(1, keepdim=True) ** 2",
         "wide * inverse", "(wide - wide.mean(1, keepdim=True)) * inverse")),
@@ -276,7 +261,7 @@ CHANGES = (
         row_stride_ignored=(X_ROW, "row * columns", RESIDUAL_ROW, "row * columns"),
         row_stride_ignored__of_x=(X_ROW, "row * columns"),
         row_stride_ignored__of_the_residual=(RESIDUAL_ROW, "row * columns")),
-    *edits(STRIDES_OF_X, strides_of_x=(RESIDUAL_ROW, X_ROW)),
+    *edits(norms.STRIDES_OF_X, strides_of_x=(RESIDUAL_ROW, X_ROW)),
     *edits("All blocks read the first row. The row is blockIdx.x.",
         first_row_only=(X_ROW, "0 * row", RESIDUAL_ROW, "0 * row")),
 )  # fmt: skip

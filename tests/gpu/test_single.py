@@ -11,6 +11,7 @@ from course_lib.models.decoder import Decoder
 from course_lib.models.single import FORMS, SingleDecoder
 from course_lib.models.training import initialize
 from tests.kernels.layer.test_layer import EPSILON, bound, in_float64, make
+from tests.models.test_single import assert_logits_as_exact_as_the_models
 
 BIG = (3, 2048, 8192, 32, 8, 64, 600)
 ODD = (2, 1536, 1792, 12, 3, 128, 77)
@@ -75,7 +76,9 @@ def test_all_forms_give_the_same_bits_every_time(shape):
             results.setdefault(name, state.stream.clone())
             assert torch.equal(state.stream, results[name]), name
     assert torch.equal(results["launched"], results.get("dependent", results["launched"]))
-    torch.testing.assert_close(results["one"], results["launched"], rtol=0.02, atol=0.02)
+    # The same arithmetic, which the compiler contracts otherwise: a rounding of each of the layers' stages.
+    apart = (results["one"].double() - results["launched"].double()).abs().max().item()
+    assert apart <= bound(results["launched"].double(), torch.bfloat16, 5 * shape[0])
 
 
 def test_forms_write_alike_recorded_and_not(model):
@@ -91,14 +94,9 @@ def test_forms_write_alike_recorded_and_not(model):
     assert torch.equal(texts["launched"], texts.get("dependent", texts["launched"]))
 
 
-def test_logits_are_those_of_the_model(model):
-    prompt = torch.randint(0, 4096, (1, 19), device="cuda")
+def test_logits_are_as_exact_as_the_models(model):
     for form in forms():
-        writer = SingleDecoder(model, 60, form)
-        text = writer.write(prompt, 30)
-        wanted = model(text[:, :-1])[0, -1].float()
-        bound = 2e-3 if model.dtype == torch.float32 else 0.1
-        assert (writer.logits - wanted).abs().max() <= bound * wanted.abs().max(), form
+        assert_logits_as_exact_as_the_models(model, form)
 
 
 def test_a_recorded_step_keeps_its_decoder_alive_and_stays_within_the_cache(model):

@@ -282,7 +282,7 @@ def decode_layer(
     heads = {"KEY_HEADS": key_heads, "HEAD_DIM": head_dim}
     keys, values = state.keys[layer], state.values[layer]
 
-    rows = min(head_dim, rows_of(head_dim, width, least=2))
+    rows = rows_of(head_dim, width, least=2)
     tiles = weights.project.shape[1] // rows
     project_kernel[(min(tiles, programs or tiles),)](
         state.stream, weights.attention_gain[layer], weights.project[layer], state.query, keys, values, state.cosine,
@@ -305,6 +305,7 @@ def decode_layer(
 
 
 def add_product(stream: torch.Tensor, matrix: torch.Tensor, vector: torch.Tensor, options: dict, programs) -> None:
+    """stream += matrix · vector, where the launch has at most `programs` programs."""
     rows = rows_of(*matrix.shape)
     tiles = matrix.shape[0] // rows
     add_product_kernel[(min(tiles, programs or tiles),)](

@@ -107,7 +107,7 @@ def decode_layers(
     constants = {
         "QUERY_HEADS": attended // head_dim, "KEY_HEADS": key_heads, "HEAD_DIM": head_dim, "WIDTH": width,
         "HIDDEN": hidden, "PARTS": PARTS, "TOKENS": TOKENS,
-        "PROJECT_ROWS": min(head_dim, rows_of(head_dim, width, least=2)), "OUTPUT_ROWS": rows_of(width, attended),
+        "PROJECT_ROWS": rows_of(head_dim, width, least=2), "OUTPUT_ROWS": rows_of(width, attended),
         "FEED_ROWS": rows_of(2 * hidden, width, least=2), "DOWN_ROWS": rows_of(width, hidden, longest=LONGEST_BLOCK),
         "WIDTH_BLOCK": block_of(width), "OUTPUT_BLOCK": block_of(attended),
         "DOWN_BLOCK": block_of(hidden, LONGEST_BLOCK),
