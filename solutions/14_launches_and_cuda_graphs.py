@@ -701,11 +701,12 @@ draw_layer([(title, alone[name]["layer_us"], alone[name]["layer"])
 # %%
 print(f"Recorded on an {run['gpu']}, PyTorch {run['torch']}, Triton {run['triton']}; the shape of Llama-3.2-1B,\n"
       f"random weights, 16 bits, {llama['context']} tokens in the cache. The host of that machine needs "
-      f"{run['addition_us']} µs for one addition.\n\nstep in µs, by batch")
+      f"{run['addition_us']} µs for one addition.\n")
+print(f"{'step in µs, at batch':28}" + "".join(f"{batch:>8}" for batch in llama["batches"]))
 for name in ("eager", "compiled", "captured"):
     cells = [f"{row[name]['us']:8.0f}" if name in row else f"{'–':>8}" for row in llama["batches"].values()]
     print(f"{name:28}" + "".join(cells))
-print(f"{'batch':28}" + "".join(f"{batch:>8}" for batch in llama["batches"]) + "\n\nat batch 1")
+print("\nat batch 1, in µs")
 for name in ("five kernels, launched", "five kernels", "dependent", "one kernel"):
     title = name if "launched" in name else f"{name}, in a graph"
     print(f"{title:28}{alone[name]['us']:8.0f}  {llama['weight_bytes'] / alone[name]['us'] / 1e6:.2f} TB/s")
