@@ -4,113 +4,60 @@ One holds Triton ready and compiles each kernel in a child of its own (see `work
 one kernel. Time is limited in seconds of the processor, which other programs on the machine do not use up.
 """
 
-import atexit
-import contextlib
 import os
 import pickle
 import signal
-import socket
-import subprocess
 import sys
-import threading
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 from course_lib.hardware import signals
+from course_lib.hardware.standing import Ended, Pool, Standing
 
 WALL_PER_PROCESSOR_SECOND = 20  # a compiler that waits for ever, rather than computes, is ended after so much longer
-WORKER = Path(__file__).with_name("worker.py")
+
+pool = Pool([str(Path(__file__).with_name("worker.py"))])
 
 
-class _Ended(Exception):
-    """The process is gone, or did not answer; the text says which."""
-
-
-class _Process:
-    """One running `worker.py`, with the environment that it was started in."""
-
-    def __init__(self, environment: dict[str, str]):
-        self.environment, self.owner = environment, os.getpid()
-        ours, theirs = socket.socketpair()
-        self.popen = subprocess.Popen(
-            [sys.executable, str(WORKER), str(theirs.fileno())],
-            env=environment,
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,  # an interrupt of the notebook is not meant for it
-        )
-        theirs.close()
-        self.connection = Connection(ours.detach())
-
-    def compile(self, request: bytes, processor_seconds: float) -> dict:
-        try:
-            self.connection.send_bytes(pickle.dumps((request, processor_seconds)))
-            if not self.connection.poll(WALL_PER_PROCESSOR_SECOND * processor_seconds):
-                raise _Ended(f"was not done after {WALL_PER_PROCESSOR_SECOND * processor_seconds:g} s")
-            return pickle.loads(self.connection.recv_bytes())
-        except (EOFError, OSError) as error:
-            number = signals.signal_of(self.popen.wait())
-            ended = signals.died_of(number, compiled=True) if number else f"ended with status {self.popen.returncode}."
-            raise _Ended(ended) from error
-
-    def is_usable(self, environment: dict[str, str]) -> bool:
-        return self.owner == os.getpid() and self.environment == environment and self.popen.poll() is None
-
-    def stop(self) -> None:
-        self.connection.close()  # which a worker takes for its end
-        if self.owner == os.getpid():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.popen.pid, signal.SIGKILL)
-            self.popen.wait()
-
-
-_idle: list[_Process] = []
-_lock = threading.Lock()
-
-
-@atexit.register
-def stop_idle() -> None:
-    """End the processes that wait for kernels; the next kernel starts one anew."""
-    with _lock:
-        while _idle:
-            _idle.pop().stop()
+def begin() -> None:
+    """Let a compiler start now, if none waits: the next kernel finds it ready."""
+    pool.begin(_environment())
 
 
 def compile_share(requests: list[bytes], processor_seconds: float) -> list[dict]:
     """What the compiler says to each pickled request of `prepare`, one after the other in one process."""
-    process: _Process | None = None
+    program: Standing | None = None
     results = []
+    seconds = WALL_PER_PROCESSOR_SECOND * processor_seconds
     try:
         for request in requests:
-            process = process or _take()
+            program = program or pool.take(_environment())
             try:
-                answer = process.compile(request, processor_seconds)
-            except _Ended as ended:
-                process.stop()
-                process, answer = None, _crash(f"the compiler's process {ended}")
+                answer = pickle.loads(program.ask(pickle.dumps((request, processor_seconds)), seconds))
+            except Ended as ended:
+                program.stop()
+                program, answer = None, _crash(f"the compiler's process {_in_words(ended.status, seconds)}")
             results.append(_told(answer, processor_seconds))
     except BaseException:  # an interrupt: what is under way would answer the next request
-        if process is not None:
-            process.stop()
+        if program is not None:
+            program.stop()
         raise
-    if process is not None:
-        with _lock:
-            _idle.append(process)
+    if program is not None:
+        pool.give_back(program)
     return results
 
 
-def _take() -> _Process:
+def _environment() -> dict[str, str]:
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     environment.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # what Triton does up to 3.9; said aloud, it doesn't warn
     environment.pop("PYTEST_CURRENT_TEST", None)  # another one in every test
-    with _lock:
-        while _idle:
-            process = _idle.pop()
-            if process.is_usable(environment):
-                return process
-            process.stop()
-    return _Process(environment)
+    return environment
+
+
+def _in_words(status: int | None, seconds: float) -> str:
+    if status is None:
+        return f"was not done after {seconds:g} s"
+    number = signals.signal_of(status)
+    return signals.died_of(number, compiled=True) if number else f"ended with status {status}."
 
 
 def _told(answer: dict, processor_seconds: float) -> dict:
@@ -118,10 +65,9 @@ def _told(answer: dict, processor_seconds: float) -> dict:
     if "ended" not in answer:
         return answer
     status, printed = answer["ended"], answer["printed"].strip()
-    number = signals.signal_of(status)
-    if number == signal.SIGXCPU:
+    if signals.signal_of(status) == signal.SIGXCPU:
         return _crash(f"the compiler was not done after {processor_seconds:g} s of processor time")
-    ended = signals.died_of(number, compiled=True) if number else f"ended with status {status}."
+    ended = _in_words(status, processor_seconds)
     return _crash(f"the compiler's process {ended}{f' It printed: {printed}' if printed else ''}")
 
 

@@ -100,7 +100,15 @@ def compile_many(
     jobs               processes at most; default: one for each core
     processor_seconds  of one kernel. Other programs on the machine slow the compiler down and do not end it.
     """
-    prepared = [prepare(**request) for request in requests]
+    return compile_prepared([prepare(**request) for request in requests], jobs, processor_seconds)
+
+
+def compile_prepared(
+    prepared: list[dict], jobs: int | None = None, processor_seconds: float = PROCESSOR_SECONDS
+) -> list[CompiledKernel | CompileError]:
+    """:func:`compile_many` of what `prepare` has made of its requests, in this process or another."""
+    if not prepared:
+        return []
     keys = [pickle.dumps(request) for request in prepared]
     once = dict(zip(keys, prepared))
     shares = _shares(list(once), jobs or os.cpu_count() or 1)

@@ -23,6 +23,7 @@ DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef
 def environment() -> dict[str, str]:
     """The variables of a process that interprets, and finds the modules that this one finds."""
     variables = dict(os.environ, TRITON_INTERPRET="1", COURSE_NO_WARM_UP="1")
+    variables.pop("PYTEST_CURRENT_TEST", None)  # another one in every test
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     return variables
 

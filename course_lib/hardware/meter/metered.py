@@ -8,15 +8,12 @@ or, when it was defined in a notebook, its cell is run alone, with torch, triton
 that needs more must import it. Keep the tensors small: the interpreter takes about half a millisecond for a program.
 """
 
-import pickle
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from course_lib.hardware.device import interpreting
-from course_lib.hardware.meter.elsewhere import environment, found, located, on_cpu
+from course_lib.hardware.meter import resident
+from course_lib.hardware.meter.elsewhere import found, located, on_cpu
 from course_lib.hardware.meter.traffic import MeterUnavailable, TrafficMeter, TrafficReport
 
 SECONDS = 300
@@ -36,33 +33,9 @@ def metered(function: Callable, *arguments, **named) -> TrafficReport:
             function(*arguments, **named)
         return meter.report()
     job = {**located(function), "arguments": on_cpu(arguments), "named": on_cpu(named)}
-    with tempfile.TemporaryDirectory() as folder:
-        sent, received = Path(folder) / "job", Path(folder) / "report"
-        sent.write_bytes(pickle.dumps(job))
-        done = subprocess.run(
-            [sys.executable, __file__, str(sent), str(received)],
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-        )
-        if done.returncode != 0 or not received.exists():
-            raise MeterUnavailable(
-                f"{function.__name__} could not be counted in the interpreter: {done.stderr.strip()[-2000:]}"
-            )
-        return pickle.loads(received.read_bytes())
+    return resident.ask(_count, job, SECONDS, "could not be counted")
 
 
-def _count(sent: Path, received: Path) -> None:
-    """The other process: find the function, call it under the meter, write the report."""
-    job = pickle.loads(sent.read_bytes())
-    function = found(job, sent.parent)
-    report = metered(function, *job["arguments"], **job["named"])
-    received.write_bytes(pickle.dumps(report))
-
-
-if __name__ == "__main__":
-    # Under its true name, so that what is pickled here is found there.
-    from course_lib.hardware.meter import metered as module
-
-    module._count(Path(sys.argv[1]), Path(sys.argv[2]))
+def _count(job: dict, folder: Path) -> TrafficReport:
+    """The other process: find the function and call it under the meter."""
+    return metered(found(job, folder), *job["arguments"], **job["named"])

@@ -7,11 +7,7 @@ without an end costs seconds: what was seen until then is kept, with a sentence 
 
 import contextlib
 import linecache
-import pickle
 import signal
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -22,8 +18,9 @@ import numpy as np
 import torch
 
 from course_lib.hardware.device import interpreting
+from course_lib.hardware.meter import resident
 from course_lib.hardware.meter.accesses import Access, LaunchSeen, Program, Recording, Tensor
-from course_lib.hardware.meter.elsewhere import environment, found, located
+from course_lib.hardware.meter.elsewhere import found, located
 from course_lib.hardware.meter.traffic import MeterUnavailable, TrafficMeter, is_own
 from course_lib.hardware.meter.traffic.tensors import span_bytes
 
@@ -31,7 +28,6 @@ SECONDS = 10
 MOST_PROGRAMS = 1024  # of a launch
 MOST_ACCESSES = 50_000
 MOST_ELEMENTS = 8_000_000  # reached by all accesses together: 64 MB of positions
-START_SECONDS = 100  # for the other process to begin
 
 
 def record(function: Callable, *arguments, **named) -> Recording:
@@ -44,24 +40,7 @@ def record(function: Callable, *arguments, **named) -> Recording:
     if interpreting():
         return _record_here(function, arguments, named)
     job = {**located(function), "arguments": copied(arguments, {}), "named": copied(named, {})}
-    with tempfile.TemporaryDirectory() as folder:
-        sent, received = Path(folder) / "job", Path(folder) / "recording"
-        sent.write_bytes(pickle.dumps(job))
-        try:
-            done = subprocess.run(
-                [sys.executable, __file__, str(sent), str(received)],
-                env=environment(),
-                capture_output=True,
-                text=True,
-                timeout=SECONDS + START_SECONDS,
-            )
-        except subprocess.TimeoutExpired:
-            raise MeterUnavailable(f"{function.__name__} did not stop in the interpreter and was ended.") from None
-        if done.returncode != 0 or not received.exists():
-            raise MeterUnavailable(
-                f"{function.__name__} cannot be run in the interpreter: {done.stderr.strip()[-2000:]}"
-            )
-        return pickle.loads(received.read_bytes())
+    return resident.ask(_record_there, job, 2 * SECONDS, "cannot be run")
 
 
 class Stopped(BaseException):
@@ -211,15 +190,6 @@ def copied(value, copies: dict[int, torch.Tensor]):
     return value
 
 
-def _record_there(sent: Path, received: Path) -> None:
-    """The other process: find the function, record it, write what was seen."""
-    job = pickle.loads(sent.read_bytes())
-    function = found(job, sent.parent)
-    received.write_bytes(pickle.dumps(record(function, *job["arguments"], **job["named"])))
-
-
-if __name__ == "__main__":
-    # Under its true name, so that what is pickled here is found there.
-    from course_lib.hardware.meter import recorded as module
-
-    module._record_there(Path(sys.argv[1]), Path(sys.argv[2]))
+def _record_there(job: dict, folder: Path) -> Recording:
+    """The other process: find the function and record it."""
+    return record(found(job, folder), *job["arguments"], **job["named"])

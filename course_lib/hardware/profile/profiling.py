@@ -2,19 +2,18 @@
 
 import dataclasses
 import math
-import pickle
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from course_lib.hardware.compiler import process
 from course_lib.hardware.compiler.architectures import ARCHITECTURES, architecture_number
-from course_lib.hardware.compiler.compiled import CompileError
-from course_lib.hardware.compiler.views import compile_many
+from course_lib.hardware.compiler.compiled import CompiledKernel, CompileError
+from course_lib.hardware.compiler.request import prepare
+from course_lib.hardware.compiler.views import compile_prepared
 from course_lib.hardware.datasheets import DATASHEETS, Datasheet, datasheet_for
 from course_lib.hardware.device import interpreting, machine
-from course_lib.hardware.meter.elsewhere import environment, found, located
+from course_lib.hardware.meter import resident
+from course_lib.hardware.meter.elsewhere import found, located
 from course_lib.hardware.meter.recorded import copied
 from course_lib.hardware.meter.traffic import MeterUnavailable
 from course_lib.hardware.profile.card import KernelFacts, Profile
@@ -25,7 +24,7 @@ from course_lib.hardware.profile.seen import MOST_VARIANTS, KernelSeen, Seen, se
 from course_lib.hardware.timing import measure
 
 SECONDS = 10.0  # in the interpreter
-START_SECONDS = 100.0  # for another process to begin
+NO_PLAIN_FORM = "not compiled: its arguments have no plain form"
 SHEETS = {75: "T4", 80: "A100", 90: "H100", 100: "B200"}  # where no GPU is at hand
 
 
@@ -94,41 +93,44 @@ def _capability(capability: tuple[int, int] | None) -> int:
 
 
 def _seen_and_compiled(function: Callable, arguments: tuple, named: dict, number: int, seconds: float):
-    """In a process that interprets, this one or another: what the meter saw, and each kernel compiled."""
+    """What the meter saw, in this process if it interprets, and each kernel compiled, or why it is not."""
     if interpreting():
-        return _here(function, arguments, named, number, seconds)
-    copies: dict = {}
-    job = {**located(function), "arguments": copied(arguments, copies), "named": copied(named, copies),
-           "number": number, "seconds": seconds}  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder:
-        sent, received = Path(folder) / "job", Path(folder) / "seen"
-        sent.write_bytes(pickle.dumps(job))
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", "course_lib.hardware.profile.profiling", str(sent), str(received)],
-                env=environment(), capture_output=True, text=True, timeout=seconds + START_SECONDS,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            raise MeterUnavailable(f"{job['name']} did not stop in the interpreter and was ended.") from None
-        if done.returncode != 0 or not received.exists():
-            raise MeterUnavailable(f"{job['name']} cannot be run in the interpreter: {done.stderr.strip()[-2000:]}")
-        return pickle.loads(received.read_bytes())
+        seen, requests = _seen_here(function, arguments, named, number, seconds)
+    else:
+        copies: dict = {}
+        job = {**located(function), "arguments": copied(arguments, copies), "named": copied(named, copies),
+               "number": number, "seconds": seconds}  # fmt: skip
+        process.begin()  # so that the compiler starts beside the interpreter
+        seen, requests = resident.ask(_seen_there, job, 2 * seconds, "cannot be run")
+    views = iter(compile_prepared([request for request in requests if not isinstance(request, str)]))
+    return seen, [request if isinstance(request, str) else _or_words(next(views)) for request in requests]
 
 
-def _here(function: Callable, arguments: tuple, named: dict, number: int, seconds: float):
+def _seen_there(job: dict, folder: Path) -> tuple[Seen, list[dict | str]]:
+    """In the other process."""
+    return _seen_here(found(job, folder), job["arguments"], job["named"], job["number"], job["seconds"])
+
+
+def _seen_here(
+    function: Callable, arguments: tuple, named: dict, number: int, seconds: float
+) -> tuple[Seen, list[dict | str]]:
+    """What the meter saw, and of each kernel what the compiler is to be asked, or why nothing."""
     seen = see(function, arguments, named, seconds)
-    views: list = ["not compiled: its arguments have no plain form"] * len(seen.kernels)
-    places = [place for place, kernel in enumerate(seen.kernels) if kernel.request is not None][:MOST_VARIANTS]
-    requests = [{**seen.kernels[place].request, "arch": number} for place in places]  # type: ignore[dict-item]
-    try:
-        compiled = compile_many(requests) if requests else []
-    except (TypeError, ValueError) as error:  # a kernel whose source or constants cannot travel
-        compiled = [CompileError(str(error))] * len(places)
-    for place, view in zip(places, compiled):
-        views[place] = str(view) if isinstance(view, CompileError) else view
+    requests: list[dict | str] = []
     for kernel in seen.kernels:
-        kernel.request = None  # a live kernel does not travel
-    return seen, views
+        request, kernel.request = kernel.request, None  # a live kernel does not travel
+        if request is None or len(requests) - requests.count(NO_PLAIN_FORM) >= MOST_VARIANTS:
+            requests.append(NO_PLAIN_FORM)
+            continue
+        try:
+            requests.append(prepare(**{**request, "arch": number}))
+        except (TypeError, ValueError) as error:  # a kernel whose source or constants cannot travel
+            requests.append(str(error))
+    return seen, requests
+
+
+def _or_words(view: CompiledKernel | CompileError) -> CompiledKernel | str:
+    return str(view) if isinstance(view, CompileError) else view
 
 
 def _profile_of(
@@ -179,18 +181,4 @@ def _measured(whole: Profile, function: Callable, arguments: tuple, named: Mappi
         return dataclasses.replace(whole, counters_missing=str(reason))
 
 
-def _profile_there(sent: Path, received: Path) -> None:
-    """The other process: find the function, see it, write what was seen."""
-    job = pickle.loads(sent.read_bytes())
-    function = found(job, sent.parent)
-    answer = _here(function, job["arguments"], job["named"], job["number"], job["seconds"])
-    received.write_bytes(pickle.dumps(answer))
-
-
 __all__ = ["KernelSeen", "profile"]
-
-if __name__ == "__main__":
-    # Under its true name, so that what is pickled here is found there.
-    from course_lib.hardware.profile import profiling as module
-
-    module._profile_there(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -182,18 +182,18 @@ def test_a_compiler_that_never_ends_is_stopped_by_the_processors_clock_and_the_n
 
 
 def test_a_process_is_kept_for_the_next_kernels_and_replaced_when_it_dies_or_the_environment_changes(monkeypatch):
-    process.stop_idle()
+    process.pool.stop()
     compile_view(add_kernel, ADD)
-    (first,) = process._idle
+    (first,) = process.pool.idle
     compile_view(add_kernel, ADD)
-    assert process._idle == [first]
+    assert process.pool.idle == [first]
     first.popen.kill()
     first.popen.wait()
     assert compile_view(add_kernel, ADD).registers > 0
-    (second,) = process._idle
+    (second,) = process.pool.idle
     monkeypatch.setenv("TRITON_CACHE_DIR", str(Path(os.environ["COURSE_HOME"]) / "another cache"))
     assert compile_view(add_kernel, ADD).registers > 0
-    assert second not in process._idle and second.popen.poll() is not None
+    assert second not in process.pool.idle and second.popen.poll() is not None
 
 
 def test_equal_requests_are_compiled_once(monkeypatch):
