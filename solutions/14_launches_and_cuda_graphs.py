@@ -666,8 +666,8 @@ else:
 #
 # A real step is slower, because at some moments the memory has nothing to do. When a kernel starts, it first reads the
 # vector that the kernel before has stored, and only then asks for weights. But the weights do not depend on the kernel
-# before. So each of the five kernels asks for its first weights *before* it waits for the vector. It does so with the
-# dependent launches of the last section:
+# before. So here a kernel asks for its first weights *before* it waits for the vector. It does so with the dependent
+# launches of the last section:
 #
 # ```python
 # weights = tl.load(matrix_pointer + ...)   # depends on no other kernel
