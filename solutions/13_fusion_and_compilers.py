@@ -848,16 +848,14 @@ from course_lib.figures.fused.rates import COPY_ON_AN_H100, ON_AN_H100
 draw_fused_rates(ON_AN_H100, COPY_ON_AN_H100)
 
 # %% [markdown]
-# Some of them do. The compiler is not faster than the kernel in any row, but the kernel does not gain in every row
-# either:
+# Some of them do. In no row is the compiler faster than the kernel, but how much the kernel gains depends on the row:
 #
-# - **Nothing worth having**, 2 % at most, for add and norm and for SwiGLU. Here the compiler itself comes close to the
-#   copy.
-# - **1.4 to 1.9 times as fast** for RoPE, for RMSNorm and softmax of long rows, and for the backward pass of the norm.
-#   The two kernels for long rows reach 99 % of the copy.
-# - **1.5 to 1.7 times as fast** in the last three rows, but these kernels are still 28 to 42 % below the copy.
+# - **At most 2 %** for add and norm and for SwiGLU, because there the compiler itself comes close to the copy.
 # - **5 %** for LayerNorm of long rows. In this run its kernel read each row twice. Now it keeps a row of 65,536 numbers
 #   in registers. In a later run on an H100 it took 907 instead of 1,075 µs, at 79 % of the copy of that run.
+# - **1.4 to 1.9 times as fast** for RoPE with the append to the cache, for RMSNorm and softmax of long rows, and for
+#   the backward pass of the norm. The two kernels for long rows reach 99 % of the copy.
+# - **1.5 to 1.7 times as fast** in the last three rows, but these kernels are still 28 to 42 % below the copy.
 #
 # Some fusions save memory but no time. Take the last linear layer, fused with the loss. The logits then never exist as
 # a whole, which saves gigabytes. But the backward pass needs them, so you have to compute them a second time, or

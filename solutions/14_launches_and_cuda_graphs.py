@@ -762,9 +762,9 @@ if on_gpu:
 #
 # ## Programs that stay · deeper
 #
-# So far the grid had one program for each tile. An H100 has 132 multiprocessors (SMs). If each can hold one program of
-# a kernel, a grid of 140 runs in two rounds: first 132 programs, and then 8 that leave 124 SMs idle. Each program also
-# starts from nothing: it loads its arguments, computes its addresses, and waits for its first bytes.
+# Most kernels of this course have one program for each tile. An H100 has 132 multiprocessors (SMs). If each can hold
+# one program of a kernel, a grid of 140 runs in two rounds: first 132 programs, and then 8 that leave 124 SMs idle.
+# Each program also starts from nothing: it loads its arguments, computes its addresses, and waits for its first bytes.
 #
 # A persistent kernel launches 132 programs, however many tiles there are. You can hand out the tiles in two ways:
 #

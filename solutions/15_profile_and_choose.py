@@ -271,7 +271,7 @@ def schedule(orders: list[list[int]], copies: int, warm: int) -> list[tuple[int,
     orders: a list for each round, with the kernels' numbers in the order in which they run, each once. There is at
         least one round. The numbers are at least 0 and may have gaps, such as 2, 5 and 8. Do not change `orders`.
     copies: how many copies of the input there are, at least 1. The first call uses copy 0, each later call the next
-        copy, and after the last copy comes copy 0 again. A new round goes on with the copy after the last round's.
+        copy, and after the last copy comes copy 0 again. A new round changes nothing in this: the copies go on.
     warm: how many rounds at the beginning do not count, 0 to the number of rounds.
     Returns: a list with one (kernel, copy, counted) for each call; counted is True or False.
     """
@@ -640,8 +640,8 @@ def fell_back(rows: list[tuple[str, str, float]]) -> list[tuple[str, float]]:
     rows: at least one, as `what_ran` returns them.
     Returns: a list of (name, times), in the order of the rows. times is the layer's microseconds divided by the median
         of all layers that did not run "math", the "unknown" ones included. For the median, sort the microseconds of
-        these layers and take those at index len // 2; they are above 0. The list is empty if all layers ran "math",
-        or none did.
+        these layers and take the number at index len // 2, which is above 0. The list is empty if all layers ran
+        "math", or none did.
     """
     # BEGIN SOLUTION
     others = sorted(row[2] for row in rows if row[1] != "math")
