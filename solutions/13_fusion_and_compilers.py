@@ -800,10 +800,10 @@ torch._dynamo.reset()
 # %% [markdown]
 # ## When does a hand-written kernel pay?
 #
-# The next picture has one row for each operation, measured on one H200 (2026-11-22, PyTorch 2.11, bf16). The rates are
-# those of the least bytes that must move: each input once, each result once. The dashed line is the rate of the
-# device's copy on that day, 4.17 TB/s; the 4.25 of chapter 01 comes from another measurement. Nothing here was measured
-# on your machine. `python -m course_lib bench fused` measures it on your GPU, beside this library's kernels.
+# The next picture has one row for each operation, measured on one H200 (2026-11-22, PyTorch 2.11, bf16). Each rate is
+# the least bytes that must move, each input once and each result once, divided by the time. The dashed line is the rate
+# of the device's copy on that day, 4.17 TB/s; the 4.25 of chapter 01 comes from another measurement. Nothing here was
+# measured on your machine. `python -m course_lib bench fused` measures it on your GPU, beside this library's kernels.
 #
 # The next section explains GroupNorm and Mish, which are in two of the rows. Here it is enough that GroupNorm needs the
 # mean and the variance of a whole group of channels, and that Mish is an activation.
@@ -839,8 +839,8 @@ draw_fused_rates(ON_AN_H200)
 #   that are still in registers. Inductor does this only if it writes the product itself (`mode="max-autotune"`), and
 #   not for a library's kernel.
 #
-# Do kernels written for these reasons reach the copy? The next picture has the course's own, in a recorded run on one
-# H100 (2026-11-26, PyTorch 2.11, Triton 3.6, bf16). An H100's copy reached 3.00 TB/s.
+# Do kernels written for these reasons reach the copy? The next picture shows the course's own, in a recorded run on one
+# H100 (2026-11-26, PyTorch 2.11, Triton 3.6, bf16). On this card a copy reached 3.00 TB/s.
 
 # %%
 from course_lib.figures.fused.rates import COPY_ON_AN_H100, ON_AN_H100
@@ -848,27 +848,33 @@ from course_lib.figures.fused.rates import COPY_ON_AN_H100, ON_AN_H100
 draw_fused_rates(ON_AN_H100, COPY_ON_AN_H100)
 
 # %% [markdown]
-# In no row is the compiler faster. Where it comes close to the copy, the kernel gains nothing. For RoPE, for RMSNorm
-# and softmax of long rows, and for the backward pass of the norm it is 1.4 to 1.9 times as fast, and the two kernels
-# for long rows reach 99 % of the copy. LayerNorm of long rows gains 5 %: its kernel read such a row twice then. Now
-# it keeps a row of 65,536 numbers in registers. In a later run on an H100 it took 907 instead of 1,075 µs, at 79 % of
-# the copy of that run. The last three rows are still 28 to 42 % below the copy.
+# Some of them do. In no row is the compiler faster than the kernel, but how much the kernel gains depends on the row:
 #
-# Some fusions save memory and not time. If you fuse the last linear layer with the loss, the logits never exist as a
-# whole, which saves gigabytes. But the backward pass needs them. So you have to compute them a second time, or compute
-# the gradients early and keep them. For 8,192 tokens of 4,096 numbers and 128,256 classes the same H100 took 41.7 ms
-# with PyTorch's layer and loss. By chunks of 2,048 tokens it took 41.9 ms with early gradients, and 55.7 ms with logits
-# that are computed again. And some fusions cost time: GroupNorm and Mish in one kernel with the Conv1d before them took
-# 641 µs, where cuDNN's convolution and a second kernel took 273. Measure before you count on a gain in time.
+# - **At most 2 %** for add and norm and for SwiGLU, because there the compiler itself comes close to the copy.
+# - **5 %** for LayerNorm of long rows. In this run its kernel read each row twice. Now it keeps a row of 65,536 numbers
+#   in registers. In a later run on an H100 it took 907 instead of 1,075 µs, at 79 % of the copy of that run.
+# - **1.4 to 1.9 times as fast** for RoPE with the append to the cache, for RMSNorm and softmax of long rows, and for
+#   the backward pass of the norm. The two kernels for long rows reach 99 % of the copy.
+# - **1.5 to 1.7 times as fast** in the last three rows, but these kernels are still 28 to 42 % below the copy.
 #
-# So measure in this order: first what PyTorch has (`F.rms_norm`, `F.scaled_dot_product_attention`), then
-# `torch.compile`, then how far its rate is below a copy's. From that you get the time that a better kernel could save
-# in the whole model. Write the kernel if that is worth a day of your work, and the work of every later change.
+# Some fusions save memory but no time. Take the last linear layer, fused with the loss. The logits then never exist as
+# a whole, which saves gigabytes. But the backward pass needs them, so you have to compute them a second time, or
+# compute the gradients early and keep them. We timed this on the same H100 for 8,192 tokens of 4,096 numbers and
+# 128,256 classes. PyTorch's layer and loss took 41.7 ms. In chunks of 2,048 tokens it took 41.9 ms with early
+# gradients, and 55.7 ms with logits that are computed again.
+#
+# Other fusions cost time. GroupNorm and Mish in one kernel with the Conv1d before them took 641 µs, but cuDNN's
+# convolution and a second kernel took only 273 µs.
+#
+# So measure before you count on a gain, and in this order: first what PyTorch has (`F.rms_norm`,
+# `F.scaled_dot_product_attention`), then `torch.compile`, then how far its rate is below a copy's. From that you get
+# the time that a better kernel could save in the whole model. Write the kernel if that is worth a day of your work now,
+# and more work whenever the model changes.
 
 # %% [markdown]
 # ## A hundred small steps · deeper
 #
-# The compiler's two slowest rows in the picture belong to a *diffusion* model. Such a model makes its output from
+# In both pictures the compiler's two slowest rows belong to a *diffusion* model. Such a model makes its output from
 # noise, in steps. Diffusion Policy takes a hundred of them to plan a robot's next 16 actions ([arXiv
 # 2303.04137](https://arxiv.org/abs/2303.04137)). In every step a one-dimensional U-Net, a network of convolutions,
 # reads the sequence and removes some of the noise. One of its blocks is a convolution, GroupNorm, Mish, and then a
@@ -986,9 +992,9 @@ best_group_norm_mish, best_step_tables = check("13.6", group_norm_mish, StepTabl
 # A block with 256 channels and 16 places has 8 KB in 16 bits for one robot. At a copy's rate the memory would need 4 ns
 # to read and write that. But a launch takes some microseconds, a thousand times as long. So at a batch of 1 neither the
 # bytes nor your kernel's speed matter. What counts is how *many* kernels there are, and how they are launched. With
-# 4,096 samples, as in training, the bytes count again. That is the row of the picture in which the compiler's kernel
-# reached 1.17 TB/s. The next cell measures both on a GPU: the three operations, the same compiled, and your kernel.
-# **Predict** for which batch yours gains most.
+# 4,096 samples, as in training, the bytes count again: in the first picture this is the row in which the compiler's
+# kernel reached 1.17 TB/s. The next cell measures both on a GPU: the three operations, the same compiled, and your
+# kernel. **Predict** for which batch yours gains most.
 
 # %%
 def block_of_pytorch(x, weight, bias, scale_table, shift_table, steps, groups, epsilon):
@@ -1019,18 +1025,20 @@ else:
 # %% [markdown]
 # ## The same kernel in CUDA C++ · deeper
 #
-# Triton's program is a whole block of threads, and the compiler decides which thread holds what. In CUDA C++ you write
-# what one thread does. Three decisions that Triton made for you are now in your text:
+# In Triton you write what a whole block of threads does, and the compiler decides which thread holds which numbers. In
+# CUDA C++ you write what *one* thread does. So three decisions that Triton made for you are now yours:
 #
-# - **How wide a load is.** A thread loads 8 numbers of 16 bits with one instruction, as a struct of 16 bytes. This
-#   needs rows that begin at multiples of 16 bytes, so the launcher looks at sizes, strides and addresses, and takes a
-#   narrower struct where they do not fit.
+# - **How wide a load is.** A thread loads 8 numbers of 16 bits with one instruction, as a struct of 16 bytes, called a
+#   *vector* here. This works only if each row begins at a multiple of 16 bytes. So the launcher looks at sizes, strides
+#   and addresses, and takes a narrower struct if they do not fit.
 # - **Which thread holds what.** Thread t takes the vectors t, t + THREADS, t + 2 · THREADS and so on. Neighbouring
-#   threads then load neighbouring vectors, and a warp's load is four whole lines of 128 bytes.
-# - **How a sum crosses the threads.** The next cell prints the first half. In a warp, `__shfl_xor_sync` gives a thread
-#   the number of another thread's register. After five such steps, at distances 16, 8, 4, 2 and 1, all 32 threads have
-#   the sum. Then each warp puts its sum into shared memory, `__syncthreads` waits for all of them, and each warp adds
-#   up those few numbers in the same way. This second half is yours to write, in exercise 13.8.
+#   threads then load neighbouring vectors, so a load of a warp is four whole lines of 128 bytes.
+# - **How a sum crosses the threads.** Each thread adds up the squares of its own numbers, but the norm needs the sum of
+#   the whole row. This is done in two halves. First, the 32 threads of a warp add up theirs. With `__shfl_xor_sync` a
+#   thread reads a register of another thread in its warp, and after five such steps, at distances 16, 8, 4, 2 and 1,
+#   all 32 threads have the warp's sum. The next cell prints this half. Then each warp puts its sum into shared memory,
+#   `__syncthreads` waits for all of them, and each warp adds up those few numbers in the same way. You write this
+#   second half yourself, in exercise 13.8.
 
 # %%
 from course_lib.kernels.fused.cuda_rows import SHARED_BY_KERNELS, cut_of
@@ -1039,10 +1047,10 @@ begin, end = (SHARED_BY_KERNELS.index(f"__device__ inline float sum_of_{what}") 
 print(SHARED_BY_KERNELS[begin:end])
 
 # %% [markdown]
-# The whole kernel stands in `course_lib/kernels/fused/cuda_add_rms_norm.py`. It is compiled by NVRTC, CUDA's compiler
-# as a library, in about a second and without `nvcc`. That needs no GPU, only the library: a CUDA build of PyTorch
-# brings it along, and beside a CPU build `pip install nvidia-cuda-nvrtc` does. The next cell compiles it for rows of
-# 4,096 numbers in float16, and reads the machine code.
+# The whole kernel is in `course_lib/kernels/fused/cuda_add_rms_norm.py`. NVRTC, which is CUDA's compiler as a library,
+# compiles it in about a second and without `nvcc`. That needs no GPU, only the library. A CUDA build of PyTorch brings
+# it along; with a CPU build, run `pip install nvidia-cuda-nvrtc`. The next cell compiles the kernel for rows of 4,096
+# numbers in float16, and counts what is in the machine code.
 
 # %%
 from course_lib.hardware.compiler.cuda_cpp import compile_cuda
@@ -1061,18 +1069,20 @@ else:
           "stores {16: 8}, 10 shuffles")
 
 # %% [markdown]
-# Every load and every store has 16 bytes, and nothing is spilled. A thread keeps four vectors: it loads four of x,
-# four of the residual and four of the weight, and stores eight. The ten shuffles are two sums of a warp with five
-# steps each. Compare these figures with those of your Triton kernel in 13.2. If the machine code is as good, CUDA C++
-# has gained you nothing. It pays when Triton cannot say what you mean: a certain layout, a certain barrier, or an
-# instruction that it does not have.
+# Every load and every store moves 16 bytes, and nothing is spilled. A thread keeps four vectors. It loads four of x,
+# four of the residual and four of the weight, which makes 12 loads, and it stores four of each result, which makes 8
+# stores. The ten shuffles are two sums of a warp with five steps each. Compare these figures with those of your Triton
+# kernel in 13.2. If Triton's machine code is as good, CUDA C++ has gained you nothing. It pays when Triton cannot say
+# what you mean: a certain layout, a certain barrier, or an instruction that it does not have.
 #
 # Now you write such a kernel. The check needs no GPU: g++ compiles your text for the processor, and your threads run
-# there one at a time, each until it waits for others. The check watches each access to memory. When two threads reach
-# the same number, one of them changes it, and no barrier lies between the two, it names both lines, even if the result
-# is right. On a GPU such a fault may go well for months. Only barriers, shuffles and atomics count for it: memory
-# fences and flags do not. A loop over a row that is longer than the block begins at `threadIdx.x` and advances by
-# `THREADS`.
+# there one at a time, each until it has to wait for others.
+#
+# The check also watches each access to memory. Say two threads reach the same number, one of them changes it, and there
+# is no barrier between the two. Then the check names the lines of both, even if the result is right, because on a GPU
+# such a fault may stay hidden for months. It accepts barriers, shuffles and atomics, but not memory fences and flags.
+#
+# A row can be longer than the block. So let your loop over the row begin at `threadIdx.x` and advance by `THREADS`.
 
 # %%
 # Exercise 13.8 · The same kernel in CUDA C++
@@ -1083,8 +1093,8 @@ def cuda_norm_source() -> str:
         extern "C" __global__ void add_rms_norm(
             const Element* x, const Element* residual, const Element* weight, Element* normalised, Element* summed,
             int columns, int x_stride, int residual_stride, float epsilon)
-        without an #include. It is launched with one block for each row, of THREADS threads, and no dynamic shared
-        memory. blockIdx.x is the row.
+        without an #include. For each row one block of THREADS threads is launched, without dynamic shared memory.
+        blockIdx.x is the row.
     It writes, as in 13.2, for each row r and column c
         summed[r, c] = x[r, c] + residual[r, c], and
         normalised[r, c] = summed[r, c] · weight[c] / sqrt(mean over the columns of summed[r, :]² + epsilon).
@@ -1093,15 +1103,17 @@ def cuda_norm_source() -> str:
     Any number of columns from WIDTH on that is a multiple of WIDTH: the row may be shorter or longer than what the
         block's threads load at once. Both strides are multiples of WIDTH, and all tensors begin at multiples of 16
         bytes. epsilon: above 0.
-    Before your text stand
+    These names are defined before your text:
         Element: `float`, or `half_bits`, a float16 as its 16 bits.
-        WIDTH: how many of them have 16 bytes, 4 or 8. Vector: struct alignas(16) Vector { Element of[WIDTH]; };
+        WIDTH: how many Elements have 16 bytes in all, 4 or 8. Vector: struct alignas(16) Vector { Element of[WIDTH]; };
         THREADS: a power of two from 32 to 512.
         float widened(Element) and void narrow(float, Element&): from an Element to float32 and back.
-    Loads and stores have 16 bytes each: Vectors. Squares are added in float32. Each __syncthreads is reached by every
-        thread of the block, and each shuffle by every lane that its mask names: no thread returns before.
-    Where one thread writes what another one of its block reads or writes, a barrier lies between the two, or both are
-        atomic: `total += part` by several threads loses additions. Blocks share nothing that any of them writes.
+    Each load from a tensor and each store to one moves 16 bytes, a Vector. Squares are added in float32. Every thread
+        of the block reaches each __syncthreads, and every lane that a shuffle's mask names reaches this shuffle, so no
+        thread returns before them.
+    If one thread writes a number that another thread of its block reads or writes, a barrier lies between the two, or
+        both are atomic. If several threads do `total += part`, additions get lost. Blocks share nothing that any of
+        them writes.
     """
     # BEGIN SOLUTION
     return r"""
@@ -1159,11 +1171,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) add_rms_norm(
 best_cuda_norm_source = check("13.8", cuda_norm_source).best
 
 # %% [markdown]
-# The next cell compiles your kernel for an H100, if NVRTC is there. Until your answer has passed, it takes the
-# course's kernel, and says so. The loads are counted in the machine code: a loop that the compiler has unrolled four
-# times has each of its loads four times. On a GPU the cell also runs the kernel, compares it with your Triton kernel
-# from 13.2, and times both for 16,384 rows of 4,096 numbers. **Predict** which one is faster: your loop reads `summed`
-# again, and the Triton kernel keeps the whole row in registers.
+# The next cell compiles your kernel for an H100, if NVRTC is there. Until your answer has passed, it takes the course's
+# kernel, and says so. It counts the loads in the machine code, so a load in a loop that the compiler has unrolled four
+# times counts as four. On a GPU the cell also runs the kernel, compares it with your Triton kernel from 13.2, and times
+# both for 16,384 rows of 4,096 numbers. The Triton kernel keeps the whole row in registers, while your loop, if it is
+# like the course's, reads `summed` again. **Predict** which one is faster.
 
 # %%
 from course_lib.hardware.compiler.cuda_cpp import CudaLaunch, run_cuda
@@ -1199,30 +1211,31 @@ if on_gpu and missing_nvrtc() is None:
 #
 # Triton decides which thread holds which element of a tile. In CUDA C++ with CUTLASS, and in CuTe's Python, *you*
 # decide, and you write your choice down as a *layout*. A layout turns an index into an offset. It consists of two
-# tuples, a shape and a stride for each dimension.
+# tuples, the shape and the stride, with one number for each dimension.
 #
-# First the index becomes one coordinate for each dimension. CuTe counts the *first* dimension fastest: in the shape (4,
-# 8) the index 6 has the coordinates (2, 1), because 6 = 2 + 1 · 4. Then each coordinate is multiplied by its stride,
-# and the products are added up. With the strides (8, 1) index 6 has the offset 2 · 8 + 1 · 1 = 17, and with (1, 4) it
-# has 2 · 1 + 1 · 4 = 6.
+# First the index is split into coordinates, one for each dimension. CuTe counts the *first* dimension fastest: in the
+# shape (4, 8) the index 6 has the coordinates (2, 1), because 6 = 2 + 1 · 4. Then each coordinate is multiplied by its
+# stride, and the products are added up. With the strides (8, 1), index 6 has the offset 2 · 8 + 1 · 1 = 17. With (1, 4)
+# it has 2 · 1 + 1 · 4 = 6.
 #
-# You can apply one layout after another. Say the inner layout picks indices of a tile, and the outer one says where the
-# tile's elements lie in memory. Then the outer one *after* the inner one says where the picked elements lie. CuTe uses
-# this to say which elements a thread owns. A first layout gives each thread a place in the tile, a second one gives the
-# steps from there to all of its values, and the tile's own layout turns these places into offsets in memory.
+# You can apply one layout after another. Say the inner layout picks some places of a tile, and the outer layout says
+# where each place of the tile lies in memory. The outer one *after* the inner one then says where the picked places lie
+# in memory. CuTe uses this to say which elements a thread owns. One layout gives each thread the place of its first
+# value. A second one gives the steps from there to each of the thread's values. The tile's own layout then turns these
+# places into offsets in memory.
 #
-# And you can *divide* a layout into tiles. Say a tile takes 2 indices that are 3 apart, of the 12 that a layout has.
-# The first tile takes the indices 0 and 3. The second begins at the smallest index that is left, 1, and takes 1 and 4.
-# The third takes 2 and 5. Now 6 is the smallest one left, and the same begins again from there: 6 and 9, 7 and 10, 8
-# and 11. CuTe calls what runs from tile to tile the *complement* of the tile, and the whole `logical_divide`. A
-# kernel's blocks, its warps and its vector loads are all made by dividing.
+# And you can *divide* a layout into tiles. Take a layout with 12 indices, and tiles of 2 indices that are 3 apart. The
+# first tile has the indices 0 and 3. The second begins at the smallest index that is left, 1, and has 1 and 4. The
+# third has 2 and 5. Now 6 is the smallest one left, and the pattern begins again from there: 6 and 9, 7 and 10, 8 and
+# 11. CuTe calls this `logical_divide`. The layout of the tiles' beginnings, here 0, 1, 2, 6, 7 and 8, is the
+# *complement* of the tile. A kernel's blocks, its warps and its vector loads are all made by dividing.
 
 # %%
 # Exercise 13.7 · A layout by hand
 def offset(layout, index: int) -> int:
-    """Where an index of a layout lies.
+    """The offset of an index of a layout.
 
-    layout: (shape, stride), two tuples of one length, at least 1: each size at least 1, each stride at least 0.
+    layout: (shape, stride), two tuples of the same length, at least 1: each size at least 1, each stride at least 0.
     index: from 0 to the product of the sizes minus 1. It counts the first dimension fastest.
     Returns: the sum over the dimensions of coordinate · stride.
     """
@@ -1236,9 +1249,10 @@ def offset(layout, index: int) -> int:
 
 
 def composed(outer, inner) -> list:
-    """For each index of the layout `inner`, in order, the offset that `outer` gives to the offset of `inner`.
+    """A list with one offset for each index of the layout `inner`, in order.
 
-    All offsets of `inner` are indices of `outer`.
+    `inner` turns the index into an offset. This is always an index of `outer`, which turns it into the offset that is
+    returned.
     """
     # BEGIN SOLUTION
     return [offset(outer, offset(inner, index)) for index in range(math.prod(inner[0]))]
@@ -1248,9 +1262,9 @@ def composed(outer, inner) -> list:
 def owned(tile, threads, values, thread: int) -> list:
     """The offsets in memory of all values that a thread owns, in the order of `values`.
 
-    tile: the layout of a tile in memory. threads: a layout whose index is a thread's number, and whose offset is the
-        place of its first value, an index of the tile. values: a layout whose index is a value's number, and whose
-        offset is added to that place.
+    tile: the layout of a tile in memory. Its indices are called places here.
+    threads: a layout that turns a thread's number into the place of the thread's first value.
+    values: a layout that turns a value's number into the step from that place to the value's own.
     """
     # BEGIN SOLUTION
     first = offset(threads, thread)
@@ -1259,7 +1273,7 @@ def owned(tile, threads, values, thread: int) -> list:
 
 
 def divided(layout, size: int, step: int) -> list:
-    """The tiles of a layout as a list of lists, each of `size` offsets: those of indices that are `step` apart.
+    """A layout's tiles as a list of lists. A tile is the list of the offsets of `size` indices that are `step` apart.
 
     Each tile begins at the smallest index that is in no tile before it. size and step are at least 1, and size · step
     divides the number of the layout's indices, so that every index is in one tile.
@@ -1287,19 +1301,20 @@ for name, (threads, values) in ways.items():
 print("the row divided by 8 indices that are 32 apart begins with", best_divided(row, 8, 32)[0])
 
 # %% [markdown]
-# The last line shows that a division says the same as the second layout: each of its tiles is what one thread owns.
-#
 # In the first layout a thread's eight offsets are neighbours, so one instruction loads them all. In the second a thread
 # needs eight loads of 2 bytes each, and each of them covers 64 bytes for the whole warp. Both layouts read every number
 # once, so `kernel_bytes` sees no difference. But the second needs eight times as many load instructions.
+#
+# The last line comes from `divided`. It shows that you get the second layout by dividing, too: each tile is what one
+# thread owns.
 
 # %% [markdown]
 # ## Finale: the model on fused kernels · deeper
 #
 # The small model of chapter 05 has four layers, so its glue is nine norms, eight additions and four gates. In the
-# library's decoder the glue is a part that can be exchanged (`course_lib/models/glue.py`). Look at where the additions
-# are. A block hands on what its feed-forward gave without adding it, and the next block's first kernel adds and
-# normalises. So eight of the nine norms come with an addition, and only the first one, behind the embedding, is alone.
+# library's decoder the glue is a part that can be exchanged (`course_lib/models/glue.py`). A block does not add the
+# result of its feed-forward part to the residual. It passes both on, and the first kernel of the next block adds and
+# normalises. So eight of the nine norms come with an addition. Only the first one, behind the embedding, is alone.
 #
 # First the model writes with *your* kernel of 13.2 in all these eight places. If you have not trained the model, the
 # cell does, in about half a minute.
@@ -1348,11 +1363,11 @@ draw_losses(curves, title="The same model, trained with either glue")
 measured("13 losses of both", abs(first[-1] - second[-1]), "nats apart after the last step")
 
 # %% [markdown]
-# The two curves lie on each other. What they differ by is rounding. The model's numbers are float32 with either glue,
-# and the same sums and products are rounded in another order: in the norms, in the gate, and in the loss, which adds
-# up its exponentials chunk by chunk. Neither is more right than the other.
+# The two curves lie on top of each other. They differ only by rounding. The model's numbers are float32 with either
+# glue, but the same sums and products are rounded in another order: in the norms, in the gate, and in the loss, which
+# adds up its exponentials chunk by chunk. Neither is more right than the other.
 #
-# Does it pay here? At this size, no. A row has 96 numbers, and a kernel takes as long as its launch. What fusion saves
+# At this size fusion does not pay. A row has 96 numbers, so a kernel takes as long as its launch. All that fusion saves
 # is launches, and chapter 14 has a better remedy for those. At a hidden size of 4,096 and thousands of tokens the bytes
 # decide, as in the ledger above.
 #

@@ -127,10 +127,10 @@ draw_timelines([
 def step_seconds(launches: tuple, kernels: tuple, waits: tuple) -> float:
     """The time from the start of the first launch to the end of the last kernel; 0 for no kernels.
 
-    launches: how long the host takes to launch each kernel. kernels: how long each kernel
-        runs. One entry for each kernel in both.
-    waits: numbers of kernels, counted from 0, in any order. After launching such a kernel, the host waits until that
-        kernel has ended, and only then starts the next launch.
+    launches: how long the host takes to launch each kernel. kernels: how long each kernel runs. Both have one entry for
+        each kernel.
+    waits: the kernels that the host waits for, as numbers counted from 0, in any order. After launching such a kernel,
+        the host waits until that kernel has ended, and only then starts the next launch.
     The host launches the kernels in order, one launch after another. A kernel starts as soon as its own launch and the
     kernel before it have both ended.
     """
@@ -146,7 +146,7 @@ def step_seconds(launches: tuple, kernels: tuple, waits: tuple) -> float:
 
 
 def idle_seconds(launches: tuple, kernels: tuple, waits: tuple) -> float:
-    """How much of step_seconds passes while no kernel runs. Arguments as above."""
+    """How much of the time that step_seconds returns passes while no kernel runs. Arguments as above."""
     # BEGIN SOLUTION
     return step_seconds(launches, kernels, waits) - sum(kernels)
     # END SOLUTION
@@ -155,8 +155,8 @@ def idle_seconds(launches: tuple, kernels: tuple, waits: tuple) -> float:
 def graph_seconds(launch: float, kernels: tuple, gap: float) -> float:
     """The time of the same kernels if the host sends them all with one launch, and the GPU starts them by itself.
 
-    launch: how long that launch takes. kernels: how long each runs; at least one.
-    gap: the time from the end of a kernel to the start of the next one.
+    launch: how long that launch takes; the first kernel starts when it has ended. kernels: how long each kernel runs;
+        at least one. gap: the time from the end of a kernel to the start of the next one.
     """
     # BEGIN SOLUTION
     return launch + sum(kernels) + gap * (len(kernels) - 1)
@@ -648,42 +648,47 @@ else:
 #
 # ## Five kernels a layer, or one · deeper
 #
-# The step of the question has 190 kernels. It can have far fewer. At batch 1 every weight matrix is multiplied with one
-# vector, and the kernel that does it can also do the small operations before and behind the product. The course's
-# `course_lib.kernels.layer` has five kernels for a layer:
+# The step of the question has 190 kernels, but it can do with fewer than half as many. At batch 1, every weight matrix
+# is multiplied by a single vector. The kernel that does this can also do the small operations before and after the
+# product. So `course_lib.kernels.layer` needs only five kernels for a layer:
 #
 # | kernel | what it computes | weights it reads, Llama-3.2-1B |
 # |---|---|---|
 # | project | RMSNorm, Q, K and V, rotary positions, append to the cache | 12.6 MB |
-# | attend | attention in eight parts; the part that ends last merges them | none |
-# | output | the output projection, added to the stream | 8.4 MB |
+# | attend | attention, each KV head's tokens in eight parts; the last part to end merges them | none |
+# | output | the output projection, added to the residual | 8.4 MB |
 # | feed | RMSNorm, gate and up, silu(gate) · up | 67.1 MB |
-# | down | the last product, added to the stream | 33.6 MB |
+# | down | the last product, added to the residual | 33.6 MB |
 #
-# Together with the embedding, the logits and the choice of the next token, a step of 16 layers is 83 kernels. It reads
-# each weight once, 2.47 GB in 16 bits. At the 3.35 TB/s of an H100's data sheet this takes 0.74 ms, so no step is
-# faster than that.
+# Sixteen layers make 80 kernels. The embedding, the logits and the choice of the next token take one more each, so a
+# step has 83. It reads each weight once, 2.47 GB in 16 bits. At 3.35 TB/s, the bandwidth in an H100's data sheet, this
+# takes 0.74 ms, and no step can be faster.
 #
-# What keeps a step from it are the moments in which memory has nothing to do. A kernel starts, reads the vector that
-# the kernel before has stored, and asks for weights. The weights do not depend on the kernel before. So each of the
-# five kernels loads its first weights and only then waits:
+# A real step is slower, because at some moments the memory has nothing to do. When a kernel starts, it first reads the
+# vector that the kernel before has stored, and only then asks for weights. But the weights do not depend on the kernel
+# before. So here a kernel asks for its first weights *before* it waits for the vector. It does so with the dependent
+# launches of the last section:
 #
 # ```python
 # weights = tl.load(matrix_pointer + ...)   # depends on no other kernel
-# tl.extra.cuda.gdc_wait()                  # the kernel before has ended, and what it stored can be read
-# vector = tl.load(vector_pointer + ...)    # what it stored
+# tl.extra.cuda.gdc_wait()                  # until the kernel before has ended, and its results can be read
+# vector = tl.load(vector_pointer + ...)    # one of these results
 # ```
 #
-# The first line of each kernel is `tl.extra.cuda.gdc_launch_dependents()`. It allows the next kernel to start as soon
-# as all programs of this one have started and there is room for more.
+# The first line of each kernel is `tl.extra.cuda.gdc_launch_dependents()`. It lets the next kernel start early, as soon
+# as all programs of this kernel have started and there is room for more.
 #
-# `course_lib.kernels.layer.persistent` has the same stages in one kernel with two programs for each SM. Between two
-# stages each program adds 1 to a number in memory, and reads this number until all have done so. It too loads weights
-# before it waits. Such a barrier must *acquire*: it has to tell the SM that what its L1 cache holds is old. Our first
-# version did not. It added 0 to the number by an atomic operation whose result nobody used, so the compiler left the
-# operation out, and programs went on with vectors of the stage before.
+# There is also a version with one kernel for all layers, `course_lib.kernels.layer.persistent`. It is a small
+# megakernel: two programs on each multiprocessor (SM) go through the same stages together. Between two stages, all
+# programs wait for each other at a *barrier*. Each program adds 1 to a number in memory, and then reads this number
+# until all programs have added theirs. Here, too, a program loads its first weights before it waits.
 #
-# **Predict** how many times as fast the five kernels become when each starts early. All are in a graph.
+# The last read at a barrier must *acquire*: it has to tell the SM that what its L1 cache holds is out of date. In our
+# first version it did not. An atomic operation that added 0 to the number was meant to acquire. But nobody used its
+# result, so the compiler left the operation out, and programs went on with vectors of the stage before.
+#
+# The next picture and table are from a recorded run on an H100. **Predict** how many times as fast the five kernels
+# become when each of them starts early. Both versions run as a graph.
 
 # %%
 predict("14 five kernels a layer in a graph, started early or not", ..., "times")
@@ -735,27 +740,31 @@ if on_gpu:
         measured("14 five kernels a layer in a graph, started early or not", ratio, "times")
 
 # %% [markdown]
-# In the upper half of the picture every kernel waits for the one before, and *attend*, which reads no weights, takes 6
-# µs in which memory is nearly idle. In the lower half the kernels overlap. A bar is longer there, because it includes
-# the time in which the kernel waits with its first weights loaded. *Feed* has its first weights before *attend* has
-# ended.
+# In the upper half of the picture, every kernel waits until the one before has ended. *Attend* reads no weights, so for
+# its 6 µs the memory is nearly idle. In the lower half, the kernels overlap. Each bar is longer there, because it
+# includes the time in which the kernel has loaded its first weights and waits. *Feed* starts 12 µs before *attend*
+# ends, so it has its first weights by then.
 #
-# The dependent launches took 0.98 instead of 1.12 ms, 1.14 times as fast, and less than the 0.98 ms of the comparison
-# cited above if you count the digits: 977 and 979.5 µs. This is 2.53 TB/s, 76 % of the data sheet's bandwidth. The one
-# kernel took 1.16 ms. It has no launches at all and is still slower than five kernels in a graph. Each of its programs
-# holds two tiles of weights in registers, so only two programs fit on an SM, and at a barrier only these tiles are
-# under way. A megakernel that gains something needs what the public ones have: loads into shared memory that run far
-# ahead of the products, and counters for single tiles instead of a barrier for all programs.
+# With dependent launches the step took 0.98 ms instead of 1.12 ms, so it was 1.14 times as fast. That is 2.53 TB/s,
+# 76 % of the bandwidth in the data sheet. In the comparison cited above, the graph with dependent launches took about
+# as long: 979.5 µs, against 977 µs here.
 #
-# The table shows something else, too. PyTorch's captured step takes 2.5 times as long as ours, although it has a graph:
-# its matrix products at batch 1, and the many small kernels between them, do not keep memory busy. A graph removes the
-# host. It does not make a kernel better.
+# The one kernel took 1.16 ms. It has no gaps between kernels, and still it is slower than five kernels in a graph. Each
+# of its programs holds two tiles of weights in registers, so only two programs fit on an SM. While they wait at a
+# barrier, nothing but these tiles is being loaded. To gain something, a megakernel needs what the public ones have.
+# They load weights into shared memory, far ahead of the products. And they have counters for single tiles, where ours
+# has one barrier for all programs.
+#
+# The table shows something else, too. PyTorch's captured step is a graph as well, but it takes 3.1 ms, 2.8 times as
+# long as our five kernels in a graph. The replay alone is 2.5 ms of that, because the matrix products at batch 1, and
+# the many small kernels between them, do not keep the memory busy. A graph takes the host out of the step, but it does
+# not make a kernel faster.
 #
 # ## Programs that stay · deeper
 #
-# So far the grid had one program for each tile. An H100 has 132 multiprocessors (SMs). If each can hold one program of
-# a kernel, a grid of 140 runs in two rounds: first 132 programs, and then 8 that leave 124 SMs idle. Each program also
-# starts from nothing: it loads its arguments, computes its addresses, and waits for its first bytes.
+# Most kernels of this course have one program for each tile. An H100 has 132 multiprocessors (SMs). If each can hold
+# one program of a kernel, a grid of 140 runs in two rounds: first 132 programs, and then 8 that leave 124 SMs idle.
+# Each program also starts from nothing: it loads its arguments, computes its addresses, and waits for its first bytes.
 #
 # A persistent kernel launches 132 programs, however many tiles there are. You can hand out the tiles in two ways:
 #

@@ -163,9 +163,9 @@ def limit_of(seen: dict) -> tuple[str, float]:
 
     seen: numbers by name. In percent, from 0 to 100: `memory_busy`, `tensor_busy`, `special_busy` and `warps_active`.
         Counted: `local_requests`, `global_requests` (loads and stores), `atomic_requests`, `programs`,
-        `multiprocessors`, `moved_bytes` and `least_bytes`. A unit is busy at 60 or more, active warps are few below
-        25, and bytes are wasted at 1.5 times the least, or more. `global_requests` and `least_bytes` may be 0, but
-        not where the first row that fits divides by them: so find that row before you divide. `seen` stays as it is.
+        `multiprocessors`, `moved_bytes` and `least_bytes`. A unit is busy at 60 or more, active warps are too few
+        below 25, and bytes are wasted at 1.5 times the least or more. `global_requests` and `least_bytes` may be 0.
+        Find the first row that fits before you divide: what this row divides by is never 0. Do not change `seen`.
     Returns: (limit, figure), both as in the table.
     """
     # BEGIN SOLUTION
@@ -254,10 +254,10 @@ for name, seen in metrics.items():
 # %%
 # Exercise 15.2 · A timer in turns
 def copies_needed(input_bytes: int, cache_bytes: int) -> int:
-    """The least number of copies of an input for which each copy has left the cache before it is used again.
+    """The smallest number of copies of an input with which each copy has left the cache before it is used again.
 
-    The copies are used one after another, and then again from the first. A copy has left the cache when the other
-    copies that were read since it was used have cache_bytes in all, or more.
+    The copies are used one after another, and then again from the first. A copy has left the cache once the other
+    copies that were read after it have cache_bytes in all, or more.
     input_bytes, cache_bytes: above 0, and at most 2⁴⁰, which is 1 TiB.
     """
     # BEGIN SOLUTION
@@ -268,12 +268,12 @@ def copies_needed(input_bytes: int, cache_bytes: int) -> int:
 def schedule(orders: list[list[int]], copies: int, warm: int) -> list[tuple[int, int, bool]]:
     """List the calls of a comparison, in the order in which they run.
 
-    orders: for each round the order in which its kernels run, every kernel's number once. There is at least one round.
-        The numbers are at least 0 and may have gaps, such as 2, 5 and 8. `orders` stays as it is.
+    orders: a list for each round, with the kernels' numbers in the order in which they run, each once. There is at
+        least one round. The numbers are at least 0 and may have gaps, such as 2, 5 and 8. Do not change `orders`.
     copies: how many copies of the input there are, at least 1. The first call uses copy 0, each later call the next
-        copy, and after the last copy comes copy 0 again. A new round goes on where the last one stopped.
+        copy, and after the last copy comes copy 0 again. A new round changes nothing in this: the copies go on.
     warm: how many rounds at the beginning do not count, 0 to the number of rounds.
-    Returns: a list with a (kernel, copy, counted) for each call.
+    Returns: a list with one (kernel, copy, counted) for each call; counted is True or False.
     """
     # BEGIN SOLUTION
     steps = []
@@ -289,8 +289,8 @@ def pairs_of(
 ) -> tuple[list[float], list[float]]:
     """Collect the times of two kernels, round by round, from the rounds that count.
 
-    steps: as `schedule` returns them. times: microseconds, above 0, one for each step. first, second: the numbers of
-        two different kernels.
+    steps: as `schedule` returns them. times: in microseconds, above 0, one for each step.
+    first, second: the numbers of two different kernels.
     Returns: (times of first, times of second). Two times at the same index are from the same round.
     """
     # BEGIN SOLUTION
@@ -362,8 +362,8 @@ print(f"{len(inputs)} copies, {len(old)} pairs; medians {sorted(old)[25]:.0f} µ
 def ratio_of(first: list[float], second: list[float]) -> float:
     """The median of the ratios second / first of all pairs.
 
-    first, second: microseconds, above 0. Both lists have the same length, at least one, and two times at the same
-        index are a pair. The median of an even number of values is the mean of the two in the middle.
+    first, second: times in microseconds, above 0. Both lists have the same length, at least 1, and the times at the
+        same index are a pair. The median of an even number of values is the mean of the two in the middle.
     """
     # BEGIN SOLUTION
     import statistics
@@ -373,14 +373,15 @@ def ratio_of(first: list[float], second: list[float]) -> float:
 
 
 def interval(first: list[float], second: list[float], starts: list[list[int]], block: int) -> tuple[float, float]:
-    """The interval that holds the middle 95 % of the resampled medians, which are medians of ratios second / first.
+    """The interval that holds the middle 95 % of the resamples' medians, each a median of ratios second / first.
 
-    starts: a row for each resample, at least one. A row has the indices of the pairs at which its blocks begin, at
-        least one; all rows have the same length. `starts` stays as it is, and so do the times.
+    starts: a row for each resample, at least one. A row has the indices of the pairs at which the resample's blocks
+        begin, at least one index; all rows have the same length. Do not change `starts`, `first` or `second`.
     block: how many pairs a block has, at least 1 and at most as many as there are. A block that runs past the last
-        pair goes on at the first. A resample has all pairs of its blocks, which may be more or fewer pairs than were
-        measured.
-    Returns: (lower, upper), the ends of what is left when you sort the R medians and drop R // 40 at each end.
+        pair goes on with the first one. A resample consists of all pairs of its blocks, so it may have more or fewer
+        pairs than were measured.
+    Returns: (lower, upper). Sort the medians of the R resamples and drop R // 40 of them at each end: these two are
+        the smallest and the largest that are left.
     """
     # BEGIN SOLUTION
     ratios = [b / a for a, b in zip(first, second)]
@@ -398,7 +399,8 @@ def chance_of(first: list[float], second: list[float], signs: list[list[int]]) -
     """The chance that two equal kernels would differ as much as these.
 
     signs: rows of 1 and -1, with one sign for each pair. The sum of a row is Σ sign · log(second / first), and the sum
-        you measured is Σ log(second / first). A row is as far off if its sum is at least as far from 0 as yours.
+        you measured is Σ log(second / first). A row is as far off if its sum is at least as far from 0 as the one you
+        measured.
     Returns: (rows that are as far off + 1) / (rows + 1).
     """
     # BEGIN SOLUTION
@@ -509,13 +511,13 @@ draw_ratios(made_old, made_new, made_lower, made_upper)
 def choose(
     capability: int, dtype: str, head_dim: int, mask: str, page_size: int, use: str, programs: int, context: int
 ) -> tuple[str, str]:
-    """Choose which attention to call, and give the reason: the first row of the table that fits.
+    """Choose which attention to call, and give the reason. Both come from the first row of the table that fits.
 
-    capability: 75, 80, 89, 90 or 100 (sm_75 is a T4, sm_89 an L4). dtype: that of K and V, "float32", "float16",
-        "bfloat16" or "float8". head_dim: at least 1.
+    capability: 75, 80, 89, 90 or 100 (sm_75 is a T4, sm_89 an L4).
+    dtype: the dtype of K and V, "float32", "float16", "bfloat16" or "float8". head_dim: at least 1.
     mask: "none", "causal", "tensor" (given as a tensor) or "rule" (given as a function of positions).
-    page_size: tokens in a page, at least 1, or 0 where K and V are contiguous. use: "training", "prefill" or "decode".
-    programs: batch · KV heads, which is how many programs decode has without splits. context: tokens in a sequence.
+    page_size: tokens in a page, at least 1, or 0 if K and V are contiguous. use: "training", "prefill" or "decode".
+    programs: batch · KV heads, the number of programs that decode has without splits. context: tokens in a sequence.
     Returns: (kernel, reason), both as in the table.
     """
     # BEGIN SOLUTION
@@ -600,16 +602,17 @@ draw_trace(traces["mask_without_cudnn"]["events"], "layer 5: attention")
 def what_ran(events: list[dict]) -> list[tuple[str, str, float]]:
     """Find each layer's name, the backend of its attention, and the microseconds of its kernels.
 
-    events: as above, in any order; they stay as they are. Every `user_annotation` is a layer's window, from ts to
-        ts + dur, both ends included, and may have any name. Windows do not overlap or touch. Two may have the same
-        name; each still gets a row of its own, and so does one without a launch.
-        An operation or a launch belongs to the layer whose window holds its ts. In a window, at most one operation
-        names a backend. A launch (`cuda_runtime` or `cuda_driver`) outside all windows belongs to no layer. A kernel
-        belongs to the layer of the launch that has the same correlation, a number from 0 on, and to none if the trace
-        has no such launch. One launch may start several kernels, as that of a CUDA graph does, or none.
+    events: as above, in any order. Do not change them.
+        Windows: every `user_annotation` is a layer's window, from ts to ts + dur, both ends included. It may have any
+        name. Windows do not overlap or touch. Each gets a row of its own, even if it has no launch, or the same name
+        as another one.
+        Operations and launches: each belongs to the layer whose window holds its ts. In a window, at most one operation
+        names a backend. A launch (`cuda_runtime` or `cuda_driver`) outside all windows belongs to no layer.
+        Kernels: each belongs to the layer of the launch with the same correlation, a number from 0 on. If the trace has
+        no such launch, it belongs to no layer. A launch may start no kernel, or several, as that of a CUDA graph does.
     Returns: a list of (name, backend, microseconds), in the order in which the windows begin. The backend is "cudnn",
-        "flash", "efficient" or "math", or "unknown" where no operation in the window names one. The microseconds are
-        the sum of the kernels' dur.
+        "flash", "efficient" or "math", or "unknown" if no operation in the window names one. The microseconds are the
+        sum of dur over the layer's kernels.
     """
     # BEGIN SOLUTION
     microseconds = {}
@@ -636,8 +639,9 @@ def fell_back(rows: list[tuple[str, str, float]]) -> list[tuple[str, float]]:
 
     rows: at least one, as `what_ran` returns them.
     Returns: a list of (name, times), in the order of the rows. times is the layer's microseconds divided by the median
-        of all layers that did not run "math"; "unknown" layers are among these. For the median, sort their times and
-        take the one at index len // 2; it is above 0. The list is empty if all layers ran "math", or none did.
+        of all layers that did not run "math", the "unknown" ones included. For the median, sort the microseconds of
+        these layers and take the number at index len // 2, which is above 0. The list is empty if all layers ran
+        "math", or none did.
     """
     # BEGIN SOLUTION
     others = sorted(row[2] for row in rows if row[1] != "math")
