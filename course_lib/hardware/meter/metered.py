@@ -14,7 +14,7 @@ from pathlib import Path
 from course_lib.hardware.device import interpreting
 from course_lib.hardware.meter import resident
 from course_lib.hardware.meter.elsewhere import found, located, on_cpu
-from course_lib.hardware.meter.traffic import MeterUnavailable, TrafficMeter, TrafficReport
+from course_lib.hardware.meter.traffic import TrafficMeter, TrafficReport
 
 SECONDS = 300
 

@@ -97,12 +97,12 @@ def _in_a_child(module: str, work: str, job: bytes, seconds: float) -> dict:
             finally:
                 sys.stderr.flush()
                 os._exit(status)
-        status = _waited(pid, seconds)
-        if status is None:
+        ended = _waited(pid, seconds)
+        if ended is None:
             return {"late": True}
-        if status == 0 and result.exists():
+        if ended == 0 and result.exists():
             return {"result": result.read_bytes()}
-        return {"status": status, "printed": stderr.read_text(errors="replace").strip()[-2000:]}
+        return {"status": ended, "printed": stderr.read_text(errors="replace").strip()[-2000:]}
 
 
 def _waited(pid: int, seconds: float) -> int | None:

@@ -15,7 +15,6 @@ from course_lib.hardware.device import interpreting, machine
 from course_lib.hardware.meter import resident
 from course_lib.hardware.meter.elsewhere import found, located
 from course_lib.hardware.meter.recorded import copied
-from course_lib.hardware.meter.traffic import MeterUnavailable
 from course_lib.hardware.profile.card import KernelFacts, Profile
 from course_lib.hardware.profile.counters import NoCounters, by_kernel, counted
 from course_lib.hardware.profile.findings import what_to_look_at
