@@ -283,7 +283,9 @@ def _digest(predicted: Predicted) -> bytes:
     for _, leaf in leaves(predicted.value):
         if isinstance(leaf, torch.Tensor):
             found.update(f"{leaf.dtype} {list(leaf.shape)}".encode())
-            found.update(leaf.cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes())
+            # A clone: of a single element any stride counts as contiguous, and only a stride of 1 can be seen as bytes.
+            numbers = leaf.detach().cpu().flatten().clone(memory_format=torch.contiguous_format)
+            found.update(numbers.view(torch.uint8).numpy().tobytes())
         else:
             found.update(repr(leaf).encode())
     return found.digest()

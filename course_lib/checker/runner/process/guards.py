@@ -132,7 +132,11 @@ class FarTensor:
         return None
 
     def modified(self) -> bool:
-        now, before = (tensor.contiguous().view(torch.uint8) for tensor in (self._laid_out, self.original))
+        # Flat and copied: a last dimension of length 1 may have any stride, and cannot be seen as bytes.
+        now, before = (
+            tensor.flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8)
+            for tensor in (self._laid_out, self.original)
+        )
         return not torch.equal(now, before)
 
     def restore(self) -> None:
