@@ -204,8 +204,8 @@ online_softmax_stepper(
 
 # %% [markdown]
 # Two cases need care. The first is the start. Before the first tile the state is $m = -\infty$ and $\ell = 0$. The
-# first tile then multiplies $\ell$ by $e^{-\infty} = 0$, which does no harm because $\ell$ is 0. Many kernels start with
-# a large negative number instead. It must lie below every score: in this course some are as low as $-10^{20}$, so
+# first tile then multiplies $\ell$ by $e^{-\infty} = 0$, which does no harm because $\ell$ is 0. Many kernels start
+# with a large negative number instead. It must lie below every score: in this course some are as low as $-10^{20}$, so
 # $-10^9$ fails, and $-10^{30}$ is low enough.
 #
 # The second case is a score that *is* $-\infty$, because that is how masks hide keys. If all scores so far are
