@@ -3,9 +3,12 @@
 import pytest
 
 from course_lib.figures.fused.crossings import ADD_AND_NORM, draw_crossings
+from course_lib.figures.fused.layer import draw_layer_roofline, draw_layer_times
 from course_lib.figures.fused.ledger import draw_ledger
 from course_lib.figures.fused.packed import draw_packed_row
 from course_lib.figures.fused.rates import ON_AN_H200, draw_fused_rates
+from course_lib.figures.recorded import recorded
+from course_lib.hardware.datasheets import DATASHEETS
 
 
 def test_each_read_and_each_write_has_an_arrow_with_its_bytes(tmp_path):
@@ -66,3 +69,20 @@ def test_each_head_of_a_packed_row_has_its_box(tmp_path):
 def test_packed_rows_of_no_head_or_odd_heads_are_refused(sizes):
     with pytest.raises(ValueError, match="an even head_dim"):
         draw_packed_row(*sizes)
+
+
+def test_a_layers_bars_add_up_to_its_time_and_fusion_moves_its_glue_along_the_slope(tmp_path):
+    record = recorded("layer", "h100")
+    figure = draw_layer_times(record)
+    figure.savefig(tmp_path / "times.png")
+    (axes,) = figure.axes
+    for row, form in enumerate(("eager", "compiled", "ours")):
+        total = sum(part["times"] * part["us"][form] for part in record["parts"].values()) / 1e3
+        bars = sum(bar.get_width() for bar in axes.patches if abs(bar.get_y() + bar.get_height() / 2 - row) < 0.1)
+        assert bars == pytest.approx(total) and axes.texts[row].get_text() == f"{total:.1f} ms"
+    figure = draw_layer_roofline(record)
+    figure.savefig(tmp_path / "roofline.png")
+    for arrow in (text for text in figure.axes[1].texts if getattr(text, "arrow_patch", None)):
+        after, before = arrow.xy, arrow.xyann
+        assert after[0] > before[0] and after[1] > before[1], "more FLOP for a byte, and more in a second"
+        assert after[1] <= DATASHEETS["H100"].bandwidth * after[0], "no kernel passes the memory"
