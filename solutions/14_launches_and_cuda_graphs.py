@@ -884,8 +884,9 @@ def every_nth_tile(x, programs):
 def tiles_from_a_counter(x, programs, counter):
     """The same result, but a program takes each of its tiles from a counter in memory, by an atomic operation.
 
-    counter: int32 [1], on x's device. It holds any number that an earlier call has left. You may write to it, and leave
-        any number in it.
+    Only its first tile may be the one with its own number. A program ends when there is no tile left.
+    counter: int32 [1], on x's device. It holds any number that an earlier call has left. You may set it, and leave any
+        number in it. The host does not read it.
     """
     # BEGIN SOLUTION
     output = torch.empty_like(x)

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 
-from course_lib.checker import TRITON, Case, Exercise, Forbids, LaunchesTriton, Mistake, Moves, Requirement
+from course_lib.checker import TRITON, Case, Exercise, LaunchesTriton, Mistake, Moves, Requirement
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.edits import edits, model_of
+from exercises.ch14_launches_and_cuda_graphs.who_computes import (
+    ComputesNothing,
+    EachFromTheCounter,
+    HostGoesOn,
+    TilesOfThisSize,
+    goes_on_alone,
+    ignores_the_counter,
+    watched_tiles,
+)
 from exercises.topics.pytorch_operations import ARITHMETIC
 
 COUNTER = "tiles_from_a_counter"
@@ -38,6 +48,16 @@ def tile_cases(draw):
             Case(f"{name}, counter at {left}", (x, programs, left), COUNTER, with_a_used_counter, metered),
         ]
 
+    def watching(rows, columns, programs):
+        x, left = draw.normal(rows, columns), draw.integer(0, 9)
+        name = f"{rows} × {columns} numbers, {programs} programs"
+        return [
+            Case(f"{name}: who computes which tile", (x, programs), "every_nth_tile", watched_tiles),
+            Case(f"{name}: who draws which tile", (x, programs, left), COUNTER, watched_tiles),
+        ]
+
+    # Of a GPU's programs nobody can say who has computed what, and a second call would be for nothing.
+    watched = [] if draw.on_gpu else [watching(*case) for case in ((80, 128, 7), (40, 70, 4), (48, 96, 3))]
     return [
         *both("4 tiles, 4 programs", 32, 64, 4, 0),
         *both("6 tiles, 2 programs", 48, 64, 2, 0, metered=True),
@@ -46,6 +66,7 @@ def tile_cases(draw):
         *both("6 tiles, one program", 32, 96, 1, 6, metered=True),
         *both("40 × 70 numbers in 9 tiles, 4 programs", 40, 70, 4, draw.integer(3, 9), metered=True),
         *both("20 tiles, 7 programs", 80, 128, 7, 1000, metered=True),
+        *(case for cases in watched for case in cases),
     ]
 
 
@@ -64,7 +85,7 @@ def _contract(entry):
 
 def computed(x, tiles, across):
     """What these tiles make of x; NaN where none is."""
-    output = torch.full(x.shape, math.nan)
+    output, across = torch.full(x.shape, math.nan), max(1, across)
     for tile in tiles:
         row = tile // across * 16
         column = tile % across * 32
@@ -99,9 +120,8 @@ SHARE = "range(program, tiles, programs)"
 TILES = (
     *edits("The number of tiles was rounded down, so what is behind the last whole tile was left out. Round up: "
         "tl.cdiv(rows, 16) and tl.cdiv(columns, 32).",
-        rounded_down=("-(-rows // 16), -(-columns // 32)", "rows // 16, columns // 32",
-        "done, across", "done, max(1, across)"),
-        rounded_down__columns=("-(-columns // 32)", "columns // 32", "done, across", "done, max(1, across)"),
+        rounded_down=("-(-rows // 16), -(-columns // 32)", "rows // 16, columns // 32"),
+        rounded_down__columns=("-(-columns // 32)", "columns // 32"),
         rounded_down__rows=("-(-rows // 16)", "rows // 16"),
         rounded_down__numbers=("down * across", "rows * columns // 512")),
     *edits("The tiles of only one dimension were counted. Multiply the tiles down by the tiles across.",
@@ -126,6 +146,7 @@ EVERY_NTH = (
     *edits("A program did not go on in steps of the number of programs. Begin at its own number, and add the number of "
         "programs until there is no tile left.",
         wrong_step=(SHARE, "range(program, tiles, programs + 1)"),
+        wrong_step__of_a_block=(SHARE, "range(program, tiles, 16)"),
         wrong_step__two_rounds=(SHARE, "[tile for tile in (program, program + programs) if tile < tiles]")),
     *TILES,
 )  # fmt: skip
@@ -153,7 +174,8 @@ class OneLaunch(LaunchesTriton):
     """One launch in a call, of at most as many programs as were asked for."""
 
     def complaint(self, case, seen):
-        found = super().complaint(case, seen)
+        of_a_call = seen.launches[: len(seen.launches) // seen.noted.get("calls", 1)]
+        found = super().complaint(case, replace(seen, launches=of_a_call))
         if found or seen.largest_grid <= case.args[1]:
             return found
         return f"The launch has {seen.largest_grid} programs, where at most {case.args[1]} are allowed."
@@ -191,8 +213,11 @@ EXERCISE = Exercise(
     requirements=(
         OneLaunch(at_most=1),
         DrawsAtomically(),
+        HostGoesOn(),
+        ComputesNothing((*ARITHMETIC, "silu", "sigmoid", "exp")),
+        TilesOfThisSize(),
+        EachFromTheCounter(),
         Moves(least_bytes),
-        Forbids((*ARITHMETIC, "silu", "sigmoid", "exp"), beyond=lambda *args: 1),
     ),
     hints=(
         "Number the tiles row by row: across = tl.cdiv(columns, BLOCK_COLUMNS), tiles = tl.cdiv(rows, BLOCK_ROWS) · "
@@ -209,13 +234,36 @@ EXERCISE = Exercise(
             "launch_for_each_tile",
             "Several kernels were launched. Launch one kernel for all of the work, and let its programs go from tile "
             "to tile.",
-            when=lambda case, seen, got: len(seen.launches) > 1,
+            when=lambda case, seen, got: len(seen.launches) > seen.noted.get("calls", 1),
             cost=True,
         ),
         Mistake(
             "more_programs_than_allowed",
             "The grid is larger than `programs`. Launch at most that many, and let each compute several tiles.",
             when=lambda case, seen, got: seen.largest_grid > case.args[1],
+            cost=True,
+        ),
+        Mistake(
+            "tile_before_the_first",
+            "A tile with a negative number was computed. tl.atomic_add returns what the counter held *before* it was "
+            "added to. If the counter begins at 0, the first number is 0 and that is the first tile. Subtract nothing.",
+            when=lambda case, seen, got: (
+                case.entry == COUNTER and any("before its start" in access for access in seen.out_of_bounds)
+            ),
+        ),
+        Mistake(
+            "draw_ignored",
+            "The numbers that tl.atomic_add returns must be the numbers of the tiles. No program has its own share: "
+            "write tile = tl.atomic_add(counter_pointer, 1) before each tile.",
+            when=lambda case, seen, got: ignores_the_counter(case, seen),
+            cost=True,
+        ),
+        Mistake(
+            "goes_on_without_the_counter",
+            "After a tile from the counter a program went on by itself, in steps or to a neighbour, or it ended though "
+            "tiles were left. Then a slow program keeps tiles that others had time for. Take the next number from the "
+            "counter after each tile, until there is no tile left.",
+            when=lambda case, seen, got: goes_on_alone(case, seen),
             cost=True,
         ),
         Mistake(

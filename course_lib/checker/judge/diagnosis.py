@@ -11,7 +11,7 @@ import torch
 from course_lib.checker.judge.compare import Leaf, place_of
 from course_lib.checker.judge.outcome import Outcome
 from course_lib.checker.runner.frames import Frame
-from course_lib.checker.specification.exercise import Case, Exercise, Seen
+from course_lib.checker.specification.exercise import Case, Exercise
 from course_lib.checker.specification.nested import tensors
 from course_lib.figures.error_map import error_map
 
@@ -91,9 +91,15 @@ def called(exercise: Exercise, case: Case) -> str:
     return f"`{exercise.entry_of(case)}`"
 
 
-def added_to_what_was_there(seen: Seen) -> bool:
-    """Whether atomic operations added to tensors into which no store wrote first."""
-    return any(counts["atomic"] and not counts["stored"] for counts in seen.traffic.values())
+def added_to_what_was_there(outcome: Outcome) -> bool:
+    """Whether atomic operations added to tensors into which no store wrote first, and which can be the result.
+
+    A counter of tiles is added to as well. It has fewer bytes than the elements that nobody wrote.
+    """
+    added = [counts for counts in outcome.seen.traffic.values() if counts["atomic"] and not counts["stored"]]
+    sizes = [tensor.element_size() for tensor in tensors(outcome.got) if tensor.is_floating_point()]
+    least = outcome.seen.unwritten * min(sizes, default=1)
+    return any(counts["distinct_stored"] >= least for counts in added)
 
 
 ADDED_TO_UNSET = (
@@ -131,7 +137,7 @@ def brief(outcome: Outcome) -> str:
     else:
         text = f"{bad:,} of {total:,} elements{where} {'is' if bad == 1 else 'are'} wrong"
     notes = [follows(leaf)]
-    if outcome.seen.unwritten and added_to_what_was_there(outcome.seen):
+    if outcome.seen.unwritten and added_to_what_was_there(outcome):
         notes = ["added to memory that nobody had set", place(leaf.wrong)]
     elif outcome.seen.unwritten >= bad:
         notes = ["never written" if total > 1 else "it was never written", place(leaf.wrong)]

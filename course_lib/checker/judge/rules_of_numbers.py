@@ -27,7 +27,7 @@ def undefined_lanes(evidence: Evidence) -> Finding | None:
 
 def unwritten_memory(evidence: Evidence) -> Finding | None:
     """A result holds memory that was never written. Such memory changes from run to run, so before `race`."""
-    unwritten = [outcome.seen for outcome in evidence.failed if outcome.seen.unwritten]
+    unwritten = [outcome for outcome in evidence.failed if outcome.seen.unwritten]
     added = bool(unwritten) and all(map(diagnosis.added_to_what_was_there, unwritten))
     sentence = diagnosis.ADDED_TO_UNSET if added else ""
     return _wrong(evidence, "unwritten_memory", sentence) if unwritten else None

@@ -812,6 +812,30 @@ def test_launches_are_recorded_with_kernel_and_grid():
     assert launches[0].file == __file__
 
 
+def test_a_listener_hears_what_happens_while_it_is_asked_to():
+    class Heard:
+        def __init__(self):
+            self.kinds = []
+
+        def begun(self, kernel, arguments):
+            self.kinds.append("begun")
+
+        def launched(self, kernel, grid):
+            self.kinds.append("launched")
+
+        def accessed(self, kind, program, item_bytes, reached, file, line):
+            self.kinds.append(kind)
+
+    heard, source = Heard(), torch.ones(4)
+    with TrafficMeter() as meter:
+        copy_kernel[(1,)](source, torch.empty(4), 4, BLOCK=4)
+        meter.listen(heard)
+        copy_kernel[(1,)](source, torch.empty(4), 4, BLOCK=4)
+        meter.listen(None)
+        copy_kernel[(1,)](source, torch.empty(4), 4, BLOCK=4)
+    assert heard.kinds == ["begun", "launched", "load", "store"]
+
+
 def test_a_launch_refused_before_it_starts_is_not_recorded():
     with record_launches() as launches, pytest.raises(TypeError):
         copy_kernel[(1,)](BLOCK=8)

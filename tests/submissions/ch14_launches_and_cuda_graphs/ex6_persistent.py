@@ -10,6 +10,7 @@ COUNTER_LAUNCH = "counter_kernel[(programs,)](x, output, counter, *x.shape, BLOC
 DRAWN = "tile = tl.atomic_add(counter_pointer, 1)"
 WHILE = "while tile < tiles:"
 NEXT = f"        {DRAWN}\n"
+FIRST = f"    {DRAWN}\n    {WHILE}\n"
 ALL_TILES = "-(-x.shape[0] // 16) * -(-x.shape[1] // 32)"
 
 WRONG = {
@@ -82,6 +83,68 @@ WRONG = {
         (STRIDE_LAUNCH, f"for tile in range({ALL_TILES}):\n        "
                         "stride_kernel[(1,)](x, output, *x.shape, tile, BLOCK_ROWS=16, BLOCK_COLUMNS=32)"),
     ),
+    # The numbers of the counter decide nothing.
+    "draw_ignored": changed(
+        "14.6",
+        (NEXT, "        tile += tl.num_programs(0)\n"),
+        (DRAWN, "tl.atomic_add(counter_pointer, 1)\n    tile = tl.program_id(0)"),
+    ),
+    "draw_ignored__before_each_tile": changed(
+        "14.6", (NEXT, ""), (FIRST, f"    {LOOP}\n        tl.atomic_add(counter_pointer, 1)\n")
+    ),
+    "draw_ignored__it_adds_nothing": changed(
+        "14.6",
+        (NEXT, "        tile += tl.num_programs(0)\n"),
+        (DRAWN, "tile = tl.program_id(0) + tl.atomic_add(counter_pointer, 0)"),
+    ),
+    "draw_ignored__by_one_program": changed(
+        "14.6",
+        ("counter_kernel[(programs,)]", "counter_kernel[(1,)]"),
+        (NEXT, ""),
+        (FIRST, "    for tile in range(tiles):\n        tl.atomic_add(counter_pointer, 1)\n"),
+    ),
+    # Only some of a program's tiles are drawn.
+    "goes_on_without_the_counter": changed("14.6", (NEXT, "        tile += tl.num_programs(0)\n")),
+    "goes_on_without_the_counter__with_its_neighbours": changed(
+        "14.6",
+        (NEXT, ""),
+        (FIRST, "    share = tl.cdiv(tiles, tl.num_programs(0))\n"
+                "    first = share * tl.atomic_add(counter_pointer, 1)\n"
+                "    for tile in range(first, tl.minimum(first + share, tiles)):\n"),
+    ),
+    "goes_on_without_the_counter__for_the_first_half": changed(
+        "14.6",
+        (NEXT, f"        tile = tiles // 2 + {DRAWN[7:]}\n"),
+        (FIRST, "    for tile in range(tl.program_id(0), tiles // 2, tl.num_programs(0)):\n"
+                "        silu_tile(x_pointer, output_pointer, tile // across, tile % across, rows, columns, "
+                f"BLOCK_ROWS, BLOCK_COLUMNS)\n    tile = tiles // 2 + {DRAWN[7:]}\n    {WHILE}\n"),
+    ),
+    "tile_before_the_first": changed("14.6", (DRAWN, f"{DRAWN} - 1")),
+    "tile_before_the_first__by_a_counter_at_minus_1": changed("14.6", ("counter.zero_()", "counter.fill_(-1)")),
+    "host_waits": changed(
+        "14.6", ("    counter.zero_()\n", "    counter = counter - int(counter)\n")
+    ),
+    "host_waits__and_the_kernel_subtracts": changed(
+        "14.6",
+        ("    counter.zero_()\n", "    base = counter.item()\n"),
+        ("output, counter, *x.shape", "output, counter, base, *x.shape"),
+        ("x_pointer, output_pointer, counter_pointer, rows", "x_pointer, output_pointer, counter_pointer, base, rows"),
+        (DRAWN, f"{DRAWN} - base"),
+    ),
+    "forbidden_operation": changed("14.6", ("    counter.zero_()\n", "    counter = counter - counter\n")),
+    "tiles_of_another_size": changed("14.6", (STRIDE_LAUNCH, STRIDE_LAUNCH.replace("16", "32", 1))),
+    "tiles_of_another_size__exchanged": changed(
+        "14.6", (COUNTER_LAUNCH, COUNTER_LAUNCH.replace("ROWS=16, BLOCK_COLUMNS=32", "ROWS=32, BLOCK_COLUMNS=16"))
+    ),
+    "tiles_of_another_size__smaller": changed("14.6", (STRIDE_LAUNCH, STRIDE_LAUNCH.replace("ROWS=16", "ROWS=8"))),
+    "tiles_of_another_size__half_as_wide": changed(
+        "14.6", (COUNTER_LAUNCH, COUNTER_LAUNCH.replace("COLUMNS=32", "COLUMNS=16"))
+    ),
+    "rounded_down__and_divided_by_down": changed(
+        "14.6", ("tl.cdiv(columns, BLOCK_COLUMNS)", "columns // BLOCK_COLUMNS"),
+        (TILES, f"{TILES}\n    down = tl.cdiv(rows, BLOCK_ROWS)"), (PLACE, "tile // down, tile % down, rows"),
+    ),
+    "wrong_step__of_a_block": changed("14.6", (LOOP, LOOP.replace("tl.num_programs(0)", "BLOCK_ROWS"))),
     "no_kernel_launched": changed("14.6", (STRIDE_LAUNCH, "output = x / (1 + torch.exp(-x))")),
     "counter_not_reset__and_last_missing": changed(
         "14.6", ("    counter.zero_()\n", ""), (WHILE, "while tile < tiles - 1:")
@@ -113,6 +176,49 @@ UNUSUAL = {
         (f"    {DRAWN}\n    while", "    tile = tl.program_id(0)\n    while"),
         (NEXT, f"        tile = tl.num_programs(0) + {DRAWN[7:]}\n"),
     ),
+    "the own number first, then a counter that begins behind these": changed(
+        "14.6",
+        ("counter.zero_()", "counter.fill_(programs)"),
+        (f"    {DRAWN}\n    while", "    tile = tl.program_id(0)\n    while"),
+    ),
+    "the next number is drawn before the tile is computed": changed(
+        "14.6",
+        (f"{WHILE}\n", f"{WHILE}\n        later = tl.atomic_add(counter_pointer, 1)\n"),
+        (NEXT, "        tile = later\n"),
+    ),
+    "by compare and swap": changed(
+        "14.6",
+        (DRAWN, "tile = draw(counter_pointer)"),
+        ("@triton.jit\ndef counter_kernel",
+         "@triton.jit\ndef draw(counter_pointer):\n    seen = tl.load(counter_pointer)\n"
+         "    found = tl.atomic_cas(counter_pointer, seen, seen + 1)\n    while found != seen:\n        seen = found\n"
+         "        found = tl.atomic_cas(counter_pointer, seen, seen + 1)\n    return found\n\n\n"
+         "@triton.jit\ndef counter_kernel"),
+    ),
+    "as many rounds as there are tiles": changed(
+        "14.6",
+        (NEXT, ""),
+        (FIRST, f"    for turn in range(tiles):\n        {DRAWN}\n        if tile < tiles:\n    "),
+    ),
+    "a row of tiles for each number": changed(
+        "14.6",
+        (NEXT, "        row = tl.atomic_add(counter_pointer, 1)\n"),
+        (FIRST, "    row = tl.atomic_add(counter_pointer, 1)\n    while row < tiles // across:\n"
+                "        for tile in range(row * across, row * across + across):\n    "),
+    ),
+    "a tile in four strips": changed(
+        "14.6",
+        ("    row = tile_row * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]",
+         "    for strip in range(4):\n        silu_strip(x_pointer, output_pointer, 4 * tile_row + strip, tile_column, "
+         "rows, columns, BLOCK_ROWS // 4, BLOCK_COLUMNS)\n\n\n@triton.jit\ndef silu_strip(x_pointer, output_pointer, "
+         "tile_row, tile_column, rows, columns, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr):\n"
+         "    row = tile_row * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]"),
+    ),
+    "the last draw of all sets the counter back": changed(
+        "14.6",
+        (NEXT, f"{NEXT}    if tile == tiles + tl.num_programs(0) - 1:\n        tl.atomic_xchg(counter_pointer, 0)\n"),
+    ),
+    "set by a product in place": changed("14.6", ("counter.zero_()", "counter *= 0")),
     "two tiles a draw": changed(
         "14.6",
         ("tl.atomic_add(counter_pointer, 1)", "2 * tl.atomic_add(counter_pointer, 1)"),

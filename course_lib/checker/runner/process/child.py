@@ -8,6 +8,7 @@ import os
 import struct
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import again
@@ -25,11 +26,16 @@ SLOW = 5.0  # seconds of a first run, compiling included, after which there are 
 
 
 class Functions(dict):
-    """What a driver gets: the answer's functions by name, and a place for numbers that the judge is to see."""
+    """What a driver gets: the answer's functions by name, and a place for numbers that the judge is to see.
+
+    `listen(listener)` has each access of a kernel told to the driver, as the traffic meter's `Listener` says, until
+    `listen(None)`. It is None where kernels are not interpreted.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.noted: dict[str, int] = {}
+        self.listen: Callable | None = None
 
 
 class Child:
@@ -119,7 +125,7 @@ class Child:
             compiled = stack.enter_context(graphs.counted(self.job, case))
             if case["later_of"] is not None:
                 stack.enter_context(_quietly())
-            watching = self.watch(stack, seen, case["order"])
+            watching = self.watch(stack, seen, case["order"], functions)
             started = time.perf_counter()
             try:
                 result = call(*arguments.values)
@@ -172,7 +178,7 @@ class Child:
             wire.verify(last)
             frame["result_after_timing"] = last
 
-    def watch(self, stack, observing, order):
+    def watch(self, stack, observing, order, functions):
         """Enter the meters; the function returned gives what they saw once the stack has closed."""
         stack.enter_context(in_threads_too(observing))
         if self.traffic is None:
@@ -180,6 +186,7 @@ class Child:
             return lambda: {"launches": [], "traffic": {}, "out_of_bounds": []}
         if os.environ.get("TRITON_INTERPRET") == "1":
             meter = stack.enter_context(self.traffic.TrafficMeter(undefined_lanes=self.undefined, order=order))
+            functions.listen = meter.listen
             asked = self.job["records_variants"]
             variants = stack.enter_context(self.traffic.record_variants()) if asked else []
             stack.enter_context(observing)

@@ -93,6 +93,9 @@ class Accounts:
         self._launch, self._running, self._access = 0, (0, 0, 0), 0
         self.forget_arguments()
 
+    def listen(self, listener: Listener | None) -> None:
+        self._listener = listener
+
     # ---- a launch begins
 
     def forget_arguments(self) -> None:

@@ -66,6 +66,11 @@ class TrafficMeter:
             self._named[name] = View(tensor)
         return self
 
+    def listen(self, listener: Listener | None) -> None:
+        """Has another listener told of what happens from now on; None for no one."""
+        self._listener = listener
+        self._accounts.listen(listener)
+
     def __enter__(self) -> TrafficMeter:
         self_test.require_interpreter()
         if TrafficMeter._active is not None:

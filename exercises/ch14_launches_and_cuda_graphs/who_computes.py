@@ -1,0 +1,183 @@
+"""What 14.6 sees of its programs in the interpreter: who computes which tile, and what the counter decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from course_lib.checker import Requirement
+
+# The driver is sent to the worker by its source alone, so it stands by itself.
+
+
+def watched_tiles(functions, x, programs, left=None):
+    """The result, with notes on who has computed which tile of 16 rows and 32 columns.
+
+    left: for `tiles_from_a_counter`, what an earlier call has left in the counter. That function is called a second
+        time, and then one number is taken from the counter between two draws, as another program would take it.
+        The first program to run finds all others slow, because the interpreter runs one after another.
+    """
+    import ctypes
+
+    import numpy
+    import torch
+
+    function = functions["every_nth_tile" if left is None else "tiles_from_a_counter"]
+    function = getattr(function, "__wrapped__", function)  # what watches it would take the counter for an input
+
+    def called():
+        if left is None:
+            return function(x, programs)
+        return function(x, programs, torch.full((1,), left, dtype=torch.int32, device=x.device))
+
+    class Watching:
+        def __init__(self):
+            self.stores, self.drawn, self.taken, self.readable = [], {}, set(), True
+
+        def begun(self, kernel, arguments):
+            pass
+
+        def launched(self, kernel, grid):
+            pass
+
+        def accessed(self, kind, program, item_bytes, reached, file, line):
+            for argument, elements, inside in reached:
+                start, size = (0, 1) if argument is None else (argument.low % (1 << 48), argument.view.item_bytes)
+                self.readable = self.readable and size in (1, item_bytes)
+                addresses = start + elements[inside] * size
+                if kind == "store":
+                    self.stores.append((program, addresses))
+                elif kind == "atomic" and left is not None and addresses.size == 1 and item_bytes in (4, 8):
+                    self.draw(int(addresses[0]), ctypes.c_int32 if item_bytes == 4 else ctypes.c_int64)
+
+        def draw(self, address, number):
+            now = number.from_address(address)
+            before = self.drawn.setdefault(address, now.value)
+            if address not in self.taken and now.value != before:
+                now.value += now.value - before
+                self.taken.add(address)
+
+    result = None if functions.listen and left is None else called()
+    if functions.listen is None:
+        return result
+    watching = Watching()
+    functions.listen(watching)
+    again = called()
+    functions.listen(None)
+    result, functions.noted["calls"] = (again, 1) if left is None else (result, 2)
+    if not (isinstance(again, torch.Tensor) and again.shape == x.shape and again.is_contiguous()):
+        return result
+    if again.dtype != torch.float32 or not watching.readable:
+        return result
+    rows, columns = x.shape
+    across = -(-columns // 32)
+    row, column = numpy.divmod(numpy.arange(rows * columns), columns)
+    tile_of = row // 16 * across + column // 32
+    sizes = numpy.bincount(tile_of)
+    computed, wide = {}, 0
+    for program, addresses in watching.stores:
+        places = (addresses - again.data_ptr()) // 4
+        places = places[(places >= 0) & (places < rows * columns)]
+        computed.setdefault(program, numpy.zeros(rows * columns, dtype=bool))[places] = True
+        wide += len(numpy.unique(tile_of[places])) > 1
+    of = [numpy.bincount(tile_of[places], minlength=len(sizes)) for places in computed.values()]
+    functions.noted |= {
+        "tiles": len(sizes),
+        "wide": int(wide),
+        "parts": int(sum(((0 < mine) & (mine < sizes)).any() for mine in of)),
+        "most": int(max(((mine > 0).sum() for mine in of), default=0)),
+        "taken": len(watching.taken),
+        "left": int((sum(of, numpy.zeros_like(sizes)) == 0).sum()),
+    }
+    return result
+
+
+@dataclass(frozen=True)
+class TilesOfThisSize(Requirement):
+    """No store reaches into two tiles, and no tile is computed by two programs."""
+
+    id: str = "tiles_of_another_size"
+
+    def complaint(self, case, seen):
+        if seen.noted.get("wide"):
+            return (
+                "A tile has 16 rows and 32 columns, and some of your stores reach into more than one of them. Launch "
+                "the kernel with BLOCK_ROWS=16 and BLOCK_COLUMNS=32."
+            )
+        if seen.noted.get("parts"):
+            return (
+                "A tile has 16 rows and 32 columns, and some of these were computed in parts, by more than one "
+                "program. Launch the kernel with BLOCK_ROWS=16 and BLOCK_COLUMNS=32."
+            )
+        return None
+
+
+@dataclass(frozen=True)
+class EachFromTheCounter(Requirement):
+    """A number that another program has taken is nobody's tile here, and one program alone finds all other tiles."""
+
+    id: str = "tiles_not_drawn"
+
+    def complaint(self, case, seen):
+        if not _is_told_by_tiles(case, seen):
+            return None
+        if not seen.noted["taken"]:
+            return "No two draws from a counter gave different numbers, so the tiles' numbers do not come from there."
+        if ignores_the_counter(case, seen):
+            return (
+                "Another program took a number from the counter in between, and your programs computed all tiles all "
+                "the same. So the numbers of their tiles do not come from the counter."
+            )
+        if goes_on_alone(case, seen):
+            return (
+                f"One program was fast and all others were slow, and it computed {seen.noted['most']} of the "
+                f"{seen.noted['tiles']} tiles. A program that takes each of its tiles from a counter takes those of "
+                "the slow ones as well."
+            )
+        return None
+
+
+def ignores_the_counter(case, seen) -> bool:
+    """Whether no tile was left out though a number had been taken."""
+    return _is_told_by_tiles(case, seen) and seen.noted["left"] == 0
+
+
+def goes_on_alone(case, seen) -> bool:
+    """Whether no program computed all the tiles that were there; each other one may begin with its own number."""
+    return _is_told_by_tiles(case, seen) and (
+        seen.noted["most"] < seen.noted["tiles"] - seen.noted["left"] - (case.args[1] - 1)
+    )
+
+
+def _is_told_by_tiles(case, seen) -> bool:
+    """Whether a counter was watched, and whole tiles of the size that is asked for were computed."""
+    return len(case.args) == 3 and "tiles" in seen.noted and not (seen.noted["wide"] or seen.noted["parts"])
+
+
+@dataclass(frozen=True)
+class ComputesNothing(Requirement):
+    """PyTorch's arithmetic makes no new numbers. In place it may set a single one: the counter."""
+
+    operations: tuple[str, ...]
+    id: str = "forbidden_operation"
+
+    def complaint(self, case, seen):
+        for name in sorted(seen.operations):
+            if name in self.operations or name[:-1] in self.operations and seen.largest_results.get(name, 0) > 1:
+                return f"The answer calls PyTorch's `{name}`. PyTorch's own operations compute nothing here."
+        return None
+
+
+@dataclass(frozen=True)
+class HostGoesOn(Requirement):
+    """No number is fetched from the device."""
+
+    id: str = "host_waits"
+
+    def complaint(self, case, seen):
+        if "_local_scalar_dense" not in seen.operations:
+            return None
+        return (
+            "Your launcher reads a number from a tensor (`int(tensor)`, `.item()` or a tensor in an `if`). On a GPU "
+            "the host then waits until all earlier kernels have ended, and no graph can record the call. To begin at 0 "
+            "you need not know what the counter holds: counter.zero_()."
+        )
