@@ -430,7 +430,8 @@ EXERCISE = Exercise(
             "finite_for_minus_infinity",
             FINITE_FOR_MINUS_INFINITY,
             when=below_a_stand_in(
-                lambda query, keys, values, scale, tile: _scores(query.double(), keys.double(), scale)
+                lambda query, keys, values, scale, tile: _scores(query.double(), keys.double(), scale),
+                lambda query, keys, values, scale, tile: values,
             ),
             every=True,
         ),

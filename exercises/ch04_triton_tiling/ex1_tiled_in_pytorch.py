@@ -197,7 +197,10 @@ EXERCISE = Exercise(
         Mistake(
             "finite_for_minus_infinity",
             FINITE_FOR_MINUS_INFINITY,
-            when=below_a_stand_in(lambda query, key, value, query_rows, key_rows: attention_scores(query, key)),
+            when=below_a_stand_in(
+                lambda query, key, value, query_rows, key_rows: attention_scores(query, key),
+                lambda query, key, value, query_rows, key_rows: value,
+            ),
             every=True,
         ),
         Mistake(

@@ -166,7 +166,10 @@ EXERCISE = Exercise(
         Mistake(
             "finite_for_minus_infinity",
             FINITE_FOR_MINUS_INFINITY,
-            when=below_a_stand_in(lambda query, key, value: attention_scores(query, key, causal_pairs(query, key))),
+            when=below_a_stand_in(
+                lambda query, key, value: attention_scores(query, key, causal_pairs(query, key)),
+                lambda query, key, value: value,
+            ),
             every=True,
         ),
         Mistake(

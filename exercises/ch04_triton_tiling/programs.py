@@ -103,6 +103,11 @@ def head_of(name):
     return (f"head * {name}.stride(0) + ", "")
 
 
+def unmasked_where(tile):
+    """The causal mask of all tiles of keys but those of which this is true."""
+    return ("visible & (keys <= positions)", f"visible & ((keys <= positions) | ({tile}))")
+
+
 def contiguous(name):
     return (f"{name}.stride(0)", f"{name}.shape[1] * head_dim", *rows_touch(name))
 
@@ -305,6 +310,22 @@ CAUSAL = (
         alone=True,
         positions_of_the_first_tile=(POSITIONS, f"torch.arange(BLOCK_M)[:, None] {OFFSET}"),
     ),
+    *edits(
+        "With fewer keys than queries the tile on the diagonal is not masked: it lies before key number `first_query`, "
+        "and only tiles from some place behind it are masked. Compare `first_key` with the position of the tile's "
+        "first query, first_query + key_length - query_length, or mask every tile.",
+        masked_from_the_top_aligned_diagonal=unmasked_where("first_key < first_query[..., None]"),
+        masked_from_the_top_aligned_diagonal__reversed=unmasked_where(
+            "first_key < first_query[..., None] + query_length - key_length"
+        ),
+    ),
+    *edits(
+        "The mask is applied only to the tile of keys with the queries' own number, where the diagonal lies if there "
+        "are as many keys as queries. It lies key_length - query_length further: mask the tiles that reach past the "
+        "position of the tile's first query, or all.",
+        alone=True,
+        masked_on_the_top_aligned_diagonal=unmasked_where("first_key != first_query[..., None]"),
+    ),
     *(HIDDEN + EMPTY_ROWS),
 )
 # Where no load is masked, a loop that follows the queries past the last key reads what lies there.
@@ -362,6 +383,20 @@ RAGGED = (
         "The mask is there without `causal` too. Hide keys if CAUSAL, and only then.",
         alone=True,
         causal_always=("visible = keys < key_length", "visible = (keys < key_length) & (keys <= positions)"),
+    ),
+    # Whole tiles and lengths that differ by whole tiles have one tile on the diagonal; others have two.
+    *edits(
+        "The mask is applied only to tiles of keys that begin at the position of the tile's first query or after it. "
+        "Where the lengths differ by no whole tiles, the tile before reaches past that position too: mask every tile "
+        "with first_key + BLOCK_N > first_query + key_length - query_length.",
+        alone=True,
+        masked_behind_the_diagonal=unmasked_where(f"first_key < first_query[..., None] {OFFSET}"),
+    ),
+    *edits(
+        "The mask is applied only at the loop's last step. Where the lengths differ by no whole tiles, the diagonal "
+        "crosses two tiles of keys: mask every tile that reaches past the position of the tile's first query.",
+        alone=True,
+        masked_at_the_last_step=unmasked_where("first_key + block_n < end[..., None]"),
     ),
 )
 RAGGED_TILED = TILED + MIXED_BASES + RAGGED + CAUSAL

@@ -83,6 +83,12 @@ def _scores_after_the_write(query, key, value, key_cache, value_cache, past):
     return torch.cat([scores[..., :-1].masked_fill(unused, -math.inf), scores[..., -1:]], dim=-1)
 
 
+def _values_after_the_write(query, key, value, key_cache, value_cache, past):
+    """[batch, query_heads, capacity + 1, head_dim]: what each query head weighs by these scores."""
+    values = torch.cat([value_cache.tensor, value[:, :, None]], dim=2)
+    return values.repeat_interleave(query.shape[1] // values.shape[1], dim=1)
+
+
 def step_cases(draw):
     half = torch.float16
 
@@ -221,7 +227,7 @@ EXERCISE = Exercise(
         Mistake(
             "finite_for_minus_infinity",
             FINITE_FOR_MINUS_INFINITY,
-            when=below_a_stand_in(_scores_after_the_write),
+            when=below_a_stand_in(_scores_after_the_write, _values_after_the_write),
             every=True,
         ),
     ),

@@ -25,6 +25,7 @@ MAXIMUM_OF_THE_FIRST_TILE = (
     "above it. At every tile take the larger of the old maximum and the tile's own, and rescale."
 )
 LOW = -900.0  # below it lie the numbers that people put for minus infinity
+HIGH = -300.0  # a score above it outweighs them all
 FINITE_FOR_MINUS_INFINITY = (
     "A finite number stands for minus infinity: as the maximum's start or its floor, or as the score of a key that is "
     "not to count. Where all true scores are lower still, it decides. Take -inf, and guard what becomes NaN."
@@ -130,13 +131,34 @@ def stays_behind(scores_of, tile_of=None, parts=False):
     return when
 
 
-def below_a_stand_in(scores_of):
-    """A `when` for every failing case: in some row all scores may lie below a stand-in for minus infinity."""
+def below_a_stand_in(scores_of, values_of):
+    """A `when` for every failing case: a row is wrong whose scores may all lie below a stand-in for minus infinity, and
+    none is wrong that has a score far above one: what is wrong there is something else.
+
+    Args:
+        scores_of: as for `stays_behind`.
+        values_of: `values_of(*args)` makes the values that the scores weigh: [..., columns, head_dim] for all rows, or
+            with a dimension more for each row.
+    """
 
     def when(case, seen, got):
         result = got[0] if isinstance(got, (tuple, list)) and got else got
         if not isinstance(result, torch.Tensor) or seen.unwritten or seen.out_of_bounds:
             return False
-        return bool((scores_of(*case.args).amax(-1) < LOW).any())
+        scores = scores_of(*case.args)
+        largest = scores.amax(-1)
+        wrong = _wrong_rows(result.cpu(), scores, values_of(*case.args))
+        return bool((wrong & (largest < LOW)).any()) and not bool((wrong & (largest > HIGH)).any())
 
     return when
+
+
+def _wrong_rows(result, scores, values):
+    """The rows of attention that differ from the right ones by more than 16 bits round off; none in another shape."""
+    weights, values = scores.double().softmax(-1).nan_to_num(0.0), values.double()
+    for_each_row = values.dim() > scores.dim()
+    right = (weights[..., None, :] @ values)[..., 0, :] if for_each_row else weights @ values
+    if result.shape != right.shape:
+        return torch.zeros(scores.shape[:-1], dtype=torch.bool)
+    allowed = 2e-2 * max(1.0, float(values.abs().max()))
+    return ~((result.double() - right).abs() <= allowed).all(-1)

@@ -8,7 +8,7 @@ from tests.submissions.ch04_triton_tiling.shared import (
     of_every_kernel,
     of_narrow_numbers,
 )
-from tests.submissions.edits import changed, in_tf32
+from tests.submissions.edits import changed, edited, in_tf32
 
 NEW_MAX = "new_max = tl.maximum(running_max, tl.max(scores, axis=1))"
 
@@ -224,4 +224,23 @@ WRONG |= {
     "hidden_finite__added": changed(
         "4.4", (MASK, "scores += tl.where(keys[None, :] <= positions[:, None], 0.0, -1e6)")
     ),
+}
+
+
+# "A finite number stands for minus infinity", said the card: it asked only whether some row's scores were low.
+TOP_ALIGNED = changed("4.4", (MASK, "if first_key >= first_query:\n            " + MASK))
+WRONG |= {
+    "masked_from_the_top_aligned_diagonal": TOP_ALIGNED,
+    "masked_from_the_top_aligned_diagonal__and_empty_row_nan": edited(
+        TOP_ALIGNED, ("tl.where(running_sum == 0.0, 1.0, running_sum)", "running_sum")
+    ),
+    "masked_from_the_top_aligned_diagonal__reversed": changed(
+        "4.4", (MASK, "if first_key >= first_query + query_length - key_length:\n            " + MASK)
+    ),
+}
+UNUSUAL |= {
+    "a mask for the tile on the diagonal alone": changed(
+        "4.4", (MASK, "if first_key >= first_query + key_length - query_length:\n            " + MASK)
+    ),
+    "a mask at the last step": changed("4.4", (MASK, "if first_key + BLOCK_N >= end:\n            " + MASK)),
 }

@@ -172,3 +172,37 @@ WRONG |= {
         ('tl.where(new_max == float("-inf"), 0.0, new_max)', 'tl.where(running_max == float("-inf"), 0.0, new_max)'),
     ),
 }
+
+
+# "A finite number stands for minus infinity", said the card: it asked only whether some row's scores were low.
+MASKED_IN = (
+    "        if CAUSAL:\n"
+    "            visible = visible & (keys[None, :] <= positions[:, None])\n"
+    '        scores = tl.where(visible, scores, float("-inf"))'
+)
+
+
+def masked_in(tiles):
+    """The causal mask of the tiles of keys of which this is true; the others are masked at the end of the keys."""
+    return changed(
+        "4.5",
+        (
+            MASKED_IN,
+            '        scores = tl.where(visible, scores, float("-inf"))\n'
+            "        if CAUSAL:\n"
+            f"            if {tiles}:\n"
+            '                scores = tl.where(keys[None, :] <= positions[:, None], scores, float("-inf"))',
+        ),
+    )
+
+
+WRONG |= {
+    "masked_from_the_top_aligned_diagonal": masked_in("first_key >= first_query"),
+    "masked_on_the_top_aligned_diagonal": masked_in("first_key == first_query"),
+    "masked_from_the_top_aligned_diagonal__reversed": masked_in("first_key >= first_query + query_length - key_length"),
+    "masked_behind_the_diagonal": masked_in("first_key >= first_query + key_length - query_length"),
+    "masked_at_the_last_step": masked_in("first_key + BLOCK_N >= end"),
+}
+UNUSUAL["a mask for the tiles that the diagonal crosses"] = masked_in(
+    "first_key + BLOCK_N > first_query + key_length - query_length"
+)
