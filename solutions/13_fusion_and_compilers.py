@@ -911,7 +911,7 @@ draw_layer_roofline(layer)
 # %% [markdown]
 # ## A hundred small steps · deeper
 #
-# In both pictures the compiler's two slowest rows belong to a *diffusion* model. Such a model makes its output from
+# In both pictures of rates the compiler's two slowest rows belong to a *diffusion* model. It makes its output from
 # noise, in steps. Diffusion Policy takes a hundred of them to plan a robot's next 16 actions ([arXiv
 # 2303.04137](https://arxiv.org/abs/2303.04137)). In every step a one-dimensional U-Net, a network of convolutions,
 # reads the sequence and removes some of the noise. One of its blocks is a convolution, GroupNorm, Mish, and then a

@@ -100,7 +100,7 @@ def one_warp_softmax(x):
 
 for arch in (75, 80, 90):
     card = profile(one_warp_softmax, torch.ones(2, 8192, device=device), arch=arch)
-    print(card.target, card.look_at, sep="\n    ")
+    print(card.target, *textwrap.wrap(card.look_at, 100), sep="\n    ")
 
 # %% [markdown]
 # That answers the question. A row of 16,384 numbers in 32 threads is 512 numbers for each thread, but a thread has at
