@@ -421,7 +421,8 @@ def fill_buffers(buffers: tuple, batch: tuple, unused_slot: int) -> None:
     buffers: (query, key, value, slots, tables, lengths) as above. They still hold what the last step left.
     batch: the same six, with at most as many rows, and its tables with at most as many columns.
     unused_slot: a slot in a page that no sequence owns. Rows behind the batch get this slot and the length 0. Their
-        other buffers, and the columns that the batch's tables do not fill, may hold any valid numbers.
+        other buffers, and the columns that the batch's tables do not fill, may hold any valid numbers; in `tables`
+        these are numbers of pages, from 0 on.
     """
     # BEGIN SOLUTION
     *vectors, slots, tables, lengths = buffers

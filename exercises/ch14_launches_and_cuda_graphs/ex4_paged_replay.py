@@ -3,52 +3,40 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 
 from course_lib.checker import Case, Exercise, edits, model_of
 from course_lib.checker.specification.contract import Contract
+from exercises.ch14_launches_and_cuda_graphs.filling import FILLING, filled, filled_in_turn, filling
 from exercises.ch14_launches_and_cuda_graphs.recorder import NOT_RECORDED, recorded_and_replayed
-
-
-def filled(buffers, batch, unused_slot):
-    query, key, value, slots, tables, lengths = (buffer.clone() for buffer in buffers)
-    count, blocks = batch[4].shape
-    query[:count], key[:count], value[:count] = batch[0], batch[1], batch[2]
-    slots[:count], lengths[:count] = batch[3], batch[5]
-    tables[:count, :blocks] = batch[4]
-    slots[count:] = unused_slot
-    lengths[count:] = 0
-    return query, key, value, slots, tables, lengths
 
 
 def stepped(query, key, value, slots, tables, lengths, key_pages, value_pages, then):
     """The output and the pages afterwards. `then`: the buffers when the step was recorded."""
-    page_size, head_dim = key_pages.shape[2:]
-    key_pages, value_pages = key_pages.clone(), value_pages.clone()
+    _, heads, page_size, head_dim = key_pages.shape
+    stored_keys, stored_values = key_pages.clone(), value_pages.clone()
     stored = slots
-    key_pages[stored // page_size, :, stored % page_size] = key.to(key_pages.dtype)
-    value_pages[stored // page_size, :, stored % page_size] = value.to(value_pages.dtype)
+    stored_keys[stored // page_size, :, stored % page_size] = key.to(key_pages.dtype)
+    stored_values[stored // page_size, :, stored % page_size] = value.to(value_pages.dtype)
     pages = tables
-    keys = key_pages[pages].transpose(1, 2).flatten(2, 3)
-    values = value_pages[pages].transpose(1, 2).flatten(2, 3)
+    keys = stored_keys[pages].transpose(1, 2).flatten(2, 3)
+    values = stored_values[pages].transpose(1, 2).flatten(2, 3)
     scores = (keys @ query[..., None])[..., 0] * head_dim**-0.5
     places = torch.arange(keys.shape[2])
     seen = places < lengths[:, None]
     weights = scores.masked_fill(~seen[:, None], -math.inf).softmax(-1)
-    return (weights[..., None] * values).sum(-2), key_pages, value_pages
+    return (weights[..., None] * values).sum(-2), stored_keys, stored_values
 
 
 def told(key_pages, value_pages, steps, warm, unused_slot):
     story = {}
-    buffers = warm
-    for number, batch in enumerate(steps, 1):
-        buffers = filled(buffers, batch, unused_slot)
-        output, keys, values = stepped(*buffers, key_pages, value_pages, warm)
+    key_pages, value_pages = key_pages.clone(), value_pages.clone()
+    for number, contents in enumerate(steps, 1):
+        output, keys, values = stepped(*contents, key_pages, value_pages, warm)
         key_pages, value_pages = keys, values
-        rows = len(batch[0])
-        story[f"output of replay {number}"] = output[:rows]
-        story[f"lengths behind the batch of replay {number}"] = buffers[5][rows:]
+        story[f"output of replay {number}"] = output[: (contents[5] > 0).sum()]
         key_pages[unused_slot // key_pages.shape[2]] = 0.0
         value_pages[unused_slot // value_pages.shape[2]] = 0.0
     story["keys afterwards"], story["values afterwards"] = key_pages, value_pages
@@ -69,79 +57,99 @@ def _batch(draw, lengths, sizes, pages, columns):
     return *(draw.normal(rows, heads, head_dim) for _ in "qkv"), slots, tables, lengths
 
 
-def _inputs(draw, *, lengths, heads, head_dim, page_size):
-    """Pages, steps, what is recorded, and the unused slot. lengths: of each replay's sequences; the graph has as many
-    rows as the largest batch and one more, and is recorded with lengths of 1 to 3."""
+def _in_buffers(draw, batch, rows, columns, pages, unused_slot):
+    """A batch as the step finds it: with rows behind it that nobody needs, and entries of tables that are any pages."""
+    query, key, value, slots, tables, lengths = batch
+    count, more = len(lengths), rows - len(lengths)
+    vectors = [torch.cat([tensor, draw.normal(more, *tensor.shape[1:])]) for tensor in (query, key, value)]
+    filled = torch.tensor([[draw.choice(pages) for _ in range(columns)] for _ in range(rows)])
+    filled[:count, : tables.shape[1]] = tables
+    slots = torch.cat([slots, torch.full((more,), unused_slot)])
+    return *vectors, slots, filled, torch.cat([lengths, torch.zeros(more, dtype=torch.int64)])
+
+
+def _inputs(draw, *, lengths, heads, head_dim, page_size, filling=False):
+    """For `paged_step` pages, what the buffers hold in each replay and while it is recorded, and the unused slot; for
+    `fill_buffers` the latter, the batches, the unused slot and the number of pages.
+
+    lengths: of each replay's sequences; the graph has as many rows as the largest batch and one more, and is recorded
+        with lengths of 1 to 3.
+    """
     rows = max(map(len, lengths)) + 1
     columns = max(-(-length // page_size) for batch in lengths for length in batch)
     needed = max([3 * rows, *(sum(-(-length // page_size) for length in batch) for batch in lengths)])
     unused = draw.integer(1, needed + 1)  # neither the first page nor the last
+    unused_slot = unused * page_size + draw.integer(0, page_size)
     pages = [page for page in range(needed + 2) if page != unused]
-    caches = [draw.normal(needed + 2, heads, page_size, head_dim) for _ in "kv"]
     sizes = heads, head_dim, page_size
     warm = _batch(draw, [1 + row % min(3, columns * page_size) for row in range(rows)], sizes, pages, columns)
-    steps = [_batch(draw, batch, sizes, pages, max(-(-length // page_size) for length in batch)) for batch in lengths]
-    return *caches, steps, warm, unused * page_size + draw.integer(0, page_size)
+    batches = [_batch(draw, batch, sizes, pages, max(-(-length // page_size) for length in batch)) for batch in lengths]
+    if filling:
+        return warm, batches, unused_slot, needed + 2
+    caches = [draw.normal(needed + 2, heads, page_size, head_dim) for _ in "kv"]
+    steps = [_in_buffers(draw, batch, rows, columns, [*pages, unused], unused_slot) for batch in batches]
+    return *caches, steps, warm, unused_slot
 
 
-def _drawn(draw, *, batch, heads, head_dim, page_size, longest):
+def _drawn(draw, *, batch, heads, head_dim, page_size, longest, filling=False):
     """Three replays: the batch, one that is not larger, and one of one sequence; lengths up to the longest."""
     counts = (batch, draw.integer(1, batch + 1), 1)
     lengths = [[draw.integer(1, longest + 1) for _ in range(count)] for count in counts]
     lengths[1][0] = longest
-    return _inputs(draw, lengths=lengths, heads=heads, head_dim=head_dim, page_size=page_size)
+    sizes = {"heads": heads, "head_dim": head_dim, "page_size": page_size}
+    return _inputs(draw, lengths=lengths, **sizes, filling=filling)
 
 
 def paged_cases(draw):
-    def case(name, lengths, heads=2, head_dim=8, page_size=4, **options):
+    def step(name, lengths, heads=2, head_dim=8, page_size=4):
         sizes = {"heads": heads, "head_dim": head_dim, "page_size": page_size}
-        return Case(name, _inputs(draw, lengths=lengths, **sizes, **options), driver=recorded_and_replayed)
+        return Case(name, _inputs(draw, lengths=lengths, **sizes), "paged_step", recorded_and_replayed)
+
+    def fill(name, lengths, heads=2, head_dim=4, page_size=4):
+        sizes = {"heads": heads, "head_dim": head_dim, "page_size": page_size}
+        return Case(name, _inputs(draw, lengths=lengths, **sizes, filling=True), "fill_buffers", filled_in_turn)
 
     return [
-        case("one sequence, one page", [[2], [3], [4]], heads=1, head_dim=4),
-        case("lengths that grow over several pages", [[5, 3], [9, 7], [16, 12]]),
-        case("batches of 4, 2 and 3", [[3, 5, 2, 7], [6, 4], [8, 1, 9]], heads=1),
-        case("a batch of 1 after one of 5", [[4] * 5, [11]], head_dim=16),
-        case("a length of 40 in a graph that was recorded at 3", [[7, 8], [40, 9]], page_size=16),
-        case("pages of one token", [[3, 2], [5, 4]], heads=3, page_size=1),
+        step("one sequence, one page", [[2], [3], [4]], heads=1, head_dim=4),
+        fill("buffers of 2 rows, batches of 1", [[2], [3], [4]], heads=1),
+        step("lengths that grow over several pages", [[5, 3], [9, 7], [16, 12]]),
+        step("batches of 4, 2 and 3", [[3, 5, 2, 7], [6, 4], [8, 1, 9]], heads=1),
+        fill("batches of 4, 2 and 3, tables of several widths", [[3, 5, 2, 7], [13, 4], [8, 1, 9]]),
+        step("a batch of 1 after one of 5", [[4] * 5, [11]], head_dim=16),
+        fill("buffers: a batch of 1 after one of 5", [[4] * 5, [11]]),
+        step("a length of 40 in a graph that was recorded at 3", [[7, 8], [40, 9]], page_size=16),
+        step("pages of one token", [[3, 2], [5, 4]], heads=3, page_size=1),
     ]
 
 
-CONTRACT = Contract(
-    _drawn,
-    choices={"batch": (1, 3), "heads": (1, 3), "head_dim": (4, 15), "page_size": (1, 3, 8), "longest": (1, 13)},
-    driver=recorded_and_replayed,
-    most=4,
+CONTRACTS = (
+    Contract(
+        _drawn,
+        choices={"batch": (1, 3), "heads": (1, 3), "head_dim": (4, 15), "page_size": (1, 3, 8), "longest": (1, 13)},
+        entry="paged_step",
+        driver=recorded_and_replayed,
+        most=4,
+    ),
+    Contract(
+        partial(_drawn, heads=1, head_dim=3, filling=True),
+        choices={"batch": (1, 2, 5), "page_size": (1, 4), "longest": (1, 9)},
+        entry="fill_buffers",
+        driver=filled_in_turn,
+        most=3,
+    ),
 )
 
-PADDED_SLOTS, PADDED_LENGTHS = "slots[count:] = unused_slot", "lengths[count:] = 0"
 STORED, PAGES, SEEN = "stored = slots", "pages = tables", "places < lengths[:, None]"
-COPIES = "(buffer.clone() for buffer in buffers)"
+ONE_AXIS = ".transpose(1, 2).flatten(2, 3)"
 CHANGES = (
-    *edits("", tables_cleared=(COPIES, "(torch.zeros_like(b) if b is buffers[4] else b.clone() for b in buffers)")),
-    *edits("The replays used what the buffers held when the step was recorded. Write into the buffers' own memory, "
-        "with buffer[:count] = tensor or copy_. Giving the name to another tensor changes nothing.",
-        buffers_not_filled=("return query, key, value, slots, tables, lengths", "return buffers")),
-    *edits("Rows behind the batch stored a token over another sequence's. They kept the slots of an earlier batch. "
-        "Give every row behind the batch the unused slot.",
-        padded_rows_stored=(PADDED_SLOTS, "slots[count:] = slots[count:]")),
-    *edits("Rows behind the batch stored their token in slot 0, which may belong to a sequence. Give them the "
-        "unused slot.",
-        padded_to_slot_0=(PADDED_SLOTS, "slots[count:] = 0")),
-    *edits("Rows behind the batch have slot -1. PyTorch takes this index for the last one, so their token went into "
-        "the last page. Give them the unused slot.", padded_to_the_last=(PADDED_SLOTS, "slots[count:] = -1")),
-    *edits("Rows behind the batch kept the lengths of an earlier batch, so the step reads pages for them that are not "
-        "theirs. Set their lengths to 0.", padded_lengths_kept=(PADDED_LENGTHS, "lengths[count:] = lengths[count:]")),
-    *edits("Rows behind the batch have a length other than 0. Set it to 0.",
-        padded_lengths=(PADDED_LENGTHS, "lengths[count:] = 1")),
     *edits("The number `longest` decided how far each replay looks. It comes from the recording, and the sequences "
         "have grown since. Look at all columns of the table, and use `lengths` to mask what is not there.",
         longest_baked=(SEEN, f"({SEEN}) & (places < then[5].max())"),
         longest_baked__whole_pages=(SEEN, f"({SEEN}) & (places < -(-then[5].max() // page_size) * page_size)")),
     *edits("Every replay used the slots from the recording. They were copied before it, or turned into numbers. Read "
         "the tensor `slots` in the step.", slots_baked=(STORED, "stored = then[3]")),
-    *edits("Every replay used the tables from the recording. Either `fill_buffers` does not copy the new ones to "
-        "the first columns, or the step reads a copy that was made before.", tables_baked=(PAGES, "pages = then[4]")),
+    *edits("Every replay used the tables from the recording. They were copied before it. Read the tensor `tables` in "
+        "the step.", tables_baked=(PAGES, "pages = then[4]")),
     *edits("Every replay used the lengths from the recording. Read the tensor `lengths` in the step.",
         lengths_baked=(SEEN, "places < then[5][:, None]")),
     *edits("The query attended to everything in the pages, even behind a sequence's end. Mask that with `lengths`.",
@@ -157,8 +165,27 @@ CHANGES = (
         slot_taken_apart=("stored // page_size, :, stored % page_size",
         "stored % key_pages.shape[0], :, stored // key_pages.shape[0] % page_size")),
     *edits("The scores were not multiplied by 1/√head_dim.", scale_missing=(" * head_dim**-0.5", "")),
+    *edits("The scale is 1/√head_dim, with the numbers of one head. Yours counts those of all heads.",
+        scale_of_all_heads=("head_dim**-0.5", "(heads * head_dim)**-0.5")),
+    *edits("Scores behind a sequence's end were set to 0. In the softmax a score of 0 has the weight e⁰ = 1. Set them "
+        "to -math.inf, whose weight is 0.", masked_with_0=("~seen[:, None], -math.inf", "~seen[:, None], 0.0")),
+    *edits("The weights behind a sequence's end were set to 0 after the softmax. Their share is then missing from the "
+        "sum of weights. Mask the scores, before the softmax.",
+        masked_late=("scores.masked_fill(~seen[:, None], -math.inf).softmax(-1)",
+        "scores.softmax(-1) * seen[:, None]")),
+    *edits("Heads and places got mixed. key_pages[tables] is [rows, columns, heads, page_size, head_dim], so columns "
+        "and places are no neighbours: a reshape alone cannot make one axis of them. Move the heads to the front "
+        "first, with transpose(1, 2).",
+        heads_mixed=(ONE_AXIS, ".reshape(len(pages), -1, heads, head_dim).transpose(1, 2)"),
+        heads_mixed__in_front=(ONE_AXIS, ".reshape(len(pages), heads, -1, head_dim)")),
+    *edits("The query attended to the pages as they were before the new token. Store its key and value first, and read "
+        "the pages then.", stored_late=("stored_keys[pages]", "key_pages[pages]",
+        "stored_values[pages]", "value_pages[pages]")),
     *edits("The new key and value are not in the pages afterwards, or not in those that were given: write into them in "
-        "place.", not_stored=("key_pages, value_pages = keys, values", "pass")),
+        "place. An index makes a copy (key_pages[pages][...] = key writes into that).",
+        not_stored=("key_pages, value_pages = keys, values", "pass"),
+        not_stored__nor_seen=("(-2), stored_keys, stored_values", "(-2), key_pages.clone(), value_pages.clone()",
+        "stored_keys[pages]", "key_pages[pages]", "stored_values[pages]", "value_pages[pages]")),
 )  # fmt: skip
 
 EXERCISE = Exercise(
@@ -166,9 +193,12 @@ EXERCISE = Exercise(
     title="The paged step, replayed",
     entries=("paged_step", "fill_buffers"),
     cases=paged_cases,
-    oracle=told,
-    contracts=(CONTRACT,),
-    models=(model_of(told, CHANGES, (filled, stepped)),),
+    oracle={"paged_step": told, "fill_buffers": filling},
+    contracts=CONTRACTS,
+    models=(
+        model_of(told, CHANGES, (stepped,), entry="paged_step"),
+        model_of(filling, FILLING, (filled,), entry="fill_buffers"),
+    ),
     hints=(
         "fill_buffers: count, blocks = batch[4].shape. Copy each tensor into buffer[:count], and the tables into "
         "tables[:count, :blocks]. Then slots[count:] = unused_slot and lengths[count:] = 0.",

@@ -14,8 +14,8 @@ def recorded_and_replayed(functions, keys, values, steps, warm, unused_slot=None
     runs them again on the same memory. The host is not asked again.
 
     keys, values: the caches. warm: what the static buffers hold while it is recorded. steps: their contents for each
-    replay. unused_slot: None, or a slot in which nobody's tokens are. The steps may then have fewer rows than the
-    buffers, `fill_buffers` puts them there, and the step also gets the longest length, as a number.
+    replay. unused_slot: None, or a slot in which nobody's tokens are, and where rows of length 0 store theirs. The
+    step then also gets the longest length, as a number.
     """
     import torch
     from torch.overrides import TorchFunctionMode
@@ -68,8 +68,6 @@ def recorded_and_replayed(functions, keys, values, steps, warm, unused_slot=None
         return getattr(functions[name], "__wrapped__", functions[name])  # what watches it would be recorded as well
 
     def fill(contents):
-        if unused_slot is not None:
-            return as_given("fill_buffers")(tuple(buffers), contents, unused_slot)
         for buffer, tensor in zip(buffers, contents):
             buffer.copy_(tensor)
 
@@ -96,10 +94,9 @@ def recorded_and_replayed(functions, keys, values, steps, warm, unused_slot=None
         output.fill_(777.0)
         fill(contents)
         recorder.replay()
-        rows = len(contents[0])
+        rows = len(output) if unused_slot is None else int((contents[-1] > 0).sum())
         story[f"output of replay {number}"] = output[:rows].clone()
         if unused_slot is not None:
-            story[f"lengths behind the batch of replay {number}"] = buffers[-1][rows:].clone()
             for cache in caches:
                 cache[unused_slot // cache.shape[2]] = 0.0
     story["keys afterwards"], story["values afterwards"] = (cache.clone() for cache in caches)

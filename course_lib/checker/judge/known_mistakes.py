@@ -56,8 +56,8 @@ def find_mistake(evidence: Evidence) -> Cause | None:
         all_of_them = [] if evidence.undefined else [outcome for _, mine in wrong for outcome in mine]
         early = [mistake for mistake in evidence.exercise.mistakes if mistake.first]
         found = _in_what_was_seen(early, all_of_them)
-        written = (_of_a_model(evidence, *one) or _of_a_formula(evidence, *one, made=False) for one in wrong)
-        found = found or next(filter(None, written), None) or _in_what_was_seen(evidence.exercise.mistakes, all_of_them)
+        found = found or _together(_written(evidence, wrong))
+        found = found or _in_what_was_seen(evidence.exercise.mistakes, all_of_them)
         made = (_of_a_formula(evidence, *one, made=True) for one in wrong)
         found = found or next(filter(None, made), None)
     found = found or _of_an_error(evidence.exercise, evidence.errors)
@@ -84,6 +84,22 @@ def _wrong_functions(evidence: Evidence) -> Iterator[tuple[str, list[Outcome]]]:
         by_another = any(evidence.names.get(other, other) in called for other in failing if other != entry)
         if not by_another and (not raised or entry in raised):
             yield entry, of[entry]
+
+
+def _written(evidence: Evidence, wrong: Sequence[tuple[str, list[Outcome]]]) -> list[Cause]:
+    """What authors wrote that explains a function's numbers, for each of those that fail."""
+    found = (_of_a_model(evidence, *one) or _of_a_formula(evidence, *one, made=False) for one in wrong)
+    return [cause for cause in found if cause is not None]
+
+
+def _together(causes: Sequence[Cause]) -> Cause | None:
+    """The first cause; where others say something else of other functions, that is told behind it."""
+    told = {cause.sentence: cause for cause in reversed(causes)}
+    if len(told) < 2:
+        return causes[0] if causes else None
+    each = " ".join(f"`{cause.entry}`: {cause.sentence}" for cause in reversed(told.values()))
+    number = {2: "Two", 3: "Three"}.get(len(told), "Several")
+    return replace(causes[0], sentence=f"{number} functions are wrong. {each}")
 
 
 def _of_a_model(evidence: Evidence, entry: str, mine: list[Outcome]) -> Cause | None:

@@ -25,7 +25,7 @@ WRONG = {
     "padded_to_the_last": changed("14.4", (SLOTS, "slots[count:] = -1")),
     "padded_lengths_kept": changed("14.4", (LENGTHS, "")),
     "padded_lengths": changed("14.4", (LENGTHS, "    lengths[count:] = 1\n")),
-    "tables_baked__not_filled": changed("14.4", ("    tables[:count, :columns] = new_tables\n", "")),
+    "buffers_not_filled__tables": changed("14.4", ("    tables[:count, :columns] = new_tables\n", "")),
     # kekzl/imp#950: the split count of a short prompt stayed in the graph.
     "longest_baked": changed("14.4", (SEEN, f"{SEEN}\n    seen = seen & (torch.arange(keys.shape[2]) < longest)")),
     "longest_baked__columns": changed(
@@ -56,8 +56,64 @@ WRONG = {
     ),
     "returns_a_tensor": changed("14.4", (COPIED, "return (weights[:, :, None] @ values)[:, :, 0]")),
     "output_untouched": changed("14.4", (COPIED, "output = (weights[:, :, None] @ values)[:, :, 0]")),
-    "padded_rows_stored__and_scale_missing": changed(
+    "scale_missing__and_padded_rows_stored": changed(
         "14.4", (f"    {SLOTS}\n", ""), (" / math.sqrt(head_dim)", "")
+    ),
+    # The names of two buffers are given to other tensors.
+    "buffers_not_filled__slots_and_lengths": changed(
+        "14.4",
+        (f"    {SLOTS}\n", "    slots = torch.cat([new_slots, torch.full((len(slots) - count,), unused_slot)])\n"),
+        (LENGTHS, "    lengths = torch.cat([new_lengths, torch.zeros(len(lengths) - count, dtype=torch.int64)])\n"),
+        ("zip((*vectors, slots, lengths), (*new_vectors, new_slots, new_lengths))", "zip(vectors, new_vectors)"),
+    ),
+    "buffers_not_filled__only_the_slots": changed(
+        "14.4",
+        (f"    {SLOTS}\n", "    slots = torch.cat([new_slots, torch.full((len(slots) - count,), unused_slot)])\n"),
+        ("zip((*vectors, slots, lengths), (*new_vectors, new_slots, new_lengths))",
+         "zip((*vectors, lengths), (*new_vectors, new_lengths))"),
+    ),
+    "buffers_not_filled__only_numbers": changed(
+        "14.4",
+        ("zip((*vectors, slots, lengths), (*new_vectors, new_slots, new_lengths))",
+         "zip((slots, lengths), (new_slots, new_lengths))"),
+    ),
+    "padded_to_slot_0__all_cleared": changed(
+        "14.4",
+        ("    for buffer, tensor in zip(", "    for buffer in buffers:\n        buffer.zero_()\n"
+         "    for buffer, tensor in zip("),
+        (f"    {SLOTS}\n", ""),
+        (LENGTHS, ""),
+    ),
+    "tables_without_a_page": changed(
+        "14.4", ("    tables[:count,", "    tables.fill_(-1)\n    tables[:count,")
+    ),
+    "tables_without_a_page__behind_the_batch": changed(
+        "14.4", (LENGTHS, f"{LENGTHS}    tables[count:] = -1\n")
+    ),
+    "tables_without_a_page__behind_each_sequence": changed(
+        "14.4", (LENGTHS, f"{LENGTHS}    tables[:count, columns:] = -1\n")
+    ),
+    "tables_in_the_last_columns": changed("14.4", ("tables[:count, :columns]", "tables[:count, -columns:]")),
+    "stored_late": changed(
+        "14.4", (f"    {KEY}\n    {VALUE}\n", ""), (COPIED, f"{COPIED}\n    {KEY}\n    {VALUE}")
+    ),
+    "masked_with_0": changed("14.4", ("-math.inf", "0.0")),
+    "masked_with_0__and_padded_rows_stored": changed("14.4", ("-math.inf", "0.0"), (f"    {SLOTS}\n", "")),
+    "masked_late": changed(
+        "14.4", ("scores.masked_fill(~seen[:, None], -math.inf).softmax(dim=-1)",
+                 "scores.softmax(dim=-1).masked_fill(~seen[:, None], 0)"),
+    ),
+    "heads_mixed": changed(
+        "14.4", (".transpose(1, 2).flatten(2, 3)", ".reshape(len(tables), -1, *key.shape[1:]).transpose(1, 2)")
+    ),
+    "heads_mixed__heads_in_front": changed(
+        "14.4", (".transpose(1, 2).flatten(2, 3)", ".reshape(len(tables), key.shape[1], -1, head_dim)")
+    ),
+    "scale_of_all_heads": changed("14.4", ("math.sqrt(head_dim)", "math.sqrt(query[0].numel())")),
+    "not_stored__in_a_copy_of_the_page": changed(
+        "14.4",
+        (KEY, "key_pages[slots // page_size][torch.arange(len(slots)), :, slots % page_size] = key"),
+        (VALUE, "value_pages[slots // page_size][torch.arange(len(slots)), :, slots % page_size] = value"),
     ),
     "longest_baked__and_one_too_many": changed(
         "14.4",
@@ -94,6 +150,22 @@ UNUSUAL = {
         (f"    {SLOTS}\n", ""),
         (LENGTHS, ""),
     ),
+    "all numbers behind the batch 0, but for the slots": changed(
+        "14.4",
+        ("    for buffer, tensor in zip(", "    for buffer in buffers:\n        buffer.zero_()\n"
+         "    for buffer, tensor in zip("),
+        (LENGTHS, ""),
+    ),
+    "entries behind the batch name a page of the batch": changed(
+        "14.4",
+        (LENGTHS, f"{LENGTHS}    tables[count:] = tables[0, 0]\n"),
+    ),
+    "one axis by a permutation, heads last": changed(
+        "14.4",
+        ("key_pages[tables].transpose(1, 2).flatten(2, 3)",
+         "key_pages[tables].permute(0, 1, 3, 2, 4).flatten(1, 2).transpose(1, 2)"),
+    ),
+    "masked by a very small number": changed("14.4", ("-math.inf", "-1e30")),
     "one column of the table after another, by online softmax": changed(
         "14.4",
         ("    keys = key_pages[tables]", "    best = torch.full_like(query[..., :1], -1e30)\n"
