@@ -130,8 +130,8 @@ MASK_SLIPS = (
     Slip("hidden_scored_low__least", FINITE, alone=True),
     Slip(
         "empty_row_nan",
-        "A row that sees no key became NaN: its maximum is minus infinity, and -inf - -inf is NaN. Such a row is "
-        "all zeros.",
+        "A row that sees no key became NaN: its maximum is minus infinity and its sum of weights 0, and both -inf - "
+        "-inf and 0 / 0 are NaN. Such a row is all zeros.",
     ),
     Slip(
         "empty_row_uniform",

@@ -277,7 +277,7 @@ OUTPUT = (
     ),
     Slip(
         "accumulator_in_float16",
-        "Only float16 goes wrong, and by its rounding: the accumulator is float16, so that each of many tiles "
-        "rounds the sum again. Accumulate in float32 and cast once, in the store.",
+        "The accumulator has the operands' dtype, so that in float16 each of many tiles rounds the sum again. "
+        "Accumulate in float32 and cast once, in the store.",
     ),
 )

@@ -208,8 +208,8 @@ SLIPS = (
     Slip("tail_scored_zero__always", _TAIL_ZERO),
     Slip(
         "hidden_and_tail_scored_zero",
-        "Hidden keys, and places past the last key, were loaded as 0. The load's mask is right, but its `other=0.0` is "
-        'not, because a score of 0 has the weight exp(0 - maximum). Load with `other=float("-inf")`.',
+        "Hidden keys, and places past the last key, were loaded as 0, by `other=0.0`. A score of 0 has the weight "
+        'exp(0 - maximum), which is not 0. Load with `other=float("-inf")`.',
     ),
     Slip("causal_ignored", "`causal` has no effect: with it, a query sees no key behind its own position."),
     Slip("causal_always", "The mask is there without `causal` too. Hide keys where CAUSAL says so, and only there."),

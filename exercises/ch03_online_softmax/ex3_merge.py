@@ -170,8 +170,7 @@ CONTRACT = Contract(
 
 
 STALE_SUMS = (
-    "The merged sum is right, but the averages were weighed by the sums as they came in, each relative to its own "
-    "maximum. Use the rescaled sums."
+    "The averages were weighed by the sums as they came in, each relative to its own maximum. Use the rescaled sums."
 )
 SUM = (
     "The two sums were added as they are, though they are relative to different maxima. Multiply each by "

@@ -163,6 +163,18 @@ def _nan_where_a_part_is_empty(case, seen, got) -> bool:
     x, parts, _ = case.args
     cut = x.float().split(-(-x.shape[1] // parts), dim=1)
     empty = torch.stack([torch.isneginf(part).all(dim=1) for part in cut]).any(dim=0) | (len(cut) < parts)
+    return _nan_in(empty, seen, got)
+
+
+def _nan_where_a_row_is_empty(case, seen, got) -> bool:
+    """NaN in all rows of nothing but -inf, of several parts each, and in no other, though some have such a part."""
+    x, parts, _ = case.args
+    empty = torch.isneginf(x).all(dim=1)
+    return parts > 1 and _nan_in(empty, seen, got) and bool(got[empty].isnan().all())
+
+
+def _nan_in(empty, seen, got) -> bool:
+    """Whether NaN is in some of these rows, and in no other."""
     return (
         isinstance(got, torch.Tensor)
         and got.shape == empty.shape
@@ -184,6 +196,10 @@ PARTS_ADDED = (
 )
 EMPTY_PART = (
     "A part of nothing but -inf gave NaN: -inf - (-inf) is NaN. Where the new maximum is -inf, subtract 0 instead."
+)
+EMPTY_MERGE = (
+    "The parts of a row of nothing but -inf are merged to NaN: their maximum is -inf, and -inf - (-inf) is NaN. Where "
+    "it is -inf, subtract 0 instead."
 )
 ROUNDED_DOWN = (
     "`part_length` is rounded down, so that the last columns belong to no part. Use `triton.cdiv(columns, parts)`."
@@ -294,8 +310,8 @@ CHANGES = (
     *edits(PAST_LAST, load_not_masked=("offsets < last, -INF", "None")),
     *MASKED,
     *edits(
-        EMPTY_PART,
-        empty_state_nan__in_the_merge=(
+        EMPTY_MERGE,
+        empty_merge_nan=(
             f"{MERGED}[:, 0]",
             "partial.amax(1) + torch.log(torch.exp(partial - partial.amax(1, keepdim=True)).sum(1))",
         ),
@@ -365,6 +381,7 @@ EXERCISE = Exercise(
             LOAD_NOT_MASKED.replace("columns`", "last`, where `last` is never past `columns`,"),
             when=first_access("reads"),
         ),
+        Mistake("empty_merge_nan", EMPTY_MERGE, when=_nan_where_a_row_is_empty, every=True),
         Mistake("empty_state_nan", EMPTY_PART, when=_nan_where_a_part_is_empty, every=True),
         Mistake("cast_before_the_sum", HALF_PRECISION, when=rounded_to_half(lse_oracle), every=True),
     ),

@@ -69,6 +69,7 @@ def budget_cases(draw):
             "choose_tiles",
         ),
         Case("16 KiB, head dimension 16, 256 threads: shared memory decides", (16, 2, 16 << 10, 256), "choose_tiles"),
+        Case("99 KiB, head dimension 320, 512 threads", (320, 2, 99 << 10, 512), "choose_tiles"),
         Case("head dimension 65, one column more than registers for 128 × 64", (65, 2, 227 << 10, 128), "choose_tiles"),
         Case("16 KiB and float32 rows of 256: nothing fits", (256, 4, 16 << 10, 128), "choose_tiles"),
     ]
@@ -175,7 +176,12 @@ EXERCISE = Exercise(
             "largest_product",
             "The pair with the largest product of query_rows and key_rows is chosen. Bytes depend on query_rows alone: "
             "take the largest of those first.",
-            formula=_for_arguments(4, lambda *args: _tiles(*args, order=lambda pair: (pair[0] * pair[1], *pair))),
+            formula=tuple(
+                _for_arguments(
+                    4, lambda *args, way=way: _tiles(*args, order=lambda pair: (pair[0] * pair[1], *way(pair)))
+                )
+                for way in (lambda pair: pair, lambda pair: pair[::-1])  # of equals that with the most queries, or keys
+            ),
         ),
         Slip(
             "key_rows_first",

@@ -197,8 +197,7 @@ SLIPS = (
     ),
     Slip(
         "order",
-        "The four numbers are right but in another order. First come the keys, without and with a cache, then the "
-        "scores.",
+        "The four numbers stand in another order. First come the keys, without and with a cache, then the scores.",
     ),
 )
 

@@ -207,7 +207,7 @@ def _run_in_vain(case, seen, got):
 SLIPS = (
     Slip(
         "last_token_run",
-        "The tokens are right, and the last of them was run through the model. No token is wanted after it: with the "
+        "The last new token was run through the model. No token is wanted after it: with the "
         "prompt's run there are new_tokens runs in all.",
     ),
     Slip(
@@ -304,7 +304,7 @@ SLIPS = (
     ),
     Slip(
         "whole_sequence_again",
-        "The tokens are right, and every step ran over the whole sequence: that is generation without a cache. "
+        "Every step ran over the whole sequence: that is generation without a cache. "
         "After the prompt run the newest token alone.",
     ),
     Slip(
@@ -448,7 +448,7 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "fixed_capacity",
-            "Short prompts are right and a long one does not fit: the cache has room for a fixed number of tokens. It "
+            "A long prompt does not fit: the cache has room for a fixed number of tokens. It "
             "needs room for the prompt and the new tokens, however many they are.",
             when=lambda case, seen, got: len(case.args[1]) + case.args[2] > 64 and seen.error is not None,
             every=True,

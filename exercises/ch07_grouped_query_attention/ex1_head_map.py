@@ -147,11 +147,11 @@ GROUPS = (
     ),
     Slip(
         "groups_turned",
-        "The groups are right, but they stand in columns. Row k must hold the query heads of KV head k.",
+        "The groups stand in columns. Row k must hold the query heads of KV head k.",
     ),
     Slip(
         "members_descending",
-        "Each row holds the right query heads, in descending order. They are asked for in the order of their numbers.",
+        "Each row holds its query heads in descending order. They are asked for in the order of their numbers.",
     ),
     Slip(
         "groups_from_the_last",

@@ -74,7 +74,7 @@ CHOSEN = (
     Slip("smallest_key_rows_first", "The smallest key_rows that fits was chosen. Best is the largest: try 256 first."),
     Slip(
         "registers_ignored",
-        "Shared memory is right, but registers are ignored. The tile's scores, weights and accumulator must leave "
+        "Registers are ignored. The tile's scores, weights and accumulator must leave "
         "24 of a consumer's registers free.",
     ),
     Slip(

@@ -160,18 +160,18 @@ CHANGES = (
         "are fewer programs than multiprocessors.",
         grid_of_equals=(FEW, 'seen["programs"] <= seen["multiprocessors"]')),
     *edits("Few active warps were not noticed. Look at warps_active.", warps_unseen=(WARPS, "False")),
-    *edits("The limit is right, but its figure is upside down. Divide as in the table, such as local by global "
+    *edits("The limit's figure is upside down. Divide as in the table, such as local by global "
         "requests.", **ways("upside_down", lambda old: f"per({old[4:-1].split(', ')[1]}, {old[4:-1].split(', ')[0]})")),
-    *edits("The limit is right, but its figure is a count. The table divides one count by another, such as local by "
+    *edits("The limit's figure is a count. The table divides one count by another, such as local by "
         "global requests.", **ways("figure_is_a_count", lambda old: old[4:].split(", ")[0])),
-    *edits("The limit is right, but its figure was multiplied by 100. Return the quotient itself: where the table "
+    *edits("The limit's figure was multiplied by 100. Return the quotient itself: where the table "
         "divides one count by another, the figure is no percentage.",
         **ways("figure_in_percent", lambda old: f"100 * {old}")),
-    *edits("The limit is right, but its figure was rounded. Return the quotient with all its digits.",
+    *edits("The limit's figure was rounded. Return the quotient with all its digits.",
         **ways("figure_rounded", lambda old: f"int({old})"), **ways("figure_rounded__to_1",
         lambda old: f"round({old}, 1)"), **ways("figure_rounded__to_2", lambda old: f"round({old}, 2)"),
         **ways("figure_rounded__to_3", lambda old: f"round({old}, 3)")),
-    *edits("The limit is right, but its figure is only the excess over 1. Divide as in the table.",
+    *edits("The limit's figure is only the excess over 1. Divide as in the table.",
         **ways("figure_less_one", lambda old: f"{old} - 1")),
     *edits("\"latency\" was returned with the figure of a unit. Its figure is warps_active.",
         latency_of_a_unit=(LATENCY, LATENCY.replace('seen["warps_active"]',

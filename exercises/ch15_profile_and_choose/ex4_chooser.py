@@ -168,7 +168,7 @@ CHANGES = (
         'mask == "rule" and capability >= 80')),
     *edits("A causal mask was taken for a rule. \"causal\" is a mask of its own here, and every kernel of the table "
         "takes it.", causal_as_a_rule=('mask == "rule"', 'mask in ("rule", "causal")')),
-    *edits("The kernel is right, but the reason is that of a later row. On a GPU before sm_80 the capability decides: "
+    *edits("The reason is that of a later row. On a GPU before sm_80 the capability decides: "
         "row 7.", later_reason=('return "SDPA", "capability"',
         'return "SDPA", "dtype" if dtype == "float32" else "capability"'),
         later_reason__heads=('return "SDPA", "capability"',

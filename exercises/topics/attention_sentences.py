@@ -91,8 +91,8 @@ OFFSET_REVERSED = (
 )
 
 SKIPS_TOO_MUCH = (
-    "The mask is right, but the loop over keys ends too early (or too late) when the lengths differ: its end ignores "
-    "key_length - query_length. The last query of the tile decides how far to read."
+    "The loop over keys ends too early (or too late) when the lengths differ: its end ignores key_length - "
+    "query_length. The last query of the tile decides how far to read."
 )
 NO_CAUSAL_MASK = "Nothing is masked: every query sees the keys after it too."
 

@@ -20,6 +20,7 @@ from course_lib.checker.runner.worker import worker
 from course_lib.checker.specification import catalog
 from course_lib.home import ROOT
 from tests.mutation.without_gpu import timed_here
+from tests.submissions.edits import changed
 from tests.submissions.everything import unusual, wrong
 
 WRONG = [
@@ -145,6 +146,20 @@ def test_a_rounding_that_few_seeds_show_fails_no_right_answer(identity, name, se
     """The refusals of 4,200 checks of right answers: each form's own rounding is among those that are allowed for."""
     verdict = _judged(identity, unusual(identity)[name], seed=seed)
     assert verdict.passed, str(verdict)
+
+
+def test_a_shortcut_for_scale_0_and_a_wrong_dtype_are_told():
+    """Seed 1000 of 1.5: all of one expanded element was predicted, and the checker raised an error of its own."""
+    source = changed(
+        "1.5",
+        (
+            "    result = torch.empty_like(x)\n",
+            "    if scale == 0:\n        return torch.relu(y)\n"
+            "    result = torch.empty(x.shape, dtype=torch.float32, device=x.device)\n",
+        ),
+    )
+    verdict = _judged("1.5", source, seed=1000)
+    assert verdict.outcome == "failed" and "the dtype is torch.float32" in verdict.message, str(verdict)
 
 
 def test_a_mistake_is_named_where_its_own_rounding_is_larger_than_the_right_answers():

@@ -109,7 +109,7 @@ WRONG = {
         ),
         "load_not_masked": changed("3.6", (', mask=offsets < last, other=float("-inf"))', ")")),
         "empty_state_nan": changed("3.6", ('tl.where(new_max == float("-inf"), 0.0, new_max)', "new_max")),
-        "empty_state_nan__only_in_the_merge": changed(
+        "empty_merge_nan": changed(
             "3.6",
             (
                 "    log_sum_exp_kernel[(rows, 1)](partial_results, result, parts, parts, parts, BLOCK=block)\n    "

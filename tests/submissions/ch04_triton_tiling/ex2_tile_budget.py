@@ -8,6 +8,9 @@ WRONG = {
         "4.2",
         ("max(fitting, default=None)", "max(fitting, key=lambda tile: (tile[0] * tile[1], tile[0]), default=None)"),
     ),
+    "largest_product__the_first_of_equals": changed(
+        "4.2", ("max(fitting, default=None)", "max(fitting, key=lambda tile: tile[0] * tile[1], default=None)")
+    ),
     "value_tile_forgotten": changed("4.2", ("query_rows + 2 * stages * key_rows", "query_rows + stages * key_rows")),
     "stages_forgotten": changed("4.2", ("query_rows + 2 * stages * key_rows", "query_rows + 2 * key_rows")),
     "stages_on_queries": changed(

@@ -274,3 +274,11 @@ WRONG |= {
         UNUSUAL["preallocated buffers"], ("Cache(len(prompt) + new_tokens - 1)", "Cache(128)")
     ),
 }
+
+
+# The card vouched for the tokens, half of which were wrong; see `test_sentences.py`.
+WRONG["last_token_run__and_position_too_late"] = changed(
+    "5.6",
+    ("len(prompt) + len(found) - 1", "len(prompt) + len(found)"),
+    ("    return torch.cat(found)", "    run(found[-1], len(prompt) + len(found))\n    return torch.cat(found)"),
+)
