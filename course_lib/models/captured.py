@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from course_lib.hardware.graphs import recorded
+from course_lib.hardware.staging import Staging
 from course_lib.kernels.decode.append import check_slots
 from course_lib.kernels.decode.checks import check_tables
 from course_lib.models.decoder import Decoder
@@ -41,13 +42,13 @@ class CapturedStep:
         self.spare_page = spare_page
         # One block of memory here and on the device: filled by one copy. int32 stands two to a number.
         size = 3 * rows + -(-(rows + rows * columns) // 2)
-        self._host = torch.zeros(size, dtype=torch.int64)
-        self._static = torch.zeros(size, dtype=torch.int64, device=cache.device)
-        self._host_tokens, self._host_step = self._parts(self._host)
-        self._tokens, step = self._parts(self._static)
+        static = torch.zeros(size, dtype=torch.int64, device=cache.device)
+        self._staging = Staging(static)
+        self._on_host = [self._parts(block) for block in self._staging.blocks]
+        self._tokens, step = self._parts(static)
         self._view = cache.reading(step)
-        self._clear(0)
-        self._static.copy_(self._host)
+        self._clear(*self._on_host[self._staging.take()], 0)
+        self._staging.send()
 
         def run() -> torch.Tensor:
             with torch.no_grad():  # inference_mode, compiled, leaves PyTorch (2.11, 2.13) unusable
@@ -74,17 +75,18 @@ class CapturedStep:
         self._check_fit(tokens, step)
         self._check_memory()
         batch, columns = step.tables.shape
-        for buffer, given in zip(self._host_step, step):
+        host_tokens, host_step = self._on_host[self._staging.take()]
+        for buffer, given in zip(host_step, step):
             if given is not step.tables:
                 buffer[:batch] = given
-        tables = self._host_step.tables
+        tables = host_step.tables
         tables[:batch] = step.tables[:, :1]  # behind a sequence's pages: one that holds finite numbers
         tables[:batch, :columns] = torch.where(step.tables < 0, step.tables[:, :1], step.tables)
         if batch < self.rows:
-            self._clear(batch)
+            self._clear(host_tokens, host_step, batch)
         if tokens.device.type == "cpu":
-            self._host_tokens[:batch] = tokens[:, 0]
-        self._static.copy_(self._host)
+            host_tokens[:batch] = tokens[:, 0]
+        self._staging.send()
         if tokens.device.type != "cpu":  # to the host and back would wait for the GPU
             self._tokens[:batch] = tokens[:, 0]
         return self._replay()[:batch]
@@ -97,13 +99,13 @@ class CapturedStep:
         tables = narrow[rows : rows + rows * self.columns].view(rows, self.columns)
         return tokens, Step(positions, slots, tables, narrow[:rows])
 
-    def _clear(self, batch: int) -> None:
+    def _clear(self, tokens: torch.Tensor, step: Step, batch: int) -> None:
         """Make the rows from `batch` on harmless: empty, and their token goes where nobody reads."""
-        self._host_tokens[batch:] = 0
-        self._host_step.positions[batch:] = 0
-        self._host_step.slots[batch:] = self.spare_page * self.cache.page_size
-        self._host_step.tables[batch:] = self.spare_page
-        self._host_step.ends[batch:] = 0
+        tokens[batch:] = 0
+        step.positions[batch:] = 0
+        step.slots[batch:] = self.spare_page * self.cache.page_size
+        step.tables[batch:] = self.spare_page
+        step.ends[batch:] = 0
 
     def _check_fit(self, tokens: torch.Tensor, step: Step) -> None:
         batch, columns = step.tables.shape
