@@ -1346,6 +1346,71 @@ print("the row divided by 8 indices that are 32 apart begins with", best_divided
 # thread owns.
 
 # %% [markdown]
+# ## The same kernel in CuTe and in Gluon · deeper
+#
+# CuTe is a part of CUTLASS, NVIDIA's library of C++ templates for kernels. Since CUTLASS 4 it has a Python form, the
+# *CuTe DSL*. FlashAttention-4 and QuACK are written in it. The next cell prints SwiGLU twice: in Gluon, which chapter
+# 09 used, and in CuTe. Both give each of 128 threads eight neighbouring numbers of a tile. Find the line in each that
+# says so.
+
+# %%
+import inspect
+from pathlib import Path
+
+from course_lib.kernels.fused import gluon_swiglu
+
+in_gluon = inspect.getsource(gluon_swiglu.swiglu_gluon_kernel.fn)
+in_cute = Path(gluon_swiglu.__file__).with_name("cute_swiglu.py").read_text()
+print(in_gluon)
+print(in_cute[in_cute.index("@cute.kernel"):in_cute.index("def arguments")])
+
+# %% [markdown]
+# | | Gluon | CuTe |
+# |---|---|---|
+# | who owns what | `BlockedLayout([8], [32], [4], [0])` | (128, 8) with the strides (8, 1) |
+# | a tile of the tensor | an address, `program_id(0) * TILE + ...` | `zipped_divide` makes a tensor of tiles |
+# | the thread's part | none: operations are on the whole tile | `composition` with the owner, then its row |
+# | the end of the tensor | a mask, left out here | predicates, left out here |
+#
+# In the first row Gluon counts numbers in a thread, threads in a warp, and warps. CuTe has a layout that turns (thread,
+# value) into a place of the tile.
+#
+# So CuTe's kernel does what you computed by hand: divide, then compose. Its layout has two dimensions, because the
+# thread's number and the value's number are two coordinates. The next cell uses your `offset` from 13.7 to list what
+# the first threads own. Then both kernels are compiled for an H100, CuTe's if it is installed here. **Predict** whether
+# their loads have the same width.
+
+# %%
+from course_lib.hardware.compiler.cute import compile_cute, missing_cute
+from course_lib.hardware.compiler.views import compile_view
+
+owner = ((128, 8), (8, 1))
+for thread in (0, 1, 127):
+    print(f"thread {thread:3}: {[best_offset(owner, thread + 128 * value) for value in range(8)]}")
+
+pointers = dict.fromkeys(("gate_pointer", "up_pointer", "out_pointer"), "*fp16")
+view = compile_view(gluon_swiglu.swiglu_gluon_kernel, pointers, {"TILE": gluon_swiglu.TILE}, arch=90)
+print(f"\nGluon: {view.registers} registers a thread, loads by bytes {view.load_widths}, stores {view.store_widths}")
+if missing_cute():
+    print(f"CuTe:  {missing_cute()}\n       With version 4.8.1 its loads were {{16: 2}} and its stores {{16: 1}}.")
+else:
+    from course_lib.kernels.fused import cute_swiglu
+
+    tensors = [torch.zeros(2**16, dtype=torch.float16) for _ in range(3)]
+    kernel = compile_cute(cute_swiglu.swiglu, *cute_swiglu.arguments(*tensors), arch=90)
+    print(f"CuTe:  loads by bytes {kernel.load_widths}, stores {kernel.store_widths}")
+
+# %% [markdown]
+# Both have two loads and one store of 16 bytes. For such a kernel the language makes no difference: it moves the bytes
+# that it must, as wide as the hardware can.
+#
+# The languages differ in what they take off your hands. In Gluon you name a layout, and the compiler works out the
+# addresses, converts between layouts, and plans shared memory. In CuTe you compose the addresses yourself and say which
+# instruction copies or multiplies a tile. That is more work, and you need it where the compiler would choose otherwise:
+# for a new instruction, or for copies of a shape that Triton does not know. QuACK's norms for long rows need it,
+# because several multiprocessors share a row there.
+
+# %% [markdown]
 # ## Finale: the model on fused kernels · deeper
 #
 # The small model of chapter 05 has four layers, so its glue is nine norms, eight additions and four gates. In the
