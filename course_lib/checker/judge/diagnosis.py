@@ -94,12 +94,13 @@ def called(exercise: Exercise, case: Case) -> str:
 def added_to_what_was_there(outcome: Outcome) -> bool:
     """Whether atomic operations added to tensors into which no store wrote first, and which can be the result.
 
-    A counter of tiles is added to as well. It has fewer bytes than the elements that nobody wrote.
+    A counter of tiles is added to as well. It has far fewer bytes than the elements that nobody wrote; of a result that
+    was added to, some elements may be left out.
     """
     added = [counts for counts in outcome.seen.traffic.values() if counts["atomic"] and not counts["stored"]]
     sizes = [tensor.element_size() for tensor in tensors(outcome.got) if tensor.is_floating_point()]
     least = outcome.seen.unwritten * min(sizes, default=1)
-    return any(counts["distinct_stored"] >= least for counts in added)
+    return any(4 * counts["distinct_stored"] >= least for counts in added)
 
 
 ADDED_TO_UNSET = (
