@@ -1377,7 +1377,7 @@ decoder.attention = versions["tiled"]
 # - **FlashAttention-2** is portable CUDA, and PyTorch's `SDPBackend.FLASH_ATTENTION`. It reaches up to 230 TFLOP/s on
 #   an A100, 73 % of the peak.
 # - **FlashAttention-3** and **cuDNN** use what Hopper adds: a warp that only loads, products during the softmax of
-#   another tile, and FP8, numbers of 8 bits (chapter 09).
+#   another tile, and FP8, numbers of 8 bits (chapter 12).
 # - **FlashAttention-4** ([arXiv 2603.05451](https://arxiv.org/abs/2603.05451)) is for Blackwell, where `exp` is the
 #   bottleneck. It computes some exponentials as polynomials.
 # - **FlexAttention** in PyTorch generates a kernel like yours with a mask that you write in Python.

@@ -24,9 +24,9 @@
 # 04's kernel to this one. You see most of it without a Hopper GPU, because the compiler compiles for Hopper (sm_90) on
 # any machine.
 #
-# **Time.** Six to eight hours for all seven exercises, the appendix included. The **core path** takes two: exercises
-# 9.1, 9.7 and 9.4, in this order, and every section whose heading does not end in *deeper*. You can skip the others:
-# run their cells and go on. 9.7 and 9.8 run on a Hopper GPU only.
+# **Time.** Seven to eight hours for all seven exercises. The **core path** takes three and a half: exercises 9.1, 9.7
+# and 9.4, in this order, and every section whose heading does not end in *deeper*. You can skip the others: run their
+# cells and go on. 9.7 and 9.8 run on a Hopper GPU only.
 
 # %%
 # course_lib first: before Triton is imported it decides whether kernels run on a GPU or in the interpreter.
@@ -95,8 +95,8 @@ for head_dim in (128, 64):
         print(f"  {name:38} matrix units {100 * busy(tasks):3.0f} %,  softmax {100 * busy(tasks, 'softmax'):3.0f} %")
 
 # %% [markdown]
-# That answers the second half of the question: at head dimension 64 a softmax is always running, and the matrix units
-# wait for it.
+# This shows what head dimension 64 changes. In the best schedule a softmax is always running there, and the matrix
+# units wait for it.
 #
 # ## Step 1 · Descriptors
 #
@@ -106,8 +106,8 @@ for head_dim in (128, 64):
 # strides, and the tile's shape. Then one thread passes the tile's coordinates. The TMA copies the tile, fills in zeros
 # past the end, and arranges the rows so that the matrix units can read them quickly.
 #
-# **Predict** what happens to the registers of each thread and to the kinds of copies. Do not expect much speed,
-# because the old copies were asynchronous too. What you gain is that *loading takes no threads*.
+# **Predict** what happens to the registers of each thread and to the kinds of copies. The old copies were asynchronous,
+# too. What you gain is that *loading takes no threads*, and that no thread computes addresses.
 
 # %%
 from course_lib.kernels.attention import flash as flash_attention, flash_tma as flash_attention_tma
@@ -119,7 +119,8 @@ for name, view in (("pointers", with_pointers), ("descriptors", with_descriptors
     print(f"{name:12} {view.registers} registers a thread, {view.spill_bytes} bytes spilled, copies: {copies}")
 
 # %% [markdown]
-# The threads hold no pointers any more, so they need fewer registers.
+# The threads hold no pointers any more, so they need fewer registers. (The cell counts copies as they stand in the
+# code, for tiles of 64 × 64; a loop's body counts once.)
 #
 # ## Step 2 · Asynchrony, and who waits for whom
 #
@@ -364,7 +365,8 @@ best_scaled = check("9.7", scaled).best
 
 # %% [markdown]
 # Without a Hopper GPU your ring cannot run, but the compiler still reads it. It should find one copy in and one copy
-# out. If your Gluon has an error, it names the line. It cannot see a wrong parity, but the model of 9.1 can.
+# out. If your Gluon has an error, the check names its line, and this cell the line that starts the groups. Neither can
+# see a wrong parity, but the model of 9.1 can.
 
 # %%
 def compile_request(launcher, kernel_name, tiles, numbers, constants, **options):
@@ -989,20 +991,21 @@ for name, (schedule, _) in RUNGS.items():
 # %% [markdown]
 # The H200's numbers, step by step:
 #
-# - **Chapter 04's kernel** is predicted at 452 and has 376 with pointers, 499 with descriptors. Its warps meet at a
-#   barrier in every block, so its two groups really are nearly in step.
+# - **Descriptors** bring most, 123 TFLOP/s: chapter 04's kernel has 376 with pointers and 499 with descriptors. The
+#   model knows nothing of addresses and predicts 452 for both. In this kernel the warps meet at a barrier in every
+#   block, so its two groups really are nearly in step.
 # - **A producer** brings 551 instead of the predicted 452, and the compiler's own split about the same. Nothing keeps
 #   the two consumers in step, so they drift apart by themselves.
 # - **The turns** then have little left to do: 549 and 654 with them, 551 and 656 without. Turns alone are the model's
 #   largest error, 549 instead of 741. In the model it costs nothing to pass the turn, and every block takes the same
 #   time.
 # - **The overlap** brings 105 TFLOP/s and does not depend on drift, because each group hides its own exponentials.
-# - **Persistence** brings 716. That is a tenth more than cuDNN, and nearly the 745 of plain products in that run, which
-#   are under the same power limit.
+# - **The library's kernel**, which is persistent and loads the next query tile early, reaches 716. That is a tenth more
+#   than cuDNN, and nearly the 745 of plain products in that run, which are under the same power limit.
 #
-# The rows were measured in alternation, each round in another order. Once we timed our last five rows one after the
-# other and got 581, 615, 706, 647 and 645, as if turns and persistence cost a twelfth. But the last ones had run on the
-# warmest card. Check the order before you believe a few percent.
+# The rows were measured in alternation, each round in another order. Once we timed the four rows of 9.8 and the
+# library's one after the other and got 581, 615, 706, 647 and 645, as if turns and persistence cost a twelfth. But the
+# last ones had run on the warmest card. Check the order before you believe a few percent.
 #
 # ## What production systems do
 #
@@ -1025,12 +1028,9 @@ for name, (schedule, _) in RUNGS.items():
 #   `setmaxnreg`.
 
 # %% [markdown]
-# # Appendix · deeper
-#
-# The appendix is about reading machine code (9.6). Nothing above depends on it. Attention in 8 bits, which once was
-# exercise 9.5, is exercise 12.7 now, in chapter 12.
-#
 # ## Reading the machine code · deeper
+#
+# Nothing above depends on this section. (There is no exercise 9.5. Attention in 8 bits is exercise 12.7.)
 #
 # The machine code (SASS) shows whether a kernel does what you meant. `HGMMA` is `wgmma`. Several make one product, and
 # the last of them, marked `gsb0`, closes a group. `WARPGROUP.DEPBAR.LE gsb0, 0x1` waits until at most one group runs.

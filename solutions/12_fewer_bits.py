@@ -1059,7 +1059,7 @@ print(f"loss with whole weights {points['32 bits'][1]:.4f}, with INT4 weights "
 #   random signs and a Hadamard matrix, whose entries are all ±1 before it is divided by $\sqrt D$. That costs
 #   $D \log_2 D$ additions a row, which is 896 at $D = 128$.
 #
-# The exercise computes the numbers alone, and needs no GPU. (It was exercise 9.5 before.)
+# The exercise computes the numbers alone, and needs no GPU.
 
 # %%
 # Exercise 12.7 · Eight bits, and where outliers go
