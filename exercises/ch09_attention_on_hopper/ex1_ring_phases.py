@@ -27,9 +27,10 @@ def schedule(s: Slips):
     def producer(blocks, stages):
         for block in range(blocks - 1 if s("last_block_missing") else blocks):
             buffer, parity = buffer_of(block, stages), phase_of("producer", block, stages) ^ 1
-            if s("producer_waits_for_its_own_phase"):
+            first = s("own_phase_after_the_first_use") and block < stages
+            if s("producer_waits_for_its_own_phase", "own_phase_after_the_first_use"):
                 parity ^= 1
-            wait = [] if s("filled_without_asking") else [("wait", "free", buffer, parity)]
+            wait = [] if first or s("filled_without_asking") else [("wait", "free", buffer, parity)]
             load = [("load", buffer, block)]
             yield from load + wait if s("filled_before_asking") else wait + load
             if s("waits_for_its_own_copy"):
@@ -66,6 +67,13 @@ SLIPS = (
         "The producer waits for free[buffer] to complete the phase of the use that is about to begin. That phase "
         "completes only after the use has been read, so everyone waits for ever. Wait for the phase before, which "
         "has the opposite parity and passes on a fresh barrier.",
+    ),
+    Slip(
+        "own_phase_after_the_first_use",
+        "From the second use of a buffer on, the producer waits for the parity of the use that is about to begin, when "
+        "it should wait for the use before. Use n may be filled when free[buffer] has completed phase n - 1, whose "
+        "parity is the opposite: block // stages & 1 ^ 1. Then the first use needs no exception, since a fresh barrier "
+        "lets parity 1 pass.",
     ),
     Slip(
         "consumer_waits_for_the_phase_before",
