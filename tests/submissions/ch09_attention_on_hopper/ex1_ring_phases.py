@@ -35,7 +35,8 @@ WRONG = {
     ),
     "producer_waits_for_its_own_phase": changed("9.1", (ASK, '"wait", "free", buffer, phase')),
     "own_phase_after_the_first_use": changed(
-        "9.1", (f"        yield {ASK}\n", '        if block >= stages:\n            yield "wait", "free", buffer, phase\n')
+        "9.1",
+        (f"        yield {ASK}\n", '        if block >= stages:\n            yield "wait", "free", buffer, phase\n'),
     ),
     "consumer_waits_for_the_phase_before": changed("9.1", (READY, '"wait", "ready", buffer, phase ^ 1')),
     "producer_waits_for_its_own_phase__and_consumer_for_the_phase_before": changed(
