@@ -49,6 +49,7 @@ def pool_cases(draw):
         Case("a weight stored column by column", (draw.transposed(draw.normal(6 * 4, 10)), 6, 2)),
         case("a bias: one dimension", 8, 4, 16),
         case("float16, 32 heads become 8", 32, 8, 8, 16, dtype=torch.float16),
+        Case("float64, within ±60,000, 8 heads become 2", (draw.uniform(8 * 2, 5, low=-6e4, high=6e4).double(), 8, 2)),
         Case("float16, near 30000, 8 heads become 2", (draw.normal(8 * 4, 6, dtype=torch.float16) + 30_000, 8, 2)),
     ]
 
