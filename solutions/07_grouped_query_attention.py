@@ -219,8 +219,8 @@ def pool_heads(weight: torch.Tensor, key_heads: int, new_key_heads: int) -> torc
         new_key_heads: divides key_heads.
 
     Returns:
-        [new_key_heads · head_dim, width], or [new_key_heads · head_dim], in weight's dtype. The accuracy
-        of float32 is enough for float64.
+        [new_key_heads · head_dim, width], or [new_key_heads · head_dim], in weight's dtype. The accuracy of float32 is
+        enough for float64.
     """
     # BEGIN SOLUTION
     group = key_heads // new_key_heads
