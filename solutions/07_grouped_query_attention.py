@@ -214,11 +214,13 @@ def pool_heads(weight: torch.Tensor, key_heads: int, new_key_heads: int) -> torc
     """A key or value projection with fewer heads, each the mean of a group of neighbouring old ones.
 
     Args:
-        weight: [key_heads · head_dim, width], or a bias [key_heads · head_dim]; any float dtype, any strides.
+        weight: [key_heads · head_dim, width], or a bias [key_heads · head_dim]; any float dtype, any strides. Numbers
+            within ±60,000.
         new_key_heads: divides key_heads.
 
     Returns:
-        [new_key_heads · head_dim, width], or [new_key_heads · head_dim], in weight's dtype.
+        [new_key_heads · head_dim, width], or [new_key_heads · head_dim], in weight's dtype. The accuracy of float32 is
+        enough for float64.
     """
     # BEGIN SOLUTION
     group = key_heads // new_key_heads

@@ -244,7 +244,7 @@ def probabilities_in_base_2(products, log_sum_exp, scale):
         products: Q Kᵀ for these columns, [heads, rows, columns], float32: not scaled, within ±2e38, or -inf where a key
             is hidden.
         log_sum_exp: as above: natural logarithms of sums over scaled scores.
-        scale: a number above 0; the scores are scale · products, within ±2e38 too.
+        scale: a number from 1e-6 to 1000; the scores are scale · products, within ±2e38 too.
 
     Returns:
         P as above.

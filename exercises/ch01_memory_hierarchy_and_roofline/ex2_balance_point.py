@@ -10,6 +10,7 @@ from exercises.ch01_memory_hierarchy_and_roofline.ex1_bytes_and_flops import (
     scores_oracle,
     softmax_oracle,
 )
+from exercises.topics.formulas import rounded_result
 
 
 def balance_oracle(teraflops, gigabytes_per_second):
@@ -158,6 +159,7 @@ EXERCISE = Exercise(
             "larger.",
             formula=_least_time_with(lambda f, b, rate, width: (_side(f, b, rate, width), f / rate)),
         ),
+        rounded_result(balance_oracle, least_time_oracle),
     ),
     mistakes=(
         Mistake(

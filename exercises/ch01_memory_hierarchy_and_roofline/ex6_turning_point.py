@@ -7,6 +7,7 @@ import math
 import torch
 
 from course_lib.checker import Case, Exercise, Mistake, Slip
+from exercises.topics.formulas import rounded_result
 
 
 def turning_oracle(arithmetic_rate, bandwidth, item_bytes):
@@ -117,6 +118,7 @@ EXERCISE = Exercise(
         "`seconds[0] / slope`.",
     ),
     slips=(
+        rounded_result(turning_oracle, chain_seconds_oracle, measured_oracle),
         Slip(
             "times_added",
             "The two times were added. Arithmetic and memory work at the same time: the larger one decides.",

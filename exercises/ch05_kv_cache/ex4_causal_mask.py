@@ -101,6 +101,14 @@ SLIPS = (
         "past_of_first_sequence",
         "Every sequence was given the past of the first. Each has its own: past[:, None].",
     ),
+    *(
+        Slip(
+            f"diagonal_of_another_sequence__{name}",
+            f"The diagonal of every sequence stands where that of the {name} one does, and is cut at the sequence's "
+            "last token. Each has a past of its own: token i of a sequence sees the slots up to past[:, None] + i.",
+        )
+        for name in ("longest", "first", "shortest")
+    ),
     Slip(
         "past_hidden",
         "The earlier tokens are hidden: a new token sees only the new ones. It must see all slots up to its own "

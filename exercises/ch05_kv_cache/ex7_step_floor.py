@@ -5,6 +5,7 @@ from __future__ import annotations
 from course_lib.checker import Case, Exercise
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.model import Model, Slip, Slips
+from exercises.topics.formulas import rounded_result
 
 LLAMA_3_8B = (7_504_924_672, 2, 131_072)  # weights that a step reads, bytes of each, bytes of a cached token
 H200 = (4.37e12, 740e12)  # bytes/s and FLOP/s, as measured
@@ -267,6 +268,7 @@ EXERCISE = Exercise(
     contracts=(STEP, BATCH),
     models=(Model(floor, FLOOR), Model(overtaking, OVERTAKES, entry="cache_overtakes")),
     oracle={"step_floor": floor_oracle, "cache_overtakes": overtakes_oracle},
+    slips=(rounded_result(floor_oracle),),
     hints=(
         "Start with one sequence. How many bytes of weights does a step read, and how many bytes of cache? Divide "
         "their sum by the bandwidth.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from course_lib.checker import Case, Exercise
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.model import Model, Slip, Slips
+from exercises.topics.formulas import rounded_result
 
 
 def free_runs(regions, slots):
@@ -350,6 +351,7 @@ EXERCISE = Exercise(
         Model(used_on_average, USE, entry="mean_use"),
     ),
     oracle={"layout_waste": layout_oracle, "paged_waste": paged_oracle, "mean_use": mean_use_oracle},
+    slips=(rounded_result(mean_use_oracle),),
     hints=(
         "Each slot holds a token, or is reserved and empty, or is free. The first two are sums over the regions. Free "
         "slots count as waste only if the next request fits in none of the free runs.",

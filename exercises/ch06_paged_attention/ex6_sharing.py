@@ -64,6 +64,17 @@ def fitting(pages, page_size, script):
 
 
 MANY = "1,600 pages of one token"
+SAME_CRC = "pages of two tokens with one CRC-32"
+# Pages in twos that have one CRC-32, whatever stands before and behind them, as these bytes.
+OF_ONE_CRC = (
+    ([1829538934, 1204495757], [1585911337, 1622065787]),  # the text "1829538934, 1204495757"
+    ([1090729133, 1031734329], [1582108845, 1207214547]),  # with a comma alone
+    ([1837782188, 1567411496], [1154677104, 1241890919]),  # with a space alone
+    ([1511683454, 1781902290], [1038165156, 1782348325]),  # int32, the low byte first
+    ([1949670325, 1513937278], [2043794521, 1229287909]),  # int64
+    ([1936169699, 1084647585], [1836992119, 1573107416]),  # int32, the high byte first
+    ([1212798662, 1533064185], [1873239152, 1411134329]),  # int64
+)
 
 
 def sharing_cases(draw):
@@ -214,6 +225,7 @@ def sharing_cases(draw):
         keys("tokens that differ by 256 and by 65,536", 2, [3, 300], [259, 300], [3, 65_836], [3, 300]),
         keys("two beginnings, and the same 40 pages behind them", 4, [1, *range(7, 170)], [2, *range(7, 170)]),
         keys("tokens up to 2³¹ - 1", 2, *([5, (1 << 31) - down] for down in (1, 2, 1 << 15, 1 << 30))),
+        keys(SAME_CRC, 2, *(page for pair in OF_ONE_CRC for page in pair)),
         keys(MANY, 1, *(draw.integers(16, low=0, high=128_000).tolist() for _ in range(100))),
     ]
 
@@ -611,9 +623,10 @@ EXERCISE = Exercise(
         ),
         Mistake(
             "hash_too_short",
-            "Among 1,600 pages some with other beginnings have equal keys: so few bits meet by chance. Whoever finds a "
-            "page by its key reads its numbers: use the tokens themselves, or a hash of 64 bits and more.",
-            when=lambda case, seen, got: case.name == MANY and isinstance(got, list),
+            "Some pages with other tokens have equal keys: hashes of few bits, as a CRC-32 has, meet by chance. "
+            "Whoever finds a page by its key reads its numbers: use the tokens themselves, or a hash of 64 bits or "
+            "more.",
+            when=lambda case, seen, got: case.name in (MANY, SAME_CRC) and isinstance(got, list),
             every=True,
         ),
         Mistake(

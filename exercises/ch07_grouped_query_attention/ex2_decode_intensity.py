@@ -7,7 +7,7 @@ import math
 from course_lib.checker import Case, Exercise
 from course_lib.checker.specification.contract import Contract
 from course_lib.checker.specification.model import Model, Slip, Slips
-from exercises.topics.formulas import factors_missing, product
+from exercises.topics.formulas import factors_missing, product, rounded_result
 
 
 def cache_bytes_oracle(layers, query_heads, group, head_dim, tokens, item_bytes):
@@ -250,6 +250,7 @@ EXERCISE = Exercise(
         "decode_intensity": intensity_oracle,
         "balanced_group": balanced_group_oracle,
     },
+    slips=(rounded_result(intensity_oracle),),
     hints=(
         "cache_bytes is chapter 05's formula; the only new thing is that a layer has query_heads // group KV heads.",
         "FLOPs first: a query head is compared with `length` keys. Its score with one key is head_dim multiply-adds, "

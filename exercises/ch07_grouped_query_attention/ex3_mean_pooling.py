@@ -6,6 +6,7 @@ import torch
 
 from course_lib.checker import Case, Exercise, Mistake
 from course_lib.checker.specification.contract import Contract, Level
+from course_lib.checker.specification.draw import Draw
 from course_lib.checker.specification.layouts import any_strides
 from course_lib.checker.specification.model import Model, Slip
 from exercises.topics.evidence import COMPUTED_IN_16_BITS, right_to_three_digits
@@ -49,6 +50,7 @@ def pool_cases(draw):
         Case("a weight stored column by column", (draw.transposed(draw.normal(6 * 4, 10)), 6, 2)),
         case("a bias: one dimension", 8, 4, 16),
         case("float16, 32 heads become 8", 32, 8, 8, 16, dtype=torch.float16),
+        Case("float64, within ±60,000, 8 heads become 2", (Draw(73).uniform(16, 5, low=-6e4, high=6e4).double(), 8, 2)),
         Case("float16, near 30000, 8 heads become 2", (draw.normal(8 * 4, 6, dtype=torch.float16) + 30_000, 8, 2)),
     ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from course_lib.checker import Case, Exercise
 from course_lib.checker.specification.contract import Contract
 from course_lib.checker.specification.model import Model, Slip, Slips
-from exercises.topics.formulas import factors_missing, product
+from exercises.topics.formulas import factors_missing, product, rounded_result
 
 LEAST_KEYS, MOST_SPLITS = 64, 256
 
@@ -331,6 +331,7 @@ EXERCISE = Exercise(
         "...)), with most = max(1, min(256, context // 64)).",
     ),
     slips=(
+        rounded_result(decode_microseconds_oracle),
         Slip(
             "combine_forgotten",
             "The choice counts only the pass over the keys. Splits also cost partial results and a second launch, "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from course_lib.checker import Case, Exercise, Slip
-from exercises.topics.formulas import for_arguments
+from exercises.topics.formulas import for_arguments, rounded_result
 
 
 def cycles_oracle(query_rows, key_rows, head_dim, flops_per_cycle, exps_per_cycle):
@@ -64,6 +64,7 @@ EXERCISE = Exercise(
         "Equal times: 4 · head_dim / flops_per_cycle = 1 / exps_per_cycle.",
     ),
     slips=(
+        rounded_result(cycles_oracle, share_oracle, balanced_oracle),
         Slip(
             "one_product",
             "Half of the FLOPs are missing: there are two products, Q Kᵀ and P V, and each multiply-add is two FLOPs. "

@@ -107,7 +107,7 @@ CONTRACTS = (
     Contract(
         products_drawn,
         {**CHOICES, "head_dim": (16, 64, 100)},
-        {"head_dim": "a number above 0"},
+        {"head_dim": "a number from 1e-6 to 1000"},
         entry="probabilities_in_base_2",
         most=12,
     ),
@@ -148,6 +148,8 @@ def probability_cases(draw):
         at_the_end("base 2: products of ±2¹²⁷, scale 1/16", 1 / 16),
         at_the_end("base 2: scores of ±2¹²⁷, scale 1", 1.0),
         base_2("base 2: a scale of 4", 1 / 16, 1, 3, 5, 1.0, 0.0, all_seen),
+        base_2("base 2: a scale of 1e-6", 1e12, 2, 3, 40, 1.0, 0.0, all_seen),
+        base_2("base 2: a scale of 1000", 1e-6, 1, 3, 5, 50.0, 0.0, all_seen),
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from functools import partial
 
@@ -224,6 +225,14 @@ def contributions_of(draw, blocks, rows, head_dim, size):
     return made
 
 
+ENDS = [[0, 1, 2], [0, 2, 1], [2, 1, 0], [1, 0, 2], [1, 2, 0], [2, 0, 1]]  # each block arrives last, twice
+
+
+def far_apart():
+    """[3, 1, 6] float32: 1e30, 1 and -1e30 in all orders. In float64 the 1 stays only where it arrives last."""
+    return torch.tensor(list(itertools.permutations((1e30, 1.0, -1e30)))).T[:, None].contiguous()
+
+
 def query_gradient_cases(draw):
     def tile(name, *args, scores=ordinary):
         return Case(name, tile_of(draw, scores, *args), "query_tile_gradient")
@@ -250,6 +259,7 @@ def query_gradient_cases(draw):
         arrive("one block", 1, 4, 8, ""),
         arrive("12 blocks whose sizes lie far apart", 12, 16, 32, "far apart"),
         arrive("9 blocks, contributions near 1e17 that cancel: float64 is not enough", 9, 16, 32, "cancelling"),
+        Case("1e30, 1 and -1e30", (far_apart(), ENDS), "sum_of_arrivals", driver=in_orders),
     ]
 
 

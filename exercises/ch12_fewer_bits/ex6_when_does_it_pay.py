@@ -6,6 +6,7 @@ import math
 
 from course_lib.checker import Case, Exercise, edits, model_of
 from course_lib.checker.specification.contract import Contract
+from exercises.topics.formulas import rounded_result
 
 
 def seconds_of(
@@ -161,6 +162,7 @@ EXERCISE = Exercise(
         model_of(seconds_of, SECONDS, entry="plan_seconds"),
         model_of(shortest, CHOICE, uses=(seconds_of,), entry="choose_plan"),
     ),
+    slips=(rounded_result(seconds_of),),
     hints=(
         "Keys and values of all sequences are 2 · batch · context · key_heads · head_dim numbers. In 16 bits these are "
         "2 bytes each, and in codes bits / 8 bytes each, plus 4 bytes for every 64 numbers.",

@@ -33,6 +33,9 @@ def visible(s: Slips, past, new_tokens, capacity):
         if s(f"positions_in_few_bits__{str(dtype).removeprefix('torch.')}"):
             position = position.to(dtype)
     seen = slots <= position
+    for name, diagonal in (("longest", past.amax(0)), ("first", past[0]), ("shortest", past.amin(0))):
+        if s(f"diagonal_of_another_sequence__{name}"):
+            seen = (slots <= diagonal + queries) & (slots < past + new_tokens)
     if s("past_hidden"):
         seen = seen & (slots >= start)
     if s("new_tokens_apart"):

@@ -16,6 +16,25 @@ def changed(identity, *replacements):
     return edited(solution_source(identity), *replacements)
 
 
+def rounded(identity, entry, places):
+    """The course's answer with the floats that a function returns rounded to so many places."""
+    return (
+        solution_source(identity)
+        + f"""
+
+in_full = {entry}
+
+
+def {entry}(*args):
+    def few(number):
+        return round(number, {places}) if isinstance(number, float) else number
+
+    result = in_full(*args)
+    return tuple(map(few, result)) if isinstance(result, tuple) else few(result)
+"""
+    )
+
+
 def in_tf32(identity):
     """The course's answer with `tl.dot`'s default precision, which on a GPU cuts float32 operands to tf32."""
     return changed(identity, (', input_precision="ieee"', ""))

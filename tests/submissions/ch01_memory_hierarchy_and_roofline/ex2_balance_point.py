@@ -1,6 +1,6 @@
 """Wrong answers to exercise 1.2, and unusual right ones."""
 
-from tests.submissions.edits import edited
+from tests.submissions.edits import edited, rounded
 
 
 def bounds(balance="teraflops * 1e12 / (gigabytes_per_second * 1e9)",
@@ -44,3 +44,7 @@ UNUSUAL = {
                                      "return ['compute' if compute >= memory else 'memory', max(compute, memory)]")),
         "through numpy": bounds(seconds="float(np.maximum(compute, memory))"),
     }
+
+
+WRONG["result_rounded"] = rounded("1.2", "balance_point", 1)
+WRONG["result_rounded__seconds"] = rounded("1.2", "least_time", 6)

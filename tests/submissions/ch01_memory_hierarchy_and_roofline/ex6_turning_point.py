@@ -1,5 +1,7 @@
 """Wrong answers to exercise 1.6, and unusual right ones."""
 
+from tests.submissions.edits import rounded
+
 
 def turning(steps="arithmetic_rate / bandwidth * item_bytes", compute="2 * steps * elements / arithmetic_rate",
             memory="2 * item_bytes * elements / bandwidth", seconds="max(compute, memory)",
@@ -47,3 +49,6 @@ UNUSUAL = {
         "a tensor of one element": turning(measured="torch.tensor(seconds[0] / slope, dtype=torch.float64)"),
         "a fit by numpy": turning(slope="float(np.polyfit(steps[-2:], seconds[-2:], 1)[0])"),
     }
+
+
+WRONG["result_rounded"] = rounded("1.6", "measured_turning_steps", 1)

@@ -9,6 +9,15 @@ COMPARE = "return torch.arange(capacity, device=past.device) <= positions[:, :, 
 
 
 WRONG = {
+    **{
+        f"diagonal_of_another_sequence__{name}": f"""# Exercise 5.4 · The causal mask over a cache
+def visible_slots(past: torch.Tensor, new_tokens: int, capacity: int) -> torch.Tensor:
+    slots = torch.arange(capacity, device=past.device)
+    triangle = torch.ones(new_tokens, capacity, dtype=torch.bool, device=past.device).tril(int({past}))
+    return triangle & (slots < (past + new_tokens)[:, None])[:, None, :]
+"""
+        for name, past in {"longest": "past.max()", "first": "past[0]", "shortest": "past.min()"}.items()
+    },
     "own_slot_alone": changed("5.4", (COMPARE, COMPARE.replace("<=", "=="))),
     "newest_first": changed("5.4", ("torch.arange(new_tokens,", "torch.arange(new_tokens - 1, -1, -1,")),
     "one_token_sees_all": changed(

@@ -1,6 +1,6 @@
 """Wrong answers to exercise 5.7, and unusual right ones."""
 
-from tests.submissions.edits import changed
+from tests.submissions.edits import changed, rounded
 
 MOVED = "moved = parameters * item_bytes + batch * length * token_bytes"
 FLOPS = "flops = 2 * parameters * batch"
@@ -93,3 +93,6 @@ def cache_overtakes(parameters, item_bytes, token_bytes, length):
     return whole + 1
 """,
 }
+
+
+WRONG["result_rounded"] = rounded("5.7", "step_floor", 4)

@@ -1,6 +1,6 @@
 """Wrong answers to exercise 6.1, and unusual right ones."""
 
-from tests.submissions.edits import changed
+from tests.submissions.edits import changed, rounded
 
 WRONG = {
     "longest_run_taken_off": changed(
@@ -117,3 +117,6 @@ def mean_use(prompt, output, reserved):
         ("    longest = max(longest, slots - end)\n", ""),
     ),
 }
+
+
+WRONG["result_rounded"] = rounded("6.1", "mean_use", 2)

@@ -49,6 +49,23 @@ WRONG = {
     ),
     "refused_where_none_is_free": changed("6.6", (REFUSE, REFUSE.replace(":", " or not self.unused:"))),
     "hash_too_short": changed("6.6", ("[tuple(tokens[:end]) for", "[hash(tuple(tokens[:end])) % 65_536 for")),
+    **{
+        f"hash_too_short__crc32_{name}": changed(
+            "6.6",
+            ("    ends = ", "    import array, zlib\n    ends = "),
+            ("[tuple(tokens[:end]) for", f"[(end, zlib.crc32({of})) for"),
+        )
+        for name, of in {
+            "of_a_list": "repr(tokens[:end]).encode()",
+            "of_a_tuple": "str((0, tuple(tokens[:end]))).encode()",
+            "of_words": "' '.join(map(str, tokens[:end])).encode()",
+            "of_commas": "','.join(map(str, tokens[:end])).encode()",
+            "of_int32": "array.array('i', tokens[:end]).tobytes()",
+            "of_int64": "array.array('q', tokens[:end]).tobytes(), 7",
+            "of_network_order": "b''.join(token.to_bytes(4, 'big') for token in tokens[:end])",
+            "of_network_order_in_8_bytes": "b''.join(token.to_bytes(8, 'big') for token in tokens[:end])",
+        }.items()
+    },
     "tokens_cut_to_bytes": changed("6.6", ("[tuple(tokens[:end]) for", "[bytes(t % 256 for t in tokens[:end]) for")),
     "keys_of_one_call": changed(
         "6.6", ("[tuple(tokens[:end]) for end in ends]", "[number for number, _ in enumerate(ends)]")

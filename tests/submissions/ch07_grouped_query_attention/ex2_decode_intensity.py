@@ -1,6 +1,6 @@
 """Wrong answers to exercise 7.2, and unusual right ones."""
 
-from tests.submissions.edits import changed
+from tests.submissions.edits import changed, rounded
 
 FLOPS = "flops = 4 * query_heads * length * head_dim"
 
@@ -83,3 +83,6 @@ COST_AS_FLOATS = changed("7.2", ("return 2 * layers", "return 2.0 * layers"))
 
 
 UNUSUAL = {"by token, searched": COST_BY_TOKEN, "spelled out": COST_SPELLED_OUT, "a float": COST_AS_FLOATS}
+
+
+WRONG["result_rounded"] = rounded("7.2", "decode_intensity", 2)

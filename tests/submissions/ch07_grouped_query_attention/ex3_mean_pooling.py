@@ -91,6 +91,9 @@ def pool_heads(weight, key_heads, new_key_heads):
 
 
 UNUSUAL = {
+        "float64 by way of float32": changed(
+            "7.3", (POOLED, "return heads.float().mean(dim=1).flatten(0, 1).to(weight.dtype)")
+        ),
         "chunks stacked": POOL_BY_LOOP,
         "a product with a matrix": POOL_BY_MATRIX,
         "added up in float64": POOL_IN_PLACE_OF_A_COPY,

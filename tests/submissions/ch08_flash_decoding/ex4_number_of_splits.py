@@ -1,6 +1,6 @@
 """Wrong answers to exercise 8.4, and unusual right ones."""
 
-from tests.submissions.edits import changed
+from tests.submissions.edits import changed, rounded
 
 PROGRAM = "program_bytes = 2 * -(-context // splits) * head_dim * item_bytes"
 
@@ -107,3 +107,6 @@ UNUSUAL = {
         ),
     ),
 }
+
+
+WRONG["result_rounded"] = rounded("8.4", "decode_microseconds", 1)

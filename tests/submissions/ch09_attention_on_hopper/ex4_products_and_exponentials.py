@@ -1,6 +1,6 @@
 """Wrong answers to exercise 9.4, and unusual right ones."""
 
-from tests.submissions.edits import changed
+from tests.submissions.edits import changed, rounded
 
 PAIR = "return 4 * scores * head_dim / flops_per_cycle, scores / exps_per_cycle"
 
@@ -63,3 +63,6 @@ UNUSUAL = {
         "times of one score": changed("9.4", OWN_TIMES),
         "a large tile": changed("9.4", ("tile_cycles(1, 1,", "tile_cycles(128, 128,")),
     }
+
+
+WRONG["result_rounded"] = rounded("9.4", "share_of_peak", 2)

@@ -118,6 +118,11 @@ WRONG |= {
     ),
 }
 UNUSUAL |= {
+    "L brought to the products": changed(
+        "10.2",
+        ("log_sum_exp * log2_e)", "log_sum_exp / scale)"),
+        ("products * (scale * log2_e) - reference[..., None]", "(products - reference[..., None]) * (scale * log2_e)"),
+    ),
     "products times log2(e) first": changed("10.2", ("products * (scale * log2_e)", "products * log2_e * scale")),
 }
 

@@ -1,6 +1,6 @@
 """Wrong answers to exercise 12.6, and unusual right ones."""
 
-from tests.submissions.edits import changed
+from tests.submissions.edits import changed, rounded
 
 PASSES = "math.ceil(query_heads // key_heads * query_tokens / 128)"
 FUSED = "computing + passes * numbers / dequantise_rate"
@@ -47,3 +47,6 @@ UNUSUAL = {
     ),
     "sorted": changed("12.6", (CHOSEN, "sorted(plans, key=lambda plan: plan_seconds(plan, *sizes))[0]")),
 }
+
+
+WRONG["result_rounded"] = rounded("12.6", "plan_seconds", 5)
