@@ -8,7 +8,8 @@ import torch
 
 from course_lib.checker import Case, Exercise, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
-from exercises.ch14_launches_and_cuda_graphs.recorder import NOT_RECORDED, recorded_and_replayed
+from course_lib.hardware.recorded_step import recorded_and_replayed
+from exercises.ch14_launches_and_cuda_graphs.not_recorded import NOT_RECORDED
 
 
 def stepped(query, key, value, positions, key_cache, value_cache):

@@ -1,10 +1,9 @@
-"""What 14.2 and 14.4 share: a recorder of PyTorch's operations on the CPU that does what a graph does."""
+"""A decode step recorded on the CPU and replayed as a graph replays it: what exercises 14.2 and 14.4 are judged by.
+
+Source: CUDA C++ Programming Guide, "CUDA Graphs": a replay repeats operations on the memory of the recording.
+"""
 
 from __future__ import annotations
-
-from course_lib.checker import Mistake
-
-# The driver is sent to the worker by its source alone, so it stands by itself.
 
 
 def recorded_and_replayed(functions, keys, values, steps, warm, unused_slot=None):
@@ -17,6 +16,8 @@ def recorded_and_replayed(functions, keys, values, steps, warm, unused_slot=None
     replay. unused_slot: None, or a slot in which nobody's tokens are, and where rows of length 0 store theirs. The
     step then also gets the longest length, as a number.
     """
+    # One function without helpers outside, since the checker sends its source alone to another process. `graphs.Tape`
+    # is the same recorder for the course's own steps.
     import torch
     from torch.overrides import TorchFunctionMode
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -101,36 +102,3 @@ def recorded_and_replayed(functions, keys, values, steps, warm, unused_slot=None
                 cache[unused_slot // cache.shape[2]] = 0.0
     story["keys afterwards"], story["values afterwards"] = (cache.clone() for cache in caches)
     return story
-
-
-def _said(words):
-    return lambda case, seen, got: isinstance(got, dict) and words in str(got.get("recorded", ""))
-
-
-def _output_untouched(case, seen, got):
-    """Whether no replay has written the output: it still holds what it was filled with."""
-    outputs = [value for name, value in (got or {}).items() if name.startswith("output")]
-    return bool(outputs) and all(bool((output == 777.0).all()) for output in outputs)
-
-
-NOT_RECORDED = (
-    Mistake(
-        "host_waits",
-        "The step cannot be recorded: an operation makes the host wait for a number from the GPU (`.item()`, "
-        "`int(tensor)`, `.tolist()`, a tensor in an `if`, or a boolean mask as an index). In a replay "
-        "no Python runs. Keep the number in its tensor, and use it in tensor operations.",
-        when=_said("makes the host wait"),
-    ),
-    Mistake(
-        "returns_a_tensor",
-        "The step returns a tensor. A replay runs no Python, so it cannot return anything, and the result is read from "
-        "`output`. Write the result there and return None.",
-        when=_said("returns something else"),
-    ),
-    Mistake(
-        "output_untouched",
-        "No replay has written to `output`. The result went into a new tensor, which nobody reads. Write it into the "
-        "memory that was given, with output.copy_(...).",
-        when=_output_untouched,
-    ),
-)
