@@ -248,7 +248,8 @@ EXERCISE = Exercise(
             most=12,
         ),
     ),
-    models=(model_of(scaled_decode, CHANGES),),
+    # Codes that lack their scale make scores of some hundred, and of six sums none may round as far as the answer did.
+    models=(model_of(scaled_decode, CHANGES, draws=16),),
     requirements=(
         Forbids(("scaled_dot_product", "scaled_dot_product_attention", "_scaled_dot_product")),
         Allocates(most_allocated),
