@@ -871,10 +871,11 @@ draw_fused_rates(ON_AN_H100, COPY_ON_AN_H100)
 # the time that a better kernel could save in the whole model. Write the kernel if that is worth a day of your work now,
 # and more work whenever the model changes.
 #
-# How much is it in a whole layer? `python -m course_lib bench layer` measures one of Llama-3-8B for 16,384 tokens, part
-# by part: eager, compiled, and with the course's kernels. The next pictures show a recorded run on an H100. Eager is
-# here what PyTorch has, with `F.rms_norm` in place of the seven operations at the start of this chapter. **Predict**
-# how many times as fast the whole layer becomes, matrix products and attention included.
+# How much time do these kernels save in a whole layer? `python -m course_lib bench layer` times one layer of
+# Llama-3-8B, four sequences of 4,096 tokens: each part by itself, eager, compiled, and with the course's kernels. The
+# layer is the sum of its parts. The next pictures show a recorded run on one H100 (2026-11-27). Here eager means
+# PyTorch's own operations; for the norm that is `F.rms_norm`, not the seven operations from the start of this chapter.
+# **Predict** how many times as fast the whole layer becomes, matrix products and attention included.
 
 # %%
 predict("13 a whole layer, eager over the course's kernels", ..., "times")
@@ -898,15 +899,19 @@ draw_layer_roofline(layer)
 # %% [markdown]
 # The glue takes 3.27 ms in eager PyTorch, 1.12 ms compiled and 0.98 ms with the course's kernels, so it becomes 3.4
 # times as fast. The layer gains less, a factor of 1.2, because the matrix products take 10.2 of its 14.5 ms and stay as
-# they are. Most of the gain is in one part: eager PyTorch moves 4.4 GB for the rotary positions, where 0.4 GB would do.
-# The compiler finds nearly all of this without a line of Triton. What the kernels add is 0.14 ms in the glue, and 0.12
-# ms in attention.
+# they are, and attention takes another 1.0 ms. Most of the glue's gain is in one part, RoPE with the append to the
+# cache. Eager PyTorch moves 4.4 GB there, more than the 1.7 GB of the listing above: this version computes in float32,
+# puts the halves together, and copies keys and values into the cache. One kernel moves 0.4 GB. The compiler gets 94 %
+# of the glue's gain without a line of Triton. The course's kernels add 0.14 ms, nearly all of it in RoPE, and our
+# attention is 0.12 ms faster than PyTorch's.
 #
-# On the roofline, fusion moves the glue up along the slope, because the same arithmetic needs fewer bytes: a kernel
-# that moves a third of the bytes can be three times as fast. (SwiGLU is 1 % above the copy. It reads more than it
-# writes, and reads are a little faster.) But the glue stays far to the left of the ridge, below one FLOP for a byte,
-# however you fuse its own operations. Only the matrix products have enough arithmetic to hide such work. That is what
-# an *epilogue* is for: it works on a product's tile before the tile is stored.
+# The second picture is the roofline of chapter 01. The slope is what memory allows, the flat part is what the matrix
+# units allow, and they meet at the *ridge*, here at 250 FLOPs for a byte. Fusion (here the course's kernels) moves the
+# glue up along the slope, because the same arithmetic needs fewer bytes: SwiGLU moves three fifths of the bytes, and it
+# is 1.67 times as fast. But the glue stays far to the left of the ridge, below one FLOP for a byte, however you fuse
+# its own operations. Only the matrix products and attention have enough arithmetic. Put the glue into a product's
+# kernel, and its operations cost almost nothing there. That is an *epilogue*: it works on a product's tile before the
+# tile is stored.
 
 # %% [markdown]
 # ## A hundred small steps · deeper
@@ -1351,7 +1356,8 @@ print("the row divided by 8 indices that are 32 apart begins with", best_divided
 # CuTe is a part of CUTLASS, NVIDIA's library of C++ templates for kernels. Since CUTLASS 4 it has a Python form, the
 # *CuTe DSL*. FlashAttention-4 and QuACK are written in it. The next cell prints SwiGLU twice: in Gluon, which chapter
 # 09 used, and in CuTe. Both give each of 128 threads eight neighbouring numbers of a tile. Find the line in each that
-# says so.
+# says so. (In CuTe's, THREADS is 128 and VALUES is 8. `None` as an index means all, and `@cute.jit` marks what runs on
+# the host.)
 
 # %%
 import inspect
@@ -1362,23 +1368,25 @@ from course_lib.kernels.fused import gluon_swiglu
 in_gluon = inspect.getsource(gluon_swiglu.swiglu_gluon_kernel.fn)
 in_cute = Path(gluon_swiglu.__file__).with_name("cute_swiglu.py").read_text()
 print(in_gluon)
-print(in_cute[in_cute.index("@cute.kernel"):in_cute.index("def arguments")])
+print(in_cute[in_cute.index("@cute.kernel"):in_cute.index("def arguments")].rstrip())
 
 # %% [markdown]
 # | | Gluon | CuTe |
 # |---|---|---|
 # | who owns what | `BlockedLayout([8], [32], [4], [0])` | (128, 8) with the strides (8, 1) |
 # | a tile of the tensor | an address, `program_id(0) * TILE + ...` | `zipped_divide` makes a tensor of tiles |
-# | the thread's part | none: operations are on the whole tile | `composition` with the owner, then its row |
+# | the thread's part | none: operations are on the whole tile | `composition` with the owner, then row `thread` |
 # | the end of the tensor | a mask, left out here | predicates, left out here |
 #
-# In the first row Gluon counts numbers in a thread, threads in a warp, and warps. CuTe has a layout that turns (thread,
-# value) into a place of the tile.
+# In the first row, Gluon's `[8], [32], [4]` are 8 numbers a thread, 32 threads a warp and 4 warps; `[0]` is the order
+# of the dimensions, of which there is one. CuTe has a layout that turns (thread, value) into a place of the tile. A
+# predicate is CuTe's word for a mask.
 #
-# So CuTe's kernel does what you computed by hand: divide, then compose. Its layout has two dimensions, because the
-# thread's number and the value's number are two coordinates. The next cell uses your `offset` from 13.7 to list what
-# the first threads own. Then both kernels are compiled for an H100, CuTe's if it is installed here. **Predict** whether
-# their loads have the same width.
+# So CuTe's kernel does what you computed by hand: divide, then compose. In 13.7 threads and values had a layout each;
+# here one layout has both. `zipped_divide` is `logical_divide` with the place in the tile and the tile's number as its
+# two coordinates. The next cell uses your `offset` from 13.7 to list what three of the threads own; the first dimension
+# counts fastest, so value v of thread t has the index t + 128 · v. Then both kernels are compiled for an H100, CuTe's
+# if it is installed here. **Predict** whether their loads have the same width.
 
 # %%
 from course_lib.hardware.compiler.cute import compile_cute, missing_cute
@@ -1401,14 +1409,14 @@ else:
     print(f"CuTe:  loads by bytes {kernel.load_widths}, stores {kernel.store_widths}")
 
 # %% [markdown]
-# Both have two loads and one store of 16 bytes. For such a kernel the language makes no difference: it moves the bytes
-# that it must, as wide as the hardware can.
+# Both have two loads and one store of 16 bytes, so they move the bytes that they must, as wide as the hardware can. We
+# did not time them.
 #
-# The languages differ in what they take off your hands. In Gluon you name a layout, and the compiler works out the
-# addresses, converts between layouts, and plans shared memory. In CuTe you compose the addresses yourself and say which
-# instruction copies or multiplies a tile. That is more work, and you need it where the compiler would choose otherwise:
-# for a new instruction, or for copies of a shape that Triton does not know. QuACK's norms for long rows need it,
-# because several multiprocessors share a row there.
+# The languages differ in what they take off your hands. In Gluon you name the layout of a tile, and say where it is
+# converted or put into shared memory; an operation on the tile is then one line, and the compiler works out what each
+# thread does. In CuTe you compose what each thread does yourself, down to which instruction copies or multiplies a part
+# of a tile. That is more to write, and it leaves nothing to the compiler. QuACK's norms for long rows, in which several
+# multiprocessors share a row, are written this way.
 
 # %% [markdown]
 # ## Finale: the model on fused kernels · deeper

@@ -822,7 +822,7 @@ for name, costs in (("equal tiles", [8.5] * 16), ("falling costs", falling), ("o
 # %% [markdown]
 # In 14.6 you write both. The work for one tile is given, with its masks, so you only decide which program computes
 # which tile. The check runs the programs in ascending, descending and mixed order. It counts bytes, because each number
-# may be loaded and stored only once, and it looks at the size of your grid.
+# may be loaded and stored only once, it looks at the size of your grid, and it sees which program computes which tile.
 
 # %%
 # Exercise 14.6 · Programs that stay
