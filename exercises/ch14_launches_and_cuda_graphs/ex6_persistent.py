@@ -135,8 +135,9 @@ TILES = (
         wrong_place__only_column=("tile % across", "tile % (-(-x.shape[0] // 16))")),
 )  # fmt: skip
 EVERY_NTH = (
-    *edits("Each program computed one tile and ended. With fewer programs than tiles it must go on, from its own "
-        "number in steps of the number of programs, as long as there are tiles.",
+    *edits("Each program computed one tile and no other: it ended, or its step leads beyond the last tile. With fewer "
+        "programs than tiles it must go on, from its own number in steps of the number of programs, as long as there "
+        "are tiles.",
         one_tile_each=(SHARE, "range(program, min(program + 1, tiles))")),
     *edits("Each program got tiles // programs tiles, so no program computed the remainder. Round up and stop at "
         "`tiles`, or go from the program's number in steps of the number of programs.",
@@ -152,8 +153,8 @@ EVERY_NTH = (
 )  # fmt: skip
 LEFT = "tiles, done, counter = down * across, [], 0"
 FROM_COUNTER = (
-    *edits("The counter was not set to 0. It still holds what an earlier call left there. Set it to 0 in every "
-        "call, before the launch.",
+    *edits("The counter was not 0 when the programs began. It still held what an earlier call left there. Set it to 0 "
+        "in every call, before the launch.",
         counter_not_reset=(LEFT, LEFT.replace("[], 0", "[], left"))),
     *edits("Each program took one number from the counter, computed that tile, and ended. It must take the next one "
         "until there is none left.", one_tile_each=("while tile < tiles", "if tile < tiles",
