@@ -31,6 +31,7 @@ from course_lib.kernels.fused.conv_group_norm_mish import conv_group_norm_mish, 
 from course_lib.kernels.fused.cross_entropy import cross_entropy_backward_reference
 from course_lib.kernels.fused.cross_entropy_operators import cross_entropy, cross_entropy_
 from course_lib.kernels.fused.cuda_add_rms_norm import cuda_add_rms_norm
+from course_lib.kernels.fused.cuda_cross_entropy import FIRST_WITH_CLUSTERS, cuda_cross_entropy_forward_backward_
 from course_lib.kernels.fused.cuda_group_norm_mish import cuda_group_norm_mish
 from course_lib.kernels.fused.group_norm_mish import group_norm_mish_forward, group_norm_mish_reference
 from course_lib.kernels.fused.group_norm_mish_backward import (
@@ -311,6 +312,11 @@ def loss_and_gradient(rows: int, vocabulary: int) -> Problem:
         "ours, two launches": gradient_of(functools.partial(cross_entropy, validate=False)),
         "ours, in place": overwritten(lambda own: cross_entropy_(own, targets, validate=False)),
     }
+    if torch.cuda.get_device_capability()[0] >= FIRST_WITH_CLUSTERS:
+        scales = scale[:1].float().expand(rows)
+        forms["ours, CUDA C++"] = overwritten(
+            lambda own: cuda_cross_entropy_forward_backward_(own, targets, scales, validate=False)
+        )
     if liger("liger_cross_entropy") is not None:
         forms["Liger"] = overwritten(through_liger)
     return Problem(forms, (exact,), 2 * logits.nbytes)
@@ -441,8 +447,10 @@ TABLE: dict[str, Callable[[], Problem]] = {
     "SwiGLU backward 8k × 14336": functools.partial(swiglu_gradients, 8192, 14336),
     "products, SwiGLU 8k × 4096 × 14336": functools.partial(products_with_swiglu, 8192, 4096, 14336),
     "cross-entropy 4096 × 128256": functools.partial(loss_and_gradient, 4096, 128_256),
+    "cross-entropy 8192 × 32000": functools.partial(loss_and_gradient, 8192, 32_000),
     "GroupNorm + Mish 4096 × 256 × 16": functools.partial(norm_and_mish, 4096, 256, 16),
     "GroupNorm + Mish 256 × 512 × 256": functools.partial(norm_and_mish, 256, 512, 256),
+    "GroupNorm + Mish 4096 × 512 × 256": functools.partial(norm_and_mish, 4096, 512, 256),
     "after Conv1d 4096 × 256 × 16": functools.partial(convolution_norm_and_mish, 4096, 256, 16),
     "linear, loss 8k × 4096 × 128256": functools.partial(linear_and_loss, 8192, 4096, 128_256),
     "GroupNorm + Mish backward 4096 × 256 × 16": functools.partial(norm_and_mish_backward, 4096, 256, 16),

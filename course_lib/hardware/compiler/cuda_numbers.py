@@ -1,6 +1,6 @@
-"""Numbers of 16 bits in CUDA C++: what a source begins with where CUDA's headers are not there.
+"""Numbers of 16 bits in CUDA C++, and arithmetic of one instruction: what a source begins with, without CUDA's headers.
 
-On the processor cuda_block.h has the same names.
+On the processor cuda_block.h has the names of the first.
 """
 
 # Numbers of 16 bits are their bits here: with a type of their own the source would need CUDA's headers.
@@ -29,5 +29,21 @@ __device__ inline void narrow(float wide, bfloat16_bits& number) {
     unsigned int bits = __float_as_uint(wide);
     number.bits = wide == wide ? (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16 : 0x7fffu;
 #endif
+}
+"""
+
+# exp2f and / take ten instructions more, for what is below 2^-126 and for the last digit.
+FAST_ARITHMETIC = r"""
+// One instruction each, a few units off in the last place; what is below 2^-126 counts as 0.
+__device__ inline float fast_power_of_2(float x) {
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+    return power;
+}
+
+__device__ inline float fast_reciprocal(float x) {
+    float inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(x));
+    return inverse;
 }
 """

@@ -262,11 +262,7 @@ def cross_entropy_forward_backward_(logits, targets, loss_gradient, ignore_index
         ValueError: an argument is not as above; the message names it. Nothing is written then.
     """
     rows = check(logits, targets, ignore_index, validate)
-    if rows.shape[0] > 1 and rows.stride(0) < rows.shape[1]:
-        raise ValueError(
-            f"logits has strides {logits.stride()}, so that its rows share memory; the gradient cannot be written over "
-            "them. Call logits.contiguous() first."
-        )
+    check_rows_apart(rows, logits)
     scales = check_loss_gradient(loss_gradient, targets)
     losses = torch.empty(targets.shape, dtype=torch.float32, device=logits.device)
     if rows.shape[0] > 0:
@@ -291,6 +287,15 @@ def check(logits, targets, ignore_index, validate: bool) -> torch.Tensor:
         raise ValueError(f"logits has shape {tuple(logits.shape)}; it must be [..., rows, vocabulary].")
     check_targets(targets, ignore_index, logits, rows.shape[1], validate)
     return rows
+
+
+def check_rows_apart(rows, logits) -> None:
+    """Raise a ValueError where rows, `logits` as a matrix, share memory: one would overwrite another's logits."""
+    if rows.shape[0] > 1 and rows.stride(0) < rows.shape[1]:
+        raise ValueError(
+            f"logits has strides {logits.stride()}, so that its rows share memory; the gradient cannot be written over "
+            "them. Call logits.contiguous() first."
+        )
 
 
 def check_targets(targets, ignore_index, rows, vocabulary: int, validate: bool) -> None:

@@ -16,19 +16,22 @@ Sources: Wu and He, Group normalization, arXiv 1803.08494. Misra, Mish, arXiv 19
 import torch
 
 from course_lib.hardware.compiler.cuda_cpp import CudaLaunch, run_cuda
-from course_lib.hardware.compiler.cuda_numbers import CONVERSIONS
+from course_lib.hardware.compiler.cuda_numbers import CONVERSIONS, FAST_ARITHMETIC
 from course_lib.kernels.fused.checks import check_epsilon
 from course_lib.kernels.fused.cuda_add_rms_norm import check_on_gpu
 from course_lib.kernels.fused.cuda_rows import ELEMENTS, SHARED_BY_KERNELS, Cut, cut_of, widest
 from course_lib.kernels.fused.group_norm_mish import check
 from course_lib.kernels.memory.checks import check_contiguous, check_tensor
 
+WARP = 32
+WARPS_OF_BLOCK = 4  # where each takes a group of its own
+
 KERNEL = r"""
 // With e = exp(a) and u = e · (e + 2): tanh(log(1 + e)) = u / (u + 2), which is 1 from 20 on.
 __device__ inline float mish(float a) {
-    const float exponential = expf(fminf(a, 20.0f));
+    const float exponential = fast_power_of_2(fminf(a, 20.0f) * 1.4426950408889634f);
     const float product = exponential * (exponential + 2.0f);
-    return a * (product / (product + 2.0f));
+    return a * (product * fast_reciprocal(product + 2.0f));
 }
 
 // A thread's vectors of a chunk, as float32; 0 beyond the end. All loads are on their way before the first is needed.
@@ -43,23 +46,27 @@ __device__ inline void load(float (&numbers)[VECTORS][WIDTH], const Vector<Eleme
         for (int e = 0; e < WIDTH; ++e) numbers[k][e] = widened(loaded[k].of[e]);
 }
 
-// One block: one group of one sample. The group and a channel's length are counted in vectors.
-extern "C" __global__ void __launch_bounds__(THREADS, 1) group_norm_mish(
+// THREADS threads: one group of one sample, which has VECTORS_OF_GROUP vectors, and a channel VECTORS_OF_CHANNEL.
+// A block takes TEAMS groups: of the 32 blocks that a multiprocessor holds one warp each would be half its threads.
+extern "C" __global__ void __launch_bounds__(THREADS * TEAMS, 1024 / (THREADS * TEAMS)) group_norm_mish(
     const Element* __restrict__ x, const WeightElement* __restrict__ weight, const BiasElement* __restrict__ bias,
     const Element* __restrict__ scale, const Element* __restrict__ shift, Element* __restrict__ out,
-    int vectors, int vectors_of_channel, int groups, int scale_stride, int shift_stride, float epsilon)
+    int groups_of_all, int groups, int scale_stride, int shift_stride, float epsilon)
 {
-    const long long group_of_all = blockIdx.x;
+    constexpr int vectors = VECTORS_OF_GROUP;
+    const int thread = threadIdx.x % THREADS;
+    const int group_of_all = blockIdx.x * TEAMS + threadIdx.x / THREADS;
+    if (group_of_all >= groups_of_all) return;
     const long long sample = group_of_all / groups;
-    const int first_channel = (int)(group_of_all % groups) * (vectors / vectors_of_channel);
-    const Vector<Element>* group = (const Vector<Element>*)x + group_of_all * vectors;
-    Vector<Element>* out_group = (Vector<Element>*)out + group_of_all * vectors;
+    const int first_channel = group_of_all % groups * (vectors / VECTORS_OF_CHANNEL);
+    const Vector<Element>* group = (const Vector<Element>*)x + (long long)group_of_all * vectors;
+    Vector<Element>* out_group = (Vector<Element>*)out + (long long)group_of_all * vectors;
     const float count = (float)vectors * WIDTH;
 
     const int end = KEPT ? THREADS : vectors;  // where the group is kept, each loop below runs once
     float kept[VECTORS][WIDTH];
     float total = 0.0f;
-    for (int begin = threadIdx.x; begin < end; begin += VECTORS * THREADS) {
+    for (int begin = thread; begin < end; begin += VECTORS * THREADS) {
         load(kept, group, begin, vectors);
         #pragma unroll
         for (int k = 0; k < VECTORS; ++k)
@@ -69,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) group_norm_mish(
     const float mean = sum_of_block(total) / count;
 
     float squares = 0.0f;
-    for (int begin = threadIdx.x; begin < end; begin += VECTORS * THREADS) {
+    for (int begin = thread; begin < end; begin += VECTORS * THREADS) {
         if constexpr (!KEPT) load(kept, group, begin, vectors);
         #pragma unroll
         for (int k = 0; k < VECTORS; ++k)
@@ -81,13 +88,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) group_norm_mish(
     }
     const float inverse = rsqrtf(sum_of_block(squares) / count + epsilon);
 
-    for (int begin = threadIdx.x; begin < end; begin += VECTORS * THREADS) {
+    for (int begin = thread; begin < end; begin += VECTORS * THREADS) {
         if constexpr (!KEPT) load(kept, group, begin, vectors);
         #pragma unroll
         for (int k = 0; k < VECTORS; ++k) {
             const int at = begin + k * THREADS;
             if (at < vectors) {
-                const int channel = first_channel + at / vectors_of_channel;  // a vector never spans two channels
+                const int channel = first_channel + at / VECTORS_OF_CHANNEL;  // a vector never spans two channels
                 const float factor = widened(weight[channel]), offset = widened(bias[channel]);
                 float stretch = 1.0f, move = 0.0f;
                 if constexpr (FILM) {  // there are a scale and a shift
@@ -107,12 +114,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) group_norm_mish(
 
 
 def group_norm_mish_source(
-    dtype: torch.dtype, weight_dtype: torch.dtype, bias_dtype: torch.dtype, cut: Cut, film: bool
+    dtype: torch.dtype,
+    weight_dtype: torch.dtype,
+    bias_dtype: torch.dtype,
+    cut: Cut,
+    vectors: tuple[int, int],
+    film: bool,
 ) -> str:
-    """The CUDA C++ of `group_norm_mish` for these dtypes, groups that are cut so, with a scale and a shift or not."""
+    """The CUDA C++ of `group_norm_mish` for these dtypes, groups that are cut so, with a scale and a shift or not.
+
+    vectors: of a group, and of a channel. As constants they make a division by them a shift or a product.
+    """
     kinds = {"Element": dtype, "WeightElement": weight_dtype, "BiasElement": bias_dtype}
     names = "".join(f"using {name} = {ELEMENTS[kind]};\n" for name, kind in kinds.items())
-    return cut.defines() + f"#define FILM {int(film)}\n" + CONVERSIONS + names + SHARED_BY_KERNELS + KERNEL
+    constants = {"VECTORS_OF_GROUP": vectors[0], "VECTORS_OF_CHANNEL": vectors[1], "TEAMS": teams_of(cut)}
+    defines = "".join(f"#define {name} {value}\n" for name, value in (constants | {"FILM": int(film)}).items())
+    return cut.defines() + defines + CONVERSIONS + names + FAST_ARITHMETIC + SHARED_BY_KERNELS + KERNEL
 
 
 def cuda_group_norm_mish(x, groups, weight, bias, scale=None, shift=None, epsilon=1e-5):
@@ -151,7 +168,15 @@ def group_norm_mish_launch(x, groups, weight, bias, scale, shift, out, epsilon) 
     width = widest(x.element_size(), (length,), (x, out))
     cut = cut_of(elements, width)
     film_strides = (0 if tensor is None else tensor.stride(0) for tensor in (scale, shift))
-    sizes = (elements // width, length // width, groups, *film_strides, epsilon)
-    source = group_norm_mish_source(x.dtype, weight.dtype, bias.dtype, cut, scale is not None)
+    sizes = (batch * groups, groups, *film_strides, epsilon)
+    vectors = elements // width, length // width
+    source = group_norm_mish_source(x.dtype, weight.dtype, bias.dtype, cut, vectors, scale is not None)
+    teams = teams_of(cut)
+    blocks = -(-batch * groups // teams)
     tensors = (x, weight, bias, scale, shift, out)
-    return CudaLaunch(source, "group_norm_mish", batch * groups, cut.threads, (*tensors, *sizes))
+    return CudaLaunch(source, "group_norm_mish", blocks, cut.threads * teams, (*tensors, *sizes))
+
+
+def teams_of(cut: Cut) -> int:
+    """Groups that one block takes: several where a warp takes one, since a warp needs no barrier for its sum."""
+    return WARPS_OF_BLOCK if cut.threads == WARP else 1

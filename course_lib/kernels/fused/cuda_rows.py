@@ -37,6 +37,7 @@ __device__ inline float sum_of_block(float value) {
     __shared__ float of_warp[THREADS / 32];
     const int lane = threadIdx.x % 32;
     value = sum_of_warp(value);
+    if constexpr (THREADS == 32) return value;
     if (lane == 0) of_warp[threadIdx.x / 32] = value;
     __syncthreads();
     value = sum_of_warp(lane < THREADS / 32 ? of_warp[lane] : 0.0f);

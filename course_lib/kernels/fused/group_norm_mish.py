@@ -35,12 +35,12 @@ from course_lib.hardware.compiler.architectures import ARCHITECTURES
 from course_lib.hardware.compiler.cases import CompileCase
 from course_lib.kernels.fused.checks import check_epsilon, check_weight
 from course_lib.kernels.memory.checks import FLOAT_DTYPES, check_alike, check_tensor
-from course_lib.kernels.softmax.rows import LARGEST_GROUP
+from course_lib.kernels.softmax.rows import LARGEST_GROUP, LOG2_E
 
 ONE_PASS_ELEMENTS = 16384  # of a group, padded: 32 for each of 512 threads
 TILE_ELEMENTS = 2048  # several samples of a small group make one tile of this size
 LOOP_ELEMENTS, LOOP_WARPS = 4096, 8  # of a tile of larger groups
-WARPS = {2048: 4, 4096: 4, 8192: 8, 16384: 16}
+WARPS = {2048: 2, 4096: 4, 8192: 8, 16384: 16}
 ALL = tuple(ARCHITECTURES)
 
 
@@ -66,6 +66,28 @@ def statistics_and_normal(x, groups, epsilon):
     centred = rows - rows.mean(dim=-1, keepdim=True)
     inverse = torch.rsqrt(centred.square().mean(dim=-1, keepdim=True) + epsilon)
     return inverse, (centred * inverse).view(x.shape)
+
+
+@triton.jit
+def mish(x, ASSEMBLY: tl.constexpr):
+    """x · u / (u + 2) with u = e · (e + 2) and e = exp(x), as in `mish_and_slope`.
+
+    ASSEMBLY, on a GPU: one instruction each for the power of 2 and for the reciprocal, a few units off in the last
+    place, numbers below 2^-126 taken for 0. `tl.exp2` and a division take ten more for such numbers and the last digit,
+    and a kernel with 40 instructions for an element waits for those and not for the memory.
+    """
+    power = tl.minimum(x, 20.0) * LOG2_E
+    if ASSEMBLY:
+        exponential = tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [power], dtype=tl.float32,
+                                                is_pure=True, pack=1)  # fmt: skip
+        product = exponential * (exponential + 2.0)
+        inverse = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [product + 2.0], dtype=tl.float32,
+                                            is_pure=True, pack=1)  # fmt: skip
+    else:
+        exponential = tl.exp2(power)
+        product = exponential * (exponential + 2.0)
+        inverse = 1.0 / (product + 2.0)
+    return x * (product * inverse)
 
 
 @triton.jit
@@ -131,6 +153,7 @@ def group_norm_mish_kernel(
     BLOCK_SAMPLES: tl.constexpr,
     BLOCK_CHANNELS: tl.constexpr,
     BLOCK_LENGTH: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
 ):
     """One program: one group of BLOCK_SAMPLES samples, read once; out, which is contiguous, written once.
 
@@ -141,31 +164,34 @@ def group_norm_mish_kernel(
     length = length_units * UNIT
     members = channels // groups
     group = tl.program_id(0) % groups
-    row = tl.arange(0, BLOCK_SAMPLES * BLOCK_CHANNELS)  # [ROWS], ROWS = BLOCK_SAMPLES · BLOCK_CHANNELS
-    sample = (tl.program_id(0) // groups).to(tl.int64) * BLOCK_SAMPLES + row // BLOCK_CHANNELS  # [ROWS]
-    member = row % BLOCK_CHANNELS
+    first = (tl.program_id(0) // groups).to(tl.int64) * BLOCK_SAMPLES
+    sample = first + tl.arange(0, BLOCK_SAMPLES)[:, None, None]  # [BLOCK_SAMPLES, 1, 1]
+    member = tl.arange(0, BLOCK_CHANNELS)[None, :, None]  # [1, BLOCK_CHANNELS, 1]
     channel = group * members + member
-    exists = (sample < batch) & (member < members)
-    position = tl.arange(0, BLOCK_LENGTH)[None, :]  # [1, BLOCK_LENGTH]
-    inside = exists[:, None] & (position < length)
+    position = tl.arange(0, BLOCK_LENGTH)[None, None, :]  # [1, 1, BLOCK_LENGTH]
+    exists = (sample < batch) & (member < members)  # [BLOCK_SAMPLES, BLOCK_CHANNELS, 1]
+    inside = exists & (position < length)  # the whole tile, [BLOCK_SAMPLES, BLOCK_CHANNELS, BLOCK_LENGTH]
     x_row = x_pointer + sample * (batch_stride_units * UNIT) + channel.to(tl.int64) * (channel_stride_units * UNIT)
-    x = tl.load(x_row[:, None] + position, mask=inside, other=0.0).to(tl.float32)  # [ROWS, BLOCK_LENGTH]
+    x = tl.load(x_row + position, mask=inside, other=0.0).to(tl.float32)
     count = (members * length).to(tl.float32)
-    mean = total_of_each(tl.sum(x, axis=1), BLOCK_SAMPLES, BLOCK_CHANNELS) / count  # [ROWS]
-    centred = tl.where(inside, x - mean[:, None], 0.0)  # [ROWS, BLOCK_LENGTH]
-    squares = total_of_each(tl.sum(centred * centred, axis=1), BLOCK_SAMPLES, BLOCK_CHANNELS)
-    inverse = tl.rsqrt(squares / count + epsilon)  # [ROWS]
+    mean = sum_of_each(x) / count  # [BLOCK_SAMPLES, 1, 1]
+    centred = tl.where(inside, x - mean, 0.0)
+    inverse = tl.rsqrt(sum_of_each(centred * centred) / count + epsilon)
     statistics = statistics_pointer + 2 * (sample * groups + group)
-    first = exists & (member == 0)
-    tl.store(statistics, mean, mask=first)
-    tl.store(statistics + 1, inverse, mask=first)
-    weight = tl.load(weight_pointer + channel, mask=exists, other=0.0).to(tl.float32)[:, None]  # [ROWS, 1]
-    bias = tl.load(bias_pointer + channel, mask=exists, other=0.0).to(tl.float32)[:, None]  # [ROWS, 1]
-    out, _ = mish_and_slope(centred * inverse[:, None] * weight + bias)
-    out = scaled_and_shifted(out, scale_pointer, shift_pointer, sample[:, None], channel[:, None], exists[:, None],
-                             scale_stride, shift_stride)  # [ROWS, BLOCK_LENGTH]  # fmt: skip
+    tl.store(statistics, mean, mask=sample < batch)
+    tl.store(statistics + 1, inverse, mask=sample < batch)
+    weight = tl.load(weight_pointer + channel, mask=member < members, other=0.0).to(tl.float32)
+    bias = tl.load(bias_pointer + channel, mask=member < members, other=0.0).to(tl.float32)
+    out = mish(centred * (inverse * weight) + bias, ASSEMBLY)
+    out = scaled_and_shifted(out, scale_pointer, shift_pointer, sample, channel, exists, scale_stride, shift_stride)
     out_row = out_pointer + (sample * channels + channel) * length
-    tl.store(out_row[:, None] + position, out.to(out_pointer.dtype.element_ty), mask=inside)
+    tl.store(out_row + position, out.to(out_pointer.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def sum_of_each(tile):
+    """[BLOCK_SAMPLES, ...] of three dimensions -> [BLOCK_SAMPLES, 1, 1]."""
+    return tl.sum(tl.sum(tile, axis=2, keep_dims=True), axis=1, keep_dims=True)
 
 
 @triton.jit
@@ -187,6 +213,7 @@ def group_norm_mish_loop_kernel(
     epsilon,
     BLOCK_CHANNELS: tl.constexpr,
     BLOCK_LENGTH: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
 ):
     """One program: one large group of one sample, tile by tile, read twice and written once."""
     members = channels // groups
@@ -223,7 +250,7 @@ def group_norm_mish_loop_kernel(
             inside = exists & (position < length)
             x_tile = x_sample + channel.to(tl.int64) * channel_stride + position
             x = tl.load(x_tile, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
-            out, _ = mish_and_slope((x - mean) * inverse * weight + bias)
+            out = mish((x - mean) * (inverse * weight) + bias, ASSEMBLY)
             out = scaled_and_shifted(out, scale_pointer, shift_pointer, sample, channel, exists, scale_stride,
                                      shift_stride)  # [BLOCK_CHANNELS, BLOCK_LENGTH]  # fmt: skip
             out_tile = out_pointer + (sample * channels + channel) * length + position
@@ -316,7 +343,7 @@ def launch(x, groups: int, vectors, out, statistics, epsilon: float) -> None:
         block_channels, block_length = tile_of_loop(block_channels, block_length, LOOP_ELEMENTS)
         group_norm_mish_loop_kernel[(batch * groups,)](
             x, *vectors, out, statistics, channels, groups, length, *x.stride()[:2], *film, epsilon,
-            BLOCK_CHANNELS=block_channels, BLOCK_LENGTH=block_length, num_warps=LOOP_WARPS,
+            BLOCK_CHANNELS=block_channels, BLOCK_LENGTH=block_length, ASSEMBLY=x.is_cuda, num_warps=LOOP_WARPS,
         )  # fmt: skip
         return
     block_samples = samples_of_tile(batch, block_channels * block_length)
@@ -324,7 +351,8 @@ def launch(x, groups: int, vectors, out, statistics, epsilon: float) -> None:
     group_norm_mish_kernel[(groups * triton.cdiv(batch, block_samples),)](
         x, *vectors, out, statistics, batch, channels, groups, length // unit, *(s // unit for s in x.stride()[:2]),
         *film, epsilon, UNIT=unit, BLOCK_SAMPLES=block_samples, BLOCK_CHANNELS=block_channels,
-        BLOCK_LENGTH=block_length, num_warps=WARPS[max(TILE_ELEMENTS, block_samples * block_channels * block_length)],
+        BLOCK_LENGTH=block_length, ASSEMBLY=x.is_cuda,
+        num_warps=WARPS[max(TILE_ELEMENTS, block_samples * block_channels * block_length)],
     )  # fmt: skip
 
 
@@ -350,11 +378,12 @@ def compile_cases() -> list[CompileCase]:
     tiles = ((4, 32, 16), (1, 64, 256))
     for kind in ("fp16", "fp32"):
         for samples, members, length in tiles:
-            constants = {"UNIT": 8, "BLOCK_SAMPLES": samples, "BLOCK_CHANNELS": members, "BLOCK_LENGTH": length}
+            constants = {"UNIT": 8, "BLOCK_SAMPLES": samples, "BLOCK_CHANNELS": members, "BLOCK_LENGTH": length,
+                         "ASSEMBLY": True}  # fmt: skip
             cases.append(CompileCase(group_norm_mish_kernel, types(group_norm_mish_kernel, kind), constants,
                                      num_warps=WARPS[samples * members * length],
                                      label=f"{kind} {members} × {length}"))  # fmt: skip
-        constants = {"BLOCK_CHANNELS": 1, "BLOCK_LENGTH": LOOP_ELEMENTS}
+        constants = {"BLOCK_CHANNELS": 1, "BLOCK_LENGTH": LOOP_ELEMENTS, "ASSEMBLY": True}
         cases.append(CompileCase(group_norm_mish_loop_kernel, types(group_norm_mish_loop_kernel, kind), constants,
                                  num_warps=LOOP_WARPS, label=kind))  # fmt: skip
     return cases

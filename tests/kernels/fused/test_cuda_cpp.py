@@ -93,7 +93,9 @@ def launched(dtype, elements, arch):
     cut = cut_of(elements, width)
     return [
         compile_cuda(add_rms_norm_source(dtype, dtype, cut), "add_rms_norm", arch=arch),
-        compile_cuda(group_norm_mish_source(dtype, dtype, dtype, cut, True), "group_norm_mish", arch=arch),
+        compile_cuda(
+            group_norm_mish_source(dtype, dtype, dtype, cut, (elements // width, 2), True), "group_norm_mish", arch=arch
+        ),
     ]
 
 
@@ -118,7 +120,7 @@ def test_rows_of_odd_lengths_spill_nothing(arch):
             cut = cut_of(elements, 1)
             for source, name in (
                 (add_rms_norm_source(dtype, FLOAT, cut), "add_rms_norm"),
-                (group_norm_mish_source(dtype, FLOAT, dtype, cut, False), "group_norm_mish"),
+                (group_norm_mish_source(dtype, FLOAT, dtype, cut, (elements, 1), False), "group_norm_mish"),
             ):
                 kernel = compile_cuda(source, name, arch=arch)
                 assert kernel.local_accesses == 0, (elements, kernel)
