@@ -30,7 +30,7 @@ from course_lib.kernels.fused.cuda_rows import ELEMENTS, SHARED_BY_KERNELS, Cut,
 
 MOST_BLOCKS = 8  # of a cluster, on every GPU that has clusters
 WARP = 32
-FEWEST_THREADS, MOST_THREADS = 128, 512  # of a block, where the row goes on in others
+FEWEST_THREADS, MOST_THREADS = 256, 512  # of a block, where the row goes on in others
 VECTORS = 8  # that a thread holds, half of its 64 registers: 1024 threads have half of a multiprocessor's on their way
 FIRST_WITH_CLUSTERS = 9  # the major number of a compute capability
 

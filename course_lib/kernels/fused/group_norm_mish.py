@@ -190,8 +190,15 @@ def group_norm_mish_kernel(
 
 @triton.jit
 def sum_of_each(tile):
-    """[BLOCK_SAMPLES, ...] of three dimensions -> [BLOCK_SAMPLES, 1, 1]."""
-    return tl.sum(tl.sum(tile, axis=2, keep_dims=True), axis=1, keep_dims=True)
+    """[BLOCK_SAMPLES, ...] of three dimensions -> [BLOCK_SAMPLES, 1, 1], or a number where there is one sample.
+
+    A thread adds up all that it has of the tile before it asks others. Axis by axis it asks them for each channel.
+    """
+    if tile.shape[0] == 1:
+        total = tl.sum(tile)
+    else:
+        total = tl.sum(tl.sum(tile, axis=2, keep_dims=True), axis=1, keep_dims=True)
+    return total
 
 
 @triton.jit
