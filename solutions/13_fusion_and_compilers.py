@@ -1152,7 +1152,8 @@ def cuda_norm_source() -> str:
         float widened(Element) and void narrow(float, Element&): from an Element to float32 and back.
     Each load from a tensor and each store to one moves 16 bytes, a Vector. Squares are added in float32. Every thread
         of the block reaches each __syncthreads, and every lane that a shuffle's mask names reaches this shuffle, so no
-        thread returns before them.
+        thread returns before them. The mask names all lanes that take part, 0xffffffff for a whole warp. __activemask
+        tells only which lanes are together, and behind a loop that some lanes leave earlier that may be a few.
     If one thread writes a number that another thread of its block reads or writes, a barrier lies between the two, or
         both are atomic. If several threads do `total += part`, additions get lost. Blocks share nothing that any of
         them writes.

@@ -54,15 +54,15 @@ def run_in_both_orders(functions, x, residual, weight, epsilon, threads, machine
         strides = {"x_stride": x.stride(0), "residual_stride": residual.stride(0)}
         arguments = {"x": x, "residual": residual, "weight": weight, **results, "columns": columns, **strides}
         arguments["epsilon"] = float(epsilon)
-        unset = runner.run_on_host(
+        suspect = runner.run_on_host(
             source, "add_rms_norm", rows, threads, arguments, tuple(results), order=order, line=line, given=given
         )
         story[order] = results
         for name, result in results.items():
             left = (result.view(bits) == nobodys).sum().item()
             functions.noted[f"{name} never stored"] = functions.noted.get(f"{name} never stored", 0) + left
-            if unset and (result.isnan() & (result.view(bits) != nobodys)).any():
-                raise runner.Unset(f"numbers of `{name}` are NaN, and {unset}; such memory is NaN here")
+            if suspect and (result.isnan() & (result.view(bits) != nobodys)).any():
+                raise type(suspect)(f"numbers of `{name}` are NaN, and {suspect}")
     if "nvrtc.py" in machine:
         nvrtc = sys.modules["nvrtc"]
         try:
@@ -172,6 +172,12 @@ FAULTS = (
         "take 0), or not every warp has written its sum to a place of its own, or a number to which others are added "
         "was never set to 0.",
         when=_raised("Unset"),
+    ),
+    Mistake(
+        "lanes_not_named",
+        "All 32 lanes of a warp take part in its sum, so the mask is 0xffffffff. __activemask only tells which lanes a "
+        "GPU happens to run together at that moment, and behind a loop or an `if` that may be a few of them.",
+        when=_raised("NotInMask"),
     ),
     Mistake(
         "normalised_not_stored",

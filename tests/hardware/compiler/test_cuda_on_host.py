@@ -140,7 +140,54 @@ def test_a_read_of_shared_memory_that_nobody_wrote_is_returned_and_no_fault():
     x = torch.ones(32)
     source = f"{HEAD}__shared__ float few[2];\nout[threadIdx.x] = few[1] == 1.0f ? 0.0f : x[0];\n}}\n"
     said = run_on_host(source, "kernel", 1, 32, {"x": x, "out": x.clone(), "count": 32}, ("out",))
-    assert said.startswith("thread 0 of block 0 read shared memory") and "line 3" in said
+    assert isinstance(said, cuda_on_host.Unset)
+    assert str(said).startswith("thread 0 of block 0 read shared memory") and "line 3" in str(said)
+
+
+PARTS = """float v = 0.0f;
+for (int at = threadIdx.x; at < count; at += blockDim.x) v += x[at];
+{before}
+const unsigned mask = __activemask();
+for (int distance = 16; distance > 0; distance /= 2) v += __shfl_xor_sync(mask, v, distance);
+if (threadIdx.x < count) out[threadIdx.x] = v;"""
+knows_ways = pytest.mark.skipif(not cuda_on_host.tells_ways(), reason="needs g++ 12 or later")
+
+
+def in_parts(count, order, before=""):
+    x, out = torch.ones(count), torch.zeros(count)
+    source = f"{HEAD}{PARTS.replace('{before}', before)}\n}}\n"
+    return run_on_host(source, "kernel", 1, 32, {"x": x, "out": out, "count": count}, ("out",), order=order), out
+
+
+@knows_ways
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("count", [6, 33, 63])
+def test_lanes_that_left_a_loop_at_different_times_are_not_together(count, order):
+    said, out = in_parts(count, order)
+    assert isinstance(said, cuda_on_host.NotInMask) and out.isnan().any()
+    assert "line 6" in str(said) and "__activemask" in str(said)
+
+
+@knows_ways
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    "count, before",
+    [(32, ""), (64, ""), (33, "__syncwarp();"), (33, "__syncthreads();"), (6, "__ballot_sync(~0u, 1);")],
+)
+def test_lanes_are_together_that_went_one_way_or_have_waited_for_each_other(count, before, order):
+    said, out = in_parts(count, order, before)
+    assert said is None and out[:32].tolist() == [count] * min(count, 32)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_number_of_a_lane_that_the_mask_does_not_name_is_returned_and_no_fault(order):
+    x = torch.ones(32)
+    body = "float v = x[threadIdx.x];\nif (threadIdx.x < 16)\nv = __shfl_down_sync(0x0000ffffu, v, 8);\nout[0] = 1;"
+    arguments = {"x": x, "out": x.clone(), "count": 32}
+    said = run_on_host(f"{HEAD}{body}\n}}\n", "kernel", 1, 32, arguments, ("out",), order=order)
+    assert isinstance(said, cuda_on_host.NotInMask)
+    assert "thread 8 took thread 16's number" in str(said) and "line 4" in str(said)
+    assert "__activemask" not in str(said)
 
 
 def test_a_bound_below_the_launch_is_told():

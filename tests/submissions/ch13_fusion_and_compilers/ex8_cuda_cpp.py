@@ -1,5 +1,6 @@
 """Wrong answers to exercise 13.8, and unusual right ones."""
 
+from course_lib.hardware.compiler.cuda_on_host import tells_ways
 from course_lib.hardware.compiler.nvrtc import missing_nvrtc
 from tests.submissions.edits import changed
 
@@ -77,6 +78,9 @@ WRONG = {
         (SHARED, "__shared__ float of_warp[32];"), (READ, "float total = of_warp[lane];")
     ),
     "one_place_for_several": edited(("of_warp[threadIdx.x / 32] = squares", "of_warp[lane] = squares")),
+    "lanes_not_named__half_a_warp": edited(
+        (FIRST_SUM, f"    if (lane < 16)\n{FIRST_SUM.replace('0xffffffffu', '0x0000ffffu')}")
+    ),
     "outside_an_array": edited((READ, "float total = of_warp[lane];")),
     "not_reached_by_all": behind(BEGIN, "if (threadIdx.x >= vectors) return;"),
     "not_reached_by_all__shuffle_in_a_branch": edited(
@@ -196,6 +200,18 @@ WRONG = {
     "outside_a_tensor__weight": edited(("factor = weights[at]", "factor = weights[row * vectors + at]")),
     "does_not_end": edited(("at += THREADS)", "at += 0)")),
 }
+
+if tells_ways():  # which way each lane went
+    WRONG |= {
+        "lanes_not_named": edited(("0xffffffffu, squares", "__activemask(), squares")),
+        "lanes_not_named__asked_once": edited(
+            (FIRST_SUM, "    const unsigned there = __activemask();\n" + FIRST_SUM.replace("0xffffffffu", "there"))
+        ),
+        "lanes_not_named__of_the_second_sum": edited(("0xffffffffu, total", "__activemask(), total")),
+        "lanes_not_named__down_to_lane_0": edited(
+            ("__shfl_xor_sync(0xffffffffu, squares", "__shfl_down_sync(__activemask(), squares")
+        ),
+    }
 
 if missing_nvrtc() is None:  # which alone tells of these
     WRONG |= {
@@ -318,9 +334,25 @@ extern"""),
     squares = of_thread[threadIdx.x];
 """),
     ),
+    "the lanes that are there, behind a wait": edited(
+        (FIRST_SUM, "    __syncwarp();\n" + FIRST_SUM.replace("0xffffffffu", "__activemask()"))
+    ),
+    "a sum of the warps by the lanes that have one": edited(
+        (SECOND_SUM, """    __shared__ float whole;
+    if (threadIdx.x < THREADS / 32) {
+        float more = of_warp[threadIdx.x];
+        const unsigned mask = 0xffffffffu >> (32 - THREADS / 32);
+        for (int distance = THREADS / 64; distance > 0; distance /= 2) more += __shfl_down_sync(mask, more, distance);
+        if (threadIdx.x == 0) whole = more;
+    }
+    __syncthreads();
+    const float total = whole;
+""")
+    ),
     "less usual names of CUDA": edited(
         ("\nextern", "\nstruct __align__(16) Four { double2 two; };\nextern"),
-        ("0xffffffffu, squares", "__activemask(), squares"), ("0xffffffffu, total", "__ballot_sync(~0u, 1), total"),
+        (BEGIN, f"{BEGIN}\nconst unsigned all = __activemask();"), ("0xffffffffu, squares", "all, squares"),
+        ("0xffffffffu, total", "__ballot_sync(~0u, 1), total"),
         (BARRIER, "    if (__syncthreads_count(1) != THREADS) return;\n"),
         ("of_warp[threadIdx.x / 32] = squares", "atomicExch(&of_warp[threadIdx.x / 32], squares)"),
         (INVERSE, "__frsqrt_rn(__fmaf_rn(total, __frcp_rn((float)columns), epsilon))"),
