@@ -13,7 +13,13 @@ from course_lib.hardware.compiler import nvrtc
 from course_lib.hardware.compiler.cuda_numbers import CONVERSIONS
 from course_lib.hardware.compiler.cuda_on_host import files
 from exercises.ch13_fusion_and_compilers import rms_norms as norms
-from exercises.ch13_fusion_and_compilers.on_host import FAULTS, NothingInLocalMemory, WholeVectors, run_in_both_orders
+from exercises.ch13_fusion_and_compilers.on_host import (
+    BITS_FOR_NUMBERS,
+    FAULTS,
+    NothingInLocalMemory,
+    WholeVectors,
+    run_in_both_orders,
+)
 from exercises.ch13_fusion_and_compilers.rms_norms import large, ordinary, tiny
 from exercises.topics.pointers import load
 
@@ -73,6 +79,7 @@ def norm_cases(draw):
         case("numbers near 0.003 and an epsilon of 1e-5", 2, 24, words, tiny, 1e-5),
         case("one warp", 2, 75, (torch.float32, 32)),
         case("a row of 4,756 for one warp: 38 vectors a thread", 1, 1189, (torch.float32, 32)),
+        case("float16, a row of 4,200 for 512 threads", 1, 525, (torch.float16, 512)),
         case("float16, 2 rows of 1,000", 2, 125, short, machine=_machine()),
         case("float16, 3 rows of 2,008", 3, 251, short, gaps=(True, False)),
         case("float16, numbers near 300: squares overflow", 2, 63, short, large),
@@ -113,12 +120,17 @@ CONTRACT = Contract(
 )
 
 
-def sum_of_lanes(numbers):
+def sum_of_lanes(numbers, distances=(16, 8, 4, 2, 1)):
     """Of each warp of [rows, warps, 32], in each lane."""
     lane = torch.arange(32)
-    for distance in (16, 8, 4, 2, 1):
+    for distance in distances:
         numbers = numbers + numbers[..., lane ^ distance]
     return numbers
+
+
+def bits(numbers, kind=torch.int16):
+    """Numbers of 16 bits as a kind of whole numbers; others as they are."""
+    return numbers.view(kind) if numbers.element_size() == 2 else numbers
 
 
 def norm_of_rows(x, residual, weight, epsilon, threads, *rest):
@@ -128,7 +140,8 @@ def norm_of_rows(x, residual, weight, epsilon, threads, *rest):
     thread = column // width % threads
     first = load(x, row * x.stride(0) + column)
     second = load(residual, row * residual.stride(0) + column)
-    summed = (first.float() + second.float()).to(x.dtype)
+    exact = first.float() + second.float()
+    summed = exact.to(x.dtype)
     wide = summed.float()
     of_thread = torch.zeros(rows, threads).index_add_(1, thread, wide * wide)
     lanes = of_thread.view(rows, threads // 32, 32)
@@ -145,13 +158,16 @@ def norm_of_rows(x, residual, weight, epsilon, threads, *rest):
 
 
 SQUARES = "sum_of_lanes(read)[:, 0, thread % 32]"
+STEPS = (16, 8, 4, 2, 1)
+TOO_FEW = (*(STEPS[:place] + STEPS[place + 1 :] for place in range(5)), STEPS[2:], STEPS[3:], STEPS[:3])
+EXACT, SUMMED = "first.float() + second.float()", "exact.to(x.dtype)"
 WIDE, WRITTEN = "wide = summed.float()", "written = column < columns"
 X_ROW, RESIDUAL_ROW = "row * x.stride(0)", "row * residual.stride(0)"
 INVERSE = "1 / torch.sqrt(squares / columns + epsilon)"
 OF_WARP, READ = "of_warp = sum_of_lanes(lanes)[..., 0]", "read[:, 0, : threads // 32] = of_warp"
 SHUFFLED = "numbers[..., lane ^ distance]"
 CHANGES = (
-    *edits("", exact_sum=(WIDE, "wide = first.float() + second.float()")),
+    *edits("", exact_sum=(WIDE, "wide = exact")),
     *edits("Only as many columns were computed as the threads load at once. The loop over a row begins at threadIdx.x "
         "and advances by THREADS, as long as there are vectors.",
         row_cut_off=(WRITTEN, "written = column < threads * width", "thread, wide * wide)",
@@ -196,8 +212,15 @@ CHANGES = (
     *edits("After __shfl_down_sync lane 0 alone has the sum, and other lanes have parts of it. Use __shfl_xor_sync, "
         "or put lane 0's number into shared memory for all to read, after a barrier.",
         sum_in_lane_0_only=(SHUFFLED, "numbers[..., torch.where(lane + distance < 32, lane + distance, lane)]")),
-    *edits("A step of the shuffles is missing. The sum of 32 lanes takes five, at distances 16, 8, 4, 2 and 1.",
-        step_missing=("(16, 8, 4, 2, 1)", "(16, 8, 4, 2)"), step_missing__first=("(16, 8, 4, 2, 1)", "(8, 4, 2, 1)")),
+    *edits("A step of a sum is missing. Over 32 lanes it takes five, at distances 16, 8, 4, 2 and 1; over a block of "
+        "512 threads nine, from 256 to 1.",
+        step_missing=("(16, 8, 4, 2, 1)", "(16, 8, 4, 2)"), step_missing__first=("(16, 8, 4, 2, 1)", "(8, 4, 2, 1)"),
+        **{f"step_missing__of_the_lanes{steps}": ("(lanes)", f"(lanes, {steps})") for steps in TOO_FEW},
+        **{f"step_missing__of_the_warps{steps}": ("(read)", f"(read, {steps})") for steps in TOO_FEW},
+        **{f"step_missing__of_the_block{steps}": (SQUARES, f"sum_of_lanes(read, {steps})[:, 0, :1]")
+           for steps in TOO_FEW},
+        step_missing__of_the_block=("lanes = of_thread",
+        "lanes = (of_thread * (torch.arange(threads) < threads / 2))")),
     *edits("A thread kept the squares of its last vector only. Add them up over all its vectors.",
         last_vector_only=("thread, wide * wide)",
         "thread, wide * wide * (column // width + threads >= columns // width))")),
@@ -227,6 +250,10 @@ CHANGES = (
         sum_not_stored=('"summed": summed', '"summed": first'),
         sum_not_stored__nor_normalised=('"summed": summed', '"summed": first', "wide * inverse",
         "first.float() * inverse")),
+    *edits(BITS_FOR_NUMBERS, bits_for_numbers=(SUMMED, "(bits(first) + bits(second)).view(x.dtype)"),
+        bits_for_numbers__of_two=(SUMMED, "(bits(first, torch.int32) + bits(second, torch.int32)).view(x.dtype)"),
+        bits_for_numbers__widened=(EXACT, "bits(first, torch.uint16).float() + bits(second, torch.uint16).float()"),
+        bits_for_numbers__as_signed=(EXACT, "bits(first).float() + bits(second).float()")),
     *edits("The two results are exchanged.",
         results_exchanged=('"normalised": normalised, "summed": summed', '"normalised": summed, "summed": normalised')),
     *edits(norms.EPSILON_MISSING,
@@ -274,7 +301,7 @@ EXERCISE = Exercise(
     oracle=in_both_orders,
     plain=(norm_of_the_exact_sum,),
     contracts=(CONTRACT,),
-    models=(model_of(norm_of_rows, CHANGES, (sum_of_lanes,)),),
+    models=(model_of(norm_of_rows, CHANGES, (sum_of_lanes,), uses=(bits,)),),
     needs=CUDA_ON_HOST,
     limits=Limits(seconds=12.0),
     hints=(

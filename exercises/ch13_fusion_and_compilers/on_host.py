@@ -114,6 +114,19 @@ class NothingInLocalMemory(Requirement):
         )
 
 
+BITS_FOR_NUMBERS = (
+    "The bits of float16 numbers were taken for numbers. A `half_bits` holds 16 bits, with which C++ cannot calculate; "
+    "the sum of two such patterns is not the pattern of the sum. Widen each number, calculate in float32, and round "
+    "once: narrow(widened(a) + widened(b), sum.of[e])."
+)
+
+
+def _bits_in_arithmetic(case, seen, got):
+    """Whether the compiler refused to calculate with an Element as if it were a number, or with its bits."""
+    said = seen.error.text if seen.error is not None and seen.error.type == "DoesNotCompile" else ""
+    return any(words in said for words in ("half_bits", "member `bits`"))
+
+
 def _raised(name):
     return lambda case, seen, got: seen.error is not None and seen.error.type == name
 
@@ -213,6 +226,7 @@ FAULTS = (
         "header this check knows the usual part: if it is CUDA's, say it in another way. Nothing ran.",
         when=_raised("UnknownName"),
     ),
+    Mistake("bits_for_numbers", BITS_FOR_NUMBERS, when=_bits_in_arithmetic),
     Mistake(
         "does_not_compile",
         "Nothing ran. The line that is named is the first that the compiler could not take; a `;` or a bracket that is "
