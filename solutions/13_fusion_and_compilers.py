@@ -493,8 +493,8 @@ def cross_entropy_in_place(logits, targets, chunk, ignore_index):
         1 at its target, divided by the number of rows that count; 0 in ignored rows. If all rows are ignored, the loss
         is NaN, as PyTorch's is, and the gradient 0.
 
-        Compute in float32, float16 logits too. Round the gradient to the logits' dtype when you write it over them; what
-        is subtracted at the target may be rounded apart. No tensor that you make may have more than rows · chunk
+        Compute in float32, float16 logits too. Round the gradient to the logits' dtype when you write it over them.
+        What is subtracted at the target may be rounded apart. No tensor that you make may have more than rows · chunk
         elements. PyTorch's softmax, log_softmax, logsumexp and cross_entropy are refused.
     """
     # BEGIN SOLUTION
