@@ -53,11 +53,11 @@ class KernelFault(Exception):
     """What a kernel did that no GPU would forgive: the sentence says what, where and in which thread."""
 
 
-class Unset(KernelFault):
+class SharedMemoryUnset(KernelFault):
     """A result is NaN, and shared memory was read that nobody had written."""
 
 
-class NotInMask(KernelFault):
+class LanesNotNamed(KernelFault):
     """A result is NaN, and a shuffle took a number from a lane that its mask does not name."""
 
 
@@ -73,7 +73,7 @@ class OutsideATensor(KernelFault):
     """An access beside a tensor."""
 
 
-class ReadOnly(KernelFault):
+class InputWritten(KernelFault):
     """A write to a tensor that is there to be read."""
 
 
@@ -85,27 +85,27 @@ class OutsideAnArray(KernelFault):
     """An index that a shared or local array does not have."""
 
 
-class NotAllThere(KernelFault):
+class NotReachedByAll(KernelFault):
     """A barrier, or a shuffle, that some of its threads do not reach."""
 
 
-class Race(KernelFault):
+class BarrierMissing(KernelFault):
     """Two threads of a block reach the same number, one of them changes it, and nothing orders the two."""
 
 
-class LostUpdate(Race):
+class LostUpdate(BarrierMissing):
     """Threads add to the same number by reading it and writing it back: one addition overwrites the other."""
 
 
-class OnePlaceForSeveral(Race):
+class OnePlaceForSeveral(BarrierMissing):
     """Threads write different numbers to the same place, by the same instruction."""
 
 
-class BlocksCollide(Race):
+class BlocksCollide(BarrierMissing):
     """Two blocks reach the same number, and one of them changes it."""
 
 
-class NotLaunched(KernelFault):
+class LaunchBoundTooSmall(KernelFault):
     """The launch has more threads than the kernel's own bound."""
 
 
@@ -204,7 +204,7 @@ def run_on_host(source, name, grid, threads, arguments, written, *, order="ascen
         )
     _parameters(source, name, library.kinds, arguments)
     if threads > library.most_threads:
-        raise NotLaunched(
+        raise LaunchBoundTooSmall(
             f"`{name}` has __launch_bounds__({library.most_threads}), and is launched with {threads} threads. A GPU "
             "refuses that launch. Write __launch_bounds__(THREADS), or leave it out."
         )
@@ -229,7 +229,7 @@ def run_on_host(source, name, grid, threads, arguments, written, *, order="ascen
 def _unset(fault, library):
     where = library.at(_line_of(library.path, fault.unset_place))
     at = f" (in {where})" if where else ""
-    return Unset(
+    return SharedMemoryUnset(
         f"thread {fault.unset_thread} of block {fault.unset_block} read shared memory{at} that nobody had written; "
         "such memory is NaN here"
     )
@@ -240,7 +240,7 @@ def _not_in_mask(fault, library):
         " The mask came from __activemask, and its lanes had gone different ways, through a loop or a branch, since "
         "they last waited for each other."
     )
-    return NotInMask(
+    return LanesNotNamed(
         f"thread {fault.taken_by} took thread {fault.taken_from}'s number by {fault.taken_what.decode()} (in "
         f"{library.at(fault.taken_line)}), whose mask {fault.taken_mask:#010x} does not name that thread's lane. On a "
         f"GPU it is any number, here NaN.{asked if fault.taken_asked else ''}"
@@ -485,7 +485,7 @@ def _told(fault, library, tensors, laid, threads, seconds):
             "over a row advances by the number of threads."
         )
     if fault.kind == MASK:
-        return NotAllThere(
+        return NotReachedByAll(
             f"{who} calls {fault.what.decode()}{at} with the mask {fault.mask:#010x}, in which its own lane, "
             f"{fault.thread % 32}, is missing."
         )
@@ -515,7 +515,7 @@ def _raced(fault, library, tensors, who, at):
             f"{who} writes a number in {what}{at} over another one that thread {fault.other} has just written there by "
             "the same line. On a GPU any of the two may stay."
         )
-    return Race(
+    return BarrierMissing(
         f"{who} {does} a number in {what}{at} that thread {fault.other} {did}{place}, and no barrier lies between the "
         "two. On a GPU either may come first."
     )
@@ -531,7 +531,7 @@ def _not_reached(fault, library, threads, at):
     waits = f"thread {fault.thread} of block {fault.block} waits in {what}{at}"
     named = f", whose mask {fault.mask:#010x} names thread {other}," if what != "__syncthreads" else ""
     if other >= threads:
-        return NotAllThere(f"{waits}{named} and the block has {threads} threads only.")
+        return NotReachedByAll(f"{waits}{named} and the block has {threads} threads only.")
     if STATES[fault.other_state] == "has ended":
         does = "has ended"
     else:
@@ -545,7 +545,7 @@ def _not_reached(fault, library, threads, at):
         if what == "__syncthreads"
         else "All lanes that the mask names must call the same shuffle: take it out of the branch or the loop."
     )
-    return NotAllThere(f"{waits}{named} but {subject} {does}. {advice}")
+    return NotReachedByAll(f"{waits}{named} but {subject} {does}. {advice}")
 
 
 def _outside(fault, tensors, laid, who, at):
@@ -562,7 +562,7 @@ def _outside(fault, tensors, laid, who, at):
     size, count = tensor.element_size(), which.bytes // tensor.element_size()
     element = (address - which.place) // size
     if distance(which) == 0:
-        return ReadOnly(f"{who} wrote to `{name}`{at}, which is there to be read only.")
+        return InputWritten(f"{who} wrote to `{name}`{at}, which is there to be read only.")
     if distance(which) > 16 << 20:
         return OutsideATensor(
             f"{who} {does} memory that belongs to no tensor{at}. Is a pointer wrong, or a local array too large?"
