@@ -423,8 +423,8 @@ def rope_in_place(qkv, cosine, sine, positions, query_heads, key_heads):
 
     Returns:
         None. In each query and key head, x = number i and y = number i + head_dim / 2 become x · cos - y · sin and
-        y · cos + x · sin, with cos and sin number i of the token's position. Compute in float32. The values stay as
-        they are.
+        y · cos + x · sin, with cos and sin number i of the token's position. Compute in float32, and round each
+        result once, to the dtype of qkv. The values stay as they are.
 
         One kernel is launched. It loads and stores each number of Q and K once, and a token's row of cosine and of sine
         once; it neither loads nor stores the values. PyTorch's own operations compute and copy nothing.
@@ -493,8 +493,9 @@ def cross_entropy_in_place(logits, targets, chunk, ignore_index):
         1 at its target, divided by the number of rows that count; 0 in ignored rows. If all rows are ignored, the loss
         is NaN, as PyTorch's is, and the gradient 0.
 
-        Compute in float32. No tensor that you make may have more than rows · chunk elements. PyTorch's softmax,
-        log_softmax, logsumexp and cross_entropy are refused.
+        Compute in float32, float16 logits too. Round the gradient to the logits' dtype when you write it over them.
+        What is subtracted at the target may be rounded apart. No tensor that you make may have more than rows · chunk
+        elements. PyTorch's softmax, log_softmax, logsumexp and cross_entropy are refused.
     """
     # BEGIN SOLUTION
     rows, vocabulary = logits.shape
@@ -993,8 +994,8 @@ def group_norm_mish(x, weight, bias, scale_table, shift_table, steps, groups, ep
 
     Returns:
         A contiguous tensor of x's shape and dtype. mish(a) = a · tanh(log(1 + exp(a))), also for a of ±100. Compute in
-        float32. One kernel is launched, which loads x once and of the tables only the rows that `steps` names.
-        PyTorch's own operations compute and copy nothing.
+        float32, the mean and the variance too, and round once, to x's dtype. One kernel is launched, which loads x once
+        and of the tables only the rows that `steps` names. PyTorch's own operations compute and copy nothing.
     """
     batch, channels, length = x.shape
     members = channels // groups
@@ -1152,7 +1153,8 @@ def cuda_norm_source() -> str:
         float widened(Element) and void narrow(float, Element&): from an Element to float32 and back.
     Each load from a tensor and each store to one moves 16 bytes, a Vector. Squares are added in float32. Every thread
         of the block reaches each __syncthreads, and every lane that a shuffle's mask names reaches this shuffle, so no
-        thread returns before them.
+        thread returns before them. The mask names all lanes that take part, 0xffffffff for a whole warp. __activemask
+        tells only which lanes are together, and behind a loop that some lanes leave earlier that may be a few.
     If one thread writes a number that another thread of its block reads or writes, a barrier lies between the two, or
         both are atomic. If several threads do `total += part`, additions get lost. Blocks share nothing that any of
         them writes.

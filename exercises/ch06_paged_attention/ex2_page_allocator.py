@@ -21,6 +21,7 @@ from exercises.ch06_paged_attention.bookkeeping import (
     state_is_shared,
     told_by,
 )
+from exercises.topics.evidence import raised
 
 
 def random_script(draw, names, steps, largest):
@@ -300,7 +301,7 @@ EXERCISE = Exercise(
             "pool_not_checked",
             "A page was taken from an empty free list. Compare what is needed with what is free first, and raise "
             "MemoryError.",
-            when=lambda case, seen, got: bool(seen.error) and seen.error.type in ("IndexError", "StopIteration"),
+            when=raised("IndexError", "StopIteration"),
         ),
     ),
 )

@@ -25,6 +25,7 @@ from exercises.ch06_paged_attention.bookkeeping import (
     state_is_shared,
     told_by,
 )
+from exercises.topics.evidence import raised
 
 # ------------------------------------------------------------------------------------------------ sharing
 
@@ -603,7 +604,7 @@ EXERCISE = Exercise(
             "copy_without_room",
             "The page for the copy was not counted: MemoryError must be raised, with nothing changed, when the "
             "new pages and the copy together are more than are free.",
-            when=lambda case, seen, got: bool(seen.error) and seen.error.type in ("IndexError", "StopIteration"),
+            when=raised("IndexError", "StopIteration"),
         ),
         Mistake("attribute_hides_method", METHOD_HIDDEN, when=method_hidden),
         Mistake("pages_no_number", PAGES_NO_NUMBER, when=pages_no_number),

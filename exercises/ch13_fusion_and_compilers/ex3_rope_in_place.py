@@ -4,23 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from course_lib.checker import (
-    TRITON,
-    Allocates,
-    Case,
-    Exercise,
-    Forbids,
-    InOut,
-    LaunchesTriton,
-    Mistake,
-    Moves,
-    edits,
-    model_of,
-)
+from course_lib.checker import TRITON, Case, Exercise, InOut, Mistake, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.layouts import CONTIGUOUS, gaps
+from exercises.topics.kernel_requirements import in_one_kernel
 from exercises.topics.pointers import load, put
-from exercises.topics.pytorch_operations import ARITHMETIC
 
 
 def rope_oracle(qkv, cosine, sine, positions, query_heads, key_heads):
@@ -31,22 +19,14 @@ def rope_oracle(qkv, cosine, sine, positions, query_heads, key_heads):
     heads.copy_(torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1))
 
 
-def from_0(draw, tokens):
-    return torch.arange(tokens)
-
-
-def behind_others(draw, tokens):
-    return torch.arange(tokens) + draw.integer(5, 40)
-
-
-def anywhere(draw, tokens):
-    return draw.integers(tokens, low=0, high=60)
+from_0, behind_others, anywhere = (0, 1), (5, 40), None  # where the first token may stand, the others following it
 
 
 def drawn(draw, *, tokens, key_heads, group, head_dim, dtype=torch.float32, positions=behind_others, layout=None):
     query_heads = key_heads * group
     qkv = draw.normal(tokens, (query_heads + 2 * key_heads) * head_dim, dtype=dtype)
-    places = positions(draw, tokens)
+    any_places = draw.integers(tokens, low=0, high=60)
+    places = torch.arange(tokens) + draw.integer(*positions) if positions else any_places
     capacity = int(places.max()) + 1  # the last position ends the tables
     angles = torch.arange(capacity)[:, None] * torch.logspace(0, -2, head_dim // 2, base=10.0) + draw.uniform(1)
     return InOut(layout(draw, qkv) if layout else qkv), angles.cos(), angles.sin(), places, query_heads, key_heads
@@ -182,11 +162,8 @@ EXERCISE = Exercise(
     contracts=(CONTRACT,),
     models=(model_of(turned_in_place, CHANGES),),
     needs=TRITON,
-    requirements=(
-        LaunchesTriton(at_most=1),
-        Forbids((*ARITHMETIC, "cat", "index_put", "index_select", "index", "clone")),
-        Allocates(lambda *args: 1),
-        Moves(least_bytes),
+    requirements=in_one_kernel(
+        *("cat", "index_put", "index_select", "index", "clone"), elements=lambda *args: 1, least_bytes=least_bytes
     ),
     hints=(
         "Draw a row: query_heads heads, then key_heads heads of K, then key_heads of V. Q and K lie side by side, so "

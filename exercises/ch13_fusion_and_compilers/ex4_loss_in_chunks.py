@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 
 from course_lib.checker import Allocates, Case, Draw, Exercise, Forbids, InOut, Mistake, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
 from course_lib.checker.specification.layouts import CONTIGUOUS, gaps, last_exchanged
+from exercises.topics.softmax_inputs import ordered
+from exercises.topics.vector_inputs import spread
 
 
-def gradient_of(logits, targets, ignore_index, rounded, off=0.0):
-    """(loss, gradient), with the gradient's two terms rounded apart or together, the log-sum-exp `off` too small."""
+def loss_oracle(logits, targets, chunk, ignore_index, rounded=False, off=0.0):
+    """The loss; the gradient's two terms are rounded apart or together, with the log-sum-exp `off` too small."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     counts = targets != ignore_index
     safe = torch.where(counts, targets, 0)[:, None]
@@ -22,17 +25,8 @@ def gradient_of(logits, targets, ignore_index, rounded, off=0.0):
     loss = -torch.where(counts, logs.gather(1, safe)[:, 0] + off, 0.0).sum() / number
     smooth = (logs + off).exp() * weight
     smooth = smooth.to(logits.dtype) if rounded else smooth
-    return loss, smooth.scatter_add(1, safe, -weight.to(smooth.dtype)).to(logits.dtype)
-
-
-def loss_oracle(logits, targets, chunk, ignore_index, rounded=False, off=0.0):
-    loss, gradient = gradient_of(logits, targets, ignore_index, rounded, off)
-    logits.copy_(gradient)
+    logits.copy_(smooth.scatter_add(1, safe, -weight.to(smooth.dtype)))
     return loss
-
-
-def in_two_roundings(logits, targets, chunk, ignore_index):
-    return loss_oracle(logits, targets, chunk, ignore_index, rounded=True)
 
 
 def strayed(logits, targets, chunk, ignore_index):
@@ -44,30 +38,7 @@ def strayed(logits, targets, chunk, ignore_index):
     return loss_oracle(logits, targets, chunk, ignore_index, off=off)
 
 
-def ordinary(draw, rows, vocabulary):
-    return draw.normal(rows, vocabulary, scale=2.0)
-
-
-def far_apart(draw, rows, vocabulary):
-    return draw.normal(rows, vocabulary, scale=60.0)
-
-
-def rising(draw, rows, vocabulary):
-    """Each chunk's maximum is above the one before."""
-    return draw.normal(rows, vocabulary) + 8 * torch.arange(vocabulary) / vocabulary
-
-
-def far_below(draw, rows, vocabulary):
-    return draw.normal(rows, vocabulary) - 1000.0
-
-
-def farther_below(draw, rows, vocabulary):
-    return draw.normal(rows, vocabulary) - 20_000.0
-
-
-def falling(draw, rows, vocabulary):
-    """From the first column to the last they fall by 250: exp of the difference overflows."""
-    return draw.normal(rows, vocabulary) - 250 * torch.arange(vocabulary) / vocabulary
+ordinary, far_apart, far_below, farther_below = spread(2.0), spread(60.0), spread(around=-1e3), spread(around=-2e4)
 
 
 def drawn(draw, *, rows, vocabulary, chunk, values=ordinary, ignored="some", ignore_index=-100, dtype=torch.float32,
@@ -88,8 +59,8 @@ def loss_cases(draw):
         Case("7 rows of 64, every third ignored", drawn(draw, rows=7, vocabulary=64, chunk=16)),
         Case("a last chunk that is not full", drawn(draw, rows=5, vocabulary=37, chunk=16)),
         Case("one chunk", drawn(draw, rows=3, vocabulary=20, chunk=50, ignored="none")),
-        Case("maxima that rise from chunk to chunk", drawn(draw, rows=5, vocabulary=99, chunk=8, values=rising)),
-        Case("logits that fall by 250", drawn(draw, rows=3, vocabulary=60, chunk=9, values=falling)),
+        Case("maxima that rise from chunk to chunk", drawn(draw, rows=5, vocabulary=99, chunk=8, values=ordered(0.08))),
+        Case("logits that fall by 250", drawn(draw, rows=3, vocabulary=60, chunk=9, values=ordered(-250 / 60))),
         Case("logits near -20,000", drawn(draw, rows=5, vocabulary=40, chunk=20, values=farther_below)),
         Case("all rows ignored", drawn(draw, rows=4, vocabulary=33, chunk=8, ignored="all")),
         Case("class 2 is ignored", drawn(draw, rows=9, vocabulary=12, chunk=5, ignore_index=2)),
@@ -107,7 +78,7 @@ CONTRACT = Contract(
         "values": (
             Level(ordinary, ""),
             Level(far_apart, "logits of ±150"),
-            Level(rising, "rising logits"),
+            Level(ordered(0.05), "rising logits"),
             Level(far_below, "logits near -1000"),
         ),
         "ignored": (Level("none", "none ignored"), Level("some", ""), Level("all", "all ignored")),
@@ -136,12 +107,12 @@ def loss_in_place(logits, targets, chunk, ignore_index):
         running_sum = running_sum * torch.exp(running_max - new_max) + torch.exp(tile - new_max[:, None]).sum(1)
         running_max = new_max
     safe = torch.where(counts, targets, 0).clamp(max=vocabulary - 1)[:, None]
-    picked = logits.gather(1, safe)[:, 0].float()
-    losses = torch.where(counts, running_max + torch.log(running_sum) - picked, 0.0)
     number = counts.sum()
     weight = torch.where(counts, 1 / number, 0.0)[:, None]
     smooth = torch.exp(logits.float() - running_max[:, None]) / running_sum[:, None] * weight
     gradient = smooth.scatter_add(1, safe, -weight)
+    picked = logits.gather(1, safe)[:, 0].float()
+    losses = torch.where(counts, running_max + torch.log(running_sum) - picked, 0.0)
     logits.copy_(gradient)
     return losses.sum() / number
 
@@ -193,21 +164,13 @@ CHANGES = (
     *edits("The maximum is missing from the log-sum-exp: it is maximum + log(sum).",
         maximum_missing=("running_max + torch.log(running_sum)", "torch.log(running_sum)")),
     *edits("The target's logit was read after the gradient had been written over it. Read it before.",
-        target_read_late=(LOSSES, "torch.where(counts, running_max + torch.log(running_sum) - "
-        "smooth_of(logits, running_max, running_sum, counts, safe), 0.0)")),
+        target_read_late=("picked = logits", "picked = gradient.to(logits.dtype)")),
     *edits("If no row counts, the loss is 0 / 0 = NaN, as in PyTorch; it was replaced by a number.",
         nan_replaced=("losses.sum() / number", "losses.sum() / number.clamp(min=1)")),
     *edits("If no row counts, the gradient is 0.", nan_gradient=(WEIGHT, "(counts / number)[:, None]")),
     *edits("The logits still hold what they did. Write the gradient over them, for instance with copy_.",
         nothing_written=("logits.copy_(gradient)", "pass")),
 )  # fmt: skip
-
-
-def smooth_of(logits, running_max, running_sum, counts, safe):
-    """The gradient at the targets, where a logit is expected."""
-    weight = torch.where(counts, 1 / counts.sum(), 0.0)
-    probability = torch.exp(logits.gather(1, safe)[:, 0].float() - running_max) / running_sum
-    return ((probability * weight).to(logits.dtype) - weight.to(logits.dtype)).float()
 
 
 def _whole_copy(case, seen, got) -> bool:
@@ -221,9 +184,9 @@ EXERCISE = Exercise(
     entries=("cross_entropy_in_place",),
     cases=loss_cases,
     oracle=loss_oracle,
-    plain=(in_two_roundings, strayed),
+    plain=(partial(loss_oracle, rounded=True), strayed),
     contracts=(CONTRACT,),
-    models=(model_of(loss_in_place, CHANGES, uses=(smooth_of,)),),
+    models=(model_of(loss_in_place, CHANGES),),
     requirements=(
         Forbids(("_softmax", "_log_softmax", "softmax", "log_softmax", "nll_loss_forward", "cross_entropy_loss",
                  "logsumexp", "_logcumsumexp", "logcumsumexp")),

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
-from course_lib.checker import (
-    TRITON,
-    Allocates,
-    Case,
-    Contiguous,
-    Draw,
-    Exercise,
-    Forbids,
-    LaunchesTriton,
-    Mistake,
-    Moves,
-    ReadByKernels,
-    edits,
-    model_of,
-)
+from course_lib.checker import TRITON, Case, Contiguous, Draw, Exercise, Mistake, edits, model_of
 from course_lib.checker.specification.contract import Contract, Level
-from exercises.topics.pytorch_operations import ARITHMETIC
+from course_lib.checker.specification.nested import tensors
+from exercises.topics.kernel_requirements import in_one_kernel
+from exercises.topics.vector_inputs import spread
 
 
 def group_norm_oracle(x, weight, bias, scale_table, shift_table, steps, groups, epsilon, error=0.0):
@@ -36,14 +25,6 @@ def group_norm_oracle(x, weight, bias, scale_table, shift_table, steps, groups, 
     out = F.mish(normal * weight.to(wide.dtype)[:, None] + bias.to(wide.dtype)[:, None])
     scale, shift = (table[steps].to(wide.dtype)[:, :, None] for table in (scale_table, shift_table))
     return (scale * out + shift).to(x.dtype)
-
-
-def mean_too_large(*args):
-    return group_norm_oracle(*args, error=1.0)
-
-
-def mean_too_small(*args):
-    return group_norm_oracle(*args, error=-1.0)
 
 
 def tables_oracle(scales, shifts, times):
@@ -65,7 +46,11 @@ def ask_several_times(functions, scales, shifts, times):
     return sorted(asked), found
 
 
-def drawn(draw, *, batch, groups, members, length, values, dtype=torch.float32, slope=1.0, epsilon=1e-5):
+def ordinary(draw, *shape):
+    return draw.normal(*shape, scale=1.5) + draw.normal(shape[0], shape[1], 1)
+
+
+def drawn(draw, *, batch, groups, members, length, values=ordinary, dtype=torch.float32, slope=1.0, epsilon=1e-5):
     channels, number = groups * members, 7
     x = values(draw, batch, channels, length).to(dtype)
     weight, bias = draw.normal(channels, shift=1.0, scale=slope), draw.normal(channels)
@@ -73,26 +58,13 @@ def drawn(draw, *, batch, groups, members, length, values, dtype=torch.float32, 
     return x, weight, bias, scale_table, shift_table, draw.integers(batch, low=0, high=number), groups, epsilon
 
 
-def ordinary(draw, *shape):
-    return draw.normal(*shape, scale=1.5) + draw.normal(shape[0], shape[1], 1)
-
-
-def far_from_0(draw, *shape):
-    return draw.normal(*shape, shift=10_000.0)
-
-
-def around_40(draw, *shape):
-    return draw.normal(*shape, shift=40.0)
-
-
-def tiny(draw, *shape):
-    return draw.normal(*shape, scale=3e-3)
+far_from_0, around_40, tiny = spread(around=10_000.0), spread(around=40.0), spread(3e-3)
 
 
 def norm_cases(draw):
-    def case(name, batch, groups, members, length, values=ordinary, metered=False, **options):
-        sizes = {"batch": batch, "groups": groups, "members": members, "length": length}
-        return Case(name, drawn(draw, **sizes, values=values, **options), "group_norm_mish", metered=metered)
+    def case(name, batch, groups, members, length, metered=False, **more):
+        args = drawn(draw, batch=batch, groups=groups, members=members, length=length, **more)
+        return Case(name, args, "group_norm_mish", metered=metered)
 
     tables = Draw(6)  # the same at every check
 
@@ -104,11 +76,11 @@ def norm_cases(draw):
         case("2 samples, 2 groups of 4 channels, 16 places", 2, 2, 4, 16, metered=True),
         case("one group", 1, 1, 8, 16),
         case("groups of 6 channels, 13 places", 3, 4, 6, 13, metered=True),
-        case("a mean of 10,000 with a variance of 1", 2, 4, 8, 16, far_from_0),
-        case("numbers near 0.003 and an epsilon of 1e-5", 2, 2, 8, 8, tiny),
+        case("a mean of 10,000 with a variance of 1", 2, 4, 8, 16, values=far_from_0),
+        case("numbers near 0.003 and an epsilon of 1e-5", 2, 2, 8, 8, values=tiny),
         case("slopes of 30: exp overflows", 2, 2, 8, 16, slope=30.0),
         case("float16, 8 groups of 32 channels", 2, 8, 32, 16, dtype=torch.float16, metered=True),
-        case("float16, a mean of 40: its sum has no room there", 1, 2, 32, 16, around_40, dtype=torch.float16),
+        case("float16, a mean of 40: its sum has no room there", 1, 2, 32, 16, values=around_40, dtype=torch.float16),
         made_once("tables of 5 steps, asked for 3 times", 5, 6, 3),
         made_once("tables of one step", 1, 4, 1),
     ]
@@ -146,9 +118,11 @@ def normalised_groups(x, weight, bias, scale_table, shift_table, steps, groups, 
     centred = rows - mean
     squares = (centred * centred).sum(2, keepdim=True)
     normal = (centred / torch.sqrt(squares / count + epsilon)).view(x.shape)
-    affine = normal * weight[:, None] + bias[:, None]
+    channel = torch.arange(channels)
+    affine = normal * weight[channel, None] + bias[channel, None]
     out = affine * torch.tanh(F.softplus(affine))
-    scale, shift = scale_table[steps][:, :, None], shift_table[steps][:, :, None]
+    row = steps
+    scale, shift = scale_table[row][:, :, None], shift_table[row][:, :, None]
     return (scale * out + shift).to(x.dtype)
 
 
@@ -183,10 +157,9 @@ CHANGES = (
     *edits("epsilon was added to the root. It belongs under the root.",
         epsilon_outside=("torch.sqrt(squares / count + epsilon)", "(torch.sqrt(squares / count) + epsilon)")),
     *edits("The weights and biases are those of the first group's channels. Channel m of group g is g · members + m.",
-        first_groups_weights=("weight[:, None] + bias[:, None]",
-        "weight[torch.arange(channels) % members, None] + bias[torch.arange(channels) % members, None]")),
-    *edits("The weight is missing.", weight_missing=("normal * weight[:, None]", "normal")),
-    *edits("The bias is missing.", bias_missing=(" + bias[:, None]", "")),
+        first_groups_weights=("channel = torch.arange(channels)", "channel = torch.arange(channels) % members")),
+    *edits("The weight is missing.", weight_missing=("normal * weight[channel, None]", "normal")),
+    *edits("The bias is missing.", bias_missing=(" + bias[channel, None]", "")),
     *edits("Mish is missing, or another activation stands in its place: it is a · tanh(log(1 + exp(a))).",
         not_mish=(MISH, "affine"), not_mish__silu=(MISH, "affine * torch.sigmoid(affine)"),
         not_mish__relu=(MISH, "torch.relu(affine)"), not_mish__softplus=(MISH, "torch.tanh(F.softplus(affine))"),
@@ -203,14 +176,11 @@ CHANGES = (
     *edits("The shift is missing.", shift_missing=(" * out + shift", " * out")),
     *edits("Scale and shift are exchanged.", tables_exchanged=("scale * out + shift", "shift * out + scale")),
     *edits("All samples got the first row of the tables. Load a sample's step, and take that row.",
-        first_step=("scale_table[steps][:, :, None], shift_table[steps]",
-        "scale_table[0 * steps][:, :, None], shift_table[0 * steps]")),
+        first_step=("row = steps", "row = 0 * steps")),
     *edits("A sample's number was taken for its step. Load steps[sample].",
-        sample_for_step=("scale_table[steps][:, :, None], shift_table[steps]",
-        "scale_table[torch.arange(batch)][:, :, None], shift_table[torch.arange(batch)]")),
+        sample_for_step=("row = steps", "row = torch.arange(batch)")),
     *edits("All samples got the first sample's step. Load steps[sample].",
-        first_samples_step=("scale_table[steps][:, :, None], shift_table[steps]",
-        "scale_table[steps[:1].expand(batch)][:, :, None], shift_table[steps[:1].expand(batch)]")),
+        first_samples_step=("row = steps", "row = steps[:1].expand(batch)")),
 )  # fmt: skip
 
 
@@ -219,25 +189,13 @@ def least_bytes(x, weight, bias, scale_table, shift_table, steps, groups, epsilo
     return 2 * x.numel() * x.element_size() + x.shape[0] * (4 * 4 * x.shape[1] + 8 * groups)
 
 
-class OneKernel(LaunchesTriton):
-    """One kernel in each call of the function; making tables takes none."""
-
-    def complaint(self, case, seen):
-        return None if case.entry == "StepTables" else super().complaint(case, seen)
-
-
 def _tables_changed(case, seen, got) -> bool:
     """Each step was asked for once, and the tables hold other numbers all the same."""
     if case.entry != "StepTables" or not isinstance(got, tuple):
         return False
     asked, tables = tables_oracle(*case.args)
-    try:
-        same = all(
-            torch.equal(part, right) for pair, rights in zip(got[1], tables) for part, right in zip(pair, rights)
-        )
-    except TypeError:  # what was returned is no pairs of tensors
-        return False
-    return got[0] == asked and not same
+    mine, right = tensors(got[1]), tensors(tables)
+    return got[0] == asked and len(mine) == len(right) and not all(map(torch.equal, mine, right))
 
 
 EXERCISE = Exercise(
@@ -246,19 +204,19 @@ EXERCISE = Exercise(
     entries=("group_norm_mish", "StepTables"),
     cases=norm_cases,
     oracle={"group_norm_mish": group_norm_oracle, "StepTables": tables_oracle},
-    plain={"group_norm_mish": (mean_too_large, mean_too_small)},
+    plain={"group_norm_mish": tuple(partial(group_norm_oracle, error=error) for error in (1.0, -1.0))},
     contracts=(CONTRACT,),
     models=(model_of(normalised_groups, CHANGES, uses=(lanes,), entry="group_norm_mish"),),
     needs=TRITON,
     requirements=(
-        OneKernel(at_most=1),
-        Contiguous(),
-        Forbids(
-            (*ARITHMETIC, "native_group_norm", "native_layer_norm", "native_batch_norm", "mish", "softplus", "tanh")
+        *in_one_kernel(
+            *("native_group_norm", "native_layer_norm", "native_batch_norm", "mish", "softplus", "tanh"),
+            elements=lambda *args: args[0].numel() if torch.is_tensor(args[0]) else math.inf,
+            least_bytes=least_bytes,
+            reads=(0,),
+            of="group_norm_mish",
         ),
-        Allocates(lambda *args: args[0].numel() if torch.is_tensor(args[0]) else math.inf),
-        Moves(least_bytes),
-        ReadByKernels((0,)),
+        Contiguous(),
     ),
     hints=(
         "One program owns one group of one sample: a tile [MEMBERS, LENGTH], with a mask for the channels and places "

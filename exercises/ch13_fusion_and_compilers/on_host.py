@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from course_lib.checker import Mistake, Requirement
 from course_lib.hardware.compiler.nvrtc import missing_nvrtc
+from exercises.topics.evidence import raised
 
 # The driver is sent to the worker by its source alone, so it stands by itself.
 
@@ -54,15 +56,15 @@ def run_in_both_orders(functions, x, residual, weight, epsilon, threads, machine
         strides = {"x_stride": x.stride(0), "residual_stride": residual.stride(0)}
         arguments = {"x": x, "residual": residual, "weight": weight, **results, "columns": columns, **strides}
         arguments["epsilon"] = float(epsilon)
-        unset = runner.run_on_host(
+        suspect = runner.run_on_host(
             source, "add_rms_norm", rows, threads, arguments, tuple(results), order=order, line=line, given=given
         )
         story[order] = results
         for name, result in results.items():
             left = (result.view(bits) == nobodys).sum().item()
             functions.noted[f"{name} never stored"] = functions.noted.get(f"{name} never stored", 0) + left
-            if unset and (result.isnan() & (result.view(bits) != nobodys)).any():
-                raise runner.Unset(f"numbers of `{name}` are NaN, and {unset}; such memory is NaN here")
+            if suspect and (result.isnan() & (result.view(bits) != nobodys)).any():
+                raise type(suspect)(f"numbers of `{name}` are NaN, and {suspect}")
     if "nvrtc.py" in machine:
         nvrtc = sys.modules["nvrtc"]
         try:
@@ -114,8 +116,17 @@ class NothingInLocalMemory(Requirement):
         )
 
 
-def _raised(name):
-    return lambda case, seen, got: seen.error is not None and seen.error.type == name
+BITS_FOR_NUMBERS = (
+    "The bits of float16 numbers were taken for numbers. A `half_bits` holds 16 bits, with which C++ cannot calculate; "
+    "the sum of two such patterns is not the pattern of the sum. Widen each number, calculate in float32, and round "
+    "once: narrow(widened(a) + widened(b), sum.of[e])."
+)
+
+
+def _bits_in_arithmetic(case, seen, got):
+    """Whether the compiler refused to calculate with an Element as if it were a number, or with its bits."""
+    refused = raised("DoesNotCompile")(case, seen, got)
+    return refused and any(words in seen.error.text for words in ("half_bits", "member `bits`"))
 
 
 def _all_never_stored(name):
@@ -135,43 +146,48 @@ def _norm_is_nan(case, seen, got):
     )
 
 
+ADVICE = {  # by the fault, whose class has the mistake's name
+    "OutsideATensor": "Look at the line's index first. A row has columns / WIDTH vectors, however many the threads "
+        "are. A pointer to Vectors counts in Vectors, so row * x_stride is added to the pointer to Elements. x and the "
+        "residual have row strides; rows of the results are `columns` apart, and the weight is one row for all.",
+    "LostUpdate": "Several threads add to one number by `+=`, and that is a read and a write. Give each warp a place "
+        "of its own and add these after a barrier, or use atomicAdd.",
+    "OnePlaceForSeveral": "Give each thread that writes a place of its own, such as of_warp[threadIdx.x / 32] for lane "
+        "0 of each warp.",
+    "BarrierMissing": "Put __syncthreads between the two, and where the memory is used again, between the read and the "
+        "next write. Between lanes of one warp __syncwarp will do.",
+    "SharedMemoryUnset": "Either a lane reads the sum of a warp that does not exist (there are THREADS / 32 warps, and "
+        "the other lanes take 0), or not every warp has written its sum to a place of its own, or a number to which "
+        "others are added was never set to 0.",
+    "LanesNotNamed": "All 32 lanes of a warp take part in its sum, so the mask is 0xffffffff. __activemask only tells "
+        "which lanes a GPU happens to run together at that moment, and behind a loop or an `if` that may be a few of "
+        "them.",
+    "LaunchBoundTooSmall": "The block has THREADS threads, up to 512.",
+    "UnknownName": "Before your text stand Element, WIDTH, Vector, THREADS, widened and narrow. Of what CUDA itself "
+        "has without a header this check knows the usual part: if it is CUDA's, say it in another way. Nothing ran.",
+    "DoesNotCompile": "Nothing ran. The line that is named is the first that the compiler could not take; a `;` or a "
+        "bracket that is missing shows in the line behind.",
+    "InputWritten": "x, the residual and the weight are there to be read. Results go to `normalised` and `summed`.",
+    "OutsideAnArray": "An array has the length that its declaration says. THREADS / 32 warps have a sum each: lanes "
+        "from there on read nothing, and take 0.",
+    "NotAligned": "A Vector lies at a multiple of 16 bytes. Rows do, since strides are multiples of WIDTH; is "
+        "something else added to a pointer to Elements before it is cast?",
+    "NotReachedByAll": "Some threads never arrive where others wait. On a GPU this hangs, or gives anything.",
+    "DoesNotEnd": "A loop never ends, and on a GPU nobody would stop it. This check runs one thread at a time up to "
+        "its next barrier, so a loop that waits until another thread sets a flag does not end here either: use a "
+        "barrier.",
+}  # fmt: skip
 FAULTS = (
-    Mistake(
-        "outside_a_tensor",
-        "Look at the line's index first. A row has columns / WIDTH vectors, however many the threads are. A pointer to "
-        "Vectors counts in Vectors, so row * x_stride is added to the pointer to Elements. x and the residual have row "
-        "strides; rows of the results are `columns` apart, and the weight is one row for all.",
-        when=_raised("OutsideATensor"),
-    ),
-    Mistake(
-        "lost_update",
-        "Several threads add to one number by `+=`, and that is a read and a write. Give each warp a place of its own "
-        "and add these after a barrier, or use atomicAdd.",
-        when=_raised("LostUpdate"),
-    ),
-    Mistake(
-        "one_place_for_several",
-        "Give each thread that writes a place of its own, such as of_warp[threadIdx.x / 32] for lane 0 of each warp.",
-        when=_raised("OnePlaceForSeveral"),
-    ),
-    Mistake(
-        "barrier_missing",
-        "Put __syncthreads between the two, and where the memory is used again, between the read and the next write. "
-        "Between lanes of one warp __syncwarp will do.",
-        when=_raised("Race"),
+    Mistake("bits_for_numbers", BITS_FOR_NUMBERS, when=_bits_in_arithmetic),
+    *(
+        Mistake(re.sub("(?<!^)(?=[A-Z])", "_", fault).lower(), advice, when=raised(fault))
+        for fault, advice in ADVICE.items()
     ),
     Mistake(
         "rows_collide",
         "Each block has a row and memory of its own: row blockIdx.x of a result begins blockIdx.x * columns numbers "
         "behind the first, and what the threads of one block share is declared __shared__ within the kernel.",
-        when=_raised("BlocksCollide"),
-    ),
-    Mistake(
-        "shared_memory_unset",
-        "Either a lane reads the sum of a warp that does not exist (there are THREADS / 32 warps, and the other lanes "
-        "take 0), or not every warp has written its sum to a place of its own, or a number to which others are added "
-        "was never set to 0.",
-        when=_raised("Unset"),
+        when=raised("BlocksCollide"),
     ),
     Mistake(
         "normalised_not_stored",
@@ -195,50 +211,5 @@ FAULTS = (
         when=_norm_is_nan,
         every=True,
         first=True,
-    ),
-    Mistake(
-        "launch_bound_too_small",
-        "The block has THREADS threads, up to 512.",
-        when=_raised("NotLaunched"),
-    ),
-    Mistake(
-        "unknown_name",
-        "Before your text stand Element, WIDTH, Vector, THREADS, widened and narrow. Of what CUDA itself has without a "
-        "header this check knows the usual part: if it is CUDA's, say it in another way. Nothing ran.",
-        when=_raised("UnknownName"),
-    ),
-    Mistake(
-        "does_not_compile",
-        "Nothing ran. The line that is named is the first that the compiler could not take; a `;` or a bracket that is "
-        "missing shows in the line behind.",
-        when=_raised("DoesNotCompile"),
-    ),
-    Mistake(
-        "input_written",
-        "x, the residual and the weight are there to be read. Results go to `normalised` and `summed`.",
-        when=_raised("ReadOnly"),
-    ),
-    Mistake(
-        "outside_an_array",
-        "An array has the length that its declaration says. THREADS / 32 warps have a sum each: lanes from there on "
-        "read nothing, and take 0.",
-        when=_raised("OutsideAnArray"),
-    ),
-    Mistake(
-        "not_aligned",
-        "A Vector lies at a multiple of 16 bytes. Rows do, since strides are multiples of WIDTH; is something else "
-        "added to a pointer to Elements before it is cast?",
-        when=_raised("NotAligned"),
-    ),
-    Mistake(
-        "not_reached_by_all",
-        "Some threads never arrive where others wait. On a GPU this hangs, or gives anything.",
-        when=_raised("NotAllThere"),
-    ),
-    Mistake(
-        "does_not_end",
-        "A loop never ends, and on a GPU nobody would stop it. This check runs one thread at a time up to its next "
-        "barrier, so a loop that waits until another thread sets a flag does not end here either: use a barrier.",
-        when=_raised("DoesNotEnd"),
     ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 from course_lib.checker import Case, Exercise, Mistake, edits, model_of
+from exercises.topics.evidence import raised
 
 
 def per(count, other):
@@ -224,7 +225,7 @@ EXERCISE = Exercise(
             "divided_too_early",
             "You divided by a count that is 0, for a row that does not decide. Find the first row that fits, and then "
             "divide for its figure.",
-            when=lambda case, seen, got: bool(seen.error) and seen.error.type == "ZeroDivisionError",
+            when=raised("ZeroDivisionError"),
         ),
     ),
     hints=(

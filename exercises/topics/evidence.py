@@ -30,6 +30,15 @@ COMPUTED_IN_16_BITS = (
 )
 
 
+def raised(*names: str):
+    """A `when`: the call raised an error of one of these classes."""
+
+    def when(case, seen, got):
+        return seen.error is not None and seen.error.type in names
+
+    return when
+
+
 def stored_in_16_bits(oracle: Callable):
     """A `when` for every failing case: each result in float32 is right, or is right to 16 bits and has no more."""
 

@@ -7,23 +7,14 @@ import math
 import torch
 
 from course_lib.checker.specification.contract import Level
+from exercises.topics.vector_inputs import ordinary, spread
 
-
-def ordinary(draw, rows, columns):
-    return draw.normal(rows, columns)
-
-
-def wide(draw, rows, columns):
-    return draw.normal(rows, columns, scale=80.0)
+wide = spread(80.0)
 
 
 def near(level):
     """Scores that lie around a number, where exp of them is 0 or infinity."""
-
-    def make(draw, rows, columns):
-        return draw.normal(rows, columns, shift=level)
-
-    return make
+    return spread(around=level)
 
 
 def ordered(slope):

@@ -1,23 +1,20 @@
-"""Vectors for the contracts of elementwise exercises: magnitudes that each break something."""
+"""Numbers for the contracts of exercises: magnitudes that each break something."""
 
 from __future__ import annotations
 
 from course_lib.checker.specification.contract import Level
 
 
-def ordinary(draw, *shape):
-    """Numbers around 0."""
-    return draw.normal(*shape)
+def spread(scale=1.0, around=0.0):
+    """Normal numbers of both signs as large as `scale`, around a number."""
+
+    def make(draw, *shape):
+        return draw.normal(*shape, scale=scale, shift=around)
+
+    return make
 
 
-def huge(draw, *shape):
-    """Numbers near 1e30, of both signs."""
-    return draw.normal(*shape, scale=1e30)
-
-
-def tiny(draw, *shape):
-    """Numbers near 1e-30, of both signs."""
-    return draw.normal(*shape, scale=1e-30)
+ordinary, huge, tiny = spread(), spread(1e30), spread(1e-30)
 
 
 def negative(draw, *shape):

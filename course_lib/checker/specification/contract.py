@@ -139,7 +139,7 @@ class Contract:
             elif isinstance(level, bool):
                 said.append(f"{name}={level}")
             else:
-                said.append(f"{name.replace('_', ' ')} {level:,}" if isinstance(level, int) else str(level))
+                said.append(f"{name.replace('_', ' ')} {level:,}" if isinstance(level, (int, float)) else str(level))
         return ", ".join(word for word in said if word)
 
 

@@ -49,6 +49,7 @@ struct Fiber {
     int from;          // the lane whose number it wants
     unsigned long long given, got;
     unsigned yes;      // the lanes that gave a number other than 0
+    unsigned active;   // the lanes that __activemask named last
 };
 
 struct Fault {
@@ -65,6 +66,9 @@ struct Fault {
     int other_block, other_writes, region;
     int unset_thread, unset_block;  // of the first read of shared memory that nobody had written
     void* unset_place;
+    int taken_by, taken_from, taken_line, taken_asked;  // the first number of a lane that its shuffle's mask lacks
+    const char* taken_what;
+    unsigned taken_mask;
 };
 
 static const int LANES = 32, STACK = 128 << 10;
@@ -156,11 +160,11 @@ UNSEEN static unsigned ballot(int line, const char* what, unsigned mask, int giv
     exchange(mask, given != 0, running % LANES, line, what);
     return fibers[running].yes;
 }
-// The lanes that come to this line before the warp has to wait for something.
+// The lanes that come to this line together: by the same way since they last waited for each other.
 UNSEEN static unsigned lanes_there(int line) {
     fibers[running].state = ASKS, fibers[running].line = line;
     wait();
-    return fibers[running].yes;
+    return fibers[running].active;
 }
 UNSEEN static bool answer_lanes(int first, int lanes) {
     bool answered = false;
@@ -169,10 +173,11 @@ UNSEEN static bool answer_lanes(int first, int lanes) {
         unsigned there = 0;
         for (int other = lane; other < lanes; ++other) {
             Fiber& fiber = fibers[first + other];
-            if (fiber.state == ASKS && fiber.line == fibers[first + lane].line) there |= 1u << other;
+            const bool together = ways[first + other] == ways[first + lane];
+            if (fiber.state == ASKS && fiber.line == fibers[first + lane].line && together) there |= 1u << other;
         }
         for (int other = lane; other < lanes; ++other)
-            if (there >> other & 1) fibers[first + other].yes = there, fibers[first + other].state = READY;
+            if (there >> other & 1) fibers[first + other].active = there, fibers[first + other].state = READY;
         answered = true;
     }
     return answered;
@@ -202,6 +207,10 @@ UNSEEN static void try_shuffle(int thread) {
         if (mask >> lane & 1) {
             Fiber& fiber = fibers[first + lane];
             const bool there = mask >> fiber.from & 1;  // otherwise the number is not defined: NaN
+            if (!there && !fault.taken_mask) {
+                fault.taken_by = first + lane, fault.taken_from = first + fiber.from, fault.taken_mask = mask;
+                fault.taken_line = fiber.line, fault.taken_what = fiber.what, fault.taken_asked = fiber.active == mask;
+            }
             fiber.got = there ? fibers[first + fiber.from].given : ~0ull, fiber.yes = yes;
         }
     for (int lane = 0; lane < LANES; ++lane)
@@ -241,8 +250,9 @@ UNSEEN static void pass_barrier() {
         if (fibers[other].state != BARRIER || fibers[other].line != fibers[first].line) not_reached(first, other);
     int yes = 0;
     for (int thread = 0; thread < count; ++thread) yes += (int)fibers[thread].given;
-    for (int thread = 0; thread < count; ++thread) fibers[thread].state = READY, fibers[thread].got = yes;
-    ++epoch;
+    ++epoch, ++meetings;
+    for (int thread = 0; thread < count; ++thread)
+        fibers[thread].state = READY, fibers[thread].got = yes, ways[thread] = meetings;
 }
 
 UNSEEN static void run_block(bool descending) {

@@ -84,7 +84,7 @@ UNSEEN static void run(int grid, bool descending) {
             fiber.context.uc_stack.ss_sp = stacks + (long long)thread * STACK;
             fiber.context.uc_stack.ss_size = STACK;
             fiber.context.uc_link = &scheduler;
-            fiber.state = READY;
+            fiber.state = READY, fiber.active = 0;
             makecontext(&fiber.context, of_thread, 0);
         }
         run_block(descending);

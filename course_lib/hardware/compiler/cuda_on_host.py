@@ -10,6 +10,8 @@ What is seen: two threads that reach the same number with nothing between them, 
 not the result is right here (cuda_races.h says how); an access outside a tensor, since memory that cannot be reached
 lies on both sides; a write to a tensor that is only read; an address that is not aligned; an index outside an array; a
 barrier or shuffle that some threads do not reach; a loop that does not end. Shared memory begins as NaN in each block.
+What a shuffle takes from a lane that its mask does not name is NaN. __activemask names the lanes that came the same way
+since they last waited for each other, since nothing promises more of a GPU (with g++ before 12: all that come there).
 What is not seen: time, and whatever depends on the GPU's compiler. A shuffle is taken to order the lanes that call it,
 as __syncwarp does; CUDA promises that of __syncwarp alone. Memory fences order nothing here, and a loop that waits
 for another thread's flag never ends.
@@ -51,8 +53,12 @@ class KernelFault(Exception):
     """What a kernel did that no GPU would forgive: the sentence says what, where and in which thread."""
 
 
-class Unset(KernelFault):
+class SharedMemoryUnset(KernelFault):
     """A result is NaN, and shared memory was read that nobody had written."""
+
+
+class LanesNotNamed(KernelFault):
+    """A result is NaN, and a shuffle took a number from a lane that its mask does not name."""
 
 
 class UnknownName(KernelFault):
@@ -67,7 +73,7 @@ class OutsideATensor(KernelFault):
     """An access beside a tensor."""
 
 
-class ReadOnly(KernelFault):
+class InputWritten(KernelFault):
     """A write to a tensor that is there to be read."""
 
 
@@ -79,27 +85,27 @@ class OutsideAnArray(KernelFault):
     """An index that a shared or local array does not have."""
 
 
-class NotAllThere(KernelFault):
+class NotReachedByAll(KernelFault):
     """A barrier, or a shuffle, that some of its threads do not reach."""
 
 
-class Race(KernelFault):
+class BarrierMissing(KernelFault):
     """Two threads of a block reach the same number, one of them changes it, and nothing orders the two."""
 
 
-class LostUpdate(Race):
+class LostUpdate(BarrierMissing):
     """Threads add to the same number by reading it and writing it back: one addition overwrites the other."""
 
 
-class OnePlaceForSeveral(Race):
+class OnePlaceForSeveral(BarrierMissing):
     """Threads write different numbers to the same place, by the same instruction."""
 
 
-class BlocksCollide(Race):
+class BlocksCollide(BarrierMissing):
     """Two blocks reach the same number, and one of them changes it."""
 
 
-class NotLaunched(KernelFault):
+class LaunchBoundTooSmall(KernelFault):
     """The launch has more threads than the kernel's own bound."""
 
 
@@ -121,6 +127,9 @@ class _Fault(ctypes.Structure):
         ("other_place", ctypes.c_void_p),
         *((name, ctypes.c_int) for name in ("other_block", "other_writes", "region", "unset_thread", "unset_block")),
         ("unset_place", ctypes.c_void_p),
+        *((name, ctypes.c_int) for name in ("taken_by", "taken_from", "taken_line", "taken_asked")),
+        ("taken_what", ctypes.c_char_p),
+        ("taken_mask", ctypes.c_uint),
     ]
 
 
@@ -142,6 +151,11 @@ def files() -> dict[str, str]:
 def missing_host_compiler() -> str | None:
     """What no kernel can be run on the processor without, in words that follow "needs"; None where it is there."""
     return None if _version() >= OLDEST else MISSING
+
+
+def tells_ways() -> bool:
+    """Whether g++ can tell which way each thread went, on which __activemask depends."""
+    return _version() >= 12
 
 
 def _version() -> int:
@@ -168,8 +182,9 @@ def run_on_host(source, name, grid, threads, arguments, written, *, order="ascen
         line: the number of the source's first line in the file that the learner knows.
         given: what stands before the source and is none of its lines, such as types and constants.
 
-    Returns: the first read of shared memory that nobody had written, in words; None where there was none. It is no
-        fault, as the number may not have been used.
+    Returns: what NaN in a result may come from, as a fault that was not raised: the first read of shared memory that
+        nobody had written, or the first number that a shuffle took from a lane which its mask does not name. None where
+        there was neither. The number may not have been used.
 
     Raises:
         ValueError: threads is not a number from 1 to 1024, or order none of ORDERS.
@@ -189,7 +204,7 @@ def run_on_host(source, name, grid, threads, arguments, written, *, order="ascen
         )
     _parameters(source, name, library.kinds, arguments)
     if threads > library.most_threads:
-        raise NotLaunched(
+        raise LaunchBoundTooSmall(
             f"`{name}` has __launch_bounds__({library.most_threads}), and is launched with {threads} threads. A GPU "
             "refuses that launch. Write __launch_bounds__(THREADS), or leave it out."
         )
@@ -208,15 +223,28 @@ def run_on_host(source, name, grid, threads, arguments, written, *, order="ascen
         if isinstance(raised, DoesNotEnd):
             _endless[source] = str(raised)  # it is not run again
         raise raised
-    return _unset(fault, library)
+    return _unset(fault, library) if fault.unset_place else _not_in_mask(fault, library) if fault.taken_mask else None
 
 
 def _unset(fault, library):
-    if not fault.unset_place:
-        return None
     where = library.at(_line_of(library.path, fault.unset_place))
     at = f" (in {where})" if where else ""
-    return f"thread {fault.unset_thread} of block {fault.unset_block} read shared memory{at} that nobody had written"
+    return SharedMemoryUnset(
+        f"thread {fault.unset_thread} of block {fault.unset_block} read shared memory{at} that nobody had written; "
+        "such memory is NaN here"
+    )
+
+
+def _not_in_mask(fault, library):
+    asked = (
+        " The mask came from __activemask, and its lanes had gone different ways, through a loop or a branch, since "
+        "they last waited for each other."
+    )
+    return LanesNotNamed(
+        f"thread {fault.taken_by} took thread {fault.taken_from}'s number by {fault.taken_what.decode()} (in "
+        f"{library.at(fault.taken_line)}), whose mask {fault.taken_mask:#010x} does not name that thread's lane. On a "
+        f"GPU it is any number, here NaN.{asked if fault.taken_asked else ''}"
+    )
 
 
 def _parameters(source, name, kinds, arguments):
@@ -317,6 +345,7 @@ def _compiled(source, name, line, given, key):
     ]
     flags += ["-fsanitize=bounds,alignment,thread", "-fsanitize-recover=all", "-fdiagnostics-color=never"]
     flags += ["-ftrivial-auto-var-init=pattern"] if version >= 12 else []  # what nobody set is not 0
+    flags += ["-fsanitize-coverage=trace-pc"] if "__activemask" in source and tells_ways() else []
     done = subprocess.run(
         ["g++", *flags, "-c", str(text), "-o", str(machine_code)], capture_output=True, text=True, cwd=folder
     )
@@ -456,7 +485,7 @@ def _told(fault, library, tensors, laid, threads, seconds):
             "over a row advances by the number of threads."
         )
     if fault.kind == MASK:
-        return NotAllThere(
+        return NotReachedByAll(
             f"{who} calls {fault.what.decode()}{at} with the mask {fault.mask:#010x}, in which its own lane, "
             f"{fault.thread % 32}, is missing."
         )
@@ -486,7 +515,7 @@ def _raced(fault, library, tensors, who, at):
             f"{who} writes a number in {what}{at} over another one that thread {fault.other} has just written there by "
             "the same line. On a GPU any of the two may stay."
         )
-    return Race(
+    return BarrierMissing(
         f"{who} {does} a number in {what}{at} that thread {fault.other} {did}{place}, and no barrier lies between the "
         "two. On a GPU either may come first."
     )
@@ -502,7 +531,7 @@ def _not_reached(fault, library, threads, at):
     waits = f"thread {fault.thread} of block {fault.block} waits in {what}{at}"
     named = f", whose mask {fault.mask:#010x} names thread {other}," if what != "__syncthreads" else ""
     if other >= threads:
-        return NotAllThere(f"{waits}{named} and the block has {threads} threads only.")
+        return NotReachedByAll(f"{waits}{named} and the block has {threads} threads only.")
     if STATES[fault.other_state] == "has ended":
         does = "has ended"
     else:
@@ -516,7 +545,7 @@ def _not_reached(fault, library, threads, at):
         if what == "__syncthreads"
         else "All lanes that the mask names must call the same shuffle: take it out of the branch or the loop."
     )
-    return NotAllThere(f"{waits}{named} but {subject} {does}. {advice}")
+    return NotReachedByAll(f"{waits}{named} but {subject} {does}. {advice}")
 
 
 def _outside(fault, tensors, laid, who, at):
@@ -533,7 +562,7 @@ def _outside(fault, tensors, laid, who, at):
     size, count = tensor.element_size(), which.bytes // tensor.element_size()
     element = (address - which.place) // size
     if distance(which) == 0:
-        return ReadOnly(f"{who} wrote to `{name}`{at}, which is there to be read only.")
+        return InputWritten(f"{who} wrote to `{name}`{at}, which is there to be read only.")
     if distance(which) > 16 << 20:
         return OutsideATensor(
             f"{who} {does} memory that belongs to no tensor{at}. Is a pointer wrong, or a local array too large?"

@@ -10,7 +10,11 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define UNSEEN __attribute__((no_sanitize("thread")))  // the accesses of such a function are not the kernel's
+#if __GNUC__ >= 12
+#define UNSEEN __attribute__((no_sanitize("thread"), no_sanitize_coverage))
+#else
+#define UNSEEN __attribute__((no_sanitize("thread")))  // what such a function does is not the kernel's
+#endif
 
 namespace on_host {
 
@@ -29,6 +33,9 @@ static int running, block_now;
 static unsigned epoch, first_of_block, first_of_launch;  // an epoch ends with a barrier
 static unsigned clocks[1024][WARP];  // how far a thread knows of each lane of its warp
 static char* base_of_code;
+
+// Which way a thread went since lanes of its warp last waited for each other. Lanes of the same way are together.
+static unsigned long long ways[1024], meetings;
 
 struct Race { Access now, before; bool now_writes, before_writes, written_back; int region; char* at; };
 static Race race;  // the first of a block, told when the block has ended: another fault may be its cause
@@ -103,6 +110,7 @@ UNSEEN static void seen(void* where, long bytes, bool writes, bool atomic, void*
 
 UNSEEN static void order_lanes(int first, unsigned mask) {
     unsigned all[WARP] = {};
+    ++meetings;
     for (int lane = 0; lane < WARP; ++lane)
         for (int other = 0; (mask >> lane & 1) && other < WARP; ++other)
             if (clocks[first + lane][other] > all[other]) all[other] = clocks[first + lane][other];
@@ -110,12 +118,13 @@ UNSEEN static void order_lanes(int first, unsigned mask) {
         if (mask >> lane & 1) {
             memcpy(clocks[first + lane], all, sizeof all);
             ++clocks[first + lane][lane];
+            ways[first + lane] = meetings;
         }
 }
 
 UNSEEN static void begin_block(int block) {
     first_of_block = ++epoch, block_now = block, raced = false;
-    memset(clocks, 0, sizeof clocks);
+    memset(clocks, 0, sizeof clocks), memset(ways, 0, sizeof ways);
     for (int thread = 0; thread < 1024; ++thread) clocks[thread][thread % WARP] = 1;
 }
 
@@ -153,6 +162,11 @@ UNSEEN static int find_variables(struct dl_phdr_info* info, size_t, void* found)
 }  // namespace on_host
 
 // Under names of their own: g++ knows these functions, not in each version by the same parameters.
+extern "C" void on_host_block() __asm__("__sanitizer_cov_trace_pc");  // where the code branches, or comes back
+extern "C" UNSEEN __attribute__((used)) void on_host_block() {
+    unsigned long long& way = on_host::ways[on_host::running];
+    way = (way ^ (size_t)__builtin_return_address(0)) * 0x9e3779b97f4a7c15ull;
+}
 #define SEEN(name, bytes, writes) \
     extern "C" void on_host_##name(void* at) __asm__("__tsan_" #name); \
     extern "C" UNSEEN __attribute__((used)) void on_host_##name(void* at) { \

@@ -60,11 +60,11 @@ def test_what_may_not_meet_never_does():
 def test_a_case_says_what_it_was_drawn_as():
     plain, far = Level(0.0, ""), Level(-160.0, "scores near -160")
     choices = {"key_length": (1025,), "causal": (True,), "dtype": (torch.float16,), "near": (plain, far)}
-    contract = Contract(made, choices)
+    contract = Contract(made, choices | {"scale": (0.25,)})
     names = {case.name for case in contract.cases(Draw(0))}
     assert names == {
-        "key length 1,025, causal=True, float16",
-        "key length 1,025, causal=True, float16, scores near -160",
+        "key length 1,025, causal=True, float16, scale 0.25",
+        "key length 1,025, causal=True, float16, scores near -160, scale 0.25",
     }
 
 

@@ -72,7 +72,7 @@ def test_a_forgotten_barrier_is_told_with_both_lines(order):
         "__shared__ float all[64];\nall[threadIdx.x] = x[threadIdx.x];\n{}\nout[threadIdx.x] = all[63 - threadIdx.x];"
     )
     assert torch.equal(ran(body.format("__syncthreads();"), order=order), torch.arange(63.0, -1.0, -1.0))
-    said = told(body.format(""), "Race", order=order)
+    said = told(body.format(""), "BarrierMissing", order=order)
     assert "line 3" in said and "line 5" in said and "shared memory" in said
 
 
@@ -93,7 +93,7 @@ def test_memory_that_is_used_again_without_a_barrier_is_no_lost_update():
         "if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x[threadIdx.x] + round;\n__syncthreads();\n"
         "out[threadIdx.x] = part[0] + part[1];\n}"
     )
-    said = told(body, "Race")
+    said = told(body, "BarrierMissing")
     assert "line 4" in said and "line 6" in said
 
 
@@ -117,7 +117,7 @@ def test_what_is_ordered_is_no_race(body, order):
 def test_lanes_of_one_warp_are_not_ordered_by_themselves(order):
     said = told(
         "__shared__ float all[64];\nall[threadIdx.x] = x[threadIdx.x];\nout[threadIdx.x] = all[threadIdx.x ^ 1];",
-        "Race", order=order,
+        "BarrierMissing", order=order,
     )  # fmt: skip
     assert "line 3" in said and "line 4" in said
 
@@ -140,7 +140,54 @@ def test_a_read_of_shared_memory_that_nobody_wrote_is_returned_and_no_fault():
     x = torch.ones(32)
     source = f"{HEAD}__shared__ float few[2];\nout[threadIdx.x] = few[1] == 1.0f ? 0.0f : x[0];\n}}\n"
     said = run_on_host(source, "kernel", 1, 32, {"x": x, "out": x.clone(), "count": 32}, ("out",))
-    assert said.startswith("thread 0 of block 0 read shared memory") and "line 3" in said
+    assert isinstance(said, cuda_on_host.SharedMemoryUnset)
+    assert str(said).startswith("thread 0 of block 0 read shared memory") and "line 3" in str(said)
+
+
+PARTS = """float v = 0.0f;
+for (int at = threadIdx.x; at < count; at += blockDim.x) v += x[at];
+{before}
+const unsigned mask = __activemask();
+for (int distance = 16; distance > 0; distance /= 2) v += __shfl_xor_sync(mask, v, distance);
+if (threadIdx.x < count) out[threadIdx.x] = v;"""
+knows_ways = pytest.mark.skipif(not cuda_on_host.tells_ways(), reason="needs g++ 12 or later")
+
+
+def in_parts(count, order, before=""):
+    x, out = torch.ones(count), torch.zeros(count)
+    source = f"{HEAD}{PARTS.replace('{before}', before)}\n}}\n"
+    return run_on_host(source, "kernel", 1, 32, {"x": x, "out": out, "count": count}, ("out",), order=order), out
+
+
+@knows_ways
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("count", [6, 33, 63])
+def test_lanes_that_left_a_loop_at_different_times_are_not_together(count, order):
+    said, out = in_parts(count, order)
+    assert isinstance(said, cuda_on_host.LanesNotNamed) and out.isnan().any()
+    assert "line 6" in str(said) and "__activemask" in str(said)
+
+
+@knows_ways
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    "count, before",
+    [(32, ""), (64, ""), (33, "__syncwarp();"), (33, "__syncthreads();"), (6, "__ballot_sync(~0u, 1);")],
+)
+def test_lanes_are_together_that_went_one_way_or_have_waited_for_each_other(count, before, order):
+    said, out = in_parts(count, order, before)
+    assert said is None and out[:32].tolist() == [count] * min(count, 32)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_number_of_a_lane_that_the_mask_does_not_name_is_returned_and_no_fault(order):
+    x = torch.ones(32)
+    body = "float v = x[threadIdx.x];\nif (threadIdx.x < 16)\nv = __shfl_down_sync(0x0000ffffu, v, 8);\nout[0] = 1;"
+    arguments = {"x": x, "out": x.clone(), "count": 32}
+    said = run_on_host(f"{HEAD}{body}\n}}\n", "kernel", 1, 32, arguments, ("out",), order=order)
+    assert isinstance(said, cuda_on_host.LanesNotNamed)
+    assert "thread 8 took thread 16's number" in str(said) and "line 4" in str(said)
+    assert "__activemask" not in str(said)
 
 
 def test_a_bound_below_the_launch_is_told():
@@ -213,7 +260,7 @@ def test_a_write_just_beside_a_tensor_that_ends_within_a_page_is_seen():
 
 
 def test_a_write_to_what_is_only_read_is_told():
-    assert "thread 5 of block 0 wrote to `x`" in told("if (threadIdx.x == 5) ((float*)x)[1] = 0.0f;", "ReadOnly")
+    assert "thread 5 of block 0 wrote to `x`" in told("if (threadIdx.x == 5) ((float*)x)[1] = 0.0f;", "InputWritten")
 
 
 def test_a_vector_that_is_not_aligned_is_told():
@@ -227,21 +274,21 @@ def test_an_index_that_an_array_does_not_have_is_told():
 
 
 def test_a_barrier_that_others_leave_out_is_told():
-    said = told("if (threadIdx.x < 32)\n__syncthreads();", "NotAllThere")
+    said = told("if (threadIdx.x < 32)\n__syncthreads();", "NotReachedByAll")
     assert "thread 0 of block 0 waits in __syncthreads" in said and "thread 32 has ended" in said and "line 3" in said
 
 
 def test_two_barriers_are_not_one():
-    said = told("if (threadIdx.x < 32)\n__syncthreads();\nelse\n__syncthreads();", "NotAllThere")
+    said = told("if (threadIdx.x < 32)\n__syncthreads();\nelse\n__syncthreads();", "NotReachedByAll")
     assert "line 3" in said and "line 5" in said
 
 
 def test_a_shuffle_whose_lanes_do_not_all_come_is_told():
     said = told(
-        "float v = 0;\nif (threadIdx.x < 8)\nv = __shfl_xor_sync(0xffffffffu, v, 1);\nout[0] = v;", "NotAllThere"
+        "float v = 0;\nif (threadIdx.x < 8)\nv = __shfl_xor_sync(0xffffffffu, v, 1);\nout[0] = v;", "NotReachedByAll"
     )
     assert "whose mask 0xffffffff names thread 8, but that has ended" in said and "line 4" in said
-    assert "own lane, 1, is missing" in told("out[0] = __shfl_sync(1u, 0.0f, 0);", "NotAllThere")
+    assert "own lane, 1, is missing" in told("out[0] = __shfl_sync(1u, 0.0f, 0);", "NotReachedByAll")
 
 
 @pytest.mark.parametrize("loop", ["for (;;) out[0] = x[0];", "for (;;)\n__syncthreads();", "for (;;)\n__syncwarp();"])

@@ -1,5 +1,6 @@
 """Wrong answers to exercise 13.8, and unusual right ones."""
 
+from course_lib.hardware.compiler.cuda_on_host import tells_ways
 from course_lib.hardware.compiler.nvrtc import missing_nvrtc
 from tests.submissions.edits import changed
 
@@ -30,6 +31,7 @@ TOTAL_BY_THREAD_0 = """    __shared__ float whole;
 
 
 EPSILON_ROOT = "sqrtf(total / columns) + epsilon"
+ADDED = "narrow(widened(left.of[e]) + widened(right.of[e]), sum.of[e]);"
 STORED = "summed_row[at] = sum;"
 SUM = "Vector sum;"
 BEGIN = "float squares = 0.0f;"
@@ -41,14 +43,42 @@ TREE = """__shared__ float of_thread[THREADS];
         __syncthreads();
     }
     """
-
-
+STRIDED = TREE.replace("half = THREADS / 2; half > 0; half /= 2", "stride = 1; stride < THREADS; stride *= 2").replace(
+    "threadIdx.x < half) of_thread[threadIdx.x] += of_thread[threadIdx.x + half]",
+    "threadIdx.x % (2 * stride) == 0) of_thread[threadIdx.x] += of_thread[threadIdx.x + stride]",
+)
+UNROLLED = """__shared__ float of_thread[THREADS];
+    of_thread[threadIdx.x] = squares;
+    __syncthreads();
+    #pragma unroll
+    for (int half = 128; half > 0; half /= 2) {
+        if (THREADS >= 2 * half && threadIdx.x < half) of_thread[threadIdx.x] += of_thread[threadIdx.x + half];
+        __syncthreads();
+    }
+    """
 WHOLE = "__shared__ float whole;\nif (threadIdx.x == 0) whole = 0.0f;\n__syncthreads();"
 TOTAL_OF_WHOLE = (SECOND_SUM, "    const float total = whole;\n")
 
 
 def edited(*replacements):
     return changed("13.8", *replacements)
+
+
+def tree(text):
+    """The answer whose threads' squares are added up in shared memory, by the text."""
+    return edited((SHARED, text + SHARED), (INVERSE, "rsqrtf(of_thread[0] / columns + epsilon)"))
+
+
+def tree_without(step):
+    return tree(TREE.replace("threadIdx.x < half)", f"threadIdx.x < half && half != {step})"))
+
+
+def in_16_bits(kind, line):
+    """The answer with this line for two Elements' sum where they have 16 bits. AS(v, i): number i of a kind in v."""
+    return edited(
+        ("\nextern", f"\n#define AS(vector, at) (({kind}*)&(vector))[at]\nextern"),
+        (ADDED, f"if (WIDTH == 8) {line}\nelse {ADDED}"),
+    )
 
 
 def behind(line, *more):
@@ -65,6 +95,35 @@ WRONG = {
     "sum_in_lane_0_only": edited(("__shfl_xor_sync", "__shfl_down_sync")),
     "step_missing": edited(("distance > 0", "distance > 1")),
     "step_missing__first": edited(("distance = 16", "distance = 8")),
+    "step_missing__1_of_the_lanes": edited((FIRST_SUM, FIRST_SUM.replace("distance > 0", "distance > 1"))),
+    "step_missing__16_of_the_lanes": edited((FIRST_SUM, FIRST_SUM.replace("distance = 16", "distance = 8"))),
+    "step_missing__1_of_the_warps": edited((SECOND_SUM, SECOND_SUM.replace("distance > 0", "distance > 1"))),
+    "step_missing__8_of_the_warps": edited((SECOND_SUM, SECOND_SUM.replace("distance = 16", "distance = 4"))),
+    "step_missing__4_of_the_warps": edited(
+        (SECOND_SUM, SECOND_SUM.replace("distance /= 2", "distance /= distance == 8 ? 4 : 2"))
+    ),
+    **{f"step_missing__{step}_of_a_tree": tree_without(step) for step in (256, 64, 32, 16, 1)},
+    "step_missing__first_of_a_tree": tree(TREE.replace("THREADS / 2;", "THREADS / 4;")),
+    "step_missing__1_of_a_strided_tree": tree(STRIDED.replace("stride = 1;", "stride = 2;")),
+    "step_missing__256_of_a_strided_tree": tree(STRIDED.replace("stride < THREADS;", "stride < min(THREADS, 256);")),
+    "step_missing__256_of_an_unrolled_tree": tree(UNROLLED),
+    "bits_for_numbers": edited((ADDED, "sum.of[e] = left.of[e] + right.of[e];")),
+    "bits_for_numbers__of_pairs": edited(
+        ("\nextern", "\nstruct Two { Element of[2]; };\nextern"),
+        (ADDED, "if (e % 2 == 0)\nfor (int one = 0; one < 2; ++one)\n"
+         "((Two*)&sum)[e / 2].of[one] = ((const Two*)&left)[e / 2].of[one] + ((const Two*)&right)[e / 2].of[one];"),
+    ),
+    "bits_for_numbers__members": edited((ADDED, "sum.of[e].bits = left.of[e].bits + right.of[e].bits;")),
+    "bits_for_numbers__cast": edited((ADDED, "narrow((float)left.of[e] + (float)right.of[e], sum.of[e]);")),
+    "bits_for_numbers__scaled": edited(("widened(factor.of[e])", "factor.of[e]")),
+    "bits_for_numbers__as_shorts": in_16_bits("unsigned short", "AS(sum, e) = AS(left, e) + AS(right, e);"),
+    "bits_for_numbers__two_at_once": in_16_bits(
+        "unsigned", "{ if (e % 2 == 0) AS(sum, e / 2) = AS(left, e / 2) + AS(right, e / 2); }"
+    ),
+    "bits_for_numbers__widened": in_16_bits(
+        "unsigned short", "narrow((float)AS(left, e) + (float)AS(right, e), sum.of[e]);"
+    ),
+    "bits_for_numbers__as_signed": in_16_bits("short", "narrow((float)AS(left, e) + (float)AS(right, e), sum.of[e]);"),
     "barrier_missing": edited((BARRIER, "")),
     "barrier_missing__broadcast": edited((SECOND_SUM, TOTAL_BY_THREAD_0.replace(BARRIER, ""))),
     "barrier_missing__tree": edited(
@@ -77,6 +136,9 @@ WRONG = {
         (SHARED, "__shared__ float of_warp[32];"), (READ, "float total = of_warp[lane];")
     ),
     "one_place_for_several": edited(("of_warp[threadIdx.x / 32] = squares", "of_warp[lane] = squares")),
+    "lanes_not_named__half_a_warp": edited(
+        (FIRST_SUM, f"    if (lane < 16)\n{FIRST_SUM.replace('0xffffffffu', '0x0000ffffu')}")
+    ),
     "outside_an_array": edited((READ, "float total = of_warp[lane];")),
     "not_reached_by_all": behind(BEGIN, "if (threadIdx.x >= vectors) return;"),
     "not_reached_by_all__shuffle_in_a_branch": edited(
@@ -197,6 +259,18 @@ WRONG = {
     "does_not_end": edited(("at += THREADS)", "at += 0)")),
 }
 
+if tells_ways():  # which way each lane went
+    WRONG |= {
+        "lanes_not_named": edited(("0xffffffffu, squares", "__activemask(), squares")),
+        "lanes_not_named__asked_once": edited(
+            (FIRST_SUM, "    const unsigned there = __activemask();\n" + FIRST_SUM.replace("0xffffffffu", "there"))
+        ),
+        "lanes_not_named__of_the_second_sum": edited(("0xffffffffu, total", "__activemask(), total")),
+        "lanes_not_named__down_to_lane_0": edited(
+            ("__shfl_xor_sync(0xffffffffu, squares", "__shfl_down_sync(__activemask(), squares")
+        ),
+    }
+
 if missing_nvrtc() is None:  # which alone tells of these
     WRONG |= {
         "narrow_accesses": edited(
@@ -220,9 +294,8 @@ if missing_nvrtc() is None:  # which alone tells of these
 
 
 UNUSUAL = {
-    "a tree in shared memory": edited(
-        (SHARED, TREE + SHARED), (INVERSE, "rsqrtf(of_thread[0] / columns + epsilon)")
-    ),
+    "a tree in shared memory": tree(TREE),
+    "a tree that begins with neighbours": tree(STRIDED),
     "one thread adds up the warps": edited((SECOND_SUM, TOTAL_BY_THREAD_0)),
     "one warp for the row": edited(
         ("    float squares = 0.0f;\n", "    if (threadIdx.x >= 32) return;\n    float squares = 0.0f;\n"),
@@ -318,9 +391,25 @@ extern"""),
     squares = of_thread[threadIdx.x];
 """),
     ),
+    "the lanes that are there, behind a wait": edited(
+        (FIRST_SUM, "    __syncwarp();\n" + FIRST_SUM.replace("0xffffffffu", "__activemask()"))
+    ),
+    "a sum of the warps by the lanes that have one": edited(
+        (SECOND_SUM, """    __shared__ float whole;
+    if (threadIdx.x < THREADS / 32) {
+        float more = of_warp[threadIdx.x];
+        const unsigned mask = 0xffffffffu >> (32 - THREADS / 32);
+        for (int distance = THREADS / 64; distance > 0; distance /= 2) more += __shfl_down_sync(mask, more, distance);
+        if (threadIdx.x == 0) whole = more;
+    }
+    __syncthreads();
+    const float total = whole;
+""")
+    ),
     "less usual names of CUDA": edited(
         ("\nextern", "\nstruct __align__(16) Four { double2 two; };\nextern"),
-        ("0xffffffffu, squares", "__activemask(), squares"), ("0xffffffffu, total", "__ballot_sync(~0u, 1), total"),
+        (BEGIN, f"{BEGIN}\nconst unsigned all = __activemask();"), ("0xffffffffu, squares", "all, squares"),
+        ("0xffffffffu, total", "__ballot_sync(~0u, 1), total"),
         (BARRIER, "    if (__syncthreads_count(1) != THREADS) return;\n"),
         ("of_warp[threadIdx.x / 32] = squares", "atomicExch(&of_warp[threadIdx.x / 32], squares)"),
         (INVERSE, "__frsqrt_rn(__fmaf_rn(total, __frcp_rn((float)columns), epsilon))"),
