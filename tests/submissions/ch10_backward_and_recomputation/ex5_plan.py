@@ -222,10 +222,10 @@ WRONG |= {
     ),
     "working_memory_forgotten__until_the_next_layer": changed("10.5", (ROOM, "inputs + kept_bytes > limit")),
     "working_memory_forgotten__until_the_next_layer_and_inputs": changed(
-        "10.5",        NO_INPUTS, (ROOM, "kept_bytes > limit")
+        "10.5", NO_INPUTS, (ROOM, "kept_bytes > limit")
     ),
     "own_input_forgotten": changed(
-        "10.5",        NO_INPUTS, ("        states, fastest =", "        inputs += input_bytes\n        states, fastest =")
+        "10.5", NO_INPUTS, ("        states, fastest =", "        inputs += input_bytes\n        states, fastest =")
     ),
     "inputs_forgotten__and_fits_strictly": changed("10.5", NO_INPUTS, STRICTLY),
     "choices_turned_round__and_fits_strictly": changed("10.5", STRICTLY, TURNED_ROUND),
