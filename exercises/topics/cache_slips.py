@@ -80,9 +80,17 @@ APPEND = (
     Slip("sequence_ignored_in_target", TARGET_SEQUENCE),
     *_of_each("sequence_ignored_in_target", "Every sequence's `{}` was written into the first one's part of {}_cache."),
     Slip("head_ignored_in_source", SOURCE_HEAD),
-    *_of_each("head_ignored_in_source", "Every head of {}_cache was given head 0's new `{}`. Add the head stride."),
+    *_of_each(
+        "head_ignored_in_source",
+        "Every head of {}_cache was given head 0's new `{}`. Add the head stride.",
+        alone=False,
+    ),
     Slip("head_ignored_in_target", TARGET_HEAD),
-    *_of_each("head_ignored_in_target", "All heads of `{}` were written into head 0 of {}_cache. Add the head stride."),
+    *_of_each(
+        "head_ignored_in_target",
+        "All heads of `{}` were written into head 0 of {}_cache. Add the head stride.",
+        alone=False,
+    ),
     Slip(
         "position_ignored",
         "The new tokens were written from slot 0 on, over the oldest ones. Load the sequence's position and add it to "
