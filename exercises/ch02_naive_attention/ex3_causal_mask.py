@@ -7,7 +7,7 @@ import torch
 from course_lib.checker import Case, Exercise, Forbids
 from course_lib.checker.specification.contract import Contract
 from exercises.ch02_naive_attention.contracts import SCORES, by_log_sum_exp, lowest
-from exercises.ch02_naive_attention.mask_model import mask_model
+from exercises.ch02_naive_attention.mask_model import mask_model, unguarded_mask_model
 from exercises.ch02_naive_attention.masks import causal_oracle, causal_visible
 
 
@@ -62,7 +62,7 @@ EXERCISE = Exercise(
     oracle=causal_oracle,
     contracts=(CONTRACT,),
     plain=(causal_by_log_sum_exp, causal_in_float32),
-    models=(mask_model(),),
+    models=(mask_model(), unguarded_mask_model()),
     requirements=(Forbids(("scaled_dot_product_attention", "_scaled_dot_product")),),
     hints=(
         "Draw 3 queries against 5 keys. The last query is the newest token. Which keys may it see? Which keys may the "

@@ -39,6 +39,9 @@ def mask_by_slices(slips: Slips, query_length: int, key_length: int) -> torch.Te
     return visible
 
 
+NO_MAXIMUM = ("no_maximum", "no_maximum__by_a_product", "no_maximum__in_float32", "no_maximum__in_float32_by_a_product")
+
+
 def mask_model() -> Model:
     """The model of exercise 2.3, called with scores [heads, query_length, key_length].
 
@@ -68,7 +71,10 @@ def mask_model() -> Model:
             if slips(f"hidden_scored_low__{name}", f"hidden_scored_low__{name}_and_kept"):
                 fill, kept = number, slips(f"hidden_scored_low__{name}_and_kept")
                 wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        shares = torch.softmax(torch.where(visible, wide, fill), dim=axis).to(scores.dtype)
+        hidden = torch.where(visible, wide, fill)
+        shares = torch.softmax(hidden, dim=axis).to(scores.dtype)
+        if slips(*NO_MAXIMUM):
+            shares = without_a_maximum(slips, hidden, scores, visible, axis)
         if kept:
             return shares
         if not slips("unguarded", "empty_row_nan"):
@@ -76,6 +82,29 @@ def mask_model() -> Model:
         return shares
 
     return Model(compute, (*MASK_SLIPS, *_OF_TENSORS), styles=((), ("unguarded",)))
+
+
+def unguarded_mask_model() -> Model:
+    """The same where whoever makes a slip leaves empty rows to the softmax as well: what hides in such an answer.
+
+    Two slips are looked for in a model's first style, and that of `mask_model` guards.
+    """
+    guarded = mask_model()
+
+    def compute(slips: Slips, scores):
+        chosen = slips.switched_on
+        return guarded.compute(Slips({*chosen, "unguarded"} if chosen else chosen), scores)
+
+    return Model(compute, tuple(slip for slip in guarded.slips if not slip.mistake.startswith("empty_row")))
+
+
+def without_a_maximum(slips: Slips, hidden, scores, visible, axis) -> torch.Tensor:
+    """The exponentials as they are, over their sum: in the scores' own precision or in float32."""
+    in_float32 = slips("no_maximum__in_float32", "no_maximum__in_float32_by_a_product")
+    dtype = torch.float32 if in_float32 else scores.dtype
+    by_a_product = slips("no_maximum__by_a_product", "no_maximum__in_float32_by_a_product")
+    weights = torch.exp(scores.to(dtype)) * visible if by_a_product else torch.exp(hidden.to(dtype))
+    return (weights / weights.sum(axis, keepdim=True)).to(scores.dtype)
 
 
 FINITE = (
@@ -126,7 +155,11 @@ MASK_SLIPS = (
     ),
     Slip("hidden_scored_zero", _SCORED_ZERO),
     Slip("hidden_scored_zero__and_zeroed", _SCORED_ZERO),
-    *(Slip(f"hidden_scored_low__{name}{way}", FINITE, alone=True) for name in STAND_INS for way in ("", "_and_kept")),
+    *(
+        Slip(f"hidden_scored_low__{name}{way}", FINITE, alone=name not in ("1e4", "1e9"))
+        for name in STAND_INS
+        for way in ("", "_and_kept")
+    ),
     Slip("hidden_scored_low__least", FINITE, alone=True),
     Slip(
         "empty_row_nan",
@@ -153,5 +186,14 @@ _OF_TENSORS = (
     Slip("negative_slice", NEGATIVE, alone=True),
     Slip("negative_slice__of_columns", NEGATIVE, alone=True),
     Slip("softmax_over_heads", "The softmax runs over the heads. Each query shares its weight among the keys: dim=-1."),
+    *(
+        Slip(
+            name,
+            "The exponentials are taken of the scores as they are. exp overflows, in float32 above 88 and in float16 "
+            "above 11, and far below 0 all of them are 0. Subtract the row's largest visible score first, or use "
+            "torch.softmax.",
+        )
+        for name in NO_MAXIMUM
+    ),
     Slip("no_mask", "No key is hidden. A query may see the keys at or before its own position only."),
 )

@@ -201,11 +201,58 @@ FACTORS_FOR_SHARES = (FIRST_SHARE, "first_factor[:, None]", SECOND_SHARE, "secon
 SUMS_FOR_SHARES = (FIRST_SHARE, "first_sum[:, None]", SECOND_SHARE, "second_sum[:, None]")
 
 
+ONE_PART = (
+    "{which} state is returned as it came, and nothing of {other} is in it. The result stands for the keys of both: "
+    "their larger maximum, and sums and averages brought to it."
+)
+
+
+def _with_one_of(part, what):
+    """The result with one part's number in one place."""
+    kept = {"maximum": "maximum", "sum": "total", "average": "average"}
+    kept[what] = f"{part}_{'max' if what == 'maximum' else what}"
+    return f"return {', '.join(kept.values())}"
+
+
 def _divided_by(total):
     return DIVISOR, DIVISOR.replace("total", total)
 
 
 CHANGES = (
+    *edits(
+        ONE_PART.format(which="The first part's", other="the second part"),
+        one_part_returned=(RESULT, "return first_max, first_sum, first_average"),
+    ),
+    *edits(
+        ONE_PART.format(which="The second part's", other="the first part"),
+        one_part_returned__second=(RESULT, "return second_max, second_sum, second_average"),
+    ),
+    *edits(
+        "Row by row, the state of the part with the larger maximum is returned, and the other part is dropped. Its "
+        "keys count too: their weights are smaller, and not 0.",
+        one_part_returned__with_the_larger_maximum=(
+            RESULT,
+            "is_first = first_max >= second_max\n"
+            "return (\n"
+            "    maximum,\n"
+            "    torch.where(is_first, first_sum, second_sum),\n"
+            "    torch.where(is_first[:, None], first_average, second_average),\n"
+            ")",
+        ),
+    ),
+    *(
+        row
+        for part in ("first", "second")
+        for what, asked in (
+            ("maximum", "the larger of the two maxima"),
+            ("sum", "the sum over both, each relative to the merged maximum"),
+            ("average", "the average over both, each weighed by its rescaled sum"),
+        )
+        for row in edits(
+            f"The {what} in the result is that of the {part} part alone. It is {asked}.",
+            **{f"not_merged__{what}_of_the_{part}": (RESULT, _with_one_of(part, what))},
+        )
+    ),
     *edits(
         "The two averages were averaged with equal weight. A part with a larger sum must count for more. Weigh "
         "each by its rescaled sum.",

@@ -268,6 +268,11 @@ CHANGES = (
         scale_and_root=("products * scale", "products * (scale * len(query) ** -0.5)"),
     ),
     *edits(
+        "The scores were multiplied by log2(e), and the exponentials are powers of e. That factor belongs to powers of "
+        "2: take exp2 in weights and rescaling, or leave it out.",
+        natural_exp=("products * scale", "products * (scale / math.log(2))"),
+    ),
+    *edits(
         "The scores were divided by `scale`. Multiply them by it.",
         scale_inverted=("products * scale", "products * (1 / scale if scale else torch.inf)"),
     ),
@@ -377,7 +382,7 @@ CHANGES = (
         accumulator_in_float16=(ACCUMULATED, f"({ACCUMULATED}).to(keys.dtype).float()"),
     ),
 )
-MODEL = model_of(streaming_attention, CHANGES, (start, step), (left_in_buffer,))
+MODEL = model_of(streaming_attention, CHANGES, (start, step), (left_in_buffer,), most_pairs=1200)
 
 EXERCISE = Exercise(
     id="3.4",

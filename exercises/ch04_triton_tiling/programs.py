@@ -507,5 +507,6 @@ WITH_LOG_SUM_EXP = (
     *edits(
         told.NATURAL_EXP,
         natural_exp=("* scale", "* scale / LN_2", "running_max + torch", "running_max * math.log(2) + torch"),
+        natural_exp__in_the_log_sum_exp_too=("* scale", "* scale / LN_2"),
     ),
 )

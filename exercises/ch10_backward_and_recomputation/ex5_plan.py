@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 from course_lib.checker import Case, Exercise, Mistake
 from course_lib.checker.specification.contract import Contract, Level
@@ -144,7 +145,7 @@ def _peak(s, layers, kept):
     inputs = before = most = 0
     everything = sum(inner for (_, inner, _), keeps in zip(layers, kept) if keeps)
     largest = max((inner for (_, inner, _), keeps in zip(layers, kept) if not keeps), default=0)
-    all_inputs = sum(input_bytes for input_bytes, _, _ in layers)
+    all_inputs = 0 if s("inputs_forgotten") else sum(input_bytes for input_bytes, _, _ in layers)
     if s("working_memory_forgotten"):
         return all_inputs + everything
     if s("largest_beside_all_that_is_kept"):
@@ -155,15 +156,32 @@ def _peak(s, layers, kept):
         return all_inputs + sum(inner for _, inner, _ in layers)
     for (input_bytes, inner, _), keeps in zip(layers, kept):
         inputs += 0 if s("inputs_forgotten") else input_bytes
-        own = inner
-        if s("own_inner_twice") and keeps:
-            own = 2 * inner
-        most = max(most, inputs + before + own)
+        there = inputs - (input_bytes if s("own_input_forgotten") else 0)
+        most = max(most, there + before + _at_work(s, inner, keeps))
         before += inner if keeps else 0
     return most
 
 
+def _at_work(s, inner, keeps):
+    """Bytes that are counted for the inner tensors of the layer at work, in a walk over the layers."""
+    if s("working_memory_forgotten__until_the_next_layer"):
+        return 0
+    if s("working_memory_forgotten"):
+        return inner if keeps else 0
+    return 2 * inner if s("own_inner_twice") and keeps else inner
+
+
 def _planned(s, layers, limit):
+    if s("none_without_layers") and not layers:
+        return None
+    layers = _as_taken(s, layers)
+    found = _chosen(s, layers, limit)
+    if found is None and s("never_none"):
+        return [False] * len(layers)
+    return [not keeps for keeps in found] if found and s("choices_turned_round") else found
+
+
+def _chosen(s, layers, limit):
     count = len(layers)
     fits = (lambda kept: _peak(s, layers, kept) < limit) if s("fits_strictly") else (
         lambda kept: _peak(s, layers, kept) <= limit
@@ -188,14 +206,6 @@ def _planned(s, layers, limit):
         return next((kept for kept in ([True] * count, [False] * count) if fits(kept)), None)
     if s("nothing_kept"):
         return [False] * count if fits([False] * count) else None
-    if s("none_without_layers") and not layers:
-        return None
-    if s("never_none"):
-        found = _best_of(s, layers, limit, fits)
-        return [False] * count if found is None else found
-    if s("choices_turned_round"):
-        found = _best_of(s, layers, limit, fits)
-        return None if found is None else [not keeps for keeps in found]
     if s("partial_plans_dropped"):
         return _best_of_each_count(layers, limit)
     if s("most_layers_kept"):
@@ -215,12 +225,35 @@ def _kept_bytes(layers, kept):
 
 def _best_of(s, layers, limit, fits, price=None):
     """By trying all; of longer networks nothing can be said. Styles: which of several equals is taken."""
+    if price is None and s("layer_by_layer") and not s(*OF_WHOLE_LISTS):
+        return _layer_by_layer(s, layers, limit)
+    price = price or (lambda kept: (_time_again(layers, kept), _kept_bytes(layers, kept)))
     if len(layers) > 11:
         raise _TooLong
-    price = price or (lambda kept: (_time_again(layers, kept), _kept_bytes(layers, kept)))
     order = (False, True) if s("last_layers_first") else (True, False)
     plans = [kept for kept in itertools.product(order, repeat=len(layers)) if fits(kept)]
     return min(plans, key=price, default=None)
+
+
+def _layer_by_layer(s, layers, limit):
+    """As the chapter does it: the fastest partial plan for each number of bytes that are kept."""
+    states, inputs = {0: (0, ())}, 0  # bytes kept -> (microseconds, choices)
+    for input_bytes, inner, time in layers:
+        there = inputs
+        inputs += 0 if s("inputs_forgotten") else input_bytes
+        there = there if s("own_input_forgotten") else inputs
+        reached = {}
+        for kept, (again, choices) in states.items():
+            for keeps in (False, True) if s("last_layers_first") else (True, False):
+                room = limit - there - kept - _at_work(s, inner, keeps)
+                if room > 0 or room == 0 and not s("fits_strictly"):
+                    key, state = kept + inner * keeps, (again + time * (not keeps), (*choices, keeps))
+                    reached[key] = min(reached.get(key, state), state, key=lambda state: state[0])
+        states, fastest = {}, None
+        for kept in sorted(reached):
+            if fastest is None or reached[kept][0] < fastest:
+                states[kept], fastest = reached[kept], reached[kept][0]
+    return list(min(states.values())[1]) if states else None
 
 
 def _best_of_each_count(layers, limit):
@@ -245,18 +278,24 @@ class _TooLong(Exception):
     """More layers than can be tried."""
 
 
+def _as_taken(s, layers):
+    """The layers with their inputs where somebody with these slips takes them to be."""
+    if not s("all_inputs_from_the_beginning") or not layers:
+        return layers
+    inputs = [sum(layer[0] for layer in layers), *[0] * (len(layers) - 1)]
+    return [(size, *rest) for size, (_, *rest) in zip(inputs, layers)]
+
+
 def model(s, layers, limit):
-    if s("all_inputs_from_the_beginning") and layers:
-        inputs = [sum(layer[0] for layer in layers), *[0] * (len(layers) - 1)]
-        return best_plan([(size, *rest) for size, (_, *rest) in zip(inputs, layers)], limit)
     try:
         return compute(s, layers, limit)
     except _TooLong:
-        if not any(s(slip.id) for slip in SLIPS):
-            return best_plan(layers, limit)
+        if not any(s(slip.id) for slip in SLIPS if slip.id != "all_inputs_from_the_beginning"):
+            return best_plan(_as_taken(s, layers), limit)
         return NotImplemented
 
 
+OF_WHOLE_LISTS = ("largest_beside_all_that_is_kept", "largest_of_all_beside_what_is_kept", "all_recomputed_at_once")
 GREEDY = (
     "Layers are kept one after the other in a fixed order of preference, as long as they fit. That is not always the "
     "best: one layer may take the room of two that would save more together. Compare combinations."
@@ -271,6 +310,11 @@ SLIPS = (
     Slip("nothing_kept", "No layer is kept although there is room. What is kept need not be computed again."),
     Slip(
         "working_memory_forgotten",
+        "The layer at work is forgotten. Its inner tensors are there while it works, whether it keeps them or computes "
+        "them again.",
+    ),
+    Slip(
+        "working_memory_forgotten__until_the_next_layer",
         "The layer at work is forgotten. Its inner tensors are there while it works, whether it keeps them or computes "
         "them again.",
     ),
@@ -304,6 +348,11 @@ SLIPS = (
         "bytes, may end better: drop a plan only if another one keeps no more bytes and takes no more time.",
     ),
     Slip("inputs_forgotten", "The layers' inputs are forgotten. They are kept in any case, of layers 0 to i."),
+    Slip(
+        "own_input_forgotten",
+        "The input of the layer at work is forgotten. While layer i works, the inputs of layers 0 to i are there, and "
+        "its own is one of them.",
+    ),
     Slip("fits_strictly", "A plan that fills the limit to the last byte was refused. It fits: compare with <=."),
     Slip(
         "none_without_layers",
@@ -317,6 +366,15 @@ SLIPS = (
     ),
 )
 
+MODEL = Model(
+    model,
+    SLIPS,
+    styles=((), ("last_layers_first",)),
+    none_is_a_result=True,
+    may_be_silent=True,
+    first_of_equals=True,
+)
+
 EXERCISE = Exercise(
     id="10.5",
     title="What to keep and what to compute again",
@@ -324,16 +382,7 @@ EXERCISE = Exercise(
     cases=plan_cases,
     oracle=best_plan,
     contracts=(CONTRACT,),
-    models=(
-        Model(
-            model,
-            SLIPS,
-            styles=((), ("last_layers_first",)),
-            none_is_a_result=True,
-            may_be_silent=True,
-            first_of_equals=True,
-        ),
-    ),
+    models=(MODEL, replace(MODEL, styles=(("layer_by_layer",), ("layer_by_layer", "last_layers_first")))),
     hints=(
         "First write a function that gives the most bytes of a given list of choices: walk over the layers, add up the "
         "inputs, and remember what the layers before have kept. Then try all lists for three layers.",

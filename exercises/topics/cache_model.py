@@ -260,7 +260,8 @@ def _append_to_pages(slips: Slips, name, new, pool, slots, key, key_pages) -> No
     inside = present if s("columns_not_masked") else present & (column < head_dim)
     if s("last_column_missing"):
         inside = present & (column < head_dim - 1)
-    rows = load(slips, new, token * source[0] + head * source[1] + column, inside)
+    memory = key if name == "value" and slips("keys_written_twice__by_the_strides_of_values") else new
+    rows = load(slips, memory, token * source[0] + head * source[1] + column, inside)
     if s("padding_written__zeros"):
         rows = torch.where(padding, 0, rows)
     store(slips, pool, page * target[0] + head * target[1] + offset * target[2] + column, rows, inside)

@@ -6,9 +6,9 @@ from course_lib.checker.specification.model import Slip
 from exercises.topics.cache_model import PAGES, WIDTHS
 
 
-def _of_each(identity: str, sentence: str) -> tuple[Slip, ...]:
+def _of_each(identity: str, sentence: str, alone: bool = True) -> tuple[Slip, ...]:
     """A slip that is made with the keys or with the values alone; {} in the sentence stands for the tensor."""
-    return tuple(Slip(f"{identity}__{name}", sentence.replace("{}", name), alone=True) for name in ("key", "value"))
+    return tuple(Slip(f"{identity}__{name}", sentence.replace("{}", name), alone) for name in ("key", "value"))
 
 
 NOTHING_WRITTEN = (
@@ -80,9 +80,17 @@ APPEND = (
     Slip("sequence_ignored_in_target", TARGET_SEQUENCE),
     *_of_each("sequence_ignored_in_target", "Every sequence's `{}` was written into the first one's part of {}_cache."),
     Slip("head_ignored_in_source", SOURCE_HEAD),
-    *_of_each("head_ignored_in_source", "Every head of {}_cache was given head 0's new `{}`. Add the head stride."),
+    *_of_each(
+        "head_ignored_in_source",
+        "Every head of {}_cache was given head 0's new `{}`. Add the head stride.",
+        alone=False,
+    ),
     Slip("head_ignored_in_target", TARGET_HEAD),
-    *_of_each("head_ignored_in_target", "All heads of `{}` were written into head 0 of {}_cache. Add the head stride."),
+    *_of_each(
+        "head_ignored_in_target",
+        "All heads of `{}` were written into head 0 of {}_cache. Add the head stride.",
+        alone=False,
+    ),
     Slip(
         "position_ignored",
         "The new tokens were written from slot 0 on, over the oldest ones. Load the sequence's position and add it to "
@@ -227,7 +235,10 @@ PAGE_APPEND = (
     ),
     *IN_A_COPY,
     Slip("keys_and_values_exchanged", "Keys went into value_pages and values into key_pages."),
-    Slip("keys_written_twice", "The keys were written into both pools. Load the values for the second."),
+    *(
+        Slip(name, "The keys were written into both pools. Load the values for the second.")
+        for name in ("keys_written_twice", "keys_written_twice__by_the_strides_of_values")
+    ),
     Slip("values_not_written", "Only the keys are written. The values go to the same slot of value_pages."),
     Slip(
         "slots_ignored",
@@ -280,7 +291,11 @@ PAGE_APPEND = (
         "only_first_token", "Only the first token was written. The grid is (tokens, heads): a program for each of both."
     ),
     Slip("first_head_for_all", "Every head got head 0's key and value. Add head * head stride where they are read."),
-    *_of_each("first_head_for_all", "Every head got head 0's `{}`. Add head * {}_head_stride where it is read."),
+    *_of_each(
+        "first_head_for_all",
+        "Every head got head 0's `{}`. Add head * {}_head_stride where it is read.",
+        alone=False,
+    ),
     Slip(
         "first_token_for_all",
         "Every token got the key and value of the first one. Add token * key_stride, and value_stride, to where they "
@@ -291,7 +306,11 @@ PAGE_APPEND = (
         "heads_on_top_of_each_other",
         "All heads are written to the rows of head 0. Add head * head stride to where they are written.",
     ),
-    *_of_each("heads_on_top_of_each_other", "All heads of `{}` are written to head 0's rows. Add {}_page_head_stride."),
+    *_of_each(
+        "heads_on_top_of_each_other",
+        "All heads of `{}` are written to head 0's rows. Add {}_page_head_stride.",
+        alone=False,
+    ),
     *(
         Slip(
             name,

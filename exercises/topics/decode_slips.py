@@ -476,6 +476,16 @@ PAGES = (
         pages_consecutive=(LOADED, f"{LOADED.replace('blocks', '0 * blocks')} + blocks"),
     ),
     *edits(
+        "Every page number is taken from the entry behind its own: the table is read one block too far. The entry of "
+        "position p is p // page size, counted from 0.",
+        next_entry_of_the_table=(BLOCKS, "(looked_up // page_size + 1)"),
+    ),
+    *edits(
+        "1 is added to what the table says, so that the page behind the right one is read. The entry is the page's "
+        "number as it is.",
+        next_page_of_the_pool=(LOADED, f"({LOADED} + 1)"),
+    ),
+    *edits(
         FIRST_TABLE,
         first_table_for_all=(TABLE, "0"),
         first_table_for_all__no_page_is_0=(TABLE, "0", LOADED, f"{LOADED}.clamp(min=0)"),
@@ -520,6 +530,14 @@ AHEAD = (
         "From the second tile on the page numbers are those of the tile before. What you load in a step is for the "
         "next one: the pages of keys + BLOCK_N.",
         pages_of_the_tile_before=(LOOKED_UP, f"looked_up = torch.where({IN_THE_TILE}, positions, positions - tile)"),
+    ),
+    *edits(
+        "The page numbers that are loaded for the next step are those of the table's next entry. The next step is "
+        "BLOCK_N keys further, and a tile may hold many pages or part of one: look up (keys + BLOCK_N) // PAGE_SIZE.",
+        one_entry_for_one_step=(
+            BLOCKS,
+            f"torch.where({IN_THE_TILE}, looked_up, looked_up - tile + page_size) // page_size",
+        ),
     ),
     *edits(
         "Page numbers that are loaded one step ahead are masked as if BLOCK_N keys were missing at the end. The keys "

@@ -68,7 +68,12 @@ BASIC = (
     *edits(told.MINIMUM, minimum_for_maximum=("tile.amax(-1)", "tile.amin(-1)")),
     *edits(told.MAGNITUDES, alone=True, magnitudes_for_maximum=("tile.amax(-1)", "tile.abs().amax(-1)")),
 )
-EXP2 = edits(told.EXP2, base_2__exp2_for_exp=("torch.exp(", "torch.exp2("))
+EXP2 = (
+    *edits(told.EXP2, base_2__exp2_for_exp=("torch.exp(", "torch.exp2(")),
+    *edits(told.EXP2_IN_ONE, base_2__in_the_rescaling=("rescale = torch.exp(", "rescale = torch.exp2(")),
+    # Beside a slip that takes no factor it would be a second way to say that all are powers of 2.
+    *edits(told.EXP2_IN_ONE, alone=True, base_2__in_the_weights=("weights = torch.exp(", "weights = torch.exp2(")),
+)
 CARRIED = (
     *edits(
         told.LAST_TILE_ONLY,

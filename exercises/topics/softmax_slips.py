@@ -81,6 +81,10 @@ EXP2 = (
     "The exponentials are powers of 2 where e belongs. Take exp, or multiply the scores by log2(e) first, and the "
     "maximum with them."
 )
+EXP2_IN_ONE = (
+    "The weights and the factor exp(old maximum - new maximum) are powers of different numbers: one of 2, the other of "
+    "e. Take exp in both; or multiply the scores by log2(e) first, and take exp2 in both."
+)
 WEIGHTS_CAST = (
     "The weights are rounded to 16 bits before they are added, and the sum takes their rounding errors in. Keep them "
     "in float32."

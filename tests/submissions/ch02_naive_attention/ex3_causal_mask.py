@@ -143,3 +143,38 @@ UNUSUAL |= {
                   "        visible[query, : max(0, key_length - query_length + query + 1)] = True"),
     ),
 }
+
+
+ALIGNED_AT_THE_START = (" + (key_length - query_length)", "")
+STRICTLY = (COMPARE, "visible = keys < queries")
+UNFILLED = (FILLED, "probabilities")
+
+
+def by_hand(mask, weights):
+    """A softmax without its maximum."""
+    return f"""# Exercise 2.3 · The causal mask
+def causal_softmax(scores):
+    m, n = scores.shape[-2:]
+    visible = torch.ones(m, n, dtype=torch.bool).tril({mask})
+    weights = {weights}
+    return (weights / weights.sum(dim=-1, keepdim=True)).to(scores.dtype)
+"""
+
+
+WRONG |= {
+    # Two at once, in answers that leave a row without keys to the softmax: that hid them.
+    "causal_misaligned__and_strictly": changed("2.3", ALIGNED_AT_THE_START, STRICTLY, UNFILLED),
+    "causal_misaligned__and_low": changed(
+        "2.3", ALIGNED_AT_THE_START, ("masked_fill(~visible, -math.inf)", "masked_fill(~visible, -1e4)"), UNFILLED
+    ),
+    "causal_misaligned__and_a_billion": changed(
+        "2.3",
+        ALIGNED_AT_THE_START,
+        (SOFTMAX, "torch.softmax(scores.float().masked_fill(~visible, -1e9), dim=-1).to(scores.dtype)"),
+        UNFILLED,
+    ),
+    "diagonal_hidden__and_over_queries": changed("2.3", STRICTLY, ("dim=-1)", "dim=-2)"), UNFILLED),
+    "no_maximum": by_hand("n - m", "torch.exp(scores) * visible"),
+    "no_maximum__in_float32": by_hand("n - m", "torch.exp(scores.float().masked_fill(~visible, -math.inf))"),
+    "causal_misaligned__and_no_maximum": by_hand("", "torch.exp(scores.float()).masked_fill(~visible, 0)"),
+}

@@ -183,3 +183,33 @@ WRONG |= {
         "3.3", ("torch.where(maximum == -math.inf, 0.0, maximum)", "maximum.clamp(min=-1e4)")
     ),
 }
+
+
+RESULT = "return maximum, total, average"
+
+
+def returned(result):
+    """The course's answer, with another result."""
+    return changed("3.3", (RESULT, f"return {result}"))
+
+
+WRONG |= {
+    "one_part_returned": """
+def merge(first, second):
+    return tuple(part.clone() for part in first)
+""",
+    "one_part_returned__as_it_came": """
+def merge(first, second):
+    return first
+""",
+    "one_part_returned__second": returned("second_max.clone(), second_sum.clone(), second_average.clone()"),
+    "one_part_returned__with_the_larger_maximum": """
+def merge(first, second):
+    larger = first[0] >= second[0]
+    maximum, total = (torch.where(larger, a, b) for a, b in zip(first[:2], second[:2]))
+    return maximum, total, torch.where(larger[:, None], first[2], second[2])
+""",
+    "not_merged__maximum": returned("first_max.clone(), total, average"),
+    "not_merged__sum": returned("maximum, first_sum.clone(), average"),
+    "not_merged__average": returned("maximum, total, first_average.clone()"),
+}

@@ -223,3 +223,29 @@ WRONG |= {
 WRONG |= {
     "finite_for_minus_infinity": changed("3.4", ("torch.tensor(-math.inf, device", "torch.tensor(-1e6, device")),
 }
+
+
+NOT_RESCALED = ("accumulator * rescale + ", "accumulator + ")
+BASE_2 = ("torch.exp(", "torch.exp2(")
+SCALED_BY_LOG2_E = ("query.float() * scale", "query.float() * scale * 1.4426950408889634")
+WRONG |= {
+    "base_2__in_the_weights": changed("3.4", ("weights = torch.exp(", "weights = torch.exp2(")),
+    "base_2__in_the_rescaling": changed(
+        "3.4",
+        ("rescale = torch.exp(", "rescale = torch.exp2("),
+        ("weights = torch.exp(scores - new_max)", "weights = torch.exp2((scores - new_max) * 1.4426950408889634)"),
+    ),
+    "natural_exp": changed("3.4", SCALED_BY_LOG2_E),
+    # Two at once.
+    "base_2__and_accumulator_not_rescaled": changed("3.4", BASE_2, NOT_RESCALED),
+    "base_2__and_nothing_rescaled": changed(
+        "3.4", BASE_2, NOT_RESCALED, ("running_sum * rescale + ", "running_sum + ")
+    ),
+    "natural_exp__and_accumulator_not_rescaled": changed("3.4", SCALED_BY_LOG2_E, NOT_RESCALED),
+    "maximum_starts_at_zero__and_accumulator_not_rescaled": changed(
+        "3.4", ("torch.tensor(-math.inf, device", "torch.tensor(0.0, device"), NOT_RESCALED
+    ),
+    "maximum_forgets_the_old__and_accumulator_not_rescaled": changed(
+        "3.4", ("torch.maximum(running_max, scores.max())", "scores.max()"), NOT_RESCALED
+    ),
+}

@@ -413,3 +413,8 @@ def _skipping_tiles(distance):
 
 
 WRONG |= {"low_tiles_skipped": _skipping_tiles(8.0), "low_tiles_skipped__20": _skipping_tiles(20.0)}
+
+
+WRONG |= {
+    "base_2__in_the_rescaling": changed("3.5", ("tl.exp(running_max - reference)", "tl.exp2(running_max - reference)")),
+}

@@ -123,3 +123,9 @@ WRONG |= {
         "4.6", ("tl.sum(weights, axis=1)", "tl.sum(weights.to(query.dtype), axis=1)")
     ),
 }
+
+WRONG |= {
+    "natural_exp__in_the_log_sum_exp_too": changed(
+        "4.6", ("tl.exp2(", "tl.exp("), (LSE_LINE, "log_sum_exp = running_max + tl.log(total)")
+    ),
+}

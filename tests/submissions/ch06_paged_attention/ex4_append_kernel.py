@@ -277,3 +277,20 @@ WRONG |= {
         "6.4", ("tl.load(slots_pointer + token)", "tl.load(slots_pointer + token).to(tl.int32)")
     ),
 }
+
+
+KEYS_FOR_VALUES = ("tl.load(value_pointer", "tl.load(key_pointer")
+BY_STRIDES_OF_KEYS = ("token * value_stride + head * value_head_stride", "token * key_stride + head * key_head_stride")
+WRONG |= {
+    "keys_written_twice__by_the_strides_of_values": changed("6.4", KEYS_FOR_VALUES),
+    # Two at once, of which one is made with the keys or the values alone.
+    "keys_written_twice__and_columns_not_masked": changed(
+        "6.4", KEYS_FOR_VALUES, ("(columns < HEAD_DIM) & (slot >= 0)", "(columns < BLOCK_D) & (slot >= 0)")
+    ),
+    "heads_on_top_of_each_other__and_other_strides": changed(
+        "6.4", (" + head * key_page_head_stride", ""), BY_STRIDES_OF_KEYS
+    ),
+    "first_head_for_all__and_heads_on_top_of_each_other": changed(
+        "6.4", (" + head * key_head_stride", ""), (" + head * value_page_head_stride", "")
+    ),
+}

@@ -190,3 +190,45 @@ WRONG |= {
         "10.5", ("None if best is None else list(best[1])", "list(best[1]) if best and best[1] else None")
     ),
 }
+
+
+ROOM = "inputs + kept_bytes + inner_bytes > limit"
+NO_INPUTS = ("        inputs += input_bytes\n", "")
+STRICTLY = ("> limit", ">= limit")
+TURNED_ROUND = ("list(best[1])", "[not keeps for keeps in best[1]]")
+KNAPSACK = (
+    TITLE
+    + """def plan(layers, limit):
+    best = {0: (0, ())}
+    for _, inner, time in layers:
+        after = {}
+        for kept, (spent, choices) in best.items():
+            for keeps in (True, False):
+                key, value = kept + inner * keeps, (spent + time * (not keeps), (*choices, keeps))
+                if key <= limit and (key not in after or value[0] < after[key][0]):
+                    after[key] = value
+        best, least = {}, math.inf
+        for key, value in sorted(after.items()):
+            if value[0] < least:
+                best[key], least = value, value[0]
+    return list(min(best.values())[1]) if best else None
+"""
+)
+WRONG |= {
+    # What a layer by layer plan counts, and two of it forgotten at once.
+    "working_memory_forgotten__and_inputs": KNAPSACK,
+    "working_memory_forgotten__and_inputs_of_whole_lists": tried(
+        fits="sum(layer[1] * k for layer, k in zip(layers, kept)) <= limit"
+    ),
+    "working_memory_forgotten__until_the_next_layer": changed("10.5", (ROOM, "inputs + kept_bytes > limit")),
+    "working_memory_forgotten__until_the_next_layer_and_inputs": changed(
+        "10.5", NO_INPUTS, (ROOM, "kept_bytes > limit")
+    ),
+    "own_input_forgotten": changed(
+        "10.5", NO_INPUTS, ("        states, fastest =", "        inputs += input_bytes\n        states, fastest =")
+    ),
+    "inputs_forgotten__and_fits_strictly": changed("10.5", NO_INPUTS, STRICTLY),
+    "choices_turned_round__and_fits_strictly": changed("10.5", STRICTLY, TURNED_ROUND),
+    "greedy__and_turned_round": GREEDY.replace("return kept\n", "return [not keeps for keeps in kept]\n"),
+    "greedy__and_never_none": GREEDY.replace("        return None\n", "        return [False] * len(layers)\n"),
+}
