@@ -562,7 +562,8 @@ print(f"logits {format_bytes(logits.nbytes)}; the largest new tensor: plain {for
 # as all registers of a multiprocessor, so it cannot stay in them between the two passes. The *least* bytes are two
 # tensors, the logits once and the gradient once. By that count, on the H200 of 2026-11-22 and for 4,096 rows, PyTorch's
 # loss and gradient reached 0.31 TB/s, and the compiled ones 1.57. `kernels/fused/cross_entropy.py` does both passes in
-# one launch, so that part of the second read can come from the L2 cache.
+# one launch, so that part of the second read can come from the L2 cache. Further below, eight multiprocessors share a
+# row, and the second read is gone.
 
 # %% [markdown]
 # ## What the compiler makes of the listing
@@ -841,7 +842,8 @@ draw_fused_rates(ON_AN_H200)
 #   not for a library's kernel.
 #
 # Do kernels written for these reasons reach the copy? The next picture shows the course's own, in a recorded run on one
-# H100 (2026-11-26, PyTorch 2.11, Triton 3.6, bf16). On this card a copy reached 3.00 TB/s.
+# H100 (2026-11-27, PyTorch 2.11, Triton 3.6, bf16). On this card a copy reached 3.00 TB/s. The kernels of the last
+# three rows are in CUDA C++, the others in Triton.
 
 # %%
 from course_lib.figures.fused.rates import COPY_ON_AN_H100, ON_AN_H100
@@ -852,11 +854,11 @@ draw_fused_rates(ON_AN_H100, COPY_ON_AN_H100)
 # Some of them do. In no row is the compiler faster than the kernel, but how much the kernel gains depends on the row:
 #
 # - **At most 2 %** for add and norm and for SwiGLU, because there the compiler itself comes close to the copy.
-# - **5 %** for LayerNorm of long rows. In this run its kernel read each row twice. Now it keeps a row of 65,536 numbers
-#   in registers. In a later run on an H100 it took 907 instead of 1,075 µs, at 79 % of the copy of that run.
-# - **1.4 to 1.9 times as fast** for RoPE with the append to the cache, for RMSNorm and softmax of long rows, and for
-#   the backward pass of the norm. The two kernels for long rows reach 99 % of the copy.
-# - **1.5 to 1.7 times as fast** in the last three rows, but these kernels are still 28 to 42 % below the copy.
+# - **1.3 to 1.9 times as fast** for RoPE with the append to the cache, for the norms and the softmax of long rows, and
+#   for the backward pass of RMSNorm. RMSNorm and softmax of long rows reach 99 % of the copy, LayerNorm 82 %.
+# - **About twice as fast** in the last three rows, at 91, 72 and 78 % of the copy. The tensors of the last two have 34
+#   and 67 MB. A copy of tensors so small is slower, too: it reached 2.4 and 2.7 TB/s, because it has hardly begun when
+#   it ends.
 #
 # Some fusions save memory but no time. Take the last linear layer, fused with the loss. The logits then never exist as
 # a whole, which saves gigabytes. But the backward pass needs them, so you have to compute them a second time, or
@@ -864,8 +866,9 @@ draw_fused_rates(ON_AN_H100, COPY_ON_AN_H100)
 # 128,256 classes. PyTorch's layer and loss took 41.7 ms. In chunks of 2,048 tokens it took 41.9 ms with early
 # gradients, and 55.7 ms with logits that are computed again.
 #
-# Other fusions cost time. GroupNorm and Mish in one kernel with the Conv1d before them took 641 µs, but cuDNN's
-# convolution and a second kernel took only 273 µs.
+# Other fusions cost time. A Conv1d, GroupNorm and Mish took 603 µs as PyTorch's single operations. With cuDNN's
+# convolution, and the rest in a second kernel, they took 269 µs, and compiled 245 µs. In one kernel they took 647 µs,
+# because our convolution is so much slower than cuDNN's that the saved bytes don't matter.
 #
 # So measure before you count on a gain, and in this order: first what PyTorch has (`F.rms_norm`,
 # `F.scaled_dot_product_attention`), then `torch.compile`, then how far its rate is below a copy's. From that you get
@@ -1249,6 +1252,74 @@ if on_gpu and missing_nvrtc() is None:
     for name, rate in rates_of(forms, 4 * x.nbytes).items():
         print(f"{name:16} {format_bandwidth(rate)}")
     del x, residual, normalised, summed, arguments, forms
+
+# %% [markdown]
+# ## A row that no multiprocessor can hold · deeper
+#
+# In 13.4 the loss reads each logit twice, because a row of 128,256 logits has 256 kB in 16 bits. That is as much as all
+# registers of a multiprocessor, and more than its shared memory. But an H100 has 132 multiprocessors. From Hopper on,
+# up to eight thread blocks can form a *cluster*. The hardware starts them at the same time, on multiprocessors that are
+# close to each other, and each block can write into the shared memory of the others. NVIDIA calls this *distributed
+# shared memory*.
+#
+# `kernels/fused/cuda_cross_entropy.py` gives each row to a cluster of eight blocks:
+#
+# 1. Each thread loads eight vectors of 16 bytes, 64 logits, and keeps them as they came. They take 32 of its 64
+#    registers. The 256 threads of a block hold an eighth of the row.
+# 2. Each block computes the maximum of its logits, and the sum of their exponentials relative to that maximum.
+# 3. Each block writes these two numbers, 8 bytes, into the shared memory of all eight. Then all blocks wait at a
+#    barrier of the cluster.
+# 4. Now each block has eight maxima and eight sums. It merges them as you did in 3.3, computes the gradient of its part
+#    from its registers, and writes it over the logits.
+#
+# So each logit is read once and written once: 513 kB for a row. The blocks exchange 8 · 8 · 8 = 512 bytes for it.
+#
+# The next cell shows how the row is cut, and compiles the kernel if NVRTC is there. On a GPU with clusters it also times
+# the kernel beside the Triton kernel that reads each row twice. **Predict** how many times as fast it is. The bytes say
+# 1.5.
+
+# %%
+from course_lib.kernels.fused.cross_entropy import cross_entropy_forward_backward_
+from course_lib.kernels.fused.cuda_cross_entropy import (
+    cross_entropy_source,
+    cuda_cross_entropy_forward_backward_,
+    cut_of_cluster,
+)
+
+cut, blocks = cut_of_cluster(128_256, width=8)
+print(f"{blocks} blocks of {cut.threads} threads, each with {cut.vectors} vectors of {cut.width} logits: room for "
+      f"{blocks * cut.threads * cut.vectors * cut.width:,}")
+if missing_nvrtc() is None:
+    source = cross_entropy_source(torch.bfloat16, torch.int64, cut, blocks)
+    compiled = compile_cuda(source, "cross_entropy_", arch=90)
+    print(f"sm_90: {compiled.registers} registers, {compiled.stack_bytes} bytes of local memory, loads "
+          f"{compiled.load_widths}, stores {compiled.store_widths}")
+else:
+    print(missing_nvrtc())
+if machine().tier == "hopper" and missing_nvrtc() is None:
+    logits = torch.randn(4096, 128_256, device=device, dtype=torch.bfloat16)
+    targets = torch.randint(128_256, (4096,), device=device)
+    shares = torch.full((4096,), 1 / 4096, device=device)
+    functions = {"one block a row, read twice": cross_entropy_forward_backward_,
+                 "eight blocks a row": cuda_cross_entropy_forward_backward_}
+    forms = {name: partial(function, logits.clone(), targets, shares, validate=False)
+             for name, function in functions.items()}
+    for name, rate in rates_of(forms, 2 * logits.nbytes).items():
+        print(f"{name:28} {format_bandwidth(rate)}")
+    del logits, targets, shares, forms
+
+# %% [markdown]
+# In the recorded run on an H100 the kernel with one block took 970 µs, 72 % of the copy's rate, and the cluster 769 µs,
+# 91 %. That is 1.26 times as fast, and not 1.5, because part of the second read had come from the L2 cache. The
+# compiled loss took 1,469 µs.
+#
+# What the eight blocks cost is time in which they wait for each other. Meanwhile other blocks on the same
+# multiprocessors must keep the memory busy, so as many bytes as possible have to be on their way (chapter 01). Here
+# 1,024 threads share a multiprocessor, and each has 128 bytes on their way. When we let them load 64 bytes each, the
+# same kernel took 978 µs, and the gain was gone.
+#
+# In Triton a block can't address another block's memory. There is an option, `num_ctas`, that has the compiler spread a
+# tile over a cluster; we did not try it here.
 
 # %% [markdown]
 # ## A layout by hand · deeper
