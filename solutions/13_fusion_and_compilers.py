@@ -1274,9 +1274,9 @@ if on_gpu and missing_nvrtc() is None:
 #
 # So each logit is read once and written once: 513 kB for a row. The blocks exchange 8 · 8 · 8 = 512 bytes for it.
 #
-# The next cell shows how the row is cut, and compiles the kernel if NVRTC is there. On a GPU with clusters it also times
-# the kernel beside the Triton kernel that reads each row twice. **Predict** how many times as fast it is. The bytes say
-# 1.5.
+# The next cell shows how the row is cut, and compiles the kernel if NVRTC is there. On a GPU with clusters it also
+# times the kernel beside the Triton kernel that reads each row twice. **Predict** how many times as fast it is. The
+# bytes say 1.5.
 
 # %%
 from course_lib.kernels.fused.cross_entropy import cross_entropy_forward_backward_
