@@ -126,7 +126,11 @@ class OneGraph(CompilesWith):
         if not case.compiled or (seen.graphs == 1 and not _left_the_graph(seen)):
             return None
         made = f"`torch.compile` made {seen.graphs} graphs for calls of {len(case.args)} sizes, where one is asked for."
-        return f"{made} The graph broke here: {seen.graph_breaks[0]}." if seen.graph_breaks else made
+        if seen.graph_breaks:
+            return f"{made} The graph broke here: {seen.graph_breaks[0]}."
+        if _left_the_graph(seen):
+            return f"{made} The code asks for a number out of a tensor, so the graph ends there."
+        return f"{made} It compiled again for other sizes. Does a loop or an `if` depend on a size?"
 
 
 def _left_the_graph(seen) -> bool:
