@@ -32,6 +32,11 @@ def counted(s: Slips, text):
     products = sum(name.split(".")[0] == "HGMMA" for name, _ in found)
     if s("groups_counted"):
         products = sum(name.split(".")[0] == "HGMMA" and "gsb0" in operands for name, operands in found)
+    if s("waits_counted_too"):
+        products = sum("gsb0" in operands for _, operands in found)
+    for width in WIDTHS:
+        if s(f"one_width_counted__{width}"):
+            products = sum((name + operands).startswith(f"HGMMA.64x{width}x") for name, operands in found)
     number = next((read for slip, read in READ_WRONGLY.items() if s(slip)), lambda text: int(text, 16))
     changes = [change for change, slip in CHANGES.items() if not s(slip)]
     registers = [
@@ -49,6 +54,7 @@ def counted(s: Slips, text):
     return products, registers, sum(name in spills for name in names)
 
 
+WIDTHS = (64, 128, 256)  # columns of a product
 SPILLS = {"STL": "stores_of_spills_forgotten", "LDL": "loads_of_spills_forgotten"}
 CHANGES = {"DEALLOC": "requests_only", "TRY_ALLOC": "releases_only"}
 READ_WRONGLY = {
@@ -60,6 +66,13 @@ READ_WRONGLY = {
 
 def hidden(s: Slips, text):
     """What `hidden_exponentials` gives with these slips."""
+    stretch = next((stretch for name, stretch in STRETCHES.items() if s(f"one_stretch_searched__{name}")), None)
+    if stretch:
+        return stretch(text).count("MUFU.EX2")
+    if s("all_exponentials__beside_a_product") and "HGMMA" in text:
+        return text.count("MUFU.EX2")
+    if s("waits_ignored__from_the_first_piece"):
+        return text[text.find("HGMMA") :].count("MUFU.EX2")
     waits = "DEPBAR" if s("any_barrier_taken") else "WARPGROUP.DEPBAR"
     in_flight = hidden = exponentials = 0
     for name, operands in instructions(s, text):
@@ -71,6 +84,15 @@ def hidden(s: Slips, text):
             exponentials += 1
             hidden += in_flight > (1 if s("one_in_flight_is_none") else 0) or s("all_exponentials")
     return exponentials - hidden if s("those_in_the_open_counted") else hidden
+
+
+# What of a text is searched; where there is no such thing, `find` gives -1, as it does in an answer.
+STRETCHES = {
+    "to_the_last_product": lambda text: text[text.find("HGMMA") : text.rfind("HGMMA")],
+    "to_the_last_group": lambda text: text[text.find("gsb0") : text.rfind("HGMMA")],
+    "to_the_last_wait": lambda text: text[text.find("HGMMA") : text.rfind("WARPGROUP.DEPBAR")],
+    "to_the_last_wait_for_all": lambda text: text[text.find("gsb0") : text.rfind("gsb0, 0x0")],
+}
 
 
 def _after_a_wait(s: Slips, in_flight, allowed):
@@ -298,6 +320,21 @@ CENSUS = (
         "Only the HGMMA instructions with gsb0 were counted. Each HGMMA counts here, those that leave their "
         "group open too.",
     ),
+    Slip(
+        "waits_counted_too",
+        "Every gsb0 was counted as a product. Waits name gsb0 too, and most HGMMA instructions don't: count the "
+        "instructions whose name is HGMMA.",
+        alone=True,
+    ),
+    *(
+        Slip(
+            f"one_width_counted__{width}",
+            "Only the HGMMA instructions of one shape were counted, such as HGMMA.64x64x16. What stands behind the "
+            "first dot differs from kernel to kernel: compare what stands before it.",
+            alone=True,
+        )
+        for width in WIDTHS
+    ),
 )
 
 HIDDEN = (
@@ -306,7 +343,19 @@ HIDDEN = (
         "those_in_the_open_counted",
         "The exponentials with no product in flight were counted. Hidden are the others, behind products that run.",
     ),
-    Slip("all_exponentials", "All exponentials were counted, whether a product was in flight or not."),
+    *(
+        Slip(name, "All exponentials were counted, whether a product was in flight or not.")
+        for name in ("all_exponentials", "all_exponentials__beside_a_product")
+    ),
+    *(
+        Slip(
+            f"one_stretch_searched__{name}",
+            "One stretch of the text was searched for exponentials, from the first product to one product or wait. "
+            "Groups start and are waited for many times in a text: follow their number line by line.",
+            alone=True,
+        )
+        for name in STRETCHES
+    ),
     Slip(
         "any_barrier_taken",
         "DEPBAR.LE SB0 was taken for a wait for products. It waits for loads and the like; products are waited "
@@ -327,10 +376,13 @@ HIDDEN = (
         "An HGMMA without gsb0 was counted as a group in flight. Several make one product; the one that has gsb0 "
         "among its operands closes the group, and a wait knows only closed ones.",
     ),
-    Slip(
-        "waits_ignored",
-        "You counted every exponential after the first product. But after WARPGROUP.DEPBAR.LE gsb0, 0x0 no product "
-        "runs any more.",
+    *(
+        Slip(
+            name,
+            "You counted every exponential after the first product. But after WARPGROUP.DEPBAR.LE gsb0, 0x0 no product "
+            "runs any more.",
+        )
+        for name in ("waits_ignored", "waits_ignored__from_the_first_piece")
     ),
     Slip(
         "every_special_function",

@@ -101,3 +101,26 @@ UNUSUAL = {
         "predicates taken off first": changed("9.6", (PREDICATE, r"(?:@\S+\s+)?")),
         "booleans added": changed("9.6", ("hidden += 1", "hidden += bool(in_flight)")),
     }
+
+
+PRODUCTS = 'names.count("HGMMA")'
+
+
+def exponentials(result):
+    """The course's `census`, and an answer that counts a word in the text instead of reading it line by line."""
+    return changed("9.6").split("def hidden_exponentials")[0] + f"def hidden_exponentials(text):\n    return {result}\n"
+
+
+WRONG |= {
+    "all_exponentials__in_the_text": exponentials('text.count("MUFU.EX2")'),
+    "all_exponentials__and_every_special_function": exponentials('text.count("MUFU")'),
+    "all_exponentials__beside_a_product": exponentials('text.count("MUFU.EX2") if "HGMMA" in text else 0'),
+    "waits_ignored__from_the_first_piece": exponentials('text[text.find("HGMMA"):].count("MUFU.EX2")'),
+    "one_stretch_searched": exponentials('text[text.find("HGMMA"):text.rfind("HGMMA")].count("MUFU.EX2")'),
+    "one_stretch_searched__to_a_wait": exponentials(
+        'text[text.find("gsb0"):text.rfind("gsb0, 0x0")].count("MUFU.EX2")'
+    ),
+    "widths_missed": changed("9.6", (SPILLS, 'text.count("STL ") + text.count("LDL ")')),
+    "waits_counted_too": changed("9.6", (PRODUCTS, 'text.count("gsb0")')),
+    "one_width_counted": changed("9.6", (PRODUCTS, 'text.count("HGMMA.64x64x16")')),
+}
