@@ -214,6 +214,14 @@ EXERCISE = Exercise(
         ),
         Mistake("nan_from_the_start", NAN_FROM_THE_START, when=all_nan, every=True),
         Mistake(
+            "modified_input",
+            "An input was written over, and later tiles read what stands there now. A slice such as `query[a:b]` is a "
+            "view, so `*=`, `+=`, `mul_` and an `output` that is the input itself change the tensor that you were "
+            "given. Make a new one: `query_tile * scale`, `torch.empty_like(query)`.",
+            when=lambda case, seen, got: bool(seen.modified_inputs),
+            every=True,
+        ),
+        Mistake(
             "writes_the_score_matrix",
             told.WHOLE_MATRIX,
             when=lambda case, seen, got: (

@@ -13,7 +13,18 @@ from course_lib.checker.specification.edits import Edit, edits, only
 from exercises.topics import softmax_slips as told
 from exercises.topics.attention_sentences import LOG2E_MISSING, NATURAL_EXP
 from exercises.topics.rising import MAXIMUM_OF_THE_FIRST_TILE
-from exercises.topics.running import ADDED, FIRST_NAN, GUARD, MAXIMUM, NEVER_UPDATED, RESCALE, RUNNING, START_MAX, SUM
+from exercises.topics.running import (
+    ADDED,
+    FIRST_NAN,
+    FROM,
+    GUARD,
+    MAXIMUM,
+    NEVER_UPDATED,
+    RESCALE,
+    RUNNING,
+    START_MAX,
+    SUM,
+)
 
 LN_2 = math.log(2)
 
@@ -85,7 +96,7 @@ TILE = "max(16, 1 << (group - 1).bit_length())"
 LENGTH, TOTAL = "lengths.long()", "torch.where(running_sum == 0, 1.0, running_sum)"
 OUTPUT, LSE = "accumulator / total[..., None]", "running_max + torch.log(total)"
 SCALE, HIDDEN = "query.shape[-1] ** -0.5", "torch.where(present[:, :, None, None], scores, -INF)"
-SCORES = f"query @ keys.float().mT * {SCALE}"
+SCORES, OF_STEP = f"query @ keys.float().mT * {SCALE}", "tile = scores.float()"
 WALKS, STEPS = "first + begin < last", "range(0, scores.shape[-1], tile)"
 ADDS = "accumulator * rescale[..., None] + product"
 OF_KEYS, OF_VALUES = "rows_at(keys, present", "rows_at(values, present"
@@ -242,7 +253,19 @@ SOFTMAX = (
         "The scores are multiplied by √head_dim. They are divided by it: the scale is 1/√head_dim.",
         scale_inverted=(SCALE, "query.shape[-1] ** 0.5"),
     ),
-    *edits(LOG2E_MISSING, log2e_missing=(SCORES, f"{SCORES} * {LN_2}")),
+    *edits(LOG2E_MISSING, log2e_missing=(OF_STEP, f"{OF_STEP} * {LN_2}")),  # so that it goes with slips of the scale
+    *edits(
+        "The weights and the factor by which sum and accumulator are rescaled are powers of different numbers: one of "
+        "2, the other of e. Take tl.exp2 in both, with log2(e) in the scale, or tl.exp in both without it.",
+        alone=True,
+        mixed_exponentials__rescale_of_2=("rescale = torch.exp(", "rescale = torch.exp2("),
+        mixed_exponentials__rescale_of_e=(RESCALE, f"torch.exp((running_max - reference) / {LN_2})"),
+    ),
+    # In the weights alone: where a split has one tile, nothing tells that from both.
+    *edits(LOG2E_MISSING, alone=True, log2e_missing__in_the_weights=("weights = torch.exp(", "weights = torch.exp2(")),
+    *edits(
+        NATURAL_EXP, alone=True, natural_exp__in_the_weights=(f"torch.exp({FROM})", f"torch.exp(({FROM}) / {LN_2})")
+    ),
     *edits(
         "The accumulator is not divided by the running sum. Divide once, after the last tile.",
         not_divided=(OUTPUT, "accumulator"),
@@ -465,6 +488,11 @@ def output_laid_out_like_query(result: str) -> tuple[Edit, ...]:
 PLACE, LOADED = "positions % page_size", "load(tables, rows + blocks, mask).long()"
 LOOKED_UP, BLOCKS, TABLE = "looked_up = positions", "looked_up // page_size", "tables.stride(0)"
 OF_PAGE = "outer * of_outer"
+BLOCK_ROWS = "rows + blocks, mask"
+ONE_ENTRY_TOO_FAR = (
+    "Page numbers are taken from the entry behind their own: the table is read one block too far. The entry of "
+    "position p is p // page size, counted from 0."
+)
 PAGES = (
     *edits(
         "Block i of the sequence is read from page i of the pool. Which page it is stands in the table.",
@@ -476,8 +504,7 @@ PAGES = (
         pages_consecutive=(LOADED, f"{LOADED.replace('blocks', '0 * blocks')} + blocks"),
     ),
     *edits(
-        "Every page number is taken from the entry behind its own: the table is read one block too far. The entry of "
-        "position p is p // page size, counted from 0.",
+        ONE_ENTRY_TOO_FAR,
         next_entry_of_the_table=(BLOCKS, "(looked_up // page_size + 1)"),
     ),
     *edits(
@@ -530,6 +557,35 @@ AHEAD = (
         "From the second tile on the page numbers are those of the tile before. What you load in a step is for the "
         "next one: the pages of keys + BLOCK_N.",
         pages_of_the_tile_before=(LOOKED_UP, f"looked_up = torch.where({IN_THE_TILE}, positions, positions - tile)"),
+    ),
+    *edits(
+        "Page numbers are looked up one tile too far. What is loaded before the loop is for the first tile, keys from "
+        "`first` on; what is loaded in a step is for the next one, keys + BLOCK_N.",
+        alone=True,
+        pages_of_the_tile_after=(
+            *(LOOKED_UP, f"looked_up = torch.where({IN_THE_TILE}, positions, positions + tile)"),
+            *(BLOCK_ROWS, f"{BLOCK_ROWS} & ({IN_THE_TILE} | (positions + tile < last[..., None]))"),
+        ),
+        pages_of_the_tile_after__at_first=(
+            *(LOOKED_UP, f"looked_up = torch.where({IN_THE_TILE}, positions + tile, positions)"),
+            *(BLOCK_ROWS, f"{BLOCK_ROWS} & (~{IN_THE_TILE} | (positions + tile < last[..., None]))"),
+        ),
+        pages_of_the_tile_after__always=(
+            *(LOOKED_UP, "looked_up = positions + tile"),
+            *(BLOCK_ROWS, f"{BLOCK_ROWS} & (positions + tile < last[..., None])"),
+        ),
+    ),
+    *edits(
+        "The page numbers that are loaded before the loop are of keys from `last` on, where the mask lets none "
+        "through. The loop begins at `first`: look up the pages of the split's own first tile.",
+        alone=True,
+        first_pages_of_the_next_split=(BLOCK_ROWS, f"{BLOCK_ROWS} & ~{IN_THE_TILE}"),
+    ),
+    *edits(
+        ONE_ENTRY_TOO_FAR,
+        alone=True,
+        next_entry_of_the_table__before_the_loop=(BLOCKS, f"(looked_up // page_size + {IN_THE_TILE})"),
+        next_entry_of_the_table__in_the_loop=(BLOCKS, f"(looked_up // page_size + ~{IN_THE_TILE})"),
     ),
     *edits(
         "The page numbers that are loaded for the next step are those of the table's next entry. The next step is "
@@ -643,7 +699,7 @@ LAGGING = edits(
         for lag in (12, 16, 24, 40)
     },
 )
-NATURAL = edits(NATURAL_EXP, natural_exp=(SCORES, f"{SCORES} / {LN_2}"))
+NATURAL = edits(NATURAL_EXP, natural_exp=(OF_STEP, f"{OF_STEP} / {LN_2}"))
 OF_A_GROUP = (
     *edits(
         "One maximum is taken for all rows of the tile. Each query head has its own: the maximum over axis 1, the "
@@ -663,8 +719,8 @@ LOG_OF_SUM = "The running maximum is missing from the log-sum-exp. The sum is of
 LOG_SUM_EXP = (
     *edits(
         NATURAL_EXP,
-        natural_exp=(SCORES, f"{SCORES} / {LN_2}", LSE, f"(running_max + torch.log2(total)) * {LN_2}"),
-        natural_exp__and_log=(SCORES, f"{SCORES} / {LN_2}"),
+        natural_exp=(OF_STEP, f"{OF_STEP} / {LN_2}", LSE, f"(running_max + torch.log2(total)) * {LN_2}"),
+        natural_exp__and_log=(OF_STEP, f"{OF_STEP} / {LN_2}"),
     ),
     *edits(
         told.NO_MAXIMUM,

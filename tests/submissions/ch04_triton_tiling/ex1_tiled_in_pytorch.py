@@ -161,3 +161,17 @@ WRONG |= {
         ('-math.inf', '-1e6'),
     ),
 }
+
+
+SCALED = "scores = scale * (query_tile @ key_tile.T)"
+OUTPUT = "output = torch.empty_like(query)"
+WRONG |= {
+    # The numbers are right where each tile of an input is read once; else later tiles read what was written.
+    "modified_input": changed("4.1", (OUTPUT, "output = query")),
+    "modified_input__key_scaled_in_place": changed(
+        "4.1", (SCALED, "key_tile *= scale\n            scores = query_tile @ key_tile.T")
+    ),
+    "modified_input__output_over_the_values": changed(
+        "4.1", (OUTPUT, "output = value if value.shape == query.shape else torch.empty_like(query)")
+    ),
+}

@@ -266,3 +266,16 @@ UNUSUAL |= {
         "6.5", (ADDED, ADDED.replace("[:, None] * value", "[:, None].to(value.dtype).to(tl.float32) * value"))
     ),
 }
+
+
+BASE_2 = ("tl.exp(", "tl.exp2(")
+TABLE = "tl.load(tables_pointer + sequence * table_stride + block).to(tl.int64)"
+WRONG |= {
+    "scale_twice__and_log2e_missing": changed(
+        "6.5", BASE_2, ("tl.sum(query[None, :] * key, axis=1)", "tl.sum(query[None, :] * key, axis=1) * scale")
+    ),
+    "log2e_missing__in_the_weights": changed("6.5", ("weights = tl.exp(", "weights = tl.exp2(")),
+    "mixed_exponentials": changed("6.5", ("rescale = tl.exp(", "rescale = tl.exp2(")),
+    "next_entry_of_the_table": changed("6.5", (TABLE, TABLE.replace("+ block", "+ block + 1"))),
+    "next_page_of_the_pool": changed("6.5", (TABLE, f"{TABLE} + 1")),
+}

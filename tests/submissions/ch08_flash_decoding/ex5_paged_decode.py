@@ -357,3 +357,34 @@ WRONG |= {
     "sum_in_float16": changed("8.5", (NEW_SUM, f"({NEW_SUM}).to(query.dtype).to(tl.float32)")),
     "sum_in_float16__always": changed("8.5", (NEW_SUM, f"({NEW_SUM}).to(tl.float16).to(tl.float32)")),
 }
+
+
+BEFORE_THE_LOOP = "tl.load(table_pointer + keys // PAGE_SIZE, mask=keys < last, other=0)"
+IN_THE_LOOP = "tl.load(table_pointer + ahead // PAGE_SIZE, mask=ahead < last, other=0)"
+
+
+def one_entry_further(load):
+    return load, load.replace("// PAGE_SIZE", "// PAGE_SIZE + 1")
+
+
+WRONG |= {
+    "next_entry_of_the_table": changed("8.5", one_entry_further(BEFORE_THE_LOOP), one_entry_further(IN_THE_LOOP)),
+    "next_entry_of_the_table__in_the_same_step": changed(
+        "8.5", (PAGES, SAME_STEP.replace("PAGE_SIZE,", "PAGE_SIZE + 1,"))
+    ),
+    "next_entry_of_the_table__before_the_loop": changed("8.5", one_entry_further(BEFORE_THE_LOOP)),
+    "next_entry_of_the_table__in_the_loop": changed("8.5", one_entry_further(IN_THE_LOOP)),
+    "next_page_of_the_pool": changed("8.5", (PAGES, "pages = next_pages.to(tl.int64) + 1")),
+    "one_entry_for_one_step": changed(
+        "8.5", (IN_THE_LOOP, IN_THE_LOOP.replace("ahead // PAGE_SIZE", "keys // PAGE_SIZE + 1"))
+    ),
+    "pages_of_the_tile_after": changed("8.5", ("ahead = keys + BLOCK_N", "ahead = keys + 2 * BLOCK_N")),
+    "pages_of_the_tile_after__at_first": changed(
+        "8.5", (BEFORE_THE_LOOP, BEFORE_THE_LOOP.replace("keys", "(keys + BLOCK_N)"))
+    ),
+    "first_pages_of_the_next_split": changed(
+        "8.5", (BEFORE_THE_LOOP, BEFORE_THE_LOOP.replace("keys", "(keys + split_length)"))
+    ),
+    "mixed_exponentials": changed("8.5", ("rescale = tl.exp2(", "rescale = tl.exp(")),
+    "natural_exp__in_the_weights": changed("8.5", ("weights = tl.exp2(", "weights = tl.exp(")),
+}
