@@ -558,11 +558,11 @@ print(f"logits {format_bytes(logits.nbytes)}; the largest new tensor: plain {for
 # float32, about a thirtieth.
 #
 # How many bytes move? If forward and backward are in one kernel, it reads each logit twice and writes its gradient
-# once: three tensors. The second read is hard to avoid. A row of 128,256 numbers has 256 kB in 16 bits, about as much
+# once: three tensors. The second read is hard to avoid. A row of 128,256 numbers has 257 kB in 16 bits, about as much
 # as all registers of a multiprocessor, so it cannot stay in them between the two passes. The *least* bytes are two
 # tensors, the logits once and the gradient once. By that count, on the H200 of 2026-11-22 and for 4,096 rows, PyTorch's
 # loss and gradient reached 0.31 TB/s, and the compiled ones 1.57. `kernels/fused/cross_entropy.py` does both passes in
-# one launch, so that part of the second read can come from the L2 cache. Further below, eight multiprocessors share a
+# one launch, so that part of the second read can come from the L2 cache. Further below, eight thread blocks share a
 # row, and the second read is gone.
 
 # %% [markdown]
@@ -857,8 +857,8 @@ draw_fused_rates(ON_AN_H100, COPY_ON_AN_H100)
 # - **1.3 to 1.9 times as fast** for RoPE with the append to the cache, for the norms and the softmax of long rows, and
 #   for the backward pass of RMSNorm. RMSNorm and softmax of long rows reach 99 % of the copy, LayerNorm 82 %.
 # - **About twice as fast** in the last three rows, at 91, 72 and 78 % of the copy. The tensors of the last two have 34
-#   and 67 MB. A copy of tensors so small is slower, too: it reached 2.4 and 2.7 TB/s, because it has hardly begun when
-#   it ends.
+#   and 67 MB. A copy of tensors so small is slower, too: it reached 2.37 and 2.65 TB/s. It takes only 28 and 51 µs, so
+#   the time to start and to finish counts. Of that copy the kernels reach 92 and 89 %.
 #
 # Some fusions save memory but no time. Take the last linear layer, fused with the loss. The logits then never exist as
 # a whole, which saves gigabytes. But the backward pass needs them, so you have to compute them a second time, or
@@ -867,8 +867,9 @@ draw_fused_rates(ON_AN_H100, COPY_ON_AN_H100)
 # gradients, and 55.7 ms with logits that are computed again.
 #
 # Other fusions cost time. A Conv1d, GroupNorm and Mish took 603 µs as PyTorch's single operations. With cuDNN's
-# convolution, and the rest in a second kernel, they took 269 µs, and compiled 245 µs. In one kernel they took 647 µs,
-# because our convolution is so much slower than cuDNN's that the saved bytes don't matter.
+# convolution, and the rest in our Triton kernel, they took 269 µs. Compiled they took 245 µs, probably because Inductor
+# also fuses the convolution's bias, which PyTorch adds in a kernel of its own. In one kernel they took 647 µs, because
+# our convolution is so much slower than cuDNN's that the saved bytes don't matter.
 #
 # So measure before you count on a gain, and in this order: first what PyTorch has (`F.rms_norm`,
 # `F.scaled_dot_product_attention`), then `torch.compile`, then how far its rate is below a copy's. From that you get
@@ -1254,21 +1255,21 @@ if on_gpu and missing_nvrtc() is None:
     del x, residual, normalised, summed, arguments, forms
 
 # %% [markdown]
-# ## A row that no multiprocessor can hold · deeper
+# ## A row for eight thread blocks · deeper
 #
-# In 13.4 the loss reads each logit twice, because a row of 128,256 logits has 256 kB in 16 bits. That is as much as all
-# registers of a multiprocessor, and more than its shared memory. But an H100 has 132 multiprocessors. From Hopper on,
-# up to eight thread blocks can form a *cluster*. The hardware starts them at the same time, on multiprocessors that are
-# close to each other, and each block can write into the shared memory of the others. NVIDIA calls this *distributed
-# shared memory*.
+# In 13.4 the loss reads each logit twice, because a row of 128,256 logits has 257 kB in 16 bits. The registers of an
+# H100's multiprocessor have 262 kB, and a kernel needs some for other things. Its shared memory has 233 kB. But there
+# are 132 multiprocessors. From Hopper on, up to eight thread blocks can form a *cluster* (on an H100 even 16, on
+# request). The hardware runs them at the same time, on multiprocessors that are close to each other, and each block can
+# write into the shared memory of the others. NVIDIA calls this *distributed shared memory*.
 #
 # `kernels/fused/cuda_cross_entropy.py` gives each row to a cluster of eight blocks:
 #
 # 1. Each thread loads eight vectors of 16 bytes, 64 logits, and keeps them as they came. They take 32 of its 64
-#    registers. The 256 threads of a block hold an eighth of the row.
+#    registers. The 256 threads of a block hold about an eighth of the row.
 # 2. Each block computes the maximum of its logits, and the sum of their exponentials relative to that maximum.
-# 3. Each block writes these two numbers, 8 bytes, into the shared memory of all eight. Then all blocks wait at a
-#    barrier of the cluster.
+# 3. Once all eight blocks have begun, each writes these two numbers, 8 bytes, into the shared memory of all eight. Then
+#    they wait at a barrier of the cluster.
 # 4. Now each block has eight maxima and eight sums. It merges them as you did in 3.3, computes the gradient of its part
 #    from its registers, and writes it over the logits.
 #
@@ -1310,13 +1311,13 @@ if machine().tier == "hopper" and missing_nvrtc() is None:
 
 # %% [markdown]
 # In the recorded run on an H100 the kernel with one block took 970 µs, 72 % of the copy's rate, and the cluster 769 µs,
-# 91 %. That is 1.26 times as fast, and not 1.5, because part of the second read had come from the L2 cache. The
-# compiled loss took 1,469 µs.
+# 91 %. That is 1.26 times as fast, and not 1.5, because part of the second read had come from the L2 cache: three
+# tensors in 970 µs would be 3.25 TB/s, more than a copy. The compiled loss took 1,469 µs.
 #
-# What the eight blocks cost is time in which they wait for each other. Meanwhile other blocks on the same
-# multiprocessors must keep the memory busy, so as many bytes as possible have to be on their way (chapter 01). Here
-# 1,024 threads share a multiprocessor, and each has 128 bytes on their way. When we let them load 64 bytes each, the
-# same kernel took 978 µs, and the gain was gone.
+# The eight blocks lose time while they wait for each other. Meanwhile other blocks on the same multiprocessors must
+# keep the memory busy, so many bytes have to be on their way (chapter 01). With 64 registers each, 1,024 threads share
+# a multiprocessor, and each loads 128 bytes at once. When we let them load 64 bytes each, the same kernel took 978 µs,
+# and the gain was gone.
 #
 # In Triton a block can't address another block's memory. There is an option, `num_ctas`, that has the compiler spread a
 # tile over a cluster; we did not try it here.
@@ -1564,7 +1565,7 @@ measured("13 losses of both", abs(first[-1] - second[-1]), "nats apart after the
 #   once gave wrong gradients: a kernel multiplied all rows by the first row's weight
 #   ([Liger#1298](https://github.com/linkedin/Liger-Kernel/pull/1298)).
 # - **QuACK** ([code](https://github.com/Dao-AILab/quack)) has norms, softmax and cross-entropy in CuTe, and
-#   uses *clusters* for long rows: groups of multiprocessors that can read each other's shared memory.
+#   uses *clusters* for long rows: groups of thread blocks that can reach each other's shared memory.
 #
 # **In this library.** `course_lib/kernels/fused/` has add and norm, RoPE with the append to a cache, SwiGLU,
 # cross-entropy with its gradient in place, and GroupNorm with Mish. Each is an operator of PyTorch (`torch.library`),

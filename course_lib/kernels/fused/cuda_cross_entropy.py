@@ -4,14 +4,14 @@
     logits[r, v] becomes (exp(logits[r, v] - maximum[r]) / total[r] - [v = targets[r]]) · loss_gradient[r]
     maximum[r] = max over v of logits[r, v],    total[r] = Σ_v exp(logits[r, v] - maximum[r])
 
-Bytes: 1 read and 1 write of each logit. `cross_entropy.py` reads twice: a row of Llama 3's 128,256 logits is 256 KB in
-16 bits, all the registers of a multiprocessor. Here eight blocks on as many multiprocessors hold an eighth each, 32
-bytes a thread, as they came. From Hopper on, blocks of a cluster run at the same time and write into each other's
-shared memory: each block sends the others its maximum and its sum, 8 bytes, and after one barrier of the cluster all of
-them know the row's. The second pass over the logits reads registers.
+Bytes: 1 read and 1 write of each logit. `cross_entropy.py` reads twice: a row of Llama 3's 128,256 logits is 257 kB in
+16 bits, and a multiprocessor's registers have 262 kB. Here eight blocks hold about an eighth each, in 16 bits as they
+came: 128 bytes a thread, or 32 registers. From Hopper on, blocks of a cluster run at the same time and write into each
+other's shared memory: each block sends the others its maximum and its sum, 8 bytes, and after a barrier of the cluster
+all of them know the row's. The second pass over the logits reads registers.
 
-A block's sum is of exp(logit - its own maximum), so the exponentials are taken twice. Arithmetic is cheaper here than
-room: kept, they would need twice the registers as float32.
+A block's sum is of exp(logit - its own maximum), and the gradient takes the exponentials again, with the row's. To keep
+the first ones as float32 would need twice the registers.
 
 A target outside the vocabulary is refused if checked (`validate`); unchecked, its loss and its gradient are NaN. A row
 that is ignored is not read.
@@ -31,7 +31,7 @@ from course_lib.kernels.fused.cuda_rows import ELEMENTS, SHARED_BY_KERNELS, Cut,
 MOST_BLOCKS = 8  # of a cluster, on every GPU that has clusters
 WARP = 32
 FEWEST_THREADS, MOST_THREADS = 256, 512  # of a block, where the row goes on in others
-VECTORS = 8  # that a thread holds, half of its 64 registers: 1024 threads have half of a multiprocessor's on their way
+VECTORS = 8  # of 16 bytes, that a thread holds: half of its 64 registers, with which 1024 threads fit a multiprocessor
 FIRST_WITH_CLUSTERS = 9  # the major number of a compute capability
 
 KERNEL = r"""
@@ -51,8 +51,8 @@ __device__ inline float maximum_of_block(float value) {
     return value;  // in each thread of the block
 }
 
-// The same numbers, of which the compiler knows nothing any more. It would keep what it widened for the next use, in
-// twice the registers; so it widens again.
+// Changes nothing, but the compiler must take the numbers for new ones, so it widens them again in the next loop. It
+// would otherwise keep the widened ones, in twice the registers.
 __device__ inline void forget(Vector<Element> (&kept)[VECTORS]) {
     #pragma unroll
     for (int k = 0; k < VECTORS; ++k)
@@ -69,7 +69,7 @@ __device__ inline unsigned int address_in(const void* shared, int block) {
     return there;
 }
 
-// The barrier of a cluster in two halves. After the wait, what any thread has written before it arrived can be read.
+// The barrier of a cluster in two halves. After the wait, what any thread wrote before it arrived can be read.
 __device__ inline void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ inline void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
@@ -87,7 +87,7 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THRE
     Vector<Element>* logits_row = (Vector<Element>*)logits + row * logits_stride;
     const int first = block * (VECTORS * THREADS) + threadIdx.x;
 
-    if (target == ignore_index) {  // the same for the whole cluster, so that none waits for a block that left
+    if (target == ignore_index) {  // true for all blocks of the cluster or for none: nobody waits for one that left
         const Vector<Element> zeros = {};
         #pragma unroll
         for (int k = 0; k < VECTORS; ++k)
@@ -127,7 +127,7 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THRE
         asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};"
                      :: "r"(address_in(&of_block[block], threadIdx.x)), "f"(maximum), "f"(total) : "memory");
     arrive_at_cluster();
-    wait_for_cluster();
+    wait_for_cluster();  // from here on each block reads its own shared memory alone, so any of them may leave
     #pragma unroll
     for (int b = 0; b < BLOCKS; ++b) maximum = fmaxf(maximum, of_block[b].x);
     total = 0.0f;
@@ -178,9 +178,9 @@ def cuda_cross_entropy_forward_backward_(logits, targets, loss_gradient, ignore_
 
     Args:
         logits: [..., rows, vocabulary] on a GPU with clusters (Hopper or later), float32, float16 or bfloat16, with a
-            contiguous last dimension and leading dimensions that flatten without a copy; no two may share their
+            contiguous last dimension and leading dimensions that flatten without a copy; no two rows may share
             memory. A row has at most 32,768 vectors, of 16 bytes where its length and stride allow: 262,144 logits of
-            16 bits. At most 2^31 / 8 rows.
+            16 bits. Fewer than 2^31 / 8 rows.
         targets: int32 or int64 [..., rows], contiguous: 0 to vocabulary - 1, or ignore_index.
         loss_gradient: float32 [..., rows], of any strides: what each loss counts for.
         ignore_index: the target of rows that don't count; any integer of 32 bits.

@@ -47,7 +47,7 @@ __device__ inline void load(float (&numbers)[VECTORS][WIDTH], const Vector<Eleme
 }
 
 // THREADS threads: one group of one sample, which has VECTORS_OF_GROUP vectors, and a channel VECTORS_OF_CHANNEL.
-// A block takes TEAMS groups: of the 32 blocks that a multiprocessor holds one warp each would be half its threads.
+// A block takes TEAMS groups, since a multiprocessor holds 32 blocks: with one warp each, half of its 64 warps.
 extern "C" __global__ void __launch_bounds__(THREADS * TEAMS, 1024 / (THREADS * TEAMS)) group_norm_mish(
     const Element* __restrict__ x, const WeightElement* __restrict__ weight, const BiasElement* __restrict__ bias,
     const Element* __restrict__ scale, const Element* __restrict__ shift, Element* __restrict__ out,

@@ -72,9 +72,9 @@ def statistics_and_normal(x, groups, epsilon):
 def mish(x, ASSEMBLY: tl.constexpr):
     """x · u / (u + 2) with u = e · (e + 2) and e = exp(x), as in `mish_and_slope`.
 
-    ASSEMBLY, on a GPU: one instruction each for the power of 2 and for the reciprocal, a few units off in the last
-    place, numbers below 2^-126 taken for 0. `tl.exp2` and a division take ten more for such numbers and the last digit,
-    and a kernel with 40 instructions for an element waits for those and not for the memory.
+    ASSEMBLY, on a GPU: one instruction each for the power of 2 and for the reciprocal. They are a few units off in the
+    last place and take numbers below 2^-126 for 0. `tl.exp2` and a division take ten more instructions, for such
+    numbers and the last digit. With 40 for an element the kernel waits for the arithmetic and not for the memory.
     """
     power = tl.minimum(x, 20.0) * LOG2_E
     if ASSEMBLY:
@@ -192,7 +192,8 @@ def group_norm_mish_kernel(
 def sum_of_each(tile):
     """[BLOCK_SAMPLES, ...] of three dimensions -> [BLOCK_SAMPLES, 1, 1], or a number where there is one sample.
 
-    A thread adds up all that it has of the tile before it asks others. Axis by axis it asks them for each channel.
+    The sum of a whole tile adds up what a thread holds first, so the threads exchange one number each. Axis by axis
+    they exchange one for each channel.
     """
     if tile.shape[0] == 1:
         total = tl.sum(tile)
