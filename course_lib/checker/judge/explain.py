@@ -28,7 +28,7 @@ from course_lib.checker.specification.nested import leaves, map_leaves, structur
 
 BAND = TWO * ULPS * torch.finfo(torch.float16).eps  # two float16 results; it ranks pairs, and decides nothing
 INFINITE = 1e38  # a number that stands for what is not finite is larger
-TELLING = 8  # failing cases by which pairs of slips are ranked
+TELLING = 8  # failing cases by which pairs of slips are ranked; right ones that are asked at once
 MOST_ELEMENTS = 400 << 16  # of the cheapest wrong case, over all pairs: with 500,000 numbers in a cache few are tried
 ROUNDS = 3  # further cases that are drawn to tell explanations apart
 
@@ -192,24 +192,35 @@ class _Search:
 
         An error that is too small for a model's rounding is explained by no slip: one without effect would do for it.
         """
-        if not all(self._may_give(made, outcome) for outcome in self.wrong):
+        if not all(self._may_give(made, outcome) for outcome in (*self.wrong, *self.right[:TELLING])):
             return False
+        # Settled before the right outcomes, which are many, are asked: most slips show in none of the wrong ones.
+        return (
+            all(self._allows(made, outcome, prediction(self.model, made, outcome.case)) for outcome in self.wrong)
+            and self._shows_in_half(made)
+            and all(self._allows(made, outcome, prediction(self.model, made, outcome.case)) for outcome in self.right)
+        )
+
+    def _shows_in_half(self, made: Made) -> bool:
+        """Whether an answer made so can be told from a right one in half of the wrong outcomes that tell it at all.
+
+        No more outcomes are asked than that takes: each may take the model's other roundings.
+        """
         failed = shown = 0
-        for outcome in self.wrong:
+        for left, outcome in zip(range(len(self.wrong) - 1, -1, -1), self.wrong):
             predicted = prediction(self.model, made, outcome.case)
-            if not self._allows(made, outcome, predicted):
-                return False
             is_shown = None if predicted is None else self._shows(made, outcome, predicted)
             failed += is_shown is not None
             shown += bool(is_shown)
-        # Settled before the right outcomes, which are many, are asked: most slips show in none of the wrong ones.
-        return 0 < failed <= 2 * shown and all(
-            self._allows(made, outcome, prediction(self.model, made, outcome.case)) for outcome in self.right
-        )
+            if 0 < failed + left <= 2 * shown:  # whatever the others say
+                return True
+            if failed + left > 2 * (shown + left):
+                return False
+        return 0 < failed <= 2 * shown
 
     def _may_give(self, made: Made, outcome: Outcome) -> bool:
         """Whether nothing speaks clearly against an answer made so. Other roundings, which cost most, are left alone:
-        of several wrong outcomes, one refutes most slips without them. So are large cases, of which nothing is kept."""
+        of several outcomes, one refutes most slips without them. So are large cases, of which nothing is kept."""
         if is_large(outcome.case):
             return True
         predicted = prediction(self.model, made, outcome.case)
