@@ -220,11 +220,13 @@ class _Search:
 
     def _may_give(self, made: Made, outcome: Outcome) -> bool:
         """Whether nothing speaks clearly against an answer made so. Other roundings, which cost most, are left alone:
-        of several outcomes, one refutes most slips without them. So are large cases, of which nothing is kept."""
+        of several outcomes, one refutes most slips without them. So are large cases, of which nothing is kept. Only
+        that no slip shows in a wrong outcome is asked at once: it is asked for all such slips together."""
         if is_large(outcome.case):
             return True
         predicted = prediction(self.model, made, outcome.case)
-        if predicted is None or not self.model.draws or changes_nothing(self.model, made, outcome.case):
+        shared = not outcome.right_at_first and changes_nothing(self.model, made, outcome.case)
+        if predicted is None or not self.model.draws or shared:
             return self._allows(made, outcome, predicted)
         return not clearly_apart(_got(outcome, predicted), predicted.value, outcome.truth)
 
