@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -98,7 +98,7 @@ def _smallest(model: Model, outcomes: Sequence[Outcome], outside: bool) -> list[
 
     Styles are tried with one slip. Two are looked for in the first style alone.
     """
-    search = _Search(model, sorted(outcomes, key=lambda o: (o.right_at_first, _is_soft(o), _cost(o.case))))
+    search = _Search(model, sorted(outcomes, key=lambda outcome: (outcome.right_at_first, turn(outcome))))
     written = not any(outcome.seen.unwritten for outcome in search.wrong)
 
     def possible(found: list[Made]) -> list[Made]:
@@ -133,10 +133,11 @@ class _Search:
         """
         found: list[Made] = []
         told: set[str] = set()
-        for style, slip in itertools.product(self.model.styles, self.model.slips):
-            if (each or slip.sentence not in told) and self.explains(made := Made((slip,), style)):
+        for made in singles(self.model):
+            sentence = made.slips[0].sentence
+            if (each or sentence not in told) and self.explains(made):
                 found.append(made)
-                told.add(slip.sentence)
+                told.add(sentence)
         return found
 
     def pairs(self) -> list[Made]:
@@ -262,6 +263,12 @@ class _Search:
         return any(seen is not None and seen.outside for seen in predicted)
 
 
+def singles(model: Model) -> Iterator[Made]:
+    """Answers that make one slip, style after style."""
+    for style, slip in itertools.product(model.styles, model.slips):
+        yield Made((slip,), style)
+
+
 def _numbers(predicted: Predicted | None) -> torch.Tensor | None:
     """All numbers of a result in a row, NaN and infinities as large ones; None where there are none.
 
@@ -323,6 +330,11 @@ def _with_nan_where(told: Any, got: Any) -> Any:
 def _reproduces(model: Model, made: Made, outcome: Outcome) -> bool:
     predicted = prediction(model, made, outcome.case)
     return predicted is not None and _explained(model, made, outcome, predicted)
+
+
+def turn(outcome: Outcome) -> tuple[bool, int]:
+    """By which outcomes are asked one after the other: what is firm first, and what is cheap to compute."""
+    return _is_soft(outcome), _cost(outcome.case)
 
 
 def _is_soft(outcome: Outcome) -> bool:
