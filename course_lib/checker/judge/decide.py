@@ -14,7 +14,7 @@ import torch
 from course_lib.checker.judge import compiling, evaluate
 from course_lib.checker.judge.case_lines import case_lines
 from course_lib.checker.judge.evidence import Evidence
-from course_lib.checker.judge.meanwhile import truths_meanwhile
+from course_lib.checker.judge.meanwhile import meanwhile
 from course_lib.checker.judge.offering import profile_call, watch_call
 from course_lib.checker.judge.rules import AFTER_THE_RUN, BEFORE_THE_RUN, first_finding
 from course_lib.checker.judge.verdict import Finding, Verdict, readable
@@ -86,8 +86,8 @@ def _run(evidence: Evidence) -> Evidence:
 
     names, known = dict(evidence.names), _answer(evidence) in _passed
     try:
-        with truths_meanwhile(evidence.exercise, evidence.seed):
-            runs = run_cases(evidence.exercise, evidence.cell, names, evidence.seed, decided, known)
+        with meanwhile(evidence.exercise, evidence.seed) as heard:
+            runs = run_cases(evidence.exercise, evidence.cell, names, evidence.seed, decided, known, heard)
     except WorkerDied as error:
         return replace(evidence, died=str(error))
     return replace(evidence, runs=runs)

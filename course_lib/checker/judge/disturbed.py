@@ -9,6 +9,7 @@ any order. How far these results lie apart says what float32 decides of this res
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -42,8 +43,8 @@ class Disturbed(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         """Run one operation of PyTorch."""
         kwargs = kwargs or {}
-        name = func.overloadpacket.__name__
-        if not (_plain(name) in ROUNDED or _adds(name)):
+        name = _rounding(func)
+        if name is None:
             return func(*args, **kwargs)
         exact = self._in_float64(func, name, args, kwargs)
         result = self._disturbed(func, name, args, kwargs)
@@ -118,6 +119,13 @@ class Disturbed(TorchDispatchMode):
         if device not in self.generators:
             self.generators[device] = torch.Generator(device).manual_seed(self.seed)
         return self.generators[device]
+
+
+@functools.cache
+def _rounding(func: Any) -> str | None:
+    """The name of an operation that rounds; None of one that only moves or chooses numbers."""
+    name = func.overloadpacket.__name__
+    return name if _plain(name) in ROUNDED or _adds(name) else None
 
 
 def _adds(name: str) -> bool:

@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,7 +28,7 @@ from course_lib.checker.specification.nested import leaves, map_leaves, structur
 
 BAND = TWO * ULPS * torch.finfo(torch.float16).eps  # two float16 results; it ranks pairs, and decides nothing
 INFINITE = 1e38  # a number that stands for what is not finite is larger
-TELLING = 8  # failing cases by which pairs of slips are ranked
+TELLING = 8  # failing cases by which pairs of slips are ranked; right ones that are asked at once
 MOST_ELEMENTS = 400 << 16  # of the cheapest wrong case, over all pairs: with 500,000 numbers in a cache few are tried
 ROUNDS = 3  # further cases that are drawn to tell explanations apart
 
@@ -98,7 +98,7 @@ def _smallest(model: Model, outcomes: Sequence[Outcome], outside: bool) -> list[
 
     Styles are tried with one slip. Two are looked for in the first style alone.
     """
-    search = _Search(model, sorted(outcomes, key=lambda o: (o.right_at_first, _is_soft(o), _cost(o.case))))
+    search = _Search(model, sorted(outcomes, key=lambda outcome: (outcome.right_at_first, turn(outcome))))
     written = not any(outcome.seen.unwritten for outcome in search.wrong)
 
     def possible(found: list[Made]) -> list[Made]:
@@ -133,10 +133,11 @@ class _Search:
         """
         found: list[Made] = []
         told: set[str] = set()
-        for style, slip in itertools.product(self.model.styles, self.model.slips):
-            if (each or slip.sentence not in told) and self.explains(made := Made((slip,), style)):
+        for made in singles(self.model):
+            sentence = made.slips[0].sentence
+            if (each or sentence not in told) and self.explains(made):
                 found.append(made)
-                told.add(slip.sentence)
+                told.add(sentence)
         return found
 
     def pairs(self) -> list[Made]:
@@ -192,28 +193,41 @@ class _Search:
 
         An error that is too small for a model's rounding is explained by no slip: one without effect would do for it.
         """
-        if not all(self._may_give(made, outcome) for outcome in self.wrong):
+        if not all(self._may_give(made, outcome) for outcome in (*self.wrong, *self.right[:TELLING])):
             return False
+        # Settled before the right outcomes, which are many, are asked: most slips show in none of the wrong ones.
+        return (
+            all(self._allows(made, outcome, prediction(self.model, made, outcome.case)) for outcome in self.wrong)
+            and self._shows_in_half(made)
+            and all(self._allows(made, outcome, prediction(self.model, made, outcome.case)) for outcome in self.right)
+        )
+
+    def _shows_in_half(self, made: Made) -> bool:
+        """Whether an answer made so can be told from a right one in half of the wrong outcomes that tell it at all.
+
+        No more outcomes are asked than that takes: each may take the model's other roundings.
+        """
         failed = shown = 0
-        for outcome in self.wrong:
+        for left, outcome in zip(range(len(self.wrong) - 1, -1, -1), self.wrong):
             predicted = prediction(self.model, made, outcome.case)
-            if not self._allows(made, outcome, predicted):
-                return False
             is_shown = None if predicted is None else self._shows(made, outcome, predicted)
             failed += is_shown is not None
             shown += bool(is_shown)
-        # Settled before the right outcomes, which are many, are asked: most slips show in none of the wrong ones.
-        return 0 < failed <= 2 * shown and all(
-            self._allows(made, outcome, prediction(self.model, made, outcome.case)) for outcome in self.right
-        )
+            if 0 < failed + left <= 2 * shown:  # whatever the others say
+                return True
+            if failed + left > 2 * (shown + left):
+                return False
+        return 0 < failed <= 2 * shown
 
     def _may_give(self, made: Made, outcome: Outcome) -> bool:
         """Whether nothing speaks clearly against an answer made so. Other roundings, which cost most, are left alone:
-        of several wrong outcomes, one refutes most slips without them. So are large cases, of which nothing is kept."""
+        of several outcomes, one refutes most slips without them. So are large cases, of which nothing is kept. Only
+        that no slip shows in a wrong outcome is asked at once: it is asked for all such slips together."""
         if is_large(outcome.case):
             return True
         predicted = prediction(self.model, made, outcome.case)
-        if predicted is None or not self.model.draws or changes_nothing(self.model, made, outcome.case):
+        shared = not outcome.right_at_first and changes_nothing(self.model, made, outcome.case)
+        if predicted is None or not self.model.draws or shared:
             return self._allows(made, outcome, predicted)
         return not clearly_apart(_got(outcome, predicted), predicted.value, outcome.truth)
 
@@ -247,6 +261,12 @@ class _Search:
         """Whether an answer made so reaches outside a tensor in some case."""
         predicted = (prediction(self.model, made, outcome.case) for outcome in self.outcomes)
         return any(seen is not None and seen.outside for seen in predicted)
+
+
+def singles(model: Model) -> Iterator[Made]:
+    """Answers that make one slip, style after style."""
+    for style, slip in itertools.product(model.styles, model.slips):
+        yield Made((slip,), style)
 
 
 def _numbers(predicted: Predicted | None) -> torch.Tensor | None:
@@ -310,6 +330,11 @@ def _with_nan_where(told: Any, got: Any) -> Any:
 def _reproduces(model: Model, made: Made, outcome: Outcome) -> bool:
     predicted = prediction(model, made, outcome.case)
     return predicted is not None and _explained(model, made, outcome, predicted)
+
+
+def turn(outcome: Outcome) -> tuple[bool, int]:
+    """By which outcomes are asked one after the other: what is firm first, and what is cheap to compute."""
+    return _is_soft(outcome), _cost(outcome.case)
 
 
 def _is_soft(outcome: Outcome) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -83,13 +83,8 @@ def truth_beforehand(exercise: Exercise, case: Case, interpreted: bool, too_late
 
 def compare_case(exercise: Exercise, run: Run, case: Case, frame: Frame) -> Outcome:
     """Compare what came back for one case that raised nothing."""
-    key = _key(exercise, case, run.interpreted)
-    expected = once(case, ("truth", *key), partial(compare.truth, exercise, case, key[-1]))
-    got = result_of(case, frame.result, frame.written)
-    leaves = compare.compare(got, expected, exercise)
-    if _wrong(leaves):
-        expected = once(case, ("surer", *key), partial(compare.surer, expected, exercise, case))
-        leaves = compare.compare(got, expected, exercise)
+    first = first_outcome(exercise, case, frame, run.interpreted)
+    got, expected, leaves = first.got, first.truth, [*first.leaves]
     right_at_first = not _wrong(leaves)
     unsteady = kept = False
     if frame.has_repeated:
@@ -104,18 +99,19 @@ def compare_case(exercise: Exercise, run: Run, case: Case, frame: Frame) -> Outc
         later, kept_later = _of_later_calls(exercise, run, case)
         kept = kept or _wrong(timed) or kept_later
         leaves += [*timed, *later]
-    return Outcome(
-        case,
-        frame.seen,
-        got,
-        expected,
-        leaves,
-        tuple(frame.written),
-        run.interpreted,
-        right_at_first,
-        unsteady,
-        kept,
-    )
+    return replace(first, leaves=leaves, first_was_right=right_at_first, unsteady=unsteady, kept=kept)
+
+
+def first_outcome(exercise: Exercise, case: Case, frame: Frame, interpreted: bool) -> Outcome:
+    """What the first run of a case gave, compared, whatever came later."""
+    key = _key(exercise, case, interpreted)
+    expected = once(case, ("truth", *key), partial(compare.truth, exercise, case, key[-1]))
+    got = result_of(case, frame.result, frame.written)
+    leaves = compare.compare(got, expected, exercise)
+    if _wrong(leaves):
+        expected = once(case, ("surer", *key), partial(compare.surer, expected, exercise, case))
+        leaves = compare.compare(got, expected, exercise)
+    return Outcome(case, frame.seen, got, expected, leaves, tuple(frame.written), interpreted)
 
 
 def _after_timing(exercise: Exercise, run: Run, case: Case, frame: Frame) -> list[Leaf]:

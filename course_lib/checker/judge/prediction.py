@@ -47,9 +47,13 @@ class _Trace:
 
 
 def prediction(model: Model, made: Made, case: Case) -> Predicted | None:
-    """What the model makes of the case; of two slips, which are many, nothing is kept."""
+    """What the model makes of the case; of two slips, which are many, only what was made last is kept."""
     if len(made.slips) > 1:
-        return _followed(model, made, case)
+        kept: dict[Made, Predicted | None] = once(case, ("of two slips", model), dict)
+        if made not in kept:
+            kept.clear()
+            kept[made] = _followed(model, made, case)
+        return kept[made]
     return once(case, ("model", model, made), lambda: _followed(model, made, case))
 
 

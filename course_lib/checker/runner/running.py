@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from course_lib.checker.runner.frames import Frame, LastWord, last_word, read_messages
+from course_lib.checker.runner.frames import Frame, LastWord, frame, last_word, read_messages, well_formed
 from course_lib.checker.runner.interpretable import needs_a_gpu
 from course_lib.checker.runner.process import wire
 from course_lib.checker.runner.worker import Ending, worker
@@ -37,6 +37,8 @@ LEAST_AGAIN, SHARE_AGAIN = 4, 0.3  # of an answer's cases in the interpreter, wh
 
 MOST_CHANGED = 6  # tensors that get other numbers one after the other
 MOST_ASKED = 8  # cases of which it is asked whether their result tells what was kept
+
+Heard = Callable[[Case, Frame], None]
 
 _telling: WeakKeyDictionary[Case, bool] = WeakKeyDictionary()
 _drawing = threading.Lock()
@@ -122,6 +124,7 @@ def run_cases(
     seed: int,
     decided: Callable[[list[Run]], bool] | None = None,
     side_by_side: bool = False,
+    heard: Heard | None = None,
 ) -> list[Run]:
     """Run an answer on the cases that one seed draws.
 
@@ -133,19 +136,20 @@ def run_cases(
         decided: asked of the interpreted runs; where it says yes, nothing is compiled and no GPU runs anything.
         side_by_side: the answer has passed before, and does a GPU no harm: begin there at once, and interpret some of
             the cases only, others each time.
+        heard: is told of every interpreted case when it has run.
 
     Raises:
         WorkerDied: the worker itself broke.
     """
     if machine().tier == "none":
-        return _grouped(exercise, source, names, Draw(seed), interpreted=True)
+        return _grouped(exercise, source, names, Draw(seed), interpreted=True, heard=heard)
     if exercise.needs.uses_gpu and not exercise.interpretable:
         return _on_gpu(exercise, source, names, seed)
     how = {"interpreted": exercise.needs.uses_gpu, "known": side_by_side}
     with ThreadPoolExecutor(1) as beside:
         later = beside.submit(_on_gpu, exercise, source, names, seed) if side_by_side else None
         try:
-            runs = _grouped(exercise, source, names, Draw(seed), **how)
+            runs = _grouped(exercise, source, names, Draw(seed), heard=heard, **how)
             # A wild pointer seen here never reaches the device, and what breaks here is broken there too.
             alone = not any(case.distributed for run in runs for case in run.cases)
             if _is_for_a_gpu_alone(runs, source):
@@ -268,7 +272,13 @@ def _wild_or_broken(run: Run) -> bool:
 
 
 def _grouped(
-    exercise: Exercise, source: str, names: dict[str, str], draw: Draw, interpreted: bool, known: bool = False
+    exercise: Exercise,
+    source: str,
+    names: dict[str, str],
+    draw: Draw,
+    interpreted: bool,
+    known: bool = False,
+    heard: Heard | None = None,
 ) -> list[Run]:
     """Run the cases of one draw, those of each number of ranks in a job of their own; no more after one that broke.
 
@@ -286,7 +296,7 @@ def _grouped(
         group = [cases[place] for place in chosen]
         others = [] if world or draw.on_gpu else [_other_values(exercise, draw)[place] for place in chosen]
         later = _later_calls(exercise, group, others)
-        runs.append(_run(exercise, source, names, draw, group, world, later, interpreted))
+        runs.append(_run(exercise, source, names, draw, group, world, later, interpreted, heard=heard))
         runs[-1].left_out = len(places) - len(chosen)
         if not runs[-1].ending.finished:
             break
@@ -424,6 +434,7 @@ def _run(
     interpreted: bool,
     undefined_lanes: bool = True,
     orders: Sequence[str] = ORDERS,
+    heard: Heard | None = None,
 ) -> Run:
     turns = [2 * draw.integer(0, 1 << 20) + 1 for _ in range(TIMED_CALLS)]  # odd: no whole turn of a power of two
     shuffles = draw.integer(0, 1 << 31)
@@ -458,7 +469,14 @@ def _run(
         ],
     }
     seconds = exercise.limits.gpu_seconds if draw.on_gpu else exercise.limits.seconds
-    ending = worker(interpreted).run(job, exercise.limits, seconds)
+
+    def told(message: dict) -> None:
+        place = message.get("index")
+        if heard and message["kind"] == "case" and type(place) is int and 0 <= place < len(cases):
+            if well_formed(message):
+                heard(cases[place], frame(message))
+
+    ending = worker(interpreted).run(job, exercise.limits, seconds, told)
     report = read_messages(ending.frames, len(number_of))
     ending.forged = ending.forged or report.forged
     frames = {index: frame for index, frame in report.cases.items() if index < len(cases)}

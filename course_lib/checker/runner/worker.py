@@ -208,13 +208,14 @@ class Worker:
         ended = signals.died_of(number, compiled=False) if number else f"ended with status {process.returncode}."
         return WorkerDied(f"it {ended}{f' It printed: {printed}' if printed else ''}")
 
-    def run(self, job: dict, limits: Limits, seconds: float) -> Ending:
+    def run(self, job: dict, limits: Limits, seconds: float, heard: Callable[[dict], None] | None = None) -> Ending:
         """Run one job in a fresh child.
 
         Args:
             job: see `judge`; a value that `wire.encode` takes.
             limits: memory and output of the child.
             seconds: of the child, on a processor of the usual speed: more on a slower one (see `process.pace`).
+            heard: is given every frame when it comes; it must not take long.
 
         Raises:
             WorkerDied: the worker itself broke; it is replaced at the next call.
@@ -232,12 +233,12 @@ class Worker:
                     header["compiles"] = hashlib.sha256(cells.meaning(job["source"]).encode()).hexdigest()
                 self._send(json.dumps(header).encode())
                 self._send(wire.encode(job, apart=True))
-                return self._collect(time.monotonic() + PATIENCE * seconds + GRACE_SECONDS)
+                return self._collect(time.monotonic() + PATIENCE * seconds + GRACE_SECONDS, heard)
             except BaseException:  # also an interrupted cell: what runs now must not go on unseen
                 self.stop()
                 raise
 
-    def _collect(self, deadline: float) -> Ending:
+    def _collect(self, deadline: float, heard: Callable[[dict], None] | None) -> Ending:
         ending = Ending()
         while True:
             message = self._receive(deadline)
@@ -247,6 +248,8 @@ class Worker:
                     if not isinstance(frame, dict) or not isinstance(frame.get("kind"), str):
                         raise wire.WireError("a malformed frame")
                     ending.frames.append(frame)
+                    if heard is not None:
+                        heard(frame)
                 except wire.WireError as error:
                     ending.forged = str(error)
             elif message[:1] == b"E":

@@ -158,8 +158,8 @@ class Seen:
             undefined.
         undefined_loads: the lines of such loads, used or not; seen only in Triton's interpreter.
         not_contiguous: tensors of the result that are not contiguous.
-        contended: bytes that kernels stored twice, stored and loaded, or updated; without any, no order of programs can
-            make a difference. Counted in Triton's interpreter.
+        contended: bytes that a launch stored twice, stored and loaded, or updated, all launches added up; without any,
+            no order of programs can make a difference. Counted in Triton's interpreter.
         repeats, differing, changes: further runs with the same inputs, on a GPU; how many of them gave another result
             than the first, and how many another than the run before.
         graphs, captured: in a compiled case, the graphs that `torch.compile` made, and the calls that they hold.

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from .contention import end_launch
 from .places import kernel_line
 from .tensors import ADDRESS_MASK, MAX_TAG, TAG_SHIFT, Argument, Row, View
 
@@ -89,12 +90,18 @@ class Accounts:
         self.rows: list[Row] = []
         self.wild: dict[tuple, Wild] = {}
         self.wild_unlisted = 0
+        self._contended_bytes = 0
         self.kernel = ""
         self._launch, self._running, self._access = 0, (0, 0, 0), 0
         self.forget_arguments()
 
     def listen(self, listener: Listener | None) -> None:
         self._listener = listener
+
+    def contended_bytes(self) -> int:
+        """Bytes for which the programs of a launch contended, those of all launches so far added up."""
+        self._contended_bytes += end_launch(self.rows)
+        return self._contended_bytes
 
     # ---- a launch begins
 
@@ -104,6 +111,7 @@ class Accounts:
 
     def begin(self, kernel: str, given: dict[str, object], host: dict[str, object]) -> None:
         """A launch's arguments by parameter, as passed and as the interpreter's copies on the host."""
+        self.contended_bytes()  # the launch before has ended
         self.kernel = kernel
         self._launch, self._access = self._launch + 1, 0
         self.forget_arguments()

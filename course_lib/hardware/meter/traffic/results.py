@@ -106,7 +106,7 @@ class TrafficReport:
     out_of_bounds_unlisted: int  # wild accesses at places beyond the first MAX_RECORDS
     allocations: tuple[Allocation, ...] = field(repr=False, default=())
     undefined_loads: tuple[str, ...] = ()  # loads with lanes masked off and no other=; seen with undefined_lanes alone
-    contended_bytes: int = 0  # stored twice, stored and loaded, or updated: where the order of programs can matter
+    contended_bytes: int = 0  # in one launch stored twice, stored and loaded, or updated: the order of programs matters
 
     def __getitem__(self, name: str) -> TensorTraffic:
         for row in self.tensors:

@@ -6,9 +6,8 @@ import itertools
 import linecache
 from collections.abc import Iterable
 
-import numpy as np
-
 from .accounts import Accounts, Wild
+from .contention import distinct_bytes
 from .results import Allocation, Launch, OutOfBounds, TensorTraffic, TrafficReport
 from .tensors import Row, View
 
@@ -34,7 +33,7 @@ def report(
             f"{kernel}, line {line}: {linecache.getline(file, line).split('  #')[0].strip()}"
             for kernel, file, line in undefined
         ),
-        contended_bytes=_contended_bytes(accounts.rows),
+        contended_bytes=accounts.contended_bytes(),
     )
 
 
@@ -82,41 +81,13 @@ def _traffic(name: str, rows: list[Row], named: dict[str, View]) -> TensorTraffi
         shape=tuple(view.tensor.shape),
         dtype=str(view.tensor.dtype).removeprefix("torch."),
         size_bytes=view.tensor.numel() * view.item_bytes,
-        loaded_bytes=sum(row.bytes["load"] for row in rows),
-        stored_bytes=sum(row.bytes["store"] for row in rows),
-        atomic_bytes=sum(row.bytes["atomic"] for row in rows),
+        loaded_bytes=sum(row.whole.bytes["load"] for row in rows),
+        stored_bytes=sum(row.whole.bytes["store"] for row in rows),
+        atomic_bytes=sum(row.whole.bytes["atomic"] for row in rows),
         atomic_operations=sum(row.atomic_lanes for row in rows),
         loads=sum(row.calls["load"] for row in rows),
         stores=sum(row.calls["store"] for row in rows),
-        distinct_loaded_bytes=_distinct_bytes(rows, "load"),
-        distinct_stored_bytes=_distinct_bytes(rows, "store"),
+        distinct_loaded_bytes=distinct_bytes([row.whole for row in rows], "load"),
+        distinct_stored_bytes=distinct_bytes([row.whole for row in rows], "store"),
         loaded_sector_bytes=sum(row.sector_bytes for row in rows) if rows[0].count_sectors else None,
     )
-
-
-def _contended_bytes(rows: list[Row]) -> int:
-    """Bytes stored again, loaded as well as stored, or updated: without any, programs may run in any order."""
-    contended = 0
-    for _, group in itertools.groupby(sorted(rows, key=_storage), key=_storage):
-        of_one = list(group)
-        loaded, stored = (_distinct_bytes(of_one, kind) for kind in ("load", "store"))
-        updated = sum(row.bytes["atomic"] for row in of_one)
-        contended += updated + sum(row.bytes["store"] for row in of_one) + updated - stored
-        contended += loaded + stored - _distinct_bytes(of_one, "load", "store")
-    return contended
-
-
-def _storage(row: Row) -> tuple[str, int]:
-    return str(row.view.tensor.device), row.view.storage_address
-
-
-def _distinct_bytes(rows: list[Row], *kinds: str) -> int:
-    """Bytes that at least one access, of one of these kinds, of any of the rows, all of one storage, has touched."""
-    if any(row.far for row in rows):
-        return len(set().union(*(row.far_bytes(kind) for row in rows for kind in kinds)))
-    if len({row.slot_bytes for row in rows}) == 1:
-        touched = np.any([row.touched[kind] for row in rows for kind in kinds], axis=0)
-        return int(np.count_nonzero(touched)) * rows[0].slot_bytes
-    maps = [row.byte_map(kind) for row in rows for kind in kinds]
-    shortest = min(map.size for map in maps)
-    return int(np.count_nonzero(np.any([map[:shortest] for map in maps], axis=0)))

@@ -42,33 +42,21 @@ class View:
         return same and self.start <= other.start and other.end <= self.end
 
 
-class Row:
-    """Counters of one tensor. Offsets are bytes from the storage's start."""
+class Footprint:
+    """Which slots of a storage were loaded and which were stored, and how many bytes that moved in all."""
 
-    def __init__(self, view: View, name: str, parameter: str | None, count_sectors: bool):
-        self.view, self.name, self.count_sectors = view, name, count_sectors
-        self.parameters = {parameter: None} if parameter else {}  # an ordered set
+    def __init__(self, slots: int, slot_bytes: int):
+        self.slot_bytes = slot_bytes
         self.bytes = {"load": 0, "store": 0, "atomic": 0}
-        self.calls = {"load": 0, "store": 0, "atomic": 0}
-        self.atomic_lanes = 0
-        self.sector_bytes = 0
-        self.slot_bytes = view.item_bytes  # resolution of the maps below
-        slots = -(-view.storage_bytes // self.slot_bytes)
         self.far = slots > MOST_SLOTS
         self.touched = {kind: np.zeros(0 if self.far else slots, dtype=bool) for kind in ("load", "store")}
         self._far_slots: dict[str, set[int]] = {"load": set(), "store": set()}  # where a map would fill the memory
 
-    def add(self, kind: str, offsets: np.ndarray, item_bytes: int) -> None:
-        self.bytes[kind] += offsets.size * item_bytes
-        self.calls[kind] += 1
-        slots = offsets.view(np.int64) // self.slot_bytes
-        if kind == "atomic":
-            self.atomic_lanes += offsets.size
+    def add(self, kind: str, slots: np.ndarray, item_bytes: int) -> None:
+        self.bytes[kind] += slots.size * item_bytes
         for past in range(0, item_bytes, self.slot_bytes):  # once, unless a pointer was cast to a wider type
             for touched in ("load", "store") if kind == "atomic" else (kind,):
                 self._touch(touched, slots + past // self.slot_bytes)
-        if self.count_sectors and kind == "load":
-            self.sector_bytes += SECTOR_BYTES * np.unique(offsets // np.uint64(SECTOR_BYTES)).size
 
     def _touch(self, kind: str, slots: np.ndarray) -> None:
         if self.far:
@@ -82,6 +70,40 @@ class Row:
     def far_bytes(self, kind: str) -> set[int]:
         """Of a storage too large for a map, the bytes that were touched."""
         return {slot * self.slot_bytes + byte for slot in self._far_slots[kind] for byte in range(self.slot_bytes)}
+
+
+class Row:
+    """Counters of one tensor. Offsets are bytes from the storage's start.
+
+    Attributes:
+        whole: what all launches touched.
+        in_launch: what the launch under way did; None where it has touched nothing yet.
+    """
+
+    def __init__(self, view: View, name: str, parameter: str | None, count_sectors: bool):
+        self.view, self.name, self.count_sectors = view, name, count_sectors
+        self.parameters = {parameter: None} if parameter else {}  # an ordered set
+        self.calls = {"load": 0, "store": 0, "atomic": 0}
+        self.atomic_lanes = 0
+        self.sector_bytes = 0
+        self.whole = self._footprint()
+        self.in_launch: Footprint | None = None
+
+    def _footprint(self) -> Footprint:
+        slot_bytes = self.view.item_bytes  # the resolution of the maps
+        return Footprint(-(-self.view.storage_bytes // slot_bytes), slot_bytes)
+
+    def add(self, kind: str, offsets: np.ndarray, item_bytes: int) -> None:
+        self.calls[kind] += 1
+        if kind == "atomic":
+            self.atomic_lanes += offsets.size
+        if self.in_launch is None:
+            self.in_launch = self._footprint()
+        slots = offsets.view(np.int64) // self.whole.slot_bytes
+        for footprint in (self.whole, self.in_launch):
+            footprint.add(kind, slots, item_bytes)
+        if self.count_sectors and kind == "load":
+            self.sector_bytes += SECTOR_BYTES * np.unique(offsets // np.uint64(SECTOR_BYTES)).size
 
 
 class Argument:
