@@ -118,11 +118,23 @@ def fused_in_base_2(x, block):
     """Softmax off by as much as base 2 may make it on a GPU, whose compiler fuses x · log2(e) - maximum · log2(e).
 
     The first product is then exact and the second rounded, so the sum and the outputs miss that rounding of a maximum:
-    it is the row's in the outputs, and in the sum may be that of any tile or lane.
+    it is the row's in the outputs, and in the sum may be that of any tile or lane. A factor whose two products are
+    written apart, exp2(old · log2(e) - new · log2(e)), is fused too and misses it at every tile, where the maximum does
+    not grow as well. Then the sum is off by all these roundings, which are those of the maxima and no luck.
     """
     x = at_least_float32(x)
     half_a_rounding = torch.finfo(x.dtype).eps / 2 * x.masked_fill(x == -INF, 0.0).abs().amax(dim=1, keepdim=True)
-    return softmax_of(x) * (1 + 2 * half_a_rounding.clamp(max=MOST_AWRY))
+    tiles = torch.nn.functional.pad(x, (0, -x.shape[1] % block), value=-INF).unflatten(1, (-1, block)).amax(dim=2)
+    at_every_tile = torch.maximum(*(_missed(order.cummax(dim=1)[0]) for order in (tiles, tiles.flip(1))))
+    return softmax_of(x) * (1 + (2 * half_a_rounding + at_every_tile).clamp(max=2 * MOST_AWRY))
+
+
+def _missed(maxima):
+    """The roundings of maximum · log2(e) added up over the tiles, [rows, 1], as parts of what 2^rounding multiplies."""
+    factor = torch.tensor(LOG2_E, dtype=maxima.dtype).double()
+    exact = maxima.masked_fill(maxima == -INF, 0.0).double() * factor
+    missed = (exact - exact.to(maxima.dtype).double()).abs() * math.log(2)
+    return missed.sum(dim=1, keepdim=True).to(maxima.dtype)
 
 
 SOFTMAXES = (by_lanes, by_log_sum_exp, by_running_log_sum_exp, in_base_2, in_base_2_by_log_sum_exp)
