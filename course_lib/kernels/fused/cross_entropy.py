@@ -11,6 +11,7 @@
 
 FLOPs: about 8 per logit. A row of Llama 3's 128,256 logits is 256 KB in 16 bits, as much as all registers of a
 multiprocessor: it does not stay there, so its gradient reads it again. In one launch that follows at once.
+`cuda_cross_entropy.py` spreads it over eight blocks, and reads it once.
 
 In place nothing of the logits' size is allocated, and the logits are gone afterwards. It needs the gradient of the loss
 beforehand: 1 / (targets that count) for a mean.

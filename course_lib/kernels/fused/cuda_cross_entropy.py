@@ -22,14 +22,13 @@ Programming Guide, "Thread Block Clusters", "Distributed Shared Memory".
 
 import torch
 
-from course_lib.hardware.compiler.cuda_cpp import CudaLaunch, run_cuda
+from course_lib.hardware.compiler.cuda_cpp import LARGEST_INT, CudaLaunch, run_cuda
 from course_lib.hardware.compiler.cuda_numbers import CONVERSIONS, FAST_ARITHMETIC
 from course_lib.kernels.fused.cross_entropy import IGNORE_INDEX, check, check_loss_gradient, check_rows_apart
 from course_lib.kernels.fused.cuda_add_rms_norm import check_on_gpu
-from course_lib.kernels.fused.cuda_rows import ELEMENTS, SHARED_BY_KERNELS, Cut, widest
+from course_lib.kernels.fused.cuda_rows import ELEMENTS, SHARED_BY_KERNELS, WARP, Cut, widest
 
 MOST_BLOCKS = 8  # of a cluster, on every GPU that has clusters
-WARP = 32
 FEWEST_THREADS, MOST_THREADS = 256, 512  # of a block, where the row goes on in others
 VECTORS = 8  # of 16 bytes, that a thread holds: half of its 64 registers, with which 1024 threads fit a multiprocessor
 FIRST_WITH_CLUSTERS = 9  # the major number of a compute capability
@@ -200,10 +199,20 @@ def cuda_cross_entropy_forward_backward_(logits, targets, loss_gradient, ignore_
             f"{FIRST_WITH_CLUSTERS}.0 on there are. Use course_lib.kernels.fused.cross_entropy."
         )
     check_rows_apart(rows, logits)
+    check_ignore_index(ignore_index)
     scales = check_loss_gradient(loss_gradient, targets)
     losses = torch.empty(targets.shape, dtype=torch.float32, device=logits.device)
     run_cuda(cross_entropy_launch(rows, targets, losses, scales, ignore_index), logits.device)
     return losses
+
+
+def check_ignore_index(ignore_index: int) -> None:
+    """Raise a ValueError unless it is a number that a kernel's `int` can hold."""
+    if not -LARGEST_INT - 1 <= ignore_index <= LARGEST_INT:
+        raise ValueError(
+            f"ignore_index is {ignore_index}; an int of a kernel has 32 bits, and goes from {-LARGEST_INT - 1} to "
+            f"{LARGEST_INT}."
+        )
 
 
 def cross_entropy_launch(logits, targets, losses, loss_gradient, ignore_index) -> CudaLaunch:

@@ -5,8 +5,8 @@
     out[b, c, l]    = scale[b, c] · mish(affine) + shift[b, c]      mish(a) = a · tanh(log(1 + exp(a)))
 
 In a contiguous tensor a group of channels lies side by side: it is one row of channels-of-the-group · length numbers,
-and one block takes it. Bytes: 1 read and 1 write of each element where the row stays in registers. A longer one is read
-three times: for the mean, for the distances from it, and for the result.
+and one block takes it, or one warp where it is short. Bytes: 1 read and 1 write of each element where the row stays in
+registers. A longer one is read three times: for the mean, for the distances from it, and for the result.
 
 The variance is the mean of (x - mean)², after the mean is known; E[x²] - E[x]² would cancel.
 
@@ -15,15 +15,14 @@ Sources: Wu and He, Group normalization, arXiv 1803.08494. Misra, Mish, arXiv 19
 
 import torch
 
-from course_lib.hardware.compiler.cuda_cpp import CudaLaunch, run_cuda
+from course_lib.hardware.compiler.cuda_cpp import LARGEST_INT, CudaLaunch, run_cuda
 from course_lib.hardware.compiler.cuda_numbers import CONVERSIONS, FAST_ARITHMETIC
 from course_lib.kernels.fused.checks import check_epsilon
 from course_lib.kernels.fused.cuda_add_rms_norm import check_on_gpu
-from course_lib.kernels.fused.cuda_rows import ELEMENTS, SHARED_BY_KERNELS, Cut, cut_of, widest
+from course_lib.kernels.fused.cuda_rows import ELEMENTS, SHARED_BY_KERNELS, WARP, Cut, cut_of, widest
 from course_lib.kernels.fused.group_norm_mish import check
 from course_lib.kernels.memory.checks import check_contiguous, check_tensor
 
-WARP = 32
 WARPS_OF_BLOCK = 4  # where each takes a group of its own
 
 KERNEL = r"""
@@ -156,9 +155,20 @@ def cuda_group_norm_mish(x, groups, weight, bias, scale=None, shift=None, epsilo
     check(x, groups, weight, bias, scale, shift)
     check_contiguous("x", x)
     check_epsilon(epsilon)
+    check_groups_of_all(x.shape[0], groups)
     out = torch.empty_like(x)
     run_cuda(group_norm_mish_launch(x, groups, weight, bias, scale, shift, out, float(epsilon)), x.device)
     return out
+
+
+def check_groups_of_all(batch: int, groups: int) -> None:
+    """Raise a ValueError unless the threads of the last block can count all groups in an `int`."""
+    most = LARGEST_INT - WARPS_OF_BLOCK
+    if batch * groups > most:
+        raise ValueError(
+            f"x has {batch:,} samples of {groups:,} groups, {batch * groups:,} in all; a launch counts {most:,} at "
+            "most. Split the batch."
+        )
 
 
 def group_norm_mish_launch(x, groups, weight, bias, scale, shift, out, epsilon) -> CudaLaunch:

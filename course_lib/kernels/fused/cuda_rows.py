@@ -15,10 +15,11 @@ from dataclasses import dataclass
 import torch
 
 ELEMENTS = {torch.float32: "float", torch.float16: "half_bits", torch.bfloat16: "bfloat16_bits"}
+WARP = 32  # threads that run together, and exchange numbers without a barrier
 VECTOR_BYTES = 16  # the widest load of one thread up to Hopper
 VECTORS_OF_A_THREAD = 4  # that it has on their way at once, where the row is long enough
 MOST_VECTORS = 16  # of a thread: beyond, their addresses and masks alone fill the registers
-FEWEST_THREADS, MOST_THREADS = 32, 512
+FEWEST_THREADS, MOST_THREADS = WARP, 512
 KEPT_ELEMENTS = 32  # of a row that one thread keeps as float32: 16384 of 512 threads; longer rows are read again
 
 SHARED_BY_KERNELS = r"""

@@ -11,6 +11,7 @@ from course_lib.hardware.device import interpreting
 from course_lib.kernels.fused.add_rms_norm import add_rms_norm_reference
 from course_lib.kernels.fused.cuda_add_rms_norm import add_rms_norm_launch, add_rms_norm_source, cuda_add_rms_norm
 from course_lib.kernels.fused.cuda_group_norm_mish import (
+    check_groups_of_all,
     cuda_group_norm_mish,
     group_norm_mish_launch,
     group_norm_mish_source,
@@ -124,6 +125,12 @@ def test_rows_of_odd_lengths_spill_nothing(arch):
             ):
                 kernel = compile_cuda(source, name, arch=arch)
                 assert kernel.local_accesses == 0, (elements, kernel)
+
+
+def test_more_groups_than_a_launch_can_count_are_refused_by_their_number():
+    check_groups_of_all(2**28 - 1, 8)
+    with pytest.raises(ValueError, match="268,435,456 samples of 8 groups, 2,147,483,648 in all.*Split the batch"):
+        check_groups_of_all(2**28, 8)
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, 8])

@@ -8,6 +8,7 @@ from course_lib.hardware.compiler.nvrtc import missing_nvrtc
 from course_lib.hardware.device import interpreting
 from course_lib.kernels.fused.cuda_cross_entropy import (
     MOST_BLOCKS,
+    check_ignore_index,
     cross_entropy_source,
     cuda_cross_entropy_forward_backward_,
     cut_of_cluster,
@@ -28,6 +29,13 @@ def test_a_cluster_has_room_for_every_vector_of_a_row(vectors, width):
 def test_a_row_that_no_cluster_holds_is_refused_with_what_to_use_instead():
     with pytest.raises(ValueError, match="131076 logits, 32769 vectors of 4; .* holds 32768 .*fused.cross_entropy"):
         cut_of_cluster(4 * 32_769, 4)
+
+
+@pytest.mark.parametrize("ignore_index", [2**31, -(2**31) - 1])
+def test_an_ignore_index_that_a_kernel_cannot_hold_is_refused_by_name(ignore_index):
+    with pytest.raises(ValueError, match=f"ignore_index is {ignore_index}; .* 32 bits"):
+        check_ignore_index(ignore_index)
+    check_ignore_index(ignore_index - 1 if ignore_index > 0 else ignore_index + 1)
 
 
 @compiles
