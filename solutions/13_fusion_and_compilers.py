@@ -1146,7 +1146,8 @@ def cuda_norm_source() -> str:
         summed[r, c] = x[r, c] + residual[r, c], and
         normalised[r, c] = summed[r, c] · weight[c] / sqrt(mean over the columns of summed[r, :]² + epsilon).
     x, residual: at least one row of `columns` numbers that lie side by side. Row r begins r · x_stride numbers, or
-        r · residual_stride numbers, behind the first. weight: `columns` numbers. normalised, summed: rows without gaps.
+        r · residual_stride numbers, behind the first; no row begins beyond 2^31 - 1. weight: `columns` numbers.
+        normalised, summed: rows without gaps.
     Any number of columns from WIDTH on that is a multiple of WIDTH: the row may be shorter or longer than what the
         block's threads load at once. Both strides are multiples of WIDTH, and all tensors begin at multiples of 16
         bytes. epsilon: above 0.

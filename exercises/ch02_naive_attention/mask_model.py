@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -39,7 +40,11 @@ def mask_by_slices(slips: Slips, query_length: int, key_length: int) -> torch.Te
     return visible
 
 
-NO_MAXIMUM = ("no_maximum", "no_maximum__by_a_product", "no_maximum__in_float32", "no_maximum__in_float32_by_a_product")
+WAYS = ("in_float32", "by_a_product", "guarded")  # a product with the mask hides; a sum of 0 is taken for 1
+NO_MAXIMUM = {  # the slip -> which of these ways it is made
+    "__".join(("no_maximum", *itertools.compress(WAYS, chosen))): chosen
+    for chosen in itertools.product((False, True), repeat=len(WAYS))
+}
 
 
 def mask_model() -> Model:
@@ -100,11 +105,11 @@ def unguarded_mask_model() -> Model:
 
 def without_a_maximum(slips: Slips, hidden, scores, visible, axis) -> torch.Tensor:
     """The exponentials as they are, over their sum: in the scores' own precision or in float32."""
-    in_float32 = slips("no_maximum__in_float32", "no_maximum__in_float32_by_a_product")
+    in_float32, by_a_product, guarded = next(chosen for name, chosen in NO_MAXIMUM.items() if slips(name))
     dtype = torch.float32 if in_float32 else scores.dtype
-    by_a_product = slips("no_maximum__by_a_product", "no_maximum__in_float32_by_a_product")
     weights = torch.exp(scores.to(dtype)) * visible if by_a_product else torch.exp(hidden.to(dtype))
-    return (weights / weights.sum(axis, keepdim=True)).to(scores.dtype)
+    total = weights.sum(axis, keepdim=True)
+    return (weights / torch.where(total == 0, 1.0, total) if guarded else weights / total).to(scores.dtype)
 
 
 FINITE = (

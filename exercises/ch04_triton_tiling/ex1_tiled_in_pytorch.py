@@ -175,7 +175,7 @@ EXERCISE = Exercise(
     oracle=tiled(attention),
     contracts=(CONTRACT,),
     plain=(tiled(prescaled), tiled_merged, tiled(rounded), tiled(normalised_in_a_kernel)),
-    models=(model_of(tiled_attention, CHANGES, (start, scored, accumulated, divided), styles=(("unguarded",),)),),
+    models=(model_of(tiled_attention, CHANGES, (start, scored, accumulated, divided), styles=(("unguarded",), ())),),
     requirements=(
         Allocates(lambda q, k, v, rows, keys: max(q.numel(), k.numel(), rows * keys)),
         Forbids(("scaled_dot_product", "scaled_dot_product_attention")),

@@ -15,9 +15,10 @@ from exercises.ch07_grouped_query_attention.slips import (
     keeps_products,
     repeats_keys,
 )
+from exercises.topics.attention_sentences import SCALE_TWICE
 from exercises.topics.decode import PLAIN, cached, decode
 from exercises.topics.decode_inputs import SCORES
-from exercises.topics.decode_slips import BY_COUNT, BY_MODULO, FIRST_HEAD, SCALE_MISSING, SCALE_TWICE
+from exercises.topics.decode_slips import BY_COUNT, BY_MODULO, FIRST_HEAD, SCALE_MISSING
 from exercises.topics.evidence import COMPUTED_IN_16_BITS, right_to_three_digits
 
 

@@ -160,6 +160,8 @@ CHANGES = (
     *edits("Only as many columns were computed as the threads load at once. The loop over a row begins at threadIdx.x "
         "and advances by THREADS, as long as there are vectors.",
         row_cut_off=where("column < threads * width")),
+    *edits("WIDTH was taken for 8, and in float32 a Vector has 4 numbers. A row has columns / WIDTH vectors.",
+        width_fixed=where("column < columns // 8 * width")),
     *edits("A thread took a fixed number of vectors, and longer rows have more for it. Let the loop go on as long as "
         "there are vectors: a row may have any number.",
         **{f"fixed_number__{most}": where(f"column < {most} * threads * width") for most in (4, 2, 8, 10, 16, 32)}),

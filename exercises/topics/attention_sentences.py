@@ -37,8 +37,8 @@ NOTHING_RESCALED = (
 SCALE_MISSING = "The scores are not scaled. Multiply the product of queries and keys by 1/√head_dim."
 
 SCALE_TWICE = (
-    "The scale is applied twice, so that the scores are divided by head_dim instead of its square root. Look for it "
-    "both where the queries are loaded and where the scores are made."
+    "The scores are divided by head_dim instead of its square root. Is the root missing, or is the scale applied "
+    "twice, where the queries are loaded and where the scores are made?"
 )
 
 PER_TILE = (

@@ -11,7 +11,7 @@ import math
 
 from course_lib.checker.specification.edits import Edit, edits, only
 from exercises.topics import softmax_slips as told
-from exercises.topics.attention_sentences import LOG2E_MISSING, NATURAL_EXP
+from exercises.topics.attention_sentences import LOG2E_MISSING, NATURAL_EXP, SCALE_TWICE
 from exercises.topics.rising import MAXIMUM_OF_THE_FIRST_TILE
 from exercises.topics.running import (
     ADDED,
@@ -38,10 +38,6 @@ BY_COUNT = (
 )
 FIRST_HEAD = "Every query head reads KV head 0. Which one is it for this group? It belongs into the pointer or index."
 SCALE_MISSING = "The scores are not scaled. Multiply the products of query and keys by 1/√head_dim."
-SCALE_TWICE = (
-    "The scores are divided by head_dim instead of its square root. Is the root missing, or is the scale applied "
-    "twice, where the queries are loaded and where the scores are made?"
-)
 EMPTY_SEQUENCE = (
     "A sequence without a token has NaN for a result, or memory that nobody wrote. Two steps can make it: the "
     "division, as 0 / 0, and a tile without a key, as exp(-inf - (-inf)). Make no step for it, divide by 1 where the "

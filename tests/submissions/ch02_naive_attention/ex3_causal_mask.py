@@ -150,14 +150,15 @@ STRICTLY = (COMPARE, "visible = keys < queries")
 UNFILLED = (FILLED, "probabilities")
 
 
-def by_hand(mask, weights):
+def by_hand(mask, weights, total="total"):
     """A softmax without its maximum."""
     return f"""# Exercise 2.3 · The causal mask
 def causal_softmax(scores):
     m, n = scores.shape[-2:]
     visible = torch.ones(m, n, dtype=torch.bool).tril({mask})
     weights = {weights}
-    return (weights / weights.sum(dim=-1, keepdim=True)).to(scores.dtype)
+    total = weights.sum(dim=-1, keepdim=True)
+    return (weights / {total}).to(scores.dtype)
 """
 
 
@@ -176,5 +177,11 @@ WRONG |= {
     "diagonal_hidden__and_over_queries": changed("2.3", STRICTLY, ("dim=-1)", "dim=-2)"), UNFILLED),
     "no_maximum": by_hand("n - m", "torch.exp(scores) * visible"),
     "no_maximum__in_float32": by_hand("n - m", "torch.exp(scores.float().masked_fill(~visible, -math.inf))"),
+    "no_maximum__guarded": by_hand(
+        "n - m", "torch.where(visible, torch.exp(scores.float()), 0.0)", "torch.where(total == 0, 1.0, total)"
+    ),
+    "causal_misaligned__and_no_maximum_guarded": by_hand(
+        "", "torch.where(visible, torch.exp(scores.float()), 0.0)", "torch.where(total == 0, 1.0, total)"
+    ),
     "causal_misaligned__and_no_maximum": by_hand("", "torch.exp(scores.float()).masked_fill(~visible, 0)"),
 }

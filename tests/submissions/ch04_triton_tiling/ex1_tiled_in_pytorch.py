@@ -80,6 +80,12 @@ WRONG = {
     "tail_keys_dropped": changed(
         "4.1", (KEY_LOOP, "for first_key in range(0, key.shape[0] - key_rows + 1, key_rows):")
     ),
+    "tail_keys_dropped__where_a_sum_of_0_is_taken_for_more": changed(
+        "4.1",
+        (KEY_LOOP, "for first_key in range(0, key.shape[0] - key_rows + 1, key_rows):"),
+        ("/ running_sum", "/ running_sum.clamp(min=1e-30)"),
+    ),
+    "scale_twice__root_missing": changed("4.1", ("1 / math.sqrt(", "1 / (")),
     "maximum_forgets_the_old": changed(
         "4.1", ("torch.maximum(running_max, scores.amax(dim=1, keepdim=True))", "scores.amax(dim=1, keepdim=True)")
     ),

@@ -93,6 +93,7 @@ WRONG = {
         (FIRST_SUM, f"    const float own = squares;\n{FIRST_SUM}"), (INVERSE, "rsqrtf(own / columns + epsilon)")
     ),
     "sum_in_lane_0_only": edited(("__shfl_xor_sync", "__shfl_down_sync")),
+    "width_fixed": edited(("columns / WIDTH", "columns / 8")),
     "step_missing": edited(("distance > 0", "distance > 1")),
     "step_missing__first": edited(("distance = 16", "distance = 8")),
     "step_missing__1_of_the_lanes": edited((FIRST_SUM, FIRST_SUM.replace("distance > 0", "distance > 1"))),
