@@ -38,6 +38,7 @@ from exercises.topics.running import (
     NARROW,
     RESCALE,
     RUNNING,
+    START_MAX,
     SUM,
     only_from_the_second,
     start,
@@ -281,6 +282,7 @@ CHANGES = (
         scale_without_its_sign=("products * scale", "products * abs(scale)"),
     ),
     *without(RUNNING, "sum_not_rescaled", "last_tile_only", "tile_not_rescaled__nor_the_sum"),
+    *edits(FINITE_FOR_MINUS_INFINITY, finite_for_minus_infinity=(START_MAX, "torch.full(shape, -1e6")),
     *edits(LAST_TILE_ONLY, last_tile_only=(MAXIMUM, "tile.amax(-1)", SUM, ADDED, ACCUMULATED, "added")),
     *edits(
         TILE_NOT_RESCALED,
@@ -296,6 +298,11 @@ CHANGES = (
         maximum_before_the_scale__in_the_weights_alone=(
             STEP,
             _by_products("torch.exp(old_max - running_max)", "torch.exp(scores - running_max)"),
+        ),
+        # In the step itself, so that its other slips go with it; its last argument brings the tile's maximum along.
+        maximum_before_the_scale__then_scaled=(
+            *("running_sum, keys.dtype", "running_sum, products.max() * scale"),
+            *(MAXIMUM, "torch.maximum(running_max, narrow)"),
         ),
     ),
     *edits(

@@ -34,7 +34,7 @@ from exercises.topics.rising import (
     rising,
     stays_behind,
 )
-from exercises.topics.running import start
+from exercises.topics.running import START_MAX, start
 
 
 def tiled(computed):
@@ -129,6 +129,7 @@ CHANGES = (
     *FINISHED,
     *edits(told.DIVIDED_BY_MAXIMUM, divided_by_the_maximum=(FINISH, "= accumulator / running_max[..., None]")),
     *(MAXIMA + CARRIED),
+    *edits(FINITE_FOR_MINUS_INFINITY, finite_for_minus_infinity=(START_MAX, "torch.full(shape, -1e6")),
     *edits(told.FIRST_TILE_ONLY, only_first_tile=("tensor[first_key : first_key + key_rows]", "tensor[:key_rows]")),
     *edits(told.LAST_TILE_SKIPPED, last_tile_skipped=(OF_KEYS, "range(0, key_length - key_rows")),
     *edits(told.EVERY_SECOND_TILE, every_second_tile=("key_length, key_rows", "key_length, 2 * key_rows")),

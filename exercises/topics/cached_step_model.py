@@ -213,7 +213,7 @@ STEP = Model(
         ),
         Slip("heads_by_modulo", BY_MODULO),
         Slip("heads_by_modulo__keys_alone", BY_MODULO, alone=True),
-        Slip("heads_by_modulo__in_their_order", BY_MODULO, alone=True),
+        Slip("heads_by_modulo__in_their_order", BY_MODULO),
         Slip(
             "heads_by_count",
             "Query head h read KV head h // key_heads. It is divided by the group's size: h // (query_heads // "
@@ -294,9 +294,8 @@ STEP = Model(
         *(
             Slip(
                 f"hidden_scores_not_low__{score}",
-                f"The hidden slots were given a score of -{score:,}. Where all others are lower still, the hidden ones "
-                "decide: a hidden score is minus infinity.",
-                alone=True,
+                "The hidden slots were given a finite score, -100 or -10,000 perhaps. Where all others are lower "
+                "still, the hidden ones decide: a hidden score is minus infinity.",
             )
             for score in NOT_LOW_ENOUGH
         ),

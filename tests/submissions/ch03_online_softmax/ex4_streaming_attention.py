@@ -248,4 +248,16 @@ WRONG |= {
     "maximum_forgets_the_old__and_accumulator_not_rescaled": changed(
         "3.4", ("torch.maximum(running_max, scores.max())", "scores.max()"), NOT_RESCALED
     ),
+    "finite_for_minus_infinity__and_accumulator_not_rescaled": changed(
+        "3.4", ("torch.tensor(-math.inf, device", "torch.tensor(-1e4, device"), NOT_RESCALED
+    ),
+    "maximum_before_the_scale__then_scaled__and_nothing_rescaled": changed(
+        "3.4",
+        ("query = query.float() * scale", "query = query.float()"),
+        ("scores = key_tile", "products = key_tile"),
+        ("new_max = torch.maximum", "scores = products * scale\n        new_max = torch.maximum"),
+        ("scores.max()", "products.max() * scale"),
+        NOT_RESCALED,
+        ("running_sum * rescale + ", "running_sum + "),
+    ),
 }

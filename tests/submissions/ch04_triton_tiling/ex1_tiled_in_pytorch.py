@@ -97,6 +97,9 @@ WRONG = {
         ("scores = scale * (query_tile @ key_tile.T)", "scores = query_tile @ key_tile.T"),
         (KEY_LOOP, "for first_key in range(0, key.shape[0] // key_rows * key_rows, key_rows):"),
     ),
+    "accumulator_not_rescaled__and_a_finite_start": changed(
+        "4.1", ("-math.inf)", "-1e5)"), ("accumulator * rescale + ", "accumulator + ")
+    ),
     "transposed_key": changed("4.1", ("key_tile.T", "key_tile.reshape(key_tile.shape[1], key_tile.shape[0])")),
     "writes_the_score_matrix": NAIVE,
     "a_row_of_scores": ROWS_AT_ONCE,

@@ -154,6 +154,18 @@ outputs.append(F.scaled_dot_product_attention(query[b : b + 1, :, None], k, v)[:
     "past_of_first_sequence__and_not_scaled": changed(
         "5.5", (STORES, "    past = past[:1].expand(batch)\n" + STORES), (" / math.sqrt(head_dim)", "")
     ),
+    "not_scaled__and_hidden_scores_not_low": changed("5.5", (" / math.sqrt(head_dim)", ""), ("-math.inf)", "-1000.0)")),
+    "heads_by_modulo__and_masked_after": changed(
+        "5.5",
+        (
+            "weights = torch.softmax(scores.masked_fill(empty[:, None, None], -math.inf), dim=-1)",
+            "weights = torch.softmax(scores, dim=-1) * ~empty[:, None, None]",
+        ),
+        (
+            "query.view(batch, key_heads, query_heads // key_heads, head_dim)",
+            "query.view(batch, query_heads // key_heads, key_heads, head_dim).transpose(1, 2)",
+        ),
+    ),
     "keys_stored_as_values": changed("5.5", (VALUE_STORE, VALUE_STORE.replace("= value", "= key"))),
     "first_head_only": by_sequence(
         SDPA_BODY.replace(".repeat_interleave(group, dim=1)", "[:, :1].expand(-1, query.shape[1], -1, -1)")
@@ -291,8 +303,15 @@ def cached_attention_step(query, key, value, key_cache, value_cache, past):
 WRONG |= {
     "finite_for_minus_infinity": changed(
         "5.5",
-        ('-math.inf', '-1e4'),
+        (
+            "weights = torch.softmax(scores.masked_fill(empty[:, None, None], -math.inf), dim=-1)",
+            "scores = scores.masked_fill(empty[:, None, None], -math.inf)\n"
+            "    weights = torch.exp(scores - scores.amax(dim=-1, keepdim=True).clamp(min=-1e6))\n"
+            "    weights = weights / weights.sum(dim=-1, keepdim=True)",
+        ),
     ),
+    "hidden_scores_not_low__ten_thousand": changed("5.5", ("-math.inf", "-1e4")),
+    "hidden_scores_not_low__a_million": changed("5.5", ("-math.inf", "-1e6")),
 }
 
 

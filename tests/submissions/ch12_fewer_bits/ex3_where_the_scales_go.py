@@ -118,7 +118,7 @@ def fp8_decode(query, keys, values, k_scale, v_scale):
         (FOLDED, "head_dim**-0.5"),
         (
             "grouped @ keys[:, n : n + 64].float().transpose(1, 2)",
-            'torch.einsum("knd,k,kgd->kgn", keys[:, n : n + 64].float(), k_scale, grouped)',
+            'grouped @ torch.einsum("knd,k->kdn", keys[:, n : n + 64].float(), k_scale)',
         ),
     ),
     "scales_by_modulo__keys": changed(
