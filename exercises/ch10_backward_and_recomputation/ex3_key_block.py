@@ -103,40 +103,35 @@ SLIPS = (
         "last_tile_counted_twice",
         "The last tile was moved back so that it is full, and the queries that it shares with the tile before count "
         "twice. Let it be smaller: a slice ends where the tensor ends.",
-        alone=True,
     ),
     Slip(
         "left_at_the_first_hidden_tile",
         "The loop is left at the first tile of queries that does not see the block. Those stand in front, and later "
         "queries see it: go on with the next tile (continue), or begin at the first query that sees the block.",
-        alone=True,
     ),
     Slip(
         "partial_tile_skipped__but_the_first",
         "The last, partly filled tile is never looked at: the number of tiles is rounded down.",
-        alone=True,
     ),
     Slip(
         "last_tile_left_out",
         "The last tile is left out, full or not: range leaves its end out already. It is range(0, query_length, "
         "query_rows).",
-        alone=True,
     ),
     Slip(
         "only_first_tile__in_every_step",
         "Every step of the loop takes the first tile. A tile begins where the loop variable says.",
-        alone=True,
     ),
     *(Slip(f"steps_of_one_size__{size}", ONE_SIZE.format("The loop's step is"), alone=True) for size in SIZES),
     *(Slip(f"tiles_of_one_size__{size}", ONE_SIZE.format("A tile's size is"), alone=True) for size in SIZES),
     *(
-        Slip(f"partly_hidden_tile_left_out{way}", PARTLY_HIDDEN, alone=True)
+        Slip(f"partly_hidden_tile_left_out{way}", PARTLY_HIDDEN)
         for way in ("", "__with_all_behind_it", "__of_one_query")
     ),
-    *(Slip(f"loop_begins_late__{way}", BEGINS_LATE, alone=True) for way in ("by_a_query", "by_a_tile")),
-    Slip("last_query_missing", LAST_QUERY.format("is left out"), alone=True),
-    Slip("last_query_missing__of_the_range", LAST_QUERY.format("is left out where it is a tile by itself"), alone=True),
-    Slip("last_query_missing__of_each_tile", LAST_QUERY.format("of each tile is left out"), alone=True),
+    *(Slip(f"loop_begins_late__{way}", BEGINS_LATE) for way in ("by_a_query", "by_a_tile")),
+    Slip("last_query_missing", LAST_QUERY.format("is left out")),
+    Slip("last_query_missing__of_the_range", LAST_QUERY.format("is left out where it is a tile by itself")),
+    Slip("last_query_missing__of_each_tile", LAST_QUERY.format("of each tile is left out")),
 )
 
 

@@ -99,16 +99,14 @@ SLIPS = (
         "last_tile_counted_twice",
         "The last tile was moved back so that it is full, and the keys that it shares with the tile before count "
         "twice. Let it be smaller: a slice ends where the tensor ends.",
-        alone=True,
     ),
-    Slip("left_at_the_first_partly_hidden_tile", LEFT, alone=True),
-    Slip("left_at_the_first_partly_hidden_tile__by_its_last_key", LEFT, alone=True),
-    *(Slip(f"left_at_the_first_partly_hidden_tile__{way}", LEFT, alone=True) for way in ("by_both", "cut")),
+    Slip("left_at_the_first_partly_hidden_tile", LEFT),
+    Slip("left_at_the_first_partly_hidden_tile__by_its_last_key", LEFT),
+    *(Slip(f"left_at_the_first_partly_hidden_tile__{way}", LEFT) for way in ("by_both", "cut")),
     *(
         Slip(
             f"partial_tile_skipped__{way}",
             "The last, partly filled tile is never looked at: the number of tiles is rounded down.",
-            alone=True,
         )
         for way in ("but_the_first", "of_those_seen")
     ),
@@ -116,23 +114,20 @@ SLIPS = (
         "last_tile_left_out",
         "The last tile is left out, full or not: range leaves its end out already. It is range(0, key_length, "
         "key_rows).",
-        alone=True,
     ),
     Slip(
         "only_first_tile__in_every_step",
         "Every step of the loop takes the first tile. A tile begins where the loop variable says.",
-        alone=True,
     ),
     *(Slip(f"steps_of_one_size__{size}", ONE_SIZE.format("The loop's step is"), alone=True) for size in SIZES),
     *(Slip(f"tiles_of_one_size__{size}", ONE_SIZE.format("A tile's size is"), alone=True) for size in SIZES),
-    Slip("last_key_missing", LAST_KEY.format("is left out"), alone=True),
-    Slip("last_key_missing__of_the_range", LAST_KEY.format("is left out where it is a tile by itself"), alone=True),
-    Slip("last_key_missing__of_each_tile", LAST_KEY.format("of each tile is left out"), alone=True),
+    Slip("last_key_missing", LAST_KEY.format("is left out")),
+    Slip("last_key_missing__of_the_range", LAST_KEY.format("is left out where it is a tile by itself")),
+    Slip("last_key_missing__of_each_tile", LAST_KEY.format("of each tile is left out")),
     Slip(
         "last_key_missing__of_those_seen",
         "The last key that the tile's last query sees is left out: the one at its own position. A slice leaves its end "
         "out, so the end is one more than that position.",
-        alone=True,
     ),
 )
 
