@@ -228,6 +228,9 @@ NARROW_PRODUCTS = (
     "The products of keys and query are computed in float16, and the scores have its precision. Convert both to "
     "float32 first."
 )
+RESULT_IN_16_BITS = (
+    "The result is cast to the query's dtype at the end. The docstring asks for float32: leave the last cast out."
+)
 STEP = "running_max, running_sum, weights, rescale = step(scores, running_max, running_sum, keys.dtype)"
 ACCUMULATED, RESULT = "accumulator * rescale + added", "accumulator / running_sum"
 
@@ -384,6 +387,7 @@ CHANGES = (
         "65,504 it is infinite. Convert first: `query.float() * scale`.",
         cast_before_the_sum__query_scaled_first=("products * scale", "key_tile.float() @ (query * scale).float()"),
     ),
+    *edits(RESULT_IN_16_BITS, result_in_16_bits=(RESULT, f"({RESULT}).to(keys.dtype).float()")),
     *edits(
         "The accumulator is kept in 16 bits, and every tile rounds it. Keep it in float32.",
         accumulator_in_float16=(ACCUMULATED, f"({ACCUMULATED}).to(keys.dtype).float()"),
@@ -429,6 +433,13 @@ EXERCISE = Exercise(
         "rounded to float16.",
     ),
     mistakes=(
+        Mistake(
+            "result_in_16_bits",
+            RESULT_IN_16_BITS,
+            when=lambda case, seen, got: isinstance(got, torch.Tensor) and got.dtype == torch.float16,
+            every=True,
+            first=True,
+        ),
         Mistake(
             "maximum_of_the_first_tile",
             MAXIMUM_OF_THE_FIRST_TILE,

@@ -181,7 +181,8 @@ def read_in_tiles(functions, *args):
     length = sources[0].shape[along]
     whole = sum(source.numel() * source.element_size() for source in sources)
     buffers = [torch.full_like(source.narrow(along, 0, min(tile, length)), math.nan) for source in sources]
-    known = {tensor.untyped_storage().data_ptr() for tensor in (*sources, *buffers)}
+    given = (tensor for tensor in args if isinstance(tensor, torch.Tensor))  # a view of the query is no kept tile
+    known = {tensor.untyped_storage().data_ptr() for tensor in (*given, *buffers)}
     passes = [0]
 
     def held():

@@ -114,6 +114,8 @@ def tiled_attention(query, key, value, query_rows, key_rows):
     return output
 
 
+STATE, NO_SUM_YET = "start(query_tile.shape[:1])", "torch.zeros(query_tile.shape)"
+FIRST, ROWS = "if first_query == 0 else", "[: len(query_tile)]"  # a smaller last tile goes on with the rows that it has
 OF_QUERIES, OF_KEYS = "range(0, query_length", "range(0, key_length"
 FINISH, PER_TILE = (
     "= divided(accumulator, running_sum)",
@@ -164,6 +166,17 @@ CHANGES = (
         "The queries of the last, smaller tile are never computed: the number of tiles was rounded down. Use "
         "`range(0, query_length, query_rows)`.",
         query_tail_unwritten=(OF_QUERIES, "range(0, query_length // query_rows * query_rows"),
+        query_tail_unwritten__of_zeros=(
+            *(OF_QUERIES, "range(0, query_length // query_rows * query_rows", "math.nan", "0.0"),
+        ),
+    ),
+    *edits(
+        "Maximum, sum and accumulator are started once, and every tile of queries goes on with those of the tile "
+        "before. Start all three anew inside the outer loop.",
+        state_not_started_anew=(
+            *(STATE, f"{STATE} {FIRST} (running_max{ROWS}, running_sum{ROWS})"),
+            *(NO_SUM_YET, f"{NO_SUM_YET} {FIRST} accumulator{ROWS}"),
+        ),
     ),
     *STYLES,
 )
@@ -216,9 +229,9 @@ EXERCISE = Exercise(
         Mistake("nan_from_the_start", NAN_FROM_THE_START, when=all_nan, every=True),
         Mistake(
             "modified_input",
-            "An input was written over, and later tiles read what stands there now. A slice such as `query[a:b]` is a "
-            "view, so `*=`, `+=`, `mul_` and an `output` that is the input itself change the tensor that you were "
-            "given. Make a new one: `query_tile * scale`, `torch.empty_like(query)`.",
+            "An input was written over, and whatever reads it afterwards gets the new numbers. A slice such as "
+            "`query[a:b]` is a view, so `*=`, `+=`, `mul_` and an `output` that is the input itself change the tensor "
+            "that you were given. Make a new one: `query_tile * scale`, `torch.empty_like(query)`.",
             when=lambda case, seen, got: bool(seen.modified_inputs),
             every=True,
         ),

@@ -127,11 +127,11 @@ _PLACES_OF_QUERIES = {
     "the tile begins.",
 }
 KEYS_IN_PYTORCH = (
-    *(Slip(name, sentence) for name, sentence in {**_OF_A_TILE, **_OF_KEYS, **_PLACES_OF_KEYS}.items()),
+    *(Slip(name, sentence) for name, sentence in {**_OF_A_TILE, **_IN_BASE_2, **_OF_KEYS, **_PLACES_OF_KEYS}.items()),
     EXCHANGED,
 )
 QUERIES_IN_PYTORCH = tuple(
-    Slip(name, sentence) for name, sentence in {**_OF_A_TILE, **_OF_QUERIES, **_PLACES_OF_QUERIES}.items()
+    Slip(name, sentence) for name, sentence in {**_OF_A_TILE, **_IN_BASE_2, **_OF_QUERIES, **_PLACES_OF_QUERIES}.items()
 )
 
 _WHERE = {"keys": "In the kernel of dK and dV: ", "queries": "In the kernel of dQ: "}

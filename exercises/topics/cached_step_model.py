@@ -12,7 +12,7 @@ from exercises.topics.cache_slips import IN_A_COPY
 from exercises.topics.decode import by_count, by_division, by_modulo, first_head
 
 NOT_LOW_ENOUGH = (100, 1000, 10_000)  # what people take for minus infinity
-STYLES = ((), ("empty_zero",))  # what a query that sees nothing gets: NaN, or zeros
+STYLES = ((), ("empty_zero",), ("empty_mean",))  # what a query that sees nothing gets: NaN, zeros, all slots' mean
 
 
 def compute(s: Slips, query, key, value, key_cache, value_cache, past):
@@ -82,7 +82,9 @@ def _score_of_hidden(s: Slips) -> float:
     for score in NOT_LOW_ENOUGH:
         if s(f"hidden_scores_not_low__{score}"):
             return -float(score)
-    return 0.0 if s("hidden_scores_zero") else -math.inf
+    if s("hidden_scores_zero"):
+        return 0.0
+    return -1e30 if s("empty_mean") else -math.inf  # which is as good where scores are higher
 
 
 def _attend(s: Slips, query, keys, values, lengths):

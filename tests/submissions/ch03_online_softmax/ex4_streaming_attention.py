@@ -146,6 +146,11 @@ def streaming_attention(query, read, scale):
 
 
 UNUSUAL = {
+        "a view of the query kept": changed(
+            "3.4",
+            ("query = query.float() * scale", "query = query.float()[:, None]"),
+            ("key_tile.float() @ query ", "scale * (key_tile.float() @ query)[:, 0] "),
+        ),
         "normalised at every tile, as in the first FlashAttention": """
 def streaming_attention(query, read, scale):
     m, s, out = torch.tensor(-math.inf), torch.tensor(0.0), 0.0
@@ -247,6 +252,9 @@ WRONG |= {
     ),
     "maximum_forgets_the_old__and_accumulator_not_rescaled": changed(
         "3.4", ("torch.maximum(running_max, scores.max())", "scores.max()"), NOT_RESCALED
+    ),
+    "result_in_16_bits": changed(
+        "3.4", ("return accumulator / running_sum", "return (accumulator / running_sum).to(key_tile.dtype)")
     ),
     "finite_for_minus_infinity__and_accumulator_not_rescaled": changed(
         "3.4", ("torch.tensor(-math.inf, device", "torch.tensor(-1e4, device"), NOT_RESCALED

@@ -97,6 +97,28 @@ WRONG = {
         ("scores = scale * (query_tile @ key_tile.T)", "scores = query_tile @ key_tile.T"),
         (KEY_LOOP, "for first_key in range(0, key.shape[0] // key_rows * key_rows, key_rows):"),
     ),
+    "query_tail_unwritten__of_zeros": changed(
+        "4.1",
+        ("torch.empty_like(query)", "torch.zeros_like(query)"),
+        ("range(0, query.shape[0], query_rows)", "range(0, query.shape[0] - query_rows + 1, query_rows)"),
+    ),
+    "state_not_started_anew": changed(
+        "4.1",
+        (
+            "    for first_query in range",
+            "    running_max = torch.full((query_rows, 1), -math.inf)\n"
+            "    running_sum = torch.zeros(query_rows, 1)\n"
+            "    accumulator = query.new_zeros(query_rows, query.shape[1])\n"
+            "    for first_query in range",
+        ),
+        (
+            "        running_max = torch.full((query_tile.shape[0], 1), -math.inf)\n"
+            "        running_sum = torch.zeros(query_tile.shape[0], 1)\n"
+            "        accumulator = torch.zeros_like(query_tile)  # [rows, head_dim], not yet divided by the sum\n",
+            "        running_max, running_sum = (kept[: len(query_tile)] for kept in (running_max, running_sum))\n"
+            "        accumulator = accumulator[: len(query_tile)]\n",
+        ),
+    ),
     "accumulator_not_rescaled__and_a_finite_start": changed(
         "4.1", ("-math.inf)", "-1e5)"), ("accumulator * rescale + ", "accumulator + ")
     ),

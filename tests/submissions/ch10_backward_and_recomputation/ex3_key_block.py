@@ -46,6 +46,13 @@ WRONG = {
     "scale_inverted": changed("10.3", ("1 / math.sqrt(head_dim)", "math.sqrt(head_dim)")),
     "delta_added": changed("10.3", (DS, DS.replace(" - delta", " + delta"))),
     "scale_missing_in_gradients": changed("10.3", (DK, "key_gradient += score_gradients.T @ query[tile]")),
+    "log_sum_natural": changed(
+        "10.3",
+        (
+            "torch.exp(scores - reference[tile, None])",
+            "torch.exp2(scores * 1.4426950408889634 - reference[tile, None])",
+        ),
+    ),
     "scale_missing_in_scores": changed(
         "10.3", ("scores = scale * (query[tile] @ keys.T)", "scores = query[tile] @ keys.T")
     ),

@@ -37,6 +37,10 @@ def sum_of_arrivals(arrivals, blocks):
 """
 
 WRONG = {
+    "log_sum_natural": changed(
+        "10.4",
+        ("torch.exp(scores - reference[:, None])", "torch.exp2(scores * 1.4426950408889634 - reference[:, None])"),
+    ),
     "first_query_forgotten": changed("10.4", ("positions = first_query + torch", "positions = torch")),
     "bits_depend_on_the_order": changed(
         "10.4",
