@@ -229,7 +229,8 @@ NARROW_PRODUCTS = (
     "float32 first."
 )
 RESULT_IN_16_BITS = (
-    "The result is cast to the query's dtype at the end. The docstring asks for float32: leave the last cast out."
+    "The result is float16, and float32 is asked for: it is cast at the end, or was kept in the query's dtype from the "
+    "start. Keep maximum, sum and accumulator in float32, and return the quotient as it is."
 )
 STEP = "running_max, running_sum, weights, rescale = step(scores, running_max, running_sum, keys.dtype)"
 ACCUMULATED, RESULT = "accumulator * rescale + added", "accumulator / running_sum"
@@ -387,7 +388,10 @@ CHANGES = (
         "65,504 it is infinite. Convert first: `query.float() * scale`.",
         cast_before_the_sum__query_scaled_first=("products * scale", "key_tile.float() @ (query * scale).float()"),
     ),
-    *edits(RESULT_IN_16_BITS, result_in_16_bits=(RESULT, f"({RESULT}).to(keys.dtype).float()")),
+    *edits(
+        "The result is cast to the query's dtype at the end. The docstring asks for float32: leave the last cast out.",
+        result_in_16_bits=(RESULT, f"({RESULT}).to(keys.dtype).float()"),
+    ),
     *edits(
         "The accumulator is kept in 16 bits, and every tile rounds it. Keep it in float32.",
         accumulator_in_float16=(ACCUMULATED, f"({ACCUMULATED}).to(keys.dtype).float()"),

@@ -114,8 +114,11 @@ def tiled_attention(query, key, value, query_rows, key_rows):
     return output
 
 
-STATE, NO_SUM_YET = "start(query_tile.shape[:1])", "torch.zeros(query_tile.shape)"
-FIRST, ROWS = "if first_query == 0 else", "[: len(query_tile)]"  # a smaller last tile goes on with the rows that it has
+STATE, ZEROS = "start(query_tile.shape[:1])", "torch.zeros(query_tile.shape)"
+AT_FIRST, ROWS = (
+    "if first_query == 0 else",
+    "[: len(query_tile)]",
+)  # a smaller last tile goes on with the rows that it has
 OF_QUERIES, OF_KEYS = "range(0, query_length", "range(0, key_length"
 FINISH, PER_TILE = (
     "= divided(accumulator, running_sum)",
@@ -174,8 +177,8 @@ CHANGES = (
         "Maximum, sum and accumulator are started once, and every tile of queries goes on with those of the tile "
         "before. Start all three anew inside the outer loop.",
         state_not_started_anew=(
-            *(STATE, f"{STATE} {FIRST} (running_max{ROWS}, running_sum{ROWS})"),
-            *(NO_SUM_YET, f"{NO_SUM_YET} {FIRST} accumulator{ROWS}"),
+            *(STATE, f"{STATE} {AT_FIRST} (running_max{ROWS}, running_sum{ROWS})"),
+            *(ZEROS, f"{ZEROS} {AT_FIRST} accumulator{ROWS}"),
         ),
     ),
     *STYLES,

@@ -256,6 +256,15 @@ WRONG |= {
     "result_in_16_bits": changed(
         "3.4", ("return accumulator / running_sum", "return (accumulator / running_sum).to(key_tile.dtype)")
     ),
+    "result_in_16_bits__kept_in_it": changed(
+        "3.4",
+        ("accumulator = 0.0", "accumulator = torch.zeros((), dtype=query.dtype)"),
+        ("    query = query.float() * scale\n", ""),
+        ("key_tile.float() @ query ", "key_tile.float() @ query.float() * scale "),
+        ("accumulator * rescale + weights @ value_tile.float()", "accumulator * rescale.to(query.dtype) + "
+         "(weights @ value_tile.float()).to(query.dtype)"),
+        ("return accumulator / running_sum", "return accumulator / running_sum.to(query.dtype)"),
+    ),
     "finite_for_minus_infinity__and_accumulator_not_rescaled": changed(
         "3.4", ("torch.tensor(-math.inf, device", "torch.tensor(-1e4, device"), NOT_RESCALED
     ),

@@ -173,6 +173,7 @@ outputs.append(F.scaled_dot_product_attention(query[b : b + 1, :, None], k, v)[:
     "not_scaled": changed("5.5", (" / math.sqrt(head_dim)", "")),
     "scaled_by_head_dim": changed("5.5", (" / math.sqrt(head_dim)", " / head_dim")),
     "one_token_too_few": changed("5.5", seen(">= past[:, None]")),
+    "one_token_too_few__beside_a_low_stand_in": changed("5.5", seen(">= past[:, None]"), ("-math.inf)", "-1e30)")),
     "one_token_too_few__stored_afterwards": changed(
         "5.5",
         (STORES, ""),

@@ -175,6 +175,11 @@ WRONG |= {
     "last_query_missing__of_each_tile": changed(
         "10.3", (TILE, TILE.replace("+ query_rows,", "+ query_rows - 1,"))
     ),
+    "delta_missing__and_last_query_missing": changed(
+        "10.3",
+        (DS, "score_gradients = probabilities * probability_gradients"),
+        (TILE, TILE.replace("+ query_rows,", "+ query_rows - 1,")),
+    ),
 }
 
 

@@ -178,6 +178,11 @@ WRONG |= {
     "left_at_the_first_partly_hidden_tile__by_its_last_key": _left_where("tile.stop - 1 > positions[-1]"),
     "last_key_missing": changed("10.4", (TILE, TILE.replace("key_length)", "key_length - 1)"))),
     "last_key_missing__of_the_range": changed("10.4", (LOOP, LOOP.replace("key_length", "key_length - 1"))),
+    "delta_missing__and_last_key_missing": changed(
+        "10.4",
+        (DS, "score_gradients = probabilities * (output_gradient @ value[tile].T)"),
+        (TILE, TILE.replace("+ key_rows,", "+ key_rows - 1,")),
+    ),
     "last_key_missing__of_each_tile": changed("10.4", (TILE, TILE.replace("+ key_rows,", "+ key_rows - 1,"))),
     "last_key_missing__of_those_seen": changed(
         "10.4",
