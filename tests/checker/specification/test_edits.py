@@ -5,9 +5,10 @@ import torch
 
 from course_lib.checker.judge.explain import Made, prediction
 from course_lib.checker.specification import edited_program as machinery
+from course_lib.checker.specification.case import Case
 from course_lib.checker.specification.edited_text import replaced, replacements
 from course_lib.checker.specification.edits import edits, model_of, reaches_outside, without
-from course_lib.checker.specification.exercise import Case, CourseError
+from course_lib.checker.specification.errors import CourseError
 from course_lib.checker.specification.model import Slips
 from course_lib.checker.specification.words import canonical, words_of
 
