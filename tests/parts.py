@@ -1,4 +1,4 @@
-"""Where a run's time went, part by part, printed at its end: so that the next author sees what a chapter costs the gate."""
+"""Where a run's time went, part by part, printed at its end: the next author sees what a chapter costs the gate."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import time
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from course_lib.home import ROOT
 from tests import proven
 
 # The first whose path a test's begins with is its part.

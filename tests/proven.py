@@ -212,7 +212,7 @@ def claim_of(item) -> Claim | None:
 
 
 def choose(config, items: list, path: Path = RECORD) -> None:
-    """With `--sampled` a share of each proved claim and all else; with `--unproved` what this machine has not proved."""
+    """With `--sampled` a share of each proved claim and all else; with `--unproved` what is not proved here."""
     unproved, gate = config.getoption("--unproved"), config.getoption("--sampled") and not is_part(config)
     claims = {item: claim for item in items if (claim := claim_of(item))}
     sizes, record, left_out = Counter(claims.values()), read_record(path), set()
