@@ -45,6 +45,7 @@ DAY = "COURSE_DAY"  # a day's number: set, it plays another day's sample
 SHARE, STALE_SHARE = 24, 8  # one test in so many is run
 PACKAGES = ("torch", "triton", "numpy")
 WHOLE_RUNS = "whole runs"  # what the record calls them
+KNOWN: dict[Path, set[Path]] = {}  # what single files need
 TODAYS = pytest.StashKey[int]()  # of a divisible test: one part in so many is tried
 
 
@@ -67,15 +68,20 @@ class Claim:
 
 
 def exercise_claim(item) -> Claim | None:
-    """Of a test on one exercise."""
+    """Of the tests of a file on one exercise."""
     given = item.callspec.params if hasattr(item, "callspec") else {}
     identity = given["identity"] if "identity" in given else given["task"].id if "task" in given else None
-    if identity is None:
-        return None
-    name = f"{item.path.stem.removeprefix('test_')} {identity}"
-    return _claim(
-        name, files_of_exercise(identity, item.path), ("exercises", "tests/submissions/ch"), cell_of(identity)
-    )
+    return claim_of_exercise(identity, item.path) if identity else None
+
+
+@functools.cache
+def claim_of_exercise(identity: str, tests: Path) -> Claim:
+    """It hangs on the judge, the exercise with what it imports, its submissions and the tests themselves."""
+    description = catalog.exercise_files()[identity]
+    submissions = ROOT / "tests/submissions" / description.relative_to(ROOT / "exercises")
+    start = [*(ROOT / name for name in JUDGE), description, tests, *filter(Path.exists, [submissions])]
+    name = f"{tests.stem.removeprefix('test_')} {identity}"
+    return _claim(name, start, ("exercises", "tests/submissions/ch"), cell_of(identity))
 
 
 def kernel_claim(item) -> Claim | None:
@@ -84,37 +90,51 @@ def kernel_claim(item) -> Claim | None:
         return None
     module = item.callspec.params["unit"].module
     file = ROOT.joinpath(*module.split(".")).with_suffix(".py")
-    return _claim(f"compiled {module}", closure([file, item.path], ROOT), ("course_lib/kernels",))
+    return _claim(f"compiled {module}", [file, item.path], ("course_lib/kernels",))
+
+
+def file_claim(item) -> Claim:
+    """Of a test on one exercise, and else of its whole file, which names by imports all that it is about."""
+    name = item.path.relative_to(ROOT / "tests").with_suffix("").as_posix()
+    return exercise_claim(item) or _claim(name, [item.path], ("course_lib", "tests"))
 
 
 def notebook_claim(item) -> Claim:
     """Of a solved notebook: the chapter itself, and on the other hand all that it calls."""
-    source = ROOT / "solutions" / f"{item.path.stem}.py"
-    start = [source, *(ROOT / name for name in JUDGE), *ROOT.glob(f"exercises/ch{item.path.stem[:2]}_*/*.py")]
-    return _claim(f"solved {item.path.stem[:2]}", closure(start, ROOT), ("solutions",))
+    chapter = item.path.stem[:2]
+    start = [*(ROOT / name for name in JUDGE), *ROOT.glob(f"exercises/ch{chapter}_*/*.py")]
+    return _claim(f"solved {chapter}", [ROOT / "solutions" / f"{item.path.stem}.py", *start], ("solutions",))
 
 
+# Of the files whose path begins so, by the longest that fits. Files of tests stand here where they take long.
 CLAIMS = {
-    "tests/submissions/test_submissions.py": exercise_claim,
-    "tests/checker/specification/test_models.py": exercise_claim,
+    "build/solved/": notebook_claim,
+    "tests/submissions/": exercise_claim,
+    "tests/checker/": exercise_claim,
+    "tests/checker/judge/test_compiling.py": file_claim,
+    "tests/checker/runner/test_ahead.py": file_claim,
+    "tests/checker/runner/test_graphs.py": file_claim,
+    "tests/checker/runner/test_ranks.py": file_claim,
+    "tests/checker/runner/test_standing_by.py": file_claim,
+    "tests/hardware/compiler/": file_claim,
+    "tests/hardware/meter/test_interpreter_speed.py": file_claim,
+    "tests/hardware/profile/": file_claim,
+    "tests/kernels/": file_claim,
+    "tests/kernels/test_meanings.py": None,  # it looks for its kernels by itself
     "tests/test_compile_gate.py": kernel_claim,
-    "build/solved": notebook_claim,
 }
 
 
-def _claim(name: str, files: Iterable[Path], homes: tuple[str, ...], text: str = "") -> Claim:
-    """homes: the folders in which what is the claim's own lies."""
-    own = frozenset(path for path in files if path.relative_to(ROOT).as_posix().startswith(homes))
-    return Claim(name, digest(own, text), digest(frozenset(files) - own))
+def _claim(name: str, start: Iterable[Path], homes: tuple[str, ...], text: str = "") -> Claim:
+    """start: the files that decide, with all that they need. homes: where what is the claim's own lies."""
+    return _hashed(name, frozenset(start), homes, text)
 
 
 @functools.cache
-def files_of_exercise(identity: str, tests: Path) -> frozenset[Path]:
-    """The judge, the exercise with what it imports, its submissions and the tests themselves."""
-    description = catalog.exercise_files()[identity]
-    submissions = ROOT / "tests/submissions" / description.relative_to(ROOT / "exercises")
-    start = [ROOT / name for name in JUDGE] + [description, tests]
-    return frozenset(closure(start + [path for path in (submissions,) if path.exists()], ROOT))
+def _hashed(name: str, start: frozenset[Path], homes: tuple[str, ...], text: str) -> Claim:
+    files = closure(start, ROOT, KNOWN)
+    own = {path for path in files if path.relative_to(ROOT).as_posix().startswith(homes)}
+    return Claim(name, digest(own, text), digest(files - own))
 
 
 @functools.cache
@@ -123,18 +143,19 @@ def cell_of(identity: str) -> str:
     return catalog.untouched_source(identity) + catalog.solution_source(identity)
 
 
-@functools.cache
-def digest(files: frozenset[Path], text: str = "") -> str:
+def digest(files: Iterable[Path], text: str = "") -> str:
     """Sixteen hexadecimal digits of the files and a text."""
     found = hashlib.sha256(text.encode())
     for path in sorted(files):
-        found.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + content(path) + b"\0")
+        found.update(content(path))
     return found.hexdigest()[:16]
 
 
 @functools.cache
 def content(path: Path) -> bytes:
-    return path.read_bytes().replace(b"\r\n", b"\n")
+    """A hash of a file's place and text."""
+    text = path.read_bytes().replace(b"\r\n", b"\n")
+    return hashlib.sha256(path.relative_to(ROOT).as_posix().encode() + b"\0" + text).digest()
 
 
 @functools.cache
@@ -206,19 +227,22 @@ def claim_of(item) -> Claim | None:
     """The claim of which a test is a part; None for one that is run each time."""
     if not item.path.is_relative_to(ROOT):
         return None
-    place = item.path.relative_to(ROOT)
-    finder = CLAIMS.get(place.as_posix()) or CLAIMS.get(place.parent.as_posix())
+    place = item.path.relative_to(ROOT).as_posix()
+    finder = CLAIMS.get(max(filter(place.startswith, CLAIMS), key=len, default=""))
     return finder(item) if finder else None
 
 
 def choose(config, items: list, path: Path = RECORD) -> None:
     """With `--sampled` a share of each proved claim and all else; with `--unproved` what is not proved here."""
     unproved, gate = config.getoption("--unproved"), config.getoption("--sampled") and not is_part(config)
+    if not (unproved or gate or config.getoption("--record")):
+        return
     claims = {item: claim for item in items if (claim := claim_of(item))}
     sizes, record, left_out = Counter(claims.values()), read_record(path), set()
     for item in items:
         if item not in claims:
-            left_out |= {item} if unproved else set()
+            if unproved or gate and item.get_closest_marker("slow"):
+                left_out.add(item)
             continue
         claim = claims[item]
         state = standing(claim, record)

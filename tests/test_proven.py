@@ -22,13 +22,27 @@ class Config:
 
 
 class Item:
-    def __init__(self, name, identity="1.3", path=SUBMISSIONS, divisible=False):
+    def __init__(self, name, identity="1.3", path=SUBMISSIONS, marks=()):
         self.nodeid, self.path, self.user_properties, self.stash = f"{path}::{name}", path, [], pytest.Stash()
         self.callspec = SimpleNamespace(params={"identity": identity})
-        self.get_closest_marker = lambda name: divisible or None
+        self.get_closest_marker = lambda name: name in marks or None
 
 
 CLAIM = proven.exercise_claim(Item("test"))
+
+
+@pytest.fixture(autouse=True)
+def hashed_anew():
+    """What a test makes of a file's text is not kept for the next one."""
+    yield
+    proven._hashed.cache_clear()
+    proven.claim_of_exercise.cache_clear()
+
+
+@pytest.fixture
+def forgotten():
+    proven._hashed.cache_clear()
+    proven.claim_of_exercise.cache_clear()
 
 
 @pytest.fixture
@@ -61,7 +75,7 @@ def test_where_the_judge_has_changed_since_the_share_is_larger(record):
 
 def test_a_test_of_many_things_tries_a_share_of_them(record):
     """One test that tries sixty slips took nine minutes: sampled or not, it was all or nothing."""
-    item = Item("test_slips", divisible=True)
+    item = Item("test_slips", marks=["divisible"])
     names = [f"slip_{number}" for number in range(240)]
     assert proven.todays(item, names) == names
     proven.choose(Config("--sampled"), items := [item], record)
@@ -101,9 +115,24 @@ def test_what_is_not_proved_runs_whole(record):
     assert len(chosen(record, "--sampled", identity="1.4")) == 241
 
 
-def test_a_cell_that_was_edited_is_not_proved(record, monkeypatch):
+def test_a_cell_that_was_edited_is_not_proved(record, monkeypatch, forgotten):
     monkeypatch.setattr(proven, "cell_of", lambda identity: "another cell")
     assert len(chosen(record, "--sampled")) == 241
+
+
+def test_the_gate_leaves_what_is_slow_to_a_run_of_everything(record):
+    slow = Item("test_slow", path=ROOT / "tests/x.py", marks=["slow"])
+    for options, kept in (("--sampled",), []), ((), [slow]):
+        proven.choose(Config(*options), items := [slow], record)
+        assert items == kept
+
+
+def test_a_file_of_tests_is_a_claim_where_that_is_said():
+    path = ROOT / "tests/kernels/decode/test_append.py"
+    assert proven.claim_of(SimpleNamespace(path=path)).name == "kernels/decode/test_append"
+    assert proven.claim_of(SimpleNamespace(path=ROOT / "tests/kernels/test_meanings.py")) is None
+    assert proven.claim_of(SimpleNamespace(path=ROOT / "tests/checker/judge/test_hostile.py")) is None
+    assert all((ROOT / start).exists() or start.startswith("build/") for start in proven.CLAIMS)
 
 
 def test_a_solved_notebook_is_a_claim_of_its_chapter():
@@ -113,36 +142,27 @@ def test_a_solved_notebook_is_a_claim_of_its_chapter():
     assert proven.claim_of(SimpleNamespace(path=ROOT / "notebooks/04_triton_tiling.ipynb")) is None
 
 
-def test_the_hash_covers_judge_description_topics_submissions_and_tests_and_no_other_exercise():
-    files = {path.relative_to(ROOT).as_posix() for path in proven.files_of_exercise("4.3", SUBMISSIONS)}
-    for needed in (
-        "course_lib/checker/judge/explain.py",
-        "course_lib/checker/runner/process/child.py",
-        "course_lib/hardware/meter/traffic/triton_internals/speed.py",
-        "exercises/topics/attention_steps.py",
-        "exercises/ch04_triton_tiling/ex3_forward_kernel.py",
-        "tests/submissions/ch04_triton_tiling/ex3_forward_kernel.py",
-        "tests/submissions/test_submissions.py",
-    ):
-        assert needed in files
-    assert not any(name.startswith("exercises/ch03") for name in files)
-
-
 @pytest.mark.parametrize(
     "file, own",
     [
         ("exercises/ch01_memory_hierarchy_and_roofline/ex3_vector_add.py", True),
         ("tests/submissions/ch01_memory_hierarchy_and_roofline/ex3_vector_add.py", True),
+        ("exercises/topics/elementwise_model.py", True),
         ("course_lib/checker/judge/explain.py", False),
+        ("course_lib/checker/runner/process/child.py", False),
+        ("course_lib/hardware/meter/traffic/triton_internals/speed.py", False),
         ("tests/submissions/test_submissions.py", False),
+        ("exercises/ch03_online_softmax/ex5_online_softmax_kernel.py", None),
     ],
 )
-def test_an_exercise_and_its_answers_are_its_own_and_the_judge_is_shared(file, own, monkeypatch):
-    proven.digest.cache_clear()
-    monkeypatch.setattr(proven, "content", lambda path: b"changed" if path == ROOT / file else path.read_bytes())
+def test_an_exercise_and_its_answers_are_its_own_the_judge_is_shared_and_others_are_neither(
+    file, own, monkeypatch, forgotten
+):
+    same = proven.content
+    monkeypatch.setattr(proven, "content", lambda path: b"changed" if path == ROOT / file else same(path))
     claim = proven.exercise_claim(Item("test"))
-    proven.digest.cache_clear()
-    assert (claim.own != CLAIM.own, claim.shared != CLAIM.shared) == (own, not own)
+    assert (ROOT / file).is_file()
+    assert (claim.own != CLAIM.own, claim.shared != CLAIM.shared) == (own is True, own is False)
 
 
 def report(name, claim, size, when="teardown", failed=False):
