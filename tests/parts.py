@@ -59,8 +59,8 @@ class Parts:
         write(f"{'part':36}{'tests':>7}{'seconds':>9}   the longest")
         for part, tests in sorted(self.seconds.items(), key=lambda item: -sum(item[1].values())):
             longest, seconds = max(tests.items(), key=lambda item: item[1])
-            name = Path(longest.partition("::")[0]).name + longest.partition("::")[2].partition("[")[2].join("[]")
-            write(f"{part:36}{len(tests):7}{sum(tests.values()):9.0f}   {seconds:.0f} s {name.removesuffix('[]')}")
+            name = longest.partition("::")[2] or Path(longest).name
+            write(f"{part:36}{len(tests):7}{sum(tests.values()):9.0f}   {seconds:.0f} s {name[:100]}")
         if config.getoption("--sampled") and self.claims:
             write(told_of_claims(Counter(self.claims.values()), proven.read_record(proven.RECORD)))
 
