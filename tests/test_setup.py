@@ -238,6 +238,7 @@ def test_a_chapter_that_does_not_exist_is_refused_in_words_before_anything_runs(
     assert said == [f"There is no chapter {chapter}. CHAPTER takes one of these: 03 04."]
 
 
+@pytest.mark.slow
 def test_a_chapter_leaves_out_the_tests_of_other_chapters_and_no_general_one():
     def collected(*arguments):
         command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *arguments]
