@@ -10,6 +10,7 @@
 # make test-all   everything, whole, for a release or a night: an hour. It writes tests/proven.json, too
 # make test-gpu   what needs an NVIDIA GPU: the device's tests, the notebooks on it, the benchmarks
 # make notebooks  notebooks/ built from solutions/
+# make weights    the small models trained again, in three minutes of one core: what lies in course_lib/models/data/
 # make site       the course as pages, in build/site/pages: each chapter run without a GPU, as given and solved; of those
 #                 that have not changed what they gave is kept. CHAPTER=04 runs only that one
 # make bench      the benchmarks; BENCH="name ..." picks some
@@ -63,8 +64,8 @@ pytest := -m pytest --nbmake --nbmake-timeout 1800 $(ARGS)
 spread := -n $(WORKERS) --dist worksteal
 solve   = rm -rf build/solved build/course && $(python) -m course_lib build --solved --out build/solved $(CHAPTER)
 
-.PHONY: lab install test test-all prove known-chapter test-gpu notebooks bench site install-missing install-missing-tools \
-  install-missing-pages
+.PHONY: lab install test test-all prove known-chapter test-gpu notebooks weights bench site install-missing \
+  install-missing-tools install-missing-pages
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -98,6 +99,9 @@ test-gpu: $(ready)
 
 notebooks: $(installed)
 	@$(python) -m course_lib build
+
+weights: $(installed)
+	@$(python) -m course_lib.models.trained
 
 bench: $(installed)
 	@$(python) -m course_lib bench $(BENCH)
