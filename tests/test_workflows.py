@@ -197,7 +197,7 @@ def cell(exercise, answered):
 
 
 def test_each_verdict_stands_at_its_cells_line_and_in_the_table(classroom):
-    """A right, a wrong and an untouched exercise in one notebook, another without any, and a broken one."""
+    """A right, a wrong and an untouched exercise in one notebook, and another notebook without any."""
     folder = classroom / "home, work"
     folder.mkdir()
     mistake, wrong = next(iter(WRONG.items()))
