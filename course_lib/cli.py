@@ -60,7 +60,7 @@ def check(arguments: argparse.Namespace) -> int:
         )
     if arguments.github:
         github = import_module("course_lib.grading.annotations")
-        print(f"::{token}::", *github.annotations(verdicts, problems), sep="\n")
+        print(f"::{token}::", *github.commands(verdicts, problems), sep="\n")
         with open(os.environ["GITHUB_STEP_SUMMARY"], "a", encoding="utf-8") as page:
             page.write(github.summary(verdicts, problems))
     if problems:

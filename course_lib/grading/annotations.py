@@ -15,10 +15,10 @@ from pathlib import Path
 from course_lib.checker.specification.cells import exercise_id, number_now
 
 KINDS = {"passed": "notice", "unsupported": "warning", "not_attempted": None}  # any other outcome is an error
-BETWEEN = re.compile(r"[\s,:]*")  # what separates the values of an array or an object
+SEPARATORS = re.compile(r"[\s,:]*")  # between the values of an array or an object
 
 
-def annotations(verdicts: list[dict], problems: dict[str, str]) -> Iterator[str]:
+def commands(verdicts: list[dict], problems: dict[str, str]) -> Iterator[str]:
     """The commands that show verdicts at their cells, and files that could not be read at their first lines.
 
     Args:
@@ -73,7 +73,8 @@ def exercise_lines(path: Path) -> dict[str, int]:
 
 def code_cells(text: str) -> Iterator[tuple[str, int]]:
     """Each code cell's source, and where in the notebook's text the first line of it that is not blank begins."""
-    for place in places_in(text, members(text, 0)["cells"]):
+    cells = members(text, 0).get("cells")  # before nbformat 4, ten years ago, they lay in worksheets
+    for place in places_in(text, cells) if cells else ():
         keys = members(text, place)
         if value_at(text, keys["cell_type"]) != "code":
             continue
@@ -93,10 +94,18 @@ def members(text: str, place: int) -> dict[str, int]:
 
 def places_in(text: str, place: int) -> Iterator[int]:
     """Where each value of the JSON array or object at a place begins; an object's keys are values of it, too."""
-    place = BETWEEN.match(text, place).end() + 1
-    while text[place := BETWEEN.match(text, place).end()] not in "]}":
+    _, place = next_sign(text, place)
+    sign, place = next_sign(text, place + 1)
+    while sign not in "]}":
         yield place
-        _, place = json.JSONDecoder().raw_decode(text, place)
+        _, end = json.JSONDecoder().raw_decode(text, place)
+        sign, place = next_sign(text, end)
+
+
+def next_sign(text: str, place: int) -> tuple[str, int]:
+    """The next character that separates no values, and where it stands."""
+    place = SEPARATORS.match(text, place).end()  # type: ignore[union-attr]  # it matches nothing, too
+    return text[place], place
 
 
 def value_at(text: str, place: int):

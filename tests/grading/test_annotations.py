@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from course_lib.grading.annotations import annotations, cell, command, exercise_lines
+from course_lib.grading.annotations import cell, command, commands, exercise_lines
 
 ANSWER = "# Exercise 3.2 · Title\ndef f():\n    return 1\n"
 
@@ -53,6 +53,13 @@ def test_text_and_outputs_that_look_like_an_exercise_are_none(tmp_path):
     assert exercise_lines(path) == {"3.2": line_with(path, "Mine")}
 
 
+def test_an_exercise_in_a_notebook_of_an_old_kind_is_shown_at_its_first_line(tmp_path):
+    path = tmp_path / "old.ipynb"
+    path.write_text(json.dumps({"nbformat": 3, "worksheets": [{"cells": [code(ANSWER)]}]}, indent=1))
+    [said] = commands([{"file": str(path), "exercise": "3.2", "outcome": "passed", "message": "Right."}], {})
+    assert said == command("notice", str(path), 1, "Exercise 3.2", "Right.")
+
+
 def test_in_a_script_the_line_is_the_scripts_own(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(f"x = 1\n\n# %%\n{ANSWER}", encoding="utf-8")
@@ -82,12 +89,12 @@ def test_what_a_command_would_read_otherwise_is_escaped():
 )
 def test_each_outcome_has_its_kind_and_what_is_as_it_was_given_none(tmp_path, outcome, kind):
     file = str(written(tmp_path, [code(ANSWER)]))
-    said = list(annotations([{"file": file, "exercise": "3.2", "outcome": outcome, "message": "Why."}], {}))
+    said = list(commands([{"file": file, "exercise": "3.2", "outcome": outcome, "message": "Why."}], {}))
     assert said == ([command(kind, file, 1, "Exercise 3.2", "Why.")] if kind else [])
 
 
 def test_a_file_that_could_not_be_read_is_an_error_at_its_first_line():
-    assert list(annotations([], {"b.ipynb": "No."})) == ["::error file=b.ipynb,line=1,title=Not checked::No."]
+    assert list(commands([], {"b.ipynb": "No."})) == ["::error file=b.ipynb,line=1,title=Not checked::No."]
 
 
 def test_a_cell_of_the_table_is_one_line_without_markup_but_its_code():
