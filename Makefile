@@ -1,12 +1,16 @@
 # make lab        a virtual environment in .venv, then JupyterLab on the first notebook; at once from the second time on
 # make install    only the environment
-# make test       the whole gate, without a GPU, from nothing: tests, ruff, every notebook as given and solved
-# make test CHAPTER=04   of it what an author of chapter 04 needs, in a few minutes: its notebook as given and solved, its
-#                 exercises with their wrong and unusual answers, style, imports, and that the notebook is the source's
-# make prove      what of the gate is asked of content alone, and is not proved yet: the answers, models and kernels that
-#                 changed. tests/proven.json says what is, and of that the gate runs one test in eight, others each day
+# make test       the gate, without a GPU, from nothing, in ten minutes: every notebook as a learner gets it, ruff, mypy,
+#                 the tests; whole what changed, and a sample of what tests/proven.json says is proved. It ends with where
+#                 its time went
+# make test CHAPTER=04   of it what an author of chapter 04 needs, whole: its notebook as given and solved, its exercises
+#                 with their wrong and unusual answers, style, imports, and that the notebook is the source's
+# make prove      what follows from content alone and is not proved on this machine yet: answers, slips, kernels, solved
+#                 notebooks. It writes tests/proven.json
+# make test-all   everything, whole, for a release or a night: an hour. It writes tests/proven.json, too
 # make test-gpu   what needs an NVIDIA GPU: the device's tests, the notebooks on it, the benchmarks
 # make notebooks  notebooks/ built from solutions/
+# make weights    the small models trained again, in three minutes of one core: what lies in course_lib/models/data/
 # make site       the course as pages, in build/site/pages: each chapter run without a GPU, as given and solved; of those
 #                 that have not changed what they gave is kept. CHAPTER=04 runs only that one
 # make bench      the benchmarks; BENCH="name ..." picks some
@@ -52,14 +56,16 @@ of_a_chapter = --chapter $(CHAPTER) tests/submissions tests/notebooks tests/test
   $(sources:solutions/%.py=notebooks/%.ipynb) $(sources:solutions/%.py=build/solved/%.ipynb)
 sources = $(wildcard solutions/$(CHAPTER)_*.py)
 
-# A busy machine fails no notebook: each cell has half an hour.
 # Whole where an author asks for a part; what is proved is sampled where the gate asks for all.
 sampled := $(if $(or $(CHAPTER),$(filter command environment,$(firstword $(origin TESTS)))),,--sampled)
 
-pytest := -m pytest --nbmake --nbmake-timeout 1800 --durations 15 $(ARGS)
+# A busy machine fails no notebook: each cell has half an hour.
+pytest := -m pytest --nbmake --nbmake-timeout 1800 $(ARGS)
+spread := -n $(WORKERS) --dist worksteal
+solve   = rm -rf build/solved build/course && $(python) -m course_lib build --solved --out build/solved $(CHAPTER)
 
-.PHONY: lab install test prove known-chapter test-gpu notebooks bench site install-missing install-missing-tools \
-  install-missing-pages
+.PHONY: lab install test test-all prove known-chapter test-gpu notebooks weights bench site install-missing \
+  install-missing-tools install-missing-pages
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -69,13 +75,16 @@ lab: $(installed) $(no_news)
 install: $(installed)
 
 test: known-chapter $(ready)
-	@rm -rf build/solved build/course
-	@$(python) -m course_lib build --solved --out build/solved $(CHAPTER)
-	@TRITON_INTERPRET=1 $(gate) $(python) $(pytest) $(sampled) -n $(WORKERS) --dist worksteal $(TESTS)
+	@$(solve)
+	@TRITON_INTERPRET=1 $(gate) $(python) $(pytest) $(sampled) $(spread) $(TESTS)
+
+test-all: $(ready)
+	@$(solve)
+	@TRITON_INTERPRET=1 $(gate) $(python) $(pytest) --record $(spread) tests notebooks build/solved
 
 prove: $(ready)
-	@TRITON_INTERPRET=1 $(gate) $(python) -m pytest --prove $(ARGS) -n $(WORKERS) --dist worksteal \
-	  tests/submissions tests/checker/specification/test_models.py tests/test_compile_gate.py
+	@$(solve)
+	@TRITON_INTERPRET=1 $(gate) $(python) $(pytest) --unproved --record $(spread) tests build/solved
 
 # Without a chapter there is nothing to know.
 known-chapter:
@@ -90,6 +99,9 @@ test-gpu: $(ready)
 
 notebooks: $(installed)
 	@$(python) -m course_lib build
+
+weights: $(installed)
+	@$(python) -m course_lib.models.trained
 
 bench: $(installed)
 	@$(python) -m course_lib bench $(BENCH)

@@ -1283,17 +1283,13 @@ picture
 #
 # Now a language model writes text with your kernel of 4.5. The model is the course's own, and very small: four layers
 # and 394,080 weights. Each layer has 4 query heads of dimension 32. Pairs of them share their keys and values, so
-# there are 2 *KV heads*. Its tokens are single bytes. Chapter 05 takes it apart. The next cell trains it on three
-# chapters of *Alice's Adventures in Wonderland*, which takes about half a minute on one CPU core. It prints the loss
-# in *nats*: $-\ln p$, where $p$ is the probability given to the right byte. The weights are kept, so this happens
-# once in the whole course.
+# there are 2 *KV heads*. Its tokens are single bytes. Chapter 05 takes it apart. It was trained on three chapters of
+# *Alice's Adventures in Wonderland*, for half a minute of one CPU core, and its weights come with the course.
 
 # %%
-from course_lib.models.training import trained_tiny_model
+from course_lib.models.trained import trained_model
 
-decoder = trained_tiny_model(
-    device=device, report=lambda step, loss: step % 100 or print(f"step {step}: {loss:.2f} nats a byte")
-).requires_grad_(False)
+decoder = trained_model("tiny", device=device).requires_grad_(False)
 print(f"{decoder.config.parameters:,} weights, and {decoder.config.key_heads} KV heads, each for a pair of query heads")
 
 # %% [markdown]

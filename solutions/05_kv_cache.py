@@ -8,8 +8,7 @@
 #
 # Up to now all queries came at once. A model writes one token at a time, so each step has only one new query. The keys
 # and values of earlier tokens are kept in memory, in the *KV cache*. You count what the cache saves and costs, write a
-# step of attention that reads it, and generate text with a small model that you train in half a minute. At the end you
-# answer the question.
+# step of attention that reads it, and generate text with a small model. At the end you answer the question.
 #
 # **Time.** About 2¾ hours, with seven exercises. The **core path** takes two hours at most: exercises 5.1, 5.2 and 5.5
 # to 5.7. You can skip every section whose heading ends in *· deeper*. Run its cells as they are, because later cells
@@ -420,29 +419,19 @@ print("largest difference:", f"{(torch.stack(steps, dim=2) - at_once).abs().max(
 # ## A model to generate with
 #
 # `course_lib/models` holds a decoder of Llama's kind, in short files that you can read. The tiny one below has 394,080
-# parameters, and its tokens are bytes. It is trained on three chapters of *Alice's Adventures in Wonderland*, 31 kB.
-# That takes 1 TFLOP, about half a minute on one CPU core. The loss is $-\ln p$ *nats*, where $p$ is the probability
-# that the model gave to the right byte. It starts near $\ln 256 = 5.5$, as for a guess among 256 bytes, and ends near
-# 0.8. The model is trained once and then kept on disk.
+# parameters, and its tokens are bytes. It was trained on three chapters of *Alice's Adventures in Wonderland*, 31 kB,
+# and its weights come with the course. The training takes 1 TFLOP, about half a minute on one CPU core: `make weights`
+# does it again. The loss is $-\ln p$ *nats*, where $p$ is the probability that the model gives to the right byte. It
+# started near $\ln 256 = 5.5$, as for a guess among 256 bytes. The cell prints where it ended, on a part of the text.
 
 # %%
 from course_lib.models.generation import complete
+from course_lib.models.heads import loss_of
 from course_lib.models.tokenizer import decode, encode
-from course_lib.models.training import trained_tiny_model
+from course_lib.models.trained import trained_model
 
-recent = []
-
-
-def report(step, loss):
-    recent.append(loss)
-    if step in (1, 10, 50) or step % 100 == 0:
-        print(f"step {step:>3}: {sum(recent[-20:]) / len(recent[-20:]):.2f} nats a byte")
-
-
-started = time.perf_counter()
-decoder = trained_tiny_model(device=device, report=report).requires_grad_(False)
-seconds = format_seconds(time.perf_counter() - started)
-print(f"{decoder.config.parameters:,} parameters, {'trained' if recent else 'read from disk'} in {seconds}")
+decoder = trained_model("tiny", device=device).requires_grad_(False)
+print(f"{decoder.config.parameters:,} parameters, {loss_of(decoder):.2f} nats a byte")
 
 # %% [markdown]
 # The first text below takes the most likely byte at every step (*greedy*). The second draws each byte from the model's
@@ -807,9 +796,9 @@ from course_lib.models.generation import complete
 from course_lib.models.plugged import counted_tokens, who_runs
 from course_lib.models.sequences import SequenceRows
 from course_lib.models.together import write_together
-from course_lib.models.training import trained_tiny_model
+from course_lib.models.trained import trained_model
 
-decoder = trained_tiny_model(device=device).requires_grad_(False)
+decoder = trained_model("tiny", device=device).requires_grad_(False)
 
 
 def without_a_cache():

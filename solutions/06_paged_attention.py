@@ -913,8 +913,7 @@ else:
 #
 # Your parts serve a model together: your allocator (6.2) hands out pages, your slot mapping (6.3) says where each token
 # goes, your kernel (6.4) writes it there, and your decode kernel (6.5) reads it back. The model is chapter 05's: four
-# layers, bytes as tokens, and 2048 bytes of keys and values for each token. If you have not trained it there, the next
-# cell does, in about half a minute.
+# layers, bytes as tokens, and 2048 bytes of keys and values for each token.
 #
 # On a GPU the pool has 256 pages of 16 tokens, and a text may have 256 bytes. A server that reserves 256 slots for
 # everyone runs 16 requests at a time. The interpreter is slow, so everything is smaller there: 12 pages of 8 tokens,
@@ -924,9 +923,9 @@ else:
 import random
 
 from course_lib.models.tiny import tiny_text
-from course_lib.models.training import trained_tiny_model
+from course_lib.models.trained import trained_model
 
-decoder = trained_tiny_model(device=device).requires_grad_(False)
+decoder = trained_model("tiny", device=device).requires_grad_(False)
 page_size, pool_pages, reserved = (16, 256, 256) if on_gpu else (8, 12, 96)
 draws = random.Random(6)
 book, prompts, wanted = tiny_text(), [], []

@@ -234,19 +234,19 @@ def pool_heads(weight: torch.Tensor, key_heads: int, new_key_heads: int) -> torc
 best_pool_heads = check("7.3", pool_heads).best
 
 # %% [markdown]
-# Try it on a small model. The next cell trains a smaller version of chapter 05's model, with 8 heads, for 150 steps. It
-# converts the model and trains on for 8 steps (5 %) and 30 steps (20 %). The loss is measured on text that no model has
-# read, in nats for each byte. For comparison, the first row is not converted, and the last keeps the first head of each
-# group. Predict: how much does conversion raise the loss at first, and how much of that do 8 steps undo? The cell takes
-# some ten seconds, or a minute on a busy machine.
+# Try it on a small model. The course has a smaller version of chapter 05's model, with 8 heads, which was trained for
+# 150 steps. The next cell converts it and trains on for 8 steps (5 %) and 30 steps (20 %). The loss is measured on text
+# that no model has read, in nats for each byte. For comparison, the first row is not converted, and the last keeps the
+# first head of each group. Predict: how much does conversion raise the loss at first, and how much of that do 8 steps
+# undo? The cell trains five models, in some ten seconds, or a minute on a busy machine, and prints a row for each.
 
 # %%
 import dataclasses
 
 from course_lib.models.decoder import Decoder
-from course_lib.models.tiny import TINY, tiny_text
+from course_lib.models.kinds import text_parts
 from course_lib.models.tokenizer import encode
-from course_lib.models.training import train_tiny_model
+from course_lib.models.trained import trained_model
 
 
 def converted(model, key_heads, pool):
@@ -284,11 +284,9 @@ def first_of_group(weight, key_heads, new_key_heads):
     return weight.unflatten(0, (new_key_heads, key_heads // new_key_heads, -1))[:, 0].flatten(0, 1)
 
 
-config = dataclasses.replace(TINY, layers=2, query_heads=8, key_heads=8, head_dim=16, context=128)
-text = tiny_text()
-split = len(text) * 9 // 10
-trained = train_tiny_model(config, steps=150, text=text[:split], device="cpu")  # float32, small: any CPU will do
-seen, unseen = encode(text[:split]), encode(text[split:])
+trained = trained_model("8 heads", device="cpu")  # float32, small: any CPU will do
+config = trained.config
+seen, unseen = map(encode, text_parts())  # the first nine tenths of the text, and the rest
 unseen = unseen[: len(unseen) // (config.context + 1) * (config.context + 1)].view(-1, config.context + 1)
 print("KV heads              bytes a token   converted   + 8 steps   + 30 steps")
 for name, key_heads, pool in (
@@ -738,8 +736,8 @@ for name in ("H200", "H100"):
 # ## Finale: your kernel and your conversion run the model
 #
 # The course's small model writes with your grouped kernel (7.5), and your `pool_heads` (7.3) makes its cache smaller.
-# It is chapter 05's model: four layers of 4 query heads on 2 KV heads of dimension 32. If it has not been trained yet,
-# the next cell does that once, in about half a minute. Three versions of it:
+# It is chapter 05's model: four layers of 4 query heads on 2 KV heads of dimension 32. Three versions of
+# it:
 #
 # - **4 KV heads**: each KV head stored twice. It computes the same as the trained model, with the cache of multi-head
 #   attention.
@@ -755,9 +753,9 @@ from course_lib.hardware.datasheets import DATASHEETS
 from course_lib.hardware.meter.metered import metered
 from course_lib.hardware.timing import measure
 from course_lib.models.heads import loss_of, repeated_heads, train_on, with_key_heads
-from course_lib.models.training import trained_tiny_model
+from course_lib.models.trained import trained_model
 
-tiny = trained_tiny_model(device=device)
+tiny = trained_model("tiny", device=device)
 models = {
     "4 KV heads": with_key_heads(tiny, 4, repeated_heads),
     "2 KV heads": tiny,

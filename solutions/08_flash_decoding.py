@@ -1002,17 +1002,17 @@ for name, line in times.items():
 # ## Finale: your splits run the model
 #
 # Chapter 05's small model now writes with your two kernels: 8.2 computes the splits and 8.3 merges them. It has four
-# layers of 4 query heads on 2 KV heads of dimension 32, in float32. If it has not been trained yet, the next cell does
-# that once, in about half a minute. First check that it writes the same text with one split and with several.
+# layers of 4 query heads on 2 KV heads of dimension 32, in float32. First check that it writes the same text with one
+# split and with several.
 
 # %%
 import textwrap
 
 from course_lib.models.generation import complete
 from course_lib.models.plugged import decode_in_splits, who_runs
-from course_lib.models.training import trained_tiny_model
+from course_lib.models.trained import trained_model
 
-decoder = trained_tiny_model(device=device).requires_grad_(False)
+decoder = trained_model("tiny", device=device).requires_grad_(False)
 print(who_runs({"splits (8.2)": best_split_attention, "merge (8.3)": best_combine_splits,
                 "how many (8.4)": best_choose_splits}))
 texts = []

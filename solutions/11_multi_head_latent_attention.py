@@ -122,27 +122,18 @@ draw_rank_bytes({
 # The next cell does this for a small model with 4 full heads of dimension 32, so a token has 256 numbers in a layer.
 # (*Full* heads have keys and values of their own.) This model rotates every key by an angle that depends on the token's
 # position. The cell draws two lines: one for the cache as it is, and one for the same cache with this rotation undone.
-# If this model and the two others of the chapter have not been trained yet, the cell trains them once. That takes about
-# a minute, or three on a busy machine, and it prints how far it is. **Predict** the second line: how many of the 256
-# numbers keep 99 % of the sum of squares, without the rotation?
+# **Predict** the second line: how many of the 256 numbers keep 99 % of the sum of squares, without the rotation?
 
 # %%
 predict("11 numbers that keep 99 %", ..., "of 256")
 
 # %%
 from course_lib.figures.latent.energy import draw_energy
-from course_lib.models.kinds import KINDS, loss_on, text_parts, trained_kinds
+from course_lib.models.kinds import KINDS, loss_on, text_parts
 from course_lib.models.low_rank import cached_numbers, energy_kept, rank_for
+from course_lib.models.trained import trained_model
 
-
-
-def tell(name, step, loss):
-    """Called after each step of a training; a line for every 50th."""
-    if step % 50 == 0:
-        print(f"training the model with {name}: step {step}, loss {loss:.2f}", flush=True)
-
-
-kinds = trained_kinds(("full heads", "GQA", "MLA"), device=device, report=tell)
+kinds = {name: trained_model(name, device=device) for name in ("full heads", "GQA", "MLA")}
 _, unseen = text_parts()
 kept = {
     "as cached": energy_kept(cached_numbers(kinds["full heads"], unseen, layer=1)),

@@ -117,25 +117,17 @@ best_pack_int4, best_unpack_int4 = check("12.1", pack_int4, unpack_int4).best
 #
 # Outliers matter, so look where they are. The next cell lets a small trained model read 256 bytes of a text that it has
 # not seen. It draws the keys and values of one head: a row is a token, and a column is a *channel*, one of the 64
-# places along the head dimension. If this model has not been trained yet, the cell trains it once, which takes about
-# half a minute, and prints how far it is.
+# places along the head dimension.
 #
 # **Predict**: do the large numbers form columns, rows, or no pattern? Guess for keys and for values.
 
 # %%
 from course_lib.figures.quantised.outliers import draw_outliers
-from course_lib.models.kinds import loss_through_cache, text_parts, trained_kinds
+from course_lib.models.kinds import loss_through_cache, text_parts
 from course_lib.models.tokenizer import encode
+from course_lib.models.trained import trained_model
 
-
-def tell(name, step, loss):
-    """Called after each step of a training; a line for every 50th."""
-    if step % 50 == 0:
-        print(f"training the model with {name}: step {step}, loss {loss:.2f}", flush=True)
-
-
-(model,) = trained_kinds(["heads of 64"], device=device, report=tell).values()
-model.requires_grad_(False)
+model = trained_model("heads of 64", device=device).requires_grad_(False)
 seen, unseen = text_parts()
 cache = model.new_cache(1, 256)
 with torch.inference_mode():

@@ -1501,16 +1501,15 @@ else:
 # result of its feed-forward part to the residual. It passes both on, and the first kernel of the next block adds and
 # normalises. So eight of the nine norms come with an addition. Only the first one, behind the embedding, is alone.
 #
-# First the model writes with *your* kernel of 13.2 in all these eight places. If you have not trained the model, the
-# cell does, in about half a minute.
+# First the model writes with *your* kernel of 13.2 in all these eight places.
 
 # %%
 from course_lib.models.generation import complete
 from course_lib.models.glue import FUSED, TORCH
 from course_lib.models.plugged import add_and_norm_of_rows, who_runs
-from course_lib.models.training import trained_tiny_model
+from course_lib.models.trained import trained_model
 
-decoder = trained_tiny_model(device=device).requires_grad_(False)
+decoder = trained_model("tiny", device=device).requires_grad_(False)
 print(who_runs({"add and norm (13.2)": best_add_rms_norm}))
 texts = {}
 for name, glue in (("PyTorch's operations", TORCH), ("13.2 in the model", add_and_norm_of_rows(best_add_rms_norm))):
@@ -1569,8 +1568,8 @@ measured("13 losses of both", abs(first[-1] - second[-1]), "nats apart after the
 #   uses *clusters* for long rows: groups of thread blocks that can reach each other's shared memory.
 #
 # **In this library.** `course_lib/kernels/fused/` has add and norm, RoPE with the append to a cache, SwiGLU,
-# cross-entropy with its gradient in place, and GroupNorm with Mish. Each is an operator of PyTorch (`torch.library`),
-# so `torch.compile` calls it without a graph break.
+# cross-entropy with its gradient in place, and GroupNorm with Mish. All but the last are operators of PyTorch
+# (`torch.library`), so `torch.compile` calls them without a graph break.
 #
 # ## Papers
 #

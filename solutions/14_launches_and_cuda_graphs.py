@@ -922,8 +922,8 @@ for programs in (1, 7, 132, 200):
 # ## Finale: the model in a graph · deeper
 #
 # Now a whole model generates text with its step captured. It is chapter 05's model: four layers, with bytes as tokens.
-# If you have not trained it, the next cell does, in about half a minute. With the course's answer to 14.4, one step of
-# it is about 340 PyTorch operations that compute something, and each of them is at least one launch.
+# With the course's answer to 14.4, one step of it is about 340 PyTorch operations that compute something, and each of
+# them is at least one launch.
 #
 # Your functions are in it. `paged_step` (14.4) stores each token and attends. `choose_buckets` (14.3) decides which
 # batch sizes get a graph. The course's `CapturedDecoder` does for the whole model what your `fill_buffers` does for one
@@ -942,9 +942,9 @@ from course_lib.models.plugged import paged_step_of_heads, who_runs
 from course_lib.models.sequences import SteppedPages, WholeRuns
 from course_lib.models.tiny import tiny_text
 from course_lib.models.together import write_together
-from course_lib.models.training import trained_tiny_model
+from course_lib.models.trained import trained_model
 
-decoder = trained_tiny_model(device=device).requires_grad_(False)
+decoder = trained_model("tiny", device=device).requires_grad_(False)
 page_size, reserved = 16, 256 if on_gpu else 64  # tokens in a page, and tokens that a text may have
 sequences = 8 if on_gpu else 4
 columns = reserved // page_size  # pages of a sequence

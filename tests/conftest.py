@@ -13,7 +13,7 @@ if "COURSE_HOME" not in os.environ:
     os.environ["COURSE_HOME"] = _home.name
 
 from course_lib.hardware.device import interpreting, prepare_triton
-from tests import proven
+from tests import parts, proven
 
 prepare_triton()
 
@@ -33,10 +33,12 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     proven.configure(config)
+    parts.configure(config)
 
 
-def pytest_report_header():
-    return f"{proven.DAY}={os.environ[proven.DAY]} on {proven.processor()}: which tests of what is proved are sampled"
+def pytest_report_header(config):
+    sample = f"; {proven.DAY}={os.environ[proven.DAY]} chooses the sample" if config.getoption("--sampled") else ""
+    return f"{proven.machine()}{sample}"
 
 
 def chapter_of(item) -> str | None:

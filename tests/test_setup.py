@@ -215,7 +215,7 @@ def test_a_chapters_author_runs_its_notebooks_its_submissions_and_the_rules(chap
     assert done.returncode == 0, done.stderr
     built, run = [line for line in log.read_text().splitlines() if "bootstrap" not in line]
     assert built == "-m course_lib build --solved --out build/solved 04"
-    assert "--chapter 04" in run and "03_online" not in run
+    assert "--chapter 04" in run and "03_online" not in run and "--sampled" not in run
     for part in ("notebooks/04_triton_tiling.ipynb", "build/solved/04_triton_tiling.ipynb", "tests/submissions"):
         assert f" {part}" in run
     for part in ("tests/notebooks", "tests/test_style.py", "tests/test_imports.py"):
@@ -226,7 +226,10 @@ def test_without_a_chapter_everything_is_run(chapters, recorder):
     program, log = recorder
     assert make(chapters, "test", "VENV=none", f"PYTHON={program}").returncode == 0
     run = log.read_text().splitlines()[-1]
-    assert run.endswith(" tests notebooks build/solved") and "--chapter" not in run
+    assert run.endswith(" tests notebooks build/solved") and "--chapter" not in run and " --sampled " in run
+    assert make(chapters, "test-all", "VENV=none", f"PYTHON={program}").returncode == 0
+    run = log.read_text().splitlines()[-1]
+    assert run.endswith(" tests notebooks build/solved") and "--sampled" not in run and " --record " in run
 
 
 @pytest.mark.parametrize("chapter", ["77", "4", "triton"])
@@ -238,6 +241,7 @@ def test_a_chapter_that_does_not_exist_is_refused_in_words_before_anything_runs(
     assert said == [f"There is no chapter {chapter}. CHAPTER takes one of these: 03 04."]
 
 
+@pytest.mark.slow
 def test_a_chapter_leaves_out_the_tests_of_other_chapters_and_no_general_one():
     def collected(*arguments):
         command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *arguments]

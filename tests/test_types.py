@@ -4,8 +4,6 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 from course_lib.home import ROOT
 
 PROCESS = ROOT / "course_lib" / "checker" / "runner" / "process"
@@ -20,7 +18,6 @@ def mypy(*arguments, folder=ROOT):
     return subprocess.run(command, cwd=folder, env={**os.environ, **beside}, capture_output=True, text=True)
 
 
-@pytest.mark.slow
 def test_the_code_is_what_its_types_say():
     """course_lib; and the process that runs answers, which runs from its own folder, where its modules find one another
     and those of checker/common by their names alone. One after the other: what mypy has read of PyTorch serves both."""

@@ -36,33 +36,53 @@ def is_module(name: str, root: Path) -> bool:
     return path.is_dir() or path.with_suffix(".py").is_file()
 
 
-def closure(start: Iterable[Path], root: Path) -> set[Path]:
-    """These files and every one that they need, directly or through others."""
+def closure(start: Iterable[Path], root: Path, known: dict[Path, set[Path]] | None = None) -> set[Path]:
+    """These files and every one that they need, directly or through others.
+
+    known: what single files need, for several closures of one tree that does not change between them; it is added to.
+    """
+    known = {} if known is None else known
     by_name: dict[str, list[Path]] = {}
-    for kind in KINDS:
-        for path in (root / "course_lib").rglob(f"*{kind}"):
-            by_name.setdefault(path.name, []).append(path)
     found: set[Path] = set()
-    passed: set[Path] = set()  # fronts of packages on the way to a module: they run, but what they offer is not needed
     left = list(start)
     while left:
         path = left.pop()
         if path in found:
             continue
         found.add(path)
-        if path.suffix != ".py":
-            continue
-        package = ".".join(path.relative_to(root).parts[:-1])
-        mentioned = _mentioned(path.read_text(encoding="utf-8"), package, root)
-        for module in mentioned.modules:
-            *parents, last = module.split(".")
-            folder = root.joinpath(*parents)
-            left += filter(Path.is_file, (folder / last / "__init__.py", folder / f"{last}.py"))
-            passed.update(root.joinpath(*parents[:depth], "__init__.py") for depth in range(1, len(parents) + 1))
-        left += filter(Path.is_file, (path.with_name(f"{name}.py") for name in mentioned.siblings))
-        left += (other for name in mentioned.folders for other in (root / name).glob("*.py"))
-        left += (other for name in mentioned.files for other in by_name.get(name, ()))
-    return found | set(filter(Path.is_file, passed))
+        if path not in known:
+            if not by_name:
+                for kind in KINDS:
+                    for other in (root / "course_lib").rglob(f"*{kind}"):
+                        by_name.setdefault(other.name, []).append(other)
+            known[path] = _needed(path, root, by_name) if path.suffix == ".py" else set()
+        left += known[path] - found
+    # Fronts of packages on the way to a module run as well, but what they offer is not needed.
+    return found | {front for folder in _folders(found, root) if (front := folder / "__init__.py").is_file()}
+
+
+def _needed(path: Path, root: Path, by_name: dict[str, list[Path]]) -> set[Path]:
+    """The files that a file needs directly. by_name: the library's files."""
+    mentioned = _mentioned(path.read_text(encoding="utf-8"), ".".join(path.relative_to(root).parts[:-1]), root)
+    needed: set[Path] = set()
+    for module in mentioned.modules:
+        *parents, last = module.split(".")
+        folder = root.joinpath(*parents)
+        needed.update(filter(Path.is_file, (folder / last / "__init__.py", folder / f"{last}.py")))
+    needed.update(filter(Path.is_file, (path.with_name(f"{name}.py") for name in mentioned.siblings)))
+    needed.update(other for name in mentioned.folders for other in (root / name).glob("*.py"))
+    needed.update(other for name in mentioned.files for other in by_name.get(name, ()))
+    return needed
+
+
+def _folders(files: set[Path], root: Path) -> set[Path]:
+    """The folders below the root in which files lie, and those above them."""
+    found: set[Path] = set()
+    for folder in {path.parent for path in files}:
+        while folder not in found and folder != root:
+            found.add(folder)
+            folder = folder.parent
+    return found
 
 
 class _Mentioned(NamedTuple):

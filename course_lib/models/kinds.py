@@ -4,7 +4,6 @@ All kinds have 4 query heads whose values have 32 numbers, and differ in what th
 
     full heads   a key and a value of 32 for each query head     256 numbers
     GQA          for every two query heads                       128
-    MQA          for all four                                     64
     MLA          a latent of 32 and a rotary key of 16            48
 
 One more has two query heads of 64 numbers that share a key and a value, 128 numbers in all: "heads of 64". Chapter 12
@@ -13,41 +12,40 @@ rounds its cache, in groups of 64.
 Rotary positions turn faster than in `TINY`, with a base of 100 instead of 10,000: pieces have 256 bytes, and 8 pairs
 are enough then to tell the places in them apart. (After 150 steps that alone was worth 0.10 nats to GQA, 0.12 to MLA.)
 
-Each reads the first nine tenths of the text in the same pieces for the same number of steps, from weights drawn with
-the same seed. Loss is measured on the last tenth, which no model has read. On one core (the text read, in brackets):
+Each has read the first nine tenths of the text in the same pieces for 200 steps, from weights drawn with the same seed
+(`trained_model` gives them). Loss is measured on the last tenth, which no model has read. On one core (the text read,
+in brackets):
 
-    seed     full heads     GQA            MQA            MLA          [nats a byte]
-    0        1.89 (1.31)    1.88 (1.37)    1.96 (1.42)    1.94 (1.62)
-    1        1.89 (1.35)    1.92 (1.41)    1.88 (1.39)    1.92 (1.54)
-    2        1.91 (1.36)    1.88 (1.38)    1.94 (1.42)    1.94 (1.62)
+    seed     full heads     GQA            MLA          [nats a byte]
+    0        1.89 (1.31)    1.88 (1.37)    1.94 (1.62)
+    1        1.89 (1.35)    1.92 (1.41)    1.92 (1.54)
+    2        1.91 (1.36)    1.88 (1.38)    1.94 (1.62)
 
-So 48 numbers cost some 0.04 nats against 256, and another seed moves a kind by up to 0.08: the loss tells no more than
-that all are near each other. More steps would not tell more of 28 kB of text: after 300, full heads know it by heart
-(1.94, with 0.89 on the text read) and MLA, which is slower at that, is at 1.88 (1.22).
+So 48 numbers cost some 0.04 nats against 256, and another seed moves a kind by up to 0.04: the loss tells no more than
+that all are near each other. (One KV head for all four moved by 0.08.) More steps would not tell more of 28 kB of text:
+after 300, full heads know it by heart (1.94, with 0.89 on the text read) and MLA, which is slower at that, is at 1.88
+(1.22).
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 
-from course_lib.hardware.device import default_device
 from course_lib.models.config import Latent, with_latent
 from course_lib.models.decoder import Decoder
 from course_lib.models.tiny import TINY, tiny_text
 from course_lib.models.tokenizer import encode
-from course_lib.models.training import next_token_loss, remembered, train_tiny_model
+from course_lib.models.training import next_token_loss
 
 QUICKER = dataclasses.replace(TINY, rotary_base=100.0)
 KINDS = {
     "full heads": dataclasses.replace(QUICKER, key_heads=4),
     "GQA": QUICKER,
-    "MQA": dataclasses.replace(QUICKER, key_heads=1),
     "heads of 64": dataclasses.replace(QUICKER, query_heads=2, key_heads=1, head_dim=64),
     "MLA": with_latent(QUICKER, Latent(latent_dim=32, rope_dim=16, nope_dim=16, value_dim=32)),
 }
-KIND_STEPS = 200
 
 
 def text_parts() -> tuple[str, str]:
@@ -55,45 +53,6 @@ def text_parts() -> tuple[str, str]:
     text = tiny_text()
     split = len(text) * 9 // 10
     return text[:split], text[split:]
-
-
-def trained_kinds(
-    names: Iterable[str] = ("full heads", "GQA", "MLA"),
-    *,
-    device: torch.device | str | None = None,
-    report: Callable[[str, int, float], None] | None = None,
-) -> dict[str, Decoder]:
-    """A model of each kind, trained now, or read from the course's folder if it was before.
-
-    Args:
-        names: of `KINDS`.
-        device: "cpu" or "cuda"; the course's device when None.
-        report: called after each step of a training with the kind, the step's number and its loss in nats a byte.
-
-    Returns {name: model}. Each takes some fifteen seconds of one CPU core the first time. Raises a ValueError for a
-    name that is no kind.
-    """
-    names = list(names)
-    for name in names:
-        if name not in KINDS:
-            raise ValueError(f"there is no kind {name!r}; there are: {', '.join(KINDS)}.")
-    device = default_device() if device is None else torch.device(device)
-    return {name: _trained(name, device, report) for name in names}
-
-
-def _trained(name: str, device: torch.device, report: Callable[[str, int, float], None] | None) -> Decoder:
-    config, (seen, _) = KINDS[name], text_parts()
-
-    def train() -> Decoder:
-        tell = None if report is None else lambda step, loss: report(name, step, loss)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # so small products gain little from a second core, and lose tenfold on a busy machine
-        try:
-            return train_tiny_model(config, steps=KIND_STEPS, text=seen, device=device, report=tell)
-        finally:
-            torch.set_num_threads(threads)
-
-    return remembered("kind", config, KIND_STEPS, seen, device, train)
 
 
 def loss_through_cache(model: Decoder, text: str, new_cache: Callable) -> float:

@@ -1,8 +1,4 @@
-"""A byte-level model small enough to train in a notebook, and the text that it learns.
-
-model = trained_tiny_model()                  # trains the first time, in under a minute on two cores
-print(complete(model, "Alice was ", 200))
-"""
+"""A byte-level model small enough to train in a minute, and the text that it learns. `trained.py` has its weights."""
 
 from pathlib import Path
 

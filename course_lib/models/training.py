@@ -4,21 +4,14 @@ The matrices of the blocks are trained with Muon (Jordan et al., 2024), which ge
 in five; embedding and norms with AdamW. Both warm up and then decay along a cosine.
 """
 
-import contextlib
 import dataclasses
-import hashlib
 import math
-import os
-import pickle
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
-import filelock
 import torch
 from torch import nn
 
 from course_lib.hardware.device import default_device, interpreting
-from course_lib.home import course_home
 from course_lib.kernels.attention.dispatch import attention as course_attention
 from course_lib.models.config import ModelConfig
 from course_lib.models.decoder import Decoder
@@ -29,7 +22,6 @@ from course_lib.models.torch_attention import torch_attention
 
 STEPS, BATCH = 400, 4  # optimizer steps, and pieces of the text in each
 MATRIX_RATE, OTHER_RATE, WARM_UP = 0.02, 4e-3, 20  # learning rates of Muon and of AdamW, steps of the warm-up
-PATIENCE_SECONDS = 900  # for another process that trains the same model
 
 
 def train_tiny_model(
@@ -135,54 +127,6 @@ def loss_curves(
 
         train_tiny_model(config, steps=steps, seed=seed, device=device, report=report, attention=attention, glue=glue)
     return curves
-
-
-def trained_tiny_model(
-    *, device: torch.device | str | None = None, report: Callable[[int, float], None] | None = None
-) -> Decoder:
-    """The tiny model as `train_tiny_model()` makes it: trained now, or read from the course's folder if it was before.
-
-    Arguments as there; `report` is not called when nothing has to be trained.
-    """
-    device = default_device() if device is None else torch.device(device)
-    return remembered("tiny", TINY, STEPS, tiny_text(), device, lambda: train_tiny_model(device=device, report=report))
-
-
-def remembered(
-    name: str, config: ModelConfig, steps: int, text: str, device: torch.device, train: Callable[[], Decoder]
-) -> Decoder:
-    """A model read from the course's folder, or what `train()` makes, written there for the next time.
-
-    The file is named after `name` and a hash of the rest and of this module's rates, so that another recipe is trained
-    anew.
-    """
-    recipe = [dataclasses.asdict(config), steps, BATCH, MATRIX_RATE, OTHER_RATE, WARM_UP, text]
-    path = course_home() / "models" / f"{name}-{hashlib.sha256(repr(recipe).encode()).hexdigest()[:10]}.pt"
-    if (model := kept(path, config)) is not None:
-        return model.to(device).eval()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as held:
-        try:  # a second notebook that wants the same model waits for the first one's
-            held.enter_context(filelock.FileLock(path.with_suffix(".lock"), timeout=PATIENCE_SECONDS))
-        except (filelock.Timeout, OSError):
-            pass  # whoever trains it is slower than training it oneself, or the disk knows no locks
-        if (model := kept(path, config)) is not None:
-            return model.to(device).eval()
-        model = train()
-        draft = path.with_suffix(f".{os.getpid()}.tmp")  # whole or not at all
-        torch.save(model.state_dict(), draft)
-        draft.replace(path)
-    return model
-
-
-def kept(path: Path, config: ModelConfig) -> Decoder | None:
-    """The model in a file; None where there is none, or it is damaged: it is trained anew and written again."""
-    try:
-        model = Decoder(config)
-        model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-        return model
-    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError):
-        return None
 
 
 def random_pieces(data: torch.Tensor, count: int, context: int, generator: torch.Generator) -> torch.Tensor:

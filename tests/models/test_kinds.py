@@ -1,4 +1,4 @@
-"""The kinds are trained alike and remembered; what their caches hold is what the formulas say."""
+"""What their caches hold is what the formulas say."""
 
 import dataclasses
 
@@ -7,54 +7,19 @@ import torch
 
 from course_lib.models.config import Latent, with_latent
 from course_lib.models.decoder import Decoder
-from course_lib.models.kinds import KINDS, loss_on, loss_through_cache, text_parts, trained_kinds
+from course_lib.models.kinds import KINDS, loss_on, loss_through_cache
 from course_lib.models.low_rank import cached_numbers, energy_kept, rank_for
 from course_lib.models.tiny import TINY, tiny_text
 from course_lib.models.training import initialize
 
 SMALLER = dataclasses.replace(TINY, layers=2, width=32, query_heads=2, key_heads=2, head_dim=16, hidden=32, context=32)
 SMALLER_KINDS = {"full heads": SMALLER, "MLA": with_latent(SMALLER, Latent(8, 4, 8, 8))}
-NUMBERS = {"full heads": 256, "GQA": 128, "MQA": 64, "heads of 64": 128, "MLA": 48}
-
-
-@pytest.fixture
-def small(tmp_path, monkeypatch):
-    monkeypatch.setenv("COURSE_HOME", str(tmp_path))
-    monkeypatch.setattr("course_lib.models.kinds.KINDS", SMALLER_KINDS)
-    monkeypatch.setattr("course_lib.models.kinds.KIND_STEPS", 2)
+NUMBERS = {"full heads": 256, "GQA": 128, "heads of 64": 128, "MLA": 48}
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_kind_leaves_the_numbers_that_are_stated(name):
     assert KINDS[name].cache_bytes_per_token(1) == TINY.layers * NUMBERS[name]
-
-
-def test_kinds_are_trained_once_and_then_read(small):
-    told = []
-    first, second = (
-        trained_kinds(SMALLER_KINDS, device="cpu", report=lambda *told_now: told.append(told_now)) for _ in range(2)
-    )
-    assert [(name, step) for name, step, _ in told] == [(name, step) for name in SMALLER_KINDS for step in (1, 2)]
-    assert list(first) == list(second) == list(SMALLER_KINDS)
-    for name, model in first.items():
-        assert model.config == SMALLER_KINDS[name] and not model.training
-        assert all(map(torch.equal, model.parameters(), second[name].parameters()))
-
-
-def test_no_kind_has_read_the_last_tenth(small, monkeypatch):
-    texts = []
-    monkeypatch.setattr(
-        "course_lib.models.kinds.train_tiny_model",
-        lambda config, *, text, **_: texts.append(text) or Decoder(config),
-    )
-    trained_kinds(["MLA"], device="cpu")
-    seen, unseen = text_parts()
-    assert texts == [seen] and seen + unseen == tiny_text() and len(unseen) > 3000
-
-
-def test_a_kind_that_does_not_exist_is_named():
-    with pytest.raises(ValueError, match="no kind 'MLB'; there are: full heads, GQA, MQA, heads of 64, MLA"):
-        trained_kinds(["MLB"])
 
 
 def model_of(config):

@@ -1,18 +1,14 @@
-"""The tiny model learns its text, the same way each time, and is remembered."""
+"""The tiny model learns its text, the same way each time."""
 
 import dataclasses
-import threading
-import time
 
-import filelock
 import pytest
 import torch
 
 from course_lib.hardware.device import interpreting
-from course_lib.models import training
 from course_lib.models.tiny import TINY, tiny_text
 from course_lib.models.tokenizer import decode, encode
-from course_lib.models.training import loss_curves, remembered, train_tiny_model, trained_tiny_model
+from course_lib.models.training import loss_curves, train_tiny_model
 
 SMALLER = dataclasses.replace(TINY, layers=1, width=32, query_heads=2, key_heads=1, head_dim=16, hidden=32, context=32)
 
@@ -49,25 +45,6 @@ def test_a_seed_gives_the_same_model_and_leaves_the_callers_randomness_alone():
     assert not torch.equal(one.embedding.weight, other.embedding.weight)
 
 
-def test_a_trained_model_is_remembered_and_a_damaged_file_is_no_reason_to_fail(tmp_path, monkeypatch):
-    monkeypatch.setenv("COURSE_HOME", str(tmp_path))
-    monkeypatch.setattr("course_lib.models.training.TINY", SMALLER)
-    calls = []
-
-    def short(device, report):
-        calls.append(device)
-        return train_tiny_model(SMALLER, steps=1, device=device)
-
-    monkeypatch.setattr("course_lib.models.training.train_tiny_model", short)
-    first, second = (trained_tiny_model(device="cpu") for _ in range(2))
-    assert len(calls) == 1
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters()))
-    (file,) = (tmp_path / "models").glob("*.pt")
-    file.write_bytes(b"no model")
-    trained_tiny_model(device="cpu")
-    assert len(calls) == 2 and not second.training
-
-
 @pytest.mark.parametrize(
     "arguments, name",
     [
@@ -86,39 +63,3 @@ def test_trained_with_the_courses_kernels_it_loses_what_it_loses_with_pytorchs()
     assert list(curves) == ["PyTorch", "ours"] and len(curves["ours"]) == 3
     assert curves["ours"] == pytest.approx(curves["PyTorch"], abs=2e-3)
     assert curves["ours"][-1] != curves["ours"][0]
-
-
-def test_two_notebooks_that_want_the_same_model_train_it_once(tmp_path, monkeypatch):
-    """Two that started together trained for half a minute each."""
-    monkeypatch.setenv("COURSE_HOME", str(tmp_path))
-    trained = []
-
-    def train():
-        trained.append(SMALLER)
-        time.sleep(0.3)
-        return train_tiny_model(SMALLER, steps=1, device="cpu")
-
-    def ask():
-        remembered("small", SMALLER, 1, "text", torch.device("cpu"), train)
-
-    threads = [threading.Thread(target=ask) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(trained) == 1
-
-
-def test_a_lock_that_is_never_given_back_is_no_reason_to_wait_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setenv("COURSE_HOME", str(tmp_path))
-    monkeypatch.setattr(training, "PATIENCE_SECONDS", 0.1)
-    remembered(
-        "small", SMALLER, 1, "text", torch.device("cpu"), lambda: train_tiny_model(SMALLER, steps=1, device="cpu")
-    )
-    (model,) = (tmp_path / "models").glob("*.pt")
-    model.unlink()
-    with filelock.FileLock(model.with_suffix(".lock")):
-        remembered(
-            "small", SMALLER, 1, "text", torch.device("cpu"), lambda: train_tiny_model(SMALLER, steps=1, device="cpu")
-        )
-    assert model.exists()

@@ -64,6 +64,7 @@ def test_every_mutant_is_another_program_and_says_what_it_changed():
     assert mutants == mutants_of("9.9", ANSWER), "the order must not change from run to run"
 
 
+@pytest.mark.slow
 def test_every_exercise_has_mutants(every_mutant):
     """But those whose answer is a text in CUDA C++, which changes of Python do not reach."""
     counts = {name: 0 for name, task in catalog.exercises().items() if not task.needs.cuda_on_host}
@@ -72,6 +73,7 @@ def test_every_exercise_has_mutants(every_mutant):
     assert min(counts.values()) >= 5, counts
 
 
+@pytest.mark.slow
 def test_no_entry_of_the_list_of_equivalents_is_stale(every_mutant):
     assert not [f"{exercise}: {entry.old} -> {entry.new}" for exercise, entry in stale(every_mutant)]
     assert all(len(entry.why) > 20 for entry in EQUIVALENT)
@@ -137,6 +139,7 @@ def test_a_race_is_judged_without_its_clock_where_there_is_no_gpu():
     assert not judged_here("9.8")
 
 
+@pytest.mark.slow
 def test_a_sample_of_the_mutants_is_rejected_or_explained(every_mutant):
     if machine().tier != "none":
         pytest.skip("the interpreter's cases are what the sample is for")

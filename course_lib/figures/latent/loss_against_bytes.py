@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
-from course_lib.figures.style import BLUE, GREEN, INK, MUTED, ORANGE, PALETTE, PURPLE, new_figure, spread_labels, styled
+from course_lib.figures.style import BLUE, INK, MUTED, ORANGE, PALETTE, PURPLE, new_figure, spread_labels, styled
 
 # As in the other figures of caches: what a kind is called, its colour and its marker.
-LOOKS = {"full heads": (PURPLE, "s"), "GQA": (BLUE, "o"), "MQA": (GREEN, "^"), "MLA": (ORANGE, "D")}
+LOOKS = {"full heads": (PURPLE, "s"), "GQA": (BLUE, "o"), "MLA": (ORANGE, "D")}
 OTHER_MARKERS = "vPXhp<>"
 
 
