@@ -5,9 +5,10 @@ import torch
 
 from course_lib.checker.judge.explain import Made, prediction
 from course_lib.checker.specification import edited_program as machinery
+from course_lib.checker.specification.case import Case
 from course_lib.checker.specification.edited_text import replaced, replacements
 from course_lib.checker.specification.edits import edits, model_of, reaches_outside, without
-from course_lib.checker.specification.exercise import Case, CourseError
+from course_lib.checker.specification.errors import CourseError
 from course_lib.checker.specification.model import Slips
 from course_lib.checker.specification.words import canonical, words_of
 
@@ -107,6 +108,39 @@ def test_what_binds_less_tightly_stays_one_operand():
     assert after("y = a * c", "c", "(c + 1)") == "y = a * (c + 1)"
     assert after("y = a + b", "a + b", "a * b") == "y = a * b"
     assert after("y = f(a, b)", "a, b", "b, a") == "y = f(b, a)"
+
+
+@pytest.mark.parametrize(
+    "source, old, new, made",
+    [
+        ("g(x)", "g(x)", "g(y in x)", "g(y in x)"),
+        ("g(x)", "g(x)", "g(not x)", "g(not x)"),
+        ("g(-x)", "g(-x)", "g(not x)", "g(not x)"),
+        ("g(x)", "x", "not x", "g((not x))"),
+        ("g(x)", "(x", "(y in x", "g(y in x)"),
+        ("g(x)", "x)", "x in y)", "g(x in y)"),
+        ("g(x[0])", "g(x[0])", "g(x if y else z)", "g(x if y else z)"),
+        ("g(x[0])", "g(x[0])", "g(y if z else x[0])", "g(y if z else x[0])"),
+        ("g([x])", "[x]", "[y for y in x]", "g([y for y in x])"),
+        ("y = a.b", "a.b", "a or b", "y = (a or b)"),
+        ("y = x[a:b]", "a:b", "a if b else c:b", "y = x[a if b else c:b]"),
+        ("y = -x", "-x", "0 if x else 1", "y = (0 if x else 1)"),
+        ("x = y", "x = y", "del x", "del x"),
+        ("(x, y)", "(x, y)", "yield (x, y)", "yield (x, y)"),
+        ("g(x)", "g(x)", "assert g(x)", "assert g(x)"),
+        ("g(x)", "g(x)", "g_(1_0 if x else x)", "g_(1_0 if x else x)"),
+    ],
+)
+def test_words_that_an_edit_brings_together_stay_words(source, old, new, made):
+    """`("g(x)", "g(y in x)")` made `g(y inx)`: what was put in had the blank before it, and none behind it."""
+    assert words_of(after(source, old, new)).words == words_of(made).words
+
+
+def test_words_that_two_edits_bring_together_stay_words():
+    text = words_of("g(a.b.c)")
+    pair = [("a.b", "a and b"), (".c", "in c")]
+    changes = [change for old, new in pair for change in replacements({"it": text}, old, new)["it"]]
+    assert words_of(replaced(text.text, changes)).words == words_of("g((a and b) in c)").words
 
 
 def test_statements_are_added_deleted_and_indented_as_those_they_stand_beside():
