@@ -263,15 +263,67 @@ def uses_another_module(x):
     return as_text + ""
 
 
-def test_a_function_that_is_no_text_of_a_module_is_refused():
+def test_what_is_no_text_of_a_module_is_refused():
     local = FACTOR
+
+    class Inner:
+        pass
 
     def inner(x):
         return x * local
 
-    for function in (inner, lambda x: x, torch.exp):
+    for function in (inner, Inner, lambda x: x, torch.exp):
         with pytest.raises(CourseError, match="cannot be edited"):
             model_of(function, ())
+
+
+class Account:
+    """Words such as `total = start` in here are no text of the program."""
+
+    def __init__(self, start):
+        self.total, self.most = start, []
+
+    def add(self, row):
+        self.total = self.total + scaled(row.sum(), FACTOR)
+        self.note(self.total)
+
+    def note(self, total):
+        self.most.append(total)
+
+
+def kept(x, start):
+    account = Account(start)
+    for row in x:
+        account.add(row)
+    return account.total, len(account.most)
+
+
+def test_a_class_that_the_meaning_drives_is_changed_and_the_module_stays_as_it_is():
+    changes = (
+        *edits("one", overwritten=("self.total + scaled(", "scaled(")),
+        *edits("two", never_noted=("self.note(self.total)", "pass")),
+        *edits("three", added=("x * factor", "x + factor")),
+    )
+    model = model_of(kept, changes, (scaled, Account))
+    assert made_by(model).value == kept(*CASE.args) == (40.0, 2)
+    assert made_by(model, "overwritten").value == (21.0, 2)
+    assert made_by(model, "overwritten", "never_noted").value == (21.0, 0)
+    assert made_by(model, "added").value == (10.0 + 3 + 3 + 7 + 3, 2)
+    assert made_by(model).value == kept(*CASE.args) == (40.0, 2)
+
+
+def test_an_edit_that_does_not_fit_a_class_is_told_as_that_of_a_function():
+    for old, new, told in (
+        (
+            "self.totals = start",
+            "0",
+            r"does not hold.*'gone'. The nearest line is 'self.total, self.most = start, \[\]'",
+        ),
+        ("self.note(self.total)", "self.note(", "the edit 'gone' makes .* which is no Python"),
+        ("self.note(self.total)", "math.sqrt(2)", r"the edit 'gone' reads \['math'\], which Account's module"),
+    ):
+        with pytest.raises(CourseError, match=told):
+            model_of(kept, edits("x", gone=(old, new)), (Account,))
 
 
 def test_what_a_meaning_reads_outside_is_seen():
