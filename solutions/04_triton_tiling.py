@@ -1304,8 +1304,8 @@ print(f"{decoder.config.parameters:,} weights, and {decoder.config.key_heads} KV
 import textwrap
 
 from course_lib.kernels.attention.reference import attention_reference  # scores, softmax, product: each a matrix
-from course_lib.models.generation import complete
 from course_lib.models.plugged import who_runs, whole_attention
+from course_lib.serving.generation import complete
 
 versions = {"naive": attention_reference, "tiled": whole_attention(best_ragged)}
 print(who_runs({"attention (4.5)": best_ragged}))

@@ -425,10 +425,11 @@ print("largest difference:", f"{(torch.stack(steps, dim=2) - at_once).abs().max(
 # started near $\ln 256 = 5.5$, as for a guess among 256 bytes. The cell prints where it ended, on a part of the text.
 
 # %%
-from course_lib.models.generation import complete
 from course_lib.models.heads import loss_of
 from course_lib.models.tokenizer import decode, encode
 from course_lib.models.trained import trained_model
+from course_lib.serving.caches.new import new_cache
+from course_lib.serving.generation import complete
 
 decoder = trained_model("tiny", device=device).requires_grad_(False)
 print(f"{decoder.config.parameters:,} parameters, {loss_of(decoder):.2f} nats a byte")
@@ -577,7 +578,7 @@ lengths = (256, 1024, 2048, 4096, 8192) if on_gpu else (16, 128, 256, 512, 1024)
 tokens = torch.randint(0, 128, (1, max(lengths)), device=device)
 step_times = {"without a cache": {}, "with a cache": {}}
 with torch.inference_mode():
-    cache = decoder.new_cache(batch=1, capacity=max(lengths))
+    cache = new_cache(decoder, batch=1, capacity=max(lengths))
 
     def cached_step(length):
         cache.truncate(length - 1)
@@ -723,7 +724,7 @@ prompt = torch.randint(0, 256, (1, prompt_length), device=device)
 
 def timed(sequences, new_tokens):
     """Seconds in which the last new_tokens of prompt_length tokens pass, for each of the sequences."""
-    cache = layers.new_cache(sequences, prompt_length, decode=decode_kernel)
+    cache = new_cache(layers, sequences, prompt_length, decode=decode_kernel)
     cache.keys.zero_(), cache.values.zero_()
     tokens = prompt[:, :new_tokens].expand(sequences, new_tokens)
 
@@ -792,11 +793,11 @@ measured("05 keys computed", without / with_cache, "times fewer with a cache")
 # `SequenceRows` is a cache that calls your two functions. The model is the same as above.
 
 # %%
-from course_lib.models.generation import complete
 from course_lib.models.plugged import counted_tokens, who_runs
-from course_lib.models.sequences import SequenceRows
-from course_lib.models.together import write_together
 from course_lib.models.trained import trained_model
+from course_lib.serving.caches.sequences import SequenceRows
+from course_lib.serving.generation import complete
+from course_lib.serving.together import write_together
 
 decoder = trained_model("tiny", device=device).requires_grad_(False)
 

@@ -113,7 +113,7 @@ best_layout_waste, best_paged_waste, best_mean_use = check("6.1", layout_waste, 
 # so it counts for more in the mean. Seven runs of 2048 leave 1392 of the 15,728 slots, which nobody gets.
 
 # %%
-from course_lib.serving import ContiguousCache, PagedCache, replay, sample_trace
+from course_lib.serving.memory import ContiguousCache, PagedCache, replay, sample_trace
 
 trace = sample_trace(300, seed=6, arrivals_per_step=0.2)
 
@@ -827,7 +827,7 @@ BestSharingAllocator, best_page_keys = check("6.6", SharingAllocator, page_keys)
 # all answers but one must copy. An answer ends with ⌈750 / 16⌉ = 47 pages, of which 40 are shared and 7 are its own.
 
 # %%
-from course_lib.serving import BlockAllocator
+from course_lib.serving.memory import BlockAllocator
 
 
 def pages_taken(share_prefixes):
@@ -954,8 +954,8 @@ print(f"pages: about {fits:.1f} at a time, about {max(steps / fits, max(wanted) 
 # %%
 from course_lib.figures.paged.pool_over_time import draw_pool_over_time
 from course_lib.models.plugged import each_member, who_runs
-from course_lib.models.sequences import SequencePages, WholeRuns
-from course_lib.models.together import write_together
+from course_lib.serving.caches.sequences import SequencePages, WholeRuns
+from course_lib.serving.together import write_together
 
 print(who_runs({"allocator (6.2)": BestPageAllocator, "slots (6.3)": best_slot_mapping, "append (6.4)": best_append,
                 "decode (6.5)": best_paged_decode}))
@@ -1004,8 +1004,8 @@ draw_pool_over_time(pool_histories, pool_pages, page_size)
 #
 # - **vLLM** introduced this layout, with 16 tokens in a page by default. In the paper its attention kernel took 20 to
 #   26 % longer than a contiguous one, but the server was faster because its batch was larger.
-#   `course_lib/serving/block_pool.py` finds prefixes as vLLM does, by a hash of the page's tokens and of the page
-#   before.
+#   `course_lib/serving/memory/block_pool.py` finds prefixes as vLLM does, by a hash of the page's tokens and of the
+#   page before.
 # - **SGLang** finds the longest common beginning in a radix tree ([arXiv
 #   2312.07104](https://arxiv.org/abs/2312.07104)).
 # - **FlashInfer** treats a block table as the index of a block-sparse matrix ([arXiv

@@ -777,11 +777,12 @@ for name, model in models.items():
 # %%
 from course_lib.models.plugged import who_runs
 from course_lib.models.tokenizer import decode, encode
+from course_lib.serving.caches.new import new_cache
 
 print(who_runs({"kernel (7.5)": best_grouped_decode, "conversion (7.3)": best_pool_heads}))
 prompt, new_bytes = encode("Alice was ").to(device)[None], 200 if on_gpu else 24
 for name, model in models.items():
-    cache = model.new_cache(1, 256, decode=best_grouped_decode)
+    cache = new_cache(model, 1, 256, decode=best_grouped_decode)
     tokens = prompt
     with torch.inference_mode():
         for _ in range(new_bytes):  # the prompt first, then one byte at a time
@@ -808,7 +809,7 @@ for name, model in models.items():
 # %%
 def step_seconds(model, sequences, context):
     """Seconds of one step: a new token for each sequence, behind context - 1 others."""
-    cache = model.new_cache(sequences, context, decode=best_grouped_decode)
+    cache = new_cache(model, sequences, context, decode=best_grouped_decode)
     cache.keys.zero_(), cache.values.zero_()
     tokens = torch.zeros(sequences, 1, dtype=torch.int64, device=device)
 

@@ -1008,9 +1008,10 @@ for name, line in times.items():
 # %%
 import textwrap
 
-from course_lib.models.generation import complete
 from course_lib.models.plugged import decode_in_splits, who_runs
 from course_lib.models.trained import trained_model
+from course_lib.serving.caches.new import new_cache
+from course_lib.serving.generation import complete
 
 decoder = trained_model("tiny", device=device).requires_grad_(False)
 print(who_runs({"splits (8.2)": best_split_attention, "merge (8.3)": best_combine_splits,
@@ -1018,7 +1019,7 @@ print(who_runs({"splits (8.2)": best_split_attention, "merge (8.3)": best_combin
 texts = []
 for splits in (1, 4):
     decode = decode_in_splits(best_split_attention, best_combine_splits, splits)
-    cache = decoder.new_cache(1, 256, decode=decode)
+    cache = new_cache(decoder, 1, 256, decode=decode)
     texts.append("Alice was " + complete(decoder, "Alice was ", 200 if on_gpu else 16, cache=cache))
     programs = 2 * splits
     print(f"{splits} {'split' if splits == 1 else 'splits'}, {programs} programs a layer:")
@@ -1062,7 +1063,7 @@ from course_lib.figures.cache.step_times import draw_step_times
 def token_seconds(splits, context):
     """Seconds of one step of the model, one new token behind context - 1 others."""
     decode = decode_in_splits(best_split_attention, best_combine_splits, splits)
-    cache = decoder.new_cache(1, context, decode=decode)
+    cache = new_cache(decoder, 1, context, decode=decode)
     cache.keys.zero_(), cache.values.zero_()
     token = torch.zeros(1, 1, dtype=torch.int64, device=device)
 

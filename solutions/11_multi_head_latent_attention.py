@@ -1015,8 +1015,9 @@ draw_form_times(form_times, "128 heads, 32,768 tokens of context, an H200 by its
 # %%
 import textwrap
 
-from course_lib.models.generation import complete
 from course_lib.models.plugged import who_runs
+from course_lib.serving.caches.new import new_cache
+from course_lib.serving.generation import complete
 
 sizes = KINDS["MLA"].latent
 chosen = []
@@ -1049,7 +1050,7 @@ new_bytes = 150 if on_gpu else 24
 for name, model in kinds.items():
     model.requires_grad_(False)
     options = {"decode": model_decode, "choose_form": model_form} if name == "MLA" else {}
-    cache = model.new_cache(1, 256, **options)
+    cache = new_cache(model, 1, 256, **options)
     text = "Alice was " + complete(model, "Alice was ", new_bytes, cache=cache)
     print(f"{name}:")
     print(textwrap.indent(textwrap.fill(text, 100), "    "))
@@ -1067,7 +1068,7 @@ from course_lib.models.tokenizer import encode
 tokens = encode("Alice was beginning").to(device)[None]
 logits = {}
 for form in ("absorbed", "expanded"):
-    cache = kinds["MLA"].new_cache(1, 32, decode=model_decode, choose_form=lambda *_, form=form: form)
+    cache = new_cache(kinds["MLA"], 1, 32, decode=model_decode, choose_form=lambda *_, form=form: form)
     with torch.inference_mode():
         logits[form] = kinds["MLA"](tokens, cache)
 print(f"largest difference of the logits: {(logits['absorbed'] - logits['expanded']).abs().max().item():.1e}")

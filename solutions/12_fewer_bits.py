@@ -126,10 +126,11 @@ from course_lib.figures.quantised.outliers import draw_outliers
 from course_lib.models.kinds import loss_through_cache, text_parts
 from course_lib.models.tokenizer import encode
 from course_lib.models.trained import trained_model
+from course_lib.serving.caches.new import new_cache
 
 model = trained_model("heads of 64", device=device).requires_grad_(False)
 seen, unseen = text_parts()
-cache = model.new_cache(1, 256)
+cache = new_cache(model, 1, 256)
 with torch.inference_mode():
     model(encode(unseen[:256])[None].to(device), cache)
 layer_keys, layer_values = cache.keys[:, 0, 0].cpu(), cache.values[:, 0, 0].cpu()  # [layers, 256 tokens, 64 channels]
@@ -631,8 +632,8 @@ best_key_window = check("12.4", KeyWindow).best
 
 # %%
 from course_lib.figures.quantised.losses import draw_cache_losses
-from course_lib.models.cache import KVCache
-from course_lib.models.quantised_cache import calibrated_scales
+from course_lib.serving.caches.contiguous import KVCache
+from course_lib.serving.caches.quantised import calibrated_scales
 
 
 class RoundedCache(KVCache):
@@ -1032,7 +1033,7 @@ with torch.no_grad():
         if isinstance(module, torch.nn.Linear) and module.weight is not rounded.embedding.weight:
             module.weight.copy_(restored(module.weight, -1, 32))
 print(f"loss with whole weights {points['32 bits'][1]:.4f}, with INT4 weights "
-      f"{loss_through_cache(rounded, unseen, rounded.new_cache):.4f}")
+      f"{loss_through_cache(rounded, unseen, partial(new_cache, rounded)):.4f}")
 
 # %% [markdown]
 # In one run the loss was 1.8318 with INT4 weights and 1.8146 with an INT4 cache, where whole ones give 1.8131. So here
@@ -1232,15 +1233,15 @@ for head_dim, (bf16, fp8) in rates.items():
 # %%
 import textwrap
 
-from course_lib.models.generation import complete
 from course_lib.models.plugged import int4_decode_of_codes, who_runs
-from course_lib.models.quantised_cache import Int4KVCache
+from course_lib.serving.caches.quantised import Int4KVCache
+from course_lib.serving.generation import complete
 
 print(who_runs({"decode from 4-bit codes (12.5)": best_int4_decode}))
 new_bytes = 200 if on_gpu else 100
 int4_cache = Int4KVCache(model.config, 1, 256, device=device, decode=int4_decode_of_codes(best_int4_decode))
 texts = {}
-for name, cache, token_bytes in (("32 bits", model.new_cache(1, 256), 4 * cached),
+for name, cache, token_bytes in (("32 bits", new_cache(model, 1, 256), 4 * cached),
                                  ("INT4, your kernel", int4_cache, int4_cache.token_bytes)):
     texts[name] = "Alice was " + complete(model, "Alice was ", new_bytes, cache=cache)
     print(f"{name}, {token_bytes:,} bytes a token:")

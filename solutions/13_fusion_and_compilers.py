@@ -1504,10 +1504,10 @@ else:
 # First the model writes with *your* kernel of 13.2 in all these eight places.
 
 # %%
-from course_lib.models.generation import complete
 from course_lib.models.glue import FUSED, TORCH
 from course_lib.models.plugged import add_and_norm_of_rows, who_runs
 from course_lib.models.trained import trained_model
+from course_lib.serving.generation import complete
 
 decoder = trained_model("tiny", device=device).requires_grad_(False)
 print(who_runs({"add and norm (13.2)": best_add_rms_norm}))

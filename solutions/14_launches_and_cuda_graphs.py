@@ -725,7 +725,7 @@ if on_gpu:
     from course_lib.kernels.layer.launched import dependent_launches
     from course_lib.models.config import ModelConfig
     from course_lib.models.decoder import Decoder
-    from course_lib.models.single import FORMS, SingleDecoder
+    from course_lib.serving.single import FORMS, SingleDecoder
 
     shape = ModelConfig(vocabulary=32_000, layers=4, width=2048, query_heads=32, key_heads=8, head_dim=64, hidden=8192,
                         context=1024)  # four layers of Llama-3.2-1B
@@ -936,13 +936,13 @@ for programs in (1, 7, 132, 200):
 # %%
 from functools import partial
 
-from course_lib.models.captured import CapturedDecoder
-from course_lib.models.latent_sequences import slots_in_pages
 from course_lib.models.plugged import paged_step_of_heads, who_runs
-from course_lib.models.sequences import SteppedPages, WholeRuns
 from course_lib.models.tiny import tiny_text
-from course_lib.models.together import write_together
 from course_lib.models.trained import trained_model
+from course_lib.serving.caches.latent_sequences import slots_in_pages
+from course_lib.serving.caches.sequences import SteppedPages, WholeRuns
+from course_lib.serving.captured import CapturedDecoder
+from course_lib.serving.together import write_together
 
 decoder = trained_model("tiny", device=device).requires_grad_(False)
 page_size, reserved = 16, 256 if on_gpu else 64  # tokens in a page, and tokens that a text may have

@@ -1,8 +1,9 @@
 """Imports point one way: a reader of a kernel needs nothing but the kernel, and the judge never holds an answer.
 
-Hardware knows nothing of the rest, and kernels nothing but the hardware; figures and models may use both; the checker
-knows none of the kernels; exercises use the checker's vocabulary and what the hardware is; a chapter imports what a
-learner's notebook may. And no imports run in a circle, so a reader can begin at one end.
+Hardware knows nothing of the rest, and kernels nothing but the hardware; figures and models may use both; serving uses
+models, and no model knows by whom it is served; the checker knows none of the kernels; exercises use the checker's
+vocabulary and what the hardware is; a chapter imports what a learner's notebook may. And no imports run in a circle, so
+a reader can begin at one end.
 """
 
 import ast
@@ -21,9 +22,10 @@ from course_lib.home import ROOT
 MAY_IMPORT = {
     "course_lib/kernels": ["course_lib.hardware"],
     "course_lib/hardware": ["course_lib.bootstrap"],  # which versions the course needs
-    "course_lib/figures": ["course_lib.kernels", "course_lib.hardware", "course_lib.serving"],
+    "course_lib/figures": ["course_lib.kernels", "course_lib.hardware", "course_lib.serving.memory"],
     "course_lib/models": ["course_lib.kernels", "course_lib.hardware"],
-    "course_lib/serving": [],  # who holds which memory is plain Python, without tensors
+    "course_lib/serving": ["course_lib.models", "course_lib.kernels", "course_lib.hardware"],
+    "course_lib/serving/memory": [],  # who holds which memory is plain Python, without tensors
     # The error map is drawn on the verdict card; the builder knows an answer from the stub that stands in its place.
     "course_lib/checker": ["course_lib.hardware", "course_lib.figures.error_map", "course_lib.builder.answers"],
     # Within it, from the words of an exercise to the learner: each part uses those before it.
@@ -319,6 +321,8 @@ def test_every_part_of_the_library_is_held_to_a_rule():
         ("course_lib/kernels", "from course_lib import check"),
         ("course_lib/kernels", "from course_lib import checker"),
         ("course_lib/kernels", "from ..checker import judge"),
+        ("course_lib/models", "from course_lib.serving.caches.new import new_cache"),
+        ("course_lib/serving/memory", "from course_lib.serving.caches.runs import InPages"),
         ("course_lib/checker", "from course_lib.kernels.memory.vector_add import vector_add"),
         ("course_lib/checker", "from importlib import import_module\nimport_module('course_lib.kernels')"),
         ("exercises", "from course_lib.kernels.memory.vector_add import vector_add"),

@@ -3,7 +3,7 @@
     eager         each operation launched: the course's kernels for the cache and attention, PyTorch's for the rest
     compiled      torch.compile(mode="reduce-overhead"), over PyTorch's own attention
     captured      the eager step as a CUDA graph
-    five kernels  at batch 1: `course_lib.models.single`, as a graph
+    five kernels  at batch 1: `course_lib.serving.single`, as a graph
     dependent     the same, each kernel started while the one before runs (from sm_90 on)
     one kernel    the same stages in one kernel that stays
 
@@ -35,13 +35,13 @@ from course_lib.kernels.attention.dispatch import attention
 from course_lib.kernels.decode.append import append_to_pages
 from course_lib.kernels.layer.launched import dependent_launches
 from course_lib.kernels.paged.attention import paged_decode_attention
-from course_lib.models.captured import CapturedDecoder
 from course_lib.models.config import PRESETS, ModelConfig
 from course_lib.models.decoder import Decoder
-from course_lib.models.latent_sequences import slots_in_pages
-from course_lib.models.sequences import SequencePages, SteppedPages, WholeRuns
-from course_lib.models.single import SingleDecoder
 from course_lib.models.tiny import TINY
+from course_lib.serving.caches.latent_sequences import slots_in_pages
+from course_lib.serving.caches.sequences import SequencePages, SteppedPages, WholeRuns
+from course_lib.serving.captured import CapturedDecoder
+from course_lib.serving.single import SingleDecoder
 
 MODELS = {"small": TINY, "Llama-3.2-1B": PRESETS["Llama-3.2-1B"]}
 CONTEXT = {"small": 128, "Llama-3.2-1B": 512}  # tokens before the first step

@@ -11,6 +11,16 @@ functions it is given:
 
 A config with a latent makes its attention multi-head latent attention: `course_lib.models.latent`.
 
+A decoder asks four things of a cache, and any object that answers them will do; those of the course are in
+`course_lib.serving.caches`:
+
+    positions(new_tokens)       where the next tokens stand, int64 [batch, new_tokens]
+    append(layer, key, value)   store the new tokens' keys and values
+    attend(layer, query)        attention of the new tokens' queries over all that is stored
+    advance(new_tokens)         the tokens are in every layer now; count them
+
+Latent attention asks other things in the place of the two in the middle.
+
 Source: Touvron et al., LLaMA, arXiv 2302.13971; grouped heads: Ainslie et al., arXiv 2305.13245.
 """
 
@@ -20,11 +30,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from course_lib.models.cache import KVCache
 from course_lib.models.config import ModelConfig
 from course_lib.models.glue import TORCH, Glue
 from course_lib.models.latent import LatentAttention
-from course_lib.models.latent_cache import LatentCache
 from course_lib.models.layers import RMSNorm, SwiGLU, rotary_angles, rotate
 from course_lib.models.torch_attention import torch_attention
 
@@ -110,24 +118,12 @@ class Decoder(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.embedding.weight.dtype
 
-    def new_cache(self, batch: int, capacity: int, decode: Callable | None = None, **options) -> KVCache | LatentCache:
-        """An empty contiguous cache of this model's kind, shape, dtype, device and attention.
-
-        `decode` is for one new token, as in `KVCache`; with latent attention it and `options` are those of
-        `LatentCache`, which has `choose_form` too.
-        """
-        options |= {"dtype": self.dtype, "device": self.device, "decode": decode}
-        if self.config.latent is not None:
-            return LatentCache(self.config, batch, capacity, **options)
-        return KVCache(self.config, batch, capacity, attention=self.attention, **options)
-
     def forward(self, tokens: torch.Tensor, cache=None, *, last_only: bool = False) -> torch.Tensor:
         """Logits of the next token after each of `tokens`.
 
         Args:
             tokens: integers [batch, new_tokens]: with a cache only the tokens that are not in it yet.
-            cache: what `new_cache` gives, or an object that answers the same calls. It holds these tokens too
-                afterwards.
+            cache: an object that answers the calls above. It holds these tokens too afterwards.
             last_only: compute the logits of the last token alone, which is all that generation needs.
 
         Returns [batch, new_tokens, vocabulary], or [batch, 1, vocabulary].

@@ -58,7 +58,7 @@ def text_parts() -> tuple[str, str]:
 def loss_through_cache(model: Decoder, text: str, new_cache: Callable) -> float:
     """`loss_on`, token by token through a cache: what is attended to is what the cache gives back.
 
-    new_cache: `new_cache(batch, capacity)` makes one, as `Decoder.new_cache` does.
+    new_cache: `new_cache(batch, capacity)` makes one, as `course_lib.serving.caches.new` does for a model.
     """
     pieces = _pieces(model, text)
     cache = new_cache(len(pieces), model.config.context)

@@ -19,6 +19,13 @@ expanded, and steps of decode absorbed.
 
 Source: DeepSeek-AI, DeepSeek-V2, arXiv 2405.04434, section 2.1. As there, the latent has an RMSNorm (section 3.1.2),
 and what the cache keeps has been through it. The compression of queries, which saves memory in training, is left out.
+
+Its layers ask of a cache `positions` and `advance` as a decoder's others do (`course_lib.models.decoder`), and
+
+    append(layer, rows)         store the new tokens' rows, [batch, new_tokens, latent_dim + rope_dim]
+    absorbs(new_tokens)         whether the new tokens go through the absorbed form
+    attend(layer, query)        if so: the weighted means of the latents for absorbed queries
+    seen(layer, new_tokens)     if not: the rows that keys and values are made of, the new tokens' own last
 """
 
 import math
@@ -33,7 +40,7 @@ from course_lib.models.layers import RMSNorm, rotate
 
 
 class LatentAttention(nn.Module):
-    """The projections around latent attention; a `LatentCache`, when there is one, sits between them.
+    """The projections around latent attention; a cache, when there is one, sits between them.
 
     Attributes, with DeepSeek's names for them:
         query: W_Q and W_QR, [heads · (nope_dim + rope_dim), width]; each head's nope part first.

@@ -11,22 +11,24 @@ Keys turned back and values are a matrix times the layer's input, so their rank 
 tiny model, whatever it has learned. How much fewer do is what its training has made of it.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
-from course_lib.models.cache import KVCache
 from course_lib.models.decoder import Decoder
 from course_lib.models.layers import rotary_angles, rotate
 from course_lib.models.tokenizer import encode
 
 
 def cached_numbers(model: Decoder, text: str, layer: int, *, turned: bool = True, pieces: int = 16) -> torch.Tensor:
-    """What a layer's cache holds after a byte-level model has read a text.
+    """What a cache holds of a layer after a byte-level model has read a text.
 
     Args:
         model: one that keeps keys and values, so without a latent.
         text: read in pieces of the model's context, each from position 0.
         layer: from 0.
-        turned: keys as they lie in the cache, turned by their positions; False turns them back first.
+        turned: keys as they lie in the cache, turned by their positions; False: as they were before.
         pieces: at most so many, from the beginning of the text.
 
     Returns [tokens, key_heads · 2 · head_dim], float32 on the CPU: keys of all heads, then values of all heads.
@@ -42,15 +44,32 @@ def cached_numbers(model: Decoder, text: str, layer: int, *, turned: bool = True
         raise ValueError("text is empty; give at least one byte.")
     length = min(len(tokens), config.context)
     tokens = tokens[: len(tokens) // length * length].view(-1, length).to(model.device)  # [batch, length]
-    cache = KVCache(config, len(tokens), length, dtype=model.dtype, device=model.device, attention=model.attention)
-    with torch.inference_mode():
-        model(tokens, cache, last_only=True)
-        keys, values = cache.keys[layer], cache.values[layer]  # [batch, key_heads, length, head_dim]
-        if not turned:
+    with torch.inference_mode(), _projected(model, layer) as projected:
+        model(tokens, last_only=True)
+        keys, values = projected
+        if turned:
             positions = torch.arange(length, device=model.device).expand(len(tokens), -1)
-            cosine, sine = rotary_angles(positions, config.head_dim, config.rotary_base)
-            keys = rotate(keys, cosine, -sine)
-        return torch.cat([keys, values], dim=1).transpose(1, 2).flatten(2).flatten(0, 1).float().cpu()
+            heads = keys.unflatten(-1, (-1, config.head_dim)).transpose(1, 2)  # [batch, key_heads, length, head_dim]
+            heads = rotate(heads, *rotary_angles(positions, config.head_dim, config.rotary_base))
+            keys = heads.transpose(1, 2).flatten(2)
+        return torch.cat([keys, values], dim=-1).flatten(0, 1).float().cpu()
+
+
+@contextmanager
+def _projected(model: Decoder, layer: int) -> Iterator[list[torch.Tensor]]:
+    """Keys before they are turned, and values, of a layer while it runs: [batch, length, key_heads · head_dim]."""
+    made: list[torch.Tensor] = []
+    hooks = [
+        model.get_submodule(f"blocks.{layer}.attention.{name}").register_forward_hook(
+            lambda module, inputs, output: made.append(output)
+        )
+        for name in ("key", "value")
+    ]
+    try:
+        yield made
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def energy_kept(numbers: torch.Tensor) -> torch.Tensor:

@@ -3,15 +3,16 @@
 The exercises ask for attention of one head more simply than a whole model needs it. What is here fits the two together;
 it computes nothing itself and copies no keys.
 
-    model.attention = whole_attention(flash_attention_ragged)                     # chapter 04
-    cache = model.new_cache(1, 256, decode=grouped_decode)                        # chapter 07 fits as it is
-    cache = model.new_cache(1, 256, decode=decode_in_splits(split_attention, combine_splits, splits=4))    # chapter 08
-    model.attention = differentiable(forward, flash_attention_backward)                                    # chapter 10
-    model.glue = add_and_norm_of_rows(add_rms_norm)                                                        # chapter 13
-    cache = model.new_cache(1, 256, decode=latent_decode_of_a_token(latent_decode))                        # chapter 11
-    cache = Int4KVCache(model.config, 1, 256, decode=int4_decode_of_codes(int4_decode))                    # chapter 12
+    model.attention = whole_attention(flash_attention_ragged)                                            # chapter 04
+    cache = new_cache(model, 1, 256, decode=grouped_decode)                                              # chapter 07
+    cache = new_cache(model, 1, 256, decode=decode_in_splits(split_attention, combine_splits, splits=4)) # chapter 08
+    model.attention = differentiable(forward, flash_attention_backward)                                  # chapter 10
+    model.glue = add_and_norm_of_rows(add_rms_norm)                                                      # chapter 13
+    cache = new_cache(model, 1, 256, decode=latent_decode_of_a_token(latent_decode))                     # chapter 11
+    cache = Int4KVCache(model.config, 1, 256, decode=int4_decode_of_codes(int4_decode))                  # chapter 12
 
-Chapters 05, 06 and 14 bring the memory as well; `course_lib.models.sequences` has caches made of their functions.
+Chapters 05, 06 and 14 bring the memory as well; `course_lib.serving.caches.sequences` has caches made of their
+functions.
 """
 
 import dataclasses

@@ -201,11 +201,12 @@ def decode(folder: Path) -> None:
 
     from course_lib.hardware.graphs import recorded
     from course_lib.kernels.decode.attention import decode_attention
+    from course_lib.serving.caches.new import new_cache
 
     model = small_decoder()
     token = torch.randint(0, 32000, (4, 1), device="cuda")
     with torch.inference_mode():
-        cache = model.new_cache(4, 4096, decode=partial(decode_attention, validate=False))
+        cache = new_cache(model, 4, 4096, decode=partial(decode_attention, validate=False))
         model(torch.randint(0, 32000, (4, 2048), device="cuda"), cache, last_only=True)
         trace(folder, "decode_eager", lambda: model(token, cache, last_only=True))
         # A replay repeats its addresses and lengths, so every replay is this one step.

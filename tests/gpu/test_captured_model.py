@@ -11,14 +11,14 @@ from course_lib.hardware.graphs import compiled
 from course_lib.kernels.attention.dispatch import attention
 from course_lib.kernels.decode.append import append_to_pages
 from course_lib.kernels.paged.attention import paged_decode_attention
-from course_lib.models.captured import CapturedDecoder
 from course_lib.models.config import ModelConfig
 from course_lib.models.decoder import Decoder
 from course_lib.models.plugged import paged_step_of_heads
-from course_lib.models.sequences import SequencePages, SteppedPages
-from course_lib.models.together import write_together
 from course_lib.models.training import initialize
-from tests.models.test_captured import Pages, slots_of
+from course_lib.serving.caches.sequences import SequencePages, SteppedPages
+from course_lib.serving.captured import CapturedDecoder
+from course_lib.serving.together import write_together
+from tests.serving.test_captured import Pages, slots_of
 
 CONFIG = ModelConfig(
     vocabulary=256, layers=4, width=256, query_heads=8, key_heads=2, head_dim=64, hidden=512, context=512

@@ -11,8 +11,9 @@ from course_lib.kernels.attention.dispatch import attention
 from course_lib.kernels.decode.attention import decode_attention
 from course_lib.models.config import ModelConfig
 from course_lib.models.decoder import Decoder
-from course_lib.models.generation import generate
 from course_lib.models.training import initialize, train_tiny_model
+from course_lib.serving.caches.new import new_cache
+from course_lib.serving.generation import generate
 
 CONFIG = ModelConfig(
     vocabulary=256, layers=3, width=256, query_heads=8, key_heads=2, head_dim=64, hidden=512, context=512
@@ -42,7 +43,7 @@ def test_the_courses_kernels_give_the_logits_that_pytorch_gives(dtype):
     with torch.inference_mode():
         wanted = model(tokens, last_only=True).float()
         model.attention = attention
-        cache = model.new_cache(3, 256, decode=partial(decode_attention, validate=False))
+        cache = new_cache(model, 3, 256, decode=partial(decode_attention, validate=False))
         model(tokens[:, :129], cache)
         torch.testing.assert_close(model(tokens[:, 129:], cache).float(), wanted, atol=0.05, rtol=0.05)
 

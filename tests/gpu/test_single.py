@@ -8,10 +8,10 @@ from course_lib.kernels.layer.launched import decode_layer, dependent_launches
 from course_lib.kernels.layer.persistent import decode_layers
 from course_lib.models.config import ModelConfig
 from course_lib.models.decoder import Decoder
-from course_lib.models.single import FORMS, SingleDecoder
 from course_lib.models.training import initialize
+from course_lib.serving.single import FORMS, SingleDecoder
 from tests.kernels.layer.test_layer import EPSILON, bound, in_float64, make
-from tests.models.test_single import assert_logits_as_exact_as_the_models
+from tests.serving.test_single import assert_logits_as_exact_as_the_models
 
 BIG = (3, 2048, 8192, 32, 8, 64, 600)
 ODD = (2, 1536, 1792, 12, 3, 128, 77)

@@ -6,6 +6,7 @@ import pytest
 
 from course_lib.models.config import PRESETS, ModelConfig
 from course_lib.models.decoder import Decoder
+from course_lib.serving.caches.new import new_cache
 
 # As counted in the weights released under these names.
 PUBLISHED = {
@@ -43,7 +44,7 @@ def test_the_released_70b_model_needs_an_eighth_of_it():
 
 
 def test_the_cache_counts_what_a_cache_reserves():
-    cache = Decoder(SMALL).new_cache(batch=3, capacity=17)
+    cache = new_cache(Decoder(SMALL), batch=3, capacity=17)
     assert cache.bytes == SMALL.cache_bytes(3, 17, item_bytes=4)
 
 

@@ -12,6 +12,7 @@ from course_lib.models.glue import FUSED, TORCH
 from course_lib.models.plugged import add_and_norm_of_rows
 from course_lib.models.tiny import TINY
 from course_lib.models.training import initialize, loss_curves
+from course_lib.serving.caches.new import new_cache
 
 interpreted = pytest.mark.skipif(not interpreting(), reason="on a GPU tests/gpu/test_glue.py trains the whole model")
 SMALLER = dataclasses.replace(TINY, layers=2, width=48, query_heads=2, key_heads=1, head_dim=16, hidden=80, context=24)
@@ -48,7 +49,7 @@ def test_the_logits_are_the_same(tied):
 def test_token_by_token_with_a_cache_it_gives_the_same():
     model, ids = model_of(), tokens(2, 7)
     model.glue = FUSED
-    cache = model.new_cache(2, 7)
+    cache = new_cache(model, 2, 7)
     steps = torch.cat(
         [model(ids[:, :3], cache), *(model(ids[:, n : n + 1], cache, last_only=True) for n in range(3, 7))], 1
     )

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from course_lib.models.decoder import Decoder
-from course_lib.models.generation import complete
 from course_lib.models.heads import loss_of, repeated_heads, train_on, with_key_heads
 from course_lib.models.tiny import TINY
 from course_lib.models.training import initialize
+from course_lib.serving.generation import complete
 
 SMALLER = dataclasses.replace(TINY, layers=1, width=32, query_heads=4, key_heads=2, head_dim=16, hidden=32, context=32)
 

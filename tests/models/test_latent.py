@@ -9,14 +9,15 @@ from course_lib.kernels.attention.dispatch import attention as course_attention
 from course_lib.kernels.attention.reference import attention_reference
 from course_lib.kernels.latent.attention import latent_decode_attention
 from course_lib.kernels.latent.reference import latent_decode_reference
-from course_lib.models.cache import KVCache
 from course_lib.models.config import Latent, ModelConfig, with_latent
 from course_lib.models.decoder import Decoder
-from course_lib.models.generation import generate
 from course_lib.models.latent import LatentAttention
-from course_lib.models.latent_cache import LatentCache
 from course_lib.models.layers import rotary_angles
 from course_lib.models.training import initialize, next_token_loss
+from course_lib.serving.caches.contiguous import KVCache
+from course_lib.serving.caches.latent import LatentCache
+from course_lib.serving.caches.new import new_cache
+from course_lib.serving.generation import generate
 
 BASE = ModelConfig(vocabulary=61, layers=3, width=32, query_heads=4, key_heads=2, head_dim=16, hidden=48, context=64)
 LATENTS = {
@@ -94,7 +95,7 @@ def test_the_expanded_form_is_the_papers_formula(name):
 @pytest.mark.parametrize("form", [None, "absorbed", "expanded"])
 def test_generation_with_a_cache_equals_generation_without(name, prompt_length, form):
     model, prompt = model_of(with_latent(BASE, LATENTS[name])), prompts(3, prompt_length)
-    cache = model.new_cache(3, 32, choose_form=form and always(form))
+    cache = new_cache(model, 3, 32, choose_form=form and always(form))
     assert torch.equal(generate(model, prompt, 16, cache=cache), generate(model, prompt, 16, cached=False))
 
 
@@ -102,7 +103,7 @@ def test_generation_with_a_cache_equals_generation_without(name, prompt_length, 
 @pytest.mark.parametrize("pieces", [(12,), (1,) * 12, (5, 7), (11, 1), (1, 4, 1, 6)])
 def test_a_prompt_may_be_prefilled_in_any_pieces_and_either_form(pieces, form):
     model, tokens = model_of(), prompts(2, 12)
-    cache, logits, start = model.new_cache(2, 12, choose_form=always(form)), [], 0
+    cache, logits, start = new_cache(model, 2, 12, choose_form=always(form)), [], 0
     for piece in pieces:
         logits.append(model(tokens[:, start : start + piece], cache))
         start += piece
@@ -118,7 +119,7 @@ def test_a_prompt_is_expanded_and_a_single_token_absorbed():
         return latent_decode_reference(query, cache, lengths, scale=scale, value_dim=value_dim)
 
     model, tokens = model_of(), prompts(2, 6)
-    cache = model.new_cache(2, 9, decode=decode)
+    cache = new_cache(model, 2, 9, decode=decode)
     model(tokens[:, :5], cache)
     assert not seen
     torch.testing.assert_close(model(tokens[:, 5:], cache), model(tokens)[:, 5:])
@@ -133,17 +134,17 @@ def test_the_form_is_chosen_by_heads_context_and_query_tokens():
         return "absorbed"
 
     model = model_of()
-    cache = model.new_cache(1, 9, choose_form=choose)
+    cache = new_cache(model, 1, 9, choose_form=choose)
     model(prompts(1, 5), cache)
     model(prompts(1, 2), cache)
     assert asked == [(4, 5, 5)] * 3 + [(4, 7, 2)] * 3
     with pytest.raises(ValueError, match="choose_form gave 'both'"):
-        model(prompts(1, 1), model.new_cache(1, 9, choose_form=always("both")))
+        model(prompts(1, 1), new_cache(model, 1, 9, choose_form=always("both")))
 
 
 def test_the_cache_holds_one_row_a_token_and_nothing_else():
     config = with_latent(BASE, Latent(latent_dim=24, rope_dim=6, nope_dim=12, value_dim=10))
-    cache = Decoder(config).new_cache(batch=3, capacity=17)
+    cache = new_cache(Decoder(config), batch=3, capacity=17)
     assert cache.rows.shape == (3, 3, 17, 30)
     assert cache.bytes == config.cache_bytes(3, 17, item_bytes=4) == 3 * 3 * 17 * 30 * 4
 
@@ -151,14 +152,14 @@ def test_the_cache_holds_one_row_a_token_and_nothing_else():
 def test_nothing_behind_the_length_is_read():
     for form in ("absorbed", "expanded"):
         model, tokens = model_of(), prompts(2, 6)
-        cache = model.new_cache(2, 20, choose_form=always(form))
+        cache = new_cache(model, 2, 20, choose_form=always(form))
         cache.rows.fill_(torch.nan)
         assert torch.isfinite(model(tokens, cache)).all()
 
 
 def test_truncated_tokens_are_forgotten():
     model, tokens = model_of(), prompts(1, 9)
-    cache = model.new_cache(1, 9)
+    cache = new_cache(model, 1, 9)
     model(prompts(1, 9, seed=1), cache)
     cache.truncate(2)
     cache.truncate(0)
@@ -181,7 +182,7 @@ def test_the_courses_attention_runs_the_expanded_form():
 def test_the_courses_decode_kernel_plugs_in(new_tokens):
     """It takes several tokens at a time too, as a step that checks guessed tokens has them."""
     model, tokens = model_of(with_latent(BASE, Latent(16, 16, 16, 24))), prompts(2, 7)
-    cache = model.new_cache(2, 9, decode=latent_decode_attention, choose_form=always("absorbed"))
+    cache = new_cache(model, 2, 9, decode=latent_decode_attention, choose_form=always("absorbed"))
     with torch.inference_mode():
         model(tokens[:, :-new_tokens], cache)
         found = model(tokens[:, -new_tokens:], cache)

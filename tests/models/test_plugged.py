@@ -16,8 +16,6 @@ from course_lib.kernels.latent.reference import latent_decode_reference
 from course_lib.kernels.quantised.formats import quantise_int4, restored_int4, unpack_int4
 from course_lib.models.config import Latent, ModelConfig, with_latent
 from course_lib.models.decoder import Decoder
-from course_lib.models.generation import generate
-from course_lib.models.latent_sequences import LatentRows
 from course_lib.models.plugged import (
     counted_tokens,
     decode_in_splits,
@@ -29,10 +27,13 @@ from course_lib.models.plugged import (
     who_runs,
     whole_attention,
 )
-from course_lib.models.quantised_cache import Int4KVCache
-from course_lib.models.together import write_together
 from course_lib.models.torch_attention import torch_attention
 from course_lib.models.training import initialize, next_token_loss
+from course_lib.serving.caches.latent_sequences import LatentRows
+from course_lib.serving.caches.new import new_cache
+from course_lib.serving.caches.quantised import Int4KVCache
+from course_lib.serving.generation import generate
+from course_lib.serving.together import write_together
 
 CONFIG = ModelConfig(vocabulary=61, layers=2, width=32, query_heads=4, key_heads=2, head_dim=16, hidden=48, context=64)
 HEADS = {"MHA": 4, "GQA": 2, "MQA": 1}
@@ -97,14 +98,14 @@ def test_every_member_of_a_group_meets_its_own_kv_head(kind):
 def test_the_courses_splits_write_the_librarys_tokens(splits):
     (split,), (combine,) = catalog.reference("8.2"), catalog.reference("8.3")
     model, prompt = model_of(), prompts(2, 5)
-    cache = model.new_cache(2, 16, decode=decode_in_splits(split, combine, splits))
+    cache = new_cache(model, 2, 16, decode=decode_in_splits(split, combine, splits))
     assert torch.equal(generate(model, prompt, 5, cache=cache), generate(model, prompt, 5))
 
 
 def test_the_courses_grouped_kernel_fits_as_it_is():
     (grouped,) = catalog.reference("7.5")
     model, prompt = model_of(1), prompts(2, 5)
-    cache = model.new_cache(2, 16, decode=grouped)
+    cache = new_cache(model, 2, 16, decode=grouped)
     assert torch.equal(generate(model, prompt, 5, cache=cache), generate(model, prompt, 5))
 
 
@@ -127,7 +128,7 @@ def test_a_latent_decode_of_one_token_writes_the_librarys_tokens(options):
     model, prompt = latent_model(), prompts(2, 5)
     decode = latent_decode_of_a_token(of_a_token, **options)
     wanted = generate(model, prompt, 6, cached=False)
-    assert torch.equal(generate(model, prompt, 6, cache=model.new_cache(2, 16, decode=decode)), wanted)
+    assert torch.equal(generate(model, prompt, 6, cache=new_cache(model, 2, 16, decode=decode)), wanted)
     texts = ("Alice", "Down, down")
     cache, alone = (LatentRows(model.config, 2, 16, **choice) for choice in ({"decode": decode}, {}))
     assert write_together(model, cache, texts, 4).texts == write_together(model, alone, texts, 4).texts
@@ -136,7 +137,7 @@ def test_a_latent_decode_of_one_token_writes_the_librarys_tokens(options):
 def test_a_latent_decode_of_one_token_refuses_several():
     model = latent_model()
     decode = latent_decode_of_a_token(of_a_token)
-    cache = model.new_cache(1, 16, decode=decode, choose_form=lambda heads, context, query_tokens: "absorbed")
+    cache = new_cache(model, 1, 16, decode=decode, choose_form=lambda heads, context, query_tokens: "absorbed")
     with pytest.raises(ValueError, match="query has 3 tokens.*choose_form"):
         model(prompts(1, 3), cache)
 

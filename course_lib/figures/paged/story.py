@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Hashable
 
-from course_lib.serving import BlockAllocator, OutOfBlocks
+from course_lib.serving.memory import BlockAllocator, OutOfBlocks
 
 MOST_BLOCKS = 24
 MOST_BLOCK_SIZE = 8

@@ -4,8 +4,8 @@ import numpy
 import pytest
 
 from course_lib.figures.paged.waste_timeline import LAYERS, draw_waste, draw_waste_by_page_size, mean_use
-from course_lib.serving import ContiguousCache, PagedCache, Timeline, replay, sample_trace
-from course_lib.serving.simulator import STATES
+from course_lib.serving.memory import ContiguousCache, PagedCache, Timeline, replay, sample_trace
+from course_lib.serving.memory.simulator import STATES
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ import hashlib
 from array import array
 from collections.abc import Iterable, Sequence
 
-from course_lib.serving.errors import DoubleFree, FreedBlockUsed, OutOfBlocks
+from course_lib.serving.memory.errors import DoubleFree, FreedBlockUsed, OutOfBlocks
 
 
 def chain_hash(previous: bytes, tokens: Sequence[int]) -> bytes:

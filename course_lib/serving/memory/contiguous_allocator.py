@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from course_lib.serving.errors import DoubleFree, NoHole, RegionFull, UnknownSequence
+from course_lib.serving.memory.errors import DoubleFree, NoHole, RegionFull, UnknownSequence
 
 
 @dataclass

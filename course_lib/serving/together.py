@@ -1,7 +1,7 @@
 """Several texts at a time: prompts join as soon as there is memory for them, and every step adds a token to each.
 
 This is continuous batching (Yu et al., Orca, OSDI 2022) without a clock: all requests are there from the beginning. A
-cache from `course_lib.models.sequences` decides how many run at a time.
+cache from `course_lib.serving.caches.sequences` decides how many run at a time.
 """
 
 from collections import deque
@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from course_lib.models.captured import CapturedDecoder
 from course_lib.models.decoder import Decoder
 from course_lib.models.tokenizer import decode, encode
+from course_lib.serving.captured import CapturedDecoder
 
 
 @dataclass

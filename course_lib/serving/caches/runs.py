@@ -1,7 +1,8 @@
 """Which sequences a run of the model is for, where each has a length of its own, and where their tokens lie.
 
 A run is either the whole prompt of one sequence that is new, or one token each of sequences that are not. Caches are
-made of this: in `course_lib.models.sequences` of keys and values, in `course_lib.models.latent_sequences` of latents.
+made of this: `course_lib.serving.caches.sequences` of keys and values, `course_lib.serving.caches.latent_sequences` of
+latents.
 """
 
 import copy
@@ -122,7 +123,7 @@ class InPages(Sequences):
 
     Args:
         page_size: tokens in a page.
-        allocator, slot_mapping: as in `course_lib.models.sequences.SequencePages`.
+        allocator, slot_mapping: as in `course_lib.serving.caches.sequences.SequencePages`.
     """
 
     def __init__(self, page_size: int, allocator, slot_mapping: Callable, device: torch.device | str):

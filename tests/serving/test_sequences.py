@@ -12,11 +12,11 @@ from course_lib.kernels.decode.attention import decode_attention
 from course_lib.kernels.paged.attention import paged_decode_attention
 from course_lib.models.config import ModelConfig
 from course_lib.models.decoder import Decoder
-from course_lib.models.generation import complete
 from course_lib.models.plugged import each_member
-from course_lib.models.sequences import SequencePages, SequenceRows, WholeRuns
-from course_lib.models.together import write_together
 from course_lib.models.training import initialize
+from course_lib.serving.caches.sequences import SequencePages, SequenceRows, WholeRuns
+from course_lib.serving.generation import complete
+from course_lib.serving.together import write_together
 
 CONFIG = ModelConfig(vocabulary=256, layers=2, width=32, query_heads=4, key_heads=2, head_dim=16, hidden=48, context=64)
 PROMPTS = ("Alice", "T", "Down, down", "She said")

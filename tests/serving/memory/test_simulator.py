@@ -4,9 +4,9 @@ import statistics
 
 import pytest
 
-from course_lib.serving import CacheFull, ContiguousCache, PagedCache, Request, replay, sample_trace
-from course_lib.serving.simulator import STATES
-from course_lib.serving.trace import SHAREGPT_OUTPUT_MEAN, SHAREGPT_PROMPT_MEAN
+from course_lib.serving.memory import CacheFull, ContiguousCache, PagedCache, Request, replay, sample_trace
+from course_lib.serving.memory.simulator import STATES
+from course_lib.serving.memory.trace import SHAREGPT_OUTPUT_MEAN, SHAREGPT_PROMPT_MEAN
 
 
 def test_a_trace_is_the_same_for_the_same_seed_and_has_the_means_it_states():

@@ -8,11 +8,12 @@ import torch
 from course_lib.kernels.attention.dispatch import attention
 from course_lib.kernels.attention.reference import attention_reference
 from course_lib.kernels.decode.attention import decode_attention
-from course_lib.models.cache import KVCache
 from course_lib.models.config import ModelConfig
 from course_lib.models.decoder import Decoder
-from course_lib.models.generation import complete, generate, stream
 from course_lib.models.training import initialize
+from course_lib.serving.caches.contiguous import KVCache
+from course_lib.serving.caches.new import new_cache
+from course_lib.serving.generation import complete, generate, stream
 
 CONFIG = ModelConfig(vocabulary=61, layers=3, width=32, query_heads=4, key_heads=4, head_dim=16, hidden=48, context=64)
 HEADS = {"MHA": 4, "GQA": 2, "MQA": 1}
@@ -47,7 +48,7 @@ def test_drawn_tokens_are_the_same_with_a_cache_too():
 @pytest.mark.parametrize("pieces", [(12,), (1,) * 12, (5, 7), (11, 1), (1, 4, 1, 6)])
 def test_a_prompt_may_be_prefilled_in_any_pieces(pieces):
     model, tokens = model_of(), prompts(2, 12)
-    cache, logits, start = model.new_cache(2, 12), [], 0
+    cache, logits, start = new_cache(model, 2, 12), [], 0
     for piece in pieces:
         logits.append(model(tokens[:, start : start + piece], cache))
         start += piece
@@ -62,7 +63,7 @@ def test_any_attention_may_be_plugged_in(choice):
     model.attention = choice
     with torch.inference_mode():
         torch.testing.assert_close(model(tokens), wanted, atol=1e-4, rtol=1e-4)
-        cache = model.new_cache(1, 8)
+        cache = new_cache(model, 1, 8)
         model(tokens[:, :5], cache)
         torch.testing.assert_close(model(tokens[:, 5:], cache)[:, 0], wanted[:, 5], atol=1e-4, rtol=1e-4)
 
@@ -76,7 +77,7 @@ def test_a_decode_function_gets_the_whole_buffers_and_the_lengths():
         return attention_reference(query[:, :, None], key_cache[:, :, :used], value_cache[:, :, :used])[:, :, 0]
 
     model, tokens = model_of(), prompts(2, 6)
-    cache = model.new_cache(2, 9, decode=decode)
+    cache = new_cache(model, 2, 9, decode=decode)
     model(tokens[:, :5], cache)
     assert not seen, "several tokens at a time go to `attention`"
     torch.testing.assert_close(model(tokens[:, 5:], cache), model(tokens)[:, 5:])
@@ -85,7 +86,7 @@ def test_a_decode_function_gets_the_whole_buffers_and_the_lengths():
 
 def test_the_courses_decode_kernel_plugs_in():
     model, tokens = model_of(), prompts(2, 5)
-    cache = model.new_cache(2, 6, decode=decode_attention)
+    cache = new_cache(model, 2, 6, decode=decode_attention)
     with torch.inference_mode():
         model(tokens[:, :4], cache)
         torch.testing.assert_close(model(tokens[:, 4:], cache), model(tokens)[:, 4:], atol=1e-4, rtol=1e-4)
@@ -93,7 +94,7 @@ def test_the_courses_decode_kernel_plugs_in():
 
 def test_nothing_behind_the_length_is_read():
     model, tokens = model_of(), prompts(2, 6)
-    cache = model.new_cache(2, 20)
+    cache = new_cache(model, 2, 20)
     cache.keys.fill_(torch.nan)
     cache.values.fill_(torch.nan)
     assert torch.isfinite(model(tokens, cache)).all()
@@ -101,7 +102,7 @@ def test_nothing_behind_the_length_is_read():
 
 def test_truncated_tokens_are_forgotten():
     model, tokens = model_of(), prompts(1, 9)
-    cache = model.new_cache(1, 9)
+    cache = new_cache(model, 1, 9)
     model(prompts(1, 9, seed=1), cache)
     cache.truncate(0)
     model(tokens[:, :4], cache)
@@ -112,7 +113,7 @@ def test_truncated_tokens_are_forgotten():
 
 def test_a_full_cache_says_so_and_is_left_as_it_was():
     model, tokens = model_of(), prompts(1, 8)
-    cache = model.new_cache(1, 9)
+    cache = new_cache(model, 1, 9)
     model(tokens, cache)
     keys = cache.keys[:, :, :, :8].clone()
     with pytest.raises(ValueError, match="holds 8 of 9 tokens and 2 more do not fit.*at least 10"):
@@ -150,7 +151,7 @@ def test_a_stream_gives_each_token_as_it_is_known():
 
 def test_generation_may_go_on_from_a_cache_that_holds_the_beginning():
     model, tokens = model_of(), prompts(1, 6)
-    cache = model.new_cache(1, 16)
+    cache = new_cache(model, 1, 16)
     model(tokens[:, :4], cache)
     assert torch.equal(generate(model, tokens[:, 4:], 8, cache=cache)[:, 2:], generate(model, tokens, 8)[:, 6:])
 

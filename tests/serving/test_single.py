@@ -8,9 +8,9 @@ import torch
 from course_lib.hardware.device import default_device, interpreting
 from course_lib.models.config import Latent, ModelConfig
 from course_lib.models.decoder import Decoder
-from course_lib.models.generation import generate
-from course_lib.models.single import SingleDecoder
 from course_lib.models.training import initialize
+from course_lib.serving.generation import generate
+from course_lib.serving.single import SingleDecoder
 
 CONFIG = ModelConfig(vocabulary=96, layers=2, width=64, query_heads=4, key_heads=2, head_dim=16, hidden=80, context=64)
 

@@ -13,14 +13,14 @@ from course_lib.hardware.graphs import recorded_on_cpu
 from course_lib.hardware.meter.traffic import repair_interpreter
 from course_lib.kernels.decode.append import append_to_pages
 from course_lib.kernels.paged.attention import paged_decode_attention
-from course_lib.models.captured import CapturedDecoder
 from course_lib.models.config import Latent, ModelConfig, with_latent
 from course_lib.models.decoder import Decoder
-from course_lib.models.latent_sequences import LatentPages
 from course_lib.models.plugged import paged_step_of_heads
-from course_lib.models.sequences import SequencePages, SteppedPages
-from course_lib.models.together import write_together
 from course_lib.models.training import initialize
+from course_lib.serving.caches.latent_sequences import LatentPages
+from course_lib.serving.caches.sequences import SequencePages, SteppedPages
+from course_lib.serving.captured import CapturedDecoder
+from course_lib.serving.together import write_together
 
 CONFIG = ModelConfig(vocabulary=256, layers=2, width=32, query_heads=4, key_heads=2, head_dim=16, hidden=48, context=64)
 PROMPTS = ("Alice", "T", "Down, down", "She said")

@@ -10,6 +10,7 @@ import torch
 
 from course_lib.models.decoder import Decoder
 from course_lib.models.tokenizer import decode, encode
+from course_lib.serving.caches.new import new_cache
 
 
 def stream(
@@ -52,7 +53,7 @@ def _stream(model, prompt, new_tokens, cached, cache, temperature, seed):
     tokens = torch.cat([prompt, prompt.new_zeros(prompt.shape[0], new_tokens)], dim=1)
     length = prompt.shape[1]
     if cached and cache is None:
-        cache = model.new_cache(prompt.shape[0], length + new_tokens)
+        cache = new_cache(model, prompt.shape[0], length + new_tokens)
     fed = 0  # tokens that have passed through the model and need not again
     for _ in range(new_tokens):
         with torch.inference_mode():

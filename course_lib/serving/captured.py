@@ -24,7 +24,7 @@ from course_lib.hardware.staging import Staging
 from course_lib.kernels.decode.append import check_slots
 from course_lib.kernels.decode.checks import check_tables
 from course_lib.models.decoder import Decoder
-from course_lib.models.runs import InPages, Step
+from course_lib.serving.caches.runs import InPages, Step
 
 
 class CapturedStep:

@@ -8,11 +8,12 @@ import torch
 from course_lib.kernels.quantised.formats import quantise_int4, restored_int4
 from course_lib.models.config import Latent, with_latent
 from course_lib.models.decoder import Decoder
-from course_lib.models.generation import generate
-from course_lib.models.quantised_cache import Fp8KVCache, Fp8Scales, Int4KVCache, calibrated_scales
 from course_lib.models.tiny import TINY, tiny_text
 from course_lib.models.torch_attention import torch_attention
 from course_lib.models.training import initialize
+from course_lib.serving.caches.new import new_cache
+from course_lib.serving.caches.quantised import Fp8KVCache, Fp8Scales, Int4KVCache, calibrated_scales
+from course_lib.serving.generation import generate
 
 CONFIG = dataclasses.replace(TINY, layers=2, width=32, query_heads=2, key_heads=1, head_dim=64, hidden=32, context=160)
 CACHES = {"FP8": Fp8KVCache, "INT4": Int4KVCache}
@@ -89,7 +90,7 @@ def test_bytes_of_a_token_are_what_the_formats_say():
 def test_calibrated_scales_take_the_largest_number_of_each_head_to_448(model):
     text = tiny_text()[:100]
     scales = calibrated_scales(model, text)
-    cache = model.new_cache(1, 100)
+    cache = new_cache(model, 1, 100)
     with torch.inference_mode():
         model(torch.tensor([list(text.encode())]), cache)
     torch.testing.assert_close(scales.keys * 448, cache.keys.abs().amax(dim=(1, 3, 4)))

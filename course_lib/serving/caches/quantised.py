@@ -1,6 +1,6 @@
 """KV caches in fewer bits for the decoder: what is read back from them is what the codes stand for.
 
-    model.new_cache(1, 256)                                    16 or 32 bits a number
+    new_cache(model, 1, 256)                                   16 or 32 bits a number
     Fp8KVCache(model.config, 1, 256, scales=...)               8
     Int4KVCache(model.config, 1, 256)                          4, and a scale and a middle for each 64: 4.5
 
@@ -22,11 +22,11 @@ from course_lib.kernels.quantised.reference import (
     int4_decode_reference,
     whole_sequence,
 )
-from course_lib.models.cache import KVCache, OneLength, refuse_latent
 from course_lib.models.config import ModelConfig
 from course_lib.models.decoder import Decoder
 from course_lib.models.tokenizer import encode
 from course_lib.models.torch_attention import torch_attention
+from course_lib.serving.caches.contiguous import KVCache, OneLength, refuse_latent
 
 
 @dataclass(frozen=True)

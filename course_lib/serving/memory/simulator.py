@@ -22,10 +22,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from course_lib.serving.block_allocator import BlockAllocator
-from course_lib.serving.contiguous_allocator import ContiguousAllocator
-from course_lib.serving.errors import CacheFull, OutOfBlocks
-from course_lib.serving.trace import Request
+from course_lib.serving.memory.block_allocator import BlockAllocator
+from course_lib.serving.memory.contiguous_allocator import ContiguousAllocator
+from course_lib.serving.memory.errors import CacheFull, OutOfBlocks
+from course_lib.serving.memory.trace import Request
 
 STATES = ("used", "later", "never", "stranded", "idle")
 

@@ -24,9 +24,10 @@ from course_lib.kernels.layer.launched import (
     logit_tiles,
 )
 from course_lib.kernels.layer.persistent import decode_layers
-from course_lib.models.cache import KVCache, refuse_latent
 from course_lib.models.decoder import Decoder
 from course_lib.models.layers import rotary_angles
+from course_lib.serving.caches.contiguous import KVCache, refuse_latent
+from course_lib.serving.caches.new import new_cache
 
 FORMS = ("launched", "dependent", "one kernel")
 
@@ -81,7 +82,7 @@ class SingleDecoder:
             raise ValueError(
                 f"prompt has shape {tuple(prompt.shape)}; it must be [1, tokens] with 1 to {self.capacity} tokens."
             )
-        cache = self.model.new_cache(1, tokens)
+        cache = new_cache(self.model, 1, tokens)
         assert isinstance(cache, KVCache)  # latent models were refused
         with torch.no_grad():
             logits = self.model(prompt, cache, last_only=True)[0, -1]

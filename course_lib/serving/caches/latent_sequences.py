@@ -1,6 +1,6 @@
 """Caches of latents for several sequences that each have a length of their own, in rows or in pages.
 
-They are used as those of `course_lib.models.sequences` are, by `together.write_together` for instance. A prompt goes
+They are used as those of `course_lib.serving.caches.sequences` are, by `write_together` for instance. A prompt goes
 through the expanded form, and single tokens through the absorbed one; see `course_lib.models.latent`.
 
     write_together(model, LatentRows(model.config, rows=4, capacity=256, decode=your_kernel), prompts, 40)
@@ -12,8 +12,8 @@ import torch
 
 from course_lib.kernels.latent.reference import latent_decode_reference, paged_latent_decode_reference
 from course_lib.models.config import ModelConfig
-from course_lib.models.latent_cache import LatentForm, absorb_single_tokens
-from course_lib.models.runs import InPages, InRows, Sequences
+from course_lib.serving.caches.latent import LatentForm, absorb_single_tokens
+from course_lib.serving.caches.runs import InPages, InRows, Sequences
 
 
 class AttentionToLatents(Sequences):
@@ -35,7 +35,7 @@ class LatentRows(InRows, AttentionToLatents):
 
     Args:
         config, rows, capacity: the model's shape, the sequences that fit, the tokens that fit in each.
-        decode: as in `course_lib.models.latent_cache.LatentCache`; lengths differ here.
+        decode: as in `course_lib.serving.caches.latent.LatentCache`; lengths differ here.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class LatentPages(InPages, AttentionToLatents):
     Args:
         config, page_size: the model's shape, and the tokens in a page.
         pages: of each layer's pool.
-        allocator: as in `course_lib.models.sequences.SequencePages`.
+        allocator: as in `course_lib.serving.caches.sequences.SequencePages`.
         slot_mapping: as there; `slots_in_pages` when nothing is given.
         decode: `decode(query, pages, block_tables, lengths, scale=..., value_dim=...)`, as
             `paged_latent_decode_reference` computes it: query [batch, 1, heads, latent_dim + rope_dim], pages [pages,

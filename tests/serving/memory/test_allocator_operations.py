@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from course_lib.serving import BlockAllocator, DoubleFree, OutOfBlocks, UnknownSequence
+from course_lib.serving.memory import BlockAllocator, DoubleFree, OutOfBlocks, UnknownSequence
 
 BLOCKS, BLOCK_SIZE = 12, 3
 TOKENS = st.lists(st.integers(0, 1), max_size=10)  # two tokens only, so that prompts often begin alike

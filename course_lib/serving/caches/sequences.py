@@ -1,8 +1,8 @@
 """Caches for several sequences that each have a length of their own, made of chapter 05's and 06's functions.
 
 `KVCache` holds sequences of one length. Here each has its own, as on a server: one has just come with its prompt while
-another is at its hundredth token. Both caches answer the decoder's calls (see `course_lib.models.cache`), and one more
-comes before them:
+another is at its hundredth token. Both caches answer the decoder's calls (see `course_lib.models.decoder`), and one
+more comes before them:
 
     cache.take(sequences, new_tokens)    make room for the next tokens of these sequences; the next run is theirs
     cache.free(sequence)                 it has ended, and its memory is free again
@@ -15,10 +15,10 @@ from collections.abc import Callable, Hashable
 
 import torch
 
-from course_lib.models.cache import refuse_latent
 from course_lib.models.config import ModelConfig
-from course_lib.models.runs import InPages, InRows, Sequences
 from course_lib.models.torch_attention import torch_attention
+from course_lib.serving.caches.contiguous import refuse_latent
+from course_lib.serving.caches.runs import InPages, InRows, Sequences
 
 
 class AttentionToKeys(Sequences):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from course_lib.serving import BlockAllocator, DoubleFree, OutOfBlocks, UnknownSequence
+from course_lib.serving.memory import BlockAllocator, DoubleFree, OutOfBlocks, UnknownSequence
 
 
 def state(allocator):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from course_lib.serving import ContiguousAllocator, DoubleFree, NoHole, RegionFull, UnknownSequence
+from course_lib.serving.memory import ContiguousAllocator, DoubleFree, NoHole, RegionFull, UnknownSequence
 
 
 def test_a_region_is_placed_in_the_first_hole_that_is_long_enough():

@@ -1,13 +1,6 @@
 """The cache of a model with latent attention: one row a token and layer, and no keys or values.
 
-Its layers ask more of a cache than others do, and any object that answers will do:
-
-    positions(new_tokens)       where the next tokens stand, int64 [batch, new_tokens]
-    append(layer, rows)         store the new tokens' rows, [batch, new_tokens, latent_dim + rope_dim]
-    absorbs(new_tokens)         whether the new tokens go through the absorbed form; see `course_lib.models.latent`
-    attend(layer, query)        if so: the weighted means of the latents for absorbed queries
-    seen(layer, new_tokens)     if not: the rows that keys and values are made of, the new tokens' own last
-    advance(new_tokens)         the tokens are in every layer now; count them
+It answers what `course_lib.models.latent` asks of a cache.
 """
 
 from collections.abc import Callable
@@ -15,8 +8,8 @@ from collections.abc import Callable
 import torch
 
 from course_lib.kernels.latent.reference import latent_decode_reference
-from course_lib.models.cache import OneLength
 from course_lib.models.config import ModelConfig
+from course_lib.serving.caches.contiguous import OneLength
 
 
 def absorb_single_tokens(heads: int, context: int, query_tokens: int) -> str:

@@ -1,13 +1,7 @@
 """A contiguous KV cache: for every layer one buffer of keys and one of values, allocated once, filled from the left.
 
-A decoder asks four things of a cache, and any object that answers them will do (chapter 06 makes one out of pages):
-
-    positions(new_tokens)       where the next tokens stand, int64 [batch, new_tokens]
-    append(layer, key, value)   store the new tokens' keys and values
-    attend(layer, query)        attention of the new tokens' queries over all that is stored
-    advance(new_tokens)         the tokens are in every layer now; count them
-
-A model with latent attention asks other things; `course_lib.models.latent_cache` has its cache.
+It answers what `course_lib.models.decoder` asks of a cache. A model with latent attention asks other things;
+`course_lib.serving.caches.latent` has its cache.
 """
 
 from collections.abc import Callable

@@ -7,11 +7,11 @@ from course_lib.kernels.latent.attention import latent_decode_attention, paged_l
 from course_lib.kernels.latent.reference import latent_decode_reference
 from course_lib.models.config import Latent, ModelConfig, with_latent
 from course_lib.models.decoder import Decoder
-from course_lib.models.generation import complete
-from course_lib.models.latent_sequences import LatentPages, LatentRows, slots_in_pages
-from course_lib.models.sequences import SequencePages, SequenceRows, WholeRuns
-from course_lib.models.together import write_together
 from course_lib.models.training import initialize
+from course_lib.serving.caches.latent_sequences import LatentPages, LatentRows, slots_in_pages
+from course_lib.serving.caches.sequences import SequencePages, SequenceRows, WholeRuns
+from course_lib.serving.generation import complete
+from course_lib.serving.together import write_together
 
 BASE = ModelConfig(vocabulary=256, layers=2, width=32, query_heads=4, key_heads=2, head_dim=16, hidden=48, context=64)
 CONFIG = with_latent(BASE, Latent(latent_dim=16, rope_dim=16, nope_dim=12, value_dim=16))

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
-from course_lib.serving.block_pool import BlockPool, chain_hash
-from course_lib.serving.errors import DoubleFree, OutOfBlocks, UnknownSequence
+from course_lib.serving.memory.block_pool import BlockPool, chain_hash
+from course_lib.serving.memory.errors import DoubleFree, OutOfBlocks, UnknownSequence
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import pytest
 
 from course_lib.checker.specification.draw import Draw
-from course_lib.serving import BlockAllocator, DoubleFree, OutOfBlocks
+from course_lib.serving.memory import BlockAllocator, DoubleFree, OutOfBlocks
 from exercises.ch06_paged_attention import bookkeeping
 from exercises.ch06_paged_attention.ex2_page_allocator import EXERCISE as ALLOCATOR
 from exercises.ch06_paged_attention.ex2_page_allocator import random_script

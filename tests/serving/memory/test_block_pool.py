@@ -2,7 +2,7 @@
 
 import pytest
 
-from course_lib.serving import BlockPool, DoubleFree, FreedBlockUsed, OutOfBlocks, chain_hash
+from course_lib.serving.memory import BlockPool, DoubleFree, FreedBlockUsed, OutOfBlocks, chain_hash
 
 
 def test_a_block_is_free_again_only_when_all_who_share_it_have_released_it():
