@@ -15,9 +15,9 @@ from exercises.topics.evidence import raised
 def run_in_both_orders(functions, x, residual, weight, epsilon, threads, machine):
     """What the kernel makes of its tensors when its threads run in ascending and in descending order.
 
-    machine: the files of `course_lib/hardware/compiler/cuda_on_host.py`, which runs it. Where `nvrtc.py` and
-        `cuda_numbers` are among them, the kernel is compiled for an H100 as well, and the widths of its loads and
-        stores are noted.
+    machine: the files of `course_lib/hardware/compiler/cuda_on_host.py`, which runs it. Where those of
+        `course_lib/hardware/compiler/nvrtc.py` and of `cuda_numbers` are among them, the kernel is compiled for an H100
+        as well, and the widths of its loads and stores are noted.
     """
     import importlib.util
     import sys

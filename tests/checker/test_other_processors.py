@@ -69,7 +69,7 @@ def test_outcomes_and_names_are_the_same(instructions):
     if torch.backends.cpu.get_cpu_capability() == "DEFAULT" != instructions:
         pytest.skip(f"this processor has no {instructions}")
     run = as_on(instructions, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", *ONCE_BROKEN)
-    assert f"on {instructions}:" in run.stdout, f"another processor was played:\n{run.stdout[:2000]}{run.stderr}"
+    assert f"\n{instructions}, python " in run.stdout, f"another processor was played:\n{run.stdout[:2000]}{run.stderr}"
     assert run.returncode == 0, run.stdout[-20000:] + run.stderr
     assert f"{len(ONCE_BROKEN) + 1} passed" in run.stdout, run.stdout[-2000:]  # of LARGE_SCORES there are two
 

@@ -35,9 +35,9 @@ class Case:
         entry: which of the exercise's functions is called; the first one by default.
         driver: a function `driver(functions, *args)` run in the worker in place of a plain call, for answers that are
             classes or take several calls. Its source is sent, so it must stand alone and hold no answer; `functions`
-            is a dict from entry name to the learner's object, and numbers that a driver puts into the dict
-            `functions.noted` are seen (`Seen.noted`). `functions.listen(listener)` has it told of each access of an
-            interpreted kernel (the traffic meter's `Listener`).
+            is a dict from entry name to the learner's object. Numbers that a driver puts into its dict `noted`
+            are seen (`Seen.noted`). `functions.listen(listener)` has it told of each access of an interpreted kernel
+            (the traffic meter's `Listener`).
         metered: count the bytes that this call moves (needs Triton's interpreter).
         timed: on a GPU, time this call for the exercise's `FasterThan`.
         compiled: `torch.compile` compiles in this call, and graphs are counted; elsewhere it hands its function back.

@@ -17,7 +17,7 @@ def draw_waste(timelines, steps: int | None = None, title: str = ""):
     """One panel for each layout: the shares of the memory, stacked, over the steps of the server.
 
     Args:
-        timelines: a dict from a layout's name to its `serving.Timeline`.
+        timelines: a dict from a layout's name to its `serving.memory.Timeline`.
         steps: how many steps to show of each; all by default.
         title: above the panels.
 

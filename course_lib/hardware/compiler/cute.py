@@ -39,10 +39,10 @@ def missing_cute() -> str | None:
 
 
 def compile_cute(function: Callable, *arguments, arch: int | str = 90) -> CuteKernel:
-    """Compiles a `cute.jit` function that launches one kernel, and says what became of the kernel.
+    """Compiles a function of CuTe's `jit` that launches one kernel, and says what became of the kernel.
 
     Args:
-        function: decorated by `cute.jit`.
+        function: decorated by CuTe's `jit`.
         arguments: what it is called with; their memory is not touched.
         arch: a key of ARCHITECTURES from 80 on, or "sm_90".
 

@@ -93,7 +93,7 @@ class SequencePages(InPages, AttentionToKeys):
             head_dim] into pages [pages, key_heads, page_size, head_dim].
         decode: `decode(query, key_pages, value_pages, block_tables, lengths)` with query [batch, query_heads,
             head_dim], int32 block_tables [batch, max_blocks] and lengths [batch]. Exercise 6.5 asks for as many query
-            heads as KV heads; `plugged.each_member` makes this of it.
+            heads as KV heads; `models.plugged.each_member` makes this of it.
         attention: for prompts, as in `KVCache`.
     """
 

@@ -23,6 +23,7 @@ TIMED = """
 import json, sys, time
 sys.path.insert(0, sys.argv[1])
 import torch
+import main  # first: it finds what the others import
 import again
 from guards import Arguments
 
