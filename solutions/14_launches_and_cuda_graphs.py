@@ -939,9 +939,9 @@ from functools import partial
 from course_lib.models.plugged import paged_step_of_heads, who_runs
 from course_lib.models.tiny import tiny_text
 from course_lib.models.trained import trained_model
-from course_lib.serving.caches.latent_sequences import slots_in_pages
-from course_lib.serving.caches.sequences import SteppedPages, WholeRuns
+from course_lib.serving.caches.sequences import SteppedPages
 from course_lib.serving.captured import CapturedDecoder
+from course_lib.serving.memory import WholeRuns
 from course_lib.serving.together import write_together
 
 decoder = trained_model("tiny", device=device).requires_grad_(False)
@@ -962,8 +962,8 @@ def empty_cache():
     """Pages for all sequences, and one more for the rows behind a batch."""
     pages = sequences * columns
     return SteppedPages(
-        decoder.config, pages + 1, page_size, allocator=WholeRuns(pages, page_size, reserved),
-        slot_mapping=slots_in_pages, append=store, step=paged_step_of_heads(best_paged_step), device=device,
+        decoder.config, pages + 1, page_size, allocator=WholeRuns(pages, page_size, reserved), append=store,
+        step=paged_step_of_heads(best_paged_step), device=device,
     )
 
 

@@ -38,9 +38,9 @@ from course_lib.kernels.paged.attention import paged_decode_attention
 from course_lib.models.config import PRESETS, ModelConfig
 from course_lib.models.decoder import Decoder
 from course_lib.models.tiny import TINY
-from course_lib.serving.caches.latent_sequences import slots_in_pages
-from course_lib.serving.caches.sequences import SequencePages, SteppedPages, WholeRuns
+from course_lib.serving.caches.sequences import SequencePages, SteppedPages
 from course_lib.serving.captured import CapturedDecoder
+from course_lib.serving.memory import WholeRuns
 from course_lib.serving.single import SingleDecoder
 
 MODELS = {"small": TINY, "Llama-3.2-1B": PRESETS["Llama-3.2-1B"]}
@@ -76,8 +76,8 @@ def pages_of(model: Decoder, batch: int, context: int, plain: bool):
     columns = -(-(context + (ROUNDS + 3) * STEPS + 8) // PAGE)
     pages = batch * columns
     options: dict[str, Any] = {
-        "allocator": WholeRuns(pages, PAGE, columns * PAGE), "slot_mapping": slots_in_pages, "attention": attention,
-        "append": functools.partial(append_to_pages, validate=False), "dtype": model.dtype, "device": "cuda",
+        "allocator": WholeRuns(pages, PAGE, columns * PAGE), "attention": attention, "dtype": model.dtype,
+        "append": functools.partial(append_to_pages, validate=False), "device": "cuda",
     }  # fmt: skip
     cache: SequencePages
     if plain:

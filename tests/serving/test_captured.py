@@ -53,14 +53,6 @@ class Pages:
         return len(self.free_list)
 
 
-def slots_of(tables, lengths, new_tokens, page_size):
-    return torch.tensor([
-        table[place // page_size] * page_size + place % page_size
-        for table, length, new in zip(tables.tolist(), lengths.tolist(), new_tokens.tolist())
-        for place in range(length - new, length)
-    ])  # fmt: skip
-
-
 def append(key, value, key_pages, value_pages, slots):
     page_size = key_pages.shape[2]
     key_pages[slots // page_size, :, slots % page_size] = key
@@ -97,7 +89,7 @@ def model():
 
 def cache_of(pages=20, page_size=4, config=CONFIG, **functions):
     """A cache with one page more than its allocator hands out."""
-    functions = {"append": append, "decode": attend, "slot_mapping": slots_of, **functions}
+    functions = {"append": append, "decode": attend, **functions}
     cache = SequencePages(config, pages + 1, page_size, allocator=Pages(pages, page_size), **functions)
     cache.keys.fill_(3.0)  # finite, and nobody's
     cache.values.fill_(-5.0)
@@ -169,9 +161,7 @@ def test_a_model_with_latents_is_replayed_as_well():
 
 
 def stepped_pages(model, step):
-    return SteppedPages(
-        CONFIG, 21, 4, allocator=Pages(20, 4), slot_mapping=slots_of, append=append, step=paged_step_of_heads(step)
-    )
+    return SteppedPages(CONFIG, 21, 4, allocator=Pages(20, 4), append=append, step=paged_step_of_heads(step))
 
 
 def test_the_courses_answer_of_chapter_14_is_replayed_and_writes_the_same(model):
