@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from course_lib.bench.attention import clocks
 from course_lib.bench.decode import host_seconds
 from course_lib.hardware.device import machine, supports_bfloat16
-from course_lib.hardware.graphs import compiled, recorded
+from course_lib.hardware.graphs import captured, compiled
 from course_lib.home import course_home
 from course_lib.kernels.attention.dispatch import attention
 from course_lib.kernels.decode.append import append_to_pages
@@ -115,8 +115,8 @@ def batched(name: str, model: Decoder, batch: int, form: str) -> dict:
     cache, columns = pages_of(model, batch, context, form == "compiled")
     run: Callable = model
     if form != "eager":
-        record = functools.partial(compiled, static=cache.memory) if form == "compiled" else recorded
-        run = CapturedDecoder(model, cache, batches=(batch,), columns=(columns,), record=record)
+        capture = functools.partial(compiled, static=cache.memory) if form == "compiled" else captured
+        run = CapturedDecoder(model, cache, batches=(batch,), columns=(columns,), capture=capture)
     fill(cache, batch, context)
     token = torch.zeros(batch, 1, dtype=torch.int64, device="cuda")
 
@@ -149,17 +149,17 @@ def trace_of(step: Callable) -> list[tuple[str, float, float]]:
     return sorted(((name[:60], begin - first, taken) for name, begin, taken in kernels), key=lambda kernel: kernel[1])
 
 
-def alone(name: str, model: Decoder, form: str, captured: bool) -> dict:
+def alone(name: str, model: Decoder, form: str, as_graph: bool) -> dict:
     """{"us"} of a step of one sequence by `SingleDecoder`; with a graph "kernels_us", and what `layer_of` finds."""
     writer = SingleDecoder(model, CONTEXT[name] + (ROUNDS + 6) * STEPS * 4, form)
-    step = recorded(writer.step) if captured else writer.step
+    step = captured(writer.step) if as_graph else writer.step
     writer.state.position.fill_(CONTEXT[name])
     writer.length = CONTEXT[name]
     with torch.no_grad():
         for _ in range(STEPS):
             step()
         result: dict = {"us": seconds_of_step(step) * 1e6}
-        if captured:
+        if as_graph:
             trace = trace_of(step)
             result["kernels_us"] = sum(taken for _, _, taken in trace)
             if form != "one kernel":

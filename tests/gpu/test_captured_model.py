@@ -104,7 +104,7 @@ def test_tokens_may_come_from_either_side(model):
     assert torch.equal(*found)
 
 
-def test_a_step_that_waits_is_not_recorded_says_so_and_leaves_the_gpu_usable(model):
+def test_a_step_that_waits_is_not_captured_says_so_and_leaves_the_gpu_usable(model):
     cache = cache_of(decode=paged_decode_attention)  # which reads the lengths to check them
     graphs = CapturedDecoder(model, cache, batches=(8,), columns=(16,))
     wanted = write_together(model, cache_of(), PROMPTS, 10).texts
@@ -124,7 +124,7 @@ def test_pages_that_were_replaced_are_refused(model):
             graphs(torch.tensor([[3]], device="cuda"), cache)
 
 
-def test_the_compilers_graphs_write_the_same_and_were_recorded(model):
+def test_the_compilers_graphs_write_the_same_and_were_captured(model):
     """The compiler says nothing where it leaves graphs out; it counts."""
     from torch._dynamo.utils import counters
 
@@ -134,7 +134,9 @@ def test_the_compilers_graphs_write_the_same_and_were_recorded(model):
         append=KERNELS["append"], step=paged_step_of_heads(step),
     )  # fmt: skip
     before = counters["inductor"]["cudagraph_skips"]
-    graphs = CapturedDecoder(model, cache, batches=(2, 8), columns=(16,), record=partial(compiled, static=cache.memory))
+    graphs = CapturedDecoder(
+        model, cache, batches=(2, 8), columns=(16,), capture=partial(compiled, static=cache.memory)
+    )
     wanted = write_together(model, cache_of(), PROMPTS, WANTED).texts
     assert write_together(graphs, cache, PROMPTS, WANTED).texts == wanted
     assert graphs.replayed > 0, graphs.report()

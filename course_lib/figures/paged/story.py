@@ -1,4 +1,4 @@
-"""A script of operations on a real allocator, recorded frame by frame: what `page_table` draws."""
+"""A script of operations on a real allocator, told frame by frame: what `page_table` draws."""
 
 import dataclasses
 from collections.abc import Hashable
@@ -54,7 +54,7 @@ class Story:
     names: tuple[Hashable, ...]
 
 
-def record(operations=STORY, blocks: int = 12, block_size: int = 4, share_prefixes: bool = True) -> Story:
+def story_of(operations=STORY, blocks: int = 12, block_size: int = 4, share_prefixes: bool = True) -> Story:
     """Run operations on a `BlockAllocator` and keep what the pool looks like after each.
 
     Args:
